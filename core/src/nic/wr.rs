@@ -1,0 +1,141 @@
+//! Work requests and work completions.
+
+/// A local buffer (`struct ibv_sge`). Length 0 stands for no buffer at all: address and key are
+/// then not looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sge {
+    /// First byte.
+    pub addr: u64,
+    /// Bytes.
+    pub length: u32,
+    /// Local key of the region that holds it.
+    pub lkey: u32,
+}
+
+/// `enum ibv_wr_opcode`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum SendOpcode {
+    /// RDMA WRITE.
+    #[default]
+    RdmaWrite = 0,
+    /// RDMA WRITE that also completes a receive of the peer.
+    RdmaWriteWithImm = 1,
+    /// SEND.
+    Send = 2,
+    /// SEND with immediate.
+    SendWithImm = 3,
+    /// RDMA READ.
+    RdmaRead = 4,
+}
+
+bitflags::bitflags! {
+    /// `enum ibv_send_flags`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct SendFlags: u8 {
+        /// A completion is wanted.
+        const SIGNALED = 1 << 1;
+        /// The peer's completion asks for an event.
+        const SOLICITED = 1 << 2;
+        /// The bytes are taken while posting; lkey is not looked at.
+        const INLINE = 1 << 3;
+    }
+}
+
+/// `struct ibv_send_wr`, one buffer at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendWr {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// Start of the peer's memory (WRITE, READ).
+    pub remote_addr: u64,
+    /// Local bytes: source of WRITE and SEND, target of READ.
+    pub sge: Sge,
+    /// Key of the peer's memory (WRITE, READ).
+    pub rkey: u32,
+    /// Immediate data: four bytes that travel as they lie in memory, as `ibv_send_wr::imm_data`
+    /// does. NCCL puts a host-order integer there, and so do we.
+    pub imm_data: u32,
+    /// What to do.
+    pub opcode: SendOpcode,
+    /// How.
+    pub flags: SendFlags,
+}
+
+/// `struct ibv_recv_wr`, one buffer at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecvWr {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// Where a SEND goes; unused by WRITE_WITH_IMM.
+    pub sge: Sge,
+}
+
+/// `enum ibv_wc_opcode`: what completed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum WcOpcode {
+    /// A SEND of ours.
+    #[default]
+    Send = 0,
+    /// A WRITE of ours.
+    RdmaWrite = 1,
+    /// A READ of ours.
+    RdmaRead = 2,
+    /// A SEND of the peer.
+    Recv = 128,
+    /// A WRITE_WITH_IMM of the peer.
+    RecvRdmaWithImm = 129,
+}
+
+/// `enum ibv_wc_status`. A code that this table does not know is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct WcStatus(pub u8);
+
+#[expect(missing_docs, reason = "the names and values of verbs.h; docs: `WcStatus::hint`")]
+impl WcStatus {
+    pub const SUCCESS: Self = Self(0);
+    pub const LOC_LEN_ERR: Self = Self(1);
+    pub const LOC_QP_OP_ERR: Self = Self(2);
+    pub const LOC_EEC_OP_ERR: Self = Self(3);
+    pub const LOC_PROT_ERR: Self = Self(4);
+    pub const WR_FLUSH_ERR: Self = Self(5);
+    pub const MW_BIND_ERR: Self = Self(6);
+    pub const BAD_RESP_ERR: Self = Self(7);
+    pub const LOC_ACCESS_ERR: Self = Self(8);
+    pub const REM_INV_REQ_ERR: Self = Self(9);
+    pub const REM_ACCESS_ERR: Self = Self(10);
+    pub const REM_OP_ERR: Self = Self(11);
+    pub const RETRY_EXC_ERR: Self = Self(12);
+    pub const RNR_RETRY_EXC_ERR: Self = Self(13);
+    pub const LOC_RDD_VIOL_ERR: Self = Self(14);
+    pub const REM_INV_RD_REQ_ERR: Self = Self(15);
+    pub const REM_ABORT_ERR: Self = Self(16);
+    pub const INV_EECN_ERR: Self = Self(17);
+    pub const INV_EEC_STATE_ERR: Self = Self(18);
+    pub const FATAL_ERR: Self = Self(19);
+    pub const RESP_TIMEOUT_ERR: Self = Self(20);
+    pub const GENERAL_ERR: Self = Self(21);
+}
+
+/// `struct ibv_wc`. Where `status` is not success only `wr_id`, `status`, `qp_num` and
+/// `vendor_err` mean anything (IBTA §11.4.2.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wc {
+    /// Of the work request.
+    pub wr_id: u64,
+    /// How it ended.
+    pub status: WcStatus,
+    /// What it was.
+    pub opcode: WcOpcode,
+    /// Whether `imm_data` is there (`IBV_WC_WITH_IMM`).
+    pub with_imm: bool,
+    /// Bytes received, or read.
+    pub byte_len: u32,
+    /// The peer's immediate data; see [`SendWr::imm_data`].
+    pub imm_data: u32,
+    /// Our queue pair.
+    pub qp_num: u32,
+    /// The vendor's own code; for the software NIC the AETH syndrome, if there was one.
+    pub vendor_err: u32,
+}

@@ -1,0 +1,1 @@
+//! Reliable connection over RoCEv2, sans-IO.
