@@ -1,6 +1,24 @@
-//! NCCL's InfiniBand/RoCE network protocol as pure state machines.
+//! NCCL's InfiniBand/RoCE network protocol as pure state machines: no std, no alloc, no unsafe.
+//!
+//! The crate reads in the order in which a message goes:
+//!
+//! 0. [`conn`] — a listener makes a handle; the two sides exchange queue pair numbers, addresses
+//!    and keys over TCP and step through the stages to a [`comm::SendComm`] and a
+//!    [`comm::RecvComm`].
+//! 1. [`request`] — `irecv` takes a request, and so does `isend` when a matching slot is there.
+//! 2. [`fifo`] — the receiver writes slots into the sender's memory; the sender sees them.
+//! 3. [`comm`] — the sender matches by tag and posts RDMA WRITEs that end in one
+//!    WRITE_WITH_IMM; [`wr_id`] says which requests that completes.
+//! 4. [`nic`] — the seam: what a NIC must do. [`roce`] is the protocol of a NIC in software.
+//! 5. [`error`] — completions in error, and all else that can go wrong.
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod comm;
+pub mod conn;
+pub mod error;
+pub mod fifo;
 pub mod nic;
+pub mod request;
 pub mod roce;
+pub mod wr_id;

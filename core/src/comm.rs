@@ -1,0 +1,17 @@
+//! Comms: the two ends of a connection that is up.
+//!
+//! A [`RecvComm`] posts receives: one request for up to eight buffers, a receive work request on
+//! each queue pair, and a row of FIFO slots written to the peer. A [`SendComm`] matches sends
+//! against those rows by tag and writes the data straight to where it belongs. Both give a
+//! [`Request`], and `test` says when it is done (`net_ib.cc ncclIbIsend`, `ncclIbIrecv`,
+//! `ncclIbTest`).
+
+mod base;
+mod multi_send;
+mod recv;
+mod send;
+
+pub use recv::{Flush, FlushBuf, Received, RecvBuf, RecvComm};
+pub use send::{SendBuf, SendComm};
+
+pub use crate::request::Request;

@@ -1,0 +1,449 @@
+//! The receiving end (`net_ib.cc ncclIbIrecv`, `ncclIbPostFifo`, `ncclIbIflush`, `ncclIbTest`).
+
+use core::sync::atomic::Ordering;
+
+use super::Request;
+use super::base::{Base, Gate};
+use super::send::SIZES_ROW_BYTES;
+use crate::conn::{Parts, Peer, Stream, Verbs, Wire, is_ready};
+use crate::error::{CompletionError, Ends, Error, Report};
+use crate::fifo::{self, RECVS_MAX, ROW_BYTES, SLOT_BYTES, Slot};
+use crate::nic::{
+    Access, Memory, MemoryKeys, Nic, NicError, QpOptions, RecvWr, SendFlags, SendOpcode, SendWr,
+    Sge, Wc, WcOpcode, WcStatus,
+};
+use crate::request::Pool;
+use crate::wr_id;
+
+/// Memory to receive into.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecvBuf {
+    /// First byte; not 0.
+    pub addr: u64,
+    /// Bytes, at most 2³¹ − 1.
+    pub len: u32,
+    /// Only a send with this tag goes here.
+    pub tag: u32,
+    /// Remote key of the region that holds it; not 0.
+    pub rkey: u32,
+}
+
+/// Received memory to flush.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlushBuf {
+    /// First byte.
+    pub addr: u64,
+    /// Bytes received there.
+    pub len: u32,
+    /// Remote key of the region that holds it.
+    pub rkey: u32,
+}
+
+/// How a flush began.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Flush {
+    /// Flushing is off, or no buffer has bytes: the data can be used.
+    NotNeeded,
+    /// Under way: test the request.
+    Started(Request),
+    /// No request is free: call again.
+    Busy,
+}
+
+/// What a receive got.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Received {
+    nreqs: u8,
+    sizes: [u32; RECVS_MAX],
+}
+
+impl Received {
+    /// Bytes of each buffer, in the order in which they were posted; of a flush, none.
+    ///
+    /// On the wire of NCCL 2.14 a group's are only 0 or 1: empty or not.
+    pub fn sizes(&self) -> &[u32] {
+        &self.sizes[..usize::from(self.nreqs).min(RECVS_MAX)]
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Kind {
+    #[default]
+    Recv,
+    Flush,
+}
+
+/// A receive or flush under way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Recv {
+    /// Completions still awaited: one for each queue pair, and one for a signaled slot write.
+    events: u16,
+    kind: Kind,
+    nreqs: u8,
+    /// Of the FIFO, so of the sizes too.
+    row: u8,
+    /// Of a group: a bit for each buffer with data.
+    imm: u32,
+    /// Bytes posted; of a single receive, once it is there, bytes received.
+    sizes: [u32; RECVS_MAX],
+}
+
+/// Reads back through the NIC, so that the GPU sees what was written before.
+struct Flusher<N: Nic> {
+    qp: N::Qp,
+    mr: N::Mr,
+    /// The byte that is read lands here.
+    memory: N::Memory,
+}
+
+/// The receiving end of a connection.
+pub struct RecvComm<N: Nic, S> {
+    flusher: Option<Flusher<N>>,
+    base: Base<N, S>,
+    /// Receives posted.
+    tail: u64,
+    row_mask: u64,
+    remote_fifo: u64,
+    remote_rkey: u32,
+    /// Where the shadow of the FIFO begins in the control memory.
+    shadow_offset: u64,
+    wire: Wire,
+    reqs: Pool<Recv>,
+}
+
+impl<N: Nic, S: Stream> RecvComm<N, S> {
+    /// Registered memory that the comm needs: sizes coming in, then the shadow of the FIFO.
+    pub(crate) const fn control_bytes(depth: usize) -> usize {
+        depth * (SIZES_ROW_BYTES + ROW_BYTES)
+    }
+
+    pub(crate) fn new(parts: Parts<N, S>) -> Result<Self, Error> {
+        let Parts { verbs, stream, ends, peer, pending } = parts;
+        let settings = verbs.settings;
+        let depth = usize::from(settings.depth());
+        let flusher = if settings.flush { Some(Flusher::create(&verbs)?) } else { None };
+        let fifo = peer.map_or((0, 0), |peer| (peer.info.fifo_addr, peer.info.fifo_rkey));
+        Ok(RecvComm {
+            flusher,
+            base: Base::new(verbs, stream, ends, pending),
+            tail: 0,
+            row_mask: depth as u64 - 1,
+            remote_fifo: fifo.0,
+            remote_rkey: fifo.1,
+            shadow_offset: (depth * SIZES_ROW_BYTES) as u64,
+            wire: settings.wire,
+            reqs: Pool::new(depth),
+        })
+    }
+
+    /// Posts a receive of 1 to 8 buffers and tells the peer. `None`, where no request is free:
+    /// call again.
+    ///
+    /// The buffers belong to the NIC until `test` says that the request is done.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] or [`Error::TooLong`] for buffers that cannot be; the comm goes on.
+    /// Others stay: every later call gives the same.
+    #[inline]
+    pub fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Error> {
+        if self.base.gate != Gate::Ready && !self.pass()? {
+            return Ok(None);
+        }
+        if let Some(error) = fault(bufs) {
+            return Err(error);
+        }
+        let row = (self.tail & self.row_mask) as usize;
+        let Some((index, recv)) = self.reqs.take() else { return Ok(None) };
+        let verbs = &self.base.verbs;
+        recv.events = verbs.qps.len() as u16 + u16::from(row == 0);
+        recv.kind = Kind::Recv;
+        recv.nreqs = bufs.len() as u8;
+        recv.row = row as u8;
+        let shadow = &verbs.control.words()[(self.shadow_offset / 8) as usize..];
+        for (r, buf) in bufs.iter().enumerate() {
+            recv.sizes[r] = buf.len;
+            let slot = Slot {
+                addr: buf.addr,
+                size: buf.len as i32,
+                rkey: buf.rkey,
+                nreqs: bufs.len() as u32,
+                tag: buf.tag,
+                idx: self.tail + 1,
+            };
+            fifo::store(shadow, row, r, &slot);
+        }
+        match self.post(index, row, bufs.len()) {
+            Ok(()) => {
+                self.tail += 1;
+                Ok(Some(self.reqs.token(index)))
+            }
+            Err(error) => Err(self.base.fail(error.into())),
+        }
+    }
+
+    /// Makes received data visible to whom a write by the NIC may not be yet (GPU memory): reads
+    /// one byte of the last buffer that has any, through a queue pair of the comm's own.
+    ///
+    /// # Errors
+    /// As [`RecvComm::irecv`].
+    pub fn iflush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, Error> {
+        if self.base.gate != Gate::Ready {
+            return Err(self.base.refused());
+        }
+        let last = bufs.iter().rev().find(|buf| buf.len > 0);
+        let (Some(flusher), Some(buf)) = (&self.flusher, last) else { return Ok(Flush::NotNeeded) };
+        let Some((index, flush)) = self.reqs.take() else { return Ok(Flush::Busy) };
+        *flush = Recv { events: 1, kind: Kind::Flush, ..Recv::default() };
+        let sge = Sge { addr: flusher.memory.addr(), length: 1, lkey: flusher.mr.lkey() };
+        let wr = SendWr {
+            wr_id: u64::from(index),
+            remote_addr: buf.addr,
+            rkey: buf.rkey,
+            sge,
+            opcode: SendOpcode::RdmaRead,
+            flags: SendFlags::SIGNALED,
+            ..SendWr::default()
+        };
+        match self.base.verbs.nic.post_send(&flusher.qp, &[wr]) {
+            Ok(()) => Ok(Flush::Started(self.reqs.token(index))),
+            Err(error) => Err(self.base.fail(error.into())),
+        }
+    }
+
+    /// Whether a receive or flush is done, and then what came; `request` is then over.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
+    #[inline]
+    pub fn test(&mut self, request: &Request) -> Result<Option<Received>, Error> {
+        loop {
+            if let Gate::Failed(error) = self.base.gate {
+                return Err(error);
+            }
+            let Some(recv) = self.reqs.get(request) else {
+                return Err(self.unknown(request));
+            };
+            if recv.events == 0 {
+                let received = self.received(request)?;
+                self.reqs.give(request);
+                return Ok(Some(received));
+            }
+            if !self.progress()? {
+                return if self.base.gate == Gate::Ready {
+                    Ok(None)
+                } else {
+                    Err(self.base.refused())
+                };
+            }
+        }
+    }
+
+    /// Looks whether the peer still has its end open, which an idle comm does not notice by
+    /// itself. Costs a system call on hosts: for now and then.
+    ///
+    /// # Errors
+    /// [`Error::PeerClosed`]. Requests that are complete can still be tested.
+    pub fn check_peer(&mut self) -> Result<(), Error> {
+        self.base.check_peer()?;
+        while self.progress()? {}
+        match self.base.gate {
+            Gate::Ready | Gate::Pending => Ok(()),
+            Gate::Closed(_) | Gate::Failed(_) => Err(self.base.refused()),
+        }
+    }
+
+    /// Receives and flushes under way: started, and not yet tested as done.
+    pub fn outstanding(&self) -> usize {
+        self.reqs.live().count()
+    }
+
+    /// Receives posted.
+    pub fn rows_posted(&self) -> u64 {
+        self.tail
+    }
+
+    /// Both ends.
+    pub fn ends(&self) -> &Ends {
+        &self.base.ends
+    }
+
+    /// Joins an error of this comm with both ends.
+    pub fn report(&self, error: Error) -> Report<'_> {
+        self.base.report(error)
+    }
+
+    /// Posts a receive on each queue pair, then the row of slots on the first.
+    #[inline]
+    fn post(&mut self, index: u8, row: usize, nreqs: usize) -> Result<(), NicError> {
+        let verbs = &self.base.verbs;
+        let recv = RecvWr { wr_id: u64::from(index), sge: Sge::default() };
+        for qp in &verbs.qps {
+            verbs.nic.post_recv(qp, &recv)?;
+        }
+        let row_offset = (row * ROW_BYTES) as u64;
+        let mut flags = SendFlags::empty();
+        if verbs.settings.use_inline && nreqs == 1 {
+            flags |= SendFlags::INLINE;
+        }
+        // One in a ring asks for a completion: otherwise the send queue never drains.
+        if row == 0 {
+            flags |= SendFlags::SIGNALED;
+        }
+        let wr = SendWr {
+            wr_id: u64::from(index),
+            remote_addr: self.remote_fifo + row_offset,
+            sge: Sge {
+                addr: verbs.control_addr() + self.shadow_offset + row_offset,
+                length: (nreqs * SLOT_BYTES) as u32,
+                lkey: verbs.control_lkey(),
+            },
+            rkey: self.remote_rkey,
+            imm_data: 0,
+            opcode: SendOpcode::RdmaWrite,
+            flags,
+        };
+        match verbs.qps.first() {
+            Some(qp) => verbs.nic.post_send(qp, &[wr]),
+            None => Ok(()),
+        }
+    }
+}
+
+impl<N: Nic, S: Stream> RecvComm<N, S> {
+    /// What a complete request got.
+    #[inline]
+    fn received(&mut self, request: &Request) -> Result<Received, Error> {
+        let Some(recv) = self.reqs.get(request) else { return Ok(Received::default()) };
+        let (nreqs, sizes) = (recv.nreqs, recv.sizes);
+        if nreqs <= 1 { Ok(Received { nreqs, sizes }) } else { self.received_group(request) }
+    }
+
+    /// The sizes of a group: the peer wrote them before its immediate, or the immediate has a bit
+    /// for each.
+    #[cold]
+    fn received_group(&mut self, request: &Request) -> Result<Received, Error> {
+        let Some(recv) = self.reqs.get(request) else { return Ok(Received::default()) };
+        let mut received = Received { nreqs: recv.nreqs, ..Received::default() };
+        for (r, size) in received.sizes.iter_mut().enumerate().take(usize::from(recv.nreqs)) {
+            let bit = recv.imm >> r & 1;
+            *size = match self.wire {
+                Wire::Nccl214 => bit,
+                Wire::Invar => {
+                    let at = usize::from(recv.row) * SIZES_ROW_BYTES + 4 * r;
+                    let words = self.base.verbs.control.words();
+                    let pair = words.get(at / 8).map_or(0, |w| w.load(Ordering::Acquire));
+                    (u64::from_le(pair) >> (at % 8 * 8)) as u32
+                }
+            };
+            if *size > recv.sizes[r] {
+                let error = Error::Overrun { got: *size, posted: recv.sizes[r] };
+                return Err(self.base.fail(error));
+            }
+        }
+        Ok(received)
+    }
+
+    /// Takes completions; says whether there were any.
+    #[inline]
+    fn progress(&mut self) -> Result<bool, Error> {
+        let reqs = &mut self.reqs;
+        let settings = &self.base.verbs.settings;
+        let (timeout, retry_cnt) = (settings.timeout, settings.retry_cnt);
+        self.base.poll(|wc| {
+            if wc.status == WcStatus::SUCCESS {
+                route(reqs, wc)
+            } else {
+                Err(Error::Completion(CompletionError::new(wc, timeout, retry_cnt)))
+            }
+        })
+    }
+
+    #[cold]
+    fn unknown(&self, request: &Request) -> Error {
+        match self.base.gate {
+            Gate::Ready | Gate::Pending => Error::UnknownRequest(request.raw()),
+            Gate::Closed(_) | Gate::Failed(_) => self.base.refused(),
+        }
+    }
+
+    /// What stands before a call where the gate is not simply open: on the wire of NCCL 2.14,
+    /// the ready word (`net_ib.cc ncclRecvCheck`).
+    #[cold]
+    fn pass(&mut self) -> Result<bool, Error> {
+        let Base { gate: Gate::Pending, stream, pending, .. } = &mut self.base else {
+            return Err(self.base.refused());
+        };
+        let ready = match pending {
+            Some(exchange) => is_ready(stream, exchange),
+            None => Ok(true),
+        };
+        match ready {
+            Ok(true) => {
+                self.base.pending = None;
+                self.base.gate = Gate::Ready;
+                Ok(true)
+            }
+            Ok(false) => Ok(false),
+            Err(error) => Err(self.base.fail(error)),
+        }
+    }
+}
+
+/// What is wrong with buffers to receive into.
+#[inline]
+fn fault(bufs: &[RecvBuf]) -> Option<Error> {
+    if bufs.is_empty() || bufs.len() > RECVS_MAX {
+        return Some(Error::Argument("a receive takes 1 to 8 buffers"));
+    }
+    for buf in bufs {
+        if buf.len > i32::MAX as u32 {
+            return Some(Error::TooLong(buf.len));
+        }
+        if buf.addr == 0 || buf.rkey == 0 {
+            return Some(Error::Argument("a receive buffer's address and rkey must not be 0"));
+        }
+    }
+    None
+}
+
+/// Books a completion on the request that its `wr_id` names.
+#[inline]
+fn route(reqs: &mut Pool<Recv>, wc: &Wc) -> Result<(), Error> {
+    let unknown = Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num };
+    let Some(recv) = reqs.at_mut(wr_id::index(wc.wr_id, 0)) else { return Err(unknown) };
+    if recv.events == 0 {
+        return Err(unknown);
+    }
+    recv.events -= 1;
+    if wc.opcode == WcOpcode::RecvRdmaWithImm {
+        if recv.kind != Kind::Recv {
+            return Err(unknown);
+        }
+        if recv.nreqs > 1 {
+            recv.imm = wc.imm_data;
+        } else if wc.imm_data > recv.sizes[0] {
+            return Err(Error::Overrun { got: wc.imm_data, posted: recv.sizes[0] });
+        } else {
+            // Each queue pair brings the whole size, so it is set, not added up.
+            recv.sizes[0] = wc.imm_data;
+        }
+    }
+    Ok(())
+}
+
+impl<N: Nic> Flusher<N> {
+    /// A queue pair connected to itself.
+    fn create(verbs: &Verbs<N>) -> Result<Self, Error> {
+        let memory = verbs.nic.alloc(size_of::<u64>())?;
+        let mr = verbs.nic.reg_mr(&verbs.pd, &memory, Access::LOCAL_WRITE)?;
+        let qp = verbs.create_qp(Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+        let qpn = verbs.nic.qp_num(&qp);
+        let info = verbs.info(verbs.port.active_mtu);
+        let options = verbs.port.options & QpOptions::ICRC_MASKS_IP_ID;
+        let ourselves =
+            Peer { options, udp_port: verbs.port.udp_port, ..Peer::new(info, None, options) };
+        verbs.start_qp(&qp, qpn, &ourselves)?;
+        Ok(Flusher { qp, mr, memory })
+    }
+}

@@ -1,0 +1,35 @@
+//! Connecting: from a handle to two comms with queue pairs in RTS.
+//!
+//! Read in this order: [`Handle`] names a listener; [`wire`] is what the two ends tell each other
+//! over TCP; [`stage`] is the machine that both step through; [`Connector`] and [`Acceptor`] drive
+//! it over a [`Stream`] and a [`Nic`](crate::nic::Nic), resumable at any byte.
+//!
+//! ```text
+//! connector  Start → Connect → Send → Connecting → PendingReady → Connected
+//!                    TCP up    info→   ←info, RTR, RTS   ready→
+//! acceptor   Start → Accept → Recv → Send → PendingReady → Connected
+//!                    TCP up   ←info, RTR, RTS  info→   ←ready
+//! ```
+//!
+//! On the wire of NCCL 2.14 each end is Connected once its info is sent, and what follows happens
+//! in the first `isend` and `irecv` (`net_ib.cc ncclSendCheck`, `ncclRecvCheck`).
+
+mod accept;
+mod attempt;
+mod connect;
+mod handle;
+mod link;
+mod settings;
+pub mod stage;
+mod stream;
+pub mod wire;
+
+pub use accept::Acceptor;
+pub(crate) use accept::is_ready;
+pub(crate) use attempt::Parts;
+pub use connect::Connector;
+pub(crate) use connect::start_with_acceptor;
+pub use handle::{HANDLE_BYTES, Handle, HandleError};
+pub(crate) use link::{Exchange, Peer, Verbs};
+pub use settings::{QPS_MAX, Settings, Wire};
+pub use stream::{Stream, StreamError};

@@ -1,0 +1,136 @@
+//! The accepting end: from a TCP stream to a [`RecvComm`] (`net_ib.cc ncclIbAccept`).
+
+use super::attempt::{Attempt, GONE};
+use super::link::{Exchange, Peer};
+use super::stage::{Side, Stage};
+use super::wire::{Preface, QpInfo, READY};
+use super::{Settings, Stream, Wire};
+use crate::comm::RecvComm;
+use crate::error::{Error, Report};
+use crate::nic::Nic;
+use zerocopy::IntoBytes;
+
+/// Becomes a [`RecvComm`]: call [`Acceptor::poll`] until it does, or fails.
+pub struct Acceptor<N: Nic, S>(Attempt<N, S>);
+
+impl<N: Nic, S: Stream> Acceptor<N, S> {
+    /// A connection over an accepted `stream`, in the stage Start.
+    pub fn new(nic: N, pd: N::Pd, stream: S, settings: Settings, now_ns: u64) -> Self {
+        Acceptor(Attempt::new(Side::Acceptor, nic, pd, stream, settings, now_ns))
+    }
+
+    /// Where the connection is.
+    pub fn stage(&self) -> Stage {
+        self.0.stage
+    }
+
+    /// Joins an error of this connection with both ends.
+    pub fn report(&self, error: Error) -> Report<'_> {
+        self.0.ends.report(error)
+    }
+
+    /// Goes on as far as it can without waiting. `None`: call again.
+    ///
+    /// After an error, every call gives the same error; after the comm, [`Error::State`].
+    pub fn poll(&mut self, now_ns: u64) -> Result<Option<RecvComm<N, S>>, Error> {
+        self.0.run(now_ns, step)
+    }
+}
+
+fn step<N: Nic, S: Stream>(at: &mut Attempt<N, S>) -> Result<Option<RecvComm<N, S>>, Error> {
+    loop {
+        match at.stage {
+            Stage::Start => at.advance(Stage::Accept),
+            Stage::Accept => {
+                if !at.is_up()? {
+                    return Ok(None);
+                }
+                at.exchange.expect_message();
+                at.advance(Stage::Recv);
+            }
+            Stage::Recv => {
+                let stream = at.stream.as_mut().ok_or(GONE)?;
+                let qps = usize::from(at.settings.qps);
+                let message = at.exchange.recv_message(stream, at.stage, qps, true);
+                if let Err(Error::Preface(_)) = message {
+                    name_ourselves(at);
+                }
+                let Some((preface, info)) = message? else { return Ok(None) };
+                start_with_connector(at, preface, info)?;
+                at.advance(Stage::Send);
+            }
+            Stage::Send => {
+                if !at.is_sent()? {
+                    return Ok(None);
+                }
+                at.exchange.expect(READY.len());
+                match at.settings.wire {
+                    Wire::Invar => at.advance(Stage::PendingReady),
+                    Wire::Nccl214 => return Ok(Some(RecvComm::new(at.finish(true)?)?)),
+                }
+            }
+            Stage::PendingReady => {
+                let stream = at.stream.as_mut().ok_or(GONE)?;
+                if !is_ready(stream, &mut at.exchange)? {
+                    return Ok(None);
+                }
+                return Ok(Some(RecvComm::new(at.finish(false)?)?));
+            }
+            stage => return Err(Error::State { call: Side::Acceptor, stage }),
+        }
+    }
+}
+
+/// Creates and starts the queue pairs, and lays out what to tell of them.
+fn start_with_connector<N: Nic, S: Stream>(
+    at: &mut Attempt<N, S>,
+    preface: Option<Preface>,
+    mut info: QpInfo,
+) -> Result<(), Error> {
+    if let Some(preface) = &preface {
+        at.settings.fifo_depth = at.settings.fifo_depth.min(preface.fifo_depth);
+        at.settings.qps = preface.qp_count;
+    }
+    let depth = at.settings.depth();
+    let control_bytes = RecvComm::<N, S>::control_bytes(usize::from(depth));
+    let verbs = at.create_verbs(usize::from(at.settings.qps), control_bytes)?;
+    info.mtu = info.mtu.min(verbs.port.active_mtu);
+    let ours = verbs.preface(depth);
+    let peer = Peer { fifo_depth: depth, ..Peer::new(info, preface, ours.options) };
+    verbs.start(&peer)?;
+    let ours =
+        Preface { sizes_addr: verbs.control_addr(), sizes_rkey: verbs.control_rkey(), ..ours };
+    let info = verbs.info(peer.info.mtu);
+    at.exchange.put_message(&ours, &info);
+    peer.note(&mut at.ends);
+    at.peer = Some(peer);
+    Ok(())
+}
+
+/// Whether the connector's ready word is here (`net_ib.cc ncclRecvCheck`).
+pub(crate) fn is_ready(stream: &mut impl Stream, exchange: &mut Exchange) -> Result<bool, Error> {
+    match exchange.recv(stream, Stage::PendingReady)? {
+        None => Ok(false),
+        Some(word) if word == READY => Ok(true),
+        Some(word) => Err(Error::Ready(core::array::from_fn(|i| word[i]))),
+    }
+}
+
+/// Tells an incompatible connector who we are, so that its message names both versions too. A
+/// courtesy: nothing depends on it.
+fn name_ourselves<N: Nic, S: Stream>(at: &mut Attempt<N, S>) {
+    if at.settings.wire == Wire::Invar
+        && let Some(stream) = &mut at.stream
+    {
+        let ours = Preface {
+            fifo_depth: at.settings.depth(),
+            qp_count: at.settings.qps,
+            options: Default::default(),
+            udp_port: 0,
+            sizes_addr: 0,
+            sizes_rkey: 0,
+            device: at.ends.device.clone(),
+        };
+        let _ = stream.send(ours.to_bytes().as_bytes());
+    }
+}

@@ -1,0 +1,129 @@
+//! What connecting and accepting have in common: stage, deadline, and errors that stay.
+
+use super::link::{Exchange, Peer, Verbs};
+use super::stage::{Side, Stage};
+use super::{Settings, Stream, StreamError};
+use crate::error::{Ends, Error};
+use crate::nic::Nic;
+
+/// What a comm is made of.
+pub(crate) struct Parts<N: Nic, S> {
+    pub(crate) verbs: Verbs<N>,
+    pub(crate) stream: S,
+    pub(crate) ends: Ends,
+    pub(crate) peer: Option<Peer>,
+    /// What is still to be exchanged, on a wire that leaves that to the first call.
+    pub(crate) pending: Option<Exchange>,
+}
+
+/// A connection that comes into being.
+pub(super) struct Attempt<N: Nic, S> {
+    side: Side,
+    pub(super) stage: Stage,
+    failed: Option<Error>,
+    deadline_ns: u64,
+    pub(super) settings: Settings,
+    pub(super) ends: Ends,
+    pub(super) exchange: Exchange,
+    pub(super) stream: Option<S>,
+    /// Until there are queue pairs.
+    idle: Option<(N, N::Pd)>,
+    pub(super) verbs: Option<Verbs<N>>,
+    /// Once its message is here.
+    pub(super) peer: Option<Peer>,
+}
+
+impl<N: Nic, S: Stream> Attempt<N, S> {
+    pub(super) fn new(
+        side: Side,
+        nic: N,
+        pd: N::Pd,
+        stream: S,
+        settings: Settings,
+        now_ns: u64,
+    ) -> Self {
+        Attempt {
+            side,
+            stage: Stage::Start,
+            failed: settings.fault().map(Error::Argument),
+            deadline_ns: now_ns.saturating_add(settings.timeout_ns),
+            settings,
+            ends: Ends { peer: stream.peer_addr(), ..Ends::local(nic.name(), Default::default()) },
+            exchange: Exchange::new(settings.wire),
+            stream: Some(stream),
+            idle: Some((nic, pd)),
+            verbs: None,
+            peer: None,
+        }
+    }
+
+    /// Runs `step` until it would wait; keeps its error; judges the deadline.
+    pub(super) fn run<T>(
+        &mut self,
+        now_ns: u64,
+        step: impl FnOnce(&mut Self) -> Result<Option<T>, Error>,
+    ) -> Result<Option<T>, Error> {
+        if let Some(error) = self.failed {
+            return Err(error);
+        }
+        if self.stage == Stage::Connected {
+            return Err(Error::State { call: self.side, stage: self.stage });
+        }
+        let result = match step(self) {
+            Ok(None) if now_ns >= self.deadline_ns => Err(self.exchange.timed_out(self.stage)),
+            result => result,
+        };
+        if let Err(error) = &result {
+            self.failed = Some(*error);
+            self.verbs = None;
+        }
+        result
+    }
+
+    pub(super) fn advance(&mut self, to: Stage) {
+        debug_assert!(self.stage.next(self.side).contains(&to), "{} to {to}", self.stage);
+        self.stage = to;
+    }
+
+    /// Whether the TCP connection is up.
+    pub(super) fn is_up(&mut self) -> Result<bool, Error> {
+        let stage = self.stage;
+        let failed = |error| Error::Stream { stage, error, got: 0, want: 0 };
+        self.stream.as_mut().ok_or(GONE)?.poll_connected().map_err(failed)
+    }
+
+    /// Whether the message that was laid out is sent.
+    pub(super) fn is_sent(&mut self) -> Result<bool, Error> {
+        let stream = self.stream.as_mut().ok_or(GONE)?;
+        self.exchange.send(stream, self.stage)
+    }
+
+    /// Creates the queue pairs and the registered memory of the comm.
+    pub(super) fn create_verbs(
+        &mut self,
+        qps: usize,
+        control_bytes: usize,
+    ) -> Result<&Verbs<N>, Error> {
+        let (nic, pd) = self.idle.take().ok_or(GONE)?;
+        let verbs = Verbs::create(nic, pd, self.settings, qps, control_bytes)?;
+        self.ends.gid = verbs.port.gid;
+        self.ends.qpn = verbs.qps.first().map_or(0, |qp| verbs.nic.qp_num(qp));
+        Ok(self.verbs.insert(verbs))
+    }
+
+    /// Takes what the comm is made of; `lazy`: the rest of the exchange is the comm's.
+    pub(super) fn finish(&mut self, lazy: bool) -> Result<Parts<N, S>, Error> {
+        self.advance(Stage::Connected);
+        Ok(Parts {
+            verbs: self.verbs.take().ok_or(GONE)?,
+            stream: self.stream.take().ok_or(GONE)?,
+            ends: self.ends.clone(),
+            peer: self.peer.take(),
+            pending: lazy
+                .then(|| core::mem::replace(&mut self.exchange, Exchange::new(self.settings.wire))),
+        })
+    }
+}
+
+/// Nothing is left to connect with: the comm was given already.
+pub(super) const GONE: Error = Error::PeerClosed(StreamError::Closed);

@@ -1,0 +1,123 @@
+//! The connecting end: from a TCP stream to a [`SendComm`] (`net_ib.cc ncclIbConnect`).
+
+use super::attempt::{Attempt, GONE};
+use super::link::{Exchange, Peer, Verbs};
+use super::stage::{Side, Stage};
+use super::wire::{PrefaceError, QpInfo, READY};
+use super::{Settings, Stream, Wire};
+use crate::comm::SendComm;
+use crate::error::{Ends, Error, Report};
+use crate::nic::Nic;
+
+/// Becomes a [`SendComm`]: call [`Connector::poll`] until it does, or fails.
+pub struct Connector<N: Nic, S>(Attempt<N, S>);
+
+impl<N: Nic, S: Stream> Connector<N, S> {
+    /// A connection over `stream`, which may still be connecting, in the stage Start.
+    pub fn new(nic: N, pd: N::Pd, stream: S, settings: Settings, now_ns: u64) -> Self {
+        Connector(Attempt::new(Side::Connector, nic, pd, stream, settings, now_ns))
+    }
+
+    /// Where the connection is.
+    pub fn stage(&self) -> Stage {
+        self.0.stage
+    }
+
+    /// Joins an error of this connection with both ends.
+    pub fn report(&self, error: Error) -> Report<'_> {
+        self.0.ends.report(error)
+    }
+
+    /// Goes on as far as it can without waiting. `None`: call again.
+    ///
+    /// After an error, every call gives the same error; after the comm, [`Error::State`].
+    pub fn poll(&mut self, now_ns: u64) -> Result<Option<SendComm<N, S>>, Error> {
+        self.0.run(now_ns, step)
+    }
+}
+
+fn step<N: Nic, S: Stream>(at: &mut Attempt<N, S>) -> Result<Option<SendComm<N, S>>, Error> {
+    loop {
+        match at.stage {
+            Stage::Start => at.advance(Stage::Connect),
+            Stage::Connect => {
+                if !at.is_up()? {
+                    return Ok(None);
+                }
+                lay_out_info(at)?;
+                at.advance(Stage::Send);
+            }
+            Stage::Send => {
+                if !at.is_sent()? {
+                    return Ok(None);
+                }
+                at.exchange.expect_message();
+                match at.settings.wire {
+                    Wire::Invar => at.advance(Stage::Connecting),
+                    Wire::Nccl214 => return Ok(Some(SendComm::new(at.finish(true)?))),
+                }
+            }
+            Stage::Connecting => {
+                let Attempt { stream: Some(stream), verbs: Some(verbs), .. } = at else {
+                    return Err(GONE);
+                };
+                at.peer = start_with_acceptor(stream, &mut at.exchange, verbs, &mut at.ends)?;
+                if at.peer.is_none() {
+                    return Ok(None);
+                }
+                at.advance(Stage::PendingReady);
+            }
+            Stage::PendingReady => {
+                if !at.is_sent()? {
+                    return Ok(None);
+                }
+                return Ok(Some(SendComm::new(at.finish(false)?)));
+            }
+            stage => return Err(Error::State { call: Side::Connector, stage }),
+        }
+    }
+}
+
+/// Creates the queue pairs and the FIFO, and lays out what to tell of them.
+fn lay_out_info<N: Nic, S: Stream>(at: &mut Attempt<N, S>) -> Result<(), Error> {
+    let depth = at.settings.depth();
+    let control_bytes = SendComm::<N, S>::control_bytes(usize::from(depth));
+    let verbs = at.create_verbs(usize::from(at.settings.qps), control_bytes)?;
+    let info = QpInfo {
+        fifo_rkey: verbs.control_rkey(),
+        fifo_addr: verbs.control_addr(),
+        ..verbs.info(verbs.port.active_mtu)
+    };
+    let preface = verbs.preface(depth);
+    at.exchange.put_message(&preface, &info);
+    Ok(())
+}
+
+/// Once the acceptor's message is here: starts the queue pairs and lays out the ready word.
+pub(crate) fn start_with_acceptor<N: Nic>(
+    stream: &mut impl Stream,
+    exchange: &mut Exchange,
+    verbs: &Verbs<N>,
+    ends: &mut Ends,
+) -> Result<Option<Peer>, Error> {
+    let qps = verbs.qps.len();
+    let message = exchange.recv_message(stream, Stage::Connecting, qps, false)?;
+    let Some((preface, mut info)) = message else { return Ok(None) };
+    if let Some(preface) = &preface {
+        if usize::from(preface.qp_count) != qps {
+            return Err(Error::Preface(PrefaceError::QpCount(preface.qp_count)));
+        }
+        if preface.fifo_depth > verbs.settings.depth() {
+            return Err(Error::Preface(PrefaceError::FifoDepth(preface.fifo_depth)));
+        }
+        if preface.sizes_addr == 0 || preface.sizes_rkey == 0 {
+            return Err(Error::Preface(PrefaceError::Sizes(preface.sizes_addr)));
+        }
+    }
+    info.mtu = info.mtu.min(verbs.port.active_mtu);
+    let peer = Peer::new(info, preface, verbs.preface(verbs.settings.depth()).options);
+    peer.note(ends);
+    verbs.start(&peer)?;
+    exchange.put(&READY);
+    Ok(Some(peer))
+}

@@ -1,0 +1,339 @@
+//! What both ends of a connection share: the queue pairs, and the exchange of bytes over TCP.
+
+use static_assertions::const_assert;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::stage::Stage;
+use super::wire::{
+    DEVICE_NAME_BYTES, MESSAGE_BYTES_MAX, PREFACE_BYTES, Preface, PrefaceBytes, QP_INFO_BYTES,
+    QpInfo, QpInfoBytes,
+};
+use super::{QPS_MAX, Settings, Stream, StreamError, Wire};
+use crate::error::{Ends, Error};
+use crate::fifo::{DEPTH_NCCL_2_14, SLOT_BYTES};
+use crate::nic::{
+    Access, AddressVector, LinkLayer, Memory, MemoryKeys, Mtu, Nic, NicError, PortAttr, PortState,
+    QpCap, QpOptions, QpTransition, RtrAttr, RtsAttr, Verb,
+};
+
+const_assert!(MESSAGE_BYTES_MAX <= u16::MAX as usize);
+
+/// The verbs resources of one comm, in the order in which they are released.
+pub(crate) struct Verbs<N: Nic> {
+    pub(crate) qps: heapless::Vec<N::Qp, QPS_MAX>,
+    control_mr: N::Mr,
+    pub(crate) control: N::Memory,
+    pub(crate) cq: N::Cq,
+    pub(crate) pd: N::Pd,
+    pub(crate) nic: N,
+    pub(crate) port: PortAttr,
+    pub(crate) settings: Settings,
+}
+
+impl<N: Nic> Verbs<N> {
+    /// Creates `qps` queue pairs in INIT and `control_bytes` of registered memory
+    /// (`net_ib.cc ncclIbInitVerbs`, `ncclIbCreateQp`).
+    pub(crate) fn create(
+        nic: N,
+        pd: N::Pd,
+        settings: Settings,
+        qps: usize,
+        control_bytes: usize,
+    ) -> Result<Self, NicError> {
+        let port = nic.query_port()?;
+        if port.state == PortState::Down {
+            return Err(NicError::new(Verb::QueryPort, 0, "the port is down"));
+        }
+        let depth = u32::from(settings.depth());
+        // Receives and signaled slot writes, or signaled sends, of each queue pair; and flushes.
+        let cq = nic.create_cq((2 * depth as usize) * qps + depth as usize)?;
+        let control = nic.alloc(control_bytes)?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let control_mr = nic.reg_mr(&pd, &control, access)?;
+        let qp_list = heapless::Vec::new();
+        let mut verbs = Verbs { qps: qp_list, control_mr, control, cq, pd, nic, port, settings };
+        for _ in 0..qps {
+            let qp = verbs.create_qp(Access::REMOTE_WRITE)?;
+            if verbs.qps.push(qp).is_err() {
+                return Err(NicError::new(Verb::CreateQp, 0, "more than 128 queue pairs"));
+            }
+        }
+        Ok(verbs)
+    }
+
+    /// A queue pair in INIT.
+    pub(crate) fn create_qp(&self, access: Access) -> Result<N::Qp, NicError> {
+        let depth = u32::from(self.settings.depth());
+        let cap = QpCap {
+            max_send_wr: 2 * depth,
+            max_recv_wr: depth,
+            max_inline_data: if self.settings.use_inline { SLOT_BYTES as u32 } else { 0 },
+        };
+        let qp = self.nic.create_qp(&self.pd, &self.cq, &cap)?;
+        self.nic.modify_qp(
+            &qp,
+            &QpTransition::Init {
+                pkey_index: self.settings.pkey_index,
+                port_num: self.port.port_num,
+                access,
+            },
+        )?;
+        Ok(qp)
+    }
+
+    /// INIT → RTR → RTS towards one queue pair (`net_ib.cc ncclIbRtrQp`, `ncclIbRtsQp`).
+    pub(crate) fn start_qp(&self, qp: &N::Qp, qpn: u32, peer: &Peer) -> Result<(), NicError> {
+        let settings = &self.settings;
+        let is_global = self.port.link_layer == LinkLayer::Ethernet;
+        let ah = AddressVector {
+            is_global,
+            dgid: peer.info.gid,
+            sgid_index: self.port.gid_index,
+            hop_limit: 255,
+            traffic_class: settings.traffic_class,
+            dlid: peer.info.lid,
+            sl: settings.sl,
+            port_num: self.port.port_num,
+            udp_port: peer.udp_port,
+        };
+        let rtr = RtrAttr {
+            path_mtu: peer.info.mtu,
+            dest_qp_num: qpn,
+            rq_psn: 0,
+            max_dest_rd_atomic: 1,
+            min_rnr_timer: 12,
+            ah,
+            options: peer.options,
+        };
+        self.nic.modify_qp(qp, &QpTransition::Rtr(rtr))?;
+        let rts = RtsAttr {
+            timeout: settings.timeout,
+            retry_cnt: settings.retry_cnt,
+            rnr_retry: 7,
+            sq_psn: 0,
+            max_rd_atomic: 1,
+        };
+        self.nic.modify_qp(qp, &QpTransition::Rts(rts))
+    }
+
+    /// All queue pairs to RTS, the peer's in the same order.
+    pub(crate) fn start(&self, peer: &Peer) -> Result<(), Error> {
+        if peer.info.link_layer != self.port.link_layer {
+            let theirs = peer.info.link_layer;
+            return Err(Error::LinkLayer { ours: self.port.link_layer, theirs });
+        }
+        for (qp, &qpn) in self.qps.iter().zip(&peer.info.qpns) {
+            self.start_qp(qp, qpn, peer)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn control_addr(&self) -> u64 {
+        self.control.addr()
+    }
+
+    pub(crate) fn control_lkey(&self) -> u32 {
+        self.control_mr.lkey()
+    }
+
+    pub(crate) fn control_rkey(&self) -> u32 {
+        self.control_mr.rkey()
+    }
+
+    /// What we tell the peer; the caller adds FIFO and sizes.
+    pub(crate) fn info(&self, mtu: Mtu) -> QpInfo {
+        QpInfo {
+            lid: self.port.lid,
+            ib_port: self.port.port_num,
+            link_layer: self.port.link_layer,
+            qpns: self.qps.iter().map(|qp| self.nic.qp_num(qp)).collect(),
+            gid: self.port.gid,
+            mtu,
+            fifo_rkey: 0,
+            fifo_addr: 0,
+        }
+    }
+
+    /// Our preface for the given depth.
+    pub(crate) fn preface(&self, fifo_depth: u16) -> Preface {
+        Preface {
+            fifo_depth,
+            qp_count: self.qps.len() as u16,
+            options: self.settings.options & self.port.options,
+            udp_port: self.port.udp_port,
+            sizes_addr: 0,
+            sizes_rkey: 0,
+            device: Ends::local(self.nic.name(), self.port.gid).device,
+        }
+    }
+}
+
+/// What we know of the peer once its message is here.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    pub(crate) info: QpInfo,
+    /// Options that both ends have.
+    pub(crate) options: QpOptions,
+    pub(crate) udp_port: u16,
+    pub(crate) fifo_depth: u16,
+    /// Where the acceptor takes the sizes of grouped receives: address and key. Not on the wire
+    /// of NCCL 2.14.
+    pub(crate) sizes: Option<(u64, u32)>,
+    pub(crate) device: heapless::String<DEVICE_NAME_BYTES>,
+}
+
+impl Peer {
+    /// `ours`: the options that this end has.
+    pub(crate) fn new(info: QpInfo, preface: Option<Preface>, ours: QpOptions) -> Self {
+        let Some(preface) = preface else {
+            return Peer {
+                info,
+                options: QpOptions::empty(),
+                udp_port: 0,
+                fifo_depth: DEPTH_NCCL_2_14 as u16,
+                sizes: None,
+                device: heapless::String::new(),
+            };
+        };
+        Peer {
+            info,
+            options: ours & preface.options,
+            udp_port: preface.udp_port,
+            fifo_depth: preface.fifo_depth,
+            sizes: Some((preface.sizes_addr, preface.sizes_rkey)),
+            device: preface.device,
+        }
+    }
+
+    /// Notes who the peer is, for messages.
+    pub(crate) fn note(&self, ends: &mut Ends) {
+        ends.peer_device = self.device.clone();
+        ends.peer_gid = self.info.gid;
+        ends.peer_qpn = self.info.qpns.first().copied().unwrap_or(0);
+    }
+}
+
+/// One message out and one in, resumable at any byte.
+pub(crate) struct Exchange {
+    wire: Wire,
+    out: heapless::Vec<u8, MESSAGE_BYTES_MAX>,
+    sent: usize,
+    input: [u8; MESSAGE_BYTES_MAX],
+    got: usize,
+    want: usize,
+}
+
+impl Exchange {
+    pub(crate) fn new(wire: Wire) -> Self {
+        let out = heapless::Vec::new();
+        Exchange { wire, out, sent: 0, input: [0; MESSAGE_BYTES_MAX], got: 0, want: 0 }
+    }
+
+    /// Lays out the message that [`Exchange::send`] sends.
+    pub(crate) fn put_message(&mut self, preface: &Preface, info: &QpInfo) {
+        self.put(&[]);
+        if self.wire == Wire::Invar {
+            self.extend(preface.to_bytes().as_bytes());
+        }
+        self.extend(info.to_bytes().as_bytes());
+    }
+
+    /// Lays out a few bytes to send.
+    pub(crate) fn put(&mut self, bytes: &[u8]) {
+        self.out.clear();
+        self.sent = 0;
+        self.extend(bytes);
+    }
+
+    fn extend(&mut self, bytes: &[u8]) {
+        let room = self.out.extend_from_slice(bytes);
+        debug_assert!(room.is_ok(), "the longest message fits");
+    }
+
+    /// Awaits a message, or `bytes` of a word.
+    pub(crate) fn expect(&mut self, bytes: usize) {
+        (self.got, self.want) = (0, bytes.min(MESSAGE_BYTES_MAX));
+    }
+
+    /// Awaits the peer's message.
+    pub(crate) fn expect_message(&mut self) {
+        self.expect(match self.wire {
+            Wire::Invar => PREFACE_BYTES + QP_INFO_BYTES,
+            Wire::Nccl214 => QP_INFO_BYTES,
+        });
+    }
+
+    /// Whether everything is sent now.
+    pub(crate) fn send(&mut self, stream: &mut impl Stream, stage: Stage) -> Result<bool, Error> {
+        while self.sent < self.out.len() {
+            match stream.send(&self.out[self.sent..]) {
+                Ok(0) => return Ok(false),
+                Ok(n) => self.sent += n.min(self.out.len() - self.sent),
+                Err(error) => return Err(self.failed(stage, error)),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The awaited bytes, once they are all there.
+    pub(crate) fn recv(
+        &mut self,
+        stream: &mut impl Stream,
+        stage: Stage,
+    ) -> Result<Option<&[u8]>, Error> {
+        while self.got < self.want {
+            match stream.recv(&mut self.input[self.got..self.want]) {
+                Ok(0) => return Ok(None),
+                Ok(n) => self.got += n.min(self.want - self.got),
+                Err(error) => return Err(self.failed(stage, error)),
+            }
+            // A peer of another wire or version may send less than we wait for.
+            if self.want >= QP_INFO_BYTES {
+                let head = &self.input[..self.got];
+                match self.wire {
+                    Wire::Invar => Preface::check_head(head),
+                    Wire::Nccl214 => Preface::check_absent(head),
+                }
+                .map_err(Error::Preface)?;
+            }
+        }
+        Ok(Some(&self.input[..self.want]))
+    }
+
+    /// The peer's message, once it is all there. `qps`: how many the peer must have on a wire
+    /// that does not say.
+    pub(crate) fn recv_message(
+        &mut self,
+        stream: &mut impl Stream,
+        stage: Stage,
+        qps: usize,
+        with_fifo: bool,
+    ) -> Result<Option<(Option<Preface>, QpInfo)>, Error> {
+        let wire = self.wire;
+        let Some(bytes) = self.recv(stream, stage)? else { return Ok(None) };
+        let (preface, qps, bytes) = match wire {
+            Wire::Nccl214 => (None, qps, bytes),
+            Wire::Invar => {
+                let (head, rest) = bytes.split_at(PREFACE_BYTES);
+                let short = Error::Argument("a message shorter than its preface");
+                let head = PrefaceBytes::read_from_bytes(head).map_err(|_| short)?;
+                let preface = Preface::parse(&head).map_err(Error::Preface)?;
+                let qps = usize::from(preface.qp_count);
+                (Some(preface), qps, rest)
+            }
+        };
+        let short = Error::Argument("a message shorter than QP info");
+        let info = QpInfoBytes::read_from_bytes(bytes).map_err(|_| short)?;
+        let info = QpInfo::parse(&info, qps, with_fifo).map_err(Error::QpInfo)?;
+        Ok(Some((preface, info)))
+    }
+
+    /// The error of a deadline that has passed.
+    pub(crate) fn timed_out(&self, stage: Stage) -> Error {
+        Error::Timeout { stage, got: self.got as u16, want: self.want as u16 }
+    }
+
+    pub(crate) fn failed(&self, stage: Stage, error: StreamError) -> Error {
+        Error::Stream { stage, error, got: self.got as u16, want: self.want as u16 }
+    }
+}

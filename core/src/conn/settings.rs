@@ -1,0 +1,105 @@
+//! What a connection is set up with.
+
+use crate::fifo::{DEPTH_MAX, DEPTH_NCCL_2_14};
+use crate::nic::QpOptions;
+
+/// Queue pairs that a connection may have (`NCCL_IB_MAX_QPS`).
+pub const QPS_MAX: usize = 128;
+
+/// What the two ends of a connection speak over TCP, and what of it the data path honours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Wire {
+    /// Ours: a preface names version and features; grouped receives learn real sizes.
+    #[default]
+    Invar,
+    /// The bare QP info of NCCL 2.14.3, FIFO depth 64, no preface.
+    Nccl214,
+}
+
+/// Settings of a connection; the defaults are those of NCCL's parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// What is spoken.
+    pub wire: Wire,
+    /// FIFO rows and requests, a power of two up to 256. The smaller of both ends holds; 64 on
+    /// the wire of NCCL 2.14.
+    pub fifo_depth: u16,
+    /// Queue pairs, 1 to [`QPS_MAX`] (`NCCL_IB_QPS_PER_CONNECTION`). The connector's number
+    /// holds on our wire; on NCCL 2.14's both ends must agree beforehand.
+    pub qps: u16,
+    /// `NCCL_IB_PKEY`.
+    pub pkey_index: u16,
+    /// `NCCL_IB_SL`.
+    pub sl: u8,
+    /// `NCCL_IB_TC`.
+    pub traffic_class: u8,
+    /// `NCCL_IB_TIMEOUT`: 4.096 µs × 2^timeout.
+    pub timeout: u8,
+    /// `NCCL_IB_RETRY_CNT`.
+    pub retry_cnt: u8,
+    /// `NCCL_IB_USE_INLINE`.
+    pub use_inline: bool,
+    /// `NCCL_IB_AR_THRESHOLD`: a larger message goes as a WRITE, then an empty WRITE_WITH_IMM.
+    pub ar_threshold_bytes: u32,
+    /// Whether `iflush` reads back through a loopback queue pair: GPU memory on this device and
+    /// not `NCCL_GDR_FLUSH_DISABLE`.
+    pub flush: bool,
+    /// Whether a send longer than its receive is cut to the receive, rather than refused.
+    pub truncate: bool,
+    /// Options that this end allows; used are those that both ends and both NICs have.
+    pub options: QpOptions,
+    /// Time in which connect or accept must come to an end.
+    pub timeout_ns: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            wire: Wire::Invar,
+            fifo_depth: DEPTH_MAX as u16,
+            qps: 1,
+            pkey_index: 0,
+            sl: 0,
+            traffic_class: 0,
+            timeout: 20,
+            retry_cnt: 7,
+            use_inline: false,
+            ar_threshold_bytes: 8192,
+            flush: false,
+            truncate: false,
+            options: QpOptions::ICRC_MASKS_IP_ID,
+            timeout_ns: 30_000_000_000,
+        }
+    }
+}
+
+impl Settings {
+    /// FIFO rows that this end offers.
+    pub(crate) fn depth(&self) -> u16 {
+        match self.wire {
+            Wire::Invar => self.fifo_depth,
+            Wire::Nccl214 => DEPTH_NCCL_2_14 as u16,
+        }
+    }
+
+    /// The name of the first setting that is out of its range.
+    pub(crate) fn fault(&self) -> Option<&'static str> {
+        let depth = usize::from(self.depth());
+        if !is_depth(depth) {
+            Some("fifo_depth is not a power of two from 1 to 256")
+        } else if !(1..=QPS_MAX).contains(&usize::from(self.qps)) {
+            Some("qps is not from 1 to 128")
+        } else if self.timeout > 31 {
+            Some("timeout is not from 0 to 31")
+        } else if self.retry_cnt > 7 {
+            Some("retry_cnt is not from 0 to 7")
+        } else {
+            None
+        }
+    }
+}
+
+/// Whether a FIFO may have `depth` rows.
+pub(crate) const fn is_depth(depth: usize) -> bool {
+    depth.is_power_of_two() && depth <= DEPTH_MAX
+}

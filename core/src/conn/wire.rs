@@ -1,0 +1,13 @@
+//! What the two ends tell each other over TCP: our preface, then NCCL's QP info, then a ready word.
+
+mod preface;
+mod qp_info;
+
+pub use preface::{DEVICE_NAME_BYTES, PREFACE_BYTES, Preface, PrefaceBytes, PrefaceError, VERSION};
+pub use qp_info::{QP_INFO_BYTES, QpInfo, QpInfoBytes, QpInfoError};
+
+/// The connector's last word: `int` 1, in host order as NCCL sends it.
+pub const READY: [u8; 4] = 1i32.to_ne_bytes();
+
+/// Bytes of the longest message.
+pub const MESSAGE_BYTES_MAX: usize = PREFACE_BYTES + QP_INFO_BYTES;

@@ -1,0 +1,163 @@
+//! Error completions: what the status means and what to try.
+
+use core::fmt;
+
+use super::Fault;
+use crate::nic::{SendOpcode, Wc, WcStatus};
+
+/// A work request that ended in error.
+///
+/// Of the completion only `wr_id`, status, QP number and vendor error are valid then (IBTA
+/// §11.4.2.1), so what the work request was is told from our own books.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompletionError {
+    /// How it ended.
+    pub status: WcStatus,
+    /// Our queue pair.
+    pub qpn: u32,
+    /// The vendor's own code.
+    pub vendor_err: u32,
+    /// What it was, where our books know.
+    pub opcode: Option<SendOpcode>,
+    /// Bytes of the request, where our books know.
+    pub bytes: u32,
+    /// Local ACK timeout code of the queue pair: 4.096 µs × 2^timeout.
+    pub timeout: u8,
+    /// Its retry count.
+    pub retry_cnt: u8,
+}
+
+impl CompletionError {
+    pub(crate) fn new(wc: &Wc, timeout: u8, retry_cnt: u8) -> Self {
+        CompletionError {
+            status: wc.status,
+            qpn: wc.qp_num,
+            vendor_err: wc.vendor_err,
+            opcode: None,
+            bytes: 0,
+            timeout,
+            retry_cnt,
+        }
+    }
+
+    /// Whose fault it is.
+    pub fn fault(&self) -> Fault {
+        match self.status {
+            WcStatus::RETRY_EXC_ERR | WcStatus::RESP_TIMEOUT_ERR => Fault::Network,
+            WcStatus::LOC_LEN_ERR
+            | WcStatus::LOC_QP_OP_ERR
+            | WcStatus::LOC_EEC_OP_ERR
+            | WcStatus::LOC_PROT_ERR
+            | WcStatus::MW_BIND_ERR
+            | WcStatus::FATAL_ERR
+            | WcStatus::GENERAL_ERR => Fault::Local,
+            _ => Fault::Peer,
+        }
+    }
+
+    /// Seconds until a peer that does not answer is given up: (1 + retries) × 4.096 µs × 2^t.
+    fn give_up_s(&self) -> f32 {
+        (1 + u32::from(self.retry_cnt)) as f32 * 4.096e-6 * (1u64 << self.timeout.min(31)) as f32
+    }
+}
+
+impl fmt::Display for CompletionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "completion with error {} ({})", self.status.0, status_name(self.status))?;
+        write!(f, " on QP {:#x}", self.qpn)?;
+        if let Some(opcode) = self.opcode {
+            write!(f, ", {opcode:?} of {} bytes", self.bytes)?;
+        }
+        if self.vendor_err != 0 {
+            write!(f, ", vendor error {:#x}", self.vendor_err)?;
+        }
+        if self.status == WcStatus::RETRY_EXC_ERR {
+            write!(
+                f,
+                ": no answer for {:.1} s (timeout {}, 1 + {} tries)",
+                self.give_up_s(),
+                self.timeout,
+                self.retry_cnt
+            )?;
+        }
+        write!(f, "; {}", hint(self.status))
+    }
+}
+
+/// The name of a status, as libibverbs has it without `IBV_WC_`.
+pub const fn status_name(status: WcStatus) -> &'static str {
+    match status {
+        WcStatus::SUCCESS => "SUCCESS",
+        WcStatus::LOC_LEN_ERR => "LOC_LEN_ERR",
+        WcStatus::LOC_QP_OP_ERR => "LOC_QP_OP_ERR",
+        WcStatus::LOC_EEC_OP_ERR => "LOC_EEC_OP_ERR",
+        WcStatus::LOC_PROT_ERR => "LOC_PROT_ERR",
+        WcStatus::WR_FLUSH_ERR => "WR_FLUSH_ERR",
+        WcStatus::MW_BIND_ERR => "MW_BIND_ERR",
+        WcStatus::BAD_RESP_ERR => "BAD_RESP_ERR",
+        WcStatus::LOC_ACCESS_ERR => "LOC_ACCESS_ERR",
+        WcStatus::REM_INV_REQ_ERR => "REM_INV_REQ_ERR",
+        WcStatus::REM_ACCESS_ERR => "REM_ACCESS_ERR",
+        WcStatus::REM_OP_ERR => "REM_OP_ERR",
+        WcStatus::RETRY_EXC_ERR => "RETRY_EXC_ERR",
+        WcStatus::RNR_RETRY_EXC_ERR => "RNR_RETRY_EXC_ERR",
+        WcStatus::LOC_RDD_VIOL_ERR => "LOC_RDD_VIOL_ERR",
+        WcStatus::REM_INV_RD_REQ_ERR => "REM_INV_RD_REQ_ERR",
+        WcStatus::REM_ABORT_ERR => "REM_ABORT_ERR",
+        WcStatus::INV_EECN_ERR => "INV_EECN_ERR",
+        WcStatus::INV_EEC_STATE_ERR => "INV_EEC_STATE_ERR",
+        WcStatus::FATAL_ERR => "FATAL_ERR",
+        WcStatus::RESP_TIMEOUT_ERR => "RESP_TIMEOUT_ERR",
+        WcStatus::GENERAL_ERR => "GENERAL_ERR",
+        _ => "unknown status",
+    }
+}
+
+/// What a status means for whoever must mend it.
+pub const fn hint(status: WcStatus) -> &'static str {
+    match status {
+        WcStatus::SUCCESS => "no error",
+        WcStatus::LOC_LEN_ERR => {
+            "a message was longer than the posted receive, or longer than the port allows"
+        }
+        WcStatus::LOC_QP_OP_ERR => "the queue pair cannot do this: a bug here, please report it",
+        WcStatus::LOC_PROT_ERR => {
+            "a local buffer is not covered by its registration: was it deregistered while in use?"
+        }
+        WcStatus::WR_FLUSH_ERR => {
+            "the queue pair was in error already: the first error says why; look for it on this \
+             and on the peer's side"
+        }
+        WcStatus::BAD_RESP_ERR => {
+            "the peer answered something that its request does not allow: check that both NICs' \
+             firmware and drivers are current"
+        }
+        WcStatus::LOC_ACCESS_ERR => {
+            "the peer wrote where local registration forbids it: was the buffer deregistered?"
+        }
+        WcStatus::REM_INV_REQ_ERR => {
+            "the peer's NIC refused the request as malformed: do both ends agree on MTU and mode?"
+        }
+        WcStatus::REM_ACCESS_ERR => {
+            "the peer's NIC refused access: its buffer is no longer registered, or rkey, address \
+             or length do not match; look at the peer for a buffer freed while receiving"
+        }
+        WcStatus::REM_OP_ERR => {
+            "the peer's NIC could not carry the request out: look at the peer's log"
+        }
+        WcStatus::RETRY_EXC_ERR => {
+            "the peer is gone, its QP is in error, or packets do not reach it: check the peer \
+             process first, then GID and RoCE version of both ends (NCCL_IB_GID_INDEX), route and \
+             firewall for UDP port 4791, MTU along the path, PFC/ECN if under load; a slower \
+             network may need a larger NCCL_IB_TIMEOUT"
+        }
+        WcStatus::RNR_RETRY_EXC_ERR => {
+            "the peer had no receive posted for too long: is it stuck, or out of receives?"
+        }
+        WcStatus::REM_ABORT_ERR => "the peer aborted the operation: look at the peer's log",
+        WcStatus::FATAL_ERR => "the device failed: see the kernel's log (dmesg)",
+        WcStatus::RESP_TIMEOUT_ERR => "the peer did not answer in time: as with RETRY_EXC_ERR",
+        WcStatus::GENERAL_ERR => "the device reports a failure of its own: see the kernel's log",
+        _ => "see the vendor's documentation for this status",
+    }
+}

@@ -1,0 +1,199 @@
+//! The FIFO: where a receiver tells the sender which memory waits for data.
+//!
+//! The sender owns an array of `depth` rows of eight slots, registered for remote writes. A
+//! receiver that posts a receive of `n` buffers fills `n` slots of the next row in a shadow of
+//! its own and RDMA-writes them; the sender sees a row once each of its slots carries
+//! `idx == head + 1` (`net_ib.cc ncclIbSendFifo`, `ncclIbPostFifo`, `ncclIbIsend`).
+//!
+//! ```text
+//! byte  0        8      12      16      20      24       32
+//!       +--------+------+-------+-------+-------+--------+
+//!       | addr   | size | rkey  | nreqs | tag   | idx    |   little-endian
+//!       +--------+------+-------+-------+-------+--------+
+//! word  0        1              2               3
+//! ```
+//!
+//! A slot is 32 bytes at a 32-byte boundary, so that PCIe relaxed ordering cannot tear it, and
+//! `idx` lies in its last word: whoever reads `idx` with acquire ordering sees the rest.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use static_assertions::{assert_eq_size, const_assert, const_assert_eq};
+use zerocopy::byteorder::little_endian::{I32, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Buffers that one receive may group (`NCCL_NET_IB_MAX_RECVS`).
+pub const RECVS_MAX: usize = 8;
+/// Rows of the FIFO, and requests of a comm: 32 requests of up to eight buffers.
+pub const DEPTH_MAX: usize = 256;
+/// Rows that NCCL 2.14.3 has (`MAX_REQUESTS`).
+pub const DEPTH_NCCL_2_14: usize = 64;
+/// Bytes of a slot.
+pub const SLOT_BYTES: usize = size_of::<SlotBytes>();
+/// Bytes of a row.
+pub const ROW_BYTES: usize = SLOT_BYTES * RECVS_MAX;
+
+const SLOT_WORDS: usize = SLOT_BYTES / 8;
+
+/// A slot as it lies in memory and on the wire. See the [module](self) for the picture.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C, align(32))]
+pub struct SlotBytes {
+    addr: U64,
+    size: I32,
+    rkey: U32,
+    nreqs: U32,
+    tag: U32,
+    idx: U64,
+}
+
+assert_eq_size!(SlotBytes, [u8; 32]);
+const_assert_eq!(core::mem::offset_of!(SlotBytes, idx), 24);
+const_assert!(DEPTH_MAX.is_power_of_two() && DEPTH_NCCL_2_14.is_power_of_two());
+
+/// What one slot says: write up to `size` bytes to `addr` under `rkey`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slot {
+    /// The receiver's buffer.
+    pub addr: u64,
+    /// Its bytes. Signed as in NCCL; a negative one is a fault of the peer.
+    pub size: i32,
+    /// Its key.
+    pub rkey: u32,
+    /// Buffers in this row.
+    pub nreqs: u32,
+    /// The message's tag.
+    pub tag: u32,
+    /// Receives posted on this comm before, plus one.
+    pub idx: u64,
+}
+
+impl Slot {
+    /// From the bytes of the wire.
+    pub fn from_bytes(bytes: &SlotBytes) -> Slot {
+        Slot {
+            addr: bytes.addr.get(),
+            size: bytes.size.get(),
+            rkey: bytes.rkey.get(),
+            nreqs: bytes.nreqs.get(),
+            tag: bytes.tag.get(),
+            idx: bytes.idx.get(),
+        }
+    }
+
+    /// To the bytes of the wire.
+    pub fn to_bytes(&self) -> SlotBytes {
+        SlotBytes {
+            addr: self.addr.into(),
+            size: self.size.into(),
+            rkey: self.rkey.into(),
+            nreqs: self.nreqs.into(),
+            tag: self.tag.into(),
+            idx: self.idx.into(),
+        }
+    }
+}
+
+/// Index of the first word of slot `slot` in row `row`.
+const fn word(row: usize, slot: usize) -> usize {
+    (row * RECVS_MAX + slot) * SLOT_WORDS
+}
+
+/// The slot's four words; `None` where the memory ends before.
+fn slot_words(words: &[AtomicU64], row: usize, slot: usize) -> Option<&[AtomicU64; SLOT_WORDS]> {
+    words.get(word(row, slot)..)?.first_chunk()
+}
+
+/// The slot, each word read once, if it belongs to receive number `idx`.
+#[inline]
+pub(crate) fn load(words: &[AtomicU64], row: usize, slot: usize, idx: u64) -> Option<Slot> {
+    let w = slot_words(words, row, slot)?;
+    if u64::from_le(w[3].load(Ordering::Acquire)) != idx {
+        return None;
+    }
+    let [addr, size_rkey, nreqs_tag] =
+        [0, 1, 2].map(|i: usize| u64::from_le(w[i].load(Ordering::Relaxed)));
+    Some(Slot {
+        addr,
+        size: size_rkey as i32,
+        rkey: (size_rkey >> 32) as u32,
+        nreqs: nreqs_tag as u32,
+        tag: (nreqs_tag >> 32) as u32,
+        idx,
+    })
+}
+
+/// Fills a slot of the receiver's shadow.
+#[inline]
+pub(crate) fn store(words: &[AtomicU64], row: usize, slot: usize, value: &Slot) {
+    if let Some(w) = slot_words(words, row, slot) {
+        w[0].store(value.addr.to_le(), Ordering::Relaxed);
+        let size_rkey = u64::from(value.size as u32) | u64::from(value.rkey) << 32;
+        w[1].store(size_rkey.to_le(), Ordering::Relaxed);
+        let nreqs_tag = u64::from(value.nreqs) | u64::from(value.tag) << 32;
+        w[2].store(nreqs_tag.to_le(), Ordering::Relaxed);
+        w[3].store(value.idx.to_le(), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ROWS: usize = 4;
+
+    fn words() -> [AtomicU64; word(ROWS, 0)] {
+        [const { AtomicU64::new(0) }; word(ROWS, 0)]
+    }
+
+    proptest! {
+        #[test]
+        fn a_stored_slot_reads_back_and_lies_as_on_the_wire(
+            addr: u64, size: i32, rkey: u32, nreqs: u32, tag: u32, idx: u64,
+            row in 0..ROWS, slot in 0usize..RECVS_MAX,
+        ) {
+            let memory = words();
+            let memory = &memory[..];
+            let value = Slot { addr, size, rkey, nreqs, tag, idx };
+            store(memory, row, slot, &value);
+            prop_assert_eq!(load(memory, row, slot, idx), Some(value));
+            prop_assert_eq!(load(memory, row, slot, idx.wrapping_add(1)), None);
+            let mut bytes = [0u8; SLOT_BYTES];
+            for (i, chunk) in bytes.chunks_exact_mut(8).enumerate() {
+                let w = memory[word(row, slot) + i].load(Ordering::Relaxed);
+                chunk.copy_from_slice(&w.to_ne_bytes());
+            }
+            let wire = value.to_bytes();
+            prop_assert_eq!(wire.as_bytes(), &bytes);
+            prop_assert_eq!(Slot::from_bytes(&value.to_bytes()), value);
+        }
+    }
+
+    #[test]
+    fn slot_bytes_match_what_nccl_writes() {
+        let slot = Slot {
+            addr: 0x0102_0304_0506_0708,
+            size: 4096,
+            rkey: 0xaabb_ccdd,
+            nreqs: 2,
+            tag: 7,
+            idx: 65,
+        };
+        let golden: [u8; 32] = [
+            8, 7, 6, 5, 4, 3, 2, 1, 0, 0x10, 0, 0, 0xdd, 0xcc, 0xbb, 0xaa, //
+            2, 0, 0, 0, 7, 0, 0, 0, 65, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        let wire = slot.to_bytes();
+        assert_eq!(wire.as_bytes(), golden);
+    }
+
+    #[test]
+    fn a_row_beyond_the_memory_is_never_there() {
+        let memory = words();
+        assert_eq!(load(&memory, ROWS, 0, 0), None);
+        store(&memory, ROWS, 0, &Slot::default());
+    }
+}
