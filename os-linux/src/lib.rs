@@ -1,1 +1,9 @@
-//! os-linux
+//! What Invar needs of Linux.
+//!
+//! The protocol is in `invar-core` and touches no clock, no socket, no pointer. This crate wires
+//! it to the operating system: [`memory`] that NICs read and write, the [`clock`] and the
+//! [`env`](mod@env)ironment.
+
+pub mod clock;
+pub mod env;
+pub mod memory;

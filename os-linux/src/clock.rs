@@ -1,0 +1,26 @@
+//! The monotonic clock.
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Nanoseconds of `CLOCK_MONOTONIC`: since boot, never going back, the same for every process of
+/// this host. What `invar-core` takes as `now_ns`. Costs about 20 ns.
+pub fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    // Neither is ever negative, and 2^64 ns are 584 years of uptime.
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn the_clock_counts_nanoseconds_and_never_goes_back() {
+        let start = now_ns();
+        std::thread::sleep(Duration::from_millis(2));
+        let later = now_ns();
+        assert!(later - start >= 2_000_000, "{start} {later}");
+        assert!((0..1000).map(|_| now_ns()).is_sorted());
+    }
+}

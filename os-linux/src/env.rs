@@ -1,0 +1,49 @@
+//! Environment variables and what the host tells about itself.
+
+use rustix::process::{Resource, getrlimit};
+
+/// The value of an environment variable; `None` where it is not set.
+///
+/// Bytes that are not UTF-8 are replaced, so that whoever parses the value can refuse and show it.
+pub fn var(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// This host's name, with its domain if it has one: what `gethostname(2)` gives.
+pub fn hostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Bytes in a page of memory, a power of two.
+pub fn page_size() -> usize {
+    rustix::param::page_size()
+}
+
+/// How many bytes this process may lock, as registering memory with a NIC does (`ulimit -l`, in
+/// bytes); `None` is no limit.
+pub fn memlock_limit_bytes() -> Option<u64> {
+    getrlimit(Resource::Memlock).current
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_that_is_not_set_is_none() {
+        assert_eq!(var("INVAR_NO_SUCH_VARIABLE"), None);
+        assert_eq!(var("PATH").as_deref(), std::env::var("PATH").ok().as_deref());
+    }
+
+    #[test]
+    fn the_host_tells_what_proc_tells() {
+        let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        assert_eq!(hostname(), kernel.trim_end());
+        assert!(page_size().is_power_of_two());
+        let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+        let line = limits.lines().find(|line| line.starts_with("Max locked memory")).unwrap();
+        let soft = line.split_whitespace().nth(3).unwrap();
+        let ours = memlock_limit_bytes().map_or("unlimited".to_owned(), |n| n.to_string());
+        assert_eq!(ours, soft);
+    }
+}
