@@ -1,0 +1,191 @@
+//! The opcode byte of the base transport header.
+
+use core::fmt;
+
+bitflags::bitflags! {
+    /// Extension headers that follow the BTH, lowest bit first on the wire.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct Extensions: u8 {
+        /// [`Deth`](super::Deth), 8 bytes.
+        const DETH = 1;
+        /// [`Reth`](super::Reth), 16 bytes.
+        const RETH = 1 << 1;
+        /// [`AtomicEth`](super::AtomicEth), 28 bytes.
+        const ATOMICETH = 1 << 2;
+        /// [`Ieth`](super::Ieth), 4 bytes.
+        const IETH = 1 << 3;
+        /// [`Aeth`](super::Aeth), 4 bytes.
+        const AETH = 1 << 4;
+        /// [`AtomicAckEth`](super::AtomicAckEth), 8 bytes.
+        const ATOMICACKETH = 1 << 5;
+        /// [`ImmDt`](super::ImmDt), 4 bytes.
+        const IMMDT = 1 << 6;
+    }
+}
+
+/// Transport service: the upper three bits of the opcode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// Reliable connection (0).
+    Rc,
+    /// Unreliable connection (1).
+    Uc,
+    /// Reliable datagram (2).
+    Rd,
+    /// Unreliable datagram (3).
+    Ud,
+    /// Congestion notification (4).
+    Cnp,
+    /// Extended reliable connection (5).
+    Xrc,
+    /// A code that we do not know, 6 or 7.
+    Other(u8),
+}
+
+/// Where a packet stands in its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the words of the opcodes")]
+pub enum Position {
+    First,
+    Middle,
+    Last,
+    Only,
+}
+
+impl Position {
+    /// First or only.
+    pub const fn begins(self) -> bool {
+        matches!(self, Position::First | Position::Only)
+    }
+
+    /// Last or only.
+    pub const fn ends(self) -> bool {
+        matches!(self, Position::Last | Position::Only)
+    }
+}
+
+/// What a packet is (IBTA §9.2.1, table 38): three bits of [`Transport`], five of operation.
+/// Any byte may occur.
+///
+/// The constants without a prefix are those of a reliable connection.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Opcode(pub u8);
+
+#[expect(missing_docs, reason = "the names of the standard")]
+impl Opcode {
+    pub const SEND_FIRST: Self = Self(0x00);
+    pub const SEND_MIDDLE: Self = Self(0x01);
+    pub const SEND_LAST: Self = Self(0x02);
+    pub const SEND_LAST_IMM: Self = Self(0x03);
+    pub const SEND_ONLY: Self = Self(0x04);
+    pub const SEND_ONLY_IMM: Self = Self(0x05);
+    pub const WRITE_FIRST: Self = Self(0x06);
+    pub const WRITE_MIDDLE: Self = Self(0x07);
+    pub const WRITE_LAST: Self = Self(0x08);
+    pub const WRITE_LAST_IMM: Self = Self(0x09);
+    pub const WRITE_ONLY: Self = Self(0x0a);
+    pub const WRITE_ONLY_IMM: Self = Self(0x0b);
+    pub const READ_REQUEST: Self = Self(0x0c);
+    pub const READ_RESPONSE_FIRST: Self = Self(0x0d);
+    pub const READ_RESPONSE_MIDDLE: Self = Self(0x0e);
+    pub const READ_RESPONSE_LAST: Self = Self(0x0f);
+    pub const READ_RESPONSE_ONLY: Self = Self(0x10);
+    pub const ACKNOWLEDGE: Self = Self(0x11);
+    pub const ATOMIC_ACKNOWLEDGE: Self = Self(0x12);
+    pub const COMPARE_SWAP: Self = Self(0x13);
+    pub const FETCH_ADD: Self = Self(0x14);
+    pub const SEND_LAST_INV: Self = Self(0x16);
+    pub const SEND_ONLY_INV: Self = Self(0x17);
+    pub const UD_SEND_ONLY: Self = Self(0x64);
+    pub const UD_SEND_ONLY_IMM: Self = Self(0x65);
+    pub const CNP: Self = Self(0x81);
+}
+
+impl Opcode {
+    /// The upper three bits.
+    pub const fn transport(self) -> Transport {
+        match self.0 >> 5 {
+            0 => Transport::Rc,
+            1 => Transport::Uc,
+            2 => Transport::Rd,
+            3 => Transport::Ud,
+            4 => Transport::Cnp,
+            5 => Transport::Xrc,
+            n => Transport::Other(n),
+        }
+    }
+
+    /// The same operation on a reliable connection, if this opcode is one of a connection: the
+    /// unreliable one has the SENDs and WRITEs with the same numbers.
+    const fn connected(self) -> Option<Opcode> {
+        match (self.transport(), self.0 & 0x1f) {
+            (Transport::Rc, op) | (Transport::Uc, op @ 0..=0x0b) => Some(Opcode(op)),
+            _ => None,
+        }
+    }
+
+    /// Which headers follow the BTH. None for an opcode that we do not know, such as those of RD
+    /// and XRC.
+    pub const fn extensions(self) -> Extensions {
+        match self {
+            Self::UD_SEND_ONLY => return Extensions::DETH,
+            Self::UD_SEND_ONLY_IMM => return Extensions::DETH.union(Extensions::IMMDT),
+            _ => {}
+        }
+        let Some(op) = self.connected() else { return Extensions::empty() };
+        match op {
+            Self::WRITE_FIRST | Self::WRITE_ONLY | Self::READ_REQUEST => Extensions::RETH,
+            Self::WRITE_ONLY_IMM => Extensions::RETH.union(Extensions::IMMDT),
+            Self::SEND_LAST_IMM | Self::SEND_ONLY_IMM | Self::WRITE_LAST_IMM => Extensions::IMMDT,
+            Self::READ_RESPONSE_FIRST
+            | Self::READ_RESPONSE_LAST
+            | Self::READ_RESPONSE_ONLY
+            | Self::ACKNOWLEDGE => Extensions::AETH,
+            Self::ATOMIC_ACKNOWLEDGE => Extensions::AETH.union(Extensions::ATOMICACKETH),
+            Self::COMPARE_SWAP | Self::FETCH_ADD => Extensions::ATOMICETH,
+            Self::SEND_LAST_INV | Self::SEND_ONLY_INV => Extensions::IETH,
+            _ => Extensions::empty(),
+        }
+    }
+
+    /// Where the packet stands in its message; `None` where that is not known.
+    pub const fn position(self) -> Option<Position> {
+        if let Self::UD_SEND_ONLY | Self::UD_SEND_ONLY_IMM = self {
+            return Some(Position::Only);
+        }
+        let Some(op) = self.connected() else { return None };
+        Some(match op {
+            Self::SEND_FIRST | Self::WRITE_FIRST | Self::READ_RESPONSE_FIRST => Position::First,
+            Self::SEND_MIDDLE | Self::WRITE_MIDDLE | Self::READ_RESPONSE_MIDDLE => Position::Middle,
+            Self::SEND_LAST
+            | Self::SEND_LAST_IMM
+            | Self::SEND_LAST_INV
+            | Self::WRITE_LAST
+            | Self::WRITE_LAST_IMM
+            | Self::READ_RESPONSE_LAST => Position::Last,
+            Self::SEND_ONLY
+            | Self::SEND_ONLY_IMM
+            | Self::SEND_ONLY_INV
+            | Self::WRITE_ONLY
+            | Self::WRITE_ONLY_IMM
+            | Self::READ_REQUEST
+            | Self::READ_RESPONSE_ONLY
+            | Self::ACKNOWLEDGE
+            | Self::ATOMIC_ACKNOWLEDGE
+            | Self::COMPARE_SWAP
+            | Self::FETCH_ADD => Position::Only,
+            _ => return None,
+        })
+    }
+
+    /// Whether a responder of a reliable connection sends it: READ responses and acknowledges.
+    pub const fn is_response(self) -> bool {
+        matches!(self.0, 0x0d..=0x12)
+    }
+}
+
+impl fmt::Debug for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Opcode({:#04x})", self.0)
+    }
+}

@@ -1,0 +1,187 @@
+//! A whole packet: the UDP payload of one RoCEv2 datagram.
+
+use core::mem::size_of;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::header::wire;
+use super::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Extensions, ICRC_BYTES, Ieth, ImmDt, Reth};
+
+/// What [`Headers::encode`] needs.
+pub const HEADERS_BYTES_MAX: usize = size_of::<wire::Bth>()
+    + size_of::<wire::Reth>()
+    + size_of::<wire::Aeth>()
+    + size_of::<wire::AtomicEth>()
+    + size_of::<wire::ImmDt>();
+
+/// Why bytes are no packet, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are those of the message")]
+pub enum DecodeError {
+    /// The bytes end within a header, or before the padding and checksum.
+    #[error("{what} at byte {offset} needs {needed} bytes and has {got}")]
+    Truncated { what: &'static str, offset: usize, needed: usize, got: usize },
+    /// Neither IPv4 nor IPv6.
+    #[error("IP version is {0}, neither 4 nor 6")]
+    IpVersion(u8),
+    /// A fragment: RoCEv2 packets travel whole.
+    #[error("IPv4 fragment: flags and offset are {0:#06x}")]
+    Fragment(u16),
+    /// Something other than UDP follows.
+    #[error("IP protocol is {0}, not 17 (UDP)")]
+    Protocol(u8),
+    /// A length field counts less than its own header.
+    #[error("{what} length field is {length}, less than the header itself")]
+    Length { what: &'static str, length: u16 },
+}
+
+/// The headers of a packet. Which ones there are is the opcode's word:
+/// [`Opcode::extensions`](super::Opcode::extensions).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Headers {
+    /// In every packet.
+    pub bth: Bth,
+    /// Remote memory.
+    pub reth: Option<Reth>,
+    /// Acknowledge.
+    pub aeth: Option<Aeth>,
+    /// Immediate data.
+    pub imm: Option<ImmDt>,
+    /// Headers of what Invar itself never sends.
+    pub foreign: Option<Foreign>,
+}
+
+/// Extension headers of operations that Invar does not use; a packet has one of them at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Foreign {
+    /// COMPARE_SWAP, FETCH_ADD.
+    Atomic(AtomicEth),
+    /// ATOMIC_ACKNOWLEDGE.
+    AtomicAck(AtomicAckEth),
+    /// SEND with invalidate.
+    Invalidate(Ieth),
+    /// Unreliable datagram; so connection management too.
+    Datagram(Deth),
+}
+
+/// A packet, borrowed from the bytes that it was decoded from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet<'a> {
+    /// Before the payload.
+    pub headers: Headers,
+    /// Without padding. All that follows the BTH, where the opcode is not known.
+    pub payload: &'a [u8],
+    /// Padding and ICRC, as they came; empty in a packet that never was on a wire.
+    pub trailer: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// Takes the UDP payload of one datagram apart. Opcode and reserved fields may have any
+    /// value; the ICRC is not checked. Only a packet that is too short for what its opcode and
+    /// pad count say is an error.
+    pub fn decode(udp_payload: &'a [u8]) -> Result<Packet<'a>, DecodeError> {
+        let mut rest = Cursor { bytes: udp_payload, offset: 0 };
+        let bth: Bth = rest.take::<wire::Bth>("BTH")?.into();
+        let mut headers = Headers { bth, ..Headers::default() };
+
+        // In the order of the wire. A foreign header never meets RETH, its companions are an AETH
+        // before it or an ImmDt behind.
+        let extensions = bth.opcode.extensions();
+        if extensions.contains(Extensions::RETH) {
+            headers.reth = Some(rest.take::<wire::Reth>("RETH")?.into());
+        }
+        if extensions.contains(Extensions::AETH) {
+            headers.aeth = Some(rest.take::<wire::Aeth>("AETH")?.into());
+        }
+        if extensions.intersects(Foreign::EXTENSIONS) {
+            headers.foreign = Some(rest.take_foreign(extensions)?);
+        }
+        if extensions.contains(Extensions::IMMDT) {
+            headers.imm = Some(rest.take::<wire::ImmDt>("ImmDt")?.into());
+        }
+
+        let trailer_len = usize::from(bth.pad_count) + ICRC_BYTES;
+        let Some(payload_len) = rest.bytes.len().checked_sub(trailer_len) else {
+            return Err(rest.truncated("pad and ICRC", trailer_len));
+        };
+        let (payload, trailer) = rest.bytes.split_at(payload_len);
+        Ok(Packet { headers, payload, trailer })
+    }
+}
+
+impl Headers {
+    /// Writes the headers that are there to the front of `out` and says how many bytes they take.
+    /// They should be those that the opcode asks for; a receiver goes by the opcode.
+    pub fn encode(&self, out: &mut [u8; HEADERS_BYTES_MAX]) -> usize {
+        let mut at = 0;
+        put(out, &mut at, wire::Bth::from(&self.bth));
+        if let Some(reth) = &self.reth {
+            put(out, &mut at, wire::Reth::from(reth));
+        }
+        if let Some(aeth) = &self.aeth {
+            put(out, &mut at, wire::Aeth::from(aeth));
+        }
+        match &self.foreign {
+            Some(Foreign::Atomic(atomic)) => put(out, &mut at, wire::AtomicEth::from(atomic)),
+            Some(Foreign::AtomicAck(ack)) => put(out, &mut at, wire::AtomicAckEth::from(ack)),
+            Some(Foreign::Invalidate(ieth)) => put(out, &mut at, wire::Ieth::from(ieth)),
+            Some(Foreign::Datagram(deth)) => put(out, &mut at, wire::Deth::from(deth)),
+            None => {}
+        }
+        if let Some(imm) = &self.imm {
+            put(out, &mut at, wire::ImmDt::from(imm));
+        }
+        at
+    }
+}
+
+/// Bytes of padding behind a payload: it fills up words of four (IBTA §9.2.4).
+pub const fn pad_count(payload_len: u32) -> u8 {
+    (payload_len.wrapping_neg() & 3) as u8
+}
+
+impl Foreign {
+    const EXTENSIONS: Extensions = Extensions::DETH
+        .union(Extensions::ATOMICETH)
+        .union(Extensions::IETH)
+        .union(Extensions::ATOMICACKETH);
+}
+
+fn put(out: &mut [u8; HEADERS_BYTES_MAX], at: &mut usize, header: impl IntoBytes + Immutable) {
+    let bytes = header.as_bytes();
+    out[*at..*at + bytes.len()].copy_from_slice(bytes);
+    *at += bytes.len();
+}
+
+/// What is left of a packet, and how far into it that is.
+pub(super) struct Cursor<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) offset: usize,
+}
+
+impl Cursor<'_> {
+    pub(super) fn take<T: FromBytes>(&mut self, what: &'static str) -> Result<T, DecodeError> {
+        let Ok((header, rest)) = T::read_from_prefix(self.bytes) else {
+            return Err(self.truncated(what, size_of::<T>()));
+        };
+        self.bytes = rest;
+        self.offset += size_of::<T>();
+        Ok(header)
+    }
+
+    fn take_foreign(&mut self, extensions: Extensions) -> Result<Foreign, DecodeError> {
+        Ok(if extensions.contains(Extensions::DETH) {
+            Foreign::Datagram(self.take::<wire::Deth>("DETH")?.into())
+        } else if extensions.contains(Extensions::IETH) {
+            Foreign::Invalidate(self.take::<wire::Ieth>("IETH")?.into())
+        } else if extensions.contains(Extensions::ATOMICETH) {
+            Foreign::Atomic(self.take::<wire::AtomicEth>("AtomicETH")?.into())
+        } else {
+            Foreign::AtomicAck(self.take::<wire::AtomicAckEth>("AtomicAckETH")?.into())
+        })
+    }
+
+    pub(super) fn truncated(&self, what: &'static str, needed: usize) -> DecodeError {
+        DecodeError::Truncated { what, offset: self.offset, needed, got: self.bytes.len() }
+    }
+}
