@@ -18,6 +18,7 @@ pub mod comm;
 pub mod conn;
 pub mod error;
 pub mod fifo;
+pub mod mr_cache;
 pub mod nic;
 pub mod request;
 pub mod roce;

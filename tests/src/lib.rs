@@ -1,1 +1,3 @@
 //! tests
+
+pub mod model;

@@ -1,0 +1,4 @@
+//! Naive models: what a part of Invar must do, written in the most obvious way. Each comes with an
+//! operation type that property tests, the simulator and the fuzz targets share.
+
+pub mod mr_cache;
