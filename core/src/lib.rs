@@ -16,6 +16,7 @@
 
 pub mod comm;
 pub mod conn;
+pub mod device;
 pub mod error;
 pub mod fifo;
 pub mod mr_cache;

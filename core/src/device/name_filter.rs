@@ -1,0 +1,211 @@
+//! Lists of device names, as in `NCCL_IB_HCA` and `NCCL_SOCKET_IFNAME`.
+//!
+//! ```text
+//!   list  = ["^"] ["="] [entry {"," entry}]
+//!   entry = name [":" port]
+//! ```
+//!
+//! `^` takes all but what is listed. Without `=` a name stands for all that begin with it. An
+//! empty list takes everything. (NCCL: `parseStringList`, `matchIfList`.)
+
+/// A parsed list. It borrows the text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NameFilter<'a> {
+    exclude: bool,
+    exact: bool,
+    list: &'a str,
+}
+
+/// One of the names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NameEntry<'a> {
+    /// A device, or what devices begin with.
+    pub name: &'a str,
+    /// The port; every port where there is none.
+    pub port: Option<u8>,
+}
+
+/// A list that means nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NameFilterError<'a> {
+    /// NCCL reads the port as 0, which no port is.
+    #[error("'{entry}': the port must be a number from 0 to 255")]
+    Port {
+        /// As written.
+        entry: &'a str,
+    },
+    /// NCCL skips the entry.
+    #[error("'{entry}': a port without a device name")]
+    NoName {
+        /// As written.
+        entry: &'a str,
+    },
+    /// NCCL takes `^` with nothing after it to exclude everything.
+    #[error("'{list}' lists no device")]
+    Empty {
+        /// As written.
+        list: &'a str,
+    },
+}
+
+impl<'a> NameFilter<'a> {
+    /// Reads a list.
+    pub fn parse(text: &'a str) -> Result<Self, NameFilterError<'a>> {
+        let (exclude, list) = strip(text, '^');
+        let (exact, list) = strip(list, '=');
+        for entry in entries(list) {
+            parse_entry(entry)?;
+        }
+        if (exclude || exact) && entries(list).next().is_none() {
+            return Err(NameFilterError::Empty { list: text });
+        }
+        Ok(NameFilter { exclude, exact, list })
+    }
+
+    /// Whether the list takes this device. `port` is `None` where devices have no ports.
+    pub fn matches(&self, name: &str, port: Option<u8>) -> bool {
+        self.entries().next().is_none()
+            || self.exclude != self.matching(name, port).next().is_some()
+    }
+
+    /// The entry that speaks of this device only because it is the beginning of a longer number,
+    /// as `mlx5_1` is of `mlx5_10`: mostly not what was meant, and worth a warning.
+    ///
+    /// With `^` it is a device that is left out.
+    pub fn cut_number(&self, name: &str, port: Option<u8>) -> Option<NameEntry<'a>> {
+        let cuts = |entry: &NameEntry<'_>| {
+            let rest = name.as_bytes().get(entry.name.len());
+            entry.name.ends_with(|c: char| c.is_ascii_digit())
+                && rest.is_some_and(u8::is_ascii_digit)
+        };
+        let mut matching = self.matching(name, port).peekable();
+        let first = matching.peek().copied();
+        first.filter(|_| matching.all(|entry| cuts(&entry)))
+    }
+
+    /// Whether what is listed is left out.
+    pub fn is_exclusion(&self) -> bool {
+        self.exclude
+    }
+
+    /// The entries, in order.
+    pub fn entries(&self) -> impl Iterator<Item = NameEntry<'a>> + use<'a> {
+        entries(self.list).filter_map(|entry| parse_entry(entry).ok())
+    }
+
+    /// The entries that speak of this device.
+    fn matching<'s>(
+        &'s self,
+        name: &'s str,
+        port: Option<u8>,
+    ) -> impl Iterator<Item = NameEntry<'a>> + 's {
+        self.entries().filter(move |entry| {
+            let same = if self.exact { name == entry.name } else { name.starts_with(entry.name) };
+            same && (port.is_none() || entry.port.is_none() || port == entry.port)
+        })
+    }
+}
+
+fn strip(text: &str, prefix: char) -> (bool, &str) {
+    text.strip_prefix(prefix).map_or((false, text), |rest| (true, rest))
+}
+
+fn entries(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',').filter(|entry| !entry.is_empty())
+}
+
+fn parse_entry(entry: &str) -> Result<NameEntry<'_>, NameFilterError<'_>> {
+    let (name, port) = match entry.split_once(':') {
+        None => (entry, None),
+        Some((name, port)) => {
+            let number = port.parse().map_err(|_| NameFilterError::Port { entry })?;
+            (name, Some(number))
+        }
+    };
+    if name.is_empty() {
+        return Err(NameFilterError::NoName { entry });
+    }
+    Ok(NameEntry { name, port })
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::string::ToString;
+
+    use super::*;
+
+    fn takes(list: &str, name: &str, port: u8) -> bool {
+        NameFilter::parse(list).unwrap().matches(name, Some(port))
+    }
+
+    #[test]
+    fn names_are_prefixes_unless_exact_and_excluded_after_a_caret() {
+        for (list, name, port, taken) in [
+            ("", "mlx5_0", 1, true),
+            (",", "mlx5_0", 1, true),
+            ("mlx5", "mlx5_0", 1, true),
+            ("mlx5", "mlx4_0", 1, false),
+            ("mlx5_1", "mlx5_10", 1, true),
+            ("=mlx5_1", "mlx5_10", 1, false),
+            ("=mlx5_1", "mlx5_1", 1, true),
+            ("=mlx5_1", "mlx5", 1, false),
+            ("^mlx5_1", "mlx5_10", 1, false),
+            ("^mlx5_1", "mlx5_2", 1, true),
+            ("^=mlx5_1", "mlx5_10", 1, true),
+            ("^=mlx5_1", "mlx5_1", 1, false),
+            ("mlx5_0:1,mlx5_1:2", "mlx5_0", 1, true),
+            ("mlx5_0:1,mlx5_1:2", "mlx5_0", 2, false),
+            ("mlx5_0:1,mlx5_1:2", "mlx5_1", 2, true),
+            ("^mlx5_0:1", "mlx5_0", 2, true),
+            ("mlx5_0,,mlx5_1", "mlx5_1", 9, true),
+            // Only one of each sign is read, in this order.
+            ("=^mlx5", "mlx5_0", 1, false),
+            ("=^mlx5", "^mlx5", 1, true),
+        ] {
+            assert_eq!(takes(list, name, port), taken, "{list} on {name}:{port}");
+        }
+    }
+
+    #[test]
+    fn interfaces_have_no_port() {
+        let filter = NameFilter::parse("eth0:3,ib").unwrap();
+        assert!(filter.matches("eth0", None));
+        assert!(filter.matches("ib1", None));
+        assert!(!filter.matches("lo", None));
+    }
+
+    #[test]
+    fn a_number_cut_short_is_found() {
+        let cut = |list: &'static str, name| {
+            NameFilter::parse(list).unwrap().cut_number(name, Some(1)).map(|entry| entry.name)
+        };
+        assert_eq!(cut("mlx5_1", "mlx5_10"), Some("mlx5_1"));
+        assert_eq!(cut("^mlx5_1", "mlx5_11"), Some("mlx5_1"));
+        assert_eq!(cut("mlx5_0,mlx5_1:1", "mlx5_17"), Some("mlx5_1"));
+        assert_eq!(cut("mlx5_1", "mlx5_1"), None);
+        assert_eq!(cut("mlx5_1,mlx5_10", "mlx5_10"), None);
+        assert_eq!(cut("=mlx5_1", "mlx5_10"), None);
+        assert_eq!(cut("mlx5_", "mlx5_10"), None);
+        assert_eq!(cut("mlx", "mlx5_10"), None);
+        assert_eq!(cut("mlx5_1:2", "mlx5_10"), None);
+        assert_eq!(cut("", "mlx5_10"), None);
+    }
+
+    #[test]
+    fn lists_that_mean_nothing_are_errors() {
+        for (list, message) in [
+            ("mlx5_0:x", "'mlx5_0:x': the port must be a number from 0 to 255"),
+            ("a,mlx5_0:256", "'mlx5_0:256': the port must be a number from 0 to 255"),
+            ("mlx5_0:1:2", "'mlx5_0:1:2': the port must be a number from 0 to 255"),
+            ("mlx5_0:", "'mlx5_0:': the port must be a number from 0 to 255"),
+            (":1", "':1': a port without a device name"),
+            ("^", "'^' lists no device"),
+            ("^=,", "'^=,' lists no device"),
+        ] {
+            assert_eq!(NameFilter::parse(list).unwrap_err().to_string(), message);
+        }
+    }
+}
