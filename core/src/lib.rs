@@ -21,6 +21,7 @@ pub mod error;
 pub mod fifo;
 pub mod mr_cache;
 pub mod nic;
+pub mod param;
 pub mod request;
 pub mod roce;
 pub mod wr_id;

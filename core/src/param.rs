@@ -1,0 +1,191 @@
+//! What a user may set, all of it, in one table.
+//!
+//! Each row below becomes a field of [`Params`], an entry of [`TABLE`], and its parsing, and a
+//! default goes through the same parser as what a user sets. NCCL's parameters keep NCCL's names;
+//! where a default is not that of NCCL 2.14.3 the row says so under `differs`.
+//!
+//! Where the text comes from (environment, a file) is the host's business: [`Params::from_lookup`]
+//! asks for it by name. As in NCCL, an empty value is no value, and numbers may be written in
+//! decimal, octal (`017`) or hexadecimal (`0x1f`). Unlike NCCL, which takes the default or the
+//! leading digits in silence, anything else is an error.
+
+mod choice;
+mod subnet;
+mod value;
+
+#[cfg(test)]
+mod tests;
+
+pub use choice::{AddressFamily, LogLevel, TransportChoice, Wire};
+pub use subnet::Subnet;
+pub use value::Allowed;
+
+use crate::device::NameFilter;
+use value::Value;
+
+/// A row of the table, for documentation and diagnosis.
+#[derive(Clone, Copy, Debug)]
+pub struct ParamInfo {
+    /// The variable.
+    pub name: &'static str,
+    /// What an unset variable stands for, as a user would write it.
+    pub default: &'static str,
+    /// What may be written.
+    pub allowed: Allowed,
+    /// What it does.
+    pub meaning: &'static str,
+    /// How and why the default differs from NCCL 2.14.3's; empty where it does not.
+    pub differs: &'static str,
+}
+
+/// A variable is set to something that it cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name}={value}: must be {allowed}")]
+pub struct ParamError<'a> {
+    /// The variable.
+    pub name: &'static str,
+    /// What it was set to.
+    pub value: &'a str,
+    /// What it may be.
+    pub allowed: Allowed,
+}
+
+macro_rules! params {
+    ($(
+        $(#[doc = $meaning:literal])+
+        $name:ident => $field:ident: $type:ty = $default:literal, $allowed:expr
+            $(, differs: $differs:literal)?;
+    )+) => {
+        /// Every parameter, parsed. It borrows the text of lists.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct Params<'a> {
+            $(
+                $(#[doc = $meaning])+
+                #[doc = concat!(
+                    "\n\n`", stringify!($name), "`, default `", $default, "`.", $(" ", $differs)?
+                )]
+                pub $field: $type,
+            )+
+        }
+
+        /// Every parameter, described.
+        pub const TABLE: &[ParamInfo] = &[$($name),+];
+
+        $(
+            const $name: ParamInfo = ParamInfo {
+                name: stringify!($name),
+                default: $default,
+                allowed: $allowed,
+                meaning: concat!($($meaning),+).trim_ascii(),
+                differs: concat!($($differs)?),
+            };
+        )+
+
+        impl<'a> Params<'a> {
+            /// Asks `lookup` for each variable; `None` is an unset one.
+            pub fn from_lookup(
+                mut lookup: impl FnMut(&'static str) -> Option<&'a str>,
+            ) -> Result<Self, ParamError<'a>> {
+                Ok(Params { $($field: read(&$name, lookup(stringify!($name)))?,)+ })
+            }
+        }
+    };
+}
+
+const FLAG: Allowed = Allowed::Integer { min: 0, max: 1 };
+
+const fn int(min: i64, max: i64) -> Allowed {
+    Allowed::Integer { min, max }
+}
+
+const fn auto_or_int(auto: i64, min: i64, max: i64) -> Allowed {
+    Allowed::AutoOrInteger { auto, min, max }
+}
+
+params! {
+    /// Leave RDMA devices alone.
+    NCCL_IB_DISABLE => ib_disable: bool = "0", FLAG;
+    /// Which RDMA devices and ports to use; see [`NameFilter`].
+    NCCL_IB_HCA => ib_hca: NameFilter<'a> = "", Allowed::Names;
+    /// Index of the local GID (RoCE); -1 chooses by version, family and range.
+    NCCL_IB_GID_INDEX => ib_gid_index: Option<u8> = "-1", auto_or_int(-1, 0, 255),
+        differs: "0 in 2.14.3, which is often RoCEv1 or link-local; automatic in later NCCL.";
+    /// Version of RoCE that an automatically chosen GID must have.
+    NCCL_IB_ROCE_VERSION_NUM => ib_roce_version: u8 = "2", int(1, 2),
+        differs: "Not in 2.14.3.";
+    /// Family of address that an automatically chosen GID must have.
+    NCCL_IB_ADDR_FAMILY => ib_addr_family: AddressFamily = "AF_INET", AddressFamily::ALLOWED,
+        differs: "Not in 2.14.3.";
+    /// Subnet that an automatically chosen GID must be in.
+    NCCL_IB_ADDR_RANGE => ib_addr_range: Option<Subnet> = "", Allowed::Subnet,
+        differs: "Not in 2.14.3.";
+    /// Time until an unacknowledged packet is sent again: 4.096 µs × 2^this; 0 is for ever.
+    NCCL_IB_TIMEOUT => ib_timeout: u8 = "20", int(0, 31),
+        differs: "18 (1.07 s) in 2.14.3, too short where routes change; 20 (4.29 s) since 2.23.";
+    /// How often a packet is sent again before the connection fails.
+    NCCL_IB_RETRY_CNT => ib_retry_cnt: u8 = "7", int(0, 7);
+    /// Index of the partition key.
+    NCCL_IB_PKEY => ib_pkey_index: u16 = "0", int(0, 65_535);
+    /// Send FIFO slots inline in the work request.
+    NCCL_IB_USE_INLINE => ib_use_inline: bool = "0", FLAG;
+    /// Service level (InfiniBand).
+    NCCL_IB_SL => ib_sl: u8 = "0", int(0, 15);
+    /// Traffic class (RoCE): DSCP × 4 + ECN.
+    NCCL_IB_TC => ib_tc: u8 = "0", int(0, 255);
+    /// Queue pairs of a connection; each message is split over them.
+    NCCL_IB_QPS_PER_CONNECTION => ib_qps_per_connection: u8 = "1", int(1, 128);
+    /// Bytes above which the data goes in a WRITE of its own before the WRITE_WITH_IMM.
+    NCCL_IB_AR_THRESHOLD => ib_ar_threshold: u64 = "8192", int(0, i64::MAX);
+    /// Whether the network routes adaptively; -2 is yes on InfiniBand and no on RoCE.
+    NCCL_IB_ADAPTIVE_ROUTING => ib_adaptive_routing: Option<bool> = "-2", auto_or_int(-2, 0, 1),
+        differs: "Not in 2.14.3, which looks at NCCL_IB_AR_THRESHOLD alone.";
+    /// PCIe relaxed ordering of user memory: 0 never, 1 always, 2 where it can be had.
+    NCCL_IB_PCI_RELAXED_ORDERING => ib_pci_relaxed_ordering: u8 = "2", int(0, 2);
+    /// Leave out the flush of received GPU memory.
+    NCCL_GDR_FLUSH_DISABLE => gdr_flush_disable: bool = "0", FLAG;
+
+    /// Which network interfaces to use; see [`NameFilter`].
+    NCCL_SOCKET_IFNAME => socket_ifname: NameFilter<'a> = "", Allowed::Names;
+    /// Family of address that an interface must have.
+    NCCL_SOCKET_FAMILY => socket_family: AddressFamily = "any", AddressFamily::ALLOWED;
+    /// Helper threads of a socket connection; -2 chooses by host.
+    NCCL_SOCKET_NTHREADS => socket_nthreads: Option<u8> = "-2", auto_or_int(-2, 0, 16);
+    /// Sockets of each helper thread; -2 chooses by host.
+    NCCL_NSOCKS_PERTHREAD => nsocks_perthread: Option<u8> = "-2", auto_or_int(-2, 1, 64);
+
+    /// Bytes of a point-to-point chunk; 0 computes it from the size.
+    NCCL_CHUNK_SIZE => chunk_bytes: u32 = "0", int(0, 1 << 30);
+    /// Operations that a progress thread takes over at a time.
+    NCCL_PROXY_APPEND_BATCH_SIZE => proxy_append_batch: u32 = "16", int(1, 1 << 20);
+    /// Rounds of progress between looking for new operations.
+    NCCL_PROGRESS_APPENDOP_FREQ => progress_appendop_freq: u32 = "8", int(1, 1 << 20);
+    /// Signal on which the proxy's state is printed (10 is SIGUSR1, 12 SIGUSR2); -1 is none.
+    NCCL_PROXY_DUMP_SIGNAL => proxy_dump_signal: Option<u8> = "-1", auto_or_int(-1, 1, 64);
+    /// Give the proxy threads a CUDA context of their own.
+    NCCL_CREATE_THREAD_CONTEXT => create_thread_context: bool = "0", FLAG;
+
+    /// Protocol on the wire: Invar's own, or that of NCCL 2.14.
+    INVAR_WIRE => wire: Wire = "invar", Wire::ALLOWED;
+    /// Requests of a connection that may be under way, eight buffers each counting; the smaller
+    /// of both sides holds, and 64 where the wire is nccl-2.14.
+    INVAR_FIFO_DEPTH => fifo_depth: u16 = "256", Allowed::PowerOfTwo { min: 1, max: 256 };
+    /// Milliseconds until a connection that does not come about is an error.
+    INVAR_CONNECT_TIMEOUT_MS => connect_timeout_ms: u32 = "30000", int(1, 86_400_000);
+    /// Transport to use; auto takes the best that the host has.
+    INVAR_TRANSPORT => transport: TransportChoice = "auto", TransportChoice::ALLOWED;
+    /// What is logged.
+    INVAR_LOG => log: LogLevel = "warn", LogLevel::ALLOWED;
+}
+
+impl Default for Params<'_> {
+    fn default() -> Self {
+        Self::from_lookup(|_| None).expect("every default is allowed")
+    }
+}
+
+/// The value of one variable.
+fn read<'a, T: Value<'a>>(info: &ParamInfo, set: Option<&'a str>) -> Result<T, ParamError<'a>> {
+    let value = set.filter(|text| !text.is_empty()).unwrap_or(info.default);
+    let error = ParamError { name: info.name, value, allowed: info.allowed };
+    T::from_text(value.trim_ascii(), &info.allowed).ok_or(error)
+}

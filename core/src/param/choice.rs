@@ -1,0 +1,83 @@
+//! Parameters whose value is one of a few words.
+
+use super::value::{Allowed, Value};
+
+macro_rules! choice {
+    (
+        $(#[$attr:meta])*
+        $name:ident { $($(#[$variant_attr:meta])* $variant:ident = $word:literal,)+ }
+    ) => {
+        $(#[$attr])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $name { $($(#[$variant_attr])* $variant,)+ }
+
+        impl $name {
+            pub(super) const ALLOWED: Allowed = Allowed::OneOf(&[$($word),+]);
+
+            /// The word that stands for it.
+            pub const fn as_str(self) -> &'static str {
+                match self { $($name::$variant => $word,)+ }
+            }
+        }
+
+        impl Value<'_> for $name {
+            fn from_text(text: &str, _: &Allowed) -> Option<Self> {
+                match text { $($word => Some($name::$variant),)+ _ => None }
+            }
+        }
+    };
+}
+
+choice! {
+    /// What two ends speak.
+    Wire {
+        /// With a preface that says versions, depths and features.
+        Invar = "invar",
+        /// As NCCL 2.14.3's IB transport does.
+        Nccl214 = "nccl-2.14",
+    }
+}
+
+choice! {
+    /// Families of IP addresses.
+    AddressFamily {
+        /// Either.
+        Any = "any",
+        /// IPv4.
+        Inet = "AF_INET",
+        /// IPv6.
+        Inet6 = "AF_INET6",
+    }
+}
+
+choice! {
+    /// Transports, and the choice between them.
+    TransportChoice {
+        /// The best that the host has.
+        Auto = "auto",
+        /// IB verbs on an RDMA device.
+        Ib = "ib",
+        /// TCP.
+        Socket = "socket",
+        /// The software RoCEv2 NIC.
+        Soft = "soft",
+    }
+}
+
+choice! {
+    /// How much is logged; each level has those before it.
+    LogLevel {
+        /// Nothing.
+        Off = "off",
+        /// What failed.
+        Error = "error",
+        /// What may go wrong.
+        Warn = "warn",
+        /// What was chosen, and why.
+        Info = "info",
+        /// Each step of setting up.
+        Debug = "debug",
+        /// Each message.
+        Trace = "trace",
+    }
+}
