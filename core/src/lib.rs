@@ -19,6 +19,7 @@ pub mod conn;
 pub mod device;
 pub mod error;
 pub mod fifo;
+pub mod math;
 pub mod mr_cache;
 pub mod nic;
 pub mod param;
