@@ -14,6 +14,10 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+// First: its macros are for every module after it.
+#[macro_use]
+mod log;
+
 pub mod comm;
 pub mod conn;
 pub mod device;

@@ -1,0 +1,84 @@
+//! Where core's messages go: to the `log` crate with feature `log`, to `defmt` with feature
+//! `defmt`, to both, or nowhere, which is the default.
+//!
+//! `trace! debug! info! warn! error!` take what `format_args!` takes. defmt would rather have the
+//! values and format them on the host, but then every type, ours and others', would have to
+//! implement its trait; it is given the finished text, so that one line of code serves both.
+
+macro_rules! levels {
+    ($dollar:tt $($level:ident)+) => { $(
+        #[allow(unused_macros, reason = "each level is there whether or not a message has it")]
+        macro_rules! $level {
+            ($dollar($arg:tt)+) => {{
+                // The arguments are type-checked, and count as used, whatever the features.
+                if false {
+                    let _ = ::core::format_args!($dollar($arg)+);
+                }
+                #[cfg(feature = "log")]
+                ::log::$level!($dollar($arg)+);
+                #[cfg(feature = "defmt")]
+                ::defmt::$level!(
+                    "{}",
+                    ::defmt::Display2Format(&::core::format_args!($dollar($arg)+))
+                );
+            }};
+        }
+    )+ };
+}
+
+levels! { $ trace debug info warn error }
+
+#[cfg(test)]
+mod tests {
+    fn log_at_every_level() {
+        let (depth, shown) = (256, Some("x"));
+        trace!("plain");
+        debug!("{} of {depth}", 3);
+        info!("{shown:?}");
+        warn!("{0:#x} {0}", depth);
+        error!("{name}", name = shown.unwrap_or_default());
+    }
+
+    #[cfg(not(feature = "log"))]
+    #[test]
+    fn messages_take_what_format_args_takes() {
+        log_at_every_level();
+    }
+
+    #[cfg(feature = "log")]
+    #[test]
+    fn messages_reach_the_log_crate_at_their_level() {
+        extern crate std;
+        use std::string::{String, ToString};
+        use std::sync::Mutex;
+        use std::vec::Vec;
+
+        struct Kept(Mutex<Vec<(log::Level, String)>>);
+        impl log::Log for Kept {
+            fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+                true
+            }
+            fn log(&self, record: &log::Record<'_>) {
+                self.0.lock().unwrap().push((record.level(), record.args().to_string()));
+            }
+            fn flush(&self) {}
+        }
+        static KEPT: Kept = Kept(Mutex::new(Vec::new()));
+
+        log::set_logger(&KEPT).unwrap();
+        log::set_max_level(log::LevelFilter::Trace);
+        log_at_every_level();
+        let messages: [(log::Level, &str); 5] = [
+            (log::Level::Trace, "plain"),
+            (log::Level::Debug, "3 of 256"),
+            (log::Level::Info, "Some(\"x\")"),
+            (log::Level::Warn, "0x100 256"),
+            (log::Level::Error, "x"),
+        ];
+        // Other tests may log meanwhile.
+        let kept = KEPT.0.lock().unwrap();
+        for (level, text) in messages {
+            assert!(kept.contains(&(level, text.to_string())), "{level} {text}");
+        }
+    }
+}
