@@ -11,6 +11,9 @@
 //!    WRITE_WITH_IMM; [`wr_id`] says which requests that completes.
 //! 4. [`nic`] — the seam: what a NIC must do. [`roce`] is the protocol of a NIC in software.
 //! 5. [`error`] — completions in error, and all else that can go wrong.
+//!
+//! Beside that way: [`param`] is what a user may set, [`device`] the rules about device names,
+//! links and cards, [`mr_cache`] keeps registrations, [`math`] cuts sizes.
 #![no_std]
 #![forbid(unsafe_code)]
 
