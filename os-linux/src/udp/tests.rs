@@ -1,0 +1,213 @@
+use super::*;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use crate::memory::{Gather, HostMemory};
+
+const LOCALHOSTS: [&str; 2] = ["127.0.0.1:0", "[::1]:0"];
+
+/// Long enough for any scheduler; a test that waits for it has failed.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn pair(localhost: &str) -> (TxSocket, RxSocket, SocketAddr) {
+    let addr = localhost.parse().unwrap();
+    let rx = RxSocket::bind(addr).unwrap();
+    let to = rx.local_addr().unwrap();
+    (TxSocket::bind(addr).unwrap(), rx, to)
+}
+
+/// Receives `count` datagrams, all of which must come from `source`.
+fn receive(rx: &RxSocket, batch: &mut RxBatch, count: usize, source: SocketAddr) -> Vec<Vec<u8>> {
+    let mut all = Vec::new();
+    while all.len() < count {
+        if rx.recv_batch(batch).unwrap() == 0 {
+            assert!(rx.wait_readable(Some(PATIENCE)).unwrap(), "{} of {count} arrived", all.len());
+        }
+        for datagram in batch.datagrams() {
+            assert_eq!(datagram.source, source);
+            all.push(datagram.bytes.to_vec());
+        }
+    }
+    assert_eq!(rx.recv_batch(batch).unwrap(), 0);
+    assert_eq!(batch.datagrams().count(), 0);
+    all
+}
+
+/// Datagrams of one size but for the last, each in pieces cut anywhere.
+fn train() -> impl Strategy<Value = (usize, Vec<u8>, Vec<usize>)> {
+    (1..5000usize, 0..SEGMENTS_MAX).prop_flat_map(|(segment_bytes, segments)| {
+        let whole = segments % TxSocket::segments_max(segment_bytes) * segment_bytes;
+        let bytes = whole + 1..=whole + segment_bytes;
+        let cuts = prop::collection::vec(0..segment_bytes, 0..PIECES_MAX - 2);
+        (Just(segment_bytes), bytes.prop_map(|n| (0..n).map(|i| (i * 7) as u8).collect()), cuts)
+    })
+}
+
+/// The pieces of a train: every datagram is cut at `cuts`, and an empty piece ends the list.
+fn pieces<'a>(bytes: &'a [u8], segment_bytes: usize, cuts: &[usize]) -> Vec<Gather<'a>> {
+    let mut cuts = cuts.to_vec();
+    cuts.sort_unstable();
+    let mut pieces = Vec::new();
+    for datagram in bytes.chunks(segment_bytes) {
+        let mut start = 0;
+        for &cut in &cuts {
+            pieces.push(Gather::bytes(&datagram[start..cut.clamp(start, datagram.len())]));
+            start = cut.clamp(start, datagram.len());
+        }
+        pieces.push(Gather::bytes(&datagram[start..]));
+    }
+    pieces.push(Gather::bytes(&[]));
+    pieces
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn a_train_arrives_as_its_datagrams_with_offload_and_without(
+        (segment_bytes, bytes, cuts) in train(),
+        localhost in prop::sample::select(&LOCALHOSTS),
+        offload in any::<bool>(),
+    ) {
+        let (mut tx, rx, to) = pair(localhost);
+        tx.offload = (offload && tx.offload()).into();
+        let pieces = pieces(&bytes, segment_bytes, &cuts);
+        let datagrams: Vec<&[u8]> = bytes.chunks(segment_bytes).collect();
+        prop_assert_eq!(tx.send_segments(to, &pieces, segment_bytes).unwrap(), datagrams.len());
+        let source = tx.local_addr().unwrap();
+        prop_assert_eq!(receive(&rx, &mut RxBatch::new(4), datagrams.len(), source), datagrams);
+    }
+}
+
+#[test]
+fn the_longest_train_of_every_path_mtu_is_one_system_call() {
+    for localhost in LOCALHOSTS {
+        let (tx, rx, to) = pair(localhost);
+        for segment_bytes in [1, 256 + 58, 1024 + 58, 2048 + 58, 4096 + 58, 21_835] {
+            let segments = TxSocket::segments_max(segment_bytes);
+            let bytes = vec![7; segments * segment_bytes];
+            let sent = tx.send_segments(to, &[Gather::bytes(&bytes)], segment_bytes).unwrap();
+            assert_eq!(sent, segments);
+            let source = tx.local_addr().unwrap();
+            let received = receive(&rx, &mut RxBatch::new(1), segments, source);
+            assert!(received.iter().all(|datagram| datagram.len() == segment_bytes));
+        }
+        assert!(tx.offload(), "this kernel cuts trains, and none of these was too long");
+    }
+    assert_eq!(TxSocket::segments_max(0), SEGMENTS_MAX);
+    assert_eq!(TxSocket::segments_max(DATAGRAM_BYTES_MAX + 1), 1);
+}
+
+#[test]
+fn a_socket_on_which_the_kernel_refuses_trains_goes_on_without() {
+    let (tx, rx, to) = pair("127.0.0.1:0");
+    // The kernel sends no trains without checksums: EINVAL, as an unable device gives EIO.
+    set_option(&tx.socket, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
+    assert!(tx.offload());
+    assert_eq!((tx.ip_id(0), tx.ip_id(3)), (0, 3));
+    let bytes = [7; 400];
+    for _ in 0..2 {
+        assert_eq!(tx.send_segments(to, &[Gather::bytes(&bytes)], 100).unwrap(), 4);
+        assert!(!tx.offload());
+        assert_eq!((tx.ip_id(0), tx.ip_id(3)), (0, 0));
+        let received = receive(&rx, &mut RxBatch::new(16), 4, tx.local_addr().unwrap());
+        assert_eq!(received, vec![vec![7; 100]; 4]);
+    }
+}
+
+#[test]
+fn what_is_no_train_is_refused_before_anything_is_sent() {
+    let (mut tx, rx, to) = pair("127.0.0.1:0");
+    let bytes = vec![0; DATAGRAM_BYTES_MAX + 1];
+    for (len, segment_bytes) in [(0, 100), (100, 0), (65, 1), (DATAGRAM_BYTES_MAX + 1, 2000)] {
+        let error = tx.send_segments(to, &[Gather::bytes(&bytes[..len])], segment_bytes);
+        assert_eq!(error.unwrap_err().source.kind(), io::ErrorKind::InvalidInput);
+    }
+    tx.offload = false.into();
+    let crumbs = vec![Gather::bytes(&bytes[..1]); PIECES_MAX + 1];
+    let error = tx.send_segments(to, &crumbs, PIECES_MAX + 1);
+    assert_eq!(error.ok(), Some(1), "one datagram goes as it is");
+    let error = tx.send_segments(to, &[&crumbs[..], &crumbs[..]].concat(), PIECES_MAX + 1);
+    assert!(error.unwrap_err().to_string().contains("more than 8 pieces"));
+    receive(&rx, &mut RxBatch::new(1), 1, tx.local_addr().unwrap());
+}
+
+#[test]
+fn an_error_names_destination_and_cause() {
+    // Fits into a datagram, but with its headers not into loopback's 65 536 bytes.
+    let (tx, _rx, to) = pair("[::1]:0");
+    let bytes = vec![0; DATAGRAM_BYTES_MAX];
+    let error = tx.send_segments(to, &[Gather::bytes(&bytes)], DATAGRAM_BYTES_MAX).unwrap_err();
+    let error = error.to_string();
+    assert!(error.starts_with(&format!("sending datagrams of 65507 bytes to {to}: ")), "{error}");
+    assert!(error.ends_with(": the MTU of the interface, or of the path, is smaller"));
+}
+
+#[test]
+fn registered_memory_is_sent_from_where_it_lies() {
+    let (tx, rx, to) = pair("[::1]:0");
+    let memory = HostMemory::alloc(8192).unwrap();
+    memory.write_at(4090, b"payload").unwrap();
+    let train = [
+        Gather::bytes(b"header."),
+        memory.gather(4090, 7).unwrap(),
+        Gather::bytes(b"icrc"),
+        Gather::bytes(b"next header"),
+    ];
+    assert_eq!(tx.send_segments(to, &train, 18).unwrap(), 2);
+    let received = receive(&rx, &mut RxBatch::new(2), 2, tx.local_addr().unwrap());
+    assert_eq!(received, [&b"header.payloadicrc"[..], b"next header"]);
+}
+
+#[test]
+fn datagrams_without_a_checksum_are_received_over_ipv6() {
+    const UDP_NO_CHECK6_TX: c_int = 101;
+    let (tx, rx, to) = pair("[::1]:0");
+    set_option(&tx.socket, libc::IPPROTO_UDP, UDP_NO_CHECK6_TX, 1).unwrap();
+    assert_eq!(tx.send_segments(to, &[Gather::bytes(b"rxe")], 3).unwrap(), 1);
+    receive(&rx, &mut RxBatch::new(1), 1, tx.local_addr().unwrap());
+}
+
+#[test]
+fn traffic_class_and_hop_limit_are_set_in_both_families() {
+    for localhost in LOCALHOSTS {
+        let (tx, rx, to) = pair(localhost);
+        tx.set_traffic_class(106 & !3).unwrap();
+        tx.set_hop_limit(255).unwrap();
+        let socket = &tx.socket;
+        if to.is_ipv6() {
+            assert_eq!(socket.tclass_v6().unwrap(), 104);
+            assert_eq!(socket.unicast_hops_v6().unwrap(), 255);
+        } else {
+            assert_eq!(socket.tos_v4().unwrap(), 104);
+            assert_eq!(socket.ttl_v4().unwrap(), 255);
+        }
+        assert_eq!(tx.send_segments(to, &[Gather::bytes(b"x")], 1).unwrap(), 1);
+        receive(&rx, &mut RxBatch::new(1), 1, tx.local_addr().unwrap());
+    }
+}
+
+#[test]
+fn a_wait_ends_by_a_wake_by_a_datagram_or_in_time() {
+    let (tx, rx, to) = pair("127.0.0.1:0");
+    assert!(!rx.wait_readable(Some(Duration::from_millis(1))).unwrap());
+    rx.wake();
+    rx.wake();
+    let start = Instant::now();
+    assert!(!rx.wait_readable(Some(PATIENCE)).unwrap(), "a wake before the wait counts");
+    assert!(start.elapsed() < PATIENCE);
+    assert!(!rx.wait_readable(Some(Duration::ZERO)).unwrap());
+    let rx = Arc::new(rx);
+    let waiter = {
+        let rx = Arc::clone(&rx);
+        thread::spawn(move || rx.wait_readable(None).unwrap())
+    };
+    rx.wake();
+    assert!(!waiter.join().unwrap());
+    assert_eq!(tx.send_segments(to, &[Gather::bytes(b"x")], 1).unwrap(), 1);
+    assert!(rx.wait_readable(None).unwrap());
+    assert!(rx.buffer_bytes().unwrap() > 0);
+}

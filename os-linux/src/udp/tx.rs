@@ -1,0 +1,258 @@
+//! Sending.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use socket2::{SockAddr, Socket};
+
+use super::{Control, DATAGRAM_BYTES_MAX, bind, grow_buffer, message_header, set_option};
+use crate::memory::Gather;
+
+/// Most datagrams in a train (`UDP_MAX_SEGMENTS` of kernels before 6.9; later ones take 128).
+pub const SEGMENTS_MAX: usize = 64;
+
+/// Most pieces of the gather list that one datagram may touch.
+pub const PIECES_MAX: usize = 8;
+
+/// A socket that sends packets as a RoCE device would. Any thread may use it.
+///
+/// Datagrams are never fragmented (`IP_MTU_DISCOVER` is `DO`) and the socket is never connected:
+/// this is what makes the IPv4 identification predictable, see [`ip_id`](Self::ip_id).
+#[derive(Debug)]
+pub struct TxSocket {
+    pub(super) socket: Socket,
+    ipv6: bool,
+    pub(super) offload: AtomicBool,
+}
+
+/// Datagrams that the kernel refused to send.
+#[derive(Debug, thiserror::Error)]
+#[error("sending datagrams of {segment_bytes} bytes to {to}: {source}{}", hint(.source))]
+pub struct SendError {
+    /// Where they should have gone.
+    pub to: SocketAddr,
+    /// How long they were.
+    pub segment_bytes: usize,
+    /// Why not.
+    pub source: io::Error,
+}
+
+impl TxSocket {
+    /// A socket at `local`, from which the packets will seem to come; port 0 is one that the
+    /// kernel picks.
+    pub fn bind(local: SocketAddr) -> io::Result<Self> {
+        let socket = bind(local)?;
+        grow_buffer(&socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)?;
+        let (level, discover, mode) = if local.is_ipv6() {
+            (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)
+        } else {
+            (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
+        };
+        set_option(&socket, level, discover, mode)?;
+        // Size 0 leaves offload off by default and asks only whether the kernel knows it.
+        let offload = set_option(&socket, libc::IPPROTO_UDP, libc::UDP_SEGMENT, 0).is_ok();
+        Ok(TxSocket { socket, ipv6: local.is_ipv6(), offload: AtomicBool::new(offload) })
+    }
+
+    /// Where the packets come from, the port filled in.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        let addr = self.socket.local_addr()?;
+        Ok(addr.as_socket().expect("bound to an IP address"))
+    }
+
+    /// Sets the type of service (IPv4) or traffic class (IPv6) of what is sent from now on.
+    pub fn set_traffic_class(&self, traffic_class: u8) -> io::Result<()> {
+        if self.ipv6 {
+            self.socket.set_tclass_v6(traffic_class.into())
+        } else {
+            self.socket.set_tos_v4(traffic_class.into())
+        }
+    }
+
+    /// Sets the time to live (IPv4) or hop limit (IPv6) of what is sent from now on; not 0.
+    pub fn set_hop_limit(&self, hop_limit: u8) -> io::Result<()> {
+        if self.ipv6 {
+            self.socket.set_unicast_hops_v6(hop_limit.into())
+        } else {
+            self.socket.set_ttl_v4(hop_limit.into())
+        }
+    }
+
+    /// Whether the kernel cuts trains (`UDP_SEGMENT`, Linux 4.18). Where it turns out that it
+    /// does not, this becomes false and stays so.
+    pub fn offload(&self) -> bool {
+        self.offload.load(Ordering::Relaxed)
+    }
+
+    /// How many datagrams of `segment_bytes` each fit into one [`send_segments`](
+    /// Self::send_segments): at least 1, at most [`SEGMENTS_MAX`].
+    pub fn segments_max(segment_bytes: usize) -> usize {
+        (DATAGRAM_BYTES_MAX / segment_bytes.max(1)).clamp(1, SEGMENTS_MAX)
+    }
+
+    /// The IPv4 identification that datagram `index` of a [`send_segments`](Self::send_segments)
+    /// will have, for its ICRC: the index where the kernel cuts the train, 0 where each goes by
+    /// itself. IPv6 has none.
+    ///
+    /// When a kernel that was thought to cut trains refuses, the datagrams at hand are sent all
+    /// the same, with identification 0. That happens once in the life of a socket; to the receiver
+    /// they are lost.
+    pub fn ip_id(&self, index: usize) -> u16 {
+        if self.offload() { index as u16 } else { 0 }
+    }
+
+    /// Sends a train to `to`: the bytes of `pieces`, cut into datagrams of `segment_bytes`, the
+    /// last of which may be shorter. A datagram may be spread over [`PIECES_MAX`] pieces.
+    ///
+    /// Says how many datagrams went out, from the front; fewer than there are (0 too) where the
+    /// kernel has no room just now. An error means that none went out.
+    pub fn send_segments(
+        &self,
+        to: SocketAddr,
+        pieces: &[Gather<'_>],
+        segment_bytes: usize,
+    ) -> Result<usize, SendError> {
+        self.send_train(&to.into(), pieces, segment_bytes).map_err(|source| SendError {
+            to,
+            segment_bytes,
+            source,
+        })
+    }
+
+    fn send_train(
+        &self,
+        to: &SockAddr,
+        pieces: &[Gather<'_>],
+        segment_bytes: usize,
+    ) -> io::Result<usize> {
+        let bytes: usize = pieces.iter().map(Gather::len).sum();
+        let segments = bytes.div_ceil(segment_bytes.max(1));
+        if segments == 0
+            || segment_bytes == 0
+            || bytes > DATAGRAM_BYTES_MAX
+            || segments > SEGMENTS_MAX
+        {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "{bytes} bytes are not 1 to {SEGMENTS_MAX} datagrams, {DATAGRAM_BYTES_MAX} \
+                     bytes in all"
+                ),
+            ));
+        }
+        if segments == 1 {
+            return Ok(usize::from(self.send_message(to, pieces, None)?));
+        }
+        if !self.offload() {
+            return self.send_singly(to, pieces, segment_bytes, segments);
+        }
+        match self.send_message(to, pieces, Some(segment_bytes as u16)) {
+            Ok(sent) => Ok(if sent { segments } else { 0 }),
+            // The route leads through a device or a tunnel that cannot have trains, or the
+            // datagrams are too long for it in either way, which they will say by themselves.
+            Err(refused) if refuses_offload(&refused) => {
+                let sent = self.send_singly(to, pieces, segment_bytes, segments)?;
+                if sent > 0 {
+                    self.offload.store(false, Ordering::Relaxed);
+                }
+                Ok(sent)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// One system call for each datagram.
+    fn send_singly(
+        &self,
+        to: &SockAddr,
+        mut pieces: &[Gather<'_>],
+        segment_bytes: usize,
+        segments: usize,
+    ) -> io::Result<usize> {
+        let (mut used, mut sent) = (0, 0);
+        while sent < segments {
+            let mut datagram = [Gather::bytes(&[]); PIECES_MAX];
+            let (mut len, mut room) = (0, segment_bytes);
+            while let Some((piece, later)) = pieces.split_first()
+                && room > 0
+            {
+                let part = piece.part(used..used.saturating_add(room));
+                *datagram.get_mut(len).ok_or_else(too_many_pieces)? = part;
+                len += 1;
+                room -= part.len();
+                used += part.len();
+                if used == piece.len() {
+                    (pieces, used) = (later, 0);
+                }
+            }
+            match self.send_message(to, &datagram[..len], None) {
+                Ok(true) => sent += 1,
+                Err(error) if sent == 0 => return Err(error),
+                // An error that stays will come back with the next call.
+                Ok(false) | Err(_) => break,
+            }
+        }
+        Ok(sent)
+    }
+
+    /// One `sendmsg(2)`. Says whether the kernel had room.
+    fn send_message(
+        &self,
+        to: &SockAddr,
+        pieces: &[Gather<'_>],
+        segment_bytes: Option<u16>,
+    ) -> io::Result<bool> {
+        let control = segment_bytes
+            .map(|bytes| Control::<u16>::new(libc::IPPROTO_UDP, libc::UDP_SEGMENT, bytes));
+        // `Gather` is a transparent `iovec`; the kernel writes to neither list nor name.
+        let mut header = message_header(
+            to.as_ptr().cast_mut().cast(),
+            to.len(),
+            pieces.as_ptr().cast_mut().cast(),
+            pieces.len(),
+        );
+        if let Some(control) = &control {
+            header.msg_control = (&raw const *control).cast_mut().cast();
+            header.msg_controllen = size_of_val(control) as _;
+        }
+        // SAFETY: name, gather list and control message are as long as the header says and
+        // outlive the call; what the pieces point to is borrowed for the call.
+        let sent = unsafe { libc::sendmsg(self.socket.as_raw_fd(), &header, libc::MSG_DONTWAIT) };
+        if sent >= 0 {
+            return Ok(true);
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR) => Ok(false),
+            // An ICMP answer to an earlier datagram. Asking has cleared it; as far as the peer is
+            // concerned these are lost, and it is the protocol that counts its retries.
+            Some(libc::ECONNREFUSED) => Ok(true),
+            _ => Err(error),
+        }
+    }
+}
+
+fn refuses_offload(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE | libc::ENOPROTOOPT | libc::EOPNOTSUPP)
+    )
+}
+
+fn too_many_pieces() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidInput,
+        format!("a datagram is spread over more than {PIECES_MAX} pieces"),
+    )
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMSGSIZE) => ": the MTU of the interface, or of the path, is smaller",
+        Some(libc::EPERM) => ": a firewall of this host forbids it",
+        Some(libc::ENETUNREACH | libc::EHOSTUNREACH) => ": no route",
+        _ => "",
+    }
+}
