@@ -1,10 +1,11 @@
 //! What Invar needs of Linux.
 //!
 //! The protocol is in `invar-core` and touches no clock, no socket, no pointer. This crate wires
-//! it to the operating system: [`memory`] that NICs read and write, [`udp`] for the software NIC,
-//! the [`clock`] and the [`env`](mod@env)ironment.
+//! it to the operating system: [`memory`] that NICs read and write, [`tcp`] for the handshake,
+//! [`udp`] for the software NIC, the [`clock`] and the [`env`](mod@env)ironment.
 
 pub mod clock;
 pub mod env;
 pub mod memory;
+pub mod tcp;
 pub mod udp;

@@ -1,0 +1,169 @@
+//! The out-of-band channel: TCP on which the two ends of a comm agree.
+//!
+//! Nothing here blocks. A stream that has no bytes or no room answers 0, a listener that has no
+//! caller answers `None`, and whoever polls keeps the deadline.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use invar_core::conn::{Stream, StreamError};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+
+/// Callers that may wait to be accepted; the kernel cuts it to `net.core.somaxconn`.
+const BACKLOG: i32 = 16_384;
+
+/// A silent peer is asked for a sign of life after 10 s, and 15 s later it is gone.
+const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
+    .with_time(Duration::from_secs(10))
+    .with_interval(Duration::from_secs(5))
+    .with_retries(3);
+
+/// A peer that acknowledges nothing of what was sent is gone after this.
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
+
+/// Where peers connect.
+#[derive(Debug)]
+pub struct OobListener(TcpListener);
+
+impl OobListener {
+    /// Listens at `addr`; port 0 is one that the kernel picks.
+    pub fn bind(addr: SocketAddr) -> io::Result<Self> {
+        let socket = new_socket(addr)?;
+        if addr.port() != 0 {
+            // A port that somebody chose is to be had again right after a restart.
+            socket.set_reuse_address(true)?;
+        }
+        socket.bind(&addr.into())?;
+        socket.listen(BACKLOG)?;
+        Ok(OobListener(socket.into()))
+    }
+
+    /// Where it listens, the port filled in.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+
+    /// The next peer that has connected; `None` where there is none yet.
+    ///
+    /// An error is about this host (`EMFILE`, `ENOMEM`): a peer that gave up meanwhile is none.
+    pub fn accept(&self) -> io::Result<Option<OobStream>> {
+        match self.0.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(true)?;
+                tune(SockRef::from(&stream))?;
+                Ok(Some(OobStream(stream)))
+            }
+            Err(error) if is_about_one_peer(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// A connection with a peer. Dropping it closes it.
+#[derive(Debug)]
+pub struct OobStream(TcpStream);
+
+impl OobStream {
+    /// Starts to connect to `addr`. Ask [`poll_connected`](Stream::poll_connected) how it goes.
+    pub fn connect(addr: SocketAddr) -> Result<Self, StreamError> {
+        let socket = new_socket(addr).map_err(os)?;
+        tune(SockRef::from(&socket)).map_err(os)?;
+        match socket.connect(&addr.into()) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            Err(error) => return Err(os(error)),
+        }
+        Ok(OobStream(socket.into()))
+    }
+
+    /// Our end.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+}
+
+impl Stream for OobStream {
+    fn peer_addr(&self) -> Option<SocketAddr> {
+        self.0.peer_addr().ok()
+    }
+
+    /// `ECONNREFUSED` and `ETIMEDOUT` may pass: connect anew.
+    fn poll_connected(&mut self) -> Result<bool, StreamError> {
+        let mut fds = [PollFd::new(&self.0, PollFlags::OUT)];
+        match poll(&mut fds, Some(&Timespec::default())) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(false),
+            Ok(_) => {}
+            Err(errno) => return Err(StreamError::Os(errno.raw_os_error())),
+        }
+        match self.0.take_error().map_err(os)? {
+            None => Ok(true),
+            Some(error) => Err(os(error)),
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+        match self.0.write(bytes) {
+            Ok(sent) => Ok(sent),
+            Err(error) if is_not_now(&error) => Ok(0),
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(StreamError::Closed),
+            Err(error) => Err(os(error)),
+        }
+    }
+
+    fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError> {
+        match self.0.read(buf) {
+            Ok(0) if !buf.is_empty() => Err(StreamError::Closed),
+            Ok(received) => Ok(received),
+            Err(error) if is_not_now(&error) => Ok(0),
+            Err(error) => Err(os(error)),
+        }
+    }
+}
+
+/// Non-blocking, closed on exec.
+fn new_socket(addr: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+fn tune(socket: SockRef<'_>) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_keepalive(&KEEPALIVE)?;
+    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))
+}
+
+fn is_not_now(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+/// `accept(2)` hands on what went wrong with the connection that it would have returned.
+fn is_about_one_peer(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::EAGAIN
+                | libc::EINTR
+                | libc::ECONNABORTED
+                | libc::EPROTO
+                | libc::EPERM
+                | libc::ENETDOWN
+                | libc::ENETUNREACH
+                | libc::EHOSTDOWN
+                | libc::EHOSTUNREACH
+                | libc::ENONET
+                | libc::ENOPROTOOPT
+                | libc::EOPNOTSUPP
+        )
+    )
+}
+
+fn os(error: io::Error) -> StreamError {
+    // Every error here comes from a system call, but for those that std makes up for itself.
+    StreamError::Os(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+use super::*;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+/// Polls until there is an answer; loopback answers within microseconds.
+fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = poll() {
+            return answer;
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "{what} took for ever");
+        std::thread::yield_now();
+    }
+}
+
+fn listener(host: &str) -> OobListener {
+    OobListener::bind(SocketAddr::new(host.parse().unwrap(), 0)).unwrap()
+}
+
+/// Both ends of a connection: who connected, who accepted.
+fn pair(host: &str) -> (OobStream, OobStream) {
+    let listener = listener(host);
+    let mut caller = OobStream::connect(listener.local_addr().unwrap()).unwrap();
+    until("connecting", || caller.poll_connected().unwrap().then_some(()));
+    let called = until("accepting", || listener.accept().unwrap());
+    (caller, called)
+}
+
+fn receive_one(stream: &mut OobStream) -> Result<u8, StreamError> {
+    let mut byte = [0];
+    until("receiving", || match stream.recv(&mut byte) {
+        Ok(0) => None,
+        Ok(_) => Some(Ok(byte[0])),
+        Err(error) => Some(Err(error)),
+    })
+}
+
+#[test]
+fn both_ends_know_each_other_and_bytes_pass_both_ways() {
+    for host in ["127.0.0.1", "::1"] {
+        let (mut caller, mut called) = pair(host);
+        assert_eq!(caller.peer_addr(), called.local_addr().ok());
+        assert_eq!(called.peer_addr(), caller.local_addr().ok());
+        assert_eq!(caller.send(&[7]), Ok(1));
+        assert_eq!(receive_one(&mut called), Ok(7));
+        assert_eq!(called.send(&[8]), Ok(1));
+        assert_eq!(receive_one(&mut caller), Ok(8));
+    }
+}
+
+#[test]
+fn nobody_waits_where_there_is_nothing() {
+    assert!(listener("127.0.0.1").accept().unwrap().is_none());
+    let (mut caller, mut called) = pair("127.0.0.1");
+    assert_eq!(called.recv(&mut [0; 8]), Ok(0));
+    assert_eq!(called.recv(&mut []), Ok(0));
+    let bytes = vec![0; 1 << 16];
+    // The receiver takes nothing, so there is room for so much and no more.
+    let sent = until("filling the buffers", || {
+        (caller.send(&bytes) == Ok(0)).then(|| caller.send(&bytes))
+    });
+    assert_eq!(sent, Ok(0));
+}
+
+#[test]
+fn every_byte_of_a_long_message_arrives_in_order() {
+    let (mut caller, mut called) = pair("127.0.0.1");
+    let message: Vec<u8> = (0..1_000_000u32).map(|i| ((i * 31) >> 3) as u8).collect();
+    let (mut sent, mut received) = (0, Vec::new());
+    let mut buf = [0; 4099];
+    until("the message", || {
+        sent += caller.send(&message[sent..]).unwrap();
+        let n = called.recv(&mut buf).unwrap();
+        received.extend_from_slice(&buf[..n]);
+        (received.len() == message.len()).then_some(())
+    });
+    assert_eq!(received, message);
+}
+
+#[test]
+fn a_peer_that_closes_is_told_apart_from_one_that_breaks_off() {
+    let (mut caller, mut called) = pair("127.0.0.1");
+    assert_eq!(caller.send(&[7]), Ok(1));
+    drop(caller);
+    assert_eq!(receive_one(&mut called), Ok(7), "what was sent before still comes");
+    assert_eq!(receive_one(&mut called), Err(StreamError::Closed));
+    assert_eq!(receive_one(&mut called), Err(StreamError::Closed));
+    // The kernel answers bytes to a closed socket with a reset, and after that knows of no peer.
+    let error = until("the reset", || called.send(&[9]).err());
+    assert!([StreamError::Os(libc::ECONNRESET), StreamError::Closed].contains(&error));
+
+    let (mut caller, called) = pair("127.0.0.1");
+    SockRef::from(&called.0).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(called);
+    assert_eq!(receive_one(&mut caller), Err(StreamError::Os(libc::ECONNRESET)));
+}
+
+#[test]
+fn a_port_where_nobody_listens_refuses() {
+    let gone = listener("127.0.0.1").local_addr().unwrap();
+    let error = until("the refusal", || match OobStream::connect(gone) {
+        Err(error) => Some(error),
+        Ok(mut stream) => Some(until("the refusal", || stream.poll_connected().err())),
+    });
+    assert_eq!(error, StreamError::Os(libc::ECONNREFUSED));
+}
+
+#[test]
+fn a_connection_under_way_neither_sends_nor_fails() {
+    // A listener whose queue is full answers no further caller.
+    let full = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    full.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    full.listen(0).unwrap();
+    let addr = full.local_addr().unwrap().as_socket().unwrap();
+    let mut callers: Vec<_> = (0..4).map(|_| OobStream::connect(addr).unwrap()).collect();
+    let waiting = callers.last_mut().unwrap();
+    assert_eq!(waiting.poll_connected(), Ok(false));
+    assert_eq!(waiting.send(&[1]), Ok(0));
+    assert_eq!(waiting.recv(&mut [0]), Ok(0));
+}
+
+#[test]
+fn both_ends_look_after_a_silent_peer() {
+    let (caller, called) = pair("127.0.0.1");
+    for stream in [&caller, &called] {
+        let socket = SockRef::from(&stream.0);
+        assert!(socket.tcp_nodelay().unwrap());
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(10));
+        assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(5));
+        assert_eq!(socket.tcp_keepalive_retries().unwrap(), 3);
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(30)));
+        let flags = rustix::io::fcntl_getfd(stream.0.as_fd()).unwrap();
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    }
+}
