@@ -81,8 +81,8 @@ impl HostMemory {
     ///
     /// # Safety
     ///
-    /// - `start..start + len` stays valid for reads, and for writes if a registration or
-    ///   [`write_at`](Self::write_at) lets anything write, until `keep_alive` is dropped.
+    /// - Until `keep_alive` is dropped, `start..start + len` is valid for reads on every thread,
+    ///   and for writes if [`write_at`](Self::write_at) or a registration lets anything write.
     /// - Bytes that a copy or a transfer under way writes are not accessed by anyone else, and
     ///   bytes that it reads are not written by anyone else, except by atomic operations on whole
     ///   aligned 8-byte words.

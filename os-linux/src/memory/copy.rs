@@ -148,7 +148,8 @@ unsafe fn read_edge(from: NonNull<u8>, to: &mut [u8], edges: Edges) {
     }
 }
 
-/// Below this many words the loop is faster (measured on Zen 3: they meet near 700 bytes).
+/// Below this many words the loop is faster. (On an AMD EPYC it moves 24 GB/s against 16 with 256
+/// bytes, 30 against 38 with 1 KiB, 33 against 48 with 4 KiB; `memcpy` 47.)
 #[cfg(target_arch = "x86_64")]
 const STRING_COPY_WORDS_MIN: usize = 96;
 
