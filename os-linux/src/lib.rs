@@ -2,10 +2,12 @@
 //!
 //! The protocol is in `invar-core` and touches no clock, no socket, no pointer. This crate wires
 //! it to the operating system: [`memory`] that NICs read and write, [`tcp`] for the handshake,
-//! [`udp`] for the software NIC, the [`clock`] and the [`env`](mod@env)ironment.
+//! [`udp`] for the software NIC, network [`interface`]s, the [`clock`] and the
+//! [`env`](mod@env)ironment.
 
 pub mod clock;
 pub mod env;
+pub mod interface;
 pub mod memory;
 pub mod tcp;
 pub mod udp;

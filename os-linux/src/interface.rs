@@ -1,0 +1,247 @@
+//! Network interfaces: what there is, and which to use.
+
+mod find;
+mod resolve;
+
+pub use find::{Found, NoInterface, Rules, find};
+pub use resolve::resolve;
+
+use std::ffi::{CStr, CString, c_int};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::fd::AsRawFd;
+use std::{fs, io, mem, ptr};
+
+use invar_core::nic::Mtu;
+use invar_core::param::AddressFamily;
+use socket2::{Domain, SockAddr, SockAddrStorage, Socket, Type, socklen_t};
+
+/// What RoCEv2 may put around the payload of a packet, as Linux counts it (`iboe_get_mtu`): IPv6
+/// 40, UDP 8, BTH 12, extended headers 4 + 28, ICRC 4.
+const ROCE_OVERHEAD_BYTES: u32 = 96;
+
+/// A network interface of this host, in this network namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name; the alias (`eth0:1`) where an address has one.
+    pub name: String,
+    /// Its number, which scopes link-local addresses.
+    pub index: u32,
+    /// Whether it is up and has a link.
+    pub up: bool,
+    /// Whether nothing on it leaves the host.
+    pub loopback: bool,
+    /// Longest IP packet, in bytes.
+    pub mtu: u32,
+    /// Speed of the link in megabits a second, where the driver tells.
+    pub speed_mbps: Option<u32>,
+    /// Its addresses: IPv4, then IPv6, link-local ones last.
+    pub addresses: Vec<InterfaceAddress>,
+}
+
+/// An address of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InterfaceAddress {
+    /// The address.
+    pub ip: IpAddr,
+    /// How many of its bits name the subnet.
+    pub prefix_len: u8,
+    /// The interface that a link-local address is about; 0 for others.
+    pub scope_id: u32,
+}
+
+impl Interface {
+    /// All interfaces, in the kernel's order.
+    pub fn list() -> io::Result<Vec<Interface>> {
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)
+            .or_else(|_| Socket::new(Domain::IPV6, Type::DGRAM, None))?;
+        let mut interfaces: Vec<Interface> = Vec::new();
+        for entry in entries()? {
+            let at = match interfaces.iter().position(|known| known.name == entry.name) {
+                Some(at) => at,
+                // One that vanished meanwhile has no MTU.
+                None => match describe(&socket, &entry) {
+                    Some(interface) => {
+                        interfaces.push(interface);
+                        interfaces.len() - 1
+                    }
+                    None => continue,
+                },
+            };
+            interfaces[at].addresses.extend(entry.address);
+        }
+        for interface in &mut interfaces {
+            interface.addresses.sort_by_key(|addr| (addr.ip.is_ipv6(), addr.scope_id != 0));
+        }
+        Ok(interfaces)
+    }
+
+    /// The interface that has `ip`, any of its addresses on loopback.
+    pub fn holding(ip: IpAddr) -> io::Result<Option<Interface>> {
+        Ok(Self::list()?.into_iter().find(|interface| {
+            let mut addresses = interface.addresses.iter();
+            addresses.any(|addr| addr.ip == ip || interface.loopback && addr.shares_subnet(ip))
+        }))
+    }
+
+    /// The address to use, with port 0; `None` where there is none of that family or the interface
+    /// is down.
+    pub fn addr(&self, family: AddressFamily) -> Option<SocketAddr> {
+        let mut addresses = self.addresses.iter().filter(|_| self.up);
+        addresses.find(|addr| addr.is_of(family)).map(InterfaceAddress::socket_addr)
+    }
+
+    /// The largest RoCE path MTU whose packets fit; `None` where not even the smallest does.
+    pub fn path_mtu(&self) -> Option<Mtu> {
+        Mtu::fitting(self.mtu.saturating_sub(ROCE_OVERHEAD_BYTES))
+    }
+}
+
+impl InterfaceAddress {
+    /// With port 0.
+    pub fn socket_addr(&self) -> SocketAddr {
+        match self.ip {
+            IpAddr::V4(_) => SocketAddr::new(self.ip, 0),
+            IpAddr::V6(v6) => SocketAddrV6::new(v6, 0, 0, self.scope_id).into(),
+        }
+    }
+
+    fn is_of(&self, family: AddressFamily) -> bool {
+        match family {
+            AddressFamily::Any => true,
+            AddressFamily::Inet => self.ip.is_ipv4(),
+            AddressFamily::Inet6 => self.ip.is_ipv6(),
+        }
+    }
+
+    /// Whether `other` is in the same subnet, as far as bits tell.
+    fn shares_subnet(&self, other: IpAddr) -> bool {
+        let differing = match (self.ip, other) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => u128::from(a.to_bits() ^ b.to_bits()) << 96,
+            (IpAddr::V6(a), IpAddr::V6(b)) => a.to_bits() ^ b.to_bits(),
+            _ => return false,
+        };
+        differing.leading_zeros() >= u32::from(self.prefix_len)
+    }
+}
+
+fn describe(socket: &Socket, entry: &Entry) -> Option<Interface> {
+    let flag = |flag: c_int| entry.flags & flag as u32 != 0;
+    let name = CString::new(entry.name.as_str()).ok()?;
+    // SAFETY: a string that ends in NUL.
+    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    Some(Interface {
+        index,
+        up: flag(libc::IFF_UP) && flag(libc::IFF_RUNNING),
+        loopback: flag(libc::IFF_LOOPBACK),
+        mtu: mtu(socket, &name)?,
+        speed_mbps: speed_mbps(&entry.name),
+        addresses: Vec::new(),
+        name: entry.name.clone(),
+    })
+}
+
+/// Asked of the kernel, as sysfs may show another network namespace than ours.
+fn mtu(socket: &Socket, name: &CStr) -> Option<u32> {
+    // SAFETY: integers: all zeros is a value.
+    let mut request: libc::ifreq = unsafe { mem::zeroed() };
+    // The last byte stays 0.
+    let room = request.ifr_name.len() - 1;
+    for (to, from) in request.ifr_name[..room].iter_mut().zip(name.to_bytes()) {
+        *to = *from as _;
+    }
+    // SAFETY: SIOCGIFMTU reads the name and writes the MTU, both within `request`.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &mut request) };
+    // SAFETY: an integer, whatever was written.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    (result == 0).then(|| u32::try_from(mtu).ok())?
+}
+
+/// -1, or an error on reading, is what drivers say that do not know.
+fn speed_mbps(name: &str) -> Option<u32> {
+    let text = fs::read_to_string(format!("/sys/class/net/{name}/speed")).ok()?;
+    text.trim().parse().ok().filter(|speed| *speed > 0)
+}
+
+/// An address, or a link without one.
+struct Entry {
+    name: String,
+    flags: u32,
+    address: Option<InterfaceAddress>,
+}
+
+/// What `getifaddrs(3)` gives.
+fn entries() -> io::Result<Vec<Entry>> {
+    let mut first = ptr::null_mut();
+    // SAFETY: on success it stores a list, which is given back below.
+    if unsafe { libc::getifaddrs(&mut first) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut entries = Vec::new();
+    let mut next = first;
+    // SAFETY: the list is linked by pointers that are valid until it is given back.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        // SAFETY: a string that ends in NUL.
+        let name = unsafe { CStr::from_ptr(entry.ifa_name) };
+        entries.push(Entry {
+            name: name.to_string_lossy().into_owned(),
+            flags: entry.ifa_flags,
+            // SAFETY: each null or a socket address.
+            address: unsafe { address(entry.ifa_addr, entry.ifa_netmask) },
+        });
+        next = entry.ifa_next;
+    }
+    // SAFETY: what `getifaddrs` gave, and no reference into it is left.
+    unsafe { libc::freeifaddrs(first) };
+    Ok(entries)
+}
+
+/// # Safety
+///
+/// Each is null or points to a socket address of its family's length.
+unsafe fn address(
+    addr: *const libc::sockaddr,
+    mask: *const libc::sockaddr,
+) -> Option<InterfaceAddress> {
+    // SAFETY: as promised by the caller.
+    let (addr, mask) = unsafe { (socket_addr(addr)?, socket_addr(mask)) };
+    let prefix_len = match mask.map(|mask| mask.ip()) {
+        Some(IpAddr::V4(mask)) => mask.to_bits().count_ones(),
+        Some(IpAddr::V6(mask)) => mask.to_bits().count_ones(),
+        // A point-to-point link.
+        None => {
+            if addr.is_ipv4() {
+                32
+            } else {
+                128
+            }
+        }
+    };
+    let scope_id = match addr {
+        SocketAddr::V4(_) => 0,
+        SocketAddr::V6(v6) => v6.scope_id(),
+    };
+    Some(InterfaceAddress { ip: addr.ip(), prefix_len: prefix_len as u8, scope_id })
+}
+
+/// `None` for null and for other families than IP.
+///
+/// # Safety
+///
+/// As for [`address`].
+unsafe fn socket_addr(addr: *const libc::sockaddr) -> Option<SocketAddr> {
+    // SAFETY: as promised by the caller.
+    let len = match c_int::from(unsafe { addr.as_ref() }?.sa_family) {
+        libc::AF_INET => size_of::<libc::sockaddr_in>(),
+        libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
+        _ => return None,
+    };
+    let mut storage = SockAddrStorage::zeroed();
+    // SAFETY: `len` bytes are there, by the family, and the storage has room for any.
+    unsafe {
+        ptr::copy_nonoverlapping(addr.cast::<u8>(), (&raw mut storage).cast(), len);
+        SockAddr::new(storage, len as socklen_t).as_socket()
+    }
+}
+
+#[cfg(test)]
+mod tests;
