@@ -67,6 +67,8 @@ pub enum Error {
     },
     /// The peer closed its end of an established connection, or its host is gone.
     PeerClosed(StreamError),
+    /// The peer sent bytes over TCP after the end of the exchange.
+    Unexpected,
     /// The peer speaks something else.
     Preface(PrefaceError),
     /// The peer's QP info cannot be.
@@ -136,6 +138,7 @@ impl Error {
             }
             Error::Stream { error: StreamError::Closed, .. }
             | Error::PeerClosed(_)
+            | Error::Unexpected
             | Error::QpInfo(_)
             | Error::Ready(_)
             | Error::Slot { .. }
@@ -177,6 +180,9 @@ impl fmt::Display for Error {
                 received(f, *got, *want)
             }
             Error::PeerClosed(error) => write!(f, "{error}; the peer has closed or is dead"),
+            Error::Unexpected => {
+                f.write_str("the peer sent bytes over TCP after the end of the exchange")
+            }
             Error::Preface(error) => write!(f, "incompatible peer: {error}"),
             Error::QpInfo(error) => write!(f, "the peer's QP info cannot be: {error}"),
             Error::Ready(got) => write!(f, "the peer's ready word is {got:02x?}, not 1"),

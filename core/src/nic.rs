@@ -20,7 +20,7 @@ pub use attr::{
     AddressVector, Gid, LinkLayer, Mtu, PortAttr, PortState, QpCap, QpOptions, QpState,
     QpTransition, RtrAttr, RtsAttr,
 };
-pub use error::{NicError, Verb};
+pub use error::{NicError, PollError, Verb};
 pub use wr::{RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcOpcode, WcStatus};
 
 bitflags::bitflags! {
@@ -73,8 +73,8 @@ pub trait MemoryKeys {
 pub trait Nic {
     /// Memory that this NIC can reach.
     type Memory: Memory;
-    /// `struct ibv_pd`.
-    type Pd;
+    /// `struct ibv_pd`; clones are the same domain, which lives as long as one of them.
+    type Pd: Clone;
     /// `struct ibv_mr`.
     type Mr: MemoryKeys;
     /// `struct ibv_cq`.
@@ -112,5 +112,5 @@ pub trait Nic {
     /// `ibv_post_recv` of one request.
     fn post_recv(&self, qp: &Self::Qp, wr: &RecvWr) -> Result<(), NicError>;
     /// `ibv_poll_cq`: takes up to `wcs.len()` completions, oldest first, and says how many.
-    fn poll(&self, cq: &Self::Cq, wcs: &mut [Wc]) -> Result<usize, NicError>;
+    fn poll(&self, cq: &Self::Cq, wcs: &mut [Wc]) -> Result<u32, PollError>;
 }

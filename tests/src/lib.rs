@@ -1,3 +1,6 @@
-//! tests
+//! What tests of Invar, and of NICs ported to it, are made of.
 
+pub mod duo;
 pub mod model;
+pub mod null;
+pub mod pipe;

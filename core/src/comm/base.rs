@@ -1,36 +1,53 @@
 //! What both comms have in common: resources, the gate before each call, and polling.
 
-use crate::conn::{Exchange, Stream, StreamError, Verbs};
-use crate::error::{Ends, Error, Report};
-use crate::nic::{Nic, Wc};
+use super::Request;
+use crate::conn::{Exchange, Parts, Peer, Stream, StreamError, Verbs};
+use crate::error::{CompletionError, Ends, Error, Report};
+use crate::nic::{Nic, PollError, Wc, WcStatus};
+use crate::request::Pool;
 
 /// Completions taken in one poll.
 const POLL_BATCH: usize = 8;
 
-/// Whether calls may pass; what is not `Ready` leaves the fast path.
+/// Whether calls may pass; what is not `Open` leaves the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(super) enum Gate {
-    Ready,
+    Open,
     /// The exchange goes on in the first calls (wire of NCCL 2.14).
     Pending,
     /// The peer has closed: what is complete can still be collected.
-    Closed(StreamError),
-    Failed(Error),
+    Closed,
+    Failed,
 }
 
-pub(super) struct Base<N: Nic, S> {
+pub(super) struct Base<N: Nic, S, T> {
     pub(super) gate: Gate,
+    /// Behind a gate that is closed or failed.
+    error: Option<Error>,
+    pub(super) reqs: Pool<T>,
+    wcs: [Wc; POLL_BATCH],
     pub(super) verbs: Verbs<N>,
     pub(super) stream: S,
     pub(super) ends: Ends,
     pub(super) pending: Option<Exchange>,
-    wcs: [Wc; POLL_BATCH],
 }
 
-impl<N: Nic, S: Stream> Base<N, S> {
-    pub(super) fn new(verbs: Verbs<N>, stream: S, ends: Ends, pending: Option<Exchange>) -> Self {
-        let gate = if pending.is_some() { Gate::Pending } else { Gate::Ready };
-        Base { gate, verbs, stream, ends, pending, wcs: [Wc::default(); POLL_BATCH] }
+impl<N: Nic, S: Stream, T: Copy + Default> Base<N, S, T> {
+    /// `depth`: how many requests there may be.
+    pub(super) fn new(parts: Parts<N, S>, depth: usize) -> (Self, Option<Peer>) {
+        let Parts { verbs, stream, ends, peer, pending } = parts;
+        let base = Base {
+            gate: if pending.is_some() { Gate::Pending } else { Gate::Open },
+            error: None,
+            reqs: Pool::new(depth),
+            wcs: [Wc::default(); POLL_BATCH],
+            verbs,
+            stream,
+            ends,
+            pending,
+        };
+        (base, peer)
     }
 
     pub(super) fn report(&self, error: Error) -> Report<'_> {
@@ -40,8 +57,10 @@ impl<N: Nic, S: Stream> Base<N, S> {
     /// Keeps an error after which nothing more can succeed, and gives it back.
     #[cold]
     pub(super) fn fail(&mut self, error: Error) -> Error {
-        if error.is_fatal() && !matches!(self.gate, Gate::Failed(_)) {
-            self.gate = Gate::Failed(error);
+        if error.is_fatal() && self.gate != Gate::Failed {
+            self.gate = Gate::Failed;
+            self.error = Some(error);
+            self.reqs.stop_waiting();
         }
         error
     }
@@ -49,46 +68,95 @@ impl<N: Nic, S: Stream> Base<N, S> {
     /// The error of a gate that nothing passes.
     #[cold]
     pub(super) fn refused(&self) -> Error {
-        match self.gate {
-            Gate::Failed(error) => error,
-            Gate::Closed(error) => Error::PeerClosed(error),
-            Gate::Ready | Gate::Pending => Error::PeerClosed(StreamError::Closed),
-        }
+        self.error.unwrap_or(Error::PeerClosed(StreamError::Closed))
     }
 
-    /// Hands each completion that is there to `route`; says whether there was any.
+    /// Takes completions from the NIC; how many, for [`Base::book`].
+    #[inline(always)]
+    pub(super) fn poll(&mut self) -> Result<u32, PollError> {
+        self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs)
+    }
+
+    /// Hands the completions of a poll to `route`, which says whether it awaited them; the first
+    /// error stays.
     #[inline]
-    pub(super) fn poll(
+    pub(super) fn book(
         &mut self,
-        mut route: impl FnMut(&Wc) -> Result<(), Error>,
-    ) -> Result<bool, Error> {
-        let n = match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {
-            Ok(0) => return Ok(false),
-            Ok(n) => n,
-            Err(error) => return Err(self.fail(error.into())),
+        polled: Result<u32, PollError>,
+        route: impl Fn(&mut Pool<T>, &Wc) -> bool,
+    ) -> Result<(), Error> {
+        let n = match polled {
+            Ok(n) => n as usize,
+            Err(error) => return Err(self.fail(Error::Nic(error.into()))),
         };
-        let mut first = Ok(true);
-        for wc in self.wcs.iter().take(n) {
-            if let Err(error) = route(wc)
-                && first.is_ok()
-            {
-                first = Err(error);
+        let mut broken = None;
+        for (i, wc) in self.wcs.iter().enumerate().take(n) {
+            let ok = wc.status == WcStatus::SUCCESS && route(&mut self.reqs, wc);
+            if !ok && broken.is_none() {
+                broken = Some(i);
             }
         }
-        first.map_err(|error| self.fail(error))
+        match broken {
+            None => Ok(()),
+            Some(i) => Err(self.broken(i)),
+        }
     }
 
-    /// Looks whether the peer is still there. Between comms nothing travels over the stream, so
+    /// The error of the completion at `i` of a batch.
+    #[cold]
+    fn broken(&mut self, i: usize) -> Error {
+        let wc = self.wcs[i];
+        let settings = &self.verbs.settings;
+        let error = if wc.status == WcStatus::SUCCESS {
+            Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num }
+        } else {
+            Error::Completion(CompletionError::new(&wc, settings.timeout, settings.retry_cnt))
+        };
+        self.fail(error)
+    }
+
+    /// The value of a request that does not wait, if it is done rather than unknown.
+    #[inline]
+    pub(super) fn done(&self, request: &Request) -> Result<&T, Error> {
+        match self.reqs.get(request) {
+            Some(value) if self.gate != Gate::Failed => Ok(value),
+            _ => Err(self.not_done(request)),
+        }
+    }
+
+    #[cold]
+    fn not_done(&self, request: &Request) -> Error {
+        match self.gate {
+            Gate::Failed => self.refused(),
+            _ => Error::UnknownRequest(request.raw()),
+        }
+    }
+
+    /// Looks whether the peer is still there: between comms nothing travels over the stream, so
     /// whatever comes is its end, or not from a working peer.
-    pub(super) fn check_peer(&mut self) -> Result<(), Error> {
-        if self.gate != Gate::Ready {
-            return Ok(());
+    pub(super) fn check_peer(
+        &mut self,
+        route: impl Fn(&mut Pool<T>, &Wc) -> bool,
+    ) -> Result<(), Error> {
+        match self.gate {
+            Gate::Pending => return Ok(()),
+            Gate::Closed | Gate::Failed => return Err(self.refused()),
+            Gate::Open => {}
         }
-        match self.stream.recv(&mut [0; 8]) {
-            Ok(0) => {}
-            Ok(_) => return Err(self.fail(Error::Argument("bytes after the end of the exchange"))),
-            Err(error) => self.gate = Gate::Closed(error),
+        let error = match self.stream.recv(&mut [0; 8]) {
+            Ok(0) => return Ok(()),
+            Ok(_) => return Err(self.fail(Error::Unexpected)),
+            Err(error) => Error::PeerClosed(error),
+        };
+        // What the peer sent before it closed is in the completion queue by now.
+        loop {
+            match self.poll() {
+                Ok(0) => break,
+                polled => self.book(polled, &route)?,
+            }
         }
-        Ok(())
+        self.gate = Gate::Closed;
+        self.error = Some(error);
+        Err(error)
     }
 }

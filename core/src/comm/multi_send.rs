@@ -7,10 +7,11 @@
 use core::sync::atomic::Ordering;
 
 use crate::conn::Verbs;
-use crate::fifo::RECVS_MAX;
+use crate::fifo::{RECVS_MAX, Slot};
 use crate::nic::{Memory, Nic, NicError, SendFlags, SendOpcode, SendWr, Sge};
 use crate::wr_id;
 
+use super::SendBuf;
 use super::send::SIZES_ROW_BYTES;
 
 /// A message whose receive is known.
@@ -61,6 +62,12 @@ fn share(size: u32, qps: u16, q: usize) -> Share {
 }
 
 impl Member {
+    #[inline]
+    pub(super) fn new(index: u8, size: u32, buf: &SendBuf, slot: &Slot) -> Self {
+        let (addr, lkey) = (buf.addr, buf.lkey);
+        Member { index, size, addr, lkey, remote: slot.addr, rkey: slot.rkey }
+    }
+
     /// The WRITE of one share.
     fn write(&self, Share { offset, length }: Share) -> SendWr {
         let offset = u64::from(offset);

@@ -6,11 +6,11 @@ use super::Request;
 use super::base::{Base, Gate};
 use super::send::SIZES_ROW_BYTES;
 use crate::conn::{Parts, Peer, Stream, Verbs, Wire, is_ready};
-use crate::error::{CompletionError, Ends, Error, Report};
+use crate::error::{Ends, Error, Report};
 use crate::fifo::{self, RECVS_MAX, ROW_BYTES, SLOT_BYTES, Slot};
 use crate::nic::{
     Access, Memory, MemoryKeys, Nic, NicError, QpOptions, RecvWr, SendFlags, SendOpcode, SendWr,
-    Sge, Wc, WcOpcode, WcStatus,
+    Sge, Wc, WcOpcode,
 };
 use crate::request::Pool;
 use crate::wr_id;
@@ -67,25 +67,15 @@ impl Received {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Kind {
-    #[default]
-    Recv,
-    Flush,
-}
-
 /// A receive or flush under way.
 #[derive(Clone, Copy, Debug, Default)]
 struct Recv {
-    /// Completions still awaited: one for each queue pair, and one for a signaled slot write.
-    events: u16,
-    kind: Kind,
     nreqs: u8,
     /// Of the FIFO, so of the sizes too.
     row: u8,
-    /// Of a group: a bit for each buffer with data.
+    /// The immediate that came: bytes, or of a group a bit for each buffer with data.
     imm: u32,
-    /// Bytes posted; of a single receive, once it is there, bytes received.
+    /// Bytes posted.
     sizes: [u32; RECVS_MAX],
 }
 
@@ -100,7 +90,7 @@ struct Flusher<N: Nic> {
 /// The receiving end of a connection.
 pub struct RecvComm<N: Nic, S> {
     flusher: Option<Flusher<N>>,
-    base: Base<N, S>,
+    base: Base<N, S, Recv>,
     /// Receives posted.
     tail: u64,
     row_mask: u64,
@@ -109,7 +99,6 @@ pub struct RecvComm<N: Nic, S> {
     /// Where the shadow of the FIFO begins in the control memory.
     shadow_offset: u64,
     wire: Wire,
-    reqs: Pool<Recv>,
 }
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
@@ -119,21 +108,20 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     }
 
     pub(crate) fn new(parts: Parts<N, S>) -> Result<Self, Error> {
-        let Parts { verbs, stream, ends, peer, pending } = parts;
-        let settings = verbs.settings;
+        let settings = parts.verbs.settings;
         let depth = usize::from(settings.depth());
-        let flusher = if settings.flush { Some(Flusher::create(&verbs)?) } else { None };
+        let flusher = if settings.flush { Some(Flusher::create(&parts.verbs)?) } else { None };
+        let (base, peer) = Base::new(parts, depth);
         let fifo = peer.map_or((0, 0), |peer| (peer.info.fifo_addr, peer.info.fifo_rkey));
         Ok(RecvComm {
             flusher,
-            base: Base::new(verbs, stream, ends, pending),
+            base,
             tail: 0,
             row_mask: depth as u64 - 1,
             remote_fifo: fifo.0,
             remote_rkey: fifo.1,
             shadow_offset: (depth * SIZES_ROW_BYTES) as u64,
             wire: settings.wire,
-            reqs: Pool::new(depth),
         })
     }
 
@@ -147,22 +135,24 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// Others stay: every later call gives the same.
     #[inline]
     pub fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Error> {
-        if self.base.gate != Gate::Ready && !self.pass()? {
+        if self.base.gate != Gate::Open && !self.pass()? {
             return Ok(None);
         }
         if let Some(error) = fault(bufs) {
             return Err(error);
         }
         let row = (self.tail & self.row_mask) as usize;
-        let Some((index, recv)) = self.reqs.take() else { return Ok(None) };
+        let Some((index, entry)) = self.base.reqs.take() else { return Ok(None) };
         let verbs = &self.base.verbs;
-        recv.events = verbs.qps.len() as u16 + u16::from(row == 0);
-        recv.kind = Kind::Recv;
-        recv.nreqs = bufs.len() as u8;
-        recv.row = row as u8;
+        entry.value.nreqs = bufs.len() as u8;
+        entry.value.imm = 0;
+        entry.value.row = row as u8;
+        // A signaled slot write completes on the same request.
+        entry.arm(verbs.qps.len() as u16 + u16::from(row == 0));
+        let request = entry.request();
         let shadow = &verbs.control.words()[(self.shadow_offset / 8) as usize..];
-        for (r, buf) in bufs.iter().enumerate() {
-            recv.sizes[r] = buf.len;
+        for (r, (buf, size)) in bufs.iter().zip(&mut entry.value.sizes).enumerate() {
+            *size = buf.len;
             let slot = Slot {
                 addr: buf.addr,
                 size: buf.len as i32,
@@ -173,13 +163,11 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             };
             fifo::store(shadow, row, r, &slot);
         }
-        match self.post(index, row, bufs.len()) {
-            Ok(()) => {
-                self.tail += 1;
-                Ok(Some(self.reqs.token(index)))
-            }
-            Err(error) => Err(self.base.fail(error.into())),
+        if let Err(error) = self.post(index, row, bufs.len()) {
+            return Err(self.base.fail(error.into()));
         }
+        self.tail += 1;
+        Ok(Some(request))
     }
 
     /// Makes received data visible to whom a write by the NIC may not be yet (GPU memory): reads
@@ -188,13 +176,15 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// # Errors
     /// As [`RecvComm::irecv`].
     pub fn iflush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, Error> {
-        if self.base.gate != Gate::Ready {
+        if self.base.gate != Gate::Open {
             return Err(self.base.refused());
         }
         let last = bufs.iter().rev().find(|buf| buf.len > 0);
         let (Some(flusher), Some(buf)) = (&self.flusher, last) else { return Ok(Flush::NotNeeded) };
-        let Some((index, flush)) = self.reqs.take() else { return Ok(Flush::Busy) };
-        *flush = Recv { events: 1, kind: Kind::Flush, ..Recv::default() };
+        let Some((index, entry)) = self.base.reqs.take() else { return Ok(Flush::Busy) };
+        entry.value = Recv::default();
+        entry.arm(1);
+        let request = entry.request();
         let sge = Sge { addr: flusher.memory.addr(), length: 1, lkey: flusher.mr.lkey() };
         let wr = SendWr {
             wr_id: u64::from(index),
@@ -206,7 +196,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             ..SendWr::default()
         };
         match self.base.verbs.nic.post_send(&flusher.qp, &[wr]) {
-            Ok(()) => Ok(Flush::Started(self.reqs.token(index))),
+            Ok(()) => Ok(Flush::Started(request)),
             Err(error) => Err(self.base.fail(error.into())),
         }
     }
@@ -217,26 +207,20 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
     #[inline]
     pub fn test(&mut self, request: &Request) -> Result<Option<Received>, Error> {
-        loop {
-            if let Gate::Failed(error) = self.base.gate {
-                return Err(error);
-            }
-            let Some(recv) = self.reqs.get(request) else {
-                return Err(self.unknown(request));
-            };
-            if recv.events == 0 {
-                let received = self.received(request)?;
-                self.reqs.give(request);
-                return Ok(Some(received));
-            }
-            if !self.progress()? {
-                return if self.base.gate == Gate::Ready {
-                    Ok(None)
-                } else {
-                    Err(self.base.refused())
-                };
+        while self.base.reqs.is_waiting(request) {
+            match self.base.poll() {
+                Ok(0) => return self.idle(),
+                polled => self.base.book(polled, route)?,
             }
         }
+        let recv = self.base.done(request)?;
+        let received = if recv.nreqs == 1 && recv.imm <= recv.sizes[0] {
+            Received { nreqs: 1, sizes: [recv.imm, 0, 0, 0, 0, 0, 0, 0] }
+        } else {
+            self.received(request)?
+        };
+        self.base.reqs.give(request);
+        Ok(Some(received))
     }
 
     /// Looks whether the peer still has its end open, which an idle comm does not notice by
@@ -245,17 +229,12 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// # Errors
     /// [`Error::PeerClosed`]. Requests that are complete can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
-        self.base.check_peer()?;
-        while self.progress()? {}
-        match self.base.gate {
-            Gate::Ready | Gate::Pending => Ok(()),
-            Gate::Closed(_) | Gate::Failed(_) => Err(self.base.refused()),
-        }
+        self.base.check_peer(route)
     }
 
     /// Receives and flushes under way: started, and not yet tested as done.
     pub fn outstanding(&self) -> usize {
-        self.reqs.live().count()
+        self.base.reqs.live().count()
     }
 
     /// Receives posted.
@@ -311,23 +290,22 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 }
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
-    /// What a complete request got.
+    /// What a test says when nothing came.
     #[inline]
-    fn received(&mut self, request: &Request) -> Result<Received, Error> {
-        let Some(recv) = self.reqs.get(request) else { return Ok(Received::default()) };
-        let (nreqs, sizes) = (recv.nreqs, recv.sizes);
-        if nreqs <= 1 { Ok(Received { nreqs, sizes }) } else { self.received_group(request) }
+    fn idle(&self) -> Result<Option<Received>, Error> {
+        if self.base.gate == Gate::Closed { Err(self.base.refused()) } else { Ok(None) }
     }
 
-    /// The sizes of a group: the peer wrote them before its immediate, or the immediate has a bit
-    /// for each.
-    #[cold]
-    fn received_group(&mut self, request: &Request) -> Result<Received, Error> {
-        let Some(recv) = self.reqs.get(request) else { return Ok(Received::default()) };
+    /// Sizes of a single message from its immediate; of a group, as the peer wrote them before its
+    /// immediate, or by that one's bits.
+    #[inline(never)]
+    fn received(&mut self, request: &Request) -> Result<Received, Error> {
+        let recv = self.base.done(request)?;
         let mut received = Received { nreqs: recv.nreqs, ..Received::default() };
         for (r, size) in received.sizes.iter_mut().enumerate().take(usize::from(recv.nreqs)) {
             let bit = recv.imm >> r & 1;
             *size = match self.wire {
+                _ if recv.nreqs == 1 => recv.imm,
                 Wire::Nccl214 => bit,
                 Wire::Invar => {
                     let at = usize::from(recv.row) * SIZES_ROW_BYTES + 4 * r;
@@ -344,36 +322,14 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         Ok(received)
     }
 
-    /// Takes completions; says whether there were any.
-    #[inline]
-    fn progress(&mut self) -> Result<bool, Error> {
-        let reqs = &mut self.reqs;
-        let settings = &self.base.verbs.settings;
-        let (timeout, retry_cnt) = (settings.timeout, settings.retry_cnt);
-        self.base.poll(|wc| {
-            if wc.status == WcStatus::SUCCESS {
-                route(reqs, wc)
-            } else {
-                Err(Error::Completion(CompletionError::new(wc, timeout, retry_cnt)))
-            }
-        })
-    }
-
-    #[cold]
-    fn unknown(&self, request: &Request) -> Error {
-        match self.base.gate {
-            Gate::Ready | Gate::Pending => Error::UnknownRequest(request.raw()),
-            Gate::Closed(_) | Gate::Failed(_) => self.base.refused(),
-        }
-    }
-
     /// What stands before a call where the gate is not simply open: on the wire of NCCL 2.14,
     /// the ready word (`net_ib.cc ncclRecvCheck`).
     #[cold]
     fn pass(&mut self) -> Result<bool, Error> {
-        let Base { gate: Gate::Pending, stream, pending, .. } = &mut self.base else {
+        if self.base.gate != Gate::Pending {
             return Err(self.base.refused());
-        };
+        }
+        let Base { stream, pending, .. } = &mut self.base;
         let ready = match pending {
             Some(exchange) => is_ready(stream, exchange),
             None => Ok(true),
@@ -381,7 +337,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         match ready {
             Ok(true) => {
                 self.base.pending = None;
-                self.base.gate = Gate::Ready;
+                self.base.gate = Gate::Open;
                 Ok(true)
             }
             Ok(false) => Ok(false),
@@ -407,29 +363,15 @@ fn fault(bufs: &[RecvBuf]) -> Option<Error> {
     None
 }
 
-/// Books a completion on the request that its `wr_id` names.
+/// Books a completion on the request that its `wr_id` names; whether that awaited it.
 #[inline]
-fn route(reqs: &mut Pool<Recv>, wc: &Wc) -> Result<(), Error> {
-    let unknown = Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num };
-    let Some(recv) = reqs.at_mut(wr_id::index(wc.wr_id, 0)) else { return Err(unknown) };
-    if recv.events == 0 {
-        return Err(unknown);
-    }
-    recv.events -= 1;
+fn route(reqs: &mut Pool<Recv>, wc: &Wc) -> bool {
+    let entry = reqs.at(wr_id::index(wc.wr_id, 0));
     if wc.opcode == WcOpcode::RecvRdmaWithImm {
-        if recv.kind != Kind::Recv {
-            return Err(unknown);
-        }
-        if recv.nreqs > 1 {
-            recv.imm = wc.imm_data;
-        } else if wc.imm_data > recv.sizes[0] {
-            return Err(Error::Overrun { got: wc.imm_data, posted: recv.sizes[0] });
-        } else {
-            // Each queue pair brings the whole size, so it is set, not added up.
-            recv.sizes[0] = wc.imm_data;
-        }
+        // Each queue pair brings the same: the whole size of a single message, not its share.
+        entry.value.imm = wc.imm_data;
     }
-    Ok(())
+    entry.book()
 }
 
 impl<N: Nic> Flusher<N> {

@@ -4,10 +4,10 @@ use super::Request;
 use super::base::{Base, Gate};
 use super::multi_send::{self, Member, Target};
 use crate::conn::stage::Stage;
-use crate::conn::{Parts, Peer, Stream, start_with_acceptor};
-use crate::error::{CompletionError, Ends, Error, Report};
+use crate::conn::{Parts, Stream, start_with_acceptor};
+use crate::error::{Ends, Error, Report};
 use crate::fifo::{self, DEPTH_MAX, RECVS_MAX, ROW_BYTES, Slot};
-use crate::nic::{Memory, Nic, SendOpcode, Wc, WcStatus};
+use crate::nic::{Memory, Nic, Wc};
 use crate::request::Pool;
 use crate::wr_id;
 
@@ -25,11 +25,9 @@ pub struct SendBuf {
     pub lkey: u32,
 }
 
-/// A send under way.
+/// A send under way, or done.
 #[derive(Clone, Copy, Debug, Default)]
 struct Send {
-    /// Completions still awaited, one for each queue pair.
-    events: u16,
     /// Messages that went with it under one `wr_id`.
     nreqs: u8,
     size: u32,
@@ -47,12 +45,11 @@ struct Group {
 
 /// The sending end of a connection.
 pub struct SendComm<N: Nic, S> {
-    base: Base<N, S>,
+    base: Base<N, S, Send>,
     /// Rows matched and sent.
     head: u64,
     row_mask: u64,
     target: Target,
-    reqs: Pool<Send>,
     group: Group,
 }
 
@@ -63,27 +60,14 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     }
 
     pub(crate) fn new(parts: Parts<N, S>) -> Self {
-        let Parts { verbs, stream, ends, peer, pending } = parts;
-        let depth = usize::from(verbs.settings.depth());
-        let target = Target::new(&verbs, (depth * ROW_BYTES) as u32);
-        let mut comm = SendComm {
-            base: Base::new(verbs, stream, ends, pending),
-            head: 0,
-            row_mask: depth as u64 - 1,
-            target,
-            reqs: Pool::new(depth),
-            group: Group::default(),
-        };
-        if let Some(peer) = peer {
-            comm.meet(&peer);
-        }
-        comm
-    }
-
-    fn meet(&mut self, peer: &Peer) {
-        self.row_mask = u64::from(peer.fifo_depth) - 1;
-        self.reqs = Pool::new(usize::from(peer.fifo_depth));
-        self.target.sizes = peer.sizes;
+        let settings = parts.verbs.settings;
+        let offered = usize::from(settings.depth());
+        let depth = parts.peer.as_ref().map_or(offered, |peer| usize::from(peer.fifo_depth));
+        let mut target = Target::new(&parts.verbs, (offered * ROW_BYTES) as u32);
+        let (base, peer) = Base::new(parts, depth);
+        target.sizes = peer.and_then(|peer| peer.sizes);
+        let row_mask = depth as u64 - 1;
+        SendComm { base, head: 0, row_mask, target, group: Group::default() }
     }
 
     /// Starts to send `buf` if the peer has posted a receive for `tag`; otherwise, or where no
@@ -97,22 +81,15 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// goes on. Others stay: every later call gives the same.
     #[inline]
     pub fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
-        if self.base.gate != Gate::Ready && !self.pass()? {
-            return Ok(None);
-        }
-        if self.group.nreqs == 0 {
-            let idx = self.head + 1;
+        if self.base.gate == Gate::Open && self.group.nreqs == 0 {
             let row = (self.head & self.row_mask) as usize;
             let words = self.base.verbs.control.words();
-            let Some(slot) = fifo::load(words, row, 0, idx) else { return Ok(None) };
+            let Some(slot) = fifo::load(words, row, 0, self.head + 1) else { return Ok(None) };
             if slot.nreqs == 1 {
                 return self.send_one(buf, tag, &slot);
             }
-            if !self.load_group(row, slot)? {
-                return Ok(None);
-            }
         }
-        self.send_in_group(buf, tag)
+        self.send_grouped(buf, tag)
     }
 
     /// Whether a send is done, and then how many bytes it sent; `request` is then over.
@@ -121,26 +98,15 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
     #[inline]
     pub fn test(&mut self, request: &Request) -> Result<Option<u32>, Error> {
-        loop {
-            if let Gate::Failed(error) = self.base.gate {
-                return Err(error);
-            }
-            let Some(send) = self.reqs.get(request) else {
-                return Err(self.unknown(request));
-            };
-            if send.events == 0 {
-                let size = send.size;
-                self.reqs.give(request);
-                return Ok(Some(size));
-            }
-            if !self.progress()? {
-                return if self.base.gate == Gate::Ready {
-                    Ok(None)
-                } else {
-                    Err(self.base.refused())
-                };
+        while self.base.reqs.is_waiting(request) {
+            match self.base.poll() {
+                Ok(0) => return self.idle(),
+                polled => self.base.book(polled, route)?,
             }
         }
+        let size = self.base.done(request)?.size;
+        self.base.reqs.give(request);
+        Ok(Some(size))
     }
 
     /// Looks whether the peer still has its end open, which an idle comm does not notice by
@@ -149,20 +115,15 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// # Errors
     /// [`Error::PeerClosed`]. Requests that are complete can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
-        self.base.check_peer()?;
-        while self.progress()? {}
-        match self.base.gate {
-            Gate::Ready | Gate::Pending => Ok(()),
-            Gate::Closed(_) | Gate::Failed(_) => Err(self.base.refused()),
-        }
+        self.base.check_peer(route)
     }
 
     /// Sends under way: started, and not yet tested as done.
     pub fn outstanding(&self) -> usize {
-        self.reqs.live().count()
+        self.base.reqs.live().count()
     }
 
-    /// Messages that have been sent or are under way.
+    /// Receives of the peer that were matched.
     pub fn rows_sent(&self) -> u64 {
         self.head
     }
@@ -177,19 +138,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.report(error)
     }
 
-    /// Takes completions; says whether there were any.
-    fn progress(&mut self) -> Result<bool, Error> {
-        let reqs = &mut self.reqs;
-        let settings = self.base.verbs.settings;
-        self.base.poll(|wc| {
-            if wc.status != WcStatus::SUCCESS {
-                let error = CompletionError::new(wc, settings.timeout, settings.retry_cnt);
-                let size = reqs.at_mut(wr_id::index(wc.wr_id, 0)).map_or(0, |send| send.size);
-                let opcode = Some(SendOpcode::RdmaWriteWithImm);
-                return Err(Error::Completion(CompletionError { opcode, bytes: size, ..error }));
-            }
-            route(reqs, wc)
-        })
+    /// What a test says when nothing came.
+    #[inline]
+    fn idle(&self) -> Result<Option<u32>, Error> {
+        if self.base.gate == Gate::Closed { Err(self.base.refused()) } else { Ok(None) }
     }
 
     #[inline]
@@ -198,34 +150,44 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return Ok(None);
         }
         let size = self.fit(buf, slot)?;
-        let Some((index, send)) = self.reqs.take() else { return Ok(None) };
-        *send = Send { events: self.target.qps, nreqs: 1, size };
-        let member = Member {
-            index,
-            size,
-            addr: buf.addr,
-            lkey: buf.lkey,
-            remote: slot.addr,
-            rkey: slot.rkey,
-        };
+        let Some((index, entry)) = self.base.reqs.take() else { return Ok(None) };
+        entry.value = Send { nreqs: 1, size };
+        entry.arm(self.target.qps);
+        let request = entry.request();
+        let member = Member::new(index, size, buf, slot);
         if let Err(error) = multi_send::post_one(&self.base.verbs, &self.target, &member) {
             return Err(self.base.fail(error.into()));
         }
         self.head += 1;
-        Ok(Some(self.reqs.token(index)))
+        Ok(Some(request))
+    }
+
+    /// What is not a message of its own on an open comm.
+    #[inline(never)]
+    fn send_grouped(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
+        if self.base.gate != Gate::Open {
+            // From the start: the row at the head may be a single one.
+            return if self.pass()? { self.isend(buf, tag) } else { Ok(None) };
+        }
+        if self.group.nreqs == 0 && !self.load_group()? {
+            return Ok(None);
+        }
+        self.send_in_group(buf, tag)
     }
 
     /// Reads a row of several slots, once all of them are there.
-    #[cold]
-    fn load_group(&mut self, row: usize, first: Slot) -> Result<bool, Error> {
+    fn load_group(&mut self) -> Result<bool, Error> {
+        let row = (self.head & self.row_mask) as usize;
+        let idx = self.head + 1;
+        let words = self.base.verbs.control.words();
+        let Some(first) = fifo::load(words, row, 0, idx) else { return Ok(false) };
         let nreqs = first.nreqs as usize;
         if !(1..=RECVS_MAX).contains(&nreqs) {
             let (what, value) = ("a group of", u64::from(first.nreqs));
-            return Err(self.base.fail(Error::Slot { what, value, idx: first.idx }));
+            return Err(self.base.fail(Error::Slot { what, value, idx }));
         }
-        let words = self.base.verbs.control.words();
         for (r, slot) in self.group.slots.iter_mut().enumerate().take(nreqs) {
-            match fifo::load(words, row, r, first.idx) {
+            match fifo::load(words, row, r, idx) {
                 Some(loaded) => *slot = loaded,
                 None => return Ok(false),
             }
@@ -243,16 +205,11 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let Some(r) = (0..*nreqs).find(fits) else { return Ok(None) };
         let (nreqs, slot) = (*nreqs, slots[r]);
         let size = self.fit(buf, &slot)?;
-        let Some((index, send)) = self.reqs.take() else { return Ok(None) };
-        *send = Send { events: self.target.qps, nreqs: nreqs as u8, size };
-        self.group.members[r] = Some(Member {
-            index,
-            size,
-            addr: buf.addr,
-            lkey: buf.lkey,
-            remote: slot.addr,
-            rkey: slot.rkey,
-        });
+        let Some((index, entry)) = self.base.reqs.take() else { return Ok(None) };
+        entry.value = Send { nreqs: nreqs as u8, size };
+        entry.arm(self.target.qps);
+        let request = entry.request();
+        self.group.members[r] = Some(Member::new(index, size, buf, &slot));
         self.group.matched += 1;
         if self.group.matched == nreqs {
             let row = (self.head & self.row_mask) as usize;
@@ -264,7 +221,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             self.head += 1;
             self.group.nreqs = 0;
         }
-        Ok(Some(self.reqs.token(index)))
+        Ok(Some(request))
     }
 
     /// The bytes to send into a slot.
@@ -298,14 +255,6 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.fail(Error::Slot { what, value, idx: slot.idx })
     }
 
-    #[cold]
-    fn unknown(&self, request: &Request) -> Error {
-        match self.base.gate {
-            Gate::Ready | Gate::Pending => Error::UnknownRequest(request.raw()),
-            Gate::Closed(_) | Gate::Failed(_) => self.base.refused(),
-        }
-    }
-
     /// What stands before a call where the gate is not simply open: on the wire of NCCL 2.14,
     /// the rest of the exchange (`net_ib.cc ncclSendCheck`).
     #[cold]
@@ -329,26 +278,21 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return Ok(false);
         }
         *pending = None;
-        self.base.gate = Gate::Ready;
+        self.base.gate = Gate::Open;
         Ok(true)
     }
 }
 
-/// Books a completion on the requests that its `wr_id` names.
+/// Books a completion on the requests that its `wr_id` names; whether all awaited it.
 #[inline]
-fn route(reqs: &mut Pool<Send>, wc: &Wc) -> Result<(), Error> {
-    let unknown = Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num };
-    let nreqs = reqs.at_mut(wr_id::index(wc.wr_id, 0)).map_or(0, |first| first.nreqs);
-    if nreqs == 0 {
-        return Err(unknown);
+fn route(reqs: &mut Pool<Send>, wc: &Wc) -> bool {
+    let first = reqs.at(wr_id::index(wc.wr_id, 0));
+    let nreqs = usize::from(first.value.nreqs);
+    let mut awaited = first.book();
+    for i in 1..nreqs {
+        awaited &= reqs.at(wr_id::index(wc.wr_id, i)).book();
     }
-    for i in 0..usize::from(nreqs) {
-        match reqs.at_mut(wr_id::index(wc.wr_id, i)) {
-            Some(send) if send.events > 0 => send.events -= 1,
-            _ => return Err(unknown),
-        }
-    }
-    Ok(())
+    awaited
 }
 
 const _: () = assert!(DEPTH_MAX * (ROW_BYTES + SIZES_ROW_BYTES) <= u32::MAX as usize);

@@ -67,3 +67,20 @@ impl fmt::Display for NicError {
 }
 
 impl core::error::Error for NicError {}
+
+/// A completion queue that cannot be polled any more: overrun, or its device is gone. Small,
+/// since polling is what idle programs do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PollError {
+    /// The system's error number.
+    pub errno: u16,
+}
+
+impl From<PollError> for NicError {
+    fn from(error: PollError) -> Self {
+        let cause = "the completion queue was overrun, or its device is gone";
+        NicError::new(Verb::PollCq, i32::from(error.errno), cause)
+    }
+}
+
+static_assertions::const_assert!(size_of::<Result<u32, PollError>>() <= size_of::<usize>());

@@ -1,0 +1,91 @@
+//! A sender and a receiver, connected in one thread.
+
+use invar_core::comm::{RecvComm, SendComm};
+use invar_core::conn::{Acceptor, Connector, Settings};
+use invar_core::error::Error;
+use invar_core::nic::{Access, Memory, MemoryKeys, Nic};
+
+use crate::pipe::Pipe;
+
+/// Calls of connect and accept after which a connection is given up.
+const POLLS_MAX: usize = 1_000_000;
+
+/// Both ends of a connection, and the protection domains for their buffers.
+pub struct Duo<N: Nic> {
+    /// Sends.
+    pub send: SendComm<N, Pipe>,
+    /// Receives.
+    pub recv: RecvComm<N, Pipe>,
+    /// Of the sender.
+    pub send_pd: N::Pd,
+    /// Of the receiver.
+    pub recv_pd: N::Pd,
+}
+
+/// Registered memory of one end.
+pub struct Buffer<N: Nic> {
+    /// The registration.
+    pub mr: N::Mr,
+    /// The bytes.
+    pub memory: N::Memory,
+}
+
+impl<N: Nic> Buffer<N> {
+    /// `len` zeroed bytes that the NIC and peers may do anything with.
+    pub fn new(nic: &N, pd: &N::Pd, len: usize) -> Self {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let memory = nic.alloc(len).expect("memory");
+        let mr = nic.reg_mr(pd, &memory, access).expect("registration");
+        Buffer { mr, memory }
+    }
+
+    /// Address of the byte at `offset`.
+    pub fn addr(&self, offset: usize) -> u64 {
+        self.memory.addr() + offset as u64
+    }
+
+    /// Local key.
+    pub fn lkey(&self) -> u32 {
+        self.mr.lkey()
+    }
+
+    /// Remote key.
+    pub fn rkey(&self) -> u32 {
+        self.mr.rkey()
+    }
+}
+
+/// Connects two ports with a pipe as the out-of-band stream. `idle` runs when both ends wait.
+///
+/// # Errors
+/// The first error of either end.
+///
+/// # Panics
+/// When neither end gets anywhere, which is a bug.
+pub fn connect<N: Nic + Clone>(
+    nics: [&N; 2],
+    settings: [Settings; 2],
+    mut idle: impl FnMut(),
+) -> Result<Duo<N>, Error> {
+    let [send_pd, recv_pd] = [nics[0].alloc_pd()?, nics[1].alloc_pd()?];
+    let (here, there) = Pipe::pair();
+    let mut connector = Connector::new(nics[0].clone(), send_pd.clone(), here, settings[0], 0);
+    let mut acceptor = Acceptor::new(nics[1].clone(), recv_pd.clone(), there, settings[1], 0);
+    let (mut send, mut recv) = (None, None);
+    for _ in 0..POLLS_MAX {
+        if send.is_none() {
+            send = connector.poll(0)?;
+        }
+        if recv.is_none() {
+            recv = acceptor.poll(0)?;
+        }
+        if send.is_some() && recv.is_some() {
+            break;
+        }
+        idle();
+    }
+    match (send, recv) {
+        (Some(send), Some(recv)) => Ok(Duo { send, recv, send_pd, recv_pd }),
+        _ => panic!("no connection after {POLLS_MAX} polls of both ends"),
+    }
+}

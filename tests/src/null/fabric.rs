@@ -1,0 +1,444 @@
+//! The state behind every [`NullNic`](super::NullNic): queue pairs, regions, completion queues.
+
+use std::collections::VecDeque;
+
+use invar_core::nic::{
+    Access, Memory, NicError, QpCap, QpState, QpTransition, RecvWr, RtrAttr, RtsAttr, SendFlags,
+    SendOpcode, SendWr, Sge, Verb, Wc, WcOpcode, WcStatus,
+};
+use invar_linux::memory::HostMemory;
+
+const EINVAL: i32 = 22;
+const ENOMEM: i32 = 12;
+/// The first numbers are for management (IBTA §10.2.4).
+const FIRST_QPN: usize = 0x10;
+/// Keys carry the region's index above a tag, so that none is 0.
+const KEY_TAG: u32 = 0x5a;
+const COPY_BYTES: usize = 4096;
+const SMALL_BYTES: usize = 64;
+
+/// All that the ports of one fabric share.
+#[derive(Default)]
+pub struct Fabric {
+    qps: Vec<Option<Qp>>,
+    regions: Vec<Option<Region>>,
+    cqs: Vec<Option<Cq>>,
+    pds: usize,
+}
+
+struct Region {
+    pd: usize,
+    memory: HostMemory,
+    access: Access,
+}
+
+struct Cq {
+    depth: usize,
+    completions: VecDeque<Wc>,
+}
+
+struct Qp {
+    pd: usize,
+    cq: usize,
+    cap: QpCap,
+    state: QpState,
+    access: Access,
+    rtr: RtrAttr,
+    rts: RtsAttr,
+    receives: VecDeque<RecvWr>,
+    /// Posted, and waiting for a receive of the peer: work request and its inline bytes.
+    stalled: VecDeque<(SendWr, [u8; Qp::INLINE_BYTES])>,
+}
+
+impl Qp {
+    const INLINE_BYTES: usize = 64;
+}
+
+impl Fabric {
+    pub(super) fn qpn(index: usize) -> u32 {
+        (index + FIRST_QPN) as u32
+    }
+
+    pub(super) fn key(index: usize) -> u32 {
+        (index as u32) << 8 | KEY_TAG
+    }
+
+    pub(super) fn alloc_pd(&mut self) -> usize {
+        self.pds += 1;
+        self.pds
+    }
+
+    pub(super) fn reg_mr(&mut self, pd: usize, memory: HostMemory, access: Access) -> usize {
+        self.regions.push(Some(Region { pd, memory, access }));
+        self.regions.len() - 1
+    }
+
+    pub(super) fn dereg_mr(&mut self, index: usize) {
+        self.regions[index] = None;
+    }
+
+    pub(super) fn create_cq(&mut self, depth: usize) -> usize {
+        self.cqs.push(Some(Cq { depth, completions: VecDeque::with_capacity(depth) }));
+        self.cqs.len() - 1
+    }
+
+    pub(super) fn destroy_cq(&mut self, index: usize) {
+        self.cqs[index] = None;
+    }
+
+    pub(super) fn create_qp(&mut self, pd: usize, cq: usize, cap: QpCap) -> usize {
+        self.qps.push(Some(Qp {
+            pd,
+            cq,
+            cap,
+            state: QpState::Reset,
+            access: Access::empty(),
+            rtr: RtrAttr::default(),
+            rts: RtsAttr::default(),
+            receives: VecDeque::with_capacity(cap.max_recv_wr as usize),
+            stalled: VecDeque::new(),
+        }));
+        self.qps.len() - 1
+    }
+
+    pub(super) fn destroy_qp(&mut self, index: usize) {
+        self.qps[index] = None;
+        // Whoever waits for a receive of it waits for ever otherwise.
+        self.retry_stalled_towards(index);
+    }
+
+    pub(super) fn modify_qp(
+        &mut self,
+        index: usize,
+        transition: &QpTransition,
+    ) -> Result<(), NicError> {
+        let qp = self.qps[index].as_mut().expect("a live handle");
+        let from = qp.state;
+        qp.state = match (from, transition) {
+            (_, QpTransition::Reset) => {
+                qp.receives.clear();
+                qp.stalled.clear();
+                QpState::Reset
+            }
+            (QpState::Reset, QpTransition::Init { access, .. }) => {
+                qp.access = *access;
+                QpState::Init
+            }
+            (QpState::Init, QpTransition::Rtr(rtr)) => {
+                qp.rtr = *rtr;
+                QpState::Rtr
+            }
+            (QpState::Rtr, QpTransition::Rts(rts)) => {
+                qp.rts = *rts;
+                QpState::Rts
+            }
+            (QpState::Rts, QpTransition::Sqd) => QpState::Sqd,
+            (QpState::Sqd, QpTransition::Resume) => QpState::Rts,
+            (_, QpTransition::Err) => {
+                self.fail(index);
+                return Ok(());
+            }
+            _ => {
+                let cause = "the queue pair's state does not allow this move";
+                return Err(NicError::new(Verb::ModifyQp, EINVAL, cause));
+            }
+        };
+        if qp.state == QpState::Rts && from == QpState::Sqd {
+            self.run_stalled(index);
+        }
+        Ok(())
+    }
+
+    pub(super) fn post_recv(&mut self, index: usize, wr: &RecvWr) -> Result<(), NicError> {
+        let qp = self.qps[index].as_mut().expect("a live handle");
+        if qp.state == QpState::Reset {
+            return Err(NicError::new(Verb::PostRecv, EINVAL, "queue pair in state RESET"));
+        }
+        if qp.receives.len() >= qp.cap.max_recv_wr as usize {
+            return Err(NicError::new(Verb::PostRecv, ENOMEM, "receive queue full"));
+        }
+        qp.receives.push_back(*wr);
+        if qp.state == QpState::Err {
+            self.fail(index);
+        } else if self.has_stalled_towards(index) {
+            self.retry_stalled_towards(index);
+        }
+        Ok(())
+    }
+
+    pub(super) fn post_send(&mut self, index: usize, wrs: &[SendWr]) -> Result<(), NicError> {
+        for (i, wr) in wrs.iter().enumerate() {
+            let qp = self.qps[index].as_mut().expect("a live handle");
+            let refuse = |errno, cause| NicError {
+                index: i as u8,
+                ..NicError::new(Verb::PostSend, errno, cause)
+            };
+            if !matches!(qp.state, QpState::Rts | QpState::Sqd | QpState::Err) {
+                return Err(refuse(EINVAL, "queue pair not in state RTS"));
+            }
+            let inline = wr.flags.contains(SendFlags::INLINE);
+            if inline && wr.sge.length > qp.cap.max_inline_data.min(Qp::INLINE_BYTES as u32) {
+                return Err(refuse(EINVAL, "more inline data than the queue pair takes"));
+            }
+            if qp.state == QpState::Rts && qp.stalled.is_empty() && self.run(index, wr, None) {
+                continue;
+            }
+            let qp = self.qps[index].as_mut().expect("a live handle");
+            if qp.stalled.len() >= qp.cap.max_send_wr as usize {
+                return Err(refuse(ENOMEM, "send queue full"));
+            }
+            let mut bytes = [0; Qp::INLINE_BYTES];
+            if inline {
+                self.read_address(wr.sge.addr, &mut bytes[..wr.sge.length as usize]);
+            }
+            let qp = self.qps[index].as_mut().expect("a live handle");
+            qp.stalled.push_back((*wr, bytes));
+            if qp.state == QpState::Err {
+                self.fail(index);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn poll(&mut self, index: usize, wcs: &mut [Wc]) -> u32 {
+        let cq = self.cqs[index].as_mut().expect("a live handle");
+        let n = wcs.len().min(cq.completions.len());
+        for (to, from) in wcs.iter_mut().zip(cq.completions.drain(..n)) {
+            *to = from;
+        }
+        n as u32
+    }
+
+    /// Carries a work request out; `false` where it must wait for a receive of the peer.
+    fn run(&mut self, index: usize, wr: &SendWr, inline: Option<&[u8]>) -> bool {
+        let qp = self.qps[index].as_ref().expect("a live handle");
+        let (pd, rnr_retry) = (qp.pd, qp.rts.rnr_retry);
+        let peer_index = (qp.rtr.dest_qp_num as usize).wrapping_sub(FIRST_QPN);
+        let outcome = match self.qps.get(peer_index) {
+            Some(Some(peer))
+                if matches!(peer.state, QpState::Rtr | QpState::Rts | QpState::Sqd) =>
+            {
+                self.carry(pd, peer_index, wr, inline)
+            }
+            _ => Err(WcStatus::RETRY_EXC_ERR),
+        };
+        match outcome {
+            Ok(None) if rnr_retry == 7 => return false,
+            Ok(None) => self.end_in_error(index, wr, WcStatus::RNR_RETRY_EXC_ERR),
+            Ok(Some(opcode)) if wr.flags.contains(SendFlags::SIGNALED) => {
+                let byte_len = wr.sge.length;
+                self.complete(index, Wc { wr_id: wr.wr_id, opcode, byte_len, ..Wc::default() });
+            }
+            Ok(Some(_)) => {}
+            Err(status) => self.end_in_error(index, wr, status),
+        }
+        true
+    }
+
+    /// Moves the bytes; `Ok(None)` where a receive is missing.
+    fn carry(
+        &mut self,
+        pd: usize,
+        peer: usize,
+        wr: &SendWr,
+        inline: Option<&[u8]>,
+    ) -> Result<Option<WcOpcode>, WcStatus> {
+        let len = wr.sge.length;
+        let needs_receive = !matches!(wr.opcode, SendOpcode::RdmaWrite | SendOpcode::RdmaRead);
+        let at = self.qps[peer].as_ref().expect("checked by the caller");
+        if needs_receive && at.receives.is_empty() {
+            return Ok(None);
+        }
+        let (peer_pd, peer_access) = (at.pd, at.access);
+        let remote = |need: Access| {
+            let granted = peer_access.contains(need);
+            let found = self.region(peer_pd, wr.rkey, wr.remote_addr, len, need);
+            if len == 0 || granted {
+                found.ok_or(WcStatus::REM_ACCESS_ERR)
+            } else {
+                Err(WcStatus::REM_ACCESS_ERR)
+            }
+        };
+        let local = |need: Access| {
+            let found = self.region(pd, wr.sge.lkey, wr.sge.addr, len, need);
+            found.ok_or(WcStatus::LOC_PROT_ERR)
+        };
+        let is_inline = wr.flags.contains(SendFlags::INLINE);
+        let source = |fabric: &Fabric, to: &HostMemory, offset: usize| match inline {
+            Some(bytes) => to.write_at(offset, &bytes[..len as usize]).expect("checked"),
+            None if is_inline => {
+                let mut bytes = [0; Qp::INLINE_BYTES];
+                fabric.read_address(wr.sge.addr, &mut bytes[..len as usize]);
+                to.write_at(offset, &bytes[..len as usize]).expect("checked");
+            }
+            None => {
+                if let Some((from, at)) =
+                    fabric.region(pd, wr.sge.lkey, wr.sge.addr, len, Access::empty())
+                {
+                    copy(from, at, to, offset, len as usize);
+                }
+            }
+        };
+        if wr.opcode != SendOpcode::RdmaRead && len > 0 && !is_inline {
+            local(Access::empty())?;
+        }
+        match wr.opcode {
+            SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImm => {
+                if len > 0 {
+                    let (to, offset) = remote(Access::REMOTE_WRITE)?;
+                    source(self, to, offset);
+                }
+                if needs_receive {
+                    self.receive(peer, wr, WcOpcode::RecvRdmaWithImm);
+                }
+                Ok(Some(WcOpcode::RdmaWrite))
+            }
+            SendOpcode::RdmaRead => {
+                if len > 0 {
+                    let (from, offset) = remote(Access::REMOTE_READ)?;
+                    let (to, at) = local(Access::LOCAL_WRITE)?;
+                    copy(from, offset, to, at, len as usize);
+                }
+                Ok(Some(WcOpcode::RdmaRead))
+            }
+            SendOpcode::Send | SendOpcode::SendWithImm => {
+                let Sge { addr, length, lkey } = at.receives.front().expect("checked above").sge;
+                if len > length {
+                    let status = WcStatus::LOC_LEN_ERR;
+                    let wr_id = self.take_receive(peer);
+                    self.complete(peer, Wc { wr_id, status, ..Wc::default() });
+                    self.fail(peer);
+                    return Err(WcStatus::REM_OP_ERR);
+                }
+                if len > 0 {
+                    let found = self.region(peer_pd, lkey, addr, len, Access::LOCAL_WRITE);
+                    let (to, offset) = found.ok_or(WcStatus::REM_OP_ERR)?;
+                    source(self, to, offset);
+                }
+                self.receive(peer, wr, WcOpcode::Recv);
+                Ok(Some(WcOpcode::Send))
+            }
+        }
+    }
+
+    /// Completes the oldest receive.
+    fn receive(&mut self, peer: usize, wr: &SendWr, opcode: WcOpcode) {
+        let with_imm = matches!(wr.opcode, SendOpcode::RdmaWriteWithImm | SendOpcode::SendWithImm);
+        let imm_data = if with_imm { wr.imm_data } else { 0 };
+        let wr_id = self.take_receive(peer);
+        let byte_len = wr.sge.length;
+        let wc = Wc { wr_id, opcode, byte_len, with_imm, imm_data, ..Wc::default() };
+        self.complete(peer, wc);
+    }
+
+    fn take_receive(&mut self, index: usize) -> u64 {
+        let qp = self.qps[index].as_mut().expect("a live peer");
+        qp.receives.pop_front().expect("checked by the caller").wr_id
+    }
+
+    fn complete(&mut self, index: usize, wc: Wc) {
+        let Some(qp) = &self.qps[index] else { return };
+        let Some(cq) = self.cqs.get_mut(qp.cq).and_then(Option::as_mut) else { return };
+        assert!(cq.completions.len() < cq.depth, "completion queue overrun");
+        cq.completions.push_back(Wc { qp_num: Fabric::qpn(index), ..wc });
+    }
+
+    fn end_in_error(&mut self, index: usize, wr: &SendWr, status: WcStatus) {
+        self.complete(index, Wc { wr_id: wr.wr_id, status, ..Wc::default() });
+        self.fail(index);
+    }
+
+    /// To state ERR: everything posted completes as flushed.
+    fn fail(&mut self, index: usize) {
+        let Some(qp) = &mut self.qps[index] else { return };
+        qp.state = QpState::Err;
+        let sends = std::mem::take(&mut qp.stalled).into_iter().map(|(wr, _)| wr.wr_id);
+        let receives = std::mem::take(&mut qp.receives).into_iter().map(|wr| wr.wr_id);
+        for wr_id in sends.chain(receives).collect::<Vec<_>>() {
+            self.complete(index, Wc { wr_id, status: WcStatus::WR_FLUSH_ERR, ..Wc::default() });
+        }
+    }
+
+    fn has_stalled_towards(&self, index: usize) -> bool {
+        let qp = self.qps[index].as_ref().expect("a live handle");
+        let peer = (qp.rtr.dest_qp_num as usize).wrapping_sub(FIRST_QPN);
+        matches!(self.qps.get(peer), Some(Some(peer)) if !peer.stalled.is_empty())
+    }
+
+    fn retry_stalled_towards(&mut self, index: usize) {
+        for from in 0..self.qps.len() {
+            let qpn = Fabric::qpn(index);
+            let waits = |qp: &Qp| qp.rtr.dest_qp_num == qpn && !qp.stalled.is_empty();
+            if self.qps[from].as_ref().is_some_and(waits) {
+                self.run_stalled(from);
+            }
+        }
+    }
+
+    fn run_stalled(&mut self, index: usize) {
+        while let Some(qp) = &mut self.qps[index]
+            && qp.state == QpState::Rts
+            && let Some((wr, bytes)) = qp.stalled.pop_front()
+        {
+            let inline = wr.flags.contains(SendFlags::INLINE).then_some(&bytes[..]);
+            if !self.run(index, &wr, inline) {
+                if let Some(qp) = &mut self.qps[index] {
+                    qp.stalled.push_front((wr, bytes));
+                }
+                return;
+            }
+        }
+    }
+
+    /// The memory that a key names, and where in it the address lies.
+    fn region(
+        &self,
+        pd: usize,
+        key: u32,
+        addr: u64,
+        len: u32,
+        need: Access,
+    ) -> Option<(&HostMemory, usize)> {
+        let region = self.regions.get((key >> 8) as usize)?.as_ref()?;
+        let offset = addr.checked_sub(region.memory.addr())? as usize;
+        let inside = offset.checked_add(len as usize)? <= region.memory.len();
+        let ok = inside && key & 0xff == KEY_TAG && region.pd == pd && region.access.contains(need);
+        ok.then_some((&region.memory, offset))
+    }
+
+    /// Inline bytes need no key: they lie in some registered memory of this fabric.
+    fn read_address(&self, addr: u64, to: &mut [u8]) {
+        for region in self.regions.iter().flatten() {
+            if let Some(offset) = addr.checked_sub(region.memory.addr())
+                && region.memory.read_at(offset as usize, to).is_ok()
+            {
+                return;
+            }
+        }
+    }
+}
+
+fn copy(from: &HostMemory, at: usize, to: &HostMemory, offset: usize, len: usize) {
+    if len <= SMALL_BYTES {
+        copy_by::<SMALL_BYTES>(from, at, to, offset, len);
+    } else {
+        copy_by::<COPY_BYTES>(from, at, to, offset, len);
+    }
+}
+
+fn copy_by<const N: usize>(
+    from: &HostMemory,
+    mut at: usize,
+    to: &HostMemory,
+    mut offset: usize,
+    len: usize,
+) {
+    let mut left = len;
+    let mut buffer = [0; N];
+    while left > 0 {
+        let n = left.min(N);
+        from.read_at(at, &mut buffer[..n]).expect("checked by the caller");
+        to.write_at(offset, &buffer[..n]).expect("checked by the caller");
+        (at, offset, left) = (at + n, offset + n, left - n);
+    }
+}

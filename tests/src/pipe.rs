@@ -1,0 +1,71 @@
+//! An out-of-band stream in memory, which delivers as little at a time as a test asks for.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use invar_core::conn::{Stream, StreamError};
+
+/// One end of a pipe; dropping it closes the other.
+#[derive(Debug)]
+pub struct Pipe {
+    shared: Rc<RefCell<[Way; 2]>>,
+    end: usize,
+    /// Bytes that one call moves at most.
+    pub chunk_bytes_max: usize,
+}
+
+/// One direction.
+#[derive(Debug, Default)]
+struct Way {
+    bytes: VecDeque<u8>,
+    closed: bool,
+}
+
+impl Pipe {
+    /// Two ends of one pipe.
+    pub fn pair() -> (Pipe, Pipe) {
+        let shared = Rc::new(RefCell::new([Way::default(), Way::default()]));
+        let end = |end| Pipe { shared: Rc::clone(&shared), end, chunk_bytes_max: usize::MAX };
+        (end(0), end(1))
+    }
+}
+
+impl Stream for Pipe {
+    fn peer_addr(&self) -> Option<SocketAddr> {
+        None
+    }
+
+    fn poll_connected(&mut self) -> Result<bool, StreamError> {
+        Ok(true)
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+        let ways = &mut *self.shared.borrow_mut();
+        if ways[1 - self.end].closed {
+            return Err(StreamError::Os(32));
+        }
+        let n = bytes.len().min(self.chunk_bytes_max);
+        ways[self.end].bytes.extend(&bytes[..n]);
+        Ok(n)
+    }
+
+    fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError> {
+        let way = &mut self.shared.borrow_mut()[1 - self.end];
+        let n = buf.len().min(self.chunk_bytes_max).min(way.bytes.len());
+        if n == 0 && way.closed && way.bytes.is_empty() {
+            return Err(StreamError::Closed);
+        }
+        for (to, from) in buf.iter_mut().zip(way.bytes.drain(..n)) {
+            *to = from;
+        }
+        Ok(n)
+    }
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        self.shared.borrow_mut()[self.end].closed = true;
+    }
+}
