@@ -1,6 +1,5 @@
 //! IP packets that carry RoCEv2, as raw sockets and captures show them.
 
-use core::mem::size_of;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use static_assertions::assert_eq_size;
@@ -124,7 +123,7 @@ impl Ipv4 {
     fn check(&self) -> Result<usize, DecodeError> {
         let words = self.version_ihl & 0x0f;
         if words < 5 {
-            return Err(DecodeError::Length { what: "IPv4 header", length: words.into() });
+            return Err(DecodeError::Length { what: "IPv4 header", length: u16::from(words) * 4 });
         }
         // More fragments, or an offset.
         if self.flags_offset.get() & 0x3fff != 0 {
@@ -182,3 +181,6 @@ impl Cursor<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

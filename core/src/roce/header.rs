@@ -1,4 +1,4 @@
-//! Transport headers, as values. Their bytes are in [`wire`].
+//! Transport headers (IBTA §9.2, §9.3) as values. Their bytes are in [`wire`].
 
 mod aeth;
 mod bth;
@@ -7,7 +7,7 @@ pub(super) mod wire;
 pub use aeth::{Aeth, NakCode, Syndrome};
 pub use bth::Bth;
 
-/// RDMA extended transport header: the remote memory of a WRITE or READ (IBTA §9.3.3).
+/// RDMA extended transport header: the remote memory of a WRITE or READ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Reth {
     /// First byte, in the responder's addresses.
@@ -18,11 +18,11 @@ pub struct Reth {
     pub dma_len: u32,
 }
 
-/// Immediate data (IBTA §9.3.7): four bytes that travel as they lie in memory.
+/// Immediate data: four bytes that travel as they lie in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ImmDt(pub [u8; 4]);
 
-/// Atomic extended transport header (IBTA §9.3.4).
+/// Atomic extended transport header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AtomicEth {
     /// The 8 bytes, in the responder's addresses.
@@ -35,15 +35,15 @@ pub struct AtomicEth {
     pub compare: u64,
 }
 
-/// Atomic acknowledge extended transport header (IBTA §9.3.6): the value before.
+/// Atomic acknowledge extended transport header: the value before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AtomicAckEth(pub u64);
 
-/// Invalidate extended transport header (IBTA §9.3.8): the key to invalidate.
+/// Invalidate extended transport header: the key to invalidate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Ieth(pub u32);
 
-/// Datagram extended transport header (IBTA §9.3.2).
+/// Datagram extended transport header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Deth {
     /// Key of the destination queue.
@@ -53,3 +53,6 @@ pub struct Deth {
     /// Sending queue pair, 24 bits.
     pub src_qp: u32,
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,6 +20,7 @@ pub(super) const ONES: usize = 8;
 pub(super) const BTH_MASKED: usize = 4;
 pub(super) const BTH_BYTES: usize = 12;
 pub(super) const UDP_BYTES: usize = 8;
+pub(super) const IP_PROTOCOL_UDP: u8 = 17;
 const IPV4_BYTES: usize = 20;
 const IPV6_BYTES: usize = 40;
 const FLOW_BYTES_MAX: usize = ONES + IPV6_BYTES + UDP_BYTES;
@@ -85,8 +86,8 @@ impl Flow {
         let mut run = [0; FLOW_BYTES_MAX + HEADERS_BYTES_MAX];
         let flow_bytes = ONES + self.ip_bytes + UDP_BYTES;
         run[..FLOW_BYTES_MAX].copy_from_slice(&self.template);
-        // A length beyond 16 bits fits no datagram; whatever it hashes to is never sent.
-        let udp_len = (UDP_BYTES + headers.len() + body_len + ICRC_BYTES) as u16;
+        // A length beyond 16 bits fits no datagram, so what it hashes to is never sent.
+        let udp_len = (UDP_BYTES + ICRC_BYTES + headers.len()).wrapping_add(body_len) as u16;
         let ip = &mut run[ONES..];
         if self.ip_bytes == IPV4_BYTES {
             let total = udp_len.wrapping_add(IPV4_BYTES as u16);
@@ -117,8 +118,6 @@ impl Flow {
     }
 }
 
-pub(super) const IP_PROTOCOL_UDP: u8 = 17;
-
 /// An ICRC under way: [`Flow::start`], then every piece of payload and the padding.
 #[derive(Clone, Debug)]
 #[must_use]
@@ -141,3 +140,6 @@ impl Icrc {
         self.0.finalize().to_le_bytes()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -64,41 +64,64 @@ impl Position {
     }
 }
 
-/// What a packet is (IBTA §9.2.1, table 38): three bits of [`Transport`], five of operation.
+/// What a packet is (IBTA §9.2.1): three bits of [`Transport`], five of operation.
 /// Any byte may occur.
 ///
 /// The constants without a prefix are those of a reliable connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Opcode(pub u8);
 
-#[expect(missing_docs, reason = "the names of the standard")]
-impl Opcode {
-    pub const SEND_FIRST: Self = Self(0x00);
-    pub const SEND_MIDDLE: Self = Self(0x01);
-    pub const SEND_LAST: Self = Self(0x02);
-    pub const SEND_LAST_IMM: Self = Self(0x03);
-    pub const SEND_ONLY: Self = Self(0x04);
-    pub const SEND_ONLY_IMM: Self = Self(0x05);
-    pub const WRITE_FIRST: Self = Self(0x06);
-    pub const WRITE_MIDDLE: Self = Self(0x07);
-    pub const WRITE_LAST: Self = Self(0x08);
-    pub const WRITE_LAST_IMM: Self = Self(0x09);
-    pub const WRITE_ONLY: Self = Self(0x0a);
-    pub const WRITE_ONLY_IMM: Self = Self(0x0b);
-    pub const READ_REQUEST: Self = Self(0x0c);
-    pub const READ_RESPONSE_FIRST: Self = Self(0x0d);
-    pub const READ_RESPONSE_MIDDLE: Self = Self(0x0e);
-    pub const READ_RESPONSE_LAST: Self = Self(0x0f);
-    pub const READ_RESPONSE_ONLY: Self = Self(0x10);
-    pub const ACKNOWLEDGE: Self = Self(0x11);
-    pub const ATOMIC_ACKNOWLEDGE: Self = Self(0x12);
-    pub const COMPARE_SWAP: Self = Self(0x13);
-    pub const FETCH_ADD: Self = Self(0x14);
-    pub const SEND_LAST_INV: Self = Self(0x16);
-    pub const SEND_ONLY_INV: Self = Self(0x17);
-    pub const UD_SEND_ONLY: Self = Self(0x64);
-    pub const UD_SEND_ONLY_IMM: Self = Self(0x65);
-    pub const CNP: Self = Self(0x81);
+/// The constants, and their names for people.
+macro_rules! opcodes {
+    ($($name:ident = $value:literal,)*) => {
+        #[expect(missing_docs, reason = "the names of the standard")]
+        impl Opcode {
+            $(pub const $name: Self = Self($value);)*
+        }
+
+        impl fmt::Debug for Opcode {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let (transport, op) = match (self.transport(), self.connected()) {
+                    (Transport::Rc, Some(op)) => ("RC_", op),
+                    (Transport::Uc, Some(op)) => ("UC_", op),
+                    _ => ("", *self),
+                };
+                match op {
+                    $(Self::$name => write!(f, "{transport}{}", stringify!($name)),)*
+                    _ => write!(f, "Opcode({:#04x})", self.0),
+                }
+            }
+        }
+    };
+}
+
+opcodes! {
+    SEND_FIRST = 0x00,
+    SEND_MIDDLE = 0x01,
+    SEND_LAST = 0x02,
+    SEND_LAST_IMM = 0x03,
+    SEND_ONLY = 0x04,
+    SEND_ONLY_IMM = 0x05,
+    WRITE_FIRST = 0x06,
+    WRITE_MIDDLE = 0x07,
+    WRITE_LAST = 0x08,
+    WRITE_LAST_IMM = 0x09,
+    WRITE_ONLY = 0x0a,
+    WRITE_ONLY_IMM = 0x0b,
+    READ_REQUEST = 0x0c,
+    READ_RESPONSE_FIRST = 0x0d,
+    READ_RESPONSE_MIDDLE = 0x0e,
+    READ_RESPONSE_LAST = 0x0f,
+    READ_RESPONSE_ONLY = 0x10,
+    ACKNOWLEDGE = 0x11,
+    ATOMIC_ACKNOWLEDGE = 0x12,
+    COMPARE_SWAP = 0x13,
+    FETCH_ADD = 0x14,
+    SEND_LAST_INV = 0x16,
+    SEND_ONLY_INV = 0x17,
+    UD_SEND_ONLY = 0x64,
+    UD_SEND_ONLY_IMM = 0x65,
+    CNP = 0x81,
 }
 
 impl Opcode {
@@ -184,8 +207,5 @@ impl Opcode {
     }
 }
 
-impl fmt::Debug for Opcode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Opcode({:#04x})", self.0)
-    }
-}
+#[cfg(test)]
+mod tests;

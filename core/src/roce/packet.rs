@@ -1,13 +1,11 @@
 //! A whole packet: the UDP payload of one RoCEv2 datagram.
 
-use core::mem::size_of;
-
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::header::wire;
 use super::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Extensions, ICRC_BYTES, Ieth, ImmDt, Reth};
 
-/// What [`Headers::encode`] needs.
+/// Room for any headers, 64 bytes: what [`Headers::encode`] takes.
 pub const HEADERS_BYTES_MAX: usize = size_of::<wire::Bth>()
     + size_of::<wire::Reth>()
     + size_of::<wire::Aeth>()
@@ -185,3 +183,6 @@ impl Cursor<'_> {
         DecodeError::Truncated { what, offset: self.offset, needed, got: self.bytes.len() }
     }
 }
+
+#[cfg(test)]
+mod tests;

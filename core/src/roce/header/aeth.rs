@@ -1,4 +1,4 @@
-/// ACK extended transport header: how it went (IBTA §9.3.5).
+/// ACK extended transport header: how it went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Aeth {
     /// Acknowledged, not ready, or refused.
@@ -7,7 +7,7 @@ pub struct Aeth {
     pub msn: u32,
 }
 
-/// AETH syndrome (IBTA table 45); every byte has one value and back.
+/// AETH syndrome (IBTA §9.7.5.2); every byte has one value and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Syndrome {
     /// Everything up to the packet's PSN arrived.
@@ -17,7 +17,7 @@ pub enum Syndrome {
     },
     /// Receiver not ready: no receive was posted.
     RnrNak {
-        /// Code of the least wait before a retry, 5 bits (IBTA table 46).
+        /// Code of the least wait before a retry, 5 bits.
         timer: u8,
     },
     /// Refused.
@@ -26,7 +26,7 @@ pub enum Syndrome {
     Unknown(u8),
 }
 
-/// Why a request was refused (IBTA table 47), 5 bits.
+/// Why a request was refused, 5 bits (IBTA §9.7.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NakCode {
     /// A packet is missing: send again from the one that this NAK names.

@@ -1,0 +1,151 @@
+use proptest::prelude::*;
+use std::vec::Vec;
+
+use super::*;
+use crate::roce::IpDatagram;
+
+extern crate std;
+
+/// The ICRC as the standard words it, a bit at a time, from an IP packet that lacks it.
+fn naive_icrc(ip: &[u8], mask_ip_id: bool) -> [u8; 4] {
+    let mut bytes = ip.to_vec();
+    let udp = if ip[0] >> 4 == 4 {
+        bytes[1] = 0xff;
+        bytes[8] = 0xff;
+        bytes[10..12].fill(0xff);
+        if mask_ip_id {
+            bytes[4..6].fill(0xff);
+        }
+        20
+    } else {
+        bytes[0] |= 0x0f;
+        bytes[1..4].fill(0xff);
+        bytes[7] = 0xff;
+        40
+    };
+    bytes[udp + 6..udp + 8].fill(0xff);
+    bytes[udp + 8 + 4] = 0xff;
+    let mut crc = u32::MAX;
+    for byte in [0xff; 8].into_iter().chain(bytes) {
+        crc ^= u32::from(byte);
+        for _ in 0..8 {
+            crc = crc >> 1 ^ if crc & 1 == 1 { 0xedb8_8320 } else { 0 };
+        }
+    }
+    (!crc).to_le_bytes()
+}
+
+/// The IP packet that a UDP socket makes of a payload. `noise` fills what a router may change.
+fn ip_packet(src: SocketAddr, dst: SocketAddr, id: u16, noise: u8, payload: &[u8]) -> Vec<u8> {
+    let udp_len = 8 + payload.len() as u16 + 4;
+    let mut ip = Vec::new();
+    match (src.ip(), dst.ip()) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            ip.extend([0x45, noise]);
+            ip.extend((20 + udp_len).to_be_bytes());
+            ip.extend(id.to_be_bytes());
+            ip.extend([0x40, 0, noise, 17, noise, noise]);
+            ip.extend(src.octets());
+            ip.extend(dst.octets());
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            ip.extend([0x60 | noise & 0x0f, noise, noise, noise]);
+            ip.extend(udp_len.to_be_bytes());
+            ip.extend([17, noise]);
+            ip.extend(src.octets());
+            ip.extend(dst.octets());
+        }
+        _ => unreachable!("the test asks for one family"),
+    }
+    ip.extend(src.port().to_be_bytes());
+    ip.extend(dst.port().to_be_bytes());
+    ip.extend(udp_len.to_be_bytes());
+    ip.extend([noise, noise]);
+    ip.extend(payload);
+    ip
+}
+
+fn addresses() -> impl Strategy<Value = (SocketAddr, SocketAddr)> {
+    let v4 = any::<([u8; 4], [u8; 4])>().prop_map(|(a, b)| (IpAddr::from(a), IpAddr::from(b)));
+    let v6 = any::<([u8; 16], [u8; 16])>()
+        // Mapped IPv4 has a test of its own.
+        .prop_map(|(a, b)| (IpAddr::from(a), IpAddr::from(b)))
+        .prop_filter("not mapped", |(a, b)| a.to_canonical() == *a && b.to_canonical() == *b);
+    (prop_oneof![v4, v6], any::<(u16, u16)>()).prop_map(|((src, dst), (sport, dport))| {
+        (SocketAddr::new(src, sport), SocketAddr::new(dst, dport))
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn sender_and_both_receivers_agree_with_the_naive_one(
+        (src, dst) in addresses(),
+        id: u16,
+        mask_ip_id: bool,
+        noise: u8,
+        payload in prop::collection::vec(any::<u8>(), 12..400),
+        cuts: [prop::sample::Index; 2],
+    ) {
+        let id_of = if mask_ip_id { Ipv4Id::Masked } else { Ipv4Id::Known(id) };
+        let mut ip = ip_packet(src, dst, id, noise, &payload);
+        let icrc = naive_icrc(&ip, mask_ip_id);
+
+        // Gathered from headers and two pieces, as a sender does.
+        let flow = Flow::new(src, dst).unwrap();
+        let headers = 12 + cuts[0].index(payload.len() - 11);
+        let (headers, body) = payload.split_at(headers);
+        let mut sent = flow.start(id_of, headers, body.len());
+        let (one, two) = body.split_at(cuts[1].index(body.len() + 1));
+        sent.update(one);
+        sent.update(two);
+        prop_assert_eq!(sent.finish(), icrc);
+
+        let mut udp_payload = [&payload[..], &icrc].concat();
+        prop_assert!(flow.verify(id_of, &udp_payload));
+        ip.extend(icrc);
+        prop_assert!(IpDatagram::decode(&ip).unwrap().verify_icrc(mask_ip_id));
+        udp_payload[11] ^= 1;
+        prop_assert!(!flow.verify(id_of, &udp_payload));
+    }
+}
+
+/// Linux 6.1, rxe at 10.77.0.2 to 10.77.0.1: a NAK.
+const NAK: [u8; 20] = [
+    0x11, 0, 0xff, 0xff, 0, 0, 0, 0x1f, 0, 0xff, 0xff, 0xfa, 0x63, 0, 0, 0, 0xca, 0x86, 0xf9, 0x09,
+];
+
+#[test]
+fn a_nak_of_linux_verifies() {
+    let [src, dst] = [2, 1].map(|host| SocketAddr::from(([10, 77, 0, host], 0xc3c1)));
+    let dst = SocketAddr::new(dst.ip(), crate::roce::UDP_PORT);
+    let flow = Flow::new(src, dst).unwrap();
+    assert!(flow.verify(Ipv4Id::Known(0xc403), &NAK));
+    assert!(!flow.verify(Ipv4Id::Known(0xc404), &NAK));
+    assert!(!flow.verify(Ipv4Id::Masked, &NAK));
+}
+
+#[test]
+fn mapped_addresses_are_ipv4() {
+    let v4 = ["10.77.0.2:50113", "10.77.0.1:4791"].map(|a| a.parse().unwrap());
+    let mapped =
+        ["[::ffff:10.77.0.2]:50113", "[::ffff:10.77.0.1]:4791"].map(|a| a.parse().unwrap());
+    for [src, dst] in [v4, mapped, [v4[0], mapped[1]]] {
+        assert!(Flow::new(src, dst).unwrap().verify(Ipv4Id::Known(0xc403), &NAK));
+    }
+    let v6: SocketAddr = "[fd77::1]:4791".parse().unwrap();
+    assert_eq!(Flow::new(v4[0], v6).unwrap_err(), MixedFamilies);
+}
+
+#[test]
+fn too_short_never_verifies() {
+    let flow = Flow::new(([10, 0, 0, 1], 1).into(), ([10, 0, 0, 2], 2).into()).unwrap();
+    for len in 0..16 {
+        let mut bytes = std::vec![0xff; len];
+        if let Some((covered, icrc)) = bytes.split_last_chunk_mut::<4>() {
+            *icrc = flow.start(Ipv4Id::Masked, covered, 0).finish();
+        }
+        assert!(!flow.verify(Ipv4Id::Masked, &bytes), "{len} bytes");
+    }
+}
