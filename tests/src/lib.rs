@@ -3,4 +3,5 @@
 pub mod duo;
 pub mod model;
 pub mod null;
+pub mod pcap;
 pub mod pipe;
