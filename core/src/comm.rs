@@ -7,7 +7,7 @@
 //! `ncclIbTest`).
 
 mod base;
-mod multi_send;
+mod post;
 mod recv;
 mod send;
 

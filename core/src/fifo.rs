@@ -96,33 +96,63 @@ impl Slot {
     }
 }
 
-/// Index of the first word of slot `slot` in row `row`.
-const fn word(row: usize, slot: usize) -> usize {
-    (row * RECVS_MAX + slot) * SLOT_WORDS
-}
-
-/// The slot's four words; `None` where the memory ends before.
-fn slot_words(words: &[AtomicU64], row: usize, slot: usize) -> Option<&[AtomicU64; SLOT_WORDS]> {
-    words.get(word(row, slot)..)?.first_chunk()
-}
-
-/// The slot, each word read once, if it belongs to receive number `idx`.
+/// The four words of a slot; `None` where the memory ends before.
 #[inline]
-pub(crate) fn load(words: &[AtomicU64], row: usize, slot: usize, idx: u64) -> Option<Slot> {
+fn slot_words(words: &[AtomicU64], row: usize, slot: usize) -> Option<&[AtomicU64; SLOT_WORDS]> {
+    words.as_chunks().0.get(row * RECVS_MAX + slot)
+}
+
+/// The first three words of a slot, each read once, if it belongs to receive number `idx`.
+#[inline]
+pub(crate) fn load(words: &[AtomicU64], row: usize, slot: usize, idx: u64) -> Option<SlotWords> {
     let w = slot_words(words, row, slot)?;
     if u64::from_le(w[3].load(Ordering::Acquire)) != idx {
         return None;
     }
-    let [addr, size_rkey, nreqs_tag] =
-        [0, 1, 2].map(|i: usize| u64::from_le(w[i].load(Ordering::Relaxed)));
-    Some(Slot {
-        addr,
-        size: size_rkey as i32,
-        rkey: (size_rkey >> 32) as u32,
-        nreqs: nreqs_tag as u32,
-        tag: (nreqs_tag >> 32) as u32,
-        idx,
-    })
+    let word = |i: usize| u64::from_le(w[i].load(Ordering::Relaxed));
+    Some(SlotWords { addr: word(0), size_rkey: word(1), nreqs_tag: word(2) })
+}
+
+/// A slot as words, so that what is common is judged in one comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotWords {
+    pub(crate) addr: u64,
+    size_rkey: u64,
+    nreqs_tag: u64,
+}
+
+impl SlotWords {
+    /// Whether the slot is a row of its own with this tag.
+    #[inline]
+    pub(crate) fn is_single(&self, tag: u32) -> bool {
+        self.nreqs_tag == 1 | u64::from(tag) << 32
+    }
+
+    #[inline]
+    pub(crate) fn size(&self) -> i32 {
+        self.size_rkey as i32
+    }
+
+    #[inline]
+    pub(crate) fn rkey(&self) -> u32 {
+        (self.size_rkey >> 32) as u32
+    }
+
+    #[inline]
+    pub(crate) fn nreqs(&self) -> u32 {
+        self.nreqs_tag as u32
+    }
+
+    #[inline]
+    pub(crate) fn tag(&self) -> u32 {
+        (self.nreqs_tag >> 32) as u32
+    }
+
+    /// All of it, of receive number `idx`.
+    pub(crate) fn slot(&self, idx: u64) -> Slot {
+        let (size, rkey, nreqs, tag) = (self.size(), self.rkey(), self.nreqs(), self.tag());
+        Slot { addr: self.addr, size, rkey, nreqs, tag, idx }
+    }
 }
 
 /// Fills a slot of the receiver's shadow.
@@ -145,25 +175,28 @@ mod tests {
 
     const ROWS: usize = 4;
 
-    fn words() -> [AtomicU64; word(ROWS, 0)] {
-        [const { AtomicU64::new(0) }; word(ROWS, 0)]
+    fn words() -> [AtomicU64; ROWS * RECVS_MAX * SLOT_WORDS] {
+        [const { AtomicU64::new(0) }; ROWS * RECVS_MAX * SLOT_WORDS]
     }
 
     proptest! {
         #[test]
         fn a_stored_slot_reads_back_and_lies_as_on_the_wire(
-            addr: u64, size: i32, rkey: u32, nreqs: u32, tag: u32, idx: u64,
+            addr: u64, size: i32, rkey: u32, nreqs in 0u32..10, tag: u32, idx: u64,
             row in 0..ROWS, slot in 0usize..RECVS_MAX,
         ) {
             let memory = words();
             let memory = &memory[..];
             let value = Slot { addr, size, rkey, nreqs, tag, idx };
             store(memory, row, slot, &value);
-            prop_assert_eq!(load(memory, row, slot, idx), Some(value));
+            let loaded = load(memory, row, slot, idx).map(|words| words.slot(idx));
+            prop_assert_eq!(loaded, Some(value));
+            let single = load(memory, row, slot, idx).is_some_and(|words| words.is_single(tag));
+            prop_assert_eq!(single, nreqs == 1);
             prop_assert_eq!(load(memory, row, slot, idx.wrapping_add(1)), None);
             let mut bytes = [0u8; SLOT_BYTES];
             for (i, chunk) in bytes.chunks_exact_mut(8).enumerate() {
-                let w = memory[word(row, slot) + i].load(Ordering::Relaxed);
+                let w = memory[(row * RECVS_MAX + slot) * SLOT_WORDS + i].load(Ordering::Relaxed);
                 chunk.copy_from_slice(&w.to_ne_bytes());
             }
             let wire = value.to_bytes();

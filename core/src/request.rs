@@ -1,7 +1,7 @@
 //! Requests: a fixed pool with take and give in constant time.
 //!
-//! NCCL scans its array for a free request (`net_ib.cc ncclIbGetRequest`); here free indices lie
-//! on a stack. An index is what `wr_id` carries, so there are at most 256.
+//! NCCL scans its array for a free request (`net_ib.cc ncclIbGetRequest`); here the free ones are
+//! linked. An index is what `wr_id` carries, so there are at most 256.
 
 use crate::fifo::DEPTH_MAX;
 
@@ -23,9 +23,9 @@ impl Request {
         self.0
     }
 
-    /// Back from [`Request::raw`].
+    /// Back from [`Request::raw`]. Any other number is a request that no comm knows.
     pub const fn from_raw(raw: u32) -> Self {
-        Request(raw)
+        Request(raw & !(DONE | FREE))
     }
 }
 
@@ -33,104 +33,88 @@ impl Request {
 #[derive(Debug)]
 pub(crate) struct Pool<T> {
     entries: [Entry<T>; DEPTH_MAX],
-    free: [u8; DEPTH_MAX],
-    free_count: u16,
+    /// The free entry that was given back last; [`NONE`] where there is none.
+    free: u16,
 }
 
-/// A request, live or free.
+/// A request, live or free, in a cache line of its own.
 #[derive(Debug)]
-#[repr(C)]
+#[repr(C, align(64))]
 pub(crate) struct Entry<T> {
-    /// The token while completions are awaited; otherwise a number that names no request here.
-    /// One comparison thus tells a test that has to wait from all others.
-    waiting: u32,
-    /// The token of the request that lives here: generation times 256, plus the index. Even
-    /// generations are free, odd ones taken.
-    token: u32,
+    /// The token of the request that lives, or will live, here, with [`DONE`] once no completion
+    /// is awaited any more, and with both bits while free. One comparison thus tells a test that
+    /// has to wait from all others.
+    key: u32,
     /// Completions still awaited.
     events: u16,
+    /// While free: the next free entry.
+    next: u16,
     pub(crate) value: T,
 }
 
+const NONE: u16 = DEPTH_MAX as u16;
 const GENERATION: u32 = DEPTH_MAX as u32;
+const DONE: u32 = 1 << 31;
+const FREE: u32 = 1 << 30;
 
 impl<T> Entry<T> {
     /// A completion came; says whether one was awaited.
     #[inline]
     pub(crate) fn book(&mut self) -> bool {
-        let awaited = self.waiting == self.token;
-        if awaited {
-            self.events -= 1;
-            if self.events == 0 {
-                self.stop();
-            }
+        let Some(left) = self.events.checked_sub(1) else { return false };
+        self.events = left;
+        if left == 0 {
+            self.key |= DONE;
         }
-        awaited
+        true
     }
 
-    /// Awaits this many completions, at least one.
+    /// Awaits this many completions, at least one. The token names the request from now on.
     #[inline]
-    pub(crate) fn arm(&mut self, events: u16) {
+    pub(crate) fn arm(&mut self, events: u16) -> Request {
         self.events = events;
-        self.waiting = self.token;
+        self.key &= !(DONE | FREE);
+        Request(self.key)
     }
 
-    /// The token by which the caller names this request.
-    #[inline]
-    pub(crate) fn request(&self) -> Request {
-        Request(self.token)
-    }
-
-    fn stop(&mut self) {
-        self.waiting = !self.token;
-    }
-
-    fn is_live(&self) -> bool {
-        self.token & GENERATION != 0
+    /// Whether completions were still awaited when waiting stopped.
+    pub(crate) fn is_cut_short(&self) -> bool {
+        self.events > 0
     }
 }
 
 impl<T: Copy + Default> Pool<T> {
     /// `capacity` is at most 256.
     pub(crate) fn new(capacity: usize) -> Self {
-        let capacity = capacity.min(DEPTH_MAX);
+        let capacity = capacity.min(DEPTH_MAX) as u16;
         let entry = |i| {
-            let token = i as u32;
-            Entry { waiting: !token, token, events: 0, value: T::default() }
+            let i = i as u16;
+            let next = if i + 1 < capacity { i + 1 } else { NONE };
+            Entry { key: u32::from(i) | DONE | FREE, events: 0, next, value: T::default() }
         };
-        let mut pool = Pool {
-            entries: core::array::from_fn(entry),
-            free: [0; DEPTH_MAX],
-            free_count: capacity as u16,
-        };
-        for (i, slot) in pool.free[..capacity].iter_mut().rev().enumerate() {
-            *slot = i as u8;
-        }
-        pool
+        Pool { entries: core::array::from_fn(entry), free: if capacity > 0 { 0 } else { NONE } }
     }
 
     /// Takes the request that was given back last; the caller fills it in and arms it.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<(u8, &mut Entry<T>)> {
-        let top = self.free_count.checked_sub(1)?;
-        let index = *self.free.get(usize::from(top))?;
-        self.free_count = top;
-        let entry = &mut self.entries[usize::from(index)];
-        entry.token = entry.token.wrapping_add(GENERATION);
-        Some((index, entry))
+        let index = self.free;
+        let entry = self.entries.get_mut(usize::from(index))?;
+        self.free = entry.next;
+        Some((index as u8, entry))
     }
 
     /// Whether `request` is live and awaits completions.
     #[inline]
     pub(crate) fn is_waiting(&self, request: &Request) -> bool {
-        self.entries[request.index()].waiting == request.0
+        self.entries[request.index()].key == request.0
     }
 
-    /// The live request that `request` names.
+    /// The live request that `request` names, once it does not wait.
     #[inline]
-    pub(crate) fn get(&self, request: &Request) -> Option<&T> {
+    pub(crate) fn get(&self, request: &Request) -> Option<&Entry<T>> {
         let entry = &self.entries[request.index()];
-        (entry.token == request.0 && entry.is_live()).then_some(&entry.value)
+        (entry.key == request.0 | DONE).then_some(entry)
     }
 
     /// The entry at `index`, as a completion's `wr_id` names it.
@@ -139,29 +123,24 @@ impl<T: Copy + Default> Pool<T> {
         &mut self.entries[usize::from(index)]
     }
 
-    /// Gives a live request back.
+    /// Gives back a request that [`Pool::get`] knows.
     #[inline]
     pub(crate) fn give(&mut self, request: &Request) {
-        let index = request.index();
-        let entry = &mut self.entries[index];
-        if entry.token == request.0 && entry.is_live() {
-            entry.stop();
-            entry.token = entry.token.wrapping_add(GENERATION);
-            if let Some(slot) = self.free.get_mut(usize::from(self.free_count)) {
-                *slot = index as u8;
-                self.free_count += 1;
-            }
-        }
+        let entry = &mut self.entries[request.index()];
+        entry.key = (request.0.wrapping_add(GENERATION)) | DONE | FREE;
+        entry.events = 0;
+        entry.next = self.free;
+        self.free = request.index() as u16;
     }
 
     /// No completion will come any more: no request waits from now on.
     pub(crate) fn stop_waiting(&mut self) {
-        self.entries.iter_mut().for_each(Entry::stop);
+        self.entries.iter_mut().for_each(|entry| entry.key |= DONE);
     }
 
     /// The live requests; linear, for reports.
     pub(crate) fn live(&self) -> impl Iterator<Item = &T> {
-        self.entries.iter().filter(|entry| entry.is_live()).map(|entry| &entry.value)
+        self.entries.iter().filter(|entry| entry.key & FREE == 0).map(|entry| &entry.value)
     }
 }
 
@@ -186,8 +165,7 @@ mod tests {
                         let value = step as u32;
                         let token = pool.take().map(|(_, entry)| {
                             entry.value = value;
-                            entry.arm(2);
-                            entry.request().raw()
+                            entry.arm(2).raw()
                         });
                         prop_assert_eq!(token.is_some(), live.len() < capacity);
                         if let Some(token) = token {
@@ -202,20 +180,24 @@ mod tests {
                         *awaited = awaited.saturating_sub(1);
                     }
                     2 if !live.is_empty() => {
-                        let (token, ..) = live.swap_remove(which.index(live.len()));
-                        pool.give(&Request::from_raw(token));
-                        prop_assert!(!pool.at(token as u8).book());
-                        dead.push(token).unwrap();
+                        let at = which.index(live.len());
+                        if live[at].2 == 0 {
+                            let (token, ..) = live.swap_remove(at);
+                            pool.give(&Request::from_raw(token));
+                            prop_assert!(!pool.at(token as u8).book());
+                            dead.push(token).unwrap();
+                        }
                     }
                     _ => {}
                 }
                 for &(token, value, awaited) in &live {
                     let request = Request::from_raw(token);
-                    prop_assert_eq!(pool.get(&request), Some(&value));
                     prop_assert_eq!(pool.is_waiting(&request), awaited > 0);
+                    let done = pool.get(&request).map(|entry| entry.value);
+                    prop_assert_eq!(done, (awaited == 0).then_some(value));
                 }
                 for request in dead.iter().map(|&token| Request::from_raw(token)) {
-                    prop_assert_eq!(pool.get(&request), None);
+                    prop_assert!(pool.get(&request).is_none());
                     prop_assert!(!pool.is_waiting(&request));
                 }
                 prop_assert_eq!(pool.live().count(), live.len());
@@ -227,11 +209,11 @@ mod tests {
             let mut pool = Pool::<()>::new(8);
             let mut live: heapless::Vec<u32, 8> = heapless::Vec::new();
             for _ in 0..taken {
-                live.push(pool.take().unwrap().1.request().raw()).unwrap();
+                live.push(pool.take().unwrap().1.arm(1).raw()).unwrap();
             }
             let request = Request::from_raw(raw);
-            prop_assert!(!pool.is_waiting(&request));
-            prop_assert_eq!(pool.get(&request).is_some(), live.contains(&raw));
+            prop_assert_eq!(pool.is_waiting(&request), live.contains(&request.raw()));
+            prop_assert!(pool.get(&request).is_none());
         }
     }
 }

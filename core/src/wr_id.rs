@@ -12,16 +12,16 @@ const_assert!(DEPTH_MAX <= 1 << 8);
 const_assert!(RECVS_MAX <= size_of::<u64>());
 const_assert!(RECVS_MAX <= u32::BITS as usize);
 
-/// Packs request indices; more than eight do not fit and are left out.
+/// The `wr_id` with `index` in place `i` and zeros elsewhere; those of a group are or-ed.
 #[inline]
-pub fn pack(indices: &[u8]) -> u64 {
-    indices.iter().take(RECVS_MAX).rev().fold(0, |id, &index| id << 8 | u64::from(index))
+pub const fn pack_one(index: u8, i: usize) -> u64 {
+    (index as u64) << (8 * (i % RECVS_MAX))
 }
 
 /// Request index number `i` of a packed `wr_id`.
 #[inline]
 pub const fn index(wr_id: u64, i: usize) -> u8 {
-    (wr_id >> (8 * i)) as u8
+    (wr_id >> (8 * (i % RECVS_MAX))) as u8
 }
 
 /// Immediate data of a group: bit `i` says whether buffer `i` got data.
@@ -38,7 +38,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_packed_index_comes_back(indices in prop::collection::vec(any::<u8>(), 0..=8)) {
-            let id = pack(&indices);
+            let id = indices.iter().enumerate().fold(0, |id, (i, &index)| id | pack_one(index, i));
             for (i, &want) in indices.iter().enumerate() {
                 prop_assert_eq!(index(id, i), want);
             }

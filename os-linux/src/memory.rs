@@ -27,7 +27,6 @@ use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::{self, NonNull};
-use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -45,6 +44,7 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 pub struct HostMemory {
     start: NonNull<u8>,
     len: usize,
+    words: NonNull<[AtomicU64]>,
     edges: Edges,
     // Frees the bytes when the last clone goes.
     _owner: Arc<dyn Any + Send + Sync>,
@@ -74,7 +74,8 @@ impl HostMemory {
     /// Fails with the error of `mmap(2)`: `ENOMEM` where there is no room for `len` bytes.
     pub fn alloc(len: usize) -> io::Result<Self> {
         let mapping = Mapping::new(len)?;
-        Ok(HostMemory { start: mapping.start, len, edges: Edges::Words, _owner: Arc::new(mapping) })
+        let (start, words) = (mapping.start, whole_words(mapping.start, len));
+        Ok(HostMemory { start, len, words, edges: Edges::Words, _owner: Arc::new(mapping) })
     }
 
     /// Memory of the host application. `keep_alive` is dropped with the last clone.
@@ -91,7 +92,8 @@ impl HostMemory {
         len: usize,
         keep_alive: impl Any + Send + Sync,
     ) -> Self {
-        HostMemory { start, len, edges: Edges::Bytes, _owner: Arc::new(keep_alive) }
+        let words = whole_words(start, len);
+        HostMemory { start, len, words, edges: Edges::Bytes, _owner: Arc::new(keep_alive) }
     }
 
     /// First byte. Dereferencing it is subject to the rules of the [module](self).
@@ -152,13 +154,19 @@ impl Memory for HostMemory {
 
     /// Empty too for memory of a host application that is not 8-byte aligned.
     fn words(&self) -> &[AtomicU64] {
-        let start = self.start.cast::<AtomicU64>();
-        if !start.is_aligned() {
-            return &[];
-        }
-        // SAFETY: aligned, within the region, valid while `self` lives, and whole words are
-        // accessed as such only (module documentation, `from_raw`).
-        unsafe { slice::from_raw_parts(start.as_ptr(), self.len / size_of::<AtomicU64>()) }
+        // SAFETY: `whole_words` gave aligned words within the region, which is valid while `self`
+        // lives, and whole words are accessed as such only (module documentation, `from_raw`).
+        unsafe { self.words.as_ref() }
+    }
+}
+
+/// The whole words of a region; none where it is not aligned.
+fn whole_words(start: NonNull<u8>, len: usize) -> NonNull<[AtomicU64]> {
+    let start = start.cast::<AtomicU64>();
+    if start.is_aligned() {
+        NonNull::slice_from_raw_parts(start, len / size_of::<AtomicU64>())
+    } else {
+        NonNull::slice_from_raw_parts(NonNull::dangling(), 0)
     }
 }
 

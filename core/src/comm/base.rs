@@ -4,7 +4,7 @@ use super::Request;
 use crate::conn::{Exchange, Parts, Peer, Stream, StreamError, Verbs};
 use crate::error::{CompletionError, Ends, Error, Report};
 use crate::nic::{Nic, PollError, Wc, WcStatus};
-use crate::request::Pool;
+use crate::request::{Entry, Pool};
 
 /// Completions taken in one poll.
 const POLL_BATCH: usize = 8;
@@ -77,34 +77,33 @@ impl<N: Nic, S: Stream, T: Copy + Default> Base<N, S, T> {
         self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs)
     }
 
-    /// Hands the completions of a poll to `route`, which says whether it awaited them; the first
-    /// error stays.
-    #[inline]
+    /// Hands the completions of a poll to `route`, which says whether it awaited them. The first
+    /// error stays; whether there was none.
+    #[inline(always)]
     pub(super) fn book(
         &mut self,
         polled: Result<u32, PollError>,
         route: impl Fn(&mut Pool<T>, &Wc) -> bool,
-    ) -> Result<(), Error> {
+    ) -> bool {
         let n = match polled {
             Ok(n) => n as usize,
-            Err(error) => return Err(self.fail(Error::Nic(error.into()))),
+            Err(error) => {
+                self.fail(Error::Nic(error.into()));
+                return false;
+            }
         };
-        let mut broken = None;
-        for (i, wc) in self.wcs.iter().enumerate().take(n) {
-            let ok = wc.status == WcStatus::SUCCESS && route(&mut self.reqs, wc);
-            if !ok && broken.is_none() {
-                broken = Some(i);
+        for i in 0..n.min(POLL_BATCH) {
+            let wc = &self.wcs[i];
+            if wc.status != WcStatus::SUCCESS || !route(&mut self.reqs, wc) {
+                self.broken(i);
             }
         }
-        match broken {
-            None => Ok(()),
-            Some(i) => Err(self.broken(i)),
-        }
+        self.gate != Gate::Failed
     }
 
     /// The error of the completion at `i` of a batch.
     #[cold]
-    fn broken(&mut self, i: usize) -> Error {
+    fn broken(&mut self, i: usize) {
         let wc = self.wcs[i];
         let settings = &self.verbs.settings;
         let error = if wc.status == WcStatus::SUCCESS {
@@ -112,23 +111,32 @@ impl<N: Nic, S: Stream, T: Copy + Default> Base<N, S, T> {
         } else {
             Error::Completion(CompletionError::new(&wc, settings.timeout, settings.retry_cnt))
         };
-        self.fail(error)
+        self.fail(error);
     }
 
-    /// The value of a request that does not wait, if it is done rather than unknown.
-    #[inline]
+    /// The value of a request that does not wait, if it is done rather than cut short or unknown.
+    #[inline(always)]
     pub(super) fn done(&self, request: &Request) -> Result<&T, Error> {
         match self.reqs.get(request) {
-            Some(value) if self.gate != Gate::Failed => Ok(value),
+            Some(entry) if self.gate == Gate::Open || self.may_collect(entry) => Ok(&entry.value),
             _ => Err(self.not_done(request)),
         }
+    }
+
+    /// Behind a closed gate, what is complete can be collected; behind a failed one, nothing.
+    #[cold]
+    fn may_collect(&self, entry: &Entry<T>) -> bool {
+        self.gate != Gate::Failed && !entry.is_cut_short()
     }
 
     #[cold]
     fn not_done(&self, request: &Request) -> Error {
         match self.gate {
-            Gate::Failed => self.refused(),
-            _ => Error::UnknownRequest(request.raw()),
+            Gate::Open | Gate::Pending => Error::UnknownRequest(request.raw()),
+            Gate::Closed if self.reqs.get(request).is_none() => {
+                Error::UnknownRequest(request.raw())
+            }
+            Gate::Closed | Gate::Failed => self.refused(),
         }
     }
 
@@ -152,7 +160,8 @@ impl<N: Nic, S: Stream, T: Copy + Default> Base<N, S, T> {
         loop {
             match self.poll() {
                 Ok(0) => break,
-                polled => self.book(polled, &route)?,
+                polled if self.book(polled, &route) => {}
+                _ => return Err(self.refused()),
             }
         }
         self.gate = Gate::Closed;

@@ -96,21 +96,30 @@ pub struct RecvComm<N: Nic, S> {
     row_mask: u64,
     remote_fifo: u64,
     remote_rkey: u32,
-    /// Where the shadow of the FIFO begins in the control memory.
-    shadow_offset: u64,
+    /// The shadow of the FIFO, from which slots are written.
+    shadow_addr: u64,
+    shadow_lkey: u32,
+    /// Where the sizes of groups come in, in words of the control memory.
+    sizes_word: usize,
     wire: Wire,
 }
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
-    /// Registered memory that the comm needs: sizes coming in, then the shadow of the FIFO.
+    /// Registered memory that the comm needs: the shadow of the FIFO, then sizes coming in.
     pub(crate) const fn control_bytes(depth: usize) -> usize {
-        depth * (SIZES_ROW_BYTES + ROW_BYTES)
+        depth * (ROW_BYTES + SIZES_ROW_BYTES)
+    }
+
+    /// Where in it the sizes come in.
+    pub(crate) const fn sizes_offset(depth: usize) -> u64 {
+        (depth * ROW_BYTES) as u64
     }
 
     pub(crate) fn new(parts: Parts<N, S>) -> Result<Self, Error> {
         let settings = parts.verbs.settings;
         let depth = usize::from(settings.depth());
         let flusher = if settings.flush { Some(Flusher::create(&parts.verbs)?) } else { None };
+        let (shadow_addr, shadow_lkey) = (parts.verbs.control_addr(), parts.verbs.control_lkey());
         let (base, peer) = Base::new(parts, depth);
         let fifo = peer.map_or((0, 0), |peer| (peer.info.fifo_addr, peer.info.fifo_rkey));
         Ok(RecvComm {
@@ -120,7 +129,9 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             row_mask: depth as u64 - 1,
             remote_fifo: fifo.0,
             remote_rkey: fifo.1,
-            shadow_offset: (depth * SIZES_ROW_BYTES) as u64,
+            shadow_addr,
+            shadow_lkey,
+            sizes_word: Self::sizes_offset(depth) as usize / 8,
             wire: settings.wire,
         })
     }
@@ -133,41 +144,12 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// # Errors
     /// [`Error::Argument`] or [`Error::TooLong`] for buffers that cannot be; the comm goes on.
     /// Others stay: every later call gives the same.
-    #[inline]
+    #[inline(always)]
     pub fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Error> {
-        if self.base.gate != Gate::Open && !self.pass()? {
-            return Ok(None);
+        match bufs {
+            [buf] if self.base.gate == Gate::Open => self.recv_row([*buf]),
+            _ => self.recv_grouped(bufs),
         }
-        if let Some(error) = fault(bufs) {
-            return Err(error);
-        }
-        let row = (self.tail & self.row_mask) as usize;
-        let Some((index, entry)) = self.base.reqs.take() else { return Ok(None) };
-        let verbs = &self.base.verbs;
-        entry.value.nreqs = bufs.len() as u8;
-        entry.value.imm = 0;
-        entry.value.row = row as u8;
-        // A signaled slot write completes on the same request.
-        entry.arm(verbs.qps.len() as u16 + u16::from(row == 0));
-        let request = entry.request();
-        let shadow = &verbs.control.words()[(self.shadow_offset / 8) as usize..];
-        for (r, (buf, size)) in bufs.iter().zip(&mut entry.value.sizes).enumerate() {
-            *size = buf.len;
-            let slot = Slot {
-                addr: buf.addr,
-                size: buf.len as i32,
-                rkey: buf.rkey,
-                nreqs: bufs.len() as u32,
-                tag: buf.tag,
-                idx: self.tail + 1,
-            };
-            fifo::store(shadow, row, r, &slot);
-        }
-        if let Err(error) = self.post(index, row, bufs.len()) {
-            return Err(self.base.fail(error.into()));
-        }
-        self.tail += 1;
-        Ok(Some(request))
     }
 
     /// Makes received data visible to whom a write by the NIC may not be yet (GPU memory): reads
@@ -183,8 +165,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let (Some(flusher), Some(buf)) = (&self.flusher, last) else { return Ok(Flush::NotNeeded) };
         let Some((index, entry)) = self.base.reqs.take() else { return Ok(Flush::Busy) };
         entry.value = Recv::default();
-        entry.arm(1);
-        let request = entry.request();
+        let request = entry.arm(1);
         let sge = Sge { addr: flusher.memory.addr(), length: 1, lkey: flusher.mr.lkey() };
         let wr = SendWr {
             wr_id: u64::from(index),
@@ -205,12 +186,12 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     ///
     /// # Errors
     /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
-    #[inline]
+    #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<Received>, Error> {
         while self.base.reqs.is_waiting(request) {
             match self.base.poll() {
-                Ok(0) => return self.idle(),
-                polled => self.base.book(polled, route)?,
+                Ok(0) => return Ok(None),
+                polled => _ = self.base.book(polled, route),
             }
         }
         let recv = self.base.done(request)?;
@@ -229,7 +210,12 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// # Errors
     /// [`Error::PeerClosed`]. Requests that are complete can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
-        self.base.check_peer(route)
+        let result = self.base.check_peer(route);
+        if result.is_err() {
+            // Nobody is left to send.
+            self.base.reqs.stop_waiting();
+        }
+        result
     }
 
     /// Receives and flushes under way: started, and not yet tested as done.
@@ -251,10 +237,58 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     pub fn report(&self, error: Error) -> Report<'_> {
         self.base.report(error)
     }
+}
 
-    /// Posts a receive on each queue pair, then the row of slots on the first.
-    #[inline]
-    fn post(&mut self, index: u8, row: usize, nreqs: usize) -> Result<(), NicError> {
+impl<N: Nic, S: Stream> RecvComm<N, S> {
+    /// What is not a receive of one buffer on an open comm.
+    #[inline(never)]
+    fn recv_grouped(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Error> {
+        if self.base.gate != Gate::Open && !self.pass()? {
+            return Ok(None);
+        }
+        if bufs.is_empty() || bufs.len() > RECVS_MAX {
+            return Err(Error::Argument("a receive takes 1 to 8 buffers"));
+        }
+        self.recv_row(bufs)
+    }
+
+    /// Posts 1 to 8 buffers as one row: a receive on each queue pair, and the slots on the first.
+    #[inline(always)]
+    fn recv_row(&mut self, bufs: impl AsRef<[RecvBuf]>) -> Result<Option<Request>, Error> {
+        let bufs = bufs.as_ref();
+        for buf in bufs {
+            if buf.addr == 0 || buf.rkey == 0 || buf.len > i32::MAX as u32 {
+                return Err(refused(buf));
+            }
+        }
+        let row = (self.tail & self.row_mask) as usize;
+        let Some((index, entry)) = self.base.reqs.take() else { return Ok(None) };
+        let verbs = &self.base.verbs;
+        entry.value.nreqs = bufs.len() as u8;
+        entry.value.row = row as u8;
+        // A signaled slot write completes on the same request.
+        let request = entry.arm(verbs.qps.len() as u16 + u16::from(row == 0));
+        for (r, buf) in bufs.iter().enumerate() {
+            entry.value.sizes[r] = buf.len;
+            let slot = Slot {
+                addr: buf.addr,
+                size: buf.len as i32,
+                rkey: buf.rkey,
+                nreqs: bufs.len() as u32,
+                tag: buf.tag,
+                idx: self.tail + 1,
+            };
+            fifo::store(verbs.control.words(), row, r, &slot);
+        }
+        if let Err(error) = self.post(index, row, bufs.len()) {
+            return Err(self.base.fail(error.into()));
+        }
+        self.tail += 1;
+        Ok(Some(request))
+    }
+
+    #[inline(always)]
+    fn post(&self, index: u8, row: usize, nreqs: usize) -> Result<(), NicError> {
         let verbs = &self.base.verbs;
         let recv = RecvWr { wr_id: u64::from(index), sge: Sge::default() };
         for qp in &verbs.qps {
@@ -273,9 +307,9 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             wr_id: u64::from(index),
             remote_addr: self.remote_fifo + row_offset,
             sge: Sge {
-                addr: verbs.control_addr() + self.shadow_offset + row_offset,
+                addr: self.shadow_addr + row_offset,
                 length: (nreqs * SLOT_BYTES) as u32,
-                lkey: verbs.control_lkey(),
+                lkey: self.shadow_lkey,
             },
             rkey: self.remote_rkey,
             imm_data: 0,
@@ -286,14 +320,6 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             Some(qp) => verbs.nic.post_send(qp, &[wr]),
             None => Ok(()),
         }
-    }
-}
-
-impl<N: Nic, S: Stream> RecvComm<N, S> {
-    /// What a test says when nothing came.
-    #[inline]
-    fn idle(&self) -> Result<Option<Received>, Error> {
-        if self.base.gate == Gate::Closed { Err(self.base.refused()) } else { Ok(None) }
     }
 
     /// Sizes of a single message from its immediate; of a group, as the peer wrote them before its
@@ -308,10 +334,11 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
                 _ if recv.nreqs == 1 => recv.imm,
                 Wire::Nccl214 => bit,
                 Wire::Invar => {
-                    let at = usize::from(recv.row) * SIZES_ROW_BYTES + 4 * r;
+                    let word =
+                        self.sizes_word + usize::from(recv.row) * SIZES_ROW_BYTES / 8 + r / 2;
                     let words = self.base.verbs.control.words();
-                    let pair = words.get(at / 8).map_or(0, |w| w.load(Ordering::Acquire));
-                    (u64::from_le(pair) >> (at % 8 * 8)) as u32
+                    let pair = words.get(word).map_or(0, |w| w.load(Ordering::Acquire));
+                    (u64::from_le(pair) >> (r % 2 * 32)) as u32
                 }
             };
             if *size > recv.sizes[r] {
@@ -346,21 +373,14 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     }
 }
 
-/// What is wrong with buffers to receive into.
-#[inline]
-fn fault(bufs: &[RecvBuf]) -> Option<Error> {
-    if bufs.is_empty() || bufs.len() > RECVS_MAX {
-        return Some(Error::Argument("a receive takes 1 to 8 buffers"));
+/// Why a buffer cannot be received into.
+#[cold]
+fn refused(buf: &RecvBuf) -> Error {
+    if buf.len > i32::MAX as u32 {
+        Error::TooLong(buf.len)
+    } else {
+        Error::Argument("a receive buffer's address and rkey must not be 0")
     }
-    for buf in bufs {
-        if buf.len > i32::MAX as u32 {
-            return Some(Error::TooLong(buf.len));
-        }
-        if buf.addr == 0 || buf.rkey == 0 {
-            return Some(Error::Argument("a receive buffer's address and rkey must not be 0"));
-        }
-    }
-    None
 }
 
 /// Books a completion on the request that its `wr_id` names; whether that awaited it.

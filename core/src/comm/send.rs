@@ -2,11 +2,11 @@
 
 use super::Request;
 use super::base::{Base, Gate};
-use super::multi_send::{self, Member, Target};
+use super::post::{GroupWork, Target, post_one, write};
 use crate::conn::stage::Stage;
 use crate::conn::{Parts, Stream, start_with_acceptor};
 use crate::error::{Ends, Error, Report};
-use crate::fifo::{self, DEPTH_MAX, RECVS_MAX, ROW_BYTES, Slot};
+use crate::fifo::{self, DEPTH_MAX, RECVS_MAX, ROW_BYTES, Slot, SlotWords};
 use crate::nic::{Memory, Nic, Wc};
 use crate::request::Pool;
 use crate::wr_id;
@@ -34,13 +34,13 @@ struct Send {
 }
 
 /// The row at the head of the FIFO, when it groups several receives: read once, then matched.
-#[derive(Default)]
 struct Group {
     /// Buffers; 0 while no group is being matched.
     nreqs: usize,
-    matched: usize,
+    /// A bit for each buffer that has no message yet.
+    unmatched: u8,
     slots: [Slot; RECVS_MAX],
-    members: [Option<Member>; RECVS_MAX],
+    work: GroupWork,
 }
 
 /// The sending end of a connection.
@@ -67,7 +67,9 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let (base, peer) = Base::new(parts, depth);
         target.sizes = peer.and_then(|peer| peer.sizes);
         let row_mask = depth as u64 - 1;
-        SendComm { base, head: 0, row_mask, target, group: Group::default() }
+        let slots = [Slot::default(); RECVS_MAX];
+        let group = Group { nreqs: 0, unmatched: 0, slots, work: GroupWork::new() };
+        SendComm { base, head: 0, row_mask, target, group }
     }
 
     /// Starts to send `buf` if the peer has posted a receive for `tag`; otherwise, or where no
@@ -79,14 +81,14 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// # Errors
     /// [`Error::SizeMismatch`] where the receive is shorter, unless `truncate` is set; the comm
     /// goes on. Others stay: every later call gives the same.
-    #[inline]
+    #[inline(always)]
     pub fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
         if self.base.gate == Gate::Open && self.group.nreqs == 0 {
             let row = (self.head & self.row_mask) as usize;
             let words = self.base.verbs.control.words();
             let Some(slot) = fifo::load(words, row, 0, self.head + 1) else { return Ok(None) };
-            if slot.nreqs == 1 {
-                return self.send_one(buf, tag, &slot);
+            if slot.is_single(tag) {
+                return self.send_one(buf, &slot);
             }
         }
         self.send_grouped(buf, tag)
@@ -96,12 +98,12 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     ///
     /// # Errors
     /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
-    #[inline]
+    #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<u32>, Error> {
         while self.base.reqs.is_waiting(request) {
             match self.base.poll() {
-                Ok(0) => return self.idle(),
-                polled => self.base.book(polled, route)?,
+                Ok(0) => return Ok(None),
+                polled => _ = self.base.book(polled, route),
             }
         }
         let size = self.base.done(request)?.size;
@@ -138,28 +140,38 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.report(error)
     }
 
-    /// What a test says when nothing came.
-    #[inline]
-    fn idle(&self) -> Result<Option<u32>, Error> {
-        if self.base.gate == Gate::Closed { Err(self.base.refused()) } else { Ok(None) }
+    #[inline(always)]
+    fn send_one(&mut self, buf: &SendBuf, slot: &SlotWords) -> Result<Option<Request>, Error> {
+        if buf.len > slot.size() as u32 || !is_sound(slot) {
+            return self.send_unfit(buf, slot.slot(self.head + 1));
+        }
+        self.post_one(buf, buf.len, slot.addr, slot.rkey())
     }
 
-    #[inline]
-    fn send_one(&mut self, buf: &SendBuf, tag: u32, slot: &Slot) -> Result<Option<Request>, Error> {
-        if slot.tag != tag {
-            return Ok(None);
-        }
-        let size = self.fit(buf, slot)?;
+    #[inline(always)]
+    fn post_one(
+        &mut self,
+        buf: &SendBuf,
+        size: u32,
+        remote_addr: u64,
+        rkey: u32,
+    ) -> Result<Option<Request>, Error> {
         let Some((index, entry)) = self.base.reqs.take() else { return Ok(None) };
         entry.value = Send { nreqs: 1, size };
-        entry.arm(self.target.qps);
-        let request = entry.request();
-        let member = Member::new(index, size, buf, slot);
-        if let Err(error) = multi_send::post_one(&self.base.verbs, &self.target, &member) {
+        let request = entry.arm(self.target.qps);
+        let write = write(buf, size, remote_addr, rkey);
+        if let Err(error) = post_one(&self.base.verbs, &self.target, index, write) {
             return Err(self.base.fail(error.into()));
         }
         self.head += 1;
         Ok(Some(request))
+    }
+
+    /// A message that does not fit its receive, or a receive that cannot be.
+    #[cold]
+    fn send_unfit(&mut self, buf: &SendBuf, slot: Slot) -> Result<Option<Request>, Error> {
+        let size = self.fit(buf, &slot)?;
+        self.post_one(buf, size, slot.addr, slot.rkey)
     }
 
     /// What is not a message of its own on an open comm.
@@ -181,45 +193,48 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let idx = self.head + 1;
         let words = self.base.verbs.control.words();
         let Some(first) = fifo::load(words, row, 0, idx) else { return Ok(false) };
-        let nreqs = first.nreqs as usize;
+        let nreqs = first.nreqs() as usize;
         if !(1..=RECVS_MAX).contains(&nreqs) {
-            let (what, value) = ("a group of", u64::from(first.nreqs));
+            let (what, value) = ("a group of", u64::from(first.nreqs()));
             return Err(self.base.fail(Error::Slot { what, value, idx }));
         }
         for (r, slot) in self.group.slots.iter_mut().enumerate().take(nreqs) {
             match fifo::load(words, row, r, idx) {
-                Some(loaded) => *slot = loaded,
+                Some(loaded) => *slot = loaded.slot(idx),
                 None => return Ok(false),
             }
         }
         self.group.nreqs = nreqs;
-        self.group.matched = 0;
-        self.group.members = [None; RECVS_MAX];
+        self.group.unmatched = (0xff_u16 >> (RECVS_MAX - nreqs)) as u8;
+        self.group.work.clear();
         Ok(true)
     }
 
     /// Matches one message of the group at the head; sends when it is the last.
     fn send_in_group(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
-        let Group { nreqs, slots, members, .. } = &self.group;
-        let fits = |r: &usize| members[*r].is_none() && slots[*r].tag == tag;
-        let Some(r) = (0..*nreqs).find(fits) else { return Ok(None) };
-        let (nreqs, slot) = (*nreqs, slots[r]);
+        let mut candidates = self.group.unmatched;
+        let (r, slot) = loop {
+            let r = candidates.trailing_zeros() as usize;
+            let Some(slot) = self.group.slots.get(r) else { return Ok(None) };
+            if slot.tag == tag {
+                break (r, *slot);
+            }
+            candidates &= candidates - 1;
+        };
         let size = self.fit(buf, &slot)?;
         let Some((index, entry)) = self.base.reqs.take() else { return Ok(None) };
-        entry.value = Send { nreqs: nreqs as u8, size };
-        entry.arm(self.target.qps);
-        let request = entry.request();
-        self.group.members[r] = Some(Member::new(index, size, buf, &slot));
-        self.group.matched += 1;
-        if self.group.matched == nreqs {
+        entry.value = Send { nreqs: self.group.nreqs as u8, size };
+        let request = entry.arm(self.target.qps);
+        self.group.work.add(r, index, write(buf, size, slot.addr, slot.rkey));
+        self.group.unmatched &= !(1 << r);
+        if self.group.unmatched == 0 {
             let row = (self.head & self.row_mask) as usize;
-            let members = &self.group.members[..nreqs];
-            let sent = multi_send::post_group(&self.base.verbs, &self.target, row, members);
-            if let Err(error) = sent {
+            let Group { nreqs, work, .. } = &mut self.group;
+            if let Err(error) = work.post(&self.base.verbs, &self.target, row, *nreqs) {
                 return Err(self.base.fail(error.into()));
             }
-            self.head += 1;
             self.group.nreqs = 0;
+            self.head += 1;
         }
         Ok(Some(request))
     }
@@ -281,6 +296,12 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.gate = Gate::Open;
         Ok(true)
     }
+}
+
+/// Whether a working receiver could have written the slot.
+#[inline(always)]
+fn is_sound(slot: &SlotWords) -> bool {
+    slot.size() >= 0 && slot.addr != 0 && slot.rkey() != 0
 }
 
 /// Books a completion on the requests that its `wr_id` names; whether all awaited it.

@@ -98,8 +98,9 @@ fn start_with_connector<N: Nic, S: Stream>(
     let ours = verbs.preface(depth);
     let peer = Peer { fifo_depth: depth, ..Peer::new(info, preface, ours.options) };
     verbs.start(&peer)?;
-    let ours =
-        Preface { sizes_addr: verbs.control_addr(), sizes_rkey: verbs.control_rkey(), ..ours };
+    let sizes_offset = RecvComm::<N, S>::sizes_offset(usize::from(depth));
+    let sizes_addr = verbs.control_addr() + sizes_offset;
+    let ours = Preface { sizes_addr, sizes_rkey: verbs.control_rkey(), ..ours };
     let info = verbs.info(peer.info.mtu);
     at.exchange.put_message(&ours, &info);
     peer.note(&mut at.ends);
