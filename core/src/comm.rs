@@ -11,7 +11,7 @@ mod post;
 mod recv;
 mod send;
 
-pub use recv::{Flush, FlushBuf, Received, RecvBuf, RecvComm};
+pub use recv::{Flush, FlushBuf, RecvBuf, RecvComm};
 pub use send::{SendBuf, SendComm};
 
 pub use crate::request::Request;

@@ -1,7 +1,9 @@
-//! Requests: a fixed pool with take and give in constant time.
+//! Requests: a fixed ring with take and give in constant time.
 //!
-//! NCCL scans its array for a free request (`net_ib.cc ncclIbGetRequest`); here the free ones are
-//! linked. An index is what `wr_id` carries, so there are at most 256.
+//! NCCL scans its array for a free request (`net_ib.cc ncclIbGetRequest`). Transfers end much in
+//! the order in which they began, so here they are taken in a ring: request number `n` lives at
+//! index `n` modulo the capacity, which is what `wr_id` carries, and whoever leaves one untested
+//! finds no free request once the ring has come around.
 
 use crate::fifo::DEPTH_MAX;
 
@@ -14,8 +16,15 @@ use crate::fifo::DEPTH_MAX;
 pub struct Request(u32);
 
 impl Request {
-    pub(crate) fn index(&self) -> usize {
-        (self.0 % DEPTH_MAX as u32) as usize
+    /// The token of send, or receive, number `number`.
+    #[inline(always)]
+    pub(crate) const fn message(number: u64) -> Self {
+        Request(number as u32 & NUMBER)
+    }
+
+    /// The token of flush number `number`.
+    pub(crate) const fn flush(number: u64) -> Self {
+        Request(number as u32 & NUMBER | FLUSH)
     }
 
     /// As a plain number, for a caller that must pass it through a C interface.
@@ -25,122 +34,127 @@ impl Request {
 
     /// Back from [`Request::raw`]. Any other number is a request that no comm knows.
     pub const fn from_raw(raw: u32) -> Self {
-        Request(raw & !(DONE | FREE))
+        Request(raw & (NUMBER | FLUSH))
     }
 }
 
 /// Up to 256 requests of kind `T`.
 #[derive(Debug)]
-pub(crate) struct Pool<T> {
+pub(crate) struct Ring<T> {
     entries: [Entry<T>; DEPTH_MAX],
-    /// The free entry that was given back last; [`NONE`] where there is none.
-    free: u16,
+    capacity_mask: u32,
 }
 
 /// A request, live or free, in a cache line of its own.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Entry<T> {
-    /// The token of the request that lives, or will live, here, with [`DONE`] once no completion
-    /// is awaited any more, and with both bits while free. One comparison thus tells a test that
-    /// has to wait from all others.
+    /// The number of the request that lives here: bare while it awaits completions, with
+    /// [`DONE`] once it does not, with [`CUT`] when it never will be done; or [`FREE`]. One
+    /// comparison thus tells a test that has to wait from all others.
     key: u32,
     /// Completions still awaited.
     events: u16,
-    /// While free: the next free entry.
-    next: u16,
+    /// Messages that end together, under one `wr_id`.
+    pub(crate) nreqs: u16,
     pub(crate) value: T,
 }
 
-const NONE: u16 = DEPTH_MAX as u16;
-const GENERATION: u32 = DEPTH_MAX as u32;
 const DONE: u32 = 1 << 31;
-const FREE: u32 = 1 << 30;
+const CUT: u32 = 1 << 30;
+const FREE: u32 = DONE | CUT;
+/// Tells flushes from receives, which are counted apart.
+const FLUSH: u32 = 1 << 29;
+/// Bits of a request's number.
+const NUMBER: u32 = FLUSH - 1;
 
 impl<T> Entry<T> {
     /// A completion came; says whether one was awaited.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn book(&mut self) -> bool {
-        let Some(left) = self.events.checked_sub(1) else { return false };
+        let left = self.events.wrapping_sub(1);
         self.events = left;
         if left == 0 {
             self.key |= DONE;
         }
-        true
+        left != u16::MAX
     }
 
-    /// Awaits this many completions, at least one. The token names the request from now on.
-    #[inline]
-    pub(crate) fn arm(&mut self, events: u16) -> Request {
+    /// Becomes `request`, which awaits `events` completions, at least one.
+    #[inline(always)]
+    pub(crate) fn arm(&mut self, request: Request, events: u16, nreqs: u16) -> Request {
+        self.key = request.0;
         self.events = events;
-        self.key &= !(DONE | FREE);
-        Request(self.key)
-    }
-
-    /// Whether completions were still awaited when waiting stopped.
-    pub(crate) fn is_cut_short(&self) -> bool {
-        self.events > 0
+        self.nreqs = nreqs;
+        request
     }
 }
 
-impl<T: Copy + Default> Pool<T> {
-    /// `capacity` is at most 256.
+impl<T: Copy + Default> Ring<T> {
+    /// `capacity` is a power of two, at most 256.
     pub(crate) fn new(capacity: usize) -> Self {
-        let capacity = capacity.min(DEPTH_MAX) as u16;
-        let entry = |i| {
-            let i = i as u16;
-            let next = if i + 1 < capacity { i + 1 } else { NONE };
-            Entry { key: u32::from(i) | DONE | FREE, events: 0, next, value: T::default() }
-        };
-        Pool { entries: core::array::from_fn(entry), free: if capacity > 0 { 0 } else { NONE } }
+        let entry = |_| Entry { key: FREE, events: 0, nreqs: 0, value: T::default() };
+        let capacity_mask = capacity.clamp(1, DEPTH_MAX) as u32 - 1;
+        Ring { entries: core::array::from_fn(entry), capacity_mask }
     }
 
-    /// Takes the request that was given back last; the caller fills it in and arms it.
-    #[inline]
-    pub(crate) fn take(&mut self) -> Option<(u8, &mut Entry<T>)> {
-        let index = self.free;
-        let entry = self.entries.get_mut(usize::from(index))?;
-        self.free = entry.next;
-        Some((index as u8, entry))
+    /// The index and entry for request `number`, if it is free; the caller fills it in and arms
+    /// it.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, number: u64) -> Option<(u8, &mut Entry<T>)> {
+        let index = self.index(number as u32);
+        let entry = &mut self.entries[usize::from(index)];
+        (entry.key == FREE).then_some((index, entry))
     }
 
     /// Whether `request` is live and awaits completions.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_waiting(&self, request: &Request) -> bool {
-        self.entries[request.index()].key == request.0
+        self.entries[usize::from(self.index(request.0))].key == request.0
     }
 
-    /// The live request that `request` names, once it does not wait.
-    #[inline]
-    pub(crate) fn get(&self, request: &Request) -> Option<&Entry<T>> {
-        let entry = &self.entries[request.index()];
-        (entry.key == request.0 | DONE).then_some(entry)
+    /// Gives back the request that `request` names if it is done; what it was can still be read.
+    #[inline(always)]
+    pub(crate) fn give(&mut self, request: &Request) -> Option<&mut Entry<T>> {
+        let index = self.index(request.0);
+        let entry = &mut self.entries[usize::from(index)];
+        if entry.key != request.0 | DONE {
+            return None;
+        }
+        entry.key = FREE;
+        Some(entry)
+    }
+
+    /// Whether `request` is live but will never be done.
+    pub(crate) fn is_cut_short(&self, request: &Request) -> bool {
+        self.entries[usize::from(self.index(request.0))].key == request.0 | CUT
     }
 
     /// The entry at `index`, as a completion's `wr_id` names it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn at(&mut self, index: u8) -> &mut Entry<T> {
         &mut self.entries[usize::from(index)]
     }
 
-    /// Gives back a request that [`Pool::get`] knows.
-    #[inline]
-    pub(crate) fn give(&mut self, request: &Request) {
-        let entry = &mut self.entries[request.index()];
-        entry.key = (request.0.wrapping_add(GENERATION)) | DONE | FREE;
-        entry.events = 0;
-        entry.next = self.free;
-        self.free = request.index() as u16;
+    /// The entry of `request`, whatever lives there.
+    pub(crate) fn of(&self, request: &Request) -> &Entry<T> {
+        &self.entries[usize::from(self.index(request.0))]
     }
 
-    /// No completion will come any more: no request waits from now on.
-    pub(crate) fn stop_waiting(&mut self) {
-        self.entries.iter_mut().for_each(|entry| entry.key |= DONE);
+    /// Completions will not come any more: what waits for one never will be done.
+    pub(crate) fn cut_short(&mut self) {
+        let waiting = self.entries.iter_mut().filter(|entry| entry.key & FREE == 0);
+        waiting.for_each(|entry| entry.key |= CUT);
     }
 
     /// The live requests; linear, for reports.
     pub(crate) fn live(&self) -> impl Iterator<Item = &T> {
-        self.entries.iter().filter(|entry| entry.key & FREE == 0).map(|entry| &entry.value)
+        self.entries.iter().filter(|entry| entry.key != FREE).map(|entry| &entry.value)
+    }
+
+    #[inline(always)]
+    fn index(&self, number: u32) -> u8 {
+        (number & self.capacity_mask) as u8
     }
 }
 
@@ -151,69 +165,87 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pool_agrees_with_a_list_of_live_requests(
-            capacity in 1usize..=DEPTH_MAX,
+        fn ring_agrees_with_a_list_of_live_requests(
+            capacity_log in 0u32..=8,
             operations in prop::collection::vec(any::<(u8, prop::sample::Index)>(), 0..400),
         ) {
-            let mut pool = Pool::<u32>::new(capacity);
-            // Token, value, completions awaited.
-            let mut live: heapless::Vec<(u32, u32, u16), DEPTH_MAX> = heapless::Vec::new();
-            let mut dead: heapless::Vec<u32, 512> = heapless::Vec::new();
+            let capacity = 1 << capacity_log;
+            let mut ring = Ring::<u32>::new(capacity);
+            let mut number = u64::from(NUMBER) - 100;
+            // Number, value, completions awaited.
+            let mut live: heapless::Vec<(u64, u32, u16), DEPTH_MAX> = heapless::Vec::new();
+            let mut dead: heapless::Vec<u64, 512> = heapless::Vec::new();
+            let request = Request::message;
             for (step, (operation, which)) in operations.into_iter().enumerate() {
                 match operation % 3 {
                     0 => {
-                        let value = step as u32;
-                        let token = pool.take().map(|(_, entry)| {
-                            entry.value = value;
-                            entry.arm(2).raw()
+                        let around = |&(n, ..): &(u64, u32, u16)| n + capacity as u64 == number;
+                        let taken = ring.take(number).map(|(index, entry)| {
+                            entry.value = step as u32;
+                            (index, entry.arm(request(number), 2, 1))
                         });
-                        prop_assert_eq!(token.is_some(), live.len() < capacity);
-                        if let Some(token) = token {
-                            prop_assert!(live.iter().all(|&(t, ..)| t % 256 != token % 256));
-                            live.push((token, value, 2)).unwrap();
+                        prop_assert_eq!(taken.is_none(), live.iter().any(around));
+                        if let Some((index, token)) = taken {
+                            prop_assert_eq!(usize::from(index), number as usize % capacity);
+                            prop_assert_eq!(token, request(number));
+                            live.push((number, step as u32, 2)).unwrap();
+                            number += 1;
                         }
                     }
                     1 if !live.is_empty() => {
                         let at = which.index(live.len());
-                        let (token, _, awaited) = &mut live[at];
-                        prop_assert_eq!(pool.at(*token as u8).book(), *awaited > 0);
-                        *awaited = awaited.saturating_sub(1);
+                        let (number, _, awaited) = &mut live[at];
+                        if *awaited > 0 {
+                            prop_assert!(ring.at((*number as usize % capacity) as u8).book());
+                            *awaited -= 1;
+                        }
                     }
                     2 if !live.is_empty() => {
                         let at = which.index(live.len());
-                        if live[at].2 == 0 {
-                            let (token, ..) = live.swap_remove(at);
-                            pool.give(&Request::from_raw(token));
-                            prop_assert!(!pool.at(token as u8).book());
-                            dead.push(token).unwrap();
+                        let (number, value, awaited) = live[at];
+                        let given = ring.give(&request(number)).map(|entry| entry.value);
+                        prop_assert_eq!(given, (awaited == 0).then_some(value));
+                        if awaited == 0 {
+                            live.swap_remove(at);
+                            dead.push(number).unwrap();
                         }
                     }
                     _ => {}
                 }
-                for &(token, value, awaited) in &live {
-                    let request = Request::from_raw(token);
-                    prop_assert_eq!(pool.is_waiting(&request), awaited > 0);
-                    let done = pool.get(&request).map(|entry| entry.value);
-                    prop_assert_eq!(done, (awaited == 0).then_some(value));
+                for &(number, _, awaited) in &live {
+                    prop_assert_eq!(ring.is_waiting(&request(number)), awaited > 0);
                 }
-                for request in dead.iter().map(|&token| Request::from_raw(token)) {
-                    prop_assert!(pool.get(&request).is_none());
-                    prop_assert!(!pool.is_waiting(&request));
+                for &number in &dead {
+                    prop_assert!(!ring.is_waiting(&request(number)));
+                    prop_assert!(ring.give(&request(number)).is_none());
                 }
-                prop_assert_eq!(pool.live().count(), live.len());
+                prop_assert_eq!(ring.live().count(), live.len());
             }
         }
 
         #[test]
-        fn no_made_up_token_is_live(raw: u32, taken in 0usize..8) {
-            let mut pool = Pool::<()>::new(8);
+        fn no_made_up_token_is_live(raw: u32, taken in 0u64..8) {
+            let mut ring = Ring::<()>::new(8);
             let mut live: heapless::Vec<u32, 8> = heapless::Vec::new();
-            for _ in 0..taken {
-                live.push(pool.take().unwrap().1.arm(1).raw()).unwrap();
+            for number in 0..taken {
+                live.push(ring.take(number).unwrap().1.arm(Request::message(number), 1, 1).raw()).unwrap();
             }
             let request = Request::from_raw(raw);
-            prop_assert_eq!(pool.is_waiting(&request), live.contains(&request.raw()));
-            prop_assert!(pool.get(&request).is_none());
+            prop_assert_eq!(ring.is_waiting(&request), live.contains(&request.raw()));
+            prop_assert!(ring.give(&request).is_none());
+            ring.cut_short();
+            prop_assert_eq!(ring.is_cut_short(&request), live.contains(&request.raw()));
+            prop_assert!(!ring.is_waiting(&request));
+        }
+
+        #[test]
+        fn a_completion_too_many_is_noticed(events in 1u16..100) {
+            let mut ring = Ring::<()>::new(1);
+            ring.take(0).unwrap().1.arm(Request::message(0), events, 1);
+            for _ in 0..events {
+                prop_assert!(ring.at(0).book());
+            }
+            prop_assert!(!ring.at(0).book());
         }
     }
 }

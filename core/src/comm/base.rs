@@ -3,8 +3,8 @@
 use super::Request;
 use crate::conn::{Exchange, Parts, Peer, Stream, StreamError, Verbs};
 use crate::error::{CompletionError, Ends, Error, Report};
-use crate::nic::{Nic, PollError, Wc, WcStatus};
-use crate::request::{Entry, Pool};
+use crate::nic::{Nic, Wc, WcStatus};
+use crate::request::Ring;
 
 /// Completions taken in one poll.
 const POLL_BATCH: usize = 8;
@@ -14,6 +14,8 @@ const POLL_BATCH: usize = 8;
 #[repr(u8)]
 pub(super) enum Gate {
     Open,
+    /// Open, and a group of sends is being matched.
+    Group,
     /// The exchange goes on in the first calls (wire of NCCL 2.14).
     Pending,
     /// The peer has closed: what is complete can still be collected.
@@ -25,7 +27,7 @@ pub(super) struct Base<N: Nic, S, T> {
     pub(super) gate: Gate,
     /// Behind a gate that is closed or failed.
     error: Option<Error>,
-    pub(super) reqs: Pool<T>,
+    pub(super) reqs: Ring<T>,
     wcs: [Wc; POLL_BATCH],
     pub(super) verbs: Verbs<N>,
     pub(super) stream: S,
@@ -40,7 +42,7 @@ impl<N: Nic, S: Stream, T: Copy + Default> Base<N, S, T> {
         let base = Base {
             gate: if pending.is_some() { Gate::Pending } else { Gate::Open },
             error: None,
-            reqs: Pool::new(depth),
+            reqs: Ring::new(depth),
             wcs: [Wc::default(); POLL_BATCH],
             verbs,
             stream,
@@ -60,9 +62,15 @@ impl<N: Nic, S: Stream, T: Copy + Default> Base<N, S, T> {
         if error.is_fatal() && self.gate != Gate::Failed {
             self.gate = Gate::Failed;
             self.error = Some(error);
-            self.reqs.stop_waiting();
+            self.reqs.cut_short();
         }
         error
+    }
+
+    /// The peer has closed: nothing new can start.
+    pub(super) fn close(&mut self, error: Error) {
+        self.gate = Gate::Closed;
+        self.error = Some(error);
     }
 
     /// The error of a gate that nothing passes.
@@ -71,40 +79,34 @@ impl<N: Nic, S: Stream, T: Copy + Default> Base<N, S, T> {
         self.error.unwrap_or(Error::PeerClosed(StreamError::Closed))
     }
 
-    /// Takes completions from the NIC; how many, for [`Base::book`].
+    /// Takes completions that are there and hands them to `route`, which says whether they were
+    /// awaited; whether there was any. The first error stays.
     #[inline(always)]
-    pub(super) fn poll(&mut self) -> Result<u32, PollError> {
-        self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs)
-    }
-
-    /// Hands the completions of a poll to `route`, which says whether it awaited them. The first
-    /// error stays; whether there was none.
-    #[inline(always)]
-    pub(super) fn book(
-        &mut self,
-        polled: Result<u32, PollError>,
-        route: impl Fn(&mut Pool<T>, &Wc) -> bool,
-    ) -> bool {
-        let n = match polled {
+    pub(super) fn poll(&mut self, mut route: impl FnMut(&mut Ring<T>, &Wc) -> bool) -> bool {
+        let n = match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {
+            Ok(0) => return false,
             Ok(n) => n as usize,
             Err(error) => {
                 self.fail(Error::Nic(error.into()));
-                return false;
+                return true;
             }
         };
-        for i in 0..n.min(POLL_BATCH) {
-            let wc = &self.wcs[i];
-            if wc.status != WcStatus::SUCCESS || !route(&mut self.reqs, wc) {
-                self.broken(i);
+        let Base { wcs, reqs, .. } = self;
+        let mut broken = None;
+        for wc in wcs.get(..n).unwrap_or_default() {
+            if wc.status != WcStatus::SUCCESS || !route(reqs, wc) {
+                keep_first(&mut broken, wc);
             }
         }
-        self.gate != Gate::Failed
+        if broken.is_some() {
+            self.broken(broken);
+        }
+        true
     }
 
-    /// The error of the completion at `i` of a batch.
     #[cold]
-    fn broken(&mut self, i: usize) {
-        let wc = self.wcs[i];
+    fn broken(&mut self, wc: Option<Wc>) {
+        let Some(wc) = wc else { return };
         let settings = &self.verbs.settings;
         let error = if wc.status == WcStatus::SUCCESS {
             Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num }
@@ -114,29 +116,13 @@ impl<N: Nic, S: Stream, T: Copy + Default> Base<N, S, T> {
         self.fail(error);
     }
 
-    /// The value of a request that does not wait, if it is done rather than cut short or unknown.
-    #[inline(always)]
-    pub(super) fn done(&self, request: &Request) -> Result<&T, Error> {
-        match self.reqs.get(request) {
-            Some(entry) if self.gate == Gate::Open || self.may_collect(entry) => Ok(&entry.value),
-            _ => Err(self.not_done(request)),
-        }
-    }
-
-    /// Behind a closed gate, what is complete can be collected; behind a failed one, nothing.
+    /// Why `request` is neither waiting nor done.
     #[cold]
-    fn may_collect(&self, entry: &Entry<T>) -> bool {
-        self.gate != Gate::Failed && !entry.is_cut_short()
-    }
-
-    #[cold]
-    fn not_done(&self, request: &Request) -> Error {
+    pub(super) fn not_done(&self, request: &Request) -> Error {
         match self.gate {
-            Gate::Open | Gate::Pending => Error::UnknownRequest(request.raw()),
-            Gate::Closed if self.reqs.get(request).is_none() => {
-                Error::UnknownRequest(request.raw())
-            }
-            Gate::Closed | Gate::Failed => self.refused(),
+            Gate::Failed => self.refused(),
+            Gate::Closed if self.reqs.is_cut_short(request) => self.refused(),
+            _ => Error::UnknownRequest(request.raw()),
         }
     }
 
@@ -144,12 +130,12 @@ impl<N: Nic, S: Stream, T: Copy + Default> Base<N, S, T> {
     /// whatever comes is its end, or not from a working peer.
     pub(super) fn check_peer(
         &mut self,
-        route: impl Fn(&mut Pool<T>, &Wc) -> bool,
+        mut route: impl FnMut(&mut Ring<T>, &Wc) -> bool,
     ) -> Result<(), Error> {
         match self.gate {
             Gate::Pending => return Ok(()),
             Gate::Closed | Gate::Failed => return Err(self.refused()),
-            Gate::Open => {}
+            Gate::Open | Gate::Group => {}
         }
         let error = match self.stream.recv(&mut [0; 8]) {
             Ok(0) => return Ok(()),
@@ -157,15 +143,15 @@ impl<N: Nic, S: Stream, T: Copy + Default> Base<N, S, T> {
             Err(error) => Error::PeerClosed(error),
         };
         // What the peer sent before it closed is in the completion queue by now.
-        loop {
-            match self.poll() {
-                Ok(0) => break,
-                polled if self.book(polled, &route) => {}
-                _ => return Err(self.refused()),
-            }
+        while self.gate != Gate::Failed && self.poll(&mut route) {}
+        if self.gate != Gate::Failed {
+            self.close(error);
         }
-        self.gate = Gate::Closed;
-        self.error = Some(error);
-        Err(error)
+        Err(self.refused())
     }
+}
+
+#[cold]
+fn keep_first(broken: &mut Option<Wc>, wc: &Wc) {
+    broken.get_or_insert(*wc);
 }

@@ -14,29 +14,51 @@ use crate::math::QpSplit;
 use crate::nic::{Memory, Nic, NicError, SendFlags, SendOpcode, SendWr, Sge};
 use crate::wr_id;
 
-/// What does not change from message to message.
+/// Where messages go, and the work request of a single one.
 pub(super) struct Target {
     pub(super) qps: u16,
-    /// From which size on the immediate goes apart; 0 where it always takes the long way.
-    one_wr_bytes_max: u32,
+    /// Up to which size a single message is one work request.
+    pub(super) single_bytes_max: u32,
     ar_threshold_bytes: u32,
     /// Where the receiver takes the sizes of a group: address and key.
     pub(super) sizes: Option<(u64, u32)>,
     /// Where our copy of them begins in the control memory.
     sizes_offset: u32,
+    single: SendWr,
 }
 
 impl Target {
     pub(super) fn new<N: Nic>(verbs: &Verbs<N>, sizes_offset: u32) -> Self {
         let qps = verbs.qps.len() as u16;
         let ar_threshold_bytes = verbs.settings.ar_threshold_bytes;
-        let one_wr_bytes_max = if qps == 1 { ar_threshold_bytes } else { 0 };
-        Target { qps, one_wr_bytes_max, ar_threshold_bytes, sizes: None, sizes_offset }
+        let single_bytes_max = if qps == 1 { ar_threshold_bytes } else { 0 };
+        let single = with_imm(NOTHING, 0, 0);
+        Target { qps, single_bytes_max, ar_threshold_bytes, sizes: None, sizes_offset, single }
+    }
+
+    /// Lays out the work request of a single message; its size is the immediate.
+    #[inline(always)]
+    pub(super) fn single(
+        &mut self,
+        buf: &SendBuf,
+        size: u32,
+        remote_addr: u64,
+        rkey: u32,
+        index: u8,
+    ) -> &SendWr {
+        let wr = &mut self.single;
+        wr.wr_id = u64::from(index);
+        wr.remote_addr = remote_addr;
+        wr.rkey = rkey;
+        wr.sge.addr = buf.addr;
+        wr.sge.length = size;
+        wr.sge.lkey = buf.lkey;
+        wr.imm_data = size;
+        wr
     }
 }
 
 /// The WRITE of a whole message.
-#[inline(always)]
 pub(super) fn write(buf: &SendBuf, size: u32, remote_addr: u64, rkey: u32) -> SendWr {
     SendWr {
         wr_id: 0,
@@ -67,7 +89,7 @@ const NOTHING: SendWr = SendWr {
     flags: SendFlags::empty(),
 };
 
-/// The WRITE of one share of `whole`.
+/// One share of `whole`.
 fn part(whole: &SendWr, split: &QpSplit, q: usize) -> SendWr {
     let part = split.part(q as u32);
     let offset = u64::from(part.offset);
@@ -76,42 +98,22 @@ fn part(whole: &SendWr, split: &QpSplit, q: usize) -> SendWr {
     SendWr { remote_addr: whole.remote_addr.wrapping_add(offset), sge, ..*whole }
 }
 
-/// Posts one message of its own; its size is the immediate.
-#[inline(always)]
-pub(super) fn post_one<N: Nic>(
-    verbs: &Verbs<N>,
-    target: &Target,
-    index: u8,
-    write: SendWr,
-) -> Result<(), NicError> {
-    let size = write.sge.length;
-    match verbs.qps.first() {
-        Some(qp) if size <= target.one_wr_bytes_max => {
-            verbs.nic.post_send(qp, &[with_imm(write, u64::from(index), size)])
-        }
-        _ => post_split(verbs, target, index, write),
-    }
-}
-
-/// One message over several queue pairs, or with the immediate apart.
+/// Posts the single message that is laid out, over several queue pairs or with the immediate apart.
 #[inline(never)]
-fn post_split<N: Nic>(
-    verbs: &Verbs<N>,
-    target: &Target,
-    index: u8,
-    write: SendWr,
-) -> Result<(), NicError> {
+pub(super) fn post_split<N: Nic>(verbs: &Verbs<N>, target: &Target) -> Result<(), NicError> {
     // Under adaptive routing data may overtake: a large message goes as a plain WRITE, and an
     // empty WRITE_WITH_IMM follows once it is there.
-    let size = write.sge.length;
+    let single = &target.single;
+    let size = single.sge.length;
     let apart = size > target.ar_threshold_bytes;
     let split = QpSplit::new(size, u32::from(target.qps));
     for (q, qp) in verbs.qps.iter().enumerate() {
-        let part = part(&write, &split, q);
+        let part = part(single, &split, q);
         if apart && part.sge.length > 0 {
-            verbs.nic.post_send(qp, &[part, with_imm(NOTHING, u64::from(index), size)])?;
+            let write = SendWr { opcode: SendOpcode::RdmaWrite, flags: SendFlags::empty(), ..part };
+            verbs.nic.post_send(qp, &[write, with_imm(NOTHING, single.wr_id, size)])?;
         } else {
-            verbs.nic.post_send(qp, &[with_imm(part, u64::from(index), size)])?;
+            verbs.nic.post_send(qp, &[part])?;
         }
     }
     Ok(())

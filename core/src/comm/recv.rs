@@ -12,7 +12,7 @@ use crate::nic::{
     Access, Memory, MemoryKeys, Nic, NicError, QpOptions, RecvWr, SendFlags, SendOpcode, SendWr,
     Sge, Wc, WcOpcode,
 };
-use crate::request::Pool;
+use crate::request::Ring;
 use crate::wr_id;
 
 /// Memory to receive into.
@@ -51,28 +51,9 @@ pub enum Flush {
     Busy,
 }
 
-/// What a receive got.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Received {
-    nreqs: u8,
-    sizes: [u32; RECVS_MAX],
-}
-
-impl Received {
-    /// Bytes of each buffer, in the order in which they were posted; of a flush, none.
-    ///
-    /// On the wire of NCCL 2.14 a group's are only 0 or 1: empty or not.
-    pub fn sizes(&self) -> &[u32] {
-        &self.sizes[..usize::from(self.nreqs).min(RECVS_MAX)]
-    }
-}
-
-/// A receive or flush under way.
+/// A receive under way.
 #[derive(Clone, Copy, Debug, Default)]
 struct Recv {
-    nreqs: u8,
-    /// Of the FIFO, so of the sizes too.
-    row: u8,
     /// The immediate that came: bytes, or of a group a bit for each buffer with data.
     imm: u32,
     /// Bytes posted.
@@ -90,18 +71,26 @@ struct Flusher<N: Nic> {
 /// The receiving end of a connection.
 pub struct RecvComm<N: Nic, S> {
     flusher: Option<Flusher<N>>,
+    flushes: Ring<()>,
+    /// Flushes started.
+    flushed: u64,
     base: Base<N, S, Recv>,
     /// Receives posted.
     tail: u64,
     row_mask: u64,
     remote_fifo: u64,
-    remote_rkey: u32,
     /// The shadow of the FIFO, from which slots are written.
     shadow_addr: u64,
-    shadow_lkey: u32,
+    /// Of the write of a slot.
+    slots_flags: SendFlags,
     /// Where the sizes of groups come in, in words of the control memory.
     sizes_word: usize,
     wire: Wire,
+    /// Of the group that was tested last.
+    sizes: [u32; RECVS_MAX],
+    /// Work requests of which only a few fields change.
+    recv_wr: RecvWr,
+    slots_wr: SendWr,
 }
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
@@ -119,20 +108,27 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let settings = parts.verbs.settings;
         let depth = usize::from(settings.depth());
         let flusher = if settings.flush { Some(Flusher::create(&parts.verbs)?) } else { None };
-        let (shadow_addr, shadow_lkey) = (parts.verbs.control_addr(), parts.verbs.control_lkey());
+        let slots_flags = if settings.use_inline { SendFlags::INLINE } else { SendFlags::empty() };
+        let (shadow_addr, lkey) = (parts.verbs.control_addr(), parts.verbs.control_lkey());
         let (base, peer) = Base::new(parts, depth);
-        let fifo = peer.map_or((0, 0), |peer| (peer.info.fifo_addr, peer.info.fifo_rkey));
+        let (remote_fifo, rkey) =
+            peer.map_or((0, 0), |peer| (peer.info.fifo_addr, peer.info.fifo_rkey));
+        let sge = Sge { lkey, ..Sge::default() };
         Ok(RecvComm {
             flusher,
+            flushes: Ring::new(depth),
+            flushed: 0,
             base,
             tail: 0,
             row_mask: depth as u64 - 1,
-            remote_fifo: fifo.0,
-            remote_rkey: fifo.1,
+            remote_fifo,
             shadow_addr,
-            shadow_lkey,
+            slots_flags,
             sizes_word: Self::sizes_offset(depth) as usize / 8,
             wire: settings.wire,
+            sizes: [0; RECVS_MAX],
+            recv_wr: RecvWr::default(),
+            slots_wr: SendWr { rkey, sge, opcode: SendOpcode::RdmaWrite, ..SendWr::default() },
         })
     }
 
@@ -163,9 +159,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         }
         let last = bufs.iter().rev().find(|buf| buf.len > 0);
         let (Some(flusher), Some(buf)) = (&self.flusher, last) else { return Ok(Flush::NotNeeded) };
-        let Some((index, entry)) = self.base.reqs.take() else { return Ok(Flush::Busy) };
-        entry.value = Recv::default();
-        let request = entry.arm(1);
+        let Some((index, entry)) = self.flushes.take(self.flushed) else { return Ok(Flush::Busy) };
+        let request = entry.arm(Request::flush(self.flushed), 1, 0);
         let sge = Sge { addr: flusher.memory.addr(), length: 1, lkey: flusher.mr.lkey() };
         let wr = SendWr {
             wr_id: u64::from(index),
@@ -177,31 +172,36 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             ..SendWr::default()
         };
         match self.base.verbs.nic.post_send(&flusher.qp, &[wr]) {
-            Ok(()) => Ok(Flush::Started(request)),
+            Ok(()) => {
+                self.flushed += 1;
+                Ok(Flush::Started(request))
+            }
             Err(error) => Err(self.base.fail(error.into())),
         }
     }
 
-    /// Whether a receive or flush is done, and then what came; `request` is then over.
+    /// Whether a receive or flush is done, and then the bytes of each buffer in the order in which
+    /// they were posted (of a flush, none); `request` is then over.
+    ///
+    /// On the wire of NCCL 2.14 those of a group are only 0 or 1: empty or not.
     ///
     /// # Errors
     /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
     #[inline(always)]
-    pub fn test(&mut self, request: &Request) -> Result<Option<Received>, Error> {
+    pub fn test(&mut self, request: &Request) -> Result<Option<&[u32]>, Error> {
         while self.base.reqs.is_waiting(request) {
-            match self.base.poll() {
-                Ok(0) => return Ok(None),
-                polled => _ = self.base.book(polled, route),
+            if !self.poll() {
+                return Ok(None);
             }
         }
-        let recv = self.base.done(request)?;
-        let received = if recv.nreqs == 1 && recv.imm <= recv.sizes[0] {
-            Received { nreqs: 1, sizes: [recv.imm, 0, 0, 0, 0, 0, 0, 0] }
-        } else {
-            self.received(request)?
-        };
-        self.base.reqs.give(request);
-        Ok(Some(received))
+        match self.base.reqs.give(request).map(|r| (r.nreqs, r.value.imm, r.value.sizes[0])) {
+            Some((1, imm, posted)) if imm <= posted => {
+                self.sizes[0] = imm;
+                Ok(Some(&self.sizes[..1]))
+            }
+            Some((nreqs, ..)) => self.received(request, usize::from(nreqs)).map(Some),
+            None => self.test_flush(request),
+        }
     }
 
     /// Looks whether the peer still has its end open, which an idle comm does not notice by
@@ -210,17 +210,18 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// # Errors
     /// [`Error::PeerClosed`]. Requests that are complete can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
-        let result = self.base.check_peer(route);
+        let Self { base, flushes, .. } = self;
+        let result = base.check_peer(|reqs, wc| route(reqs, flushes, wc));
         if result.is_err() {
             // Nobody is left to send.
-            self.base.reqs.stop_waiting();
+            base.reqs.cut_short();
         }
         result
     }
 
     /// Receives and flushes under way: started, and not yet tested as done.
     pub fn outstanding(&self) -> usize {
-        self.base.reqs.live().count()
+        self.base.reqs.live().count() + self.flushes.live().count()
     }
 
     /// Receives posted.
@@ -240,6 +241,26 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 }
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
+    #[inline(always)]
+    fn poll(&mut self) -> bool {
+        let Self { base, flushes, .. } = self;
+        base.poll(|reqs, wc| route(reqs, flushes, wc))
+    }
+
+    /// What is not a receive that is under way.
+    #[inline(never)]
+    fn test_flush(&mut self, request: &Request) -> Result<Option<&[u32]>, Error> {
+        while self.base.gate == Gate::Open && self.flushes.is_waiting(request) {
+            if !self.poll() {
+                return Ok(None);
+            }
+        }
+        match self.flushes.give(request) {
+            Some(_) if self.base.gate != Gate::Failed => Ok(Some(&[])),
+            _ => Err(self.base.not_done(request)),
+        }
+    }
+
     /// What is not a receive of one buffer on an open comm.
     #[inline(never)]
     fn recv_grouped(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Error> {
@@ -257,19 +278,30 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     fn recv_row(&mut self, bufs: impl AsRef<[RecvBuf]>) -> Result<Option<Request>, Error> {
         let bufs = bufs.as_ref();
         for buf in bufs {
-            if buf.addr == 0 || buf.rkey == 0 || buf.len > i32::MAX as u32 {
+            if buf.addr == 0 {
+                return Err(refused(buf));
+            }
+            if buf.rkey == 0 {
+                return Err(refused(buf));
+            }
+            if buf.len > i32::MAX as u32 {
                 return Err(refused(buf));
             }
         }
-        let row = (self.tail & self.row_mask) as usize;
-        let Some((index, entry)) = self.base.reqs.take() else { return Ok(None) };
+        let row = self.row(self.tail);
+        let Some((index, entry)) = self.base.reqs.take(self.tail) else { return Ok(None) };
         let verbs = &self.base.verbs;
-        entry.value.nreqs = bufs.len() as u8;
-        entry.value.row = row as u8;
-        // A signaled slot write completes on the same request.
-        let request = entry.arm(verbs.qps.len() as u16 + u16::from(row == 0));
-        for (r, buf) in bufs.iter().enumerate() {
-            entry.value.sizes[r] = buf.len;
+        let mut events = verbs.qps.len() as u16;
+        self.slots_wr.flags = self.slots_flags;
+        // One in a ring asks for a completion: otherwise the send queue never drains. It counts
+        // on the request of that row.
+        if row == 0 {
+            events += 1;
+            self.slots_wr.flags |= SendFlags::SIGNALED;
+        }
+        let request = entry.arm(Request::message(self.tail), events, bufs.len() as u16);
+        for (r, (buf, size)) in bufs.iter().zip(&mut entry.value.sizes).enumerate() {
+            *size = buf.len;
             let slot = Slot {
                 addr: buf.addr,
                 size: buf.len as i32,
@@ -287,66 +319,56 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         Ok(Some(request))
     }
 
+    /// Posts a receive on each queue pair, then the row of slots on the first.
     #[inline(always)]
-    fn post(&self, index: u8, row: usize, nreqs: usize) -> Result<(), NicError> {
+    fn post(&mut self, index: u8, row: usize, nreqs: usize) -> Result<(), NicError> {
         let verbs = &self.base.verbs;
-        let recv = RecvWr { wr_id: u64::from(index), sge: Sge::default() };
-        for qp in &verbs.qps {
-            verbs.nic.post_recv(qp, &recv)?;
+        let Some((first, others)) = verbs.qps.split_first() else { return Ok(()) };
+        self.recv_wr.wr_id = u64::from(index);
+        verbs.nic.post_recv(first, &self.recv_wr)?;
+        for qp in others {
+            verbs.nic.post_recv(qp, &self.recv_wr)?;
         }
         let row_offset = (row * ROW_BYTES) as u64;
-        let mut flags = SendFlags::empty();
-        if verbs.settings.use_inline && nreqs == 1 {
-            flags |= SendFlags::INLINE;
+        let wr = &mut self.slots_wr;
+        wr.wr_id = u64::from(index);
+        wr.remote_addr = self.remote_fifo + row_offset;
+        wr.sge.addr = self.shadow_addr + row_offset;
+        wr.sge.length = (nreqs * SLOT_BYTES) as u32;
+        if nreqs > 1 {
+            wr.flags.remove(SendFlags::INLINE);
         }
-        // One in a ring asks for a completion: otherwise the send queue never drains.
-        if row == 0 {
-            flags |= SendFlags::SIGNALED;
-        }
-        let wr = SendWr {
-            wr_id: u64::from(index),
-            remote_addr: self.remote_fifo + row_offset,
-            sge: Sge {
-                addr: self.shadow_addr + row_offset,
-                length: (nreqs * SLOT_BYTES) as u32,
-                lkey: self.shadow_lkey,
-            },
-            rkey: self.remote_rkey,
-            imm_data: 0,
-            opcode: SendOpcode::RdmaWrite,
-            flags,
-        };
-        match verbs.qps.first() {
-            Some(qp) => verbs.nic.post_send(qp, &[wr]),
-            None => Ok(()),
-        }
+        verbs.nic.post_send(first, core::slice::from_ref(wr))
     }
 
-    /// Sizes of a single message from its immediate; of a group, as the peer wrote them before its
-    /// immediate, or by that one's bits.
+    /// Sizes of a group as the peer wrote them before its immediate, or by that one's bits; of a
+    /// single message, its immediate.
     #[inline(never)]
-    fn received(&mut self, request: &Request) -> Result<Received, Error> {
-        let recv = self.base.done(request)?;
-        let mut received = Received { nreqs: recv.nreqs, ..Received::default() };
-        for (r, size) in received.sizes.iter_mut().enumerate().take(usize::from(recv.nreqs)) {
-            let bit = recv.imm >> r & 1;
-            *size = match self.wire {
-                _ if recv.nreqs == 1 => recv.imm,
-                Wire::Nccl214 => bit,
-                Wire::Invar => {
-                    let word =
-                        self.sizes_word + usize::from(recv.row) * SIZES_ROW_BYTES / 8 + r / 2;
-                    let words = self.base.verbs.control.words();
-                    let pair = words.get(word).map_or(0, |w| w.load(Ordering::Acquire));
-                    (u64::from_le(pair) >> (r % 2 * 32)) as u32
-                }
+    fn received(&mut self, request: &Request, nreqs: usize) -> Result<&[u32], Error> {
+        let recv = self.base.reqs.of(request).value;
+        let row = self.sizes_word + self.row(u64::from(request.raw())) * SIZES_ROW_BYTES / 8;
+        for (r, posted) in recv.sizes.iter().enumerate().take(nreqs) {
+            let size = if nreqs == 1 {
+                recv.imm
+            } else if self.wire == Wire::Nccl214 {
+                recv.imm >> r & 1
+            } else {
+                let words = self.base.verbs.control.words();
+                let pair = words.get(row + r / 2).map_or(0, |w| w.load(Ordering::Acquire));
+                (u64::from_le(pair) >> (r % 2 * 32)) as u32
             };
-            if *size > recv.sizes[r] {
-                let error = Error::Overrun { got: *size, posted: recv.sizes[r] };
-                return Err(self.base.fail(error));
+            if size > *posted {
+                return Err(self.base.fail(Error::Overrun { got: size, posted: *posted }));
             }
+            self.sizes[r] = size;
         }
-        Ok(received)
+        Ok(&self.sizes[..nreqs])
+    }
+
+    /// The row of the FIFO for receive number `number`.
+    #[inline(always)]
+    fn row(&self, number: u64) -> usize {
+        (number & self.row_mask) as usize
     }
 
     /// What stands before a call where the gate is not simply open: on the wire of NCCL 2.14,
@@ -384,9 +406,13 @@ fn refused(buf: &RecvBuf) -> Error {
 }
 
 /// Books a completion on the request that its `wr_id` names; whether that awaited it.
-#[inline]
-fn route(reqs: &mut Pool<Recv>, wc: &Wc) -> bool {
-    let entry = reqs.at(wr_id::index(wc.wr_id, 0));
+#[inline(always)]
+fn route(reqs: &mut Ring<Recv>, flushes: &mut Ring<()>, wc: &Wc) -> bool {
+    let index = wr_id::index(wc.wr_id, 0);
+    if wc.opcode == WcOpcode::RdmaRead {
+        return flushes.at(index).book();
+    }
+    let entry = reqs.at(index);
     if wc.opcode == WcOpcode::RecvRdmaWithImm {
         // Each queue pair brings the same: the whole size of a single message, not its share.
         entry.value.imm = wc.imm_data;

@@ -2,13 +2,13 @@
 
 use super::Request;
 use super::base::{Base, Gate};
-use super::post::{GroupWork, Target, post_one, write};
+use super::post::{GroupWork, Target, post_split, write};
 use crate::conn::stage::Stage;
 use crate::conn::{Parts, Stream, start_with_acceptor};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{self, DEPTH_MAX, RECVS_MAX, ROW_BYTES, Slot, SlotWords};
 use crate::nic::{Memory, Nic, Wc};
-use crate::request::Pool;
+use crate::request::Ring;
 use crate::wr_id;
 
 /// Bytes of a row of sizes: eight `u32`.
@@ -25,17 +25,8 @@ pub struct SendBuf {
     pub lkey: u32,
 }
 
-/// A send under way, or done.
-#[derive(Clone, Copy, Debug, Default)]
-struct Send {
-    /// Messages that went with it under one `wr_id`.
-    nreqs: u8,
-    size: u32,
-}
-
 /// The row at the head of the FIFO, when it groups several receives: read once, then matched.
 struct Group {
-    /// Buffers; 0 while no group is being matched.
     nreqs: usize,
     /// A bit for each buffer that has no message yet.
     unmatched: u8,
@@ -45,7 +36,10 @@ struct Group {
 
 /// The sending end of a connection.
 pub struct SendComm<N: Nic, S> {
-    base: Base<N, S, Send>,
+    /// Of each request, the bytes that it sends.
+    base: Base<N, S, u32>,
+    /// Sends started: the number of the next request.
+    started: u64,
     /// Rows matched and sent.
     head: u64,
     row_mask: u64,
@@ -69,7 +63,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let row_mask = depth as u64 - 1;
         let slots = [Slot::default(); RECVS_MAX];
         let group = Group { nreqs: 0, unmatched: 0, slots, work: GroupWork::new() };
-        SendComm { base, head: 0, row_mask, target, group }
+        SendComm { base, started: 0, head: 0, row_mask, target, group }
     }
 
     /// Starts to send `buf` if the peer has posted a receive for `tag`; otherwise, or where no
@@ -83,7 +77,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// goes on. Others stay: every later call gives the same.
     #[inline(always)]
     pub fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
-        if self.base.gate == Gate::Open && self.group.nreqs == 0 {
+        if self.base.gate == Gate::Open {
             let row = (self.head & self.row_mask) as usize;
             let words = self.base.verbs.control.words();
             let Some(slot) = fifo::load(words, row, 0, self.head + 1) else { return Ok(None) };
@@ -101,14 +95,14 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<u32>, Error> {
         while self.base.reqs.is_waiting(request) {
-            match self.base.poll() {
-                Ok(0) => return Ok(None),
-                polled => _ = self.base.book(polled, route),
+            if !self.base.poll(route) {
+                return Ok(None);
             }
         }
-        let size = self.base.done(request)?.size;
-        self.base.reqs.give(request);
-        Ok(Some(size))
+        match self.base.reqs.give(request) {
+            Some(entry) => Ok(Some(entry.value)),
+            None => Err(self.base.not_done(request)),
+        }
     }
 
     /// Looks whether the peer still has its end open, which an idle comm does not notice by
@@ -142,7 +136,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
 
     #[inline(always)]
     fn send_one(&mut self, buf: &SendBuf, slot: &SlotWords) -> Result<Option<Request>, Error> {
-        if buf.len > slot.size() as u32 || !is_sound(slot) {
+        if !is_sound(slot) || buf.len > slot.size() as u32 {
             return self.send_unfit(buf, slot.slot(self.head + 1));
         }
         self.post_one(buf, buf.len, slot.addr, slot.rkey())
@@ -156,13 +150,20 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         remote_addr: u64,
         rkey: u32,
     ) -> Result<Option<Request>, Error> {
-        let Some((index, entry)) = self.base.reqs.take() else { return Ok(None) };
-        entry.value = Send { nreqs: 1, size };
-        let request = entry.arm(self.target.qps);
-        let write = write(buf, size, remote_addr, rkey);
-        if let Err(error) = post_one(&self.base.verbs, &self.target, index, write) {
+        let Some((index, entry)) = self.base.reqs.take(self.started) else { return Ok(None) };
+        entry.value = size;
+        let request = entry.arm(Request::message(self.started), self.target.qps, 1);
+        let is_one = size <= self.target.single_bytes_max;
+        let wr = self.target.single(buf, size, remote_addr, rkey, index);
+        let verbs = &self.base.verbs;
+        let posted = match verbs.qps.first() {
+            Some(qp) if is_one => verbs.nic.post_send(qp, core::slice::from_ref(wr)),
+            _ => post_split(verbs, &self.target),
+        };
+        if let Err(error) = posted {
             return Err(self.base.fail(error.into()));
         }
+        self.started += 1;
         self.head += 1;
         Ok(Some(request))
     }
@@ -177,14 +178,18 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// What is not a message of its own on an open comm.
     #[inline(never)]
     fn send_grouped(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
-        if self.base.gate != Gate::Open {
+        if self.base.gate == Gate::Pending {
             // From the start: the row at the head may be a single one.
             return if self.pass()? { self.isend(buf, tag) } else { Ok(None) };
         }
-        if self.group.nreqs == 0 && !self.load_group()? {
-            return Ok(None);
+        if self.base.gate == Gate::Open && self.load_group()? {
+            self.base.gate = Gate::Group;
         }
-        self.send_in_group(buf, tag)
+        match self.base.gate {
+            Gate::Group => self.send_in_group(buf, tag),
+            Gate::Open | Gate::Pending => Ok(None),
+            Gate::Closed | Gate::Failed => Err(self.base.refused()),
+        }
     }
 
     /// Reads a row of several slots, once all of them are there.
@@ -222,9 +227,11 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             candidates &= candidates - 1;
         };
         let size = self.fit(buf, &slot)?;
-        let Some((index, entry)) = self.base.reqs.take() else { return Ok(None) };
-        entry.value = Send { nreqs: self.group.nreqs as u8, size };
-        let request = entry.arm(self.target.qps);
+        let Some((index, entry)) = self.base.reqs.take(self.started) else { return Ok(None) };
+        entry.value = size;
+        let request =
+            entry.arm(Request::message(self.started), self.target.qps, self.group.nreqs as u16);
+        self.started += 1;
         self.group.work.add(r, index, write(buf, size, slot.addr, slot.rkey));
         self.group.unmatched &= !(1 << r);
         if self.group.unmatched == 0 {
@@ -233,7 +240,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             if let Err(error) = work.post(&self.base.verbs, &self.target, row, *nreqs) {
                 return Err(self.base.fail(error.into()));
             }
-            self.group.nreqs = 0;
+            self.base.gate = Gate::Open;
             self.head += 1;
         }
         Ok(Some(request))
@@ -270,13 +277,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.fail(Error::Slot { what, value, idx: slot.idx })
     }
 
-    /// What stands before a call where the gate is not simply open: on the wire of NCCL 2.14,
-    /// the rest of the exchange (`net_ib.cc ncclSendCheck`).
+    /// On the wire of NCCL 2.14, the rest of the exchange (`net_ib.cc ncclSendCheck`); whether it
+    /// is over.
     #[cold]
     fn pass(&mut self) -> Result<bool, Error> {
-        if self.base.gate != Gate::Pending {
-            return Err(self.base.refused());
-        }
         self.exchange().map_err(|error| self.base.fail(error))
     }
 
@@ -305,15 +309,17 @@ fn is_sound(slot: &SlotWords) -> bool {
 }
 
 /// Books a completion on the requests that its `wr_id` names; whether all awaited it.
-#[inline]
-fn route(reqs: &mut Pool<Send>, wc: &Wc) -> bool {
+#[inline(always)]
+fn route(reqs: &mut Ring<u32>, wc: &Wc) -> bool {
     let first = reqs.at(wr_id::index(wc.wr_id, 0));
-    let nreqs = usize::from(first.value.nreqs);
-    let mut awaited = first.book();
-    for i in 1..nreqs {
-        awaited &= reqs.at(wr_id::index(wc.wr_id, i)).book();
-    }
-    awaited
+    let nreqs = first.nreqs;
+    first.book() && (nreqs == 1 || route_others(reqs, wc, nreqs))
+}
+
+/// The other messages of a group.
+#[inline(never)]
+fn route_others(reqs: &mut Ring<u32>, wc: &Wc, nreqs: u16) -> bool {
+    (1..usize::from(nreqs)).all(|i| reqs.at(wr_id::index(wc.wr_id, i)).book())
 }
 
 const _: () = assert!(DEPTH_MAX * (ROW_BYTES + SIZES_ROW_BYTES) <= u32::MAX as usize);
