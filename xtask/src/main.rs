@@ -1,2 +1,61 @@
-//! x
-fn main() {}
+//! The one command that people and CI run: `cargo xtask ci`, and its parts by themselves.
+
+#![allow(clippy::print_stdout, reason = "a command line tool")]
+
+mod ci;
+mod fuzz;
+mod no_std;
+mod shell;
+mod source;
+mod tidy;
+mod tool;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::shell::Shell;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Checks and fuzzing of this repository")]
+struct Args {
+    /// Show the output of every command as it comes, not only of the one that failed.
+    #[arg(short, long, global = true)]
+    verbose: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run every check, cheapest first, and stop at the first that fails.
+    Ci(ci::Args),
+    /// Check what rustfmt and clippy don't: file sizes, forbidden words, where `unsafe` stands.
+    Tidy,
+    /// Prove that invar-core needs neither std nor alloc.
+    NoStd,
+    /// Run fuzz targets, each for a bounded time.
+    Fuzz(fuzz::Args),
+}
+
+fn run(args: Args) -> Result<()> {
+    let shell = Shell::new(args.verbose)?;
+    match args.command {
+        Command::Ci(args) => ci::run(&shell, &args),
+        Command::Tidy => tidy::run(&shell).map(drop),
+        Command::NoStd => no_std::run(&shell).map(drop),
+        Command::Fuzz(args) => fuzz::run(&shell, &args).map(drop),
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

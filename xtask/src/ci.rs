@@ -1,0 +1,127 @@
+//! `cargo xtask ci`: every check, one after the other.
+
+mod cargo_steps;
+
+use std::io::{IsTerminal, Write};
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use clap::builder::PossibleValuesParser;
+
+use crate::shell::Shell;
+use crate::tool::{self, Tool};
+use crate::{fuzz, no_std, tidy};
+
+/// How a step that did not fail ended.
+pub(crate) enum Outcome {
+    /// Everything it looks at is in order.
+    Passed,
+    /// There was nothing to look at; the text says what was missing.
+    Skipped(String),
+}
+
+/// One check.
+struct Step {
+    name: &'static str,
+    about: &'static str,
+    tool: Option<Tool>,
+    run: fn(&Shell) -> Result<Outcome>,
+}
+
+const fn step(
+    name: &'static str,
+    about: &'static str,
+    tool: Option<Tool>,
+    run: fn(&Shell) -> Result<Outcome>,
+) -> Step {
+    Step { name, about, tool, run }
+}
+
+/// Cheapest first, so that a slip costs seconds; the tests last, so that cargo's own summary of
+/// them stands at the end of the output.
+const STEPS: [Step; 9] = [
+    step("fmt", "rustfmt has nothing to change", None, cargo_steps::fmt),
+    step("tidy", "file sizes, forbidden words, where unsafe stands", None, tidy::run),
+    step("deny", "licences, bans and sources of dependencies", Some(tool::DENY), cargo_steps::deny),
+    step(
+        "clippy",
+        "clippy is silent over every set of features, tests included",
+        Some(tool::HACK),
+        cargo_steps::clippy,
+    ),
+    step(
+        "features",
+        "each crate compiles by itself with every set of its features",
+        Some(tool::HACK),
+        cargo_steps::features,
+    ),
+    step("doc", "rustdoc is silent", None, cargo_steps::doc),
+    step("no-std", "invar-core needs neither std nor alloc", None, no_std::run),
+    step("fuzz", "a few seconds of each fuzz target", Some(tool::FUZZ), fuzz::smoke),
+    step("test", "cargo test --workspace", None, cargo_steps::test),
+];
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Run only these steps.
+    #[arg(long, value_name = "STEP", value_delimiter = ',', value_parser = names())]
+    only: Vec<String>,
+    /// Name the steps and stop.
+    #[arg(long)]
+    list: bool,
+    /// Install the cargo tools that are missing first.
+    #[arg(long)]
+    install: bool,
+}
+
+fn names() -> PossibleValuesParser {
+    PossibleValuesParser::new(STEPS.iter().map(|step| step.name))
+}
+
+/// Runs the steps that are asked for, and stops at the first that fails.
+pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
+    let wanted = |step: &&Step| args.only.is_empty() || args.only.iter().any(|n| n == step.name);
+    let steps: Vec<&Step> = STEPS.iter().filter(wanted).collect();
+    if args.list {
+        for step in steps {
+            println!("{:9} {}", step.name, step.about);
+        }
+        return Ok(());
+    }
+    if args.install {
+        for tool in steps.iter().filter_map(|step| step.tool.as_ref()) {
+            tool.install(shell)?;
+        }
+    }
+    let start = Instant::now();
+    for step in &steps {
+        run_step(shell, step)?;
+    }
+    println!("{} of {} steps in {:.0} s", steps.len(), STEPS.len(), start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Leaves one line: its name, how long it took, how it ended.
+fn run_step(shell: &Shell, step: &Step) -> Result<()> {
+    let name = step.name;
+    if std::io::stdout().is_terminal() {
+        // What is running now; the line that it leaves comes over it.
+        print!("{name} ...\r");
+        std::io::stdout().flush()?;
+    }
+    let start = Instant::now();
+    let result = match &step.tool {
+        Some(tool) => tool.require(shell).and_then(|()| (step.run)(shell)),
+        None => (step.run)(shell),
+    };
+    let seconds = start.elapsed().as_secs_f64();
+    match result {
+        Ok(Outcome::Passed) => println!("{name:9}{seconds:7.1} s  ok"),
+        Ok(Outcome::Skipped(why)) => println!("{name:9}{seconds:7.1} s  SKIPPED: {why}"),
+        Err(error) => {
+            println!("{name:9}{seconds:7.1} s  FAILED");
+            bail!("{error:#}\nrerun it alone: cargo xtask ci --only {name}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,50 @@
+//! The steps that are a cargo command or two.
+
+use anyhow::Result;
+
+use super::Outcome;
+use crate::shell::Shell;
+
+/// The crates that stand outside the workspace.
+const OUTSIDE: [&str; 2] = ["fuzz/Cargo.toml", "xtask/no-std-proof/Cargo.toml"];
+
+/// `default` is a name for one of the sets, and would only double their number.
+const FEATURE_SETS: &str = "--workspace --feature-powerset --exclude-features default";
+
+pub(super) fn fmt(shell: &Shell) -> Result<Outcome> {
+    shell.run(shell.cargo("fmt --all --check"))?;
+    for manifest in OUTSIDE.iter().filter(|manifest| shell.root().join(manifest).exists()) {
+        shell.run(shell.cargo(&format!("fmt --check --manifest-path {manifest}")))?;
+    }
+    Ok(Outcome::Passed)
+}
+
+/// Its database of advisories is left out: that needs more of the network than a registry.
+pub(super) fn deny(shell: &Shell) -> Result<Outcome> {
+    shell.run(shell.cargo("deny --workspace --all-features check bans licenses sources"))?;
+    Ok(Outcome::Passed)
+}
+
+pub(super) fn clippy(shell: &Shell) -> Result<Outcome> {
+    shell.run(shell.cargo(&format!("hack clippy {FEATURE_SETS} --all-targets -- -D warnings")))?;
+    Ok(Outcome::Passed)
+}
+
+/// Without the tests' dependencies, whose features would hide one that a crate forgot to ask for.
+pub(super) fn features(shell: &Shell) -> Result<Outcome> {
+    shell.run(shell.cargo(&format!("hack check {FEATURE_SETS}")))?;
+    Ok(Outcome::Passed)
+}
+
+pub(super) fn doc(shell: &Shell) -> Result<Outcome> {
+    let mut command = shell.cargo("doc --workspace --all-features --no-deps");
+    command.env("RUSTDOCFLAGS", "-D warnings");
+    shell.run(command)?;
+    Ok(Outcome::Passed)
+}
+
+/// The README's own command, shown as it runs.
+pub(super) fn test(shell: &Shell) -> Result<Outcome> {
+    shell.stream(shell.cargo("test --workspace"))?;
+    Ok(Outcome::Passed)
+}

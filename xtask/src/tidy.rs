@@ -1,0 +1,54 @@
+//! `cargo xtask tidy`: the rules of CONTRIBUTING.md that neither rustfmt nor clippy knows.
+
+mod file;
+mod package;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::ci::Outcome;
+use crate::shell::Shell;
+use crate::workspace::Workspace;
+
+/// Reports everything that it finds, then fails if that is anything.
+pub(crate) fn run(shell: &Shell) -> Result<Outcome> {
+    let mut findings = Vec::new();
+    for path in files(shell.root())? {
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let path = path.strip_prefix(shell.root())?;
+        for (line, message) in file::check(path, &text) {
+            findings.push(format!("{}:{line}: {message}", path.display()));
+        }
+    }
+    findings.extend(Workspace::load(shell)?.packages.iter().flat_map(package::check));
+    if !findings.is_empty() {
+        eprintln!("{}", findings.join("\n"));
+        bail!("tidy has {} findings", findings.len());
+    }
+    Ok(Outcome::Passed)
+}
+
+/// Files that people write in, generated and hidden ones left out.
+fn files(root: &Path) -> Result<Vec<PathBuf>> {
+    let (mut files, mut directories) = (Vec::new(), vec![root.to_owned()]);
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory)? {
+            let (path, kind) = entry.map(|entry| (entry.path(), entry.file_type()))?;
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if kind?.is_dir() {
+                if name != "target" && !name.starts_with('.') {
+                    directories.push(path);
+                }
+            } else if ["rs", "toml", "sh"]
+                .iter()
+                .any(|kind| path.extension() == Some(kind.as_ref()))
+            {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}

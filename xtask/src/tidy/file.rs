@@ -1,0 +1,82 @@
+//! What a file may hold.
+
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+
+use crate::source::{after_word, code_only};
+
+const LINES_MAX: usize = 500;
+
+/// How many lines above an unsafe block its reason may start.
+const SAFETY_LINES: usize = 8;
+
+/// Written in two halves: this file is checked too.
+const UNFINISHED_WORDS: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
+const UNFINISHED_MACROS: [&str; 2] = ["todo", "unimplemented"];
+
+/// Names that say nothing of what is inside.
+const EMPTY_NAMES: [&str; 6] = ["util", "utils", "common", "helper", "helpers", "types"];
+
+/// Number of a line, counted from 1, and what is wrong with it.
+pub(super) type Finding = (usize, String);
+
+/// What is wrong with a file at `path`, which is relative to the repository's root.
+pub(super) fn check(path: &Path, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        for word in UNFINISHED_WORDS.iter().filter(|word| after_word(line, word).is_some()) {
+            findings.push((number, format!("{word} left behind: finish it, or open an issue")));
+        }
+    }
+    if path.extension().is_some_and(|extension| extension == "rs") {
+        check_rust(path, text, &mut findings);
+    }
+    findings
+}
+
+fn check_rust(path: &Path, text: &str, findings: &mut Vec<Finding>) {
+    let lines: Vec<&str> = text.lines().collect();
+    if lines.len() > LINES_MAX {
+        let message = format!("{} lines, more than {LINES_MAX}: split by concept", lines.len());
+        findings.push((LINES_MAX + 1, message));
+    }
+    let in_core = path.starts_with("core/src");
+    let code = code_only(text);
+    for (number, code) in (1..).zip(code.lines()) {
+        for name in UNFINISHED_MACROS {
+            if after_word(code, name).is_some_and(|after| after.starts_with('!')) {
+                findings.push((number, format!("{name}! left behind")));
+            }
+        }
+        if let Some(name) = module(code).filter(|name| EMPTY_NAMES.contains(name)) {
+            findings.push((number, format!("a module called {name}: name the concept")));
+        }
+        let Some(after) = after_word(code, "unsafe") else { continue };
+        if in_core {
+            findings.push((number, "unsafe in invar-core".to_owned()));
+        } else if claims_safety(after) && !has_reason(&lines[..number]) {
+            findings.push((number, "unsafe without a `// SAFETY:` line above it".to_owned()));
+        }
+    }
+}
+
+/// The module that a line of code declares.
+fn module(code: &str) -> Option<&str> {
+    let name = after_word(code, "mod")?.trim_start();
+    let end = name.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(name.len());
+    Some(&name[..end])
+}
+
+/// Whether what stands after `unsafe` makes it a promise (a block, an impl) and not a demand on
+/// the caller (a function, a trait), which its documentation states.
+fn claims_safety(after: &str) -> bool {
+    let after = after.trim_start();
+    after.is_empty() || after.starts_with('{') || after.starts_with("impl")
+}
+
+/// Whether the last of `lines`, or one of the few above it, says why it is sound.
+fn has_reason(lines: &[&str]) -> bool {
+    lines.iter().rev().take(1 + SAFETY_LINES).any(|line| line.contains("SAFETY:"))
+}

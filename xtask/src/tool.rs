@@ -1,0 +1,56 @@
+//! Programs that cargo does not bring along.
+
+use std::process::Stdio;
+
+use anyhow::{Result, bail};
+
+use crate::shell::Shell;
+
+/// A cargo subcommand from crates.io, at the version that this repository is checked with. Any
+/// version that is installed already is taken.
+pub(crate) struct Tool {
+    name: &'static str,
+    version: &'static str,
+}
+
+/// Feature powersets.
+pub(crate) const HACK: Tool = Tool { name: "cargo-hack", version: "0.6.46" };
+/// Licences, bans and sources of dependencies.
+pub(crate) const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2" };
+/// Builds and runs libFuzzer targets.
+pub(crate) const FUZZ: Tool = Tool { name: "cargo-fuzz", version: "0.13.2" };
+
+impl Tool {
+    /// Fails with the line that installs it where it is missing.
+    pub(crate) fn require(&self, shell: &Shell) -> Result<()> {
+        if !self.is_installed(shell) {
+            bail!(
+                "{} is missing: cargo install --locked {}@{}, or cargo xtask ci --install",
+                self.name,
+                self.name,
+                self.version
+            );
+        }
+        Ok(())
+    }
+
+    /// Installs it where it is missing.
+    pub(crate) fn install(&self, shell: &Shell) -> Result<()> {
+        if self.is_installed(shell) {
+            return Ok(());
+        }
+        println!("installing {} {}", self.name, self.version);
+        shell.run(shell.cargo(&format!("install --locked {}@{}", self.name, self.version)))
+    }
+
+    fn is_installed(&self, shell: &Shell) -> bool {
+        shell
+            .command(self.name)
+            .args([self.name.trim_start_matches("cargo-"), "--version"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success())
+    }
+}

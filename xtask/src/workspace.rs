@@ -1,0 +1,60 @@
+//! What cargo knows of this workspace.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::shell::Shell;
+
+/// The part of `cargo metadata` that the steps need.
+pub(crate) struct Workspace {
+    /// Where cargo builds.
+    pub(crate) target_dir: PathBuf,
+    /// The members.
+    pub(crate) packages: Vec<Package>,
+}
+
+/// A member of the workspace.
+pub(crate) struct Package {
+    /// As `-p` takes it.
+    pub(crate) name: String,
+    /// The line that a registry shows; empty where the manifest has none.
+    pub(crate) description: String,
+    /// Whether it may go to a registry.
+    pub(crate) public: bool,
+    /// Names of what it depends on, without dev- and build-dependencies.
+    pub(crate) dependencies: Vec<String>,
+}
+
+impl Workspace {
+    /// Asks cargo.
+    pub(crate) fn load(shell: &Shell) -> Result<Workspace> {
+        let json = shell.read(shell.cargo("metadata --no-deps --format-version 1"))?;
+        parse(&json).context("cargo metadata says something unexpected")
+    }
+}
+
+fn parse(json: &str) -> Result<Workspace> {
+    let value: Value = serde_json::from_str(json)?;
+    let packages = value["packages"].as_array().context("no packages")?;
+    Ok(Workspace {
+        target_dir: value["target_directory"].as_str().context("no target_directory")?.into(),
+        packages: packages.iter().map(package).collect::<Result<_>>()?,
+    })
+}
+
+fn package(value: &Value) -> Result<Package> {
+    let dependencies = value["dependencies"].as_array().context("no dependencies")?;
+    Ok(Package {
+        name: value["name"].as_str().context("a package without a name")?.to_owned(),
+        description: value["description"].as_str().unwrap_or_default().to_owned(),
+        // null: anywhere; a list: only to those registries; `publish = false` is the empty list.
+        public: value["publish"].as_array().is_none_or(|registries| !registries.is_empty()),
+        dependencies: dependencies
+            .iter()
+            .filter(|dependency| dependency["kind"].is_null())
+            .filter_map(|dependency| Some(dependency["name"].as_str()?.to_owned()))
+            .collect(),
+    })
+}
