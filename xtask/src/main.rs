@@ -2,6 +2,7 @@
 
 #![allow(clippy::print_stdout, reason = "a command line tool")]
 
+mod bench;
 mod ci;
 mod fuzz;
 mod no_std;
@@ -19,7 +20,7 @@ use clap::{Parser, Subcommand};
 use crate::shell::Shell;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Checks and fuzzing of this repository")]
+#[command(name = "cargo xtask", about = "Checks, fuzzing and benchmarks of this repository")]
 struct Args {
     /// Show the output of every command as it comes, not only of the one that failed.
     #[arg(short, long, global = true)]
@@ -38,6 +39,8 @@ enum Command {
     NoStd,
     /// Run fuzz targets, each for a bounded time.
     Fuzz(fuzz::Args),
+    /// Measure, beside what NCCL or the operating system does in the same run.
+    Bench(bench::Args),
 }
 
 fn run(args: Args) -> Result<()> {
@@ -47,6 +50,7 @@ fn run(args: Args) -> Result<()> {
         Command::Tidy => tidy::run(&shell).map(drop),
         Command::NoStd => no_std::run(&shell).map(drop),
         Command::Fuzz(args) => fuzz::run(&shell, &args).map(drop),
+        Command::Bench(args) => bench::run(&shell, &args),
     }
 }
 

@@ -26,19 +26,27 @@ impl Shell {
         &self.root
     }
 
-    /// A program and arguments, separated by spaces, for one of the methods below. An argument
-    /// that may hold a space itself is added to the result.
-    pub(crate) fn command(&self, line: &str) -> Command {
-        let mut words = line.split_whitespace();
-        let mut command = Command::new(words.next().unwrap_or_default());
-        command.args(words).current_dir(&self.root);
+    /// A program, for one of the methods below.
+    pub(crate) fn program(&self, path: &Path) -> Command {
+        let mut command = Command::new(path);
+        command.current_dir(&self.root);
         command
     }
 
-    /// [`Shell::command`] for the cargo that runs this program, if one does.
+    /// A program and its arguments, separated by spaces. An argument that may hold a space itself
+    /// is added to the result.
+    pub(crate) fn command(&self, line: &str) -> Command {
+        let (name, args) = line.split_once(' ').unwrap_or((line, ""));
+        let mut command = self.program(Path::new(name));
+        command.args(args.split_whitespace());
+        command
+    }
+
+    /// The cargo that runs this program, if one does, with arguments as of [`Shell::command`].
     pub(crate) fn cargo(&self, args: &str) -> Command {
-        let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        command.args(args.split_whitespace()).current_dir(&self.root);
+        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = self.program(Path::new(&cargo));
+        command.args(args.split_whitespace());
         if std::io::stderr().is_terminal() {
             command.env("CARGO_TERM_COLOR", "always");
         }

@@ -1,0 +1,71 @@
+//! `cargo xtask bench`: what Invar costs, beside what it is to be measured against.
+
+mod callgrind;
+mod perf;
+mod protocol;
+mod tcp;
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+
+use crate::shell::Shell;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// All groups, if none is named.
+    group: Option<Group>,
+    /// Run only the cases with these names.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    case: Vec<String>,
+    /// With `protocol`: show the functions that cost most, so many a case.
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    top: usize,
+    /// Fail where a case misses its bar.
+    #[arg(long)]
+    check: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Group {
+    /// Instructions an operation, counted by callgrind: the same on every run and host.
+    Protocol,
+    /// Throughput of `invar perf` over loopback, and of the kernel's own transports in the same
+    /// minute: only the ratios mean something elsewhere.
+    Perf,
+}
+
+impl Args {
+    fn wants(&self, case: &str) -> bool {
+        self.case.is_empty() || self.case.iter().any(|name| name == case)
+    }
+}
+
+pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
+    let groups = args.group.map_or(Group::value_variants().to_vec(), |group| vec![group]);
+    let names: Vec<&str> = groups.iter().flat_map(|group| group.cases()).collect();
+    if let Some(unknown) = args.case.iter().find(|case| !names.contains(&case.as_str())) {
+        bail!("no case {unknown}; there are {}", names.join(", "));
+    }
+    let mut missed = Vec::new();
+    for group in groups {
+        if group.cases().iter().any(|case| args.wants(case)) {
+            missed.extend(match group {
+                Group::Protocol => protocol::run(shell, args)?,
+                Group::Perf => perf::run(shell, args)?,
+            });
+        }
+    }
+    if args.check && !missed.is_empty() {
+        bail!("these miss their bar: {}", missed.join(", "));
+    }
+    Ok(())
+}
+
+impl Group {
+    fn cases(self) -> Vec<&'static str> {
+        match self {
+            Group::Protocol => protocol::CASES.iter().map(|case| case.name).collect(),
+            Group::Perf => perf::CONTENDERS.iter().map(|contender| contender.name).collect(),
+        }
+    }
+}

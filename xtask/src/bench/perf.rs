@@ -1,0 +1,132 @@
+//! Throughput of `invar perf` over loopback, and of bare TCP between its runs.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::Args;
+use super::tcp::{self, Wait};
+use crate::shell::Shell;
+use crate::workspace::Workspace;
+
+const MIB: usize = 1 << 20;
+const SIZES: [usize; 2] = [MIB, 64 * MIB];
+
+/// What one run moves: about a second's worth.
+const RUN_BYTES: usize = 4 << 30;
+const RUNS: usize = 5;
+
+/// Messages in flight.
+const WINDOW: usize = 8;
+
+/// What `soft` has to reach with messages of 1 MiB.
+const SOFT_BAR_GBITS: f64 = 30.0;
+
+pub(super) struct Contender {
+    pub(super) name: &'static str,
+    /// Gbit/s for messages of a size.
+    run: fn(&Shell, &Path, usize) -> Result<f64>,
+}
+
+/// `soft` is `invar perf` over the software NIC.
+pub(super) const CONTENDERS: [Contender; 3] = [
+    Contender { name: "tcp-blocking", run: |_, _, size| tcp(size, Wait::Block) },
+    Contender { name: "tcp-polled", run: |_, _, size| tcp(size, Wait::Poll) },
+    Contender { name: "soft", run: invar_perf },
+];
+
+/// Prints the table and returns what misses its bar.
+pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
+    let contenders: Vec<&Contender> =
+        CONTENDERS.iter().filter(|contender| args.wants(contender.name)).collect();
+    if contenders.iter().any(|contender| contender.name == "soft") {
+        shell.run(shell.cargo("build --release --package invar-cli"))?;
+    }
+    let target_dir = Workspace::load(shell)?.target_dir;
+    let mut missed = Vec::new();
+    println!(
+        "{:>8} {:14} {:>8} {:>8} {:>8} {:>8}   Gbit/s over loopback, {RUNS} runs",
+        "size", "", "median", "least", "most", "ratio"
+    );
+    for size in SIZES {
+        let mut rates = vec![Vec::new(); contenders.len()];
+        // In turn, so that what else the host does meets them all.
+        for _ in 0..RUNS {
+            for (contender, rates) in contenders.iter().zip(&mut rates) {
+                let rate = (contender.run)(shell, &target_dir, size);
+                rates.push(rate.with_context(|| contender.name.to_owned())?);
+            }
+        }
+        // Ratios are to the first contender's median.
+        let first = median(&mut rates[0]);
+        for (contender, rates) in contenders.iter().zip(&mut rates) {
+            let median = median(rates);
+            println!(
+                "{:>4} MiB {:14} {median:8.1} {:8.1} {:8.1} {:8.2}",
+                size / MIB,
+                contender.name,
+                rates[0],
+                rates[RUNS - 1],
+                median / first
+            );
+            if contender.name == "soft" && size == MIB && median < SOFT_BAR_GBITS {
+                missed.push(format!("soft at 1 MiB ({median:.1} of {SOFT_BAR_GBITS} Gbit/s)"));
+            }
+        }
+    }
+    Ok(missed)
+}
+
+/// Sorts them.
+fn median(rates: &mut [f64]) -> f64 {
+    rates.sort_by(f64::total_cmp);
+    rates[rates.len() / 2]
+}
+
+fn count(size: usize) -> usize {
+    RUN_BYTES / size
+}
+
+fn tcp(size: usize, wait: Wait) -> Result<f64> {
+    let seconds = tcp::seconds(size, count(size), WINDOW, wait)?;
+    Ok((count(size) * size) as f64 * 8e-9 / seconds)
+}
+
+fn invar_perf(shell: &Shell, target_dir: &Path, size: usize) -> Result<f64> {
+    let json = target_dir.join("perf.json");
+    let mut perf = shell.program(&target_dir.join("release/invar"));
+    perf.args(["perf", "--nic", "soft", "--window", &WINDOW.to_string()]);
+    perf.args(["-b", &size.to_string(), "-e", &size.to_string(), "-n", &count(size).to_string()]);
+    perf.arg("--json").arg(&json);
+    shell.capture(perf)?;
+    gbits(&fs::read_to_string(&json)?).context("invar perf --json says something unexpected")
+}
+
+/// From the report of `invar perf --json`, of one row.
+fn gbits(json: &str) -> Result<f64> {
+    let report: Value = serde_json::from_str(json)?;
+    let row = report["rows"].get(0).context("no row")?;
+    ensure!(row["wrong"] == 0, "wrong bytes: {}", row["wrong"]);
+    Ok(8.0 * row["algbw_gbytes_per_s"].as_f64().context("no algbw_gbytes_per_s")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_of_invar_perf_is_read() {
+        let row = r#"{"size": 1048576, "algbw_gbytes_per_s": 4.5, "wrong": 0}"#;
+        assert_eq!(gbits(&format!(r#"{{"nic": "soft0", "rows": [{row}]}}"#)).unwrap(), 36.0);
+        let wrong = row.replace(r#""wrong": 0"#, r#""wrong": 2"#);
+        assert!(gbits(&format!(r#"{{"rows": [{wrong}]}}"#)).is_err());
+        assert!(gbits(r#"{"rows": []}"#).is_err());
+    }
+
+    #[test]
+    fn the_median_is_the_middle_one() {
+        assert_eq!(median(&mut [3.0, 9.0, 1.0, 2.0, 5.0]), 3.0);
+    }
+}

@@ -1,0 +1,130 @@
+//! A bare TCP stream over loopback: what the kernel moves when nothing stands above it.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+/// How an end waits for the other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// In the kernel.
+    Block,
+    /// By asking again.
+    Poll,
+}
+
+/// No end waits longer for the other.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Sends messages of `size` bytes from one thread to another, cycling through `window` buffers at
+/// either end, and returns seconds for `count` of them, after `window` to warm up.
+pub(super) fn seconds(size: usize, count: usize, window: usize, wait: Wait) -> Result<f64> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let sender = TcpStream::connect(listener.local_addr()?)?;
+    let (receiver, _) = listener.accept()?;
+    thread::scope(|scope| {
+        let receiver = scope.spawn(move || -> Result<()> {
+            let mut end = End::new(receiver, wait)?;
+            let mut buffers = buffers(size, window);
+            for count in [window, count] {
+                for i in 0..count {
+                    end.read(&mut buffers[i % window])?;
+                }
+                end.write(&[1])?;
+            }
+            Ok(())
+        });
+        let time = send(End::new(sender, wait)?, size, count, window);
+        let received = receiver.join();
+        ensure!(received.is_ok(), "the receiver panicked");
+        time
+    })
+}
+
+fn send(mut end: End, size: usize, count: usize, window: usize) -> Result<f64> {
+    let buffers = buffers(size, window);
+    let mut start = Instant::now();
+    for count in [window, count] {
+        start = Instant::now();
+        for i in 0..count {
+            end.write(&buffers[i % window])?;
+        }
+        // Until the last byte is read, it has not arrived.
+        end.read(&mut [0])?;
+    }
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// Written to, so that the pages are there before the clock runs.
+fn buffers(size: usize, window: usize) -> Vec<Vec<u8>> {
+    vec![vec![0x5a; size]; window]
+}
+
+struct End {
+    stream: TcpStream,
+}
+
+impl End {
+    fn new(stream: TcpStream, wait: Wait) -> Result<End> {
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(wait == Wait::Poll)?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
+        Ok(End { stream })
+    }
+
+    fn read(&mut self, mut bytes: &mut [u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let n = retry(|| self.stream.read(bytes)).context("cannot read")?;
+            ensure!(n > 0, "the peer closed the stream");
+            bytes = &mut bytes[n..];
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            bytes = &bytes[retry(|| self.stream.write(bytes)).context("cannot write")?..];
+        }
+        Ok(())
+    }
+}
+
+/// Asks until there is something, or until the time is up.
+fn retry(mut call: impl FnMut() -> std::io::Result<usize>) -> std::io::Result<usize> {
+    let mut deadline = None;
+    loop {
+        match call() {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                // A blocking socket has waited that long already; a polled one starts the clock.
+                if Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + TIMEOUT) {
+                    return Err(error);
+                }
+            }
+            result => return result,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_ends_when_every_byte_has_arrived() {
+        for wait in [Wait::Block, Wait::Poll] {
+            assert!(seconds(10_000, 20, 3, wait).unwrap() > 0.0);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_leaves_is_an_error() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        drop(listener.accept().unwrap());
+        assert!(End::new(stream, Wait::Poll).unwrap().read(&mut [0]).is_err());
+    }
+}
