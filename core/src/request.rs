@@ -2,8 +2,9 @@
 //!
 //! NCCL scans its array for a free request (`net_ib.cc ncclIbGetRequest`). Transfers end much in
 //! the order in which they began, so here they are taken in a ring: request number `n` lives at
-//! index `n` modulo the capacity, which is what `wr_id` carries, and whoever leaves one untested
-//! finds no free request once the ring has come around.
+//! index `n` modulo 256, which is what `wr_id` carries, and may begin once request `n` minus the
+//! capacity is over. Whoever leaves one untested finds no free request once the ring has come
+//! around.
 
 use crate::fifo::DEPTH_MAX;
 
@@ -16,6 +17,10 @@ use crate::fifo::DEPTH_MAX;
 pub struct Request(u32);
 
 impl Request {
+    fn index(&self) -> usize {
+        usize::from(self.0 as u8)
+    }
+
     /// The token of send, or receive, number `number`.
     #[inline(always)]
     pub(crate) const fn message(number: u64) -> Self {
@@ -42,7 +47,7 @@ impl Request {
 #[derive(Debug)]
 pub(crate) struct Ring<T> {
     entries: [Entry<T>; DEPTH_MAX],
-    capacity_mask: u32,
+    capacity: u32,
 }
 
 /// A request, live or free, in a cache line of its own.
@@ -55,7 +60,7 @@ pub(crate) struct Entry<T> {
     key: u32,
     /// Completions still awaited.
     events: u16,
-    /// Messages that end together, under one `wr_id`.
+    /// Messages that end together under one `wr_id`, or buffers of a receive.
     pub(crate) nreqs: u16,
     pub(crate) value: T,
 }
@@ -80,6 +85,11 @@ impl<T> Entry<T> {
         left != u16::MAX
     }
 
+    /// Awaits one completion more than it was armed with.
+    pub(crate) fn await_one_more(&mut self) {
+        self.events += 1;
+    }
+
     /// Becomes `request`, which awaits `events` completions, at least one.
     #[inline(always)]
     pub(crate) fn arm(&mut self, request: Request, events: u16, nreqs: u16) -> Request {
@@ -91,33 +101,35 @@ impl<T> Entry<T> {
 }
 
 impl<T: Copy + Default> Ring<T> {
-    /// `capacity` is a power of two, at most 256.
+    /// `capacity` is at most 256.
     pub(crate) fn new(capacity: usize) -> Self {
         let entry = |_| Entry { key: FREE, events: 0, nreqs: 0, value: T::default() };
-        let capacity_mask = capacity.clamp(1, DEPTH_MAX) as u32 - 1;
-        Ring { entries: core::array::from_fn(entry), capacity_mask }
+        Ring { entries: core::array::from_fn(entry), capacity: capacity.min(DEPTH_MAX) as u32 }
     }
 
     /// The index and entry for request `number`, if it is free; the caller fills it in and arms
     /// it.
     #[inline(always)]
     pub(crate) fn take(&mut self, number: u64) -> Option<(u8, &mut Entry<T>)> {
-        let index = self.index(number as u32);
-        let entry = &mut self.entries[usize::from(index)];
-        (entry.key == FREE).then_some((index, entry))
+        // That the one before is over implies that all before that one are, so this one is free.
+        let before = (number as u32).wrapping_sub(self.capacity) as u8;
+        if self.entries[usize::from(before)].key != FREE {
+            return None;
+        }
+        let index = number as u8;
+        Some((index, &mut self.entries[usize::from(index)]))
     }
 
     /// Whether `request` is live and awaits completions.
     #[inline(always)]
     pub(crate) fn is_waiting(&self, request: &Request) -> bool {
-        self.entries[usize::from(self.index(request.0))].key == request.0
+        self.entries[request.index()].key == request.0
     }
 
     /// Gives back the request that `request` names if it is done; what it was can still be read.
     #[inline(always)]
     pub(crate) fn give(&mut self, request: &Request) -> Option<&mut Entry<T>> {
-        let index = self.index(request.0);
-        let entry = &mut self.entries[usize::from(index)];
+        let entry = &mut self.entries[request.index()];
         if entry.key != request.0 | DONE {
             return None;
         }
@@ -127,7 +139,7 @@ impl<T: Copy + Default> Ring<T> {
 
     /// Whether `request` is live but will never be done.
     pub(crate) fn is_cut_short(&self, request: &Request) -> bool {
-        self.entries[usize::from(self.index(request.0))].key == request.0 | CUT
+        self.entries[request.index()].key == request.0 | CUT
     }
 
     /// The entry at `index`, as a completion's `wr_id` names it.
@@ -138,7 +150,7 @@ impl<T: Copy + Default> Ring<T> {
 
     /// The entry of `request`, whatever lives there.
     pub(crate) fn of(&self, request: &Request) -> &Entry<T> {
-        &self.entries[usize::from(self.index(request.0))]
+        &self.entries[request.index()]
     }
 
     /// Completions will not come any more: what waits for one never will be done.
@@ -151,11 +163,6 @@ impl<T: Copy + Default> Ring<T> {
     pub(crate) fn live(&self) -> impl Iterator<Item = &T> {
         self.entries.iter().filter(|entry| entry.key != FREE).map(|entry| &entry.value)
     }
-
-    #[inline(always)]
-    fn index(&self, number: u32) -> u8 {
-        (number & self.capacity_mask) as u8
-    }
 }
 
 #[cfg(test)]
@@ -166,10 +173,9 @@ mod tests {
     proptest! {
         #[test]
         fn ring_agrees_with_a_list_of_live_requests(
-            capacity_log in 0u32..=8,
+            capacity in 1usize..=DEPTH_MAX,
             operations in prop::collection::vec(any::<(u8, prop::sample::Index)>(), 0..400),
         ) {
-            let capacity = 1 << capacity_log;
             let mut ring = Ring::<u32>::new(capacity);
             let mut number = u64::from(NUMBER) - 100;
             // Number, value, completions awaited.
@@ -186,7 +192,7 @@ mod tests {
                         });
                         prop_assert_eq!(taken.is_none(), live.iter().any(around));
                         if let Some((index, token)) = taken {
-                            prop_assert_eq!(usize::from(index), number as usize % capacity);
+                            prop_assert_eq!(usize::from(index), number as usize % DEPTH_MAX);
                             prop_assert_eq!(token, request(number));
                             live.push((number, step as u32, 2)).unwrap();
                             number += 1;
@@ -196,7 +202,7 @@ mod tests {
                         let at = which.index(live.len());
                         let (number, _, awaited) = &mut live[at];
                         if *awaited > 0 {
-                            prop_assert!(ring.at((*number as usize % capacity) as u8).book());
+                            prop_assert!(ring.at(*number as u8).book());
                             *awaited -= 1;
                         }
                     }
@@ -241,7 +247,7 @@ mod tests {
         #[test]
         fn a_completion_too_many_is_noticed(events in 1u16..100) {
             let mut ring = Ring::<()>::new(1);
-            ring.take(0).unwrap().1.arm(Request::message(0), events, 1);
+            let _ = ring.take(0).unwrap().1.arm(Request::message(0), events, 1);
             for _ in 0..events {
                 prop_assert!(ring.at(0).book());
             }

@@ -1,7 +1,7 @@
 //! What both comms have in common: resources, the gate before each call, and polling.
 
 use super::Request;
-use crate::conn::{Exchange, Parts, Peer, Stream, StreamError, Verbs};
+use crate::conn::{Exchange, Parts, Peer, Settings, Stream, StreamError, Verbs};
 use crate::error::{CompletionError, Ends, Error, Report};
 use crate::nic::{Nic, Wc, WcStatus};
 use crate::request::Ring;
@@ -59,10 +59,8 @@ impl<N: Nic, S: Stream, T: Copy + Default> Base<N, S, T> {
     /// Keeps an error after which nothing more can succeed, and gives it back.
     #[cold]
     pub(super) fn fail(&mut self, error: Error) -> Error {
-        if error.is_fatal() && self.gate != Gate::Failed {
-            self.gate = Gate::Failed;
-            self.error = Some(error);
-            self.reqs.cut_short();
+        if error.is_fatal() {
+            fail(&mut self.gate, &mut self.error, &mut self.reqs, error);
         }
         error
     }
@@ -83,37 +81,21 @@ impl<N: Nic, S: Stream, T: Copy + Default> Base<N, S, T> {
     /// awaited; whether there was any. The first error stays.
     #[inline(always)]
     pub(super) fn poll(&mut self, mut route: impl FnMut(&mut Ring<T>, &Wc) -> bool) -> bool {
-        let n = match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {
+        let Base { verbs, wcs, reqs, gate, error, .. } = self;
+        let n = match verbs.nic.poll(&verbs.cq, wcs) {
             Ok(0) => return false,
             Ok(n) => n as usize,
-            Err(error) => {
-                self.fail(Error::Nic(error.into()));
+            Err(failure) => {
+                fail(gate, error, reqs, Error::Nic(failure.into()));
                 return true;
             }
         };
-        let Base { wcs, reqs, .. } = self;
-        let mut broken = None;
-        for wc in wcs.get(..n).unwrap_or_default() {
+        for wc in wcs.iter().take(n) {
             if wc.status != WcStatus::SUCCESS || !route(reqs, wc) {
-                keep_first(&mut broken, wc);
+                fail(gate, error, reqs, completion_error(&verbs.settings, wc));
             }
         }
-        if broken.is_some() {
-            self.broken(broken);
-        }
         true
-    }
-
-    #[cold]
-    fn broken(&mut self, wc: Option<Wc>) {
-        let Some(wc) = wc else { return };
-        let settings = &self.verbs.settings;
-        let error = if wc.status == WcStatus::SUCCESS {
-            Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num }
-        } else {
-            Error::Completion(CompletionError::new(&wc, settings.timeout, settings.retry_cnt))
-        };
-        self.fail(error);
     }
 
     /// Why `request` is neither waiting nor done.
@@ -151,7 +133,29 @@ impl<N: Nic, S: Stream, T: Copy + Default> Base<N, S, T> {
     }
 }
 
+/// Keeps the first error; what waits will never be done.
 #[cold]
-fn keep_first(broken: &mut Option<Wc>, wc: &Wc) {
-    broken.get_or_insert(*wc);
+#[inline(never)]
+fn fail<T: Copy + Default>(
+    gate: &mut Gate,
+    kept: &mut Option<Error>,
+    reqs: &mut Ring<T>,
+    error: Error,
+) {
+    if *gate != Gate::Failed {
+        *gate = Gate::Failed;
+        *kept = Some(error);
+        reqs.cut_short();
+    }
+}
+
+/// What a completion tells that is in error, or that nobody awaited.
+#[cold]
+#[inline(never)]
+fn completion_error(settings: &Settings, wc: &Wc) -> Error {
+    if wc.status == WcStatus::SUCCESS {
+        Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num }
+    } else {
+        Error::Completion(CompletionError::new(wc, settings.timeout, settings.retry_cnt))
+    }
 }

@@ -17,8 +17,8 @@ use crate::wr_id;
 /// Where messages go, and the work request of a single one.
 pub(super) struct Target {
     pub(super) qps: u16,
-    /// Up to which size a single message is one work request.
-    pub(super) single_bytes_max: u32,
+    /// Below which size a single message is one work request.
+    pub(super) single_bytes_end: u32,
     ar_threshold_bytes: u32,
     /// Where the receiver takes the sizes of a group: address and key.
     pub(super) sizes: Option<(u64, u32)>,
@@ -29,11 +29,11 @@ pub(super) struct Target {
 
 impl Target {
     pub(super) fn new<N: Nic>(verbs: &Verbs<N>, sizes_offset: u32) -> Self {
-        let qps = verbs.qps.len() as u16;
+        let qps = verbs.qp_count();
         let ar_threshold_bytes = verbs.settings.ar_threshold_bytes;
-        let single_bytes_max = if qps == 1 { ar_threshold_bytes } else { 0 };
+        let single_bytes_end = if qps == 1 { ar_threshold_bytes.saturating_add(1) } else { 0 };
         let single = with_imm(NOTHING, 0, 0);
-        Target { qps, single_bytes_max, ar_threshold_bytes, sizes: None, sizes_offset, single }
+        Target { qps, single_bytes_end, ar_threshold_bytes, sizes: None, sizes_offset, single }
     }
 
     /// Lays out the work request of a single message; its size is the immediate.
@@ -107,7 +107,7 @@ pub(super) fn post_split<N: Nic>(verbs: &Verbs<N>, target: &Target) -> Result<()
     let size = single.sge.length;
     let apart = size > target.ar_threshold_bytes;
     let split = QpSplit::new(size, u32::from(target.qps));
-    for (q, qp) in verbs.qps.iter().enumerate() {
+    for (q, qp) in verbs.qps().enumerate() {
         let part = part(single, &split, q);
         if apart && part.sge.length > 0 {
             let write = SendWr { opcode: SendOpcode::RdmaWrite, flags: SendFlags::empty(), ..part };
@@ -168,12 +168,12 @@ impl GroupWork {
         if let Some(at) = target.sizes {
             (last.remote_addr, last.rkey, last.sge) = put_sizes(verbs, target, row, sizes, at);
         }
-        if let [qp] = &verbs.qps[..] {
+        if verbs.other_qps.is_empty() {
             let count = self.count.min(RECVS_MAX);
             self.writes[count] = last;
-            return verbs.nic.post_send(qp, &self.writes[..=count]);
+            return verbs.nic.post_send(&verbs.qp, &self.writes[..=count]);
         }
-        for (q, qp) in verbs.qps.iter().enumerate() {
+        for (q, qp) in verbs.qps().enumerate() {
             let mut wrs = heapless::Vec::<SendWr, { RECVS_MAX + 1 }>::new();
             for write in self.writes.iter().take(self.count) {
                 let split = QpSplit::new(write.sge.length, u32::from(target.qps));

@@ -12,7 +12,7 @@ use crate::nic::{
     Access, Memory, MemoryKeys, Nic, NicError, QpOptions, RecvWr, SendFlags, SendOpcode, SendWr,
     Sge, Wc, WcOpcode,
 };
-use crate::request::Ring;
+use crate::request::{Entry, Ring};
 use crate::wr_id;
 
 /// Memory to receive into.
@@ -81,8 +81,7 @@ pub struct RecvComm<N: Nic, S> {
     remote_fifo: u64,
     /// The shadow of the FIFO, from which slots are written.
     shadow_addr: u64,
-    /// Of the write of a slot.
-    slots_flags: SendFlags,
+    qps: u16,
     /// Where the sizes of groups come in, in words of the control memory.
     sizes_word: usize,
     wire: Wire,
@@ -108,7 +107,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let settings = parts.verbs.settings;
         let depth = usize::from(settings.depth());
         let flusher = if settings.flush { Some(Flusher::create(&parts.verbs)?) } else { None };
-        let slots_flags = if settings.use_inline { SendFlags::INLINE } else { SendFlags::empty() };
+        let flags = if settings.use_inline { SendFlags::INLINE } else { SendFlags::empty() };
+        let qps = parts.verbs.qp_count();
         let (shadow_addr, lkey) = (parts.verbs.control_addr(), parts.verbs.control_lkey());
         let (base, peer) = Base::new(parts, depth);
         let (remote_fifo, rkey) =
@@ -123,12 +123,12 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             row_mask: depth as u64 - 1,
             remote_fifo,
             shadow_addr,
-            slots_flags,
+            qps,
             sizes_word: Self::sizes_offset(depth) as usize / 8,
             wire: settings.wire,
             sizes: [0; RECVS_MAX],
             recv_wr: RecvWr::default(),
-            slots_wr: SendWr { rkey, sge, opcode: SendOpcode::RdmaWrite, ..SendWr::default() },
+            slots_wr: SendWr { rkey, sge, flags, ..SendWr::default() },
         })
     }
 
@@ -189,18 +189,19 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
     #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<&[u32]>, Error> {
-        while self.base.reqs.is_waiting(request) {
-            if !self.poll() {
+        loop {
+            if self.base.reqs.is_waiting(request) && !self.poll() {
                 return Ok(None);
             }
-        }
-        match self.base.reqs.give(request).map(|r| (r.nreqs, r.value.imm, r.value.sizes[0])) {
-            Some((1, imm, posted)) if imm <= posted => {
-                self.sizes[0] = imm;
-                Ok(Some(&self.sizes[..1]))
+            match self.base.reqs.give(request).map(|r| (r.nreqs, r.value.imm, r.value.sizes[0])) {
+                Some((1, imm, posted)) if imm <= posted => {
+                    self.sizes[0] = imm;
+                    return Ok(Some(&self.sizes[..1]));
+                }
+                Some((nreqs, ..)) => return self.received(request, usize::from(nreqs)).map(Some),
+                None if self.base.reqs.is_waiting(request) => {}
+                None => return self.test_flush(request),
             }
-            Some((nreqs, ..)) => self.received(request, usize::from(nreqs)).map(Some),
-            None => self.test_flush(request),
         }
     }
 
@@ -291,15 +292,12 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let row = self.row(self.tail);
         let Some((index, entry)) = self.base.reqs.take(self.tail) else { return Ok(None) };
         let verbs = &self.base.verbs;
-        let mut events = verbs.qps.len() as u16;
-        self.slots_wr.flags = self.slots_flags;
+        let request = entry.arm(Request::message(self.tail), self.qps, bufs.len() as u16);
         // One in a ring asks for a completion: otherwise the send queue never drains. It counts
         // on the request of that row.
         if row == 0 {
-            events += 1;
-            self.slots_wr.flags |= SendFlags::SIGNALED;
+            sign(entry, &mut self.slots_wr, index);
         }
-        let request = entry.arm(Request::message(self.tail), events, bufs.len() as u16);
         for (r, (buf, size)) in bufs.iter().zip(&mut entry.value.sizes).enumerate() {
             *size = buf.len;
             let slot = Slot {
@@ -323,22 +321,32 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     #[inline(always)]
     fn post(&mut self, index: u8, row: usize, nreqs: usize) -> Result<(), NicError> {
         let verbs = &self.base.verbs;
-        let Some((first, others)) = verbs.qps.split_first() else { return Ok(()) };
         self.recv_wr.wr_id = u64::from(index);
-        verbs.nic.post_recv(first, &self.recv_wr)?;
-        for qp in others {
+        verbs.nic.post_recv(&verbs.qp, &self.recv_wr)?;
+        for qp in &verbs.other_qps {
             verbs.nic.post_recv(qp, &self.recv_wr)?;
         }
         let row_offset = (row * ROW_BYTES) as u64;
         let wr = &mut self.slots_wr;
-        wr.wr_id = u64::from(index);
         wr.remote_addr = self.remote_fifo + row_offset;
         wr.sge.addr = self.shadow_addr + row_offset;
         wr.sge.length = (nreqs * SLOT_BYTES) as u32;
+        if nreqs > 1 || row == 0 {
+            return self.post_special_row(nreqs);
+        }
+        verbs.nic.post_send(&verbs.qp, core::slice::from_ref(wr))
+    }
+
+    /// Posts a row that does not go inline, or that asks for a completion.
+    #[inline(never)]
+    fn post_special_row(&mut self, nreqs: usize) -> Result<(), NicError> {
+        let mut wr = self.slots_wr;
         if nreqs > 1 {
             wr.flags.remove(SendFlags::INLINE);
         }
-        verbs.nic.post_send(first, core::slice::from_ref(wr))
+        self.slots_wr.flags.remove(SendFlags::SIGNALED);
+        let verbs = &self.base.verbs;
+        verbs.nic.post_send(&verbs.qp, &[wr])
     }
 
     /// Sizes of a group as the peer wrote them before its immediate, or by that one's bits; of a
@@ -405,17 +413,24 @@ fn refused(buf: &RecvBuf) -> Error {
     }
 }
 
+/// Has the write of a row complete on the request of that row.
+#[cold]
+fn sign(entry: &mut Entry<Recv>, slots_wr: &mut SendWr, index: u8) {
+    entry.await_one_more();
+    slots_wr.wr_id = u64::from(index);
+    slots_wr.flags |= SendFlags::SIGNALED;
+}
+
 /// Books a completion on the request that its `wr_id` names; whether that awaited it.
 #[inline(always)]
 fn route(reqs: &mut Ring<Recv>, flushes: &mut Ring<()>, wc: &Wc) -> bool {
     let index = wr_id::index(wc.wr_id, 0);
-    if wc.opcode == WcOpcode::RdmaRead {
-        return flushes.at(index).book();
-    }
     let entry = reqs.at(index);
     if wc.opcode == WcOpcode::RecvRdmaWithImm {
         // Each queue pair brings the same: the whole size of a single message, not its share.
         entry.value.imm = wc.imm_data;
+    } else if wc.opcode == WcOpcode::RdmaRead {
+        return flushes.at(index).book();
     }
     entry.book()
 }

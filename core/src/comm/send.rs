@@ -94,14 +94,16 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
     #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<u32>, Error> {
-        while self.base.reqs.is_waiting(request) {
-            if !self.base.poll(route) {
+        loop {
+            if self.base.reqs.is_waiting(request) && !self.base.poll(route) {
                 return Ok(None);
             }
-        }
-        match self.base.reqs.give(request) {
-            Some(entry) => Ok(Some(entry.value)),
-            None => Err(self.base.not_done(request)),
+            if let Some(entry) = self.base.reqs.give(request) {
+                return Ok(Some(entry.value));
+            }
+            if !self.base.reqs.is_waiting(request) {
+                return Err(self.base.not_done(request));
+            }
         }
     }
 
@@ -136,8 +138,18 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
 
     #[inline(always)]
     fn send_one(&mut self, buf: &SendBuf, slot: &SlotWords) -> Result<Option<Request>, Error> {
-        if !is_sound(slot) || buf.len > slot.size() as u32 {
-            return self.send_unfit(buf, slot.slot(self.head + 1));
+        // One at a time, so that each is a branch that is not taken.
+        if slot.size() < 0 {
+            return self.send_unfit(buf);
+        }
+        if slot.addr == 0 {
+            return self.send_unfit(buf);
+        }
+        if slot.rkey() == 0 {
+            return self.send_unfit(buf);
+        }
+        if buf.len > slot.size() as u32 {
+            return self.send_unfit(buf);
         }
         self.post_one(buf, buf.len, slot.addr, slot.rkey())
     }
@@ -153,12 +165,13 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let Some((index, entry)) = self.base.reqs.take(self.started) else { return Ok(None) };
         entry.value = size;
         let request = entry.arm(Request::message(self.started), self.target.qps, 1);
-        let is_one = size <= self.target.single_bytes_max;
+        let is_one = size < self.target.single_bytes_end;
         let wr = self.target.single(buf, size, remote_addr, rkey, index);
         let verbs = &self.base.verbs;
-        let posted = match verbs.qps.first() {
-            Some(qp) if is_one => verbs.nic.post_send(qp, core::slice::from_ref(wr)),
-            _ => post_split(verbs, &self.target),
+        let posted = if is_one {
+            verbs.nic.post_send(&verbs.qp, core::slice::from_ref(wr))
+        } else {
+            post_split(verbs, &self.target)
         };
         if let Err(error) = posted {
             return Err(self.base.fail(error.into()));
@@ -170,7 +183,12 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
 
     /// A message that does not fit its receive, or a receive that cannot be.
     #[cold]
-    fn send_unfit(&mut self, buf: &SendBuf, slot: Slot) -> Result<Option<Request>, Error> {
+    #[inline(never)]
+    fn send_unfit(&mut self, buf: &SendBuf) -> Result<Option<Request>, Error> {
+        let (row, idx) = ((self.head & self.row_mask) as usize, self.head + 1);
+        let words = self.base.verbs.control.words();
+        let Some(slot) = fifo::load(words, row, 0, idx) else { return Ok(None) };
+        let slot = slot.slot(idx);
         let size = self.fit(buf, &slot)?;
         self.post_one(buf, size, slot.addr, slot.rkey)
     }
@@ -300,12 +318,6 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.gate = Gate::Open;
         Ok(true)
     }
-}
-
-/// Whether a working receiver could have written the slot.
-#[inline(always)]
-fn is_sound(slot: &SlotWords) -> bool {
-    slot.size() >= 0 && slot.addr != 0 && slot.rkey() != 0
 }
 
 /// Books a completion on the requests that its `wr_id` names; whether all awaited it.

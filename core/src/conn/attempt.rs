@@ -107,7 +107,7 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
         let (nic, pd) = self.idle.take().ok_or(GONE)?;
         let verbs = Verbs::create(nic, pd, self.settings, qps, control_bytes)?;
         self.ends.gid = verbs.port.gid;
-        self.ends.qpn = verbs.qps.first().map_or(0, |qp| verbs.nic.qp_num(qp));
+        self.ends.qpn = verbs.nic.qp_num(&verbs.qp);
         Ok(self.verbs.insert(verbs))
     }
 

@@ -100,7 +100,7 @@ pub(crate) fn start_with_acceptor<N: Nic>(
     verbs: &Verbs<N>,
     ends: &mut Ends,
 ) -> Result<Option<Peer>, Error> {
-    let qps = verbs.qps.len();
+    let qps = usize::from(verbs.qp_count());
     let message = exchange.recv_message(stream, Stage::Connecting, qps, false)?;
     let Some((preface, mut info)) = message else { return Ok(None) };
     if let Some(preface) = &preface {

@@ -20,7 +20,9 @@ const_assert!(MESSAGE_BYTES_MAX <= u16::MAX as usize);
 
 /// The verbs resources of one comm, in the order in which they are released.
 pub(crate) struct Verbs<N: Nic> {
-    pub(crate) qps: heapless::Vec<N::Qp, QPS_MAX>,
+    /// The first queue pair, which also carries the FIFO.
+    pub(crate) qp: N::Qp,
+    pub(crate) other_qps: heapless::Vec<N::Qp, { QPS_MAX - 1 }>,
     control_mr: N::Mr,
     pub(crate) control: N::Memory,
     pub(crate) cq: N::Cq,
@@ -50,35 +52,30 @@ impl<N: Nic> Verbs<N> {
         let control = nic.alloc(control_bytes)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let control_mr = nic.reg_mr(&pd, &control, access)?;
-        let qp_list = heapless::Vec::new();
-        let mut verbs = Verbs { qps: qp_list, control_mr, control, cq, pd, nic, port, settings };
-        for _ in 0..qps {
-            let qp = verbs.create_qp(Access::REMOTE_WRITE)?;
-            if verbs.qps.push(qp).is_err() {
+        let qp = create_qp(&nic, &pd, &cq, &port, &settings, Access::REMOTE_WRITE)?;
+        let mut other_qps = heapless::Vec::new();
+        for _ in 1..qps {
+            let qp = create_qp(&nic, &pd, &cq, &port, &settings, Access::REMOTE_WRITE)?;
+            if other_qps.push(qp).is_err() {
                 return Err(NicError::new(Verb::CreateQp, 0, "more than 128 queue pairs"));
             }
         }
-        Ok(verbs)
+        Ok(Verbs { qp, other_qps, control_mr, control, cq, pd, nic, port, settings })
+    }
+
+    /// All queue pairs, in the order in which both ends use them.
+    pub(crate) fn qps(&self) -> impl Iterator<Item = &N::Qp> {
+        core::iter::once(&self.qp).chain(&self.other_qps)
+    }
+
+    /// How many queue pairs there are.
+    pub(crate) fn qp_count(&self) -> u16 {
+        1 + self.other_qps.len() as u16
     }
 
     /// A queue pair in INIT.
     pub(crate) fn create_qp(&self, access: Access) -> Result<N::Qp, NicError> {
-        let depth = u32::from(self.settings.depth());
-        let cap = QpCap {
-            max_send_wr: 2 * depth,
-            max_recv_wr: depth,
-            max_inline_data: if self.settings.use_inline { SLOT_BYTES as u32 } else { 0 },
-        };
-        let qp = self.nic.create_qp(&self.pd, &self.cq, &cap)?;
-        self.nic.modify_qp(
-            &qp,
-            &QpTransition::Init {
-                pkey_index: self.settings.pkey_index,
-                port_num: self.port.port_num,
-                access,
-            },
-        )?;
-        Ok(qp)
+        create_qp(&self.nic, &self.pd, &self.cq, &self.port, &self.settings, access)
     }
 
     /// INIT → RTR → RTS towards one queue pair (`net_ib.cc ncclIbRtrQp`, `ncclIbRtsQp`).
@@ -122,7 +119,7 @@ impl<N: Nic> Verbs<N> {
             let theirs = peer.info.link_layer;
             return Err(Error::LinkLayer { ours: self.port.link_layer, theirs });
         }
-        for (qp, &qpn) in self.qps.iter().zip(&peer.info.qpns) {
+        for (qp, &qpn) in self.qps().zip(&peer.info.qpns) {
             self.start_qp(qp, qpn, peer)?;
         }
         Ok(())
@@ -146,7 +143,7 @@ impl<N: Nic> Verbs<N> {
             lid: self.port.lid,
             ib_port: self.port.port_num,
             link_layer: self.port.link_layer,
-            qpns: self.qps.iter().map(|qp| self.nic.qp_num(qp)).collect(),
+            qpns: self.qps().map(|qp| self.nic.qp_num(qp)).collect(),
             gid: self.port.gid,
             mtu,
             fifo_rkey: 0,
@@ -158,7 +155,7 @@ impl<N: Nic> Verbs<N> {
     pub(crate) fn preface(&self, fifo_depth: u16) -> Preface {
         Preface {
             fifo_depth,
-            qp_count: self.qps.len() as u16,
+            qp_count: self.qp_count(),
             options: self.settings.options & self.port.options,
             udp_port: self.port.udp_port,
             sizes_addr: 0,
@@ -166,6 +163,27 @@ impl<N: Nic> Verbs<N> {
             device: Ends::local(self.nic.name(), self.port.gid).device,
         }
     }
+}
+
+/// A queue pair in INIT, with NCCL's capacities.
+fn create_qp<N: Nic>(
+    nic: &N,
+    pd: &N::Pd,
+    cq: &N::Cq,
+    port: &PortAttr,
+    settings: &Settings,
+    access: Access,
+) -> Result<N::Qp, NicError> {
+    let depth = u32::from(settings.depth());
+    let cap = QpCap {
+        max_send_wr: 2 * depth,
+        max_recv_wr: depth,
+        max_inline_data: if settings.use_inline { SLOT_BYTES as u32 } else { 0 },
+    };
+    let qp = nic.create_qp(pd, cq, &cap)?;
+    let (pkey_index, port_num) = (settings.pkey_index, port.port_num);
+    nic.modify_qp(&qp, &QpTransition::Init { pkey_index, port_num, access })?;
+    Ok(qp)
 }
 
 /// What we know of the peer once its message is here.

@@ -1,3 +1,5 @@
+use std::slice;
+
 use super::*;
 use proptest::prelude::*;
 use std::sync::Barrier;
