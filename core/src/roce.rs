@@ -9,6 +9,7 @@
 //!
 //! Read in this order: [`Opcode`] says which headers a packet has, [`Bth`] and its fellows are
 //! these headers, [`Packet`] is all of them around a payload, [`Flow`] guards it with a checksum.
+//! [`qp::Qp`] is one end of a connection that speaks in such packets.
 //!
 //! Between Invar peers that agreed on it
 //! ([`QpOptions::ADAPTIVE_ROUTING`](crate::nic::QpOptions::ADAPTIVE_ROUTING)) one bit that the
@@ -20,6 +21,7 @@ mod icrc;
 mod opcode;
 mod packet;
 mod psn;
+pub mod qp;
 
 pub use datagram::IpDatagram;
 pub use header::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ieth, ImmDt, NakCode, Reth, Syndrome};

@@ -1,0 +1,137 @@
+//! The receive window of adaptive routing: what has come ahead of its turn, and which holes
+//! before it are to be asked for.
+
+use heapless::Vec;
+
+use super::psn_set::{LEN, PsnSet};
+use crate::roce::{ImmDt, Psn};
+
+/// Immediates that may wait for earlier packets.
+const IMMEDIATES_MAX: usize = 32;
+/// A hole that was asked for and stays is asked for again after so many times its age.
+const ASK_AGAIN_AGES: u64 = 8;
+
+/// A WRITE_WITH_IMM whose turn to complete has not come.
+#[derive(Clone, Copy)]
+pub(super) struct Immediate {
+    pub(super) psn: Psn,
+    pub(super) imm: ImmDt,
+    pub(super) byte_len: u32,
+}
+
+#[derive(Default)]
+pub(super) struct Reorder {
+    /// What has come, from the expected PSN on.
+    seen: PsnSet,
+    /// One past the newest PSN that has come.
+    newest: Psn,
+    /// In the order of their PSNs.
+    immediates: Vec<Immediate, IMMEDIATES_MAX>,
+    hole_age_ns: u64,
+    /// The holes before this PSN have aged at this time.
+    aging: Option<(Psn, u64)>,
+    /// Holes before this PSN have been asked for,
+    asked: Psn,
+    /// and will be again at this time.
+    ask_again_at: Option<u64>,
+    /// The holes in this range are to be asked for now.
+    asking: Option<(Psn, Psn)>,
+}
+
+impl Reorder {
+    pub(super) fn set_hole_age(&mut self, hole_age_ns: u64) {
+        self.hole_age_ns = hole_age_ns.max(1);
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&mut self) {
+        *self = Reorder { hole_age_ns: self.hole_age_ns, ..Reorder::default() };
+    }
+
+    pub(super) fn contains(&self, psn: Psn) -> bool {
+        self.seen.contains(psn)
+    }
+
+    /// Whether a packet so far ahead may be noted, with an immediate or without.
+    pub(super) fn has_room(&self, ahead: u32, immediate: bool) -> bool {
+        ahead < LEN && !(immediate && self.immediates.is_full())
+    }
+
+    /// Notes a packet that came ahead of its turn; there is room for it.
+    pub(super) fn note(&mut self, now: u64, expected: Psn, psn: Psn, imm: Option<Immediate>) {
+        if self.seen.is_empty() {
+            self.newest = psn;
+            self.asked = expected;
+        }
+        self.seen.insert(psn);
+        if let Some(immediate) = imm {
+            let at = self.immediates.iter().take_while(|other| other.psn.since(psn) < 0).count();
+            let _ = self.immediates.insert(at, immediate);
+        }
+        if psn.since(self.newest) < 0 {
+            return;
+        }
+        self.newest = psn.add(1);
+        let aged_at = now.saturating_add(self.hole_age_ns);
+        if self.aging.is_none_or(|(_, at)| at > aged_at) {
+            self.aging = Some((self.newest, aged_at));
+        }
+    }
+
+    /// The immediate of the packet whose turn it is.
+    pub(super) fn immediate(&self, expected: Psn) -> Option<Immediate> {
+        self.immediates.first().filter(|immediate| immediate.psn == expected).copied()
+    }
+
+    /// The packet's turn has come and it is done.
+    pub(super) fn release(&mut self, expected: Psn) {
+        if self.immediate(expected).is_some() {
+            self.immediates.remove(0);
+        }
+        self.seen.remove(expected);
+        if self.seen.is_empty() {
+            (self.aging, self.asking, self.ask_again_at) = (None, None, None);
+        }
+    }
+
+    pub(super) fn deadline_ns(&self) -> Option<u64> {
+        self.aging.map(|(_, at)| at)
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: u64, expected: Psn) {
+        let Some((aged, _)) = self.aging.filter(|(_, at)| *at <= now) else { return };
+        if self.ask_again_at.is_some_and(|at| at <= now) {
+            self.asked = expected;
+            self.ask_again_at = None;
+        }
+        let from = if self.asked.since(expected) > 0 { self.asked } else { expected };
+        if self.hole(from, aged).is_some() {
+            self.asking = Some((from, aged));
+            self.asked = aged;
+            let again = self.hole_age_ns.saturating_mul(ASK_AGAIN_AGES);
+            self.ask_again_at.get_or_insert(now.saturating_add(again));
+        }
+        self.aging = if self.hole(aged, self.newest).is_some() {
+            Some((self.newest, now.saturating_add(self.hole_age_ns)))
+        } else {
+            self.ask_again_at.map(|at| (self.newest, at))
+        };
+    }
+
+    /// A hole to ask for.
+    pub(super) fn next_ask(&mut self, expected: Psn) -> Option<Psn> {
+        let (next, end) = self.asking?;
+        let from = if next.since(expected) > 0 { next } else { expected };
+        let hole = self.hole(from, end);
+        self.asking = hole.map(|psn| (psn.add(1), end));
+        hole
+    }
+
+    /// The first hole in a range, which is empty if it ends before it starts.
+    fn hole(&self, from: Psn, end: Psn) -> Option<Psn> {
+        self.seen.first_absent(from, end.since(from).max(0) as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests;

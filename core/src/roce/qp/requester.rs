@@ -1,0 +1,416 @@
+//! The requester: work requests in, request packets out (IBTA §9.7.2). How answers change it
+//! stands in `requester/response.rs`.
+//!
+//! ```text
+//!                  oldest       next               end
+//! PSNs ──────────────┼────────────┼──────────────────┼─────────────>
+//!       acknowledged   in flight    to be sent again   never sent
+//! ```
+//!
+//! `next` follows the cursor: the work request and the packet of it that is sent next. Going back
+//! is moving both to `oldest`, which always lies in the first work request of the queue. Marked
+//! packets (adaptive routing) never go back: those to be sent again are in `resend`.
+
+mod response;
+
+use super::psn_set::PsnSet;
+use super::ring::Ring;
+use super::timer::{AckTimer, Expired};
+use super::window::Window;
+use super::{Counters, Env, Fatal, Path, Payload, Queue, Side, Transmit, Tuning};
+use crate::nic::{Access, RtsAttr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcOpcode, WcStatus};
+use crate::roce::{ImmDt, Opcode, Psn, Reth};
+
+/// A longer READ is several requests, cut at multiples of this from its start, so that the window
+/// bounds what the peer sends at a time. A repeated request stays within one such piece: rxe
+/// answers a duplicate only if it is part of the original.
+const READ_REQUEST_PACKETS: u32 = 32;
+
+#[derive(Clone, Copy, Default)]
+struct SendWqe {
+    wr: SendWr,
+    /// PSN of its first packet, once that was sent.
+    first: Psn,
+    /// PSNs that it takes; 0 until it is started.
+    packets: u32,
+    /// An error of ours that ends it when its turn to complete comes.
+    status: WcStatus,
+}
+
+pub(super) struct Requester<const SQ: usize> {
+    queue: Ring<SendWqe, SQ>,
+    /// Number of the work request that is sent next, and the packet of it.
+    cursor: u32,
+    cursor_packet: u32,
+    /// Oldest PSN that is not acknowledged.
+    oldest: Psn,
+    /// PSN of the packet at the cursor.
+    next: Psn,
+    /// One past the newest PSN ever sent.
+    end: Psn,
+    /// READ requests between `oldest` and `next`.
+    reads: u8,
+    max_rd_atomic: u8,
+    /// What is in flight: packets of adaptive routing, or others.
+    marked: bool,
+    /// Marked packets to be sent again.
+    resend: PsnSet,
+    /// `oldest` when we last went back on a hint; one hint each is enough.
+    went_back_to: Option<Psn>,
+    /// `end` at the last loss: losses of earlier packets are part of it.
+    recover: Psn,
+    timer: AckTimer,
+    window: Window,
+}
+
+impl<const SQ: usize> Requester<SQ> {
+    pub(super) fn new() -> Self {
+        let mut requester = Requester {
+            queue: Ring::new(),
+            cursor: 0,
+            cursor_packet: 0,
+            oldest: Psn::default(),
+            next: Psn::default(),
+            end: Psn::default(),
+            reads: 0,
+            max_rd_atomic: 0,
+            marked: false,
+            resend: PsnSet::default(),
+            went_back_to: None,
+            recover: Psn::default(),
+            timer: AckTimer::default(),
+            window: Window::new(1),
+        };
+        requester.set_tuning(&Tuning::default());
+        requester
+    }
+
+    pub(super) fn set_tuning(&mut self, tuning: &Tuning) {
+        self.timer.set_tuning(tuning);
+        self.window = Window::new(tuning.window_packets_max);
+    }
+
+    pub(super) fn start(&mut self, attr: &RtsAttr) {
+        let psn = Psn::new(attr.sq_psn);
+        (self.oldest, self.next, self.end, self.recover) = (psn, psn, psn, psn);
+        self.max_rd_atomic = attr.max_rd_atomic;
+        self.timer.start(attr);
+    }
+
+    pub(super) fn posted(&self) -> u32 {
+        self.queue.len()
+    }
+
+    pub(super) fn may_read(&self) -> bool {
+        self.max_rd_atomic > 0
+    }
+
+    pub(super) fn post(&mut self, wr: &SendWr) -> Option<u16> {
+        let number = self.queue.push(SendWqe { wr: *wr, ..SendWqe::default() })?;
+        Some(Ring::<SendWqe, SQ>::slot(number))
+    }
+
+    pub(super) fn deadline_ns(&self) -> Option<u64> {
+        self.timer.deadline_ns()
+    }
+
+    pub(super) fn handle_timeout(
+        &mut self,
+        now: u64,
+        path: &Path,
+        counters: &mut Counters,
+        env: &mut impl Env,
+    ) -> Result<(), Fatal> {
+        match self.timer.expire(now) {
+            None | Some(Expired::RnrOver) => {}
+            Some(Expired::Probe) => {
+                counters.probes += 1;
+                self.retry();
+            }
+            Some(Expired::Timeout) => {
+                counters.timeouts += 1;
+                self.retry();
+            }
+            Some(Expired::RetriesExceeded) => {
+                counters.timeouts += 1;
+                return Err(self.fail_front(WcStatus::RETRY_EXC_ERR, 0, path, env));
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing was heard: sends the oldest packets again.
+    fn retry(&mut self) {
+        self.window.on_timeout();
+        self.went_back_to = None;
+        self.recover = self.end;
+        if self.marked {
+            // The newest one lets the responder see which of those before it are missing.
+            self.resend.insert(self.oldest);
+            self.resend.insert(self.end.add(Psn::MASK));
+        } else {
+            self.go_back();
+        }
+    }
+
+    /// Moves the cursor to the oldest packet without acknowledge.
+    fn go_back(&mut self) {
+        self.next = self.oldest;
+        self.cursor = self.queue.head();
+        self.cursor_packet = match self.queue.front() {
+            Some(wqe) if wqe.packets > 0 => self.oldest.since(wqe.first) as u32,
+            _ => 0,
+        };
+        self.reads = 0;
+    }
+
+    /// Completes all that is posted as flushed.
+    pub(super) fn flush(&mut self, path: &Path, env: &mut impl Env) {
+        self.timer.stop();
+        while let Some(wqe) = self.queue.pop() {
+            env.complete(Queue::Send, path.completion(wqe.wr.wr_id, WcStatus::WR_FLUSH_ERR));
+        }
+    }
+
+    /// Ends the oldest work request with an error.
+    fn fail_front(
+        &mut self,
+        status: WcStatus,
+        vendor_err: u32,
+        path: &Path,
+        env: &mut impl Env,
+    ) -> Fatal {
+        if let Some(wqe) = self.queue.pop() {
+            let wc = path.completion(wqe.wr.wr_id, status);
+            env.complete(Queue::Send, Wc { vendor_err, ..wc });
+        }
+        Fatal
+    }
+
+    /// The next request packet; `start` tells whether work requests may be begun.
+    pub(super) fn poll_transmit(
+        &mut self,
+        now: u64,
+        start: bool,
+        path: &Path,
+        counters: &mut Counters,
+        env: &mut impl Env,
+    ) -> Result<Option<Transmit>, Fatal> {
+        if self.timer.waits_for_receiver() {
+            return Ok(None);
+        }
+        let (number, packet, psn) = if let Some(psn) = self.take_resend() {
+            let Some((number, packet)) = self.locate(psn) else { return Ok(None) };
+            (number, packet, psn)
+        } else if self.may_send(start, path) {
+            (self.cursor, self.cursor_packet, self.next)
+        } else {
+            return Ok(None);
+        };
+        let Some(wqe) = self.queue.get(number) else { return Ok(None) };
+        let slot = Ring::<SendWqe, SQ>::slot(number);
+        let Some(mut transmit) = wqe.packet(slot, packet, psn, path, env) else {
+            return self.fault(number, path, env);
+        };
+        let again = psn.since(self.end) < 0;
+        counters.packets_retransmitted += u64::from(again);
+        let psns = if wqe.is_read() { wqe.read_request_end(packet) - packet } else { 1 };
+        let bth = &mut transmit.headers.bth;
+        let stretch = self.window.ack_req_packets() - 1;
+        bth.ack_req |= psn.get() & stretch == stretch;
+        if psn == self.next {
+            self.advance(psns, bth.opcode);
+        }
+        bth.ack_req |= again && bth.adaptive;
+        self.marked = bth.adaptive;
+        self.timer.on_transmit(now);
+        Ok(Some(transmit))
+    }
+
+    /// Whether the packet at the cursor may go; starts its work request if so.
+    fn may_send(&mut self, start: bool, path: &Path) -> bool {
+        let in_flight = self.next.since(self.oldest) as u32;
+        let fresh = self.cursor_packet == 0 && self.next == self.end;
+        let Some(wqe) = self.queue.get_mut(self.cursor) else { return false };
+        let other_kind = wqe.is_marked(path) != self.marked && in_flight > 0;
+        let too_many_reads = wqe.is_read() && self.reads >= self.max_rd_atomic;
+        if wqe.status != WcStatus::SUCCESS
+            || (fresh && !start)
+            || in_flight >= self.window.packets()
+            || other_kind
+            || too_many_reads
+        {
+            return false;
+        }
+        if self.cursor_packet == 0 {
+            wqe.first = self.next;
+            wqe.packets = path.packets(wqe.wr.sge.length);
+        }
+        true
+    }
+
+    /// Moves the cursor past the packet that was sent.
+    fn advance(&mut self, psns: u32, opcode: Opcode) {
+        self.next = self.next.add(psns);
+        if self.next.since(self.end) > 0 {
+            self.end = self.next;
+        }
+        self.reads += u8::from(opcode == Opcode::READ_REQUEST);
+        self.cursor_packet += psns;
+        if self.queue.get(self.cursor).is_some_and(|wqe| self.cursor_packet >= wqe.packets) {
+            self.cursor = self.cursor.wrapping_add(1);
+            self.cursor_packet = 0;
+        }
+    }
+
+    fn take_resend(&mut self) -> Option<Psn> {
+        if self.resend.is_empty() {
+            return None;
+        }
+        let psn = self.resend.first_present(self.oldest, self.end.since(self.oldest) as u32)?;
+        self.resend.remove(psn);
+        Some(psn)
+    }
+
+    /// The work request that a PSN in flight belongs to, and the packet of it, by bisection.
+    fn locate(&self, psn: Psn) -> Option<(u32, u32)> {
+        let head = self.queue.head();
+        // The last one that starts at or before `psn` is among `low..high`.
+        let (mut low, mut high) = (0, self.cursor.wrapping_sub(head) + 1);
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            let wqe = self.queue.get(head.wrapping_add(middle));
+            match wqe {
+                Some(wqe) if wqe.packets > 0 && wqe.first.since(psn) <= 0 => low = middle,
+                _ => high = middle,
+            }
+        }
+        let number = head.wrapping_add(low);
+        let wqe = self.queue.get(number)?;
+        let packet = u32::try_from(psn.since(wqe.first)).ok()?;
+        (packet < wqe.packets).then_some((number, packet))
+    }
+
+    /// The memory of a work request is not there: it fails once those before it are done.
+    fn fault(
+        &mut self,
+        number: u32,
+        path: &Path,
+        env: &mut impl Env,
+    ) -> Result<Option<Transmit>, Fatal> {
+        if number == self.queue.head() {
+            return Err(self.fail_front(WcStatus::LOC_PROT_ERR, 0, path, env));
+        }
+        if let Some(wqe) = self.queue.get_mut(number) {
+            wqe.status = WcStatus::LOC_PROT_ERR;
+        }
+        Ok(None)
+    }
+}
+
+impl SendWqe {
+    fn is_read(&self) -> bool {
+        self.wr.opcode == SendOpcode::RdmaRead
+    }
+
+    fn is_marked(&self, path: &Path) -> bool {
+        use SendOpcode::{RdmaWrite, RdmaWriteWithImm};
+        path.adaptive && matches!(self.wr.opcode, RdmaWrite | RdmaWriteWithImm)
+    }
+
+    fn wc_opcode(&self) -> WcOpcode {
+        match self.wr.opcode {
+            SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImm => WcOpcode::RdmaWrite,
+            SendOpcode::Send | SendOpcode::SendWithImm => WcOpcode::Send,
+            SendOpcode::RdmaRead => WcOpcode::RdmaRead,
+        }
+    }
+
+    /// One past the last packet of the READ request that asks for `packet`.
+    fn read_request_end(&self, packet: u32) -> u32 {
+        (packet - packet % READ_REQUEST_PACKETS + READ_REQUEST_PACKETS).min(self.packets)
+    }
+
+    /// Its packet number `packet`; `None` where its memory is not there.
+    fn packet(
+        &self,
+        slot: u16,
+        packet: u32,
+        psn: Psn,
+        path: &Path,
+        env: &mut impl Env,
+    ) -> Option<Transmit> {
+        let wr = &self.wr;
+        let offset = packet << path.mtu_shift;
+        let left = wr.sge.length - offset;
+        let reth = |offset: u32, dma_len| Reth {
+            va: wr.remote_addr.wrapping_add(u64::from(offset)),
+            rkey: wr.rkey,
+            dma_len,
+        };
+        if self.is_read() {
+            let wanted = (self.read_request_end(packet) - packet) << path.mtu_shift;
+            let mut transmit = path.transmit(Opcode::READ_REQUEST, psn, Payload::None);
+            transmit.headers.reth = Some(reth(offset, wanted.min(left)));
+            transmit.headers.bth.ack_req = true;
+            return Some(transmit);
+        }
+        let marked = self.is_marked(path);
+        let len = left.min(path.mtu_bytes);
+        let first = packet == 0 || marked;
+        let last = packet + 1 == self.packets;
+        let opcode = opcode(wr.opcode, first, last || marked, last);
+        let mut transmit = path.transmit(opcode, psn, self.payload(slot, offset, len, env)?);
+        let headers = &mut transmit.headers;
+        headers.bth.adaptive = marked;
+        headers.bth.ack_req = last;
+        headers.bth.solicited = last && wr.flags.contains(SendFlags::SOLICITED);
+        headers.imm = with_imm(opcode).then(|| ImmDt(wr.imm_data.to_ne_bytes()));
+        headers.reth = match wr.opcode {
+            SendOpcode::Send | SendOpcode::SendWithImm => None,
+            _ if !first => None,
+            _ if !marked || with_imm(opcode) => Some(reth(0, wr.sge.length)),
+            _ => Some(reth(offset, len)),
+        };
+        Some(transmit)
+    }
+
+    fn payload(&self, slot: u16, offset: u32, len: u32, env: &mut impl Env) -> Option<Payload> {
+        let Sge { addr, lkey, .. } = self.wr.sge;
+        if len == 0 {
+            return Some(Payload::None);
+        }
+        if self.wr.flags.contains(SendFlags::INLINE) {
+            return Some(Payload::Inline { slot, offset, len });
+        }
+        let addr = addr.wrapping_add(u64::from(offset));
+        let region = env.resolve(lkey, addr, len, Access::empty(), Side::Local).ok()?;
+        Some(Payload::Memory { region, len })
+    }
+}
+
+fn with_imm(opcode: Opcode) -> bool {
+    use crate::roce::Extensions;
+    opcode.extensions().contains(Extensions::IMMDT)
+}
+
+/// Of a packet that begins or ends its message on the wire; `last` tells whether it is the last
+/// of the work request, which is where an immediate goes.
+fn opcode(operation: SendOpcode, begins: bool, ends: bool, last: bool) -> Opcode {
+    use SendOpcode::{RdmaRead, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm};
+    match (operation, begins, ends) {
+        (RdmaRead, ..) => Opcode::READ_REQUEST,
+        (Send | SendWithImm, true, false) => Opcode::SEND_FIRST,
+        (Send | SendWithImm, false, false) => Opcode::SEND_MIDDLE,
+        (Send, false, true) => Opcode::SEND_LAST,
+        (Send, true, true) => Opcode::SEND_ONLY,
+        (SendWithImm, false, true) => Opcode::SEND_LAST_IMM,
+        (SendWithImm, true, true) => Opcode::SEND_ONLY_IMM,
+        (RdmaWrite | RdmaWriteWithImm, true, false) => Opcode::WRITE_FIRST,
+        (RdmaWrite | RdmaWriteWithImm, false, false) => Opcode::WRITE_MIDDLE,
+        (RdmaWriteWithImm, false, true) if last => Opcode::WRITE_LAST_IMM,
+        (RdmaWriteWithImm, true, true) if last => Opcode::WRITE_ONLY_IMM,
+        (RdmaWrite | RdmaWriteWithImm, false, true) => Opcode::WRITE_LAST,
+        (RdmaWrite | RdmaWriteWithImm, true, true) => Opcode::WRITE_ONLY,
+    }
+}

@@ -1,0 +1,271 @@
+//! What acknowledges and READ responses do to a requester (IBTA §9.7.5).
+
+use super::{Requester, SendWqe};
+use crate::nic::{Access, SendFlags, Wc, WcStatus};
+use crate::roce::qp::{Counters, Env, Fatal, Path, Queue, Side};
+use crate::roce::{NakCode, Opcode, Packet, Psn, Syndrome};
+
+impl<const SQ: usize> Requester<SQ> {
+    pub(in crate::roce::qp) fn handle_response(
+        &mut self,
+        now: u64,
+        packet: &Packet<'_>,
+        path: &Path,
+        counters: &mut Counters,
+        env: &mut impl Env,
+    ) -> Result<(), Fatal> {
+        let psn = packet.headers.bth.psn;
+        // Nothing in flight has this PSN: an answer that came twice or late, or to nothing.
+        if psn.since(self.oldest) < 0 || psn.since(self.end) >= 0 {
+            counters.dropped += 1;
+            return Ok(());
+        }
+        let syndrome = packet.headers.aeth.map(|aeth| aeth.syndrome);
+        if packet.headers.bth.opcode != Opcode::ACKNOWLEDGE {
+            return self.handle_read_response(now, packet, syndrome, path, counters, env);
+        }
+        match syndrome {
+            Some(Syndrome::Ack { .. }) => {
+                if !self.acknowledge(now, psn.add(1), path, env)? {
+                    self.response_lost(now, counters);
+                }
+                Ok(())
+            }
+            Some(Syndrome::Nak(NakCode::PsnSequenceError)) => {
+                counters.sequence_naks_received += 1;
+                self.packet_lost(now, psn, path, counters, env)
+            }
+            Some(Syndrome::Nak(code)) => {
+                if !self.acknowledge(now, psn, path, env)? {
+                    self.response_lost(now, counters);
+                    return Ok(());
+                }
+                let syndrome = Syndrome::Nak(code).to_byte();
+                Err(self.fail_front(status_of(code), syndrome.into(), path, env))
+            }
+            Some(Syndrome::RnrNak { timer }) => {
+                counters.rnr_naks_received += 1;
+                self.receiver_not_ready(now, psn, timer, path, counters, env)
+            }
+            Some(Syndrome::Unknown(_)) | None => {
+                counters.dropped += 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// All before `before` was carried out, except for READs, of which only responses tell.
+    /// `false` if there is one in the way: its responses are lost.
+    fn acknowledge(
+        &mut self,
+        now: u64,
+        before: Psn,
+        path: &Path,
+        env: &mut impl Env,
+    ) -> Result<bool, Fatal> {
+        let start = self.oldest;
+        let mut unanswered = false;
+        while before.since(self.oldest) > 0 {
+            let Some(wqe) = self.queue.front() else { break };
+            let done = wqe.first.add(wqe.packets);
+            unanswered = wqe.is_read();
+            if unanswered || wqe.status != WcStatus::SUCCESS {
+                break;
+            }
+            if before.since(done) < 0 {
+                self.oldest = before;
+                break;
+            }
+            self.oldest = done;
+            self.finish_front(path, env);
+        }
+        self.progress(now, start);
+        match self.queue.front() {
+            Some(&SendWqe { status, .. }) if status != WcStatus::SUCCESS => {
+                Err(self.fail_front(status, 0, path, env))
+            }
+            _ => Ok(!unanswered),
+        }
+    }
+
+    fn finish_front(&mut self, path: &Path, env: &mut impl Env) {
+        if let Some(wqe) = self.queue.pop()
+            && wqe.wr.flags.contains(SendFlags::SIGNALED)
+        {
+            let wc = path.completion(wqe.wr.wr_id, WcStatus::SUCCESS);
+            let (opcode, byte_len) = (wqe.wc_opcode(), wqe.wr.sge.length);
+            env.complete(Queue::Send, Wc { opcode, byte_len, ..wc });
+        }
+    }
+
+    /// `oldest` was `start` before the packet that is being handled.
+    fn progress(&mut self, now: u64, start: Psn) {
+        let acked = self.oldest.since(start) as u32;
+        if acked == 0 {
+            return;
+        }
+        self.window.on_ack(acked);
+        self.timer.on_progress(now, self.oldest != self.end);
+        self.resend.remove_range(start, acked);
+        self.went_back_to = None;
+        // It must not fall so far behind that it seems to be ahead.
+        if self.recover.since(self.oldest) < 0 {
+            self.recover = self.oldest;
+        }
+        if self.next.since(self.oldest) < 0 {
+            self.go_back();
+        }
+    }
+
+    /// A later answer came although a READ is unanswered.
+    fn response_lost(&mut self, now: u64, counters: &mut Counters) {
+        counters.responses_lost += 1;
+        self.go_back_once(now);
+    }
+
+    /// The responder misses a packet.
+    fn packet_lost(
+        &mut self,
+        now: u64,
+        psn: Psn,
+        path: &Path,
+        counters: &mut Counters,
+        env: &mut impl Env,
+    ) -> Result<(), Fatal> {
+        if self.marked {
+            // It tells of nothing but this packet.
+            if !self.resend.contains(psn) {
+                self.resend.insert(psn);
+                self.window.on_hole();
+            }
+            self.timer.on_nak(now);
+        } else if self.acknowledge(now, psn, path, env)? {
+            self.go_back_once(now);
+        } else {
+            self.response_lost(now, counters);
+        }
+        Ok(())
+    }
+
+    /// Sends all from `oldest` on again, unless that was done and nothing has changed since.
+    fn go_back_once(&mut self, now: u64) {
+        if self.went_back_to == Some(self.oldest) {
+            return;
+        }
+        self.went_back_to = Some(self.oldest);
+        self.timer.on_nak(now);
+        // Once for all losses of a round trip.
+        if self.oldest.since(self.recover) >= 0 {
+            self.window.on_loss();
+            self.recover = self.end;
+        }
+        self.go_back();
+    }
+
+    fn receiver_not_ready(
+        &mut self,
+        now: u64,
+        psn: Psn,
+        code: u8,
+        path: &Path,
+        counters: &mut Counters,
+        env: &mut impl Env,
+    ) -> Result<(), Fatal> {
+        if !self.acknowledge(now, psn, path, env)? {
+            self.response_lost(now, counters);
+            return Ok(());
+        }
+        if self.timer.waits_for_receiver() {
+            return Ok(());
+        }
+        if !self.timer.on_rnr_nak(now, code) {
+            let syndrome = Syndrome::RnrNak { timer: code }.to_byte();
+            let status = WcStatus::RNR_RETRY_EXC_ERR;
+            return Err(self.fail_front(status, syndrome.into(), path, env));
+        }
+        if self.marked {
+            self.resend.insert(self.oldest);
+        } else {
+            self.go_back();
+        }
+        Ok(())
+    }
+
+    fn handle_read_response(
+        &mut self,
+        now: u64,
+        packet: &Packet<'_>,
+        syndrome: Option<Syndrome>,
+        path: &Path,
+        counters: &mut Counters,
+        env: &mut impl Env,
+    ) -> Result<(), Fatal> {
+        let psn = packet.headers.bth.psn;
+        // It acknowledges all that was asked before it.
+        if !self.acknowledge(now, psn, path, env)? {
+            self.response_lost(now, counters);
+            return Ok(());
+        }
+        match self.take_read_response(packet, syndrome, path, env) {
+            Ok(()) => {
+                self.progress(now, psn);
+                Ok(())
+            }
+            Err(status) => Err(self.fail_front(status, 0, path, env)),
+        }
+    }
+
+    /// The response with PSN `oldest`.
+    fn take_read_response(
+        &mut self,
+        packet: &Packet<'_>,
+        syndrome: Option<Syndrome>,
+        path: &Path,
+        env: &mut impl Env,
+    ) -> Result<(), WcStatus> {
+        let bad_response = Err(WcStatus::BAD_RESP_ERR);
+        let Some(wqe) = self.queue.front() else { return bad_response };
+        let bth = &packet.headers.bth;
+        let Some(position) = bth.opcode.position() else { return bad_response };
+        if !wqe.is_read()
+            || bth.opcode == Opcode::ATOMIC_ACKNOWLEDGE
+            || !matches!(syndrome, None | Some(Syndrome::Ack { .. }))
+        {
+            return bad_response;
+        }
+        let index = bth.psn.since(wqe.first) as u32;
+        let offset = index << path.mtu_shift;
+        let len = (wqe.wr.sge.length - offset).min(path.mtu_bytes);
+        let ends = index + 1 == wqe.read_request_end(index);
+        // Where a repeated request starts decides whether rxe begins with FIRST, so only the end
+        // is looked at.
+        if position.ends() != ends || packet.payload.len() != len as usize {
+            return bad_response;
+        }
+        if len > 0 {
+            let sge = &wqe.wr.sge;
+            let addr = sge.addr.wrapping_add(u64::from(offset));
+            let to = env.resolve(sge.lkey, addr, len, Access::LOCAL_WRITE, Side::Local);
+            env.place(to.map_err(|_| WcStatus::LOC_PROT_ERR)?, packet.payload);
+        }
+        let done = index + 1 == wqe.packets;
+        self.reads = self.reads.saturating_sub(u8::from(ends));
+        self.oldest = bth.psn.add(1);
+        if done {
+            self.finish_front(path, env);
+        }
+        Ok(())
+    }
+}
+
+/// How a work request ends that a NAK refuses (IBTA §9.7.5.2; for unknown codes as rxe).
+fn status_of(code: NakCode) -> WcStatus {
+    match code {
+        NakCode::InvalidRequest => WcStatus::REM_INV_REQ_ERR,
+        NakCode::RemoteAccessError => WcStatus::REM_ACCESS_ERR,
+        NakCode::InvalidRdRequest => WcStatus::REM_INV_RD_REQ_ERR,
+        NakCode::RemoteOperationalError | NakCode::PsnSequenceError | NakCode::Unknown(_) => {
+            WcStatus::REM_OP_ERR
+        }
+    }
+}

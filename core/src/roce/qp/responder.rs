@@ -1,0 +1,424 @@
+//! The responder: request packets in (IBTA §9.7.4), memory written, receives completed. What it
+//! answers stands in `responder/answer.rs`, adaptive routing in `responder/marked.rs`.
+
+mod answer;
+mod marked;
+
+use heapless::{HistoryBuf, Vec};
+
+use super::reorder::Reorder;
+use super::ring::Ring;
+use super::{Counters, Env, Fatal, MESSAGE_BYTES_MAX, Path, Queue, RD_ATOMIC_MAX, Side};
+use crate::nic::{Access, RecvWr, RtrAttr, Wc, WcOpcode, WcStatus};
+use crate::roce::{Headers, ImmDt, NakCode, Opcode, Packet, Position, Psn, Reth};
+use answer::{Answer, Reply};
+
+/// READs being answered, first answers and repeated ones.
+const REPLIES_MAX: usize = 2 * RD_ATOMIC_MAX as usize;
+
+/// The message that has begun and not ended.
+#[derive(Clone, Copy, Default)]
+enum Message {
+    #[default]
+    None,
+    /// Into the oldest receive.
+    Send { received: u32 },
+    /// The rest of it goes to `left` bytes at `va`.
+    Write { va: u64, rkey: u32, left: u32, length: u32 },
+}
+
+/// Why a request is not carried out.
+#[derive(Clone, Copy)]
+enum Refusal {
+    /// It needs a receive and there is none.
+    NotReady,
+    /// For good, with the status of the receive that it would have completed.
+    Error(NakCode, WcStatus),
+}
+
+const INVALID: Refusal = Refusal::Error(NakCode::InvalidRequest, WcStatus::REM_INV_REQ_ERR);
+const NO_ACCESS: Refusal = Refusal::Error(NakCode::RemoteAccessError, WcStatus::REM_ACCESS_ERR);
+// As rxe: both a receive that is too short and the NAK tell of a failed operation, where the
+// standard has LOC_LEN_ERR and an invalid request.
+const TOO_LONG: Refusal = Refusal::Error(NakCode::RemoteOperationalError, WcStatus::LOC_QP_OP_ERR);
+const NO_LOCAL_ACCESS: Refusal =
+    Refusal::Error(NakCode::RemoteOperationalError, WcStatus::LOC_PROT_ERR);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Send,
+    Write,
+    Read,
+}
+
+pub(super) struct Responder<const RQ: usize> {
+    queue: Ring<RecvWr, RQ>,
+    expected: Psn,
+    /// Messages done, 24 bits.
+    msn: u32,
+    message: Message,
+    /// The peer knows that it has to send `expected` again; later packets are dropped silently.
+    gap_reported: bool,
+    answer: Answer,
+    /// In the order of their PSNs.
+    replies: Vec<Reply, REPLIES_MAX>,
+    /// The last READs, of which those are that may be asked for again: first PSN, and how many.
+    reads: HistoryBuf<(Psn, u32), { RD_ATOMIC_MAX as usize }>,
+    reorder: Reorder,
+    min_rnr_timer: u8,
+    max_dest_rd_atomic: u8,
+}
+
+impl<const RQ: usize> Responder<RQ> {
+    pub(super) fn new() -> Self {
+        let mut reorder = Reorder::default();
+        reorder.set_hole_age(super::Tuning::default().hole_age_ns);
+        Responder {
+            queue: Ring::new(),
+            expected: Psn::default(),
+            msn: 0,
+            message: Message::None,
+            gap_reported: false,
+            answer: Answer::None,
+            replies: Vec::new(),
+            reads: HistoryBuf::new(),
+            reorder,
+            min_rnr_timer: 0,
+            max_dest_rd_atomic: 0,
+        }
+    }
+
+    pub(super) fn set_hole_age(&mut self, hole_age_ns: u64) {
+        self.reorder.set_hole_age(hole_age_ns);
+    }
+
+    pub(super) fn start(&mut self, attr: &RtrAttr) {
+        self.expected = Psn::new(attr.rq_psn);
+        self.min_rnr_timer = attr.min_rnr_timer;
+        self.max_dest_rd_atomic = attr.max_dest_rd_atomic;
+    }
+
+    pub(super) fn posted(&self) -> u32 {
+        self.queue.len()
+    }
+
+    pub(super) fn post(&mut self, wr: &RecvWr) -> bool {
+        self.queue.push(*wr).is_some()
+    }
+
+    pub(super) fn deadline_ns(&self) -> Option<u64> {
+        self.reorder.deadline_ns()
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: u64) {
+        self.reorder.handle_timeout(now, self.expected);
+    }
+
+    /// Completes all receives as flushed. What is left to be answered stays.
+    pub(super) fn flush(&mut self, path: &Path, env: &mut impl Env) {
+        self.reorder.clear();
+        while let Some(recv) = self.queue.pop() {
+            env.complete(Queue::Recv, path.completion(recv.wr_id, WcStatus::WR_FLUSH_ERR));
+        }
+    }
+
+    pub(super) fn handle_request(
+        &mut self,
+        now: u64,
+        packet: &Packet<'_>,
+        path: &Path,
+        counters: &mut Counters,
+        env: &mut impl Env,
+    ) -> Result<(), Fatal> {
+        let bth = &packet.headers.bth;
+        if path.adaptive && bth.adaptive {
+            return self.handle_marked(now, packet, path, counters, env);
+        }
+        let ahead = bth.psn.since(self.expected);
+        if ahead < 0 {
+            counters.duplicates += 1;
+            self.handle_duplicate(&packet.headers, path, env);
+            return Ok(());
+        }
+        if ahead > 0 {
+            counters.out_of_order += 1;
+            if !self.gap_reported {
+                self.gap_reported = true;
+                self.answer = Answer::SequenceNak;
+            }
+            return Ok(());
+        }
+        match self.execute(packet, path, env) {
+            Ok(psns) => {
+                // Of a READ, and of all before it, the responses are the acknowledge.
+                let read = bth.opcode == Opcode::READ_REQUEST;
+                let wanted = bth.ack_req || self.answer == Answer::Ack;
+                self.step(psns, wanted && !read);
+                Ok(())
+            }
+            Err(refusal) => self.refuse(refusal, bth.opcode, path, env),
+        }
+    }
+
+    fn refuse(
+        &mut self,
+        refusal: Refusal,
+        opcode: Opcode,
+        path: &Path,
+        env: &mut impl Env,
+    ) -> Result<(), Fatal> {
+        match refusal {
+            Refusal::NotReady => {
+                self.gap_reported = true;
+                self.answer = Answer::NotReady;
+                Ok(())
+            }
+            Refusal::Error(code, status) => {
+                let has_receive = matches!(self.message, Message::Send { .. });
+                if (has_receive || uses_receive(opcode))
+                    && let Some(recv) = self.queue.pop()
+                {
+                    env.complete(Queue::Recv, path.completion(recv.wr_id, status));
+                }
+                self.answer = Answer::Refuse { psn: self.expected, code };
+                Err(Fatal)
+            }
+        }
+    }
+
+    /// The request whose turn it is. Gives the PSNs that it takes.
+    fn execute(
+        &mut self,
+        packet: &Packet<'_>,
+        path: &Path,
+        env: &mut impl Env,
+    ) -> Result<u32, Refusal> {
+        let opcode = packet.headers.bth.opcode;
+        let (Some(operation), Some(position)) = (operation(opcode), opcode.position()) else {
+            return Err(INVALID);
+        };
+        let begun = match self.message {
+            Message::None => None,
+            Message::Send { .. } => Some(Operation::Send),
+            Message::Write { .. } => Some(Operation::Write),
+        };
+        let continues = (!position.begins()).then_some(operation);
+        if begun != continues || !permitted(operation, path) {
+            return Err(INVALID);
+        }
+        match operation {
+            Operation::Send => self.execute_send(packet, position, path, env)?,
+            Operation::Write => self.execute_write(packet, position, path, env)?,
+            Operation::Read => return self.execute_read(&packet.headers, path, env),
+        }
+        if position.ends() {
+            self.message = Message::None;
+            self.count_message();
+        }
+        Ok(1)
+    }
+
+    fn execute_send(
+        &mut self,
+        packet: &Packet<'_>,
+        position: Position,
+        path: &Path,
+        env: &mut impl Env,
+    ) -> Result<(), Refusal> {
+        let Some(&recv) = self.queue.front() else { return Err(Refusal::NotReady) };
+        let received = match self.message {
+            Message::Send { received } => received,
+            _ => 0,
+        };
+        let len = packet.payload.len() as u32;
+        let fits = match position {
+            Position::First | Position::Middle => len == path.mtu_bytes,
+            Position::Last => (1..=path.mtu_bytes).contains(&len),
+            Position::Only => len <= path.mtu_bytes,
+        };
+        if !fits {
+            return Err(INVALID);
+        }
+        if len > recv.sge.length.saturating_sub(received) {
+            return Err(TOO_LONG);
+        }
+        if len > 0 {
+            let addr = recv.sge.addr.wrapping_add(received.into());
+            let to = env.resolve(recv.sge.lkey, addr, len, Access::LOCAL_WRITE, Side::Local);
+            env.place(to.map_err(|_| NO_LOCAL_ACCESS)?, packet.payload);
+        }
+        let received = received + len;
+        self.message = Message::Send { received };
+        if position.ends() {
+            self.complete_receive(WcOpcode::Recv, received, packet.headers.imm, path, env);
+        }
+        Ok(())
+    }
+
+    fn execute_write(
+        &mut self,
+        packet: &Packet<'_>,
+        position: Position,
+        path: &Path,
+        env: &mut impl Env,
+    ) -> Result<(), Refusal> {
+        let Headers { reth, imm, .. } = packet.headers;
+        if imm.is_some() && self.queue.front().is_none() {
+            return Err(Refusal::NotReady);
+        }
+        let (va, rkey, left, length) = match (self.message, reth) {
+            (Message::Write { va, rkey, left, length }, _) => (va, rkey, left, length),
+            (_, Some(Reth { va, rkey, dma_len })) => (va, rkey, dma_len, dma_len),
+            (_, None) => return Err(INVALID),
+        };
+        if position == Position::First {
+            check_memory(va, rkey, length, Access::REMOTE_WRITE, env)?;
+        }
+        let len = packet.payload.len() as u32;
+        let fits = match position {
+            Position::First | Position::Middle => len == path.mtu_bytes && len < left,
+            Position::Last | Position::Only => len <= path.mtu_bytes && len == left,
+        };
+        if !fits {
+            return Err(INVALID);
+        }
+        place_write(va, rkey, packet.payload, env)?;
+        let va = va.wrapping_add(len.into());
+        self.message = Message::Write { va, rkey, left: left - len, length };
+        if imm.is_some() {
+            self.complete_receive(WcOpcode::RecvRdmaWithImm, length, imm, path, env);
+        }
+        Ok(())
+    }
+
+    fn execute_read(
+        &mut self,
+        headers: &Headers,
+        path: &Path,
+        env: &mut impl Env,
+    ) -> Result<u32, Refusal> {
+        let Some(reth) = headers.reth else { return Err(INVALID) };
+        check_memory(reth.va, reth.rkey, reth.dma_len, Access::REMOTE_READ, env)?;
+        if self.unanswered(false) >= usize::from(self.max_dest_rd_atomic) {
+            return Err(INVALID);
+        }
+        let psn = headers.bth.psn;
+        let packets = path.packets(reth.dma_len);
+        self.count_message();
+        self.reads.write((psn, packets));
+        self.reply(Reply::new(psn, &reth, self.msn));
+        Ok(packets)
+    }
+
+    /// A request that was carried out before: its answer was lost, or it came twice.
+    fn handle_duplicate(&mut self, headers: &Headers, path: &Path, env: &mut impl Env) {
+        match operation(headers.bth.opcode) {
+            Some(Operation::Read) => self.repeat_read(headers, path, env),
+            Some(_) => self.acknowledge(),
+            None => {}
+        }
+    }
+
+    /// Answers a READ again, from the RETH that came with it, which may ask for the rest only. One
+    /// that was never asked before is dropped.
+    fn repeat_read(&mut self, headers: &Headers, path: &Path, env: &mut impl Env) {
+        let Some(reth) = headers.reth else { return };
+        let psn = headers.bth.psn;
+        let packets = path.packets(reth.dma_len);
+        // Where the piece begins in the original, if it lies within it.
+        let piece = |&(first, count): &(Psn, u32)| {
+            let skipped = u32::try_from(psn.since(first)).ok()?;
+            (skipped.saturating_add(packets) <= count).then_some(skipped)
+        };
+        let Some(skipped) = self.reads.as_slice().iter().find_map(piece) else { return };
+        let pending = self.replies.iter().any(|reply| reply.covers(psn, path));
+        let room = self.unanswered(true) < usize::from(RD_ATOMIC_MAX);
+        let access = check_memory(reth.va, reth.rkey, reth.dma_len, Access::REMOTE_READ, env);
+        if !pending && room && access.is_ok() {
+            self.reply(Reply::again(psn, &reth, self.msn, skipped > 0));
+        }
+    }
+
+    fn complete_receive(
+        &mut self,
+        opcode: WcOpcode,
+        byte_len: u32,
+        imm: Option<ImmDt>,
+        path: &Path,
+        env: &mut impl Env,
+    ) {
+        let Some(recv) = self.queue.pop() else { return };
+        let wc = Wc {
+            opcode,
+            byte_len,
+            with_imm: imm.is_some(),
+            imm_data: imm.map_or(0, |ImmDt(bytes)| u32::from_ne_bytes(bytes)),
+            ..path.completion(recv.wr_id, WcStatus::SUCCESS)
+        };
+        env.complete(Queue::Recv, wc);
+    }
+
+    /// What was expected was carried out.
+    fn step(&mut self, psns: u32, ack_wanted: bool) {
+        self.expected = self.expected.add(psns);
+        // A complaint about the PSN that was missing is void.
+        self.gap_reported = false;
+        self.answer = if ack_wanted { Answer::Ack } else { Answer::None };
+    }
+
+    fn count_message(&mut self) {
+        self.msn = (self.msn + 1) & Psn::MASK;
+    }
+}
+
+fn operation(opcode: Opcode) -> Option<Operation> {
+    match opcode {
+        Opcode(0x00..=0x05) => Some(Operation::Send),
+        Opcode(0x06..=0x0b) => Some(Operation::Write),
+        Opcode::READ_REQUEST => Some(Operation::Read),
+        _ => None,
+    }
+}
+
+fn uses_receive(opcode: Opcode) -> bool {
+    use Operation::Send;
+    operation(opcode) == Some(Send)
+        || matches!(opcode, Opcode::WRITE_LAST_IMM | Opcode::WRITE_ONLY_IMM)
+}
+
+/// Whether the peer may do this through this queue pair; as with rxe it is invalid otherwise.
+fn permitted(operation: Operation, path: &Path) -> bool {
+    match operation {
+        Operation::Send => true,
+        Operation::Write => path.access.contains(Access::REMOTE_WRITE),
+        Operation::Read => path.access.contains(Access::REMOTE_READ),
+    }
+}
+
+/// The whole memory of a message. Key and address of an empty one are not looked at
+/// (IBTA C9-88).
+fn check_memory(
+    va: u64,
+    rkey: u32,
+    len: u32,
+    need: Access,
+    env: &mut impl Env,
+) -> Result<(), Refusal> {
+    if len > MESSAGE_BYTES_MAX {
+        return Err(INVALID);
+    }
+    if len == 0 {
+        return Ok(());
+    }
+    env.resolve(rkey, va, len, need, Side::Remote).map(|_| ()).map_err(|_| NO_ACCESS)
+}
+
+fn place_write(va: u64, rkey: u32, payload: &[u8], env: &mut impl Env) -> Result<(), Refusal> {
+    if payload.is_empty() {
+        return Ok(());
+    }
+    let len = payload.len() as u32;
+    let to = env.resolve(rkey, va, len, Access::REMOTE_WRITE, Side::Remote);
+    env.place(to.map_err(|_| NO_ACCESS)?, payload);
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! What a responder sends: READ responses, then one acknowledge or NAK for all that came, then
+//! NAKs for the holes of adaptive routing.
+//!
+//! An acknowledge says that everything before it was carried out, READ responses included, so it
+//! waits for those.
+
+use super::Responder;
+use crate::nic::Access;
+use crate::roce::qp::{Counters, Env, Fatal, Path, Payload, Side, Transmit};
+use crate::roce::{Aeth, NakCode, Opcode, Psn, Reth, Syndrome};
+
+/// The acknowledge to be sent.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Answer {
+    #[default]
+    None,
+    /// Everything before the expected PSN is done.
+    Ack,
+    /// The expected PSN is missing.
+    SequenceNak,
+    /// The expected PSN needs a receive.
+    NotReady,
+    /// The end of the connection.
+    Refuse { psn: Psn, code: NakCode },
+}
+
+/// A READ being answered: what is left of it.
+#[derive(Clone, Copy)]
+pub(super) struct Reply {
+    psn: Psn,
+    va: u64,
+    rkey: u32,
+    left: u32,
+    msn: u32,
+    /// It was answered in part.
+    begun: bool,
+    /// The request was a duplicate.
+    repeated: bool,
+}
+
+impl Reply {
+    pub(super) fn new(psn: Psn, reth: &Reth, msn: u32) -> Reply {
+        let Reth { va, rkey, dma_len } = *reth;
+        Reply { psn, va, rkey, left: dma_len, msn, begun: false, repeated: false }
+    }
+
+    /// To a duplicate. If that asks for the rest of a READ, the answer goes on with MIDDLE or LAST:
+    /// rxe gives no other answer and takes no other.
+    pub(super) fn again(psn: Psn, reth: &Reth, msn: u32, begun: bool) -> Reply {
+        Reply { begun, repeated: true, ..Reply::new(psn, reth, msn) }
+    }
+
+    /// Whether the response with this PSN is yet to be sent.
+    pub(super) fn covers(&self, psn: Psn, path: &Path) -> bool {
+        let ahead = psn.since(self.psn);
+        ahead >= 0 && (ahead as u32) < path.packets(self.left)
+    }
+}
+
+impl<const RQ: usize> Responder<RQ> {
+    /// The peer wants to hear how far we are; a complaint says it as well.
+    pub(super) fn acknowledge(&mut self) {
+        if self.answer == Answer::None {
+            self.answer = Answer::Ack;
+        }
+    }
+
+    /// READs that are being answered: the first time, or again.
+    pub(super) fn unanswered(&self, repeated: bool) -> usize {
+        self.replies.iter().filter(|reply| reply.repeated == repeated).count()
+    }
+
+    /// Queues the answer to a READ, for which there is room.
+    pub(super) fn reply(&mut self, reply: Reply) {
+        let before = |other: &&Reply| other.psn.since(reply.psn) <= 0;
+        let at = self.replies.iter().take_while(before).count();
+        let _ = self.replies.insert(at, reply);
+    }
+
+    /// Takes back all that is to be answered.
+    pub(in crate::roce::qp) fn silence(&mut self) {
+        self.answer = Answer::None;
+        self.replies.clear();
+        self.reorder.clear();
+    }
+
+    pub(in crate::roce::qp) fn poll_transmit(
+        &mut self,
+        path: &Path,
+        counters: &mut Counters,
+        env: &mut impl Env,
+    ) -> Result<Option<Transmit>, Fatal> {
+        if let Some(reply) = self.replies.first_mut() {
+            let psn = reply.psn;
+            let response = reply.next_response(path, env);
+            if response.is_none() {
+                // The memory is gone. To a repeated READ rxe answers the same.
+                self.replies.clear();
+                self.answer = Answer::Refuse { psn, code: NakCode::RemoteAccessError };
+                return Err(Fatal);
+            }
+            if reply.left == 0 {
+                self.replies.remove(0);
+            }
+            return Ok(response);
+        }
+        let (psn, syndrome) = match core::mem::take(&mut self.answer) {
+            Answer::None => match self.reorder.next_ask(self.expected) {
+                None => return Ok(None),
+                Some(hole) => (hole, Syndrome::Nak(NakCode::PsnSequenceError)),
+            },
+            Answer::Ack => {
+                (self.expected.add(Psn::MASK), Syndrome::Ack { credits: Syndrome::CREDITS_INVALID })
+            }
+            Answer::SequenceNak => (self.expected, Syndrome::Nak(NakCode::PsnSequenceError)),
+            Answer::NotReady => (self.expected, Syndrome::RnrNak { timer: self.min_rnr_timer }),
+            Answer::Refuse { psn, code } => (psn, Syndrome::Nak(code)),
+        };
+        match syndrome {
+            Syndrome::Nak(NakCode::PsnSequenceError) => counters.sequence_naks_sent += 1,
+            Syndrome::RnrNak { .. } => counters.rnr_naks_sent += 1,
+            _ => {}
+        }
+        let mut transmit = path.transmit(Opcode::ACKNOWLEDGE, psn, Payload::None);
+        transmit.headers.aeth = Some(Aeth { syndrome, msn: self.msn });
+        Ok(Some(transmit))
+    }
+}
+
+impl Reply {
+    /// Makes the next response and steps past it; `None` where its memory is not there.
+    fn next_response(&mut self, path: &Path, env: &mut impl Env) -> Option<Transmit> {
+        let len = self.left.min(path.mtu_bytes);
+        let payload = if len == 0 {
+            Payload::None
+        } else {
+            let need = Access::REMOTE_READ;
+            let region = env.resolve(self.rkey, self.va, len, need, Side::Remote).ok()?;
+            Payload::Memory { region, len }
+        };
+        let opcode = match (self.begun, len == self.left) {
+            (false, true) => Opcode::READ_RESPONSE_ONLY,
+            (false, false) => Opcode::READ_RESPONSE_FIRST,
+            (true, false) => Opcode::READ_RESPONSE_MIDDLE,
+            (true, true) => Opcode::READ_RESPONSE_LAST,
+        };
+        let mut transmit = path.transmit(opcode, self.psn, payload);
+        let syndrome = Syndrome::Ack { credits: Syndrome::CREDITS_INVALID };
+        let has_aeth = opcode != Opcode::READ_RESPONSE_MIDDLE;
+        transmit.headers.aeth = has_aeth.then_some(Aeth { syndrome, msn: self.msn });
+        self.psn = self.psn.add(1);
+        self.va = self.va.wrapping_add(len.into());
+        self.left -= len;
+        self.begun = true;
+        Some(transmit)
+    }
+}

@@ -1,0 +1,115 @@
+//! Packets of adaptive routing: placed as they come, completed in order.
+
+use super::{
+    Answer, INVALID, Message, Operation, Refusal, Responder, check_memory, permitted, place_write,
+};
+use crate::nic::{Access, WcOpcode};
+use crate::roce::qp::reorder::Immediate;
+use crate::roce::qp::{Counters, Env, Fatal, Path};
+use crate::roce::{Headers, Opcode, Packet};
+
+impl<const RQ: usize> Responder<RQ> {
+    pub(super) fn handle_marked(
+        &mut self,
+        now: u64,
+        packet: &Packet<'_>,
+        path: &Path,
+        counters: &mut Counters,
+        env: &mut impl Env,
+    ) -> Result<(), Fatal> {
+        let bth = &packet.headers.bth;
+        let Ok(ahead) = u32::try_from(bth.psn.since(self.expected)) else {
+            counters.duplicates += 1;
+            self.acknowledge();
+            return Ok(());
+        };
+        let has_imm = packet.headers.imm.is_some();
+        if ahead > 0 && !self.reorder.has_room(ahead, has_imm) {
+            counters.dropped += 1;
+            return Ok(());
+        }
+        if self.reorder.contains(bth.psn) {
+            counters.duplicates += 1;
+            if ahead == 0 {
+                // It was only waiting for a receive.
+                self.resume(path, env);
+            }
+            return Ok(());
+        }
+        if ahead == 0 {
+            if has_imm && self.queue.front().is_none() {
+                return self.refuse(Refusal::NotReady, bth.opcode, path, env);
+            }
+            return match self.place_marked(packet, path, env) {
+                Ok(immediate) => {
+                    if let Some(Immediate { imm, byte_len, .. }) = immediate {
+                        let opcode = WcOpcode::RecvRdmaWithImm;
+                        self.complete_receive(opcode, byte_len, Some(imm), path, env);
+                    }
+                    self.count_message();
+                    self.step(1, bth.ack_req || self.answer == Answer::Ack);
+                    self.resume(path, env);
+                    Ok(())
+                }
+                Err(refusal) => self.refuse(refusal, bth.opcode, path, env),
+            };
+        }
+        counters.out_of_order += 1;
+        // What must be refused is refused when its turn comes: the hole that it leaves is asked
+        // for again.
+        if let Ok(immediate) = self.place_marked(packet, path, env) {
+            self.reorder.note(now, self.expected, bth.psn, immediate);
+            if bth.ack_req {
+                self.acknowledge();
+            }
+        } else {
+            counters.dropped += 1;
+        }
+        Ok(())
+    }
+
+    /// Completes what has come and whose turn it is.
+    pub(in crate::roce::qp) fn resume(&mut self, path: &Path, env: &mut impl Env) {
+        while self.reorder.contains(self.expected) {
+            if let Some(Immediate { imm, byte_len, .. }) = self.reorder.immediate(self.expected) {
+                if self.queue.front().is_none() {
+                    self.answer = Answer::NotReady;
+                    return;
+                }
+                self.complete_receive(WcOpcode::RecvRdmaWithImm, byte_len, Some(imm), path, env);
+            }
+            self.reorder.release(self.expected);
+            self.count_message();
+            self.step(1, true);
+        }
+    }
+
+    fn place_marked(
+        &mut self,
+        packet: &Packet<'_>,
+        path: &Path,
+        env: &mut impl Env,
+    ) -> Result<Option<Immediate>, Refusal> {
+        let Headers { bth, reth, imm, .. } = packet.headers;
+        let (Some(reth), Message::None) = (reth, self.message) else {
+            return Err(INVALID);
+        };
+        if !matches!(bth.opcode, Opcode::WRITE_ONLY | Opcode::WRITE_ONLY_IMM)
+            || !permitted(Operation::Write, path)
+            || packet.payload.len() > path.mtu_bytes as usize
+        {
+            return Err(INVALID);
+        }
+        // With an immediate the RETH is that of the whole message, which the payload ends.
+        let before = reth.dma_len.checked_sub(packet.payload.len() as u32).ok_or(INVALID)?;
+        if before > 0 {
+            if imm.is_none() {
+                return Err(INVALID);
+            }
+            check_memory(reth.va, reth.rkey, reth.dma_len, Access::REMOTE_WRITE, env)?;
+        }
+        place_write(reth.va.wrapping_add(before.into()), reth.rkey, packet.payload, env)?;
+        let immediate = |imm| Immediate { psn: bth.psn, imm, byte_len: reth.dma_len };
+        Ok(imm.map(immediate))
+    }
+}

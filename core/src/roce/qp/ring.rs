@@ -1,0 +1,100 @@
+//! A work queue: a ring whose elements are numbered from 0 on, for ever.
+
+/// At most `N` elements, a power of two. Numbers wrap at 2^32; an element lies at its number
+/// modulo `N`.
+pub(super) struct Ring<T, const N: usize> {
+    slots: [T; N],
+    /// Number of the oldest element.
+    head: u32,
+    /// Number that the next element gets.
+    tail: u32,
+}
+
+impl<T: Copy + Default, const N: usize> Ring<T, N> {
+    const MASK: u32 = {
+        assert!(N.is_power_of_two() && N <= 1 << 16, "a power of two, up to 65536");
+        N as u32 - 1
+    };
+
+    pub(super) fn new() -> Self {
+        Ring { slots: [T::default(); N], head: 0, tail: 0 }
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        self.tail.wrapping_sub(self.head)
+    }
+
+    pub(super) fn head(&self) -> u32 {
+        self.head
+    }
+
+    /// Where an element with this number lies.
+    pub(super) fn slot(number: u32) -> u16 {
+        (number & Self::MASK) as u16
+    }
+
+    /// The number of the new element; `None` when there is no room.
+    pub(super) fn push(&mut self, element: T) -> Option<u32> {
+        let number = self.tail;
+        if self.len() > Self::MASK {
+            return None;
+        }
+        self.slots[usize::from(Self::slot(number))] = element;
+        self.tail = number.wrapping_add(1);
+        Some(number)
+    }
+
+    pub(super) fn get(&self, number: u32) -> Option<&T> {
+        let there = number.wrapping_sub(self.head) < self.len();
+        there.then(|| &self.slots[usize::from(Self::slot(number))])
+    }
+
+    pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut T> {
+        let there = number.wrapping_sub(self.head) < self.len();
+        there.then(|| &mut self.slots[usize::from(Self::slot(number))])
+    }
+
+    pub(super) fn front(&self) -> Option<&T> {
+        self.get(self.head)
+    }
+
+    pub(super) fn pop(&mut self) -> Option<T> {
+        let element = *self.front()?;
+        self.head = self.head.wrapping_add(1);
+        Some(element)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    extern crate std;
+    use std::collections::VecDeque;
+
+    proptest! {
+        #[test]
+        fn behaves_as_a_bounded_queue_whose_numbers_wrap(
+            start: u32,
+            pushes in proptest::collection::vec(any::<bool>(), 0..200),
+        ) {
+            let mut ring = Ring::<u32, 8> { head: start, tail: start, ..Ring::new() };
+            let mut model = VecDeque::new();
+            for (i, push) in (0..).zip(pushes) {
+                if push {
+                    let number = ring.push(i);
+                    prop_assert_eq!(number.is_some(), model.len() < 8);
+                    model.extend(number.map(|number| (number, i)));
+                } else {
+                    prop_assert_eq!(ring.pop(), model.pop_front().map(|(_, i)| i));
+                }
+                prop_assert_eq!(ring.len() as usize, model.len());
+                for &(number, i) in &model {
+                    prop_assert_eq!(ring.get(number), Some(&i));
+                }
+                prop_assert_eq!(ring.get(ring.head().wrapping_add(ring.len())), None);
+                prop_assert_eq!(ring.get(ring.head().wrapping_sub(1)), None);
+            }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! How long a requester waits for an answer, and how often.
+
+use super::Tuning;
+use crate::nic::RtsAttr;
+
+/// Local ACK timeout of a code from 0 to 31: 4.096 µs × 2^code; `None`, for ever, for 0
+/// (IBTA §9.7.6.1.3). `NCCL_IB_TIMEOUT` is such a code.
+pub const fn ack_timeout_ns(code: u8) -> Option<u64> {
+    match code & 31 {
+        0 => None,
+        code => Some(4096 << code),
+    }
+}
+
+/// Least wait after an RNR NAK with this timer code, of which 5 bits count (IBTA table 46).
+pub const fn rnr_timer_ns(code: u8) -> u64 {
+    const UNIT_NS: u64 = 10_000;
+    UNIT_NS
+        * match code & 31 {
+            0 => 65_536,
+            code @ 1..=3 => code as u64,
+            // From 40 µs on two steps double the wait.
+            code => (4 + 2 * (code as u64 & 1)) << (code / 2 - 2),
+        }
+}
+
+/// Probes stop doubling here where no ACK timeout bounds them.
+const PROBE_NS_MAX: u64 = 1_000_000_000;
+/// `rnr_retry` for ever.
+const FOR_EVER: u8 = 7;
+
+/// What a deadline that has passed asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Expired {
+    /// Send the oldest packets again.
+    Probe,
+    /// The same, and a retry is used up.
+    Timeout,
+    /// The receiver may be ready by now.
+    RnrOver,
+    /// No retry is left.
+    RetriesExceeded,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Wait {
+    #[default]
+    Idle,
+    /// For an acknowledge.
+    Ack { timeout_at: u64, probe_at: u64, probe_step: u64 },
+    /// After an RNR NAK.
+    Rnr { until: u64 },
+}
+
+/// The requester's timer and the retries that it counts.
+#[derive(Clone, Default)]
+pub(super) struct AckTimer {
+    wait: Wait,
+    timeout_ns: Option<u64>,
+    probe_ns: u64,
+    retry_cnt: u8,
+    retries_left: u8,
+    rnr_retry: u8,
+    rnr_retries_left: u8,
+}
+
+impl AckTimer {
+    pub(super) fn set_tuning(&mut self, tuning: &Tuning) {
+        self.probe_ns = tuning.probe_ns.max(1);
+    }
+
+    pub(super) fn start(&mut self, attr: &RtsAttr) {
+        self.timeout_ns = ack_timeout_ns(attr.timeout);
+        self.retry_cnt = attr.retry_cnt;
+        self.rnr_retry = attr.rnr_retry;
+        self.reload();
+    }
+
+    fn reload(&mut self) {
+        self.retries_left = self.retry_cnt;
+        self.rnr_retries_left = self.rnr_retry;
+    }
+
+    /// A request was sent.
+    pub(super) fn on_transmit(&mut self, now: u64) {
+        if self.wait == Wait::Idle {
+            self.arm(now);
+        }
+    }
+
+    /// Something was acknowledged; `outstanding` tells whether there is more to come.
+    pub(super) fn on_progress(&mut self, now: u64, outstanding: bool) {
+        self.reload();
+        match outstanding {
+            true => self.arm(now),
+            false => self.wait = Wait::Idle,
+        }
+    }
+
+    /// The peer asked for a retransmission: it is there, and the answer to that takes its time.
+    /// The timeout runs on, so that a peer cannot keep us waiting in this way.
+    pub(super) fn on_nak(&mut self, now: u64) {
+        if let Wait::Ack { probe_at, probe_step, .. } = &mut self.wait {
+            *probe_step = self.probe_ns;
+            *probe_at = now.saturating_add(self.probe_ns);
+        }
+    }
+
+    /// `false` when the retries for this are used up.
+    pub(super) fn on_rnr_nak(&mut self, now: u64, code: u8) -> bool {
+        if self.rnr_retry != FOR_EVER {
+            let Some(left) = self.rnr_retries_left.checked_sub(1) else { return false };
+            self.rnr_retries_left = left;
+        }
+        self.retries_left = self.retry_cnt;
+        self.wait = Wait::Rnr { until: now.saturating_add(rnr_timer_ns(code)) };
+        true
+    }
+
+    /// Whether nothing may be sent since the receiver is not ready.
+    pub(super) fn waits_for_receiver(&self) -> bool {
+        matches!(self.wait, Wait::Rnr { .. })
+    }
+
+    pub(super) fn stop(&mut self) {
+        self.wait = Wait::Idle;
+    }
+
+    pub(super) fn deadline_ns(&self) -> Option<u64> {
+        match self.wait {
+            Wait::Idle => None,
+            Wait::Rnr { until } => Some(until),
+            Wait::Ack { timeout_at, probe_at, .. } => Some(timeout_at.min(probe_at)),
+        }
+    }
+
+    pub(super) fn expire(&mut self, now: u64) -> Option<Expired> {
+        match &mut self.wait {
+            Wait::Rnr { until } if *until <= now => {
+                self.wait = Wait::Idle;
+                Some(Expired::RnrOver)
+            }
+            Wait::Ack { timeout_at, .. } if *timeout_at <= now => {
+                let Some(left) = self.retries_left.checked_sub(1) else {
+                    return Some(Expired::RetriesExceeded);
+                };
+                self.retries_left = left;
+                self.arm(now);
+                Some(Expired::Timeout)
+            }
+            Wait::Ack { probe_at, probe_step, .. } if *probe_at <= now => {
+                *probe_step = probe_step.saturating_mul(2).min(PROBE_NS_MAX);
+                *probe_at = now.saturating_add(*probe_step);
+                Some(Expired::Probe)
+            }
+            _ => None,
+        }
+    }
+
+    fn arm(&mut self, now: u64) {
+        self.wait = Wait::Ack {
+            timeout_at: self.timeout_ns.map_or(u64::MAX, |ns| now.saturating_add(ns)),
+            probe_at: now.saturating_add(self.probe_ns),
+            probe_step: self.probe_ns,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+use super::*;
+
+#[test]
+fn ack_timeouts_are_those_of_the_table() {
+    // Microseconds.
+    let table = [
+        8.192, 16.384, 32.768, 65.536, 131.072, 262.144, 524.288, 1048.576, 2097.152, 4194.304,
+        8388.608, 16777.22, 33554.43, 67108.86, 134217.7, 268435.5, 536870.9, 1073742.0, 2147484.0,
+        4294967.0, 8589935.0, 17179869.0, 34359738.0, 68719477.0, 137e6, 275e6, 550e6, 1100e6,
+        2200e6, 4400e6, 8800e6,
+    ];
+    assert_eq!(ack_timeout_ns(0), None);
+    for (code, us) in (1..).zip(table) {
+        let ns = ack_timeout_ns(code).unwrap() as f64;
+        assert!((ns / 1e3 / us - 1.0).abs() < 4e-3, "code {code}: {ns} ns, not {us} µs");
+    }
+}
+
+#[test]
+fn rnr_timers_are_those_of_the_table() {
+    // Milliseconds × 100, codes 0 to 31.
+    let table = [
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+        1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    ];
+    for (code, wait) in (0..).zip(table) {
+        assert_eq!(rnr_timer_ns(code), wait * 10_000, "code {code}");
+        assert_eq!(rnr_timer_ns(code | 0xe0), wait * 10_000, "code {code}");
+    }
+}
+
+fn timer(timeout: u8, retry_cnt: u8, rnr_retry: u8, probe_ns: u64) -> AckTimer {
+    let mut timer = AckTimer::default();
+    timer.set_tuning(&Tuning { probe_ns, ..Tuning::default() });
+    timer.start(&RtsAttr { timeout, retry_cnt, rnr_retry, ..RtsAttr::default() });
+    timer
+}
+
+/// Runs the timer alone and tells what it asked for, and when.
+fn run(timer: &mut AckTimer, events: usize) -> std::vec::Vec<(u64, Expired)> {
+    let mut seen = std::vec::Vec::new();
+    while seen.len() < events {
+        let Some(now) = timer.deadline_ns() else { break };
+        let expired = timer.expire(now).unwrap();
+        seen.push((now, expired));
+        if expired == Expired::RetriesExceeded {
+            break;
+        }
+    }
+    seen
+}
+extern crate std;
+
+#[test]
+fn probes_double_within_each_timeout_and_use_up_no_retry() {
+    let ms = 1_000_000;
+    let timeout_ns = ack_timeout_ns(14).unwrap();
+    let mut timer = timer(14, 1, 7, 8 * ms);
+    timer.on_transmit(0);
+    use Expired::{Probe, RetriesExceeded, Timeout};
+    let expected = [
+        (8 * ms, Probe),
+        (24 * ms, Probe),
+        (56 * ms, Probe),
+        (timeout_ns, Timeout),
+        (timeout_ns + 8 * ms, Probe),
+        (timeout_ns + 24 * ms, Probe),
+        (timeout_ns + 56 * ms, Probe),
+        (2 * timeout_ns, RetriesExceeded),
+    ];
+    assert_eq!(run(&mut timer, 100), expected);
+}
+
+#[test]
+fn a_timeout_below_the_probe_is_as_the_standard_has_it() {
+    let mut timer = timer(1, 3, 7, 8_000_000);
+    timer.on_transmit(100);
+    use Expired::{RetriesExceeded, Timeout};
+    let expected = [
+        (100 + 8192, Timeout),
+        (100 + 2 * 8192, Timeout),
+        (100 + 3 * 8192, Timeout),
+        (100 + 4 * 8192, RetriesExceeded),
+    ];
+    assert_eq!(run(&mut timer, 100), expected);
+}
+
+#[test]
+fn without_a_timeout_probes_go_on_for_ever_ever_rarer() {
+    let mut timer = timer(0, 0, 0, 600_000_000);
+    timer.on_transmit(0);
+    let seen = run(&mut timer, 4);
+    let at = [600_000_000, 1_600_000_000, 2_600_000_000, 3_600_000_000];
+    assert_eq!(seen, at.map(|at| (at, Expired::Probe)));
+}
+
+#[test]
+fn progress_reloads_the_retries_and_naks_do_not() {
+    let mut timer = timer(1, 1, 7, u64::MAX);
+    timer.on_transmit(0);
+    assert_eq!(timer.expire(8192), Some(Expired::Timeout));
+    timer.on_nak(10_000);
+    assert_eq!(timer.deadline_ns(), Some(2 * 8192));
+    timer.on_progress(12_000, true);
+    assert_eq!(timer.expire(12_000 + 8192), Some(Expired::Timeout));
+    assert_eq!(timer.expire(12_000 + 2 * 8192), Some(Expired::RetriesExceeded));
+    timer.on_progress(30_000, false);
+    assert_eq!(timer.deadline_ns(), None);
+}
+
+#[test]
+fn rnr_retries_are_counted_unless_there_are_seven() {
+    let mut counted = timer(14, 7, 2, 8_000_000);
+    counted.on_transmit(0);
+    for at in [0, 10] {
+        assert!(counted.on_rnr_nak(at, 1));
+        assert_eq!(counted.deadline_ns(), Some(at + 10_000));
+        assert_eq!(counted.expire(at + 10_000), Some(Expired::RnrOver));
+        counted.on_transmit(at + 10_000);
+    }
+    assert!(!counted.on_rnr_nak(20, 1));
+    let mut for_ever = timer(14, 7, 7, 8_000_000);
+    for _ in 0..100 {
+        assert!(for_ever.on_rnr_nak(0, 1));
+    }
+}
+
+#[test]
+fn a_receiver_that_is_not_ready_is_alive() {
+    let mut timer = timer(1, 1, 7, u64::MAX);
+    timer.on_transmit(0);
+    assert_eq!(timer.expire(8192), Some(Expired::Timeout));
+    timer.on_rnr_nak(9000, 1);
+    assert_eq!(timer.expire(9000 + 10_000), Some(Expired::RnrOver));
+    timer.on_transmit(20_000);
+    assert_eq!(timer.expire(20_000 + 8192), Some(Expired::Timeout));
+    assert_eq!(timer.expire(20_000 + 2 * 8192), Some(Expired::RetriesExceeded));
+}

@@ -1,0 +1,22 @@
+//! Settings beyond those of the verbs.
+
+/// What a host may set beyond the attributes of the verbs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// Most packets in flight, 1 to [`WINDOW_PACKETS_MAX`](super::WINDOW_PACKETS_MAX). Times the
+    /// path MTU it should fit into the receiver's socket buffer.
+    pub window_packets_max: u32,
+    /// Without progress for this long the oldest unacknowledged packets are sent again, and again
+    /// after twice that, and so on, without using up a retry: only whole ACK timeouts do. With an
+    /// ACK timeout shorter than this there is no probe.
+    pub probe_ns: u64,
+    /// How long a hole in adaptive-routing traffic may stay before it counts as a loss.
+    pub hole_age_ns: u64,
+}
+
+impl Default for Tuning {
+    /// 256 packets (1 MiB at path MTU 4096), 8 ms, 200 µs.
+    fn default() -> Self {
+        Tuning { window_packets_max: 256, probe_ns: 8_000_000, hole_age_ns: 200_000 }
+    }
+}
