@@ -2,3 +2,4 @@
 //! operation type that property tests, the simulator and the fuzz targets share.
 
 pub mod mr_cache;
+pub mod roce;

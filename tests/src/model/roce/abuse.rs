@@ -1,0 +1,219 @@
+//! Any calls and any packets, in any order: a queue pair must stay sound whatever it is told.
+
+use invar_core::nic::{
+    QpState, QpTransition, RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcStatus,
+};
+use invar_core::roce::{Aeth, Bth, Headers, ImmDt, Opcode, Packet, Psn, Reth, Syndrome, pad_count};
+
+use super::{Attr, Choices, Memory, Peer};
+
+/// More packets than this at a time no state of a queue pair may give.
+const TRANSMIT_MAX: usize = 4096;
+
+struct Abuse<'a, 'b> {
+    choices: &'a mut Choices<'b>,
+    peer: Peer,
+    attr: Attr,
+    now: u64,
+    /// Posted, and not known to be done; of sends, in order.
+    posted: [Vec<u64>; 2],
+    next_wr_id: u64,
+}
+
+/// Calls one queue pair `steps` times at random.
+///
+/// # Panics
+/// It panicked, gave no end of packets, completed what was not posted, or forgot what was.
+pub fn abuse(steps: u32, choices: &mut Choices<'_>) {
+    let attr = Attr {
+        depth: 8,
+        adaptive: choices.percent(50),
+        timeout: choices.one(&[14, 0, 1, 31]),
+        retry_cnt: choices.one(&[7, 0]),
+        rnr_retry: choices.one(&[7, 0]),
+        rd_atomic: choices.one(&[1, 0, 16]),
+        ..Attr::default()
+    };
+    let peer = Peer::new(&attr, vec![Memory::open()]);
+    let posted = [Vec::new(), Vec::new()];
+    let mut abuse = Abuse { choices, peer, attr, now: 0, posted, next_wr_id: 0 };
+    for _ in 0..steps {
+        abuse.step();
+        abuse.check();
+    }
+    // In the end all that was posted completes.
+    let Peer { qp, host } = &mut abuse.peer;
+    qp.modify(&QpTransition::Err, host).unwrap();
+    abuse.check();
+    assert_eq!(abuse.posted, [[], []], "forgotten");
+}
+
+impl Abuse<'_, '_> {
+    fn step(&mut self) {
+        match self.choices.below(16) {
+            0..2 => self.post_send(),
+            2 => self.post_receive(),
+            3 => self.time(),
+            4 if self.peer.qp.state() == QpState::Err || self.choices.percent(10) => self.modify(),
+            4..6 => self.transmit(),
+            _ => self.packet(),
+        }
+    }
+
+    fn post_send(&mut self) {
+        let all = [
+            SendOpcode::RdmaWrite,
+            SendOpcode::RdmaWriteWithImm,
+            SendOpcode::Send,
+            SendOpcode::SendWithImm,
+            SendOpcode::RdmaRead,
+        ];
+        let wr = SendWr {
+            wr_id: self.next_wr_id,
+            remote_addr: self.addr(),
+            sge: self.sge(),
+            rkey: self.key(),
+            imm_data: 5,
+            opcode: self.choices.one(&all),
+            // Signaled, so that it completes in any case.
+            flags: SendFlags::SIGNALED
+                | SendFlags::from_bits_truncate(self.choices.below(16) as u8),
+        };
+        if let Ok(slot) = self.peer.qp.post_send(&wr, &mut self.peer.host) {
+            if wr.flags.contains(SendFlags::INLINE) {
+                let bytes = vec![3; wr.sge.length as usize];
+                self.peer.host.inline.insert(slot, bytes);
+            }
+            self.posted[0].push(wr.wr_id);
+            self.next_wr_id += 1;
+        }
+    }
+
+    fn post_receive(&mut self) {
+        let wr = RecvWr { wr_id: self.next_wr_id, sge: self.sge() };
+        if self.peer.qp.post_recv(&wr, &mut self.peer.host).is_ok() {
+            self.posted[1].push(wr.wr_id);
+            self.next_wr_id += 1;
+        }
+    }
+
+    fn time(&mut self) {
+        let later = self.now + u64::from(self.choices.below(1_000_000));
+        self.now = match self.choices.below(3) {
+            0 => later,
+            _ => self.peer.qp.deadline_ns().map_or(later, |at| at.max(self.now)),
+        };
+        self.peer.qp.handle_timeout(self.now, &mut self.peer.host);
+    }
+
+    fn modify(&mut self) {
+        let [init, rtr, rts] = self.attr.moves();
+        let moves = [QpTransition::Reset, QpTransition::Sqd, QpTransition::Resume];
+        let all = [init, rtr, rts, moves[0], moves[1], moves[2], QpTransition::Err];
+        let Peer { qp, host } = &mut self.peer;
+        let move_ = match qp.state() {
+            QpState::Err => QpTransition::Reset,
+            _ => self.choices.one(&all),
+        };
+        if qp.modify(&move_, host).is_ok() && move_ == QpTransition::Reset {
+            self.posted = [Vec::new(), Vec::new()];
+            for move_ in [init, rtr, rts] {
+                qp.modify(&move_, host).unwrap();
+            }
+        }
+    }
+
+    fn transmit(&mut self) {
+        let sent = self.peer.transmit_all(self.now);
+        assert!(sent.len() < TRANSMIT_MAX);
+        for (transmit, payload) in sent {
+            assert_eq!(transmit.headers.bth.pad_count, pad_count(payload.len() as u32));
+            assert!(payload.len() <= self.attr.mtu.bytes() as usize);
+        }
+    }
+
+    fn packet(&mut self) {
+        let choices = &mut *self.choices;
+        let opcodes = if choices.percent(95) { 0x15 } else { 256 };
+        let opcode = Opcode(choices.below(opcodes) as u8);
+        // About where either half is, as far as it got.
+        let base = self.attr.psns[usize::from(!opcode.is_response())];
+        let psn = Psn::new(base).add(match choices.below(8) {
+            0 => choices.below(1 << 24),
+            1 => choices.below(3000).wrapping_sub(1500),
+            _ => choices.below(12),
+        });
+        let bth = Bth {
+            opcode,
+            dest_qp: self.attr.qpns[0] + u32::from(choices.percent(2)),
+            tver: u8::from(choices.percent(2)),
+            ack_req: choices.percent(50),
+            adaptive: choices.percent(50),
+            psn,
+            ..Bth::default()
+        };
+        let mtu = self.attr.mtu.bytes();
+        let len = choices.one(&[0, 4, mtu, mtu, mtu, mtu - 1, 5000]);
+        let syndrome = Syndrome::from_byte(match choices.below(4) {
+            0 => choices.below(256) as u8,
+            1 => 0x60,
+            2 => 0x21,
+            _ => 0x1f,
+        });
+        let dma_len = match choices.below(4) {
+            0 => choices.one(&[0, u32::MAX, 1 << 31, 9000]),
+            _ => len,
+        };
+        let reth = Reth { va: self.addr(), rkey: self.key(), dma_len };
+        // Sometimes without what the opcode asks for: a decoder would not give such a packet.
+        let some = self.choices.percent(98);
+        let headers = Headers {
+            bth,
+            reth: some.then_some(reth),
+            aeth: some.then_some(Aeth { syndrome, msn: 0 }),
+            imm: self.choices.percent(30).then_some(ImmDt([1; 4])),
+            foreign: None,
+        };
+        let payload = vec![0xee; len as usize];
+        let packet = Packet { headers, payload: &payload, trailer: &[] };
+        self.peer.qp.handle_packet(self.now, &packet, &mut self.peer.host);
+    }
+
+    fn addr(&mut self) -> u64 {
+        let Memory { addr, ref bytes, .. } = self.peer.host.regions[0];
+        match self.choices.below(10) {
+            0 => addr - 1,
+            1 => u64::MAX - 3,
+            2 => addr + bytes.len() as u64 - 4,
+            _ => addr + u64::from(self.choices.below(8192)),
+        }
+    }
+
+    fn key(&mut self) -> u32 {
+        self.peer.host.regions[0].key + u32::from(self.choices.percent(5))
+    }
+
+    fn sge(&mut self) -> Sge {
+        let length = self.choices.one(&[0, 1, 64, 1024, 1025, 5000, 1 << 31, u32::MAX]);
+        Sge { addr: self.addr(), length, lkey: self.key() }
+    }
+
+    /// Completions are of what was posted: each once, sends in order.
+    fn check(&mut self) {
+        let Peer { qp, host } = &mut self.peer;
+        let sends: Vec<Wc> = host.sends.drain(..).collect();
+        for wc in sends {
+            assert_eq!(self.posted[0].first(), Some(&wc.wr_id), "out of order");
+            self.posted[0].remove(0);
+            assert!(wc.status == WcStatus::SUCCESS || qp.state() == QpState::Err);
+        }
+        let receives: Vec<Wc> = host.receives.drain(..).collect();
+        for wc in receives {
+            assert_eq!(self.posted[1].first(), Some(&wc.wr_id), "out of order");
+            self.posted[1].remove(0);
+            assert!(wc.status == WcStatus::SUCCESS || qp.state() == QpState::Err);
+        }
+        let live = [QpState::Rtr, QpState::Rts, QpState::Sqd].contains(&qp.state());
+        assert!(live || qp.deadline_ns().is_none());
+    }
+}

@@ -1,0 +1,42 @@
+//! Where a script's choices come from.
+
+/// An endless source of choices.
+#[derive(Clone, Debug)]
+pub enum Choices<'a> {
+    /// SplitMix64.
+    Seed(u64),
+    /// One or more bytes a choice; 0 when they are used up, which is always the dullest choice.
+    Bytes(&'a [u8]),
+}
+
+impl Choices<'_> {
+    /// A number below `n`, which is not 0.
+    pub fn below(&mut self, n: u32) -> u32 {
+        let word = match self {
+            Choices::Seed(state) => {
+                *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                let mut z = *state;
+                z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+                z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+                z ^ z >> 31
+            }
+            Choices::Bytes(bytes) => {
+                let taken = if n <= 256 { 1 } else { 4 }.min(bytes.len());
+                let (now, later) = bytes.split_at(taken);
+                *bytes = later;
+                now.iter().fold(0, |word, &byte| word << 8 | u64::from(byte))
+            }
+        };
+        (word % u64::from(n)) as u32
+    }
+
+    /// True `percent` times of a hundred.
+    pub fn percent(&mut self, percent: u32) -> bool {
+        self.below(100) >= 100 - percent
+    }
+
+    /// One of them.
+    pub fn one<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u32) as usize]
+    }
+}

@@ -1,0 +1,88 @@
+//! Memory and completions of one end.
+
+use std::collections::BTreeMap;
+
+use invar_core::nic::{Access, Wc};
+use invar_core::roce::qp::{AccessFault, Env, Payload, Queue, Region, Side};
+
+/// A registered region; its lkey and rkey are the same.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    /// Names it.
+    pub key: u32,
+    /// Of the first byte.
+    pub addr: u64,
+    /// What may be done with it.
+    pub access: Access,
+    /// Content.
+    pub bytes: Vec<u8>,
+}
+
+impl Memory {
+    /// 16 KiB of zeros that everybody may read and write.
+    pub fn open() -> Memory {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        Memory { key: 0x77, addr: 0x10_0000, access, bytes: vec![0; 16 * 1024] }
+    }
+}
+
+/// One end's memory, and what completed there.
+#[derive(Clone, Debug, Default)]
+pub struct Host {
+    /// All of its memory.
+    pub regions: Vec<Memory>,
+    /// In the order in which they came.
+    pub sends: Vec<Wc>,
+    /// In the order in which they came.
+    pub receives: Vec<Wc>,
+    /// Inline bytes by slot.
+    pub inline: BTreeMap<u16, Vec<u8>>,
+}
+
+impl Host {
+    /// The bytes that a packet carries.
+    pub fn payload(&self, payload: Payload) -> &[u8] {
+        let at = |offset: usize, len: u32| offset..offset + len as usize;
+        match payload {
+            Payload::None => &[],
+            Payload::Inline { slot, offset, len } => &self.inline[&slot][at(offset as usize, len)],
+            Payload::Memory { region: Region { index, offset }, len } => {
+                &self.regions[index as usize].bytes[at(offset as usize, len)]
+            }
+        }
+    }
+}
+
+impl Env for Host {
+    fn resolve(
+        &mut self,
+        key: u32,
+        addr: u64,
+        len: u32,
+        need: Access,
+        _: Side,
+    ) -> Result<Region, AccessFault> {
+        assert_ne!(len, 0, "nothing to resolve");
+        let index = self.regions.iter().position(|memory| memory.key == key);
+        let index = index.ok_or(AccessFault)?;
+        let memory = &self.regions[index];
+        let offset = addr.checked_sub(memory.addr).ok_or(AccessFault)?;
+        let end = offset.checked_add(len.into()).ok_or(AccessFault)?;
+        if end > memory.bytes.len() as u64 || !memory.access.contains(need) {
+            return Err(AccessFault);
+        }
+        Ok(Region { index: index as u32, offset })
+    }
+
+    fn place(&mut self, to: Region, payload: &[u8]) {
+        let at = to.offset as usize;
+        self.regions[to.index as usize].bytes[at..at + payload.len()].copy_from_slice(payload);
+    }
+
+    fn complete(&mut self, queue: Queue, wc: Wc) {
+        match queue {
+            Queue::Send => self.sends.push(wc),
+            Queue::Recv => self.receives.push(wc),
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! One end with its host.
+
+use std::iter;
+
+use invar_core::nic::{
+    Access, Mtu, QpCap, QpOptions, QpTransition, RecvWr, RtrAttr, RtsAttr, SendFlags, SendOpcode,
+    SendWr, Sge, WcStatus,
+};
+use invar_core::roce::qp::{Qp, Transmit, Tuning};
+use invar_core::roce::{Aeth, Bth, Headers, Opcode, Packet, Psn, Syndrome};
+
+use super::{Host, Memory};
+
+/// All attributes of an end, the peer's side second.
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "those of `RtrAttr`, `RtsAttr` and `QpCap`")]
+pub struct Attr {
+    pub qpns: [u32; 2],
+    pub psns: [u32; 2],
+    pub depth: u32,
+    pub access: Access,
+    pub mtu: Mtu,
+    pub adaptive: bool,
+    pub rd_atomic: u8,
+    pub min_rnr_timer: u8,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub tuning: Tuning,
+}
+
+impl Default for Attr {
+    fn default() -> Self {
+        Attr {
+            qpns: [0x11, 0x12],
+            psns: [0xff_fffa, 0x100],
+            depth: 64,
+            access: Access::REMOTE_WRITE | Access::REMOTE_READ,
+            mtu: Mtu::Mtu1024,
+            adaptive: false,
+            rd_atomic: 4,
+            min_rnr_timer: 12,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            tuning: Tuning::default(),
+        }
+    }
+}
+
+impl Attr {
+    /// Those of the other end.
+    pub fn peer(&self) -> Attr {
+        let swapped = |[ours, theirs]: [u32; 2]| [theirs, ours];
+        Attr { qpns: swapped(self.qpns), psns: swapped(self.psns), ..*self }
+    }
+
+    /// The moves that lead to RTS.
+    pub fn moves(&self) -> [QpTransition; 3] {
+        let mut options = QpOptions::empty();
+        options.set(QpOptions::ADAPTIVE_ROUTING, self.adaptive);
+        let init = QpTransition::Init { pkey_index: 0, port_num: 1, access: self.access };
+        let rtr = QpTransition::Rtr(RtrAttr {
+            path_mtu: self.mtu,
+            dest_qp_num: self.qpns[1],
+            rq_psn: self.psns[1],
+            max_dest_rd_atomic: self.rd_atomic,
+            min_rnr_timer: self.min_rnr_timer,
+            options,
+            ..RtrAttr::default()
+        });
+        let rts = QpTransition::Rts(RtsAttr {
+            timeout: self.timeout,
+            retry_cnt: self.retry_cnt,
+            rnr_retry: self.rnr_retry,
+            sq_psn: self.psns[0],
+            max_rd_atomic: self.rd_atomic,
+        });
+        [init, rtr, rts]
+    }
+}
+
+/// A queue pair with the host that it works for.
+pub struct Peer {
+    /// In state RTS at first.
+    pub qp: Box<Qp<64, 64>>,
+    /// Its memory and completions.
+    pub host: Host,
+}
+
+impl Peer {
+    /// In state RTS.
+    pub fn new(attr: &Attr, regions: Vec<Memory>) -> Peer {
+        let mut peer = Peer::reset(attr, regions);
+        for move_ in attr.moves() {
+            peer.qp.modify(&move_, &mut peer.host).unwrap();
+        }
+        peer
+    }
+
+    /// With 16 KiB of zeros that everybody may read and write, the same at both ends.
+    pub fn with_memory(attr: &Attr) -> Peer {
+        Peer::new(attr, vec![Memory::open()])
+    }
+
+    /// In state RESET.
+    pub fn reset(attr: &Attr, regions: Vec<Memory>) -> Peer {
+        let cap = QpCap { max_send_wr: attr.depth, max_recv_wr: attr.depth, max_inline_data: 64 };
+        let mut qp = Box::new(Qp::new(attr.qpns[0], cap).unwrap());
+        qp.set_tuning(attr.tuning);
+        Peer { qp, host: Host { regions, ..Host::default() } }
+    }
+
+    /// The next packet with its payload.
+    pub fn transmit(&mut self, now: u64) -> Option<(Transmit, Vec<u8>)> {
+        let transmit = self.qp.poll_transmit(now, &mut self.host)?;
+        let payload = self.host.payload(transmit.payload).to_vec();
+        Some((transmit, payload))
+    }
+
+    /// All packets that it sends now.
+    pub fn transmit_all(&mut self, now: u64) -> Vec<(Transmit, Vec<u8>)> {
+        iter::from_fn(|| self.transmit(now)).collect()
+    }
+
+    /// Takes a packet as the other end gave it.
+    pub fn receive(&mut self, now: u64, (transmit, payload): &(Transmit, Vec<u8>)) {
+        let packet = Packet { headers: transmit.headers, payload, trailer: &[] };
+        self.qp.handle_packet(now, &packet, &mut self.host);
+    }
+
+    /// Posts a signaled request between the first region here and that of a twin.
+    pub fn post(&mut self, wr_id: u64, opcode: SendOpcode, length: u32) {
+        let Memory { key, addr, .. } = self.host.regions[0];
+        let wr = SendWr {
+            wr_id,
+            remote_addr: addr,
+            sge: Sge { addr, length, lkey: key },
+            rkey: key,
+            imm_data: 0xcafe,
+            opcode,
+            flags: SendFlags::SIGNALED,
+        };
+        self.qp.post_send(&wr, &mut self.host).unwrap();
+    }
+
+    /// Posts a receive into the first region.
+    pub fn post_receive(&mut self, wr_id: u64, length: u32) {
+        let Memory { key, addr, .. } = self.host.regions[0];
+        let wr = RecvWr { wr_id, sge: Sge { addr, length, lkey: key } };
+        self.qp.post_recv(&wr, &mut self.host).unwrap();
+    }
+
+    /// Takes a packet that has these headers once `change` is done with them.
+    pub fn take(
+        &mut self,
+        now: u64,
+        opcode: Opcode,
+        psn: u32,
+        change: impl FnOnce(&mut Headers),
+        payload: &[u8],
+    ) {
+        let bth = Bth { opcode, dest_qp: self.qp.qpn(), psn: Psn::new(psn), ..Bth::default() };
+        let mut headers = Headers { bth, ..Headers::default() };
+        change(&mut headers);
+        let packet = Packet { headers, payload, trailer: &[] };
+        self.qp.handle_packet(now, &packet, &mut self.host);
+    }
+
+    /// Takes an acknowledge packet.
+    pub fn hear(&mut self, now: u64, psn: u32, syndrome: Syndrome) {
+        let aeth = Some(Aeth { syndrome, msn: 0 });
+        self.take(now, Opcode::ACKNOWLEDGE, psn, |headers| headers.aeth = aeth, &[]);
+    }
+
+    /// How sends ended so far.
+    pub fn sends(&self) -> Vec<(u64, WcStatus)> {
+        self.host.sends.iter().map(|wc| (wc.wr_id, wc.status)).collect()
+    }
+
+    /// How receives ended so far.
+    pub fn receives(&self) -> Vec<(u64, WcStatus)> {
+        self.host.receives.iter().map(|wc| (wc.wr_id, wc.status)).collect()
+    }
+}

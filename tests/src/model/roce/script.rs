@@ -1,0 +1,132 @@
+//! What two ends do with each other.
+
+use invar_core::nic::{Mtu, SendFlags, SendOpcode};
+
+use super::{Choices, Faults};
+
+/// A work request of the send queue. Offsets are within the areas of `expected`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Op {
+    /// What to do.
+    pub opcode: SendOpcode,
+    /// Bytes.
+    pub len: u32,
+    /// Where they come from.
+    pub from: u32,
+    /// Where they go: of a SEND, where its receive points.
+    pub to: u32,
+    /// Signaled, solicited, inline.
+    pub flags: SendFlags,
+}
+
+impl Op {
+    /// Whether it completes a receive.
+    pub fn uses_receive(&self) -> bool {
+        !matches!(self.opcode, SendOpcode::RdmaWrite | SendOpcode::RdmaRead)
+    }
+}
+
+/// All of a run.
+#[derive(Clone, Debug)]
+pub struct Script {
+    /// Path MTU.
+    pub mtu: Mtu,
+    /// Both ends agreed on adaptive routing.
+    pub adaptive: bool,
+    /// First PSN of each end.
+    pub psns: [u32; 2],
+    /// READs that may be outstanding.
+    pub rd_atomic: u8,
+    /// Most packets in flight.
+    pub window: u32,
+    /// What each end posts.
+    pub ops: [Vec<Op>; 2],
+    /// When each end posts its next receive, after the one before.
+    pub receive_pause_ns: u32,
+    /// When the first end drains its send queue, and for how long.
+    pub drain: Option<(u64, u64)>,
+    /// Of the link between them.
+    pub faults: Faults,
+}
+
+impl Script {
+    /// Bytes of an area, which is the longest message.
+    pub fn area(&self) -> u32 {
+        64 * self.mtu.bytes()
+    }
+
+    /// Any script.
+    pub fn new(choices: &mut Choices<'_>) -> Script {
+        let mtu = match choices.below(16) {
+            0..13 => Mtu::Mtu256,
+            13 | 14 => Mtu::Mtu1024,
+            _ => Mtu::Mtu4096,
+        };
+        let adaptive = choices.percent(50);
+        let psn = |choices: &mut Choices<'_>| match choices.below(4) {
+            0 => 0x100,
+            1 => 0xff_fffa,
+            2 => 0x7f_fffa,
+            _ => choices.below(1 << 24),
+        };
+        let mut script = Script {
+            mtu,
+            adaptive,
+            psns: [psn(choices), psn(choices)],
+            rd_atomic: choices.one(&[1, 2, 16]),
+            window: choices.one(&[256, 1, 2, 7, 32]),
+            ops: [Vec::new(), Vec::new()],
+            receive_pause_ns: choices.one(&[0, 0, 100_000]),
+            drain: None,
+            faults: Faults {
+                lost: choices.one(&[0, 1, 5, 30]),
+                doubled: choices.one(&[0, 1, 20]),
+                held_back: choices.one(&[0, 5, 30]),
+                left: 200,
+            },
+        };
+        if choices.percent(10) {
+            script.drain = Some((choices.below(100_000).into(), choices.below(100_000).into()));
+        }
+        let counts = [choices.below(13), choices.below(6)];
+        for (end, count) in counts.into_iter().enumerate() {
+            let mut to = 0;
+            for _ in 0..count {
+                let op = script.op(to, choices);
+                to = (to + op.len).min(script.area());
+                script.ops[end].push(op);
+            }
+        }
+        script
+    }
+
+    /// Under adaptive routing WRITEs in flight at the same time must not overlap, as their order
+    /// is not kept: they go to where the last one ended.
+    fn op(&self, end_of_last: u32, choices: &mut Choices<'_>) -> Op {
+        use SendOpcode::{RdmaRead, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm};
+        let mtu = self.mtu.bytes();
+        let opcode = choices.one(&[RdmaWrite, RdmaWriteWithImm, Send, SendWithImm, RdmaRead]);
+        let len = match choices.below(12) {
+            0 => 0,
+            1 => 1,
+            2 => 3,
+            3 => mtu - 1,
+            4 => mtu,
+            5 => mtu + 1,
+            6 => 2 * mtu,
+            7 => 5 * mtu + 7,
+            8 => 40 * mtu + 2,
+            _ => choices.below(6 * mtu),
+        };
+        let to = match self.adaptive {
+            true => end_of_last,
+            false => choices.below(self.area() - len + 1),
+        };
+        let len = len.min(self.area() - to);
+        let mut flags = SendFlags::empty();
+        flags.set(SendFlags::SIGNALED, choices.percent(70));
+        flags.set(SendFlags::SOLICITED, choices.percent(20));
+        flags.set(SendFlags::INLINE, len <= 64 && opcode != RdmaRead && choices.percent(30));
+        Op { opcode, len, from: choices.below(self.area() - len + 1), to, flags }
+    }
+}
