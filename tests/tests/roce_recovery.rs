@@ -1,0 +1,130 @@
+//! What is sent again after a loss, and what is not.
+
+use invar_core::nic::{SendOpcode, WcStatus};
+use invar_core::roce::qp::{Transmit, Tuning};
+use invar_core::roce::{NakCode, Opcode, Psn, Syndrome};
+use invar_testkit::model::roce::{Attr, Peer};
+
+const ACK: Syndrome = Syndrome::Ack { credits: 31 };
+const MISSING: Syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
+const FIRST: Psn = Psn::new(0xff_fffa);
+
+type Packets = Vec<(Transmit, Vec<u8>)>;
+
+fn pair(adaptive: bool) -> [Peer; 2] {
+    let attr = Attr { adaptive, ..Attr::default() };
+    [Peer::with_memory(&attr), Peer::with_memory(&attr.peer())]
+}
+
+/// PSNs, counted from the first one.
+fn psns(packets: &Packets) -> Vec<i32> {
+    packets.iter().map(|(transmit, _)| transmit.headers.bth.psn.since(FIRST)).collect()
+}
+
+fn syndromes(packets: &Packets) -> Vec<Syndrome> {
+    packets.iter().filter_map(|(transmit, _)| Some(transmit.headers.aeth?.syndrome)).collect()
+}
+
+#[test]
+fn all_from_the_missing_packet_on_is_sent_again_once() {
+    let [mut a, mut b] = pair(false);
+    a.post(1, SendOpcode::RdmaWrite, 5 * 1024);
+    let sent = a.transmit_all(0);
+    for packet in [&sent[0], &sent[2], &sent[3], &sent[4]] {
+        b.receive(0, packet);
+    }
+    let naks = b.transmit_all(0);
+    assert_eq!((psns(&naks), syndromes(&naks)), (vec![1], vec![MISSING]));
+    // However often that is heard.
+    a.receive(0, &naks[0]);
+    a.receive(0, &naks[0]);
+    let again = a.transmit_all(0);
+    assert_eq!(psns(&again), [1, 2, 3, 4]);
+    a.receive(0, &naks[0]);
+    assert!(a.transmit_all(0).is_empty());
+    again.iter().for_each(|packet| b.receive(0, packet));
+    let acks = b.transmit_all(0);
+    assert_eq!((psns(&acks), syndromes(&acks)), (vec![4], vec![ACK]));
+    a.receive(0, &acks[0]);
+    assert_eq!(a.sends(), [(1, WcStatus::SUCCESS)]);
+}
+
+#[test]
+fn a_gap_that_closes_before_it_is_told_of_is_not() {
+    let [mut a, mut b] = pair(false);
+    a.post(1, SendOpcode::RdmaWrite, 2 * 1024);
+    let sent = a.transmit_all(0);
+    for packet in [&sent[1], &sent[0], &sent[1]] {
+        b.receive(0, packet);
+    }
+    assert_eq!(syndromes(&b.transmit_all(0)), [ACK]);
+}
+
+#[test]
+fn a_duplicate_does_not_hide_a_complaint() {
+    let [mut a, mut b] = pair(false);
+    a.post(1, SendOpcode::RdmaWrite, 3 * 1024);
+    let sent = a.transmit_all(0);
+    for packet in [&sent[0], &sent[2], &sent[0]] {
+        b.receive(0, packet);
+    }
+    assert_eq!(syndromes(&b.transmit_all(0)), [MISSING]);
+}
+
+#[test]
+fn a_read_is_answered_once_while_it_waits_and_again_when_asked_again() {
+    let [mut a, mut b] = pair(false);
+    a.post(1, SendOpcode::RdmaRead, 2048);
+    let request = a.transmit_all(0);
+    b.receive(0, &request[0]);
+    b.receive(0, &request[0]);
+    let responses = b.transmit_all(0);
+    assert_eq!(psns(&responses), [0, 1]);
+    b.receive(0, &request[0]);
+    assert_eq!(b.transmit_all(0), responses);
+}
+
+#[test]
+fn a_packet_that_came_after_all_is_not_sent_again() {
+    let [mut a, mut b] = pair(true);
+    a.post(1, SendOpcode::RdmaWrite, 2 * 1024);
+    let sent = a.transmit_all(0);
+    a.hear(0, FIRST.get(), MISSING);
+    sent.iter().for_each(|packet| b.receive(0, packet));
+    b.transmit_all(0).iter().for_each(|packet| a.receive(0, packet));
+    assert_eq!(a.sends(), [(1, WcStatus::SUCCESS)]);
+    // Nor is another one in its place, a receive window later.
+    for wr_id in 0..1100 {
+        a.post(wr_id, SendOpcode::RdmaWrite, 4);
+        let sent = a.transmit_all(0);
+        assert_eq!(sent.len(), 1);
+        assert_eq!(sent[0].0.headers.bth.opcode, Opcode::WRITE_ONLY);
+        b.receive(0, &sent[0]);
+        b.transmit_all(0).iter().for_each(|packet| a.receive(0, packet));
+    }
+    assert_eq!(a.qp.counters().packets_retransmitted, 0);
+}
+
+#[test]
+fn reads_that_are_asked_for_again_are_answered_in_order() {
+    let [mut a, mut b] = pair(false);
+    a.post(1, SendOpcode::RdmaRead, 2048);
+    a.post(2, SendOpcode::RdmaRead, 1024);
+    let requests = a.transmit_all(0);
+    requests.iter().for_each(|request| b.receive(0, request));
+    assert_eq!(psns(&b.transmit_all(0)), [0, 1, 2]);
+    requests.iter().rev().for_each(|request| b.receive(0, request));
+    assert_eq!(psns(&b.transmit_all(0)), [0, 1, 2]);
+}
+
+#[test]
+fn an_acknowledge_is_asked_for_several_times_a_window() {
+    for (window_packets_max, stretch) in [(1, 1), (7, 1), (8, 2), (32, 8), (1024, 8)] {
+        let tuning = Tuning { window_packets_max, ..Tuning::default() };
+        let mut a = Peer::with_memory(&Attr { psns: [0, 0], tuning, ..Attr::default() });
+        a.post(1, SendOpcode::RdmaWrite, 16 * 1024);
+        let sent = a.transmit_all(0);
+        let asking = sent.iter().filter(|(transmit, _)| transmit.headers.bth.ack_req);
+        assert_eq!(asking.count(), sent.len() / stretch, "window {window_packets_max}");
+    }
+}
