@@ -1,0 +1,19 @@
+//! Two queue pairs over any link, judged by the naive model, or one of them told anything at all.
+#![no_main]
+
+use invar_testkit::model::roce::{Choices, Script, abuse, run};
+use libfuzzer_sys::fuzz_target;
+
+/// Fewer than it takes to make one end give up, whichever packets they hit.
+const FAULTS_MAX: u32 = 24;
+
+fuzz_target!(|data: &[u8]| {
+    let mut choices = Choices::Bytes(data);
+    if choices.percent(50) {
+        abuse(200, &mut choices);
+    } else {
+        let mut script = Script::new(&mut choices);
+        script.faults.left = FAULTS_MAX;
+        run(&script, &mut choices);
+    }
+});
