@@ -221,6 +221,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             let (what, value) = ("a group of", u64::from(first.nreqs()));
             return Err(self.base.fail(Error::Slot { what, value, idx }));
         }
+        if nreqs == 1 {
+            // A row of its own whose tag is another: it ends by size, not by a group's bits.
+            return Ok(false);
+        }
         for (r, slot) in self.group.slots.iter_mut().enumerate().take(nreqs) {
             match fifo::load(words, row, r, idx) {
                 Some(loaded) => *slot = loaded.slot(idx),
