@@ -271,6 +271,10 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         if bufs.is_empty() || bufs.len() > RECVS_MAX {
             return Err(Error::Argument("a receive takes 1 to 8 buffers"));
         }
+        // The peer could never have that many sends under way.
+        if bufs.len() as u64 > self.row_mask + 1 {
+            return Err(Error::Argument("a receive of more buffers than the FIFO has rows"));
+        }
         self.recv_row(bufs)
     }
 
