@@ -4,7 +4,7 @@ use super::link::{Exchange, Peer, Verbs};
 use super::stage::{Side, Stage};
 use super::{Settings, Stream, StreamError};
 use crate::error::{Ends, Error};
-use crate::nic::Nic;
+use crate::nic::{Nic, PortAttr};
 
 /// What a comm is made of.
 pub(crate) struct Parts<N: Nic, S> {
@@ -74,6 +74,7 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
             result => result,
         };
         if let Err(error) = &result {
+            warn!("{}: {}", self.side, self.ends.report(*error));
             self.failed = Some(*error);
             self.verbs = None;
         }
@@ -106,6 +107,15 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
     ) -> Result<&Verbs<N>, Error> {
         let (nic, pd) = self.idle.take().ok_or(GONE)?;
         let verbs = Verbs::create(nic, pd, self.settings, qps, control_bytes)?;
+        for qp in verbs.qps() {
+            let (qpn, mtu) = (verbs.nic.qp_num(qp), verbs.port.active_mtu.bytes());
+            let PortAttr { port_num, lid, gid, gid_index, .. } = verbs.port;
+            info!(
+                "{}: {} port {port_num} qpn {qpn:#x} mtu {mtu} LID {lid} GID {gid_index} ({gid})",
+                self.side,
+                verbs.nic.name(),
+            );
+        }
         self.ends.gid = verbs.port.gid;
         self.ends.qpn = verbs.nic.qp_num(&verbs.qp);
         Ok(self.verbs.insert(verbs))

@@ -48,7 +48,8 @@ impl<N: Nic> Verbs<N> {
         }
         let depth = u32::from(settings.depth());
         // Receives and signaled slot writes, or signaled sends, of each queue pair; and flushes.
-        let cq = nic.create_cq((2 * depth as usize) * qps + depth as usize)?;
+        let flushes = if settings.flush { depth as usize } else { 0 };
+        let cq = nic.create_cq(2 * depth as usize * qps + flushes)?;
         let control = nic.alloc(control_bytes)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let control_mr = nic.reg_mr(&pd, &control, access)?;

@@ -3,12 +3,12 @@
 use core::fmt;
 
 use super::Fault;
-use crate::nic::{SendOpcode, Wc, WcStatus};
+use crate::nic::{Wc, WcStatus};
 
 /// A work request that ended in error.
 ///
-/// Of the completion only `wr_id`, status, QP number and vendor error are valid then (IBTA
-/// §11.4.2.1), so what the work request was is told from our own books.
+/// Opcode and length are not told: of a completion in error only `wr_id`, status, QP number and
+/// vendor error are valid (IBTA §11.4.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompletionError {
     /// How it ended.
@@ -17,10 +17,6 @@ pub struct CompletionError {
     pub qpn: u32,
     /// The vendor's own code.
     pub vendor_err: u32,
-    /// What it was, where our books know.
-    pub opcode: Option<SendOpcode>,
-    /// Bytes of the request, where our books know.
-    pub bytes: u32,
     /// Local ACK timeout code of the queue pair: 4.096 µs × 2^timeout.
     pub timeout: u8,
     /// Its retry count.
@@ -33,8 +29,6 @@ impl CompletionError {
             status: wc.status,
             qpn: wc.qp_num,
             vendor_err: wc.vendor_err,
-            opcode: None,
-            bytes: 0,
             timeout,
             retry_cnt,
         }
@@ -65,9 +59,6 @@ impl fmt::Display for CompletionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "completion with error {} ({})", self.status.0, status_name(self.status))?;
         write!(f, " on QP {:#x}", self.qpn)?;
-        if let Some(opcode) = self.opcode {
-            write!(f, ", {opcode:?} of {} bytes", self.bytes)?;
-        }
         if self.vendor_err != 0 {
             write!(f, ", vendor error {:#x}", self.vendor_err)?;
         }
