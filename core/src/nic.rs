@@ -113,4 +113,8 @@ pub trait Nic {
     fn post_recv(&self, qp: &Self::Qp, wr: &RecvWr) -> Result<(), NicError>;
     /// `ibv_poll_cq`: takes up to `wcs.len()` completions, oldest first, and says how many.
     fn poll(&self, cq: &Self::Cq, wcs: &mut [Wc]) -> Result<u32, PollError>;
+    /// Moves a NIC that has no hardware, for whoever waits for a peer's write and so for no
+    /// completion. Nothing to do where hardware does it.
+    #[inline]
+    fn progress(&self) {}
 }
