@@ -9,5 +9,6 @@ pub mod clock;
 pub mod env;
 pub mod interface;
 pub mod memory;
+pub mod soft;
 pub mod tcp;
 pub mod udp;

@@ -1,0 +1,266 @@
+//! A queue pair of the device: the engine, and what the device knows of the peer.
+
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::ops::Range;
+
+use invar_core::nic::{
+    Access, NicError, QpCap, QpOptions, QpState, QpTransition, RecvWr, RtrAttr, SendWr, Verb, Wc,
+};
+use invar_core::roce::qp::{AccessFault, Counters, Env, Qp, Queue, Region, Side, Transmit, Tuning};
+use invar_core::roce::{Flow, Ipv4Id, Packet, UDP_PORT};
+
+use super::completion::CompletionQueue;
+use super::region::Regions;
+use super::slab::Slab;
+
+/// Most work requests on either queue.
+pub(super) const WORK_REQUESTS_MAX: u32 = 2048;
+/// Most bytes posted inline.
+pub(super) const INLINE_BYTES_MAX: u32 = 1024;
+
+/// The engine in the size that fits; each send takes about 72 bytes, each receive 32.
+///
+/// The first is that of NCCL 2.14's FIFO depth, 64, the second that of ours, 256.
+enum Engine {
+    Small(Box<Qp<128, 64>>),
+    Medium(Box<Qp<512, 256>>),
+    Large(Box<Qp<{ WORK_REQUESTS_MAX as usize }, { WORK_REQUESTS_MAX as usize }>>),
+}
+
+/// The same call on an engine of any size.
+macro_rules! engine {
+    ($engine:expr, $qp:ident => $call:expr) => {
+        match $engine {
+            Engine::Small($qp) => $call,
+            Engine::Medium($qp) => $call,
+            Engine::Large($qp) => $call,
+        }
+    };
+}
+
+pub(super) struct QueuePair {
+    engine: Engine,
+    pub(super) pd: u32,
+    pub(super) cq: u32,
+    /// Copies of inline bytes, by slot of the send queue.
+    inline: Box<[u8]>,
+    inline_bytes: usize,
+    /// From RTR on.
+    pub(super) path: Option<Path>,
+    /// Whether it is in the list of those that may have something to send.
+    pub(super) listed: bool,
+    /// When its earliest timer goes off; `u64::MAX` where it has none.
+    pub(super) armed_ns: u64,
+}
+
+/// The way to the peer.
+pub(super) struct Path {
+    pub(super) peer: SocketAddr,
+    /// Which of the device's source ports.
+    pub(super) source: usize,
+    pub(super) traffic_class: u8,
+    pub(super) hop_limit: u8,
+    /// Whether both ends leave the IPv4 identification out of the ICRC.
+    pub(super) masks_ip_id: bool,
+    pub(super) outgoing: Flow,
+    /// The last address that packets came from.
+    incoming: Option<(SocketAddr, Flow)>,
+}
+
+/// What an engine reaches of its device.
+pub(super) struct Surroundings<'a> {
+    pub(super) regions: &'a Regions,
+    pub(super) cqs: &'a mut Slab<CompletionQueue>,
+    pub(super) pd: u32,
+    pub(super) cq: u32,
+}
+
+impl Env for Surroundings<'_> {
+    #[inline]
+    fn resolve(
+        &mut self,
+        key: u32,
+        addr: u64,
+        len: u32,
+        need: Access,
+        _: Side,
+    ) -> Result<Region, AccessFault> {
+        self.regions.resolve(self.pd, key, addr, len, need)
+    }
+
+    #[inline]
+    fn place(&mut self, to: Region, payload: &[u8]) {
+        self.regions.place(to, payload);
+    }
+
+    #[inline]
+    fn complete(&mut self, _: Queue, wc: Wc) {
+        // A queue pair whose completion queue is gone has nobody to tell.
+        if let Some(cq) = self.cqs.get_mut(self.cq) {
+            cq.push(wc);
+        }
+    }
+}
+
+impl QueuePair {
+    pub(super) fn new(qpn: u32, pd: u32, cq: u32, cap: &QpCap) -> Result<Self, NicError> {
+        if cap.max_inline_data > INLINE_BYTES_MAX {
+            let cause = "max_inline_data exceeds 1024 bytes";
+            return Err(NicError::new(Verb::CreateQp, libc::EINVAL, cause));
+        }
+        let (engine, slots) = match (cap.max_send_wr, cap.max_recv_wr) {
+            (0..=128, 0..=64) => (Engine::Small(Box::new(Qp::new(qpn, *cap)?)), 128),
+            (0..=512, 0..=256) => (Engine::Medium(Box::new(Qp::new(qpn, *cap)?)), 512),
+            _ => (Engine::Large(Box::new(Qp::new(qpn, *cap)?)), WORK_REQUESTS_MAX as usize),
+        };
+        let inline_bytes = cap.max_inline_data as usize;
+        Ok(QueuePair {
+            engine,
+            pd,
+            cq,
+            inline: vec![0; slots * inline_bytes].into_boxed_slice(),
+            inline_bytes,
+            path: None,
+            listed: false,
+            armed_ns: u64::MAX,
+        })
+    }
+
+    pub(super) fn set_tuning(&mut self, tuning: Tuning) {
+        engine!(&mut self.engine, qp => qp.set_tuning(tuning));
+    }
+
+    pub(super) fn counters(&self) -> &Counters {
+        engine!(&self.engine, qp => qp.counters())
+    }
+
+    pub(super) fn state(&self) -> QpState {
+        engine!(&self.engine, qp => qp.state())
+    }
+
+    pub(super) fn modify(
+        &mut self,
+        transition: &QpTransition,
+        env: &mut Surroundings<'_>,
+    ) -> Result<(), NicError> {
+        engine!(&mut self.engine, qp => qp.modify(transition, env))?;
+        if let QpTransition::Reset = transition {
+            self.path = None;
+        }
+        Ok(())
+    }
+
+    /// Posts a send; the answer is its slot, where an inline request wants its bytes.
+    #[inline]
+    pub(super) fn post_send(
+        &mut self,
+        wr: &SendWr,
+        env: &mut Surroundings<'_>,
+    ) -> Result<u16, NicError> {
+        engine!(&mut self.engine, qp => qp.post_send(wr, env))
+    }
+
+    pub(super) fn post_recv(
+        &mut self,
+        wr: &RecvWr,
+        env: &mut Surroundings<'_>,
+    ) -> Result<(), NicError> {
+        engine!(&mut self.engine, qp => qp.post_recv(wr, env))
+    }
+
+    #[inline]
+    pub(super) fn handle_packet(
+        &mut self,
+        now_ns: u64,
+        packet: &Packet<'_>,
+        env: &mut Surroundings<'_>,
+    ) {
+        engine!(&mut self.engine, qp => qp.handle_packet(now_ns, packet, env));
+    }
+
+    #[inline]
+    pub(super) fn poll_transmit(
+        &mut self,
+        now_ns: u64,
+        env: &mut Surroundings<'_>,
+    ) -> Option<Transmit> {
+        engine!(&mut self.engine, qp => qp.poll_transmit(now_ns, env))
+    }
+
+    pub(super) fn handle_timeout(&mut self, now_ns: u64, env: &mut Surroundings<'_>) {
+        engine!(&mut self.engine, qp => qp.handle_timeout(now_ns, env));
+    }
+
+    #[inline]
+    pub(super) fn deadline_ns(&self) -> u64 {
+        engine!(&self.engine, qp => qp.deadline_ns()).unwrap_or(u64::MAX)
+    }
+
+    /// Bytes that were posted inline.
+    #[inline]
+    pub(super) fn inline(&self, slot: u16, offset: u32, len: u32) -> &[u8] {
+        &self.inline[self.inline_range(slot, offset, len)]
+    }
+
+    /// Where they go when they are.
+    #[inline]
+    pub(super) fn inline_mut(&mut self, slot: u16, len: u32) -> &mut [u8] {
+        let range = self.inline_range(slot, 0, len);
+        &mut self.inline[range]
+    }
+
+    fn inline_range(&self, slot: u16, offset: u32, len: u32) -> Range<usize> {
+        let start = usize::from(slot) * self.inline_bytes + offset as usize;
+        start..start + len as usize
+    }
+}
+
+impl Path {
+    /// The way from `local` by the source port `source.1` to the peer that `attr` names.
+    pub(super) fn new(
+        local: SocketAddr,
+        source: (usize, u16),
+        attr: &RtrAttr,
+    ) -> Result<Path, NicError> {
+        let refuse = |cause| NicError::new(Verb::ModifyQp, libc::EINVAL, cause);
+        let port = if attr.ah.udp_port == 0 { UDP_PORT } else { attr.ah.udp_port };
+        let peer = match (attr.ah.dgid.ip(), local) {
+            // A link-local address means something on our own link only.
+            (IpAddr::V6(ip), SocketAddr::V6(local)) if ip.is_unicast_link_local() => {
+                SocketAddrV6::new(ip, port, 0, local.scope_id()).into()
+            }
+            (ip, _) => SocketAddr::new(ip, port),
+        };
+        if peer.ip().is_unspecified() || peer.ip().is_multicast() {
+            return Err(refuse("the peer's GID is no address of a host"));
+        }
+        let outgoing = Flow::new(SocketAddr::new(local.ip(), source.1), peer)
+            .map_err(|_| refuse("the peer's GID is of the other IP version"))?;
+        Ok(Path {
+            peer,
+            source: source.0,
+            traffic_class: attr.ah.traffic_class,
+            // As the kernel's driver does where none is given.
+            hop_limit: if attr.ah.hop_limit == 0 { 64 } else { attr.ah.hop_limit },
+            masks_ip_id: attr.options.contains(QpOptions::ICRC_MASKS_IP_ID),
+            outgoing,
+            incoming: None,
+        })
+    }
+
+    /// Whether the IP header that the ICRC covers can be known: IPv6 always, IPv4 from a peer
+    /// that leaves out what a UDP socket does not show.
+    pub(super) fn verifies(&self) -> bool {
+        self.peer.is_ipv6() || self.masks_ip_id
+    }
+
+    /// Whether a datagram from `from` ends with its right ICRC.
+    #[inline]
+    pub(super) fn verify(&mut self, from: SocketAddr, local: SocketAddr, bytes: &[u8]) -> bool {
+        if self.incoming.as_ref().is_none_or(|(source, _)| *source != from) {
+            self.incoming = Flow::new(from, local).ok().map(|flow| (from, flow));
+        }
+        let Some((_, flow)) = &self.incoming else { return false };
+        flow.verify(Ipv4Id::Masked, bytes)
+    }
+}

@@ -1,0 +1,423 @@
+//! The software NIC without its sockets, in virtual time.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+
+use invar_core::nic::{
+    Access, AddressVector, Memory, Mtu, QpCap, QpOptions, QpTransition, RtrAttr, RtsAttr,
+    SendFlags, SendOpcode, SendWr, Sge, Wc, WcStatus,
+};
+use invar_core::roce::qp::{Tuning, ack_timeout_ns};
+use invar_core::roce::{IpDatagram, Packet};
+use invar_linux::memory::HostMemory;
+use invar_linux::soft::{Device, DeviceConfig, Train, TransmitSink};
+
+const MS: u64 = 1_000_000;
+const PORTS: [u16; 2] = [50_001, 50_002];
+
+/// A train as it was sent.
+struct Sent {
+    to: SocketAddr,
+    source: usize,
+    datagrams: Vec<Vec<u8>>,
+}
+
+/// Keeps what is sent, as long as there is room.
+struct Wire {
+    room: usize,
+    trains: VecDeque<Sent>,
+}
+
+impl Wire {
+    fn new() -> Wire {
+        Wire { room: usize::MAX, trains: VecDeque::new() }
+    }
+
+    fn packets(&self) -> Vec<Vec<u8>> {
+        self.trains.iter().flat_map(|train| train.datagrams.clone()).collect()
+    }
+}
+
+impl TransmitSink for Wire {
+    fn ip_id(&self, _: usize, index: usize) -> u16 {
+        index as u16
+    }
+
+    fn send(&mut self, train: Train<'_>) -> usize {
+        let taken = self.room.min(train.datagrams().len());
+        self.room -= taken;
+        if taken > 0 {
+            self.trains.push_back(Sent {
+                to: train.to,
+                source: train.source,
+                datagrams: train.datagrams().take(taken).map(<[u8]>::to_vec).collect(),
+            });
+        }
+        taken
+    }
+}
+
+/// A device with one connected queue pair and one region.
+struct End {
+    device: Device,
+    wire: Wire,
+    pd: u32,
+    cq: u32,
+    qpn: u32,
+    key: u32,
+    memory: HostMemory,
+}
+
+impl End {
+    fn new(ip: IpAddr, port: u16, len: usize) -> End {
+        let mut device = Device::new(DeviceConfig {
+            address: SocketAddr::new(ip, port),
+            source_ports: PORTS.to_vec(),
+            seed: 1,
+            tuning: Tuning::default(),
+        });
+        let memory = HostMemory::alloc(len).unwrap();
+        let pd = device.alloc_pd();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let key = device.reg_mr(pd, &memory, access).unwrap();
+        let cq = device.create_cq(256).unwrap();
+        let mut end = End { device, wire: Wire::new(), pd, cq, qpn: 0, key, memory };
+        end.qpn = end.create_qp();
+        end
+    }
+
+    fn create_qp(&mut self) -> u32 {
+        let cap = QpCap { max_send_wr: 64, max_recv_wr: 8, max_inline_data: 0 };
+        let qpn = self.device.create_qp(self.pd, self.cq, &cap).unwrap();
+        let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let init = QpTransition::Init { pkey_index: 0, port_num: 1, access };
+        self.device.modify_qp(qpn, &init).unwrap();
+        qpn
+    }
+
+    fn start(&mut self, qpn: u32, peer: SocketAddr, dest_qp_num: u32, options: QpOptions) {
+        let ah = AddressVector {
+            dgid: peer.ip().into(),
+            udp_port: peer.port(),
+            hop_limit: 255,
+            ..AddressVector::default()
+        };
+        let rtr = RtrAttr {
+            path_mtu: Mtu::Mtu1024,
+            dest_qp_num,
+            ah,
+            options,
+            max_dest_rd_atomic: 1,
+            ..RtrAttr::default()
+        };
+        self.device.modify_qp(qpn, &QpTransition::Rtr(rtr)).unwrap();
+        let rts = RtsAttr { timeout: 14, retry_cnt: 2, rnr_retry: 7, sq_psn: 0, max_rd_atomic: 1 };
+        self.device.modify_qp(qpn, &QpTransition::Rts(rts)).unwrap();
+    }
+
+    /// A WRITE of the first `len` bytes to the peer's.
+    fn write(&mut self, qpn: u32, len: usize, peer: (u64, u32)) {
+        let sge = Sge { addr: self.memory.addr(), length: len as u32, lkey: self.key };
+        let (remote_addr, rkey) = peer;
+        let flags = SendFlags::SIGNALED;
+        let opcode = SendOpcode::RdmaWrite;
+        let wr = SendWr { wr_id: 1, remote_addr, sge, rkey, flags, opcode, imm_data: 0 };
+        self.device.post_send(qpn, &wr).unwrap();
+    }
+
+    fn transmit(&mut self, now: u64) {
+        self.device.transmit(now, &mut self.wire);
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.device.config().address
+    }
+
+    fn poll(&mut self) -> Vec<Wc> {
+        let mut wcs = [Wc::default(); 256];
+        let n = self.device.poll(self.cq, &mut wcs).unwrap();
+        wcs[..n as usize].to_vec()
+    }
+}
+
+fn pair(ip: &str, len: usize, options: QpOptions) -> [End; 2] {
+    let ip = ip.parse().unwrap();
+    let mut ends = [End::new(ip, 4791, len), End::new(ip, 5000, len)];
+    let (addresses, qpns) = (ends.each_ref().map(End::address), ends.each_ref().map(|e| e.qpn));
+    for (i, end) in ends.iter_mut().enumerate() {
+        end.start(end.qpn, addresses[1 - i], qpns[1 - i], options);
+    }
+    ends
+}
+
+/// Carries what was sent to the other end, but for datagrams that `lose` wants.
+fn carry(from: &mut End, to: &mut End, now: u64, mut lose: impl FnMut(&[u8]) -> bool) {
+    for train in from.wire.trains.drain(..) {
+        assert_eq!(train.to, to.device.config().address);
+        let source = SocketAddr::new(from.device.config().address.ip(), PORTS[train.source]);
+        for datagram in train.datagrams.iter().filter(|datagram| !lose(datagram)) {
+            to.device.handle_datagram(now, source, datagram);
+        }
+    }
+    to.transmit(now);
+}
+
+fn target(end: &End) -> (u64, u32) {
+    (end.memory.addr(), end.key)
+}
+
+/// The whole IP packet around a datagram, checksums left out: the ICRC does not cover them.
+fn ip_packet(from: SocketAddr, to: SocketAddr, id: u16, datagram: &[u8]) -> Vec<u8> {
+    let udp_len = (8 + datagram.len()) as u16;
+    let mut packet = Vec::new();
+    match (from.ip(), to.ip()) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            packet.extend([0x45, 0x68]);
+            packet.extend((20 + udp_len).to_be_bytes());
+            packet.extend(id.to_be_bytes());
+            packet.extend([0x40, 0, 63, 17, 0, 0]);
+            packet.extend(src.octets());
+            packet.extend(dst.octets());
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            packet.extend([0x66, 0x80, 1, 2]);
+            packet.extend(udp_len.to_be_bytes());
+            packet.extend([17, 63]);
+            packet.extend(src.octets());
+            packet.extend(dst.octets());
+        }
+        _ => unreachable!("both ends are of one family"),
+    }
+    packet.extend(from.port().to_be_bytes());
+    packet.extend(to.port().to_be_bytes());
+    packet.extend(udp_len.to_be_bytes());
+    packet.extend([0, 0]);
+    packet.extend(datagram);
+    packet
+}
+
+#[test]
+fn every_packet_of_a_train_ends_with_the_icrc_that_its_own_ip_header_asks_for() {
+    let masked = QpOptions::ICRC_MASKS_IP_ID;
+    for (ip, options) in
+        [("192.0.2.1", QpOptions::empty()), ("192.0.2.1", masked), ("2001:db8::1", masked)]
+    {
+        let [mut a, b] = pair(ip, 20_003, options);
+        a.memory.write_at(0, &[7; 20_003]).unwrap();
+        a.write(a.qpn, 20_003, target(&b));
+        a.transmit(0);
+        let mut longest = 0;
+        for train in &a.wire.trains {
+            longest = longest.max(train.datagrams.len());
+            for (id, datagram) in (0..).zip(&train.datagrams) {
+                let from = SocketAddr::new(a.address().ip(), PORTS[train.source]);
+                let packet = ip_packet(from, train.to, id, datagram);
+                let decoded = IpDatagram::decode(&packet).unwrap();
+                assert!(decoded.verify_icrc(options.contains(masked)), "{ip}, packet {id}");
+            }
+        }
+        assert!(longest > 10, "{longest}");
+    }
+}
+
+#[test]
+fn a_train_is_as_long_as_packets_of_one_length_allow() {
+    let len = 30 * 1024 + 1;
+    let lengths = |options| -> Vec<Vec<usize>> {
+        let [mut a, b] = pair("::1", len, options);
+        a.write(a.qpn, len, target(&b));
+        a.transmit(0);
+        let trains = a.wire.trains.iter();
+        trains.map(|train| train.datagrams.iter().map(Vec::len).collect()).collect()
+    };
+    // The first packet of a message is longer by its RETH, the last one is short.
+    let middle = 12 + 1024 + 4;
+    let in_order = [vec![middle + 16, middle], [vec![middle; 28], vec![20]].concat()];
+    assert_eq!(lengths(QpOptions::empty()), in_order);
+    // Here each has a RETH.
+    let adaptive = [[vec![middle + 16; 30], vec![36]].concat()];
+    assert_eq!(lengths(QpOptions::ADAPTIVE_ROUTING), adaptive);
+}
+
+#[test]
+fn small_packets_of_several_queue_pairs_share_a_train() {
+    let [mut a, b] = pair("::1", 64, QpOptions::empty());
+    let peer = b.address();
+    // Of the same source port as the first.
+    let more: Vec<u32> = (0..6).map(|_| a.create_qp()).collect();
+    let same = |qpn: &&u32| **qpn as usize % PORTS.len() == a.qpn as usize % PORTS.len();
+    let more: Vec<u32> = more.iter().filter(same).copied().collect();
+    assert!(!more.is_empty());
+    for &qpn in &more {
+        a.start(qpn, peer, b.qpn, QpOptions::empty());
+        a.write(qpn, 8, target(&b));
+    }
+    a.write(a.qpn, 8, target(&b));
+    a.transmit(0);
+    assert_eq!(a.wire.trains.len(), 1);
+    assert_eq!(a.wire.trains[0].datagrams.len(), more.len() + 1);
+}
+
+#[test]
+fn a_sink_without_room_delays_packets_and_loses_none() {
+    let len = 30 * 1024 + 1;
+    for options in [QpOptions::empty(), QpOptions::ADAPTIVE_ROUTING] {
+        let all = {
+            let [mut a, b] = pair("::1", len, options);
+            a.write(a.qpn, len, target(&b));
+            a.transmit(0);
+            a.wire.packets()
+        };
+        for room in 1..8 {
+            let [mut a, b] = pair("::1", len, options);
+            a.write(a.qpn, len, target(&b));
+            for _ in 0..all.len().div_ceil(room) + 1 {
+                a.wire.room = room;
+                a.transmit(0);
+            }
+            assert!(!a.device.is_blocked());
+            // The two devices differ in addresses of memory only.
+            let psns = |packets: &[Vec<u8>]| -> Vec<(u32, usize)> {
+                let psn = |bytes: &[u8]| Packet::decode(bytes).unwrap().headers.bth.psn.get();
+                packets.iter().map(|packet| (psn(packet), packet.len())).collect()
+            };
+            assert_eq!(psns(&a.wire.packets()), psns(&all), "room for {room}");
+            let counters = a.device.counters();
+            assert_eq!(counters.packets_sent, all.len() as u64);
+            assert_eq!(counters.bytes_sent, all.iter().map(|p| p.len() as u64).sum::<u64>());
+            assert!(counters.sink_full > 0);
+        }
+    }
+}
+
+#[test]
+fn what_waited_for_room_is_not_sent_once_its_memory_or_queue_pair_is_gone() {
+    for destroy in [false, true] {
+        let len = 30 * 1024;
+        let [mut a, b] = pair("::1", len, QpOptions::empty());
+        a.memory.write_at(0, &vec![0xee; len]).unwrap();
+        a.write(a.qpn, len, target(&b));
+        a.wire.room = 1;
+        a.transmit(0);
+        assert!(a.device.is_blocked());
+        let secret = HostMemory::alloc(len).unwrap();
+        if destroy {
+            a.device.destroy_qp(a.qpn);
+        } else {
+            a.device.dereg_mr(a.key).unwrap();
+            // Takes the place of the other.
+            a.device.reg_mr(a.pd, &secret, Access::empty()).unwrap();
+        }
+        a.wire.room = usize::MAX;
+        a.transmit(0);
+        assert!(!a.device.is_blocked());
+        // What was made up already goes, and nothing else.
+        let packets = a.wire.packets();
+        assert!((1..=2).contains(&packets.len()), "{}", packets.len());
+        let payloads = packets.iter().map(|bytes| Packet::decode(bytes).unwrap().payload);
+        assert!(payloads.flatten().all(|&byte| byte == 0xee));
+        if !destroy {
+            assert_eq!(a.poll()[0].status, WcStatus::LOC_PROT_ERR);
+        }
+    }
+}
+
+#[test]
+fn a_lost_packet_is_sent_again_when_its_timer_goes_off_and_the_device_tells_when() {
+    let [mut a, mut b] = pair("::1", 64, QpOptions::empty());
+    a.memory.write_at(0, b"payload!").unwrap();
+    a.write(a.qpn, 8, target(&b));
+    a.transmit(0);
+    carry(&mut a, &mut b, 0, |_| true);
+    let deadline = a.device.next_deadline_ns().unwrap();
+    assert_eq!(deadline, Tuning::default().probe_ns);
+    a.device.handle_timers(deadline - 1);
+    a.transmit(deadline - 1);
+    assert_eq!(a.wire.trains.len(), 0);
+    a.device.handle_timers(deadline);
+    a.transmit(deadline);
+    carry(&mut a, &mut b, deadline, |_| false);
+    carry(&mut b, &mut a, deadline, |_| false);
+    assert_eq!(a.poll()[0].status, WcStatus::SUCCESS);
+    let mut bytes = [0; 8];
+    b.memory.read_at(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"payload!");
+    // What is left of the timer does nothing, and then there is none.
+    while let Some(deadline) = a.device.next_deadline_ns() {
+        a.device.handle_timers(deadline);
+        a.transmit(deadline);
+    }
+    assert_eq!(a.wire.trains.len(), 0);
+}
+
+#[test]
+fn a_peer_that_never_answers_is_given_up_after_all_retries_and_not_before() {
+    let [mut a, b] = pair("::1", 64, QpOptions::empty());
+    a.write(a.qpn, 8, target(&b));
+    a.transmit(5);
+    let end = 5 + 3 * ack_timeout_ns(14).unwrap();
+    while let Some(deadline) = a.device.next_deadline_ns() {
+        assert!(deadline <= end);
+        assert!(a.poll().is_empty());
+        a.device.handle_timers(deadline);
+        a.transmit(deadline);
+        if deadline == end {
+            break;
+        }
+    }
+    assert_eq!(a.poll()[0].status, WcStatus::RETRY_EXC_ERR);
+}
+
+#[test]
+fn a_thousand_timers_go_off_in_order_each_at_its_time() {
+    let [mut a, b] = pair("::1", 64, QpOptions::empty());
+    let peer = b.address();
+    let qpns: Vec<u32> = (0..1000).map(|_| a.create_qp()).collect();
+    for (i, &qpn) in (0..).zip(&qpns) {
+        a.start(qpn, peer, b.qpn, QpOptions::empty());
+        // In no order.
+        let now = i * 7919 % 1000 * MS / 1000;
+        a.write(qpn, 8, target(&b));
+        a.transmit(now);
+    }
+    for &qpn in qpns.iter().step_by(2) {
+        a.device.destroy_qp(qpn);
+    }
+    a.wire.trains.clear();
+    let mut last = 0;
+    let mut resent = 0;
+    let end = MS + Tuning::default().probe_ns;
+    while let Some(deadline) = a.device.next_deadline_ns()
+        && deadline <= end
+    {
+        assert!(deadline >= last);
+        last = deadline;
+        a.device.handle_timers(deadline);
+        a.transmit(deadline);
+        resent += a.wire.packets().len();
+        a.wire.trains.clear();
+    }
+    assert_eq!(resent, 500);
+}
+
+#[test]
+fn a_flood_on_one_queue_pair_does_not_keep_others_waiting() {
+    let [mut a, mut b] = pair("::1", 1 << 20, QpOptions::empty());
+    let other = a.create_qp();
+    a.start(other, b.address(), b.qpn ^ 1, QpOptions::empty());
+    let flood = a.qpn;
+    // Opens the window of the first.
+    a.write(flood, 1 << 20, target(&b));
+    a.transmit(0);
+    while !a.wire.trains.is_empty() {
+        carry(&mut a, &mut b, 0, |_| false);
+        carry(&mut b, &mut a, 0, |_| false);
+    }
+    a.write(flood, 1 << 20, target(&b));
+    a.write(other, 8, target(&b));
+    a.transmit(0);
+    let of_other = |bytes: &Vec<u8>| Packet::decode(bytes).unwrap().headers.bth.dest_qp != b.qpn;
+    let packets = a.wire.packets();
+    let turn = packets.iter().position(of_other).unwrap();
+    assert!(turn < packets.len() / 2, "{turn} of {}", packets.len());
+}
