@@ -1,6 +1,7 @@
 //! What tests of Invar, and of NICs ported to it, are made of.
 
 pub mod duo;
+pub mod end;
 pub mod model;
 pub mod null;
 pub mod pcap;

@@ -1,0 +1,211 @@
+//! A bad network, for tests and measurements.
+
+use super::device::Train;
+
+/// What happens to packets on their way out, each with so many chances in a million.
+///
+/// Trains are sent in pieces, so that over IPv4 a peer that does not leave the identification out
+/// of the ICRC may see packets as damaged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ImpairmentConfig {
+    /// Lost.
+    pub drop_ppm: u32,
+    /// Sent twice.
+    pub duplicate_ppm: u32,
+    /// Held back behind up to [`REORDER_PACKETS_MAX`] later ones; where none follow, lost.
+    pub reorder_ppm: u32,
+    /// A byte of it changed.
+    pub corrupt_ppm: u32,
+    /// Decides which packets it hits.
+    pub seed: u64,
+}
+
+/// How far a packet may fall behind.
+pub const REORDER_PACKETS_MAX: u32 = 8;
+
+pub(super) struct Impairment {
+    config: ImpairmentConfig,
+    state: u64,
+    late: Option<Late>,
+}
+
+/// A packet that is held back.
+struct Late {
+    train: Train<'static>,
+    bytes: Vec<u8>,
+    packets_to_go: u32,
+}
+
+enum Fate {
+    Pass,
+    Drop,
+    Duplicate,
+    Delay,
+    Corrupt,
+}
+
+impl Impairment {
+    pub(super) fn new(config: ImpairmentConfig) -> Self {
+        Impairment { config, state: config.seed, late: None }
+    }
+
+    /// Hands what is left of a train to `send`. All of it counts as sent: what `send` has no
+    /// room for is lost too.
+    pub(super) fn pass(
+        &mut self,
+        train: Train<'_>,
+        mut send: impl FnMut(Train<'_>) -> usize,
+    ) -> usize {
+        let count = train.datagrams().len();
+        // Where the datagrams begin that nothing has happened to yet.
+        let mut run = 0;
+        for (i, bytes) in train.datagrams().enumerate() {
+            let fate = self.fate();
+            if !matches!(fate, Fate::Pass) {
+                if i > run {
+                    send(train.first(i).after(run));
+                }
+                run = i + 1;
+            }
+            let single = Train { bytes, ..train };
+            match fate {
+                Fate::Pass | Fate::Drop => {}
+                Fate::Duplicate => {
+                    send(single);
+                    send(single);
+                }
+                Fate::Corrupt => {
+                    let mut bytes = bytes.to_vec();
+                    let at = self.random() as usize % bytes.len();
+                    bytes[at] ^= 1 << (self.random() % 8);
+                    send(Train { bytes: &bytes, ..single });
+                }
+                Fate::Delay => {
+                    let packets_to_go = self.random() as u32 % REORDER_PACKETS_MAX + 1;
+                    let train = Train { bytes: &[], ..single };
+                    // One at a time: an earlier one that still waits is lost.
+                    self.late = Some(Late { train, bytes: bytes.to_vec(), packets_to_go });
+                }
+            }
+            if let Some(late) = self.late.take_if(|late| {
+                late.packets_to_go -= 1;
+                late.packets_to_go == 0
+            }) {
+                if i + 1 > run {
+                    send(train.first(i + 1).after(run));
+                    run = i + 1;
+                }
+                send(Train { bytes: &late.bytes, ..late.train });
+            }
+        }
+        if count > run {
+            send(train.after(run));
+        }
+        count
+    }
+
+    fn fate(&mut self) -> Fate {
+        let ImpairmentConfig { drop_ppm, duplicate_ppm, reorder_ppm, corrupt_ppm, .. } =
+            self.config;
+        let mut dice = (self.random() % 1_000_000) as u32;
+        for (ppm, fate) in [
+            (drop_ppm, Fate::Drop),
+            (duplicate_ppm, Fate::Duplicate),
+            (reorder_ppm, Fate::Delay),
+            (corrupt_ppm, Fate::Corrupt),
+        ] {
+            if dice < ppm {
+                return fate;
+            }
+            dice -= ppm;
+        }
+        Fate::Pass
+    }
+
+    /// SplitMix64.
+    fn random(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What 30 trains of 10 packets, each its own number, look like behind `config`.
+    fn behind(config: ImpairmentConfig) -> Vec<Vec<u8>> {
+        let mut impairment = Impairment::new(config);
+        let mut out = Vec::new();
+        for t in 0..30 {
+            let bytes: Vec<u8> = (0..10).flat_map(|i| (t * 10 + i as u32).to_be_bytes()).collect();
+            let to = "[::1]:4791".parse().unwrap();
+            let train = Train {
+                to,
+                source: 0,
+                traffic_class: 0,
+                hop_limit: 64,
+                segment_bytes: 4,
+                bytes: &bytes,
+            };
+            let taken = impairment.pass(train, |train| {
+                out.extend(train.datagrams().map(<[u8]>::to_vec));
+                train.datagrams().len()
+            });
+            assert_eq!(taken, 10);
+        }
+        out
+    }
+
+    fn numbers(packets: &[Vec<u8>]) -> Vec<u32> {
+        packets.iter().map(|p| u32::from_be_bytes(p[..].try_into().unwrap())).collect()
+    }
+
+    #[test]
+    fn a_network_without_faults_changes_nothing() {
+        let config = ImpairmentConfig::default();
+        assert_eq!(numbers(&behind(config)), Vec::from_iter(0..300));
+    }
+
+    #[test]
+    fn packets_are_lost_doubled_delayed_and_damaged_as_often_as_asked_for() {
+        let seed = 3;
+        let all = Vec::from_iter(0..300);
+        let tenth = 100_000;
+
+        let lost =
+            numbers(&behind(ImpairmentConfig { drop_ppm: tenth, seed, ..Default::default() }));
+        assert!(lost.is_sorted() && (250..290).contains(&lost.len()), "{}", lost.len());
+
+        let config = ImpairmentConfig { duplicate_ppm: tenth, seed, ..Default::default() };
+        let mut doubled = numbers(&behind(config));
+        assert!(doubled.is_sorted() && (310..350).contains(&doubled.len()), "{}", doubled.len());
+        doubled.dedup();
+        assert_eq!(doubled, all);
+
+        let config = ImpairmentConfig { reorder_ppm: tenth, seed, ..Default::default() };
+        let mut late = numbers(&behind(config));
+        assert!(!late.is_sorted());
+        let far = late.iter().enumerate().map(|(at, &n)| at.abs_diff(n as usize)).max();
+        assert!(far > Some(0) && late.len() > 280, "{far:?} {}", late.len());
+        late.sort_unstable();
+        late.dedup();
+        assert!(late.len() > 280);
+
+        let config = ImpairmentConfig { corrupt_ppm: tenth, seed, ..Default::default() };
+        let damaged = numbers(&behind(config));
+        let hit = damaged.iter().zip(&all).filter(|(got, sent)| got != sent);
+        let bits: Vec<u32> = hit.map(|(got, sent)| (got ^ sent).count_ones()).collect();
+        assert!((10..50).contains(&bits.len()) && bits.iter().all(|&n| n == 1), "{bits:?}");
+    }
+
+    #[test]
+    fn one_seed_is_one_network() {
+        let config = |seed| ImpairmentConfig { drop_ppm: 200_000, seed, ..Default::default() };
+        assert_eq!(behind(config(1)), behind(config(1)));
+        assert_ne!(behind(config(1)), behind(config(2)));
+    }
+}

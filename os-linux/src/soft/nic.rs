@@ -1,0 +1,282 @@
+//! The software NIC as the protocol sees it.
+
+mod handles;
+
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use invar_core::nic::{
+    Access, Gid, LinkLayer, Mtu, Nic, NicError, PollError, PortAttr, PortState, QpCap, QpOptions,
+    QpTransition, RecvWr, SendWr, Verb, Wc,
+};
+use invar_core::roce::qp::{Tuning, WINDOW_PACKETS_MAX};
+
+use super::device::{Device, DeviceConfig, DeviceCounters};
+use super::impair::{Impairment, ImpairmentConfig};
+use super::port::Port;
+use super::sockets::Sockets;
+use crate::interface::Interface;
+use crate::memory::HostMemory;
+use crate::udp::RxSocket;
+
+pub use handles::{Cq, Mr, Pd, Qp};
+
+/// Speed of a link whose driver does not tell, as that of loopback.
+const SPEED_MBPS: u32 = 10_000;
+
+/// What a software NIC is opened with.
+#[derive(Clone, Debug)]
+pub struct SoftConfig {
+    /// Name for people.
+    pub name: String,
+    /// An address of this host. The UDP port is where packets come in: 4791 for peers that are
+    /// not Invar, 0 for any that is free.
+    pub address: SocketAddr,
+    /// Largest path MTU, if less than the interface carries.
+    pub path_mtu_max: Mtu,
+    /// Sockets to send by, each with a port of its own; at least one.
+    pub source_ports: usize,
+    /// How queue pairs send; `None` for what suits the interface and the receive buffer.
+    pub tuning: Option<Tuning>,
+    /// A bad network.
+    pub impairment: Option<ImpairmentConfig>,
+}
+
+impl SoftConfig {
+    /// The usual: all that the interface carries, four sockets to send by.
+    pub fn new(name: impl Into<String>, address: SocketAddr) -> Self {
+        SoftConfig {
+            name: name.into(),
+            address,
+            path_mtu_max: Mtu::Mtu4096,
+            source_ports: 4,
+            tuning: None,
+            impairment: None,
+        }
+    }
+}
+
+/// What a software NIC has counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SoftCounters {
+    /// Packets, and what became of them.
+    pub device: DeviceCounters,
+    /// Trains that the kernel refused to send.
+    pub send_errors: u64,
+    /// Why it refused the last one.
+    pub last_send_error: Option<String>,
+}
+
+/// A RoCEv2 NIC in software; clones are the same NIC. It ends, with its thread and its sockets,
+/// when the last clone and the last of its objects are gone.
+///
+/// Any thread may call any method; one lock is behind all of them.
+#[derive(Clone)]
+pub struct SoftNic(Arc<Owner>);
+
+struct Owner {
+    name: String,
+    attr: PortAttr,
+    port: Arc<Port>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.port.stop(thread.thread());
+            // It panicked or not: either way it is over.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl SoftNic {
+    /// Opens the sockets and starts the thread.
+    pub fn open(config: &SoftConfig) -> io::Result<SoftNic> {
+        let ip = config.address.ip();
+        let interface = Interface::holding(ip)?.ok_or_else(|| {
+            let text = format!("{}: no interface of this host has the address {ip}", config.name);
+            io::Error::new(io::ErrorKind::AddrNotAvailable, text)
+        })?;
+        let mtu = interface.path_mtu().ok_or_else(|| {
+            let Interface { name, mtu, .. } = &interface;
+            let text = format!("{name}: an MTU of {mtu} is too small for RoCE packets");
+            io::Error::new(io::ErrorKind::InvalidInput, text)
+        })?;
+        let mtu = mtu.min(config.path_mtu_max);
+        let rx = RxSocket::bind(config.address)?;
+        let address = rx.local_addr()?;
+        let impairment = config.impairment.map(Impairment::new);
+        let sockets = Sockets::bind(config.address, config.source_ports, impairment)?;
+        let tuning = match config.tuning {
+            Some(tuning) => tuning,
+            None => Tuning {
+                window_packets_max: window_packets(rx.buffer_bytes()?, mtu),
+                ..Tuning::default()
+            },
+        };
+        let device = Device::new(DeviceConfig {
+            address,
+            source_ports: sockets.ports()?,
+            seed: RandomState::new().hash_one(address),
+            tuning,
+        });
+        let attr = PortAttr {
+            state: PortState::Active,
+            link_layer: LinkLayer::Ethernet,
+            port_num: 1,
+            lid: 0,
+            active_mtu: mtu,
+            gid: Gid::from(ip),
+            gid_index: 0,
+            speed_mbps: interface.speed_mbps.unwrap_or(SPEED_MBPS),
+            udp_port: address.port(),
+            options: QpOptions::ADAPTIVE_ROUTING | QpOptions::ICRC_MASKS_IP_ID,
+        };
+        let port = Arc::new(Port::new(rx, sockets, device));
+        let serving = Arc::clone(&port);
+        let thread =
+            thread::Builder::new().name(config.name.clone()).spawn(move || serving.serve())?;
+        Ok(SoftNic(Arc::new(Owner { name: config.name.clone(), attr, port, thread: Some(thread) })))
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> SoftCounters {
+        let moving = self.port().lock();
+        let (send_errors, last) = moving.sockets.errors();
+        SoftCounters {
+            device: moving.device.counters(),
+            send_errors,
+            last_send_error: last.map(ToString::to_string),
+        }
+    }
+
+    #[inline]
+    fn port(&self) -> &Port {
+        &self.0.port
+    }
+
+    /// That an object belongs to this NIC.
+    fn check(&self, other: &SoftNic, verb: Verb) -> Result<(), NicError> {
+        if Arc::ptr_eq(&self.0, &other.0) {
+            return Ok(());
+        }
+        Err(NicError::new(verb, libc::EINVAL, "an object of another device"))
+    }
+}
+
+impl Nic for SoftNic {
+    type Memory = HostMemory;
+    type Pd = Pd;
+    type Mr = Mr;
+    type Cq = Cq;
+    type Qp = Qp;
+
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    fn query_port(&self) -> Result<PortAttr, NicError> {
+        let attr = self.0.attr;
+        let failed = |error: io::Error| {
+            let errno = error.raw_os_error().unwrap_or(0);
+            NicError::new(Verb::QueryPort, errno, "listing the network interfaces")
+        };
+        let up = Interface::holding(attr.gid.ip()).map_err(failed)?.is_some_and(|i| i.up);
+        Ok(PortAttr { state: if up { PortState::Active } else { PortState::Down }, ..attr })
+    }
+
+    fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
+        HostMemory::alloc(len).map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(0);
+            NicError::new(Verb::AllocMemory, errno, "mmap of anonymous memory")
+        })
+    }
+
+    fn alloc_pd(&self) -> Result<Pd, NicError> {
+        Ok(Pd { nic: self.clone(), number: self.port().lock().device.alloc_pd() })
+    }
+
+    fn reg_mr(&self, pd: &Pd, memory: &HostMemory, access: Access) -> Result<Mr, NicError> {
+        self.check(&pd.nic, Verb::RegMr)?;
+        let key = self.port().lock().device.reg_mr(pd.number, memory, access)?;
+        Ok(Mr { nic: self.clone(), key })
+    }
+
+    fn create_cq(&self, depth: usize) -> Result<Cq, NicError> {
+        let number = self.port().lock().device.create_cq(depth)?;
+        Ok(Cq { nic: self.clone(), number })
+    }
+
+    fn create_qp(&self, pd: &Pd, cq: &Cq, cap: &QpCap) -> Result<Qp, NicError> {
+        self.check(&pd.nic, Verb::CreateQp)?;
+        self.check(&cq.nic, Verb::CreateQp)?;
+        let qpn = self.port().lock().device.create_qp(pd.number, cq.number, cap)?;
+        Ok(Qp { nic: self.clone(), qpn })
+    }
+
+    fn qp_num(&self, qp: &Qp) -> u32 {
+        qp.qpn
+    }
+
+    fn modify_qp(&self, qp: &Qp, transition: &QpTransition) -> Result<(), NicError> {
+        self.check(&qp.nic, Verb::ModifyQp)?;
+        self.port().post(|device| device.modify_qp(qp.qpn, transition))
+    }
+
+    /// Sends as much as the window lets out before it returns.
+    #[inline]
+    fn post_send(&self, qp: &Qp, wrs: &[SendWr]) -> Result<(), NicError> {
+        self.check(&qp.nic, Verb::PostSend)?;
+        self.port().post(|device| {
+            wrs.iter().zip(0..).try_for_each(|(wr, index)| {
+                device.post_send(qp.qpn, wr).map_err(|error| NicError { index, ..error })
+            })
+        })
+    }
+
+    #[inline]
+    fn post_recv(&self, qp: &Qp, wr: &RecvWr) -> Result<(), NicError> {
+        self.check(&qp.nic, Verb::PostRecv)?;
+        self.port().post(|device| device.post_recv(qp.qpn, wr))
+    }
+
+    /// Where there are no completions, receives what has arrived and sends what follows from it.
+    #[inline]
+    fn poll(&self, cq: &Cq, wcs: &mut [Wc]) -> Result<u32, PollError> {
+        cq.nic.port().poll(cq.number, wcs)
+    }
+
+    #[inline]
+    fn progress(&self) {
+        let port = self.port();
+        // An error comes again, in a poll, which can tell it.
+        let _ = port.progress(&mut port.lock());
+    }
+}
+
+/// Packets that a receive buffer holds, as the kernel counts: a packet that comes alone takes up
+/// to twice its length, and the `buffer_bytes` are what both ends usually have.
+fn window_packets(buffer_bytes: usize, mtu: Mtu) -> u32 {
+    let packet_bytes = 2 * mtu.bytes() as usize + 1024;
+    let packets = u32::try_from(buffer_bytes / packet_bytes).unwrap_or(u32::MAX);
+    packets.clamp(16, Tuning::default().window_packets_max.min(WINDOW_PACKETS_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_window_fits_into_the_receive_buffer_and_stays_within_its_limits() {
+        // Linux's default of net.core.rmem_max, doubled as the kernel does.
+        assert_eq!(window_packets(2 * 212_992, Mtu::Mtu4096), 46);
+        assert_eq!(window_packets(2 * 212_992, Mtu::Mtu1024), 138);
+        assert_eq!(window_packets(32 << 20, Mtu::Mtu4096), Tuning::default().window_packets_max);
+        assert_eq!(window_packets(2304, Mtu::Mtu4096), 16);
+    }
+}

@@ -1,0 +1,173 @@
+//! A device on its sockets, and who moves it.
+//!
+//! The device has no hardware that would work by itself. Two move it, under one lock:
+//!
+//! - the application: posting sends at once, and polling receives, runs timers and sends;
+//! - a thread, once the application has not polled for [`STAND_BY_NS`]: peers may read and write
+//!   our memory, or wait for an acknowledge, while the application computes. It sleeps until
+//!   something arrives or a timer is due.
+//!
+//! While the application polls, the thread only looks once each [`STAND_BY_NS`] whether that is
+//! still so: a thread that waited for packets too would be woken for each, just to find it taken.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use invar_core::nic::{PollError, Wc};
+
+use super::device::Device;
+use super::sockets::Sockets;
+use crate::clock::now_ns;
+use crate::udp::{RxBatch, RxSocket};
+
+/// How long after its last poll the application counts as one that polls.
+const STAND_BY_NS: u64 = 1_000_000;
+/// When to try again to send what the sockets had no room for.
+const BLOCKED_NS: u64 = 100_000;
+/// Trains taken by one system call; more would no longer be in the cache when they are placed.
+const BATCH_TRAINS: usize = 8;
+
+pub(super) struct Port {
+    rx: RxSocket,
+    moving: Mutex<Moving>,
+    /// When the application last polled and there was nothing.
+    last_poll_ns: AtomicU64,
+    /// Until when the thread sleeps, if nothing arrives; 0 while it is awake or soon will be.
+    /// Set under the lock.
+    wakes_ns: AtomicU64,
+    stop: AtomicBool,
+}
+
+/// What only one may have at a time.
+pub(super) struct Moving {
+    pub(super) device: Device,
+    pub(super) sockets: Sockets,
+    batch: RxBatch,
+}
+
+impl Port {
+    pub(super) fn new(rx: RxSocket, sockets: Sockets, device: Device) -> Port {
+        Port {
+            rx,
+            moving: Mutex::new(Moving { device, sockets, batch: RxBatch::new(BATCH_TRAINS) }),
+            last_poll_ns: AtomicU64::new(0),
+            wakes_ns: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+        }
+    }
+
+    /// For calls that send nothing.
+    #[inline]
+    pub(super) fn lock(&self) -> MutexGuard<'_, Moving> {
+        // Whoever panicked, the device checks what it is given and stays consistent.
+        self.moving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a call that may have something to send, and sends it.
+    #[inline]
+    pub(super) fn post<R>(&self, call: impl FnOnce(&mut Device) -> R) -> R {
+        let moving = &mut *self.lock();
+        let result = call(&mut moving.device);
+        let now = now_ns();
+        moving.device.transmit(now, &mut moving.sockets);
+        self.wake_in_time(moving, now);
+        result
+    }
+
+    /// Takes completions; moves the device where there are none.
+    #[inline]
+    pub(super) fn poll(&self, cq: u32, wcs: &mut [Wc]) -> Result<u32, PollError> {
+        let moving = &mut *self.lock();
+        let n = moving.device.poll(cq, wcs)?;
+        if n > 0 {
+            return Ok(n);
+        }
+        self.progress(moving)
+            .map_err(|error| PollError { errno: error.raw_os_error().unwrap_or(0) as u16 })?;
+        moving.device.poll(cq, wcs)
+    }
+
+    /// What a poll that finds nothing does.
+    #[inline]
+    pub(super) fn progress(&self, moving: &mut Moving) -> io::Result<()> {
+        let now = now_ns();
+        self.last_poll_ns.store(now, Ordering::Relaxed);
+        moving.go(&self.rx, now)?;
+        self.wake_in_time(moving, now);
+        Ok(())
+    }
+
+    /// Wakes the thread where it would sleep past a deadline that is new.
+    #[inline]
+    fn wake_in_time(&self, moving: &Moving, now: u64) {
+        let wakes = self.wakes_ns.load(Ordering::Relaxed);
+        if wakes > 0 && moving.due_ns(now) < wakes {
+            self.wakes_ns.store(0, Ordering::Relaxed);
+            self.rx.wake();
+        }
+    }
+
+    /// The thread, until [`Port::stop`].
+    pub(super) fn serve(&self) {
+        while !self.stop.load(Ordering::Acquire) {
+            let now = now_ns();
+            let quiet = now.saturating_sub(self.last_poll_ns.load(Ordering::Relaxed));
+            if quiet < STAND_BY_NS {
+                thread::park_timeout(Duration::from_nanos(STAND_BY_NS - quiet));
+            } else if self.serve_once(now).is_err() {
+                // The next poll of the application meets the error too. Not to be tried at full
+                // speed.
+                thread::park_timeout(Duration::from_nanos(STAND_BY_NS));
+            }
+        }
+    }
+
+    /// Moves the device, and sleeps until it has to be moved again.
+    fn serve_once(&self, now: u64) -> io::Result<()> {
+        let due = {
+            let moving = &mut *self.lock();
+            moving.go(&self.rx, now)?;
+            let due = moving.due_ns(now);
+            self.wakes_ns.store(due, Ordering::Relaxed);
+            due
+        };
+        let left = (due != u64::MAX).then(|| Duration::from_nanos(due.saturating_sub(now_ns())));
+        let waited = self.rx.wait_readable(left);
+        self.wakes_ns.store(0, Ordering::Relaxed);
+        waited.map(|_| ())
+    }
+
+    /// Ends [`Port::serve`], which runs on `thread`.
+    pub(super) fn stop(&self, thread: &thread::Thread) {
+        self.stop.store(true, Ordering::Release);
+        thread.unpark();
+        self.rx.wake();
+    }
+}
+
+impl Moving {
+    /// Receives what has arrived, runs what is due, sends what follows.
+    #[inline]
+    fn go(&mut self, rx: &RxSocket, now: u64) -> io::Result<()> {
+        let Moving { device, sockets, batch } = self;
+        let received = rx.recv_batch(batch);
+        if let Ok(1..) = received {
+            for datagram in batch.datagrams() {
+                device.handle_datagram(now, datagram.source, datagram.bytes);
+            }
+        }
+        device.handle_timers(now);
+        device.transmit(now, sockets);
+        received.map(|_| ())
+    }
+
+    /// When [`Moving::go`] is next due, if nothing arrives; `u64::MAX` for never.
+    #[inline]
+    fn due_ns(&self, now: u64) -> u64 {
+        let deadline = self.device.next_deadline_ns().unwrap_or(u64::MAX);
+        if self.device.is_blocked() { deadline.min(now + BLOCKED_NS) } else { deadline }
+    }
+}

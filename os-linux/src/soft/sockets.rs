@@ -1,0 +1,95 @@
+//! The sockets that packets leave by.
+
+use std::io;
+use std::net::SocketAddr;
+
+use super::device::{Train, TransmitSink};
+use super::impair::Impairment;
+use crate::memory::Gather;
+use crate::udp::{SendError, TxSocket};
+
+/// A pool of sockets, one for each source port of the device.
+pub(super) struct Sockets {
+    pool: Vec<Lane>,
+    impairment: Option<Impairment>,
+    errors: u64,
+    last_error: Option<SendError>,
+}
+
+/// A socket, and what it was last told to write into IP headers.
+struct Lane {
+    socket: TxSocket,
+    traffic_class: u8,
+    hop_limit: u8,
+}
+
+impl Sockets {
+    /// `count` sockets at `address`, whatever its port, on ports that the kernel picks.
+    pub(super) fn bind(
+        mut address: SocketAddr,
+        count: usize,
+        impairment: Option<Impairment>,
+    ) -> io::Result<Sockets> {
+        address.set_port(0);
+        let lane = |_| {
+            let socket = TxSocket::bind(address)?;
+            let (traffic_class, hop_limit) = (0, 64);
+            socket.set_traffic_class(traffic_class)?;
+            socket.set_hop_limit(hop_limit)?;
+            Ok(Lane { socket, traffic_class, hop_limit })
+        };
+        let pool = (0..count.max(1)).map(lane).collect::<io::Result<_>>()?;
+        Ok(Sockets { pool, impairment, errors: 0, last_error: None })
+    }
+
+    pub(super) fn ports(&self) -> io::Result<Vec<u16>> {
+        self.pool.iter().map(|lane| Ok(lane.socket.local_addr()?.port())).collect()
+    }
+
+    /// Trains that the kernel refused, and why it did the last one.
+    pub(super) fn errors(&self) -> (u64, Option<&SendError>) {
+        (self.errors, self.last_error.as_ref())
+    }
+}
+
+impl TransmitSink for Sockets {
+    #[inline]
+    fn ip_id(&self, source: usize, index: usize) -> u16 {
+        self.pool[source].socket.ip_id(index)
+    }
+
+    #[inline]
+    fn send(&mut self, train: Train<'_>) -> usize {
+        let Sockets { pool, impairment, errors, last_error } = self;
+        let mut send = |train: Train<'_>| match pool[train.source].send(&train) {
+            Ok(taken) => taken,
+            // To the protocol they are lost, and it is for its retries to notice.
+            Err(error) => {
+                *errors += 1;
+                *last_error = Some(error);
+                train.datagrams().len()
+            }
+        };
+        match impairment {
+            None => send(train),
+            Some(impairment) => impairment.pass(train, send),
+        }
+    }
+}
+
+impl Lane {
+    fn send(&mut self, train: &Train<'_>) -> Result<usize, SendError> {
+        let refused =
+            |source| SendError { to: train.to, segment_bytes: train.segment_bytes, source };
+        // A system call, but only where queue pairs of different classes alternate.
+        if self.traffic_class != train.traffic_class {
+            self.socket.set_traffic_class(train.traffic_class).map_err(refused)?;
+            self.traffic_class = train.traffic_class;
+        }
+        if self.hop_limit != train.hop_limit {
+            self.socket.set_hop_limit(train.hop_limit).map_err(refused)?;
+            self.hop_limit = train.hop_limit;
+        }
+        self.socket.send_segments(train.to, &[Gather::bytes(train.bytes)], train.segment_bytes)
+    }
+}

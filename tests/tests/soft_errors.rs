@@ -1,0 +1,304 @@
+//! What the software NIC refuses, and what becomes of work that fails.
+
+use invar_core::nic::{
+    Access, MemoryKeys, Nic, PollError, QpCap, QpState, QpTransition, RecvWr, RtsAttr, SendOpcode,
+    SendWr, Sge, Wc, WcOpcode, WcStatus,
+};
+use invar_linux::soft::{SoftConfig, SoftNic};
+use invar_testkit::end::{End, Link, patiently};
+
+const LEN: usize = 8192;
+const ENOMEM: i32 = 12;
+const EINVAL: i32 = 22;
+const EOVERFLOW: u16 = 75;
+
+fn open() -> SoftNic {
+    SoftNic::open(&SoftConfig::new("soft", "[::1]:0".parse().unwrap())).unwrap()
+}
+
+fn pair_with(link: &Link) -> [End<SoftNic>; 2] {
+    End::pair([&open(), &open()], LEN, link)
+}
+
+fn pair() -> [End<SoftNic>; 2] {
+    pair_with(&Link::default())
+}
+
+/// That a request fails with `status`, at the end that posted it, and changes nothing.
+fn fails([a, b]: &[End<SoftNic>; 2], wr: &SendWr, status: WcStatus) {
+    a.buffer.memory.write_at(0, &[1; LEN]).unwrap();
+    a.post(wr);
+    let done = a.wait();
+    assert_eq!((done.wr_id, done.status), (wr.wr_id, status));
+    assert_eq!(a.qp.state(), QpState::Err);
+    let mut bytes = [0; LEN];
+    b.buffer.memory.read_at(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; LEN]);
+}
+
+#[test]
+fn a_peers_key_that_does_not_exist() {
+    for opcode in [SendOpcode::RdmaWrite, SendOpcode::RdmaRead] {
+        let ends = pair();
+        let wr = ends[0].work(opcode, 8, &ends[1]);
+        fails(&ends, &SendWr { rkey: wr.rkey ^ 1, ..wr }, WcStatus::REM_ACCESS_ERR);
+        let ends = pair();
+        let wr = ends[0].work(opcode, 8, &ends[1]);
+        fails(&ends, &SendWr { rkey: 0, ..wr }, WcStatus::REM_ACCESS_ERR);
+    }
+}
+
+#[test]
+fn a_peers_region_left_by_one_byte_at_either_end() {
+    for (offset, len) in [(1, LEN as u64), (-1, 8), (LEN as i64 - 7, 8), (LEN as i64, 1)] {
+        let ends = pair();
+        let wr = ends[0].work(SendOpcode::RdmaWrite, len as usize, &ends[1]);
+        let wr = SendWr { remote_addr: wr.remote_addr.wrapping_add_signed(offset), ..wr };
+        fails(&ends, &wr, WcStatus::REM_ACCESS_ERR);
+    }
+    // Whole, and the last byte by itself, are within.
+    let [a, b] = pair();
+    a.post(&a.work(SendOpcode::RdmaWrite, LEN, &b));
+    assert_eq!(a.wait().status, WcStatus::SUCCESS);
+    let wr = a.work(SendOpcode::RdmaWrite, 1, &b);
+    a.post(&SendWr { remote_addr: b.buffer.addr(LEN - 1), ..wr });
+    assert_eq!(a.wait().status, WcStatus::SUCCESS);
+}
+
+#[test]
+fn an_address_so_high_that_it_wraps() {
+    let ends = pair();
+    let wr = ends[0].work(SendOpcode::RdmaWrite, 8, &ends[1]);
+    fails(&ends, &SendWr { remote_addr: u64::MAX - 3, ..wr }, WcStatus::REM_ACCESS_ERR);
+}
+
+#[test]
+fn a_peers_region_that_was_deregistered() {
+    let [a, b] = pair();
+    let (mr, addr, rkey) = b.register(&b.buffer.memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    let wr = a.work(SendOpcode::RdmaWrite, 8, &b);
+    let wr = SendWr { remote_addr: addr, rkey, ..wr };
+    a.post(&wr);
+    assert_eq!(a.wait().status, WcStatus::SUCCESS);
+    drop(mr);
+    a.post(&wr);
+    assert_eq!(a.wait().status, WcStatus::REM_ACCESS_ERR);
+}
+
+#[test]
+fn a_peers_region_that_does_not_permit_it_or_belongs_to_another_domain() {
+    let read_only = Access::LOCAL_WRITE | Access::REMOTE_READ;
+    let write_only = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    for (opcode, access) in [(SendOpcode::RdmaWrite, read_only), (SendOpcode::RdmaRead, write_only)]
+    {
+        let [a, b] = pair();
+        let (_mr, addr, rkey) = b.register(&b.buffer.memory, access);
+        let wr = a.work(opcode, 8, &b);
+        fails(&[a, b], &SendWr { remote_addr: addr, rkey, ..wr }, WcStatus::REM_ACCESS_ERR);
+    }
+    let [a, b] = pair();
+    let stranger = b.nic.alloc_pd().unwrap();
+    let mr = b.nic.reg_mr(&stranger, &b.buffer.memory, write_only).unwrap();
+    let wr = a.work(SendOpcode::RdmaWrite, 8, &b);
+    fails(&[a, b], &SendWr { rkey: mr.rkey(), ..wr }, WcStatus::REM_ACCESS_ERR);
+}
+
+#[test]
+fn our_own_memory_that_is_not_registered_for_it() {
+    for (beyond, lkey) in [(0, 5), (LEN as u64 - 7, 0)] {
+        let ends = pair();
+        let wr = ends[0].work(SendOpcode::RdmaWrite, 8, &ends[1]);
+        let lkey = if lkey == 0 { wr.sge.lkey } else { lkey };
+        let sge = Sge { addr: wr.sge.addr + beyond, lkey, ..wr.sge };
+        fails(&ends, &SendWr { sge, ..wr }, WcStatus::LOC_PROT_ERR);
+    }
+    let [a, b] = pair();
+    let (mr, ..) = a.register(&a.buffer.memory, Access::REMOTE_READ);
+    let wr = a.work(SendOpcode::RdmaRead, 8, &b);
+    let sge = Sge { lkey: mr.lkey(), ..wr.sge };
+    fails(&[a, b], &SendWr { sge, ..wr }, WcStatus::LOC_PROT_ERR);
+}
+
+#[test]
+fn a_send_longer_than_the_receive() {
+    let [a, b] = pair();
+    b.post_recv(1, 8);
+    a.post(&a.work(SendOpcode::Send, 9, &b));
+    // Both as with Linux rxe.
+    assert_eq!(a.wait().status, WcStatus::REM_OP_ERR);
+    assert_eq!(b.wait().status, WcStatus::LOC_QP_OP_ERR);
+}
+
+#[test]
+fn a_receive_that_never_comes() {
+    let rts = RtsAttr { rnr_retry: 2, ..Link::default().rts };
+    let [a, b] = pair_with(&Link { rts, ..Link::default() });
+    a.post(&a.work(SendOpcode::Send, 8, &b));
+    assert_eq!(a.wait().status, WcStatus::RNR_RETRY_EXC_ERR);
+    assert_eq!(a.nic.counters().device.qps.rnr_naks_received, 3);
+}
+
+#[test]
+fn a_receive_that_comes_late() {
+    let [a, b] = pair();
+    a.post(&a.work(SendOpcode::Send, 8, &b));
+    patiently("RNR NAK", || {
+        assert!(a.has_none());
+        a.nic.counters().device.qps.rnr_naks_received > 0
+    });
+    b.post_recv(1, 8);
+    assert_eq!((a.wait().status, b.wait().status), (WcStatus::SUCCESS, WcStatus::SUCCESS));
+}
+
+/// Timeout of 4.2 ms, twice.
+fn impatient() -> Link {
+    let rts = RtsAttr { timeout: 10, retry_cnt: 1, ..Link::default().rts };
+    Link { rts, ..Link::default() }
+}
+
+#[test]
+fn a_queue_pair_of_the_peer_that_is_gone() {
+    let [a, End { qp, buffer, nic, .. }] = pair_with(&impatient());
+    drop(qp);
+    let wr = SendWr {
+        remote_addr: buffer.addr(0),
+        rkey: buffer.rkey(),
+        sge: a.sge(0, 8),
+        wr_id: 3,
+        flags: invar_core::nic::SendFlags::SIGNALED,
+        ..SendWr::default()
+    };
+    a.post(&wr);
+    let done = a.wait();
+    assert_eq!((done.wr_id, done.status), (3, WcStatus::RETRY_EXC_ERR));
+    assert!(nic.counters().device.unknown_qp >= 2);
+}
+
+#[test]
+fn a_peer_that_is_gone() {
+    let [a, b] = pair_with(&impatient());
+    let wr = a.work(SendOpcode::RdmaWrite, 8, &b);
+    drop(b);
+    a.post(&wr);
+    a.post(&wr);
+    assert_eq!(a.wait().status, WcStatus::RETRY_EXC_ERR);
+    assert_eq!(a.wait().status, WcStatus::WR_FLUSH_ERR);
+}
+
+#[test]
+fn a_queue_pair_in_error_gives_back_all_that_is_posted() {
+    let [a, b] = pair();
+    a.post_recv(1, 8);
+    a.post_recv(2, 8);
+    a.nic.modify_qp(&a.qp, &QpTransition::Err).unwrap();
+    a.post(&SendWr { wr_id: 3, ..a.work(SendOpcode::RdmaWrite, 8, &b) });
+    a.post_recv(4, 8);
+    for wr_id in 1..=4 {
+        let done = a.wait();
+        assert_eq!((done.wr_id, done.status), (wr_id, WcStatus::WR_FLUSH_ERR));
+        assert_eq!(done.qp_num, a.nic.qp_num(&a.qp));
+    }
+    assert!(a.has_none());
+}
+
+#[test]
+fn a_queue_that_is_full_takes_work_again_once_some_completed() {
+    let nics = [open(), open()];
+    let cap = QpCap { max_send_wr: 4, max_recv_wr: 2, max_inline_data: 0 };
+    let ends = [0, 1].map(|i| End::with(&nics[i], nics[i].alloc_pd().unwrap(), &cap, 16, LEN));
+    // Nobody answers yet: the other end is not ready to receive.
+    ends[0].connect(&ends[1], &Link::default());
+    let [a, b] = &ends;
+    let wr = a.work(SendOpcode::RdmaWrite, 8, b);
+    (0..4).for_each(|_| a.post(&wr));
+    let error = a.nic.post_send(&a.qp, &[wr]).unwrap_err();
+    assert_eq!((error.errno, error.cause), (ENOMEM, "send queue full"));
+    let recv = RecvWr { wr_id: 0, sge: a.sge(0, 8) };
+    a.nic.post_recv(&a.qp, &recv).unwrap();
+    a.nic.post_recv(&a.qp, &recv).unwrap();
+    let error = a.nic.post_recv(&a.qp, &recv).unwrap_err();
+    assert_eq!((error.errno, error.cause), (ENOMEM, "receive queue full"));
+    b.connect(a, &Link::default());
+    assert_eq!(a.wait().status, WcStatus::SUCCESS);
+    a.post(&wr);
+}
+
+#[test]
+fn a_completion_queue_that_runs_over_says_so_and_ends_its_queue_pair() {
+    let nics = [open(), open()];
+    let cap = QpCap { max_send_wr: 8, max_recv_wr: 8, max_inline_data: 0 };
+    let a = End::with(&nics[0], nics[0].alloc_pd().unwrap(), &cap, 2, LEN);
+    let b = End::new(&nics[1], LEN);
+    a.connect(&b, &Link::default());
+    b.connect(&a, &Link::default());
+    let wr = a.work(SendOpcode::RdmaWrite, 8, &b);
+    (0..3).for_each(|_| a.post(&wr));
+    // The thread receives the acknowledges, so that all complete without a poll.
+    patiently("overrun", || a.qp.state() == QpState::Err);
+    let mut wcs = [Wc::default(); 4];
+    assert_eq!(a.nic.poll(&a.cq, &mut wcs), Ok(2));
+    for wc in &wcs[..2] {
+        assert_eq!((wc.status, wc.opcode), (WcStatus::SUCCESS, WcOpcode::RdmaWrite));
+    }
+    for _ in 0..2 {
+        assert_eq!(a.nic.poll(&a.cq, &mut wcs), Err(PollError { errno: EOVERFLOW }));
+    }
+}
+
+#[test]
+fn calls_with_arguments_that_cannot_be() {
+    let nic = open();
+    let end = End::new(&nic, 64);
+    let refused = |result: Result<(), invar_core::nic::NicError>, cause: &str| {
+        let error = result.unwrap_err();
+        assert_eq!((error.errno, error.cause), (EINVAL, cause));
+    };
+    let stranger = open();
+    let pd = stranger.alloc_pd().unwrap();
+    let memory = &end.buffer.memory;
+    let another = "an object of another device";
+    refused(nic.reg_mr(&pd, memory, Access::LOCAL_WRITE).map(drop), another);
+    refused(nic.create_qp(&pd, &end.cq, &QpCap::default()).map(drop), another);
+    refused(stranger.modify_qp(&end.qp, &QpTransition::Err), another);
+    let access = nic.reg_mr(&end.pd, memory, Access::REMOTE_WRITE).map(drop);
+    refused(access, "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE");
+    refused(nic.create_cq(0).map(drop), "the depth is not from 1 to 2^22");
+    let cap = QpCap { max_send_wr: 2049, ..QpCap::default() };
+    refused(nic.create_qp(&end.pd, &end.cq, &cap).map(drop), "max_send_wr exceeds the send queue");
+    let cap = QpCap { max_inline_data: 1025, ..QpCap::default() };
+    let cause = "max_inline_data exceeds 1024 bytes";
+    refused(nic.create_qp(&end.pd, &end.cq, &cap).map(drop), cause);
+
+    let mut rtr = invar_core::nic::RtrAttr::default();
+    rtr.ah.dgid = std::net::IpAddr::from([127, 0, 0, 1]).into();
+    let cause = "the peer's GID is of the other IP version";
+    refused(nic.modify_qp(&end.qp, &QpTransition::Rtr(rtr)), cause);
+    rtr.ah.dgid = Default::default();
+    let cause = "the peer's GID is no address of a host";
+    refused(nic.modify_qp(&end.qp, &QpTransition::Rtr(rtr)), cause);
+
+    end.connect(&end, &Link::default());
+    let wr = end.work(SendOpcode::RdmaWrite, 8, &end);
+    let wr = SendWr {
+        sge: Sge { lkey: 1, ..wr.sge },
+        flags: wr.flags | invar_core::nic::SendFlags::INLINE,
+        ..wr
+    };
+    refused(nic.post_send(&end.qp, &[wr]), "inline bytes outside of registered memory");
+}
+
+#[test]
+fn an_address_that_is_not_ours() {
+    let config = SoftConfig::new("soft9", "[2001:db8::77]:0".parse().unwrap());
+    let error = SoftNic::open(&config).map(drop).unwrap_err();
+    let text = "soft9: no interface of this host has the address 2001:db8::77";
+    assert_eq!(error.to_string(), text);
+}
+
+#[test]
+fn a_port_that_is_taken() {
+    let taken = std::net::UdpSocket::bind("[::1]:0").unwrap();
+    let config = SoftConfig::new("soft", taken.local_addr().unwrap());
+    let error = SoftNic::open(&config).map(drop).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+}

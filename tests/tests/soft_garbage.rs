@@ -1,0 +1,163 @@
+//! Datagrams that are not for us, or from nobody we know, are counted and change nothing.
+
+use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
+
+use invar_core::nic::{Nic, SendOpcode, WcStatus};
+use invar_core::roce::{Bth, Flow, HEADERS_BYTES_MAX, Headers, Ipv4Id, Opcode, Psn, Reth};
+use invar_linux::soft::{DeviceCounters, SoftConfig, SoftNic};
+use invar_testkit::end::{End, Link, patiently};
+
+struct Target {
+    ends: [End<SoftNic>; 2],
+    stranger: UdpSocket,
+}
+
+impl Target {
+    fn new() -> Target {
+        let open = || SoftNic::open(&SoftConfig::new("soft", "[::1]:0".parse().unwrap())).unwrap();
+        let ends = End::pair([&open(), &open()], 64, &Link::default());
+        Target { ends, stranger: UdpSocket::bind("[::1]:0").unwrap() }
+    }
+
+    /// Sends bytes to the second end, from an address like that of the first.
+    fn send(&self, bytes: &[u8]) {
+        let port = self.ends[1].nic.query_port().unwrap().udp_port;
+        self.stranger.send_to(bytes, ("::1", port)).unwrap();
+    }
+
+    /// Waits until `count` of the second end says `n`.
+    fn expect(&self, n: u64, count: impl Fn(&DeviceCounters) -> u64) {
+        let nic = &self.ends[1].nic;
+        patiently("datagrams", || count(&nic.counters().device) == n);
+    }
+
+    /// That the connection works, and nothing was written.
+    fn is_unharmed(&self) {
+        let [a, b] = &self.ends;
+        let mut bytes = [1; 64];
+        b.buffer.memory.read_at(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 64]);
+        a.post(&a.work(SendOpcode::RdmaRead, 64, b));
+        assert_eq!(a.wait().status, WcStatus::SUCCESS);
+    }
+
+    /// A WRITE that the second end would carry out, if only it came from the first; `change` may
+    /// spoil it.
+    fn write(&self, change: impl FnOnce(&mut Headers)) -> Vec<u8> {
+        let b = &self.ends[1];
+        let bth = Bth {
+            opcode: Opcode::WRITE_ONLY,
+            pkey: 0xffff,
+            dest_qp: b.nic.qp_num(&b.qp),
+            ack_req: true,
+            psn: Psn::new(Link::default().psn),
+            ..Bth::default()
+        };
+        let reth = Reth { va: b.buffer.addr(0), rkey: b.buffer.rkey(), dma_len: 4 };
+        let mut headers = Headers { bth, reth: Some(reth), ..Headers::default() };
+        change(&mut headers);
+        let mut bytes = [0; HEADERS_BYTES_MAX];
+        let len = headers.encode(&mut bytes);
+        let mut packet = [&bytes[..len], b"spam"].concat();
+        let to = SocketAddr::new(Ipv6Addr::LOCALHOST.into(), b.nic.query_port().unwrap().udp_port);
+        let flow = Flow::new(self.stranger.local_addr().unwrap(), to).unwrap();
+        let mut icrc = flow.start(Ipv4Id::Masked, &packet[..len], 4);
+        icrc.update(b"spam");
+        packet.extend(icrc.finish());
+        packet
+    }
+}
+
+#[test]
+fn noise() {
+    let target = Target::new();
+    let mut state = 1u64;
+    for len in 1..=200 {
+        let noise: Vec<u8> = (0..len)
+            .map(|_| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (state >> 56) as u8
+            })
+            .collect();
+        target.send(&noise);
+    }
+    target.expect(200, |c| c.malformed + c.unknown_qp);
+    target.is_unharmed();
+}
+
+#[test]
+fn packets_cut_short_anywhere() {
+    let target = Target::new();
+    let packet = target.write(|_| ());
+    (1..packet.len()).for_each(|len| target.send(&packet[..len]));
+    target.expect(packet.len() as u64 - 1, |c| c.malformed + c.icrc_bad);
+    target.is_unharmed();
+}
+
+#[test]
+fn packets_with_any_bit_flipped() {
+    let target = Target::new();
+    let packet = target.write(|_| ());
+    // The ICRC does not cover byte 4 of the BTH: congestion marks.
+    let bits = (0..packet.len() * 8).filter(|bit| bit / 8 != 4);
+    let count = bits.clone().count() as u64;
+    for bit in bits {
+        let mut damaged = packet.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        target.send(&damaged);
+    }
+    target.expect(count, |c| c.malformed + c.icrc_bad + c.unknown_qp);
+    target.is_unharmed();
+}
+
+#[test]
+fn packets_for_queue_pairs_that_are_not_there() {
+    let target = Target::new();
+    let qpn = target.ends[1].nic.qp_num(&target.ends[1].qp);
+    // No place, the place of another, another use of the same place.
+    for other in [0, 1, 0xff_ffff, qpn ^ 0x1_0000, qpn ^ 1] {
+        target.send(&target.write(|headers| headers.bth.dest_qp = other));
+    }
+    target.expect(5, |c| c.unknown_qp);
+    target.is_unharmed();
+}
+
+#[test]
+fn packets_of_another_partition() {
+    let target = Target::new();
+    target.send(&target.write(|headers| headers.bth.pkey = 0x8001));
+    target.expect(1, |c| c.wrong_pkey);
+    target.is_unharmed();
+}
+
+#[test]
+fn packets_for_a_queue_pair_without_a_peer() {
+    let target = Target::new();
+    let idle = End::new(&target.ends[1].nic, 8);
+    let qpn = idle.nic.qp_num(&idle.qp);
+    target.send(&target.write(|headers| headers.bth.dest_qp = qpn));
+    target.expect(1, |c| c.unconnected);
+}
+
+#[test]
+fn packets_from_another_address_than_the_peers() {
+    let config = SoftConfig::new("soft", "127.0.0.1:0".parse().unwrap());
+    let nics = [0, 1].map(|_| SoftNic::open(&config).unwrap());
+    let [_a, b] = End::pair([&nics[0], &nics[1]], 64, &Link::default());
+    let stranger = UdpSocket::bind("127.0.0.2:0").unwrap();
+    let qpn = b.nic.qp_num(&b.qp).to_be_bytes();
+    let packet = [&[0x0a, 0, 0xff, 0xff][..], &qpn, &[0; 40]].concat();
+    stranger.send_to(&packet, ("127.0.0.1", b.nic.query_port().unwrap().udp_port)).unwrap();
+    patiently("datagram", || b.nic.counters().device.wrong_source == 1);
+}
+
+#[test]
+fn the_packet_that_the_others_are_made_of_would_be_carried_out() {
+    let target = Target::new();
+    target.send(&target.write(|_| ()));
+    let mut bytes = [0; 4];
+    patiently("write", || {
+        target.ends[1].buffer.memory.read_at(0, &mut bytes).unwrap();
+        bytes == *b"spam"
+    });
+}
