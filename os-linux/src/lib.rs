@@ -2,7 +2,7 @@
 //!
 //! The protocol is in `invar-core` and touches no clock, no socket, no pointer. This crate wires
 //! it to the operating system: [`memory`] that NICs read and write, [`tcp`] for the handshake,
-//! [`udp`] for the software NIC, network [`interface`]s, the [`clock`] and the
+//! a NIC in software ([`soft`]) over [`udp`], network [`interface`]s, the [`clock`] and the
 //! [`env`](mod@env)ironment.
 
 pub mod clock;
