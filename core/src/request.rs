@@ -17,8 +17,11 @@ use crate::fifo::DEPTH_MAX;
 pub struct Request(u32);
 
 impl Request {
-    fn index(&self) -> usize {
-        usize::from(self.0 as u8)
+    /// Which of its comm's 256 receives, sends or flushes it is: no two of a kind that are under
+    /// way are the same.
+    #[inline(always)]
+    pub const fn index(&self) -> usize {
+        self.0 as u8 as usize
     }
 
     /// The token of send, or receive, number `number`.

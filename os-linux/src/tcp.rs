@@ -50,10 +50,10 @@ impl OobListener {
     /// An error is about this host (`EMFILE`, `ENOMEM`): a peer that gave up meanwhile is none.
     pub fn accept(&self) -> io::Result<Option<OobStream>> {
         match self.0.accept() {
-            Ok((stream, _)) => {
+            Ok((stream, peer)) => {
                 stream.set_nonblocking(true)?;
                 tune(SockRef::from(&stream))?;
-                Ok(Some(OobStream(stream)))
+                Ok(Some(OobStream { stream, peer }))
             }
             Err(error) if is_about_one_peer(&error) => Ok(None),
             Err(error) => Err(error),
@@ -63,7 +63,11 @@ impl OobListener {
 
 /// A connection with a peer. Dropping it closes it.
 #[derive(Debug)]
-pub struct OobStream(TcpStream);
+pub struct OobStream {
+    stream: TcpStream,
+    /// Kept, since the kernel knows it only while there is a connection.
+    peer: SocketAddr,
+}
 
 impl OobStream {
     /// Starts to connect to `addr`. Ask [`poll_connected`](Stream::poll_connected) how it goes.
@@ -75,36 +79,36 @@ impl OobStream {
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(error) => return Err(os(error)),
         }
-        Ok(OobStream(socket.into()))
+        Ok(OobStream { stream: socket.into(), peer: addr })
     }
 
     /// Our end.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.0.local_addr()
+        self.stream.local_addr()
     }
 }
 
 impl Stream for OobStream {
     fn peer_addr(&self) -> Option<SocketAddr> {
-        self.0.peer_addr().ok()
+        Some(self.peer)
     }
 
     /// `ECONNREFUSED` and `ETIMEDOUT` may pass: connect anew.
     fn poll_connected(&mut self) -> Result<bool, StreamError> {
-        let mut fds = [PollFd::new(&self.0, PollFlags::OUT)];
+        let mut fds = [PollFd::new(&self.stream, PollFlags::OUT)];
         match poll(&mut fds, Some(&Timespec::default())) {
             Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(false),
             Ok(_) => {}
             Err(errno) => return Err(StreamError::Os(errno.raw_os_error())),
         }
-        match self.0.take_error().map_err(os)? {
+        match self.stream.take_error().map_err(os)? {
             None => Ok(true),
             Some(error) => Err(os(error)),
         }
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
-        match self.0.write(bytes) {
+        match self.stream.write(bytes) {
             Ok(sent) => Ok(sent),
             Err(error) if is_not_now(&error) => Ok(0),
             Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(StreamError::Closed),
@@ -113,7 +117,7 @@ impl Stream for OobStream {
     }
 
     fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError> {
-        match self.0.read(buf) {
+        match self.stream.read(buf) {
             Ok(0) if !buf.is_empty() => Err(StreamError::Closed),
             Ok(received) => Ok(received),
             Err(error) if is_not_now(&error) => Ok(0),

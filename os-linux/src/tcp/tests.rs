@@ -50,6 +50,13 @@ fn both_ends_know_each_other_and_bytes_pass_both_ways() {
 }
 
 #[test]
+fn a_peer_that_is_not_reached_has_an_address_too() {
+    let addr = listener("127.0.0.1").local_addr().unwrap();
+    let caller = OobStream::connect(addr).unwrap();
+    assert_eq!(caller.peer_addr(), Some(addr));
+}
+
+#[test]
 fn nobody_waits_where_there_is_nothing() {
     assert!(listener("127.0.0.1").accept().unwrap().is_none());
     let (mut caller, mut called) = pair("127.0.0.1");
