@@ -1,0 +1,164 @@
+//! Connecting: a listener makes a handle, whoever has it connects.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use invar_core::conn::Handle;
+use invar_core::conn::stage::Stage;
+use invar_core::device::NameFilter;
+use invar_core::error::Error as CoreError;
+use invar_linux::clock::now_ns;
+use invar_linux::interface::{self, Interface, Rules};
+use invar_linux::tcp::{OobListener, OobStream};
+
+use crate::adapter::{Attempt, RecvEnd, SendEnd};
+use crate::error::Kind;
+use crate::{Device, Error, RecvComm, SendComm, Settings};
+
+/// How often who waits for a connection looks.
+const LOOK_EVERY: Duration = Duration::from_micros(50);
+
+/// Waits for senders.
+pub struct Listener {
+    oob: OobListener,
+    handle: Handle,
+    device: Device,
+    settings: Settings,
+}
+
+impl Listener {
+    /// Listens on TCP for peers that will send to `device`: on the interface that
+    /// `NCCL_SOCKET_IFNAME` names, otherwise on the device's own.
+    pub fn bind(device: &Device, settings: &Settings) -> Result<Self, Error> {
+        settings.check_kind(&device.info().name, device.info().kind)?;
+        let addr = oob_addr(device, settings)?;
+        let failed = |error| Error::io(format_args!("listening on {addr}"), error);
+        let oob = OobListener::bind(addr).map_err(failed)?;
+        let handle = Handle::new(oob.local_addr().map_err(failed)?, settings.wire());
+        Ok(Listener { oob, handle, device: device.clone(), settings: settings.clone() })
+    }
+
+    /// What a sender needs to connect: 128 bytes, to be copied to it by other means. Any number
+    /// of senders may use it.
+    pub fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// The next peer that has called, if there is one. Several may be accepted side by side.
+    pub fn accept(&self) -> Result<Option<Accepting>, Error> {
+        let failed = |error| Error::io("accepting a connection", error);
+        let Some(stream) = self.oob.accept().map_err(failed)? else { return Ok(None) };
+        let settings = self.settings.for_port(self.device.info().link_layer);
+        let attempt = self.device.adapter().accept(stream, settings);
+        Ok(Some(Accepting { attempt, device: self.device.clone() }))
+    }
+
+    /// Waits for a peer, and until it is connected; `timeout` is for both.
+    pub fn accept_within(&self, timeout: Duration) -> Result<RecvComm, Error> {
+        let start = Instant::now();
+        let mut accepting = None;
+        until_there(|| {
+            if accepting.is_none() {
+                accepting = self.accept()?;
+            }
+            match accepting.as_mut().map_or(Ok(None), Accepting::poll)? {
+                None if start.elapsed() >= timeout => {
+                    let what = "a connection from a peer";
+                    Err(Kind::TimedOut { what, within: timeout }.into())
+                }
+                comm => Ok(comm),
+            }
+        })
+    }
+}
+
+/// A peer that has called and is not connected yet. Dropping it turns the peer away.
+#[must_use = "it goes on only when it is polled"]
+pub struct Accepting {
+    attempt: Attempt<dyn RecvEnd>,
+    device: Device,
+}
+
+impl Accepting {
+    /// Goes on without waiting; `None`: call again.
+    ///
+    /// # Errors
+    /// A peer that is gone, is none of ours, or took longer than
+    /// [`Settings::connect_timeout`]. Every later call gives the same.
+    pub fn poll(&mut self) -> Result<Option<RecvComm>, Error> {
+        let end = self.attempt.poll(now_ns())?;
+        Ok(end.map(|end| RecvComm::new(end, self.device.clone())))
+    }
+
+    /// Goes on until it is connected.
+    pub fn wait(mut self) -> Result<RecvComm, Error> {
+        until_there(|| self.poll())
+    }
+}
+
+/// A connection to a listener that is not there yet. Dropping it gives it up.
+#[must_use = "it goes on only when it is polled"]
+pub struct Connecting {
+    attempt: Attempt<dyn SendEnd>,
+    device: Device,
+}
+
+impl Connecting {
+    pub(crate) fn start(
+        device: &Device,
+        handle: &Handle,
+        settings: &Settings,
+    ) -> Result<Self, Error> {
+        let name = &device.info().name;
+        settings.check_kind(name, device.info().kind)?;
+        let addr = handle.addr(settings.wire()).map_err(Kind::Handle)?;
+        let conn = settings.for_port(device.info().link_layer);
+        let stream = OobStream::connect(addr).map_err(|error| {
+            let error = CoreError::Stream { stage: Stage::Connect, error, got: 0, want: 0 };
+            Error::unreached(name, addr, error)
+        })?;
+        let attempt = device.adapter().connect(stream, conn);
+        Ok(Connecting { attempt, device: device.clone() })
+    }
+
+    /// Goes on without waiting; `None`: call again.
+    ///
+    /// # Errors
+    /// A peer that is not reached, is none of ours, or took longer than
+    /// [`Settings::connect_timeout`]. Every later call gives the same.
+    pub fn poll(&mut self) -> Result<Option<SendComm>, Error> {
+        let end = self.attempt.poll(now_ns())?;
+        Ok(end.map(|end| SendComm::new(end, self.device.clone())))
+    }
+
+    /// Goes on until it is connected.
+    pub fn wait(mut self) -> Result<SendComm, Error> {
+        until_there(|| self.poll())
+    }
+}
+
+/// Asks until there is an answer. It comes: connecting has a deadline of its own.
+fn until_there<T>(mut poll: impl FnMut() -> Result<Option<T>, Error>) -> Result<T, Error> {
+    loop {
+        if let Some(comm) = poll()? {
+            return Ok(comm);
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Where to listen on TCP.
+fn oob_addr(device: &Device, settings: &Settings) -> Result<SocketAddr, Error> {
+    let names = NameFilter::parse(&settings.socket_ifname)
+        .map_err(|error| Kind::Setting(format!("NCCL_SOCKET_IFNAME: {error}")))?;
+    if names.entries().next().is_none() {
+        return device.socket_addr();
+    }
+    let interfaces =
+        Interface::list().map_err(|error| Error::io("listing the network interfaces", error))?;
+    let rules = Rules { names, family: settings.socket_family, comm_id: None };
+    let found = interface::find(&interfaces, &rules).map_err(Kind::NoInterface)?;
+    let first = found.first().map(|found| found.addr);
+    first.map_or_else(|| device.socket_addr(), Ok)
+}

@@ -1,0 +1,202 @@
+//! Devices: what a host has, and an open one.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::sync::Arc;
+
+use invar_core::nic::{Gid, LinkLayer, Mtu, NicError};
+use invar_core::param::AddressFamily;
+use invar_linux::interface::Interface;
+use invar_linux::soft::{self, SoftConfig, SoftNic};
+
+use crate::Error;
+use crate::adapter::{Adapter, adapt};
+use crate::error::Kind;
+
+/// What a device is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeviceKind {
+    /// The RoCEv2 NIC in software, over UDP.
+    Soft,
+}
+
+/// As `INVAR_TRANSPORT` names it.
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DeviceKind::Soft => "soft",
+        })
+    }
+}
+
+/// A device that this host has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// Its name: `soft0`.
+    pub name: String,
+    /// What it is made of.
+    pub kind: DeviceKind,
+    /// The network interface that it is on.
+    pub netdev: String,
+    /// The address that peers reach it by.
+    pub address: IpAddr,
+    /// All addresses that it could be opened at.
+    pub addresses: Vec<IpAddr>,
+    /// The global identifier that stands for `address`.
+    pub gid: Gid,
+    /// InfiniBand or Ethernet.
+    pub link_layer: LinkLayer,
+    /// Largest path MTU.
+    pub mtu: Mtu,
+    /// Megabits a second, where the interface tells.
+    pub speed_mbps: Option<u32>,
+    /// Whether there is a link.
+    pub up: bool,
+    /// The UDP port where packets come in; `None` before it is open: it takes one that is free.
+    pub udp_port: Option<u16>,
+    /// Its place on the PCI bus; a device in software has none.
+    pub pci_path: Option<String>,
+    /// Buffers of a grouped receive.
+    pub recvs_max: usize,
+}
+
+/// An open device; clones are the same one. It closes with the last of its comms and regions.
+#[derive(Clone)]
+pub struct Device(Arc<Inner>);
+
+struct Inner {
+    info: DeviceInfo,
+    adapter: Arc<dyn Adapter>,
+}
+
+impl Device {
+    /// What this host has, in a stable order, loopback last.
+    pub fn list() -> Result<Vec<DeviceInfo>, Error> {
+        let interfaces = Interface::list().map_err(listing)?;
+        let configs = soft::devices(AddressFamily::Any).map_err(listing)?;
+        Ok(configs.iter().filter_map(|config| describe(config, &interfaces)).collect())
+    }
+
+    /// Opens a device by its name.
+    pub fn open(name: &str) -> Result<Self, Error> {
+        let devices = Self::list()?;
+        match devices.iter().find(|info| info.name == name) {
+            Some(info) => Self::open_soft(info, info.address),
+            None => Err(no_device(name, &devices)),
+        }
+    }
+
+    /// Opens the device that has this address, at this address.
+    pub fn open_at(address: IpAddr) -> Result<Self, Error> {
+        let devices = Self::list()?;
+        // Any address of 127.0.0.0/8 is on loopback, though only one is listed.
+        let holder = Interface::holding(address).map_err(listing)?;
+        let has = |info: &&DeviceInfo| holder.as_ref().is_some_and(|i| i.name == info.netdev);
+        match devices.iter().find(has) {
+            Some(info) => Self::open_soft(info, address),
+            None => Err(no_device(&address.to_string(), &devices)),
+        }
+    }
+
+    fn open_soft(info: &DeviceInfo, address: IpAddr) -> Result<Self, Error> {
+        let config = SoftConfig::new(&info.name, scoped(info, address)?);
+        let nic = SoftNic::open(&config)
+            .map_err(|error| Error::io(format_args!("opening {}", info.name), error))?;
+        let failed = |source: NicError| Kind::Nic { device: info.name.clone(), source };
+        let adapter = adapt(nic).map_err(failed)?;
+        let port = adapter.port().map_err(failed)?;
+        let info = DeviceInfo {
+            address,
+            gid: port.gid,
+            link_layer: port.link_layer,
+            mtu: port.active_mtu,
+            udp_port: Some(port.udp_port),
+            ..info.clone()
+        };
+        log::info!(
+            "{}: {} on {}, {address} UDP port {}, path MTU {}",
+            info.name,
+            info.kind,
+            info.netdev,
+            port.udp_port,
+            info.mtu.bytes()
+        );
+        Ok(Device(Arc::new(Inner { info, adapter })))
+    }
+
+    /// What it is.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.0.info
+    }
+
+    pub(crate) fn adapter(&self) -> &dyn Adapter {
+        &*self.0.adapter
+    }
+
+    pub(crate) fn is(&self, other: &Device) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    pub(crate) fn failed(&self, source: NicError) -> Error {
+        Kind::Nic { device: self.info().name.clone(), source }.into()
+    }
+
+    /// The device's own address, with its scope and port 0.
+    pub(crate) fn socket_addr(&self) -> Result<SocketAddr, Error> {
+        scoped(self.info(), self.info().address)
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.info().fmt(f)
+    }
+}
+
+fn describe(config: &SoftConfig, interfaces: &[Interface]) -> Option<DeviceInfo> {
+    let address = config.address.ip();
+    let has = |interface: &&Interface| interface.addresses.iter().any(|a| a.ip == address);
+    let interface = interfaces.iter().find(has)?;
+    Some(DeviceInfo {
+        name: config.name.clone(),
+        kind: DeviceKind::Soft,
+        netdev: interface.name.clone(),
+        address,
+        addresses: interface.addresses.iter().map(|a| a.ip).collect(),
+        gid: Gid::from(address),
+        link_layer: LinkLayer::Ethernet,
+        mtu: interface.path_mtu()?,
+        speed_mbps: interface.speed_mbps,
+        up: interface.up,
+        udp_port: None,
+        pci_path: None,
+        recvs_max: invar_core::fifo::RECVS_MAX,
+    })
+}
+
+/// A link-local address is one only together with its interface.
+fn scoped(info: &DeviceInfo, address: IpAddr) -> Result<SocketAddr, Error> {
+    match address {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+            let interfaces = Interface::list().map_err(listing)?;
+            let index = interfaces.iter().find(|i| i.name == info.netdev).map_or(0, |i| i.index);
+            Ok(SocketAddrV6::new(v6, 0, 0, index).into())
+        }
+        _ => Ok(SocketAddr::new(address, 0)),
+    }
+}
+
+fn listing(error: std::io::Error) -> Error {
+    Error::io("listing the network interfaces", error)
+}
+
+fn no_device(name: &str, devices: &[DeviceInfo]) -> Error {
+    let one = |info: &DeviceInfo| format!("{} ({} on {})", info.name, info.address, info.netdev);
+    let there_is = match devices {
+        [] => "none".to_owned(),
+        _ => devices.iter().map(one).collect::<Vec<_>>().join(", "),
+    };
+    Kind::NoDevice { name: name.to_owned(), there_is }.into()
+}

@@ -1,0 +1,103 @@
+//! What can go wrong, in words for people.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use invar_core::conn::HandleError;
+use invar_core::error::{Error as CoreError, Fault, Report};
+use invar_core::nic::NicError;
+use invar_linux::interface::NoInterface;
+use invar_linux::memory::OutOfRange;
+
+/// What went wrong, where, and with what; [`Error::fault`] says whose fault it is.
+///
+/// Displayed it is one line. What ended a connection names both of its ends.
+#[derive(Debug)]
+pub struct Error(Box<Kind>);
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Kind {
+    /// Of a variable: its name, value, and what is allowed.
+    #[error("{0}")]
+    Setting(String),
+    #[error("{0}")]
+    Usage(String),
+    #[error("no device is called '{name}'; there is: {there_is}")]
+    NoDevice { name: String, there_is: String },
+    #[error(transparent)]
+    NoInterface(#[from] NoInterface),
+    #[error("{what}: {source}")]
+    Io { what: String, source: io::Error },
+    #[error("{device}: {source}")]
+    Nic { device: String, source: NicError },
+    #[error(transparent)]
+    Range(#[from] OutOfRange),
+    #[error(transparent)]
+    Handle(#[from] HandleError),
+    #[error("{text}")]
+    Connection { error: CoreError, text: String },
+    #[error("{what} did not come about within {} ms", .within.as_millis())]
+    TimedOut { what: &'static str, within: Duration },
+}
+
+impl Error {
+    /// Whose fault it is: the caller's, this host's, the peer's, the network's.
+    pub fn fault(&self) -> Fault {
+        match &*self.0 {
+            Kind::Setting(_)
+            | Kind::Usage(_)
+            | Kind::NoDevice { .. }
+            | Kind::Range(_)
+            | Kind::Handle(_) => Fault::Usage,
+            Kind::NoInterface(_) | Kind::Io { .. } | Kind::Nic { .. } => Fault::Local,
+            Kind::Connection { error, .. } => error.fault(),
+            Kind::TimedOut { .. } => Fault::Network,
+        }
+    }
+
+    /// What the protocol says, where it is about a connection.
+    pub fn connection(&self) -> Option<&CoreError> {
+        match &*self.0 {
+            Kind::Connection { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn reported(error: CoreError, report: Report<'_>) -> Self {
+        Kind::Connection { error, text: report.to_string() }.into()
+    }
+
+    #[cold]
+    pub(crate) fn foreign_request() -> Self {
+        Kind::Usage("a request of another comm".to_owned()).into()
+    }
+
+    pub(crate) fn io(what: impl fmt::Display, source: io::Error) -> Self {
+        Kind::Io { what: what.to_string(), source }.into()
+    }
+
+    /// A connection that did not even begin.
+    pub(crate) fn unreached(device: &str, peer: SocketAddr, error: CoreError) -> Self {
+        Kind::Connection { error, text: format!("{device} to peer {peer}: {error}") }.into()
+    }
+}
+
+impl From<Kind> for Error {
+    fn from(kind: Kind) -> Self {
+        Error(Box::new(kind))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&*self.0)
+    }
+}

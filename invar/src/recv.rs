@@ -1,0 +1,178 @@
+//! The receiving end.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use invar_core::comm::{self, FlushBuf, RecvBuf};
+use invar_core::error::{Ends, Error as CoreError};
+use invar_core::fifo::RECVS_MAX;
+
+use crate::adapter::RecvEnd;
+use crate::request::UnderWay;
+use crate::wait::wait;
+use crate::watch::PeerWatch;
+use crate::{Device, Error, MemoryRegion, Request};
+
+/// The receiving end of a connection.
+pub struct RecvComm {
+    // Its queue pairs end before the regions that they work on.
+    end: Box<dyn RecvEnd>,
+    receives: UnderWay<RECVS_MAX>,
+    flushes: UnderWay<1>,
+    watch: PeerWatch,
+    device: Device,
+}
+
+/// What a receive got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    nreqs: u8,
+    sizes: [u32; RECVS_MAX],
+}
+
+impl Received {
+    /// Of at most 8 buffers.
+    #[inline]
+    pub(crate) fn new(sizes: &[u32]) -> Self {
+        let mut received = Received { nreqs: sizes.len() as u8, sizes: [0; RECVS_MAX] };
+        received.sizes.iter_mut().zip(sizes).for_each(|(to, from)| *to = *from);
+        received
+    }
+
+    /// Bytes of each buffer, in the order in which they were posted; of a flush, none.
+    ///
+    /// On the wire of NCCL 2.14 a group's are only 0 or 1: empty or not.
+    pub fn sizes(&self) -> &[u32] {
+        self.sizes.get(..usize::from(self.nreqs)).unwrap_or(&self.sizes)
+    }
+}
+
+/// How a flush began.
+#[derive(Debug)]
+#[must_use]
+pub enum Flush {
+    /// Flushing is off, or no range has bytes: the data can be used.
+    NotNeeded,
+    /// Under way: test the request.
+    Started(Request),
+    /// Too many requests are under way: call again.
+    Busy,
+}
+
+impl RecvComm {
+    pub(crate) fn new(end: Box<dyn RecvEnd>, device: Device) -> Self {
+        RecvComm {
+            end,
+            receives: UnderWay::new(),
+            flushes: UnderWay::new(),
+            watch: PeerWatch::default(),
+            device,
+        }
+    }
+
+    /// Posts a receive of 1 to 8 ranges, each for a message with its tag, and tells the peer.
+    /// `None`, where too many requests are under way: call again.
+    ///
+    /// # Errors
+    /// A range that is not in its region, a region of another device, a wrong number of ranges:
+    /// the comm goes on. Others stay: every later call gives the same.
+    pub fn irecv(
+        &mut self,
+        bufs: &[(&MemoryRegion, Range<usize>, u32)],
+    ) -> Result<Option<Request>, Error> {
+        let mut row = [RecvBuf::default(); RECVS_MAX];
+        if bufs.len() > row.len() {
+            return Err(self.end.failed(CoreError::Argument("a receive takes 1 to 8 buffers")));
+        }
+        for (slot, (region, range, tag)) in row.iter_mut().zip(bufs) {
+            let (addr, len) = region.locate(&self.device, range)?;
+            *slot = RecvBuf { addr, len, tag: *tag, rkey: region.rkey() };
+        }
+        match self.end.irecv(&row[..bufs.len()]) {
+            Ok(Some(request)) => {
+                Ok(Some(self.receives.hold(request, bufs.iter().map(|(region, ..)| *region))))
+            }
+            Ok(None) => self.watch.idle(&mut *self.end).map(|()| None),
+            Err(error) => Err(self.end.failed(error)),
+        }
+    }
+
+    /// Makes received data visible where a write of the NIC may not be yet: reads a byte of the
+    /// last range that is not empty back through the NIC. Only where
+    /// [`Settings::flush`](crate::Settings::flush) is on.
+    ///
+    /// # Errors
+    /// As [`RecvComm::irecv`].
+    pub fn iflush(&mut self, bufs: &[(&MemoryRegion, Range<usize>)]) -> Result<Flush, Error> {
+        let Some((region, range)) = bufs.iter().rev().find(|(_, range)| !range.is_empty()) else {
+            return Ok(Flush::NotNeeded);
+        };
+        let (addr, len) = region.locate(&self.device, range)?;
+        let buf = FlushBuf { addr, len, rkey: region.rkey() };
+        match self.end.iflush(&[buf]) {
+            Ok(comm::Flush::NotNeeded) => Ok(Flush::NotNeeded),
+            Ok(comm::Flush::Busy) => Ok(Flush::Busy),
+            Ok(comm::Flush::Started(request)) => {
+                Ok(Flush::Started(self.flushes.hold(request, [*region].into_iter())))
+            }
+            Err(error) => Err(self.end.failed(error)),
+        }
+    }
+
+    /// Whether a receive or flush is done, and then what came; the request is then over.
+    ///
+    /// # Errors
+    /// A request that is over or of another comm; or what ended the connection.
+    pub fn test(&mut self, request: &Request) -> Result<Option<Received>, Error> {
+        let is_receive = self.receives.is_ours(request);
+        if !is_receive && !self.flushes.is_ours(request) {
+            return Err(Error::foreign_request());
+        }
+        match self.end.test(&request.inner) {
+            Ok(Some(received)) => {
+                if is_receive {
+                    self.receives.release(request);
+                } else {
+                    self.flushes.release(request);
+                }
+                Ok(Some(received))
+            }
+            Ok(None) => self.watch.idle(&mut *self.end).map(|()| None),
+            Err(error) => Err(self.end.failed(error)),
+        }
+    }
+
+    /// Waits until a receive or flush is done.
+    pub fn wait(&mut self, request: &Request, timeout: Duration) -> Result<Received, Error> {
+        wait("a receive", timeout, || self.test(request))
+    }
+
+    /// Receives one message; gives its length.
+    pub fn recv(
+        &mut self,
+        region: &MemoryRegion,
+        range: Range<usize>,
+        tag: u32,
+        timeout: Duration,
+    ) -> Result<usize, Error> {
+        let bufs = [(region, range, tag)];
+        let mut request = None;
+        let received = wait("a receive", timeout, || {
+            if request.is_none() {
+                request = self.irecv(&bufs)?;
+            }
+            request.as_ref().map_or(Ok(None), |request| self.test(request))
+        })?;
+        Ok(received.sizes().first().map_or(0, |size| *size as usize))
+    }
+
+    /// Both ends.
+    pub fn ends(&self) -> &Ends {
+        self.end.ends()
+    }
+
+    /// The device that it receives on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+}

@@ -1,0 +1,63 @@
+//! Requests, and the memory that they hold.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use invar_core::comm;
+use invar_core::fifo::DEPTH_MAX;
+
+use crate::MemoryRegion;
+
+/// A transfer under way; give it to `test` of its comm until that says done.
+///
+/// It is a number, not a resource: dropping it neither ends the transfer nor frees its memory. But
+/// its place in the comm stays taken, and once the others have gone around all places (256 at
+/// most) to that one, no new request begins.
+#[must_use = "a request ends only by `test`"]
+#[derive(Debug)]
+pub struct Request {
+    pub(crate) inner: comm::Request,
+    comm: u64,
+}
+
+/// The regions of the requests of a comm, of one kind, that are under way: a NIC may be at work there, so they
+/// stay. `K` is how many a request may have.
+pub(crate) struct UnderWay<const K: usize> {
+    comm: u64,
+    regions: Box<[[Option<MemoryRegion>; K]]>,
+}
+
+impl<const K: usize> UnderWay<K> {
+    pub(crate) fn new() -> Self {
+        static COMMS: AtomicU64 = AtomicU64::new(0);
+        let regions = (0..DEPTH_MAX).map(|_| [const { None }; K]).collect();
+        UnderWay { comm: COMMS.fetch_add(1, Ordering::Relaxed), regions }
+    }
+
+    #[inline]
+    pub(crate) fn hold<'a>(
+        &mut self,
+        request: comm::Request,
+        regions: impl Iterator<Item = &'a MemoryRegion>,
+    ) -> Request {
+        for (held, region) in self.regions[request.index()].iter_mut().zip(regions) {
+            *held = Some(region.clone());
+        }
+        Request { inner: request, comm: self.comm }
+    }
+
+    /// Of a request that is over.
+    #[inline]
+    pub(crate) fn release(&mut self, request: &Request) {
+        for held in &mut self.regions[request.inner.index()] {
+            // They fill up from the front.
+            if held.take().is_none() {
+                break;
+            }
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_ours(&self, request: &Request) -> bool {
+        request.comm == self.comm
+    }
+}

@@ -1,0 +1,112 @@
+//! The sending end.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use invar_core::comm::SendBuf;
+use invar_core::conn::Handle;
+use invar_core::error::Ends;
+
+use crate::adapter::SendEnd;
+use crate::request::UnderWay;
+use crate::wait::wait;
+use crate::watch::PeerWatch;
+use crate::{Connecting, Device, Error, MemoryRegion, Request, Settings};
+
+/// The sending end of a connection.
+pub struct SendComm {
+    // Its queue pairs end before the regions that they work on.
+    end: Box<dyn SendEnd>,
+    under_way: UnderWay<1>,
+    watch: PeerWatch,
+    device: Device,
+}
+
+impl SendComm {
+    /// Begins to connect to the listener that made `handle`.
+    pub fn connect(
+        device: &Device,
+        handle: &Handle,
+        settings: &Settings,
+    ) -> Result<Connecting, Error> {
+        Connecting::start(device, handle, settings)
+    }
+
+    pub(crate) fn new(end: Box<dyn SendEnd>, device: Device) -> Self {
+        SendComm { end, under_way: UnderWay::new(), watch: PeerWatch::default(), device }
+    }
+
+    /// Starts to send a range of `region` if the peer has posted a receive for `tag`; otherwise,
+    /// or where too many requests are under way, `None`: call again.
+    ///
+    /// A send into a grouped receive starts when all of its buffers have their message.
+    ///
+    /// # Errors
+    /// A range that is not in the region, a region of another device, a message longer than its
+    /// receive: the comm goes on. Others stay: every later call gives the same.
+    pub fn isend(
+        &mut self,
+        region: &MemoryRegion,
+        range: Range<usize>,
+        tag: u32,
+    ) -> Result<Option<Request>, Error> {
+        let (addr, len) = region.locate(&self.device, &range)?;
+        let buf = SendBuf { addr, len, lkey: region.lkey() };
+        match self.end.isend(&buf, tag) {
+            Ok(Some(request)) => Ok(Some(self.under_way.hold(request, [region].into_iter()))),
+            Ok(None) => self.watch.idle(&mut *self.end).map(|()| None),
+            Err(error) => Err(self.end.failed(error)),
+        }
+    }
+
+    /// Whether a send is done, and then how many bytes it sent; the request is then over.
+    ///
+    /// # Errors
+    /// A request that is over or of another comm; or what ended the connection.
+    pub fn test(&mut self, request: &Request) -> Result<Option<u32>, Error> {
+        if !self.under_way.is_ours(request) {
+            return Err(Error::foreign_request());
+        }
+        match self.end.test(&request.inner) {
+            Ok(Some(sent)) => {
+                self.under_way.release(request);
+                Ok(Some(sent))
+            }
+            Ok(None) => self.watch.idle(&mut *self.end).map(|()| None),
+            Err(error) => Err(self.end.failed(error)),
+        }
+    }
+
+    /// Waits until a send is done.
+    pub fn wait(&mut self, request: &Request, timeout: Duration) -> Result<u32, Error> {
+        wait("a send", timeout, || self.test(request))
+    }
+
+    /// Waits until the peer has posted its receive, and until the send is done; `timeout` is for
+    /// both.
+    pub fn send(
+        &mut self,
+        region: &MemoryRegion,
+        range: Range<usize>,
+        tag: u32,
+        timeout: Duration,
+    ) -> Result<u32, Error> {
+        let mut request = None;
+        wait("a send", timeout, || {
+            if request.is_none() {
+                request = self.isend(region, range.clone(), tag)?;
+            }
+            request.as_ref().map_or(Ok(None), |request| self.test(request))
+        })
+    }
+
+    /// Both ends.
+    pub fn ends(&self) -> &Ends {
+        self.end.ends()
+    }
+
+    /// The device that it sends from.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+}

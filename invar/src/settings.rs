@@ -1,0 +1,256 @@
+//! What a user may choose about connections.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use invar_core::conn;
+use invar_core::nic::{LinkLayer, QpOptions};
+use invar_core::param::{
+    AddressFamily, LogLevel, ParamError, Params, TABLE, TransportChoice, Wire,
+};
+
+use crate::error::Kind;
+use crate::{DeviceKind, Error};
+
+/// How connections are made: from the environment, then as the program says.
+///
+/// Each end has its own. What the two must agree on they agree on while they connect: the smaller
+/// FIFO depth, the connector's number of queue pairs, the options that both allow.
+///
+/// ```
+/// let settings = invar::Settings::from_env()?.qps(4);
+/// # Ok::<(), invar::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Settings {
+    conn: conn::Settings,
+    /// `None`: on InfiniBand.
+    adaptive_routing: Option<bool>,
+    ar_threshold_bytes: u32,
+    transport: TransportChoice,
+    log_level: LogLevel,
+    pub(crate) socket_ifname: String,
+    pub(crate) socket_family: AddressFamily,
+}
+
+impl Settings {
+    /// From the environment: `NCCL_IB_*`, `NCCL_SOCKET_*` and `INVAR_*`, all in
+    /// [`invar_core::param::TABLE`].
+    ///
+    /// # Errors
+    /// A variable that is set to what it cannot be, by name, with what is allowed.
+    pub fn from_env() -> Result<Self, Error> {
+        Self::from_lookup(invar_linux::env::var)
+    }
+
+    /// As [`Settings::from_env`], from elsewhere; `None` is a variable that is not set.
+    pub fn from_lookup(
+        mut lookup: impl FnMut(&'static str) -> Option<String>,
+    ) -> Result<Self, Error> {
+        let set: HashMap<&str, String> =
+            TABLE.iter().filter_map(|row| Some((row.name, lookup(row.name)?))).collect();
+        let params = Params::from_lookup(|name| set.get(name).map(String::as_str))
+            .map_err(|error: ParamError<'_>| Kind::Setting(error.to_string()))?;
+        let ifname = set.get("NCCL_SOCKET_IFNAME").cloned().unwrap_or_default();
+        Ok(Self::from_params(&params, ifname))
+    }
+
+    fn from_params(params: &Params<'_>, socket_ifname: String) -> Self {
+        let conn = conn::Settings {
+            wire: match params.wire {
+                Wire::Invar => conn::Wire::Invar,
+                Wire::Nccl214 => conn::Wire::Nccl214,
+            },
+            fifo_depth: params.fifo_depth,
+            qps: u16::from(params.ib_qps_per_connection),
+            pkey_index: params.ib_pkey_index,
+            sl: params.ib_sl,
+            traffic_class: params.ib_tc,
+            timeout: params.ib_timeout,
+            retry_cnt: params.ib_retry_cnt,
+            use_inline: params.ib_use_inline,
+            timeout_ns: u64::from(params.connect_timeout_ms) * 1_000_000,
+            ..conn::Settings::default()
+        };
+        Settings {
+            conn,
+            adaptive_routing: params.ib_adaptive_routing,
+            ar_threshold_bytes: u32::try_from(params.ib_ar_threshold).unwrap_or(u32::MAX),
+            transport: params.transport,
+            log_level: params.log,
+            socket_ifname,
+            socket_family: params.socket_family,
+        }
+    }
+
+    /// Queue pairs of a connection, 1 to 128; each message is split over them
+    /// (`NCCL_IB_QPS_PER_CONNECTION`).
+    #[must_use]
+    pub fn qps(mut self, qps: u16) -> Self {
+        self.conn.qps = qps;
+        self
+    }
+
+    /// Requests that may be under way, a power of two up to 256 (`INVAR_FIFO_DEPTH`).
+    #[must_use]
+    pub fn fifo_depth(mut self, fifo_depth: u16) -> Self {
+        self.conn.fifo_depth = fifo_depth;
+        self
+    }
+
+    /// Whether packets may overtake each other (`NCCL_IB_ADAPTIVE_ROUTING`).
+    #[must_use]
+    pub fn adaptive_routing(mut self, on: bool) -> Self {
+        self.adaptive_routing = Some(on);
+        self
+    }
+
+    /// Time until a packet that is not acknowledged is sent again, 4.096 µs × 2^`timeout`, and
+    /// how often (`NCCL_IB_TIMEOUT`, `NCCL_IB_RETRY_CNT`).
+    #[must_use]
+    pub fn retry(mut self, timeout: u8, retry_cnt: u8) -> Self {
+        (self.conn.timeout, self.conn.retry_cnt) = (timeout, retry_cnt);
+        self
+    }
+
+    /// Time in which a connection must come about (`INVAR_CONNECT_TIMEOUT_MS`).
+    #[must_use]
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.conn.timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        self
+    }
+
+    /// Whether a send longer than its receive is cut to it, rather than refused.
+    #[must_use]
+    pub fn truncate(mut self, on: bool) -> Self {
+        self.conn.truncate = on;
+        self
+    }
+
+    /// Whether [`RecvComm::iflush`](crate::RecvComm::iflush) reads back through the NIC. Host
+    /// memory does not need it.
+    #[must_use]
+    pub fn flush(mut self, on: bool) -> Self {
+        self.conn.flush = on;
+        self
+    }
+
+    /// What is to be logged (`INVAR_LOG`). The library logs through the `log` crate; to print it
+    /// is the program's part.
+    pub fn log_level(&self) -> LogLevel {
+        self.log_level
+    }
+
+    /// Requests that may be under way, as the wire allows.
+    pub fn requests_max(&self) -> u16 {
+        match self.conn.wire {
+            conn::Wire::Invar => self.conn.fifo_depth,
+            conn::Wire::Nccl214 => 64,
+        }
+    }
+
+    pub(crate) fn wire(&self) -> conn::Wire {
+        self.conn.wire
+    }
+
+    /// For a port of this kind.
+    pub(crate) fn for_port(&self, link_layer: LinkLayer) -> conn::Settings {
+        let mut conn = self.conn;
+        let adaptive = self.adaptive_routing.unwrap_or(link_layer == LinkLayer::Infiniband);
+        conn.options.set(QpOptions::ADAPTIVE_ROUTING, adaptive);
+        // Where packets keep their order one WRITE_WITH_IMM does. NCCL 2.14 looks at the threshold
+        // alone, so its wire does unless told otherwise.
+        let apart =
+            adaptive || self.adaptive_routing.is_none() && self.conn.wire == conn::Wire::Nccl214;
+        conn.ar_threshold_bytes = if apart { self.ar_threshold_bytes } else { u32::MAX };
+        conn
+    }
+
+    /// Refuses a device of another transport than the one asked for (`INVAR_TRANSPORT`).
+    pub(crate) fn check_kind(&self, device: &str, kind: DeviceKind) -> Result<(), Error> {
+        let fits = match (self.transport, kind) {
+            (TransportChoice::Auto | TransportChoice::Soft, DeviceKind::Soft) => true,
+            (TransportChoice::Ib | TransportChoice::Socket, DeviceKind::Soft) => false,
+        };
+        if fits {
+            return Ok(());
+        }
+        let asked = self.transport.as_str();
+        let text = format!("INVAR_TRANSPORT={asked}: {device} is a device of transport {kind}");
+        Err(Kind::Setting(text).into())
+    }
+}
+
+/// What holds where the environment says nothing.
+impl Default for Settings {
+    fn default() -> Self {
+        Self::from_params(&Params::default(), String::new())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(set: &[(&str, &str)]) -> Result<Settings, Error> {
+        Settings::from_lookup(|name| {
+            set.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn the_environment_reaches_the_connection() {
+        let set = [
+            ("NCCL_IB_QPS_PER_CONNECTION", "4"),
+            ("NCCL_IB_TIMEOUT", "14"),
+            ("NCCL_IB_RETRY_CNT", "3"),
+            ("NCCL_IB_TC", "0x60"),
+            ("INVAR_FIFO_DEPTH", "32"),
+            ("INVAR_CONNECT_TIMEOUT_MS", "1500"),
+        ];
+        let conn = from(&set).unwrap().for_port(LinkLayer::Ethernet);
+        assert_eq!((conn.qps, conn.timeout, conn.retry_cnt), (4, 14, 3));
+        assert_eq!((conn.traffic_class, conn.fifo_depth), (0x60, 32));
+        assert_eq!(conn.timeout_ns, 1_500_000_000);
+    }
+
+    #[test]
+    fn what_the_program_says_goes_before_the_environment() {
+        let settings = from(&[("NCCL_IB_QPS_PER_CONNECTION", "4")]).unwrap().qps(2);
+        assert_eq!(settings.for_port(LinkLayer::Ethernet).qps, 2);
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_is_named_with_what_is_allowed() {
+        let error = from(&[("NCCL_IB_TIMEOUT", "32")]).unwrap_err();
+        assert_eq!(error.to_string(), "NCCL_IB_TIMEOUT=32: must be a number from 0 to 31");
+        assert_eq!(error.fault(), invar_core::error::Fault::Usage);
+    }
+
+    #[test]
+    fn data_goes_apart_from_its_immediate_only_where_packets_may_overtake() {
+        let threshold = |set: &[(&str, &str)], link_layer| {
+            let conn = from(set).unwrap().for_port(link_layer);
+            (conn.options.contains(QpOptions::ADAPTIVE_ROUTING), conn.ar_threshold_bytes)
+        };
+        let (ib, roce) = (LinkLayer::Infiniband, LinkLayer::Ethernet);
+        assert_eq!(threshold(&[], roce), (false, u32::MAX));
+        assert_eq!(threshold(&[], ib), (true, 8192));
+        assert_eq!(threshold(&[("NCCL_IB_ADAPTIVE_ROUTING", "1")], roce), (true, 8192));
+        assert_eq!(threshold(&[("NCCL_IB_ADAPTIVE_ROUTING", "0")], ib), (false, u32::MAX));
+        assert_eq!(threshold(&[("INVAR_WIRE", "nccl-2.14")], roce), (false, 8192));
+    }
+
+    #[test]
+    fn a_transport_that_the_device_is_not_is_refused() {
+        let check = |word| from(&[("INVAR_TRANSPORT", word)]).unwrap();
+        for word in ["auto", "soft"] {
+            assert!(check(word).check_kind("soft0", DeviceKind::Soft).is_ok());
+        }
+        for word in ["ib", "socket"] {
+            let error = check(word).check_kind("soft0", DeviceKind::Soft).unwrap_err();
+            let text = format!("INVAR_TRANSPORT={word}: soft0 is a device of transport soft");
+            assert_eq!(error.to_string(), text);
+        }
+    }
+}
