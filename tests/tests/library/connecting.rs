@@ -1,0 +1,110 @@
+//! Connecting, and what keeps a connection from coming about.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use invar::{Fault, Handle};
+use invar_core::conn::Wire;
+
+use crate::*;
+
+#[test]
+fn several_peers_are_accepted_side_by_side() {
+    let (device, settings) = (loopback(), Settings::default());
+    let listener = Listener::bind(&device, &settings).unwrap();
+    let mut connecting: Vec<_> = (0..5)
+        .map(|_| SendComm::connect(&device, &listener.handle(), &settings).unwrap())
+        .collect();
+    let (mut accepting, mut sends, mut recvs) = (Vec::new(), Vec::new(), Vec::new());
+    until("connecting", || {
+        accepting.extend(listener.accept().unwrap());
+        connecting.retain_mut(|one| match one.poll().unwrap() {
+            None => true,
+            Some(comm) => {
+                sends.push(comm);
+                false
+            }
+        });
+        accepting.retain_mut(|one| match one.poll().unwrap() {
+            None => true,
+            Some(comm) => {
+                recvs.push(comm);
+                false
+            }
+        });
+        (sends.len() == 5 && recvs.len() == 5).then_some(())
+    });
+    let peers: std::collections::HashSet<u32> =
+        recvs.iter().map(|comm| comm.ends().peer_qpn).collect();
+    let ours = sends.iter().map(|comm| comm.ends().qpn).collect();
+    assert_eq!(peers, ours);
+}
+
+#[test]
+fn a_handle_survives_as_bytes_and_only_on_its_wire() {
+    let device = loopback();
+    let settings = Settings::default();
+    let listener = Listener::bind(&device, &settings).unwrap();
+    let bytes = *listener.handle().as_bytes();
+    assert!(SendComm::connect(&device, &Handle::from_bytes(bytes), &settings).is_ok());
+    let nccl = Handle::new("[::1]:1".parse().unwrap(), Wire::Nccl214);
+    for handle in [nccl, Handle::from_bytes([0; 128])] {
+        let error = SendComm::connect(&device, &handle, &settings).err().unwrap();
+        assert!(error.to_string().starts_with("not a handle of Invar"), "{error}");
+        assert_eq!(error.fault(), Fault::Usage);
+    }
+}
+
+#[test]
+fn a_listener_that_is_gone_is_named_and_it_is_the_networks_fault() {
+    let device = loopback();
+    let settings = Settings::default();
+    let handle = Listener::bind(&device, &settings).unwrap().handle();
+    let connecting = SendComm::connect(&device, &handle, &settings);
+    let error = connecting.and_then(invar::Connecting::wait).err().unwrap();
+    let text = error.to_string();
+    assert!(text.contains("to peer [::1]:") && text.contains("connection refused"), "{text}");
+    assert_eq!(error.fault(), Fault::Network);
+}
+
+#[test]
+fn a_peer_that_never_answers_is_given_up_in_time() {
+    let device = loopback();
+    let settings = Settings::default().connect_timeout(Duration::from_millis(200));
+    let silent = TcpListener::bind("[::1]:0").unwrap();
+    let handle = Handle::new(silent.local_addr().unwrap(), Wire::Invar);
+    let error = SendComm::connect(&device, &handle, &settings).unwrap().wait().err().unwrap();
+    assert!(error.to_string().contains("did not answer in time"), "{error}");
+
+    let listener = Listener::bind(&device, &settings).unwrap();
+    let addr = listener.handle().addr(Wire::Invar).unwrap();
+    let _caller = TcpStream::connect(addr).unwrap();
+    let error = listener.accept_within(TIMEOUT).err().unwrap();
+    assert!(error.to_string().contains("did not answer in time"), "{error}");
+    let error = listener.accept_within(Duration::from_millis(20)).err().unwrap();
+    assert_eq!(error.to_string(), "a connection from a peer did not come about within 20 ms");
+}
+
+#[test]
+fn a_caller_that_speaks_something_else_is_refused_and_the_next_is_served() {
+    let (device, settings) = (loopback(), Settings::default());
+    let listener = Listener::bind(&device, &settings).unwrap();
+    let addr = listener.handle().addr(Wire::Invar).unwrap();
+    let mut browser = TcpStream::connect(addr).unwrap();
+    browser.write_all(b"GET / HTTP/1.1\r\n").unwrap();
+    let error = listener.accept_within(TIMEOUT).err().unwrap();
+    assert_eq!(error.fault(), Fault::Incompatible, "{error}");
+    assert!(error.to_string().contains("not Invar's preface"), "{error}");
+    // It is told who is here, and then it is hung up on.
+    let mut answer = Vec::new();
+    let _ = browser.read_to_end(&mut answer);
+
+    let mut connecting = SendComm::connect(&device, &listener.handle(), &settings).unwrap();
+    let mut accepting = until("the next caller", || listener.accept().unwrap());
+    let (mut send, mut recv) = (None, None);
+    until("connecting", || {
+        send = send.take().or_else(|| connecting.poll().unwrap());
+        recv = recv.take().or_else(|| accepting.poll().unwrap());
+        (send.is_some() && recv.is_some()).then_some(())
+    });
+}

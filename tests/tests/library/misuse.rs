@@ -1,0 +1,103 @@
+//! What a program does wrong is refused by name, and the connection goes on.
+
+use invar::{ConnectionError, Error, Fault};
+
+use crate::*;
+
+/// A message still passes.
+fn goes_on(pair: &mut Pair) {
+    let receive = pair.recv.irecv(&[(&pair.to, 0..32, 1)]).unwrap().unwrap();
+    let send = pair.isend(32, 1);
+    assert_eq!(pair.recv.wait(&receive, TIMEOUT).unwrap().sizes(), [32]);
+    pair.send.wait(&send, TIMEOUT).unwrap();
+}
+
+fn usage<T>(result: Result<T, Error>) -> String {
+    let error = result.err().expect("an error");
+    assert_eq!(error.fault(), Fault::Usage, "{error}");
+    error.to_string()
+}
+
+#[test]
+#[expect(clippy::reversed_empty_ranges, reason = "refusing it is the point")]
+fn ranges_outside_of_their_region_are_refused() {
+    let mut pair = Pair::new(&Settings::default(), 64);
+    for range in [0..65, 65..66, 9..8, usize::MAX..usize::MAX, 0..usize::MAX] {
+        let text = format!("bytes {range:?} of a region of 64");
+        assert_eq!(usage(pair.send.isend(&pair.from, range.clone(), 1)), text);
+        assert_eq!(usage(pair.recv.irecv(&[(&pair.to, range, 1)])), text);
+    }
+    usage(pair.to.write_at(60, &[0; 5]));
+    usage(pair.to.read_at(usize::MAX, &mut [0; 5]));
+    goes_on(&mut pair);
+}
+
+#[test]
+fn a_region_of_another_device_is_refused() {
+    let mut pair = Pair::new(&Settings::default(), 64);
+    let foreign = MemoryRegion::new(&loopback(), 64).unwrap();
+    assert!(usage(pair.send.isend(&foreign, 0..8, 1)).contains("opened apart"));
+    assert!(usage(pair.recv.irecv(&[(&pair.to, 0..8, 1), (&foreign, 0..8, 2)])).contains("soft"));
+    goes_on(&mut pair);
+}
+
+#[test]
+fn a_receive_of_no_or_nine_buffers_is_refused() {
+    let mut pair = Pair::new(&Settings::default(), 64);
+    let nine: Vec<_> = (0..9).map(|tag| (&pair.to, 0..4, tag)).collect();
+    for bufs in [&nine[..], &[]] {
+        assert!(usage(pair.recv.irecv(bufs)).ends_with("a receive takes 1 to 8 buffers"));
+    }
+    goes_on(&mut pair);
+}
+
+#[test]
+fn a_request_ends_once_and_only_in_its_own_comm() {
+    let mut pair = Pair::new(&Settings::default(), 64);
+    let (_, mut other) = connect(&pair.device, &Settings::default());
+    let receive = pair.recv.irecv(&[(&pair.to, 0..32, 1)]).unwrap().unwrap();
+    let others = other.irecv(&[(&pair.to, 0..32, 1)]).unwrap().unwrap();
+    assert_eq!(usage(other.test(&receive)), "a request of another comm");
+    assert_eq!(usage(pair.send.test(&others)), "a request of another comm");
+    let send = pair.isend(32, 1);
+    pair.recv.wait(&receive, TIMEOUT).unwrap();
+    pair.send.wait(&send, TIMEOUT).unwrap();
+    assert!(usage(pair.recv.test(&receive)).contains("done already"));
+    assert!(usage(pair.send.test(&send)).contains("done already"));
+    goes_on(&mut pair);
+}
+
+#[test]
+fn a_send_longer_than_its_receive_names_both_sizes_or_is_cut() {
+    let mut pair = Pair::new(&Settings::default(), 64);
+    let receive = pair.recv.irecv(&[(&pair.to, 0..16, 1)]).unwrap().unwrap();
+    let error = until("a slot", || match pair.send.isend(&pair.from, 0..64, 1) {
+        Ok(None) => None,
+        Ok(Some(_)) => panic!("sent"),
+        Err(error) => Some(error),
+    });
+    let expected = ConnectionError::SizeMismatch { local: 64, remote: 16, tag: 1 };
+    assert_eq!(error.connection(), Some(&expected));
+    assert!(error.to_string().contains("send of 64 bytes meets a receive of 16 bytes"), "{error}");
+    let send = pair.isend(16, 1);
+    pair.recv.wait(&receive, TIMEOUT).unwrap();
+    pair.send.wait(&send, TIMEOUT).unwrap();
+    goes_on(&mut pair);
+
+    let mut cut = Pair::new(&Settings::default().truncate(true), 64);
+    let receive = cut.recv.irecv(&[(&cut.to, 0..16, 1)]).unwrap().unwrap();
+    let send = cut.isend(64, 1);
+    assert_eq!(cut.recv.wait(&receive, TIMEOUT).unwrap().sizes(), [16]);
+    assert_eq!(cut.send.wait(&send, TIMEOUT).unwrap(), 16);
+    assert_eq!(content(&cut.to, 64), [&pattern(16)[..], &[0; 48]].concat());
+}
+
+#[test]
+fn devices_and_regions_that_cannot_be_are_refused() {
+    let names = usage(Device::open("mlx5_7"));
+    assert!(names.starts_with("no device is called 'mlx5_7'; there is: soft0 ("), "{names}");
+    assert!(usage(Device::open_at("203.0.113.77".parse().unwrap())).contains("203.0.113.77"));
+    assert!(usage(MemoryRegion::new(&loopback(), 0)).contains("at least one byte"));
+    let error = MemoryRegion::new(&loopback(), 1 << 60).err().unwrap();
+    assert_eq!(error.fault(), Fault::Local);
+}

@@ -1,0 +1,54 @@
+//! A peer that is gone ends what waits for it, soon and by name.
+
+use invar::Fault;
+
+use crate::*;
+
+/// Well above the time between two looks at the peer, well below any retry.
+const SOON: Duration = Duration::from_secs(3);
+
+#[test]
+fn a_sender_without_a_slot_learns_that_its_receiver_is_gone() {
+    let Pair { mut send, recv, from, .. } = Pair::new(&Settings::default(), 64);
+    drop(recv);
+    let error = send.send(&from, 0..8, 1, SOON).unwrap_err();
+    assert_eq!(error.fault(), Fault::Peer, "{error}");
+    assert!(error.to_string().contains("the peer has closed or is dead"), "{error}");
+    // It stays so.
+    let error = send.isend(&from, 0..8, 1).unwrap_err();
+    assert_eq!(error.fault(), Fault::Peer, "{error}");
+}
+
+#[test]
+fn a_receiver_learns_that_its_sender_is_gone() {
+    let Pair { send, mut recv, to, .. } = Pair::new(&Settings::default(), 64);
+    let receive = recv.irecv(&[(&to, 0..8, 1)]).unwrap().unwrap();
+    drop(send);
+    let error = recv.wait(&receive, SOON).unwrap_err();
+    assert_eq!(error.fault(), Fault::Peer, "{error}");
+    assert!(recv.test(&receive).is_err());
+}
+
+#[test]
+fn a_send_under_way_ends_when_its_receiver_is_gone() {
+    const BYTES: usize = 8 << 20;
+    let mut pair = Pair::new(&Settings::default(), BYTES);
+    let _ = pair.recv.irecv(&[(&pair.to, 0..BYTES, 1)]).unwrap().unwrap();
+    let send = pair.isend(BYTES, 1);
+    drop(pair.recv);
+    // All of it may have arrived just in time.
+    if let Err(error) = pair.send.wait(&send, SOON) {
+        assert_eq!(error.fault(), Fault::Peer, "{error}");
+    }
+}
+
+#[test]
+fn what_was_sent_before_the_peer_left_is_received() {
+    let mut pair = Pair::new(&Settings::default(), 64);
+    let receive = pair.recv.irecv(&[(&pair.to, 0..64, 1)]).unwrap().unwrap();
+    let send = pair.isend(64, 1);
+    pair.send.wait(&send, TIMEOUT).unwrap();
+    drop(pair.send);
+    assert_eq!(pair.recv.wait(&receive, TIMEOUT).unwrap().sizes(), [64]);
+    assert_eq!(content(&pair.to, 64), pattern(64));
+}
