@@ -1,2 +1,75 @@
-//! x
-fn main() {}
+//! The command `invar`.
+
+mod devices;
+mod failure;
+mod logger;
+mod perf;
+mod size;
+
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+use invar::Settings;
+
+use failure::Failure;
+
+/// NCCL's network transport: measure it, and see what it runs on.
+///
+/// Variables NCCL_IB_*, NCCL_SOCKET_* and INVAR_* set what no flag does.
+#[derive(Parser)]
+#[command(name = "invar", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Perf(perf::Args),
+    Devices(devices::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error)
+            if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) =>
+        {
+            error.exit()
+        }
+        Err(error) => return Failure::usage(one_line(&error)).report(),
+    };
+    match run(cli.command) {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode, Failure> {
+    let settings = Settings::from_env()?;
+    logger::init(settings.log_level());
+    match command {
+        Command::Perf(args) => perf::run(&args, &settings),
+        Command::Devices(args) => devices::run(&args),
+    }
+}
+
+/// What clap says, without its decoration: the first paragraph.
+fn one_line(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let paragraph = text.lines().take_while(|line| !line.trim().is_empty());
+    let line = paragraph.map(str::trim).collect::<Vec<_>>().join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_flags_are_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -141,6 +141,11 @@ impl Settings {
         self.log_level
     }
 
+    /// Queue pairs of a connection that this end makes.
+    pub fn queue_pairs(&self) -> u16 {
+        self.conn.qps
+    }
+
     /// Requests that may be under way, as the wire allows.
     pub fn requests_max(&self) -> u16 {
         match self.conn.wire {

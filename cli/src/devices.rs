@@ -1,0 +1,94 @@
+//! `invar devices`: what this host has.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use invar::{Device, DeviceInfo};
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// List the devices of this host.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// As JSON: an array with an object for each device
+    #[arg(long)]
+    json: bool,
+}
+
+/// A device as JSON shows it.
+#[derive(Serialize)]
+struct Shown {
+    name: String,
+    kind: String,
+    netdev: String,
+    address: String,
+    gid: String,
+    /// Bytes of payload in a packet.
+    mtu: u32,
+    /// `null` where the interface does not tell.
+    speed_mbps: Option<u32>,
+    /// `null`: any that is free.
+    udp_port: Option<u16>,
+    pci_path: Option<String>,
+    state: &'static str,
+    recvs_max: usize,
+}
+
+impl From<DeviceInfo> for Shown {
+    fn from(info: DeviceInfo) -> Self {
+        Shown {
+            kind: info.kind.to_string(),
+            address: info.address.to_string(),
+            gid: info.gid.to_string(),
+            mtu: info.mtu.bytes(),
+            speed_mbps: info.speed_mbps,
+            udp_port: info.udp_port,
+            pci_path: info.pci_path,
+            state: if info.up { "active" } else { "down" },
+            recvs_max: info.recvs_max,
+            name: info.name,
+            netdev: info.netdev,
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let devices: Vec<Shown> = Device::list()?.into_iter().map(Shown::from).collect();
+    let text = if args.json { as_json(&devices)? } else { as_table(&devices) };
+    let written = io::stdout().write_all(text.as_bytes());
+    written.map_err(|error| Failure::io("writing the list", &error))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn as_json(devices: &[Shown]) -> Result<String, Failure> {
+    let json = serde_json::to_string_pretty(devices).map_err(Failure::new)?;
+    Ok(json + "\n")
+}
+
+fn as_table(devices: &[Shown]) -> String {
+    let heads = ["name", "kind", "netdev", "address", "GID", "MTU", "speed", "UDP port", "state"];
+    let mut rows = vec![heads.map(str::to_owned)];
+    rows.extend(devices.iter().map(|device| {
+        let speed = device.speed_mbps.map_or("-".to_owned(), |mbps| format!("{mbps} Mb/s"));
+        [
+            device.name.clone(),
+            device.kind.clone(),
+            device.netdev.clone(),
+            device.address.clone(),
+            device.gid.clone(),
+            device.mtu.to_string(),
+            speed,
+            device.udp_port.map_or("any".to_owned(), |port| port.to_string()),
+            device.state.to_owned(),
+        ]
+    }));
+    let widths: Vec<usize> = (0..heads.len())
+        .map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0))
+        .collect();
+    let line = |row: &[String; 9]| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    rows.iter().map(line).collect()
+}

@@ -1,0 +1,54 @@
+//! Why the command ends without a result, and with which status.
+
+use std::process::ExitCode;
+use std::{fmt, io};
+
+/// Bytes were wrong.
+pub(crate) const WRONG: u8 = 1;
+/// Flags, names or variables cannot be.
+const USAGE: u8 = 2;
+/// Something else did not work: the network, the peer, this host.
+const FAILED: u8 = 3;
+
+/// One line for stderr, and a status to exit with.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    text: String,
+    status: u8,
+}
+
+impl Failure {
+    pub(crate) fn usage(text: impl fmt::Display) -> Self {
+        Failure { text: text.to_string(), status: USAGE }
+    }
+
+    pub(crate) fn new(text: impl fmt::Display) -> Self {
+        Failure { text: text.to_string(), status: FAILED }
+    }
+
+    /// With what was tried before what happened.
+    pub(crate) fn io(what: impl fmt::Display, error: &io::Error) -> Self {
+        Self::new(format_args!("{what}: {error}"))
+    }
+
+    /// Prints the line.
+    pub(crate) fn report(&self) -> ExitCode {
+        eprintln!("invar: {self}");
+        ExitCode::from(self.status)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl From<invar::Error> for Failure {
+    fn from(error: invar::Error) -> Self {
+        match error.fault() {
+            invar::Fault::Usage => Failure::usage(error),
+            _ => Failure::new(error),
+        }
+    }
+}

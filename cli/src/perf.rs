@@ -1,0 +1,171 @@
+//! `invar perf`: what the transport does on this host, or between two.
+//!
+//! Read in this order: [`client`] asks for one pass after another and [`server`] plays along; they
+//! talk over [`control`] in the words of [`message`]; [`link`] is the two connections between
+//! them, and [`pass`] what is done on it; [`pattern`] is what messages are made of; [`report`]
+//! prints. With no flag the server is a second process of this one: [`local`].
+
+mod client;
+mod control;
+mod link;
+mod local;
+mod message;
+mod pass;
+mod pattern;
+mod report;
+mod server;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::builder::RangedU64ValueParser;
+use invar::{Device, DeviceInfo, Settings};
+use invar_linux::interface::resolve;
+
+use crate::failure::{Failure, WRONG};
+use crate::size;
+
+/// Where a server listens if it is not told.
+const SERVER_ADDR: &str = "[::]:14791";
+
+/// Measure messages between two processes, and check what arrives.
+///
+/// With no flag both processes run on this host, over loopback. Between two hosts, one runs
+/// `invar perf --server`, the other `invar perf --connect HOST:14791`.
+///
+/// For each size, messages go one way in a pass that is timed, then to and fro one at a time:
+/// p50 and p99 are half of a round trip. The first and last bytes of every message are checked
+/// always; all bytes in a pass of its own, unless --no-check.
+///
+/// Exit status: 0 all is well, 1 bytes were wrong, 2 a flag or variable cannot be, 3 anything else.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Device to use, as `invar devices` names it [default: the one towards the peer]
+    #[arg(long, value_name = "NAME")]
+    nic: Option<String>,
+
+    /// Smallest message
+    #[arg(short = 'b', long, value_name = "SIZE", value_parser = size::parse, default_value = "8")]
+    min_bytes: u32,
+
+    /// Largest message
+    #[arg(short = 'e', long, value_name = "SIZE", value_parser = size::parse, default_value = "64M")]
+    max_bytes: u32,
+
+    /// From one size to the next
+    #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2)]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..))]
+    factor: u32,
+
+    /// Messages that are timed [default: about 0.2 s of them]
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    iters: Option<u32>,
+
+    /// Messages before those
+    #[arg(short = 'w', long, default_value_t = 16)]
+    #[arg(value_parser = clap::value_parser!(u32).range(..=100_000_000))]
+    warmup: u32,
+
+    /// Messages under way, 1 to 256; fewer where they are large [default: 32]
+    #[arg(long, value_parser = RangedU64ValueParser::<u16>::new().range(1..=256))]
+    window: Option<u16>,
+
+    /// Buffers of a grouped receive, 1 to 8
+    #[arg(long, default_value_t = 1)]
+    #[arg(value_parser = RangedU64ValueParser::<u16>::new().range(1..=8))]
+    recvs: u16,
+
+    /// Queue pairs, 1 to 128 [default: NCCL_IB_QPS_PER_CONNECTION]
+    #[arg(long, value_parser = RangedU64ValueParser::<u16>::new().range(1..=128))]
+    qps: Option<u16>,
+
+    /// Check every byte, in a pass of its own (the default)
+    #[arg(long, overrides_with = "no_check")]
+    check: bool,
+
+    /// Check only both ends of each message
+    #[arg(long)]
+    no_check: bool,
+
+    /// Let packets overtake each other (NCCL_IB_ADAPTIVE_ROUTING=1)
+    #[arg(long)]
+    adaptive_routing: bool,
+
+    /// Results as JSON into FILE; `-` is stdout, and the table goes to stderr then
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Be the other end for one client of another host
+    #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = SERVER_ADDR)]
+    #[arg(conflicts_with_all = [
+        "connect", "min_bytes", "max_bytes", "factor", "iters", "warmup", "window", "recvs", "qps",
+        "check", "no_check", "adaptive_routing", "json",
+    ])]
+    server: Option<String>,
+
+    /// Serve one client after another
+    #[arg(long, requires = "server")]
+    keep: bool,
+
+    /// Measure with the server there
+    #[arg(long, value_name = "HOST:PORT")]
+    connect: Option<String>,
+
+    /// Process that this one must not outlive
+    #[arg(long, value_name = "PID", requires = "server", hide = true)]
+    child_of: Option<u32>,
+}
+
+pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure> {
+    if let Some(addr) = &args.server {
+        server::run(args, resolved(addr)?, settings)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let job = client::Job::new(args, settings)?;
+    let wrong = match &args.connect {
+        Some(addr) => client::run(&job, resolved(addr)?)?,
+        None => {
+            let (_server, addr) = local::start(args)?;
+            client::run(&job, addr)?
+        }
+    };
+    Ok(if wrong > 0 { ExitCode::from(WRONG) } else { ExitCode::SUCCESS })
+}
+
+fn resolved(addr: &str) -> Result<SocketAddr, Failure> {
+    resolve(addr).map_err(|error| match error.kind() {
+        std::io::ErrorKind::InvalidInput => Failure::usage(error),
+        _ => Failure::new(error),
+    })
+}
+
+/// The device of this name, unopened.
+fn named(name: &str) -> Result<DeviceInfo, Failure> {
+    let mut devices = Device::list()?;
+    match devices.iter().position(|info| info.name == name) {
+        Some(at) => Ok(devices.swap_remove(at)),
+        None => {
+            let names: Vec<String> = devices.into_iter().map(|info| info.name).collect();
+            let text = format!("--nic {name}: there is only {}", names.join(", "));
+            Err(Failure::usage(text))
+        }
+    }
+}
+
+/// Opens the device to use when the peer is reached from `local`: both ends must have addresses of
+/// one family.
+fn open_device(nic: Option<&str>, local: IpAddr) -> Result<Device, Failure> {
+    let Some(name) = nic else { return Ok(Device::open_at(local)?) };
+    let info = named(name)?;
+    let address = if info.addresses.contains(&local) {
+        Some(local)
+    } else {
+        info.addresses.iter().copied().find(|ip| ip.is_ipv4() == local.is_ipv4())
+    };
+    let family = if local.is_ipv4() { "IPv4" } else { "IPv6" };
+    let address = address.ok_or_else(|| {
+        Failure::usage(format!("--nic {name}: it has no {family} address, as the way to the peer"))
+    })?;
+    Ok(Device::open_at(address)?)
+}

@@ -1,0 +1,324 @@
+//! The end that measures: it says what is done, and prints what came out.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use invar::{Device, Listener, Settings};
+
+use super::control::Control;
+use super::link::{Link, Plan};
+use super::message::{Kind, Pass, Ready, Reply, Request, Setup, slot_bytes};
+use super::report::{Header, Latency, Report, Row};
+use super::{Args, named, open_device};
+use crate::failure::Failure;
+
+/// Memory for the messages under way, as far as they are not too large for it.
+const BUFFER_BYTES: usize = 32 << 20;
+/// Messages under way where nobody says how many.
+const WINDOW: u16 = 32;
+/// Bytes of a pass that checks all of them.
+const CHECK_BYTES: u64 = 64 << 20;
+/// How long a pass takes where nobody says how many messages it has: to find out, to measure.
+const TRIAL: Duration = Duration::from_millis(15);
+const TIMED: Duration = Duration::from_millis(200);
+const PING_PONG: Duration = Duration::from_millis(80);
+/// The server checks bytes after it has got them.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// Between two looks at connections that come about.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// What is to be measured.
+pub(super) struct Job {
+    settings: Settings,
+    nic: Option<String>,
+    sizes: Vec<u32>,
+    iters: Option<u32>,
+    warmup: u32,
+    window: Option<u16>,
+    recvs: u16,
+    qps: u16,
+    check: bool,
+    adaptive_routing: Option<bool>,
+    json: Option<PathBuf>,
+}
+
+impl Job {
+    pub(super) fn new(args: &Args, settings: &Settings) -> Result<Self, Failure> {
+        if args.min_bytes > args.max_bytes {
+            let (min, max) = (args.min_bytes, args.max_bytes);
+            return Err(Failure::usage(format!(
+                "--min-bytes {min} is more than --max-bytes {max}"
+            )));
+        }
+        if let Some(name) = &args.nic {
+            named(name)?;
+        }
+        let mut settings = settings.clone();
+        if let Some(qps) = args.qps {
+            settings = settings.qps(qps);
+        }
+        if args.adaptive_routing {
+            settings = settings.adaptive_routing(true);
+        }
+        let requests_max = settings.requests_max();
+        for (flag, value) in [("--window", args.window), ("--recvs", Some(args.recvs))] {
+            if let Some(value) = value.filter(|value| *value > requests_max) {
+                let text =
+                    format!("{flag} {value}: INVAR_FIFO_DEPTH and wire allow {requests_max}");
+                return Err(Failure::usage(text));
+            }
+        }
+        Ok(Job {
+            qps: settings.queue_pairs(),
+            adaptive_routing: args.adaptive_routing.then_some(true),
+            settings,
+            nic: args.nic.clone(),
+            sizes: sizes(args.min_bytes, args.max_bytes, args.factor),
+            iters: args.iters,
+            warmup: args.warmup,
+            window: args.window,
+            recvs: args.recvs,
+            check: !args.no_check,
+            json: args.json.clone(),
+        })
+    }
+
+    fn window(&self, requests_max: u16) -> u16 {
+        self.window.unwrap_or(WINDOW).min(requests_max)
+    }
+
+    /// Messages of one size that are under way: whole groups, at least two messages.
+    fn slots(&self, size: u32, requests_max: u16) -> u16 {
+        let window = usize::from(self.window(requests_max));
+        let slots = window.min((BUFFER_BYTES / slot_bytes(size)).max(2));
+        let recvs = usize::from(self.recvs);
+        (slots / recvs * recvs).max(recvs) as u16
+    }
+
+    /// Memory for the messages under way, of any size.
+    fn region_bytes(&self) -> usize {
+        let bytes = |&size: &u32| usize::from(self.slots(size, 256)) * slot_bytes(size);
+        self.sizes.iter().map(bytes).max().unwrap_or(1)
+    }
+}
+
+/// From `min` to `max`, by `factor`; after 0 comes 1.
+fn sizes(min: u32, max: u32, factor: u32) -> Vec<u32> {
+    let next = |&size: &u32| size.checked_mul(factor).map(|next| next.max(1));
+    std::iter::successors(Some(min), next).take_while(|size| *size <= max).collect()
+}
+
+/// Measures with the server there; gives how many bytes were wrong.
+pub(super) fn run(job: &Job, server: SocketAddr) -> Result<u64, Failure> {
+    let mut control = Control::connect(server)?;
+    control.greet()?;
+    let mut report = None;
+    let result = measure(job, &mut control, &mut report);
+    // The server knows better than a broken connection what has happened to it.
+    let result = result.map_err(|failure| match control.recv(Duration::from_millis(300)) {
+        Ok(Reply::Failed { text }) => Failure::new(format_args!("the server: {text}")),
+        _ => failure,
+    });
+    if let Some(report) = report {
+        report.finish(result.is_ok())?;
+    }
+    result
+}
+
+fn measure(job: &Job, control: &mut Control, report: &mut Option<Report>) -> Result<u64, Failure> {
+    let device = open_device(job.nic.as_deref(), control.local_ip()?)?;
+    let listener = Listener::bind(&device, &job.settings)?;
+    let seed = RandomState::new().hash_one(control.peer());
+    let size_max = job.sizes.last().copied().unwrap_or(0);
+    control.send(&Request::Setup(Setup {
+        seed,
+        handle: listener.handle(),
+        qps: job.qps,
+        adaptive_routing: job.adaptive_routing,
+        recvs: job.recvs,
+        size_max,
+        region_bytes: job.region_bytes() as u64,
+    }))?;
+    let ready = match control.recv(ANSWER_WITHIN)? {
+        Reply::Ready(ready) => ready,
+        reply => return Err(unexpected(control, reply)),
+    };
+    let plan = Plan {
+        device: &device,
+        settings: &job.settings,
+        listener: &listener,
+        peer: ready.handle,
+        outgoing_bytes: job.region_bytes(),
+        incoming_bytes: slot_bytes(size_max),
+        recvs: job.recvs,
+        seed,
+    };
+    let link = plan.connect(|| match control.has_line(LOOK_EVERY)? {
+        false => Ok(()),
+        true => {
+            let reply = control.recv(ANSWER_WITHIN)?;
+            Err(unexpected(control, reply))
+        }
+    })?;
+    let header = header(job, &device, &ready, control.peer());
+    let report = report.insert(Report::new(header, &job.sizes, job.json.as_deref())?);
+    let requests_max = job.settings.requests_max().min(ready.requests_max);
+    let mut session = Session { job, control, link, requests_max, passes: 0 };
+    let mut wrong = 0;
+    for &size in &job.sizes {
+        let row = session.row(size, report)?;
+        wrong += row.wrong;
+        report.row(row)?;
+    }
+    session.control.send(&Request::Bye)?;
+    Ok(wrong)
+}
+
+fn header(job: &Job, device: &Device, ready: &Ready, peer: SocketAddr) -> Header {
+    let info = device.info();
+    Header {
+        version: env!("CARGO_PKG_VERSION"),
+        nic: info.name.clone(),
+        transport: info.kind.to_string(),
+        address: info.address,
+        peer_nic: ready.nic.clone(),
+        peer: peer.ip().to_canonical(),
+        path_mtu: info.mtu.bytes().min(ready.mtu),
+        qps: job.qps,
+        recvs: job.recvs,
+        window: job.window(ready.requests_max),
+        adaptive_routing: job.adaptive_routing.unwrap_or(false),
+        check: job.check,
+    }
+}
+
+/// A reply that is not the one to what was asked.
+fn unexpected(control: &Control, reply: Reply) -> Failure {
+    match reply {
+        Reply::Failed { text } => Failure::new(format_args!("the server: {text}")),
+        _ => Failure::new(format_args!("{} answers what was not asked", control.peer())),
+    }
+}
+
+/// A measurement under way.
+struct Session<'a> {
+    job: &'a Job,
+    control: &'a mut Control,
+    link: Link,
+    requests_max: u16,
+    passes: u32,
+}
+
+impl Session<'_> {
+    fn row(&mut self, size: u32, report: &mut Report) -> Result<Row, Failure> {
+        let mut wrong = 0;
+        report.begin(size, "checking");
+        if self.job.check {
+            let slots = self.job.slots(size, self.requests_max);
+            let messages = (CHECK_BYTES / u64::from(size.max(1))).clamp(2, 2 * u64::from(slots));
+            wrong += self.stream(Kind::Check, size, messages, 0)?.1;
+        }
+        report.begin(size, "timing");
+        let (iters, trial_wrong) = match self.job.iters {
+            Some(iters) => (u64::from(iters), 0),
+            None => self.trial(size)?,
+        };
+        let iters = self.whole_groups(iters);
+        let warmup = self.whole_groups(u64::from(self.job.warmup));
+        let (elapsed, timed_wrong) = self.stream(Kind::Stream, size, warmup + iters, warmup)?;
+        report.begin(size, "latency");
+        let (latency, latency_wrong) = self.latency(size, iters, elapsed / iters as u32)?;
+        wrong += trial_wrong + timed_wrong + latency_wrong;
+        Ok(Row::new(size, iters, elapsed, wrong, latency))
+    }
+
+    /// Finds out how many messages take long enough to be timed.
+    fn trial(&mut self, size: u32) -> Result<(u64, u64), Failure> {
+        let lead = u64::from(self.job.slots(size, self.requests_max));
+        let (mut messages, mut wrong) = (self.whole_groups(4), 0);
+        loop {
+            let (elapsed, trial_wrong) = self.stream(Kind::Stream, size, lead + messages, lead)?;
+            wrong += trial_wrong;
+            let fitting = |time: Duration| {
+                let times = time.as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
+                (messages as f64 * times) as u64
+            };
+            if elapsed >= TRIAL / 2 {
+                return Ok((fitting(TIMED).max(4), wrong));
+            }
+            messages = self.whole_groups(fitting(TRIAL).clamp(2 * messages, 32 * messages));
+        }
+    }
+
+    /// Half round trips of single messages, as many as fit into the time.
+    fn latency(
+        &mut self,
+        size: u32,
+        iters: u64,
+        message: Duration,
+    ) -> Result<(Latency, u64), Failure> {
+        let round_trip = 2 * message + Duration::from_micros(20);
+        let fitting = (PING_PONG.as_nanos() / round_trip.as_nanos()) as u64;
+        let messages = self.job.iters.map_or(fitting.max(4), |_| iters.min(fitting.max(4)));
+        // The first ones find caches cold and the server asleep.
+        let lead = messages.div_ceil(10);
+        let pass = self.pass(Kind::PingPong, size, lead + messages, 1)?;
+        let mut half_ns = Vec::with_capacity(messages as usize);
+        let wrong = self.link.ping(&pass, |message, round_trip| {
+            if message >= lead {
+                half_ns.push(round_trip.as_nanos() as u64 / 2);
+            }
+        })?;
+        Ok((Latency::new(&mut half_ns), wrong + self.answer()?))
+    }
+
+    /// A pass to the server: its time and how many bytes were wrong.
+    fn stream(
+        &mut self,
+        kind: Kind,
+        size: u32,
+        messages: u64,
+        lead: u64,
+    ) -> Result<(Duration, u64), Failure> {
+        let messages = self.whole_groups(messages);
+        let slots = self.job.slots(size, self.requests_max);
+        let pass = self.pass(kind, size, messages, slots)?;
+        let elapsed = self.link.transmit(&pass, lead)?;
+        Ok((elapsed, self.answer()?))
+    }
+
+    fn pass(&mut self, kind: Kind, size: u32, messages: u64, slots: u16) -> Result<Pass, Failure> {
+        self.passes += 1;
+        let pass = Pass { number: self.passes, kind, size, messages, slots };
+        self.control.send(&Request::Pass(pass))?;
+        Ok(pass)
+    }
+
+    /// How many bytes the server found wrong.
+    fn answer(&mut self) -> Result<u64, Failure> {
+        match self.control.recv(ANSWER_WITHIN)? {
+            Reply::Done { wrong } => Ok(wrong),
+            reply => Err(unexpected(self.control, reply)),
+        }
+    }
+
+    fn whole_groups(&self, messages: u64) -> u64 {
+        messages.next_multiple_of(u64::from(self.job.recvs))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_go_by_the_factor_and_begin_with_0_if_asked() {
+        assert_eq!(sizes(8, 64, 2), [8, 16, 32, 64]);
+        assert_eq!(sizes(0, 5, 2), [0, 1, 2, 4]);
+        assert_eq!(sizes(7, 7, 9), [7]);
+        assert_eq!(sizes(1 << 30, i32::MAX as u32, 2), [1 << 30]);
+        assert_eq!(sizes(0, 0, 2), [0]);
+    }
+}

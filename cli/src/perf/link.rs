@@ -1,0 +1,71 @@
+//! The two connections between client and server, and the memory of their messages.
+
+use invar::{Device, Handle, Listener, MemoryRegion, RecvComm, Request, SendComm, Settings};
+
+use crate::failure::Failure;
+
+/// Both ways to the peer.
+pub(super) struct Link {
+    pub(super) send: SendComm,
+    pub(super) recv: RecvComm,
+    pub(super) outgoing: MemoryRegion,
+    pub(super) incoming: MemoryRegion,
+    /// Buffers of a grouped receive.
+    pub(super) recvs: usize,
+    /// Of the patterns.
+    pub(super) seed: u64,
+    /// Room for the requests of a pass, so that none is made while it is timed.
+    pub(super) requests: Vec<Option<Request>>,
+}
+
+/// What a link is made of.
+pub(super) struct Plan<'a> {
+    pub(super) device: &'a Device,
+    pub(super) settings: &'a Settings,
+    /// Where the peer sends to.
+    pub(super) listener: &'a Listener,
+    /// Where we send to.
+    pub(super) peer: Handle,
+    pub(super) outgoing_bytes: usize,
+    pub(super) incoming_bytes: usize,
+    pub(super) recvs: u16,
+    pub(super) seed: u64,
+}
+
+impl Plan<'_> {
+    /// Connects both ways; calls `pause`, which may end it, again and again meanwhile.
+    pub(super) fn connect(
+        &self,
+        mut pause: impl FnMut() -> Result<(), Failure>,
+    ) -> Result<Link, Failure> {
+        let outgoing = MemoryRegion::new(self.device, self.outgoing_bytes)?;
+        let incoming = MemoryRegion::new(self.device, self.incoming_bytes)?;
+        let mut connecting = SendComm::connect(self.device, &self.peer, self.settings)?;
+        let (mut accepting, mut send, mut recv) = (None, None, None);
+        loop {
+            if send.is_none() {
+                send = connecting.poll()?;
+            }
+            match &mut accepting {
+                None => accepting = self.listener.accept()?,
+                Some(peer) if recv.is_none() => recv = peer.poll()?,
+                Some(_) => {}
+            }
+            (send, recv) = match (send, recv) {
+                (Some(send), Some(recv)) => {
+                    return Ok(Link {
+                        send,
+                        recv,
+                        outgoing,
+                        incoming,
+                        recvs: usize::from(self.recvs),
+                        seed: self.seed,
+                        requests: Vec::with_capacity(256),
+                    });
+                }
+                some => some,
+            };
+            pause()?;
+        }
+    }
+}

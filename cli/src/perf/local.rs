@@ -1,0 +1,71 @@
+//! A server on this host, for a measurement that needs no other.
+
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, process, thread};
+
+use invar::Device;
+
+use super::server::LISTENING;
+use super::{Args, named};
+use crate::failure::Failure;
+
+/// A server that has been told goodbye ends within this.
+const END_WITHIN: Duration = Duration::from_secs(2);
+
+/// The second process; it ends, by force if need be, when this is dropped. It ends too when this
+/// process does, however that happens.
+pub(super) struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        while start.elapsed() < END_WITHIN {
+            match self.0.try_wait() {
+                Ok(None) => thread::sleep(Duration::from_millis(1)),
+                _ => return,
+            }
+        }
+        // It fails only for a process that has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts it; gives where it listens.
+pub(super) fn start(args: &Args) -> Result<(Server, SocketAddr), Failure> {
+    let failed = |error| Failure::io("starting the second process", &error);
+    let addr = SocketAddr::new(address(args)?, 0);
+    let mut command = Command::new(env::current_exe().map_err(failed)?);
+    command.args(["perf", "--server", &addr.to_string()]);
+    command.args(["--child-of", &process::id().to_string()]);
+    if let Some(name) = &args.nic {
+        command.args(["--nic", name]);
+    }
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(failed)?;
+    let stdout = child.stdout.take();
+    let server = Server(child);
+    let mut line = String::new();
+    if let Some(stdout) = stdout {
+        BufReader::new(stdout).read_line(&mut line).map_err(failed)?;
+    }
+    // What kept it from listening it has told on stderr.
+    let addr = line.strip_prefix(LISTENING).and_then(|rest| rest.split(';').next()?.parse().ok());
+    let addr = addr.ok_or_else(|| Failure::new("the second process did not start"))?;
+    Ok((server, addr))
+}
+
+/// Where the two meet: with a device named, on loopback, in the family of its address; otherwise
+/// at the address of the last device, which is loopback, and the one to use.
+fn address(args: &Args) -> Result<IpAddr, Failure> {
+    if let Some(name) = &args.nic {
+        return Ok(match named(name)?.address {
+            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        });
+    }
+    let last = Device::list()?.pop();
+    last.map(|info| info.address).ok_or_else(|| Failure::new("this host has no device"))
+}

@@ -1,0 +1,202 @@
+//! What client and server say to each other: a line of JSON each.
+
+use invar::{HANDLE_BYTES, Handle};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::size::MESSAGE_BYTES_MAX;
+
+/// From the client.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "say")]
+pub(super) enum Request {
+    /// First: what all passes have in common.
+    Setup(Setup),
+    /// Play along.
+    Pass(Pass),
+    /// No more of them.
+    Bye,
+}
+
+/// From the server.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "say")]
+pub(super) enum Reply {
+    /// To a setup.
+    Ready(Ready),
+    /// To a pass.
+    Done {
+        /// Bytes that were wrong.
+        wrong: u64,
+    },
+    /// To anything; the last.
+    Failed {
+        /// Why, in a line.
+        text: String,
+    },
+}
+
+/// What the client wants.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Setup {
+    /// Of the patterns.
+    pub(super) seed: u64,
+    /// To send to the client.
+    #[serde(serialize_with = "as_hex", deserialize_with = "from_hex")]
+    pub(super) handle: Handle,
+    pub(super) qps: u16,
+    pub(super) adaptive_routing: Option<bool>,
+    /// Buffers of a grouped receive.
+    pub(super) recvs: u16,
+    /// Longest message.
+    pub(super) size_max: u32,
+    /// Memory for messages to the server.
+    pub(super) region_bytes: u64,
+}
+
+/// What the server has.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Ready {
+    /// To send to the server.
+    #[serde(serialize_with = "as_hex", deserialize_with = "from_hex")]
+    pub(super) handle: Handle,
+    pub(super) nic: String,
+    /// Path MTU that its device allows.
+    pub(super) mtu: u32,
+    /// Messages that may be under way.
+    pub(super) requests_max: u16,
+}
+
+/// Some messages of one size.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Pass {
+    /// Counts passes, so that none takes another's bytes for its own.
+    pub(super) number: u32,
+    pub(super) kind: Kind,
+    pub(super) size: u32,
+    /// A multiple of the setup's `recvs`.
+    pub(super) messages: u64,
+    /// Messages under way, each with a slot of memory; a multiple of `recvs`.
+    pub(super) slots: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Kind {
+    /// To the server, every byte checked.
+    Check,
+    /// To the server, both ends of each message checked.
+    Stream,
+    /// To the server and back, one at a time; both ends of each message checked.
+    PingPong,
+}
+
+/// Bytes between the starts of two messages in memory: they share no cache line.
+pub(super) fn slot_bytes(size: u32) -> usize {
+    (size as usize).max(1).next_multiple_of(64)
+}
+
+impl Setup {
+    /// Refuses what no client of ours sends.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let recvs = usize::from(self.recvs);
+        if !(1..=8).contains(&recvs) || self.size_max > MESSAGE_BYTES_MAX {
+            return Err(format!("a setup of {recvs} times {} bytes", self.size_max));
+        }
+        let fits = (1..=256 * slot_bytes(self.size_max) as u64).contains(&self.region_bytes);
+        if fits { Ok(()) } else { Err(format!("a setup with {} bytes", self.region_bytes)) }
+    }
+
+    /// Refuses a pass that does not belong to this setup.
+    pub(super) fn check_pass(&self, pass: &Pass) -> Result<(), String> {
+        let Pass { size, messages, slots, kind, .. } = *pass;
+        let (recvs, slots_max) = if kind == Kind::PingPong { (1, 1) } else { (self.recvs, 256) };
+        let grouped = |n: u64| n > 0 && n.is_multiple_of(u64::from(recvs));
+        let bytes = u64::from(slots) * slot_bytes(size) as u64;
+        if size > self.size_max
+            || !grouped(messages)
+            || !grouped(u64::from(slots))
+            || slots > slots_max
+            || bytes > self.region_bytes
+        {
+            return Err(format!("a pass of {messages} times {size} bytes in {slots} slots"));
+        }
+        Ok(())
+    }
+}
+
+fn as_hex<S: Serializer>(handle: &Handle, serializer: S) -> Result<S::Ok, S::Error> {
+    let hex: String = handle.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    serializer.serialize_str(&hex)
+}
+
+fn from_hex<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Handle, D::Error> {
+    let hex = String::deserialize(deserializer)?;
+    let digit = |byte: &u8| char::from(*byte).to_digit(16);
+    let pair = |pair: &[u8]| Some((digit(&pair[0])? << 4 | digit(&pair[1])?) as u8);
+    let bytes: Option<Vec<u8>> = hex.as_bytes().chunks_exact(2).map(pair).collect();
+    let bytes = bytes.filter(|_| hex.len() == 2 * HANDLE_BYTES);
+    let bytes: Option<[u8; HANDLE_BYTES]> = bytes.and_then(|bytes| bytes.try_into().ok());
+    bytes.map(Handle::from_bytes).ok_or_else(|| de::Error::custom("a handle is 256 hex digits"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SETUP: Setup = Setup {
+        seed: 1,
+        handle: Handle::from_bytes([0xa5; HANDLE_BYTES]),
+        qps: 1,
+        adaptive_routing: None,
+        recvs: 4,
+        size_max: 1000,
+        region_bytes: 8 * 1024,
+    };
+
+    const PASS: Pass = Pass { number: 1, kind: Kind::Stream, size: 1000, messages: 16, slots: 8 };
+
+    #[test]
+    fn requests_survive_the_line() {
+        let line = serde_json::to_string(&Request::Setup(SETUP)).unwrap();
+        let Request::Setup(back) = serde_json::from_str(&line).unwrap() else { panic!("{line}") };
+        assert_eq!(back.handle, SETUP.handle);
+        assert_eq!((back.seed, back.recvs, back.size_max), (1, 4, 1000));
+    }
+
+    #[test]
+    fn what_is_no_handle_is_refused() {
+        let line = serde_json::to_string(&Request::Setup(SETUP)).unwrap();
+        for (from, to) in [("a5a5", "a5"), ("a5a5", "a5xx"), ("a5a5", "a5a5a5"), ("a5a5", "aé5")] {
+            let line = line.replacen(from, to, 1);
+            assert!(serde_json::from_str::<Request>(&line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn passes_that_do_not_fit_their_setup_are_refused() {
+        assert_eq!(SETUP.check(), Ok(()));
+        assert_eq!(SETUP.check_pass(&PASS), Ok(()));
+        let ping_pong = Pass { kind: Kind::PingPong, slots: 1, messages: 3, ..PASS };
+        assert_eq!(SETUP.check_pass(&ping_pong), Ok(()));
+        for pass in [
+            Pass { size: 1001, ..PASS },
+            Pass { messages: 0, ..PASS },
+            Pass { messages: 15, ..PASS },
+            Pass { slots: 0, ..PASS },
+            Pass { slots: 2, ..PASS },
+            Pass { slots: 12, ..PASS },
+            Pass { slots: 260, size: 1, ..PASS },
+            Pass { slots: 4, ..ping_pong },
+        ] {
+            assert!(SETUP.check_pass(&pass).is_err(), "{pass:?}");
+        }
+        for setup in [
+            Setup { recvs: 0, ..SETUP },
+            Setup { recvs: 9, ..SETUP },
+            Setup { size_max: u32::MAX, ..SETUP },
+            Setup { region_bytes: 0, ..SETUP },
+            Setup { region_bytes: u64::MAX, ..SETUP },
+        ] {
+            assert!(setup.check().is_err(), "{setup:?}");
+        }
+    }
+}

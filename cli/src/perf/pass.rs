@@ -1,0 +1,267 @@
+//! A pass: messages of one size, from the view of each end.
+//!
+//! The loops here are what is timed: they allocate nothing and make no system call of their own
+//! while messages flow.
+
+use std::ops::Range;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use invar::{MemoryRegion, Request};
+
+use super::link::Link;
+use super::message::{Kind, Pass, slot_bytes};
+use super::pattern::{Pattern, Way};
+use crate::failure::Failure;
+
+/// A peer that is there and moves nothing for so long is stuck.
+const STALL: Duration = Duration::from_secs(60);
+/// Calls that find nothing until others may run, and until the clock is read.
+const IDLE_CALLS: u32 = 64;
+
+/// Where the messages of a pass lie in a region: in slots, one after another, again and again.
+struct Slots {
+    stride: usize,
+    count: usize,
+    next: usize,
+}
+
+impl Slots {
+    fn new(pass: &Pass) -> Self {
+        Slots { stride: slot_bytes(pass.size), count: usize::from(pass.slots), next: 0 }
+    }
+
+    /// The slot after the last one: its number and its offset.
+    #[inline]
+    fn advance(&mut self) -> (usize, usize) {
+        let slot = self.next;
+        self.next = if slot + 1 == self.count { 0 } else { slot + 1 };
+        (slot, slot * self.stride)
+    }
+}
+
+/// Waits for messages, but not for ever.
+#[derive(Default)]
+struct Patience {
+    idle_calls: u32,
+    since: Option<Instant>,
+}
+
+impl Patience {
+    /// Something moved.
+    #[inline]
+    fn renew(&mut self) {
+        self.idle_calls = 0;
+    }
+
+    /// A call found nothing.
+    #[inline]
+    fn idle(&mut self) -> Result<(), Failure> {
+        self.idle_calls = self.idle_calls.wrapping_add(1);
+        if self.idle_calls.is_multiple_of(IDLE_CALLS) { self.wait() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn wait(&mut self) -> Result<(), Failure> {
+        if self.idle_calls == IDLE_CALLS {
+            self.since = Some(Instant::now());
+        }
+        if self.since.is_some_and(|since| since.elapsed() >= STALL) {
+            let text = format!("no message for {} s, though the peer is there", STALL.as_secs());
+            return Err(Failure::new(text));
+        }
+        // With more to run than there are cores the peer may wait for ours.
+        thread::yield_now();
+        Ok(())
+    }
+}
+
+impl Link {
+    /// Sends the messages of a pass. Gives the time from when the first `lead` of them were done
+    /// until all were.
+    pub(super) fn transmit(&mut self, pass: &Pass, lead: u64) -> Result<Duration, Failure> {
+        let pattern = Pattern::new(self.seed, pass.number, Way::ToServer, pass.size);
+        let Link { send, outgoing, recvs, requests, .. } = self;
+        let size = pass.size as usize;
+        requests.clear();
+        requests.resize_with(usize::from(pass.slots), || None);
+        let (mut to_start, mut to_end) = (Slots::new(pass), Slots::new(pass));
+        let mut patience = Patience::default();
+        let (mut started, mut done, mut tag) = (0, 0, 0);
+        // The slot of the message that is laid out and not yet started.
+        let mut ready: Option<(usize, usize)> = None;
+        let mut oldest = to_end.advance().0;
+        let mut start = Instant::now();
+        while done < pass.messages {
+            while started < pass.messages && started - done < u64::from(pass.slots) {
+                let (slot, at) = match ready {
+                    Some(ready) => ready,
+                    None => {
+                        let (slot, at) = to_start.advance();
+                        match pass.kind {
+                            Kind::Check => pattern.fill(outgoing, at, started)?,
+                            Kind::Stream | Kind::PingPong => {
+                                pattern.stamp(outgoing, at, started)?
+                            }
+                        }
+                        *ready.insert((slot, at))
+                    }
+                };
+                let Some(request) = send.isend(outgoing, at..at + size, tag)? else { break };
+                requests[slot] = Some(request);
+                ready = None;
+                started += 1;
+                tag = if tag + 1 == *recvs as u32 { 0 } else { tag + 1 };
+            }
+            let is_done = match &requests[oldest] {
+                Some(request) => send.test(request)?.is_some(),
+                None => false,
+            };
+            if is_done {
+                requests[oldest] = None;
+                oldest = to_end.advance().0;
+                done += 1;
+                patience.renew();
+                if done == lead {
+                    start = Instant::now();
+                }
+            } else {
+                patience.idle()?;
+            }
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Receives the messages of a pass; gives how many bytes were wrong.
+    pub(super) fn receive(&mut self, pass: &Pass) -> Result<u64, Failure> {
+        let pattern = Pattern::new(self.seed, pass.number, Way::ToServer, pass.size);
+        let Link { recv, incoming, recvs, requests, .. } = self;
+        let recvs = *recvs;
+        let size = pass.size as usize;
+        let rows = usize::from(pass.slots) / recvs;
+        requests.clear();
+        requests.resize_with(rows, || None);
+        let (mut to_post, mut to_check) = (Slots::new(pass), Slots::new(pass));
+        let mut patience = Patience::default();
+        let (mut posted, mut done, mut wrong) = (0, 0, 0);
+        let (mut newest, mut oldest) = (0, 0);
+        while done < pass.messages {
+            while posted < pass.messages && requests[newest].is_none() {
+                let at = to_post.next * to_post.stride;
+                let buf = |r: usize| {
+                    let at = at + r * to_post.stride;
+                    (&*incoming, at..at + size, r as u32)
+                };
+                let bufs: [(&MemoryRegion, Range<usize>, u32); 8] = std::array::from_fn(buf);
+                let Some(request) = recv.irecv(&bufs[..recvs])? else { break };
+                requests[newest] = Some(request);
+                newest = if newest + 1 == rows { 0 } else { newest + 1 };
+                (0..recvs).for_each(|_| _ = to_post.advance());
+                posted += recvs as u64;
+            }
+            let received = match &requests[oldest] {
+                Some(request) => recv.test(request)?,
+                None => None,
+            };
+            let Some(received) = received else {
+                patience.idle()?;
+                continue;
+            };
+            requests[oldest] = None;
+            oldest = if oldest + 1 == rows { 0 } else { oldest + 1 };
+            for got in received.sizes() {
+                let (_, at) = to_check.advance();
+                wrong += u64::from(got.abs_diff(pass.size));
+                wrong += match pass.kind {
+                    Kind::Check => pattern.wrong(incoming, at, done)?,
+                    Kind::Stream | Kind::PingPong => pattern.stamp_wrong(incoming, at, done)?,
+                };
+                done += 1;
+            }
+            patience.renew();
+        }
+        Ok(wrong)
+    }
+
+    /// Sends messages that come back, one at a time; gives how many bytes were wrong. `took` is
+    /// told how long each was under way.
+    pub(super) fn ping(
+        &mut self,
+        pass: &Pass,
+        mut took: impl FnMut(u64, Duration),
+    ) -> Result<u64, Failure> {
+        let (there, back) = self.ways(pass);
+        let mut wrong = 0;
+        let mut next = self.post(pass)?;
+        for message in 0..pass.messages {
+            let answer = next;
+            next = if message + 1 < pass.messages { self.post(pass)? } else { None };
+            there.stamp(&self.outgoing, 0, message)?;
+            let start = Instant::now();
+            let sent = self.start(pass)?;
+            wrong += self.arrived(pass, answer)?;
+            took(message, start.elapsed());
+            wrong += back.stamp_wrong(&self.incoming, 0, message)?;
+            self.finish(&sent)?;
+        }
+        Ok(wrong)
+    }
+
+    /// The other end of [`Link::ping`].
+    pub(super) fn pong(&mut self, pass: &Pass) -> Result<u64, Failure> {
+        let (there, back) = self.ways(pass);
+        let mut wrong = 0;
+        let mut next = self.post(pass)?;
+        for message in 0..pass.messages {
+            let call = next;
+            next = if message + 1 < pass.messages { self.post(pass)? } else { None };
+            back.stamp(&self.outgoing, 0, message)?;
+            wrong += self.arrived(pass, call)?;
+            // The next call comes only after the answer.
+            wrong += there.stamp_wrong(&self.incoming, 0, message)?;
+            let sent = self.start(pass)?;
+            self.finish(&sent)?;
+        }
+        Ok(wrong)
+    }
+
+    fn ways(&self, pass: &Pass) -> (Pattern, Pattern) {
+        let way = |way| Pattern::new(self.seed, pass.number, way, pass.size);
+        (way(Way::ToServer), way(Way::ToClient))
+    }
+
+    /// Posts the receive of one message, ahead of time.
+    fn post(&mut self, pass: &Pass) -> Result<Option<Request>, Failure> {
+        let Link { recv, incoming, .. } = self;
+        let bufs = [(&*incoming, 0..pass.size as usize, 0)];
+        patiently(|| Ok(recv.irecv(&bufs)?)).map(Some)
+    }
+
+    fn start(&mut self, pass: &Pass) -> Result<Request, Failure> {
+        let Link { send, outgoing, .. } = self;
+        patiently(|| Ok(send.isend(outgoing, 0..pass.size as usize, 0)?))
+    }
+
+    fn finish(&mut self, sent: &Request) -> Result<(), Failure> {
+        patiently(|| Ok(self.send.test(sent)?)).map(|_| ())
+    }
+
+    /// Waits for a message; gives by how many bytes its length is wrong.
+    fn arrived(&mut self, pass: &Pass, posted: Option<Request>) -> Result<u64, Failure> {
+        let Some(posted) = posted else { return Ok(0) };
+        let received = patiently(|| Ok(self.recv.test(&posted)?))?;
+        Ok(received.sizes().iter().map(|got| u64::from(got.abs_diff(pass.size))).sum())
+    }
+}
+
+/// Asks until there is an answer.
+#[inline]
+fn patiently<T>(mut ask: impl FnMut() -> Result<Option<T>, Failure>) -> Result<T, Failure> {
+    let mut patience = Patience::default();
+    loop {
+        if let Some(answer) = ask()? {
+            return Ok(answer);
+        }
+        patience.idle()?;
+    }
+}

@@ -1,0 +1,225 @@
+//! The table and the JSON.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::size;
+
+/// What all rows have in common.
+#[derive(Serialize)]
+pub(super) struct Header {
+    pub(super) version: &'static str,
+    pub(super) nic: String,
+    pub(super) transport: String,
+    pub(super) address: IpAddr,
+    pub(super) peer_nic: String,
+    pub(super) peer: IpAddr,
+    pub(super) path_mtu: u32,
+    pub(super) qps: u16,
+    pub(super) recvs: u16,
+    pub(super) window: u16,
+    pub(super) adaptive_routing: bool,
+    pub(super) check: bool,
+}
+
+/// What one size came to.
+#[derive(Serialize)]
+pub(super) struct Row {
+    size: u32,
+    iters: u64,
+    /// Of one message.
+    time_us: f64,
+    algbw_gbytes_per_s: f64,
+    msgs_per_s: f64,
+    /// Bytes.
+    pub(super) wrong: u64,
+    latency_us: Latency,
+}
+
+/// Half round trips, in microseconds.
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct Latency {
+    p50: f64,
+    p99: f64,
+}
+
+impl Row {
+    pub(super) fn new(
+        size: u32,
+        iters: u64,
+        elapsed: Duration,
+        wrong: u64,
+        latency_us: Latency,
+    ) -> Self {
+        let time_s = elapsed.as_secs_f64().max(1e-9) / iters as f64;
+        Row {
+            size,
+            iters,
+            time_us: time_s * 1e6,
+            algbw_gbytes_per_s: f64::from(size) / time_s / 1e9,
+            msgs_per_s: 1.0 / time_s,
+            wrong,
+            latency_us,
+        }
+    }
+}
+
+impl Latency {
+    /// Sorts its argument; at least one value.
+    pub(super) fn new(half_ns: &mut [u64]) -> Self {
+        half_ns.sort_unstable();
+        // Nearest rank: the least value that so many percent do not exceed.
+        let percentile = |percent: usize| {
+            let rank = (half_ns.len() * percent).div_ceil(100).max(1);
+            half_ns.get(rank - 1).map_or(0.0, |ns| *ns as f64 / 1000.0)
+        };
+        Latency { p50: percentile(50), p99: percentile(99) }
+    }
+}
+
+/// Prints as results come.
+pub(super) struct Report {
+    json: Json,
+    /// Where the table goes.
+    table: Box<dyn Write>,
+    /// Shows itself on a terminal only.
+    bar: ProgressBar,
+}
+
+/// All results, and where they go.
+struct Json {
+    file: Option<Box<dyn Write>>,
+    content: Content,
+}
+
+#[derive(Serialize)]
+struct Content {
+    #[serde(flatten)]
+    header: Header,
+    rows: Vec<Row>,
+}
+
+impl Report {
+    /// Creates the JSON file, if there is to be one, and prints the head of the table.
+    pub(super) fn new(header: Header, sizes: &[u32], json: Option<&Path>) -> Result<Self, Failure> {
+        let (table, file): (Box<dyn Write>, Option<Box<dyn Write>>) = match json {
+            None => (Box::new(io::stdout()), None),
+            Some(path) if path == Path::new("-") => {
+                (Box::new(io::stderr()), Some(Box::new(io::stdout())))
+            }
+            Some(path) => {
+                let failed =
+                    |error| Failure::io(format_args!("creating {}", path.display()), &error);
+                (Box::new(io::stdout()), Some(Box::new(File::create(path).map_err(failed)?)))
+            }
+        };
+        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
+        let bar = ProgressBar::new(sizes.len() as u64)
+            .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        let head = head(&header);
+        let json = Json { file, content: Content { header, rows: Vec::new() } };
+        let mut report = Report { json, table, bar };
+        report.print(&head)?;
+        Ok(report)
+    }
+
+    /// Shows what is being done.
+    pub(super) fn begin(&self, size: u32, what: &str) {
+        self.bar.set_message(format!("{} {what}", size::show(size)));
+    }
+
+    pub(super) fn row(&mut self, row: Row) -> Result<(), Failure> {
+        let line = line(&row);
+        self.json.content.rows.push(row);
+        self.print(&line)?;
+        self.bar.inc(1);
+        Ok(())
+    }
+
+    /// Ends the progress indicator; writes the JSON if there is a whole result.
+    pub(super) fn finish(mut self, is_whole: bool) -> Result<(), Failure> {
+        self.bar.finish_and_clear();
+        let Some(file) = self.json.file.as_mut().filter(|_| is_whole) else { return Ok(()) };
+        let text = serde_json::to_string(&self.json.content).map_err(Failure::new)?;
+        let written = writeln!(file, "{text}").and_then(|()| file.flush());
+        written.map_err(|error| Failure::io("writing the JSON", &error))
+    }
+
+    fn print(&mut self, text: &str) -> Result<(), Failure> {
+        let table = &mut self.table;
+        let written = self.bar.suspend(|| writeln!(table, "{text}").and_then(|()| table.flush()));
+        written.map_err(|error| Failure::io("writing the table", &error))
+    }
+}
+
+fn head(header: &Header) -> String {
+    let Header { version, nic, transport, address, peer_nic, peer, path_mtu, .. } = header;
+    let Header { qps, recvs, window, adaptive_routing, check, .. } = header;
+    let onoff = |on: &bool| if *on { "on" } else { "off" };
+    format!(
+        "# invar perf {version}: {nic} ({address}) to {peer_nic} ({peer}), transport {transport}, \
+         path MTU {path_mtu}\n\
+         # qps {qps}, recvs {recvs}, window {window}, adaptive routing {}, check {}\n\
+         #{:>11} {:>9} {:>11} {:>9} {:>12} {:>10} {:>10} {:>8}\n\
+         #{:>11} {:>9} {:>11} {:>9} {:>12} {:>10} {:>10} {:>8}",
+        onoff(adaptive_routing),
+        onoff(check),
+        "size",
+        "iters",
+        "time",
+        "algbw",
+        "msg/s",
+        "p50",
+        "p99",
+        "#wrong",
+        "(B)",
+        "",
+        "(us)",
+        "(GB/s)",
+        "",
+        "(us)",
+        "(us)",
+        "(B)",
+    )
+}
+
+fn line(row: &Row) -> String {
+    let Row { size, iters, time_us, algbw_gbytes_per_s, msgs_per_s, wrong, latency_us } = row;
+    let Latency { p50, p99 } = latency_us;
+    format!(
+        " {size:>11} {iters:>9} {time_us:>11.2} {algbw_gbytes_per_s:>9.3} {msgs_per_s:>12.0} \
+         {p50:>10.2} {p99:>10.2} {wrong:>8}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_the_nearest_rank() {
+        let mut values: Vec<u64> = (1..=1000).rev().map(|us| us * 1000).collect();
+        let latency = Latency::new(&mut values);
+        assert_eq!((latency.p50, latency.p99), (500.0, 990.0));
+        let latency = Latency::new(&mut [7000]);
+        assert_eq!((latency.p50, latency.p99), (7.0, 7.0));
+    }
+
+    #[test]
+    fn a_row_is_of_one_message() {
+        let latency = Latency { p50: 1.0, p99: 2.0 };
+        let row = Row::new(1 << 20, 1000, Duration::from_millis(500), 3, latency);
+        assert_eq!((row.time_us, row.msgs_per_s), (500.0, 2000.0));
+        assert!((row.algbw_gbytes_per_s - 2.097_152).abs() < 1e-9);
+        let json = serde_json::to_string(&row).unwrap();
+        assert!(json.starts_with(r#"{"size":1048576,"iters":1000,"time_us":500.0,"algbw_gbytes"#));
+        assert!(json.ends_with(r#""wrong":3,"latency_us":{"p50":1.0,"p99":2.0}}"#), "{json}");
+    }
+}

@@ -1,0 +1,80 @@
+//! Sizes as people write them.
+
+/// Longest message: the protocol's slots have 31 bits for it.
+pub(crate) const MESSAGE_BYTES_MAX: u32 = i32::MAX as u32;
+
+/// `8`, `64K`, `1MiB`, `2g`: binary multiples, up to what a message may have.
+pub(crate) fn parse(text: &str) -> Result<u32, String> {
+    let wrong = || {
+        format!(
+            "must be a number of bytes from 0 to {MESSAGE_BYTES_MAX}, where K, M and G stand for \
+             2^10, 2^20 and 2^30"
+        )
+    };
+    let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(digits_end);
+    let shift = match unit.to_ascii_uppercase().as_str() {
+        "" | "B" => 0,
+        "K" | "KB" | "KIB" => 10,
+        "M" | "MB" | "MIB" => 20,
+        "G" | "GB" | "GIB" => 30,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    let bytes = number.checked_mul(1 << shift).ok_or_else(wrong)?;
+    u32::try_from(bytes).ok().filter(|bytes| *bytes <= MESSAGE_BYTES_MAX).ok_or_else(wrong)
+}
+
+/// In the largest unit that leaves a whole number: `64 MiB`, `1000 B`.
+pub(crate) fn show(bytes: u32) -> String {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let whole = |(shift, _): &(u32, &str)| bytes > 0 && bytes.trailing_zeros() >= *shift;
+    match units.into_iter().find(whole) {
+        Some((shift, unit)) => format!("{} {unit}", bytes >> shift),
+        None => format!("{bytes} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_binary_suffixes() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("8", 8),
+            ("8b", 8),
+            ("64K", 64 << 10),
+            ("64k", 64 << 10),
+            ("1MiB", 1 << 20),
+            ("64MB", 64 << 20),
+            ("1G", 1 << 30),
+            ("2147483647", MESSAGE_BYTES_MAX),
+        ] {
+            assert_eq!(parse(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused_with_what_is_allowed() {
+        for text in ["", "K", "-1", "1.5M", "8 K", "8T", "2G", "2147483648", "99999999999999999G"] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains("from 0 to 2147483647"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_shown_in_the_largest_whole_unit() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (8, "8 B"),
+            (1024, "1 KiB"),
+            (1536, "1536 B"),
+            (64 << 20, "64 MiB"),
+            (1 << 30, "1 GiB"),
+        ] {
+            assert_eq!(show(bytes), text);
+        }
+    }
+}
