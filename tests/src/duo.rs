@@ -1,5 +1,7 @@
 //! A sender and a receiver, connected in one thread.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use invar_core::comm::{RecvComm, SendComm};
 use invar_core::conn::{Acceptor, Connector, Settings};
 use invar_core::error::Error;
@@ -42,6 +44,31 @@ impl<N: Nic> Buffer<N> {
     /// Address of the byte at `offset`.
     pub fn addr(&self, offset: usize) -> u64 {
         self.memory.addr() + offset as u64
+    }
+
+    /// Writes `bytes` at `offset`, while nobody else writes there.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        for (i, byte) in bytes.iter().enumerate() {
+            let (word, shift) = self.place(offset + i);
+            let others = word.load(Ordering::Relaxed) & !(0xff << shift);
+            word.store(others | u64::from(*byte) << shift, Ordering::Relaxed);
+        }
+    }
+
+    /// The `len` bytes at `offset`.
+    pub fn read(&self, offset: usize, len: usize) -> Vec<u8> {
+        let byte = |at| {
+            let (word, shift) = self.place(at);
+            (word.load(Ordering::Acquire) >> shift) as u8
+        };
+        (offset..offset + len).map(byte).collect()
+    }
+
+    /// The word that holds a byte, and how far up in it.
+    fn place(&self, offset: usize) -> (&AtomicU64, u32) {
+        let shift = 8 * (offset as u32 % 8);
+        let shift = if cfg!(target_endian = "big") { 56 - shift } else { shift };
+        (&self.memory.words()[offset / 8], shift)
     }
 
     /// Local key.

@@ -1,0 +1,351 @@
+//! Operations on a pair of comms, and what they must come to.
+//!
+//! [`Op`] is one call on either end; [`Traffic`] carries it out on real comms, tells it to a
+//! [`Ledger`] of what is posted, and holds every answer against that: each message is delivered
+//! once, in order of its tag, with its bytes and its size, and no request is lost.
+
+mod cells;
+mod ledger;
+
+use invar_core::comm::{RecvBuf, Request, SendBuf};
+use invar_core::conn::{Settings, Wire};
+use invar_core::error::Error;
+use invar_core::fifo::RECVS_MAX;
+use invar_core::nic::Nic;
+
+use crate::duo::Duo;
+use cells::{Cell, Cells};
+use ledger::{Expected, Ledger};
+
+/// One call.
+#[derive(Clone, Copy, Debug)]
+pub enum Op {
+    /// `irecv` of 1 to 8 buffers; each takes four bits of `tags`, and its length depends on `len`.
+    Recv {
+        /// Buffers, less one.
+        nreqs: u8,
+        /// Their tags.
+        tags: u32,
+        /// Their lengths.
+        len: u16,
+    },
+    /// `isend` of any message, most of which nothing is posted for.
+    Send {
+        /// Its tag.
+        tag: u8,
+        /// Its length, or a little more than what fits.
+        len: u16,
+    },
+    /// `isend` of a message that a buffer waits for.
+    SendAwaited {
+        /// Which of the buffers that can be sent to.
+        which: u8,
+        /// Its length.
+        len: u16,
+    },
+    /// `test` of a send under way.
+    TestSend(u8),
+    /// `test` of a receive under way.
+    TestRecv(u8),
+}
+
+impl Op {
+    /// Bytes of an encoded operation.
+    pub const BYTES: usize = 8;
+
+    /// Any bytes as an operation, for a fuzzer or a random generator.
+    pub fn decode(bytes: [u8; Self::BYTES]) -> Op {
+        let [kind, a, b, c, d, e, f, g] = bytes;
+        let len = u16::from_le_bytes([f, g]);
+        match kind % 8 {
+            // Most receives are of one buffer, and most tags are few.
+            0 => Op::Recv { nreqs: 0, tags: (a & 3).into(), len },
+            1 => Op::Recv { nreqs: e % 8, tags: u32::from_le_bytes([a, b, c, d]), len },
+            2 => {
+                Op::Recv { nreqs: e % 8, tags: u32::from_le_bytes([a, b, c, d]) & 0x1111_1111, len }
+            }
+            3 => Op::Send { tag: a % 16, len },
+            4 | 5 => Op::SendAwaited { which: a, len },
+            6 => Op::TestSend(a),
+            _ => Op::TestRecv(a),
+        }
+    }
+}
+
+/// How much goes on at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Longest message.
+    pub message_bytes_max: usize,
+    /// Buffers of each end.
+    pub cells: usize,
+    /// Whether the NIC is done with each call when it returns: then every answer is known.
+    pub prompt: bool,
+}
+
+/// Two comms under test.
+pub struct Traffic<N: Nic> {
+    duo: Duo<N>,
+    shape: Shape,
+    depth: usize,
+    wire: Wire,
+    truncate: bool,
+    ledger: Ledger,
+    room: Cells<N>,
+    source: Cells<N>,
+    recvs: Vec<Receiving>,
+    sends: Vec<Sending>,
+    messages: u64,
+}
+
+struct Receiving {
+    request: Request,
+    /// How many receives were posted before.
+    row: u64,
+    bufs: Vec<Buf>,
+}
+
+struct Buf {
+    cell: Cell,
+    len: u32,
+    /// Number and length of the message that goes here, once it is sent.
+    message: Option<(u64, u32)>,
+}
+
+struct Sending {
+    request: Request,
+    /// How many sends were started before.
+    message: u64,
+    row: u64,
+    cell: Cell,
+    len: u32,
+}
+
+/// Whether the next request can be had.
+#[derive(Debug, PartialEq, Eq)]
+enum Requests {
+    Free,
+    /// One that began a whole ring ago is under way: then it cannot be had.
+    Blocked,
+    Exhausted,
+}
+
+/// `live`: the numbers of the requests under way, of which `next` would be the next.
+fn free_requests(live: impl Iterator<Item = u64> + Clone, next: u64, depth: usize) -> Requests {
+    if live.clone().count() == depth {
+        Requests::Exhausted
+    } else if live.clone().any(|number| number % depth as u64 == next % depth as u64) {
+        Requests::Blocked
+    } else {
+        Requests::Free
+    }
+}
+
+impl<N: Nic> Traffic<N> {
+    /// Traffic between `nics` over a connection between them that `settings` set up.
+    pub fn new(nics: [&N; 2], settings: [Settings; 2], duo: Duo<N>, shape: Shape) -> Self {
+        let wire = settings[0].wire;
+        let depth = match wire {
+            Wire::Nccl214 => 64,
+            Wire::Invar => settings[0].fifo_depth.min(settings[1].fifo_depth).into(),
+        };
+        let cells = |nic, pd| Cells::new(nic, pd, shape.cells, shape.message_bytes_max);
+        Traffic {
+            source: cells(nics[0], &duo.send_pd),
+            room: cells(nics[1], &duo.recv_pd),
+            duo,
+            shape,
+            depth,
+            wire,
+            truncate: settings[0].truncate,
+            ledger: Ledger::default(),
+            recvs: Vec::new(),
+            sends: Vec::new(),
+            messages: 0,
+        }
+    }
+
+    /// Carries one operation out.
+    ///
+    /// # Errors
+    /// What ended the connection.
+    ///
+    /// # Panics
+    /// When the answer is not what it must be.
+    pub fn apply(&mut self, op: Op) -> Result<(), Error> {
+        match op {
+            Op::Recv { nreqs, tags, len } => self.recv(nreqs, tags, len),
+            Op::Send { tag, len } => {
+                self.send(tag.into(), u32::from(len) % (self.shape.message_bytes_max as u32 + 1))
+            }
+            Op::SendAwaited { which, len } => self.send_awaited(which.into(), len),
+            Op::TestSend(which) if !self.sends.is_empty() => {
+                self.test_send(usize::from(which) % self.sends.len())
+            }
+            Op::TestRecv(which) if !self.recvs.is_empty() => {
+                self.test_recv(usize::from(which) % self.recvs.len())
+            }
+            Op::TestSend(_) | Op::TestRecv(_) => Ok(()),
+        }
+    }
+
+    /// One step towards the end: sends what is awaited, and tests all that is under way. Says
+    /// whether everything is over.
+    ///
+    /// # Errors
+    /// What ended the connection.
+    ///
+    /// # Panics
+    /// When an answer is not what it must be.
+    pub fn finish(&mut self) -> Result<bool, Error> {
+        self.send_awaited(0, 77)?;
+        for i in (0..self.sends.len()).rev() {
+            self.test_send(i)?;
+        }
+        for i in (0..self.recvs.len()).rev() {
+            self.test_recv(i)?;
+        }
+        assert_eq!(self.duo.send.outstanding(), self.sends.len(), "sends under way");
+        assert_eq!(self.duo.recv.outstanding(), self.recvs.len(), "receives under way");
+        Ok(self.sends.is_empty() && self.recvs.is_empty())
+    }
+
+    /// The comms.
+    pub fn duo(&mut self) -> &mut Duo<N> {
+        &mut self.duo
+    }
+
+    /// Messages that were sent.
+    pub fn messages(&self) -> u64 {
+        self.messages
+    }
+
+    fn recv(&mut self, nreqs: u8, tags: u32, len: u16) -> Result<(), Error> {
+        let nreqs = (usize::from(nreqs) % RECVS_MAX + 1).min(self.depth);
+        if self.room.free() < nreqs {
+            return Ok(());
+        }
+        let mut bufs = Vec::new();
+        let mut wanted = Vec::new();
+        for r in 0..nreqs {
+            let tag = tags >> (4 * r) & 15;
+            let len = (usize::from(len) + 97 * r) % (self.shape.message_bytes_max + 1);
+            let cell = self.room.take(r);
+            self.room.clear(&cell);
+            let (addr, rkey) = (self.room.addr(&cell), self.room.buffer().rkey());
+            wanted.push(RecvBuf { addr, len: len as u32, tag, rkey });
+            bufs.push(Buf { cell, len: len as u32, message: None });
+        }
+        let request = self.duo.recv.irecv(&wanted)?;
+        let live = self.recvs.iter().map(|recv| recv.row);
+        let requests = free_requests(live, self.ledger.rows(), self.depth);
+        match request {
+            None => {
+                // The wire of NCCL 2.14 may still be waiting for its ready word.
+                assert!(requests != Requests::Free || !self.shape.prompt, "no request is free");
+                bufs.into_iter().for_each(|buf| self.room.give(buf.cell));
+            }
+            Some(request) => {
+                assert_ne!(requests, Requests::Exhausted, "more requests than there are");
+                let row = self.ledger.post(wanted.iter().map(|buf| (buf.tag, buf.len)));
+                self.recvs.push(Receiving { request, row, bufs });
+            }
+        }
+        Ok(())
+    }
+
+    fn send_awaited(&mut self, which: usize, len: u16) -> Result<(), Error> {
+        let Some((tag, room)) = self.ledger.awaited(which) else { return Ok(()) };
+        self.send(tag, u32::from(len) % (room + 1))
+    }
+
+    fn send(&mut self, tag: u32, len: u32) -> Result<(), Error> {
+        if self.source.free() == 0 {
+            return Ok(());
+        }
+        let cell = self.source.take(self.messages as usize);
+        self.source.fill(&cell, self.messages, len);
+        let (addr, lkey) = (self.source.addr(&cell), self.source.buffer().lkey());
+        let answer = self.duo.send.isend(&SendBuf { addr, len, lkey }, tag);
+        let expected = self.ledger.expected(tag, len, self.truncate);
+        let live = self.sends.iter().map(|sending| sending.message);
+        let requests = free_requests(live, self.messages, self.depth);
+        match (answer, expected) {
+            (Ok(Some(request)), Expected::Start { row, r, len }) => {
+                assert_ne!(requests, Requests::Exhausted, "more requests than there are");
+                self.ledger.sent(tag);
+                let message = self.messages;
+                self.sends.push(Sending { request, message, row, cell, len });
+                let recv = self.recvs.iter_mut().find(|recv| recv.row == row);
+                let buf = &mut recv.expect("under way until its messages are here").bufs[r];
+                assert_eq!(buf.message.replace((message, len)), None);
+                self.messages += 1;
+                return Ok(());
+            }
+            (Ok(None), Expected::Nothing) => {}
+            // The row may not be here yet.
+            (Ok(None), _) if !self.shape.prompt => {}
+            (Ok(None), Expected::Start { .. }) if requests != Requests::Free => {}
+            (Err(Error::SizeMismatch { local, remote, tag: of }), Expected::Mismatch { room }) => {
+                assert_eq!((local, remote, of), (len, room, tag));
+            }
+            (Err(error), _) if error.is_fatal() => {
+                self.source.give(cell);
+                return Err(error);
+            }
+            (answer, expected) => panic!(
+                "isend of {len} bytes with tag {tag}: {answer:?}, where {expected:?} was due"
+            ),
+        }
+        self.source.give(cell);
+        Ok(())
+    }
+
+    fn test_send(&mut self, i: usize) -> Result<(), Error> {
+        let sending = &self.sends[i];
+        let complete = self.ledger.is_complete(sending.row);
+        match self.duo.send.test(&sending.request)? {
+            Some(len) => {
+                assert!(complete, "a send was done before its group was complete");
+                assert_eq!(len, sending.len, "bytes sent");
+                let sending = self.sends.swap_remove(i);
+                let again = self.duo.send.test(&sending.request);
+                assert_eq!(again, Err(Error::UnknownRequest(sending.request.raw())));
+                self.source.give(sending.cell);
+            }
+            None => assert!(!complete || !self.shape.prompt, "a complete send is not done"),
+        }
+        Ok(())
+    }
+
+    fn test_recv(&mut self, i: usize) -> Result<(), Error> {
+        let recv = &self.recvs[i];
+        let complete = self.ledger.is_complete(recv.row);
+        match self.duo.recv.test(&recv.request)? {
+            Some(received) => {
+                assert!(complete, "a receive was done before its messages were sent");
+                let recv = self.recvs.swap_remove(i);
+                let again = self.duo.recv.test(&recv.request);
+                assert_eq!(again, Err(Error::UnknownRequest(recv.request.raw())));
+                self.check_received(received.sizes(), &recv.bufs);
+                recv.bufs.into_iter().for_each(|buf| self.room.give(buf.cell));
+            }
+            None => assert!(!complete || !self.shape.prompt, "a complete receive is not done"),
+        }
+        Ok(())
+    }
+
+    fn check_received(&self, sizes: &[u32], bufs: &[Buf]) {
+        let size = |buf: &Buf| {
+            let (_, len) = buf.message.expect("complete");
+            let grouped = bufs.len() > 1;
+            if grouped && self.wire == Wire::Nccl214 { u32::from(len > 0) } else { len }
+        };
+        assert_eq!(sizes, bufs.iter().map(size).collect::<Vec<_>>(), "sizes received");
+        for buf in bufs {
+            let (message, len) = buf.message.expect("complete");
+            assert!(len <= buf.len);
+            self.room.check(&buf.cell, message, len);
+        }
+    }
+}

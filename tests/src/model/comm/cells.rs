@@ -1,0 +1,81 @@
+//! Buffers to send from and to receive into, in one registered region.
+
+use invar_core::nic::Nic;
+
+use crate::duo::Buffer;
+
+/// Bytes at either side of a message that nobody may touch.
+const GUARD: usize = 16;
+const UNTOUCHED: u8 = 0xee;
+
+/// A buffer of its own, and how far off its 8-byte boundary it is used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cell {
+    index: usize,
+    shift: usize,
+}
+
+pub(super) struct Cells<N: Nic> {
+    buffer: Buffer<N>,
+    stride: usize,
+    free: Vec<usize>,
+}
+
+/// What byte `i` of a message is.
+fn byte(message: u64, i: usize) -> u8 {
+    (message as u8).wrapping_mul(101) ^ (i as u8).wrapping_mul(3) ^ (i >> 8) as u8
+}
+
+impl<N: Nic> Cells<N> {
+    pub(super) fn new(nic: &N, pd: &N::Pd, count: usize, message_bytes_max: usize) -> Self {
+        let stride = (2 * GUARD + 8 + message_bytes_max).next_multiple_of(8);
+        let buffer = Buffer::new(nic, pd, count * stride);
+        Cells { buffer, stride, free: (0..count).collect() }
+    }
+
+    pub(super) fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    pub(super) fn take(&mut self, shift: usize) -> Cell {
+        Cell { index: self.free.pop().expect("asked before"), shift: shift % 8 }
+    }
+
+    pub(super) fn give(&mut self, cell: Cell) {
+        self.free.push(cell.index);
+    }
+
+    pub(super) fn buffer(&self) -> &Buffer<N> {
+        &self.buffer
+    }
+
+    pub(super) fn addr(&self, cell: &Cell) -> u64 {
+        self.buffer.addr(self.start(cell))
+    }
+
+    /// Puts a message in.
+    pub(super) fn fill(&self, cell: &Cell, message: u64, len: u32) {
+        let bytes: Vec<u8> = (0..len as usize).map(|i| byte(message, i)).collect();
+        self.buffer.write(self.start(cell), &bytes);
+    }
+
+    /// Takes every message out.
+    pub(super) fn clear(&self, cell: &Cell) {
+        self.buffer.write(cell.index * self.stride, &vec![UNTOUCHED; self.stride]);
+    }
+
+    /// That the message is there, and nothing else was written.
+    pub(super) fn check(&self, cell: &Cell, message: u64, len: u32) {
+        let all = self.buffer.read(cell.index * self.stride, self.stride);
+        let (before, rest) = all.split_at(GUARD + cell.shift);
+        let (bytes, after) = rest.split_at(len as usize);
+        let wrong = bytes.iter().enumerate().position(|(i, got)| *got != byte(message, i));
+        assert_eq!(wrong, None, "first wrong byte of message {message} ({len} bytes)");
+        let untouched = before.iter().chain(after).all(|byte| *byte == UNTOUCHED);
+        assert!(untouched, "bytes around message {message} ({len} bytes) were written");
+    }
+
+    fn start(&self, cell: &Cell) -> usize {
+        cell.index * self.stride + GUARD + cell.shift
+    }
+}

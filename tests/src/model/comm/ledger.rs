@@ -1,0 +1,75 @@
+//! What is posted and not yet sent to: a list, searched from its front.
+
+/// A buffer that waits for a message.
+#[derive(Debug)]
+struct Waiting {
+    row: u64,
+    r: usize,
+    tag: u32,
+    room: u32,
+}
+
+/// The receives of a connection, in the order in which they were posted.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    waiting: Vec<Waiting>,
+    rows: u64,
+}
+
+/// What `isend` must answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Expected {
+    /// No receive at the head takes this tag.
+    Nothing,
+    /// The one that does is too short.
+    Mismatch { room: u32 },
+    /// `len` bytes go to buffer `r` of that row.
+    Start { row: u64, r: usize, len: u32 },
+}
+
+impl Ledger {
+    /// A receive of buffers with these tags and lengths; gives its number.
+    pub(super) fn post(&mut self, bufs: impl Iterator<Item = (u32, u32)>) -> u64 {
+        let row = self.rows;
+        self.rows += 1;
+        self.waiting.extend(bufs.enumerate().map(|(r, (tag, room))| Waiting { row, r, tag, room }));
+        row
+    }
+
+    /// Receives posted.
+    pub(super) fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// What is due on a send of `len` bytes.
+    pub(super) fn expected(&self, tag: u32, len: u32, truncate: bool) -> Expected {
+        match self.head().find(|waiting| waiting.tag == tag) {
+            None => Expected::Nothing,
+            Some(&Waiting { room, .. }) if len > room && !truncate => Expected::Mismatch { room },
+            Some(&Waiting { row, r, room, .. }) => Expected::Start { row, r, len: len.min(room) },
+        }
+    }
+
+    /// A message with this tag was sent.
+    pub(super) fn sent(&mut self, tag: u32) {
+        let first = self.waiting.iter().position(|waiting| waiting.tag == tag);
+        self.waiting.remove(first.expect("a buffer waited"));
+    }
+
+    /// Tag and length of one of the buffers that can be sent to.
+    pub(super) fn awaited(&self, which: usize) -> Option<(u32, u32)> {
+        let count = self.head().count().max(1);
+        self.head().nth(which % count).map(|waiting| (waiting.tag, waiting.room))
+    }
+
+    /// Whether every buffer of a receive has its message.
+    pub(super) fn is_complete(&self, row: u64) -> bool {
+        self.waiting.iter().all(|waiting| waiting.row != row)
+    }
+
+    /// The buffers of the oldest receive that still waits.
+    fn head(&self) -> impl Iterator<Item = &Waiting> {
+        let row = self.waiting.first().map(|waiting| waiting.row);
+        self.waiting.iter().take_while(move |waiting| Some(waiting.row) == row)
+    }
+}

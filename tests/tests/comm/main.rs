@@ -1,0 +1,3 @@
+//! How connections and comms behave, over a NIC without a network. A file for each behaviour.
+
+mod traffic;
