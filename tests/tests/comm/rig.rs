@@ -1,0 +1,148 @@
+//! A connection between two ports of the null NIC, of which a test holds both ends and every byte
+//! in between.
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use invar_core::comm::{RecvBuf, RecvComm, SendBuf, SendComm};
+use invar_core::conn::stage::Side;
+use invar_core::conn::{Acceptor, Connector, Settings, Stream, StreamError};
+use invar_core::error::Error;
+use invar_core::nic::Nic;
+use invar_testkit::duo::{self, Buffer, Duo};
+use invar_testkit::null::NullNic;
+use invar_testkit::pipe::Pipe;
+
+/// A stream that is up when it is told, and moves no more bytes than it is allowed.
+pub(crate) struct Gated {
+    pipe: Pipe,
+    gate: Gate,
+}
+
+/// What a [`Gated`] stream may do; clones are the same gate.
+#[derive(Clone)]
+pub(crate) struct Gate {
+    pub(crate) up: Rc<Cell<bool>>,
+    /// Bytes that it may still send or receive.
+    pub(crate) credit: Rc<Cell<usize>>,
+}
+
+impl Gated {
+    /// A stream that may do everything.
+    pub(crate) fn new(pipe: Pipe) -> (Gated, Gate) {
+        let up = Rc::new(Cell::new(true));
+        let gate = Gate { up, credit: Rc::new(Cell::new(usize::MAX)) };
+        (Gated { pipe, gate: gate.clone() }, gate)
+    }
+
+    /// Moves bytes within the credit.
+    fn spend<R>(&mut self, call: impl FnOnce(&mut Pipe, usize) -> R, moved: fn(&R) -> usize) -> R {
+        let credit = &self.gate.credit;
+        let result = call(&mut self.pipe, credit.get());
+        credit.set(credit.get() - moved(&result));
+        result
+    }
+}
+
+impl Stream for Gated {
+    fn peer_addr(&self) -> Option<SocketAddr> {
+        Some("192.0.2.7:4000".parse().expect("an address"))
+    }
+
+    fn poll_connected(&mut self) -> Result<bool, StreamError> {
+        Ok(self.gate.up.get())
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+        let call = |pipe: &mut Pipe, credit| pipe.send(&bytes[..bytes.len().min(credit)]);
+        self.spend(call, |result| result.unwrap_or(0))
+    }
+
+    fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError> {
+        let call = |pipe: &mut Pipe, credit| {
+            let len = buf.len().min(credit);
+            if len == 0 { Ok(0) } else { pipe.recv(&mut buf[..len]) }
+        };
+        self.spend(call, |result| result.unwrap_or(0))
+    }
+}
+
+/// Both ends while they connect.
+pub(crate) struct Handshake {
+    pub(crate) nics: [NullNic; 2],
+    pub(crate) connector: Connector<NullNic, Gated>,
+    pub(crate) acceptor: Acceptor<NullNic, Gated>,
+    /// Of the connector's stream, and of the acceptor's.
+    pub(crate) gates: [Gate; 2],
+    pub(crate) send: Option<SendComm<NullNic, Gated>>,
+    pub(crate) recv: Option<RecvComm<NullNic, Gated>>,
+}
+
+impl Handshake {
+    pub(crate) fn new(settings: [Settings; 2]) -> Self {
+        let nics: [NullNic; 2] = NullNic::ports();
+        let (here, there) = Pipe::pair();
+        let (here, here_gate) = Gated::new(here);
+        let (there, there_gate) = Gated::new(there);
+        let pd = |nic: &NullNic| nic.alloc_pd().expect("a domain");
+        let [a, b] = &nics;
+        Handshake {
+            connector: Connector::new(a.clone(), pd(a), here, settings[0], 0),
+            acceptor: Acceptor::new(b.clone(), pd(b), there, settings[1], 0),
+            gates: [here_gate, there_gate],
+            send: None,
+            recv: None,
+            nics,
+        }
+    }
+
+    /// Lets one end go on, if it has no comm yet.
+    pub(crate) fn poll(&mut self, side: Side) -> Result<(), Error> {
+        match side {
+            Side::Connector if self.send.is_none() => self.send = self.connector.poll(0)?,
+            Side::Acceptor if self.recv.is_none() => self.recv = self.acceptor.poll(0)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Both ends in turn until there are two comms, which then carry a message.
+    pub(crate) fn finish(mut self) {
+        self.gates.iter().for_each(|gate| gate.credit.set(usize::MAX));
+        for side in [Side::Connector, Side::Acceptor].into_iter().cycle().take(8) {
+            self.poll(side).expect("no error");
+        }
+        let mut send = self.send.expect("connected");
+        let mut recv = self.recv.expect("accepted");
+        carry_a_message(&self.nics, &mut send, &mut recv);
+    }
+}
+
+/// Both ends of a connection that is up.
+pub(crate) fn connect(settings: [Settings; 2]) -> ([NullNic; 2], Duo<NullNic>) {
+    let nics: [NullNic; 2] = NullNic::ports();
+    let [a, b] = &nics;
+    let duo = duo::connect([a, b], settings, || {}).expect("a connection");
+    (nics, duo)
+}
+
+/// One message over two comms that have just come up.
+pub(crate) fn carry_a_message<S: Stream>(
+    nics: &[NullNic; 2],
+    send: &mut SendComm<NullNic, S>,
+    recv: &mut RecvComm<NullNic, S>,
+) {
+    // A domain of its own would not do: keys are of the comms' domains, which are 1 and 2.
+    let (from, to) = (Buffer::new(&nics[0], &1, 4096), Buffer::new(&nics[1], &2, 4096));
+    from.write(0, b"over the wire");
+    let message = SendBuf { addr: from.addr(0), len: 13, lkey: from.lkey() };
+    let room = RecvBuf { addr: to.addr(5), len: 100, tag: 9, rkey: to.rkey() };
+    // On the wire of NCCL 2.14 the sender gets ready first.
+    assert_eq!(send.isend(&message, 9), Ok(None));
+    let received = recv.irecv(&[room]).expect("irecv").expect("a request");
+    let sent = send.isend(&message, 9).expect("isend").expect("a request");
+    assert_eq!(send.test(&sent), Ok(Some(13)));
+    assert_eq!(recv.test(&received).expect("test").expect("done").sizes(), [13]);
+    assert_eq!(to.read(5, 13), b"over the wire");
+}
