@@ -1,5 +1,7 @@
 //! How connections and comms behave, over a NIC without a network. A file for each behaviour.
 
+mod handshake_failures;
 mod handshake_interleavings;
+mod meddler;
 mod rig;
 mod traffic;

@@ -1,0 +1,115 @@
+//! A NIC that keeps a list of what is posted, and does what a test tells it.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use invar_core::nic::{
+    Access, Nic, NicError, PollError, PortAttr, QpCap, QpTransition, RecvWr, SendWr, Verb, Wc,
+};
+use invar_linux::memory::HostMemory;
+use invar_testkit::null::{NullCq, NullMr, NullNic, NullQp};
+
+/// What a [`Meddler`] does beside its work.
+#[derive(Default)]
+pub(crate) struct Plan {
+    /// Every work request posted, with its queue pair.
+    pub(crate) posted: RefCell<Vec<(u32, SendWr)>>,
+    /// Completions that polls give before those that are true.
+    pub(crate) made_up: RefCell<Vec<Wc>>,
+    /// The verb that fails.
+    pub(crate) failing: Cell<Option<Verb>>,
+    /// What the port is said to be.
+    pub(crate) port: Cell<Option<PortAttr>>,
+}
+
+/// A null NIC under a [`Plan`].
+#[derive(Clone)]
+pub(crate) struct Meddler {
+    nic: NullNic,
+    pub(crate) plan: Rc<Plan>,
+}
+
+impl Meddler {
+    pub(crate) fn new(nic: NullNic) -> Self {
+        Meddler { nic, plan: Rc::default() }
+    }
+
+    fn check(&self, verb: Verb) -> Result<(), NicError> {
+        if self.plan.failing.get() == Some(verb) {
+            return Err(NicError::new(verb, 5, "a test wants it so"));
+        }
+        Ok(())
+    }
+}
+
+impl Nic for Meddler {
+    type Memory = HostMemory;
+    type Pd = usize;
+    type Mr = NullMr;
+    type Cq = NullCq;
+    type Qp = NullQp;
+
+    fn name(&self) -> &str {
+        self.nic.name()
+    }
+
+    fn query_port(&self) -> Result<PortAttr, NicError> {
+        self.check(Verb::QueryPort)?;
+        self.plan.port.get().map_or_else(|| self.nic.query_port(), Ok)
+    }
+
+    fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
+        self.check(Verb::AllocMemory)?;
+        self.nic.alloc(len)
+    }
+
+    fn alloc_pd(&self) -> Result<usize, NicError> {
+        self.nic.alloc_pd()
+    }
+
+    fn reg_mr(&self, pd: &usize, memory: &HostMemory, access: Access) -> Result<NullMr, NicError> {
+        self.check(Verb::RegMr)?;
+        self.nic.reg_mr(pd, memory, access)
+    }
+
+    fn create_cq(&self, depth: usize) -> Result<NullCq, NicError> {
+        self.check(Verb::CreateCq)?;
+        self.nic.create_cq(depth)
+    }
+
+    fn create_qp(&self, pd: &usize, cq: &NullCq, cap: &QpCap) -> Result<NullQp, NicError> {
+        self.check(Verb::CreateQp)?;
+        self.nic.create_qp(pd, cq, cap)
+    }
+
+    fn qp_num(&self, qp: &NullQp) -> u32 {
+        self.nic.qp_num(qp)
+    }
+
+    fn modify_qp(&self, qp: &NullQp, transition: &QpTransition) -> Result<(), NicError> {
+        self.check(Verb::ModifyQp)?;
+        self.nic.modify_qp(qp, transition)
+    }
+
+    fn post_send(&self, qp: &NullQp, wrs: &[SendWr]) -> Result<(), NicError> {
+        self.check(Verb::PostSend)?;
+        let qpn = self.nic.qp_num(qp);
+        self.plan.posted.borrow_mut().extend(wrs.iter().map(|wr| (qpn, *wr)));
+        self.nic.post_send(qp, wrs)
+    }
+
+    fn post_recv(&self, qp: &NullQp, wr: &RecvWr) -> Result<(), NicError> {
+        self.check(Verb::PostRecv)?;
+        self.nic.post_recv(qp, wr)
+    }
+
+    fn poll(&self, cq: &NullCq, wcs: &mut [Wc]) -> Result<u32, PollError> {
+        if self.plan.failing.get() == Some(Verb::PollCq) {
+            return Err(PollError { errno: 75 });
+        }
+        let mut made_up = self.plan.made_up.borrow_mut();
+        let n = made_up.len().min(wcs.len());
+        wcs.iter_mut().zip(made_up.drain(..n)).for_each(|(to, wc)| *to = wc);
+        if n > 0 { Ok(n as u32) } else { self.nic.poll(cq, wcs) }
+    }
+}
