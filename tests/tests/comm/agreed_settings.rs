@@ -1,0 +1,82 @@
+//! What the two ends agree on, and settings and calls that are refused.
+
+use invar_core::comm::RecvBuf;
+use invar_core::conn::stage::Side;
+use invar_core::conn::{Settings, Wire};
+use invar_core::error::{Error, Fault};
+use invar_testkit::duo::Buffer;
+
+use crate::rig::{self, Handshake};
+
+/// Receives that can be posted before the first of them ends.
+fn receives_posted(settings: [Settings; 2]) -> usize {
+    let (nics, mut duo) = rig::connect(settings);
+    let buffer = Buffer::new(&nics[1], &duo.recv_pd, 64);
+    let room = RecvBuf { addr: buffer.addr(0), len: 64, tag: 0, rkey: buffer.rkey() };
+    assert_eq!(duo.send.isend(&Default::default(), 0), Ok(None));
+    (0..1000).take_while(|_| duo.recv.irecv(&[room]).expect("irecv").is_some()).count()
+}
+
+#[test]
+fn the_smaller_fifo_depth_holds() {
+    for (connector, acceptor) in [(256, 256), (64, 256), (256, 64), (1, 256), (256, 1), (2, 8)] {
+        let depth = |fifo_depth| Settings { fifo_depth, ..Settings::default() };
+        let posted = receives_posted([depth(connector), depth(acceptor)]);
+        assert_eq!(posted, usize::from(connector.min(acceptor)), "{connector} and {acceptor}");
+    }
+}
+
+#[test]
+fn the_wire_of_nccl_2_14_has_64_rows_whatever_is_set() {
+    let settings = Settings { wire: Wire::Nccl214, fifo_depth: 256, ..Settings::default() };
+    assert_eq!(receives_posted([settings; 2]), 64);
+}
+
+#[test]
+fn the_connectors_number_of_queue_pairs_holds() {
+    for qps in [1, 2, 4, 128] {
+        let settings = |qps| Settings { qps, fifo_depth: 4, ..Settings::default() };
+        Handshake::new([settings(qps), settings(3)]).finish();
+        let wire = Wire::Nccl214;
+        Handshake::new([Settings { wire, qps, ..Settings::default() }; 2]).finish();
+    }
+}
+
+#[test]
+fn settings_out_of_range_are_named_on_the_first_call() {
+    let usual = Settings::default();
+    let cases = [
+        (Settings { fifo_depth: 0, ..usual }, "fifo_depth"),
+        (Settings { fifo_depth: 3, ..usual }, "fifo_depth"),
+        (Settings { fifo_depth: 512, ..usual }, "fifo_depth"),
+        (Settings { qps: 0, ..usual }, "qps"),
+        (Settings { qps: 129, ..usual }, "qps"),
+        (Settings { timeout: 32, ..usual }, "timeout"),
+        (Settings { retry_cnt: 8, ..usual }, "retry_cnt"),
+    ];
+    for (settings, name) in cases {
+        let mut handshake = Handshake::new([settings; 2]);
+        for side in [Side::Connector, Side::Acceptor] {
+            let error = handshake.poll(side).expect_err(name);
+            assert_eq!(error.fault(), Fault::Usage);
+            assert!(error.to_string().starts_with(name), "{error}");
+        }
+    }
+}
+
+#[test]
+fn connect_and_accept_give_their_comm_once() {
+    for wire in [Wire::Invar, Wire::Nccl214] {
+        let mut handshake = Handshake::new([Settings { wire, ..Settings::default() }; 2]);
+        for side in [Side::Connector, Side::Acceptor].into_iter().cycle().take(6) {
+            handshake.poll(side).expect("no error");
+        }
+        let Handshake { mut connector, mut acceptor, .. } = handshake;
+        let again = [connector.poll(0).err(), acceptor.poll(0).err()];
+        for (error, call) in again.into_iter().zip(["connect", "accept"]) {
+            let error = error.expect("an error");
+            assert!(matches!(error, Error::State { .. }), "{error}");
+            assert_eq!(error.to_string(), format!("{call} called in state Connected"));
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Messages of every size arrive whole, say how long they were, and go out as the work requests
+//! that NCCL posts.
+
+use std::rc::Rc;
+
+use invar_core::comm::{RecvBuf, SendBuf};
+use invar_core::conn::{Settings, Wire};
+use invar_core::error::Error;
+use invar_core::nic::{SendFlags, SendOpcode, SendWr};
+use invar_testkit::duo::{self, Buffer, Duo};
+use invar_testkit::null::NullNic;
+
+use crate::meddler::{Meddler, Plan};
+use crate::rig;
+
+const BYTES_MAX: usize = 20_000;
+
+/// One end sends to the other, and what it posts is seen.
+struct Line {
+    duo: Duo<Meddler>,
+    from: Buffer<Meddler>,
+    to: Buffer<Meddler>,
+    /// Of the sender, and of the receiver.
+    plans: [Rc<Plan>; 2],
+}
+
+impl Line {
+    fn new(settings: Settings) -> Self {
+        let nics: [NullNic; 2] = NullNic::ports();
+        let [a, b] = nics.map(Meddler::new);
+        let mut duo = duo::connect([&a, &b], [settings; 2], || {}).expect("a connection");
+        assert_eq!(duo.send.isend(&Default::default(), 0), Ok(None));
+        let from = Buffer::new(&a, &duo.send_pd, BYTES_MAX);
+        let to = Buffer::new(&b, &duo.recv_pd, BYTES_MAX);
+        from.write(0, &(0..BYTES_MAX).map(|i| (i % 251) as u8).collect::<Vec<_>>());
+        Line { duo, from, to, plans: [Rc::clone(&a.plan), Rc::clone(&b.plan)] }
+    }
+
+    fn irecv(&mut self, len: u32) -> invar_core::comm::Request {
+        self.to.write(0, &vec![0xee; BYTES_MAX]);
+        let room = RecvBuf { addr: self.to.addr(0), len, tag: 1, rkey: self.to.rkey() };
+        self.duo.recv.irecv(&[room]).expect("irecv").expect("a request")
+    }
+
+    /// Sends `len` bytes into room for `room`; the work requests that it took.
+    fn carry(&mut self, len: u32, room: u32) -> Vec<(u32, SendWr)> {
+        let received = self.irecv(room);
+        let message = SendBuf { addr: self.from.addr(0), len, lkey: self.from.lkey() };
+        self.plans[0].posted.borrow_mut().clear();
+        let sent = self.duo.send.isend(&message, 1).expect("isend").expect("a request");
+        let carried = len.min(room);
+        assert_eq!(self.duo.send.test(&sent), Ok(Some(carried)));
+        let got = self.duo.recv.test(&received).expect("test").expect("done");
+        assert_eq!(got.sizes(), [carried]);
+        let carried = carried as usize;
+        assert_eq!(self.to.read(0, carried), self.from.read(0, carried));
+        assert_eq!(self.to.read(carried, 8), [0xee; 8], "behind {carried} bytes");
+        self.plans[0].posted.take()
+    }
+}
+
+#[test]
+fn every_size_over_any_number_of_queue_pairs_arrives_whole() {
+    for wire in [Wire::Invar, Wire::Nccl214] {
+        for qps in [1, 2, 3, 4, 7, 128] {
+            let mut line = Line::new(Settings { wire, qps, ..Settings::default() });
+            for len in [0, 1, 127, 128, 129, 255, 256, 511, 513, 4096, 8191, 8192, 8193, 19_000] {
+                let posted = line.carry(len, len);
+                let with_imm: Vec<_> = posted
+                    .iter()
+                    .filter(|(_, wr)| wr.opcode == SendOpcode::RdmaWriteWithImm)
+                    .collect();
+                assert_eq!(with_imm.len(), usize::from(qps), "one on each queue pair");
+                assert!(with_imm.iter().all(|(_, wr)| wr.flags == SendFlags::SIGNALED));
+                assert!(with_imm.iter().all(|(_, wr)| wr.imm_data == len));
+                let lengths: Vec<u32> = posted.iter().map(|(_, wr)| wr.sge.length).collect();
+                assert_eq!(lengths.iter().sum::<u32>(), len);
+                let shares: Vec<u32> = lengths.into_iter().filter(|&len| len > 0).collect();
+                if let Some((_, all_but_last)) = shares.split_last() {
+                    assert!(all_but_last.iter().all(|share| share % 128 == 0), "{shares:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn above_the_adaptive_routing_threshold_the_immediate_goes_apart() {
+    let mut line = Line::new(Settings { ar_threshold_bytes: 8192, ..Settings::default() });
+    let posted = line.carry(8192, 8192);
+    assert_eq!(posted.len(), 1);
+    let posted = line.carry(8193, 8193);
+    let [(_, data), (_, end)] = posted[..] else { panic!("{posted:?}") };
+    assert_eq!((data.opcode, data.sge.length), (SendOpcode::RdmaWrite, 8193));
+    assert_eq!(data.flags, SendFlags::empty());
+    assert_eq!((end.opcode, end.sge.length), (SendOpcode::RdmaWriteWithImm, 0));
+    assert_eq!((end.imm_data, end.flags), (8193, SendFlags::SIGNALED));
+
+    let mut always = Line::new(Settings { ar_threshold_bytes: 0, ..Settings::default() });
+    assert_eq!(always.carry(1, 1).len(), 2);
+    assert_eq!(always.carry(0, 1).len(), 1);
+    let never = Settings { ar_threshold_bytes: u32::MAX, ..Settings::default() };
+    assert_eq!(Line::new(never).carry(19_000, 19_000).len(), 1);
+}
+
+#[test]
+fn one_slot_write_in_each_turn_of_the_fifo_asks_for_a_completion() {
+    let mut line = Line::new(Settings { fifo_depth: 4, use_inline: true, ..Settings::default() });
+    for _ in 0..12 {
+        line.carry(1, 1);
+    }
+    let slots = line.plans[1].posted.take();
+    assert_eq!(slots.len(), 12);
+    for (row, (_, wr)) in slots.iter().enumerate() {
+        assert_eq!((wr.opcode, wr.sge.length), (SendOpcode::RdmaWrite, 32));
+        assert_eq!(wr.flags.contains(SendFlags::SIGNALED), row % 4 == 0);
+        assert!(wr.flags.contains(SendFlags::INLINE));
+    }
+}
+
+#[test]
+fn a_send_longer_than_its_receive_is_refused_and_the_comm_goes_on() {
+    let mut line = Line::new(Settings::default());
+    let received = line.irecv(100);
+    let message = |len| SendBuf { addr: line.from.addr(0), len, lkey: line.from.lkey() };
+    let (long, right) = (message(101), message(100));
+    for _ in 0..2 {
+        let error = line.duo.send.isend(&long, 1).expect_err("too long");
+        assert_eq!(error, Error::SizeMismatch { local: 101, remote: 100, tag: 1 });
+        assert!(!error.is_fatal());
+    }
+    assert_eq!(line.duo.send.outstanding(), 0);
+    let sent = line.duo.send.isend(&right, 1).expect("isend").expect("a request");
+    assert_eq!(line.duo.send.test(&sent), Ok(Some(100)));
+    assert_eq!(line.duo.recv.test(&received).expect("test").expect("done").sizes(), [100]);
+    line.carry(7, 7);
+}
+
+#[test]
+fn a_send_longer_than_its_receive_is_cut_where_that_is_asked_for() {
+    for qps in [1, 4] {
+        let mut line = Line::new(Settings { truncate: true, qps, ..Settings::default() });
+        line.carry(19_000, 100);
+        line.carry(19_000, 9_000);
+        line.carry(5, 0);
+    }
+}
+
+#[test]
+fn a_length_that_no_slot_can_say_is_refused_and_the_comm_goes_on() {
+    let mut line = Line::new(Settings { truncate: true, ..Settings::default() });
+    let received = line.irecv(100);
+    let long = 1 << 31;
+    let message = SendBuf { addr: line.from.addr(0), len: long, lkey: line.from.lkey() };
+    assert_eq!(line.duo.send.isend(&message, 1), Err(Error::TooLong(long)));
+    let room = RecvBuf { addr: line.to.addr(0), len: long, tag: 1, rkey: line.to.rkey() };
+    assert_eq!(line.duo.recv.irecv(&[room]), Err(Error::TooLong(long)));
+    for room in [RecvBuf { addr: 0, len: 1, ..room }, RecvBuf { rkey: 0, len: 1, ..room }] {
+        let error = line.duo.recv.irecv(&[room]).expect_err("refused");
+        assert!(matches!(error, Error::Argument(_)), "{error}");
+    }
+    let message = SendBuf { len: 10, ..message };
+    let _ = line.duo.send.isend(&message, 1).expect("isend").expect("a request");
+    assert_eq!(line.duo.recv.test(&received).expect("test").expect("done").sizes(), [10]);
+}
+
+#[test]
+fn a_send_without_a_receive_for_its_tag_waits() {
+    let (nics, mut duo) = rig::connect([Settings::default(); 2]);
+    let buffer = Buffer::new(&nics[1], &duo.recv_pd, 8);
+    let nothing = SendBuf::default();
+    assert_eq!(duo.send.isend(&nothing, 1), Ok(None));
+    let room = |tag| RecvBuf { addr: buffer.addr(0), len: 8, tag, rkey: buffer.rkey() };
+    let first = duo.recv.irecv(&[room(1)]).expect("irecv").expect("a request");
+    let second = duo.recv.irecv(&[room(2)]).expect("irecv").expect("a request");
+    assert_eq!(duo.send.isend(&nothing, 2), Ok(None), "tag 1 is at the head");
+    let _ = duo.send.isend(&nothing, 1).expect("isend").expect("a request");
+    assert_eq!(duo.recv.test(&second), Ok(None));
+    let _ = duo.send.isend(&nothing, 2).expect("isend").expect("a request");
+    assert_eq!(duo.recv.test(&second).expect("test").expect("done").sizes(), [0]);
+    assert_eq!(duo.recv.test(&first).expect("test").expect("done").sizes(), [0]);
+}
