@@ -1,10 +1,15 @@
 //! How connections and comms behave, over a NIC without a network. A file for each behaviour.
 
 mod agreed_settings;
+mod failures;
 mod groups;
 mod handshake_failures;
 mod handshake_interleavings;
+mod hostile_peers;
 mod meddler;
+mod nccl_wire;
+mod raw_peer;
+mod requests;
 mod rig;
 mod sizes;
 mod traffic;

@@ -1,0 +1,177 @@
+//! A work request that ends in error, and a peer that goes, end the comm: it says so on each call
+//! from then on, with both ends and what to try.
+
+use invar_core::comm::{RecvBuf, SendBuf};
+use invar_core::conn::{Settings, StreamError};
+use invar_core::error::{Error, Fault};
+use invar_core::nic::{Verb, WcStatus};
+use invar_testkit::duo::{self, Buffer, Duo};
+use invar_testkit::null::NullNic;
+
+use crate::meddler::Meddler;
+use crate::rig;
+
+struct Line {
+    duo: Duo<NullNic>,
+    from: Buffer<NullNic>,
+    to: Buffer<NullNic>,
+}
+
+impl Line {
+    fn new() -> Self {
+        let (nics, duo) = rig::connect([Settings::default(); 2]);
+        let from = Buffer::new(&nics[0], &duo.send_pd, 64);
+        let to = Buffer::new(&nics[1], &duo.recv_pd, 64);
+        Line { duo, from, to }
+    }
+
+    fn room(&self) -> RecvBuf {
+        RecvBuf { addr: self.to.addr(0), len: 64, tag: 0, rkey: self.to.rkey() }
+    }
+
+    fn message(&self) -> SendBuf {
+        SendBuf { addr: self.from.addr(0), len: 64, lkey: self.from.lkey() }
+    }
+}
+
+/// The status of an error completion.
+fn status(error: Error) -> WcStatus {
+    let Error::Completion(completion) = error else { panic!("{error}") };
+    completion.status
+}
+
+#[test]
+fn a_buffer_deregistered_while_receiving_is_a_remote_access_error() {
+    let mut line = Line::new();
+    let room = line.room();
+    let _ = line.duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+    drop(line.to.mr);
+    let message = SendBuf { addr: line.from.addr(0), len: 64, lkey: line.from.lkey() };
+    let sent = line.duo.send.isend(&message, 0).expect("isend").expect("a request");
+    let error = line.duo.send.test(&sent).expect_err("no such region");
+    assert_eq!(status(error), WcStatus::REM_ACCESS_ERR);
+    assert_eq!(error.fault(), Fault::Peer);
+    for _ in 0..2 {
+        assert_eq!(line.duo.send.test(&sent), Err(error));
+        assert_eq!(line.duo.send.isend(&message, 0), Err(error));
+        assert_eq!(line.duo.send.check_peer(), Err(error));
+    }
+    let report = line.duo.send.report(error).to_string();
+    let ends = line.duo.send.ends();
+    let names = ["null0", "null1", "REM_ACCESS_ERR", "buffer", "registered"].map(str::to_string);
+    let numbers = [
+        format!("GID {}", ends.gid),
+        format!("GID {}", ends.peer_gid),
+        format!("QP {:#x}", ends.qpn),
+        format!("QP {:#x}", ends.peer_qpn),
+        "error 10".to_string(),
+    ];
+    for part in names.iter().chain(&numbers) {
+        assert!(report.contains(part), "{part} in: {report}");
+    }
+}
+
+#[test]
+fn a_local_buffer_that_is_not_registered_is_a_local_protection_error() {
+    let mut line = Line::new();
+    let room = line.room();
+    let _ = line.duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+    let message = SendBuf { lkey: 0xbad, ..line.message() };
+    let sent = line.duo.send.isend(&message, 0).expect("isend").expect("a request");
+    let error = line.duo.send.test(&sent).expect_err("no such region");
+    assert_eq!((status(error), error.fault()), (WcStatus::LOC_PROT_ERR, Fault::Local));
+}
+
+#[test]
+fn a_receiver_that_is_gone_is_given_up_after_all_retries() {
+    let mut line = Line::new();
+    let (room, message) = (line.room(), line.message());
+    let _ = line.duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+    let Duo { mut send, recv, .. } = line.duo;
+    drop(recv);
+    let sent = send.isend(&message, 0).expect("isend").expect("a request");
+    let error = send.test(&sent).expect_err("nobody there");
+    assert_eq!((status(error), error.fault()), (WcStatus::RETRY_EXC_ERR, Fault::Network));
+    let report = send.report(error).to_string();
+    for part in ["RETRY_EXC_ERR", "34.4 s (timeout 20, 1 + 7 tries)", "NCCL_IB_TIMEOUT", "4791"] {
+        assert!(report.contains(part), "{part} in: {report}");
+    }
+}
+
+#[test]
+fn a_sender_that_is_gone_is_told_on_the_next_receive() {
+    let line = Line::new();
+    let room = line.room();
+    let Duo { send, mut recv, .. } = line.duo;
+    drop(send);
+    let received = recv.irecv(&[room]).expect("irecv").expect("a request");
+    let error = recv.test(&received).expect_err("nobody there");
+    assert_eq!(status(error), WcStatus::RETRY_EXC_ERR);
+    for _ in 0..2 {
+        assert_eq!(recv.irecv(&[room]), Err(error));
+        assert_eq!(recv.irecv(&[room, room]), Err(error));
+        assert_eq!(recv.iflush(&[]), Err(error));
+        assert_eq!(recv.test(&received), Err(error));
+    }
+}
+
+#[test]
+fn what_a_peer_sent_before_it_closed_can_be_collected_and_the_rest_is_an_error() {
+    let mut line = Line::new();
+    let (room, message) = (line.room(), line.message());
+    let mut irecv = || line.duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+    let (complete, too, waiting) = (irecv(), irecv(), irecv());
+    for _ in 0..2 {
+        let _ = line.duo.send.isend(&message, 0).expect("isend").expect("a request");
+    }
+    let Duo { send, mut recv, .. } = line.duo;
+    assert_eq!(recv.check_peer(), Ok(()));
+    drop(send);
+    let closed = Error::PeerClosed(StreamError::Closed);
+    assert_eq!(recv.check_peer(), Err(closed));
+    assert_eq!(recv.test(&too), Ok(Some(&[64][..])));
+    assert_eq!(recv.test(&waiting), Err(closed));
+    assert_eq!(recv.test(&complete), Ok(Some(&[64][..])));
+    assert_eq!(recv.test(&complete), Err(Error::UnknownRequest(complete.raw())));
+    assert_eq!(recv.irecv(&[room]), Err(closed));
+    assert_eq!(recv.check_peer(), Err(closed));
+    let report = recv.report(closed).to_string();
+    assert!(report.contains("null0") && report.contains("closed"), "{report}");
+}
+
+#[test]
+fn a_sender_too_can_collect_what_was_complete_when_its_peer_closed() {
+    let mut line = Line::new();
+    let (room, message) = (line.room(), line.message());
+    let _ = line.duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+    let sent = line.duo.send.isend(&message, 0).expect("isend").expect("a request");
+    let Duo { mut send, recv, .. } = line.duo;
+    drop(recv);
+    let closed = Error::PeerClosed(StreamError::Closed);
+    assert_eq!(send.check_peer(), Err(closed));
+    assert_eq!(send.test(&sent), Ok(Some(64)));
+    assert_eq!(send.isend(&message, 0), Err(closed));
+}
+
+#[test]
+fn a_verb_that_fails_ends_the_comm() {
+    for verb in [Verb::PostRecv, Verb::PostSend, Verb::PollCq] {
+        let nics: [NullNic; 2] = NullNic::ports();
+        let [a, b] = nics.map(Meddler::new);
+        let settings = [Settings::default(); 2];
+        let mut duo = duo::connect([&a, &b], settings, || {}).expect("a connection");
+        let to = Buffer::new(&b, &duo.recv_pd, 64);
+        let room = RecvBuf { addr: to.addr(0), len: 64, tag: 0, rkey: to.rkey() };
+        let first = duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+        b.plan.failing.set(Some(verb));
+        let error = match verb {
+            Verb::PollCq => duo.recv.test(&first).expect_err("the poll fails"),
+            _ => duo.recv.irecv(&[room]).expect_err("the post fails"),
+        };
+        assert_eq!(error.fault(), Fault::Local);
+        assert!(error.to_string().starts_with(verb.name()), "{error}");
+        b.plan.failing.set(None);
+        assert_eq!(duo.recv.irecv(&[room]), Err(error), "it stays");
+        assert_eq!(duo.recv.test(&first), Err(error), "it stays");
+    }
+}

@@ -1,0 +1,203 @@
+//! Nothing that a peer or a NIC can come up with does more harm than an error that names it.
+
+use invar_core::comm::{RecvBuf, RecvComm, SendBuf, SendComm};
+use invar_core::conn::{Acceptor, Connector, Settings, Stream, Wire};
+use invar_core::error::{Error, Fault};
+use invar_core::nic::{Nic, Sge, Wc, WcOpcode, WcStatus};
+use invar_testkit::duo::{self, Buffer, Duo};
+use invar_testkit::null::NullNic;
+use invar_testkit::pipe::Pipe;
+use proptest::prelude::*;
+
+use crate::meddler::Meddler;
+use crate::raw_peer::{RawPeer, RawSlot};
+
+fn settings() -> Settings {
+    Settings { wire: Wire::Nccl214, ..Settings::default() }
+}
+
+/// A sender whose receiver is written by hand.
+fn sender() -> (SendComm<NullNic, Pipe>, RawPeer) {
+    let [ours, theirs]: [NullNic; 2] = NullNic::ports();
+    let pd = ours.alloc_pd().expect("a domain");
+    let (here, there) = Pipe::pair();
+    let mut send = Connector::new(ours, pd, here, settings(), 0).poll(0).expect("no error");
+    let mut peer = RawPeer::new(theirs, there, 1);
+    peer.take_info();
+    peer.send_info(false);
+    let send_comm = send.as_mut().expect("a comm");
+    assert_eq!(send_comm.isend(&SendBuf::default(), 0), Ok(None));
+    (send.expect("a comm"), peer)
+}
+
+/// A receiver whose sender is written by hand, and a receive of ten bytes.
+fn receiver() -> (RecvComm<NullNic, Pipe>, RawPeer, RecvBuf) {
+    let [ours, theirs]: [NullNic; 2] = NullNic::ports();
+    let pd = ours.alloc_pd().expect("a domain");
+    let (here, there) = Pipe::pair();
+    let mut acceptor = Acceptor::new(ours.clone(), pd, here, settings(), 0);
+    let mut peer = RawPeer::new(theirs, there, 1);
+    peer.send_info(true);
+    let recv = acceptor.poll(0).expect("no error").expect("a comm");
+    peer.take_info();
+    peer.send_ready();
+    let to = Buffer::new(&ours, &pd, 64);
+    let room = RecvBuf { addr: to.addr(0), len: 10, tag: 0, rkey: to.rkey() };
+    (recv, peer, room)
+}
+
+const SOUND: RawSlot = RawSlot { addr: 4096, size: 16, rkey: 1, nreqs: 1, tag: 0, idx: 1 };
+
+#[test]
+fn a_slot_that_cannot_be_is_an_error_that_names_the_field_and_stays() {
+    let cases = [
+        (RawSlot { nreqs: 0, ..SOUND }, "a group of 0x0"),
+        (RawSlot { nreqs: 9, ..SOUND }, "a group of 0x9"),
+        (RawSlot { nreqs: u32::MAX, ..SOUND }, "a group of 0xffffffff"),
+        (RawSlot { size: -1, ..SOUND }, "a negative size 0xffffffff"),
+        (RawSlot { size: i32::MIN, ..SOUND }, "a negative size 0x80000000"),
+        (RawSlot { addr: 0, ..SOUND }, "address 0x0"),
+        (RawSlot { rkey: 0, ..SOUND }, "rkey 0x0"),
+    ];
+    for (slot, what) in cases {
+        for grouped in [false, true] {
+            if grouped && slot.nreqs != 1 {
+                continue;
+            }
+            let (mut send, peer) = sender();
+            if grouped {
+                let slot = RawSlot { nreqs: 2, ..slot };
+                peer.post_row(0, &[slot, RawSlot { tag: 1, nreqs: 2, ..SOUND }]);
+            } else {
+                peer.post_row(0, &[slot]);
+            }
+            let error = send.isend(&SendBuf::default(), 0).expect_err(what);
+            assert_eq!(error.fault(), Fault::Peer);
+            assert_eq!(error.to_string(), format!("the peer posted receive 1 with {what}"));
+            for _ in 0..2 {
+                assert_eq!(send.isend(&SendBuf::default(), 0), Err(error));
+                assert_eq!(send.check_peer(), Err(error));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_slot_of_another_receive_or_tag_is_no_slot() {
+    for slot in [
+        RawSlot { idx: 0, ..SOUND },
+        RawSlot { idx: 2, ..SOUND },
+        RawSlot { idx: u64::MAX, ..SOUND },
+        RawSlot { tag: 1, ..SOUND },
+        RawSlot { tag: 1, size: -1, addr: 0, ..SOUND },
+    ] {
+        let (mut send, peer) = sender();
+        peer.post_row(0, &[slot]);
+        assert_eq!(send.isend(&SendBuf::default(), 0), Ok(None));
+    }
+}
+
+#[test]
+fn a_group_is_awaited_until_all_its_slots_are_there() {
+    let (mut send, peer) = sender();
+    let slot = |tag, idx| RawSlot { nreqs: 3, tag, idx, ..SOUND };
+    peer.post_row(0, &[slot(0, 1), slot(1, 1), slot(2, 0)]);
+    assert_eq!(send.isend(&SendBuf::default(), 0), Ok(None));
+    peer.post_row(0, &[slot(0, 1), slot(1, 1), slot(2, 1)]);
+    let _ = send.isend(&SendBuf::default(), 0).expect("isend").expect("a request");
+}
+
+#[test]
+fn more_bytes_than_were_asked_for_are_an_overrun() {
+    let (mut recv, peer, room) = receiver();
+    let received = recv.irecv(&[room]).expect("irecv").expect("a request");
+    peer.write_with_imm(0, Sge::default(), (0, 0), 11);
+    let overrun = Error::Overrun { got: 11, posted: 10 };
+    assert_eq!(recv.test(&received).err(), Some(overrun));
+    assert_eq!(overrun.fault(), Fault::Peer);
+    assert_eq!(recv.irecv(&[room]), Err(overrun), "it stays");
+}
+
+#[test]
+fn bytes_after_the_handshake_are_unexpected() {
+    let (mut recv, mut peer, room) = receiver();
+    let _ = recv.irecv(&[room]).expect("irecv").expect("a request");
+    assert_eq!(recv.check_peer(), Ok(()));
+    assert_eq!(peer.pipe.send(b"x"), Ok(1));
+    assert_eq!(recv.check_peer(), Err(Error::Unexpected));
+    assert_eq!(recv.irecv(&[room]), Err(Error::Unexpected), "it stays");
+}
+
+/// Two comms, the completions of whose NICs a test makes up; two receives are posted, and the
+/// first has its message.
+fn meddled() -> (Duo<Meddler>, [Meddler; 2]) {
+    let nics: [NullNic; 2] = NullNic::ports();
+    let nics @ [a, b] = &nics.map(Meddler::new);
+    let mut duo = duo::connect([a, b], [Settings::default(); 2], || {}).expect("a connection");
+    let to = Buffer::new(b, &duo.recv_pd, 64);
+    let room = RecvBuf { addr: to.addr(0), len: 10, tag: 0, rkey: to.rkey() };
+    for _ in 0..2 {
+        let _ = duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+    }
+    let _ = duo.send.isend(&SendBuf::default(), 0).expect("isend").expect("a request");
+    (duo, nics.clone())
+}
+
+#[test]
+fn a_completion_of_no_request_is_an_error() {
+    let (mut duo, [a, b]) = meddled();
+    let stray = Wc { wr_id: 200, qp_num: 0x33, ..Wc::default() };
+    let unknown = Error::UnknownCompletion { wr_id: 200, qpn: 0x33 };
+    assert_eq!(unknown.fault(), Fault::Local);
+    let first = invar_core::comm::Request::from_raw(0);
+
+    a.plan.made_up.borrow_mut().push(stray);
+    assert_eq!(duo.send.test(&first), Err(unknown));
+    assert_eq!(duo.send.isend(&SendBuf::default(), 0), Err(unknown), "it stays");
+
+    b.plan.made_up.borrow_mut().push(Wc { opcode: WcOpcode::RecvRdmaWithImm, ..stray });
+    assert_eq!(duo.recv.test(&first).err(), Some(unknown));
+    assert_eq!(duo.recv.irecv(&[]).err(), Some(unknown), "it stays");
+}
+
+#[test]
+fn a_completion_too_many_is_an_error() {
+    let (mut duo, [a, _]) = meddled();
+    let first = invar_core::comm::Request::from_raw(0);
+    let twice = Wc { wr_id: 0, qp_num: 1, ..Wc::default() };
+    a.plan.made_up.borrow_mut().extend([twice, twice]);
+    let _ = duo.send.test(&first);
+    let error = duo.send.isend(&SendBuf::default(), 0).expect_err("one too many");
+    assert!(matches!(error, Error::UnknownCompletion { wr_id: 0, .. }), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn no_completions_make_a_comm_panic(
+        wcs in prop::collection::vec(
+            (any::<u64>(), 0u8..3, any::<u32>(), prop::sample::select(vec![
+                WcOpcode::Send, WcOpcode::RdmaWrite, WcOpcode::RdmaRead, WcOpcode::Recv,
+                WcOpcode::RecvRdmaWithImm,
+            ])),
+            1..20,
+        ),
+        near: bool,
+    ) {
+        let (mut duo, nics) = meddled();
+        for nic in &nics {
+            let wc = |&(wr_id, status, imm_data, opcode)| Wc {
+                wr_id: if near { wr_id & 0x0303_0303 } else { wr_id },
+                status: WcStatus(status / 2),
+                imm_data: if near { imm_data & 15 } else { imm_data },
+                opcode,
+                ..Wc::default()
+            };
+            nic.plan.made_up.borrow_mut().extend(wcs.iter().map(wc));
+        }
+        for raw in [0, 1, 2, 0, 1, 2] {
+            let request = invar_core::comm::Request::from_raw(raw);
+            let _ = duo.send.test(&request);
+            let _ = duo.recv.test(&request);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! On the wire of NCCL 2.14 both ends work with a peer that speaks its bare struct, whatever it
+//! leaves uninitialised, and finish the handshake in their first calls, without blocking.
+
+use invar_core::comm::{RecvBuf, SendBuf};
+use invar_core::conn::{Acceptor, Connector, Settings, Stream, Wire};
+use invar_core::error::Error;
+use invar_core::nic::{Nic, Sge, WcOpcode};
+use invar_testkit::duo::Buffer;
+use invar_testkit::null::NullNic;
+use invar_testkit::pipe::Pipe;
+
+use crate::raw_peer::{RawPeer, RawSlot};
+
+fn settings(qps: u16) -> Settings {
+    Settings { wire: Wire::Nccl214, qps, ..Settings::default() }
+}
+
+#[test]
+fn a_connector_sends_to_nccls_acceptor() {
+    for qps in [1, 3] {
+        let [ours, theirs]: [NullNic; 2] = NullNic::ports();
+        let pd = ours.alloc_pd().expect("a domain");
+        let (here, there) = Pipe::pair();
+        let mut connector = Connector::new(ours.clone(), pd, here, settings(qps), 0);
+        let mut send = connector.poll(0).expect("no error").expect("a comm once its info is sent");
+        let from = Buffer::new(&ours, &pd, 4096);
+        from.write(0, &[0x5c; 4096]);
+        let message = |len| SendBuf { addr: from.addr(0), len, lkey: from.lkey() };
+
+        let mut peer = RawPeer::new(theirs, there, qps.into());
+        assert_eq!(send.isend(&message(300), 4), Ok(None), "no info has come");
+        assert_eq!(peer.take_info(), 5, "the NIC's MTU");
+        peer.send_info(false);
+        assert!(!peer.take_ready());
+        assert_eq!(send.isend(&message(300), 4), Ok(None), "no receive has come");
+        assert!(peer.take_ready());
+
+        let to = Buffer::new(&peer.nic, &peer.pd, 4096);
+        let slot =
+            RawSlot { addr: to.addr(0), size: 512, rkey: to.rkey(), nreqs: 1, tag: 4, idx: 1 };
+        peer.post_row(0, &[slot]);
+        let sent = send.isend(&message(300), 4).expect("isend").expect("a request");
+        assert_eq!(send.test(&sent), Ok(Some(300)));
+        for _ in 0..qps {
+            let wc = peer.poll().expect("poll").expect("a completion");
+            assert_eq!((wc.opcode, wc.imm_data), (WcOpcode::RecvRdmaWithImm, 300));
+        }
+        assert_eq!(peer.poll(), Ok(None));
+        assert_eq!(to.read(0, 301), [vec![0x5c; 300], vec![0]].concat());
+
+        // A group: a bit for each buffer that got bytes.
+        let slots = [5, 6].map(|tag| RawSlot { nreqs: 2, tag, idx: 2, ..slot });
+        peer.post_row(1, &slots);
+        let empty = send.isend(&message(0), 5).expect("isend").expect("a request");
+        assert_eq!(peer.poll(), Ok(None), "the group is not complete");
+        let full = send.isend(&message(9), 6).expect("isend").expect("a request");
+        assert_eq!(send.test(&full), Ok(Some(9)));
+        assert_eq!(send.test(&empty), Ok(Some(0)));
+        for _ in 0..qps {
+            let wc = peer.poll().expect("poll").expect("a completion");
+            assert_eq!((wc.imm_data, wc.byte_len), (2, 0));
+        }
+    }
+}
+
+#[test]
+fn an_acceptor_receives_from_nccls_connector() {
+    for qps in [1, 3] {
+        let [ours, theirs]: [NullNic; 2] = NullNic::ports();
+        let pd = ours.alloc_pd().expect("a domain");
+        let (here, there) = Pipe::pair();
+        let mut acceptor = Acceptor::new(ours.clone(), pd, here, settings(qps), 0);
+        assert!(acceptor.poll(0).expect("no error").is_none());
+        let mut peer = RawPeer::new(theirs, there, qps.into());
+        peer.send_info(true);
+        let mut recv = acceptor.poll(0).expect("no error").expect("a comm once its info is sent");
+        let to = Buffer::new(&ours, &pd, 4096);
+        let room = |tag| RecvBuf { addr: to.addr(64), len: 100, tag, rkey: to.rkey() };
+        assert_eq!(recv.irecv(&[room(8)]), Ok(None), "no ready word has come");
+        assert_eq!(peer.take_info(), 3, "the smaller MTU of both");
+        assert_eq!(recv.irecv(&[room(8)]), Ok(None), "no ready word has come");
+        peer.send_ready();
+        let received = recv.irecv(&[room(8)]).expect("irecv").expect("a request");
+
+        let slot = peer.slot(0, 0);
+        assert_eq!((slot.addr, slot.rkey), (to.addr(64), to.rkey()));
+        assert_eq!((slot.size, slot.nreqs, slot.tag, slot.idx), (100, 1, 8, 1));
+        assert_eq!(recv.test(&received), Ok(None));
+        // NCCL's share of each queue pair, the size with each.
+        peer.fifo.write(8192, &[0x77; 60]);
+        for q in 0..qps {
+            let length = if q == 0 { 60 } else { 0 };
+            let sge = Sge { addr: peer.fifo.addr(8192), length, lkey: peer.fifo.lkey() };
+            assert_eq!(recv.test(&received), Ok(None), "{q} of {qps} are here");
+            peer.write_with_imm(q.into(), sge, (slot.addr, slot.rkey), 60);
+        }
+        assert_eq!(recv.test(&received), Ok(Some(&[60][..])));
+        assert_eq!(to.read(64, 61), [vec![0x77; 60], vec![0]].concat());
+
+        // The next row is the next of 64, eight slots a row.
+        let group = recv.irecv(&[room(1), room(2), room(3)]).expect("irecv").expect("a request");
+        let slots: Vec<_> = (0..3).map(|r| peer.slot(1, r)).collect();
+        assert!(slots.iter().all(|slot| (slot.nreqs, slot.idx) == (3, 2)));
+        assert_eq!(slots.iter().map(|slot| slot.tag).collect::<Vec<_>>(), [1, 2, 3]);
+        for q in 0..qps {
+            peer.write_with_imm(q.into(), Sge::default(), (0, 0), 0b101);
+        }
+        assert_eq!(recv.test(&group), Ok(Some(&[1, 0, 1][..])));
+    }
+}
+
+#[test]
+fn a_ready_word_in_pieces_is_awaited() {
+    let [ours, theirs]: [NullNic; 2] = NullNic::ports();
+    let (here, there) = Pipe::pair();
+    let mut acceptor = Acceptor::new(ours.clone(), 1, here, settings(1), 0);
+    let mut peer = RawPeer::new(theirs, there, 1);
+    peer.send_info(true);
+    let mut recv = acceptor.poll(0).expect("no error").expect("a comm");
+    let to = Buffer::new(&ours, &1, 64);
+    let room = RecvBuf { addr: to.addr(0), len: 1, tag: 0, rkey: to.rkey() };
+    peer.take_info();
+    for byte in 1u32.to_ne_bytes() {
+        assert_eq!(recv.irecv(&[room]), Ok(None));
+        assert_eq!(recv.check_peer(), Ok(()), "the word is not taken from under irecv");
+        assert_eq!(peer.pipe.send(&[byte]), Ok(1));
+    }
+    let _ = recv.irecv(&[room]).expect("irecv").expect("a request");
+}
+
+#[test]
+fn a_peer_that_fails_in_the_lazy_handshake_fails_the_first_calls() {
+    let [ours, theirs]: [NullNic; 2] = NullNic::ports();
+    let (here, there) = Pipe::pair();
+    let mut acceptor = Acceptor::new(ours.clone(), 1, here, settings(1), 0);
+    let mut peer = RawPeer::new(theirs.clone(), there, 1);
+    peer.send_info(true);
+    let mut recv = acceptor.poll(0).expect("no error").expect("a comm");
+    let room = RecvBuf { addr: 4096, len: 1, tag: 0, rkey: 1 };
+    peer.take_info();
+    assert_eq!(peer.pipe.send(&[9, 0, 0, 0]), Ok(4));
+    for _ in 0..2 {
+        assert_eq!(recv.irecv(&[room]), Err(Error::Ready([9, 0, 0, 0])));
+    }
+
+    let (here, there) = Pipe::pair();
+    let mut connector = Connector::new(ours, 1, here, settings(1), 0);
+    let mut send = connector.poll(0).expect("no error").expect("a comm");
+    drop(there);
+    let error = send.isend(&SendBuf::default(), 0).expect_err("closed");
+    assert!(error.to_string().contains("0 of 552 bytes"), "{error}");
+    assert_eq!(send.isend(&SendBuf::default(), 0), Err(error));
+}
