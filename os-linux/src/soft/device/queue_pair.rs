@@ -102,6 +102,16 @@ impl Env for Surroundings<'_> {
     }
 }
 
+/// Never inlined: an unoptimized build keeps copies of an engine on the stack, and would keep those
+/// of all sizes on it at once, together more than half of a thread's 2 MiB.
+#[inline(never)]
+fn boxed<const SQ: usize, const RQ: usize>(
+    qpn: u32,
+    cap: &QpCap,
+) -> Result<Box<Qp<SQ, RQ>>, NicError> {
+    Ok(Box::new(Qp::new(qpn, *cap)?))
+}
+
 impl QueuePair {
     pub(super) fn new(qpn: u32, pd: u32, cq: u32, cap: &QpCap) -> Result<Self, NicError> {
         if cap.max_inline_data > INLINE_BYTES_MAX {
@@ -109,9 +119,9 @@ impl QueuePair {
             return Err(NicError::new(Verb::CreateQp, libc::EINVAL, cause));
         }
         let (engine, slots) = match (cap.max_send_wr, cap.max_recv_wr) {
-            (0..=128, 0..=64) => (Engine::Small(Box::new(Qp::new(qpn, *cap)?)), 128),
-            (0..=512, 0..=256) => (Engine::Medium(Box::new(Qp::new(qpn, *cap)?)), 512),
-            _ => (Engine::Large(Box::new(Qp::new(qpn, *cap)?)), WORK_REQUESTS_MAX as usize),
+            (0..=128, 0..=64) => (Engine::Small(boxed(qpn, cap)?), 128),
+            (0..=512, 0..=256) => (Engine::Medium(boxed(qpn, cap)?), 512),
+            _ => (Engine::Large(boxed(qpn, cap)?), WORK_REQUESTS_MAX as usize),
         };
         let inline_bytes = cap.max_inline_data as usize;
         Ok(QueuePair {
