@@ -1,0 +1,66 @@
+//! The protocol itself, with every answer held against a model.
+
+use invar_core::conn::{Settings, Wire};
+use invar_core::nic::{Nic, QpOptions};
+use invar_core::roce::UDP_PORT;
+
+use super::{Bench, Check, PATIENCE_NS, STEP_NS, Verdict};
+use crate::duo;
+use crate::model::comm::{Op, Shape, Traffic};
+
+pub(super) fn checks<N: Nic + Clone>() -> Vec<Check<N>> {
+    vec![
+        ("comms deliver every message once, in order, whole", |bench| {
+            run(bench, Settings::default(), 300)
+        }),
+        ("comms over four queue pairs", |bench| {
+            run(bench, Settings { qps: 4, ar_threshold_bytes: 512, ..Settings::default() }, 300)
+        }),
+        ("comms with slots posted inline", |bench| {
+            run(bench, Settings { use_inline: true, ..Settings::default() }, 200)
+        }),
+        ("comms with a FIFO of few rows", |bench| {
+            run(bench, Settings { fifo_depth: 2, ..Settings::default() }, 200)
+        }),
+        ("comms on the wire of NCCL 2.14", nccl_wire),
+        ("comms in adaptive-routing mode, where both ports have it", |bench| {
+            let options = QpOptions::all();
+            run(bench, Settings { options, qps: 2, ..Settings::default() }, 200)
+        }),
+    ]
+}
+
+/// That wire cannot say at which UDP port a NIC in software receives.
+fn nccl_wire<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
+    for nic in bench.nics() {
+        let port = nic.query_port().map_err(|error| error.to_string())?;
+        if ![0, UDP_PORT].contains(&port.udp_port) {
+            return Ok(());
+        }
+    }
+    run(bench, Settings { wire: Wire::Nccl214, ..Settings::default() }, 200)
+}
+
+fn run<N: Nic + Clone>(bench: &mut Bench<N>, settings: Settings, ops: usize) -> Verdict {
+    let settings = [settings; 2];
+    let [a, b] = bench.nics().map(N::clone);
+    let duo = duo::connect([&a, &b], settings, || bench.pass(STEP_NS))
+        .map_err(|error| format!("connecting: {error}"))?;
+    let shape = Shape { message_bytes_max: 20_000, cells: 64, prompt: false };
+    let mut traffic = Traffic::new([&a, &b], settings, duo, shape);
+    let failed = |error| format!("a comm failed: {error}");
+    // Any fixed sequence will do: a multiplier of full period.
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    for _ in 0..ops {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        traffic.apply(Op::decode((random ^ random >> 33).to_le_bytes())).map_err(failed)?;
+        bench.pass(STEP_NS / 4);
+    }
+    for _ in 0..PATIENCE_NS / STEP_NS {
+        if traffic.finish().map_err(failed)? {
+            return Ok(());
+        }
+        bench.pass(STEP_NS);
+    }
+    Err("requests are under way still".to_string())
+}

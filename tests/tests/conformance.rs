@@ -1,0 +1,27 @@
+//! Every NIC of ours passes the conformance kit.
+
+use std::thread;
+use std::time::Duration;
+
+use invar_linux::soft::{SoftConfig, SoftNic};
+use invar_testkit::conformance::{Testbed, nic_conformance};
+use invar_testkit::null::NullNic;
+
+#[test]
+fn null_nic() {
+    nic_conformance(|| Testbed { ports: NullNic::ports(), pass: Box::new(|_| {}) });
+}
+
+#[test]
+fn software_nic() {
+    for ip in ["127.0.0.1", "[::1]"] {
+        nic_conformance(|| {
+            let open = |name| {
+                let address = format!("{ip}:0").parse().expect("an address");
+                SoftNic::open(&SoftConfig::new(name, address)).expect("a software NIC")
+            };
+            let pass = |ns| thread::sleep(Duration::from_nanos(ns));
+            Testbed { ports: [open("soft0"), open("soft1")], pass: Box::new(pass) }
+        });
+    }
+}
