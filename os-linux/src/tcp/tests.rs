@@ -98,7 +98,7 @@ fn a_peer_that_closes_is_told_apart_from_one_that_breaks_off() {
     assert!([StreamError::Os(libc::ECONNRESET), StreamError::Closed].contains(&error));
 
     let (mut caller, called) = pair("127.0.0.1");
-    SockRef::from(&called.0).set_linger(Some(Duration::ZERO)).unwrap();
+    SockRef::from(&called.stream).set_linger(Some(Duration::ZERO)).unwrap();
     drop(called);
     assert_eq!(receive_one(&mut caller), Err(StreamError::Os(libc::ECONNRESET)));
 }
@@ -131,14 +131,14 @@ fn a_connection_under_way_neither_sends_nor_fails() {
 fn both_ends_look_after_a_silent_peer() {
     let (caller, called) = pair("127.0.0.1");
     for stream in [&caller, &called] {
-        let socket = SockRef::from(&stream.0);
+        let socket = SockRef::from(&stream.stream);
         assert!(socket.tcp_nodelay().unwrap());
         assert!(socket.keepalive().unwrap());
         assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(10));
         assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(5));
         assert_eq!(socket.tcp_keepalive_retries().unwrap(), 3);
         assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(30)));
-        let flags = rustix::io::fcntl_getfd(stream.0.as_fd()).unwrap();
+        let flags = rustix::io::fcntl_getfd(stream.stream.as_fd()).unwrap();
         assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
     }
 }
