@@ -31,7 +31,7 @@ impl Listener {
     /// Listens on TCP for peers that will send to `device`: on the interface that
     /// `NCCL_SOCKET_IFNAME` names, otherwise on the device's own.
     pub fn bind(device: &Device, settings: &Settings) -> Result<Self, Error> {
-        settings.check_kind(&device.info().name, device.info().kind)?;
+        settings.check(device.info())?;
         let addr = oob_addr(device, settings)?;
         let failed = |error| Error::io(format_args!("listening on {addr}"), error);
         let oob = OobListener::bind(addr).map_err(failed)?;
@@ -111,7 +111,7 @@ impl Connecting {
         settings: &Settings,
     ) -> Result<Self, Error> {
         let name = &device.info().name;
-        settings.check_kind(name, device.info().kind)?;
+        settings.check(device.info())?;
         let addr = handle.addr(settings.wire()).map_err(Kind::Handle)?;
         let conn = settings.for_port(device.info().link_layer);
         let stream = OobStream::connect(addr).map_err(|error| {

@@ -13,6 +13,10 @@ use crate::Error;
 use crate::adapter::{Adapter, adapt};
 use crate::error::Kind;
 
+/// Where RoCEv2 packets go by its specification (IBTA Annex A17), and so where every peer sends
+/// that is not told otherwise.
+pub const ROCE_UDP_PORT: u16 = 4791;
+
 /// What a device is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -83,32 +87,34 @@ impl Device {
     pub fn open(name: &str) -> Result<Self, Error> {
         let devices = Self::list()?;
         match devices.iter().find(|info| info.name == name) {
-            Some(info) => Self::open_soft(info, info.address),
+            Some(info) => Self::open_soft(info, scoped(info, SocketAddr::new(info.address, 0))?),
             None => Err(no_device(name, &devices)),
         }
     }
 
-    /// Opens the device that has this address, at this address.
-    pub fn open_at(address: IpAddr) -> Result<Self, Error> {
+    /// Opens the device that has this address, at this address. The port is where packets come in:
+    /// 0 for any that is free, which peers learn while they connect; [`ROCE_UDP_PORT`] for peers
+    /// that take it for granted.
+    pub fn open_at(addr: SocketAddr) -> Result<Self, Error> {
+        let address = addr.ip();
         let devices = Self::list()?;
         // Any address of 127.0.0.0/8 is on loopback, though only one is listed.
         let holder = Interface::holding(address).map_err(listing)?;
         let has = |info: &&DeviceInfo| holder.as_ref().is_some_and(|i| i.name == info.netdev);
         match devices.iter().find(has) {
-            Some(info) => Self::open_soft(info, address),
+            Some(info) => Self::open_soft(info, scoped(info, addr)?),
             None => Err(no_device(&address.to_string(), &devices)),
         }
     }
 
-    fn open_soft(info: &DeviceInfo, address: IpAddr) -> Result<Self, Error> {
-        let config = SoftConfig::new(&info.name, scoped(info, address)?);
-        let nic = SoftNic::open(&config)
-            .map_err(|error| Error::io(format_args!("opening {}", info.name), error))?;
+    fn open_soft(info: &DeviceInfo, addr: SocketAddr) -> Result<Self, Error> {
+        let nic = SoftNic::open(&SoftConfig::new(&info.name, addr))
+            .map_err(|error| Error::io(format_args!("opening {} at {addr}", info.name), error))?;
         let failed = |source: NicError| Kind::Nic { device: info.name.clone(), source };
         let adapter = adapt(nic).map_err(failed)?;
         let port = adapter.port().map_err(failed)?;
         let info = DeviceInfo {
-            address,
+            address: addr.ip(),
             gid: port.gid,
             link_layer: port.link_layer,
             mtu: port.active_mtu,
@@ -116,10 +122,11 @@ impl Device {
             ..info.clone()
         };
         log::info!(
-            "{}: {} on {}, {address} UDP port {}, path MTU {}",
+            "{}: {} on {}, {} UDP port {}, path MTU {}",
             info.name,
             info.kind,
             info.netdev,
+            info.address,
             port.udp_port,
             info.mtu.bytes()
         );
@@ -145,7 +152,7 @@ impl Device {
 
     /// The device's own address, with its scope and port 0.
     pub(crate) fn socket_addr(&self) -> Result<SocketAddr, Error> {
-        scoped(self.info(), self.info().address)
+        scoped(self.info(), SocketAddr::new(self.info().address, 0))
     }
 }
 
@@ -177,14 +184,14 @@ fn describe(config: &SoftConfig, interfaces: &[Interface]) -> Option<DeviceInfo>
 }
 
 /// A link-local address is one only together with its interface.
-fn scoped(info: &DeviceInfo, address: IpAddr) -> Result<SocketAddr, Error> {
-    match address {
+fn scoped(info: &DeviceInfo, addr: SocketAddr) -> Result<SocketAddr, Error> {
+    match addr.ip() {
         IpAddr::V6(v6) if v6.is_unicast_link_local() => {
             let interfaces = Interface::list().map_err(listing)?;
             let index = interfaces.iter().find(|i| i.name == info.netdev).map_or(0, |i| i.index);
-            Ok(SocketAddrV6::new(v6, 0, 0, index).into())
+            Ok(SocketAddrV6::new(v6, addr.port(), 0, index).into())
         }
-        _ => Ok(SocketAddr::new(address, 0)),
+        _ => Ok(addr),
     }
 }
 

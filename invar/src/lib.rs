@@ -64,9 +64,9 @@ mod wait;
 mod watch;
 
 pub use connect::{Accepting, Connecting, Listener};
-pub use device::{Device, DeviceInfo, DeviceKind};
+pub use device::{Device, DeviceInfo, DeviceKind, ROCE_UDP_PORT};
 pub use error::Error;
-pub use invar_core::conn::{HANDLE_BYTES, Handle};
+pub use invar_core::conn::{HANDLE_BYTES, Handle, Wire};
 pub use invar_core::error::{Ends, Error as ConnectionError, Fault};
 pub use invar_core::nic::{Gid, LinkLayer, Mtu};
 pub use invar_core::param::LogLevel;

