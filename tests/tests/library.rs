@@ -16,7 +16,7 @@ use invar::{Device, Listener, MemoryRegion, RecvComm, Request, SendComm, Setting
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn loopback() -> Device {
-    Device::open_at("::1".parse().unwrap()).unwrap()
+    Device::open_at("[::1]:0".parse().unwrap()).unwrap()
 }
 
 /// Both ends of a connection of a device with itself.

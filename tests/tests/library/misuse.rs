@@ -96,8 +96,27 @@ fn a_send_longer_than_its_receive_names_both_sizes_or_is_cut() {
 fn devices_and_regions_that_cannot_be_are_refused() {
     let names = usage(Device::open("mlx5_7"));
     assert!(names.starts_with("no device is called 'mlx5_7'; there is: soft0 ("), "{names}");
-    assert!(usage(Device::open_at("203.0.113.77".parse().unwrap())).contains("203.0.113.77"));
+    assert!(usage(Device::open_at("203.0.113.77:0".parse().unwrap())).contains("203.0.113.77"));
     assert!(usage(MemoryRegion::new(&loopback(), 0)).contains("at least one byte"));
     let error = MemoryRegion::new(&loopback(), 1 << 60).err().unwrap();
     assert_eq!(error.fault(), Fault::Local);
+}
+
+#[test]
+fn settings_that_a_device_does_not_fit_are_named() {
+    let set = |name, value: &str| {
+        Settings::from_lookup(|asked| (asked == name).then(|| value.to_owned())).unwrap()
+    };
+    let device = loopback();
+    for word in ["ib", "socket"] {
+        let settings = set("INVAR_TRANSPORT", word);
+        let text = usage(Listener::bind(&device, &settings));
+        let name = &device.info().name;
+        assert_eq!(text, format!("INVAR_TRANSPORT={word}: {name} is a device of transport soft"));
+    }
+    for word in ["auto", "soft"] {
+        assert!(Listener::bind(&device, &set("INVAR_TRANSPORT", word)).is_ok());
+    }
+    let text = usage(Listener::bind(&device, &set("INVAR_WIRE", "nccl-2.14")));
+    assert!(text.starts_with("INVAR_WIRE=nccl-2.14: ") && text.ends_with("only 4791"), "{text}");
 }
