@@ -6,6 +6,7 @@ mod logger;
 mod perf;
 mod size;
 
+use std::env;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -33,11 +34,7 @@ enum Command {
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error)
-            if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) =>
-        {
-            error.exit()
-        }
+        Err(error) if is_help(error.kind()) => error.exit(),
         Err(error) => return Failure::usage(one_line(&error)).report(),
     };
     match run(cli.command) {
@@ -48,11 +45,24 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<ExitCode, Failure> {
     let settings = Settings::from_env()?;
-    logger::init(settings.log_level());
+    // What ends a command is told by it; the log repeats that, so it is there if it is asked for.
+    if env::var_os("INVAR_LOG").is_some() {
+        logger::init(settings.log_level());
+    }
     match command {
         Command::Perf(args) => perf::run(&args, &settings),
         Command::Devices(args) => devices::run(&args),
     }
+}
+
+/// What is meant to be read in whole.
+fn is_help(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    )
 }
 
 /// What clap says, without its decoration: the first paragraph.

@@ -123,11 +123,12 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
         return Ok(ExitCode::SUCCESS);
     }
     let job = client::Job::new(args, settings)?;
+    let outputs = report::Outputs::open(args.json.as_deref())?;
     let wrong = match &args.connect {
-        Some(addr) => client::run(&job, resolved(addr)?)?,
+        Some(addr) => client::run(&job, outputs, resolved(addr)?)?,
         None => {
             let (_server, addr) = local::start(args)?;
-            client::run(&job, addr)?
+            client::run(&job, outputs, addr)?
         }
     };
     Ok(if wrong > 0 { ExitCode::from(WRONG) } else { ExitCode::SUCCESS })
@@ -155,8 +156,9 @@ fn named(name: &str) -> Result<DeviceInfo, Failure> {
 
 /// Opens the device to use when the peer is reached from `local`: both ends must have addresses of
 /// one family.
-fn open_device(nic: Option<&str>, local: IpAddr) -> Result<Device, Failure> {
-    let Some(name) = nic else { return Ok(Device::open_at(local)?) };
+fn open_device(nic: Option<&str>, local: IpAddr, settings: &Settings) -> Result<Device, Failure> {
+    let open = |address| Ok(Device::open_at(SocketAddr::new(address, settings.udp_port()))?);
+    let Some(name) = nic else { return open(local) };
     let info = named(name)?;
     let address = if info.addresses.contains(&local) {
         Some(local)
@@ -167,5 +169,5 @@ fn open_device(nic: Option<&str>, local: IpAddr) -> Result<Device, Failure> {
     let address = address.ok_or_else(|| {
         Failure::usage(format!("--nic {name}: it has no {family} address, as the way to the peer"))
     })?;
-    Ok(Device::open_at(address)?)
+    open(address)
 }

@@ -2,7 +2,6 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use invar::{Device, Listener, Settings};
@@ -10,7 +9,7 @@ use invar::{Device, Listener, Settings};
 use super::control::Control;
 use super::link::{Link, Plan};
 use super::message::{Kind, Pass, Ready, Reply, Request, Setup, slot_bytes};
-use super::report::{Header, Latency, Report, Row};
+use super::report::{Header, Latency, Outputs, Report, Row};
 use super::{Args, named, open_device};
 use crate::failure::Failure;
 
@@ -41,7 +40,6 @@ pub(super) struct Job {
     qps: u16,
     check: bool,
     adaptive_routing: Option<bool>,
-    json: Option<PathBuf>,
 }
 
 impl Job {
@@ -81,7 +79,6 @@ impl Job {
             window: args.window,
             recvs: args.recvs,
             check: !args.no_check,
-            json: args.json.clone(),
         })
     }
 
@@ -111,24 +108,22 @@ fn sizes(min: u32, max: u32, factor: u32) -> Vec<u32> {
 }
 
 /// Measures with the server there; gives how many bytes were wrong.
-pub(super) fn run(job: &Job, server: SocketAddr) -> Result<u64, Failure> {
+pub(super) fn run(job: &Job, outputs: Outputs, server: SocketAddr) -> Result<u64, Failure> {
     let mut control = Control::connect(server)?;
     control.greet()?;
-    let mut report = None;
+    let mut report = Report::new(outputs);
     let result = measure(job, &mut control, &mut report);
     // The server knows better than a broken connection what has happened to it.
     let result = result.map_err(|failure| match control.recv(Duration::from_millis(300)) {
         Ok(Reply::Failed { text }) => Failure::new(format_args!("the server: {text}")),
         _ => failure,
     });
-    if let Some(report) = report {
-        report.finish(result.is_ok())?;
-    }
+    report.finish(result.is_ok())?;
     result
 }
 
-fn measure(job: &Job, control: &mut Control, report: &mut Option<Report>) -> Result<u64, Failure> {
-    let device = open_device(job.nic.as_deref(), control.local_ip()?)?;
+fn measure(job: &Job, control: &mut Control, report: &mut Report) -> Result<u64, Failure> {
+    let device = open_device(job.nic.as_deref(), control.local_ip()?, &job.settings)?;
     let listener = Listener::bind(&device, &job.settings)?;
     let seed = RandomState::new().hash_one(control.peer());
     let size_max = job.sizes.last().copied().unwrap_or(0);
@@ -155,15 +150,15 @@ fn measure(job: &Job, control: &mut Control, report: &mut Option<Report>) -> Res
         recvs: job.recvs,
         seed,
     };
-    let link = plan.connect(|| match control.has_line(LOOK_EVERY)? {
+    let mut link = plan.connect(|| match control.has_line(LOOK_EVERY)? {
         false => Ok(()),
         true => {
             let reply = control.recv(ANSWER_WITHIN)?;
             Err(unexpected(control, reply))
         }
     })?;
-    let header = header(job, &device, &ready, control.peer());
-    let report = report.insert(Report::new(header, &job.sizes, job.json.as_deref())?);
+    link.try_out()?;
+    report.head(header(job, &device, &ready, control.peer()), job.sizes.len())?;
     let requests_max = job.settings.requests_max().min(ready.requests_max);
     let mut session = Session { job, control, link, requests_max, passes: 0 };
     let mut wrong = 0;

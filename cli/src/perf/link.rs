@@ -1,6 +1,6 @@
 //! The two connections between client and server, and the memory of their messages.
 
-use invar::{Device, Handle, Listener, MemoryRegion, RecvComm, Request, SendComm, Settings};
+use invar::{Device, Handle, Listener, MemoryRegion, RecvComm, Request, SendComm, Settings, Wire};
 
 use crate::failure::Failure;
 
@@ -12,6 +12,8 @@ pub(super) struct Link {
     pub(super) incoming: MemoryRegion,
     /// Buffers of a grouped receive.
     pub(super) recvs: usize,
+    /// Whether a grouped receive tells sizes, and not only which messages are empty.
+    tells_sizes: bool,
     /// Of the patterns.
     pub(super) seed: u64,
     /// Room for the requests of a pass, so that none is made while it is timed.
@@ -59,6 +61,7 @@ impl Plan<'_> {
                         outgoing,
                         incoming,
                         recvs: usize::from(self.recvs),
+                        tells_sizes: self.recvs == 1 || self.settings.wire() == Wire::Invar,
                         seed: self.seed,
                         requests: Vec::with_capacity(256),
                     });
@@ -67,5 +70,12 @@ impl Plan<'_> {
             };
             pause()?;
         }
+    }
+}
+
+impl Link {
+    /// What a receive tells of a message of this size.
+    pub(super) fn told(&self, size: u32) -> u32 {
+        if self.tells_sizes { size } else { size.min(1) }
     }
 }

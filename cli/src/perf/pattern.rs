@@ -143,7 +143,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn region(bytes: usize) -> MemoryRegion {
-        let device = Device::open_at("::1".parse().unwrap()).unwrap();
+        let device = Device::open_at("[::1]:0".parse().unwrap()).unwrap();
         MemoryRegion::new(&device, bytes).unwrap()
     }
 

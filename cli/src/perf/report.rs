@@ -84,32 +84,16 @@ impl Latency {
     }
 }
 
-/// Prints as results come.
-pub(super) struct Report {
-    json: Json,
-    /// Where the table goes.
+/// Where results go.
+pub(super) struct Outputs {
     table: Box<dyn Write>,
-    /// Shows itself on a terminal only.
-    bar: ProgressBar,
+    json: Option<Box<dyn Write>>,
 }
 
-/// All results, and where they go.
-struct Json {
-    file: Option<Box<dyn Write>>,
-    content: Content,
-}
-
-#[derive(Serialize)]
-struct Content {
-    #[serde(flatten)]
-    header: Header,
-    rows: Vec<Row>,
-}
-
-impl Report {
-    /// Creates the JSON file, if there is to be one, and prints the head of the table.
-    pub(super) fn new(header: Header, sizes: &[u32], json: Option<&Path>) -> Result<Self, Failure> {
-        let (table, file): (Box<dyn Write>, Option<Box<dyn Write>>) = match json {
+impl Outputs {
+    /// The table to stdout; JSON into a file, which is created, or to stdout instead of the table.
+    pub(super) fn open(json: Option<&Path>) -> Result<Self, Failure> {
+        let (table, json): (Box<dyn Write>, Option<Box<dyn Write>>) = match json {
             None => (Box::new(io::stdout()), None),
             Some(path) if path == Path::new("-") => {
                 (Box::new(io::stderr()), Some(Box::new(io::stdout())))
@@ -120,14 +104,40 @@ impl Report {
                 (Box::new(io::stdout()), Some(Box::new(File::create(path).map_err(failed)?)))
             }
         };
+        Ok(Outputs { table, json })
+    }
+}
+
+/// Prints as results come.
+pub(super) struct Report {
+    outputs: Outputs,
+    header: Option<Header>,
+    rows: Vec<Row>,
+    /// Shows itself on a terminal only.
+    bar: ProgressBar,
+}
+
+/// The JSON.
+#[derive(Serialize)]
+struct Content<'a> {
+    #[serde(flatten)]
+    header: &'a Header,
+    rows: &'a [Row],
+}
+
+impl Report {
+    pub(super) fn new(outputs: Outputs) -> Self {
+        Report { outputs, header: None, rows: Vec::new(), bar: ProgressBar::hidden() }
+    }
+
+    /// Prints the head of the table; rows follow.
+    pub(super) fn head(&mut self, header: Header, rows: usize) -> Result<(), Failure> {
         let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
-        let bar = ProgressBar::new(sizes.len() as u64)
+        self.bar = ProgressBar::new(rows as u64)
             .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        let head = head(&header);
-        let json = Json { file, content: Content { header, rows: Vec::new() } };
-        let mut report = Report { json, table, bar };
-        report.print(&head)?;
-        Ok(report)
+        let text = head(&header);
+        self.header = Some(header);
+        self.print(&text)
     }
 
     /// Shows what is being done.
@@ -137,7 +147,7 @@ impl Report {
 
     pub(super) fn row(&mut self, row: Row) -> Result<(), Failure> {
         let line = line(&row);
-        self.json.content.rows.push(row);
+        self.rows.push(row);
         self.print(&line)?;
         self.bar.inc(1);
         Ok(())
@@ -146,14 +156,18 @@ impl Report {
     /// Ends the progress indicator; writes the JSON if there is a whole result.
     pub(super) fn finish(mut self, is_whole: bool) -> Result<(), Failure> {
         self.bar.finish_and_clear();
-        let Some(file) = self.json.file.as_mut().filter(|_| is_whole) else { return Ok(()) };
-        let text = serde_json::to_string(&self.json.content).map_err(Failure::new)?;
+        let (Some(file), Some(header), true) = (&mut self.outputs.json, &self.header, is_whole)
+        else {
+            return Ok(());
+        };
+        let content = Content { header, rows: &self.rows };
+        let text = serde_json::to_string(&content).map_err(Failure::new)?;
         let written = writeln!(file, "{text}").and_then(|()| file.flush());
         written.map_err(|error| Failure::io("writing the JSON", &error))
     }
 
     fn print(&mut self, text: &str) -> Result<(), Failure> {
-        let table = &mut self.table;
+        let table = &mut self.outputs.table;
         let written = self.bar.suspend(|| writeln!(table, "{text}").and_then(|()| table.flush()));
         written.map_err(|error| Failure::io("writing the table", &error))
     }

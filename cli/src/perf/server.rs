@@ -50,6 +50,8 @@ pub(super) fn run(args: &Args, addr: SocketAddr, settings: &Settings) -> Result<
         match result {
             Err(failure) if args.keep => eprintln!("invar: {peer}: {failure}"),
             Ok(()) if args.keep => {}
+            // The parent says it.
+            Err(_) if args.child_of.is_some() => return Ok(()),
             result => return result,
         }
     }
@@ -82,7 +84,7 @@ fn serve(control: &mut Control, args: &Args, settings: &Settings) -> Result<(), 
     };
     setup.check().map_err(Failure::new)?;
     let settings = adjusted(settings, &setup);
-    let device = open_device(args.nic.as_deref(), control.local_ip()?)?;
+    let device = open_device(args.nic.as_deref(), control.local_ip()?, &settings)?;
     let listener = Listener::bind(&device, &settings)?;
     control.send(&Reply::Ready(Ready {
         handle: listener.handle(),
@@ -107,6 +109,7 @@ fn serve(control: &mut Control, args: &Args, settings: &Settings) -> Result<(), 
         }
         Ok(())
     })?;
+    link.try_out()?;
     loop {
         match control.recv(CLIENT_WITHIN)? {
             Request::Pass(pass) => {
