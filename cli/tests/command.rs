@@ -1,0 +1,117 @@
+//! The command as a user runs it.
+
+mod command {
+    mod devices;
+    mod gone;
+    mod local;
+    mod namespaces;
+    mod refusals;
+    mod wrong_bytes;
+}
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// More than any run of these tests takes.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What a run came to.
+struct Outcome {
+    status: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Outcome {
+    /// The one line on stderr.
+    fn line(&self) -> &str {
+        let line = self.stderr.trim_end();
+        assert!(line.starts_with("invar: ") && !line.contains('\n'), "not one line: {line:?}");
+        line
+    }
+
+    fn ok(&self) -> &Self {
+        assert_eq!(self.status, Some(0), "{}{}", self.stdout, self.stderr);
+        self
+    }
+}
+
+/// A run under way; it ends with this.
+struct Run(Child);
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Run {
+    fn start(command: &mut Command) -> Run {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Run(command.spawn().expect("a process"))
+    }
+
+    fn wait(mut self) -> Outcome {
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = self.0.try_wait().expect("a process") {
+                break status;
+            }
+            assert!(start.elapsed() < TIMEOUT, "the run took for ever");
+            thread::sleep(Duration::from_millis(2));
+        };
+        let mut outcome =
+            Outcome { status: status.code(), stdout: String::new(), stderr: String::new() };
+        if let Some(mut pipe) = self.0.stdout.take() {
+            pipe.read_to_string(&mut outcome.stdout).expect("text");
+        }
+        if let Some(mut pipe) = self.0.stderr.take() {
+            pipe.read_to_string(&mut outcome.stderr).expect("text");
+        }
+        outcome
+    }
+
+    /// The first line on stdout.
+    fn first_line(&mut self) -> String {
+        let mut line = String::new();
+        let stdout = self.0.stdout.take().expect("a pipe");
+        BufReader::new(stdout).read_line(&mut line).expect("text");
+        line
+    }
+}
+
+/// `invar ARGS`, without the settings of whoever runs the tests.
+fn invar(args: &[&str]) -> Command {
+    bare(Command::new(env!("CARGO_BIN_EXE_invar")), args)
+}
+
+fn bare(mut command: Command, args: &[&str]) -> Command {
+    command.args(args);
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        if name.starts_with("NCCL_") || name.starts_with("INVAR_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn run(args: &[&str]) -> Outcome {
+    Run::start(&mut invar(args)).wait()
+}
+
+/// A server, and where it listens.
+fn server(command: &mut Command) -> (Run, String) {
+    let mut server = Run::start(command);
+    let line = server.first_line();
+    let addr = line.strip_prefix("invar perf: listening at ").expect("the first line of a server");
+    let addr = addr.split(';').next().expect("an address").to_owned();
+    (server, addr)
+}
+
+fn json(text: &str) -> serde_json::Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}

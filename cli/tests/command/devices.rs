@@ -1,0 +1,24 @@
+//! `invar devices`.
+
+use crate::*;
+
+#[test]
+fn devices_are_listed_with_loopback_as_the_last() {
+    let outcome = run(&["devices", "--json"]);
+    let devices = json(&outcome.ok().stdout);
+    let devices = devices.as_array().unwrap();
+    let last = devices.last().expect("loopback at least");
+    assert_eq!(last["kind"], "soft");
+    assert_eq!(last["netdev"], "lo");
+    assert_eq!(last["mtu"], 4096);
+    assert_eq!(last["state"], "active");
+    assert!(last["udp_port"].is_null());
+    for (i, device) in devices.iter().enumerate() {
+        assert_eq!(device["name"], format!("soft{i}"));
+    }
+    let table = run(&["devices"]);
+    let lines: Vec<&str> = table.ok().stdout.lines().collect();
+    assert_eq!(lines.len(), 1 + devices.len());
+    assert!(lines[0].starts_with("name   kind  netdev"), "{}", lines[0]);
+    assert!(lines[lines.len() - 1].contains(" lo "), "{}", table.stdout);
+}

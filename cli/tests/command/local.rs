@@ -1,0 +1,85 @@
+//! `invar perf` with a second process of its own.
+
+use crate::*;
+
+#[test]
+fn two_processes_measure_each_size_and_find_no_wrong_byte() {
+    let outcome =
+        run(&["perf", "-b", "0", "-e", "64K", "-f", "32", "-n", "40", "-w", "4", "--json", "-"]);
+    let result = json(&outcome.ok().stdout);
+    assert_eq!(result["transport"], "soft");
+    assert_eq!(result["path_mtu"], 4096);
+    assert_eq!(result["nic"], result["peer_nic"]);
+    assert_eq!(result["check"], true);
+    let rows = result["rows"].as_array().unwrap();
+    let sizes: Vec<u64> = rows.iter().map(|row| row["size"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, [0, 1, 32, 1024, 32768]);
+    for row in rows {
+        assert_eq!(row["iters"], 40);
+        assert_eq!(row["wrong"], 0);
+        let number = |value: &serde_json::Value| value.as_f64().unwrap();
+        let (time_us, size) = (number(&row["time_us"]), number(&row["size"]));
+        assert!(time_us > 0.0);
+        let near = |a: f64, b: f64| (a - b).abs() <= 1e-6 * b.abs();
+        assert!(near(number(&row["algbw_gbytes_per_s"]), size / time_us / 1e3), "{row}");
+        assert!(near(number(&row["msgs_per_s"]), 1e6 / time_us), "{row}");
+        let latency = &row["latency_us"];
+        assert!(
+            number(&latency["p50"]) > 0.0 && number(&latency["p50"]) <= number(&latency["p99"])
+        );
+    }
+    // With the JSON on stdout the table is on stderr.
+    let lines: Vec<&str> = outcome.stderr.lines().collect();
+    assert_eq!(lines.len(), 4 + rows.len(), "{}", outcome.stderr);
+    assert!(lines[2].contains("size") && lines[2].ends_with("#wrong"), "{}", lines[2]);
+}
+
+#[test]
+fn groups_queue_pairs_and_adaptive_routing_change_nothing_about_the_bytes() {
+    for flags in [
+        &["--recvs", "8", "--window", "16"][..],
+        &["--recvs", "3", "--window", "1"],
+        &["--qps", "4"],
+        &["--adaptive-routing", "--qps", "2", "--recvs", "2"],
+        &["--window", "256", "--no-check"],
+    ] {
+        let sizes = ["perf", "-b", "1", "-e", "40000", "-f", "200", "-n", "20", "--json", "-"];
+        let outcome = run(&[&sizes[..], flags].concat());
+        let result = json(&outcome.ok().stdout);
+        let rows = result["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 3, "{flags:?}");
+        assert!(rows.iter().all(|row| row["wrong"] == 0), "{flags:?}: {result}");
+        assert!(rows.iter().all(|row| row["iters"].as_u64() >= Some(20)), "{flags:?}: {result}");
+    }
+}
+
+#[test]
+fn json_goes_into_a_file_and_the_table_to_stdout() {
+    let file = std::env::temp_dir().join(format!("invar-perf-{}.json", std::process::id()));
+    let path = file.to_str().unwrap();
+    let nic = json(&run(&["devices", "--json"]).stdout)[0]["name"].as_str().unwrap().to_owned();
+    let outcome = run(&["perf", "-b", "8", "-e", "8", "-n", "5", "--nic", &nic, "--json", path]);
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(json(&text)["nic"], nic);
+    assert_eq!(outcome.ok().stdout.lines().count(), 5);
+    assert_eq!(outcome.stderr, "");
+}
+
+#[test]
+fn settings_of_the_environment_hold_for_both_processes() {
+    let mut command = invar(&["perf", "-b", "64", "-e", "64", "-n", "10", "--json", "-"]);
+    command.env("INVAR_FIFO_DEPTH", "8").env("NCCL_IB_QPS_PER_CONNECTION", "3");
+    let outcome = Run::start(&mut command).wait();
+    let result = json(&outcome.ok().stdout);
+    assert_eq!(result["qps"], 3);
+    assert_eq!(result["window"], 8);
+    assert_eq!(result["rows"][0]["wrong"], 0);
+}
+
+#[test]
+fn a_run_without_a_number_of_messages_finds_its_own() {
+    let outcome = run(&["perf", "-b", "4K", "-e", "4K", "--json", "-"]);
+    let result = json(&outcome.ok().stdout);
+    assert!(result["rows"][0]["iters"].as_u64() > Some(10), "{result}");
+}

@@ -1,0 +1,112 @@
+//! What cannot be is told in one line, with a status that says whose fault it is.
+
+use std::io::Write;
+use std::net::TcpListener;
+
+use crate::*;
+
+const USAGE: Option<i32> = Some(2);
+const FAILED: Option<i32> = Some(3);
+
+#[test]
+fn flags_that_cannot_be_are_named_with_what_is_allowed() {
+    for (args, words) in [
+        (&["perf", "-b", "x"][..], &["--min-bytes", "number of bytes"][..]),
+        (&["perf", "-e", "3G"], &["--max-bytes", "from 0 to 2147483647"]),
+        (&["perf", "-b", "9", "-e", "8"], &["--min-bytes 9 is more than --max-bytes 8"]),
+        (&["perf", "-f", "1"], &["--factor"]),
+        (&["perf", "-n", "0"], &["--iters"]),
+        (&["perf", "--window", "257"], &["--window", "256"]),
+        (&["perf", "--recvs", "9"], &["--recvs", "1..=8"]),
+        (&["perf", "--qps", "0"], &["--qps", "1..=128"]),
+        (&["perf", "--qps", "129"], &["--qps", "1..=128"]),
+        (&["perf", "--nic", "mlx5_9"], &["--nic mlx5_9: there is only soft0"]),
+        (&["perf", "--server", "[::1]:0", "--nic", "mlx5_9"], &["--nic mlx5_9"]),
+        (&["perf", "--server", "--connect", "h:1"], &["--connect", "cannot be used with"]),
+        (&["perf", "--server", "--qps", "4"], &["--qps", "cannot be used with"]),
+        (&["perf", "--keep"], &["--server"]),
+        (&["perf", "--connect", "nonsense"], &["'nonsense' is no HOST:PORT"]),
+        (&["perf", "--server", "10.0.0.1"], &["'10.0.0.1' is no HOST:PORT"]),
+        (&["perf", "--frobnicate"], &["--frobnicate"]),
+        (&["perv"], &["perv"]),
+    ] {
+        let outcome = run(args);
+        assert_eq!(outcome.status, USAGE, "{args:?}: {}", outcome.stderr);
+        let line = outcome.line();
+        assert!(words.iter().all(|word| line.contains(word)), "{args:?}: {line}");
+        assert_eq!(outcome.stdout, "");
+    }
+}
+
+#[test]
+fn variables_that_cannot_be_are_named_with_what_is_allowed() {
+    for (name, value, word) in [
+        ("NCCL_IB_TIMEOUT", "99", "a number from 0 to 31"),
+        ("INVAR_WIRE", "verbs", "one of invar nccl-2.14"),
+        ("INVAR_TRANSPORT", "ib", "is a device of transport soft"),
+    ] {
+        let outcome = Run::start(invar(&["perf", "-e", "8"]).env(name, value)).wait();
+        assert_eq!(outcome.status, USAGE, "{}", outcome.stderr);
+        assert!(outcome.line().contains(&format!("{name}={value}: ")), "{}", outcome.stderr);
+        assert!(outcome.line().contains(word), "{}", outcome.stderr);
+    }
+    let mut command = invar(&["perf", "-e", "8", "--window", "16"]);
+    let outcome = Run::start(command.env("INVAR_FIFO_DEPTH", "8")).wait();
+    assert_eq!(outcome.status, USAGE);
+    assert!(outcome.line().contains("--window 16: "), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_server_that_is_not_there_is_named() {
+    let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let outcome = run(&["perf", "--connect", &unused]);
+    assert_eq!(outcome.status, FAILED);
+    let line = format!("invar: connecting to {unused}: Connection refused (os error 111)");
+    assert_eq!(outcome.line(), line);
+}
+
+#[test]
+fn a_server_of_something_else_or_of_another_version_is_named() {
+    for (says, word) in [
+        ("SSH-2.0-OpenSSH_9.2\r\n", "is no other end of invar perf: it says \"SSH-2.0"),
+        ("invar-perf 7\n", "is an invar perf of version \"7\", this is one of version 1"),
+        ("invar-perf 1\n{\"say\":\"What?\"}\n", "says what cannot be"),
+        ("invar-perf 1\n{\"say\":\"Failed\",\"text\":\"no more\"}\n", "the server: no more"),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap().to_string();
+        let client = Run::start(&mut invar(&["perf", "--connect", &addr]));
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(says.as_bytes()).unwrap();
+        let outcome = client.wait();
+        assert_eq!(outcome.status, FAILED, "{}", outcome.stderr);
+        assert!(outcome.line().contains(word), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn a_port_that_is_taken_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = taken.local_addr().unwrap().to_string();
+    let outcome = run(&["perf", "--server", &addr]);
+    assert_eq!(outcome.status, FAILED);
+    assert!(outcome.line().contains(&format!("listening at {addr}: Address already in use")));
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_named() {
+    let outcome = run(&["perf", "-e", "8", "-n", "1", "--json", "/no/such/place.json"]);
+    assert_eq!(outcome.status, FAILED);
+    assert!(outcome.line().contains("creating /no/such/place.json: No such file"));
+}
+
+#[test]
+fn a_server_turns_away_who_is_no_client_and_serves_the_next() {
+    let (server, addr) = server(&mut invar(&["perf", "--server", "127.0.0.1:0"]));
+    let mut stranger = std::net::TcpStream::connect(&addr).unwrap();
+    stranger.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+    run(&["perf", "--connect", &addr, "-e", "8", "-n", "2"]).ok();
+    let outcome = server.wait();
+    assert_eq!(outcome.status, Some(0));
+    assert!(outcome.line().contains("it says \"GET / HTTP/1.0\""), "{}", outcome.stderr);
+}

@@ -1,0 +1,62 @@
+//! Wrong bytes are counted, and are a status of their own.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+
+use crate::*;
+
+/// Passes lines on, `alter`ed.
+fn pass_on(from: TcpStream, mut to: TcpStream, alter: impl Fn(String) -> String) {
+    for line in BufReader::new(from).lines().map_while(Result::ok) {
+        if to.write_all((alter(line) + "\n").as_bytes()).is_err() {
+            break;
+        }
+    }
+}
+
+/// The seed is what the pattern of all bytes depends on.
+fn with_another_seed(line: String) -> String {
+    match serde_json::from_str::<serde_json::Value>(&line) {
+        Ok(mut request) if !request["seed"].is_null() => {
+            request["seed"] = 1.into();
+            request.to_string()
+        }
+        _ => line,
+    }
+}
+
+#[test]
+fn a_server_that_expects_other_bytes_finds_all_of_them_wrong() {
+    let (server, addr) = server(&mut invar(&["perf", "--server", "127.0.0.1:0"]));
+    let middle = TcpListener::bind("127.0.0.1:0").unwrap();
+    let middle_addr = middle.local_addr().unwrap().to_string();
+    let client = Run::start(&mut invar(&[
+        "perf",
+        "--connect",
+        &middle_addr,
+        "-b",
+        "4096",
+        "-e",
+        "4096",
+        "-n",
+        "10",
+        "-w",
+        "0",
+        "--json",
+        "-",
+    ]));
+    let (client_side, _) = middle.accept().unwrap();
+    let server_side = TcpStream::connect(addr).unwrap();
+    let (back_from, back_to) = (server_side.try_clone().unwrap(), client_side.try_clone().unwrap());
+    let back = thread::spawn(move || pass_on(back_from, back_to, |line| line));
+    pass_on(client_side, server_side, with_another_seed);
+    let outcome = client.wait();
+    drop(server);
+    back.join().unwrap();
+    assert_eq!(outcome.status, Some(1), "{}", outcome.stderr);
+    let wrong = json(&outcome.stdout)["rows"][0]["wrong"].as_u64().unwrap();
+    // 64 messages in full, and of one byte in 256 it does not show.
+    assert!(wrong > 64 * 4000, "{wrong}");
+    let row = outcome.stderr.lines().last().unwrap();
+    assert!(row.ends_with(&format!(" {wrong}")), "{row}");
+}
