@@ -63,7 +63,7 @@ pub(crate) struct Args {
     iters: Option<u32>,
 
     /// Messages before those
-    #[arg(short = 'w', long, default_value_t = 16)]
+    #[arg(short = 'w', long, default_value_t = 5)]
     #[arg(value_parser = clap::value_parser!(u32).range(..=100_000_000))]
     warmup: u32,
 
