@@ -221,6 +221,20 @@ fn every_packet_of_a_train_ends_with_the_icrc_that_its_own_ip_header_asks_for() 
 }
 
 #[test]
+fn padding_is_zero_and_not_what_was_sent_before() {
+    let [mut a, b] = pair("::1", 4096, QpOptions::empty());
+    a.memory.write_at(0, &[0xff; 4096]).unwrap();
+    a.write(a.qpn, 4096, target(&b));
+    a.transmit(0);
+    a.wire.trains.clear();
+    a.write(a.qpn, 1, target(&b));
+    a.transmit(0);
+    let packets = a.wire.packets();
+    let packet = Packet::decode(&packets[0]).unwrap();
+    assert_eq!((packet.payload, &packet.trailer[..3]), (&[0xff][..], &[0; 3][..]));
+}
+
+#[test]
 fn a_train_is_as_long_as_packets_of_one_length_allow() {
     let len = 30 * 1024 + 1;
     let lengths = |options| -> Vec<Vec<usize>> {
@@ -348,6 +362,22 @@ fn a_lost_packet_is_sent_again_when_its_timer_goes_off_and_the_device_tells_when
         a.transmit(deadline);
     }
     assert_eq!(a.wire.trains.len(), 0);
+}
+
+#[test]
+fn a_timer_that_is_sooner_than_the_one_under_way_is_not_late() {
+    let [mut a, mut b] = pair("::1", 4096, QpOptions::ADAPTIVE_ROUTING);
+    // The second end waits for an acknowledge ...
+    b.write(b.qpn, 8, target(&a));
+    b.transmit(0);
+    b.wire.trains.clear();
+    assert_eq!(b.device.next_deadline_ns(), Some(Tuning::default().probe_ns));
+    // ... and sees a hole where the first packet is lost.
+    a.write(a.qpn, 3000, target(&b));
+    a.transmit(0);
+    let mut first = true;
+    carry(&mut a, &mut b, 0, |_| std::mem::take(&mut first));
+    assert!(b.device.next_deadline_ns() <= Some(Tuning::default().hole_age_ns));
 }
 
 #[test]

@@ -259,6 +259,8 @@ fn calls_with_arguments_that_cannot_be() {
     let another = "an object of another device";
     refused(nic.reg_mr(&pd, memory, Access::LOCAL_WRITE).map(drop), another);
     refused(nic.create_qp(&pd, &end.cq, &QpCap::default()).map(drop), another);
+    let cq = stranger.create_cq(1).unwrap();
+    refused(nic.create_qp(&end.pd, &cq, &QpCap::default()).map(drop), another);
     refused(stranger.modify_qp(&end.qp, &QpTransition::Err), another);
     let access = nic.reg_mr(&end.pd, memory, Access::REMOTE_WRITE).map(drop);
     refused(access, "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE");
@@ -268,6 +270,10 @@ fn calls_with_arguments_that_cannot_be() {
     let cap = QpCap { max_inline_data: 1025, ..QpCap::default() };
     let cause = "max_inline_data exceeds 1024 bytes";
     refused(nic.create_qp(&end.pd, &end.cq, &cap).map(drop), cause);
+
+    // All that may be asked for.
+    let cap = QpCap { max_send_wr: 2048, max_recv_wr: 2048, max_inline_data: 1024 };
+    nic.create_qp(&end.pd, &end.cq, &cap).unwrap();
 
     let mut rtr = invar_core::nic::RtrAttr::default();
     rtr.ah.dgid = std::net::IpAddr::from([127, 0, 0, 1]).into();

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use invar_core::nic::{Memory, SendOpcode, WcStatus};
-use invar_linux::soft::{SoftConfig, SoftNic};
+use invar_linux::soft::{ImpairmentConfig, SoftConfig, SoftNic};
 use invar_testkit::end::{End, Link, patiently};
 
 fn pair(len: usize) -> [End<SoftNic>; 2] {
@@ -56,22 +56,30 @@ fn when_neither_side_polls_a_write_still_arrives_and_is_seen_whole() {
     }
 }
 
-#[test]
-fn what_a_poller_left_behind_is_still_sent_again_after_loss() {
-    // Most packets of `here` are lost, and nobody polls: its thread has to notice by the timer.
+/// Most packets are lost, and nobody polls: the thread has to notice by the timer.
+fn is_sent_again(polled_before: bool) {
     let mut config = SoftConfig::new("here", "[::1]:0".parse().unwrap());
-    config.impairment = Some(invar_linux::soft::ImpairmentConfig {
-        drop_ppm: 700_000,
-        seed: 1,
-        ..Default::default()
-    });
+    config.impairment =
+        Some(ImpairmentConfig { drop_ppm: 900_000, seed: 4, ..ImpairmentConfig::default() });
     let nics =
         [&config, &SoftConfig::new("there", config.address)].map(|c| SoftNic::open(c).unwrap());
     let [here, there] = End::pair([&nics[0], &nics[1]], 8, &Link::default());
-    // It has polled just now, so that its thread stands by.
-    assert!(here.has_none());
+    if polled_before {
+        assert!(here.has_none());
+    }
     here.buffer.memory.words()[0].store(77, Ordering::Relaxed);
     here.post(&here.work(SendOpcode::RdmaWrite, 8, &there));
     let target = &there.buffer.memory.words()[0];
     patiently("write", || target.load(Ordering::Acquire) == 77);
+    assert!(nics[0].counters().device.qps.packets_retransmitted > 0, "packets were lost");
+}
+
+#[test]
+fn what_nobody_waits_for_is_sent_again_after_loss_by_a_thread_that_slept() {
+    is_sent_again(false);
+}
+
+#[test]
+fn what_nobody_waits_for_is_sent_again_after_loss_by_a_thread_that_stood_by() {
+    is_sent_again(true);
 }

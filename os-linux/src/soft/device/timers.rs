@@ -4,13 +4,14 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::Device;
-use super::queue_pair::{QueuePair, Surroundings};
+use super::queue_pair::Surroundings;
 
 /// Deadlines, soonest first.
 ///
 /// A deadline moves with every acknowledge, nearly always to later. So a queue pair stays where it
-/// once was put, and only when that time comes is looked at and put where it belongs then: a
-/// queue pair under load moves once in a timer's length, not once a packet.
+/// once was put, and only when that time comes is looked at and put where it belongs then: under
+/// load it moves once in a timer's length, not once a packet. Each knows the earliest time that it
+/// was put to (`armed_ns`), and what else of it is in here has no effect.
 #[derive(Default)]
 pub(super) struct Timers {
     heap: BinaryHeap<Reverse<(u64, u32)>>,
@@ -19,11 +20,10 @@ pub(super) struct Timers {
 impl Timers {
     /// Sees to it that a queue pair is looked at by its deadline.
     #[inline]
-    pub(super) fn arm(&mut self, qpn: u32, qp: &mut QueuePair) {
-        let deadline = qp.deadline_ns();
-        if deadline < qp.armed_ns {
-            qp.armed_ns = deadline;
-            self.heap.push(Reverse((deadline, qpn)));
+    pub(super) fn arm(&mut self, qpn: u32, deadline_ns: u64, armed_ns: &mut u64) {
+        if deadline_ns < *armed_ns {
+            *armed_ns = deadline_ns;
+            self.heap.push(Reverse((deadline_ns, qpn)));
         }
     }
 
@@ -31,11 +31,15 @@ impl Timers {
         self.heap.peek().map(|Reverse((at, _))| *at)
     }
 
-    fn pop_due(&mut self, now_ns: u64) -> Option<(u64, u32)> {
-        if self.next_ns()? > now_ns {
-            return None;
+    /// A queue pair that is to be looked at now. `armed_ns` tells of each that there is.
+    fn pop_due(&mut self, now_ns: u64, armed_ns: impl Fn(u32) -> Option<u64>) -> Option<u32> {
+        while self.next_ns()? <= now_ns {
+            let Reverse((at, qpn)) = self.heap.pop()?;
+            if armed_ns(qpn) == Some(at) {
+                return Some(qpn);
+            }
         }
-        self.heap.pop().map(|Reverse(entry)| entry)
+        None
     }
 }
 
@@ -43,21 +47,19 @@ impl Device {
     /// Runs what is due. To be called at [`Device::next_deadline_ns`]; more often does no harm.
     #[inline]
     pub fn handle_timers(&mut self, now_ns: u64) {
-        while let Some((at, qpn)) = self.timers.pop_due(now_ns) {
-            let Some(qp) = self.qps.get_mut(qpn) else { continue };
-            if qp.armed_ns != at {
-                // It was put to an earlier time since.
-                continue;
-            }
+        let Device { timers, qps, regions, cqs, ready, .. } = self;
+        while let Some(qpn) = timers.pop_due(now_ns, |qpn| qps.get(qpn).map(|qp| qp.armed_ns)) {
+            let Some(qp) = qps.get_mut(qpn) else { continue };
             qp.armed_ns = u64::MAX;
-            if qp.deadline_ns() > now_ns {
-                self.timers.arm(qpn, qp);
+            let deadline_ns = qp.deadline_ns();
+            if deadline_ns > now_ns {
+                timers.arm(qpn, deadline_ns, &mut qp.armed_ns);
                 continue;
             }
             let (pd, cq) = (qp.pd, qp.cq);
-            let mut env = Surroundings { regions: &self.regions, cqs: &mut self.cqs, pd, cq };
+            let mut env = Surroundings { regions, cqs, pd, cq };
             qp.handle_timeout(now_ns, &mut env);
-            qp.follow_up(qpn, &mut env, &mut self.ready);
+            qp.follow_up(qpn, &mut env, ready);
         }
     }
 
@@ -66,5 +68,62 @@ impl Device {
     #[inline]
     pub fn next_deadline_ns(&self) -> Option<u64> {
         self.timers.next_ns()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const QPS: usize = 4;
+    const NEVER: u64 = u64::MAX;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        /// The deadline of a queue pair moves to so long from now, or away.
+        Move(usize, Option<u64>),
+        /// So much time passes.
+        Pass(u64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            (0..QPS, proptest::option::of(0u64..1000)).prop_map(|(qp, at)| Step::Move(qp, at)),
+            (0u64..300).prop_map(Step::Pass),
+        ];
+        proptest::collection::vec(step, 0..300)
+    }
+
+    proptest! {
+        #[test]
+        fn every_deadline_is_met_in_time_and_none_is_there_twice(steps in steps()) {
+            let mut timers = Timers::default();
+            let (mut now, mut deadlines, mut armed) = (0, [NEVER; QPS], [NEVER; QPS]);
+            for step in steps {
+                match step {
+                    Step::Move(qp, in_ns) => {
+                        deadlines[qp] = in_ns.map_or(NEVER, |ns| now + ns);
+                        timers.arm(qp as u32, deadlines[qp], &mut armed[qp]);
+                    }
+                    Step::Pass(ns) => now += ns,
+                }
+                while let Some(qpn) = timers.pop_due(now, |qpn| Some(armed[qpn as usize])) {
+                    let qp = qpn as usize;
+                    armed[qp] = NEVER;
+                    if deadlines[qp] <= now {
+                        deadlines[qp] = NEVER;
+                    }
+                    timers.arm(qpn, deadlines[qp], &mut armed[qp]);
+                }
+                let soonest = deadlines.iter().copied().min().unwrap_or(NEVER);
+                prop_assert!(soonest > now, "missed");
+                prop_assert!(timers.next_ns().unwrap_or(NEVER) <= soonest);
+                for (qp, &at) in armed.iter().enumerate().filter(|(_, at)| **at != NEVER) {
+                    let entry = Reverse((at, qp as u32));
+                    prop_assert_eq!(timers.heap.iter().filter(|e| **e == entry).count(), 1);
+                }
+            }
+        }
     }
 }

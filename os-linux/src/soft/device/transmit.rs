@@ -246,7 +246,7 @@ impl Device {
                 if let Err(full) = staging.add(&transmit, qp, path, regions, sink, counters) {
                     staging.held = Some((qpn, transmit));
                     qp.follow_up(qpn, &mut env, ready);
-                    timers.arm(qpn, qp);
+                    timers.arm(qpn, qp.deadline_ns(), &mut qp.armed_ns);
                     return Err(full);
                 }
                 turn -= 1;
@@ -255,7 +255,7 @@ impl Device {
                     break;
                 }
             }
-            timers.arm(qpn, qp);
+            timers.arm(qpn, qp.deadline_ns(), &mut qp.armed_ns);
         }
         staging.flush(sink, counters)
     }
