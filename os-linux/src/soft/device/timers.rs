@@ -100,13 +100,14 @@ mod tests {
         fn every_deadline_is_met_in_time_and_none_is_there_twice(steps in steps()) {
             let mut timers = Timers::default();
             let (mut now, mut deadlines, mut armed) = (0, [NEVER; QPS], [NEVER; QPS]);
-            for step in steps {
+            for (i, step) in (1..).zip(steps) {
                 match step {
                     Step::Move(qp, in_ns) => {
-                        deadlines[qp] = in_ns.map_or(NEVER, |ns| now + ns);
+                        // No two are the same, so that what is there twice was put there twice.
+                        deadlines[qp] = in_ns.map_or(NEVER, |ns| now + ns * 1024 + i);
                         timers.arm(qp as u32, deadlines[qp], &mut armed[qp]);
                     }
-                    Step::Pass(ns) => now += ns,
+                    Step::Pass(ns) => now += ns * 1024,
                 }
                 while let Some(qpn) = timers.pop_due(now, |qpn| Some(armed[qpn as usize])) {
                     let qp = qpn as usize;
