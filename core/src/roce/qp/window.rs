@@ -8,7 +8,7 @@ const PACKETS_MIN: u32 = 4;
 const PACKETS_START: u32 = 32;
 
 /// An acknowledge is asked for at least each so many packets.
-const ACK_REQ_PACKETS_MAX: u32 = 16;
+const ACK_REQ_PACKETS_MAX: u32 = 64;
 
 /// Congestion window in packets: doubles a round trip up to a threshold, then grows by one a
 /// round trip, up to a maximum; halves on loss.
@@ -122,7 +122,7 @@ mod tests {
                 }
                 prop_assert!((1..=window.max).contains(&window.packets()));
                 let stretch = window.ack_req_packets();
-                prop_assert!(stretch.is_power_of_two() && stretch <= window.packets().min(16));
+                prop_assert!(stretch.is_power_of_two() && stretch <= window.packets().min(ACK_REQ_PACKETS_MAX));
             }
         }
     }
