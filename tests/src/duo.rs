@@ -1,5 +1,6 @@
 //! A sender and a receiver, connected in one thread.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use invar_core::comm::{RecvComm, SendComm};
@@ -48,27 +49,35 @@ impl<N: Nic> Buffer<N> {
 
     /// Writes `bytes` at `offset`, while nobody else writes there.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
-        for (i, byte) in bytes.iter().enumerate() {
-            let (word, shift) = self.place(offset + i);
-            let others = word.load(Ordering::Relaxed) & !(0xff << shift);
-            word.store(others | u64::from(*byte) << shift, Ordering::Relaxed);
+        for (range, word, part) in self.parts(offset, bytes.len()) {
+            let mut value = word.load(Ordering::Relaxed).to_ne_bytes();
+            value[part].copy_from_slice(&bytes[range]);
+            word.store(u64::from_ne_bytes(value), Ordering::Relaxed);
         }
     }
 
     /// The `len` bytes at `offset`.
     pub fn read(&self, offset: usize, len: usize) -> Vec<u8> {
-        let byte = |at| {
-            let (word, shift) = self.place(at);
-            (word.load(Ordering::Acquire) >> shift) as u8
-        };
-        (offset..offset + len).map(byte).collect()
+        let mut bytes = vec![0; len];
+        for (range, word, part) in self.parts(offset, len) {
+            bytes[range].copy_from_slice(&word.load(Ordering::Acquire).to_ne_bytes()[part]);
+        }
+        bytes
     }
 
-    /// The word that holds a byte, and how far up in it.
-    fn place(&self, offset: usize) -> (&AtomicU64, u32) {
-        let shift = 8 * (offset as u32 % 8);
-        let shift = if cfg!(target_endian = "big") { 56 - shift } else { shift };
-        (&self.memory.words()[offset / 8], shift)
+    /// A range cut at the borders of words: which of its bytes are which of what word.
+    fn parts(
+        &self,
+        offset: usize,
+        len: usize,
+    ) -> impl Iterator<Item = (Range<usize>, &AtomicU64, Range<usize>)> {
+        let mut done = 0;
+        std::iter::from_fn(move || {
+            let (at, first) = (offset + done, done);
+            let n = (8 - at % 8).min(len - done);
+            done += n;
+            (n > 0).then(|| (first..done, &self.memory.words()[at / 8], at % 8..at % 8 + n))
+        })
     }
 
     /// Local key.
