@@ -99,8 +99,8 @@ impl<N: Nic + Clone> Bench<N> {
 
     /// What both ports can do, with timeouts short enough for a test.
     fn link(&self) -> Verdict<Link> {
-        let mut link = Link::default();
-        link.options = QpOptions::ICRC_MASKS_IP_ID;
+        let options = QpOptions::ICRC_MASKS_IP_ID;
+        let mut link = Link { options, ..Link::default() };
         for nic in self.nics() {
             let port = nic.query_port().map_err(|error| error.to_string())?;
             link.mtu = link.mtu.min(port.active_mtu);

@@ -7,3 +7,4 @@ pub mod model;
 pub mod null;
 pub mod pcap;
 pub mod pipe;
+pub mod sim;

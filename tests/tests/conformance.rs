@@ -3,9 +3,12 @@
 use std::thread;
 use std::time::Duration;
 
+use invar_core::nic::Mtu;
+use invar_core::roce::qp::Tuning;
 use invar_linux::soft::{SoftConfig, SoftNic};
 use invar_testkit::conformance::{Testbed, nic_conformance};
 use invar_testkit::null::NullNic;
+use invar_testkit::sim::World;
 
 #[test]
 fn null_nic() {
@@ -22,6 +25,17 @@ fn software_nic() {
             };
             let pass = |ns| thread::sleep(Duration::from_nanos(ns));
             Testbed { ports: [open("soft0"), open("soft1")], pass: Box::new(pass) }
+        });
+    }
+}
+
+#[test]
+fn simulated_nic() {
+    for ipv6 in [false, true] {
+        nic_conformance(|| {
+            let world = World::new(1, ipv6, Tuning::default());
+            let ports = [(); 2].map(|()| world.add_host(Mtu::Mtu1024));
+            Testbed { ports, pass: Box::new(move |ns| world.advance(ns)) }
         });
     }
 }

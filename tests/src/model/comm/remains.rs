@@ -1,0 +1,60 @@
+//! What is left of a connection when one of its ends has failed.
+
+use invar_core::comm::{RecvComm, SendComm};
+use invar_core::nic::Nic;
+
+use super::cells::Cells;
+use super::{Receiving, Sending, Traffic};
+use crate::pipe::Pipe;
+
+/// The end that has not failed, if there is one. Its peer has closed, as an application does with
+/// a comm that failed; so whatever it waits for must come to an end.
+pub struct Remains<N: Nic> {
+    end: Option<End<N>>,
+    // Whatever is under way may still use them.
+    _cells: [Cells<N>; 2],
+}
+
+enum End<N: Nic> {
+    Send(Box<SendComm<N, Pipe>>, Vec<Sending>),
+    Recv(Box<RecvComm<N, Pipe>>, Vec<Receiving>),
+}
+
+impl<N: Nic> Traffic<N> {
+    /// Closes the end that has failed.
+    ///
+    /// # Panics
+    /// When no end has.
+    pub fn abandon(self) -> Remains<N> {
+        let mut duo = self.duo;
+        let end = match (duo.send.check_peer(), duo.recv.check_peer()) {
+            (Err(_), Err(_)) => None,
+            (Err(_), Ok(())) => Some(End::Recv(Box::new(duo.recv), self.recvs)),
+            (Ok(()), Err(_)) => Some(End::Send(Box::new(duo.send), self.sends)),
+            (Ok(()), Ok(())) => panic!("a comm gave an error that no end remembers"),
+        };
+        Remains { end, _cells: [self.source, self.room] }
+    }
+}
+
+impl<N: Nic> Remains<N> {
+    /// Tests all that is under way, and says whether everything is over.
+    ///
+    /// # Panics
+    /// When the end does not notice that its peer has closed.
+    pub fn finish(&mut self) -> bool {
+        match &mut self.end {
+            Some(End::Send(comm, sends)) if !sends.is_empty() => {
+                assert!(comm.check_peer().is_err(), "the peer has closed");
+                sends.retain(|sending| comm.test(&sending.request) == Ok(None));
+                sends.is_empty()
+            }
+            Some(End::Recv(comm, recvs)) if !recvs.is_empty() => {
+                assert!(comm.check_peer().is_err(), "the peer has closed");
+                recvs.retain(|recv| comm.test(&recv.request) == Ok(None));
+                recvs.is_empty()
+            }
+            _ => true,
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! A host's port as the protocol sees it.
+
+use std::io;
+use std::rc::Rc;
+
+use invar_core::nic::{
+    Access, Gid, LinkLayer, MemoryKeys, Nic, NicError, PollError, PortAttr, PortState, QpCap,
+    QpOptions, QpTransition, RecvWr, SendWr, Verb, Wc,
+};
+use invar_linux::memory::HostMemory;
+use invar_linux::soft::Device;
+
+use super::World;
+
+/// The port of a host in a [`World`]; clones are the same port.
+#[derive(Clone)]
+pub struct SimNic {
+    world: World,
+    host: usize,
+    name: Rc<str>,
+}
+
+/// Names an object of a host's device, and ends it when dropped.
+struct Handle {
+    world: World,
+    host: usize,
+    number: u32,
+}
+
+/// A completion queue of [`SimNic`].
+pub struct SimCq(Handle);
+/// A queue pair of [`SimNic`].
+pub struct SimQp(Handle);
+/// A memory region of [`SimNic`].
+pub struct SimMr(Handle);
+
+impl SimNic {
+    pub(super) fn new(world: World, host: usize) -> Self {
+        SimNic { world, host, name: format!("sim{host}").into() }
+    }
+
+    /// The host's number in its world.
+    pub fn host(&self) -> usize {
+        self.host
+    }
+
+    fn handle(&self, number: u32) -> Handle {
+        Handle { world: self.world.clone(), host: self.host, number }
+    }
+
+    fn device<R>(&self, call: impl FnOnce(&mut Device) -> R) -> R {
+        call(&mut self.world.net().hosts[self.host].device)
+    }
+
+    /// Makes a call that may have something to send, and sends it.
+    fn post<R>(&self, call: impl FnOnce(&mut Device) -> R) -> R {
+        let mut net = self.world.net();
+        let result = call(&mut net.hosts[self.host].device);
+        net.transmit(self.host);
+        result
+    }
+}
+
+impl Handle {
+    fn end<R>(&self, call: impl FnOnce(&mut Device, u32) -> R) -> R {
+        call(&mut self.world.net().hosts[self.host].device, self.number)
+    }
+}
+
+impl Drop for SimCq {
+    fn drop(&mut self) {
+        self.0.end(Device::destroy_cq);
+    }
+}
+
+impl Drop for SimQp {
+    fn drop(&mut self) {
+        self.0.end(Device::destroy_qp);
+    }
+}
+
+impl Drop for SimMr {
+    fn drop(&mut self) {
+        self.0.end(Device::dereg_mr);
+    }
+}
+
+impl MemoryKeys for SimMr {
+    fn lkey(&self) -> u32 {
+        self.0.number
+    }
+
+    fn rkey(&self) -> u32 {
+        self.0.number
+    }
+}
+
+impl Nic for SimNic {
+    type Memory = HostMemory;
+    type Pd = u32;
+    type Mr = SimMr;
+    type Cq = SimCq;
+    type Qp = SimQp;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn query_port(&self) -> Result<PortAttr, NicError> {
+        let net = self.world.net();
+        let host = &net.hosts[self.host];
+        let address = host.device.config().address;
+        let up = net.wire.is_up(self.host);
+        Ok(PortAttr {
+            state: if up { PortState::Active } else { PortState::Down },
+            link_layer: LinkLayer::Ethernet,
+            port_num: 1,
+            lid: 0,
+            active_mtu: host.mtu,
+            gid: Gid::from(address.ip()),
+            gid_index: 0,
+            speed_mbps: 100_000,
+            udp_port: address.port(),
+            options: QpOptions::ADAPTIVE_ROUTING | QpOptions::ICRC_MASKS_IP_ID,
+        })
+    }
+
+    fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
+        let errno = |error: io::Error| error.raw_os_error().unwrap_or(0);
+        HostMemory::alloc(len).map_err(|e| NicError::new(Verb::AllocMemory, errno(e), "no memory"))
+    }
+
+    fn alloc_pd(&self) -> Result<u32, NicError> {
+        Ok(self.device(Device::alloc_pd))
+    }
+
+    fn reg_mr(&self, pd: &u32, memory: &HostMemory, access: Access) -> Result<SimMr, NicError> {
+        let key = self.device(|device| device.reg_mr(*pd, memory, access))?;
+        Ok(SimMr(self.handle(key)))
+    }
+
+    fn create_cq(&self, depth: usize) -> Result<SimCq, NicError> {
+        let number = self.device(|device| device.create_cq(depth))?;
+        Ok(SimCq(self.handle(number)))
+    }
+
+    fn create_qp(&self, pd: &u32, cq: &SimCq, cap: &QpCap) -> Result<SimQp, NicError> {
+        let qpn = self.device(|device| device.create_qp(*pd, cq.0.number, cap))?;
+        Ok(SimQp(self.handle(qpn)))
+    }
+
+    fn qp_num(&self, qp: &SimQp) -> u32 {
+        qp.0.number
+    }
+
+    fn modify_qp(&self, qp: &SimQp, transition: &QpTransition) -> Result<(), NicError> {
+        self.post(|device| device.modify_qp(qp.0.number, transition))
+    }
+
+    fn post_send(&self, qp: &SimQp, wrs: &[SendWr]) -> Result<(), NicError> {
+        self.post(|device| {
+            wrs.iter().zip(0..).try_for_each(|(wr, index)| {
+                device.post_send(qp.0.number, wr).map_err(|error| NicError { index, ..error })
+            })
+        })
+    }
+
+    fn post_recv(&self, qp: &SimQp, wr: &RecvWr) -> Result<(), NicError> {
+        self.post(|device| device.post_recv(qp.0.number, wr))
+    }
+
+    fn poll(&self, cq: &SimCq, wcs: &mut [Wc]) -> Result<u32, PollError> {
+        self.device(|device| device.poll(cq.0.number, wcs))
+    }
+}

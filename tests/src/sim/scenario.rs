@@ -1,0 +1,287 @@
+//! A history that a seed decides: hosts, links, comms, what these are asked to do, and what goes
+//! wrong meanwhile.
+
+use std::thread;
+
+use invar_core::conn::{Settings, Wire};
+use invar_core::nic::{Mtu, QpOptions};
+use invar_core::roce::qp::Tuning;
+
+use super::{Link, Random, SimNic, WireCounters, World};
+use crate::duo;
+use crate::model::comm::{Op, Remains, Shape, Traffic};
+
+/// How a history ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// See [`World::trace`].
+    pub trace: u64,
+    /// Messages sent.
+    pub messages: u64,
+    /// Comms that delivered all of theirs.
+    pub comms_done: u64,
+    /// Comms that failed, with good reason.
+    pub comms_failed: u64,
+    /// What the wires did.
+    pub wire: WireCounters,
+    /// Packets that devices dropped as damaged.
+    pub icrc_bad: u64,
+    /// Packets that devices sent more than once.
+    pub retransmitted: u64,
+    /// How long it took, in the time of its clock.
+    pub end_ns: u64,
+}
+
+/// Nothing takes longer than this, whatever goes wrong: eight timeouts of 67 ms, and all that
+/// may have to be sent again.
+const PATIENCE_NS: u64 = 20_000_000_000;
+
+/// `NCCL_IB_TIMEOUT`: 67 ms.
+const TIMEOUT: u8 = 14;
+
+/// Lives through the history of a seed.
+///
+/// # Panics
+/// When a message is lost, doubled, out of order or damaged; when a comm fails without a reason,
+/// or waits for longer than anything may take. The seed is printed then.
+pub fn run(seed: u64) -> Outcome {
+    let _named = Named(seed);
+    let mut history = History::new(seed);
+    for _ in 0..history.random.below(150) + 30 {
+        history.act();
+    }
+    history.finish()
+}
+
+/// Tells the seed of a history that ends in a panic.
+struct Named(u64);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!(
+                "the simulated history of seed {seed} failed; to see it again: \
+                 INVAR_SIM_SEED={seed} cargo test -p invar-testkit --test simulation",
+                seed = self.0
+            );
+        }
+    }
+}
+
+struct History {
+    random: Random,
+    world: World,
+    nics: Vec<SimNic>,
+    comms: Vec<Comm>,
+    outcome: Outcome,
+    /// When ports come up again.
+    downs: Vec<(u64, usize)>,
+    /// How often something goes wrong, in a million actions.
+    fault_ppm: u32,
+}
+
+struct Comm {
+    hosts: [usize; 2],
+    state: State,
+    /// Something happened after which it may fail.
+    may_fail: bool,
+}
+
+enum State {
+    Open(Box<Traffic<SimNic>>),
+    Failed(Box<Remains<SimNic>>),
+    Over,
+}
+
+impl History {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let ipv6 = random.chance(500_000);
+        let window_packets_max = random.pick(&[4, 16, 64, 256]);
+        let tuning = Tuning { window_packets_max, ..Tuning::default() };
+        let world = World::new(random.next(), ipv6, tuning);
+        let nics: Vec<SimNic> = (0..random.below(3) + 2)
+            .map(|_| world.add_host(random.pick(&[Mtu::Mtu256, Mtu::Mtu1024, Mtu::Mtu4096])))
+            .collect();
+        let trouble = random.pick(&[0, 0, 10_000, 80_000]);
+        for from in 0..nics.len() {
+            for to in 0..nics.len() {
+                world.set_link(from, to, link(&mut random, trouble));
+            }
+        }
+        let fault_ppm = random.pick(&[0, 0, 10_000, 40_000]);
+        let (comms, outcome, downs) = (Vec::new(), Outcome::default(), Vec::new());
+        let mut history = History { random, world, nics, comms, outcome, downs, fault_ppm };
+        for _ in 0..history.random.below(3) + 1 {
+            history.connect(ipv6);
+        }
+        history
+    }
+
+    fn connect(&mut self, ipv6: bool) {
+        let hosts = [0; 2].map(|_| self.random.below(self.nics.len() as u64) as usize);
+        let random = &mut self.random;
+        let settings = Settings {
+            // Over IPv4 that wire has no way to agree on an ICRC that can be verified.
+            wire: if ipv6 && random.chance(250_000) { Wire::Nccl214 } else { Wire::Invar },
+            fifo_depth: 1 << random.below(9),
+            qps: random.pick(&[1, 1, 1, 2, 4]),
+            timeout: TIMEOUT,
+            use_inline: random.chance(500_000),
+            ar_threshold_bytes: random.pick(&[0, 1000, 8192]),
+            truncate: random.chance(500_000),
+            options: if random.chance(500_000) {
+                QpOptions::all()
+            } else {
+                QpOptions::ICRC_MASKS_IP_ID
+            },
+            ..Settings::default()
+        };
+        let [a, b] = hosts.map(|host| &self.nics[host]);
+        let duo = duo::connect([a, b], [settings; 2], || self.world.advance(20_000))
+            .expect("nothing has gone wrong yet");
+        let message_bytes_max = random.pick(&[64, 3000, 20_000]);
+        let shape = Shape { message_bytes_max, cells: 40, prompt: false };
+        let traffic = Traffic::new([a, b], [settings; 2], duo, shape);
+        self.comms.push(Comm { hosts, state: State::Open(Box::new(traffic)), may_fail: false });
+    }
+
+    /// Something is done, or goes wrong, and a little time passes.
+    fn act(&mut self) {
+        if self.random.chance(self.fault_ppm) {
+            self.break_something();
+        }
+        let which = self.random.below(self.comms.len() as u64) as usize;
+        let op = Op::decode(self.random.next().to_le_bytes());
+        self.comms[which].step(&mut self.outcome, |traffic| traffic.apply(op).map(|()| false));
+        let longest_ns = if self.random.chance(50_000) { 2_000_000 } else { 20_000 };
+        let ns = self.random.below(longest_ns);
+        self.pass(ns);
+    }
+
+    fn break_something(&mut self) {
+        let host = self.random.below(self.nics.len() as u64) as usize;
+        match self.random.below(8) {
+            // For less time than all retries take.
+            0..=2 => {
+                self.world.set_up(host, false);
+                let until = self.world.now_ns() + self.random.below(40_000_000);
+                self.downs.push((until, host));
+            }
+            3..=5 => {
+                let service_ns = self.random.below(4000) + 1;
+                self.world.slow_down(host, service_ns, self.random.below(60) as usize + 4);
+            }
+            6 => {
+                self.world.set_up(host, false);
+                self.downs.retain(|(_, down)| *down != host);
+                let touched = self.comms.iter_mut().filter(|comm| comm.hosts.contains(&host));
+                touched.for_each(|comm| comm.may_fail = true);
+            }
+            _ => {
+                let which = self.random.below(self.comms.len() as u64) as usize;
+                let comm = &mut self.comms[which];
+                let State::Open(traffic) = &mut comm.state else { return };
+                let end = self.random.below(2) as usize;
+                let ends = [traffic.duo().send.ends().qpn, traffic.duo().recv.ends().qpn];
+                self.world.break_qp(comm.hosts[end], ends[end]);
+                comm.may_fail = true;
+            }
+        }
+    }
+
+    /// Lets time go by; ports come up again on their way.
+    fn pass(&mut self, ns: u64) {
+        self.world.advance(ns);
+        let now = self.world.now_ns();
+        let world = &self.world;
+        self.downs.retain(|&(until, host)| {
+            if until <= now {
+                world.set_up(host, true);
+            }
+            until > now
+        });
+    }
+
+    /// Brings everything that was begun to its end.
+    fn finish(mut self) -> Outcome {
+        let deadline_ns = self.world.now_ns() + PATIENCE_NS;
+        let mut pause_ns = 10_000;
+        loop {
+            for comm in &mut self.comms {
+                comm.step(&mut self.outcome, |traffic| traffic.finish());
+            }
+            if self.comms.iter().all(|comm| matches!(comm.state, State::Over)) {
+                break;
+            }
+            let now = self.world.now_ns();
+            assert!(now < deadline_ns, "a request is under way after {PATIENCE_NS} ns");
+            self.pass(pause_ns);
+            // Most end soon; the others wait for timeouts.
+            pause_ns = (pause_ns + pause_ns / 16).min(1_000_000);
+        }
+        // Whatever comes late meets nobody, and does no harm.
+        self.comms.clear();
+        self.pass(1_000_000_000);
+
+        let mut outcome = self.outcome;
+        outcome.trace = self.world.trace();
+        outcome.wire = self.world.wire_counters();
+        outcome.end_ns = self.world.now_ns();
+        for nic in &self.nics {
+            let counters = self.world.device_counters(nic.host());
+            outcome.icrc_bad += counters.icrc_bad;
+            outcome.retransmitted += counters.qps.packets_retransmitted;
+        }
+        outcome
+    }
+}
+
+impl Comm {
+    /// Takes a step, which says whether it was the last.
+    fn step(
+        &mut self,
+        outcome: &mut Outcome,
+        step: impl FnOnce(&mut Traffic<SimNic>) -> Result<bool, invar_core::error::Error>,
+    ) {
+        let over = match &mut self.state {
+            State::Over => return,
+            State::Failed(remains) => remains.finish(),
+            State::Open(traffic) => match step(traffic) {
+                Ok(false) => return,
+                Ok(true) => {
+                    outcome.messages += traffic.messages();
+                    outcome.comms_done += 1;
+                    true
+                }
+                Err(error) => {
+                    let report = traffic.duo().send.report(error);
+                    assert!(self.may_fail, "a comm failed without a reason: {report}");
+                    false
+                }
+            },
+        };
+        if over {
+            self.state = State::Over;
+        } else if let State::Open(traffic) = std::mem::replace(&mut self.state, State::Over) {
+            outcome.comms_failed += 1;
+            outcome.messages += traffic.messages();
+            self.state = State::Failed(Box::new(traffic.abandon()));
+        }
+    }
+}
+
+/// A way between two hosts with up to `trouble` of each kind.
+fn link(random: &mut Random, trouble: u32) -> Link {
+    let mut some = |end: u64| random.below(end + 1);
+    let trouble = u64::from(trouble);
+    Link {
+        delay_ns: some(20_000),
+        jitter_ns: some(5_000),
+        loss_ppm: some(trouble) as u32,
+        duplicate_ppm: some(trouble) as u32,
+        reorder_ppm: some(trouble) as u32,
+        reorder_ns: some(50_000),
+        corrupt_ppm: some(trouble) as u32,
+    }
+}

@@ -1,0 +1,250 @@
+//! Wires: what happens to packets between devices.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr};
+
+use invar_linux::soft::{Train, TransmitSink};
+
+use super::random::Random;
+
+/// How packets fare on one way between two hosts. Chances are in a million.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Link {
+    /// From one host to the other.
+    pub delay_ns: u64,
+    /// Up to this much more, differently for each; packets stay in order.
+    pub jitter_ns: u64,
+    /// Never arrives.
+    pub loss_ppm: u32,
+    /// Arrives twice.
+    pub duplicate_ppm: u32,
+    /// Is overtaken by those behind it.
+    pub reorder_ppm: u32,
+    /// By those of up to this much time.
+    pub reorder_ns: u64,
+    /// Arrives with one to three bits changed.
+    pub corrupt_ppm: u32,
+}
+
+/// What became of packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each is a count of packets to which that happened")]
+pub struct WireCounters {
+    pub sent: u64,
+    pub lost: u64,
+    pub duplicated: u64,
+    pub reordered: u64,
+    pub corrupted: u64,
+    /// A port was down.
+    pub cut: u64,
+    /// A slow receiver had no room.
+    pub overflowed: u64,
+}
+
+impl WireCounters {
+    /// Adds those of another network.
+    pub fn add(&mut self, other: &WireCounters) {
+        let WireCounters { sent, lost, duplicated, reordered, corrupted, cut, overflowed } = other;
+        self.sent += sent;
+        self.lost += lost;
+        self.duplicated += duplicated;
+        self.reordered += reordered;
+        self.corrupted += corrupted;
+        self.cut += cut;
+        self.overflowed += overflowed;
+    }
+}
+
+/// A packet on its way.
+pub(super) struct Arrival {
+    pub(super) from: SocketAddr,
+    pub(super) to: usize,
+    pub(super) bytes: Vec<u8>,
+    /// Whether it has waited for a slow receiver.
+    pub(super) served: bool,
+}
+
+pub(super) struct Wire {
+    pub(super) random: Random,
+    pub(super) trace: u64,
+    pub(super) counters: WireCounters,
+    hosts: HashMap<IpAddr, usize>,
+    ports: Vec<Port>,
+    links: HashMap<(usize, usize), Way>,
+    /// By time, and among equals by order of sending.
+    on_the_way: BTreeMap<(u64, u64), Arrival>,
+    order: u64,
+}
+
+struct Port {
+    ip: IpAddr,
+    up: bool,
+}
+
+#[derive(Default)]
+struct Way {
+    link: Link,
+    /// When the last packet that was not held back arrives.
+    last_ns: u64,
+}
+
+/// What the trace tells apart.
+#[derive(Clone, Copy)]
+enum Fate {
+    Sent = 1,
+    Lost,
+    Duplicated,
+    Reordered,
+    Corrupted,
+    Cut,
+    Overflowed,
+    Arrived,
+}
+
+impl Wire {
+    pub(super) fn new(seed: u64) -> Self {
+        Wire {
+            random: Random::new(seed),
+            // FNV-1a.
+            trace: 0xcbf2_9ce4_8422_2325,
+            counters: WireCounters::default(),
+            hosts: HashMap::new(),
+            ports: Vec::new(),
+            links: HashMap::new(),
+            on_the_way: BTreeMap::new(),
+            order: 0,
+        }
+    }
+
+    pub(super) fn add_host(&mut self, ip: IpAddr) {
+        self.hosts.insert(ip, self.ports.len());
+        self.ports.push(Port { ip, up: true });
+    }
+
+    pub(super) fn set_link(&mut self, from: usize, to: usize, link: Link) {
+        self.links.entry((from, to)).or_default().link = link;
+    }
+
+    pub(super) fn set_up(&mut self, host: usize, up: bool) {
+        self.ports[host].up = up;
+    }
+
+    pub(super) fn is_up(&self, host: usize) -> bool {
+        self.ports[host].up
+    }
+
+    pub(super) fn next_ns(&self) -> Option<u64> {
+        self.on_the_way.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// A packet that arrives at a port that is up.
+    pub(super) fn pop_due(&mut self, now_ns: u64) -> Option<Arrival> {
+        while self.next_ns()? <= now_ns {
+            let (_, arrival) = self.on_the_way.pop_first()?;
+            if self.ports[arrival.to].up {
+                self.note(now_ns, Fate::Arrived, &arrival.bytes);
+                return Some(arrival);
+            }
+            self.counters.cut += 1;
+            self.note(now_ns, Fate::Cut, &arrival.bytes);
+        }
+        None
+    }
+
+    /// Keeps a packet for a receiver that is busy until then.
+    pub(super) fn wait(&mut self, until_ns: u64, arrival: Arrival) {
+        self.put(until_ns, Arrival { served: true, ..arrival });
+    }
+
+    /// Drops a packet for which a receiver has no room.
+    pub(super) fn overflow(&mut self, arrival: &Arrival) {
+        self.counters.overflowed += 1;
+        self.note(0, Fate::Overflowed, &arrival.bytes);
+    }
+
+    fn put(&mut self, at: u64, arrival: Arrival) {
+        self.order += 1;
+        self.on_the_way.insert((at, self.order), arrival);
+    }
+
+    fn send(&mut self, now_ns: u64, from: (usize, u16), to: IpAddr, bytes: &[u8]) {
+        self.counters.sent += 1;
+        self.note(now_ns, Fate::Sent, bytes);
+        let Some(&to) = self.hosts.get(&to) else { return };
+        if !self.ports[from.0].up {
+            self.counters.cut += 1;
+            self.note(now_ns, Fate::Cut, bytes);
+            return;
+        }
+        let Way { link, last_ns } = *self.links.entry((from.0, to)).or_default();
+        if self.random.chance(link.loss_ppm) {
+            self.counters.lost += 1;
+            self.note(now_ns, Fate::Lost, bytes);
+            return;
+        }
+        let mut copies = 1;
+        if self.random.chance(link.duplicate_ppm) {
+            self.counters.duplicated += 1;
+            self.note(now_ns, Fate::Duplicated, bytes);
+            copies = 2;
+        }
+        for _ in 0..copies {
+            let mut at = now_ns + link.delay_ns + self.random.below(link.jitter_ns);
+            if self.random.chance(link.reorder_ppm) {
+                at += self.random.below(link.reorder_ns);
+                self.counters.reordered += 1;
+                self.note(now_ns, Fate::Reordered, bytes);
+            } else {
+                at = at.max(last_ns);
+                self.links.entry((from.0, to)).or_default().last_ns = at;
+            }
+            let mut bytes = bytes.to_vec();
+            if self.random.chance(link.corrupt_ppm) {
+                self.corrupt(now_ns, &mut bytes);
+            }
+            let from = SocketAddr::new(self.ports[from.0].ip, from.1);
+            self.put(at, Arrival { from, to, bytes, served: false });
+        }
+    }
+
+    /// So few bits that no packet's CRC can miss them.
+    fn corrupt(&mut self, now_ns: u64, bytes: &mut [u8]) {
+        self.counters.corrupted += 1;
+        self.note(now_ns, Fate::Corrupted, bytes);
+        for _ in 0..=self.random.below(3) {
+            let bit = self.random.below(8 * bytes.len() as u64) as usize;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+
+    /// Adds to the digest what the seed decides. Of a packet that is its base transport header and
+    /// its length: further behind are addresses of this process's memory.
+    fn note(&mut self, now_ns: u64, fate: Fate, bytes: &[u8]) {
+        let header = bytes.iter().take(12).copied();
+        let numbers = [now_ns, fate as u64, bytes.len() as u64];
+        for byte in numbers.into_iter().flat_map(u64::to_le_bytes).chain(header) {
+            self.trace = (self.trace ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+}
+
+/// The wires as one host sees them.
+pub(super) struct Outgoing<'a> {
+    pub(super) from: usize,
+    pub(super) now_ns: u64,
+    pub(super) wire: &'a mut Wire,
+}
+
+impl TransmitSink for Outgoing<'_> {
+    fn ip_id(&self, _: usize, index: usize) -> u16 {
+        index as u16
+    }
+
+    fn send(&mut self, train: Train<'_>) -> usize {
+        let from = (self.from, 0xc000 + train.source as u16);
+        for bytes in train.datagrams() {
+            self.wire.send(self.now_ns, from, train.to.ip(), bytes);
+        }
+        train.datagrams().len()
+    }
+}
