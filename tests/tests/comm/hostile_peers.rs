@@ -3,8 +3,9 @@
 use invar_core::comm::{RecvBuf, RecvComm, SendBuf, SendComm};
 use invar_core::conn::{Acceptor, Connector, Settings, Stream, Wire};
 use invar_core::error::{Error, Fault};
-use invar_core::nic::{Nic, Sge, Wc, WcOpcode, WcStatus};
+use invar_core::nic::{Nic, QpCap, SendOpcode, SendWr, Sge, Wc, WcOpcode, WcStatus};
 use invar_testkit::duo::{self, Buffer, Duo};
+use invar_testkit::end::{End, Link};
 use invar_testkit::null::NullNic;
 use invar_testkit::pipe::Pipe;
 use proptest::prelude::*;
@@ -116,6 +117,31 @@ fn more_bytes_than_were_asked_for_are_an_overrun() {
     assert_eq!(recv.test(&received).err(), Some(overrun));
     assert_eq!(overrun.fault(), Fault::Peer);
     assert_eq!(recv.irecv(&[room]), Err(overrun), "it stays");
+}
+
+#[test]
+fn sizes_of_a_group_beyond_what_was_asked_for_are_an_overrun() {
+    let nics: [NullNic; 2] = NullNic::ports();
+    let [a, b] = &nics.map(Meddler::new);
+    let mut duo = duo::connect([a, b], [Settings::default(); 2], || {}).expect("a connection");
+    let to = Buffer::new(b, &duo.recv_pd, 64);
+    let room = |tag| RecvBuf { addr: to.addr(0), len: 10, tag, rkey: to.rkey() };
+    let received = duo.recv.irecv(&[room(0), room(1)]).expect("irecv").expect("a request");
+    for tag in [0, 1] {
+        let _ = duo.send.isend(&SendBuf::default(), tag).expect("isend").expect("a request");
+    }
+    // The sender's last request went to where the sizes come in: another of its kind follows.
+    let (_, sizes) = *a.plan.posted.borrow().last().expect("a request");
+    let cap = QpCap { max_send_wr: 1, max_recv_wr: 1, max_inline_data: 0 };
+    let ends = [(a, duo.send_pd), (b, duo.recv_pd)].map(|(nic, pd)| End::with(nic, pd, &cap, 8, 8));
+    ends[0].connect(&ends[1], &Link::default());
+    ends[1].connect(&ends[0], &Link::default());
+    ends[0].buffer.write(0, &[10u32.to_le_bytes(), 11u32.to_le_bytes()].concat());
+    let write = ends[0].work(SendOpcode::RdmaWrite, 8, &ends[1]);
+    ends[0].post(&SendWr { remote_addr: sizes.remote_addr, rkey: sizes.rkey, ..write });
+    assert_eq!(ends[0].wait().status, WcStatus::SUCCESS);
+    let overrun = Error::Overrun { got: 11, posted: 10 };
+    assert_eq!(duo.recv.test(&received), Err(overrun));
 }
 
 #[test]
