@@ -8,6 +8,7 @@ mod handshake_interleavings;
 mod hostile_peers;
 mod meddler;
 mod nccl_wire;
+mod queue_pairs;
 mod raw_peer;
 mod requests;
 mod rig;

@@ -14,6 +14,9 @@ use invar_testkit::null::{NullCq, NullMr, NullNic, NullQp};
 pub(crate) struct Plan {
     /// Every work request posted, with its queue pair.
     pub(crate) posted: RefCell<Vec<(u32, SendWr)>>,
+    /// Every move of a queue pair, and what queue pairs were created for.
+    pub(crate) moves: RefCell<Vec<QpTransition>>,
+    pub(crate) caps: RefCell<Vec<QpCap>>,
     /// Completions that polls give before those that are true.
     pub(crate) made_up: RefCell<Vec<Wc>>,
     /// The verb that fails.
@@ -79,6 +82,7 @@ impl Nic for Meddler {
 
     fn create_qp(&self, pd: &usize, cq: &NullCq, cap: &QpCap) -> Result<NullQp, NicError> {
         self.check(Verb::CreateQp)?;
+        self.plan.caps.borrow_mut().push(*cap);
         self.nic.create_qp(pd, cq, cap)
     }
 
@@ -88,6 +92,7 @@ impl Nic for Meddler {
 
     fn modify_qp(&self, qp: &NullQp, transition: &QpTransition) -> Result<(), NicError> {
         self.check(Verb::ModifyQp)?;
+        self.plan.moves.borrow_mut().push(*transition);
         self.nic.modify_qp(qp, transition)
     }
 

@@ -1,0 +1,162 @@
+//! Queue pairs are created and moved with the attributes that NCCL gives them, over the smaller
+//! MTU of both ends.
+
+use std::rc::Rc;
+
+use invar_core::conn::wire::{MESSAGE_BYTES_MAX, PREFACE_BYTES};
+use invar_core::conn::{Acceptor, Connector, Settings, Stream, Wire};
+use invar_core::nic::{
+    Access, AddressVector, LinkLayer, Mtu, Nic, PortAttr, QpCap, QpOptions, QpTransition, RtrAttr,
+    RtsAttr,
+};
+use invar_testkit::duo;
+use invar_testkit::null::NullNic;
+use invar_testkit::pipe::Pipe;
+
+use crate::meddler::{Meddler, Plan};
+
+/// Two NICs whose ports are as `change` makes them.
+fn nics(change: impl Fn(usize, &mut PortAttr)) -> [Meddler; 2] {
+    let nics: [NullNic; 2] = NullNic::ports();
+    let mut i = 0;
+    nics.map(|nic| {
+        let mut port = nic.query_port().expect("a port");
+        change(i, &mut port);
+        i += 1;
+        let nic = Meddler::new(nic);
+        nic.plan.port.set(Some(port));
+        nic
+    })
+}
+
+/// The attributes with which queue pairs became ready to receive.
+fn rtr(plan: &Plan) -> Vec<RtrAttr> {
+    let of = |to: &QpTransition| match to {
+        QpTransition::Rtr(attr) => Some(*attr),
+        _ => None,
+    };
+    plan.moves.borrow().iter().filter_map(of).collect()
+}
+
+#[test]
+fn attributes_are_those_of_nccl() {
+    let settings = Settings {
+        qps: 2,
+        fifo_depth: 32,
+        pkey_index: 3,
+        sl: 5,
+        traffic_class: 106,
+        timeout: 18,
+        retry_cnt: 6,
+        use_inline: true,
+        ..Settings::default()
+    };
+    let nics = nics(|i, port| port.gid_index = i as u8 + 3);
+    let [a, b] = &nics;
+    let duo = duo::connect([a, b], [settings; 2], || {}).expect("a connection");
+    for (nic, gid_index) in nics.iter().zip([3, 4]) {
+        let caps = nic.plan.caps.take();
+        let cap = QpCap { max_send_wr: 64, max_recv_wr: 32, max_inline_data: 32 };
+        assert_eq!(caps, [cap; 2], "sends: twice the requests; receives: the requests");
+
+        let moves = nic.plan.moves.take();
+        let init = QpTransition::Init { pkey_index: 3, port_num: 1, access: Access::REMOTE_WRITE };
+        assert_eq!(moves[..2], [init; 2]);
+        let rts = QpTransition::Rts(RtsAttr {
+            timeout: 18,
+            retry_cnt: 6,
+            rnr_retry: 7,
+            sq_psn: 0,
+            max_rd_atomic: 1,
+        });
+        assert_eq!([moves[3], moves[5]], [rts; 2]);
+        let QpTransition::Rtr(attr) = moves[2] else { panic!("{moves:?}") };
+        let ah = AddressVector {
+            is_global: true,
+            dgid: attr.ah.dgid,
+            sgid_index: gid_index,
+            hop_limit: 255,
+            traffic_class: 106,
+            dlid: 0,
+            sl: 5,
+            port_num: 1,
+            udp_port: 0,
+        };
+        let rtr = RtrAttr {
+            path_mtu: Mtu::Mtu4096,
+            dest_qp_num: attr.dest_qp_num,
+            rq_psn: 0,
+            max_dest_rd_atomic: 1,
+            min_rnr_timer: 12,
+            ah,
+            options: QpOptions::empty(),
+        };
+        assert_eq!(attr, rtr);
+    }
+    let ends = duo.send.ends();
+    assert_eq!(ends.peer_gid, b.query_port().expect("a port").gid);
+}
+
+#[test]
+fn an_infiniband_port_names_its_peer_by_lid() {
+    let nics = nics(|i, port| (port.link_layer, port.lid) = (LinkLayer::Infiniband, i as u16 + 70));
+    let [a, b] = &nics;
+    let _duo = duo::connect([a, b], [Settings::default(); 2], || {}).expect("a connection");
+    for (nic, dlid) in nics.iter().zip([71, 70]) {
+        let [attr] = rtr(&nic.plan)[..] else { panic!("one queue pair") };
+        assert_eq!((attr.ah.is_global, attr.ah.dlid), (false, dlid));
+    }
+}
+
+#[test]
+fn the_smaller_mtu_of_both_ends_is_used() {
+    for wire in [Wire::Invar, Wire::Nccl214] {
+        for mtus in [[Mtu::Mtu4096, Mtu::Mtu1024], [Mtu::Mtu512, Mtu::Mtu2048]] {
+            let nics = nics(|i, port| port.active_mtu = mtus[i]);
+            let [a, b] = &nics;
+            let settings = Settings { wire, ..Settings::default() };
+            let mut duo = duo::connect([a, b], [settings; 2], || {}).expect("a connection");
+            assert_eq!(duo.send.isend(&Default::default(), 0), Ok(None));
+            for nic in &nics {
+                let [attr] = rtr(&nic.plan)[..] else { panic!("one queue pair") };
+                assert_eq!(attr.path_mtu, mtus[0].min(mtus[1]));
+            }
+        }
+    }
+}
+
+#[test]
+fn an_acceptor_that_answers_with_a_larger_mtu_is_not_followed() {
+    let nics = nics(|_, port| port.active_mtu = Mtu::Mtu1024);
+    let [a, b] = nics.map(|nic| (Rc::clone(&nic.plan), nic));
+    let [(here, mut here_far), (there, mut there_far)] = [Pipe::pair(), Pipe::pair()];
+    let settings = Settings::default();
+    let mut connector = Connector::new(a.1, 1, here, settings, 0);
+    let mut acceptor = Acceptor::new(b.1, 2, there, settings, 0);
+    // A man in the middle, who changes the answer.
+    let mut message = [0; MESSAGE_BYTES_MAX];
+    assert!(connector.poll(0).expect("no error").is_none());
+    assert_eq!(here_far.recv(&mut message), Ok(MESSAGE_BYTES_MAX));
+    assert_eq!(there_far.send(&message), Ok(MESSAGE_BYTES_MAX));
+    assert!(acceptor.poll(0).expect("no error").is_none());
+    assert_eq!(there_far.recv(&mut message), Ok(MESSAGE_BYTES_MAX));
+    message[PREFACE_BYTES + 536] = Mtu::Mtu4096 as u8;
+    assert_eq!(here_far.send(&message), Ok(MESSAGE_BYTES_MAX));
+    assert!(connector.poll(0).expect("no error").is_some());
+    assert_eq!(rtr(&a.0).iter().map(|attr| attr.path_mtu).collect::<Vec<_>>(), [Mtu::Mtu1024]);
+}
+
+#[test]
+fn what_one_end_alone_can_do_is_not_used() {
+    let both = QpOptions::all();
+    for (ours, theirs) in [(both, QpOptions::empty()), (QpOptions::ADAPTIVE_ROUTING, both)] {
+        let nics = nics(|i, port| port.options = [ours, theirs][i]);
+        let [a, b] = &nics;
+        let settings = Settings { options: both, ..Settings::default() };
+        let _duo = duo::connect([a, b], [settings; 2], || {}).expect("a connection");
+        for nic in &nics {
+            let [attr] = rtr(&nic.plan)[..] else { panic!("one queue pair") };
+            assert_eq!(attr.options, ours & theirs);
+        }
+    }
+}
