@@ -104,6 +104,23 @@ fn above_the_adaptive_routing_threshold_the_immediate_goes_apart() {
 }
 
 #[test]
+fn the_sizes_of_a_group_are_written_once_whatever_the_number_of_queue_pairs() {
+    for (wire, written) in [(Wire::Invar, 1), (Wire::Nccl214, 0)] {
+        let mut line = Line::new(Settings { wire, qps: 4, ..Settings::default() });
+        let room = |tag| RecvBuf { addr: line.to.addr(0), len: 8, tag, rkey: line.to.rkey() };
+        let received = line.duo.recv.irecv(&[room(0), room(1)]).expect("irecv").expect("a request");
+        line.plans[0].posted.borrow_mut().clear();
+        for tag in [0, 1] {
+            let _ = line.duo.send.isend(&SendBuf::default(), tag).expect("isend").expect("one");
+        }
+        let posted = line.plans[0].posted.take();
+        assert_eq!(posted.len(), 4, "an immediate on each queue pair");
+        assert_eq!(posted.iter().filter(|(_, wr)| wr.sge.length > 0).count(), written);
+        assert_eq!(line.duo.recv.test(&received), Ok(Some(&[0, 0][..])));
+    }
+}
+
+#[test]
 fn one_slot_write_in_each_turn_of_the_fifo_asks_for_a_completion() {
     let mut line = Line::new(Settings { fifo_depth: 4, use_inline: true, ..Settings::default() });
     for _ in 0..12 {
