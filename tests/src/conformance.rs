@@ -1,7 +1,8 @@
 //! What a NIC must do for Invar to run on it, as one call for whoever ports one.
 //!
 //! ```
-//! use invar_testkit::conformance::{Testbed, nic_conformance};
+//! use invar_testkit::conformance::Testbed;
+//! use invar_testkit::nic_conformance;
 //! use invar_testkit::null::NullNic;
 //!
 //! nic_conformance(|| Testbed { ports: NullNic::ports(), pass: Box::new(|_| {}) });

@@ -8,3 +8,5 @@ pub mod null;
 pub mod pcap;
 pub mod pipe;
 pub mod sim;
+
+pub use conformance::nic_conformance;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use invar_core::nic::Mtu;
 use invar_core::roce::qp::Tuning;
 use invar_linux::soft::{SoftConfig, SoftNic};
-use invar_testkit::conformance::{Testbed, nic_conformance};
+use invar_testkit::conformance::Testbed;
+use invar_testkit::nic_conformance;
 use invar_testkit::null::NullNic;
 use invar_testkit::sim::World;
 
