@@ -4,6 +4,7 @@ mod callgrind;
 mod perf;
 mod protocol;
 mod tcp;
+mod udp;
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;

@@ -1,4 +1,4 @@
-//! Throughput of `invar perf` over loopback, and of bare TCP between its runs.
+//! Throughput of `invar perf` over loopback, and of bare TCP and UDP between its runs.
 
 use std::fs;
 use std::path::Path;
@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::Args;
 use super::tcp::{self, Wait};
+use super::udp;
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 
@@ -30,10 +31,11 @@ pub(super) struct Contender {
     run: fn(&Shell, &Path, usize) -> Result<f64>,
 }
 
-/// `soft` is `invar perf` over the software NIC.
-pub(super) const CONTENDERS: [Contender; 3] = [
+/// `soft` is `invar perf` on a host without RDMA hardware: the software NIC.
+pub(super) const CONTENDERS: [Contender; 4] = [
     Contender { name: "tcp-blocking", run: |_, _, size| tcp(size, Wait::Block) },
     Contender { name: "tcp-polled", run: |_, _, size| tcp(size, Wait::Poll) },
+    Contender { name: "udp-gso", run: |_, _, _| udp() },
     Contender { name: "soft", run: invar_perf },
 ];
 
@@ -94,10 +96,14 @@ fn tcp(size: usize, wait: Wait) -> Result<f64> {
     Ok((count(size) * size) as f64 * 8e-9 / seconds)
 }
 
+fn udp() -> Result<f64> {
+    Ok(RUN_BYTES as f64 * 8e-9 / udp::seconds(RUN_BYTES)?)
+}
+
 fn invar_perf(shell: &Shell, target_dir: &Path, size: usize) -> Result<f64> {
     let json = target_dir.join("perf.json");
     let mut perf = shell.program(&target_dir.join("release/invar"));
-    perf.args(["perf", "--nic", "soft", "--window", &WINDOW.to_string()]);
+    perf.args(["perf", "--window", &WINDOW.to_string()]);
     perf.args(["-b", &size.to_string(), "-e", &size.to_string(), "-n", &count(size).to_string()]);
     perf.arg("--json").arg(&json);
     shell.capture(perf)?;

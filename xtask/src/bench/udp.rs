@@ -1,0 +1,99 @@
+//! Bare UDP over loopback with segmentation offload, as the software NIC sends: what the kernel
+//! leaves to whoever builds on it.
+
+use std::net::{Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use invar_linux::memory::Gather;
+use invar_linux::udp::{RxBatch, RxSocket, TxSocket};
+
+/// A full RoCEv2 packet of path MTU 4096: BTH, payload, ICRC.
+const DATAGRAM_BYTES: usize = 12 + 4096 + 4;
+/// Datagrams a system call.
+const TRAIN: usize = 15;
+/// Trains that the receiver takes by one call.
+const BATCH_TRAINS: usize = 8;
+/// Not yet received; well within a receive buffer of 16 MiB.
+const IN_FLIGHT_BYTES: u64 = 1 << 20;
+/// Without a byte received.
+const STALL: Duration = Duration::from_secs(5);
+
+/// Seconds to move at least `bytes` from one thread to another.
+pub(super) fn seconds(bytes: usize) -> Result<f64> {
+    let loopback = SocketAddr::from((Ipv6Addr::LOCALHOST, 0));
+    let rx = RxSocket::bind(loopback)?;
+    let tx = TxSocket::bind(loopback)?;
+    let to = rx.local_addr()?;
+    let received = AtomicU64::new(0);
+    let bytes = bytes as u64;
+    let begin = Instant::now();
+    thread::scope(|scope| {
+        let receiver = scope.spawn(|| receive(&rx, bytes, &received));
+        let sent = send(&tx, to, bytes, &received);
+        receiver.join().expect("the receiver does not panic").and(sent)
+    })?;
+    Ok(begin.elapsed().as_secs_f64())
+}
+
+fn send(tx: &TxSocket, to: SocketAddr, bytes: u64, received: &AtomicU64) -> Result<()> {
+    let train = vec![0x5a; TRAIN * DATAGRAM_BYTES];
+    let mut sent = 0;
+    let mut patience = Patience::default();
+    while sent < bytes {
+        let there = received.load(Ordering::Relaxed);
+        patience.check(there)?;
+        if sent - there < IN_FLIGHT_BYTES {
+            let datagrams = tx.send_segments(to, &[Gather::bytes(&train)], DATAGRAM_BYTES)?;
+            sent += (datagrams * DATAGRAM_BYTES) as u64;
+        }
+    }
+    Ok(())
+}
+
+fn receive(rx: &RxSocket, bytes: u64, received: &AtomicU64) -> Result<()> {
+    let mut batch = RxBatch::new(BATCH_TRAINS);
+    let mut patience = Patience::default();
+    let mut total = 0;
+    while total < bytes {
+        if rx.recv_batch(&mut batch)? > 0 {
+            total += batch.datagrams().map(|datagram| datagram.bytes.len() as u64).sum::<u64>();
+            received.store(total, Ordering::Relaxed);
+        }
+        patience.check(total)?;
+    }
+    Ok(())
+}
+
+/// Gives up where nothing moves any more: a datagram was lost.
+#[derive(Default)]
+struct Patience {
+    calls: u32,
+    seen: Option<(u64, Instant)>,
+}
+
+impl Patience {
+    fn check(&mut self, now_at: u64) -> Result<()> {
+        self.calls = self.calls.wrapping_add(1);
+        if !self.calls.is_multiple_of(4096) {
+            return Ok(());
+        }
+        match self.seen {
+            Some((at, since)) if at == now_at => {
+                ensure!(since.elapsed() < STALL, "nothing received for {STALL:?}: a lost datagram");
+            }
+            _ => self.seen = Some((now_at, Instant::now())),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn all_bytes_arrive() {
+        assert!(super::seconds(4 << 20).unwrap() > 0.0);
+    }
+}
