@@ -96,75 +96,95 @@ impl Slot {
     }
 }
 
-/// The four words of a slot; `None` where the memory ends before.
-#[inline]
-fn slot_words(words: &[AtomicU64], row: usize, slot: usize) -> Option<&[AtomicU64; SLOT_WORDS]> {
-    words.as_chunks().0.get(row * RECVS_MAX + slot)
-}
+/// A row of slots in memory.
+pub(crate) struct Row<'a>(&'a [[AtomicU64; SLOT_WORDS]; RECVS_MAX]);
 
-/// The first three words of a slot, each read once, if it belongs to receive number `idx`.
-#[inline]
-pub(crate) fn load(words: &[AtomicU64], row: usize, slot: usize, idx: u64) -> Option<SlotWords> {
-    let w = slot_words(words, row, slot)?;
-    if u64::from_le(w[3].load(Ordering::Acquire)) != idx {
-        return None;
-    }
-    let word = |i: usize| u64::from_le(w[i].load(Ordering::Relaxed));
-    Some(SlotWords { addr: word(0), size_rkey: word(1), nreqs_tag: word(2) })
-}
-
-/// A slot as words, so that what is common is judged in one comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SlotWords {
-    pub(crate) addr: u64,
-    size_rkey: u64,
-    nreqs_tag: u64,
-}
-
-impl SlotWords {
-    /// Whether the slot is a row of its own with this tag.
-    #[inline]
-    pub(crate) fn is_single(&self, tag: u32) -> bool {
-        self.nreqs_tag == 1 | u64::from(tag) << 32
+impl<'a> Row<'a> {
+    /// Row number `row`; `None` where the memory ends before.
+    #[inline(always)]
+    pub(crate) fn of(words: &'a [AtomicU64], row: usize) -> Option<Self> {
+        words.as_chunks().0.as_chunks().0.get(row).map(Row)
     }
 
-    #[inline]
-    pub(crate) fn size(&self) -> i32 {
-        self.size_rkey as i32
+    /// A slot, if it belongs to receive number `idx`.
+    #[inline(always)]
+    pub(crate) fn load(&self, slot: usize, idx: u64) -> Option<SlotWords<'a>> {
+        let words = self.0.get(slot)?;
+        (u64::from_le(words[3].load(Ordering::Acquire)) == idx).then_some(SlotWords(words))
     }
 
-    #[inline]
-    pub(crate) fn rkey(&self) -> u32 {
-        (self.size_rkey >> 32) as u32
-    }
-
-    #[inline]
-    pub(crate) fn nreqs(&self) -> u32 {
-        self.nreqs_tag as u32
-    }
-
-    #[inline]
-    pub(crate) fn tag(&self) -> u32 {
-        (self.nreqs_tag >> 32) as u32
-    }
-
-    /// All of it, of receive number `idx`.
-    pub(crate) fn slot(&self, idx: u64) -> Slot {
-        let (size, rkey, nreqs, tag) = (self.size(), self.rkey(), self.nreqs(), self.tag());
-        Slot { addr: self.addr, size, rkey, nreqs, tag, idx }
-    }
-}
-
-/// Fills a slot of the receiver's shadow.
-#[inline]
-pub(crate) fn store(words: &[AtomicU64], row: usize, slot: usize, value: &Slot) {
-    if let Some(w) = slot_words(words, row, slot) {
+    /// Fills a slot of the receiver's shadow.
+    #[inline(always)]
+    pub(crate) fn store(&self, slot: usize, value: &Slot) {
+        let Some(w) = self.0.get(slot) else { return };
         w[0].store(value.addr.to_le(), Ordering::Relaxed);
         let size_rkey = u64::from(value.size as u32) | u64::from(value.rkey) << 32;
         w[1].store(size_rkey.to_le(), Ordering::Relaxed);
         let nreqs_tag = u64::from(value.nreqs) | u64::from(value.tag) << 32;
         w[2].store(nreqs_tag.to_le(), Ordering::Relaxed);
         w[3].store(value.idx.to_le(), Ordering::Release);
+    }
+}
+
+/// A slot that is there, in memory that the peer may change again: read each word once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotWords<'a>(&'a [AtomicU64; SLOT_WORDS]);
+
+impl SlotWords<'_> {
+    #[inline(always)]
+    fn word(&self, i: usize) -> u64 {
+        u64::from_le(self.0[i].load(Ordering::Relaxed))
+    }
+
+    /// Whether the slot is a row of its own with this tag: one comparison.
+    #[inline(always)]
+    pub(crate) fn is_single(&self, tag: u32) -> bool {
+        self.word(2) == 1 | u64::from(tag) << 32
+    }
+
+    /// Buffers in this row, and tag.
+    #[inline(always)]
+    pub(crate) fn nreqs_tag(&self) -> (u32, u32) {
+        let word = self.word(2);
+        (word as u32, (word >> 32) as u32)
+    }
+
+    /// Where to send to.
+    #[inline(always)]
+    pub(crate) fn room(&self) -> Room {
+        let word = self.word(1);
+        Room { size: word as i32, rkey: (word >> 32) as u32, addr: self.word(0) }
+    }
+}
+
+/// Memory that waits for data, as the peer says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    pub(crate) addr: u64,
+    pub(crate) size: i32,
+    pub(crate) rkey: u32,
+}
+
+impl Room {
+    /// Whether `len` bytes fit; into a negative size nothing does.
+    #[inline(always)]
+    pub(crate) fn holds(&self, len: u32) -> bool {
+        i64::from(len) <= i64::from(self.size)
+    }
+
+    /// The error is what no working receiver writes, and its value.
+    #[inline(always)]
+    pub(crate) fn check(&self) -> Result<(), (&'static str, u64)> {
+        if self.size < 0 {
+            return Err(("a negative size", u64::from(self.size as u32)));
+        }
+        if self.addr == 0 {
+            return Err(("address", self.addr));
+        }
+        if self.rkey == 0 {
+            return Err(("rkey", u64::from(self.rkey)));
+        }
+        Ok(())
     }
 }
 
@@ -182,18 +202,21 @@ mod tests {
     proptest! {
         #[test]
         fn a_stored_slot_reads_back_and_lies_as_on_the_wire(
-            addr: u64, size: i32, rkey: u32, nreqs in 0u32..10, tag: u32, idx: u64,
+            addr: u64, size: i32, rkey: u32, nreqs in 0u32..10, tag: u32, idx: u64, len: u32,
             row in 0..ROWS, slot in 0usize..RECVS_MAX,
         ) {
             let memory = words();
             let memory = &memory[..];
             let value = Slot { addr, size, rkey, nreqs, tag, idx };
-            store(memory, row, slot, &value);
-            let loaded = load(memory, row, slot, idx).map(|words| words.slot(idx));
-            prop_assert_eq!(loaded, Some(value));
-            let single = load(memory, row, slot, idx).is_some_and(|words| words.is_single(tag));
-            prop_assert_eq!(single, nreqs == 1);
-            prop_assert_eq!(load(memory, row, slot, idx.wrapping_add(1)), None);
+            let there = Row::of(memory, row).unwrap();
+            there.store(slot, &value);
+            let loaded = there.load(slot, idx).unwrap();
+            prop_assert_eq!(loaded.room(), Room { addr, size, rkey });
+            prop_assert_eq!(loaded.nreqs_tag(), (nreqs, tag));
+            prop_assert_eq!(loaded.is_single(tag), nreqs == 1);
+            prop_assert!(!loaded.is_single(tag.wrapping_add(1)));
+            prop_assert!(there.load(slot, idx.wrapping_add(1)).is_none());
+            prop_assert_eq!(loaded.room().holds(len), i64::from(len) <= i64::from(size));
             let mut bytes = [0u8; SLOT_BYTES];
             for (i, chunk) in bytes.chunks_exact_mut(8).enumerate() {
                 let w = memory[(row * RECVS_MAX + slot) * SLOT_WORDS + i].load(Ordering::Relaxed);
@@ -226,7 +249,8 @@ mod tests {
     #[test]
     fn a_row_beyond_the_memory_is_never_there() {
         let memory = words();
-        assert_eq!(load(&memory, ROWS, 0, 0), None);
-        store(&memory, ROWS, 0, &Slot::default());
+        assert!(Row::of(&memory, ROWS - 1).is_some());
+        assert!(Row::of(&memory, ROWS).is_none());
+        assert!(Row::of(&memory[1..], ROWS - 1).is_none());
     }
 }

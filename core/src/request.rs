@@ -1,10 +1,10 @@
 //! Requests: a fixed ring with take and give in constant time.
 //!
 //! NCCL scans its array for a free request (`net_ib.cc ncclIbGetRequest`). Transfers end much in
-//! the order in which they began, so here they are taken in a ring: request number `n` lives at
-//! index `n` modulo 256, which is what `wr_id` carries, and may begin once request `n` minus the
-//! capacity is over. Whoever leaves one untested finds no free request once the ring has come
-//! around.
+//! the order in which they began, so here they are taken in a ring: a request lives at the index
+//! that is the low byte of its token, which is what `wr_id` carries, and may begin once the one
+//! that lived there before is over. Whoever leaves one untested finds no free request once the
+//! ring has come around.
 
 use crate::fifo::DEPTH_MAX;
 
@@ -24,147 +24,142 @@ impl Request {
         self.0 as u8 as usize
     }
 
-    /// The token of send, or receive, number `number`.
-    #[inline(always)]
-    pub(crate) const fn message(number: u64) -> Self {
-        Request(number as u32 & NUMBER)
-    }
-
-    /// The token of flush number `number`.
-    pub(crate) const fn flush(number: u64) -> Self {
-        Request(number as u32 & NUMBER | FLUSH)
-    }
-
     /// As a plain number, for a caller that must pass it through a C interface.
+    #[inline(always)]
     pub const fn raw(&self) -> u32 {
         self.0
     }
 
     /// Back from [`Request::raw`]. Any other number is a request that no comm knows.
+    #[inline(always)]
     pub const fn from_raw(raw: u32) -> Self {
         Request(raw & (NUMBER | FLUSH))
     }
+
+    /// Tells a flush from receives, which are counted apart.
+    pub(crate) const fn of_flush(self) -> Self {
+        Request(self.0 | FLUSH)
+    }
 }
 
-/// Up to 256 requests of kind `T`.
+/// As many requests as the FIFO has rows, each with a `T` beside it.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Ring<T> {
     entries: [Entry<T>; DEPTH_MAX],
-    capacity: u32,
+    /// The number of the next request. Those whose low byte is no index of this ring are left out.
+    next: u32,
 }
 
-/// A request, live or free, in a cache line of its own.
+/// A request, live or free.
 #[derive(Debug)]
-#[repr(C, align(64))]
+#[repr(C)]
 pub(crate) struct Entry<T> {
-    /// The number of the request that lives here: bare while it awaits completions, with
-    /// [`DONE`] once it does not, with [`CUT`] when it never will be done; or [`FREE`]. One
-    /// comparison thus tells a test that has to wait from all others.
+    /// The token of the request that lives here, with [`CUT`] when it never will be done; or
+    /// [`FREE`], or [`BEYOND`].
     key: u32,
-    /// Completions still awaited.
-    events: u16,
-    /// Messages that end together under one `wr_id`, or buffers of a receive.
-    pub(crate) nreqs: u16,
+    /// Completions still awaited, negative where more came. Beside `key`, so that "done" is one
+    /// comparison of both.
+    awaited: i32,
     pub(crate) value: T,
 }
 
-const DONE: u32 = 1 << 31;
+const FREE: u32 = u32::MAX;
+/// Of the entries that a smaller ring does not use.
+const BEYOND: u32 = FREE - 1;
 const CUT: u32 = 1 << 30;
-const FREE: u32 = DONE | CUT;
-/// Tells flushes from receives, which are counted apart.
 const FLUSH: u32 = 1 << 29;
 /// Bits of a request's number.
 const NUMBER: u32 = FLUSH - 1;
 
 impl<T> Entry<T> {
+    /// Becomes `request`, which awaits `events` completions, at least one.
+    #[inline(always)]
+    pub(crate) fn arm(&mut self, request: &Request, events: u32) {
+        self.key = request.0;
+        self.awaited = events as i32;
+    }
+
     /// A completion came; says whether one was awaited.
     #[inline(always)]
     pub(crate) fn book(&mut self) -> bool {
-        let left = self.events.wrapping_sub(1);
-        self.events = left;
-        if left == 0 {
-            self.key |= DONE;
-        }
-        left != u16::MAX
+        self.awaited = self.awaited.wrapping_sub(1);
+        self.awaited >= 0
     }
 
-    /// Awaits one completion more than it was armed with.
-    pub(crate) fn await_one_more(&mut self) {
-        self.events += 1;
-    }
-
-    /// Becomes `request`, which awaits `events` completions, at least one.
+    /// Whether `token` lives here: it waits, or is done.
     #[inline(always)]
-    pub(crate) fn arm(&mut self, request: Request, events: u16, nreqs: u16) -> Request {
-        self.key = request.0;
-        self.events = events;
-        self.nreqs = nreqs;
-        request
+    pub(crate) fn is_live(&self, token: u32) -> bool {
+        self.key == token
+    }
+
+    /// Whether `token` lives here and is done.
+    #[inline(always)]
+    pub(crate) fn is_done(&self, token: u32) -> bool {
+        u64::from(self.key) | u64::from(self.awaited as u32) << 32 == u64::from(token)
+    }
+
+    /// Whether `token` lived here and will never be done.
+    pub(crate) fn is_cut_short(&self, token: u32) -> bool {
+        self.key == token | CUT
+    }
+
+    /// Ends the request that lives here.
+    #[inline(always)]
+    pub(crate) fn free(&mut self) {
+        self.key = FREE;
     }
 }
 
-impl<T: Copy + Default> Ring<T> {
-    /// `capacity` is at most 256.
-    pub(crate) fn new(capacity: usize) -> Self {
-        let entry = |_| Entry { key: FREE, events: 0, nreqs: 0, value: T::default() };
-        Ring { entries: core::array::from_fn(entry), capacity: capacity.min(DEPTH_MAX) as u32 }
+impl<T> Ring<T> {
+    /// `depth` is a power of two up to 256; `value` gives what stands at each index.
+    pub(crate) fn new(depth: usize, mut value: impl FnMut(u8) -> T) -> Self {
+        let key = |index| if index < depth { FREE } else { BEYOND };
+        let entry = |index| Entry { key: key(index), awaited: 0, value: value(index as u8) };
+        Ring { entries: core::array::from_fn(entry), next: 0 }
     }
 
-    /// The index and entry for request `number`, if it is free; the caller fills it in and arms
-    /// it.
+    /// The next request and its entry, if that is free; the caller arms it, and then goes on with
+    /// [`Ring::advance`].
     #[inline(always)]
-    pub(crate) fn take(&mut self, number: u64) -> Option<(u8, &mut Entry<T>)> {
-        // That the one before is over implies that all before that one are, so this one is free.
-        let before = (number as u32).wrapping_sub(self.capacity) as u8;
-        if self.entries[usize::from(before)].key != FREE {
-            return None;
+    pub(crate) fn next(&mut self) -> Option<(Request, &mut Entry<T>)> {
+        let token = self.next & NUMBER;
+        let entry = &mut self.entries[usize::from(token as u8)];
+        if entry.key == FREE { Some((Request(token), entry)) } else { None }
+    }
+
+    #[inline(always)]
+    pub(crate) fn advance(&mut self) {
+        self.next = self.next.wrapping_add(1);
+    }
+
+    /// Comes around at the end of a ring of less than 256; whether there was reason to, after
+    /// [`Ring::next`] gave nothing.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn come_around(&mut self) -> bool {
+        let is_end = self.at(self.next).key == BEYOND;
+        if is_end {
+            self.next = (self.next | 0xff).wrapping_add(1);
         }
-        let index = number as u8;
-        Some((index, &mut self.entries[usize::from(index)]))
+        is_end
     }
 
-    /// Whether `request` is live and awaits completions.
+    /// The entry of a token, or that `wr_id` names: at the index in its low byte.
     #[inline(always)]
-    pub(crate) fn is_waiting(&self, request: &Request) -> bool {
-        self.entries[request.index()].key == request.0
-    }
-
-    /// Gives back the request that `request` names if it is done; what it was can still be read.
-    #[inline(always)]
-    pub(crate) fn give(&mut self, request: &Request) -> Option<&mut Entry<T>> {
-        let entry = &mut self.entries[request.index()];
-        if entry.key != request.0 | DONE {
-            return None;
-        }
-        entry.key = FREE;
-        Some(entry)
-    }
-
-    /// Whether `request` is live but will never be done.
-    pub(crate) fn is_cut_short(&self, request: &Request) -> bool {
-        self.entries[request.index()].key == request.0 | CUT
-    }
-
-    /// The entry at `index`, as a completion's `wr_id` names it.
-    #[inline(always)]
-    pub(crate) fn at(&mut self, index: u8) -> &mut Entry<T> {
-        &mut self.entries[usize::from(index)]
-    }
-
-    /// The entry of `request`, whatever lives there.
-    pub(crate) fn of(&self, request: &Request) -> &Entry<T> {
-        &self.entries[request.index()]
+    pub(crate) fn at(&mut self, token: u32) -> &mut Entry<T> {
+        &mut self.entries[usize::from(token as u8)]
     }
 
     /// Completions will not come any more: what waits for one never will be done.
     pub(crate) fn cut_short(&mut self) {
-        let waiting = self.entries.iter_mut().filter(|entry| entry.key & FREE == 0);
-        waiting.for_each(|entry| entry.key |= CUT);
+        let live = self.entries.iter_mut().filter(|entry| entry.key < BEYOND);
+        live.filter(|entry| entry.awaited != 0).for_each(|entry| entry.key |= CUT);
     }
 
-    /// The live requests; linear, for reports.
-    pub(crate) fn live(&self) -> impl Iterator<Item = &T> {
-        self.entries.iter().filter(|entry| entry.key != FREE).map(|entry| &entry.value)
+    /// How many are live; linear, for reports.
+    pub(crate) fn live(&self) -> usize {
+        self.entries.iter().filter(|entry| entry.key < BEYOND).count()
     }
 }
 
@@ -176,85 +171,102 @@ mod tests {
     proptest! {
         #[test]
         fn ring_agrees_with_a_list_of_live_requests(
-            capacity in 1usize..=DEPTH_MAX,
+            depth_log2 in 0u32..=8,
+            laps in 0u32..3,
             operations in prop::collection::vec(any::<(u8, prop::sample::Index)>(), 0..400),
         ) {
-            let mut ring = Ring::<u32>::new(capacity);
-            let mut number = u64::from(NUMBER) - 100;
-            // Number, value, completions awaited.
-            let mut live: heapless::Vec<(u64, u32, u16), DEPTH_MAX> = heapless::Vec::new();
-            let mut dead: heapless::Vec<u64, 512> = heapless::Vec::new();
-            let request = Request::message;
-            for (step, (operation, which)) in operations.into_iter().enumerate() {
+            let depth = 1 << depth_log2;
+            let mut ring = Ring::<u32>::new(depth, u32::from);
+            // Near the end of the numbers, to come around.
+            ring.next = 0u32.wrapping_sub(256 * laps);
+            let mut count = 0;
+            // Token, place in the ring, completions awaited.
+            let mut live: heapless::Vec<(u32, usize, u16), DEPTH_MAX> = heapless::Vec::new();
+            let mut dead: heapless::Vec<u32, 512> = heapless::Vec::new();
+            for (operation, which) in operations {
                 match operation % 3 {
                     0 => {
-                        let around = |&(n, ..): &(u64, u32, u16)| n + capacity as u64 == number;
-                        let taken = ring.take(number).map(|(index, entry)| {
-                            entry.value = step as u32;
-                            (index, entry.arm(request(number), 2, 1))
+                        let place = count % depth;
+                        if ring.next().is_none() && ring.come_around() {
+                            prop_assert!(!ring.come_around());
+                        }
+                        let taken = ring.next().map(|(request, entry)| {
+                            entry.arm(&request, 2);
+                            (request, entry.value)
                         });
-                        prop_assert_eq!(taken.is_none(), live.iter().any(around));
-                        if let Some((index, token)) = taken {
-                            prop_assert_eq!(usize::from(index), number as usize % DEPTH_MAX);
-                            prop_assert_eq!(token, request(number));
-                            live.push((number, step as u32, 2)).unwrap();
-                            number += 1;
+                        let is_taken = live.iter().any(|&(_, there, _)| there == place);
+                        prop_assert_eq!(taken.is_none(), is_taken);
+                        if let Some((request, index)) = taken {
+                            prop_assert_eq!(index as usize, place);
+                            prop_assert_eq!(&Request::from_raw(request.raw()), &request);
+                            prop_assert!(!live.iter().any(|&(token, ..)| token == request.raw()));
+                            live.push((request.raw(), place, 2)).unwrap();
+                            ring.advance();
+                            count += 1;
                         }
                     }
                     1 if !live.is_empty() => {
                         let at = which.index(live.len());
-                        let (number, _, awaited) = &mut live[at];
+                        let (token, _, awaited) = &mut live[at];
                         if *awaited > 0 {
-                            prop_assert!(ring.at(*number as u8).book());
+                            prop_assert!(ring.at(*token).book());
                             *awaited -= 1;
                         }
                     }
                     2 if !live.is_empty() => {
                         let at = which.index(live.len());
-                        let (number, value, awaited) = live[at];
-                        let given = ring.give(&request(number)).map(|entry| entry.value);
-                        prop_assert_eq!(given, (awaited == 0).then_some(value));
+                        let (token, _, awaited) = live[at];
                         if awaited == 0 {
+                            ring.at(token).free();
                             live.swap_remove(at);
-                            dead.push(number).unwrap();
+                            dead.push(token).unwrap();
                         }
                     }
                     _ => {}
                 }
-                for &(number, _, awaited) in &live {
-                    prop_assert_eq!(ring.is_waiting(&request(number)), awaited > 0);
+                for &(token, _, awaited) in &live {
+                    prop_assert!(ring.at(token).is_live(token));
+                    prop_assert_eq!(ring.at(token).is_done(token), awaited == 0);
                 }
-                for &number in &dead {
-                    prop_assert!(!ring.is_waiting(&request(number)));
-                    prop_assert!(ring.give(&request(number)).is_none());
+                for &token in &dead {
+                    let again = live.iter().any(|&(live, ..)| live == token);
+                    prop_assert_eq!(ring.at(token).is_live(token), again);
                 }
-                prop_assert_eq!(ring.live().count(), live.len());
+                prop_assert_eq!(ring.live(), live.len());
             }
         }
 
         #[test]
-        fn no_made_up_token_is_live(raw: u32, taken in 0u64..8) {
-            let mut ring = Ring::<()>::new(8);
+        fn no_made_up_token_is_live(raw: u32, taken in 0usize..8) {
+            let mut ring = Ring::<()>::new(8, |_| ());
             let mut live: heapless::Vec<u32, 8> = heapless::Vec::new();
-            for number in 0..taken {
-                live.push(ring.take(number).unwrap().1.arm(Request::message(number), 1, 1).raw()).unwrap();
+            for _ in 0..taken {
+                let (request, entry) = ring.next().unwrap();
+                entry.arm(&request, 1);
+                ring.advance();
+                live.push(request.raw()).unwrap();
             }
-            let request = Request::from_raw(raw);
-            prop_assert_eq!(ring.is_waiting(&request), live.contains(&request.raw()));
-            prop_assert!(ring.give(&request).is_none());
+            let token = Request::from_raw(raw).raw();
+            prop_assert_eq!(ring.at(token).is_live(token), live.contains(&token));
+            prop_assert!(!ring.at(token).is_done(token));
             ring.cut_short();
-            prop_assert_eq!(ring.is_cut_short(&request), live.contains(&request.raw()));
-            prop_assert!(!ring.is_waiting(&request));
+            prop_assert_eq!(ring.at(token).is_cut_short(token), live.contains(&token));
+            prop_assert!(!ring.at(token).is_live(token));
         }
 
         #[test]
-        fn a_completion_too_many_is_noticed(events in 1u16..100) {
-            let mut ring = Ring::<()>::new(1);
-            let _ = ring.take(0).unwrap().1.arm(Request::message(0), events, 1);
+        fn a_completion_too_many_is_noticed(events in 1u32..100) {
+            let mut ring = Ring::<()>::new(1, |_| ());
+            let (request, entry) = ring.next().unwrap();
+            entry.arm(&request, events);
             for _ in 0..events {
+                prop_assert!(!ring.at(0).is_done(request.raw()));
                 prop_assert!(ring.at(0).book());
             }
+            prop_assert!(ring.at(0).is_done(request.raw()));
             prop_assert!(!ring.at(0).book());
+            prop_assert!(!ring.at(0).book());
+            prop_assert!(!ring.at(0).is_done(request.raw()));
         }
     }
 }

@@ -12,10 +12,10 @@ const_assert!(DEPTH_MAX <= 1 << 8);
 const_assert!(RECVS_MAX <= size_of::<u64>());
 const_assert!(RECVS_MAX <= u32::BITS as usize);
 
-/// The `wr_id` with `index` in place `i` and zeros elsewhere; those of a group are or-ed.
+/// The `wr_id` of a group; zeros stand where it has no message.
 #[inline]
-pub const fn pack_one(index: u8, i: usize) -> u64 {
-    (index as u64) << (8 * (i % RECVS_MAX))
+pub const fn pack(indices: [u8; RECVS_MAX]) -> u64 {
+    u64::from_le_bytes(indices)
 }
 
 /// Request index number `i` of a packed `wr_id`.
@@ -24,35 +24,43 @@ pub const fn index(wr_id: u64, i: usize) -> u8 {
     (wr_id >> (8 * (i % RECVS_MAX))) as u8
 }
 
-/// Immediate data of a group: bit `i` says whether buffer `i` got data.
+/// The bit by which the immediate data of a group says that buffer `i` got data.
 #[inline]
-pub fn group_imm(sizes: &[u32]) -> u32 {
-    sizes.iter().take(RECVS_MAX).rev().fold(0, |imm, &size| imm << 1 | u32::from(size != 0))
+pub const fn imm_bit(i: usize) -> u32 {
+    1 << (i % RECVS_MAX)
+}
+
+/// Immediate data of a group of `nreqs` buffers, 1 to 8, that all got data.
+#[inline]
+pub const fn imm_full(nreqs: usize) -> u32 {
+    (2 << ((nreqs - 1) % RECVS_MAX)) - 1
 }
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
     use super::*;
     use proptest::prelude::*;
 
     proptest! {
         #[test]
-        fn every_packed_index_comes_back(indices in prop::collection::vec(any::<u8>(), 0..=8)) {
-            let id = indices.iter().enumerate().fold(0, |id, (i, &index)| id | pack_one(index, i));
+        fn every_packed_index_comes_back(indices: [u8; RECVS_MAX]) {
+            let id = pack(indices);
             for (i, &want) in indices.iter().enumerate() {
                 prop_assert_eq!(index(id, i), want);
             }
         }
+    }
 
-        #[test]
-        fn group_imm_has_a_bit_for_each_non_empty_buffer(
-            sizes in prop::collection::vec(0u32..3, 0..=8)
-        ) {
-            let imm = group_imm(&sizes);
-            for (i, &size) in sizes.iter().enumerate() {
-                prop_assert_eq!(imm >> i & 1 == 1, size != 0);
-            }
-            prop_assert_eq!(imm >> sizes.len(), 0);
+    #[test]
+    fn each_buffer_has_a_bit_of_its_own() {
+        let bits: Vec<u32> = (0..RECVS_MAX).map(imm_bit).collect();
+        assert_eq!(bits, [1, 2, 4, 8, 16, 32, 64, 128]);
+        for nreqs in 1..=RECVS_MAX {
+            assert_eq!(imm_full(nreqs), bits[..nreqs].iter().sum());
         }
     }
 }

@@ -1,9 +1,13 @@
 //! What both comms have in common: resources, the gate before each call, and polling.
+//!
+//! Calls that do what is usual stay within one function, in registers; all else is left to
+//! functions that are not inlined, of which most are called last. So the usual way saves and
+//! spills next to nothing. An [`Error`] fills several registers: where a result crosses such a
+//! call, the error stays in the comm and [`Failed`] says so.
 
-use super::Request;
 use crate::conn::{Exchange, Parts, Peer, Settings, Stream, StreamError, Verbs};
 use crate::error::{CompletionError, Ends, Error, Report};
-use crate::nic::{Nic, Wc, WcStatus};
+use crate::nic::{Nic, NicError, PollError, Wc, WcStatus};
 use crate::request::Ring;
 
 /// Completions taken in one poll.
@@ -23,9 +27,32 @@ pub(super) enum Gate {
     Failed,
 }
 
+/// A call has failed; [`Base::error`] says why.
+pub(super) struct Failed;
+
+/// What a test finds.
+pub(super) enum Settled {
+    Waiting,
+    /// Done, and given back.
+    Done,
+    /// Neither waiting nor done.
+    Unknown,
+}
+
+/// How completions find the requests that await them.
+pub(super) trait Route<T> {
+    /// Books a completion of the kind that comes all the time; `false` where it is another, or
+    /// nobody awaited it: then [`Route::book`] is still to be called.
+    fn book_usual(&mut self, reqs: &mut Ring<T>, wc: &Wc) -> bool;
+    /// Books any completion; whether it was awaited.
+    fn book(&mut self, reqs: &mut Ring<T>, wc: &Wc) -> bool;
+}
+
 pub(super) struct Base<N: Nic, S, T> {
     pub(super) gate: Gate,
-    /// Behind a gate that is closed or failed.
+    /// What ended the connection, behind a gate that is closed or failed.
+    end: Option<Error>,
+    /// Of the call that failed last.
     error: Option<Error>,
     pub(super) reqs: Ring<T>,
     wcs: [Wc; POLL_BATCH],
@@ -35,14 +62,14 @@ pub(super) struct Base<N: Nic, S, T> {
     pub(super) pending: Option<Exchange>,
 }
 
-impl<N: Nic, S: Stream, T: Copy + Default> Base<N, S, T> {
-    /// `depth`: how many requests there may be.
-    pub(super) fn new(parts: Parts<N, S>, depth: usize) -> (Self, Option<Peer>) {
+impl<N: Nic, S: Stream, T> Base<N, S, T> {
+    pub(super) fn new(parts: Parts<N, S>, reqs: Ring<T>) -> (Self, Option<Peer>) {
         let Parts { verbs, stream, ends, peer, pending } = parts;
         let base = Base {
             gate: if pending.is_some() { Gate::Pending } else { Gate::Open },
+            end: None,
             error: None,
-            reqs: Ring::new(depth),
+            reqs,
             wcs: [Wc::default(); POLL_BATCH],
             verbs,
             stream,
@@ -56,67 +83,144 @@ impl<N: Nic, S: Stream, T: Copy + Default> Base<N, S, T> {
         self.ends.report(error)
     }
 
-    /// Keeps an error after which nothing more can succeed, and gives it back.
+    /// Leaves the error of a call in the comm. After a fatal one nothing more can succeed; the
+    /// first of these stays.
     #[cold]
-    pub(super) fn fail(&mut self, error: Error) -> Error {
-        if error.is_fatal() {
-            fail(&mut self.gate, &mut self.error, &mut self.reqs, error);
+    #[inline(never)]
+    pub(super) fn fail(&mut self, error: Error) -> Failed {
+        if error.is_fatal() && self.gate != Gate::Failed {
+            self.gate = Gate::Failed;
+            self.end = Some(error);
+            self.reqs.cut_short();
         }
-        error
-    }
-
-    /// The peer has closed: nothing new can start.
-    pub(super) fn close(&mut self, error: Error) {
-        self.gate = Gate::Closed;
         self.error = Some(error);
+        Failed
     }
 
-    /// The error of a gate that nothing passes.
     #[cold]
-    pub(super) fn refused(&self) -> Error {
+    #[inline(never)]
+    pub(super) fn post_failed(&mut self, error: NicError) -> Failed {
+        self.fail(error.into())
+    }
+
+    /// Fails a call for a gate that nothing passes.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn refuse(&mut self) -> Failed {
+        self.error = self.end;
+        Failed
+    }
+
+    /// The error that a failed call has left.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn error(&self, Failed: Failed) -> Error {
         self.error.unwrap_or(Error::PeerClosed(StreamError::Closed))
     }
 
-    /// Takes completions that are there and hands them to `route`, which says whether they were
-    /// awaited; whether there was any. The first error stays.
+    /// Whether the request of `token` is over, after completions that are there; what stands
+    /// beside it can still be read.
     #[inline(always)]
-    pub(super) fn poll(&mut self, mut route: impl FnMut(&mut Ring<T>, &Wc) -> bool) -> bool {
-        let Base { verbs, wcs, reqs, gate, error, .. } = self;
-        let n = match verbs.nic.poll(&verbs.cq, wcs) {
-            Ok(0) => return false,
-            Ok(n) => n as usize,
-            Err(failure) => {
-                fail(gate, error, reqs, Error::Nic(failure.into()));
-                return true;
-            }
-        };
-        for wc in wcs.iter().take(n) {
-            if wc.status != WcStatus::SUCCESS || !route(reqs, wc) {
-                fail(gate, error, reqs, completion_error(&verbs.settings, wc));
-            }
+    pub(super) fn settle(&mut self, token: u32, mut route: impl Route<T>) -> Settled {
+        let entry = self.reqs.at(token);
+        if entry.is_done(token) {
+            entry.free();
+            return Settled::Done;
         }
-        true
+        if !entry.is_live(token) {
+            return Settled::Unknown;
+        }
+        let polled = self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs);
+        if polled == Ok(0) {
+            return Settled::Waiting;
+        }
+        // As a rule there is one completion, and it is the one that is awaited.
+        let [wc, ..] = &self.wcs;
+        if polled == Ok(1) && wc.status == WcStatus::SUCCESS && route.book_usual(&mut self.reqs, wc)
+        {
+            let entry = self.reqs.at(wc.wr_id as u32);
+            if entry.is_done(token) {
+                entry.free();
+                return Settled::Done;
+            }
+            return self.settle_again(token, Ok(0), route);
+        }
+        self.settle_again(token, polled, route)
     }
 
-    /// Why `request` is neither waiting nor done.
+    /// Books what was polled, and polls until there is nothing more or `token` is settled.
+    #[inline(never)]
+    fn settle_again(
+        &mut self,
+        token: u32,
+        mut polled: Result<u32, PollError>,
+        mut route: impl Route<T>,
+    ) -> Settled {
+        loop {
+            self.book(polled, &mut route);
+            let entry = self.reqs.at(token);
+            if entry.is_done(token) {
+                entry.free();
+                return Settled::Done;
+            }
+            if !entry.is_live(token) {
+                return Settled::Unknown;
+            }
+            polled = self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs);
+            if polled == Ok(0) {
+                return Settled::Waiting;
+            }
+        }
+    }
+
+    /// Takes completions that are there and books them; whether there was any.
+    pub(super) fn poll(&mut self, route: &mut impl Route<T>) -> bool {
+        let polled = self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs);
+        self.book(polled, route);
+        polled != Ok(0)
+    }
+
+    /// Books what was polled. One in error or that nobody awaited fails the comm; those behind it
+    /// come too late, since what waits is cut short.
+    #[inline(always)]
+    fn book(&mut self, polled: Result<u32, PollError>, route: &mut impl Route<T>) {
+        let n = match polled {
+            Ok(n) => n as usize,
+            Err(error) => {
+                self.fail(Error::Nic(error.into()));
+                return;
+            }
+        };
+        for wc in &self.wcs[..n.min(POLL_BATCH)] {
+            let is_success = wc.status == WcStatus::SUCCESS;
+            if is_success && route.book_usual(&mut self.reqs, wc) {
+                continue;
+            }
+            if !is_success || !route.book(&mut self.reqs, wc) {
+                let error = completion_error(&self.verbs.settings, wc);
+                self.fail(error);
+                return;
+            }
+        }
+    }
+
+    /// Fails a test because `token` is neither waiting nor done.
     #[cold]
-    pub(super) fn not_done(&self, request: &Request) -> Error {
+    #[inline(never)]
+    pub(super) fn unsettled(&mut self, token: u32) -> Failed {
         match self.gate {
-            Gate::Failed => self.refused(),
-            Gate::Closed if self.reqs.is_cut_short(request) => self.refused(),
-            _ => Error::UnknownRequest(request.raw()),
+            Gate::Failed => self.refuse(),
+            Gate::Closed if self.reqs.at(token).is_cut_short(token) => self.refuse(),
+            _ => self.fail(Error::UnknownRequest(token)),
         }
     }
 
     /// Looks whether the peer is still there: between comms nothing travels over the stream, so
     /// whatever comes is its end, or not from a working peer.
-    pub(super) fn check_peer(
-        &mut self,
-        mut route: impl FnMut(&mut Ring<T>, &Wc) -> bool,
-    ) -> Result<(), Error> {
+    pub(super) fn check_peer(&mut self, mut route: impl Route<T>) -> Result<(), Failed> {
         match self.gate {
             Gate::Pending => return Ok(()),
-            Gate::Closed | Gate::Failed => return Err(self.refused()),
+            Gate::Closed | Gate::Failed => return Err(self.refuse()),
             Gate::Open | Gate::Group => {}
         }
         let error = match self.stream.recv(&mut [0; 8]) {
@@ -127,25 +231,11 @@ impl<N: Nic, S: Stream, T: Copy + Default> Base<N, S, T> {
         // What the peer sent before it closed is in the completion queue by now.
         while self.gate != Gate::Failed && self.poll(&mut route) {}
         if self.gate != Gate::Failed {
-            self.close(error);
+            // Nothing new can start.
+            self.gate = Gate::Closed;
+            self.end = Some(error);
         }
-        Err(self.refused())
-    }
-}
-
-/// Keeps the first error; what waits will never be done.
-#[cold]
-#[inline(never)]
-fn fail<T: Copy + Default>(
-    gate: &mut Gate,
-    kept: &mut Option<Error>,
-    reqs: &mut Ring<T>,
-    error: Error,
-) {
-    if *gate != Gate::Failed {
-        *gate = Gate::Failed;
-        *kept = Some(error);
-        reqs.cut_short();
+        Err(self.refuse())
     }
 }
 

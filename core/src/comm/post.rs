@@ -9,77 +9,34 @@ use core::sync::atomic::Ordering;
 use super::SendBuf;
 use super::send::SIZES_ROW_BYTES;
 use crate::conn::Verbs;
-use crate::fifo::RECVS_MAX;
+use crate::fifo::{RECVS_MAX, Room, Row};
 use crate::math::QpSplit;
 use crate::nic::{Memory, Nic, NicError, SendFlags, SendOpcode, SendWr, Sge};
 use crate::wr_id;
 
-/// Where messages go, and the work request of a single one.
+/// Where messages go.
 pub(super) struct Target {
-    pub(super) qps: u16,
-    /// Below which size a single message is one work request.
+    pub(super) qps: u32,
+    /// Below which size a message of its own is one work request.
     pub(super) single_bytes_end: u32,
     ar_threshold_bytes: u32,
     /// Where the receiver takes the sizes of a group: address and key.
     pub(super) sizes: Option<(u64, u32)>,
     /// Where our copy of them begins in the control memory.
-    sizes_offset: u32,
-    single: SendWr,
+    sizes_offset: usize,
 }
 
 impl Target {
-    pub(super) fn new<N: Nic>(verbs: &Verbs<N>, sizes_offset: u32) -> Self {
-        let qps = verbs.qp_count();
+    pub(super) fn new<N: Nic>(verbs: &Verbs<N>, sizes_offset: usize) -> Self {
+        let qps = u32::from(verbs.qp_count());
         let ar_threshold_bytes = verbs.settings.ar_threshold_bytes;
         let single_bytes_end = if qps == 1 { ar_threshold_bytes.saturating_add(1) } else { 0 };
-        let single = with_imm(NOTHING, 0, 0);
-        Target { qps, single_bytes_end, ar_threshold_bytes, sizes: None, sizes_offset, single }
-    }
-
-    /// Lays out the work request of a single message; its size is the immediate.
-    #[inline(always)]
-    pub(super) fn single(
-        &mut self,
-        buf: &SendBuf,
-        size: u32,
-        remote_addr: u64,
-        rkey: u32,
-        index: u8,
-    ) -> &SendWr {
-        let wr = &mut self.single;
-        wr.wr_id = u64::from(index);
-        wr.remote_addr = remote_addr;
-        wr.rkey = rkey;
-        wr.sge.addr = buf.addr;
-        wr.sge.length = size;
-        wr.sge.lkey = buf.lkey;
-        wr.imm_data = size;
-        wr
+        Target { qps, single_bytes_end, ar_threshold_bytes, sizes: None, sizes_offset }
     }
 }
 
-/// The WRITE of a whole message.
-pub(super) fn write(buf: &SendBuf, size: u32, remote_addr: u64, rkey: u32) -> SendWr {
-    SendWr {
-        wr_id: 0,
-        remote_addr,
-        sge: Sge { addr: buf.addr, length: size, lkey: buf.lkey },
-        rkey,
-        imm_data: 0,
-        opcode: SendOpcode::RdmaWrite,
-        flags: SendFlags::empty(),
-    }
-}
-
-/// The work request that ends a message, or group, on each queue pair: `write` with immediate.
-#[inline(always)]
-fn with_imm(write: SendWr, wr_id: u64, imm_data: u32) -> SendWr {
-    let (opcode, flags) = (SendOpcode::RdmaWriteWithImm, SendFlags::SIGNALED);
-    SendWr { wr_id, imm_data, opcode, flags, ..write }
-}
-
-/// No bytes.
-const NOTHING: SendWr = SendWr {
+/// A WRITE of no bytes.
+const WRITE: SendWr = SendWr {
     wr_id: 0,
     remote_addr: 0,
     sge: Sge { addr: 0, length: 0, lkey: 0 },
@@ -88,6 +45,20 @@ const NOTHING: SendWr = SendWr {
     opcode: SendOpcode::RdmaWrite,
     flags: SendFlags::empty(),
 };
+
+/// The work request that ends a message, or group, on each queue pair, of no bytes.
+pub(super) const fn with_imm(wr_id: u64, imm_data: u32) -> SendWr {
+    let (opcode, flags) = (SendOpcode::RdmaWriteWithImm, SendFlags::SIGNALED);
+    SendWr { wr_id, imm_data, opcode, flags, ..WRITE }
+}
+
+/// Fills in what of a work request each message has its own.
+#[inline(always)]
+pub(super) fn aim(wr: &mut SendWr, buf: &SendBuf, size: u32, room: &Room) {
+    wr.remote_addr = room.addr;
+    wr.rkey = room.rkey;
+    wr.sge = Sge { addr: buf.addr, length: size, lkey: buf.lkey };
+}
 
 /// One share of `whole`.
 fn part(whole: &SendWr, split: &QpSplit, q: usize) -> SendWr {
@@ -98,20 +69,22 @@ fn part(whole: &SendWr, split: &QpSplit, q: usize) -> SendWr {
     SendWr { remote_addr: whole.remote_addr.wrapping_add(offset), sge, ..*whole }
 }
 
-/// Posts the single message that is laid out, over several queue pairs or with the immediate apart.
-#[inline(never)]
-pub(super) fn post_split<N: Nic>(verbs: &Verbs<N>, target: &Target) -> Result<(), NicError> {
+/// Posts a message of its own.
+pub(super) fn post_single<N: Nic>(
+    verbs: &Verbs<N>,
+    target: &Target,
+    whole: &SendWr,
+) -> Result<(), NicError> {
     // Under adaptive routing data may overtake: a large message goes as a plain WRITE, and an
     // empty WRITE_WITH_IMM follows once it is there.
-    let single = &target.single;
-    let size = single.sge.length;
-    let apart = size > target.ar_threshold_bytes;
-    let split = QpSplit::new(size, u32::from(target.qps));
+    let size = whole.sge.length;
+    let is_apart = size > target.ar_threshold_bytes;
+    let split = QpSplit::new(size, target.qps);
     for (q, qp) in verbs.qps().enumerate() {
-        let part = part(single, &split, q);
-        if apart && part.sge.length > 0 {
+        let part = part(whole, &split, q);
+        if is_apart && part.sge.length > 0 {
             let write = SendWr { opcode: SendOpcode::RdmaWrite, flags: SendFlags::empty(), ..part };
-            verbs.nic.post_send(qp, &[write, with_imm(NOTHING, single.wr_id, size)])?;
+            verbs.nic.post_send(qp, &[write, with_imm(whole.wr_id, size)])?;
         } else {
             verbs.nic.post_send(qp, &[part])?;
         }
@@ -119,77 +92,128 @@ pub(super) fn post_split<N: Nic>(verbs: &Verbs<N>, target: &Target) -> Result<()
     Ok(())
 }
 
-/// The work of a group while its messages are matched.
-pub(super) struct GroupWork {
-    wr_id: u64,
+/// The row at the head of the FIFO while its messages are matched, where it groups several.
+pub(super) struct Group {
+    pub(super) nreqs: usize,
+    /// A bit for each buffer that has no message yet.
+    pub(super) unmatched: u32,
+    pub(super) tags: [u32; RECVS_MAX],
+    /// Bytes that there is room for.
+    pub(super) rooms: [u32; RECVS_MAX],
+    /// Bytes to send.
     sizes: [u32; RECVS_MAX],
-    /// The WRITEs of what is not empty, whole, and room for the request that ends them.
-    writes: [SendWr; RECVS_MAX + 1],
-    count: usize,
+    pub(super) indices: [u8; RECVS_MAX],
+    /// The WRITEs of the messages, whole, and behind them the WRITE_WITH_IMM that ends them.
+    wrs: [SendWr; RECVS_MAX + 1],
 }
 
-impl GroupWork {
+impl Group {
     pub(super) const fn new() -> Self {
-        let writes = [NOTHING; RECVS_MAX + 1];
-        GroupWork { wr_id: 0, sizes: [0; RECVS_MAX], writes, count: 0 }
+        let wrs = [WRITE; RECVS_MAX + 1];
+        let zeros = [0; RECVS_MAX];
+        let (tags, rooms, sizes, indices) = (zeros, zeros, zeros, [0; RECVS_MAX]);
+        Group { nreqs: 0, unmatched: 0, tags, rooms, sizes, indices, wrs }
     }
 
-    pub(super) fn clear(&mut self) {
-        (self.wr_id, self.count) = (0, 0);
+    /// Takes a row of `nreqs` slots as a group; `false` where not all of them are there. The error
+    /// is what a slot says that no working receiver writes, and its value.
+    #[inline(never)]
+    pub(super) fn load(
+        &mut self,
+        row: &Row<'_>,
+        nreqs: usize,
+        idx: u64,
+    ) -> Result<bool, (&'static str, u64)> {
+        let all = wr_id::imm_full(nreqs);
+        let Group { wrs, tags, rooms, .. } = self;
+        wrs[self.nreqs % wrs.len()] = WRITE;
+        for (r, ((wr, tag), bytes)) in wrs.iter_mut().zip(tags).zip(rooms).enumerate().take(nreqs) {
+            let Some(slot) = row.load(r, idx) else { return Ok(false) };
+            let room = slot.room();
+            room.check()?;
+            (wr.remote_addr, wr.rkey) = (room.addr, room.rkey);
+            *tag = slot.nreqs_tag().1;
+            *bytes = room.size as u32;
+        }
+        wrs[nreqs % wrs.len()] = with_imm(0, all);
+        (self.nreqs, self.unmatched) = (nreqs, all);
+        (self.sizes, self.indices) = ([0; RECVS_MAX], [0; RECVS_MAX]);
+        Ok(true)
     }
 
-    /// Adds the message of buffer `r`.
-    #[inline]
-    pub(super) fn add(&mut self, r: usize, index: u8, write: SendWr) {
-        self.wr_id |= wr_id::pack_one(index, r);
-        if let Some(size) = self.sizes.get_mut(r) {
-            *size = write.sge.length;
+    /// The first buffer that waits for a message of this tag.
+    #[inline(always)]
+    pub(super) fn find(&self, tag: u32) -> Option<usize> {
+        let mut candidates = self.unmatched;
+        while candidates != 0 {
+            let r = candidates.trailing_zeros() as usize % RECVS_MAX;
+            if self.tags[r] == tag {
+                return Some(r);
+            }
+            candidates &= candidates - 1;
         }
-        // An empty message needs no work of its own: the immediate counts for all.
-        if write.sge.length > 0
-            && let Some(room) = self.writes.get_mut(self.count)
-        {
-            *room = write;
-            self.count += 1;
+        None
+    }
+
+    /// Adds the message of buffer `r`; whether it was the last.
+    #[inline(always)]
+    pub(super) fn add(&mut self, r: usize, index: u8, buf: &SendBuf, size: u32) -> bool {
+        let r = r % RECVS_MAX;
+        self.indices[r] = index;
+        self.sizes[r] = size;
+        self.wrs[r].sge = Sge { addr: buf.addr, length: size, lkey: buf.lkey };
+        if size == 0 {
+            self.wrs[self.nreqs % self.wrs.len()].imm_data &= !wr_id::imm_bit(r);
         }
+        self.unmatched &= !wr_id::imm_bit(r);
+        self.unmatched == 0
     }
 
     /// Posts plain WRITEs, then a WRITE_WITH_IMM with a bit for each buffer, which on our own
     /// wire carries the sizes.
+    #[inline(never)]
     pub(super) fn post<N: Nic>(
         &mut self,
         verbs: &Verbs<N>,
         target: &Target,
         row: usize,
-        nreqs: usize,
     ) -> Result<(), NicError> {
-        let sizes = &self.sizes[..nreqs.min(RECVS_MAX)];
-        let mut last = with_imm(NOTHING, self.wr_id, wr_id::group_imm(sizes));
+        let wrs = &mut self.wrs[..=self.nreqs.min(RECVS_MAX)];
+        let Some(last) = wrs.last_mut() else { return Ok(()) };
+        last.wr_id = wr_id::pack(self.indices);
         if let Some(at) = target.sizes {
-            (last.remote_addr, last.rkey, last.sge) = put_sizes(verbs, target, row, sizes, at);
+            (last.remote_addr, last.rkey, last.sge) =
+                put_sizes(verbs, target, row, &self.sizes, at);
         }
-        if verbs.other_qps.is_empty() {
-            let count = self.count.min(RECVS_MAX);
-            self.writes[count] = last;
-            return verbs.nic.post_send(&verbs.qp, &self.writes[..=count]);
+        let is_full = last.imm_data == wr_id::imm_full(self.nreqs);
+        if is_full && verbs.other_qps.is_empty() {
+            verbs.nic.post_send(&verbs.qp, wrs)
+        } else {
+            post_parts(verbs, target, wrs)
         }
-        for (q, qp) in verbs.qps().enumerate() {
-            let mut wrs = heapless::Vec::<SendWr, { RECVS_MAX + 1 }>::new();
-            for write in self.writes.iter().take(self.count) {
-                let split = QpSplit::new(write.sge.length, u32::from(target.qps));
-                let part = part(write, &split, q);
-                if part.sge.length > 0 && wrs.push(part).is_err() {
-                    break;
-                }
-            }
-            let room = wrs.push(last);
-            debug_assert!(room.is_ok(), "eight messages and the immediate");
-            verbs.nic.post_send(qp, &wrs)?;
-            // The sizes go once, before the immediate of the first queue pair completes.
-            (last.remote_addr, last.rkey, last.sge) = Default::default();
-        }
-        Ok(())
     }
+}
+
+/// Posts the shares of a group over several queue pairs, or without its empty messages: these
+/// need no work of their own, as the immediate counts for all.
+fn post_parts<N: Nic>(verbs: &Verbs<N>, target: &Target, wrs: &[SendWr]) -> Result<(), NicError> {
+    let Some((last, writes)) = wrs.split_last() else { return Ok(()) };
+    let mut last = *last;
+    for (q, qp) in verbs.qps().enumerate() {
+        let mut wrs = heapless::Vec::<SendWr, { RECVS_MAX + 1 }>::new();
+        for write in writes {
+            let part = part(write, &QpSplit::new(write.sge.length, target.qps), q);
+            if part.sge.length > 0 && wrs.push(part).is_err() {
+                break;
+            }
+        }
+        let room = wrs.push(last);
+        debug_assert!(room.is_ok(), "eight messages and the immediate");
+        verbs.nic.post_send(qp, &wrs)?;
+        // The sizes go once, before the immediate of the first queue pair completes.
+        (last.remote_addr, last.rkey, last.sge) = Default::default();
+    }
+    Ok(())
 }
 
 /// Lays out the sizes of a group for the NIC to read; gives target address, key and local bytes.
@@ -197,15 +221,15 @@ fn put_sizes<N: Nic>(
     verbs: &Verbs<N>,
     target: &Target,
     row: usize,
-    sizes: &[u32],
+    sizes: &[u32; RECVS_MAX],
     (sizes_addr, rkey): (u64, u32),
 ) -> (u64, u32, Sge) {
     let row_offset = row * SIZES_ROW_BYTES;
-    let offset = target.sizes_offset as usize + row_offset;
+    let offset = target.sizes_offset + row_offset;
     let words = verbs.control.words().get(offset / 8..).unwrap_or_default();
-    for (word, pair) in words.iter().zip(sizes.chunks(2)) {
-        let high = pair.get(1).map_or(0, |size| u64::from(*size) << 32);
-        word.store((u64::from(pair[0]) | high).to_le(), Ordering::Release);
+    for (word, [low, high]) in words.iter().zip(sizes.as_chunks().0) {
+        let pair = u64::from(*low) | u64::from(*high) << 32;
+        word.store(pair.to_le(), Ordering::Release);
     }
     let addr = verbs.control_addr() + offset as u64;
     let sge = Sge { addr, length: SIZES_ROW_BYTES as u32, lkey: verbs.control_lkey() };

@@ -2,18 +2,19 @@
 
 use core::sync::atomic::Ordering;
 
+use static_assertions::assert_eq_size;
+
 use super::Request;
-use super::base::{Base, Gate};
+use super::base::{Base, Failed, Gate, Route, Settled};
 use super::send::SIZES_ROW_BYTES;
 use crate::conn::{Parts, Peer, Stream, Verbs, Wire, is_ready};
 use crate::error::{Ends, Error, Report};
-use crate::fifo::{self, RECVS_MAX, ROW_BYTES, SLOT_BYTES, Slot};
+use crate::fifo::{RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES, Slot};
 use crate::nic::{
     Access, Memory, MemoryKeys, Nic, NicError, QpOptions, RecvWr, SendFlags, SendOpcode, SendWr,
     Sge, Wc, WcOpcode,
 };
 use crate::request::{Entry, Ring};
-use crate::wr_id;
 
 /// Memory to receive into.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,14 +52,23 @@ pub enum Flush {
     Busy,
 }
 
-/// A receive under way.
-#[derive(Clone, Copy, Debug, Default)]
-struct Recv {
+/// What stands beside the request of a receive, which is that of a row of the FIFO too.
+struct Receiving {
+    /// The work requests of the row, the same each time around: its write to the peer, of one
+    /// slot, and the receive on each queue pair.
+    slots_wr: SendWr,
+    recv_wr: RecvWr,
+    /// Completions that a receive in this row awaits.
+    events: u32,
+    /// Buffers.
+    nreqs: u32,
     /// The immediate that came: bytes, or of a group a bit for each buffer with data.
     imm: u32,
-    /// Bytes posted.
+    /// Bytes posted; once it is done, bytes received.
     sizes: [u32; RECVS_MAX],
 }
+
+assert_eq_size!(Entry<Receiving>, [u8; 128]);
 
 /// Reads back through the NIC, so that the GPU sees what was written before.
 struct Flusher<N: Nic> {
@@ -71,25 +81,12 @@ struct Flusher<N: Nic> {
 /// The receiving end of a connection.
 pub struct RecvComm<N: Nic, S> {
     flusher: Option<Flusher<N>>,
+    base: Base<N, S, Receiving>,
     flushes: Ring<()>,
-    /// Flushes started.
-    flushed: u64,
-    base: Base<N, S, Recv>,
     /// Receives posted.
     tail: u64,
-    row_mask: u64,
-    remote_fifo: u64,
-    /// The shadow of the FIFO, from which slots are written.
-    shadow_addr: u64,
-    qps: u16,
-    /// Where the sizes of groups come in, in words of the control memory.
-    sizes_word: usize,
-    wire: Wire,
-    /// Of the group that was tested last.
-    sizes: [u32; RECVS_MAX],
-    /// Work requests of which only a few fields change.
-    recv_wr: RecvWr,
-    slots_wr: SendWr,
+    /// Rows of the FIFO.
+    depth: usize,
 }
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
@@ -108,28 +105,33 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let depth = usize::from(settings.depth());
         let flusher = if settings.flush { Some(Flusher::create(&parts.verbs)?) } else { None };
         let flags = if settings.use_inline { SendFlags::INLINE } else { SendFlags::empty() };
-        let qps = parts.verbs.qp_count();
+        let events = u32::from(parts.verbs.qp_count());
         let (shadow_addr, lkey) = (parts.verbs.control_addr(), parts.verbs.control_lkey());
-        let (base, peer) = Base::new(parts, depth);
-        let (remote_fifo, rkey) =
-            peer.map_or((0, 0), |peer| (peer.info.fifo_addr, peer.info.fifo_rkey));
-        let sge = Sge { lkey, ..Sge::default() };
-        Ok(RecvComm {
-            flusher,
-            flushes: Ring::new(depth),
-            flushed: 0,
-            base,
-            tail: 0,
-            row_mask: depth as u64 - 1,
-            remote_fifo,
-            shadow_addr,
-            qps,
-            sizes_word: Self::sizes_offset(depth) as usize / 8,
-            wire: settings.wire,
-            sizes: [0; RECVS_MAX],
-            recv_wr: RecvWr::default(),
-            slots_wr: SendWr { rkey, sge, flags, ..SendWr::default() },
-        })
+        let fifo = parts.peer.as_ref().map(|peer| (peer.info.fifo_addr, peer.info.fifo_rkey));
+        let (fifo_addr, rkey) = fifo.unwrap_or_default();
+        let receiving = |row| {
+            let offset = u64::from(row) * ROW_BYTES as u64;
+            let addr = shadow_addr.wrapping_add(offset);
+            let slots_wr = SendWr {
+                wr_id: u64::from(row),
+                remote_addr: fifo_addr.wrapping_add(offset),
+                rkey,
+                sge: Sge { addr, length: SLOT_BYTES as u32, lkey },
+                flags,
+                ..SendWr::default()
+            };
+            let recv_wr = RecvWr { wr_id: u64::from(row), ..RecvWr::default() };
+            Receiving { slots_wr, recv_wr, events, nreqs: 0, imm: 0, sizes: [0; RECVS_MAX] }
+        };
+        let mut rows = Ring::new(depth, receiving);
+        // One write in a ring asks for a completion: otherwise the send queue never drains. It
+        // counts on the request of that row.
+        let Receiving { slots_wr, events, .. } = &mut rows.at(0).value;
+        slots_wr.flags |= SendFlags::SIGNALED;
+        *events += 1;
+        let (base, _) = Base::new(parts, rows);
+        let flushes = Ring::new(depth, |_| ());
+        Ok(RecvComm { flusher, base, flushes, tail: 0, depth })
     }
 
     /// Posts a receive of 1 to 8 buffers and tells the peer. `None`, where no request is free:
@@ -142,9 +144,9 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// Others stay: every later call gives the same.
     #[inline(always)]
     pub fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Error> {
-        match bufs {
-            [buf] if self.base.gate == Gate::Open => self.recv_row([*buf]),
-            _ => self.recv_grouped(bufs),
+        match self.recv(bufs) {
+            Ok(request) => Ok(request),
+            Err(failed) => Err(self.base.error(failed)),
         }
     }
 
@@ -154,30 +156,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// # Errors
     /// As [`RecvComm::irecv`].
     pub fn iflush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, Error> {
-        if self.base.gate != Gate::Open {
-            return Err(self.base.refused());
-        }
-        let last = bufs.iter().rev().find(|buf| buf.len > 0);
-        let (Some(flusher), Some(buf)) = (&self.flusher, last) else { return Ok(Flush::NotNeeded) };
-        let Some((index, entry)) = self.flushes.take(self.flushed) else { return Ok(Flush::Busy) };
-        let request = entry.arm(Request::flush(self.flushed), 1, 0);
-        let sge = Sge { addr: flusher.memory.addr(), length: 1, lkey: flusher.mr.lkey() };
-        let wr = SendWr {
-            wr_id: u64::from(index),
-            remote_addr: buf.addr,
-            rkey: buf.rkey,
-            sge,
-            opcode: SendOpcode::RdmaRead,
-            flags: SendFlags::SIGNALED,
-            ..SendWr::default()
-        };
-        match self.base.verbs.nic.post_send(&flusher.qp, &[wr]) {
-            Ok(()) => {
-                self.flushed += 1;
-                Ok(Flush::Started(request))
-            }
-            Err(error) => Err(self.base.fail(error.into())),
-        }
+        self.flush(bufs).map_err(|failed| self.base.error(failed))
     }
 
     /// Whether a receive or flush is done, and then the bytes of each buffer in the order in which
@@ -189,19 +168,25 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
     #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<&[u32]>, Error> {
-        loop {
-            if self.base.reqs.is_waiting(request) && !self.poll() {
-                return Ok(None);
-            }
-            match self.base.reqs.give(request).map(|r| (r.nreqs, r.value.imm, r.value.sizes[0])) {
-                Some((1, imm, posted)) if imm <= posted => {
-                    self.sizes[0] = imm;
-                    return Ok(Some(&self.sizes[..1]));
+        let token = request.raw();
+        let Self { base, flushes, .. } = self;
+        match base.settle(token, Received { flushes }) {
+            Settled::Waiting => Ok(None),
+            Settled::Done => {
+                let value = &base.reqs.at(token).value;
+                if value.nreqs == 1 && value.imm <= value.sizes[0] {
+                    return Ok(Some(core::slice::from_ref(&self.base.reqs.at(token).value.imm)));
                 }
-                Some((nreqs, ..)) => return self.received(request, usize::from(nreqs)).map(Some),
-                None if self.base.reqs.is_waiting(request) => {}
-                None => return self.test_flush(request),
+                match self.read_sizes(token) {
+                    Ok(nreqs) => Ok(Some(&self.base.reqs.at(token).value.sizes[..nreqs])),
+                    Err(failed) => Err(self.base.error(failed)),
+                }
             }
+            Settled::Unknown => match self.settle_flush(token) {
+                Ok(false) => Ok(None),
+                Ok(true) => Ok(Some(&[])),
+                Err(failed) => Err(self.base.error(failed)),
+            },
         }
     }
 
@@ -212,17 +197,16 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// [`Error::PeerClosed`]. Requests that are complete can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
         let Self { base, flushes, .. } = self;
-        let result = base.check_peer(|reqs, wc| route(reqs, flushes, wc));
-        if result.is_err() {
+        base.check_peer(Received { flushes }).map_err(|failed| {
             // Nobody is left to send.
             base.reqs.cut_short();
-        }
-        result
+            base.error(failed)
+        })
     }
 
     /// Receives and flushes under way: started, and not yet tested as done.
     pub fn outstanding(&self) -> usize {
-        self.base.reqs.live().count() + self.flushes.live().count()
+        self.base.reqs.live() + self.flushes.live()
     }
 
     /// Receives posted.
@@ -242,153 +226,167 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 }
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
+    /// Posts a receive of one buffer, on the one queue pair of an open comm.
     #[inline(always)]
-    fn poll(&mut self) -> bool {
-        let Self { base, flushes, .. } = self;
-        base.poll(|reqs, wc| route(reqs, flushes, wc))
-    }
-
-    /// What is not a receive that is under way.
-    #[inline(never)]
-    fn test_flush(&mut self, request: &Request) -> Result<Option<&[u32]>, Error> {
-        while self.base.gate == Gate::Open && self.flushes.is_waiting(request) {
-            if !self.poll() {
-                return Ok(None);
-            }
+    fn recv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Failed> {
+        let [buf] = bufs else { return self.recv_unusual(bufs) };
+        let Base { gate, reqs, verbs, .. } = &mut self.base;
+        if *gate != Gate::Open {
+            return self.recv_unusual(bufs);
         }
-        match self.flushes.give(request) {
-            Some(_) if self.base.gate != Gate::Failed => Ok(Some(&[])),
-            _ => Err(self.base.not_done(request)),
+        // One at a time, so that each is a branch that is not taken.
+        if buf.addr == 0 {
+            return self.recv_unusual(bufs);
         }
-    }
-
-    /// What is not a receive of one buffer on an open comm.
-    #[inline(never)]
-    fn recv_grouped(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Error> {
-        if self.base.gate != Gate::Open && !self.pass()? {
-            return Ok(None);
+        if buf.rkey == 0 {
+            return self.recv_unusual(bufs);
         }
-        if bufs.is_empty() || bufs.len() > RECVS_MAX {
-            return Err(Error::Argument("a receive takes 1 to 8 buffers"));
+        if buf.len > i32::MAX as u32 {
+            return self.recv_unusual(bufs);
         }
-        // The peer could never have that many sends under way.
-        if bufs.len() as u64 > self.row_mask + 1 {
-            return Err(Error::Argument("a receive of more buffers than the FIFO has rows"));
+        if !verbs.other_qps.is_empty() {
+            return self.recv_unusual(bufs);
         }
-        self.recv_row(bufs)
-    }
-
-    /// Posts 1 to 8 buffers as one row: a receive on each queue pair, and the slots on the first.
-    #[inline(always)]
-    fn recv_row(&mut self, bufs: impl AsRef<[RecvBuf]>) -> Result<Option<Request>, Error> {
-        let bufs = bufs.as_ref();
-        for buf in bufs {
-            if buf.addr == 0 {
-                return Err(refused(buf));
-            }
-            if buf.rkey == 0 {
-                return Err(refused(buf));
-            }
-            if buf.len > i32::MAX as u32 {
-                return Err(refused(buf));
-            }
+        let Some((request, entry)) = reqs.next() else { return self.recv_unusual(bufs) };
+        let Some(row) = Row::of(verbs.control.words(), request.index()) else { return Ok(None) };
+        entry.arm(&request, entry.value.events);
+        let receiving = &mut entry.value;
+        receiving.nreqs = 1;
+        receiving.sizes[0] = buf.len;
+        row.store(0, &slot(buf, 1, self.tail + 1));
+        let mut posted = verbs.nic.post_recv(&verbs.qp, &receiving.recv_wr);
+        if posted.is_ok() {
+            let wr = core::slice::from_ref(&receiving.slots_wr);
+            posted = verbs.nic.post_send(&verbs.qp, wr);
         }
-        let row = self.row(self.tail);
-        let Some((index, entry)) = self.base.reqs.take(self.tail) else { return Ok(None) };
-        let verbs = &self.base.verbs;
-        let request = entry.arm(Request::message(self.tail), self.qps, bufs.len() as u16);
-        // One in a ring asks for a completion: otherwise the send queue never drains. It counts
-        // on the request of that row.
-        if row == 0 {
-            sign(entry, &mut self.slots_wr, index);
+        if let Err(error) = posted {
+            return Err(self.base.post_failed(error));
         }
-        for (r, (buf, size)) in bufs.iter().zip(&mut entry.value.sizes).enumerate() {
-            *size = buf.len;
-            let slot = Slot {
-                addr: buf.addr,
-                size: buf.len as i32,
-                rkey: buf.rkey,
-                nreqs: bufs.len() as u32,
-                tag: buf.tag,
-                idx: self.tail + 1,
-            };
-            fifo::store(verbs.control.words(), row, r, &slot);
-        }
-        if let Err(error) = self.post(index, row, bufs.len()) {
-            return Err(self.base.fail(error.into()));
-        }
+        reqs.advance();
         self.tail += 1;
         Ok(Some(request))
     }
 
-    /// Posts a receive on each queue pair, then the row of slots on the first.
-    #[inline(always)]
-    fn post(&mut self, index: u8, row: usize, nreqs: usize) -> Result<(), NicError> {
-        let verbs = &self.base.verbs;
-        self.recv_wr.wr_id = u64::from(index);
-        verbs.nic.post_recv(&verbs.qp, &self.recv_wr)?;
-        for qp in &verbs.other_qps {
-            verbs.nic.post_recv(qp, &self.recv_wr)?;
-        }
-        let row_offset = (row * ROW_BYTES) as u64;
-        let wr = &mut self.slots_wr;
-        wr.remote_addr = self.remote_fifo + row_offset;
-        wr.sge.addr = self.shadow_addr + row_offset;
-        wr.sge.length = (nreqs * SLOT_BYTES) as u32;
-        if nreqs > 1 || row == 0 {
-            return self.post_special_row(nreqs);
-        }
-        verbs.nic.post_send(&verbs.qp, core::slice::from_ref(wr))
-    }
-
-    /// Posts a row that does not go inline, or that asks for a completion.
+    /// As [`RecvComm::recv`], for all the rest.
     #[inline(never)]
-    fn post_special_row(&mut self, nreqs: usize) -> Result<(), NicError> {
-        let mut wr = self.slots_wr;
-        if nreqs > 1 {
-            wr.flags.remove(SendFlags::INLINE);
+    fn recv_unusual(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Failed> {
+        if self.base.gate != Gate::Open && !self.pass()? {
+            return Ok(None);
         }
-        self.slots_wr.flags.remove(SendFlags::SIGNALED);
-        let verbs = &self.base.verbs;
-        verbs.nic.post_send(&verbs.qp, &[wr])
-    }
-
-    /// Sizes of a group as the peer wrote them before its immediate, or by that one's bits; of a
-    /// single message, its immediate.
-    #[inline(never)]
-    fn received(&mut self, request: &Request, nreqs: usize) -> Result<&[u32], Error> {
-        let recv = self.base.reqs.of(request).value;
-        let row = self.sizes_word + self.row(u64::from(request.raw())) * SIZES_ROW_BYTES / 8;
-        for (r, posted) in recv.sizes.iter().enumerate().take(nreqs) {
-            let size = if nreqs == 1 {
-                recv.imm
-            } else if self.wire == Wire::Nccl214 {
-                recv.imm >> r & 1
-            } else {
-                let words = self.base.verbs.control.words();
-                let pair = words.get(row + r / 2).map_or(0, |w| w.load(Ordering::Acquire));
-                (u64::from_le(pair) >> (r % 2 * 32)) as u32
-            };
-            if size > *posted {
-                return Err(self.base.fail(Error::Overrun { got: size, posted: *posted }));
+        self.base.reqs.come_around();
+        if bufs.is_empty() || bufs.len() > RECVS_MAX {
+            return self.refuse("a receive takes 1 to 8 buffers");
+        }
+        // The peer could never have that many sends under way.
+        if bufs.len() > self.depth {
+            return self.refuse("a receive of more buffers than the FIFO has rows");
+        }
+        let Base { reqs, verbs, .. } = &mut self.base;
+        let Some((request, entry)) = reqs.next() else { return Ok(None) };
+        let Some(row) = Row::of(verbs.control.words(), request.index()) else { return Ok(None) };
+        let (nreqs, idx) = (bufs.len() as u32, self.tail + 1);
+        for (r, (buf, size)) in bufs.iter().zip(&mut entry.value.sizes).enumerate() {
+            if buf.len > i32::MAX as u32 {
+                return Err(self.base.fail(Error::TooLong(buf.len)));
             }
-            self.sizes[r] = size;
+            if buf.addr == 0 || buf.rkey == 0 {
+                return self.refuse("a receive buffer's address and rkey must not be 0");
+            }
+            *size = buf.len;
+            row.store(r, &slot(buf, nreqs, idx));
         }
-        Ok(&self.sizes[..nreqs])
+        entry.arm(&request, entry.value.events);
+        entry.value.nreqs = nreqs;
+        if let Err(error) = post(verbs, &mut entry.value) {
+            return Err(self.base.post_failed(error));
+        }
+        reqs.advance();
+        self.tail = idx;
+        Ok(Some(request))
     }
 
-    /// The row of the FIFO for receive number `number`.
-    #[inline(always)]
-    fn row(&self, number: u64) -> usize {
-        (number & self.row_mask) as usize
+    #[cold]
+    #[inline(never)]
+    fn refuse(&mut self, why: &'static str) -> Result<Option<Request>, Failed> {
+        Err(self.base.fail(Error::Argument(why)))
+    }
+
+    fn flush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, Failed> {
+        if self.base.gate != Gate::Open {
+            return Err(self.base.refuse());
+        }
+        let last = bufs.iter().rev().find(|buf| buf.len > 0);
+        let (Some(flusher), Some(buf)) = (&self.flusher, last) else { return Ok(Flush::NotNeeded) };
+        self.flushes.come_around();
+        let Some((request, entry)) = self.flushes.next() else { return Ok(Flush::Busy) };
+        let request = request.of_flush();
+        entry.arm(&request, 1);
+        let sge = Sge { addr: flusher.memory.addr(), length: 1, lkey: flusher.mr.lkey() };
+        let wr = SendWr {
+            wr_id: request.index() as u64,
+            remote_addr: buf.addr,
+            rkey: buf.rkey,
+            sge,
+            opcode: SendOpcode::RdmaRead,
+            flags: SendFlags::SIGNALED,
+            ..SendWr::default()
+        };
+        if let Err(error) = self.base.verbs.nic.post_send(&flusher.qp, &[wr]) {
+            return Err(self.base.post_failed(error));
+        }
+        self.flushes.advance();
+        Ok(Flush::Started(request))
+    }
+
+    /// Whether a flush is done, if `token` is one.
+    #[inline(never)]
+    fn settle_flush(&mut self, token: u32) -> Result<bool, Failed> {
+        let Self { base, flushes, .. } = self;
+        while base.gate != Gate::Failed && flushes.at(token).is_live(token) {
+            if flushes.at(token).is_done(token) {
+                flushes.at(token).free();
+                return Ok(true);
+            }
+            if !base.poll(&mut Received { flushes }) {
+                return Ok(false);
+            }
+        }
+        Err(base.unsettled(token))
+    }
+
+    /// Takes the sizes of a group as the peer wrote them before its immediate, or by that one's
+    /// bits; gives their number. Of a single message, the size that does not fit.
+    #[inline(never)]
+    fn read_sizes(&mut self, token: u32) -> Result<usize, Failed> {
+        let Base { reqs, verbs, .. } = &mut self.base;
+        let row_offset = usize::from(token as u8) * SIZES_ROW_BYTES;
+        let offset = Self::sizes_offset(self.depth) as usize + row_offset;
+        let words = verbs.control.words().get(offset / 8..).unwrap_or_default();
+        let Receiving { nreqs, imm, sizes, .. } = &mut reqs.at(token).value;
+        let nreqs = (*nreqs as usize).min(RECVS_MAX);
+        let got: [u32; RECVS_MAX] = match words.first_chunk::<{ RECVS_MAX / 2 }>() {
+            _ if nreqs == 1 => [*imm; RECVS_MAX],
+            Some(words) if verbs.settings.wire == Wire::Invar => {
+                let words = words.each_ref().map(|word| u64::from_le(word.load(Ordering::Acquire)));
+                core::array::from_fn(|r| (words[r / 2] >> (r % 2 * 32)) as u32)
+            }
+            _ => core::array::from_fn(|r| *imm >> r & 1),
+        };
+        for (size, got) in sizes[..nreqs].iter_mut().zip(got) {
+            let posted = core::mem::replace(size, got);
+            if got > posted {
+                return Err(self.base.fail(Error::Overrun { got, posted }));
+            }
+        }
+        Ok(nreqs)
     }
 
     /// What stands before a call where the gate is not simply open: on the wire of NCCL 2.14,
     /// the ready word (`net_ib.cc ncclRecvCheck`).
     #[cold]
-    fn pass(&mut self) -> Result<bool, Error> {
+    fn pass(&mut self) -> Result<bool, Failed> {
         if self.base.gate != Gate::Pending {
-            return Err(self.base.refused());
+            return Err(self.base.refuse());
         }
         let Base { stream, pending, .. } = &mut self.base;
         let ready = match pending {
@@ -407,36 +405,63 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     }
 }
 
-/// Why a buffer cannot be received into.
-#[cold]
-fn refused(buf: &RecvBuf) -> Error {
-    if buf.len > i32::MAX as u32 {
-        Error::TooLong(buf.len)
-    } else {
-        Error::Argument("a receive buffer's address and rkey must not be 0")
-    }
-}
-
-/// Has the write of a row complete on the request of that row.
-#[cold]
-fn sign(entry: &mut Entry<Recv>, slots_wr: &mut SendWr, index: u8) {
-    entry.await_one_more();
-    slots_wr.wr_id = u64::from(index);
-    slots_wr.flags |= SendFlags::SIGNALED;
-}
-
-/// Books a completion on the request that its `wr_id` names; whether that awaited it.
+/// What the peer is told of a buffer.
 #[inline(always)]
-fn route(reqs: &mut Ring<Recv>, flushes: &mut Ring<()>, wc: &Wc) -> bool {
-    let index = wr_id::index(wc.wr_id, 0);
-    let entry = reqs.at(index);
-    if wc.opcode == WcOpcode::RecvRdmaWithImm {
-        // Each queue pair brings the same: the whole size of a single message, not its share.
-        entry.value.imm = wc.imm_data;
-    } else if wc.opcode == WcOpcode::RdmaRead {
-        return flushes.at(index).book();
+fn slot(buf: &RecvBuf, nreqs: u32, idx: u64) -> Slot {
+    let RecvBuf { addr, len, tag, rkey } = *buf;
+    Slot { addr, size: len as i32, rkey, nreqs, tag, idx }
+}
+
+/// Posts a receive on each queue pair, then the row of slots on the first.
+#[inline(always)]
+fn post<N: Nic>(verbs: &Verbs<N>, receiving: &mut Receiving) -> Result<(), NicError> {
+    let mut posted = verbs.nic.post_recv(&verbs.qp, &receiving.recv_wr);
+    if !verbs.other_qps.is_empty() {
+        for qp in &verbs.other_qps {
+            posted = posted.and_then(|()| verbs.nic.post_recv(qp, &receiving.recv_wr));
+        }
     }
-    entry.book()
+    posted?;
+    let Receiving { slots_wr, nreqs, .. } = receiving;
+    // A row of several may be more than goes inline.
+    let flags = slots_wr.flags;
+    if *nreqs > 1 {
+        slots_wr.flags.remove(SendFlags::INLINE);
+    }
+    slots_wr.sge.length = *nreqs * SLOT_BYTES as u32;
+    let posted = verbs.nic.post_send(&verbs.qp, core::slice::from_ref(slots_wr));
+    slots_wr.sge.length = SLOT_BYTES as u32;
+    slots_wr.flags = flags;
+    posted
+}
+
+/// Completions of receives, of writes of slots, and of flushes.
+struct Received<'a> {
+    flushes: &'a mut Ring<()>,
+}
+
+impl Route<Receiving> for Received<'_> {
+    /// Data that came. Each queue pair brings the same immediate: the whole size of a single
+    /// message, not its share.
+    #[inline(always)]
+    fn book_usual(&mut self, reqs: &mut Ring<Receiving>, wc: &Wc) -> bool {
+        if wc.opcode != WcOpcode::RecvRdmaWithImm {
+            return false;
+        }
+        let entry = reqs.at(wc.wr_id as u32);
+        entry.value.imm = wc.imm_data;
+        entry.book()
+    }
+
+    #[inline(never)]
+    fn book(&mut self, reqs: &mut Ring<Receiving>, wc: &Wc) -> bool {
+        let index = wc.wr_id as u32;
+        match wc.opcode {
+            WcOpcode::RecvRdmaWithImm => self.book_usual(reqs, wc),
+            WcOpcode::RdmaRead => self.flushes.at(index).book(),
+            _ => reqs.at(index).book(),
+        }
+    }
 }
 
 impl<N: Nic> Flusher<N> {

@@ -1,14 +1,16 @@
 //! The sending end (`net_ib.cc ncclIbIsend`, `ncclIbTest`).
 
+use static_assertions::assert_eq_size;
+
 use super::Request;
-use super::base::{Base, Gate};
-use super::post::{GroupWork, Target, post_split, write};
+use super::base::{Base, Failed, Gate, Route, Settled};
+use super::post::{Group, Target, aim, post_single, with_imm};
 use crate::conn::stage::Stage;
 use crate::conn::{Parts, Stream, start_with_acceptor};
 use crate::error::{Ends, Error, Report};
-use crate::fifo::{self, DEPTH_MAX, RECVS_MAX, ROW_BYTES, Slot, SlotWords};
-use crate::nic::{Memory, Nic, Wc};
-use crate::request::Ring;
+use crate::fifo::{DEPTH_MAX, RECVS_MAX, ROW_BYTES, Room, Row, SlotWords};
+use crate::nic::{Memory, Nic, SendWr, Wc};
+use crate::request::{Entry, Ring};
 use crate::wr_id;
 
 /// Bytes of a row of sizes: eight `u32`.
@@ -25,21 +27,31 @@ pub struct SendBuf {
     pub lkey: u32,
 }
 
-/// The row at the head of the FIFO, when it groups several receives: read once, then matched.
-struct Group {
-    nreqs: usize,
-    /// A bit for each buffer that has no message yet.
-    unmatched: u8,
-    slots: [Slot; RECVS_MAX],
-    work: GroupWork,
+/// What stands beside the request of a send.
+struct Sending {
+    /// The work request of a message of its own: most of it is the same for each. Of one in a
+    /// group, just the length.
+    wr: SendWr,
+    /// Messages that end together under one `wr_id`.
+    nreqs: u32,
+}
+
+assert_eq_size!(Entry<Sending>, [u8; 64]);
+
+impl Sending {
+    /// Lays out the work request of a message of its own.
+    #[inline(always)]
+    fn lay_out(&mut self, buf: &SendBuf, size: u32, room: &Room) -> &SendWr {
+        self.nreqs = 1;
+        self.wr.imm_data = size;
+        aim(&mut self.wr, buf, size, room);
+        &self.wr
+    }
 }
 
 /// The sending end of a connection.
 pub struct SendComm<N: Nic, S> {
-    /// Of each request, the bytes that it sends.
-    base: Base<N, S, u32>,
-    /// Sends started: the number of the next request.
-    started: u64,
+    base: Base<N, S, Sending>,
     /// Rows matched and sent.
     head: u64,
     row_mask: u64,
@@ -57,13 +69,12 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let settings = parts.verbs.settings;
         let offered = usize::from(settings.depth());
         let depth = parts.peer.as_ref().map_or(offered, |peer| usize::from(peer.fifo_depth));
-        let mut target = Target::new(&parts.verbs, (offered * ROW_BYTES) as u32);
-        let (base, peer) = Base::new(parts, depth);
+        let mut target = Target::new(&parts.verbs, offered * ROW_BYTES);
+        let sending = |index| Sending { wr: with_imm(u64::from(index), 0), nreqs: 1 };
+        let (base, peer) = Base::new(parts, Ring::new(depth, sending));
         target.sizes = peer.and_then(|peer| peer.sizes);
         let row_mask = depth as u64 - 1;
-        let slots = [Slot::default(); RECVS_MAX];
-        let group = Group { nreqs: 0, unmatched: 0, slots, work: GroupWork::new() };
-        SendComm { base, started: 0, head: 0, row_mask, target, group }
+        SendComm { base, head: 0, row_mask, target, group: Group::new() }
     }
 
     /// Starts to send `buf` if the peer has posted a receive for `tag`; otherwise, or where no
@@ -77,15 +88,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// goes on. Others stay: every later call gives the same.
     #[inline(always)]
     pub fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
-        if self.base.gate == Gate::Open {
-            let row = (self.head & self.row_mask) as usize;
-            let words = self.base.verbs.control.words();
-            let Some(slot) = fifo::load(words, row, 0, self.head + 1) else { return Ok(None) };
-            if slot.is_single(tag) {
-                return self.send_one(buf, &slot);
-            }
+        match self.send(buf, tag) {
+            Ok(request) => Ok(request),
+            Err(failed) => Err(self.base.error(failed)),
         }
-        self.send_grouped(buf, tag)
     }
 
     /// Whether a send is done, and then how many bytes it sent; `request` is then over.
@@ -94,15 +100,13 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
     #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<u32>, Error> {
-        loop {
-            if self.base.reqs.is_waiting(request) && !self.base.poll(route) {
-                return Ok(None);
-            }
-            if let Some(entry) = self.base.reqs.give(request) {
-                return Ok(Some(entry.value));
-            }
-            if !self.base.reqs.is_waiting(request) {
-                return Err(self.base.not_done(request));
+        let token = request.raw();
+        match self.base.settle(token, Sent) {
+            Settled::Waiting => Ok(None),
+            Settled::Done => Ok(Some(self.base.reqs.at(token).value.wr.sge.length)),
+            Settled::Unknown => {
+                let failed = self.base.unsettled(token);
+                Err(self.base.error(failed))
             }
         }
     }
@@ -113,12 +117,12 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// # Errors
     /// [`Error::PeerClosed`]. Requests that are complete can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
-        self.base.check_peer(route)
+        self.base.check_peer(Sent).map_err(|failed| self.base.error(failed))
     }
 
     /// Sends under way: started, and not yet tested as done.
     pub fn outstanding(&self) -> usize {
-        self.base.reqs.live().count()
+        self.base.reqs.live()
     }
 
     /// Receives of the peer that were matched.
@@ -136,176 +140,177 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.report(error)
     }
 
+    /// Sends a message of its own, in one work request, on an open comm.
     #[inline(always)]
-    fn send_one(&mut self, buf: &SendBuf, slot: &SlotWords) -> Result<Option<Request>, Error> {
+    fn send(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
+        if self.base.gate != Gate::Open {
+            if self.base.gate == Gate::Group {
+                return self.send_in_group(buf, tag);
+            }
+            return self.send_unusual(buf, tag);
+        }
+        let Some(slot) = self.slot() else { return Ok(None) };
         // One at a time, so that each is a branch that is not taken.
-        if slot.size() < 0 {
-            return self.send_unfit(buf);
+        if !slot.is_single(tag) {
+            return self.send_unusual(buf, tag);
         }
-        if slot.addr == 0 {
-            return self.send_unfit(buf);
+        let room = slot.room();
+        if !room.holds(buf.len) {
+            return self.send_unusual(buf, tag);
         }
-        if slot.rkey() == 0 {
-            return self.send_unfit(buf);
+        if room.addr == 0 {
+            return self.send_unusual(buf, tag);
         }
-        if buf.len > slot.size() as u32 {
-            return self.send_unfit(buf);
+        if room.rkey == 0 {
+            return self.send_unusual(buf, tag);
         }
-        self.post_one(buf, buf.len, slot.addr, slot.rkey())
-    }
-
-    #[inline(always)]
-    fn post_one(
-        &mut self,
-        buf: &SendBuf,
-        size: u32,
-        remote_addr: u64,
-        rkey: u32,
-    ) -> Result<Option<Request>, Error> {
-        let Some((index, entry)) = self.base.reqs.take(self.started) else { return Ok(None) };
-        entry.value = size;
-        let request = entry.arm(Request::message(self.started), self.target.qps, 1);
-        let is_one = size < self.target.single_bytes_end;
-        let wr = self.target.single(buf, size, remote_addr, rkey, index);
-        let verbs = &self.base.verbs;
-        let posted = if is_one {
-            verbs.nic.post_send(&verbs.qp, core::slice::from_ref(wr))
-        } else {
-            post_split(verbs, &self.target)
-        };
-        if let Err(error) = posted {
-            return Err(self.base.fail(error.into()));
+        if buf.len >= self.target.single_bytes_end {
+            return self.send_unusual(buf, tag);
         }
-        self.started += 1;
+        let Base { reqs, verbs, .. } = &mut self.base;
+        let Some((request, entry)) = reqs.next() else { return self.send_unusual(buf, tag) };
+        entry.arm(&request, 1);
+        let wr = entry.value.lay_out(buf, buf.len, &room);
+        if let Err(error) = verbs.nic.post_send(&verbs.qp, core::slice::from_ref(wr)) {
+            return Err(self.base.post_failed(error));
+        }
+        reqs.advance();
         self.head += 1;
         Ok(Some(request))
     }
 
-    /// A message that does not fit its receive, or a receive that cannot be.
-    #[cold]
-    #[inline(never)]
-    fn send_unfit(&mut self, buf: &SendBuf) -> Result<Option<Request>, Error> {
-        let (row, idx) = ((self.head & self.row_mask) as usize, self.head + 1);
-        let words = self.base.verbs.control.words();
-        let Some(slot) = fifo::load(words, row, 0, idx) else { return Ok(None) };
-        let slot = slot.slot(idx);
-        let size = self.fit(buf, &slot)?;
-        self.post_one(buf, size, slot.addr, slot.rkey)
+    /// The first slot of the row at the head, once it is there.
+    #[inline(always)]
+    fn slot(&self) -> Option<SlotWords<'_>> {
+        let row = (self.head & self.row_mask) as usize;
+        Row::of(self.base.verbs.control.words(), row)?.load(0, self.head + 1)
     }
 
-    /// What is not a message of its own on an open comm.
+    /// As [`SendComm::send`], for all the rest.
     #[inline(never)]
-    fn send_grouped(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
-        if self.base.gate == Gate::Pending {
-            // From the start: the row at the head may be a single one.
-            return if self.pass()? { self.isend(buf, tag) } else { Ok(None) };
-        }
-        if self.base.gate == Gate::Open && self.load_group()? {
-            self.base.gate = Gate::Group;
-        }
+    fn send_unusual(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
         match self.base.gate {
             Gate::Group => self.send_in_group(buf, tag),
-            Gate::Open | Gate::Pending => Ok(None),
-            Gate::Closed | Gate::Failed => Err(self.base.refused()),
+            Gate::Open => self.send_any(buf, tag),
+            Gate::Closed | Gate::Failed => Err(self.base.refuse()),
+            Gate::Pending => match self.exchange() {
+                Ok(true) => self.send_any(buf, tag),
+                Ok(false) => Ok(None),
+                Err(error) => Err(self.base.fail(error)),
+            },
         }
     }
 
-    /// Reads a row of several slots, once all of them are there.
-    fn load_group(&mut self) -> Result<bool, Error> {
-        let row = (self.head & self.row_mask) as usize;
-        let idx = self.head + 1;
-        let words = self.base.verbs.control.words();
-        let Some(first) = fifo::load(words, row, 0, idx) else { return Ok(false) };
-        let nreqs = first.nreqs() as usize;
-        if !(1..=RECVS_MAX).contains(&nreqs) {
-            let (what, value) = ("a group of", u64::from(first.nreqs()));
-            return Err(self.base.fail(Error::Slot { what, value, idx }));
-        }
-        if nreqs == 1 {
-            // A row of its own whose tag is another: it ends by size, not by a group's bits.
-            return Ok(false);
-        }
-        for (r, slot) in self.group.slots.iter_mut().enumerate().take(nreqs) {
-            match fifo::load(words, row, r, idx) {
-                Some(loaded) => *slot = loaded.slot(idx),
-                None => return Ok(false),
+    /// Sends whatever may come on an open comm.
+    #[inline(never)]
+    fn send_any(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
+        self.base.reqs.come_around();
+        let Some(first) = self.slot() else { return Ok(None) };
+        let room = first.room();
+        match first.nreqs_tag() {
+            (1, of) if of == tag => self.send_single(buf, tag, &room),
+            // It ends by size, not by a group's bits.
+            (1, _) => Ok(None),
+            (nreqs, _) if nreqs == 0 || nreqs > RECVS_MAX as u32 => {
+                Err(self.bad_slot("a group of", nreqs.into()))
+            }
+            (nreqs, _) => {
+                let words = self.base.verbs.control.words();
+                let row = (self.head & self.row_mask) as usize;
+                let Some(row) = Row::of(words, row) else { return Ok(None) };
+                match self.group.load(&row, nreqs as usize, self.head + 1) {
+                    Ok(true) => {
+                        self.base.gate = Gate::Group;
+                        self.send_in_group(buf, tag)
+                    }
+                    Ok(false) => Ok(None),
+                    Err((what, value)) => Err(self.bad_slot(what, value)),
+                }
             }
         }
-        self.group.nreqs = nreqs;
-        self.group.unmatched = (0xff_u16 >> (RECVS_MAX - nreqs)) as u8;
-        self.group.work.clear();
-        Ok(true)
+    }
+
+    fn send_single(
+        &mut self,
+        buf: &SendBuf,
+        tag: u32,
+        room: &Room,
+    ) -> Result<Option<Request>, Failed> {
+        if let Err((what, value)) = room.check() {
+            return Err(self.bad_slot(what, value));
+        }
+        let size = self.fit(buf.len, tag, room.size as u32)?;
+        let Base { reqs, verbs, .. } = &mut self.base;
+        let Some((request, entry)) = reqs.next() else { return Ok(None) };
+        entry.arm(&request, self.target.qps);
+        let wr = entry.value.lay_out(buf, size, room);
+        if let Err(error) = post_single(verbs, &self.target, wr) {
+            return Err(self.base.fail(error.into()));
+        }
+        reqs.advance();
+        self.head += 1;
+        Ok(Some(request))
     }
 
     /// Matches one message of the group at the head; sends when it is the last.
-    fn send_in_group(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
-        let mut candidates = self.group.unmatched;
-        let (r, slot) = loop {
-            let r = candidates.trailing_zeros() as usize;
-            let Some(slot) = self.group.slots.get(r) else { return Ok(None) };
-            if slot.tag == tag {
-                break (r, *slot);
-            }
-            candidates &= candidates - 1;
+    #[inline(never)]
+    fn send_in_group(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
+        let Some(r) = self.group.find(tag) else { return Ok(None) };
+        let mut size = buf.len;
+        if size > self.group.rooms[r] {
+            size = self.fit(size, tag, self.group.rooms[r])?;
+        }
+        let reqs = &mut self.base.reqs;
+        let Some((request, entry)) = reqs.next() else {
+            return if reqs.come_around() { self.send_in_group(buf, tag) } else { Ok(None) };
         };
-        let size = self.fit(buf, &slot)?;
-        let Some((index, entry)) = self.base.reqs.take(self.started) else { return Ok(None) };
-        entry.value = size;
-        let request =
-            entry.arm(Request::message(self.started), self.target.qps, self.group.nreqs as u16);
-        self.started += 1;
-        self.group.work.add(r, index, write(buf, size, slot.addr, slot.rkey));
-        self.group.unmatched &= !(1 << r);
-        if self.group.unmatched == 0 {
-            let row = (self.head & self.row_mask) as usize;
-            let Group { nreqs, work, .. } = &mut self.group;
-            if let Err(error) = work.post(&self.base.verbs, &self.target, row, *nreqs) {
-                return Err(self.base.fail(error.into()));
-            }
-            self.base.gate = Gate::Open;
-            self.head += 1;
+        entry.arm(&request, self.target.qps);
+        entry.value.wr.sge.length = size;
+        reqs.advance();
+        if self.group.add(r, request.index() as u8, buf, size) {
+            return self.send_group(request);
         }
         Ok(Some(request))
     }
 
-    /// The bytes to send into a slot.
-    #[inline]
-    fn fit(&mut self, buf: &SendBuf, slot: &Slot) -> Result<u32, Error> {
-        if slot.size < 0 || slot.addr == 0 || slot.rkey == 0 {
-            return Err(self.bad_slot(slot));
+    /// Sends the group, of which `request` is the last.
+    #[inline(never)]
+    fn send_group(&mut self, request: Request) -> Result<Option<Request>, Failed> {
+        let Base { reqs, verbs, .. } = &mut self.base;
+        // Its completions find the others by the first.
+        reqs.at(self.group.indices[0].into()).value.nreqs = self.group.nreqs as u32;
+        let row = (self.head & self.row_mask) as usize;
+        if let Err(error) = self.group.post(verbs, &self.target, row) {
+            return Err(self.base.fail(error.into()));
         }
-        let remote = slot.size as u32;
-        if buf.len <= remote {
-            return Ok(buf.len);
-        }
-        if buf.len > i32::MAX as u32 {
-            return Err(Error::TooLong(buf.len));
-        }
-        if self.base.verbs.settings.truncate {
-            return Ok(remote);
-        }
-        Err(Error::SizeMismatch { local: buf.len, remote, tag: slot.tag })
+        self.base.gate = Gate::Open;
+        self.head += 1;
+        Ok(Some(request))
     }
 
     #[cold]
-    fn bad_slot(&mut self, slot: &Slot) -> Error {
-        let (what, value) = if slot.size < 0 {
-            ("a negative size", u64::from(slot.size as u32))
-        } else if slot.addr == 0 {
-            ("address", slot.addr)
+    #[inline(never)]
+    fn bad_slot(&mut self, what: &'static str, value: u64) -> Failed {
+        self.base.fail(Error::Slot { what, value, idx: self.head + 1 })
+    }
+
+    /// The bytes of a message to send into `room` bytes.
+    #[inline(never)]
+    fn fit(&mut self, len: u32, tag: u32, room: u32) -> Result<u32, Failed> {
+        if len <= room {
+            Ok(len)
+        } else if len > i32::MAX as u32 {
+            Err(self.base.fail(Error::TooLong(len)))
+        } else if self.base.verbs.settings.truncate {
+            Ok(room)
         } else {
-            ("rkey", u64::from(slot.rkey))
-        };
-        self.base.fail(Error::Slot { what, value, idx: slot.idx })
+            Err(self.base.fail(Error::SizeMismatch { local: len, remote: room, tag }))
+        }
     }
 
     /// On the wire of NCCL 2.14, the rest of the exchange (`net_ib.cc ncclSendCheck`); whether it
     /// is over.
     #[cold]
-    fn pass(&mut self) -> Result<bool, Error> {
-        self.exchange().map_err(|error| self.base.fail(error))
-    }
-
     fn exchange(&mut self) -> Result<bool, Error> {
         let Base { stream, verbs, ends, pending, .. } = &mut self.base;
         let Some(exchange) = pending else { return Ok(true) };
@@ -324,18 +329,22 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     }
 }
 
-/// Books a completion on the requests that its `wr_id` names; whether all awaited it.
-#[inline(always)]
-fn route(reqs: &mut Ring<u32>, wc: &Wc) -> bool {
-    let first = reqs.at(wr_id::index(wc.wr_id, 0));
-    let nreqs = first.nreqs;
-    first.book() && (nreqs == 1 || route_others(reqs, wc, nreqs))
-}
+/// Completions of sends.
+struct Sent;
 
-/// The other messages of a group.
-#[inline(never)]
-fn route_others(reqs: &mut Ring<u32>, wc: &Wc, nreqs: u16) -> bool {
-    (1..usize::from(nreqs)).all(|i| reqs.at(wr_id::index(wc.wr_id, i)).book())
+impl Route<Sending> for Sent {
+    /// The end of a message of its own.
+    #[inline(always)]
+    fn book_usual(&mut self, reqs: &mut Ring<Sending>, wc: &Wc) -> bool {
+        let entry = reqs.at(wc.wr_id as u32);
+        entry.value.nreqs == 1 && entry.book()
+    }
+
+    #[inline(never)]
+    fn book(&mut self, reqs: &mut Ring<Sending>, wc: &Wc) -> bool {
+        let nreqs = reqs.at(wc.wr_id as u32).value.nreqs as usize;
+        (0..nreqs).all(|i| reqs.at(wr_id::index(wc.wr_id, i).into()).book())
+    }
 }
 
 const _: () = assert!(DEPTH_MAX * (ROW_BYTES + SIZES_ROW_BYTES) <= u32::MAX as usize);

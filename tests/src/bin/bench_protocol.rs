@@ -2,6 +2,8 @@
 //! `cargo xtask bench protocol`: `bench_protocol CASE ITERATIONS`.
 //!
 //! Instructions an operation are the difference of two runs; so set-up and warm-up do not count.
+//! Each case runs in two ways: as in a Rust program, whose loop all calls are inlined into, and
+//! (`-calls`) through functions like those that a C program calls.
 
 use std::process::ExitCode;
 
@@ -12,14 +14,10 @@ use invar_testkit::duo::{self, Buffer, Duo};
 use invar_testkit::null::NullNic;
 use invar_testkit::pipe::Pipe;
 
-const MESSAGE_BYTES: usize = 8;
-const CASES: &str = "msg8-w1, msg8-w32, msg8-q4, group8-w1, idle-test, idle-isend";
+use call::{Called, Calls, Inlined};
 
-struct Bench {
-    duo: Duo<NullNic>,
-    from: Buffer<NullNic>,
-    to: Buffer<NullNic>,
-}
+const MESSAGE_BYTES: usize = 8;
+const CASES: &str = "msg8-w1, msg8-w32, msg8-q4, group8-w1, idle-test, idle-isend; each -calls too";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -31,19 +29,38 @@ fn main() -> ExitCode {
         eprintln!("bench_protocol: {iterations:?} is not a number of iterations");
         return ExitCode::from(2);
     };
-    match case.as_str() {
-        "msg8-w1" => Bench::new(1).messages::<1>(n),
-        "msg8-w32" => Bench::new(1).messages::<32>(n),
-        "msg8-q4" => Bench::new(4).messages::<1>(n),
-        "group8-w1" => Bench::new(1).groups(n),
-        "idle-test" => Bench::new(1).idle_test(n),
-        "idle-isend" => Bench::new(1).idle_isend(n),
-        _ => {
-            eprintln!("bench_protocol: no case {case:?}; there are {CASES}");
-            return ExitCode::from(2);
-        }
+    let is_known = match case.strip_suffix("-calls") {
+        Some(case) => run::<Called>(case, n),
+        None => run::<Inlined>(case, n),
+    };
+    if !is_known {
+        eprintln!("bench_protocol: no case {case:?}; there are {CASES}");
+        return ExitCode::from(2);
     }
     ExitCode::SUCCESS
+}
+
+/// Whether there is such a case.
+fn run<C: Calls>(case: &str, n: usize) -> bool {
+    match case {
+        "msg8-w1" => Bench::new(1).messages::<C, 1>(n),
+        "msg8-w32" => Bench::new(1).messages::<C, 32>(n),
+        "msg8-q4" => Bench::new(4).messages::<C, 1>(n),
+        "group8-w1" => Bench::new(1).groups::<C>(n),
+        "idle-test" => Bench::new(1).idle_test::<C>(n),
+        "idle-isend" => Bench::new(1).idle_isend::<C>(n),
+        _ => return false,
+    }
+    true
+}
+
+/// Where a call leaves its request.
+const NONE: Request = Request::from_raw(0);
+
+struct Bench {
+    duo: Duo<NullNic>,
+    from: Buffer<NullNic>,
+    to: Buffer<NullNic>,
 }
 
 impl Bench {
@@ -67,86 +84,198 @@ impl Bench {
     }
 
     /// `n` messages, `W` under way at a time.
-    fn messages<const W: usize>(mut self, n: usize) {
+    #[inline(never)]
+    fn messages<C: Calls, const W: usize>(mut self, n: usize) {
         let recv_bufs: [_; W] = std::array::from_fn(|i| [self.recv_buf(i)]);
         let send_bufs: [_; W] = std::array::from_fn(|i| self.send_buf(i));
         let Duo { send, recv, .. } = &mut self.duo;
+        let (mut received, mut sent) = ([NONE; W], [NONE; W]);
         for _ in 0..n / W {
-            let received = recv_bufs.each_ref().map(|bufs| call::irecv(recv, bufs).expect("irecv"));
-            let sent: [_; W] =
-                std::array::from_fn(|i| call::isend(send, &send_bufs[i], i as u32).expect("isend"));
-            for (received, sent) in received.iter().zip(&sent) {
-                assert!(call::test_send(send, sent.as_ref().expect("sent")));
-                assert!(call::test_recv(recv, received.as_ref().expect("posted"), &[8]));
+            for i in 0..W {
+                check(C::irecv(recv, &recv_bufs[i], &mut received[i]));
+            }
+            for i in 0..W {
+                check(C::isend(send, &send_bufs[i], i as u32, &mut sent[i]));
+            }
+            for i in 0..W {
+                check(C::test_send(send, &sent[i], MESSAGE_BYTES as u32));
+                check(C::test_recv(recv, &received[i], MESSAGE_BYTES as u32));
             }
         }
     }
 
     /// `n` groups of eight messages.
-    fn groups(mut self, n: usize) {
+    #[inline(never)]
+    fn groups<C: Calls>(mut self, n: usize) {
         let recv_bufs: [_; 8] = std::array::from_fn(|i| self.recv_buf(i));
         let send_bufs: [_; 8] = std::array::from_fn(|i| self.send_buf(i));
         let Duo { send, recv, .. } = &mut self.duo;
+        let (mut received, mut sent) = (NONE, [NONE; 8]);
         for _ in 0..n {
-            let received = call::irecv(recv, &recv_bufs).expect("irecv").expect("a request");
-            let sent: [_; 8] =
-                std::array::from_fn(|i| call::isend(send, &send_bufs[i], i as u32).expect("isend"));
-            for sent in &sent {
-                assert!(call::test_send(send, sent.as_ref().expect("sent")));
+            check(C::irecv(recv, &recv_bufs, &mut received));
+            for i in 0..8 {
+                check(C::isend(send, &send_bufs[i], i as u32, &mut sent[i]));
             }
-            assert!(call::test_recv(recv, &received, &[8; 8]));
+            for request in &sent {
+                check(C::test_send(send, request, MESSAGE_BYTES as u32));
+            }
+            check(C::test_recv(recv, &received, MESSAGE_BYTES as u32));
         }
     }
 
     /// `n` tests of a receive that nothing is sent to.
-    fn idle_test(mut self, n: usize) {
+    #[inline(never)]
+    fn idle_test<C: Calls>(mut self, n: usize) {
         let bufs = [self.recv_buf(0)];
         let recv = &mut self.duo.recv;
-        let request = call::irecv(recv, &bufs).expect("irecv").expect("a request");
+        let mut request = NONE;
+        check(C::irecv(recv, &bufs, &mut request));
         // The first slot write asks for a completion: take it before.
-        assert!(!call::test_recv(recv, &request, &[8]));
+        check(!C::test_recv(recv, &request, MESSAGE_BYTES as u32));
         for _ in 0..n {
-            assert!(!call::test_recv(recv, &request, &[8]));
+            check(!C::test_recv(recv, &request, MESSAGE_BYTES as u32));
         }
     }
 
     /// `n` sends for which no receive is posted.
-    fn idle_isend(mut self, n: usize) {
+    #[inline(never)]
+    fn idle_isend<C: Calls>(mut self, n: usize) {
         let buf = self.send_buf(0);
+        let mut request = NONE;
         for _ in 0..n {
-            assert!(call::isend(&mut self.duo.send, &buf, 0).expect("isend").is_none());
+            check(!C::isend(&mut self.duo.send, &buf, 0, &mut request));
         }
     }
 }
 
-/// The calls that count, each a function of its own as it is for a plugin's caller. What drives
-/// them does not count.
+/// As `assert!`, but of one place: the less there is in the loops, the better.
+fn check(is_so: bool) {
+    if !is_so {
+        unexpected();
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn unexpected() -> ! {
+    panic!("a call did not do what it must");
+}
+
+/// The calls that count.
 mod call {
     use super::*;
 
-    type Posted = Result<Option<Request>, Error>;
-
-    #[inline(never)]
-    pub(super) fn irecv(comm: &mut RecvComm<NullNic, Pipe>, bufs: &[RecvBuf]) -> Posted {
-        comm.irecv(bufs)
+    /// As of the interface that NCCL loads. Each says whether it did what was asked for; a test,
+    /// whether it also came to the expected size.
+    pub(super) trait Calls {
+        fn irecv(
+            recv: &mut RecvComm<NullNic, Pipe>,
+            bufs: &[RecvBuf],
+            request: &mut Request,
+        ) -> bool;
+        fn isend(
+            send: &mut SendComm<NullNic, Pipe>,
+            buf: &SendBuf,
+            tag: u32,
+            request: &mut Request,
+        ) -> bool;
+        fn test_send(send: &mut SendComm<NullNic, Pipe>, request: &Request, expected: u32) -> bool;
+        fn test_recv(recv: &mut RecvComm<NullNic, Pipe>, request: &Request, expected: u32) -> bool;
     }
 
-    #[inline(never)]
-    pub(super) fn isend(comm: &mut SendComm<NullNic, Pipe>, buf: &SendBuf, tag: u32) -> Posted {
-        comm.isend(buf, tag)
+    /// Each part of the loop that it is called from.
+    pub(super) struct Inlined;
+
+    impl Calls for Inlined {
+        #[inline(always)]
+        fn irecv(
+            recv: &mut RecvComm<NullNic, Pipe>,
+            bufs: &[RecvBuf],
+            request: &mut Request,
+        ) -> bool {
+            match recv.irecv(bufs) {
+                Ok(Some(posted)) => {
+                    *request = posted;
+                    true
+                }
+                Ok(None) => false,
+                Err(error) => failed(&error),
+            }
+        }
+
+        #[inline(always)]
+        fn isend(
+            send: &mut SendComm<NullNic, Pipe>,
+            buf: &SendBuf,
+            tag: u32,
+            request: &mut Request,
+        ) -> bool {
+            match send.isend(buf, tag) {
+                Ok(Some(sent)) => {
+                    *request = sent;
+                    true
+                }
+                Ok(None) => false,
+                Err(error) => failed(&error),
+            }
+        }
+
+        #[inline(always)]
+        fn test_send(send: &mut SendComm<NullNic, Pipe>, request: &Request, expected: u32) -> bool {
+            match send.test(request) {
+                Ok(Some(size)) => size == expected,
+                Ok(None) => false,
+                Err(error) => failed(&error),
+            }
+        }
+
+        #[inline(always)]
+        fn test_recv(recv: &mut RecvComm<NullNic, Pipe>, request: &Request, expected: u32) -> bool {
+            match recv.test(request) {
+                Ok(Some(sizes)) => sizes.first() == Some(&expected),
+                Ok(None) => false,
+                Err(error) => failed(&error),
+            }
+        }
     }
 
-    #[inline(never)]
-    pub(super) fn test_send(comm: &mut SendComm<NullNic, Pipe>, request: &Request) -> bool {
-        matches!(comm.test(request), Ok(Some(_)))
+    /// Each a function of its own.
+    pub(super) struct Called;
+
+    impl Calls for Called {
+        #[inline(never)]
+        fn irecv(
+            recv: &mut RecvComm<NullNic, Pipe>,
+            bufs: &[RecvBuf],
+            request: &mut Request,
+        ) -> bool {
+            Inlined::irecv(recv, bufs, request)
+        }
+
+        #[inline(never)]
+        fn isend(
+            send: &mut SendComm<NullNic, Pipe>,
+            buf: &SendBuf,
+            tag: u32,
+            request: &mut Request,
+        ) -> bool {
+            Inlined::isend(send, buf, tag, request)
+        }
+
+        #[inline(never)]
+        fn test_send(send: &mut SendComm<NullNic, Pipe>, request: &Request, expected: u32) -> bool {
+            Inlined::test_send(send, request, expected)
+        }
+
+        #[inline(never)]
+        fn test_recv(recv: &mut RecvComm<NullNic, Pipe>, request: &Request, expected: u32) -> bool {
+            Inlined::test_recv(recv, request, expected)
+        }
     }
 
+    #[cold]
     #[inline(never)]
-    pub(super) fn test_recv(
-        comm: &mut RecvComm<NullNic, Pipe>,
-        request: &Request,
-        expected: &[u32],
-    ) -> bool {
-        matches!(comm.test(request), Ok(Some(sizes)) if sizes.len() == expected.len())
+    fn failed(error: &Error) -> ! {
+        panic!("{error}");
     }
 }
