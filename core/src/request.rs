@@ -87,6 +87,11 @@ impl<T> Entry<T> {
         self.awaited >= 0
     }
 
+    /// Whether just one completion is still awaited.
+    pub(crate) fn is_at_last(&self) -> bool {
+        self.awaited == 1
+    }
+
     /// Whether `token` lives here: it waits, or is done.
     #[inline(always)]
     pub(crate) fn is_live(&self, token: u32) -> bool {

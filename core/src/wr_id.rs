@@ -18,10 +18,10 @@ pub const fn pack(indices: [u8; RECVS_MAX]) -> u64 {
     u64::from_le_bytes(indices)
 }
 
-/// Request index number `i` of a packed `wr_id`.
+/// The request indices of a packed `wr_id`.
 #[inline]
-pub const fn index(wr_id: u64, i: usize) -> u8 {
-    (wr_id >> (8 * (i % RECVS_MAX))) as u8
+pub const fn unpack(wr_id: u64) -> [u8; RECVS_MAX] {
+    wr_id.to_le_bytes()
 }
 
 /// The bit by which the immediate data of a group says that buffer `i` got data.
@@ -48,10 +48,9 @@ mod tests {
     proptest! {
         #[test]
         fn every_packed_index_comes_back(indices: [u8; RECVS_MAX]) {
-            let id = pack(indices);
-            for (i, &want) in indices.iter().enumerate() {
-                prop_assert_eq!(index(id, i), want);
-            }
+            let wr_id = pack(indices);
+            prop_assert_eq!(unpack(wr_id), indices);
+            prop_assert_eq!(wr_id as u8, indices[0]);
         }
     }
 

@@ -11,7 +11,7 @@ use crate::nic::{Nic, NicError, PollError, Wc, WcStatus};
 use crate::request::Ring;
 
 /// Completions taken in one poll.
-const POLL_BATCH: usize = 8;
+const POLL_BATCH: usize = 32;
 
 /// Whether calls may pass; what is not `Open` leaves the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +99,7 @@ impl<N: Nic, S: Stream, T> Base<N, S, T> {
 
     #[cold]
     #[inline(never)]
-    pub(super) fn post_failed(&mut self, error: NicError) -> Failed {
+    pub(super) fn nic_failed(&mut self, error: NicError) -> Failed {
         self.fail(error.into())
     }
 
@@ -187,21 +187,33 @@ impl<N: Nic, S: Stream, T> Base<N, S, T> {
         let n = match polled {
             Ok(n) => n as usize,
             Err(error) => {
-                self.fail(Error::Nic(error.into()));
+                self.nic_failed(error.into());
                 return;
             }
         };
-        for wc in &self.wcs[..n.min(POLL_BATCH)] {
+        for (i, wc) in self.wcs[..n.min(POLL_BATCH)].iter().enumerate() {
             let is_success = wc.status == WcStatus::SUCCESS;
             if is_success && route.book_usual(&mut self.reqs, wc) {
                 continue;
             }
             if !is_success || !route.book(&mut self.reqs, wc) {
-                let error = completion_error(&self.verbs.settings, wc);
-                self.fail(error);
+                self.completion_failed(i);
                 return;
             }
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn completion_failed(&mut self, i: usize) {
+        let wc = &self.wcs[i];
+        let error = if wc.status == WcStatus::SUCCESS {
+            Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num }
+        } else {
+            let Settings { timeout, retry_cnt, .. } = self.verbs.settings;
+            Error::Completion(CompletionError::new(wc, timeout, retry_cnt))
+        };
+        self.fail(error);
     }
 
     /// Fails a test because `token` is neither waiting nor done.
@@ -236,16 +248,5 @@ impl<N: Nic, S: Stream, T> Base<N, S, T> {
             self.end = Some(error);
         }
         Err(self.refuse())
-    }
-}
-
-/// What a completion tells that is in error, or that nobody awaited.
-#[cold]
-#[inline(never)]
-fn completion_error(settings: &Settings, wc: &Wc) -> Error {
-    if wc.status == WcStatus::SUCCESS {
-        Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num }
-    } else {
-        Error::Completion(CompletionError::new(wc, settings.timeout, settings.retry_cnt))
     }
 }

@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering;
 use super::SendBuf;
 use super::send::SIZES_ROW_BYTES;
 use crate::conn::Verbs;
-use crate::fifo::{RECVS_MAX, Room, Row};
+use crate::fifo::{RECVS_MAX, Row};
 use crate::math::QpSplit;
 use crate::nic::{Memory, Nic, NicError, SendFlags, SendOpcode, SendWr, Sge};
 use crate::wr_id;
@@ -22,16 +22,16 @@ pub(super) struct Target {
     ar_threshold_bytes: u32,
     /// Where the receiver takes the sizes of a group: address and key.
     pub(super) sizes: Option<(u64, u32)>,
-    /// Where our copy of them begins in the control memory.
-    sizes_offset: usize,
+    /// Where our copy of them begins in the control memory, in rows of sizes.
+    sizes_row: usize,
 }
 
 impl Target {
-    pub(super) fn new<N: Nic>(verbs: &Verbs<N>, sizes_offset: usize) -> Self {
+    pub(super) fn new<N: Nic>(verbs: &Verbs<N>, sizes_row: usize) -> Self {
         let qps = u32::from(verbs.qp_count());
         let ar_threshold_bytes = verbs.settings.ar_threshold_bytes;
         let single_bytes_end = if qps == 1 { ar_threshold_bytes.saturating_add(1) } else { 0 };
-        Target { qps, single_bytes_end, ar_threshold_bytes, sizes: None, sizes_offset }
+        Target { qps, single_bytes_end, ar_threshold_bytes, sizes: None, sizes_row }
     }
 }
 
@@ -50,14 +50,6 @@ const WRITE: SendWr = SendWr {
 pub(super) const fn with_imm(wr_id: u64, imm_data: u32) -> SendWr {
     let (opcode, flags) = (SendOpcode::RdmaWriteWithImm, SendFlags::SIGNALED);
     SendWr { wr_id, imm_data, opcode, flags, ..WRITE }
-}
-
-/// Fills in what of a work request each message has its own.
-#[inline(always)]
-pub(super) fn aim(wr: &mut SendWr, buf: &SendBuf, size: u32, room: &Room) {
-    wr.remote_addr = room.addr;
-    wr.rkey = room.rkey;
-    wr.sge = Sge { addr: buf.addr, length: size, lkey: buf.lkey };
 }
 
 /// One share of `whole`.
@@ -124,6 +116,9 @@ impl Group {
         nreqs: usize,
         idx: u64,
     ) -> Result<bool, (&'static str, u64)> {
+        if !(1..=RECVS_MAX).contains(&nreqs) {
+            return Err(("a group of", nreqs as u64));
+        }
         let all = wr_id::imm_full(nreqs);
         let Group { wrs, tags, rooms, .. } = self;
         wrs[self.nreqs % wrs.len()] = WRITE;
@@ -157,12 +152,12 @@ impl Group {
 
     /// Adds the message of buffer `r`; whether it was the last.
     #[inline(always)]
-    pub(super) fn add(&mut self, r: usize, index: u8, buf: &SendBuf, size: u32) -> bool {
+    pub(super) fn add(&mut self, r: usize, index: u8, buf: &SendBuf) -> bool {
         let r = r % RECVS_MAX;
         self.indices[r] = index;
-        self.sizes[r] = size;
-        self.wrs[r].sge = Sge { addr: buf.addr, length: size, lkey: buf.lkey };
-        if size == 0 {
+        self.sizes[r] = buf.len;
+        self.wrs[r].sge = Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey };
+        if buf.len == 0 {
             self.wrs[self.nreqs % self.wrs.len()].imm_data &= !wr_id::imm_bit(r);
         }
         self.unmatched &= !wr_id::imm_bit(r);
@@ -224,14 +219,15 @@ fn put_sizes<N: Nic>(
     sizes: &[u32; RECVS_MAX],
     (sizes_addr, rkey): (u64, u32),
 ) -> (u64, u32, Sge) {
-    let row_offset = row * SIZES_ROW_BYTES;
-    let offset = target.sizes_offset + row_offset;
-    let words = verbs.control.words().get(offset / 8..).unwrap_or_default();
-    for (word, [low, high]) in words.iter().zip(sizes.as_chunks().0) {
-        let pair = u64::from(*low) | u64::from(*high) << 32;
-        word.store(pair.to_le(), Ordering::Release);
+    let row_offset = (row * SIZES_ROW_BYTES) as u64;
+    let (rows, _) = verbs.control.words().as_chunks::<{ SIZES_ROW_BYTES / 8 }>();
+    if let Some(words) = rows.get(target.sizes_row + row) {
+        for (word, [low, high]) in words.iter().zip(sizes.as_chunks().0) {
+            let pair = u64::from(*low) | u64::from(*high) << 32;
+            word.store(pair.to_le(), Ordering::Release);
+        }
     }
-    let addr = verbs.control_addr() + offset as u64;
+    let addr = verbs.control_addr() + (target.sizes_row * SIZES_ROW_BYTES) as u64 + row_offset;
     let sge = Sge { addr, length: SIZES_ROW_BYTES as u32, lkey: verbs.control_lkey() };
-    (sizes_addr + row_offset as u64, rkey, sge)
+    (sizes_addr.wrapping_add(row_offset), rkey, sge)
 }

@@ -60,7 +60,7 @@ struct Receiving {
     recv_wr: RecvWr,
     /// Completions that a receive in this row awaits.
     events: u32,
-    /// Buffers.
+    /// Buffers: 1, but of a group while it is under way.
     nreqs: u32,
     /// The immediate that came: bytes, or of a group a bit for each buffer with data.
     imm: u32,
@@ -121,7 +121,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
                 ..SendWr::default()
             };
             let recv_wr = RecvWr { wr_id: u64::from(row), ..RecvWr::default() };
-            Receiving { slots_wr, recv_wr, events, nreqs: 0, imm: 0, sizes: [0; RECVS_MAX] }
+            Receiving { slots_wr, recv_wr, events, nreqs: 1, imm: 0, sizes: [0; RECVS_MAX] }
         };
         let mut rows = Ring::new(depth, receiving);
         // One write in a ring asks for a completion: otherwise the send queue never drains. It
@@ -251,7 +251,6 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let Some(row) = Row::of(verbs.control.words(), request.index()) else { return Ok(None) };
         entry.arm(&request, entry.value.events);
         let receiving = &mut entry.value;
-        receiving.nreqs = 1;
         receiving.sizes[0] = buf.len;
         row.store(0, &slot(buf, 1, self.tail + 1));
         let mut posted = verbs.nic.post_recv(&verbs.qp, &receiving.recv_wr);
@@ -260,7 +259,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             posted = verbs.nic.post_send(&verbs.qp, wr);
         }
         if let Err(error) = posted {
-            return Err(self.base.post_failed(error));
+            return Err(self.base.nic_failed(error));
         }
         reqs.advance();
         self.tail += 1;
@@ -285,6 +284,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let Some((request, entry)) = reqs.next() else { return Ok(None) };
         let Some(row) = Row::of(verbs.control.words(), request.index()) else { return Ok(None) };
         let (nreqs, idx) = (bufs.len() as u32, self.tail + 1);
+        entry.value.sizes = [u32::MAX; RECVS_MAX];
         for (r, (buf, size)) in bufs.iter().zip(&mut entry.value.sizes).enumerate() {
             if buf.len > i32::MAX as u32 {
                 return Err(self.base.fail(Error::TooLong(buf.len)));
@@ -298,7 +298,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         entry.arm(&request, entry.value.events);
         entry.value.nreqs = nreqs;
         if let Err(error) = post(verbs, &mut entry.value) {
-            return Err(self.base.post_failed(error));
+            return Err(self.base.nic_failed(error));
         }
         reqs.advance();
         self.tail = idx;
@@ -332,7 +332,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             ..SendWr::default()
         };
         if let Err(error) = self.base.verbs.nic.post_send(&flusher.qp, &[wr]) {
-            return Err(self.base.post_failed(error));
+            return Err(self.base.nic_failed(error));
         }
         self.flushes.advance();
         Ok(Flush::Started(request))
@@ -359,26 +359,36 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     #[inline(never)]
     fn read_sizes(&mut self, token: u32) -> Result<usize, Failed> {
         let Base { reqs, verbs, .. } = &mut self.base;
-        let row_offset = usize::from(token as u8) * SIZES_ROW_BYTES;
-        let offset = Self::sizes_offset(self.depth) as usize + row_offset;
-        let words = verbs.control.words().get(offset / 8..).unwrap_or_default();
+        let (rows, _) = verbs.control.words().as_chunks::<{ SIZES_ROW_BYTES / 8 }>();
+        let first = Self::sizes_offset(self.depth) as usize / SIZES_ROW_BYTES;
+        let row = rows.get(first + usize::from(token as u8));
         let Receiving { nreqs, imm, sizes, .. } = &mut reqs.at(token).value;
-        let nreqs = (*nreqs as usize).min(RECVS_MAX);
-        let got: [u32; RECVS_MAX] = match words.first_chunk::<{ RECVS_MAX / 2 }>() {
-            _ if nreqs == 1 => [*imm; RECVS_MAX],
-            Some(words) if verbs.settings.wire == Wire::Invar => {
-                let words = words.each_ref().map(|word| u64::from_le(word.load(Ordering::Acquire)));
-                core::array::from_fn(|r| (words[r / 2] >> (r % 2 * 32)) as u32)
+        let nreqs = core::mem::replace(nreqs, 1).min(RECVS_MAX as u32) as usize;
+        let is_told = nreqs > 1 && verbs.settings.wire == Wire::Invar;
+        for (i, pair) in sizes.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            let got = match row {
+                Some(row) if is_told => {
+                    let word = u64::from_le(row[i].load(Ordering::Acquire));
+                    [word as u32, (word >> 32) as u32]
+                }
+                _ if nreqs == 1 && i == 0 => [*imm, 0],
+                _ => [*imm >> (2 * i) & 1, *imm >> (2 * i + 1) & 1],
+            };
+            let posted = core::mem::replace(pair, got);
+            if got[0] > posted[0] {
+                return Err(self.overrun(got[0], posted[0]));
             }
-            _ => core::array::from_fn(|r| *imm >> r & 1),
-        };
-        for (size, got) in sizes[..nreqs].iter_mut().zip(got) {
-            let posted = core::mem::replace(size, got);
-            if got > posted {
-                return Err(self.base.fail(Error::Overrun { got, posted }));
+            if got[1] > posted[1] {
+                return Err(self.overrun(got[1], posted[1]));
             }
         }
         Ok(nreqs)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn overrun(&mut self, got: u32, posted: u32) -> Failed {
+        self.base.fail(Error::Overrun { got, posted })
     }
 
     /// What stands before a call where the gate is not simply open: on the wire of NCCL 2.14,

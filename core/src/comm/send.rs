@@ -1,17 +1,18 @@
 //! The sending end (`net_ib.cc ncclIbIsend`, `ncclIbTest`).
 
+use core::hint::cold_path;
+
 use static_assertions::assert_eq_size;
 
 use super::Request;
 use super::base::{Base, Failed, Gate, Route, Settled};
-use super::post::{Group, Target, aim, post_single, with_imm};
+use super::post::{Group, Target, post_single, with_imm};
 use crate::conn::stage::Stage;
 use crate::conn::{Parts, Stream, start_with_acceptor};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{DEPTH_MAX, RECVS_MAX, ROW_BYTES, Room, Row, SlotWords};
-use crate::nic::{Memory, Nic, SendWr, Wc};
+use crate::nic::{Memory, Nic, SendWr, Sge, Wc};
 use crate::request::{Entry, Ring};
-use crate::wr_id;
 
 /// Bytes of a row of sizes: eight `u32`.
 pub(super) const SIZES_ROW_BYTES: usize = 4 * RECVS_MAX;
@@ -32,7 +33,7 @@ struct Sending {
     /// The work request of a message of its own: most of it is the same for each. Of one in a
     /// group, just the length.
     wr: SendWr,
-    /// Messages that end together under one `wr_id`.
+    /// Messages that end under this one's `wr_id`: 1, but of a group while it is under way.
     nreqs: u32,
 }
 
@@ -41,11 +42,12 @@ assert_eq_size!(Entry<Sending>, [u8; 64]);
 impl Sending {
     /// Lays out the work request of a message of its own.
     #[inline(always)]
-    fn lay_out(&mut self, buf: &SendBuf, size: u32, room: &Room) -> &SendWr {
-        self.nreqs = 1;
-        self.wr.imm_data = size;
-        aim(&mut self.wr, buf, size, room);
-        &self.wr
+    fn lay_out(&mut self, buf: &SendBuf, room: &Room) -> &SendWr {
+        let wr = &mut self.wr;
+        wr.imm_data = buf.len;
+        (wr.remote_addr, wr.rkey) = (room.addr, room.rkey);
+        wr.sge = Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey };
+        wr
     }
 }
 
@@ -69,7 +71,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let settings = parts.verbs.settings;
         let offered = usize::from(settings.depth());
         let depth = parts.peer.as_ref().map_or(offered, |peer| usize::from(peer.fifo_depth));
-        let mut target = Target::new(&parts.verbs, offered * ROW_BYTES);
+        let mut target = Target::new(&parts.verbs, offered * ROW_BYTES / SIZES_ROW_BYTES);
         let sending = |index| Sending { wr: with_imm(u64::from(index), 0), nreqs: 1 };
         let (base, peer) = Base::new(parts, Ring::new(depth, sending));
         target.sizes = peer.and_then(|peer| peer.sizes);
@@ -144,6 +146,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     #[inline(always)]
     fn send(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
         if self.base.gate != Gate::Open {
+            cold_path();
             if self.base.gate == Gate::Group {
                 return self.send_in_group(buf, tag);
             }
@@ -168,11 +171,11 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return self.send_unusual(buf, tag);
         }
         let Base { reqs, verbs, .. } = &mut self.base;
-        let Some((request, entry)) = reqs.next() else { return self.send_unusual(buf, tag) };
+        let Some((request, entry)) = reqs.next() else { return self.send_around(buf, tag) };
         entry.arm(&request, 1);
-        let wr = entry.value.lay_out(buf, buf.len, &room);
+        let wr = entry.value.lay_out(buf, &room);
         if let Err(error) = verbs.nic.post_send(&verbs.qp, core::slice::from_ref(wr)) {
-            return Err(self.base.post_failed(error));
+            return Err(self.base.nic_failed(error));
         }
         reqs.advance();
         self.head += 1;
@@ -202,31 +205,25 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     }
 
     /// Sends whatever may come on an open comm.
-    #[inline(never)]
     fn send_any(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
-        self.base.reqs.come_around();
-        let Some(first) = self.slot() else { return Ok(None) };
-        let room = first.room();
+        let row = (self.head & self.row_mask) as usize;
+        let Some(row) = Row::of(self.base.verbs.control.words(), row) else { return Ok(None) };
+        let Some(first) = row.load(0, self.head + 1) else { return Ok(None) };
         match first.nreqs_tag() {
-            (1, of) if of == tag => self.send_single(buf, tag, &room),
+            (1, of) if of == tag => {
+                let room = first.room();
+                self.send_single(buf, tag, &room)
+            }
             // It ends by size, not by a group's bits.
             (1, _) => Ok(None),
-            (nreqs, _) if nreqs == 0 || nreqs > RECVS_MAX as u32 => {
-                Err(self.bad_slot("a group of", nreqs.into()))
-            }
-            (nreqs, _) => {
-                let words = self.base.verbs.control.words();
-                let row = (self.head & self.row_mask) as usize;
-                let Some(row) = Row::of(words, row) else { return Ok(None) };
-                match self.group.load(&row, nreqs as usize, self.head + 1) {
-                    Ok(true) => {
-                        self.base.gate = Gate::Group;
-                        self.send_in_group(buf, tag)
-                    }
-                    Ok(false) => Ok(None),
-                    Err((what, value)) => Err(self.bad_slot(what, value)),
+            (nreqs, _) => match self.group.load(&row, nreqs as usize, self.head + 1) {
+                Ok(true) => {
+                    self.base.gate = Gate::Group;
+                    self.send_in_group(buf, tag)
                 }
-            }
+                Ok(false) => Ok(None),
+                Err((what, value)) => Err(self.bad_slot(what, value)),
+            },
         }
     }
 
@@ -239,11 +236,13 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         if let Err((what, value)) = room.check() {
             return Err(self.bad_slot(what, value));
         }
-        let size = self.fit(buf.len, tag, room.size as u32)?;
+        if !room.holds(buf.len) {
+            return self.send_cut(buf, tag, room.size as u32);
+        }
         let Base { reqs, verbs, .. } = &mut self.base;
-        let Some((request, entry)) = reqs.next() else { return Ok(None) };
+        let Some((request, entry)) = reqs.next() else { return self.send_around(buf, tag) };
         entry.arm(&request, self.target.qps);
-        let wr = entry.value.lay_out(buf, size, room);
+        let wr = entry.value.lay_out(buf, room);
         if let Err(error) = post_single(verbs, &self.target, wr) {
             return Err(self.base.fail(error.into()));
         }
@@ -253,24 +252,43 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     }
 
     /// Matches one message of the group at the head; sends when it is the last.
-    #[inline(never)]
+    #[inline(always)]
     fn send_in_group(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
-        let Some(r) = self.group.find(tag) else { return Ok(None) };
-        let mut size = buf.len;
-        if size > self.group.rooms[r] {
-            size = self.fit(size, tag, self.group.rooms[r])?;
+        let Self { base: Base { reqs, .. }, group, target, .. } = self;
+        let Some(r) = group.find(tag) else { return Ok(None) };
+        if buf.len > group.rooms[r] {
+            let room = group.rooms[r];
+            return self.send_cut(buf, tag, room);
         }
-        let reqs = &mut self.base.reqs;
-        let Some((request, entry)) = reqs.next() else {
-            return if reqs.come_around() { self.send_in_group(buf, tag) } else { Ok(None) };
-        };
-        entry.arm(&request, self.target.qps);
-        entry.value.wr.sge.length = size;
+        let Some((request, entry)) = reqs.next() else { return self.send_around(buf, tag) };
+        entry.arm(&request, target.qps);
+        entry.value.wr.sge.length = buf.len;
         reqs.advance();
-        if self.group.add(r, request.index() as u8, buf, size) {
+        if group.add(r, request.index() as u8, buf) {
             return self.send_group(request);
         }
         Ok(Some(request))
+    }
+
+    /// Sends as much of a message as there is room for, if that is wanted.
+    #[cold]
+    #[inline(never)]
+    fn send_cut(&mut self, buf: &SendBuf, tag: u32, room: u32) -> Result<Option<Request>, Failed> {
+        let local = buf.len;
+        if local > i32::MAX as u32 {
+            Err(self.base.fail(Error::TooLong(local)))
+        } else if self.base.verbs.settings.truncate {
+            self.send_unusual(&SendBuf { len: room, ..*buf }, tag)
+        } else {
+            Err(self.base.fail(Error::SizeMismatch { local, remote: room, tag }))
+        }
+    }
+
+    /// Goes on at the start of the ring of requests, if this is its end.
+    #[cold]
+    #[inline(never)]
+    fn send_around(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
+        if self.base.reqs.come_around() { self.send_unusual(buf, tag) } else { Ok(None) }
     }
 
     /// Sends the group, of which `request` is the last.
@@ -292,20 +310,6 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     #[inline(never)]
     fn bad_slot(&mut self, what: &'static str, value: u64) -> Failed {
         self.base.fail(Error::Slot { what, value, idx: self.head + 1 })
-    }
-
-    /// The bytes of a message to send into `room` bytes.
-    #[inline(never)]
-    fn fit(&mut self, len: u32, tag: u32, room: u32) -> Result<u32, Failed> {
-        if len <= room {
-            Ok(len)
-        } else if len > i32::MAX as u32 {
-            Err(self.base.fail(Error::TooLong(len)))
-        } else if self.base.verbs.settings.truncate {
-            Ok(room)
-        } else {
-            Err(self.base.fail(Error::SizeMismatch { local: len, remote: room, tag }))
-        }
     }
 
     /// On the wire of NCCL 2.14, the rest of the exchange (`net_ib.cc ncclSendCheck`); whether it
@@ -342,8 +346,17 @@ impl Route<Sending> for Sent {
 
     #[inline(never)]
     fn book(&mut self, reqs: &mut Ring<Sending>, wc: &Wc) -> bool {
-        let nreqs = reqs.at(wc.wr_id as u32).value.nreqs as usize;
-        (0..nreqs).all(|i| reqs.at(wr_id::index(wc.wr_id, i).into()).book())
+        let first = reqs.at(wc.wr_id as u32);
+        let nreqs = first.value.nreqs;
+        if first.is_at_last() {
+            first.value.nreqs = 1;
+        }
+        let mut indices = wc.wr_id;
+        (0..nreqs).all(|_| {
+            let index = indices as u32;
+            indices >>= u8::BITS;
+            reqs.at(index).book()
+        })
     }
 }
 

@@ -73,9 +73,9 @@ impl Bench {
         Bench { duo, from, to }
     }
 
-    fn recv_buf(&self, i: usize) -> RecvBuf {
+    fn recv_buf(&self, i: usize, tag: u32) -> RecvBuf {
         let addr = self.to.addr(i * MESSAGE_BYTES);
-        RecvBuf { addr, len: MESSAGE_BYTES as u32, tag: i as u32, rkey: self.to.rkey() }
+        RecvBuf { addr, len: MESSAGE_BYTES as u32, tag, rkey: self.to.rkey() }
     }
 
     fn send_buf(&self, i: usize) -> SendBuf {
@@ -86,20 +86,20 @@ impl Bench {
     /// `n` messages, `W` under way at a time.
     #[inline(never)]
     fn messages<C: Calls, const W: usize>(mut self, n: usize) {
-        let recv_bufs: [_; W] = std::array::from_fn(|i| [self.recv_buf(i)]);
+        let recv_bufs: [_; W] = std::array::from_fn(|i| [self.recv_buf(i, 0)]);
         let send_bufs: [_; W] = std::array::from_fn(|i| self.send_buf(i));
         let Duo { send, recv, .. } = &mut self.duo;
         let (mut received, mut sent) = ([NONE; W], [NONE; W]);
         for _ in 0..n / W {
-            for i in 0..W {
-                check(C::irecv(recv, &recv_bufs[i], &mut received[i]));
+            for (buf, request) in recv_bufs.iter().zip(&mut received) {
+                check(C::irecv(recv, buf, request));
             }
-            for i in 0..W {
-                check(C::isend(send, &send_bufs[i], i as u32, &mut sent[i]));
+            for (buf, request) in send_bufs.iter().zip(&mut sent) {
+                check(C::isend(send, buf, 0, request));
             }
-            for i in 0..W {
-                check(C::test_send(send, &sent[i], MESSAGE_BYTES as u32));
-                check(C::test_recv(recv, &received[i], MESSAGE_BYTES as u32));
+            for (received, sent) in received.iter().zip(&sent) {
+                check(C::test_send(send, sent, MESSAGE_BYTES as u32));
+                check(C::test_recv(recv, received, MESSAGE_BYTES as u32));
             }
         }
     }
@@ -107,7 +107,7 @@ impl Bench {
     /// `n` groups of eight messages.
     #[inline(never)]
     fn groups<C: Calls>(mut self, n: usize) {
-        let recv_bufs: [_; 8] = std::array::from_fn(|i| self.recv_buf(i));
+        let recv_bufs: [_; 8] = std::array::from_fn(|i| self.recv_buf(i, i as u32));
         let send_bufs: [_; 8] = std::array::from_fn(|i| self.send_buf(i));
         let Duo { send, recv, .. } = &mut self.duo;
         let (mut received, mut sent) = (NONE, [NONE; 8]);
@@ -126,7 +126,7 @@ impl Bench {
     /// `n` tests of a receive that nothing is sent to.
     #[inline(never)]
     fn idle_test<C: Calls>(mut self, n: usize) {
-        let bufs = [self.recv_buf(0)];
+        let bufs = [self.recv_buf(0, 0)];
         let recv = &mut self.duo.recv;
         let mut request = NONE;
         check(C::irecv(recv, &bufs, &mut request));
