@@ -229,6 +229,17 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_cannot_be_is_named() {
+        let sound = Room { addr: 8, size: 0, rkey: 1 };
+        assert_eq!(sound.check(), Ok(()));
+        let size = Room { size: -1, ..sound };
+        assert_eq!(size.check(), Err(("a negative size", 0xffff_ffff)));
+        assert!(!size.holds(0));
+        assert_eq!(Room { addr: 0, ..sound }.check(), Err(("address", 0)));
+        assert_eq!(Room { rkey: 0, ..sound }.check(), Err(("rkey", 0)));
+    }
+
+    #[test]
     fn slot_bytes_match_what_nccl_writes() {
         let slot = Slot {
             addr: 0x0102_0304_0506_0708,

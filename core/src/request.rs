@@ -127,19 +127,20 @@ impl<T> Ring<T> {
     /// The next request and its entry, if that is free; the caller arms it, and then goes on with
     /// [`Ring::advance`].
     #[inline(always)]
-    pub(crate) fn next(&mut self) -> Option<(Request, &mut Entry<T>)> {
+    pub(crate) fn next_free(&mut self) -> Option<(Request, &mut Entry<T>)> {
         let token = self.next & NUMBER;
         let entry = &mut self.entries[usize::from(token as u8)];
         if entry.key == FREE { Some((Request(token), entry)) } else { None }
     }
 
+    /// The next request is taken.
     #[inline(always)]
     pub(crate) fn advance(&mut self) {
         self.next = self.next.wrapping_add(1);
     }
 
     /// Comes around at the end of a ring of less than 256; whether there was reason to, after
-    /// [`Ring::next`] gave nothing.
+    /// [`Ring::next_free`] gave nothing.
     #[cold]
     #[inline(never)]
     pub(crate) fn come_around(&mut self) -> bool {
@@ -192,10 +193,10 @@ mod tests {
                 match operation % 3 {
                     0 => {
                         let place = count % depth;
-                        if ring.next().is_none() && ring.come_around() {
+                        if ring.next_free().is_none() && ring.come_around() {
                             prop_assert!(!ring.come_around());
                         }
-                        let taken = ring.next().map(|(request, entry)| {
+                        let taken = ring.next_free().map(|(request, entry)| {
                             entry.arm(&request, 2);
                             (request, entry.value)
                         });
@@ -246,7 +247,7 @@ mod tests {
             let mut ring = Ring::<()>::new(8, |_| ());
             let mut live: heapless::Vec<u32, 8> = heapless::Vec::new();
             for _ in 0..taken {
-                let (request, entry) = ring.next().unwrap();
+                let (request, entry) = ring.next_free().unwrap();
                 entry.arm(&request, 1);
                 ring.advance();
                 live.push(request.raw()).unwrap();
@@ -262,7 +263,7 @@ mod tests {
         #[test]
         fn a_completion_too_many_is_noticed(events in 1u32..100) {
             let mut ring = Ring::<()>::new(1, |_| ());
-            let (request, entry) = ring.next().unwrap();
+            let (request, entry) = ring.next_free().unwrap();
             entry.arm(&request, events);
             for _ in 0..events {
                 prop_assert!(!ring.at(0).is_done(request.raw()));

@@ -83,8 +83,8 @@ impl<N: Nic, S: Stream, T> Base<N, S, T> {
         self.ends.report(error)
     }
 
-    /// Leaves the error of a call in the comm. After a fatal one nothing more can succeed; the
-    /// first of these stays.
+    /// Fails a call, and leaves its error in the comm. After a fatal one nothing more can succeed;
+    /// the first of these stays.
     #[cold]
     #[inline(never)]
     pub(super) fn fail(&mut self, error: Error) -> Failed {
@@ -97,6 +97,7 @@ impl<N: Nic, S: Stream, T> Base<N, S, T> {
         Failed
     }
 
+    /// Fails a call because the NIC refused one.
     #[cold]
     #[inline(never)]
     pub(super) fn nic_failed(&mut self, error: NicError) -> Failed {
@@ -114,7 +115,7 @@ impl<N: Nic, S: Stream, T> Base<N, S, T> {
     /// The error that a failed call has left.
     #[cold]
     #[inline(never)]
-    pub(super) fn error(&self, Failed: Failed) -> Error {
+    pub(super) fn error(&self, _: Failed) -> Error {
         self.error.unwrap_or(Error::PeerClosed(StreamError::Closed))
     }
 
@@ -203,6 +204,7 @@ impl<N: Nic, S: Stream, T> Base<N, S, T> {
         }
     }
 
+    /// Fails the comm because of completion number `i` of a poll.
     #[cold]
     #[inline(never)]
     fn completion_failed(&mut self, i: usize) {

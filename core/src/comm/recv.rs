@@ -247,7 +247,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         if !verbs.other_qps.is_empty() {
             return self.recv_unusual(bufs);
         }
-        let Some((request, entry)) = reqs.next() else { return self.recv_unusual(bufs) };
+        let Some((request, entry)) = reqs.next_free() else { return self.recv_unusual(bufs) };
         let Some(row) = Row::of(verbs.control.words(), request.index()) else { return Ok(None) };
         entry.arm(&request, entry.value.events);
         let receiving = &mut entry.value;
@@ -281,9 +281,10 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             return self.refuse("a receive of more buffers than the FIFO has rows");
         }
         let Base { reqs, verbs, .. } = &mut self.base;
-        let Some((request, entry)) = reqs.next() else { return Ok(None) };
+        let Some((request, entry)) = reqs.next_free() else { return Ok(None) };
         let Some(row) = Row::of(verbs.control.words(), request.index()) else { return Ok(None) };
         let (nreqs, idx) = (bufs.len() as u32, self.tail + 1);
+        // What is not there takes anything.
         entry.value.sizes = [u32::MAX; RECVS_MAX];
         for (r, (buf, size)) in bufs.iter().zip(&mut entry.value.sizes).enumerate() {
             if buf.len > i32::MAX as u32 {
@@ -318,7 +319,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let last = bufs.iter().rev().find(|buf| buf.len > 0);
         let (Some(flusher), Some(buf)) = (&self.flusher, last) else { return Ok(Flush::NotNeeded) };
         self.flushes.come_around();
-        let Some((request, entry)) = self.flushes.next() else { return Ok(Flush::Busy) };
+        let Some((request, entry)) = self.flushes.next_free() else { return Ok(Flush::Busy) };
         let request = request.of_flush();
         entry.arm(&request, 1);
         let sge = Sge { addr: flusher.memory.addr(), length: 1, lkey: flusher.mr.lkey() };

@@ -142,7 +142,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.report(error)
     }
 
-    /// Sends a message of its own, in one work request, on an open comm.
+    /// Sends a message of its own in one work request, or one of the group that is being matched.
     #[inline(always)]
     fn send(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
         if self.base.gate != Gate::Open {
@@ -171,7 +171,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return self.send_unusual(buf, tag);
         }
         let Base { reqs, verbs, .. } = &mut self.base;
-        let Some((request, entry)) = reqs.next() else { return self.send_around(buf, tag) };
+        let Some((request, entry)) = reqs.next_free() else { return self.send_around(buf, tag) };
         entry.arm(&request, 1);
         let wr = entry.value.lay_out(buf, &room);
         if let Err(error) = verbs.nic.post_send(&verbs.qp, core::slice::from_ref(wr)) {
@@ -193,19 +193,15 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     #[inline(never)]
     fn send_unusual(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
         match self.base.gate {
-            Gate::Group => self.send_in_group(buf, tag),
-            Gate::Open => self.send_any(buf, tag),
-            Gate::Closed | Gate::Failed => Err(self.base.refuse()),
+            Gate::Open => {}
+            Gate::Group => return self.send_in_group(buf, tag),
+            Gate::Closed | Gate::Failed => return Err(self.base.refuse()),
             Gate::Pending => match self.exchange() {
-                Ok(true) => self.send_any(buf, tag),
-                Ok(false) => Ok(None),
-                Err(error) => Err(self.base.fail(error)),
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                Err(error) => return Err(self.base.fail(error)),
             },
         }
-    }
-
-    /// Sends whatever may come on an open comm.
-    fn send_any(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
         let row = (self.head & self.row_mask) as usize;
         let Some(row) = Row::of(self.base.verbs.control.words(), row) else { return Ok(None) };
         let Some(first) = row.load(0, self.head + 1) else { return Ok(None) };
@@ -219,7 +215,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             (nreqs, _) => match self.group.load(&row, nreqs as usize, self.head + 1) {
                 Ok(true) => {
                     self.base.gate = Gate::Group;
-                    self.send_in_group(buf, tag)
+                    self.send_unusual(buf, tag)
                 }
                 Ok(false) => Ok(None),
                 Err((what, value)) => Err(self.bad_slot(what, value)),
@@ -227,6 +223,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
     }
 
+    /// Sends a message of its own, however many work requests that takes.
     fn send_single(
         &mut self,
         buf: &SendBuf,
@@ -236,15 +233,13 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         if let Err((what, value)) = room.check() {
             return Err(self.bad_slot(what, value));
         }
-        if !room.holds(buf.len) {
-            return self.send_cut(buf, tag, room.size as u32);
-        }
+        let len = self.fit(buf.len, tag, room.size as u32)?;
         let Base { reqs, verbs, .. } = &mut self.base;
-        let Some((request, entry)) = reqs.next() else { return self.send_around(buf, tag) };
+        let Some((request, entry)) = reqs.next_free() else { return self.send_around(buf, tag) };
         entry.arm(&request, self.target.qps);
-        let wr = entry.value.lay_out(buf, room);
+        let wr = entry.value.lay_out(&SendBuf { len, ..*buf }, room);
         if let Err(error) = post_single(verbs, &self.target, wr) {
-            return Err(self.base.fail(error.into()));
+            return Err(self.base.nic_failed(error));
         }
         reqs.advance();
         self.head += 1;
@@ -260,7 +255,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             let room = group.rooms[r];
             return self.send_cut(buf, tag, room);
         }
-        let Some((request, entry)) = reqs.next() else { return self.send_around(buf, tag) };
+        let Some((request, entry)) = reqs.next_free() else { return self.send_around(buf, tag) };
         entry.arm(&request, target.qps);
         entry.value.wr.sge.length = buf.len;
         reqs.advance();
@@ -268,27 +263,6 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return self.send_group(request);
         }
         Ok(Some(request))
-    }
-
-    /// Sends as much of a message as there is room for, if that is wanted.
-    #[cold]
-    #[inline(never)]
-    fn send_cut(&mut self, buf: &SendBuf, tag: u32, room: u32) -> Result<Option<Request>, Failed> {
-        let local = buf.len;
-        if local > i32::MAX as u32 {
-            Err(self.base.fail(Error::TooLong(local)))
-        } else if self.base.verbs.settings.truncate {
-            self.send_unusual(&SendBuf { len: room, ..*buf }, tag)
-        } else {
-            Err(self.base.fail(Error::SizeMismatch { local, remote: room, tag }))
-        }
-    }
-
-    /// Goes on at the start of the ring of requests, if this is its end.
-    #[cold]
-    #[inline(never)]
-    fn send_around(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
-        if self.base.reqs.come_around() { self.send_unusual(buf, tag) } else { Ok(None) }
     }
 
     /// Sends the group, of which `request` is the last.
@@ -299,11 +273,39 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         reqs.at(self.group.indices[0].into()).value.nreqs = self.group.nreqs as u32;
         let row = (self.head & self.row_mask) as usize;
         if let Err(error) = self.group.post(verbs, &self.target, row) {
-            return Err(self.base.fail(error.into()));
+            return Err(self.base.nic_failed(error));
         }
         self.base.gate = Gate::Open;
         self.head += 1;
         Ok(Some(request))
+    }
+
+    /// Adds to the group what there is room for of a message that is longer.
+    #[cold]
+    #[inline(never)]
+    fn send_cut(&mut self, buf: &SendBuf, tag: u32, room: u32) -> Result<Option<Request>, Failed> {
+        let len = self.fit(buf.len, tag, room)?;
+        self.send_unusual(&SendBuf { len, ..*buf }, tag)
+    }
+
+    /// Goes on at the start of the ring of requests, if this is its end.
+    #[cold]
+    #[inline(never)]
+    fn send_around(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
+        if self.base.reqs.come_around() { self.send_unusual(buf, tag) } else { Ok(None) }
+    }
+
+    /// The bytes to send of `len`, where there is room for `room`.
+    fn fit(&mut self, len: u32, tag: u32, room: u32) -> Result<u32, Failed> {
+        if len <= room {
+            Ok(len)
+        } else if len > i32::MAX as u32 {
+            Err(self.base.fail(Error::TooLong(len)))
+        } else if self.base.verbs.settings.truncate {
+            Ok(room)
+        } else {
+            Err(self.base.fail(Error::SizeMismatch { local: len, remote: room, tag }))
+        }
     }
 
     #[cold]
@@ -344,6 +346,7 @@ impl Route<Sending> for Sent {
         entry.value.nreqs == 1 && entry.book()
     }
 
+    /// The end of a group too. Each queue pair brings one.
     #[inline(never)]
     fn book(&mut self, reqs: &mut Ring<Sending>, wc: &Wc) -> bool {
         let first = reqs.at(wc.wr_id as u32);
