@@ -298,7 +298,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         }
         entry.arm(&request, entry.value.events);
         entry.value.nreqs = nreqs;
-        if let Err(error) = post(verbs, &mut entry.value) {
+        if let Err(error) = post(verbs, &entry.value) {
             return Err(self.base.nic_failed(error));
         }
         reqs.advance();
@@ -424,26 +424,18 @@ fn slot(buf: &RecvBuf, nreqs: u32, idx: u64) -> Slot {
 }
 
 /// Posts a receive on each queue pair, then the row of slots on the first.
-#[inline(always)]
-fn post<N: Nic>(verbs: &Verbs<N>, receiving: &mut Receiving) -> Result<(), NicError> {
-    let mut posted = verbs.nic.post_recv(&verbs.qp, &receiving.recv_wr);
-    if !verbs.other_qps.is_empty() {
-        for qp in &verbs.other_qps {
-            posted = posted.and_then(|()| verbs.nic.post_recv(qp, &receiving.recv_wr));
-        }
+fn post<N: Nic>(verbs: &Verbs<N>, receiving: &Receiving) -> Result<(), NicError> {
+    verbs.nic.post_recv(&verbs.qp, &receiving.recv_wr)?;
+    for qp in &verbs.other_qps {
+        verbs.nic.post_recv(qp, &receiving.recv_wr)?;
     }
-    posted?;
-    let Receiving { slots_wr, nreqs, .. } = receiving;
-    // A row of several may be more than goes inline.
-    let flags = slots_wr.flags;
-    if *nreqs > 1 {
-        slots_wr.flags.remove(SendFlags::INLINE);
+    let mut wr = receiving.slots_wr;
+    wr.sge.length = receiving.nreqs * SLOT_BYTES as u32;
+    if receiving.nreqs > 1 {
+        // A row of several may be more than goes inline.
+        wr.flags.remove(SendFlags::INLINE);
     }
-    slots_wr.sge.length = *nreqs * SLOT_BYTES as u32;
-    let posted = verbs.nic.post_send(&verbs.qp, core::slice::from_ref(slots_wr));
-    slots_wr.sge.length = SLOT_BYTES as u32;
-    slots_wr.flags = flags;
-    posted
+    verbs.nic.post_send(&verbs.qp, &[wr])
 }
 
 /// Completions of receives, of writes of slots, and of flushes.
