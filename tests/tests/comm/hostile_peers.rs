@@ -119,29 +119,47 @@ fn more_bytes_than_were_asked_for_are_an_overrun() {
     assert_eq!(recv.irecv(&[room]), Err(overrun), "it stays");
 }
 
-#[test]
-fn sizes_of_a_group_beyond_what_was_asked_for_are_an_overrun() {
+/// What `test` says of a group of buffers of ten bytes, of which the peer writes `told`.
+fn told_sizes<const N: usize>(told: &[u32]) -> Result<Option<Vec<u32>>, Error> {
     let nics: [NullNic; 2] = NullNic::ports();
     let [a, b] = &nics.map(Meddler::new);
     let mut duo = duo::connect([a, b], [Settings::default(); 2], || {}).expect("a connection");
     let to = Buffer::new(b, &duo.recv_pd, 64);
-    let room = |tag| RecvBuf { addr: to.addr(0), len: 10, tag, rkey: to.rkey() };
-    let received = duo.recv.irecv(&[room(0), room(1)]).expect("irecv").expect("a request");
-    for tag in [0, 1] {
+    let rooms: [RecvBuf; N] = std::array::from_fn(|tag| RecvBuf {
+        addr: to.addr(0),
+        len: 10,
+        tag: tag as u32,
+        rkey: to.rkey(),
+    });
+    let received = duo.recv.irecv(&rooms).expect("irecv").expect("a request");
+    for tag in 0..N as u32 {
         let _ = duo.send.isend(&SendBuf::default(), tag).expect("isend").expect("a request");
     }
     // The sender's last request went to where the sizes come in: another of its kind follows.
     let (_, sizes) = *a.plan.posted.borrow().last().expect("a request");
     let cap = QpCap { max_send_wr: 1, max_recv_wr: 1, max_inline_data: 0 };
-    let ends = [(a, duo.send_pd), (b, duo.recv_pd)].map(|(nic, pd)| End::with(nic, pd, &cap, 8, 8));
+    let ends =
+        [(a, duo.send_pd), (b, duo.recv_pd)].map(|(nic, pd)| End::with(nic, pd, &cap, 8, 32));
     ends[0].connect(&ends[1], &Link::default());
     ends[1].connect(&ends[0], &Link::default());
-    ends[0].buffer.write(0, &[10u32.to_le_bytes(), 11u32.to_le_bytes()].concat());
-    let write = ends[0].work(SendOpcode::RdmaWrite, 8, &ends[1]);
+    let bytes: Vec<u8> = told.iter().flat_map(|size| size.to_le_bytes()).collect();
+    ends[0].buffer.write(0, &bytes);
+    let write = ends[0].work(SendOpcode::RdmaWrite, bytes.len(), &ends[1]);
     ends[0].post(&SendWr { remote_addr: sizes.remote_addr, rkey: sizes.rkey, ..write });
     assert_eq!(ends[0].wait().status, WcStatus::SUCCESS);
-    let overrun = Error::Overrun { got: 11, posted: 10 };
-    assert_eq!(duo.recv.test(&received), Err(overrun));
+    duo.recv.test(&received).map(|sizes| sizes.map(<[u32]>::to_vec))
+}
+
+#[test]
+fn sizes_of_a_group_beyond_what_was_asked_for_are_an_overrun() {
+    let overrun = Err(Error::Overrun { got: 11, posted: 10 });
+    assert_eq!(told_sizes::<2>(&[10, 11]), overrun);
+    assert_eq!(told_sizes::<3>(&[10, 9, 11]), overrun);
+}
+
+#[test]
+fn sizes_of_buffers_that_a_group_does_not_have_say_nothing() {
+    assert_eq!(told_sizes::<3>(&[10, 9, 8, 11]), Ok(Some(vec![10, 9, 8])));
 }
 
 #[test]
