@@ -21,7 +21,7 @@ pub use attr::{
     QpTransition, RtrAttr, RtsAttr,
 };
 pub use error::{NicError, PollError, Verb};
-pub use wr::{RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcOpcode, WcStatus};
+pub use wr::{RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 
 bitflags::bitflags! {
     /// What a memory region or queue pair permits; the values are `enum ibv_access_flags`.

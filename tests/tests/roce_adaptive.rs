@@ -1,6 +1,6 @@
 //! Adaptive routing: packets of a WRITE in any order, holes asked for one by one.
 
-use invar_core::nic::{SendOpcode, WcOpcode, WcStatus};
+use invar_core::nic::{SendOpcode, WcFlags, WcOpcode, WcStatus};
 use invar_core::roce::qp::{Transmit, Tuning, rnr_timer_ns};
 use invar_core::roce::{Aeth, NakCode, Opcode, Psn, Reth, Syndrome};
 use invar_testkit::model::roce::{Attr, Peer};
@@ -73,8 +73,8 @@ fn packets_are_placed_as_they_come_and_complete_in_order() {
     assert_eq!(b.host.regions[0].bytes[..2000], [1; 2000]);
     assert_eq!(b.receives(), [(1, WcStatus::SUCCESS), (2, WcStatus::SUCCESS)]);
     for wc in &b.host.receives {
-        assert_eq!((wc.opcode, wc.byte_len), (WcOpcode::RecvRdmaWithImm, 2000));
-        assert_eq!((wc.with_imm, wc.imm_data), (true, 0xcafe));
+        assert_eq!((wc.opcode, wc.byte_len), (WcOpcode::RECV_RDMA_WITH_IMM, 2000));
+        assert_eq!((wc.flags, wc.imm_data), (WcFlags::WITH_IMM, 0xcafe));
     }
     let acks = b.transmit_all(0);
     assert_eq!(answers(&acks), [(3, ACK)]);

@@ -238,7 +238,7 @@ fn a_completion_queue_that_runs_over_says_so_and_ends_its_queue_pair() {
     let mut wcs = [Wc::default(); 4];
     assert_eq!(a.nic.poll(&a.cq, &mut wcs), Ok(2));
     for wc in &wcs[..2] {
-        assert_eq!((wc.status, wc.opcode), (WcStatus::SUCCESS, WcOpcode::RdmaWrite));
+        assert_eq!((wc.status, wc.opcode), (WcStatus::SUCCESS, WcOpcode::RDMA_WRITE));
     }
     for _ in 0..2 {
         assert_eq!(a.nic.poll(&a.cq, &mut wcs), Err(PollError { errno: EOVERFLOW }));

@@ -50,7 +50,7 @@ fn verbs(options: QpOptions) {
         b.buffer.memory.write_at(0, &pattern(i + 100)).unwrap();
         a.post(&a.work(SendOpcode::RdmaRead, LEN, &b));
         let done = a.wait();
-        assert_eq!((done.status, done.opcode), (WcStatus::SUCCESS, WcOpcode::RdmaRead));
+        assert_eq!((done.status, done.opcode), (WcStatus::SUCCESS, WcOpcode::RDMA_READ));
         assert!(content(&a) == pattern(i + 100), "READ {i}");
     }
     let counters = nics.map(|nic| nic.counters().device);

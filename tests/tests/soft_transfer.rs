@@ -1,7 +1,7 @@
 //! Every operation of the software NIC, over both IP versions and in both modes, moves exactly
 //! the bytes that it should.
 
-use invar_core::nic::{Nic, QpOptions, SendFlags, SendOpcode, SendWr, WcOpcode, WcStatus};
+use invar_core::nic::{Nic, QpOptions, SendFlags, SendOpcode, SendWr, WcFlags, WcOpcode, WcStatus};
 use invar_linux::memory::HostMemory;
 use invar_linux::soft::{SoftConfig, SoftNic};
 use invar_testkit::end::{End, Link};
@@ -36,9 +36,9 @@ fn transfer([a, b]: &[End<SoftNic>; 2], opcode: SendOpcode, len: usize, flags: S
     let old = fill(&b.buffer.memory, len + GUARD, !len);
     let received = match opcode {
         SendOpcode::RdmaWrite | SendOpcode::RdmaRead => None,
-        SendOpcode::RdmaWriteWithImm => Some((WcOpcode::RecvRdmaWithImm, true)),
-        SendOpcode::Send => Some((WcOpcode::Recv, false)),
-        SendOpcode::SendWithImm => Some((WcOpcode::Recv, true)),
+        SendOpcode::RdmaWriteWithImm => Some((WcOpcode::RECV_RDMA_WITH_IMM, true)),
+        SendOpcode::Send => Some((WcOpcode::RECV, false)),
+        SendOpcode::SendWithImm => Some((WcOpcode::RECV, true)),
     };
     if received.is_some() {
         b.post_recv(7, len);
@@ -59,7 +59,11 @@ fn transfer([a, b]: &[End<SoftNic>; 2], opcode: SendOpcode, len: usize, flags: S
             (7, WcStatus::SUCCESS, opcode),
             "{what}"
         );
-        assert_eq!((done.byte_len as usize, done.with_imm), (len, with_imm), "{what}");
+        assert_eq!(
+            (done.byte_len as usize, done.flags.contains(WcFlags::WITH_IMM)),
+            (len, with_imm),
+            "{what}"
+        );
         if with_imm {
             assert_eq!(done.imm_data, wr.imm_data, "{what}");
         }

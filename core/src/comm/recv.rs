@@ -448,7 +448,7 @@ impl Route<Receiving> for Received<'_> {
     /// message, not its share.
     #[inline(always)]
     fn book_usual(&mut self, reqs: &mut Ring<Receiving>, wc: &Wc) -> bool {
-        if wc.opcode != WcOpcode::RecvRdmaWithImm {
+        if wc.opcode != WcOpcode::RECV_RDMA_WITH_IMM {
             return false;
         }
         let entry = reqs.at(wc.wr_id as u32);
@@ -460,8 +460,8 @@ impl Route<Receiving> for Received<'_> {
     fn book(&mut self, reqs: &mut Ring<Receiving>, wc: &Wc) -> bool {
         let index = wc.wr_id as u32;
         match wc.opcode {
-            WcOpcode::RecvRdmaWithImm => self.book_usual(reqs, wc),
-            WcOpcode::RdmaRead => self.flushes.at(index).book(),
+            WcOpcode::RECV_RDMA_WITH_IMM => self.book_usual(reqs, wc),
+            WcOpcode::RDMA_READ => self.flushes.at(index).book(),
             _ => reqs.at(index).book(),
         }
     }

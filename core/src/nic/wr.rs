@@ -1,5 +1,9 @@
 //! Work requests and work completions.
 
+use core::mem::offset_of;
+
+use static_assertions::{assert_eq_size, const_assert_eq};
+
 /// A local buffer (`struct ibv_sge`). Length 0 stands for no buffer at all: address and key are
 /// then not looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,26 +75,28 @@ pub struct RecvWr {
     pub sge: Sge,
 }
 
-/// `enum ibv_wc_opcode`: what completed.
+/// `enum ibv_wc_opcode`: what completed. A code that this table does not know is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum WcOpcode {
+#[repr(transparent)]
+pub struct WcOpcode(pub u32);
+
+impl WcOpcode {
     /// A SEND of ours.
-    #[default]
-    Send = 0,
+    pub const SEND: Self = Self(0);
     /// A WRITE of ours.
-    RdmaWrite = 1,
+    pub const RDMA_WRITE: Self = Self(1);
     /// A READ of ours.
-    RdmaRead = 2,
+    pub const RDMA_READ: Self = Self(2);
     /// A SEND of the peer.
-    Recv = 128,
+    pub const RECV: Self = Self(128);
     /// A WRITE_WITH_IMM of the peer.
-    RecvRdmaWithImm = 129,
+    pub const RECV_RDMA_WITH_IMM: Self = Self(129);
 }
 
 /// `enum ibv_wc_status`. A code that this table does not know is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct WcStatus(pub u8);
+#[repr(transparent)]
+pub struct WcStatus(pub u32);
 
 #[expect(missing_docs, reason = "the names and values of verbs.h; docs: `WcStatus::hint`")]
 impl WcStatus {
@@ -118,9 +124,20 @@ impl WcStatus {
     pub const GENERAL_ERR: Self = Self(21);
 }
 
-/// `struct ibv_wc`. Where `status` is not success only `wr_id`, `status`, `qp_num` and
-/// `vendor_err` mean anything (IBTA §11.4.2.1).
+bitflags::bitflags! {
+    /// `enum ibv_wc_flags`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[repr(transparent)]
+    pub struct WcFlags: u32 {
+        /// There is immediate data.
+        const WITH_IMM = 1 << 1;
+    }
+}
+
+/// `struct ibv_wc`, of the same layout: libibverbs can fill an array of them. Where `status` is
+/// not success only `wr_id`, `status`, `qp_num` and `vendor_err` mean anything (IBTA §11.4.2.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub struct Wc {
     /// Of the work request.
     pub wr_id: u64,
@@ -128,14 +145,27 @@ pub struct Wc {
     pub status: WcStatus,
     /// What it was.
     pub opcode: WcOpcode,
-    /// Whether `imm_data` is there (`IBV_WC_WITH_IMM`).
-    pub with_imm: bool,
+    /// The vendor's own code; for the software NIC the AETH syndrome, if there was one.
+    pub vendor_err: u32,
     /// Bytes received, or read.
     pub byte_len: u32,
-    /// The peer's immediate data; see [`SendWr::imm_data`].
+    /// The peer's immediate data, if `flags` says so; see [`SendWr::imm_data`].
     pub imm_data: u32,
     /// Our queue pair.
     pub qp_num: u32,
-    /// The vendor's own code; for the software NIC the AETH syndrome, if there was one.
-    pub vendor_err: u32,
+    /// The peer's queue pair; of datagrams, as is what follows `flags`.
+    pub src_qp: u32,
+    /// What more there is.
+    pub flags: WcFlags,
+    /// P_Key index.
+    pub pkey_index: u16,
+    /// The peer's LID.
+    pub slid: u16,
+    /// Service level.
+    pub sl: u8,
+    /// Low bits of the LID that was sent to.
+    pub dlid_path_bits: u8,
 }
+
+assert_eq_size!(Wc, [u8; 48]);
+const_assert_eq!(offset_of!(Wc, flags), 36);

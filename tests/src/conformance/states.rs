@@ -2,7 +2,7 @@
 
 use invar_core::nic::{
     Access, Nic, NicError, QpTransition, RecvWr, RtrAttr, RtsAttr, SendOpcode, SendWr, Verb,
-    WcStatus,
+    WcFlags, WcStatus,
 };
 
 use super::{Bench, Check, Verdict, ensure, equal};
@@ -113,7 +113,10 @@ fn reset<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
         a.post(&send);
         bench.success(a, "a send after a reset", send.wr_id)?;
         let wc = bench.success(b, "a receive after a reset", round)?;
-        ensure!(wc.with_imm && wc.byte_len == 64, "a receive after a reset: {wc:?}");
+        ensure!(
+            wc.flags.contains(WcFlags::WITH_IMM) && wc.byte_len == 64,
+            "a receive after a reset: {wc:?}"
+        );
     }
     Ok(())
 }

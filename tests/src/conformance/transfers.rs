@@ -2,7 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use invar_core::nic::{Memory, Nic, QpOptions, SendFlags, SendOpcode, SendWr, Sge, WcOpcode};
+use invar_core::nic::{
+    Memory, Nic, QpOptions, SendFlags, SendOpcode, SendWr, Sge, WcFlags, WcOpcode,
+};
 
 use super::{Bench, Check, Verdict, ensure, equal, pattern};
 use crate::end::{End, Link};
@@ -71,9 +73,9 @@ fn transfer<N: Nic + Clone>(
     let wr = a.work(opcode, len, b);
     let received = match opcode {
         SendOpcode::RdmaWrite | SendOpcode::RdmaRead => None,
-        SendOpcode::RdmaWriteWithImm => Some((WcOpcode::RecvRdmaWithImm, true)),
-        SendOpcode::Send => Some((WcOpcode::Recv, false)),
-        SendOpcode::SendWithImm => Some((WcOpcode::Recv, true)),
+        SendOpcode::RdmaWriteWithImm => Some((WcOpcode::RECV_RDMA_WITH_IMM, true)),
+        SendOpcode::Send => Some((WcOpcode::RECV, false)),
+        SendOpcode::SendWithImm => Some((WcOpcode::RECV, true)),
     };
     if received.is_some() {
         b.post_recv(5, len);
@@ -81,16 +83,20 @@ fn transfer<N: Nic + Clone>(
     a.post(&wr);
     let done = bench.success(a, "the send", wr.wr_id)?;
     let (opcode_done, moved) = match opcode {
-        SendOpcode::RdmaRead => (WcOpcode::RdmaRead, (&there[..len], &there)),
+        SendOpcode::RdmaRead => (WcOpcode::RDMA_READ, (&there[..len], &there)),
         SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImm => {
-            (WcOpcode::RdmaWrite, (&here[..len], &there))
+            (WcOpcode::RDMA_WRITE, (&here[..len], &there))
         }
-        SendOpcode::Send | SendOpcode::SendWithImm => (WcOpcode::Send, (&here[..len], &there)),
+        SendOpcode::Send | SendOpcode::SendWithImm => (WcOpcode::SEND, (&here[..len], &there)),
     };
     equal("opcode of the send", done.opcode, opcode_done)?;
     if let Some((opcode, with_imm)) = received {
         let done = bench.success(b, "the receive", 5)?;
-        equal("opcode and immediate", (done.opcode, done.with_imm), (opcode, with_imm))?;
+        equal(
+            "opcode and immediate",
+            (done.opcode, done.flags.contains(WcFlags::WITH_IMM)),
+            (opcode, with_imm),
+        )?;
         equal("bytes received", done.byte_len as usize, len)?;
         ensure!(!with_imm || done.imm_data == wr.imm_data, "immediate {:#x}", done.imm_data);
     }

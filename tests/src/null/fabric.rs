@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use invar_core::nic::{
     Access, Memory, NicError, QpCap, QpState, QpTransition, RecvWr, RtrAttr, RtsAttr, SendFlags,
-    SendOpcode, SendWr, Sge, Verb, Wc, WcOpcode, WcStatus,
+    SendOpcode, SendWr, Sge, Verb, Wc, WcFlags, WcOpcode, WcStatus,
 };
 use invar_linux::memory::HostMemory;
 
@@ -289,9 +289,9 @@ impl Fabric {
                     source(self, to, offset);
                 }
                 if needs_receive {
-                    self.receive(peer, wr, WcOpcode::RecvRdmaWithImm);
+                    self.receive(peer, wr, WcOpcode::RECV_RDMA_WITH_IMM);
                 }
-                Ok(Some(WcOpcode::RdmaWrite))
+                Ok(Some(WcOpcode::RDMA_WRITE))
             }
             SendOpcode::RdmaRead => {
                 if len > 0 {
@@ -299,7 +299,7 @@ impl Fabric {
                     let (to, at) = local(Access::LOCAL_WRITE)?;
                     copy(from, offset, to, at, len as usize);
                 }
-                Ok(Some(WcOpcode::RdmaRead))
+                Ok(Some(WcOpcode::RDMA_READ))
             }
             SendOpcode::Send | SendOpcode::SendWithImm => {
                 let Sge { addr, length, lkey } = at.receives.front().expect("checked above").sge;
@@ -315,8 +315,8 @@ impl Fabric {
                     let (to, offset) = found.ok_or(WcStatus::REM_OP_ERR)?;
                     source(self, to, offset);
                 }
-                self.receive(peer, wr, WcOpcode::Recv);
-                Ok(Some(WcOpcode::Send))
+                self.receive(peer, wr, WcOpcode::RECV);
+                Ok(Some(WcOpcode::SEND))
             }
         }
     }
@@ -324,10 +324,11 @@ impl Fabric {
     /// Completes the oldest receive.
     fn receive(&mut self, peer: usize, wr: &SendWr, opcode: WcOpcode) {
         let with_imm = matches!(wr.opcode, SendOpcode::RdmaWriteWithImm | SendOpcode::SendWithImm);
-        let imm_data = if with_imm { wr.imm_data } else { 0 };
+        let (flags, imm_data) =
+            if with_imm { (WcFlags::WITH_IMM, wr.imm_data) } else { Default::default() };
         let wr_id = self.take_receive(peer);
         let byte_len = wr.sge.length;
-        let wc = Wc { wr_id, opcode, byte_len, with_imm, imm_data, ..Wc::default() };
+        let wc = Wc { wr_id, opcode, byte_len, flags, imm_data, ..Wc::default() };
         self.complete(peer, wc);
     }
 

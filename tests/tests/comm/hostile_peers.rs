@@ -199,7 +199,7 @@ fn a_completion_of_no_request_is_an_error() {
     assert_eq!(duo.send.test(&first), Err(unknown));
     assert_eq!(duo.send.isend(&SendBuf::default(), 0), Err(unknown), "it stays");
 
-    b.plan.made_up.borrow_mut().push(Wc { opcode: WcOpcode::RecvRdmaWithImm, ..stray });
+    b.plan.made_up.borrow_mut().push(Wc { opcode: WcOpcode::RECV_RDMA_WITH_IMM, ..stray });
     assert_eq!(duo.recv.test(&first).err(), Some(unknown));
     assert_eq!(duo.recv.irecv(&[]).err(), Some(unknown), "it stays");
 }
@@ -219,9 +219,9 @@ proptest! {
     #[test]
     fn no_completions_make_a_comm_panic(
         wcs in prop::collection::vec(
-            (any::<u64>(), 0u8..3, any::<u32>(), prop::sample::select(vec![
-                WcOpcode::Send, WcOpcode::RdmaWrite, WcOpcode::RdmaRead, WcOpcode::Recv,
-                WcOpcode::RecvRdmaWithImm,
+            (any::<u64>(), 0u32..3, any::<u32>(), prop::sample::select(vec![
+                WcOpcode::SEND, WcOpcode::RDMA_WRITE, WcOpcode::RDMA_READ, WcOpcode::RECV,
+                WcOpcode::RECV_RDMA_WITH_IMM,
             ])),
             1..20,
         ),

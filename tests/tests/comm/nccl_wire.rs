@@ -43,7 +43,7 @@ fn a_connector_sends_to_nccls_acceptor() {
         assert_eq!(send.test(&sent), Ok(Some(300)));
         for _ in 0..qps {
             let wc = peer.poll().expect("poll").expect("a completion");
-            assert_eq!((wc.opcode, wc.imm_data), (WcOpcode::RecvRdmaWithImm, 300));
+            assert_eq!((wc.opcode, wc.imm_data), (WcOpcode::RECV_RDMA_WITH_IMM, 300));
         }
         assert_eq!(peer.poll(), Ok(None));
         assert_eq!(to.read(0, 301), [vec![0x5c; 300], vec![0]].concat());

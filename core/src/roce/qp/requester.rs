@@ -320,9 +320,9 @@ impl SendWqe {
 
     fn wc_opcode(&self) -> WcOpcode {
         match self.wr.opcode {
-            SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImm => WcOpcode::RdmaWrite,
-            SendOpcode::Send | SendOpcode::SendWithImm => WcOpcode::Send,
-            SendOpcode::RdmaRead => WcOpcode::RdmaRead,
+            SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImm => WcOpcode::RDMA_WRITE,
+            SendOpcode::Send | SendOpcode::SendWithImm => WcOpcode::SEND,
+            SendOpcode::RdmaRead => WcOpcode::RDMA_READ,
         }
     }
 

@@ -9,7 +9,7 @@ use heapless::{HistoryBuf, Vec};
 use super::reorder::Reorder;
 use super::ring::Ring;
 use super::{Counters, Env, Fatal, MESSAGE_BYTES_MAX, Path, Queue, RD_ATOMIC_MAX, Side};
-use crate::nic::{Access, RecvWr, RtrAttr, Wc, WcOpcode, WcStatus};
+use crate::nic::{Access, RecvWr, RtrAttr, Wc, WcFlags, WcOpcode, WcStatus};
 use crate::roce::{Headers, ImmDt, NakCode, Opcode, Packet, Position, Psn, Reth};
 use answer::{Answer, Reply};
 
@@ -250,7 +250,7 @@ impl<const RQ: usize> Responder<RQ> {
         let received = received + len;
         self.message = Message::Send { received };
         if position.ends() {
-            self.complete_receive(WcOpcode::Recv, received, packet.headers.imm, path, env);
+            self.complete_receive(WcOpcode::RECV, received, packet.headers.imm, path, env);
         }
         Ok(())
     }
@@ -286,7 +286,7 @@ impl<const RQ: usize> Responder<RQ> {
         let va = va.wrapping_add(len.into());
         self.message = Message::Write { va, rkey, left: left - len, length };
         if imm.is_some() {
-            self.complete_receive(WcOpcode::RecvRdmaWithImm, length, imm, path, env);
+            self.complete_receive(WcOpcode::RECV_RDMA_WITH_IMM, length, imm, path, env);
         }
         Ok(())
     }
@@ -351,7 +351,7 @@ impl<const RQ: usize> Responder<RQ> {
         let wc = Wc {
             opcode,
             byte_len,
-            with_imm: imm.is_some(),
+            flags: if imm.is_some() { WcFlags::WITH_IMM } else { WcFlags::empty() },
             imm_data: imm.map_or(0, |ImmDt(bytes)| u32::from_ne_bytes(bytes)),
             ..path.completion(recv.wr_id, WcStatus::SUCCESS)
         };

@@ -1,6 +1,6 @@
 //! What must come of a script: each operation at once, one after the other.
 
-use invar_core::nic::{SendFlags, SendOpcode, Wc, WcOpcode, WcStatus};
+use invar_core::nic::{SendFlags, SendOpcode, Wc, WcFlags, WcOpcode, WcStatus};
 
 use super::{Op, Script};
 
@@ -60,20 +60,21 @@ pub(super) fn apply(
     let wc = Wc { status: WcStatus::SUCCESS, byte_len: op.len, ..Wc::default() };
     if op.flags.contains(SendFlags::SIGNALED) {
         let opcode = match op.opcode {
-            SendOpcode::RdmaRead => WcOpcode::RdmaRead,
-            SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImm => WcOpcode::RdmaWrite,
-            SendOpcode::Send | SendOpcode::SendWithImm => WcOpcode::Send,
+            SendOpcode::RdmaRead => WcOpcode::RDMA_READ,
+            SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImm => WcOpcode::RDMA_WRITE,
+            SendOpcode::Send | SendOpcode::SendWithImm => WcOpcode::SEND,
         };
         us.sends.push(Wc { wr_id: number, opcode, ..wc });
     }
     if op.uses_receive() {
         let opcode = match op.opcode {
-            SendOpcode::RdmaWriteWithImm => WcOpcode::RecvRdmaWithImm,
-            _ => WcOpcode::Recv,
+            SendOpcode::RdmaWriteWithImm => WcOpcode::RECV_RDMA_WITH_IMM,
+            _ => WcOpcode::RECV,
         };
         let with_imm = op.opcode != SendOpcode::Send;
-        let imm_data = if with_imm { imm_data(number) } else { 0 };
+        let (flags, imm_data) =
+            if with_imm { (WcFlags::WITH_IMM, imm_data(number)) } else { Default::default() };
         let wr_id = peer.receives.len() as u64;
-        peer.receives.push(Wc { wr_id, opcode, with_imm, imm_data, ..wc });
+        peer.receives.push(Wc { wr_id, opcode, flags, imm_data, ..wc });
     }
 }

@@ -43,7 +43,7 @@ impl<const RQ: usize> Responder<RQ> {
             return match self.place_marked(packet, path, env) {
                 Ok(immediate) => {
                     if let Some(Immediate { imm, byte_len, .. }) = immediate {
-                        let opcode = WcOpcode::RecvRdmaWithImm;
+                        let opcode = WcOpcode::RECV_RDMA_WITH_IMM;
                         self.complete_receive(opcode, byte_len, Some(imm), path, env);
                     }
                     self.count_message();
@@ -76,7 +76,7 @@ impl<const RQ: usize> Responder<RQ> {
                     self.answer = Answer::NotReady;
                     return;
                 }
-                self.complete_receive(WcOpcode::RecvRdmaWithImm, byte_len, Some(imm), path, env);
+                self.complete_receive(WcOpcode::RECV_RDMA_WITH_IMM, byte_len, Some(imm), path, env);
             }
             self.reorder.release(self.expected);
             self.count_message();
