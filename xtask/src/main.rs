@@ -10,6 +10,7 @@ mod shell;
 mod source;
 mod tidy;
 mod tool;
+mod vm;
 mod workspace;
 
 use std::process::ExitCode;
@@ -41,9 +42,11 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Measure, beside what NCCL or the operating system does in the same run.
     Bench(bench::Args),
+    /// Run a command in a throw-away guest that has the kernel's software RoCE.
+    Vm(vm::Args),
 }
 
-fn run(args: Args) -> Result<()> {
+fn run(args: Args) -> Result<ExitCode> {
     let shell = Shell::new(args.verbose)?;
     match args.command {
         Command::Ci(args) => ci::run(&shell, &args),
@@ -51,12 +54,14 @@ fn run(args: Args) -> Result<()> {
         Command::NoStd => no_std::run(&shell).map(drop),
         Command::Fuzz(args) => fuzz::run(&shell, &args).map(drop),
         Command::Bench(args) => bench::run(&shell, &args),
-    }
+        Command::Vm(args) => return Ok(vm::run(&shell, &args)),
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn main() -> ExitCode {
     match run(Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
