@@ -12,8 +12,8 @@ use invar_linux::clock::now_ns;
 use invar_linux::interface::{self, Interface, Rules};
 use invar_linux::tcp::{OobListener, OobStream};
 
-use crate::adapter::{Attempt, RecvEnd, SendEnd};
 use crate::error::Kind;
+use crate::raw::{AnyRecv, AnySend, Attempt};
 use crate::{Device, Error, RecvComm, SendComm, Settings};
 
 /// How often who waits for a connection looks.
@@ -76,7 +76,7 @@ impl Listener {
 /// A peer that has called and is not connected yet. Dropping it turns the peer away.
 #[must_use = "it goes on only when it is polled"]
 pub struct Accepting {
-    attempt: Attempt<dyn RecvEnd>,
+    attempt: Attempt<AnyRecv>,
     device: Device,
 }
 
@@ -87,8 +87,13 @@ impl Accepting {
     /// A peer that is gone, is none of ours, or took longer than
     /// [`Settings::connect_timeout`]. Every later call gives the same.
     pub fn poll(&mut self) -> Result<Option<RecvComm>, Error> {
-        let end = self.attempt.poll(now_ns())?;
-        Ok(end.map(|end| RecvComm::new(end, self.device.clone())))
+        let end = self.poll_raw()?;
+        Ok(end.map(|end| RecvComm::new(end.boxed(), self.device.clone())))
+    }
+
+    /// As [`Accepting::poll`], for who keeps the memory of the connection's requests.
+    pub fn poll_raw(&mut self) -> Result<Option<AnyRecv>, Error> {
+        self.attempt.poll(now_ns())
     }
 
     /// Goes on until it is connected.
@@ -100,7 +105,7 @@ impl Accepting {
 /// A connection to a listener that is not there yet. Dropping it gives it up.
 #[must_use = "it goes on only when it is polled"]
 pub struct Connecting {
-    attempt: Attempt<dyn SendEnd>,
+    attempt: Attempt<AnySend>,
     device: Device,
 }
 
@@ -128,8 +133,13 @@ impl Connecting {
     /// A peer that is not reached, is none of ours, or took longer than
     /// [`Settings::connect_timeout`]. Every later call gives the same.
     pub fn poll(&mut self) -> Result<Option<SendComm>, Error> {
-        let end = self.attempt.poll(now_ns())?;
-        Ok(end.map(|end| SendComm::new(end, self.device.clone())))
+        let end = self.poll_raw()?;
+        Ok(end.map(|end| SendComm::new(end.boxed(), self.device.clone())))
+    }
+
+    /// As [`Connecting::poll`], for who keeps the memory of the connection's requests.
+    pub fn poll_raw(&mut self) -> Result<Option<AnySend>, Error> {
+        self.attempt.poll(now_ns())
     }
 
     /// Goes on until it is connected.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use invar_core::nic::{Gid, LinkLayer, Mtu, NicError};
 use invar_core::param::AddressFamily;
@@ -10,8 +10,8 @@ use invar_linux::interface::Interface;
 use invar_linux::soft::{self, SoftConfig, SoftNic};
 
 use crate::Error;
-use crate::adapter::{Adapter, adapt};
 use crate::error::Kind;
+use crate::raw::{Adapter, Registrations, adapt};
 
 /// Where RoCEv2 packets go by its specification (IBTA Annex A17), and so where every peer sends
 /// that is not told otherwise.
@@ -72,6 +72,8 @@ pub struct Device(Arc<Inner>);
 
 struct Inner {
     info: DeviceInfo,
+    // They end before the adapter.
+    registrations: Registrations,
     adapter: Arc<dyn Adapter>,
 }
 
@@ -130,7 +132,7 @@ impl Device {
             port.udp_port,
             info.mtu.bytes()
         );
-        Ok(Device(Arc::new(Inner { info, adapter })))
+        Ok(Device(Arc::new(Inner { info, registrations: Registrations::new(), adapter })))
     }
 
     /// What it is.
@@ -140,6 +142,15 @@ impl Device {
 
     pub(crate) fn adapter(&self) -> &dyn Adapter {
         &*self.0.adapter
+    }
+
+    pub(crate) fn registrations(&self) -> &Registrations {
+        &self.0.registrations
+    }
+
+    /// For who opens a device only where it is not open yet.
+    pub fn downgrade(&self) -> WeakDevice {
+        WeakDevice(Arc::downgrade(&self.0))
     }
 
     pub(crate) fn is(&self, other: &Device) -> bool {
@@ -153,6 +164,17 @@ impl Device {
     /// The device's own address, with its scope and port 0.
     pub(crate) fn socket_addr(&self) -> Result<SocketAddr, Error> {
         scoped(self.info(), SocketAddr::new(self.info().address, 0))
+    }
+}
+
+/// A device that is open as long as somebody else keeps it.
+#[derive(Clone, Default)]
+pub struct WeakDevice(Weak<Inner>);
+
+impl WeakDevice {
+    /// The device, if it still is open.
+    pub fn upgrade(&self) -> Option<Device> {
+        self.0.upgrade().map(Device)
     }
 }
 

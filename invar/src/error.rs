@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use invar_core::conn::HandleError;
 use invar_core::error::{Error as CoreError, Fault, Report};
+use invar_core::mr_cache::MrCacheError;
 use invar_core::nic::NicError;
 use invar_linux::interface::NoInterface;
 use invar_linux::memory::OutOfRange;
@@ -35,6 +36,8 @@ pub(crate) enum Kind {
     #[error(transparent)]
     Range(#[from] OutOfRange),
     #[error(transparent)]
+    MrCache(#[from] MrCacheError),
+    #[error(transparent)]
     Handle(#[from] HandleError),
     #[error("{text}")]
     Connection { error: CoreError, text: String },
@@ -50,6 +53,7 @@ impl Error {
             | Kind::Usage(_)
             | Kind::NoDevice { .. }
             | Kind::Range(_)
+            | Kind::MrCache(_)
             | Kind::Handle(_) => Fault::Usage,
             Kind::NoInterface(_) | Kind::Io { .. } | Kind::Nic { .. } => Fault::Local,
             Kind::Connection { error, .. } => error.fault(),

@@ -51,20 +51,19 @@
 //! keeps the regions of its requests until they are done or it is dropped itself, which ends its
 //! queue pairs first; so safe code can neither free nor alias memory that a NIC is at work in.
 
-mod adapter;
 mod connect;
 mod device;
 mod error;
 mod memory;
+pub mod raw;
 mod recv;
 mod request;
 mod send;
 mod settings;
 mod wait;
-mod watch;
 
 pub use connect::{Accepting, Connecting, Listener};
-pub use device::{Device, DeviceInfo, DeviceKind, ROCE_UDP_PORT};
+pub use device::{Device, DeviceInfo, DeviceKind, ROCE_UDP_PORT, WeakDevice};
 pub use error::Error;
 pub use invar_core::conn::{HANDLE_BYTES, Handle, Wire};
 pub use invar_core::error::{Ends, Error as ConnectionError, Fault};

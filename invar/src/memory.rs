@@ -7,8 +7,8 @@ use invar_core::device::data_access;
 use invar_core::nic::Memory;
 use invar_linux::memory::HostMemory;
 
-use crate::adapter::Registration;
 use crate::error::Kind;
+use crate::raw::Registration;
 use crate::{Device, Error};
 
 /// Page-aligned memory, registered with a device; clones are the same memory.

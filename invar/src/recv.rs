@@ -3,14 +3,11 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use invar_core::comm::{self, FlushBuf, RecvBuf};
 use invar_core::error::{Ends, Error as CoreError};
-use invar_core::fifo::RECVS_MAX;
 
-use crate::adapter::RecvEnd;
+use crate::raw::{self, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd};
 use crate::request::UnderWay;
 use crate::wait::wait;
-use crate::watch::PeerWatch;
 use crate::{Device, Error, MemoryRegion, Request};
 
 /// The receiving end of a connection.
@@ -19,7 +16,6 @@ pub struct RecvComm {
     end: Box<dyn RecvEnd>,
     receives: UnderWay<RECVS_MAX>,
     flushes: UnderWay<1>,
-    watch: PeerWatch,
     device: Device,
 }
 
@@ -31,14 +27,6 @@ pub struct Received {
 }
 
 impl Received {
-    /// Of at most 8 buffers.
-    #[inline]
-    pub(crate) fn new(sizes: &[u32]) -> Self {
-        let mut received = Received { nreqs: sizes.len() as u8, sizes: [0; RECVS_MAX] };
-        received.sizes.iter_mut().zip(sizes).for_each(|(to, from)| *to = *from);
-        received
-    }
-
     /// Bytes of each buffer, in the order in which they were posted; of a flush, none.
     ///
     /// On the wire of NCCL 2.14 a group's are only 0 or 1: empty or not.
@@ -61,13 +49,7 @@ pub enum Flush {
 
 impl RecvComm {
     pub(crate) fn new(end: Box<dyn RecvEnd>, device: Device) -> Self {
-        RecvComm {
-            end,
-            receives: UnderWay::new(),
-            flushes: UnderWay::new(),
-            watch: PeerWatch::default(),
-            device,
-        }
+        RecvComm { end, receives: UnderWay::new(), flushes: UnderWay::new(), device }
     }
 
     /// Posts a receive of 1 to 8 ranges, each for a message with its tag, and tells the peer.
@@ -88,11 +70,13 @@ impl RecvComm {
             let (addr, len) = region.locate(&self.device, range)?;
             *slot = RecvBuf { addr, len, tag: *tag, rkey: region.rkey() };
         }
-        match self.end.irecv(&row[..bufs.len()]) {
+        // SAFETY: the regions, whose bytes are only ever accessed by atomic operations, are held
+        // until the request is done or the end, which goes first, is dropped.
+        match unsafe { self.end.irecv(&row[..bufs.len()]) } {
             Ok(Some(request)) => {
                 Ok(Some(self.receives.hold(request, bufs.iter().map(|(region, ..)| *region))))
             }
-            Ok(None) => self.watch.idle(&mut *self.end).map(|()| None),
+            Ok(None) => Ok(None),
             Err(error) => Err(self.end.failed(error)),
         }
     }
@@ -109,10 +93,11 @@ impl RecvComm {
         };
         let (addr, len) = region.locate(&self.device, range)?;
         let buf = FlushBuf { addr, len, rkey: region.rkey() };
-        match self.end.iflush(&[buf]) {
-            Ok(comm::Flush::NotNeeded) => Ok(Flush::NotNeeded),
-            Ok(comm::Flush::Busy) => Ok(Flush::Busy),
-            Ok(comm::Flush::Started(request)) => {
+        // SAFETY: as in `irecv`.
+        match unsafe { self.end.iflush(&[buf]) } {
+            Ok(raw::Flush::NotNeeded) => Ok(Flush::NotNeeded),
+            Ok(raw::Flush::Busy) => Ok(Flush::Busy),
+            Ok(raw::Flush::Started(request)) => {
                 Ok(Flush::Started(self.flushes.hold(request, [*region].into_iter())))
             }
             Err(error) => Err(self.end.failed(error)),
@@ -128,8 +113,11 @@ impl RecvComm {
         if !is_receive && !self.flushes.is_ours(request) {
             return Err(Error::foreign_request());
         }
-        match self.end.test(&request.inner) {
-            Ok(Some(received)) => {
+        let mut sizes = [0; RECVS_MAX];
+        // SAFETY: no receive has more buffers.
+        match unsafe { self.end.test(&request.inner, sizes.as_mut_ptr()) } {
+            Ok(Some(nreqs)) => {
+                let received = Received { nreqs: nreqs as u8, sizes };
                 if is_receive {
                     self.receives.release(request);
                 } else {
@@ -137,7 +125,7 @@ impl RecvComm {
                 }
                 Ok(Some(received))
             }
-            Ok(None) => self.watch.idle(&mut *self.end).map(|()| None),
+            Ok(None) => Ok(None),
             Err(error) => Err(self.end.failed(error)),
         }
     }

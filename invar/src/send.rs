@@ -3,14 +3,12 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use invar_core::comm::SendBuf;
 use invar_core::conn::Handle;
 use invar_core::error::Ends;
 
-use crate::adapter::SendEnd;
+use crate::raw::{SendBuf, SendEnd};
 use crate::request::UnderWay;
 use crate::wait::wait;
-use crate::watch::PeerWatch;
 use crate::{Connecting, Device, Error, MemoryRegion, Request, Settings};
 
 /// The sending end of a connection.
@@ -18,7 +16,6 @@ pub struct SendComm {
     // Its queue pairs end before the regions that they work on.
     end: Box<dyn SendEnd>,
     under_way: UnderWay<1>,
-    watch: PeerWatch,
     device: Device,
 }
 
@@ -33,7 +30,7 @@ impl SendComm {
     }
 
     pub(crate) fn new(end: Box<dyn SendEnd>, device: Device) -> Self {
-        SendComm { end, under_way: UnderWay::new(), watch: PeerWatch::default(), device }
+        SendComm { end, under_way: UnderWay::new(), device }
     }
 
     /// Starts to send a range of `region` if the peer has posted a receive for `tag`; otherwise,
@@ -52,9 +49,11 @@ impl SendComm {
     ) -> Result<Option<Request>, Error> {
         let (addr, len) = region.locate(&self.device, &range)?;
         let buf = SendBuf { addr, len, lkey: region.lkey() };
-        match self.end.isend(&buf, tag) {
+        // SAFETY: the region, whose bytes are only ever accessed by atomic operations, is held until
+        // the request is done or the end, which goes first, is dropped.
+        match unsafe { self.end.isend(&buf, tag) } {
             Ok(Some(request)) => Ok(Some(self.under_way.hold(request, [region].into_iter()))),
-            Ok(None) => self.watch.idle(&mut *self.end).map(|()| None),
+            Ok(None) => Ok(None),
             Err(error) => Err(self.end.failed(error)),
         }
     }
@@ -72,7 +71,7 @@ impl SendComm {
                 self.under_way.release(request);
                 Ok(Some(sent))
             }
-            Ok(None) => self.watch.idle(&mut *self.end).map(|()| None),
+            Ok(None) => Ok(None),
             Err(error) => Err(self.end.failed(error)),
         }
     }

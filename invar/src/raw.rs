@@ -1,0 +1,25 @@
+//! The layer below: ends of connections that take addresses and keys, without an owner for the
+//! memory behind them.
+//!
+//! The rest of this crate is safe because its comms keep the memory of what is under way. Who is
+//! handed bare pointers anyway, as a plugin of NCCL is, finds here what they are built on: a
+//! connection comes about by [`Connecting::poll_raw`](crate::Connecting::poll_raw) and
+//! [`Accepting::poll_raw`](crate::Accepting::poll_raw), memory is registered by [`register`].
+//!
+//! A kind of NIC is chosen once, where a device is opened. Each end is the protocol compiled for
+//! that kind; [`AnySend`] and [`AnyRecv`] tell which it is, so that a caller can go on without an
+//! indirect call.
+
+mod adapter;
+mod end;
+mod registration;
+mod watch;
+
+pub(crate) use adapter::{Adapter, Attempt, Registration, adapt};
+pub use adapter::{HostNic, RecvOn, SendOn};
+pub use end::{AnyRecv, AnySend, End, RecvEnd, SendEnd};
+pub(crate) use registration::Registrations;
+pub use registration::{Keys, deregister, register};
+
+pub use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
+pub use invar_core::fifo::RECVS_MAX;

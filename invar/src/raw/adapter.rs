@@ -1,0 +1,207 @@
+//! The NICs of a host behind one face.
+
+use std::sync::Arc;
+
+use invar_core::comm::{self, Flush, FlushBuf, RecvBuf, Request, SendBuf};
+use invar_core::conn::{self, Acceptor, Connector, Stream};
+use invar_core::error::{Ends, Error as CoreError};
+use invar_core::nic::{Access, MemoryKeys, Nic, NicError, PortAttr};
+use invar_linux::clock::now_ns;
+use invar_linux::memory::HostMemory;
+use invar_linux::soft::SoftNic;
+use invar_linux::tcp::OobStream;
+
+use super::watch::PeerWatch;
+use super::{AnyRecv, AnySend, End, RecvEnd, SendEnd};
+use crate::Error;
+
+/// A NIC that a host may have.
+pub trait HostNic:
+    Nic<Memory = HostMemory, Pd: Send + Sync, Mr: Send + Sync + 'static, Cq: Send, Qp: Send>
+    + Clone
+    + Send
+    + Sync
+    + 'static
+{
+    /// Says what the NIC is.
+    fn any_send(end: Box<SendOn<Self>>) -> AnySend;
+    /// Says what the NIC is.
+    fn any_recv(end: Box<RecvOn<Self>>) -> AnyRecv;
+}
+
+impl HostNic for SoftNic {
+    fn any_send(end: Box<SendOn<Self>>) -> AnySend {
+        AnySend::Soft(end)
+    }
+
+    fn any_recv(end: Box<RecvOn<Self>>) -> AnyRecv {
+        AnyRecv::Soft(end)
+    }
+}
+
+/// An open device.
+pub(crate) trait Adapter: Send + Sync {
+    fn port(&self) -> Result<PortAttr, NicError>;
+    fn alloc(&self, len: usize) -> Result<HostMemory, NicError>;
+    fn reg_mr(&self, memory: &HostMemory, access: Access) -> Result<Registration, NicError>;
+    fn connect(&self, stream: OobStream, settings: conn::Settings) -> Attempt<AnySend>;
+    fn accept(&self, stream: OobStream, settings: conn::Settings) -> Attempt<AnyRecv>;
+}
+
+/// Ends when it is dropped.
+pub(crate) type Registration = Box<dyn MemoryKeys + Send + Sync>;
+
+/// A comm that comes into being.
+pub(crate) type Attempt<C> = Box<dyn Poll<C>>;
+
+pub(crate) trait Poll<C>: Send {
+    /// `None`: call again.
+    fn poll(&mut self, now_ns: u64) -> Result<Option<C>, Error>;
+}
+
+/// A NIC, and the protection domain that all its memory and comms share.
+struct Opened<N: HostNic> {
+    pd: N::Pd,
+    nic: N,
+}
+
+/// Opens a device on a NIC.
+pub(crate) fn adapt(nic: impl HostNic) -> Result<Arc<dyn Adapter>, NicError> {
+    Ok(Arc::new(Opened { pd: nic.alloc_pd()?, nic }))
+}
+
+impl<N: HostNic> Adapter for Opened<N> {
+    fn port(&self) -> Result<PortAttr, NicError> {
+        self.nic.query_port()
+    }
+
+    fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
+        self.nic.alloc(len)
+    }
+
+    fn reg_mr(&self, memory: &HostMemory, access: Access) -> Result<Registration, NicError> {
+        Ok(Box::new(self.nic.reg_mr(&self.pd, memory, access)?))
+    }
+
+    fn connect(&self, stream: OobStream, settings: conn::Settings) -> Attempt<AnySend> {
+        let (nic, pd) = (self.nic.clone(), self.pd.clone());
+        let side = Connector::new(nic, pd, stream, settings, now_ns());
+        Box::new(Trying { side, nic: self.nic.clone() })
+    }
+
+    fn accept(&self, stream: OobStream, settings: conn::Settings) -> Attempt<AnyRecv> {
+        let (nic, pd) = (self.nic.clone(), self.pd.clone());
+        let side = Acceptor::new(nic, pd, stream, settings, now_ns());
+        Box::new(Trying { side, nic: self.nic.clone() })
+    }
+}
+
+/// One side of a connection that comes about.
+struct Trying<S, N> {
+    side: S,
+    nic: N,
+}
+
+impl<N: HostNic> Poll<AnySend> for Trying<Connector<N, OobStream>, N> {
+    fn poll(&mut self, now_ns: u64) -> Result<Option<AnySend>, Error> {
+        match self.side.poll(now_ns) {
+            Ok(None) => Ok(None),
+            Ok(Some(comm)) => Ok(Some(N::any_send(Box::new(On::new(comm, &self.nic))))),
+            Err(error) => Err(Error::reported(error, self.side.report(error))),
+        }
+    }
+}
+
+impl<N: HostNic> Poll<AnyRecv> for Trying<Acceptor<N, OobStream>, N> {
+    fn poll(&mut self, now_ns: u64) -> Result<Option<AnyRecv>, Error> {
+        match self.side.poll(now_ns) {
+            Ok(None) => Ok(None),
+            Ok(Some(comm)) => Ok(Some(N::any_recv(Box::new(On::new(comm, &self.nic))))),
+            Err(error) => Err(Error::reported(error, self.side.report(error))),
+        }
+    }
+}
+
+/// A comm on its NIC, which outlives it.
+pub struct On<C, N> {
+    comm: C,
+    watch: PeerWatch,
+    nic: N,
+}
+
+/// A sending end on a NIC of one kind.
+pub type SendOn<N> = On<comm::SendComm<N, OobStream>, N>;
+/// A receiving end on a NIC of one kind.
+pub type RecvOn<N> = On<comm::RecvComm<N, OobStream>, N>;
+
+impl<C, N: Clone> On<C, N> {
+    fn new(comm: C, nic: &N) -> Self {
+        On { comm, watch: PeerWatch::default(), nic: nic.clone() }
+    }
+}
+
+impl<N: HostNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
+    fn ends(&self) -> &Ends {
+        self.comm.ends()
+    }
+}
+
+impl<N: HostNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
+    #[inline(always)]
+    unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError> {
+        let request = self.comm.isend(buf, tag)?;
+        if request.is_none() {
+            // The slot that is awaited may wait in a socket.
+            self.nic.progress();
+            self.watch.idle(|| self.comm.check_peer())?;
+        }
+        Ok(request)
+    }
+
+    #[inline(always)]
+    fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {
+        let sent = self.comm.test(request)?;
+        if sent.is_none() {
+            self.watch.idle(|| self.comm.check_peer())?;
+        }
+        Ok(sent)
+    }
+}
+
+impl<N: HostNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
+    fn ends(&self) -> &Ends {
+        self.comm.ends()
+    }
+}
+
+impl<N: HostNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
+    #[inline(always)]
+    unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, CoreError> {
+        let request = self.comm.irecv(bufs)?;
+        if request.is_none() {
+            self.watch.idle(|| self.comm.check_peer())?;
+        }
+        Ok(request)
+    }
+
+    unsafe fn iflush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, CoreError> {
+        self.comm.iflush(bufs)
+    }
+
+    #[inline(always)]
+    unsafe fn test(
+        &mut self,
+        request: &Request,
+        sizes: *mut u32,
+    ) -> Result<Option<usize>, CoreError> {
+        if let Some(received) = self.comm.test(request)? {
+            if !sizes.is_null() {
+                // SAFETY: the caller's promise.
+                unsafe { sizes.copy_from_nonoverlapping(received.as_ptr(), received.len()) };
+            }
+            return Ok(Some(received.len()));
+        }
+        self.watch.idle(|| self.comm.check_peer())?;
+        Ok(None)
+    }
+}

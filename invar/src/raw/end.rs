@@ -1,0 +1,109 @@
+//! What both ends of a connection can do, and which ends there are.
+
+use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
+use invar_core::error::{Ends, Error as CoreError};
+use invar_linux::soft::SoftNic;
+
+use super::{RecvOn, SendOn};
+use crate::Error;
+
+/// What both ends of a connection have.
+pub trait End: Send {
+    /// Both ends, for messages.
+    fn ends(&self) -> &Ends;
+
+    /// An error of this end, with all that is known about it.
+    #[cold]
+    fn failed(&self, error: CoreError) -> Error {
+        Error::reported(error, self.ends().report(error))
+    }
+}
+
+/// The sending end of a connection; see [`comm::SendComm`](invar_core::comm::SendComm).
+///
+/// Calls that find nothing to do look now and then whether the peer is still there.
+pub trait SendEnd: End {
+    /// Starts to send, if the peer has posted a receive for `tag`; `None`: call again.
+    ///
+    /// # Errors
+    /// See [`SendComm::isend`](crate::SendComm::isend).
+    ///
+    /// # Safety
+    /// The buffer lies in memory that is registered with this end's device under `buf.lkey`, and
+    /// stays so, not written by anyone, until the request is done or this end is dropped.
+    unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError>;
+
+    /// Whether a send is done, and then how many bytes it sent; the request is then over.
+    ///
+    /// # Errors
+    /// See [`SendComm::test`](crate::SendComm::test).
+    fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError>;
+}
+
+/// The receiving end of a connection; see [`comm::RecvComm`](invar_core::comm::RecvComm).
+pub trait RecvEnd: End {
+    /// Posts a receive of 1 to 8 buffers; `None`: call again.
+    ///
+    /// # Errors
+    /// See [`RecvComm::irecv`](crate::RecvComm::irecv).
+    ///
+    /// # Safety
+    /// Each buffer lies in memory that is registered with this end's device under its `rkey`, and
+    /// stays so, not accessed by anyone else, until the request is done or this end is dropped.
+    unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, CoreError>;
+
+    /// Makes received data visible to a GPU.
+    ///
+    /// # Errors
+    /// See [`RecvComm::iflush`](crate::RecvComm::iflush).
+    ///
+    /// # Safety
+    /// As of [`RecvEnd::irecv`].
+    unsafe fn iflush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, CoreError>;
+
+    /// Whether a receive or flush is done, and then how many buffers it had (a flush: none); the
+    /// request is then over. What came into each of them, in bytes, is written to `sizes`.
+    ///
+    /// # Errors
+    /// See [`RecvComm::test`](crate::RecvComm::test).
+    ///
+    /// # Safety
+    /// `sizes` is null, or has room for as many sizes as the receive has buffers.
+    unsafe fn test(
+        &mut self,
+        request: &Request,
+        sizes: *mut u32,
+    ) -> Result<Option<usize>, CoreError>;
+}
+
+/// A sending end on any NIC.
+#[non_exhaustive]
+pub enum AnySend {
+    /// On the NIC in software.
+    Soft(Box<SendOn<SoftNic>>),
+}
+
+/// A receiving end on any NIC.
+#[non_exhaustive]
+pub enum AnyRecv {
+    /// On the NIC in software.
+    Soft(Box<RecvOn<SoftNic>>),
+}
+
+impl AnySend {
+    /// For who does not care which it is.
+    pub fn boxed(self) -> Box<dyn SendEnd> {
+        match self {
+            AnySend::Soft(end) => end,
+        }
+    }
+}
+
+impl AnyRecv {
+    /// For who does not care which it is.
+    pub fn boxed(self) -> Box<dyn RecvEnd> {
+        match self {
+            AnyRecv::Soft(end) => end,
+        }
+    }
+}

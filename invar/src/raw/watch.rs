@@ -1,0 +1,107 @@
+//! Noticing that the peer of an idle comm is gone.
+
+use invar_core::error::Error;
+use invar_linux::clock::now_ns;
+
+/// Calls that find nothing between two looks at the clock.
+const IDLE_CALLS: u32 = 64;
+/// Time between two looks at the peer.
+const LOOK_EVERY_NS: u64 = 50_000_000;
+
+/// Looks now and then whether the peer is still there.
+#[derive(Debug)]
+pub(super) struct PeerWatch {
+    /// Calls until the next look at the clock.
+    calls_left: u32,
+    looked_ns: u64,
+    seen: Seen,
+}
+
+#[derive(Debug, PartialEq)]
+enum Seen {
+    Open,
+    /// Closed, at the last look. What the peer sent before may still be under way.
+    Closing,
+    Closed,
+}
+
+impl Default for PeerWatch {
+    fn default() -> Self {
+        PeerWatch { calls_left: IDLE_CALLS, looked_ns: 0, seen: Seen::Open }
+    }
+}
+
+impl PeerWatch {
+    /// A call found nothing to do; `check_peer` is [`invar_core::comm::SendComm::check_peer`].
+    #[inline(always)]
+    pub(super) fn idle(
+        &mut self,
+        check_peer: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.calls_left -= 1;
+        if self.calls_left == 0 { self.count_out(check_peer) } else { Ok(()) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn count_out(&mut self, check_peer: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+        self.calls_left = IDLE_CALLS;
+        if self.seen != Seen::Closed && !self.is_time(now_ns()) {
+            return Ok(());
+        }
+        match check_peer() {
+            Err(Error::PeerClosed(_)) if self.seen == Seen::Open => {
+                self.seen = Seen::Closing;
+                Ok(())
+            }
+            Err(error) => {
+                // From now on every call says so.
+                self.seen = Seen::Closed;
+                self.calls_left = 1;
+                Err(error)
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn is_time(&mut self, now_ns: u64) -> bool {
+        let due = now_ns.saturating_sub(self.looked_ns) >= LOOK_EVERY_NS;
+        if due {
+            self.looked_ns = now_ns;
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use invar_core::conn::StreamError;
+
+    const GONE: Error = Error::PeerClosed(StreamError::Closed);
+
+    #[test]
+    fn the_peer_is_looked_at_once_in_a_while_however_often_is_asked() {
+        let mut watch = PeerWatch::default();
+        let start = 7 * LOOK_EVERY_NS;
+        let looks = (0..10 * LOOK_EVERY_NS).step_by(1000);
+        let looks = looks.filter(|after| watch.is_time(start + after)).count();
+        assert_eq!(looks, 10);
+    }
+
+    #[test]
+    fn a_peer_that_is_gone_is_looked_at_twice_and_then_named_by_every_call() {
+        let mut watch = PeerWatch::default();
+        let mut looks = Vec::new();
+        for call in 1..=4 * IDLE_CALLS {
+            // As if time had passed since the last look.
+            watch.looked_ns = 0;
+            let answer = watch.idle(|| {
+                looks.push(call);
+                Err(GONE)
+            });
+            assert_eq!(answer.is_err(), call >= 2 * IDLE_CALLS, "call {call}");
+        }
+        assert_eq!(looks[..3], [IDLE_CALLS, 2 * IDLE_CALLS, 2 * IDLE_CALLS + 1]);
+    }
+}
