@@ -9,7 +9,7 @@ use invar_core::conn::stage::Stage;
 use invar_core::device::NameFilter;
 use invar_core::error::Error as CoreError;
 use invar_linux::clock::now_ns;
-use invar_linux::interface::{self, Interface, Rules};
+use invar_linux::interface::{self, Found, Interface, Rules};
 use invar_linux::tcp::{OobListener, OobStream};
 
 use crate::error::Kind;
@@ -160,15 +160,23 @@ fn until_there<T>(mut poll: impl FnMut() -> Result<Option<T>, Error>) -> Result<
 
 /// Where to listen on TCP.
 fn oob_addr(device: &Device, settings: &Settings) -> Result<SocketAddr, Error> {
-    let names = NameFilter::parse(&settings.socket_ifname)
-        .map_err(|error| Kind::Setting(format!("NCCL_SOCKET_IFNAME: {error}")))?;
-    if names.entries().next().is_none() {
+    if settings.socket_ifname.is_empty() {
         return device.socket_addr();
     }
     let interfaces =
         Interface::list().map_err(|error| Error::io("listing the network interfaces", error))?;
-    let rules = Rules { names, family: settings.socket_family, comm_id: None };
-    let found = interface::find(&interfaces, &rules).map_err(Kind::NoInterface)?;
+    let found = interfaces_for(settings, &interfaces)?;
     let first = found.first().map(|found| found.addr);
     first.map_or_else(|| device.socket_addr(), Ok)
+}
+
+/// Those that `NCCL_SOCKET_IFNAME` and `NCCL_SOCKET_FAMILY` allow, at least one, the best first.
+pub(crate) fn interfaces_for<'a>(
+    settings: &Settings,
+    interfaces: &'a [Interface],
+) -> Result<Vec<Found<'a>>, Error> {
+    let names = NameFilter::parse(&settings.socket_ifname)
+        .map_err(|error| Kind::Setting(format!("NCCL_SOCKET_IFNAME: {error}")))?;
+    let rules = Rules { names, family: settings.socket_family, comm_id: None };
+    Ok(interface::find(interfaces, &rules).map_err(Kind::NoInterface)?)
 }

@@ -5,13 +5,13 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::{Arc, Weak};
 
 use invar_core::nic::{Gid, LinkLayer, Mtu, NicError};
-use invar_core::param::AddressFamily;
+use invar_core::param::{AddressFamily, TransportChoice};
 use invar_linux::interface::Interface;
 use invar_linux::soft::{self, SoftConfig, SoftNic};
 
-use crate::Error;
 use crate::error::Kind;
 use crate::raw::{Adapter, Registrations, adapt};
+use crate::{Error, Settings};
 
 /// Where RoCEv2 packets go by its specification (IBTA Annex A17), and so where every peer sends
 /// that is not told otherwise.
@@ -23,6 +23,16 @@ pub const ROCE_UDP_PORT: u16 = 4791;
 pub enum DeviceKind {
     /// The RoCEv2 NIC in software, over UDP.
     Soft,
+}
+
+impl DeviceKind {
+    /// Whether `INVAR_TRANSPORT` allows it.
+    pub(crate) fn is_of(self, transport: TransportChoice) -> bool {
+        match (transport, self) {
+            (TransportChoice::Auto | TransportChoice::Soft, DeviceKind::Soft) => true,
+            (TransportChoice::Ib | TransportChoice::Socket, DeviceKind::Soft) => false,
+        }
+    }
 }
 
 /// As `INVAR_TRANSPORT` names it.
@@ -107,6 +117,12 @@ impl Device {
             Some(info) => Self::open_soft(info, scoped(info, addr)?),
             None => Err(no_device(&address.to_string(), &devices)),
         }
+    }
+
+    /// Opens a device of [`Choice`](crate::Choice), where peers with these settings find it.
+    pub fn open_for(info: &DeviceInfo, settings: &Settings) -> Result<Self, Error> {
+        let addr = SocketAddr::new(info.address, settings.udp_port());
+        Self::open_soft(info, scoped(info, addr)?)
     }
 
     fn open_soft(info: &DeviceInfo, addr: SocketAddr) -> Result<Self, Error> {

@@ -51,6 +51,7 @@
 //! keeps the regions of its requests until they are done or it is dropped itself, which ends its
 //! queue pairs first; so safe code can neither free nor alias memory that a NIC is at work in.
 
+mod choice;
 mod connect;
 mod device;
 mod error;
@@ -62,6 +63,7 @@ mod send;
 mod settings;
 mod wait;
 
+pub use choice::Choice;
 pub use connect::{Accepting, Connecting, Listener};
 pub use device::{Device, DeviceInfo, DeviceKind, ROCE_UDP_PORT, WeakDevice};
 pub use error::Error;

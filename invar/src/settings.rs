@@ -11,7 +11,7 @@ use invar_core::param::{
 
 use crate::device::ROCE_UDP_PORT;
 use crate::error::Kind;
-use crate::{DeviceInfo, DeviceKind, Error};
+use crate::{DeviceInfo, Error};
 
 /// How connections are made: from the environment, then as the program says.
 ///
@@ -121,6 +121,13 @@ impl Settings {
         self
     }
 
+    /// IP type of service of a RoCE connection: DSCP × 4 + ECN (`NCCL_IB_TC`).
+    #[must_use]
+    pub fn traffic_class(mut self, traffic_class: u8) -> Self {
+        self.conn.traffic_class = traffic_class;
+        self
+    }
+
     /// Whether a send longer than its receive is cut to it, rather than refused.
     #[must_use]
     pub fn truncate(mut self, on: bool) -> Self {
@@ -155,6 +162,11 @@ impl Settings {
         }
     }
 
+    /// Which kind of device (`INVAR_TRANSPORT`).
+    pub(crate) fn transport(&self) -> TransportChoice {
+        self.transport
+    }
+
     /// What is spoken (`INVAR_WIRE`).
     pub fn wire(&self) -> conn::Wire {
         self.conn.wire
@@ -186,11 +198,7 @@ impl Settings {
     /// that peers do not find (`INVAR_WIRE`).
     pub(crate) fn check(&self, device: &DeviceInfo) -> Result<(), Error> {
         let DeviceInfo { name, kind, .. } = device;
-        let fits = match (self.transport, kind) {
-            (TransportChoice::Auto | TransportChoice::Soft, DeviceKind::Soft) => true,
-            (TransportChoice::Ib | TransportChoice::Socket, DeviceKind::Soft) => false,
-        };
-        if !fits {
+        if !kind.is_of(self.transport) {
             let asked = self.transport.as_str();
             let text = format!("INVAR_TRANSPORT={asked}: {name} is a device of transport {kind}");
             return Err(Kind::Setting(text).into());

@@ -1,0 +1,80 @@
+//! What NCCL and a network plugin agree on: codes, functions of NCCL's, and a table of functions
+//! for each version (NCCL's `nccl_net.h` and `net_v6.h` to `net_v12.h`).
+//!
+//! Layouts are asserted here, and held against a C compiler by `tests/layout.rs`.
+
+mod properties;
+mod table;
+
+pub use properties::{
+    PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12,
+    VDeviceProps,
+};
+pub use table::{Absent, Net, TailV11, V6, V7, V8, V9, V10, V11, V12, Version};
+
+use std::ffi::{c_char, c_int, c_ulong, c_void};
+
+/// `ncclResult_t`. An integer, since a C caller may give or take any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Code(pub c_int);
+
+impl Code {
+    /// `ncclSuccess`.
+    pub const SUCCESS: Code = Code(0);
+    /// `ncclSystemError`: a system call, or the local device.
+    pub const SYSTEM_ERROR: Code = Code(2);
+    /// `ncclInternalError`: NCCL, or the plugin, is wrong.
+    pub const INTERNAL_ERROR: Code = Code(3);
+    /// `ncclInvalidArgument`.
+    pub const INVALID_ARGUMENT: Code = Code(4);
+    /// `ncclInvalidUsage`: settings, or ranks that disagree.
+    pub const INVALID_USAGE: Code = Code(5);
+    /// `ncclRemoteError`: the peer, or the way to it.
+    pub const REMOTE_ERROR: Code = Code(6);
+}
+
+/// `NCCL_NET_HANDLE_MAXSIZE`.
+pub const HANDLE_BYTES: usize = 128;
+/// `NCCL_PTR_HOST`: host memory can be registered.
+pub const PTR_HOST: c_int = 1;
+/// `NCCL_NET_TRAFFIC_CLASS_UNDEF`.
+pub const TRAFFIC_CLASS_UNDEF: c_int = -1;
+
+/// `ncclDebugLogger_t`: level, subsystems, file or function, line, a format and what it formats.
+pub type Logger = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
+
+/// `ncclDebugLogLevel`.
+pub mod log_level {
+    use std::ffi::c_int;
+    /// `NCCL_LOG_WARN`.
+    pub const WARN: c_int = 2;
+    /// `NCCL_LOG_INFO`.
+    pub const INFO: c_int = 3;
+    /// `NCCL_LOG_TRACE`.
+    pub const TRACE: c_int = 5;
+}
+
+/// `ncclDebugLogSubSys`.
+pub mod subsystem {
+    use std::ffi::c_ulong;
+    /// `NCCL_INIT`.
+    pub const INIT: c_ulong = 1;
+    /// `NCCL_NET`.
+    pub const NET: c_ulong = 16;
+    /// `NCCL_ALL`.
+    pub const ALL: c_ulong = !0;
+}
+
+/// `ncclProfilerCallback_t`: event handle, what to do, NCCL's handle of the step that the event
+/// is part of, what the description is, and the description.
+pub type ProfilerCallback =
+    unsafe extern "C" fn(*mut *mut c_void, c_int, *mut c_void, i64, *mut c_void) -> Code;
+
+/// `ncclNetCommConfig_v10_t` and later.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CommConfig {
+    /// DSCP × 4 + ECN, or [`TRAFFIC_CLASS_UNDEF`].
+    pub traffic_class: c_int,
+}

@@ -1,0 +1,341 @@
+//! Connections: from `listen`, `connect` and `accept` to comms.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::hash::{BuildHasher, RandomState};
+use std::ptr;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use invar::{
+    Accepting, Connecting, ConnectionError, Device, Error, Fault, Handle, Listener, SendComm,
+};
+use invar_core::conn::wire::PrefaceError;
+
+use crate::abi::{Code, CommConfig, HANDLE_BYTES};
+use crate::comm::Comm;
+use crate::host::{self, Context};
+use crate::outcome::{Failed, Outcome, call, code, failed, misused, null, refused};
+
+/// Peers that may be connecting to one listening comm at a time; more wait in the kernel.
+const PENDING_MAX: usize = 256;
+
+static LISTENERS: Registry<Listening> = Registry::new();
+static ATTEMPTS: Registry<Mutex<Trying>> = Registry::new();
+
+/// A listening comm.
+struct Listening {
+    listener: Listener,
+    device: Device,
+    pending: Mutex<Vec<Accepting>>,
+}
+
+/// A connection that comes about.
+struct Trying {
+    connecting: Connecting,
+    device: Device,
+}
+
+/// `listen` before v11.
+pub(crate) unsafe extern "C" fn listen(
+    device: c_int,
+    handle: *mut c_void,
+    comm: *mut *mut c_void,
+) -> Code {
+    // SAFETY: the caller's promise.
+    call(|| unsafe { start_listening(Context::new(None)?, device, handle, comm) })
+}
+
+/// `listen` since v11.
+pub(crate) unsafe extern "C" fn listen_v11(
+    context: *mut c_void,
+    device: c_int,
+    handle: *mut c_void,
+    comm: *mut *mut c_void,
+) -> Code {
+    // SAFETY: the caller's promise.
+    call(|| unsafe { start_listening(Context::from_ptr(context)?, device, handle, comm) })
+}
+
+/// # Safety
+/// NCCL's contract of `listen`.
+unsafe fn start_listening(
+    context: Context,
+    device: c_int,
+    handle: *mut c_void,
+    comm: *mut *mut c_void,
+) -> Outcome {
+    if handle.is_null() || comm.is_null() {
+        return Err(null("listen: handle or comm"));
+    }
+    let host = host::get()?;
+    let device = host.device(device)?.open(&host.settings)?;
+    let settings = context.apply(&host.settings);
+    let listener = Listener::bind(&device, &settings).map_err(|error| refused(&error))?;
+    let bytes = *listener.handle().as_bytes();
+    let listening = Listening { listener, device, pending: Mutex::default() };
+    // SAFETY: room for a handle and a comm, NCCL promises.
+    unsafe {
+        handle.cast::<[u8; HANDLE_BYTES]>().write_unaligned(bytes);
+        comm.write(LISTENERS.put(Arc::new(listening)).to_ptr());
+    }
+    Ok(())
+}
+
+/// `accept` of v6.
+pub(crate) unsafe extern "C" fn accept_v6(listening: *mut c_void, comm: *mut *mut c_void) -> Code {
+    // SAFETY: the caller's promise.
+    call(|| unsafe { go_on_accepting(listening, comm) })
+}
+
+/// `accept` since v7.
+pub(crate) unsafe extern "C" fn accept(
+    listening: *mut c_void,
+    comm: *mut *mut c_void,
+    _device_comm: *mut c_void,
+) -> Code {
+    // SAFETY: the caller's promise.
+    call(|| unsafe { go_on_accepting(listening, comm) })
+}
+
+/// # Safety
+/// NCCL's contract of `accept`.
+unsafe fn go_on_accepting(listening: *mut c_void, comm: *mut *mut c_void) -> Outcome {
+    if comm.is_null() {
+        return Err(null("accept: comm"));
+    }
+    // SAFETY: room for a comm, NCCL promises.
+    unsafe { comm.write(ptr::null_mut()) };
+    let listening = LISTENERS.get(Number::from_ptr(listening));
+    let listening = listening.ok_or_else(|| misused("accept on what is no listening comm"))?;
+    if let Some(end) = listening.poll()? {
+        let name = Comm::put_recv(end, &listening.device)?;
+        // SAFETY: as above.
+        unsafe { comm.write(name.to_ptr()) };
+    }
+    Ok(())
+}
+
+impl Listening {
+    /// Goes on with all who have called, until one of them is connected.
+    fn poll(&self) -> Result<Option<invar::raw::AnyRecv>, Failed> {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        while pending.len() < PENDING_MAX {
+            match self.listener.accept().map_err(|error| failed(&error))? {
+                Some(accepting) => pending.push(accepting),
+                None => break,
+            }
+        }
+        let mut i = 0;
+        while let Some(accepting) = pending.get_mut(i) {
+            match accepting.poll_raw() {
+                Ok(None) => i += 1,
+                Ok(Some(end)) => {
+                    drop(pending.remove(i));
+                    return Ok(Some(end));
+                }
+                Err(error) => {
+                    drop(pending.remove(i));
+                    // It was logged where it came up.
+                    if !is_stranger(&error) {
+                        return Err(Failed(code(&error)));
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Whether an error says that somebody called who is no rank of ours, or has given up: whom NCCL
+/// means may still come.
+fn is_stranger(error: &Error) -> bool {
+    matches!(error.fault(), Fault::Peer | Fault::Network)
+        || matches!(error.connection(), Some(ConnectionError::Preface(PrefaceError::Magic(_))))
+}
+
+/// `connect` of v6. A send must not be longer than its receive.
+pub(crate) unsafe extern "C" fn connect_v6(
+    device: c_int,
+    handle: *mut c_void,
+    comm: *mut *mut c_void,
+) -> Code {
+    // SAFETY: the caller's promise.
+    call(|| unsafe { go_on_connecting(Context::new(None)?, false, device, handle, comm) })
+}
+
+/// `connect` of v7 to v9. A send is cut to its receive from here on.
+pub(crate) unsafe extern "C" fn connect(
+    device: c_int,
+    handle: *mut c_void,
+    comm: *mut *mut c_void,
+    _device_comm: *mut c_void,
+) -> Code {
+    // SAFETY: the caller's promise.
+    call(|| unsafe { go_on_connecting(Context::new(None)?, true, device, handle, comm) })
+}
+
+/// `connect` of v10.
+pub(crate) unsafe extern "C" fn connect_v10(
+    device: c_int,
+    config: *const CommConfig,
+    handle: *mut c_void,
+    comm: *mut *mut c_void,
+    _device_comm: *mut c_void,
+) -> Code {
+    call(|| {
+        // SAFETY: null, or NCCL promises a configuration.
+        let context = Context::new(unsafe { config.as_ref() })?;
+        // SAFETY: the caller's promise.
+        unsafe { go_on_connecting(context, true, device, handle, comm) }
+    })
+}
+
+/// `connect` since v11.
+pub(crate) unsafe extern "C" fn connect_v11(
+    context: *mut c_void,
+    device: c_int,
+    handle: *mut c_void,
+    comm: *mut *mut c_void,
+    _device_comm: *mut c_void,
+) -> Code {
+    // SAFETY: the caller's promise.
+    call(|| unsafe { go_on_connecting(Context::from_ptr(context)?, true, device, handle, comm) })
+}
+
+/// # Safety
+/// NCCL's contract of `connect`.
+unsafe fn go_on_connecting(
+    context: Context,
+    truncate: bool,
+    device: c_int,
+    handle: *mut c_void,
+    comm: *mut *mut c_void,
+) -> Outcome {
+    if handle.is_null() || comm.is_null() {
+        return Err(null("connect: handle or comm"));
+    }
+    let bytes = handle.cast::<[u8; HANDLE_BYTES]>();
+    // SAFETY: room for a comm, and a handle, NCCL promises.
+    let mut handle = unsafe {
+        comm.write(ptr::null_mut());
+        bytes.read_unaligned()
+    };
+    let (number, trying) = match stage(&handle).and_then(|n| Some((n, ATTEMPTS.get(n)?))) {
+        Some(there) => there,
+        None => {
+            let host = host::get()?;
+            let device = host.device(device)?.open(&host.settings)?;
+            let settings = context.apply(&host.settings).truncate(truncate);
+            let to = Handle::from_bytes(handle);
+            let connecting = SendComm::connect(&device, &to, &settings);
+            let connecting = connecting.map_err(|error| failed(&error))?;
+            let trying = Arc::new(Mutex::new(Trying { connecting, device }));
+            let number = ATTEMPTS.put(Arc::clone(&trying));
+            set_stage(&mut handle, Some(number));
+            (number, trying)
+        }
+    };
+    let mut trying = trying.lock().unwrap_or_else(PoisonError::into_inner);
+    let polled = trying.connecting.poll_raw();
+    if !matches!(polled, Ok(None)) {
+        ATTEMPTS.remove(number);
+        set_stage(&mut handle, None);
+    }
+    // SAFETY: as above.
+    unsafe { bytes.write_unaligned(handle) };
+    // An error was logged where it came up.
+    if let Some(end) = polled.map_err(|error| Failed(code(&error)))? {
+        let name = Comm::put_send(end, &trying.device)?;
+        // SAFETY: as above.
+        unsafe { comm.write(name.to_ptr()) };
+    }
+    Ok(())
+}
+
+/// `closeListen`.
+pub(crate) unsafe extern "C" fn close_listen(comm: *mut c_void) -> Code {
+    call(|| {
+        if comm.is_null() {
+            return Ok(());
+        }
+        let listening = LISTENERS.remove(Number::from_ptr(comm));
+        drop(listening.ok_or_else(|| misused("closeListen of what is no listening comm"))?);
+        Ok(())
+    })
+}
+
+/// Gives up connections that nobody goes on with.
+pub(crate) fn abandon() {
+    drop(std::mem::take(&mut ATTEMPTS.lock().entries));
+}
+
+/// Where a handle keeps how far its connection is: NCCL gives `connect` the same bytes at each
+/// call. The mark is of this process, since handles are copied between processes.
+const STAGE: usize = HANDLE_BYTES - 16;
+
+fn mark() -> [u8; 8] {
+    static MARK: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(STAGE) | 1);
+    MARK.to_ne_bytes()
+}
+
+fn stage(handle: &[u8; HANDLE_BYTES]) -> Option<Number> {
+    let (marked, number) = handle[STAGE..].split_at(8);
+    let number = u64::from_ne_bytes(number.try_into().ok()?);
+    (marked == mark()).then_some(Number(number))
+}
+
+fn set_stage(handle: &mut [u8; HANDLE_BYTES], number: Option<Number>) {
+    let (marked, to) = handle[STAGE..].split_at_mut(8);
+    marked.copy_from_slice(&number.map_or([0; 8], |_| mark()));
+    to.copy_from_slice(&number.map_or(0, |number| number.0).to_ne_bytes());
+}
+
+/// How NCCL names a listening comm: a number that none before had, and none of [`Comm`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Number(u64);
+
+impl Number {
+    const FIRST: Number = Number(1 << 48);
+
+    fn from_ptr(number: *mut c_void) -> Self {
+        Number(number.addr() as u64)
+    }
+
+    fn to_ptr(self) -> *mut c_void {
+        ptr::without_provenance_mut(self.0 as usize)
+    }
+}
+
+/// What is looked up under a lock.
+struct Registry<T>(Mutex<Entries<T>>);
+
+struct Entries<T> {
+    entries: BTreeMap<Number, Arc<T>>,
+    next: Number,
+}
+
+impl<T> Registry<T> {
+    const fn new() -> Self {
+        Registry(Mutex::new(Entries { entries: BTreeMap::new(), next: Number::FIRST }))
+    }
+
+    fn put(&self, entry: Arc<T>) -> Number {
+        let mut entries = self.lock();
+        let number = entries.next;
+        entries.next.0 += 1;
+        entries.entries.insert(number, entry);
+        number
+    }
+
+    fn get(&self, number: Number) -> Option<Arc<T>> {
+        self.lock().entries.get(&number).cloned()
+    }
+
+    fn remove(&self, number: Number) -> Option<Arc<T>> {
+        self.lock().entries.remove(&number)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Entries<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

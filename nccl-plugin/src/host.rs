@@ -1,0 +1,241 @@
+//! The host: settings, devices, and who uses the plugin.
+
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use invar::{Choice, Device, DeviceInfo, LinkLayer, Settings, WeakDevice};
+
+use crate::abi::{Code, CommConfig, Logger, ProfilerCallback, TRAFFIC_CLASS_UNDEF};
+use crate::connect;
+use crate::logger;
+use crate::outcome::{Failed, call, failed, misused, null, refused};
+
+/// What a communicator's context is: its traffic class, behind this mark.
+const CONTEXT: usize = 1 << 16;
+
+static HOST: Mutex<State> = Mutex::new(State { host: None, contexts: 0 });
+
+struct State {
+    host: Option<Arc<Host>>,
+    /// Contexts that are not finalized.
+    contexts: usize,
+}
+
+/// What was found when the plugin was started.
+pub(crate) struct Host {
+    pub(crate) settings: Settings,
+    devices: Vec<NetDevice>,
+}
+
+/// A device that NCCL may use. It is open as long as there is anything on it.
+pub(crate) struct NetDevice {
+    pub(crate) number: c_int,
+    pub(crate) info: DeviceInfo,
+    pub(crate) name: &'static CStr,
+    pub(crate) pci_path: Option<&'static CStr>,
+    pub(crate) guid: u64,
+    opened: Mutex<WeakDevice>,
+}
+
+/// `init` before v10.
+pub(crate) unsafe extern "C" fn init(logger: Option<Logger>) -> Code {
+    call(|| start(logger).map(drop))
+}
+
+/// `init` of v10.
+pub(crate) unsafe extern "C" fn init_v10(
+    logger: Option<Logger>,
+    _profiler: Option<ProfilerCallback>,
+) -> Code {
+    call(|| start(logger).map(drop))
+}
+
+/// `init` since v11.
+pub(crate) unsafe extern "C" fn init_v11(
+    context: *mut *mut c_void,
+    _communicator: u64,
+    config: *const CommConfig,
+    logger: Option<Logger>,
+    _profiler: Option<ProfilerCallback>,
+) -> Code {
+    call(|| {
+        let mut state = start(logger)?;
+        if context.is_null() {
+            return Err(null("init: context"));
+        }
+        // SAFETY: null, or NCCL promises a configuration.
+        let config = Context::new(unsafe { config.as_ref() })?;
+        state.contexts += 1;
+        // SAFETY: room for it, NCCL promises.
+        unsafe { context.write(config.to_ptr()) };
+        Ok(())
+    })
+}
+
+/// `finalize`.
+pub(crate) unsafe extern "C" fn finalize(context: *mut c_void) -> Code {
+    call(|| {
+        Context::from_ptr(context)?;
+        let mut state = state();
+        match state.contexts {
+            0 => return Err(misused("finalize without init")),
+            1 => {
+                state.host = None;
+                connect::abandon();
+            }
+            _ => {}
+        }
+        state.contexts -= 1;
+        Ok(())
+    })
+}
+
+/// `devices`.
+pub(crate) unsafe extern "C" fn devices(ndev: *mut c_int) -> Code {
+    call(|| {
+        if ndev.is_null() {
+            return Err(null("devices: ndev"));
+        }
+        let count = get()?.devices.len() as c_int;
+        // SAFETY: room for it, NCCL promises.
+        unsafe { ndev.write(count) };
+        Ok(())
+    })
+}
+
+/// The host, between `init` and the last `finalize`.
+pub(crate) fn get() -> Result<Arc<Host>, Failed> {
+    state().host.clone().ok_or_else(|| misused("a call before init, or after the last finalize"))
+}
+
+/// Looks around, unless devices are numbered already for a communicator that still is there.
+fn start(logger: Option<Logger>) -> Result<MutexGuard<'static, State>, Failed> {
+    logger::install(logger);
+    let mut state = state();
+    if state.contexts == 0 || state.host.is_none() {
+        state.host = None;
+        state.host = Some(Arc::new(Host::find()?));
+    }
+    Ok(state)
+}
+
+fn state() -> MutexGuard<'static, State> {
+    HOST.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Host {
+    fn find() -> Result<Self, Failed> {
+        let settings = Settings::from_env().map_err(|error| refused(&error))?;
+        let Choice { devices, reason, oob } =
+            Choice::make(&settings).map_err(|error| refused(&error))?;
+        let devices: Vec<NetDevice> = devices
+            .into_iter()
+            .zip(0..)
+            .map(|(info, number)| NetDevice::new(number, info))
+            .collect();
+        let line: String = devices.iter().map(NetDevice::summary).collect();
+        let (interface, address) = oob;
+        log::info!("{reason}");
+        log::info!("Using{line}; OOB {interface}:{}<0>", address.ip());
+        Ok(Host { settings, devices })
+    }
+
+    /// A device by the number that NCCL knows it by.
+    pub(crate) fn device(&self, number: c_int) -> Result<&NetDevice, Failed> {
+        let device = usize::try_from(number).ok().and_then(|number| self.devices.get(number));
+        device.ok_or_else(|| {
+            misused(format_args!("device {number}; there are {}", self.devices.len()))
+        })
+    }
+}
+
+impl NetDevice {
+    fn new(number: c_int, info: DeviceInfo) -> Self {
+        NetDevice {
+            number,
+            name: forever(&info.name),
+            pci_path: info.pci_path.as_deref().map(forever),
+            guid: number as u64,
+            info,
+            opened: Mutex::default(),
+        }
+    }
+
+    /// The device, opened by the first who needs it.
+    pub(crate) fn open(&self, settings: &Settings) -> Result<Device, Failed> {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = opened.upgrade() {
+            return Ok(device);
+        }
+        let device = Device::open_for(&self.info, settings).map_err(|error| failed(&error))?;
+        *opened = device.downgrade();
+        Ok(device)
+    }
+
+    /// As `NET/IB : Using [0]mlx5_0:1/RoCE`.
+    fn summary(&self) -> String {
+        let link = match self.info.link_layer {
+            LinkLayer::Infiniband => "IB",
+            LinkLayer::Ethernet => "RoCE",
+        };
+        format!(" [{}]{}:1/{link}", self.number, self.info.name)
+    }
+}
+
+/// What a communicator sets for its connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Context {
+    /// Instead of `NCCL_IB_TC`.
+    traffic_class: Option<u8>,
+}
+
+impl Context {
+    pub(crate) fn new(config: Option<&CommConfig>) -> Result<Self, Failed> {
+        let class = config.map_or(TRAFFIC_CLASS_UNDEF, |config| config.traffic_class);
+        if class == TRAFFIC_CLASS_UNDEF {
+            return Ok(Context { traffic_class: None });
+        }
+        let Ok(class) = u8::try_from(class) else {
+            log::warn!("traffic class {class}: must be a number from 0 to 255");
+            return Err(Failed(Code::INVALID_USAGE));
+        };
+        Ok(Context { traffic_class: Some(class) })
+    }
+
+    fn to_ptr(self) -> *mut c_void {
+        let class = self.traffic_class.map_or(0, |class| usize::from(class) + 1);
+        ptr::without_provenance_mut(CONTEXT | class)
+    }
+
+    pub(crate) fn from_ptr(context: *mut c_void) -> Result<Self, Failed> {
+        match context.addr().wrapping_sub(CONTEXT) {
+            0 => Ok(Context { traffic_class: None }),
+            class @ 1..=0x100 => Ok(Context { traffic_class: Some((class - 1) as u8) }),
+            _ => Err(misused(format_args!("{context:p} is no context of this plugin"))),
+        }
+    }
+
+    /// The settings of a connection.
+    pub(crate) fn apply(self, settings: &Settings) -> Settings {
+        let settings = settings.clone();
+        match self.traffic_class {
+            Some(class) => settings.traffic_class(class),
+            None => settings,
+        }
+    }
+}
+
+/// Text for C that stays: NCCL keeps what it was told of devices. Each is kept once.
+fn forever(text: &str) -> &'static CStr {
+    static TEXTS: Mutex<BTreeSet<&'static CStr>> = Mutex::new(BTreeSet::new());
+    let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
+    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = texts.get(text.as_c_str()) {
+        return known;
+    }
+    let text: &'static CStr = Box::leak(text.into_boxed_c_str());
+    texts.insert(text);
+    text
+}

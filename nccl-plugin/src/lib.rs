@@ -1,0 +1,21 @@
+//! `libnccl-net-invar.so`: Invar as a network plugin of NCCL.
+//!
+//! NCCL opens the library that `NCCL_NET_PLUGIN=invar` names and looks up the newest table of
+//! functions that it knows ([`abi`], `tables`). All versions are one implementation: `host` says
+//! which devices there are, `connect` makes comms, `comm` is the data path, and `register`
+//! registers memory. What NCCL holds are numbers that are looked up and checked (`place`), not
+//! addresses, so that a comm that is closed already, or never was one, is an error and not a
+//! crash.
+//!
+//! Nothing panics into C: what could is caught (`outcome`) and becomes `ncclInternalError`.
+
+pub mod abi;
+mod comm;
+mod connect;
+mod host;
+mod logger;
+mod outcome;
+mod place;
+mod properties;
+mod register;
+pub mod tables;

@@ -1,0 +1,53 @@
+//! Messages, through NCCL's logger to wherever `NCCL_DEBUG` sends them.
+
+use std::ffi::{CString, c_int};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use log::{Level, LevelFilter, Log, Metadata, Record};
+
+use crate::abi::{Logger, log_level, subsystem};
+
+/// What NCCL gave last; null for none.
+static LOGGER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+
+/// Sends all that this library and those below it log to `logger`, from now on.
+pub(crate) fn install(logger: Option<Logger>) {
+    let logger = logger.map_or(ptr::null_mut(), |logger| logger as *mut ());
+    LOGGER.store(logger, Ordering::Release);
+    log::set_max_level(if logger.is_null() { LevelFilter::Off } else { LevelFilter::Debug });
+    // It stands already if this is not the first time.
+    let _ = log::set_logger(&ToNccl);
+}
+
+struct ToNccl;
+
+impl Log for ToNccl {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        !LOGGER.load(Ordering::Acquire).is_null()
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let logger = LOGGER.load(Ordering::Acquire);
+        if logger.is_null() {
+            return;
+        }
+        // SAFETY: it came from a function of this type, which NCCL keeps as long as the plugin.
+        let logger = unsafe { std::mem::transmute::<*mut (), Logger>(logger) };
+        let (level, subsystems) = match record.level() {
+            Level::Error | Level::Warn => (log_level::WARN, subsystem::ALL),
+            Level::Info => (log_level::INFO, subsystem::INIT | subsystem::NET),
+            Level::Debug | Level::Trace => (log_level::TRACE, subsystem::NET),
+        };
+        let text = |text: String| CString::new(text.replace('\0', "?")).unwrap_or_default();
+        let message = text(format!("NET/Invar : {}", record.args()));
+        let file = text(record.file().unwrap_or_default().to_owned());
+        let line = record.line().and_then(|line| c_int::try_from(line).ok()).unwrap_or(0);
+        // SAFETY: NCCL's contract: C strings, and a format that takes one of them.
+        unsafe {
+            logger(level, subsystems, file.as_ptr(), line, c"%s".as_ptr(), message.as_ptr());
+        }
+    }
+
+    fn flush(&self) {}
+}

@@ -1,0 +1,108 @@
+//! What NCCL is told about a device, in each version's layout.
+
+use std::ffi::c_int;
+use std::ptr;
+
+use crate::abi::{
+    Code, PTR_HOST, PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11,
+    PropertiesV12, VDeviceProps,
+};
+use crate::host::{self, NetDevice};
+use crate::outcome::{call, null};
+use crate::place::PLACES;
+
+/// Megabits a second of a link that does not tell.
+const SPEED_MBPS: u32 = 10_000;
+/// The longest message that NCCL is to make. Work requests could say a byte less than twice this,
+/// but NCCL cuts what is longer into pieces of this size, and those stay aligned.
+const P2P_BYTES_MAX: usize = 1 << 30;
+/// `NCCL_NET_ID_UNDEF`.
+const UNDEFINED: i16 = -1;
+
+/// `getProperties`.
+pub(crate) unsafe extern "C" fn get_properties<P: Describe>(
+    device: c_int,
+    properties: *mut P,
+) -> Code {
+    call(|| {
+        if properties.is_null() {
+            return Err(null("getProperties: properties"));
+        }
+        let described = P::describe(host::get()?.device(device)?);
+        // SAFETY: room for it, NCCL promises.
+        unsafe { properties.write(described) };
+        Ok(())
+    })
+}
+
+/// A device as a version of the interface describes it.
+pub(crate) trait Describe {
+    fn describe(device: &NetDevice) -> Self;
+}
+
+/// Lays out a version: the fields that all of them have, and its own.
+macro_rules! describe {
+    ($device:ident: $($name:ident { $($field:ident: $value:expr),* })+) => { $(
+        impl Describe for $name {
+            fn describe($device: &NetDevice) -> Self {
+                let speed = $device.info.speed_mbps.unwrap_or(SPEED_MBPS);
+                $name {
+                    name: $device.name.as_ptr(),
+                    pci_path: $device.pci_path.map_or(ptr::null(), |path| path.as_ptr()),
+                    guid: $device.guid,
+                    ptr_support: PTR_HOST,
+                    speed: c_int::try_from(speed).unwrap_or(c_int::MAX),
+                    port: 1,
+                    latency: 0.0,
+                    max_comms: PLACES as c_int,
+                    max_recvs: $device.info.recvs_max as c_int,
+                    $($field: $value,)*
+                }
+            }
+        }
+    )+ };
+}
+
+describe! { device:
+    PropertiesV6 {}
+    PropertiesV7 { net_device_type: 0, net_device_version: 0 }
+    PropertiesV8 { reg_is_global: 1, net_device_type: 0, net_device_version: 0 }
+    PropertiesV9 {
+        reg_is_global: 1,
+        force_flush: 0,
+        net_device_type: 0,
+        net_device_version: 0,
+        v_props: itself(device),
+        max_p2p_bytes: P2P_BYTES_MAX,
+        max_coll_bytes: P2P_BYTES_MAX
+    }
+    PropertiesV11 {
+        reg_is_global: 1,
+        force_flush: 0,
+        net_device_type: 0,
+        net_device_version: 0,
+        v_props: itself(device),
+        max_p2p_bytes: P2P_BYTES_MAX,
+        max_coll_bytes: P2P_BYTES_MAX,
+        max_multi_request_size: 1
+    }
+    PropertiesV12 {
+        reg_is_global: 1,
+        force_flush: 0,
+        net_device_type: 0,
+        net_device_version: 0,
+        v_props: itself(device),
+        max_p2p_bytes: P2P_BYTES_MAX,
+        max_coll_bytes: P2P_BYTES_MAX,
+        max_multi_request_size: 1,
+        rail_id: UNDEFINED,
+        plane_id: UNDEFINED
+    }
+}
+
+/// A physical device is made of itself.
+fn itself<const DEVS_MAX: usize>(device: &NetDevice) -> VDeviceProps<DEVS_MAX> {
+    let mut devs = [0; DEVS_MAX];
+    devs[0] = device.number;
+    VDeviceProps { ndevs: 1, devs }
+}

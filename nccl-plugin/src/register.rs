@@ -1,0 +1,101 @@
+//! Registered memory. What NCCL holds of it is the keys themselves, so the data path looks
+//! nothing up.
+//!
+//! ```text
+//! mhandle    63 … 32  rkey             31 … 0  lkey
+//! ```
+
+use std::ffi::{c_int, c_void};
+use std::ptr::{self, NonNull};
+
+use invar::raw::{self, Keys};
+
+use crate::abi::{Code, PTR_HOST};
+use crate::comm::Comm;
+use crate::outcome::{Failed, Outcome, call, failed, misused, null};
+use crate::place::{self, Name};
+
+/// The key for our own work requests.
+#[inline(always)]
+pub(crate) fn lkey(mhandle: *mut c_void) -> u32 {
+    mhandle.addr() as u32
+}
+
+/// The key for the peer's.
+#[inline(always)]
+pub(crate) fn rkey(mhandle: *mut c_void) -> u32 {
+    (mhandle.addr() >> 32) as u32
+}
+
+/// `regMr` before v8.
+pub(crate) unsafe extern "C" fn reg_mr_int(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: c_int,
+    kind: c_int,
+    mhandle: *mut *mut c_void,
+) -> Code {
+    call(|| {
+        let size =
+            usize::try_from(size).map_err(|_| misused(format_args!("regMr of {size} bytes")))?;
+        // SAFETY: the caller's promise.
+        unsafe { register(comm, data, size, kind, mhandle) }
+    })
+}
+
+/// `regMr` since v8.
+pub(crate) unsafe extern "C" fn reg_mr(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
+    mhandle: *mut *mut c_void,
+) -> Code {
+    // SAFETY: the caller's promise.
+    call(|| unsafe { register(comm, data, size, kind, mhandle) })
+}
+
+/// `deregMr`.
+pub(crate) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void) -> Code {
+    call(|| {
+        // SAFETY: NCCL does not close a comm during a call on it.
+        let comm = unsafe { find("deregMr", comm) }?;
+        let keys = Keys { lkey: lkey(mhandle), rkey: rkey(mhandle) };
+        raw::deregister(&comm.device, keys).map_err(|error| failed(&error))
+    })
+}
+
+/// # Safety
+/// NCCL's contract of `regMr`.
+unsafe fn register(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
+    mhandle: *mut *mut c_void,
+) -> Outcome {
+    if mhandle.is_null() {
+        return Err(null("regMr: registration"));
+    }
+    // SAFETY: as in `dereg_mr`.
+    let comm = unsafe { find("regMr", comm) }?;
+    if kind != PTR_HOST {
+        return Err(misused(format_args!("regMr of memory of type {kind}: only host memory goes")));
+    }
+    let data = NonNull::new(data.cast()).ok_or_else(|| null("regMr: memory"))?;
+    // SAFETY: the memory is NCCL's, which keeps it until `deregMr` and out of the way of transfers.
+    let keys =
+        unsafe { raw::register(&comm.device, data, size) }.map_err(|error| failed(&error))?;
+    let keys = u64::from(keys.rkey) << 32 | u64::from(keys.lkey);
+    // SAFETY: room for it, NCCL promises.
+    unsafe { mhandle.write(ptr::without_provenance_mut(keys as usize)) };
+    Ok(())
+}
+
+/// # Safety
+/// As of [`place::find`].
+unsafe fn find<'a>(function: &str, comm: *mut c_void) -> Result<&'a Comm, Failed> {
+    // SAFETY: the caller's promise.
+    let found = unsafe { place::find(Name::from_ptr(comm)) };
+    found.ok_or_else(|| misused(format_args!("{function}: {comm:p} is no comm that is open")))
+}

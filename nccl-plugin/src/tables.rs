@@ -1,0 +1,65 @@
+//! The tables that NCCL looks up, one for each version.
+
+use std::ffi::c_char;
+
+use crate::abi::{Net, TailV11, V6, V7, V8, V9, V10, V11, V12, Version};
+use crate::comm::{
+    close_recv, close_send, iflush, irecv, irecv_int, irecv_v10, isend, isend_int, isend_v10, test,
+};
+use crate::connect::{
+    accept, accept_v6, close_listen, connect, connect_v6, connect_v10, connect_v11, listen,
+    listen_v11,
+};
+use crate::host::{devices, finalize, init, init_v10, init_v11};
+use crate::properties::get_properties;
+use crate::register::{dereg_mr, reg_mr, reg_mr_int};
+
+/// What `NCCL_NET` calls this network.
+const NAME: *const c_char = c"Invar".as_ptr();
+
+macro_rules! table {
+    (
+        $symbol:ident: $version:ident, $init:ident, $listen:ident, $connect:ident, $accept:ident,
+        $reg_mr:ident, $isend:ident, $irecv:ident, $tail:expr
+    ) => {
+        /// The functions of this version.
+        #[unsafe(no_mangle)]
+        pub static $symbol: Net<$version> = Net {
+            name: NAME,
+            init: $init,
+            devices,
+            get_properties: get_properties::<<$version as Version>::Properties>,
+            listen: $listen,
+            connect: $connect,
+            accept: $accept,
+            reg_mr: $reg_mr,
+            reg_mr_dma_buf: None,
+            dereg_mr,
+            isend: $isend,
+            irecv: $irecv,
+            iflush,
+            test,
+            close_send,
+            close_recv,
+            close_listen,
+            tail: $tail,
+        };
+    };
+}
+
+const TAIL_V11: TailV11 = TailV11 { absent: [None; 3], finalize, set_net_attr: None };
+
+table!(ncclNetPlugin_v6: V6,
+    init, listen, connect_v6, accept_v6, reg_mr_int, isend_int, irecv_int, ());
+table!(ncclNetPlugin_v7: V7,
+    init, listen, connect, accept, reg_mr_int, isend_int, irecv_int, [None; 2]);
+table!(ncclNetPlugin_v8: V8,
+    init, listen, connect, accept, reg_mr, isend_int, irecv_int, [None; 2]);
+table!(ncclNetPlugin_v9: V9,
+    init, listen, connect, accept, reg_mr, isend, irecv, [None; 3]);
+table!(ncclNetPlugin_v10: V10,
+    init_v10, listen, connect_v10, accept, reg_mr, isend_v10, irecv_v10, [None; 3]);
+table!(ncclNetPlugin_v11: V11,
+    init_v11, listen_v11, connect_v11, accept, reg_mr, isend_v10, irecv_v10, TAIL_V11);
+table!(ncclNetPlugin_v12: V12,
+    init_v11, listen_v11, connect_v11, accept, reg_mr, isend_v10, irecv_v10, TAIL_V11);
