@@ -6,6 +6,7 @@ mod bench;
 mod ci;
 mod fuzz;
 mod no_std;
+mod plugin;
 mod shell;
 mod source;
 mod tidy;
@@ -40,6 +41,8 @@ enum Command {
     NoStd,
     /// Run fuzz targets, each for a bounded time.
     Fuzz(fuzz::Args),
+    /// Build `libnccl-net-invar.so`, the plugin that NCCL loads.
+    Plugin,
     /// Measure, beside what NCCL or the operating system does in the same run.
     Bench(bench::Args),
     /// Run a command in a throw-away guest that has the kernel's software RoCE.
@@ -53,6 +56,7 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::Tidy => tidy::run(&shell).map(drop),
         Command::NoStd => no_std::run(&shell).map(drop),
         Command::Fuzz(args) => fuzz::run(&shell, &args).map(drop),
+        Command::Plugin => plugin::run(&shell),
         Command::Bench(args) => bench::run(&shell, &args),
         Command::Vm(args) => return Ok(vm::run(&shell, &args)),
     }?;

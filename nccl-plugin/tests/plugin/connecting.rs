@@ -1,0 +1,109 @@
+//! Listening, connecting and accepting.
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
+
+use crate::*;
+
+/// A number that NCCL passes from thread to thread.
+#[derive(Clone, Copy)]
+struct Sendable(*mut c_void);
+
+// SAFETY: not an address.
+unsafe impl Send for Sendable {}
+
+fn close(send: *mut c_void, recv: *mut c_void) {
+    // SAFETY: nobody uses them any more.
+    unsafe {
+        assert_eq!((net.close_send)(send), Code::SUCCESS);
+        assert_eq!((net.close_recv)(recv), Code::SUCCESS);
+    }
+}
+
+#[test]
+fn several_peers_are_accepted_by_one_listener_in_any_order_and_from_several_threads() {
+    const PEERS: usize = 8;
+    let listening = Listening::new();
+    let listener = Sendable(listening.comm);
+    let accepting: Vec<_> = (0..2)
+        .map(|_| {
+            thread::spawn(move || {
+                let Sendable(comm) = { listener };
+                let listening =
+                    std::mem::ManuallyDrop::new(Listening { comm, handle: [0; HANDLE_BYTES] });
+                let accept = || until("accept", || listening.accept());
+                (0..PEERS / 2).map(|_| Sendable(accept())).collect::<Vec<_>>()
+            })
+        })
+        .collect();
+    let connecting: Vec<_> = (0..PEERS)
+        .map(|_| {
+            let mut handle = listening.handle;
+            thread::spawn(move || Sendable(until("connect", || connect(&mut handle))))
+        })
+        .collect();
+    let sends: Vec<Sendable> = connecting.into_iter().map(|t| t.join().unwrap()).collect();
+    let recvs: Vec<Sendable> = accepting.into_iter().flat_map(|t| t.join().unwrap()).collect();
+    let mut names: Vec<_> = sends.iter().chain(&recvs).map(|comm| comm.0).collect();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), 2 * PEERS, "each comm is one of its own");
+    sends.iter().zip(&recvs).for_each(|(send, recv)| close(send.0, recv.0));
+}
+
+#[test]
+fn a_handle_may_be_used_again_when_its_connection_is_there() {
+    let listening = Listening::new();
+    let mut handle = listening.handle;
+    for _ in 0..3 {
+        let (mut send, mut recv) = (None, None);
+        let (send, recv) = until("connecting", || {
+            send = send.or_else(|| connect(&mut handle));
+            recv = recv.or_else(|| listening.accept());
+            send.zip(recv)
+        });
+        assert_eq!(handle, listening.handle, "nothing is left in the handle");
+        close(send, recv);
+    }
+}
+
+#[test]
+fn strangers_who_call_a_listener_are_turned_away() {
+    let listening = Listening::new();
+    // Ours: family at 6, port at 8, address at 16.
+    let port = u16::from_le_bytes([listening.handle[8], listening.handle[9]]);
+    let ip: std::net::IpAddr = match listening.handle[6] {
+        4 => <[u8; 4]>::try_from(&listening.handle[16..20]).unwrap().into(),
+        _ => <[u8; 16]>::try_from(&listening.handle[16..32]).unwrap().into(),
+    };
+    let addr = SocketAddr::new(ip, port);
+    let silent = TcpStream::connect(addr).unwrap();
+    let mut garbage = TcpStream::connect(addr).unwrap();
+    garbage.write_all(&[b'G'; 4096]).unwrap();
+    drop(TcpStream::connect(addr).unwrap());
+    let mut handle = listening.handle;
+    let (mut send, mut recv) = (None, None);
+    let (send, recv) = until("connecting", || {
+        send = send.or_else(|| connect(&mut handle));
+        recv = recv.or_else(|| listening.accept());
+        send.zip(recv)
+    });
+    close(send, recv);
+    drop(silent);
+}
+
+#[test]
+fn a_handle_of_nobody_is_an_error() {
+    let mut handle = Listening::new().handle;
+    // Its listener is closed by now.
+    let code = until("an error", || {
+        let mut comm = ptr::dangling_mut();
+        let handle = handle.as_mut_ptr().cast();
+        // SAFETY: a handle, and room for a comm.
+        let code = unsafe { (net.connect)(0, handle, &mut comm, ptr::null_mut()) };
+        assert!(comm.is_null());
+        (code != Code::SUCCESS).then_some(code)
+    });
+    assert_eq!(code, Code::REMOTE_ERROR);
+}

@@ -1,0 +1,179 @@
+//! Calls that NCCL should not make: each gives a code, and nothing else happens.
+
+use crate::*;
+
+#[test]
+fn null_pointers_are_refused() {
+    let pair = Pair::new(64);
+    let mut handle = [0u8; HANDLE_BYTES];
+    let handle = handle.as_mut_ptr().cast();
+    let (mut comm, mut mr, mut request) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+    let (mut done, null) = (0, ptr::null_mut());
+    let mut data: *mut c_void = pair.to.as_ptr().cast_mut().cast();
+    let (mut size, mut tag, mut to_mr) = (8usize, 0, pair.to_mr);
+    // SAFETY: the others are there.
+    let codes = unsafe {
+        [
+            (net.devices)(ptr::null_mut()),
+            (net.get_properties)(0, ptr::null_mut()),
+            (net.listen)(0, null, &mut comm),
+            (net.listen)(0, handle, ptr::null_mut()),
+            (net.connect)(0, null, &mut comm, null),
+            (net.connect)(0, handle, ptr::null_mut(), null),
+            (net.accept)(pair.recv, ptr::null_mut(), null),
+            (net.reg_mr)(pair.send, null, 8, PTR_HOST, &mut mr),
+            (net.reg_mr)(pair.send, data, 8, PTR_HOST, ptr::null_mut()),
+            (net.isend)(pair.send, data, 8, 0, null, &mut request),
+            (net.isend)(pair.send, data, 8, 0, pair.from_mr, ptr::null_mut()),
+            (net.irecv)(
+                pair.recv,
+                1,
+                ptr::null_mut(),
+                &mut size,
+                &mut tag,
+                &mut to_mr,
+                &mut request,
+            ),
+            (net.irecv)(
+                pair.recv,
+                1,
+                &mut data,
+                ptr::null_mut(),
+                &mut tag,
+                &mut to_mr,
+                &mut request,
+            ),
+            (net.irecv)(
+                pair.recv,
+                1,
+                &mut data,
+                &mut size,
+                ptr::null_mut(),
+                &mut to_mr,
+                &mut request,
+            ),
+            (net.irecv)(
+                pair.recv,
+                1,
+                &mut data,
+                &mut size,
+                &mut tag,
+                ptr::null_mut(),
+                &mut request,
+            ),
+            (net.irecv)(pair.recv, 1, &mut data, &mut size, &mut tag, &mut to_mr, ptr::null_mut()),
+            (net.test)(pair.post(&[(0, 8, 0)]), ptr::null_mut(), ptr::null_mut()),
+        ]
+    };
+    assert_eq!(codes, [Code::INVALID_ARGUMENT; 17]);
+    // Sizes nobody wants.
+    let send = pair.send(0, 8, 0);
+    until("a send", || {
+        // SAFETY: room for `done`.
+        assert_eq!(unsafe { (net.test)(send, &mut done, ptr::null_mut()) }, Code::SUCCESS);
+        (done == 1).then_some(())
+    });
+}
+
+#[test]
+fn what_is_no_comm_and_no_request_is_refused_by_every_call() {
+    let pair = Pair::new(64);
+    let mut data: *mut c_void = pair.to.as_ptr().cast_mut().cast();
+    let (mut size, mut tag, mut mr, mut flushed) = (8usize, 0, pair.to_mr, 8);
+    let (mut comm, mut request, mut done) = (ptr::null_mut(), ptr::null_mut(), 0);
+    let closed = {
+        let pair = Pair::new(64);
+        pair.send
+    };
+    for wrong in [1usize, 0x1000, 0x7fff_ffff_f000, usize::MAX, closed.addr()] {
+        let wrong: *mut c_void = ptr::without_provenance_mut(wrong);
+        // SAFETY: all but the comm is in order.
+        let codes = unsafe {
+            [
+                (net.isend)(wrong, data, 8, 0, mr, &mut request),
+                (net.irecv)(wrong, 1, &mut data, &mut size, &mut tag, &mut mr, &mut request),
+                (net.iflush)(wrong, 1, &mut data, &mut flushed, &mut mr, &mut request),
+                (net.test)(wrong, &mut done, ptr::null_mut()),
+                (net.reg_mr)(wrong, data, 8, PTR_HOST, &mut mr),
+                (net.dereg_mr)(wrong, pair.to_mr),
+                (net.dereg_mr)(pair.recv, wrong),
+                (net.accept)(wrong, &mut comm, ptr::null_mut()),
+                (net.close_send)(wrong),
+                (net.close_recv)(wrong),
+                (net.close_listen)(wrong),
+            ]
+        };
+        assert_eq!(codes, [Code::INTERNAL_ERROR; 11], "{wrong:p}");
+    }
+    // SAFETY: null is nothing to test.
+    let code = unsafe { (net.test)(ptr::null_mut(), &mut done, ptr::null_mut()) };
+    assert_eq!(code, Code::INTERNAL_ERROR);
+}
+
+#[test]
+fn closing_nothing_succeeds_and_closing_twice_does_not() {
+    let pair = std::mem::ManuallyDrop::new(Pair::new(64));
+    let listening = std::mem::ManuallyDrop::new(Listening::new());
+    // SAFETY: nobody uses them any more.
+    unsafe {
+        for close in [net.close_send, net.close_recv, net.close_listen] {
+            assert_eq!(close(ptr::null_mut()), Code::SUCCESS);
+        }
+        let comms = [(net.close_send, pair.send), (net.close_recv, pair.recv)];
+        for (close, comm) in comms.into_iter().chain([(net.close_listen, listening.comm)]) {
+            assert_eq!(close(comm), Code::SUCCESS);
+            assert_eq!(close(comm), Code::INTERNAL_ERROR);
+        }
+    }
+}
+
+#[test]
+fn the_wrong_end_is_refused() {
+    let pair = Pair::new(64);
+    let mut data: *mut c_void = pair.to.as_ptr().cast_mut().cast();
+    let (mut size, mut tag, mut mr, mut flushed) = (8usize, 0, pair.to_mr, 8);
+    let mut request = ptr::null_mut();
+    // SAFETY: all but the comm is in order.
+    let codes = unsafe {
+        [
+            (net.isend)(pair.recv, data, 8, 0, mr, &mut request),
+            (net.irecv)(pair.send, 1, &mut data, &mut size, &mut tag, &mut mr, &mut request),
+            (net.iflush)(pair.send, 1, &mut data, &mut flushed, &mut mr, &mut request),
+            (net.close_send)(pair.recv),
+            (net.close_recv)(pair.send),
+        ]
+    };
+    assert_eq!(codes, [Code::INTERNAL_ERROR; 5]);
+}
+
+#[test]
+fn a_request_that_is_over_is_refused() {
+    let pair = Pair::new(64);
+    let (recv, send) = (pair.post(&[(0, 8, 0)]), pair.send(0, 8, 0));
+    wait(&[recv, send]);
+    for request in [recv, send] {
+        assert_eq!(test(request), Err(Code::INTERNAL_ERROR));
+    }
+}
+
+#[test]
+fn numbers_and_sizes_out_of_range_are_refused() {
+    let pair = Pair::new(64);
+    for n in [0, 9, 100] {
+        assert_eq!(pair.irecv(&vec![(0, 1, 0); n]).0, Code::INTERNAL_ERROR, "{n} buffers");
+    }
+    let too_long = 1 << 31;
+    assert_eq!(pair.irecv(&[(0, too_long, 0)]).0, Code::INVALID_USAGE);
+    pair.post(&[(0, 8, 0)]);
+    assert_eq!(pair.isend(0, too_long, 0).0, Code::INVALID_USAGE);
+    let (data, mut request) = (pair.from.as_ptr().cast_mut().cast(), ptr::null_mut());
+    // SAFETY: all but the size is in order.
+    let code = unsafe { (v6.isend)(pair.send, data, -1, 0, pair.from_mr, &mut request) };
+    assert_eq!(code, Code::INVALID_USAGE);
+    let (mut handle, mut comm) = ([0u8; HANDLE_BYTES], ptr::null_mut());
+    for device in [-1, 1, 1000] {
+        // SAFETY: all but the device is in order.
+        let code = unsafe { (net.listen)(device, handle.as_mut_ptr().cast(), &mut comm) };
+        assert_eq!(code, Code::INTERNAL_ERROR, "device {device}");
+    }
+}

@@ -1,0 +1,56 @@
+//! Registered memory.
+
+use crate::*;
+
+#[test]
+fn pages_that_are_registered_are_not_registered_again() {
+    let pair = Pair::new(64 << 10);
+    let part = &pair.from[4096..8192];
+    let (again, once_more) = (reg(pair.send, part), reg(pair.send, part));
+    assert_eq!((again, once_more), (pair.from_mr, pair.from_mr));
+    // SAFETY: nothing is under way.
+    unsafe {
+        assert_eq!((net.dereg_mr)(pair.send, again), Code::SUCCESS);
+        assert_eq!((net.dereg_mr)(pair.send, once_more), Code::SUCCESS);
+    }
+    // The first still holds.
+    let (recv, send) = (pair.post(&[(0, 64 << 10, 0)]), pair.send(0, 64 << 10, 0));
+    wait(&[recv, send]);
+    assert_eq!(pair.to, pair.from);
+}
+
+#[test]
+fn a_registration_ends_with_its_last_reference() {
+    let pair = Pair::new(4096);
+    let memory = vec![1u8; 1 << 20];
+    let mr = reg(pair.send, &memory);
+    // SAFETY: nothing is under way.
+    unsafe {
+        assert_eq!((net.dereg_mr)(pair.send, mr), Code::SUCCESS);
+        assert_eq!((net.dereg_mr)(pair.send, mr), Code::INTERNAL_ERROR);
+    }
+}
+
+#[test]
+fn a_registration_is_good_for_every_comm_of_the_device() {
+    let (one, other) = (Pair::new(4096), Pair::new(4096));
+    let mr = reg(one.send, &one.from);
+    // SAFETY: nothing is under way.
+    assert_eq!(unsafe { (net.dereg_mr)(other.recv, mr) }, Code::SUCCESS);
+}
+
+#[test]
+fn only_host_memory_that_there_is_can_be_registered() {
+    let pair = Pair::new(4096);
+    let data = pair.from.as_ptr().cast_mut().cast();
+    let mut mr = ptr::null_mut();
+    // SAFETY: it is refused before it is looked at.
+    unsafe {
+        for (size, kind) in [(8, 2), (8, 4), (8, 0), (0, PTR_HOST), (usize::MAX, PTR_HOST)] {
+            let code = (net.reg_mr)(pair.send, data, size, kind, &mut mr);
+            assert_eq!(code, Code::INTERNAL_ERROR, "{size} bytes of type {kind}");
+        }
+        let code = (v6.reg_mr)(pair.send, data, -8, PTR_HOST, &mut mr);
+        assert_eq!(code, Code::INTERNAL_ERROR);
+    }
+}
