@@ -23,7 +23,7 @@ mod packet;
 mod psn;
 pub mod qp;
 
-pub use datagram::IpDatagram;
+pub use datagram::{IP_UDP_BYTES_MAX, IpDatagram, IpHeaders};
 pub use header::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ieth, ImmDt, NakCode, Reth, Syndrome};
 pub use icrc::{Flow, Icrc, Ipv4Id, MixedFamilies};
 pub use opcode::{Extensions, Opcode, Position, Transport};

@@ -4,13 +4,17 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use static_assertions::assert_eq_size;
 use zerocopy::byteorder::big_endian::U16;
-use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::icrc::{BTH_BYTES, BTH_MASKED, IP_PROTOCOL_UDP, Icrc, ONES, UDP_BYTES};
 use super::packet::Cursor;
-use super::{DecodeError, ICRC_BYTES};
+use super::{DecodeError, ICRC_BYTES, MixedFamilies};
 
 const IP_BYTES_MAX: usize = 60;
+const DONT_FRAGMENT: u16 = 0x4000;
+
+/// Longest IP header without options, and the UDP header behind it.
+pub const IP_UDP_BYTES_MAX: usize = size_of::<Ipv6>() + UDP_BYTES;
 
 /// A UDP datagram in a whole IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +99,70 @@ impl<'a> IpDatagram<'a> {
     }
 }
 
+/// What the IP and UDP headers of a datagram say, beside how long it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IpHeaders {
+    /// Sender.
+    pub src: SocketAddr,
+    /// Receiver.
+    pub dst: SocketAddr,
+    /// Type of service, or traffic class.
+    pub traffic_class: u8,
+    /// Time to live, or hop limit.
+    pub hop_limit: u8,
+    /// Of IPv4; IPv6 has none.
+    pub identification: u16,
+}
+
+impl IpHeaders {
+    /// Writes them to the front of `buffer`, and gives that part of it. UDP's checksum stays away,
+    /// as Linux rxe has it. IPv4 addresses may come mapped into IPv6.
+    pub fn encode<'a>(
+        &self,
+        udp_payload_bytes: u16,
+        buffer: &'a mut [u8; IP_UDP_BYTES_MAX],
+    ) -> Result<&'a [u8], MixedFamilies> {
+        let udp_length = udp_payload_bytes.wrapping_add(UDP_BYTES as u16);
+        let ip_bytes = match (self.src.ip().to_canonical(), self.dst.ip().to_canonical()) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                let mut ipv4 = Ipv4 {
+                    version_ihl: 0x45,
+                    tos: self.traffic_class,
+                    total_length: udp_length.wrapping_add(size_of::<Ipv4>() as u16).into(),
+                    identification: self.identification.into(),
+                    flags_offset: DONT_FRAGMENT.into(),
+                    ttl: self.hop_limit,
+                    protocol: IP_PROTOCOL_UDP,
+                    checksum: U16::ZERO,
+                    src: src.octets(),
+                    dst: dst.octets(),
+                };
+                ipv4.checksum = ipv4.sum().into();
+                buffer[..size_of::<Ipv4>()].copy_from_slice(ipv4.as_bytes());
+                size_of::<Ipv4>()
+            }
+            (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                let ipv6 = Ipv6 {
+                    version_class_label: (6 << 28 | u32::from(self.traffic_class) << 20)
+                        .to_be_bytes(),
+                    payload_length: udp_length.into(),
+                    next_header: IP_PROTOCOL_UDP,
+                    hop_limit: self.hop_limit,
+                    src: src.octets(),
+                    dst: dst.octets(),
+                };
+                buffer[..size_of::<Ipv6>()].copy_from_slice(ipv6.as_bytes());
+                size_of::<Ipv6>()
+            }
+            _ => return Err(MixedFamilies),
+        };
+        let udp = [self.src.port(), self.dst.port(), udp_length, 0].map(U16::new);
+        let end = ip_bytes + UDP_BYTES;
+        buffer[ip_bytes..end].copy_from_slice(udp.as_bytes());
+        Ok(&buffer[..end])
+    }
+}
+
 /// ```text
 /// +---------+---------+-------------------+---------------------------------------+
 /// | ver ihl |   tos   |   total_length    |    identification   |  flags, offset  |
@@ -102,7 +170,7 @@ impl<'a> IpDatagram<'a> {
 /// |   ttl   |  proto  |     checksum      |        src        |        dst        |
 /// +---------+---------+-------------------+---------------------------------------+
 /// ```
-#[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Ipv4 {
     version_ihl: u8,
@@ -132,6 +200,14 @@ impl Ipv4 {
         check_protocol(self.protocol)?;
         Ok(usize::from(words) * 4)
     }
+
+    /// The checksum of a header whose own field is 0 (RFC 1071).
+    fn sum(&self) -> u16 {
+        let words: &[U16; 10] = zerocopy::transmute_ref!(self);
+        let sum: u32 = words.iter().map(|word| u32::from(word.get())).sum();
+        let once = (sum & 0xffff) + (sum >> 16);
+        !((once & 0xffff) + (once >> 16)) as u16
+    }
 }
 
 /// ```text
@@ -143,7 +219,7 @@ impl Ipv4 {
 /// |                                dst (16 bytes)                                 |
 /// +-------------------------------------------------------------------------------+
 /// ```
-#[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Ipv6 {
     version_class_label: [u8; 4],

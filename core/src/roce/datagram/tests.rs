@@ -38,6 +38,31 @@ fn packets_of_linux_decode_and_verify() {
     assert!(ack.verify_icrc(false) && ack.verify_icrc(true), "IPv6 has no identification");
 }
 
+#[test]
+fn headers_are_written_as_linux_writes_them() {
+    for packet in [&NAK[..], &ACK] {
+        let ip = IpDatagram::decode(packet).unwrap();
+        let headers = IpHeaders {
+            src: ip.src,
+            dst: ip.dst,
+            traffic_class: 0,
+            hop_limit: 64,
+            identification: 0xc403,
+        };
+        let mut buffer = [0xee; IP_UDP_BYTES_MAX];
+        let encoded = headers.encode(ip.udp_payload.len() as u16, &mut buffer).unwrap();
+        assert_eq!(encoded, &packet[..packet.len() - ip.udp_payload.len()]);
+    }
+}
+
+#[test]
+fn what_the_checksum_carries_may_carry_again() {
+    let mut bytes = [0; 20];
+    bytes[..6].copy_from_slice(&[0xff, 0xff, 0xff, 0xff, 0, 1]);
+    let header = Ipv4::read_from_bytes(&bytes).unwrap();
+    assert_eq!(header.sum(), !1, "0x1ffff, folded to 0x10000, folded to 1");
+}
+
 /// Bytes of which a change of any bit keeps a packet valid.
 fn blind_bytes(packet: &[u8]) -> Vec<usize> {
     let survives = |&i: &usize| {
