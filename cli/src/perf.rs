@@ -96,11 +96,15 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
+    /// Packets of this end into FILE, for Wireshark; the software NIC only
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+
     /// Be the other end for one client of another host
     #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = SERVER_ADDR)]
     #[arg(conflicts_with_all = [
         "connect", "min_bytes", "max_bytes", "factor", "iters", "warmup", "window", "recvs", "qps",
-        "check", "no_check", "adaptive_routing", "json",
+        "check", "no_check", "adaptive_routing", "json", "pcap",
     ])]
     server: Option<String>,
 

@@ -1,6 +1,7 @@
 //! The command as a user runs it.
 
 mod command {
+    mod capture;
     mod devices;
     mod gone;
     mod local;

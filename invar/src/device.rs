@@ -1,6 +1,7 @@
 //! Devices: what a host has, and an open one.
 
 use std::fmt;
+use std::fs::File;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::{Arc, Weak};
 
@@ -85,6 +86,8 @@ struct Inner {
     // They end before the adapter.
     registrations: Registrations,
     adapter: Arc<dyn Adapter>,
+    /// Where the device is one: only it sees its packets.
+    soft: Option<SoftNic>,
 }
 
 impl Device {
@@ -129,7 +132,7 @@ impl Device {
         let nic = SoftNic::open(&SoftConfig::new(&info.name, addr))
             .map_err(|error| Error::io(format_args!("opening {} at {addr}", info.name), error))?;
         let failed = |source: NicError| Kind::Nic { device: info.name.clone(), source };
-        let adapter = adapt(nic).map_err(failed)?;
+        let adapter = adapt(nic.clone()).map_err(failed)?;
         let port = adapter.port().map_err(failed)?;
         let info = DeviceInfo {
             address: addr.ip(),
@@ -148,12 +151,30 @@ impl Device {
             port.udp_port,
             info.mtu.bytes()
         );
-        Ok(Device(Arc::new(Inner { info, registrations: Registrations::new(), adapter })))
+        let (registrations, soft) = (Registrations::new(), Some(nic));
+        Ok(Device(Arc::new(Inner { info, registrations, adapter, soft })))
     }
 
     /// What it is.
     pub fn info(&self) -> &DeviceInfo {
         &self.0.info
+    }
+
+    /// Writes the packets of a software NIC from now on into a pcap file, as [`SoftNic::capture`].
+    pub fn capture(&self, file: File) -> Result<(), Error> {
+        self.soft()?.capture(file).map_err(capturing)
+    }
+
+    /// Ends [`Device::capture`], and says whether all packets are in the file.
+    pub fn end_capture(&self) -> Result<(), Error> {
+        self.soft()?.end_capture().map_err(capturing)
+    }
+
+    fn soft(&self) -> Result<&SoftNic, Error> {
+        let DeviceInfo { name, kind, .. } = self.info();
+        let refused =
+            || Kind::Usage(format!("{name}: only a software NIC shows its packets, not {kind}"));
+        self.0.soft.as_ref().ok_or_else(|| refused().into())
     }
 
     pub(crate) fn adapter(&self) -> &dyn Adapter {
@@ -235,6 +256,10 @@ fn scoped(info: &DeviceInfo, addr: SocketAddr) -> Result<SocketAddr, Error> {
 
 fn listing(error: std::io::Error) -> Error {
     Error::io("listing the network interfaces", error)
+}
+
+fn capturing(error: std::io::Error) -> Error {
+    Error::io("capturing packets", error)
 }
 
 fn no_device(name: &str, devices: &[DeviceInfo]) -> Error {

@@ -13,6 +13,7 @@
 //! other end the kernel copies it out, the receiver verifies the ICRC and copies the payload to
 //! its place. System calls carry trains of packets, not packets.
 
+mod capture;
 pub mod device;
 mod discover;
 mod impair;

@@ -5,17 +5,15 @@
 //! each frame    seconds u32 | µs or ns u32 | captured bytes u32 | bytes on the wire u32 | bytes
 //! ```
 //!
-//! The magic tells byte order and the unit of time. Read in either order and unit, written in
-//! little endian and nanoseconds.
+//! The magic tells byte order and the unit of time. Read in either order and unit;
+//! [`invar_linux::pcap`] writes them.
 
 use std::fmt;
-use std::io::{self, Write};
 
 const MAGIC_US: u32 = 0xa1b2_c3d4;
 const MAGIC_NS: u32 = 0xa1b2_3c4d;
 const FILE_HEADER_BYTES: usize = 24;
 const FRAME_HEADER_BYTES: usize = 16;
-const SNAP_BYTES: u32 = 0x4_0000;
 
 /// What a frame begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,14 +32,6 @@ impl LinkType {
             1 => LinkType::Ethernet,
             101 => LinkType::Raw,
             other => LinkType::Other(other),
-        }
-    }
-
-    fn code(self) -> u32 {
-        match self {
-            LinkType::Ethernet => 1,
-            LinkType::Raw => 101,
-            LinkType::Other(code) => code,
         }
     }
 }
@@ -165,33 +155,6 @@ impl<'a> Iterator for Reader<'a> {
             self.offset = self.file.len();
         }
         Some(frame)
-    }
-}
-
-/// Writes a pcap file, frame by frame.
-#[derive(Debug)]
-pub struct Writer<W: Write> {
-    file: W,
-}
-
-impl<W: Write> Writer<W> {
-    /// Writes the file header.
-    pub fn new(mut file: W, link: LinkType) -> io::Result<Writer<W>> {
-        // The second word is the format's version, 2 and 4, as two half words.
-        for word in [MAGIC_NS, 4 << 16 | 2, 0, 0, SNAP_BYTES, link.code()] {
-            file.write_all(&word.to_le_bytes())?;
-        }
-        Ok(Writer { file })
-    }
-
-    /// Appends a frame. Seconds wrap after 32 bits, in 2106.
-    pub fn write(&mut self, time_ns: u64, frame: &[u8]) -> io::Result<()> {
-        let len = u32::try_from(frame.len()).map_err(io::Error::other)?;
-        let (seconds, ns) = (time_ns / 1_000_000_000, time_ns % 1_000_000_000);
-        for word in [seconds as u32, ns as u32, len, len] {
-            self.file.write_all(&word.to_le_bytes())?;
-        }
-        self.file.write_all(frame)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The end that measures: it says what is done, and prints what came out.
 
+use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use invar::{Device, Listener, Settings};
 use super::control::Control;
 use super::link::{Link, Plan};
 use super::message::{Kind, Pass, Ready, Reply, Request, Setup, slot_bytes};
-use super::report::{Header, Latency, Outputs, Report, Row};
+use super::report::{Header, Latency, Outputs, Report, Row, created};
 use super::{Args, named, open_device};
 use crate::failure::Failure;
 
@@ -41,6 +42,7 @@ pub(super) struct Job {
     qps: u16,
     check: bool,
     adaptive_routing: Option<bool>,
+    pcap: Option<File>,
 }
 
 impl Job {
@@ -69,7 +71,9 @@ impl Job {
                 return Err(Failure::usage(text));
             }
         }
+        let pcap = args.pcap.as_deref().map(created).transpose()?;
         Ok(Job {
+            pcap,
             qps: settings.queue_pairs(),
             adaptive_routing: args.adaptive_routing.then_some(true),
             settings,
@@ -125,6 +129,10 @@ pub(super) fn run(job: &Job, outputs: Outputs, server: SocketAddr) -> Result<u64
 
 fn measure(job: &Job, control: &mut Control, report: &mut Report) -> Result<u64, Failure> {
     let device = open_device(job.nic.as_deref(), control.local_ip()?, &job.settings)?;
+    if let Some(file) = &job.pcap {
+        let file = file.try_clone().map_err(|error| Failure::io("the capture", &error))?;
+        device.capture(file)?;
+    }
     let listener = Listener::bind(&device, &job.settings)?;
     let seed = RandomState::new().hash_one(control.peer());
     let size_max = job.sizes.last().copied().unwrap_or(0);
@@ -169,6 +177,9 @@ fn measure(job: &Job, control: &mut Control, report: &mut Report) -> Result<u64,
         report.row(row)?;
     }
     session.control.send(&Request::Bye)?;
+    if job.pcap.is_some() {
+        device.end_capture()?;
+    }
     Ok(wrong)
 }
 

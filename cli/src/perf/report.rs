@@ -98,14 +98,16 @@ impl Outputs {
             Some(path) if path == Path::new("-") => {
                 (Box::new(io::stderr()), Some(Box::new(io::stdout())))
             }
-            Some(path) => {
-                let failed =
-                    |error| Failure::io(format_args!("creating {}", path.display()), &error);
-                (Box::new(io::stdout()), Some(Box::new(File::create(path).map_err(failed)?)))
-            }
+            Some(path) => (Box::new(io::stdout()), Some(Box::new(created(path)?))),
         };
         Ok(Outputs { table, json })
     }
+}
+
+/// A new file.
+pub(super) fn created(path: &Path) -> Result<File, Failure> {
+    File::create(path)
+        .map_err(|error| Failure::io(format_args!("creating {}", path.display()), &error))
 }
 
 /// Prints as results come.

@@ -2,6 +2,7 @@
 
 mod handles;
 
+use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
@@ -14,6 +15,7 @@ use invar_core::nic::{
 };
 use invar_core::roce::qp::{Tuning, WINDOW_PACKETS_MAX};
 
+use super::capture::Capture;
 use super::device::{Device, DeviceConfig, DeviceCounters};
 use super::impair::{Impairment, ImpairmentConfig};
 use super::port::Port;
@@ -153,6 +155,22 @@ impl SoftNic {
             send_errors,
             last_send_error: last.map(ToString::to_string),
         }
+    }
+
+    /// Writes the packets that go out and come in from now on into a pcap file, which begins
+    /// anew. Of a received packet's IP header only the addresses are known; the ICRC of one from
+    /// a foreign IPv4 peer does not fit the rest of it.
+    pub fn capture(&self, file: File) -> io::Result<()> {
+        let attr = self.0.attr;
+        let capture = Capture::new(file, SocketAddr::new(attr.gid.ip(), attr.udp_port))?;
+        self.port().lock().sockets.capture = Some(capture);
+        Ok(())
+    }
+
+    /// Ends [`SoftNic::capture`], and says whether all packets are in the file.
+    pub fn end_capture(&self) -> io::Result<()> {
+        let capture = self.port().lock().sockets.capture.take();
+        capture.map_or(Ok(()), Capture::finish)
     }
 
     #[inline]

@@ -156,6 +156,9 @@ impl Moving {
         let received = rx.recv_batch(batch);
         if let Ok(1..) = received {
             for datagram in batch.datagrams() {
+                if let Some(capture) = &mut sockets.capture {
+                    capture.received(&datagram);
+                }
                 device.handle_datagram(now, datagram.source, datagram.bytes);
             }
         }

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
+use super::capture::Capture;
 use super::device::{Train, TransmitSink};
 use super::impair::Impairment;
 use crate::memory::Gather;
@@ -12,6 +13,7 @@ use crate::udp::{SendError, TxSocket};
 pub(super) struct Sockets {
     pool: Vec<Lane>,
     impairment: Option<Impairment>,
+    pub(super) capture: Option<Capture>,
     errors: u64,
     last_error: Option<SendError>,
 }
@@ -39,7 +41,7 @@ impl Sockets {
             Ok(Lane { socket, traffic_class, hop_limit })
         };
         let pool = (0..count.max(1)).map(lane).collect::<io::Result<_>>()?;
-        Ok(Sockets { pool, impairment, errors: 0, last_error: None })
+        Ok(Sockets { pool, impairment, capture: None, errors: 0, last_error: None })
     }
 
     pub(super) fn ports(&self) -> io::Result<Vec<u16>> {
@@ -60,9 +62,14 @@ impl TransmitSink for Sockets {
 
     #[inline]
     fn send(&mut self, train: Train<'_>) -> usize {
-        let Sockets { pool, impairment, errors, last_error } = self;
+        let Sockets { pool, impairment, capture, errors, last_error } = self;
         let mut send = |train: Train<'_>| match pool[train.source].send(&train) {
-            Ok(taken) => taken,
+            Ok(taken) => {
+                if let Some(capture) = capture {
+                    pool[train.source].show(&train.first(taken), capture);
+                }
+                taken
+            }
             // To the protocol they are lost, and it is for its retries to notice.
             Err(error) => {
                 *errors += 1;
@@ -78,6 +85,13 @@ impl TransmitSink for Sockets {
 }
 
 impl Lane {
+    #[cold]
+    fn show(&self, train: &Train<'_>, capture: &mut Capture) {
+        if let Ok(src) = self.socket.local_addr() {
+            capture.sent(train, src, |index| self.socket.ip_id(index));
+        }
+    }
+
     fn send(&mut self, train: &Train<'_>) -> Result<usize, SendError> {
         let refused =
             |source| SendError { to: train.to, segment_bytes: train.segment_bytes, source };
