@@ -15,6 +15,7 @@ use crate::conn::StreamError;
 use crate::conn::stage::{Side, Stage};
 use crate::conn::wire::{PrefaceError, QpInfoError};
 use crate::nic::{LinkLayer, NicError};
+use crate::socket::{FrameError, HelloError};
 
 /// Why a call on a connection failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +76,10 @@ pub enum Error {
     QpInfo(QpInfoError),
     /// The ready word was not 1.
     Ready([u8; 4]),
+    /// What the peer says on a socket of the socket transport is no hello, or one that cannot be.
+    Hello(HelloError),
+    /// The peer sent a frame that no working peer sends.
+    Frame(FrameError),
     /// One end is InfiniBand, the other Ethernet.
     LinkLayer {
         /// This end.
@@ -136,14 +141,16 @@ impl Error {
             Error::Stream { error: StreamError::Os(_), .. } | Error::Timeout { .. } => {
                 Fault::Network
             }
+            Error::Hello(HelloError::Missing { .. }) => Fault::Network,
             Error::Stream { error: StreamError::Closed, .. }
             | Error::PeerClosed(_)
             | Error::Unexpected
             | Error::QpInfo(_)
             | Error::Ready(_)
+            | Error::Frame(_)
             | Error::Slot { .. }
             | Error::Overrun { .. } => Fault::Peer,
-            Error::Preface(_) | Error::LinkLayer { .. } => Fault::Incompatible,
+            Error::Preface(_) | Error::Hello(_) | Error::LinkLayer { .. } => Fault::Incompatible,
         }
     }
 
@@ -186,6 +193,8 @@ impl fmt::Display for Error {
             Error::Preface(error) => write!(f, "incompatible peer: {error}"),
             Error::QpInfo(error) => write!(f, "the peer's QP info cannot be: {error}"),
             Error::Ready(got) => write!(f, "the peer's ready word is {got:02x?}, not 1"),
+            Error::Hello(error) => write!(f, "incompatible peer: {error}"),
+            Error::Frame(error) => error.fmt(f),
             Error::LinkLayer { ours, theirs } => {
                 write!(f, "this port is {ours:?}, the peer's is {theirs:?}: choose others")
             }

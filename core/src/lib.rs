@@ -12,6 +12,8 @@
 //! 4. [`nic`] — the seam: what a NIC must do. [`roce`] is the protocol of a NIC in software.
 //! 5. [`error`] — completions in error, and all else that can go wrong.
 //!
+//! Where there is no RDMA, [`socket`] takes the place of 2 to 4.
+//!
 //! Beside that way: [`param`] is what a user may set, [`device`] the rules about device names,
 //! links and cards, [`mr_cache`] keeps registrations, [`math`] cuts sizes.
 #![no_std]
@@ -32,4 +34,5 @@ pub mod nic;
 pub mod param;
 pub mod request;
 pub mod roce;
+pub mod socket;
 pub mod wr_id;

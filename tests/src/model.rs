@@ -4,3 +4,4 @@
 pub mod comm;
 pub mod mr_cache;
 pub mod roce;
+pub mod socket;

@@ -30,6 +30,11 @@ impl Pipe {
         let end = |end| Pipe { shared: Rc::clone(&shared), end, chunk_bytes_max: usize::MAX };
         (end(0), end(1))
     }
+
+    /// Whether they are the two ends of one pipe.
+    pub fn is_other_end_of(&self, other: &Pipe) -> bool {
+        Rc::ptr_eq(&self.shared, &other.shared) && self.end != other.end
+    }
 }
 
 impl Stream for Pipe {

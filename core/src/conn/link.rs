@@ -5,8 +5,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::stage::Stage;
 use super::wire::{
-    DEVICE_NAME_BYTES, MESSAGE_BYTES_MAX, PREFACE_BYTES, Preface, PrefaceBytes, QP_INFO_BYTES,
-    QpInfo, QpInfoBytes,
+    DeviceName, MESSAGE_BYTES_MAX, PREFACE_BYTES, Preface, PrefaceBytes, QP_INFO_BYTES, QpInfo,
+    QpInfoBytes,
 };
 use super::{QPS_MAX, Settings, Stream, StreamError, Wire};
 use crate::error::{Ends, Error};
@@ -198,7 +198,7 @@ pub(crate) struct Peer {
     /// Where the acceptor takes the sizes of grouped receives: address and key. Not on the wire
     /// of NCCL 2.14.
     pub(crate) sizes: Option<(u64, u32)>,
-    pub(crate) device: heapless::String<DEVICE_NAME_BYTES>,
+    pub(crate) device: DeviceName,
 }
 
 impl Peer {
@@ -211,7 +211,7 @@ impl Peer {
                 udp_port: 0,
                 fifo_depth: DEPTH_NCCL_2_14 as u16,
                 sizes: None,
-                device: heapless::String::new(),
+                device: DeviceName::new(),
             };
         };
         Peer {

@@ -1,9 +1,12 @@
 //! What the two ends tell each other over TCP: our preface, then NCCL's QP info, then a ready word.
 
+mod device_name;
 mod preface;
 mod qp_info;
 
-pub use preface::{DEVICE_NAME_BYTES, PREFACE_BYTES, Preface, PrefaceBytes, PrefaceError, VERSION};
+pub use device_name::{DEVICE_NAME_BYTES, DeviceName};
+pub(crate) use device_name::{decode, encode, shorten};
+pub use preface::{PREFACE_BYTES, Preface, PrefaceBytes, PrefaceError, VERSION};
 pub use qp_info::{QP_INFO_BYTES, QpInfo, QpInfoBytes, QpInfoError};
 
 /// The connector's last word: `int` 1, in host order as NCCL sends it.

@@ -6,6 +6,7 @@ use static_assertions::assert_eq_size;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::device_name::{DEVICE_NAME_BYTES, DeviceName, decode, encode};
 use crate::conn::QPS_MAX;
 use crate::conn::settings::is_depth;
 use crate::nic::QpOptions;
@@ -14,8 +15,6 @@ use crate::nic::QpOptions;
 pub const VERSION: u16 = 1;
 /// Bytes of [`PrefaceBytes`].
 pub const PREFACE_BYTES: usize = size_of::<PrefaceBytes>();
-/// Bytes of the device name, padded with zeros.
-pub const DEVICE_NAME_BYTES: usize = 64;
 
 /// Not text, and no QP info of NCCL's: its first word would be a LID above 0xffff.
 const MAGIC: [u8; 8] = *b"\x89INVAR\r\n";
@@ -68,7 +67,7 @@ pub struct Preface {
     /// Its key.
     pub sizes_rkey: u32,
     /// Name of this end's device.
-    pub device: heapless::String<DEVICE_NAME_BYTES>,
+    pub device: DeviceName,
 }
 
 /// Why a preface is refused.
@@ -93,8 +92,6 @@ pub enum PrefaceError {
 impl Preface {
     /// The bytes of the wire.
     pub fn to_bytes(&self) -> PrefaceBytes {
-        let mut device = [0; DEVICE_NAME_BYTES];
-        device[..self.device.len()].copy_from_slice(self.device.as_bytes());
         PrefaceBytes {
             magic: MAGIC,
             version: VERSION.into(),
@@ -108,7 +105,7 @@ impl Preface {
             sizes_rkey: self.sizes_rkey.into(),
             sizes_addr: self.sizes_addr.into(),
             reserved: [0; 24],
-            device,
+            device: encode(&self.device),
         }
     }
 
@@ -150,12 +147,6 @@ impl Preface {
         if b.features.get() & GROUP_SIZES == 0 {
             return Err(PrefaceError::Features(b.features.get()));
         }
-        let name = b.device.split(|&c| c == 0).next().unwrap_or_default();
-        let mut device = heapless::String::new();
-        for c in name.iter().map(|&c| if c.is_ascii_graphic() { char::from(c) } else { '?' }) {
-            let room = device.push(c);
-            debug_assert!(room.is_ok(), "one byte each, as many as the field has");
-        }
         Ok(Preface {
             fifo_depth,
             qp_count,
@@ -163,7 +154,7 @@ impl Preface {
             udp_port: b.udp_port.get(),
             sizes_addr: b.sizes_addr.get(),
             sizes_rkey: b.sizes_rkey.get(),
-            device,
+            device: decode(&b.device),
         })
     }
 }

@@ -1,0 +1,174 @@
+//! How many sockets and threads a connection has, and which bytes go over which socket.
+
+/// Sockets over which long messages are spread (`net_socket.cc MAX_SOCKETS`).
+pub const LANES_MAX: usize = 64;
+
+/// A message up to this long goes over the main socket; a chunk has at least as much
+/// (`net_socket.cc MIN_CHUNKSIZE`).
+pub const CHUNK_BYTES_MIN: u32 = 64 << 10;
+
+/// PCI vendors whose network cards reach their speed only over several flows.
+const AWS: &str = "0x1d0f";
+const GCP: &str = "0x1ae0";
+
+/// CPUs that helper threads leave alone: the caller's, and one for the rest of the program.
+const CPUS_KEPT: usize = 2;
+
+/// Sockets and helper threads of a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// Sockets for long messages; 0: all goes over the main socket. The connector's number holds.
+    pub lanes: u16,
+    /// Threads that move bytes over them; 0: whoever calls does.
+    pub threads: u16,
+}
+
+impl Layout {
+    /// From `NCCL_SOCKET_NTHREADS` and `NCCL_NSOCKS_PERTHREAD`, where `None` is automatic: by the
+    /// PCI vendor of the network card, as sysfs writes it
+    /// (`net_socket.cc ncclNetSocketGetNsockNthread`).
+    ///
+    /// The sockets are those that NCCL would have. The threads are no more than there are CPUs to
+    /// run them beside the caller: threads that take turns on a CPU only keep each other waiting.
+    pub fn choose(
+        threads: Option<u8>,
+        sockets_per_thread: Option<u8>,
+        pci_vendor: Option<&str>,
+        cpus: usize,
+    ) -> Layout {
+        let (auto_threads, auto_sockets) = match pci_vendor {
+            Some(AWS) => (2, 8),
+            Some(GCP) => (4, 1),
+            _ => (0, 1),
+        };
+        let threads = usize::from(threads.unwrap_or(auto_threads));
+        let sockets = usize::from(sockets_per_thread.unwrap_or(auto_sockets));
+        // Over the limit NCCL lowers the sockets of each thread.
+        let lanes = match LANES_MAX.checked_div(threads) {
+            Some(most) => threads.min(LANES_MAX) * sockets.min(most.max(1)),
+            None => 0,
+        };
+        let threads = threads.min(lanes).min(cpus.saturating_sub(CPUS_KEPT));
+        Layout { lanes: lanes as u16, threads: threads as u16 }
+    }
+}
+
+/// Which parts of a message go over which lanes, in order: of equal length but for the last, at
+/// least [`CHUNK_BYTES_MIN`], and none for a message that the main socket carries.
+///
+/// Both ends compute it, and so each knows what comes next on a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunks {
+    len: u32,
+    chunk_bytes: u32,
+    offset: u32,
+    lane: u16,
+    lanes: u16,
+}
+
+/// A part of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// The lane that carries it.
+    pub lane: u16,
+    /// First byte.
+    pub offset: u32,
+    /// Bytes.
+    pub len: u32,
+}
+
+impl Chunks {
+    /// Of a message of `len` bytes over `lanes`, from lane `first` on.
+    pub(super) fn new(len: u32, lanes: u16, first: u16) -> Self {
+        let chunk_bytes = len.div_ceil(u32::from(lanes.max(1))).max(CHUNK_BYTES_MIN);
+        // What main carries has no chunks.
+        let offset = if is_long(len, lanes) { 0 } else { len };
+        Chunks { len, chunk_bytes, offset, lane: first, lanes }
+    }
+
+    /// The lane after the last chunk's, where the next message goes on.
+    pub(super) fn lane_after(&self) -> u16 {
+        (self.lane + self.left() as u16) % self.lanes.max(1)
+    }
+
+    /// How many are left.
+    pub(super) fn left(&self) -> u32 {
+        (self.len - self.offset).div_ceil(self.chunk_bytes)
+    }
+}
+
+impl Iterator for Chunks {
+    type Item = Chunk;
+
+    fn next(&mut self) -> Option<Chunk> {
+        let len = self.chunk_bytes.min(self.len - self.offset);
+        if len == 0 {
+            return None;
+        }
+        let chunk = Chunk { lane: self.lane, offset: self.offset, len };
+        self.offset += len;
+        self.lane = (self.lane + 1) % self.lanes;
+        Some(chunk)
+    }
+}
+
+/// Whether a message goes over the lanes.
+pub(super) const fn is_long(len: u32, lanes: u16) -> bool {
+    lanes > 0 && len > CHUNK_BYTES_MIN
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn chosen(threads: Option<u8>, sockets: Option<u8>, vendor: &str, cpus: usize) -> (u16, u16) {
+        let layout = Layout::choose(threads, sockets, Some(vendor), cpus);
+        (layout.lanes, layout.threads)
+    }
+
+    #[test]
+    fn sockets_are_as_many_as_nccl_would_have() {
+        assert_eq!(Layout::choose(None, None, None, 64), Layout::default());
+        assert_eq!(chosen(None, None, "0x15b3", 64), (0, 0));
+        assert_eq!(chosen(None, None, AWS, 64), (16, 2));
+        assert_eq!(chosen(None, None, GCP, 64), (4, 4));
+        assert_eq!(chosen(Some(4), Some(4), "", 64), (16, 4));
+        assert_eq!(chosen(Some(3), None, AWS, 64), (24, 3));
+        assert_eq!(chosen(None, Some(2), GCP, 64), (8, 4));
+        assert_eq!(chosen(Some(0), Some(8), "", 64), (0, 0));
+        assert_eq!(chosen(Some(16), Some(8), "", 64), (64, 16));
+        assert_eq!(chosen(Some(7), Some(64), "", 64), (63, 7));
+    }
+
+    #[test]
+    fn threads_are_no_more_than_there_are_cpus_for() {
+        for (cpus, threads) in [(0, 0), (1, 0), (2, 0), (3, 1), (5, 3), (6, 4), (64, 4)] {
+            assert_eq!(chosen(Some(4), Some(4), "", cpus), (16, threads));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn chunks_cover_a_long_message_and_each_has_a_lane_of_its_own(
+            len in 0u32..=i32::MAX as u32, small: bool, lanes in 0u16..=64, first: u16,
+        ) {
+            let len = if small { len >> 12 } else { len };
+            let first = first % lanes.max(1);
+            let chunks = Chunks::new(len, lanes, first);
+            let count = chunks.left();
+            prop_assert_eq!(count == 0, lanes == 0 || len <= CHUNK_BYTES_MIN);
+            prop_assert!(count <= u32::from(lanes));
+            let (mut at, mut lane) = (0, first);
+            for chunk in chunks {
+                prop_assert_eq!((chunk.lane, chunk.offset), (lane, at));
+                at += chunk.len;
+                prop_assert!(chunk.len >= CHUNK_BYTES_MIN || at == len);
+                lane = (lane + 1) % lanes;
+            }
+            prop_assert_eq!(chunks.count(), count as usize);
+            prop_assert_eq!(chunks.lane_after(), lane);
+            prop_assert!(count == 0 || at == len);
+        }
+    }
+}

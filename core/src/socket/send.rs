@@ -1,0 +1,254 @@
+//! The sending end (`net_socket.cc ncclNetSocketIsend`, `ncclNetSocketTest`).
+
+use core::ops::Range;
+
+use super::layout::is_long;
+use super::tag_queue::TagQueue;
+use super::wire::{FRAME_BYTES, Frame, FrameError, FrameKind};
+use super::{AHEAD_BYTES, AHEAD_MESSAGES, BUFFERS_MAX, Chunks};
+use crate::comm::Request;
+use crate::error::Error;
+use crate::fifo::DEPTH_MAX;
+use crate::request::Ring;
+
+/// What stands beside the request of a send.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sending {
+    len: u32,
+    tag: u32,
+}
+
+/// Says which bytes go over the main socket next, and what has become of each send.
+///
+/// It is told of bytes that were written and read, and touches none of the payload.
+#[derive(Debug)]
+pub struct Sender {
+    reqs: Ring<Sending>,
+    /// Buffers of the peer that no message has met: their room.
+    buffers: TagQueue<u32, BUFFERS_MAX>,
+    /// Messages that went ahead of their buffers: their length.
+    ahead: TagQueue<u32, AHEAD_MESSAGES>,
+    ahead_bytes: u32,
+    lanes: u16,
+    next_lane: u16,
+    /// Messages taken on, and those written to main, as far as main carries them.
+    queued: u32,
+    written: u32,
+    /// Bytes written of the next one, its frame included.
+    partial: u64,
+    /// A frame of the peer that is not all there yet, and the number that it should have.
+    frame: heapless::Vec<u8, FRAME_BYTES>,
+    frame_seq: u32,
+    end: Option<Error>,
+}
+
+/// What of a message is to be written to the main socket: the rest of its frame, then payload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outgoing {
+    /// [`Request::index`] of its request.
+    pub index: usize,
+    /// Its frame.
+    pub frame: [u8; FRAME_BYTES],
+    /// The part of the frame that is left.
+    pub frame_part: Range<usize>,
+    /// The part of the payload that is left and goes over main.
+    pub payload: Range<u32>,
+}
+
+impl Sender {
+    /// A connection that is up, with so many lanes.
+    pub fn new(lanes: u16) -> Self {
+        Sender {
+            reqs: Ring::new(DEPTH_MAX, |_| Sending::default()),
+            buffers: TagQueue::new(),
+            ahead: TagQueue::new(),
+            ahead_bytes: 0,
+            lanes,
+            next_lane: 0,
+            queued: 0,
+            written: 0,
+            partial: 0,
+            frame: heapless::Vec::new(),
+            frame_seq: 0,
+            end: None,
+        }
+    }
+
+    /// Takes on a message of `len` bytes, and says which of it goes over which lanes. `None`,
+    /// where no request is free, or the peer has posted no buffer for `tag` and too much is ahead
+    /// already: hand in what the control socket has, and call again.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`], [`Error::SizeMismatch`] where the buffer is known and shorter: the
+    /// connection goes on. Or what ended it, the same on every call.
+    pub fn isend(&mut self, len: u32, tag: u32) -> Result<Option<(Request, Chunks)>, Error> {
+        if let Some(error) = self.end {
+            return Err(error);
+        }
+        if len > i32::MAX as u32 {
+            return Err(Error::TooLong(len));
+        }
+        let room = self.buffers.peek(tag);
+        if let Some(room) = room.filter(|room| *room < len) {
+            return Err(Error::SizeMismatch { local: len, remote: room, tag });
+        }
+        if room.is_none() && !self.may_go_ahead(len) {
+            return Ok(None);
+        }
+        let Some((request, entry)) = self.reqs.next_free() else { return Ok(None) };
+        let chunks = Chunks::new(len, self.lanes, self.next_lane);
+        entry.value = Sending { len, tag };
+        // The end of its part of main, and of each chunk.
+        entry.arm(&request, 1 + chunks.left());
+        self.reqs.advance();
+        self.next_lane = chunks.lane_after();
+        self.queued = self.queued.wrapping_add(1);
+        if room.is_some() {
+            self.buffers.take(tag);
+        } else {
+            let has_room = self.ahead.push(tag, len);
+            debug_assert!(has_room, "looked at before");
+            self.ahead_bytes += len;
+        }
+        Ok(Some((request, chunks)))
+    }
+
+    /// Whether a buffer is known that a message with this tag would meet; if not, it may be worth
+    /// to read the control socket, before what is ahead is too much.
+    pub fn is_expected(&self, tag: u32) -> bool {
+        self.buffers.peek(tag).is_some()
+            || self.ahead.room() > AHEAD_MESSAGES / 2 && self.ahead_bytes < AHEAD_BYTES / 2
+    }
+
+    /// Whether a send is done, and then how many bytes it sent; `request` is then over.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
+    pub fn test(&mut self, request: &Request) -> Result<Option<u32>, Error> {
+        let token = request.raw();
+        let entry = self.reqs.at(token);
+        if entry.is_done(token) {
+            entry.free();
+            return Ok(Some(entry.value.len));
+        }
+        if entry.is_live(token) {
+            return Ok(None);
+        }
+        let is_cut_short = entry.is_cut_short(token);
+        Err(self.end.filter(|_| is_cut_short).unwrap_or(Error::UnknownRequest(token)))
+    }
+
+    /// Whether anything is to be written to main.
+    pub fn has_outgoing(&self) -> bool {
+        self.queued != self.written && self.end.is_none()
+    }
+
+    /// What is to be written to main, in this order.
+    pub fn outgoing(&mut self) -> impl Iterator<Item = Outgoing> {
+        let (lanes, mut partial) = (self.lanes, self.partial);
+        let count = if self.end.is_none() { self.queued.wrapping_sub(self.written) } else { 0 };
+        let numbers = (0..count).map({
+            let first = self.written;
+            move |i| first.wrapping_add(i)
+        });
+        let reqs = &mut self.reqs;
+        numbers.map(move |seq| {
+            let Sending { len, tag } = reqs.at(seq).value;
+            let frame = Frame { kind: FrameKind::Message, seq, len, tag }.to_bytes();
+            let begun = core::mem::take(&mut partial);
+            let frame_begun = begun.min(FRAME_BYTES as u64);
+            Outgoing {
+                index: usize::from(seq as u8),
+                frame,
+                frame_part: frame_begun as usize..FRAME_BYTES,
+                payload: (begun - frame_begun) as u32..on_main(len, lanes),
+            }
+        })
+    }
+
+    /// So many of the bytes of [`Sender::outgoing`] were written.
+    pub fn wrote(&mut self, bytes: usize) {
+        self.partial += bytes as u64;
+        while self.queued != self.written {
+            let entry = self.reqs.at(self.written);
+            let whole = FRAME_BYTES as u64 + u64::from(on_main(entry.value.len, self.lanes));
+            if self.partial < whole {
+                break;
+            }
+            self.partial -= whole;
+            entry.book();
+            self.written = self.written.wrapping_add(1);
+        }
+    }
+
+    /// A chunk of the message of this [`Request::index`] was written to its lane.
+    pub fn chunk_done(&mut self, index: usize) {
+        self.reqs.at(index as u32).book();
+    }
+
+    /// Takes what the control socket has brought.
+    ///
+    /// # Errors
+    /// Frames that cannot be; [`Error::SizeMismatch`] where a message has gone ahead that is
+    /// longer than its buffer. They end the connection.
+    pub fn take_control(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
+        while !bytes.is_empty() && self.end.is_none() {
+            let (now, later) = bytes.split_at(bytes.len().min(FRAME_BYTES - self.frame.len()));
+            self.frame.extend_from_slice(now).unwrap_or_default();
+            bytes = later;
+            let Some(frame) = self.frame.first_chunk::<FRAME_BYTES>() else { break };
+            let taken = Frame::parse(frame, FrameKind::Buffer, self.frame_seq)
+                .map_err(Error::Frame)
+                .and_then(|buffer| self.meet(buffer));
+            self.frame.clear();
+            self.frame_seq = self.frame_seq.wrapping_add(1);
+            if let Err(error) = taken {
+                self.fail(error);
+            }
+        }
+        self.end.map_or(Ok(()), Err)
+    }
+
+    /// A buffer of the peer, for a message that has gone ahead or for one to come.
+    fn meet(&mut self, buffer: Frame) -> Result<(), Error> {
+        let Frame { len: room, tag, .. } = buffer;
+        match self.ahead.take(tag) {
+            Some(len) => {
+                self.ahead_bytes -= len;
+                if len > room {
+                    return Err(Error::SizeMismatch { local: len, remote: room, tag });
+                }
+            }
+            None if self.buffers.push(tag, room) => {}
+            None => return Err(Error::Frame(FrameError::Buffers)),
+        }
+        Ok(())
+    }
+
+    /// The connection is over; the first reason stays. Sends that are done can still be tested.
+    pub fn fail(&mut self, error: Error) {
+        if self.end.is_none() {
+            self.end = Some(error);
+            self.reqs.cut_short();
+        }
+    }
+
+    /// What ended the connection.
+    pub fn end(&self) -> Option<Error> {
+        self.end
+    }
+
+    /// Sends under way: taken on, and not yet tested as done.
+    pub fn outstanding(&self) -> usize {
+        self.reqs.live()
+    }
+
+    fn may_go_ahead(&self, len: u32) -> bool {
+        self.ahead.room() > 0 && len <= AHEAD_BYTES - self.ahead_bytes
+    }
+}
+
+/// Bytes of a message's payload that go over main.
+const fn on_main(len: u32, lanes: u16) -> u32 {
+    if is_long(len, lanes) { 0 } else { len }
+}

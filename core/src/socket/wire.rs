@@ -1,0 +1,7 @@
+//! The bytes of the socket transport: the hello that opens each socket, and frames.
+
+mod frame;
+mod hello;
+
+pub use frame::{FRAME_BYTES, Frame, FrameError, FrameKind};
+pub use hello::{HELLO_BYTES, Hello, HelloError, VERSION};

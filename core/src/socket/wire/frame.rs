@@ -1,0 +1,200 @@
+//! Frames: what the ends of a connection that is up tell each other about messages.
+
+use core::fmt;
+
+use static_assertions::assert_eq_size;
+use zerocopy::byteorder::little_endian::U32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
+
+use crate::socket::{AHEAD_BYTES, AHEAD_MESSAGES};
+
+/// Bytes of a frame.
+pub const FRAME_BYTES: usize = 16;
+
+/// A frame on the wire, little-endian.
+///
+/// ```text
+/// byte 0       4      8      12     16
+///      +-------+------+------+------+
+///      | kind  | seq  | len  | tag  |   a short message's payload follows
+///      +-------+------+------+------+
+/// ```
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct FrameBytes {
+    kind: [u8; 4],
+    seq: U32,
+    len: U32,
+    tag: U32,
+}
+
+assert_eq_size!(FrameBytes, [u8; FRAME_BYTES]);
+
+/// What a frame is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FrameKind {
+    /// A message, from the sender.
+    Message,
+    /// A buffer that was posted, from the receiver.
+    Buffer,
+}
+
+/// A message that comes, or a buffer that waits for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Message or buffer.
+    pub kind: FrameKind,
+    /// Its number among those of its kind, from 0, wrapping.
+    pub seq: u32,
+    /// Bytes of the message, or room in the buffer; at most 2³¹ − 1.
+    pub len: u32,
+    /// Its tag.
+    pub tag: u32,
+}
+
+/// Frames that no working peer sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameError {
+    /// Not a frame of the kind that comes on this socket.
+    Kind {
+        /// Its first bytes.
+        got: [u8; 4],
+        /// The number that it should have had.
+        seq: u32,
+    },
+    /// Out of order.
+    Seq {
+        /// Its number.
+        got: u32,
+        /// The number that it should have had.
+        want: u32,
+    },
+    /// Longer than a message may be.
+    Len(u32),
+    /// A message that the sender may not send before its buffer is posted.
+    Ahead {
+        /// Its bytes.
+        len: u32,
+        /// Bytes that wait for their buffers already.
+        waiting: u32,
+    },
+    /// More buffers than can be posted at a time.
+    Buffers,
+}
+
+impl FrameKind {
+    const fn bytes(self) -> [u8; 4] {
+        match self {
+            FrameKind::Message => *b"MSG\0",
+            FrameKind::Buffer => *b"BUF\0",
+        }
+    }
+}
+
+impl Frame {
+    /// The bytes of the wire.
+    pub fn to_bytes(&self) -> [u8; FRAME_BYTES] {
+        transmute!(FrameBytes {
+            kind: self.kind.bytes(),
+            seq: self.seq.into(),
+            len: self.len.into(),
+            tag: self.tag.into(),
+        })
+    }
+
+    /// Reads a frame that should be number `seq` of its kind.
+    pub fn parse(bytes: &[u8; FRAME_BYTES], kind: FrameKind, seq: u32) -> Result<Self, FrameError> {
+        let b: FrameBytes = transmute!(*bytes);
+        if b.kind != kind.bytes() {
+            return Err(FrameError::Kind { got: b.kind, seq });
+        }
+        if b.seq.get() != seq {
+            return Err(FrameError::Seq { got: b.seq.get(), want: seq });
+        }
+        if b.len.get() > i32::MAX as u32 {
+            return Err(FrameError::Len(b.len.get()));
+        }
+        Ok(Frame { kind, seq, len: b.len.get(), tag: b.tag.get() })
+    }
+}
+
+impl fmt::Display for FrameError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FrameError::Kind { got, seq } => {
+                write!(f, "the peer's frame {seq} begins with {got:02x?}, which is none")
+            }
+            FrameError::Seq { got, want } => {
+                write!(f, "the peer's frame {want} says that it is number {got}")
+            }
+            FrameError::Len(len) => write!(
+                f,
+                "the peer's frame speaks of {len} bytes, more than a message may have ({})",
+                i32::MAX
+            ),
+            FrameError::Ahead { len, waiting } => write!(
+                f,
+                "the peer sent {len} bytes without a buffer posted for them, where {waiting} wait \
+                 for theirs already ({AHEAD_BYTES} in {AHEAD_MESSAGES} messages may)"
+            ),
+            FrameError::Buffers => {
+                f.write_str("the peer posted more buffers than it may at a time")
+            }
+        }
+    }
+}
+
+impl core::error::Error for FrameError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_frame_is_four_words() {
+        let frame = Frame { kind: FrameKind::Message, seq: 0x0102, len: 0x7fff_ffff, tag: 7 };
+        assert_eq!(frame.to_bytes(), *b"MSG\0\x02\x01\0\0\xff\xff\xff\x7f\x07\0\0\0");
+        let buffer = Frame { kind: FrameKind::Buffer, ..frame };
+        assert_eq!(buffer.to_bytes()[..4], *b"BUF\0");
+    }
+
+    proptest! {
+        #[test]
+        fn a_frame_survives_the_wire_and_is_refused_in_anothers_place(
+            is_message: bool, seq: u32, len in 0..=i32::MAX as u32, tag: u32, other: u32,
+        ) {
+            let (kind, other_kind) = if is_message {
+                (FrameKind::Message, FrameKind::Buffer)
+            } else {
+                (FrameKind::Buffer, FrameKind::Message)
+            };
+            let frame = Frame { kind, seq, len, tag };
+            let bytes = frame.to_bytes();
+            prop_assert_eq!(Frame::parse(&bytes, kind, seq), Ok(frame));
+            let got = kind.bytes();
+            prop_assert_eq!(
+                Frame::parse(&bytes, other_kind, seq),
+                Err(FrameError::Kind { got, seq })
+            );
+            if other != seq {
+                let error = FrameError::Seq { got: seq, want: other };
+                prop_assert_eq!(Frame::parse(&bytes, kind, other), Err(error));
+            }
+        }
+
+        #[test]
+        fn no_bytes_make_a_frame_that_is_too_long(mut bytes: [u8; FRAME_BYTES]) {
+            bytes[..4].copy_from_slice(b"MSG\0");
+            bytes[4..8].fill(0);
+            let len = u32::from_le_bytes(bytes[8..12].try_into().unwrap());
+            match Frame::parse(&bytes, FrameKind::Message, 0) {
+                Ok(frame) => prop_assert_eq!(frame.len, len),
+                Err(error) => {
+                    prop_assert!(len > i32::MAX as u32);
+                    prop_assert_eq!(error, FrameError::Len(len));
+                }
+            }
+        }
+    }
+}

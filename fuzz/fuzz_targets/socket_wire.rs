@@ -1,0 +1,112 @@
+//! Any bytes, in pieces of any size, from a hostile peer on the sockets of the socket transport:
+//! a connection, a place for each byte, or an error that stays; no panic, and no byte outside.
+#![no_main]
+
+use invar_core::conn::Stream;
+use invar_core::error::Error;
+use invar_core::socket::{
+    AHEAD_BYTES, Connector, Lobby, Posted, Receiver, Sender, Settings, Step, Target,
+};
+use invar_testkit::pipe::Pipe;
+use libfuzzer_sys::fuzz_target;
+
+fn settings() -> Settings {
+    Settings { device: "eth0".try_into().expect("short"), timeout_ns: 1 }
+}
+
+fn connect<'a>(pieces: impl Iterator<Item = &'a [u8]>) {
+    let (control, mut there) = Pipe::pair();
+    let (main, _kept) = Pipe::pair();
+    let mut connector = Connector::new([control, main], 7, &settings(), 0);
+    let mut end = Ok(None);
+    for piece in pieces {
+        let _ = there.send(piece);
+        end = connector.poll(0);
+        if !matches!(end, Ok(None)) {
+            break;
+        }
+    }
+    match end {
+        Ok(None) => assert!(connector.poll(1).is_err(), "the deadline has passed"),
+        Ok(Some(_)) => assert!(matches!(connector.poll(1), Err(Error::State { .. }))),
+        Err(error) => assert_eq!(connector.poll(1).map(drop), Err(error), "an error stays"),
+    }
+}
+
+fn accept<'a>(pieces: impl Iterator<Item = &'a [u8]>) {
+    let mut lobby = Lobby::new(settings());
+    let mut theirs = Vec::new();
+    for _ in 0..3 {
+        let (here, there) = Pipe::pair();
+        lobby.enter(here, 0);
+        theirs.push(there);
+    }
+    for (i, piece) in pieces.enumerate() {
+        let _ = theirs[i % 3].send(piece);
+        let _ = lobby.poll(0).map_err(|refused| refused.to_string());
+    }
+    // Whoever has not become a connection is refused in the end.
+    (0..3).for_each(|_| drop(lobby.poll(1)));
+    assert!(matches!(lobby.poll(1), Ok(None)));
+}
+
+fn receive<'a>(lanes: u16, pieces: impl Iterator<Item = &'a [u8]>) {
+    const ROOM: u32 = 1 << 17;
+    let mut receiver = Receiver::new(lanes);
+    let mut staged = Vec::new();
+    let mut parked = [0; 256];
+    for (i, piece) in (0..).zip(pieces) {
+        let _ = receiver.irecv(&[Posted { len: ROOM, tag: i % 3 }]);
+        staged.extend_from_slice(piece);
+        loop {
+            let step = match receiver.next(&staged) {
+                Ok(Some(step)) => step,
+                Ok(None) => break,
+                Err(error) => {
+                    assert_eq!(receiver.next(&staged), Err(error), "an error stays");
+                    return;
+                }
+            };
+            let room = |to, parked: &[u32; 256]| match to {
+                Target::Buffer { .. } => ROOM,
+                Target::Parked(place) => parked[usize::from(place)],
+            };
+            match step {
+                Step::Skip(bytes) => drop(staged.drain(..bytes)),
+                Step::Place { to, offset, len } => {
+                    assert!(offset + len <= room(to, &parked));
+                    let now = staged.len().min(len as usize);
+                    staged.drain(..now);
+                    receiver.placed(now as u32);
+                }
+                Step::Spread { to, chunks } => {
+                    assert!(chunks.clone().all(|c| c.offset + c.len <= room(to, &parked)));
+                    chunks.for_each(|_| receiver.chunk_done(to));
+                }
+                Step::Park { place, len } => parked[usize::from(place)] = len,
+                Step::Unpark { len, .. } => assert!(len <= ROOM),
+            }
+            assert!(staged.len() < piece.len() + AHEAD_BYTES as usize);
+        }
+    }
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some(([what, lanes, piece], data)) = data.split_first_chunk() else { return };
+    let pieces = data.chunks(usize::from(*piece) * 4 + 1);
+    match what % 4 {
+        0 => connect(pieces),
+        1 => accept(pieces),
+        2 => receive(u16::from(lanes % 65), pieces),
+        _ => {
+            let mut sender = Sender::new(0);
+            for (tag, piece) in (0..).zip(pieces) {
+                let _ = sender.isend(100, tag % 3);
+                if let Err(error) = sender.take_control(piece) {
+                    assert_eq!(sender.isend(0, 0), Err(error), "an error stays");
+                    break;
+                }
+            }
+        }
+    }
+});

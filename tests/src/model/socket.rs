@@ -1,0 +1,197 @@
+//! Calls on the two ends of a socket connection, and what they must come to.
+//!
+//! [`Op`] is one call, or the move of a few bytes: every write and every read may be short, on
+//! each socket by itself. [`World`] carries it out, and holds the answers against this: message
+//! number k of a tag meets buffer number k of that tag, and nothing else happens.
+
+mod host;
+mod wires;
+
+use invar_core::error::Error;
+use invar_core::fifo::RECVS_MAX;
+use invar_core::socket::{AHEAD_BYTES, CHUNK_BYTES_MIN, Posted};
+
+use host::{RecvHost, SendHost};
+use wires::Wires;
+
+/// One call, or one move of bytes.
+#[derive(Clone, Copy, Debug)]
+pub enum Op {
+    /// `isend` of a message: its tag, and about how long.
+    Send(u8, u16),
+    /// `irecv` of 1 to 8 buffers: how many less one, four bits of a tag each, and about how long.
+    Recv(u8, u32, u16),
+    /// `test` of a send under way.
+    TestSend(u8),
+    /// `test` of a receive under way.
+    TestRecv(u8),
+    /// So many bytes are written to main.
+    WriteMain(u16),
+    /// So many bytes, at most, are read from it.
+    ReadMain(u16),
+    /// So many bytes of frames are read from control; before that, those that are due go there.
+    Control(u8),
+    /// A lane takes in and gives out so many bytes.
+    Lane(u8, u32),
+}
+
+impl Op {
+    /// Bytes of an encoded operation.
+    pub const BYTES: usize = 8;
+
+    /// Any bytes as an operation, for a fuzzer or a random generator.
+    pub fn decode(bytes: [u8; Self::BYTES]) -> Op {
+        let [kind, a, b, c, d, e, f, g] = bytes;
+        let short = u16::from_le_bytes([f, g]);
+        match kind % 16 {
+            0..=2 => Op::Send(a % 4, short),
+            3 => Op::Recv(0, 0, short),
+            4 => Op::Recv(0, u32::from(a % 4), short),
+            5 => Op::Recv(e % 8, u32::from_le_bytes([a, b, c, d]) & 0x3333_3333, short),
+            6 => Op::TestSend(a),
+            7 => Op::TestRecv(a),
+            8 | 9 => Op::WriteMain(short),
+            10 | 11 => Op::ReadMain(short),
+            12 | 13 => Op::Control(a),
+            _ => Op::Lane(a, u32::from_le_bytes([d, e, f, g]) >> 12),
+        }
+    }
+}
+
+/// A length out of 16 bits: most are short, some go over lanes, and a few are more than a sender
+/// may send ahead.
+fn length(short: u16) -> u32 {
+    let low = u32::from(short >> 4);
+    match short % 16 {
+        0 => 0,
+        1 => CHUNK_BYTES_MIN + low * 64,
+        2 if low < 16 => AHEAD_BYTES + low,
+        _ => low,
+    }
+}
+
+/// Both ends of a connection, the bytes between them, and all that was asked of them.
+pub struct World {
+    send: SendHost,
+    recv: RecvHost,
+    wires: Wires,
+    /// Whether a buffer may be too short for its message.
+    mismatches: bool,
+}
+
+impl World {
+    /// Runs operations, then moves all bytes, and judges what came of it.
+    ///
+    /// # Panics
+    /// When an answer is not what it must be.
+    pub fn run(lanes: u16, mismatches: bool, ops: impl IntoIterator<Item = Op>) {
+        let mut world = World {
+            send: SendHost::new(lanes),
+            recv: RecvHost::new(lanes),
+            wires: Wires::new(lanes),
+            mismatches,
+        };
+        for op in ops {
+            if let Err(error) = world.apply(op) {
+                world.judge_end(error);
+                return;
+            }
+        }
+        match world.finish() {
+            Ok(()) => world.judge(),
+            Err(error) => world.judge_end(error),
+        }
+    }
+
+    fn apply(&mut self, op: Op) -> Result<(), Error> {
+        let World { send, recv, wires, .. } = self;
+        match op {
+            Op::Send(tag, short) => {
+                let len = length(short);
+                match send.isend(len, tag.into(), wires) {
+                    // Refused for a buffer that is known and too short; it waits for another.
+                    Err(Error::SizeMismatch { local, remote, .. }) if self.mismatches => {
+                        assert_eq!(local, len);
+                        assert!(remote < len);
+                        Ok(())
+                    }
+                    result => result,
+                }
+            }
+            Op::Recv(nreqs, tags, short) => {
+                let room = if self.mismatches { length(short) } else { 2 * AHEAD_BYTES };
+                let posted = |i: usize| Posted { len: room, tag: tags >> (4 * i) & 15 };
+                let bufs: Vec<Posted> =
+                    (0..=usize::from(nreqs).min(RECVS_MAX - 1)).map(posted).collect();
+                recv.irecv(&bufs)
+            }
+            Op::TestSend(which) => send.test(which),
+            Op::TestRecv(which) => recv.test(which),
+            Op::WriteMain(bytes) => {
+                send.write_main(wires, usize::from(bytes) * 4);
+                Ok(())
+            }
+            Op::ReadMain(bytes) => recv.read_main(wires, usize::from(bytes) * 4),
+            Op::Control(bytes) => {
+                recv.write_control(wires);
+                send.read_control(wires, bytes.into())
+            }
+            Op::Lane(lane, bytes) => {
+                wires.write_lane(lane, bytes as usize, &mut send.sender);
+                recv.read_lane(wires, lane, bytes as usize);
+                Ok(())
+            }
+        }
+    }
+
+    /// Moves bytes until none are left that move.
+    fn finish(&mut self) -> Result<(), Error> {
+        // A sender that waits hears of buffers once the receiver has looked often enough.
+        for _ in 0..64 {
+            self.send.write_main(&mut self.wires, usize::MAX);
+            self.apply(Op::Control(u8::MAX))?;
+            self.recv.read_main(&mut self.wires, 1 << 20)?;
+            for lane in 0..=u8::MAX {
+                self.apply(Op::Lane(lane, u32::MAX >> 1))?;
+            }
+            for which in 0..=u8::MAX {
+                self.send.test(which)?;
+                self.recv.test(which)?;
+            }
+        }
+        while self.wires.has_control() {
+            self.apply(Op::Control(u8::MAX))?;
+        }
+        Ok(())
+    }
+
+    /// What must be after all bytes have moved.
+    fn judge(&mut self) {
+        assert_eq!(self.send.sender.outstanding(), 0, "a send needs no buffer to be done");
+        let messages = self.send.messages.clone();
+        self.recv.judge(&messages);
+        // Whoever waited for a buffer is told of it.
+        let mut counts = std::collections::HashMap::<u32, usize>::new();
+        messages.iter().for_each(|message| *counts.entry(message.tag).or_default() += 1);
+        for tag in 0..16 {
+            let met = counts.get(&tag).copied().unwrap_or(0);
+            if let Some(room) = self.recv.buffer(tag, met) {
+                let sent = self.send.sender.isend(room, tag);
+                assert!(matches!(sent, Ok(Some(_))), "{room} bytes, tag {tag}: {sent:?}");
+            }
+        }
+    }
+
+    /// An end has failed: it was a message too long for its buffer, and of a pair that met.
+    fn judge_end(&mut self, error: Error) {
+        let Error::SizeMismatch { local, remote, tag } = error else { panic!("{error}") };
+        assert!(self.mismatches && local > remote, "{error}");
+        let messages: Vec<_> =
+            self.send.messages.iter().filter(|message| message.tag == tag).collect();
+        let met = messages
+            .iter()
+            .enumerate()
+            .any(|(k, message)| message.len == local && self.recv.buffer(tag, k) == Some(remote));
+        assert!(met, "{error}, but no message and buffer are such a pair");
+    }
+}

@@ -1,0 +1,267 @@
+//! What drives each end: buffers, requests, and the moves that the protocol asks for.
+
+use std::collections::{HashMap, VecDeque};
+
+use invar_core::comm::Request;
+use invar_core::error::Error;
+use invar_core::socket::{Posted, Receiver, Sender, Step, Target};
+
+use super::wires::{Wires, pattern};
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Message {
+    pub(super) len: u32,
+    pub(super) tag: u32,
+}
+
+pub(super) struct SendHost {
+    pub(super) sender: Sender,
+    /// All that were taken on.
+    pub(super) messages: Vec<Message>,
+    under_way: Vec<(Request, usize)>,
+}
+
+impl SendHost {
+    pub(super) fn new(lanes: u16) -> Self {
+        SendHost { sender: Sender::new(lanes), messages: Vec::new(), under_way: Vec::new() }
+    }
+
+    pub(super) fn isend(&mut self, len: u32, tag: u32, wires: &mut Wires) -> Result<(), Error> {
+        if let Some((request, chunks)) = self.sender.isend(len, tag)? {
+            let seq = self.messages.len();
+            self.messages.push(Message { len, tag });
+            chunks.for_each(|chunk| wires.queue(seq, request.index(), chunk));
+            self.under_way.push((request, seq));
+        }
+        Ok(())
+    }
+
+    pub(super) fn test(&mut self, which: u8) -> Result<(), Error> {
+        let Some(at) = usize::from(which).checked_rem(self.under_way.len()) else { return Ok(()) };
+        if let Some(sent) = self.sender.test(&self.under_way[at].0)? {
+            let (request, seq) = self.under_way.swap_remove(at);
+            assert_eq!(sent, self.messages[seq].len);
+            let again = self.sender.test(&request);
+            assert_eq!(again, Err(Error::UnknownRequest(request.raw())));
+        }
+        Ok(())
+    }
+
+    /// Writes so many bytes to main.
+    pub(super) fn write_main(&mut self, wires: &mut Wires, bytes: usize) {
+        let first = self.messages.len();
+        let mut out = Vec::new();
+        for outgoing in self.sender.outgoing() {
+            // A request's index is the low byte of its message's number.
+            let seq = (0..first).rev().find(|seq| seq % 256 == outgoing.index).expect("a message");
+            out.extend_from_slice(&outgoing.frame[outgoing.frame_part]);
+            out.extend(outgoing.payload.map(|at| pattern(seq, at as usize)));
+            if out.len() >= bytes {
+                break;
+            }
+        }
+        out.truncate(bytes);
+        self.sender.wrote(out.len());
+        wires.main.extend(out);
+    }
+
+    pub(super) fn read_control(&mut self, wires: &mut Wires, bytes: usize) -> Result<(), Error> {
+        let bytes: Vec<u8> = wires.control.drain(..bytes.min(wires.control.len())).collect();
+        self.sender.take_control(&bytes)
+    }
+}
+
+pub(super) struct RecvHost {
+    receiver: Receiver,
+    staged: Vec<u8>,
+    posts: Vec<Post>,
+    /// Which post the receive of each index is, and those parked.
+    by_index: HashMap<u8, usize>,
+    parked: HashMap<u8, Vec<u8>>,
+    /// Parts that each lane brings: where to, first byte, bytes.
+    chunks: Vec<VecDeque<(Target, usize, usize)>>,
+}
+
+struct Post {
+    bufs: Vec<Posted>,
+    /// As far as it was written to.
+    memory: Vec<Vec<u8>>,
+    /// `None` once it is done.
+    request: Option<Request>,
+    sizes: Vec<u32>,
+}
+
+impl RecvHost {
+    pub(super) fn new(lanes: u16) -> Self {
+        RecvHost {
+            receiver: Receiver::new(lanes),
+            staged: Vec::new(),
+            posts: Vec::new(),
+            by_index: HashMap::new(),
+            parked: HashMap::new(),
+            chunks: (0..lanes).map(|_| VecDeque::new()).collect(),
+        }
+    }
+
+    pub(super) fn irecv(&mut self, bufs: &[Posted]) -> Result<(), Error> {
+        let posted = self.receiver.irecv(bufs);
+        let error = posted.as_ref().err().copied();
+        let (memory, sizes) = (vec![Vec::new(); bufs.len()], Vec::new());
+        match posted {
+            Ok(None) => assert_eq!(self.receiver.outstanding(), 256, "no request is free"),
+            // One of the buffers is too short for a message that is there.
+            Err(_) => self.posts.push(Post { bufs: bufs.to_vec(), memory, request: None, sizes }),
+            Ok(Some(request)) => {
+                self.by_index.insert(request.index() as u8, self.posts.len());
+                let request = Some(request);
+                self.posts.push(Post { bufs: bufs.to_vec(), memory, request, sizes });
+            }
+        }
+        if let Some(error) = error {
+            return Err(error);
+        }
+        self.settle()
+    }
+
+    pub(super) fn test(&mut self, which: u8) -> Result<(), Error> {
+        let mut live = self.posts.iter_mut().filter(|post| post.request.is_some());
+        let count = live.by_ref().count();
+        let Some(at) = usize::from(which).checked_rem(count) else { return Ok(()) };
+        let post = self.posts.iter_mut().filter(|post| post.request.is_some()).nth(at);
+        let post = post.expect("counted");
+        let request = post.request.take().expect("live");
+        match self.receiver.test(&request)? {
+            Some(sizes) => post.sizes = sizes.to_vec(),
+            None => post.request = Some(request),
+        }
+        Ok(())
+    }
+
+    /// Reads bytes from main as a host does: payload to its place, the rest aside.
+    pub(super) fn read_main(&mut self, wires: &mut Wires, bytes: usize) -> Result<(), Error> {
+        self.settle()?;
+        if !self.receiver.is_starved(self.staged.len()) {
+            return Ok(());
+        }
+        let mut read: Vec<u8> = wires.main.drain(..bytes.min(wires.main.len())).collect();
+        if read.is_empty() {
+            self.receiver.idle();
+            return Ok(());
+        }
+        if let Some((to, range)) = self.receiver.awaited() {
+            let now = read.len().min(range.len());
+            let later = read.split_off(now);
+            self.write(to, range.start as usize, &read);
+            self.receiver.placed(now as u32);
+            read = later;
+        }
+        self.staged.extend(read);
+        self.settle()
+    }
+
+    pub(super) fn write_control(&mut self, wires: &mut Wires) {
+        let mut frames = heapless::Vec::<u8, 48>::new();
+        self.receiver.take_news(&mut frames);
+        wires.control.extend(frames);
+    }
+
+    pub(super) fn read_lane(&mut self, wires: &mut Wires, lane: u8, mut bytes: usize) {
+        let Some(lane) = usize::from(lane).checked_rem(self.chunks.len()) else { return };
+        while let Some(&(to, offset, left)) = self.chunks[lane].front() {
+            let now = left.min(bytes).min(wires.lanes[lane].len());
+            if now == 0 {
+                break;
+            }
+            let read: Vec<u8> = wires.lanes[lane].drain(..now).collect();
+            self.write(to, offset, &read);
+            bytes -= now;
+            if now == left {
+                self.chunks[lane].pop_front();
+                self.receiver.chunk_done(to);
+            } else {
+                self.chunks[lane][0] = (to, offset + now, left - now);
+            }
+        }
+    }
+
+    /// Does what is to be done with what is there.
+    fn settle(&mut self) -> Result<(), Error> {
+        while let Some(step) = self.receiver.next(&self.staged)? {
+            match step {
+                Step::Skip(bytes) => drop(self.staged.drain(..bytes)),
+                Step::Place { to, offset, len } => {
+                    let now = self.staged.len().min(len as usize);
+                    let bytes: Vec<u8> = self.staged.drain(..now).collect();
+                    self.write(to, offset as usize, &bytes);
+                    self.receiver.placed(now as u32);
+                }
+                Step::Spread { to, chunks } => {
+                    for chunk in chunks {
+                        let part = (to, chunk.offset as usize, chunk.len as usize);
+                        self.chunks[usize::from(chunk.lane)].push_back(part);
+                    }
+                }
+                Step::Park { place, len } => {
+                    let old = self.parked.insert(place, vec![0; len as usize]);
+                    assert_eq!(old, None, "a place that is taken");
+                }
+                Step::Unpark { place, to, len } => {
+                    let bytes = self.parked.remove(&place).expect("a place");
+                    assert_eq!(bytes.len(), len as usize);
+                    self.write(to, 0, &bytes);
+                }
+            }
+        }
+        let parked: usize = self.parked.values().map(Vec::len).sum();
+        let most = invar_core::socket::AHEAD_BYTES as usize;
+        assert!(parked <= most || !self.chunks.is_empty(), "{parked} bytes are parked");
+        Ok(())
+    }
+
+    fn write(&mut self, to: Target, offset: usize, bytes: &[u8]) {
+        let memory = match to {
+            Target::Parked(place) => self.parked.get_mut(&place).expect("a place"),
+            Target::Buffer { index, member } => {
+                let post = &mut self.posts[self.by_index[&index]];
+                assert!(post.request.is_some(), "a receive that is over");
+                &mut post.memory[usize::from(member)]
+            }
+        };
+        memory.resize(memory.len().max(offset + bytes.len()), 0);
+        memory[offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Room in buffer number `k` of a tag.
+    pub(super) fn buffer(&self, tag: u32, k: usize) -> Option<u32> {
+        let bufs = self.posts.iter().flat_map(|post| &post.bufs);
+        bufs.filter(|buf| buf.tag == tag).nth(k).map(|buf| buf.len)
+    }
+
+    /// Every buffer holds its message and nothing else; receives whose messages were all sent are
+    /// done, and no others.
+    pub(super) fn judge(&self, messages: &[Message]) {
+        let mut counts = HashMap::<u32, usize>::new();
+        for post in &self.posts {
+            let mut sizes = Vec::new();
+            for (buf, memory) in post.bufs.iter().zip(&post.memory) {
+                let k = counts.entry(buf.tag).or_default();
+                let mut of_tag = messages.iter().enumerate().filter(|(_, m)| m.tag == buf.tag);
+                let met = of_tag.nth(*k);
+                *k += 1;
+                let len = met.map_or(0, |(_, message)| message.len as usize);
+                assert_eq!(memory.len(), len, "nothing is missing, nor written beyond the message");
+                let is_right = |(at, byte): (usize, &u8)| {
+                    met.is_some_and(|(seq, _)| *byte == pattern(seq, at))
+                };
+                let wrong = memory.iter().enumerate().position(|at| !is_right(at));
+                assert_eq!(wrong, None, "first wrong byte of {len}, tag {}", buf.tag);
+                sizes.extend(met.map(|(_, message)| message.len));
+            }
+            let is_done = sizes.len() == post.bufs.len();
+            assert_eq!(post.request.is_none(), is_done, "{:?}", post.bufs);
+            if is_done {
+                assert_eq!(post.sizes, sizes);
+            }
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The sockets of a connection find together, in any order and pieces; strangers are told why not.
+
+use invar_core::conn::stage::Stage;
+use invar_core::conn::{Stream, StreamError};
+use invar_core::error::{Error, Fault};
+use invar_core::socket::{
+    Connector, HELLO_BYTES, Hello, HelloError, Links, Lobby, Refused, Settings, VERSION,
+};
+use invar_testkit::pipe::Pipe;
+use proptest::prelude::*;
+
+const TIMEOUT_NS: u64 = 1000;
+
+fn settings(device: &str) -> Settings {
+    Settings { device: device.try_into().unwrap(), timeout_ns: TIMEOUT_NS }
+}
+
+/// Our ends of so many sockets, and theirs.
+fn pipes(sockets: usize, piece_bytes: usize) -> (Vec<Pipe>, Vec<Pipe>) {
+    let pair = |_| {
+        let (mut here, mut there) = Pipe::pair();
+        (here.chunk_bytes_max, there.chunk_bytes_max) = (piece_bytes, piece_bytes);
+        (here, there)
+    };
+    (0..sockets).map(pair).unzip()
+}
+
+fn lobby() -> Lobby<Pipe> {
+    Lobby::new(settings("eth1"))
+}
+
+/// A socket in the lobby, and what it said.
+fn guest(lobby: &mut Lobby<Pipe>, said: &[u8]) -> Pipe {
+    let (here, mut there) = Pipe::pair();
+    assert_eq!(there.send(said), Ok(said.len()));
+    lobby.enter(here, 0);
+    there
+}
+
+fn hello(index: u16, sockets: u16, session: u64) -> [u8; HELLO_BYTES] {
+    Hello { index, sockets, session, device: "eth0".try_into().unwrap() }.to_bytes()
+}
+
+fn refused(lobby: &mut Lobby<Pipe>, now_ns: u64) -> Refused {
+    lobby.poll(now_ns).map(|links| links.map(|_| ())).unwrap_err()
+}
+
+/// Whether each socket of one end is the other end of the same socket of the other.
+fn assert_joined(sender: &Links<Pipe>, receiver: &Links<Pipe>) {
+    assert!(sender.main.is_other_end_of(&receiver.main));
+    assert_eq!(sender.lanes.len(), receiver.lanes.len());
+    let mut lanes = sender.lanes.iter().zip(&receiver.lanes);
+    assert!(lanes.all(|(from, to)| from.is_other_end_of(to)));
+}
+
+proptest! {
+    #[test]
+    fn sockets_find_together_in_any_order_and_pieces(
+        lanes in 0usize..=64, piece_bytes in 1usize..200, order: u64, both: bool,
+    ) {
+        let mut lobby = lobby();
+        let (mut connectors, mut theirs) = (Vec::new(), Vec::new());
+        for session in 0..=u64::from(both) {
+            let (ours, there) = pipes(lanes + 2, piece_bytes);
+            connectors.push(Connector::new(ours, session, &settings("eth0"), 0));
+            theirs.extend(there);
+        }
+        // Some order that the number decides.
+        let key = |i: usize| (i as u64 + 1).wrapping_mul(order | 1) >> 7;
+        let mut numbered: Vec<(u64, Pipe)> =
+            theirs.into_iter().enumerate().map(|(i, pipe)| (key(i), pipe)).collect();
+        numbered.sort_by_key(|(key, _)| *key);
+        numbered.into_iter().for_each(|(_, pipe)| lobby.enter(pipe, 0));
+        let (mut senders, mut receivers) = (vec![None, None], Vec::new());
+        for _ in 0..HELLO_BYTES * 2 + 4 {
+            for (connector, links) in connectors.iter_mut().zip(&mut senders) {
+                if links.is_none() {
+                    *links = connector.poll(0).unwrap();
+                }
+            }
+            receivers.extend(lobby.poll(0).unwrap());
+        }
+        prop_assert_eq!(receivers.len(), connectors.len());
+        for receiver in receivers {
+            prop_assert_eq!(receiver.lanes.len(), lanes);
+            prop_assert_eq!(receiver.ends.peer_device.as_str(), "eth0");
+            let session = senders.iter().position(|links| links.as_ref().is_some_and(|links| {
+                links.control.is_other_end_of(&receiver.control)
+            }));
+            let sender = senders[session.unwrap()].take().unwrap();
+            prop_assert_eq!(sender.ends.peer_device.as_str(), "eth1");
+            assert_joined(&sender, &receiver);
+        }
+    }
+}
+
+#[test]
+fn a_stranger_is_refused_by_what_it_says_and_others_go_on() {
+    let mut lobby = lobby();
+    let _web = guest(&mut lobby, b"GET / HTTP/1.1\r\n");
+    let error = refused(&mut lobby, 0).error;
+    assert_eq!(error, Error::Hello(HelloError::Magic(*b"GET / HT")));
+    assert_eq!(error.fault(), Fault::Incompatible);
+    let mut newer = hello(0, 2, 1);
+    newer[8..10].copy_from_slice(&(VERSION + 1).to_le_bytes());
+    let _newer = guest(&mut lobby, &newer[..10]);
+    assert_eq!(refused(&mut lobby, 0).error, Error::Hello(HelloError::Version(VERSION + 1)));
+    let mut control = guest(&mut lobby, &hello(0, 2, 1));
+    assert!(lobby.poll(0).unwrap().is_none());
+    let _main = guest(&mut lobby, &hello(1, 2, 1));
+    assert!(lobby.poll(0).unwrap().is_some());
+    assert_eq!(control.recv(&mut [0; 200]), Ok(HELLO_BYTES), "the answer");
+}
+
+#[test]
+fn a_socket_that_contradicts_the_others_is_refused_and_they_are_not() {
+    let mut lobby = lobby();
+    let _control = guest(&mut lobby, &hello(0, 3, 1));
+    for (index, sockets, error) in [(0, 3, HelloError::Index(0)), (1, 4, HelloError::Sockets(4))] {
+        let _stranger = guest(&mut lobby, &hello(index, sockets, 1));
+        assert_eq!(refused(&mut lobby, 0).error, Error::Hello(error));
+    }
+    let _rest = [1, 2].map(|index| guest(&mut lobby, &hello(index, 3, 1)));
+    assert_eq!(lobby.poll(0).unwrap().unwrap().lanes.len(), 1);
+}
+
+#[test]
+fn silence_is_refused_when_the_time_is_up() {
+    let mut lobby = lobby();
+    let _silent = guest(&mut lobby, b"");
+    let _halting = guest(&mut lobby, &hello(0, 2, 1)[..100]);
+    let _alone = guest(&mut lobby, &hello(1, 2, 2));
+    assert!(lobby.poll(TIMEOUT_NS - 1).unwrap().is_none());
+    let mut errors: Vec<Error> = (0..3).map(|_| refused(&mut lobby, TIMEOUT_NS).error).collect();
+    errors.sort_by_key(|error| error.to_string());
+    let timeout = |got| Error::Timeout { stage: Stage::Recv, got, want: 128 };
+    let missing = Error::Hello(HelloError::Missing { came: 1, of: 2 });
+    assert_eq!(errors, [missing, timeout(0), timeout(100)]);
+    assert!(lobby.poll(TIMEOUT_NS).unwrap().is_none());
+}
+
+#[test]
+fn a_socket_that_closes_before_its_hello_is_refused() {
+    let mut lobby = lobby();
+    drop(guest(&mut lobby, &hello(0, 2, 1)[..7]));
+    let closed = |got| Error::Stream {
+        stage: Stage::Recv,
+        error: StreamError::Closed,
+        got,
+        want: HELLO_BYTES as u16,
+    };
+    assert_eq!(refused(&mut lobby, 0).error, closed(7));
+}
+
+#[test]
+fn a_lobby_takes_no_more_than_it_has_room_for() {
+    let mut lobby = lobby();
+    let guests: Vec<Pipe> = (0..300).map(|_| guest(&mut lobby, b"")).collect();
+    assert!(!lobby.has_room());
+    let turned_away = guests.into_iter().filter_map(|mut guest| guest.recv(&mut [0]).err()).count();
+    assert_eq!(turned_away, 300 - 256);
+}
+
+#[test]
+fn a_connector_judges_the_answer_and_its_error_stays() {
+    for (answer, error) in [
+        (b"HTTP/1.1 400 Bad".to_vec(), HelloError::Magic(*b"HTTP/1.1")),
+        (hello(0, 2, 8).to_vec(), HelloError::Session(8)),
+        (hello(0, 3, 7).to_vec(), HelloError::Sockets(3)),
+    ] {
+        let (ours, mut theirs) = pipes(2, 1 << 10);
+        let mut connector = Connector::new(ours, 7, &settings("eth0"), 0);
+        assert!(connector.poll(0).unwrap().is_none());
+        theirs[0].send(&answer).unwrap();
+        for _ in 0..2 {
+            assert_eq!(connector.poll(0).unwrap_err(), Error::Hello(error));
+        }
+    }
+    let (ours, theirs) = pipes(2, 1 << 10);
+    let mut connector = Connector::new(ours, 7, &settings("eth0"), 0);
+    assert!(connector.poll(TIMEOUT_NS - 1).unwrap().is_none());
+    let timeout = Error::Timeout { stage: Stage::Connecting, got: 0, want: 128 };
+    assert_eq!(connector.poll(TIMEOUT_NS).unwrap_err(), timeout);
+    let report = connector.report(timeout).to_string();
+    assert!(report.starts_with("eth0 to peer of unknown address: the peer did not"), "{report}");
+    drop(theirs);
+}
