@@ -1,10 +1,12 @@
 //! Rules about devices that take no call to the system: which names a user means, how fast a
-//! link is, which ports share one card.
+//! link is, which ports share one card, how far apart devices are.
 
+mod distance;
 mod link;
 mod name_filter;
 mod pci;
 
+pub use distance::{PciDistance, PciPlace};
 pub use link::{LinkField, LinkRate, UnknownLinkCode};
 pub use name_filter::{NameEntry, NameFilter, NameFilterError};
 pub use pci::{PciPath, real_port};

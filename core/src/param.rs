@@ -20,7 +20,8 @@ pub use choice::{AddressFamily, LogLevel, TransportChoice, Wire};
 pub use subnet::Subnet;
 pub use value::Allowed;
 
-use crate::device::NameFilter;
+use crate::device::{NameFilter, PciDistance};
+use choice::GDR_LEVELS;
 use value::Value;
 
 /// A row of the table, for documentation and diagnosis.
@@ -141,8 +142,16 @@ params! {
         differs: "Not in 2.14.3, which looks at NCCL_IB_AR_THRESHOLD alone.";
     /// PCIe relaxed ordering of user memory: 0 never, 1 always, 2 where it can be had.
     NCCL_IB_PCI_RELAXED_ORDERING => ib_pci_relaxed_ordering: u8 = "2", int(0, 2);
+    /// How far apart GPU and NIC may be for the NIC to reach the GPU's memory: nearer or as near as
+    /// this; LOC is never.
+    NCCL_NET_GDR_LEVEL => net_gdr_level: PciDistance = "PXB", GDR_LEVELS;
+    /// Whether GPU memory may be registered as a DMA-BUF.
+    NCCL_DMABUF_ENABLE => dmabuf_enable: bool = "1", FLAG;
     /// Leave out the flush of received GPU memory.
     NCCL_GDR_FLUSH_DISABLE => gdr_flush_disable: bool = "0", FLAG;
+    /// Flush received GPU memory where the GPU needs it not, too.
+    NCCL_NET_FORCE_FLUSH => net_force_flush: bool = "0", FLAG,
+        differs: "Not in 2.14.3.";
 
     /// Which network interfaces to use; see [`NameFilter`].
     NCCL_SOCKET_IFNAME => socket_ifname: NameFilter<'a> = "", Allowed::Names;
@@ -171,6 +180,12 @@ params! {
     INVAR_FIFO_DEPTH => fifo_depth: u16 = "256", Allowed::PowerOfTwo { min: 1, max: 256 };
     /// Milliseconds until a connection that does not come about is an error.
     INVAR_CONNECT_TIMEOUT_MS => connect_timeout_ms: u32 = "30000", int(1, 86_400_000);
+    /// Bytes of the pieces in which GPU memory goes through host memory where the NIC cannot reach
+    /// it; both sides must have the same.
+    INVAR_STAGING_CHUNK_BYTES => staging_chunk_bytes: u32 = "524288",
+        Allowed::PowerOfTwo { min: 4096, max: 1 << 28 };
+    /// Pieces of pinned host memory that each connection has for that.
+    INVAR_STAGING_SLOTS => staging_slots: u8 = "4", int(2, 32);
     /// Transport to use; auto takes the best that the host has.
     INVAR_TRANSPORT => transport: TransportChoice = "auto", TransportChoice::ALLOWED;
     /// What is logged.

@@ -1,6 +1,7 @@
 //! Parameters whose value is one of a few words.
 
 use super::value::{Allowed, Value};
+use crate::device::PciDistance;
 
 macro_rules! choice {
     (
@@ -79,5 +80,22 @@ choice! {
         Debug = "debug",
         /// Each message.
         Trace = "trace",
+    }
+}
+
+/// How far apart GPU and NIC may be. NCCL has numbers for the levels too, from when it had no names.
+pub(super) const GDR_LEVELS: Allowed =
+    Allowed::OneOf(&["LOC", "PIX", "PXB", "PHB", "SYS", "0", "1", "2", "3", "4", "5"]);
+
+impl Value<'_> for PciDistance {
+    fn from_text(text: &str, _: &Allowed) -> Option<Self> {
+        Some(match text {
+            "LOC" | "0" => PciDistance::Loc,
+            "PIX" | "1" => PciDistance::Pix,
+            "PXB" | "2" => PciDistance::Pxb,
+            "PHB" | "3" => PciDistance::Phb,
+            "SYS" | "4" | "5" => PciDistance::Sys,
+            _ => return None,
+        })
     }
 }

@@ -53,6 +53,10 @@ fn every_kind_of_value_is_read() {
     assert_eq!(with("NCCL_IB_ADAPTIVE_ROUTING", "1").unwrap().ib_adaptive_routing, Some(true));
     assert_eq!(with("INVAR_WIRE", "nccl-2.14").unwrap().wire, Wire::Nccl214);
     assert_eq!(with("NCCL_SOCKET_FAMILY", "AF_INET6").unwrap().socket_family, AddressFamily::Inet6);
+    for level in ["PHB", "3"] {
+        let params = with("NCCL_NET_GDR_LEVEL", level).unwrap();
+        assert_eq!(params.net_gdr_level, PciDistance::Phb);
+    }
     assert!(!with("NCCL_IB_HCA", "^mlx5_1").unwrap().ib_hca.matches("mlx5_1", Some(1)));
     let subnet = with("NCCL_IB_ADDR_RANGE", "10.1.2.3/8").unwrap().ib_addr_range.unwrap();
     assert!(subnet.contains("10.200.0.1".parse().unwrap()));
