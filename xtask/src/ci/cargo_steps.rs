@@ -43,8 +43,9 @@ pub(super) fn doc(shell: &Shell) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The README's own command, shown as it runs.
+/// The README's own command, shown as it runs, and the tests of what is not on by default.
 pub(super) fn test(shell: &Shell) -> Result<Outcome> {
     shell.stream(shell.cargo("test --workspace"))?;
+    shell.stream(shell.cargo("test -p invar-testkit --features cust --test cuda"))?;
     Ok(Outcome::Passed)
 }

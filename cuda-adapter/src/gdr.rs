@@ -1,0 +1,154 @@
+//! By which way bytes get between a GPU and a NIC.
+
+use std::fmt;
+
+use invar_core::device::PciDistance;
+use invar_core::param::Params;
+
+use crate::sysfs::PciDevice;
+use crate::{GpuInfo, Peermem, Sysfs};
+
+/// The way between the memory of a GPU and a NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// The NIC reaches it, registered as a DMA-BUF.
+    DmaBuf,
+    /// The NIC reaches it, registered by its address, which a kernel module makes possible.
+    Peermem,
+    /// The driver copies it to and from pinned host memory.
+    Staging,
+}
+
+/// The way, and why this one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// The way.
+    pub path: Path,
+    /// In words that continue "staging: …".
+    pub reason: String,
+}
+
+/// What a NIC can do with memory that is not the host's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NicReach {
+    /// Nothing: it is software, and touches memory with the CPU.
+    Software,
+    /// It is an RDMA device.
+    Rdma {
+        /// Where it is; `None` where sysfs does not tell.
+        pci: Option<PciDevice>,
+        /// Whether its driver and the kernel register DMA-BUFs (`ibv_reg_dmabuf_mr` of descriptor
+        /// -1 fails with EBADF, not with EOPNOTSUPP or EPROTONOSUPPORT).
+        dma_buf: bool,
+    },
+}
+
+/// The user's say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// The farthest that a GPU may be from a NIC that reaches it (`NCCL_NET_GDR_LEVEL`).
+    pub level: PciDistance,
+    /// Whether DMA-BUFs may be used (`NCCL_DMABUF_ENABLE`).
+    pub dma_buf: bool,
+}
+
+impl From<&Params<'_>> for Policy {
+    fn from(params: &Params<'_>) -> Self {
+        Policy { level: params.net_gdr_level, dma_buf: params.dmabuf_enable }
+    }
+}
+
+/// What the host has for NICs to reach GPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    sysfs: Sysfs,
+    peermem: Option<Peermem>,
+}
+
+impl Host {
+    /// Looks.
+    pub fn probe(sysfs: Sysfs) -> Self {
+        Host { peermem: sysfs.peermem(), sysfs }
+    }
+
+    /// The module that lets NICs register GPU memory by its address, if one is loaded.
+    pub fn peermem(&self) -> Option<&Peermem> {
+        self.peermem.as_ref()
+    }
+
+    /// Decides for one GPU and one NIC: DMA-BUF where both have it, else the module where it is
+    /// loaded, else staging (`net.cc` and `paths.cc ncclTopoCheckGdr`).
+    pub fn decide(&self, gpu: &GpuInfo, nic: &NicReach, policy: Policy) -> Decision {
+        let staging = |reason: String| Decision { path: Path::Staging, reason };
+        let NicReach::Rdma { pci, dma_buf } = nic else {
+            return staging("the NIC is software and reaches host memory only".to_owned());
+        };
+        if gpu.gpudirect == Some(false) {
+            return staging(format!("{} does not let PCI devices reach its memory", gpu.name));
+        }
+        let Policy { level, .. } = policy;
+        let distance = match self.distance(gpu, pci.as_ref()) {
+            Some(distance) if distance > level => {
+                let text =
+                    format!("GPU and NIC are {distance} apart, beyond NCCL_NET_GDR_LEVEL={level}");
+                return staging(text);
+            }
+            Some(distance) => format!("GPU and NIC are {distance} apart"),
+            None if level < PciDistance::Sys => {
+                let text = "sysfs does not tell how far apart GPU and NIC are; NCCL_NET_GDR_LEVEL=SYS \
+                            allows any distance";
+                return staging(text.to_owned());
+            }
+            None => "NCCL_NET_GDR_LEVEL=SYS".to_owned(),
+        };
+        let why_no_dma_buf = match (policy.dma_buf, gpu.dma_buf, dma_buf) {
+            (true, true, true) => {
+                let reason = format!("{distance}, and both have it");
+                return Decision { path: Path::DmaBuf, reason };
+            }
+            (false, ..) => "NCCL_DMABUF_ENABLE=0",
+            (_, false, _) => "the GPU's driver exports no DMA-BUF",
+            (.., false) => "the NIC's driver or the kernel registers no DMA-BUF",
+        };
+        match &self.peermem {
+            Some(Peermem { module, version }) => {
+                let reason = format!("{distance}, {module} {version} is loaded, {why_no_dma_buf}");
+                Decision { path: Path::Peermem, reason }
+            }
+            None => staging(format!(
+                "{why_no_dma_buf}, and nvidia-peermem is not loaded (modprobe nvidia-peermem)"
+            )),
+        }
+    }
+
+    fn distance(&self, gpu: &GpuInfo, nic: Option<&PciDevice>) -> Option<PciDistance> {
+        let gpu = self.sysfs.pci_device(&gpu.pci_bus_id)?;
+        Some(PciDistance::between(gpu.place(), nic?.place()))
+    }
+}
+
+impl Path {
+    /// Whether the NIC reaches the GPU's memory.
+    pub fn is_direct(self) -> bool {
+        self != Path::Staging
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Path::DmaBuf => "GPUDirect by DMA-BUF",
+            Path::Peermem => "GPUDirect by peer memory",
+            Path::Staging => "staging",
+        })
+    }
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path, self.reason)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

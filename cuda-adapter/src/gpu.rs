@@ -1,0 +1,195 @@
+//! GPUs.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::ops::Deref;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute};
+use invar_linux::memory::HostMemory;
+
+use crate::api::Api;
+use crate::flush::WritesOrdering;
+use crate::{CudaError, Driver, memory};
+
+/// What the driver tells about a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuInfo {
+    /// Its number for this process.
+    pub ordinal: u32,
+    /// What it is sold as.
+    pub name: String,
+    /// Its place on the PCI bus as sysfs writes it: `0000:3b:00.0`.
+    pub pci_bus_id: String,
+    /// Compute capability: major and minor.
+    pub compute_capability: (u32, u32),
+    /// Whether other PCI devices may read and write its memory; `None` with a driver before 11.3,
+    /// which does not tell.
+    pub gpudirect: Option<bool>,
+    /// Whether its memory can be exported as a DMA-BUF.
+    pub dma_buf: bool,
+    /// Who sees writes of a NIC in order without a flush; `None` where the driver does not tell.
+    pub writes_ordering: Option<WritesOrdering>,
+    /// Whether the host may flush a NIC's writes by a call (`cuFlushGPUDirectRDMAWrites`).
+    pub host_flush: bool,
+}
+
+/// A GPU in use; clones are the same one. It holds the GPU's primary context, which the CUDA
+/// runtime and `cust` use too.
+#[derive(Clone)]
+pub struct Gpu(Arc<Inner>);
+
+struct Inner {
+    driver: Driver,
+    info: GpuInfo,
+    device: CUdevice,
+    context: CUcontext,
+}
+
+// SAFETY: a context may be used from every thread, which first makes it current there.
+unsafe impl Send for Inner {}
+// SAFETY: as above; the driver locks.
+unsafe impl Sync for Inner {}
+
+/// The GPU's context is this thread's current one until this is dropped.
+pub(crate) struct Current {
+    api: &'static Api,
+}
+
+impl Deref for Current {
+    type Target = Api;
+
+    // Borrowed, so that no call that needs the context is made after it.
+    fn deref(&self) -> &Api {
+        self.api
+    }
+}
+
+impl Gpu {
+    /// Takes a GPU into use by its number.
+    pub fn open(driver: Driver, ordinal: u32) -> Result<Gpu, CudaError> {
+        let api = driver.api();
+        let number = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
+        let info = GpuInfo::query(api, number)?;
+        let device = device(api, number)?;
+        let mut context = ptr::null_mut();
+        // SAFETY: the driver writes a handle, which `Inner` gives back.
+        unsafe { api.cuDevicePrimaryCtxRetain(&mut context, device) }?;
+        Ok(Gpu(Arc::new(Inner { driver, info, device, context })))
+    }
+
+    /// What it is.
+    pub fn info(&self) -> &GpuInfo {
+        &self.0.info
+    }
+
+    /// The driver that runs it.
+    pub fn driver(&self) -> Driver {
+        self.0.driver
+    }
+
+    /// Zeroed host memory of `len` bytes, at least one, that stays where it is and that this and
+    /// every other GPU copies to and from without help of the CPU.
+    pub fn pinned(&self, len: usize) -> Result<HostMemory, CudaError> {
+        memory::pinned(self, len)
+    }
+
+    /// Waits until all that NICs have written to the GPU's memory is seen by it
+    /// (`cuFlushGPUDirectRDMAWrites`). Only where [`GpuInfo::host_flush`] says so.
+    pub fn flush_writes(&self) -> Result<(), CudaError> {
+        use cudarc::driver::sys::{
+            CUflushGPUDirectRDMAWritesScope as Scope, CUflushGPUDirectRDMAWritesTarget as Target,
+        };
+        let target = Target::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX as u32;
+        let scope = Scope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER as u32;
+        // SAFETY: takes no pointers.
+        unsafe { self.enter()?.cuFlushGPUDirectRDMAWrites(target, scope) }
+    }
+
+    pub(crate) fn enter(&self) -> Result<Current, CudaError> {
+        let api = self.0.driver.api();
+        // SAFETY: the context is retained.
+        unsafe { api.cuCtxPushCurrent_v2(self.0.context) }?;
+        Ok(Current { api })
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.info().fmt(f)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Fails only when the process ends and the driver is gone already.
+        // SAFETY: retained once, by `Gpu::open`.
+        let _ = unsafe { self.driver.api().cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        let mut context = ptr::null_mut();
+        // As above.
+        // SAFETY: the driver writes a handle.
+        let _ = unsafe { self.api.cuCtxPopCurrent_v2(&mut context) };
+    }
+}
+
+impl GpuInfo {
+    pub(crate) fn query(api: &Api, ordinal: c_int) -> Result<GpuInfo, CudaError> {
+        let device = device(api, ordinal)?;
+        // Drivers answer an attribute that is younger than they with an error.
+        let attribute = |attribute: Attribute| {
+            let mut value = 0;
+            // SAFETY: the driver writes an integer.
+            unsafe { api.cuDeviceGetAttribute(&mut value, attribute as c_int, device) }
+                .ok()
+                .and_then(|()| u32::try_from(value).ok())
+        };
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+        let is_one = |value: Option<u32>| value.map(|value| value != 0);
+        Ok(GpuInfo {
+            ordinal: ordinal.cast_unsigned(),
+            // SAFETY: the driver writes at most so many bytes, with a NUL.
+            name: text(|to, len| unsafe { api.cuDeviceGetName(to, len, device) })?,
+            // SAFETY: as above.
+            pci_bus_id: text(|to, len| unsafe { api.cuDeviceGetPCIBusId(to, len, device) })?
+                .to_ascii_lowercase(),
+            compute_capability: (major.unwrap_or(0), minor.unwrap_or(0)),
+            gpudirect: is_one(attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED)),
+            dma_buf: is_one(attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED))
+                == Some(true),
+            writes_ordering: attribute(
+                Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING,
+            )
+            .map(WritesOrdering::from_code),
+            host_flush: attribute(
+                Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS,
+            )
+            .is_some_and(|options| options & FLUSH_BY_HOST != 0),
+        })
+    }
+}
+
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST`.
+const FLUSH_BY_HOST: u32 = 1;
+
+fn device(api: &Api, ordinal: c_int) -> Result<CUdevice, CudaError> {
+    let mut device = 0;
+    // SAFETY: the driver writes a number.
+    unsafe { api.cuDeviceGet(&mut device, ordinal) }?;
+    Ok(device)
+}
+
+fn text(
+    write: impl FnOnce(*mut c_char, c_int) -> Result<(), CudaError>,
+) -> Result<String, CudaError> {
+    let mut bytes = [0_u8; 256];
+    write(bytes.as_mut_ptr().cast(), bytes.len() as c_int)?;
+    let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
+}

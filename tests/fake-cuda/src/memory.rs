@@ -1,0 +1,114 @@
+//! Memory of the fake GPUs, and pinned host memory.
+
+use std::collections::BTreeMap;
+use std::ptr;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+use crate::{Code, INVALID_VALUE, OUT_OF_MEMORY};
+
+/// Addresses that stand for GPU memory: reserved, and out of the CPU's reach.
+const ADDRESSES: usize = 16 << 30;
+/// What the driver's allocator rounds to.
+const GRANULE: u64 = 2 << 20;
+
+#[derive(Default)]
+pub(crate) struct Memory {
+    start: Option<u64>,
+    /// By first address.
+    allocations: BTreeMap<u64, Allocation>,
+    last_id: u64,
+}
+
+pub(crate) struct Allocation {
+    pub(crate) gpu: usize,
+    pub(crate) buffer_id: u64,
+    pub(crate) len: usize,
+    pub(crate) is_host: bool,
+    pub(crate) sync_memops: bool,
+    /// What a GPU's memory holds; of pinned memory the memory itself.
+    content: Box<[u8]>,
+}
+
+impl Memory {
+    /// The lowest address where it fits, as the driver would.
+    pub(crate) fn alloc(&mut self, gpu: usize, len: usize) -> Result<u64, Code> {
+        if len == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let start = self.start()?;
+        let room = (len as u64).next_multiple_of(GRANULE);
+        let mut addr = start;
+        for (taken, allocation) in self.allocations.range(start..start + ADDRESSES as u64) {
+            if addr + room <= *taken {
+                break;
+            }
+            addr = (taken + allocation.len as u64).next_multiple_of(GRANULE);
+        }
+        if addr + room > start + ADDRESSES as u64 {
+            return Err(OUT_OF_MEMORY);
+        }
+        self.add(addr, gpu, vec![0xee; len].into(), false);
+        Ok(addr)
+    }
+
+    pub(crate) fn alloc_host(&mut self, gpu: usize, len: usize) -> Result<*mut u8, Code> {
+        if len == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let mut content: Box<[u8]> = vec![0xdd; len].into();
+        let start = content.as_mut_ptr();
+        self.add(start.addr() as u64, gpu, content, true);
+        Ok(start)
+    }
+
+    pub(crate) fn free(&mut self, addr: u64, is_host: bool) -> Result<(), Code> {
+        self.allocations
+            .get(&addr)
+            .filter(|allocation| allocation.is_host == is_host)
+            .ok_or(INVALID_VALUE)?;
+        self.allocations.remove(&addr);
+        Ok(())
+    }
+
+    /// The allocation that an address is in, and its first byte.
+    pub(crate) fn find(&mut self, addr: u64) -> Result<(u64, &mut Allocation), Code> {
+        let (base, allocation) =
+            self.allocations.range_mut(..=addr).next_back().ok_or(INVALID_VALUE)?;
+        if addr - base < allocation.len as u64 {
+            Ok((*base, allocation))
+        } else {
+            Err(INVALID_VALUE)
+        }
+    }
+
+    /// Where the content of a range of GPU memory is.
+    pub(crate) fn content(&mut self, addr: u64, len: usize) -> Result<*mut u8, Code> {
+        let (base, allocation) = self.find(addr)?;
+        let offset = (addr - base) as usize;
+        if allocation.is_host || offset + len > allocation.len {
+            return Err(INVALID_VALUE);
+        }
+        Ok(allocation.content[offset..].as_mut_ptr())
+    }
+
+    fn add(&mut self, addr: u64, gpu: usize, content: Box<[u8]>, is_host: bool) {
+        self.last_id += 1;
+        let (len, buffer_id) = (content.len(), self.last_id);
+        let sync_memops = false;
+        let allocation = Allocation { gpu, buffer_id, len, is_host, sync_memops, content };
+        self.allocations.insert(addr, allocation);
+    }
+
+    fn start(&mut self) -> Result<u64, Code> {
+        if let Some(start) = self.start {
+            return Ok(start);
+        }
+        let (protection, flags) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a new mapping, at an address of the kernel's choice.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), ADDRESSES, protection, flags) };
+        let start = (start.map_err(|_| OUT_OF_MEMORY)?.addr() as u64).next_multiple_of(GRANULE);
+        self.start = Some(start);
+        Ok(start)
+    }
+}

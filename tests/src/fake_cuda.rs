@@ -1,0 +1,121 @@
+//! Runs a test where CUDA's driver is the stand-in of `tests/fake-cuda`.
+//!
+//! A process has one libcuda, from wherever its loader finds it, so that each such test is run in
+//! a process of its own, with what the stand-in is to be like in its environment.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Set in the process that is to run the test itself.
+const CHILD: &str = "INVAR_TEST_FAKE_CUDA";
+const CALLS: &str = "FAKE_CUDA_CALLS";
+
+/// How the stand-in is to be; the variables are in `tests/fake-cuda/src/lib.rs`.
+#[derive(Clone, Debug, Default)]
+pub struct FakeCuda {
+    set: Vec<(&'static str, String)>,
+    without: Vec<&'static str>,
+}
+
+impl FakeCuda {
+    /// One GPU, and a driver that has everything.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets a variable, of the stand-in or another.
+    #[must_use]
+    pub fn set(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.set.push((name, value.into()));
+        self
+    }
+
+    /// Takes a function away, as of a driver older than it.
+    #[must_use]
+    pub fn without(mut self, function: &'static str) -> Self {
+        self.without.push(function);
+        self
+    }
+
+    /// Runs `test`, a closure of a test function that does nothing else, with the stand-in.
+    pub fn run<F: FnOnce()>(self, test: F) {
+        if std::env::var_os(CHILD).is_some() {
+            test();
+            return;
+        }
+        let directory = Directory::new();
+        self.install(&directory.0);
+        // `cuda::memory::a_test::{{closure}}`, after the name of the crate.
+        let closure = std::any::type_name::<F>();
+        let (_, function) = closure.split_once("::").expect("a path");
+        let function = function.strip_suffix("::{{closure}}").expect("a closure");
+        let child = Command::new(std::env::current_exe().expect("this program"))
+            .args([function, "--exact", "--nocapture"])
+            .env(CHILD, "1")
+            .env("LD_LIBRARY_PATH", &directory.0)
+            .env(CALLS, directory.0.join("calls"))
+            .envs(self.set.iter().map(|(name, value)| (name, value)))
+            .output()
+            .expect("a process");
+        let Output { status, stdout, stderr } = child;
+        let text = String::from_utf8_lossy(&stdout) + String::from_utf8_lossy(&stderr);
+        let ran = text.contains("test result: ok. 1 passed");
+        assert!(status.success() && ran, "{function} with fake CUDA: {status}\n{text}");
+    }
+
+    /// Puts the library where the loader looks, under the names of the driver's.
+    fn install(&self, directory: &Path) {
+        let program = std::env::current_exe().expect("this program");
+        let library = program.with_file_name("libinvar_fake_cuda.so");
+        let copy = directory.join("libcuda.so.1");
+        let mut bytes =
+            fs::read(&library).unwrap_or_else(|error| panic!("{}: {error}", library.display()));
+        for function in &self.without {
+            rename(&mut bytes, function.as_bytes());
+        }
+        fs::write(&copy, bytes).expect("a copy of the library");
+        symlink(&copy, directory.join("libcuda.so")).expect("a link to it");
+    }
+}
+
+/// How often a function of the driver was called in this process so far.
+pub fn calls(function: &str) -> usize {
+    let path = std::env::var_os(CALLS).expect("to be called from FakeCuda::run");
+    let calls = fs::read_to_string(path).unwrap_or_default();
+    calls.lines().filter(|call| *call == function).count()
+}
+
+/// Gives a function another name, by which nobody asks for it.
+fn rename(library: &mut [u8], function: &[u8]) {
+    let mut found = false;
+    for at in 0..library.len().saturating_sub(function.len()) {
+        if library[at..].starts_with(function) && library[at + function.len()] == 0 {
+            library[at] = b'_';
+            found = true;
+        }
+    }
+    assert!(found, "the library has a {}", String::from_utf8_lossy(function));
+}
+
+/// Removed at the end.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new() -> Self {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("invar-fake-cuda-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir(&path).expect("a directory for temporary files");
+        Directory(path)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

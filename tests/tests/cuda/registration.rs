@@ -1,0 +1,73 @@
+//! Registrations of GPU memory over its life.
+
+use invar_core::mr_cache::{Lookup, MrCache, Slot};
+use invar_core::nic::Access;
+use invar_cuda::{BufferDomains, Driver, Gpu, GpuMemory};
+use invar_testkit::fake_cuda::{FakeCuda, calls};
+
+type Cache = MrCache<&'static str, Vec<Slot<&'static str>>>;
+
+/// Looks memory up as a host does that is about to register it.
+fn lookup(cache: &mut Cache, domains: &mut BufferDomains, memory: &GpuMemory) -> Lookup {
+    let domain = domains.acquire(memory.pointer().unwrap().buffer_id);
+    let len = memory.len() as u64;
+    cache.lookup(domain, Access::LOCAL_WRITE, memory.addr(), len).unwrap()
+}
+
+#[test]
+fn memory_at_an_address_that_was_freed_is_registered_anew() {
+    FakeCuda::new().run(|| {
+        let gpu = Gpu::open(Driver::open().unwrap(), 0).unwrap();
+        let mut cache = Cache::new((0..4).map(|_| Slot::default()).collect(), 4096).unwrap();
+        let mut domains = BufferDomains::default();
+
+        let first = GpuMemory::alloc(&gpu, 1 << 20).unwrap();
+        let (addr, buffer_id) = (first.addr(), first.pointer().unwrap().buffer_id);
+        let Lookup::Miss(pages) = lookup(&mut cache, &mut domains, &first) else { panic!("new") };
+        let stale = cache.insert(pages, "first").unwrap().handle;
+        let Lookup::Hit(again) = lookup(&mut cache, &mut domains, &first) else { panic!("old") };
+        assert_eq!(cache.get(again), Some(&"first"));
+        drop(first);
+
+        let second = GpuMemory::alloc(&gpu, 1 << 20).unwrap();
+        assert_eq!(second.addr(), addr, "the test needs the same address again");
+        let Lookup::Miss(pages) = lookup(&mut cache, &mut domains, &second) else {
+            panic!("the registration of memory that is gone");
+        };
+        let fresh = cache.insert(pages, "second").unwrap().handle;
+        assert_eq!((cache.get(stale), cache.get(fresh)), (Some(&"first"), Some(&"second")));
+
+        for handle in [stale, again] {
+            domains.release(buffer_id);
+            let _ = cache.release(handle).unwrap();
+        }
+        assert_eq!((cache.len(), cache.get(fresh)), (1, Some(&"second")));
+    });
+}
+
+#[test]
+fn a_numbers_turn_comes_again_only_after_its_registrations() {
+    let mut domains = BufferDomains::default();
+    let (one, two) = (domains.acquire(1 << 40), domains.acquire(1 << 41));
+    assert!(one != 0 && two != 0 && one != two);
+    assert_eq!(domains.acquire(1 << 40), one);
+    domains.release(1 << 40);
+    assert_eq!(domains.acquire(1 << 40), one, "one registration is left");
+    domains.release(1 << 40);
+    domains.release(1 << 40);
+    let anew = domains.acquire(1 << 40);
+    assert!(![0, one, two].contains(&anew), "{anew}");
+}
+
+#[test]
+fn copies_of_the_driver_are_made_to_wait_before_a_nic_is_given_memory() {
+    FakeCuda::new().run(|| {
+        let gpu = Gpu::open(Driver::open().unwrap(), 0).unwrap();
+        GpuMemory::alloc(&gpu, 4096).unwrap().sync_memops().unwrap();
+        assert_eq!(calls("cuPointerSetAttribute"), 1);
+        // SAFETY: never read or written.
+        let unknown = unsafe { GpuMemory::from_raw(&gpu, 0x1000, 4096, ()) };
+        assert_eq!(unknown.sync_memops().unwrap_err().code(), Some(1));
+        assert_eq!(unknown.pointer().unwrap_err().code(), Some(1));
+    });
+}
