@@ -71,7 +71,8 @@ fn set_option(socket: &Socket, level: c_int, name: c_int, value: c_int) -> io::R
 struct Control<T> {
     header: libc::cmsghdr,
     data: T,
-    _padding: [u8; 8],
+    // Up to the alignment of what is sent, a u16: the kernel is given no byte that is not written.
+    _padding: [u8; 14],
 }
 
 impl<T: Copy> Control<T> {
@@ -83,7 +84,7 @@ impl<T: Copy> Control<T> {
         header.cmsg_len = Self::LEN as _;
         header.cmsg_level = level;
         header.cmsg_type = kind;
-        Control { header, data, _padding: [0; 8] }
+        Control { header, data, _padding: [0; 14] }
     }
 }
 
