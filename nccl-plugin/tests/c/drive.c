@@ -1,0 +1,305 @@
+// Drives the plugin as NCCL does: opens it by name, in two processes, a receiver and a sender,
+// and moves messages between them.
+//
+//   drive LIBRARY      prints "ok" and exits with 0, or says what is wrong and exits with 1
+#include "net.h"
+#include <dirent.h>
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+#define SYMBOL "ncclNetPlugin_v" TEXT(API)
+
+enum { MIB = 1 << 20, GROUP = 8, WINDOW = API >= 7 ? 32 : 8, SECONDS_MAX = 120 };
+
+static const char* who = "both";
+static net_t* net;
+#if API >= 11
+static void* context;
+#endif
+static int logged_using;
+
+#define FAIL(...) (fprintf(stderr, "v" TEXT(API) " %s: ", who), fprintf(stderr, __VA_ARGS__), fputc('\n', stderr), exit(1))
+#define CHECK(condition) \
+  do { \
+    if (!(condition)) FAIL("line %d: %s", __LINE__, #condition); \
+  } while (0)
+#define OK(call) CHECK((call) == SUCCESS)
+
+static void logger(int level, unsigned long subsystems, const char* file, int line, const char* format, ...) {
+  char text[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  CHECK(subsystems != 0 && file != NULL);
+  if (level == LOG_WARN) fprintf(stderr, "%s:%d %s\n", file, line, text);
+  if (level == LOG_INFO && strstr(text, "NET/Invar : Using [0]") && strstr(text, "; OOB lo:")) logged_using = 1;
+}
+
+static void alarm_clock(void) {
+  static struct timespec start;
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  if (start.tv_sec == 0) start = now;
+  if (now.tv_sec - start.tv_sec > SECONDS_MAX) FAIL("this takes too long");
+}
+
+static int threads(void) {
+  int n = 0;
+  DIR* directory = opendir("/proc/self/task");
+  for (struct dirent* entry; (entry = readdir(directory));) n += entry->d_name[0] != '.';
+  closedir(directory);
+  return n;
+}
+
+// ---------------------------------------------------------------- what differs by version
+
+static int init(void) {
+#if API >= 11
+  config_t config = {-1};
+  return net->init(&context, 7, &config, logger, NULL);
+#elif API >= 10
+  return net->init(logger, NULL);
+#else
+  return net->init(logger);
+#endif
+}
+
+static int start_listening(int device, void* handle, void** comm) {
+#if API >= 11
+  return net->listen(context, device, handle, comm);
+#else
+  return net->listen(device, handle, comm);
+#endif
+}
+
+static int go_on_connecting(int device, void* handle, void** comm) {
+#if API >= 11
+  void* deviceComm = NULL;
+  return net->connect(context, device, handle, comm, &deviceComm);
+#elif API >= 10
+  config_t config = {-1};
+  void* deviceComm = NULL;
+  return net->connect(device, &config, handle, comm, &deviceComm);
+#elif API >= 7
+  void* deviceComm = NULL;
+  return net->connect(device, handle, comm, &deviceComm);
+#else
+  return net->connect(device, handle, comm);
+#endif
+}
+
+static int go_on_accepting(void* listening, void** comm) {
+#if API >= 7
+  void* deviceComm = NULL;
+  return net->accept(listening, comm, &deviceComm);
+#else
+  return net->accept(listening, comm);
+#endif
+}
+
+static void* isend(void* comm, void* data, size_t size, int tag, void* mhandle) {
+  void* request = NULL;
+  while (!request) {
+#if API >= 10
+    OK(net->isend(comm, data, (bytes_t)size, tag, mhandle, NULL, &request));
+#else
+    OK(net->isend(comm, data, (bytes_t)size, tag, mhandle, &request));
+#endif
+    alarm_clock();
+  }
+  return request;
+}
+
+static void* irecv(void* comm, int n, void** data, bytes_t* sizes, int* tags, void** mhandles) {
+  void* request = (void*)1; // NCCL_NET_OPTIONAL_RECV_COMPLETION
+#if API >= 10
+  void* steps[GROUP] = {NULL};
+  OK(net->irecv(comm, n, data, sizes, tags, mhandles, steps, &request));
+#else
+  OK(net->irecv(comm, n, data, sizes, tags, mhandles, &request));
+#endif
+  CHECK(request != NULL && request != (void*)1);
+  return request;
+}
+
+// ---------------------------------------------------------------- messages
+
+static unsigned char byte(size_t at, int round) { return (unsigned char)(at * 31 + at / 509 + round * 7); }
+
+static void fill(unsigned char* data, size_t size, int round) {
+  for (size_t i = 0; i < size; i++) data[i] = byte(i, round);
+}
+
+static void compare(const unsigned char* data, size_t size, int round) {
+  for (size_t i = 0; i < size; i++)
+    if (data[i] != byte(i, round)) FAIL("round %d: byte %zu is wrong", round, i);
+}
+
+static void wait_for(void* request, int* sizes) {
+  for (int done = 0; !done;) {
+    OK(net->test(request, &done, sizes));
+    alarm_clock();
+  }
+}
+
+// What both sides know: sizes of single messages, and of those of a group.
+static const size_t SIZES[] = {8, 0, 1, 4096, 65537, MIB, 8};
+enum { SINGLES = sizeof SIZES / sizeof *SIZES };
+static size_t group_size(int i) { return (size_t)i * 1000; }
+
+static void receiver(void* comm, unsigned char* memory, void* mhandle) {
+  for (int round = 0; round < SINGLES; round++) {
+    void* data = memory;
+    bytes_t size = MIB;
+    int tag = 40 + round, got = -1;
+    memset(memory, 0xee, MIB);
+    wait_for(irecv(comm, 1, &data, &size, &tag, &mhandle), &got);
+    CHECK(got == (int)SIZES[round]);
+    compare(memory, SIZES[round], round);
+    CHECK(SIZES[round] == MIB || memory[SIZES[round]] == 0xee);
+    void* flush = NULL;
+    OK(net->iflush(comm, 1, &data, &got, &mhandle, &flush));
+    if (flush) wait_for(flush, NULL);
+  }
+  // Groups, as many as there may be, before the first is tested; the last first then.
+  void* requests[WINDOW];
+  unsigned char* end = memory + MIB;
+  for (int w = 0; w < WINDOW; w++) {
+    void *data[GROUP], *mhandles[GROUP];
+    bytes_t sizes[GROUP];
+    int tags[GROUP];
+    for (int i = 0; i < GROUP; i++) {
+      data[i] = end + ((size_t)w * GROUP + i) * 8192;
+      sizes[i] = 8192;
+      tags[i] = i;
+      mhandles[i] = mhandle;
+    }
+    requests[w] = irecv(comm, GROUP, data, sizes, tags, mhandles);
+  }
+  for (int w = WINDOW - 1; w >= 0; w--) {
+    int got[GROUP];
+    wait_for(requests[w], got);
+    for (int i = 0; i < GROUP; i++) {
+      CHECK(got[i] == (int)group_size(i));
+      compare(end + ((size_t)w * GROUP + i) * 8192, group_size(i), w);
+    }
+  }
+}
+
+static void sender(void* comm, unsigned char* memory, void* mhandle) {
+  for (int round = 0; round < SINGLES; round++) {
+    int sent = -1;
+    fill(memory, SIZES[round], round);
+    wait_for(isend(comm, memory, SIZES[round], 40 + round, mhandle), &sent);
+    CHECK(sent == (int)SIZES[round]);
+  }
+  static void* requests[WINDOW * GROUP];
+  for (int w = 0; w < WINDOW; w++) {
+    unsigned char* data = memory + (size_t)w * 8192;
+    fill(data, 8192, w);
+    for (int i = GROUP - 1; i >= 0; i--) // other than posted
+      requests[w * GROUP + i] = isend(comm, data, group_size(i), i, mhandle);
+  }
+  for (int i = 0; i < WINDOW * GROUP; i++) wait_for(requests[i], NULL);
+}
+
+// ---------------------------------------------------------------- two processes
+
+static size_t memory_bytes(void) { return MIB + (size_t)WINDOW * GROUP * 8192; }
+
+static void check_properties(void) {
+  int ndev = 0;
+  OK(net->devices(&ndev));
+  CHECK(ndev >= 1);
+  for (int device = 0; device < ndev; device++) {
+    properties_t properties;
+    memset(&properties, 0x55, sizeof properties);
+    OK(net->getProperties(device, &properties));
+    CHECK(properties.name && strlen(properties.name) > 0);
+    CHECK(properties.ptrSupport & PTR_HOST);
+    CHECK(properties.speed > 0 && properties.maxComms > 0);
+    CHECK(properties.maxRecvs == GROUP);
+#if API >= 9
+    CHECK(properties.vProps.ndevs == 1 && properties.vProps.devs[0] == device);
+    CHECK(properties.maxP2pBytes >= MIB && properties.maxP2pBytes < (1ul << 31));
+#endif
+#if API >= 11
+    CHECK(properties.maxMultiRequestSize == 1);
+#endif
+#if API >= 12
+    CHECK(properties.railId == -1 && properties.planeId == -1);
+#endif
+  }
+}
+
+static void run(const char* library, int in, int out, int is_sender) {
+  int before = threads();
+  void* opened = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  if (!opened) FAIL("%s", dlerror());
+  net = dlsym(opened, SYMBOL);
+  if (!net) FAIL("%s", dlerror());
+  CHECK(dlsym(opened, "ncclCollNetPlugin_v" TEXT(API)) == NULL);
+  CHECK(strcmp(net->name, "Invar") == 0);
+  logged_using = 0;
+  OK(init());
+  CHECK(logged_using);
+  check_properties();
+  unsigned char* memory = malloc(memory_bytes());
+  char handle[HANDLE_BYTES];
+  void *listening = NULL, *comm = NULL, *mhandle = NULL;
+  if (is_sender) {
+    CHECK(read(in, handle, sizeof handle) == sizeof handle);
+    while (!comm) {
+      OK(go_on_connecting(0, handle, &comm));
+      alarm_clock();
+    }
+  } else {
+    OK(start_listening(0, handle, &listening));
+    CHECK(listening != NULL);
+    CHECK(write(out, handle, sizeof handle) == sizeof handle);
+    while (!comm) {
+      OK(go_on_accepting(listening, &comm));
+      alarm_clock();
+    }
+    OK(net->closeListen(listening));
+  }
+  OK(net->regMr(comm, memory, (reg_bytes_t)memory_bytes(), PTR_HOST, &mhandle));
+  (is_sender ? sender : receiver)(comm, memory, mhandle);
+  // Neither leaves before the other has all that it waits for.
+  char there = 1;
+  CHECK(write(out, &there, 1) == 1 && read(in, &there, 1) == 1);
+  OK(net->deregMr(comm, mhandle));
+  OK((is_sender ? net->closeSend : net->closeRecv)(comm));
+#if API >= 11
+  OK(net->finalize(context));
+#endif
+  free(memory);
+  OK(dlclose(opened));
+  CHECK(threads() == before);
+}
+
+int main(int argc, char** argv) {
+  if (argc != 2) FAIL("usage: drive LIBRARY");
+  int there[2], back[2];
+  CHECK(pipe(there) == 0 && pipe(back) == 0);
+  pid_t child = fork();
+  int is_sender = child == 0;
+  who = is_sender ? "sender" : "receiver";
+  // Twice: the plugin can be started again.
+  for (int i = 0; i < 2; i++) run(argv[1], is_sender ? there[0] : back[0], is_sender ? back[1] : there[1], is_sender);
+  if (is_sender) return 0;
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  puts("ok");
+  return 0;
+}
