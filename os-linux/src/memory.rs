@@ -211,6 +211,17 @@ impl<'a> Gather<'a> {
         }
     }
 
+    /// Takes `next` in, if it begins where this one ends. Says whether it did.
+    #[inline]
+    pub fn extend(&mut self, next: &Gather<'a>) -> bool {
+        let end = self.iovec.iov_base.cast::<u8>().wrapping_add(self.len());
+        let adjacent = end.cast() == next.iovec.iov_base;
+        if adjacent {
+            self.iovec.iov_len += next.len();
+        }
+        adjacent
+    }
+
     fn new(start: NonNull<u8>, len: usize) -> Self {
         Gather {
             iovec: libc::iovec { iov_base: start.as_ptr().cast(), iov_len: len },

@@ -8,10 +8,10 @@
 //!     RxSocket, Sockets                         udp.rs, sockets.rs
 //! ```
 //!
-//! What is copied, and what is computed for each byte: the sender copies the payload behind its
-//! headers and computes the ICRC over the copy, the kernel copies that into its packets; at the
-//! other end the kernel copies it out, the receiver verifies the ICRC and copies the payload to
-//! its place. System calls carry trains of packets, not packets.
+//! What is done for each byte: the sender computes the ICRC, a packet at a time in the nearest
+//! cache, and the kernel copies the payload from where it lies into its packets; at the other end
+//! the kernel copies it out, the receiver verifies the ICRC and copies the payload to its place.
+//! System calls carry trains of packets, not packets.
 
 mod capture;
 pub mod device;
@@ -21,7 +21,7 @@ mod nic;
 mod port;
 mod sockets;
 
-pub use device::{Device, DeviceConfig, DeviceCounters, Train, TransmitSink};
+pub use device::{Datagram, Device, DeviceConfig, DeviceCounters, Route, Train, TransmitSink};
 pub use discover::devices;
 pub use impair::{ImpairmentConfig, REORDER_PACKETS_MAX};
 pub use nic::{Cq, Mr, Pd, Qp, SoftConfig, SoftCounters, SoftNic};

@@ -187,3 +187,14 @@ fn a_part_of_a_gather_piece_stays_within_it() {
     assert!(piece.part(11..20).is_empty());
     assert_eq!(content(piece.part(0..10).part(9..10)), b"9");
 }
+
+#[test]
+fn pieces_join_only_where_one_begins_at_the_end_of_the_other() {
+    let bytes = [7; 100];
+    let mut piece = Gather::bytes(&bytes[10..40]);
+    assert!(!piece.extend(&Gather::bytes(&bytes[41..50])));
+    assert!(!piece.extend(&Gather::bytes(&bytes[..10])));
+    assert_eq!(piece.len(), 30);
+    assert!(piece.extend(&Gather::bytes(&bytes[40..60])));
+    assert_eq!(piece.len(), 50);
+}

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use invar_core::roce::{IP_UDP_BYTES_MAX, IpHeaders};
 
-use super::device::Train;
+use super::device::{Route, Train};
 use crate::pcap::Writer;
 use crate::udp::Datagram;
 
@@ -36,15 +36,11 @@ impl Capture {
         src: SocketAddr,
         ip_id: impl Fn(usize) -> u16,
     ) {
-        for (index, bytes) in train.datagrams().enumerate() {
-            let headers = IpHeaders {
-                src,
-                dst: train.to,
-                traffic_class: train.traffic_class,
-                hop_limit: train.hop_limit,
-                identification: ip_id(index),
-            };
-            self.add(&headers, bytes);
+        let Route { to: dst, traffic_class, hop_limit, .. } = train.route;
+        for (index, datagram) in train.datagrams.iter().enumerate() {
+            let identification = ip_id(index);
+            let headers = IpHeaders { src, dst, traffic_class, hop_limit, identification };
+            self.add(&headers, &datagram.to_vec());
         }
     }
 

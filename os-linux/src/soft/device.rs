@@ -16,6 +16,7 @@ mod receive;
 mod region;
 mod slab;
 mod timers;
+mod train;
 mod transmit;
 
 use std::collections::VecDeque;
@@ -35,7 +36,7 @@ use timers::Timers;
 use transmit::Staging;
 
 pub use counters::DeviceCounters;
-pub use transmit::{Train, TransmitSink};
+pub use train::{Datagram, Route, Train, TransmitSink};
 
 /// Queue pairs that a device may have: their numbers have 24 bits.
 pub const QPS_MAX: u32 = 1 << 16;

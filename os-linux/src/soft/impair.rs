@@ -1,6 +1,6 @@
 //! A bad network, for tests and measurements.
 
-use super::device::Train;
+use super::device::{Datagram, Route, Train};
 
 /// What happens to packets on their way out, each with so many chances in a million.
 ///
@@ -31,7 +31,7 @@ pub(super) struct Impairment {
 
 /// A packet that is held back.
 struct Late {
-    train: Train<'static>,
+    route: Route,
     bytes: Vec<u8>,
     packets_to_go: u32,
 }
@@ -56,52 +56,50 @@ impl Impairment {
         train: Train<'_>,
         mut send: impl FnMut(Train<'_>) -> usize,
     ) -> usize {
-        let count = train.datagrams().len();
+        let datagrams = train.datagrams;
+        let mut send = |route: Route, datagrams: &[Datagram<'_>]| {
+            if let Some(first) = datagrams.first() {
+                send(Train { route, segment_bytes: first.wire_bytes(), datagrams });
+            }
+        };
         // Where the datagrams begin that nothing has happened to yet.
         let mut run = 0;
-        for (i, bytes) in train.datagrams().enumerate() {
+        for (i, datagram) in datagrams.iter().enumerate() {
             let fate = self.fate();
             if !matches!(fate, Fate::Pass) {
-                if i > run {
-                    send(train.first(i).after(run));
-                }
+                send(train.route, &datagrams[run..i]);
                 run = i + 1;
             }
-            let single = Train { bytes, ..train };
             match fate {
                 Fate::Pass | Fate::Drop => {}
                 Fate::Duplicate => {
-                    send(single);
-                    send(single);
+                    send(train.route, &[*datagram]);
+                    send(train.route, &[*datagram]);
                 }
                 Fate::Corrupt => {
-                    let mut bytes = bytes.to_vec();
+                    let mut bytes = datagram.to_vec();
                     let at = self.random() as usize % bytes.len();
                     bytes[at] ^= 1 << (self.random() % 8);
-                    send(Train { bytes: &bytes, ..single });
+                    send(train.route, &[Datagram::whole(&bytes)]);
                 }
                 Fate::Delay => {
                     let packets_to_go = self.random() as u32 % REORDER_PACKETS_MAX + 1;
-                    let train = Train { bytes: &[], ..single };
+                    let (route, bytes) = (train.route, datagram.to_vec());
                     // One at a time: an earlier one that still waits is lost.
-                    self.late = Some(Late { train, bytes: bytes.to_vec(), packets_to_go });
+                    self.late = Some(Late { route, bytes, packets_to_go });
                 }
             }
             if let Some(late) = self.late.take_if(|late| {
                 late.packets_to_go -= 1;
                 late.packets_to_go == 0
             }) {
-                if i + 1 > run {
-                    send(train.first(i + 1).after(run));
-                    run = i + 1;
-                }
-                send(Train { bytes: &late.bytes, ..late.train });
+                send(train.route, &datagrams[run..i + 1]);
+                run = i + 1;
+                send(late.route, &[Datagram::whole(&late.bytes)]);
             }
         }
-        if count > run {
-            send(train.after(run));
-        }
-        count
+        send(train.route, &datagrams[run..]);
+        datagrams.len()
     }
 
     fn fate(&mut self) -> Fate {
@@ -143,17 +141,12 @@ mod tests {
         for t in 0..30 {
             let bytes: Vec<u8> = (0..10).flat_map(|i| (t * 10 + i as u32).to_be_bytes()).collect();
             let to = "[::1]:4791".parse().unwrap();
-            let train = Train {
-                to,
-                source: 0,
-                traffic_class: 0,
-                hop_limit: 64,
-                segment_bytes: 4,
-                bytes: &bytes,
-            };
+            let route = Route { to, source: 0, traffic_class: 0, hop_limit: 64 };
+            let datagrams: Vec<Datagram<'_>> = bytes.chunks(4).map(Datagram::whole).collect();
+            let train = Train { route, segment_bytes: 4, datagrams: &datagrams };
             let taken = impairment.pass(train, |train| {
-                out.extend(train.datagrams().map(<[u8]>::to_vec));
-                train.datagrams().len()
+                out.extend(train.datagrams.iter().map(Datagram::to_vec));
+                train.datagrams.len()
             });
             assert_eq!(taken, 10);
         }

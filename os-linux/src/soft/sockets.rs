@@ -4,14 +4,17 @@ use std::io;
 use std::net::SocketAddr;
 
 use super::capture::Capture;
-use super::device::{Train, TransmitSink};
+use super::device::{Datagram, Route, Train, TransmitSink};
 use super::impair::Impairment;
 use crate::memory::Gather;
-use crate::udp::{SendError, TxSocket};
+use crate::udp::{SEGMENTS_MAX, SendError, TxSocket};
+
+/// Pieces of a train: the payloads, and what lies around them.
+const PIECES_MAX: usize = 2 * SEGMENTS_MAX + 1;
 
 /// A pool of sockets, one for each source port of the device.
 pub(super) struct Sockets {
-    pool: Vec<Lane>,
+    pool: Box<[Lane]>,
     impairment: Option<Impairment>,
     pub(super) capture: Option<Capture>,
     errors: u64,
@@ -63,10 +66,11 @@ impl TransmitSink for Sockets {
     #[inline]
     fn send(&mut self, train: Train<'_>) -> usize {
         let Sockets { pool, impairment, capture, errors, last_error } = self;
-        let mut send = |train: Train<'_>| match pool[train.source].send(&train) {
+        let mut send = |train: Train<'_>| match pool[train.route.source].send(&train) {
             Ok(taken) => {
                 if let Some(capture) = capture {
-                    pool[train.source].show(&train.first(taken), capture);
+                    let datagrams = &train.datagrams[..taken];
+                    pool[train.route.source].show(&Train { datagrams, ..train }, capture);
                 }
                 taken
             }
@@ -74,7 +78,7 @@ impl TransmitSink for Sockets {
             Err(error) => {
                 *errors += 1;
                 *last_error = Some(error);
-                train.datagrams().len()
+                train.datagrams.len()
             }
         };
         match impairment {
@@ -93,17 +97,25 @@ impl Lane {
     }
 
     fn send(&mut self, train: &Train<'_>) -> Result<usize, SendError> {
-        let refused =
-            |source| SendError { to: train.to, segment_bytes: train.segment_bytes, source };
+        let Train { route: Route { to, traffic_class, hop_limit, .. }, segment_bytes, .. } = *train;
+        let refused = |source| SendError { to, segment_bytes, source };
         // A system call, but only where queue pairs of different classes alternate.
-        if self.traffic_class != train.traffic_class {
-            self.socket.set_traffic_class(train.traffic_class).map_err(refused)?;
-            self.traffic_class = train.traffic_class;
+        if self.traffic_class != traffic_class {
+            self.socket.set_traffic_class(traffic_class).map_err(refused)?;
+            self.traffic_class = traffic_class;
         }
-        if self.hop_limit != train.hop_limit {
-            self.socket.set_hop_limit(train.hop_limit).map_err(refused)?;
-            self.hop_limit = train.hop_limit;
+        if self.hop_limit != hop_limit {
+            self.socket.set_hop_limit(hop_limit).map_err(refused)?;
+            self.hop_limit = hop_limit;
         }
-        self.socket.send_segments(train.to, &[Gather::bytes(train.bytes)], train.segment_bytes)
+        let mut pieces = heapless::Vec::<Gather<'_>, PIECES_MAX>::new();
+        for piece in train.datagrams.iter().flat_map(Datagram::pieces) {
+            let joined = pieces.last_mut().is_some_and(|last| last.extend(&piece));
+            if !joined && !piece.is_empty() {
+                let pushed = pieces.push(piece);
+                debug_assert!(pushed.is_ok(), "room for all that lie apart");
+            }
+        }
+        self.socket.send_segments(to, &pieces, segment_bytes)
     }
 }

@@ -241,10 +241,10 @@ impl TransmitSink for Outgoing<'_> {
     }
 
     fn send(&mut self, train: Train<'_>) -> usize {
-        let from = (self.from, 0xc000 + train.source as u16);
-        for bytes in train.datagrams() {
-            self.wire.send(self.now_ns, from, train.to.ip(), bytes);
+        let from = (self.from, 0xc000 + train.route.source as u16);
+        for datagram in train.datagrams {
+            self.wire.send(self.now_ns, from, train.route.to.ip(), &datagram.to_vec());
         }
-        train.datagrams().len()
+        train.datagrams.len()
     }
 }

@@ -52,6 +52,13 @@ impl Regions {
         }
     }
 
+    /// `len` bytes at a place that was resolved: the memory, and where in it they begin. `None`
+    /// where the region has ended since.
+    #[inline]
+    pub(super) fn range(&self, at: Region, len: usize) -> Option<(&HostMemory, usize, usize)> {
+        Some((&self.0.get(at.index)?.memory, at.offset as usize, len))
+    }
+
     /// Copies bytes out of a place that was resolved; false where the region has ended since.
     #[inline]
     pub(super) fn fetch(&self, from: Region, bytes: &mut [u8]) -> bool {

@@ -1,95 +1,56 @@
 //! Packets going out, in trains.
 //!
-//! The payload of each packet is copied behind its headers into one buffer, and there the ICRC is
-//! computed while the bytes are in the cache. Sending straight from registered memory would save
-//! that copy, but the kernel reads a gather list after us: whatever the application changes in
-//! between would travel under the wrong checksum, be dropped, and cost a retransmission.
+//! The kernel reads the payload of a request from where it lies, by a gather list, after us: the
+//! ICRC is computed over a copy of each packet that is gone from the nearest cache by the next
+//! one. An application that changes memory while a work request sends it, which none allows,
+//! thus makes a packet that is dropped and sent again. A READ response is of memory that may
+//! change at any time, and a short payload is not worth an entry of the list: these are copied
+//! behind their headers.
 
-use std::net::SocketAddr;
+use heapless::Vec;
 
-use invar_core::roce::qp::{Payload, Transmit};
+use invar_core::roce::qp::{Payload, Region, Transmit};
 use invar_core::roce::{HEADERS_BYTES_MAX, ICRC_BYTES, Ipv4Id};
 
 use super::queue_pair::{Path, QueuePair, Surroundings};
 use super::region::Regions;
+use super::train::{Datagram, Route, Train, TransmitSink};
 use super::{Device, DeviceCounters};
 use crate::udp::{DATAGRAM_BYTES_MAX, SEGMENTS_MAX};
 
 /// Packets of one queue pair before the next one has its turn.
 const TURN_PACKETS: usize = SEGMENTS_MAX;
 
-/// Consecutive datagrams to one address, all equally long but for the last, which may be shorter:
-/// what the kernel sends by one call.
-#[derive(Clone, Copy, Debug)]
-pub struct Train<'a> {
-    /// Where they go.
-    pub to: SocketAddr,
-    /// Which of [`DeviceConfig::source_ports`](super::DeviceConfig::source_ports) they leave from.
-    pub source: usize,
-    /// IP type of service, or traffic class.
-    pub traffic_class: u8,
-    /// IP time to live, or hop limit.
-    pub hop_limit: u8,
-    /// Bytes of each datagram.
-    pub segment_bytes: usize,
-    /// The datagrams one behind the other, at most [`DATAGRAM_BYTES_MAX`] bytes and
-    /// [`SEGMENTS_MAX`] datagrams.
-    pub bytes: &'a [u8],
-}
-
-impl<'a> Train<'a> {
-    /// The datagrams by themselves.
-    pub fn datagrams(&self) -> impl ExactSizeIterator<Item = &'a [u8]> {
-        self.bytes.chunks(self.segment_bytes)
-    }
-
-    /// The first `count` datagrams.
-    #[must_use]
-    pub fn first(self, count: usize) -> Train<'a> {
-        Train { bytes: &self.bytes[..self.end_of(count)], ..self }
-    }
-
-    /// What is left behind the first `count` datagrams.
-    #[must_use]
-    pub fn after(self, count: usize) -> Train<'a> {
-        Train { bytes: &self.bytes[self.end_of(count)..], ..self }
-    }
-
-    fn end_of(&self, count: usize) -> usize {
-        (count * self.segment_bytes).min(self.bytes.len())
-    }
-}
-
-/// Where the datagrams of a [`Device`] go.
-pub trait TransmitSink {
-    /// The IPv4 identification that datagram `index` of a train from source port number `source`
-    /// is going to have: the ICRC may cover it.
-    fn ip_id(&self, source: usize, index: usize) -> u16;
-    /// Sends a train and says how many of its datagrams are taken, from the front; the others
-    /// will come again. One that cannot be sent at all is taken, and lost.
-    fn send(&mut self, train: Train<'_>) -> usize;
-}
-
-/// What all datagrams of a train have in common.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Route {
-    to: SocketAddr,
-    source: usize,
-    traffic_class: u8,
-    hop_limit: u8,
-}
+/// A payload as long as this is sent from where it lies.
+const GATHER_BYTES_MIN: usize = 1024;
+/// The largest path MTU.
+const PAYLOAD_BYTES_MAX: usize = 4096;
 
 /// The train that is being made up.
 pub(super) struct Staging {
+    /// What was made of its packets, one behind the other.
     bytes: Box<[u8]>,
-    len: usize,
-    /// Bytes at the front that are sent.
+    laid: Vec<Laid, SEGMENTS_MAX>,
+    /// Packets at the front that are sent.
     sent: usize,
+    /// Bytes of all packets, on the wire.
+    wire_bytes: usize,
     route: Option<Route>,
-    count: usize,
     segment_bytes: usize,
     /// The packet that did not fit into a train that the sink had no room for.
     held: Option<(u32, Transmit)>,
+    /// The payload whose ICRC is being computed.
+    payload: Box<[u8; PAYLOAD_BYTES_MAX]>,
+}
+
+/// A packet of the train that is being made up.
+#[derive(Clone, Copy)]
+struct Laid {
+    /// One past its last byte in the buffer.
+    end: usize,
+    wire_bytes: usize,
+    /// Where in the buffer its payload belongs, if that is to be gathered; and the payload.
+    payload: Option<(usize, Region, usize)>,
 }
 
 /// The sink has no room.
@@ -99,56 +60,76 @@ impl Staging {
     pub(super) fn new() -> Self {
         Staging {
             bytes: vec![0; DATAGRAM_BYTES_MAX].into_boxed_slice(),
-            len: 0,
+            laid: Vec::new(),
             sent: 0,
+            wire_bytes: 0,
             route: None,
-            count: 0,
             segment_bytes: 0,
             held: None,
+            payload: Box::new([0; PAYLOAD_BYTES_MAX]),
         }
     }
 
     /// Whether a packet of `bytes` may be the next one of the train.
     fn takes(&self, route: &Route, bytes: usize) -> bool {
         self.route.as_ref() == Some(route)
-            && self.count < SEGMENTS_MAX
+            && !self.laid.is_full()
             // A shorter one ends the train.
-            && self.len == self.count * self.segment_bytes
+            && self.wire_bytes == self.laid.len() * self.segment_bytes
             && bytes <= self.segment_bytes
-            && self.len + bytes <= self.bytes.len()
+            && self.wire_bytes + bytes <= DATAGRAM_BYTES_MAX
+    }
+
+    /// What is there to be sent; `None` where a payload is no longer there.
+    fn datagrams<'a>(&'a self, regions: &'a Regions) -> Option<Vec<Datagram<'a>, SEGMENTS_MAX>> {
+        let mut start = 0;
+        let datagram = |laid: &Laid| {
+            let bytes = &self.bytes[start..laid.end];
+            let at = std::mem::replace(&mut start, laid.end);
+            let Some((payload_at, region, len)) = laid.payload else {
+                return Some(Datagram::whole(bytes));
+            };
+            let (front, back) = bytes.split_at(payload_at - at);
+            Datagram::around(front, regions.range(region, len)?, back)
+        };
+        self.laid.iter().map(datagram).collect()
     }
 
     /// Sends what is there.
     fn flush(
         &mut self,
+        regions: &Regions,
         sink: &mut impl TransmitSink,
         counters: &mut DeviceCounters,
     ) -> Result<(), Full> {
-        let Some(Route { to, source, traffic_class, hop_limit }) = self.route else {
+        let Some(route) = self.route else { return Ok(()) };
+        // Memory that was deregistered while the train waited: the train counts as lost, and
+        // sending it again will find the memory gone.
+        let sent = self.datagrams(regions).map(|datagrams| {
+            let segment_bytes = self.segment_bytes;
+            sink.send(Train { route, segment_bytes, datagrams: &datagrams[self.sent..] })
+        });
+        let Some(taken) = sent else {
+            self.clear();
             return Ok(());
         };
-        let train = Train {
-            to,
-            source,
-            traffic_class,
-            hop_limit,
-            segment_bytes: self.segment_bytes,
-            bytes: &self.bytes[self.sent..self.len],
-        };
-        let left = train.datagrams().len();
-        let taken = sink.send(train).min(left);
-        counters.trains_sent += u64::from(taken > 0);
-        counters.packets_sent += taken as u64;
-        if taken < left {
-            let bytes = taken * self.segment_bytes;
-            self.sent += bytes;
-            counters.bytes_sent += bytes as u64;
+        let left = &self.laid[self.sent..];
+        let taken = &left[..taken.min(left.len())];
+        counters.trains_sent += u64::from(!taken.is_empty());
+        counters.packets_sent += taken.len() as u64;
+        counters.bytes_sent += taken.iter().map(|laid| laid.wire_bytes as u64).sum::<u64>();
+        if taken.len() < left.len() {
+            self.sent += taken.len();
             counters.sink_full += 1;
             return Err(Full);
         }
-        counters.bytes_sent += (self.len - self.sent) as u64;
-        (self.len, self.sent, self.count, self.route) = (0, 0, 0, None);
+        self.clear();
         Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.laid.clear();
+        (self.sent, self.wire_bytes, self.route) = (0, 0, None);
     }
 
     /// Adds a packet, sending what is there if it does not fit behind that.
@@ -164,27 +145,38 @@ impl Staging {
         let mut headers = [0; HEADERS_BYTES_MAX];
         let headers_len = transmit.headers.encode(&mut headers);
         let headers = &headers[..headers_len];
+        let bth = &transmit.headers.bth;
         let payload_len = transmit.payload.len() as usize;
-        let body_len = payload_len + usize::from(transmit.headers.bth.pad_count);
-        let bytes = headers_len + body_len + ICRC_BYTES;
+        let pad_len = usize::from(bth.pad_count);
+        let wire_bytes = headers_len + payload_len + pad_len + ICRC_BYTES;
 
         let Path { peer: to, source, traffic_class, hop_limit, .. } = *path;
         let route = Route { to, source, traffic_class, hop_limit };
-        if !self.takes(&route, bytes) {
-            self.flush(sink, counters)?;
+        if !self.takes(&route, wire_bytes) {
+            self.flush(regions, sink, counters)?;
             self.route = Some(route);
-            self.segment_bytes = bytes;
+            self.segment_bytes = wire_bytes;
         }
         let id = if path.masks_ip_id {
             Ipv4Id::Masked
         } else {
-            Ipv4Id::Known(sink.ip_id(source, self.count))
+            Ipv4Id::Known(sink.ip_id(source, self.laid.len()))
         };
-        let packet = &mut self.bytes[self.len..self.len + bytes];
-        let (front, icrc) = packet.split_at_mut(bytes - ICRC_BYTES);
-        let (front, body) = front.split_at_mut(headers_len);
+        let start = self.laid.last().map_or(0, |laid| laid.end);
+        let (front, rest) = self.bytes[start..].split_at_mut(headers_len);
         front.copy_from_slice(headers);
-        let (payload, pad) = body.split_at_mut(payload_len);
+        let gathered = match transmit.payload {
+            Payload::Memory { region, .. }
+                if payload_len >= GATHER_BYTES_MIN && !bth.opcode.is_response() =>
+            {
+                Some((start + headers_len, region, payload_len))
+            }
+            _ => None,
+        };
+        let (payload, rest) = match gathered {
+            Some(_) => (&mut self.payload[..payload_len], rest),
+            None => rest.split_at_mut(payload_len),
+        };
         let there = match transmit.payload {
             Payload::None => true,
             Payload::Inline { slot, offset, len } => {
@@ -194,19 +186,22 @@ impl Staging {
             Payload::Memory { region, .. } => regions.fetch(region, payload),
         };
         if !there {
-            // Deregistered while the packet was held: it counts as lost, and sending it again
-            // will find the memory gone.
-            if self.count == 0 {
+            // Deregistered while the packet was held: it too counts as lost.
+            if self.laid.is_empty() {
                 self.route = None;
             }
             return Ok(());
         }
+        let (pad, rest) = rest.split_at_mut(pad_len);
         pad.fill(0);
-        let mut crc = path.outgoing.start(id, headers, body_len);
-        crc.update(body);
-        icrc.copy_from_slice(&crc.finish());
-        self.len += bytes;
-        self.count += 1;
+        let mut crc = path.outgoing.start(id, headers, payload_len + pad_len);
+        crc.update(payload);
+        crc.update(pad);
+        rest[..ICRC_BYTES].copy_from_slice(&crc.finish());
+        let in_place = if gathered.is_some() { 0 } else { payload_len };
+        let end = start + headers_len + in_place + pad_len + ICRC_BYTES;
+        self.wire_bytes += wire_bytes;
+        let _ = self.laid.push(Laid { end, wire_bytes, payload: gathered });
         Ok(())
     }
 }
@@ -226,7 +221,7 @@ impl Device {
     fn try_transmit(&mut self, now_ns: u64, sink: &mut impl TransmitSink) -> Result<(), Full> {
         let Device { regions, cqs, qps, ready, timers, staging, counters, .. } = self;
         if staging.route.is_some() {
-            staging.flush(sink, counters)?;
+            staging.flush(regions, sink, counters)?;
             if let Some((qpn, transmit)) = staging.held.take()
                 && let Some(qp) = qps.get(qpn)
                 && let Some(path) = &qp.path
@@ -257,6 +252,6 @@ impl Device {
             }
             timers.arm(qpn, qp.deadline_ns(), &mut qp.armed_ns);
         }
-        staging.flush(sink, counters)
+        staging.flush(regions, sink, counters)
     }
 }
