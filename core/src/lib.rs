@@ -13,6 +13,7 @@
 //! 5. [`error`] — completions in error, and all else that can go wrong.
 //!
 //! Where there is no RDMA, [`socket`] takes the place of 2 to 4.
+//! Above 1: [`proxy`] moves the data of collectives and point-to-point transfers over such comms.
 //!
 //! Beside that way: [`param`] is what a user may set, [`device`] the rules about device names,
 //! links and cards, [`mr_cache`] keeps registrations, [`math`] cuts sizes.
@@ -32,6 +33,7 @@ pub mod math;
 pub mod mr_cache;
 pub mod nic;
 pub mod param;
+pub mod proxy;
 pub mod request;
 pub mod roce;
 pub mod socket;

@@ -1,0 +1,203 @@
+//! How a collective is cut into loops, chunks and steps.
+
+use core::num::NonZeroU32;
+
+use super::Pattern;
+use crate::math::{Protocol, STEPS};
+
+/// What is done with the data of all ranks (`ncclFunc_t`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collective {
+    /// One rank's data to all.
+    Broadcast,
+    /// All data, reduced, to one rank.
+    Reduce,
+    /// All data to all ranks.
+    AllGather,
+    /// A share of the reduced data to each rank.
+    ReduceScatter,
+    /// All data, reduced, to all ranks.
+    AllReduce,
+}
+
+/// Over which shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Two trees.
+    Tree,
+    /// A ring.
+    Ring,
+    /// A switch that reduces, reached by each host's heads.
+    CollnetDirect,
+    /// A switch that reduces, reached by a chain within each host.
+    CollnetChain,
+}
+
+impl Collective {
+    /// How its data travels (`enqueue.cc getPatternInfo`); `None` where NCCL does not do this
+    /// collective by this algorithm.
+    pub const fn pattern(self, algorithm: Algorithm) -> Option<Pattern> {
+        use {Algorithm as A, Collective as C};
+        Some(match (self, algorithm) {
+            (C::Broadcast, A::Tree) => Pattern::TreeDown,
+            (C::Broadcast, A::Ring) => Pattern::PipelineFrom,
+            (C::Reduce, A::Tree) => Pattern::TreeUp,
+            (C::Reduce, A::Ring) => Pattern::PipelineTo,
+            (C::AllGather | C::ReduceScatter, A::Ring) => Pattern::Ring,
+            (C::AllReduce, A::Tree) => Pattern::TreeUpDown,
+            (C::AllReduce, A::Ring) => Pattern::RingTwice,
+            (C::AllReduce, A::CollnetDirect) => Pattern::CollnetDirect,
+            (C::AllReduce, A::CollnetChain) => Pattern::CollnetChain,
+            _ => return None,
+        })
+    }
+
+    /// Steps of a slice and of a chunk, with the simple protocol on a ring (`collectives.h`).
+    const fn ring_steps(self) -> (u32, u32) {
+        match self {
+            Collective::Broadcast | Collective::Reduce => (1, 1),
+            Collective::AllGather | Collective::ReduceScatter | Collective::AllReduce => {
+                (STEPS / 4, STEPS / 2)
+            }
+        }
+    }
+}
+
+/// A collective, as one rank sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CollTransfer {
+    /// What.
+    pub collective: Collective,
+    /// Over which shape.
+    pub algorithm: Algorithm,
+    /// How. A switch takes [`Protocol::Simple`] only.
+    pub protocol: Protocol,
+    /// Bytes of the whole: for an all-gather and a reduce-scatter those of all ranks.
+    pub bytes: u64,
+    /// Bytes of a step: the protocol's buffer / [`STEPS`].
+    pub step_bytes: NonZeroU32,
+    /// Channels that share the work.
+    pub nchannels: NonZeroU32,
+    /// Ranks.
+    pub nranks: NonZeroU32,
+    /// Hosts that the ranks are on.
+    pub nnodes: NonZeroU32,
+    /// Depth of the tree, or of the way to the switch.
+    pub depth: u32,
+    /// Ranks of this host that reach the switch directly.
+    pub nheads: NonZeroU32,
+}
+
+/// How it is moved (`enqueue.cc computeColl`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CollSteps {
+    /// How the data travels.
+    pub pattern: Pattern,
+    /// Steps to a slice.
+    pub slice_steps: u32,
+    /// Steps to a chunk, a multiple of `slice_steps`.
+    pub chunk_steps: u32,
+    /// Bytes of a chunk, flags included.
+    pub chunk_bytes: u32,
+    /// Most bytes that a slice moves (`nbytes`).
+    pub slice_bytes: u64,
+    /// Steps in all, a multiple of `chunk_steps`; 0 where there is nothing to move.
+    pub nsteps: u64,
+}
+
+impl CollTransfer {
+    /// Computes steps and chunks. `None` where NCCL does not do this collective by this algorithm
+    /// or the steps pass 2^64.
+    pub fn steps(&self) -> Option<CollSteps> {
+        let pattern = self.collective.pattern(self.algorithm)?;
+        let (slice_steps, chunk_steps) = match (self.protocol, self.algorithm) {
+            (Protocol::Simple, Algorithm::Ring) => self.collective.ring_steps(),
+            _ => (1, 1),
+        };
+        let step_bytes = self.step_bytes.get();
+        let chunk_bytes = self.chunk_bytes(pattern, step_bytes.checked_mul(chunk_steps)?);
+        let payload = match self.protocol {
+            Protocol::Simple => chunk_bytes,
+            Protocol::Ll => chunk_bytes / 2,
+            Protocol::Ll128 => chunk_bytes / 16 * 15,
+        };
+        let (steps_per_loop, chunks_per_loop) = self.loop_of(pattern);
+        let loop_bytes = u128::from(self.nchannels.get())
+            * u128::from(chunks_per_loop)
+            * u128::from(payload.max(1));
+        let nloops = u128::from(self.bytes).div_ceil(loop_bytes);
+        let nsteps = nloops.checked_mul(u128::from(steps_per_loop * u64::from(chunk_steps)))?;
+        Some(CollSteps {
+            pattern,
+            slice_steps,
+            chunk_steps,
+            chunk_bytes,
+            slice_bytes: u64::from(step_bytes) * u64::from(slice_steps),
+            nsteps: u64::try_from(nsteps).ok()?,
+        })
+    }
+
+    /// Steps and chunks of one turn (`enqueue.cc getLoopInfo`).
+    fn loop_of(&self, pattern: Pattern) -> (u64, u32) {
+        let nranks = self.nranks.get();
+        match pattern {
+            Pattern::Ring => (u64::from(nranks - 1), nranks),
+            Pattern::RingTwice => (2 * u64::from(nranks - 1), nranks),
+            Pattern::CollnetDirect => (1, self.nheads.get()),
+            _ => (1, 1),
+        }
+    }
+
+    /// Bytes of a chunk: less than a whole one where there is too little data to fill the pipeline
+    /// of `depth` hops with whole ones.
+    fn chunk_bytes(&self, pattern: Pattern, whole: u32) -> u32 {
+        let depth = u64::from(self.depth);
+        let nchannels = u64::from(self.nchannels.get());
+        let halve = |chunk: u32, floor: u32, nheads: u64, chunks_wanted: u64| {
+            let mut chunk = chunk;
+            // Both counts are of 32 bits, and a chunk above the floor is below 2^32.
+            while chunk > floor
+                && u128::from(self.bytes)
+                    < u128::from(nchannels * nheads) * u128::from(chunk) * u128::from(chunks_wanted)
+            {
+                chunk /= 2;
+            }
+            chunk
+        };
+        match (self.algorithm, self.protocol) {
+            (Algorithm::Tree, Protocol::Simple) if pattern == Pattern::TreeUpDown => {
+                let chunk = halve(whole, 128 << 10, 1, depth * 8);
+                let chunk = halve(chunk, 64 << 10, 1, depth * 4);
+                halve(chunk, 32 << 10, 1, depth)
+            }
+            (Algorithm::CollnetDirect, _) => {
+                let nheads = u64::from(self.nheads.get());
+                let chunk = halve(whole, 128 << 10, nheads, depth * 64);
+                let chunk = halve(chunk, 64 << 10, nheads, depth * 8);
+                halve(chunk, 32 << 10, nheads, depth * 8)
+            }
+            (Algorithm::CollnetChain, _) => {
+                let chunk = halve(whole.min(256 << 10), 128 << 10, 1, depth * 64);
+                let chunk = halve(chunk, 64 << 10, 1, depth * 8);
+                halve(chunk, 32 << 10, 1, depth)
+            }
+            (Algorithm::Tree, Protocol::Ll128) => {
+                let chunk = halve(whole, 128 << 10, 1, self.ll128_chunks(64));
+                halve(chunk, 32 << 10, 1, self.ll128_chunks(16))
+            }
+            _ => whole,
+        }
+    }
+
+    /// How many chunks keep a tree of LL128 busy: `factor / ppn` for each of
+    /// 1 + log2(hosts) + ppn / 10 hops, with `ppn` ranks on a host; rounded up.
+    fn ll128_chunks(&self, factor: u64) -> u64 {
+        let (nranks, nnodes) = (u64::from(self.nranks.get()), u64::from(self.nnodes.get()));
+        let hops = 1 + u64::from(self.nnodes.ilog2());
+        // factor × (hops + nranks / (10 × nnodes)) × nnodes / nranks, over one denominator.
+        (factor * (10 * hops * nnodes + nranks)).div_ceil(10 * nranks)
+    }
+}
+
+#[cfg(test)]
+mod tests;

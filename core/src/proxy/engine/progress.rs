@@ -1,0 +1,189 @@
+//! A round over the active operations (`proxy.cc progressOps`, `net.cc sendProxyProgress` and
+//! `recvProxyProgress`).
+
+use super::{Args, Connection, Engine, Event, Probe, ProgressError, Stage, Step, Sub, Transport};
+use crate::fifo::RECVS_MAX;
+use crate::math::STEPS;
+use crate::proxy::{Banks, Slot};
+
+impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
+    /// Moves each slice that is ready by a stage. Says whether there was any; if not, it was idle.
+    ///
+    /// After an error the engine can only be dropped: what a transport that failed has under way
+    /// is not known.
+    pub fn progress<T: Transport>(
+        &mut self,
+        transport: &mut T,
+        probe: &mut impl Probe,
+    ) -> Result<bool, ProgressError<T::Error>> {
+        let mut moved = false;
+        let (mut at, mut before) = (self.active.map(|(first, _)| first), None);
+        while let Some(index) = at {
+            let Some(args) = self.args.get_mut(index) else { break };
+            if !args.running {
+                begin(args, &mut self.connections);
+            }
+            moved |= args.advance(transport, probe)?;
+            at = args.next;
+            before = if args.subs.iter().all(Sub::is_done) {
+                self.remove(index, before)
+            } else {
+                Some(index)
+            };
+        }
+        Ok(moved)
+    }
+
+    /// Takes args that are done out of the active ones; what waited for them takes their place.
+    /// Gives what now stands before the next.
+    fn remove(&mut self, index: u32, before: Option<u32>) -> Option<u32> {
+        let Some(args) = self.args.get(index) else { return before };
+        let (next, next_peer, chain_at) = (args.next, args.next_peer, args.chain_at);
+        for sub in &args.subs {
+            if let Some(Some(connection)) = self.connections.at_mut(sub.connection.0) {
+                connection.uses -= 1;
+            }
+        }
+        let here = next_peer.or(next);
+        match next_peer.and_then(|peer| self.args.get_mut(peer)) {
+            Some(peer) => peer.next = next,
+            None => {
+                if let Some(first) = self.connection_mut(chain_at) {
+                    first.tail = None;
+                }
+            }
+        }
+        match before.and_then(|before| self.args.get_mut(before)) {
+            Some(before) => before.next = here,
+            None => {
+                self.active = self.active.and_then(|(_, last)| here.map(|first| (first, last)));
+            }
+        }
+        let now_before = next_peer.or(before);
+        if let (None, Some((first, _)), Some(last)) = (next, self.active, now_before) {
+            self.active = Some((first, last));
+        }
+        self.args.give_back(index);
+        now_before
+    }
+}
+
+/// Gives each sub its first step, and puts subs that one request can serve next to each other.
+fn begin<C: Banks<Option<Connection>>>(args: &mut Args, connections: &mut C) {
+    let chunk = u64::from(args.chunk_steps);
+    for sub in &mut args.subs {
+        if let Some(Some(connection)) = connections.at_mut(sub.connection.0) {
+            // Wraps after 2^64 steps, as slots do, of which there are a power of two.
+            sub.base = connection.step.wrapping_add(chunk - 1) / chunk * chunk;
+            connection.step = sub.base.wrapping_add(sub.nsteps);
+        }
+    }
+    let group_of =
+        |sub: &Sub| connections.at(sub.connection.0)?.as_ref().and_then(Connection::recv_group);
+    let mut start = 0;
+    while start < args.subs.len() {
+        let mut len = 1;
+        if let Some((comm, most)) = group_of(&args.subs[start]) {
+            for i in start + 1..args.subs.len() {
+                if len < most && group_of(&args.subs[i]).is_some_and(|(other, _)| other == comm) {
+                    args.subs.swap(start + len, i);
+                    len += 1;
+                }
+            }
+        }
+        for sub in &mut args.subs[start..start + len] {
+            sub.group_len = 0;
+        }
+        args.subs[start].group_len = len as u8;
+        start += len;
+    }
+    args.running = true;
+}
+
+impl Args {
+    /// Moves each slice that is ready by a stage.
+    fn advance<T: Transport>(
+        &mut self,
+        transport: &mut T,
+        probe: &mut impl Probe,
+    ) -> Result<bool, ProgressError<T::Error>> {
+        let mut moved = false;
+        let mut before = None;
+        for &stage in Stage::of(self.direction) {
+            let mut start = 0;
+            while start < self.subs.len() {
+                // The network serves a group by one request; the GPU each connection by itself.
+                let len = match stage {
+                    Stage::Transmit | Stage::Complete => 1,
+                    _ => usize::from(self.subs[start].group_len).max(1),
+                };
+                moved |= self.advance_group(start..start + len, before, stage, transport, probe)?;
+                start += len;
+            }
+            before = Some(stage);
+        }
+        Ok(moved)
+    }
+
+    /// Moves the next slice of some subs past `stage`, if it is past the one `before` and the
+    /// transport is ready. Subs of a group have the same count, or no more steps.
+    fn advance_group<T: Transport>(
+        &mut self,
+        group: core::ops::Range<usize>,
+        before: Option<Stage>,
+        stage: Stage,
+        transport: &mut T,
+        probe: &mut impl Probe,
+    ) -> Result<bool, ProgressError<T::Error>> {
+        let slice = u64::from(self.slice_steps);
+        let depth = self.depth();
+        let mut steps = heapless::Vec::<Step, RECVS_MAX>::new();
+        for sub in self.subs[group.clone()].iter().filter(|sub| sub.count(stage) < sub.nsteps) {
+            let limit = match before {
+                Some(before) => sub.count(before),
+                None => sub.count(Stage::Complete).saturating_add(depth),
+            };
+            if limit < sub.count(stage).saturating_add(slice) {
+                return Ok(false);
+            }
+            // A group is no larger than that.
+            let _ = steps.push(self.step(sub, stage, depth));
+        }
+        let Some(&first) = steps.first() else { return Ok(false) };
+        match transport.advance(stage, &steps) {
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
+            Err(error) => return Err(ProgressError { stage, step: first, error }),
+        }
+        for sub in self.subs[group].iter_mut().filter(|sub| sub.count(stage) < sub.nsteps) {
+            sub.counts[stage as usize] += slice;
+        }
+        for step in steps {
+            probe.record(Event::Step { step, stage });
+        }
+        Ok(true)
+    }
+
+    fn step(&self, sub: &Sub, stage: Stage, depth: u64) -> Step {
+        let count = sub.count(stage);
+        let step = sub.base.wrapping_add(count);
+        let slot = (step % u64::from(STEPS)) as u8;
+        Step {
+            connection: sub.connection,
+            direction: self.direction,
+            channel: sub.channel,
+            peer: sub.peer,
+            protocol: self.protocol,
+            op_count: self.op_count,
+            step,
+            slot,
+            buffer_slot: if self.shared {
+                (count % depth) as u8 * self.subs.len() as u8 + sub.place
+            } else {
+                slot
+            },
+            steps: self.slice_steps,
+            slice_bytes: sub.slice_bytes,
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! When a progress thread looks for new operations.
+
+use super::Event;
+
+/// Counts rounds, and tells idleness.
+///
+/// Looking costs memory traffic with the ranks, so a busy thread does it only now and then
+/// (`NCCL_PROGRESS_APPENDOP_FREQ`), an idle one each time.
+#[derive(Clone, Debug)]
+pub struct Pace {
+    every: u32,
+    rounds: u32,
+    idle: bool,
+}
+
+impl Pace {
+    /// To look after `every` busy rounds.
+    pub const fn new(every: u32) -> Self {
+        Pace { every, rounds: 0, idle: false }
+    }
+
+    /// A round is over in which something `moved`, or not. Says whether to look now, and what is
+    /// new about idleness.
+    pub fn after_round(&mut self, moved: bool) -> (bool, Option<Event>) {
+        let event = match (self.idle, moved) {
+            (false, false) => Some(Event::Idle),
+            (true, true) => Some(Event::Active),
+            _ => None,
+        };
+        self.idle = !moved;
+        self.rounds += 1;
+        let look = self.idle || self.rounds >= self.every;
+        if look {
+            self.rounds = 0;
+        }
+        (look, event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn a_busy_thread_looks_every_so_often_and_an_idle_one_each_time() {
+        let mut pace = Pace::new(3);
+        let looks = |pace: &mut Pace, moved, n| -> Vec<bool> {
+            (0..n).map(|_| pace.after_round(moved).0).collect()
+        };
+        assert_eq!(looks(&mut pace, true, 7), [false, false, true, false, false, true, false]);
+        assert_eq!(looks(&mut pace, false, 2), [true, true]);
+        assert_eq!(looks(&mut pace, true, 3), [false, false, true]);
+    }
+
+    #[test]
+    fn idleness_is_told_once_when_it_begins_and_once_when_it_ends() {
+        let mut pace = Pace::new(8);
+        let told: Vec<Option<Event>> = [true, false, false, true, true, false]
+            .into_iter()
+            .map(|moved| pace.after_round(moved).1)
+            .collect();
+        let expected =
+            [None, Some(Event::Idle), None, Some(Event::Active), None, Some(Event::Idle)];
+        assert_eq!(told, expected);
+    }
+}

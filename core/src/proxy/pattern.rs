@@ -1,0 +1,257 @@
+//! How data travels between ranks, and with which peers a rank needs a proxy for it.
+
+/// Most children of a rank in a tree (`NCCL_MAX_TREE_ARITY`).
+pub const TREE_ARITY_MAX: usize = 3;
+/// Most legs of a pattern: up and down a tree.
+pub const LEGS_MAX: usize = 2 * (TREE_ARITY_MAX + 1);
+
+/// Which way data goes over a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// From this rank to the peer.
+    Send,
+    /// From the peer to this rank.
+    Recv,
+}
+
+/// A way of data between ranks (`ncclPattern_t`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Pattern {
+    /// Once around the ring: all-gather, reduce-scatter.
+    Ring,
+    /// Twice around the ring: all-reduce.
+    RingTwice,
+    /// Along the ring from the root: broadcast.
+    PipelineFrom,
+    /// Along the ring to the root: reduce.
+    PipelineTo,
+    /// Up the tree: reduce.
+    TreeUp,
+    /// Down the tree: broadcast.
+    TreeDown,
+    /// Up the tree and down again: all-reduce.
+    TreeUpDown,
+    /// Through the switch, from the last rank of a chain within the host.
+    CollnetChain,
+    /// Through the switch, from the rank of the host that heads it.
+    CollnetDirect,
+    /// To one peer.
+    Send,
+    /// From one peer.
+    Recv,
+}
+
+impl Pattern {
+    /// Every pattern, by its code.
+    pub const ALL: [Pattern; 11] = [
+        Pattern::Ring,
+        Pattern::RingTwice,
+        Pattern::PipelineFrom,
+        Pattern::PipelineTo,
+        Pattern::TreeUp,
+        Pattern::TreeDown,
+        Pattern::TreeUpDown,
+        Pattern::CollnetChain,
+        Pattern::CollnetDirect,
+        Pattern::Send,
+        Pattern::Recv,
+    ];
+}
+
+/// The neighbours on a ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ring {
+    /// The rank that data comes from.
+    pub prev: u32,
+    /// The rank that data goes to.
+    pub next: u32,
+}
+
+/// The neighbours in a tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tree {
+    /// The parent; `None` at the root.
+    pub up: Option<u32>,
+    /// The children.
+    pub down: [Option<u32>; TREE_ARITY_MAX],
+}
+
+/// What a rank's channel connects it with (`ncclChannel`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Channel {
+    /// This rank.
+    pub rank: u32,
+    /// Its ring.
+    pub ring: Ring,
+    /// Its tree.
+    pub tree: Tree,
+    /// The switch's end of the chain, for the rank that has it.
+    pub collnet_chain_up: Option<u32>,
+    /// The switch's end, for the rank that heads its host.
+    pub collnet_direct_out: Option<u32>,
+}
+
+/// One direction with one peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Leg {
+    /// Which way.
+    pub direction: Direction,
+    /// The peer's rank.
+    pub peer: u32,
+    /// Which of the connections with that peer (`connIndex`): 0 is the one for collectives, 1 the
+    /// one for point-to-point transfers, and for what goes up to a switch.
+    pub index: u8,
+}
+
+impl Channel {
+    /// The legs of an operation, in the order in which NCCL posts them (`proxy.cc
+    /// ncclProxySaveOp`). `root` is the root of a rooted collective, the peer of a send or a
+    /// receive, and says nothing for the rest.
+    ///
+    /// A leg whose connection is not over the network needs no proxy after all; that is for the
+    /// caller to know.
+    pub fn legs(&self, pattern: Pattern, root: u32) -> heapless::Vec<Leg, LEGS_MAX> {
+        use Direction::{Recv, Send};
+        use Pattern as P;
+        let Channel { rank, ring, tree, .. } = *self;
+        let mut legs = heapless::Vec::new();
+        let mut add = |direction, peer: Option<u32>, index| {
+            if let Some(peer) = peer {
+                // There is room for the longest, which is up and down a tree.
+                let _ = legs.push(Leg { direction, peer, index });
+            }
+        };
+        match pattern {
+            P::Ring | P::RingTwice => {
+                add(Recv, Some(ring.prev), 0);
+                add(Send, Some(ring.next), 0);
+            }
+            // A chain has two ends: the root, and the neighbour that closes the ring to it.
+            P::PipelineFrom => {
+                add(Recv, (root != rank).then_some(ring.prev), 0);
+                add(Send, (root != ring.next).then_some(ring.next), 0);
+            }
+            P::PipelineTo => {
+                add(Recv, (root != ring.prev).then_some(ring.prev), 0);
+                add(Send, (root != rank).then_some(ring.next), 0);
+            }
+            P::TreeUp | P::TreeDown | P::TreeUpDown => {
+                if pattern != P::TreeDown {
+                    tree.down.into_iter().for_each(|child| add(Recv, child, 0));
+                    add(Send, tree.up, 0);
+                }
+                if pattern != P::TreeUp {
+                    tree.down.into_iter().for_each(|child| add(Send, child, 0));
+                    add(Recv, tree.up, 0);
+                }
+            }
+            P::CollnetChain => {
+                add(Send, self.collnet_chain_up, 1);
+                add(Recv, self.collnet_chain_up, 0);
+            }
+            P::CollnetDirect => {
+                add(Send, self.collnet_direct_out, 1);
+                add(Recv, self.collnet_direct_out, 0);
+            }
+            // What a rank sends to itself is copied.
+            P::Send => add(Send, (root != rank).then_some(root), 1),
+            P::Recv => add(Recv, (root != rank).then_some(root), 1),
+        }
+        legs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::vec::Vec;
+
+    use super::Direction::{Recv, Send};
+    use super::*;
+
+    fn legs(channel: &Channel, pattern: Pattern, root: u32) -> Vec<(Direction, u32, u8)> {
+        channel.legs(pattern, root).iter().map(|leg| (leg.direction, leg.peer, leg.index)).collect()
+    }
+
+    /// Rank `rank` of `nranks` on the ring 0 → 1 → 2 …
+    fn on_ring(rank: u32, nranks: u32) -> Channel {
+        let ring = Ring { prev: (rank + nranks - 1) % nranks, next: (rank + 1) % nranks };
+        Channel { rank, ring, ..Channel::default() }
+    }
+
+    #[test]
+    fn a_ring_receives_from_behind_and_sends_ahead() {
+        for pattern in [Pattern::Ring, Pattern::RingTwice] {
+            assert_eq!(legs(&on_ring(2, 5), pattern, 2), [(Recv, 1, 0), (Send, 3, 0)]);
+        }
+    }
+
+    #[test]
+    fn every_leg_of_a_chain_has_its_other_end_and_just_one_edge_of_the_ring_is_cut() {
+        for nranks in 2..6 {
+            for root in 0..nranks {
+                for (pattern, cut) in
+                    [(Pattern::PipelineFrom, root), (Pattern::PipelineTo, (root + 1) % nranks)]
+                {
+                    // An edge of the ring by the rank that receives over it.
+                    let (mut sent, mut received) = (Vec::new(), Vec::new());
+                    for rank in 0..nranks {
+                        for (direction, peer, _) in legs(&on_ring(rank, nranks), pattern, root) {
+                            match direction {
+                                Send => sent.push(peer),
+                                Recv => received.push(rank),
+                            }
+                        }
+                    }
+                    sent.sort_unstable();
+                    let whole: Vec<u32> = (0..nranks).filter(|rank| *rank != cut).collect();
+                    assert_eq!((&sent, &received), (&whole, &whole), "{pattern:?} {root}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_tree_goes_up_before_it_goes_down() {
+        let tree = Tree { up: Some(9), down: [Some(1), None, Some(3)] };
+        let channel = Channel { rank: 4, tree, ..Channel::default() };
+        let up = [(Recv, 1, 0), (Recv, 3, 0), (Send, 9, 0)];
+        let down = [(Send, 1, 0), (Send, 3, 0), (Recv, 9, 0)];
+        assert_eq!(legs(&channel, Pattern::TreeUp, 0), up);
+        assert_eq!(legs(&channel, Pattern::TreeDown, 0), down);
+        assert_eq!(legs(&channel, Pattern::TreeUpDown, 0), [up, down].concat());
+        let tree = Tree { up: Some(9), down: [Some(1), Some(2), Some(3)] };
+        assert_eq!(Channel { tree, ..channel }.legs(Pattern::TreeUpDown, 0).len(), LEGS_MAX);
+    }
+
+    #[test]
+    fn only_the_rank_at_the_switch_needs_a_proxy_for_collnet() {
+        let at_switch = Channel {
+            collnet_chain_up: Some(8),
+            collnet_direct_out: Some(7),
+            ..Channel::default()
+        };
+        assert_eq!(legs(&at_switch, Pattern::CollnetChain, 0), [(Send, 8, 1), (Recv, 8, 0)]);
+        assert_eq!(legs(&at_switch, Pattern::CollnetDirect, 0), [(Send, 7, 1), (Recv, 7, 0)]);
+        for pattern in [Pattern::CollnetChain, Pattern::CollnetDirect] {
+            assert!(legs(&Channel::default(), pattern, 0).is_empty());
+        }
+    }
+
+    #[test]
+    fn point_to_point_names_the_peer_and_never_oneself() {
+        let channel = Channel { rank: 3, ..Channel::default() };
+        assert_eq!(legs(&channel, Pattern::Send, 5), [(Send, 5, 1)]);
+        assert_eq!(legs(&channel, Pattern::Recv, 5), [(Recv, 5, 1)]);
+        assert!(legs(&channel, Pattern::Send, 3).is_empty());
+        assert!(legs(&channel, Pattern::Recv, 3).is_empty());
+    }
+
+    #[test]
+    fn a_code_is_the_place_among_all() {
+        for (code, pattern) in Pattern::ALL.iter().enumerate() {
+            assert_eq!(*pattern as usize, code);
+        }
+    }
+}
