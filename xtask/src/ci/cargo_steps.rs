@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use super::Outcome;
 use crate::shell::Shell;
+use crate::workspace::Workspace;
 
 /// The crates that stand outside the workspace.
 const OUTSIDE: [&str; 2] = ["fuzz/Cargo.toml", "xtask/no-std-proof/Cargo.toml"];
@@ -39,6 +40,18 @@ pub(super) fn features(shell: &Shell) -> Result<Outcome> {
 pub(super) fn doc(shell: &Shell) -> Result<Outcome> {
     let mut command = shell.cargo("doc --workspace --all-features --no-deps");
     command.env("RUSTDOCFLAGS", "-D warnings");
+    shell.run(command)?;
+    Ok(Outcome::Passed)
+}
+
+/// Loom's atomics stand in for the processor's where this configuration is set, so that only the
+/// tests named `interleavings` are of use then. It has a target folder of its own: the flag would
+/// have everything built again.
+pub(super) fn loom(shell: &Shell) -> Result<Outcome> {
+    let mut command =
+        shell.cargo("test --release --package invar-core --lib interleavings --target-dir");
+    command.arg(Workspace::load(shell)?.target_dir.join("loom"));
+    command.env("RUSTFLAGS", "--cfg loom");
     shell.run(command)?;
     Ok(Outcome::Passed)
 }
