@@ -113,6 +113,11 @@ pub trait Nic {
     fn post_recv(&self, qp: &Self::Qp, wr: &RecvWr) -> Result<(), NicError>;
     /// `ibv_poll_cq`: takes up to `wcs.len()` completions, oldest first, and says how many.
     fn poll(&self, cq: &Self::Cq, wcs: &mut [Wc]) -> Result<u32, PollError>;
+    /// Whether the device and this queue pair are still of use, as far as the device reports that
+    /// beside completions (`ibv_get_async_event`). Asked now and then by who waits.
+    fn check(&self, _qp: &Self::Qp) -> Result<(), NicError> {
+        Ok(())
+    }
     /// Moves a NIC that has no hardware, for whoever waits for a peer's write and so for no
     /// completion. Nothing to do where hardware does it.
     #[inline]

@@ -237,6 +237,8 @@ impl<N: Nic, S: Stream, T> Base<N, S, T> {
             Gate::Closed | Gate::Failed => return Err(self.refuse()),
             Gate::Open | Gate::Group => {}
         }
+        let checked = self.verbs.qps().try_for_each(|qp| self.verbs.nic.check(qp));
+        checked.map_err(|error| self.nic_failed(error))?;
         let error = match self.stream.recv(&mut [0; 8]) {
             Ok(0) => return Ok(()),
             Ok(_) => return Err(self.fail(Error::Unexpected)),

@@ -16,6 +16,7 @@ pub enum Verb {
     PostSend,
     PostRecv,
     PollCq,
+    AsyncEvent,
 }
 
 impl Verb {
@@ -32,6 +33,7 @@ impl Verb {
             Verb::PostSend => "ibv_post_send",
             Verb::PostRecv => "ibv_post_recv",
             Verb::PollCq => "ibv_poll_cq",
+            Verb::AsyncEvent => "ibv_get_async_event",
         }
     }
 }
@@ -47,12 +49,23 @@ pub struct NicError {
     pub cause: &'static str,
     /// For [`Verb::PostSend`]: which work request of the list was refused.
     pub index: u8,
+    /// What it was called with, as far as that says more: names and values; no name is no value.
+    pub values: [(&'static str, u64); 3],
 }
 
 impl NicError {
     /// An error that no list of work requests is part of.
     pub const fn new(verb: Verb, errno: i32, cause: &'static str) -> Self {
-        NicError { verb, errno, cause, index: 0 }
+        NicError { verb, errno, cause, index: 0, values: [("", 0); 3] }
+    }
+
+    /// With a value of the call; beyond three they are left out.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: impl Into<u64>) -> Self {
+        if let Some(free) = self.values.iter_mut().find(|(name, _)| name.is_empty()) {
+            *free = (name, value.into());
+        }
+        self
     }
 }
 
@@ -62,7 +75,11 @@ impl fmt::Display for NicError {
         if self.errno != 0 {
             write!(f, " (errno {})", self.errno)?;
         }
-        Ok(())
+        let values = self.values.iter().filter(|(name, _)| !name.is_empty());
+        values.enumerate().try_for_each(|(i, (name, value))| {
+            let before = if i == 0 { "; " } else { ", " };
+            write!(f, "{before}{name} {value}")
+        })
     }
 }
 
