@@ -73,7 +73,8 @@ impl<N: Nic + Clone> End<N> {
 
     /// To RTR and RTS, towards `peer`.
     pub fn connect(&self, peer: &End<N>, link: &Link) {
-        let port = peer.nic.query_port().expect("port");
+        let ours = self.nic.query_port().expect("port");
+        let port = peer.nic.query_port().expect("the peer's port");
         let rtr = RtrAttr {
             path_mtu: link.mtu,
             dest_qp_num: peer.nic.qp_num(&peer.qp),
@@ -83,8 +84,9 @@ impl<N: Nic + Clone> End<N> {
             ah: AddressVector {
                 is_global: true,
                 dgid: port.gid,
+                sgid_index: ours.gid_index,
                 hop_limit: 255,
-                port_num: 1,
+                port_num: ours.port_num,
                 udp_port: port.udp_port,
                 ..AddressVector::default()
             },

@@ -44,8 +44,10 @@ fn nccl_wire<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
 fn run<N: Nic + Clone>(bench: &mut Bench<N>, settings: Settings, ops: usize) -> Verdict {
     let settings = [settings; 2];
     let [a, b] = bench.nics().map(N::clone);
-    let duo = duo::connect([&a, &b], settings, || bench.pass(STEP_NS))
-        .map_err(|error| format!("connecting: {error}"))?;
+    let duo = duo::connect([&a, &b], settings, || {
+        bench.pass(STEP_NS);
+    })
+    .map_err(|error| format!("connecting: {error}"))?;
     let shape = Shape { message_bytes_max: 20_000, cells: 64, prompt: false };
     let mut traffic = Traffic::new([&a, &b], settings, duo, shape);
     let failed = |error| format!("a comm failed: {error}");

@@ -32,6 +32,8 @@ fn moves<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     let mut rtr = RtrAttr { dest_qp_num: nic.qp_num(&peer.qp), ..RtrAttr::default() };
     rtr.ah.is_global = true;
     rtr.ah.dgid = port.gid;
+    rtr.ah.sgid_index = nic.query_port().map_err(|error| error.to_string())?.gid_index;
+    rtr.ah.port_num = 1;
     rtr.ah.udp_port = port.udp_port;
     rtr.max_dest_rd_atomic = 1;
     let rtr = QpTransition::Rtr(rtr);
@@ -44,7 +46,7 @@ fn moves<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
         ("RTR", &[INIT, rtr], &[INIT, rtr, sqd, resume]),
         ("RTS", &[INIT, rtr, rts()], &[INIT, rtr]),
         ("SQD", &[INIT, rtr, rts(), sqd], &[INIT, rtr]),
-        ("ERR", &[QpTransition::Err], &[INIT, rtr, rts(), sqd, resume]),
+        ("ERR", &[INIT, QpTransition::Err], &[INIT, rtr, rts(), sqd, resume]),
     ];
     for (state, way, refused) in ways {
         for step in refused {
