@@ -1,0 +1,212 @@
+//! Which ports of RDMA devices this host has (`net_ib.cc ncclIbInit`).
+
+use std::fmt;
+use std::net::IpAddr;
+
+use invar_core::device::{NameFilter, PciPath, real_port};
+use invar_core::nic::{PortAttr, PortState};
+use invar_linux::interface::Interface;
+
+use crate::context::{DeviceList, Opened};
+use crate::gid::{ChosenGid, GidRules};
+use crate::library::Library;
+use crate::port::{Port, PortError};
+use crate::sysfs;
+
+/// Ports that are listed at the most; NCCL 2.14.3 takes 16, later versions 32.
+pub const PORTS_MAX: usize = 32;
+
+/// Which ports to list.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rules<'a> {
+    /// `NCCL_IB_HCA`.
+    pub hca: NameFilter<'a>,
+    /// Which GID each port is to use.
+    pub gid: GidRules,
+}
+
+/// An active port.
+#[derive(Clone, Debug)]
+pub struct PortInfo {
+    /// `mlx5_0` for the first port of a device, `mlx5_0:2` for the second.
+    pub name: String,
+    /// The device, as libibverbs calls it.
+    pub device: String,
+    /// What the protocol needs to know, the number of the port in it.
+    pub attr: PortAttr,
+    /// The GID, and why it was chosen.
+    pub gid: ChosenGid,
+    /// The network interface of that GID, where it can be seen.
+    pub netdev: Option<String>,
+    /// Global identifier of the device (`sys_image_guid`), in host order.
+    pub guid: u64,
+    /// Its PCI path, the same for all functions of a card; a device in software has none.
+    pub pci_path: Option<String>,
+    /// Number of the port on its card, from 1 (NCCL's `port`).
+    pub card_port: u32,
+    /// Queue pairs that the device can have.
+    pub qps_max: u32,
+}
+
+impl PortInfo {
+    /// The address that RoCE peers send to; InfiniBand has none.
+    pub fn address(&self) -> Option<IpAddr> {
+        let ip = self.attr.gid.ip();
+        (self.attr.link_layer == invar_core::nic::LinkLayer::Ethernet).then_some(ip)
+    }
+}
+
+/// The ports, and what was left out.
+#[derive(Clone, Debug, Default)]
+pub struct Listing {
+    /// In the library's order.
+    pub ports: Vec<PortInfo>,
+    /// What was left out, and why.
+    pub omitted: Vec<Omission>,
+}
+
+/// A device or port that was left out; displays as a line for people.
+#[derive(Clone, Debug)]
+pub struct Omission {
+    /// The device, with its port; empty where it is about all of them.
+    pub name: String,
+    /// Why.
+    pub why: String,
+    /// Whether it would be there, had the user set nothing.
+    pub by_setting: bool,
+}
+
+impl fmt::Display for Omission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name.as_str() {
+            "" => f.write_str(&self.why),
+            name => write!(f, "{name}: {}", self.why),
+        }
+    }
+}
+
+impl Listing {
+    fn omit(&mut self, name: &str, why: impl fmt::Display, by_setting: bool) {
+        let (name, why) = (name.to_owned(), why.to_string());
+        self.omitted.push(Omission { name, why, by_setting });
+    }
+}
+
+/// The active ports that the rules take. What cannot be used is said in [`Listing::omitted`].
+pub fn list(rules: &Rules<'_>) -> Listing {
+    let mut listing = Listing::default();
+    let library = match Library::get() {
+        Ok(library) => library,
+        Err(error) => {
+            listing.omit("", format_args!("no RDMA devices: {error}"), false);
+            return listing;
+        }
+    };
+    let devices = match DeviceList::get(library) {
+        Ok(devices) => devices,
+        Err(error) => {
+            listing.omit("", format_args!("no RDMA devices: ibv_get_device_list: {error}"), false);
+            return listing;
+        }
+    };
+    let interfaces = Interface::list().unwrap_or_default();
+    let mut names = Vec::new();
+    for name in devices.names() {
+        match devices.open(&name) {
+            Ok(opened) => list_device(&opened, rules, &interfaces, &mut listing),
+            Err(error) => listing.omit(&name, error, false),
+        }
+        names.push(name);
+    }
+    if names.is_empty() {
+        listing.omit("", "no RDMA devices: libibverbs finds none", false);
+    } else if listing.ports.is_empty() && !rules.hca.is_exclusion() {
+        let takes = |name: &String| rules.hca.entries().any(|e| name.starts_with(e.name));
+        if rules.hca.entries().next().is_some() && !names.iter().any(takes) {
+            let text = format!("NCCL_IB_HCA names none of the RDMA devices: {}", names.join(", "));
+            listing.omit("", text, true);
+        }
+    }
+    listing
+}
+
+fn list_device(
+    opened: &Opened,
+    rules: &Rules<'_>,
+    interfaces: &[Interface],
+    listing: &mut Listing,
+) {
+    let device = opened.name();
+    let attr = match opened.query() {
+        Ok(attr) => attr,
+        Err(error) => return listing.omit(device, error, false),
+    };
+    let pci_path = sysfs::pci_path(device);
+    for port_num in 1..=attr.phys_port_cnt {
+        if !rules.hca.matches(device, Some(port_num)) {
+            continue;
+        }
+        let name = port_name(device, port_num);
+        if let Some(entry) = rules.hca.cut_number(device, Some(port_num)) {
+            let meant = entry.name;
+            log::warn!("NCCL_IB_HCA: {meant} also takes {device}; ={meant} is that one alone");
+        }
+        let port = match Port::read(opened, port_num, &rules.gid) {
+            Ok(port) => port,
+            Err(error @ PortError::Gid { .. }) => {
+                let by_setting = rules.gid != GidRules::default();
+                listing.omit(&name, error, by_setting);
+                continue;
+            }
+            Err(error) => {
+                listing.omit(&name, error, false);
+                continue;
+            }
+        };
+        if port.attr.state != PortState::Active {
+            listing.omit(&name, format_args!("port {port_num} is down"), false);
+            continue;
+        }
+        if listing.ports.len() == PORTS_MAX {
+            listing.omit(&name, format_args!("there are {PORTS_MAX} ports before it"), false);
+            continue;
+        }
+        // Every port of this device is on the same card, and has its own number there.
+        let others = listing.ports.iter().filter(|other| other.device != device);
+        let others = others.filter_map(|other| other.pci_path.as_deref().map(PciPath::new));
+        let before = pci_path.as_deref().map_or(0, |path| real_port(PciPath::new(path), others));
+        listing.ports.push(PortInfo {
+            netdev: netdev(opened, port_num, &port.gid, interfaces),
+            name,
+            device: device.to_owned(),
+            attr: port.attr,
+            gid: port.gid,
+            guid: u64::from_be(attr.sys_image_guid),
+            pci_path: pci_path.as_deref().map(|path| PciPath::new(path).to_string()),
+            card_port: u32::from(port_num) + before as u32,
+            qps_max: u32::try_from(attr.max_qp).unwrap_or(0),
+        });
+    }
+}
+
+/// As [`PortInfo::name`].
+fn port_name(device: &str, port_num: u8) -> String {
+    if port_num == 1 { device.to_owned() } else { format!("{device}:{port_num}") }
+}
+
+fn netdev(
+    opened: &Opened,
+    port_num: u8,
+    gid: &ChosenGid,
+    interfaces: &[Interface],
+) -> Option<String> {
+    let entry = &gid.entry;
+    let ip = entry.gid.ip();
+    let by_index = |i: &&Interface| entry.ifindex != 0 && i.index == entry.ifindex;
+    let by_address = |i: &&Interface| i.addresses.iter().any(|addr| addr.ip == ip);
+    let found = interfaces.iter().find(by_index).or_else(|| interfaces.iter().find(by_address));
+    match found {
+        Some(interface) => Some(interface.name.clone()),
+        None => sysfs::gid_netdev(opened.name(), port_num, entry.index),
+    }
+}

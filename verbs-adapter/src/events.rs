@@ -1,0 +1,174 @@
+//! What a device reports beside completions (`ibv_get_async_event`): a thread for each open
+//! device waits for it.
+//!
+//! What concerns one queue pair or completion queue is noted with it, what ends the device with
+//! the device; whoever waits on a connection asks (`Nic::check`). Everything is logged.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, JoinHandle};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+use crate::context::Opened;
+use crate::library::Library;
+use crate::sys::*;
+
+/// The event that ended something, if one has.
+#[derive(Debug, Default)]
+pub(crate) struct Fate(AtomicU32);
+
+impl Fate {
+    /// Notes an event; the first stays.
+    fn meet(&self, event_type: u32) {
+        let _ = self.0.compare_exchange(0, event_type + 1, Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// The event.
+    pub(crate) fn event(&self) -> Option<u32> {
+        self.0.load(Ordering::Acquire).checked_sub(1)
+    }
+}
+
+/// The thread; it ends when this is dropped.
+pub(crate) struct Watcher {
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watcher {
+    /// Watches a device, which it keeps open, until dropped.
+    pub(crate) fn start(opened: Arc<Opened>, fate: Arc<Fate>) -> io::Result<Watcher> {
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let name = format!("async {}", opened.name());
+        let watch = Watch { opened, fate, stop: Arc::clone(&stop) };
+        watch.make_nonblocking()?;
+        let thread = thread::Builder::new().name(name).spawn(move || watch.run())?;
+        Ok(Watcher { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        // A write of 8 bytes to an eventfd that nobody else writes to does not fail.
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Watch {
+    opened: Arc<Opened>,
+    fate: Arc<Fate>,
+    stop: Arc<OwnedFd>,
+}
+
+impl Watch {
+    fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context is open as long as `self.opened`, and so is its descriptor.
+        unsafe { BorrowedFd::borrow_raw((*self.opened.raw()).async_fd) }
+    }
+
+    fn make_nonblocking(&self) -> io::Result<()> {
+        let flags = rustix::fs::fcntl_getfl(self.fd())?;
+        Ok(rustix::fs::fcntl_setfl(self.fd(), flags | rustix::fs::OFlags::NONBLOCK)?)
+    }
+
+    fn run(&self) {
+        loop {
+            let fds = [self.fd(), self.stop.as_fd()];
+            let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            match poll(&mut fds, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    log::error!("{}: its events cannot be watched: {error}", self.opened.name());
+                    return;
+                }
+            }
+            let [events, stop] = fds.map(|fd| fd.revents());
+            if !stop.is_empty() {
+                return;
+            }
+            if events.contains(PollFlags::IN) {
+                self.take();
+            } else if !events.is_empty() {
+                // A device that is unplugged hangs up.
+                self.fate.meet(IBV_EVENT_DEVICE_FATAL);
+                log::error!("{}: the device is gone", self.opened.name());
+                return;
+            }
+        }
+    }
+
+    fn take(&self) {
+        let library = self.opened.library();
+        let mut event =
+            ibv_async_event { element: ibv_async_element { port_num: 0 }, event_type: 0 };
+        // SAFETY: an open context, and room for an event.
+        if unsafe { (library.get_async_event)(self.opened.raw(), &mut event) } != 0 {
+            return;
+        }
+        self.book(&event);
+        // SAFETY: an event that was just got, acknowledged once.
+        unsafe { (library.ack_async_event)(&mut event) };
+    }
+
+    fn book(&self, event: &ibv_async_event) {
+        let name = self.opened.name();
+        let text = text(self.opened.library(), event.event_type);
+        match event.event_type {
+            IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
+                // SAFETY: an event of a queue pair names it, and it is not destroyed before the
+                // event is acknowledged; its context is a `Fate` that outlives it.
+                let (fate, qpn) = unsafe {
+                    let qp = event.element.qp;
+                    (&*(*qp).qp_context.cast::<Fate>(), (*qp).qp_num)
+                };
+                fate.meet(event.event_type);
+                log::error!("{name}: {text}, QP {qpn:#x}");
+            }
+            IBV_EVENT_CQ_ERR => {
+                // SAFETY: as above, of a completion queue.
+                let fate = unsafe { &*(*event.element.cq).cq_context.cast::<Fate>() };
+                fate.meet(event.event_type);
+                log::error!("{name}: {text}");
+            }
+            IBV_EVENT_DEVICE_FATAL => {
+                self.fate.meet(event.event_type);
+                log::error!("{name}: {text}: the device is of no more use");
+            }
+            IBV_EVENT_COMM_EST | IBV_EVENT_SQ_DRAINED | IBV_EVENT_QP_LAST_WQE_REACHED => {
+                log::debug!("{name}: {text}");
+            }
+            IBV_EVENT_PORT_ACTIVE..=IBV_EVENT_SM_CHANGE
+            | IBV_EVENT_CLIENT_REREGISTER
+            | IBV_EVENT_GID_CHANGE => {
+                // SAFETY: these events are of a port.
+                let port_num = unsafe { event.element.port_num };
+                match event.event_type {
+                    IBV_EVENT_PORT_ERR => log::warn!(
+                        "{name}: {text}, port {port_num}: what is under way waits for the link, \
+                         and fails when its retries are used up"
+                    ),
+                    IBV_EVENT_GID_CHANGE => log::warn!("{name}: {text}, port {port_num}"),
+                    _ => log::info!("{name}: {text}, port {port_num}"),
+                }
+            }
+            other => log::warn!("{name}: {text} (event {other})"),
+        }
+    }
+}
+
+/// libibverbs' words for an event.
+pub(crate) fn text(library: &Library, event_type: u32) -> &'static str {
+    // SAFETY: it takes any number and gives a constant, or null.
+    let text = unsafe {
+        let text = (library.event_type_str)(event_type);
+        if text.is_null() { c"event" } else { CStr::from_ptr(text) }
+    };
+    text.to_str().unwrap_or("event")
+}

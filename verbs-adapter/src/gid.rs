@@ -1,0 +1,251 @@
+//! Which GID of a port to use.
+//!
+//! A RoCE port has a GID for each address of its interface and each version of RoCE, and both
+//! ends must pick ones that reach each other. Wrong choices are the usual cause of error 12, so
+//! the reason for the choice goes with it.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use invar_core::nic::Gid;
+use invar_core::param::{AddressFamily, Params, Subnet};
+use invar_linux::interface::Interface;
+
+use crate::context::Opened;
+use crate::sys::*;
+
+/// What the user says about GIDs; the parameters of NCCL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GidRules {
+    /// `NCCL_IB_GID_INDEX`; `None` chooses by the rest.
+    pub index: Option<u8>,
+    /// `NCCL_IB_ROCE_VERSION_NUM`.
+    pub roce_version: u8,
+    /// `NCCL_IB_ADDR_FAMILY`.
+    pub family: AddressFamily,
+    /// `NCCL_IB_ADDR_RANGE`.
+    pub range: Option<Subnet>,
+}
+
+impl From<&Params<'_>> for GidRules {
+    fn from(params: &Params<'_>) -> Self {
+        GidRules {
+            index: params.ib_gid_index,
+            roce_version: params.ib_roce_version,
+            family: params.ib_addr_family,
+            range: params.ib_addr_range,
+        }
+    }
+}
+
+/// What holds where the user says nothing.
+impl Default for GidRules {
+    fn default() -> Self {
+        GidRules::from(&Params::default())
+    }
+}
+
+/// An entry of a port's GID table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// Its place in the table.
+    pub index: u8,
+    /// The identifier.
+    pub gid: Gid,
+    /// 1 or 2; `None` where nothing tells.
+    pub roce_version: Option<u8>,
+    /// Number of the network interface; 0 where nothing tells.
+    pub ifindex: u32,
+    /// Whether an interface of this network namespace has the address.
+    pub is_here: bool,
+}
+
+/// `[3] ::ffff:10.0.0.1 RoCE v2`
+impl fmt::Display for GidEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}] {}", self.index, self.gid)?;
+        match self.roce_version {
+            Some(version) => write!(f, " RoCE v{version}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A GID to use, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChosenGid {
+    /// The entry.
+    pub entry: GidEntry,
+    /// The reason, for people.
+    pub why: String,
+}
+
+/// No GID of a port can be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GidError {
+    /// `NCCL_IB_GID_INDEX` names an entry that there is not.
+    #[error("NCCL_IB_GID_INDEX={index}: the port has {}", listed(.there_is))]
+    NoSuchIndex {
+        /// What was asked for.
+        index: u8,
+        /// What there is.
+        there_is: Vec<GidEntry>,
+    },
+    /// None is in the range that the user wants.
+    #[error("NCCL_IB_ADDR_RANGE: none of the port's GIDs is in it: {}", listed(.there_is))]
+    OutOfRange {
+        /// What there is.
+        there_is: Vec<GidEntry>,
+    },
+    /// The table is empty: an interface without an address.
+    #[error("the port has no GID: has its network interface an address, and is it up?")]
+    None,
+}
+
+fn listed(entries: &[GidEntry]) -> String {
+    if entries.is_empty() {
+        return "no GID".to_owned();
+    }
+    entries.iter().map(GidEntry::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Reads the GID table of a port of RoCE, empty entries left out.
+pub(crate) fn table(opened: &Opened, port_num: u8, len: usize) -> Vec<GidEntry> {
+    // Without the list nothing is known to be here, and all are equal in that.
+    let interfaces = Interface::list().unwrap_or_default();
+    let is_here = |ip| interfaces.iter().flat_map(|i| &i.addresses).any(|addr| addr.ip == ip);
+    let indices = 0..=u8::MAX;
+    indices
+        .take(len)
+        .filter_map(|index| read(opened, port_num, index))
+        .map(|entry| GidEntry { is_here: is_here(entry.gid.ip()), ..entry })
+        .collect()
+}
+
+fn read(opened: &Opened, port_num: u8, index: u8) -> Option<GidEntry> {
+    let library = opened.library();
+    if let Some(query_gid_ex) = library.query_gid_ex {
+        let mut entry = ibv_gid_entry::default();
+        let (port, size) = (u32::from(port_num), size_of::<ibv_gid_entry>());
+        // SAFETY: an open context, and room of the size that is told.
+        let rc = unsafe { query_gid_ex(opened.raw(), port, u32::from(index), &mut entry, 0, size) };
+        if rc == 0 {
+            let roce_version = match entry.gid_type {
+                IBV_GID_TYPE_ROCE_V1 => Some(1),
+                IBV_GID_TYPE_ROCE_V2 => Some(2),
+                _ => None,
+            };
+            return entry_of(index, entry.gid, roce_version, entry.ndev_ifindex);
+        }
+    }
+    let mut gid = ibv_gid::default();
+    // SAFETY: an open context, and room for a GID.
+    let rc = unsafe { (library.query_gid)(opened.raw(), port_num, i32::from(index), &mut gid) };
+    if rc != 0 {
+        return None;
+    }
+    let version = crate::sysfs::gid_type(opened.name(), port_num, index);
+    entry_of(index, gid, version, 0)
+}
+
+fn entry_of(index: u8, gid: ibv_gid, roce_version: Option<u8>, ifindex: u32) -> Option<GidEntry> {
+    let is_empty = gid.raw == [0; 16];
+    let gid = Gid(gid.raw);
+    (!is_empty).then_some(GidEntry { index, gid, roce_version, ifindex, is_here: false })
+}
+
+/// Chooses from the table of a RoCE port (`net_ib.cc ncclIbGetGidIndex` of NCCL since 2.21).
+///
+/// An index is taken at its word. Otherwise a range leaves out what is not in it, and of the
+/// rest the first is taken that has most of these, the weightiest first: the version of RoCE; an
+/// address of this network namespace, since a device also shows the GIDs of others; the family;
+/// an address that is routed. NCCL does not ask for the second.
+pub(crate) fn choose(table: &[GidEntry], rules: &GidRules) -> Result<ChosenGid, GidError> {
+    if let Some(index) = rules.index {
+        return match table.iter().find(|entry| entry.index == index) {
+            Some(&entry) => Ok(ChosenGid { entry, why: "NCCL_IB_GID_INDEX".to_owned() }),
+            None => Err(GidError::NoSuchIndex { index, there_is: table.to_vec() }),
+        };
+    }
+    if table.is_empty() {
+        return Err(GidError::None);
+    }
+    let in_range = |entry: &&GidEntry| rules.range.is_none_or(|r| r.contains(entry.gid.ip()));
+    let candidates = table.iter().filter(in_range);
+    // The last of equals is the maximum: from the end, that is the first.
+    let best = candidates.rev().max_by_key(|entry| Merits::of(entry, rules));
+    let Some(&entry) = best else {
+        return Err(GidError::OutOfRange { there_is: table.to_vec() });
+    };
+    let merits = Merits::of(&entry, rules);
+    let why = merits.why(rules, table.iter().any(|entry| entry.is_here));
+    Ok(ChosenGid { entry, why })
+}
+
+/// What speaks for a GID, the weightiest first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Merits {
+    version: Fit,
+    is_here: bool,
+    family: bool,
+    is_routed: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Fit {
+    No,
+    Unknown,
+    Yes,
+}
+
+impl Merits {
+    fn of(entry: &GidEntry, rules: &GidRules) -> Self {
+        let ip = entry.gid.ip();
+        Merits {
+            version: match entry.roce_version {
+                Some(version) if version == rules.roce_version => Fit::Yes,
+                Some(_) => Fit::No,
+                None => Fit::Unknown,
+            },
+            is_here: entry.is_here,
+            family: match rules.family {
+                AddressFamily::Any => true,
+                AddressFamily::Inet => ip.is_ipv4(),
+                AddressFamily::Inet6 => ip.is_ipv6(),
+            },
+            is_routed: match ip {
+                IpAddr::V4(v4) => !v4.is_link_local() && !v4.is_unspecified(),
+                IpAddr::V6(v6) => !v6.is_unicast_link_local(),
+            },
+        }
+    }
+
+    /// What it has, and what it lacks.
+    fn why(&self, rules: &GidRules, any_is_here: bool) -> String {
+        let GidRules { roce_version, family, .. } = rules;
+        let family = family.as_str();
+        let mut why = vec![match self.version {
+            Fit::Yes => format!("RoCE v{roce_version}"),
+            Fit::Unknown => "version of RoCE unknown".to_owned(),
+            Fit::No => format!("no GID is RoCE v{roce_version}"),
+        }];
+        why.push(if self.family { family.to_owned() } else { format!("none is {family}") });
+        if rules.range.is_some() {
+            why.push("in NCCL_IB_ADDR_RANGE".to_owned());
+        }
+        if !self.is_here {
+            why.push(if any_is_here {
+                "not an address of this network namespace".to_owned()
+            } else {
+                "none is an address of this network namespace".to_owned()
+            });
+        }
+        if !self.is_routed {
+            why.push("link-local".to_owned());
+        }
+        why.join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests;

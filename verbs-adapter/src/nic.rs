@@ -1,0 +1,196 @@
+//! A port of an RDMA device as the protocol sees it.
+
+mod handles;
+mod post;
+mod transition;
+
+use std::sync::Arc;
+
+use invar_core::nic::{
+    Access, Nic, NicError, PollError, PortAttr, QpCap, QpTransition, RecvWr, SendWr, Verb, Wc,
+};
+use invar_linux::memory::HostMemory;
+
+use crate::context::Context;
+use crate::events;
+use crate::gid::GidRules;
+use crate::port::{Port, PortError};
+use crate::{OpenError, errno};
+
+pub use handles::{Cq, Mr, Pd, Qp};
+
+/// What a port is opened with.
+#[derive(Clone, Debug)]
+pub struct VerbsConfig {
+    /// For people: [`PortInfo::name`](crate::PortInfo::name).
+    pub name: String,
+    /// As libibverbs calls it.
+    pub device: String,
+    /// Number of the port, from 1.
+    pub port_num: u8,
+    /// Which GID to use.
+    pub gid: GidRules,
+}
+
+impl VerbsConfig {
+    /// A port by its name, [`PortInfo::name`](crate::PortInfo::name): `mlx5_0`, or `mlx5_0:2` for
+    /// the second port. The GID is chosen automatically.
+    pub fn new(name: &str) -> Self {
+        let number = name.rsplit_once(':').and_then(|(device, n)| Some((device, n.parse().ok()?)));
+        let (device, port_num) = number.unwrap_or((name, 1));
+        let (name, device) = (name.to_owned(), device.to_owned());
+        VerbsConfig { name, device, port_num, gid: GidRules::default() }
+    }
+}
+
+/// A port of an RDMA device; clones are the same one. The device closes, and the thread that
+/// watches its events ends, when the last clone and the last of its objects are gone.
+#[derive(Clone)]
+pub struct VerbsNic(Arc<Inner>);
+
+struct Inner {
+    config: VerbsConfig,
+    context: Arc<Context>,
+}
+
+impl VerbsNic {
+    /// Opens a port that may be up or down, and must have a GID to use.
+    pub fn open(config: &VerbsConfig) -> Result<VerbsNic, OpenError> {
+        let context = Context::open(&config.device)?;
+        let VerbsConfig { device, port_num, gid, .. } = config;
+        let port = Port::read(context.opened(), *port_num, gid)
+            .map_err(|source| OpenError::Port { device: device.clone(), source })?;
+        let (entry, why) = (port.gid.entry, port.gid.why);
+        log::info!("{}: port {port_num}, GID {entry} ({why})", config.name);
+        Ok(VerbsNic(Arc::new(Inner { config: config.clone(), context: Arc::new(context) })))
+    }
+
+    /// Registers memory that another driver has exported, such as that of a GPU
+    /// (`ibv_reg_dmabuf_mr`).
+    ///
+    /// `iova` is the address by which work requests name its first byte.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where libibverbs, driver or kernel cannot.
+    pub fn reg_dmabuf_mr(
+        &self,
+        pd: &Pd,
+        dmabuf: std::os::fd::BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Mr, NicError> {
+        self.check_owner(&pd.0.context, Verb::RegMr)?;
+        handles::Mr::of_dmabuf(pd, dmabuf, offset, len, iova, access)
+    }
+
+    /// Whether DMA-BUF memory can be registered: asked with a descriptor that is none, as the
+    /// error tells (`net_ib.cc ncclIbDmaBufSupport`).
+    pub fn has_dmabuf(&self, pd: &Pd) -> bool {
+        handles::has_dmabuf(pd)
+    }
+
+    /// Refuses an object of another device.
+    fn check_owner(&self, other: &Arc<Context>, verb: Verb) -> Result<(), NicError> {
+        if Arc::ptr_eq(&self.0.context, other) {
+            return Ok(());
+        }
+        Err(NicError::new(verb, libc::EINVAL, "an object of another device"))
+    }
+}
+
+impl Nic for VerbsNic {
+    type Memory = HostMemory;
+    type Pd = Pd;
+    type Mr = Mr;
+    type Cq = Cq;
+    type Qp = Qp;
+
+    fn name(&self) -> &str {
+        &self.0.config.name
+    }
+
+    /// Chooses the GID anew: addresses come and go.
+    fn query_port(&self) -> Result<PortAttr, NicError> {
+        let VerbsConfig { name, port_num, gid, .. } = &self.0.config;
+        let port = Port::read(self.0.context.opened(), *port_num, gid).map_err(|error| {
+            log::error!("{name}: {error}");
+            match error {
+                PortError::Query { source, .. } => {
+                    errno::of(Verb::QueryPort, source.raw_os_error().unwrap_or(0))
+                }
+                PortError::LinkLayer { .. } => {
+                    NicError::new(Verb::QueryPort, 0, "neither InfiniBand nor Ethernet")
+                }
+                PortError::Gid { .. } => NicError::new(
+                    Verb::QueryPort,
+                    0,
+                    "the port has no GID to use any more: has its interface lost its address?",
+                ),
+            }
+        })?;
+        Ok(port.attr)
+    }
+
+    fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
+        HostMemory::alloc(len).map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(0);
+            NicError::new(Verb::AllocMemory, errno, "mmap of anonymous memory")
+        })
+    }
+
+    fn alloc_pd(&self) -> Result<Pd, NicError> {
+        Pd::alloc(&self.0.context)
+    }
+
+    /// [`Access::RELAXED_ORDERING`] is left out where libibverbs has no `ibv_reg_mr_iova2`.
+    fn reg_mr(&self, pd: &Pd, memory: &HostMemory, access: Access) -> Result<Mr, NicError> {
+        self.check_owner(&pd.0.context, Verb::RegMr)?;
+        Mr::register(pd, memory, access)
+    }
+
+    fn create_cq(&self, depth: usize) -> Result<Cq, NicError> {
+        Cq::create(&self.0.context, depth)
+    }
+
+    fn create_qp(&self, pd: &Pd, cq: &Cq, cap: &QpCap) -> Result<Qp, NicError> {
+        self.check_owner(&pd.0.context, Verb::CreateQp)?;
+        self.check_owner(cq.context(), Verb::CreateQp)?;
+        Qp::create(pd, cq, cap)
+    }
+
+    fn qp_num(&self, qp: &Qp) -> u32 {
+        qp.qp_num()
+    }
+
+    fn modify_qp(&self, qp: &Qp, transition: &QpTransition) -> Result<(), NicError> {
+        qp.modify(transition)
+    }
+
+    #[inline]
+    fn post_send(&self, qp: &Qp, wrs: &[SendWr]) -> Result<(), NicError> {
+        qp.post_send(wrs)
+    }
+
+    #[inline]
+    fn post_recv(&self, qp: &Qp, wr: &RecvWr) -> Result<(), NicError> {
+        qp.post_recv(wr)
+    }
+
+    #[inline]
+    fn poll(&self, cq: &Cq, wcs: &mut [Wc]) -> Result<u32, PollError> {
+        cq.poll(wcs)
+    }
+
+    fn check(&self, qp: &Qp) -> Result<(), NicError> {
+        let mut fates = [self.0.context.fate()].into_iter().chain(qp.fates());
+        match fates.find_map(events::Fate::event) {
+            None => Ok(()),
+            Some(event) => {
+                let text = events::text(self.0.context.library(), event);
+                Err(NicError::new(Verb::AsyncEvent, 0, text))
+            }
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Moves of a queue pair in libibverbs' words.
+
+use std::ffi::c_int;
+
+use invar_core::nic::{NicError, QpTransition, RtrAttr, RtsAttr, Verb};
+
+use super::handles::Qp;
+use crate::errno;
+use crate::sys::*;
+
+/// Where every device of RoCEv2 takes packets (IBTA Annex A17).
+const ROCE_UDP_PORT: u16 = 4791;
+
+impl Qp {
+    pub(super) fn modify(&self, transition: &QpTransition) -> Result<(), NicError> {
+        if let QpTransition::Rtr(RtrAttr { ah, .. }) = transition
+            && ![0, ROCE_UDP_PORT].contains(&ah.udp_port)
+        {
+            let cause = "the peer is a software NIC at a UDP port that hardware does not send to; \
+                         let it be open at 4791";
+            let error = NicError::new(Verb::ModifyQp, 0, cause);
+            return Err(error.with("its UDP port", ah.udp_port));
+        }
+        let (mut attr, mask) = attributes(transition);
+        // SAFETY: a queue pair that is there, and attributes of the types that the mask names.
+        let rc = unsafe { (self.library().modify_qp)(self.raw(), &mut attr, mask) };
+        if rc == 0 {
+            return Ok(());
+        }
+        let error = errno::of(Verb::ModifyQp, rc);
+        Err(match transition {
+            QpTransition::Init { pkey_index, port_num, .. } => {
+                error.with("to INIT, port", *port_num).with("P_Key index", *pkey_index)
+            }
+            QpTransition::Rtr(RtrAttr { path_mtu, ah, .. }) => {
+                let error = error.with("to RTR, path MTU", path_mtu.bytes());
+                if ah.is_global {
+                    error.with("GID index", ah.sgid_index)
+                } else {
+                    error.with("peer's LID", ah.dlid)
+                }
+            }
+            QpTransition::Rts(RtsAttr { timeout, retry_cnt, .. }) => {
+                error.with("to RTS, timeout", *timeout).with("retries", *retry_cnt)
+            }
+            _ => error.with("to state", attr.qp_state),
+        })
+    }
+}
+
+/// Attributes of a move, and which of them it sets (IBTA §11.2.5.2).
+fn attributes(transition: &QpTransition) -> (ibv_qp_attr, c_int) {
+    // SAFETY: integers: all zeros is a value.
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    let (state, mask) = match transition {
+        QpTransition::Reset => (IBV_QPS_RESET, 0),
+        QpTransition::Init { pkey_index, port_num, access } => {
+            attr.pkey_index = *pkey_index;
+            attr.port_num = *port_num;
+            attr.qp_access_flags = access.bits();
+            (IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
+        }
+        QpTransition::Rtr(rtr) => {
+            attr.path_mtu = rtr.path_mtu as u32;
+            attr.dest_qp_num = rtr.dest_qp_num;
+            attr.rq_psn = rtr.rq_psn;
+            attr.max_dest_rd_atomic = rtr.max_dest_rd_atomic;
+            attr.min_rnr_timer = rtr.min_rnr_timer;
+            let ah = &rtr.ah;
+            attr.ah_attr.is_global = ah.is_global.into();
+            attr.ah_attr.grh.dgid.raw = ah.dgid.0;
+            attr.ah_attr.grh.sgid_index = ah.sgid_index;
+            attr.ah_attr.grh.hop_limit = ah.hop_limit;
+            attr.ah_attr.grh.traffic_class = ah.traffic_class;
+            attr.ah_attr.dlid = ah.dlid;
+            attr.ah_attr.sl = ah.sl;
+            attr.ah_attr.port_num = ah.port_num;
+            let address = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN;
+            let receiving = IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+            (IBV_QPS_RTR, address | receiving)
+        }
+        QpTransition::Rts(rts) => {
+            attr.timeout = rts.timeout;
+            attr.retry_cnt = rts.retry_cnt;
+            attr.rnr_retry = rts.rnr_retry;
+            attr.sq_psn = rts.sq_psn;
+            attr.max_rd_atomic = rts.max_rd_atomic;
+            let retries = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY;
+            (IBV_QPS_RTS, retries | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC)
+        }
+        QpTransition::Sqd => (IBV_QPS_SQD, 0),
+        QpTransition::Resume => (IBV_QPS_RTS, 0),
+        QpTransition::Err => (IBV_QPS_ERR, 0),
+    };
+    attr.qp_state = state;
+    (attr, mask | IBV_QP_STATE)
+}

@@ -1,0 +1,116 @@
+//! A port, as it is now.
+
+use std::io;
+
+use invar_core::device::LinkRate;
+use invar_core::nic::{Gid, LinkLayer, Mtu, PortAttr, PortState, QpOptions};
+
+use crate::context::Opened;
+use crate::gid::{self, ChosenGid, GidEntry, GidError, GidRules};
+use crate::sys::*;
+
+/// What is wrong with a port.
+#[derive(Debug, thiserror::Error)]
+pub enum PortError {
+    /// The call failed.
+    #[error("ibv_query_port of port {port_num}: {source}")]
+    Query {
+        /// Number of the port.
+        port_num: u8,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// It is neither InfiniBand nor Ethernet.
+    #[error("port {port_num} has link layer {code}, neither InfiniBand (1) nor Ethernet (2)")]
+    LinkLayer {
+        /// Number of the port.
+        port_num: u8,
+        /// `link_layer`.
+        code: u8,
+    },
+    /// It has no GID to use.
+    #[error("port {port_num}: {source}")]
+    Gid {
+        /// Number of the port.
+        port_num: u8,
+        /// Which, and what there is.
+        source: GidError,
+    },
+}
+
+/// A port and the GID that is used on it.
+pub(crate) struct Port {
+    pub(crate) attr: PortAttr,
+    pub(crate) gid: ChosenGid,
+}
+
+impl Port {
+    /// `ibv_query_port` and the GID table.
+    pub(crate) fn read(opened: &Opened, port_num: u8, rules: &GidRules) -> Result<Port, PortError> {
+        // SAFETY: integers: all zeros is a value.
+        let mut raw: ibv_port_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: an open context, and room for the attributes of any version.
+        let rc = unsafe { (opened.library().query_port)(opened.raw(), port_num, &mut raw) };
+        if rc != 0 {
+            let source = io::Error::from_raw_os_error(rc.abs());
+            return Err(PortError::Query { port_num, source });
+        }
+        let link_layer = match raw.link_layer {
+            IBV_LINK_LAYER_INFINIBAND => LinkLayer::Infiniband,
+            IBV_LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
+            code => return Err(PortError::LinkLayer { port_num, code }),
+        };
+        let len = usize::try_from(raw.gid_tbl_len).unwrap_or(0);
+        let table = gid::table(opened, port_num, len);
+        let gid = match link_layer {
+            LinkLayer::Ethernet => gid::choose(&table, rules),
+            LinkLayer::Infiniband => Ok(gid_of_infiniband(&table, rules)),
+        };
+        let gid = gid.map_err(|source| PortError::Gid { port_num, source })?;
+        let attr = PortAttr {
+            state: match raw.state {
+                IBV_PORT_ACTIVE => PortState::Active,
+                _ => PortState::Down,
+            },
+            link_layer,
+            port_num,
+            lid: raw.lid,
+            active_mtu: Mtu::from_code(raw.active_mtu).unwrap_or_default(),
+            gid: gid.entry.gid,
+            gid_index: gid.entry.index,
+            speed_mbps: speed_mbps(opened, port_num, &raw),
+            udp_port: 0,
+            options: QpOptions::empty(),
+        };
+        Ok(Port { attr, gid })
+    }
+}
+
+/// On InfiniBand peers are named by LID within their subnet; the GID is for messages.
+fn gid_of_infiniband(table: &[GidEntry], rules: &GidRules) -> ChosenGid {
+    let index = rules.index.unwrap_or(0);
+    let nameless =
+        GidEntry { index, gid: Gid::default(), roce_version: None, ifindex: 0, is_here: false };
+    let entry = table.iter().find(|entry| entry.index == index).copied().unwrap_or(nameless);
+    ChosenGid { entry, why: "InfiniBand: peers are named by LID".to_owned() }
+}
+
+/// Megabits a second; 0 where the driver's codes are unknown.
+fn speed_mbps(opened: &Opened, port_num: u8, raw: &ibv_port_attr) -> u32 {
+    // Links since XDR are beyond what the codes can say.
+    if let Some(query_port_speed) = opened.library().query_port_speed {
+        let mut in_100_mbps = 0;
+        // SAFETY: an open context, and room for a number.
+        let rc = unsafe { query_port_speed(opened.raw(), port_num.into(), &mut in_100_mbps) };
+        if rc == 0 && in_100_mbps > 0 {
+            return u32::try_from(in_100_mbps.saturating_mul(100)).unwrap_or(u32::MAX);
+        }
+    }
+    match LinkRate::from_codes(raw.active_width.into(), raw.active_speed.into()) {
+        Ok(rate) => rate.mbps(),
+        Err(error) => {
+            log::warn!("{} port {port_num}: its speed is unknown: {error}", opened.name());
+            0
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The binding against the system's header, by its C compiler.
+
+use std::fs;
+use std::mem::offset_of;
+use std::process::Command;
+
+use super::*;
+
+/// What C says, as an expression that is a number, and what we say.
+type Row = (String, usize);
+
+macro_rules! offsets {
+    ($rows:ident; $($ty:ident { $($field:ident $(= $c:literal)?),* $(,)? })*) => { $($(
+        let of = [$($c,)? stringify!($field)][0];
+        let text = format!("offsetof(struct {}, {of})", stringify!($ty));
+        $rows.push((text, offset_of!($ty, $field)));
+    )*)* };
+}
+
+macro_rules! sizes {
+    ($rows:ident; $($ty:ident $(= $c:literal)?),*) => { $(
+        let of = [$($c,)? concat!("struct ", stringify!($ty))][0];
+        $rows.push((format!("sizeof({of})"), size_of::<$ty>()));
+    )* };
+}
+
+macro_rules! constants {
+    ($rows:ident; $($name:ident),* $(,)?) => { $(
+        $rows.push((stringify!($name).to_owned(), $name as usize));
+    )* };
+}
+
+fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    // Of those that libibverbs allocates, and of port attributes, ours are not the whole.
+    sizes!(rows; ibv_device_attr, ibv_gid = "union ibv_gid", ibv_gid_entry, ibv_qp_cap,
+        ibv_qp_init_attr, ibv_global_route, ibv_ah_attr, ibv_qp_attr, ibv_sge, ibv_send_wr,
+        ibv_recv_wr, ibv_wc, ibv_async_event, ibv_context_ops, ibv_mr);
+    offsets! { rows;
+        ibv_context_ops { poll_cq, post_send, post_recv }
+        ibv_context { device, ops, cmd_fd, async_fd }
+        ibv_pd { context }
+        ibv_mr { lkey, rkey }
+        ibv_cq { context, cq_context }
+        ibv_qp { context, qp_context, qp_num }
+        ibv_device_attr { sys_image_guid, max_qp, max_pkeys, phys_port_cnt }
+        ibv_port_attr { state, active_mtu, gid_tbl_len, lid, active_width, active_speed,
+            link_layer, flags }
+        ibv_gid_entry { gid, gid_index, port_num, gid_type, ndev_ifindex }
+        ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all }
+        ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data }
+        ibv_global_route { dgid, flow_label, sgid_index, hop_limit, traffic_class }
+        ibv_ah_attr { grh, dlid, sl, src_path_bits, static_rate, is_global, port_num }
+        ibv_qp_attr { qp_state, path_mtu, rq_psn, sq_psn, dest_qp_num, qp_access_flags, cap,
+            ah_attr, alt_ah_attr, pkey_index, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer,
+            port_num, timeout, retry_cnt, rnr_retry, rate_limit }
+        ibv_sge { addr, length, lkey }
+        ibv_send_wr { wr_id, next, sg_list, num_sge, opcode, send_flags, imm_data,
+            remote_addr = "wr.rdma.remote_addr", rkey = "wr.rdma.rkey" }
+        ibv_recv_wr { wr_id, next, sg_list, num_sge }
+        ibv_wc { wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num,
+            flags = "wc_flags", sl, dlid_path_bits }
+        ibv_async_event { element, event_type }
+    }
+    constants! { rows;
+        IBV_PORT_ACTIVE, IBV_LINK_LAYER_INFINIBAND, IBV_LINK_LAYER_ETHERNET,
+        IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_QPT_RC,
+        IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_ERR,
+        IBV_QP_STATE, IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_AV,
+        IBV_QP_PATH_MTU, IBV_QP_TIMEOUT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN,
+        IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_SQ_PSN,
+        IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_DEST_QPN,
+        IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR,
+        IBV_EVENT_COMM_EST, IBV_EVENT_SQ_DRAINED, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE,
+        IBV_EVENT_PORT_ERR, IBV_EVENT_SM_CHANGE, IBV_EVENT_QP_LAST_WQE_REACHED,
+        IBV_EVENT_CLIENT_REREGISTER, IBV_EVENT_GID_CHANGE,
+    }
+    // What core's values are taken for as they are.
+    use invar_core::nic::{Access, Mtu, SendFlags, SendOpcode, WcFlags, WcOpcode, WcStatus};
+    let same = [
+        ("IBV_ACCESS_LOCAL_WRITE", Access::LOCAL_WRITE.bits()),
+        ("IBV_ACCESS_REMOTE_WRITE", Access::REMOTE_WRITE.bits()),
+        ("IBV_ACCESS_REMOTE_READ", Access::REMOTE_READ.bits()),
+        ("IBV_ACCESS_REMOTE_ATOMIC", Access::REMOTE_ATOMIC.bits()),
+        ("IBV_ACCESS_RELAXED_ORDERING", Access::RELAXED_ORDERING.bits()),
+        ("IBV_SEND_SIGNALED", SendFlags::SIGNALED.bits().into()),
+        ("IBV_SEND_SOLICITED", SendFlags::SOLICITED.bits().into()),
+        ("IBV_SEND_INLINE", SendFlags::INLINE.bits().into()),
+        ("IBV_WR_RDMA_WRITE", SendOpcode::RdmaWrite as u32),
+        ("IBV_WR_RDMA_WRITE_WITH_IMM", SendOpcode::RdmaWriteWithImm as u32),
+        ("IBV_WR_SEND", SendOpcode::Send as u32),
+        ("IBV_WR_SEND_WITH_IMM", SendOpcode::SendWithImm as u32),
+        ("IBV_WR_RDMA_READ", SendOpcode::RdmaRead as u32),
+        ("IBV_WC_SEND", WcOpcode::SEND.0),
+        ("IBV_WC_RDMA_WRITE", WcOpcode::RDMA_WRITE.0),
+        ("IBV_WC_RDMA_READ", WcOpcode::RDMA_READ.0),
+        ("IBV_WC_RECV", WcOpcode::RECV.0),
+        ("IBV_WC_RECV_RDMA_WITH_IMM", WcOpcode::RECV_RDMA_WITH_IMM.0),
+        ("IBV_WC_WITH_IMM", WcFlags::WITH_IMM.bits()),
+        ("IBV_WC_SUCCESS", WcStatus::SUCCESS.0),
+        ("IBV_WC_RETRY_EXC_ERR", WcStatus::RETRY_EXC_ERR.0),
+        ("IBV_WC_GENERAL_ERR", WcStatus::GENERAL_ERR.0),
+        ("IBV_MTU_256", Mtu::Mtu256 as u32),
+        ("IBV_MTU_4096", Mtu::Mtu4096 as u32),
+    ];
+    rows.extend(same.map(|(name, ours)| (name.to_owned(), ours as usize)));
+    rows
+}
+
+/// What the header says to each row; `None` where there is no compiler or no header.
+fn of_the_header(rows: &[Row]) -> Option<Vec<usize>> {
+    let expressions: Vec<&str> = rows.iter().map(|(text, _)| text.as_str()).collect();
+    let program = format!(
+        "#include <infiniband/verbs.h>\n#include <stddef.h>\n#include <stdio.h>\n\
+         static const size_t n[] = {{ {} }};\n\
+         int main(void) {{ for (size_t i = 0; i < sizeof n / sizeof *n; i++) \
+         printf(\"%zu\\n\", n[i]); return 0; }}\n",
+        expressions.join(", ")
+    );
+    let folder = std::env::temp_dir().join(format!("invar-verbs-layout-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let (source, binary) = (folder.join("layout.c"), folder.join("layout"));
+    fs::write(&source, "#include <infiniband/verbs.h>\n").unwrap();
+    let has_header = Command::new("cc").arg("-fsyntax-only").arg(&source).output();
+    let has_header = has_header.is_ok_and(|output| output.status.success());
+    let answer = has_header.then(|| {
+        fs::write(&source, program).unwrap();
+        let built = Command::new("cc").arg("-o").arg(&binary).arg(&source).output().unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        let output = Command::new(&binary).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().map(|line| line.parse().unwrap()).collect()
+    });
+    fs::remove_dir_all(&folder).unwrap();
+    answer
+}
+
+#[test]
+fn the_binding_is_laid_out_as_the_systems_header() {
+    let rows = rows();
+    let Some(theirs) = of_the_header(&rows) else {
+        eprintln!("skipped: needs a C compiler (cc) and infiniband/verbs.h (libibverbs-dev)");
+        return;
+    };
+    assert_eq!(theirs.len(), rows.len());
+    let differing: Vec<String> = rows
+        .iter()
+        .zip(theirs)
+        .filter(|((_, ours), theirs)| ours != theirs)
+        .map(|((text, ours), theirs)| format!("{text}: {theirs}, and here {ours}"))
+        .collect();
+    assert!(differing.is_empty(), "{}", differing.join("\n"));
+}
+
+#[test]
+fn there_is_room_for_port_attributes_that_grow() {
+    // 48 bytes in rdma-core 1, 52 since 25, 56 since 58.
+    assert!(size_of::<ibv_port_attr>() >= 120);
+}

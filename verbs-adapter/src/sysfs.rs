@@ -1,0 +1,33 @@
+//! What only sysfs tells of RDMA devices. In a container much of it may not be readable, so that
+//! all of it is optional.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const CLASS: &str = "/sys/class/infiniband";
+
+/// The PCI device that a device is on; one in software is on none.
+pub(crate) fn pci_path(device: &str) -> Option<String> {
+    let link = Path::new(CLASS).join(device).join("device");
+    fs::canonicalize(link).ok()?.into_os_string().into_string().ok()
+}
+
+/// Version of RoCE of an entry of a GID table.
+pub(crate) fn gid_type(device: &str, port_num: u8, index: u8) -> Option<u8> {
+    let path = port(device, port_num).join(format!("gid_attrs/types/{index}"));
+    match fs::read_to_string(path).ok()?.trim_end() {
+        "IB/RoCE v1" => Some(1),
+        "RoCE v2" => Some(2),
+        _ => None,
+    }
+}
+
+/// Network interface of an entry of a GID table.
+pub(crate) fn gid_netdev(device: &str, port_num: u8, index: u8) -> Option<String> {
+    let path = port(device, port_num).join(format!("gid_attrs/ndevs/{index}"));
+    Some(fs::read_to_string(path).ok()?.trim_end().to_owned())
+}
+
+fn port(device: &str, port_num: u8) -> PathBuf {
+    Path::new(CLASS).join(device).join(format!("ports/{port_num}"))
+}
