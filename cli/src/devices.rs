@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use invar::{Device, DeviceInfo};
+use invar::{Device, DeviceInfo, Settings};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -24,6 +24,9 @@ struct Shown {
     netdev: String,
     address: String,
     gid: String,
+    gid_index: u8,
+    /// Why this GID and no other of the port's table.
+    gid_why: String,
     /// Bytes of payload in a packet.
     mtu: u32,
     /// `null` where the interface does not tell.
@@ -41,6 +44,8 @@ impl From<DeviceInfo> for Shown {
             kind: info.kind.to_string(),
             address: info.address.to_string(),
             gid: info.gid.to_string(),
+            gid_index: info.gid_index,
+            gid_why: info.gid_why,
             mtu: info.mtu.bytes(),
             speed_mbps: info.speed_mbps,
             udp_port: info.udp_port,
@@ -53,8 +58,12 @@ impl From<DeviceInfo> for Shown {
     }
 }
 
-pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let devices: Vec<Shown> = Device::list()?.into_iter().map(Shown::from).collect();
+pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure> {
+    let survey = Device::survey(settings)?;
+    for line in &survey.left_out {
+        eprintln!("invar: {line}");
+    }
+    let devices: Vec<Shown> = survey.devices.into_iter().map(Shown::from).collect();
     let text = if args.json { as_json(&devices)? } else { as_table(&devices) };
     let written = io::stdout().write_all(text.as_bytes());
     written.map_err(|error| Failure::io("writing the list", &error))?;
@@ -67,26 +76,40 @@ fn as_json(devices: &[Shown]) -> Result<String, Failure> {
 }
 
 fn as_table(devices: &[Shown]) -> String {
-    let heads = ["name", "kind", "netdev", "address", "GID", "MTU", "speed", "UDP port", "state"];
+    let heads = [
+        "name",
+        "kind",
+        "netdev",
+        "address",
+        "GID",
+        "MTU",
+        "speed",
+        "UDP port",
+        "state",
+        "index",
+        "why this GID",
+    ];
     let mut rows = vec![heads.map(str::to_owned)];
     rows.extend(devices.iter().map(|device| {
         let speed = device.speed_mbps.map_or("-".to_owned(), |mbps| format!("{mbps} Mb/s"));
         [
             device.name.clone(),
             device.kind.clone(),
-            device.netdev.clone(),
+            if device.netdev.is_empty() { "-".to_owned() } else { device.netdev.clone() },
             device.address.clone(),
             device.gid.clone(),
             device.mtu.to_string(),
             speed,
             device.udp_port.map_or("any".to_owned(), |port| port.to_string()),
             device.state.to_owned(),
+            device.gid_index.to_string(),
+            device.gid_why.clone(),
         ]
     }));
     let widths: Vec<usize> = (0..heads.len())
         .map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0))
         .collect();
-    let line = |row: &[String; 9]| {
+    let line = |row: &[String; 11]| {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
     };

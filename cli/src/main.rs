@@ -51,7 +51,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
     }
     match command {
         Command::Perf(args) => perf::run(&args, &settings),
-        Command::Devices(args) => devices::run(&args),
+        Command::Devices(args) => devices::run(&args, &settings),
     }
 }
 

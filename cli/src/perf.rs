@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::builder::RangedU64ValueParser;
-use invar::{Device, DeviceInfo, Settings};
+use invar::{Device, DeviceInfo, DeviceKind, Settings, Survey};
 use invar_linux::interface::resolve;
 
 use crate::failure::{Failure, WRONG};
@@ -131,7 +131,7 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     let wrong = match &args.connect {
         Some(addr) => client::run(&job, outputs, resolved(addr)?)?,
         None => {
-            let (_server, addr) = local::start(args)?;
+            let (_server, addr) = local::start(args, settings)?;
             client::run(&job, outputs, addr)?
         }
     };
@@ -146,28 +146,46 @@ fn resolved(addr: &str) -> Result<SocketAddr, Failure> {
 }
 
 /// The device of this name, unopened.
-fn named(name: &str) -> Result<DeviceInfo, Failure> {
-    let mut devices = Device::list()?;
+fn named(name: &str, settings: &Settings) -> Result<DeviceInfo, Failure> {
+    let Survey { mut devices, left_out, .. } = Device::survey(settings)?;
     match devices.iter().position(|info| info.name == name) {
         Some(at) => Ok(devices.swap_remove(at)),
         None => {
             let names: Vec<String> = devices.into_iter().map(|info| info.name).collect();
-            let text = format!("--nic {name}: there is only {}", names.join(", "));
+            let mut text = format!("--nic {name}: there is only {}", names.join(", "));
+            for line in left_out {
+                text += "; left out: ";
+                text += &line;
+            }
             Err(Failure::usage(text))
         }
     }
 }
 
-/// Opens the device to use when the peer is reached from `local`: both ends must have addresses of
-/// one family.
+/// Opens the device to use when the peer is reached from `local`: where none is named, the first
+/// RDMA device, if there is one. Of devices in software both ends must have addresses of one family.
 fn open_device(nic: Option<&str>, local: IpAddr, settings: &Settings) -> Result<Device, Failure> {
     let open = |address| Ok(Device::open_at(SocketAddr::new(address, settings.udp_port()))?);
-    let Some(name) = nic else { return open(local) };
-    let info = named(name)?;
-    let address = if info.addresses.contains(&local) {
+    let info = match nic {
+        Some(name) => named(name, settings)?,
+        None => {
+            let rdma = |info: &DeviceInfo| {
+                info.kind == DeviceKind::Verbs && settings.takes(DeviceKind::Verbs)
+            };
+            match Device::survey(settings)?.devices.into_iter().find(rdma) {
+                Some(info) => info,
+                None => return open(local),
+            }
+        }
+    };
+    if info.kind == DeviceKind::Verbs {
+        return Ok(Device::open_for(&info, settings)?);
+    }
+    let DeviceInfo { name, addresses, .. } = info;
+    let address = if addresses.contains(&local) {
         Some(local)
     } else {
-        info.addresses.iter().copied().find(|ip| ip.is_ipv4() == local.is_ipv4())
+        addresses.into_iter().find(|ip| ip.is_ipv4() == local.is_ipv4())
     };
     let family = if local.is_ipv4() { "IPv4" } else { "IPv6" };
     let address = address.ok_or_else(|| {

@@ -8,7 +8,7 @@ use invar_linux::interface::Interface;
 
 use crate::connect::interfaces_for;
 use crate::error::Kind;
-use crate::{Device, DeviceInfo, DeviceKind, Error, Settings};
+use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 
 /// What to use on this host, and why.
 #[derive(Clone, Debug)]
@@ -31,10 +31,11 @@ impl Choice {
         let interfaces = Interface::list()
             .map_err(|error| Error::io("listing the network interfaces", error))?;
         let allowed = interfaces_for(settings, &interfaces)?;
-        let mut devices = Device::list()?;
+        let Survey { mut devices, left_out } = Device::survey(settings)?;
         devices.retain_mut(|device| {
             let on = allowed.iter().find(|found| found.interface.name == device.netdev);
             match (device.kind, on) {
+                (DeviceKind::Verbs, _) => true,
                 (DeviceKind::Soft, None) => false,
                 (DeviceKind::Soft, Some(on)) => {
                     if settings.socket_family != AddressFamily::Any {
@@ -46,11 +47,15 @@ impl Choice {
             }
         });
         let transport = settings.transport();
-        let first = devices.iter().find(|device| device.kind.is_of(transport));
+        let first = devices.iter().find(|device| settings.takes(device.kind));
         let (Some(kind), Some(oob)) = (first.map(|first| first.kind), allowed.first()) else {
             let asked = transport.as_str();
-            let text =
+            let mut text =
                 format!("INVAR_TRANSPORT={asked}: this host has no device of that transport");
+            for line in left_out {
+                text += "; ";
+                text += &line;
+            }
             return Err(Kind::Setting(text).into());
         };
         devices.retain(|device| device.kind == kind);

@@ -1,17 +1,21 @@
 //! Devices: what a host has, and an open one.
 
+mod rdma;
+
 use std::fmt;
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::{Arc, Weak};
 
-use invar_core::nic::{Gid, LinkLayer, Mtu, NicError};
-use invar_core::param::{AddressFamily, TransportChoice};
+use invar_core::device::data_access;
+use invar_core::nic::{Access, Gid, LinkLayer, Mtu, NicError};
+use invar_core::param::AddressFamily;
 use invar_linux::interface::Interface;
 use invar_linux::soft::{self, SoftConfig, SoftNic};
 
 use crate::error::Kind;
 use crate::raw::{Adapter, Registrations, adapt};
+use crate::settings::RdmaRules;
 use crate::{Error, Settings};
 
 /// Where RoCEv2 packets go by its specification (IBTA Annex A17), and so where every peer sends
@@ -22,24 +26,17 @@ pub const ROCE_UDP_PORT: u16 = 4791;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceKind {
+    /// A port of an RDMA device, through libibverbs.
+    Verbs,
     /// The RoCEv2 NIC in software, over UDP.
     Soft,
-}
-
-impl DeviceKind {
-    /// Whether `INVAR_TRANSPORT` allows it.
-    pub(crate) fn is_of(self, transport: TransportChoice) -> bool {
-        match (transport, self) {
-            (TransportChoice::Auto | TransportChoice::Soft, DeviceKind::Soft) => true,
-            (TransportChoice::Ib | TransportChoice::Socket, DeviceKind::Soft) => false,
-        }
-    }
 }
 
 /// As `INVAR_TRANSPORT` names it.
 impl fmt::Display for DeviceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            DeviceKind::Verbs => "ib",
             DeviceKind::Soft => "soft",
         })
     }
@@ -49,18 +46,23 @@ impl fmt::Display for DeviceKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// Its name: `soft0`.
+    /// Its name: `mlx5_0`, `mlx5_0:2` for a second port, `soft0`.
     pub name: String,
     /// What it is made of.
     pub kind: DeviceKind,
-    /// The network interface that it is on.
+    /// The network interface that it is on; empty where an RDMA device does not tell.
     pub netdev: String,
-    /// The address that peers reach it by.
+    /// The address by which peers reach this host to connect to the device: its own, or where an
+    /// RDMA device has none, that of the interface which NCCL would take.
     pub address: IpAddr,
     /// All addresses that it could be opened at.
     pub addresses: Vec<IpAddr>,
-    /// The global identifier that stands for `address`.
+    /// The global identifier by which packets find it.
     pub gid: Gid,
+    /// Its place in the port's table; a device in software has one at a time, 0.
+    pub gid_index: u8,
+    /// Why this one of the table; empty for a device in software.
+    pub gid_why: String,
     /// InfiniBand or Ethernet.
     pub link_layer: LinkLayer,
     /// Largest path MTU.
@@ -73,8 +75,24 @@ pub struct DeviceInfo {
     pub udp_port: Option<u16>,
     /// Its place on the PCI bus; a device in software has none.
     pub pci_path: Option<String>,
+    /// Global identifier of its card; a device in software has none.
+    pub guid: Option<u64>,
+    /// Number of the port on its card, from 1.
+    pub card_port: u32,
+    /// Queue pairs that it can have, where there is a limit.
+    pub qps_max: Option<u32>,
     /// Buffers of a grouped receive.
     pub recvs_max: usize,
+}
+
+/// What a host has, and what of it cannot be used.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Survey {
+    /// As [`Device::list`] gives them.
+    pub devices: Vec<DeviceInfo>,
+    /// RDMA devices that are left out, or why there are none: a line for each.
+    pub left_out: Vec<String>,
 }
 
 /// An open device; clones are the same one. It closes with the last of its comms and regions.
@@ -83,6 +101,7 @@ pub struct Device(Arc<Inner>);
 
 struct Inner {
     info: DeviceInfo,
+    data_access: Access,
     // They end before the adapter.
     registrations: Registrations,
     adapter: Arc<dyn Adapter>,
@@ -91,41 +110,70 @@ struct Inner {
 }
 
 impl Device {
-    /// What this host has, in a stable order, loopback last.
+    /// What this host has and the environment allows, in a stable order: RDMA devices, then those
+    /// in software, loopback last.
     pub fn list() -> Result<Vec<DeviceInfo>, Error> {
-        let interfaces = Interface::list().map_err(listing)?;
-        let configs = soft::devices(AddressFamily::Any).map_err(listing)?;
-        Ok(configs.iter().filter_map(|config| describe(config, &interfaces)).collect())
+        Ok(Self::survey(&Settings::from_env()?)?.devices)
     }
 
-    /// Opens a device by its name.
+    /// The same by these settings (`NCCL_IB_DISABLE`, `NCCL_IB_HCA`, `NCCL_IB_GID_INDEX`, …), and
+    /// what is left out.
+    ///
+    /// # Errors
+    /// A setting that cannot be; or one that leaves no RDMA device where otherwise there are some.
+    pub fn survey(settings: &Settings) -> Result<Survey, Error> {
+        let Survey { mut devices, left_out } = rdma::survey(&settings.rdma)?;
+        let interfaces = Interface::list().map_err(listing)?;
+        let configs = soft::devices(AddressFamily::Any).map_err(listing)?;
+        devices.extend(configs.iter().filter_map(|config| describe(config, &interfaces)));
+        Ok(Survey { devices, left_out })
+    }
+
+    /// Opens a device by its name; one in software where Invar's peers find it.
     pub fn open(name: &str) -> Result<Self, Error> {
-        let devices = Self::list()?;
-        match devices.iter().find(|info| info.name == name) {
-            Some(info) => Self::open_soft(info, scoped(info, SocketAddr::new(info.address, 0))?),
-            None => Err(no_device(name, &devices)),
+        let settings = Settings::from_env()?;
+        let survey = Self::survey(&settings)?;
+        match survey.devices.iter().find(|info| info.name == name) {
+            Some(info) if info.kind == DeviceKind::Soft => {
+                Self::open_soft(info, scoped(info, SocketAddr::new(info.address, 0))?)
+            }
+            Some(info) => Self::open_for(info, &settings),
+            None => Err(no_device(name, &survey)),
         }
     }
 
-    /// Opens the device that has this address, at this address. The port is where packets come in:
+    /// Opens the device in software that has this address, at this address. The port is where packets come in:
     /// 0 for any that is free, which peers learn while they connect; [`ROCE_UDP_PORT`] for peers
     /// that take it for granted.
     pub fn open_at(addr: SocketAddr) -> Result<Self, Error> {
         let address = addr.ip();
-        let devices = Self::list()?;
+        let mut survey = Self::survey(&Settings::from_env()?)?;
+        survey.devices.retain(|info| info.kind == DeviceKind::Soft);
         // Any address of 127.0.0.0/8 is on loopback, though only one is listed.
         let holder = Interface::holding(address).map_err(listing)?;
         let has = |info: &&DeviceInfo| holder.as_ref().is_some_and(|i| i.name == info.netdev);
-        match devices.iter().find(has) {
+        match survey.devices.iter().find(has) {
             Some(info) => Self::open_soft(info, scoped(info, addr)?),
-            None => Err(no_device(&address.to_string(), &devices)),
+            None => Err(no_device(&address.to_string(), &survey)),
         }
     }
 
-    /// Opens a device of [`Choice`](crate::Choice), where peers with these settings find it.
+    /// Opens a device that was listed, where peers with these settings find it.
     pub fn open_for(info: &DeviceInfo, settings: &Settings) -> Result<Self, Error> {
+        if info.kind == DeviceKind::Verbs {
+            return Self::open_rdma(info, &settings.rdma);
+        }
         let addr = SocketAddr::new(info.address, settings.udp_port());
         Self::open_soft(info, scoped(info, addr)?)
+    }
+
+    fn open_rdma(info: &DeviceInfo, rules: &RdmaRules) -> Result<Self, Error> {
+        let adapter = rdma::open(info, rules)?;
+        // A device that cannot order so leaves it out.
+        let data_access = data_access(rules.relaxed_ordering, true);
+        let (info, registrations) = (info.clone(), Registrations::new());
+        let inner = Inner { info, data_access, registrations, adapter, soft: None };
+        Ok(Device(Arc::new(inner)))
     }
 
     fn open_soft(info: &DeviceInfo, addr: SocketAddr) -> Result<Self, Error> {
@@ -152,7 +200,8 @@ impl Device {
             info.mtu.bytes()
         );
         let (registrations, soft) = (Registrations::new(), Some(nic));
-        Ok(Device(Arc::new(Inner { info, registrations, adapter, soft })))
+        let data_access = data_access(0, false);
+        Ok(Device(Arc::new(Inner { info, data_access, registrations, adapter, soft })))
     }
 
     /// What it is.
@@ -179,6 +228,11 @@ impl Device {
 
     pub(crate) fn adapter(&self) -> &dyn Adapter {
         &*self.0.adapter
+    }
+
+    /// What the device may do with memory of the user's.
+    pub(crate) fn data_access(&self) -> Access {
+        self.0.data_access
     }
 
     pub(crate) fn registrations(&self) -> &Registrations {
@@ -232,12 +286,17 @@ fn describe(config: &SoftConfig, interfaces: &[Interface]) -> Option<DeviceInfo>
         address,
         addresses: interface.addresses.iter().map(|a| a.ip).collect(),
         gid: Gid::from(address),
+        gid_index: 0,
+        gid_why: String::new(),
         link_layer: LinkLayer::Ethernet,
         mtu: interface.path_mtu()?,
         speed_mbps: interface.speed_mbps,
         up: interface.up,
         udp_port: None,
         pci_path: None,
+        guid: None,
+        card_port: 1,
+        qps_max: None,
         recvs_max: invar_core::fifo::RECVS_MAX,
     })
 }
@@ -262,11 +321,15 @@ fn capturing(error: std::io::Error) -> Error {
     Error::io("capturing packets", error)
 }
 
-fn no_device(name: &str, devices: &[DeviceInfo]) -> Error {
+fn no_device(name: &str, survey: &Survey) -> Error {
     let one = |info: &DeviceInfo| format!("{} ({} on {})", info.name, info.address, info.netdev);
-    let there_is = match devices {
+    let mut there_is = match survey.devices.as_slice() {
         [] => "none".to_owned(),
-        _ => devices.iter().map(one).collect::<Vec<_>>().join(", "),
+        devices => devices.iter().map(one).collect::<Vec<_>>().join(", "),
     };
+    for line in &survey.left_out {
+        there_is += "; left out: ";
+        there_is += line;
+    }
     Kind::NoDevice { name: name.to_owned(), there_is }.into()
 }

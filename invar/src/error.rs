@@ -31,6 +31,8 @@ pub(crate) enum Kind {
     NoInterface(#[from] NoInterface),
     #[error("{what}: {source}")]
     Io { what: String, source: io::Error },
+    #[error(transparent)]
+    Rdma(#[from] invar_verbs::OpenError),
     #[error("{device}: {source}")]
     Nic { device: String, source: NicError },
     #[error(transparent)]
@@ -55,7 +57,9 @@ impl Error {
             | Kind::Range(_)
             | Kind::MrCache(_)
             | Kind::Handle(_) => Fault::Usage,
-            Kind::NoInterface(_) | Kind::Io { .. } | Kind::Nic { .. } => Fault::Local,
+            Kind::NoInterface(_) | Kind::Io { .. } | Kind::Rdma(_) | Kind::Nic { .. } => {
+                Fault::Local
+            }
             Kind::Connection { error, .. } => error.fault(),
             Kind::TimedOut { .. } => Fault::Network,
         }

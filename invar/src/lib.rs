@@ -65,7 +65,7 @@ mod wait;
 
 pub use choice::Choice;
 pub use connect::{Accepting, Connecting, Listener};
-pub use device::{Device, DeviceInfo, DeviceKind, ROCE_UDP_PORT, WeakDevice};
+pub use device::{Device, DeviceInfo, DeviceKind, ROCE_UDP_PORT, Survey, WeakDevice};
 pub use error::Error;
 pub use invar_core::conn::{HANDLE_BYTES, Handle, Wire};
 pub use invar_core::error::{Ends, Error as ConnectionError, Fault};

@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use invar_core::device::data_access;
 use invar_core::nic::Memory;
 use invar_linux::memory::HostMemory;
 
@@ -43,7 +42,7 @@ impl MemoryRegion {
         }
         let failed = |error| device.failed(error);
         let memory = device.adapter().alloc(len).map_err(failed)?;
-        let access = data_access(0, false);
+        let access = device.data_access();
         let registration = device.adapter().reg_mr(&memory, access).map_err(failed)?;
         Ok(MemoryRegion(Arc::new(Inner {
             lkey: registration.lkey(),

@@ -8,10 +8,11 @@ use invar_core::nic::{LinkLayer, QpOptions};
 use invar_core::param::{
     AddressFamily, LogLevel, ParamError, Params, TABLE, TransportChoice, Wire,
 };
+use invar_verbs::GidRules;
 
 use crate::device::ROCE_UDP_PORT;
 use crate::error::Kind;
-use crate::{DeviceInfo, Error};
+use crate::{DeviceInfo, DeviceKind, Error};
 
 /// How connections are made: from the environment, then as the program says.
 ///
@@ -30,8 +31,21 @@ pub struct Settings {
     ar_threshold_bytes: u32,
     transport: TransportChoice,
     log_level: LogLevel,
+    pub(crate) rdma: RdmaRules,
     pub(crate) socket_ifname: String,
     pub(crate) socket_family: AddressFamily,
+}
+
+/// What is said about RDMA devices before one is open.
+#[derive(Clone, Debug)]
+pub(crate) struct RdmaRules {
+    /// `NCCL_IB_DISABLE`.
+    pub(crate) disabled: bool,
+    /// `NCCL_IB_HCA`.
+    pub(crate) hca: String,
+    pub(crate) gid: GidRules,
+    /// `NCCL_IB_PCI_RELAXED_ORDERING`.
+    pub(crate) relaxed_ordering: u8,
 }
 
 impl Settings {
@@ -52,11 +66,11 @@ impl Settings {
             TABLE.iter().filter_map(|row| Some((row.name, lookup(row.name)?))).collect();
         let params = Params::from_lookup(|name| set.get(name).map(String::as_str))
             .map_err(|error: ParamError<'_>| Kind::Setting(error.to_string()))?;
-        let ifname = set.get("NCCL_SOCKET_IFNAME").cloned().unwrap_or_default();
-        Ok(Self::from_params(&params, ifname))
+        let list = |name| set.get(name).cloned().unwrap_or_default();
+        Ok(Self::from_params(&params, list("NCCL_SOCKET_IFNAME"), list("NCCL_IB_HCA")))
     }
 
-    fn from_params(params: &Params<'_>, socket_ifname: String) -> Self {
+    fn from_params(params: &Params<'_>, socket_ifname: String, hca: String) -> Self {
         let conn = conn::Settings {
             wire: match params.wire {
                 Wire::Invar => conn::Wire::Invar,
@@ -79,6 +93,12 @@ impl Settings {
             ar_threshold_bytes: u32::try_from(params.ib_ar_threshold).unwrap_or(u32::MAX),
             transport: params.transport,
             log_level: params.log,
+            rdma: RdmaRules {
+                disabled: params.ib_disable,
+                hca,
+                gid: GidRules::from(params),
+                relaxed_ordering: params.ib_pci_relaxed_ordering,
+            },
             socket_ifname,
             socket_family: params.socket_family,
         }
@@ -162,6 +182,16 @@ impl Settings {
         }
     }
 
+    /// Whether `INVAR_TRANSPORT` allows a device of this kind.
+    pub fn takes(&self, kind: DeviceKind) -> bool {
+        match self.transport {
+            TransportChoice::Auto => true,
+            TransportChoice::Ib => kind == DeviceKind::Verbs,
+            TransportChoice::Soft => kind == DeviceKind::Soft,
+            TransportChoice::Socket => false,
+        }
+    }
+
     /// Which kind of device (`INVAR_TRANSPORT`).
     pub(crate) fn transport(&self) -> TransportChoice {
         self.transport
@@ -198,7 +228,7 @@ impl Settings {
     /// that peers do not find (`INVAR_WIRE`).
     pub(crate) fn check(&self, device: &DeviceInfo) -> Result<(), Error> {
         let DeviceInfo { name, kind, .. } = device;
-        if !kind.is_of(self.transport) {
+        if !self.takes(*kind) {
             let asked = self.transport.as_str();
             let text = format!("INVAR_TRANSPORT={asked}: {name} is a device of transport {kind}");
             return Err(Kind::Setting(text).into());
@@ -220,7 +250,7 @@ impl Settings {
 /// What holds where the environment says nothing.
 impl Default for Settings {
     fn default() -> Self {
-        Self::from_params(&Params::default(), String::new())
+        Self::from_params(&Params::default(), String::new(), String::new())
     }
 }
 

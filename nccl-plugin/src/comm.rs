@@ -70,6 +70,7 @@ impl Comm {
     /// Makes a sending end known to NCCL.
     pub(crate) fn put_send(end: AnySend, device: &Device) -> Result<Name, Failed> {
         match end {
+            AnySend::Verbs(end) => Self::put(send::with_calls(end), device),
             AnySend::Soft(end) => Self::put(send::with_calls(end), device),
             _ => Err(misused("a device of a kind that this plugin does not know")),
         }
@@ -78,6 +79,7 @@ impl Comm {
     /// Makes a receiving end known to NCCL.
     pub(crate) fn put_recv(end: AnyRecv, device: &Device) -> Result<Name, Failed> {
         match end {
+            AnyRecv::Verbs(end) => Self::put(recv::with_calls(end), device),
             AnyRecv::Soft(end) => Self::put(recv::with_calls(end), device),
             _ => Err(misused("a device of a kind that this plugin does not know")),
         }

@@ -157,7 +157,7 @@ impl NetDevice {
             number,
             name: forever(&info.name),
             pci_path: info.pci_path.as_deref().map(forever),
-            guid: number as u64,
+            guid: info.guid.unwrap_or(number as u64),
             info,
             opened: Mutex::default(),
         }
@@ -180,7 +180,7 @@ impl NetDevice {
             LinkLayer::Infiniband => "IB",
             LinkLayer::Ethernet => "RoCE",
         };
-        format!(" [{}]{}:1/{link}", self.number, self.info.name)
+        format!(" [{}]{}:{}/{link}", self.number, self.info.name, self.info.card_port)
     }
 }
 

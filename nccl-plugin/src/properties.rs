@@ -52,9 +52,9 @@ macro_rules! describe {
                     guid: $device.guid,
                     ptr_support: PTR_HOST,
                     speed: c_int::try_from(speed).unwrap_or(c_int::MAX),
-                    port: 1,
+                    port: $device.info.card_port as c_int,
                     latency: 0.0,
-                    max_comms: PLACES as c_int,
+                    max_comms: $device.info.qps_max.map_or(PLACES, |qps| PLACES.min(qps as usize)) as c_int,
                     max_recvs: $device.info.recvs_max as c_int,
                     $($field: $value,)*
                 }

@@ -54,7 +54,7 @@ impl Job {
             )));
         }
         if let Some(name) = &args.nic {
-            named(name)?;
+            named(name, settings)?;
         }
         let mut settings = settings.clone();
         if let Some(qps) = args.qps {

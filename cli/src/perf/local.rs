@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, process, thread};
 
-use invar::Device;
+use invar::{Device, Settings};
 
 use super::server::LISTENING;
 use super::{Args, named};
@@ -35,9 +35,9 @@ impl Drop for Server {
 }
 
 /// Starts it; gives where it listens.
-pub(super) fn start(args: &Args) -> Result<(Server, SocketAddr), Failure> {
+pub(super) fn start(args: &Args, settings: &Settings) -> Result<(Server, SocketAddr), Failure> {
     let failed = |error| Failure::io("starting the second process", &error);
-    let addr = SocketAddr::new(address(args)?, 0);
+    let addr = SocketAddr::new(address(args, settings)?, 0);
     let mut command = Command::new(env::current_exe().map_err(failed)?);
     command.args(["perf", "--server", &addr.to_string()]);
     command.args(["--child-of", &process::id().to_string()]);
@@ -59,13 +59,13 @@ pub(super) fn start(args: &Args) -> Result<(Server, SocketAddr), Failure> {
 
 /// Where the two meet: with a device named, on loopback, in the family of its address; otherwise
 /// at the address of the last device, which is loopback, and the one to use.
-fn address(args: &Args) -> Result<IpAddr, Failure> {
+fn address(args: &Args, settings: &Settings) -> Result<IpAddr, Failure> {
     if let Some(name) = &args.nic {
-        return Ok(match named(name)?.address {
+        return Ok(match named(name, settings)?.address {
             IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
             IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
         });
     }
-    let last = Device::list()?.pop();
+    let last = Device::survey(settings)?.devices.pop();
     last.map(|info| info.address).ok_or_else(|| Failure::new("this host has no device"))
 }

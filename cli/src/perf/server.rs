@@ -26,7 +26,7 @@ pub(super) fn run(args: &Args, addr: SocketAddr, settings: &Settings) -> Result<
         die_with(parent)?;
     }
     if let Some(name) = &args.nic {
-        super::named(name)?;
+        super::named(name, settings)?;
     }
     let listener = bind(addr)?;
     let addr = listener.local_addr().map_err(|error| Failure::io("the listener", &error))?;

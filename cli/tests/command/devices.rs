@@ -13,12 +13,13 @@ fn devices_are_listed_with_loopback_as_the_last() {
     assert_eq!(last["mtu"], 4096);
     assert_eq!(last["state"], "active");
     assert!(last["udp_port"].is_null());
-    for (i, device) in devices.iter().enumerate() {
+    let soft = devices.iter().filter(|device| device["kind"] == "soft");
+    for (i, device) in soft.enumerate() {
         assert_eq!(device["name"], format!("soft{i}"));
     }
     let table = run(&["devices"]);
     let lines: Vec<&str> = table.ok().stdout.lines().collect();
     assert_eq!(lines.len(), 1 + devices.len());
-    assert!(lines[0].starts_with("name   kind  netdev"), "{}", lines[0]);
+    assert!(lines[0].starts_with("name "), "{}", lines[0]);
     assert!(lines[lines.len() - 1].contains(" lo "), "{}", table.stdout);
 }

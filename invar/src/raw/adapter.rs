@@ -10,6 +10,7 @@ use invar_linux::clock::now_ns;
 use invar_linux::memory::HostMemory;
 use invar_linux::soft::SoftNic;
 use invar_linux::tcp::OobStream;
+use invar_verbs::VerbsNic;
 
 use super::watch::PeerWatch;
 use super::{AnyRecv, AnySend, End, RecvEnd, SendEnd};
@@ -27,6 +28,16 @@ pub trait HostNic:
     fn any_send(end: Box<SendOn<Self>>) -> AnySend;
     /// Says what the NIC is.
     fn any_recv(end: Box<RecvOn<Self>>) -> AnyRecv;
+}
+
+impl HostNic for VerbsNic {
+    fn any_send(end: Box<SendOn<Self>>) -> AnySend {
+        AnySend::Verbs(end)
+    }
+
+    fn any_recv(end: Box<RecvOn<Self>>) -> AnyRecv {
+        AnyRecv::Verbs(end)
+    }
 }
 
 impl HostNic for SoftNic {

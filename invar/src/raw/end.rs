@@ -3,6 +3,7 @@
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_linux::soft::SoftNic;
+use invar_verbs::VerbsNic;
 
 use super::{RecvOn, SendOn};
 use crate::Error;
@@ -79,6 +80,8 @@ pub trait RecvEnd: End {
 /// A sending end on any NIC.
 #[non_exhaustive]
 pub enum AnySend {
+    /// On an RDMA device.
+    Verbs(Box<SendOn<VerbsNic>>),
     /// On the NIC in software.
     Soft(Box<SendOn<SoftNic>>),
 }
@@ -86,6 +89,8 @@ pub enum AnySend {
 /// A receiving end on any NIC.
 #[non_exhaustive]
 pub enum AnyRecv {
+    /// On an RDMA device.
+    Verbs(Box<RecvOn<VerbsNic>>),
     /// On the NIC in software.
     Soft(Box<RecvOn<SoftNic>>),
 }
@@ -94,6 +99,7 @@ impl AnySend {
     /// For who does not care which it is.
     pub fn boxed(self) -> Box<dyn SendEnd> {
         match self {
+            AnySend::Verbs(end) => end,
             AnySend::Soft(end) => end,
         }
     }
@@ -103,6 +109,7 @@ impl AnyRecv {
     /// For who does not care which it is.
     pub fn boxed(self) -> Box<dyn RecvEnd> {
         match self {
+            AnyRecv::Verbs(end) => end,
             AnyRecv::Soft(end) => end,
         }
     }

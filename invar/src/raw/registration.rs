@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use invar_core::device::data_access;
 use invar_core::mr_cache::{Full, Inserted, Lookup, MrCache, MrHandle, PageRange, Slot};
 use invar_linux::env::page_size;
 use invar_linux::memory::HostMemory;
@@ -33,7 +32,7 @@ pub struct Keys {
 /// those that a transfer writes are not accessed by anyone else meanwhile, and those that it
 /// reads not written, but by atomic operations on whole aligned words.
 pub unsafe fn register(device: &Device, start: NonNull<u8>, len: usize) -> Result<Keys, Error> {
-    let access = data_access(0, false);
+    let access = device.data_access();
     let mut cache = device.registrations().lock();
     let addr = start.as_ptr().addr() as u64;
     let pages = match cache.pages.lookup(0, access, addr, len as u64).map_err(Kind::MrCache)? {

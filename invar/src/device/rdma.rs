@@ -1,0 +1,77 @@
+//! RDMA devices of this host.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use invar_core::device::NameFilter;
+use invar_core::fifo::RECVS_MAX;
+use invar_core::param::AddressFamily;
+use invar_linux::interface::{self, Interface};
+use invar_verbs::{PortInfo, Rules, VerbsConfig, VerbsNic};
+
+use super::{DeviceInfo, DeviceKind, ROCE_UDP_PORT, Survey, listing};
+use crate::Error;
+use crate::error::Kind;
+use crate::raw::{Adapter, adapt};
+use crate::settings::RdmaRules;
+
+/// The ports that the user takes.
+pub(super) fn survey(rules: &RdmaRules) -> Result<Survey, Error> {
+    if rules.disabled {
+        let left_out = vec!["no RDMA devices: NCCL_IB_DISABLE=1".to_owned()];
+        return Ok(Survey { left_out, ..Survey::default() });
+    }
+    let hca = NameFilter::parse(&rules.hca)
+        .map_err(|error| Kind::Setting(format!("NCCL_IB_HCA: {error}")))?;
+    let listed = invar_verbs::list(&Rules { hca, gid: rules.gid });
+    let mut by_setting = listed.omitted.iter().filter(|omission| omission.by_setting);
+    if let (true, Some(omission)) = (listed.ports.is_empty(), by_setting.next()) {
+        return Err(Kind::Setting(omission.to_string()).into());
+    }
+    let interfaces = Interface::list().map_err(listing)?;
+    Ok(Survey {
+        devices: listed.ports.iter().filter_map(|port| describe(port, &interfaces)).collect(),
+        left_out: listed.omitted.iter().map(ToString::to_string).collect(),
+    })
+}
+
+/// Opens a port that was listed.
+pub(super) fn open(info: &DeviceInfo, rules: &RdmaRules) -> Result<Arc<dyn Adapter>, Error> {
+    let config = VerbsConfig { gid: rules.gid, ..VerbsConfig::new(&info.name) };
+    let nic = VerbsNic::open(&config).map_err(Kind::Rdma)?;
+    let failed = |source| Kind::Nic { device: info.name.clone(), source };
+    Ok(adapt(nic).map_err(failed)?)
+}
+
+/// `None` on a host without any address, which nobody can connect to.
+fn describe(port: &PortInfo, interfaces: &[Interface]) -> Option<DeviceInfo> {
+    let holder = |ip: IpAddr| interfaces.iter().find(|i| i.addresses.iter().any(|a| a.ip == ip));
+    let own = port.address().and_then(|ip| Some((ip, holder(ip)?)));
+    let (address, interface) = own.or_else(|| {
+        let names = NameFilter::default();
+        let rules = interface::Rules { names, family: AddressFamily::Any, comm_id: None };
+        let found = interface::find(interfaces, &rules).ok()?;
+        found.first().map(|first| (first.addr.ip(), first.interface))
+    })?;
+    let attr = &port.attr;
+    Some(DeviceInfo {
+        name: port.name.clone(),
+        kind: DeviceKind::Verbs,
+        netdev: port.netdev.clone().unwrap_or_default(),
+        address,
+        addresses: interface.addresses.iter().map(|a| a.ip).collect(),
+        gid: attr.gid,
+        gid_index: attr.gid_index,
+        gid_why: port.gid.why.clone(),
+        link_layer: attr.link_layer,
+        mtu: attr.active_mtu,
+        speed_mbps: (attr.speed_mbps > 0).then_some(attr.speed_mbps),
+        up: true,
+        udp_port: Some(ROCE_UDP_PORT),
+        pci_path: port.pci_path.clone(),
+        guid: Some(port.guid),
+        card_port: port.card_port,
+        qps_max: Some(port.qps_max),
+        recvs_max: RECVS_MAX,
+    })
+}
