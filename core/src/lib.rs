@@ -16,7 +16,8 @@
 //! Above 1: [`proxy`] moves the data of collectives and point-to-point transfers over such comms.
 //!
 //! Beside that way: [`param`] is what a user may set, [`device`] the rules about device names,
-//! links and cards, [`mr_cache`] keeps registrations, [`math`] cuts sizes.
+//! links and cards, [`mr_cache`] keeps registrations, [`staging`] passes GPU memory through the
+//! host's, [`math`] cuts sizes.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -37,4 +38,5 @@ pub mod proxy;
 pub mod request;
 pub mod roce;
 pub mod socket;
+pub mod staging;
 pub mod wr_id;

@@ -1,0 +1,254 @@
+//! Transfers of memory that the NIC does not reach, through slots that it does, over simulated
+//! networks: copies take time, packets are lost, and every byte arrives once.
+
+use invar_core::comm::{RecvBuf, Request, SendBuf};
+use invar_core::conn::{Settings, Wire};
+use invar_core::error::Error;
+use invar_core::nic::Mtu;
+use invar_core::roce::qp::Tuning;
+use invar_core::staging::{Chunk, Failure, Pipeline, Port, Stage, TRANSFERS_MAX};
+use invar_testkit::duo::{Buffer, Duo, connect};
+use invar_testkit::pipe::Pipe;
+use invar_testkit::sim::{Link, Random, SimNic, World};
+
+const CHUNK: usize = 4096;
+
+/// Where a transfer is in the memory of its end, and its tag.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    start: usize,
+    tag: u32,
+}
+
+/// One end: memory that only copies reach, and slots.
+struct End<C> {
+    comm: C,
+    gpu: Vec<u8>,
+    slots: Buffer<SimNic>,
+    /// Of each slot, what is on the wire, and when its copy is done.
+    requests: Vec<Option<Request>>,
+    copied_ns: Vec<u64>,
+    world: World,
+    copy_ns: u64,
+}
+
+impl<C> End<C> {
+    fn new(world: &World, comm: C, slots: Buffer<SimNic>, count: usize, copy_ns: u64) -> Self {
+        let requests = (0..count).map(|_| None).collect();
+        let copied_ns = vec![0; count];
+        End { comm, gpu: Vec::new(), slots, requests, copied_ns, world: world.clone(), copy_ns }
+    }
+
+    /// Copies one after the other.
+    fn start_copy(&mut self, slot: usize) -> bool {
+        let free_ns = self.copied_ns.iter().copied().max().unwrap_or(0).max(self.world.now_ns());
+        self.copied_ns[slot] = free_ns + self.copy_ns;
+        true
+    }
+
+    fn is_copied(&self, slot: usize) -> bool {
+        self.copied_ns[slot] <= self.world.now_ns()
+    }
+}
+
+impl Port<Place> for End<invar_core::comm::SendComm<SimNic, Pipe>> {
+    type Error = Error;
+
+    fn start(&mut self, stage: Stage, chunk: &Chunk<'_, Place>) -> Result<bool, Error> {
+        if stage == Stage::Fill {
+            return Ok(self.start_copy(chunk.slot));
+        }
+        let (addr, lkey) = (self.slots.addr(chunk.slot * CHUNK), self.slots.lkey());
+        let buf = SendBuf { addr, len: chunk.len, lkey };
+        let request = self.comm.isend(&buf, chunk.data.tag)?;
+        let started = request.is_some();
+        self.requests[chunk.slot] = request;
+        Ok(started)
+    }
+
+    fn finished(&mut self, stage: Stage, chunk: &Chunk<'_, Place>) -> Result<Option<u32>, Error> {
+        let Chunk { data, slot, offset, len } = *chunk;
+        if stage == Stage::Drain {
+            return self.comm.test(self.requests[slot].as_ref().expect("started"));
+        }
+        let start = data.start + offset as usize;
+        // As late as may be: whoever looks too early sees what was there before.
+        Ok(self.is_copied(slot).then(|| {
+            self.slots.write(slot * CHUNK, &self.gpu[start..start + len as usize]);
+            len
+        }))
+    }
+}
+
+impl Port<Place> for End<invar_core::comm::RecvComm<SimNic, Pipe>> {
+    type Error = Error;
+
+    fn start(&mut self, stage: Stage, chunk: &Chunk<'_, Place>) -> Result<bool, Error> {
+        if stage == Stage::Drain {
+            return Ok(self.start_copy(chunk.slot));
+        }
+        let (addr, rkey) = (self.slots.addr(chunk.slot * CHUNK), self.slots.rkey());
+        let buf = RecvBuf { addr, len: chunk.len, tag: chunk.data.tag, rkey };
+        let request = self.comm.irecv(&[buf])?;
+        let started = request.is_some();
+        self.requests[chunk.slot] = request;
+        Ok(started)
+    }
+
+    fn finished(&mut self, stage: Stage, chunk: &Chunk<'_, Place>) -> Result<Option<u32>, Error> {
+        let Chunk { data, slot, offset, len } = *chunk;
+        if stage == Stage::Fill {
+            let sizes = self.comm.test(self.requests[slot].as_ref().expect("started"))?;
+            return Ok(sizes.map(|sizes| sizes[0]));
+        }
+        let start = data.start + offset as usize;
+        Ok(self.is_copied(slot).then(|| {
+            let bytes = self.slots.read(slot * CHUNK, len as usize);
+            self.gpu[start..start + len as usize].copy_from_slice(&bytes);
+            len
+        }))
+    }
+}
+
+/// Both ends of a connection, with as many slots each and copies as slow.
+struct Rig {
+    world: World,
+    send: End<invar_core::comm::SendComm<SimNic, Pipe>>,
+    recv: End<invar_core::comm::RecvComm<SimNic, Pipe>>,
+    outgoing: Pipeline<Place>,
+    incoming: Pipeline<Place>,
+}
+
+impl Rig {
+    fn new(seed: u64, link: Link, slots: [usize; 2], copy_ns: u64) -> Self {
+        let world = World::new(seed, true, Tuning::default());
+        let nics = [Mtu::Mtu1024; 2].map(|mtu| world.add_host(mtu));
+        for (from, to) in [(0, 1), (1, 0)] {
+            world.set_link(from, to, link);
+        }
+        let settings = Settings { wire: Wire::Invar, timeout: 14, ..Settings::default() };
+        let duo = connect([&nics[0], &nics[1]], [settings; 2], || world.advance(20_000));
+        let Duo { send, recv, send_pd, recv_pd } = duo.expect("connected");
+        let buffers = [(0, send_pd), (1, recv_pd)]
+            .map(|(i, pd)| Buffer::new(&nics[i], &pd, slots[i] * CHUNK));
+        let [from, to] = buffers;
+        Rig {
+            send: End::new(&world, send, from, slots[0], copy_ns),
+            recv: End::new(&world, recv, to, slots[1], copy_ns),
+            outgoing: Pipeline::new(CHUNK as u32, slots[0]),
+            incoming: Pipeline::new(CHUNK as u32, slots[1]),
+            world,
+        }
+    }
+
+    /// A transfer of `sent` bytes into room for `room`, each behind what its end has already.
+    fn push(&mut self, random: &mut Random, sent: usize, room: usize, tag: u32) {
+        let start = self.send.gpu.len();
+        self.send.gpu.extend((0..sent).map(|_| random.next() as u8));
+        self.outgoing.push(Place { start, tag }, sent as u64).expect("room");
+        let start = self.recv.gpu.len();
+        self.recv.gpu.resize(start + room, 0);
+        self.incoming.push(Place { start, tag }, room as u64).expect("room");
+    }
+
+    fn step(&mut self) -> Result<(), Failure<Error>> {
+        self.outgoing.advance(&mut self.send)?;
+        self.incoming.advance(&mut self.recv)?;
+        self.world.advance(1000);
+        Ok(())
+    }
+
+    /// How long it takes until all is done, in the world's time.
+    fn finish(&mut self) -> u64 {
+        let start_ns = self.world.now_ns();
+        while !(self.outgoing.is_idle() && self.incoming.is_idle()) {
+            self.step().expect("nothing goes wrong");
+            assert!(self.world.now_ns() - start_ns < 20_000_000_000, "it takes without end");
+        }
+        self.world.now_ns() - start_ns
+    }
+}
+
+#[test]
+fn every_byte_arrives_whatever_the_network_and_the_copies_do() {
+    for seed in 0..60 {
+        let mut random = Random::new(seed);
+        let trouble = random.pick(&[0, 0, 5_000, 50_000]);
+        let link = Link {
+            delay_ns: random.below(20_000),
+            jitter_ns: random.below(5_000),
+            loss_ppm: trouble,
+            duplicate_ppm: trouble,
+            reorder_ppm: trouble,
+            reorder_ns: 20_000,
+            corrupt_ppm: trouble,
+        };
+        let slots = [(); 2].map(|()| random.below(6) as usize + 1);
+        let copy_ns = random.pick(&[0, 500, 20_000]);
+        let mut rig = Rig::new(random.next(), link, slots, copy_ns);
+        eprintln!("seed {seed}: {link:?}, {slots:?} slots, copies of {copy_ns} ns");
+        let count = random.below(TRANSFERS_MAX as u64) + 1;
+        let mut lengths = Vec::new();
+        for tag in 0..count as u32 {
+            let chunks = random.below(6) as usize * CHUNK;
+            let len = random.pick(&[0, 1, 100, chunks, chunks + 7]);
+            // The last chunk may have more room than bytes.
+            let room = if len.is_multiple_of(CHUNK) { len } else { len.next_multiple_of(CHUNK) };
+            lengths.push((len, room));
+            rig.push(&mut random, len, room, tag % 3);
+            if random.chance(300_000) {
+                rig.step().unwrap();
+            }
+        }
+        rig.finish();
+        for (number, (len, room)) in (0..).zip(lengths) {
+            let (from, sent) = rig.outgoing.take(number).expect("done");
+            let (to, received) = rig.incoming.take(number).expect("done");
+            assert_eq!((sent, received), (len as u64, len as u64));
+            let bytes = &rig.send.gpu[from.start..from.start + len];
+            assert_eq!(bytes, &rig.recv.gpu[to.start..to.start + len], "transfer {number}");
+            let rest = &rig.recv.gpu[to.start + len..to.start + room];
+            assert!(rest.iter().all(|byte| *byte == 0), "transfer {number} stays in its bounds");
+        }
+    }
+}
+
+#[test]
+fn copies_and_the_wire_work_at_the_same_time() {
+    // A copy takes as long as the way there and back.
+    let link = Link { delay_ns: 20_000, ..Link::default() };
+    let took = |slots| {
+        let mut rig = Rig::new(1, link, [slots; 2], 40_000);
+        rig.push(&mut Random::new(1), 64 * CHUNK, 64 * CHUNK, 0);
+        rig.finish()
+    };
+    let [one, two] = [took(1), took(2)];
+    assert!(one > 64 * 2 * 40_000, "one slot: a copy, then the wire: {one} ns");
+    assert!(two < 64 * 40_000 + 200_000, "two slots: at the speed of the copies: {two} ns");
+}
+
+#[test]
+fn a_peer_with_a_shorter_transfer_is_told_of() {
+    let mut rig = Rig::new(1, Link::default(), [2; 2], 0);
+    rig.push(&mut Random::new(1), CHUNK + 100, 3 * CHUNK, 0);
+    let failure = (0..10_000).find_map(|_| rig.step().err()).expect("a failure");
+    let Failure::Short { offset, came, .. } = failure else { panic!("{failure:?}") };
+    assert_eq!((offset, came), (CHUNK as u64, 100));
+}
+
+#[test]
+fn a_transfer_of_one_chunk_is_an_ordinary_message() {
+    let mut rig = Rig::new(1, Link::default(), [2; 2], 0);
+    rig.push(&mut Random::new(7), 100, 0, 0);
+    // The other end takes it into memory that its NIC reaches.
+    let (addr, rkey) = (rig.recv.slots.addr(0), rig.recv.slots.rkey());
+    let buf = RecvBuf { addr, len: 500, tag: 0, rkey };
+    let request = rig.recv.comm.irecv(&[buf]).unwrap().expect("room");
+    let sizes = (0..10_000).find_map(|_| {
+        rig.outgoing.advance(&mut rig.send).unwrap();
+        rig.world.advance(1000);
+        rig.recv.comm.test(&request).unwrap().map(<[u32]>::to_vec)
+    });
+    assert_eq!(sizes, Some(vec![100]));
+    assert_eq!(rig.recv.slots.read(0, 100), rig.send.gpu);
+}
