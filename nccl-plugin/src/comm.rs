@@ -13,36 +13,45 @@ use invar::Device;
 use invar::raw::{AnyRecv, AnySend, End};
 
 use crate::abi::Code;
-use crate::outcome::{Failed, Outcome, call, failed, misused};
-use crate::place::{self, Name};
+use crate::outcome::{Failed, Outcome, call, caught, failed, misused};
+use crate::place::{self, Name, Place};
 
 /// Longest message: what the 32-bit fields on the wire can say.
 pub(crate) const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 
 /// One end of a connection, as NCCL has it.
+#[repr(C)]
 pub(crate) struct Comm {
-    pub(crate) name: Name,
-    calls: &'static Calls,
+    calls: Calls,
     /// The `E` that the calls are compiled for; they have it for themselves, one at a time.
     end: NonNull<()>,
-    pub(crate) device: Device,
+    rest: Box<Rest>,
+}
+
+/// What is not needed for a message.
+struct Rest {
+    kind: Kind,
+    device: Device,
+    drop: unsafe fn(NonNull<()>),
 }
 
 /// What can be done with an end of one kind.
+#[derive(Clone, Copy)]
+#[repr(C)]
 struct Calls {
-    kind: Kind,
     isend: ISend,
     irecv_int: IRecv<c_int>,
     irecv: IRecv<usize>,
     iflush: IFlush,
-    test: unsafe extern "C" fn(&Comm, u32, *mut c_int, *mut c_int) -> Code,
-    drop: unsafe fn(NonNull<()>),
+    test: Test,
 }
 
+/// Place, memory, bytes, tag, registration, request.
 type ISend =
-    unsafe extern "C" fn(&Comm, *mut c_void, usize, c_int, *mut c_void, *mut *mut c_void) -> Code;
+    unsafe extern "C" fn(&Place, *mut c_void, usize, c_int, *mut c_void, *mut *mut c_void) -> Code;
+/// Place, number of buffers, and of each memory, bytes, tag, registration; request.
 type IRecv<S> = unsafe extern "C" fn(
-    &Comm,
+    &Place,
     c_int,
     *mut *mut c_void,
     *mut S,
@@ -50,14 +59,18 @@ type IRecv<S> = unsafe extern "C" fn(
     *mut *mut c_void,
     *mut *mut c_void,
 ) -> Code;
+/// Place, number of buffers, and of each memory, bytes, registration; request.
 type IFlush = unsafe extern "C" fn(
-    &Comm,
+    &Place,
     c_int,
     *mut *mut c_void,
     *mut c_int,
     *mut *mut c_void,
     *mut *mut c_void,
 ) -> Code;
+/// Place, whether it is done, bytes of each buffer, request: the second and third are where NCCL
+/// has put them.
+type Test = unsafe extern "C" fn(&Place, *mut c_int, *mut c_int, *mut c_void) -> Code;
 
 /// Which end a comm is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,8 +83,8 @@ impl Comm {
     /// Makes a sending end known to NCCL.
     pub(crate) fn put_send(end: AnySend, device: &Device) -> Result<Name, Failed> {
         match end {
-            AnySend::Verbs(end) => Self::put(send::with_calls(end), device),
-            AnySend::Soft(end) => Self::put(send::with_calls(end), device),
+            AnySend::Verbs(end) => Self::put(end, send::calls, Kind::Send, device),
+            AnySend::Soft(end) => Self::put(end, send::calls, Kind::Send, device),
             _ => Err(misused("a device of a kind that this plugin does not know")),
         }
     }
@@ -79,20 +92,33 @@ impl Comm {
     /// Makes a receiving end known to NCCL.
     pub(crate) fn put_recv(end: AnyRecv, device: &Device) -> Result<Name, Failed> {
         match end {
-            AnyRecv::Verbs(end) => Self::put(recv::with_calls(end), device),
-            AnyRecv::Soft(end) => Self::put(recv::with_calls(end), device),
+            AnyRecv::Verbs(end) => Self::put(end, recv::calls, Kind::Recv, device),
+            AnyRecv::Soft(end) => Self::put(end, recv::calls, Kind::Recv, device),
             _ => Err(misused("a device of a kind that this plugin does not know")),
         }
     }
 
-    fn put((end, calls): (NonNull<()>, &'static Calls), device: &Device) -> Result<Name, Failed> {
-        // Dropped where there is no place for it.
-        let comm = |name| Comm { name, calls, end, device: device.clone() };
-        place::put(comm).ok_or_else(|| {
-            // SAFETY: the end is of the kind that the calls are for, and nobody has it.
-            unsafe { (calls.drop)(end) };
-            misused(format_args!("more than {} comms", place::PLACES))
-        })
+    fn put<E>(
+        end: Box<E>,
+        calls: fn(&E) -> Calls,
+        kind: Kind,
+        device: &Device,
+    ) -> Result<Name, Failed> {
+        let drop = |end: NonNull<()>| {
+            // SAFETY: it was made of a box, below, and goes with its comm.
+            drop(unsafe { Box::from_raw(end.cast::<E>().as_ptr()) });
+        };
+        let comm = Comm {
+            calls: calls(&end),
+            end: NonNull::from(Box::leak(end)).cast(),
+            rest: Box::new(Rest { kind, device: device.clone(), drop }),
+        };
+        place::put(comm).map_err(|_| misused(format_args!("more than {} comms", place::PLACES)))
+    }
+
+    /// The device that it is on.
+    pub(crate) fn device(&self) -> &Device {
+        &self.rest.device
     }
 
     /// The end, for a call that NCCL makes.
@@ -105,20 +131,20 @@ impl Comm {
         // SAFETY: the caller's promise; it lives as long as the comm.
         unsafe { self.end.cast::<E>().as_mut() }
     }
-
-    /// A call failed: says so, with both ends.
-    #[cold]
-    #[inline(never)]
-    fn failed(&self, end: &dyn End, error: invar::ConnectionError) -> Code {
-        failed(&end.failed(error)).0
-    }
 }
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        // SAFETY: the end is of the kind that the calls are for, and goes with its comm.
-        unsafe { (self.calls.drop)(self.end) };
+        // SAFETY: the end is of the kind that this is for, and goes with its comm.
+        unsafe { (self.rest.drop)(self.end) };
     }
+}
+
+/// A call failed: says so, with both ends.
+#[cold]
+#[inline(never)]
+fn call_failed(end: &dyn End, error: invar::ConnectionError) -> Code {
+    failed(&end.failed(error)).0
 }
 
 /// `isend` before v9.
@@ -144,11 +170,12 @@ pub(crate) unsafe extern "C" fn isend(
     mhandle: *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: NCCL does not close a comm during a call on it.
-    match unsafe { place::find(Name::from_ptr(comm)) } {
-        // SAFETY: the arguments are what NCCL promises.
-        Some(comm) => unsafe { (comm.calls.isend)(comm, data, size, tag, mhandle, request) },
-        None => unknown("isend", comm),
+    match place::find(comm) {
+        // SAFETY: NCCL does not close a comm during a call on it, and promises the arguments.
+        Some(place) => unsafe {
+            (place.comm().calls.isend)(place, data, size, tag, mhandle, request)
+        },
+        None => unknown(Function::ISend, comm),
     }
 }
 
@@ -176,13 +203,12 @@ pub(crate) unsafe extern "C" fn irecv_int(
     mhandles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: as in `isend`.
-    match unsafe { place::find(Name::from_ptr(comm)) } {
+    match place::find(comm) {
         // SAFETY: as in `isend`.
-        Some(comm) => unsafe {
-            (comm.calls.irecv_int)(comm, n, data, sizes, tags, mhandles, request)
+        Some(place) => unsafe {
+            (place.comm().calls.irecv_int)(place, n, data, sizes, tags, mhandles, request)
         },
-        None => unknown("irecv", comm),
+        None => unknown(Function::IRecv, comm),
     }
 }
 
@@ -196,11 +222,12 @@ pub(crate) unsafe extern "C" fn irecv(
     mhandles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: as in `isend`.
-    match unsafe { place::find(Name::from_ptr(comm)) } {
+    match place::find(comm) {
         // SAFETY: as in `isend`.
-        Some(comm) => unsafe { (comm.calls.irecv)(comm, n, data, sizes, tags, mhandles, request) },
-        None => unknown("irecv", comm),
+        Some(place) => unsafe {
+            (place.comm().calls.irecv)(place, n, data, sizes, tags, mhandles, request)
+        },
+        None => unknown(Function::IRecv, comm),
     }
 }
 
@@ -228,11 +255,12 @@ pub(crate) unsafe extern "C" fn iflush(
     mhandles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: as in `isend`.
-    match unsafe { place::find(Name::from_ptr(comm)) } {
+    match place::find(comm) {
         // SAFETY: as in `isend`.
-        Some(comm) => unsafe { (comm.calls.iflush)(comm, n, data, sizes, mhandles, request) },
-        None => unknown("iflush", comm),
+        Some(place) => unsafe {
+            (place.comm().calls.iflush)(place, n, data, sizes, mhandles, request)
+        },
+        None => unknown(Function::IFlush, comm),
     }
 }
 
@@ -242,12 +270,10 @@ pub(crate) unsafe extern "C" fn test(
     done: *mut c_int,
     sizes: *mut c_int,
 ) -> Code {
-    let (name, token) = Name::of_request(request);
-    // SAFETY: as in `isend`.
-    match unsafe { place::find(name) } {
+    match place::find_by_request(request) {
         // SAFETY: as in `isend`.
-        Some(comm) => unsafe { (comm.calls.test)(comm, token, done, sizes) },
-        None => unknown("test", request),
+        Some(place) => unsafe { (place.comm().calls.test)(place, done, sizes, request) },
+        None => unknown(Function::Test, request),
     }
 }
 
@@ -265,21 +291,39 @@ fn close(comm: *mut c_void, kind: Kind) -> Outcome {
     if comm.is_null() {
         return Ok(());
     }
-    let name = Name::from_ptr(comm);
-    // SAFETY: NCCL closes a comm once.
-    match unsafe { place::find(name) } {
-        Some(comm) if comm.calls.kind == kind => {}
-        Some(_) => return Err(misused(format_args!("close{kind:?} of a comm of the other kind"))),
-        None => return Err(Failed(unknown("close", comm))),
+    let Some(place) = place::find(comm) else { return Err(Failed(unknown(Function::Close, comm))) };
+    // SAFETY: NCCL closes a comm once, and not during a call on it.
+    unsafe {
+        if place.comm().rest.kind != kind {
+            return Err(misused(format_args!("close{kind:?} of a comm of the other kind")));
+        }
+        drop(place::remove(place));
     }
-    drop(place::remove(name));
     Ok(())
 }
 
+/// What was called.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+enum Function {
+    ISend,
+    IRecv,
+    IFlush,
+    Test,
+    Close,
+}
+
+/// A call on what NCCL does not have of us. A C function, since those do not unwind: who calls it
+/// need not be prepared for that.
 #[cold]
 #[inline(never)]
-fn unknown(function: &str, what: *mut c_void) -> Code {
-    misused(format_args!("{function}: {what:p} is no comm, or no request of one, that is open")).0
+extern "C" fn unknown(function: Function, what: *mut c_void) -> Code {
+    caught(|| {
+        misused(format_args!(
+            "{function:?}: {what:p} is no comm, or no request of one, that is open"
+        ))
+        .0
+    })
 }
 
 /// A call that the other end of a connection takes.

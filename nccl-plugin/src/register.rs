@@ -13,7 +13,7 @@ use invar::raw::{self, Keys};
 use crate::abi::{Code, PTR_HOST};
 use crate::comm::Comm;
 use crate::outcome::{Failed, Outcome, call, failed, misused, null};
-use crate::place::{self, Name};
+use crate::place;
 
 /// The key for our own work requests.
 #[inline(always)]
@@ -61,7 +61,7 @@ pub(crate) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void
         // SAFETY: NCCL does not close a comm during a call on it.
         let comm = unsafe { find("deregMr", comm) }?;
         let keys = Keys { lkey: lkey(mhandle), rkey: rkey(mhandle) };
-        raw::deregister(&comm.device, keys).map_err(|error| failed(&error))
+        raw::deregister(comm.device(), keys).map_err(|error| failed(&error))
     })
 }
 
@@ -85,7 +85,7 @@ unsafe fn register(
     let data = NonNull::new(data.cast()).ok_or_else(|| null("regMr: memory"))?;
     // SAFETY: the memory is NCCL's, which keeps it until `deregMr` and out of the way of transfers.
     let keys =
-        unsafe { raw::register(&comm.device, data, size) }.map_err(|error| failed(&error))?;
+        unsafe { raw::register(comm.device(), data, size) }.map_err(|error| failed(&error))?;
     let keys = u64::from(keys.rkey) << 32 | u64::from(keys.lkey);
     // SAFETY: room for it, NCCL promises.
     unsafe { mhandle.write(ptr::without_provenance_mut(keys as usize)) };
@@ -93,9 +93,10 @@ unsafe fn register(
 }
 
 /// # Safety
-/// As of [`place::find`].
+/// The comm is not closed while the reference lives.
 unsafe fn find<'a>(function: &str, comm: *mut c_void) -> Result<&'a Comm, Failed> {
+    let place = place::find(comm)
+        .ok_or_else(|| misused(format_args!("{function}: {comm:p} is no comm that is open")))?;
     // SAFETY: the caller's promise.
-    let found = unsafe { place::find(Name::from_ptr(comm)) };
-    found.ok_or_else(|| misused(format_args!("{function}: {comm:p} is no comm that is open")))
+    Ok(unsafe { place.comm() })
 }

@@ -208,7 +208,12 @@ impl<N: HostNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
         if let Some(received) = self.comm.test(request)? {
             if !sizes.is_null() {
                 // SAFETY: the caller's promise.
-                unsafe { sizes.copy_from_nonoverlapping(received.as_ptr(), received.len()) };
+                unsafe {
+                    match received {
+                        [size] => sizes.write(*size),
+                        _ => sizes.copy_from_nonoverlapping(received.as_ptr(), received.len()),
+                    }
+                }
             }
             return Ok(Some(received.len()));
         }

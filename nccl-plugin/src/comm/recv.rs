@@ -1,36 +1,26 @@
 //! The receiving end.
 
 use std::ffi::{c_int, c_void};
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::slice;
 
 use invar::raw::{Flush, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd, Request};
 
-use super::{Calls, Comm, Kind, MESSAGE_BYTES_MAX, too_long, wrong_end};
+use super::{Calls, MESSAGE_BYTES_MAX, call_failed, too_long, wrong_end};
 use crate::abi::Code;
 use crate::outcome::{caught, misused, null};
+use crate::place::{Place, token};
 use crate::register::rkey;
 
-/// An end and what can be done with it.
-pub(super) fn with_calls<E: RecvEnd>(end: Box<E>) -> (NonNull<()>, &'static Calls) {
-    (NonNull::from(Box::leak(end)).cast(), &Compiled::<E>::CALLS)
-}
-
-struct Compiled<E>(std::marker::PhantomData<E>);
-
-impl<E: RecvEnd> Compiled<E> {
-    const CALLS: Calls = Calls {
-        kind: Kind::Recv,
+/// What can be done with such an end.
+pub(super) fn calls<E: RecvEnd>(_: &E) -> Calls {
+    Calls {
         isend: not_isend,
         irecv_int: irecv::<E, c_int>,
         irecv: irecv::<E, usize>,
         iflush: iflush::<E>,
         test: test::<E>,
-        drop: |end| {
-            // SAFETY: `with_calls` made it of a box.
-            drop(unsafe { Box::from_raw(end.cast::<E>().as_ptr()) });
-        },
-    };
+    }
 }
 
 /// A size as a version counts it.
@@ -54,7 +44,7 @@ impl Bytes for usize {
 }
 
 unsafe extern "C" fn irecv<E: RecvEnd, S: Bytes>(
-    comm: &Comm,
+    place: &Place,
     n: c_int,
     data: *mut *mut c_void,
     sizes: *mut S,
@@ -81,7 +71,7 @@ unsafe extern "C" fn irecv<E: RecvEnd, S: Bytes>(
             Ok(RecvBuf { addr, len: size as u32, tag: tag as u32, rkey })
         };
         // SAFETY: the calls are those of `E`.
-        let end = unsafe { comm.end::<E>() };
+        let end = unsafe { place.comm().end::<E>() };
         let started = if n == 1 {
             match buf(0) {
                 // SAFETY: NCCL promises what `RecvEnd` asks for.
@@ -104,18 +94,18 @@ unsafe extern "C" fn irecv<E: RecvEnd, S: Bytes>(
         };
         match started {
             Ok(started) => {
-                let started = started.map(|request| comm.name.request(request.raw()));
+                let started = started.map(|request| place.request(request.raw()));
                 // SAFETY: room for a request, NCCL promises.
                 unsafe { request.write(started.unwrap_or(ptr::null_mut())) };
                 Code::SUCCESS
             }
-            Err(error) => comm.failed(end, error),
+            Err(error) => call_failed(end, error),
         }
     })
 }
 
 unsafe extern "C" fn iflush<E: RecvEnd>(
-    comm: &Comm,
+    place: &Place,
     n: c_int,
     data: *mut *mut c_void,
     sizes: *mut c_int,
@@ -137,14 +127,14 @@ unsafe extern "C" fn iflush<E: RecvEnd>(
             *to = FlushBuf { addr: data.addr() as u64, len, rkey: rkey(mhandle) };
         }
         // SAFETY: the calls are those of `E`.
-        let end = unsafe { comm.end::<E>() };
+        let end = unsafe { place.comm().end::<E>() };
         // SAFETY: NCCL promises what `RecvEnd` asks for.
         let started = match unsafe { end.iflush(bufs) } {
             Ok(Flush::NotNeeded) => ptr::null_mut(),
-            Ok(Flush::Started(request)) => comm.name.request(request.raw()),
+            Ok(Flush::Started(request)) => place.request(request.raw()),
             // Null would mean that nothing is to be waited for.
             Ok(Flush::Busy) => return misused("iflush: too many requests are under way").0,
-            Err(error) => return comm.failed(end, error),
+            Err(error) => return call_failed(end, error),
         };
         // SAFETY: room for a request, NCCL promises.
         unsafe { request.write(started) };
@@ -153,31 +143,31 @@ unsafe extern "C" fn iflush<E: RecvEnd>(
 }
 
 unsafe extern "C" fn test<E: RecvEnd>(
-    comm: &Comm,
-    token: u32,
+    place: &Place,
     done: *mut c_int,
     sizes: *mut c_int,
+    request: *mut c_void,
 ) -> Code {
     caught(|| {
         if done.is_null() {
             return null("test: done").0;
         }
         // SAFETY: the calls are those of `E`.
-        let end = unsafe { comm.end::<E>() };
+        let end = unsafe { place.comm().end::<E>() };
         // SAFETY: null, or NCCL promises room for a size of each buffer; none is above i32::MAX.
-        match unsafe { end.test(&Request::from_raw(token), sizes.cast()) } {
+        match unsafe { end.test(&Request::from_raw(token(request)), sizes.cast()) } {
             Ok(received) => {
                 // SAFETY: room for it, NCCL promises.
                 unsafe { done.write(c_int::from(received.is_some())) };
                 Code::SUCCESS
             }
-            Err(error) => comm.failed(end, error),
+            Err(error) => call_failed(end, error),
         }
     })
 }
 
 unsafe extern "C" fn not_isend(
-    _: &Comm,
+    _: &Place,
     _: *mut c_void,
     _: usize,
     _: c_int,

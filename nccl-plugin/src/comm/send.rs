@@ -1,39 +1,29 @@
 //! The sending end.
 
 use std::ffi::{c_int, c_void};
-use std::ptr::{self, NonNull};
+use std::ptr;
 
 use invar::raw::{Request, SendBuf, SendEnd};
 
-use super::{Calls, Comm, Kind, MESSAGE_BYTES_MAX, too_long, wrong_end};
+use super::{Calls, MESSAGE_BYTES_MAX, call_failed, too_long, wrong_end};
 use crate::abi::Code;
 use crate::outcome::{caught, null};
+use crate::place::{Place, token};
 use crate::register::lkey;
 
-/// An end and what can be done with it.
-pub(super) fn with_calls<E: SendEnd>(end: Box<E>) -> (NonNull<()>, &'static Calls) {
-    (NonNull::from(Box::leak(end)).cast(), &Compiled::<E>::CALLS)
-}
-
-struct Compiled<E>(std::marker::PhantomData<E>);
-
-impl<E: SendEnd> Compiled<E> {
-    const CALLS: Calls = Calls {
-        kind: Kind::Send,
+/// What can be done with such an end.
+pub(super) fn calls<E: SendEnd>(_: &E) -> Calls {
+    Calls {
         isend: isend::<E>,
         irecv_int: not_irecv::<c_int>,
         irecv: not_irecv::<usize>,
         iflush: not_iflush,
         test: test::<E>,
-        drop: |end| {
-            // SAFETY: `with_calls` made it of a box.
-            drop(unsafe { Box::from_raw(end.cast::<E>().as_ptr()) });
-        },
-    };
+    }
 }
 
 unsafe extern "C" fn isend<E: SendEnd>(
-    comm: &Comm,
+    place: &Place,
     data: *mut c_void,
     size: usize,
     tag: c_int,
@@ -49,33 +39,33 @@ unsafe extern "C" fn isend<E: SendEnd>(
         }
         let buf = SendBuf { addr: data.addr() as u64, len: size as u32, lkey: lkey(mhandle) };
         // SAFETY: the calls are those of `E`.
-        let end = unsafe { comm.end::<E>() };
+        let end = unsafe { place.comm().end::<E>() };
         // SAFETY: NCCL promises what `SendEnd` asks for.
         match unsafe { end.isend(&buf, tag as u32) } {
             Ok(started) => {
-                let started = started.map(|request| comm.name.request(request.raw()));
+                let started = started.map(|request| place.request(request.raw()));
                 // SAFETY: room for a request, NCCL promises.
                 unsafe { request.write(started.unwrap_or(ptr::null_mut())) };
                 Code::SUCCESS
             }
-            Err(error) => comm.failed(end, error),
+            Err(error) => call_failed(end, error),
         }
     })
 }
 
 unsafe extern "C" fn test<E: SendEnd>(
-    comm: &Comm,
-    token: u32,
+    place: &Place,
     done: *mut c_int,
     sizes: *mut c_int,
+    request: *mut c_void,
 ) -> Code {
     caught(|| {
         if done.is_null() {
             return null("test: done").0;
         }
         // SAFETY: the calls are those of `E`.
-        let end = unsafe { comm.end::<E>() };
-        match end.test(&Request::from_raw(token)) {
+        let end = unsafe { place.comm().end::<E>() };
+        match end.test(&Request::from_raw(token(request))) {
             Ok(sent) => {
                 // SAFETY: NCCL promises room for both, if `sizes` is not null.
                 unsafe {
@@ -88,13 +78,13 @@ unsafe extern "C" fn test<E: SendEnd>(
                 }
                 Code::SUCCESS
             }
-            Err(error) => comm.failed(end, error),
+            Err(error) => call_failed(end, error),
         }
     })
 }
 
 unsafe extern "C" fn not_irecv<S>(
-    _: &Comm,
+    _: &Place,
     _: c_int,
     _: *mut *mut c_void,
     _: *mut S,
@@ -106,7 +96,7 @@ unsafe extern "C" fn not_irecv<S>(
 }
 
 unsafe extern "C" fn not_iflush(
-    _: &Comm,
+    _: &Place,
     _: c_int,
     _: *mut *mut c_void,
     _: *mut c_int,
