@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use invar_core::nic::{
-    Access, AddressVector, Memory, MemoryKeys, Mtu, Nic, QpCap, QpOptions, QpTransition, RecvWr,
-    RtrAttr, RtsAttr, SendFlags, SendOpcode, SendWr, Sge, Wc,
+    Access, AddressVector, Gid, Memory, MemoryKeys, Mtu, Nic, QpCap, QpOptions, QpTransition,
+    RecvWr, RtrAttr, RtsAttr, SendFlags, SendOpcode, SendWr, Sge, Wc,
 };
 
 use crate::duo::Buffer;
@@ -24,6 +24,21 @@ pub struct End<N: Nic> {
     pub pd: N::Pd,
     /// Whose it is.
     pub nic: N,
+}
+
+/// What a peer has to know of an end.
+#[derive(Clone, Copy, Debug)]
+pub struct Address {
+    /// Number of the queue pair.
+    pub qp_num: u32,
+    /// Global identifier of the port.
+    pub gid: Gid,
+    /// UDP port of a software NIC, otherwise 0.
+    pub udp_port: u16,
+    /// Beginning of the memory.
+    pub addr: u64,
+    /// Its key.
+    pub rkey: u32,
 }
 
 /// How two ends are connected.
@@ -71,23 +86,39 @@ impl<N: Nic + Clone> End<N> {
         End { qp, buffer, cq, pd, nic: nic.clone() }
     }
 
+    /// Where it is.
+    pub fn address(&self) -> Address {
+        let port = self.nic.query_port().expect("port");
+        Address {
+            qp_num: self.nic.qp_num(&self.qp),
+            gid: port.gid,
+            udp_port: port.udp_port,
+            addr: self.buffer.addr(0),
+            rkey: self.buffer.rkey(),
+        }
+    }
+
     /// To RTR and RTS, towards `peer`.
     pub fn connect(&self, peer: &End<N>, link: &Link) {
+        self.connect_to(&peer.address(), link);
+    }
+
+    /// The same, towards a peer of another process.
+    pub fn connect_to(&self, peer: &Address, link: &Link) {
         let ours = self.nic.query_port().expect("port");
-        let port = peer.nic.query_port().expect("the peer's port");
         let rtr = RtrAttr {
             path_mtu: link.mtu,
-            dest_qp_num: peer.nic.qp_num(&peer.qp),
+            dest_qp_num: peer.qp_num,
             rq_psn: link.psn,
             max_dest_rd_atomic: link.rts.max_rd_atomic,
             min_rnr_timer: link.min_rnr_timer,
             ah: AddressVector {
                 is_global: true,
-                dgid: port.gid,
+                dgid: peer.gid,
                 sgid_index: ours.gid_index,
                 hop_limit: 255,
                 port_num: ours.port_num,
-                udp_port: port.udp_port,
+                udp_port: peer.udp_port,
                 ..AddressVector::default()
             },
             options: link.options,
@@ -112,11 +143,16 @@ impl<N: Nic + Clone> End<N> {
 
     /// A signaled request between the beginning of our memory and of `peer`'s.
     pub fn work(&self, opcode: SendOpcode, len: usize, peer: &End<N>) -> SendWr {
+        self.work_at(opcode, len, &peer.address())
+    }
+
+    /// The same, with a peer of another process.
+    pub fn work_at(&self, opcode: SendOpcode, len: usize, peer: &Address) -> SendWr {
         SendWr {
             wr_id: 0x1234_5678_9abc_def0 ^ len as u64,
-            remote_addr: peer.buffer.addr(0),
+            remote_addr: peer.addr,
             sge: self.sge(0, len),
-            rkey: peer.buffer.rkey(),
+            rkey: peer.rkey,
             imm_data: 0xfeed_0000 | len as u32 & 0xffff,
             opcode,
             flags: SendFlags::SIGNALED,

@@ -4,6 +4,7 @@ pub mod conformance;
 pub mod duo;
 pub mod end;
 pub mod fake_cuda;
+pub mod interop;
 pub mod model;
 pub mod null;
 pub mod pcap;

@@ -1,0 +1,233 @@
+//! One scenario, from fresh queue pairs to what both ends saw.
+
+use std::io::{self, ErrorKind};
+use std::net::Ipv6Addr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use invar_core::error::status_name;
+use invar_core::nic::{
+    Access, Gid, Nic, QpOptions, RecvWr, RtsAttr, SendOpcode, SendWr, Wc, WcFlags, WcOpcode,
+    WcStatus,
+};
+
+use super::control::Control;
+use super::scenario::{Fault, Scenario};
+use crate::end::{Address, End, Link};
+
+/// Changes a key into one that nobody has.
+const NOBODYS_KEY: u32 = 0x5555_5500;
+/// How long completions may take that have to come.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long those may take that need not come.
+const QUIET: Duration = Duration::from_millis(200);
+/// How long a receive is missing that comes late: the first refusal has long been sent.
+const LATE: Duration = Duration::from_millis(30);
+/// Code of 40.96 ms, which is more than that.
+const RNR_TIMER: u8 = 24;
+/// Code of 0.64 ms, where no receive ever comes.
+const RNR_TIMER_SHORT: u8 = 12;
+
+/// Plays one side of a scenario, and gives what the two sides saw.
+pub(super) fn run<N: Nic + Clone>(
+    nic: &N,
+    control: &mut Control,
+    scenario: &Scenario,
+    asks: bool,
+) -> io::Result<String> {
+    let end = End::new(nic, scenario.region_bytes());
+    end.buffer.write(0, &pattern(scenario, asks));
+    let mut address = end.address();
+    let local_only = scenario.is(Fault::RemoteRights).then(|| {
+        let (mr, _, rkey) = end.register(&end.buffer.memory, Access::LOCAL_WRITE);
+        address.rkey = rkey;
+        mr
+    });
+    let peer = read_address(&control.swap(&write_address(&address))?)?;
+    end.connect_to(&peer, &link(scenario));
+    let seen = if asks {
+        control.swap("ready")?;
+        let asked = ask(&end, &peer, scenario);
+        (asked.clone(), control.swap(&asked)?)
+    } else {
+        if !scenario.is(Fault::LateReceive) {
+            post_receives(&end, scenario);
+        }
+        let end = (!scenario.is(Fault::NoQueuePair)).then_some(end);
+        control.swap("ready")?;
+        if scenario.is(Fault::LateReceive) {
+            thread::sleep(LATE);
+            end.iter().for_each(|end| post_receives(end, scenario));
+        }
+        let asked = control.recv()?;
+        let answered = end.map_or_else(|| "nothing".to_owned(), |end| answer(&end, scenario));
+        control.send(&answered)?;
+        (asked, answered)
+    };
+    drop(local_only);
+    Ok(format!("{} | {}", seen.0, seen.1))
+}
+
+/// How the two are connected. What only Invar's NICs can agree on is left away.
+fn link(scenario: &Scenario) -> Link {
+    let rts = Link::default().rts;
+    let (rts, min_rnr_timer) = match scenario.fault {
+        Some(Fault::NoReceive) => (RtsAttr { rnr_retry: 2, ..rts }, RNR_TIMER_SHORT),
+        Some(Fault::NoQueuePair) => (RtsAttr { retry_cnt: 2, ..rts }, RNR_TIMER),
+        Some(_) => (RtsAttr { timeout: 16, retry_cnt: 6, rnr_retry: 6, ..rts }, RNR_TIMER),
+        // To rxe, 7 is for ever. With fewer it gives up where 7 packets are lost between two
+        // ACKs: each counts as a retry, whatever has arrived before it.
+        None => (RtsAttr { timeout: 16, retry_cnt: 7, rnr_retry: 6, ..rts }, RNR_TIMER),
+    };
+    Link { mtu: scenario.mtu, options: QpOptions::empty(), rts, min_rnr_timer, ..Link::default() }
+}
+
+/// Posts the messages, and behind those that may fail an empty WRITE; says what is seen.
+fn ask<N: Nic + Clone>(end: &End<N>, peer: &Address, scenario: &Scenario) -> String {
+    let count = scenario.count;
+    let mut wrs: Vec<SendWr> = (0..count).map(|i| message(end, peer, scenario, i)).collect();
+    if scenario.fault.is_some() {
+        let last = end.work_at(SendOpcode::RdmaWrite, 0, peer);
+        wrs.push(SendWr { wr_id: count as u64, ..last });
+    }
+    end.nic.post_send(&end.qp, &wrs).expect("posted");
+    let seen = completions(end, wrs.len(), PATIENCE);
+    told(end, scenario, &seen, wrs.len(), true)
+}
+
+fn message<N: Nic + Clone>(
+    end: &End<N>,
+    peer: &Address,
+    scenario: &Scenario,
+    number: usize,
+) -> SendWr {
+    let Scenario { opcode, len, .. } = *scenario;
+    let offset = number * len;
+    let wr = SendWr {
+        wr_id: number as u64,
+        sge: end.sge(offset, len),
+        remote_addr: peer.addr + offset as u64,
+        ..end.work_at(opcode, len, peer)
+    };
+    match scenario.fault {
+        Some(Fault::RemoteKey) => SendWr { rkey: wr.rkey ^ NOBODYS_KEY, ..wr },
+        Some(Fault::RemoteRange) => {
+            let behind = scenario.region_bytes() - len + 1;
+            SendWr { remote_addr: peer.addr + behind as u64, ..wr }
+        }
+        _ => wr,
+    }
+}
+
+fn post_receives<N: Nic + Clone>(end: &End<N>, scenario: &Scenario) {
+    if !scenario.takes_receives() || scenario.is(Fault::NoReceive) {
+        return;
+    }
+    let len = scenario.len - usize::from(scenario.is(Fault::ShortReceive));
+    for number in 0..scenario.count {
+        let wr = RecvWr { wr_id: number as u64, sge: end.sge(number * scenario.len, len) };
+        end.nic.post_recv(&end.qp, &wr).expect("posted");
+    }
+}
+
+/// What is seen at the end that answers, once the other has seen all.
+fn answer<N: Nic + Clone>(end: &End<N>, scenario: &Scenario) -> String {
+    let count = if scenario.takes_receives() { scenario.count } else { 0 };
+    let patience = if scenario.fault.is_some() { QUIET } else { PATIENCE };
+    let seen = completions(end, count, patience);
+    told(end, scenario, &seen, if scenario.fault.is_some() { 0 } else { count }, false)
+}
+
+/// Up to `count` completions, within `patience`.
+fn completions<N: Nic + Clone>(end: &End<N>, count: usize, patience: Duration) -> Vec<Wc> {
+    let (start, mut seen) = (Instant::now(), Vec::new());
+    while seen.len() < count && start.elapsed() < patience {
+        let mut wcs = [Wc::default()];
+        match end.nic.poll(&end.cq, &mut wcs).expect("polled") {
+            0 => thread::yield_now(),
+            _ => seen.extend(wcs),
+        }
+    }
+    seen
+}
+
+/// The completions, and what has become of the end's memory.
+fn told<N: Nic + Clone>(
+    end: &End<N>,
+    scenario: &Scenario,
+    seen: &[Wc],
+    expected: usize,
+    asks: bool,
+) -> String {
+    let mut parts: Vec<(usize, String)> = Vec::new();
+    for (number, wc) in seen.iter().enumerate() {
+        let part = completion(number, wc);
+        match parts.last_mut() {
+            Some((times, last)) if *last == part => *times += 1,
+            _ => parts.push((1, part)),
+        }
+    }
+    if seen.len() < expected {
+        parts.push((expected - seen.len(), "missing".to_owned()));
+    }
+    let memory = end.buffer.read(0, scenario.region_bytes());
+    let (ours, theirs) = (pattern(scenario, asks), pattern(scenario, !asks));
+    let moved = scenario.len * scenario.count;
+    let memory = if memory == ours {
+        "unchanged"
+    } else if memory[..moved] == theirs[..moved] && memory[moved..] == ours[moved..] {
+        "of the peer"
+    } else {
+        "mixed"
+    };
+    let parts = parts.iter().map(|(times, part)| format!("{times} {part}, "));
+    format!("{}memory {memory}", parts.collect::<String>())
+}
+
+/// What a completion says, as far as it means anything.
+fn completion(number: usize, wc: &Wc) -> String {
+    let mut text = status_name(wc.status).to_owned();
+    if wc.wr_id != number as u64 {
+        text += &format!(" of request {} instead of {number}", wc.wr_id);
+    }
+    if wc.status != WcStatus::SUCCESS {
+        return text;
+    }
+    text += &format!(" opcode {}", wc.opcode.0);
+    let is_receive = [WcOpcode::RECV, WcOpcode::RECV_RDMA_WITH_IMM].contains(&wc.opcode);
+    if is_receive || wc.opcode == WcOpcode::RDMA_READ {
+        text += &format!(" {} B", wc.byte_len);
+    }
+    // Linux rxe sets the flag for what it has sent, too.
+    if is_receive && wc.flags.contains(WcFlags::WITH_IMM) {
+        text += &format!(" imm {:#x}", wc.imm_data);
+    }
+    text
+}
+
+/// What the memory of either end holds at first.
+fn pattern(scenario: &Scenario, asks: bool) -> Vec<u8> {
+    let factor = if asks { 0x9e37_79b1 } else { 0x85eb_ca77 };
+    (1..=scenario.region_bytes()).map(|i| (i.wrapping_mul(factor) >> 13) as u8).collect()
+}
+
+fn write_address(address: &Address) -> String {
+    let Address { qp_num, gid, udp_port, addr, rkey } = address;
+    format!("{qp_num} {gid} {udp_port} {addr} {rkey}")
+}
+
+fn read_address(line: &str) -> io::Result<Address> {
+    parse_address(line).ok_or_else(|| {
+        io::Error::new(ErrorKind::InvalidData, format!("not the address of a queue pair: {line:?}"))
+    })
+}
+
+fn parse_address(line: &str) -> Option<Address> {
+    let mut words = line.split(' ');
+    let qp_num = words.next()?.parse().ok()?;
+    let gid = Gid(words.next()?.parse::<Ipv6Addr>().ok()?.octets());
+    let udp_port = words.next()?.parse().ok()?;
+    let addr = words.next()?.parse().ok()?;
+    let rkey = words.next()?.parse().ok()?;
+    words.next().is_none().then_some(Address { qp_num, gid, udp_port, addr, rkey })
+}
