@@ -7,6 +7,7 @@ mod ci;
 mod fuzz;
 mod no_std;
 mod plugin;
+mod rxe;
 mod shell;
 mod source;
 mod tidy;

@@ -1,0 +1,55 @@
+//! The step `vm` of `cargo xtask ci`: Linux's own RoCE, in a guest, as device and as peer.
+
+mod interop;
+
+use std::env;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::ci::Outcome;
+use crate::shell::Shell;
+use crate::vm;
+
+/// Seconds that a guest may take, on a host that does other things too.
+const GUEST_LIMIT: &str = "400";
+
+/// Everything, one after the other.
+pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
+    if let Err(why) = vm::require(shell) {
+        return Ok(Outcome::Skipped(format!("{why:#}")));
+    }
+    interop::run(shell)?;
+    conformance(shell)?;
+    Ok(Outcome::Passed)
+}
+
+/// The kit that every NIC has to pass, on both ends of the guest's cable.
+fn conformance(shell: &Shell) -> Result<()> {
+    let tests = built(shell, "test --no-run -p invar-testkit --test verbs_conformance")?;
+    let line = format!("INVAR_TEST_RDMA=rxe_a,rxe_b {} --nocapture", tests.display());
+    guest(shell, None, &line).map(drop)
+}
+
+/// What a shell command in the guest prints, with another one on the host meanwhile.
+fn guest(shell: &Shell, host: Option<&str>, line: &str) -> Result<String> {
+    let mut command = shell.program(&env::current_exe()?);
+    command.args(["vm", "--timeout", GUEST_LIMIT]);
+    if let Some(host) = host {
+        command.args(["--host", host]);
+    }
+    command.args(["--", "bash", "-c", line]);
+    shell.read(command)
+}
+
+/// Builds what `cargo ARGS` builds, and gives the path of the one program.
+fn built(shell: &Shell, args: &str) -> Result<PathBuf> {
+    let output =
+        shell.read(shell.cargo(&format!("{args} --message-format=json-render-diagnostics")))?;
+    let mut programs = output.lines().filter_map(|line| {
+        let message: Value = serde_json::from_str(line).ok()?;
+        message["executable"].as_str().map(PathBuf::from)
+    });
+    programs.next_back().with_context(|| format!("`cargo {args}` builds no program"))
+}

@@ -1,0 +1,102 @@
+//! The software NIC and rxe as each other's peers, beside two rxe devices that are each other's.
+//!
+//! One program plays both sides of every scenario, whatever NIC it has (`invar_testkit::interop`),
+//! and writes down what they saw. What it writes is the same for two rxe devices and for one with
+//! the software NIC.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+
+use super::{built, guest};
+use crate::shell::Shell;
+
+/// A netdev MTU for path MTUs up to 4096.
+const JUMBO: &str = "for i in veth0 veth1 eth0; do ip link set $i mtu 4200; done";
+/// What befalls packets of the guest; the software NIC treats its own no better.
+const LOSSY: &str =
+    "tc qdisc add dev eth0 root netem delay 1ms reorder 99% loss 1% duplicate 1% corrupt 1%";
+
+/// The software NIC's end of the cable, and where the two processes meet.
+const IPV4: Way =
+    Way { device: "inet:rxe_t", address: "198.51.100.1", control: "198.51.100.1:7000" };
+const IPV6: Way =
+    Way { device: "inet6:rxe_t", address: "2001:db8:b::1", control: "[2001:db8:b::1]:7000" };
+
+struct Way {
+    device: &'static str,
+    address: &'static str,
+    control: &'static str,
+}
+
+pub(super) fn run(shell: &Shell) -> Result<()> {
+    let peer = built(shell, "build -p invar-testkit --example rdma_peer")?;
+    let transfers = between_rxe_devices(shell, &peer, "transfers")?;
+    let faults = between_rxe_devices(shell, &peer, "faults")?;
+    for (what, way, table, lossy, expected) in [
+        ("over IPv4", &IPV4, "transfers", false, &transfers),
+        // Only over IPv6 does the software NIC see all that the ICRC covers.
+        ("over IPv6, packets being lost", &IPV6, "transfers", true, &transfers),
+        ("with faults", &IPV4, "faults", false, &faults),
+    ] {
+        let seen = with_soft_nic(shell, &peer, way, table, lossy)?;
+        compare(what, &seen, expected)?;
+    }
+    Ok(())
+}
+
+fn between_rxe_devices(shell: &Shell, peer: &Path, table: &str) -> Result<String> {
+    let peer = peer.display();
+    let line = format!(
+        "{JUMBO}; {peer} inet:rxe_b listen [::1]:7000 {table} & \
+         {peer} inet:rxe_a connect [::1]:7000 {table} && wait $!"
+    );
+    guest(shell, None, &line)
+}
+
+fn with_soft_nic(
+    shell: &Shell,
+    peer: &Path,
+    way: &Way,
+    table: &str,
+    lossy: bool,
+) -> Result<String> {
+    let (peer, Way { device, address, control }) = (peer.display(), way);
+    let (impairment, flag) = if lossy { (LOSSY, "lossy") } else { ("true", "") };
+    let host = format!("{peer} soft:{address} listen {control} {table} {flag}");
+    let line = format!("{JUMBO}; {impairment} && {peer} {device} connect {control} {table}");
+    guest(shell, Some(&host), &line)
+}
+
+/// Fails with the lines that differ.
+fn compare(what: &str, seen: &str, expected: &str) -> Result<()> {
+    if seen.lines().count() != expected.lines().count() || expected.is_empty() {
+        bail!("{what}: {} lines instead of {}", seen.lines().count(), expected.lines().count());
+    }
+    let differ = |(seen, expected): &(&str, &str)| seen != expected;
+    let pairs = seen.lines().zip(expected.lines()).filter(differ);
+    let text: String =
+        pairs.map(|(s, e)| format!("\n  soft and rxe: {s}\n  rxe and rxe:  {e}")).collect();
+    if !text.is_empty() {
+        bail!("{what}, the software NIC and rxe see something else than two rxe devices:{text}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_differs_is_told_with_both_sides() {
+        assert!(compare("x", "a\nb\n", "a\nb\n").is_ok());
+        let error = compare("x", "a\nb\n", "a\nc\n").unwrap_err().to_string();
+        assert!(error.ends_with("\n  soft and rxe: b\n  rxe and rxe:  c"), "{error}");
+    }
+
+    #[test]
+    fn a_run_that_stops_early_or_says_nothing_does_not_pass() {
+        assert!(compare("x", "a\n", "a\nb\n").is_err());
+        assert!(compare("x", "", "").is_err());
+    }
+}
