@@ -17,7 +17,7 @@ mod watch;
 
 pub(crate) use adapter::{Adapter, Attempt, Registration, adapt};
 pub use adapter::{HostNic, RecvOn, SendOn};
-pub use end::{AnyRecv, AnySend, End, RecvEnd, SendEnd};
+pub use end::{AnyRecv, AnySend, End, Lanes, RecvEnd, SendEnd};
 pub(crate) use registration::Registrations;
 pub use registration::{Keys, deregister, register};
 

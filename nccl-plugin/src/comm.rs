@@ -1,7 +1,4 @@
-//! The data path: what NCCL calls for each message.
-//!
-//! A call finds its comm, and goes on in the code that was compiled for the comm's NIC, without
-//! coming back: one indirect jump. Most is passed on in the registers in which NCCL put it.
+//! Comms: an end of a connection, and what `entry` calls, compiled for the NIC that it is on.
 
 mod recv;
 mod send;
@@ -10,11 +7,12 @@ use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 
 use invar::Device;
-use invar::raw::{AnyRecv, AnySend, End};
+use invar::raw::{self, AnyRecv, AnySend, End};
 
 use crate::abi::Code;
-use crate::outcome::{Failed, Outcome, call, caught, failed, misused};
+use crate::outcome::{Failed, Outcome, call, failed, misused};
 use crate::place::{self, Name, Place};
+use crate::profiler::{self, Lanes};
 
 /// Longest message: what the 32-bit fields on the wire can say.
 pub(crate) const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
@@ -22,7 +20,7 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 /// One end of a connection, as NCCL has it.
 #[repr(C)]
 pub(crate) struct Comm {
-    calls: Calls,
+    pub(crate) calls: Calls,
     /// The `E` that the calls are compiled for; they have it for themselves, one at a time.
     end: NonNull<()>,
     rest: Box<Rest>,
@@ -32,18 +30,19 @@ pub(crate) struct Comm {
 struct Rest {
     kind: Kind,
     device: Device,
+    lanes: Lanes,
     drop: unsafe fn(NonNull<()>),
 }
 
 /// What can be done with an end of one kind.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Calls {
-    isend: ISend,
-    irecv_int: IRecv<c_int>,
-    irecv: IRecv<usize>,
-    iflush: IFlush,
-    test: Test,
+pub(crate) struct Calls {
+    pub(crate) isend: ISend,
+    pub(crate) irecv_int: IRecv<c_int>,
+    pub(crate) irecv: IRecv<usize>,
+    pub(crate) iflush: IFlush,
+    pub(crate) test: Test,
 }
 
 /// Place, memory, bytes, tag, registration, request.
@@ -81,7 +80,7 @@ pub(crate) enum Kind {
 
 impl Comm {
     /// Makes a sending end known to NCCL.
-    pub(crate) fn put_send(end: AnySend, device: &Device) -> Result<Name, Failed> {
+    pub(crate) fn put_send(end: AnySend, device: (c_int, &Device)) -> Result<Name, Failed> {
         match end {
             AnySend::Verbs(end) => Self::put(end, send::calls, Kind::Send, device),
             AnySend::Soft(end) => Self::put(end, send::calls, Kind::Send, device),
@@ -90,7 +89,7 @@ impl Comm {
     }
 
     /// Makes a receiving end known to NCCL.
-    pub(crate) fn put_recv(end: AnyRecv, device: &Device) -> Result<Name, Failed> {
+    pub(crate) fn put_recv(end: AnyRecv, device: (c_int, &Device)) -> Result<Name, Failed> {
         match end {
             AnyRecv::Verbs(end) => Self::put(end, recv::calls, Kind::Recv, device),
             AnyRecv::Soft(end) => Self::put(end, recv::calls, Kind::Recv, device),
@@ -98,20 +97,28 @@ impl Comm {
         }
     }
 
-    fn put<E>(
+    fn put<E: End>(
         end: Box<E>,
         calls: fn(&E) -> Calls,
         kind: Kind,
-        device: &Device,
+        (number, device): (c_int, &Device),
     ) -> Result<Name, Failed> {
         let drop = |end: NonNull<()>| {
             // SAFETY: it was made of a box, below, and goes with its comm.
             drop(unsafe { Box::from_raw(end.cast::<E>().as_ptr()) });
         };
+        let raw::Lanes::QueuePairs(qpns) = end.lanes() else {
+            return Err(misused("a connection of a kind that this plugin does not know"));
+        };
+        let opcode = match kind {
+            Kind::Send => profiler::WRITE_WITH_IMM,
+            Kind::Recv => profiler::RECV_RDMA_WITH_IMM,
+        };
+        let lanes = Lanes { device: number, opcode, qpns };
         let comm = Comm {
             calls: calls(&end),
             end: NonNull::from(Box::leak(end)).cast(),
-            rest: Box::new(Rest { kind, device: device.clone(), drop }),
+            rest: Box::new(Rest { kind, device: device.clone(), lanes, drop }),
         };
         place::put(comm).map_err(|_| misused(format_args!("more than {} comms", place::PLACES)))
     }
@@ -119,6 +126,11 @@ impl Comm {
     /// The device that it is on.
     pub(crate) fn device(&self) -> &Device {
         &self.rest.device
+    }
+
+    /// What its messages go over.
+    pub(crate) fn lanes(&self) -> &Lanes {
+        &self.rest.lanes
     }
 
     /// The end, for a call that NCCL makes.
@@ -147,136 +159,6 @@ fn call_failed(end: &dyn End, error: invar::ConnectionError) -> Code {
     failed(&end.failed(error)).0
 }
 
-/// `isend` before v9.
-pub(crate) unsafe extern "C" fn isend_int(
-    comm: *mut c_void,
-    data: *mut c_void,
-    size: c_int,
-    tag: c_int,
-    mhandle: *mut c_void,
-    request: *mut *mut c_void,
-) -> Code {
-    // A negative size becomes one that is too long.
-    // SAFETY: the caller's promise.
-    unsafe { isend(comm, data, size as usize, tag, mhandle, request) }
-}
-
-/// `isend` of v9.
-pub(crate) unsafe extern "C" fn isend(
-    comm: *mut c_void,
-    data: *mut c_void,
-    size: usize,
-    tag: c_int,
-    mhandle: *mut c_void,
-    request: *mut *mut c_void,
-) -> Code {
-    match place::find(comm) {
-        // SAFETY: NCCL does not close a comm during a call on it, and promises the arguments.
-        Some(place) => unsafe {
-            (place.comm().calls.isend)(place, data, size, tag, mhandle, request)
-        },
-        None => unknown(Function::ISend, comm),
-    }
-}
-
-/// `isend` since v10.
-pub(crate) unsafe extern "C" fn isend_v10(
-    comm: *mut c_void,
-    data: *mut c_void,
-    size: usize,
-    tag: c_int,
-    mhandle: *mut c_void,
-    _phandle: *mut c_void,
-    request: *mut *mut c_void,
-) -> Code {
-    // SAFETY: the caller's promise.
-    unsafe { isend(comm, data, size, tag, mhandle, request) }
-}
-
-/// `irecv` before v9.
-pub(crate) unsafe extern "C" fn irecv_int(
-    comm: *mut c_void,
-    n: c_int,
-    data: *mut *mut c_void,
-    sizes: *mut c_int,
-    tags: *mut c_int,
-    mhandles: *mut *mut c_void,
-    request: *mut *mut c_void,
-) -> Code {
-    match place::find(comm) {
-        // SAFETY: as in `isend`.
-        Some(place) => unsafe {
-            (place.comm().calls.irecv_int)(place, n, data, sizes, tags, mhandles, request)
-        },
-        None => unknown(Function::IRecv, comm),
-    }
-}
-
-/// `irecv` of v9.
-pub(crate) unsafe extern "C" fn irecv(
-    comm: *mut c_void,
-    n: c_int,
-    data: *mut *mut c_void,
-    sizes: *mut usize,
-    tags: *mut c_int,
-    mhandles: *mut *mut c_void,
-    request: *mut *mut c_void,
-) -> Code {
-    match place::find(comm) {
-        // SAFETY: as in `isend`.
-        Some(place) => unsafe {
-            (place.comm().calls.irecv)(place, n, data, sizes, tags, mhandles, request)
-        },
-        None => unknown(Function::IRecv, comm),
-    }
-}
-
-/// `irecv` since v10.
-pub(crate) unsafe extern "C" fn irecv_v10(
-    comm: *mut c_void,
-    n: c_int,
-    data: *mut *mut c_void,
-    sizes: *mut usize,
-    tags: *mut c_int,
-    mhandles: *mut *mut c_void,
-    _phandles: *mut *mut c_void,
-    request: *mut *mut c_void,
-) -> Code {
-    // SAFETY: the caller's promise.
-    unsafe { irecv(comm, n, data, sizes, tags, mhandles, request) }
-}
-
-/// `iflush`.
-pub(crate) unsafe extern "C" fn iflush(
-    comm: *mut c_void,
-    n: c_int,
-    data: *mut *mut c_void,
-    sizes: *mut c_int,
-    mhandles: *mut *mut c_void,
-    request: *mut *mut c_void,
-) -> Code {
-    match place::find(comm) {
-        // SAFETY: as in `isend`.
-        Some(place) => unsafe {
-            (place.comm().calls.iflush)(place, n, data, sizes, mhandles, request)
-        },
-        None => unknown(Function::IFlush, comm),
-    }
-}
-
-/// `test`.
-pub(crate) unsafe extern "C" fn test(
-    request: *mut c_void,
-    done: *mut c_int,
-    sizes: *mut c_int,
-) -> Code {
-    match place::find_by_request(request) {
-        // SAFETY: as in `isend`.
-        Some(place) => unsafe { (place.comm().calls.test)(place, done, sizes, request) },
-        None => unknown(Function::Test, request),
-    }
-}
-
 /// `closeSend`.
 pub(crate) unsafe extern "C" fn close_send(comm: *mut c_void) -> Code {
     call(|| close(comm, Kind::Send))
@@ -291,7 +173,8 @@ fn close(comm: *mut c_void, kind: Kind) -> Outcome {
     if comm.is_null() {
         return Ok(());
     }
-    let Some(place) = place::find(comm) else { return Err(Failed(unknown(Function::Close, comm))) };
+    let place = place::find(comm)
+        .ok_or_else(|| misused(format_args!("close{kind:?}: {comm:p} is no comm that is open")))?;
     // SAFETY: NCCL closes a comm once, and not during a call on it.
     unsafe {
         if place.comm().rest.kind != kind {
@@ -299,31 +182,8 @@ fn close(comm: *mut c_void, kind: Kind) -> Outcome {
         }
         drop(place::remove(place));
     }
+    profiler::forget(comm);
     Ok(())
-}
-
-/// What was called.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-enum Function {
-    ISend,
-    IRecv,
-    IFlush,
-    Test,
-    Close,
-}
-
-/// A call on what NCCL does not have of us. A C function, since those do not unwind: who calls it
-/// need not be prepared for that.
-#[cold]
-#[inline(never)]
-extern "C" fn unknown(function: Function, what: *mut c_void) -> Code {
-    caught(|| {
-        misused(format_args!(
-            "{function:?}: {what:p} is no comm, or no request of one, that is open"
-        ))
-        .0
-    })
 }
 
 /// A call that the other end of a connection takes.

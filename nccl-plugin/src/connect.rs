@@ -25,6 +25,7 @@ static ATTEMPTS: Registry<Mutex<Trying>> = Registry::new();
 /// A listening comm.
 struct Listening {
     listener: Listener,
+    number: c_int,
     device: Device,
     pending: Mutex<Vec<Accepting>>,
 }
@@ -32,6 +33,7 @@ struct Listening {
 /// A connection that comes about.
 struct Trying {
     connecting: Connecting,
+    number: c_int,
     device: Device,
 }
 
@@ -60,7 +62,7 @@ pub(crate) unsafe extern "C" fn listen_v11(
 /// NCCL's contract of `listen`.
 unsafe fn start_listening(
     context: Context,
-    device: c_int,
+    number: c_int,
     handle: *mut c_void,
     comm: *mut *mut c_void,
 ) -> Outcome {
@@ -68,11 +70,11 @@ unsafe fn start_listening(
         return Err(null("listen: handle or comm"));
     }
     let host = host::get()?;
-    let device = host.device(device)?.open(&host.settings)?;
+    let device = host.device(number)?.open(&host.settings)?;
     let settings = context.apply(&host.settings);
     let listener = Listener::bind(&device, &settings).map_err(|error| refused(&error))?;
     let bytes = *listener.handle().as_bytes();
-    let listening = Listening { listener, device, pending: Mutex::default() };
+    let listening = Listening { listener, number, device, pending: Mutex::default() };
     // SAFETY: room for a handle and a comm, NCCL promises.
     unsafe {
         handle.cast::<[u8; HANDLE_BYTES]>().write_unaligned(bytes);
@@ -108,7 +110,7 @@ unsafe fn go_on_accepting(listening: *mut c_void, comm: *mut *mut c_void) -> Out
     let listening = LISTENERS.get(Number::from_ptr(listening));
     let listening = listening.ok_or_else(|| misused("accept on what is no listening comm"))?;
     if let Some(end) = listening.poll()? {
-        let name = Comm::put_recv(end, &listening.device)?;
+        let name = Comm::put_recv(end, (listening.number, &listening.device))?;
         // SAFETY: as above.
         unsafe { comm.write(name.to_ptr()) };
     }
@@ -207,7 +209,7 @@ pub(crate) unsafe extern "C" fn connect_v11(
 unsafe fn go_on_connecting(
     context: Context,
     truncate: bool,
-    device: c_int,
+    number: c_int,
     handle: *mut c_void,
     comm: *mut *mut c_void,
 ) -> Outcome {
@@ -220,32 +222,32 @@ unsafe fn go_on_connecting(
         comm.write(ptr::null_mut());
         bytes.read_unaligned()
     };
-    let (number, trying) = match stage(&handle).and_then(|n| Some((n, ATTEMPTS.get(n)?))) {
+    let (attempt, trying) = match stage(&handle).and_then(|n| Some((n, ATTEMPTS.get(n)?))) {
         Some(there) => there,
         None => {
             let host = host::get()?;
-            let device = host.device(device)?.open(&host.settings)?;
+            let device = host.device(number)?.open(&host.settings)?;
             let settings = context.apply(&host.settings).truncate(truncate);
             let to = Handle::from_bytes(handle);
             let connecting = SendComm::connect(&device, &to, &settings);
             let connecting = connecting.map_err(|error| failed(&error))?;
-            let trying = Arc::new(Mutex::new(Trying { connecting, device }));
-            let number = ATTEMPTS.put(Arc::clone(&trying));
-            set_stage(&mut handle, Some(number));
-            (number, trying)
+            let trying = Arc::new(Mutex::new(Trying { connecting, number, device }));
+            let attempt = ATTEMPTS.put(Arc::clone(&trying));
+            set_stage(&mut handle, Some(attempt));
+            (attempt, trying)
         }
     };
     let mut trying = trying.lock().unwrap_or_else(PoisonError::into_inner);
     let polled = trying.connecting.poll_raw();
     if !matches!(polled, Ok(None)) {
-        ATTEMPTS.remove(number);
+        ATTEMPTS.remove(attempt);
         set_stage(&mut handle, None);
     }
     // SAFETY: as above.
     unsafe { bytes.write_unaligned(handle) };
     // An error was logged where it came up.
     if let Some(end) = polled.map_err(|error| Failed(code(&error)))? {
-        let name = Comm::put_send(end, &trying.device)?;
+        let name = Comm::put_send(end, (trying.number, &trying.device))?;
         // SAFETY: as above.
         unsafe { comm.write(name.to_ptr()) };
     }

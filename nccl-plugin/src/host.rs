@@ -11,6 +11,7 @@ use crate::abi::{Code, CommConfig, Logger, ProfilerCallback, TRAFFIC_CLASS_UNDEF
 use crate::connect;
 use crate::logger;
 use crate::outcome::{Failed, call, failed, misused, null, refused};
+use crate::profiler;
 
 /// What a communicator's context is: its traffic class, behind this mark.
 const CONTEXT: usize = 1 << 16;
@@ -41,15 +42,15 @@ pub(crate) struct NetDevice {
 
 /// `init` before v10.
 pub(crate) unsafe extern "C" fn init(logger: Option<Logger>) -> Code {
-    call(|| start(logger).map(drop))
+    call(|| start(logger, None).map(drop))
 }
 
 /// `init` of v10.
 pub(crate) unsafe extern "C" fn init_v10(
     logger: Option<Logger>,
-    _profiler: Option<ProfilerCallback>,
+    profiler: Option<ProfilerCallback>,
 ) -> Code {
-    call(|| start(logger).map(drop))
+    call(|| start(logger, profiler).map(drop))
 }
 
 /// `init` since v11.
@@ -58,10 +59,10 @@ pub(crate) unsafe extern "C" fn init_v11(
     _communicator: u64,
     config: *const CommConfig,
     logger: Option<Logger>,
-    _profiler: Option<ProfilerCallback>,
+    profiler: Option<ProfilerCallback>,
 ) -> Code {
     call(|| {
-        let mut state = start(logger)?;
+        let mut state = start(logger, profiler)?;
         if context.is_null() {
             return Err(null("init: context"));
         }
@@ -111,8 +112,12 @@ pub(crate) fn get() -> Result<Arc<Host>, Failed> {
 }
 
 /// Looks around, unless devices are numbered already for a communicator that still is there.
-fn start(logger: Option<Logger>) -> Result<MutexGuard<'static, State>, Failed> {
+fn start(
+    logger: Option<Logger>,
+    profiler: Option<ProfilerCallback>,
+) -> Result<MutexGuard<'static, State>, Failed> {
     logger::install(logger);
+    profiler::install(profiler);
     let mut state = state();
     if state.contexts == 0 || state.host.is_none() {
         state.host = None;

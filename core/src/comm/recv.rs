@@ -219,6 +219,11 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         &self.base.ends
     }
 
+    /// Numbers of its queue pairs, in the order in which both ends use them.
+    pub fn qpns(&self) -> impl Iterator<Item = u32> {
+        self.base.verbs.qps().map(|qp| self.base.verbs.nic.qp_num(qp))
+    }
+
     /// Joins an error of this comm with both ends.
     pub fn report(&self, error: Error) -> Report<'_> {
         self.base.report(error)

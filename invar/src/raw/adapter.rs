@@ -13,7 +13,7 @@ use invar_linux::tcp::OobStream;
 use invar_verbs::VerbsNic;
 
 use super::watch::PeerWatch;
-use super::{AnyRecv, AnySend, End, RecvEnd, SendEnd};
+use super::{AnyRecv, AnySend, End, Lanes, RecvEnd, SendEnd};
 use crate::Error;
 
 /// A NIC that a host may have.
@@ -155,6 +155,10 @@ impl<N: HostNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
     fn ends(&self) -> &Ends {
         self.comm.ends()
     }
+
+    fn lanes(&self) -> Lanes {
+        Lanes::QueuePairs(self.comm.qpns().collect())
+    }
 }
 
 impl<N: HostNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
@@ -182,6 +186,10 @@ impl<N: HostNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
 impl<N: HostNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
     fn ends(&self) -> &Ends {
         self.comm.ends()
+    }
+
+    fn lanes(&self) -> Lanes {
+        Lanes::QueuePairs(self.comm.qpns().collect())
     }
 }
 

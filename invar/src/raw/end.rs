@@ -8,10 +8,21 @@ use invar_verbs::VerbsNic;
 use super::{RecvOn, SendOn};
 use crate::Error;
 
+/// What a message goes over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Lanes {
+    /// Queue pairs, by number.
+    QueuePairs(Vec<u32>),
+}
+
 /// What both ends of a connection have.
 pub trait End: Send {
     /// Both ends, for messages.
     fn ends(&self) -> &Ends;
+
+    /// What its messages go over, in the order in which they are cut to it.
+    fn lanes(&self) -> Lanes;
 
     /// An error of this end, with all that is known about it.
     #[cold]

@@ -44,6 +44,35 @@ static void logger(int level, unsigned long subsystems, const char* file, int li
   if (level == LOG_INFO && strstr(text, "NET/Invar : Using [0]") && strstr(text, "; OOB lo:")) logged_using = 1;
 }
 
+#if API >= 10
+// What NCCL names a message's step by, and the events that are told of it.
+static int step_of_nccl;
+static int started, stopped;
+typedef struct {
+  uint8_t type;
+  struct {
+    int device;
+    uint64_t wr_id;
+    int opcode;
+    int qpNum;
+    size_t length;
+  } qp;
+} description_t;
+
+static int profiler(void** event, int what, void* step, int64_t id, void* description) {
+  if (what == 0) { // start
+    const description_t* of = description;
+    CHECK(step == &step_of_nccl && id == (1 << 16 | 1));
+    CHECK(of->type == 1 && of->qp.device == 0 && of->qp.qpNum > 0 && of->qp.length <= MIB);
+    *event = (void*)(uintptr_t)++started;
+  } else {
+    CHECK(what == 1 && (uintptr_t)*event >= 1 && (uintptr_t)*event <= (uintptr_t)started);
+    stopped++;
+  }
+  return SUCCESS;
+}
+#endif
+
 static void alarm_clock(void) {
   static struct timespec start;
   struct timespec now;
@@ -65,9 +94,9 @@ static int threads(void) {
 static int init(void) {
 #if API >= 11
   config_t config = {-1};
-  return net->init(&context, 7, &config, logger, NULL);
+  return net->init(&context, 7, &config, logger, profiler);
 #elif API >= 10
-  return net->init(logger, NULL);
+  return net->init(logger, profiler);
 #else
   return net->init(logger);
 #endif
@@ -110,7 +139,7 @@ static void* isend(void* comm, void* data, size_t size, int tag, void* mhandle) 
   void* request = NULL;
   while (!request) {
 #if API >= 10
-    OK(net->isend(comm, data, (bytes_t)size, tag, mhandle, NULL, &request));
+    OK(net->isend(comm, data, (bytes_t)size, tag, mhandle, &step_of_nccl, &request));
 #else
     OK(net->isend(comm, data, (bytes_t)size, tag, mhandle, &request));
 #endif
@@ -122,7 +151,8 @@ static void* isend(void* comm, void* data, size_t size, int tag, void* mhandle) 
 static void* irecv(void* comm, int n, void** data, bytes_t* sizes, int* tags, void** mhandles) {
   void* request = (void*)1; // NCCL_NET_OPTIONAL_RECV_COMPLETION
 #if API >= 10
-  void* steps[GROUP] = {NULL};
+  void* steps[GROUP];
+  for (int i = 0; i < n; i++) steps[i] = &step_of_nccl;
   OK(net->irecv(comm, n, data, sizes, tags, mhandles, steps, &request));
 #else
   OK(net->irecv(comm, n, data, sizes, tags, mhandles, &request));
@@ -250,6 +280,9 @@ static void run(const char* library, int in, int out, int is_sender) {
   CHECK(dlsym(opened, "ncclCollNetPlugin_v" TEXT(API)) == NULL);
   CHECK(strcmp(net->name, "Invar") == 0);
   logged_using = 0;
+#if API >= 10
+  started = stopped = 0;
+#endif
   OK(init());
   CHECK(logged_using);
   check_properties();
@@ -274,6 +307,9 @@ static void run(const char* library, int in, int out, int is_sender) {
   }
   OK(net->regMr(comm, memory, (reg_bytes_t)memory_bytes(), PTR_HOST, &mhandle));
   (is_sender ? sender : receiver)(comm, memory, mhandle);
+#if API >= 10
+  CHECK(started >= SINGLES + WINDOW * GROUP && stopped == started);
+#endif
   // Neither leaves before the other has all that it waits for.
   char there = 1;
   CHECK(write(out, &there, 1) == 1 && read(in, &there, 1) == 1);
