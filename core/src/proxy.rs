@@ -11,6 +11,7 @@
 //!    operations in, a [`Taker`] takes them out, neither ever waits for a lock.
 //! 3. [`Engine`] — merges operations into [`Args`] of several [`Sub`]s and moves each through its
 //!    [`Stage`]s over a [`Transport`]; [`Pace`] says when to look for new ones.
+//! 4. [`Calls`] and [`Session`] — the requests by which a rank has connections set up.
 //!
 //! Threads, shared memory, waiting and waking are the host's business.
 
@@ -22,6 +23,7 @@ mod op;
 mod pace;
 mod pattern;
 mod pool;
+mod request;
 
 pub use banks::{BANK_LEN, Banks, Pool, Slot};
 pub use collective::{Algorithm, CollSteps, CollTransfer, Collective};
@@ -35,4 +37,8 @@ pub use pace::Pace;
 pub use pattern::{Channel, Direction, LEGS_MAX, Leg, Pattern, Ring, TREE_ARITY_MAX, Tree};
 pub use pool::{
     Appended, LOCAL_RANKS_MAX, OPS_PER_RANK, OpPool, PostError, Poster, TakeError, Taken, Taker,
+};
+pub use request::{
+    BODY_BYTES_MAX, CallError, CallId, Calls, Connections, FrameError, Init, Kind, Outcome, Place,
+    REQUEST_BYTES, RESPONSE_BYTES, Reply, Session, SessionEvent, Setup, State, VERSION,
 };

@@ -28,7 +28,7 @@ pub trait Banks<T> {
 #[derive(Debug, Default)]
 pub struct Pool<T, B> {
     banks: B,
-    /// Elements that were ever taken.
+    /// One past the largest index that was ever taken.
     touched: u32,
     /// The one given back last.
     free: Option<u32>,
@@ -75,6 +75,11 @@ impl<T, B: Banks<Slot<T>>> Pool<T, B> {
         slot.taken = false;
         slot.next_free = self.free.replace(index);
         true
+    }
+
+    /// One past the largest index that was ever taken.
+    pub fn touched(&self) -> u32 {
+        self.touched
     }
 
     /// An element that is taken.
