@@ -45,7 +45,7 @@ pub fn abuse(steps: u32, choices: &mut Choices<'_>) {
     let Peer { qp, host } = &mut abuse.peer;
     qp.modify(&QpTransition::Err, host).unwrap();
     abuse.check();
-    assert_eq!(abuse.posted, [[], []], "forgotten");
+    assert!(abuse.posted.iter().all(Vec::is_empty), "forgotten: {:?}", abuse.posted);
 }
 
 impl Abuse<'_, '_> {

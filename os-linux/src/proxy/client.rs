@@ -1,0 +1,164 @@
+//! A rank's connection to the service of a proxy (`proxy.cc ncclProxyConnect`,
+//! `ncclProxyCallBlocking`).
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use invar_core::proxy::{CallError, CallId, Calls, ConnectionId, Init, Kind, Outcome};
+use rustix::event::PollFd;
+
+use super::Abort;
+use super::abort::{Bound, WaitError};
+use super::stream::{FdStream, wait};
+
+/// Most requests that a rank has under way.
+const CALLS_MAX: usize = 64;
+
+/// Asks a proxy to set connections up. Dropping it ends the session, and its connections.
+#[derive(Debug)]
+pub struct ProxyClient {
+    address: String,
+    stream: FdStream,
+    calls: Calls<OwnedFd, CALLS_MAX>,
+    abort: Abort,
+    timeout: Duration,
+}
+
+/// Why a request comes to nothing.
+#[derive(Debug, thiserror::Error)]
+#[error("proxy {address}: {error}")]
+pub struct ClientError {
+    /// The proxy.
+    pub address: String,
+    /// Why.
+    #[source]
+    pub error: ClientErrorKind,
+}
+
+/// Why a request comes to nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientErrorKind {
+    /// The proxy did not do it.
+    #[error("{kind:?}: refused: {text}")]
+    Refused {
+        /// What was asked for.
+        kind: Kind,
+        /// What the proxy says.
+        text: String,
+    },
+    /// It can't be made, or the answer is not one to it.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The proxy can't be reached, or not any more.
+    #[error("{0}; has that process ended?")]
+    Io(#[from] io::Error),
+    /// It took too long.
+    #[error(transparent)]
+    Wait(#[from] WaitError),
+}
+
+impl ProxyClient {
+    /// Connects to a proxy of the same user on this host, whose calls shall take no longer than
+    /// `timeout` each.
+    pub fn connect(address: &str, abort: Abort, timeout: Duration) -> Result<Self, ClientError> {
+        let failed =
+            |error: io::Error| ClientError { address: address.to_owned(), error: error.into() };
+        let stream = FdStream::connect(address).map_err(failed)?;
+        Ok(ProxyClient {
+            address: address.to_owned(),
+            stream,
+            calls: Calls::default(),
+            abort,
+            timeout,
+        })
+    }
+
+    /// A new connection, and the pool of operations where it needs one.
+    pub fn open(&mut self, init: Init) -> Result<(ConnectionId, Option<OwnedFd>), ClientError> {
+        let mut id = [0; 4];
+        let body = init.to_bytes();
+        let fd = self.call_blocking(Kind::Init, ConnectionId::default(), &body, &mut id)?;
+        Ok((ConnectionId(u32::from_le_bytes(id)), fd))
+    }
+
+    /// Begins a request, to be polled.
+    pub fn call(
+        &mut self,
+        kind: Kind,
+        id: ConnectionId,
+        body: &[u8],
+        response_len: usize,
+    ) -> Result<CallId, ClientError> {
+        self.named(|client| {
+            let (call, header) = client.calls.call(kind, id, body, response_len)?;
+            client.stream.send([&header, body].concat(), None)?;
+            Ok(call)
+        })
+    }
+
+    /// Whether a request is done. Copies its response, which is as long as was said, and gives the
+    /// file descriptor that came with it.
+    pub fn poll(
+        &mut self,
+        call: CallId,
+        response: &mut [u8],
+    ) -> Result<Option<Option<OwnedFd>>, ClientError> {
+        self.named(|client| client.poll_once(call, response))
+    }
+
+    /// Makes a request and waits for its response, and the file descriptor that comes with it.
+    pub fn call_blocking(
+        &mut self,
+        kind: Kind,
+        id: ConnectionId,
+        body: &[u8],
+        response: &mut [u8],
+    ) -> Result<Option<OwnedFd>, ClientError> {
+        let call = self.call(kind, id, body, response.len())?;
+        self.named(|client| {
+            let abort = client.abort.clone();
+            let bound = Bound::new(&abort, client.timeout);
+            loop {
+                if let Some(fd) = client.poll_once(call, response)? {
+                    return Ok(fd);
+                }
+                let nap = bound.nap()?;
+                let interest = client.stream.interest(true);
+                wait(&mut [PollFd::new(&client.stream, interest)], nap)?;
+            }
+        })
+    }
+
+    /// Tells the proxy to end once all ranks are done, and ends the session.
+    pub fn stop(mut self) -> Result<(), ClientError> {
+        let message = Calls::<OwnedFd, CALLS_MAX>::tell(Kind::Stop).to_vec();
+        self.named(|client| Ok(client.stream.send(message, None)?))
+    }
+
+    /// Sends and receives what can be, and looks.
+    fn poll_once(
+        &mut self,
+        call: CallId,
+        response: &mut [u8],
+    ) -> Result<Option<Option<OwnedFd>>, ClientErrorKind> {
+        self.stream.flush()?;
+        while let Some((n, fd)) = self.stream.recv(self.calls.space())? {
+            self.calls.filled(n, fd)?;
+        }
+        match self.calls.poll(call, response)? {
+            None => Ok(None),
+            Some(Outcome::Done { fd }) => Ok(Some(fd)),
+            Some(Outcome::Refused { kind, text }) => {
+                Err(ClientErrorKind::Refused { kind, text: text.as_str().to_owned() })
+            }
+        }
+    }
+
+    fn named<R>(
+        &mut self,
+        run: impl FnOnce(&mut Self) -> Result<R, ClientErrorKind>,
+    ) -> Result<R, ClientError> {
+        run(self).map_err(|error| ClientError { address: self.address.clone(), error })
+    }
+}

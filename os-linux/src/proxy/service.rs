@@ -1,0 +1,212 @@
+//! The thread that sets connections up (`proxy.cc ncclProxyService`).
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use invar_core::proxy::{
+    Connections, LOCAL_RANKS_MAX, Place, Reply, Session, SessionEvent, Setup, Slot,
+};
+use rustix::event::{PollFd, PollFlags};
+use rustix::thread::CpuSet;
+
+use super::abort::TICK;
+use super::stream::{FdStream, listen, wait};
+use super::{Abort, HeapBanks, thread};
+
+/// Most requests of a rank that take longer; more wait in its socket.
+const PENDING_MAX: usize = 16;
+/// How long to sleep while requests are pending, which nothing tells us of.
+const PENDING_NAP: Duration = Duration::from_micros(200);
+
+/// How to run it.
+#[derive(Debug, Default)]
+pub struct ServiceSettings {
+    /// The GPU that it serves, for its name.
+    pub device: u32,
+    /// Processors that it may run on; `None` for all.
+    pub cpus: Option<CpuSet>,
+}
+
+/// A running service. Dropping it ends all sessions and waits for the thread's end.
+#[derive(Debug)]
+pub struct Service {
+    address: String,
+    end: Arc<AtomicBool>,
+    thread: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl Service {
+    /// Starts it; `setup` does the work.
+    pub fn spawn<S>(settings: ServiceSettings, abort: Abort, setup: S) -> io::Result<Self>
+    where
+        S: Setup<Fd = OwnedFd> + Send + 'static,
+    {
+        let (listener, address) = listen()?;
+        let end = Arc::new(AtomicBool::new(false));
+        let mut serving = Serving {
+            listener,
+            peers: Vec::new(),
+            sessions: 0,
+            connections: Connections::new(HeapBanks::default()),
+            setup,
+            stopping: false,
+        };
+        let ends = Arc::clone(&end);
+        let name = format!("InvarService{:2}", settings.device);
+        let thread = thread::spawn(name, settings.cpus, move || {
+            let result = serving.run(&|| ends.load(Ordering::Acquire) || abort.is_set());
+            serving.end_all();
+            result
+        })?;
+        Ok(Service { address, end, thread: Some(thread) })
+    }
+
+    /// The name by which ranks [connect](super::ProxyClient::connect).
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Waits for its end, which comes when a rank has asked for it and all sessions have ended, or
+    /// with the communicator's abort.
+    pub fn join(mut self) -> io::Result<()> {
+        self.thread.take().map_or(Ok(()), joined)
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.end.store(true, Ordering::Release);
+            // Why it ended, nobody asks.
+            let _ = joined(thread);
+        }
+    }
+}
+
+fn joined(thread: JoinHandle<io::Result<()>>) -> io::Result<()> {
+    thread.join().unwrap_or_else(|_| Err(io::Error::other("the service thread panicked")))
+}
+
+/// The thread's own.
+struct Serving<S> {
+    listener: UnixListener,
+    peers: Vec<Peer>,
+    /// Sessions that there ever were.
+    sessions: u32,
+    connections: Connections<HeapBanks<Slot<Place>>>,
+    setup: S,
+    /// A rank has asked for the end.
+    stopping: bool,
+}
+
+struct Peer {
+    stream: FdStream,
+    session: Session<PENDING_MAX>,
+}
+
+impl<S: Setup<Fd = OwnedFd>> Serving<S> {
+    fn run(&mut self, ended: &dyn Fn() -> bool) -> io::Result<()> {
+        while !(ended() || self.stopping && self.peers.is_empty()) {
+            let pending = self.peers.iter().any(|peer| peer.session.is_pending());
+            self.wait(if pending { PENDING_NAP } else { TICK })?;
+            self.accept()?;
+            let mut at = 0;
+            while at < self.peers.len() {
+                if self.serve(at) {
+                    at += 1;
+                } else {
+                    let Peer { session, .. } = self.peers.swap_remove(at);
+                    session.end(&mut self.connections, &mut self.setup);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end_all(&mut self) {
+        for Peer { session, .. } in self.peers.drain(..) {
+            session.end(&mut self.connections, &mut self.setup);
+        }
+    }
+
+    fn wait(&mut self, timeout: Duration) -> io::Result<()> {
+        let interests: Vec<PollFlags> = self
+            .peers
+            .iter_mut()
+            .map(|peer| peer.stream.interest(!peer.session.space().is_empty()))
+            .collect();
+        let peers = self.peers.iter().zip(interests);
+        let listener = PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN);
+        let mut fds: Vec<PollFd<'_>> = std::iter::once(listener)
+            .chain(peers.map(|(peer, interest)| PollFd::new(&peer.stream, interest)))
+            .collect();
+        wait(&mut fds, timeout)
+    }
+
+    /// Takes ranks in. One too many, or of another user, is sent away.
+    fn accept(&mut self) -> io::Result<()> {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) if self.peers.len() < LOCAL_RANKS_MAX => {
+                    if let Ok(stream) = FdStream::new(stream) {
+                        self.sessions += 1;
+                        self.peers.push(Peer { stream, session: Session::new(self.sessions) });
+                    }
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                // The rank gave up meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Does what one rank asks for. `false` where its session is over: it is done, or gone, or
+    /// sends what is no request.
+    fn serve(&mut self, at: usize) -> bool {
+        let Serving { connections, setup, stopping, .. } = self;
+        let Peer { stream, session } = &mut self.peers[at];
+        let send = |stream: &mut FdStream, reply: Reply<OwnedFd>| {
+            stream.send([&reply.header[..], &reply.body].concat(), reply.fd).is_ok()
+        };
+        if stream.flush().is_err() {
+            return false;
+        }
+        while !session.space().is_empty() {
+            let n = match stream.recv(session.space()) {
+                // A rank has no reason to send a file descriptor; it is closed.
+                Ok(Some((n, _))) => n,
+                Ok(None) => break,
+                Err(_) => return false,
+            };
+            match session.filled(n, connections, setup) {
+                Ok(None) => {}
+                Ok(Some(SessionEvent::Reply(reply))) => {
+                    if !send(stream, reply) {
+                        return false;
+                    }
+                }
+                Ok(Some(SessionEvent::Stop)) => {
+                    *stopping = true;
+                    return false;
+                }
+                Ok(Some(SessionEvent::Close)) | Err(_) => return false,
+            }
+        }
+        // Each pending one is asked once.
+        for _ in 0..PENDING_MAX {
+            if let Some(reply) = session.progress(connections, setup)
+                && !send(stream, reply)
+            {
+                return false;
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,143 @@
+//! Unix sockets between the processes of one user on one host, and file descriptors over them.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+/// A listening socket, and its name in the abstract namespace, which leaves no file behind.
+pub(super) fn listen() -> io::Result<(UnixListener, String)> {
+    static LAST: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = LAST.fetch_add(1, Ordering::Relaxed);
+        let name = format!("invar-proxy-{}-{number}", std::process::id());
+        match UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?) {
+            Ok(listener) => {
+                listener.set_nonblocking(true)?;
+                return Ok((listener, name));
+            }
+            // Another container has a process of our number.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && number < u32::MAX => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// A stream of messages that file descriptors may come with. It never blocks.
+#[derive(Debug)]
+pub(super) struct FdStream {
+    stream: UnixStream,
+    /// What is still to be sent, with what goes with its first byte.
+    out: VecDeque<(Vec<u8>, Option<OwnedFd>)>,
+}
+
+impl FdStream {
+    pub(super) fn connect(name: &str) -> io::Result<Self> {
+        let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+        FdStream::new(stream)
+    }
+
+    /// Fails for a peer of another user: names in the abstract namespace have no permissions.
+    pub(super) fn new(stream: UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        let (theirs, ours) = (socket_peercred(&stream)?.uid, rustix::process::geteuid());
+        if theirs != ours {
+            let what = format!("the peer is of user {theirs}, not {ours}");
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+        }
+        Ok(FdStream { stream, out: VecDeque::new() })
+    }
+
+    /// Receives what is there, with a file descriptor where one comes. `None` where nothing is
+    /// there yet; the end of the stream is an `UnexpectedEof`.
+    pub(super) fn recv(&self, space: &mut [u8]) -> io::Result<Option<(usize, Option<OwnedFd>)>> {
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut room);
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let got = match recvmsg(&self.stream, &mut [IoSliceMut::new(space)], &mut control, flags) {
+            Ok(got) => got,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let mut fd = None;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                fd = fds.last().or(fd);
+            }
+        }
+        if got.flags.contains(ReturnFlags::CTRUNC) {
+            let what = "more than one file descriptor at once, or none could be opened";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+        match got.bytes {
+            0 if !space.is_empty() => Err(io::ErrorKind::UnexpectedEof.into()),
+            n => Ok(Some((n, fd))),
+        }
+    }
+
+    /// Puts a message behind those that are still to be sent, and sends what fits.
+    pub(super) fn send(&mut self, bytes: Vec<u8>, fd: Option<OwnedFd>) -> io::Result<()> {
+        self.out.push_back((bytes, fd));
+        self.flush()
+    }
+
+    /// Sends what fits.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        while let Some((bytes, fd)) = self.out.front_mut() {
+            let fds: Vec<BorrowedFd<'_>> = fd.iter().map(AsFd::as_fd).collect();
+            let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut room);
+            if !fds.is_empty() {
+                control.push(SendAncillaryMessage::ScmRights(&fds));
+            }
+            let flags = SendFlags::NOSIGNAL;
+            match sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, flags) {
+                Ok(n) => {
+                    *fd = None;
+                    bytes.drain(..n);
+                }
+                Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+            if bytes.is_empty() {
+                self.out.pop_front();
+            }
+        }
+        Ok(())
+    }
+
+    /// What to wait for, given whether there is room for more.
+    pub(super) fn interest(&self, room: bool) -> PollFlags {
+        let mut interest = PollFlags::empty();
+        interest.set(PollFlags::IN, room);
+        interest.set(PollFlags::OUT, !self.out.is_empty());
+        interest
+    }
+}
+
+impl AsFd for FdStream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// Waits until one of `fds` is ready, for `timeout` at most.
+pub(super) fn wait(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> {
+    let timeout = Timespec::try_from(timeout).map_err(|_| Errno::INVAL)?;
+    match poll(fds, Some(&timeout)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

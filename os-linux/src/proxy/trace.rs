@@ -1,0 +1,118 @@
+//! What a progress thread does, as a trace that Chrome and Perfetto show (`profiler.cc`).
+
+use std::io::Write;
+
+use invar_core::proxy::{Direction, Event, Probe, Stage, Step};
+use serde::Serialize;
+
+use crate::clock::now_ns;
+
+/// Writes a trace as it goes, and its end when it is dropped; an error cuts it off.
+///
+/// On the thread's line stand the times when it is idle, sleeps, and takes operations; each slice
+/// of steps has a line of its own, by what it waits for.
+#[derive(Debug)]
+pub struct ChromeTrace<W: Write> {
+    out: W,
+    pid: u32,
+    /// The GPU, as the thread's number.
+    tid: u32,
+    begun: bool,
+    /// Nothing is written after an error.
+    failed: bool,
+}
+
+/// One entry (`ph`: `B` and `E` begin and end on the thread, `b` and `e` beside it).
+#[derive(Serialize)]
+struct Entry<'a> {
+    name: &'a str,
+    cat: &'a str,
+    ph: char,
+    /// Microseconds.
+    ts: f64,
+    pid: u32,
+    tid: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    args: Option<Args>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Args {
+    Appended { ops: u32 },
+    Slice { op_count: u64, peer: u32, channel: u16, step: u64 },
+}
+
+impl<W: Write> ChromeTrace<W> {
+    /// A trace of the progress thread of a GPU.
+    pub fn new(out: W, device: u32) -> Self {
+        let pid = std::process::id();
+        ChromeTrace { out, pid, tid: device, begun: false, failed: false }
+    }
+
+    fn write_raw(&mut self, text: &str) {
+        self.failed = self.failed || self.out.write_all(text.as_bytes()).is_err();
+    }
+
+    fn write(&mut self, name: &str, cat: &str, ph: char, id: Option<String>, args: Option<Args>) {
+        let ts = now_ns() as f64 / 1e3;
+        let entry = Entry { name, cat, ph, ts, pid: self.pid, tid: self.tid, id, args };
+        let between = if self.begun { ",\n" } else { "[\n" };
+        self.begun = true;
+        self.write_raw(between);
+        self.failed = self.failed || serde_json::to_writer(&mut self.out, &entry).is_err();
+    }
+
+    fn slice(&mut self, step: &Step, stage: Stage) {
+        let stages = Stage::of(step.direction);
+        let before = stages.iter().rev().find(|before| **before < stage);
+        let id = || Some(format!("{:x}.{:x}", step.connection.0, step.step));
+        if let Some(name) = before.and_then(|before| waits_after(step.direction, *before)) {
+            self.write(name, "NET", 'e', id(), None);
+        }
+        if let Some(name) = waits_after(step.direction, stage) {
+            let Step { op_count, peer, channel, step, .. } = *step;
+            let args = Args::Slice { op_count, peer, channel, step };
+            self.write(name, "NET", 'b', id(), Some(args));
+        }
+    }
+}
+
+impl<W: Write> Drop for ChromeTrace<W> {
+    fn drop(&mut self) {
+        self.write_raw(if self.begun { "\n]\n" } else { "[]\n" });
+        if !self.failed {
+            // Nobody is there to be told.
+            let _ = self.out.flush();
+        }
+    }
+}
+
+/// What a slice waits for once it is past a stage, by NCCL's names.
+fn waits_after(direction: Direction, stage: Stage) -> Option<&'static str> {
+    Some(match (direction, stage) {
+        (_, Stage::Complete) => return None,
+        (Direction::Send, Stage::Transmit) => "SendWait",
+        (Direction::Send, _) => "SendGPUWait",
+        (Direction::Recv, Stage::Post) => "RecvWait",
+        (Direction::Recv, Stage::Receive) => "RecvFlushWait",
+        (Direction::Recv, _) => "RecvGPUWait",
+    })
+}
+
+impl<W: Write> Probe for ChromeTrace<W> {
+    fn record(&mut self, event: Event) {
+        let mut thread = |name, ph, args| self.write(name, "PROXY", ph, None, args);
+        match event {
+            Event::Sleep => thread("Sleep", 'B', None),
+            Event::Wakeup => thread("Sleep", 'E', None),
+            Event::Idle => thread("Idle", 'B', None),
+            Event::Active => thread("Idle", 'E', None),
+            Event::Append => thread("Append", 'B', None),
+            Event::AppendEnd { ops } => thread("Append", 'E', Some(Args::Appended { ops })),
+            Event::Step { step, stage } => self.slice(&step, stage),
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! A transport with a gate, and what the tests have in common.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use invar_core::math::Protocol;
+use invar_core::proxy::{
+    ConnectionId, ConnectionSpec, Direction, Op, Pattern, Sharing, Stage, Step, Transport,
+};
+use invar_linux::proxy::{Abort, Progress, ProgressSettings, SharedOps};
+
+/// Long enough for whatever a test waits for, on any machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+/// Waits until something is so.
+pub(crate) fn until(mut what: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !what() {
+        assert!(start.elapsed() < LIMIT, "waited for {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Moves everything while the gate is open, and nothing while it is closed. Clones are the same.
+#[derive(Clone, Default)]
+pub(crate) struct Gate(Arc<State>);
+
+#[derive(Default)]
+struct State {
+    open: AtomicBool,
+    asked: AtomicBool,
+    completed: AtomicU64,
+}
+
+impl Gate {
+    pub(crate) fn open() -> Self {
+        let gate = Gate::default();
+        gate.set(true);
+        gate
+    }
+
+    pub(crate) fn closed() -> Self {
+        Gate::default()
+    }
+
+    pub(crate) fn set(&self, open: bool) {
+        self.0.open.store(open, Ordering::Relaxed);
+    }
+
+    /// Whether anything was to be moved yet.
+    pub(crate) fn asked(&self) -> bool {
+        self.0.asked.load(Ordering::Relaxed)
+    }
+
+    /// Slices that are done.
+    pub(crate) fn completed(&self) -> u64 {
+        self.0.completed.load(Ordering::Relaxed)
+    }
+}
+
+impl Transport for Gate {
+    type Error = Infallible;
+
+    fn advance(&mut self, stage: Stage, steps: &[Step]) -> Result<bool, Infallible> {
+        self.0.asked.store(true, Ordering::Relaxed);
+        let open = self.0.open.load(Ordering::Relaxed);
+        if open && stage == Stage::Complete {
+            self.0.completed.fetch_add(steps.len() as u64, Ordering::Relaxed);
+        }
+        Ok(open)
+    }
+}
+
+pub(crate) fn progress(shared: &SharedOps, gate: &Gate, abort: &Abort) -> Progress<Infallible> {
+    let settings = ProgressSettings::default();
+    Progress::spawn(shared.clone(), settings, abort.clone(), gate.clone(), ()).unwrap()
+}
+
+/// A connection of a local rank that sends from buffers of its own.
+pub(crate) fn spec(local_rank: u32) -> ConnectionSpec {
+    ConnectionSpec {
+        direction: Direction::Send,
+        local_rank,
+        sharing: Sharing::Own,
+        recv_group: None,
+    }
+}
+
+pub(crate) fn op(op_count: u64, connection: u32, nsteps: u64) -> Op {
+    Op {
+        op_count,
+        nsteps,
+        slice_bytes: 4096,
+        connection: ConnectionId(connection),
+        peer: 100,
+        chunk_bytes: 4096,
+        channel: 0,
+        slice_steps: 1,
+        chunk_steps: 1,
+        pattern: Pattern::Send,
+        protocol: Protocol::Simple,
+        dtype: 0,
+        red_op: 0,
+    }
+}
