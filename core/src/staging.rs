@@ -157,15 +157,23 @@ impl<T> Pipeline<T> {
     /// Gives a transfer back that is done, and the bytes that were moved; `None` where it is not
     /// done yet, or taken already.
     pub fn take(&mut self, number: u64) -> Option<(T, u64)> {
-        if number >= self.drain.finished.transfer {
-            return None;
-        }
         // One that was taken may have left its place to another.
-        let place = &mut self.transfers[index(number)];
-        if number + (TRANSFERS_MAX as u64) < self.next {
+        if !self.is_done(number) || number + (TRANSFERS_MAX as u64) < self.next {
             return None;
         }
-        place.take().map(|transfer| (transfer.data, transfer.moved))
+        let transfer = self.transfers[index(number)].take()?;
+        Some((transfer.data, transfer.moved))
+    }
+
+    /// Whether a transfer is done, taken or not.
+    pub fn is_done(&self, number: u64) -> bool {
+        number < self.drain.finished.transfer
+    }
+
+    /// What came with the transfers that are not done, in their order.
+    pub fn pending(&self) -> impl Iterator<Item = &T> {
+        let numbers = self.drain.finished.transfer..self.next;
+        numbers.filter_map(|number| Some(&self.transfers[index(number)].as_ref()?.data))
     }
 
     /// Whether every transfer is done.

@@ -11,7 +11,8 @@
 //! - [`Driver`], [`Gpu`]: what there is, and a GPU in use.
 //! - [`GpuMemory`]: memory of a GPU, its [`DmaBuf`], copies to and from it; [`Pointer`] says what
 //!   an address is.
-//! - [`StagingBuffer`]: pinned host memory and asynchronous copies in and out of it.
+//! - [`StagingBuffer`]: pinned host memory and asynchronous copies in and out of it, for the
+//!   pipeline of [`invar_core::staging`].
 //! - [`BufferDomains`]: keeps registrations of memory that was freed apart from those of memory
 //!   that came to lie at the same address.
 //! - [`Sysfs`]: what the kernel tells.

@@ -19,7 +19,8 @@ pub enum Direction {
     ToGpu,
 }
 
-/// Slots of pinned host memory, each of which one copy at a time goes in or out of.
+/// Slots of pinned host memory, each of which one copy at a time goes in or out of. This is what a
+/// [`Port`](invar_core::staging::Port) has its copies done by.
 pub struct StagingBuffer {
     gpu: Gpu,
     stream: CUstream,
@@ -60,6 +61,11 @@ impl StagingBuffer {
     /// The pinned memory of all slots, one after the other, to be registered with a NIC.
     pub fn memory(&self) -> &HostMemory {
         &self.memory
+    }
+
+    /// The GPU that it is beside.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
     }
 
     /// Bytes of a slot.

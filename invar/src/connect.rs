@@ -14,7 +14,7 @@ use invar_linux::tcp::{OobListener, OobStream};
 
 use crate::error::Kind;
 use crate::raw::{AnyRecv, AnySend, Attempt};
-use crate::{Device, Error, RecvComm, SendComm, Settings};
+use crate::{Device, Error, RecvComm, SendComm, Settings, staged};
 
 /// How often who waits for a connection looks.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
@@ -49,9 +49,9 @@ impl Listener {
     pub fn accept(&self) -> Result<Option<Accepting>, Error> {
         let failed = |error| Error::io("accepting a connection", error);
         let Some(stream) = self.oob.accept().map_err(failed)? else { return Ok(None) };
-        let settings = self.settings.for_port(self.device.info().link_layer);
-        let attempt = self.device.adapter().accept(stream, settings);
-        Ok(Some(Accepting { attempt, device: self.device.clone() }))
+        let attempt = self.device.adapter().accept(stream, self.settings.for_device(&self.device));
+        let staging = self.settings.gpu.staging;
+        Ok(Some(Accepting { attempt, device: self.device.clone(), staging }))
     }
 
     /// Waits for a peer, and until it is connected; `timeout` is for both.
@@ -78,6 +78,7 @@ impl Listener {
 pub struct Accepting {
     attempt: Attempt<AnyRecv>,
     device: Device,
+    staging: staged::Size,
 }
 
 impl Accepting {
@@ -88,7 +89,7 @@ impl Accepting {
     /// [`Settings::connect_timeout`]. Every later call gives the same.
     pub fn poll(&mut self) -> Result<Option<RecvComm>, Error> {
         let end = self.poll_raw()?;
-        Ok(end.map(|end| RecvComm::new(end.boxed(), self.device.clone())))
+        Ok(end.map(|end| RecvComm::new(end.boxed(), self.device.clone(), self.staging)))
     }
 
     /// As [`Accepting::poll`], for who keeps the memory of the connection's requests.
@@ -107,6 +108,7 @@ impl Accepting {
 pub struct Connecting {
     attempt: Attempt<AnySend>,
     device: Device,
+    staging: staged::Size,
 }
 
 impl Connecting {
@@ -118,13 +120,13 @@ impl Connecting {
         let name = &device.info().name;
         settings.check(device.info())?;
         let addr = handle.addr(settings.wire()).map_err(Kind::Handle)?;
-        let conn = settings.for_port(device.info().link_layer);
+        let conn = settings.for_device(device);
         let stream = OobStream::connect(addr).map_err(|error| {
             let error = CoreError::Stream { stage: Stage::Connect, error, got: 0, want: 0 };
             Error::unreached(name, addr, error)
         })?;
         let attempt = device.adapter().connect(stream, conn);
-        Ok(Connecting { attempt, device: device.clone() })
+        Ok(Connecting { attempt, device: device.clone(), staging: settings.gpu.staging })
     }
 
     /// Goes on without waiting; `None`: call again.
@@ -134,7 +136,7 @@ impl Connecting {
     /// [`Settings::connect_timeout`]. Every later call gives the same.
     pub fn poll(&mut self) -> Result<Option<SendComm>, Error> {
         let end = self.poll_raw()?;
-        Ok(end.map(|end| SendComm::new(end.boxed(), self.device.clone())))
+        Ok(end.map(|end| SendComm::new(end.boxed(), self.device.clone(), self.staging)))
     }
 
     /// As [`Connecting::poll`], for who keeps the memory of the connection's requests.

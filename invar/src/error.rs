@@ -9,6 +9,7 @@ use invar_core::conn::HandleError;
 use invar_core::error::{Error as CoreError, Fault, Report};
 use invar_core::mr_cache::MrCacheError;
 use invar_core::nic::NicError;
+use invar_cuda::MemoryError;
 use invar_linux::interface::NoInterface;
 use invar_linux::memory::OutOfRange;
 
@@ -41,6 +42,10 @@ pub(crate) enum Kind {
     MrCache(#[from] MrCacheError),
     #[error(transparent)]
     Handle(#[from] HandleError),
+    #[error(transparent)]
+    Gpu(#[from] MemoryError),
+    #[error("{text}")]
+    Staging { fault: Fault, text: String },
     #[error("{text}")]
     Connection { error: CoreError, text: String },
     #[error("{what} did not come about within {} ms", .within.as_millis())]
@@ -60,6 +65,9 @@ impl Error {
             Kind::NoInterface(_) | Kind::Io { .. } | Kind::Rdma(_) | Kind::Nic { .. } => {
                 Fault::Local
             }
+            Kind::Gpu(MemoryError::Range(_)) => Fault::Usage,
+            Kind::Gpu(MemoryError::Cuda(_)) => Fault::Local,
+            Kind::Staging { fault, .. } => *fault,
             Kind::Connection { error, .. } => error.fault(),
             Kind::TimedOut { .. } => Fault::Network,
         }

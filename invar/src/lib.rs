@@ -50,17 +50,27 @@
 //! A region belongs to its device, and is never lent as a slice, for peers write to it. A comm
 //! keeps the regions of its requests until they are done or it is dropped itself, which ends its
 //! queue pairs first; so safe code can neither free nor alias memory that a NIC is at work in.
+//!
+//! # GPU memory
+//!
+//! A region may be a GPU's ([`MemoryRegion::on_gpu`]); messages from and to it take the same calls.
+//! Where the device does not reach it ([`Device::gpu_path`] says why), they pass through pinned
+//! host memory, of which a comm has `INVAR_STAGING_SLOTS` pieces of `INVAR_STAGING_CHUNK_BYTES`.
+//! One that is longer than a piece is cut, and each piece is a message: there both ends must have
+//! memory that is staged, the same size of pieces, and the same length.
 
 mod choice;
 mod connect;
 mod device;
 mod error;
+mod gpu;
 mod memory;
 pub mod raw;
 mod recv;
 mod request;
 mod send;
 mod settings;
+mod staged;
 mod wait;
 
 pub use choice::Choice;
@@ -71,6 +81,8 @@ pub use invar_core::conn::{HANDLE_BYTES, Handle, Wire};
 pub use invar_core::error::{Ends, Error as ConnectionError, Fault};
 pub use invar_core::nic::{Gid, LinkLayer, Mtu};
 pub use invar_core::param::LogLevel;
+/// GPU memory, for [`MemoryRegion::on_gpu`].
+pub use invar_cuda as cuda;
 pub use memory::MemoryRegion;
 pub use recv::{Flush, Received, RecvComm};
 pub use request::Request;

@@ -4,13 +4,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use invar_core::nic::Memory;
+use invar_cuda::gdr::{Decision, Path};
+use invar_cuda::{CudaError, Gpu, GpuMemory, flush};
 use invar_linux::memory::HostMemory;
 
 use crate::error::Kind;
 use crate::raw::Registration;
-use crate::{Device, Error};
+use crate::{Device, Error, Settings};
 
-/// Page-aligned memory, registered with a device; clones are the same memory.
+/// Memory of the host, page-aligned, or of a GPU, registered with a device; clones are the same
+/// memory.
 ///
 /// Peers and the device change its content at any time, so it is never lent as a slice: it is
 /// copied in and out. A comm keeps the regions of its requests until they are done, so a region
@@ -27,11 +30,17 @@ pub struct MemoryRegion(Arc<Inner>);
 
 struct Inner {
     // Ends before the memory and the device.
-    _registration: Registration,
+    _registration: Option<Registration>,
     lkey: u32,
     rkey: u32,
-    memory: HostMemory,
+    bytes: Bytes,
     device: Device,
+}
+
+/// Where the bytes are.
+enum Bytes {
+    Host(HostMemory),
+    Gpu { memory: GpuMemory, path: Decision, flush: flush::Flush },
 }
 
 impl MemoryRegion {
@@ -44,19 +53,61 @@ impl MemoryRegion {
         let memory = device.adapter().alloc(len).map_err(failed)?;
         let access = device.data_access();
         let registration = device.adapter().reg_mr(&memory, access).map_err(failed)?;
-        Ok(MemoryRegion(Arc::new(Inner {
-            lkey: registration.lkey(),
-            rkey: registration.rkey(),
+        Ok(Self::with(device, Bytes::Host(memory), Some(registration)))
+    }
+
+    /// Memory of a GPU, at least one byte. Where the device reaches it, it is registered; where
+    /// not, messages pass through host memory. [`MemoryRegion::gpu_path`] says which and why.
+    ///
+    /// # Errors
+    /// What the GPU's driver or the device says.
+    pub fn on_gpu(device: &Device, memory: &GpuMemory, settings: &Settings) -> Result<Self, Error> {
+        if memory.is_empty() {
+            return Err(Kind::Usage("a memory region needs at least one byte".into()).into());
+        }
+        let gpu = memory.gpu().info();
+        let path = device.gpu_path(gpu, settings);
+        let flush = flush::decide(gpu, path.path, settings.gpu.flush);
+        log::info!(
+            "{} and GPU {} ({}): {path}; {flush}",
+            device.info().name,
+            gpu.ordinal,
+            gpu.name
+        );
+        let cuda = |error: CudaError| Kind::Gpu(error.into());
+        let registration = if path.path.is_direct() {
+            memory.sync_memops().map_err(cuda)?;
+            let by_dma_buf = path.path == Path::DmaBuf;
+            let dma_buf = by_dma_buf.then(|| memory.dma_buf()).transpose().map_err(cuda)?;
+            let access = device.data_access();
+            // SAFETY: the region has the memory, and lets the registration end first.
+            let registered =
+                unsafe { device.adapter().reg_gpu_mr(memory, dma_buf.as_ref(), access) };
+            Some(registered.map_err(|error| device.failed(error))?)
+        } else {
+            None
+        };
+        let bytes = Bytes::Gpu { memory: memory.clone(), path, flush };
+        Ok(Self::with(device, bytes, registration))
+    }
+
+    fn with(device: &Device, bytes: Bytes, registration: Option<Registration>) -> Self {
+        MemoryRegion(Arc::new(Inner {
+            lkey: registration.as_ref().map_or(0, |registration| registration.lkey()),
+            rkey: registration.as_ref().map_or(0, |registration| registration.rkey()),
             _registration: registration,
-            memory,
+            bytes,
             device: device.clone(),
-        })))
+        }))
     }
 
     /// Length in bytes; never 0.
     #[expect(clippy::len_without_is_empty, reason = "there is no empty one")]
     pub fn len(&self) -> usize {
-        self.0.memory.len()
+        match &self.0.bytes {
+            Bytes::Host(memory) => memory.len(),
+            Bytes::Gpu { memory, .. } => memory.len(),
+        }
     }
 
     /// Copies bytes out.
@@ -65,19 +116,52 @@ impl MemoryRegion {
     /// word old or new.
     ///
     /// # Errors
-    /// A range that is not within the region.
+    /// A range that is not within the region; of a GPU's memory, what its driver says.
     #[inline]
     pub fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Error> {
-        Ok(self.0.memory.read_at(offset, bytes).map_err(Kind::Range)?)
+        match &self.0.bytes {
+            Bytes::Host(memory) => memory.read_at(offset, bytes).map_err(Kind::Range)?,
+            Bytes::Gpu { memory, .. } => memory.read_at(offset, bytes).map_err(Kind::Gpu)?,
+        }
+        Ok(())
     }
 
     /// Copies bytes in. A send that is under way sees them or not.
     ///
     /// # Errors
-    /// A range that is not within the region.
+    /// As [`MemoryRegion::read_at`].
     #[inline]
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
-        Ok(self.0.memory.write_at(offset, bytes).map_err(Kind::Range)?)
+        match &self.0.bytes {
+            Bytes::Host(memory) => memory.write_at(offset, bytes).map_err(Kind::Range)?,
+            Bytes::Gpu { memory, .. } => memory.write_at(offset, bytes).map_err(Kind::Gpu)?,
+        }
+        Ok(())
+    }
+
+    /// Of a GPU's memory, by which way messages get between it and the device, and why.
+    pub fn gpu_path(&self) -> Option<&Decision> {
+        match &self.0.bytes {
+            Bytes::Host(_) => None,
+            Bytes::Gpu { path, .. } => Some(path),
+        }
+    }
+
+    /// The GPU's memory where it is one that the device does not reach.
+    #[inline]
+    pub(crate) fn staged(&self) -> Option<&GpuMemory> {
+        match &self.0.bytes {
+            Bytes::Gpu { memory, path, .. } if !path.path.is_direct() => Some(memory),
+            _ => None,
+        }
+    }
+
+    /// How what was received there becomes visible, and on which GPU.
+    pub(crate) fn flush(&self) -> Option<(flush::Method, &Gpu)> {
+        match &self.0.bytes {
+            Bytes::Host(_) => None,
+            Bytes::Gpu { memory, flush, .. } => Some((flush.method, memory.gpu())),
+        }
     }
 
     /// The device that it is registered with.
@@ -105,7 +189,11 @@ impl MemoryRegion {
             let text = format!("a region of {theirs} on a connection of {ours}, opened apart");
             return Err(Kind::Usage(text).into());
         }
-        Ok((self.0.memory.addr() + range.start as u64, len))
+        let addr = match &self.0.bytes {
+            Bytes::Host(memory) => memory.addr(),
+            Bytes::Gpu { memory, .. } => memory.addr(),
+        };
+        Ok((addr + range.start as u64, len))
     }
 
     #[inline]

@@ -4,9 +4,12 @@ use std::ops::Range;
 use std::time::Duration;
 
 use invar_core::error::{Ends, Error as CoreError};
+use invar_cuda::flush::Method;
 
+use crate::error::Kind;
 use crate::raw::{self, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd};
-use crate::request::UnderWay;
+use crate::request::{Of, UnderWay};
+use crate::staged::{self, Staged};
 use crate::wait::wait;
 use crate::{Device, Error, MemoryRegion, Request};
 
@@ -16,6 +19,7 @@ pub struct RecvComm {
     end: Box<dyn RecvEnd>,
     receives: UnderWay<RECVS_MAX>,
     flushes: UnderWay<1>,
+    staged: Staged,
     device: Device,
 }
 
@@ -48,8 +52,9 @@ pub enum Flush {
 }
 
 impl RecvComm {
-    pub(crate) fn new(end: Box<dyn RecvEnd>, device: Device) -> Self {
-        RecvComm { end, receives: UnderWay::new(), flushes: UnderWay::new(), device }
+    pub(crate) fn new(end: Box<dyn RecvEnd>, device: Device, staging: staged::Size) -> Self {
+        let (receives, flushes) = (UnderWay::new(), UnderWay::new());
+        RecvComm { end, receives, flushes, staged: Staged::new(staging), device }
     }
 
     /// Posts a receive of 1 to 8 ranges, each for a message with its tag, and tells the peer.
@@ -70,6 +75,13 @@ impl RecvComm {
             let (addr, len) = region.locate(&self.device, range)?;
             *slot = RecvBuf { addr, len, tag: *tag, rkey: region.rkey() };
         }
+        self.staged.advance(&mut *self.end)?;
+        if bufs.iter().any(|(region, ..)| region.staged().is_some()) {
+            return self.irecv_staged(bufs);
+        }
+        if bufs.iter().any(|(.., tag)| self.staged.has(*tag)) {
+            return Ok(None);
+        }
         // SAFETY: the regions, whose bytes are only ever accessed by atomic operations, are held
         // until the request is done or the end, which goes first, is dropped.
         match unsafe { self.end.irecv(&row[..bufs.len()]) } {
@@ -81,9 +93,24 @@ impl RecvComm {
         }
     }
 
+    fn irecv_staged(
+        &mut self,
+        bufs: &[(&MemoryRegion, Range<usize>, u32)],
+    ) -> Result<Option<Request>, Error> {
+        let [(region, range, tag)] = bufs else {
+            let text = "GPU memory that the device does not reach takes a receive of its own";
+            return Err(Kind::Usage(text.to_owned()).into());
+        };
+        let Some(memory) = region.staged() else { return Ok(None) };
+        let number = self.staged.begin(&self.device, (region, memory), range, *tag)?;
+        self.staged.advance(&mut *self.end)?;
+        Ok(number.map(|number| self.receives.staged(number)))
+    }
+
     /// Makes received data visible where a write of the NIC may not be yet: reads a byte of the
     /// last range that is not empty back through the NIC. Only where
-    /// [`Settings::flush`](crate::Settings::flush) is on.
+    /// [`Settings::flush`](crate::Settings::flush) is on. Of GPU memory, what that GPU needs
+    /// ([`cuda::flush`](invar_cuda::flush)); a call to its driver is done at once.
     ///
     /// # Errors
     /// As [`RecvComm::irecv`].
@@ -92,6 +119,14 @@ impl RecvComm {
             return Ok(Flush::NotNeeded);
         };
         let (addr, len) = region.locate(&self.device, range)?;
+        match region.flush() {
+            Some((Method::None, _)) => return Ok(Flush::NotNeeded),
+            Some((Method::Driver, gpu)) => {
+                gpu.flush_writes().map_err(|error| Kind::Gpu(error.into()))?;
+                return Ok(Flush::NotNeeded);
+            }
+            Some((Method::Read, _)) | None => {}
+        }
         let buf = FlushBuf { addr, len, rkey: region.rkey() };
         // SAFETY: as in `irecv`.
         match unsafe { self.end.iflush(&[buf]) } {
@@ -113,9 +148,20 @@ impl RecvComm {
         if !is_receive && !self.flushes.is_ours(request) {
             return Err(Error::foreign_request());
         }
+        self.staged.advance(&mut *self.end)?;
         let mut sizes = [0; RECVS_MAX];
+        let request = match &request.of {
+            Of::End(request) => request,
+            Of::Staged(number) => {
+                let size = self.staged.take(*number)?;
+                return Ok(size.map(|size| {
+                    sizes[0] = size;
+                    Received { nreqs: 1, sizes }
+                }));
+            }
+        };
         // SAFETY: no receive has more buffers.
-        match unsafe { self.end.test(&request.inner, sizes.as_mut_ptr()) } {
+        match unsafe { self.end.test(request, sizes.as_mut_ptr()) } {
             Ok(Some(nreqs)) => {
                 let received = Received { nreqs: nreqs as u8, sizes };
                 if is_receive {

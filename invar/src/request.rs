@@ -15,12 +15,21 @@ use crate::MemoryRegion;
 #[must_use = "a request ends only by `test`"]
 #[derive(Debug)]
 pub struct Request {
-    pub(crate) inner: comm::Request,
+    pub(crate) of: Of,
     comm: u64,
 }
 
-/// The regions of the requests of a comm, of one kind, that are under way: a NIC may be at work there, so they
-/// stay. `K` is how many a request may have.
+/// Who knows a request.
+#[derive(Debug)]
+pub(crate) enum Of {
+    /// The end of the connection.
+    End(comm::Request),
+    /// The messages that pass through host memory, by their number.
+    Staged(u64),
+}
+
+/// The regions of the requests of a comm, of one kind, that are under way: a NIC may be at work
+/// there, so they stay. `K` is how many a request may have.
 pub(crate) struct UnderWay<const K: usize> {
     comm: u64,
     regions: Box<[[Option<MemoryRegion>; K]]>,
@@ -42,13 +51,18 @@ impl<const K: usize> UnderWay<K> {
         for (held, region) in self.regions[request.index()].iter_mut().zip(regions) {
             *held = Some(region.clone());
         }
-        Request { inner: request, comm: self.comm }
+        Request { of: Of::End(request), comm: self.comm }
+    }
+
+    /// A request whose region is held elsewhere.
+    pub(crate) fn staged(&self, number: u64) -> Request {
+        Request { of: Of::Staged(number), comm: self.comm }
     }
 
     /// Of a request that is over.
     #[inline]
-    pub(crate) fn release(&mut self, request: &Request) {
-        for held in &mut self.regions[request.inner.index()] {
+    pub(crate) fn release(&mut self, request: &comm::Request) {
+        for held in &mut self.regions[request.index()] {
             // They fill up from the front.
             if held.take().is_none() {
                 break;

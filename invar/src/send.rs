@@ -7,7 +7,8 @@ use invar_core::conn::Handle;
 use invar_core::error::Ends;
 
 use crate::raw::{SendBuf, SendEnd};
-use crate::request::UnderWay;
+use crate::request::{Of, UnderWay};
+use crate::staged::{self, Staged};
 use crate::wait::wait;
 use crate::{Connecting, Device, Error, MemoryRegion, Request, Settings};
 
@@ -16,6 +17,7 @@ pub struct SendComm {
     // Its queue pairs end before the regions that they work on.
     end: Box<dyn SendEnd>,
     under_way: UnderWay<1>,
+    staged: Staged,
     device: Device,
 }
 
@@ -29,14 +31,16 @@ impl SendComm {
         Connecting::start(device, handle, settings)
     }
 
-    pub(crate) fn new(end: Box<dyn SendEnd>, device: Device) -> Self {
-        SendComm { end, under_way: UnderWay::new(), device }
+    pub(crate) fn new(end: Box<dyn SendEnd>, device: Device, staging: staged::Size) -> Self {
+        SendComm { end, under_way: UnderWay::new(), staged: Staged::new(staging), device }
     }
 
     /// Starts to send a range of `region` if the peer has posted a receive for `tag`; otherwise,
     /// or where too many requests are under way, `None`: call again.
     ///
-    /// A send into a grouped receive starts when all of its buffers have their message.
+    /// A send into a grouped receive starts when all of its buffers have their message. One from
+    /// GPU memory that the device does not reach may begin before the peer's receive, and then
+    /// sends in other such memory wait behind it.
     ///
     /// # Errors
     /// A range that is not in the region, a region of another device, a message longer than its
@@ -48,6 +52,15 @@ impl SendComm {
         tag: u32,
     ) -> Result<Option<Request>, Error> {
         let (addr, len) = region.locate(&self.device, &range)?;
+        self.staged.advance(&mut *self.end)?;
+        if let Some(memory) = region.staged() {
+            let number = self.staged.begin(&self.device, (region, memory), &range, tag)?;
+            self.staged.advance(&mut *self.end)?;
+            return Ok(number.map(|number| self.under_way.staged(number)));
+        }
+        if self.staged.has(tag) {
+            return Ok(None);
+        }
         let buf = SendBuf { addr, len, lkey: region.lkey() };
         // SAFETY: the region, whose bytes are only ever accessed by atomic operations, is held until
         // the request is done or the end, which goes first, is dropped.
@@ -66,7 +79,12 @@ impl SendComm {
         if !self.under_way.is_ours(request) {
             return Err(Error::foreign_request());
         }
-        match self.end.test(&request.inner) {
+        self.staged.advance(&mut *self.end)?;
+        let request = match &request.of {
+            Of::End(request) => request,
+            Of::Staged(number) => return self.staged.take(*number),
+        };
+        match self.end.test(request) {
             Ok(Some(sent)) => {
                 self.under_way.release(request);
                 Ok(Some(sent))

@@ -12,7 +12,8 @@ use invar_verbs::GidRules;
 
 use crate::device::ROCE_UDP_PORT;
 use crate::error::Kind;
-use crate::{DeviceInfo, DeviceKind, Error};
+use crate::gpu::GpuRules;
+use crate::{Device, DeviceInfo, DeviceKind, Error};
 
 /// How connections are made: from the environment, then as the program says.
 ///
@@ -26,12 +27,15 @@ use crate::{DeviceInfo, DeviceKind, Error};
 #[derive(Clone, Debug)]
 pub struct Settings {
     conn: conn::Settings,
+    /// `None`: where the device could reach GPUs.
+    flush: Option<bool>,
     /// `None`: on InfiniBand.
     adaptive_routing: Option<bool>,
     ar_threshold_bytes: u32,
     transport: TransportChoice,
     log_level: LogLevel,
     pub(crate) rdma: RdmaRules,
+    pub(crate) gpu: GpuRules,
     pub(crate) socket_ifname: String,
     pub(crate) socket_family: AddressFamily,
 }
@@ -89,6 +93,7 @@ impl Settings {
         };
         Settings {
             conn,
+            flush: None,
             adaptive_routing: params.ib_adaptive_routing,
             ar_threshold_bytes: u32::try_from(params.ib_ar_threshold).unwrap_or(u32::MAX),
             transport: params.transport,
@@ -99,6 +104,7 @@ impl Settings {
                 gid: GidRules::from(params),
                 relaxed_ordering: params.ib_pci_relaxed_ordering,
             },
+            gpu: GpuRules::from(params),
             socket_ifname,
             socket_family: params.socket_family,
         }
@@ -156,10 +162,11 @@ impl Settings {
     }
 
     /// Whether [`RecvComm::iflush`](crate::RecvComm::iflush) reads back through the NIC. Host
-    /// memory does not need it.
+    /// memory does not need it. Otherwise it does where the device could reach GPUs, unless
+    /// `NCCL_GDR_FLUSH_DISABLE` is set.
     #[must_use]
     pub fn flush(mut self, on: bool) -> Self {
-        self.conn.flush = on;
+        self.flush = Some(on);
         self
     }
 
@@ -202,8 +209,16 @@ impl Settings {
         self.conn.wire
     }
 
+    /// For a connection of this device.
+    pub(crate) fn for_device(&self, device: &Device) -> conn::Settings {
+        let mut conn = self.for_port(device.info().link_layer);
+        let needed = || !self.gpu.flush.disable && device.reaches_gpus();
+        conn.flush = self.flush.unwrap_or_else(needed);
+        conn
+    }
+
     /// For a port of this kind.
-    pub(crate) fn for_port(&self, link_layer: LinkLayer) -> conn::Settings {
+    fn for_port(&self, link_layer: LinkLayer) -> conn::Settings {
         let mut conn = self.conn;
         let adaptive = self.adaptive_routing.unwrap_or(link_layer == LinkLayer::Infiniband);
         conn.options.set(QpOptions::ADAPTIVE_ROUTING, adaptive);

@@ -7,4 +7,5 @@ mod cuda {
     mod memory;
     mod registration;
     mod staging;
+    mod transfer;
 }

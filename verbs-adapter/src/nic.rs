@@ -85,6 +85,32 @@ impl VerbsNic {
         handles::Mr::of_dmabuf(pd, dmabuf, offset, len, iova, access)
     }
 
+    /// Registers memory that the CPU does not reach by its address, such as that of a GPU where a
+    /// kernel module knows its pages (nvidia-peermem).
+    ///
+    /// # Errors
+    /// `EFAULT` where no module knows them.
+    ///
+    /// # Safety
+    /// Until the region is gone, the memory stays where it is, and what is transferred from it and
+    /// to it is nobody else's.
+    pub unsafe fn reg_foreign_mr(
+        &self,
+        pd: &Pd,
+        addr: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<Mr, NicError> {
+        self.check_owner(&pd.0.context, Verb::RegMr)?;
+        // SAFETY: the caller's promise.
+        unsafe { handles::Mr::of_foreign(pd, addr, len, access) }
+    }
+
+    /// As libibverbs calls the device.
+    pub fn device(&self) -> &str {
+        &self.0.config.device
+    }
+
     /// Whether DMA-BUF memory can be registered: asked with a descriptor that is none, as the
     /// error tells (`net_ib.cc ncclIbDmaBufSupport`).
     pub fn has_dmabuf(&self, pd: &Pd) -> bool {

@@ -169,6 +169,10 @@ proptest! {
                 let oldest = model.seen(model.oldest(stage), slots);
                 prop_assert_eq!(seen(pipeline.oldest(stage)), oldest);
             }
+            prop_assert!((0..pushed).all(|n| pipeline.is_done(n) == model.is_done(n)));
+            let pending: Vec<u64> = pipeline.pending().copied().collect();
+            let not_done = (0..pushed).filter(|number| !model.is_done(*number));
+            prop_assert_eq!(pending, not_done.collect::<Vec<_>>());
             let all_done = model.chunks.iter().all(|chunk| chunk.state == State::Done);
             prop_assert_eq!(pipeline.is_idle(), all_done);
         }

@@ -1,11 +1,14 @@
 //! The NICs of a host behind one face.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use invar_core::comm::{self, Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::conn::{self, Acceptor, Connector, Stream};
 use invar_core::error::{Ends, Error as CoreError};
-use invar_core::nic::{Access, MemoryKeys, Nic, NicError, PortAttr};
+use invar_core::nic::{Access, MemoryKeys, Nic, NicError, PortAttr, Verb};
+use invar_cuda::gdr::NicReach;
+use invar_cuda::{DmaBuf, GpuMemory, Sysfs};
 use invar_linux::clock::now_ns;
 use invar_linux::memory::HostMemory;
 use invar_linux::soft::SoftNic;
@@ -28,6 +31,22 @@ pub trait HostNic:
     fn any_send(end: Box<SendOn<Self>>) -> AnySend;
     /// Says what the NIC is.
     fn any_recv(end: Box<RecvOn<Self>>) -> AnyRecv;
+    /// Says what it can do with a GPU's memory.
+    fn gpu_reach(&self, pd: &Self::Pd) -> NicReach;
+    /// Registers a GPU's memory, as a DMA-BUF where there is one, otherwise by its address.
+    ///
+    /// # Errors
+    /// What the NIC says; of one in software, that it does not reach it.
+    ///
+    /// # Safety
+    /// The memory stays until the registration has ended.
+    unsafe fn reg_gpu_mr(
+        &self,
+        pd: &Self::Pd,
+        memory: &GpuMemory,
+        dma_buf: Option<&DmaBuf>,
+        access: Access,
+    ) -> Result<Self::Mr, NicError>;
 }
 
 impl HostNic for VerbsNic {
@@ -37,6 +56,25 @@ impl HostNic for VerbsNic {
 
     fn any_recv(end: Box<RecvOn<Self>>) -> AnyRecv {
         AnyRecv::Verbs(end)
+    }
+
+    fn gpu_reach(&self, pd: &Self::Pd) -> NicReach {
+        let pci = Sysfs::default().rdma_device(self.device());
+        NicReach::Rdma { pci, dma_buf: self.has_dmabuf(pd) }
+    }
+
+    unsafe fn reg_gpu_mr(
+        &self,
+        pd: &Self::Pd,
+        memory: &GpuMemory,
+        dma_buf: Option<&DmaBuf>,
+        access: Access,
+    ) -> Result<Self::Mr, NicError> {
+        match dma_buf {
+            Some(buf) => self.reg_dmabuf_mr(pd, buf.as_fd(), buf.offset, buf.len, buf.iova, access),
+            // SAFETY: the caller's promise.
+            None => unsafe { self.reg_foreign_mr(pd, memory.addr(), memory.len(), access) },
+        }
     }
 }
 
@@ -48,6 +86,20 @@ impl HostNic for SoftNic {
     fn any_recv(end: Box<RecvOn<Self>>) -> AnyRecv {
         AnyRecv::Soft(end)
     }
+
+    fn gpu_reach(&self, _: &Self::Pd) -> NicReach {
+        NicReach::Software
+    }
+
+    unsafe fn reg_gpu_mr(
+        &self,
+        _: &Self::Pd,
+        _: &GpuMemory,
+        _: Option<&DmaBuf>,
+        _: Access,
+    ) -> Result<Self::Mr, NicError> {
+        Err(NicError::new(Verb::RegMr, 0, "a NIC in software does not reach GPU memory"))
+    }
 }
 
 /// An open device.
@@ -55,6 +107,15 @@ pub(crate) trait Adapter: Send + Sync {
     fn port(&self) -> Result<PortAttr, NicError>;
     fn alloc(&self, len: usize) -> Result<HostMemory, NicError>;
     fn reg_mr(&self, memory: &HostMemory, access: Access) -> Result<Registration, NicError>;
+    fn gpu_reach(&self) -> NicReach;
+    /// # Safety
+    /// As of [`HostNic::reg_gpu_mr`].
+    unsafe fn reg_gpu_mr(
+        &self,
+        memory: &GpuMemory,
+        dma_buf: Option<&DmaBuf>,
+        access: Access,
+    ) -> Result<Registration, NicError>;
     fn connect(&self, stream: OobStream, settings: conn::Settings) -> Attempt<AnySend>;
     fn accept(&self, stream: OobStream, settings: conn::Settings) -> Attempt<AnyRecv>;
 }
@@ -92,6 +153,20 @@ impl<N: HostNic> Adapter for Opened<N> {
 
     fn reg_mr(&self, memory: &HostMemory, access: Access) -> Result<Registration, NicError> {
         Ok(Box::new(self.nic.reg_mr(&self.pd, memory, access)?))
+    }
+
+    fn gpu_reach(&self) -> NicReach {
+        self.nic.gpu_reach(&self.pd)
+    }
+
+    unsafe fn reg_gpu_mr(
+        &self,
+        memory: &GpuMemory,
+        dma_buf: Option<&DmaBuf>,
+        access: Access,
+    ) -> Result<Registration, NicError> {
+        // SAFETY: the caller's promise.
+        Ok(Box::new(unsafe { self.nic.reg_gpu_mr(&self.pd, memory, dma_buf, access) }?))
     }
 
     fn connect(&self, stream: OobStream, settings: conn::Settings) -> Attempt<AnySend> {

@@ -90,18 +90,9 @@ unsafe impl Sync for Mr {}
 
 impl Mr {
     pub(super) fn register(pd: &Pd, memory: &HostMemory, access: Access) -> Result<Mr, NicError> {
-        let PdInner { raw, context, .. } = &*pd.0;
-        let (start, len) = (memory.as_ptr().cast(), memory.len());
-        let plain = access - Access::RELAXED_ORDERING;
+        let len = memory.len();
         // SAFETY: `memory` is mapped as long as it lives, which is until the region is gone.
-        let mr = unsafe {
-            match context.library().reg_mr_iova2 {
-                Some(reg_mr_iova2) if access != plain => {
-                    reg_mr_iova2(raw.as_ptr(), start, len, memory.addr(), access.bits())
-                }
-                _ => (context.library().reg_mr)(raw.as_ptr(), start, len, plain.bits() as c_int),
-            }
-        };
+        let mr = unsafe { reg_mr(pd, memory.addr(), len, access) };
         let mr = Mr::new(mr, pd, Some(memory.clone())).map_err(|error| {
             let error = error.with("bytes", len as u64).with("access", access.bits());
             match invar_linux::env::memlock_limit_bytes() {
@@ -113,6 +104,19 @@ impl Mr {
         ranges.insert((memory.addr(), mr.lkey), memory.addr() + len as u64);
         drop(ranges);
         Ok(mr)
+    }
+
+    /// # Safety
+    /// As of [`VerbsNic::reg_foreign_mr`](super::VerbsNic::reg_foreign_mr).
+    pub(super) unsafe fn of_foreign(
+        pd: &Pd,
+        addr: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<Mr, NicError> {
+        // SAFETY: the caller's promise.
+        let mr = unsafe { reg_mr(pd, addr, len, access) };
+        Mr::new(mr, pd, None).map_err(|error| error.with("bytes", len as u64).with("address", addr))
     }
 
     pub(super) fn of_dmabuf(
@@ -161,6 +165,25 @@ impl Drop for Mr {
             // SAFETY: dropped once; the device does not reach it any more. Where that is not
             // sure the memory stays as it is for ever.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
+        }
+    }
+}
+
+/// Null, and `errno`, where it fails.
+///
+/// # Safety
+/// The memory stays until the region is gone.
+unsafe fn reg_mr(pd: &Pd, addr: u64, len: usize, access: Access) -> *mut ibv_mr {
+    let PdInner { raw, context, .. } = &*pd.0;
+    let start = ptr::with_exposed_provenance_mut(addr as usize);
+    let plain = access - Access::RELAXED_ORDERING;
+    // SAFETY: a domain that is there, and the caller's promise.
+    unsafe {
+        match context.library().reg_mr_iova2 {
+            Some(reg_mr_iova2) if access != plain => {
+                reg_mr_iova2(raw.as_ptr(), start, len, addr, access.bits())
+            }
+            _ => (context.library().reg_mr)(raw.as_ptr(), start, len, plain.bits() as c_int),
         }
     }
 }

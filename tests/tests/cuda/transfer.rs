@@ -1,0 +1,273 @@
+//! Messages from and to GPU memory over the software NIC, which does not reach it.
+
+use std::time::Duration;
+
+use invar::cuda::{Driver, Gpu, GpuMemory};
+use invar::{Device, Error, Fault, Flush, Listener, MemoryRegion, RecvComm, SendComm, Settings};
+use invar_testkit::end::patiently;
+use invar_testkit::fake_cuda::{FakeCuda, calls};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+const CHUNK: usize = 4096;
+
+/// Both ends of a connection of loopback with itself, with small pieces.
+struct Rig {
+    send: SendComm,
+    recv: RecvComm,
+    device: Device,
+    settings: Settings,
+    driver: Driver,
+}
+
+fn fake() -> FakeCuda {
+    FakeCuda::new().set("INVAR_STAGING_CHUNK_BYTES", "4096").set("INVAR_STAGING_SLOTS", "3")
+}
+
+impl Rig {
+    fn new() -> Self {
+        let settings = Settings::from_env().unwrap();
+        let device = Device::open_at("[::1]:0".parse().unwrap()).unwrap();
+        let listener = Listener::bind(&device, &settings).unwrap();
+        let connecting = SendComm::connect(&device, &listener.handle(), &settings).unwrap();
+        let sender = std::thread::spawn(|| connecting.wait().unwrap());
+        let recv = listener.accept_within(TIMEOUT).unwrap();
+        let send = sender.join().unwrap();
+        Rig { send, recv, device, settings, driver: Driver::open().unwrap() }
+    }
+
+    fn gpu_region(&self, gpu: u32, len: usize) -> MemoryRegion {
+        let gpu = Gpu::open(self.driver, gpu).unwrap();
+        let memory = GpuMemory::alloc(&gpu, len).unwrap();
+        MemoryRegion::on_gpu(&self.device, &memory, &self.settings).unwrap()
+    }
+
+    fn host_region(&self, len: usize) -> MemoryRegion {
+        MemoryRegion::new(&self.device, len).unwrap()
+    }
+
+    /// Sends all of one region into all of another, and checks what came.
+    fn check(&mut self, from: &MemoryRegion, to: &MemoryRegion) {
+        from.write_at(0, &pattern(from.len())).unwrap();
+        let receive = self.recv.irecv(&[(to, 0..to.len(), 7)]).unwrap().expect("room");
+        let mut send = None;
+        let (mut sent, mut received) = (None, None);
+        patiently("transfer", || {
+            if send.is_none() {
+                send = self.send.isend(from, 0..from.len(), 7).unwrap();
+            }
+            if let (Some(request), None) = (&send, sent) {
+                sent = self.send.test(request).unwrap();
+            }
+            if received.is_none() {
+                received = self.recv.test(&receive).unwrap();
+            }
+            sent.is_some() && received.is_some()
+        });
+        assert_eq!(sent, Some(from.len() as u32));
+        assert_eq!(received.expect("received").sizes(), [from.len() as u32]);
+        assert_eq!(content(to, from.len()), pattern(from.len()));
+    }
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + i / 251) as u8).collect()
+}
+
+fn content(region: &MemoryRegion, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    region.read_at(0, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn a_region_of_a_gpu_says_how_it_is_reached() {
+    fake().run(|| {
+        let rig = Rig::new();
+        let region = rig.gpu_region(0, 100);
+        let path = region.gpu_path().unwrap().to_string();
+        assert_eq!(path, "staging: the NIC is software and reaches host memory only");
+        assert!(rig.host_region(100).gpu_path().is_none());
+        let error = region.write_at(99, &[0, 0]).unwrap_err();
+        assert_eq!(error.fault(), Fault::Usage);
+    });
+}
+
+#[test]
+fn messages_go_between_gpus_and_between_gpu_and_host() {
+    fake().set("FAKE_CUDA_GPUS", "0000:3d:00.0,0000:86:00.0").run(|| {
+        let mut rig = Rig::new();
+        for len in [1, 100, CHUNK - 1, CHUNK] {
+            let (host, other_host) = (rig.host_region(len), rig.host_region(len));
+            let (gpu, other_gpu) = (rig.gpu_region(0, len), rig.gpu_region(1, len));
+            rig.check(&host, &other_gpu);
+            rig.check(&gpu, &other_host);
+            rig.check(&gpu, &other_gpu);
+            rig.check(&host, &other_host);
+        }
+    });
+}
+
+#[test]
+fn long_messages_pass_through_a_few_pieces_of_host_memory() {
+    fake().run(|| {
+        let mut rig = Rig::new();
+        let (from, to) = (rig.gpu_region(0, 1_000_003), rig.gpu_region(0, 1_000_003));
+        rig.check(&from, &to);
+        rig.check(&to, &from);
+        // Three pieces at each end, pinned once.
+        assert_eq!((calls("cuMemHostAlloc"), calls("cuMemAlloc_v2")), (2, 2));
+        assert_eq!(calls("cuMemcpyDtoHAsync_v2"), 2 * 1_000_003_usize.div_ceil(CHUNK));
+    });
+}
+
+#[test]
+fn many_messages_are_under_way_at_once_and_end_in_any_order() {
+    fake().set("FAKE_CUDA_QUERIES", "2").run(|| {
+        let mut rig = Rig::new();
+        let (from, to) = (rig.gpu_region(0, 20 * CHUNK), rig.gpu_region(0, 20 * CHUNK));
+        from.write_at(0, &pattern(20 * CHUNK)).unwrap();
+        let range = |i: usize| i * 2 * CHUNK..(i * 2 + 2) * CHUNK - i;
+        let mut receives: Vec<_> = (0..10)
+            .map(|i| rig.recv.irecv(&[(&to, range(i), i as u32)]).unwrap().expect("room"))
+            .collect();
+        let mut sends: Vec<_> = (0..10)
+            .map(|i| rig.send.isend(&from, range(i), i as u32).unwrap().expect("room"))
+            .collect();
+        patiently("transfers", || {
+            // The last first.
+            sends = std::mem::take(&mut sends)
+                .into_iter()
+                .rev()
+                .filter(|request| rig.send.test(request).unwrap().is_none())
+                .collect();
+            receives.retain(|request| rig.recv.test(request).unwrap().is_none());
+            sends.is_empty() && receives.is_empty()
+        });
+        let (sent, received) = (content(&from, 20 * CHUNK), content(&to, 20 * CHUNK));
+        for i in 0..10 {
+            assert_eq!(sent[range(i)], received[range(i)], "message {i}");
+        }
+    });
+}
+
+#[test]
+fn no_message_overtakes_one_with_its_tag() {
+    fake().run(|| {
+        let mut rig = Rig::new();
+        let (gpu, host) = (rig.gpu_region(0, 100), rig.host_region(100));
+        gpu.write_at(0, b"first").unwrap();
+        host.write_at(0, b"later").unwrap();
+        let first = rig.send.isend(&gpu, 0..5, 1).unwrap().expect("begun");
+        assert!(rig.send.isend(&host, 0..5, 1).unwrap().is_none(), "it waits for the first");
+        let to = rig.host_region(100);
+        let receive = rig.recv.irecv(&[(&to, 0..5, 1)]).unwrap().expect("room");
+        rig.send.wait(&first, TIMEOUT).unwrap();
+        rig.recv.wait(&receive, TIMEOUT).unwrap();
+        assert_eq!(content(&to, 5), b"first");
+        let receive = rig.recv.irecv(&[(&to, 0..5, 1)]).unwrap().expect("room");
+        rig.send.send(&host, 0..5, 1, TIMEOUT).unwrap();
+        rig.recv.wait(&receive, TIMEOUT).unwrap();
+        assert_eq!(content(&to, 5), b"later");
+    });
+}
+
+#[test]
+fn staged_memory_needs_no_flush() {
+    fake().set("NCCL_NET_FORCE_FLUSH", "1").run(|| {
+        let mut rig = Rig::new();
+        let region = rig.gpu_region(0, 100);
+        assert!(matches!(rig.recv.iflush(&[(&region, 0..100)]).unwrap(), Flush::NotNeeded));
+        assert_eq!(calls("cuFlushGPUDirectRDMAWrites"), 0);
+    });
+}
+
+#[test]
+fn misuse_is_refused_and_the_connection_goes_on() {
+    fake().set("FAKE_CUDA_GPUS", "0000:3d:00.0,0000:86:00.0").run(|| {
+        let mut rig = Rig::new();
+        let (from, to) = (rig.gpu_region(0, 100), rig.gpu_region(0, 100));
+        rig.check(&from, &to);
+        let refused = |error: Error, text: &str| {
+            assert_eq!(error.fault(), Fault::Usage);
+            assert!(error.to_string().contains(text), "{error}");
+        };
+        let group = rig.recv.irecv(&[(&to, 0..1, 1), (&to, 1..2, 2)]);
+        refused(group.unwrap_err(), "takes a receive of its own");
+        let other = rig.gpu_region(1, 100);
+        refused(rig.send.isend(&other, 0..1, 1).unwrap_err(), "memory of GPU 1 on a connection");
+        refused(rig.send.isend(&from, 0..101, 1).unwrap_err(), "bytes 0..101 of a region of 100");
+        rig.check(&from, &to);
+        let memory = GpuMemory::alloc(&Gpu::open(rig.driver, 0).unwrap(), 1).unwrap();
+        // SAFETY: no bytes are there to be misused.
+        let empty = unsafe { GpuMemory::from_raw(memory.gpu(), memory.addr(), 0, ()) };
+        let region = MemoryRegion::on_gpu(&rig.device, &empty, &rig.settings);
+        refused(region.err().expect("no bytes"), "at least one byte");
+    });
+}
+
+#[test]
+fn a_request_that_is_over_is_named() {
+    fake().run(|| {
+        let mut rig = Rig::new();
+        let (from, to) = (rig.gpu_region(0, 100), rig.host_region(100));
+        let receive = rig.recv.irecv(&[(&to, 0..100, 1)]).unwrap().expect("room");
+        let send = rig.send.isend(&from, 0..100, 1).unwrap().expect("begun");
+        rig.send.wait(&send, TIMEOUT).unwrap();
+        rig.recv.wait(&receive, TIMEOUT).unwrap();
+        let error = rig.send.test(&send).unwrap_err().to_string();
+        assert_eq!(error, "a request that is over");
+    });
+}
+
+#[test]
+fn a_copy_that_fails_ends_the_messages_and_says_so_each_time() {
+    fake().set("FAKE_CUDA_FAIL", "cuMemcpyDtoHAsync_v2=700").run(|| {
+        let mut rig = Rig::new();
+        let from = rig.gpu_region(0, 100);
+        let error = rig.send.isend(&from, 0..100, 1).unwrap_err();
+        assert_eq!(error.fault(), Fault::Local);
+        assert!(error.to_string().starts_with("cuMemcpyDtoHAsync_v2 failed"), "{error}");
+        let again = rig.send.isend(&from, 0..100, 2).unwrap_err();
+        assert_eq!((again.to_string(), again.fault()), (error.to_string(), Fault::Local));
+    });
+}
+
+#[test]
+fn a_peer_with_another_length_is_found_out() {
+    fake().run(|| {
+        let mut rig = Rig::new();
+        let (from, to) = (rig.gpu_region(0, CHUNK + 5), rig.gpu_region(0, 3 * CHUNK));
+        let receive = rig.recv.irecv(&[(&to, 0..3 * CHUNK, 1)]).unwrap().expect("room");
+        let send = rig.send.isend(&from, 0..CHUNK + 5, 1).unwrap().expect("begun");
+        rig.send.wait(&send, TIMEOUT).unwrap();
+        let error = rig.recv.wait(&receive, TIMEOUT).unwrap_err();
+        assert_eq!(error.fault(), Fault::Peer);
+        let text = "5 bytes came at byte 4096 of a staged transfer of 12288 bytes";
+        assert!(error.to_string().contains(text), "{error}");
+    });
+}
+
+#[test]
+fn a_comm_that_goes_amid_messages_gives_all_back() {
+    fake().set("FAKE_CUDA_QUERIES", "100").run(|| {
+        let mut rig = Rig::new();
+        let (from, to) = (rig.gpu_region(0, 9 * CHUNK), rig.gpu_region(0, 9 * CHUNK));
+        let receive = rig.recv.irecv(&[(&to, 0..9 * CHUNK, 1)]).unwrap().expect("room");
+        let send = rig.send.isend(&from, 0..9 * CHUNK, 1).unwrap().expect("begun");
+        for _ in 0..50 {
+            assert!(rig.send.test(&send).unwrap().is_none());
+            assert!(rig.recv.test(&receive).unwrap().is_none());
+        }
+        drop((rig, from, to));
+        for (made, ended) in [
+            ("cuMemAlloc_v2", "cuMemFree_v2"),
+            ("cuMemHostAlloc", "cuMemFreeHost"),
+            ("cuEventCreate", "cuEventDestroy_v2"),
+            ("cuStreamCreate", "cuStreamDestroy_v2"),
+            ("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"),
+        ] {
+            assert!(calls(made) > 0, "{made}");
+            assert_eq!(calls(made), calls(ended), "{made} {ended}");
+        }
+    });
+}
