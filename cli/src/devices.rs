@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use invar::{Device, DeviceInfo, Settings};
+use invar::cuda::{Driver, GpuInfo};
+use invar::{Device, DeviceInfo, GpuPath, Settings};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -36,11 +37,24 @@ struct Shown {
     pci_path: Option<String>,
     state: &'static str,
     recvs_max: usize,
+    /// How messages get between it and each GPU.
+    gpus: Vec<ShownGpu>,
 }
 
-impl From<DeviceInfo> for Shown {
-    fn from(info: DeviceInfo) -> Self {
+/// A GPU as seen from a device.
+#[derive(Serialize)]
+struct ShownGpu {
+    gpu: u32,
+    name: String,
+    pci_bus_id: String,
+    path: String,
+    flush: String,
+}
+
+impl Shown {
+    fn new(info: DeviceInfo, gpus: Vec<ShownGpu>) -> Self {
         Shown {
+            gpus,
             kind: info.kind.to_string(),
             address: info.address.to_string(),
             gid: info.gid.to_string(),
@@ -63,11 +77,41 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     for line in &survey.left_out {
         eprintln!("invar: {line}");
     }
-    let devices: Vec<Shown> = survey.devices.into_iter().map(Shown::from).collect();
+    let gpus = gpus();
+    let shown = |info| {
+        let gpus = gpus_of(&info, &gpus, settings);
+        Shown::new(info, gpus)
+    };
+    let devices: Vec<Shown> = survey.devices.into_iter().map(shown).collect();
     let text = if args.json { as_json(&devices)? } else { as_table(&devices) };
     let written = io::stdout().write_all(text.as_bytes());
     written.map_err(|error| Failure::io("writing the list", &error))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The GPUs of this host. Where there are none, it is said why.
+fn gpus() -> Vec<GpuInfo> {
+    let listed = Driver::open().map_err(|error| error.to_string());
+    let listed = listed.and_then(|driver| driver.gpus().map_err(|error| error.to_string()));
+    listed.unwrap_or_else(|error| {
+        eprintln!("invar: no GPUs: {error}");
+        Vec::new()
+    })
+}
+
+fn gpus_of(info: &DeviceInfo, gpus: &[GpuInfo], settings: &Settings) -> Vec<ShownGpu> {
+    let paths = info.gpu_paths(gpus, settings).unwrap_or_else(|error| {
+        eprintln!("invar: {} and the GPUs: {error}", info.name);
+        Vec::new()
+    });
+    let shown = |(gpu, path): (&GpuInfo, GpuPath)| ShownGpu {
+        gpu: gpu.ordinal,
+        name: gpu.name.clone(),
+        pci_bus_id: gpu.pci_bus_id.clone(),
+        path: path.decision.to_string(),
+        flush: path.flush.to_string(),
+    };
+    gpus.iter().zip(paths).map(shown).collect()
 }
 
 fn as_json(devices: &[Shown]) -> Result<String, Failure> {
@@ -113,5 +157,11 @@ fn as_table(devices: &[Shown]) -> String {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
     };
-    rows.iter().map(line).collect()
+    let gpus = devices.iter().flat_map(|device| {
+        device.gpus.iter().map(|gpu| {
+            let ShownGpu { gpu, name, pci_bus_id, path, flush } = gpu;
+            format!("{} and GPU {gpu} ({name}, {pci_bus_id}): {path}; {flush}\n", device.name)
+        })
+    });
+    rows.iter().map(line).chain(gpus).collect()
 }

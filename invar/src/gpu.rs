@@ -1,30 +1,35 @@
 //! By which ways messages get between GPUs and devices.
 
+use std::fmt;
+
 use invar_core::param::Params;
 use invar_cuda::{GpuInfo, Sysfs, flush, gdr};
 
-use crate::{Device, Settings, staged};
+use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, staged};
+
+/// By which way messages get between a GPU's memory and a device, and what makes them visible to
+/// the GPU; displayed, with the reasons.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuPath {
+    /// The way (`NCCL_NET_GDR_LEVEL`, `NCCL_DMABUF_ENABLE`).
+    pub decision: gdr::Decision,
+    /// What [`RecvComm::iflush`](crate::RecvComm::iflush) does (`NCCL_GDR_FLUSH_DISABLE`,
+    /// `NCCL_NET_FORCE_FLUSH`).
+    pub flush: flush::Flush,
+}
 
 /// What is said about GPU memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GpuRules {
-    pub(crate) path: gdr::Policy,
+    path: gdr::Policy,
     pub(crate) flush: flush::Policy,
     pub(crate) staging: staged::Size,
 }
 
-impl From<&Params<'_>> for GpuRules {
-    fn from(params: &Params<'_>) -> Self {
-        GpuRules { path: params.into(), flush: params.into(), staging: params.into() }
-    }
-}
-
 impl Device {
-    /// By which way messages get between a GPU's memory and this device, and why by this one
-    /// (`NCCL_NET_GDR_LEVEL`, `NCCL_DMABUF_ENABLE`).
-    pub fn gpu_path(&self, gpu: &GpuInfo, settings: &Settings) -> gdr::Decision {
-        let host = gdr::Host::probe(Sysfs::default());
-        host.decide(gpu, &self.adapter().gpu_reach(), settings.gpu.path)
+    /// By which way messages get between a GPU's memory and this device.
+    pub fn gpu_path(&self, gpu: &GpuInfo, settings: &Settings) -> GpuPath {
+        GpuPath::decide(gpu, &self.adapter().gpu_reach(), settings.gpu)
     }
 
     /// Whether there may be a GPU that this device reaches (`net_ib.cc ncclIbAccept`).
@@ -33,5 +38,41 @@ impl Device {
             gdr::NicReach::Software => false,
             gdr::NicReach::Rdma { dma_buf, .. } => dma_buf || Sysfs::default().peermem().is_some(),
         }
+    }
+}
+
+impl DeviceInfo {
+    /// The same as [`Device::gpu_path`] for each GPU and a device that is not open.
+    ///
+    /// # Errors
+    /// An RDMA device that cannot be opened and asked.
+    pub fn gpu_paths(&self, gpus: &[GpuInfo], settings: &Settings) -> Result<Vec<GpuPath>, Error> {
+        let reach = match self.kind {
+            DeviceKind::Verbs if !gpus.is_empty() => {
+                Device::open_for(self, settings)?.adapter().gpu_reach()
+            }
+            _ => gdr::NicReach::Software,
+        };
+        Ok(gpus.iter().map(|gpu| GpuPath::decide(gpu, &reach, settings.gpu)).collect())
+    }
+}
+
+impl GpuPath {
+    fn decide(gpu: &GpuInfo, reach: &gdr::NicReach, rules: GpuRules) -> Self {
+        let decision = gdr::Host::probe(Sysfs::default()).decide(gpu, reach, rules.path);
+        let flush = flush::decide(gpu, decision.path, rules.flush);
+        GpuPath { decision, flush }
+    }
+}
+
+impl fmt::Display for GpuPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.decision, self.flush)
+    }
+}
+
+impl From<&Params<'_>> for GpuRules {
+    fn from(params: &Params<'_>) -> Self {
+        GpuRules { path: params.into(), flush: params.into(), staging: params.into() }
     }
 }

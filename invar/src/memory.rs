@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use invar_core::nic::Memory;
-use invar_cuda::gdr::{Decision, Path};
+use invar_cuda::gdr::Path;
 use invar_cuda::{CudaError, Gpu, GpuMemory, flush};
 use invar_linux::memory::HostMemory;
 
 use crate::error::Kind;
 use crate::raw::Registration;
-use crate::{Device, Error, Settings};
+use crate::{Device, Error, GpuPath, Settings};
 
 /// Memory of the host, page-aligned, or of a GPU, registered with a device; clones are the same
 /// memory.
@@ -40,7 +40,7 @@ struct Inner {
 /// Where the bytes are.
 enum Bytes {
     Host(HostMemory),
-    Gpu { memory: GpuMemory, path: Decision, flush: flush::Flush },
+    Gpu { memory: GpuMemory, path: GpuPath },
 }
 
 impl MemoryRegion {
@@ -67,17 +67,11 @@ impl MemoryRegion {
         }
         let gpu = memory.gpu().info();
         let path = device.gpu_path(gpu, settings);
-        let flush = flush::decide(gpu, path.path, settings.gpu.flush);
-        log::info!(
-            "{} and GPU {} ({}): {path}; {flush}",
-            device.info().name,
-            gpu.ordinal,
-            gpu.name
-        );
+        log::info!("{} and GPU {} ({}): {path}", device.info().name, gpu.ordinal, gpu.name);
         let cuda = |error: CudaError| Kind::Gpu(error.into());
-        let registration = if path.path.is_direct() {
+        let registration = if path.decision.path.is_direct() {
             memory.sync_memops().map_err(cuda)?;
-            let by_dma_buf = path.path == Path::DmaBuf;
+            let by_dma_buf = path.decision.path == Path::DmaBuf;
             let dma_buf = by_dma_buf.then(|| memory.dma_buf()).transpose().map_err(cuda)?;
             let access = device.data_access();
             // SAFETY: the region has the memory, and lets the registration end first.
@@ -87,7 +81,7 @@ impl MemoryRegion {
         } else {
             None
         };
-        let bytes = Bytes::Gpu { memory: memory.clone(), path, flush };
+        let bytes = Bytes::Gpu { memory: memory.clone(), path };
         Ok(Self::with(device, bytes, registration))
     }
 
@@ -139,8 +133,8 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Of a GPU's memory, by which way messages get between it and the device, and why.
-    pub fn gpu_path(&self) -> Option<&Decision> {
+    /// Of a GPU's memory, by which way messages get between it and the device.
+    pub fn gpu_path(&self) -> Option<&GpuPath> {
         match &self.0.bytes {
             Bytes::Host(_) => None,
             Bytes::Gpu { path, .. } => Some(path),
@@ -151,7 +145,7 @@ impl MemoryRegion {
     #[inline]
     pub(crate) fn staged(&self) -> Option<&GpuMemory> {
         match &self.0.bytes {
-            Bytes::Gpu { memory, path, .. } if !path.path.is_direct() => Some(memory),
+            Bytes::Gpu { memory, path, .. } if !path.decision.path.is_direct() => Some(memory),
             _ => None,
         }
     }
@@ -160,7 +154,7 @@ impl MemoryRegion {
     pub(crate) fn flush(&self) -> Option<(flush::Method, &Gpu)> {
         match &self.0.bytes {
             Bytes::Host(_) => None,
-            Bytes::Gpu { memory, flush, .. } => Some((flush.method, memory.gpu())),
+            Bytes::Gpu { memory, path } => Some((path.flush.method, memory.gpu())),
         }
     }
 

@@ -45,24 +45,31 @@ impl FakeCuda {
             test();
             return;
         }
-        let directory = Directory::new();
-        self.install(&directory.0);
         // `cuda::memory::a_test::{{closure}}`, after the name of the crate.
         let closure = std::any::type_name::<F>();
         let (_, function) = closure.split_once("::").expect("a path");
         let function = function.strip_suffix("::{{closure}}").expect("a closure");
-        let child = Command::new(std::env::current_exe().expect("this program"))
-            .args([function, "--exact", "--nocapture"])
-            .env(CHILD, "1")
-            .env("LD_LIBRARY_PATH", &directory.0)
-            .env(CALLS, directory.0.join("calls"))
-            .envs(self.set.iter().map(|(name, value)| (name, value)))
-            .output()
-            .expect("a process");
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        let _installed = self.give_to(&mut command);
+        command.args([function, "--exact", "--nocapture"]).env(CHILD, "1");
+        let child = command.output().expect("a process");
         let Output { status, stdout, stderr } = child;
         let text = String::from_utf8_lossy(&stdout) + String::from_utf8_lossy(&stderr);
         let ran = text.contains("test result: ok. 1 passed");
         assert!(status.success() && ran, "{function} with fake CUDA: {status}\n{text}");
+    }
+
+    /// Has a program find the stand-in, as long as what is returned is kept.
+    #[must_use = "the library is removed with it"]
+    pub fn give_to(&self, command: &mut Command) -> Installed {
+        let installed = Installed::new();
+        let directory = &installed.0;
+        self.install(directory);
+        command
+            .env("LD_LIBRARY_PATH", directory)
+            .env(CALLS, directory.join("calls"))
+            .envs(self.set.iter().map(|(name, value)| (name, value)));
+        installed
     }
 
     /// Puts the library where the loader looks, under the names of the driver's.
@@ -99,10 +106,10 @@ fn rename(library: &mut [u8], function: &[u8]) {
     assert!(found, "the library has a {}", String::from_utf8_lossy(function));
 }
 
-/// Removed at the end.
-struct Directory(PathBuf);
+/// A library in a directory of its own; it is removed with this.
+pub struct Installed(PathBuf);
 
-impl Directory {
+impl Installed {
     fn new() -> Self {
         use std::sync::atomic::{AtomicU32, Ordering};
         static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -110,11 +117,11 @@ impl Directory {
         let name = format!("invar-fake-cuda-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
         fs::create_dir(&path).expect("a directory for temporary files");
-        Directory(path)
+        Installed(path)
     }
 }
 
-impl Drop for Directory {
+impl Drop for Installed {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }

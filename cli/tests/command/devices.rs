@@ -1,5 +1,7 @@
 //! `invar devices`.
 
+use invar_testkit::fake_cuda::FakeCuda;
+
 use crate::*;
 
 #[test]
@@ -19,7 +21,39 @@ fn devices_are_listed_with_loopback_as_the_last() {
     }
     let table = run(&["devices"]);
     let lines: Vec<&str> = table.ok().stdout.lines().collect();
-    assert_eq!(lines.len(), 1 + devices.len());
     assert!(lines[0].starts_with("name "), "{}", lines[0]);
-    assert!(lines[lines.len() - 1].contains(" lo "), "{}", table.stdout);
+    assert!(lines[devices.len()].contains(" lo "), "{}", table.stdout);
+}
+
+#[test]
+fn each_device_says_how_it_gets_at_each_gpu() {
+    let fake = FakeCuda::new().set("FAKE_CUDA_GPUS", "0000:3D:00.0,0000:86:00.0");
+    let run = |args: &[&str]| {
+        let mut command = invar(args);
+        let _installed = fake.give_to(&mut command);
+        Run::start(&mut command).wait()
+    };
+    let outcome = run(&["devices", "--json"]);
+    let devices = json(&outcome.ok().stdout);
+    let path = "staging: the NIC is software and reaches host memory only";
+    let flush = "no flush: the driver's copies are seen by what follows them";
+    for device in devices.as_array().unwrap().iter().filter(|device| device["kind"] == "soft") {
+        let [first, second] = &device["gpus"].as_array().unwrap()[..] else { panic!("{device}") };
+        assert_eq!((&first["gpu"], &first["pci_bus_id"]), (&0.into(), &"0000:3d:00.0".into()));
+        assert_eq!((&second["gpu"], &second["name"]), (&1.into(), &"Fake GPU 1".into()));
+        assert_eq!((&first["path"], &first["flush"]), (&path.into(), &flush.into()));
+    }
+    let line = format!("soft0 and GPU 0 (Fake GPU 0, 0000:3d:00.0): {path}; {flush}");
+    let table = run(&["devices"]);
+    assert!(table.ok().stdout.lines().any(|shown| shown == line), "{}", table.stdout);
+}
+
+#[test]
+fn without_gpus_it_is_said_why_and_the_devices_are_listed() {
+    let mut command = invar(&["devices", "--json"]);
+    let _installed = FakeCuda::new().set("FAKE_CUDA_FAIL", "cuInit=100").give_to(&mut command);
+    let outcome = Run::start(&mut command).wait();
+    let why = "invar: no GPUs: cuInit failed: CUDA_ERROR_NO_DEVICE (100)";
+    assert!(outcome.ok().stderr.contains(why), "{}", outcome.stderr);
+    assert!(!json(&outcome.stdout).as_array().unwrap().is_empty());
 }
