@@ -8,7 +8,8 @@
 //! An adapter, after each of [`Qp::post_send`], [`Qp::post_recv`], [`Qp::handle_packet`] and
 //! [`Qp::handle_timeout`], or after a batch of them, drains [`Qp::poll_transmit`] and looks at
 //! [`Qp::deadline_ns`]. Acknowledges are made while draining, one for all that arrived before, so
-//! a batch costs one.
+//! a batch costs one; and they let requests go first, so that both leave by one call where an
+//! adapter sends packets in trains, of which only the last may be short.
 //!
 //! Two ways to send a WRITE:
 //!
@@ -60,6 +61,10 @@ pub const MESSAGE_BYTES_MAX: u32 = 1 << 31;
 /// Largest [`Tuning::window_packets_max`]; also the receive window of adaptive routing.
 pub const WINDOW_PACKETS_MAX: u32 = psn_set::LEN;
 
+/// Requests that may go before an acknowledge that is due: as many packets of 4096 bytes as the
+/// kernel takes in one train.
+const BEFORE_ACK_PACKETS: u32 = 15;
+
 /// What both halves of a queue pair need to know of it.
 #[derive(Clone, Copy, Default)]
 struct Path {
@@ -85,6 +90,8 @@ pub struct Qp<const SQ: usize, const RQ: usize> {
     counters: Counters,
     requester: Requester<SQ>,
     responder: Responder<RQ>,
+    /// Requests that went before the acknowledge that is due.
+    before_ack: u32,
 }
 
 impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
@@ -112,6 +119,7 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
             counters: Counters::default(),
             requester: Requester::new(),
             responder: Responder::new(),
+            before_ack: 0,
         })
     }
 
@@ -254,18 +262,10 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         }
     }
 
-    /// The next packet to send. To be called until it has none; responses come before requests.
+    /// The next packet to send. To be called until it has none. READ responses and NAKs come before
+    /// requests, an acknowledge behind some.
     pub fn poll_transmit(&mut self, now_ns: u64, env: &mut impl Env) -> Option<Transmit> {
-        // A responder that failed still has its NAK to send, so its state does not matter here.
-        let Qp { path, counters, .. } = self;
-        let mut next = self.responder.poll_transmit(path, counters, env);
-        if let Ok(None) = next
-            && matches!(self.state, QpState::Rts | QpState::Sqd)
-        {
-            let start = self.state == QpState::Rts;
-            next = self.requester.poll_transmit(now_ns, start, path, counters, env);
-        }
-        match next {
+        match self.next_transmit(now_ns, env) {
             Ok(transmit) => {
                 self.counters.packets_sent += u64::from(transmit.is_some());
                 transmit
@@ -277,6 +277,30 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
                 transmit.ok().flatten().inspect(|_| self.counters.packets_sent += 1)
             }
         }
+    }
+
+    fn next_transmit(
+        &mut self,
+        now_ns: u64,
+        env: &mut impl Env,
+    ) -> Result<Option<Transmit>, Fatal> {
+        // A responder that failed still has its NAK to send, so its state does not matter here.
+        let Qp { path, counters, requester, responder, before_ack, .. } = self;
+        let ack_waits = responder.only_acknowledges() && *before_ack < BEFORE_ACK_PACKETS;
+        if !ack_waits && let Some(transmit) = responder.poll_transmit(path, counters, env)? {
+            *before_ack = 0;
+            return Ok(Some(transmit));
+        }
+        if matches!(self.state, QpState::Rts | QpState::Sqd) {
+            let start = self.state == QpState::Rts;
+            let request = requester.poll_transmit(now_ns, start, path, counters, env)?;
+            if request.is_some() {
+                *before_ack += u32::from(ack_waits);
+                return Ok(request);
+            }
+        }
+        *before_ack = 0;
+        if ack_waits { responder.poll_transmit(path, counters, env) } else { Ok(None) }
     }
 
     /// To be called at [`Qp::deadline_ns`]; earlier or more often does no harm.

@@ -66,7 +66,8 @@ pub struct Device {
     regions: Regions,
     cqs: Slab<CompletionQueue>,
     qps: Slab<QueuePair>,
-    /// Queue pairs that may have something to send.
+    /// Queue pairs that may have something to send. One that was put to the front is in here twice;
+    /// the first counts.
     ready: VecDeque<u32>,
     timers: Timers,
     staging: Staging,
@@ -223,7 +224,12 @@ impl Device {
             let slot = qp.post_send(wr, env)?;
             regions.fetch(bytes, qp.inline_mut(slot, sge.length));
             Ok(())
-        })
+        })?;
+        // Before the acknowledges that others owe: somebody waits for this one.
+        if self.ready.front() != Some(&qpn) {
+            self.ready.push_front(qpn);
+        }
+        Ok(())
     }
 
     /// `ibv_post_recv`.
@@ -244,6 +250,12 @@ impl Device {
             Some(cq) => cq.poll(wcs),
             None => Err(PollError { errno: libc::EINVAL as u16 }),
         }
+    }
+
+    /// Whether [`Device::transmit`] may have something to send.
+    #[inline]
+    pub fn is_ready(&self) -> bool {
+        !self.ready.is_empty() || self.is_blocked()
     }
 
     /// What happened so far. Adds up over all queue pairs.

@@ -2,7 +2,9 @@
 //!
 //! The device has no hardware that would work by itself. Two move it, under one lock:
 //!
-//! - the application: posting sends at once, and polling receives, runs timers and sends;
+//! - the application: posting sends at once, and polling receives, runs timers and sends. What a
+//!   poll with completions to hand out would send, the next call sends: most often the application
+//!   answers them with something more urgent than an acknowledge, which then goes with it;
 //! - a thread, once the application has not polled for [`STAND_BY_NS`]: peers may read and write
 //!   our memory, or wait for an acknowledge, while the application computes. It sleeps until
 //!   something arrives or a timer is due.
@@ -23,8 +25,9 @@ use super::sockets::Sockets;
 use crate::clock::now_ns;
 use crate::udp::{RxBatch, RxSocket};
 
-/// How long after its last poll the application counts as one that polls.
-const STAND_BY_NS: u64 = 1_000_000;
+/// How long after its last poll the application counts as one that polls. So long a peer may have to
+/// wait for it to be seen that it does no longer; and so often the thread takes its core away.
+const STAND_BY_NS: u64 = 4_000_000;
 /// When to try again to send what the sockets had no room for.
 const BLOCKED_NS: u64 = 100_000;
 /// Trains taken by one system call; more would no longer be in the cache when they are placed.
@@ -33,7 +36,7 @@ const BATCH_TRAINS: usize = 8;
 pub(super) struct Port {
     rx: RxSocket,
     moving: Mutex<Moving>,
-    /// When the application last polled and there was nothing.
+    /// When the application last polled.
     last_poll_ns: AtomicU64,
     /// Until when the thread sleeps, if nothing arrives; 0 while it is awake or soon will be.
     /// Set under the lock.
@@ -46,13 +49,20 @@ pub(super) struct Moving {
     pub(super) device: Device,
     pub(super) sockets: Sockets,
     batch: RxBatch,
+    /// A poll has left something unsent.
+    owes: bool,
 }
 
 impl Port {
     pub(super) fn new(rx: RxSocket, sockets: Sockets, device: Device) -> Port {
         Port {
             rx,
-            moving: Mutex::new(Moving { device, sockets, batch: RxBatch::new(BATCH_TRAINS) }),
+            moving: Mutex::new(Moving {
+                device,
+                sockets,
+                batch: RxBatch::new(BATCH_TRAINS),
+                owes: false,
+            }),
             last_poll_ns: AtomicU64::new(0),
             wakes_ns: AtomicU64::new(0),
             stop: AtomicBool::new(false),
@@ -72,7 +82,7 @@ impl Port {
         let moving = &mut *self.lock();
         let result = call(&mut moving.device);
         let now = now_ns();
-        moving.device.transmit(now, &mut moving.sockets);
+        moving.transmit(now);
         self.wake_in_time(moving, now);
         result
     }
@@ -81,23 +91,38 @@ impl Port {
     #[inline]
     pub(super) fn poll(&self, cq: u32, wcs: &mut [Wc]) -> Result<u32, PollError> {
         let moving = &mut *self.lock();
+        let now = now_ns();
+        self.last_poll_ns.store(now, Ordering::Relaxed);
+        if moving.owes {
+            moving.transmit(now);
+        }
         let n = moving.device.poll(cq, wcs)?;
         if n > 0 {
             return Ok(n);
         }
-        self.progress(moving)
+        moving
+            .receive(&self.rx, now)
             .map_err(|error| PollError { errno: error.raw_os_error().unwrap_or(0) as u16 })?;
-        moving.device.poll(cq, wcs)
+        let n = moving.device.poll(cq, wcs)?;
+        if n > 0 {
+            moving.owes = moving.device.is_ready();
+        } else {
+            moving.transmit(now);
+        }
+        self.wake_in_time(moving, now);
+        Ok(n)
     }
 
     /// What a poll that finds nothing does.
     #[inline]
-    pub(super) fn progress(&self, moving: &mut Moving) -> io::Result<()> {
+    pub(super) fn progress(&self) -> io::Result<()> {
+        let moving = &mut *self.lock();
         let now = now_ns();
         self.last_poll_ns.store(now, Ordering::Relaxed);
-        moving.go(&self.rx, now)?;
+        let received = moving.receive(&self.rx, now);
+        moving.transmit(now);
         self.wake_in_time(moving, now);
-        Ok(())
+        received
     }
 
     /// Wakes the thread where it would sleep past a deadline that is new.
@@ -129,7 +154,8 @@ impl Port {
     fn serve_once(&self, now: u64) -> io::Result<()> {
         let due = {
             let moving = &mut *self.lock();
-            moving.go(&self.rx, now)?;
+            moving.receive(&self.rx, now)?;
+            moving.transmit(now);
             let due = moving.due_ns(now);
             self.wakes_ns.store(due, Ordering::Relaxed);
             due
@@ -149,10 +175,10 @@ impl Port {
 }
 
 impl Moving {
-    /// Receives what has arrived, runs what is due, sends what follows.
+    /// Receives what has arrived, and runs what is due.
     #[inline]
-    fn go(&mut self, rx: &RxSocket, now: u64) -> io::Result<()> {
-        let Moving { device, sockets, batch } = self;
+    fn receive(&mut self, rx: &RxSocket, now: u64) -> io::Result<()> {
+        let Moving { device, sockets, batch, .. } = self;
         let received = rx.recv_batch(batch);
         if let Ok(1..) = received {
             for datagram in batch.datagrams() {
@@ -163,13 +189,22 @@ impl Moving {
             }
         }
         device.handle_timers(now);
-        device.transmit(now, sockets);
         received.map(|_| ())
     }
 
-    /// When [`Moving::go`] is next due, if nothing arrives; `u64::MAX` for never.
+    /// Sends what there is to send.
+    #[inline]
+    fn transmit(&mut self, now: u64) {
+        self.owes = false;
+        self.device.transmit(now, &mut self.sockets);
+    }
+
+    /// When the device is next to be moved, if nothing arrives; `u64::MAX` for never.
     #[inline]
     fn due_ns(&self, now: u64) -> u64 {
+        if self.owes {
+            return now;
+        }
         let deadline = self.device.next_deadline_ns().unwrap_or(u64::MAX);
         if self.device.is_blocked() { deadline.min(now + BLOCKED_NS) } else { deadline }
     }

@@ -60,13 +60,17 @@ impl RxSocket {
 
     /// Fills `batch` with what has arrived, oldest first, forgetting what was in it. Says how many
     /// trains there are now; 0 where nothing has arrived.
+    ///
+    /// Asks for one train, and for more while as many come as were asked for: to learn that there
+    /// is no second one takes the kernel as long as the first.
     pub fn recv_batch(&self, batch: &mut RxBatch) -> io::Result<usize> {
-        batch.len = 0;
+        let wanted = batch.wanted;
+        (batch.len, batch.wanted) = (0, 1);
         // SAFETY: integers and null pointers: all zeros is a value. `mmsghdr` is plain data.
         let mut headers: [libc::mmsghdr; MESSAGES_MAX] = unsafe { mem::zeroed() };
         let mut pieces = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; MESSAGES_MAX];
         let buffers = batch.bytes.chunks_exact_mut(MESSAGE_BYTES_MAX);
-        let slots = batch.messages.iter_mut().zip(buffers);
+        let slots = batch.messages.iter_mut().zip(buffers).take(wanted);
         for ((header, piece), (message, buffer)) in headers.iter_mut().zip(&mut pieces).zip(slots) {
             piece.iov_base = buffer.as_mut_ptr().cast();
             piece.iov_len = buffer.len();
@@ -76,13 +80,13 @@ impl RxSocket {
             header.msg_hdr.msg_control = (&raw mut message.control).cast();
             header.msg_hdr.msg_controllen = size_of_val(&message.control) as _;
         }
-        // SAFETY: as many headers as there are messages, each with a buffer, a source and a
+        // SAFETY: no more headers than there are messages, each with a buffer, a source and a
         // control area of the lengths given, all borrowed from `batch` for longer than the call.
         let received = unsafe {
             libc::recvmmsg(
                 self.socket.as_raw_fd(),
                 headers.as_mut_ptr(),
-                batch.messages.len() as _,
+                wanted as _,
                 libc::MSG_DONTWAIT as _,
                 ptr::null_mut(),
             )
@@ -96,6 +100,9 @@ impl RxSocket {
             };
         }
         batch.len = received as usize;
+        if batch.len == wanted {
+            batch.wanted = (4 * wanted).min(batch.messages.len());
+        }
         for (message, header) in batch.messages[..batch.len].iter_mut().zip(&headers) {
             message.len = header.msg_len as usize;
             message.segment_bytes = message.told_segment_bytes(&header.msg_hdr);
@@ -139,6 +146,8 @@ pub struct RxBatch {
     bytes: Box<[u8]>,
     messages: Box<[Message]>,
     len: usize,
+    /// How many trains to ask for next.
+    wanted: usize,
 }
 
 /// A datagram as it was sent.
@@ -158,6 +167,7 @@ impl RxBatch {
             bytes: vec![0; messages * MESSAGE_BYTES_MAX].into_boxed_slice(),
             messages: vec![Message::EMPTY; messages].into_boxed_slice(),
             len: 0,
+            wanted: 1,
         }
     }
 

@@ -230,7 +230,7 @@ impl Device {
             }
         }
         while let Some(qpn) = ready.pop_front() {
-            let Some(qp) = qps.get_mut(qpn) else { continue };
+            let Some(qp) = qps.get_mut(qpn).filter(|qp| qp.listed) else { continue };
             qp.listed = false;
             let (pd, cq) = (qp.pd, qp.cq);
             let mut env = Surroundings { regions, cqs, pd, cq };

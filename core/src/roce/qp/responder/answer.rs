@@ -65,6 +65,11 @@ impl<const RQ: usize> Responder<RQ> {
         }
     }
 
+    /// Whether an acknowledge is all that there is to be sent.
+    pub(in crate::roce::qp) fn only_acknowledges(&self) -> bool {
+        self.answer == Answer::Ack && self.replies.is_empty()
+    }
+
     /// READs that are being answered: the first time, or again.
     pub(super) fn unanswered(&self, repeated: bool) -> usize {
         self.replies.iter().filter(|reply| reply.repeated == repeated).count()
