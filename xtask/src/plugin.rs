@@ -1,6 +1,7 @@
 //! `cargo xtask plugin`: the shared library that NCCL loads, under the name by which it does.
 
 use std::fs;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -9,7 +10,9 @@ use crate::shell::Shell;
 use crate::workspace::Workspace;
 
 /// What `NCCL_NET_PLUGIN=invar` opens.
-const NAME: &str = "libnccl-net-invar.so";
+pub(crate) const NAME: &str = "libnccl-net-invar.so";
+/// Of the interface between NCCL and plugins, that it serves.
+pub(crate) const VERSIONS: RangeInclusive<u32> = 6..=12;
 /// What cargo builds: a crate's name has no hyphens.
 const BUILT: &str = "libnccl_net_invar.so";
 
@@ -23,7 +26,7 @@ pub(crate) fn run(shell: &Shell) -> Result<()> {
 }
 
 /// Builds it for release; gives its path.
-fn build(shell: &Shell) -> Result<PathBuf> {
+pub(crate) fn build(shell: &Shell) -> Result<PathBuf> {
     shell.run(shell.cargo("build --release --package invar-nccl-plugin"))?;
     let directory = Workspace::load(shell)?.target_dir.join("release");
     let library = directory.join(NAME);

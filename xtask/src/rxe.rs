@@ -1,6 +1,7 @@
 //! The step `vm` of `cargo xtask ci`: Linux's own RoCE, in a guest, as device and as peer.
 
 mod interop;
+mod plugin;
 
 use std::env;
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
     }
     interop::run(shell)?;
     conformance(shell)?;
+    plugin::run(shell)?;
     Ok(Outcome::Passed)
 }
 
