@@ -200,6 +200,15 @@ impl<'a> Gather<'a> {
         self.len() == 0
     }
 
+    /// Bytes that may be changing.
+    ///
+    /// # Safety
+    ///
+    /// They are valid for reads by the kernel while the piece lives.
+    pub(crate) unsafe fn from_raw(start: NonNull<u8>, len: usize) -> Self {
+        Gather::new(start, len)
+    }
+
     /// The part `range` of this piece; the range is cut off at the end.
     pub fn part(&self, range: Range<usize>) -> Self {
         let end = range.end.min(self.len());
@@ -228,6 +237,42 @@ impl<'a> Gather<'a> {
             borrowed: PhantomData,
         }
     }
+}
+
+/// A piece of a scatter list (`struct iovec`): bytes that the kernel writes during a system call.
+#[repr(transparent)]
+pub(crate) struct Scatter<'a> {
+    iovec: libc::iovec,
+    borrowed: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Scatter<'a> {
+    /// Bytes of one's own.
+    pub(crate) fn bytes(bytes: &'a mut [u8]) -> Self {
+        let len = bytes.len();
+        // SAFETY: borrowed for writing as long as the piece lives.
+        unsafe { Scatter::from_raw(NonNull::from(bytes).cast(), len) }
+    }
+
+    /// Bytes that others may look at.
+    ///
+    /// # Safety
+    ///
+    /// They are valid for writes by the kernel while the piece lives.
+    pub(crate) unsafe fn from_raw(start: NonNull<u8>, len: usize) -> Self {
+        let iovec = libc::iovec { iov_base: start.as_ptr().cast(), iov_len: len };
+        Scatter { iovec, borrowed: PhantomData }
+    }
+}
+
+/// Copies `bytes` to memory of the host application, as [`HostMemory::write_at`] does.
+///
+/// # Safety
+///
+/// As of [`HostMemory::from_raw`], for the bytes at `to`.
+pub(crate) unsafe fn write_raw(to: NonNull<u8>, bytes: &[u8]) {
+    // SAFETY: the caller's promise.
+    unsafe { copy::write(to, bytes, Edges::Bytes) };
 }
 
 /// Anonymous memory of the kernel, whole pages.

@@ -91,7 +91,7 @@ impl<T: Copy> Control<T> {
 /// The header of a message of one gather or scatter list.
 ///
 /// The pointers are the caller's to keep valid until the system call is over.
-fn message_header(
+pub(crate) fn message_header(
     name: *mut libc::c_void,
     name_len: libc::socklen_t,
     pieces: *mut libc::iovec,

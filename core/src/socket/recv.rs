@@ -23,7 +23,7 @@ const NEWS_BYTES: u64 = AHEAD_BYTES as u64 / 4;
 
 /// Looks that find nothing before a sender is told of few buffers: by then it may wait for them,
 /// and a sender that does not is spared the packet.
-const IDLE_LOOKS: u32 = 16;
+const IDLE_LOOKS: u32 = 128;
 
 /// A buffer that is posted: how long it is and what for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,6 +211,12 @@ impl Receiver {
         Err(end.filter(|_| is_cut_short).unwrap_or(Error::UnknownRequest(token)))
     }
 
+    /// Whether a receive is under way, and not done.
+    pub fn is_waiting(&mut self, request: &Request) -> bool {
+        let entry = self.reqs.at(request.raw());
+        entry.is_live(request.raw()) && !entry.is_done(request.raw())
+    }
+
     /// What is to be done with `staged`, the bytes that main has brought and that are not yet
     /// placed or skipped. `None`: nothing, until more bytes come if [`Receiver::is_starved`], or a
     /// buffer is posted.
@@ -296,26 +302,28 @@ impl Receiver {
         self.idle_looks = self.idle_looks.saturating_add(1);
     }
 
-    /// Takes frames to be sent over control, if it is time that the sender hears of buffers.
-    pub fn take_news<const N: usize>(&mut self, frames: &mut heapless::Vec<u8, N>) {
+    /// Fills `frames` with what is to be sent over control, if it is time that the sender hears of
+    /// buffers, and says how many bytes that is.
+    pub fn take_news(&mut self, frames: &mut [u8]) -> usize {
         let is_time = self.news.len() >= NEWS_MESSAGES
             || self.news_bytes >= NEWS_BYTES
             || self.idle_looks >= IDLE_LOOKS
             || self.end.is_some();
         if !is_time {
-            return;
+            return 0;
         }
-        while frames.capacity() - frames.len() >= FRAME_BYTES
-            && let Some(Posted { len, tag }) = self.news.pop_front()
-        {
-            let frame = Frame { kind: FrameKind::Buffer, seq: self.news_seq, len, tag };
+        let mut filled = 0;
+        for to in frames.as_chunks_mut().0 {
+            let Some(Posted { len, tag }) = self.news.pop_front() else { break };
+            *to = Frame { kind: FrameKind::Buffer, seq: self.news_seq, len, tag }.to_bytes();
             self.news_seq = self.news_seq.wrapping_add(1);
             self.news_bytes -= u64::from(len);
-            frames.extend_from_slice(&frame.to_bytes()).unwrap_or_default();
+            filled += FRAME_BYTES;
         }
         if self.news.is_empty() {
             self.idle_looks = 0;
         }
+        filled
     }
 
     /// The connection is over; the first reason stays, and is given back. Receives that are done

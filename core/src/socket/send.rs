@@ -49,8 +49,8 @@ pub struct Outgoing {
     pub index: usize,
     /// Its frame.
     pub frame: [u8; FRAME_BYTES],
-    /// The part of the frame that is left.
-    pub frame_part: Range<usize>,
+    /// Bytes of the frame that are written already.
+    pub frame_written: usize,
     /// The part of the payload that is left and goes over main.
     pub payload: Range<u32>,
 }
@@ -76,7 +76,7 @@ impl Sender {
 
     /// Takes on a message of `len` bytes, and says which of it goes over which lanes. `None`,
     /// where no request is free, or the peer has posted no buffer for `tag` and too much is ahead
-    /// already: hand in what the control socket has, and call again.
+    /// already: call again when the control socket has brought more.
     ///
     /// # Errors
     /// [`Error::TooLong`], [`Error::SizeMismatch`] where the buffer is known and shorter: the
@@ -113,11 +113,12 @@ impl Sender {
         Ok(Some((request, chunks)))
     }
 
-    /// Whether a buffer is known that a message with this tag would meet; if not, it may be worth
-    /// to read the control socket, before what is ahead is too much.
-    pub fn is_expected(&self, tag: u32) -> bool {
-        self.buffers.peek(tag).is_some()
-            || self.ahead.room() > AHEAD_MESSAGES / 2 && self.ahead_bytes < AHEAD_BYTES / 2
+    /// Whether it is worth to read the control socket before a message is sent: no buffer is known
+    /// for it, and it may not go ahead, or half of what may is ahead already.
+    pub fn wants_news(&self, len: u32, tag: u32) -> bool {
+        let is_half_way =
+            self.ahead.room() <= AHEAD_MESSAGES / 2 || self.ahead_bytes > AHEAD_BYTES / 2;
+        (is_half_way || !self.may_go_ahead(len)) && self.buffers.peek(tag).is_none()
     }
 
     /// Whether a send is done, and then how many bytes it sent; `request` is then over.
@@ -160,7 +161,7 @@ impl Sender {
             Outgoing {
                 index: usize::from(seq as u8),
                 frame,
-                frame_part: frame_begun as usize..FRAME_BYTES,
+                frame_written: frame_begun as usize,
                 payload: (begun - frame_begun) as u32..on_main(len, lanes),
             }
         })

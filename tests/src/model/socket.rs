@@ -147,7 +147,7 @@ impl World {
     /// Moves bytes until none are left that move.
     fn finish(&mut self) -> Result<(), Error> {
         // A sender that waits hears of buffers once the receiver has looked often enough.
-        for _ in 0..64 {
+        for _ in 0..256 {
             self.send.write_main(&mut self.wires, usize::MAX);
             self.apply(Op::Control(u8::MAX))?;
             self.recv.read_main(&mut self.wires, 1 << 20)?;

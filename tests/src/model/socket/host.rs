@@ -54,7 +54,7 @@ impl SendHost {
         for outgoing in self.sender.outgoing() {
             // A request's index is the low byte of its message's number.
             let seq = (0..first).rev().find(|seq| seq % 256 == outgoing.index).expect("a message");
-            out.extend_from_slice(&outgoing.frame[outgoing.frame_part]);
+            out.extend_from_slice(&outgoing.frame[outgoing.frame_written..]);
             out.extend(outgoing.payload.map(|at| pattern(seq, at as usize)));
             if out.len() >= bytes {
                 break;
@@ -160,9 +160,9 @@ impl RecvHost {
     }
 
     pub(super) fn write_control(&mut self, wires: &mut Wires) {
-        let mut frames = heapless::Vec::<u8, 48>::new();
-        self.receiver.take_news(&mut frames);
-        wires.control.extend(frames);
+        let mut frames = [0; 50];
+        let filled = self.receiver.take_news(&mut frames);
+        wires.control.extend(&frames[..filled]);
     }
 
     pub(super) fn read_lane(&mut self, wires: &mut Wires, lane: u8, mut bytes: usize) {

@@ -1,0 +1,141 @@
+//! Connecting: from a handle to both ends.
+
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::net::SocketAddr;
+
+use invar_core::conn::{Handle, HandleError, StreamError, Wire};
+use invar_core::error::{Error, Report};
+use invar_core::socket::{self, Connector, Layout, Lobby, Refused};
+
+use super::{RecvComm, SendComm, SocketDevice};
+use crate::tcp::{OobListener, OobStream};
+
+/// What connections are set up with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Sockets and threads; the connector's number of sockets holds.
+    pub layout: Layout,
+    /// Time in which connect or accept must come to an end.
+    pub timeout_ns: u64,
+}
+
+/// Waits for senders.
+#[derive(Debug)]
+pub struct Listener {
+    oob: OobListener,
+    lobby: Box<Lobby<OobStream>>,
+    threads: u16,
+}
+
+/// Why there is no connection to be had from a listener just now.
+#[derive(Debug, thiserror::Error)]
+pub enum AcceptError {
+    /// One peer was turned away; others may come.
+    #[error("{0}")]
+    Refused(Box<Refused>),
+    /// This host has no descriptors or memory to give.
+    #[error("accepting a connection: {0}")]
+    Host(#[from] io::Error),
+}
+
+/// Why no connection can even be tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// The handle is none.
+    #[error(transparent)]
+    Handle(#[from] HandleError),
+    /// This host has no socket to give, or no way there.
+    #[error("connecting to {addr}: {error}")]
+    Unreached {
+        /// Where the listener is.
+        addr: SocketAddr,
+        /// Why it is not reached.
+        error: StreamError,
+    },
+}
+
+/// A connection to a listener that is not there yet. Dropping it gives it up.
+#[must_use = "it goes on only when it is polled"]
+#[derive(Debug)]
+pub struct Connecting {
+    connector: Box<Connector<OobStream>>,
+    threads: u16,
+}
+
+impl Settings {
+    fn of(&self, device: &SocketDevice) -> socket::Settings {
+        let name = device.name().chars().filter(char::is_ascii).collect();
+        socket::Settings { device: name, timeout_ns: self.timeout_ns }
+    }
+}
+
+impl Listener {
+    /// Listens at the device's address, on a port that the kernel picks.
+    pub fn bind(device: &SocketDevice, settings: &Settings) -> io::Result<Self> {
+        let oob = OobListener::bind(device.address)?;
+        let lobby = Box::new(Lobby::new(settings.of(device)));
+        Ok(Listener { oob, lobby, threads: settings.layout.threads })
+    }
+
+    /// What a sender needs to connect: 128 bytes, to be copied to it by other means. Any number
+    /// of senders may use it.
+    pub fn handle(&self) -> io::Result<Handle> {
+        Ok(Handle::new(self.oob.local_addr()?, Wire::Invar))
+    }
+
+    /// The next connection, without waiting; `None`: call again.
+    ///
+    /// # Errors
+    /// A peer that is gone, is none of ours or takes too long, by name; or this host's own. The
+    /// listener goes on.
+    pub fn poll(&mut self, now_ns: u64) -> Result<Option<RecvComm>, AcceptError> {
+        while self.lobby.has_room()
+            && let Some(stream) = self.oob.accept()?
+        {
+            self.lobby.enter(stream, now_ns);
+        }
+        match self.lobby.poll(now_ns) {
+            Ok(None) => Ok(None),
+            Ok(Some(links)) => Ok(Some(RecvComm::new(links, self.threads))),
+            Err(refused) => Err(AcceptError::Refused(Box::new(refused))),
+        }
+    }
+}
+
+impl Connecting {
+    /// Starts to connect from `device` to the listener of a handle.
+    ///
+    /// # Errors
+    /// What is wrong on this side; for all else, [`Connecting::poll`] tells.
+    pub fn start(
+        device: &SocketDevice,
+        handle: &Handle,
+        settings: &Settings,
+        now_ns: u64,
+    ) -> Result<Self, ConnectError> {
+        let addr = device.on_this_link(handle.addr(Wire::Invar)?);
+        let sockets = (0..settings.layout.lanes + 2)
+            .map(|_| OobStream::connect(addr))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| ConnectError::Unreached { addr, error })?;
+        let session = RandomState::new().hash_one(now_ns);
+        let connector = Connector::new(sockets, session, &settings.of(device), now_ns);
+        Ok(Connecting { connector: Box::new(connector), threads: settings.layout.threads })
+    }
+
+    /// Goes on without waiting; `None`: call again.
+    ///
+    /// # Errors
+    /// A peer that is not reached, is none of ours, or takes too long. Every later call gives the
+    /// same.
+    pub fn poll(&mut self, now_ns: u64) -> Result<Option<SendComm>, Error> {
+        let Some(links) = self.connector.poll(now_ns)? else { return Ok(None) };
+        Ok(Some(SendComm::new(links, self.threads)))
+    }
+
+    /// Joins an error of this connection with both ends.
+    pub fn report(&self, error: Error) -> Report<'_> {
+        self.connector.report(error)
+    }
+}

@@ -1,0 +1,69 @@
+//! Which devices the socket transport has: network interfaces.
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, SocketAddrV6};
+use std::path::PathBuf;
+
+use invar_core::socket::Layout;
+
+use crate::interface::{self, Interface, NoInterface, Rules};
+
+/// A network interface, and the address that peers reach it by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SocketDevice {
+    /// The interface.
+    pub interface: Interface,
+    /// Its address, with port 0 and with its scope.
+    pub address: SocketAddr,
+}
+
+/// The interfaces that the rules allow, the best first; or why there is none.
+pub fn devices(rules: &Rules<'_>) -> io::Result<Result<Vec<SocketDevice>, NoInterface>> {
+    let interfaces = Interface::list()?;
+    Ok(interface::find(&interfaces, rules).map(|found| {
+        let device = |found: interface::Found<'_>| SocketDevice {
+            interface: found.interface.clone(),
+            address: found.addr,
+        };
+        found.into_iter().map(device).collect()
+    }))
+}
+
+impl SocketDevice {
+    /// Its name: that of the interface.
+    pub fn name(&self) -> &str {
+        &self.interface.name
+    }
+
+    /// Its place on the PCI bus, as sysfs has it; `None` for what has none.
+    pub fn pci_path(&self) -> Option<PathBuf> {
+        fs::canonicalize(self.sysfs()).ok()
+    }
+
+    /// Sockets and helper threads for `NCCL_SOCKET_NTHREADS` and `NCCL_NSOCKS_PERTHREAD`, `None`
+    /// being automatic; see [`Layout::choose`].
+    pub fn layout(&self, threads: Option<u8>, sockets_per_thread: Option<u8>) -> Layout {
+        let vendor = fs::read_to_string(self.sysfs().join("vendor")).ok();
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        Layout::choose(threads, sockets_per_thread, vendor.as_deref().map(str::trim), cpus)
+    }
+
+    /// The address of a peer as seen from here: a link-local one is on this device's link, whatever
+    /// number that link has on the peer's host.
+    pub(super) fn on_this_link(&self, peer: SocketAddr) -> SocketAddr {
+        match peer {
+            SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {
+                let scope_id = self.interface.index;
+                SocketAddrV6::new(*v6.ip(), v6.port(), v6.flowinfo(), scope_id).into()
+            }
+            _ => peer,
+        }
+    }
+
+    fn sysfs(&self) -> PathBuf {
+        // An alias (`eth0:1`) is no device of its own.
+        let name = self.name().split(':').next().unwrap_or_default();
+        PathBuf::from("/sys/class/net").join(name).join("device")
+    }
+}

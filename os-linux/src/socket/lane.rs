@@ -1,0 +1,166 @@
+//! Lanes: sockets over which chunks go, in the order in which they were queued.
+
+mod worker;
+
+use std::collections::VecDeque;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use invar_core::conn::StreamError;
+
+use crate::memory::{Gather, Scatter};
+use crate::tcp::OobStream;
+use worker::Worker;
+
+/// Which way the chunks go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Send,
+    Recv,
+}
+
+/// The lanes of one end; `O` says whose a chunk is.
+///
+/// Worker threads move the chunks, or, if there are none, whoever calls [`Lanes::collect`].
+pub(super) struct Lanes<O> {
+    // Ends, and waits for, the threads.
+    workers: Vec<Worker>,
+    lanes: Vec<(Arc<Lane>, VecDeque<O>)>,
+}
+
+/// One lane, of which each field but the queue belongs to whoever moves its chunks.
+struct Lane {
+    stream: OobStream,
+    way: Way,
+    queue: Mutex<Queue>,
+    /// Chunks that were moved whole and not yet collected.
+    moved: AtomicUsize,
+}
+
+struct Queue {
+    chunks: VecDeque<Piece>,
+    error: Option<StreamError>,
+}
+
+/// What is left of a chunk.
+#[derive(Clone, Copy)]
+struct Piece {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: memory that `Lanes::push` was promised for the lane, whichever thread moves it.
+unsafe impl Send for Piece {}
+
+impl<O> Lanes<O> {
+    /// Lanes over `streams`, with no more threads than that; and with none, where the system has
+    /// no more to give.
+    pub(super) fn new(
+        streams: impl IntoIterator<Item = OobStream>,
+        way: Way,
+        threads: u16,
+    ) -> Self {
+        let lane = |stream| {
+            let queue = Mutex::new(Queue { chunks: VecDeque::new(), error: None });
+            Arc::new(Lane { stream, way, queue, moved: AtomicUsize::new(0) })
+        };
+        let lanes: Vec<Arc<Lane>> = streams.into_iter().map(lane).collect();
+        let threads = usize::from(threads).min(lanes.len());
+        let of = |thread| lanes.iter().skip(thread).step_by(threads).cloned().collect();
+        let workers = (0..threads).map(|thread| Worker::start(of(thread)));
+        let workers = workers.collect::<io::Result<_>>().unwrap_or_default();
+        let lanes = lanes.into_iter().map(|lane| (lane, VecDeque::new())).collect();
+        Lanes { workers, lanes }
+    }
+
+    /// Queues a chunk.
+    ///
+    /// # Safety
+    ///
+    /// The bytes are valid for the way that the lanes go, under the terms of
+    /// [`HostMemory::from_raw`](crate::memory::HostMemory::from_raw), until the chunk is collected
+    /// or the lanes are dropped.
+    pub(super) unsafe fn push(&mut self, lane: usize, start: NonNull<u8>, len: usize, owner: O) {
+        let (lane, owners) = &mut self.lanes[lane];
+        owners.push_back(owner);
+        lane.lock().chunks.push_back(Piece { start, len });
+    }
+
+    /// Lets the workers know of chunks that were queued.
+    pub(super) fn wake(&self) {
+        self.workers.iter().for_each(Worker::wake);
+    }
+
+    /// Takes note of chunks that were moved.
+    ///
+    /// # Errors
+    /// A lane on which nothing moves any more.
+    pub(super) fn collect(&mut self, mut done: impl FnMut(O)) -> Result<(), StreamError> {
+        for (lane, owners) in self.lanes.iter_mut().filter(|(_, owners)| !owners.is_empty()) {
+            while self.workers.is_empty() && lane.step() {}
+            for owner in owners.drain(..lane.moved.swap(0, Ordering::Acquire)) {
+                done(owner);
+            }
+            if !owners.is_empty()
+                && let Some(error) = lane.lock().error
+            {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all chunks are collected.
+    pub(super) fn is_idle(&self) -> bool {
+        self.lanes.iter().all(|(_, owners)| owners.is_empty())
+    }
+}
+
+impl Lane {
+    /// Moves bytes of the first chunk; whether any could be. One thread does this at a time.
+    fn step(&self) -> bool {
+        // Not locked while the kernel copies.
+        let (first, error) = {
+            let queue = self.lock();
+            (queue.chunks.front().copied(), queue.error)
+        };
+        let Some(Piece { start, len }) = first.filter(|_| error.is_none()) else { return false };
+        let moved = match self.way {
+            // SAFETY: by the promise to `Lanes::push`; the chunk is not collected.
+            Way::Send => self.stream.send_gather(&[unsafe { Gather::from_raw(start, len) }]),
+            // SAFETY: as above.
+            Way::Recv => self.stream.recv_scatter(&mut [unsafe { Scatter::from_raw(start, len) }]),
+        };
+        let mut queue = self.lock();
+        match moved {
+            Ok(bytes) if bytes < len => {
+                // SAFETY: within the chunk.
+                let start = unsafe { start.add(bytes) };
+                queue.chunks[0] = Piece { start, len: len - bytes };
+                bytes > 0
+            }
+            Ok(_) => {
+                queue.chunks.pop_front();
+                // What was received is seen by whoever collects it.
+                self.moved.fetch_add(1, Ordering::Release);
+                true
+            }
+            Err(error) => {
+                queue.error = Some(error);
+                false
+            }
+        }
+    }
+
+    /// Whether a chunk waits for the socket.
+    fn is_waiting(&self) -> bool {
+        let queue = self.lock();
+        !queue.chunks.is_empty() && queue.error.is_none()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

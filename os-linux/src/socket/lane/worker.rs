@@ -1,0 +1,83 @@
+//! A thread that moves the chunks of some lanes, and sleeps where none moves.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::{Lane, Way};
+
+/// Longest sleep. What there is to do wakes a worker; this is for what nobody thought of.
+const SLEEP_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// Ends, and is waited for, when it is dropped.
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    lanes: Vec<Arc<Lane>>,
+    /// Readable once there is something new.
+    news: OwnedFd,
+    is_over: AtomicBool,
+}
+
+impl Worker {
+    pub(super) fn start(lanes: Vec<Arc<Lane>>) -> io::Result<Worker> {
+        let news = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let shared = Arc::new(Shared { lanes, news, is_over: AtomicBool::new(false) });
+        let thread = thread::Builder::new().name("invar-socket".to_owned());
+        let thread = thread.spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.run()
+        })?;
+        Ok(Worker { shared, thread: Some(thread) })
+    }
+
+    pub(super) fn wake(&self) {
+        // It fails only where so many are there to be read that one more is not needed.
+        let _ = rustix::io::write(&self.shared.news, &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        self.wake();
+        if let Some(thread) = self.thread.take() {
+            // It panicked or not: either way it is over.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        while !self.is_over.load(Ordering::Relaxed) {
+            // Each lane in its turn, so that none starves the others.
+            let moved = self.lanes.iter().filter(|lane| lane.step()).count();
+            if moved == 0 {
+                self.sleep();
+            }
+        }
+    }
+
+    /// Sleeps until a socket is ready that a chunk waits for, or there is news.
+    fn sleep(&self) {
+        let waiting = self.lanes.iter().filter(|lane| lane.is_waiting());
+        let ready = |lane: &Lane| match lane.way {
+            Way::Send => PollFlags::OUT,
+            Way::Recv => PollFlags::IN,
+        };
+        let mut fds: Vec<PollFd<'_>> =
+            waiting.map(|lane| PollFd::new(&lane.stream, ready(lane))).collect();
+        fds.push(PollFd::new(&self.news, PollFlags::IN));
+        // However it ends, the lanes are looked at next.
+        let _ = poll(&mut fds, Some(&SLEEP_MAX));
+        let _ = rustix::io::read(&self.news, &mut [0; 8]);
+    }
+}

@@ -1,0 +1,202 @@
+//! The receiving end.
+
+mod inbox;
+
+use invar_core::comm::{RecvBuf, Request};
+use invar_core::conn::{Stream, StreamError};
+use invar_core::error::{Ends, Error};
+use invar_core::fifo::RECVS_MAX;
+use invar_core::socket::{FRAME_BYTES, Links, Posted, Receiver, Step, Target};
+
+use super::lane::{Lanes, Way};
+use super::send::pointer;
+use crate::tcp::OobStream;
+use inbox::Inbox;
+
+/// The receiving end of a connection. Dropping it closes it.
+pub struct RecvComm {
+    /// What the sender writes to; `None` once the connection has failed. Its threads end before
+    /// anything else.
+    links: Option<Inbound>,
+    receiver: Box<Receiver>,
+    inbox: Inbox,
+    control: OobStream,
+    /// Frames that are being sent over control.
+    news: [u8; 64 * FRAME_BYTES],
+    news_unsent: std::ops::Range<usize>,
+    ends: Ends,
+}
+
+struct Inbound {
+    lanes: Lanes<Target>,
+    main: OobStream,
+    /// How main ended, while lanes still bring what was sent before.
+    end: Option<StreamError>,
+}
+
+impl RecvComm {
+    pub(super) fn new(links: Links<OobStream>, threads: u16) -> Self {
+        let Links { control, main, lanes, ends } = links;
+        let receiver = Box::new(Receiver::new(lanes.len() as u16));
+        let lanes = Lanes::new(lanes, Way::Recv, threads);
+        RecvComm {
+            links: Some(Inbound { lanes, main, end: None }),
+            receiver,
+            inbox: Inbox::new(),
+            control,
+            news: [0; 64 * FRAME_BYTES],
+            news_unsent: 0..0,
+            ends,
+        }
+    }
+
+    /// Posts a receive of 1 to 8 buffers, each for a message with its tag. `None`, where no
+    /// request is free: call again. Keys are not looked at.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] or [`Error::TooLong`] for buffers that cannot be; the connection goes
+    /// on. Others stay: every later call gives the same.
+    ///
+    /// # Safety
+    /// The buffers stay valid, and are not accessed by anyone else but by atomic operations on
+    /// whole aligned words, until the request is done or this end is dropped.
+    pub unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Error> {
+        let mut posted = [Posted { len: 0, tag: 0 }; RECVS_MAX];
+        let Some(posted) = posted.get_mut(..bufs.len()) else {
+            return Err(Error::Argument("a receive takes 1 to 8 buffers"));
+        };
+        for (to, buf) in posted.iter_mut().zip(bufs) {
+            pointer(buf.addr, buf.len)?;
+            *to = Posted { len: buf.len, tag: buf.tag };
+        }
+        match self.receiver.irecv(posted) {
+            Ok(None) => Ok(None),
+            Ok(Some(request)) => {
+                self.inbox.note(request.index(), bufs)?;
+                Ok(Some(request))
+            }
+            Err(error) => {
+                self.close_if_over();
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether a receive is done, and then the bytes of each buffer in the order in which they
+    /// were posted; the request is then over. Moves what there is to move, of all requests.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
+    pub fn test(&mut self, request: &Request) -> Result<Option<&[u32]>, Error> {
+        if self.receiver.is_waiting(request) {
+            self.progress();
+        }
+        self.receiver.test(request)
+    }
+
+    /// What is known of the peer. An end that waits for something notices by itself when the
+    /// peer closes; one that does not has no need to.
+    ///
+    /// # Errors
+    /// What ended the connection. Requests that are done can still be tested.
+    pub fn check_peer(&mut self) -> Result<(), Error> {
+        self.receiver.end().map_or(Ok(()), Err)
+    }
+
+    /// Receives under way: posted, and not yet tested as done.
+    pub fn outstanding(&self) -> usize {
+        self.receiver.outstanding()
+    }
+
+    /// Both ends.
+    pub fn ends(&self) -> &Ends {
+        &self.ends
+    }
+
+    fn progress(&mut self) {
+        let Self { links: Some(links), receiver, inbox, .. } = self else { return };
+        if let Err(error) = links.progress(receiver, inbox) {
+            receiver.fail(error);
+        }
+        self.tell();
+        self.close_if_over();
+    }
+
+    /// Tells the sender of buffers, if it is time.
+    fn tell(&mut self) {
+        loop {
+            if self.news_unsent.is_empty() {
+                self.news_unsent = 0..self.receiver.take_news(&mut self.news);
+            }
+            if self.news_unsent.is_empty() {
+                return;
+            }
+            match self.control.send(&self.news[self.news_unsent.clone()]) {
+                Ok(0) => return,
+                Ok(sent) => self.news_unsent.start += sent,
+                // The sender is gone; whether it has sent all before, the other sockets say.
+                Err(_) => self.news_unsent = 0..0,
+            }
+        }
+    }
+
+    /// A connection that has failed leaves no sender waiting: it is told of what was posted, which
+    /// may say why, and its sockets are closed.
+    fn close_if_over(&mut self) {
+        if self.receiver.end().is_some() && self.links.is_some() {
+            self.tell();
+            self.links = None;
+        }
+    }
+}
+
+impl Inbound {
+    /// Moves what is there to where it belongs.
+    fn progress(&mut self, receiver: &mut Receiver, inbox: &mut Inbox) -> Result<(), Error> {
+        self.lanes.collect(|to| receiver.chunk_done(to)).map_err(Error::PeerClosed)?;
+        self.settle(receiver, inbox)?;
+        if !receiver.is_starved(inbox.staged().len()) {
+            return Ok(());
+        }
+        let read = match self.end {
+            None => inbox.read(&self.main, receiver),
+            Some(_) => Ok(0),
+        };
+        match read {
+            Ok(0) => receiver.idle(),
+            Ok(_) => self.settle(receiver, inbox)?,
+            Err(error) => self.end = Some(error),
+        }
+        match self.end {
+            Some(error) if self.lanes.is_idle() => Err(Error::PeerClosed(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Does what is to be done with what is staged.
+    fn settle(&mut self, receiver: &mut Receiver, inbox: &mut Inbox) -> Result<(), Error> {
+        let mut is_spread = false;
+        while let Some(step) = receiver.next(inbox.staged())? {
+            match step {
+                Step::Skip(bytes) => inbox.skip(bytes),
+                Step::Place { to, offset, len } => receiver.placed(inbox.place(to, offset, len)),
+                Step::Spread { to, chunks } => {
+                    for chunk in chunks {
+                        let (start, len) = (inbox.at(to, chunk.offset), chunk.len as usize);
+                        // SAFETY: a part of a buffer or parking place that the message fits into,
+                        // which stays until the message is whole, or this end is dropped, and its
+                        // lanes first.
+                        unsafe { self.lanes.push(chunk.lane.into(), start, len, to) };
+                    }
+                    is_spread = true;
+                }
+                Step::Park { place, len } => inbox.park(place, len)?,
+                Step::Unpark { place, to, len } => inbox.unpark(place, to, len),
+            }
+        }
+        if is_spread {
+            self.lanes.wake();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,52 @@
+//! Many pieces by one system call.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr;
+
+use invar_core::conn::StreamError;
+
+use super::{OobStream, is_not_now, os};
+use crate::memory::{Gather, Scatter};
+use crate::udp::message_header;
+
+impl OobStream {
+    /// Sends the bytes of `pieces`, as many as fit now, and says how many; 0 where nothing fits.
+    pub(crate) fn send_gather(&self, pieces: &[Gather<'_>]) -> Result<usize, StreamError> {
+        // `Gather` is a transparent `iovec`, and the kernel does not write to the list.
+        let list = pieces.as_ptr().cast_mut().cast();
+        let header = message_header(ptr::null_mut(), 0, list, pieces.len());
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the list is as long as the header says and outlives the call, and so does what
+        // its pieces point to, which they borrow.
+        let sent = unsafe { libc::sendmsg(self.stream.as_raw_fd(), &header, flags) };
+        moved(sent).map_err(|error| match error.raw_os_error() {
+            Some(libc::EPIPE) => StreamError::Closed,
+            _ => os(error),
+        })
+    }
+
+    /// Receives into `pieces`, which are not all empty, what is there, and says how many bytes; 0
+    /// where nothing is there. The end of the stream is [`StreamError::Closed`].
+    pub(crate) fn recv_scatter(&self, pieces: &mut [Scatter<'_>]) -> Result<usize, StreamError> {
+        // `Scatter` is a transparent `iovec`.
+        let list = pieces.as_mut_ptr().cast();
+        let mut header = message_header(ptr::null_mut(), 0, list, pieces.len());
+        // SAFETY: as above, and what the pieces point to is borrowed for writing.
+        let received =
+            unsafe { libc::recvmsg(self.stream.as_raw_fd(), &mut header, libc::MSG_DONTWAIT) };
+        match received {
+            0 => Err(StreamError::Closed),
+            _ => moved(received).map_err(os),
+        }
+    }
+}
+
+/// Bytes that a call moved, of what it returned.
+fn moved(result: isize) -> io::Result<usize> {
+    if let Ok(bytes) = usize::try_from(result) {
+        return Ok(bytes);
+    }
+    let error = io::Error::last_os_error();
+    if is_not_now(&error) { Ok(0) } else { Err(error) }
+}

@@ -1,0 +1,95 @@
+//! Connecting to peers that are not there, or are something else.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+use invar_core::conn::{Handle, HandleError, StreamError, Wire};
+use invar_core::error::{Error, Fault};
+use invar_core::param::AddressFamily;
+use invar_core::socket::HelloError;
+use invar_linux::clock::now_ns;
+use invar_linux::socket::{AcceptError, ConnectError, Connecting, Listener, Settings};
+
+use crate::rig::{Pair, loopback, settings, until};
+
+fn hasty() -> Settings {
+    Settings { timeout_ns: 50_000_000, ..settings(1, 0) }
+}
+
+fn connect_to(addr: SocketAddr, settings: &Settings) -> (Connecting, Error) {
+    let device = loopback(AddressFamily::Inet);
+    let handle = Handle::new(addr, Wire::Invar);
+    let mut connecting = Connecting::start(&device, &handle, settings, now_ns()).unwrap();
+    let error = until("an error", || connecting.poll(now_ns()).err());
+    assert_eq!(connecting.poll(now_ns()).err(), Some(error), "it stays");
+    (connecting, error)
+}
+
+#[test]
+fn a_port_where_nobody_listens_refuses() {
+    let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (connecting, error) = connect_to(addr, &settings(1, 0));
+    assert!(matches!(error, Error::Stream { error: StreamError::Os(111), .. }), "{error}");
+    assert_eq!(error.fault(), Fault::Network);
+    let text = connecting.report(error).to_string();
+    let start = format!("lo to peer {addr}: connection refused (errno 111) in state Connect");
+    assert!(text.starts_with(&start), "{text}");
+}
+
+#[test]
+fn a_listener_that_never_answers_takes_the_time_it_is_given() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (_, error) = connect_to(silent.local_addr().unwrap(), &hasty());
+    assert!(matches!(error, Error::Timeout { got: 0, want: 128, .. }), "{error}");
+}
+
+#[test]
+fn a_listener_that_is_something_else_is_named_by_what_it_says() {
+    let web = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = web.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = web.accept().unwrap();
+        stream.read_exact(&mut [0; 128]).unwrap();
+        stream.write_all(b"HTTP/1.1 400 Bad Request\r\n").unwrap();
+        let _ = stream.read(&mut [0]);
+    });
+    let (_, error) = connect_to(addr, &settings(0, 0));
+    assert_eq!(error, Error::Hello(HelloError::Magic(*b"HTTP/1.1")));
+    server.join().unwrap();
+}
+
+#[test]
+fn bytes_that_are_no_handle_are_refused() {
+    let device = loopback(AddressFamily::Inet);
+    let handle = Handle::from_bytes([7; 128]);
+    let error = Connecting::start(&device, &handle, &hasty(), now_ns()).err();
+    assert_eq!(error, Some(ConnectError::Handle(HandleError::Magic([7; 4]))));
+}
+
+#[test]
+fn strangers_are_refused_by_name_and_peers_still_come() {
+    let (device, settings) = (loopback(AddressFamily::Inet), hasty());
+    let mut listener = Listener::bind(&device, &settings).unwrap();
+    let addr = listener.handle().unwrap().addr(Wire::Invar).unwrap();
+    let mut web = TcpStream::connect(addr).unwrap();
+    web.write_all(b"GET / HTTP/1.1\r\n").unwrap();
+    let _silent = TcpStream::connect(addr).unwrap();
+    drop(TcpStream::connect(addr).unwrap());
+    let mut refusals = Vec::new();
+    until("refusals", || {
+        match listener.poll(now_ns()) {
+            Err(AcceptError::Refused(refused)) => refusals.push(refused),
+            polled => assert!(matches!(polled, Ok(None)), "no connection"),
+        }
+        (refusals.len() == 3).then_some(())
+    });
+    let magic = Error::Hello(HelloError::Magic(*b"GET / HT"));
+    assert!(refusals.iter().any(|refused| refused.error == magic));
+    let has = |words: &str| refusals.iter().any(|refused| refused.to_string().contains(words));
+    assert!(has("lo to peer 127.0.0.1:"));
+    assert!(has("did not answer in time in state Recv (0 of 128 bytes received)"));
+    assert!(has("the peer closed the connection in state Recv (0 of 128 bytes received)"));
+    let mut pair = Pair::connect(&mut listener, &device, &settings);
+    let (send, receives) = (pair.send(0, 10, 0), [pair.recv(&[(10, 0)])]);
+    pair.finish(vec![send], &receives);
+}

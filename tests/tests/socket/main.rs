@@ -1,0 +1,10 @@
+//! The socket transport over loopback: what arrives, in which order it may be asked for, and what
+//! a peer that misbehaves comes to.
+
+mod closing;
+mod connecting;
+mod hostile_peers;
+mod matching;
+mod rig;
+mod transfer;
+mod two_processes;

@@ -1,0 +1,158 @@
+//! Both ends of a connection in one thread, with the memory that they work on.
+
+use std::time::{Duration, Instant};
+
+use invar_core::comm::{RecvBuf, Request, SendBuf};
+use invar_core::device::NameFilter;
+use invar_core::error::Error;
+use invar_core::param::AddressFamily;
+use invar_core::socket::Layout;
+use invar_linux::clock::now_ns;
+use invar_linux::interface::Rules;
+use invar_linux::socket::{
+    Connecting, Listener, RecvComm, SendComm, Settings, SocketDevice, devices,
+};
+
+pub(crate) const SECOND_NS: u64 = 1_000_000_000;
+
+/// What a buffer holds before anything comes.
+pub(crate) const UNTOUCHED: u8 = 0xee;
+
+pub(crate) struct Pair {
+    // They end before the memory that they work on.
+    pub(crate) send: SendComm,
+    pub(crate) recv: RecvComm,
+    sent: Vec<Box<[u8]>>,
+    received: Vec<Box<[u8]>>,
+}
+
+/// A receive under way, and its first buffer among all.
+pub(crate) struct Receive {
+    pub(crate) request: Request,
+    first: usize,
+    count: usize,
+}
+
+pub(crate) fn loopback(family: AddressFamily) -> SocketDevice {
+    let names = NameFilter::parse("=lo").unwrap();
+    devices(&Rules { names, family, comm_id: None }).unwrap().unwrap().remove(0)
+}
+
+pub(crate) fn settings(lanes: u16, threads: u16) -> Settings {
+    Settings { layout: Layout { lanes, threads }, timeout_ns: 20 * SECOND_NS }
+}
+
+/// Polls until there is an answer.
+pub(crate) fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        for _ in 0..64 {
+            if let Some(answer) = poll() {
+                return answer;
+            }
+        }
+        assert!(start.elapsed() < Duration::from_secs(30), "{what} took for ever");
+        std::thread::yield_now();
+    }
+}
+
+/// Byte `at` of message `seed`.
+fn pattern(seed: usize, at: usize) -> u8 {
+    (seed.wrapping_mul(167) ^ at.wrapping_mul(31) ^ at >> 8) as u8
+}
+
+impl Pair {
+    pub(crate) fn new(lanes: u16, threads: u16) -> Pair {
+        Pair::of(AddressFamily::Inet, lanes, threads)
+    }
+
+    pub(crate) fn of(family: AddressFamily, lanes: u16, threads: u16) -> Pair {
+        let (device, settings) = (loopback(family), settings(lanes, threads));
+        let mut listener = Listener::bind(&device, &settings).unwrap();
+        Pair::connect(&mut listener, &device, &settings)
+    }
+
+    pub(crate) fn connect(
+        listener: &mut Listener,
+        device: &SocketDevice,
+        settings: &Settings,
+    ) -> Pair {
+        let handle = listener.handle().unwrap();
+        let mut connecting = Connecting::start(device, &handle, settings, now_ns()).unwrap();
+        let (mut send, mut recv) = (None, None);
+        until("connecting", || {
+            send = send.take().or_else(|| connecting.poll(now_ns()).unwrap());
+            recv = recv.take().or_else(|| listener.poll(now_ns()).unwrap());
+            (send.is_some() && recv.is_some()).then_some(())
+        });
+        let (send, recv) = (send.unwrap(), recv.unwrap());
+        Pair { send, recv, sent: Vec::new(), received: Vec::new() }
+    }
+
+    /// Starts to send a message whose bytes `seed` decides.
+    pub(crate) fn isend(
+        &mut self,
+        seed: usize,
+        len: usize,
+        tag: u32,
+    ) -> Result<Option<Request>, Error> {
+        let bytes: Box<[u8]> = (0..len).map(|at| pattern(seed, at)).collect();
+        let buf =
+            SendBuf { addr: bytes.as_ptr().expose_provenance() as u64, len: len as u32, lkey: 0 };
+        self.sent.push(bytes);
+        // SAFETY: the bytes stay, and nobody writes to them, until both ends are gone.
+        unsafe { self.send.isend(&buf, tag) }
+    }
+
+    /// Posts buffers, each of a length and for a tag.
+    pub(crate) fn irecv(&mut self, bufs: &[(usize, u32)]) -> Result<Option<Receive>, Error> {
+        let first = self.received.len();
+        let mut post = |&(len, tag): &(usize, u32)| {
+            let mut bytes = vec![UNTOUCHED; len].into_boxed_slice();
+            let addr = bytes.as_mut_ptr().expose_provenance() as u64;
+            self.received.push(bytes);
+            RecvBuf { addr, len: len as u32, tag, rkey: 0 }
+        };
+        let bufs: Vec<RecvBuf> = bufs.iter().map(&mut post).collect();
+        // SAFETY: the bytes stay until both ends are gone, and are looked at when they have come.
+        let request = unsafe { self.recv.irecv(&bufs) }?;
+        Ok(request.map(|request| Receive { request, first, count: bufs.len() }))
+    }
+
+    pub(crate) fn send(&mut self, seed: usize, len: usize, tag: u32) -> Request {
+        self.isend(seed, len, tag).unwrap().expect("room for one more")
+    }
+
+    pub(crate) fn recv(&mut self, bufs: &[(usize, u32)]) -> Receive {
+        self.irecv(bufs).unwrap().expect("room for one more")
+    }
+
+    /// Waits for all of them, which are tested in this order, one after the other at each look.
+    pub(crate) fn finish(&mut self, sends: Vec<Request>, receives: &[Receive]) -> Vec<Vec<u32>> {
+        let mut sends: Vec<_> = sends.into_iter().map(Some).collect();
+        let mut sizes: Vec<Option<Vec<u32>>> = vec![None; receives.len()];
+        until("the messages", || {
+            for send in &mut sends {
+                if let Some(request) = send
+                    && self.send.test(request).unwrap().is_some()
+                {
+                    *send = None;
+                }
+            }
+            for (sizes, receive) in sizes.iter_mut().zip(receives).filter(|(s, _)| s.is_none()) {
+                *sizes = self.recv.test(&receive.request).unwrap().map(<[u32]>::to_vec);
+            }
+            (sends.iter().all(Option::is_none) && sizes.iter().all(Option::is_some)).then_some(())
+        });
+        sizes.into_iter().flatten().collect()
+    }
+
+    /// A buffer of a receive holds `len` bytes of message `seed`, and nothing else.
+    pub(crate) fn check(&self, receive: &Receive, member: usize, seed: usize, len: usize) {
+        assert!(member < receive.count);
+        let bytes = &self.received[receive.first + member];
+        let wrong = (0..len).find(|&at| bytes[at] != pattern(seed, at));
+        assert_eq!(wrong, None, "first wrong byte of message {seed}, {len} bytes");
+        assert!(bytes[len..].iter().all(|&byte| byte == UNTOUCHED), "beyond message {seed}");
+    }
+}
