@@ -118,9 +118,9 @@ pub(super) fn run(job: &Job, outputs: Outputs, server: SocketAddr) -> Result<u64
     control.greet()?;
     let mut report = Report::new(outputs);
     let result = measure(job, &mut control, &mut report);
-    // The server knows better than a broken connection what has happened to it.
+    // The server may know better what has happened, or be told of it by our end alone.
     let result = result.map_err(|failure| match control.recv(Duration::from_millis(300)) {
-        Ok(Reply::Failed { text }) => Failure::new(format_args!("the server: {text}")),
+        Ok(Reply::Failed { text }) => Failure::new(format_args!("{failure}; the server: {text}")),
         _ => failure,
     });
     report.finish(result.is_ok())?;
