@@ -86,6 +86,10 @@ pub trait Nic {
     fn name(&self) -> &str;
     /// `ibv_query_port` and `ibv_query_gid` in one.
     fn query_port(&self) -> Result<PortAttr, NicError>;
+    /// `ibv_query_gid`: an entry of the port's table. A NIC that overrides nothing has one.
+    fn query_gid(&self, _index: u8) -> Result<Gid, NicError> {
+        Ok(self.query_port()?.gid)
+    }
     /// Zeroed, page-aligned memory.
     fn alloc(&self, len: usize) -> Result<Self::Memory, NicError>;
     /// `ibv_alloc_pd`.

@@ -213,7 +213,11 @@ impl<N: Nic, S: Stream, T> Base<N, S, T> {
             Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num }
         } else {
             let Settings { timeout, retry_cnt, .. } = self.verbs.settings;
-            Error::Completion(CompletionError::new(wc, timeout, retry_cnt))
+            let port_trouble = self.verbs.port_trouble();
+            let (status, qpn, vendor_err) = (wc.status, wc.qp_num, wc.vendor_err);
+            let error =
+                CompletionError { status, qpn, vendor_err, timeout, retry_cnt, port_trouble };
+            Error::Completion(error)
         };
         self.fail(error);
     }

@@ -42,10 +42,7 @@ impl<N: Nic> Verbs<N> {
         qps: usize,
         control_bytes: usize,
     ) -> Result<Self, NicError> {
-        let port = nic.query_port()?;
-        if port.state == PortState::Down {
-            return Err(NicError::new(Verb::QueryPort, 0, "the port is down"));
-        }
+        let port = usable_port(&nic)?;
         let depth = u32::from(settings.depth());
         // Receives and signaled slot writes, or signaled sends, of each queue pair; and flushes.
         let flushes = if settings.flush { depth as usize } else { 0 };
@@ -126,6 +123,18 @@ impl<N: Nic> Verbs<N> {
         Ok(())
     }
 
+    /// What is wrong with this end's own port, and would explain an error.
+    pub(crate) fn port_trouble(&self) -> Option<&'static str> {
+        match usable_port(&self.nic) {
+            Err(error) => Some(error.cause),
+            Ok(port) if port.link_layer == LinkLayer::Infiniband => None,
+            Ok(_) => match self.nic.query_gid(self.port.gid_index) {
+                Ok(gid) if gid == self.port.gid => None,
+                _ => Some("its GID is gone: has its interface lost the address?"),
+            },
+        }
+    }
+
     pub(crate) fn control_addr(&self) -> u64 {
         self.control.addr()
     }
@@ -163,6 +172,15 @@ impl<N: Nic> Verbs<N> {
             sizes_rkey: 0,
             device: Ends::local(self.nic.name(), self.port.gid).device,
         }
+    }
+}
+
+/// The port, which must be up.
+fn usable_port(nic: &impl Nic) -> Result<PortAttr, NicError> {
+    let port = nic.query_port()?;
+    match port.state {
+        PortState::Active => Ok(port),
+        PortState::Down => Err(NicError::new(Verb::QueryPort, 0, "the port is down")),
     }
 }
 

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use super::Fault;
-use crate::nic::{Wc, WcStatus};
+use crate::nic::WcStatus;
 
 /// A work request that ended in error.
 ///
@@ -21,21 +21,16 @@ pub struct CompletionError {
     pub timeout: u8,
     /// Its retry count.
     pub retry_cnt: u8,
+    /// What was wrong with this end's own port when the completion came.
+    pub port_trouble: Option<&'static str>,
 }
 
 impl CompletionError {
-    pub(crate) fn new(wc: &Wc, timeout: u8, retry_cnt: u8) -> Self {
-        CompletionError {
-            status: wc.status,
-            qpn: wc.qp_num,
-            vendor_err: wc.vendor_err,
-            timeout,
-            retry_cnt,
-        }
-    }
-
     /// Whose fault it is.
     pub fn fault(&self) -> Fault {
+        if self.port_trouble.is_some() {
+            return Fault::Local;
+        }
         match self.status {
             WcStatus::RETRY_EXC_ERR | WcStatus::RESP_TIMEOUT_ERR => Fault::Network,
             WcStatus::LOC_LEN_ERR
@@ -71,7 +66,10 @@ impl fmt::Display for CompletionError {
                 self.retry_cnt
             )?;
         }
-        write!(f, "; {}", hint(self.status))
+        match self.port_trouble {
+            Some(trouble) => write!(f, "; look at this end first: {trouble}"),
+            None => write!(f, "; {}", hint(self.status)),
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use core::fmt;
 
 /// The verb that failed, under its libibverbs name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "each is the libibverbs function that `name` gives")]
+#[expect(missing_docs, reason = "each is what `name` gives, mostly the libibverbs function")]
 pub enum Verb {
     QueryPort,
     AllocMemory,
@@ -33,7 +33,7 @@ impl Verb {
             Verb::PostSend => "ibv_post_send",
             Verb::PostRecv => "ibv_post_recv",
             Verb::PollCq => "ibv_poll_cq",
-            Verb::AsyncEvent => "ibv_get_async_event",
+            Verb::AsyncEvent => "the device (ibv_get_async_event)",
         }
     }
 }

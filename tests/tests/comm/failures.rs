@@ -1,10 +1,10 @@
 //! A work request that ends in error, and a peer that goes, end the comm: it says so on each call
 //! from then on, with both ends and what to try.
 
-use invar_core::comm::{RecvBuf, SendBuf};
+use invar_core::comm::{RecvBuf, Request, SendBuf};
 use invar_core::conn::{Settings, StreamError};
 use invar_core::error::{Error, Fault};
-use invar_core::nic::{Verb, WcStatus};
+use invar_core::nic::{Gid, Nic, PortAttr, PortState, Verb, Wc, WcStatus};
 use invar_testkit::duo::{self, Buffer, Duo};
 use invar_testkit::null::NullNic;
 
@@ -174,4 +174,46 @@ fn a_verb_that_fails_ends_the_comm() {
         assert_eq!(duo.recv.irecv(&[room]), Err(error), "it stays");
         assert_eq!(duo.recv.test(&first), Err(error), "it stays");
     }
+}
+
+/// A connection whose receiver waits for a message, and what the receiver's NIC does.
+fn waiting_receiver() -> (Duo<Meddler>, Request, Meddler) {
+    let nics: [NullNic; 2] = NullNic::ports();
+    let [a, b] = nics.map(Meddler::new);
+    let mut duo = duo::connect([&a, &b], [Settings::default(); 2], || {}).expect("a connection");
+    let to = Buffer::new(&b, &duo.recv_pd, 64);
+    let room = RecvBuf { addr: to.addr(0), len: 64, tag: 0, rkey: to.rkey() };
+    let request = duo.recv.irecv(&[room]).expect("irecv").expect("a request");
+    (duo, request, b)
+}
+
+#[test]
+fn an_error_completion_names_what_is_wrong_with_the_own_port() {
+    let trouble = |change: fn(PortAttr) -> PortAttr| {
+        let (mut duo, request, nic) = waiting_receiver();
+        nic.plan.port.set(Some(change(nic.query_port().expect("a port"))));
+        let wc = Wc { status: WcStatus::RETRY_EXC_ERR, ..Wc::default() };
+        nic.plan.made_up.borrow_mut().push(wc);
+        let error = duo.recv.test(&request).expect_err("the completion is in error");
+        (error.fault(), error.to_string())
+    };
+    let (fault, text) = trouble(|port| PortAttr { state: PortState::Down, ..port });
+    assert_eq!(fault, Fault::Local);
+    assert!(text.ends_with("look at this end first: the port is down"), "{text}");
+    let (fault, text) = trouble(|port| PortAttr { gid: Gid([9; 16]), ..port });
+    assert_eq!(fault, Fault::Local);
+    assert!(text.contains("look at this end first: its GID is gone"), "{text}");
+    let (fault, text) = trouble(|port| port);
+    assert_eq!(fault, Fault::Network);
+    assert!(!text.contains("this end"), "{text}");
+}
+
+#[test]
+fn a_device_that_reports_its_end_ends_a_comm_that_waits() {
+    let (mut duo, request, nic) = waiting_receiver();
+    assert_eq!(duo.recv.check_peer(), Ok(()));
+    nic.plan.event.set(Some("device fatal"));
+    let error = duo.recv.check_peer().expect_err("the device is of no use");
+    assert_eq!(error.to_string(), "the device (ibv_get_async_event) failed: device fatal");
+    assert_eq!(duo.recv.test(&request), Err(error));
 }

@@ -21,6 +21,8 @@ pub(crate) struct Plan {
     pub(crate) made_up: RefCell<Vec<Wc>>,
     /// The verb that fails.
     pub(crate) failing: Cell<Option<Verb>>,
+    /// What an asynchronous event is said to have told.
+    pub(crate) event: Cell<Option<&'static str>>,
     /// What the port is said to be.
     pub(crate) port: Cell<Option<PortAttr>>,
 }
@@ -37,7 +39,7 @@ impl Meddler {
         Meddler { nic, plan: Rc::default() }
     }
 
-    fn check(&self, verb: Verb) -> Result<(), NicError> {
+    fn permit(&self, verb: Verb) -> Result<(), NicError> {
         if self.plan.failing.get() == Some(verb) {
             return Err(NicError::new(verb, 5, "a test wants it so"));
         }
@@ -57,12 +59,12 @@ impl Nic for Meddler {
     }
 
     fn query_port(&self) -> Result<PortAttr, NicError> {
-        self.check(Verb::QueryPort)?;
+        self.permit(Verb::QueryPort)?;
         self.plan.port.get().map_or_else(|| self.nic.query_port(), Ok)
     }
 
     fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
-        self.check(Verb::AllocMemory)?;
+        self.permit(Verb::AllocMemory)?;
         self.nic.alloc(len)
     }
 
@@ -71,17 +73,17 @@ impl Nic for Meddler {
     }
 
     fn reg_mr(&self, pd: &usize, memory: &HostMemory, access: Access) -> Result<NullMr, NicError> {
-        self.check(Verb::RegMr)?;
+        self.permit(Verb::RegMr)?;
         self.nic.reg_mr(pd, memory, access)
     }
 
     fn create_cq(&self, depth: usize) -> Result<NullCq, NicError> {
-        self.check(Verb::CreateCq)?;
+        self.permit(Verb::CreateCq)?;
         self.nic.create_cq(depth)
     }
 
     fn create_qp(&self, pd: &usize, cq: &NullCq, cap: &QpCap) -> Result<NullQp, NicError> {
-        self.check(Verb::CreateQp)?;
+        self.permit(Verb::CreateQp)?;
         self.plan.caps.borrow_mut().push(*cap);
         self.nic.create_qp(pd, cq, cap)
     }
@@ -91,20 +93,20 @@ impl Nic for Meddler {
     }
 
     fn modify_qp(&self, qp: &NullQp, transition: &QpTransition) -> Result<(), NicError> {
-        self.check(Verb::ModifyQp)?;
+        self.permit(Verb::ModifyQp)?;
         self.plan.moves.borrow_mut().push(*transition);
         self.nic.modify_qp(qp, transition)
     }
 
     fn post_send(&self, qp: &NullQp, wrs: &[SendWr]) -> Result<(), NicError> {
-        self.check(Verb::PostSend)?;
+        self.permit(Verb::PostSend)?;
         let qpn = self.nic.qp_num(qp);
         self.plan.posted.borrow_mut().extend(wrs.iter().map(|wr| (qpn, *wr)));
         self.nic.post_send(qp, wrs)
     }
 
     fn post_recv(&self, qp: &NullQp, wr: &RecvWr) -> Result<(), NicError> {
-        self.check(Verb::PostRecv)?;
+        self.permit(Verb::PostRecv)?;
         self.nic.post_recv(qp, wr)
     }
 
@@ -116,5 +118,10 @@ impl Nic for Meddler {
         let n = made_up.len().min(wcs.len());
         wcs.iter_mut().zip(made_up.drain(..n)).for_each(|(to, wc)| *to = wc);
         if n > 0 { Ok(n as u32) } else { self.nic.poll(cq, wcs) }
+    }
+
+    fn check(&self, _: &NullQp) -> Result<(), NicError> {
+        let failed = |cause| Err(NicError::new(Verb::AsyncEvent, 0, cause));
+        self.plan.event.get().map_or(Ok(()), failed)
     }
 }
