@@ -21,6 +21,7 @@ mod states;
 mod transfers;
 
 use std::fmt;
+use std::panic::{self, AssertUnwindSafe};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -76,8 +77,11 @@ pub fn nic_conformance<N: Nic + Clone>(mut make: impl FnMut() -> Testbed<N>, exc
     assert_eq!(excepted.len(), except.len(), "these are not all checks: {except:?}");
     let mut failures = Vec::new();
     for (name, check) in checks {
-        if let Err(why) = check(&mut Bench(make())) {
-            failures.push(format!("{name}: {why}"));
+        let bench = &mut Bench(make());
+        match panic::catch_unwind(AssertUnwindSafe(|| check(bench))) {
+            Ok(Ok(())) => {}
+            Ok(Err(why)) => failures.push(format!("{name}: {why}")),
+            Err(_) => failures.push(format!("{name}: it panics, as said above")),
         }
     }
     assert!(failures.is_empty(), "the NIC fails these checks:\n  {}", failures.join("\n  "));
