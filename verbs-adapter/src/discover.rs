@@ -123,7 +123,9 @@ pub fn list(rules: &Rules<'_>) -> Listing {
     } else if listing.ports.is_empty() && !rules.hca.is_exclusion() {
         let takes = |name: &String| rules.hca.entries().any(|e| name.starts_with(e.name));
         if rules.hca.entries().next().is_some() && !names.iter().any(takes) {
-            let text = format!("NCCL_IB_HCA names none of the RDMA devices: {}", names.join(", "));
+            let asked: Vec<&str> = rules.hca.entries().map(|entry| entry.name).collect();
+            let (asked, names) = (asked.join(", "), names.join(", "));
+            let text = format!("NCCL_IB_HCA: {asked} is none of the RDMA devices {names}");
             listing.omit("", text, true);
         }
     }
@@ -151,7 +153,7 @@ fn list_device(
             let meant = entry.name;
             log::warn!("NCCL_IB_HCA: {meant} also takes {device}; ={meant} is that one alone");
         }
-        let port = match Port::read(opened, port_num, &rules.gid) {
+        let port = match Port::read(opened, port_num, &rules.gid, None) {
             Ok(port) => port,
             Err(error @ PortError::Gid { .. }) => {
                 let by_setting = rules.gid != GidRules::default();

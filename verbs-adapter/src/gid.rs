@@ -56,8 +56,16 @@ pub struct GidEntry {
     pub roce_version: Option<u8>,
     /// Number of the network interface; 0 where nothing tells.
     pub ifindex: u32,
-    /// Whether an interface of this network namespace has the address.
-    pub is_here: bool,
+    /// Bits of the subnet, where an interface of this network namespace has the address.
+    pub prefix_len: Option<u8>,
+}
+
+impl GidEntry {
+    /// Whether `peer` is in the subnet of this address.
+    fn shares_subnet(&self, peer: IpAddr) -> bool {
+        let subnet = |bits| Subnet::new(self.gid.ip(), bits);
+        self.prefix_len.and_then(subnet).is_some_and(|subnet| subnet.contains(peer))
+    }
 }
 
 /// `[3] ::ffff:10.0.0.1 RoCE v2`
@@ -113,16 +121,20 @@ fn listed(entries: &[GidEntry]) -> String {
 pub(crate) fn table(opened: &Opened, port_num: u8, len: usize) -> Vec<GidEntry> {
     // Without the list nothing is known to be here, and all are equal in that.
     let interfaces = Interface::list().unwrap_or_default();
-    let is_here = |ip| interfaces.iter().flat_map(|i| &i.addresses).any(|addr| addr.ip == ip);
+    let prefix_len = |ip| {
+        let mut addresses = interfaces.iter().flat_map(|i| &i.addresses);
+        addresses.find(|addr| addr.ip == ip).map(|addr| addr.prefix_len)
+    };
     let indices = 0..=u8::MAX;
     indices
         .take(len)
         .filter_map(|index| read(opened, port_num, index))
-        .map(|entry| GidEntry { is_here: is_here(entry.gid.ip()), ..entry })
+        .map(|entry| GidEntry { prefix_len: prefix_len(entry.gid.ip()), ..entry })
         .collect()
 }
 
-fn read(opened: &Opened, port_num: u8, index: u8) -> Option<GidEntry> {
+/// Reads an entry; `None` is an empty one.
+pub(crate) fn read(opened: &Opened, port_num: u8, index: u8) -> Option<GidEntry> {
     let library = opened.library();
     if let Some(query_gid_ex) = library.query_gid_ex {
         let mut entry = ibv_gid_entry::default();
@@ -151,7 +163,7 @@ fn read(opened: &Opened, port_num: u8, index: u8) -> Option<GidEntry> {
 fn entry_of(index: u8, gid: ibv_gid, roce_version: Option<u8>, ifindex: u32) -> Option<GidEntry> {
     let is_empty = gid.raw == [0; 16];
     let gid = Gid(gid.raw);
-    (!is_empty).then_some(GidEntry { index, gid, roce_version, ifindex, is_here: false })
+    (!is_empty).then_some(GidEntry { index, gid, roce_version, ifindex, prefix_len: None })
 }
 
 /// Chooses from the table of a RoCE port (`net_ib.cc ncclIbGetGidIndex` of NCCL since 2.21).
@@ -159,8 +171,13 @@ fn entry_of(index: u8, gid: ibv_gid, roce_version: Option<u8>, ifindex: u32) -> 
 /// An index is taken at its word. Otherwise a range leaves out what is not in it, and of the
 /// rest the first is taken that has most of these, the weightiest first: the version of RoCE; an
 /// address of this network namespace, since a device also shows the GIDs of others; the family;
-/// an address that is routed. NCCL does not ask for the second.
-pub(crate) fn choose(table: &[GidEntry], rules: &GidRules) -> Result<ChosenGid, GidError> {
+/// the subnet of `peer`, the address by which a peer has come; an address that is routed. NCCL
+/// asks neither for the second nor for the fourth.
+pub(crate) fn choose(
+    table: &[GidEntry],
+    rules: &GidRules,
+    peer: Option<IpAddr>,
+) -> Result<ChosenGid, GidError> {
     if let Some(index) = rules.index {
         return match table.iter().find(|entry| entry.index == index) {
             Some(&entry) => Ok(ChosenGid { entry, why: "NCCL_IB_GID_INDEX".to_owned() }),
@@ -173,12 +190,12 @@ pub(crate) fn choose(table: &[GidEntry], rules: &GidRules) -> Result<ChosenGid, 
     let in_range = |entry: &&GidEntry| rules.range.is_none_or(|r| r.contains(entry.gid.ip()));
     let candidates = table.iter().filter(in_range);
     // The last of equals is the maximum: from the end, that is the first.
-    let best = candidates.rev().max_by_key(|entry| Merits::of(entry, rules));
+    let best = candidates.rev().max_by_key(|entry| Merits::of(entry, rules, peer));
     let Some(&entry) = best else {
         return Err(GidError::OutOfRange { there_is: table.to_vec() });
     };
-    let merits = Merits::of(&entry, rules);
-    let why = merits.why(rules, table.iter().any(|entry| entry.is_here));
+    let merits = Merits::of(&entry, rules, peer);
+    let why = merits.why(rules, table.iter().any(|entry| entry.prefix_len.is_some()));
     Ok(ChosenGid { entry, why })
 }
 
@@ -188,6 +205,7 @@ struct Merits {
     version: Fit,
     is_here: bool,
     family: bool,
+    is_near_peer: bool,
     is_routed: bool,
 }
 
@@ -199,7 +217,7 @@ enum Fit {
 }
 
 impl Merits {
-    fn of(entry: &GidEntry, rules: &GidRules) -> Self {
+    fn of(entry: &GidEntry, rules: &GidRules, peer: Option<IpAddr>) -> Self {
         let ip = entry.gid.ip();
         Merits {
             version: match entry.roce_version {
@@ -207,12 +225,13 @@ impl Merits {
                 Some(_) => Fit::No,
                 None => Fit::Unknown,
             },
-            is_here: entry.is_here,
+            is_here: entry.prefix_len.is_some(),
             family: match rules.family {
                 AddressFamily::Any => true,
                 AddressFamily::Inet => ip.is_ipv4(),
                 AddressFamily::Inet6 => ip.is_ipv6(),
             },
+            is_near_peer: peer.is_some_and(|peer| entry.shares_subnet(peer)),
             is_routed: match ip {
                 IpAddr::V4(v4) => !v4.is_link_local() && !v4.is_unspecified(),
                 IpAddr::V6(v6) => !v6.is_unicast_link_local(),
@@ -232,6 +251,9 @@ impl Merits {
         why.push(if self.family { family.to_owned() } else { format!("none is {family}") });
         if rules.range.is_some() {
             why.push("in NCCL_IB_ADDR_RANGE".to_owned());
+        }
+        if self.is_near_peer {
+            why.push("in the peer's subnet".to_owned());
         }
         if !self.is_here {
             why.push(if any_is_here {

@@ -13,6 +13,7 @@ mod errno;
 mod events;
 mod gid;
 mod library;
+mod memlock;
 mod nic;
 mod port;
 mod sys;

@@ -4,18 +4,19 @@ mod handles;
 mod post;
 mod transition;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use invar_core::nic::{
-    Access, Nic, NicError, PollError, PortAttr, QpCap, QpTransition, RecvWr, SendWr, Verb, Wc,
+    Access, Gid, Nic, NicError, PollError, PortAttr, QpCap, QpTransition, RecvWr, SendWr, Verb, Wc,
 };
 use invar_linux::memory::HostMemory;
 
 use crate::context::Context;
 use crate::events;
-use crate::gid::GidRules;
+use crate::gid::{self, GidRules};
 use crate::port::{Port, PortError};
-use crate::{OpenError, errno};
+use crate::{OpenError, errno, memlock};
 
 pub use handles::{Cq, Mr, Pd, Qp};
 
@@ -50,6 +51,8 @@ pub struct VerbsNic(Arc<Inner>);
 
 struct Inner {
     config: VerbsConfig,
+    /// Whom it is to reach.
+    peer: Option<IpAddr>,
     context: Arc<Context>,
 }
 
@@ -58,11 +61,22 @@ impl VerbsNic {
     pub fn open(config: &VerbsConfig) -> Result<VerbsNic, OpenError> {
         let context = Context::open(&config.device)?;
         let VerbsConfig { device, port_num, gid, .. } = config;
-        let port = Port::read(context.opened(), *port_num, gid)
+        let port = Port::read(context.opened(), *port_num, gid, None)
             .map_err(|source| OpenError::Port { device: device.clone(), source })?;
         let (entry, why) = (port.gid.entry, port.gid.why);
         log::info!("{}: port {port_num}, GID {entry} ({why})", config.name);
-        Ok(VerbsNic(Arc::new(Inner { config: config.clone(), context: Arc::new(context) })))
+        memlock::warn();
+        let (config, context) = (config.clone(), Arc::new(context));
+        Ok(VerbsNic(Arc::new(Inner { config, peer: None, context })))
+    }
+
+    /// The same port for connections with a peer that is reached at `peer` by other means: of
+    /// GIDs that are otherwise equal, one in its subnet is taken.
+    #[must_use]
+    pub fn towards(&self, peer: IpAddr) -> Self {
+        let Inner { config, context, .. } = &*self.0;
+        let (config, context) = (config.clone(), Arc::clone(context));
+        VerbsNic(Arc::new(Inner { config, peer: Some(peer), context }))
     }
 
     /// Registers memory that another driver has exported, such as that of a GPU
@@ -139,8 +153,9 @@ impl Nic for VerbsNic {
 
     /// Chooses the GID anew: addresses come and go.
     fn query_port(&self) -> Result<PortAttr, NicError> {
-        let VerbsConfig { name, port_num, gid, .. } = &self.0.config;
-        let port = Port::read(self.0.context.opened(), *port_num, gid).map_err(|error| {
+        let Inner { config, peer, context } = &*self.0;
+        let VerbsConfig { name, port_num, gid, .. } = config;
+        let port = Port::read(context.opened(), *port_num, gid, *peer).map_err(|error| {
             log::error!("{name}: {error}");
             match error {
                 PortError::Query { source, .. } => {
@@ -156,7 +171,17 @@ impl Nic for VerbsNic {
                 ),
             }
         })?;
+        if peer.is_some() {
+            log::debug!("{name}: GID {} ({})", port.gid.entry, port.gid.why);
+        }
         Ok(port.attr)
+    }
+
+    fn query_gid(&self, index: u8) -> Result<Gid, NicError> {
+        let Inner { config, context, .. } = &*self.0;
+        let entry = gid::read(context.opened(), config.port_num, index);
+        let empty = || NicError::new(Verb::QueryPort, libc::ENODATA, "the entry is empty");
+        entry.map(|entry| entry.gid).ok_or_else(empty)
     }
 
     fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
@@ -194,17 +219,17 @@ impl Nic for VerbsNic {
         qp.modify(transition)
     }
 
-    #[inline]
+    #[inline(always)]
     fn post_send(&self, qp: &Qp, wrs: &[SendWr]) -> Result<(), NicError> {
         qp.post_send(wrs)
     }
 
-    #[inline]
+    #[inline(always)]
     fn post_recv(&self, qp: &Qp, wr: &RecvWr) -> Result<(), NicError> {
         qp.post_recv(wr)
     }
 
-    #[inline]
+    #[inline(always)]
     fn poll(&self, cq: &Cq, wcs: &mut [Wc]) -> Result<u32, PollError> {
         cq.poll(wcs)
     }

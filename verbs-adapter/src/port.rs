@@ -1,6 +1,7 @@
 //! A port, as it is now.
 
 use std::io;
+use std::net::IpAddr;
 
 use invar_core::device::LinkRate;
 use invar_core::nic::{Gid, LinkLayer, Mtu, PortAttr, PortState, QpOptions};
@@ -45,8 +46,13 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// `ibv_query_port` and the GID table.
-    pub(crate) fn read(opened: &Opened, port_num: u8, rules: &GidRules) -> Result<Port, PortError> {
+    /// `ibv_query_port` and the GID table, for a connection with `peer` if there is to be one.
+    pub(crate) fn read(
+        opened: &Opened,
+        port_num: u8,
+        rules: &GidRules,
+        peer: Option<IpAddr>,
+    ) -> Result<Port, PortError> {
         // SAFETY: integers: all zeros is a value.
         let mut raw: ibv_port_attr = unsafe { std::mem::zeroed() };
         // SAFETY: an open context, and room for the attributes of any version.
@@ -63,7 +69,7 @@ impl Port {
         let len = usize::try_from(raw.gid_tbl_len).unwrap_or(0);
         let table = gid::table(opened, port_num, len);
         let gid = match link_layer {
-            LinkLayer::Ethernet => gid::choose(&table, rules),
+            LinkLayer::Ethernet => gid::choose(&table, rules, peer),
             LinkLayer::Infiniband => Ok(gid_of_infiniband(&table, rules)),
         };
         let gid = gid.map_err(|source| PortError::Gid { port_num, source })?;
@@ -90,7 +96,7 @@ impl Port {
 fn gid_of_infiniband(table: &[GidEntry], rules: &GidRules) -> ChosenGid {
     let index = rules.index.unwrap_or(0);
     let nameless =
-        GidEntry { index, gid: Gid::default(), roce_version: None, ifindex: 0, is_here: false };
+        GidEntry { index, gid: Gid::default(), roce_version: None, ifindex: 0, prefix_len: None };
     let entry = table.iter().find(|entry| entry.index == index).copied().unwrap_or(nameless);
     ChosenGid { entry, why: "InfiniBand: peers are named by LID".to_owned() }
 }

@@ -13,8 +13,11 @@ impl Subnet {
     /// From `ADDRESS/BITS`; bits of the address beyond the prefix do not matter.
     pub fn parse(text: &str) -> Option<Subnet> {
         let (addr, prefix_len) = text.split_once('/')?;
-        let addr: IpAddr = addr.parse().ok()?;
-        let prefix_len = prefix_len.parse().ok()?;
+        Subnet::new(addr.parse().ok()?, prefix_len.parse().ok()?)
+    }
+
+    /// The range that shares the first `prefix_len` bits of an address, if it has as many.
+    pub fn new(addr: IpAddr, prefix_len: u8) -> Option<Subnet> {
         let bits = if addr.is_ipv4() { 32 } else { 128 };
         (prefix_len <= bits).then_some(Subnet { addr, prefix_len })
     }

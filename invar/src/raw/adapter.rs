@@ -1,5 +1,6 @@
 //! The NICs of a host behind one face.
 
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -27,6 +28,11 @@ pub trait HostNic:
     + Sync
     + 'static
 {
+    /// This NIC for connections with a peer that has come from there.
+    #[must_use]
+    fn towards(&self, _peer: SocketAddr) -> Self {
+        self.clone()
+    }
     /// Says what the NIC is.
     fn any_send(end: Box<SendOn<Self>>) -> AnySend;
     /// Says what the NIC is.
@@ -50,6 +56,10 @@ pub trait HostNic:
 }
 
 impl HostNic for VerbsNic {
+    fn towards(&self, peer: SocketAddr) -> Self {
+        VerbsNic::towards(self, peer.ip().to_canonical())
+    }
+
     fn any_send(end: Box<SendOn<Self>>) -> AnySend {
         AnySend::Verbs(end)
     }
@@ -142,6 +152,12 @@ pub(crate) fn adapt(nic: impl HostNic) -> Result<Arc<dyn Adapter>, NicError> {
     Ok(Arc::new(Opened { pd: nic.alloc_pd()?, nic }))
 }
 
+impl<N: HostNic> Opened<N> {
+    fn nic_for(&self, stream: &OobStream) -> N {
+        stream.peer_addr().map_or_else(|| self.nic.clone(), |peer| self.nic.towards(peer))
+    }
+}
+
 impl<N: HostNic> Adapter for Opened<N> {
     fn port(&self) -> Result<PortAttr, NicError> {
         self.nic.query_port()
@@ -170,15 +186,15 @@ impl<N: HostNic> Adapter for Opened<N> {
     }
 
     fn connect(&self, stream: OobStream, settings: conn::Settings) -> Attempt<AnySend> {
-        let (nic, pd) = (self.nic.clone(), self.pd.clone());
-        let side = Connector::new(nic, pd, stream, settings, now_ns());
-        Box::new(Trying { side, nic: self.nic.clone() })
+        let nic = self.nic_for(&stream);
+        let side = Connector::new(nic.clone(), self.pd.clone(), stream, settings, now_ns());
+        Box::new(Trying { side, nic })
     }
 
     fn accept(&self, stream: OobStream, settings: conn::Settings) -> Attempt<AnyRecv> {
-        let (nic, pd) = (self.nic.clone(), self.pd.clone());
-        let side = Acceptor::new(nic, pd, stream, settings, now_ns());
-        Box::new(Trying { side, nic: self.nic.clone() })
+        let nic = self.nic_for(&stream);
+        let side = Acceptor::new(nic.clone(), self.pd.clone(), stream, settings, now_ns());
+        Box::new(Trying { side, nic })
     }
 }
 

@@ -12,14 +12,14 @@ fn table(entries: &[&str]) -> Vec<GidEntry> {
             _ => None,
         };
         let ip: IpAddr = words[2].parse().unwrap();
-        let (gid, is_here) = (Gid::from(ip), words[1] == "here");
-        GidEntry { index, gid, roce_version, ifindex: 0, is_here }
+        let (gid, prefix_len) = (Gid::from(ip), (words[1] == "here").then_some(24));
+        GidEntry { index, gid, roce_version, ifindex: 0, prefix_len }
     };
     (0..).zip(entries).map(entry).collect()
 }
 
 fn chosen(entries: &[&str], rules: &GidRules) -> (u8, String) {
-    let chosen = choose(&table(entries), rules).unwrap();
+    let chosen = choose(&table(entries), rules, None).unwrap();
     (chosen.entry.index, chosen.why)
 }
 
@@ -68,7 +68,7 @@ fn a_version_that_nothing_tells_is_better_than_a_wrong_one() {
 fn an_index_is_taken_at_its_word_and_must_exist() {
     let rules = |index| GidRules { index: Some(index), ..GidRules::default() };
     assert_eq!(chosen(&USUAL, &rules(0)), (0, "NCCL_IB_GID_INDEX".to_owned()));
-    let error = choose(&table(&USUAL[..2]), &rules(9)).unwrap_err().to_string();
+    let error = choose(&table(&USUAL[..2]), &rules(9), None).unwrap_err().to_string();
     let want = "NCCL_IB_GID_INDEX=9: the port has [0] fe80::1 RoCE v1, [1] fe80::1 RoCE v2";
     assert_eq!(error, want);
 }
@@ -79,12 +79,26 @@ fn a_range_leaves_out_what_is_not_in_it() {
     let entries = ["v2 here 10.0.0.1", "v2 here 192.168.0.1", "v2 here 10.1.0.1"];
     assert_eq!(chosen(&entries, &rules("10.1.0.0/16")).0, 2);
     assert_eq!(chosen(&entries, &rules("192.168.0.0/16")).0, 1);
-    let error = choose(&table(&entries), &rules("172.16.0.0/12")).unwrap_err().to_string();
+    let error = choose(&table(&entries), &rules("172.16.0.0/12"), None).unwrap_err().to_string();
     assert!(error.contains("NCCL_IB_ADDR_RANGE"), "{error}");
     assert!(error.contains("[1] ::ffff:192.168.0.1 RoCE v2"), "{error}");
 }
 
 #[test]
+fn of_equals_the_one_in_the_peers_subnet_is_taken() {
+    let entries = table(&["v2 here 10.0.0.1", "v2 here 10.0.1.1", "v2 here fd00::1"]);
+    let towards = |peer: &str| {
+        let chosen = choose(&entries, &GidRules::default(), peer.parse().ok()).unwrap();
+        (chosen.entry.index, chosen.why.ends_with("in the peer's subnet"))
+    };
+    assert_eq!(towards("10.0.1.9"), (1, true));
+    assert_eq!(towards("10.0.0.9"), (0, true));
+    assert_eq!(towards("192.0.2.1"), (0, false));
+    // The family goes before it: both ends must choose the same.
+    assert_eq!(towards("fd00::9"), (0, false));
+}
+
+#[test]
 fn a_port_without_an_address_is_said_to_have_none() {
-    assert_eq!(choose(&[], &GidRules::default()), Err(GidError::None));
+    assert_eq!(choose(&[], &GidRules::default(), None), Err(GidError::None));
 }

@@ -13,11 +13,11 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use invar_core::nic::{Access, Memory, MemoryKeys, NicError, QpCap, Sge, Verb};
 use invar_linux::memory::HostMemory;
 
-use crate::context::Context;
-use crate::errno;
+use crate::context::{Context, Opened};
 use crate::events::Fate;
 use crate::library::Library;
 use crate::sys::*;
+use crate::{errno, memlock};
 
 /// A protection domain; clones are the same one.
 #[derive(Clone)]
@@ -94,8 +94,8 @@ impl Mr {
         // SAFETY: `memory` is mapped as long as it lives, which is until the region is gone.
         let mr = unsafe { reg_mr(pd, memory.addr(), len, access) };
         let mr = Mr::new(mr, pd, Some(memory.clone())).map_err(|error| {
-            let error = error.with("bytes", len as u64).with("access", access.bits());
-            match invar_linux::env::memlock_limit_bytes() {
+            let error = error.with("bytes", len as u64);
+            match memlock::limit_bytes() {
                 Some(bytes) => error.with("memlock limit", bytes),
                 None => error,
             }
@@ -334,6 +334,10 @@ impl Qp {
 
     pub(super) fn library(&self) -> &'static Library {
         self.pd.context.library()
+    }
+
+    pub(super) fn opened(&self) -> &Opened {
+        self.pd.context.opened()
     }
 
     pub(super) fn qp_num(&self) -> u32 {

@@ -2,11 +2,11 @@
 
 use std::ffi::c_int;
 
-use invar_core::nic::{NicError, QpTransition, RtrAttr, RtsAttr, Verb};
+use invar_core::nic::{AddressVector, NicError, QpTransition, RtrAttr, RtsAttr, Verb};
 
 use super::handles::Qp;
-use crate::errno;
 use crate::sys::*;
+use crate::{errno, gid};
 
 /// Where every device of RoCEv2 takes packets (IBTA Annex A17).
 const ROCE_UDP_PORT: u16 = 4791;
@@ -33,7 +33,8 @@ impl Qp {
                 error.with("to INIT, port", *port_num).with("P_Key index", *pkey_index)
             }
             QpTransition::Rtr(RtrAttr { path_mtu, ah, .. }) => {
-                let error = error.with("to RTR, path MTU", path_mtu.bytes());
+                let cause = self.trouble_with(ah).unwrap_or(error.cause);
+                let error = NicError { cause, ..error }.with("to RTR, path MTU", path_mtu.bytes());
                 if ah.is_global {
                     error.with("GID index", ah.sgid_index)
                 } else {
@@ -45,6 +46,20 @@ impl Qp {
             }
             _ => error.with("to state", attr.qp_state),
         })
+    }
+
+    /// What may keep a queue pair from a peer that is named by GID.
+    fn trouble_with(&self, ah: &AddressVector) -> Option<&'static str> {
+        if !ah.is_global {
+            return None;
+        }
+        let Some(ours) = gid::read(self.opened(), ah.port_num, ah.sgid_index) else {
+            return Some("our GID is gone: has its interface lost the address?");
+        };
+        (ours.gid.ip().is_ipv4() != ah.dgid.ip().is_ipv4()).then_some(
+            "our GID and the peer's are not both of IPv4, or both of IPv6: set \
+             NCCL_IB_ADDR_FAMILY or NCCL_IB_GID_INDEX, and see `invar devices` at both ends",
+        )
     }
 }
 
