@@ -20,6 +20,8 @@ use super::{Abort, HeapBanks, thread};
 
 /// Most requests of a rank that take longer; more wait in its socket.
 const PENDING_MAX: usize = 16;
+/// Most pieces of requests that are read before others have their turn.
+const READS_MAX: usize = 64;
 /// How long to sleep while requests are pending, which nothing tells us of.
 const PENDING_NAP: Duration = Duration::from_micros(200);
 
@@ -109,6 +111,51 @@ struct Peer {
     session: Session<PENDING_MAX>,
 }
 
+impl Peer {
+    fn interest(&mut self) -> PollFlags {
+        let room = self.has_room();
+        self.stream.interest(room)
+    }
+
+    /// Whether to read. Who does not read what it is told is not listened to.
+    fn has_room(&mut self) -> bool {
+        self.stream.is_flushed() && !self.session.space().is_empty()
+    }
+
+    /// Does what the rank asks for. An event that it gives ends the session, as does an error: the
+    /// rank is gone, or sends what is no request.
+    fn serve<S: Setup<Fd = OwnedFd>>(
+        &mut self,
+        connections: &mut Connections<HeapBanks<Slot<Place>>>,
+        setup: &mut S,
+    ) -> io::Result<Option<SessionEvent<OwnedFd>>> {
+        self.stream.flush()?;
+        for _ in 0..READS_MAX {
+            if !self.has_room() {
+                break;
+            }
+            // A rank has no reason to send a file descriptor; it is closed.
+            let Some((n, _)) = self.stream.recv(self.session.space())? else { break };
+            match self.session.filled(n, connections, setup).map_err(io::Error::other)? {
+                None => {}
+                Some(SessionEvent::Reply(reply)) => self.send(reply)?,
+                end => return Ok(end),
+            }
+        }
+        // Each pending one is asked once.
+        for _ in 0..PENDING_MAX {
+            if let Some(reply) = self.session.progress(connections, setup) {
+                self.send(reply)?;
+            }
+        }
+        Ok(None)
+    }
+
+    fn send(&mut self, reply: Reply<OwnedFd>) -> io::Result<()> {
+        self.stream.send([&reply.header[..], &reply.body].concat(), reply.fd)
+    }
+}
+
 impl<S: Setup<Fd = OwnedFd>> Serving<S> {
     fn run(&mut self, ended: &dyn Fn() -> bool) -> io::Result<()> {
         while !(ended() || self.stopping && self.peers.is_empty()) {
@@ -117,11 +164,13 @@ impl<S: Setup<Fd = OwnedFd>> Serving<S> {
             self.accept()?;
             let mut at = 0;
             while at < self.peers.len() {
-                if self.serve(at) {
-                    at += 1;
-                } else {
-                    let Peer { session, .. } = self.peers.swap_remove(at);
-                    session.end(&mut self.connections, &mut self.setup);
+                match self.peers[at].serve(&mut self.connections, &mut self.setup) {
+                    Ok(None) => at += 1,
+                    end => {
+                        self.stopping |= matches!(end, Ok(Some(SessionEvent::Stop)));
+                        let Peer { session, .. } = self.peers.swap_remove(at);
+                        session.end(&mut self.connections, &mut self.setup);
+                    }
                 }
             }
         }
@@ -135,11 +184,7 @@ impl<S: Setup<Fd = OwnedFd>> Serving<S> {
     }
 
     fn wait(&mut self, timeout: Duration) -> io::Result<()> {
-        let interests: Vec<PollFlags> = self
-            .peers
-            .iter_mut()
-            .map(|peer| peer.stream.interest(!peer.session.space().is_empty()))
-            .collect();
+        let interests: Vec<PollFlags> = self.peers.iter_mut().map(Peer::interest).collect();
         let peers = self.peers.iter().zip(interests);
         let listener = PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN);
         let mut fds: Vec<PollFd<'_>> = std::iter::once(listener)
@@ -165,48 +210,5 @@ impl<S: Setup<Fd = OwnedFd>> Serving<S> {
                 Err(error) => return Err(error),
             }
         }
-    }
-
-    /// Does what one rank asks for. `false` where its session is over: it is done, or gone, or
-    /// sends what is no request.
-    fn serve(&mut self, at: usize) -> bool {
-        let Serving { connections, setup, stopping, .. } = self;
-        let Peer { stream, session } = &mut self.peers[at];
-        let send = |stream: &mut FdStream, reply: Reply<OwnedFd>| {
-            stream.send([&reply.header[..], &reply.body].concat(), reply.fd).is_ok()
-        };
-        if stream.flush().is_err() {
-            return false;
-        }
-        while !session.space().is_empty() {
-            let n = match stream.recv(session.space()) {
-                // A rank has no reason to send a file descriptor; it is closed.
-                Ok(Some((n, _))) => n,
-                Ok(None) => break,
-                Err(_) => return false,
-            };
-            match session.filled(n, connections, setup) {
-                Ok(None) => {}
-                Ok(Some(SessionEvent::Reply(reply))) => {
-                    if !send(stream, reply) {
-                        return false;
-                    }
-                }
-                Ok(Some(SessionEvent::Stop)) => {
-                    *stopping = true;
-                    return false;
-                }
-                Ok(Some(SessionEvent::Close)) | Err(_) => return false,
-            }
-        }
-        // Each pending one is asked once.
-        for _ in 0..PENDING_MAX {
-            if let Some(reply) = session.progress(connections, setup)
-                && !send(stream, reply)
-            {
-                return false;
-            }
-        }
-        true
     }
 }

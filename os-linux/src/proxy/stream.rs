@@ -118,11 +118,16 @@ impl FdStream {
         Ok(())
     }
 
+    /// Whether all is sent.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.out.is_empty()
+    }
+
     /// What to wait for, given whether there is room for more.
     pub(super) fn interest(&self, room: bool) -> PollFlags {
         let mut interest = PollFlags::empty();
         interest.set(PollFlags::IN, room);
-        interest.set(PollFlags::OUT, !self.out.is_empty());
+        interest.set(PollFlags::OUT, !self.is_flushed());
         interest
     }
 }

@@ -20,3 +20,24 @@ pub(super) fn spawn<R: Send + 'static>(
         run()
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::thread::sched_getaffinity;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_runs_under_its_name_and_where_it_may() {
+        let allowed = sched_getaffinity(None).unwrap();
+        let cpu = (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
+        let mut one = CpuSet::new();
+        one.set(cpu);
+        let thread = spawn("InvarProgress 7".to_owned(), Some(one), || {
+            (std::fs::read_to_string("/proc/thread-self/comm").unwrap(), sched_getaffinity(None))
+        });
+        let (name, cpus) = thread.unwrap().join().unwrap();
+        assert_eq!((name.as_str(), cpus.unwrap()), ("InvarProgress 7\n", one));
+        assert_eq!(sched_getaffinity(None).unwrap(), allowed, "only that thread");
+    }
+}
