@@ -7,10 +7,11 @@ mod processes;
 #[path = "proxy_host/service.rs"]
 mod service;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use host::{Gate, LIMIT, op, progress, spec, until};
-use invar_core::proxy::{AppendError, ConnectionId, Direction, TakeError};
+use invar_core::proxy::{AppendError, ConnectionId, Direction, Event, Probe, TakeError};
 use invar_linux::proxy::{
     Abort, ChromeTrace, Progress, ProgressFailure, ProgressSettings, RankOps, RankOpsError,
     SharedOps, WaitError,
@@ -62,15 +63,31 @@ fn stop_waits_for_what_is_active_and_takes_nothing_new() {
     assert_eq!(gate.completed(), 20);
 }
 
+/// Sees whether the thread has gone to sleep.
+#[derive(Clone, Default)]
+struct Asleep(Arc<AtomicBool>);
+
+impl Probe for Asleep {
+    fn record(&mut self, event: Event) {
+        if event == Event::Sleep {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
 #[test]
 fn abort_ends_a_busy_thread_and_a_sleeping_one_and_a_rank_that_waits() {
-    for posts in [0, 1] {
-        let (gate, abort) = (Gate::closed(), Abort::default());
+    for busy in [false, true] {
+        let (gate, abort, asleep) = (Gate::closed(), Abort::default(), Asleep::default());
         let shared = SharedOps::create(1).unwrap();
-        let progress = progress(&shared, &gate, &abort);
-        progress.connections().open(ConnectionId(0), spec(0));
-        let mut ops = RankOps::new(shared.clone(), 0, abort.clone(), LIMIT);
-        for _ in 0..posts {
+        let settings = ProgressSettings::default();
+        let progress =
+            Progress::spawn(shared.clone(), settings, abort.clone(), gate.clone(), asleep.clone())
+                .unwrap();
+        until(|| asleep.0.load(Ordering::Relaxed));
+        if busy {
+            progress.connections().open(ConnectionId(0), spec(0));
+            let mut ops = RankOps::new(shared, 0, abort.clone(), LIMIT);
             ops.append(&op(1, 0, 1)).unwrap();
             ops.post().unwrap();
             until(|| gate.asked());

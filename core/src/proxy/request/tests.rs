@@ -31,7 +31,7 @@ impl Banks<Slot<Place>> for OneBank {
     }
 }
 
-/// Reverses what it is sent, after as many questions as the first byte says.
+/// Reverses what it is sent, after about as many questions as the first byte says; never for 254.
 #[derive(Default)]
 struct Reversing {
     asked: u32,
@@ -43,6 +43,7 @@ impl Reversing {
         self.asked += 1;
         match request.first() {
             Some(255) => Err("out of order"),
+            Some(254) => Ok(false),
             Some(&wait) if !self.asked.is_multiple_of(u32::from(wait) + 1) => Ok(false),
             _ => {
                 response.copy_from_slice(request);
@@ -245,6 +246,20 @@ fn a_connection_is_worked_on_once_at_a_time_and_by_its_own_rank() {
     world.finish(slow, &mut [0]).unwrap();
     world.session = Session::new(2);
     assert!(world.refusal(Kind::Connect, 0, b"", 0).ends_with("not a connection of this rank"));
+}
+
+#[test]
+fn requests_that_never_end_keep_no_other_waiting() {
+    let mut world = World::new();
+    world.open(0);
+    world.open(0);
+    let stuck = world.call(Kind::Setup, 0, &[254], 1).unwrap();
+    let other = world.call(Kind::Setup, 1, &[0, 8], 2).unwrap();
+    let mut response = [0; 2];
+    world.finish(other, &mut response).unwrap();
+    assert_eq!(response, [8, 0]);
+    assert_eq!(world.calls.poll(stuck, &mut [0]), Ok(None));
+    assert!(world.session.is_pending());
 }
 
 #[test]
