@@ -43,6 +43,11 @@ impl BufferDomains {
         }
     }
 
+    /// Whether no allocation has a registration.
+    pub fn is_empty(&self) -> bool {
+        self.of_buffer.is_empty()
+    }
+
     fn unused(&mut self) -> u32 {
         loop {
             self.last = self.last.wrapping_add(1).max(1);

@@ -9,7 +9,7 @@ use invar_core::conn::HandleError;
 use invar_core::error::{Error as CoreError, Fault, Report};
 use invar_core::mr_cache::MrCacheError;
 use invar_core::nic::NicError;
-use invar_cuda::MemoryError;
+use invar_cuda::{MemoryError, NoCuda};
 use invar_linux::interface::NoInterface;
 use invar_linux::memory::OutOfRange;
 
@@ -43,6 +43,8 @@ pub(crate) enum Kind {
     #[error(transparent)]
     Handle(#[from] HandleError),
     #[error(transparent)]
+    NoCuda(#[from] NoCuda),
+    #[error(transparent)]
     Gpu(#[from] MemoryError),
     #[error("{text}")]
     Staging { fault: Fault, text: String },
@@ -66,7 +68,7 @@ impl Error {
                 Fault::Local
             }
             Kind::Gpu(MemoryError::Range(_)) => Fault::Usage,
-            Kind::Gpu(MemoryError::Cuda(_)) => Fault::Local,
+            Kind::Gpu(MemoryError::Cuda(_)) | Kind::NoCuda(_) => Fault::Local,
             Kind::Staging { fault, .. } => *fault,
             Kind::Connection { error, .. } => error.fault(),
             Kind::TimedOut { .. } => Fault::Network,

@@ -1,6 +1,7 @@
 //! Memory that a device may read and write.
 
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use invar_core::nic::Memory;
@@ -9,7 +10,7 @@ use invar_cuda::{CudaError, Gpu, GpuMemory, flush};
 use invar_linux::memory::HostMemory;
 
 use crate::error::Kind;
-use crate::raw::Registration;
+use crate::raw::{GpuRange, Registration};
 use crate::{Device, Error, GpuPath, Settings};
 
 /// Memory of the host, page-aligned, or of a GPU, registered with a device; clones are the same
@@ -74,9 +75,13 @@ impl MemoryRegion {
             let by_dma_buf = path.decision.path == Path::DmaBuf;
             let dma_buf = by_dma_buf.then(|| memory.dma_buf()).transpose().map_err(cuda)?;
             let access = device.data_access();
+            let range = GpuRange {
+                addr: memory.addr(),
+                len: memory.len(),
+                dma_buf: dma_buf.as_ref().map(|buf| (buf.as_fd(), buf.offset)),
+            };
             // SAFETY: the region has the memory, and lets the registration end first.
-            let registered =
-                unsafe { device.adapter().reg_gpu_mr(memory, dma_buf.as_ref(), access) };
+            let registered = unsafe { device.adapter().reg_gpu_mr(&range, access) };
             Some(registered.map_err(|error| device.failed(error))?)
         } else {
             None

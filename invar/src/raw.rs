@@ -16,10 +16,10 @@ mod registration;
 mod watch;
 
 pub(crate) use adapter::{Adapter, Attempt, Registration, adapt};
-pub use adapter::{HostNic, RecvOn, SendOn};
+pub use adapter::{GpuRange, HostNic, RecvOn, SendOn};
 pub use end::{AnyRecv, AnySend, End, Lanes, RecvEnd, SendEnd};
 pub(crate) use registration::Registrations;
-pub use registration::{Keys, deregister, register};
+pub use registration::{Keys, deregister, register, register_gpu};
 
 pub use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 pub use invar_core::fifo::RECVS_MAX;

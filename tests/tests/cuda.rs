@@ -4,6 +4,7 @@ mod cuda {
     #[cfg(feature = "cust")]
     mod cust;
     mod driver;
+    mod hardware;
     mod memory;
     mod registration;
     mod staging;

@@ -1,15 +1,15 @@
 //! The NICs of a host behind one face.
 
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use invar_core::comm::{self, Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::conn::{self, Acceptor, Connector, Stream};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_core::nic::{Access, MemoryKeys, Nic, NicError, PortAttr, Verb};
+use invar_cuda::Sysfs;
 use invar_cuda::gdr::NicReach;
-use invar_cuda::{DmaBuf, GpuMemory, Sysfs};
 use invar_linux::clock::now_ns;
 use invar_linux::memory::HostMemory;
 use invar_linux::soft::SoftNic;
@@ -39,7 +39,7 @@ pub trait HostNic:
     fn any_recv(end: Box<RecvOn<Self>>) -> AnyRecv;
     /// Says what it can do with a GPU's memory.
     fn gpu_reach(&self, pd: &Self::Pd) -> NicReach;
-    /// Registers a GPU's memory, as a DMA-BUF where there is one, otherwise by its address.
+    /// Registers a GPU's memory.
     ///
     /// # Errors
     /// What the NIC says; of one in software, that it does not reach it.
@@ -49,8 +49,7 @@ pub trait HostNic:
     unsafe fn reg_gpu_mr(
         &self,
         pd: &Self::Pd,
-        memory: &GpuMemory,
-        dma_buf: Option<&DmaBuf>,
+        memory: &GpuRange<'_>,
         access: Access,
     ) -> Result<Self::Mr, NicError>;
 }
@@ -76,14 +75,14 @@ impl HostNic for VerbsNic {
     unsafe fn reg_gpu_mr(
         &self,
         pd: &Self::Pd,
-        memory: &GpuMemory,
-        dma_buf: Option<&DmaBuf>,
+        memory: &GpuRange<'_>,
         access: Access,
     ) -> Result<Self::Mr, NicError> {
+        let GpuRange { addr, len, dma_buf } = *memory;
         match dma_buf {
-            Some(buf) => self.reg_dmabuf_mr(pd, buf.as_fd(), buf.offset, buf.len, buf.iova, access),
+            Some((fd, offset)) => self.reg_dmabuf_mr(pd, fd, offset, len, addr, access),
             // SAFETY: the caller's promise.
-            None => unsafe { self.reg_foreign_mr(pd, memory.addr(), memory.len(), access) },
+            None => unsafe { self.reg_foreign_mr(pd, addr, len, access) },
         }
     }
 }
@@ -104,12 +103,23 @@ impl HostNic for SoftNic {
     unsafe fn reg_gpu_mr(
         &self,
         _: &Self::Pd,
-        _: &GpuMemory,
-        _: Option<&DmaBuf>,
+        _: &GpuRange<'_>,
         _: Access,
     ) -> Result<Self::Mr, NicError> {
         Err(NicError::new(Verb::RegMr, 0, "a NIC in software does not reach GPU memory"))
     }
+}
+
+/// A range of a GPU's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct GpuRange<'a> {
+    /// First byte, on the GPU.
+    pub addr: u64,
+    /// Bytes.
+    pub len: usize,
+    /// A DMA-BUF, and where in it the range begins, by which to register it; otherwise it is by its
+    /// address, which a kernel module must know (nvidia-peermem).
+    pub dma_buf: Option<(BorrowedFd<'a>, u64)>,
 }
 
 /// An open device.
@@ -122,8 +132,7 @@ pub(crate) trait Adapter: Send + Sync {
     /// As of [`HostNic::reg_gpu_mr`].
     unsafe fn reg_gpu_mr(
         &self,
-        memory: &GpuMemory,
-        dma_buf: Option<&DmaBuf>,
+        memory: &GpuRange<'_>,
         access: Access,
     ) -> Result<Registration, NicError>;
     fn connect(&self, stream: OobStream, settings: conn::Settings) -> Attempt<AnySend>;
@@ -177,12 +186,11 @@ impl<N: HostNic> Adapter for Opened<N> {
 
     unsafe fn reg_gpu_mr(
         &self,
-        memory: &GpuMemory,
-        dma_buf: Option<&DmaBuf>,
+        memory: &GpuRange<'_>,
         access: Access,
     ) -> Result<Registration, NicError> {
         // SAFETY: the caller's promise.
-        Ok(Box::new(unsafe { self.nic.reg_gpu_mr(&self.pd, memory, dma_buf, access) }?))
+        Ok(Box::new(unsafe { self.nic.reg_gpu_mr(&self.pd, memory, access) }?))
     }
 
     fn connect(&self, stream: OobStream, settings: conn::Settings) -> Attempt<AnySend> {

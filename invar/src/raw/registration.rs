@@ -5,10 +5,12 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use invar_core::mr_cache::{Full, Inserted, Lookup, MrCache, MrHandle, PageRange, Slot};
+use invar_core::nic::Access;
+use invar_cuda::{BufferDomains, Driver, Pointer};
 use invar_linux::env::page_size;
 use invar_linux::memory::HostMemory;
 
-use super::Registration;
+use super::{GpuRange, Registration};
 use crate::error::Kind;
 use crate::{Device, Error};
 
@@ -32,25 +34,73 @@ pub struct Keys {
 /// those that a transfer writes are not accessed by anyone else meanwhile, and those that it
 /// reads not written, but by atomic operations on whole aligned words.
 pub unsafe fn register(device: &Device, start: NonNull<u8>, len: usize) -> Result<Keys, Error> {
+    cached(device, None, start.as_ptr().addr() as u64, len, |pages, access| {
+        let first = start.as_ptr().with_addr(pages.addr() as usize);
+        let first = NonNull::new(first).ok_or_else(|| Kind::Usage("memory at page 0".into()))?;
+        // SAFETY: the caller's promise is about all bytes of these pages.
+        let memory = unsafe { HostMemory::from_raw(first, pages.len() as usize, ()) };
+        device.adapter().reg_mr(&memory, access).map_err(|error| device.failed(error))
+    })
+}
+
+/// Registers the pages that hold a range of a GPU's memory; otherwise as [`register`]. What is
+/// freed and allocated again at the same address is registered anew.
+///
+/// # Errors
+/// As of [`register`]; or no CUDA, or memory that it does not know.
+///
+/// # Safety
+/// Until it is deregistered, what a transfer writes there is not accessed by anyone else meanwhile,
+/// and what it reads not written. Memory that is registered by its address stays allocated.
+pub unsafe fn register_gpu(device: &Device, range: &GpuRange<'_>) -> Result<Keys, Error> {
+    let GpuRange { addr, len, dma_buf } = *range;
+    let driver = Driver::open().map_err(Kind::NoCuda)?;
+    let pointer = Pointer::query(driver, addr).map_err(|error| Kind::Gpu(error.into()))?;
+    let unknown = || Kind::Usage(format!("at {addr:#x} there is no memory that CUDA knows"));
+    let buffer_id = pointer.ok_or_else(unknown)?.buffer_id;
+    cached(device, Some(buffer_id), addr, len, |pages, access| {
+        // Its first page may begin before the range does.
+        let before = addr - pages.addr();
+        let dma_buf = match dma_buf {
+            Some((_, offset)) if offset < before => {
+                let text = format!("offset {offset} in a DMA-BUF is not as far into a page");
+                return Err(Kind::Usage(text).into());
+            }
+            Some((fd, offset)) => Some((fd, offset - before)),
+            None => None,
+        };
+        let pages = GpuRange { addr: pages.addr(), len: pages.len() as usize, dma_buf };
+        // SAFETY: the caller's promise.
+        let registration = unsafe { device.adapter().reg_gpu_mr(&pages, access) };
+        registration.map_err(|error| device.failed(error))
+    })
+}
+
+/// Finds pages among those that are registered, or has them registered.
+fn cached(
+    device: &Device,
+    buffer_id: Option<u64>,
+    addr: u64,
+    len: usize,
+    register: impl FnOnce(&PageRange, Access) -> Result<Registration, Error>,
+) -> Result<Keys, Error> {
     let access = device.data_access();
     let mut cache = device.registrations().lock();
-    let addr = start.as_ptr().addr() as u64;
-    let pages = match cache.pages.lookup(0, access, addr, len as u64).map_err(Kind::MrCache)? {
+    let pages = match cache.lookup(buffer_id, access, addr, len as u64)? {
         Lookup::Hit(handle) => return cache.keys(handle),
         Lookup::Miss(pages) => pages,
     };
     // Pinning pages takes its time; others need not wait for it.
     drop(cache);
-    let first = start.as_ptr().with_addr(pages.addr() as usize);
-    let first = NonNull::new(first).ok_or_else(|| Kind::Usage("memory at page 0".into()))?;
-    // SAFETY: the caller's promise is about all bytes of these pages.
-    let memory = unsafe { HostMemory::from_raw(first, pages.len() as usize, ()) };
-    let registration =
-        device.adapter().reg_mr(&memory, access).map_err(|error| device.failed(error))?;
-    let (keys, unused) = device.registrations().lock().insert(pages, registration)?;
-    // Another call was faster: ended without the lock.
-    drop(unused);
-    Ok(keys)
+    let registration = register(&pages, access);
+    let mut cache = device.registrations().lock();
+    let inserted = registration.and_then(|mr| cache.insert(pages, mr, buffer_id));
+    if inserted.is_err() {
+        cache.leave(buffer_id);
+    }
+    drop(cache);
+    // Where another call was faster, a registration ends here, without the lock.
+    Ok(inserted?.0)
 }
 
 /// Gives back one reference to a registration. It ends with the last.
@@ -70,10 +120,13 @@ pub(crate) struct Registrations(Mutex<Cache>);
 struct Cache {
     pages: MrCache<Entry, Vec<Slot<Entry>>>,
     by_lkey: HashMap<u32, (Keys, MrHandle)>,
+    gpu_buffers: BufferDomains,
 }
 
 struct Entry {
     keys: Keys,
+    /// Of GPU memory, its allocation.
+    buffer_id: Option<u64>,
     _registration: Registration,
 }
 
@@ -81,7 +134,8 @@ impl Registrations {
     pub(crate) fn new() -> Self {
         let pages = MrCache::new(Vec::new(), page_size() as u64);
         let pages = pages.expect("a page size is a power of two");
-        Registrations(Mutex::new(Cache { pages, by_lkey: HashMap::new() }))
+        let (by_lkey, gpu_buffers) = Default::default();
+        Registrations(Mutex::new(Cache { pages, by_lkey, gpu_buffers }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Cache> {
@@ -90,6 +144,29 @@ impl Registrations {
 }
 
 impl Cache {
+    /// Takes a reference, if there are such pages; and of their allocation in any case.
+    fn lookup(
+        &mut self,
+        buffer_id: Option<u64>,
+        access: Access,
+        addr: u64,
+        len: u64,
+    ) -> Result<Lookup, Error> {
+        let domain = buffer_id.map_or(0, |buffer_id| self.gpu_buffers.acquire(buffer_id));
+        let found = self.pages.lookup(domain, access, addr, len);
+        if found.is_err() {
+            self.leave(buffer_id);
+        }
+        Ok(found.map_err(Kind::MrCache)?)
+    }
+
+    /// Gives back a reference of an allocation.
+    fn leave(&mut self, buffer_id: Option<u64>) {
+        if let Some(buffer_id) = buffer_id {
+            self.gpu_buffers.release(buffer_id);
+        }
+    }
+
     fn keys(&self, handle: MrHandle) -> Result<Keys, Error> {
         let entry = self.pages.get(handle).ok_or_else(|| Kind::MrCache(handle.into()))?;
         Ok(entry.keys)
@@ -99,9 +176,10 @@ impl Cache {
         &mut self,
         pages: PageRange,
         registration: Registration,
+        buffer_id: Option<u64>,
     ) -> Result<(Keys, Option<Entry>), Error> {
         let keys = Keys { lkey: registration.lkey(), rkey: registration.rkey() };
-        let mut entry = Entry { keys, _registration: registration };
+        let mut entry = Entry { keys, buffer_id, _registration: registration };
         let Inserted { handle, unused } = loop {
             match self.pages.insert(pages, entry) {
                 Ok(inserted) => break inserted,
@@ -131,10 +209,83 @@ impl Cache {
             let text = format!("keys {:#x} and {:#x} of no registration", keys.lkey, keys.rkey);
             return Err(Kind::Usage(text).into());
         };
-        let ended = self.pages.release(*handle).map_err(Kind::MrCache)?;
+        let handle = *handle;
+        let buffer_id = self.pages.get(handle).and_then(|entry| entry.buffer_id);
+        let ended = self.pages.release(handle).map_err(Kind::MrCache)?;
+        self.leave(buffer_id);
         if ended.is_some() {
             self.by_lkey.remove(&keys.lkey);
         }
         Ok(ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use invar_core::nic::MemoryKeys;
+
+    use super::*;
+
+    /// A registration whose key is its number.
+    struct Numbered(u32);
+
+    impl MemoryKeys for Numbered {
+        fn lkey(&self) -> u32 {
+            self.0
+        }
+
+        fn rkey(&self) -> u32 {
+            self.0 + 1000
+        }
+    }
+
+    /// A device, and what it registered.
+    struct Registrar {
+        device: Device,
+        count: Cell<u32>,
+    }
+
+    impl Registrar {
+        fn new() -> Self {
+            let device = Device::open_at("127.0.0.1:0".parse().unwrap()).unwrap();
+            Registrar { device, count: Cell::new(0) }
+        }
+
+        fn register(&self, buffer_id: Option<u64>, addr: u64) -> Keys {
+            let number = |_: &PageRange, _: Access| -> Result<Registration, Error> {
+                self.count.set(self.count.get() + 1);
+                Ok(Box::new(Numbered(self.count.get())))
+            };
+            cached(&self.device, buffer_id, addr, 4096, number).unwrap()
+        }
+    }
+
+    #[test]
+    fn an_address_of_another_allocation_is_registered_anew() {
+        let registrar = Registrar::new();
+        let host = registrar.register(None, 1 << 40);
+        let first = registrar.register(Some(71), 1 << 40);
+        assert_eq!(registrar.register(Some(71), 1 << 40), first);
+        // Freed without being deregistered, and allocated again.
+        let second = registrar.register(Some(72), 1 << 40);
+        assert_eq!([host.lkey, first.lkey, second.lkey], [1, 2, 3]);
+        for keys in [first, second, first, host] {
+            deregister(&registrar.device, keys).unwrap();
+        }
+        deregister(&registrar.device, first).unwrap_err();
+        assert!(registrar.device.registrations().lock().pages.is_empty());
+        assert_eq!(registrar.register(Some(71), 1 << 40).lkey, 4);
+    }
+
+    #[test]
+    fn a_registration_that_fails_leaves_nothing() {
+        let registrar = Registrar::new();
+        let fail = |_: &PageRange, _: Access| Err(Kind::Usage("no".to_owned()).into());
+        cached(&registrar.device, Some(71), 1 << 40, 4096, fail).unwrap_err();
+        cached(&registrar.device, Some(71), u64::MAX, 4096, fail).unwrap_err();
+        let cache = registrar.device.registrations().lock();
+        assert!(cache.pages.is_empty() && cache.gpu_buffers.is_empty());
     }
 }

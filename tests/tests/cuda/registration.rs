@@ -1,5 +1,7 @@
 //! Registrations of GPU memory over its life.
 
+use invar::Device;
+use invar::raw::{self, GpuRange};
 use invar_core::mr_cache::{Lookup, MrCache, Slot};
 use invar_core::nic::Access;
 use invar_cuda::{BufferDomains, Driver, Gpu, GpuMemory};
@@ -69,5 +71,22 @@ fn copies_of_the_driver_are_made_to_wait_before_a_nic_is_given_memory() {
         let unknown = unsafe { GpuMemory::from_raw(&gpu, 0x1000, 4096, ()) };
         assert_eq!(unknown.sync_memops().unwrap_err().code(), Some(1));
         assert_eq!(unknown.pointer().unwrap_err().code(), Some(1));
+    });
+}
+
+#[test]
+fn a_nic_that_does_not_reach_a_gpu_is_not_given_its_memory() {
+    FakeCuda::new().run(|| {
+        let device = Device::open_at("[::1]:0".parse().unwrap()).unwrap();
+        let register = |addr| {
+            let range = GpuRange { addr, len: 4096, dma_buf: None };
+            // SAFETY: nothing is transferred.
+            unsafe { raw::register_gpu(&device, &range) }.unwrap_err().to_string()
+        };
+        let gpu = Gpu::open(Driver::open().unwrap(), 0).unwrap();
+        let memory = GpuMemory::alloc(&gpu, 4096).unwrap();
+        let error = register(memory.addr());
+        assert!(error.contains("a NIC in software does not reach GPU memory"), "{error}");
+        assert_eq!(register(0x1000), "at 0x1000 there is no memory that CUDA knows");
     });
 }

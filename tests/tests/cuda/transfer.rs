@@ -10,12 +10,12 @@ use invar_testkit::fake_cuda::{FakeCuda, calls};
 const TIMEOUT: Duration = Duration::from_secs(20);
 const CHUNK: usize = 4096;
 
-/// Both ends of a connection of loopback with itself, with small pieces.
-struct Rig {
+/// Both ends of a connection of a device with itself: of loopback, with small pieces, or another.
+pub(crate) struct Rig {
     send: SendComm,
     recv: RecvComm,
-    device: Device,
-    settings: Settings,
+    pub(crate) device: Device,
+    pub(crate) settings: Settings,
     driver: Driver,
 }
 
@@ -25,8 +25,11 @@ fn fake() -> FakeCuda {
 
 impl Rig {
     fn new() -> Self {
+        Self::on(Device::open_at("[::1]:0".parse().unwrap()).unwrap())
+    }
+
+    pub(crate) fn on(device: Device) -> Self {
         let settings = Settings::from_env().unwrap();
-        let device = Device::open_at("[::1]:0".parse().unwrap()).unwrap();
         let listener = Listener::bind(&device, &settings).unwrap();
         let connecting = SendComm::connect(&device, &listener.handle(), &settings).unwrap();
         let sender = std::thread::spawn(|| connecting.wait().unwrap());
@@ -46,7 +49,7 @@ impl Rig {
     }
 
     /// Sends all of one region into all of another, and checks what came.
-    fn check(&mut self, from: &MemoryRegion, to: &MemoryRegion) {
+    pub(crate) fn check(&mut self, from: &MemoryRegion, to: &MemoryRegion) {
         from.write_at(0, &pattern(from.len())).unwrap();
         let receive = self.recv.irecv(&[(to, 0..to.len(), 7)]).unwrap().expect("room");
         let mut send = None;
@@ -69,7 +72,7 @@ impl Rig {
     }
 }
 
-fn pattern(len: usize) -> Vec<u8> {
+pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 251) as u8).collect()
 }
 

@@ -1,0 +1,88 @@
+//! What only a GPU can show: `cargo xtask gpu`. Without one it is skipped, unless `INVAR_GPU=1` asks
+//! for it; and with the stand-in it is seen to work.
+
+use std::os::fd::AsFd;
+
+use invar::cuda::{Driver, Gpu, GpuMemory, Pointer, PointerKind};
+use invar::{Device, MemoryRegion};
+use invar_testkit::fake_cuda::FakeCuda;
+
+use super::transfer::{Rig, pattern};
+
+/// A little more than what is registered and copied in one piece.
+const LEN: usize = (16 << 20) + 1234;
+
+/// Runs a check on each GPU of this machine.
+fn on_each_gpu(check: impl Fn(&Gpu)) {
+    let driver = match Driver::open() {
+        Ok(driver) => driver,
+        Err(why) => {
+            assert!(std::env::var_os("INVAR_GPU").is_none(), "INVAR_GPU is set: {why}");
+            return eprintln!("skipped: {why}");
+        }
+    };
+    let gpus = driver.gpus().unwrap();
+    assert!(!gpus.is_empty(), "a driver without GPUs");
+    for info in gpus {
+        eprintln!("{info:?}");
+        check(&Gpu::open(driver, info.ordinal).unwrap());
+    }
+}
+
+fn memory_of_a_gpu_works(gpu: &Gpu) {
+    let memory = GpuMemory::alloc(gpu, LEN).unwrap();
+    memory.write_at(0, &pattern(LEN)).unwrap();
+    let mut bytes = vec![0; LEN - 7];
+    memory.read_at(7, &mut bytes).unwrap();
+    assert_eq!(bytes, &pattern(LEN)[7..]);
+    let pointer = memory.pointer().unwrap();
+    assert_eq!((pointer.kind, pointer.gpu), (PointerKind::Device, gpu.info().ordinal));
+    assert!((pointer.base..pointer.base + pointer.len as u64).contains(&memory.addr()));
+    let again = GpuMemory::alloc(gpu, LEN).unwrap().pointer().unwrap();
+    assert_ne!(again.buffer_id, pointer.buffer_id);
+    let local = 0_u64;
+    assert_eq!(Pointer::query(gpu.driver(), (&raw const local).addr() as u64), Ok(None));
+    memory.sync_memops().unwrap();
+    if gpu.info().dma_buf {
+        let dma_buf = memory.dma_buf().unwrap();
+        assert_eq!((dma_buf.iova, dma_buf.len), (memory.addr(), LEN));
+        assert!(dma_buf.as_fd().try_clone_to_owned().is_ok());
+    } else {
+        eprintln!("no DMA-BUF: the driver exports none");
+    }
+    if gpu.info().host_flush {
+        gpu.flush_writes().unwrap();
+    }
+}
+
+fn every_device_moves_memory_of_a_gpu(gpu: &Gpu) {
+    for info in Device::list().unwrap() {
+        let mut rig = Rig::on(Device::open(&info.name).unwrap());
+        for len in [1, 4096, LEN] {
+            let regions = [(); 2].map(|()| {
+                let memory = GpuMemory::alloc(gpu, len).unwrap();
+                MemoryRegion::on_gpu(&rig.device, &memory, &rig.settings).unwrap()
+            });
+            eprintln!("{}, {len} bytes: {}", info.name, regions[0].gpu_path().unwrap());
+            rig.check(&regions[0], &regions[1]);
+        }
+    }
+}
+
+#[test]
+fn memory_of_each_gpu_works() {
+    on_each_gpu(memory_of_a_gpu_works);
+}
+
+#[test]
+fn each_device_moves_memory_of_each_gpu() {
+    on_each_gpu(every_device_moves_memory_of_a_gpu);
+}
+
+#[test]
+fn these_checks_work_with_the_stand_in() {
+    FakeCuda::new().set("INVAR_GPU", "1").set("FAKE_CUDA_ATTRIBUTES", "117=1").run(|| {
+        on_each_gpu(memory_of_a_gpu_works);
+        on_each_gpu(every_device_moves_memory_of_a_gpu);
+    });
+}
