@@ -4,7 +4,7 @@
 //! step. It reads in the order in which an operation goes:
 //!
 //! 0. [`Pattern`] — which peers a rank exchanges data with, and in which direction;
-//!    [`CollTransfer`] cuts a collective into steps, as [`math::P2pTransfer`](crate::math) does
+//!    [`CollTransfer`] cuts a collective into steps, as [`P2pTransfer`](crate::math::P2pTransfer) does
 //!    for a send or a receive.
 //! 1. [`Op`] — one direction of that, with one peer, on one channel.
 //! 2. [`OpPool`] — memory that the ranks of a host share with the proxy. A [`Poster`] puts
