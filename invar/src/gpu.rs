@@ -18,6 +18,15 @@ pub struct GpuPath {
     pub flush: flush::Flush,
 }
 
+/// In which ways GPU memory can be registered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuSupport {
+    /// As a DMA-BUF.
+    pub dma_buf: bool,
+    /// By its address, with the help of a kernel module.
+    pub peermem: bool,
+}
+
 /// What is said about GPU memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GpuRules {
@@ -32,11 +41,13 @@ impl Device {
         GpuPath::decide(gpu, &self.adapter().gpu_reach(), settings.gpu)
     }
 
-    /// Whether there may be a GPU that this device reaches (`net_ib.cc ncclIbAccept`).
-    pub(crate) fn reaches_gpus(&self) -> bool {
+    /// In which ways GPU memory can be registered with this device, if there is a GPU.
+    pub fn gpu_support(&self) -> GpuSupport {
         match self.adapter().gpu_reach() {
-            gdr::NicReach::Software => false,
-            gdr::NicReach::Rdma { dma_buf, .. } => dma_buf || Sysfs::default().peermem().is_some(),
+            gdr::NicReach::Software => GpuSupport::default(),
+            gdr::NicReach::Rdma { dma_buf, .. } => {
+                GpuSupport { dma_buf, peermem: Sysfs::default().peermem().is_some() }
+            }
         }
     }
 }

@@ -77,7 +77,7 @@ pub use choice::Choice;
 pub use connect::{Accepting, Connecting, Listener};
 pub use device::{Device, DeviceInfo, DeviceKind, ROCE_UDP_PORT, Survey, WeakDevice};
 pub use error::Error;
-pub use gpu::GpuPath;
+pub use gpu::{GpuPath, GpuSupport};
 pub use invar_core::conn::{HANDLE_BYTES, Handle, Wire};
 pub use invar_core::error::{Ends, Error as ConnectionError, Fault};
 pub use invar_core::nic::{Gid, LinkLayer, Mtu};

@@ -12,7 +12,7 @@ use invar_verbs::GidRules;
 
 use crate::device::ROCE_UDP_PORT;
 use crate::error::Kind;
-use crate::gpu::GpuRules;
+use crate::gpu::{GpuRules, GpuSupport};
 use crate::{Device, DeviceInfo, DeviceKind, Error};
 
 /// How connections are made: from the environment, then as the program says.
@@ -212,8 +212,9 @@ impl Settings {
     /// For a connection of this device.
     pub(crate) fn for_device(&self, device: &Device) -> conn::Settings {
         let mut conn = self.for_port(device.info().link_layer);
-        let needed = || !self.gpu.flush.disable && device.reaches_gpus();
-        conn.flush = self.flush.unwrap_or_else(needed);
+        // Whether there is a GPU at all is not asked (`net_ib.cc ncclIbAccept`).
+        let reached = || device.gpu_support() != GpuSupport::default();
+        conn.flush = self.flush.unwrap_or_else(|| !self.gpu.flush.disable && reached());
         conn
     }
 

@@ -38,6 +38,10 @@ impl Code {
 pub const HANDLE_BYTES: usize = 128;
 /// `NCCL_PTR_HOST`: host memory can be registered.
 pub const PTR_HOST: c_int = 1;
+/// `NCCL_PTR_CUDA`: GPU memory can be registered by its address.
+pub const PTR_CUDA: c_int = 2;
+/// `NCCL_PTR_DMABUF`: GPU memory can be registered as a DMA-BUF.
+pub const PTR_DMABUF: c_int = 4;
 /// `NCCL_NET_TRAFFIC_CLASS_UNDEF`.
 pub const TRAFFIC_CLASS_UNDEF: c_int = -1;
 

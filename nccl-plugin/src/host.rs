@@ -5,9 +5,11 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use invar::{Choice, Device, DeviceInfo, LinkLayer, Settings, WeakDevice};
+use invar::{Choice, Device, DeviceInfo, DeviceKind, GpuSupport, LinkLayer, Settings, WeakDevice};
 
-use crate::abi::{Code, CommConfig, Logger, ProfilerCallback, TRAFFIC_CLASS_UNDEF};
+use crate::abi::{
+    Code, CommConfig, Logger, PTR_CUDA, PTR_DMABUF, PTR_HOST, ProfilerCallback, TRAFFIC_CLASS_UNDEF,
+};
 use crate::connect;
 use crate::logger;
 use crate::outcome::{Failed, call, failed, misused, null, refused};
@@ -37,6 +39,8 @@ pub(crate) struct NetDevice {
     pub(crate) name: &'static CStr,
     pub(crate) pci_path: Option<&'static CStr>,
     pub(crate) guid: u64,
+    /// What memory can be registered with it.
+    pub(crate) ptr_support: c_int,
     opened: Mutex<WeakDevice>,
 }
 
@@ -138,7 +142,7 @@ impl Host {
         let devices: Vec<NetDevice> = devices
             .into_iter()
             .zip(0..)
-            .map(|(info, number)| NetDevice::new(number, info))
+            .map(|(info, number)| NetDevice::new(number, info, &settings))
             .collect();
         let line: String = devices.iter().map(NetDevice::summary).collect();
         let (interface, address) = oob;
@@ -157,12 +161,13 @@ impl Host {
 }
 
 impl NetDevice {
-    fn new(number: c_int, info: DeviceInfo) -> Self {
+    fn new(number: c_int, info: DeviceInfo, settings: &Settings) -> Self {
         NetDevice {
             number,
             name: forever(&info.name),
             pci_path: info.pci_path.as_deref().map(forever),
             guid: info.guid.unwrap_or(number as u64),
+            ptr_support: ptr_support(&info, settings),
             info,
             opened: Mutex::default(),
         }
@@ -230,6 +235,19 @@ impl Context {
             None => settings,
         }
     }
+}
+
+/// What memory can be registered with a device. Only RDMA devices reach that of a GPU.
+fn ptr_support(info: &DeviceInfo, settings: &Settings) -> c_int {
+    if info.kind != DeviceKind::Verbs {
+        return PTR_HOST;
+    }
+    let support = Device::open_for(info, settings).map(|device| device.gpu_support());
+    let GpuSupport { dma_buf, peermem } = support.unwrap_or_else(|error| {
+        log::warn!("{}: whether it reaches GPU memory is not known: {error}", info.name);
+        GpuSupport::default()
+    });
+    PTR_HOST + if peermem { PTR_CUDA } else { 0 } + if dma_buf { PTR_DMABUF } else { 0 }
 }
 
 /// Text for C that stays: NCCL keeps what it was told of devices. Each is kept once.

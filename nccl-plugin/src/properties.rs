@@ -4,8 +4,8 @@ use std::ffi::c_int;
 use std::ptr;
 
 use crate::abi::{
-    Code, PTR_HOST, PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11,
-    PropertiesV12, VDeviceProps,
+    Code, PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12,
+    VDeviceProps,
 };
 use crate::host::{self, NetDevice};
 use crate::outcome::{call, null};
@@ -50,7 +50,7 @@ macro_rules! describe {
                     name: $device.name.as_ptr(),
                     pci_path: $device.pci_path.map_or(ptr::null(), |path| path.as_ptr()),
                     guid: $device.guid,
-                    ptr_support: PTR_HOST,
+                    ptr_support: $device.ptr_support,
                     speed: c_int::try_from(speed).unwrap_or(c_int::MAX),
                     port: $device.info.card_port as c_int,
                     latency: 0.0,

@@ -6,11 +6,12 @@
 //! ```
 
 use std::ffi::{c_int, c_void};
+use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
-use invar::raw::{self, Keys};
+use invar::raw::{self, GpuRange, Keys};
 
-use crate::abi::{Code, PTR_HOST};
+use crate::abi::{Code, PTR_CUDA, PTR_HOST};
 use crate::comm::Comm;
 use crate::outcome::{Failed, Outcome, call, failed, misused, null};
 use crate::place;
@@ -39,7 +40,7 @@ pub(crate) unsafe extern "C" fn reg_mr_int(
         let size =
             usize::try_from(size).map_err(|_| misused(format_args!("regMr of {size} bytes")))?;
         // SAFETY: the caller's promise.
-        unsafe { register(comm, data, size, kind, mhandle) }
+        unsafe { register(comm, data, size, kind, None, mhandle) }
     })
 }
 
@@ -52,7 +53,28 @@ pub(crate) unsafe extern "C" fn reg_mr(
     mhandle: *mut *mut c_void,
 ) -> Code {
     // SAFETY: the caller's promise.
-    call(|| unsafe { register(comm, data, size, kind, mhandle) })
+    call(|| unsafe { register(comm, data, size, kind, None, mhandle) })
+}
+
+/// `regMrDmaBuf`.
+pub(crate) unsafe extern "C" fn reg_mr_dma_buf(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
+    offset: u64,
+    fd: c_int,
+    mhandle: *mut *mut c_void,
+) -> Code {
+    call(|| {
+        if fd < 0 {
+            return Err(misused(format_args!("regMrDmaBuf: {fd} is no file descriptor")));
+        }
+        // SAFETY: NCCL keeps it open during the call.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        // SAFETY: the caller's promise.
+        unsafe { register(comm, data, size, kind, Some((fd, offset)), mhandle) }
+    })
 }
 
 /// `deregMr`.
@@ -66,12 +88,13 @@ pub(crate) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void
 }
 
 /// # Safety
-/// NCCL's contract of `regMr`.
+/// NCCL's contract of `regMr` and `regMrDmaBuf`.
 unsafe fn register(
     comm: *mut c_void,
     data: *mut c_void,
     size: usize,
     kind: c_int,
+    dma_buf: Option<(BorrowedFd<'_>, u64)>,
     mhandle: *mut *mut c_void,
 ) -> Outcome {
     if mhandle.is_null() {
@@ -79,13 +102,19 @@ unsafe fn register(
     }
     // SAFETY: as in `dereg_mr`.
     let comm = unsafe { find("regMr", comm) }?;
-    if kind != PTR_HOST {
-        return Err(misused(format_args!("regMr of memory of type {kind}: only host memory goes")));
-    }
-    let data = NonNull::new(data.cast()).ok_or_else(|| null("regMr: memory"))?;
+    let data = NonNull::new(data.cast::<u8>()).ok_or_else(|| null("regMr: memory"))?;
     // SAFETY: the memory is NCCL's, which keeps it until `deregMr` and out of the way of transfers.
-    let keys =
-        unsafe { raw::register(comm.device(), data, size) }.map_err(|error| failed(&error))?;
+    let keys = unsafe {
+        match (kind, dma_buf) {
+            (PTR_HOST, None) => raw::register(comm.device(), data, size),
+            (PTR_CUDA, _) => {
+                let addr = data.as_ptr().addr() as u64;
+                raw::register_gpu(comm.device(), &GpuRange { addr, len: size, dma_buf })
+            }
+            _ => return Err(misused(format_args!("regMr of memory of type {kind}"))),
+        }
+    };
+    let keys = keys.map_err(|error| failed(&error))?;
     let keys = u64::from(keys.rkey) << 32 | u64::from(keys.lkey);
     // SAFETY: room for it, NCCL promises.
     unsafe { mhandle.write(ptr::without_provenance_mut(keys as usize)) };

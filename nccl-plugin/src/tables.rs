@@ -11,7 +11,7 @@ use crate::connect::{
 use crate::entry::{iflush, irecv, irecv_int, irecv_v10, isend, isend_int, isend_v10, test};
 use crate::host::{devices, finalize, init, init_v10, init_v11};
 use crate::properties::get_properties;
-use crate::register::{dereg_mr, reg_mr, reg_mr_int};
+use crate::register::{dereg_mr, reg_mr, reg_mr_dma_buf, reg_mr_int};
 
 /// What `NCCL_NET` calls this network.
 const NAME: *const c_char = c"Invar".as_ptr();
@@ -32,7 +32,7 @@ macro_rules! table {
             connect: $connect,
             accept: $accept,
             reg_mr: $reg_mr,
-            reg_mr_dma_buf: None,
+            reg_mr_dma_buf,
             dereg_mr,
             isend: $isend,
             irecv: $irecv,

@@ -13,7 +13,7 @@ use std::ptr;
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-use nccl_net_invar::abi::{Code, HANDLE_BYTES, PTR_HOST};
+use nccl_net_invar::abi::{Code, HANDLE_BYTES, PTR_CUDA, PTR_DMABUF, PTR_HOST};
 use nccl_net_invar::tables::{ncclNetPlugin_v6 as v6, ncclNetPlugin_v9 as net};
 
 /// More than anything takes that works.

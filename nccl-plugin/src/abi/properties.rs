@@ -32,7 +32,8 @@ macro_rules! properties {
             pub pci_path: *const c_char,
             /// Of the card: devices of one guid share a port to the network.
             pub guid: u64,
-            /// What memory can be registered: [`PTR_HOST`](super::PTR_HOST).
+            /// What memory can be registered: [`PTR_HOST`](super::PTR_HOST),
+            /// [`PTR_CUDA`](super::PTR_CUDA) and [`PTR_DMABUF`](super::PTR_DMABUF), added up.
             pub ptr_support: c_int,
             $($(#[$before_doc])* pub $before: $before_type,)*
             /// Megabits a second.

@@ -60,8 +60,17 @@ pub struct Net<V: Version> {
         c_int,
         *mut *mut c_void,
     ) -> Code,
-    /// Registers memory that a file descriptor stands for; missing where that cannot be.
-    pub reg_mr_dma_buf: Absent,
+    /// Registers memory that a file descriptor stands for: comm, memory, bytes, its kind, offset in
+    /// the descriptor, descriptor, registration.
+    pub reg_mr_dma_buf: unsafe extern "C" fn(
+        *mut c_void,
+        *mut c_void,
+        usize,
+        c_int,
+        u64,
+        c_int,
+        *mut *mut c_void,
+    ) -> Code,
     /// Ends a registration.
     pub dereg_mr: unsafe extern "C" fn(*mut c_void, *mut c_void) -> Code,
     /// Starts to send.

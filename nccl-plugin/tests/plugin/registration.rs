@@ -46,11 +46,32 @@ fn only_host_memory_that_there_is_can_be_registered() {
     let mut mr = ptr::null_mut();
     // SAFETY: it is refused before it is looked at.
     unsafe {
-        for (size, kind) in [(8, 2), (8, 4), (8, 0), (0, PTR_HOST), (usize::MAX, PTR_HOST)] {
+        for (size, kind) in [(8, 4), (8, 0), (0, PTR_HOST), (usize::MAX, PTR_HOST)] {
             let code = (net.reg_mr)(pair.send, data, size, kind, &mut mr);
             assert_eq!(code, Code::INTERNAL_ERROR, "{size} bytes of type {kind}");
         }
         let code = (v6.reg_mr)(pair.send, data, -8, PTR_HOST, &mut mr);
         assert_eq!(code, Code::INTERNAL_ERROR);
     }
+}
+
+#[test]
+fn memory_of_a_gpu_is_refused_where_the_device_does_not_reach_it() {
+    let pair = Pair::new(4096);
+    let data = pair.from.as_ptr().cast_mut().cast();
+    let mut mr = ptr::null_mut();
+    let reg_dma_buf = net.reg_mr_dma_buf;
+    // SAFETY: it is refused before it is looked at.
+    unsafe {
+        let code = (net.reg_mr)(pair.send, data, 8, PTR_CUDA, &mut mr);
+        assert_ne!(code, Code::SUCCESS, "without CUDA, and host memory");
+        assert_ne!(reg_dma_buf(pair.send, data, 8, PTR_CUDA, 0, 0, &mut mr), Code::SUCCESS);
+        for (kind, fd) in [(PTR_CUDA, -1), (PTR_HOST, 0), (PTR_DMABUF, 0)] {
+            let code = reg_dma_buf(pair.send, data, 8, kind, 0, fd, &mut mr);
+            assert_eq!(code, Code::INTERNAL_ERROR, "type {kind}, descriptor {fd}");
+        }
+        let code = reg_dma_buf(pair.send, ptr::null_mut(), 8, PTR_CUDA, 0, 0, &mut mr);
+        assert_ne!(code, Code::SUCCESS);
+    }
+    assert!(mr.is_null());
 }
