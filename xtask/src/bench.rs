@@ -3,6 +3,7 @@
 mod callgrind;
 mod perf;
 mod protocol;
+mod socket;
 mod tcp;
 mod udp;
 
@@ -33,6 +34,8 @@ enum Group {
     /// Throughput of `invar perf` over loopback, and of the kernel's own transports in the same
     /// minute: only the ratios mean something elsewhere.
     Perf,
+    /// The socket transport beside a bare TCP stream, in the same way.
+    Socket,
 }
 
 impl Args {
@@ -53,6 +56,7 @@ pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
             missed.extend(match group {
                 Group::Protocol => protocol::run(shell, args)?,
                 Group::Perf => perf::run(shell, args)?,
+                Group::Socket => socket::run(shell, args)?,
             });
         }
     }
@@ -67,6 +71,7 @@ impl Group {
         match self {
             Group::Protocol => protocol::CASES.iter().map(|case| case.name).collect(),
             Group::Perf => perf::CONTENDERS.iter().map(|contender| contender.name).collect(),
+            Group::Socket => socket::LINKS.iter().map(|link| link.name).collect(),
         }
     }
 }

@@ -82,7 +82,7 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
 }
 
 /// Sorts them.
-fn median(rates: &mut [f64]) -> f64 {
+pub(super) fn median(rates: &mut [f64]) -> f64 {
     rates.sort_by(f64::total_cmp);
     rates[rates.len() / 2]
 }

@@ -1,0 +1,156 @@
+//! The socket transport beside a bare TCP stream: two processes over loopback, both polling.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::Args;
+use super::perf::median;
+use crate::shell::Shell;
+use crate::workspace::Workspace;
+
+const KIB: usize = 1 << 10;
+
+/// Odd, so that there is a middle one.
+const RUNS: usize = 5;
+
+/// Messages under way.
+const WINDOW: usize = 8;
+
+/// What one run of a stream moves, unless that were too many messages.
+const RUN_BYTES: usize = 1 << 30;
+const RUN_MESSAGES_MAX: usize = 50_000;
+
+/// Round trips of a run.
+const ROUND_TRIPS: usize = 10_000;
+
+struct Case {
+    /// Bytes of a message.
+    size: usize,
+    measure: Measure,
+    /// The ratio to a bare stream that one socket must reach: at least, or of time at most.
+    bar: f64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Measure {
+    /// µs.
+    HalfRoundTrip,
+    /// Gbit/s.
+    Throughput,
+}
+
+const fn stream(size: usize, bar: f64) -> Case {
+    Case { size, measure: Measure::Throughput, bar }
+}
+
+const CASES: [Case; 7] = [
+    Case { size: 8, measure: Measure::HalfRoundTrip, bar: 1.3 },
+    stream(4 * KIB, 0.8),
+    stream(16 * KIB, 0.8),
+    stream(64 * KIB, 0.8),
+    stream(256 * KIB, 0.95),
+    stream(1024 * KIB, 0.95),
+    stream(16 * 1024 * KIB, 0.95),
+];
+
+/// What many sockets must reach of a bare stream's throughput on a host with two CPUs.
+const MANY_SOCKETS_BAR: f64 = 0.5;
+
+pub(super) struct Link {
+    pub(super) name: &'static str,
+    /// What the program calls it.
+    argument: &'static str,
+}
+
+/// The first is what the others are measured against. `socket-4x4` is asked for four threads with
+/// four sockets each.
+pub(super) const LINKS: [Link; 3] = [
+    Link { name: "raw", argument: "raw" },
+    Link { name: "socket", argument: "0x1" },
+    Link { name: "socket-4x4", argument: "4x4" },
+];
+
+/// Prints the table and returns what misses its bar.
+pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
+    let line = "build --release --package invar-testkit --bin bench_socket";
+    shell.run(shell.cargo(line))?;
+    let program = Workspace::load(shell)?.target_dir.join("release/bench_socket");
+    let links: Vec<&Link> = LINKS.iter().filter(|link| args.wants(link.name)).collect();
+    let mut missed = Vec::new();
+    println!("{:>10} {:12} {:>9} {:>9} {:>9} {:>6}", "", "", "median", "least", "most", "ratio");
+    for case in &CASES {
+        let mut values = vec![Vec::new(); links.len()];
+        // In turn, so that what else the host does meets them all.
+        for _ in 0..RUNS {
+            for (link, values) in links.iter().zip(&mut values) {
+                let value = measure(shell, &program, link, case);
+                values.push(value.with_context(|| link.name.to_owned())?);
+            }
+        }
+        let first = median(&mut values[0]);
+        for (link, values) in links.iter().zip(&mut values) {
+            let ratio = median(values) / first;
+            let (median, least, most) = (values[RUNS / 2], values[0], values[RUNS - 1]);
+            println!(
+                "{:>10} {:12} {median:9.2} {least:9.2} {most:9.2} {ratio:6.2}  {}",
+                case.size,
+                link.name,
+                case.measure.unit()
+            );
+            if links[0].name == "raw" && !case.is_met(link, ratio) {
+                missed.push(format!("{} at {} bytes ({ratio:.2} of raw)", link.name, case.size));
+            }
+        }
+    }
+    Ok(missed)
+}
+
+impl Measure {
+    fn unit(self) -> &'static str {
+        match self {
+            Measure::HalfRoundTrip => "µs half a round trip",
+            Measure::Throughput => "Gbit/s",
+        }
+    }
+}
+
+impl Case {
+    fn is_met(&self, link: &Link, ratio: f64) -> bool {
+        match self.measure {
+            Measure::HalfRoundTrip => ratio <= self.bar,
+            Measure::Throughput if link.name == "socket-4x4" => ratio >= MANY_SOCKETS_BAR,
+            Measure::Throughput => ratio >= self.bar,
+        }
+    }
+}
+
+fn measure(shell: &Shell, program: &Path, link: &Link, case: &Case) -> Result<f64> {
+    let (work, count, window) = match case.measure {
+        Measure::HalfRoundTrip => ("pingpong", ROUND_TRIPS, 1),
+        Measure::Throughput => ("stream", (RUN_BYTES / case.size).min(RUN_MESSAGES_MAX), WINDOW),
+    };
+    let mut command = shell.program(program);
+    command.args([link.argument, work]);
+    command.args([case.size, count, window].map(|number| number.to_string()));
+    let said = shell.read(command)?;
+    let taken: f64 = said.trim().parse().with_context(|| format!("bench_socket says {said:?}"))?;
+    Ok(match case.measure {
+        Measure::HalfRoundTrip => taken / 1000.0,
+        Measure::Throughput => (count * case.size) as f64 * 8e-9 / taken,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_throughput_is_better_and_more_time_is_not() {
+        let [_, one, many] = &LINKS;
+        let [latency, short, .., long] = &CASES;
+        assert!(latency.is_met(one, 1.3) && !latency.is_met(many, 1.4));
+        assert!(short.is_met(one, 0.8) && !short.is_met(one, 0.7));
+        assert!(!long.is_met(one, 0.9) && long.is_met(many, 0.5) && !long.is_met(many, 0.4));
+    }
+}
