@@ -123,8 +123,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    pub(crate) fn open(device: &str) -> Result<Context, OpenError> {
-        let library = Library::get()?;
+    pub(crate) fn open(library: &'static Library, device: &str) -> Result<Context, OpenError> {
         let list = DeviceList::get(library).map_err(OpenError::List)?;
         let opened = Arc::new(list.open(device)?);
         let fate = Arc::new(Fate::default());

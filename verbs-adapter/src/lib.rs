@@ -11,6 +11,8 @@ mod context;
 mod discover;
 mod errno;
 mod events;
+#[cfg(test)]
+mod fake;
 mod gid;
 mod library;
 mod memlock;

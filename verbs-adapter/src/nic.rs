@@ -15,6 +15,7 @@ use invar_linux::memory::HostMemory;
 use crate::context::Context;
 use crate::events;
 use crate::gid::{self, GidRules};
+use crate::library::Library;
 use crate::port::{Port, PortError};
 use crate::{OpenError, errno, memlock};
 
@@ -59,7 +60,11 @@ struct Inner {
 impl VerbsNic {
     /// Opens a port that may be up or down, and must have a GID to use.
     pub fn open(config: &VerbsConfig) -> Result<VerbsNic, OpenError> {
-        let context = Context::open(&config.device)?;
+        Self::open_with(Library::get()?, config)
+    }
+
+    fn open_with(library: &'static Library, config: &VerbsConfig) -> Result<VerbsNic, OpenError> {
+        let context = Context::open(library, &config.device)?;
         let VerbsConfig { device, port_num, gid, .. } = config;
         let port = Port::read(context.opened(), *port_num, gid, None)
             .map_err(|source| OpenError::Port { device: device.clone(), source })?;
@@ -245,3 +250,6 @@ impl Nic for VerbsNic {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

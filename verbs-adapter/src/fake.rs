@@ -1,0 +1,264 @@
+//! A libibverbs of functions in this file, which note what is called, for tests of what real
+//! devices cannot be made to do.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::fs::File;
+use std::io::{PipeWriter, Read, Write};
+use std::mem::ManuallyDrop;
+use std::os::fd::{FromRawFd, IntoRawFd};
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::library::Library;
+use crate::sys::*;
+
+/// What the fake has seen and is told; one test at a time has it.
+pub(crate) struct Fake {
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// What is called, in order.
+static CALLS: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
+/// `wr_id`s of what is posted.
+static POSTED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+/// The `wr_id` that a post refuses.
+static REFUSED: Mutex<Option<u64>> = Mutex::new(None);
+/// Where events of the open device come from.
+static EVENTS: Mutex<Option<PipeWriter>> = Mutex::new(None);
+
+fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Fake {
+    pub(crate) fn new() -> Fake {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = lock(&ALONE);
+        lock(&CALLS).clear();
+        lock(&POSTED).clear();
+        *lock(&REFUSED) = None;
+        Fake { _alone: alone }
+    }
+
+    /// What released something, in order.
+    pub(crate) fn released(&self) -> Vec<&'static str> {
+        lock(&CALLS).clone()
+    }
+
+    pub(crate) fn posted(&self) -> Vec<u64> {
+        lock(&POSTED).clone()
+    }
+
+    pub(crate) fn refuse(&self, wr_id: u64) {
+        *lock(&REFUSED) = Some(wr_id);
+    }
+
+    /// Raises an event on the open device.
+    pub(crate) fn raise(&self, element: ibv_async_element, event_type: u32) {
+        // SAFETY: the larger variants of the union fill it.
+        let element = unsafe { element.qp }.addr() as u64;
+        let mut bytes = element.to_ne_bytes().to_vec();
+        bytes.extend(u64::from(event_type).to_ne_bytes());
+        lock(&EVENTS).as_mut().unwrap().write_all(&bytes).unwrap();
+    }
+}
+
+extern "C" fn get_device_list(len: *mut c_int) -> *mut *mut ibv_device {
+    // SAFETY: the caller's number. The list is never freed, nor looked into.
+    unsafe { *len = 1 };
+    Box::leak(Box::new(ptr::dangling_mut()))
+}
+
+extern "C" fn open_device(_: *mut ibv_device) -> *mut ibv_context {
+    let (reader, writer) = std::io::pipe().unwrap();
+    *lock(&EVENTS) = Some(writer);
+    // SAFETY: pointers, functions that may be absent, and integers: all zeros is a value.
+    let mut context: ibv_context = unsafe { std::mem::zeroed() };
+    context.async_fd = reader.into_raw_fd();
+    context.ops.poll_cq = Some(poll_cq);
+    context.ops.post_send = Some(post_send);
+    context.ops.post_recv = Some(post_recv);
+    Box::into_raw(Box::new(context))
+}
+
+extern "C" fn close_device(context: *mut ibv_context) -> c_int {
+    lock(&CALLS).push("close_device");
+    // SAFETY: as `open_device` made it, and nobody has it any more.
+    unsafe { drop(File::from_raw_fd(Box::from_raw(context).async_fd)) };
+    0
+}
+
+extern "C" fn get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+    // SAFETY: an open context, whose descriptor stays its own.
+    let mut file = ManuallyDrop::new(unsafe { File::from_raw_fd((*context).async_fd) });
+    let mut bytes = [0; 16];
+    if file.read_exact(&mut bytes).is_err() {
+        return -1;
+    }
+    let [element, event_type] =
+        [0, 8].map(|at| u64::from_ne_bytes(bytes[at..][..8].try_into().unwrap()));
+    let qp = ptr::with_exposed_provenance_mut(element as usize);
+    // SAFETY: room for an event.
+    unsafe {
+        *event =
+            ibv_async_event { element: ibv_async_element { qp }, event_type: event_type as u32 }
+    };
+    0
+}
+
+extern "C" fn query_port(_: *mut ibv_context, _: u8, attr: *mut ibv_port_attr) -> c_int {
+    // SAFETY: room for the attributes.
+    let attr = unsafe { &mut *attr };
+    (attr.state, attr.link_layer) = (IBV_PORT_ACTIVE, IBV_LINK_LAYER_ETHERNET);
+    (attr.active_mtu, attr.gid_tbl_len, attr.active_width, attr.active_speed) = (5, 1, 2, 32);
+    0
+}
+
+extern "C" fn query_gid(_: *mut ibv_context, _: u8, _: c_int, gid: *mut ibv_gid) -> c_int {
+    // SAFETY: room for a GID.
+    unsafe { (*gid).raw = [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1] };
+    0
+}
+
+/// An object whose first fields are those of `T`, and are 0 but for what `fill` sets.
+fn object<T>(fill: impl FnOnce(&mut T)) -> *mut T {
+    // SAFETY: pointers and integers: all zeros is a value.
+    let mut object: Box<T> = Box::new(unsafe { std::mem::zeroed() });
+    fill(&mut object);
+    Box::into_raw(object)
+}
+
+/// Ends an object of `object`.
+fn end<T>(object: *mut T, call: &'static str) -> c_int {
+    lock(&CALLS).push(call);
+    // SAFETY: made by `object`, ended once.
+    drop(unsafe { Box::from_raw(object) });
+    0
+}
+
+extern "C" fn alloc_pd(_: *mut ibv_context) -> *mut ibv_pd {
+    object(|_| {})
+}
+
+extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    end(pd, "dealloc_pd")
+}
+
+extern "C" fn reg_mr(_: *mut ibv_pd, _: *mut c_void, _: usize, _: c_int) -> *mut ibv_mr {
+    object(|mr: &mut ibv_mr| (mr.lkey, mr.rkey) = (7, 8))
+}
+
+extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    end(mr, "dereg_mr")
+}
+
+extern "C" fn create_cq(
+    _: *mut ibv_context,
+    _: c_int,
+    cq_context: *mut c_void,
+    _: *mut c_void,
+    _: c_int,
+) -> *mut ibv_cq {
+    object(|cq: &mut ibv_cq| cq.cq_context = cq_context)
+}
+
+extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
+    end(cq, "destroy_cq")
+}
+
+extern "C" fn create_qp(_: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: attributes that are there.
+    let qp_context = unsafe { (*init).qp_context };
+    object(|qp: &mut ibv_qp| (qp.qp_context, qp.qp_num) = (qp_context, 0x11))
+}
+
+extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    end(qp, "destroy_qp")
+}
+
+unsafe extern "C" fn poll_cq(_: *mut ibv_cq, _: c_int, _: *mut ibv_wc) -> c_int {
+    -1
+}
+
+unsafe extern "C" fn post_send(
+    _: *mut ibv_qp,
+    mut wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    let refused = *lock(&REFUSED);
+    // SAFETY: a chain, and room to name one of it.
+    unsafe {
+        while let Some(request) = wr.as_ref() {
+            if refused == Some(request.wr_id) {
+                *bad = wr;
+                return libc::ENOMEM;
+            }
+            lock(&POSTED).push(request.wr_id);
+            wr = request.next;
+        }
+    }
+    0
+}
+
+unsafe extern "C" fn post_recv(
+    _: *mut ibv_qp,
+    _: *mut ibv_recv_wr,
+    _: *mut *mut ibv_recv_wr,
+) -> c_int {
+    libc::ENOMEM
+}
+
+extern "C" fn name(_: *mut ibv_device) -> *const c_char {
+    c"fake0".as_ptr()
+}
+
+extern "C" fn event_text(event_type: u32) -> *const c_char {
+    match event_type {
+        IBV_EVENT_QP_FATAL => c"QP fatal".as_ptr(),
+        IBV_EVENT_CQ_ERR => c"CQ error".as_ptr(),
+        IBV_EVENT_DEVICE_FATAL => c"device fatal".as_ptr(),
+        _ => c"other".as_ptr(),
+    }
+}
+
+/// The library: an old one, without anything that is optional.
+pub(crate) static LIBRARY: Library = {
+    extern "C" fn free_device_list(_: *mut *mut ibv_device) {}
+    extern "C" fn ack_async_event(_: *mut ibv_async_event) {}
+    extern "C" fn query_device(_: *mut ibv_context, _: *mut ibv_device_attr) -> c_int {
+        0
+    }
+    extern "C" fn modify_qp(_: *mut ibv_qp, _: *mut ibv_qp_attr, _: c_int) -> c_int {
+        libc::EINVAL
+    }
+    extern "C" fn fork_init() -> c_int {
+        0
+    }
+    Library {
+        get_device_list,
+        free_device_list,
+        get_device_name: name,
+        open_device,
+        close_device,
+        get_async_event,
+        ack_async_event,
+        query_device,
+        query_port,
+        query_gid,
+        alloc_pd,
+        dealloc_pd,
+        reg_mr,
+        dereg_mr,
+        create_cq,
+        destroy_cq,
+        create_qp,
+        modify_qp,
+        destroy_qp,
+        event_type_str: event_text,
+        fork_init,
+        reg_mr_iova2: None,
+        query_gid_ex: None,
+        reg_dmabuf_mr: None,
+        query_port_speed: None,
+    }
+};
