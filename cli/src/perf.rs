@@ -172,9 +172,15 @@ fn open_device(nic: Option<&str>, local: IpAddr, settings: &Settings) -> Result<
             let rdma = |info: &DeviceInfo| {
                 info.kind == DeviceKind::Verbs && settings.takes(DeviceKind::Verbs)
             };
-            match Device::survey(settings)?.devices.into_iter().find(rdma) {
+            let survey = Device::survey(settings)?;
+            match survey.devices.into_iter().find(rdma) {
                 Some(info) => info,
-                None => return open(local),
+                None if settings.takes(DeviceKind::Soft) => return open(local),
+                None => {
+                    let (asked, why) = (settings.transport().as_str(), survey.left_out.join("; "));
+                    let text = format!("INVAR_TRANSPORT={asked}: there is no such device; {why}");
+                    return Err(Failure::usage(text));
+                }
             }
         }
     };

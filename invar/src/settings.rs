@@ -200,7 +200,7 @@ impl Settings {
     }
 
     /// Which kind of device (`INVAR_TRANSPORT`).
-    pub(crate) fn transport(&self) -> TransportChoice {
+    pub fn transport(&self) -> TransportChoice {
         self.transport
     }
 

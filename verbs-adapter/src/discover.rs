@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use invar_core::device::{NameFilter, PciPath, real_port};
-use invar_core::nic::{PortAttr, PortState};
+use invar_core::nic::{LinkLayer, PortAttr, PortState};
 use invar_linux::interface::Interface;
 
 use crate::context::{DeviceList, Opened};
@@ -52,7 +52,7 @@ impl PortInfo {
     /// The address that RoCE peers send to; InfiniBand has none.
     pub fn address(&self) -> Option<IpAddr> {
         let ip = self.attr.gid.ip();
-        (self.attr.link_layer == invar_core::nic::LinkLayer::Ethernet).then_some(ip)
+        (self.attr.link_layer == LinkLayer::Ethernet).then_some(ip)
     }
 }
 

@@ -5,6 +5,7 @@ mod post;
 mod transition;
 
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use invar_core::nic::{
@@ -94,7 +95,7 @@ impl VerbsNic {
     pub fn reg_dmabuf_mr(
         &self,
         pd: &Pd,
-        dmabuf: std::os::fd::BorrowedFd<'_>,
+        dmabuf: BorrowedFd<'_>,
         offset: u64,
         len: usize,
         iova: u64,
