@@ -1,9 +1,9 @@
 //! `cargo xtask bench`: what Invar costs, beside what it is to be measured against.
 
 mod callgrind;
-mod perf;
 mod protocol;
 mod socket;
+mod soft_nic;
 mod tcp;
 mod udp;
 
@@ -31,9 +31,9 @@ pub(crate) struct Args {
 enum Group {
     /// Instructions an operation, counted by callgrind: the same on every run and host.
     Protocol,
-    /// Throughput of `invar perf` over loopback, and of the kernel's own transports in the same
-    /// minute: only the ratios mean something elsewhere.
-    Perf,
+    /// The software NIC over loopback, and the kernel's own transports in the same minute: only the
+    /// ratios mean something elsewhere.
+    SoftNic,
     /// The socket transport beside a bare TCP stream, in the same way.
     Socket,
 }
@@ -55,7 +55,7 @@ pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
         if group.cases().iter().any(|case| args.wants(case)) {
             missed.extend(match group {
                 Group::Protocol => protocol::run(shell, args)?,
-                Group::Perf => perf::run(shell, args)?,
+                Group::SoftNic => soft_nic::run(shell, args)?,
                 Group::Socket => socket::run(shell, args)?,
             });
         }
@@ -70,7 +70,7 @@ impl Group {
     fn cases(self) -> Vec<&'static str> {
         match self {
             Group::Protocol => protocol::CASES.iter().map(|case| case.name).collect(),
-            Group::Perf => perf::CONTENDERS.iter().map(|contender| contender.name).collect(),
+            Group::SoftNic => soft_nic::cases(),
             Group::Socket => socket::LINKS.iter().map(|link| link.name).collect(),
         }
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::Args;
-use super::perf::median;
+use super::soft_nic::median;
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 

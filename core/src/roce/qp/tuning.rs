@@ -15,8 +15,8 @@ pub struct Tuning {
 }
 
 impl Default for Tuning {
-    /// 256 packets (1 MiB at path MTU 4096), 8 ms, 200 µs.
+    /// 256 packets (1 MiB at path MTU 4096), 8 ms, 50 µs.
     fn default() -> Self {
-        Tuning { window_packets_max: 256, probe_ns: 8_000_000, hole_age_ns: 200_000 }
+        Tuning { window_packets_max: 256, probe_ns: 8_000_000, hole_age_ns: 50_000 }
     }
 }

@@ -1,7 +1,11 @@
-//! Throughput of `invar perf` over loopback, and of bare TCP and UDP between its runs.
+//! Throughput of `invar perf` over loopback, and of bare TCP and UDP between its runs; then what
+//! else the software NIC has to keep to: `round_trip`, `fabric`.
+
+mod fabric;
+mod round_trip;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -25,28 +29,42 @@ const WINDOW: usize = 8;
 /// What `soft` has to reach with messages of 1 MiB.
 const SOFT_BAR_GBITS: f64 = 30.0;
 
-pub(super) struct Contender {
-    pub(super) name: &'static str,
+struct Contender {
+    name: &'static str,
     /// Gbit/s for messages of a size.
     run: fn(&Shell, &Path, usize) -> Result<f64>,
 }
 
 /// `soft` is `invar perf` on a host without RDMA hardware: the software NIC.
-pub(super) const CONTENDERS: [Contender; 4] = [
+const CONTENDERS: [Contender; 4] = [
     Contender { name: "tcp-blocking", run: |_, _, size| tcp(size, Wait::Block) },
     Contender { name: "tcp-polled", run: |_, _, size| tcp(size, Wait::Poll) },
     Contender { name: "udp-gso", run: |_, _, _| udp() },
     Contender { name: "soft", run: invar_perf },
 ];
 
-/// Prints the table and returns what misses its bar.
+pub(super) fn cases() -> Vec<&'static str> {
+    let names = CONTENDERS.iter().map(|contender| contender.name);
+    names.chain([round_trip::CASE, fabric::CONNECTIONS, fabric::LOSS]).collect()
+}
+
+/// Prints the tables and returns what misses its bar.
 pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
+    let mut missed = throughput(shell, args)?;
+    if args.wants(round_trip::CASE) {
+        missed.extend(round_trip::run(shell)?);
+    }
+    missed.extend(fabric::run(shell, args)?);
+    Ok(missed)
+}
+
+fn throughput(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     let contenders: Vec<&Contender> =
         CONTENDERS.iter().filter(|contender| args.wants(contender.name)).collect();
-    if contenders.iter().any(|contender| contender.name == "soft") {
-        shell.run(shell.cargo("build --release --package invar-cli"))?;
+    if contenders.is_empty() {
+        return Ok(Vec::new());
     }
-    let target_dir = Workspace::load(shell)?.target_dir;
+    let target_dir = built(shell, "invar-cli --bin invar")?;
     let mut missed = Vec::new();
     println!(
         "{:>8} {:14} {:>8} {:>8} {:>8} {:>8}   Gbit/s over loopback, {RUNS} runs",
@@ -101,20 +119,36 @@ fn udp() -> Result<f64> {
 }
 
 fn invar_perf(shell: &Shell, target_dir: &Path, size: usize) -> Result<f64> {
-    let json = target_dir.join("perf.json");
-    let mut perf = shell.program(&target_dir.join("release/invar"));
-    perf.args(["perf", "--window", &WINDOW.to_string()]);
-    perf.args(["-b", &size.to_string(), "-e", &size.to_string(), "-n", &count(size).to_string()]);
-    perf.arg("--json").arg(&json);
-    shell.capture(perf)?;
-    gbits(&fs::read_to_string(&json)?).context("invar perf --json says something unexpected")
+    let window = WINDOW.to_string();
+    let count = count(size).to_string();
+    gbits(&report(shell, target_dir, size, &["--window", &window, "-n", &count])?)
 }
 
-/// From the report of `invar perf --json`, of one row.
-fn gbits(json: &str) -> Result<f64> {
-    let report: Value = serde_json::from_str(json)?;
-    let row = report["rows"].get(0).context("no row")?;
+/// Builds a package's program and says where programs are.
+fn built(shell: &Shell, what: &str) -> Result<PathBuf> {
+    shell.run(shell.cargo(&format!("build --release --package {what}")))?;
+    Ok(Workspace::load(shell)?.target_dir)
+}
+
+/// The row of `invar perf` for messages of a size.
+fn report(shell: &Shell, target_dir: &Path, size: usize, flags: &[&str]) -> Result<Value> {
+    let json = target_dir.join("perf.json");
+    let mut perf = shell.program(&target_dir.join("release/invar"));
+    let size = size.to_string();
+    perf.args(["perf", "-b", &size, "-e", &size]).args(flags).arg("--json").arg(&json);
+    shell.capture(perf)?;
+    row(&fs::read_to_string(&json)?).context("invar perf --json says something unexpected")
+}
+
+/// The row of the report of `invar perf --json`, if it has one.
+fn row(json: &str) -> Result<Value> {
+    let mut report: Value = serde_json::from_str(json)?;
+    let row = report["rows"].get_mut(0).context("no row")?.take();
     ensure!(row["wrong"] == 0, "wrong bytes: {}", row["wrong"]);
+    Ok(row)
+}
+
+fn gbits(row: &Value) -> Result<f64> {
     Ok(8.0 * row["algbw_gbytes_per_s"].as_f64().context("no algbw_gbytes_per_s")?)
 }
 
@@ -124,11 +158,12 @@ mod tests {
 
     #[test]
     fn the_report_of_invar_perf_is_read() {
-        let row = r#"{"size": 1048576, "algbw_gbytes_per_s": 4.5, "wrong": 0}"#;
-        assert_eq!(gbits(&format!(r#"{{"nic": "soft0", "rows": [{row}]}}"#)).unwrap(), 36.0);
-        let wrong = row.replace(r#""wrong": 0"#, r#""wrong": 2"#);
-        assert!(gbits(&format!(r#"{{"rows": [{wrong}]}}"#)).is_err());
-        assert!(gbits(r#"{"rows": []}"#).is_err());
+        let text = r#"{"size": 1048576, "algbw_gbytes_per_s": 4.5, "wrong": 0}"#;
+        let report = format!(r#"{{"nic": "soft0", "rows": [{text}]}}"#);
+        assert_eq!(gbits(&row(&report).unwrap()).unwrap(), 36.0);
+        let wrong = text.replace(r#""wrong": 0"#, r#""wrong": 2"#);
+        assert!(row(&format!(r#"{{"rows": [{wrong}]}}"#)).is_err());
+        assert!(row(r#"{"rows": []}"#).is_err());
     }
 
     #[test]
