@@ -36,7 +36,8 @@ impl Choice {
             let on = allowed.iter().find(|found| found.interface.name == device.netdev);
             match (device.kind, on) {
                 (DeviceKind::Verbs, _) => true,
-                (DeviceKind::Soft, None) => false,
+                (DeviceKind::Socket | DeviceKind::Soft, None) => false,
+                (DeviceKind::Socket, Some(_)) => true,
                 (DeviceKind::Soft, Some(on)) => {
                     if settings.socket_family != AddressFamily::Any {
                         device.address = on.addr.ip();

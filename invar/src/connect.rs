@@ -5,15 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use invar_core::conn::Handle;
-use invar_core::conn::stage::Stage;
 use invar_core::device::NameFilter;
-use invar_core::error::Error as CoreError;
 use invar_linux::clock::now_ns;
 use invar_linux::interface::{self, Found, Interface, Rules};
-use invar_linux::tcp::{OobListener, OobStream};
 
 use crate::error::Kind;
-use crate::raw::{AnyRecv, AnySend, Attempt};
+use crate::raw::{AnyRecv, AnySend, Attempt, Listen};
 use crate::{Device, Error, RecvComm, SendComm, Settings, staged};
 
 /// How often who waits for a connection looks.
@@ -21,8 +18,7 @@ const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 /// Waits for senders.
 pub struct Listener {
-    oob: OobListener,
-    handle: Handle,
+    listen: Box<dyn Listen>,
     device: Device,
     settings: Settings,
 }
@@ -33,23 +29,19 @@ impl Listener {
     pub fn bind(device: &Device, settings: &Settings) -> Result<Self, Error> {
         settings.check(device.info())?;
         let addr = oob_addr(device, settings)?;
-        let failed = |error| Error::io(format_args!("listening on {addr}"), error);
-        let oob = OobListener::bind(addr).map_err(failed)?;
-        let handle = Handle::new(oob.local_addr().map_err(failed)?, settings.wire());
-        Ok(Listener { oob, handle, device: device.clone(), settings: settings.clone() })
+        let listen = device.adapter().listen(addr, settings.for_device(device))?;
+        Ok(Listener { listen, device: device.clone(), settings: settings.clone() })
     }
 
     /// What a sender needs to connect: 128 bytes, to be copied to it by other means. Any number
     /// of senders may use it.
     pub fn handle(&self) -> Handle {
-        self.handle
+        self.listen.handle()
     }
 
     /// The next peer that has called, if there is one. Several may be accepted side by side.
     pub fn accept(&self) -> Result<Option<Accepting>, Error> {
-        let failed = |error| Error::io("accepting a connection", error);
-        let Some(stream) = self.oob.accept().map_err(failed)? else { return Ok(None) };
-        let attempt = self.device.adapter().accept(stream, self.settings.for_device(&self.device));
+        let Some(attempt) = self.listen.accept()? else { return Ok(None) };
         let staging = self.settings.gpu.staging;
         Ok(Some(Accepting { attempt, device: self.device.clone(), staging }))
     }
@@ -117,15 +109,8 @@ impl Connecting {
         handle: &Handle,
         settings: &Settings,
     ) -> Result<Self, Error> {
-        let name = &device.info().name;
         settings.check(device.info())?;
-        let addr = handle.addr(settings.wire()).map_err(Kind::Handle)?;
-        let conn = settings.for_device(device);
-        let stream = OobStream::connect(addr).map_err(|error| {
-            let error = CoreError::Stream { stage: Stage::Connect, error, got: 0, want: 0 };
-            Error::unreached(name, addr, error)
-        })?;
-        let attempt = device.adapter().connect(stream, conn);
+        let attempt = device.adapter().connect(handle, settings.for_device(device))?;
         Ok(Connecting { attempt, device: device.clone(), staging: settings.gpu.staging })
     }
 

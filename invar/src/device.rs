@@ -8,13 +8,15 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::{Arc, Weak};
 
 use invar_core::device::data_access;
-use invar_core::nic::{Access, Gid, LinkLayer, Mtu, NicError};
+use invar_core::nic::{Access, Gid, LinkLayer, Mtu, Nic, NicError};
 use invar_core::param::AddressFamily;
-use invar_linux::interface::Interface;
+use invar_linux::interface::{Found, Interface};
+use invar_linux::socket::SocketDevice;
 use invar_linux::soft::{self, SoftConfig, SoftNic};
 
+use crate::connect::interfaces_for;
 use crate::error::Kind;
-use crate::raw::{Adapter, Registrations, adapt};
+use crate::raw::{Adapter, OverTcp, Registrations, adapt};
 use crate::settings::RdmaRules;
 use crate::{Error, Settings};
 
@@ -28,6 +30,8 @@ pub const ROCE_UDP_PORT: u16 = 4791;
 pub enum DeviceKind {
     /// A port of an RDMA device, through libibverbs.
     Verbs,
+    /// A network interface, over TCP.
+    Socket,
     /// The RoCEv2 NIC in software, over UDP.
     Soft,
 }
@@ -37,6 +41,7 @@ impl fmt::Display for DeviceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             DeviceKind::Verbs => "ib",
+            DeviceKind::Socket => "socket",
             DeviceKind::Soft => "soft",
         })
     }
@@ -125,6 +130,8 @@ impl Device {
         let Survey { mut devices, left_out } = rdma::survey(&settings.rdma)?;
         let interfaces = Interface::list().map_err(listing)?;
         let configs = soft::devices(AddressFamily::Any).map_err(listing)?;
+        let found = interfaces_for(settings, &interfaces).unwrap_or_default();
+        devices.extend(found.into_iter().map(describe_socket));
         devices.extend(configs.iter().filter_map(|config| describe(config, &interfaces)));
         Ok(Survey { devices, left_out })
     }
@@ -160,8 +167,10 @@ impl Device {
 
     /// Opens a device that was listed, where peers with these settings find it.
     pub fn open_for(info: &DeviceInfo, settings: &Settings) -> Result<Self, Error> {
-        if info.kind == DeviceKind::Verbs {
-            return Self::open_rdma(info, &settings.rdma);
+        match info.kind {
+            DeviceKind::Verbs => return Self::open_rdma(info, &settings.rdma),
+            DeviceKind::Socket => return Self::open_socket(info, settings),
+            DeviceKind::Soft => {}
         }
         let addr = SocketAddr::new(info.address, settings.udp_port());
         Self::open_soft(info, scoped(info, addr)?)
@@ -176,12 +185,26 @@ impl Device {
         Ok(Device(Arc::new(inner)))
     }
 
+    fn open_socket(info: &DeviceInfo, settings: &Settings) -> Result<Self, Error> {
+        let interface = Interface::list().map_err(listing)?;
+        let interface = interface.into_iter().find(|interface| interface.name == info.netdev);
+        let gone = || no_device(&info.name, &Survey::default());
+        let interface = interface.ok_or_else(gone)?;
+        let address = scoped(info, SocketAddr::new(info.address, 0))?;
+        let device = SocketDevice { interface, address };
+        let layout = device.layout(settings.socket_nthreads, settings.nsocks_perthread);
+        let adapter = Arc::new(OverTcp::new(device, layout));
+        let (info, registrations) = (info.clone(), Registrations::new());
+        let data_access = data_access(0, false);
+        Ok(Device(Arc::new(Inner { info, data_access, registrations, adapter, soft: None })))
+    }
+
     fn open_soft(info: &DeviceInfo, addr: SocketAddr) -> Result<Self, Error> {
         let nic = SoftNic::open(&SoftConfig::new(&info.name, addr))
             .map_err(|error| Error::io(format_args!("opening {} at {addr}", info.name), error))?;
         let failed = |source: NicError| Kind::Nic { device: info.name.clone(), source };
         let adapter = adapt(nic.clone()).map_err(failed)?;
-        let port = adapter.port().map_err(failed)?;
+        let port = nic.query_port().map_err(failed)?;
         let info = DeviceInfo {
             address: addr.ip(),
             gid: port.gid,
@@ -272,6 +295,32 @@ impl WeakDevice {
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.info().fmt(f)
+    }
+}
+
+fn describe_socket(found: Found<'_>) -> DeviceInfo {
+    let Found { interface, addr } = found;
+    let device = SocketDevice { interface: interface.clone(), address: addr };
+    let pci_path = device.pci_path().map(|path| path.to_string_lossy().into_owned());
+    DeviceInfo {
+        name: interface.name.clone(),
+        kind: DeviceKind::Socket,
+        netdev: interface.name.clone(),
+        address: addr.ip(),
+        addresses: interface.addresses.iter().map(|a| a.ip).collect(),
+        gid: Gid::from(addr.ip()),
+        gid_index: 0,
+        gid_why: String::new(),
+        link_layer: LinkLayer::Ethernet,
+        mtu: interface.path_mtu().unwrap_or_default(),
+        speed_mbps: interface.speed_mbps,
+        up: interface.up,
+        udp_port: None,
+        pci_path,
+        guid: None,
+        card_port: 1,
+        qps_max: None,
+        recvs_max: invar_core::fifo::RECVS_MAX,
     }
 }
 

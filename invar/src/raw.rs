@@ -13,13 +13,16 @@
 mod adapter;
 mod end;
 mod registration;
+mod socket;
 mod watch;
 
-pub(crate) use adapter::{Adapter, Attempt, Registration, adapt};
+pub(crate) use adapter::{Adapter, Attempt, Listen, Registration, adapt};
 pub use adapter::{GpuRange, HostNic, RecvOn, SendOn};
 pub use end::{AnyRecv, AnySend, End, Lanes, RecvEnd, SendEnd};
 pub(crate) use registration::Registrations;
 pub use registration::{Keys, deregister, register, register_gpu};
+pub(crate) use socket::OverTcp;
+pub use socket::{SocketRecv, SocketSend};
 
 pub use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 pub use invar_core::fifo::RECVS_MAX;

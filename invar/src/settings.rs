@@ -38,6 +38,8 @@ pub struct Settings {
     pub(crate) gpu: GpuRules,
     pub(crate) socket_ifname: String,
     pub(crate) socket_family: AddressFamily,
+    pub(crate) socket_nthreads: Option<u8>,
+    pub(crate) nsocks_perthread: Option<u8>,
 }
 
 /// What is said about RDMA devices before one is open.
@@ -107,6 +109,8 @@ impl Settings {
             gpu: GpuRules::from(params),
             socket_ifname,
             socket_family: params.socket_family,
+            socket_nthreads: params.socket_nthreads,
+            nsocks_perthread: params.nsocks_perthread,
         }
     }
 
@@ -195,7 +199,7 @@ impl Settings {
             TransportChoice::Auto => true,
             TransportChoice::Ib => kind == DeviceKind::Verbs,
             TransportChoice::Soft => kind == DeviceKind::Soft,
-            TransportChoice::Socket => false,
+            TransportChoice::Socket => kind == DeviceKind::Socket,
         }
     }
 

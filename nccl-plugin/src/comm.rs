@@ -83,6 +83,7 @@ impl Comm {
     pub(crate) fn put_send(end: AnySend, device: (c_int, &Device)) -> Result<Name, Failed> {
         match end {
             AnySend::Verbs(end) => Self::put(end, send::calls, Kind::Send, device),
+            AnySend::Socket(end) => Self::put(end, send::calls, Kind::Send, device),
             AnySend::Soft(end) => Self::put(end, send::calls, Kind::Send, device),
             _ => Err(misused("a device of a kind that this plugin does not know")),
         }
@@ -92,6 +93,7 @@ impl Comm {
     pub(crate) fn put_recv(end: AnyRecv, device: (c_int, &Device)) -> Result<Name, Failed> {
         match end {
             AnyRecv::Verbs(end) => Self::put(end, recv::calls, Kind::Recv, device),
+            AnyRecv::Socket(end) => Self::put(end, recv::calls, Kind::Recv, device),
             AnyRecv::Soft(end) => Self::put(end, recv::calls, Kind::Recv, device),
             _ => Err(misused("a device of a kind that this plugin does not know")),
         }
@@ -107,8 +109,10 @@ impl Comm {
             // SAFETY: it was made of a box, below, and goes with its comm.
             drop(unsafe { Box::from_raw(end.cast::<E>().as_ptr()) });
         };
-        let raw::Lanes::QueuePairs(qpns) = end.lanes() else {
-            return Err(misused("a connection of a kind that this plugin does not know"));
+        // NCCL's profilers know of queue pairs.
+        let qpns = match end.lanes() {
+            raw::Lanes::QueuePairs(qpns) => qpns,
+            _ => Vec::new(),
         };
         let opcode = match kind {
             Kind::Send => profiler::WRITE_WITH_IMM,

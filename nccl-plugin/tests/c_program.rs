@@ -124,7 +124,9 @@ fn every_version_moves_messages_between_processes() {
     }
     for version in VERSIONS {
         let program = compile("drive", version);
-        drive(&[], &program, "soft", 1);
+        for transport in ["soft", "socket"] {
+            drive(&[], &program, transport, 1);
+        }
     }
 }
 
@@ -147,7 +149,7 @@ fn nothing_is_leaked_and_no_access_is_invalid() {
         "--errors-for-leak-kinds=definite,indirect",
         "--error-exitcode=9",
     ];
-    for version in [6, 12] {
-        drive(&valgrind, &compile("drive", version), "soft", 1);
+    for (version, transport) in [(6, "soft"), (12, "soft"), (12, "socket")] {
+        drive(&valgrind, &compile("drive", version), transport, 1);
     }
 }

@@ -5,20 +5,22 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use invar_core::comm::{self, Flush, FlushBuf, RecvBuf, Request, SendBuf};
-use invar_core::conn::{self, Acceptor, Connector, Stream};
+use invar_core::conn::stage::Stage;
+use invar_core::conn::{self, Acceptor, Connector, Handle, Stream};
 use invar_core::error::{Ends, Error as CoreError};
-use invar_core::nic::{Access, MemoryKeys, Nic, NicError, PortAttr, Verb};
+use invar_core::nic::{Access, MemoryKeys, Nic, NicError, Verb};
 use invar_cuda::Sysfs;
 use invar_cuda::gdr::NicReach;
 use invar_linux::clock::now_ns;
 use invar_linux::memory::HostMemory;
 use invar_linux::soft::SoftNic;
-use invar_linux::tcp::OobStream;
+use invar_linux::tcp::{OobListener, OobStream};
 use invar_verbs::VerbsNic;
 
 use super::watch::PeerWatch;
 use super::{AnyRecv, AnySend, End, Lanes, RecvEnd, SendEnd};
 use crate::Error;
+use crate::error::Kind;
 
 /// A NIC that a host may have.
 pub trait HostNic:
@@ -124,7 +126,6 @@ pub struct GpuRange<'a> {
 
 /// An open device.
 pub(crate) trait Adapter: Send + Sync {
-    fn port(&self) -> Result<PortAttr, NicError>;
     fn alloc(&self, len: usize) -> Result<HostMemory, NicError>;
     fn reg_mr(&self, memory: &HostMemory, access: Access) -> Result<Registration, NicError>;
     fn gpu_reach(&self) -> NicReach;
@@ -135,8 +136,17 @@ pub(crate) trait Adapter: Send + Sync {
         memory: &GpuRange<'_>,
         access: Access,
     ) -> Result<Registration, NicError>;
-    fn connect(&self, stream: OobStream, settings: conn::Settings) -> Attempt<AnySend>;
-    fn accept(&self, stream: OobStream, settings: conn::Settings) -> Attempt<AnyRecv>;
+    /// Listens, at `addr` where connections are arranged apart from the device.
+    fn listen(&self, addr: SocketAddr, settings: conn::Settings) -> Result<Box<dyn Listen>, Error>;
+    fn connect(&self, handle: &Handle, settings: conn::Settings)
+    -> Result<Attempt<AnySend>, Error>;
+}
+
+/// Where peers call.
+pub(crate) trait Listen: Send + Sync {
+    fn handle(&self) -> Handle;
+    /// The next who has called.
+    fn accept(&self) -> Result<Option<Attempt<AnyRecv>>, Error>;
 }
 
 /// Ends when it is dropped.
@@ -161,17 +171,7 @@ pub(crate) fn adapt(nic: impl HostNic) -> Result<Arc<dyn Adapter>, NicError> {
     Ok(Arc::new(Opened { pd: nic.alloc_pd()?, nic }))
 }
 
-impl<N: HostNic> Opened<N> {
-    fn nic_for(&self, stream: &OobStream) -> N {
-        stream.peer_addr().map_or_else(|| self.nic.clone(), |peer| self.nic.towards(peer))
-    }
-}
-
 impl<N: HostNic> Adapter for Opened<N> {
-    fn port(&self) -> Result<PortAttr, NicError> {
-        self.nic.query_port()
-    }
-
     fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
         self.nic.alloc(len)
     }
@@ -193,17 +193,56 @@ impl<N: HostNic> Adapter for Opened<N> {
         Ok(Box::new(unsafe { self.nic.reg_gpu_mr(&self.pd, memory, access) }?))
     }
 
-    fn connect(&self, stream: OobStream, settings: conn::Settings) -> Attempt<AnySend> {
-        let nic = self.nic_for(&stream);
-        let side = Connector::new(nic.clone(), self.pd.clone(), stream, settings, now_ns());
-        Box::new(Trying { side, nic })
+    fn listen(&self, addr: SocketAddr, settings: conn::Settings) -> Result<Box<dyn Listen>, Error> {
+        let failed = |error| Error::io(format_args!("listening on {addr}"), error);
+        let oob = OobListener::bind(addr).map_err(failed)?;
+        let handle = Handle::new(oob.local_addr().map_err(failed)?, settings.wire);
+        let (pd, nic) = (self.pd.clone(), self.nic.clone());
+        Ok(Box::new(Listening { oob, handle, settings, pd, nic }))
     }
 
-    fn accept(&self, stream: OobStream, settings: conn::Settings) -> Attempt<AnyRecv> {
-        let nic = self.nic_for(&stream);
-        let side = Acceptor::new(nic.clone(), self.pd.clone(), stream, settings, now_ns());
-        Box::new(Trying { side, nic })
+    fn connect(
+        &self,
+        handle: &Handle,
+        settings: conn::Settings,
+    ) -> Result<Attempt<AnySend>, Error> {
+        let addr = handle.addr(settings.wire).map_err(Kind::Handle)?;
+        let stream = OobStream::connect(addr).map_err(|error| {
+            let error = CoreError::Stream { stage: Stage::Connect, error, got: 0, want: 0 };
+            Error::unreached(self.nic.name(), addr, error)
+        })?;
+        let nic = towards_peer(&self.nic, &stream);
+        let side = Connector::new(nic.clone(), self.pd.clone(), stream, settings, now_ns());
+        Ok(Box::new(Trying { side, nic }))
     }
+}
+
+/// Where peers call by TCP to arrange a connection of NICs.
+struct Listening<N: HostNic> {
+    oob: OobListener,
+    handle: Handle,
+    settings: conn::Settings,
+    pd: N::Pd,
+    nic: N,
+}
+
+impl<N: HostNic> Listen for Listening<N> {
+    fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    fn accept(&self) -> Result<Option<Attempt<AnyRecv>>, Error> {
+        let failed = |error| Error::io("accepting a connection", error);
+        let Some(stream) = self.oob.accept().map_err(failed)? else { return Ok(None) };
+        let nic = towards_peer(&self.nic, &stream);
+        let side = Acceptor::new(nic.clone(), self.pd.clone(), stream, self.settings, now_ns());
+        Ok(Some(Box::new(Trying { side, nic })))
+    }
+}
+
+/// The NIC, as it is for who is at the other end of a stream.
+fn towards_peer<N: HostNic>(nic: &N, stream: &OobStream) -> N {
+    stream.peer_addr().map_or_else(|| nic.clone(), |peer| nic.towards(peer))
 }
 
 /// One side of a connection that comes about.
@@ -234,8 +273,8 @@ impl<N: HostNic> Poll<AnyRecv> for Trying<Acceptor<N, OobStream>, N> {
 
 /// A comm on its NIC, which outlives it.
 pub struct On<C, N> {
-    comm: C,
-    watch: PeerWatch,
+    pub(super) comm: C,
+    pub(super) watch: PeerWatch,
     nic: N,
 }
 
@@ -245,7 +284,7 @@ pub type SendOn<N> = On<comm::SendComm<N, OobStream>, N>;
 pub type RecvOn<N> = On<comm::RecvComm<N, OobStream>, N>;
 
 impl<C, N: Clone> On<C, N> {
-    fn new(comm: C, nic: &N) -> Self {
+    pub(super) fn new(comm: C, nic: &N) -> Self {
         On { comm, watch: PeerWatch::default(), nic: nic.clone() }
     }
 }
@@ -313,18 +352,29 @@ impl<N: HostNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
         sizes: *mut u32,
     ) -> Result<Option<usize>, CoreError> {
         if let Some(received) = self.comm.test(request)? {
-            if !sizes.is_null() {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    match received {
-                        [size] => sizes.write(*size),
-                        _ => sizes.copy_from_nonoverlapping(received.as_ptr(), received.len()),
-                    }
-                }
-            }
+            // SAFETY: the caller's promise.
+            unsafe { copy_sizes(received, sizes) };
             return Ok(Some(received.len()));
         }
         self.watch.idle(|| self.comm.check_peer())?;
         Ok(None)
+    }
+}
+
+/// Writes down what came into the buffers of a receive.
+///
+/// # Safety
+/// `sizes` is null, or has room for as many.
+#[inline(always)]
+pub(super) unsafe fn copy_sizes(received: &[u32], sizes: *mut u32) {
+    if sizes.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match received {
+            [size] => sizes.write(*size),
+            _ => sizes.copy_from_nonoverlapping(received.as_ptr(), received.len()),
+        }
     }
 }

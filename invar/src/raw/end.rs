@@ -5,7 +5,7 @@ use invar_core::error::{Ends, Error as CoreError};
 use invar_linux::soft::SoftNic;
 use invar_verbs::VerbsNic;
 
-use super::{RecvOn, SendOn};
+use super::{RecvOn, SendOn, SocketRecv, SocketSend};
 use crate::Error;
 
 /// What a message goes over.
@@ -14,6 +14,8 @@ use crate::Error;
 pub enum Lanes {
     /// Queue pairs, by number.
     QueuePairs(Vec<u32>),
+    /// Sockets, which are not told apart.
+    Sockets,
 }
 
 /// What both ends of a connection have.
@@ -93,6 +95,8 @@ pub trait RecvEnd: End {
 pub enum AnySend {
     /// On an RDMA device.
     Verbs(Box<SendOn<VerbsNic>>),
+    /// Over TCP.
+    Socket(Box<SocketSend>),
     /// On the NIC in software.
     Soft(Box<SendOn<SoftNic>>),
 }
@@ -102,6 +106,8 @@ pub enum AnySend {
 pub enum AnyRecv {
     /// On an RDMA device.
     Verbs(Box<RecvOn<VerbsNic>>),
+    /// Over TCP.
+    Socket(Box<SocketRecv>),
     /// On the NIC in software.
     Soft(Box<RecvOn<SoftNic>>),
 }
@@ -111,6 +117,7 @@ impl AnySend {
     pub fn boxed(self) -> Box<dyn SendEnd> {
         match self {
             AnySend::Verbs(end) => end,
+            AnySend::Socket(end) => end,
             AnySend::Soft(end) => end,
         }
     }
@@ -121,6 +128,7 @@ impl AnyRecv {
     pub fn boxed(self) -> Box<dyn RecvEnd> {
         match self {
             AnyRecv::Verbs(end) => end,
+            AnyRecv::Socket(end) => end,
             AnyRecv::Soft(end) => end,
         }
     }

@@ -308,7 +308,10 @@ static void run(const char* library, int in, int out, int is_sender) {
   OK(net->regMr(comm, memory, (reg_bytes_t)memory_bytes(), PTR_HOST, &mhandle));
   (is_sender ? sender : receiver)(comm, memory, mhandle);
 #if API >= 10
-  CHECK(started >= SINGLES + WINDOW * GROUP && stopped == started);
+  // There are events about queue pairs, which TCP has none of.
+  const char* transport = getenv("INVAR_TRANSPORT");
+  int is_socket = transport && strcmp(transport, "socket") == 0;
+  CHECK(started >= (is_socket ? 0 : SINGLES + WINDOW * GROUP) && stopped == started);
 #endif
   // Neither leaves before the other has all that it waits for.
   char there = 1;

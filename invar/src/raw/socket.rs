@@ -1,0 +1,207 @@
+//! TCP behind the face of the NICs: nothing is registered, and keys are only names.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
+use invar_core::conn::stage::Stage;
+use invar_core::conn::{self, Handle};
+use invar_core::error::{Ends, Error as CoreError};
+use invar_core::nic::{Access, MemoryKeys, NicError, Verb};
+use invar_core::socket::Layout;
+use invar_cuda::gdr::NicReach;
+use invar_linux::clock::now_ns;
+use invar_linux::memory::HostMemory;
+use invar_linux::socket::{
+    self, AcceptError, ConnectError, Connecting, RecvComm, SendComm, Settings, SocketDevice,
+};
+
+use super::adapter::{Adapter, Attempt, Listen, On, Poll, Registration};
+use super::{AnyRecv, AnySend, End, GpuRange, Lanes, RecvEnd, SendEnd};
+use crate::Error;
+use crate::error::Kind;
+
+/// A sending end over TCP.
+pub type SocketSend = On<SendComm, ()>;
+/// A receiving end over TCP.
+pub type SocketRecv = On<RecvComm, ()>;
+
+/// A network interface, opened.
+pub(crate) struct OverTcp {
+    device: SocketDevice,
+    layout: Layout,
+    registrations: AtomicU32,
+}
+
+impl OverTcp {
+    pub(crate) fn new(device: SocketDevice, layout: Layout) -> Self {
+        OverTcp { device, layout, registrations: AtomicU32::new(0) }
+    }
+
+    fn settings(&self, settings: conn::Settings) -> Settings {
+        Settings { layout: self.layout, timeout_ns: settings.timeout_ns }
+    }
+}
+
+impl Adapter for OverTcp {
+    fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
+        HostMemory::alloc(len).map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(0);
+            NicError::new(Verb::AllocMemory, errno, "mmap of anonymous memory")
+        })
+    }
+
+    fn reg_mr(&self, _: &HostMemory, _: Access) -> Result<Registration, NicError> {
+        // From 1: 0 is no key.
+        Ok(Box::new(Key(self.registrations.fetch_add(1, Ordering::Relaxed).wrapping_add(1))))
+    }
+
+    fn gpu_reach(&self) -> NicReach {
+        NicReach::Software
+    }
+
+    unsafe fn reg_gpu_mr(&self, _: &GpuRange<'_>, _: Access) -> Result<Registration, NicError> {
+        Err(NicError::new(Verb::RegMr, 0, "TCP does not reach GPU memory"))
+    }
+
+    /// At the device's own address: it is where the data goes.
+    fn listen(&self, _: SocketAddr, settings: conn::Settings) -> Result<Box<dyn Listen>, Error> {
+        let address = self.device.address;
+        let failed = |error| Error::io(format_args!("listening on {address}"), error);
+        let listener = socket::Listener::bind(&self.device, &self.settings(settings));
+        let listener = listener.map_err(failed)?;
+        let handle = listener.handle().map_err(failed)?;
+        Ok(Box::new(Listening { handle, listener: Mutex::new(listener) }))
+    }
+
+    fn connect(
+        &self,
+        handle: &Handle,
+        settings: conn::Settings,
+    ) -> Result<Attempt<AnySend>, Error> {
+        match Connecting::start(&self.device, handle, &self.settings(settings), now_ns()) {
+            Ok(connecting) => Ok(Box::new(connecting)),
+            Err(ConnectError::Handle(error)) => Err(Kind::Handle(error).into()),
+            Err(ConnectError::Unreached { addr, error }) => {
+                let error = CoreError::Stream { stage: Stage::Connect, error, got: 0, want: 0 };
+                Err(Error::unreached(self.device.name(), addr, error))
+            }
+        }
+    }
+}
+
+/// The name of a registration.
+struct Key(u32);
+
+impl MemoryKeys for Key {
+    fn lkey(&self) -> u32 {
+        self.0
+    }
+
+    fn rkey(&self) -> u32 {
+        self.0
+    }
+}
+
+struct Listening {
+    handle: Handle,
+    listener: Mutex<socket::Listener>,
+}
+
+impl Listen for Listening {
+    fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    fn accept(&self) -> Result<Option<Attempt<AnyRecv>>, Error> {
+        let mut listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
+        match listener.poll(now_ns()) {
+            Ok(comm) => Ok(comm.map(|comm| Box::new(Connected(Some(comm))) as Attempt<AnyRecv>)),
+            Err(AcceptError::Refused(who)) => {
+                log::warn!("accept: {who}");
+                Ok(None)
+            }
+            Err(AcceptError::Host(error)) => Err(Error::io("accepting a connection", error)),
+        }
+    }
+}
+
+/// A connection that came about while it was waited for.
+struct Connected(Option<RecvComm>);
+
+impl Poll<AnyRecv> for Connected {
+    fn poll(&mut self, _: u64) -> Result<Option<AnyRecv>, Error> {
+        Ok(self.0.take().map(|comm| AnyRecv::Socket(Box::new(On::new(comm, &())))))
+    }
+}
+
+impl Poll<AnySend> for Connecting {
+    fn poll(&mut self, now_ns: u64) -> Result<Option<AnySend>, Error> {
+        match Connecting::poll(self, now_ns) {
+            Ok(comm) => Ok(comm.map(|comm| AnySend::Socket(Box::new(On::new(comm, &()))))),
+            Err(error) => Err(Error::reported(error, self.report(error))),
+        }
+    }
+}
+
+impl End for SocketSend {
+    fn ends(&self) -> &Ends {
+        self.comm.ends()
+    }
+
+    fn lanes(&self) -> Lanes {
+        Lanes::Sockets
+    }
+}
+
+impl SendEnd for SocketSend {
+    unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError> {
+        // SAFETY: the caller's promise.
+        let request = unsafe { self.comm.isend(buf, tag) }?;
+        if request.is_none() {
+            self.watch.idle(|| self.comm.check_peer())?;
+        }
+        Ok(request)
+    }
+
+    fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {
+        let sent = self.comm.test(request)?;
+        if sent.is_none() {
+            self.watch.idle(|| self.comm.check_peer())?;
+        }
+        Ok(sent)
+    }
+}
+
+impl End for SocketRecv {
+    fn ends(&self) -> &Ends {
+        self.comm.ends()
+    }
+
+    fn lanes(&self) -> Lanes {
+        Lanes::Sockets
+    }
+}
+
+impl RecvEnd for SocketRecv {
+    unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, CoreError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.comm.irecv(bufs) }
+    }
+
+    unsafe fn iflush(&mut self, _: &[FlushBuf]) -> Result<Flush, CoreError> {
+        Ok(Flush::NotNeeded)
+    }
+
+    unsafe fn test(
+        &mut self,
+        request: &Request,
+        sizes: *mut u32,
+    ) -> Result<Option<usize>, CoreError> {
+        let Some(received) = self.comm.test(request)? else { return Ok(None) };
+        // SAFETY: the caller's promise.
+        unsafe { super::adapter::copy_sizes(received, sizes) };
+        Ok(Some(received.len()))
+    }
+}
