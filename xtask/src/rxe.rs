@@ -29,7 +29,7 @@ pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
 
 /// The kit that every NIC has to pass, on both ends of the guest's cable.
 fn conformance(shell: &Shell) -> Result<()> {
-    let tests = built(shell, "test --no-run -p invar-testkit --test verbs_conformance")?;
+    let tests = built(shell, "test --no-run -p invar-testkit --test", "verbs_conformance")?;
     let line = format!("INVAR_TEST_RDMA=rxe_a,rxe_b {} --nocapture", tests.display());
     guest(shell, None, &line).map(drop)
 }
@@ -45,13 +45,14 @@ fn guest(shell: &Shell, host: Option<&str>, line: &str) -> Result<String> {
     shell.read(command)
 }
 
-/// Builds what `cargo ARGS` builds, and gives the path of the one program.
-fn built(shell: &Shell, args: &str) -> Result<PathBuf> {
-    let output =
-        shell.read(shell.cargo(&format!("{args} --message-format=json-render-diagnostics")))?;
-    let mut programs = output.lines().filter_map(|line| {
+/// Builds what `cargo ARGS` builds, and gives the path of the program `name` in it.
+fn built(shell: &Shell, args: &str, name: &str) -> Result<PathBuf> {
+    let line = format!("{args} {name} --message-format=json-render-diagnostics");
+    let output = shell.read(shell.cargo(&line))?;
+    let program = output.lines().find_map(|line| {
         let message: Value = serde_json::from_str(line).ok()?;
-        message["executable"].as_str().map(PathBuf::from)
+        let is_it = message["target"]["name"] == name;
+        message["executable"].as_str().filter(|_| is_it).map(PathBuf::from)
     });
-    programs.next_back().with_context(|| format!("`cargo {args}` builds no program"))
+    program.with_context(|| format!("`cargo {line}` builds no {name}"))
 }
