@@ -95,6 +95,18 @@ fn a_sender_goes_ahead_so_far_and_no_farther() {
 }
 
 #[test]
+fn what_has_met_its_buffer_is_no_longer_ahead() {
+    let mut pair = Pair::new(0, 0);
+    let len = AHEAD_BYTES as usize / 4;
+    for seed in 0..12 {
+        let send = pair.send(seed, len, 0);
+        let receives = [pair.recv(&[(len, 0)])];
+        pair.finish(vec![send], &receives);
+        pair.check(&receives[0], 0, seed, len);
+    }
+}
+
+#[test]
 fn a_send_longer_than_its_buffer_names_both_sizes_at_both_ends() {
     for lanes in [0, 2] {
         let mut pair = Pair::new(lanes, 0);
