@@ -1,7 +1,7 @@
 //! Two NICs, of whatever kind, that talk with each other from two processes.
 //!
-//! Both processes walk through the same [`scenario`]s in step, over a TCP connection
-//! ([`control`]); in each, one end asks and the other answers ([`exchange`]). What the two see is
+//! Both processes walk through the same `scenario`s in step, over a TCP connection
+//! (`control`); in each, one end asks and the other answers (`exchange`). What the two see is
 //! a line of text that says nothing about whose NICs they are: two kinds of NIC agree where they
 //! give the same lines.
 
