@@ -1,6 +1,8 @@
 //! The step `vm` of `cargo xtask ci`: Linux's own RoCE, in a guest, as device and as peer.
 
+mod faults;
 mod interop;
+mod perf;
 mod plugin;
 
 use std::env;
@@ -23,6 +25,9 @@ pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
     }
     interop::run(shell)?;
     conformance(shell)?;
+    let invar = built(shell, "build -p invar-cli --bin", "invar")?.display().to_string();
+    perf::run(shell, &invar)?;
+    faults::run(shell, &invar)?;
     plugin::run(shell)?;
     Ok(Outcome::Passed)
 }

@@ -1,0 +1,150 @@
+//! What befalls connections on a real device: each ends with an error that says so, leaves nothing
+//! behind, and the process goes on.
+
+use anyhow::{Result, bail, ensure};
+
+use super::guest;
+use crate::shell::Shell;
+
+/// A peer that does not answer is given up after half a second instead of half a minute.
+const HASTY: &str = "NCCL_IB_TIMEOUT=14 NCCL_IB_RETRY_CNT=6";
+/// In which time a client has to end, the guest being slow.
+const MS_MAX: u64 = 15_000;
+
+/// Something that happens while messages go.
+struct Fault {
+    what: &'static str,
+    /// Shell commands, see `xtask/vm/fault`.
+    cause: &'static str,
+    undo: &'static str,
+    /// The client's exit status, and what its error says at least; nothing if it does not fail.
+    status: u8,
+    says: &'static [&'static str],
+}
+
+const FAULTS: [Fault; 5] = [
+    Fault {
+        what: "the link goes down",
+        cause: "ip link set veth0 down",
+        undo: "ip link set veth0 up",
+        status: 3,
+        says: &["rxe_a", "rxe_b", "look at this end first"],
+    },
+    Fault {
+        what: "no packet arrives any more",
+        cause: "tc qdisc add dev veth0 root netem loss 100%",
+        undo: "tc qdisc del dev veth0 root",
+        status: 3,
+        says: &["rxe_a", "rxe_b", "RETRY_EXC_ERR"],
+    },
+    Fault {
+        what: "the peer is killed",
+        cause: "kill -9 $server",
+        undo: "true",
+        status: 3,
+        says: &["rxe_a", "rxe_b", "the peer has closed or is dead"],
+    },
+    Fault {
+        what: "the address of the GID is removed",
+        cause: "ip address del 192.0.2.1/24 dev veth0",
+        undo: "ip address add 192.0.2.1/24 dev veth0",
+        status: 3,
+        says: &["rxe_a", "rxe_b", "its GID is gone"],
+    },
+    Fault {
+        // rxe waits for the processes that use it, which can go on.
+        what: "the device is deleted",
+        cause: "rdma link delete rxe_a & delete=$!",
+        undo: "wait $delete; rdma link add rxe_a type rxe netdev veth0",
+        status: 0,
+        says: &[],
+    },
+];
+
+/// A run that is refused before it begins: what is wrong, the command after `invar perf`'s
+/// environment, and what the error says.
+const REFUSALS: [(&str, &str, &[&str]); 3] = [
+    (
+        "memory cannot be locked",
+        "ulimit -l 64; capsh --drop=cap_ipc_lock -- -c 'INVAR perf --nic rxe_a -e 1M'",
+        &["ibv_reg_mr", "ulimit -l unlimited", "memlock limit 65536"],
+    ),
+    (
+        "NCCL_IB_HCA names no device",
+        "NCCL_IB_HCA=mlx5_9 INVAR perf --nic rxe_a",
+        &["NCCL_IB_HCA", "rxe_a, rxe_b, rxe_t"],
+    ),
+    (
+        "NCCL_IB_GID_INDEX names no GID",
+        "NCCL_IB_GID_INDEX=99 INVAR perf --nic rxe_a",
+        &["NCCL_IB_GID_INDEX=99", "::ffff:192.0.2.1"],
+    ),
+];
+
+pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
+    for fault in &FAULTS {
+        let Fault { what, cause, undo, .. } = fault;
+        let line = format!("{HASTY} xtask/vm/fault {invar} '{cause}' '{undo}'");
+        let output = guest(shell, None, &line)?;
+        if let Err(why) = fault.check(&output) {
+            bail!("where {what}: {why}; the guest said:\n{output}");
+        }
+    }
+    for (what, line, says) in REFUSALS {
+        let line = format!("{} 2>&1; true", line.replace("INVAR", invar));
+        let output = guest(shell, None, &line)?;
+        ensure!(
+            contains_all(&output, says),
+            "where {what}: the error lacks one of {says:?}: {output}"
+        );
+    }
+    Ok(())
+}
+
+impl Fault {
+    fn check(&self, output: &str) -> Result<()> {
+        let mut lines = output.lines();
+        let Some((client, error)) = lines.next().and_then(|line| line.split_once(" ms: ")) else {
+            bail!("there is no client");
+        };
+        let (status, ms) = client
+            .strip_prefix("client ")
+            .and_then(|rest| rest.split_once(" after "))
+            .and_then(|(status, ms)| Some((status.parse::<u8>().ok()?, ms.parse::<u64>().ok()?)))
+            .unwrap_or((u8::MAX, u64::MAX));
+        ensure!(status == self.status, "the client's status is {status}, not {}", self.status);
+        ensure!(status == 0 || ms < MS_MAX, "the client takes {ms} ms to notice");
+        ensure!(contains_all(error, self.says), "the error lacks one of {:?}", self.says);
+        ensure!(lines.next() == Some("nothing is left"), "something is left behind");
+        let again = lines.next().is_some_and(|line| line.starts_with("again 0: "));
+        ensure!(again, "there is no other connection");
+        Ok(())
+    }
+}
+
+fn contains_all(text: &str, parts: &[&str]) -> bool {
+    parts.iter().all(|part| text.contains(part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "client 3 after 700 ms: invar: rxe_a, rxe_b, look at this end first\nnothing is left\nagain 0: 8\n";
+
+    #[test]
+    fn only_the_whole_course_of_a_fault_passes() {
+        assert!(FAULTS[0].check(OUTPUT).is_ok());
+        for (from, to) in [
+            ("client 3", "client 0"),
+            ("700", "99999"),
+            ("rxe_b", ""),
+            ("nothing is left", "before: 1; after: 2"),
+            ("again 0", "again 3"),
+            ("client", ""),
+        ] {
+            assert!(FAULTS[0].check(&OUTPUT.replace(from, to)).is_err(), "{from} -> {to}");
+        }
+        assert!(FAULTS[0].check("").is_err());
+    }
+}

@@ -1,0 +1,53 @@
+//! `invar perf` over rxe: whole transfers, the handshake before them included.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::guest;
+use crate::shell::Shell;
+
+const SIZES: &str = "--min-bytes 0 --max-bytes 1M --factor 32 --iters 20";
+
+pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
+    // Without a flag, it finds a device by itself.
+    let output = guest(shell, None, &format!("{invar} perf {SIZES} --json -"))?;
+    check(&output, "rxe_a").context("invar perf in the guest")?;
+
+    // The software NIC has to be where rxe sends to, which NCCL's wire takes for granted.
+    let wire = "INVAR_WIRE=nccl-2.14";
+    let server = "--server 198.51.100.1:7001";
+    let client = format!("--connect 198.51.100.1:7001 {SIZES} --json -");
+    let host = format!("{wire} {invar} perf {server} >&2");
+    let line = format!("sleep 2; {wire} {invar} perf --nic rxe_t {client}");
+    let output = guest(shell, Some(&host), &line)?;
+    check(&output, "rxe_t").context("invar perf between rxe and the software NIC")
+}
+
+/// That all went over the RDMA device `nic`, and no byte was wrong.
+fn check(json: &str, nic: &str) -> Result<()> {
+    let result: Value = serde_json::from_str(json.trim()).with_context(|| json.to_owned())?;
+    ensure!(result["transport"] == "ib" && result["nic"] == nic, "not over {nic}: {result}");
+    let rows = result["rows"].as_array().context("no rows")?;
+    ensure!(rows.len() >= 5, "{} sizes only", rows.len());
+    ensure!(rows.iter().all(|row| row["wrong"] == 0), "bytes are wrong: {result}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check;
+
+    #[test]
+    fn wrong_bytes_other_devices_and_missing_sizes_do_not_pass() {
+        let json = |nic, wrong, rows| {
+            let row = format!("{{\"wrong\": {wrong}}}");
+            let rows = vec![row; rows].join(",");
+            format!("{{\"transport\": \"ib\", \"nic\": \"{nic}\", \"rows\": [{rows}]}}")
+        };
+        assert!(check(&json("rxe_a", 0, 5), "rxe_a").is_ok());
+        assert!(check(&json("soft0", 0, 5), "rxe_a").is_err());
+        assert!(check(&json("rxe_a", 1, 5), "rxe_a").is_err());
+        assert!(check(&json("rxe_a", 0, 4), "rxe_a").is_err());
+        assert!(check("", "rxe_a").is_err());
+    }
+}
