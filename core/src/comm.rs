@@ -7,11 +7,15 @@
 //! `ncclIbTest`).
 
 mod base;
+mod flush;
+mod group;
 mod post;
 mod recv;
 mod send;
+mod sizes;
 
-pub use recv::{Flush, FlushBuf, RecvBuf, RecvComm};
+pub use flush::{Flush, FlushBuf};
+pub use recv::{RecvBuf, RecvComm};
 pub use send::{SendBuf, SendComm};
 
 pub use crate::request::Request;

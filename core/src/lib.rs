@@ -8,7 +8,7 @@
 //! 1. [`request`] — `irecv` takes a request, and so does `isend` when a matching slot is there.
 //! 2. [`fifo`] — the receiver writes slots into the sender's memory; the sender sees them.
 //! 3. [`comm`] — the sender matches by tag and posts RDMA WRITEs that end in one
-//!    WRITE_WITH_IMM; [`wr_id`] says which requests that completes.
+//!    WRITE_WITH_IMM.
 //! 4. [`nic`] — the seam: what a NIC must do. [`roce`] is the protocol of a NIC in software.
 //! 5. [`error`] — completions in error, and all else that can go wrong.
 //!
@@ -39,4 +39,3 @@ pub mod request;
 pub mod roce;
 pub mod socket;
 pub mod staging;
-pub mod wr_id;

@@ -1,12 +1,17 @@
 //! Requests: a fixed ring with take and give in constant time.
 //!
 //! NCCL scans its array for a free request (`net_ib.cc ncclIbGetRequest`). Transfers end much in
-//! the order in which they began, so here they are taken in a ring: a request lives at the index
-//! that is the low byte of its token, which is what `wr_id` carries, and may begin once the one
-//! that lived there before is over. Whoever leaves one untested finds no free request once the
-//! ring has come around.
+//! the order in which they began, so here each row of the FIFO has its place in a ring, at both
+//! ends: one request at the receiver, and at the sender one for each message. A request lives at
+//! the index in the low bits of its token, and may begin once the one that lived there before is
+//! over. Whoever leaves one untested finds no free request once the ring has come around.
 
-use crate::fifo::DEPTH_MAX;
+use crate::fifo::{DEPTH_MAX, RECVS_MAX};
+
+/// Entries of a ring that has one for each row of the FIFO.
+pub(crate) const ROWS: usize = DEPTH_MAX;
+/// Entries of a ring that has one for each message of each row.
+pub(crate) const MESSAGES: usize = DEPTH_MAX * RECVS_MAX;
 
 /// Names a request that is under way; give it to `test` until that says done.
 ///
@@ -17,11 +22,21 @@ use crate::fifo::DEPTH_MAX;
 pub struct Request(u32);
 
 impl Request {
-    /// Which of its comm's 256 receives, sends or flushes it is: no two of a kind that are under
-    /// way are the same.
+    /// One more than the largest [`Request::index`].
+    pub const INDEX_END: usize = MESSAGES;
+
+    /// Which of its comm's sends, receives or flushes it is: no two of a kind that are under way
+    /// are the same.
     #[inline(always)]
     pub const fn index(&self) -> usize {
-        self.0 as u8 as usize
+        self.0 as usize % Self::INDEX_END
+    }
+
+    /// The same in fewer numbers, below 256, for requests that are one to a row: all but the sends
+    /// over a NIC.
+    #[inline(always)]
+    pub const fn row(&self) -> usize {
+        self.0 as usize % ROWS
     }
 
     /// As a plain number, for a caller that must pass it through a C interface.
@@ -36,18 +51,25 @@ impl Request {
         Request(raw & (NUMBER | FLUSH))
     }
 
+    /// That of message `r` of the row whose first this is.
+    #[inline(always)]
+    pub(crate) const fn message(&self, r: usize) -> Self {
+        Request(self.0 + r as u32)
+    }
+
     /// Tells a flush from receives, which are counted apart.
     pub(crate) const fn of_flush(self) -> Self {
         Request(self.0 | FLUSH)
     }
 }
 
-/// As many requests as the FIFO has rows, each with a `T` beside it.
+/// `N` requests, each with a `T` beside it.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(crate) struct Ring<T> {
-    entries: [Entry<T>; DEPTH_MAX],
-    /// The number of the next request. Those whose low byte is no index of this ring are left out.
+pub(crate) struct Ring<T, const N: usize = ROWS> {
+    entries: [Entry<T>; N],
+    /// The number of the next request, of which the low bits are its index. Those whose low bits
+    /// are no index of this ring are left out.
     next: u32,
 }
 
@@ -80,6 +102,12 @@ impl<T> Entry<T> {
         self.awaited = events as i32;
     }
 
+    /// Whether a request may begin here.
+    #[inline(always)]
+    pub(crate) fn is_free(&self) -> bool {
+        self.key == FREE
+    }
+
     /// A completion came; says whether one was awaited.
     #[inline(always)]
     pub(crate) fn book(&mut self) -> bool {
@@ -87,9 +115,15 @@ impl<T> Entry<T> {
         self.awaited >= 0
     }
 
-    /// Whether just one completion is still awaited.
-    pub(crate) fn is_at_last(&self) -> bool {
-        self.awaited == 1
+    /// Whether all that were awaited came.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.awaited == 0
+    }
+
+    /// All that were awaited came.
+    #[inline(always)]
+    pub(crate) fn finish(&mut self) {
+        self.awaited = 0;
     }
 
     /// Whether `token` lives here: it waits, or is done.
@@ -109,18 +143,22 @@ impl<T> Entry<T> {
         self.key == token | CUT
     }
 
-    /// Ends the request that lives here.
+    /// Ends the request of `token` if it lives here and is done; whether that was so.
     #[inline(always)]
-    pub(crate) fn free(&mut self) {
-        self.key = FREE;
+    pub(crate) fn end_if_done(&mut self, token: u32) -> bool {
+        let is_done = self.is_done(token);
+        if is_done {
+            self.key = FREE;
+        }
+        is_done
     }
 }
 
-impl<T> Ring<T> {
-    /// `depth` is a power of two up to 256; `value` gives what stands at each index.
-    pub(crate) fn new(depth: usize, mut value: impl FnMut(u8) -> T) -> Self {
+impl<T, const N: usize> Ring<T, N> {
+    /// `depth` is a power of two up to `N`; `value` gives what stands at each index.
+    pub(crate) fn new(depth: usize, mut value: impl FnMut(usize) -> T) -> Self {
         let key = |index| if index < depth { FREE } else { BEYOND };
-        let entry = |index| Entry { key: key(index), awaited: 0, value: value(index as u8) };
+        let entry = |index| Entry { key: key(index), awaited: 0, value: value(index) };
         Ring { entries: core::array::from_fn(entry), next: 0 }
     }
 
@@ -129,8 +167,8 @@ impl<T> Ring<T> {
     #[inline(always)]
     pub(crate) fn next_free(&mut self) -> Option<(Request, &mut Entry<T>)> {
         let token = self.next & NUMBER;
-        let entry = &mut self.entries[usize::from(token as u8)];
-        if entry.key == FREE { Some((Request(token), entry)) } else { None }
+        let entry = &mut self.entries[token as usize % N];
+        if entry.is_free() { Some((Request(token), entry)) } else { None }
     }
 
     /// The next request is taken.
@@ -139,22 +177,40 @@ impl<T> Ring<T> {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// Comes around at the end of a ring of less than 256; whether there was reason to, after
+    /// The requests of the next row of messages are taken, or left out.
+    #[inline(always)]
+    pub(crate) fn advance_row(&mut self) {
+        self.next = self.next.wrapping_add(RECVS_MAX as u32);
+    }
+
+    /// Comes around at the end of a ring of less than `N`; whether there was reason to, after
     /// [`Ring::next_free`] gave nothing.
     #[cold]
     #[inline(never)]
     pub(crate) fn come_around(&mut self) -> bool {
         let is_end = self.at(self.next).key == BEYOND;
         if is_end {
-            self.next = (self.next | 0xff).wrapping_add(1);
+            self.next = (self.next | (N as u32 - 1)).wrapping_add(1);
         }
         is_end
     }
 
-    /// The entry of a token, or that `wr_id` names: at the index in its low byte.
+    /// The entry of a token, or that `wr_id` names: at the index in its low bits.
     #[inline(always)]
     pub(crate) fn at(&mut self, token: u32) -> &mut Entry<T> {
-        &mut self.entries[usize::from(token as u8)]
+        &mut self.entries[token as usize % N]
+    }
+
+    /// The entries of a row of messages, of which `token` names one.
+    #[inline(always)]
+    pub(crate) fn row(&mut self, token: u32) -> &mut [Entry<T>; RECVS_MAX] {
+        &mut self.entries.as_chunks_mut().0[token as usize % N / RECVS_MAX]
+    }
+
+    /// Whether all messages of a row may begin. In one comparison: a branch each costs more.
+    #[inline(always)]
+    pub(crate) fn is_row_free(&mut self, token: u32) -> bool {
+        self.row(token).iter().fold(FREE, |keys, entry| keys & entry.key) == FREE
     }
 
     /// Completions will not come any more: what waits for one never will be done.
@@ -182,7 +238,7 @@ mod tests {
             operations in prop::collection::vec(any::<(u8, prop::sample::Index)>(), 0..400),
         ) {
             let depth = 1 << depth_log2;
-            let mut ring = Ring::<u32>::new(depth, u32::from);
+            let mut ring = Ring::<usize, ROWS>::new(depth, |index| index);
             // Near the end of the numbers, to come around.
             ring.next = 0u32.wrapping_sub(256 * laps);
             let mut count = 0;
@@ -203,7 +259,7 @@ mod tests {
                         let is_taken = live.iter().any(|&(_, there, _)| there == place);
                         prop_assert_eq!(taken.is_none(), is_taken);
                         if let Some((request, index)) = taken {
-                            prop_assert_eq!(index as usize, place);
+                            prop_assert_eq!(index, place);
                             prop_assert_eq!(&Request::from_raw(request.raw()), &request);
                             prop_assert!(!live.iter().any(|&(token, ..)| token == request.raw()));
                             live.push((request.raw(), place, 2)).unwrap();
@@ -222,8 +278,8 @@ mod tests {
                     2 if !live.is_empty() => {
                         let at = which.index(live.len());
                         let (token, _, awaited) = live[at];
+                        prop_assert_eq!(ring.at(token).end_if_done(token), awaited == 0);
                         if awaited == 0 {
-                            ring.at(token).free();
                             live.swap_remove(at);
                             dead.push(token).unwrap();
                         }
@@ -243,7 +299,7 @@ mod tests {
 
         #[test]
         fn no_made_up_token_is_live(raw: u32, taken in 0usize..8) {
-            let mut ring = Ring::<()>::new(8, |_| ());
+            let mut ring = Ring::<(), ROWS>::new(8, |_| ());
             let mut live: heapless::Vec<u32, 8> = heapless::Vec::new();
             for _ in 0..taken {
                 let (request, entry) = ring.next_free().unwrap();
@@ -261,7 +317,7 @@ mod tests {
 
         #[test]
         fn a_completion_too_many_is_noticed(events in 1u32..100) {
-            let mut ring = Ring::<()>::new(1, |_| ());
+            let mut ring = Ring::<(), ROWS>::new(1, |_| ());
             let (request, entry) = ring.next_free().unwrap();
             entry.arm(&request, events);
             for _ in 0..events {

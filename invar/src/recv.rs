@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use invar_core::error::{Ends, Error as CoreError};
+use invar_core::fifo::DEPTH_MAX;
 use invar_cuda::flush::Method;
 
 use crate::error::Kind;
@@ -53,7 +54,7 @@ pub enum Flush {
 
 impl RecvComm {
     pub(crate) fn new(end: Box<dyn RecvEnd>, device: Device, staging: staged::Size) -> Self {
-        let (receives, flushes) = (UnderWay::new(), UnderWay::new());
+        let (receives, flushes) = (UnderWay::new(DEPTH_MAX), UnderWay::new(DEPTH_MAX));
         RecvComm { end, receives, flushes, staged: Staged::new(staging), device }
     }
 

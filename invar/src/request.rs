@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use invar_core::comm;
-use invar_core::fifo::DEPTH_MAX;
 
 use crate::MemoryRegion;
 
@@ -36,9 +35,10 @@ pub(crate) struct UnderWay<const K: usize> {
 }
 
 impl<const K: usize> UnderWay<K> {
-    pub(crate) fn new() -> Self {
+    /// For `count` requests under way: their indices differ modulo that.
+    pub(crate) fn new(count: usize) -> Self {
         static COMMS: AtomicU64 = AtomicU64::new(0);
-        let regions = (0..DEPTH_MAX).map(|_| [const { None }; K]).collect();
+        let regions = (0..count).map(|_| [const { None }; K]).collect();
         UnderWay { comm: COMMS.fetch_add(1, Ordering::Relaxed), regions }
     }
 
@@ -48,7 +48,7 @@ impl<const K: usize> UnderWay<K> {
         request: comm::Request,
         regions: impl Iterator<Item = &'a MemoryRegion>,
     ) -> Request {
-        for (held, region) in self.regions[request.index()].iter_mut().zip(regions) {
+        for (held, region) in self.held(&request).iter_mut().zip(regions) {
             *held = Some(region.clone());
         }
         Request { of: Of::End(request), comm: self.comm }
@@ -62,12 +62,18 @@ impl<const K: usize> UnderWay<K> {
     /// Of a request that is over.
     #[inline]
     pub(crate) fn release(&mut self, request: &comm::Request) {
-        for held in &mut self.regions[request.index()] {
+        for held in self.held(request) {
             // They fill up from the front.
             if held.take().is_none() {
                 break;
             }
         }
+    }
+
+    #[inline]
+    fn held(&mut self, request: &comm::Request) -> &mut [Option<MemoryRegion>; K] {
+        let count = self.regions.len();
+        &mut self.regions[request.index() % count]
     }
 
     #[inline]

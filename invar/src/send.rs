@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use invar_core::comm::Request as CoreRequest;
 use invar_core::conn::Handle;
 use invar_core::error::Ends;
 
@@ -32,7 +33,12 @@ impl SendComm {
     }
 
     pub(crate) fn new(end: Box<dyn SendEnd>, device: Device, staging: staged::Size) -> Self {
-        SendComm { end, under_way: UnderWay::new(), staged: Staged::new(staging), device }
+        SendComm {
+            end,
+            under_way: UnderWay::new(CoreRequest::INDEX_END),
+            staged: Staged::new(staging),
+            device,
+        }
     }
 
     /// Starts to send a range of `region` if the peer has posted a receive for `tag`; otherwise,

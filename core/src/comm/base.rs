@@ -31,30 +31,30 @@ pub(super) enum Gate {
 pub(super) struct Failed;
 
 /// What a test finds.
-pub(super) enum Settled {
+pub(super) enum Settled<'a, T> {
     Waiting,
-    /// Done, and given back.
-    Done,
+    /// Done, and given back; what stood beside it.
+    Done(&'a mut T),
     /// Neither waiting nor done.
     Unknown,
 }
 
 /// How completions find the requests that await them.
-pub(super) trait Route<T> {
+pub(super) trait Route<T, const N: usize> {
     /// Books a completion of the kind that comes all the time; `false` where it is another, or
     /// nobody awaited it: then [`Route::book`] is still to be called.
-    fn book_usual(&mut self, reqs: &mut Ring<T>, wc: &Wc) -> bool;
+    fn book_usual(&mut self, reqs: &mut Ring<T, N>, wc: &Wc) -> bool;
     /// Books any completion; whether it was awaited.
-    fn book(&mut self, reqs: &mut Ring<T>, wc: &Wc) -> bool;
+    fn book(&mut self, reqs: &mut Ring<T, N>, wc: &Wc) -> bool;
 }
 
-pub(super) struct Base<N: Nic, S, T> {
+pub(super) struct Base<N: Nic, S, T, const REQS: usize> {
     pub(super) gate: Gate,
     /// What ended the connection, behind a gate that is closed or failed.
     end: Option<Error>,
     /// Of the call that failed last.
     error: Option<Error>,
-    pub(super) reqs: Ring<T>,
+    pub(super) reqs: Ring<T, REQS>,
     wcs: [Wc; POLL_BATCH],
     pub(super) verbs: Verbs<N>,
     pub(super) stream: S,
@@ -62,8 +62,8 @@ pub(super) struct Base<N: Nic, S, T> {
     pub(super) pending: Option<Exchange>,
 }
 
-impl<N: Nic, S: Stream, T> Base<N, S, T> {
-    pub(super) fn new(parts: Parts<N, S>, reqs: Ring<T>) -> (Self, Option<Peer>) {
+impl<N: Nic, S: Stream, T, const REQS: usize> Base<N, S, T, REQS> {
+    pub(super) fn new(parts: Parts<N, S>, reqs: Ring<T, REQS>) -> (Self, Option<Peer>) {
         let Parts { verbs, stream, ends, peer, pending } = parts;
         let base = Base {
             gate: if pending.is_some() { Gate::Pending } else { Gate::Open },
@@ -119,34 +119,45 @@ impl<N: Nic, S: Stream, T> Base<N, S, T> {
         self.error.unwrap_or(Error::PeerClosed(StreamError::Closed))
     }
 
-    /// Whether the request of `token` is over, after completions that are there; what stands
-    /// beside it can still be read.
+    /// Whether the request of `token` is over, after completions that are there.
     #[inline(always)]
-    pub(super) fn settle(&mut self, token: u32, mut route: impl Route<T>) -> Settled {
-        let entry = self.reqs.at(token);
-        if entry.is_done(token) {
-            entry.free();
-            return Settled::Done;
+    pub(super) fn settle(&mut self, token: u32, mut route: impl Route<T, REQS>) -> Settled<'_, T> {
+        if self.reqs.at(token).end_if_done(token) {
+            return Settled::Done(&mut self.reqs.at(token).value);
         }
-        if !entry.is_live(token) {
+        if !self.reqs.at(token).is_live(token) {
             return Settled::Unknown;
         }
         let polled = self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs);
-        if polled == Ok(0) {
-            return Settled::Waiting;
-        }
         // As a rule there is one completion, and it is the one that is awaited.
-        let [wc, ..] = &self.wcs;
-        if polled == Ok(1) && wc.status == WcStatus::SUCCESS && route.book_usual(&mut self.reqs, wc)
-        {
-            let entry = self.reqs.at(wc.wr_id as u32);
-            if entry.is_done(token) {
-                entry.free();
-                return Settled::Done;
+        if polled == Ok(1) {
+            let [wc, ..] = &self.wcs;
+            if wc.status != WcStatus::SUCCESS || !route.book_usual(&mut self.reqs, wc) {
+                return self.settle_unusual(token, route);
+            }
+            let booked = wc.wr_id as u32;
+            if self.reqs.at(booked).end_if_done(token) {
+                return Settled::Done(&mut self.reqs.at(booked).value);
             }
             return self.settle_again(token, Ok(0), route);
         }
+        if polled == Ok(0) {
+            return Settled::Waiting;
+        }
         self.settle_again(token, polled, route)
+    }
+
+    /// As [`Base::settle`], after a poll that gave one completion of another kind.
+    #[inline(never)]
+    fn settle_unusual(&mut self, token: u32, mut route: impl Route<T, REQS>) -> Settled<'_, T> {
+        let [wc, ..] = &self.wcs;
+        if wc.status == WcStatus::SUCCESS && route.book(&mut self.reqs, wc) {
+            if self.reqs.at(token).end_if_done(token) {
+                return Settled::Done(&mut self.reqs.at(token).value);
+            }
+            return self.settle_again(token, Ok(0), route);
+        }
+        self.settle_again(token, Ok(1), route)
     }
 
     /// Books what was polled, and polls until there is nothing more or `token` is settled.
@@ -155,16 +166,14 @@ impl<N: Nic, S: Stream, T> Base<N, S, T> {
         &mut self,
         token: u32,
         mut polled: Result<u32, PollError>,
-        mut route: impl Route<T>,
-    ) -> Settled {
+        mut route: impl Route<T, REQS>,
+    ) -> Settled<'_, T> {
         loop {
             self.book(polled, &mut route);
-            let entry = self.reqs.at(token);
-            if entry.is_done(token) {
-                entry.free();
-                return Settled::Done;
+            if self.reqs.at(token).end_if_done(token) {
+                return Settled::Done(&mut self.reqs.at(token).value);
             }
-            if !entry.is_live(token) {
+            if !self.reqs.at(token).is_live(token) {
                 return Settled::Unknown;
             }
             polled = self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs);
@@ -175,7 +184,7 @@ impl<N: Nic, S: Stream, T> Base<N, S, T> {
     }
 
     /// Takes completions that are there and books them; whether there was any.
-    pub(super) fn poll(&mut self, route: &mut impl Route<T>) -> bool {
+    pub(super) fn poll(&mut self, route: &mut impl Route<T, REQS>) -> bool {
         let polled = self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs);
         self.book(polled, route);
         polled != Ok(0)
@@ -184,7 +193,7 @@ impl<N: Nic, S: Stream, T> Base<N, S, T> {
     /// Books what was polled. One in error or that nobody awaited fails the comm; those behind it
     /// come too late, since what waits is cut short.
     #[inline(always)]
-    fn book(&mut self, polled: Result<u32, PollError>, route: &mut impl Route<T>) {
+    fn book(&mut self, polled: Result<u32, PollError>, route: &mut impl Route<T, REQS>) {
         let n = match polled {
             Ok(n) => n as usize,
             Err(error) => {
@@ -192,23 +201,23 @@ impl<N: Nic, S: Stream, T> Base<N, S, T> {
                 return;
             }
         };
-        for (i, wc) in self.wcs[..n.min(POLL_BATCH)].iter().enumerate() {
+        for wc in &self.wcs[..n.min(POLL_BATCH)] {
             let is_success = wc.status == WcStatus::SUCCESS;
             if is_success && route.book_usual(&mut self.reqs, wc) {
                 continue;
             }
-            if !is_success || !route.book(&mut self.reqs, wc) {
-                self.completion_failed(i);
+            let wc = *wc;
+            if !is_success || !route.book(&mut self.reqs, &wc) {
+                self.completion_failed(&wc);
                 return;
             }
         }
     }
 
-    /// Fails the comm because of completion number `i` of a poll.
+    /// Fails the comm because of a completion.
     #[cold]
     #[inline(never)]
-    fn completion_failed(&mut self, i: usize) {
-        let wc = &self.wcs[i];
+    fn completion_failed(&mut self, wc: &Wc) {
         let error = if wc.status == WcStatus::SUCCESS {
             Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num }
         } else {
@@ -235,7 +244,7 @@ impl<N: Nic, S: Stream, T> Base<N, S, T> {
 
     /// Looks whether the peer is still there: between comms nothing travels over the stream, so
     /// whatever comes is its end, or not from a working peer.
-    pub(super) fn check_peer(&mut self, mut route: impl Route<T>) -> Result<(), Failed> {
+    pub(super) fn check_peer(&mut self, mut route: impl Route<T, REQS>) -> Result<(), Failed> {
         match self.gate {
             Gate::Pending => return Ok(()),
             Gate::Closed | Gate::Failed => return Err(self.refuse()),

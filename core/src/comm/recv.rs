@@ -1,20 +1,16 @@
-//! The receiving end (`net_ib.cc ncclIbIrecv`, `ncclIbPostFifo`, `ncclIbIflush`, `ncclIbTest`).
-
-use core::sync::atomic::Ordering;
+//! The receiving end (`net_ib.cc ncclIbIrecv`, `ncclIbPostFifo`, `ncclIbTest`).
 
 use static_assertions::assert_eq_size;
 
-use super::Request;
 use super::base::{Base, Failed, Gate, Route, Settled};
-use super::send::SIZES_ROW_BYTES;
-use crate::conn::{Parts, Peer, Stream, Verbs, Wire, is_ready};
+use super::flush::Flushes;
+use super::sizes::{SIZES_ROW_BYTES, Sizes, SizesRow, sizes_offset};
+use super::{Flush, FlushBuf, Request};
+use crate::conn::{Parts, Stream, Verbs, Wire, is_ready};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES, Slot};
-use crate::nic::{
-    Access, Memory, MemoryKeys, Nic, NicError, QpOptions, RecvWr, SendFlags, SendOpcode, SendWr,
-    Sge, Wc, WcOpcode,
-};
-use crate::request::{Entry, Ring};
+use crate::nic::{Memory, Nic, NicError, RecvWr, SendFlags, SendWr, Sge, Wc, WcOpcode};
+use crate::request::{Entry, ROWS, Ring};
 
 /// Memory to receive into.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,29 +23,6 @@ pub struct RecvBuf {
     pub tag: u32,
     /// Remote key of the region that holds it; not 0.
     pub rkey: u32,
-}
-
-/// Received memory to flush.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FlushBuf {
-    /// First byte.
-    pub addr: u64,
-    /// Bytes received there.
-    pub len: u32,
-    /// Remote key of the region that holds it.
-    pub rkey: u32,
-}
-
-/// How a flush began.
-#[derive(Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Flush {
-    /// Flushing is off, or no buffer has bytes: the data can be used.
-    NotNeeded,
-    /// Under way: test the request.
-    Started(Request),
-    /// No request is free: call again.
-    Busy,
 }
 
 /// What stands beside the request of a receive, which is that of a row of the FIFO too.
@@ -65,24 +38,15 @@ struct Receiving {
     /// The immediate that came: bytes, or of a group a bit for each buffer with data.
     imm: u32,
     /// Bytes posted; once it is done, bytes received.
-    sizes: [u32; RECVS_MAX],
+    sizes: Sizes,
 }
 
 assert_eq_size!(Entry<Receiving>, [u8; 128]);
 
-/// Reads back through the NIC, so that the GPU sees what was written before.
-struct Flusher<N: Nic> {
-    qp: N::Qp,
-    mr: N::Mr,
-    /// The byte that is read lands here.
-    memory: N::Memory,
-}
-
 /// The receiving end of a connection.
 pub struct RecvComm<N: Nic, S> {
-    flusher: Option<Flusher<N>>,
-    base: Base<N, S, Receiving>,
-    flushes: Ring<()>,
+    flushes: Flushes<N>,
+    base: Base<N, S, Receiving, ROWS>,
     /// Receives posted.
     tail: u64,
     /// Rows of the FIFO.
@@ -97,30 +61,30 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 
     /// Where in it the sizes come in.
     pub(crate) const fn sizes_offset(depth: usize) -> u64 {
-        (depth * ROW_BYTES) as u64
+        sizes_offset(depth) as u64
     }
 
     pub(crate) fn new(parts: Parts<N, S>) -> Result<Self, Error> {
         let settings = parts.verbs.settings;
         let depth = usize::from(settings.depth());
-        let flusher = if settings.flush { Some(Flusher::create(&parts.verbs)?) } else { None };
+        let flushes = Flushes::create(&parts.verbs)?;
         let flags = if settings.use_inline { SendFlags::INLINE } else { SendFlags::empty() };
         let events = u32::from(parts.verbs.qp_count());
         let (shadow_addr, lkey) = (parts.verbs.control_addr(), parts.verbs.control_lkey());
         let fifo = parts.peer.as_ref().map(|peer| (peer.info.fifo_addr, peer.info.fifo_rkey));
         let (fifo_addr, rkey) = fifo.unwrap_or_default();
         let receiving = |row| {
-            let offset = u64::from(row) * ROW_BYTES as u64;
+            let offset = (row * ROW_BYTES) as u64;
             let addr = shadow_addr.wrapping_add(offset);
             let slots_wr = SendWr {
-                wr_id: u64::from(row),
+                wr_id: row as u64,
                 remote_addr: fifo_addr.wrapping_add(offset),
                 rkey,
                 sge: Sge { addr, length: SLOT_BYTES as u32, lkey },
                 flags,
                 ..SendWr::default()
             };
-            let recv_wr = RecvWr { wr_id: u64::from(row), ..RecvWr::default() };
+            let recv_wr = RecvWr { wr_id: row as u64, ..RecvWr::default() };
             Receiving { slots_wr, recv_wr, events, nreqs: 1, imm: 0, sizes: [0; RECVS_MAX] }
         };
         let mut rows = Ring::new(depth, receiving);
@@ -130,8 +94,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         slots_wr.flags |= SendFlags::SIGNALED;
         *events += 1;
         let (base, _) = Base::new(parts, rows);
-        let flushes = Ring::new(depth, |_| ());
-        Ok(RecvComm { flusher, base, flushes, tail: 0, depth })
+        Ok(RecvComm { flushes, base, tail: 0, depth })
     }
 
     /// Posts a receive of 1 to 8 buffers and tells the peer. `None`, where no request is free:
@@ -172,9 +135,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let Self { base, flushes, .. } = self;
         match base.settle(token, Received { flushes }) {
             Settled::Waiting => Ok(None),
-            Settled::Done => {
-                let value = &base.reqs.at(token).value;
-                if value.nreqs == 1 && value.imm <= value.sizes[0] {
+            Settled::Done(Receiving { nreqs, imm, sizes, .. }) => {
+                if *nreqs == 1 && *imm <= sizes[0] {
                     return Ok(Some(core::slice::from_ref(&self.base.reqs.at(token).value.imm)));
                 }
                 match self.read_sizes(token) {
@@ -206,7 +168,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 
     /// Receives and flushes under way: started, and not yet tested as done.
     pub fn outstanding(&self) -> usize {
-        self.base.reqs.live() + self.flushes.live()
+        self.base.reqs.live() + self.flushes.outstanding()
     }
 
     /// Receives posted.
@@ -253,7 +215,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             return self.recv_unusual(bufs);
         }
         let Some((request, entry)) = reqs.next_free() else { return self.recv_unusual(bufs) };
-        let Some(row) = Row::of(verbs.control.words(), request.index()) else { return Ok(None) };
+        let Some(row) = Row::of(verbs.control.words(), request.row()) else { return Ok(None) };
         entry.arm(&request, entry.value.events);
         let receiving = &mut entry.value;
         receiving.sizes[0] = buf.len;
@@ -277,17 +239,18 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         if self.base.gate != Gate::Open && !self.pass()? {
             return Ok(None);
         }
-        self.base.reqs.come_around();
         if bufs.is_empty() || bufs.len() > RECVS_MAX {
             return self.refuse("a receive takes 1 to 8 buffers");
         }
-        // The peer could never have that many sends under way.
+        // A peer with a request for each message could never have that many under way.
         if bufs.len() > self.depth {
             return self.refuse("a receive of more buffers than the FIFO has rows");
         }
         let Base { reqs, verbs, .. } = &mut self.base;
-        let Some((request, entry)) = reqs.next_free() else { return Ok(None) };
-        let Some(row) = Row::of(verbs.control.words(), request.index()) else { return Ok(None) };
+        let Some((request, entry)) = reqs.next_free() else {
+            return if reqs.come_around() { self.recv_unusual(bufs) } else { Ok(None) };
+        };
+        let Some(row) = Row::of(verbs.control.words(), request.row()) else { return Ok(None) };
         let (nreqs, idx) = (bufs.len() as u32, self.tail + 1);
         // What is not there takes anything.
         entry.value.sizes = [u32::MAX; RECVS_MAX];
@@ -303,6 +266,12 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         }
         entry.arm(&request, entry.value.events);
         entry.value.nreqs = nreqs;
+        let slots_wr = &mut entry.value.slots_wr;
+        slots_wr.sge.length = nreqs * SLOT_BYTES as u32;
+        if nreqs > 1 {
+            // A row of several may be more than goes inline.
+            slots_wr.flags.remove(SendFlags::INLINE);
+        }
         if let Err(error) = post(verbs, &entry.value) {
             return Err(self.base.nic_failed(error));
         }
@@ -321,36 +290,16 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         if self.base.gate != Gate::Open {
             return Err(self.base.refuse());
         }
-        let last = bufs.iter().rev().find(|buf| buf.len > 0);
-        let (Some(flusher), Some(buf)) = (&self.flusher, last) else { return Ok(Flush::NotNeeded) };
-        self.flushes.come_around();
-        let Some((request, entry)) = self.flushes.next_free() else { return Ok(Flush::Busy) };
-        let request = request.of_flush();
-        entry.arm(&request, 1);
-        let sge = Sge { addr: flusher.memory.addr(), length: 1, lkey: flusher.mr.lkey() };
-        let wr = SendWr {
-            wr_id: request.index() as u64,
-            remote_addr: buf.addr,
-            rkey: buf.rkey,
-            sge,
-            opcode: SendOpcode::RdmaRead,
-            flags: SendFlags::SIGNALED,
-            ..SendWr::default()
-        };
-        if let Err(error) = self.base.verbs.nic.post_send(&flusher.qp, &[wr]) {
-            return Err(self.base.nic_failed(error));
-        }
-        self.flushes.advance();
-        Ok(Flush::Started(request))
+        let nic = &self.base.verbs.nic;
+        self.flushes.start(nic, bufs).map_err(|error| self.base.nic_failed(error))
     }
 
     /// Whether a flush is done, if `token` is one.
     #[inline(never)]
     fn settle_flush(&mut self, token: u32) -> Result<bool, Failed> {
         let Self { base, flushes, .. } = self;
-        while base.gate != Gate::Failed && flushes.at(token).is_live(token) {
-            if flushes.at(token).is_done(token) {
-                flushes.at(token).free();
+        while base.gate != Gate::Failed && flushes.is_live(token) {
+            if flushes.end_if_done(token) {
                 return Ok(true);
             }
             if !base.poll(&mut Received { flushes }) {
@@ -365,22 +314,21 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     #[inline(never)]
     fn read_sizes(&mut self, token: u32) -> Result<usize, Failed> {
         let Base { reqs, verbs, .. } = &mut self.base;
-        let (rows, _) = verbs.control.words().as_chunks::<{ SIZES_ROW_BYTES / 8 }>();
-        let first = Self::sizes_offset(self.depth) as usize / SIZES_ROW_BYTES;
-        let row = rows.get(first + usize::from(token as u8));
-        let Receiving { nreqs, imm, sizes, .. } = &mut reqs.at(token).value;
+        let Receiving { nreqs, imm, sizes, slots_wr, .. } = &mut reqs.at(token).value;
+        let offset = sizes_offset(self.depth) + token as usize % ROWS * SIZES_ROW_BYTES;
+        let row = SizesRow::at(verbs.control.words(), offset);
         let nreqs = core::mem::replace(nreqs, 1).min(RECVS_MAX as u32) as usize;
+        // The next receive here is of one buffer, as a rule.
+        slots_wr.sge.length = SLOT_BYTES as u32;
+        slots_wr.flags.set(SendFlags::INLINE, verbs.settings.use_inline);
         let is_told = nreqs > 1 && verbs.settings.wire == Wire::Invar;
-        for (i, pair) in sizes.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-            let got = match row {
-                Some(row) if is_told => {
-                    let word = u64::from_le(row[i].load(Ordering::Acquire));
-                    [word as u32, (word >> 32) as u32]
-                }
-                _ if nreqs == 1 && i == 0 => [*imm, 0],
-                _ => [*imm >> (2 * i) & 1, *imm >> (2 * i + 1) & 1],
+        for (i, pair) in sizes.as_chunks_mut().0.iter_mut().enumerate() {
+            let got = match &row {
+                Some(row) if is_told => row.load_pair(i),
+                _ if nreqs > 1 => [*imm >> (2 * i) & 1, *imm >> (2 * i + 1) & 1],
+                _ => [*imm * u32::from(i == 0), 0],
             };
-            let posted = core::mem::replace(pair, got);
+            let posted: [u32; 2] = core::mem::replace(pair, got);
             if got[0] > posted[0] {
                 return Err(self.overrun(got[0], posted[0]));
             }
@@ -434,25 +382,19 @@ fn post<N: Nic>(verbs: &Verbs<N>, receiving: &Receiving) -> Result<(), NicError>
     for qp in &verbs.other_qps {
         verbs.nic.post_recv(qp, &receiving.recv_wr)?;
     }
-    let mut wr = receiving.slots_wr;
-    wr.sge.length = receiving.nreqs * SLOT_BYTES as u32;
-    if receiving.nreqs > 1 {
-        // A row of several may be more than goes inline.
-        wr.flags.remove(SendFlags::INLINE);
-    }
-    verbs.nic.post_send(&verbs.qp, &[wr])
+    verbs.nic.post_send(&verbs.qp, core::slice::from_ref(&receiving.slots_wr))
 }
 
 /// Completions of receives, of writes of slots, and of flushes.
-struct Received<'a> {
-    flushes: &'a mut Ring<()>,
+struct Received<'a, N: Nic> {
+    flushes: &'a mut Flushes<N>,
 }
 
-impl Route<Receiving> for Received<'_> {
+impl<N: Nic> Route<Receiving, ROWS> for Received<'_, N> {
     /// Data that came. Each queue pair brings the same immediate: the whole size of a single
     /// message, not its share.
     #[inline(always)]
-    fn book_usual(&mut self, reqs: &mut Ring<Receiving>, wc: &Wc) -> bool {
+    fn book_usual(&mut self, reqs: &mut Ring<Receiving, ROWS>, wc: &Wc) -> bool {
         if wc.opcode != WcOpcode::RECV_RDMA_WITH_IMM {
             return false;
         }
@@ -462,28 +404,11 @@ impl Route<Receiving> for Received<'_> {
     }
 
     #[inline(never)]
-    fn book(&mut self, reqs: &mut Ring<Receiving>, wc: &Wc) -> bool {
-        let index = wc.wr_id as u32;
+    fn book(&mut self, reqs: &mut Ring<Receiving, ROWS>, wc: &Wc) -> bool {
         match wc.opcode {
             WcOpcode::RECV_RDMA_WITH_IMM => self.book_usual(reqs, wc),
-            WcOpcode::RDMA_READ => self.flushes.at(index).book(),
-            _ => reqs.at(index).book(),
+            WcOpcode::RDMA_READ => self.flushes.book(wc.wr_id),
+            _ => reqs.at(wc.wr_id as u32).book(),
         }
-    }
-}
-
-impl<N: Nic> Flusher<N> {
-    /// A queue pair connected to itself.
-    fn create(verbs: &Verbs<N>) -> Result<Self, Error> {
-        let memory = verbs.nic.alloc(size_of::<u64>())?;
-        let mr = verbs.nic.reg_mr(&verbs.pd, &memory, Access::LOCAL_WRITE)?;
-        let qp = verbs.create_qp(Access::LOCAL_WRITE | Access::REMOTE_READ)?;
-        let qpn = verbs.nic.qp_num(&qp);
-        let info = verbs.info(verbs.port.active_mtu);
-        let options = verbs.port.options & QpOptions::ICRC_MASKS_IP_ID;
-        let ourselves =
-            Peer { options, udp_port: verbs.port.udp_port, ..Peer::new(info, None, options) };
-        verbs.start_qp(&qp, qpn, &ourselves)?;
-        Ok(Flusher { qp, mr, memory })
     }
 }

@@ -6,16 +6,15 @@ use static_assertions::assert_eq_size;
 
 use super::Request;
 use super::base::{Base, Failed, Gate, Route, Settled};
-use super::post::{Group, Target, post_single, with_imm};
+use super::group::Group;
+use super::post::{Target, post_single, with_imm};
+use super::sizes::SIZES_ROW_BYTES;
 use crate::conn::stage::Stage;
 use crate::conn::{Parts, Stream, start_with_acceptor};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{DEPTH_MAX, RECVS_MAX, ROW_BYTES, Room, Row, SlotWords};
 use crate::nic::{Memory, Nic, SendWr, Sge, Wc};
-use crate::request::{Entry, Ring};
-
-/// Bytes of a row of sizes: eight `u32`.
-pub(super) const SIZES_ROW_BYTES: usize = 4 * RECVS_MAX;
+use crate::request::{Entry, MESSAGES, Ring};
 
 /// Memory to send from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,37 +27,27 @@ pub struct SendBuf {
     pub lkey: u32,
 }
 
-/// What stands beside the request of a send.
+/// What stands beside the request of a message.
 struct Sending {
-    /// The work request of a message of its own: most of it is the same for each. Of one in a
-    /// group, just the length.
-    wr: SendWr,
-    /// Messages that end under this one's `wr_id`: 1, but of a group while it is under way.
+    /// Bytes.
+    len: u32,
+    /// Messages that its completion ends: 1, but of a group under way those from this, its first.
     nreqs: u32,
 }
 
-assert_eq_size!(Entry<Sending>, [u8; 64]);
-
-impl Sending {
-    /// Lays out the work request of a message of its own.
-    #[inline(always)]
-    fn lay_out(&mut self, buf: &SendBuf, room: &Room) -> &SendWr {
-        let wr = &mut self.wr;
-        wr.imm_data = buf.len;
-        (wr.remote_addr, wr.rkey) = (room.addr, room.rkey);
-        wr.sge = Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey };
-        wr
-    }
-}
+assert_eq_size!(Entry<Sending>, [u8; 16]);
 
 /// The sending end of a connection.
 pub struct SendComm<N: Nic, S> {
-    base: Base<N, S, Sending>,
+    base: Base<N, S, Sending, MESSAGES>,
     /// Rows matched and sent.
     head: u64,
     row_mask: u64,
     target: Target,
     group: Group,
+    /// Messages of groups that the NIC is not yet done with: at most as many as there are rows, as
+    /// the send queue has room for no more.
+    grouped: u64,
 }
 
 impl<N: Nic, S: Stream> SendComm<N, S> {
@@ -68,15 +57,20 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     }
 
     pub(crate) fn new(parts: Parts<N, S>) -> Self {
-        let settings = parts.verbs.settings;
-        let offered = usize::from(settings.depth());
+        let offered = usize::from(parts.verbs.settings.depth());
         let depth = parts.peer.as_ref().map_or(offered, |peer| usize::from(peer.fifo_depth));
-        let mut target = Target::new(&parts.verbs, offered * ROW_BYTES / SIZES_ROW_BYTES);
-        let sending = |index| Sending { wr: with_imm(u64::from(index), 0), nreqs: 1 };
-        let (base, peer) = Base::new(parts, Ring::new(depth, sending));
-        target.sizes = peer.and_then(|peer| peer.sizes);
-        let row_mask = depth as u64 - 1;
-        SendComm { base, head: 0, row_mask, target, group: Group::new() }
+        let sizes = parts.peer.as_ref().and_then(|peer| peer.sizes);
+        let target = Target::new(&parts.verbs, sizes);
+        let reqs = Ring::new(depth * RECVS_MAX, |_| Sending { len: 0, nreqs: 1 });
+        let (base, _) = Base::new(parts, reqs);
+        SendComm {
+            base,
+            head: 0,
+            row_mask: depth as u64 - 1,
+            target,
+            group: Group::new(),
+            grouped: 0,
+        }
     }
 
     /// Starts to send `buf` if the peer has posted a receive for `tag`; otherwise, or where no
@@ -103,9 +97,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<u32>, Error> {
         let token = request.raw();
-        match self.base.settle(token, Sent) {
+        let Self { base, grouped, .. } = self;
+        match base.settle(token, Sent { grouped }) {
             Settled::Waiting => Ok(None),
-            Settled::Done => Ok(Some(self.base.reqs.at(token).value.wr.sge.length)),
+            Settled::Done(sending) => Ok(Some(sending.len)),
             Settled::Unknown => {
                 let failed = self.base.unsettled(token);
                 Err(self.base.error(failed))
@@ -119,7 +114,8 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// # Errors
     /// [`Error::PeerClosed`]. Requests that are complete can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
-        self.base.check_peer(Sent).map_err(|failed| self.base.error(failed))
+        let Self { base, grouped, .. } = self;
+        base.check_peer(Sent { grouped }).map_err(|failed| base.error(failed))
     }
 
     /// Sends under way: started, and not yet tested as done.
@@ -147,7 +143,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.report(error)
     }
 
-    /// Sends a message of its own in one work request, or one of the group that is being matched.
+    /// Sends a message of its own, or one of the group that is being matched.
     #[inline(always)]
     fn send(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
         if self.base.gate != Gate::Open {
@@ -173,25 +169,30 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return self.send_unusual(buf, tag);
         }
         if buf.len >= self.target.single_bytes_end {
-            return self.send_unusual(buf, tag);
+            return self.send_parts(buf, tag, room);
         }
         let Base { reqs, verbs, .. } = &mut self.base;
         let Some((request, entry)) = reqs.next_free() else { return self.send_around(buf, tag) };
         entry.arm(&request, 1);
-        let wr = entry.value.lay_out(buf, &room);
-        if let Err(error) = verbs.nic.post_send(&verbs.qp, core::slice::from_ref(wr)) {
+        entry.value.len = buf.len;
+        if let Err(error) = verbs.nic.post_send(&verbs.qp, &[whole(&request, buf, &room)]) {
             return Err(self.base.nic_failed(error));
         }
-        reqs.advance();
+        reqs.advance_row();
         self.head += 1;
         Ok(Some(request))
     }
 
-    /// The first slot of the row at the head, once it is there.
+    /// The row at the head of the FIFO.
+    #[inline(always)]
+    fn row(&self) -> Option<Row<'_>> {
+        Row::of(self.base.verbs.control.words(), (self.head & self.row_mask) as usize)
+    }
+
+    /// Its first slot, once that is there.
     #[inline(always)]
     fn slot(&self) -> Option<SlotWords<'_>> {
-        let row = (self.head & self.row_mask) as usize;
-        Row::of(self.base.verbs.control.words(), row)?.load(0, self.head + 1)
+        self.row()?.load(0, self.head + 1)
     }
 
     /// As [`SendComm::send`], for all the rest.
@@ -207,64 +208,80 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
                 Err(error) => return Err(self.base.fail(error)),
             },
         }
-        let row = (self.head & self.row_mask) as usize;
-        let Some(row) = Row::of(self.base.verbs.control.words(), row) else { return Ok(None) };
-        let Some(first) = row.load(0, self.head + 1) else { return Ok(None) };
+        let Some(first) = self.slot() else { return Ok(None) };
         match first.nreqs_tag() {
             (1, of) if of == tag => {
                 let room = first.room();
-                self.send_single(buf, tag, &room)
-            }
-            // It ends by size, not by a group's bits.
-            (1, _) => Ok(None),
-            (nreqs, _) => match self.group.load(&row, nreqs as usize, self.head + 1) {
-                Ok(true) => {
-                    self.base.gate = Gate::Group;
-                    self.send_unusual(buf, tag)
+                if let Err((what, value)) = room.check() {
+                    return Err(self.bad_slot(what, value));
                 }
-                Ok(false) => Ok(None),
-                Err((what, value)) => Err(self.bad_slot(what, value)),
-            },
+                let len = self.fit(buf.len, tag, room.size as u32)?;
+                self.send_parts(&SendBuf { len, ..*buf }, tag, room)
+            }
+            (1, _) => Ok(None),
+            (nreqs, _) => self.start_group(nreqs, buf, tag),
         }
     }
 
-    /// Sends a message of its own, however many work requests that takes.
-    fn send_single(
+    /// Sends a message of its own for which there is room, in however many work requests.
+    #[inline(never)]
+    fn send_parts(
         &mut self,
         buf: &SendBuf,
         tag: u32,
-        room: &Room,
+        room: Room,
     ) -> Result<Option<Request>, Failed> {
-        if let Err((what, value)) = room.check() {
-            return Err(self.bad_slot(what, value));
-        }
-        let len = self.fit(buf.len, tag, room.size as u32)?;
         let Base { reqs, verbs, .. } = &mut self.base;
         let Some((request, entry)) = reqs.next_free() else { return self.send_around(buf, tag) };
         entry.arm(&request, self.target.qps);
-        let wr = entry.value.lay_out(&SendBuf { len, ..*buf }, room);
-        if let Err(error) = post_single(verbs, &self.target, wr) {
+        entry.value.len = buf.len;
+        if let Err(error) = post_single(verbs, &self.target, &whole(&request, buf, &room)) {
             return Err(self.base.nic_failed(error));
         }
-        reqs.advance();
+        reqs.advance_row();
         self.head += 1;
         Ok(Some(request))
+    }
+
+    /// Begins to match the row at the head, which has several slots, once all of them are there
+    /// and all requests are free.
+    #[inline(always)]
+    fn start_group(
+        &mut self,
+        nreqs: u32,
+        buf: &SendBuf,
+        tag: u32,
+    ) -> Result<Option<Request>, Failed> {
+        let Self { base: Base { reqs, verbs, gate, .. }, group, .. } = self;
+        let row = Row::of(verbs.control.words(), (self.head & self.row_mask) as usize);
+        let Some(row) = row else { return Ok(None) };
+        match group.load(&row, nreqs, self.head + 1) {
+            Ok(true) => {}
+            Ok(false) => return Ok(None),
+            Err((what, value)) => return Err(self.bad_slot(what, value)),
+        }
+        let Some((first, _)) = reqs.next_free() else { return self.send_around(buf, tag) };
+        if !reqs.is_row_free(first.raw()) || self.grouped + u64::from(nreqs) > self.row_mask + 1 {
+            return Ok(None);
+        }
+        group.begin(first);
+        *gate = Gate::Group;
+        self.send_in_group(buf, tag)
     }
 
     /// Matches one message of the group at the head; sends when it is the last.
     #[inline(always)]
     fn send_in_group(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
         let Self { base: Base { reqs, .. }, group, target, .. } = self;
-        let Some(r) = group.find(tag) else { return Ok(None) };
-        if buf.len > group.rooms[r] {
-            let room = group.rooms[r];
+        let Some((r, room)) = group.find(tag) else { return Ok(None) };
+        if buf.len > room {
             return self.send_cut(buf, tag, room);
         }
-        let Some((request, entry)) = reqs.next_free() else { return self.send_around(buf, tag) };
+        let request = group.first().message(r);
+        let entry = reqs.at(request.raw());
         entry.arm(&request, target.qps);
-        entry.value.wr.sge.length = buf.len;
-        reqs.advance();
-        if group.add(r, request.index() as u8, buf) {
+        entry.value.len = buf.len;
+        if group.add(r, buf) {
             return self.send_group(request);
         }
         Ok(Some(request))
@@ -273,13 +290,16 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Sends the group, of which `request` is the last.
     #[inline(never)]
     fn send_group(&mut self, request: Request) -> Result<Option<Request>, Failed> {
-        let Base { reqs, verbs, .. } = &mut self.base;
-        // Its completions find the others by the first.
-        reqs.at(self.group.indices[0].into()).value.nreqs = self.group.nreqs as u32;
+        let Self { base: Base { reqs, verbs, .. }, group, grouped, .. } = self;
+        let token = group.first().raw();
+        *grouped += group.nreqs() as u64;
+        // Its completions end the others by the first.
+        reqs.at(token).value.nreqs = group.nreqs() as u32;
         let row = (self.head & self.row_mask) as usize;
-        if let Err(error) = self.group.post(verbs, &self.target, row) {
+        if let Err(error) = group.post(verbs, &self.target, token, row) {
             return Err(self.base.nic_failed(error));
         }
+        reqs.advance_row();
         self.base.gate = Gate::Open;
         self.head += 1;
         Ok(Some(request))
@@ -325,11 +345,8 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     fn exchange(&mut self) -> Result<bool, Error> {
         let Base { stream, verbs, ends, pending, .. } = &mut self.base;
         let Some(exchange) = pending else { return Ok(true) };
-        if ends.peer_qpn == 0 {
-            let Some(peer) = start_with_acceptor(stream, exchange, verbs, ends)? else {
-                return Ok(false);
-            };
-            self.row_mask = u64::from(peer.fifo_depth) - 1;
+        if ends.peer_qpn == 0 && start_with_acceptor(stream, exchange, verbs, ends)?.is_none() {
+            return Ok(false);
         }
         if !exchange.send(stream, Stage::PendingReady)? {
             return Ok(false);
@@ -340,31 +357,41 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     }
 }
 
-/// Completions of sends.
-struct Sent;
+/// The work request of a message of its own, on a single queue pair.
+#[inline(always)]
+fn whole(request: &Request, buf: &SendBuf, room: &Room) -> SendWr {
+    SendWr {
+        remote_addr: room.addr,
+        rkey: room.rkey,
+        sge: Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey },
+        ..with_imm(request.raw(), buf.len)
+    }
+}
 
-impl Route<Sending> for Sent {
+/// Completions of sends: each queue pair brings one.
+struct Sent<'a> {
+    grouped: &'a mut u64,
+}
+
+impl Route<Sending, MESSAGES> for Sent<'_> {
     /// The end of a message of its own.
     #[inline(always)]
-    fn book_usual(&mut self, reqs: &mut Ring<Sending>, wc: &Wc) -> bool {
+    fn book_usual(&mut self, reqs: &mut Ring<Sending, MESSAGES>, wc: &Wc) -> bool {
         let entry = reqs.at(wc.wr_id as u32);
         entry.value.nreqs == 1 && entry.book()
     }
 
-    /// The end of a group too. Each queue pair brings one.
+    /// The end of a group too.
     #[inline(never)]
-    fn book(&mut self, reqs: &mut Ring<Sending>, wc: &Wc) -> bool {
-        let first = reqs.at(wc.wr_id as u32);
-        let nreqs = first.value.nreqs;
-        if first.is_at_last() {
-            first.value.nreqs = 1;
+    fn book(&mut self, reqs: &mut Ring<Sending, MESSAGES>, wc: &Wc) -> bool {
+        let [first, others @ ..] = reqs.row(wc.wr_id as u32);
+        let is_awaited = first.book();
+        if first.is_complete() {
+            let nreqs = core::mem::replace(&mut first.value.nreqs, 1) as usize;
+            *self.grouped = self.grouped.saturating_sub(nreqs as u64);
+            others.iter_mut().take(nreqs - 1).for_each(Entry::finish);
         }
-        let mut indices = wc.wr_id;
-        (0..nreqs).all(|_| {
-            let index = indices as u32;
-            indices >>= u8::BITS;
-            reqs.at(index).book()
-        })
+        is_awaited
     }
 }
 

@@ -184,7 +184,7 @@ fn usable_port(nic: &impl Nic) -> Result<PortAttr, NicError> {
     }
 }
 
-/// A queue pair in INIT, with NCCL's capacities.
+/// A queue pair in INIT.
 fn create_qp<N: Nic>(
     nic: &N,
     pd: &N::Pd,
@@ -195,7 +195,8 @@ fn create_qp<N: Nic>(
 ) -> Result<N::Qp, NicError> {
     let depth = u32::from(settings.depth());
     let cap = QpCap {
-        max_send_wr: 2 * depth,
+        // Two for each row, and as many again as there may be messages in groups.
+        max_send_wr: 3 * depth,
         max_recv_wr: depth,
         max_inline_data: if settings.use_inline { SLOT_BYTES as u32 } else { 0 },
     };

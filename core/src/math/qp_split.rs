@@ -8,9 +8,9 @@ pub const QP_SPLIT_ALIGN: u32 = 128;
 /// rounded up to [`QP_SPLIT_ALIGN`], until nothing is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpSplit {
-    size: u64,
+    offset: u32,
+    left: u32,
     share: u64,
-    nqps: u32,
 }
 
 /// The part of one queue pair.
@@ -24,27 +24,24 @@ pub struct QpPart {
 }
 
 impl QpSplit {
-    /// Splits `size` bytes over `nqps` queue pairs, at least one. One division.
+    /// Splits `size` bytes over `nqps` queue pairs; 0 counts as one. One division, and none where
+    /// the first takes all of a small message.
+    #[inline]
     pub const fn new(size: u32, nqps: u32) -> Self {
-        let nqps = if nqps == 0 { 1 } else { nqps };
+        let each = if size <= QP_SPLIT_ALIGN || nqps == 0 { size } else { size.div_ceil(nqps) };
         let align = QP_SPLIT_ALIGN as u64;
-        let share = (size.div_ceil(nqps) as u64 + align - 1) & !(align - 1);
-        QpSplit { size: size as u64, share, nqps }
+        let share = (each as u64 + align - 1) & !(align - 1);
+        QpSplit { offset: 0, left: size, share }
     }
 
-    /// The part of queue pair `q`; nothing from `nqps` on.
-    pub const fn part(&self, q: u32) -> QpPart {
-        let start = q as u64 * self.share;
-        let offset = if start < self.size { start } else { self.size };
-        let left = self.size - offset;
-        let length = if left < self.share { left } else { self.share };
-        QpPart { offset: offset as u32, length: length as u32 }
-    }
-
-    /// The parts of all queue pairs, in order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = QpPart> + use<> {
-        let split = *self;
-        (0..self.nqps).map(move |q| split.part(q))
+    /// The part of the next queue pair.
+    #[inline]
+    pub const fn next_part(&mut self) -> QpPart {
+        let length = if (self.left as u64) < self.share { self.left } else { self.share as u32 };
+        let part = QpPart { offset: self.offset, length };
+        self.offset += length;
+        self.left -= length;
+        part
     }
 }
 
@@ -69,27 +66,30 @@ mod tests {
         parts
     }
 
+    fn parts(size: u32, nqps: u32) -> impl Iterator<Item = QpPart> {
+        let mut split = QpSplit::new(size, nqps);
+        (0..nqps).map(move |_| split.next_part())
+    }
+
     #[test]
     fn small_messages_leave_queue_pairs_empty() {
-        let lengths = |size, nqps| QpSplit::new(size, nqps).iter().map(|p| p.length).collect();
-        let expect: [(u32, u32, Vec<u32>); 6] = [
+        let expect: [(u32, u32, Vec<u32>); 5] = [
             (0, 2, [0, 0].into()),
             (1, 2, [1, 0].into()),
             (300, 4, [128, 128, 44, 0].into()),
             (512, 4, [128; 4].into()),
             (1000, 3, [384, 384, 232].into()),
-            (7, 0, [7].into()),
         ];
-        for (size, nqps, parts) in expect {
-            let got: Vec<u32> = lengths(size, nqps);
-            assert_eq!(got, parts, "{size} over {nqps}");
+        for (size, nqps, lengths) in expect {
+            let got: Vec<u32> = parts(size, nqps).map(|part| part.length).collect();
+            assert_eq!(got, lengths, "{size} over {nqps}");
         }
     }
 
     #[test]
     fn the_largest_message_is_split_without_overflow() {
         for nqps in [1, 2, 127, 128] {
-            let total: u64 = QpSplit::new(u32::MAX, nqps).iter().map(|p| u64::from(p.length)).sum();
+            let total: u64 = parts(u32::MAX, nqps).map(|part| u64::from(part.length)).sum();
             assert_eq!(total, u64::from(u32::MAX));
         }
     }
@@ -100,7 +100,7 @@ mod tests {
             size in prop_oneof![0..4096u32, any::<u32>()],
             nqps in 1..=128u32,
         ) {
-            let parts: Vec<QpPart> = QpSplit::new(size, nqps).iter().collect();
+            let parts: Vec<QpPart> = parts(size, nqps).collect();
             let got: Vec<_> = parts.iter().map(|p| (p.offset.into(), p.length.into())).collect();
             prop_assert_eq!(got, as_nccl(size.into(), nqps.into()));
             let mut end = 0;

@@ -186,7 +186,7 @@ impl Receiver {
         self.reqs.advance();
         for (member, buf) in (0..).zip(bufs) {
             self.tell(*buf);
-            self.meet(request.index() as u8, member, *buf)?;
+            self.meet(request.row() as u8, member, *buf)?;
         }
         Ok(Some(request))
     }
@@ -200,8 +200,7 @@ impl Receiver {
         let token = request.raw();
         let end = self.end;
         let entry = self.reqs.at(token);
-        if entry.is_done(token) {
-            entry.free();
+        if entry.end_if_done(token) {
             return Ok(Some(&entry.value.sizes[..entry.value.nreqs]));
         }
         if entry.is_live(token) {

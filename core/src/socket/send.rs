@@ -128,8 +128,7 @@ impl Sender {
     pub fn test(&mut self, request: &Request) -> Result<Option<u32>, Error> {
         let token = request.raw();
         let entry = self.reqs.at(token);
-        if entry.is_done(token) {
-            entry.free();
+        if entry.end_if_done(token) {
             return Ok(Some(entry.value.len));
         }
         if entry.is_live(token) {

@@ -72,7 +72,7 @@ impl RecvComm {
         match self.receiver.irecv(posted) {
             Ok(None) => Ok(None),
             Ok(Some(request)) => {
-                self.inbox.note(request.index(), bufs)?;
+                self.inbox.note(request.row(), bufs)?;
                 Ok(Some(request))
             }
             Err(error) => {

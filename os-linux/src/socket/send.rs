@@ -58,14 +58,14 @@ impl SendComm {
             self.read_control()?;
         }
         let Some((request, chunks)) = self.sender.isend(buf.len, tag)? else { return Ok(None) };
-        self.starts[request.index()] = start;
+        self.starts[request.row()] = start;
         if chunks.clone().next().is_some() {
             for chunk in chunks {
                 let (offset, len) = (chunk.offset as usize, chunk.len as usize);
                 // SAFETY: a part of the buffer, of which the caller promises what `push` asks for.
                 unsafe {
                     let start = start.add(offset);
-                    self.lanes.push(chunk.lane.into(), start, len, request.index());
+                    self.lanes.push(chunk.lane.into(), start, len, request.row());
                 }
             }
             self.lanes.wake();

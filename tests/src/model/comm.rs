@@ -143,9 +143,9 @@ struct Buf {
 
 struct Sending {
     request: Request,
-    /// How many sends were started before.
-    message: u64,
     row: u64,
+    /// Which of the row's messages.
+    r: usize,
     cell: Cell,
     len: u32,
 }
@@ -304,14 +304,13 @@ impl<N: Nic> Traffic<N> {
         let (addr, lkey) = (self.source.addr(&cell), self.source.buffer().lkey());
         let answer = self.duo.send.isend(&SendBuf { addr, len, lkey }, tag);
         let expected = self.ledger.expected(tag, len, self.truncate);
-        let live = self.sends.iter().map(|sending| sending.message);
-        let requests = free_requests(live, self.messages, self.depth);
         match (answer, expected) {
             (Ok(Some(request)), Expected::Start { row, r, len }) => {
-                assert_ne!(requests, Requests::Exhausted, "more requests than there are");
+                let is_there = self.in_place_of(row).any(|sending| sending.r == r);
+                assert!(!is_there, "a request that is under way was given again");
                 self.ledger.sent(tag);
                 let message = self.messages;
-                self.sends.push(Sending { request, message, row, cell, len });
+                self.sends.push(Sending { request, row, r, cell, len });
                 let recv = self.recvs.iter_mut().find(|recv| recv.row == row);
                 let buf = &mut recv.expect("under way until its messages are here").bufs[r];
                 assert_eq!(buf.message.replace((message, len)), None);
@@ -321,8 +320,12 @@ impl<N: Nic> Traffic<N> {
             (Ok(None), Expected::Nothing) => {}
             // The row may not be here yet.
             (Ok(None), _) if !self.shape.prompt => {}
-            (Ok(None), Expected::Start { .. }) if requests != Requests::Free => {}
-            (Err(Error::SizeMismatch { local, remote, tag: of }), Expected::Mismatch { room }) => {
+            (Ok(None), Expected::Start { row, .. } | Expected::Mismatch { row, .. })
+                if self.is_full(row) => {}
+            (
+                Err(Error::SizeMismatch { local, remote, tag: of }),
+                Expected::Mismatch { room, .. },
+            ) => {
                 assert_eq!((local, remote, of), (len, room, tag));
             }
             (Err(error), _) if error.is_fatal() => {
@@ -335,6 +338,21 @@ impl<N: Nic> Traffic<N> {
         }
         self.source.give(cell);
         Ok(())
+    }
+
+    /// Whether the messages of `row` may find no free request.
+    fn is_full(&self, row: u64) -> bool {
+        let count = self.recvs.iter().find(|recv| recv.row == row).map_or(0, |it| it.bufs.len());
+        let in_group = count > 1 && self.sends.len() + count > self.depth;
+        in_group || self.in_place_of(row).next().is_some()
+    }
+
+    /// Sends under way of the rows that were where `row` is, whole rings ago.
+    fn in_place_of(&self, row: u64) -> impl Iterator<Item = &Sending> {
+        let depth = self.depth as u64;
+        self.sends
+            .iter()
+            .filter(move |send| send.row < row && (row - send.row).is_multiple_of(depth))
     }
 
     fn test_send(&mut self, i: usize) -> Result<(), Error> {

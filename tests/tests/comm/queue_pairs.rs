@@ -56,8 +56,8 @@ fn attributes_are_those_of_nccl() {
     let duo = duo::connect([a, b], [settings; 2], || {}).expect("a connection");
     for (nic, gid_index) in nics.iter().zip([3, 4]) {
         let caps = nic.plan.caps.take();
-        let cap = QpCap { max_send_wr: 64, max_recv_wr: 32, max_inline_data: 32 };
-        assert_eq!(caps, [cap; 2], "sends: twice the requests; receives: the requests");
+        let cap = QpCap { max_send_wr: 96, max_recv_wr: 32, max_inline_data: 32 };
+        assert_eq!(caps, [cap; 2], "sends: three times the rows; receives: the rows");
 
         let moves = nic.plan.moves.take();
         let init = QpTransition::Init { pkey_index: 3, port_num: 1, access: Access::REMOTE_WRITE };

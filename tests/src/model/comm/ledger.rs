@@ -21,8 +21,8 @@ pub(super) struct Ledger {
 pub(super) enum Expected {
     /// No receive at the head takes this tag.
     Nothing,
-    /// The one that does is too short.
-    Mismatch { room: u32 },
+    /// The one that does, of that row, is too short.
+    Mismatch { row: u64, room: u32 },
     /// `len` bytes go to buffer `r` of that row.
     Start { row: u64, r: usize, len: u32 },
 }
@@ -45,7 +45,9 @@ impl Ledger {
     pub(super) fn expected(&self, tag: u32, len: u32, truncate: bool) -> Expected {
         match self.head().find(|waiting| waiting.tag == tag) {
             None => Expected::Nothing,
-            Some(&Waiting { room, .. }) if len > room && !truncate => Expected::Mismatch { room },
+            Some(&Waiting { row, room, .. }) if len > room && !truncate => {
+                Expected::Mismatch { row, room }
+            }
             Some(&Waiting { row, r, room, .. }) => Expected::Start { row, r, len: len.min(room) },
         }
     }

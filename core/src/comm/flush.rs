@@ -1,0 +1,113 @@
+//! Flushes: a read back through the NIC, so that the GPU sees what was written before
+//! (`net_ib.cc ncclIbIflush`).
+
+use super::Request;
+use crate::conn::{Peer, Verbs};
+use crate::error::Error;
+use crate::nic::{
+    Access, Memory, MemoryKeys, Nic, NicError, QpOptions, SendFlags, SendOpcode, SendWr, Sge,
+};
+use crate::request::Ring;
+
+/// Received memory to flush.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlushBuf {
+    /// First byte.
+    pub addr: u64,
+    /// Bytes received there.
+    pub len: u32,
+    /// Remote key of the region that holds it.
+    pub rkey: u32,
+}
+
+/// How a flush began.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Flush {
+    /// Flushing is off, or no buffer has bytes: the data can be used.
+    NotNeeded,
+    /// Under way: test the request.
+    Started(Request),
+    /// No request is free: call again.
+    Busy,
+}
+
+/// The flushes of a comm.
+pub(super) struct Flushes<N: Nic> {
+    reader: Option<Reader<N>>,
+    reqs: Ring<()>,
+}
+
+/// A queue pair connected to itself.
+struct Reader<N: Nic> {
+    qp: N::Qp,
+    mr: N::Mr,
+    /// The byte that is read lands here.
+    memory: N::Memory,
+}
+
+impl<N: Nic> Flushes<N> {
+    pub(super) fn create(verbs: &Verbs<N>) -> Result<Self, Error> {
+        let reader = if verbs.settings.flush { Some(Reader::create(verbs)?) } else { None };
+        Ok(Flushes { reader, reqs: Ring::new(verbs.settings.depth().into(), |_| ()) })
+    }
+
+    /// Starts to read one byte of the last buffer that has any.
+    pub(super) fn start(&mut self, nic: &N, bufs: &[FlushBuf]) -> Result<Flush, NicError> {
+        let last = bufs.iter().rev().find(|buf| buf.len > 0);
+        let (Some(reader), Some(buf)) = (&self.reader, last) else { return Ok(Flush::NotNeeded) };
+        self.reqs.come_around();
+        let Some((request, entry)) = self.reqs.next_free() else { return Ok(Flush::Busy) };
+        let wr_id = request.raw().into();
+        let request = request.of_flush();
+        entry.arm(&request, 1);
+        let sge = Sge { addr: reader.memory.addr(), length: 1, lkey: reader.mr.lkey() };
+        let wr = SendWr {
+            wr_id,
+            remote_addr: buf.addr,
+            rkey: buf.rkey,
+            sge,
+            opcode: SendOpcode::RdmaRead,
+            flags: SendFlags::SIGNALED,
+            ..SendWr::default()
+        };
+        nic.post_send(&reader.qp, &[wr])?;
+        self.reqs.advance();
+        Ok(Flush::Started(request))
+    }
+
+    /// Whether `token` is that of a flush under way.
+    pub(super) fn is_live(&mut self, token: u32) -> bool {
+        self.reqs.at(token).is_live(token)
+    }
+
+    /// Ends the flush of `token` if it is done; whether that was so.
+    pub(super) fn end_if_done(&mut self, token: u32) -> bool {
+        self.reqs.at(token).end_if_done(token)
+    }
+
+    /// A READ completed; says whether it was awaited.
+    pub(super) fn book(&mut self, wr_id: u64) -> bool {
+        self.reqs.at(wr_id as u32).book()
+    }
+
+    /// Flushes under way.
+    pub(super) fn outstanding(&self) -> usize {
+        self.reqs.live()
+    }
+}
+
+impl<N: Nic> Reader<N> {
+    fn create(verbs: &Verbs<N>) -> Result<Self, Error> {
+        let memory = verbs.nic.alloc(size_of::<u64>())?;
+        let mr = verbs.nic.reg_mr(&verbs.pd, &memory, Access::LOCAL_WRITE)?;
+        let qp = verbs.create_qp(Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+        let qpn = verbs.nic.qp_num(&qp);
+        let info = verbs.info(verbs.port.active_mtu);
+        let options = verbs.port.options & QpOptions::ICRC_MASKS_IP_ID;
+        let ourselves =
+            Peer { options, udp_port: verbs.port.udp_port, ..Peer::new(info, None, options) };
+        verbs.start_qp(&qp, qpn, &ourselves)?;
+        Ok(Reader { qp, mr, memory })
+    }
+}

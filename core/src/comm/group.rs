@@ -1,0 +1,160 @@
+//! A row of the FIFO that groups several receives, while its messages are matched.
+//!
+//! The immediate of a group has one bit for each buffer that got data (`net_ib.cc
+//! ncclIbMultiSend`).
+
+use super::SendBuf;
+use super::post::{Target, WRITE, post_parts, with_imm};
+use super::sizes::Sizes;
+use crate::conn::Verbs;
+use crate::fifo::{RECVS_MAX, Row};
+use crate::nic::{Nic, NicError, SendWr, Sge};
+use crate::request::Request;
+
+pub(super) struct Group {
+    /// The request of its first message.
+    first: Request,
+    nreqs: usize,
+    /// A bit for each buffer that has no message yet.
+    unmatched: u32,
+    /// A bit for each buffer, but for those whose message is empty.
+    imm_data: u32,
+    tags: [u32; RECVS_MAX],
+    /// Bytes that there is room for; of a message that is matched, its bytes.
+    sizes: Sizes,
+    /// The WRITEs of the messages, whole; and behind them that which ends the group.
+    wrs: [SendWr; RECVS_MAX + 1],
+}
+
+/// A bit for each of `nreqs` buffers, 1 to 8.
+const fn all(nreqs: usize) -> u32 {
+    (2 << ((nreqs - 1) % RECVS_MAX)) - 1
+}
+
+impl Group {
+    pub(super) const fn new() -> Self {
+        Group {
+            first: Request::from_raw(0),
+            nreqs: 1,
+            unmatched: 0,
+            imm_data: 0,
+            tags: [0; RECVS_MAX],
+            sizes: [0; RECVS_MAX],
+            wrs: [WRITE; RECVS_MAX + 1],
+        }
+    }
+
+    /// Takes a row of `nreqs` slots as a group; `false` where not all of them are there. The error
+    /// is what a slot says that no working receiver writes, and its value.
+    #[inline(always)]
+    pub(super) fn load(
+        &mut self,
+        row: &Row<'_>,
+        nreqs: u32,
+        idx: u64,
+    ) -> Result<bool, (&'static str, u64)> {
+        // One of its own ends by size, not by a group's bits.
+        if !(2..=RECVS_MAX as u32).contains(&nreqs) {
+            return Err(("a group of", nreqs.into()));
+        }
+        let nreqs = nreqs as usize;
+        self.sizes = [0; RECVS_MAX];
+        let places = self.wrs.iter_mut().zip(&mut self.tags).zip(&mut self.sizes);
+        for (r, ((wr, tag), size)) in places.enumerate().take(nreqs) {
+            let Some(slot) = row.load(r, idx) else { return Ok(false) };
+            let room = slot.room();
+            room.check()?;
+            (wr.remote_addr, wr.rkey) = (room.addr, room.rkey);
+            *tag = slot.nreqs_tag().1;
+            *size = room.size as u32;
+        }
+        let all = all(nreqs);
+        (self.nreqs, self.unmatched, self.imm_data) = (nreqs, all, all);
+        Ok(true)
+    }
+
+    /// Begins to be matched; `first` is the request of its first message.
+    #[inline(always)]
+    pub(super) fn begin(&mut self, first: Request) {
+        self.first = first;
+    }
+
+    /// The request of its first message.
+    #[inline(always)]
+    pub(super) fn first(&self) -> &Request {
+        &self.first
+    }
+
+    /// The first buffer that waits for a message of this tag, and the bytes that it takes.
+    #[inline(always)]
+    pub(super) fn find(&self, tag: u32) -> Option<(usize, u32)> {
+        let mut candidates = self.unmatched;
+        loop {
+            // As a rule messages come in the order in which they were asked for. There is always
+            // a buffer that waits.
+            let r = candidates.trailing_zeros() as usize % RECVS_MAX;
+            if self.tags[r] == tag {
+                return Some((r, self.sizes[r]));
+            }
+            candidates &= candidates.wrapping_sub(1);
+            if candidates == 0 {
+                return None;
+            }
+        }
+    }
+
+    /// Adds the message of buffer `r`; whether it was the last.
+    #[inline(always)]
+    pub(super) fn add(&mut self, r: usize, buf: &SendBuf) -> bool {
+        let r = r % RECVS_MAX;
+        let others = !(1 << r);
+        self.sizes[r] = buf.len;
+        self.wrs[r].sge = Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey };
+        if buf.len == 0 {
+            self.imm_data &= others;
+        }
+        self.unmatched &= others;
+        self.unmatched == 0
+    }
+
+    /// How many messages it has, once it is complete.
+    pub(super) fn nreqs(&self) -> usize {
+        self.nreqs
+    }
+
+    /// Posts plain WRITEs, and behind them that which ends the group of `row`, and of the request
+    /// of `token`, on each queue pair.
+    #[inline(always)]
+    pub(super) fn post<N: Nic>(
+        &mut self,
+        verbs: &Verbs<N>,
+        target: &Target,
+        token: u32,
+        row: usize,
+    ) -> Result<(), NicError> {
+        let nreqs = self.nreqs.min(RECVS_MAX);
+        let wrs = &mut self.wrs[..=nreqs];
+        let Some((end, writes)) = wrs.split_last_mut() else { return Ok(()) };
+        *end = with_imm(token, self.imm_data);
+        target.put_sizes(verbs, row, &self.sizes, end);
+        let posted = if self.imm_data == all(self.nreqs) && target.qps == 1 {
+            verbs.nic.post_send(&verbs.qp, wrs)
+        } else {
+            post_parts(verbs, writes, *end)
+        };
+        self.wrs[nreqs] = WRITE;
+        posted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_buffer_has_a_bit_of_its_own() {
+        for nreqs in 1..=RECVS_MAX {
+            assert_eq!(all(nreqs), (0..nreqs).map(|r| 1 << r).sum());
+        }
+    }
+}
