@@ -16,7 +16,7 @@ use crate::shell::Shell;
 use crate::vm;
 
 /// Seconds that a guest may take, on a host that does other things too.
-const GUEST_LIMIT: &str = "400";
+const GUEST_LIMIT: &str = "600";
 
 /// Everything, one after the other.
 pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
