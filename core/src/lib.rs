@@ -13,7 +13,8 @@
 //! 5. [`error`] — completions in error, and all else that can go wrong.
 //!
 //! Where there is no RDMA, [`socket`] takes the place of 2 to 4.
-//! Above 1: [`proxy`] moves the data of collectives and point-to-point transfers over such comms.
+//! Above 1: [`proxy`] moves the data of collectives and point-to-point transfers over such comms;
+//! [`coll`] says what of a collective each rank does, step by step.
 //!
 //! Beside that way: [`param`] is what a user may set, [`device`] the rules about device names,
 //! links and cards, [`mr_cache`] keeps registrations, [`staging`] passes GPU memory through the
@@ -25,6 +26,7 @@
 #[macro_use]
 mod log;
 
+pub mod coll;
 pub mod comm;
 pub mod conn;
 pub mod device;

@@ -1,0 +1,186 @@
+//! What elements are, and how they are reduced.
+
+use core::fmt;
+use core::str::FromStr;
+
+/// The type of an element (`ncclDataType_t`, with its codes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum DataType {
+    I8 = 0,
+    U8 = 1,
+    I32 = 2,
+    U32 = 3,
+    I64 = 4,
+    U64 = 5,
+    /// IEEE 754 binary16.
+    F16 = 6,
+    F32 = 7,
+    F64 = 8,
+    /// The upper half of an `f32`.
+    Bf16 = 9,
+}
+
+impl DataType {
+    /// Every type, by its code.
+    pub const ALL: [DataType; 10] = [
+        DataType::I8,
+        DataType::U8,
+        DataType::I32,
+        DataType::U32,
+        DataType::I64,
+        DataType::U64,
+        DataType::F16,
+        DataType::F32,
+        DataType::F64,
+        DataType::Bf16,
+    ];
+
+    /// Bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            DataType::I8 | DataType::U8 => 1,
+            DataType::F16 | DataType::Bf16 => 2,
+            DataType::I32 | DataType::U32 | DataType::F32 => 4,
+            DataType::I64 | DataType::U64 | DataType::F64 => 8,
+        }
+    }
+
+    /// Whether it has fractions. An average of such is of inputs divided before they are added, so
+    /// that the sum does not pass what the type holds; of integers the sum is divided.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DataType::F16 | DataType::F32 | DataType::F64 | DataType::Bf16)
+    }
+
+    /// As nccl-tests prints it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DataType::I8 => "int8",
+            DataType::U8 => "uint8",
+            DataType::I32 => "int32",
+            DataType::U32 => "uint32",
+            DataType::I64 => "int64",
+            DataType::U64 => "uint64",
+            DataType::F16 => "half",
+            DataType::F32 => "float",
+            DataType::F64 => "double",
+            DataType::Bf16 => "bfloat16",
+        }
+    }
+
+    const fn short_name(self) -> &'static str {
+        match self {
+            DataType::I8 => "i8",
+            DataType::U8 => "u8",
+            DataType::I32 => "i32",
+            DataType::U32 => "u32",
+            DataType::I64 => "i64",
+            DataType::U64 => "u64",
+            DataType::F16 => "f16",
+            DataType::F32 => "f32",
+            DataType::F64 => "f64",
+            DataType::Bf16 => "bf16",
+        }
+    }
+}
+
+/// How elements of all ranks become one (`ncclRedOp_t`, with its codes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum RedOp {
+    /// Their sum; of integers, modulo their range.
+    Sum = 0,
+    /// Their product; of integers, modulo their range.
+    Prod = 1,
+    /// The greatest. What is no number loses against one.
+    Max = 2,
+    /// The least. What is no number loses against one.
+    Min = 3,
+    /// Their sum over the number of ranks; of integers, rounded towards zero.
+    Avg = 4,
+}
+
+impl RedOp {
+    /// Every operation, by its code.
+    pub const ALL: [RedOp; 5] = [RedOp::Sum, RedOp::Prod, RedOp::Max, RedOp::Min, RedOp::Avg];
+
+    /// As nccl-tests prints it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            RedOp::Sum => "sum",
+            RedOp::Prod => "prod",
+            RedOp::Max => "max",
+            RedOp::Min => "min",
+            RedOp::Avg => "avg",
+        }
+    }
+}
+
+/// A name that stands for nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseError {
+    /// Of a type.
+    #[error(
+        "no such type: known are int8, uint8, int32, uint32, int64, uint64, half, float, double, \
+         bfloat16, and i8, u8, i32, u32, i64, u64, f16, f32, f64, bf16 for the same"
+    )]
+    DataType,
+    /// Of an operation.
+    #[error("no such reduction: known are sum, prod, max, min, avg")]
+    RedOp,
+}
+
+impl FromStr for DataType {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        Self::ALL
+            .into_iter()
+            .find(|known| text == known.name() || text == known.short_name())
+            .ok_or(ParseError::DataType)
+    }
+}
+
+impl FromStr for RedOp {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        Self::ALL.into_iter().find(|known| text == known.name()).ok_or(ParseError::RedOp)
+    }
+}
+
+impl fmt::Display for DataType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl fmt::Display for RedOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn codes_are_places_among_all_and_names_are_read_back() {
+        for (code, data_type) in DataType::ALL.into_iter().enumerate() {
+            assert_eq!(data_type as usize, code);
+            assert_eq!(data_type.to_string().parse(), Ok(data_type));
+            assert_eq!(data_type.short_name().parse(), Ok(data_type));
+        }
+        for (code, op) in RedOp::ALL.into_iter().enumerate() {
+            assert_eq!(op as usize, code);
+            assert_eq!(op.to_string().parse(), Ok(op));
+        }
+        assert_eq!("f8".parse::<DataType>(), Err(ParseError::DataType));
+        assert_eq!("SUM".parse::<RedOp>(), Err(ParseError::RedOp));
+    }
+}

@@ -1,0 +1,72 @@
+//! How the elements of a task are cut into windows, and those into chunks.
+
+use super::super::{Algorithm, Operation, Task};
+
+/// Chunks begin at multiples of so many bytes, where slots are not smaller: a cache line.
+const ALIGN_BYTES: usize = 64;
+
+/// A channel's share of the elements. A window is one chunk, or one for each rank where the ranks
+/// share the work on one buffer; a chunk fits a slot. Chunks are of one size, but for the last.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cut {
+    start: usize,
+    end: usize,
+    chunk: usize,
+    lanes: usize,
+    /// From one rank's block to the next; 0 where there are no blocks.
+    stride: usize,
+}
+
+/// Where a chunk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Chunk {
+    /// In the buffer that has all ranks' blocks.
+    pub(super) of_all: usize,
+    /// In the buffer that has one rank's block.
+    pub(super) of_one: usize,
+    /// Elements; none where the window ends before the chunk.
+    pub(super) count: usize,
+}
+
+impl Cut {
+    pub(super) fn new(task: &Task, nranks: u32) -> Self {
+        let (lanes, stride) = match (task.operation, task.algorithm) {
+            (Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll, _) => {
+                (1, task.count)
+            }
+            (Operation::AllReduce, Algorithm::Ring | Algorithm::TwoShot) => (nranks as usize, 0),
+            _ => (1, 0),
+        };
+        let slot = task.slot_bytes / task.data_type.bytes();
+        let line = ALIGN_BYTES / task.data_type.bytes();
+        let align = if slot < line { 1 } else { line };
+        let slot = slot - slot % align;
+        let share = task.count.div_ceil(task.nchannels as usize).next_multiple_of(align);
+        let start = share.saturating_mul(task.channel as usize).min(task.count);
+        let end = start.saturating_add(share).min(task.count);
+        // As many windows as it takes, all of about the same size.
+        let chunks = (end - start).div_ceil(lanes * slot).max(1) * lanes;
+        let chunk = (end - start).div_ceil(chunks).next_multiple_of(align);
+        Cut { start, end, chunk, lanes, stride }
+    }
+
+    pub(super) fn windows(&self) -> usize {
+        if self.start == self.end {
+            0
+        } else {
+            (self.end - self.start).div_ceil(self.lanes * self.chunk)
+        }
+    }
+
+    /// The chunk of a lane: a rank's block, or its part of the window.
+    pub(super) fn chunk(&self, window: usize, lane: u32) -> Chunk {
+        let lane = lane as usize;
+        let skipped = window * self.lanes + if self.lanes > 1 { lane } else { 0 };
+        let first = (self.start + skipped * self.chunk).min(self.end);
+        Chunk {
+            of_all: first + lane * self.stride,
+            of_one: first,
+            count: self.chunk.min(self.end - first),
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! From each rank straight to each that needs its data, reduced in the order of ranks.
+
+use super::cut::Chunk;
+use super::{Algorithm, Operation, Schedule, Step};
+
+impl Schedule<'_> {
+    pub(super) fn one_shot_phases(&self) -> u32 {
+        match (self.task.operation, self.task.algorithm) {
+            (Operation::AllReduce, Algorithm::TwoShot) => 2 * self.nranks() - 1,
+            (Operation::AllReduce, _) => 2,
+            (Operation::AllGather | Operation::ReduceScatter, _) => self.nranks(),
+            _ => 1,
+        }
+    }
+
+    pub(super) fn one_shot(&self, window: usize, phase: u32) -> Option<Step> {
+        let nranks = self.nranks();
+        let whole = self.cut.chunk(window, 0);
+        match (self.task.operation, self.task.algorithm) {
+            (Operation::AllReduce, Algorithm::TwoShot) if phase < nranks => {
+                Some(self.scatter_straight(window, phase))
+            }
+            (Operation::AllReduce, Algorithm::TwoShot) => {
+                Some(self.gather_straight(window, phase + 1 - nranks))
+            }
+            (Operation::AllReduce, _) if phase == 0 => {
+                let step = Step::new(whole.count).input(whole.of_one);
+                (nranks > 1).then(|| self.others().fold(step, Step::send))
+            }
+            (Operation::AllReduce, _) => Some(self.reduce_straight(whole)),
+            (Operation::ReduceScatter, _) => Some(self.scatter_straight(window, phase)),
+            (Operation::AllGather, _) => Some(self.gather_straight(window, phase)),
+            (Operation::Reduce { root }, _) if root == self.task.rank => {
+                Some(self.reduce_straight(whole))
+            }
+            (Operation::Reduce { root }, _) => {
+                Some(Step::new(whole.count).input(whole.of_one).send(root))
+            }
+            (Operation::Broadcast { root }, _) if root == self.task.rank => {
+                let step = Step::new(whole.count).input(whole.of_one).output(whole.of_one);
+                Some(self.others().fold(step, Step::send))
+            }
+            (Operation::Broadcast { root }, _) => {
+                Some(Step::new(whole.count).recv(root).output(whole.of_one))
+            }
+            (Operation::AllToAll | Operation::Send { .. } | Operation::Recv { .. }, _) => None,
+        }
+    }
+
+    /// Each peer's part to that peer, and at last this rank's own from all.
+    fn scatter_straight(&self, window: usize, phase: u32) -> Step {
+        let nranks = self.nranks();
+        let peer = (self.task.rank + 1 + phase) % nranks;
+        let chunk = self.cut.chunk(window, peer);
+        if phase < nranks - 1 {
+            return Step::new(chunk.count).input(chunk.of_all).send(peer);
+        }
+        let step = self.reduce_straight(chunk);
+        match self.task.operation {
+            Operation::AllReduce => self.others().fold(step, Step::send),
+            _ => step,
+        }
+    }
+
+    /// This rank's own part to all, then each peer's from that peer.
+    fn gather_straight(&self, window: usize, phase: u32) -> Step {
+        let peer = (self.task.rank + self.nranks() - phase) % self.nranks();
+        let chunk = self.cut.chunk(window, peer);
+        let step = Step::new(chunk.count).output(chunk.of_all);
+        match phase {
+            0 => self.others().fold(step.input(chunk.of_one), Step::send),
+            _ => step.recv(peer),
+        }
+    }
+
+    fn reduce_straight(&self, chunk: Chunk) -> Step {
+        let (rank, nranks) = (self.task.rank, self.nranks());
+        let step = (0..rank).fold(Step::new(chunk.count), Step::recv).input(chunk.of_all);
+        (rank + 1..nranks).fold(step, Step::recv).output(chunk.of_one).finish()
+    }
+}

@@ -1,0 +1,47 @@
+//! Up a tree and down again (`all_reduce.h` runTreeUpDown), or one of both.
+
+use super::{Operation, Schedule, Step};
+use crate::math::STEPS;
+
+/// By how many chunks a rank sends up ahead of what comes down: enough to keep both directions
+/// busy, and less than a link has slots.
+const AHEAD: usize = STEPS as usize / 2;
+
+/// How many windows after the last chunk went up the last one comes down.
+pub(super) fn windows_behind(windows: usize) -> usize {
+    if windows == 0 { 0 } else { AHEAD }
+}
+
+impl Schedule<'_> {
+    pub(super) fn tree(&self, window: usize, phase: u32) -> Option<Step> {
+        let tree = &self.tree;
+        let (up, down) = match self.task.operation {
+            Operation::Reduce { .. } => (true, false),
+            Operation::Broadcast { .. } => (false, true),
+            _ if tree.up.is_none() => (true, true),
+            _ => (phase == 0, phase == 1),
+        };
+        // At the root all happens at once, so in one phase.
+        if up && down && phase == 1 {
+            return None;
+        }
+        let behind =
+            if down && !up && self.task.operation == Operation::AllReduce { AHEAD } else { 0 };
+        let chunk = self.cut.chunk(window.checked_sub(behind)?, 0);
+        let mut step = Step::new(chunk.count);
+        if up {
+            step = tree.down.into_iter().flatten().fold(step, Step::recv).input(chunk.of_one);
+        }
+        step = match tree.up {
+            Some(parent) if up => return Some(step.send(parent)),
+            Some(parent) => step.recv(parent),
+            None if up => step.finish(),
+            None => step.input(chunk.of_one),
+        };
+        step = step.output(chunk.of_one);
+        if down {
+            step = tree.down.into_iter().flatten().fold(step, Step::send);
+        }
+        Some(step)
+    }
+}
