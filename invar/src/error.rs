@@ -50,6 +50,8 @@ pub(crate) enum Kind {
     Staging { fault: Fault, text: String },
     #[error("{text}")]
     Connection { error: CoreError, text: String },
+    #[error("rank {rank}: {text}")]
+    Rank { rank: u32, text: String },
     #[error("{what} did not come about within {} ms", .within.as_millis())]
     TimedOut { what: &'static str, within: Duration },
 }
@@ -71,6 +73,7 @@ impl Error {
             Kind::Gpu(MemoryError::Cuda(_)) | Kind::NoCuda(_) => Fault::Local,
             Kind::Staging { fault, .. } => *fault,
             Kind::Connection { error, .. } => error.fault(),
+            Kind::Rank { .. } => Fault::Peer,
             Kind::TimedOut { .. } => Fault::Network,
         }
     }

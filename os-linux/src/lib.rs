@@ -3,8 +3,8 @@
 //! The protocol is in `invar-core` and touches no clock, no socket, no pointer. This crate wires
 //! it to the operating system: [`memory`] that NICs read and write, [`tcp`] for the handshake,
 //! a NIC in software ([`soft`]) over [`udp`] and captures of its packets ([`pcap`]), the transport
-//! over TCP for hosts without RDMA ([`socket`]), what the [`proxy`] needs, network [`interface`]s,
-//! the [`clock`] and the [`env`](mod@env)ironment.
+//! over TCP for hosts without RDMA ([`socket`]), what the [`proxy`] needs, memory that processes
+//! share ([`shm`]), network [`interface`]s, the [`clock`] and the [`env`](mod@env)ironment.
 
 pub mod clock;
 pub mod env;
@@ -12,6 +12,7 @@ pub mod interface;
 pub mod memory;
 pub mod pcap;
 pub mod proxy;
+pub mod shm;
 pub mod socket;
 pub mod soft;
 pub mod tcp;

@@ -1,22 +1,15 @@
 //! The pool of operations in memory that processes share.
-//!
-//! The memory is a file without a name: its descriptor goes to the ranks over a Unix socket, and
-//! nothing is left behind when the last process ends, however it does. Its size is sealed, so that
-//! no process can take pages from under another.
 
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
 
 use invar_core::proxy::{Cell, Head, LOCAL_RANKS_MAX, OPS_PER_RANK, OpPool};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::shm::SharedMemory;
 
 /// `INVP`, and the version of the layout.
 const MAGIC: [u32; 2] = [u32::from_be_bytes(*b"INVP"), 1];
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// The head of the memory. After it come a [`Head`] for each rank's free cells, and the cells.
 #[repr(C, align(64))]
@@ -26,35 +19,21 @@ struct Start {
     posted: Head,
 }
 
-/// Operations that ranks and a proxy share; clones are of the same mapping.
+/// Operations that ranks and a proxy share; clones are of the same memory.
 #[derive(Clone, Debug)]
-pub struct SharedOps(Arc<Mapping>);
-
-#[derive(Debug)]
-struct Mapping {
-    file: OwnedFd,
-    start: NonNull<Start>,
+pub struct SharedOps {
+    memory: SharedMemory,
     nranks: usize,
 }
-
-// SAFETY: what is behind `start` is atomic, or not written once the mapping exists.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
 
 impl SharedOps {
     /// A new pool with all cells free, for 1 to [`LOCAL_RANKS_MAX`] ranks.
     pub fn create(nranks: usize) -> io::Result<Self> {
-        let len = len_of(nranks)?;
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = File::from(memfd_create("invar-proxy-ops", flags)?);
-        file.set_len(len as u64)?;
-        fcntl_add_seals(&file, SEALS)?;
-        let start = map(file.as_fd(), len)?;
+        let memory = SharedMemory::create("invar-proxy-ops", len_of(nranks)?)?;
         let header = Start { magic: MAGIC, nranks: nranks as u32, posted: Head::default() };
-        // SAFETY: the mapping is as long as `len_of` says, which is at least a `Start`, and new.
-        unsafe { start.write(header) };
-        let shared = SharedOps(Arc::new(Mapping { file: file.into(), start, nranks }));
+        let shared = SharedOps { memory, nranks };
+        // SAFETY: the memory is as long as `len_of` says, which is at least a `Start`, and new.
+        unsafe { shared.start().write(header) };
         shared.pool().fill();
         Ok(shared)
     }
@@ -63,29 +42,23 @@ impl SharedOps {
     ///
     /// Fails with `InvalidData` where the file is no such pool, or its size is not sealed.
     pub fn from_fd(file: OwnedFd) -> io::Result<Self> {
-        let file = File::from(file);
-        let len = usize::try_from(file.metadata()?.len()).map_err(|_| no_pool("too large"))?;
-        if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)) {
-            return Err(no_pool("its size is not sealed"));
-        }
-        if len < size_of::<Start>() {
+        let memory = SharedMemory::from_fd(file)?;
+        if memory.len() < size_of::<Start>() {
             return Err(no_pool("too small"));
         }
-        let start = map(file.as_fd(), len)?;
-        // SAFETY: the mapping holds a `Start`, of which any bytes are one.
+        let start = memory.start().cast::<Start>();
+        // SAFETY: the memory holds a `Start`, of which any bytes are one.
         let (magic, nranks) = unsafe { ((*start.as_ptr()).magic, (*start.as_ptr()).nranks) };
-        if magic != MAGIC || len_of(nranks as usize).ok() != Some(len) {
-            // SAFETY: just mapped with this length, and nobody else has it.
-            unsafe { munmap(start.as_ptr().cast(), len) }?;
+        let nranks = nranks as usize;
+        if magic != MAGIC || len_of(nranks).ok() != Some(memory.len()) {
             return Err(no_pool("its header or its size is another"));
         }
-        let nranks = nranks as usize;
-        Ok(SharedOps(Arc::new(Mapping { file: file.into(), start, nranks })))
+        Ok(SharedOps { memory, nranks })
     }
 
     /// The pool.
     pub fn pool(&self) -> OpPool<'_> {
-        let Mapping { start, nranks, .. } = *self.0;
+        let (start, nranks) = (self.start(), self.nranks);
         // SAFETY: `len_of` has room for this many heads and cells behind the `Start`, each aligned
         // like it; heads and cells are atomics, for which any bytes are a value; they are mapped
         // while `self` lives.
@@ -103,16 +76,11 @@ impl SharedOps {
 
     /// A descriptor of the memory, to be given to a rank.
     pub fn to_fd(&self) -> io::Result<OwnedFd> {
-        self.0.file.try_clone()
+        self.memory.to_fd()
     }
-}
 
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        if let Ok(len) = len_of(self.nranks) {
-            // SAFETY: exactly what was mapped, and the last that has it.
-            let _ = unsafe { munmap(self.start.as_ptr().cast(), len) };
-        }
+    fn start(&self) -> NonNull<Start> {
+        self.memory.start().cast()
     }
 }
 
@@ -124,14 +92,6 @@ fn len_of(nranks: usize) -> io::Result<usize> {
     }
     let of_rank = size_of::<Head>() + OPS_PER_RANK * size_of::<Cell>();
     Ok(size_of::<Start>() + nranks * of_rank)
-}
-
-fn map(file: BorrowedFd<'_>, len: usize) -> io::Result<NonNull<Start>> {
-    // SAFETY: a new mapping at an address of the kernel's choice touches nobody else's memory.
-    let start = unsafe {
-        mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)
-    }?;
-    Ok(NonNull::new(start.cast()).expect("mmap never maps page 0 unasked"))
 }
 
 fn no_pool(why: &str) -> io::Error {

@@ -1,0 +1,3 @@
+//! Ranks that work together: collectives, and messages between any two.
+
+mod link;
