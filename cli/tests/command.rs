@@ -75,11 +75,12 @@ impl Run {
         outcome
     }
 
-    /// The first line on stdout.
-    fn first_line(&mut self) -> String {
+    /// The next line on stdout.
+    fn line(&mut self) -> String {
         let mut line = String::new();
-        let stdout = self.0.stdout.take().expect("a pipe");
-        BufReader::new(stdout).read_line(&mut line).expect("text");
+        let stdout = self.0.stdout.as_mut().expect("a pipe");
+        // A byte at a time: what follows stays in the pipe.
+        BufReader::with_capacity(1, stdout).read_line(&mut line).expect("text");
         line
     }
 }
@@ -107,7 +108,7 @@ fn run(args: &[&str]) -> Outcome {
 /// A server, and where it listens.
 fn server(command: &mut Command) -> (Run, String) {
     let mut server = Run::start(command);
-    let line = server.first_line();
+    let line = server.line();
     let addr = line.strip_prefix("invar perf: listening at ").expect("the first line of a server");
     let addr = addr.split(';').next().expect("an address").to_owned();
     (server, addr)

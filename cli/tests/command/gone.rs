@@ -7,18 +7,31 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::*;
 
 /// Within this whoever is left says so.
-const SOON: Duration = Duration::from_secs(5);
-/// A measurement that would not end by itself.
-const ENDLESS: [&str; 6] = ["-b", "64K", "-e", "64K", "-n", "100000000"];
+const SOON: Duration = Duration::from_secs(20);
+/// A measurement that would not end by itself, nor is anything else once it is connected.
+const ENDLESS: [&str; 7] = ["--no-check", "-b", "64K", "-e", "64K", "-n", "100000000"];
 
 fn signal(run: &Run, signal: Signal) {
     let pid = Pid::from_child(&run.0);
     kill_process(pid, signal).unwrap();
 }
 
-/// Lets the timed pass begin. Where it has not yet, the peer is gone just earlier.
-fn let_it_begin() {
-    thread::sleep(Duration::from_millis(700));
+/// Waits until a client is at it: it has printed the head of the table, and computed for a while.
+fn let_it_begin(run: &mut Run) {
+    let line = run.line();
+    assert!(line.starts_with("# invar perf"), "{line}");
+    let (start, connected) = (Instant::now(), ticks(run));
+    while ticks(run) < connected + 20 {
+        assert!(start.elapsed() < SOON, "it does nothing");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Clock ticks that a process has computed for, of which a second has 100 (`proc_pid_stat(5)`).
+fn ticks(run: &Run) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", run.0.id())).unwrap();
+    let after_name = stat.rsplit(") ").next().unwrap();
+    after_name.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
 }
 
 fn soon(run: Run) -> Outcome {
@@ -31,8 +44,8 @@ fn soon(run: Run) -> Outcome {
 #[test]
 fn a_client_says_that_its_server_was_killed() {
     let (server, addr) = server(&mut invar(&["perf", "--server", "[::1]:0"]));
-    let client = Run::start(invar(&["perf", "--connect", &addr]).args(ENDLESS));
-    let_it_begin();
+    let mut client = Run::start(invar(&["perf", "--connect", &addr]).args(ENDLESS));
+    let_it_begin(&mut client);
     signal(&server, Signal::KILL);
     let outcome = soon(client);
     assert_eq!(outcome.status, Some(3), "{}", outcome.stderr);
@@ -43,8 +56,8 @@ fn a_client_says_that_its_server_was_killed() {
 #[test]
 fn a_server_says_that_its_client_was_killed_and_serves_the_next() {
     let (server, addr) = server(&mut invar(&["perf", "--server", "[::1]:0", "--keep"]));
-    let client = Run::start(invar(&["perf", "--connect", &addr]).args(ENDLESS));
-    let_it_begin();
+    let mut client = Run::start(invar(&["perf", "--connect", &addr]).args(ENDLESS));
+    let_it_begin(&mut client);
     signal(&client, Signal::KILL);
     drop(client);
     let start = Instant::now();
@@ -65,8 +78,8 @@ fn children(run: &Run) -> Vec<u32> {
 #[test]
 fn the_second_process_never_outlives_the_first() {
     for ending in [Signal::INT, Signal::KILL] {
-        let parent = Run::start(invar(&["perf"]).args(ENDLESS));
-        let_it_begin();
+        let mut parent = Run::start(invar(&["perf"]).args(ENDLESS));
+        let_it_begin(&mut parent);
         let children = children(&parent);
         assert_eq!(children.len(), 1);
         signal(&parent, ending);
@@ -87,8 +100,8 @@ fn is_running(pid: u32) -> bool {
 
 #[test]
 fn the_first_process_says_that_the_second_was_killed() {
-    let parent = Run::start(invar(&["perf"]).args(ENDLESS));
-    let_it_begin();
+    let mut parent = Run::start(invar(&["perf"]).args(ENDLESS));
+    let_it_begin(&mut parent);
     let child = children(&parent)[0];
     kill_process(Pid::from_raw(child as i32).unwrap(), Signal::KILL).unwrap();
     let outcome = soon(parent);

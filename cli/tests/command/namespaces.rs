@@ -70,6 +70,12 @@ fn is_up(name: &str) -> bool {
     ip(&format!("-n {name} -br link show v0")).is_ok_and(|line| line.contains(" UP "))
 }
 
+/// How much a host has sent.
+fn sent_bytes(name: &str) -> u64 {
+    let stats = json(&ip(&format!("-n {name} -s -j link show v0")).unwrap());
+    stats[0]["stats64"]["tx"]["bytes"].as_u64().unwrap()
+}
+
 /// `ip ARGS`: what it says.
 fn ip(args: &str) -> Result<String, String> {
     let output = Command::new("ip").args(args.split(' ')).output();
@@ -144,16 +150,19 @@ fn a_host_that_is_cut_off_is_noticed() {
     let (_server, listening) = server(&mut hosts.invar(0, &["perf", "--server"]));
     let port = listening.rsplit(':').next().unwrap();
     let addr = format!("{}:{port}", IPV4[0]);
-    let endless = ["perf", "--connect", &addr, "-b", "64K", "-e", "64K", "-n", "100000000"];
+    let sizes = ["-b", "64K", "-e", "64K", "-n", "100000000"];
+    let endless = [&["perf", "--no-check", "--connect", &addr], &sizes[..]].concat();
     // 4.096 µs × 2^12, three times: the peer is given up after 50 ms.
     let mut command = hosts.invar(1, &endless);
     command.env("NCCL_IB_TIMEOUT", "12").env("NCCL_IB_RETRY_CNT", "2");
     let client = Run::start(&mut command);
-    thread::sleep(Duration::from_millis(700));
-    ip(&format!("-n {} link set v0 down", hosts.names[0])).unwrap();
     let start = Instant::now();
+    while sent_bytes(&hosts.names[1]) < 16 << 20 {
+        assert!(start.elapsed() < TIMEOUT, "no messages");
+        thread::sleep(Duration::from_millis(10));
+    }
+    ip(&format!("-n {} link set v0 down", hosts.names[0])).unwrap();
     let outcome = client.wait();
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     assert_eq!(outcome.status, Some(3), "{}", outcome.stderr);
     assert!(outcome.line().contains("RETRY_EXC_ERR"), "{}", outcome.stderr);
     assert!(outcome.line().contains("the peer is gone, its QP is in error"), "{}", outcome.stderr);
