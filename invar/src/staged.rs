@@ -154,6 +154,16 @@ impl Active {
     }
 }
 
+/// Registered bytes: a message's.
+pub(crate) struct Bytes {
+    addr: u64,
+    len: u32,
+    keys: Keys,
+}
+
+/// What a message that is started gives; `None`: not yet.
+type Started = Result<Option<comm::Request>, CoreError>;
+
 /// An end of a connection, one message at a time: what goes out of a slot or into it.
 pub(crate) trait Wire: End {
     /// Which stage of a chunk its copy is; the other one is its message.
@@ -162,13 +172,7 @@ pub(crate) trait Wire: End {
 
     /// # Safety
     /// As of [`SendEnd::isend`] and [`RecvEnd::irecv`].
-    unsafe fn start(
-        &mut self,
-        keys: Keys,
-        addr: u64,
-        len: u32,
-        tag: u32,
-    ) -> Result<Option<comm::Request>, CoreError>;
+    unsafe fn start(&mut self, bytes: &Bytes, tag: u32) -> Started;
     fn finished(&mut self, request: &comm::Request) -> Result<Option<u32>, CoreError>;
 }
 
@@ -176,15 +180,11 @@ impl Wire for dyn SendEnd {
     const COPY: Stage = Stage::Fill;
     const DIRECTION: Direction = Direction::ToHost;
 
-    unsafe fn start(
-        &mut self,
-        keys: Keys,
-        addr: u64,
-        len: u32,
-        tag: u32,
-    ) -> Result<Option<comm::Request>, CoreError> {
+    unsafe fn start(&mut self, bytes: &Bytes, tag: u32) -> Started {
         // SAFETY: the caller's promise.
-        unsafe { self.isend(&SendBuf { addr, len, lkey: keys.lkey }, tag) }
+        unsafe {
+            self.isend(&SendBuf { addr: bytes.addr, len: bytes.len, lkey: bytes.keys.lkey }, tag)
+        }
     }
 
     fn finished(&mut self, request: &comm::Request) -> Result<Option<u32>, CoreError> {
@@ -196,15 +196,11 @@ impl Wire for dyn RecvEnd {
     const COPY: Stage = Stage::Drain;
     const DIRECTION: Direction = Direction::ToGpu;
 
-    unsafe fn start(
-        &mut self,
-        keys: Keys,
-        addr: u64,
-        len: u32,
-        tag: u32,
-    ) -> Result<Option<comm::Request>, CoreError> {
+    unsafe fn start(&mut self, bytes: &Bytes, tag: u32) -> Started {
         // SAFETY: the caller's promise.
-        unsafe { self.irecv(&[RecvBuf { addr, len, tag, rkey: keys.rkey }]) }
+        unsafe {
+            self.irecv(&[RecvBuf { addr: bytes.addr, len: bytes.len, tag, rkey: bytes.keys.rkey }])
+        }
     }
 
     fn finished(&mut self, request: &comm::Request) -> Result<Option<u32>, CoreError> {
@@ -246,7 +242,7 @@ impl<W: Wire + ?Sized> Port<Message> for Through<'_, W> {
         let addr = buffer.memory().addr() + (slot * buffer.slot_bytes()) as u64;
         // SAFETY: the slot is registered, and the pipeline's until the message is done; its bytes
         // are touched by the GPU's copies only, which go before it or after it. The end goes first.
-        let request = unsafe { self.end.start(*keys, addr, len, message.tag) };
+        let request = unsafe { self.end.start(&Bytes { addr, len, keys: *keys }, message.tag) };
         requests[slot] = request.map_err(Broken::Wire)?;
         Ok(requests[slot].is_some())
     }

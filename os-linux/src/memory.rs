@@ -30,7 +30,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use invar_core::nic::Memory;
+use invar_core::nic::{Memory, NicError, Verb};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::env::page_size;
@@ -76,6 +76,14 @@ impl HostMemory {
         let mapping = Mapping::new(len)?;
         let (start, words) = (mapping.start, whole_words(mapping.start, len));
         Ok(HostMemory { start, len, words, edges: Edges::Words, _owner: Arc::new(mapping) })
+    }
+
+    /// The same for a NIC, with its kind of error (`Nic::alloc`).
+    pub fn for_nic(len: usize) -> Result<Self, NicError> {
+        HostMemory::alloc(len).map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(0);
+            NicError::new(Verb::AllocMemory, errno, "mmap of anonymous memory")
+        })
     }
 
     /// Memory of the host application. `keep_alive` is dropped with the last clone.

@@ -109,8 +109,7 @@ impl Nic for NullNic {
     }
 
     fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
-        let errno = |e: std::io::Error| e.raw_os_error().unwrap_or(0);
-        HostMemory::alloc(len).map_err(|e| NicError::new(Verb::AllocMemory, errno(e), "no memory"))
+        HostMemory::for_nic(len)
     }
 
     fn alloc_pd(&self) -> Result<usize, NicError> {

@@ -46,10 +46,7 @@ impl OverTcp {
 
 impl Adapter for OverTcp {
     fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
-        HostMemory::alloc(len).map_err(|error| {
-            let errno = error.raw_os_error().unwrap_or(0);
-            NicError::new(Verb::AllocMemory, errno, "mmap of anonymous memory")
-        })
+        HostMemory::for_nic(len)
     }
 
     fn reg_mr(&self, _: &HostMemory, _: Access) -> Result<Registration, NicError> {

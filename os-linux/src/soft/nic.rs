@@ -209,10 +209,7 @@ impl Nic for SoftNic {
     }
 
     fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
-        HostMemory::alloc(len).map_err(|error| {
-            let errno = error.raw_os_error().unwrap_or(0);
-            NicError::new(Verb::AllocMemory, errno, "mmap of anonymous memory")
-        })
+        HostMemory::for_nic(len)
     }
 
     fn alloc_pd(&self) -> Result<Pd, NicError> {

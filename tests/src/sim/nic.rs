@@ -1,11 +1,10 @@
 //! A host's port as the protocol sees it.
 
-use std::io;
 use std::rc::Rc;
 
 use invar_core::nic::{
     Access, Gid, LinkLayer, MemoryKeys, Nic, NicError, PollError, PortAttr, PortState, QpCap,
-    QpOptions, QpTransition, RecvWr, SendWr, Verb, Wc,
+    QpOptions, QpTransition, RecvWr, SendWr, Wc,
 };
 use invar_linux::memory::HostMemory;
 use invar_linux::soft::Device;
@@ -126,8 +125,7 @@ impl Nic for SimNic {
     }
 
     fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
-        let errno = |error: io::Error| error.raw_os_error().unwrap_or(0);
-        HostMemory::alloc(len).map_err(|e| NicError::new(Verb::AllocMemory, errno(e), "no memory"))
+        HostMemory::for_nic(len)
     }
 
     fn alloc_pd(&self) -> Result<u32, NicError> {
