@@ -18,7 +18,8 @@ mod library;
 mod memlock;
 mod nic;
 mod port;
-mod sys;
+#[doc(hidden)]
+pub mod sys;
 mod sysfs;
 
 use std::io;

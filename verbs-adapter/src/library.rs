@@ -41,7 +41,10 @@ macro_rules! functions {
                     let missing = const { name($symbol) };
                     let $name = found.ok_or(LibraryError::Incomplete(missing))?;
                 )+
-                $(let $opt = versioned(handle, $opt_symbol, $version);)+
+                $(
+                    let found = versioned(handle, $opt_symbol, $version);
+                    let $opt = found.or_else(|| unversioned(handle, $opt_symbol));
+                )+
                 // SAFETY: the symbols have the types that verbs.h declares them with.
                 let library = unsafe {
                     Library {

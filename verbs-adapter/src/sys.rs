@@ -6,7 +6,6 @@
 //! against the header.
 
 #![allow(non_camel_case_types, missing_docs, reason = "the names of verbs.h, documented there")]
-#![allow(unreachable_pub, reason = "all of it is of this crate")]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;

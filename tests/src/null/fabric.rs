@@ -18,6 +18,9 @@ const COPY_BYTES: usize = 4096;
 const SMALL_BYTES: usize = 64;
 
 /// All that the ports of one fabric share.
+///
+/// # Panics
+/// Its methods, with an index of what is not there any more; and where a completion queue overruns.
 #[derive(Default)]
 pub struct Fabric {
     qps: Vec<Option<Qp>>,
@@ -55,38 +58,46 @@ impl Qp {
 }
 
 impl Fabric {
-    pub(super) fn qpn(index: usize) -> u32 {
+    /// Number of a queue pair.
+    pub fn qpn(index: usize) -> u32 {
         (index + FIRST_QPN) as u32
     }
 
-    pub(super) fn key(index: usize) -> u32 {
+    /// Key of a region, local and remote.
+    pub fn key(index: usize) -> u32 {
         (index as u32) << 8 | KEY_TAG
     }
 
-    pub(super) fn alloc_pd(&mut self) -> usize {
+    /// `ibv_alloc_pd`. All objects are named by index.
+    pub fn alloc_pd(&mut self) -> usize {
         self.pds += 1;
         self.pds
     }
 
-    pub(super) fn reg_mr(&mut self, pd: usize, memory: HostMemory, access: Access) -> usize {
+    /// `ibv_reg_mr`.
+    pub fn reg_mr(&mut self, pd: usize, memory: HostMemory, access: Access) -> usize {
         self.regions.push(Some(Region { pd, memory, access }));
         self.regions.len() - 1
     }
 
-    pub(super) fn dereg_mr(&mut self, index: usize) {
+    /// `ibv_dereg_mr`.
+    pub fn dereg_mr(&mut self, index: usize) {
         self.regions[index] = None;
     }
 
-    pub(super) fn create_cq(&mut self, depth: usize) -> usize {
+    /// `ibv_create_cq`.
+    pub fn create_cq(&mut self, depth: usize) -> usize {
         self.cqs.push(Some(Cq { depth, completions: VecDeque::with_capacity(depth) }));
         self.cqs.len() - 1
     }
 
-    pub(super) fn destroy_cq(&mut self, index: usize) {
+    /// `ibv_destroy_cq`.
+    pub fn destroy_cq(&mut self, index: usize) {
         self.cqs[index] = None;
     }
 
-    pub(super) fn create_qp(&mut self, pd: usize, cq: usize, cap: QpCap) -> usize {
+    /// `ibv_create_qp`.
+    pub fn create_qp(&mut self, pd: usize, cq: usize, cap: QpCap) -> usize {
         self.qps.push(Some(Qp {
             pd,
             cq,
@@ -101,17 +112,15 @@ impl Fabric {
         self.qps.len() - 1
     }
 
-    pub(super) fn destroy_qp(&mut self, index: usize) {
+    /// `ibv_destroy_qp`.
+    pub fn destroy_qp(&mut self, index: usize) {
         self.qps[index] = None;
         // Whoever waits for a receive of it waits for ever otherwise.
         self.retry_stalled_towards(index);
     }
 
-    pub(super) fn modify_qp(
-        &mut self,
-        index: usize,
-        transition: &QpTransition,
-    ) -> Result<(), NicError> {
+    /// `ibv_modify_qp`.
+    pub fn modify_qp(&mut self, index: usize, transition: &QpTransition) -> Result<(), NicError> {
         let qp = self.qps[index].as_mut().expect("a live handle");
         let from = qp.state;
         qp.state = match (from, transition) {
@@ -149,7 +158,8 @@ impl Fabric {
         Ok(())
     }
 
-    pub(super) fn post_recv(&mut self, index: usize, wr: &RecvWr) -> Result<(), NicError> {
+    /// `ibv_post_recv`.
+    pub fn post_recv(&mut self, index: usize, wr: &RecvWr) -> Result<(), NicError> {
         let qp = self.qps[index].as_mut().expect("a live handle");
         if qp.state == QpState::Reset {
             return Err(NicError::new(Verb::PostRecv, EINVAL, "queue pair in state RESET"));
@@ -166,7 +176,8 @@ impl Fabric {
         Ok(())
     }
 
-    pub(super) fn post_send(&mut self, index: usize, wrs: &[SendWr]) -> Result<(), NicError> {
+    /// `ibv_post_send`: carries out what can be, before it returns.
+    pub fn post_send(&mut self, index: usize, wrs: &[SendWr]) -> Result<(), NicError> {
         for (i, wr) in wrs.iter().enumerate() {
             let qp = self.qps[index].as_mut().expect("a live handle");
             let refuse = |errno, cause| NicError {
@@ -200,7 +211,8 @@ impl Fabric {
         Ok(())
     }
 
-    pub(super) fn poll(&mut self, index: usize, wcs: &mut [Wc]) -> u32 {
+    /// `ibv_poll_cq`.
+    pub fn poll(&mut self, index: usize, wcs: &mut [Wc]) -> u32 {
         let cq = self.cqs[index].as_mut().expect("a live handle");
         let n = wcs.len().min(cq.completions.len());
         for (to, from) in wcs.iter_mut().zip(cq.completions.drain(..n)) {

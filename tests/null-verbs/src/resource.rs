@@ -1,0 +1,137 @@
+//! Protection domains, regions, completion queues and queue pairs.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::{self, NonNull};
+
+use invar_core::nic::{Access, QpCap};
+use invar_linux::memory::HostMemory;
+use invar_testkit::null::Fabric;
+use invar_verbs::sys::*;
+
+use crate::fabric;
+
+/// What a caller gets a pointer to: what the header shows of it, and which of the fabric's it is.
+#[repr(C)]
+pub(crate) struct Object<T> {
+    base: T,
+    index: usize,
+}
+
+impl<T> Object<T> {
+    fn give(base: T, index: usize) -> *mut T {
+        Box::into_raw(Box::new(Object { base, index })).cast()
+    }
+}
+
+/// Which of the fabric's an object is.
+pub(crate) fn index<T>(object: *mut T) -> usize {
+    // SAFETY: as `Object::give` made it, and not destroyed.
+    unsafe { (*object.cast::<Object<T>>()).index }
+}
+
+/// Takes an object back that is destroyed.
+fn end<T>(object: *mut T) -> usize {
+    // SAFETY: as `Object::give` made it; it is destroyed once.
+    unsafe { Box::from_raw(object.cast::<Object<T>>()) }.index
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    Object::give(ibv_pd { context }, fabric().alloc_pd())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    end(pd);
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    let Some(start) = NonNull::new(addr.cast::<u8>()) else { return refused(libc::EFAULT) };
+    // SAFETY: the contract of this function: the memory is there until the region is gone, and
+    // nobody else's while it is transferred.
+    let memory = unsafe { HostMemory::from_raw(start, length, ()) };
+    let access = Access::from_bits_truncate(access as u32);
+    let index = fabric().reg_mr(index(pd), memory, access);
+    let key = Fabric::key(index);
+    // SAFETY: a domain.
+    let context = unsafe { (*pd).context };
+    let mr = ibv_mr { context, pd, addr, length, handle: 0, lkey: key, rkey: key };
+    Object::give(mr, index)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    if iova != addr.addr() as u64 {
+        return refused(libc::EOPNOTSUPP);
+    }
+    ibv_reg_mr(pd, addr, length, access as c_int)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    fabric().dereg_mr(end(mr));
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut c_void,
+    _: c_int,
+) -> *mut ibv_cq {
+    let Ok(depth @ 1..) = usize::try_from(cqe) else { return refused(libc::EINVAL) };
+    Object::give(ibv_cq { context, channel, cq_context }, fabric().create_cq(depth))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+    fabric().destroy_cq(end(cq));
+    0
+}
+
+/// Reliable connections whose queues complete to one completion queue.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: attributes.
+    let init = unsafe { &*init };
+    let ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, .. } = *init;
+    if init.qp_type != IBV_QPT_RC || init.sq_sig_all != 0 || send_cq != recv_cq || !srq.is_null() {
+        return refused(libc::EOPNOTSUPP);
+    }
+    let ibv_qp_cap { max_send_wr, max_recv_wr, max_inline_data, .. } = init.cap;
+    let cap = QpCap { max_send_wr, max_recv_wr, max_inline_data };
+    let index = fabric().create_qp(index(pd), index(send_cq), cap);
+    // SAFETY: a domain.
+    let context = unsafe { (*pd).context };
+    let qp_num = Fabric::qpn(index);
+    let qp = ibv_qp { context, qp_context, pd, send_cq, recv_cq, srq, handle: 0, qp_num };
+    Object::give(qp, index)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    fabric().destroy_qp(end(qp));
+    0
+}
+
+/// What is not made, and why.
+fn refused<T>(errno: c_int) -> *mut T {
+    // SAFETY: this thread's own `errno`.
+    unsafe { *libc::__errno_location() = errno };
+    ptr::null_mut()
+}

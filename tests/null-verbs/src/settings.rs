@@ -1,0 +1,40 @@
+//! What the environment says.
+
+use std::env;
+use std::str::FromStr;
+
+use crate::fatal;
+
+pub(crate) struct Settings {
+    pub(crate) devices: usize,
+    pub(crate) is_infiniband: bool,
+    pub(crate) mbps: u64,
+    pub(crate) is_strict: bool,
+}
+
+impl Settings {
+    pub(crate) fn from_env() -> Self {
+        Settings {
+            devices: number("NULL_VERBS_DEVICES", 1, 64) as usize,
+            is_infiniband: match text("NULL_VERBS_LINK").as_deref() {
+                None | Some("roce") => false,
+                Some("ib") => true,
+                Some(other) => fatal(&format!("NULL_VERBS_LINK={other}: must be roce or ib")),
+            },
+            mbps: number("NULL_VERBS_MBPS", 200_000, u64::MAX),
+            is_strict: number("NULL_VERBS_STRICT", 0, 1) == 1,
+        }
+    }
+}
+
+fn number(name: &str, default: u64, max: u64) -> u64 {
+    let Some(text) = text(name) else { return default };
+    match u64::from_str(&text) {
+        Ok(number) if number <= max => number,
+        _ => fatal(&format!("{name}={text}: must be a number of at most {max}")),
+    }
+}
+
+fn text(name: &str) -> Option<String> {
+    env::var_os(name).map(|text| text.to_string_lossy().into_owned())
+}

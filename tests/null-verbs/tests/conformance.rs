@@ -1,0 +1,39 @@
+//! The adapter of libibverbs passes the conformance kit where libibverbs is this one.
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+use invar_testkit::conformance::Testbed;
+use invar_testkit::nic_conformance;
+use invar_verbs::{VerbsConfig, VerbsNic};
+
+/// Set in the process that finds this library where it looks for libibverbs.
+const CHILD: &str = "INVAR_TEST_NULL_VERBS";
+
+#[test]
+fn the_adapter_passes_on_roce_and_infiniband() {
+    if env::var_os(CHILD).is_some() {
+        let open = |name| VerbsNic::open(&VerbsConfig::new(name)).expect("a device");
+        nic_conformance(|| Testbed::in_real_time(["null0", "null1"].map(open)), &[]);
+        return;
+    }
+    let program = env::current_exe().unwrap();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(std::process::id().to_string());
+    fs::create_dir(&folder).unwrap();
+    let built = program.with_file_name("libinvar_null_verbs.so");
+    symlink(built, folder.join("libibverbs.so.1")).unwrap();
+    for link in ["roce", "ib"] {
+        let mut command = Command::new(&program);
+        command.args(["the_adapter_passes_on_roce_and_infiniband", "--exact", "--nocapture"]);
+        command.env(CHILD, "1").env("LD_LIBRARY_PATH", &folder);
+        command.env("NULL_VERBS_DEVICES", "2").env("NULL_VERBS_LINK", link);
+        let output = command.output().unwrap();
+        let text =
+            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains("test result: ok. 1 passed"), "{link}: {}\n{text}", output.status);
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
