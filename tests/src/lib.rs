@@ -1,5 +1,6 @@
 //! What tests of Invar, and of NICs ported to it, are made of.
 
+pub mod bench;
 pub mod conformance;
 pub mod duo;
 pub mod end;

@@ -1,11 +1,14 @@
 //! `cargo xtask bench`: what Invar costs, beside what it is to be measured against.
 
 mod callgrind;
+mod instructions;
+mod plugin;
 mod protocol;
 mod socket;
 mod soft_nic;
 mod tcp;
 mod udp;
+mod verbs;
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
@@ -19,7 +22,7 @@ pub(crate) struct Args {
     /// Run only the cases with these names.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     case: Vec<String>,
-    /// With `protocol`: show the functions that cost most, so many a case.
+    /// Where instructions are counted: show the functions that cost most, so many a case.
     #[arg(long, value_name = "K", default_value_t = 0)]
     top: usize,
     /// Fail where a case misses its bar.
@@ -31,6 +34,10 @@ pub(crate) struct Args {
 enum Group {
     /// Instructions an operation, counted by callgrind: the same on every run and host.
     Protocol,
+    /// The same, with the adapter of libibverbs below the protocol.
+    Verbs,
+    /// The same, through the table that NCCL calls.
+    Plugin,
     /// The software NIC over loopback, and the kernel's own transports in the same minute: only the
     /// ratios mean something elsewhere.
     SoftNic,
@@ -55,6 +62,8 @@ pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
         if group.cases().iter().any(|case| args.wants(case)) {
             missed.extend(match group {
                 Group::Protocol => protocol::run(shell, args)?,
+                Group::Verbs => verbs::run(shell, args)?,
+                Group::Plugin => plugin::run(shell, args)?,
                 Group::SoftNic => soft_nic::run(shell, args)?,
                 Group::Socket => socket::run(shell, args)?,
             });
@@ -70,6 +79,8 @@ impl Group {
     fn cases(self) -> Vec<&'static str> {
         match self {
             Group::Protocol => protocol::CASES.iter().map(|case| case.name).collect(),
+            Group::Verbs => verbs::CASES.iter().map(|case| case.name).collect(),
+            Group::Plugin => plugin::CASES.iter().map(|case| case.name).collect(),
             Group::SoftNic => soft_nic::cases(),
             Group::Socket => socket::LINKS.iter().map(|link| link.name).collect(),
         }

@@ -7,6 +7,7 @@ mod ci;
 mod fuzz;
 mod gpu;
 mod no_std;
+mod null_verbs;
 mod plugin;
 mod rxe;
 mod shell;

@@ -1,0 +1,306 @@
+//! Cases of the protocol over a NIC that completes at once, to be counted under callgrind by
+//! `cargo xtask bench`: `PROGRAM CASE ITERATIONS`.
+//!
+//! Instructions an operation are the difference of two runs; so set-up and warm-up do not count.
+//! Each case runs in two ways: as in a Rust program, whose loop all calls are inlined into, and
+//! (`-calls`) through functions like those that a C program calls.
+
+use std::process::ExitCode;
+
+use invar_core::comm::{RecvBuf, RecvComm, Request, SendBuf, SendComm};
+use invar_core::conn::Settings;
+use invar_core::error::Error;
+use invar_core::nic::Nic;
+
+use crate::duo::{self, Buffer, Duo};
+use crate::pipe::Pipe;
+
+use call::{Called, Calls, Inlined};
+
+const MESSAGE_BYTES: usize = 8;
+const CASES: &str = "msg8-w1, msg8-w32, msg8-q4, group8-w1, idle-test, idle-isend; each -calls too";
+
+/// What such a program does, with the ports that `ports` opens.
+pub fn main<N: Nic + Clone>(ports: impl FnOnce() -> [N; 2]) -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [case, iterations] = &args[..] else {
+        eprintln!("two arguments: a case ({CASES}) and a number of iterations");
+        return ExitCode::from(2);
+    };
+    let Ok(n) = iterations.parse::<usize>() else {
+        eprintln!("{iterations:?} is not a number of iterations");
+        return ExitCode::from(2);
+    };
+    let is_known = match case.strip_suffix("-calls") {
+        Some(case) => run::<N, Called>(ports(), case, n),
+        None => run::<N, Inlined>(ports(), case, n),
+    };
+    if !is_known {
+        eprintln!("no case {case:?}; there are {CASES}");
+        return ExitCode::from(2);
+    }
+    ExitCode::SUCCESS
+}
+
+/// Whether there is such a case.
+fn run<N: Nic + Clone, C: Calls>(ports: [N; 2], case: &str, n: usize) -> bool {
+    match case {
+        "msg8-w1" => Bench::new(ports, 1).messages::<C, 1>(n),
+        "msg8-w32" => Bench::new(ports, 1).messages::<C, 32>(n),
+        "msg8-q4" => Bench::new(ports, 4).messages::<C, 1>(n),
+        "group8-w1" => Bench::new(ports, 1).groups::<C>(n),
+        "idle-test" => Bench::new(ports, 1).idle_test::<C>(n),
+        "idle-isend" => Bench::new(ports, 1).idle_isend::<C>(n),
+        _ => return false,
+    }
+    true
+}
+
+/// Where a call leaves its request.
+const NONE: Request = Request::from_raw(0);
+
+struct Bench<N: Nic> {
+    duo: Duo<N>,
+    from: Buffer<N>,
+    to: Buffer<N>,
+}
+
+impl<N: Nic + Clone> Bench<N> {
+    fn new([a, b]: [N; 2], qps: u16) -> Self {
+        let settings = Settings { qps, ..Settings::default() };
+        let duo = duo::connect([&a, &b], [settings; 2], || {}).expect("a connection");
+        let from = Buffer::new(&a, &duo.send_pd, 4096);
+        let to = Buffer::new(&b, &duo.recv_pd, 4096);
+        Bench { duo, from, to }
+    }
+
+    fn recv_buf(&self, i: usize, tag: u32) -> RecvBuf {
+        let addr = self.to.addr(i * MESSAGE_BYTES);
+        RecvBuf { addr, len: MESSAGE_BYTES as u32, tag, rkey: self.to.rkey() }
+    }
+
+    fn send_buf(&self, i: usize) -> SendBuf {
+        let addr = self.from.addr(i * MESSAGE_BYTES);
+        SendBuf { addr, len: MESSAGE_BYTES as u32, lkey: self.from.lkey() }
+    }
+
+    /// `n` messages, `W` under way at a time.
+    #[inline(never)]
+    fn messages<C: Calls, const W: usize>(mut self, n: usize) {
+        let recv_bufs: [_; W] = std::array::from_fn(|i| [self.recv_buf(i, 0)]);
+        let send_bufs: [_; W] = std::array::from_fn(|i| self.send_buf(i));
+        let Duo { send, recv, .. } = &mut self.duo;
+        let (mut received, mut sent) = ([NONE; W], [NONE; W]);
+        for _ in 0..n / W {
+            for (buf, request) in recv_bufs.iter().zip(&mut received) {
+                check(C::irecv(recv, buf, request));
+            }
+            for (buf, request) in send_bufs.iter().zip(&mut sent) {
+                check(C::isend(send, buf, 0, request));
+            }
+            for (received, sent) in received.iter().zip(&sent) {
+                check(C::test_send(send, sent, MESSAGE_BYTES as u32));
+                check(C::test_recv(recv, received, MESSAGE_BYTES as u32));
+            }
+        }
+    }
+
+    /// `n` groups of eight messages.
+    #[inline(never)]
+    fn groups<C: Calls>(mut self, n: usize) {
+        let recv_bufs: [_; 8] = std::array::from_fn(|i| self.recv_buf(i, i as u32));
+        let send_bufs: [_; 8] = std::array::from_fn(|i| self.send_buf(i));
+        let Duo { send, recv, .. } = &mut self.duo;
+        let (mut received, mut sent) = (NONE, [NONE; 8]);
+        for _ in 0..n {
+            check(C::irecv(recv, &recv_bufs, &mut received));
+            for i in 0..8 {
+                check(C::isend(send, &send_bufs[i], i as u32, &mut sent[i]));
+            }
+            for request in &sent {
+                check(C::test_send(send, request, MESSAGE_BYTES as u32));
+            }
+            check(C::test_recv(recv, &received, MESSAGE_BYTES as u32));
+        }
+    }
+
+    /// `n` tests of a receive that nothing is sent to.
+    #[inline(never)]
+    fn idle_test<C: Calls>(mut self, n: usize) {
+        let bufs = [self.recv_buf(0, 0)];
+        let recv = &mut self.duo.recv;
+        let mut request = NONE;
+        check(C::irecv(recv, &bufs, &mut request));
+        // The first slot write asks for a completion: take it before.
+        check(!C::test_recv(recv, &request, MESSAGE_BYTES as u32));
+        for _ in 0..n {
+            check(!C::test_recv(recv, &request, MESSAGE_BYTES as u32));
+        }
+    }
+
+    /// `n` sends for which no receive is posted.
+    #[inline(never)]
+    fn idle_isend<C: Calls>(mut self, n: usize) {
+        let buf = self.send_buf(0);
+        let mut request = NONE;
+        for _ in 0..n {
+            check(!C::isend(&mut self.duo.send, &buf, 0, &mut request));
+        }
+    }
+}
+
+/// As `assert!`, but of one place: the less there is in the loops, the better.
+fn check(is_so: bool) {
+    if !is_so {
+        unexpected();
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn unexpected() -> ! {
+    panic!("a call did not do what it must");
+}
+
+/// The calls that count.
+mod call {
+    use super::*;
+
+    /// As of the interface that NCCL loads. Each says whether it did what was asked for; a test,
+    /// whether it also came to the expected size.
+    pub(super) trait Calls {
+        fn irecv<N: Nic>(
+            recv: &mut RecvComm<N, Pipe>,
+            bufs: &[RecvBuf],
+            request: &mut Request,
+        ) -> bool;
+        fn isend<N: Nic>(
+            send: &mut SendComm<N, Pipe>,
+            buf: &SendBuf,
+            tag: u32,
+            request: &mut Request,
+        ) -> bool;
+        fn test_send<N: Nic>(
+            send: &mut SendComm<N, Pipe>,
+            request: &Request,
+            expected: u32,
+        ) -> bool;
+        fn test_recv<N: Nic>(
+            recv: &mut RecvComm<N, Pipe>,
+            request: &Request,
+            expected: u32,
+        ) -> bool;
+    }
+
+    /// Each part of the loop that it is called from.
+    pub(super) struct Inlined;
+
+    impl Calls for Inlined {
+        #[inline(always)]
+        fn irecv<N: Nic>(
+            recv: &mut RecvComm<N, Pipe>,
+            bufs: &[RecvBuf],
+            request: &mut Request,
+        ) -> bool {
+            match recv.irecv(bufs) {
+                Ok(Some(posted)) => {
+                    *request = posted;
+                    true
+                }
+                Ok(None) => false,
+                Err(error) => failed(&error),
+            }
+        }
+
+        #[inline(always)]
+        fn isend<N: Nic>(
+            send: &mut SendComm<N, Pipe>,
+            buf: &SendBuf,
+            tag: u32,
+            request: &mut Request,
+        ) -> bool {
+            match send.isend(buf, tag) {
+                Ok(Some(sent)) => {
+                    *request = sent;
+                    true
+                }
+                Ok(None) => false,
+                Err(error) => failed(&error),
+            }
+        }
+
+        #[inline(always)]
+        fn test_send<N: Nic>(
+            send: &mut SendComm<N, Pipe>,
+            request: &Request,
+            expected: u32,
+        ) -> bool {
+            match send.test(request) {
+                Ok(Some(size)) => size == expected,
+                Ok(None) => false,
+                Err(error) => failed(&error),
+            }
+        }
+
+        #[inline(always)]
+        fn test_recv<N: Nic>(
+            recv: &mut RecvComm<N, Pipe>,
+            request: &Request,
+            expected: u32,
+        ) -> bool {
+            match recv.test(request) {
+                Ok(Some(sizes)) => sizes.first() == Some(&expected),
+                Ok(None) => false,
+                Err(error) => failed(&error),
+            }
+        }
+    }
+
+    /// Each a function of its own.
+    pub(super) struct Called;
+
+    impl Calls for Called {
+        #[inline(never)]
+        fn irecv<N: Nic>(
+            recv: &mut RecvComm<N, Pipe>,
+            bufs: &[RecvBuf],
+            request: &mut Request,
+        ) -> bool {
+            Inlined::irecv(recv, bufs, request)
+        }
+
+        #[inline(never)]
+        fn isend<N: Nic>(
+            send: &mut SendComm<N, Pipe>,
+            buf: &SendBuf,
+            tag: u32,
+            request: &mut Request,
+        ) -> bool {
+            Inlined::isend(send, buf, tag, request)
+        }
+
+        #[inline(never)]
+        fn test_send<N: Nic>(
+            send: &mut SendComm<N, Pipe>,
+            request: &Request,
+            expected: u32,
+        ) -> bool {
+            Inlined::test_send(send, request, expected)
+        }
+
+        #[inline(never)]
+        fn test_recv<N: Nic>(
+            recv: &mut RecvComm<N, Pipe>,
+            request: &Request,
+            expected: u32,
+        ) -> bool {
+            Inlined::test_recv(recv, request, expected)
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn failed(error: &Error) -> ! {
+        panic!("{error}");
+    }
+}

@@ -1,0 +1,182 @@
+//! Instructions that operations take, counted by callgrind: the same on every run and host.
+//!
+//! A program runs one case so many times and prints nothing: `PROGRAM CASE ITERATIONS`. It runs
+//! twice, for N and for 2 N iterations, and the difference is that of N iterations, without start
+//! and warm-up. Below it is a device that completes at once and is not counted.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use super::Args;
+use super::callgrind::Profile;
+use crate::shell::Shell;
+use crate::workspace::Workspace;
+
+/// Cases that are counted alike.
+pub(super) struct Suite {
+    pub(super) cases: &'static [Case],
+    /// What the names of the device's functions begin with: they and what they call stand for the
+    /// driver, and are counted apart. They are not to be inlined, as verbs aren't.
+    pub(super) device: &'static str,
+    /// What is counted, of all that runs.
+    pub(super) counted: fn(&Profile) -> u64,
+    /// Variables of the programs.
+    pub(super) env: Vec<(&'static str, String)>,
+}
+
+pub(super) struct Case {
+    pub(super) name: &'static str,
+    /// In cargo's folder of release builds.
+    pub(super) program: &'static str,
+    pub(super) argument: &'static str,
+    pub(super) iterations: u64,
+    /// Instructions an operation that we may take.
+    pub(super) bar: Option<u64>,
+    /// What NCCL 2.14.3 takes for the same, measured over a null device of its own.
+    pub(super) nccl: u64,
+}
+
+impl Suite {
+    /// Prints the table and returns the cases that miss their bar. The programs are built by then.
+    pub(super) fn run(&self, shell: &Shell, args: &Args) -> Result<Vec<String>> {
+        let is_there = shell.read(shell.command("valgrind --version"));
+        is_there.context("valgrind is missing: apt-get install valgrind")?;
+        let target_dir = Workspace::load(shell)?.target_dir;
+        let mut missed = Vec::new();
+        println!(
+            "{:18} {:>12} {:>9} {:>6} {:>12}   instructions an operation",
+            "case", "Invar", "device", "bar", "NCCL 2.14.3"
+        );
+        for case in self.cases.iter().filter(|case| args.wants(case.name)) {
+            let cost = self.measure(shell, case, &target_dir)?;
+            let bar = case.bar.map_or("-".to_owned(), |bar| bar.to_string());
+            println!(
+                "{:18} {:12.1} {:9.1} {bar:>6} {:12}",
+                case.name, cost.ours, cost.device, case.nccl
+            );
+            for (function, instructions) in cost.functions.iter().take(args.top) {
+                println!("{:18} {instructions:12.1} {function}", "");
+            }
+            if case.bar.is_some_and(|bar| cost.ours > bar as f64) {
+                missed.push(case.name.to_owned());
+            }
+        }
+        Ok(missed)
+    }
+
+    fn measure(&self, shell: &Shell, case: &Case, target_dir: &Path) -> Result<Cost> {
+        let program = target_dir.join("release").join(case.program);
+        let profile = |iterations: u64| -> Result<Profile> {
+            let file = target_dir.join(format!("callgrind.{}.out", case.name));
+            let mut valgrind = shell.command("valgrind --tool=callgrind");
+            valgrind.arg(format!("--callgrind-out-file={}", file.display()));
+            valgrind.arg(&program).arg(case.argument).arg(iterations.to_string());
+            valgrind.envs(self.env.iter().map(|(name, value)| (name, value)));
+            shell.capture(valgrind)?;
+            let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+            Profile::parse(&text)
+        };
+        let (once, twice) = (profile(case.iterations)?, profile(2 * case.iterations)?);
+        self.cost(&once, &twice, case.iterations).with_context(|| case.name.to_owned())
+    }
+
+    /// `once` ran `iterations`, `twice` ran double that.
+    fn cost(&self, once: &Profile, twice: &Profile, iterations: u64) -> Result<Cost> {
+        let each = |once: u64, twice: u64| (twice as f64 - once as f64) / iterations as f64;
+        let is_device = |function: &str| is_of(self.device, function);
+        let device = each(once.below(is_device), twice.below(is_device));
+        let total = each((self.counted)(once), (self.counted)(twice));
+        ensure!(total > 0.0, "twice the iterations cost no more: does it heed their number?");
+        let own = |(name, cost): (&String, &u64)| {
+            (name.clone(), each(once.own.get(name).copied().unwrap_or(0), *cost))
+        };
+        let mut functions: Vec<(String, f64)> = twice.own.iter().map(own).collect();
+        functions.sort_by(|a, b| b.1.total_cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        functions.retain(|(_, cost)| *cost >= 0.05);
+        Ok(Cost { ours: total - device, device, functions })
+    }
+}
+
+/// Instructions for one operation.
+#[derive(Debug, PartialEq)]
+struct Cost {
+    ours: f64,
+    device: f64,
+    /// By function, without what it calls, largest first; the device's too.
+    functions: Vec<(String, f64)>,
+}
+
+/// `krate::f` and `<krate::Nic as …>::f` are of `krate::`, but not a function that has one of its
+/// types among its parameters.
+pub(super) fn is_of(path: &str, function: &str) -> bool {
+    function.trim_start_matches(['<', '&']).starts_with(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn suite(counted: fn(&Profile) -> u64) -> Suite {
+        Suite { cases: &[], device: "null::", counted, env: Vec::new() }
+    }
+
+    fn profile(iterations: u64) -> Profile {
+        Profile::parse(&format!(
+            "events: Ir\n\
+             fn=(1) main\n1 {}\ncfn=(2) <null::Nic as Nic>::poll\ncalls=1 1\n1 {}\n\
+             fn=(2)\n1 {}\ncfn=(3) memcpy\ncalls=1 1\n1 {}\n\
+             fn=(3)\n1 {}\n",
+            1000 + 50 * iterations,
+            9 + 7 * iterations,
+            9 + 4 * iterations,
+            3 * iterations,
+            3 * iterations,
+        ))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_difference_of_two_runs_leaves_out_start_and_device() {
+        let cost = suite(Profile::total).cost(&profile(10), &profile(20), 10).unwrap();
+        assert_eq!((cost.ours, cost.device), (50.0, 7.0));
+        let functions = [("main", 50.0), ("<null::Nic as Nic>::poll", 4.0), ("memcpy", 3.0)];
+        assert_eq!(cost.functions, functions.map(|(name, cost)| (name.to_owned(), cost)));
+    }
+
+    #[test]
+    fn what_is_not_counted_is_left_out() {
+        let calls = |profile: &Profile| profile.below(|function| is_of("protocol::", function));
+        let profile = |iterations: u64| {
+            Profile::parse(&format!(
+                "events: Ir\n\
+                 fn=(1) main\n1 {}\ncfn=(2) protocol::isend\n\
+                 calls=1 1\n1 {}\n\
+                 fn=(2)\n1 {}\ncfn=(3) <null::Nic as Nic>::post_send\n\
+                 calls=1 1\n1 {}\n\
+                 fn=(3)\n1 {}\n",
+                1000 + 50 * iterations,
+                90 * iterations,
+                60 * iterations,
+                30 * iterations,
+                30 * iterations,
+            ))
+            .unwrap()
+        };
+        let cost = suite(calls).cost(&profile(10), &profile(20), 10).unwrap();
+        assert_eq!((cost.ours, cost.device), (60.0, 30.0));
+    }
+
+    #[test]
+    fn a_program_that_ignores_its_iterations_is_found() {
+        assert!(suite(Profile::total).cost(&profile(10), &profile(10), 10).is_err());
+    }
+
+    #[test]
+    fn protocol_over_the_device_is_not_the_device() {
+        assert!(is_of("null::", "null::Nic::poll"));
+        assert!(is_of("null::", "<&null::Nic as invar_core::nic::Nic>::poll"));
+        assert!(!is_of("null::", "<invar_core::send::SendComm<null::Nic>>::isend"));
+    }
+}

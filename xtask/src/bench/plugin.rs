@@ -1,0 +1,48 @@
+//! Instructions that the plugin takes between NCCL and libibverbs, over the null libibverbs of
+//! `tests/null-verbs`. What drives it is not counted.
+
+use anyhow::{Context, Result};
+
+use super::Args;
+use super::callgrind::Profile;
+use super::instructions::{Case, Suite, is_of};
+use crate::shell::Shell;
+use crate::{null_verbs, plugin};
+
+const fn case(
+    name: &'static str,
+    argument: &'static str,
+    iterations: u64,
+    bar: u64,
+    nccl: u64,
+) -> Case {
+    Case { name, program: "examples/bench_plugin", argument, iterations, bar: Some(bar), nccl }
+}
+
+/// The bars are half of NCCL's, and less where nothing is to be done.
+pub(super) const CASES: [Case; 7] = [
+    case("plugin-msg8-w1", "msg8-w1", 4096, 312, 624),
+    case("plugin-msg8-w32", "msg8-w32", 4096, 392, 785),
+    case("plugin-msg8-q4", "msg8-q4", 4096, 531, 1063),
+    case("plugin-group8-w1", "group8-w1", 1024, 1636, 3271),
+    case("plugin-idle-test", "idle-test", 16384, 30, 33),
+    case("plugin-idle-isend", "idle-isend", 16384, 30, 40),
+    case("plugin-reg-10000", "reg-hit-10000", 4096, 1100, 55_852),
+];
+
+pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
+    let line = "build --release --package invar-nccl-plugin --example bench_plugin";
+    shell.run(shell.cargo(line))?;
+    let library = plugin::build(shell)?;
+    let folder = library.parent().context("a file is in a folder")?;
+    let path = format!("{}:{}", null_verbs::build(shell)?.display(), folder.display());
+    let env =
+        [("LD_LIBRARY_PATH", &*path), ("INVAR_TRANSPORT", "ib"), ("NCCL_SOCKET_IFNAME", "lo")];
+    let env = env.map(|(name, value)| (name, value.to_owned())).into();
+    Suite { cases: &CASES, device: null_verbs::FUNCTIONS, counted, env }.run(shell, args)
+}
+
+/// What the driver calls.
+fn counted(profile: &Profile) -> u64 {
+    profile.below(|function| !is_of("bench_plugin::", function))
+}
