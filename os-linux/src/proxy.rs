@@ -2,7 +2,8 @@
 //!
 //! A host runs a [`Service`] and a [`Progress`] for each GPU. A rank asks the service for
 //! connections with a [`ProxyClient`], and is given the [`SharedOps`] with the first; it posts
-//! operations with [`RankOps`], and the progress thread moves them. An [`Abort`] ends all of it.
+//! operations with [`RankOps`], and the progress thread moves them, or the rank itself while it waits,
+//! by a [`Driver`]. An [`Abort`] ends all of it.
 
 mod abort;
 mod banks;
@@ -20,7 +21,7 @@ pub use abort::{Abort, WaitError};
 pub use banks::HeapBanks;
 pub use client::{ClientError, ClientErrorKind, ProxyClient};
 pub use post::{RankOps, RankOpsError};
-pub use progress::{Progress, ProgressConnections, ProgressFailure, ProgressSettings};
+pub use progress::{Driver, Progress, ProgressConnections, ProgressFailure, ProgressSettings};
 pub use service::{Service, ServiceSettings};
 pub use shared::SharedOps;
 pub use trace::ChromeTrace;

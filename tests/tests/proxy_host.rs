@@ -94,7 +94,8 @@ fn abort_ends_a_busy_thread_and_a_sleeping_one_and_a_rank_that_waits() {
         }
         abort.set();
         until(|| progress.has_ended());
-        assert!(matches!(progress.stop(), Err(ProgressFailure::Aborted)));
+        let failure = progress.stop().unwrap_err();
+        assert!(matches!(*failure, ProgressFailure::Aborted), "{failure}");
     }
     // Nobody takes what this rank posts.
     let shared = SharedOps::create(1).unwrap();
@@ -130,7 +131,7 @@ fn a_failure_ends_the_thread_and_says_why() {
     let connection = ConnectionId(5);
     let expected = AppendError::NotOpen { op_count: 3, connection };
     assert!(
-        matches!(&error, ProgressFailure::Take(TakeError::Append { rank: 0, error })
+        matches!(&*error, ProgressFailure::Take(TakeError::Append { rank: 0, error })
             if *error == expected),
         "{error}"
     );

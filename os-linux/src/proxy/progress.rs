@@ -1,8 +1,10 @@
 //! The thread that moves operations (`proxy.cc ncclProxyProgress`).
 
+mod driver;
 mod mailbox;
 mod mover;
 
+pub use driver::Driver;
 pub use mailbox::ProgressConnections;
 
 use std::fmt::{Debug, Display};
@@ -18,6 +20,7 @@ use invar_core::proxy::{
 use rustix::thread::CpuSet;
 
 use super::{Abort, HeapBanks, SharedOps, futex, thread};
+use driver::Shared;
 use mailbox::Mailbox;
 use mover::Mover;
 
@@ -68,12 +71,12 @@ pub enum ProgressFailure<E: Display + Debug> {
 #[derive(Debug)]
 pub struct Progress<E: Display + Debug> {
     mailbox: Arc<Mailbox>,
-    abort: Abort,
-    thread: Option<JoinHandle<Result<(), ProgressFailure<E>>>>,
+    driver: Driver<E>,
+    thread: Option<JoinHandle<()>>,
     dump: Option<signal_hook::SigId>,
 }
 
-impl<E: Display + Debug + Send + 'static> Progress<E> {
+impl<E: Display + Debug + Send + Sync + 'static> Progress<E> {
     /// Starts it for the ranks of `shared`. `probe` is told what happens.
     pub fn spawn<T>(
         shared: SharedOps,
@@ -85,34 +88,34 @@ impl<E: Display + Debug + Send + 'static> Progress<E> {
     where
         T: Transport<Error = E> + Send + 'static,
     {
-        let mailbox = Arc::new(Mailbox::new(shared));
+        let mailbox = Arc::new(Mailbox::new(shared, abort));
         let (signal, dump_to) = settings.dump.unzip();
         let dump = signal.map(|signal| on_signal(signal, &mailbox.dump)).transpose()?;
-        let mut mover = Mover {
+        let shared = Arc::new(Shared::new(Mover {
             mailbox: Arc::clone(&mailbox),
-            abort: abort.clone(),
             engine: Engine::new(HeapBanks::default(), HeapBanks::default()),
             taker: Taker::default(),
             batch: settings.append_batch.max(1),
+            pace: Pace::new(settings.append_every),
             closing: Vec::new(),
             dump_to,
             transport,
             probe,
-        };
-        let pace = Pace::new(settings.append_every);
+        }));
         let name = format!("InvarProgress{:2}", settings.device);
-        let thread = thread::spawn(name, settings.cpus, move || {
-            let result = mover.run(pace);
-            // Ranks need not wait for what nobody moves.
-            mover.mailbox.shared.pool().posted().close();
-            result
-        })?;
-        Ok(Progress { mailbox, abort, thread: Some(thread), dump })
+        let driver = Driver(Arc::clone(&shared) as _);
+        let thread = thread::spawn(name, settings.cpus, move || shared.run())?;
+        Ok(Progress { mailbox, driver, thread: Some(thread), dump })
     }
 
     /// To tell it of connections.
     pub fn connections(&self) -> ProgressConnections {
         ProgressConnections(Arc::clone(&self.mailbox))
+    }
+
+    /// For callers that move operations themselves while they wait.
+    pub fn driver(&self) -> Driver<E> {
+        self.driver.clone()
     }
 
     /// Whether it has ended, though not told to; [`Progress::stop`] says why.
@@ -122,13 +125,12 @@ impl<E: Display + Debug + Send + 'static> Progress<E> {
 
     /// Ends it: ranks can post no more, and what they have posted is moved to its end. Another
     /// thread may abort meanwhile.
-    pub fn stop(mut self) -> Result<(), ProgressFailure<E>> {
+    pub fn stop(mut self) -> Result<(), Arc<ProgressFailure<E>>> {
         self.close();
-        match self.thread.take().map(JoinHandle::join) {
-            Some(Err(_)) => Err(ProgressFailure::Panicked),
-            Some(Ok(result)) => result,
-            None => Ok(()),
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            return Err(Arc::new(ProgressFailure::Panicked));
         }
+        self.driver.failure().map_or(Ok(()), Err)
     }
 }
 
@@ -144,7 +146,7 @@ impl<E: Display + Debug> Progress<E> {
 impl<E: Display + Debug> Drop for Progress<E> {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            self.abort.set();
+            self.mailbox.abort.set();
             self.close();
             // Why it ended, nobody asks.
             let _ = thread.join();

@@ -28,6 +28,9 @@ pub trait Transport {
     /// | `Transmit` | is it filled? then `isend` | tell the GPU that the slot is filled |
     /// | `Complete` | `test` the request; the slot is free | has the GPU used it? |
     fn advance(&mut self, stage: Stage, steps: &[Step]) -> Result<bool, Self::Error>;
+
+    /// Lets go of what it has of a connection, which no operation will name any more.
+    fn close(&mut self, _connection: ConnectionId) {}
 }
 
 /// A slice of steps of one sub.

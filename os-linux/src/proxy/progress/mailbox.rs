@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use invar_core::proxy::{ConnectionId, ConnectionSpec, OpenError};
 
 use super::HeapEngine;
-use crate::proxy::SharedOps;
+use crate::proxy::{Abort, SharedOps};
 
 /// What connections the thread is told of; clones tell the same thread.
 #[derive(Clone, Debug)]
@@ -41,6 +41,7 @@ impl ProgressConnections {
 #[derive(Debug)]
 pub(super) struct Mailbox {
     pub(super) shared: SharedOps,
+    pub(super) abort: Abort,
     commands: Mutex<Vec<Command>>,
     /// Whether there are any, so that looking is cheap. Set under the lock.
     waiting: AtomicBool,
@@ -55,9 +56,10 @@ enum Command {
 }
 
 impl Mailbox {
-    pub(super) fn new(shared: SharedOps) -> Self {
+    pub(super) fn new(shared: SharedOps, abort: Abort) -> Self {
         Mailbox {
             shared,
+            abort,
             commands: Mutex::new(Vec::new()),
             waiting: AtomicBool::new(false),
             dump: Arc::new(AtomicBool::new(false)),
@@ -87,9 +89,14 @@ impl Mailbox {
         Ok(())
     }
 
-    /// Whether others have said something.
-    pub(super) fn is_waiting(&self) -> bool {
+    /// Whether others have said something of connections.
+    fn is_waiting(&self) -> bool {
         self.waiting.load(Ordering::Acquire)
+    }
+
+    /// Whether there is anything but operations to see to.
+    pub(super) fn calls(&self) -> bool {
+        self.is_waiting() || self.abort.is_set() || self.dump.load(Ordering::Relaxed)
     }
 
     fn commands(&self) -> MutexGuard<'_, Vec<Command>> {

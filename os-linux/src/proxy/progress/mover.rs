@@ -1,24 +1,22 @@
-//! The progress thread's loop.
+//! One round over the operations.
 
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::yield_now;
 
 use invar_core::proxy::{CloseError, ConnectionId, Event, Pace, Probe, Taker, Transport};
 
 use super::mailbox::Mailbox;
 use super::{HeapEngine, ProgressFailure};
-use crate::proxy::abort::TICK;
-use crate::proxy::{Abort, futex};
+use crate::proxy::futex;
 
-/// The thread's own.
+/// What moves operations; who has it is alone with them.
 pub(super) struct Mover<T, P> {
     pub(super) mailbox: Arc<Mailbox>,
-    pub(super) abort: Abort,
     pub(super) engine: HeapEngine,
     pub(super) taker: Taker,
     pub(super) batch: u32,
+    pub(super) pace: Pace,
     /// Connections to be closed when nothing uses them.
     pub(super) closing: Vec<ConnectionId>,
     pub(super) dump_to: Option<Box<dyn Write + Send>>,
@@ -26,42 +24,56 @@ pub(super) struct Mover<T, P> {
     pub(super) probe: P,
 }
 
+/// What a round came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Round {
+    /// Something was moved, or taken.
+    Moved,
+    /// What is active waits for the GPU or the network.
+    Waiting,
+    /// Nothing is active.
+    Idle,
+    /// Nothing is, and nothing will be.
+    Ended,
+}
+
 impl<T: Transport, P: Probe> Mover<T, P>
 where
     T::Error: std::fmt::Debug,
 {
-    pub(super) fn run(&mut self, mut pace: Pace) -> Result<(), ProgressFailure<T::Error>> {
-        loop {
-            if self.abort.is_set() {
-                return Err(ProgressFailure::Aborted);
-            }
-            if self.mailbox.dump.swap(false, Ordering::Relaxed)
-                && let Some(to) = &mut self.dump_to
-            {
-                // Nobody is there to be told that it can't be written.
-                let _ = write!(to, "{}", self.engine).and_then(|()| to.flush());
-            }
-            let moved = self
-                .engine
-                .progress(&mut self.transport, &mut self.probe)
-                .map_err(ProgressFailure::Transport)?;
-            let (look, event) = pace.after_round(moved);
-            event.into_iter().for_each(|event| self.probe.record(event));
-            if !look {
-                continue;
-            }
-            // Looked at before taking: what was posted before it was closed is then taken.
-            let closed = self.mailbox.shared.pool().posted().is_closed();
-            if self.take()? > 0 {
-                continue;
-            }
-            self.close_unused()?;
-            match (self.engine.is_idle(), closed) {
-                (true, true) => return Ok(()),
-                (true, false) => self.sleep(),
-                (false, _) => yield_now(),
-            }
+    /// Moves each slice that is ready by a stage, and takes new operations, if told to `look` for
+    /// them or when it is time to.
+    pub(super) fn round(&mut self, look: bool) -> Result<Round, ProgressFailure<T::Error>> {
+        if self.mailbox.abort.is_set() {
+            return Err(ProgressFailure::Aborted);
         }
+        if self.mailbox.dump.swap(false, Ordering::Relaxed)
+            && let Some(to) = &mut self.dump_to
+        {
+            // Nobody is there to be told that it can't be written.
+            let _ = write!(to, "{}", self.engine).and_then(|()| to.flush());
+        }
+        let moved = self
+            .engine
+            .progress(&mut self.transport, &mut self.probe)
+            .map_err(ProgressFailure::Transport)?;
+        let (due, event) = self.pace.after_round(moved);
+        event.into_iter().for_each(|event| self.probe.record(event));
+        if !(look || due) {
+            return Ok(Round::Moved);
+        }
+        // Looked at before taking: what was posted before it was closed is then taken.
+        let closed = self.mailbox.shared.pool().posted().is_closed();
+        if self.take()? > 0 {
+            return Ok(Round::Moved);
+        }
+        self.close_unused()?;
+        Ok(match (self.engine.is_idle(), closed) {
+            (true, true) => Round::Ended,
+            (true, false) => Round::Idle,
+            (false, _) if moved => Round::Moved,
+            (false, _) => Round::Waiting,
+        })
     }
 
     /// Takes new operations; says how many.
@@ -91,33 +103,17 @@ where
 
     /// Closes what is to be closed and used by nothing. All that was posted is taken by now.
     fn close_unused(&mut self) -> Result<(), ProgressFailure<T::Error>> {
-        let Mover { mailbox, engine, closing, .. } = self;
+        let Mover { mailbox, engine, closing, transport, .. } = self;
         mailbox.obey(engine, closing).map_err(ProgressFailure::Open)?;
         // The later share the buffers of the earlier.
         closing.sort_unstable();
         let mut left = closing.len();
         while let Some(at) = left.checked_sub(1) {
             if !matches!(engine.close(closing[at]), Err(CloseError::InUse(..))) {
-                closing.remove(at);
+                transport.close(closing.remove(at));
             }
             left = at;
         }
         Ok(())
-    }
-
-    /// Until a rank posts something, or it is to stop, or to dump.
-    fn sleep(&mut self) {
-        let mailbox = &*self.mailbox;
-        let posted = mailbox.shared.pool().posted();
-        self.probe.record(Event::Sleep);
-        while posted.is_empty()
-            && !posted.is_closed()
-            && !self.abort.is_set()
-            && !mailbox.dump.load(Ordering::Relaxed)
-            && !mailbox.is_waiting()
-        {
-            futex::wait_while_empty(posted, TICK);
-        }
-        self.probe.record(Event::Wakeup);
     }
 }

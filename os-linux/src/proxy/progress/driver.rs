@@ -1,0 +1,205 @@
+//! Operations that are moved by who waits for them.
+//!
+//! What moves them is behind a lock, and whoever has the lock moves. A caller that waits for its
+//! operations anyway tries the lock, and spares them the way through another thread. The thread
+//! keeps off while callers do so, and goes on with what they leave behind a moment later.
+
+use std::fmt::{self, Debug, Display};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::thread;
+use std::time::Duration;
+
+use invar_core::proxy::{Event, Head, Probe, Transport};
+
+use super::ProgressFailure;
+use super::mailbox::Mailbox;
+use super::mover::{Mover, Round};
+use crate::proxy::abort::TICK;
+use crate::proxy::futex;
+
+/// How long the thread sleeps while callers move operations: they leave without waking it, which
+/// would cost them more than their operations do.
+const NAP: Duration = Duration::from_millis(1);
+/// Naps after the last caller, until the thread sleeps until it is woken.
+const NAPS: u32 = 100;
+
+/// Moves operations in the threads of those who wait for them. Clones move the same.
+pub struct Driver<E: Display + Debug>(pub(super) Arc<dyn Drive<E>>);
+
+impl<E: Display + Debug> Driver<E> {
+    /// Moves each slice that is ready by a stage and takes what is posted, unless another thread is
+    /// at it. Says whether there was anything. What a caller leaves behind the progress thread
+    /// goes on with, one or two milliseconds after its last round.
+    ///
+    /// # Errors
+    /// What ended the proxy, from then on every time.
+    #[inline]
+    pub fn round(&self) -> Result<bool, Arc<ProgressFailure<E>>> {
+        self.0.round()
+    }
+
+    /// Has the progress thread look at what was posted, if it sleeps until it is woken: for who may
+    /// not come back for a round.
+    #[inline]
+    pub fn wake(&self) {
+        self.0.wake();
+    }
+
+    /// Why nothing is moved any more.
+    pub fn failure(&self) -> Option<Arc<ProgressFailure<E>>> {
+        self.0.failure()
+    }
+
+    /// What is active, as `NCCL_PROXY_DUMP_SIGNAL` has it written.
+    pub fn dump(&self) -> String {
+        self.0.dump()
+    }
+}
+
+impl<E: Display + Debug> Clone for Driver<E> {
+    fn clone(&self) -> Self {
+        Driver(Arc::clone(&self.0))
+    }
+}
+
+impl<E: Display + Debug> Debug for Driver<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Driver").finish_non_exhaustive()
+    }
+}
+
+/// [`Shared`] of any transport.
+pub(super) trait Drive<E: Display + Debug>: Send + Sync {
+    fn round(&self) -> Result<bool, Arc<ProgressFailure<E>>>;
+    fn wake(&self);
+    fn failure(&self) -> Option<Arc<ProgressFailure<E>>>;
+    fn dump(&self) -> String;
+}
+
+/// What the thread and the callers share.
+pub(super) struct Shared<T: Transport<Error: Debug>, P> {
+    mailbox: Arc<Mailbox>,
+    mover: Mutex<Mover<T, P>>,
+    failure: OnceLock<Arc<ProgressFailure<T::Error>>>,
+    /// Whether a caller has made a round since the thread last looked.
+    driven: AtomicBool,
+    /// Whether the thread sleeps until it is woken.
+    asleep: AtomicBool,
+}
+
+impl<T: Transport<Error: Debug>, P: Probe> Shared<T, P> {
+    pub(super) fn new(mover: Mover<T, P>) -> Self {
+        Shared {
+            mailbox: Arc::clone(&mover.mailbox),
+            mover: Mutex::new(mover),
+            failure: OnceLock::new(),
+            driven: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
+        }
+    }
+
+    /// The thread's loop, to the end of all operations.
+    pub(super) fn run(&self) {
+        let mut naps_left = 0;
+        while self.failure.get().is_none() {
+            if self.driven.swap(false, SeqCst) {
+                naps_left = NAPS;
+                thread::sleep(NAP);
+                continue;
+            }
+            let Ok(round) = self.locked(self.mover.lock().ok(), false) else { break };
+            match round {
+                Round::Moved => {}
+                Round::Waiting => thread::yield_now(),
+                Round::Idle if naps_left > 0 => {
+                    naps_left -= 1;
+                    futex::wait_while_empty(self.posted(), NAP);
+                }
+                Round::Idle => self.sleep(),
+                Round::Ended => break,
+            }
+        }
+        // Ranks need not wait for what nobody moves.
+        self.posted().close();
+    }
+
+    /// A round by who has the lock; nobody has it after a panic.
+    fn locked(
+        &self,
+        mover: Option<MutexGuard<'_, Mover<T, P>>>,
+        look: bool,
+    ) -> Result<Round, Arc<ProgressFailure<T::Error>>> {
+        let round = mover.map_or(Err(ProgressFailure::Panicked), |mut mover| mover.round(look));
+        round.map_err(|failure| {
+            self.posted().close();
+            // The first is the cause.
+            Arc::clone(self.failure.get_or_init(|| Arc::new(failure)))
+        })
+    }
+
+    /// Until a rank posts something, a caller makes a round, or it is to stop, or to dump.
+    fn sleep(&self) {
+        self.record(Event::Sleep);
+        self.asleep.store(true, SeqCst);
+        let posted = self.posted();
+        while posted.is_empty()
+            && !posted.is_closed()
+            && !self.mailbox.calls()
+            && !self.driven.load(SeqCst)
+        {
+            futex::wait_while_empty(posted, TICK);
+        }
+        self.asleep.store(false, SeqCst);
+        self.record(Event::Wakeup);
+    }
+
+    fn record(&self, event: Event) {
+        if let Ok(mut mover) = self.mover.lock() {
+            mover.probe.record(event);
+        }
+    }
+
+    fn posted(&self) -> &Head {
+        self.mailbox.shared.pool().posted()
+    }
+}
+
+impl<T, P> Drive<T::Error> for Shared<T, P>
+where
+    T: Transport<Error: Debug + Send + Sync> + Send,
+    P: Probe + Send,
+{
+    #[inline]
+    fn round(&self) -> Result<bool, Arc<ProgressFailure<T::Error>>> {
+        if let Some(failure) = self.failure.get() {
+            return Err(Arc::clone(failure));
+        }
+        let mover = match self.mover.try_lock() {
+            Ok(mover) => Some(mover),
+            Err(TryLockError::WouldBlock) => return Ok(false),
+            Err(TryLockError::Poisoned(_)) => None,
+        };
+        if !self.driven.load(SeqCst) {
+            self.driven.store(true, SeqCst);
+            // So that it naps from now on, and finds what we leave behind.
+            self.wake();
+        }
+        Ok(self.locked(mover, true)? == Round::Moved)
+    }
+
+    #[inline]
+    fn wake(&self) {
+        if self.asleep.load(SeqCst) {
+            futex::wake(self.posted());
+        }
+    }
+
+    fn failure(&self) -> Option<Arc<ProgressFailure<T::Error>>> {
+        self.failure.get().cloned()
+    }
+
+    fn dump(&self) -> String {
+        self.mover.lock().map_or_else(|_| String::new(), |mover| mover.engine.to_string())
+    }
+}
