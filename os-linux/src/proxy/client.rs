@@ -13,7 +13,7 @@ use super::abort::{Bound, WaitError};
 use super::stream::{FdStream, wait};
 
 /// Most requests that a rank has under way.
-const CALLS_MAX: usize = 64;
+pub(super) const CALLS_MAX: usize = 64;
 
 /// Asks a proxy to set connections up. Dropping it ends the session, and its connections.
 #[derive(Debug)]
@@ -116,6 +116,15 @@ impl ProxyClient {
         response: &mut [u8],
     ) -> Result<Option<OwnedFd>, ClientError> {
         let call = self.call(kind, id, body, response.len())?;
+        self.wait(call, response)
+    }
+
+    /// Waits for the response to a request that is under way, as [`ProxyClient::poll`].
+    pub fn wait(
+        &mut self,
+        call: CallId,
+        response: &mut [u8],
+    ) -> Result<Option<OwnedFd>, ClientError> {
         self.named(|client| {
             let abort = client.abort.clone();
             let bound = Bound::new(&abort, client.timeout);

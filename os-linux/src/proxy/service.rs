@@ -15,11 +15,13 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::thread::CpuSet;
 
 use super::abort::TICK;
+use super::client::CALLS_MAX;
 use super::stream::{FdStream, listen, wait};
 use super::{Abort, HeapBanks, thread};
 
-/// Most requests of a rank that take longer; more wait in its socket.
-const PENDING_MAX: usize = 16;
+/// Most requests of a rank that take longer: all that it may have under way. One that waited behind
+/// others could be what those wait for, by way of the peer.
+const PENDING_MAX: usize = CALLS_MAX;
 /// Most pieces of requests that are read before others have their turn.
 const READS_MAX: usize = 64;
 /// How long to sleep while requests are pending, which nothing tells us of.
@@ -143,7 +145,7 @@ impl Peer {
             }
         }
         // Each pending one is asked once.
-        for _ in 0..PENDING_MAX {
+        for _ in 0..self.session.pending() {
             if let Some(reply) = self.session.progress(connections, setup) {
                 self.send(reply)?;
             }
@@ -159,7 +161,7 @@ impl Peer {
 impl<S: Setup<Fd = OwnedFd>> Serving<S> {
     fn run(&mut self, ended: &dyn Fn() -> bool) -> io::Result<()> {
         while !(ended() || self.stopping && self.peers.is_empty()) {
-            let pending = self.peers.iter().any(|peer| peer.session.is_pending());
+            let pending = self.peers.iter().any(|peer| peer.session.pending() > 0);
             self.wait(if pending { PENDING_NAP } else { TICK })?;
             self.accept()?;
             let mut at = 0;

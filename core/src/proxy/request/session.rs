@@ -60,9 +60,9 @@ impl<const N: usize> Session<N> {
         if self.pending.is_full() { &mut [] } else { self.inbox.space() }
     }
 
-    /// Whether something is pending, so that [`Session::progress`] is worth a call.
-    pub fn is_pending(&self) -> bool {
-        !self.pending.is_empty()
+    /// How many requests are pending, and [`Session::progress`] is worth as many calls.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
     }
 
     /// `n` bytes have come into [`Session::space`]. After an error the session is to be ended.

@@ -259,7 +259,7 @@ fn requests_that_never_end_keep_no_other_waiting() {
     world.finish(other, &mut response).unwrap();
     assert_eq!(response, [8, 0]);
     assert_eq!(world.calls.poll(stuck, &mut [0]), Ok(None));
-    assert!(world.session.is_pending());
+    assert!(world.session.pending() > 0);
 }
 
 #[test]
