@@ -52,6 +52,8 @@ pub(crate) enum Kind {
     Connection { error: CoreError, text: String },
     #[error("rank {rank}: {text}")]
     Rank { rank: u32, text: String },
+    #[error("the proxy: {0}")]
+    Proxy(String),
     #[error("{what} did not come about within {} ms", .within.as_millis())]
     TimedOut { what: &'static str, within: Duration },
 }
@@ -74,6 +76,7 @@ impl Error {
             Kind::Staging { fault, .. } => *fault,
             Kind::Connection { error, .. } => error.fault(),
             Kind::Rank { .. } => Fault::Peer,
+            Kind::Proxy(_) => Fault::Local,
             Kind::TimedOut { .. } => Fault::Network,
         }
     }

@@ -76,6 +76,7 @@ mod staged;
 mod wait;
 
 pub use choice::Choice;
+pub use communicator::net;
 pub use connect::{Accepting, Connecting, Listener};
 pub use device::{Device, DeviceInfo, DeviceKind, ROCE_UDP_PORT, Survey, WeakDevice};
 pub use error::Error;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use invar_core::nic::Memory;
@@ -136,6 +137,14 @@ impl MemoryRegion {
             Bytes::Gpu { memory, .. } => memory.write_at(offset, bytes).map_err(Kind::Gpu)?,
         }
         Ok(())
+    }
+
+    /// Of host memory, its first byte.
+    pub(crate) fn host_start(&self) -> Option<NonNull<u8>> {
+        match &self.0.bytes {
+            Bytes::Host(memory) => NonNull::new(memory.as_ptr()),
+            Bytes::Gpu { .. } => None,
+        }
     }
 
     /// Of a GPU's memory, by which way messages get between it and the device.

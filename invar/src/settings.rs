@@ -36,6 +36,7 @@ pub struct Settings {
     log_level: LogLevel,
     pub(crate) rdma: RdmaRules,
     pub(crate) gpu: GpuRules,
+    pub(crate) proxy: ProxyRules,
     pub(crate) socket_ifname: String,
     pub(crate) socket_family: AddressFamily,
     pub(crate) socket_nthreads: Option<u8>,
@@ -52,6 +53,17 @@ pub(crate) struct RdmaRules {
     pub(crate) gid: GidRules,
     /// `NCCL_IB_PCI_RELAXED_ORDERING`.
     pub(crate) relaxed_ordering: u8,
+}
+
+/// How a proxy runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProxyRules {
+    /// `NCCL_PROXY_APPEND_BATCH_SIZE`.
+    pub(crate) append_batch: u32,
+    /// `NCCL_PROGRESS_APPENDOP_FREQ`.
+    pub(crate) append_every: u32,
+    /// `NCCL_PROXY_DUMP_SIGNAL`.
+    pub(crate) dump_signal: Option<u8>,
 }
 
 impl Settings {
@@ -107,6 +119,11 @@ impl Settings {
                 relaxed_ordering: params.ib_pci_relaxed_ordering,
             },
             gpu: GpuRules::from(params),
+            proxy: ProxyRules {
+                append_batch: params.proxy_append_batch,
+                append_every: params.progress_appendop_freq,
+                dump_signal: params.proxy_dump_signal,
+            },
             socket_ifname,
             socket_family: params.socket_family,
             socket_nthreads: params.socket_nthreads,

@@ -13,6 +13,7 @@ use std::ptr::NonNull;
 use invar_core::math::STEPS;
 use invar_linux::shm::{RecvRing, RingError, SendRing};
 
+use super::net::{NetRecv, NetSend};
 use crate::Error;
 use crate::error::Kind;
 
@@ -27,6 +28,8 @@ pub(crate) enum SendLink {
         peer: u32,
         ring: SendRing,
     },
+    /// Over the network, moved by the proxy.
+    Net(NetSend),
 }
 
 /// The receiving end of a link.
@@ -37,14 +40,17 @@ pub(crate) enum RecvLink {
         peer: u32,
         ring: RecvRing,
     },
+    /// Over the network, moved by the proxy.
+    Net(NetRecv),
 }
 
 impl SendLink {
     /// Says that `steps` slots are going to be published. Both ends say so, of the same number,
     /// before the first of them; a transport that has helpers sets them to work.
     pub(crate) fn start(&mut self, steps: u64) -> Result<(), Error> {
-        match (self, steps) {
-            (SendLink::Shm { .. }, _) => Ok(()),
+        match self {
+            SendLink::Shm { .. } => Ok(()),
+            SendLink::Net(link) => link.start(steps),
         }
     }
 
@@ -56,6 +62,7 @@ impl SendLink {
     pub(crate) fn free(&mut self, len: usize) -> Result<Option<NonNull<u8>>, Error> {
         match self {
             SendLink::Shm { peer, ring } => ring.free(len).map_err(|error| broken(*peer, error)),
+            SendLink::Net(link) => link.free(len),
         }
     }
 
@@ -64,6 +71,7 @@ impl SendLink {
     pub(crate) fn publish(&mut self, len: usize) -> Result<(), Error> {
         match self {
             SendLink::Shm { ring, .. } => ring.publish(len),
+            SendLink::Net(link) => link.publish(len),
         }
         Ok(())
     }
@@ -73,6 +81,7 @@ impl SendLink {
     pub(crate) fn progress(&mut self) -> Result<bool, Error> {
         match self {
             SendLink::Shm { .. } => Ok(true),
+            SendLink::Net(link) => link.progress(),
         }
     }
 }
@@ -80,8 +89,9 @@ impl SendLink {
 impl RecvLink {
     /// As [`SendLink::start`].
     pub(crate) fn start(&mut self, steps: u64) -> Result<(), Error> {
-        match (self, steps) {
-            (RecvLink::Shm { .. }, _) => Ok(()),
+        match self {
+            RecvLink::Shm { .. } => Ok(()),
+            RecvLink::Net(link) => link.start(steps),
         }
     }
 
@@ -91,6 +101,7 @@ impl RecvLink {
     pub(crate) fn full(&mut self) -> Result<Option<(NonNull<u8>, usize)>, Error> {
         match self {
             RecvLink::Shm { peer, ring } => ring.full().map_err(|error| broken(*peer, error)),
+            RecvLink::Net(link) => Ok(link.full()),
         }
     }
 
@@ -99,6 +110,7 @@ impl RecvLink {
     pub(crate) fn release(&mut self) -> Result<(), Error> {
         match self {
             RecvLink::Shm { ring, .. } => ring.release(),
+            RecvLink::Net(link) => link.release(),
         }
         Ok(())
     }
@@ -108,6 +120,7 @@ impl RecvLink {
     pub(crate) fn progress(&mut self) -> Result<(), Error> {
         match self {
             RecvLink::Shm { .. } => Ok(()),
+            RecvLink::Net(link) => link.progress(),
         }
     }
 }

@@ -132,9 +132,10 @@ impl<T: Transport<Error: Debug>, P: Probe> Shared<T, P> {
     ) -> Result<Round, Arc<ProgressFailure<T::Error>>> {
         let round = mover.map_or(Err(ProgressFailure::Panicked), |mut mover| mover.round(look));
         round.map_err(|failure| {
+            // The first is the cause. Who finds the list closed asks for it.
+            let failure = Arc::clone(self.failure.get_or_init(|| Arc::new(failure)));
             self.posted().close();
-            // The first is the cause.
-            Arc::clone(self.failure.get_or_init(|| Arc::new(failure)))
+            failure
         })
     }
 

@@ -1,0 +1,221 @@
+//! Links between ranks over the network, moved by a proxy.
+//!
+//! A link goes one way between two ranks on one channel. At both ends it is a ring of registered
+//! slots: the sending rank fills the next and publishes it, the receiving one uses and releases it.
+//! What is between is the proxy's: a rank says beforehand how many slots are to come, and the
+//! proxy's engine moves them, in a thread of its own or in that of a rank that waits and calls
+//! `progress`.
+//!
+//! ```
+//! use std::time::Duration;
+//! use invar::net::{NetProxy, NetSettings};
+//! use invar_linux::proxy::Abort;
+//!
+//! let device = invar::Device::open_at("127.0.0.1:0".parse()?)?;
+//! let settings = NetSettings::from(invar::Settings::from_env()?);
+//! // Two ranks, as a rule on two hosts.
+//! let mut zero = NetProxy::start(vec![device.clone()], &settings, Abort::default())?;
+//! let mut one = NetProxy::start(vec![device], &settings, Abort::default())?;
+//! let (receiving, address) = one.listen(0, 0, 0)?;
+//! let sending = zero.connect(1, 0, 0, &address)?;
+//! let (mut send, mut recv) = (zero.sender(sending)?, one.receiver(receiving)?);
+//!
+//! send.start(1)?;
+//! recv.start(1)?;
+//! let slot = send.free(1)?.expect("eight are free");
+//! // SAFETY: it is ours until it is published.
+//! unsafe { slot.write(42) };
+//! send.publish(1);
+//! let (slot, len) = loop {
+//!     send.progress()?;
+//!     recv.progress()?;
+//!     if let Some(full) = recv.full() {
+//!         break full;
+//!     }
+//! };
+//! // SAFETY: it is ours until it is released.
+//! assert_eq!((unsafe { slot.read() }, len), (42, 1));
+//! recv.release();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod greeting;
+mod link;
+mod ring;
+mod setup;
+mod wire;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use invar_core::proxy::{CallId, ConnectionId, Direction, Init, Kind as Request, Poster};
+use invar_linux::proxy::{
+    Abort, ClientError, Progress, ProgressSettings, ProxyClient, Service, ServiceSettings,
+    SharedOps,
+};
+
+use crate::error::Kind;
+use crate::{Device, Error, Settings};
+use link::{Posting, Way};
+use setup::{Opener, Rings};
+use wire::{Arrivals, Wires};
+
+pub use greeting::{ADDRESS_BYTES, Address};
+pub use link::{NetRecv, NetSend};
+
+/// How a proxy and its links are made.
+#[derive(Clone, Debug)]
+pub struct NetSettings {
+    /// Of connections.
+    pub connections: Settings,
+    /// Bytes of a slot, of which a link has eight at each end. Both ends must have the same.
+    pub slot_bytes: usize,
+    /// How long a link may take to come about.
+    pub timeout: Duration,
+}
+
+impl From<Settings> for NetSettings {
+    fn from(connections: Settings) -> Self {
+        NetSettings { connections, slot_bytes: 256 << 10, timeout: Duration::from_secs(30) }
+    }
+}
+
+/// The proxy of one rank: what sets its links up and moves their data.
+pub struct NetProxy {
+    // In the order in which they end: sessions, then those who serve them.
+    client: ProxyClient,
+    _service: Service,
+    progress: Option<Progress<Error>>,
+    post: Arc<Posting>,
+    rings: Rings,
+}
+
+/// A link that comes about; [`NetProxy::sender`] waits for it.
+#[must_use]
+pub struct Sending(Way, CallId);
+
+/// A link that comes about; [`NetProxy::receiver`] waits for it.
+#[must_use]
+pub struct Receiving(Way, CallId);
+
+/// The rank of a proxy of its own.
+const LOCAL_RANK: u32 = 0;
+
+impl NetProxy {
+    /// Starts a proxy whose links go over `devices`. `abort` ends every wait of its links.
+    pub fn start(
+        devices: Vec<Device>,
+        settings: &NetSettings,
+        abort: Abort,
+    ) -> Result<Self, Error> {
+        let failed = |error: io::Error| Error::io("starting the proxy", error);
+        let rules = settings.connections.proxy;
+        let (ops, arrivals, rings) =
+            (SharedOps::create(1).map_err(failed)?, Arrivals::default(), Rings::default());
+        let progress = ProgressSettings {
+            append_batch: rules.append_batch,
+            append_every: rules.append_every,
+            dump: rules.dump_signal.map(|signal| (signal, Box::new(io::stderr()) as _)),
+            ..ProgressSettings::default()
+        };
+        let wires = Wires::new(arrivals.clone());
+        let progress = Progress::spawn(ops.clone(), progress, abort.clone(), wires, ());
+        let progress = progress.map_err(failed)?;
+        let opener = Opener {
+            devices,
+            settings: settings.connections.clone(),
+            slot_bytes: settings.slot_bytes.next_multiple_of(SLOT_ALIGN).max(SLOT_ALIGN),
+            connections: progress.connections(),
+            arrivals,
+            rings: rings.clone(),
+            places: HashMap::new(),
+        };
+        let service = Service::spawn(ServiceSettings::default(), abort.clone(), opener);
+        let service = service.map_err(failed)?;
+        let client = ProxyClient::connect(service.address(), abort, settings.timeout);
+        let post = Arc::new(Posting {
+            ops,
+            poster: Mutex::new(Poster::new(LOCAL_RANK)),
+            driver: progress.driver(),
+            timeout: settings.timeout,
+        });
+        let client = client.map_err(refused)?;
+        Ok(NetProxy { client, _service: service, progress: Some(progress), post, rings })
+    }
+
+    /// Begins to listen for rank `peer` on `channel`, on the device of that index. The address is
+    /// for that rank's [`NetProxy::connect`].
+    pub fn listen(
+        &mut self,
+        peer: u32,
+        channel: u16,
+        device: usize,
+    ) -> Result<(Receiving, Address), Error> {
+        let connection = self.open(device, Direction::Recv)?;
+        let mut address = Address([0; ADDRESS_BYTES]);
+        let set_up = self.client.call_blocking(Request::Setup, connection, &[], &mut address.0);
+        set_up.map_err(refused)?;
+        let call = self.client.call(Request::Connect, connection, &[], 0).map_err(refused)?;
+        Ok((Receiving(Way { connection, peer, channel }, call), address))
+    }
+
+    /// Begins to connect to rank `peer`, which listens at `address` for this rank on `channel`.
+    pub fn connect(
+        &mut self,
+        peer: u32,
+        channel: u16,
+        device: usize,
+        address: &Address,
+    ) -> Result<Sending, Error> {
+        let connection = self.open(device, Direction::Send)?;
+        self.client.call_blocking(Request::Setup, connection, &[], &mut []).map_err(refused)?;
+        let call = self.client.call(Request::Connect, connection, &address.0, 0);
+        Ok(Sending(Way { connection, peer, channel }, call.map_err(refused)?))
+    }
+
+    /// Waits until a link is there.
+    pub fn sender(&mut self, sending: Sending) -> Result<NetSend, Error> {
+        let Sending(way, call) = sending;
+        let ring = self.ring(way, call)?;
+        Ok(NetSend::new(ring, Arc::clone(&self.post), way))
+    }
+
+    /// Waits until a link is there.
+    pub fn receiver(&mut self, receiving: Receiving) -> Result<NetRecv, Error> {
+        let Receiving(way, call) = receiving;
+        let ring = self.ring(way, call)?;
+        Ok(NetRecv::new(ring, Arc::clone(&self.post), way))
+    }
+
+    /// What is being moved, in the notation of NCCL's dump.
+    pub fn dump(&self) -> String {
+        self.post.driver.dump()
+    }
+
+    /// Ends the proxy once all that links have been told to move is moved.
+    pub fn stop(mut self) -> Result<(), Error> {
+        let ended = self.progress.take().map_or(Ok(()), Progress::stop);
+        ended.map_err(|failure| link::failed(&failure))
+    }
+
+    fn open(&mut self, device: usize, direction: Direction) -> Result<ConnectionId, Error> {
+        let transport = u32::try_from(device).unwrap_or(u32::MAX);
+        let init = Init { transport, direction, local_rank: LOCAL_RANK };
+        Ok(self.client.open(init).map_err(refused)?.0)
+    }
+
+    fn ring(&mut self, way: Way, call: CallId) -> Result<Arc<ring::Ring>, Error> {
+        let named = |text: String| Error::from(Kind::Rank { rank: way.peer, text });
+        self.client.wait(call, &mut []).map_err(|error| named(error.to_string()))?;
+        self.rings.take(way.connection).ok_or_else(|| named("a link without a ring".to_owned()))
+    }
+}
+
+/// Slots begin on a cache line.
+const SLOT_ALIGN: usize = 64;
+
+fn refused(error: ClientError) -> Error {
+    Kind::Proxy(error.to_string()).into()
+}

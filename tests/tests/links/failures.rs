@@ -1,0 +1,137 @@
+//! Peers that are gone, strangers, and the end of a communicator.
+
+use std::time::Instant;
+
+use invar::net::{ADDRESS_BYTES, Address, NetProxy};
+use invar::{Handle, SendComm, Settings};
+use invar_linux::proxy::Abort;
+
+use crate::rig::{DEVICES, LIMIT, Moved, Rank, SLOT_BYTES, open, pair, settings};
+
+/// What a rank is told in the end, whose peer does nothing.
+fn error_of(rank: &mut Rank) -> String {
+    let start = Instant::now();
+    loop {
+        let sent = rank.sends[0].progress().map(drop);
+        if let Err(error) = sent.and_then(|()| rank.recvs[0].progress()) {
+            return error.to_string();
+        }
+        assert!(start.elapsed() < LIMIT, "{}", rank.proxy.dump());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_rank_whose_peer_is_gone_is_told_which_and_at_what_ends_and_every_time() {
+    for device in DEVICES {
+        let [mut zero, one] = pair(device, 1);
+        zero.recvs[0].start(1).unwrap();
+        drop(one);
+        let text = error_of(&mut zero);
+        assert!(text.starts_with("rank 1: operation 0x1, Recv with rank 1 on channel 0"), "{text}");
+        assert!(text.contains("to peer "), "{text}");
+        assert_eq!(zero.recvs[0].progress().unwrap_err().to_string(), text);
+        assert_eq!(zero.sends[0].start(1).unwrap_err().to_string(), text);
+        assert_eq!(zero.proxy.stop().unwrap_err().to_string(), text);
+    }
+}
+
+#[test]
+fn a_peer_that_goes_amid_a_transfer_ends_it() {
+    for device in DEVICES {
+        let [mut zero, mut one] = pair(device, 1);
+        let text = std::thread::scope(|scope| {
+            let zero = scope.spawn(|| zero.exchange(1, 1 << 40, Moved::ByRank).unwrap_err());
+            scope.spawn(|| {
+                one.exchange(1, 20, Moved::ByRank).expect(device);
+                drop(one);
+            });
+            zero.join().unwrap().to_string()
+        });
+        assert!(text.starts_with("rank 1: operation 0x1, "), "{text}");
+    }
+}
+
+#[test]
+fn abort_ends_a_transfer_and_what_comes_after_it() {
+    for (device, moved) in [("soft IPv4", Moved::ByRank), ("socket IPv6", Moved::ByRank)] {
+        let [mut zero, one] = pair(device, 1);
+        let abort = zero.abort.clone();
+        let text = std::thread::scope(|scope| {
+            let zero = scope.spawn(|| zero.exchange(1, 1, moved).unwrap_err().to_string());
+            abort.set();
+            zero.join().unwrap()
+        });
+        assert_eq!(text, "the proxy: the communicator was aborted");
+        assert!(zero.sends[0].start(1).is_err());
+        drop(one);
+    }
+}
+
+#[test]
+fn what_is_under_way_is_shown_by_rank_and_channel() {
+    let [mut zero, _one] = pair("soft IPv4", 1);
+    assert_eq!(zero.proxy.dump(), "ACTIVE OPS\n[X]\n");
+    zero.sends[0].start(3).unwrap();
+    while zero.proxy.dump() != "ACTIVE OPS\n[0-0|1| Send 1G/0]\n|\nv\n[X]\n" {
+        zero.sends[0].progress().unwrap();
+    }
+}
+
+#[test]
+fn more_bytes_than_a_slot_has_are_refused() {
+    let [mut zero, _one] = pair("socket IPv4", 1);
+    assert!(zero.sends[0].free(SLOT_BYTES).unwrap().is_some());
+    let error = zero.sends[0].free(SLOT_BYTES + 1).unwrap_err().to_string();
+    assert_eq!(error, format!("{} bytes for a slot of {SLOT_BYTES}", SLOT_BYTES + 1));
+}
+
+#[test]
+fn who_does_not_know_the_token_is_no_sender() {
+    for device in DEVICES {
+        let abort = Abort::default();
+        let proxy = |device| NetProxy::start(vec![open(device)], &settings(), abort.clone());
+        let (mut zero, mut one) = (proxy(device).unwrap(), proxy(device).unwrap());
+        let (receiving, address) = one.listen(0, 0, 0).unwrap();
+
+        // It has the handle, and says nothing.
+        let handle = Handle::from_bytes(address.0[..128].try_into().unwrap());
+        let stranger = open(device);
+        let settings = Settings::default();
+        let silent =
+            SendComm::connect(&stranger, &handle, &settings).unwrap().wait().expect(device);
+        // It says something else.
+        let mut wrong = address;
+        wrong.0[ADDRESS_BYTES - 1] ^= 1;
+        let liar = zero.connect(1, 0, 0, &wrong).unwrap();
+        let _ = zero.sender(liar);
+        // The one that it is for.
+        let sending = zero.connect(1, 0, 0, &address).unwrap();
+        let (mut send, mut recv) =
+            (zero.sender(sending).expect(device), one.receiver(receiving).expect(device));
+        send.start(1).unwrap();
+        recv.start(1).unwrap();
+        send.publish(0);
+        let start = Instant::now();
+        while recv.full().is_none() {
+            send.progress().unwrap();
+            recv.progress().unwrap();
+            assert!(start.elapsed() < LIMIT);
+        }
+        drop(silent);
+    }
+}
+
+#[test]
+fn an_address_that_is_none_is_refused_and_the_proxy_goes_on() {
+    let [mut zero, mut one] = pair("soft IPv4", 1);
+    let sending = zero.proxy.connect(5, 0, 0, &Address([0; ADDRESS_BYTES])).unwrap();
+    let error = zero.proxy.sender(sending).err().unwrap().to_string();
+    assert!(error.starts_with("rank 5: ") && error.contains("not a handle of Invar"), "{error}");
+    let error = zero.proxy.listen(5, 0, 9).err().unwrap().to_string();
+    assert!(error.contains("device 9: there are 1"), "{error}");
+    std::thread::scope(|scope| {
+        scope.spawn(|| zero.exchange(1, 3, Moved::ByRank).unwrap());
+        scope.spawn(|| one.exchange(1, 3, Moved::ByRank).unwrap());
+    });
+}

@@ -1,0 +1,5 @@
+//! Links between ranks over the network.
+
+mod failures;
+mod rig;
+mod transfer;
