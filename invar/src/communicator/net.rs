@@ -194,8 +194,11 @@ impl NetProxy {
         self.post.driver.dump()
     }
 
-    /// Ends the proxy once all that links have been told to move is moved.
-    pub fn stop(mut self) -> Result<(), Error> {
+    /// Moves all that links have been told to move, and then no more.
+    ///
+    /// The connections are there until this and the links are dropped. A peer's last message may
+    /// still have to be acknowledged, so that is for when the peers have stopped too.
+    pub fn stop(&mut self) -> Result<(), Error> {
         let ended = self.progress.take().map_or(Ok(()), Progress::stop);
         ended.map_err(|failure| link::failed(&failure))
     }

@@ -48,7 +48,7 @@ fn more_operations_than_the_pool_has_room_for_go_one_after_another() {
                 rank.exchange(seed, 1 + random.below(3), moved).expect(device);
             }
         });
-        for rank in ranks {
+        for rank in &mut ranks {
             rank.proxy.stop().expect(device);
         }
     }
