@@ -1,5 +1,6 @@
 //! The plugin as C programs see it: the layouts of a C compiler, and `tests/c/drive.c`, which
 //! opens the shared library by its name, in two processes, and makes the calls that NCCL makes.
+//! RDMA devices are those of the null libibverbs, `tests/null-verbs`, with both ends in one process.
 
 use std::env;
 use std::fs;
@@ -13,6 +14,9 @@ use nccl_net_invar::abi::{Net, V6, V7, V8, V9, V10, V11, V12, Version};
 /// Versions of the interface.
 const VERSIONS: std::ops::RangeInclusive<u32> = 6..=12;
 
+/// For names of files that no two tests share.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
 /// Whether a program that a test needs is there; says so where it is not.
 fn is_there(program: &str) -> bool {
     let there = Command::new(program).arg("--version").output().is_ok();
@@ -25,8 +29,7 @@ fn is_there(program: &str) -> bool {
 /// Builds a program of `tests/c` for one version.
 fn compile(source: &str, version: u32) -> PathBuf {
     // A program that runs cannot be written over.
-    static PROGRAMS: AtomicU32 = AtomicU32::new(0);
-    let number = PROGRAMS.fetch_add(1, Ordering::Relaxed);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let name = format!("{source}-v{version}-{number}");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{source}.c"));
@@ -37,17 +40,24 @@ fn compile(source: &str, version: u32) -> PathBuf {
     program
 }
 
-/// A directory that has the library under the name by which NCCL opens it.
-fn library_path() -> PathBuf {
-    // Cargo builds it for the tests, too, and puts it beside them.
-    let tests = env::current_exe().unwrap();
-    let built = tests.parent().unwrap().join("libnccl_net_invar.so");
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lib");
+/// A directory of libraries under the names by which programs open them: the plugin, and where
+/// `transport` is `ib` the null libibverbs.
+fn library_path(transport: &str) -> PathBuf {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lib").join(transport);
     fs::create_dir_all(&directory).unwrap();
-    let link = directory.join(format!("libnccl-net-invar.so.{}", std::process::id()));
-    let _ = fs::remove_file(&link);
-    std::os::unix::fs::symlink(built, &link).unwrap();
-    fs::rename(link, directory.join("libnccl-net-invar.so")).unwrap();
+    // Cargo builds them for the tests, too, and puts them beside them.
+    let tests = env::current_exe().unwrap();
+    let libraries = [
+        ("libnccl_net_invar.so", "libnccl-net-invar.so"),
+        ("libinvar_null_verbs.so", "libibverbs.so.1"),
+    ];
+    let wanted = if transport == "ib" { 2 } else { 1 };
+    for (built, name) in &libraries[..wanted] {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let link = directory.join(format!("{name}.{}.{number}", std::process::id()));
+        std::os::unix::fs::symlink(tests.with_file_name(built), &link).unwrap();
+        fs::rename(link, directory.join(name)).unwrap();
+    }
     directory
 }
 
@@ -55,9 +65,14 @@ fn library_path() -> PathBuf {
 fn drive(before: &[&str], program: &Path, transport: &str, queue_pairs: u32) {
     let mut line: Vec<&str> = before.to_vec();
     line.extend([program.to_str().unwrap(), "libnccl-net-invar.so"]);
+    if transport == "ib" {
+        // The null libibverbs does not leave a process.
+        line.push("threads");
+    }
     let mut command = Command::new(line[0]);
     command.args(&line[1..]);
-    command.env("LD_LIBRARY_PATH", library_path());
+    command.env("LD_LIBRARY_PATH", library_path(transport));
+    command.env("NULL_VERBS_STRICT", "1");
     command.env("NCCL_SOCKET_IFNAME", "lo");
     command.env("INVAR_TRANSPORT", transport);
     command.env("NCCL_IB_QPS_PER_CONNECTION", queue_pairs.to_string());
@@ -118,13 +133,13 @@ fn layouts_are_those_of_a_c_compiler() {
 }
 
 #[test]
-fn every_version_moves_messages_between_processes() {
+fn every_version_moves_messages_over_every_transport() {
     if !is_there("gcc") {
         return;
     }
     for version in VERSIONS {
         let program = compile("drive", version);
-        for transport in ["soft", "socket"] {
+        for transport in ["soft", "socket", "ib"] {
             drive(&[], &program, transport, 1);
         }
     }
@@ -132,8 +147,12 @@ fn every_version_moves_messages_between_processes() {
 
 #[test]
 fn messages_go_over_four_queue_pairs() {
-    if is_there("gcc") {
-        drive(&[], &compile("drive", 9), "soft", 4);
+    if !is_there("gcc") {
+        return;
+    }
+    drive(&[], &compile("drive", 9), "soft", 4);
+    for version in VERSIONS {
+        drive(&[], &compile("drive", version), "ib", 4);
     }
 }
 
@@ -149,7 +168,10 @@ fn nothing_is_leaked_and_no_access_is_invalid() {
         "--errors-for-leak-kinds=definite,indirect",
         "--error-exitcode=9",
     ];
-    for (version, transport) in [(6, "soft"), (12, "soft"), (12, "socket")] {
-        drive(&valgrind, &compile("drive", version), transport, 1);
+    for version in [6, 12] {
+        let program = compile("drive", version);
+        drive(&valgrind, &program, "soft", 1);
+        drive(&valgrind, &program, "ib", 4);
     }
+    drive(&valgrind, &compile("drive", 12), "socket", 1);
 }

@@ -1,10 +1,12 @@
 // Drives the plugin as NCCL does: opens it by name, in two processes, a receiver and a sender,
 // and moves messages between them.
 //
-//   drive LIBRARY      prints "ok" and exits with 0, or says what is wrong and exits with 1
+//   drive LIBRARY            prints "ok" and exits with 0, or says what is wrong and exits with 1
+//   drive LIBRARY threads    the same with both in one process, for devices that do not leave it
 #include "net.h"
 #include <dirent.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +21,7 @@
 
 enum { MIB = 1 << 20, GROUP = 8, WINDOW = API >= 7 ? 32 : 8, SECONDS_MAX = 120 };
 
-static const char* who = "both";
+static _Thread_local const char* who = "both";
 static net_t* net;
 #if API >= 11
 static void* context;
@@ -47,7 +49,7 @@ static void logger(int level, unsigned long subsystems, const char* file, int li
 #if API >= 10
 // What NCCL names a message's step by, and the events that are told of it.
 static int step_of_nccl;
-static int started, stopped;
+static _Atomic int started, stopped;
 typedef struct {
   uint8_t type;
   struct {
@@ -73,11 +75,11 @@ static int profiler(void** event, int what, void* step, int64_t id, void* descri
 }
 #endif
 
+static struct timespec start;
+
 static void alarm_clock(void) {
-  static struct timespec start;
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
-  if (start.tv_sec == 0) start = now;
   if (now.tv_sec - start.tv_sec > SECONDS_MAX) FAIL("this takes too long");
 }
 
@@ -271,7 +273,47 @@ static void check_properties(void) {
   }
 }
 
-static void run(const char* library, int in, int out, int is_sender) {
+// An end, and the pipes between it and the other.
+typedef struct {
+  int in, out, is_sender;
+} end_t;
+
+// What one end does from first to last.
+static void* side(void* end_of) {
+  const end_t* end = end_of;
+  who = end->is_sender ? "sender" : "receiver";
+  unsigned char* memory = malloc(memory_bytes());
+  char handle[HANDLE_BYTES];
+  void *listening = NULL, *comm = NULL, *mhandle = NULL;
+  if (end->is_sender) {
+    CHECK(read(end->in, handle, sizeof handle) == sizeof handle);
+    while (!comm) {
+      OK(go_on_connecting(0, handle, &comm));
+      alarm_clock();
+    }
+  } else {
+    OK(start_listening(0, handle, &listening));
+    CHECK(listening != NULL);
+    CHECK(write(end->out, handle, sizeof handle) == sizeof handle);
+    while (!comm) {
+      OK(go_on_accepting(listening, &comm));
+      alarm_clock();
+    }
+    OK(net->closeListen(listening));
+  }
+  OK(net->regMr(comm, memory, (reg_bytes_t)memory_bytes(), PTR_HOST, &mhandle));
+  (end->is_sender ? sender : receiver)(comm, memory, mhandle);
+  // Neither leaves before the other has all that it waits for.
+  char there = 1;
+  CHECK(write(end->out, &there, 1) == 1 && read(end->in, &there, 1) == 1);
+  OK(net->deregMr(comm, mhandle));
+  OK((end->is_sender ? net->closeSend : net->closeRecv)(comm));
+  free(memory);
+  return NULL;
+}
+
+// Opens the plugin, runs the ends that this process has, and closes it.
+static void run(const char* library, end_t* ends, int n) {
   int before = threads();
   void* opened = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (!opened) FAIL("%s", dlerror());
@@ -286,58 +328,36 @@ static void run(const char* library, int in, int out, int is_sender) {
   OK(init());
   CHECK(logged_using);
   check_properties();
-  unsigned char* memory = malloc(memory_bytes());
-  char handle[HANDLE_BYTES];
-  void *listening = NULL, *comm = NULL, *mhandle = NULL;
-  if (is_sender) {
-    CHECK(read(in, handle, sizeof handle) == sizeof handle);
-    while (!comm) {
-      OK(go_on_connecting(0, handle, &comm));
-      alarm_clock();
-    }
-  } else {
-    OK(start_listening(0, handle, &listening));
-    CHECK(listening != NULL);
-    CHECK(write(out, handle, sizeof handle) == sizeof handle);
-    while (!comm) {
-      OK(go_on_accepting(listening, &comm));
-      alarm_clock();
-    }
-    OK(net->closeListen(listening));
-  }
-  OK(net->regMr(comm, memory, (reg_bytes_t)memory_bytes(), PTR_HOST, &mhandle));
-  (is_sender ? sender : receiver)(comm, memory, mhandle);
+  pthread_t other;
+  if (n == 2) CHECK(pthread_create(&other, NULL, side, &ends[1]) == 0);
+  side(&ends[0]);
+  if (n == 2) CHECK(pthread_join(other, NULL) == 0);
 #if API >= 10
   // There are events about queue pairs, which TCP has none of.
   const char* transport = getenv("INVAR_TRANSPORT");
   int is_socket = transport && strcmp(transport, "socket") == 0;
-  CHECK(started >= (is_socket ? 0 : SINGLES + WINDOW * GROUP) && stopped == started);
+  CHECK(started >= (is_socket ? 0 : n * (SINGLES + WINDOW * GROUP)) && stopped == started);
 #endif
-  // Neither leaves before the other has all that it waits for.
-  char there = 1;
-  CHECK(write(out, &there, 1) == 1 && read(in, &there, 1) == 1);
-  OK(net->deregMr(comm, mhandle));
-  OK((is_sender ? net->closeSend : net->closeRecv)(comm));
 #if API >= 11
   OK(net->finalize(context));
 #endif
-  free(memory);
   OK(dlclose(opened));
   CHECK(threads() == before);
 }
 
 int main(int argc, char** argv) {
-  if (argc != 2) FAIL("usage: drive LIBRARY");
+  int in_threads = argc == 3 && strcmp(argv[2], "threads") == 0;
+  if (argc != 2 && !in_threads) FAIL("usage: drive LIBRARY [threads]");
+  clock_gettime(CLOCK_MONOTONIC, &start);
   int there[2], back[2];
   CHECK(pipe(there) == 0 && pipe(back) == 0);
-  pid_t child = fork();
-  int is_sender = child == 0;
-  who = is_sender ? "sender" : "receiver";
+  end_t ends[2] = {{back[0], there[1], 0}, {there[0], back[1], 1}};
+  pid_t child = in_threads ? -1 : fork();
   // Twice: the plugin can be started again.
-  for (int i = 0; i < 2; i++) run(argv[1], is_sender ? there[0] : back[0], is_sender ? back[1] : there[1], is_sender);
-  if (is_sender) return 0;
+  for (int i = 0; i < 2; i++) run(argv[1], &ends[child == 0], in_threads ? 2 : 1);
+  if (child == 0) return 0;
   int status = 0;
-  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(in_threads || waitpid(child, &status, 0) == child);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   puts("ok");
   return 0;
