@@ -37,7 +37,15 @@ struct Region {
 
 struct Cq {
     depth: usize,
-    completions: VecDeque<Wc>,
+    completions: VecDeque<Completion>,
+}
+
+struct Completion {
+    wc: Wc,
+    /// Whose it is.
+    qp: usize,
+    /// Work requests that leave its send queue when this is polled.
+    retires: u32,
 }
 
 struct Qp {
@@ -49,6 +57,11 @@ struct Qp {
     rtr: RtrAttr,
     rts: RtsAttr,
     receives: VecDeque<RecvWr>,
+    /// Work requests in the send queue: none leaves it before a completion, its own or of a later
+    /// one, is polled.
+    queued: u32,
+    /// Of those, how many were carried out since the last that completed.
+    silent: u32,
     /// Posted, and waiting for a receive of the peer: work request and its inline bytes.
     stalled: VecDeque<(SendWr, [u8; Qp::INLINE_BYTES])>,
 }
@@ -107,6 +120,8 @@ impl Fabric {
             rtr: RtrAttr::default(),
             rts: RtsAttr::default(),
             receives: VecDeque::with_capacity(cap.max_recv_wr as usize),
+            queued: 0,
+            silent: 0,
             stalled: VecDeque::new(),
         }));
         self.qps.len() - 1
@@ -127,6 +142,7 @@ impl Fabric {
             (_, QpTransition::Reset) => {
                 qp.receives.clear();
                 qp.stalled.clear();
+                (qp.queued, qp.silent) = (0, 0);
                 QpState::Reset
             }
             (QpState::Reset, QpTransition::Init { access, .. }) => {
@@ -191,12 +207,12 @@ impl Fabric {
             if inline && wr.sge.length > qp.cap.max_inline_data.min(Qp::INLINE_BYTES as u32) {
                 return Err(refuse(EINVAL, "more inline data than the queue pair takes"));
             }
+            if qp.queued >= qp.cap.max_send_wr {
+                return Err(refuse(ENOMEM, "send queue full"));
+            }
+            qp.queued += 1;
             if qp.state == QpState::Rts && qp.stalled.is_empty() && self.run(index, wr, None) {
                 continue;
-            }
-            let qp = self.qps[index].as_mut().expect("a live handle");
-            if qp.stalled.len() >= qp.cap.max_send_wr as usize {
-                return Err(refuse(ENOMEM, "send queue full"));
             }
             let mut bytes = [0; Qp::INLINE_BYTES];
             if inline {
@@ -215,8 +231,12 @@ impl Fabric {
     pub fn poll(&mut self, index: usize, wcs: &mut [Wc]) -> u32 {
         let cq = self.cqs[index].as_mut().expect("a live handle");
         let n = wcs.len().min(cq.completions.len());
-        for (to, from) in wcs.iter_mut().zip(cq.completions.drain(..n)) {
-            *to = from;
+        for (to, Completion { wc, qp, retires }) in wcs.iter_mut().zip(cq.completions.drain(..n)) {
+            *to = wc;
+            if let Some(qp) = &mut self.qps[qp] {
+                // After a reset there is less than this tells of.
+                qp.queued = qp.queued.saturating_sub(retires);
+            }
         }
         n as u32
     }
@@ -239,9 +259,14 @@ impl Fabric {
             Ok(None) => self.end_in_error(index, wr, WcStatus::RNR_RETRY_EXC_ERR),
             Ok(Some(opcode)) if wr.flags.contains(SendFlags::SIGNALED) => {
                 let byte_len = wr.sge.length;
-                self.complete(index, Wc { wr_id: wr.wr_id, opcode, byte_len, ..Wc::default() });
+                let wc = Wc { wr_id: wr.wr_id, opcode, byte_len, ..Wc::default() };
+                self.complete_send(index, wc);
             }
-            Ok(Some(_)) => {}
+            Ok(Some(_)) => {
+                if let Some(qp) = &mut self.qps[index] {
+                    qp.silent += 1;
+                }
+            }
             Err(status) => self.end_in_error(index, wr, status),
         }
         true
@@ -349,15 +374,27 @@ impl Fabric {
         qp.receives.pop_front().expect("checked by the caller").wr_id
     }
 
+    /// Completes a receive.
     fn complete(&mut self, index: usize, wc: Wc) {
+        self.push(index, wc, 0);
+    }
+
+    /// Completes a work request of the send queue, and those before it that completed silently.
+    fn complete_send(&mut self, index: usize, wc: Wc) {
+        let silent = self.qps[index].as_mut().map_or(0, |qp| std::mem::take(&mut qp.silent));
+        self.push(index, wc, silent + 1);
+    }
+
+    fn push(&mut self, index: usize, wc: Wc, retires: u32) {
         let Some(qp) = &self.qps[index] else { return };
         let Some(cq) = self.cqs.get_mut(qp.cq).and_then(Option::as_mut) else { return };
         assert!(cq.completions.len() < cq.depth, "completion queue overrun");
-        cq.completions.push_back(Wc { qp_num: Fabric::qpn(index), ..wc });
+        let wc = Wc { qp_num: Fabric::qpn(index), ..wc };
+        cq.completions.push_back(Completion { wc, qp: index, retires });
     }
 
     fn end_in_error(&mut self, index: usize, wr: &SendWr, status: WcStatus) {
-        self.complete(index, Wc { wr_id: wr.wr_id, status, ..Wc::default() });
+        self.complete_send(index, Wc { wr_id: wr.wr_id, status, ..Wc::default() });
         self.fail(index);
     }
 
@@ -365,10 +402,13 @@ impl Fabric {
     fn fail(&mut self, index: usize) {
         let Some(qp) = &mut self.qps[index] else { return };
         qp.state = QpState::Err;
-        let sends = std::mem::take(&mut qp.stalled).into_iter().map(|(wr, _)| wr.wr_id);
-        let receives = std::mem::take(&mut qp.receives).into_iter().map(|wr| wr.wr_id);
-        for wr_id in sends.chain(receives).collect::<Vec<_>>() {
-            self.complete(index, Wc { wr_id, status: WcStatus::WR_FLUSH_ERR, ..Wc::default() });
+        let (sends, receives) = (std::mem::take(&mut qp.stalled), std::mem::take(&mut qp.receives));
+        let flushed = |wr_id| Wc { wr_id, status: WcStatus::WR_FLUSH_ERR, ..Wc::default() };
+        for (wr, _) in sends {
+            self.complete_send(index, flushed(wr.wr_id));
+        }
+        for wr in receives {
+            self.complete(index, flushed(wr.wr_id));
         }
     }
 
