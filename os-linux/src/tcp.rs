@@ -18,14 +18,15 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 /// Callers that may wait to be accepted; the kernel cuts it to `net.core.somaxconn`.
 const BACKLOG: i32 = 16_384;
 
+/// A peer whose host has vanished is gone after this: one that acknowledges nothing of what was
+/// sent, and one that gives no sign of life where nothing is sent (`tcp(7)`, `TCP_USER_TIMEOUT`).
+pub const SILENCE_MAX: Duration = Duration::from_secs(25);
+
 /// A silent peer is asked for a sign of life after 10 s, and 15 s later it is gone.
 const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(10))
     .with_interval(Duration::from_secs(5))
     .with_retries(3);
-
-/// A peer that acknowledges nothing of what was sent is gone after this.
-const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
 
 /// Where peers connect.
 #[derive(Debug)]
@@ -157,7 +158,7 @@ fn new_socket(addr: SocketAddr) -> io::Result<Socket> {
 fn tune(socket: SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     socket.set_tcp_keepalive(&KEEPALIVE)?;
-    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))
+    socket.set_tcp_user_timeout(Some(SILENCE_MAX))
 }
 
 fn is_not_now(error: &io::Error) -> bool {

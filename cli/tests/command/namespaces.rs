@@ -144,26 +144,44 @@ fn a_named_device_is_used_at_its_address_of_the_peers_family() {
     assert_eq!(result["address"], IPV4[1]);
 }
 
-#[test]
-fn a_host_that_is_cut_off_is_noticed() {
-    let Some(hosts) = Hosts::new(1500) else { return };
-    let (_server, listening) = server(&mut hosts.invar(0, &["perf", "--server"]));
+/// A server and a client between which messages go that do not end by themselves.
+fn under_way(hosts: &Hosts, env: [&[(&str, &str)]; 2]) -> [Run; 2] {
+    let mut command = hosts.invar(0, &["perf", "--server"]);
+    let (server, listening) = server(command.envs(env[0].iter().copied()));
     let port = listening.rsplit(':').next().unwrap();
     let addr = format!("{}:{port}", IPV4[0]);
     let sizes = ["-b", "64K", "-e", "64K", "-n", "100000000"];
     let endless = [&["perf", "--no-check", "--connect", &addr], &sizes[..]].concat();
-    // 4.096 µs × 2^12, three times: the peer is given up after 50 ms.
-    let mut command = hosts.invar(1, &endless);
-    command.env("NCCL_IB_TIMEOUT", "12").env("NCCL_IB_RETRY_CNT", "2");
-    let client = Run::start(&mut command);
+    let client = Run::start(hosts.invar(1, &endless).envs(env[1].iter().copied()));
     let start = Instant::now();
     while sent_bytes(&hosts.names[1]) < 16 << 20 {
         assert!(start.elapsed() < TIMEOUT, "no messages");
         thread::sleep(Duration::from_millis(10));
     }
+    [server, client]
+}
+
+#[test]
+fn a_host_that_is_cut_off_is_noticed() {
+    let Some(hosts) = Hosts::new(1500) else { return };
+    // 4.096 µs × 2^12, three times: the peer is given up after 50 ms.
+    let hasty = [("NCCL_IB_TIMEOUT", "12"), ("NCCL_IB_RETRY_CNT", "2")];
+    let [_server, client] = under_way(&hosts, [&[], &hasty]);
     ip(&format!("-n {} link set v0 down", hosts.names[0])).unwrap();
     let outcome = client.wait();
     assert_eq!(outcome.status, Some(3), "{}", outcome.stderr);
     assert!(outcome.line().contains("RETRY_EXC_ERR"), "{}", outcome.stderr);
     assert!(outcome.line().contains("the peer is gone, its QP is in error"), "{}", outcome.stderr);
+}
+
+/// A host that is gone says nothing, not even that. The server waits for messages, and repeats its
+/// packets for ever: only TCP finds out (`invar_linux::tcp::SILENCE_MAX`).
+#[test]
+fn an_idle_end_notices_that_the_other_host_has_vanished() {
+    let Some(hosts) = Hosts::new(1500) else { return };
+    let [server, _client] = under_way(&hosts, [&[("NCCL_IB_TIMEOUT", "0")], &[]]);
+    ip(&format!("-n {} link set v0 down", hosts.names[1])).unwrap();
+    let outcome = server.wait();
+    assert_eq!(outcome.status, Some(3), "{}", outcome.stderr);
+    assert!(outcome.line().contains("connection timed out (errno 110)"), "{}", outcome.stderr);
 }

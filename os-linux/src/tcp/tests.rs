@@ -137,7 +137,7 @@ fn both_ends_look_after_a_silent_peer() {
         assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(10));
         assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(5));
         assert_eq!(socket.tcp_keepalive_retries().unwrap(), 3);
-        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(30)));
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(25)));
         let flags = rustix::io::fcntl_getfd(stream.stream.as_fd()).unwrap();
         assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
     }
