@@ -40,63 +40,79 @@ pub(crate) trait Describe {
     fn describe(device: &NetDevice) -> Self;
 }
 
+/// What a field says that not all versions have.
+macro_rules! value {
+    (reg_is_global, $device:ident) => {
+        1
+    };
+    (force_flush, $device:ident) => {
+        0
+    };
+    (net_device_type, $device:ident) => {
+        0
+    };
+    (net_device_version, $device:ident) => {
+        0
+    };
+    (v_props, $device:ident) => {
+        itself($device)
+    };
+    (max_p2p_bytes, $device:ident) => {
+        P2P_BYTES_MAX
+    };
+    (max_coll_bytes, $device:ident) => {
+        P2P_BYTES_MAX
+    };
+    (max_multi_request_size, $device:ident) => {
+        1
+    };
+    (rail_id, $device:ident) => {
+        UNDEFINED
+    };
+    (plane_id, $device:ident) => {
+        UNDEFINED
+    };
+}
+
 /// Lays out a version: the fields that all of them have, and its own.
 macro_rules! describe {
-    ($device:ident: $($name:ident { $($field:ident: $value:expr),* })+) => { $(
+    ($($name:ident { $($field:ident)* })+) => { $(
         impl Describe for $name {
-            fn describe($device: &NetDevice) -> Self {
-                let speed = $device.info.speed_mbps.unwrap_or(SPEED_MBPS);
+            fn describe(device: &NetDevice) -> Self {
+                let speed = device.info.speed_mbps.unwrap_or(SPEED_MBPS);
+                let comms_max = device.info.qps_max.map_or(PLACES, |qps| PLACES.min(qps as usize));
                 $name {
-                    name: $device.name.as_ptr(),
-                    pci_path: $device.pci_path.map_or(ptr::null(), |path| path.as_ptr()),
-                    guid: $device.guid,
-                    ptr_support: $device.ptr_support,
+                    name: device.name.as_ptr(),
+                    pci_path: device.pci_path.map_or(ptr::null(), |path| path.as_ptr()),
+                    guid: device.guid,
+                    ptr_support: device.ptr_support,
                     speed: c_int::try_from(speed).unwrap_or(c_int::MAX),
-                    port: $device.info.card_port as c_int,
+                    port: device.info.card_port as c_int,
                     latency: 0.0,
-                    max_comms: $device.info.qps_max.map_or(PLACES, |qps| PLACES.min(qps as usize)) as c_int,
-                    max_recvs: $device.info.recvs_max as c_int,
-                    $($field: $value,)*
+                    max_comms: comms_max as c_int,
+                    max_recvs: device.info.recvs_max as c_int,
+                    $($field: value!($field, device),)*
                 }
             }
         }
     )+ };
 }
 
-describe! { device:
+describe! {
     PropertiesV6 {}
-    PropertiesV7 { net_device_type: 0, net_device_version: 0 }
-    PropertiesV8 { reg_is_global: 1, net_device_type: 0, net_device_version: 0 }
+    PropertiesV7 { net_device_type net_device_version }
+    PropertiesV8 { reg_is_global net_device_type net_device_version }
     PropertiesV9 {
-        reg_is_global: 1,
-        force_flush: 0,
-        net_device_type: 0,
-        net_device_version: 0,
-        v_props: itself(device),
-        max_p2p_bytes: P2P_BYTES_MAX,
-        max_coll_bytes: P2P_BYTES_MAX
+        reg_is_global force_flush net_device_type net_device_version v_props max_p2p_bytes
+        max_coll_bytes
     }
     PropertiesV11 {
-        reg_is_global: 1,
-        force_flush: 0,
-        net_device_type: 0,
-        net_device_version: 0,
-        v_props: itself(device),
-        max_p2p_bytes: P2P_BYTES_MAX,
-        max_coll_bytes: P2P_BYTES_MAX,
-        max_multi_request_size: 1
+        reg_is_global force_flush net_device_type net_device_version v_props max_p2p_bytes
+        max_coll_bytes max_multi_request_size
     }
     PropertiesV12 {
-        reg_is_global: 1,
-        force_flush: 0,
-        net_device_type: 0,
-        net_device_version: 0,
-        v_props: itself(device),
-        max_p2p_bytes: P2P_BYTES_MAX,
-        max_coll_bytes: P2P_BYTES_MAX,
-        max_multi_request_size: 1,
-        rail_id: UNDEFINED,
-        plane_id: UNDEFINED
+        reg_is_global force_flush net_device_type net_device_version v_props max_p2p_bytes
+        max_coll_bytes max_multi_request_size rail_id plane_id
     }
 }
 
