@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 
 use invar::Device;
-use invar::raw::{self, AnyRecv, AnySend, End};
+use invar::raw::{AnyRecv, AnySend, End};
 
 use crate::abi::Code;
 use crate::outcome::{Failed, Outcome, call, failed, misused};
@@ -109,16 +109,7 @@ impl Comm {
             // SAFETY: it was made of a box, below, and goes with its comm.
             drop(unsafe { Box::from_raw(end.cast::<E>().as_ptr()) });
         };
-        // NCCL's profilers know of queue pairs.
-        let qpns = match end.lanes() {
-            raw::Lanes::QueuePairs(qpns) => qpns,
-            _ => Vec::new(),
-        };
-        let opcode = match kind {
-            Kind::Send => profiler::WRITE_WITH_IMM,
-            Kind::Recv => profiler::RECV_RDMA_WITH_IMM,
-        };
-        let lanes = Lanes { device: number, opcode, qpns };
+        let lanes = Lanes { kind, device: number, over: end.lanes() };
         let comm = Comm {
             calls: calls(&end),
             end: NonNull::from(Box::leak(end)).cast(),

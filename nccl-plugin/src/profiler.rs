@@ -1,18 +1,21 @@
-//! Events for NCCL's profiler plugins: when a message starts and stops on each queue pair
-//! (NCCL's `net_ib_v1.h`, since v10).
+//! Events for NCCL's profiler plugins: when a message starts and stops, on each queue pair or on
+//! the socket that announces it (NCCL's `net_ib_v1.h` and `net_socket_v1.h`, since v10).
 //!
 //! Only transfers for which NCCL names a step have events. Their requests bear a mark, so that all
 //! others pay for a look at one bit.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::mem::offset_of;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use invar::raw;
 use static_assertions::const_assert_eq;
 
 use crate::abi::{Code, ProfilerCallback};
+use crate::comm::Kind;
 
 /// Set in a request that has events; no token uses it.
 const MARK: usize = 1 << 31;
@@ -23,12 +26,10 @@ const START: c_int = 0;
 const STOP: c_int = 1;
 /// `NCCL_PROFILER_NET_TYPE_IB`, and the version of what is described.
 const IB_V1: i64 = 1 << 16 | 1;
-/// `IBV_WR_RDMA_WRITE_WITH_IMM`.
-pub(crate) const WRITE_WITH_IMM: c_int = 1;
-/// `IBV_WC_RECV_RDMA_WITH_IMM`.
-pub(crate) const RECV_RDMA_WITH_IMM: c_int = 129;
-/// `ncclProfileQp`.
-const QUEUE_PAIR: u8 = 1;
+/// `NCCL_PROFILER_NET_TYPE_SOCK`, likewise.
+const SOCKET_V1: i64 = 2 << 16 | 1;
+/// `ncclProfileQp` and `ncclProfileSocket`, the first and only kind of each.
+const FIRST_KIND: u8 = 1;
 
 /// What NCCL gave last; null for none.
 static CALLBACK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
@@ -42,27 +43,39 @@ struct Event(*mut c_void);
 // SAFETY: only handed back.
 unsafe impl Send for Event {}
 
-/// `ncclProfilerNetIbDescr_v1_t`.
+/// `ncclProfilerNetIbDescr_v1_t` and `ncclProfilerNetSockDescr_v1_t`: a kind, and the one thing
+/// that it can be about.
 #[derive(Debug)]
 #[repr(C)]
-struct Description {
+struct Description<T> {
     kind: u8,
-    qp: QueuePair,
+    about: T,
 }
 
-/// The one thing that it can be about.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct QueuePair {
     device: c_int,
     wr_id: u64,
+    /// Of the verbs: `IBV_WR_RDMA_WRITE_WITH_IMM`, `IBV_WC_RECV_RDMA_WITH_IMM`.
     opcode: c_int,
     qp_num: c_int,
     length: usize,
 }
 
-const_assert_eq!(size_of::<Description>(), 40);
-const_assert_eq!(std::mem::offset_of!(Description, qp.device), 8);
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct Socket {
+    fd: c_int,
+    /// `NCCL_SOCKET_SEND`, `NCCL_SOCKET_RECV`.
+    op: c_int,
+    length: usize,
+}
+
+const_assert_eq!(size_of::<Description<QueuePair>>(), 40);
+const_assert_eq!(offset_of!(Description<QueuePair>, about), 8);
+const_assert_eq!(size_of::<Description<Socket>>(), 24);
+const_assert_eq!(offset_of!(Description<Socket>, about), 8);
 
 /// A message that a profiler is told of.
 pub(crate) struct Message {
@@ -74,12 +87,12 @@ pub(crate) struct Message {
 
 /// What messages go over.
 pub(crate) struct Lanes {
+    /// Which way they go.
+    pub(crate) kind: Kind,
     /// Number of the device.
     pub(crate) device: c_int,
-    /// The verbs' code of what moves it.
-    pub(crate) opcode: c_int,
-    /// Queue pairs.
-    pub(crate) qpns: Vec<u32>,
+    /// Queue pairs, or sockets.
+    pub(crate) over: raw::Lanes,
 }
 
 /// Calls `callback` from now on.
@@ -102,23 +115,25 @@ pub(crate) fn start(
     lanes: &Lanes,
 ) -> *mut c_void {
     let Some(callback) = callback() else { return request };
+    let Lanes { kind, device, ref over } = *lanes;
+    let (opcode, op) = match kind {
+        Kind::Send => (1, 0),
+        Kind::Recv => (129, 1),
+    };
     let mut started = Vec::new();
     for Message { step, length } in messages.into_iter().filter(|message| !message.step.is_null()) {
-        for qpn in &lanes.qpns {
-            let qp = QueuePair {
-                device: lanes.device,
-                wr_id: request.addr() as u64,
-                opcode: lanes.opcode,
-                qp_num: *qpn as c_int,
-                length: length / lanes.qpns.len(),
-            };
-            let mut description = Description { kind: QUEUE_PAIR, qp };
-            let (mut event, description) = (ptr::null_mut(), &raw mut description);
-            // SAFETY: NCCL's contract; the profiler copies the description.
-            let code = unsafe { callback(&mut event, START, step, IB_V1, description.cast()) };
-            if code == Code::SUCCESS {
-                started.push(Event(event));
+        match over {
+            raw::Lanes::QueuePairs(qpns) => started.extend(qpns.iter().filter_map(|qpn| {
+                let (wr_id, qp_num) = (request.addr() as u64, *qpn as c_int);
+                let length = length / qpns.len();
+                let queue_pair = QueuePair { device, wr_id, opcode, qp_num, length };
+                start_one(callback, step, IB_V1, queue_pair)
+            })),
+            raw::Lanes::Sockets(fd) => {
+                let socket = Socket { fd: *fd, op, length };
+                started.extend(start_one(callback, step, SOCKET_V1, socket));
             }
+            _ => {}
         }
     }
     if started.is_empty() {
@@ -127,6 +142,15 @@ pub(crate) fn start(
     let marked = request.map_addr(|request| request | MARK);
     events().get_or_insert_default().insert(marked.addr(), started);
     marked
+}
+
+/// Starts an event; `None` where the profiler takes none.
+fn start_one<T>(callback: ProfilerCallback, step: *mut c_void, id: i64, about: T) -> Option<Event> {
+    let mut description = Description { kind: FIRST_KIND, about };
+    let (mut event, description) = (ptr::null_mut(), &raw mut description);
+    // SAFETY: NCCL's contract; the profiler copies the description, which is of that id.
+    let code = unsafe { callback(&mut event, START, step, id, description.cast()) };
+    (code == Code::SUCCESS).then_some(Event(event))
 }
 
 /// Whether a request has events.

@@ -1,5 +1,7 @@
 //! What both ends of a connection can do, and which ends there are.
 
+use std::os::fd::RawFd;
+
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_linux::soft::SoftNic;
@@ -14,8 +16,8 @@ use crate::Error;
 pub enum Lanes {
     /// Queue pairs, by number.
     QueuePairs(Vec<u32>),
-    /// Sockets, which are not told apart.
-    Sockets,
+    /// Sockets, of which this one announces every message.
+    Sockets(RawFd),
 }
 
 /// What both ends of a connection have.

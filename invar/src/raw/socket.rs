@@ -1,6 +1,7 @@
 //! TCP behind the face of the NICs: nothing is registered, and keys are only names.
 
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -148,7 +149,7 @@ impl End for SocketSend {
     }
 
     fn lanes(&self) -> Lanes {
-        Lanes::Sockets
+        Lanes::Sockets(self.comm.main_socket().as_raw_fd())
     }
 }
 
@@ -177,7 +178,7 @@ impl End for SocketRecv {
     }
 
     fn lanes(&self) -> Lanes {
-        Lanes::Sockets
+        Lanes::Sockets(self.comm.main_socket().as_raw_fd())
     }
 }
 

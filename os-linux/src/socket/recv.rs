@@ -2,6 +2,8 @@
 
 mod inbox;
 
+use std::os::fd::{AsFd, BorrowedFd};
+
 use invar_core::comm::{RecvBuf, Request};
 use invar_core::conn::{Stream, StreamError};
 use invar_core::error::{Ends, Error};
@@ -106,6 +108,11 @@ impl RecvComm {
     /// Receives under way: posted, and not yet tested as done.
     pub fn outstanding(&self) -> usize {
         self.receiver.outstanding()
+    }
+
+    /// The socket on which every message is announced; the one of news, once that is closed.
+    pub fn main_socket(&self) -> BorrowedFd<'_> {
+        self.links.as_ref().map_or(self.control.as_fd(), |links| links.main.as_fd())
     }
 
     /// Both ends.

@@ -1,5 +1,6 @@
 //! The sending end.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 
 use invar_core::comm::{Request, SendBuf};
@@ -100,6 +101,11 @@ impl SendComm {
     /// Sends under way: taken on, and not yet tested as done.
     pub fn outstanding(&self) -> usize {
         self.sender.outstanding()
+    }
+
+    /// The socket on which every message is announced.
+    pub fn main_socket(&self) -> BorrowedFd<'_> {
+        self.main.as_fd()
     }
 
     /// Both ends.

@@ -102,7 +102,7 @@ fn slot(step: u64) -> usize {
 
 impl SendWire {
     pub(super) fn new(end: Box<dyn SendEnd>, ring: Arc<Ring>) -> Result<Self, Error> {
-        let needs_calls = end.lanes() == Lanes::Sockets;
+        let needs_calls = matches!(end.lanes(), Lanes::Sockets(_));
         let (requests, slots) = (Default::default(), Slots::new(&ring)?);
         Ok(SendWire { end, requests, needs_calls, slots, ring })
     }
