@@ -88,6 +88,8 @@ pub struct DeviceInfo {
     pub qps_max: Option<u32>,
     /// Buffers of a grouped receive.
     pub recvs_max: usize,
+    /// Whether memory is registered with PCIe relaxed ordering.
+    pub relaxed_ordering: bool,
 }
 
 /// What a host has, and what of it cannot be used.
@@ -178,8 +180,7 @@ impl Device {
 
     fn open_rdma(info: &DeviceInfo, rules: &RdmaRules) -> Result<Self, Error> {
         let adapter = rdma::open(info, rules)?;
-        // A device that cannot order so leaves it out.
-        let data_access = data_access(rules.relaxed_ordering, true);
+        let data_access = rdma::data_access(rules);
         let (info, registrations) = (info.clone(), Registrations::new());
         let inner = Inner { info, data_access, registrations, adapter, soft: None };
         Ok(Device(Arc::new(inner)))
@@ -321,6 +322,7 @@ fn describe_socket(found: Found<'_>) -> DeviceInfo {
         card_port: 1,
         qps_max: None,
         recvs_max: invar_core::fifo::RECVS_MAX,
+        relaxed_ordering: false,
     }
 }
 
@@ -347,6 +349,7 @@ fn describe(config: &SoftConfig, interfaces: &[Interface]) -> Option<DeviceInfo>
         card_port: 1,
         qps_max: None,
         recvs_max: invar_core::fifo::RECVS_MAX,
+        relaxed_ordering: false,
     })
 }
 

@@ -147,7 +147,9 @@ impl Host {
         let line: String = devices.iter().map(NetDevice::summary).collect();
         let (interface, address) = oob;
         log::info!("{reason}");
-        log::info!("Using{line}; OOB {interface}:{}<0>", address.ip());
+        let relaxed = devices.iter().any(|device| device.info.relaxed_ordering);
+        let ordering = if relaxed { " [RO]" } else { "" };
+        log::info!("Using{line}{ordering}; OOB {interface}:{}<0>", address.ip());
         Ok(Host { settings, devices })
     }
 

@@ -30,6 +30,11 @@ pub use library::LibraryError;
 pub use nic::{Cq, Mr, Pd, Qp, VerbsConfig, VerbsNic};
 pub use port::PortError;
 
+/// Whether PCIe relaxed ordering can be asked for: libibverbs has `ibv_reg_mr_iova2`.
+pub fn has_relaxed_ordering() -> bool {
+    library::Library::get().is_ok_and(|library| library.reg_mr_iova2.is_some())
+}
+
 /// Why a device cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -3,8 +3,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use invar_core::device::NameFilter;
+use invar_core::device::{self, NameFilter};
 use invar_core::fifo::RECVS_MAX;
+use invar_core::nic::Access;
 use invar_core::param::AddressFamily;
 use invar_linux::interface::{self, Interface};
 use invar_verbs::{PortInfo, Rules, VerbsConfig, VerbsNic};
@@ -29,10 +30,21 @@ pub(super) fn survey(rules: &RdmaRules) -> Result<Survey, Error> {
         return Err(Kind::Setting(omission.to_string()).into());
     }
     let interfaces = Interface::list().map_err(listing)?;
+    let relaxed_ordering = data_access(rules).contains(Access::RELAXED_ORDERING);
     Ok(Survey {
-        devices: listed.ports.iter().filter_map(|port| describe(port, &interfaces)).collect(),
+        devices: listed
+            .ports
+            .iter()
+            .filter_map(|port| describe(port, &interfaces))
+            .map(|info| DeviceInfo { relaxed_ordering, ..info })
+            .collect(),
         left_out: listed.omitted.iter().map(ToString::to_string).collect(),
     })
+}
+
+/// What such a device may do with memory of the user's.
+pub(super) fn data_access(rules: &RdmaRules) -> Access {
+    device::data_access(rules.relaxed_ordering, invar_verbs::has_relaxed_ordering())
 }
 
 /// Opens a port that was listed.
@@ -73,5 +85,6 @@ fn describe(port: &PortInfo, interfaces: &[Interface]) -> Option<DeviceInfo> {
         card_port: port.card_port,
         qps_max: Some(port.qps_max),
         recvs_max: RECVS_MAX,
+        relaxed_ordering: false,
     })
 }

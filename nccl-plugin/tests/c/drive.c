@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -35,6 +36,14 @@ static int logged_using;
   } while (0)
 #define OK(call) CHECK((call) == SUCCESS)
 
+static int is_set(const char* variable, const char* value) {
+  const char* set = getenv(variable);
+  return set && strcmp(set, value) == 0;
+}
+
+// Whether memory is registered with relaxed ordering: with RDMA devices, unless it is off.
+static int is_relaxed(void) { return is_set("INVAR_TRANSPORT", "ib") && !is_set("NCCL_IB_PCI_RELAXED_ORDERING", "0"); }
+
 static void logger(int level, unsigned long subsystems, const char* file, int line, const char* format, ...) {
   char text[1024];
   va_list arguments;
@@ -43,7 +52,10 @@ static void logger(int level, unsigned long subsystems, const char* file, int li
   va_end(arguments);
   CHECK(subsystems != 0 && file != NULL);
   if (level == LOG_WARN) fprintf(stderr, "%s:%d %s\n", file, line, text);
-  if (level == LOG_INFO && strstr(text, "NET/Invar : Using [0]") && strstr(text, "; OOB lo:")) logged_using = 1;
+  if (level == LOG_INFO && strstr(text, "NET/Invar : Using [0]") && strstr(text, "; OOB lo:")) {
+    logged_using = 1;
+    CHECK(!strstr(text, " [RO]; OOB") == !is_relaxed());
+  }
 }
 
 #if API >= 10
@@ -52,20 +64,34 @@ static int step_of_nccl;
 static _Atomic int started, stopped;
 typedef struct {
   uint8_t type;
-  struct {
-    int device;
-    uint64_t wr_id;
-    int opcode;
-    int qpNum;
-    size_t length;
-  } qp;
+  union {
+    struct {
+      int device;
+      uint64_t wr_id;
+      int opcode;
+      int qpNum;
+      size_t length;
+    } qp;
+    struct {
+      int fd;
+      int op;
+      size_t length;
+    } sock;
+  };
 } description_t;
 
 static int profiler(void** event, int what, void* step, int64_t id, void* description) {
   if (what == 0) { // start
     const description_t* of = description;
-    CHECK(step == &step_of_nccl && id == (1 << 16 | 1));
-    CHECK(of->type == 1 && of->qp.device == 0 && of->qp.qpNum > 0 && of->qp.length <= MIB);
+    CHECK(step == &step_of_nccl && of->type == 1);
+    if (is_set("INVAR_TRANSPORT", "socket")) {
+      struct stat file;
+      CHECK(id == (2 << 16 | 1) && of->sock.op == (strcmp(who, "receiver") == 0) && of->sock.length <= MIB);
+      CHECK(fstat(of->sock.fd, &file) == 0 && S_ISSOCK(file.st_mode));
+    } else {
+      CHECK(id == (1 << 16 | 1) && of->qp.device == 0 && of->qp.qpNum > 0 && of->qp.length <= MIB);
+      CHECK(of->qp.opcode == (strcmp(who, "receiver") == 0 ? 129 : 1));
+    }
     *event = (void*)(uintptr_t)++started;
   } else {
     CHECK(what == 1 && (uintptr_t)*event >= 1 && (uintptr_t)*event <= (uintptr_t)started);
@@ -333,10 +359,7 @@ static void run(const char* library, end_t* ends, int n) {
   side(&ends[0]);
   if (n == 2) CHECK(pthread_join(other, NULL) == 0);
 #if API >= 10
-  // There are events about queue pairs, which TCP has none of.
-  const char* transport = getenv("INVAR_TRANSPORT");
-  int is_socket = transport && strcmp(transport, "socket") == 0;
-  CHECK(started >= (is_socket ? 0 : n * (SINGLES + WINDOW * GROUP)) && stopped == started);
+  CHECK(started >= n * (SINGLES + WINDOW * GROUP) && stopped == started);
 #endif
 #if API >= 11
   OK(net->finalize(context));
