@@ -16,6 +16,8 @@
 //! Above 1: [`proxy`] moves the data of collectives and point-to-point transfers over such comms;
 //! [`coll`] says what of a collective each rank does, step by step.
 //!
+//! [`rendezvous`] brings the ranks of a communicator together.
+//!
 //! Beside that way: [`param`] is what a user may set, [`device`] the rules about device names,
 //! links and cards, [`mr_cache`] keeps registrations, [`staging`] passes GPU memory through the
 //! host's, [`math`] cuts sizes.
@@ -32,11 +34,13 @@ pub mod conn;
 pub mod device;
 pub mod error;
 pub mod fifo;
+mod inbox;
 pub mod math;
 pub mod mr_cache;
 pub mod nic;
 pub mod param;
 pub mod proxy;
+pub mod rendezvous;
 pub mod request;
 pub mod roce;
 pub mod socket;

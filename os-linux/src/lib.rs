@@ -4,7 +4,7 @@
 //! it to the operating system: [`memory`] that NICs read and write, [`tcp`] for the handshake,
 //! a NIC in software ([`soft`]) over [`udp`] and captures of its packets ([`pcap`]), the transport
 //! over TCP for hosts without RDMA ([`socket`]), what the [`proxy`] needs, memory that processes
-//! share ([`shm`]), network [`interface`]s, the [`clock`] and the [`env`](mod@env)ironment.
+//! share ([`shm`]), how ranks find together ([`rendezvous`]), network [`interface`]s, the [`clock`] and the [`env`](mod@env)ironment.
 
 pub mod clock;
 pub mod env;
@@ -12,8 +12,10 @@ pub mod interface;
 pub mod memory;
 pub mod pcap;
 pub mod proxy;
+pub mod rendezvous;
 pub mod shm;
 pub mod socket;
 pub mod soft;
 pub mod tcp;
 pub mod udp;
+mod unix;

@@ -13,7 +13,6 @@ mod post;
 mod progress;
 mod service;
 mod shared;
-mod stream;
 mod thread;
 mod trace;
 

@@ -66,6 +66,12 @@ impl OobListener {
     }
 }
 
+impl AsFd for OobListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// A connection with a peer. Dropping it closes it.
 #[derive(Debug)]
 pub struct OobStream {
@@ -101,6 +107,17 @@ impl OobStream {
     /// Our end.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.stream.local_addr()
+    }
+
+    /// Ends what this end sends and receives; what was sent still goes out.
+    pub(crate) fn shutdown(&self) {
+        // It fails where there is no connection any more.
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+
+    /// Another handle of the same connection, so that one thread may send while another receives.
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+        Ok(OobStream { stream: self.stream.try_clone()?, peer: self.peer })
     }
 }
 

@@ -10,14 +10,13 @@
 
 mod call;
 mod connection;
-mod inbox;
 mod session;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod wire;
 
+pub use crate::inbox::{BODY_BYTES_MAX, FrameError};
 pub use call::{CallError, CallId, Calls, Outcome};
 pub use connection::{Connections, Place, Setup, State};
-pub use inbox::FrameError;
 pub use session::{Reply, Session, SessionEvent};
-pub use wire::{BODY_BYTES_MAX, Init, Kind, REQUEST_BYTES, RESPONSE_BYTES, VERSION};
+pub use wire::{Init, Kind, REQUEST_BYTES, RESPONSE_BYTES, VERSION};

@@ -10,7 +10,7 @@ use rustix::event::PollFd;
 
 use super::Abort;
 use super::abort::{Bound, WaitError};
-use super::stream::{FdStream, wait};
+use crate::unix::{FdStream, wait};
 
 /// Most requests that a rank has under way.
 pub(super) const CALLS_MAX: usize = 64;

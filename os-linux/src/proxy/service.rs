@@ -16,8 +16,8 @@ use rustix::thread::CpuSet;
 
 use super::abort::TICK;
 use super::client::CALLS_MAX;
-use super::stream::{FdStream, listen, wait};
 use super::{Abort, HeapBanks, thread};
+use crate::unix::{FdStream, listen, wait};
 
 /// Most requests of a rank that take longer: all that it may have under way. One that waited behind
 /// others could be what those wait for, by way of the peer.
@@ -50,7 +50,7 @@ impl Service {
     where
         S: Setup<Fd = OwnedFd> + Send + 'static,
     {
-        let (listener, address) = listen()?;
+        let (listener, address) = listen("proxy")?;
         let end = Arc::new(AtomicBool::new(false));
         let mut serving = Serving {
             listener,

@@ -3,11 +3,12 @@
 use crate::workspace::Package;
 
 /// All that invar-core may depend on: each works without std and alloc.
-const CORE_DEPENDENCIES: [&str; 9] = [
+const CORE_DEPENDENCIES: [&str; 10] = [
     "bitflags",
     "crc32fast",
     "defmt",
     "heapless",
+    "hmac-sha256",
     "log",
     "spin",
     "static_assertions",

@@ -3,8 +3,8 @@
 
 use heapless::{String, Vec};
 
-use super::inbox::{FrameError, Inbox};
-use super::wire::{BODY_BYTES_MAX, Kind, REQUEST_BYTES, Request, Response};
+use super::wire::{Kind, REQUEST_BYTES, Request, Response};
+use crate::inbox::{BODY_BYTES_MAX, FrameError, Inbox};
 use crate::proxy::ConnectionId;
 
 /// A request that a response is expected to.

@@ -5,8 +5,8 @@ use core::fmt::{self, Write};
 use heapless::Vec;
 
 use super::connection::{Connections, Place, Setup, State};
-use super::inbox::{FrameError, Inbox};
-use super::wire::{BODY_BYTES_MAX, Init, Kind, RESPONSE_BYTES, Request, Response};
+use super::wire::{Init, Kind, RESPONSE_BYTES, Request, Response};
+use crate::inbox::{BODY_BYTES_MAX, FrameError, Inbox};
 use crate::proxy::{Banks, Slot};
 
 /// What one rank asks for, of which up to `N` take longer.

@@ -407,7 +407,7 @@ proptest! {
         words: [u32; 3],
         id: u64,
     ) {
-        use super::inbox::Header;
+        use crate::inbox::Header;
         let connection = ConnectionId(words[0]);
         let request = Request { kind, connection, id, len: words[1], response_len: words[2] };
         prop_assert_eq!(Request::parse(&request.to_bytes()), Ok(request));

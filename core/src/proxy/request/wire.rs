@@ -3,15 +3,13 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::inbox::{FrameError, Header};
+use crate::inbox::{FrameError, Header};
 use crate::proxy::{ConnectionId, Direction};
 
 /// Bytes of a request before its body.
 pub const REQUEST_BYTES: usize = size_of::<RequestBytes>();
 /// Bytes of a response before its body.
 pub const RESPONSE_BYTES: usize = size_of::<ResponseBytes>();
-/// Most bytes of a body.
-pub const BODY_BYTES_MAX: usize = 1024;
 /// Version of these messages.
 pub const VERSION: u32 = 1;
 

@@ -1,15 +1,15 @@
 //! One message at a time, put together from however few bytes come at once.
 
-use super::wire::{BODY_BYTES_MAX, REQUEST_BYTES};
-
-/// The larger of the headers, and a body.
-const BYTES_MAX: usize = REQUEST_BYTES + BODY_BYTES_MAX;
+/// Most bytes of a body.
+pub const BODY_BYTES_MAX: usize = 1024;
+/// Most bytes of a header.
+const HEADER_BYTES_MAX: usize = 24;
 
 /// A byte stream that is no stream of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// There is no such request.
-    #[error("a request of unknown kind {0}")]
+    /// There is no such message.
+    #[error("a message of unknown kind {0}")]
     Kind(u32),
     /// Larger than any body.
     #[error("a body of {0} bytes, at most {BODY_BYTES_MAX} are allowed")]
@@ -17,7 +17,7 @@ pub enum FrameError {
 }
 
 /// What stands before a body.
-pub(super) trait Header: Copy {
+pub(crate) trait Header: Copy {
     const BYTES: usize;
     /// From [`Header::BYTES`] bytes.
     fn parse(bytes: &[u8]) -> Result<Self, FrameError>;
@@ -31,15 +31,16 @@ pub(super) trait Header: Copy {
 /// comes with it (a file descriptor) is known to be part of it, and what follows stays in the
 /// stream until there is room.
 #[derive(Debug)]
-pub(super) struct Inbox<H> {
+pub(crate) struct Inbox<H> {
     header: Option<H>,
-    bytes: [u8; BYTES_MAX],
+    bytes: [u8; HEADER_BYTES_MAX + BODY_BYTES_MAX],
     len: usize,
 }
 
 impl<H: Header> Inbox<H> {
-    pub(super) const fn new() -> Self {
-        Inbox { header: None, bytes: [0; BYTES_MAX], len: 0 }
+    pub(crate) const fn new() -> Self {
+        const { assert!(H::BYTES <= HEADER_BYTES_MAX) };
+        Inbox { header: None, bytes: [0; HEADER_BYTES_MAX + BODY_BYTES_MAX], len: 0 }
     }
 
     fn end(&self) -> usize {
@@ -47,14 +48,14 @@ impl<H: Header> Inbox<H> {
     }
 
     /// Where the next bytes belong; never empty.
-    pub(super) fn space(&mut self) -> &mut [u8] {
+    pub(crate) fn space(&mut self) -> &mut [u8] {
         let end = self.end();
         &mut self.bytes[self.len..end]
     }
 
     /// `n` bytes have come into [`Inbox::space`]. Gives a message that is whole now, which makes
     /// room for the next.
-    pub(super) fn filled(&mut self, n: usize) -> Result<Option<(H, &[u8])>, FrameError> {
+    pub(crate) fn filled(&mut self, n: usize) -> Result<Option<(H, &[u8])>, FrameError> {
         self.len = self.len.saturating_add(n).min(self.end());
         if self.header.is_none() && self.len == H::BYTES {
             let header = H::parse(&self.bytes[..H::BYTES])?;

@@ -18,11 +18,11 @@ use rustix::net::{
 };
 
 /// A listening socket, and its name in the abstract namespace, which leaves no file behind.
-pub(super) fn listen() -> io::Result<(UnixListener, String)> {
+pub(crate) fn listen(purpose: &str) -> io::Result<(UnixListener, String)> {
     static LAST: AtomicU32 = AtomicU32::new(0);
     loop {
         let number = LAST.fetch_add(1, Ordering::Relaxed);
-        let name = format!("invar-proxy-{}-{number}", std::process::id());
+        let name = format!("invar-{purpose}-{}-{number}", std::process::id());
         match UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?) {
             Ok(listener) => {
                 listener.set_nonblocking(true)?;
@@ -37,20 +37,20 @@ pub(super) fn listen() -> io::Result<(UnixListener, String)> {
 
 /// A stream of messages that file descriptors may come with. It never blocks.
 #[derive(Debug)]
-pub(super) struct FdStream {
+pub(crate) struct FdStream {
     stream: UnixStream,
     /// What is still to be sent, with what goes with its first byte.
     out: VecDeque<(Vec<u8>, Option<OwnedFd>)>,
 }
 
 impl FdStream {
-    pub(super) fn connect(name: &str) -> io::Result<Self> {
+    pub(crate) fn connect(name: &str) -> io::Result<Self> {
         let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
         FdStream::new(stream)
     }
 
     /// Fails for a peer of another user: names in the abstract namespace have no permissions.
-    pub(super) fn new(stream: UnixStream) -> io::Result<Self> {
+    pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let (theirs, ours) = (socket_peercred(&stream)?.uid, rustix::process::geteuid());
         if theirs != ours {
@@ -62,7 +62,7 @@ impl FdStream {
 
     /// Receives what is there, with a file descriptor where one comes. `None` where nothing is
     /// there yet; the end of the stream is an `UnexpectedEof`.
-    pub(super) fn recv(&self, space: &mut [u8]) -> io::Result<Option<(usize, Option<OwnedFd>)>> {
+    pub(crate) fn recv(&self, space: &mut [u8]) -> io::Result<Option<(usize, Option<OwnedFd>)>> {
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut room);
         let flags = RecvFlags::CMSG_CLOEXEC;
@@ -88,13 +88,13 @@ impl FdStream {
     }
 
     /// Puts a message behind those that are still to be sent, and sends what fits.
-    pub(super) fn send(&mut self, bytes: Vec<u8>, fd: Option<OwnedFd>) -> io::Result<()> {
+    pub(crate) fn send(&mut self, bytes: Vec<u8>, fd: Option<OwnedFd>) -> io::Result<()> {
         self.out.push_back((bytes, fd));
         self.flush()
     }
 
     /// Sends what fits.
-    pub(super) fn flush(&mut self) -> io::Result<()> {
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
         while let Some((bytes, fd)) = self.out.front_mut() {
             let fds: Vec<BorrowedFd<'_>> = fd.iter().map(AsFd::as_fd).collect();
             let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -119,12 +119,12 @@ impl FdStream {
     }
 
     /// Whether all is sent.
-    pub(super) fn is_flushed(&self) -> bool {
+    pub(crate) fn is_flushed(&self) -> bool {
         self.out.is_empty()
     }
 
     /// What to wait for, given whether there is room for more.
-    pub(super) fn interest(&self, room: bool) -> PollFlags {
+    pub(crate) fn interest(&self, room: bool) -> PollFlags {
         let mut interest = PollFlags::empty();
         interest.set(PollFlags::IN, room);
         interest.set(PollFlags::OUT, !self.is_flushed());
@@ -139,7 +139,7 @@ impl AsFd for FdStream {
 }
 
 /// Waits until one of `fds` is ready, for `timeout` at most.
-pub(super) fn wait(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> {
+pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> {
     let timeout = Timespec::try_from(timeout).map_err(|_| Errno::INVAL)?;
     match poll(fds, Some(&timeout)) {
         Ok(_) | Err(Errno::INTR) => Ok(()),

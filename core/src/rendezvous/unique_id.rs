@@ -1,0 +1,103 @@
+//! What the ranks of a communicator must have in common before they meet.
+
+use core::fmt;
+use core::net::SocketAddr;
+
+use crate::conn::{HANDLE_BYTES, Handle, HandleError, Wire};
+
+/// Bytes of a unique id (`NCCL_UNIQUE_ID_BYTES`).
+pub const UNIQUE_ID_BYTES: usize = HANDLE_BYTES;
+/// Bytes of a secret.
+pub const SECRET_BYTES: usize = 32;
+/// Bytes that are random in each handshake.
+pub const NONCE_BYTES: usize = 16;
+
+/// Where the secret is: behind the address.
+const SECRET_AT: usize = 64;
+
+/// Where a communicator's ranks meet, and the secret that lets them in (`ncclUniqueId`). Copy its
+/// bytes to every rank, by a way that others can't read.
+///
+/// ```text
+/// 0 the hub's address, as in a Handle   64 secret, 32 bytes   96 zero
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct UniqueId([u8; UNIQUE_ID_BYTES]);
+
+/// Bytes that are no unique id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UniqueIdError {
+    /// The address is none.
+    #[error("not a unique id: {0}")]
+    Address(#[from] HandleError),
+    /// The secret is zero.
+    #[error("a unique id without a secret: is it the handle of a listener?")]
+    Secret,
+}
+
+impl UniqueId {
+    /// Of a hub at `addr`, for who knows `secret`.
+    pub fn new(addr: SocketAddr, secret: &[u8; SECRET_BYTES]) -> Self {
+        let mut bytes = *Handle::new(addr, Wire::Invar).as_bytes();
+        bytes[SECRET_AT..SECRET_AT + SECRET_BYTES].copy_from_slice(secret);
+        UniqueId(bytes)
+    }
+
+    /// From bytes that were copied.
+    pub fn from_bytes(bytes: [u8; UNIQUE_ID_BYTES]) -> Result<Self, UniqueIdError> {
+        let id = UniqueId(bytes);
+        Handle::from_bytes(bytes).addr(Wire::Invar)?;
+        if *id.secret() == [0; SECRET_BYTES] { Err(UniqueIdError::Secret) } else { Ok(id) }
+    }
+
+    /// The bytes to copy.
+    pub const fn as_bytes(&self) -> &[u8; UNIQUE_ID_BYTES] {
+        &self.0
+    }
+
+    /// Where the hub listens.
+    pub fn addr(&self) -> SocketAddr {
+        let addr = Handle::from_bytes(self.0).addr(Wire::Invar);
+        addr.expect("it was made from an address, or looked at")
+    }
+
+    /// What only the ranks know.
+    pub fn secret(&self) -> &[u8; SECRET_BYTES] {
+        self.0[SECRET_AT..].first_chunk().expect("there are 64 bytes")
+    }
+}
+
+impl fmt::Debug for UniqueId {
+    /// Keeps the secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UniqueId({})", self.addr())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::format;
+
+    use super::*;
+
+    #[test]
+    fn an_id_survives_its_bytes_and_keeps_its_secret_to_itself() {
+        for addr in ["127.0.0.1:80", "[fd00::1%7]:65535"] {
+            let addr = addr.parse().unwrap();
+            let id = UniqueId::new(addr, &[7; SECRET_BYTES]);
+            assert_eq!(UniqueId::from_bytes(*id.as_bytes()), Ok(id));
+            assert_eq!((id.addr(), id.secret()), (addr, &[7; SECRET_BYTES]));
+            assert_eq!(format!("{id:?}"), format!("UniqueId({addr})"));
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_none_are_refused() {
+        let addr: SocketAddr = "127.0.0.1:80".parse().unwrap();
+        let handle = Handle::new(addr, Wire::Invar);
+        assert_eq!(UniqueId::from_bytes(*handle.as_bytes()), Err(UniqueIdError::Secret));
+        let error = UniqueId::from_bytes([7; UNIQUE_ID_BYTES]).unwrap_err();
+        assert_eq!(error, UniqueIdError::Address(HandleError::Magic([7; 4])));
+    }
+}

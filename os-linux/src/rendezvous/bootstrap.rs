@@ -1,0 +1,384 @@
+//! A rank's connection with the hub.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use invar_core::conn::{Stream, StreamError};
+use invar_core::rendezvous::{Header, JoinStep, Joining, Kind, NOBODY, UniqueId};
+use rustix::event::PollFd;
+
+use super::connection::{Connection, Lost};
+use super::{TICK, nonce, this_member};
+use crate::tcp::OobStream;
+use crate::unix::wait;
+
+/// Between two attempts to reach a hub that does not listen yet.
+const RETRY_AFTER: Duration = Duration::from_millis(20);
+/// A longer blob goes in several messages.
+const PIECE_BYTES: usize = 1024;
+/// Bytes of blobs that nobody has asked for.
+const UNASKED_BYTES_MAX: usize = 256 << 20;
+
+/// A rank among the others: blobs of bytes from each to each (`bootstrapSend`, `bootstrapRecv`,
+/// `bootstrapAllGather`), and word of who has failed. Dropped, it tells the others that this rank
+/// is done.
+#[derive(Debug)]
+pub struct Bootstrap {
+    rank: u32,
+    nranks: u32,
+    local_ip: IpAddr,
+    sender: Mutex<Connection>,
+    shared: Arc<Shared>,
+    watch: Option<JoinHandle<()>>,
+}
+
+/// Why a communicator can't go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}{text}", Rank(*.rank))]
+pub struct Failure {
+    /// Whose fault it is; `None` where that is no rank's.
+    pub rank: Option<u32>,
+    /// What happened.
+    pub text: String,
+}
+
+struct Rank(Option<u32>);
+
+impl std::fmt::Display for Rank {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.map_or(Ok(()), |rank| write!(f, "rank {rank}: "))
+    }
+}
+
+/// Why a rank is not in, or does not get what it asks for.
+#[derive(Debug, thiserror::Error)]
+pub enum BootstrapError {
+    /// It is not in.
+    #[error("rank {rank} joining at {addr}: {text}")]
+    Join {
+        /// Who.
+        rank: u32,
+        /// Where.
+        addr: SocketAddr,
+        /// Why.
+        text: String,
+    },
+    /// A rank has failed.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+    /// This host.
+    #[error("a rendezvous: {0}")]
+    Io(#[from] io::Error),
+    /// Nothing came.
+    #[error("rank {from} said nothing for {within:?}")]
+    TimedOut {
+        /// Who should have.
+        from: u32,
+        /// How long it was waited for.
+        within: Duration,
+    },
+}
+
+/// What the watching thread has heard.
+#[derive(Debug)]
+struct Shared {
+    blobs: Mutex<Blobs>,
+    news: Condvar,
+    failed: AtomicBool,
+    failure: OnceLock<Failure>,
+    /// Which ranks are done.
+    left: Box<[AtomicBool]>,
+    closing: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Blobs {
+    /// By who sent them and their tag: bytes of one blob after the other, each behind its length.
+    waiting: HashMap<(u32, u32), VecDeque<u8>>,
+    bytes: usize,
+}
+
+impl Bootstrap {
+    /// Joins as `rank` of `nranks`, and waits until all are there, `within` at most. A hub that
+    /// does not listen yet may come meanwhile.
+    pub fn join(
+        id: &UniqueId,
+        (rank, nranks): (u32, u32),
+        within: Duration,
+    ) -> Result<Self, BootstrapError> {
+        let addr = id.addr();
+        let failed = |text: String| BootstrapError::Join { rank, addr, text };
+        let deadline = Instant::now() + within;
+        let stream = connect(addr, deadline).map_err(|error| failed(error.to_string()))?;
+        let (receiver, local_ip) = (stream.try_clone()?, stream.local_addr()?.ip());
+        let mut connection = Connection::new(stream);
+        let mut joining = Joining::new(*id.secret(), nonce()?, (rank, nranks), this_member());
+        let mut joined = false;
+        let host = loop {
+            match connection.recv().map_err(|error| failed(error.to_string()))? {
+                Some((header, _)) if joined && header.kind == Kind::Started => break header.tag,
+                Some((header, body)) if joined && header.kind == Kind::Failed => {
+                    return Err(failure(header, &body).into());
+                }
+                Some((header, body)) => match joining.handle(header, &body) {
+                    Ok(JoinStep::Say(message)) => {
+                        connection.say(&message).map_err(|error| failed(error.to_string()))?;
+                    }
+                    Ok(JoinStep::Joined) => joined = true,
+                    Err(error) => return Err(failed(error.to_string())),
+                },
+                None if Instant::now() >= deadline => {
+                    let what = if joined { "the other ranks" } else { "an answer" };
+                    return Err(failed(format!("{what} did not come within {within:?}")));
+                }
+                None => {
+                    wait(&mut [PollFd::new(&connection, connection.interest())], TICK)?;
+                    connection.flush().map_err(|error| failed(error.to_string()))?;
+                }
+            }
+        };
+        let shared = Arc::new(Shared {
+            blobs: Mutex::default(),
+            news: Condvar::new(),
+            failed: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            left: (0..nranks).map(|_| AtomicBool::new(false)).collect(),
+            closing: AtomicBool::new(false),
+        });
+        let watch = thread::Builder::new().name(format!("invar-watch {rank}")).spawn({
+            let shared = shared.clone();
+            move || shared.watch(Connection::new(receiver), Some(host).filter(|at| *at != NOBODY))
+        })?;
+        let sender = Mutex::new(connection);
+        Ok(Bootstrap { rank, nranks, local_ip, sender, shared, watch: Some(watch) })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn nranks(&self) -> u32 {
+        self.nranks
+    }
+
+    /// This host's address towards the hub; IPv4 as such.
+    pub fn local_ip(&self) -> IpAddr {
+        self.local_ip.to_canonical()
+    }
+
+    /// Sends a blob to a rank. Those of one tag come in order; tags are for the callers to agree on.
+    pub fn send(&self, to: u32, tag: u32, blob: &[u8]) -> Result<(), BootstrapError> {
+        let bytes = [&(blob.len() as u32).to_le_bytes(), blob].concat();
+        let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        for piece in bytes.chunks(PIECE_BYTES) {
+            let header = Header { to, tag, ..Header::new(Kind::Blob, piece.len()) };
+            sender.send(header, piece).map_err(|error| self.lost(&error))?;
+        }
+        // What is passed on is short, and the hub always reads.
+        sender.flush().map_err(|error| self.lost(&error))?;
+        Ok(())
+    }
+
+    /// The next blob of a rank with a tag. Waits for it, `within` at most.
+    pub fn recv(&self, from: u32, tag: u32, within: Duration) -> Result<Vec<u8>, BootstrapError> {
+        let deadline = Instant::now() + within;
+        let mut blobs = self.shared.blobs();
+        loop {
+            if let Some(blob) = blobs.take((from, tag)) {
+                return Ok(blob);
+            }
+            self.check()?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(BootstrapError::TimedOut { from, within });
+            }
+            let waited = self.shared.news.wait_timeout(blobs, left.min(TICK));
+            blobs = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Every rank's blob, by rank, this one's with them.
+    pub fn all_gather(
+        &self,
+        tag: u32,
+        blob: &[u8],
+        within: Duration,
+    ) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        self.send(NOBODY, tag, blob)?;
+        let of = |from| match from == self.rank {
+            true => Ok(blob.to_vec()),
+            false => self.recv(from, tag, within),
+        };
+        (0..self.nranks).map(of).collect()
+    }
+
+    /// Tells all ranks that this one can't go on. The first failure of all stays.
+    pub fn fail(&self, text: &str) {
+        let failure = Failure { rank: Some(self.rank), text: text.to_owned() };
+        if self.shared.fail(failure) {
+            let mut end = text.len().min(PIECE_BYTES);
+            while !text.is_char_boundary(end) {
+                end -= 1;
+            }
+            let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+            // Where the hub is gone everybody knows.
+            let _ = sender.send(Header::new(Kind::Failed, end), &text.as_bytes()[..end]);
+        }
+    }
+
+    /// Whether a rank has failed; costs next to nothing while none has.
+    #[inline]
+    pub fn check(&self) -> Result<(), Failure> {
+        match self.shared.failed.load(Ordering::Acquire) {
+            false => Ok(()),
+            true => Err(self.shared.failure.get().cloned().expect("it is set before")),
+        }
+    }
+
+    /// Whether a rank is done: what it sent before may still be under way.
+    pub fn has_left(&self, rank: u32) -> bool {
+        self.shared.left.get(rank as usize).is_some_and(|left| left.load(Ordering::Acquire))
+    }
+
+    fn lost(&self, error: &Lost) -> Failure {
+        let text = format!("the rendezvous is lost: {error}");
+        self.shared.fail(Failure { rank: None, text: text.clone() });
+        self.shared.failure.get().cloned().unwrap_or(Failure { rank: None, text })
+    }
+}
+
+impl Drop for Bootstrap {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Ordering::Release);
+        let sender = self.sender.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Where the hub is gone nobody needs to be told.
+        let _ = sender.send(Header::new(Kind::Left, 0), &[]);
+        sender.shutdown();
+        if let Some(watch) = self.watch.take() {
+            let _ = watch.join();
+        }
+    }
+}
+
+impl Shared {
+    fn blobs(&self) -> MutexGuard<'_, Blobs> {
+        self.blobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first one stays. Whether this is it.
+    fn fail(&self, failure: Failure) -> bool {
+        let first = self.failure.set(failure).is_ok();
+        self.failed.store(true, Ordering::Release);
+        self.news.notify_all();
+        first
+    }
+
+    /// Takes in what the hub says, until there is no more.
+    fn watch(&self, mut connection: Connection, host: Option<u32>) {
+        let lost = loop {
+            if self.closing.load(Ordering::Acquire) {
+                return;
+            }
+            match connection.recv() {
+                Ok(Some((header, body))) => self.heard(header, &body),
+                Ok(None) => {
+                    let slept = wait(&mut [PollFd::new(&connection, connection.interest())], TICK);
+                    if let Err(error) = slept {
+                        break Lost::Os(error);
+                    }
+                }
+                Err(lost) => break lost,
+            }
+        };
+        if !self.closing.load(Ordering::Acquire) {
+            let text = match host {
+                Some(_) => format!("it had the rendezvous, and {lost}"),
+                None => format!("the rendezvous is lost: {lost}"),
+            };
+            self.fail(Failure { rank: host, text });
+        }
+    }
+
+    fn heard(&self, header: Header, body: &[u8]) {
+        match header.kind {
+            Kind::Blob => {
+                let mut blobs = self.blobs();
+                blobs.bytes += body.len();
+                let whole = blobs.waiting.entry((header.from, header.tag)).or_default();
+                whole.extend(body);
+                let full = blobs.bytes > UNASKED_BYTES_MAX;
+                drop(blobs);
+                self.news.notify_all();
+                if full {
+                    let text = "it tells more than anybody asks for".to_owned();
+                    self.fail(Failure { rank: Some(header.from), text });
+                }
+            }
+            Kind::Failed => _ = self.fail(failure(header, body)),
+            Kind::Left => {
+                if let Some(left) = self.left.get(header.from as usize) {
+                    left.store(true, Ordering::Release);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Blobs {
+    /// The next blob, if it is whole.
+    fn take(&mut self, from: (u32, u32)) -> Option<Vec<u8>> {
+        let waiting = self.waiting.get_mut(&from)?;
+        let mut len = [0; 4];
+        if waiting.len() < len.len() {
+            return None;
+        }
+        len.iter_mut().zip(waiting.iter()).for_each(|(to, byte)| *to = *byte);
+        let end = u32::from_le_bytes(len) as usize + len.len();
+        if waiting.len() < end {
+            return None;
+        }
+        let blob = waiting.drain(..end).skip(len.len()).collect();
+        self.bytes -= end;
+        Some(blob)
+    }
+}
+
+fn failure(header: Header, body: &[u8]) -> Failure {
+    let rank = Some(header.from).filter(|rank| *rank != NOBODY);
+    Failure { rank, text: String::from_utf8_lossy(body).into_owned() }
+}
+
+/// Connects; tries again while nobody listens there.
+fn connect(addr: SocketAddr, deadline: Instant) -> Result<OobStream, Lost> {
+    loop {
+        let error = match attempt(addr, deadline) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => error,
+        };
+        let nobody = error == StreamError::Os(libc::ECONNREFUSED);
+        if !nobody || Instant::now() + RETRY_AFTER >= deadline {
+            return Err(error.into());
+        }
+        thread::sleep(RETRY_AFTER);
+    }
+}
+
+fn attempt(addr: SocketAddr, deadline: Instant) -> Result<OobStream, StreamError> {
+    let mut stream = OobStream::connect(addr)?;
+    while !stream.poll_connected()? {
+        if Instant::now() >= deadline {
+            return Err(StreamError::Os(libc::ETIMEDOUT));
+        }
+        let slept = wait(&mut [PollFd::new(&stream, rustix::event::PollFlags::OUT)], TICK);
+        slept.map_err(|error| StreamError::Os(error.raw_os_error().unwrap_or(libc::EIO)))?;
+    }
+    Ok(stream)
+}

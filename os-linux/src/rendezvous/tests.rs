@@ -1,0 +1,164 @@
+use std::net::{Ipv4Addr, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use invar_core::rendezvous::{SECRET_BYTES, UniqueId};
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn hub(nranks: u32, within: Duration) -> Hub {
+    Hub::listen((Ipv4Addr::LOCALHOST, 0).into(), nranks, None, within).unwrap()
+}
+
+/// Runs `run` as each of `nranks` ranks.
+fn ranks<R: Send>(nranks: u32, run: impl Fn(Bootstrap) -> R + Sync) -> Vec<R> {
+    let hub = hub(nranks, PATIENCE);
+    let (id, run) = (hub.id(), &run);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..nranks)
+            .map(|rank| {
+                scope.spawn(move || run(Bootstrap::join(&id, (rank, nranks), PATIENCE).unwrap()))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn all_ranks_get_what_each_says() {
+    let said = |rank: u32| vec![rank as u8; rank as usize * 1500];
+    let heard = ranks(5, |bootstrap| {
+        let heard = bootstrap.all_gather(7, &said(bootstrap.rank()), PATIENCE).unwrap();
+        bootstrap.all_gather(8, &[], PATIENCE).unwrap();
+        heard
+    });
+    let all: Vec<_> = (0..5).map(said).collect();
+    assert!(heard.iter().all(|heard| *heard == all));
+}
+
+#[test]
+fn blobs_of_a_tag_come_in_order_and_others_do_not_mix_with_them() {
+    ranks(2, |bootstrap| {
+        let peer = 1 - bootstrap.rank();
+        for i in 0..100_u8 {
+            bootstrap.send(peer, u32::from(i % 2), &[i, bootstrap.rank() as u8]).unwrap();
+        }
+        for i in (1..100_u8).step_by(2).chain((0..100).step_by(2)) {
+            let blob = bootstrap.recv(peer, u32::from(i % 2), PATIENCE).unwrap();
+            assert_eq!(blob, [i, peer as u8]);
+        }
+        bootstrap.all_gather(9, &[], PATIENCE).unwrap();
+    });
+}
+
+#[test]
+fn the_first_failure_reaches_every_rank_and_stays() {
+    let failures = ranks(3, |bootstrap| {
+        if bootstrap.rank() == 1 {
+            bootstrap.fail("out of paper");
+        }
+        let error = bootstrap.recv(bootstrap.rank(), 0, PATIENCE).unwrap_err();
+        let failure = bootstrap.check().unwrap_err();
+        assert_eq!(error.to_string(), failure.to_string());
+        bootstrap.fail("too late");
+        assert_eq!(bootstrap.check(), Err(failure.clone()));
+        // Nobody leaves before all have heard.
+        while !(0..3).all(|rank| rank == bootstrap.rank() || bootstrap.has_left(rank)) {
+            if bootstrap.rank() > 0 {
+                break;
+            }
+            thread::yield_now();
+        }
+        failure
+    });
+    for failure in failures {
+        assert_eq!(failure.to_string(), "rank 1: out of paper");
+    }
+}
+
+#[test]
+fn who_leaves_has_not_failed() {
+    ranks(2, |bootstrap| {
+        if bootstrap.rank() == 0 {
+            while !bootstrap.has_left(1) {
+                thread::yield_now();
+            }
+            assert_eq!(bootstrap.check(), Ok(()));
+        }
+    });
+}
+
+#[test]
+fn a_missing_rank_is_named_to_those_who_came() {
+    let hub = hub(3, Duration::from_millis(300));
+    let error = Bootstrap::join(&hub.id(), (1, 3), PATIENCE).unwrap_err();
+    assert_eq!(error.to_string(), "ranks 0, 2 of 3 did not join within 300ms");
+}
+
+#[test]
+fn who_has_a_wrong_secret_size_or_rank_is_told_so_and_disturbs_nobody() {
+    let hub = hub(2, PATIENCE);
+    let id = hub.id();
+    let forged = UniqueId::new(id.addr(), &[1; SECRET_BYTES]);
+    let error = |id: &UniqueId, who| Bootstrap::join(id, who, PATIENCE).unwrap_err().to_string();
+    assert!(error(&forged, (0, 2)).ends_with("it does not know the secret of this communicator"));
+    assert!(error(&id, (0, 3)).ends_with("rank 0 counts on 3 ranks, the communicator has 2"));
+    assert!(error(&id, (2, 2)).ends_with("there is no rank 2: of 2 ranks the first is 0"));
+    // Somebody who says nothing.
+    let _silent = TcpStream::connect(id.addr()).unwrap();
+    thread::scope(|scope| {
+        for rank in [0, 1] {
+            scope.spawn(move || drop(Bootstrap::join(&id, (rank, 2), PATIENCE).unwrap()));
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_is_there_twice_is_refused_once() {
+    let hub = hub(2, PATIENCE);
+    let id = hub.id();
+    thread::scope(|scope| {
+        let twins = [(); 2].map(|()| scope.spawn(|| Bootstrap::join(&id, (0, 2), PATIENCE)));
+        // The one that is refused is back before the other rank comes.
+        let mut twins = Vec::from(twins);
+        let refused = loop {
+            match twins.iter().position(|twin| twin.is_finished()) {
+                Some(at) => break twins.swap_remove(at).join().unwrap().unwrap_err(),
+                None => thread::yield_now(),
+            }
+        };
+        assert!(refused.to_string().contains("rank 0 has joined already"), "{refused}");
+        let other = Bootstrap::join(&id, (1, 2), PATIENCE).unwrap();
+        drop((twins.pop().unwrap().join().unwrap().unwrap(), other));
+    });
+}
+
+#[test]
+fn a_hub_may_come_later_than_a_rank() {
+    let port =
+        TcpStream::connect(hub(1, PATIENCE).id().addr()).unwrap().peer_addr().unwrap().port();
+    let addr = (Ipv4Addr::LOCALHOST, port).into();
+    let secret = [5; SECRET_BYTES];
+    let rank = thread::spawn(move || {
+        Bootstrap::join(&UniqueId::new(addr, &secret), (0, 1), PATIENCE).map(drop)
+    });
+    let hub = loop {
+        // Another test may have the port for a moment.
+        match Hub::listen(addr, 1, Some(secret), PATIENCE) {
+            Ok(hub) => break hub,
+            Err(_) => thread::yield_now(),
+        }
+    };
+    rank.join().unwrap().unwrap();
+    drop(hub);
+}
+
+#[test]
+fn nobody_is_waited_for_longer_than_is_said() {
+    let addr = hub(1, PATIENCE).id().addr();
+    let id = UniqueId::new(addr, &[5; SECRET_BYTES]);
+    let error = Bootstrap::join(&id, (0, 1), Duration::from_millis(50)).unwrap_err();
+    assert!(error.to_string().contains(&format!("rank 0 joining at {addr}: ")), "{error}");
+}
