@@ -17,7 +17,7 @@ mod wr;
 use core::sync::atomic::AtomicU64;
 
 pub use attr::{
-    AddressVector, Gid, LinkLayer, Mtu, PortAttr, PortState, QpCap, QpOptions, QpState,
+    AddressVector, Ece, Gid, LinkLayer, Mtu, PortAttr, PortState, QpCap, QpOptions, QpState,
     QpTransition, RtrAttr, RtsAttr,
 };
 pub use error::{NicError, PollError, Verb};
@@ -110,6 +110,19 @@ pub trait Nic {
     fn qp_num(&self, qp: &Self::Qp) -> u32;
     /// `ibv_modify_qp`: one move of the queue pair's state machine.
     fn modify_qp(&self, qp: &Self::Qp, transition: &QpTransition) -> Result<(), NicError>;
+    /// `ibv_query_ece`: what the driver offers for this queue pair, in INIT; or what it has agreed
+    /// to, in RTR. `None` where it knows nothing of it.
+    fn query_ece(&self, _qp: &Self::Qp) -> Option<Ece> {
+        None
+    }
+    /// `ibv_set_ece`: what the peer's driver offers, or has agreed to, for the next move to RTR.
+    /// Only for queue pairs that [`Nic::query_ece`] says something of.
+    ///
+    /// # Errors
+    /// What the driver does not take.
+    fn set_ece(&self, _qp: &Self::Qp, _ece: &Ece) -> Result<(), NicError> {
+        Err(NicError::new(Verb::SetEce, 0, "a NIC without ECE"))
+    }
     /// `ibv_post_send`: the requests in order. On error those before [`NicError::index`] are
     /// posted.
     fn post_send(&self, qp: &Self::Qp, wrs: &[SendWr]) -> Result<(), NicError>;

@@ -140,6 +140,10 @@ params! {
     /// Whether the network routes adaptively; -2 is yes on InfiniBand and no on RoCE.
     NCCL_IB_ADAPTIVE_ROUTING => ib_adaptive_routing: Option<bool> = "-2", auto_or_int(-2, 0, 1),
         differs: "Not in 2.14.3, which looks at NCCL_IB_AR_THRESHOLD alone.";
+    /// Let the drivers of both ends agree on what they can do beyond the verbs (ECE). Not where
+    /// the wire is nccl-2.14.
+    NCCL_IB_ECE_ENABLE => ib_ece_enable: bool = "1", FLAG,
+        differs: "Not in 2.14.3.";
     /// PCIe relaxed ordering of user memory: 0 never, 1 always, 2 where it can be had.
     NCCL_IB_PCI_RELAXED_ORDERING => ib_pci_relaxed_ordering: u8 = "2", int(0, 2);
     /// How far apart GPU and NIC may be for the NIC to reach the GPU's memory: nearer or as near as

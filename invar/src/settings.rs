@@ -102,6 +102,7 @@ impl Settings {
             timeout: params.ib_timeout,
             retry_cnt: params.ib_retry_cnt,
             use_inline: params.ib_use_inline,
+            ece: params.ib_ece_enable,
             timeout_ns: u64::from(params.connect_timeout_ms) * 1_000_000,
             ..conn::Settings::default()
         };

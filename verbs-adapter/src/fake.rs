@@ -222,7 +222,32 @@ extern "C" fn event_text(event_type: u32) -> *const c_char {
 }
 
 /// The library: an old one, without anything that is optional.
-pub(crate) static LIBRARY: Library = {
+pub(crate) static LIBRARY: Library = OLD;
+
+/// The same with a driver of ECE, which takes offers of its own vendor.
+pub(crate) static WITH_ECE: Library =
+    Library { query_ece: Some(query_ece), set_ece: Some(set_ece), ..OLD };
+
+/// What the driver offers.
+pub(crate) const ECE: ibv_ece = ibv_ece { vendor_id: 0x15b3, options: 5, comp_mask: 0 };
+
+unsafe extern "C" fn query_ece(_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    // SAFETY: room for it.
+    unsafe { ece.write(ECE) };
+    0
+}
+
+unsafe extern "C" fn set_ece(_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    // SAFETY: the caller's.
+    let ece = unsafe { *ece };
+    if ece.vendor_id != ECE.vendor_id {
+        return libc::EINVAL;
+    }
+    lock(&POSTED).push(ece.options.into());
+    0
+}
+
+const OLD: Library = {
     extern "C" fn free_device_list(_: *mut *mut ibv_device) {}
     extern "C" fn ack_async_event(_: *mut ibv_async_event) {}
     extern "C" fn query_device(_: *mut ibv_context, _: *mut ibv_device_attr) -> c_int {
@@ -257,6 +282,8 @@ pub(crate) static LIBRARY: Library = {
         event_type_str: event_text,
         fork_init,
         reg_mr_iova2: None,
+        query_ece: None,
+        set_ece: None,
         query_gid_ex: None,
         reg_dmabuf_mr: None,
         query_port_speed: None,

@@ -93,6 +93,8 @@ functions! {
     optional {
         reg_mr_iova2: c"ibv_reg_mr_iova2" @ c"IBVERBS_1.8",
             fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
+        query_ece: c"ibv_query_ece" @ c"IBVERBS_1.10", fn(*mut ibv_qp, *mut ibv_ece) -> c_int;
+        set_ece: c"ibv_set_ece" @ c"IBVERBS_1.10", fn(*mut ibv_qp, *mut ibv_ece) -> c_int;
         query_gid_ex: c"_ibv_query_gid_ex" @ c"IBVERBS_1.11",
             fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int;
         reg_dmabuf_mr: c"ibv_reg_dmabuf_mr" @ c"IBVERBS_1.12",

@@ -9,7 +9,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use invar_core::nic::{
-    Access, Gid, Nic, NicError, PollError, PortAttr, QpCap, QpTransition, RecvWr, SendWr, Verb, Wc,
+    Access, Ece, Gid, Nic, NicError, PollError, PortAttr, QpCap, QpTransition, RecvWr, SendWr,
+    Verb, Wc,
 };
 use invar_linux::memory::HostMemory;
 
@@ -220,6 +221,14 @@ impl Nic for VerbsNic {
 
     fn modify_qp(&self, qp: &Qp, transition: &QpTransition) -> Result<(), NicError> {
         qp.modify(transition)
+    }
+
+    fn query_ece(&self, qp: &Qp) -> Option<Ece> {
+        qp.ece()
+    }
+
+    fn set_ece(&self, qp: &Qp, ece: &Ece) -> Result<(), NicError> {
+        qp.set_ece(ece)
     }
 
     #[inline(always)]

@@ -248,6 +248,14 @@ pub const IBV_QP_SQ_PSN: c_int = 1 << 16;
 pub const IBV_QP_MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
 pub const IBV_QP_DEST_QPN: c_int = 1 << 20;
 
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct ibv_ece {
+    pub vendor_id: u32,
+    pub options: u32,
+    pub comp_mask: u32,
+}
+
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_sge {

@@ -105,8 +105,7 @@ impl<N: Nic> Reader<N> {
         let qpn = verbs.nic.qp_num(&qp);
         let info = verbs.info(verbs.port.active_mtu);
         let options = verbs.port.options & QpOptions::ICRC_MASKS_IP_ID;
-        let ourselves =
-            Peer { options, udp_port: verbs.port.udp_port, ..Peer::new(info, None, options) };
+        let ourselves = Peer { options, udp_port: verbs.port.udp_port, ..Peer::bare(info) };
         verbs.start_qp(&qp, qpn, &ourselves)?;
         Ok(Reader { qp, mr, memory })
     }

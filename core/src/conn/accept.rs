@@ -96,11 +96,13 @@ fn start_with_connector<N: Nic, S: Stream>(
     let verbs = at.create_verbs(usize::from(at.settings.qps), control_bytes)?;
     info.mtu = info.mtu.min(verbs.port.active_mtu);
     let ours = verbs.preface(depth);
-    let peer = Peer { fifo_depth: depth, ..Peer::new(info, preface, ours.options) };
+    let peer = Peer { fifo_depth: depth, ..Peer::new(info, preface, &ours) };
     verbs.start(&peer)?;
     let sizes_offset = RecvComm::<N, S>::sizes_offset(usize::from(depth));
     let sizes_addr = verbs.control_addr() + sizes_offset;
-    let ours = Preface { sizes_addr, sizes_rkey: verbs.control_rkey(), ..ours };
+    // What is left of the connector's offer.
+    let ece = peer.ece.and_then(|_| verbs.ece());
+    let ours = Preface { sizes_addr, sizes_rkey: verbs.control_rkey(), ece, ..ours };
     let info = verbs.info(peer.info.mtu);
     at.exchange.put_message(&ours, &info);
     peer.note(&mut at.ends);
@@ -130,6 +132,7 @@ fn name_ourselves<N: Nic, S: Stream>(at: &mut Attempt<N, S>) {
             udp_port: 0,
             sizes_addr: 0,
             sizes_rkey: 0,
+            ece: None,
             device: at.ends.device.clone(),
         };
         let _ = stream.send(ours.to_bytes().as_bytes());

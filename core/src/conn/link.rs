@@ -12,8 +12,8 @@ use super::{QPS_MAX, Settings, Stream, StreamError, Wire};
 use crate::error::{Ends, Error};
 use crate::fifo::{DEPTH_NCCL_2_14, SLOT_BYTES};
 use crate::nic::{
-    Access, AddressVector, LinkLayer, Memory, MemoryKeys, Mtu, Nic, NicError, PortAttr, PortState,
-    QpCap, QpOptions, QpTransition, RtrAttr, RtsAttr, Verb,
+    Access, AddressVector, Ece, LinkLayer, Memory, MemoryKeys, Mtu, Nic, NicError, PortAttr,
+    PortState, QpCap, QpOptions, QpTransition, RtrAttr, RtsAttr, Verb,
 };
 
 const_assert!(MESSAGE_BYTES_MAX <= u16::MAX as usize);
@@ -118,6 +118,9 @@ impl<N: Nic> Verbs<N> {
             return Err(Error::LinkLayer { ours: self.port.link_layer, theirs });
         }
         for (qp, &qpn) in self.qps().zip(&peer.info.qpns) {
+            if let Some(ece) = &peer.ece {
+                self.nic.set_ece(qp, ece)?;
+            }
             self.start_qp(qp, qpn, peer)?;
         }
         Ok(())
@@ -161,6 +164,12 @@ impl<N: Nic> Verbs<N> {
         }
     }
 
+    /// What the driver offers or has agreed to: for all queue pairs alike, as they are alike.
+    pub(crate) fn ece(&self) -> Option<Ece> {
+        let is_wanted = self.settings.ece && self.settings.wire == Wire::Invar;
+        is_wanted.then(|| self.nic.query_ece(&self.qp)).flatten()
+    }
+
     /// Our preface for the given depth.
     pub(crate) fn preface(&self, fifo_depth: u16) -> Preface {
         Preface {
@@ -170,6 +179,7 @@ impl<N: Nic> Verbs<N> {
             udp_port: self.port.udp_port,
             sizes_addr: 0,
             sizes_rkey: 0,
+            ece: self.ece(),
             device: Ends::local(self.nic.name(), self.port.gid).device,
         }
     }
@@ -217,29 +227,39 @@ pub(crate) struct Peer {
     /// Where the acceptor takes the sizes of grouped receives: address and key. Not on the wire
     /// of NCCL 2.14.
     pub(crate) sizes: Option<(u64, u32)>,
+    /// What its driver offers or has agreed to, where both are of one vendor.
+    pub(crate) ece: Option<Ece>,
     pub(crate) device: DeviceName,
 }
 
 impl Peer {
-    /// `ours`: the options that this end has.
-    pub(crate) fn new(info: QpInfo, preface: Option<Preface>, ours: QpOptions) -> Self {
-        let Some(preface) = preface else {
-            return Peer {
-                info,
-                options: QpOptions::empty(),
-                udp_port: 0,
-                fifo_depth: DEPTH_NCCL_2_14 as u16,
-                sizes: None,
-                device: DeviceName::new(),
-            };
-        };
+    /// `ours`: what this end says of itself.
+    pub(crate) fn new(info: QpInfo, preface: Option<Preface>, ours: &Preface) -> Self {
+        let Some(preface) = preface else { return Self::bare(info) };
         Peer {
             info,
-            options: ours & preface.options,
+            options: ours.options & preface.options,
             udp_port: preface.udp_port,
             fifo_depth: preface.fifo_depth,
             sizes: Some((preface.sizes_addr, preface.sizes_rkey)),
+            // Another vendor's words mean nothing to our driver.
+            ece: preface
+                .ece
+                .filter(|theirs| ours.ece.is_some_and(|ours| ours.vendor_id == theirs.vendor_id)),
             device: preface.device,
+        }
+    }
+
+    /// What says no more than NCCL 2.14 does.
+    pub(crate) fn bare(info: QpInfo) -> Self {
+        Peer {
+            info,
+            options: QpOptions::empty(),
+            udp_port: 0,
+            fifo_depth: DEPTH_NCCL_2_14 as u16,
+            sizes: None,
+            ece: None,
+            device: DeviceName::new(),
         }
     }
 

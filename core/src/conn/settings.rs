@@ -39,6 +39,8 @@ pub struct Settings {
     pub retry_cnt: u8,
     /// `NCCL_IB_USE_INLINE`.
     pub use_inline: bool,
+    /// `NCCL_IB_ECE_ENABLE`, on our wire.
+    pub ece: bool,
     /// `NCCL_IB_AR_THRESHOLD`: a larger message goes as a WRITE, then an empty WRITE_WITH_IMM.
     pub ar_threshold_bytes: u32,
     /// Whether `iflush` reads back through a loopback queue pair: GPU memory on this device and
@@ -64,6 +66,7 @@ impl Default for Settings {
             timeout: 20,
             retry_cnt: 7,
             use_inline: false,
+            ece: true,
             ar_threshold_bytes: 8192,
             flush: false,
             truncate: false,

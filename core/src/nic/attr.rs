@@ -128,6 +128,19 @@ bitflags::bitflags! {
     }
 }
 
+/// Enhanced connection establishment (`struct ibv_ece`): what a driver can do beyond the verbs'
+/// attributes, in its vendor's own words. What two ends have in common is agreed on while they
+/// connect: the connector offers, the acceptor's driver leaves of it what it can do as well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ece {
+    /// Whose words the options are.
+    pub vendor_id: u32,
+    /// The options.
+    pub options: u32,
+    /// What there is behind them; none so far.
+    pub comp_mask: u32,
+}
+
 /// `struct ibv_qp_cap`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpCap {

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use invar_core::nic::{
-    Access, Nic, NicError, PollError, PortAttr, QpCap, QpTransition, RecvWr, SendWr, Verb, Wc,
+    Access, Ece, Nic, NicError, PollError, PortAttr, QpCap, QpTransition, RecvWr, SendWr, Verb, Wc,
 };
 use invar_linux::memory::HostMemory;
 use invar_testkit::null::{NullCq, NullMr, NullNic, NullQp};
@@ -23,6 +23,9 @@ pub(crate) struct Plan {
     pub(crate) failing: Cell<Option<Verb>>,
     /// What an asynchronous event is said to have told.
     pub(crate) event: Cell<Option<&'static str>>,
+    /// What the driver can do of ECE, and what it was told of its peers.
+    pub(crate) ece: Cell<Option<Ece>>,
+    pub(crate) eces_set: RefCell<Vec<Ece>>,
     /// What the port is said to be.
     pub(crate) port: Cell<Option<PortAttr>>,
 }
@@ -96,6 +99,20 @@ impl Nic for Meddler {
         self.permit(Verb::ModifyQp)?;
         self.plan.moves.borrow_mut().push(*transition);
         self.nic.modify_qp(qp, transition)
+    }
+
+    /// Once a peer's is set, what both can do.
+    fn query_ece(&self, _: &NullQp) -> Option<Ece> {
+        let ours = self.plan.ece.get()?;
+        let theirs = self.plan.eces_set.borrow().last().map_or(u32::MAX, |ece| ece.options);
+        Some(Ece { options: ours.options & theirs, ..ours })
+    }
+
+    fn set_ece(&self, _: &NullQp, ece: &Ece) -> Result<(), NicError> {
+        self.permit(Verb::SetEce)?;
+        assert!(!matches!(self.plan.moves.borrow().last(), Some(QpTransition::Rtr(_))));
+        self.plan.eces_set.borrow_mut().push(*ece);
+        Ok(())
     }
 
     fn post_send(&self, qp: &NullQp, wrs: &[SendWr]) -> Result<(), NicError> {

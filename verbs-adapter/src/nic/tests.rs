@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 use invar_core::nic::{MemoryKeys, SendFlags, Sge};
 
 use super::*;
-use crate::fake::{Fake, LIBRARY};
+use crate::fake::{ECE, Fake, LIBRARY, WITH_ECE};
 use crate::sys::*;
 
 /// More than any event takes.
@@ -22,8 +22,12 @@ struct Rig {
 
 impl Rig {
     fn new() -> Rig {
+        Self::on(&LIBRARY)
+    }
+
+    fn on(library: &'static Library) -> Rig {
         let fake = Fake::new();
-        let nic = VerbsNic::open_with(&LIBRARY, &VerbsConfig::new("fake0")).unwrap();
+        let nic = VerbsNic::open_with(library, &VerbsConfig::new("fake0")).unwrap();
         let pd = nic.alloc_pd().unwrap();
         let cq = nic.create_cq(8).unwrap();
         let qp = nic.create_qp(&pd, &cq, &CAP).unwrap();
@@ -137,4 +141,24 @@ fn a_soft_peer_that_hardware_cannot_send_to_is_refused_by_its_port() {
     assert!(towards(40_000).to_string().ends_with("its UDP port 40000"), "{}", towards(40_000));
     // The fake refuses all others, as a kernel would.
     assert_eq!((towards(4791).errno, towards(0).errno), (libc::EINVAL, libc::EINVAL));
+}
+
+#[test]
+fn what_a_driver_offers_beyond_the_verbs_goes_both_ways() {
+    let rig = Rig::on(&WITH_ECE);
+    let ece = rig.nic.query_ece(&rig.qp).unwrap();
+    assert_eq!((ece.vendor_id, ece.options, ece.comp_mask), (ECE.vendor_id, ECE.options, 0));
+    rig.nic.set_ece(&rig.qp, &Ece { options: 4, ..ece }).unwrap();
+    assert_eq!(rig.fake.posted(), [4]);
+    let error = rig.nic.set_ece(&rig.qp, &Ece { vendor_id: 1, ..ece }).unwrap_err();
+    assert_eq!((error.verb, error.errno), (Verb::SetEce, libc::EINVAL));
+    assert!(error.to_string().contains("vendor 1"), "{error}");
+}
+
+#[test]
+fn an_old_library_offers_nothing_beyond_the_verbs() {
+    let rig = Rig::new();
+    assert_eq!(rig.nic.query_ece(&rig.qp), None);
+    let error = rig.nic.set_ece(&rig.qp, &Ece::default()).unwrap_err();
+    assert_eq!(error.errno, libc::EOPNOTSUPP);
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use invar_core::nic::{AddressVector, NicError, QpTransition, RtrAttr, RtsAttr, Verb};
+use invar_core::nic::{AddressVector, Ece, NicError, QpTransition, RtrAttr, RtsAttr, Verb};
 
 use super::handles::Qp;
 use crate::sys::*;
@@ -46,6 +46,29 @@ impl Qp {
             }
             _ => error.with("to state", attr.qp_state),
         })
+    }
+
+    pub(super) fn ece(&self) -> Option<Ece> {
+        let query_ece = self.library().query_ece?;
+        let mut ece = ibv_ece::default();
+        // SAFETY: a queue pair that is there, and room for what it says.
+        let rc = unsafe { query_ece(self.raw(), &mut ece) };
+        let ibv_ece { vendor_id, options, comp_mask } = ece;
+        // A driver that has it and says nothing by it is as one without.
+        (rc == 0 && vendor_id != 0).then_some(Ece { vendor_id, options, comp_mask })
+    }
+
+    pub(super) fn set_ece(&self, ece: &Ece) -> Result<(), NicError> {
+        let Ece { vendor_id, options, comp_mask } = *ece;
+        let mut raw = ibv_ece { vendor_id, options, comp_mask };
+        // SAFETY: a queue pair that is there.
+        let set = self.library().set_ece.map(|set_ece| unsafe { set_ece(self.raw(), &mut raw) });
+        match set.unwrap_or(libc::EOPNOTSUPP) {
+            0 => Ok(()),
+            rc => {
+                Err(errno::of(Verb::SetEce, rc).with("vendor", vendor_id).with("options", options))
+            }
+        }
     }
 
     /// What may keep a queue pair from a peer that is named by GID.

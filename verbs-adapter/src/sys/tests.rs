@@ -35,7 +35,7 @@ fn rows() -> Vec<Row> {
     // Of those that libibverbs allocates, and of port attributes, ours are not the whole.
     sizes!(rows; ibv_device_attr, ibv_gid = "union ibv_gid", ibv_gid_entry, ibv_qp_cap,
         ibv_qp_init_attr, ibv_global_route, ibv_ah_attr, ibv_qp_attr, ibv_sge, ibv_send_wr,
-        ibv_recv_wr, ibv_wc, ibv_async_event, ibv_context_ops, ibv_mr);
+        ibv_recv_wr, ibv_wc, ibv_async_event, ibv_context_ops, ibv_mr, ibv_ece);
     offsets! { rows;
         ibv_context_ops { poll_cq, post_send, post_recv }
         ibv_context { device, ops, cmd_fd, async_fd }
@@ -54,6 +54,7 @@ fn rows() -> Vec<Row> {
         ibv_qp_attr { qp_state, path_mtu, rq_psn, sq_psn, dest_qp_num, qp_access_flags, cap,
             ah_attr, alt_ah_attr, pkey_index, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer,
             port_num, timeout, retry_cnt, rnr_retry, rate_limit }
+        ibv_ece { vendor_id, options, comp_mask }
         ibv_sge { addr, length, lkey }
         ibv_send_wr { wr_id, next, sg_list, num_sge, opcode, send_flags, imm_data,
             remote_addr = "wr.rdma.remote_addr", rkey = "wr.rdma.rkey" }

@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::device_name::{DEVICE_NAME_BYTES, DeviceName, decode, encode};
 use crate::conn::QPS_MAX;
 use crate::conn::settings::is_depth;
-use crate::nic::QpOptions;
+use crate::nic::{Ece, QpOptions};
 
 /// Version of the wire. Another one is another protocol.
 pub const VERSION: u16 = 1;
@@ -20,6 +20,8 @@ pub const PREFACE_BYTES: usize = size_of::<PrefaceBytes>();
 const MAGIC: [u8; 8] = *b"\x89INVAR\r\n";
 /// Feature: grouped receives learn real sizes, which the sender writes to `sizes_addr`.
 const GROUP_SIZES: u32 = 1;
+/// Feature: `ece` is what this end's driver offers, or has agreed to.
+const ECE: u32 = 1 << 1;
 
 /// The preface on the wire, little-endian.
 ///
@@ -28,9 +30,11 @@ const GROUP_SIZES: u32 = 1;
 ///      +------+--------+------+-----------+---------+---------+--------+----------+
 ///      |magic |version |bytes |fifo_depth |qp_count |features |options |udp_port… |
 ///      +------+--------+------+-----------+---------+---------+--------+----------+
-///      28          32          40          64           128
-///      | sizes_rkey | sizes_addr | zero     | device name |
+///      28          32          40     52     64           128
+///      | sizes_rkey | sizes_addr | ece | zero | device name |
 /// ```
+///
+/// `ece` is vendor, options and mask, a word each.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PrefaceBytes {
@@ -45,7 +49,8 @@ pub struct PrefaceBytes {
     zero: [u8; 2],
     sizes_rkey: U32,
     sizes_addr: U64,
-    reserved: [u8; 24],
+    ece: [U32; 3],
+    reserved: [u8; 12],
     device: [u8; DEVICE_NAME_BYTES],
 }
 
@@ -66,6 +71,8 @@ pub struct Preface {
     pub sizes_addr: u64,
     /// Its key.
     pub sizes_rkey: u32,
+    /// What this end's driver offers, or as acceptor has agreed to, where it knows of that.
+    pub ece: Option<Ece>,
     /// Name of this end's device.
     pub device: DeviceName,
 }
@@ -92,19 +99,22 @@ pub enum PrefaceError {
 impl Preface {
     /// The bytes of the wire.
     pub fn to_bytes(&self) -> PrefaceBytes {
+        let Ece { vendor_id, options, comp_mask } = self.ece.unwrap_or_default();
+        let ece = if self.ece.is_some() { ECE } else { 0 };
         PrefaceBytes {
             magic: MAGIC,
             version: VERSION.into(),
             bytes: (PREFACE_BYTES as u16).into(),
             fifo_depth: self.fifo_depth.into(),
             qp_count: self.qp_count.into(),
-            features: GROUP_SIZES.into(),
+            features: (GROUP_SIZES | ece).into(),
             options: self.options.bits().into(),
             udp_port: self.udp_port.into(),
             zero: [0; 2],
             sizes_rkey: self.sizes_rkey.into(),
             sizes_addr: self.sizes_addr.into(),
-            reserved: [0; 24],
+            ece: [vendor_id, options, comp_mask].map(U32::new),
+            reserved: [0; 12],
             device: encode(&self.device),
         }
     }
@@ -147,6 +157,8 @@ impl Preface {
         if b.features.get() & GROUP_SIZES == 0 {
             return Err(PrefaceError::Features(b.features.get()));
         }
+        let [vendor_id, options, comp_mask] = b.ece.map(U32::get);
+        let ece = Ece { vendor_id, options, comp_mask };
         Ok(Preface {
             fifo_depth,
             qp_count,
@@ -154,6 +166,7 @@ impl Preface {
             udp_port: b.udp_port.get(),
             sizes_addr: b.sizes_addr.get(),
             sizes_rkey: b.sizes_rkey.get(),
+            ece: (b.features.get() & ECE != 0).then_some(ece),
             device: decode(&b.device),
         })
     }
@@ -209,6 +222,7 @@ mod tests {
             udp_port: 4791,
             sizes_addr: 0x1000,
             sizes_rkey: 7,
+            ece: (options & 1 != 0).then_some(Ece { vendor_id: 0x15b3, options, comp_mask: 0 }),
             device: heapless::String::try_from(device).unwrap(),
         }
     }
