@@ -2,3 +2,4 @@
 
 mod link;
 pub mod net;
+mod reduce;
