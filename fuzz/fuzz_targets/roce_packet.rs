@@ -16,9 +16,9 @@ fn datagram(ip: &[u8]) {
     let Ok(datagram) = IpDatagram::decode(ip) else { return };
     packet(datagram.udp_payload);
     datagram.verify_icrc(true);
-    let Ok(flow) = Flow::new(datagram.src, datagram.dst) else { return };
+    let Ok(mut flow) = Flow::new(datagram.src, datagram.dst) else { return };
     let Some((covered, _)) = datagram.udp_payload.split_last_chunk::<ICRC_BYTES>() else { return };
-    let icrc = flow.start(Ipv4Id::Known(0), covered, 0).finish();
+    let icrc = flow.icrc(Ipv4Id::Known(0), covered);
     let sound = [covered, &icrc].concat();
     // A base transport header has 12 bytes.
     assert_eq!(flow.verify(Ipv4Id::Known(0), &sound), covered.len() >= 12);

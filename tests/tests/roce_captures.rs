@@ -121,7 +121,7 @@ fn just_the_damaged_packets_fail_the_icrc() {
                 failed.push(index);
             }
             // A socket that knows addresses and identification comes to the same.
-            let flow = Flow::new(datagram.src, datagram.dst).unwrap();
+            let mut flow = Flow::new(datagram.src, datagram.dst).unwrap();
             let id = Ipv4Id::Known(u16::from_be_bytes([ip[4], ip[5]]));
             assert_eq!(flow.verify(id, datagram.udp_payload), verified, "{name}, packet {index}");
         }

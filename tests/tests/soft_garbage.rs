@@ -60,10 +60,8 @@ impl Target {
         let len = headers.encode(&mut bytes);
         let mut packet = [&bytes[..len], b"spam"].concat();
         let to = SocketAddr::new(Ipv6Addr::LOCALHOST.into(), b.nic.query_port().unwrap().udp_port);
-        let flow = Flow::new(self.stranger.local_addr().unwrap(), to).unwrap();
-        let mut icrc = flow.start(Ipv4Id::Masked, &packet[..len], 4);
-        icrc.update(b"spam");
-        packet.extend(icrc.finish());
+        let mut flow = Flow::new(self.stranger.local_addr().unwrap(), to).unwrap();
+        packet.extend(flow.icrc(Ipv4Id::Masked, &packet));
         packet
     }
 }

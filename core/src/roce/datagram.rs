@@ -2,11 +2,12 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use crc32fast::Hasher;
 use static_assertions::assert_eq_size;
 use zerocopy::byteorder::big_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::icrc::{BTH_BYTES, BTH_MASKED, IP_PROTOCOL_UDP, Icrc, ONES, UDP_BYTES};
+use super::icrc::{BTH_BYTES, BTH_MASKED, IP_PROTOCOL_UDP, ONES, UDP_BYTES};
 use super::packet::Cursor;
 use super::{DecodeError, ICRC_BYTES, MixedFamilies};
 
@@ -91,11 +92,11 @@ impl<'a> IpDatagram<'a> {
         let mut bth = *bth;
         bth[BTH_MASKED] = 0xff;
 
-        let mut crc = Icrc::new();
+        let mut crc = Hasher::new();
         for piece in [&[0xff; ONES][..], ip, &udp, &bth, rest] {
             crc.update(piece);
         }
-        crc.finish() == *icrc
+        crc.finalize().to_le_bytes() == *icrc
     }
 }
 

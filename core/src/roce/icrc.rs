@@ -48,7 +48,20 @@ pub struct Flow {
     /// Ones, IP and UDP header, with lengths and identification open.
     template: [u8; FLOW_BYTES_MAX],
     ip_bytes: usize,
+    last: Option<Difference>,
 }
+
+/// What covered headers and the masked byte add to the plain CRC-32 of a packet. CRCs being linear,
+/// it is the same for all packets of one length, whatever their content.
+#[derive(Clone, Copy, Debug)]
+struct Difference {
+    packet_bytes: usize,
+    masked: u8,
+    xor: u32,
+}
+
+/// A packet from this length on is worth to look up what its headers add.
+const DIFFERENCE_BYTES_MIN: usize = 512;
 
 impl Flow {
     /// Prepares a direction. IPv4 addresses may come mapped into IPv6.
@@ -76,18 +89,52 @@ impl Flow {
         let udp = &mut ip[ip_bytes..];
         udp[0..2].copy_from_slice(&src.port().to_be_bytes());
         udp[2..4].copy_from_slice(&dst.port().to_be_bytes());
-        Ok(Flow { template, ip_bytes })
+        Ok(Flow { template, ip_bytes, last: None })
     }
 
-    /// Begins a packet with its encoded headers. `body_len` counts what
-    /// [`Icrc::update`] will be given: payload and padding.
-    pub fn start(&self, id: Ipv4Id, headers: &[u8], body_len: usize) -> Icrc {
+    /// The four bytes that end a packet: `packet` is all of it before them, from its BTH on.
+    #[inline]
+    pub fn icrc(&mut self, id: Ipv4Id, packet: &[u8]) -> [u8; ICRC_BYTES] {
+        self.crc(id, packet).to_le_bytes()
+    }
+
+    /// Whether a received UDP payload ends with its right ICRC. Too short a payload does not.
+    #[inline]
+    pub fn verify(&mut self, id: Ipv4Id, udp_payload: &[u8]) -> bool {
+        let Some((packet, icrc)) = udp_payload.split_last_chunk::<ICRC_BYTES>() else {
+            return false;
+        };
+        packet.len() >= BTH_BYTES && self.icrc(id, packet) == *icrc
+    }
+
+    #[inline]
+    fn crc(&mut self, id: Ipv4Id, packet: &[u8]) -> u32 {
+        let same_id = id == Ipv4Id::Masked || self.ip_bytes == IPV6_BYTES;
+        if packet.len() < DIFFERENCE_BYTES_MIN || !same_id {
+            return self.whole_crc(id, packet);
+        }
+        let (packet_bytes, masked) = (packet.len(), packet[BTH_MASKED]);
+        let plain = crc32fast::hash(packet);
+        match &self.last {
+            Some(last) if last.packet_bytes == packet_bytes && last.masked == masked => {
+                plain ^ last.xor
+            }
+            _ => {
+                let crc = self.whole_crc(id, packet);
+                self.last = Some(Difference { packet_bytes, masked, xor: plain ^ crc });
+                crc
+            }
+        }
+    }
+
+    /// Of the covered headers, then the packet.
+    fn whole_crc(&self, id: Ipv4Id, packet: &[u8]) -> u32 {
         // One contiguous run of what is short, since the hasher is slow at its ends.
         let mut run = [0; FLOW_BYTES_MAX + HEADERS_BYTES_MAX];
         let flow_bytes = ONES + self.ip_bytes + UDP_BYTES;
         run[..FLOW_BYTES_MAX].copy_from_slice(&self.template);
         // A length beyond 16 bits fits no datagram, so what it hashes to is never sent.
-        let udp_len = (UDP_BYTES + ICRC_BYTES + headers.len()).wrapping_add(body_len) as u16;
+        let udp_len = (UDP_BYTES + ICRC_BYTES).wrapping_add(packet.len()) as u16;
         let ip = &mut run[ONES..];
         if self.ip_bytes == IPV4_BYTES {
             let total = udp_len.wrapping_add(IPV4_BYTES as u16);
@@ -100,44 +147,13 @@ impl Flow {
         }
         ip[self.ip_bytes + 4..self.ip_bytes + 6].copy_from_slice(&udp_len.to_be_bytes());
 
-        let (first, more) = headers.split_at(headers.len().min(HEADERS_BYTES_MAX));
+        let (first, more) = packet.split_at(packet.len().min(HEADERS_BYTES_MAX));
         run[flow_bytes..flow_bytes + first.len()].copy_from_slice(first);
         run[flow_bytes + BTH_MASKED] = 0xff;
-        let mut icrc = Icrc(Hasher::new());
-        icrc.update(&run[..flow_bytes + first.len()]);
-        icrc.update(more);
-        icrc
-    }
-
-    /// Whether a received UDP payload ends with its right ICRC. Too short a payload does not.
-    pub fn verify(&self, id: Ipv4Id, udp_payload: &[u8]) -> bool {
-        let Some((covered, icrc)) = udp_payload.split_last_chunk::<ICRC_BYTES>() else {
-            return false;
-        };
-        covered.len() >= BTH_BYTES && self.start(id, covered, 0).finish() == *icrc
-    }
-}
-
-/// An ICRC under way: [`Flow::start`], then every piece of payload and the padding.
-#[derive(Clone, Debug)]
-#[must_use]
-pub struct Icrc(Hasher);
-
-impl Icrc {
-    /// The checksum of bytes that are masked already.
-    pub(super) fn new() -> Icrc {
-        Icrc(Hasher::new())
-    }
-
-    /// The next bytes of the packet.
-    #[inline]
-    pub fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    /// The four bytes that end the packet.
-    pub fn finish(self) -> [u8; ICRC_BYTES] {
-        self.0.finalize().to_le_bytes()
+        let mut hasher = Hasher::new();
+        hasher.update(&run[..flow_bytes + first.len()]);
+        hasher.update(more);
+        hasher.finalize()
     }
 }
 

@@ -222,7 +222,7 @@ impl Device {
                     NicError::new(Verb::PostSend, libc::EINVAL, cause)
                 })?;
             let slot = qp.post_send(wr, env)?;
-            regions.fetch(bytes, qp.inline_mut(slot, sge.length));
+            regions.fetch(bytes, qp.inline.get_mut(slot, sge.length));
             Ok(())
         })?;
         // Before the acknowledges that others owe: somebody waits for this one.

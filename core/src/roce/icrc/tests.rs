@@ -85,22 +85,14 @@ proptest! {
         id: u16,
         mask_ip_id: bool,
         noise: u8,
-        payload in prop::collection::vec(any::<u8>(), 12..400),
-        cuts: [prop::sample::Index; 2],
+        payload in prop::collection::vec(any::<u8>(), 12..1000),
     ) {
         let id_of = if mask_ip_id { Ipv4Id::Masked } else { Ipv4Id::Known(id) };
         let mut ip = ip_packet(src, dst, id, noise, &payload);
         let icrc = naive_icrc(&ip, mask_ip_id);
 
-        // Gathered from headers and two pieces, as a sender does.
-        let flow = Flow::new(src, dst).unwrap();
-        let headers = 12 + cuts[0].index(payload.len() - 11);
-        let (headers, body) = payload.split_at(headers);
-        let mut sent = flow.start(id_of, headers, body.len());
-        let (one, two) = body.split_at(cuts[1].index(body.len() + 1));
-        sent.update(one);
-        sent.update(two);
-        prop_assert_eq!(sent.finish(), icrc);
+        let mut flow = Flow::new(src, dst).unwrap();
+        prop_assert_eq!(flow.icrc(id_of, &payload), icrc);
 
         let mut udp_payload = [&payload[..], &icrc].concat();
         prop_assert!(flow.verify(id_of, &udp_payload));
@@ -108,6 +100,24 @@ proptest! {
         prop_assert!(IpDatagram::decode(&ip).unwrap().verify_icrc(mask_ip_id));
         udp_payload[11] ^= 1;
         prop_assert!(!flow.verify(id_of, &udp_payload));
+    }
+
+    #[test]
+    fn a_flow_tells_packets_of_different_lengths_and_masked_bytes_apart(
+        (src, dst) in addresses(),
+        packets in prop::collection::vec(
+            (prop::sample::select(&[40, 700, 701, 1200][..]), any::<u8>(), any::<bool>(), any::<u16>()),
+            1..20,
+        ),
+    ) {
+        let mut flow = Flow::new(src, dst).unwrap();
+        for (len, content, masked, id) in packets {
+            let mut packet: Vec<u8> = (0..len).map(|i| content.wrapping_mul(i as u8)).collect();
+            packet[BTH_MASKED] = if masked { 0x40 } else { 0 };
+            let ip = ip_packet(src, dst, id, 0, &packet);
+            prop_assert_eq!(flow.icrc(Ipv4Id::Known(id), &packet), naive_icrc(&ip, false));
+            prop_assert_eq!(flow.icrc(Ipv4Id::Masked, &packet), naive_icrc(&ip, true));
+        }
     }
 }
 
@@ -120,7 +130,7 @@ const NAK: [u8; 20] = [
 fn a_nak_of_linux_verifies() {
     let [src, dst] = [2, 1].map(|host| SocketAddr::from(([10, 77, 0, host], 0xc3c1)));
     let dst = SocketAddr::new(dst.ip(), crate::roce::UDP_PORT);
-    let flow = Flow::new(src, dst).unwrap();
+    let mut flow = Flow::new(src, dst).unwrap();
     assert!(flow.verify(Ipv4Id::Known(0xc403), &NAK));
     assert!(!flow.verify(Ipv4Id::Known(0xc404), &NAK));
     assert!(!flow.verify(Ipv4Id::Masked, &NAK));
@@ -140,11 +150,11 @@ fn mapped_addresses_are_ipv4() {
 
 #[test]
 fn too_short_never_verifies() {
-    let flow = Flow::new(([10, 0, 0, 1], 1).into(), ([10, 0, 0, 2], 2).into()).unwrap();
+    let mut flow = Flow::new(([10, 0, 0, 1], 1).into(), ([10, 0, 0, 2], 2).into()).unwrap();
     for len in 0..16 {
         let mut bytes = std::vec![0xff; len];
         if let Some((covered, icrc)) = bytes.split_last_chunk_mut::<4>() {
-            *icrc = flow.start(Ipv4Id::Masked, covered, 0).finish();
+            *icrc = flow.icrc(Ipv4Id::Masked, covered);
         }
         assert!(!flow.verify(Ipv4Id::Masked, &bytes), "{len} bytes");
     }

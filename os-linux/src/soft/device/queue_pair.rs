@@ -42,15 +42,19 @@ pub(super) struct QueuePair {
     engine: Engine,
     pub(super) pd: u32,
     pub(super) cq: u32,
-    /// Copies of inline bytes, by slot of the send queue.
-    inline: Box<[u8]>,
-    inline_bytes: usize,
+    pub(super) inline: Inline,
     /// From RTR on.
     pub(super) path: Option<Path>,
     /// Whether it is in the list of those that may have something to send.
     pub(super) listed: bool,
     /// When its earliest timer goes off; `u64::MAX` where it has none.
     pub(super) armed_ns: u64,
+}
+
+/// Copies of inline bytes, by slot of the send queue.
+pub(super) struct Inline {
+    bytes: Box<[u8]>,
+    slot_bytes: usize,
 }
 
 /// The way to the peer.
@@ -123,13 +127,12 @@ impl QueuePair {
             (0..=512, 0..=256) => (Engine::Medium(boxed(qpn, cap)?), 512),
             _ => (Engine::Large(boxed(qpn, cap)?), WORK_REQUESTS_MAX as usize),
         };
-        let inline_bytes = cap.max_inline_data as usize;
+        let slot_bytes = cap.max_inline_data as usize;
         Ok(QueuePair {
             engine,
             pd,
             cq,
-            inline: vec![0; slots * inline_bytes].into_boxed_slice(),
-            inline_bytes,
+            inline: Inline { bytes: vec![0; slots * slot_bytes].into_boxed_slice(), slot_bytes },
             path: None,
             listed: false,
             armed_ns: u64::MAX,
@@ -205,22 +208,24 @@ impl QueuePair {
     pub(super) fn deadline_ns(&self) -> u64 {
         engine!(&self.engine, qp => qp.deadline_ns()).unwrap_or(u64::MAX)
     }
+}
 
-    /// Bytes that were posted inline.
+impl Inline {
+    /// Bytes that were posted.
     #[inline]
-    pub(super) fn inline(&self, slot: u16, offset: u32, len: u32) -> &[u8] {
-        &self.inline[self.inline_range(slot, offset, len)]
+    pub(super) fn get(&self, slot: u16, offset: u32, len: u32) -> &[u8] {
+        &self.bytes[self.range(slot, offset, len)]
     }
 
     /// Where they go when they are.
     #[inline]
-    pub(super) fn inline_mut(&mut self, slot: u16, len: u32) -> &mut [u8] {
-        let range = self.inline_range(slot, 0, len);
-        &mut self.inline[range]
+    pub(super) fn get_mut(&mut self, slot: u16, len: u32) -> &mut [u8] {
+        let range = self.range(slot, 0, len);
+        &mut self.bytes[range]
     }
 
-    fn inline_range(&self, slot: u16, offset: u32, len: u32) -> Range<usize> {
-        let start = usize::from(slot) * self.inline_bytes + offset as usize;
+    fn range(&self, slot: u16, offset: u32, len: u32) -> Range<usize> {
+        let start = usize::from(slot) * self.slot_bytes + offset as usize;
         start..start + len as usize
     }
 }
@@ -270,7 +275,7 @@ impl Path {
         if self.incoming.as_ref().is_none_or(|(source, _)| *source != from) {
             self.incoming = Flow::new(from, local).ok().map(|flow| (from, flow));
         }
-        let Some((_, flow)) = &self.incoming else { return false };
+        let Some((_, flow)) = &mut self.incoming else { return false };
         flow.verify(Ipv4Id::Masked, bytes)
     }
 }

@@ -39,9 +39,14 @@ pub(super) struct Staging {
     segment_bytes: usize,
     /// The packet that did not fit into a train that the sink had no room for.
     held: Option<(u32, Transmit)>,
-    /// The payload whose ICRC is being computed.
-    payload: Box<[u8; PAYLOAD_BYTES_MAX]>,
+    /// The packet whose ICRC is being computed, where its payload is to be gathered.
+    packet: Box<Contiguous>,
 }
+
+/// Headers up to [`HEADERS_BYTES_MAX`], and from there on the payload, which copies fastest to the
+/// start of a cache line.
+#[repr(align(64))]
+struct Contiguous([u8; HEADERS_BYTES_MAX + PAYLOAD_BYTES_MAX]);
 
 /// A packet of the train that is being made up.
 #[derive(Clone, Copy)]
@@ -66,7 +71,7 @@ impl Staging {
             route: None,
             segment_bytes: 0,
             held: None,
-            payload: Box::new([0; PAYLOAD_BYTES_MAX]),
+            packet: Box::new(Contiguous([0; HEADERS_BYTES_MAX + PAYLOAD_BYTES_MAX])),
         }
     }
 
@@ -136,19 +141,22 @@ impl Staging {
     fn add(
         &mut self,
         transmit: &Transmit,
-        qp: &QueuePair,
-        path: &Path,
+        qp: &mut QueuePair,
         regions: &Regions,
         sink: &mut impl TransmitSink,
         counters: &mut DeviceCounters,
     ) -> Result<(), Full> {
+        let QueuePair { path, inline, .. } = qp;
+        // An engine before RTR sends nothing.
+        let Some(path) = path else { return Ok(()) };
         let mut headers = [0; HEADERS_BYTES_MAX];
         let headers_len = transmit.headers.encode(&mut headers);
         let headers = &headers[..headers_len];
         let bth = &transmit.headers.bth;
         let payload_len = transmit.payload.len() as usize;
         let pad_len = usize::from(bth.pad_count);
-        let wire_bytes = headers_len + payload_len + pad_len + ICRC_BYTES;
+        let packet_len = headers_len + payload_len + pad_len;
+        let wire_bytes = packet_len + ICRC_BYTES;
 
         let Path { peer: to, source, traffic_class, hop_limit, .. } = *path;
         let route = Route { to, source, traffic_class, hop_limit };
@@ -163,8 +171,6 @@ impl Staging {
             Ipv4Id::Known(sink.ip_id(source, self.laid.len()))
         };
         let start = self.laid.last().map_or(0, |laid| laid.end);
-        let (front, rest) = self.bytes[start..].split_at_mut(headers_len);
-        front.copy_from_slice(headers);
         let gathered = match transmit.payload {
             Payload::Memory { region, .. }
                 if payload_len >= GATHER_BYTES_MIN && !bth.opcode.is_response() =>
@@ -173,14 +179,17 @@ impl Staging {
             }
             _ => None,
         };
-        let (payload, rest) = match gathered {
-            Some(_) => (&mut self.payload[..payload_len], rest),
-            None => rest.split_at_mut(payload_len),
+        let packet = match gathered {
+            Some(_) => &mut self.packet.0[HEADERS_BYTES_MAX - headers_len..][..packet_len],
+            None => &mut self.bytes[start..][..packet_len],
         };
+        packet[..headers_len].copy_from_slice(headers);
+        let (payload, pad) = packet[headers_len..].split_at_mut(payload_len);
+        pad.fill(0);
         let there = match transmit.payload {
             Payload::None => true,
             Payload::Inline { slot, offset, len } => {
-                payload.copy_from_slice(qp.inline(slot, offset, len));
+                payload.copy_from_slice(inline.get(slot, offset, len));
                 true
             }
             Payload::Memory { region, .. } => regions.fetch(region, payload),
@@ -192,14 +201,16 @@ impl Staging {
             }
             return Ok(());
         }
-        let (pad, rest) = rest.split_at_mut(pad_len);
-        pad.fill(0);
-        let mut crc = path.outgoing.start(id, headers, payload_len + pad_len);
-        crc.update(payload);
-        crc.update(pad);
-        rest[..ICRC_BYTES].copy_from_slice(&crc.finish());
-        let in_place = if gathered.is_some() { 0 } else { payload_len };
-        let end = start + headers_len + in_place + pad_len + ICRC_BYTES;
+        let icrc = path.outgoing.icrc(id, packet);
+        let mut end = start + packet_len;
+        if gathered.is_some() {
+            end -= payload_len;
+            let around = &mut self.bytes[start..end];
+            around[..headers_len].copy_from_slice(headers);
+            around[headers_len..].fill(0);
+        }
+        self.bytes[end..end + ICRC_BYTES].copy_from_slice(&icrc);
+        end += ICRC_BYTES;
         self.wire_bytes += wire_bytes;
         let _ = self.laid.push(Laid { end, wire_bytes, payload: gathered });
         Ok(())
@@ -223,10 +234,9 @@ impl Device {
         if staging.route.is_some() {
             staging.flush(regions, sink, counters)?;
             if let Some((qpn, transmit)) = staging.held.take()
-                && let Some(qp) = qps.get(qpn)
-                && let Some(path) = &qp.path
+                && let Some(qp) = qps.get_mut(qpn)
             {
-                staging.add(&transmit, qp, path, regions, sink, counters)?;
+                staging.add(&transmit, qp, regions, sink, counters)?;
             }
         }
         while let Some(qpn) = ready.pop_front() {
@@ -236,9 +246,7 @@ impl Device {
             let mut env = Surroundings { regions, cqs, pd, cq };
             let mut turn = TURN_PACKETS;
             while let Some(transmit) = qp.poll_transmit(now_ns, &mut env) {
-                // An engine before RTR sends nothing.
-                let Some(path) = &qp.path else { break };
-                if let Err(full) = staging.add(&transmit, qp, path, regions, sink, counters) {
+                if let Err(full) = staging.add(&transmit, qp, regions, sink, counters) {
                     staging.held = Some((qpn, transmit));
                     qp.follow_up(qpn, &mut env, ready);
                     timers.arm(qpn, qp.deadline_ns(), &mut qp.armed_ns);
