@@ -21,11 +21,17 @@ pub(super) struct Sockets {
     last_error: Option<SendError>,
 }
 
+/// Trains to one address, one after the other, after which more of them are to be expected.
+const HABIT_TRAINS: u32 = 32;
+
 /// A socket, and what it was last told to write into IP headers.
 struct Lane {
     socket: TxSocket,
     traffic_class: u8,
     hop_limit: u8,
+    /// Where the last trains went, and how many of them.
+    last: Option<SocketAddr>,
+    trains: u32,
 }
 
 impl Sockets {
@@ -41,7 +47,7 @@ impl Sockets {
             let (traffic_class, hop_limit) = (0, 64);
             socket.set_traffic_class(traffic_class)?;
             socket.set_hop_limit(hop_limit)?;
-            Ok(Lane { socket, traffic_class, hop_limit })
+            Ok(Lane { socket, traffic_class, hop_limit, last: None, trains: 0 })
         };
         let pool = (0..count.max(1)).map(lane).collect::<io::Result<_>>()?;
         Ok(Sockets { pool, impairment, capture: None, errors: 0, last_error: None })
@@ -108,6 +114,7 @@ impl Lane {
             self.socket.set_hop_limit(hop_limit).map_err(refused)?;
             self.hop_limit = hop_limit;
         }
+        self.note_peer(to).map_err(refused)?;
         let mut pieces = heapless::Vec::<Gather<'_>, PIECES_MAX>::new();
         for piece in train.datagrams.iter().flat_map(Datagram::pieces) {
             let joined = pieces.last_mut().is_some_and(|last| last.extend(&piece));
@@ -117,5 +124,13 @@ impl Lane {
             }
         }
         self.socket.send_segments(to, &pieces, segment_bytes)
+    }
+
+    fn note_peer(&mut self, to: SocketAddr) -> io::Result<()> {
+        if self.last != Some(to) {
+            (self.last, self.trains) = (Some(to), 0);
+        }
+        self.trains = self.trains.saturating_add(1);
+        if self.trains == HABIT_TRAINS { self.socket.expect_peer(to) } else { Ok(()) }
     }
 }

@@ -211,3 +211,23 @@ fn a_wait_ends_by_a_wake_by_a_datagram_or_in_time() {
     assert!(rx.wait_readable(None).unwrap());
     assert!(rx.buffer_bytes().unwrap() > 0);
 }
+
+#[test]
+fn a_socket_that_expects_a_peer_sends_to_others_too() {
+    for localhost in LOCALHOSTS {
+        let (mut tx, rx, to) = pair(localhost);
+        let (_, other_rx, other) = pair(localhost);
+        let send = |tx: &TxSocket, to, rx, bytes: &[u8]| {
+            assert_eq!(tx.send_segments(to, &[Gather::bytes(bytes)], 1).unwrap(), bytes.len());
+            receive(rx, &mut RxBatch::new(2), bytes.len(), tx.local_addr().unwrap());
+        };
+        for expected in [to, other, other] {
+            tx.expect_peer(expected).unwrap();
+            // Over IPv4 it stays unconnected.
+            let connected = tx.socket.peer_addr().ok().and_then(|peer| peer.as_socket());
+            assert_eq!(connected, to.is_ipv6().then_some(expected));
+            send(&tx, to, &rx, b"a train");
+            send(&tx, other, &other_rx, b"another");
+        }
+    }
+}

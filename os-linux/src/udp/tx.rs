@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use socket2::{SockAddr, Socket};
@@ -18,12 +19,13 @@ pub const PIECES_MAX: usize = 8;
 
 /// A socket that sends packets as a RoCE device would. Any thread may use it.
 ///
-/// Datagrams are never fragmented (`IP_MTU_DISCOVER` is `DO`) and the socket is never connected:
-/// this is what makes the IPv4 identification predictable, see [`ip_id`](Self::ip_id).
+/// Datagrams are never fragmented (`IP_MTU_DISCOVER` is `DO`) and over IPv4 the socket is never
+/// connected: this is what makes the IPv4 identification predictable, see [`ip_id`](Self::ip_id).
 #[derive(Debug)]
 pub struct TxSocket {
     pub(super) socket: Socket,
     ipv6: bool,
+    connected: Option<SocketAddr>,
     pub(super) offload: AtomicBool,
 }
 
@@ -53,13 +55,25 @@ impl TxSocket {
         set_option(&socket, level, discover, mode)?;
         // Size 0 leaves offload off by default and asks only whether the kernel knows it.
         let offload = set_option(&socket, libc::IPPROTO_UDP, libc::UDP_SEGMENT, 0).is_ok();
-        Ok(TxSocket { socket, ipv6: local.is_ipv6(), offload: AtomicBool::new(offload) })
+        let offload = AtomicBool::new(offload);
+        Ok(TxSocket { socket, ipv6: local.is_ipv6(), connected: None, offload })
     }
 
     /// Where the packets come from, the port filled in.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let addr = self.socket.local_addr()?;
         Ok(addr.as_socket().expect("bound to an IP address"))
+    }
+
+    /// Tells the kernel where most datagrams will go. It looks up the route to there once, not for
+    /// each train, which saves a twentieth of what sending one takes; to other addresses it sends as
+    /// before. Over IPv4 this does nothing.
+    pub fn expect_peer(&mut self, to: SocketAddr) -> io::Result<()> {
+        if self.ipv6 && self.connected != Some(to) {
+            self.socket.connect(&to.into())?;
+            self.connected = Some(to);
+        }
+        Ok(())
     }
 
     /// Sets the type of service (IPv4) or traffic class (IPv6) of what is sent from now on.
@@ -114,7 +128,8 @@ impl TxSocket {
         pieces: &[Gather<'_>],
         segment_bytes: usize,
     ) -> Result<usize, SendError> {
-        self.send_train(&to.into(), pieces, segment_bytes).map_err(|source| SendError {
+        let name = (self.connected != Some(to)).then(|| to.into());
+        self.send_train(name.as_ref(), pieces, segment_bytes).map_err(|source| SendError {
             to,
             segment_bytes,
             source,
@@ -123,7 +138,7 @@ impl TxSocket {
 
     fn send_train(
         &self,
-        to: &SockAddr,
+        to: Option<&SockAddr>,
         pieces: &[Gather<'_>],
         segment_bytes: usize,
     ) -> io::Result<usize> {
@@ -166,7 +181,7 @@ impl TxSocket {
     /// One system call for each datagram.
     fn send_singly(
         &self,
-        to: &SockAddr,
+        to: Option<&SockAddr>,
         mut pieces: &[Gather<'_>],
         segment_bytes: usize,
         segments: usize,
@@ -197,10 +212,10 @@ impl TxSocket {
         Ok(sent)
     }
 
-    /// One `sendmsg(2)`. Says whether the kernel had room.
+    /// One `sendmsg(2)`, without an address to where the socket is connected. Says whether the kernel had room.
     fn send_message(
         &self,
-        to: &SockAddr,
+        to: Option<&SockAddr>,
         pieces: &[Gather<'_>],
         segment_bytes: Option<u16>,
     ) -> io::Result<bool> {
@@ -208,8 +223,8 @@ impl TxSocket {
             .map(|bytes| Control::<u16>::new(libc::IPPROTO_UDP, libc::UDP_SEGMENT, bytes));
         // `Gather` is a transparent `iovec`; the kernel writes to neither list nor name.
         let mut header = message_header(
-            to.as_ptr().cast_mut().cast(),
-            to.len(),
+            to.map_or(ptr::null_mut(), |to| to.as_ptr().cast_mut().cast()),
+            to.map_or(0, SockAddr::len),
             pieces.as_ptr().cast_mut().cast(),
             pieces.len(),
         );
