@@ -61,9 +61,10 @@ pub const MESSAGE_BYTES_MAX: u32 = 1 << 31;
 /// Largest [`Tuning::window_packets_max`]; also the receive window of adaptive routing.
 pub const WINDOW_PACKETS_MAX: u32 = psn_set::LEN;
 
-/// Requests that may go before an acknowledge that is due: as many packets of 4096 bytes as the
-/// kernel takes in one train.
-const BEFORE_ACK_PACKETS: u32 = 15;
+/// What an adapter may send by one call: a train of packets as long as a datagram over IPv4.
+const TRAIN_BYTES: u32 = 65_507;
+/// And this many packets, as far as Linux before 6.9 goes.
+const TRAIN_PACKETS_MAX: u32 = 64;
 
 /// What both halves of a queue pair need to know of it.
 #[derive(Clone, Copy, Default)]
@@ -72,6 +73,8 @@ struct Path {
     dest_qp: u32,
     mtu_bytes: u32,
     mtu_shift: u32,
+    /// Packets of full length in a train.
+    train_packets: u32,
     access: Access,
     adaptive: bool,
 }
@@ -159,6 +162,7 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
                 self.path.dest_qp = attr.dest_qp_num;
                 self.path.mtu_bytes = attr.path_mtu.bytes();
                 self.path.mtu_shift = attr.path_mtu.bytes().trailing_zeros();
+                self.path.train_packets = train_packets(attr.path_mtu.bytes());
                 self.path.adaptive = attr.options.contains(QpOptions::ADAPTIVE_ROUTING);
                 self.responder.start(attr);
             }
@@ -286,7 +290,7 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
     ) -> Result<Option<Transmit>, Fatal> {
         // A responder that failed still has its NAK to send, so its state does not matter here.
         let Qp { path, counters, requester, responder, before_ack, .. } = self;
-        let ack_waits = responder.only_acknowledges() && *before_ack < BEFORE_ACK_PACKETS;
+        let ack_waits = responder.only_acknowledges() && *before_ack < path.train_packets;
         if !ack_waits && let Some(transmit) = responder.poll_transmit(path, counters, env)? {
             *before_ack = 0;
             return Ok(Some(transmit));
@@ -354,6 +358,11 @@ impl Path {
     fn completion(&self, wr_id: u64, status: WcStatus) -> Wc {
         Wc { wr_id, status, qp_num: self.qpn, ..Wc::default() }
     }
+}
+
+/// Of a BTH, a RETH, a payload and an ICRC.
+fn train_packets(mtu_bytes: u32) -> u32 {
+    (TRAIN_BYTES / (mtu_bytes + 32)).min(TRAIN_PACKETS_MAX)
 }
 
 /// The partition that RoCE has.

@@ -61,6 +61,8 @@ pub(super) struct Requester<const SQ: usize> {
     recover: Psn,
     timer: AckTimer,
     window: Window,
+    /// Packets sent since the last one that asked for an acknowledge.
+    unasked: u32,
 }
 
 impl<const SQ: usize> Requester<SQ> {
@@ -80,6 +82,7 @@ impl<const SQ: usize> Requester<SQ> {
             recover: Psn::default(),
             timer: AckTimer::default(),
             window: Window::new(1),
+            unasked: 0,
         };
         requester.set_tuning(&Tuning::default());
         requester
@@ -216,12 +219,15 @@ impl<const SQ: usize> Requester<SQ> {
         counters.packets_retransmitted += u64::from(again);
         let psns = if wqe.is_read() { wqe.read_request_end(packet) - packet } else { 1 };
         let bth = &mut transmit.headers.bth;
-        let stretch = self.window.ack_req_packets() - 1;
-        bth.ack_req |= psn.get() & stretch == stretch;
+        self.unasked += 1;
+        bth.ack_req |= self.unasked >= self.window.ack_req_packets(path.train_packets);
         if psn == self.next {
             self.advance(psns, bth.opcode);
         }
         bth.ack_req |= again && bth.adaptive;
+        if bth.ack_req {
+            self.unasked = 0;
+        }
         self.marked = bth.adaptive;
         self.timer.on_transmit(now);
         Ok(Some(transmit))

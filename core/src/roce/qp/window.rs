@@ -7,8 +7,8 @@ const PACKETS_MIN: u32 = 4;
 /// At the start.
 const PACKETS_START: u32 = 32;
 
-/// An acknowledge is asked for at least each so many packets.
-const ACK_REQ_PACKETS_MAX: u32 = 64;
+/// An acknowledge is asked for at least each so many trains.
+const ACK_REQ_TRAINS_MAX: u32 = 4;
 
 /// Congestion window in packets: doubles a round trip up to a threshold, then grows by one a
 /// round trip, up to a maximum; halves on loss.
@@ -57,10 +57,15 @@ impl Window {
         self.threshold = self.packets;
     }
 
-    /// Packets of a stretch of which one asks for an acknowledge, a power of two: several
-    /// stretches make a window, so that one lost acknowledge does not stop everything.
-    pub(super) fn ack_req_packets(&self) -> u32 {
-        1 << (self.packets / 4).clamp(1, ACK_REQ_PACKETS_MAX).ilog2()
+    /// Packets of which one asks for an acknowledge. A window has several such stretches, so that
+    /// one lost acknowledge does not stop everything; and where the window is large they are whole
+    /// trains, so that what an acknowledge lets out is too.
+    pub(super) fn ack_req_packets(&self, train_packets: u32) -> u32 {
+        let quarter = self.packets / 4;
+        match quarter / train_packets.max(1) {
+            0 => quarter.max(1),
+            trains => trains.min(ACK_REQ_TRAINS_MAX) * train_packets,
+        }
     }
 
     /// Nothing came back at all.
@@ -121,8 +126,11 @@ mod tests {
                     _ => window.on_ack(event),
                 }
                 prop_assert!((1..=window.max).contains(&window.packets()));
-                let stretch = window.ack_req_packets();
-                prop_assert!(stretch.is_power_of_two() && stretch <= window.packets().min(ACK_REQ_PACKETS_MAX));
+                for train_packets in [1, 15, 64] {
+                    let stretch = window.ack_req_packets(train_packets);
+                    prop_assert!((1..=(window.packets() / 4).max(1)).contains(&stretch));
+                    prop_assert!(stretch < train_packets || stretch.is_multiple_of(train_packets));
+                }
             }
         }
     }
