@@ -30,11 +30,13 @@
 
 mod counters;
 mod env;
+mod pace;
 mod psn_set;
 mod reorder;
 mod requester;
 mod responder;
 mod ring;
+mod rtt;
 mod state;
 mod timer;
 mod tuning;
@@ -321,10 +323,7 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
 
     /// When [`Qp::handle_timeout`] is due, on the clock of `now_ns`; `None` for never.
     pub fn deadline_ns(&self) -> Option<u64> {
-        match (self.requester.deadline_ns(), self.responder.deadline_ns()) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        earlier(self.requester.deadline_ns(), self.responder.deadline_ns())
     }
 
     /// To ERR, with everything posted completed as flushed: sends, then receives.
@@ -357,6 +356,14 @@ impl Path {
     /// A completion that says nothing but how it ended.
     fn completion(&self, wr_id: u64, status: WcStatus) -> Wc {
         Wc { wr_id, status, qp_num: self.qpn, ..Wc::default() }
+    }
+}
+
+/// Of two deadlines, `None` being never.
+fn earlier(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
     }
 }
 

@@ -13,11 +13,13 @@
 
 mod response;
 
+use super::pace::Pacer;
 use super::psn_set::PsnSet;
 use super::ring::Ring;
+use super::rtt::RoundTrip;
 use super::timer::{AckTimer, Expired};
 use super::window::Window;
-use super::{Counters, Env, Fatal, Path, Payload, Queue, Side, Transmit, Tuning};
+use super::{Counters, Env, Fatal, Path, Payload, Queue, Side, Transmit, Tuning, earlier};
 use crate::nic::{Access, RtsAttr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcOpcode, WcStatus};
 use crate::roce::{ImmDt, Opcode, Psn, Reth};
 
@@ -61,6 +63,8 @@ pub(super) struct Requester<const SQ: usize> {
     recover: Psn,
     timer: AckTimer,
     window: Window,
+    rtt: RoundTrip,
+    pacer: Pacer,
     /// Packets sent since the last one that asked for an acknowledge.
     unasked: u32,
 }
@@ -81,7 +85,9 @@ impl<const SQ: usize> Requester<SQ> {
             went_back_to: None,
             recover: Psn::default(),
             timer: AckTimer::default(),
-            window: Window::new(1),
+            window: Window::new(&Tuning::default()),
+            rtt: RoundTrip::default(),
+            pacer: Pacer::default(),
             unasked: 0,
         };
         requester.set_tuning(&Tuning::default());
@@ -90,7 +96,8 @@ impl<const SQ: usize> Requester<SQ> {
 
     pub(super) fn set_tuning(&mut self, tuning: &Tuning) {
         self.timer.set_tuning(tuning);
-        self.window = Window::new(tuning.window_packets_max);
+        self.window = Window::new(tuning);
+        self.pacer = Pacer::new(tuning.rate_mbps_max);
     }
 
     pub(super) fn start(&mut self, attr: &RtsAttr) {
@@ -114,7 +121,7 @@ impl<const SQ: usize> Requester<SQ> {
     }
 
     pub(super) fn deadline_ns(&self) -> Option<u64> {
-        self.timer.deadline_ns()
+        earlier(self.timer.deadline_ns(), self.pacer.deadline_ns())
     }
 
     pub(super) fn handle_timeout(
@@ -124,6 +131,7 @@ impl<const SQ: usize> Requester<SQ> {
         counters: &mut Counters,
         env: &mut impl Env,
     ) -> Result<(), Fatal> {
+        self.pacer.handle_timeout(now);
         match self.timer.expire(now) {
             None | Some(Expired::RnrOver) => {}
             Some(Expired::Probe) => {
@@ -149,8 +157,8 @@ impl<const SQ: usize> Requester<SQ> {
         self.recover = self.end;
         if self.marked {
             // The newest one lets the responder see which of those before it are missing.
-            self.resend.insert(self.oldest);
-            self.resend.insert(self.end.add(Psn::MASK));
+            self.send_again(self.oldest);
+            self.send_again(self.end.add(Psn::MASK));
         } else {
             self.go_back();
         }
@@ -165,6 +173,13 @@ impl<const SQ: usize> Requester<SQ> {
             _ => 0,
         };
         self.reads = 0;
+        self.rtt.on_resend();
+    }
+
+    /// Of marked packets just this one.
+    fn send_again(&mut self, psn: Psn) {
+        self.resend.insert(psn);
+        self.rtt.on_resend();
     }
 
     /// Completes all that is posted as flushed.
@@ -199,7 +214,7 @@ impl<const SQ: usize> Requester<SQ> {
         counters: &mut Counters,
         env: &mut impl Env,
     ) -> Result<Option<Transmit>, Fatal> {
-        if self.timer.waits_for_receiver() {
+        if self.timer.waits_for_receiver() || !self.pacer.allows(now) {
             return Ok(None);
         }
         let (number, packet, psn) = if let Some(psn) = self.take_resend() {
@@ -227,7 +242,11 @@ impl<const SQ: usize> Requester<SQ> {
         bth.ack_req |= again && bth.adaptive;
         if bth.ack_req {
             self.unasked = 0;
+            if !again && psns == 1 {
+                self.rtt.on_transmit(now, psn);
+            }
         }
+        self.pacer.on_transmit(now, transmit.payload.len());
         self.marked = bth.adaptive;
         self.timer.on_transmit(now);
         Ok(Some(transmit))

@@ -1,5 +1,7 @@
 //! Settings beyond those of the verbs.
 
+use core::num::NonZeroU32;
+
 /// What a host may set beyond the attributes of the verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
@@ -10,13 +12,26 @@ pub struct Tuning {
     /// after twice that, and so on, without using up a retry: only whole ACK timeouts do. With an
     /// ACK timeout shorter than this there is no probe.
     pub probe_ns: u64,
+    /// Longer round trips count as congestion: somewhere packets wait in a queue. Where none was
+    /// ever shorter than four times this, those do that take half as long again as the shortest.
+    /// `None`: only losses count.
+    pub rtt_target_ns: Option<u64>,
+    /// Most Mbit/s that leave, payload counted; `None` for as many as can.
+    pub rate_mbps_max: Option<NonZeroU32>,
     /// How long a hole in adaptive-routing traffic may stay before it counts as a loss.
     pub hole_age_ns: u64,
 }
 
 impl Default for Tuning {
-    /// 256 packets (1 MiB at path MTU 4096), 8 ms, 50 µs.
+    /// 256 packets (1 MiB at path MTU 4096), probes after 8 ms, round trips of 1 ms, any rate, holes
+    /// of 50 µs.
     fn default() -> Self {
-        Tuning { window_packets_max: 256, probe_ns: 8_000_000, hole_age_ns: 50_000 }
+        Tuning {
+            window_packets_max: 256,
+            probe_ns: 8_000_000,
+            rtt_target_ns: Some(1_000_000),
+            rate_mbps_max: None,
+            hole_age_ns: 50_000,
+        }
     }
 }

@@ -104,6 +104,9 @@ impl<const SQ: usize> Requester<SQ> {
         if acked == 0 {
             return;
         }
+        if let Some(rtt_ns) = self.rtt.on_ack(now, self.oldest) {
+            self.window.on_round_trip(rtt_ns);
+        }
         self.window.on_ack(acked);
         self.timer.on_progress(now, self.oldest != self.end);
         self.resend.remove_range(start, acked);
@@ -135,7 +138,7 @@ impl<const SQ: usize> Requester<SQ> {
         if self.marked {
             // It tells of nothing but this packet.
             if !self.resend.contains(psn) {
-                self.resend.insert(psn);
+                self.send_again(psn);
                 self.window.on_hole();
             }
             self.timer.on_nak(now);
@@ -184,7 +187,7 @@ impl<const SQ: usize> Requester<SQ> {
             return Err(self.fail_front(status, syndrome.into(), path, env));
         }
         if self.marked {
-            self.resend.insert(self.oldest);
+            self.send_again(self.oldest);
         } else {
             self.go_back();
         }
