@@ -97,7 +97,7 @@ fn two_senders_get_equal_shares_of_all_that_the_receiver_takes_and_it_drops_next
         for mbps in [1000, 5000] {
             for seed in 0..4 {
                 let outcome = share(seed, mbps, options, Tuning::default());
-                println!("seed {seed}, {options:?}: {outcome:?}");
+                eprintln!("seed {seed}, {options:?}: {outcome:?}");
                 let [a, b] = outcome.mbps;
                 assert!(10 * a.min(b) >= 7 * a.max(b), "fair");
                 assert!(100 * (a + b) >= 95 * mbps, "all of it");
