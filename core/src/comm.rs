@@ -7,6 +7,7 @@
 //! `ncclIbTest`).
 
 mod base;
+mod closing;
 mod flush;
 mod group;
 mod post;
@@ -14,6 +15,7 @@ mod recv;
 mod send;
 mod sizes;
 
+pub use closing::Closing;
 pub use flush::{Flush, FlushBuf};
 pub use recv::{RecvBuf, RecvComm};
 pub use send::{SendBuf, SendComm};

@@ -18,7 +18,7 @@ mod watch;
 
 pub(crate) use adapter::{Adapter, Attempt, Listen, Registration, adapt};
 pub use adapter::{GpuRange, HostNic, RecvOn, SendOn};
-pub use end::{AnyRecv, AnySend, End, Lanes, RecvEnd, SendEnd};
+pub use end::{AnyRecv, AnySend, CLOSE_MAX, End, Lanes, RecvEnd, SendEnd};
 pub(crate) use registration::Registrations;
 pub use registration::{Keys, deregister, register, register_gpu};
 pub(crate) use socket::OverTcp;

@@ -31,7 +31,7 @@ struct Rest {
     kind: Kind,
     device: Device,
     lanes: Lanes,
-    drop: unsafe fn(NonNull<()>),
+    close: unsafe fn(NonNull<()>),
 }
 
 /// What can be done with an end of one kind.
@@ -105,15 +105,15 @@ impl Comm {
         kind: Kind,
         (number, device): (c_int, &Device),
     ) -> Result<Name, Failed> {
-        let drop = |end: NonNull<()>| {
+        let close = |end: NonNull<()>| {
             // SAFETY: it was made of a box, below, and goes with its comm.
-            drop(unsafe { Box::from_raw(end.cast::<E>().as_ptr()) });
+            unsafe { Box::from_raw(end.cast::<E>().as_ptr()) }.close();
         };
         let lanes = Lanes { kind, device: number, over: end.lanes() };
         let comm = Comm {
             calls: calls(&end),
             end: NonNull::from(Box::leak(end)).cast(),
-            rest: Box::new(Rest { kind, device: device.clone(), lanes, drop }),
+            rest: Box::new(Rest { kind, device: device.clone(), lanes, close }),
         };
         place::put(comm).map_err(|_| misused(format_args!("more than {} comms", place::PLACES)))
     }
@@ -143,7 +143,7 @@ impl Comm {
 impl Drop for Comm {
     fn drop(&mut self) {
         // SAFETY: the end is of the kind that this is for, and goes with its comm.
-        unsafe { (self.rest.drop)(self.end) };
+        unsafe { (self.rest.close)(self.end) };
     }
 }
 

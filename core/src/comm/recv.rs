@@ -3,6 +3,7 @@
 use static_assertions::assert_eq_size;
 
 use super::base::{Base, Failed, Gate, Route, Settled};
+use super::closing::Closing;
 use super::flush::Flushes;
 use super::sizes::{SIZES_ROW_BYTES, Sizes, SizesRow, sizes_offset};
 use super::{Flush, FlushBuf, Request};
@@ -164,6 +165,16 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             base.reqs.cut_short();
             base.error(failed)
         })
+    }
+
+    /// Ends the comm, but lets the slots arrive that the peer was told of: a comm that is dropped
+    /// may take them back.
+    pub fn close(mut self) -> Closing<N, S> {
+        // A receive that is done has shown that its slots were there.
+        let is_waiting = self.base.gate == Gate::Open && self.base.reqs.live() > 0;
+        let slots = self.base.reqs.at(0).value.slots_wr;
+        let Base { verbs, stream, .. } = self.base;
+        Closing::new(self.flushes, verbs, stream, is_waiting.then_some(&slots))
     }
 
     /// Receives and flushes under way: started, and not yet tested as done.

@@ -18,7 +18,7 @@ use invar_linux::tcp::{OobListener, OobStream};
 use invar_verbs::VerbsNic;
 
 use super::watch::PeerWatch;
-use super::{AnyRecv, AnySend, End, Lanes, RecvEnd, SendEnd};
+use super::{AnyRecv, AnySend, CLOSE_MAX, End, Lanes, RecvEnd, SendEnd};
 use crate::Error;
 use crate::error::Kind;
 
@@ -328,6 +328,16 @@ impl<N: HostNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
 
     fn lanes(&self) -> Lanes {
         Lanes::QueuePairs(self.comm.qpns().collect())
+    }
+
+    fn close(self: Box<Self>) {
+        let On { comm, nic, .. } = *self;
+        let deadline_ns = now_ns() + CLOSE_MAX.as_nanos() as u64;
+        let mut closing = comm.close();
+        while !closing.poll() && now_ns() < deadline_ns {
+            nic.progress();
+            std::thread::yield_now();
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What both ends of a connection can do, and which ends there are.
 
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
@@ -9,6 +10,9 @@ use invar_verbs::VerbsNic;
 
 use super::{RecvOn, SendOn, SocketRecv, SocketSend};
 use crate::Error;
+
+/// How long [`End::close`] may take.
+pub const CLOSE_MAX: Duration = Duration::from_millis(100);
 
 /// What a message goes over.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +31,10 @@ pub trait End: Send {
 
     /// What its messages go over, in the order in which they are cut to it.
     fn lanes(&self) -> Lanes;
+
+    /// Ends it. A receiving end lets the peer still learn of the buffers that it has posted, if
+    /// that takes no longer than [`CLOSE_MAX`].
+    fn close(self: Box<Self>) {}
 
     /// An error of this end, with all that is known about it.
     #[cold]

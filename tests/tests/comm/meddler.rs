@@ -19,6 +19,8 @@ pub(crate) struct Plan {
     pub(crate) caps: RefCell<Vec<QpCap>>,
     /// Completions that polls give before those that are true.
     pub(crate) made_up: RefCell<Vec<Wc>>,
+    /// Completions stay where they are.
+    pub(crate) holding: Cell<bool>,
     /// The verb that fails.
     pub(crate) failing: Cell<Option<Verb>>,
     /// What an asynchronous event is said to have told.
@@ -130,6 +132,9 @@ impl Nic for Meddler {
     fn poll(&self, cq: &NullCq, wcs: &mut [Wc]) -> Result<u32, PollError> {
         if self.plan.failing.get() == Some(Verb::PollCq) {
             return Err(PollError { errno: 75 });
+        }
+        if self.plan.holding.get() {
+            return Ok(0);
         }
         let mut made_up = self.plan.made_up.borrow_mut();
         let n = made_up.len().min(wcs.len());
