@@ -1,0 +1,156 @@
+//! What collectives do, by their definition: inputs that every type holds exactly, and the outputs
+//! that each rank must get.
+
+use invar_core::coll::{DataType, Operation, RedOp};
+
+use crate::sim::Random;
+
+/// What `rank` puts in: `len` numbers, so small that neither rounding nor the order of a reduction
+/// makes a difference, in any type and among up to eight ranks.
+pub fn input(seed: u64, rank: u32, data_type: DataType, op: RedOp, len: usize) -> Vec<i64> {
+    let mut random = Random::new(seed ^ (u64::from(rank) + 1) << 32);
+    let signed = !matches!(data_type, DataType::U8 | DataType::U32 | DataType::U64);
+    let value = || {
+        let value = match op {
+            RedOp::Prod => random.pick(&[1, -1, 2, -2]),
+            _ => random.below(31) as i64 - 15,
+        };
+        if signed { value } else { value.abs() }
+    };
+    std::iter::repeat_with(value).take(len).collect()
+}
+
+/// What an element of an output must be: a fraction, which is a whole number but for averages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expected {
+    numerator: i64,
+    divisor: i64,
+}
+
+/// What `rank` must find in its output, of the inputs of all ranks; `None` where an element keeps
+/// what was there before.
+pub fn output(
+    operation: Operation,
+    op: RedOp,
+    count: usize,
+    rank: u32,
+    inputs: &[Vec<i64>],
+) -> Vec<Option<Expected>> {
+    let reduced = |at: usize| {
+        let numerator = reduce(op, inputs.iter().map(|input| input[at]));
+        Expected { numerator, divisor: if op == RedOp::Avg { inputs.len() as i64 } else { 1 } }
+    };
+    let copied = |from: usize, at: usize| Expected { numerator: inputs[from][at], divisor: 1 };
+    let block = count * rank as usize;
+    let blocks = |block: usize| {
+        let elements = (0..inputs.len()).flat_map(move |from| (0..count).map(move |at| (from, at)));
+        elements.map(|(from, at)| copied(from, block + at)).map(Some).collect()
+    };
+    match operation {
+        Operation::AllReduce => (0..count).map(|at| Some(reduced(at))).collect(),
+        Operation::ReduceScatter => (0..count).map(|at| Some(reduced(block + at))).collect(),
+        Operation::AllGather => blocks(0),
+        Operation::AllToAll => blocks(block),
+        Operation::Reduce { root } if root == rank => {
+            (0..count).map(|at| Some(reduced(at))).collect()
+        }
+        Operation::Reduce { .. } => vec![None; count],
+        Operation::Broadcast { root: from } | Operation::Recv { peer: from } => {
+            (0..count).map(|at| Some(copied(from as usize, at))).collect()
+        }
+        Operation::Send { .. } => Vec::new(),
+    }
+}
+
+fn reduce(op: RedOp, values: impl Iterator<Item = i64>) -> i64 {
+    let fold = match op {
+        RedOp::Sum | RedOp::Avg => |a, b| a + b,
+        RedOp::Prod => |a, b| a * b,
+        RedOp::Max => Ord::max,
+        RedOp::Min => Ord::min,
+    };
+    values.reduce(fold).unwrap_or_default()
+}
+
+/// The bytes of a number in memory; modulo the range of integers.
+pub fn encode(data_type: DataType, value: i64) -> Vec<u8> {
+    match data_type {
+        DataType::I8 | DataType::U8 => (value as u8).to_ne_bytes().to_vec(),
+        DataType::I32 | DataType::U32 => (value as u32).to_ne_bytes().to_vec(),
+        DataType::I64 | DataType::U64 => value.to_ne_bytes().to_vec(),
+        DataType::F32 => (value as f32).to_ne_bytes().to_vec(),
+        DataType::F64 => (value as f64).to_ne_bytes().to_vec(),
+        DataType::F16 => f16_bits(value).to_ne_bytes().to_vec(),
+        DataType::Bf16 => (((value as f32).to_bits() >> 16) as u16).to_ne_bytes().to_vec(),
+    }
+}
+
+/// Of a whole number of at most eleven bits.
+fn f16_bits(value: i64) -> u16 {
+    let sign = if value < 0 { 0x8000 } else { 0 };
+    match value.unsigned_abs() {
+        0 => sign,
+        magnitude => {
+            let exponent = magnitude.ilog2();
+            let fraction = (magnitude << (10 - exponent)) & 0x3ff;
+            sign | ((exponent as u16 + 15) << 10) | fraction as u16
+        }
+    }
+}
+
+impl Expected {
+    /// Whether `found` holds it. Averages of floats may be off by what was rounded on the way.
+    pub fn is(self, data_type: DataType, found: &[u8]) -> bool {
+        if self.divisor == 1 || !data_type.is_float() {
+            return found == encode(data_type, self.numerator / self.divisor);
+        }
+        let (value, fraction_bits) = match data_type {
+            DataType::F64 => (f64::from_ne_bytes(found.try_into().expect("eight bytes")), 52),
+            DataType::F32 => (f32::from_ne_bytes(found.try_into().expect("four bytes")).into(), 23),
+            half => {
+                let bits = u16::from_ne_bytes(found.try_into().expect("two bytes"));
+                (half_value(half, bits), if half == DataType::F16 { 10 } else { 7 })
+            }
+        };
+        let exact = self.numerator as f64 / self.divisor as f64;
+        // A term is below 16 / ranks, a sum below 16; each of as many operations rounds by half a
+        // unit in the last place.
+        (value - exact).abs() <= self.divisor as f64 * 16.0 * 2f64.powi(-1 - fraction_bits)
+    }
+}
+
+fn half_value(data_type: DataType, bits: u16) -> f64 {
+    if data_type == DataType::Bf16 {
+        return f32::from_bits(u32::from(bits) << 16).into();
+    }
+    let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f64::from(bits & 0x3ff));
+    let magnitude = match exponent {
+        0 => fraction * 2f64.powi(-24),
+        _ => (1024.0 + fraction) * 2f64.powi(exponent - 25),
+    };
+    if bits & 0x8000 == 0 { magnitude } else { -magnitude }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_numbers_are_exact_in_every_type_and_others_within_what_is_rounded() {
+        for data_type in DataType::ALL {
+            for numerator in 0..=120 {
+                let whole = Expected { numerator, divisor: 1 };
+                assert!(whole.is(data_type, &encode(data_type, numerator)));
+                assert!(!whole.is(data_type, &encode(data_type, numerator + 1)));
+            }
+            let quarter = Expected { numerator: 9, divisor: 4 };
+            assert!(!quarter.is(data_type, &encode(data_type, 9)));
+            assert_eq!(quarter.is(data_type, &encode(data_type, 2)), !data_type.is_float());
+        }
+        // 2.25
+        let quarter = Expected { numerator: 9, divisor: 4 };
+        assert!(quarter.is(DataType::F16, &0x4080_u16.to_ne_bytes()));
+        assert!(quarter.is(DataType::Bf16, &0x4010_u16.to_ne_bytes()));
+        assert!(!quarter.is(DataType::F16, &0x40c0_u16.to_ne_bytes()));
+    }
+}

@@ -1,0 +1,220 @@
+//! Ranks that run their schedules over links of eight slots, whoever comes next by chance.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use invar_core::coll::{Algorithm, DataType, Operation, Order, Schedule, Step, Task};
+use invar_core::math::STEPS;
+use invar_core::proxy::Direction;
+use invar_testkit::sim::Random;
+
+/// An element that knows what became of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Symbol {
+    /// Of all that was reduced into it, modulo 2^64: no input is missing or there twice.
+    pub(crate) sum: u64,
+    /// Changes with the order of reductions.
+    pub(crate) trace: u64,
+    /// How many times it was said to be the result.
+    pub(crate) finished: u32,
+}
+
+impl Symbol {
+    /// An input.
+    pub(crate) fn new(value: u64) -> Self {
+        Symbol { sum: value, trace: value, finished: 0 }
+    }
+
+    fn reduce(self, other: Symbol) -> Symbol {
+        assert_eq!(self.finished + other.finished, 0, "a result is reduced further");
+        Symbol {
+            sum: self.sum.wrapping_add(other.sum),
+            trace: self.trace.rotate_left(7).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ other.trace,
+            finished: 0,
+        }
+    }
+}
+
+/// What all ranks do.
+#[derive(Clone, Debug)]
+pub(crate) struct Work {
+    pub(crate) operation: Operation,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) order: Vec<u32>,
+    pub(crate) count: usize,
+    pub(crate) data_type: DataType,
+    pub(crate) nchannels: u32,
+    pub(crate) slot_bytes: usize,
+    pub(crate) in_place: bool,
+}
+
+/// What a rank has: its input and its output lie in one memory, apart or not.
+#[derive(Clone, Debug)]
+pub(crate) struct Buffers {
+    memory: Vec<Symbol>,
+    input: usize,
+    output: usize,
+    output_len: usize,
+}
+
+impl Buffers {
+    fn new(work: &Work, rank: u32, random: &mut Random) -> Self {
+        let nranks = work.order.len() as u32;
+        let lens = [
+            work.operation.input_count(work.count, rank, nranks).unwrap(),
+            work.operation.output_count(work.count, rank, nranks).unwrap(),
+        ];
+        let block = work.count * rank as usize;
+        let (input, output, len) = match (work.in_place, work.operation) {
+            (false, _) => (0, lens[0], lens[0] + lens[1]),
+            (true, Operation::AllGather) => (block, 0, lens[1]),
+            (true, Operation::ReduceScatter) => (0, block, lens[0]),
+            (true, _) => (0, 0, lens[0].max(lens[1])),
+        };
+        let memory = (0..len).map(|_| Symbol::new(random.next())).collect();
+        Buffers { memory, input, output, output_len: lens[1] }
+    }
+
+    /// The elements that the rank gets out.
+    pub(crate) fn output(&self) -> &[Symbol] {
+        &self.memory[self.output..][..self.output_len]
+    }
+
+    /// The elements from the beginning of what it puts in.
+    pub(crate) fn input(&self) -> &[Symbol] {
+        &self.memory[self.input..]
+    }
+}
+
+impl Work {
+    fn schedule<'a>(&self, order: Order<'a>, rank: u32, channel: u32) -> Schedule<'a> {
+        let Work { operation, algorithm, count, data_type, nchannels, slot_bytes, .. } = *self;
+        let task =
+            Task { operation, algorithm, count, data_type, rank, channel, nchannels, slot_bytes };
+        Schedule::new(order, &task).unwrap_or_else(|error| panic!("{self:?}: {error}"))
+    }
+
+    /// Runs it; the buffers of each rank before and after.
+    pub(crate) fn run(&self, seed: u64) -> (Vec<Buffers>, Vec<Buffers>) {
+        let mut random = Random::new(seed);
+        let nranks = self.order.len() as u32;
+        let before: Vec<Buffers> =
+            (0..nranks).map(|rank| Buffers::new(self, rank, &mut random)).collect();
+        let mut buffers = before.clone();
+        let order = Order::new(&self.order).unwrap();
+        let mut ranks: Vec<Rank> = (0..nranks)
+            .flat_map(|rank| (0..self.nchannels).map(move |channel| (rank, channel)))
+            .map(|(rank, channel)| Rank::new(rank, channel, self.schedule(order, rank, channel)))
+            .collect();
+        let mut links = Links::default();
+        // Some are served first whenever they can be, or everyone alike.
+        let favour = random.chance(500_000);
+        let mut waiting: Vec<usize> = (0..ranks.len()).collect();
+        for at in (1..waiting.len()).rev() {
+            waiting.swap(at, random.below(at as u64 + 1) as usize);
+        }
+        while !waiting.is_empty() {
+            let first = if favour { 0 } else { random.below(waiting.len() as u64) as usize };
+            let able = (0..waiting.len())
+                .map(|at| (first + at) % waiting.len())
+                .find(|at| ranks[waiting[*at]].is_able(&links));
+            let Some(able) = able else {
+                let stuck: Vec<&Rank> = waiting.iter().map(|at| &ranks[*at]).collect();
+                panic!("seed {seed}, {self:?}: nobody can go on: {stuck:?}");
+            };
+            let rank = &mut ranks[waiting[able]];
+            if !rank.go(self, &mut buffers[rank.rank as usize], &mut links) {
+                waiting.remove(able);
+            }
+        }
+        let left = links.0.values().map(VecDeque::len).sum::<usize>();
+        assert_eq!(left, 0, "seed {seed}, {self:?}: slots that nobody received");
+        for rank in &ranks {
+            assert_eq!(rank.announced, rank.moved, "seed {seed}, {self:?}: {rank:?}");
+        }
+        (before, buffers)
+    }
+}
+
+/// The slots under way, by sender, receiver and channel.
+#[derive(Default)]
+struct Links(BTreeMap<(u32, u32, u32), VecDeque<Vec<Symbol>>>);
+
+impl Links {
+    fn len(&self, link: (u32, u32, u32)) -> usize {
+        self.0.get(&link).map_or(0, VecDeque::len)
+    }
+}
+
+/// Slots of each direction with each peer.
+type Slots = BTreeMap<(bool, u32), u64>;
+
+#[derive(Debug)]
+struct Rank<'a> {
+    rank: u32,
+    channel: u32,
+    next: Option<Step>,
+    rest: Schedule<'a>,
+    announced: Slots,
+    moved: Slots,
+}
+
+impl<'a> Rank<'a> {
+    fn new(rank: u32, channel: u32, mut schedule: Schedule<'a>) -> Self {
+        let mut announced = Slots::new();
+        for step in schedule.clone() {
+            for peer in &step.recv {
+                announced.insert((false, *peer), schedule.slots(Direction::Recv, *peer));
+            }
+            for peer in &step.send {
+                announced.insert((true, *peer), schedule.slots(Direction::Send, *peer));
+            }
+        }
+        let next = schedule.next();
+        Rank { rank, channel, next, rest: schedule, announced, moved: Slots::new() }
+    }
+
+    fn is_able(&self, links: &Links) -> bool {
+        self.next.as_ref().is_none_or(|step| {
+            step.recv.iter().all(|peer| links.len((*peer, self.rank, self.channel)) > 0)
+                && step
+                    .send
+                    .iter()
+                    .all(|peer| links.len((self.rank, *peer, self.channel)) < STEPS as usize)
+        })
+    }
+
+    /// Takes its next step; `false` if there was none.
+    fn go(&mut self, work: &Work, buffers: &mut Buffers, links: &mut Links) -> bool {
+        let Some(step) = std::mem::replace(&mut self.next, self.rest.next()) else {
+            return false;
+        };
+        assert!((1..=work.slot_bytes / work.data_type.bytes()).contains(&step.count), "{step:?}");
+        let mut operands: Vec<Vec<Symbol>> = Vec::new();
+        for peer in &step.recv {
+            let slot = links.0.get_mut(&(*peer, self.rank, self.channel)).unwrap().pop_front();
+            operands.push(slot.unwrap());
+            *self.moved.entry((false, *peer)).or_default() += 1;
+        }
+        if let Some(first) = step.input {
+            let input = buffers.memory[buffers.input + first..][..step.count].to_vec();
+            operands.insert(step.input_at, input);
+        }
+        let mut value = operands.remove(0);
+        assert_eq!(value.len(), step.count, "{step:?}");
+        for operand in operands {
+            assert_eq!(operand.len(), step.count, "{step:?}");
+            value = value.iter().zip(operand).map(|(a, b)| a.reduce(b)).collect();
+        }
+        value.iter_mut().for_each(|symbol| symbol.finished += u32::from(step.finish));
+        if let Some(first) = step.output {
+            assert!(first + step.count <= buffers.output_len, "{step:?}");
+            buffers.memory[buffers.output + first..][..step.count].copy_from_slice(&value);
+        }
+        for peer in &step.send {
+            let link = links.0.entry((self.rank, *peer, self.channel)).or_default();
+            link.push_back(value.clone());
+            *self.moved.entry((true, *peer)).or_default() += 1;
+        }
+        true
+    }
+}
