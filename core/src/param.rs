@@ -166,6 +166,8 @@ params! {
     /// Sockets of each helper thread; -2 chooses by host.
     NCCL_NSOCKS_PERTHREAD => nsocks_perthread: Option<u8> = "-2", auto_or_int(-2, 1, 64);
 
+    /// Leave shared memory alone: ranks of one host go over the network too.
+    NCCL_SHM_DISABLE => shm_disable: bool = "0", FLAG;
     /// Bytes of a point-to-point chunk; 0 computes it from the size.
     NCCL_CHUNK_SIZE => chunk_bytes: u32 = "0", int(0, 1 << 30);
     /// Operations that a progress thread takes over at a time.
@@ -184,6 +186,9 @@ params! {
     INVAR_FIFO_DEPTH => fifo_depth: u16 = "256", Allowed::PowerOfTwo { min: 1, max: 256 };
     /// Milliseconds until a connection that does not come about is an error.
     INVAR_CONNECT_TIMEOUT_MS => connect_timeout_ms: u32 = "30000", int(1, 86_400_000);
+    /// Milliseconds that a rank waits in a collective for one that does not do its part.
+    INVAR_COLL_TIMEOUT_MS => coll_timeout_ms: u32 = "600000", int(1, 86_400_000),
+        differs: "Not in 2.14.3, which waits for ever.";
     /// Bytes of the pieces in which GPU memory goes through host memory where the NIC cannot reach
     /// it; both sides must have the same.
     INVAR_STAGING_CHUNK_BYTES => staging_chunk_bytes: u32 = "524288",

@@ -12,6 +12,7 @@ use invar_core::nic::NicError;
 use invar_cuda::{MemoryError, NoCuda};
 use invar_linux::interface::NoInterface;
 use invar_linux::memory::OutOfRange;
+use invar_linux::rendezvous::{BootstrapError, Failure};
 
 /// What went wrong, where, and with what; [`Error::fault`] says whose fault it is.
 ///
@@ -52,6 +53,8 @@ pub(crate) enum Kind {
     Connection { error: CoreError, text: String },
     #[error("rank {rank}: {text}")]
     Rank { rank: u32, text: String },
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
     #[error("the proxy: {0}")]
     Proxy(String),
     #[error("{what} did not come about within {} ms", .within.as_millis())]
@@ -75,7 +78,9 @@ impl Error {
             Kind::Gpu(MemoryError::Cuda(_)) | Kind::NoCuda(_) => Fault::Local,
             Kind::Staging { fault, .. } => *fault,
             Kind::Connection { error, .. } => error.fault(),
-            Kind::Rank { .. } => Fault::Peer,
+            Kind::Rank { .. } | Kind::Bootstrap(BootstrapError::Failed(_)) => Fault::Peer,
+            Kind::Bootstrap(BootstrapError::Io(_)) => Fault::Local,
+            Kind::Bootstrap(_) => Fault::Network,
             Kind::Proxy(_) => Fault::Local,
             Kind::TimedOut { .. } => Fault::Network,
         }
@@ -111,6 +116,18 @@ impl Error {
 impl From<Kind> for Error {
     fn from(kind: Kind) -> Self {
         Error(Box::new(kind))
+    }
+}
+
+impl From<BootstrapError> for Error {
+    fn from(error: BootstrapError) -> Self {
+        Kind::Bootstrap(error).into()
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        BootstrapError::Failed(failure).into()
     }
 }
 

@@ -60,8 +60,7 @@
 //! memory that is staged, the same size of pieces, and the same length.
 
 mod choice;
-#[allow(dead_code, reason = "what it is for comes next")]
-mod communicator;
+pub mod communicator;
 mod connect;
 mod device;
 mod error;
@@ -76,17 +75,20 @@ mod staged;
 mod wait;
 
 pub use choice::Choice;
-pub use communicator::net;
+pub use communicator::{Communicator, Element, Group, Pending, net};
 pub use connect::{Accepting, Connecting, Listener};
 pub use device::{Device, DeviceInfo, DeviceKind, ROCE_UDP_PORT, Survey, WeakDevice};
 pub use error::Error;
 pub use gpu::{GpuPath, GpuSupport};
+pub use invar_core::coll::{DataType, RedOp};
 pub use invar_core::conn::{HANDLE_BYTES, Handle, Wire};
 pub use invar_core::error::{Ends, Error as ConnectionError, Fault};
 pub use invar_core::nic::{Gid, LinkLayer, Mtu};
 pub use invar_core::param::LogLevel;
+pub use invar_core::rendezvous::UniqueId;
 /// GPU memory, for [`MemoryRegion::on_gpu`].
 pub use invar_cuda as cuda;
+pub use invar_linux::rendezvous::Hub;
 pub use memory::MemoryRegion;
 pub use recv::{Flush, Received, RecvComm};
 pub use request::Request;

@@ -37,6 +37,7 @@ pub struct Settings {
     pub(crate) rdma: RdmaRules,
     pub(crate) gpu: GpuRules,
     pub(crate) proxy: ProxyRules,
+    pub(crate) coll: CollRules,
     pub(crate) socket_ifname: String,
     pub(crate) socket_family: AddressFamily,
     pub(crate) socket_nthreads: Option<u8>,
@@ -64,6 +65,15 @@ pub(crate) struct ProxyRules {
     pub(crate) append_every: u32,
     /// `NCCL_PROXY_DUMP_SIGNAL`.
     pub(crate) dump_signal: Option<u8>,
+}
+
+/// How ranks work together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CollRules {
+    /// `NCCL_SHM_DISABLE`.
+    pub(crate) shm_disable: bool,
+    /// `INVAR_COLL_TIMEOUT_MS`.
+    pub(crate) timeout: Duration,
 }
 
 impl Settings {
@@ -125,6 +135,10 @@ impl Settings {
                 append_every: params.progress_appendop_freq,
                 dump_signal: params.proxy_dump_signal,
             },
+            coll: CollRules {
+                shm_disable: params.shm_disable,
+                timeout: Duration::from_millis(params.coll_timeout_ms.into()),
+            },
             socket_ifname,
             socket_family: params.socket_family,
             socket_nthreads: params.socket_nthreads,
@@ -169,6 +183,21 @@ impl Settings {
         self
     }
 
+    /// Whether ranks of one host exchange data through memory that they share (`NCCL_SHM_DISABLE`).
+    #[must_use]
+    pub fn shared_memory(mut self, on: bool) -> Self {
+        self.coll.shm_disable = !on;
+        self
+    }
+
+    /// Time that a rank waits in a collective for one that does not do its part
+    /// (`INVAR_COLL_TIMEOUT_MS`).
+    #[must_use]
+    pub fn collective_timeout(mut self, timeout: Duration) -> Self {
+        self.coll.timeout = timeout;
+        self
+    }
+
     /// IP type of service of a RoCE connection: DSCP × 4 + ECN (`NCCL_IB_TC`).
     #[must_use]
     pub fn traffic_class(mut self, traffic_class: u8) -> Self {
@@ -196,6 +225,11 @@ impl Settings {
     /// is the program's part.
     pub fn log_level(&self) -> LogLevel {
         self.log_level
+    }
+
+    /// Time in which a connection must come about.
+    pub(crate) fn connect_within(&self) -> Duration {
+        Duration::from_nanos(self.conn.timeout_ns)
     }
 
     /// Queue pairs of a connection that this end makes.

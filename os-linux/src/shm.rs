@@ -5,6 +5,7 @@
 //! that no process can take pages from under another.
 
 mod ring;
+mod share;
 
 use std::fs::File;
 use std::io;
@@ -16,6 +17,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 pub use ring::{INLINE_BYTES_MAX, RecvRing, RingError, RingLayout, SendRing};
+pub use share::Offer;
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 

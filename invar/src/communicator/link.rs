@@ -1,4 +1,4 @@
-//! The way of data from one rank to another on one channel: a ring of [`SLOTS`] slots.
+//! The way of data from one rank to another on one channel: a ring of eight slots.
 //!
 //! The sending rank takes the next free slot, fills it and publishes it; the receiving rank sees
 //! the next full one, and releases it. Both work in the slots themselves: a reduction reads from
@@ -10,15 +10,11 @@
 
 use std::ptr::NonNull;
 
-use invar_core::math::STEPS;
 use invar_linux::shm::{RecvRing, RingError, SendRing};
 
 use super::net::{NetRecv, NetSend};
 use crate::Error;
 use crate::error::Kind;
-
-/// Slots of a link (`NCCL_STEPS`).
-pub(crate) const SLOTS: usize = STEPS as usize;
 
 /// The sending end of a link.
 pub(crate) enum SendLink {

@@ -14,6 +14,7 @@ use rustix::event::PollFd;
 
 use super::connection::{Connection, Lost};
 use super::{TICK, nonce, this_member};
+use crate::proxy::Abort;
 use crate::tcp::OobStream;
 use crate::unix::wait;
 
@@ -33,6 +34,8 @@ pub struct Bootstrap {
     nranks: u32,
     local_ip: IpAddr,
     sender: Mutex<Connection>,
+    /// Whether this rank has said that it is done.
+    told: AtomicBool,
     shared: Arc<Shared>,
     watch: Option<JoinHandle<()>>,
 }
@@ -89,7 +92,8 @@ pub enum BootstrapError {
 struct Shared {
     blobs: Mutex<Blobs>,
     news: Condvar,
-    failed: AtomicBool,
+    /// Set once there is a failure.
+    failed: Abort,
     failure: OnceLock<Failure>,
     /// Which ranks are done.
     left: Box<[AtomicBool]>,
@@ -145,7 +149,7 @@ impl Bootstrap {
         let shared = Arc::new(Shared {
             blobs: Mutex::default(),
             news: Condvar::new(),
-            failed: AtomicBool::new(false),
+            failed: Abort::default(),
             failure: OnceLock::new(),
             left: (0..nranks).map(|_| AtomicBool::new(false)).collect(),
             closing: AtomicBool::new(false),
@@ -155,7 +159,8 @@ impl Bootstrap {
             move || shared.watch(Connection::new(receiver), Some(host).filter(|at| *at != NOBODY))
         })?;
         let sender = Mutex::new(connection);
-        Ok(Bootstrap { rank, nranks, local_ip, sender, shared, watch: Some(watch) })
+        let told = AtomicBool::new(false);
+        Ok(Bootstrap { rank, nranks, local_ip, sender, told, shared, watch: Some(watch) })
     }
 
     /// This rank.
@@ -219,10 +224,11 @@ impl Bootstrap {
         (0..self.nranks).map(of).collect()
     }
 
-    /// Tells all ranks that this one can't go on. The first failure of all stays.
-    pub fn fail(&self, text: &str) {
+    /// Tells all ranks that this one can't go on. The first failure of all stays; whether it is this.
+    pub fn fail(&self, text: &str) -> bool {
         let failure = Failure { rank: Some(self.rank), text: text.to_owned() };
-        if self.shared.fail(failure) {
+        let first = self.shared.fail(failure);
+        if first {
             let mut end = text.len().min(PIECE_BYTES);
             while !text.is_char_boundary(end) {
                 end -= 1;
@@ -231,12 +237,27 @@ impl Bootstrap {
             // Where the hub is gone everybody knows.
             let _ = sender.send(Header::new(Kind::Failed, end), &text.as_bytes()[..end]);
         }
+        first
+    }
+
+    /// A flag that is set with the first failure.
+    pub fn abort(&self) -> Abort {
+        self.shared.failed.clone()
+    }
+
+    /// Tells the others that this rank is done.
+    pub fn leave(&self) {
+        if !self.told.swap(true, Ordering::AcqRel) {
+            let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+            // Where the hub is gone nobody needs to be told.
+            let _ = sender.send(Header::new(Kind::Left, 0), &[]);
+        }
     }
 
     /// Whether a rank has failed; costs next to nothing while none has.
     #[inline]
     pub fn check(&self) -> Result<(), Failure> {
-        match self.shared.failed.load(Ordering::Acquire) {
+        match self.shared.failed.is_set() {
             false => Ok(()),
             true => Err(self.shared.failure.get().cloned().expect("it is set before")),
         }
@@ -256,11 +277,9 @@ impl Bootstrap {
 
 impl Drop for Bootstrap {
     fn drop(&mut self) {
+        self.leave();
         self.shared.closing.store(true, Ordering::Release);
-        let sender = self.sender.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Where the hub is gone nobody needs to be told.
-        let _ = sender.send(Header::new(Kind::Left, 0), &[]);
-        sender.shutdown();
+        self.sender.get_mut().unwrap_or_else(PoisonError::into_inner).shutdown();
         if let Some(watch) = self.watch.take() {
             let _ = watch.join();
         }
@@ -275,7 +294,7 @@ impl Shared {
     /// The first one stays. Whether this is it.
     fn fail(&self, failure: Failure) -> bool {
         let first = self.failure.set(failure).is_ok();
-        self.failed.store(true, Ordering::Release);
+        self.failed.set();
         self.news.notify_all();
         first
     }

@@ -1,0 +1,82 @@
+//! Which algorithm, on how many channels, in chunks of how many bytes.
+
+use invar_core::coll::{Algorithm, ONE_SHOT_RANKS_MAX, Operation};
+
+/// How an operation is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub(super) algorithm: Algorithm,
+    pub(super) nchannels: u32,
+    /// Most bytes of a chunk.
+    pub(super) slot_bytes: usize,
+}
+
+/// What all ranks know alike: they must all choose the same.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts {
+    pub(super) nranks: u32,
+    /// Channels that there are.
+    pub(super) nchannels: u32,
+    /// Bytes of a slot.
+    pub(super) slot_bytes: usize,
+    /// Whether all ranks share memory.
+    pub(super) local: bool,
+}
+
+/// Bytes of a channel's share below which another channel costs more than it brings.
+const CHANNEL_BYTES_MIN: usize = 128 << 10;
+
+/// Up to so many bytes each rank sends its whole input to every other one, which costs one hop and
+/// `nranks - 1` times the bytes.
+const ONE_SHOT_BYTES: usize = 16 << 10;
+
+/// Up to so many bytes the hops of a tree cost less than a ring's, where one shot does not do.
+const TREE_BYTES: usize = 256 << 10;
+
+impl Facts {
+    /// For an operation on `bytes` bytes: of a rank's block where it has a block for each rank,
+    /// else of the whole.
+    pub(super) fn choose(&self, operation: Operation, bytes: usize) -> Choice {
+        let few = self.nranks <= ONE_SHOT_RANKS_MAX;
+        let algorithm = match operation {
+            _ if few && bytes <= ONE_SHOT_BYTES => Algorithm::OneShot,
+            Operation::AllReduce if few && self.local => Algorithm::TwoShot,
+            Operation::AllReduce | Operation::Broadcast { .. } | Operation::Reduce { .. }
+                if bytes <= TREE_BYTES =>
+            {
+                Algorithm::Tree
+            }
+            _ => Algorithm::Ring,
+        };
+        let nchannels = match self.local {
+            true => 1,
+            false => bytes.div_ceil(CHANNEL_BYTES_MIN).clamp(1, self.nchannels as usize) as u32,
+        };
+        Choice { algorithm, nchannels, slot_bytes: self.slot_bytes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn little_data_of_few_ranks_goes_straight_and_much_goes_around() {
+        let facts = Facts { nranks: 4, nchannels: 4, slot_bytes: 1 << 17, local: false };
+        let algorithm = |bytes| facts.choose(Operation::AllReduce, bytes).algorithm;
+        assert_eq!(algorithm(8), Algorithm::OneShot);
+        assert_eq!(algorithm(100 << 10), Algorithm::Tree);
+        assert_eq!(algorithm(1 << 20), Algorithm::Ring);
+        let many = Facts { nranks: 9, ..facts };
+        assert_eq!(many.choose(Operation::AllReduce, 8).algorithm, Algorithm::Tree);
+        assert_eq!(many.choose(Operation::AllGather, 8).algorithm, Algorithm::Ring);
+    }
+
+    #[test]
+    fn channels_are_for_data_that_is_worth_it_and_for_networks() {
+        let facts = Facts { nranks: 2, nchannels: 4, slot_bytes: 1 << 17, local: false };
+        let nchannels = |facts: Facts, bytes| facts.choose(Operation::AllReduce, bytes).nchannels;
+        assert_eq!([0, 1 << 17, 1 << 18, 1 << 30].map(|n| nchannels(facts, n)), [1, 1, 2, 4]);
+        assert_eq!(nchannels(Facts { local: true, ..facts }, 1 << 30), 1);
+    }
+}

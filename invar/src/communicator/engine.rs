@@ -1,0 +1,245 @@
+//! Operations as one rank does them.
+
+use std::collections::VecDeque;
+use std::ptr;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use invar_core::coll::{Operation, Order, Schedule, Task};
+use invar_linux::rendezvous::Bootstrap;
+
+use super::call::Call;
+use super::choose::Facts;
+use super::job::{Buffers, Job, Progress};
+use super::links::Links;
+use super::patience::{Idle, Patience};
+use super::reduce::Reducer;
+use crate::error::Kind;
+use crate::{Error, Fault};
+
+/// What a rank has for its operations.
+pub(super) struct Engine {
+    pub(super) bootstrap: Arc<Bootstrap>,
+    pub(super) links: Links,
+    pub(super) facts: Facts,
+    /// The ranks in the order of each channel's ring.
+    pub(super) orders: Arc<[Vec<u32>]>,
+    /// More ranks here than processors.
+    pub(super) crowded: bool,
+    pub(super) timeout: Duration,
+}
+
+/// How long a rank that sees a peer's connection end waits for the reason.
+const NEWS_WITHIN: Duration = Duration::from_millis(300);
+/// How long a rank that is done waits for the others to be so too.
+const LEAVE_WITHIN: Duration = Duration::from_secs(2);
+/// Who has left may have left data behind that is still under way, for so long at most.
+const LEFT_GRACE: Duration = Duration::from_secs(2);
+
+impl Engine {
+    /// Does all of them: collectives one after the other, then sends and receives at once.
+    ///
+    /// # Safety
+    ///
+    /// The calls' input and output have as many elements as [`Operation::input_count`] and
+    /// [`Operation::output_count`] say, which nobody else writes, or the output accesses, meanwhile.
+    /// Input and output of a call are the same where NCCL has it in place, or do not overlap;
+    /// memory of different calls does not overlap if any of them writes it.
+    pub(super) unsafe fn run(&mut self, calls: &[Call]) -> Result<(), Error> {
+        self.bootstrap.check()?;
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.run_all(calls) };
+        done.map_err(|error| self.failed(error))
+    }
+
+    /// # Safety
+    ///
+    /// As of [`run`](Self::run).
+    unsafe fn run_all(&mut self, calls: &[Call]) -> Result<(), Error> {
+        let orders = Arc::clone(&self.orders);
+        let mut transfers = Lanes::default();
+        let mut own = Vec::new();
+        for call in calls {
+            match call.operation {
+                Operation::Send { peer } | Operation::Recv { peer } if peer == self.rank() => {
+                    own.push(call);
+                }
+                Operation::Send { .. } | Operation::Recv { .. } => {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.plan(call, &orders, &mut transfers) }?;
+                }
+                _ => {
+                    let mut lanes = Lanes::default();
+                    // SAFETY: the caller's promise.
+                    unsafe { self.plan(call, &orders, &mut lanes) }?;
+                    self.drive(lanes)?;
+                }
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { copy_own(&own) }?;
+        self.drive(transfers)
+    }
+
+    /// Makes jobs of a call, one for each channel.
+    ///
+    /// # Safety
+    ///
+    /// As of [`run`](Self::run), until the jobs are gone.
+    unsafe fn plan<'a>(
+        &self,
+        call: &Call,
+        orders: &'a [Vec<u32>],
+        lanes: &mut Lanes<'a>,
+    ) -> Result<(), Error> {
+        let Call { operation, count, data_type, input, output, .. } = *call;
+        let element_bytes = data_type.bytes();
+        let choice = self.facts.choose(operation, count.saturating_mul(element_bytes));
+        let reducer = match call.redop {
+            Some(op) => Reducer::new(data_type, op, self.facts.nranks),
+            None => Reducer::copy(data_type),
+        };
+        for channel in 0..choice.nchannels {
+            let order = Order::new(&orders[channel as usize]).expect("each rank is there once");
+            let task = Task {
+                operation,
+                algorithm: choice.algorithm,
+                count,
+                data_type,
+                rank: self.rank(),
+                channel,
+                nchannels: choice.nchannels,
+                slot_bytes: choice.slot_bytes,
+            };
+            let schedule = Schedule::new(order, &task);
+            let schedule = schedule.map_err(|error| Kind::Usage(error.to_string()))?;
+            let buffers = Buffers { input, output, element_bytes };
+            // SAFETY: the caller's promise.
+            let job = unsafe { Job::new(channel, schedule, reducer, buffers) };
+            lanes.push((channel, operation), job);
+        }
+        Ok(())
+    }
+
+    /// Does all jobs.
+    fn drive(&mut self, mut lanes: Lanes<'_>) -> Result<(), Error> {
+        self.links.prepare(lanes.jobs())?;
+        let mut patience = Patience::new(self.crowded, self.timeout);
+        loop {
+            match lanes.advance(&mut self.links)? {
+                Progress::Done => return Ok(()),
+                Progress::Moved => patience.renew(),
+                Progress::Waiting(peer) => match patience.idle() {
+                    Idle::Again => {}
+                    Idle::Look(waited) => self.look_after(peer, waited)?,
+                    Idle::TooLong(waited) => {
+                        let text = format!("it did not do its part within {waited:?}");
+                        return Err(Kind::Rank { rank: peer, text }.into());
+                    }
+                },
+            }
+            self.links.progress()?;
+        }
+    }
+
+    /// Whether what is waited for can still come.
+    fn look_after(&self, peer: u32, waited: Duration) -> Result<(), Error> {
+        self.bootstrap.check()?;
+        if waited >= LEFT_GRACE && self.bootstrap.has_left(peer) {
+            let text = "it has left the communicator, and is waited for".to_owned();
+            return Err(Kind::Rank { rank: peer, text }.into());
+        }
+        Ok(())
+    }
+
+    /// Tells all ranks of an error of this one, or gives what came before it.
+    #[cold]
+    fn failed(&self, error: Error) -> Error {
+        if matches!(error.fault(), Fault::Peer | Fault::Network) {
+            // Where a process is gone the hub says so by itself, and names the rank.
+            let deadline = Instant::now() + NEWS_WITHIN;
+            while self.bootstrap.check().is_ok() && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        match self.bootstrap.fail(&error.to_string()) {
+            true => error,
+            false => self.bootstrap.check().err().map_or(error, Error::from),
+        }
+    }
+
+    fn rank(&self) -> u32 {
+        self.bootstrap.rank()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.bootstrap.check().is_ok() {
+            self.links.end(LEAVE_WITHIN);
+        }
+    }
+}
+
+/// Jobs that are done at once, but for those of one lane, which have a link in common.
+#[derive(Default)]
+struct Lanes<'a>(Vec<((u32, Operation), VecDeque<Job<'a>>)>);
+
+impl<'a> Lanes<'a> {
+    fn push(&mut self, lane: (u32, Operation), job: Job<'a>) {
+        match self.0.iter_mut().find(|(of, _)| *of == lane) {
+            Some((_, jobs)) => jobs.push_back(job),
+            None => self.0.push((lane, VecDeque::from([job]))),
+        }
+    }
+
+    fn jobs(&self) -> impl Iterator<Item = &Job<'a>> + Clone {
+        self.0.iter().flat_map(|(_, jobs)| jobs)
+    }
+
+    /// Does what can be done of each lane.
+    fn advance(&mut self, links: &mut Links) -> Result<Progress, Error> {
+        let mut all = Progress::Done;
+        for (_, jobs) in &mut self.0 {
+            while let Some(job) = jobs.front_mut() {
+                match (job.advance(links)?, all) {
+                    (Progress::Done, _) => _ = jobs.pop_front(),
+                    (Progress::Moved, _) => {
+                        all = Progress::Moved;
+                        break;
+                    }
+                    (waiting, Progress::Done) => {
+                        all = waiting;
+                        break;
+                    }
+                    _ => break,
+                }
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// What a rank sends to itself.
+///
+/// # Safety
+///
+/// As of [`Engine::run`].
+unsafe fn copy_own(calls: &[&Call]) -> Result<(), Error> {
+    let is_send = |call: &&&Call| matches!(call.operation, Operation::Send { .. });
+    let sends = calls.iter().filter(is_send);
+    let recvs = calls.iter().filter(|call| !is_send(call));
+    let size = |call: &Call| call.count * call.data_type.bytes();
+    if sends.clone().count() != recvs.clone().count()
+        || sends.clone().zip(recvs.clone()).any(|(send, recv)| size(send) != size(recv))
+    {
+        let text = "a rank sends to itself what it does not receive in the same group";
+        return Err(Kind::Usage(text.to_owned()).into());
+    }
+    for (send, recv) in sends.zip(recvs) {
+        // SAFETY: of the same size, and by the caller's promise there and apart.
+        unsafe { ptr::copy_nonoverlapping(send.input, recv.output, size(send)) };
+    }
+    Ok(())
+}

@@ -1,0 +1,167 @@
+//! A schedule at work: the steps of one rank on one channel, over links and memory.
+
+use invar_core::coll::{ONE_SHOT_RANKS_MAX, Schedule, Step};
+
+use super::links::Links;
+use super::reduce::Reducer;
+use crate::Error;
+use crate::error::Kind;
+
+/// Operands of a step: every other rank's slot, and the input. Destinations are as many.
+const PLACES_MAX: usize = ONE_SHOT_RANKS_MAX as usize;
+
+/// The memory of an operation: this rank's input and output.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Buffers {
+    pub(super) input: *const u8,
+    pub(super) output: *mut u8,
+    pub(super) element_bytes: usize,
+}
+
+/// One rank's share of an operation on one channel.
+pub(super) struct Job<'a> {
+    channel: u32,
+    schedule: Schedule<'a>,
+    /// The next step; it waits for slots.
+    step: Option<Step>,
+    reducer: Reducer,
+    buffers: Buffers,
+}
+
+/// What came of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// All steps are done.
+    Done,
+    /// Some were.
+    Moved,
+    /// The next waits for this rank.
+    Waiting(u32),
+}
+
+impl<'a> Job<'a> {
+    /// # Safety
+    ///
+    /// As of [`Reducer::run`] for each of the schedule's steps, as long as the job is advanced: the
+    /// buffers have the elements that the schedule's task says.
+    pub(super) unsafe fn new(
+        channel: u32,
+        mut schedule: Schedule<'a>,
+        reducer: Reducer,
+        buffers: Buffers,
+    ) -> Self {
+        let step = schedule.next();
+        Job { channel, schedule, step, reducer, buffers }
+    }
+
+    /// The steps that are to come.
+    pub(super) fn steps(&self) -> impl Iterator<Item = Step> + '_ {
+        self.step.iter().cloned().chain(self.schedule.clone())
+    }
+
+    /// The channel that it is on.
+    pub(super) fn channel(&self) -> u32 {
+        self.channel
+    }
+
+    /// Does steps until one has to wait.
+    pub(super) fn advance(&mut self, links: &mut Links) -> Result<Progress, Error> {
+        let mut moved = false;
+        while let Some(step) = &self.step {
+            if let Some(peer) = self.run(step, links)? {
+                return Ok(if moved { Progress::Moved } else { Progress::Waiting(peer) });
+            }
+            self.step = self.schedule.next();
+            moved = true;
+        }
+        Ok(Progress::Done)
+    }
+
+    /// Does one step, or gives the rank that it waits for.
+    fn run(&self, step: &Step, links: &mut Links) -> Result<Option<u32>, Error> {
+        let Buffers { input, output, element_bytes } = self.buffers;
+        let len = step.count * element_bytes;
+        let mut operands = Places::<*const u8>::default();
+        let mut destinations = Places::<*mut u8>::default();
+        let own = step.input.map(|first| {
+            // SAFETY: by the promise of `new` the input has these elements.
+            unsafe { input.add(first * element_bytes) }
+        });
+        for (i, peer) in step.recv.iter().enumerate() {
+            if let Some(own) = own.filter(|_| i == step.input_at) {
+                operands.push(own);
+            }
+            let Some((slot, filled)) = links.recv(self.channel, *peer).full()? else {
+                return Ok(Some(*peer));
+            };
+            if filled != len {
+                return Err(unequal(*peer, filled, len));
+            }
+            operands.push(slot.as_ptr());
+        }
+        if let Some(own) = own.filter(|_| step.input_at == step.recv.len()) {
+            operands.push(own);
+        }
+        if let Some(first) = step.output {
+            // SAFETY: by the promise of `new` the output has these elements.
+            destinations.push(unsafe { output.add(first * element_bytes) });
+        }
+        for peer in &step.send {
+            let Some(slot) = links.send(self.channel, *peer).free(len)? else {
+                return Ok(Some(*peer));
+            };
+            destinations.push(slot.as_ptr());
+        }
+        let at = own.map(|_| step.input_at);
+        // SAFETY: slots are ours until they are released or published, and have `len` bytes; the
+        // rest is the promise of `new`.
+        unsafe {
+            self.reducer.run(operands.all(), at, destinations.all(), step.count, step.finish);
+        }
+        for peer in &step.recv {
+            links.recv(self.channel, *peer).release()?;
+        }
+        for peer in &step.send {
+            links.send(self.channel, *peer).publish(len)?;
+        }
+        Ok(None)
+    }
+}
+
+/// Where operands are, or destinations.
+struct Places<P> {
+    places: [P; PLACES_MAX],
+    len: usize,
+}
+
+impl Default for Places<*const u8> {
+    fn default() -> Self {
+        Places { places: [std::ptr::null(); PLACES_MAX], len: 0 }
+    }
+}
+
+impl Default for Places<*mut u8> {
+    fn default() -> Self {
+        Places { places: [std::ptr::null_mut(); PLACES_MAX], len: 0 }
+    }
+}
+
+impl<P> Places<P> {
+    fn push(&mut self, place: P) {
+        self.places[self.len] = place;
+        self.len += 1;
+    }
+
+    fn all(&self) -> &[P] {
+        &self.places[..self.len]
+    }
+}
+
+#[cold]
+fn unequal(rank: u32, got: usize, want: usize) -> Error {
+    let text = format!(
+        "it sent {got} bytes where {want} were expected; do all ranks make the same calls, with \
+         the same count and type?"
+    );
+    Kind::Rank { rank, text }.into()
+}

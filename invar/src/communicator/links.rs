@@ -1,0 +1,179 @@
+//! All links of a rank, by channel and peer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use invar_linux::rendezvous::Bootstrap;
+
+use super::job::Job;
+use super::link::{RecvLink, SendLink};
+use super::local::Local;
+use super::net::{Address, NetProxy};
+use super::tags;
+use crate::Error;
+use crate::error::Kind;
+
+/// Channels of a device, unless there is no need for so many (`2` in NCCL).
+pub(super) const CHANNELS_PER_DEVICE: u32 = 2;
+
+/// A rank's ends of its links.
+pub(super) struct Links {
+    nranks: u32,
+    /// Index: channel × ranks + peer.
+    send: Vec<Option<SendLink>>,
+    recv: Vec<Option<RecvLink>>,
+    /// Where not all ranks share memory.
+    network: Option<Network>,
+}
+
+/// How links over the network are made: each when it is first needed.
+pub(super) struct Network {
+    pub(super) proxy: NetProxy,
+    pub(super) ndevices: u32,
+    pub(super) bootstrap: Arc<Bootstrap>,
+    pub(super) within: Duration,
+}
+
+/// A way to be made or used: the channel, the peer, and how many slots go over it.
+type Needs = BTreeMap<(u32, u32), u64>;
+
+impl Links {
+    /// Those within this host are there at once.
+    pub(super) fn new(
+        nranks: u32,
+        nchannels: u32,
+        local: Option<&Local>,
+        network: Option<Network>,
+    ) -> Self {
+        let ways = (0..nchannels).flat_map(|channel| (0..nranks).map(move |peer| (channel, peer)));
+        let links = ways.map(|(channel, peer)| local?.links(channel, peer));
+        let (send, recv) = links.map(Option::unzip).unzip();
+        Links { nranks, send, recv, network }
+    }
+
+    /// Makes the links that jobs need and that are not there, and says how much is to come. All
+    /// ranks prepare what belongs together at once.
+    pub(super) fn prepare<'a, 's: 'a>(
+        &mut self,
+        jobs: impl Iterator<Item = &'a Job<'s>>,
+    ) -> Result<(), Error> {
+        if self.network.is_none() {
+            return Ok(());
+        }
+        let (mut send, mut recv) = (Needs::new(), Needs::new());
+        for job in jobs {
+            for step in job.steps() {
+                let channel = job.channel();
+                step.send.iter().for_each(|peer| *send.entry((channel, *peer)).or_default() += 1);
+                step.recv.iter().for_each(|peer| *recv.entry((channel, *peer)).or_default() += 1);
+            }
+        }
+        self.connect(&send, &recv)?;
+        for ((channel, peer), slots) in send {
+            self.send(channel, peer).start(slots)?;
+        }
+        for ((channel, peer), slots) in recv {
+            self.recv(channel, peer).start(slots)?;
+        }
+        Ok(())
+    }
+
+    /// Moves what can be moved.
+    #[inline]
+    pub(super) fn progress(&mut self) -> Result<(), Error> {
+        if self.network.is_none() {
+            return Ok(());
+        }
+        // One link over the network moves all of them.
+        let over_network = |link: &&mut SendLink| matches!(link, SendLink::Net(_));
+        if let Some(link) = self.send.iter_mut().flatten().find(over_network) {
+            return link.progress().map(drop);
+        }
+        let over_network = |link: &&mut RecvLink| matches!(link, RecvLink::Net(_));
+        self.recv.iter_mut().flatten().find(over_network).map_or(Ok(()), RecvLink::progress)
+    }
+
+    /// Ends with what is under way: what was sent is there, and was acknowledged. Waits for the
+    /// other ranks to leave too, `within` at most.
+    pub(super) fn end(&mut self, within: Duration) {
+        let Some(network) = &mut self.network else { return };
+        // There is nobody left to be told.
+        let _ = network.proxy.stop();
+        network.bootstrap.leave();
+        let deadline = Instant::now() + within;
+        let others = |bootstrap: &Bootstrap| {
+            (0..bootstrap.nranks()).all(|rank| rank == bootstrap.rank() || bootstrap.has_left(rank))
+        };
+        while network.bootstrap.check().is_ok()
+            && !others(&network.bootstrap)
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// To a peer; [`prepare`](Self::prepare) comes first.
+    #[inline]
+    pub(super) fn send(&mut self, channel: u32, peer: u32) -> &mut SendLink {
+        let at = self.at(channel, peer);
+        self.send[at].as_mut().expect("it was prepared")
+    }
+
+    /// From a peer; [`prepare`](Self::prepare) comes first.
+    #[inline]
+    pub(super) fn recv(&mut self, channel: u32, peer: u32) -> &mut RecvLink {
+        let at = self.at(channel, peer);
+        self.recv[at].as_mut().expect("it was prepared")
+    }
+
+    /// First all ranks listen, then all connect, so that none waits for one that waits for it.
+    fn connect(&mut self, send: &Needs, recv: &Needs) -> Result<(), Error> {
+        let nranks = self.nranks;
+        let at = |(channel, peer): (u32, u32)| (channel * nranks + peer) as usize;
+        let Some(network) = &mut self.network else { return Ok(()) };
+        let mut receiving = Vec::new();
+        for (channel, peer) in recv.keys().copied() {
+            let at = at((channel, peer));
+            if self.recv[at].is_none() {
+                let device = network.device(channel);
+                let (link, address) = network.proxy.listen(peer, channel as u16, device)?;
+                network.bootstrap.send(peer, tags::LINK + channel, &address.0)?;
+                receiving.push((at, link));
+            }
+        }
+        let mut sending = Vec::new();
+        for (channel, peer) in send.keys().copied() {
+            let at = at((channel, peer));
+            if self.send[at].is_none() {
+                let device = network.device(channel);
+                let address = network.bootstrap.recv(peer, tags::LINK + channel, network.within)?;
+                let address = address.try_into().map(Address).map_err(|_| {
+                    let text = "it gave no address to connect to".to_owned();
+                    Kind::Rank { rank: peer, text }
+                })?;
+                let link = network.proxy.connect(peer, channel as u16, device, &address)?;
+                sending.push((at, link));
+            }
+        }
+        for (at, link) in sending {
+            self.send[at] = Some(SendLink::Net(network.proxy.sender(link)?));
+        }
+        for (at, link) in receiving {
+            self.recv[at] = Some(RecvLink::Net(network.proxy.receiver(link)?));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn at(&self, channel: u32, peer: u32) -> usize {
+        channel as usize * self.nranks as usize + peer as usize
+    }
+}
+
+impl Network {
+    /// Which device a channel goes over.
+    fn device(&self, channel: u32) -> usize {
+        (channel / CHANNELS_PER_DEVICE % self.ndevices) as usize
+    }
+}

@@ -1,0 +1,61 @@
+//! Ranks of one host, and the memory that they share.
+//!
+//! The first rank of a host makes memory with a ring for each channel and each ordered pair of its
+//! ranks, and gives it to the others. Pages that nobody touches cost nothing.
+
+use std::time::Duration;
+
+use invar_linux::rendezvous::Bootstrap;
+use invar_linux::shm::{Offer, RecvRing, RingLayout, SendRing, SharedMemory};
+
+use super::link::{RecvLink, SendLink};
+use super::tags;
+use crate::Error;
+
+/// The memory of this host's ranks.
+pub(super) struct Local {
+    memory: SharedMemory,
+    layout: RingLayout,
+    /// The ranks of this host, in order.
+    ranks: Vec<u32>,
+    rank: u32,
+}
+
+impl Local {
+    /// Shares memory among `ranks`, which are this host's, `rank` being one of several.
+    pub(super) fn share(
+        bootstrap: &Bootstrap,
+        ranks: Vec<u32>,
+        nchannels: u32,
+        slot_bytes: usize,
+        within: Duration,
+    ) -> Result<Self, Error> {
+        let rank = bootstrap.rank();
+        let layout = RingLayout::new(slot_bytes);
+        let failed = |error| Error::io("sharing memory between the ranks of this host", error);
+        let memory = if ranks.first() == Some(&rank) {
+            let rings = ranks.len() * ranks.len() * nchannels as usize;
+            let memory = SharedMemory::create("invar-ranks", rings * layout.ring_bytes());
+            let (memory, offer) = (memory.map_err(failed)?, Offer::new().map_err(failed)?);
+            for peer in &ranks[1..] {
+                bootstrap.send(*peer, tags::SHARED_MEMORY, &offer.address())?;
+            }
+            offer.serve(&memory, ranks.len() - 1, within).map_err(failed)?;
+            memory
+        } else {
+            let address = bootstrap.recv(ranks[0], tags::SHARED_MEMORY, within)?;
+            SharedMemory::fetch(&address, within).map_err(failed)?
+        };
+        Ok(Local { memory, layout, ranks, rank })
+    }
+
+    /// The links with a peer on a channel; `None` where it is on another host.
+    pub(super) fn links(&self, channel: u32, peer: u32) -> Option<(SendLink, RecvLink)> {
+        let place = |rank| self.ranks.iter().position(|local| *local == rank);
+        let (us, them, count) = (place(self.rank)?, place(peer)?, self.ranks.len());
+        let ring = |from, to| (channel as usize * count + from) * count + to;
+        let send = SendRing::new(&self.memory, self.layout, ring(us, them));
+        let recv = RecvRing::new(&self.memory, self.layout, ring(them, us));
+        Some((SendLink::Shm { peer, ring: send }, RecvLink::Shm { peer, ring: recv }))
+    }
+}

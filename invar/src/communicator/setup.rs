@@ -1,0 +1,182 @@
+//! How a communicator comes about: who is where, and by which ways ranks reach each other.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::thread;
+
+use invar_linux::rendezvous::{Bootstrap, this_member};
+
+use super::choose::Facts;
+use super::engine::Engine;
+use super::links::{CHANNELS_PER_DEVICE, Links, Network};
+use super::local::Local;
+use super::net::{NetProxy, NetSettings};
+use super::tags;
+use crate::error::Kind;
+use crate::{Device, DeviceKind, Error, Settings, Survey};
+
+/// Bytes of a slot where all ranks share memory: eight of them for each direction stay in a
+/// processor's second cache.
+const LOCAL_SLOT_BYTES: usize = 128 << 10;
+
+/// Of what ranks do together; all of a communicator must have the same.
+const VERSION: u32 = 1;
+
+/// What a rank tells the others about itself.
+///
+/// ```text
+/// 0 version u32, little-endian   4 host, as this_member has it   36 whether it shares memory
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct About {
+    host: [u8; 32],
+    shares_memory: bool,
+}
+
+/// Makes what a rank needs, together with all other ranks.
+pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<Engine, Error> {
+    let within = settings.connect_within();
+    let (rank, nranks) = (bootstrap.rank(), bootstrap.nranks());
+    let ours = About { host: this_member().host, shares_memory: !settings.coll.shm_disable };
+    let all = bootstrap.all_gather(tags::ABOUT, &ours.to_bytes(), within)?;
+    let all = all.iter().zip(0..).map(|(about, rank)| About::parse(rank, about));
+    let all = all.collect::<Result<Vec<About>, Error>>()?;
+    let nodes = nodes(&all);
+    let here = nodes.iter().find(|node| node.contains(&rank)).expect("every rank is on a node");
+    let local = nodes.len() == 1;
+    let (mut nchannels, mut slot_bytes, mut network) = (1, LOCAL_SLOT_BYTES, None);
+    if !local {
+        let devices = devices(settings, bootstrap.local_ip())?;
+        let ndevices = devices.len() as u32;
+        let counts = bootstrap.all_gather(tags::CHANNELS, &ndevices.to_le_bytes(), within)?;
+        let count = |bytes: &Vec<u8>| bytes.first_chunk().map_or(1, |n| u32::from_le_bytes(*n));
+        nchannels = CHANNELS_PER_DEVICE * counts.iter().map(count).min().unwrap_or(1).clamp(1, 16);
+        let net = NetSettings { timeout: within, ..NetSettings::from(settings.clone()) };
+        slot_bytes = net.slot_bytes;
+        let proxy = NetProxy::start(devices, &net, bootstrap.abort())?;
+        network = Some(Network { proxy, ndevices, bootstrap: Arc::clone(&bootstrap), within });
+    }
+    let memory = match here.len() {
+        1 => None,
+        _ => Some(Local::share(&bootstrap, here.clone(), nchannels, slot_bytes, within)?),
+    };
+    let on_host = all.iter().filter(|about| about.host == ours.host).count();
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    Ok(Engine {
+        links: Links::new(nranks, nchannels, memory.as_ref(), network),
+        facts: Facts { nranks, nchannels, slot_bytes, local },
+        orders: (0..nchannels).map(|channel| order(&nodes, channel)).collect(),
+        crowded: on_host > processors,
+        timeout: settings.coll.timeout,
+        bootstrap,
+    })
+}
+
+/// Ranks that share memory, in the order of the first of each.
+fn nodes(all: &[About]) -> Vec<Vec<u32>> {
+    let mut nodes: Vec<(About, Vec<u32>)> = Vec::new();
+    for (about, rank) in all.iter().zip(0..) {
+        match nodes.iter_mut().find(|(of, _)| of == about && about.shares_memory) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => nodes.push((*about, vec![rank])),
+        }
+    }
+    nodes.into_iter().map(|(_, ranks)| ranks).collect()
+}
+
+/// The ring of a channel: node after node, and in each from another rank on for each device, so that
+/// each rank drives some of them.
+fn order(nodes: &[Vec<u32>], channel: u32) -> Vec<u32> {
+    let turned = |node: &Vec<u32>| {
+        let mut node = node.clone();
+        let turns = (channel / CHANNELS_PER_DEVICE) as usize % node.len();
+        node.rotate_left(turns);
+        node
+    };
+    nodes.iter().flat_map(turned).collect()
+}
+
+/// What to go over: every RDMA device with a link, else the software NIC, or TCP, that has the way
+/// to the other ranks.
+fn devices(settings: &Settings, towards: IpAddr) -> Result<Vec<Device>, Error> {
+    let Survey { devices, left_out } = Device::survey(settings)?;
+    let of = |kind| devices.iter().filter(move |info| info.kind == kind && settings.takes(kind));
+    let rdma: Vec<_> = of(DeviceKind::Verbs).filter(|info| info.up).collect();
+    if !rdma.is_empty() {
+        return rdma.into_iter().map(|info| Device::open_for(info, settings)).collect();
+    }
+    if settings.takes(DeviceKind::Soft) {
+        let device = Device::open_at(SocketAddr::new(towards, settings.udp_port()))?;
+        return Ok(vec![device]);
+    }
+    let has = |address: IpAddr| of(DeviceKind::Socket).find(|i| i.addresses.contains(&address));
+    match has(towards).or_else(|| of(DeviceKind::Socket).next()) {
+        Some(info) => Ok(vec![Device::open_for(info, settings)?]),
+        None => {
+            let (asked, why) = (settings.transport().as_str(), left_out.join("; "));
+            Err(Kind::Setting(format!("INVAR_TRANSPORT={asked}: there is no such device; {why}"))
+                .into())
+        }
+    }
+}
+
+impl About {
+    fn to_bytes(self) -> Vec<u8> {
+        [&VERSION.to_le_bytes()[..], &self.host, &[self.shares_memory.into()]].concat()
+    }
+
+    fn parse(rank: u32, bytes: &[u8]) -> Result<Self, Error> {
+        let fields = bytes.split_first_chunk().and_then(|(version, rest)| {
+            let (host, rest) = rest.split_first_chunk()?;
+            Some((u32::from_le_bytes(*version), *host, *rest.first()?))
+        });
+        match fields {
+            Some((VERSION, host, shares)) => Ok(About { host, shares_memory: shares != 0 }),
+            other => {
+                let theirs = other.map_or(0, |(version, ..)| version);
+                let text = format!(
+                    "its collectives are of version {theirs}, this rank's of {VERSION}; run the \
+                     same Invar everywhere"
+                );
+                Err(Kind::Rank { rank, text }.into())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn about(host: u8, shares_memory: bool) -> About {
+        About { host: [host; 32], shares_memory }
+    }
+
+    #[test]
+    fn ranks_of_a_host_are_a_node_unless_one_shares_no_memory() {
+        let all =
+            [about(1, true), about(2, true), about(1, true), about(1, false), about(1, false)];
+        assert_eq!(nodes(&all), [vec![0, 2], vec![1], vec![3], vec![4]]);
+    }
+
+    #[test]
+    fn each_device_has_a_ring_that_enters_a_node_elsewhere() {
+        let nodes = [vec![0, 2, 4], vec![1, 3]];
+        let rings: Vec<_> = (0..6).map(|channel| order(&nodes, channel)).collect();
+        assert_eq!(rings[0], [0, 2, 4, 1, 3]);
+        assert_eq!(rings[1], rings[0]);
+        assert_eq!(rings[2], [2, 4, 0, 3, 1]);
+        assert_eq!(rings[4], [4, 0, 2, 1, 3]);
+    }
+
+    #[test]
+    fn what_a_rank_says_of_itself_is_understood_or_named() {
+        let ours = about(7, true);
+        assert!(About::parse(0, &ours.to_bytes()).unwrap() == ours);
+        let mut newer = ours.to_bytes();
+        newer[0] = 2;
+        let error = About::parse(3, &newer).err().unwrap().to_string();
+        assert!(error.starts_with("rank 3: its collectives are of version 2"), "{error}");
+        assert!(About::parse(3, b"short").is_err());
+    }
+}

@@ -1,0 +1,162 @@
+//! Giving shared memory to other processes of this host.
+
+use std::io::{self, ErrorKind};
+use std::os::unix::net::UnixListener;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::SharedMemory;
+use crate::rendezvous::random;
+use crate::unix::{FdStream, listen, wait};
+
+const TOKEN_BYTES: usize = 16;
+/// Who connects has this long to show the token.
+const SHOW_WITHIN: Duration = Duration::from_secs(5);
+
+/// Memory that is given to whoever knows the address.
+#[derive(Debug)]
+pub struct Offer {
+    listener: UnixListener,
+    name: String,
+    token: [u8; TOKEN_BYTES],
+}
+
+impl Offer {
+    /// Begins to listen.
+    pub fn new() -> io::Result<Self> {
+        let (listener, name) = listen("shm")?;
+        Ok(Offer { listener, name, token: random()? })
+    }
+
+    /// What the others must be told, in a way that nobody else hears.
+    pub fn address(&self) -> Vec<u8> {
+        [&self.token, self.name.as_bytes()].concat()
+    }
+
+    /// Gives the memory to `count` processes. Waits for them, `within` at most.
+    pub fn serve(&self, memory: &SharedMemory, count: usize, within: Duration) -> io::Result<()> {
+        let deadline = Instant::now() + within;
+        let mut given = 0;
+        while given < count {
+            match self.listener.accept() {
+                // What goes wrong with one of them is that one's fault.
+                Ok((stream, _)) => match FdStream::new(stream).and_then(|peer| {
+                    self.give(peer, memory, deadline.min(Instant::now() + SHOW_WITHIN))
+                }) {
+                    Ok(()) => given += 1,
+                    Err(error) if error.kind() == ErrorKind::OutOfMemory => return Err(error),
+                    Err(_) => {}
+                },
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let left = left_until(deadline).map_err(|_| {
+                        let what = format!("{given} of {count} came for it within {within:?}");
+                        io::Error::new(ErrorKind::TimedOut, what)
+                    })?;
+                    wait(&mut [PollFd::new(&self.listener, PollFlags::IN)], left)?;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn give(&self, mut peer: FdStream, memory: &SharedMemory, deadline: Instant) -> io::Result<()> {
+        let (shown, _) = recv_exact::<TOKEN_BYTES>(&mut peer, deadline)?;
+        if shown != self.token {
+            return Err(io::Error::new(ErrorKind::PermissionDenied, "it does not know the token"));
+        }
+        peer.send(vec![1], Some(memory.to_fd()?))?;
+        while !peer.is_flushed() {
+            wait(&mut [PollFd::new(&peer, PollFlags::OUT)], left_until(deadline)?)?;
+            peer.flush()?;
+        }
+        Ok(())
+    }
+}
+
+impl SharedMemory {
+    /// The memory that another process offers at `address`. Waits for it, `within` at most.
+    pub fn fetch(address: &[u8], within: Duration) -> io::Result<Self> {
+        let deadline = Instant::now() + within;
+        let Some((token, name)) = address.split_first_chunk::<TOKEN_BYTES>() else {
+            return Err(io::Error::new(ErrorKind::InvalidData, "no address of shared memory"));
+        };
+        let name = str::from_utf8(name).map_err(io::Error::other)?;
+        let mut peer = FdStream::connect(name)?;
+        peer.send(token.to_vec(), None)?;
+        let (_, fd) = recv_exact::<1>(&mut peer, deadline)?;
+        let fd = fd.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "no descriptor came"))?;
+        SharedMemory::from_fd(fd)
+    }
+}
+
+/// Receives so many bytes, and what came with them.
+fn recv_exact<const N: usize>(
+    peer: &mut FdStream,
+    deadline: Instant,
+) -> io::Result<([u8; N], Option<std::os::fd::OwnedFd>)> {
+    let (mut bytes, mut len, mut fd) = ([0; N], 0, None);
+    while len < N {
+        match peer.recv(&mut bytes[len..])? {
+            Some((n, with)) => {
+                len += n;
+                fd = with.or(fd);
+            }
+            None => {
+                peer.flush()?;
+                let interest = peer.interest(true);
+                wait(&mut [PollFd::new(&*peer, interest)], left_until(deadline)?)?;
+            }
+        }
+    }
+    Ok((bytes, fd))
+}
+
+fn left_until(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn those_who_know_the_address_get_the_memory_and_others_do_not() {
+        let offer = Offer::new().unwrap();
+        let memory = SharedMemory::create("invar-test", 4096).unwrap();
+        let mut forged = offer.address();
+        forged[3] ^= 1;
+        thread::scope(|scope| {
+            let server = scope.spawn(|| offer.serve(&memory, 2, PATIENCE));
+            assert!(SharedMemory::fetch(&forged, PATIENCE).is_err());
+            for byte in [5, 6] {
+                let theirs = SharedMemory::fetch(&offer.address(), PATIENCE).unwrap();
+                // SAFETY: both are mapped, and nobody else looks.
+                unsafe {
+                    theirs.start().write(byte);
+                    assert_eq!(memory.start().read(), byte);
+                }
+            }
+            server.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn nobody_is_waited_for_for_ever() {
+        let offer = Offer::new().unwrap();
+        let memory = SharedMemory::create("invar-test", 1).unwrap();
+        let error = offer.serve(&memory, 1, Duration::from_millis(20)).unwrap_err();
+        assert_eq!(error.to_string(), "0 of 1 came for it within 20ms");
+        // A process that listens, and is silent.
+        let error = SharedMemory::fetch(&offer.address(), Duration::from_millis(20)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(SharedMemory::fetch(b"short", PATIENCE).is_err());
+    }
+}
