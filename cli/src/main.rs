@@ -1,17 +1,22 @@
 //! The command `invar`.
 
+mod coll;
 mod devices;
 mod failure;
 mod logger;
+mod output;
+mod parent;
 mod perf;
 mod size;
 
 use std::env;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use invar::Settings;
+use invar_linux::interface::resolve;
 
 use failure::Failure;
 
@@ -28,6 +33,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Perf(perf::Args),
+    Coll(coll::Args),
     Devices(devices::Args),
 }
 
@@ -51,8 +57,17 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
     }
     match command {
         Command::Perf(args) => perf::run(&args, &settings),
+        Command::Coll(args) => coll::run(&args, &settings),
         Command::Devices(args) => devices::run(&args, &settings),
     }
+}
+
+/// The address that `HOST:PORT` means.
+fn resolved(addr: &str) -> Result<SocketAddr, Failure> {
+    resolve(addr).map_err(|error| match error.kind() {
+        std::io::ErrorKind::InvalidInput => Failure::usage(error),
+        _ => Failure::new(error),
+    })
 }
 
 /// What is meant to be read in whole.

@@ -19,12 +19,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::failure::{Failure, WRONG};
+use crate::output::Outputs;
+use crate::resolved;
+use crate::size;
 use clap::builder::RangedU64ValueParser;
 use invar::{Device, DeviceInfo, DeviceKind, Settings, Survey};
-use invar_linux::interface::resolve;
-
-use crate::failure::{Failure, WRONG};
-use crate::size;
 
 /// Where a server listens if it is not told.
 const SERVER_ADDR: &str = "[::]:14791";
@@ -127,7 +127,7 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
         return Ok(ExitCode::SUCCESS);
     }
     let job = client::Job::new(args, settings)?;
-    let outputs = report::Outputs::open(args.json.as_deref())?;
+    let outputs = Outputs::open(args.json.as_deref())?;
     let wrong = match &args.connect {
         Some(addr) => client::run(&job, outputs, resolved(addr)?)?,
         None => {
@@ -136,13 +136,6 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
         }
     };
     Ok(if wrong > 0 { ExitCode::from(WRONG) } else { ExitCode::SUCCESS })
-}
-
-fn resolved(addr: &str) -> Result<SocketAddr, Failure> {
-    resolve(addr).map_err(|error| match error.kind() {
-        std::io::ErrorKind::InvalidInput => Failure::usage(error),
-        _ => Failure::new(error),
-    })
 }
 
 /// The device of this name, unopened.

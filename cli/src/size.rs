@@ -35,9 +35,24 @@ pub(crate) fn show(bytes: u32) -> String {
     }
 }
 
+/// From `min` to `max`, by `factor`; after 0 comes 1.
+pub(crate) fn series(min: u32, max: u32, factor: u32) -> Vec<u32> {
+    let next = |&size: &u32| size.checked_mul(factor).map(|next| next.max(1));
+    std::iter::successors(Some(min), next).take_while(|size| *size <= max).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_series_goes_by_the_factor_and_begins_with_0_if_asked() {
+        assert_eq!(series(8, 64, 2), [8, 16, 32, 64]);
+        assert_eq!(series(0, 5, 2), [0, 1, 2, 4]);
+        assert_eq!(series(7, 7, 9), [7]);
+        assert_eq!(series(1 << 30, i32::MAX as u32, 2), [1 << 30]);
+        assert_eq!(series(0, 0, 2), [0]);
+    }
 
     #[test]
     fn sizes_have_binary_suffixes() {

@@ -228,7 +228,7 @@ impl Settings {
     }
 
     /// Time in which a connection must come about.
-    pub(crate) fn connect_within(&self) -> Duration {
+    pub fn connect_within(&self) -> Duration {
         Duration::from_nanos(self.conn.timeout_ns)
     }
 

@@ -10,9 +10,11 @@ use invar::{Device, Listener, Settings};
 use super::control::Control;
 use super::link::{Link, Plan};
 use super::message::{Kind, Pass, Ready, Reply, Request, Setup, slot_bytes};
-use super::report::{Header, Latency, Outputs, Report, Row, created};
+use super::report::{Header, Latency, Report, Row};
 use super::{Args, named, open_device};
 use crate::failure::Failure;
+use crate::output::{Outputs, created};
+use crate::size;
 
 /// Memory for the messages under way, as far as they are not too large for it: what stays in the
 /// cache, since the software NIC touches every byte.
@@ -78,7 +80,7 @@ impl Job {
             adaptive_routing: args.adaptive_routing.then_some(true),
             settings,
             nic: args.nic.clone(),
-            sizes: sizes(args.min_bytes, args.max_bytes, args.factor),
+            sizes: size::series(args.min_bytes, args.max_bytes, args.factor),
             iters: args.iters,
             warmup: args.warmup,
             window: args.window,
@@ -104,12 +106,6 @@ impl Job {
         let bytes = |&size: &u32| usize::from(self.slots(size, 256)) * slot_bytes(size);
         self.sizes.iter().map(bytes).max().unwrap_or(1)
     }
-}
-
-/// From `min` to `max`, by `factor`; after 0 comes 1.
-fn sizes(min: u32, max: u32, factor: u32) -> Vec<u32> {
-    let next = |&size: &u32| size.checked_mul(factor).map(|next| next.max(1));
-    std::iter::successors(Some(min), next).take_while(|size| *size <= max).collect()
 }
 
 /// Measures with the server there; gives how many bytes were wrong.
@@ -313,19 +309,5 @@ impl Session<'_> {
 
     fn whole_groups(&self, messages: u64) -> u64 {
         messages.next_multiple_of(u64::from(self.job.recvs))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_go_by_the_factor_and_begin_with_0_if_asked() {
-        assert_eq!(sizes(8, 64, 2), [8, 16, 32, 64]);
-        assert_eq!(sizes(0, 5, 2), [0, 1, 2, 4]);
-        assert_eq!(sizes(7, 7, 9), [7]);
-        assert_eq!(sizes(1 << 30, i32::MAX as u32, 2), [1 << 30]);
-        assert_eq!(sizes(0, 0, 2), [0]);
     }
 }

@@ -1,15 +1,13 @@
 //! The table and the JSON.
 
-use std::fs::File;
-use std::io::{self, Write};
 use std::net::IpAddr;
-use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::output::Outputs;
 use crate::size;
 
 /// What all rows have in common.
@@ -84,32 +82,6 @@ impl Latency {
     }
 }
 
-/// Where results go.
-pub(super) struct Outputs {
-    table: Box<dyn Write>,
-    json: Option<Box<dyn Write>>,
-}
-
-impl Outputs {
-    /// The table to stdout; JSON into a file, which is created, or to stdout instead of the table.
-    pub(super) fn open(json: Option<&Path>) -> Result<Self, Failure> {
-        let (table, json): (Box<dyn Write>, Option<Box<dyn Write>>) = match json {
-            None => (Box::new(io::stdout()), None),
-            Some(path) if path == Path::new("-") => {
-                (Box::new(io::stderr()), Some(Box::new(io::stdout())))
-            }
-            Some(path) => (Box::new(io::stdout()), Some(Box::new(created(path)?))),
-        };
-        Ok(Outputs { table, json })
-    }
-}
-
-/// A new file.
-pub(super) fn created(path: &Path) -> Result<File, Failure> {
-    File::create(path)
-        .map_err(|error| Failure::io(format_args!("creating {}", path.display()), &error))
-}
-
 /// Prints as results come.
 pub(super) struct Report {
     outputs: Outputs,
@@ -158,20 +130,13 @@ impl Report {
     /// Ends the progress indicator; writes the JSON if there is a whole result.
     pub(super) fn finish(mut self, is_whole: bool) -> Result<(), Failure> {
         self.bar.finish_and_clear();
-        let (Some(file), Some(header), true) = (&mut self.outputs.json, &self.header, is_whole)
-        else {
-            return Ok(());
-        };
-        let content = Content { header, rows: &self.rows };
-        let text = serde_json::to_string(&content).map_err(Failure::new)?;
-        let written = writeln!(file, "{text}").and_then(|()| file.flush());
-        written.map_err(|error| Failure::io("writing the JSON", &error))
+        let (Some(header), true) = (&self.header, is_whole) else { return Ok(()) };
+        self.outputs.json(&Content { header, rows: &self.rows })
     }
 
     fn print(&mut self, text: &str) -> Result<(), Failure> {
-        let table = &mut self.outputs.table;
-        let written = self.bar.suspend(|| writeln!(table, "{text}").and_then(|()| table.flush()));
-        written.map_err(|error| Failure::io("writing the table", &error))
+        let outputs = &mut self.outputs;
+        self.bar.suspend(|| outputs.line(text))
     }
 }
 

@@ -6,13 +6,13 @@ use std::thread;
 use std::time::Duration;
 
 use invar::{Listener, Settings};
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use super::control::Control;
 use super::link::Plan;
 use super::message::{Kind, Ready, Reply, Request, Setup, slot_bytes};
 use super::{Args, open_device};
 use crate::failure::Failure;
+use crate::parent::die_with;
 
 /// A client that asks for nothing more is gone, or stopped.
 const CLIENT_WITHIN: Duration = Duration::from_secs(60);
@@ -67,14 +67,6 @@ fn bind(addr: SocketAddr) -> Result<TcpListener, Failure> {
         listener => listener,
     };
     listener.map_err(|error| Failure::io(format_args!("listening at {addr}"), &error))
-}
-
-/// Ties this process's life to its parent's.
-fn die_with(parent: u32) -> Result<(), Failure> {
-    set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|errno| Failure::io("following the parent process", &errno.into()))?;
-    let is_there = getppid().map(Pid::as_raw_nonzero).is_some_and(|pid| pid.get() as u32 == parent);
-    if is_there { Ok(()) } else { Err(Failure::new("the parent process has ended already")) }
 }
 
 /// One client, until it says goodbye.

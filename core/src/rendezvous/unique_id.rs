@@ -3,6 +3,8 @@
 use core::fmt;
 use core::net::SocketAddr;
 
+use hmac_sha256::HMAC;
+
 use crate::conn::{HANDLE_BYTES, Handle, HandleError, Wire};
 
 /// Bytes of a unique id (`NCCL_UNIQUE_ID_BYTES`).
@@ -41,6 +43,11 @@ impl UniqueId {
         let mut bytes = *Handle::new(addr, Wire::Invar).as_bytes();
         bytes[SECRET_AT..SECRET_AT + SECRET_BYTES].copy_from_slice(secret);
         UniqueId(bytes)
+    }
+
+    /// The secret that a word stands for, so that people may choose one.
+    pub fn secret_of(word: &str) -> [u8; SECRET_BYTES] {
+        HMAC::mac(word, b"a secret word of Invar")
     }
 
     /// From bytes that were copied.

@@ -1,0 +1,142 @@
+//! `invar coll`: what ranks do together, on this host or on several.
+//!
+//! [`launch`] starts a process for each rank of this host; [`measure`] is what each of them does,
+//! on elements of [`sample`]; [`report`] prints, at rank 0.
+
+mod launch;
+mod measure;
+mod report;
+mod sample;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use invar::{DataType, RedOp, Settings};
+
+use crate::failure::{Failure, WRONG};
+use crate::size;
+
+/// The variable with the secret that lets ranks in.
+const SECRET: &str = "INVAR_COLL_SECRET";
+
+/// Measure collectives among ranks, and check the result.
+///
+/// With --ranks alone every rank is a process on this host. On several hosts each rank is started
+/// there, with --rank, --ranks, and --root HOST:PORT, an address of rank 0's host that rank 0 listens
+/// at; INVAR_COLL_SECRET is a secret word, the same for all.
+///
+/// As in nccl-tests, the size is that of the larger of a rank's two buffers, the time is an average
+/// over iterations and ranks, and busbw is algbw times what the operation moves over each link.
+///
+/// Exit status: 0 all is well, 1 elements were wrong, 2 a flag or variable cannot be, 3 anything else.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// What to do
+    #[arg(value_enum)]
+    operation: Operation,
+
+    /// How many ranks there are
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    ranks: u32,
+
+    /// Be this rank, from 0
+    #[arg(long, requires = "root")]
+    rank: Option<u32>,
+
+    /// Where rank 0 listens
+    #[arg(long, value_name = "HOST:PORT", requires = "rank")]
+    root: Option<String>,
+
+    /// Smallest size
+    #[arg(short = 'b', long, value_name = "SIZE", value_parser = size::parse, default_value = "8")]
+    min_bytes: u32,
+
+    /// Largest size
+    #[arg(short = 'e', long, value_name = "SIZE", value_parser = size::parse, default_value = "64M")]
+    max_bytes: u32,
+
+    /// From one size to the next
+    #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2)]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..))]
+    factor: u32,
+
+    /// Iterations that are timed [default: about 0.2 s of them]
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    iters: Option<u32>,
+
+    /// Iterations before those
+    #[arg(short = 'w', long, default_value_t = 5)]
+    #[arg(value_parser = clap::value_parser!(u32).range(..=100_000_000))]
+    warmup: u32,
+
+    /// Type of the elements: float, half, bfloat16, double, int8, uint8, int32, uint32, int64, uint64
+    #[arg(short = 'd', long = "type", value_name = "TYPE", default_value = "float")]
+    data_type: DataType,
+
+    /// How they are reduced: sum, prod, min, max, avg
+    #[arg(short = 'o', long, value_name = "OP", default_value = "sum")]
+    redop: RedOp,
+
+    /// The root of a broadcast or a reduce
+    #[arg(short = 'r', long, value_name = "RANK", default_value_t = 0)]
+    root_rank: u32,
+
+    /// Leave the result unchecked
+    #[arg(long)]
+    no_check: bool,
+
+    /// Results as JSON into FILE; `-` is stdout, and the table goes to stderr then
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Process that this one must not outlive
+    #[arg(long, value_name = "PID", requires = "rank", hide = true)]
+    child_of: Option<u32>,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Operation {
+    /// The inputs of all, reduced, to all
+    AllReduce,
+    /// The inputs of all to all
+    AllGather,
+    /// The inputs of all, reduced, a block to each
+    ReduceScatter,
+    /// The root's input to all
+    Broadcast,
+    /// The inputs of all, reduced, to the root
+    Reduce,
+    /// From each rank to the next
+    Sendrecv,
+    /// From each rank a block to each
+    AllToAll,
+}
+
+pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure> {
+    args.check()?;
+    let wrong = match args.rank {
+        None => return launch::all(args, settings),
+        Some(rank) => launch::one(args, settings, rank)?,
+    };
+    Ok(if wrong > 0 { ExitCode::from(WRONG) } else { ExitCode::SUCCESS })
+}
+
+impl Args {
+    fn check(&self) -> Result<(), Failure> {
+        let Args { min_bytes, max_bytes, ranks, root_rank, rank, .. } = self;
+        if min_bytes > max_bytes {
+            let text = format!("--min-bytes {min_bytes} is more than --max-bytes {max_bytes}");
+            return Err(Failure::usage(text));
+        }
+        for (flag, rank) in [("--rank", rank), ("--root-rank", &Some(*root_rank))] {
+            if let Some(rank) = rank.filter(|rank| rank >= ranks) {
+                let text = format!("{flag} {rank}: of --ranks {ranks} the last is {}", ranks - 1);
+                return Err(Failure::usage(text));
+            }
+        }
+        Ok(())
+    }
+}

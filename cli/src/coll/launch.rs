@@ -1,0 +1,120 @@
+//! The processes of the ranks.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, process, thread};
+
+use invar::{Communicator, Hub, Settings, UniqueId};
+
+use super::{Args, SECRET, measure};
+use crate::failure::Failure;
+use crate::output::Outputs;
+use crate::parent::die_with;
+use crate::resolved;
+
+/// How long a rank may go on once another has ended badly: it is told why within that.
+const END_WITHIN: Duration = Duration::from_secs(20);
+/// Between two looks at them.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// Starts every rank on this host, and waits for them.
+pub(super) fn all(args: &Args, settings: &Settings) -> Result<ExitCode, Failure> {
+    let failed = |error| Failure::io("starting the ranks", &error);
+    let secret = env::var(SECRET).or_else(|_| made_up()).map_err(failed)?;
+    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let hub = hub(at, args.ranks, &secret, settings)?;
+    let mut ranks = Ranks(Vec::new());
+    for rank in 0..args.ranks {
+        let mut command = Command::new(env::current_exe().map_err(failed)?);
+        // Every flag holds for all; those of a rank come after them.
+        command.args(env::args_os().skip(1));
+        command.args(["--rank", &rank.to_string(), "--root", &hub.id().addr().to_string()]);
+        command.args(["--child-of", &process::id().to_string()]).env(SECRET, &secret);
+        command.stdin(Stdio::null());
+        if rank > 0 {
+            command.stdout(Stdio::null());
+        }
+        ranks.0.push(command.spawn().map_err(failed)?);
+    }
+    ranks.wait()
+}
+
+/// This process as one of the ranks. Gives how many elements were wrong on all of them.
+pub(super) fn one(args: &Args, settings: &Settings, rank: u32) -> Result<u64, Failure> {
+    let started = args.child_of.map(die_with).transpose()?.is_some();
+    let secret = env::var(SECRET).ok().filter(|secret| !secret.is_empty()).ok_or_else(|| {
+        Failure::usage(format!("{SECRET} must be the same secret word for all ranks"))
+    })?;
+    let addr = resolved(args.root.as_deref().unwrap_or_default())?;
+    // Who started the ranks has the hub.
+    let _hub = match rank == 0 && !started {
+        true => Some(hub(addr, args.ranks, &secret, settings)?),
+        false => None,
+    };
+    let outputs = match rank {
+        0 => Some(Outputs::open(args.json.as_deref())?),
+        _ => None,
+    };
+    let id = UniqueId::new(addr, &UniqueId::secret_of(&secret));
+    let communicator = Communicator::join(&id, rank, args.ranks, settings)?;
+    measure::run(&communicator, args, outputs)
+}
+
+fn hub(addr: SocketAddr, ranks: u32, secret: &str, settings: &Settings) -> Result<Hub, Failure> {
+    let secret = UniqueId::secret_of(secret);
+    let hub = Hub::listen(addr, ranks, Some(secret), settings.connect_within());
+    hub.map_err(|error| Failure::io(format_args!("listening for ranks at {addr}"), &error))
+}
+
+fn made_up() -> std::io::Result<String> {
+    let bytes: [u8; 16] = invar_linux::rendezvous::random()?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
+}
+
+/// The processes; they end, by force if need be, when this is dropped.
+struct Ranks(Vec<Child>);
+
+impl Ranks {
+    /// Waits for all. The worst of their statuses; a rank that is killed is told of here.
+    fn wait(&mut self) -> Result<ExitCode, Failure> {
+        let mut ended: Vec<Option<ExitStatus>> = vec![None; self.0.len()];
+        let mut first_bad: Option<Instant> = None;
+        loop {
+            for (child, ended) in self.0.iter_mut().zip(&mut ended) {
+                if ended.is_none() {
+                    let status = child.try_wait();
+                    *ended = status.map_err(|error| Failure::io("waiting for a rank", &error))?;
+                    if ended.is_some_and(|status| !status.success()) {
+                        first_bad.get_or_insert_with(Instant::now);
+                    }
+                }
+            }
+            if ended.iter().all(Option::is_some) {
+                break;
+            }
+            if first_bad.is_some_and(|since| since.elapsed() >= END_WITHIN) {
+                return Err(Failure::new("some ranks did not end after others had failed"));
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+        let killed = ended.iter().flatten().enumerate();
+        let mut killed = killed.filter_map(|(rank, status)| Some((rank, status.signal()?)));
+        if let Some((rank, signal)) = killed.next() {
+            return Err(Failure::new(format_args!("rank {rank} was killed by signal {signal}")));
+        }
+        let worst = ended.iter().flatten().filter_map(ExitStatus::code).max().unwrap_or(0);
+        Ok(ExitCode::from(u8::try_from(worst).unwrap_or(u8::MAX)))
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // It fails only for a process that has ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

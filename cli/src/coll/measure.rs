@@ -1,0 +1,221 @@
+//! What each rank does.
+
+use std::time::{Duration, Instant};
+
+use half::{bf16, f16};
+use invar::{Communicator, DataType, RedOp};
+
+use super::report::{Header, Report, Row};
+use super::sample::{Sample, input, is_right, reduced};
+use super::{Args, Operation};
+use crate::failure::Failure;
+use crate::output::Outputs;
+use crate::size;
+
+/// How long the iterations of a size take where nobody says how many there are.
+const TIMED: Duration = Duration::from_millis(200);
+/// To find out how long one takes.
+const TRIAL: u32 = 3;
+
+/// Measures all sizes, and prints where there are outputs. Gives how many elements were wrong on
+/// all ranks.
+pub(super) fn run(
+    communicator: &Communicator,
+    args: &Args,
+    outputs: Option<Outputs>,
+) -> Result<u64, Failure> {
+    let header = Header {
+        version: env!("CARGO_PKG_VERSION"),
+        nranks: communicator.nranks(),
+        operation: args.operation.name(),
+        check: !args.no_check,
+    };
+    let mut report = outputs.map(|outputs| Report::new(outputs, header)).transpose()?;
+    let sizes = size::series(args.min_bytes, args.max_bytes, args.factor);
+    let mut wrong = 0;
+    for size in sizes {
+        let bench = Bench { communicator, args };
+        let row = match args.data_type {
+            DataType::I8 => bench.row::<i8>(size),
+            DataType::U8 => bench.row::<u8>(size),
+            DataType::I32 => bench.row::<i32>(size),
+            DataType::U32 => bench.row::<u32>(size),
+            DataType::I64 => bench.row::<i64>(size),
+            DataType::U64 => bench.row::<u64>(size),
+            DataType::F16 => bench.row::<f16>(size),
+            DataType::F32 => bench.row::<f32>(size),
+            DataType::F64 => bench.row::<f64>(size),
+            DataType::Bf16 => bench.row::<bf16>(size),
+        }?;
+        wrong += row.wrong;
+        if let Some(report) = &mut report {
+            report.row(row)?;
+        }
+    }
+    report.map_or(Ok(()), Report::finish)?;
+    Ok(wrong)
+}
+
+struct Bench<'a> {
+    communicator: &'a Communicator,
+    args: &'a Args,
+}
+
+impl Bench<'_> {
+    fn row<T: Sample>(&self, size: u32) -> Result<Row, Failure> {
+        let Args { operation, redop, root_rank, .. } = self.args;
+        let (rank, nranks) = (self.communicator.rank(), self.communicator.nranks());
+        let all = nranks as usize;
+        let elements = size as usize / size_of::<T>();
+        let count = if operation.has_blocks() { elements / all } else { elements };
+        let (inputs, outputs) = match operation {
+            Operation::AllGather => (count, count * all),
+            Operation::ReduceScatter => (count * all, count),
+            Operation::AllToAll => (count * all, count * all),
+            _ => (count, count),
+        };
+        let value = |i: usize| T::of(input(*redop, i, rank, nranks));
+        let source: Vec<T> = (0..inputs).map(value).collect();
+        let mut target = vec![T::of(0); outputs];
+        let mut call = || self.call(&source, &mut target);
+        for _ in 0..self.args.warmup {
+            call()?;
+        }
+        let iters = match self.args.iters {
+            Some(iters) => u64::from(iters),
+            None => self.agreed_iters(&mut call)?,
+        };
+        self.communicator.barrier()?;
+        let start = Instant::now();
+        for _ in 0..iters {
+            call()?;
+        }
+        let mut seconds = [start.elapsed().as_secs_f64() / iters as f64];
+        self.communicator.all_reduce_in_place(&mut seconds, RedOp::Avg)?;
+        let wrong = match self.args.no_check {
+            true => 0,
+            false => self.wrong(&source, &mut target)?,
+        };
+        let [seconds] = seconds;
+        let bytes = inputs.max(outputs) * size_of::<T>();
+        let algbw = bytes as f64 / seconds / 1e9;
+        Ok(Row {
+            op: operation.name(),
+            size: bytes,
+            count,
+            data_type: self.args.data_type.name(),
+            redop: if operation.reduces() { redop.name() } else { "none" },
+            root: if operation.has_root() { i64::from(*root_rank) } else { -1 },
+            iters,
+            time_us: seconds * 1e6,
+            algbw_gbytes_per_s: algbw,
+            busbw_gbytes_per_s: algbw * operation.bus_factor(nranks),
+            wrong,
+        })
+    }
+
+    /// As many as take about the time that there is, by rank 0's clock.
+    fn agreed_iters(
+        &self,
+        call: &mut impl FnMut() -> Result<(), invar::Error>,
+    ) -> Result<u64, Failure> {
+        self.communicator.barrier()?;
+        let start = Instant::now();
+        for _ in 0..TRIAL {
+            call()?;
+        }
+        let one = start.elapsed().as_nanos().max(1) / u128::from(TRIAL);
+        let mut iters = [(TIMED.as_nanos() / one.max(1)).clamp(5, 200_000) as u64];
+        self.communicator.broadcast(&mut iters, 0)?;
+        Ok(iters[0])
+    }
+
+    fn call<T: Sample>(&self, source: &[T], target: &mut [T]) -> Result<(), invar::Error> {
+        let Args { operation, redop, root_rank, .. } = self.args;
+        let communicator = self.communicator;
+        let (rank, nranks) = (communicator.rank(), communicator.nranks());
+        let at_root = rank == *root_rank;
+        match operation {
+            Operation::AllReduce => communicator.all_reduce(source, target, *redop),
+            Operation::AllGather => communicator.all_gather(source, target),
+            Operation::ReduceScatter => communicator.reduce_scatter(source, target, *redop),
+            Operation::AllToAll => communicator.all_to_all(source, target),
+            Operation::Broadcast => {
+                let source = if at_root { source } else { &[] };
+                communicator.broadcast_from(source, target, *root_rank)
+            }
+            Operation::Reduce => {
+                let target = if at_root { target } else { &mut [] };
+                communicator.reduce(source, target, *redop, *root_rank)
+            }
+            Operation::Sendrecv => {
+                let mut group = communicator.group();
+                group.send(source, (rank + 1) % nranks)?;
+                group.recv(target, (rank + nranks - 1) % nranks)?;
+                group.run()
+            }
+        }
+    }
+
+    /// Does it once more, into memory without the result. How many elements are wrong, on all ranks.
+    fn wrong<T: Sample>(&self, source: &[T], target: &mut [T]) -> Result<u64, Failure> {
+        let Args { operation, redop, root_rank, .. } = self.args;
+        let (rank, nranks) = (self.communicator.rank(), self.communicator.nranks());
+        let untouched = T::of(99);
+        target.fill(untouched);
+        self.call(source, target)?;
+        let block = target.len() / nranks as usize;
+        let of = |i: usize, rank: u32| f64::from(input(*redop, i, rank, nranks));
+        let want = |i: usize| match operation {
+            Operation::AllReduce => reduced(*redop, i, nranks),
+            Operation::ReduceScatter => reduced(*redop, rank as usize * target.len() + i, nranks),
+            Operation::AllGather => of(i % block, (i / block) as u32),
+            Operation::AllToAll => of(rank as usize * block + i % block, (i / block) as u32),
+            Operation::Broadcast => of(i, *root_rank),
+            Operation::Reduce if rank == *root_rank => reduced(*redop, i, nranks),
+            Operation::Reduce => untouched.value(),
+            Operation::Sendrecv => of(i, (rank + nranks - 1) % nranks),
+        };
+        let wrong = target.iter().enumerate().filter(|(i, got)| !is_right(**got, want(*i)));
+        let mut wrong = [wrong.count() as u64];
+        self.communicator.all_reduce_in_place(&mut wrong, RedOp::Sum)?;
+        Ok(wrong[0])
+    }
+}
+
+impl Operation {
+    fn name(self) -> &'static str {
+        match self {
+            Operation::AllReduce => "all_reduce",
+            Operation::AllGather => "all_gather",
+            Operation::ReduceScatter => "reduce_scatter",
+            Operation::Broadcast => "broadcast",
+            Operation::Reduce => "reduce",
+            Operation::Sendrecv => "sendrecv",
+            Operation::AllToAll => "all_to_all",
+        }
+    }
+
+    /// Whether the size is of the blocks of all ranks.
+    fn has_blocks(self) -> bool {
+        matches!(self, Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll)
+    }
+
+    fn has_root(self) -> bool {
+        matches!(self, Operation::Broadcast | Operation::Reduce)
+    }
+
+    fn reduces(self) -> bool {
+        matches!(self, Operation::AllReduce | Operation::ReduceScatter | Operation::Reduce)
+    }
+
+    /// What every link carries, at least, of each byte (nccl-tests, PERFORMANCE.md).
+    fn bus_factor(self, nranks: u32) -> f64 {
+        let others = f64::from(nranks - 1) / f64::from(nranks);
+        match self {
+            Operation::AllReduce => 2.0 * others,
+            Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll => others,
+            Operation::Broadcast | Operation::Reduce | Operation::Sendrecv => 1.0,
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The table and the JSON.
+
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::output::Outputs;
+
+/// What all rows have in common.
+#[derive(Serialize)]
+pub(super) struct Header {
+    pub(super) version: &'static str,
+    pub(super) nranks: u32,
+    pub(super) operation: &'static str,
+    pub(super) check: bool,
+}
+
+/// What one size came to.
+#[derive(Serialize)]
+pub(super) struct Row {
+    pub(super) op: &'static str,
+    /// Bytes of the larger buffer of a rank.
+    pub(super) size: usize,
+    /// Elements, as NCCL counts them.
+    pub(super) count: usize,
+    #[serde(rename = "type")]
+    pub(super) data_type: &'static str,
+    /// `none` where nothing is reduced.
+    pub(super) redop: &'static str,
+    /// -1 where there is none.
+    pub(super) root: i64,
+    pub(super) iters: u64,
+    pub(super) time_us: f64,
+    pub(super) algbw_gbytes_per_s: f64,
+    pub(super) busbw_gbytes_per_s: f64,
+    /// Elements of all ranks.
+    pub(super) wrong: u64,
+}
+
+/// Prints as results come.
+pub(super) struct Report {
+    outputs: Outputs,
+    header: Header,
+    rows: Vec<Row>,
+}
+
+/// The JSON.
+#[derive(Serialize)]
+struct Content<'a> {
+    #[serde(flatten)]
+    header: &'a Header,
+    rows: &'a [Row],
+}
+
+impl Report {
+    pub(super) fn new(mut outputs: Outputs, header: Header) -> Result<Self, Failure> {
+        outputs.line(&head(&header))?;
+        Ok(Report { outputs, header, rows: Vec::new() })
+    }
+
+    pub(super) fn row(&mut self, row: Row) -> Result<(), Failure> {
+        self.outputs.line(&line(&row, self.header.check))?;
+        self.rows.push(row);
+        Ok(())
+    }
+
+    pub(super) fn finish(mut self) -> Result<(), Failure> {
+        self.outputs.json(&Content { header: &self.header, rows: &self.rows })
+    }
+}
+
+fn head(header: &Header) -> String {
+    let Header { version, nranks, operation, .. } = header;
+    let titles = ["size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong"];
+    let units = ["(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", ""];
+    let line = |cells: [&str; 9]| format!("#{}", columns(cells.map(str::to_owned)));
+    format!("# invar coll {operation} {version}: {nranks} ranks\n{}\n{}", line(titles), line(units))
+}
+
+fn line(row: &Row, check: bool) -> String {
+    let cells = [
+        row.size.to_string(),
+        row.count.to_string(),
+        row.data_type.to_owned(),
+        row.redop.to_owned(),
+        row.root.to_string(),
+        format!("{:.2}", row.time_us),
+        format!("{:.3}", row.algbw_gbytes_per_s),
+        format!("{:.3}", row.busbw_gbytes_per_s),
+        if check { row.wrong.to_string() } else { "N/A".to_owned() },
+    ];
+    format!(" {}", columns(cells))
+}
+
+fn columns(cells: [String; 9]) -> String {
+    let widths = [11, 12, 9, 6, 5, 11, 8, 8, 7];
+    let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:>width$}"));
+    padded.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_a_line_and_an_object() {
+        let row = Row {
+            op: "all_reduce",
+            size: 1 << 20,
+            count: 1 << 18,
+            data_type: "float",
+            redop: "sum",
+            root: -1,
+            iters: 10,
+            time_us: 100.0,
+            algbw_gbytes_per_s: 10.48576,
+            busbw_gbytes_per_s: 10.48576,
+            wrong: 3,
+        };
+        let cells: Vec<String> = line(&row, true).split_whitespace().map(str::to_owned).collect();
+        let want = ["1048576", "262144", "float", "sum", "-1", "100.00", "10.486", "10.486", "3"];
+        assert_eq!(cells, want);
+        assert!(line(&row, false).ends_with("    N/A"));
+        let header = Header { version: "1", nranks: 4, operation: "all_reduce", check: true };
+        let json = serde_json::to_string(&Content { header: &header, rows: &[row] }).unwrap();
+        assert!(json.starts_with(r#"{"version":"1","nranks":4,"#), "{json}");
+        assert!(json.contains(r#""op":"all_reduce","size":1048576,"count":262144,"type":"float""#));
+    }
+}

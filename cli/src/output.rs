@@ -1,0 +1,49 @@
+//! Where results go.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// A table for people, and JSON where it is asked for.
+pub(crate) struct Outputs {
+    table: Box<dyn Write>,
+    json: Option<Box<dyn Write>>,
+}
+
+impl Outputs {
+    /// The table to stdout; JSON into a file, which is created, or to stdout instead of the table.
+    pub(crate) fn open(json: Option<&Path>) -> Result<Self, Failure> {
+        let (table, json): (Box<dyn Write>, Option<Box<dyn Write>>) = match json {
+            None => (Box::new(io::stdout()), None),
+            Some(path) if path == Path::new("-") => {
+                (Box::new(io::stderr()), Some(Box::new(io::stdout())))
+            }
+            Some(path) => (Box::new(io::stdout()), Some(Box::new(created(path)?))),
+        };
+        Ok(Outputs { table, json })
+    }
+
+    /// A line of the table, or several.
+    pub(crate) fn line(&mut self, text: &str) -> Result<(), Failure> {
+        let written = writeln!(self.table, "{text}").and_then(|()| self.table.flush());
+        written.map_err(|error| Failure::io("writing the table", &error))
+    }
+
+    /// All of it, once.
+    pub(crate) fn json(&mut self, content: &impl Serialize) -> Result<(), Failure> {
+        let Some(file) = &mut self.json else { return Ok(()) };
+        let text = serde_json::to_string(content).map_err(Failure::new)?;
+        let written = writeln!(file, "{text}").and_then(|()| file.flush());
+        written.map_err(|error| Failure::io("writing the JSON", &error))
+    }
+}
+
+/// A new file.
+pub(crate) fn created(path: &Path) -> Result<File, Failure> {
+    File::create(path)
+        .map_err(|error| Failure::io(format_args!("creating {}", path.display()), &error))
+}
