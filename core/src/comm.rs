@@ -15,9 +15,12 @@ mod recv;
 mod send;
 mod sizes;
 
+pub use base::Usual;
 pub use closing::Closing;
 pub use flush::{Flush, FlushBuf};
 pub use recv::{RecvBuf, RecvComm};
-pub use send::{SendBuf, SendComm};
+pub use send::{Matched, SendBuf, SendComm};
+
+pub(crate) use sizes::control_bytes;
 
 pub use crate::request::Request;

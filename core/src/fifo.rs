@@ -16,6 +16,7 @@
 //! A slot is 32 bytes at a 32-byte boundary, so that PCIe relaxed ordering cannot tear it, and
 //! `idx` lies in its last word: whoever reads `idx` with acquire ordering sees the rest.
 
+use core::hint::cold_path;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use static_assertions::{assert_eq_size, const_assert, const_assert_eq};
@@ -32,6 +33,8 @@ pub const DEPTH_NCCL_2_14: usize = 64;
 pub const SLOT_BYTES: usize = size_of::<SlotBytes>();
 /// Bytes of a row.
 pub const ROW_BYTES: usize = SLOT_BYTES * RECVS_MAX;
+/// Bytes of all rows there can be. The FIFO lies in as many, however few rows it has.
+pub(crate) const FIFO_BYTES_MAX: usize = ROW_BYTES * DEPTH_MAX;
 
 const SLOT_WORDS: usize = SLOT_BYTES / 8;
 
@@ -51,6 +54,7 @@ pub struct SlotBytes {
 
 assert_eq_size!(SlotBytes, [u8; 32]);
 const_assert_eq!(core::mem::offset_of!(SlotBytes, idx), 24);
+const_assert_eq!(DEPTH_MAX, u8::MAX as usize + 1);
 const_assert!(DEPTH_MAX.is_power_of_two() && DEPTH_NCCL_2_14.is_power_of_two());
 
 /// What one slot says: write up to `size` bytes to `addr` under `rkey`.
@@ -100,10 +104,14 @@ impl Slot {
 pub(crate) struct Row<'a>(&'a [[AtomicU64; SLOT_WORDS]; RECVS_MAX]);
 
 impl<'a> Row<'a> {
-    /// Row number `row`; `None` where the memory ends before.
+    /// Row number `row`; `None` where the memory is shorter than all rows.
     #[inline(always)]
-    pub(crate) fn of(words: &'a [AtomicU64], row: usize) -> Option<Self> {
-        words.as_chunks().0.as_chunks().0.get(row).map(Row)
+    pub(crate) fn of(words: &'a [AtomicU64], row: u8) -> Option<Self> {
+        let Some(words) = words.first_chunk::<{ FIFO_BYTES_MAX / 8 }>() else {
+            cold_path();
+            return None;
+        };
+        words.as_chunks().0.as_chunks().0.get(usize::from(row)).map(Row)
     }
 
     /// A slot, if it belongs to receive number `idx`.
@@ -193,17 +201,17 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const ROWS: usize = 4;
+    const WORDS: usize = FIFO_BYTES_MAX / 8;
 
-    fn words() -> [AtomicU64; ROWS * RECVS_MAX * SLOT_WORDS] {
-        [const { AtomicU64::new(0) }; ROWS * RECVS_MAX * SLOT_WORDS]
+    fn words() -> [AtomicU64; WORDS] {
+        [const { AtomicU64::new(0) }; WORDS]
     }
 
     proptest! {
         #[test]
         fn a_stored_slot_reads_back_and_lies_as_on_the_wire(
             addr: u64, size: i32, rkey: u32, nreqs in 0u32..10, tag: u32, idx: u64, len: u32,
-            row in 0..ROWS, slot in 0usize..RECVS_MAX,
+            row: u8, slot in 0usize..RECVS_MAX,
         ) {
             let memory = words();
             let memory = &memory[..];
@@ -219,7 +227,7 @@ mod tests {
             prop_assert_eq!(loaded.room().holds(len), i64::from(len) <= i64::from(size));
             let mut bytes = [0u8; SLOT_BYTES];
             for (i, chunk) in bytes.chunks_exact_mut(8).enumerate() {
-                let w = memory[(row * RECVS_MAX + slot) * SLOT_WORDS + i].load(Ordering::Relaxed);
+                let w = memory[(usize::from(row) * RECVS_MAX + slot) * SLOT_WORDS + i].load(Ordering::Relaxed);
                 chunk.copy_from_slice(&w.to_ne_bytes());
             }
             let wire = value.to_bytes();
@@ -258,10 +266,9 @@ mod tests {
     }
 
     #[test]
-    fn a_row_beyond_the_memory_is_never_there() {
+    fn memory_that_is_too_short_has_no_rows() {
         let memory = words();
-        assert!(Row::of(&memory, ROWS - 1).is_some());
-        assert!(Row::of(&memory, ROWS).is_none());
-        assert!(Row::of(&memory[1..], ROWS - 1).is_none());
+        assert!(Row::of(&memory, 0).is_some() && Row::of(&memory, u8::MAX).is_some());
+        assert!(Row::of(&memory[1..], 0).is_none());
     }
 }

@@ -6,6 +6,8 @@
 //! the index in the low bits of its token, and may begin once the one that lived there before is
 //! over. Whoever leaves one untested finds no free request once the ring has come around.
 
+use core::hint::cold_path;
+
 use crate::fifo::{DEPTH_MAX, RECVS_MAX};
 
 /// Entries of a ring that has one for each row of the FIFO.
@@ -49,6 +51,12 @@ impl Request {
     #[inline(always)]
     pub const fn from_raw(raw: u32) -> Self {
         Request(raw & (NUMBER | FLUSH))
+    }
+
+    /// That of a token that a ring has given.
+    #[inline(always)]
+    pub(crate) const fn of(token: u32) -> Self {
+        Request(token)
     }
 
     /// That of message `r` of the row whose first this is.
@@ -95,10 +103,10 @@ const FLUSH: u32 = 1 << 29;
 const NUMBER: u32 = FLUSH - 1;
 
 impl<T> Entry<T> {
-    /// Becomes `request`, which awaits `events` completions, at least one.
+    /// Becomes the request of `token`, which awaits `events` completions, at least one.
     #[inline(always)]
-    pub(crate) fn arm(&mut self, request: &Request, events: u32) {
-        self.key = request.0;
+    pub(crate) fn arm(&mut self, token: u32, events: u32) {
+        self.key = token;
         self.awaited = events as i32;
     }
 
@@ -143,12 +151,18 @@ impl<T> Entry<T> {
         self.key == token | CUT
     }
 
-    /// Ends the request of `token` if it lives here and is done; whether that was so.
+    /// Ends the request that lives here; gives what stands beside it.
     #[inline(always)]
+    pub(crate) fn end(&mut self) -> &mut T {
+        self.key = FREE;
+        &mut self.value
+    }
+
+    /// Ends the request of `token` if it lives here and is done; whether that was so.
     pub(crate) fn end_if_done(&mut self, token: u32) -> bool {
         let is_done = self.is_done(token);
         if is_done {
-            self.key = FREE;
+            self.end();
         }
         is_done
     }
@@ -168,7 +182,20 @@ impl<T, const N: usize> Ring<T, N> {
     pub(crate) fn next_free(&mut self) -> Option<(Request, &mut Entry<T>)> {
         let token = self.next & NUMBER;
         let entry = &mut self.entries[token as usize % N];
-        if entry.is_free() { Some((Request(token), entry)) } else { None }
+        if !entry.is_free() {
+            cold_path();
+            return None;
+        }
+        Some((Request(token), entry))
+    }
+
+    /// Takes the next request, which [`Ring::next_free`] has given before: its token, and its entry,
+    /// for the caller to arm.
+    #[inline(always)]
+    pub(crate) fn take_next(&mut self) -> (u32, &mut Entry<T>) {
+        let token = self.next & NUMBER;
+        self.advance();
+        (token, self.at(token))
     }
 
     /// The next request is taken.
@@ -253,7 +280,7 @@ mod tests {
                             prop_assert!(!ring.come_around());
                         }
                         let taken = ring.next_free().map(|(request, entry)| {
-                            entry.arm(&request, 2);
+                            entry.arm(request.raw(), 2);
                             (request, entry.value)
                         });
                         let is_taken = live.iter().any(|&(_, there, _)| there == place);
@@ -303,7 +330,7 @@ mod tests {
             let mut live: heapless::Vec<u32, 8> = heapless::Vec::new();
             for _ in 0..taken {
                 let (request, entry) = ring.next_free().unwrap();
-                entry.arm(&request, 1);
+                entry.arm(request.raw(), 1);
                 ring.advance();
                 live.push(request.raw()).unwrap();
             }
@@ -319,7 +346,7 @@ mod tests {
         fn a_completion_too_many_is_noticed(events in 1u32..100) {
             let mut ring = Ring::<(), ROWS>::new(1, |_| ());
             let (request, entry) = ring.next_free().unwrap();
-            entry.arm(&request, events);
+            entry.arm(request.raw(), events);
             for _ in 0..events {
                 prop_assert!(!ring.at(0).is_done(request.raw()));
                 prop_assert!(ring.at(0).book());

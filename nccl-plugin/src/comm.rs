@@ -2,16 +2,17 @@
 
 mod recv;
 mod send;
+mod test;
 
 use std::ffi::{c_int, c_void};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use invar::Device;
-use invar::raw::{AnyRecv, AnySend, End};
+use invar::raw::{AnyRecv, AnySend, End, Request};
 
 use crate::abi::Code;
 use crate::outcome::{Failed, Outcome, call, failed, misused};
-use crate::place::{self, Name, Place};
+use crate::place;
 use crate::profiler::{self, Lanes};
 
 /// Longest message: what the 32-bit fields on the wire can say.
@@ -21,9 +22,20 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 #[repr(C)]
 pub(crate) struct Comm {
     pub(crate) calls: Calls,
-    /// The `E` that the calls are compiled for; they have it for themselves, one at a time.
-    end: NonNull<()>,
+    pub(crate) end: Erased,
     rest: Box<Rest>,
+}
+
+/// The [`Held`] of the kind of end that the calls are compiled for; they have it for themselves, one
+/// at a time.
+pub(crate) type Erased = NonNull<()>;
+
+/// An end, and what its requests begin with.
+#[repr(C)]
+struct Held<E> {
+    end: E,
+    /// See [`place::requests`].
+    requests: usize,
 }
 
 /// What is not needed for a message.
@@ -31,10 +43,11 @@ struct Rest {
     kind: Kind,
     device: Device,
     lanes: Lanes,
-    close: unsafe fn(NonNull<()>),
+    close: unsafe fn(Erased),
 }
 
-/// What can be done with an end of one kind.
+/// What can be done with an end of one kind. As of NCCL's table, but that the end stands for the
+/// comm.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Calls {
@@ -45,12 +58,12 @@ pub(crate) struct Calls {
     pub(crate) test: Test,
 }
 
-/// Place, memory, bytes, tag, registration, request.
+/// End, memory, bytes, tag, registration, request.
 type ISend =
-    unsafe extern "C" fn(&Place, *mut c_void, usize, c_int, *mut c_void, *mut *mut c_void) -> Code;
-/// Place, number of buffers, and of each memory, bytes, tag, registration; request.
+    unsafe extern "C" fn(Erased, *mut c_void, usize, c_int, *mut c_void, *mut *mut c_void) -> Code;
+/// End, number of buffers, and of each memory, bytes, tag, registration; request.
 type IRecv<S> = unsafe extern "C" fn(
-    &Place,
+    Erased,
     c_int,
     *mut *mut c_void,
     *mut S,
@@ -58,18 +71,49 @@ type IRecv<S> = unsafe extern "C" fn(
     *mut *mut c_void,
     *mut *mut c_void,
 ) -> Code;
-/// Place, number of buffers, and of each memory, bytes, registration; request.
+/// End, number of buffers, and of each memory, bytes, registration; request.
 type IFlush = unsafe extern "C" fn(
-    &Place,
+    Erased,
     c_int,
     *mut *mut c_void,
     *mut c_int,
     *mut *mut c_void,
     *mut *mut c_void,
 ) -> Code;
-/// Place, whether it is done, bytes of each buffer, request: the second and third are where NCCL
-/// has put them.
-type Test = unsafe extern "C" fn(&Place, *mut c_int, *mut c_int, *mut c_void) -> Code;
+/// Request, whether it is done, bytes of each buffer; end.
+type Test = unsafe extern "C" fn(*mut c_void, *mut c_int, *mut c_int, Erased) -> Code;
+
+/// A size as a version of the interface counts it.
+pub(crate) trait Bytes: Copy {
+    fn bytes(self) -> usize;
+    /// Receives of such sizes.
+    fn irecv(calls: &Calls) -> IRecv<Self>;
+}
+
+impl Bytes for c_int {
+    /// A negative size becomes one that is too long.
+    #[inline(always)]
+    fn bytes(self) -> usize {
+        self as usize
+    }
+
+    #[inline(always)]
+    fn irecv(calls: &Calls) -> IRecv<Self> {
+        calls.irecv_int
+    }
+}
+
+impl Bytes for usize {
+    #[inline(always)]
+    fn bytes(self) -> usize {
+        self
+    }
+
+    #[inline(always)]
+    fn irecv(calls: &Calls) -> IRecv<Self> {
+        calls.irecv
+    }
+}
 
 /// Which end a comm is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +124,7 @@ pub(crate) enum Kind {
 
 impl Comm {
     /// Makes a sending end known to NCCL.
-    pub(crate) fn put_send(end: AnySend, device: (c_int, &Device)) -> Result<Name, Failed> {
+    pub(crate) fn put_send(end: AnySend, device: (c_int, &Device)) -> Result<*mut c_void, Failed> {
         match end {
             AnySend::Verbs(end) => Self::put(end, send::calls, Kind::Send, device),
             AnySend::Socket(end) => Self::put(end, send::calls, Kind::Send, device),
@@ -90,7 +134,7 @@ impl Comm {
     }
 
     /// Makes a receiving end known to NCCL.
-    pub(crate) fn put_recv(end: AnyRecv, device: (c_int, &Device)) -> Result<Name, Failed> {
+    pub(crate) fn put_recv(end: AnyRecv, device: (c_int, &Device)) -> Result<*mut c_void, Failed> {
         match end {
             AnyRecv::Verbs(end) => Self::put(end, recv::calls, Kind::Recv, device),
             AnyRecv::Socket(end) => Self::put(end, recv::calls, Kind::Recv, device),
@@ -104,18 +148,21 @@ impl Comm {
         calls: fn(&E) -> Calls,
         kind: Kind,
         (number, device): (c_int, &Device),
-    ) -> Result<Name, Failed> {
-        let close = |end: NonNull<()>| {
+    ) -> Result<*mut c_void, Failed> {
+        let close = |end: Erased| {
             // SAFETY: it was made of a box, below, and goes with its comm.
-            unsafe { Box::from_raw(end.cast::<E>().as_ptr()) }.close();
+            let held = unsafe { Box::from_raw(end.cast::<Held<E>>().as_ptr()) };
+            Box::new(held.end).close();
         };
         let lanes = Lanes { kind, device: number, over: end.lanes() };
-        let comm = Comm {
-            calls: calls(&end),
-            end: NonNull::from(Box::leak(end)).cast(),
-            rest: Box::new(Rest { kind, device: device.clone(), lanes, close }),
-        };
-        place::put(comm).map_err(|_| misused(format_args!("more than {} comms", place::PLACES)))
+        let calls = calls(&end);
+        let held = NonNull::from(Box::leak(Box::new(Held { end: *end, requests: 0 })));
+        let rest = Box::new(Rest { kind, device: device.clone(), lanes, close });
+        let comm = place::put(Comm { calls, end: held.cast(), rest })
+            .map_err(|_| misused(format_args!("more than {} comms", place::PLACES)))?;
+        // SAFETY: it lives as long as the comm, of which nobody knows yet.
+        unsafe { (*held.as_ptr()).requests = place::requests(comm) };
+        Ok(comm)
     }
 
     /// The device that it is on.
@@ -127,16 +174,30 @@ impl Comm {
     pub(crate) fn lanes(&self) -> &Lanes {
         &self.rest.lanes
     }
+}
 
+impl<E> Held<E> {
     /// The end, for a call that NCCL makes.
     ///
     /// # Safety
-    /// `E` is what the calls of this comm are compiled for, and no other call has it.
-    #[expect(clippy::mut_from_ref, reason = "NCCL makes one call at a time")]
+    /// `E` is what the calls of the comm are compiled for, NCCL does not close it during the call,
+    /// and no other call has it.
     #[inline(always)]
-    unsafe fn end<E>(&self) -> &mut E {
+    unsafe fn of<'a>(end: Erased) -> &'a mut Self {
         // SAFETY: the caller's promise; it lives as long as the comm.
-        unsafe { self.end.cast::<E>().as_mut() }
+        unsafe { end.cast().as_mut() }
+    }
+
+    /// Hands out the request that a call has started, or null: call again.
+    ///
+    /// # Safety
+    /// There is room for a request.
+    #[inline(always)]
+    unsafe fn give(&self, started: Option<Request>, request: *mut *mut c_void) -> Code {
+        let number = started.map_or(0, |started| (started.raw() as usize) << 32 | self.requests);
+        // SAFETY: the caller's promise.
+        unsafe { request.write(ptr::without_provenance_mut(number)) };
+        Code::SUCCESS
     }
 }
 

@@ -110,9 +110,9 @@ unsafe fn go_on_accepting(listening: *mut c_void, comm: *mut *mut c_void) -> Out
     let listening = LISTENERS.get(Number::from_ptr(listening));
     let listening = listening.ok_or_else(|| misused("accept on what is no listening comm"))?;
     if let Some(end) = listening.poll()? {
-        let name = Comm::put_recv(end, (listening.number, &listening.device))?;
+        let made = Comm::put_recv(end, (listening.number, &listening.device))?;
         // SAFETY: as above.
-        unsafe { comm.write(name.to_ptr()) };
+        unsafe { comm.write(made) };
     }
     Ok(())
 }
@@ -247,9 +247,9 @@ unsafe fn go_on_connecting(
     unsafe { bytes.write_unaligned(handle) };
     // An error was logged where it came up.
     if let Some(end) = polled.map_err(|error| Failed(code(&error)))? {
-        let name = Comm::put_send(end, (trying.number, &trying.device))?;
+        let made = Comm::put_send(end, (trying.number, &trying.device))?;
         // SAFETY: as above.
-        unsafe { comm.write(name.to_ptr()) };
+        unsafe { comm.write(made) };
     }
     Ok(())
 }

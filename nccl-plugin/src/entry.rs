@@ -4,29 +4,16 @@
 use std::ffi::{c_int, c_void};
 
 use crate::abi::Code;
+use crate::comm::Bytes;
 use crate::outcome::{caught, misused};
 use crate::place;
 use crate::profiler::{self, Message};
 
-/// `isend` before v9.
-pub(crate) unsafe extern "C" fn isend_int(
+/// `isend` before v10, of sizes as the version counts them.
+pub(crate) unsafe extern "C" fn isend<S: Bytes>(
     comm: *mut c_void,
     data: *mut c_void,
-    size: c_int,
-    tag: c_int,
-    mhandle: *mut c_void,
-    request: *mut *mut c_void,
-) -> Code {
-    // A negative size becomes one that is too long.
-    // SAFETY: the caller's promise.
-    unsafe { isend(comm, data, size as usize, tag, mhandle, request) }
-}
-
-/// `isend` of v9.
-pub(crate) unsafe extern "C" fn isend(
-    comm: *mut c_void,
-    data: *mut c_void,
-    size: usize,
+    size: S,
     tag: c_int,
     mhandle: *mut c_void,
     request: *mut *mut c_void,
@@ -34,7 +21,7 @@ pub(crate) unsafe extern "C" fn isend(
     match place::find(comm) {
         // SAFETY: NCCL does not close a comm during a call on it, and promises the arguments.
         Some(place) => unsafe {
-            (place.comm().calls.isend)(place, data, size, tag, mhandle, request)
+            (place.comm().calls.isend)(place.comm().end, data, size.bytes(), tag, mhandle, request)
         },
         None => unknown(Function::ISend, comm),
     }
@@ -59,12 +46,12 @@ pub(crate) unsafe extern "C" fn isend_v10(
     }
 }
 
-/// `irecv` before v9.
-pub(crate) unsafe extern "C" fn irecv_int(
+/// `irecv` before v10, of sizes as the version counts them.
+pub(crate) unsafe extern "C" fn irecv<S: Bytes>(
     comm: *mut c_void,
     n: c_int,
     data: *mut *mut c_void,
-    sizes: *mut c_int,
+    sizes: *mut S,
     tags: *mut c_int,
     mhandles: *mut *mut c_void,
     request: *mut *mut c_void,
@@ -72,26 +59,7 @@ pub(crate) unsafe extern "C" fn irecv_int(
     match place::find(comm) {
         // SAFETY: as in `isend`.
         Some(place) => unsafe {
-            (place.comm().calls.irecv_int)(place, n, data, sizes, tags, mhandles, request)
-        },
-        None => unknown(Function::IRecv, comm),
-    }
-}
-
-/// `irecv` of v9.
-pub(crate) unsafe extern "C" fn irecv(
-    comm: *mut c_void,
-    n: c_int,
-    data: *mut *mut c_void,
-    sizes: *mut usize,
-    tags: *mut c_int,
-    mhandles: *mut *mut c_void,
-    request: *mut *mut c_void,
-) -> Code {
-    match place::find(comm) {
-        // SAFETY: as in `isend`.
-        Some(place) => unsafe {
-            (place.comm().calls.irecv)(place, n, data, sizes, tags, mhandles, request)
+            S::irecv(&place.comm().calls)(place.comm().end, n, data, sizes, tags, mhandles, request)
         },
         None => unknown(Function::IRecv, comm),
     }
@@ -129,7 +97,7 @@ pub(crate) unsafe extern "C" fn iflush(
     match place::find(comm) {
         // SAFETY: as in `isend`.
         Some(place) => unsafe {
-            (place.comm().calls.iflush)(place, n, data, sizes, mhandles, request)
+            (place.comm().calls.iflush)(place.comm().end, n, data, sizes, mhandles, request)
         },
         None => unknown(Function::IFlush, comm),
     }
@@ -141,14 +109,11 @@ pub(crate) unsafe extern "C" fn test(
     done: *mut c_int,
     sizes: *mut c_int,
 ) -> Code {
-    if profiler::is_marked(request) {
-        // SAFETY: the caller's promise.
-        return unsafe { test_profiled(request, done, sizes) };
-    }
     match place::find_by_request(request) {
         // SAFETY: as in `isend`.
-        Some(place) => unsafe { (place.comm().calls.test)(place, done, sizes, request) },
-        None => unknown(Function::Test, request),
+        Some(place) => unsafe { (place.comm().calls.test)(request, done, sizes, place.comm().end) },
+        // SAFETY: the caller's promise.
+        None => unsafe { test_profiled(request, done, sizes) },
     }
 }
 
@@ -209,13 +174,17 @@ unsafe fn start_events(
     })
 }
 
-/// Of a request that has events.
+/// Of a request that has events, if it is one at all.
 #[cold]
+#[inline(never)]
 unsafe extern "C" fn test_profiled(
     request: *mut c_void,
     done: *mut c_int,
     sizes: *mut c_int,
 ) -> Code {
+    if !profiler::is_marked(request) {
+        return unknown(Function::Test, request);
+    }
     // SAFETY: the caller's promise.
     let code = unsafe { test(profiler::unmarked(request), done, sizes) };
     // SAFETY: it succeeds only where `done` points to something.

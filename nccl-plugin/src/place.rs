@@ -2,19 +2,19 @@
 //! that were there.
 //!
 //! ```text
-//! comm       31 … 22  generation, not 0    21 … 6  place            5 … 0  zero
-//! request    63 … 32  its comm             31 … 0  its token
+//! comm       63 … 32  zero      31 … 22  generation, not 0   21 … 6  place   5 … 0  zero
+//! request    63 … 32  its token                    31 … 0  its comm, with REQUEST
 //! ```
 //!
-//! A place is a cache line, and the number has the place where it already is an offset: finding a
-//! comm and what to call takes a few instructions and no lock. As everywhere in NCCL's interface,
-//! calls on one comm must not overlap with its end; one that comes after it is found out.
+//! A place is a cache line, and a comm has the place where it already is an offset: finding it and
+//! what to call takes a few instructions and no lock. As everywhere in NCCL's interface, calls on
+//! one comm must not overlap with its end; one that comes after it is found out.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use static_assertions::const_assert_eq;
@@ -28,6 +28,9 @@ const PLACE_SHIFT: u32 = 6;
 const GENERATION_SHIFT: u32 = 22;
 const GENERATIONS: u16 = 1 << (u32::BITS - GENERATION_SHIFT);
 
+/// Tells the comm in a request from a comm.
+const REQUEST: usize = 16;
+
 static PLACE: [Place; PLACES] = [const { Place::empty() }; PLACES];
 
 static ALLOCATION: Mutex<Allocation> =
@@ -36,15 +39,15 @@ static ALLOCATION: Mutex<Allocation> =
 /// Room for a comm.
 #[repr(C, align(64))]
 pub(crate) struct Place {
-    /// Of the comm that is here; 0 for none.
-    name: AtomicU32,
-    /// Written while there is no name.
+    /// The [`key`] of the comm that is here; 0 for none.
+    key: AtomicUsize,
+    /// Written while there is no key.
     comm: UnsafeCell<MaybeUninit<Comm>>,
 }
 
 const_assert_eq!(size_of::<Place>(), 1 << PLACE_SHIFT);
 
-// SAFETY: `comm` is written under the lock of `ALLOCATION`, before a name is stored and after it
+// SAFETY: `comm` is written under the lock of `ALLOCATION`, before a key is stored and after it
 // is taken away; between that it is only read.
 unsafe impl Sync for Place {}
 
@@ -54,31 +57,9 @@ struct Allocation {
     generations: Vec<u16>,
 }
 
-/// How NCCL names a comm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(transparent)]
-pub(crate) struct Name(u32);
-
-impl Name {
-    /// As NCCL gets it.
-    pub(crate) fn to_ptr(self) -> *mut c_void {
-        ptr::without_provenance_mut(self.0 as usize)
-    }
-
-    #[inline(always)]
-    fn place(self) -> &'static Place {
-        &PLACE[self.index()]
-    }
-
-    #[inline(always)]
-    fn index(self) -> usize {
-        (self.0 >> PLACE_SHIFT) as usize % PLACES
-    }
-}
-
 impl Place {
     const fn empty() -> Self {
-        Place { name: AtomicU32::new(0), comm: UnsafeCell::new(MaybeUninit::zeroed()) }
+        Place { key: AtomicUsize::new(0), comm: UnsafeCell::new(MaybeUninit::zeroed()) }
     }
 
     /// What is here.
@@ -90,37 +71,60 @@ impl Place {
         // SAFETY: it is written before it can be found, and not again before it is removed.
         unsafe { (*self.comm.get()).assume_init_ref() }
     }
-
-    /// A request of the comm that is here, as NCCL gets it.
-    #[inline(always)]
-    pub(crate) fn request(&self, token: u32) -> *mut c_void {
-        let name = u64::from(self.name.load(Ordering::Relaxed));
-        ptr::without_provenance_mut((name << 32 | u64::from(token)) as usize)
-    }
 }
 
-/// Finds the comm that NCCL names so.
+/// What stands at the place of a comm: never 0, so that no number names an empty place, null
+/// neither.
+const fn key(comm: usize) -> usize {
+    !(2 * comm)
+}
+
+/// Whether a key is that of a comm. A sum, which takes fewer registers than the key.
 #[inline(always)]
-pub(crate) fn find(name: *mut c_void) -> Option<&'static Place> {
-    let place = Name(name.addr() as u32).place();
-    // All of it: what has more bits is no name.
-    (place.name.load(Ordering::Acquire) as usize == name.addr() && !name.is_null()).then_some(place)
+const fn is_key(key: usize, comm: usize) -> bool {
+    key.wrapping_add(comm.wrapping_mul(2)) == usize::MAX
+}
+
+/// The place of a comm.
+#[inline(always)]
+fn place(comm: usize) -> &'static Place {
+    &PLACE[(comm >> PLACE_SHIFT) % PLACES]
+}
+
+/// Finds a comm.
+#[inline(always)]
+pub(crate) fn find(comm: *mut c_void) -> Option<&'static Place> {
+    let place = place(comm.addr());
+    is_key(place.key.load(Ordering::Acquire), comm.addr()).then_some(place)
 }
 
 /// Finds the comm of a request.
 #[inline(always)]
 pub(crate) fn find_by_request(request: *mut c_void) -> Option<&'static Place> {
-    find(ptr::without_provenance_mut(request.addr() >> 32))
+    let comm = request.addr() as u32 as usize;
+    let place = place(comm);
+    is_key(place.key.load(Ordering::Acquire), comm.wrapping_sub(REQUEST)).then_some(place)
+}
+
+/// What the requests of a comm have beside their tokens.
+pub(crate) fn requests(comm: *mut c_void) -> usize {
+    comm.addr() | REQUEST
 }
 
 /// The token of a request.
 #[inline(always)]
 pub(crate) fn token(request: *mut c_void) -> u32 {
-    request.addr() as u32
+    (request.addr() >> 32) as u32
 }
 
-/// Puts a comm where it can be found; gives it back where there is no place left.
-pub(crate) fn put(comm: Comm) -> Result<Name, Comm> {
+/// The comm of a request.
+pub(crate) fn comm(request: *mut c_void) -> *mut c_void {
+    request.map_addr(|request| request as u32 as usize & !REQUEST)
+}
+
+/// Puts a comm where it can be found, and gives it as NCCL gets it; back where there is no place
+/// left.
+pub(crate) fn put(comm: Comm) -> Result<*mut c_void, Comm> {
     let mut allocation = allocation();
     let index = match allocation.free.pop() {
         Some(index) => index,
@@ -134,13 +138,12 @@ pub(crate) fn put(comm: Comm) -> Result<Name, Comm> {
     };
     let generation = &mut allocation.generations[usize::from(index)];
     *generation = if *generation + 1 < GENERATIONS { *generation + 1 } else { 1 };
-    let number = u32::from(*generation) << GENERATION_SHIFT | u32::from(index) << PLACE_SHIFT;
-    let name = Name(number);
-    let place = name.place();
-    // SAFETY: under the lock, and nobody finds what has no name.
+    let number = usize::from(*generation) << GENERATION_SHIFT | usize::from(index) << PLACE_SHIFT;
+    let place = place(number);
+    // SAFETY: under the lock, and nobody finds what has no key.
     unsafe { (*place.comm.get()).write(comm) };
-    place.name.store(number, Ordering::Release);
-    Ok(name)
+    place.key.store(key(number), Ordering::Release);
+    Ok(ptr::without_provenance_mut(number))
 }
 
 /// Takes a comm away.
@@ -149,12 +152,12 @@ pub(crate) fn put(comm: Comm) -> Result<Name, Comm> {
 /// `place` was found, and nobody else is at work on its comm.
 pub(crate) unsafe fn remove(place: &Place) -> Option<Comm> {
     let mut allocation = allocation();
-    let name = Name(place.name.swap(0, Ordering::AcqRel));
-    if name.0 == 0 {
+    let key = place.key.swap(0, Ordering::AcqRel);
+    if key == 0 {
         return None;
     }
-    allocation.free.push(name.index() as u16);
-    // SAFETY: it had a name, which nobody finds any more, and the lock is held.
+    allocation.free.push(((!key / 2) >> PLACE_SHIFT) as u16);
+    // SAFETY: it had a key, which nobody finds any more, and the lock is held.
     Some(unsafe { (*place.comm.get()).assume_init_read() })
 }
 

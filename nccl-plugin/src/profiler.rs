@@ -16,9 +16,10 @@ use static_assertions::const_assert_eq;
 
 use crate::abi::{Code, ProfilerCallback};
 use crate::comm::Kind;
+use crate::place;
 
-/// Set in a request that has events; no token uses it.
-const MARK: usize = 1 << 31;
+/// Set in a request that has events: no comm is found by it.
+const MARK: usize = 1;
 
 /// `ncclProfilerNetEventStart`.
 const START: c_int = 0;
@@ -154,7 +155,6 @@ fn start_one<T>(callback: ProfilerCallback, step: *mut c_void, id: i64, about: T
 }
 
 /// Whether a request has events.
-#[inline(always)]
 pub(crate) fn is_marked(request: *mut c_void) -> bool {
     request.addr() & MARK != 0
 }
@@ -177,7 +177,8 @@ pub(crate) fn stop(request: *mut c_void) {
 /// Forgets the events of a comm that is closed: NCCL has closed their steps.
 pub(crate) fn forget(comm: *mut c_void) {
     if let Some(events) = &mut *events() {
-        events.retain(|request, _| request >> 32 != comm.addr());
+        let is_its = |marked| place::comm(unmarked(ptr::without_provenance_mut(marked))) == comm;
+        events.retain(|marked, _| !is_its(*marked));
     }
 }
 

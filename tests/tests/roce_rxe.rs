@@ -80,7 +80,7 @@ fn side_b(packets: &[(bool, Vec<u8>)], mtu: Mtu) -> Peer {
 fn post_receive(peer: &mut Peer, length: u32) {
     let Memory { key, addr, .. } = peer.host.regions[0];
     let sge = Sge { addr: addr + REMOTE_OFFSET, length, lkey: key };
-    peer.qp.post_recv(&RecvWr { wr_id: 100, sge }, &mut peer.host).unwrap();
+    peer.qp.post_recv(&RecvWr { wr_id: 100, sge, ..RecvWr::default() }, &mut peer.host).unwrap();
 }
 
 fn answers_to(peer: &mut Peer, bytes: &[u8]) -> Vec<Answer> {

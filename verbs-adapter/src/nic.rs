@@ -232,12 +232,12 @@ impl Nic for VerbsNic {
     }
 
     #[inline(always)]
-    fn post_send(&self, qp: &Qp, wrs: &[SendWr]) -> Result<(), NicError> {
+    fn post_send(&self, qp: &Qp, wrs: &mut [SendWr]) -> Result<(), NicError> {
         qp.post_send(wrs)
     }
 
     #[inline(always)]
-    fn post_recv(&self, qp: &Qp, wr: &RecvWr) -> Result<(), NicError> {
+    fn post_recv(&self, qp: &Qp, wr: &mut RecvWr) -> Result<(), NicError> {
         qp.post_recv(wr)
     }
 

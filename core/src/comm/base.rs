@@ -5,10 +5,12 @@
 //! spills next to nothing. An [`Error`] fills several registers: where a result crosses such a
 //! call, the error stays in the comm and [`Failed`] says so.
 
-use crate::conn::{Exchange, Parts, Peer, Settings, Stream, StreamError, Verbs};
+use core::hint::cold_path;
+
+use crate::conn::{Exchange, Parts, Settings, Stream, StreamError, Verbs};
 use crate::error::{CompletionError, Ends, Error, Report};
 use crate::nic::{Nic, NicError, PollError, Wc, WcStatus};
-use crate::request::Ring;
+use crate::request::{Entry, Ring};
 
 /// Completions taken in one poll.
 const POLL_BATCH: usize = 32;
@@ -30,6 +32,19 @@ pub(super) enum Gate {
 /// A call has failed; [`Base::error`] says why.
 pub(super) struct Failed;
 
+/// How far the usual part of a call came. It is for callers that make each call a function, as C
+/// does: such a function, which goes on with the whole call as its last act, saves next to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Usual<T> {
+    /// The call is done.
+    Done(T),
+    /// So is this one; what it is about is not there yet.
+    NotYet,
+    /// Something else has to be done, which nobody has begun with: make the whole call.
+    Unusual,
+}
+
 /// What a test finds.
 pub(super) enum Settled<'a, T> {
     Waiting,
@@ -48,13 +63,15 @@ pub(super) trait Route<T, const N: usize> {
     fn book(&mut self, reqs: &mut Ring<T, N>, wc: &Wc) -> bool;
 }
 
-pub(super) struct Base<N: Nic, S, T, const REQS: usize> {
+pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     pub(super) gate: Gate,
     /// What ended the connection, behind a gate that is closed or failed.
     end: Option<Error>,
     /// Of the call that failed last.
     error: Option<Error>,
     pub(super) reqs: Ring<T, REQS>,
+    /// Released before the completion queue, as a queue pair of its own is.
+    pub(super) route: R,
     wcs: [Wc; POLL_BATCH],
     pub(super) verbs: Verbs<N>,
     pub(super) stream: S,
@@ -62,21 +79,21 @@ pub(super) struct Base<N: Nic, S, T, const REQS: usize> {
     pub(super) pending: Option<Exchange>,
 }
 
-impl<N: Nic, S: Stream, T, const REQS: usize> Base<N, S, T, REQS> {
-    pub(super) fn new(parts: Parts<N, S>, reqs: Ring<T, REQS>) -> (Self, Option<Peer>) {
-        let Parts { verbs, stream, ends, peer, pending } = parts;
-        let base = Base {
+impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T, REQS> {
+    pub(super) fn new(parts: Parts<N, S>, reqs: Ring<T, REQS>, route: R) -> Self {
+        let Parts { verbs, stream, ends, pending, .. } = parts;
+        Base {
             gate: if pending.is_some() { Gate::Pending } else { Gate::Open },
             end: None,
             error: None,
             reqs,
+            route,
             wcs: [Wc::default(); POLL_BATCH],
             verbs,
             stream,
             ends,
             pending,
-        };
-        (base, peer)
+        }
     }
 
     pub(super) fn report(&self, error: Error) -> Report<'_> {
@@ -104,6 +121,13 @@ impl<N: Nic, S: Stream, T, const REQS: usize> Base<N, S, T, REQS> {
         self.fail(error.into())
     }
 
+    /// Fails the comm because its completion queue cannot be polled.
+    #[cold]
+    #[inline(never)]
+    fn poll_failed(&mut self, error: PollError) {
+        self.nic_failed(error.into());
+    }
+
     /// Fails a call for a gate that nothing passes.
     #[cold]
     #[inline(never)]
@@ -119,95 +143,81 @@ impl<N: Nic, S: Stream, T, const REQS: usize> Base<N, S, T, REQS> {
         self.error.unwrap_or(Error::PeerClosed(StreamError::Closed))
     }
 
-    /// Whether the request of `token` is over, after completions that are there.
+    /// Whether the request of `token` is done, after the completions of one poll. As a rule there
+    /// is one, and it is the one that is awaited. The request is still to be ended.
     #[inline(always)]
-    pub(super) fn settle(&mut self, token: u32, mut route: impl Route<T, REQS>) -> Settled<'_, T> {
-        if self.reqs.at(token).end_if_done(token) {
-            return Settled::Done(&mut self.reqs.at(token).value);
-        }
-        if !self.reqs.at(token).is_live(token) {
-            return Settled::Unknown;
-        }
-        let polled = self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs);
-        // As a rule there is one completion, and it is the one that is awaited.
-        if polled == Ok(1) {
-            let [wc, ..] = &self.wcs;
-            if wc.status != WcStatus::SUCCESS || !route.book_usual(&mut self.reqs, wc) {
-                return self.settle_unusual(token, route);
+    pub(super) fn settle_polled(&mut self, token: u32) -> Usual<&mut Entry<T>> {
+        let polled = match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {
+            Ok(0) => return Usual::NotYet,
+            Ok(polled) => polled,
+            Err(error) => {
+                self.poll_failed(error);
+                return Usual::Unusual;
             }
-            let booked = wc.wr_id as u32;
-            if self.reqs.at(booked).end_if_done(token) {
-                return Settled::Done(&mut self.reqs.at(booked).value);
-            }
-            return self.settle_again(token, Ok(0), route);
-        }
-        if polled == Ok(0) {
-            return Settled::Waiting;
-        }
-        self.settle_again(token, polled, route)
-    }
-
-    /// As [`Base::settle`], after a poll that gave one completion of another kind.
-    #[inline(never)]
-    fn settle_unusual(&mut self, token: u32, mut route: impl Route<T, REQS>) -> Settled<'_, T> {
+        };
         let [wc, ..] = &self.wcs;
-        if wc.status == WcStatus::SUCCESS && route.book(&mut self.reqs, wc) {
-            if self.reqs.at(token).end_if_done(token) {
-                return Settled::Done(&mut self.reqs.at(token).value);
-            }
-            return self.settle_again(token, Ok(0), route);
+        if polled != 1
+            || wc.status != WcStatus::SUCCESS
+            || !self.route.book_usual(&mut self.reqs, wc)
+        {
+            return match self.book_for(token, polled) {
+                Some(entry) => Usual::Done(entry),
+                None => Usual::Unusual,
+            };
         }
-        self.settle_again(token, Ok(1), route)
+        let entry = self.reqs.at(wc.wr_id as u32);
+        if !entry.is_done(token) {
+            cold_path();
+            return Usual::Unusual;
+        }
+        Usual::Done(entry)
     }
 
-    /// Books what was polled, and polls until there is nothing more or `token` is settled.
+    /// Books what was polled; gives the entry of `token` if that is done then.
     #[inline(never)]
-    fn settle_again(
-        &mut self,
-        token: u32,
-        mut polled: Result<u32, PollError>,
-        mut route: impl Route<T, REQS>,
-    ) -> Settled<'_, T> {
+    fn book_for(&mut self, token: u32, polled: u32) -> Option<&mut Entry<T>> {
+        self.book(polled);
+        let entry = self.reqs.at(token);
+        entry.is_done(token).then_some(entry)
+    }
+
+    /// Whether the request of `token` is over, after all completions that are there.
+    pub(super) fn settle(&mut self, token: u32) -> Settled<'_, T> {
         loop {
-            self.book(polled, &mut route);
-            if self.reqs.at(token).end_if_done(token) {
-                return Settled::Done(&mut self.reqs.at(token).value);
+            if self.reqs.at(token).is_done(token) {
+                return Settled::Done(self.reqs.at(token).end());
             }
             if !self.reqs.at(token).is_live(token) {
                 return Settled::Unknown;
             }
-            polled = self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs);
-            if polled == Ok(0) {
+            if !self.poll() {
                 return Settled::Waiting;
             }
         }
     }
 
     /// Takes completions that are there and books them; whether there was any.
-    pub(super) fn poll(&mut self, route: &mut impl Route<T, REQS>) -> bool {
-        let polled = self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs);
-        self.book(polled, route);
-        polled != Ok(0)
+    #[inline(never)]
+    pub(super) fn poll(&mut self) -> bool {
+        match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {
+            Ok(0) => return false,
+            Ok(polled) => self.book(polled),
+            Err(error) => self.poll_failed(error),
+        }
+        true
     }
 
     /// Books what was polled. One in error or that nobody awaited fails the comm; those behind it
     /// come too late, since what waits is cut short.
     #[inline(always)]
-    fn book(&mut self, polled: Result<u32, PollError>, route: &mut impl Route<T, REQS>) {
-        let n = match polled {
-            Ok(n) => n as usize,
-            Err(error) => {
-                self.nic_failed(error.into());
-                return;
-            }
-        };
-        for wc in &self.wcs[..n.min(POLL_BATCH)] {
+    fn book(&mut self, polled: u32) {
+        for wc in &self.wcs[..POLL_BATCH.min(polled as usize)] {
             let is_success = wc.status == WcStatus::SUCCESS;
-            if is_success && route.book_usual(&mut self.reqs, wc) {
+            if is_success && self.route.book_usual(&mut self.reqs, wc) {
                 continue;
             }
             let wc = *wc;
-            if !is_success || !route.book(&mut self.reqs, &wc) {
+            if !is_success || !self.route.book(&mut self.reqs, &wc) {
                 self.completion_failed(&wc);
                 return;
             }
@@ -244,7 +254,7 @@ impl<N: Nic, S: Stream, T, const REQS: usize> Base<N, S, T, REQS> {
 
     /// Looks whether the peer is still there: between comms nothing travels over the stream, so
     /// whatever comes is its end, or not from a working peer.
-    pub(super) fn check_peer(&mut self, mut route: impl Route<T, REQS>) -> Result<(), Failed> {
+    pub(super) fn check_peer(&mut self) -> Result<(), Failed> {
         match self.gate {
             Gate::Pending => return Ok(()),
             Gate::Closed | Gate::Failed => return Err(self.refuse()),
@@ -258,7 +268,7 @@ impl<N: Nic, S: Stream, T, const REQS: usize> Base<N, S, T, REQS> {
             Err(error) => Error::PeerClosed(error),
         };
         // What the peer sent before it closed is in the completion queue by now.
-        while self.gate != Gate::Failed && self.poll(&mut route) {}
+        while self.gate != Gate::Failed && self.poll() {}
         if self.gate != Gate::Failed {
             // Nothing new can start.
             self.gate = Gate::Closed;

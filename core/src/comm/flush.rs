@@ -60,7 +60,7 @@ impl<N: Nic> Flushes<N> {
         let Some((request, entry)) = self.reqs.next_free() else { return Ok(Flush::Busy) };
         let wr_id = request.raw().into();
         let request = request.of_flush();
-        entry.arm(&request, 1);
+        entry.arm(request.raw(), 1);
         let sge = Sge { addr: reader.memory.addr(), length: 1, lkey: reader.mr.lkey() };
         let wr = SendWr {
             wr_id,
@@ -71,7 +71,7 @@ impl<N: Nic> Flushes<N> {
             flags: SendFlags::SIGNALED,
             ..SendWr::default()
         };
-        nic.post_send(&reader.qp, &[wr])?;
+        nic.post_send(&reader.qp, &mut [wr])?;
         self.reqs.advance();
         Ok(Flush::Started(request))
     }
@@ -87,7 +87,7 @@ impl<N: Nic> Flushes<N> {
     }
 
     /// A READ completed; says whether it was awaited.
-    pub(super) fn book(&mut self, wr_id: u64) -> bool {
+    pub(super) fn end(&mut self, wr_id: u64) -> bool {
         self.reqs.at(wr_id as u32).book()
     }
 

@@ -103,9 +103,15 @@ impl Group {
         }
     }
 
-    /// Adds the message of buffer `r`; whether it was the last.
+    /// Whether one message is missing.
     #[inline(always)]
-    pub(super) fn add(&mut self, r: usize, buf: &SendBuf) -> bool {
+    pub(super) fn is_last(&self) -> bool {
+        self.unmatched & self.unmatched.wrapping_sub(1) == 0
+    }
+
+    /// Adds the message of buffer `r`.
+    #[inline(always)]
+    pub(super) fn add(&mut self, r: usize, buf: &SendBuf) {
         let r = r % RECVS_MAX;
         let others = !(1 << r);
         self.sizes[r] = buf.len;
@@ -114,7 +120,6 @@ impl Group {
             self.imm_data &= others;
         }
         self.unmatched &= others;
-        self.unmatched == 0
     }
 
     /// How many messages it has, once it is complete.
@@ -130,7 +135,7 @@ impl Group {
         verbs: &Verbs<N>,
         target: &Target,
         token: u32,
-        row: usize,
+        row: u8,
     ) -> Result<(), NicError> {
         let nreqs = self.nreqs.min(RECVS_MAX);
         let wrs = &mut self.wrs[..=nreqs];

@@ -8,14 +8,13 @@ use super::sizes::{SIZES_ROW_BYTES, Sizes, SizesRow, sizes_offset};
 use crate::conn::Verbs;
 use crate::fifo::RECVS_MAX;
 use crate::math::QpSplit;
-use crate::nic::{Memory, Nic, NicError, SendFlags, SendOpcode, SendWr, Sge};
+use crate::nic::{Link, Memory, Nic, NicError, SendFlags, SendOpcode, SendWr, Sge};
 
 /// Where messages go.
 pub(super) struct Target {
     pub(super) qps: u32,
-    /// Below which size a message of its own is one work request.
-    pub(super) single_bytes_end: u32,
-    ar_threshold_bytes: u32,
+    /// Up to which size a message is one work request on each queue pair.
+    pub(super) ar_threshold_bytes: u32,
     /// Where the receiver takes the sizes of a group: address and key.
     sizes: Option<(u64, u32)>,
     /// Where our copy of them begins in the control memory.
@@ -26,9 +25,8 @@ impl Target {
     pub(super) fn new<N: Nic>(verbs: &Verbs<N>, sizes: Option<(u64, u32)>) -> Self {
         let qps = u32::from(verbs.qp_count());
         let ar_threshold_bytes = verbs.settings.ar_threshold_bytes;
-        let single_bytes_end = if qps == 1 { ar_threshold_bytes.saturating_add(1) } else { 0 };
         let sizes_offset = sizes_offset(verbs.settings.depth().into());
-        Target { qps, single_bytes_end, ar_threshold_bytes, sizes, sizes_offset }
+        Target { qps, ar_threshold_bytes, sizes, sizes_offset }
     }
 
     /// Has the end of a group carry the sizes, on our own wire.
@@ -36,12 +34,12 @@ impl Target {
     pub(super) fn put_sizes<N: Nic>(
         &self,
         verbs: &Verbs<N>,
-        row: usize,
+        row: u8,
         sizes: &Sizes,
         end: &mut SendWr,
     ) {
         let Some((sizes_addr, rkey)) = self.sizes else { return };
-        let row = row * SIZES_ROW_BYTES;
+        let row = usize::from(row) * SIZES_ROW_BYTES;
         let offset = self.sizes_offset + row;
         if let Some(row) = SizesRow::at(verbs.control.words(), offset) {
             row.store(sizes);
@@ -55,12 +53,15 @@ impl Target {
 /// A WRITE of no bytes.
 pub(super) const WRITE: SendWr = SendWr {
     wr_id: 0,
-    remote_addr: 0,
-    sge: Sge { addr: 0, length: 0, lkey: 0 },
-    rkey: 0,
-    imm_data: 0,
+    next: Link::NULL,
+    sg_list: Link::NULL,
+    num_sge: 0,
     opcode: SendOpcode::RdmaWrite,
     flags: SendFlags::empty(),
+    imm_data: 0,
+    remote_addr: 0,
+    rkey: 0,
+    sge: Sge { addr: 0, length: 0, lkey: 0 },
 };
 
 /// The work request that ends a message, or group, on each queue pair, of no bytes. `token` names
@@ -71,32 +72,32 @@ pub(super) fn with_imm(token: u32, imm_data: u32) -> SendWr {
     SendWr { wr_id: token.into(), imm_data, opcode, flags, ..WRITE }
 }
 
-/// Posts a message of its own on each queue pair.
-#[inline(always)]
+/// Posts the shares of a message of its own, of which `wr` is the whole.
+#[inline(never)]
 pub(super) fn post_single<N: Nic>(
     verbs: &Verbs<N>,
     target: &Target,
-    whole: &SendWr,
+    wr: &mut SendWr,
 ) -> Result<(), NicError> {
-    let size = whole.sge.length;
-    let mut split = QpSplit::new(size, target.qps);
+    let whole = *wr;
+    let mut split = QpSplit::new(whole.sge.length, target.qps);
     // Under adaptive routing data may overtake: a large message goes as a plain WRITE, and an
     // empty WRITE_WITH_IMM follows once it is there.
-    let is_apart = size > target.ar_threshold_bytes;
-    let mut part = *whole;
-    verbs.qps().try_for_each(|qp| {
+    let is_apart = whole.sge.length > target.ar_threshold_bytes;
+    for qp in verbs.qps() {
         let length = split.next_part().length;
-        part.sge.length = length;
-        let posted = if is_apart && length > 0 {
-            let write = SendWr { opcode: SendOpcode::RdmaWrite, flags: SendFlags::empty(), ..part };
-            verbs.nic.post_send(qp, &[write, with_imm(whole.wr_id as u32, size)])
+        wr.sge.length = length;
+        if is_apart && length > 0 {
+            let write = SendWr { opcode: SendOpcode::RdmaWrite, flags: SendFlags::empty(), ..*wr };
+            let end = with_imm(whole.wr_id as u32, whole.imm_data);
+            verbs.nic.post_send(qp, &mut [write, end])?;
         } else {
-            verbs.nic.post_send(qp, core::slice::from_ref(&part))
-        };
-        part.sge.addr = part.sge.addr.wrapping_add(length.into());
-        part.remote_addr = part.remote_addr.wrapping_add(length.into());
-        posted
-    })
+            verbs.nic.post_send(qp, core::slice::from_mut(wr))?;
+        }
+        wr.sge.addr = wr.sge.addr.wrapping_add(length.into());
+        wr.remote_addr = wr.remote_addr.wrapping_add(length.into());
+    }
+    Ok(())
 }
 
 /// Posts the shares of a group over several queue pairs, or without its empty messages: these
@@ -113,10 +114,10 @@ pub(super) fn post_parts<N: Nic>(
     verbs.qps().try_for_each(|qp| {
         let parts = writes.iter_mut().map(|(write, split)| next_part(write, split));
         let parts = parts.filter(|part| part.sge.length > 0);
-        let wrs: heapless::Vec<_, { RECVS_MAX + 1 }> = parts.chain([end]).collect();
+        let mut wrs: heapless::Vec<_, { RECVS_MAX + 1 }> = parts.chain([end]).collect();
         // The sizes go once, before the immediate of the first queue pair completes.
         (end.remote_addr, end.rkey, end.sge) = Default::default();
-        verbs.nic.post_send(qp, &wrs)
+        verbs.nic.post_send(qp, &mut wrs)
     })
 }
 

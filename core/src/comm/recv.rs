@@ -2,15 +2,15 @@
 
 use static_assertions::assert_eq_size;
 
-use super::base::{Base, Failed, Gate, Route, Settled};
+use super::base::{Base, Failed, Gate, Route, Settled, Usual};
 use super::closing::Closing;
 use super::flush::Flushes;
 use super::sizes::{SIZES_ROW_BYTES, Sizes, SizesRow, sizes_offset};
 use super::{Flush, FlushBuf, Request};
-use crate::conn::{Parts, Stream, Verbs, Wire, is_ready};
+use crate::conn::{Parts, Stream, Wire, is_ready};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES, Slot};
-use crate::nic::{Memory, Nic, NicError, RecvWr, SendFlags, SendWr, Sge, Wc, WcOpcode};
+use crate::nic::{Memory, Nic, RecvWr, SendFlags, SendWr, Sge, Wc, WcOpcode};
 use crate::request::{Entry, ROWS, Ring};
 
 /// Memory to receive into.
@@ -28,10 +28,8 @@ pub struct RecvBuf {
 
 /// What stands beside the request of a receive, which is that of a row of the FIFO too.
 struct Receiving {
-    /// The work requests of the row, the same each time around: its write to the peer, of one
-    /// slot, and the receive on each queue pair.
+    /// The write of the row to the peer, the same each time around: of one slot.
     slots_wr: SendWr,
-    recv_wr: RecvWr,
     /// Completions that a receive in this row awaits.
     events: u32,
     /// Buffers: 1, but of a group while it is under way.
@@ -46,8 +44,9 @@ assert_eq_size!(Entry<Receiving>, [u8; 128]);
 
 /// The receiving end of a connection.
 pub struct RecvComm<N: Nic, S> {
-    flushes: Flushes<N>,
-    base: Base<N, S, Receiving, ROWS>,
+    base: Base<N, S, Flushes<N>, Receiving, ROWS>,
+    /// Of a row, on each queue pair; without a buffer, as the data comes by WRITE_WITH_IMM.
+    recv_wr: RecvWr,
     /// Receives posted.
     tail: u64,
     /// Rows of the FIFO.
@@ -55,12 +54,7 @@ pub struct RecvComm<N: Nic, S> {
 }
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
-    /// Registered memory that the comm needs: the shadow of the FIFO, then sizes coming in.
-    pub(crate) const fn control_bytes(depth: usize) -> usize {
-        depth * (ROW_BYTES + SIZES_ROW_BYTES)
-    }
-
-    /// Where in it the sizes come in.
+    /// Where in the control memory sizes come in.
     pub(crate) const fn sizes_offset(depth: usize) -> u64 {
         sizes_offset(depth) as u64
     }
@@ -85,8 +79,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
                 flags,
                 ..SendWr::default()
             };
-            let recv_wr = RecvWr { wr_id: row as u64, ..RecvWr::default() };
-            Receiving { slots_wr, recv_wr, events, nreqs: 1, imm: 0, sizes: [0; RECVS_MAX] }
+            Receiving { slots_wr, events, nreqs: 1, imm: 0, sizes: [0; RECVS_MAX] }
         };
         let mut rows = Ring::new(depth, receiving);
         // One write in a ring asks for a completion: otherwise the send queue never drains. It
@@ -94,8 +87,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let Receiving { slots_wr, events, .. } = &mut rows.at(0).value;
         slots_wr.flags |= SendFlags::SIGNALED;
         *events += 1;
-        let (base, _) = Base::new(parts, rows);
-        Ok(RecvComm { flushes, base, tail: 0, depth })
+        let base = Base::new(parts, rows, flushes);
+        Ok(RecvComm { base, recv_wr: RecvWr::default(), tail: 0, depth })
     }
 
     /// Posts a receive of 1 to 8 buffers and tells the peer. `None`, where no request is free:
@@ -108,7 +101,51 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// Others stay: every later call gives the same.
     #[inline(always)]
     pub fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Error> {
-        match self.recv(bufs) {
+        if let [buf] = bufs
+            && self.fill_usual(buf) == Usual::Done(())
+        {
+            return self.post_filled().map(Some);
+        }
+        match self.recv_unusual(bufs) {
+            Ok(request) => Ok(request),
+            Err(failed) => Err(self.base.error(failed)),
+        }
+    }
+
+    /// The start of [`RecvComm::irecv`] of one buffer: fills a slot, which
+    /// [`RecvComm::post_filled`] writes to the peer.
+    #[inline(always)]
+    pub fn fill_usual(&mut self, buf: &RecvBuf) -> Usual<()> {
+        let Base { gate, reqs, verbs, .. } = &mut self.base;
+        // One at a time, so that each is a branch that is not taken.
+        if *gate != Gate::Open {
+            return Usual::Unusual;
+        }
+        if buf.addr == 0 {
+            return Usual::Unusual;
+        }
+        if buf.rkey == 0 {
+            return Usual::Unusual;
+        }
+        if buf.len > i32::MAX as u32 {
+            return Usual::Unusual;
+        }
+        let Some((request, entry)) = reqs.next_free() else { return Usual::Unusual };
+        let row = Row::of(verbs.control.words(), request.row() as u8);
+        let Some(row) = row else { return Usual::Unusual };
+        entry.value.sizes[0] = buf.len;
+        row.store(0, &slot(buf, 1, self.tail + 1));
+        Usual::Done(())
+    }
+
+    /// Posts the receive of which [`RecvComm::fill_usual`] has filled the slot, in the call before
+    /// this.
+    ///
+    /// # Errors
+    /// [`Error::Nic`].
+    #[inline(always)]
+    pub fn post_filled(&mut self) -> Result<Request, Error> {
+        match self.post() {
             Ok(request) => Ok(request),
             Err(failed) => Err(self.base.error(failed)),
         }
@@ -132,24 +169,44 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
     #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<&[u32]>, Error> {
-        let token = request.raw();
-        let Self { base, flushes, .. } = self;
-        match base.settle(token, Received { flushes }) {
-            Settled::Waiting => Ok(None),
-            Settled::Done(Receiving { nreqs, imm, sizes, .. }) => {
-                if *nreqs == 1 && *imm <= sizes[0] {
-                    return Ok(Some(core::slice::from_ref(&self.base.reqs.at(token).value.imm)));
-                }
-                match self.read_sizes(token) {
-                    Ok(nreqs) => Ok(Some(&self.base.reqs.at(token).value.sizes[..nreqs])),
-                    Err(failed) => Err(self.base.error(failed)),
-                }
+        let mut usual = self.test_booked(request);
+        if usual == Usual::NotYet {
+            usual = self.test_polled(request);
+        }
+        match usual {
+            Usual::Done(_) => {
+                let Receiving { imm, .. } = &self.base.reqs.at(request.raw()).value;
+                Ok(Some(core::slice::from_ref(imm)))
             }
-            Settled::Unknown => match self.settle_flush(token) {
-                Ok(false) => Ok(None),
-                Ok(true) => Ok(Some(&[])),
-                Err(failed) => Err(self.base.error(failed)),
-            },
+            Usual::NotYet => Ok(None),
+            Usual::Unusual => self.test_unusual(request),
+        }
+    }
+
+    /// The start of [`RecvComm::test`], of a receive of one buffer, which gives that one's bytes:
+    /// whether it is done by the completions that were taken before. It takes no new ones;
+    /// [`RecvComm::test_polled`] does.
+    #[inline(always)]
+    pub fn test_booked(&mut self, request: &Request) -> Usual<u32> {
+        let token = request.raw();
+        let entry = self.base.reqs.at(token);
+        if entry.is_done(token) {
+            return received(entry);
+        }
+        if !entry.is_live(token) {
+            return Usual::Unusual;
+        }
+        Usual::NotYet
+    }
+
+    /// What follows on [`RecvComm::test_booked`] where that gives [`Usual::NotYet`], as a rule:
+    /// takes the completions that are there.
+    #[inline(always)]
+    pub fn test_polled(&mut self, request: &Request) -> Usual<u32> {
+        match self.base.settle_polled(request.raw()) {
+            Usual::Done(entry) => received(entry),
+            Usual::NotYet => Usual::NotYet,
+            Usual::Unusual => Usual::Unusual,
         }
     }
 
@@ -159,11 +216,10 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// # Errors
     /// [`Error::PeerClosed`]. Requests that are complete can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
-        let Self { base, flushes, .. } = self;
-        base.check_peer(Received { flushes }).map_err(|failed| {
+        self.base.check_peer().map_err(|failed| {
             // Nobody is left to send.
-            base.reqs.cut_short();
-            base.error(failed)
+            self.base.reqs.cut_short();
+            self.base.error(failed)
         })
     }
 
@@ -173,13 +229,13 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         // A receive that is done has shown that its slots were there.
         let is_waiting = self.base.gate == Gate::Open && self.base.reqs.live() > 0;
         let slots = self.base.reqs.at(0).value.slots_wr;
-        let Base { verbs, stream, .. } = self.base;
-        Closing::new(self.flushes, verbs, stream, is_waiting.then_some(&slots))
+        let Base { route: flushes, verbs, stream, .. } = self.base;
+        Closing::new(flushes, verbs, stream, is_waiting.then_some(&slots))
     }
 
     /// Receives and flushes under way: started, and not yet tested as done.
     pub fn outstanding(&self) -> usize {
-        self.base.reqs.live() + self.flushes.outstanding()
+        self.base.reqs.live() + self.base.route.outstanding()
     }
 
     /// Receives posted.
@@ -204,47 +260,25 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 }
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
-    /// Posts a receive of one buffer, on the one queue pair of an open comm.
-    #[inline(always)]
-    fn recv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Failed> {
-        let [buf] = bufs else { return self.recv_unusual(bufs) };
-        let Base { gate, reqs, verbs, .. } = &mut self.base;
-        if *gate != Gate::Open {
-            return self.recv_unusual(bufs);
+    /// As [`RecvComm::test`], for all the rest.
+    #[inline(never)]
+    fn test_unusual(&mut self, request: &Request) -> Result<Option<&[u32]>, Error> {
+        let token = request.raw();
+        match self.base.settle(token) {
+            Settled::Waiting => Ok(None),
+            Settled::Done(_) => match self.read_sizes(token) {
+                Ok(nreqs) => Ok(Some(&self.base.reqs.at(token).value.sizes[..nreqs])),
+                Err(failed) => Err(self.base.error(failed)),
+            },
+            Settled::Unknown => match self.settle_flush(token) {
+                Ok(false) => Ok(None),
+                Ok(true) => Ok(Some(&[])),
+                Err(failed) => Err(self.base.error(failed)),
+            },
         }
-        // One at a time, so that each is a branch that is not taken.
-        if buf.addr == 0 {
-            return self.recv_unusual(bufs);
-        }
-        if buf.rkey == 0 {
-            return self.recv_unusual(bufs);
-        }
-        if buf.len > i32::MAX as u32 {
-            return self.recv_unusual(bufs);
-        }
-        if !verbs.other_qps.is_empty() {
-            return self.recv_unusual(bufs);
-        }
-        let Some((request, entry)) = reqs.next_free() else { return self.recv_unusual(bufs) };
-        let Some(row) = Row::of(verbs.control.words(), request.row()) else { return Ok(None) };
-        entry.arm(&request, entry.value.events);
-        let receiving = &mut entry.value;
-        receiving.sizes[0] = buf.len;
-        row.store(0, &slot(buf, 1, self.tail + 1));
-        let mut posted = verbs.nic.post_recv(&verbs.qp, &receiving.recv_wr);
-        if posted.is_ok() {
-            let wr = core::slice::from_ref(&receiving.slots_wr);
-            posted = verbs.nic.post_send(&verbs.qp, wr);
-        }
-        if let Err(error) = posted {
-            return Err(self.base.nic_failed(error));
-        }
-        reqs.advance();
-        self.tail += 1;
-        Ok(Some(request))
     }
 
-    /// As [`RecvComm::recv`], for all the rest.
+    /// As [`RecvComm::irecv`], for all the rest.
     #[inline(never)]
     fn recv_unusual(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Failed> {
         if self.base.gate != Gate::Open && !self.pass()? {
@@ -261,7 +295,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let Some((request, entry)) = reqs.next_free() else {
             return if reqs.come_around() { self.recv_unusual(bufs) } else { Ok(None) };
         };
-        let Some(row) = Row::of(verbs.control.words(), request.row()) else { return Ok(None) };
+        let row = Row::of(verbs.control.words(), request.row() as u8);
+        let Some(row) = row else { return Ok(None) };
         let (nreqs, idx) = (bufs.len() as u32, self.tail + 1);
         // What is not there takes anything.
         entry.value.sizes = [u32::MAX; RECVS_MAX];
@@ -275,7 +310,6 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             *size = buf.len;
             row.store(r, &slot(buf, nreqs, idx));
         }
-        entry.arm(&request, entry.value.events);
         entry.value.nreqs = nreqs;
         let slots_wr = &mut entry.value.slots_wr;
         slots_wr.sge.length = nreqs * SLOT_BYTES as u32;
@@ -283,12 +317,39 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             // A row of several may be more than goes inline.
             slots_wr.flags.remove(SendFlags::INLINE);
         }
-        if let Err(error) = post(verbs, &entry.value) {
+        self.post().map(Some)
+    }
+
+    /// Takes the next request. Posts a receive on each queue pair, then the row of slots on the
+    /// first.
+    #[inline(always)]
+    fn post(&mut self) -> Result<Request, Failed> {
+        let Self { base: Base { reqs, verbs, .. }, recv_wr, .. } = self;
+        let (token, entry) = reqs.take_next();
+        entry.arm(token, entry.value.events);
+        recv_wr.wr_id = entry.value.slots_wr.wr_id;
+        if let Err(error) = verbs.nic.post_recv(&verbs.qp, recv_wr) {
             return Err(self.base.nic_failed(error));
         }
-        reqs.advance();
-        self.tail = idx;
-        Ok(Some(request))
+        if !verbs.other_qps.is_empty() {
+            self.post_on_others()?;
+        }
+        let Self { base: Base { reqs, verbs, .. }, .. } = self;
+        let Receiving { slots_wr, .. } = &mut reqs.at(token).value;
+        if let Err(error) = verbs.nic.post_send(&verbs.qp, core::slice::from_mut(slots_wr)) {
+            return Err(self.base.nic_failed(error));
+        }
+        self.tail += 1;
+        Ok(Request::of(token))
+    }
+
+    /// Posts the receive on the other queue pairs.
+    #[inline(never)]
+    fn post_on_others(&mut self) -> Result<(), Failed> {
+        let Self { base: Base { verbs, .. }, recv_wr, .. } = self;
+        let mut qps = verbs.other_qps.iter();
+        qps.try_for_each(|qp| verbs.nic.post_recv(qp, recv_wr))
+            .map_err(|error| self.base.nic_failed(error))
     }
 
     #[cold]
@@ -301,19 +362,19 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         if self.base.gate != Gate::Open {
             return Err(self.base.refuse());
         }
-        let nic = &self.base.verbs.nic;
-        self.flushes.start(nic, bufs).map_err(|error| self.base.nic_failed(error))
+        let Base { route: flushes, verbs, .. } = &mut self.base;
+        flushes.start(&verbs.nic, bufs).map_err(|error| self.base.nic_failed(error))
     }
 
     /// Whether a flush is done, if `token` is one.
     #[inline(never)]
     fn settle_flush(&mut self, token: u32) -> Result<bool, Failed> {
-        let Self { base, flushes, .. } = self;
-        while base.gate != Gate::Failed && flushes.is_live(token) {
-            if flushes.end_if_done(token) {
+        let base = &mut self.base;
+        while base.gate != Gate::Failed && base.route.is_live(token) {
+            if base.route.end_if_done(token) {
                 return Ok(true);
             }
-            if !base.poll(&mut Received { flushes }) {
+            if !base.poll() {
                 return Ok(false);
             }
         }
@@ -380,6 +441,19 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     }
 }
 
+/// The bytes of a receive of one buffer that is done, which is then over.
+#[inline(always)]
+fn received(entry: &mut Entry<Receiving>) -> Usual<u32> {
+    let Receiving { nreqs, imm, sizes, .. } = &entry.value;
+    if *nreqs != 1 {
+        return Usual::Unusual;
+    }
+    if *imm > sizes[0] {
+        return Usual::Unusual;
+    }
+    Usual::Done(entry.end().imm)
+}
+
 /// What the peer is told of a buffer.
 #[inline(always)]
 fn slot(buf: &RecvBuf, nreqs: u32, idx: u64) -> Slot {
@@ -387,21 +461,8 @@ fn slot(buf: &RecvBuf, nreqs: u32, idx: u64) -> Slot {
     Slot { addr, size: len as i32, rkey, nreqs, tag, idx }
 }
 
-/// Posts a receive on each queue pair, then the row of slots on the first.
-fn post<N: Nic>(verbs: &Verbs<N>, receiving: &Receiving) -> Result<(), NicError> {
-    verbs.nic.post_recv(&verbs.qp, &receiving.recv_wr)?;
-    for qp in &verbs.other_qps {
-        verbs.nic.post_recv(qp, &receiving.recv_wr)?;
-    }
-    verbs.nic.post_send(&verbs.qp, core::slice::from_ref(&receiving.slots_wr))
-}
-
 /// Completions of receives, of writes of slots, and of flushes.
-struct Received<'a, N: Nic> {
-    flushes: &'a mut Flushes<N>,
-}
-
-impl<N: Nic> Route<Receiving, ROWS> for Received<'_, N> {
+impl<N: Nic> Route<Receiving, ROWS> for Flushes<N> {
     /// Data that came. Each queue pair brings the same immediate: the whole size of a single
     /// message, not its share.
     #[inline(always)]
@@ -418,7 +479,7 @@ impl<N: Nic> Route<Receiving, ROWS> for Received<'_, N> {
     fn book(&mut self, reqs: &mut Ring<Receiving, ROWS>, wc: &Wc) -> bool {
         match wc.opcode {
             WcOpcode::RECV_RDMA_WITH_IMM => self.book_usual(reqs, wc),
-            WcOpcode::RDMA_READ => self.flushes.book(wc.wr_id),
+            WcOpcode::RDMA_READ => self.end(wc.wr_id),
             _ => reqs.at(wc.wr_id as u32).book(),
         }
     }

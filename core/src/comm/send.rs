@@ -5,14 +5,13 @@ use core::hint::cold_path;
 use static_assertions::assert_eq_size;
 
 use super::Request;
-use super::base::{Base, Failed, Gate, Route, Settled};
+use super::base::{Base, Failed, Gate, Route, Settled, Usual};
 use super::group::Group;
 use super::post::{Target, post_single, with_imm};
-use super::sizes::SIZES_ROW_BYTES;
 use crate::conn::stage::Stage;
 use crate::conn::{Parts, Stream, start_with_acceptor};
 use crate::error::{Ends, Error, Report};
-use crate::fifo::{DEPTH_MAX, RECVS_MAX, ROW_BYTES, Room, Row, SlotWords};
+use crate::fifo::{RECVS_MAX, Room, Row, SlotWords};
 use crate::nic::{Memory, Nic, SendWr, Sge, Wc};
 use crate::request::{Entry, MESSAGES, Ring};
 
@@ -27,6 +26,15 @@ pub struct SendBuf {
     pub lkey: u32,
 }
 
+/// What the start of a send has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Matched {
+    /// A row of its own: [`SendComm::post_matched`] sends the message.
+    Alone,
+    /// A group that is being matched: [`SendComm::match_in_group`] looks for a place in it.
+    Group,
+}
+
 /// What stands beside the request of a message.
 struct Sending {
     /// Bytes.
@@ -39,37 +47,31 @@ assert_eq_size!(Entry<Sending>, [u8; 16]);
 
 /// The sending end of a connection.
 pub struct SendComm<N: Nic, S> {
-    base: Base<N, S, Sending, MESSAGES>,
+    base: Base<N, S, Sent, Sending, MESSAGES>,
     /// Rows matched and sent.
     head: u64,
-    row_mask: u64,
+    row_mask: u8,
+    /// Of a message of its own.
+    wr: SendWr,
     target: Target,
     group: Group,
-    /// Messages of groups that the NIC is not yet done with: at most as many as there are rows, as
-    /// the send queue has room for no more.
-    grouped: u64,
 }
 
 impl<N: Nic, S: Stream> SendComm<N, S> {
-    /// Registered memory that the comm needs: the FIFO, and the sizes of groups going out.
-    pub(crate) const fn control_bytes(depth: usize) -> usize {
-        depth * (ROW_BYTES + SIZES_ROW_BYTES)
-    }
-
     pub(crate) fn new(parts: Parts<N, S>) -> Self {
         let offered = usize::from(parts.verbs.settings.depth());
         let depth = parts.peer.as_ref().map_or(offered, |peer| usize::from(peer.fifo_depth));
         let sizes = parts.peer.as_ref().and_then(|peer| peer.sizes);
         let target = Target::new(&parts.verbs, sizes);
         let reqs = Ring::new(depth * RECVS_MAX, |_| Sending { len: 0, nreqs: 1 });
-        let (base, _) = Base::new(parts, reqs);
+        let base = Base::new(parts, reqs, Sent { grouped: 0 });
         SendComm {
             base,
             head: 0,
-            row_mask: depth as u64 - 1,
+            row_mask: (depth - 1) as u8,
+            wr: with_imm(0, 0),
             target,
             group: Group::new(),
-            grouped: 0,
         }
     }
 
@@ -84,10 +86,94 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// goes on. Others stay: every later call gives the same.
     #[inline(always)]
     pub fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
-        match self.send(buf, tag) {
+        match self.match_usual(buf, tag) {
+            Usual::Done(Matched::Alone) => return self.post_matched().map(Some),
+            Usual::Done(Matched::Group) => match self.match_in_group(buf, tag) {
+                Usual::Done(request) => return Ok(Some(request)),
+                Usual::NotYet => return Ok(None),
+                Usual::Unusual => {}
+            },
+            Usual::NotYet => return Ok(None),
+            Usual::Unusual => {}
+        }
+        match self.send_unusual(buf, tag) {
             Ok(request) => Ok(request),
             Err(failed) => Err(self.base.error(failed)),
         }
+    }
+
+    /// The start of [`SendComm::isend`]: looks at the head of the FIFO, and lays out the work
+    /// request of a message of its own.
+    #[inline(always)]
+    pub fn match_usual(&mut self, buf: &SendBuf, tag: u32) -> Usual<Matched> {
+        if self.base.gate != Gate::Open {
+            cold_path();
+            let is_group = self.base.gate == Gate::Group;
+            return if is_group { Usual::Done(Matched::Group) } else { Usual::Unusual };
+        }
+        let Some(slot) = self.slot() else { return Usual::NotYet };
+        // One at a time, so that each is a branch that is not taken.
+        if !slot.is_single(tag) {
+            return Usual::Unusual;
+        }
+        let room = slot.room();
+        if !room.holds(buf.len) {
+            return Usual::Unusual;
+        }
+        if room.addr == 0 {
+            return Usual::Unusual;
+        }
+        if room.rkey == 0 {
+            return Usual::Unusual;
+        }
+        if buf.len > self.target.ar_threshold_bytes {
+            return Usual::Unusual;
+        }
+        let Some((request, _)) = self.base.reqs.next_free() else { return Usual::Unusual };
+        lay_out(&mut self.wr, &request, buf, &room);
+        Usual::Done(Matched::Alone)
+    }
+
+    /// Sends the message that [`SendComm::match_usual`] has found alone, in the call before this.
+    ///
+    /// # Errors
+    /// [`Error::Nic`].
+    #[inline(always)]
+    pub fn post_matched(&mut self) -> Result<Request, Error> {
+        let Self { base: Base { reqs, verbs, .. }, wr, target, .. } = self;
+        let token = wr.wr_id as u32;
+        if target.qps != 1 {
+            return match self.post_split() {
+                Ok(request) => Ok(request),
+                Err(failed) => Err(self.base.error(failed)),
+            };
+        }
+        let entry = reqs.at(token);
+        entry.arm(token, 1);
+        entry.value.len = wr.sge.length;
+        if let Err(error) = verbs.nic.post_send(&verbs.qp, core::slice::from_mut(wr)) {
+            let failed = self.base.nic_failed(error);
+            return Err(self.base.error(failed));
+        }
+        reqs.advance_row();
+        self.head += 1;
+        Ok(Request::of(wr.wr_id as u32))
+    }
+
+    /// Matches a message of the group at the head, unless it is the last.
+    #[inline(always)]
+    pub fn match_in_group(&mut self, buf: &SendBuf, tag: u32) -> Usual<Request> {
+        if self.base.gate != Gate::Group {
+            return Usual::Unusual;
+        }
+        if self.group.is_last() {
+            return Usual::Unusual;
+        }
+        let Some((r, room)) = self.group.find(tag) else { return Usual::NotYet };
+        if buf.len > room {
+            return Usual::Unusual;
+        }
+        Usual::Done(self.add(r, buf))
     }
 
     /// Whether a send is done, and then how many bytes it sent; `request` is then over.
@@ -96,15 +182,40 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
     #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<u32>, Error> {
+        let mut usual = self.test_booked(request);
+        if usual == Usual::NotYet {
+            usual = self.test_polled(request);
+        }
+        match usual {
+            Usual::Done(len) => Ok(Some(len)),
+            Usual::NotYet => Ok(None),
+            Usual::Unusual => self.test_unusual(request),
+        }
+    }
+
+    /// The start of [`SendComm::test`]: whether the request is done by the completions that were
+    /// taken before. It takes no new ones; [`SendComm::test_polled`] does.
+    #[inline(always)]
+    pub fn test_booked(&mut self, request: &Request) -> Usual<u32> {
         let token = request.raw();
-        let Self { base, grouped, .. } = self;
-        match base.settle(token, Sent { grouped }) {
-            Settled::Waiting => Ok(None),
-            Settled::Done(sending) => Ok(Some(sending.len)),
-            Settled::Unknown => {
-                let failed = self.base.unsettled(token);
-                Err(self.base.error(failed))
-            }
+        let entry = self.base.reqs.at(token);
+        if entry.is_done(token) {
+            return Usual::Done(entry.end().len);
+        }
+        if !entry.is_live(token) {
+            return Usual::Unusual;
+        }
+        Usual::NotYet
+    }
+
+    /// What follows on [`SendComm::test_booked`] where that gives [`Usual::NotYet`], as a rule:
+    /// takes the completions that are there.
+    #[inline(always)]
+    pub fn test_polled(&mut self, request: &Request) -> Usual<u32> {
+        match self.base.settle_polled(request.raw()) {
+            Usual::Done(entry) => Usual::Done(entry.end().len),
+            Usual::NotYet => Usual::NotYet,
+            Usual::Unusual => Usual::Unusual,
         }
     }
 
@@ -114,8 +225,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// # Errors
     /// [`Error::PeerClosed`]. Requests that are complete can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
-        let Self { base, grouped, .. } = self;
-        base.check_peer(Sent { grouped }).map_err(|failed| base.error(failed))
+        self.base.check_peer().map_err(|failed| self.base.error(failed))
     }
 
     /// Sends under way: started, and not yet tested as done.
@@ -143,59 +253,44 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.report(error)
     }
 
-    /// Sends a message of its own, or one of the group that is being matched.
-    #[inline(always)]
-    fn send(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
-        if self.base.gate != Gate::Open {
-            cold_path();
-            if self.base.gate == Gate::Group {
-                return self.send_in_group(buf, tag);
+    /// As [`SendComm::test`], for all the rest.
+    #[inline(never)]
+    fn test_unusual(&mut self, request: &Request) -> Result<Option<u32>, Error> {
+        let token = request.raw();
+        match self.base.settle(token) {
+            Settled::Waiting => Ok(None),
+            Settled::Done(sending) => Ok(Some(sending.len)),
+            Settled::Unknown => {
+                let failed = self.base.unsettled(token);
+                Err(self.base.error(failed))
             }
-            return self.send_unusual(buf, tag);
         }
-        let Some(slot) = self.slot() else { return Ok(None) };
-        // One at a time, so that each is a branch that is not taken.
-        if !slot.is_single(tag) {
-            return self.send_unusual(buf, tag);
-        }
-        let room = slot.room();
-        if !room.holds(buf.len) {
-            return self.send_unusual(buf, tag);
-        }
-        if room.addr == 0 {
-            return self.send_unusual(buf, tag);
-        }
-        if room.rkey == 0 {
-            return self.send_unusual(buf, tag);
-        }
-        if buf.len >= self.target.single_bytes_end {
-            return self.send_parts(buf, tag, room);
-        }
-        let Base { reqs, verbs, .. } = &mut self.base;
-        let Some((request, entry)) = reqs.next_free() else { return self.send_around(buf, tag) };
-        entry.arm(&request, 1);
-        entry.value.len = buf.len;
-        if let Err(error) = verbs.nic.post_send(&verbs.qp, &[whole(&request, buf, &room)]) {
-            return Err(self.base.nic_failed(error));
-        }
-        reqs.advance_row();
-        self.head += 1;
-        Ok(Some(request))
     }
 
-    /// The row at the head of the FIFO.
+    /// Adds a message to the group at the head.
     #[inline(always)]
-    fn row(&self) -> Option<Row<'_>> {
-        Row::of(self.base.verbs.control.words(), (self.head & self.row_mask) as usize)
+    fn add(&mut self, r: usize, buf: &SendBuf) -> Request {
+        let request = self.group.first().message(r);
+        let entry = self.base.reqs.at(request.raw());
+        entry.arm(request.raw(), self.target.qps);
+        entry.value.len = buf.len;
+        self.group.add(r, buf);
+        request
+    }
+
+    /// Which row of the FIFO is at the head.
+    #[inline(always)]
+    fn row(&self) -> u8 {
+        self.head as u8 & self.row_mask
     }
 
     /// Its first slot, once that is there.
     #[inline(always)]
     fn slot(&self) -> Option<SlotWords<'_>> {
-        self.row()?.load(0, self.head + 1)
+        Row::of(self.base.verbs.control.words(), self.row())?.load(0, self.head + 1)
     }
 
-    /// As [`SendComm::send`], for all the rest.
+    /// As [`SendComm::isend`], for all the rest.
     #[inline(never)]
     fn send_unusual(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
         match self.base.gate {
@@ -216,31 +311,42 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
                     return Err(self.bad_slot(what, value));
                 }
                 let len = self.fit(buf.len, tag, room.size as u32)?;
-                self.send_parts(&SendBuf { len, ..*buf }, tag, room)
+                self.send_single(&SendBuf { len, ..*buf }, tag, room)
             }
             (1, _) => Ok(None),
             (nreqs, _) => self.start_group(nreqs, buf, tag),
         }
     }
 
-    /// Sends a message of its own for which there is room, in however many work requests.
-    #[inline(never)]
-    fn send_parts(
+    /// Sends a message of its own for which there is room.
+    fn send_single(
         &mut self,
         buf: &SendBuf,
         tag: u32,
         room: Room,
     ) -> Result<Option<Request>, Failed> {
-        let Base { reqs, verbs, .. } = &mut self.base;
-        let Some((request, entry)) = reqs.next_free() else { return self.send_around(buf, tag) };
-        entry.arm(&request, self.target.qps);
-        entry.value.len = buf.len;
-        if let Err(error) = post_single(verbs, &self.target, &whole(&request, buf, &room)) {
+        let Some((request, _)) = self.base.reqs.next_free() else {
+            return self.send_around(buf, tag);
+        };
+        lay_out(&mut self.wr, &request, buf, &room);
+        self.post_split().map(Some)
+    }
+
+    /// Posts the message of its own that is laid out, in however many work requests, and takes its
+    /// row.
+    #[inline(never)]
+    fn post_split(&mut self) -> Result<Request, Failed> {
+        let Self { base: Base { reqs, verbs, .. }, wr, target, .. } = self;
+        let token = wr.wr_id as u32;
+        let entry = reqs.at(token);
+        entry.arm(token, target.qps);
+        entry.value.len = wr.sge.length;
+        if let Err(error) = post_single(verbs, target, wr) {
             return Err(self.base.nic_failed(error));
         }
         reqs.advance_row();
         self.head += 1;
-        Ok(Some(request))
+        Ok(Request::of(token))
     }
 
     /// Begins to match the row at the head, which has several slots, once all of them are there
@@ -252,16 +358,18 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         buf: &SendBuf,
         tag: u32,
     ) -> Result<Option<Request>, Failed> {
-        let Self { base: Base { reqs, verbs, gate, .. }, group, .. } = self;
-        let row = Row::of(verbs.control.words(), (self.head & self.row_mask) as usize);
-        let Some(row) = row else { return Ok(None) };
+        let row = self.row();
+        let Self { base: Base { reqs, route, verbs, gate, .. }, group, .. } = self;
+        let Some(row) = Row::of(verbs.control.words(), row) else { return Ok(None) };
         match group.load(&row, nreqs, self.head + 1) {
             Ok(true) => {}
             Ok(false) => return Ok(None),
             Err((what, value)) => return Err(self.bad_slot(what, value)),
         }
         let Some((first, _)) = reqs.next_free() else { return self.send_around(buf, tag) };
-        if !reqs.is_row_free(first.raw()) || self.grouped + u64::from(nreqs) > self.row_mask + 1 {
+        if !reqs.is_row_free(first.raw())
+            || route.grouped + u64::from(nreqs) > u64::from(self.row_mask) + 1
+        {
             return Ok(None);
         }
         group.begin(first);
@@ -272,30 +380,24 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Matches one message of the group at the head; sends when it is the last.
     #[inline(always)]
     fn send_in_group(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
-        let Self { base: Base { reqs, .. }, group, target, .. } = self;
-        let Some((r, room)) = group.find(tag) else { return Ok(None) };
+        let Some((r, room)) = self.group.find(tag) else { return Ok(None) };
         if buf.len > room {
             return self.send_cut(buf, tag, room);
         }
-        let request = group.first().message(r);
-        let entry = reqs.at(request.raw());
-        entry.arm(&request, target.qps);
-        entry.value.len = buf.len;
-        if group.add(r, buf) {
-            return self.send_group(request);
-        }
-        Ok(Some(request))
+        let is_last = self.group.is_last();
+        let request = self.add(r, buf);
+        if is_last { self.send_group(request) } else { Ok(Some(request)) }
     }
 
     /// Sends the group, of which `request` is the last.
     #[inline(never)]
     fn send_group(&mut self, request: Request) -> Result<Option<Request>, Failed> {
-        let Self { base: Base { reqs, verbs, .. }, group, grouped, .. } = self;
+        let row = self.row();
+        let Self { base: Base { reqs, route, verbs, .. }, group, .. } = self;
         let token = group.first().raw();
-        *grouped += group.nreqs() as u64;
+        route.grouped += group.nreqs() as u64;
         // Its completions end the others by the first.
         reqs.at(token).value.nreqs = group.nreqs() as u32;
-        let row = (self.head & self.row_mask) as usize;
         if let Err(error) = group.post(verbs, &self.target, token, row) {
             return Err(self.base.nic_failed(error));
         }
@@ -357,23 +459,23 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     }
 }
 
-/// The work request of a message of its own, on a single queue pair.
+/// Lays out the work request of a message of its own, as if there were one queue pair.
 #[inline(always)]
-fn whole(request: &Request, buf: &SendBuf, room: &Room) -> SendWr {
-    SendWr {
-        remote_addr: room.addr,
-        rkey: room.rkey,
-        sge: Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey },
-        ..with_imm(request.raw(), buf.len)
-    }
+fn lay_out(wr: &mut SendWr, request: &Request, buf: &SendBuf, room: &Room) {
+    wr.wr_id = request.raw().into();
+    (wr.remote_addr, wr.rkey) = (room.addr, room.rkey);
+    wr.imm_data = buf.len;
+    wr.sge = Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey };
 }
 
 /// Completions of sends: each queue pair brings one.
-struct Sent<'a> {
-    grouped: &'a mut u64,
+struct Sent {
+    /// Messages of groups that the NIC is not yet done with: at most as many as there are rows, as
+    /// the send queue has room for no more.
+    grouped: u64,
 }
 
-impl Route<Sending, MESSAGES> for Sent<'_> {
+impl Route<Sending, MESSAGES> for Sent {
     /// The end of a message of its own.
     #[inline(always)]
     fn book_usual(&mut self, reqs: &mut Ring<Sending, MESSAGES>, wc: &Wc) -> bool {
@@ -388,11 +490,9 @@ impl Route<Sending, MESSAGES> for Sent<'_> {
         let is_awaited = first.book();
         if first.is_complete() {
             let nreqs = core::mem::replace(&mut first.value.nreqs, 1) as usize;
-            *self.grouped = self.grouped.saturating_sub(nreqs as u64);
+            self.grouped = self.grouped.saturating_sub(nreqs as u64);
             others.iter_mut().take(nreqs - 1).for_each(Entry::finish);
         }
         is_awaited
     }
 }
-
-const _: () = assert!(DEPTH_MAX * (ROW_BYTES + SIZES_ROW_BYTES) <= u32::MAX as usize);

@@ -6,7 +6,9 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::fifo::{RECVS_MAX, ROW_BYTES};
+use static_assertions::const_assert;
+
+use crate::fifo::{DEPTH_MAX, FIFO_BYTES_MAX, RECVS_MAX, ROW_BYTES};
 
 /// Bytes of a row of sizes: eight `u32`.
 pub(super) const SIZES_ROW_BYTES: usize = size_of::<Sizes>();
@@ -15,6 +17,15 @@ pub(super) const SIZES_ROW_BYTES: usize = size_of::<Sizes>();
 pub(super) type Sizes = [u32; RECVS_MAX];
 
 type Words = [AtomicU64; SIZES_ROW_BYTES / 8];
+
+/// Registered memory that a comm needs: the FIFO of `depth` rows, or its shadow, in as many bytes as
+/// the longest has; and the sizes of groups going out, or coming in.
+pub(crate) const fn control_bytes(depth: usize) -> usize {
+    let bytes = depth * (ROW_BYTES + SIZES_ROW_BYTES);
+    if bytes < FIFO_BYTES_MAX { FIFO_BYTES_MAX } else { bytes }
+}
+
+const_assert!(control_bytes(DEPTH_MAX) <= u32::MAX as usize);
 
 /// Where the sizes begin in the control memory of a FIFO of `depth` rows.
 pub(super) const fn sizes_offset(depth: usize) -> usize {

@@ -5,7 +5,7 @@ use super::link::{Exchange, Peer};
 use super::stage::{Side, Stage};
 use super::wire::{Preface, QpInfo, READY};
 use super::{Settings, Stream, Wire};
-use crate::comm::RecvComm;
+use crate::comm::{RecvComm, control_bytes};
 use crate::error::{Error, Report};
 use crate::nic::Nic;
 use zerocopy::IntoBytes;
@@ -92,7 +92,7 @@ fn start_with_connector<N: Nic, S: Stream>(
         at.settings.qps = preface.qp_count;
     }
     let depth = at.settings.depth();
-    let control_bytes = RecvComm::<N, S>::control_bytes(usize::from(depth));
+    let control_bytes = control_bytes(depth.into());
     let verbs = at.create_verbs(usize::from(at.settings.qps), control_bytes)?;
     info.mtu = info.mtu.min(verbs.port.active_mtu);
     let ours = verbs.preface(depth);

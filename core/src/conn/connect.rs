@@ -5,7 +5,7 @@ use super::link::{Exchange, Peer, Verbs};
 use super::stage::{Side, Stage};
 use super::wire::{PrefaceError, QpInfo, READY};
 use super::{Settings, Stream, Wire};
-use crate::comm::SendComm;
+use crate::comm::{SendComm, control_bytes};
 use crate::error::{Ends, Error, Report};
 use crate::nic::Nic;
 
@@ -81,7 +81,7 @@ fn step<N: Nic, S: Stream>(at: &mut Attempt<N, S>) -> Result<Option<SendComm<N, 
 /// Creates the queue pairs and the FIFO, and lays out what to tell of them.
 fn lay_out_info<N: Nic, S: Stream>(at: &mut Attempt<N, S>) -> Result<(), Error> {
     let depth = at.settings.depth();
-    let control_bytes = SendComm::<N, S>::control_bytes(usize::from(depth));
+    let control_bytes = control_bytes(depth.into());
     let verbs = at.create_verbs(usize::from(at.settings.qps), control_bytes)?;
     let info = QpInfo {
         fifo_rkey: verbs.control_rkey(),

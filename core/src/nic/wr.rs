@@ -7,6 +7,7 @@ use static_assertions::{assert_eq_size, const_assert_eq};
 /// A local buffer (`struct ibv_sge`). Length 0 stands for no buffer at all: address and key are
 /// then not looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub struct Sge {
     /// First byte.
     pub addr: u64,
@@ -18,7 +19,7 @@ pub struct Sge {
 
 /// `enum ibv_wr_opcode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(u8)]
+#[repr(u32)]
 pub enum SendOpcode {
     /// RDMA WRITE.
     #[default]
@@ -36,7 +37,8 @@ pub enum SendOpcode {
 bitflags::bitflags! {
     /// `enum ibv_send_flags`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct SendFlags: u8 {
+    #[repr(transparent)]
+    pub struct SendFlags: u32 {
         /// A completion is wanted.
         const SIGNALED = 1 << 1;
         /// The peer's completion asks for an event.
@@ -46,31 +48,66 @@ bitflags::bitflags! {
     }
 }
 
-/// `struct ibv_send_wr`, one buffer at most.
+/// A pointer of a work request, which an adapter sets when it posts that one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Link(usize);
+
+impl Link {
+    /// To nothing.
+    pub const NULL: Link = Link(0);
+
+    /// To what a driver reads through it.
+    #[inline(always)]
+    pub fn to<T>(target: *mut T) -> Self {
+        Link(target.expose_provenance())
+    }
+}
+
+/// `struct ibv_send_wr`, one buffer at most, laid out as that is as far as `rkey`, where RDMA and
+/// SEND end: an adapter can hand it to a driver as it lies. For that it sets `next`, `sg_list` and
+/// `num_sge`; nobody else looks at them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub struct SendWr {
     /// Comes back in the completion.
     pub wr_id: u64,
-    /// Start of the peer's memory (WRITE, READ).
-    pub remote_addr: u64,
-    /// Local bytes: source of WRITE and SEND, target of READ.
-    pub sge: Sge,
-    /// Key of the peer's memory (WRITE, READ).
-    pub rkey: u32,
-    /// Immediate data: four bytes that travel as they lie in memory, as `ibv_send_wr::imm_data`
-    /// does. NCCL puts a host-order integer there, and so do we.
-    pub imm_data: u32,
+    /// The adapter's.
+    pub next: Link,
+    /// The adapter's.
+    pub sg_list: Link,
+    /// The adapter's.
+    pub num_sge: u32,
     /// What to do.
     pub opcode: SendOpcode,
     /// How.
     pub flags: SendFlags,
+    /// Immediate data: four bytes that travel as they lie in memory, as `ibv_send_wr::imm_data`
+    /// does. NCCL puts a host-order integer there, and so do we.
+    pub imm_data: u32,
+    /// Start of the peer's memory (WRITE, READ).
+    pub remote_addr: u64,
+    /// Key of the peer's memory (WRITE, READ).
+    pub rkey: u32,
+    /// Local bytes: source of WRITE and SEND, target of READ.
+    pub sge: Sge,
 }
 
-/// `struct ibv_recv_wr`, one buffer at most.
+const_assert_eq!(offset_of!(SendWr, opcode), 28);
+const_assert_eq!(offset_of!(SendWr, rkey), 48);
+
+/// `struct ibv_recv_wr`, one buffer at most, laid out as [`SendWr`] is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub struct RecvWr {
     /// Comes back in the completion.
     pub wr_id: u64,
+    /// The adapter's.
+    pub next: Link,
+    /// The adapter's.
+    pub sg_list: Link,
+    /// The adapter's.
+    pub num_sge: u32,
     /// Where a SEND goes; unused by WRITE_WITH_IMM.
     pub sge: Sge,
 }

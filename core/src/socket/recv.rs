@@ -178,7 +178,7 @@ impl Receiver {
         let Some((request, entry)) = self.reqs.next_free().filter(|_| room >= bufs.len()) else {
             return Ok(None);
         };
-        entry.arm(&request, bufs.len() as u32);
+        entry.arm(request.raw(), bufs.len() as u32);
         entry.value.nreqs = bufs.len();
         for (to, buf) in entry.value.sizes.iter_mut().zip(bufs) {
             *to = buf.len;

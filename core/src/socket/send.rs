@@ -99,7 +99,7 @@ impl Sender {
         let chunks = Chunks::new(len, self.lanes, self.next_lane);
         entry.value = Sending { len, tag };
         // The end of its part of main, and of each chunk.
-        entry.arm(&request, 1 + chunks.left());
+        entry.arm(request.raw(), 1 + chunks.left());
         self.reqs.advance();
         self.next_lane = chunks.lane_after();
         self.queued = self.queued.wrapping_add(1);

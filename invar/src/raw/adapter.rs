@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use invar_core::comm::{self, Flush, FlushBuf, RecvBuf, Request, SendBuf};
+use invar_core::comm::{self, Flush, FlushBuf, Matched, RecvBuf, Request, SendBuf, Usual};
 use invar_core::conn::stage::Stage;
 use invar_core::conn::{self, Acceptor, Connector, Handle, Stream};
 use invar_core::error::{Ends, Error as CoreError};
@@ -30,6 +30,9 @@ pub trait HostNic:
     + Sync
     + 'static
 {
+    /// Whether posting and polling take so little that it pays to make the start of each call apart.
+    const IS_HARDWARE: bool = false;
+
     /// This NIC for connections with a peer that has come from there.
     #[must_use]
     fn towards(&self, _peer: SocketAddr) -> Self {
@@ -57,6 +60,8 @@ pub trait HostNic:
 }
 
 impl HostNic for VerbsNic {
+    const IS_HARDWARE: bool = true;
+
     fn towards(&self, peer: SocketAddr) -> Self {
         VerbsNic::towards(self, peer.ip().to_canonical())
     }
@@ -297,10 +302,22 @@ impl<N: HostNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
     fn lanes(&self) -> Lanes {
         Lanes::QueuePairs(self.comm.qpns().collect())
     }
+
+    #[inline(always)]
+    fn test_booked(&mut self, request: &Request) -> Usual<u32> {
+        if N::IS_HARDWARE { self.comm.test_booked(request) } else { Usual::Unusual }
+    }
+
+    #[inline(always)]
+    fn test_polled(&mut self, request: &Request) -> Usual<u32> {
+        match self.comm.test_polled(request) {
+            Usual::NotYet => self.watch.idle_usual(),
+            other => other,
+        }
+    }
 }
 
 impl<N: HostNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
-    #[inline(always)]
     unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError> {
         let request = self.comm.isend(buf, tag)?;
         if request.is_none() {
@@ -312,6 +329,29 @@ impl<N: HostNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
     }
 
     #[inline(always)]
+    unsafe fn match_usual(&mut self, buf: &SendBuf, tag: u32) -> Usual<Matched> {
+        if !N::IS_HARDWARE {
+            return Usual::Unusual;
+        }
+        match self.comm.match_usual(buf, tag) {
+            Usual::NotYet => self.watch.idle_usual(),
+            other => other,
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn post_matched(&mut self) -> Result<Request, CoreError> {
+        self.comm.post_matched()
+    }
+
+    #[inline(always)]
+    unsafe fn match_in_group(&mut self, buf: &SendBuf, tag: u32) -> Usual<Request> {
+        match self.comm.match_in_group(buf, tag) {
+            Usual::NotYet => self.watch.idle_usual(),
+            other => other,
+        }
+    }
+
     fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {
         let sent = self.comm.test(request)?;
         if sent.is_none() {
@@ -339,10 +379,22 @@ impl<N: HostNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
             std::thread::yield_now();
         }
     }
+
+    #[inline(always)]
+    fn test_booked(&mut self, request: &Request) -> Usual<u32> {
+        if N::IS_HARDWARE { self.comm.test_booked(request) } else { Usual::Unusual }
+    }
+
+    #[inline(always)]
+    fn test_polled(&mut self, request: &Request) -> Usual<u32> {
+        match self.comm.test_polled(request) {
+            Usual::NotYet => self.watch.idle_usual(),
+            other => other,
+        }
+    }
 }
 
 impl<N: HostNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
-    #[inline(always)]
     unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, CoreError> {
         let request = self.comm.irecv(bufs)?;
         if request.is_none() {
@@ -351,11 +403,20 @@ impl<N: HostNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
         Ok(request)
     }
 
+    #[inline(always)]
+    unsafe fn fill_usual(&mut self, buf: &RecvBuf) -> Usual<()> {
+        if N::IS_HARDWARE { self.comm.fill_usual(buf) } else { Usual::Unusual }
+    }
+
+    #[inline(always)]
+    unsafe fn post_filled(&mut self) -> Result<Request, CoreError> {
+        self.comm.post_filled()
+    }
+
     unsafe fn iflush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, CoreError> {
         self.comm.iflush(bufs)
     }
 
-    #[inline(always)]
     unsafe fn test(
         &mut self,
         request: &Request,
@@ -375,16 +436,10 @@ impl<N: HostNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
 ///
 /// # Safety
 /// `sizes` is null, or has room for as many.
-#[inline(always)]
 pub(super) unsafe fn copy_sizes(received: &[u32], sizes: *mut u32) {
     if sizes.is_null() {
         return;
     }
     // SAFETY: the caller's promise.
-    unsafe {
-        match received {
-            [size] => sizes.write(*size),
-            _ => sizes.copy_from_nonoverlapping(received.as_ptr(), received.len()),
-        }
-    }
+    unsafe { sizes.copy_from_nonoverlapping(received.as_ptr(), received.len()) };
 }

@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
+use invar_core::comm::{Flush, FlushBuf, Matched, RecvBuf, Request, SendBuf, Usual};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_linux::soft::SoftNic;
 use invar_verbs::VerbsNic;
@@ -36,6 +36,20 @@ pub trait End: Send {
     /// that takes no longer than [`CLOSE_MAX`].
     fn close(self: Box<Self>) {}
 
+    /// The start of a test, where it pays to make that apart, of a request that has one size: gives
+    /// it if the request is done by the completions that were taken before.
+    #[inline(always)]
+    fn test_booked(&mut self, _request: &Request) -> Usual<u32> {
+        Usual::Unusual
+    }
+
+    /// What follows on [`End::test_booked`] where that gives [`Usual::NotYet`], as a rule: takes the
+    /// completions that are there.
+    #[inline(always)]
+    fn test_polled(&mut self, _request: &Request) -> Usual<u32> {
+        Usual::Unusual
+    }
+
     /// An error of this end, with all that is known about it.
     #[cold]
     fn failed(&self, error: CoreError) -> Error {
@@ -45,7 +59,8 @@ pub trait End: Send {
 
 /// The sending end of a connection; see [`comm::SendComm`](invar_core::comm::SendComm).
 ///
-/// Calls that find nothing to do look now and then whether the peer is still there.
+/// Calls that find nothing to do look now and then whether the peer is still there. For some of them
+/// there is a start of their own, which does what is usual; see [`Usual`].
 pub trait SendEnd: End {
     /// Starts to send, if the peer has posted a receive for `tag`; `None`: call again.
     ///
@@ -56,6 +71,33 @@ pub trait SendEnd: End {
     /// The buffer lies in memory that is registered with this end's device under `buf.lkey`, and
     /// stays so, not written by anyone, until the request is done or this end is dropped.
     unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError>;
+
+    /// The start of [`SendEnd::isend`], where it pays to make that apart.
+    ///
+    /// # Safety
+    /// As of [`SendEnd::isend`].
+    #[inline(always)]
+    unsafe fn match_usual(&mut self, _buf: &SendBuf, _tag: u32) -> Usual<Matched> {
+        Usual::Unusual
+    }
+
+    /// Sends the message that [`SendEnd::match_usual`] has found alone.
+    ///
+    /// # Errors
+    /// See [`SendComm::post_matched`](invar_core::comm::SendComm::post_matched).
+    ///
+    /// # Safety
+    /// It did so in the call before this.
+    unsafe fn post_matched(&mut self) -> Result<Request, CoreError>;
+
+    /// Looks for a place in the group that [`SendEnd::match_usual`] has found.
+    ///
+    /// # Safety
+    /// As of [`SendEnd::isend`].
+    #[inline(always)]
+    unsafe fn match_in_group(&mut self, _buf: &SendBuf, _tag: u32) -> Usual<Request> {
+        Usual::Unusual
+    }
 
     /// Whether a send is done, and then how many bytes it sent; the request is then over.
     ///
@@ -75,6 +117,24 @@ pub trait RecvEnd: End {
     /// Each buffer lies in memory that is registered with this end's device under its `rkey`, and
     /// stays so, not accessed by anyone else, until the request is done or this end is dropped.
     unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, CoreError>;
+
+    /// The start of [`RecvEnd::irecv`], of one buffer, where it pays to make that apart.
+    ///
+    /// # Safety
+    /// As of [`RecvEnd::irecv`].
+    #[inline(always)]
+    unsafe fn fill_usual(&mut self, _buf: &RecvBuf) -> Usual<()> {
+        Usual::Unusual
+    }
+
+    /// Posts the receive that [`RecvEnd::fill_usual`] has begun with.
+    ///
+    /// # Errors
+    /// See [`RecvComm::post_filled`](invar_core::comm::RecvComm::post_filled).
+    ///
+    /// # Safety
+    /// It did so in the call before this.
+    unsafe fn post_filled(&mut self) -> Result<Request, CoreError>;
 
     /// Makes received data visible to a GPU.
     ///

@@ -28,6 +28,9 @@ pub type SocketSend = On<SendComm, ()>;
 /// A receiving end over TCP.
 pub type SocketRecv = On<RecvComm, ()>;
 
+/// Calls over TCP have no start of their own.
+const APART: CoreError = CoreError::Argument("nothing was begun with over TCP");
+
 /// A network interface, opened.
 pub(crate) struct OverTcp {
     device: SocketDevice,
@@ -154,6 +157,10 @@ impl End for SocketSend {
 }
 
 impl SendEnd for SocketSend {
+    unsafe fn post_matched(&mut self) -> Result<Request, CoreError> {
+        Err(APART)
+    }
+
     unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError> {
         // SAFETY: the caller's promise.
         let request = unsafe { self.comm.isend(buf, tag) }?;
@@ -183,6 +190,10 @@ impl End for SocketRecv {
 }
 
 impl RecvEnd for SocketRecv {
+    unsafe fn post_filled(&mut self) -> Result<Request, CoreError> {
+        Err(APART)
+    }
+
     unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, CoreError> {
         // SAFETY: the caller's promise.
         unsafe { self.comm.irecv(bufs) }

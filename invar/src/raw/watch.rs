@@ -1,9 +1,12 @@
 //! Noticing that the peer of an idle comm is gone.
 
+use std::hint::cold_path;
+
+use invar_core::comm::Usual;
 use invar_core::error::Error;
 use invar_linux::clock::now_ns;
 
-/// Calls that find nothing between two looks at the clock.
+/// Calls that find nothing, of which one looks at the clock.
 const IDLE_CALLS: u32 = 64;
 /// Time between two looks at the peer.
 const LOOK_EVERY_NS: u64 = 50_000_000;
@@ -11,7 +14,7 @@ const LOOK_EVERY_NS: u64 = 50_000_000;
 /// Looks now and then whether the peer is still there.
 #[derive(Debug)]
 pub(super) struct PeerWatch {
-    /// Calls until the next look at the clock.
+    /// Calls before that which looks at the clock.
     calls_left: u32,
     looked_ns: u64,
     seen: Seen,
@@ -27,7 +30,7 @@ enum Seen {
 
 impl Default for PeerWatch {
     fn default() -> Self {
-        PeerWatch { calls_left: IDLE_CALLS, looked_ns: 0, seen: Seen::Open }
+        PeerWatch { calls_left: IDLE_CALLS - 1, looked_ns: 0, seen: Seen::Open }
     }
 }
 
@@ -38,14 +41,29 @@ impl PeerWatch {
         &mut self,
         check_peer: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
-        self.calls_left -= 1;
-        if self.calls_left == 0 { self.count_out(check_peer) } else { Ok(()) }
+        match self.idle_usual::<()>() {
+            Usual::Unusual => self.count_out(check_peer),
+            _ => Ok(()),
+        }
+    }
+
+    /// As [`PeerWatch::idle`], for who makes the whole call where it is [`Usual::Unusual`].
+    #[inline(always)]
+    pub(super) fn idle_usual<T>(&mut self) -> Usual<T> {
+        let (left, is_due) = self.calls_left.overflowing_sub(1);
+        self.calls_left = left;
+        if is_due {
+            cold_path();
+            self.calls_left = 0;
+            return Usual::Unusual;
+        }
+        Usual::NotYet
     }
 
     #[cold]
     #[inline(never)]
     fn count_out(&mut self, check_peer: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
-        self.calls_left = IDLE_CALLS;
+        self.calls_left = IDLE_CALLS - 1;
         if self.seen != Seen::Closed && !self.is_time(now_ns()) {
             return Ok(());
         }
@@ -57,7 +75,7 @@ impl PeerWatch {
             Err(error) => {
                 // From now on every call says so.
                 self.seen = Seen::Closed;
-                self.calls_left = 1;
+                self.calls_left = 0;
                 Err(error)
             }
             Ok(()) => Ok(()),

@@ -1,15 +1,13 @@
 //! The receiving end.
 
 use std::ffi::{c_int, c_void};
-use std::ptr;
-use std::slice;
 
-use invar::raw::{Flush, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd, Request};
+use invar::raw::{Flush, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd, Usual};
 
-use super::{Calls, MESSAGE_BYTES_MAX, call_failed, too_long, wrong_end};
+use super::test::{Recvs, test};
+use super::{Bytes, Calls, Erased, Held, MESSAGE_BYTES_MAX, call_failed, too_long, wrong_end};
 use crate::abi::Code;
 use crate::outcome::{caught, misused, null};
-use crate::place::{Place, token};
 use crate::register::rkey;
 
 /// What can be done with such an end.
@@ -19,32 +17,55 @@ pub(super) fn calls<E: RecvEnd>(_: &E) -> Calls {
         irecv_int: irecv::<E, c_int>,
         irecv: irecv::<E, usize>,
         iflush: iflush::<E>,
-        test: test::<E>,
+        test: test::<E, Recvs>,
     }
 }
 
-/// A size as a version counts it.
-trait Bytes: Copy {
-    fn bytes(self) -> usize;
-}
-
-impl Bytes for c_int {
-    /// A negative size becomes one that is too long.
-    #[inline(always)]
-    fn bytes(self) -> usize {
-        self as usize
-    }
-}
-
-impl Bytes for usize {
-    #[inline(always)]
-    fn bytes(self) -> usize {
-        self
-    }
-}
-
+/// What is usual, up to the work requests.
 unsafe extern "C" fn irecv<E: RecvEnd, S: Bytes>(
-    place: &Place,
+    end: Erased,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut S,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    // SAFETY: the calls are those of `E`, and the caller's promise: n of each.
+    unsafe {
+        if n != 1 {
+            return irecv_unusual::<E, S>(end, n, data, sizes, tags, mhandles, request);
+        }
+        let Some(Ok(buf)) = buf(0, data, sizes, tags, mhandles) else {
+            return irecv_unusual::<E, S>(end, n, data, sizes, tags, mhandles, request);
+        };
+        if request.is_null() {
+            return irecv_unusual::<E, S>(end, n, data, sizes, tags, mhandles, request);
+        }
+        match Held::<E>::of(end).end.fill_usual(&buf) {
+            Usual::Done(()) => post_filled::<E>(end, request),
+            _ => irecv_unusual::<E, S>(end, n, data, sizes, tags, mhandles, request),
+        }
+    }
+}
+
+/// Posts that.
+#[inline(never)]
+unsafe extern "C" fn post_filled<E: RecvEnd>(end: Erased, request: *mut *mut c_void) -> Code {
+    // SAFETY: as in `irecv`, which calls this.
+    unsafe {
+        let held = Held::<E>::of(end);
+        match held.end.post_filled() {
+            Ok(started) => held.give(Some(started), request),
+            Err(error) => call_failed(&held.end, error),
+        }
+    }
+}
+
+/// All of it.
+#[inline(never)]
+unsafe extern "C" fn irecv_unusual<E: RecvEnd, S: Bytes>(
+    end: Erased,
     n: c_int,
     data: *mut *mut c_void,
     sizes: *mut S,
@@ -53,59 +74,74 @@ unsafe extern "C" fn irecv<E: RecvEnd, S: Bytes>(
     request: *mut *mut c_void,
 ) -> Code {
     caught(|| {
-        if data.is_null() || sizes.is_null() || tags.is_null() || mhandles.is_null() {
-            return null("irecv: memory, sizes, tags or registrations").0;
+        let mut bufs = [RecvBuf::default(); RECVS_MAX];
+        let Some(bufs) = usize::try_from(n).ok().and_then(|n| bufs.get_mut(..n)) else {
+            return misused(format_args!("irecv of {n} buffers: 1 to {RECVS_MAX} go")).0;
+        };
+        for (i, to) in bufs.iter_mut().enumerate() {
+            // SAFETY: NCCL promises n of each.
+            match unsafe { buf(i, data, sizes, tags, mhandles) } {
+                Some(Ok(buf)) => *to = buf,
+                Some(Err(size)) => return too_long("irecv", size),
+                None => return null("irecv: memory, sizes, tags or registrations").0,
+            }
         }
         if request.is_null() {
             return null("irecv: request").0;
         }
-        let buf = |i: usize| {
-            // SAFETY: NCCL promises n of each.
-            let (data, size, tag, mhandle) =
-                unsafe { (*data.add(i), *sizes.add(i), *tags.add(i), *mhandles.add(i)) };
-            let size = size.bytes();
-            if size > MESSAGE_BYTES_MAX {
-                return Err(too_long("irecv", size));
-            }
-            let (addr, rkey) = (data.addr() as u64, rkey(mhandle));
-            Ok(RecvBuf { addr, len: size as u32, tag: tag as u32, rkey })
-        };
         // SAFETY: the calls are those of `E`.
-        let end = unsafe { place.comm().end::<E>() };
-        let started = if n == 1 {
-            match buf(0) {
-                // SAFETY: NCCL promises what `RecvEnd` asks for.
-                Ok(buf) => unsafe { end.irecv(slice::from_ref(&buf)) },
-                Err(code) => return code,
-            }
-        } else {
-            let mut bufs = [RecvBuf::default(); RECVS_MAX];
-            let Some(bufs) = usize::try_from(n).ok().and_then(|n| bufs.get_mut(..n)) else {
-                return misused(format_args!("irecv of {n} buffers: 1 to {RECVS_MAX} go")).0;
-            };
-            for (i, to) in bufs.iter_mut().enumerate() {
-                match buf(i) {
-                    Ok(buf) => *to = buf,
-                    Err(code) => return code,
-                }
-            }
-            // SAFETY: as above.
-            unsafe { end.irecv(bufs) }
-        };
-        match started {
-            Ok(started) => {
-                let started = started.map(|request| place.request(request.raw()));
-                // SAFETY: room for a request, NCCL promises.
-                unsafe { request.write(started.unwrap_or(ptr::null_mut())) };
-                Code::SUCCESS
-            }
-            Err(error) => call_failed(end, error),
+        let held = unsafe { Held::<E>::of(end) };
+        // SAFETY: NCCL promises what `RecvEnd` asks for.
+        match unsafe { held.end.irecv(bufs) } {
+            // SAFETY: room for a request, NCCL promises.
+            Ok(started) => unsafe { held.give(started, request) },
+            Err(error) => call_failed(&held.end, error),
         }
     })
 }
 
+/// Buffer number `i` of a receive; the error is a size that cannot be. `None` where one of the
+/// pointers is null: each is looked at before it is read, one at a time, so that it is a branch
+/// that is not taken.
+///
+/// # Safety
+/// There are as many of each.
+#[inline(always)]
+unsafe fn buf<S: Bytes>(
+    i: usize,
+    data: *mut *mut c_void,
+    sizes: *mut S,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+) -> Option<Result<RecvBuf, usize>> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let addr = read(i, data)?.addr() as u64;
+        let size = read(i, sizes)?.bytes();
+        let tag = read(i, tags)? as u32;
+        let rkey = rkey(read(i, mhandles)?);
+        if size > MESSAGE_BYTES_MAX {
+            return Some(Err(size));
+        }
+        Some(Ok(RecvBuf { addr, len: size as u32, tag, rkey }))
+    }
+}
+
+/// Number `i` of an array, unless that is null.
+///
+/// # Safety
+/// Otherwise there are as many.
+#[inline(always)]
+unsafe fn read<T: Copy>(i: usize, array: *mut T) -> Option<T> {
+    if array.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    Some(unsafe { *array.add(i) })
+}
+
 unsafe extern "C" fn iflush<E: RecvEnd>(
-    place: &Place,
+    end: Erased,
     n: c_int,
     data: *mut *mut c_void,
     sizes: *mut c_int,
@@ -127,47 +163,22 @@ unsafe extern "C" fn iflush<E: RecvEnd>(
             *to = FlushBuf { addr: data.addr() as u64, len, rkey: rkey(mhandle) };
         }
         // SAFETY: the calls are those of `E`.
-        let end = unsafe { place.comm().end::<E>() };
+        let held = unsafe { Held::<E>::of(end) };
         // SAFETY: NCCL promises what `RecvEnd` asks for.
-        let started = match unsafe { end.iflush(bufs) } {
-            Ok(Flush::NotNeeded) => ptr::null_mut(),
-            Ok(Flush::Started(request)) => place.request(request.raw()),
+        let started = match unsafe { held.end.iflush(bufs) } {
+            Ok(Flush::NotNeeded) => None,
+            Ok(Flush::Started(request)) => Some(request),
             // Null would mean that nothing is to be waited for.
             Ok(Flush::Busy) => return misused("iflush: too many requests are under way").0,
-            Err(error) => return call_failed(end, error),
+            Err(error) => return call_failed(&held.end, error),
         };
         // SAFETY: room for a request, NCCL promises.
-        unsafe { request.write(started) };
-        Code::SUCCESS
-    })
-}
-
-unsafe extern "C" fn test<E: RecvEnd>(
-    place: &Place,
-    done: *mut c_int,
-    sizes: *mut c_int,
-    request: *mut c_void,
-) -> Code {
-    caught(|| {
-        if done.is_null() {
-            return null("test: done").0;
-        }
-        // SAFETY: the calls are those of `E`.
-        let end = unsafe { place.comm().end::<E>() };
-        // SAFETY: null, or NCCL promises room for a size of each buffer; none is above i32::MAX.
-        match unsafe { end.test(&Request::from_raw(token(request)), sizes.cast()) } {
-            Ok(received) => {
-                // SAFETY: room for it, NCCL promises.
-                unsafe { done.write(c_int::from(received.is_some())) };
-                Code::SUCCESS
-            }
-            Err(error) => call_failed(end, error),
-        }
+        unsafe { held.give(started, request) }
     })
 }
 
 unsafe extern "C" fn not_isend(
-    _: &Place,
+    _: Erased,
     _: *mut c_void,
     _: usize,
     _: c_int,

@@ -1,14 +1,13 @@
 //! The sending end.
 
 use std::ffi::{c_int, c_void};
-use std::ptr;
 
-use invar::raw::{Request, SendBuf, SendEnd};
+use invar::raw::{Matched, SendBuf, SendEnd, Usual};
 
-use super::{Calls, MESSAGE_BYTES_MAX, call_failed, too_long, wrong_end};
+use super::test::{Sends, test};
+use super::{Calls, Erased, Held, MESSAGE_BYTES_MAX, call_failed, too_long, wrong_end};
 use crate::abi::Code;
 use crate::outcome::{caught, null};
-use crate::place::{Place, token};
 use crate::register::lkey;
 
 /// What can be done with such an end.
@@ -18,12 +17,81 @@ pub(super) fn calls<E: SendEnd>(_: &E) -> Calls {
         irecv_int: not_irecv::<c_int>,
         irecv: not_irecv::<usize>,
         iflush: not_iflush,
-        test: test::<E>,
+        test: test::<E, Sends>,
     }
 }
 
+/// What is usual, up to the work request.
 unsafe extern "C" fn isend<E: SendEnd>(
-    place: &Place,
+    end: Erased,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    // SAFETY: the calls are those of `E`, and the caller's promise.
+    unsafe {
+        // One at a time, so that each is a branch that is not taken.
+        if size > MESSAGE_BYTES_MAX {
+            return isend_unusual::<E>(end, data, size, tag, mhandle, request);
+        }
+        if mhandle.is_null() {
+            return isend_unusual::<E>(end, data, size, tag, mhandle, request);
+        }
+        if request.is_null() {
+            return isend_unusual::<E>(end, data, size, tag, mhandle, request);
+        }
+        let (held, buf) = (Held::<E>::of(end), buf(data, size, mhandle));
+        match held.end.match_usual(&buf, tag as u32) {
+            Usual::NotYet => held.give(None, request),
+            Usual::Done(Matched::Alone) => post_matched::<E>(end, request),
+            Usual::Done(Matched::Group) => {
+                isend_in_group::<E>(end, data, size, tag, mhandle, request)
+            }
+            Usual::Unusual => isend_unusual::<E>(end, data, size, tag, mhandle, request),
+        }
+    }
+}
+
+/// Posts that.
+#[inline(never)]
+unsafe extern "C" fn post_matched<E: SendEnd>(end: Erased, request: *mut *mut c_void) -> Code {
+    // SAFETY: as in `isend`, which calls this.
+    unsafe {
+        let held = Held::<E>::of(end);
+        match held.end.post_matched() {
+            Ok(started) => held.give(Some(started), request),
+            Err(error) => call_failed(&held.end, error),
+        }
+    }
+}
+
+/// Of a group, but for its first message and its last.
+#[inline(never)]
+unsafe extern "C" fn isend_in_group<E: SendEnd>(
+    end: Erased,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    // SAFETY: as in `isend`, which calls this.
+    unsafe {
+        let (held, buf) = (Held::<E>::of(end), buf(data, size, mhandle));
+        match held.end.match_in_group(&buf, tag as u32) {
+            Usual::Done(started) => held.give(Some(started), request),
+            Usual::NotYet => held.give(None, request),
+            Usual::Unusual => isend_unusual::<E>(end, data, size, tag, mhandle, request),
+        }
+    }
+}
+
+/// All of it.
+#[inline(never)]
+unsafe extern "C" fn isend_unusual<E: SendEnd>(
+    end: Erased,
     data: *mut c_void,
     size: usize,
     tag: c_int,
@@ -37,54 +105,24 @@ unsafe extern "C" fn isend<E: SendEnd>(
         if mhandle.is_null() || request.is_null() {
             return null("isend: registration or request").0;
         }
-        let buf = SendBuf { addr: data.addr() as u64, len: size as u32, lkey: lkey(mhandle) };
         // SAFETY: the calls are those of `E`.
-        let end = unsafe { place.comm().end::<E>() };
+        let held = unsafe { Held::<E>::of(end) };
         // SAFETY: NCCL promises what `SendEnd` asks for.
-        match unsafe { end.isend(&buf, tag as u32) } {
-            Ok(started) => {
-                let started = started.map(|request| place.request(request.raw()));
-                // SAFETY: room for a request, NCCL promises.
-                unsafe { request.write(started.unwrap_or(ptr::null_mut())) };
-                Code::SUCCESS
-            }
-            Err(error) => call_failed(end, error),
+        match unsafe { held.end.isend(&buf(data, size, mhandle), tag as u32) } {
+            // SAFETY: room for a request, NCCL promises.
+            Ok(started) => unsafe { held.give(started, request) },
+            Err(error) => call_failed(&held.end, error),
         }
     })
 }
 
-unsafe extern "C" fn test<E: SendEnd>(
-    place: &Place,
-    done: *mut c_int,
-    sizes: *mut c_int,
-    request: *mut c_void,
-) -> Code {
-    caught(|| {
-        if done.is_null() {
-            return null("test: done").0;
-        }
-        // SAFETY: the calls are those of `E`.
-        let end = unsafe { place.comm().end::<E>() };
-        match end.test(&Request::from_raw(token(request))) {
-            Ok(sent) => {
-                // SAFETY: NCCL promises room for both, if `sizes` is not null.
-                unsafe {
-                    done.write(c_int::from(sent.is_some()));
-                    if let Some(sent) = sent
-                        && !sizes.is_null()
-                    {
-                        sizes.write(sent as c_int);
-                    }
-                }
-                Code::SUCCESS
-            }
-            Err(error) => call_failed(end, error),
-        }
-    })
+#[inline(always)]
+fn buf(data: *mut c_void, size: usize, mhandle: *mut c_void) -> SendBuf {
+    SendBuf { addr: data.addr() as u64, len: size as u32, lkey: lkey(mhandle) }
 }
 
 unsafe extern "C" fn not_irecv<S>(
-    _: &Place,
+    _: Erased,
     _: c_int,
     _: *mut *mut c_void,
     _: *mut S,
@@ -96,7 +134,7 @@ unsafe extern "C" fn not_irecv<S>(
 }
 
 unsafe extern "C" fn not_iflush(
-    _: &Place,
+    _: Erased,
     _: c_int,
     _: *mut *mut c_void,
     _: *mut c_int,

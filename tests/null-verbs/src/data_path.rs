@@ -24,9 +24,9 @@ pub(crate) unsafe extern "C" fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     let mut fabric = fabric();
-    // SAFETY: a chain of requests that ends in null.
-    while let Some(raw) = unsafe { next.as_ref() } {
-        let posted = match read(raw) {
+    while !next.is_null() {
+        // SAFETY: a chain of requests that ends in null.
+        let posted = match unsafe { read(next) } {
             Some(wr) => fabric.post_send(index(qp), &[wr]).map_err(|error| refused(qp, &error)),
             None => Err(libc::EINVAL),
         };
@@ -35,7 +35,8 @@ pub(crate) unsafe extern "C" fn post_send(
             unsafe { *bad = next };
             return errno;
         }
-        next = raw.next;
+        // SAFETY: as above.
+        next = unsafe { (*next).next };
     }
     0
 }
@@ -50,7 +51,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     while let Some(raw) = unsafe { next.as_ref() } {
         let posted = match sge(raw.sg_list, raw.num_sge) {
             Some(sge) => {
-                let wr = RecvWr { wr_id: raw.wr_id, sge };
+                let wr = RecvWr { wr_id: raw.wr_id, sge, ..RecvWr::default() };
                 fabric.post_recv(index(qp), &wr).map_err(|error| refused(qp, &error))
             }
             None => Err(libc::EINVAL),
@@ -92,16 +93,24 @@ fn refused(qp: *mut ibv_qp, error: &NicError) -> c_int {
     error.errno
 }
 
-fn read(raw: &ibv_send_wr) -> Option<SendWr> {
-    Some(SendWr {
-        wr_id: raw.wr_id,
-        remote_addr: raw.remote_addr,
-        sge: sge(raw.sg_list, raw.num_sge)?,
-        rkey: raw.rkey,
-        imm_data: raw.imm_data,
-        opcode: *OPCODES.get(raw.opcode as usize)?,
-        flags: SendFlags::from_bits(raw.send_flags.try_into().ok()?)?,
-    })
+/// Reads no field that is another operation's: programs may leave these out.
+///
+/// # Safety
+/// A request.
+unsafe fn read(raw: *const ibv_send_wr) -> Option<SendWr> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        Some(SendWr {
+            wr_id: (*raw).wr_id,
+            remote_addr: (*raw).remote_addr,
+            sge: sge((*raw).sg_list, (*raw).num_sge)?,
+            rkey: (*raw).rkey,
+            imm_data: (*raw).imm_data,
+            opcode: *OPCODES.get((*raw).opcode as usize)?,
+            flags: SendFlags::from_bits((*raw).send_flags)?,
+            ..SendWr::default()
+        })
+    }
 }
 
 /// One buffer, or none.

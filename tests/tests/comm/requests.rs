@@ -3,10 +3,30 @@
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::conn::Settings;
 use invar_core::error::Error;
-use invar_testkit::duo::Buffer;
+use invar_core::nic::{Wc, WcOpcode};
+use invar_testkit::duo::{self, Buffer};
+use invar_testkit::null::NullNic;
 use proptest::prelude::*;
 
+use crate::meddler::Meddler;
 use crate::rig;
+
+#[test]
+fn a_test_takes_all_completions_that_are_there() {
+    let nics: [NullNic; 2] = NullNic::ports();
+    let [a, b] = &nics.map(Meddler::new);
+    let mut duo = duo::connect([a, b], [Settings::default(); 2], || {}).expect("a connection");
+    let to = Buffer::new(b, &duo.recv_pd, 64);
+    let room = RecvBuf { addr: to.addr(0), len: 8, tag: 0, rkey: to.rkey() };
+    let [first, second] =
+        [(); 2].map(|()| duo.recv.irecv(&[room]).expect("irecv").expect("a request"));
+    let _ = duo.send.isend(&SendBuf::default(), 0).expect("isend").expect("a request");
+    // A poll that gives the second's completion only; the next gives what is true, the first's.
+    let opcode = WcOpcode::RECV_RDMA_WITH_IMM;
+    b.plan.made_up.borrow_mut().push(Wc { wr_id: 1, opcode, imm_data: 5, ..Wc::default() });
+    assert_eq!(duo.recv.test(&first), Ok(Some(&[0][..])));
+    assert_eq!(duo.recv.test(&second), Ok(Some(&[5][..])));
+}
 
 #[test]
 fn without_a_free_request_a_call_says_none_and_after_a_test_it_works() {

@@ -85,6 +85,30 @@ fn every_size_over_any_number_of_queue_pairs_arrives_whole() {
 }
 
 #[test]
+fn an_empty_message_of_a_group_takes_no_work_of_its_own() {
+    let mut line = Line::new(Settings::default());
+    let room = |i: usize| {
+        let (addr, rkey) = (line.to.addr(64 * i), line.to.rkey());
+        RecvBuf { addr, len: 64, tag: i as u32, rkey }
+    };
+    let received = line.duo.recv.irecv(&[0, 1, 2].map(room)).expect("irecv").expect("a request");
+    line.plans[0].posted.borrow_mut().clear();
+    let sent = [(0, 8), (1, 0), (2, 16)].map(|(tag, len)| {
+        let buf = SendBuf { addr: line.from.addr(0), len, lkey: line.from.lkey() };
+        (line.duo.send.isend(&buf, tag).expect("isend").expect("a request"), len)
+    });
+    let posted = line.plans[0].posted.take();
+    let works: Vec<_> = posted.iter().map(|(_, wr)| (wr.opcode, wr.sge.length)).collect();
+    let write = SendOpcode::RdmaWrite;
+    // The last carries the sizes.
+    assert_eq!(works, [(write, 8), (write, 16), (SendOpcode::RdmaWriteWithImm, 32)]);
+    for (request, len) in sent {
+        assert_eq!(line.duo.send.test(&request), Ok(Some(len)));
+    }
+    assert_eq!(line.duo.recv.test(&received), Ok(Some(&[8, 0, 16][..])));
+}
+
+#[test]
 fn above_the_adaptive_routing_threshold_the_immediate_goes_apart() {
     let mut line = Line::new(Settings { ar_threshold_bytes: 8192, ..Settings::default() });
     let posted = line.carry(8192, 8192);

@@ -126,7 +126,7 @@ impl End {
         let sge = Sge { addr: self.memory.addr(), length: len as u32, lkey: self.key };
         let (remote_addr, rkey) = peer;
         let flags = SendFlags::SIGNALED;
-        let wr = SendWr { wr_id: 1, remote_addr, sge, rkey, flags, opcode, imm_data: 0 };
+        let wr = SendWr { wr_id: 1, remote_addr, sge, rkey, flags, opcode, ..SendWr::default() };
         self.device.post_send(qpn, &wr).unwrap();
     }
 

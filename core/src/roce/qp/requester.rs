@@ -28,9 +28,28 @@ use crate::roce::{ImmDt, Opcode, Psn, Reth};
 /// answers a duplicate only if it is part of the original.
 const READ_REQUEST_PACKETS: u32 = 32;
 
+/// A work request without what is an adapter's.
+#[derive(Clone, Copy, Default)]
+struct Work {
+    wr_id: u64,
+    remote_addr: u64,
+    sge: Sge,
+    rkey: u32,
+    imm_data: u32,
+    opcode: SendOpcode,
+    flags: SendFlags,
+}
+
+impl From<&SendWr> for Work {
+    fn from(wr: &SendWr) -> Self {
+        let SendWr { wr_id, remote_addr, sge, rkey, imm_data, opcode, flags, .. } = *wr;
+        Work { wr_id, remote_addr, sge, rkey, imm_data, opcode, flags }
+    }
+}
+
 #[derive(Clone, Copy, Default)]
 struct SendWqe {
-    wr: SendWr,
+    wr: Work,
     /// PSN of its first packet, once that was sent.
     first: Psn,
     /// PSNs that it takes; 0 until it is started.
@@ -116,7 +135,7 @@ impl<const SQ: usize> Requester<SQ> {
     }
 
     pub(super) fn post(&mut self, wr: &SendWr) -> Option<u16> {
-        let number = self.queue.push(SendWqe { wr: *wr, ..SendWqe::default() })?;
+        let number = self.queue.push(SendWqe { wr: wr.into(), ..SendWqe::default() })?;
         Some(Ring::<SendWqe, SQ>::slot(number))
     }
 

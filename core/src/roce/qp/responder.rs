@@ -9,7 +9,7 @@ use heapless::{HistoryBuf, Vec};
 use super::reorder::Reorder;
 use super::ring::Ring;
 use super::{Counters, Env, Fatal, MESSAGE_BYTES_MAX, Path, Queue, RD_ATOMIC_MAX, Side};
-use crate::nic::{Access, RecvWr, RtrAttr, Wc, WcFlags, WcOpcode, WcStatus};
+use crate::nic::{Access, RecvWr, RtrAttr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 use crate::roce::{Headers, ImmDt, NakCode, Opcode, Packet, Position, Psn, Reth};
 use answer::{Answer, Reply};
 
@@ -51,8 +51,15 @@ enum Operation {
     Read,
 }
 
+/// A receive without what is an adapter's.
+#[derive(Clone, Copy, Default)]
+struct Receive {
+    wr_id: u64,
+    sge: Sge,
+}
+
 pub(super) struct Responder<const RQ: usize> {
-    queue: Ring<RecvWr, RQ>,
+    queue: Ring<Receive, RQ>,
     expected: Psn,
     /// Messages done, 24 bits.
     msn: u32,
@@ -103,7 +110,7 @@ impl<const RQ: usize> Responder<RQ> {
     }
 
     pub(super) fn post(&mut self, wr: &RecvWr) -> bool {
-        self.queue.push(*wr).is_some()
+        self.queue.push(Receive { wr_id: wr.wr_id, sge: wr.sge }).is_some()
     }
 
     pub(super) fn deadline_ns(&self) -> Option<u64> {

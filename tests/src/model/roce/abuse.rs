@@ -76,8 +76,8 @@ impl Abuse<'_, '_> {
             imm_data: 5,
             opcode: self.choices.one(&all),
             // Signaled, so that it completes in any case.
-            flags: SendFlags::SIGNALED
-                | SendFlags::from_bits_truncate(self.choices.below(16) as u8),
+            flags: SendFlags::SIGNALED | SendFlags::from_bits_truncate(self.choices.below(16)),
+            ..SendWr::default()
         };
         if let Ok(slot) = self.peer.qp.post_send(&wr, &mut self.peer.host) {
             if wr.flags.contains(SendFlags::INLINE) {
@@ -90,7 +90,7 @@ impl Abuse<'_, '_> {
     }
 
     fn post_receive(&mut self) {
-        let wr = RecvWr { wr_id: self.next_wr_id, sge: self.sge() };
+        let wr = RecvWr { wr_id: self.next_wr_id, sge: self.sge(), ..RecvWr::default() };
         if self.peer.qp.post_recv(&wr, &mut self.peer.host).is_ok() {
             self.posted[1].push(wr.wr_id);
             self.next_wr_id += 1;

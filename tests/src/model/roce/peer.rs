@@ -140,6 +140,7 @@ impl Peer {
             imm_data: 0xcafe,
             opcode,
             flags: SendFlags::SIGNALED,
+            ..SendWr::default()
         };
         self.qp.post_send(&wr, &mut self.host).unwrap();
     }
@@ -147,7 +148,8 @@ impl Peer {
     /// Posts a receive into the first region.
     pub fn post_receive(&mut self, wr_id: u64, length: u32) {
         let Memory { key, addr, .. } = self.host.regions[0];
-        let wr = RecvWr { wr_id, sge: Sge { addr, length, lkey: key } };
+        let sge = Sge { addr, length, lkey: key };
+        let wr = RecvWr { wr_id, sge, ..RecvWr::default() };
         self.qp.post_recv(&wr, &mut self.host).unwrap();
     }
 

@@ -196,6 +196,7 @@ impl End {
                 imm_data: imm_data(self.posted as u64),
                 opcode: op.opcode,
                 flags: op.flags,
+                ..SendWr::default()
             };
             let Ok(slot) = self.peer.qp.post_send(&wr, &mut self.peer.host) else { break };
             if op.flags.contains(SendFlags::INLINE) {
@@ -211,7 +212,7 @@ impl End {
             let op = &self.receives[self.receives_posted];
             let addr = INBOX.1 + area(SENDS, op.to);
             let sge = Sge { addr, length: op.len, lkey: INBOX.0 };
-            let wr = RecvWr { wr_id: self.receives_posted as u64, sge };
+            let wr = RecvWr { wr_id: self.receives_posted as u64, sge, ..RecvWr::default() };
             if self.peer.qp.post_recv(&wr, &mut self.peer.host).is_err() {
                 break;
             }
