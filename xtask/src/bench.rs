@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: what Invar costs, beside what it is to be measured against.
 
 mod callgrind;
+mod coll;
 mod instructions;
 mod plugin;
 mod protocol;
@@ -43,6 +44,8 @@ enum Group {
     SoftNic,
     /// The socket transport beside a bare TCP stream, in the same way.
     Socket,
+    /// All-reduce beside Open MPI's (which must be installed), in the same way.
+    Coll,
 }
 
 impl Args {
@@ -66,6 +69,7 @@ pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
                 Group::Plugin => plugin::run(shell, args)?,
                 Group::SoftNic => soft_nic::run(shell, args)?,
                 Group::Socket => socket::run(shell, args)?,
+                Group::Coll => coll::run(shell, args)?,
             });
         }
     }
@@ -83,6 +87,7 @@ impl Group {
             Group::Plugin => plugin::CASES.iter().map(|case| case.name).collect(),
             Group::SoftNic => soft_nic::cases(),
             Group::Socket => socket::LINKS.iter().map(|link| link.name).collect(),
+            Group::Coll => coll::CASES.iter().map(|case| case.name).collect(),
         }
     }
 }

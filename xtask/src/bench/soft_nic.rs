@@ -125,7 +125,7 @@ fn invar_perf(shell: &Shell, target_dir: &Path, size: usize) -> Result<f64> {
 }
 
 /// Builds a package's program and says where programs are.
-fn built(shell: &Shell, what: &str) -> Result<PathBuf> {
+pub(super) fn built(shell: &Shell, what: &str) -> Result<PathBuf> {
     shell.run(shell.cargo(&format!("build --release --package {what}")))?;
     Ok(Workspace::load(shell)?.target_dir)
 }

@@ -1,0 +1,209 @@
+//! All-reduce by `invar coll` beside Open MPI's, on this host, in turns: what counts is the ratio of
+//! their times.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::Args;
+use super::soft_nic::{built, median};
+use crate::shell::Shell;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// Odd, so that there is a middle one.
+const RUNS: usize = 5;
+
+/// What Invar's time must be of Open MPI's at most, where it is to be better.
+const BETTER: f64 = 1.0 / 1.3;
+/// And of 8 bytes between two ranks by shared memory, µs.
+const SHORTEST_US: f64 = 2.0;
+
+/// Sizes that one start of the programs measures.
+struct Sizes {
+    begin: u64,
+    end: u64,
+    factor: u64,
+    warmup: u32,
+    iterations: u32,
+}
+
+const SIZES: [Sizes; 3] = [
+    Sizes { begin: 8, end: 32 * KIB, factor: 8, warmup: 200, iterations: 2000 },
+    Sizes { begin: 256 * KIB, end: MIB, factor: 4, warmup: 20, iterations: 100 },
+    Sizes { begin: 4 * MIB, end: 64 * MIB, factor: 4, warmup: 2, iterations: 8 },
+];
+
+pub(super) struct Case {
+    pub(super) name: &'static str,
+    ranks: u32,
+    /// What Open MPI is told to use.
+    mpi: &'static str,
+    /// The same for Invar.
+    env: &'static [(&'static str, &'static str)],
+    shared_memory: bool,
+}
+
+const OVER_TCP: &str = "--mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include lo";
+
+pub(super) const CASES: [Case; 4] = [
+    Case { name: "shm-2", ranks: 2, mpi: "", env: &[], shared_memory: true },
+    Case { name: "shm-4", ranks: 4, mpi: "", env: &[], shared_memory: true },
+    Case {
+        name: "socket-2",
+        ranks: 2,
+        mpi: OVER_TCP,
+        env: &[("NCCL_SHM_DISABLE", "1"), ("INVAR_TRANSPORT", "socket")],
+        shared_memory: false,
+    },
+    Case {
+        name: "soft-2",
+        ranks: 2,
+        mpi: OVER_TCP,
+        env: &[("NCCL_SHM_DISABLE", "1"), ("INVAR_TRANSPORT", "soft")],
+        shared_memory: false,
+    },
+];
+
+/// Prints the tables and returns what misses its bar.
+pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
+    let target_dir = built(shell, "invar-cli --bin invar")?;
+    let mpi = build_mpi(shell, &target_dir)?;
+    let mut missed = Vec::new();
+    for case in CASES.iter().filter(|case| args.wants(case.name)) {
+        println!(
+            "{:>10}  {:>10} {:>10}  {:>10} {:>10} {:>6}   {}: all-reduce of floats, {RUNS} runs",
+            "bytes", "Invar µs", "GB/s", "MPI µs", "GB/s", "ratio", case.name
+        );
+        for sizes in &SIZES {
+            missed.extend(case.compare(shell, &target_dir, &mpi, sizes)?);
+        }
+    }
+    Ok(missed)
+}
+
+/// The program on Open MPI.
+fn build_mpi(shell: &Shell, target_dir: &Path) -> Result<PathBuf> {
+    if Command::new("mpicc").arg("--version").output().is_err() {
+        bail!(
+            "there is no mpicc to measure against: install Open MPI (Debian: openmpi-bin and \
+             libopenmpi-dev)"
+        );
+    }
+    let program = target_dir.join("all_reduce_mpi");
+    let mut mpicc = shell.command("mpicc -O2 -Wall -Werror xtask/src/bench/coll/all_reduce.c -o");
+    mpicc.arg(&program);
+    shell.run(mpicc)?;
+    Ok(program)
+}
+
+impl Case {
+    /// Measures both in turn, so that what else the host does meets them alike.
+    fn compare(
+        &self,
+        shell: &Shell,
+        target_dir: &Path,
+        mpi: &Path,
+        sizes: &Sizes,
+    ) -> Result<Vec<String>> {
+        let all = sizes.all();
+        let mut ours = vec![Vec::new(); all.len()];
+        let mut theirs = vec![Vec::new(); all.len()];
+        for _ in 0..RUNS {
+            let times = self.invar(shell, target_dir, sizes).context("invar coll all_reduce")?;
+            ours.iter_mut().zip(times).for_each(|(ours, time)| ours.push(time));
+            let times = self.open_mpi(shell, mpi, sizes).context("Open MPI")?;
+            theirs.iter_mut().zip(times).for_each(|(theirs, time)| theirs.push(time));
+        }
+        let mut missed = Vec::new();
+        for ((bytes, ours), theirs) in all.into_iter().zip(&mut ours).zip(&mut theirs) {
+            let (ours, theirs) = (median(ours), median(theirs));
+            let ratio = ours / theirs;
+            println!(
+                "{bytes:>10}  {ours:>10.2} {:>10.2}  {theirs:>10.2} {:>10.2} {ratio:>6.2}",
+                self.busbw(bytes, ours),
+                self.busbw(bytes, theirs),
+            );
+            if !self.is_met(bytes, ours, ratio) {
+                missed.push(format!("{} at {bytes} bytes ({ours:.1} µs, {ratio:.2})", self.name));
+            }
+        }
+        Ok(missed)
+    }
+
+    fn is_met(&self, bytes: u64, us: f64, ratio: f64) -> bool {
+        match bytes {
+            _ if !self.shared_memory => ratio <= BETTER,
+            MIB.. => ratio <= BETTER,
+            _ if bytes >= 32 * KIB => ratio <= 1.0,
+            8 if self.ranks == 2 => us <= SHORTEST_US,
+            _ => true,
+        }
+    }
+
+    /// GB/s that each rank's link carries at least, as nccl-tests counts it.
+    fn busbw(&self, bytes: u64, us: f64) -> f64 {
+        self.bus_bytes(bytes) / us / 1e3
+    }
+
+    fn bus_bytes(&self, bytes: u64) -> f64 {
+        let ranks = f64::from(self.ranks);
+        bytes as f64 * 2.0 * (ranks - 1.0) / ranks
+    }
+
+    /// µs of each size.
+    fn invar(&self, shell: &Shell, target_dir: &Path, sizes: &Sizes) -> Result<Vec<f64>> {
+        let json = target_dir.join("coll.json");
+        let line = format!(
+            "coll all_reduce --ranks {} -b {} -e {} -f {} -w {} -n {} --json",
+            self.ranks, sizes.begin, sizes.end, sizes.factor, sizes.warmup, sizes.iterations
+        );
+        let mut coll = shell.program(&target_dir.join("release/invar"));
+        coll.args(line.split_whitespace()).arg(&json).envs(self.env.iter().copied());
+        shell.capture(coll)?;
+        let report: Value = serde_json::from_str(&fs::read_to_string(&json)?)?;
+        let rows = report["rows"].as_array().context("no rows")?;
+        ensure!(rows.len() == sizes.all().len(), "{} rows in the report", rows.len());
+        let times = rows.iter().zip(sizes.all()).map(|(row, bytes)| {
+            ensure!(row["wrong"] == 0, "wrong elements: {}", row["wrong"]);
+            ensure!(row["count"] == bytes / 4, "a row of {}, not of {bytes} bytes", row["count"]);
+            let busbw = row["busbw_gbytes_per_s"].as_f64().context("no busbw")?;
+            Ok(self.bus_bytes(bytes) / busbw / 1e3)
+        });
+        times.collect()
+    }
+
+    /// µs of each size.
+    fn open_mpi(&self, shell: &Shell, program: &Path, sizes: &Sizes) -> Result<Vec<f64>> {
+        let Sizes { begin, end, factor, warmup, iterations } = sizes;
+        let mut mpirun = shell.command(&format!(
+            "mpirun --allow-run-as-root --oversubscribe -np {} {}",
+            self.ranks, self.mpi
+        ));
+        mpirun.arg(program);
+        mpirun.args(
+            [*begin, *end, *factor, u64::from(*warmup), u64::from(*iterations)]
+                .map(|n| n.to_string()),
+        );
+        let output = shell.capture(mpirun)?;
+        let times = sizes.all().into_iter().map(|bytes| {
+            let prefix = format!("{bytes} ");
+            let time = output.lines().find_map(|line| line.strip_prefix(&prefix));
+            let time = time.with_context(|| format!("no line for {bytes} bytes in:\n{output}"))?;
+            Ok(time.trim().parse()?)
+        });
+        times.collect()
+    }
+}
+
+impl Sizes {
+    /// In bytes.
+    fn all(&self) -> Vec<u64> {
+        let next = |bytes: &u64| Some(bytes * self.factor).filter(|bytes| *bytes <= self.end);
+        std::iter::successors(Some(self.begin), next).collect()
+    }
+}
