@@ -3,10 +3,11 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Looks in a row, where each rank of the host has a processor; some microseconds of them.
-const SPINS: u32 = 2_000;
+/// Looks in a row, where each rank of the host has a processor: about a microsecond of them, since
+/// another program may have one of those.
+const SPINS: u32 = 100;
 /// Where it has not: the one that is waited for may need this one.
-const SPINS_CROWDED: u32 = 20;
+const SPINS_CROWDED: u32 = 1;
 /// After this a wait is a long one, and to wake up late does not matter.
 const SLEEP_AFTER: Duration = Duration::from_millis(5);
 const NAP: Duration = Duration::from_micros(100);

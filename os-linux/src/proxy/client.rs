@@ -20,7 +20,8 @@ pub(super) const CALLS_MAX: usize = 64;
 pub struct ProxyClient {
     address: String,
     stream: FdStream,
-    calls: Calls<OwnedFd, CALLS_MAX>,
+    /// Large, and moved with this.
+    calls: Box<Calls<OwnedFd, CALLS_MAX>>,
     abort: Abort,
     timeout: Duration,
 }
@@ -68,7 +69,7 @@ impl ProxyClient {
         Ok(ProxyClient {
             address: address.to_owned(),
             stream,
-            calls: Calls::default(),
+            calls: Box::default(),
             abort,
             timeout,
         })

@@ -1,0 +1,84 @@
+//! What every rank hears when one does not do its part.
+
+use std::time::Duration;
+
+use invar::{Fault, RedOp};
+
+use crate::rig::{ranks, settings};
+
+#[test]
+fn an_abort_reaches_every_rank_with_its_reason() {
+    let errors = ranks(4, &settings(), |communicator| {
+        if communicator.rank() == 2 {
+            communicator.abort("out of patience");
+        }
+        let error = communicator.barrier().unwrap_err();
+        let later = communicator.all_reduce_in_place(&mut [1], RedOp::Sum).unwrap_err();
+        assert_eq!(error.to_string(), later.to_string());
+        assert_eq!(communicator.check().unwrap_err().to_string(), error.to_string());
+        error
+    });
+    for error in errors {
+        assert_eq!(error.to_string(), "rank 2: aborted: out of patience");
+        assert_eq!(error.fault(), Fault::Peer);
+    }
+}
+
+#[test]
+fn who_waits_for_a_rank_that_has_left_is_told_so() {
+    let errors = ranks(3, &settings(), |communicator| {
+        (communicator.rank() != 1).then(|| communicator.barrier().unwrap_err().to_string())
+    });
+    for error in errors.into_iter().flatten() {
+        assert!(error.contains("rank 1: it has left the communicator"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_does_something_else_is_given_up_and_named() {
+    let settings = settings().collective_timeout(Duration::from_millis(300));
+    let errors = ranks(2, &settings, |communicator| {
+        if communicator.rank() == 0 {
+            return communicator.barrier().unwrap_err().to_string();
+        }
+        loop {
+            if let Err(error) = communicator.check() {
+                return error.to_string();
+            }
+            std::thread::yield_now();
+        }
+    });
+    let text = "rank 1: it did not do its part within 3";
+    assert!(errors[0].starts_with(text), "{errors:?}");
+    assert!(errors[1].starts_with(&format!("rank 0: {text}")), "{errors:?}");
+}
+
+#[test]
+fn counts_that_differ_are_an_error_that_names_a_rank() {
+    let errors = ranks(2, &settings(), |communicator| {
+        let mut data = vec![1_i32; 10 + communicator.rank() as usize];
+        communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap_err().to_string()
+    });
+    let told = errors.iter().filter(|error| error.contains("do all ranks make the same calls"));
+    assert!(told.count() > 0 && errors.iter().all(|e| e.contains("rank ")), "{errors:?}");
+}
+
+#[test]
+fn a_call_that_cannot_be_is_refused_and_harms_nobody() {
+    ranks(2, &settings(), |communicator| {
+        let error = communicator.all_gather(&[1_u8; 3], &mut [0; 5]).unwrap_err();
+        assert_eq!(error.fault(), Fault::Usage);
+        assert!(error.to_string().contains("output of 5 elements"), "{error}");
+        let mut sum = [1_u8];
+        communicator.all_reduce_in_place(&mut sum, RedOp::Sum).unwrap();
+        assert_eq!(sum, [2]);
+    });
+}
+
+#[test]
+fn a_root_that_is_no_rank_is_named() {
+    ranks(1, &settings(), |communicator| {
+        let error = communicator.broadcast(&mut [1_u8], 1).unwrap_err().to_string();
+        assert!(error.contains("rank 1"), "{error}");
+    });
+}

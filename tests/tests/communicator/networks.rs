@@ -1,0 +1,60 @@
+//! Ranks that share no memory.
+
+use invar::{RedOp, Settings};
+
+use crate::operations::check_type;
+use crate::rig::{PATIENCE, ranks};
+
+/// Over one kind of device, on loopback.
+fn over(transport: &str) -> Settings {
+    let set = |name| match name {
+        "INVAR_TRANSPORT" => Some(transport.to_owned()),
+        "NCCL_SHM_DISABLE" => Some("1".to_owned()),
+        _ => None,
+    };
+    let settings = Settings::from_lookup(set).unwrap();
+    settings.connect_timeout(PATIENCE).collective_timeout(PATIENCE)
+}
+
+fn check_over(transport: &str, nranks: u32) {
+    ranks(nranks, &over(transport), |communicator| {
+        check_type::<f32>(&communicator, &[0, 1, 999, 50_001], &[RedOp::Avg]);
+        let rank = communicator.rank();
+        let (sent, mut got) = (vec![rank; 100_000], vec![0; 100_000]);
+        let mut group = communicator.group();
+        group.send(&sent, (rank + 1) % nranks).unwrap();
+        group.recv(&mut got, (rank + nranks - 1) % nranks).unwrap();
+        group.run().unwrap();
+        assert_eq!(got, vec![(rank + nranks - 1) % nranks; 100_000]);
+    });
+}
+
+#[test]
+fn ranks_agree_over_the_software_nic() {
+    check_over("soft", 2);
+    check_over("soft", 3);
+}
+
+#[test]
+fn ranks_agree_over_tcp() {
+    check_over("socket", 2);
+    check_over("socket", 3);
+}
+
+#[test]
+fn a_rank_that_fails_ends_the_others_over_a_network_too() {
+    for transport in ["soft", "socket"] {
+        let errors = ranks(3, &over(transport), |communicator| {
+            communicator.barrier().unwrap();
+            if communicator.rank() == 1 {
+                communicator.abort("enough");
+            }
+            loop {
+                if let Err(error) = communicator.all_reduce_in_place(&mut [1.0; 100], RedOp::Sum) {
+                    return error.to_string();
+                }
+            }
+        });
+        assert!(errors.iter().all(|error| error == "rank 1: aborted: enough"), "{errors:?}");
+    }
+}
