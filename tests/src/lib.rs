@@ -7,6 +7,7 @@ pub mod end;
 pub mod fake_cuda;
 pub mod interop;
 pub mod model;
+pub mod namespaces;
 pub mod null;
 pub mod pcap;
 pub mod pipe;

@@ -1,0 +1,119 @@
+//! Two hosts, as far as the kernel is concerned: two network namespaces and a cable. To be made by
+//! root, with iproute2.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::process::{self, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+/// Their IPv4 addresses.
+pub const IPV4: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
+/// Their IPv6 addresses.
+pub const IPV6: [&str; 2] = ["2001:db8:7::1", "2001:db8:7::2"];
+
+/// The kernel takes up to a second to see a cable.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Two namespaces whose interfaces, `v0` in either, are the ends of one virtual Ethernet; gone with
+/// this.
+pub struct Hosts {
+    names: [String; 2],
+}
+
+impl Hosts {
+    /// Makes them, with interfaces of this MTU.
+    ///
+    /// # Errors
+    /// What keeps this process from doing so, in words.
+    pub fn new(mtu: u32) -> Result<Hosts, String> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let hosts =
+            Hosts { names: ["a", "b"].map(|s| format!("invar{}-{number}{s}", process::id())) };
+        let [a, b] = &hosts.names;
+        let pair = format!("v0 mtu {mtu} type veth peer name v0 mtu {mtu} netns {b}");
+        let commands =
+            [format!("netns add {a}"), format!("netns add {b}"), format!("-n {a} link add {pair}")];
+        for command in commands {
+            run("ip", &command)?;
+        }
+        for host in 0..2 {
+            hosts.ip(host, &format!("addr add {}/24 dev v0", IPV4[host]))?;
+            hosts.ip(host, &format!("addr add {}/64 dev v0 nodad", IPV6[host]))?;
+            hosts.ip(host, "link set lo up")?;
+            hosts.ip(host, "link set v0 up")?;
+        }
+        let start = Instant::now();
+        while !(0..2).all(|host| hosts.is_up(host)) {
+            if start.elapsed() > PATIENCE {
+                return Err("the link between the namespaces does not come up".to_owned());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(hosts)
+    }
+
+    /// `ip ARGS` on one of them, arguments separated by spaces: what it says.
+    ///
+    /// # Errors
+    /// What it says where it fails.
+    pub fn ip(&self, host: usize, args: &str) -> Result<String, String> {
+        run("ip", &format!("-n {} {args}", self.names[host]))
+    }
+
+    /// `tc ARGS` on one of them, as [`Hosts::ip`].
+    ///
+    /// # Errors
+    /// What it says where it fails.
+    pub fn tc(&self, host: usize, args: &str) -> Result<String, String> {
+        run("tc", &format!("-n {} {args}", self.names[host]))
+    }
+
+    /// A program on one of them; its arguments follow.
+    pub fn program(&self, host: usize, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.names[host], program]);
+        command
+    }
+
+    /// Calls a function on one of them, in a thread of its own: sockets that it opens stay there.
+    ///
+    /// # Panics
+    /// Where the thread may not go there, or the function panics.
+    pub fn call<R: Send>(&self, host: usize, call: impl FnOnce() -> R + Send) -> R {
+        let within = || {
+            let namespace = File::open(format!("/run/netns/{}", self.names[host]))?;
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+            Ok::<R, io::Error>(call())
+        };
+        let called = thread::scope(|scope| scope.spawn(within).join());
+        called.expect("the function does not panic").expect("the namespace is there")
+    }
+
+    fn is_up(&self, host: usize) -> bool {
+        self.ip(host, "-br link show v0").is_ok_and(|line| line.contains(" UP "))
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = run("ip", &format!("netns del {name}"));
+        }
+    }
+}
+
+fn run(program: &str, args: &str) -> Result<String, String> {
+    let output = Command::new(program).args(args.split(' ')).output();
+    let output = output.map_err(|error| format!("{program}: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let text = String::from_utf8_lossy(&output.stderr);
+    Err(format!("{program} {args}: {}", text.trim()))
+}
