@@ -1,7 +1,8 @@
 //! Throughput of `invar perf` over loopback, and of bare TCP and UDP between its runs; then what
-//! else the software NIC has to keep to: `round_trip`, `fabric`.
+//! else the software NIC has to keep to: `namespaces`, `round_trip`, `fabric`.
 
 mod fabric;
+mod namespaces;
 mod round_trip;
 
 use std::fs;
@@ -45,12 +46,15 @@ const CONTENDERS: [Contender; 4] = [
 
 pub(super) fn cases() -> Vec<&'static str> {
     let names = CONTENDERS.iter().map(|contender| contender.name);
-    names.chain([round_trip::CASE, fabric::CONNECTIONS, fabric::LOSS]).collect()
+    names.chain([namespaces::CASE, round_trip::CASE, fabric::CONNECTIONS, fabric::LOSS]).collect()
 }
 
 /// Prints the tables and returns what misses its bar.
 pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     let mut missed = throughput(shell, args)?;
+    if args.wants(namespaces::CASE) {
+        missed.extend(namespaces::run(shell)?);
+    }
     if args.wants(round_trip::CASE) {
         missed.extend(round_trip::run(shell)?);
     }
@@ -110,7 +114,7 @@ fn count(size: usize) -> usize {
 }
 
 fn tcp(size: usize, wait: Wait) -> Result<f64> {
-    let seconds = tcp::seconds(size, count(size), WINDOW, wait)?;
+    let seconds = tcp::seconds(tcp::over_loopback()?, size, count(size), WINDOW, wait)?;
     Ok((count(size) * size) as f64 * 8e-9 / seconds)
 }
 

@@ -1,4 +1,4 @@
-//! A bare TCP stream over loopback: what the kernel moves when nothing stands above it.
+//! A bare TCP stream: what the kernel moves when nothing stands above it.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -19,12 +19,25 @@ pub(super) enum Wait {
 /// No end waits longer for the other.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Sends messages of `size` bytes from one thread to another, cycling through `window` buffers at
-/// either end, and returns seconds for `count` of them, after `window` to warm up.
-pub(super) fn seconds(size: usize, count: usize, window: usize, wait: Wait) -> Result<f64> {
+/// The two ends of a stream, the one that sends first.
+pub(super) type Stream = (TcpStream, TcpStream);
+
+/// A stream over loopback.
+pub(super) fn over_loopback() -> Result<Stream> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let sender = TcpStream::connect(listener.local_addr()?)?;
-    let (receiver, _) = listener.accept()?;
+    Ok((sender, listener.accept()?.0))
+}
+
+/// Sends messages of `size` bytes from one thread to another, cycling through `window` buffers at
+/// either end, and returns seconds for `count` of them, after `window` to warm up.
+pub(super) fn seconds(
+    (sender, receiver): Stream,
+    size: usize,
+    count: usize,
+    window: usize,
+    wait: Wait,
+) -> Result<f64> {
     thread::scope(|scope| {
         let receiver = scope.spawn(move || -> Result<()> {
             let mut end = End::new(receiver, wait)?;
@@ -116,7 +129,7 @@ mod tests {
     #[test]
     fn a_stream_ends_when_every_byte_has_arrived() {
         for wait in [Wait::Block, Wait::Poll] {
-            assert!(seconds(10_000, 20, 3, wait).unwrap() > 0.0);
+            assert!(seconds(over_loopback().unwrap(), 10_000, 20, 3, wait).unwrap() > 0.0);
         }
     }
 
