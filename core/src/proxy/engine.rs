@@ -1,7 +1,7 @@
 //! The engine: active operations, moved step by step.
 //!
 //! What waits for the same connection is chained (`next_peer`), and only the first of a chain is
-//! active; operations of one `op_count` over connections that share their buffers are merged into
+//! active, or also the next once all of the first is on its way; operations of one `op_count` over connections that share their buffers are merged into
 //! one [`Args`] with a [`Sub`] each. The transport under it is one call, [`Transport::advance`].
 
 mod append;
@@ -23,6 +23,8 @@ pub struct Connection {
     spec: ConnectionSpec,
     /// Steps that operations have taken or will take, so that the next knows its slot.
     step: u64,
+    /// Steps that are done, of an operation that has not begun early.
+    done: u64,
     /// The last operation of the chain that waits for this connection, or for those that share
     /// its buffers. Only where the chain hangs on this one.
     tail: Option<u32>,
@@ -132,7 +134,7 @@ impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
             }
         }
         if let Some(place) = self.connections.at_mut(id.0) {
-            *place = Some(Connection { spec, step: 0, tail: None, uses: 0 });
+            *place = Some(Connection { spec, step: 0, done: 0, tail: None, uses: 0 });
         }
         Ok(())
     }

@@ -138,10 +138,21 @@ impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
         Ok(!again && args.has_room() && args.subs.push(Sub::new(op, args.subs.len())).is_ok())
     }
 
-    /// Puts new args behind the last that wait for the same connection, or else among the active.
+    /// Puts new args behind the last that wait for the same connection, or else among the active:
+    /// before the others, where that last is on its way and will be asked for long.
     fn chain(&mut self, tail: Option<u32>, index: u32) {
         if let Some(tail) = tail.and_then(|tail| self.args.get_mut(tail)) {
-            tail.next_peer = Some(index);
+            if !tail.is_passed_on() {
+                tail.next_peer = Some(index);
+                return;
+            }
+            tail.successor = Some(index);
+            let (first, last) = self.active.unwrap_or((index, index));
+            if let Some(args) = self.args.get_mut(index) {
+                args.early = true;
+                args.next = Some(first);
+            }
+            self.active = Some((index, last));
             return;
         }
         let first = match self.active {

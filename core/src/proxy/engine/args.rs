@@ -105,6 +105,10 @@ pub struct Args {
     pub(super) next: Option<u32>,
     /// What takes its place when it is done.
     pub(super) next_peer: Option<u32>,
+    /// What was to take its place, and has begun already.
+    pub(super) successor: Option<u32>,
+    /// Whether it has begun though those before it are not done.
+    pub(super) early: bool,
 }
 
 impl Default for Args {
@@ -125,6 +129,8 @@ impl Default for Args {
             subs: heapless::Vec::new(),
             next: None,
             next_peer: None,
+            successor: None,
+            early: false,
         }
     }
 }
@@ -148,6 +154,8 @@ impl Args {
         self.subs.clear();
         self.next = None;
         self.next_peer = None;
+        self.successor = None;
+        self.early = false;
     }
 
     /// What differs from `op` though it must not where the two are merged.
@@ -161,6 +169,14 @@ impl Args {
         ]
         .into_iter()
         .find_map(|(same, what)| (!same).then_some(what))
+    }
+
+    /// Whether only the end of its last steps is to come, so that what waits for it may begin, in
+    /// the slots that are free. NCCL lets that wait for the end.
+    ///
+    /// Connections that share buffers must wait: whose slots they are depends on the operation.
+    pub(super) fn is_passed_on(&self) -> bool {
+        !self.shared && self.subs.iter().all(|sub| sub.count(Stage::Transmit) == sub.nsteps)
     }
 
     /// Whether one more sub would have at least a slice of the shared buffer.

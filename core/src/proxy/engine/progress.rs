@@ -23,15 +23,34 @@ impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
             if !args.running {
                 begin(args, &mut self.connections);
             }
-            moved |= args.advance(transport, probe)?;
-            at = args.next;
+            moved |= args.advance(&mut self.connections, transport, probe)?;
             before = if args.subs.iter().all(Sub::is_done) {
+                at = args.next;
                 self.remove(index, before)
             } else {
+                self.pass_on(index);
+                at = self.args.get(index).and_then(|args| args.next);
                 Some(index)
             };
         }
         Ok(moved)
+    }
+
+    /// Lets what waits for args begin, behind them, if all of theirs is on its way.
+    fn pass_on(&mut self, index: u32) {
+        let Some(args) = self.args.get_mut(index).filter(|args| args.is_passed_on()) else {
+            return;
+        };
+        let Some(peer) = args.next_peer.take() else { return };
+        args.successor = Some(peer);
+        let next = args.next.replace(peer);
+        if let Some(peer) = self.args.get_mut(peer) {
+            peer.early = true;
+            peer.next = next;
+        }
+        if let (None, Some((first, _))) = (next, self.active) {
+            self.active = Some((first, peer));
+        }
     }
 
     /// Takes args that are done out of the active ones; what waited for them takes their place.
@@ -39,6 +58,7 @@ impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
     fn remove(&mut self, index: u32, before: Option<u32>) -> Option<u32> {
         let Some(args) = self.args.get(index) else { return before };
         let (next, next_peer, chain_at) = (args.next, args.next_peer, args.chain_at);
+        let successor = args.successor;
         for sub in &args.subs {
             if let Some(Some(connection)) = self.connections.at_mut(sub.connection.0) {
                 connection.uses -= 1;
@@ -47,11 +67,14 @@ impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
         let here = next_peer.or(next);
         match next_peer.and_then(|peer| self.args.get_mut(peer)) {
             Some(peer) => peer.next = next,
-            None => {
-                if let Some(first) = self.connection_mut(chain_at) {
-                    first.tail = None;
+            None => match successor.and_then(|successor| self.args.get_mut(successor)) {
+                Some(successor) => successor.early = false,
+                None => {
+                    if let Some(first) = self.connection_mut(chain_at) {
+                        first.tail = None;
+                    }
                 }
-            }
+            },
         }
         match before.and_then(|before| self.args.get_mut(before)) {
             Some(before) => before.next = here,
@@ -102,13 +125,18 @@ fn begin<C: Banks<Option<Connection>>>(args: &mut Args, connections: &mut C) {
 
 impl Args {
     /// Moves each slice that is ready by a stage.
-    fn advance<T: Transport>(
+    fn advance<C: Banks<Option<Connection>>, T: Transport>(
         &mut self,
+        connections: &mut C,
         transport: &mut T,
         probe: &mut impl Probe,
     ) -> Result<bool, ProgressError<T::Error>> {
         let mut moved = false;
         let mut before = None;
+        // It shares no buffers, so there is one sub.
+        let only = self.subs.first().filter(|_| !self.shared).map(|sub| sub.connection.0);
+        let connection = only.and_then(|id| connections.at_mut(id)?.as_mut());
+        let done = connection.as_ref().map_or(0, |connection| connection.done);
         for &stage in Stage::of(self.direction) {
             let mut start = 0;
             while start < self.subs.len() {
@@ -117,21 +145,27 @@ impl Args {
                     Stage::Transmit | Stage::Complete => 1,
                     _ => usize::from(self.subs[start].group_len).max(1),
                 };
-                moved |= self.advance_group(start..start + len, before, stage, transport, probe)?;
+                let group = start..start + len;
+                moved |= self.advance_group(group, before, stage, done, transport, probe)?;
                 start += len;
             }
             before = Some(stage);
+        }
+        if let (Some(connection), Some(sub), false) = (connection, self.subs.first(), self.early) {
+            connection.done = sub.base.wrapping_add(sub.count(Stage::Complete));
         }
         Ok(moved)
     }
 
     /// Moves the next slice of some subs past `stage`, if it is past the one `before` and the
-    /// transport is ready. Subs of a group have the same count, or no more steps.
+    /// transport is ready. Subs of a group have the same count, or no more steps. `done` are the
+    /// steps that are done of those that an early one comes after.
     fn advance_group<T: Transport>(
         &mut self,
         group: core::ops::Range<usize>,
         before: Option<Stage>,
         stage: Stage,
+        done: u64,
         transport: &mut T,
         probe: &mut impl Probe,
     ) -> Result<bool, ProgressError<T::Error>> {
@@ -140,7 +174,10 @@ impl Args {
         let mut steps = heapless::Vec::<Step, RECVS_MAX>::new();
         for sub in self.subs[group.clone()].iter().filter(|sub| sub.count(stage) < sub.nsteps) {
             let limit = match before {
+                Some(_) if self.early && stage == Stage::Complete => 0,
                 Some(before) => sub.count(before),
+                // Those before it have the slots of the steps that are not done.
+                None if self.early => (depth + done).saturating_sub(sub.base),
                 None => sub.count(Stage::Complete).saturating_add(depth),
             };
             if limit < sub.count(stage).saturating_add(slice) {
