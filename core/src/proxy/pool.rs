@@ -46,14 +46,19 @@ impl<'a> OpPool<'a> {
 
     /// Makes all cells free: once, by the proxy, in memory that was zero, before any rank sees it.
     pub fn fill(&self) {
-        for (rank, head) in (0..).zip(self.free) {
-            let (first, last) = (rank * self.per_rank(), (rank + 1) * self.per_rank() - 1);
-            for index in first..last {
-                self.cells[index as usize].set_next(Link::to(index + 1));
-            }
-            // A free list is never closed.
-            let _ = head.push(first, &self.cells[last as usize]);
+        (0..self.nranks()).for_each(|rank| self.fill_of(rank));
+    }
+
+    /// Makes all cells of a rank free, wherever they were.
+    fn fill_of(&self, rank: u32) {
+        let Some(head) = self.free(rank) else { return };
+        let (first, last) = (rank * self.per_rank(), (rank + 1) * self.per_rank() - 1);
+        head.take_all();
+        for index in first..last {
+            self.cells[index as usize].set_next(Link::to(index + 1));
         }
+        // A free list is never closed.
+        let _ = head.push(first, &self.cells[last as usize]);
     }
 
     /// The list of what is posted: who moves operations waits on it.

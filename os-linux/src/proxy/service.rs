@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use invar_core::proxy::{
     Connections, LOCAL_RANKS_MAX, Place, Reply, Session, SessionEvent, Setup, Slot,
@@ -56,6 +56,7 @@ impl Service {
             listener,
             peers: Vec::new(),
             sessions: 0,
+            refused: None,
             connections: Connections::new(HeapBanks::default()),
             setup,
             stopping: false,
@@ -102,6 +103,8 @@ struct Serving<S> {
     peers: Vec<Peer>,
     /// Sessions that there ever were.
     sessions: u32,
+    /// When the host could last take no rank in, for want of descriptors or memory.
+    refused: Option<Instant>,
     connections: Connections<HeapBanks<Slot<Place>>>,
     setup: S,
     /// A rank has asked for the end.
@@ -163,7 +166,7 @@ impl<S: Setup<Fd = OwnedFd>> Serving<S> {
         while !(ended() || self.stopping && self.peers.is_empty()) {
             let pending = self.peers.iter().any(|peer| peer.session.pending() > 0);
             self.wait(if pending { PENDING_NAP } else { TICK })?;
-            self.accept()?;
+            self.accept();
             let mut at = 0;
             while at < self.peers.len() {
                 match self.peers[at].serve(&mut self.connections, &mut self.setup) {
@@ -188,16 +191,24 @@ impl<S: Setup<Fd = OwnedFd>> Serving<S> {
     fn wait(&mut self, timeout: Duration) -> io::Result<()> {
         let interests: Vec<PollFlags> = self.peers.iter_mut().map(Peer::interest).collect();
         let peers = self.peers.iter().zip(interests);
-        let listener = PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN);
+        let listens = self.takes_in();
+        let interest = if listens { PollFlags::IN } else { PollFlags::empty() };
+        let listener = PollFd::from_borrowed_fd(self.listener.as_fd(), interest);
         let mut fds: Vec<PollFd<'_>> = std::iter::once(listener)
             .chain(peers.map(|(peer, interest)| PollFd::new(&peer.stream, interest)))
             .collect();
         wait(&mut fds, timeout)
     }
 
-    /// Takes ranks in. One too many, or of another user, is sent away.
-    fn accept(&mut self) -> io::Result<()> {
-        loop {
+    /// Whether to take ranks in now.
+    fn takes_in(&self) -> bool {
+        self.refused.is_none_or(|refused| refused.elapsed() >= TICK)
+    }
+
+    /// Takes ranks in. One too many, or of another user, is sent away. Where the host can't, the
+    /// ranks that are there go on, and those that wait are looked at again a little later.
+    fn accept(&mut self) {
+        while self.takes_in() {
             match self.listener.accept() {
                 Ok((stream, _)) if self.peers.len() < LOCAL_RANKS_MAX => {
                     if let Ok(stream) = FdStream::new(stream) {
@@ -206,10 +217,17 @@ impl<S: Setup<Fd = OwnedFd>> Serving<S> {
                     }
                 }
                 Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.refused = None;
+                    return;
+                }
                 // The rank gave up meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                Err(error) => return Err(error),
+                Err(error) => {
+                    if self.refused.replace(Instant::now()).is_none() {
+                        log::warn!("the proxy's service can take no rank in: {error}");
+                    }
+                }
             }
         }
     }

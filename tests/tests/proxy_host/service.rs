@@ -63,6 +63,10 @@ impl Setup for Host {
     fn close(&mut self, id: ConnectionId) {
         self.connections.close(id);
     }
+
+    fn left(&mut self, local_rank: u32) {
+        self.connections.reclaim(local_rank);
+    }
 }
 
 pub(crate) fn connect(

@@ -55,6 +55,22 @@ impl Taker {
         self.next != Link::END
     }
 
+    /// Makes all cells of a rank free that is gone, also those that it held when it was killed.
+    /// `false` where operations of it are still to be taken: call again.
+    ///
+    /// Whoever may be that rank from now on begins with a [`Poster`](super::Poster) of its own.
+    pub fn reclaim<E>(&mut self, pool: OpPool<'_>, rank: u32) -> Result<bool, TakeError<E>> {
+        if self.has_more() {
+            return Ok(false);
+        }
+        (self.next, self.left) = turned_around(pool, pool.posted.take_all())?;
+        if has_cell_of(pool, rank, self.next, self.left) {
+            return Ok(false);
+        }
+        pool.fill_of(rank);
+        Ok(true)
+    }
+
     /// Hands operations on to `append`, with their rank, in the order in which the rank posted
     /// them, and gives their cells back.
     ///
@@ -104,6 +120,16 @@ impl Taker {
         taken.wake_ranks |= give_back(pool, free);
         Ok(taken)
     }
+}
+
+/// Whether a list that was turned around has a cell of a rank.
+fn has_cell_of(pool: OpPool<'_>, rank: u32, list: Link, len: u32) -> bool {
+    let mut rest = list;
+    (0..len).any(|_| {
+        let Some(index) = rest.index() else { return false };
+        rest = pool.cell(index).map_or(Link::END, super::Cell::next);
+        pool.rank_of(index) == rank
+    })
 }
 
 /// Cells of one rank that are done with, linked.

@@ -41,6 +41,9 @@ pub trait Setup {
 
     /// Ends a connection (`proxyFree`). Operations that its rank has posted may still name it.
     fn close(&mut self, id: ConnectionId);
+
+    /// A local rank has no connection any more, as when its process was killed.
+    fn left(&mut self, _local_rank: u32) {}
 }
 
 /// How far a connection is (`connInitialized` …).
@@ -67,6 +70,8 @@ pub struct Place {
     pub(super) session: Option<u32>,
     /// Whether something is being done with it.
     pub(super) busy: bool,
+    /// The rank whose operations may name it.
+    pub(super) local_rank: u32,
 }
 
 /// The connections of all ranks.
@@ -89,10 +94,10 @@ impl<B: Banks<Slot<Place>>> Connections<B> {
         self.pool.get(id.0).filter(|place| place.session.is_some()).map(|place| place.state)
     }
 
-    /// A new one for a session; `None` where there is no memory.
-    pub(super) fn open(&mut self, session: u32) -> Option<ConnectionId> {
+    /// A new one of a local rank for a session; `None` where there is no memory.
+    pub(super) fn open(&mut self, session: u32, local_rank: u32) -> Option<ConnectionId> {
         let (index, place) = self.pool.take()?;
-        *place = Place { session: Some(session), ..Place::default() };
+        *place = Place { session: Some(session), local_rank, ..Place::default() };
         Some(ConnectionId(index))
     }
 
@@ -108,11 +113,19 @@ impl<B: Banks<Slot<Place>>> Connections<B> {
 
     /// Ends all that are a session's.
     pub(super) fn close_all(&mut self, session: u32, setup: &mut impl Setup) {
+        let bit = |local_rank| 1u64.checked_shl(local_rank).unwrap_or(0);
+        let mut left = 0;
         for id in (0..self.pool.touched()).map(ConnectionId) {
             if let Some(place) = self.of(session, id) {
                 place.session = None;
+                left |= bit(place.local_rank);
                 setup.close(id);
             }
         }
+        let others = (0..self.pool.touched()).filter_map(|index| self.pool.get(index));
+        for place in others.filter(|place| place.session.is_some()) {
+            left &= !bit(place.local_rank);
+        }
+        (0..u64::BITS).filter(|rank| left & bit(*rank) != 0).for_each(|rank| setup.left(rank));
     }
 }

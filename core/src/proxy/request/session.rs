@@ -187,7 +187,7 @@ fn open<S: Setup>(
         return Err(Refusal::Response(header.response_len));
     }
     let init = Init::parse(body).map_err(Refusal::Init)?;
-    let id = connections.open(session).ok_or(Refusal::NoMemory)?;
+    let id = connections.open(session, init.local_rank).ok_or(Refusal::NoMemory)?;
     match setup.open(id, init) {
         Ok(fd) => {
             let body = Vec::from_slice(&id.0.to_le_bytes()).unwrap_or_default();

@@ -2,13 +2,20 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use invar_core::proxy::{ConnectionId, ConnectionSpec, OpenError};
 
 use super::HeapEngine;
-use crate::proxy::{Abort, SharedOps};
+use crate::proxy::abort::Bound;
+use crate::proxy::{Abort, SharedOps, futex};
+
+/// How long to wait for cells to be taken back, which takes the thread a round or two.
+const RECLAIM_WITHIN: Duration = Duration::from_secs(1);
+const RECLAIM_NAP: Duration = Duration::from_micros(50);
 
 /// What connections the thread is told of; clones tell the same thread.
 #[derive(Clone, Debug)]
@@ -23,6 +30,22 @@ impl ProgressConnections {
     /// Closes a connection once all that was posted is done with it.
     pub fn close(&self, id: ConnectionId) {
         self.tell(Command::Close(id));
+    }
+
+    /// Takes back the cells of a local rank that is gone, all that it held. Whoever is that rank
+    /// next may be told of the pool then.
+    pub fn reclaim(&self, local_rank: u32) {
+        let Mailbox { shared, abort, reclaim, .. } = &*self.0;
+        let bit = 1u64.checked_shl(local_rank).unwrap_or(0);
+        reclaim.fetch_or(bit, Ordering::Release);
+        let posted = shared.pool().posted();
+        futex::wake(posted);
+        let bound = Bound::new(abort, RECLAIM_WITHIN);
+        while reclaim.load(Ordering::Acquire) & bit != 0 && !posted.is_closed() {
+            // It is taken back later then, or nobody is left to need it.
+            let Ok(nap) = bound.nap() else { return };
+            thread::sleep(nap.min(RECLAIM_NAP));
+        }
     }
 
     /// A descriptor of the pool of operations, for a rank.
@@ -45,6 +68,8 @@ pub(super) struct Mailbox {
     commands: Mutex<Vec<Command>>,
     /// Whether there are any, so that looking is cheap. Set under the lock.
     waiting: AtomicBool,
+    /// Ranks, a bit each, whose cells are to be taken back.
+    pub(super) reclaim: AtomicU64,
     /// Whether what is active is to be written.
     pub(super) dump: Arc<AtomicBool>,
 }
@@ -62,6 +87,7 @@ impl Mailbox {
             abort,
             commands: Mutex::new(Vec::new()),
             waiting: AtomicBool::new(false),
+            reclaim: AtomicU64::new(0),
             dump: Arc::new(AtomicBool::new(false)),
         }
     }
@@ -96,7 +122,10 @@ impl Mailbox {
 
     /// Whether there is anything but operations to see to.
     pub(super) fn calls(&self) -> bool {
-        self.is_waiting() || self.abort.is_set() || self.dump.load(Ordering::Relaxed)
+        self.is_waiting()
+            || self.abort.is_set()
+            || self.dump.load(Ordering::Relaxed)
+            || self.reclaim.load(Ordering::Relaxed) != 0
     }
 
     fn commands(&self) -> MutexGuard<'_, Vec<Command>> {

@@ -53,6 +53,8 @@ where
             // Nobody is there to be told that it can't be written.
             let _ = write!(to, "{}", self.engine).and_then(|()| to.flush());
         }
+        // What a caller has just posted goes in the same round.
+        let taken = if look { self.take()? } else { 0 };
         let moved = self
             .engine
             .progress(&mut self.transport, &mut self.probe)
@@ -64,9 +66,10 @@ where
         }
         // Looked at before taking: what was posted before it was closed is then taken.
         let closed = self.mailbox.shared.pool().posted().is_closed();
-        if self.take()? > 0 {
+        if taken + self.take()? > 0 {
             return Ok(Round::Moved);
         }
+        self.reclaim()?;
         self.close_unused()?;
         Ok(match (self.engine.is_idle(), closed) {
             (true, true) => Round::Ended,
@@ -99,6 +102,20 @@ where
         }
         probe.record(Event::AppendEnd { ops: taken.ops });
         Ok(taken.ops)
+    }
+
+    /// Takes back the cells of ranks that are gone.
+    fn reclaim(&mut self) -> Result<(), ProgressFailure<T::Error>> {
+        let Mover { mailbox, taker, .. } = self;
+        let gone = mailbox.reclaim.load(Ordering::Acquire);
+        let pool = mailbox.shared.pool();
+        for rank in (0..u64::BITS).filter(|rank| gone & 1 << rank != 0) {
+            if taker.reclaim(pool, rank).map_err(ProgressFailure::Take)? {
+                mailbox.reclaim.fetch_and(!(1 << rank), Ordering::Release);
+                pool.free(rank).into_iter().for_each(futex::wake);
+            }
+        }
+        Ok(())
     }
 
     /// Closes what is to be closed and used by nothing. All that was posted is taken by now.
