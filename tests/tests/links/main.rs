@@ -1,5 +1,6 @@
 //! Links between ranks over the network.
 
 mod failures;
+mod processes;
 mod rig;
 mod transfer;

@@ -46,7 +46,7 @@ pub(crate) struct Rank {
     pub(crate) recvs: Vec<NetRecv>,
     pub(crate) proxy: NetProxy,
     pub(crate) abort: Abort,
-    number: u32,
+    pub(crate) number: u32,
 }
 
 /// Who moves what ranks publish.

@@ -1,0 +1,79 @@
+//! A rank in a process of its own, which is killed.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use invar::net::{ADDRESS_BYTES, Address, NetProxy, NetRecv, NetSend};
+use invar_linux::proxy::Abort;
+
+use crate::rig::{DEVICES, Moved, Rank, open, settings};
+
+const DEVICE: &str = "INVAR_TEST_LINK_DEVICE";
+
+/// Links of rank `number` with the other one, which writes its address and reads ours.
+fn connect(
+    proxy: &mut NetProxy,
+    number: u32,
+    theirs: &mut dyn BufRead,
+    ours: &mut dyn Write,
+) -> (NetSend, NetRecv) {
+    let (receiving, address) = proxy.listen(1 - number, 0, 0).unwrap();
+    let text: String = address.0.iter().map(|byte| format!("{byte:02x}")).collect();
+    // The test harness writes on the same line.
+    writeln!(ours, "\naddress {text}").unwrap();
+    ours.flush().unwrap();
+    let mut lines = theirs.lines().map(Result::unwrap);
+    let line = lines.find_map(|line| line.strip_prefix("address ").map(str::to_owned)).unwrap();
+    let mut address = Address([0; ADDRESS_BYTES]);
+    for (at, byte) in address.0.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&line[2 * at..2 * at + 2], 16).unwrap();
+    }
+    let sending = proxy.connect(1 - number, 0, 0, &address).unwrap();
+    (proxy.sender(sending).unwrap(), proxy.receiver(receiving).unwrap())
+}
+
+fn rank(device: &str, number: u32, theirs: &mut dyn BufRead, ours: &mut dyn Write) -> Rank {
+    let abort = Abort::default();
+    let mut proxy = NetProxy::start(vec![open(device)], &settings(), abort.clone()).unwrap();
+    let (send, recv) = connect(&mut proxy, number, theirs, ours);
+    Rank { sends: vec![send], recvs: vec![recv], proxy, abort, number }
+}
+
+#[test]
+#[ignore = "is the other rank's process of another test"]
+fn a_rank_that_exchanges_until_it_is_killed() {
+    let device = std::env::var(DEVICE).expect("started by the other test");
+    let mut rank = rank(&device, 1, &mut std::io::stdin().lock(), &mut std::io::stdout());
+    rank.exchange(1, 100, Moved::ByRank).unwrap();
+    rank.exchange(2, 1 << 40, Moved::ByRank).unwrap();
+}
+
+fn start(device: &str) -> (Child, ChildStdin, impl BufRead) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--ignored", "--nocapture"])
+        .arg("processes::a_rank_that_exchanges_until_it_is_killed")
+        .env(DEVICE, device)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    (child, stdin, BufReader::new(stdout))
+}
+
+#[test]
+fn two_processes_exchange_and_one_that_is_killed_is_named_to_the_other() {
+    for device in DEVICES {
+        let (mut child, mut stdin, mut stdout) = start(device);
+        let mut rank = rank(device, 0, &mut stdout, &mut stdin);
+        rank.exchange(1, 100, Moved::ByRank).expect(device);
+        let text = std::thread::scope(|scope| {
+            let survivor = scope.spawn(|| rank.exchange(2, 1 << 40, Moved::ByRank).unwrap_err());
+            // SIGKILL.
+            child.kill().unwrap();
+            child.wait().unwrap();
+            survivor.join().unwrap().to_string()
+        });
+        assert!(text.starts_with("rank 1: operation 0x"), "{text}");
+    }
+}
