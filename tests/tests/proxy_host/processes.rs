@@ -10,16 +10,27 @@ use crate::service::{Host, connect};
 
 const ADDRESS: &str = "INVAR_TEST_PROXY";
 const RANK: &str = "INVAR_TEST_LOCAL_RANK";
+const POSTS: &str = "INVAR_TEST_POSTS";
 
-/// Starts this program again, to be the rank below.
-fn start(service: &Service, rank: u32) -> Child {
-    Command::new(std::env::current_exe().unwrap())
+/// Starts this program again, to be the rank below, until it has begun.
+fn start(service: &Service, rank: u32, posts: bool) -> Child {
+    let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--ignored", "--nocapture", "processes::a_rank_that_posts_for_ever"])
         .env(ADDRESS, service.address())
         .env(RANK, rank.to_string())
+        .env(POSTS, posts.to_string())
         .stdout(Stdio::piped())
         .spawn()
-        .unwrap()
+        .unwrap();
+    let out = BufReader::new(child.stdout.take().unwrap());
+    assert!(out.lines().any(|line| line.unwrap() == "begun"));
+    child
+}
+
+/// SIGKILL.
+fn kill(mut child: Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 #[test]
@@ -29,8 +40,15 @@ fn a_rank_that_posts_for_ever() {
     let rank = std::env::var(RANK).unwrap().parse().unwrap();
     let abort = Abort::default();
     let (_client, id, mut ops) = connect(&address, rank, &abort);
+    // It takes all free cells.
+    ops.append(&op(0, id.0, 1)).unwrap();
     // The test harness writes lines of its own.
-    std::io::stdout().write_all(b"\nposting\n").unwrap();
+    std::io::stdout().write_all(b"\nbegun\n").unwrap();
+    if std::env::var(POSTS).unwrap() != "true" {
+        loop {
+            std::thread::park();
+        }
+    }
     for op_count in 1.. {
         ops.append(&op(op_count, id.0, 1)).unwrap();
         if op_count % 3 == 0 {
@@ -40,26 +58,40 @@ fn a_rank_that_posts_for_ever() {
 }
 
 #[test]
-fn a_rank_that_is_killed_while_it_posts_keeps_nobody_from_posting_not_even_its_successor() {
+fn a_rank_that_is_killed_while_it_posts_does_not_keep_others_from_posting() {
     let (gate, abort) = (Gate::open(), Abort::default());
-    let shared = SharedOps::create(2).unwrap();
+    let shared = SharedOps::create(6).unwrap();
     let progress = progress(&shared, &gate, &abort);
     let host = Host::new(progress.connections());
     let service = Service::spawn(ServiceSettings::default(), abort.clone(), host).unwrap();
     let (_client, id, mut ops) = connect(service.address(), 0, &abort);
-    for round in 1..=5 {
-        let mut child = start(&service, 1);
-        let out = BufReader::new(child.stdout.take().unwrap());
-        assert!(out.lines().any(|line| line.unwrap() == "posting"));
+    for rank in 1..=5 {
+        let child = start(&service, rank, true);
         let before = gate.completed();
         until(|| gate.completed() > before + 1000);
-        // SIGKILL.
-        child.kill().unwrap();
-        child.wait().unwrap();
+        kill(child);
         assert!(!progress.has_ended());
-        ops.append(&op(round, id.0, 1)).unwrap();
+        ops.append(&op(rank.into(), id.0, 1)).unwrap();
         ops.post().unwrap();
     }
+    drop(service);
+    progress.stop().unwrap();
+}
+
+#[test]
+fn the_cells_that_a_rank_held_when_it_was_killed_are_its_successors() {
+    let (gate, abort) = (Gate::open(), Abort::default());
+    let shared = SharedOps::create(1).unwrap();
+    let progress = progress(&shared, &gate, &abort);
+    let host = Host::new(progress.connections());
+    let service = Service::spawn(ServiceSettings::default(), abort, host).unwrap();
+    for _ in 0..3 {
+        kill(start(&service, 0, false));
+        assert_eq!(gate.completed(), 0);
+    }
+    let child = start(&service, 0, true);
+    until(|| gate.completed() > 5000);
+    kill(child);
     drop(service);
     progress.stop().unwrap();
 }
