@@ -50,7 +50,7 @@ mod local;
 pub mod net;
 mod patience;
 mod pending;
-mod reduce;
+pub mod reduce;
 mod setup;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -87,7 +87,7 @@ impl Group {
             Group::Plugin => plugin::CASES.iter().map(|case| case.name).collect(),
             Group::SoftNic => soft_nic::cases(),
             Group::Socket => socket::LINKS.iter().map(|link| link.name).collect(),
-            Group::Coll => coll::CASES.iter().map(|case| case.name).collect(),
+            Group::Coll => coll::cases(),
         }
     }
 }

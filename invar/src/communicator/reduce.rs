@@ -22,7 +22,7 @@ type Tile = MaybeUninit<[u64; TILE_BYTES / 8]>;
 
 /// Reduces elements of one type by one operation, as one of `nranks` ranks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reducer {
+pub struct Reducer {
     element_bytes: usize,
     nranks: u32,
     /// None where data is only moved.
@@ -44,7 +44,7 @@ enum Average {
 impl Reducer {
     /// Reduces by `op`. Averages of floating-point numbers divide each input, as NCCL does, so that
     /// the sum does not overflow; those of integers divide the sum, and round towards zero.
-    pub(crate) fn new(data_type: DataType, op: RedOp, nranks: u32) -> Self {
+    pub fn new(data_type: DataType, op: RedOp, nranks: u32) -> Self {
         let kernels = Kernels::new(data_type, op);
         let average = match op {
             RedOp::Avg if nranks > 1 && data_type.is_float() => Average::Inputs,
@@ -55,7 +55,7 @@ impl Reducer {
     }
 
     /// Moves elements and reduces none: [`run`](Reducer::run) takes one operand then.
-    pub(crate) fn copy(data_type: DataType) -> Self {
+    pub fn copy(data_type: DataType) -> Self {
         let element_bytes = data_type.bytes();
         Reducer { element_bytes, nranks: 1, kernels: None, average: Average::No }
     }
@@ -77,7 +77,7 @@ impl Reducer {
     /// - A destination is the same as an operand or overlaps none; no two destinations overlap.
     /// - No thread of this process writes the operands or touches the destinations meanwhile. If
     ///   another process does, the value is any, and nothing else happens.
-    pub(crate) unsafe fn run(
+    pub unsafe fn run(
         &self,
         operands: &[*const u8],
         input: Option<usize>,

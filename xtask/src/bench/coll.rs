@@ -38,8 +38,8 @@ const SIZES: [Sizes; 3] = [
     Sizes { begin: 4 * MIB, end: 64 * MIB, factor: 4, warmup: 2, iterations: 8 },
 ];
 
-pub(super) struct Case {
-    pub(super) name: &'static str,
+struct Case {
+    name: &'static str,
     ranks: u32,
     /// What Open MPI is told to use.
     mpi: &'static str,
@@ -50,7 +50,7 @@ pub(super) struct Case {
 
 const OVER_TCP: &str = "--mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include lo";
 
-pub(super) const CASES: [Case; 4] = [
+const CASES: [Case; 4] = [
     Case { name: "shm-2", ranks: 2, mpi: "", env: &[], shared_memory: true },
     Case { name: "shm-4", ranks: 4, mpi: "", env: &[], shared_memory: true },
     Case {
@@ -69,8 +69,21 @@ pub(super) const CASES: [Case; 4] = [
     },
 ];
 
+/// The reductions alone, beside a copy.
+const REDUCE: &str = "reduce";
+
+pub(super) fn cases() -> Vec<&'static str> {
+    CASES.iter().map(|case| case.name).chain([REDUCE]).collect()
+}
+
 /// Prints the tables and returns what misses its bar.
 pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
+    if args.wants(REDUCE) {
+        reduce(shell)?;
+    }
+    if !CASES.iter().any(|case| args.wants(case.name)) {
+        return Ok(Vec::new());
+    }
     let target_dir = built(shell, "invar-cli --bin invar")?;
     let mpi = build_mpi(shell, &target_dir)?;
     let mut missed = Vec::new();
@@ -84,6 +97,24 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
         }
     }
     Ok(missed)
+}
+
+/// Sums of two operands, GB/s stored, beside memcpy.
+fn reduce(shell: &Shell) -> Result<()> {
+    let target_dir = built(shell, "invar-testkit --example bench_reduce")?;
+    let output = shell.capture(shell.program(&target_dir.join("release/examples/bench_reduce")))?;
+    let mut copy = f64::NAN;
+    println!("{:>10} {:10} {:>8} {:>8}", "bytes", "sum of", "GB/s", "ratio");
+    for line in output.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [name, bytes, rate] = words[..] else { bail!("bench_reduce says {line:?}") };
+        let rate: f64 = rate.parse()?;
+        if name == "memcpy" {
+            copy = rate;
+        }
+        println!("{bytes:>10} {name:10} {rate:8.1} {:8.2}", rate / copy);
+    }
+    Ok(())
 }
 
 /// The program on Open MPI.
