@@ -2,6 +2,7 @@
 
 mod command {
     mod capture;
+    mod coll;
     mod devices;
     mod gone;
     mod local;

@@ -20,6 +20,8 @@ use crate::unix::wait;
 
 /// Between two attempts to reach a hub that does not listen yet.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
+/// The hub, which knows who is missing, has the word for so long.
+const VERDICT: Duration = Duration::from_secs(2);
 /// A longer blob goes in several messages.
 const PIECE_BYTES: usize = 1024;
 /// Bytes of blobs that nobody has asked for.
@@ -92,6 +94,8 @@ pub enum BootstrapError {
 struct Shared {
     blobs: Mutex<Blobs>,
     news: Condvar,
+    /// The rank whose process has the hub.
+    host: Option<u32>,
     /// Set once there is a failure.
     failed: Abort,
     failure: OnceLock<Failure>,
@@ -108,7 +112,8 @@ struct Blobs {
 }
 
 impl Bootstrap {
-    /// Joins as `rank` of `nranks`, and waits until all are there, `within` at most. A hub that
+    /// Joins as `rank` of `nranks`, and waits until all are there, `within` at most, and two seconds
+    /// for the hub to say who is not. A hub that
     /// does not listen yet may come meanwhile.
     pub fn join(
         id: &UniqueId,
@@ -136,7 +141,7 @@ impl Bootstrap {
                     Ok(JoinStep::Joined) => joined = true,
                     Err(error) => return Err(failed(error.to_string())),
                 },
-                None if Instant::now() >= deadline => {
+                None if Instant::now() >= if joined { deadline + VERDICT } else { deadline } => {
                     let what = if joined { "the other ranks" } else { "an answer" };
                     return Err(failed(format!("{what} did not come within {within:?}")));
                 }
@@ -149,6 +154,7 @@ impl Bootstrap {
         let shared = Arc::new(Shared {
             blobs: Mutex::default(),
             news: Condvar::new(),
+            host: Some(host).filter(|host| *host != NOBODY),
             failed: Abort::default(),
             failure: OnceLock::new(),
             left: (0..nranks).map(|_| AtomicBool::new(false)).collect(),
@@ -156,7 +162,7 @@ impl Bootstrap {
         });
         let watch = thread::Builder::new().name(format!("invar-watch {rank}")).spawn({
             let shared = shared.clone();
-            move || shared.watch(Connection::new(receiver), Some(host).filter(|at| *at != NOBODY))
+            move || shared.watch(Connection::new(receiver))
         })?;
         let sender = Mutex::new(connection);
         let told = AtomicBool::new(false);
@@ -269,9 +275,8 @@ impl Bootstrap {
     }
 
     fn lost(&self, error: &Lost) -> Failure {
-        let text = format!("the rendezvous is lost: {error}");
-        self.shared.fail(Failure { rank: None, text: text.clone() });
-        self.shared.failure.get().cloned().unwrap_or(Failure { rank: None, text })
+        self.shared.lost(error);
+        self.shared.failure.get().cloned().expect("there is one now")
     }
 }
 
@@ -300,7 +305,7 @@ impl Shared {
     }
 
     /// Takes in what the hub says, until there is no more.
-    fn watch(&self, mut connection: Connection, host: Option<u32>) {
+    fn watch(&self, mut connection: Connection) {
         let lost = loop {
             if self.closing.load(Ordering::Acquire) {
                 return;
@@ -317,12 +322,17 @@ impl Shared {
             }
         };
         if !self.closing.load(Ordering::Acquire) {
-            let text = match host {
-                Some(_) => format!("it had the rendezvous, and {lost}"),
-                None => format!("the rendezvous is lost: {lost}"),
-            };
-            self.fail(Failure { rank: host, text });
+            self.lost(&lost);
         }
+    }
+
+    /// The hub is gone, and with it the rank that has it.
+    fn lost(&self, lost: &Lost) {
+        let text = match self.host {
+            Some(_) => format!("it had the rendezvous, and {lost}"),
+            None => format!("the rendezvous is lost: {lost}"),
+        };
+        self.fail(Failure { rank: self.host, text });
     }
 
     fn heard(&self, header: Header, body: &[u8]) {

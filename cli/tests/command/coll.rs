@@ -1,0 +1,160 @@
+//! Collectives among processes.
+
+use std::fs;
+use std::net::TcpListener;
+
+use serde_json::Value;
+
+use crate::*;
+
+/// One rank of a communicator whose ranks are started one by one.
+fn rank(root: &str, rank: u32, ranks: u32, secret: &str) -> Command {
+    let mut command = invar(&["coll", "all_reduce", "-b", "4K", "-e", "64K", "-f", "16"]);
+    command.args(["--rank", &rank.to_string(), "--ranks", &ranks.to_string(), "--root", root]);
+    command.env("INVAR_COLL_SECRET", secret);
+    command
+}
+
+/// An address of this host that nobody listens at, for now.
+fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+fn rows(outcome: &Outcome) -> (Value, Vec<Value>) {
+    let json = json(&outcome.stdout);
+    let rows = json["rows"].as_array().unwrap().clone();
+    (json, rows)
+}
+
+#[test]
+fn ranks_on_this_host_agree_on_every_operation() {
+    for operation in [
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "broadcast",
+        "reduce",
+        "sendrecv",
+        "all_to_all",
+    ] {
+        let mut command = invar(&["coll", operation, "--ranks", "3", "-b", "4", "-e", "1M"]);
+        command.args(["-f", "64", "-n", "5", "-d", "half", "-o", "max", "-r", "1", "--json", "-"]);
+        let outcome = Run::start(&mut command).wait();
+        let (json, rows) = rows(outcome.ok());
+        assert_eq!((json["nranks"].as_u64(), rows.len()), (Some(3), 4), "{json}");
+        for row in rows {
+            assert_eq!(row["op"], operation);
+            assert_eq!((&row["wrong"], &row["type"]), (&Value::from(0), &Value::from("half")));
+            assert!(row["busbw_gbytes_per_s"].is_number() && row["count"].is_u64(), "{row}");
+        }
+    }
+}
+
+#[test]
+fn ranks_may_share_no_memory() {
+    for transport in ["soft", "socket"] {
+        let mut command = invar(&["coll", "all_reduce", "-e", "1M", "-f", "32", "-n", "3"]);
+        command.env("NCCL_SHM_DISABLE", "1").env("INVAR_TRANSPORT", transport);
+        let outcome = Run::start(command.args(["--json", "-"])).wait();
+        let (_, rows) = rows(outcome.ok());
+        assert!(rows.iter().all(|row| row["wrong"] == 0), "{transport}: {rows:?}");
+    }
+}
+
+#[test]
+fn ranks_that_are_started_one_by_one_meet_at_the_root() {
+    let root = free_address();
+    // The root comes last.
+    let ranks = [2, 1, 0].map(|number| Run::start(&mut rank(&root, number, 3, "a word")));
+    for (outcome, number) in ranks.map(Run::wait).into_iter().zip([2, 1, 0]) {
+        assert_eq!(outcome.ok().stdout.is_empty(), number > 0, "rank 0 prints the table");
+    }
+}
+
+#[test]
+fn who_has_another_secret_or_size_is_told_so_and_the_others_go_on() {
+    let root = free_address();
+    let zero = Run::start(&mut rank(&root, 0, 2, "a word"));
+    let stranger = Run::start(&mut rank(&root, 1, 2, "another")).wait();
+    let text = "refused: it does not know the secret of this communicator";
+    assert!(stranger.line().ends_with(text), "{}", stranger.line());
+    assert_eq!(stranger.status, Some(3));
+    let larger = Run::start(&mut rank(&root, 1, 3, "a word")).wait();
+    let text = "refused: rank 1 counts on 3 ranks, the communicator has 2";
+    assert!(larger.line().ends_with(text), "{}", larger.line());
+    Run::start(&mut rank(&root, 1, 2, "a word")).wait().ok();
+    zero.wait().ok();
+}
+
+#[test]
+fn a_rank_without_a_secret_is_refused() {
+    let outcome = Run::start(&mut rank("127.0.0.1:1", 0, 2, "")).wait();
+    assert_eq!(outcome.status, Some(2));
+    assert!(outcome.line().contains("INVAR_COLL_SECRET"), "{}", outcome.line());
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    let root = free_address();
+    let mut zero = rank(&root, 0, 2, "a word");
+    let outcome = Run::start(zero.env("INVAR_CONNECT_TIMEOUT_MS", "500")).wait();
+    assert_eq!(outcome.status, Some(3));
+    assert!(outcome.line().contains("rank 1 of 2 did not join within 500ms"), "{}", outcome.line());
+}
+
+/// Whatever they go over; rank 0 has the rendezvous.
+#[test]
+fn a_rank_that_is_killed_ends_the_others_who_name_it() {
+    for (shm_disable, victim) in [("0", 2), ("1", 2), ("0", 0), ("1", 0)] {
+        let root = free_address();
+        let start = |number| {
+            let mut command = rank(&root, number, 3, "a word");
+            command.args(["-n", "100000000", "--no-check"]);
+            command.env("NCCL_SHM_DISABLE", shm_disable).env("INVAR_TRANSPORT", "socket");
+            Run::start(&mut command)
+        };
+        let mut runs: Vec<(u32, Run)> = (0..3).map(|number| (number, start(number))).collect();
+        // A rank watches the others once all have met.
+        until(|| runs.iter().all(|(_, run)| has_thread(run, "invar-watch")));
+        let mut killed = runs.swap_remove(victim);
+        killed.1.0.kill().unwrap();
+        for (_, run) in runs {
+            let outcome = run.wait();
+            assert_eq!(outcome.status, Some(3), "{}", outcome.stderr);
+            assert!(outcome.line().contains(&format!("rank {victim}: ")), "{}", outcome.line());
+        }
+    }
+}
+
+fn until(is: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is() {
+        assert!(start.elapsed() < Duration::from_secs(30), "it did not come about");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a process has a thread whose name begins so.
+fn has_thread(run: &Run, name: &str) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{}/task", run.0.id())).into_iter().flatten().flatten();
+    let mut names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    names.any(|of| of.starts_with(name))
+}
+
+#[test]
+fn flags_that_cannot_be_are_refused() {
+    for (flags, what) in [
+        (&["all_reduce", "--ranks", "0"][..], "--ranks"),
+        (&["all_reduce", "-b", "8", "-e", "4"], "--min-bytes 8 is more than --max-bytes 4"),
+        (&["broadcast", "-r", "2"], "--root-rank 2: of --ranks 2 the last is 1"),
+        (&["all_reduce", "--rank", "0"], "--root"),
+        (&["all_reduce", "-d", "int9"], "no such type"),
+        (&["all_reduce", "-o", "mean"], "no such reduction"),
+        (&["all_divide"], "all_divide"),
+    ] {
+        let outcome = Run::start(invar(&["coll"]).args(flags)).wait();
+        assert_eq!(outcome.status, Some(2), "{flags:?}: {}", outcome.stderr);
+        assert!(outcome.line().contains(what), "{flags:?}: {}", outcome.line());
+    }
+}
