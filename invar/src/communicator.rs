@@ -103,7 +103,7 @@ impl Communicator {
         let bootstrap = Bootstrap::join(id, (rank, nranks), settings.connect_within())?;
         let bootstrap = Arc::new(bootstrap);
         let engine = setup::engine(Arc::clone(&bootstrap), settings);
-        let engine = engine.inspect_err(|error| _ = bootstrap.fail(&error.to_string()))?;
+        let engine = engine.map_err(|error| engine::failed(&bootstrap, error))?;
         let core = Core { bootstrap, engine: Mutex::new(engine), queue: Queue::default() };
         Ok(Communicator { core: Arc::new(core), worker: Mutex::default() })
     }

@@ -50,7 +50,7 @@ impl Engine {
         self.bootstrap.check()?;
         // SAFETY: the caller's promise.
         let done = unsafe { self.run_all(calls) };
-        done.map_err(|error| self.failed(error))
+        done.map_err(|error| failed(&self.bootstrap, error))
     }
 
     /// # Safety
@@ -153,22 +153,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Tells all ranks of an error of this one, or gives what came before it.
-    #[cold]
-    fn failed(&self, error: Error) -> Error {
-        if matches!(error.fault(), Fault::Peer | Fault::Network) {
-            // Where a process is gone the hub says so by itself, and names the rank.
-            let deadline = Instant::now() + NEWS_WITHIN;
-            while self.bootstrap.check().is_ok() && Instant::now() < deadline {
-                thread::sleep(Duration::from_millis(1));
-            }
-        }
-        match self.bootstrap.fail(&error.to_string()) {
-            true => error,
-            false => self.bootstrap.check().err().map_or(error, Error::from),
-        }
-    }
-
     fn rank(&self) -> u32 {
         self.bootstrap.rank()
     }
@@ -179,6 +163,22 @@ impl Drop for Engine {
         if self.bootstrap.check().is_ok() {
             self.links.end(LEAVE_WITHIN);
         }
+    }
+}
+
+/// Tells all ranks of an error of this one, or gives what came before it.
+#[cold]
+pub(super) fn failed(bootstrap: &Bootstrap, error: Error) -> Error {
+    if matches!(error.fault(), Fault::Peer | Fault::Network) {
+        // Where a process is gone the hub says so by itself, and names the rank.
+        let deadline = Instant::now() + NEWS_WITHIN;
+        while bootstrap.check().is_ok() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    match bootstrap.fail(&error.to_string()) {
+        true => error,
+        false => bootstrap.check().err().map_or(error, Error::from),
     }
 }
 

@@ -40,11 +40,11 @@ impl Local {
             for peer in &ranks[1..] {
                 bootstrap.send(*peer, tags::SHARED_MEMORY, &offer.address())?;
             }
-            offer.serve(&memory, ranks.len() - 1, within).map_err(failed)?;
+            offer.serve(&memory, ranks.len() - 1, within, &bootstrap.abort()).map_err(failed)?;
             memory
         } else {
             let address = bootstrap.recv(ranks[0], tags::SHARED_MEMORY, within)?;
-            SharedMemory::fetch(&address, within).map_err(failed)?
+            SharedMemory::fetch(&address, within, &bootstrap.abort()).map_err(failed)?
         };
         Ok(Local { memory, layout, ranks, rank })
     }

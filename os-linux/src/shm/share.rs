@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::SharedMemory;
+use crate::proxy::Abort;
 use crate::rendezvous::random;
 use crate::unix::{FdStream, listen, wait};
 
 const TOKEN_BYTES: usize = 16;
 /// Who connects has this long to show the token.
 const SHOW_WITHIN: Duration = Duration::from_secs(5);
+/// Between two looks at the flag that ends a wait.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Memory that is given to whoever knows the address.
 #[derive(Debug)]
@@ -34,24 +37,30 @@ impl Offer {
         [&self.token, self.name.as_bytes()].concat()
     }
 
-    /// Gives the memory to `count` processes. Waits for them, `within` at most.
-    pub fn serve(&self, memory: &SharedMemory, count: usize, within: Duration) -> io::Result<()> {
+    /// Gives the memory to `count` processes. Waits for them, `within` at most, and until `abort`.
+    pub fn serve(
+        &self,
+        memory: &SharedMemory,
+        count: usize,
+        within: Duration,
+        abort: &Abort,
+    ) -> io::Result<()> {
         let deadline = Instant::now() + within;
         let mut given = 0;
         while given < count {
             match self.listener.accept() {
                 // What goes wrong with one of them is that one's fault.
                 Ok((stream, _)) => match FdStream::new(stream).and_then(|peer| {
-                    self.give(peer, memory, deadline.min(Instant::now() + SHOW_WITHIN))
+                    self.give(peer, memory, deadline.min(Instant::now() + SHOW_WITHIN), abort)
                 }) {
                     Ok(()) => given += 1,
                     Err(error) if error.kind() == ErrorKind::OutOfMemory => return Err(error),
                     Err(_) => {}
                 },
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    let left = left_until(deadline).map_err(|_| {
+                    let left = left_until(deadline, abort).map_err(|error| {
                         let what = format!("{given} of {count} came for it within {within:?}");
-                        io::Error::new(ErrorKind::TimedOut, what)
+                        io::Error::new(error.kind(), what)
                     })?;
                     wait(&mut [PollFd::new(&self.listener, PollFlags::IN)], left)?;
                 }
@@ -62,14 +71,20 @@ impl Offer {
         Ok(())
     }
 
-    fn give(&self, mut peer: FdStream, memory: &SharedMemory, deadline: Instant) -> io::Result<()> {
-        let (shown, _) = recv_exact::<TOKEN_BYTES>(&mut peer, deadline)?;
+    fn give(
+        &self,
+        mut peer: FdStream,
+        memory: &SharedMemory,
+        deadline: Instant,
+        abort: &Abort,
+    ) -> io::Result<()> {
+        let (shown, _) = recv_exact::<TOKEN_BYTES>(&mut peer, deadline, abort)?;
         if shown != self.token {
             return Err(io::Error::new(ErrorKind::PermissionDenied, "it does not know the token"));
         }
         peer.send(vec![1], Some(memory.to_fd()?))?;
         while !peer.is_flushed() {
-            wait(&mut [PollFd::new(&peer, PollFlags::OUT)], left_until(deadline)?)?;
+            wait(&mut [PollFd::new(&peer, PollFlags::OUT)], left_until(deadline, abort)?)?;
             peer.flush()?;
         }
         Ok(())
@@ -77,8 +92,9 @@ impl Offer {
 }
 
 impl SharedMemory {
-    /// The memory that another process offers at `address`. Waits for it, `within` at most.
-    pub fn fetch(address: &[u8], within: Duration) -> io::Result<Self> {
+    /// The memory that another process offers at `address`. Waits for it, `within` at most, and
+    /// until `abort`.
+    pub fn fetch(address: &[u8], within: Duration, abort: &Abort) -> io::Result<Self> {
         let deadline = Instant::now() + within;
         let Some((token, name)) = address.split_first_chunk::<TOKEN_BYTES>() else {
             return Err(io::Error::new(ErrorKind::InvalidData, "no address of shared memory"));
@@ -86,7 +102,7 @@ impl SharedMemory {
         let name = str::from_utf8(name).map_err(io::Error::other)?;
         let mut peer = FdStream::connect(name)?;
         peer.send(token.to_vec(), None)?;
-        let (_, fd) = recv_exact::<1>(&mut peer, deadline)?;
+        let (_, fd) = recv_exact::<1>(&mut peer, deadline, abort)?;
         let fd = fd.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "no descriptor came"))?;
         SharedMemory::from_fd(fd)
     }
@@ -96,6 +112,7 @@ impl SharedMemory {
 fn recv_exact<const N: usize>(
     peer: &mut FdStream,
     deadline: Instant,
+    abort: &Abort,
 ) -> io::Result<([u8; N], Option<std::os::fd::OwnedFd>)> {
     let (mut bytes, mut len, mut fd) = ([0; N], 0, None);
     while len < N {
@@ -107,16 +124,20 @@ fn recv_exact<const N: usize>(
             None => {
                 peer.flush()?;
                 let interest = peer.interest(true);
-                wait(&mut [PollFd::new(&*peer, interest)], left_until(deadline)?)?;
+                wait(&mut [PollFd::new(&*peer, interest)], left_until(deadline, abort)?)?;
             }
         }
     }
     Ok((bytes, fd))
 }
 
-fn left_until(deadline: Instant) -> io::Result<Duration> {
+/// How long to wait before looking at the flag again.
+fn left_until(deadline: Instant, abort: &Abort) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+    if left.is_zero() || abort.is_set() {
+        return Err(ErrorKind::TimedOut.into());
+    }
+    Ok(left.min(LOOK_EVERY))
 }
 
 #[cfg(test)]
@@ -131,13 +152,13 @@ mod tests {
     fn those_who_know_the_address_get_the_memory_and_others_do_not() {
         let offer = Offer::new().unwrap();
         let memory = SharedMemory::create("invar-test", 4096).unwrap();
-        let mut forged = offer.address();
+        let (mut forged, abort) = (offer.address(), Abort::default());
         forged[3] ^= 1;
         thread::scope(|scope| {
-            let server = scope.spawn(|| offer.serve(&memory, 2, PATIENCE));
-            assert!(SharedMemory::fetch(&forged, PATIENCE).is_err());
+            let server = scope.spawn(|| offer.serve(&memory, 2, PATIENCE, &Abort::default()));
+            assert!(SharedMemory::fetch(&forged, PATIENCE, &abort).is_err());
             for byte in [5, 6] {
-                let theirs = SharedMemory::fetch(&offer.address(), PATIENCE).unwrap();
+                let theirs = SharedMemory::fetch(&offer.address(), PATIENCE, &abort).unwrap();
                 // SAFETY: both are mapped, and nobody else looks.
                 unsafe {
                     theirs.start().write(byte);
@@ -152,11 +173,14 @@ mod tests {
     fn nobody_is_waited_for_for_ever() {
         let offer = Offer::new().unwrap();
         let memory = SharedMemory::create("invar-test", 1).unwrap();
-        let error = offer.serve(&memory, 1, Duration::from_millis(20)).unwrap_err();
+        let (soon, abort) = (Duration::from_millis(20), Abort::default());
+        let error = offer.serve(&memory, 1, soon, &abort).unwrap_err();
         assert_eq!(error.to_string(), "0 of 1 came for it within 20ms");
         // A process that listens, and is silent.
-        let error = SharedMemory::fetch(&offer.address(), Duration::from_millis(20)).unwrap_err();
+        let error = SharedMemory::fetch(&offer.address(), soon, &abort).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
-        assert!(SharedMemory::fetch(b"short", PATIENCE).is_err());
+        assert!(SharedMemory::fetch(b"short", PATIENCE, &abort).is_err());
+        abort.set();
+        assert!(offer.serve(&memory, 1, PATIENCE, &abort).is_err());
     }
 }
