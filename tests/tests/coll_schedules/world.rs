@@ -160,14 +160,15 @@ struct Rank<'a> {
 
 impl<'a> Rank<'a> {
     fn new(rank: u32, channel: u32, mut schedule: Schedule<'a>) -> Self {
+        // Each peer is asked about once: an answer takes a walk through all steps.
         let mut announced = Slots::new();
         for step in schedule.clone() {
-            for peer in &step.recv {
-                announced.insert((false, *peer), schedule.slots(Direction::Recv, *peer));
-            }
-            for peer in &step.send {
-                announced.insert((true, *peer), schedule.slots(Direction::Send, *peer));
-            }
+            announced.extend(step.recv.iter().map(|peer| ((false, *peer), 0)));
+            announced.extend(step.send.iter().map(|peer| ((true, *peer), 0)));
+        }
+        for ((sends, peer), slots) in &mut announced {
+            let direction = if *sends { Direction::Send } else { Direction::Recv };
+            *slots = schedule.slots(direction, *peer);
         }
         let next = schedule.next();
         Rank { rank, channel, next, rest: schedule, announced, moved: Slots::new() }
