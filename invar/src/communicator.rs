@@ -1,7 +1,7 @@
 //! Ranks that work together: collectives, and messages between any two (`ncclComm`).
 //!
-//! One process opens a [`Hub`] and gives every rank its [`UniqueId`]; each rank joins with it. From
-//! then on all of them make the same calls in the same order.
+//! One process opens a [`Hub`](crate::Hub) and gives every rank its [`UniqueId`]; each rank joins
+//! with it. From then on all of them make the same calls in the same order.
 //!
 //! ```
 //! use std::time::Duration;
