@@ -22,7 +22,8 @@ const SECRET: &str = "INVAR_COLL_SECRET";
 
 /// Measure collectives among ranks, and check the result.
 ///
-/// With --ranks alone every rank is a process on this host. On several hosts each rank is started
+/// With --ranks alone every rank is a process on this host, with a processor of its own where there
+/// are as many. On several hosts each rank is started
 /// there, with --rank, --ranks, and --root HOST:PORT, an address of rank 0's host that rank 0 listens
 /// at; INVAR_COLL_SECRET is a secret word, the same for all.
 ///

@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Looks in a row, where each rank of the host has a processor: about a microsecond of them, since
-/// another program may have one of those.
-const SPINS: u32 = 100;
+/// Looks in a row, where each rank of the host has a processor: less than a microsecond of them,
+/// since the one that is waited for may be on this one all the same.
+const SPINS: u32 = 20;
 /// Where it has not: the one that is waited for may need this one.
 const SPINS_CROWDED: u32 = 1;
 /// After this a wait is a long one, and to wake up late does not matter.
