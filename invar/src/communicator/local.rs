@@ -11,6 +11,7 @@ use invar_linux::shm::{Offer, RecvRing, RingLayout, SendRing, SharedMemory};
 use super::link::{RecvLink, SendLink};
 use super::tags;
 use crate::Error;
+use crate::error::Kind;
 
 /// The memory of this host's ranks.
 pub(super) struct Local {
@@ -44,7 +45,10 @@ impl Local {
             memory
         } else {
             let address = bootstrap.recv(ranks[0], tags::SHARED_MEMORY, within)?;
-            SharedMemory::fetch(&address, within, &bootstrap.abort()).map_err(failed)?
+            SharedMemory::fetch(&address, within, &bootstrap.abort()).map_err(|error| {
+                let text = format!("it did not give the memory that ranks share: {error}");
+                Kind::Rank { rank: ranks[0], text }
+            })?
         };
         Ok(Local { memory, layout, ranks, rank })
     }

@@ -1,6 +1,7 @@
 //! Ranks in threads, and elements of every type.
 
 use std::net::Ipv4Addr;
+use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
@@ -24,10 +25,15 @@ pub(crate) fn ranks<R: Send>(
 ) -> Vec<R> {
     let at = (Ipv4Addr::LOCALHOST, 0).into();
     let hub = Hub::listen(at, nranks, None, PATIENCE).unwrap();
-    let (id, run) = (hub.id(), &run);
+    let (id, run, met) = (hub.id(), &run, &Barrier::new(nranks as usize));
     thread::scope(|scope| {
         let rank = |rank| {
-            scope.spawn(move || run(Communicator::join(&id, rank, nranks, settings).unwrap()))
+            scope.spawn(move || {
+                let communicator = Communicator::join(&id, rank, nranks, settings);
+                // What one does then finds no other still on its way.
+                met.wait();
+                run(communicator.unwrap())
+            })
         };
         let threads: Vec<_> = (0..nranks).map(rank).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
