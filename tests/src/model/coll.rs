@@ -114,8 +114,8 @@ impl Expected {
         };
         let exact = self.numerator as f64 / self.divisor as f64;
         // A term is below 16 / ranks, a sum below 16; each of as many operations rounds by half a
-        // unit in the last place.
-        (value - exact).abs() <= self.divisor as f64 * 16.0 * 2f64.powi(-1 - fraction_bits)
+        // unit in the last place, and so by less than that of 16.
+        (value - exact).abs() < self.divisor as f64 * 16.0 * 2f64.powi(-1 - fraction_bits)
     }
 }
 
