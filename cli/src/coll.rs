@@ -15,7 +15,7 @@ use clap::ValueEnum;
 use invar::{DataType, RedOp, Settings};
 
 use crate::failure::{Failure, WRONG};
-use crate::size;
+use crate::size::Sizes;
 
 /// The variable with the secret that lets ranks in.
 const SECRET: &str = "INVAR_COLL_SECRET";
@@ -49,18 +49,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "HOST:PORT", requires = "rank")]
     root: Option<String>,
 
-    /// Smallest size
-    #[arg(short = 'b', long, value_name = "SIZE", value_parser = size::parse, default_value = "8")]
-    min_bytes: u32,
-
-    /// Largest size
-    #[arg(short = 'e', long, value_name = "SIZE", value_parser = size::parse, default_value = "64M")]
-    max_bytes: u32,
-
-    /// From one size to the next
-    #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2)]
-    #[arg(value_parser = clap::value_parser!(u32).range(2..))]
-    factor: u32,
+    #[command(flatten)]
+    sizes: Sizes,
 
     /// Iterations that are timed [default: about 0.2 s of them]
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
@@ -127,11 +117,8 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
 
 impl Args {
     fn check(&self) -> Result<(), Failure> {
-        let Args { min_bytes, max_bytes, ranks, root_rank, rank, .. } = self;
-        if min_bytes > max_bytes {
-            let text = format!("--min-bytes {min_bytes} is more than --max-bytes {max_bytes}");
-            return Err(Failure::usage(text));
-        }
+        let Args { sizes, ranks, root_rank, rank, .. } = self;
+        sizes.check()?;
         for (flag, rank) in [("--rank", rank), ("--root-rank", &Some(*root_rank))] {
             if let Some(rank) = rank.filter(|rank| rank >= ranks) {
                 let text = format!("{flag} {rank}: of --ranks {ranks} the last is {}", ranks - 1);

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use crate::failure::{Failure, WRONG};
 use crate::output::Outputs;
 use crate::resolved;
-use crate::size;
+use crate::size::Sizes;
 use clap::builder::RangedU64ValueParser;
 use invar::{Device, DeviceInfo, DeviceKind, Settings, Survey};
 
@@ -45,18 +45,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     nic: Option<String>,
 
-    /// Smallest message
-    #[arg(short = 'b', long, value_name = "SIZE", value_parser = size::parse, default_value = "8")]
-    min_bytes: u32,
-
-    /// Largest message
-    #[arg(short = 'e', long, value_name = "SIZE", value_parser = size::parse, default_value = "64M")]
-    max_bytes: u32,
-
-    /// From one size to the next
-    #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2)]
-    #[arg(value_parser = clap::value_parser!(u32).range(2..))]
-    factor: u32,
+    #[command(flatten)]
+    sizes: Sizes,
 
     /// Messages that are timed [default: about 0.2 s of them]
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]

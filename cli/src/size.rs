@@ -1,10 +1,46 @@
 //! Sizes as people write them.
 
+use crate::failure::Failure;
+
 /// Longest message: the protocol's slots have 31 bits for it.
 pub(crate) const MESSAGE_BYTES_MAX: u32 = i32::MAX as u32;
 
+/// The flags that say which sizes are measured.
+#[derive(clap::Args)]
+pub(crate) struct Sizes {
+    /// Smallest size
+    #[arg(short = 'b', long, value_name = "SIZE", value_parser = parse, default_value = "8")]
+    min_bytes: u32,
+
+    /// Largest size
+    #[arg(short = 'e', long, value_name = "SIZE", value_parser = parse, default_value = "64M")]
+    max_bytes: u32,
+
+    /// From one size to the next
+    #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2)]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..))]
+    factor: u32,
+}
+
+impl Sizes {
+    /// That there is a size at all.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let Sizes { min_bytes, max_bytes, .. } = self;
+        if min_bytes > max_bytes {
+            let text = format!("--min-bytes {min_bytes} is more than --max-bytes {max_bytes}");
+            return Err(Failure::usage(text));
+        }
+        Ok(())
+    }
+
+    /// Which they are.
+    pub(crate) fn series(&self) -> Vec<u32> {
+        series(self.min_bytes, self.max_bytes, self.factor)
+    }
+}
+
 /// `8`, `64K`, `1MiB`, `2g`: binary multiples, up to what a message may have.
-pub(crate) fn parse(text: &str) -> Result<u32, String> {
+fn parse(text: &str) -> Result<u32, String> {
     let wrong = || {
         format!(
             "must be a number of bytes from 0 to {MESSAGE_BYTES_MAX}, where K, M and G stand for \
@@ -36,7 +72,7 @@ pub(crate) fn show(bytes: u32) -> String {
 }
 
 /// From `min` to `max`, by `factor`; after 0 comes 1.
-pub(crate) fn series(min: u32, max: u32, factor: u32) -> Vec<u32> {
+fn series(min: u32, max: u32, factor: u32) -> Vec<u32> {
     let next = |&size: &u32| size.checked_mul(factor).map(|next| next.max(1));
     std::iter::successors(Some(min), next).take_while(|size| *size <= max).collect()
 }

@@ -10,7 +10,6 @@ use super::sample::{Sample, input, is_right, reduced};
 use super::{Args, Operation};
 use crate::failure::Failure;
 use crate::output::Outputs;
-use crate::size;
 
 /// How long the iterations of a size take where nobody says how many there are.
 const TIMED: Duration = Duration::from_millis(200);
@@ -31,9 +30,8 @@ pub(super) fn run(
         check: !args.no_check,
     };
     let mut report = outputs.map(|outputs| Report::new(outputs, header)).transpose()?;
-    let sizes = size::series(args.min_bytes, args.max_bytes, args.factor);
     let mut wrong = 0;
-    for size in sizes {
+    for size in args.sizes.series() {
         let bench = Bench { communicator, args };
         let row = match args.data_type {
             DataType::I8 => bench.row::<i8>(size),

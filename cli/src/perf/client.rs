@@ -14,7 +14,6 @@ use super::report::{Header, Latency, Report, Row};
 use super::{Args, named, open_device};
 use crate::failure::Failure;
 use crate::output::{Outputs, created};
-use crate::size;
 
 /// Memory for the messages under way, as far as they are not too large for it: what stays in the
 /// cache, since the software NIC touches every byte.
@@ -49,12 +48,7 @@ pub(super) struct Job {
 
 impl Job {
     pub(super) fn new(args: &Args, settings: &Settings) -> Result<Self, Failure> {
-        if args.min_bytes > args.max_bytes {
-            let (min, max) = (args.min_bytes, args.max_bytes);
-            return Err(Failure::usage(format!(
-                "--min-bytes {min} is more than --max-bytes {max}"
-            )));
-        }
+        args.sizes.check()?;
         if let Some(name) = &args.nic {
             named(name, settings)?;
         }
@@ -80,7 +74,7 @@ impl Job {
             adaptive_routing: args.adaptive_routing.then_some(true),
             settings,
             nic: args.nic.clone(),
-            sizes: size::series(args.min_bytes, args.max_bytes, args.factor),
+            sizes: args.sizes.series(),
             iters: args.iters,
             warmup: args.warmup,
             window: args.window,
