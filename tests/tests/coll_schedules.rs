@@ -127,7 +127,7 @@ fn task(operation: Operation, algorithm: Algorithm, rank: u32) -> Task {
 #[test]
 fn both_ends_of_a_transfer_cut_it_alike() {
     let ranks = [0, 1, 2];
-    let order = Order::new(&ranks).unwrap();
+    let order = Order::new(&ranks[..]).unwrap();
     let steps = |rank, operation| {
         let schedule = Schedule::new(order, &task(operation, Algorithm::Ring, rank)).unwrap();
         schedule.collect::<Vec<_>>()
@@ -147,7 +147,7 @@ fn both_ends_of_a_transfer_cut_it_alike() {
 fn what_cannot_be_scheduled_is_refused_with_the_value() {
     use Operation::{AllGather, AllReduce, Broadcast, Recv, Reduce, Send};
     let ranks: Vec<u32> = (0..9).collect();
-    let order = Order::new(&ranks).unwrap();
+    let order = Order::new(&ranks[..]).unwrap();
     let refused = |task: &Task| Schedule::new(order, task).err();
     let ring = |operation| task(operation, Algorithm::Ring, 1);
     let rank = |what, rank| Some(TaskError::Rank { what, rank, nranks: 9 });

@@ -5,9 +5,10 @@ use crate::proxy::{Ring, Tree};
 /// All ranks, each once, so that neighbours are close to each other.
 ///
 /// The ring goes along it and from its end to its beginning. The trees are NCCL's (`trees.cc`), over
-/// places in the row.
+/// places in the row. Whoever has many tasks for the same ranks keeps an order that owns its row,
+/// since to make one is what takes time, and borrows it for each.
 #[derive(Clone, Copy, Debug)]
-pub struct Order<'a>(&'a [u32]);
+pub struct Order<R>(R);
 
 /// Most ranks of a communicator.
 pub const RANKS_MAX: u32 = 1 << 24;
@@ -33,18 +34,19 @@ pub enum OrderError {
     },
 }
 
-impl<'a> Order<'a> {
+impl<R: AsRef<[u32]>> Order<R> {
     /// `ranks` must be 0 to their number, each once. Takes time by its square.
-    pub fn new(ranks: &'a [u32]) -> Result<Self, OrderError> {
-        let nranks = ranks.len() as u32;
-        if ranks.len() > RANKS_MAX as usize {
-            return Err(OrderError::TooMany(ranks.len()));
+    pub fn new(ranks: R) -> Result<Self, OrderError> {
+        let row = ranks.as_ref();
+        let nranks = row.len() as u32;
+        if row.len() > RANKS_MAX as usize {
+            return Err(OrderError::TooMany(row.len()));
         }
         if nranks == 0 {
             return Err(OrderError::Empty);
         }
         for rank in 0..nranks {
-            let times = ranks.iter().filter(|other| **other == rank).count();
+            let times = row.iter().filter(|other| **other == rank).count();
             if times != 1 {
                 return Err(OrderError::NotOnce { rank, times, nranks });
             }
@@ -52,19 +54,24 @@ impl<'a> Order<'a> {
         Ok(Order(ranks))
     }
 
+    /// The same, borrowed.
+    pub fn borrowed(&self) -> Order<&[u32]> {
+        Order(self.0.as_ref())
+    }
+
     /// How many ranks there are.
     pub fn nranks(&self) -> u32 {
-        self.0.len() as u32
+        self.0.as_ref().len() as u32
     }
 
     /// The place of a rank; `None` if there is no such rank.
     pub fn place(&self, rank: u32) -> Option<u32> {
-        self.0.iter().position(|other| *other == rank).map(|place| place as u32)
+        self.0.as_ref().iter().position(|other| *other == rank).map(|place| place as u32)
     }
 
     /// The rank at a place, counted around the ring.
     pub fn rank(&self, place: u32) -> u32 {
-        self.0[(place % self.nranks()) as usize]
+        self.0.as_ref()[(place % self.nranks()) as usize]
     }
 
     /// The neighbours on the ring of the rank at `place`.

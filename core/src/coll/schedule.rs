@@ -86,7 +86,7 @@ impl Step {
 /// step as soon as the slots for that one are there.
 #[derive(Clone, Debug)]
 pub struct Schedule<'a> {
-    order: Order<'a>,
+    order: Order<&'a [u32]>,
     task: Task,
     cut: Cut,
     /// The place of this rank in the order, and its neighbours.
@@ -103,8 +103,8 @@ pub struct Schedule<'a> {
 impl<'a> Schedule<'a> {
     /// The steps of `task` among the ranks of `order`. All ranks give the same order, operation,
     /// algorithm, count, type, channels and slots.
-    pub fn new(order: Order<'a>, task: &Task) -> Result<Self, TaskError> {
-        task.check(&order)?;
+    pub fn new(order: Order<&'a [u32]>, task: &Task) -> Result<Self, TaskError> {
+        task.check(order.nranks())?;
         let cut = Cut::new(task, order.nranks());
         let place = order.place(task.rank).unwrap_or_default();
         let tree = match (task.operation, task.algorithm) {

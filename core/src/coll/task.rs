@@ -1,6 +1,6 @@
 //! What is to be done, and by which algorithm.
 
-use super::{DataType, Order};
+use super::DataType;
 
 /// Most ranks for [`Algorithm::OneShot`] and [`Algorithm::TwoShot`].
 pub const ONE_SHOT_RANKS_MAX: u32 = 8;
@@ -162,11 +162,10 @@ pub enum TaskError {
 }
 
 impl Task {
-    /// Whether it can be scheduled at all.
-    pub(super) fn check(&self, order: &Order<'_>) -> Result<(), TaskError> {
+    /// Whether it can be scheduled among so many ranks at all.
+    pub(super) fn check(&self, nranks: u32) -> Result<(), TaskError> {
         use {Algorithm as A, Operation as O};
         let Task { operation, algorithm, count, data_type, rank, channel, nchannels, .. } = *self;
-        let nranks = order.nranks();
         let check_rank = |what, rank| match rank < nranks {
             true => Ok(()),
             false => Err(TaskError::Rank { what, rank, nranks }),

@@ -24,7 +24,7 @@ pub(super) struct Engine {
     pub(super) links: Links,
     pub(super) facts: Facts,
     /// The ranks in the order of each channel's ring.
-    pub(super) orders: Arc<[Vec<u32>]>,
+    pub(super) orders: Arc<[Order<Vec<u32>>]>,
     /// More ranks here than processors.
     pub(super) crowded: bool,
     pub(super) timeout: Duration,
@@ -90,7 +90,7 @@ impl Engine {
     unsafe fn plan<'a>(
         &self,
         call: &Call,
-        orders: &'a [Vec<u32>],
+        orders: &'a [Order<Vec<u32>>],
         lanes: &mut Lanes<'a>,
     ) -> Result<(), Error> {
         let Call { operation, count, data_type, input, output, .. } = *call;
@@ -101,7 +101,7 @@ impl Engine {
             None => Reducer::copy(data_type),
         };
         for channel in 0..choice.nchannels {
-            let order = Order::new(&orders[channel as usize]).expect("each rank is there once");
+            let order = orders[channel as usize].borrowed();
             let task = Task {
                 operation,
                 algorithm: choice.algorithm,

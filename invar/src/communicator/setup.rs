@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::thread;
 
+use invar_core::coll::Order;
 use invar_linux::rendezvous::{Bootstrap, this_member};
 
 use super::choose::Facts;
@@ -65,7 +66,9 @@ pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<E
     Ok(Engine {
         links: Links::new(nranks, nchannels, memory.as_ref(), network),
         facts: Facts { nranks, nchannels, slot_bytes, local },
-        orders: (0..nchannels).map(|channel| order(&nodes, channel)).collect(),
+        orders: (0..nchannels)
+            .map(|channel| Order::new(order(&nodes, channel)).expect("each rank is there once"))
+            .collect(),
         crowded: on_host > processors,
         timeout: settings.coll.timeout,
         bootstrap,

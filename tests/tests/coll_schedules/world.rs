@@ -86,7 +86,7 @@ impl Buffers {
 }
 
 impl Work {
-    fn schedule<'a>(&self, order: Order<'a>, rank: u32, channel: u32) -> Schedule<'a> {
+    fn schedule<'a>(&self, order: Order<&'a [u32]>, rank: u32, channel: u32) -> Schedule<'a> {
         let Work { operation, algorithm, count, data_type, nchannels, slot_bytes, .. } = *self;
         let task =
             Task { operation, algorithm, count, data_type, rank, channel, nchannels, slot_bytes };
@@ -100,7 +100,7 @@ impl Work {
         let before: Vec<Buffers> =
             (0..nranks).map(|rank| Buffers::new(self, rank, &mut random)).collect();
         let mut buffers = before.clone();
-        let order = Order::new(&self.order).unwrap();
+        let order = Order::new(&self.order[..]).unwrap();
         let mut ranks: Vec<Rank> = (0..nranks)
             .flat_map(|rank| (0..self.nchannels).map(move |channel| (rank, channel)))
             .map(|(rank, channel)| Rank::new(rank, channel, self.schedule(order, rank, channel)))

@@ -47,7 +47,7 @@ fn the_second_tree_is_the_first_mirrored_or_moved_on() {
 
 #[test]
 fn a_row_that_is_no_permutation_is_refused_with_the_rank() {
-    let error = |ranks| Order::new(ranks).map(|order| order.nranks());
+    let error = |ranks: &[u32]| Order::new(ranks).map(|order| order.nranks());
     assert_eq!(error(&[]), Err(OrderError::Empty));
     let not_once = |rank, times| Err(OrderError::NotOnce { rank, times, nranks: 3 });
     assert_eq!(error(&[0, 2, 2]), not_once(1, 0));
@@ -58,7 +58,7 @@ fn a_row_that_is_no_permutation_is_refused_with_the_rank() {
 }
 
 /// Ranks of each rank's children; every rank must be reached from `root`, each by its parent.
-fn check_tree(order: &Order<'_>, root: u32, tree: impl Fn(u32) -> Tree) {
+fn check_tree<R: AsRef<[u32]>>(order: &Order<R>, root: u32, tree: impl Fn(u32) -> Tree) {
     let of = |rank| tree(order.place(rank).unwrap());
     let (mut reached, mut edge) = (BTreeSet::from([root]), Vec::from([root]));
     assert_eq!(of(root).up, None);
