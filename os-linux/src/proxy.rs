@@ -20,7 +20,9 @@ pub use abort::{Abort, WaitError};
 pub use banks::HeapBanks;
 pub use client::{ClientError, ClientErrorKind, ProxyClient};
 pub use post::{RankOps, RankOpsError};
-pub use progress::{Driver, Progress, ProgressConnections, ProgressFailure, ProgressSettings};
+pub use progress::{
+    Driver, Progress, ProgressConnections, ProgressFailure, ProgressSettings, driven,
+};
 pub use service::{Service, ServiceSettings};
 pub use shared::SharedOps;
 pub use trace::ChromeTrace;

@@ -1,16 +1,15 @@
 //! An out-of-band stream in memory, which delivers as little at a time as a test asks for.
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use invar_core::conn::{Stream, StreamError};
 
 /// One end of a pipe; dropping it closes the other.
 #[derive(Debug)]
 pub struct Pipe {
-    shared: Rc<RefCell<[Way; 2]>>,
+    shared: Arc<Mutex<[Way; 2]>>,
     end: usize,
     /// Bytes that one call moves at most.
     pub chunk_bytes_max: usize,
@@ -26,14 +25,18 @@ struct Way {
 impl Pipe {
     /// Two ends of one pipe.
     pub fn pair() -> (Pipe, Pipe) {
-        let shared = Rc::new(RefCell::new([Way::default(), Way::default()]));
-        let end = |end| Pipe { shared: Rc::clone(&shared), end, chunk_bytes_max: usize::MAX };
+        let shared = Arc::<Mutex<[Way; 2]>>::default();
+        let end = |end| Pipe { shared: Arc::clone(&shared), end, chunk_bytes_max: usize::MAX };
         (end(0), end(1))
     }
 
     /// Whether they are the two ends of one pipe.
     pub fn is_other_end_of(&self, other: &Pipe) -> bool {
-        Rc::ptr_eq(&self.shared, &other.shared) && self.end != other.end
+        Arc::ptr_eq(&self.shared, &other.shared) && self.end != other.end
+    }
+
+    fn ways(&self) -> MutexGuard<'_, [Way; 2]> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -47,7 +50,7 @@ impl Stream for Pipe {
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
-        let ways = &mut *self.shared.borrow_mut();
+        let mut ways = self.ways();
         if ways[1 - self.end].closed {
             return Err(StreamError::Os(32));
         }
@@ -57,7 +60,7 @@ impl Stream for Pipe {
     }
 
     fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError> {
-        let way = &mut self.shared.borrow_mut()[1 - self.end];
+        let way = &mut self.ways()[1 - self.end];
         let n = buf.len().min(self.chunk_bytes_max).min(way.bytes.len());
         if n == 0 && way.closed && way.bytes.is_empty() {
             return Err(StreamError::Closed);
@@ -71,6 +74,6 @@ impl Stream for Pipe {
 
 impl Drop for Pipe {
     fn drop(&mut self) {
-        self.shared.borrow_mut()[self.end].closed = true;
+        self.ways()[self.end].closed = true;
     }
 }

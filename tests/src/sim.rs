@@ -10,9 +10,8 @@ mod random;
 mod scenario;
 mod wire;
 
-use std::cell::{RefCell, RefMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use invar_core::nic::{Mtu, QpTransition};
 use invar_core::roce::UDP_PORT;
@@ -31,7 +30,7 @@ const STEPS_AT_ONCE_MAX: u32 = 1_000_000;
 
 /// The network; clones are the same one.
 #[derive(Clone)]
-pub struct World(Rc<RefCell<Net>>);
+pub struct World(Arc<Mutex<Net>>);
 
 struct Net {
     now_ns: u64,
@@ -56,7 +55,7 @@ impl World {
     /// A network without hosts. All its chances come from `seed`.
     pub fn new(seed: u64, ipv6: bool, tuning: Tuning) -> World {
         let wire = Wire::new(seed);
-        World(Rc::new(RefCell::new(Net { now_ns: 0, hosts: Vec::new(), wire, ipv6, tuning })))
+        World(Arc::new(Mutex::new(Net { now_ns: 0, hosts: Vec::new(), wire, ipv6, tuning })))
     }
 
     /// A host with one port, numbered from 0.
@@ -141,8 +140,8 @@ impl World {
         self.net().hosts[host].device.counters()
     }
 
-    fn net(&self) -> RefMut<'_, Net> {
-        self.0.borrow_mut()
+    fn net(&self) -> MutexGuard<'_, Net> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

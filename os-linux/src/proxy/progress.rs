@@ -14,8 +14,8 @@ use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
 
 use invar_core::proxy::{
-    AppendError, Args, Connection, Engine, OpenError, Pace, Probe, ProgressError, Slot, TakeError,
-    Taker, Transport,
+    AppendError, Args, Connection, Engine, OpenError, Probe, ProgressError, Slot, TakeError,
+    Transport,
 };
 use rustix::thread::CpuSet;
 
@@ -76,6 +76,21 @@ pub struct Progress<E: Display + Debug> {
     dump: Option<signal_hook::SigId>,
 }
 
+/// Moves operations without a thread, in the rounds of who waits for them and nowhere else: where
+/// one thread has many ranks.
+pub fn driven<T>(
+    shared: SharedOps,
+    abort: Abort,
+    transport: T,
+) -> (ProgressConnections, Driver<T::Error>)
+where
+    T: Transport<Error: Debug + Send + Sync> + Send + 'static,
+{
+    let mailbox = Arc::new(Mailbox::new(shared, abort));
+    let mover = Mover::new(&mailbox, &ProgressSettings::default(), transport, ());
+    (ProgressConnections(mailbox), Driver(Arc::new(Shared::new(mover))))
+}
+
 impl<E: Display + Debug + Send + Sync + 'static> Progress<E> {
     /// Starts it for the ranks of `shared`. `probe` is told what happens.
     pub fn spawn<T>(
@@ -89,19 +104,11 @@ impl<E: Display + Debug + Send + Sync + 'static> Progress<E> {
         T: Transport<Error = E> + Send + 'static,
     {
         let mailbox = Arc::new(Mailbox::new(shared, abort));
+        let mut mover = Mover::new(&mailbox, &settings, transport, probe);
         let (signal, dump_to) = settings.dump.unzip();
+        mover.dump_to = dump_to;
         let dump = signal.map(|signal| on_signal(signal, &mailbox.dump)).transpose()?;
-        let shared = Arc::new(Shared::new(Mover {
-            mailbox: Arc::clone(&mailbox),
-            engine: Engine::new(HeapBanks::default(), HeapBanks::default()),
-            taker: Taker::default(),
-            batch: settings.append_batch.max(1),
-            pace: Pace::new(settings.append_every),
-            closing: Vec::new(),
-            dump_to,
-            transport,
-            probe,
-        }));
+        let shared = Arc::new(Shared::new(mover));
         let name = format!("InvarProgress{:2}", settings.device);
         let driver = Driver(Arc::clone(&shared) as _);
         let thread = thread::spawn(name, settings.cpus, move || shared.run())?;

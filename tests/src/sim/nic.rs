@@ -1,6 +1,6 @@
 //! A host's port as the protocol sees it.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use invar_core::nic::{
     Access, Gid, LinkLayer, MemoryKeys, Nic, NicError, PollError, PortAttr, PortState, QpCap,
@@ -16,7 +16,7 @@ use super::World;
 pub struct SimNic {
     world: World,
     host: usize,
-    name: Rc<str>,
+    name: Arc<str>,
 }
 
 /// Names an object of a host's device, and ends it when dropped.

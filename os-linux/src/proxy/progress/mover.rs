@@ -4,11 +4,11 @@ use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use invar_core::proxy::{CloseError, ConnectionId, Event, Pace, Probe, Taker, Transport};
+use invar_core::proxy::{CloseError, ConnectionId, Engine, Event, Pace, Probe, Taker, Transport};
 
 use super::mailbox::Mailbox;
-use super::{HeapEngine, ProgressFailure};
-use crate::proxy::futex;
+use super::{HeapEngine, ProgressFailure, ProgressSettings};
+use crate::proxy::{HeapBanks, futex};
 
 /// What moves operations; who has it is alone with them.
 pub(super) struct Mover<T, P> {
@@ -41,6 +41,26 @@ impl<T: Transport, P: Probe> Mover<T, P>
 where
     T::Error: std::fmt::Debug,
 {
+    /// With nothing to move, and nowhere to dump it.
+    pub(super) fn new(
+        mailbox: &Arc<Mailbox>,
+        settings: &ProgressSettings,
+        transport: T,
+        probe: P,
+    ) -> Self {
+        Mover {
+            mailbox: Arc::clone(mailbox),
+            engine: Engine::new(HeapBanks::default(), HeapBanks::default()),
+            taker: Taker::default(),
+            batch: settings.append_batch.max(1),
+            pace: Pace::new(settings.append_every),
+            closing: Vec::new(),
+            dump_to: None,
+            transport,
+            probe,
+        }
+    }
+
     /// Moves each slice that is ready by a stage, and takes new operations, if told to `look` for
     /// them or when it is time to.
     pub(super) fn round(&mut self, look: bool) -> Result<Round, ProgressFailure<T::Error>> {
