@@ -35,7 +35,7 @@ impl Choice {
         devices.retain_mut(|device| {
             let on = allowed.iter().find(|found| found.interface.name == device.netdev);
             match (device.kind, on) {
-                (DeviceKind::Verbs, _) => true,
+                (DeviceKind::Verbs | DeviceKind::Custom, _) => true,
                 (DeviceKind::Socket | DeviceKind::Soft, None) => false,
                 (DeviceKind::Socket, Some(_)) => true,
                 (DeviceKind::Soft, Some(on)) => {

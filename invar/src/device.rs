@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::{Arc, Weak};
 
 use invar_core::device::data_access;
-use invar_core::nic::{Access, Gid, LinkLayer, Mtu, Nic, NicError};
+use invar_core::nic::{Access, Gid, LinkLayer, Mtu, Nic, NicError, PortState};
 use invar_core::param::AddressFamily;
 use invar_linux::interface::{Found, Interface};
 use invar_linux::socket::SocketDevice;
@@ -16,7 +16,7 @@ use invar_linux::soft::{self, SoftConfig, SoftNic};
 
 use crate::connect::interfaces_for;
 use crate::error::Kind;
-use crate::raw::{Adapter, OverTcp, Registrations, adapt};
+use crate::raw::{Adapter, HostNic, OverTcp, Registrations, adapt, adapt_in};
 use crate::settings::RdmaRules;
 use crate::{Error, Settings};
 
@@ -34,6 +34,8 @@ pub enum DeviceKind {
     Socket,
     /// The RoCEv2 NIC in software, over UDP.
     Soft,
+    /// One that the caller brought ([`Device::on`]).
+    Custom,
 }
 
 /// As `INVAR_TRANSPORT` names it.
@@ -43,6 +45,7 @@ impl fmt::Display for DeviceKind {
             DeviceKind::Verbs => "ib",
             DeviceKind::Socket => "socket",
             DeviceKind::Soft => "soft",
+            DeviceKind::Custom => "custom",
         })
     }
 }
@@ -173,9 +176,44 @@ impl Device {
             DeviceKind::Verbs => return Self::open_rdma(info, &settings.rdma),
             DeviceKind::Socket => return Self::open_socket(info, settings),
             DeviceKind::Soft => {}
+            DeviceKind::Custom => return Err(no_device(&info.name, &Survey::default())),
         }
         let addr = SocketAddr::new(info.address, settings.udp_port());
         Self::open_soft(info, scoped(info, addr)?)
+    }
+
+    /// A device on a NIC and in a protection domain that the caller brings. It listens at `address`.
+    ///
+    /// # Errors
+    /// What the NIC says.
+    pub fn on<N: HostNic>(nic: N, pd: N::Pd, address: IpAddr) -> Result<Self, Error> {
+        let name = nic.name().to_owned();
+        let failed = |source: NicError| Kind::Nic { device: name.clone(), source };
+        let port = nic.query_port().map_err(failed)?;
+        let info = DeviceInfo {
+            name: name.clone(),
+            kind: DeviceKind::Custom,
+            netdev: String::new(),
+            address,
+            addresses: vec![address],
+            gid: port.gid,
+            gid_index: port.gid_index,
+            gid_why: String::new(),
+            link_layer: port.link_layer,
+            mtu: port.active_mtu,
+            speed_mbps: Some(port.speed_mbps),
+            up: port.state == PortState::Active,
+            udp_port: Some(port.udp_port).filter(|udp_port| *udp_port != 0),
+            pci_path: None,
+            guid: None,
+            card_port: port.port_num.into(),
+            qps_max: None,
+            recvs_max: invar_core::fifo::RECVS_MAX,
+            relaxed_ordering: false,
+        };
+        let adapter = adapt_in(nic, pd);
+        let (registrations, data_access) = (Registrations::new(), data_access(0, false));
+        Ok(Device(Arc::new(Inner { info, data_access, registrations, adapter, soft: None })))
     }
 
     fn open_rdma(info: &DeviceInfo, rules: &RdmaRules) -> Result<Self, Error> {

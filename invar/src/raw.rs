@@ -16,8 +16,8 @@ mod registration;
 mod socket;
 mod watch;
 
-pub(crate) use adapter::{Adapter, Attempt, Listen, Registration, adapt};
-pub use adapter::{GpuRange, HostNic, RecvOn, SendOn};
+pub(crate) use adapter::{Adapter, Attempt, Listen, Registration, adapt, adapt_in};
+pub use adapter::{GpuRange, HostNic, On, RecvOn, SendOn};
 pub use end::{AnyRecv, AnySend, CLOSE_MAX, End, Lanes, RecvEnd, SendEnd};
 pub(crate) use registration::Registrations;
 pub use registration::{Keys, deregister, register, register_gpu};

@@ -33,11 +33,17 @@ pub trait HostNic:
     /// Whether posting and polling take so little that it pays to make the start of each call apart.
     const IS_HARDWARE: bool = false;
 
+    /// The time of the network that it is on, of which timeouts are.
+    fn now_ns(&self) -> u64 {
+        now_ns()
+    }
+
     /// This NIC for connections with a peer that has come from there.
     #[must_use]
     fn towards(&self, _peer: SocketAddr) -> Self {
         self.clone()
     }
+
     /// Says what the NIC is.
     fn any_send(end: Box<SendOn<Self>>) -> AnySend;
     /// Says what the NIC is.
@@ -173,7 +179,13 @@ struct Opened<N: HostNic> {
 
 /// Opens a device on a NIC.
 pub(crate) fn adapt(nic: impl HostNic) -> Result<Arc<dyn Adapter>, NicError> {
-    Ok(Arc::new(Opened { pd: nic.alloc_pd()?, nic }))
+    let pd = nic.alloc_pd()?;
+    Ok(adapt_in(nic, pd))
+}
+
+/// The same in a protection domain that there is.
+pub(crate) fn adapt_in<N: HostNic>(nic: N, pd: N::Pd) -> Arc<dyn Adapter> {
+    Arc::new(Opened { pd, nic })
 }
 
 impl<N: HostNic> Adapter for Opened<N> {
@@ -289,7 +301,8 @@ pub type SendOn<N> = On<comm::SendComm<N, OobStream>, N>;
 pub type RecvOn<N> = On<comm::RecvComm<N, OobStream>, N>;
 
 impl<C, N: Clone> On<C, N> {
-    pub(super) fn new(comm: C, nic: &N) -> Self {
+    /// A comm that is connected.
+    pub fn new(comm: C, nic: &N) -> Self {
         On { comm, watch: PeerWatch::default(), nic: nic.clone() }
     }
 }
@@ -323,7 +336,7 @@ impl<N: HostNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
         if request.is_none() {
             // The slot that is awaited may wait in a socket.
             self.nic.progress();
-            self.watch.idle(|| self.comm.check_peer())?;
+            self.watch.idle(|| self.nic.now_ns(), || self.comm.check_peer())?;
         }
         Ok(request)
     }
@@ -355,7 +368,7 @@ impl<N: HostNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
     fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {
         let sent = self.comm.test(request)?;
         if sent.is_none() {
-            self.watch.idle(|| self.comm.check_peer())?;
+            self.watch.idle(|| self.nic.now_ns(), || self.comm.check_peer())?;
         }
         Ok(sent)
     }
@@ -398,7 +411,7 @@ impl<N: HostNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
     unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, CoreError> {
         let request = self.comm.irecv(bufs)?;
         if request.is_none() {
-            self.watch.idle(|| self.comm.check_peer())?;
+            self.watch.idle(|| self.nic.now_ns(), || self.comm.check_peer())?;
         }
         Ok(request)
     }
@@ -427,7 +440,7 @@ impl<N: HostNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
             unsafe { copy_sizes(received, sizes) };
             return Ok(Some(received.len()));
         }
-        self.watch.idle(|| self.comm.check_peer())?;
+        self.watch.idle(|| self.nic.now_ns(), || self.comm.check_peer())?;
         Ok(None)
     }
 }

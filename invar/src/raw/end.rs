@@ -169,6 +169,8 @@ pub enum AnySend {
     Socket(Box<SocketSend>),
     /// On the NIC in software.
     Soft(Box<SendOn<SoftNic>>),
+    /// On a NIC that the caller brought.
+    Custom(Box<dyn SendEnd>),
 }
 
 /// A receiving end on any NIC.
@@ -180,6 +182,8 @@ pub enum AnyRecv {
     Socket(Box<SocketRecv>),
     /// On the NIC in software.
     Soft(Box<RecvOn<SoftNic>>),
+    /// On a NIC that the caller brought.
+    Custom(Box<dyn RecvEnd>),
 }
 
 impl AnySend {
@@ -189,6 +193,7 @@ impl AnySend {
             AnySend::Verbs(end) => end,
             AnySend::Socket(end) => end,
             AnySend::Soft(end) => end,
+            AnySend::Custom(end) => end,
         }
     }
 }
@@ -200,6 +205,7 @@ impl AnyRecv {
             AnyRecv::Verbs(end) => end,
             AnyRecv::Socket(end) => end,
             AnyRecv::Soft(end) => end,
+            AnyRecv::Custom(end) => end,
         }
     }
 }

@@ -165,7 +165,7 @@ impl SendEnd for SocketSend {
         // SAFETY: the caller's promise.
         let request = unsafe { self.comm.isend(buf, tag) }?;
         if request.is_none() {
-            self.watch.idle(|| self.comm.check_peer())?;
+            self.watch.idle(now_ns, || self.comm.check_peer())?;
         }
         Ok(request)
     }
@@ -173,7 +173,7 @@ impl SendEnd for SocketSend {
     fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {
         let sent = self.comm.test(request)?;
         if sent.is_none() {
-            self.watch.idle(|| self.comm.check_peer())?;
+            self.watch.idle(now_ns, || self.comm.check_peer())?;
         }
         Ok(sent)
     }

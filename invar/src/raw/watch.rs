@@ -4,7 +4,6 @@ use std::hint::cold_path;
 
 use invar_core::comm::Usual;
 use invar_core::error::Error;
-use invar_linux::clock::now_ns;
 
 /// Calls that find nothing, of which one looks at the clock.
 const IDLE_CALLS: u32 = 64;
@@ -35,14 +34,15 @@ impl Default for PeerWatch {
 }
 
 impl PeerWatch {
-    /// A call found nothing to do; `check_peer` is [`invar_core::comm::SendComm::check_peer`].
+    /// A call found nothing to do. The time is `now_ns`; `check_peer` is [`invar_core::comm::SendComm::check_peer`].
     #[inline(always)]
     pub(super) fn idle(
         &mut self,
+        now_ns: impl FnOnce() -> u64,
         check_peer: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
         match self.idle_usual::<()>() {
-            Usual::Unusual => self.count_out(check_peer),
+            Usual::Unusual => self.count_out(now_ns, check_peer),
             _ => Ok(()),
         }
     }
@@ -62,7 +62,11 @@ impl PeerWatch {
 
     #[cold]
     #[inline(never)]
-    fn count_out(&mut self, check_peer: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+    fn count_out(
+        &mut self,
+        now_ns: impl FnOnce() -> u64,
+        check_peer: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
         self.calls_left = IDLE_CALLS - 1;
         if self.seen != Seen::Closed && !self.is_time(now_ns()) {
             return Ok(());
@@ -95,6 +99,7 @@ impl PeerWatch {
 mod tests {
     use super::*;
     use invar_core::conn::StreamError;
+    use invar_linux::clock::now_ns;
 
     const GONE: Error = Error::PeerClosed(StreamError::Closed);
 
@@ -114,7 +119,7 @@ mod tests {
         for call in 1..=4 * IDLE_CALLS {
             // As if time had passed since the last look.
             watch.looked_ns = 0;
-            let answer = watch.idle(|| {
+            let answer = watch.idle(now_ns, || {
                 looks.push(call);
                 Err(GONE)
             });
