@@ -38,6 +38,13 @@
 //! by the end of its connection with the hub; a host that is cut off, within half a minute. A rank
 //! that is there and does not do its part is given up after `INVAR_COLL_TIMEOUT_MS`.
 
+//!
+//! # Without threads
+//!
+//! What a communicator does is a [`Plan`] for each rank, moved over [`Links`]; these know neither
+//! threads nor time, and [`net::NetEnds`] makes links of the same kind. So one thread can be all
+//! ranks of a network that it simulates.
+
 mod call;
 mod choose;
 mod element;
@@ -50,6 +57,7 @@ mod local;
 pub mod net;
 mod patience;
 mod pending;
+mod plan;
 pub mod reduce;
 mod setup;
 
@@ -66,7 +74,10 @@ use crate::{Error, Settings};
 
 pub use element::Element;
 pub use group::Group;
+pub use job::Progress;
+pub use links::Links;
 pub use pending::Pending;
+pub use plan::Plan;
 
 /// What blobs of the rendezvous are about.
 mod tags {

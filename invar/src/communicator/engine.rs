@@ -1,20 +1,19 @@
 //! Operations as one rank does them.
 
-use std::collections::VecDeque;
 use std::ptr;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use invar_core::coll::{Operation, Order, Schedule, Task};
+use invar_core::coll::{Operation, Order, Task};
 use invar_linux::rendezvous::Bootstrap;
 
 use super::call::Call;
 use super::choose::Facts;
-use super::job::{Buffers, Job, Progress};
+use super::job::Progress;
 use super::links::Links;
 use super::patience::{Idle, Patience};
-use super::reduce::Reducer;
+use super::plan::Plan;
 use crate::error::Kind;
 use crate::{Error, Fault};
 
@@ -58,7 +57,7 @@ impl Engine {
     /// As of [`run`](Self::run).
     unsafe fn run_all(&mut self, calls: &[Call]) -> Result<(), Error> {
         let orders = Arc::clone(&self.orders);
-        let mut transfers = Lanes::default();
+        let mut transfers = Plan::default();
         let mut own = Vec::new();
         for call in calls {
             match call.operation {
@@ -70,10 +69,10 @@ impl Engine {
                     unsafe { self.plan(call, &orders, &mut transfers) }?;
                 }
                 _ => {
-                    let mut lanes = Lanes::default();
+                    let mut plan = Plan::default();
                     // SAFETY: the caller's promise.
-                    unsafe { self.plan(call, &orders, &mut lanes) }?;
-                    self.drive(lanes)?;
+                    unsafe { self.plan(call, &orders, &mut plan) }?;
+                    self.drive(plan)?;
                 }
             }
         }
@@ -82,24 +81,19 @@ impl Engine {
         self.drive(transfers)
     }
 
-    /// Makes jobs of a call, one for each channel.
+    /// Adds a call to a plan, a share for each channel.
     ///
     /// # Safety
     ///
-    /// As of [`run`](Self::run), until the jobs are gone.
+    /// As of [`run`](Self::run), until the plan is gone.
     unsafe fn plan<'a>(
         &self,
         call: &Call,
         orders: &'a [Order<Vec<u32>>],
-        lanes: &mut Lanes<'a>,
+        plan: &mut Plan<'a>,
     ) -> Result<(), Error> {
-        let Call { operation, count, data_type, input, output, .. } = *call;
-        let element_bytes = data_type.bytes();
-        let choice = self.facts.choose(operation, count.saturating_mul(element_bytes));
-        let reducer = match call.redop {
-            Some(op) => Reducer::new(data_type, op, self.facts.nranks),
-            None => Reducer::copy(data_type),
-        };
+        let Call { operation, count, data_type, redop, input, output } = *call;
+        let choice = self.facts.choose(operation, count.saturating_mul(data_type.bytes()));
         for channel in 0..choice.nchannels {
             let order = orders[channel as usize].borrowed();
             let task = Task {
@@ -112,22 +106,18 @@ impl Engine {
                 nchannels: choice.nchannels,
                 slot_bytes: choice.slot_bytes,
             };
-            let schedule = Schedule::new(order, &task);
-            let schedule = schedule.map_err(|error| Kind::Usage(error.to_string()))?;
-            let buffers = Buffers { input, output, element_bytes };
             // SAFETY: the caller's promise.
-            let job = unsafe { Job::new(channel, schedule, reducer, buffers) };
-            lanes.push((channel, operation), job);
+            unsafe { plan.add(order, &task, redop, input, output) }?;
         }
         Ok(())
     }
 
-    /// Does all jobs.
-    fn drive(&mut self, mut lanes: Lanes<'_>) -> Result<(), Error> {
-        self.links.prepare(lanes.jobs())?;
+    /// Does all of a plan.
+    fn drive(&mut self, mut plan: Plan<'_>) -> Result<(), Error> {
+        self.links.prepare(&plan)?;
         let mut patience = Patience::new(self.crowded, self.timeout);
         loop {
-            match lanes.advance(&mut self.links)? {
+            match plan.advance(&mut self.links)? {
                 Progress::Done => return Ok(()),
                 Progress::Moved => patience.renew(),
                 Progress::Waiting(peer) => match patience.idle() {
@@ -179,45 +169,6 @@ pub(super) fn failed(bootstrap: &Bootstrap, error: Error) -> Error {
     match bootstrap.fail(&error.to_string()) {
         true => error,
         false => bootstrap.check().err().map_or(error, Error::from),
-    }
-}
-
-/// Jobs that are done at once, but for those of one lane, which have a link in common.
-#[derive(Default)]
-struct Lanes<'a>(Vec<((u32, Operation), VecDeque<Job<'a>>)>);
-
-impl<'a> Lanes<'a> {
-    fn push(&mut self, lane: (u32, Operation), job: Job<'a>) {
-        match self.0.iter_mut().find(|(of, _)| *of == lane) {
-            Some((_, jobs)) => jobs.push_back(job),
-            None => self.0.push((lane, VecDeque::from([job]))),
-        }
-    }
-
-    fn jobs(&self) -> impl Iterator<Item = &Job<'a>> + Clone {
-        self.0.iter().flat_map(|(_, jobs)| jobs)
-    }
-
-    /// Does what can be done of each lane.
-    fn advance(&mut self, links: &mut Links) -> Result<Progress, Error> {
-        let mut all = Progress::Done;
-        for (_, jobs) in &mut self.0 {
-            while let Some(job) = jobs.front_mut() {
-                match (job.advance(links)?, all) {
-                    (Progress::Done, _) => _ = jobs.pop_front(),
-                    (Progress::Moved, _) => {
-                        all = Progress::Moved;
-                        break;
-                    }
-                    (waiting, Progress::Done) => {
-                        all = waiting;
-                        break;
-                    }
-                    _ => break,
-                }
-            }
-        }
-        Ok(all)
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) struct Job<'a> {
 
 /// What came of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
+pub enum Progress {
     /// All steps are done.
     Done,
     /// Some were.

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use invar_linux::rendezvous::Bootstrap;
 
-use super::job::Job;
 use super::link::{RecvLink, SendLink};
 use super::local::Local;
-use super::net::{Address, NetProxy};
+use super::net::{Address, NetProxy, NetRecv, NetSend};
+use super::plan::Plan;
 use super::tags;
 use crate::Error;
 use crate::error::Kind;
@@ -18,12 +18,14 @@ use crate::error::Kind;
 pub(super) const CHANNELS_PER_DEVICE: u32 = 2;
 
 /// A rank's ends of its links.
-pub(super) struct Links {
+pub struct Links {
     nranks: u32,
     /// Index: channel × ranks + peer.
     send: Vec<Option<SendLink>>,
     recv: Vec<Option<RecvLink>>,
-    /// Where not all ranks share memory.
+    /// Whether any may go over the network, which has to be told of what is to come.
+    over_network: bool,
+    /// What makes those that are not there yet.
     network: Option<Network>,
 }
 
@@ -49,20 +51,44 @@ impl Links {
         let ways = (0..nchannels).flat_map(|channel| (0..nranks).map(move |peer| (channel, peer)));
         let links = ways.map(|(channel, peer)| local?.links(channel, peer));
         let (send, recv) = links.map(Option::unzip).unzip();
-        Links { nranks, send, recv, network }
+        Links { nranks, send, recv, over_network: network.is_some(), network }
     }
 
-    /// Makes the links that jobs need and that are not there, and says how much is to come. All
+    /// None as yet, of `nranks` ranks on `nchannels` channels; all will go over the network, and
+    /// the caller adds them.
+    pub fn over_network(nranks: u32, nchannels: u32) -> Self {
+        Links { over_network: true, ..Links::new(nranks, nchannels, None, None) }
+    }
+
+    /// Adds the link to a peer on a channel.
+    ///
+    /// # Panics
+    /// There is no such channel.
+    pub fn add_send(&mut self, channel: u32, link: NetSend) {
+        let at = self.at(channel, link.peer());
+        self.send[at] = Some(SendLink::Net(link));
+    }
+
+    /// Adds the link from a peer on a channel.
+    ///
+    /// # Panics
+    /// There is no such channel.
+    pub fn add_recv(&mut self, channel: u32, link: NetRecv) {
+        let at = self.at(channel, link.peer());
+        self.recv[at] = Some(RecvLink::Net(link));
+    }
+
+    /// Makes the links that a plan needs and that are not there, and says how much is to come. All
     /// ranks prepare what belongs together at once.
-    pub(super) fn prepare<'a, 's: 'a>(
-        &mut self,
-        jobs: impl Iterator<Item = &'a Job<'s>>,
-    ) -> Result<(), Error> {
-        if self.network.is_none() {
+    ///
+    /// # Errors
+    /// No way to a rank, or what a link says.
+    pub fn prepare(&mut self, plan: &Plan<'_>) -> Result<(), Error> {
+        if !self.over_network {
             return Ok(());
         }
         let (mut send, mut recv) = (Needs::new(), Needs::new());
-        for job in jobs {
+        for job in plan.jobs() {
             for step in job.steps() {
                 let channel = job.channel();
                 step.send.iter().for_each(|peer| *send.entry((channel, *peer)).or_default() += 1);
@@ -80,9 +106,12 @@ impl Links {
     }
 
     /// Moves what can be moved.
+    ///
+    /// # Errors
+    /// What a link says.
     #[inline]
-    pub(super) fn progress(&mut self) -> Result<(), Error> {
-        if self.network.is_none() {
+    pub fn progress(&mut self) -> Result<(), Error> {
+        if !self.over_network {
             return Ok(());
         }
         // One link over the network moves all of them.

@@ -39,6 +39,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod ends;
 mod greeting;
 mod link;
 mod ring;
@@ -62,6 +63,7 @@ use link::{Posting, Way};
 use setup::{Opener, Rings};
 use wire::{Arrivals, Wires};
 
+pub use ends::NetEnds;
 pub use greeting::{ADDRESS_BYTES, Address};
 pub use link::{NetRecv, NetSend};
 
@@ -79,6 +81,12 @@ pub struct NetSettings {
 impl From<Settings> for NetSettings {
     fn from(connections: Settings) -> Self {
         NetSettings { connections, slot_bytes: 256 << 10, timeout: Duration::from_secs(30) }
+    }
+}
+
+impl NetSettings {
+    fn slot_bytes(&self) -> usize {
+        self.slot_bytes.next_multiple_of(SLOT_ALIGN).max(SLOT_ALIGN)
     }
 }
 
@@ -110,10 +118,9 @@ impl NetProxy {
         settings: &NetSettings,
         abort: Abort,
     ) -> Result<Self, Error> {
-        let failed = |error: io::Error| Error::io("starting the proxy", error);
         let rules = settings.connections.proxy;
         let (ops, arrivals, rings) =
-            (SharedOps::create(1).map_err(failed)?, Arrivals::default(), Rings::default());
+            (SharedOps::create(1).map_err(starting)?, Arrivals::default(), Rings::default());
         let progress = ProgressSettings {
             append_batch: rules.append_batch,
             append_every: rules.append_every,
@@ -122,18 +129,18 @@ impl NetProxy {
         };
         let wires = Wires::new(arrivals.clone());
         let progress = Progress::spawn(ops.clone(), progress, abort.clone(), wires, ());
-        let progress = progress.map_err(failed)?;
+        let progress = progress.map_err(starting)?;
         let opener = Opener {
             devices,
             settings: settings.connections.clone(),
-            slot_bytes: settings.slot_bytes.next_multiple_of(SLOT_ALIGN).max(SLOT_ALIGN),
+            slot_bytes: settings.slot_bytes(),
             connections: progress.connections(),
             arrivals,
             rings: rings.clone(),
             places: HashMap::new(),
         };
         let service = Service::spawn(ServiceSettings::default(), abort.clone(), opener);
-        let service = service.map_err(failed)?;
+        let service = service.map_err(starting)?;
         let client = ProxyClient::connect(service.address(), abort, settings.timeout);
         let post = Arc::new(Posting {
             ops,
@@ -218,6 +225,10 @@ impl NetProxy {
 
 /// Slots begin on a cache line.
 const SLOT_ALIGN: usize = 64;
+
+fn starting(error: io::Error) -> Error {
+    Error::io("starting the proxy", error)
+}
 
 fn refused(error: ClientError) -> Error {
     Kind::Proxy(error.to_string()).into()

@@ -99,15 +99,9 @@ impl Setup for Opener {
         };
         let Some(wire) = wire else { return Ok(false) };
         *stage = Stage::Open;
-        let spec = ConnectionSpec {
-            direction: init.direction,
-            local_rank: init.local_rank,
-            sharing: Sharing::Own,
-            recv_group: None,
-        };
         self.rings.add(id, wire.ring());
         self.arrivals.add(id, wire);
-        self.connections.open(id, spec);
+        self.connections.open(id, own_ring(init.direction, init.local_rank));
         Ok(true)
     }
 
@@ -121,6 +115,11 @@ impl Setup for Opener {
             self.connections.close(id);
         }
     }
+}
+
+/// A connection with a ring of its own.
+pub(super) fn own_ring(direction: Direction, local_rank: u32) -> ConnectionSpec {
+    ConnectionSpec { direction, local_rank, sharing: Sharing::Own, recv_group: None }
 }
 
 fn not_open() -> Error {
