@@ -101,9 +101,24 @@ impl<N: Nic> Buffer<N> {
 pub fn connect<N: Nic + Clone>(
     nics: [&N; 2],
     settings: [Settings; 2],
+    idle: impl FnMut(),
+) -> Result<Duo<N>, Error> {
+    connect_in(nics, [nics[0].alloc_pd()?, nics[1].alloc_pd()?], settings, idle)
+}
+
+/// [`connect`], in protection domains that there are.
+///
+/// # Errors
+/// As of [`connect`].
+///
+/// # Panics
+/// As of [`connect`].
+pub fn connect_in<N: Nic + Clone>(
+    nics: [&N; 2],
+    [send_pd, recv_pd]: [N::Pd; 2],
+    settings: [Settings; 2],
     mut idle: impl FnMut(),
 ) -> Result<Duo<N>, Error> {
-    let [send_pd, recv_pd] = [nics[0].alloc_pd()?, nics[1].alloc_pd()?];
     let (here, there) = Pipe::pair();
     let mut connector = Connector::new(nics[0].clone(), send_pd.clone(), here, settings[0], 0);
     let mut acceptor = Acceptor::new(nics[1].clone(), recv_pd.clone(), there, settings[1], 0);

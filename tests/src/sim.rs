@@ -7,7 +7,9 @@
 
 mod nic;
 mod random;
+pub mod ranks;
 mod scenario;
+mod seeds;
 mod wire;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -21,6 +23,7 @@ use invar_linux::soft::{Device, DeviceConfig, DeviceCounters};
 pub use nic::{SimCq, SimMr, SimNic, SimQp};
 pub use random::Random;
 pub use scenario::{Outcome, run};
+pub use seeds::share;
 pub use wire::{Link, WireCounters};
 
 use wire::{Outgoing, Wire};
@@ -138,6 +141,11 @@ impl World {
     /// What a host's device counted.
     pub fn device_counters(&self, host: usize) -> DeviceCounters {
         self.net().hosts[host].device.counters()
+    }
+
+    /// Whether a host's device has no queue pairs, completion queues and regions.
+    pub fn has_nothing(&self, host: usize) -> bool {
+        self.net().hosts[host].device.is_empty()
     }
 
     fn net(&self) -> MutexGuard<'_, Net> {

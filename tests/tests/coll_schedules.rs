@@ -3,37 +3,10 @@
 #[path = "coll_schedules/world.rs"]
 mod world;
 
-use invar_core::coll::{
-    Algorithm, DataType, ONE_SHOT_RANKS_MAX, Operation, Order, Schedule, Task, TaskError,
-};
+use invar_core::coll::{Algorithm, DataType, Operation, Order, Schedule, Task, TaskError};
+use invar_testkit::model::coll;
 use proptest::prelude::*;
 use world::{Symbol, Work};
-
-/// Every operation among `nranks`, each algorithm that there is for it, each root.
-fn all_work(nranks: u32) -> Vec<(Operation, Algorithm)> {
-    use Algorithm::{OneShot, Ring, Tree, TwoShot};
-    let mut all = vec![
-        (Operation::AllReduce, Ring),
-        (Operation::AllReduce, Tree),
-        (Operation::AllReduce, OneShot),
-        (Operation::AllReduce, TwoShot),
-        (Operation::AllGather, Ring),
-        (Operation::AllGather, OneShot),
-        (Operation::ReduceScatter, Ring),
-        (Operation::ReduceScatter, OneShot),
-        (Operation::AllToAll, Ring),
-    ];
-    for root in 0..nranks {
-        for algorithm in [Ring, Tree, OneShot] {
-            all.push((Operation::Broadcast { root }, algorithm));
-            all.push((Operation::Reduce { root }, algorithm));
-        }
-    }
-    all.retain(|(_, algorithm)| {
-        nranks <= ONE_SHOT_RANKS_MAX || !matches!(algorithm, OneShot | TwoShot)
-    });
-    all
-}
 
 /// By the definition of the operation, with a sum that no missing or doubled input passes.
 fn check(work: &Work, seed: u64) {
@@ -71,7 +44,7 @@ fn check(work: &Work, seed: u64) {
 #[test]
 fn every_operation_is_right_among_one_to_eight_ranks() {
     for nranks in 1..=8 {
-        for (operation, algorithm) in all_work(nranks) {
+        for (operation, algorithm) in coll::all(nranks) {
             for count in [0, 1, 2, 7, 8, 9, 64, 67, 300] {
                 for nchannels in [1, 2] {
                     let in_place = count % 2 == 1 && operation != Operation::AllToAll;
@@ -110,7 +83,7 @@ proptest! {
         in_place: bool,
         seed: u64,
     ) {
-        let all = all_work(order.len() as u32);
+        let all = coll::all(order.len() as u32);
         let (operation, algorithm) = all[which.index(all.len())];
         let in_place = in_place && operation != Operation::AllToAll;
         let work =

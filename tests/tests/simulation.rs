@@ -3,31 +3,12 @@
 //!
 //! `INVAR_SIM_SEED=n` lives through one history, `INVAR_SIM_SEEDS=n` through as many as that.
 
-use std::env;
 use std::ops::Range;
 
-use invar_testkit::sim::{self, Outcome, WireCounters};
+use invar_testkit::sim::{self, Outcome, WireCounters, share};
 
 /// What CI takes time for.
 const SEEDS: u64 = 4000;
-
-/// A number from the environment.
-fn variable(name: &str) -> Option<u64> {
-    let value = env::var(name).ok()?;
-    Some(value.parse().unwrap_or_else(|_| panic!("{name}={value} is not a number")))
-}
-
-/// The share of one test thread of so many.
-fn share(number: u64, of: u64) -> Range<u64> {
-    match variable("INVAR_SIM_SEED") {
-        Some(seed) if number == 0 => seed..seed + 1,
-        Some(_) => 0..0,
-        None => {
-            let seeds = variable("INVAR_SIM_SEEDS").unwrap_or(SEEDS);
-            seeds * number / of..seeds * (number + 1) / of
-        }
-    }
-}
 
 /// Lives through them; everything must happen that can.
 fn live_through(seeds: Range<u64>) {
@@ -65,12 +46,12 @@ fn live_through(seeds: Range<u64>) {
 
 #[test]
 fn nothing_goes_wrong_in_the_first_half_of_the_seeds() {
-    live_through(share(0, 2));
+    live_through(share(SEEDS, (0, 2)));
 }
 
 #[test]
 fn nothing_goes_wrong_in_the_second_half_of_the_seeds() {
-    live_through(share(1, 2));
+    live_through(share(SEEDS, (1, 2)));
 }
 
 #[test]

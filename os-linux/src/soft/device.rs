@@ -252,6 +252,14 @@ impl Device {
         }
     }
 
+    /// Whether it has no queue pairs, completion queues and regions.
+    pub fn is_empty(&self) -> bool {
+        let Device { regions, cqs, qps, .. } = self;
+        regions.0.iter().next().is_none()
+            && cqs.iter().next().is_none()
+            && qps.iter().next().is_none()
+    }
+
     /// Whether [`Device::transmit`] may have something to send.
     #[inline]
     pub fn is_ready(&self) -> bool {

@@ -1,9 +1,76 @@
 //! What collectives do, by their definition: inputs that every type holds exactly, and the outputs
 //! that each rank must get.
 
-use invar_core::coll::{DataType, Operation, RedOp};
+use invar_core::coll::{Algorithm, DataType, ONE_SHOT_RANKS_MAX, Operation, RedOp};
 
 use crate::sim::Random;
+
+/// Every operation among `nranks`, each algorithm that there is for it, each root.
+pub fn all(nranks: u32) -> Vec<(Operation, Algorithm)> {
+    use Algorithm::{OneShot, Ring, Tree, TwoShot};
+    let mut all = vec![
+        (Operation::AllReduce, Ring),
+        (Operation::AllReduce, Tree),
+        (Operation::AllReduce, OneShot),
+        (Operation::AllReduce, TwoShot),
+        (Operation::AllGather, Ring),
+        (Operation::AllGather, OneShot),
+        (Operation::ReduceScatter, Ring),
+        (Operation::ReduceScatter, OneShot),
+        (Operation::AllToAll, Ring),
+    ];
+    for root in 0..nranks {
+        for algorithm in [Ring, Tree, OneShot] {
+            all.push((Operation::Broadcast { root }, algorithm));
+            all.push((Operation::Reduce { root }, algorithm));
+        }
+    }
+    all.retain(|(_, algorithm)| {
+        nranks <= ONE_SHOT_RANKS_MAX || !matches!(algorithm, OneShot | TwoShot)
+    });
+    all
+}
+
+/// Where in one memory a rank's input and output lie, apart or not, in elements.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    /// Where the input begins.
+    pub input: usize,
+    /// How long it is.
+    pub input_len: usize,
+    /// Where the output begins.
+    pub output: usize,
+    /// How long it is.
+    pub output_len: usize,
+    /// Of all of it.
+    pub len: usize,
+}
+
+impl Layout {
+    /// Of an operation of `count` at `rank` of `nranks`.
+    ///
+    /// # Panics
+    /// More elements than memory can have.
+    pub fn new(
+        operation: Operation,
+        count: usize,
+        (rank, nranks): (u32, u32),
+        in_place: bool,
+    ) -> Self {
+        let input_len =
+            operation.input_count(count, rank, nranks).expect("no more than memory has");
+        let output_len =
+            operation.output_count(count, rank, nranks).expect("no more than memory has");
+        let block = count * rank as usize;
+        let (input, output, len) = match (in_place, operation) {
+            (false, _) => (0, input_len, input_len + output_len),
+            (true, Operation::AllGather) => (block, 0, output_len),
+            (true, Operation::ReduceScatter) => (0, block, input_len),
+            (true, _) => (0, 0, input_len.max(output_len)),
+        };
+        Layout { input, input_len, output, output_len, len }
+    }
+}
 
 /// What `rank` puts in: `len` numbers, so small that neither rounding nor the order of a reduction
 /// makes a difference, in any type and among up to eight ranks.

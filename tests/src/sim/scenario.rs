@@ -121,22 +121,7 @@ impl History {
     fn connect(&mut self, ipv6: bool) {
         let hosts = [0; 2].map(|_| self.random.below(self.nics.len() as u64) as usize);
         let random = &mut self.random;
-        let settings = Settings {
-            // Over IPv4 that wire has no way to agree on an ICRC that can be verified.
-            wire: if ipv6 && random.chance(250_000) { Wire::Nccl214 } else { Wire::Invar },
-            fifo_depth: 1 << random.below(9),
-            qps: random.pick(&[1, 1, 1, 2, 4]),
-            timeout: TIMEOUT,
-            use_inline: random.chance(500_000),
-            ar_threshold_bytes: random.pick(&[0, 1000, 8192]),
-            truncate: random.chance(500_000),
-            options: if random.chance(500_000) {
-                QpOptions::all()
-            } else {
-                QpOptions::ICRC_MASKS_IP_ID
-            },
-            ..Settings::default()
-        };
+        let settings = settings(random, ipv6);
         let [a, b] = hosts.map(|host| &self.nics[host]);
         let duo = duo::connect([a, b], [settings; 2], || self.world.advance(20_000))
             .expect("nothing has gone wrong yet");
@@ -271,8 +256,28 @@ impl Comm {
     }
 }
 
+/// What two ends of a connection may have agreed on.
+pub(super) fn settings(random: &mut Random, ipv6: bool) -> Settings {
+    Settings {
+        // Over IPv4 that wire has no way to agree on an ICRC that can be verified.
+        wire: if ipv6 && random.chance(250_000) { Wire::Nccl214 } else { Wire::Invar },
+        fifo_depth: 1 << random.below(9),
+        qps: random.pick(&[1, 1, 1, 2, 4]),
+        timeout: TIMEOUT,
+        use_inline: random.chance(500_000),
+        ar_threshold_bytes: random.pick(&[0, 1000, 8192]),
+        truncate: random.chance(500_000),
+        options: if random.chance(500_000) {
+            QpOptions::all()
+        } else {
+            QpOptions::ICRC_MASKS_IP_ID
+        },
+        ..Settings::default()
+    }
+}
+
 /// A way between two hosts with up to `trouble` of each kind.
-fn link(random: &mut Random, trouble: u32) -> Link {
+pub(super) fn link(random: &mut Random, trouble: u32) -> Link {
     let mut some = |end: u64| random.below(end + 1);
     let trouble = u64::from(trouble);
     Link {

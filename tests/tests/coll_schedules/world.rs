@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use invar_core::coll::{Algorithm, DataType, Operation, Order, Schedule, Step, Task};
 use invar_core::math::STEPS;
 use invar_core::proxy::Direction;
+use invar_testkit::model::coll::Layout;
 use invar_testkit::sim::Random;
 
 /// An element that knows what became of it.
@@ -51,37 +52,25 @@ pub(crate) struct Work {
 #[derive(Clone, Debug)]
 pub(crate) struct Buffers {
     memory: Vec<Symbol>,
-    input: usize,
-    output: usize,
-    output_len: usize,
+    layout: Layout,
 }
 
 impl Buffers {
     fn new(work: &Work, rank: u32, random: &mut Random) -> Self {
-        let nranks = work.order.len() as u32;
-        let lens = [
-            work.operation.input_count(work.count, rank, nranks).unwrap(),
-            work.operation.output_count(work.count, rank, nranks).unwrap(),
-        ];
-        let block = work.count * rank as usize;
-        let (input, output, len) = match (work.in_place, work.operation) {
-            (false, _) => (0, lens[0], lens[0] + lens[1]),
-            (true, Operation::AllGather) => (block, 0, lens[1]),
-            (true, Operation::ReduceScatter) => (0, block, lens[0]),
-            (true, _) => (0, 0, lens[0].max(lens[1])),
-        };
-        let memory = (0..len).map(|_| Symbol::new(random.next())).collect();
-        Buffers { memory, input, output, output_len: lens[1] }
+        let ranks = (rank, work.order.len() as u32);
+        let layout = Layout::new(work.operation, work.count, ranks, work.in_place);
+        let memory = (0..layout.len).map(|_| Symbol::new(random.next())).collect();
+        Buffers { memory, layout }
     }
 
     /// The elements that the rank gets out.
     pub(crate) fn output(&self) -> &[Symbol] {
-        &self.memory[self.output..][..self.output_len]
+        &self.memory[self.layout.output..][..self.layout.output_len]
     }
 
     /// The elements from the beginning of what it puts in.
     pub(crate) fn input(&self) -> &[Symbol] {
-        &self.memory[self.input..]
+        &self.memory[self.layout.input..]
     }
 }
 
@@ -197,7 +186,7 @@ impl<'a> Rank<'a> {
             *self.moved.entry((false, *peer)).or_default() += 1;
         }
         if let Some(first) = step.input {
-            let input = buffers.memory[buffers.input + first..][..step.count].to_vec();
+            let input = buffers.memory[buffers.layout.input + first..][..step.count].to_vec();
             operands.insert(step.input_at, input);
         }
         let mut value = operands.remove(0);
@@ -208,8 +197,8 @@ impl<'a> Rank<'a> {
         }
         value.iter_mut().for_each(|symbol| symbol.finished += u32::from(step.finish));
         if let Some(first) = step.output {
-            assert!(first + step.count <= buffers.output_len, "{step:?}");
-            buffers.memory[buffers.output + first..][..step.count].copy_from_slice(&value);
+            assert!(first + step.count <= buffers.layout.output_len, "{step:?}");
+            buffers.memory[buffers.layout.output + first..][..step.count].copy_from_slice(&value);
         }
         for peer in &step.send {
             let link = links.0.entry((self.rank, *peer, self.channel)).or_default();

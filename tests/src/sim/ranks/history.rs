@@ -1,0 +1,334 @@
+//! A history: who is there, what they do, what goes wrong, and that it comes to a good end.
+
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+use std::thread;
+
+use invar::communicator::Links;
+use invar::communicator::net::{NetEnds, NetSettings};
+use invar::raw::{End, On};
+use invar::{Device, Settings};
+use invar_core::coll::{Order, Schedule};
+use invar_core::nic::{Mtu, Nic};
+use invar_core::roce::qp::Tuning;
+use invar_linux::proxy::Abort;
+
+use super::news::{CUT_OFF_NS, ENDED_NS, News, PASS_ON_NS};
+use super::rank::{Rank, State, Turn};
+use super::work::{Channels, Work};
+use super::{Outcome, Random, SimNic, World, duo};
+use crate::sim::scenario;
+
+/// With nothing gone wrong, nothing takes longer than this.
+const PATIENCE_NS: u64 = 20_000_000_000;
+/// All retries of all that a link may have under way when it breaks, and of what comes later.
+const BROKEN_NS: u64 = 5_000_000_000;
+/// Nor does it take longer for a rank to hear of a failure, once the hub or its own network has.
+const SPARE_NS: u64 = 100_000_000;
+
+/// Lives through the history of a seed.
+///
+/// # Panics
+/// When a rank's result is wrong; when a rank fails without a reason, does not name the one that is
+/// to blame, or hears of it later than it must; when anything is waited for without end, or left
+/// behind. The seed is printed then.
+pub fn run(seed: u64) -> Outcome {
+    let _named = Named(seed);
+    let mut random = Random::new(seed);
+    let script = Script::new(&mut random);
+    History::new(&script, random).live()
+}
+
+/// Tells the seed of a history that ends in a panic.
+struct Named(u64);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!(
+                "the simulated ranks of seed {seed} failed; to see it again: \
+                 INVAR_SIM_SEED={seed} cargo test -p invar-testkit --test simulated_ranks",
+                seed = self.0
+            );
+        }
+    }
+}
+
+/// What the ranks do, and what goes wrong.
+struct Script {
+    nranks: u32,
+    channels: Channels,
+    works: Vec<Work>,
+    /// And at which turn.
+    fault: Option<(Fault, u64)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    /// A rank's process ends: what it has is gone, and its connections are closed.
+    Kill(u32),
+    /// A rank's host has no network any more.
+    CutOff(u32),
+    /// A queue pair of this of the connections fails, by its sender's side or its receiver's.
+    Break(u64, bool),
+}
+
+impl Script {
+    fn new(random: &mut Random) -> Self {
+        let nranks = random.below(7) as u32 + 2;
+        let slot_bytes = random.pick(&[64, 64, 64, 128, 256, 2048]);
+        let order = |random: &mut Random| {
+            let mut row: Vec<u32> = (0..nranks).collect();
+            for at in (1..row.len()).rev() {
+                row.swap(at, random.below(at as u64 + 1) as usize);
+            }
+            Order::new(row).expect("each rank is there once")
+        };
+        let orders = (0..random.below(2) + 1).map(|_| order(random)).collect();
+        let nworks = random.below(4) + 1;
+        let works = (0..nworks).map(|_| Work::new(random, nranks, slot_bytes)).collect();
+        let rank = random.below(nranks.into()) as u32;
+        let fault = match random.below(6) {
+            0 | 1 => Some(Fault::Kill(rank)),
+            2 => Some(Fault::CutOff(rank)),
+            3 => Some(Fault::Break(random.next(), random.chance(500_000))),
+            _ => None,
+        };
+        // Histories differ much in length: as often in the first few turns as in the last many.
+        let turns = 1 << random.below(13);
+        let turn = random.below(turns);
+        let fault = fault.map(|fault| (fault, turn));
+        Script { nranks, channels: Channels { orders, slot_bytes }, works, fault }
+    }
+
+    /// Which ranks send to which, and on which channels.
+    fn ways(&self) -> BTreeSet<(u32, u32, u32)> {
+        let mut ways = BTreeSet::new();
+        for (work, rank) in
+            self.works.iter().flat_map(|work| (0..self.nranks).map(move |r| (work, r)))
+        {
+            for task in work.tasks(&self.channels, rank) {
+                let order = self.channels.orders[task.channel as usize].borrowed();
+                let schedule = Schedule::new(order, &task).expect("a task that can be");
+                for step in schedule {
+                    ways.extend(step.send.iter().map(|peer| (rank, *peer, task.channel)));
+                }
+            }
+        }
+        ways
+    }
+}
+
+struct History<'s> {
+    random: Random,
+    world: World,
+    script: &'s Script,
+    /// By number; `None`: killed.
+    ranks: Vec<Option<Rank<'s>>>,
+    connections: Vec<Connection>,
+    news: News,
+    outcome: Outcome,
+    /// Who may be blamed for what fails, and when that must be known at last.
+    blame: Option<(Vec<u32>, u64)>,
+    /// The rank that cannot be reached any more.
+    cut_off: Option<u32>,
+}
+
+/// The ranks at both ends, and their queue pairs.
+struct Connection {
+    ranks: [u32; 2],
+    qpns: [u32; 2],
+}
+
+impl<'s> History<'s> {
+    fn new(script: &'s Script, mut random: Random) -> Self {
+        let ipv6 = random.chance(500_000);
+        let window_packets_max = random.pick(&[4, 16, 64, 256]);
+        let tuning = Tuning { window_packets_max, ..Tuning::default() };
+        let world = World::new(random.next(), ipv6, tuning);
+        let mtus = [Mtu::Mtu256, Mtu::Mtu1024, Mtu::Mtu4096];
+        let nics: Vec<SimNic> =
+            (0..script.nranks).map(|_| world.add_host(random.pick(&mtus))).collect();
+        let trouble = random.pick(&[0, 0, 10_000, 50_000]);
+        for from in 0..nics.len() {
+            for to in 0..nics.len() {
+                world.set_link(from, to, scenario::link(&mut random, trouble));
+            }
+        }
+        let mut history = History {
+            random,
+            world,
+            script,
+            ranks: Vec::new(),
+            connections: Vec::new(),
+            news: News::default(),
+            outcome: Outcome::default(),
+            blame: None,
+            cut_off: None,
+        };
+        history.connect(&nics, ipv6);
+        history
+    }
+
+    fn connect(&mut self, nics: &[SimNic], ipv6: bool) {
+        let Script { nranks, channels, .. } = self.script;
+        let pds: Vec<u32> = nics.iter().map(|nic| nic.alloc_pd().expect("a domain")).collect();
+        let settings = NetSettings {
+            slot_bytes: channels.slot_bytes,
+            ..NetSettings::from(Settings::default())
+        };
+        let rank = |nic: &SimNic, pd: u32| {
+            // Nobody connects to it there.
+            let address = Ipv4Addr::UNSPECIFIED.into();
+            let device = Device::on(nic.clone(), pd, address).expect("a device");
+            let ends = NetEnds::new(device, &settings, Abort::default()).expect("a proxy");
+            (Links::over_network(*nranks, channels.orders.len() as u32), ends)
+        };
+        let mut ranks: Vec<_> = nics.iter().zip(&pds).map(|(nic, pd)| rank(nic, *pd)).collect();
+        for (from, to, channel) in self.script.ways() {
+            let settings = scenario::settings(&mut self.random, ipv6);
+            let (f, t) = (from as usize, to as usize);
+            let world = &self.world;
+            let duo =
+                duo::connect_in([&nics[f], &nics[t]], [pds[f], pds[t]], [settings; 2], || {
+                    world.advance(20_000)
+                });
+            let duo = duo.expect("nothing has gone wrong yet");
+            let send = Box::new(On::new(duo.send, &nics[f]));
+            let recv = Box::new(On::new(duo.recv, &nics[t]));
+            let qpns = [send.ends().qpn, recv.ends().qpn];
+            self.connections.push(Connection { ranks: [from, to], qpns });
+            let (links, ends) = &mut ranks[f];
+            links.add_send(channel, ends.sender(to, channel as u16, send).expect("a link"));
+            let (links, ends) = &mut ranks[t];
+            links.add_recv(channel, ends.receiver(from, channel as u16, recv).expect("a link"));
+        }
+        let ranks = ranks.into_iter().zip(0..);
+        self.ranks =
+            ranks.map(|((links, ends), number)| Some(Rank::new(number, links, ends))).collect();
+    }
+
+    fn live(mut self) -> Outcome {
+        let started_ns = self.world.now_ns();
+        let (mut turns, mut idle, mut pause_ns) = (0_u64, 0, 0);
+        while self.ranks.iter().any(|rank| rank.as_ref().is_some_and(|rank| !rank.is_over())) {
+            if let Some((fault, at)) = self.script.fault
+                && at == turns
+            {
+                self.suffer(fault);
+            }
+            turns += 1;
+            // While somebody goes on, time goes by slowly; while all wait, faster and faster.
+            let moved = if idle < self.ranks.len() {
+                pause_ns = self.random.below(5000);
+                let number = self.random.below(self.ranks.len() as u64) as usize;
+                self.turn(number)
+            } else {
+                pause_ns = (pause_ns + pause_ns / 16).clamp(5000, 20_000_000);
+                (0..self.ranks.len()).fold(false, |moved, number| self.turn(number) | moved)
+            };
+            idle = if moved { 0 } else { idle + 1 };
+            self.world.advance(pause_ns);
+            let deadline_ns = match &self.blame {
+                Some((_, known_ns)) => known_ns + PATIENCE_NS,
+                None => started_ns + PATIENCE_NS,
+            };
+            assert!(self.world.now_ns() < deadline_ns, "somebody waits without end");
+        }
+        self.judge();
+        self.end()
+    }
+
+    /// A rank does something; whether that moved anything.
+    fn turn(&mut self, number: usize) -> bool {
+        let now_ns = self.world.now_ns();
+        let Some(rank) = &mut self.ranks[number] else { return false };
+        let heard = match self.blame {
+            // Nothing reaches it, but that nothing does.
+            Some((_, known_ns)) if self.cut_off == Some(rank.number()) => {
+                (now_ns >= known_ns).then(|| "the rendezvous is lost".to_owned())
+            }
+            _ => self.news.heard(rank.number(), now_ns),
+        };
+        match rank.turn(&self.script.works, &self.script.channels, heard, now_ns) {
+            Turn::Moved => true,
+            Turn::Waiting => false,
+            Turn::Tells(text) => {
+                self.outcome.ranks_failed += 1;
+                if self.cut_off != Some(rank.number()) {
+                    let from = (rank.number(), self.script.nranks);
+                    self.news.tell(&mut self.random, now_ns, from, text);
+                }
+                true
+            }
+        }
+    }
+
+    fn suffer(&mut self, fault: Fault) {
+        let (now_ns, nranks) = (self.world.now_ns(), self.script.nranks);
+        match fault {
+            Fault::Kill(rank) => {
+                self.ranks[rank as usize] = None;
+                self.outcome.killed += 1;
+                let known_ns = now_ns + self.random.below(ENDED_NS);
+                let text = "its process has ended".to_owned();
+                self.news.tell(&mut self.random, known_ns, (rank, nranks), text);
+                self.blame = Some((vec![rank], known_ns + PASS_ON_NS));
+            }
+            Fault::CutOff(rank) => {
+                self.outcome.cut_off += 1;
+                self.world.set_up(rank as usize, false);
+                self.cut_off = Some(rank);
+                let known_ns = now_ns + CUT_OFF_NS;
+                let text = "its host is cut off".to_owned();
+                self.news.tell(&mut self.random, known_ns, (rank, nranks), text);
+                self.blame = Some((vec![rank], known_ns + PASS_ON_NS));
+            }
+            Fault::Break(which, receiver) => {
+                let which = which as usize % self.connections.len().max(1);
+                let Some(Connection { ranks, qpns }) = self.connections.get(which) else { return };
+                let end = usize::from(receiver);
+                self.outcome.broken += 1;
+                self.world.break_qp(ranks[end] as usize, qpns[end]);
+                self.blame = Some((ranks.to_vec(), now_ns + BROKEN_NS));
+            }
+        }
+    }
+
+    /// That each rank has done its part, or failed for the reason that there is, in time.
+    fn judge(&mut self) {
+        for rank in self.ranks.iter().flatten() {
+            self.outcome.parts += rank.done as u64;
+            match &rank.state {
+                State::Failed(text, at_ns) => {
+                    let Some((to_blame, known_ns)) = &self.blame else {
+                        panic!("rank {} failed without a reason: {text}", rank.number());
+                    };
+                    let named =
+                        to_blame.iter().any(|rank| text.contains(&format!("rank {rank}: ")));
+                    let of_itself = self.cut_off == Some(rank.number());
+                    assert!(named || of_itself, "rank {} does not say who: {text}", rank.number());
+                    let late = at_ns.saturating_sub(known_ns + SPARE_NS);
+                    assert_eq!(late, 0, "rank {} is late: {text}", rank.number());
+                    self.outcome.ranks_told += 1;
+                }
+                _ => self.outcome.ranks_done += 1,
+            }
+        }
+        self.outcome.ranks_told -= self.outcome.ranks_failed;
+    }
+
+    /// Lets all go, after which nothing is left.
+    fn end(mut self) -> Outcome {
+        self.ranks.clear();
+        self.world.advance(1_000_000_000);
+        for host in 0..self.script.nranks as usize {
+            assert!(self.world.has_nothing(host), "something is left on host {host}");
+        }
+        let mut outcome = self.outcome;
+        outcome.trace = self.world.trace();
+        outcome.wire = self.world.wire_counters();
+        outcome.end_ns = self.world.now_ns();
+        outcome
+    }
+}

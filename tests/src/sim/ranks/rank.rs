@@ -1,0 +1,122 @@
+//! One rank: what it is at, and what came of it.
+
+use invar::Fault;
+use invar::communicator::net::NetEnds;
+use invar::communicator::{Links, Plan, Progress};
+
+use super::work::{Channels, Memory, Work};
+
+/// How long a rank that sees a peer's connection end waits for the reason.
+const NEWS_WITHIN_NS: u64 = 300_000_000;
+/// What the proxy's engine has when it has nothing.
+const IDLE: &str = "ACTIVE OPS\n[X]\n";
+
+/// A rank that is alive.
+pub(super) struct Rank<'s> {
+    // In the order in which they end: what uses the links, then these.
+    under_way: Option<(Plan<'s>, Memory)>,
+    links: Links,
+    ends: NetEnds,
+    number: u32,
+    /// Works that are done.
+    pub(super) done: usize,
+    pub(super) state: State,
+}
+
+/// How far it is.
+pub(super) enum State {
+    Working,
+    /// Its network says so; since when.
+    Failing(String, u64),
+    /// It was told by others, or told them, at that time.
+    Failed(String, u64),
+    /// All is done, and all that it sent is there.
+    Over,
+}
+
+/// What came of a turn.
+pub(super) enum Turn {
+    /// Something moved.
+    Moved,
+    /// It waits.
+    Waiting,
+    /// It has given up, and tells the others.
+    Tells(String),
+}
+
+impl<'s> Rank<'s> {
+    pub(super) fn new(number: u32, links: Links, ends: NetEnds) -> Self {
+        Rank { under_way: None, links, ends, number, done: 0, state: State::Working }
+    }
+
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.state, State::Over | State::Failed(..))
+    }
+
+    /// Does what it can do now. `heard` is what others have told of a failure.
+    pub(super) fn turn(
+        &mut self,
+        works: &[Work],
+        channels: &'s Channels,
+        heard: Option<String>,
+        now_ns: u64,
+    ) -> Turn {
+        match (&self.state, heard) {
+            (State::Over | State::Failed(..), _) => Turn::Waiting,
+            (_, Some(text)) => {
+                self.fail(text, now_ns);
+                Turn::Moved
+            }
+            (State::Failing(_, since), None) if now_ns - since < NEWS_WITHIN_NS => Turn::Waiting,
+            (State::Failing(text, _), None) => {
+                let text = text.clone();
+                self.fail(text.clone(), now_ns);
+                Turn::Tells(text)
+            }
+            (State::Working, None) => match self.work(works, channels) {
+                Ok(true) => Turn::Moved,
+                Ok(false) => Turn::Waiting,
+                Err(error) if matches!(error.fault(), Fault::Peer | Fault::Network) => {
+                    self.state = State::Failing(error.to_string(), now_ns);
+                    Turn::Moved
+                }
+                Err(error) => panic!("rank {}: {error}", self.number),
+            },
+        }
+    }
+
+    fn work(&mut self, works: &[Work], channels: &'s Channels) -> Result<bool, invar::Error> {
+        let Some(work) = works.get(self.done) else {
+            self.links.progress()?;
+            let is_over = self.ends.dump() == IDLE;
+            if is_over {
+                self.state = State::Over;
+            }
+            return Ok(is_over);
+        };
+        if self.under_way.is_none() {
+            let (plan, memory) = work.begin(channels, self.number);
+            self.links.prepare(&plan)?;
+            self.under_way = Some((plan, memory));
+        }
+        let Some((plan, memory)) = &mut self.under_way else { return Ok(false) };
+        let progress = plan.advance(&mut self.links)?;
+        if progress == Progress::Done {
+            work.check(self.number, memory);
+            self.under_way = None;
+            self.done += 1;
+        }
+        self.links.progress()?;
+        Ok(!matches!(progress, Progress::Waiting(_)))
+    }
+
+    /// Nothing that it had under way goes on.
+    fn fail(&mut self, text: String, now_ns: u64) {
+        self.under_way = None;
+        self.state = State::Failed(text, now_ns);
+    }
+}

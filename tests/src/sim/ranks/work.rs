@@ -1,0 +1,195 @@
+//! What all ranks do at once, the memory that each has for it, and what must be in that afterwards.
+
+use invar::communicator::Plan;
+use invar_core::coll::{Algorithm, DataType, Operation, Order, RedOp, Task};
+
+use super::Random;
+use crate::model::coll::{self, Layout};
+
+/// What there is of channels and slots.
+#[derive(Clone, Debug)]
+pub(super) struct Channels {
+    /// Of each channel.
+    pub(super) orders: Vec<Order<Vec<u32>>>,
+    pub(super) slot_bytes: usize,
+}
+
+/// A collective, or a shift: each rank sends to the one that is so many behind it.
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Collective(Operation, Algorithm),
+    Shift(u32),
+}
+
+/// What all ranks do.
+#[derive(Debug)]
+pub(super) struct Work {
+    what: What,
+    redop: RedOp,
+    count: usize,
+    data_type: DataType,
+    in_place: bool,
+    inputs: Vec<Vec<i64>>,
+}
+
+/// What one rank has for it.
+pub(super) struct Memory {
+    bytes: Vec<u8>,
+    layout: Layout,
+}
+
+/// In what no operation has written.
+const UNTOUCHED: u8 = 0x55;
+
+impl Work {
+    pub(super) fn new(random: &mut Random, nranks: u32, slot_bytes: usize) -> Self {
+        let collectives = coll::all(nranks);
+        let what = match random.below(8) {
+            0 if nranks > 1 => What::Shift(random.below(u64::from(nranks) - 1) as u32 + 1),
+            _ => {
+                let (operation, algorithm) = random.pick(&collectives);
+                What::Collective(operation, algorithm)
+            }
+        };
+        let (redop, data_type) = (random.pick(&RedOp::ALL), random.pick(&DataType::ALL));
+        // From nothing to more slots than a link has.
+        let elements = slot_bytes / data_type.bytes();
+        let blocks = match what {
+            What::Collective(operation, _) if of_blocks(operation) => u64::from(nranks),
+            _ => 1,
+        };
+        let slots = random.below(20) / blocks;
+        let count = slots as usize * elements + random.below(elements as u64) as usize;
+        let mut work = Work {
+            what,
+            redop,
+            count: if random.chance(50_000) { 0 } else { count },
+            data_type,
+            in_place: random.chance(400_000) && what.can_be_in_place(),
+            inputs: Vec::new(),
+        };
+        let seed = random.next();
+        let input = |rank| {
+            let len = work.layout(rank, nranks).input_len;
+            coll::input(seed, rank, data_type, redop, len)
+        };
+        work.inputs = (0..nranks).map(input).collect();
+        work
+    }
+
+    /// What a rank does, in one plan.
+    pub(super) fn tasks(
+        &self,
+        channels: &Channels,
+        rank: u32,
+    ) -> impl Iterator<Item = Task> + use<'_> {
+        let nranks = self.inputs.len() as u32;
+        let (operations, algorithm) = match self.what {
+            What::Collective(operation, algorithm) => ([Some(operation), None], algorithm),
+            What::Shift(by) => {
+                let send = Operation::Send { peer: (rank + by) % nranks };
+                let recv = Operation::Recv { peer: (rank + nranks - by) % nranks };
+                ([Some(send), Some(recv)], Algorithm::Ring)
+            }
+        };
+        let (nchannels, slot_bytes) = (channels.orders.len() as u32, channels.slot_bytes);
+        let Work { count, data_type, .. } = *self;
+        let each = (0..nchannels)
+            .flat_map(move |channel| operations.map(|operation| (channel, operation)));
+        each.filter_map(move |(channel, operation)| {
+            let operation = operation?;
+            let of_rank = (rank, channel, nchannels, slot_bytes);
+            let (rank, channel, nchannels, slot_bytes) = of_rank;
+            Some(Task {
+                operation,
+                algorithm,
+                count,
+                data_type,
+                rank,
+                channel,
+                nchannels,
+                slot_bytes,
+            })
+        })
+    }
+
+    /// A rank's part, and the memory that it is on. The plan goes first.
+    pub(super) fn begin<'a>(&self, channels: &'a Channels, rank: u32) -> (Plan<'a>, Memory) {
+        let layout = self.layout(rank, self.inputs.len() as u32);
+        let element_bytes = self.data_type.bytes();
+        let mut bytes = vec![UNTOUCHED; layout.len * element_bytes];
+        let input = self.encoded(rank);
+        bytes[layout.input * element_bytes..][..input.len()].copy_from_slice(&input);
+        let start = bytes.as_mut_ptr();
+        let mut plan = Plan::default();
+        for task in self.tasks(channels, rank) {
+            let redop = reduces(task.operation).then_some(self.redop);
+            let order = channels.orders[task.channel as usize].borrowed();
+            // SAFETY: both are within the bytes, as the layout has them, which nobody touches as
+            // long as there is the plan.
+            let added = unsafe {
+                let input = start.add(layout.input * element_bytes);
+                let output = start.add(layout.output * element_bytes);
+                plan.add(order, &task, redop, input, output)
+            };
+            added.unwrap_or_else(|error| panic!("{task:?}: {error}"));
+        }
+        (plan, Memory { bytes, layout })
+    }
+
+    /// That a rank has what it must have, by the definition of the operation.
+    pub(super) fn check(&self, rank: u32, memory: &Memory) {
+        let Work { redop, count, data_type, in_place, .. } = *self;
+        let Memory { bytes, layout } = memory;
+        let nranks = self.inputs.len() as u32;
+        let operation = match self.what {
+            What::Collective(operation, _) => operation,
+            What::Shift(by) => Operation::Recv { peer: (rank + nranks - by) % nranks },
+        };
+        let what = || {
+            let what = self.what;
+            format!("{what:?} {redop:?} of {count} {data_type} at rank {rank} of {nranks}")
+        };
+        let elements: Vec<&[u8]> = bytes.chunks_exact(data_type.bytes()).collect();
+        let found = &elements[layout.output..][..layout.output_len];
+        let wanted = coll::output(operation, redop, count, rank, &self.inputs);
+        for (at, (found, want)) in found.iter().zip(wanted).enumerate() {
+            let is_right = want.is_some_and(|want| want.is(data_type, found));
+            assert!(is_right, "{}: element {at} is {found:?}, not {want:?}", what());
+        }
+        if !in_place || layout.output_len == 0 {
+            let input = &bytes[layout.input * data_type.bytes()..];
+            assert!(input.starts_with(&self.encoded(rank)), "{}: the input has changed", what());
+        }
+    }
+
+    fn encoded(&self, rank: u32) -> Vec<u8> {
+        let input = self.inputs[rank as usize].iter();
+        input.flat_map(|value| coll::encode(self.data_type, *value)).collect()
+    }
+
+    fn layout(&self, rank: u32, nranks: u32) -> Layout {
+        let operation = match self.what {
+            What::Collective(operation, _) => operation,
+            // As much in as out, of every rank.
+            What::Shift(_) => Operation::AllReduce,
+        };
+        Layout::new(operation, self.count, (rank, nranks), self.in_place)
+    }
+}
+
+impl What {
+    fn can_be_in_place(self) -> bool {
+        matches!(self, What::Collective(operation, _) if operation != Operation::AllToAll)
+    }
+}
+
+/// Whether it has a block for each rank.
+fn of_blocks(operation: Operation) -> bool {
+    matches!(operation, Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll)
+}
+
+fn reduces(operation: Operation) -> bool {
+    use Operation::{AllReduce, Reduce, ReduceScatter};
+    matches!(operation, AllReduce | Reduce { .. } | ReduceScatter)
+}
