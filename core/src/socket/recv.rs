@@ -17,11 +17,12 @@ use crate::request::Ring;
 use parked::Parked;
 
 /// A quarter of what a sender may be ahead: from there on it is told of buffers at once, so that
-/// it never has to stop.
+/// it never has to stop. Messages are taken to be as long as the last one: a sender of short ones
+/// is not told of long buffers, of which each packet would cost both as much as a message.
 const NEWS_MESSAGES: usize = AHEAD_MESSAGES / 4;
 const NEWS_BYTES: u64 = AHEAD_BYTES as u64 / 4;
 
-/// Looks that find nothing before a sender is told of few buffers: by then it may wait for them,
+/// Looks in a row that find nothing before a sender is told of few buffers: by then it may wait for them,
 /// and a sender that does not is spared the packet.
 const IDLE_LOOKS: u32 = 128;
 
@@ -127,12 +128,13 @@ pub struct Receiver {
     buffers: TagQueue<(u8, u8), BUFFERS_MAX>,
     /// Messages that no buffer has met, but those that are not yet taken from the socket.
     parked: Parked,
-    /// Buffers that the sender was not told of, and all their bytes.
+    /// Buffers that the sender was not told of.
     news: Deque<Posted, BUFFERS_MAX>,
-    news_bytes: u64,
     news_seq: u32,
     idle_looks: u32,
     main: Main,
+    /// Length of the message that came last.
+    last_len: u32,
     frame_seq: u32,
     lanes: u16,
     next_lane: u16,
@@ -147,10 +149,11 @@ impl Receiver {
             buffers: TagQueue::new(),
             parked: Parked::new(),
             news: Deque::new(),
-            news_bytes: 0,
             news_seq: 0,
             idle_looks: 0,
             main: Main::Frame,
+            // None has come, and the first may be of any.
+            last_len: u32::MAX,
             frame_seq: 0,
             lanes,
             next_lane: 0,
@@ -304,8 +307,9 @@ impl Receiver {
     /// Fills `frames` with what is to be sent over control, if it is time that the sender hears of
     /// buffers, and says how many bytes that is.
     pub fn take_news(&mut self, frames: &mut [u8]) -> usize {
+        let bytes_ahead = self.news.len() as u64 * u64::from(self.last_len);
         let is_time = self.news.len() >= NEWS_MESSAGES
-            || self.news_bytes >= NEWS_BYTES
+            || bytes_ahead >= NEWS_BYTES
             || self.idle_looks >= IDLE_LOOKS
             || self.end.is_some();
         if !is_time {
@@ -316,7 +320,6 @@ impl Receiver {
             let Some(Posted { len, tag }) = self.news.pop_front() else { break };
             *to = Frame { kind: FrameKind::Buffer, seq: self.news_seq, len, tag }.to_bytes();
             self.news_seq = self.news_seq.wrapping_add(1);
-            self.news_bytes -= u64::from(len);
             filled += FRAME_BYTES;
         }
         if self.news.is_empty() {
@@ -345,7 +348,6 @@ impl Receiver {
     }
 
     fn tell(&mut self, buf: Posted) {
-        self.news_bytes += u64::from(buf.len);
         let has_room = self.news.push_back(buf).is_ok();
         debug_assert!(has_room, "looked at before");
         self.idle_looks = 0;
@@ -377,6 +379,7 @@ impl Receiver {
         let frame =
             Frame::parse(bytes, FrameKind::Message, self.frame_seq).map_err(Error::Frame)?;
         let Frame { len, tag, .. } = frame;
+        (self.last_len, self.idle_looks) = (len, 0);
         if let Some((index, member)) = self.buffers.take(tag) {
             self.fill(index, member, len, tag)?;
             let to = Target::Buffer { index, member };
@@ -430,3 +433,6 @@ impl Receiver {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

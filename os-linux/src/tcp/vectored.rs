@@ -29,12 +29,23 @@ impl OobStream {
     /// Receives into `pieces`, which are not all empty, what is there, and says how many bytes; 0
     /// where nothing is there. The end of the stream is [`StreamError::Closed`].
     pub(crate) fn recv_scatter(&self, pieces: &mut [Scatter<'_>]) -> Result<usize, StreamError> {
+        let (socket, flags) = (self.stream.as_raw_fd(), libc::MSG_DONTWAIT);
         // `Scatter` is a transparent `iovec`.
-        let list = pieces.as_mut_ptr().cast();
-        let mut header = message_header(ptr::null_mut(), 0, list, pieces.len());
-        // SAFETY: as above, and what the pieces point to is borrowed for writing.
-        let received =
-            unsafe { libc::recvmsg(self.stream.as_raw_fd(), &mut header, libc::MSG_DONTWAIT) };
+        let list: *mut libc::iovec = pieces.as_mut_ptr().cast();
+        let received = match pieces.len() {
+            1 => {
+                // SAFETY: there is one.
+                let piece = unsafe { *list };
+                // Most looks find nothing, and this spares them a list that the kernel fetches.
+                // SAFETY: what the piece points to is borrowed for writing.
+                unsafe { libc::recv(socket, piece.iov_base, piece.iov_len, flags) }
+            }
+            len => {
+                let mut header = message_header(ptr::null_mut(), 0, list.cast(), len);
+                // SAFETY: as above, of each piece.
+                unsafe { libc::recvmsg(socket, &mut header, flags) }
+            }
+        };
         match received {
             0 => Err(StreamError::Closed),
             _ => moved(received).map_err(os),

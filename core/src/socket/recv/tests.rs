@@ -1,0 +1,77 @@
+use super::*;
+
+const ROOM: u32 = 1 << 20;
+const TAG: u32 = 7;
+
+/// A receiver to which messages of any length come, one after the other.
+struct Inbound {
+    receiver: Receiver,
+    messages: u32,
+}
+
+impl Inbound {
+    fn new() -> Self {
+        Inbound { receiver: Receiver::new(0), messages: 0 }
+    }
+
+    /// Posts a buffer; whether the sender hears of it, and of those before, at once.
+    fn post(&mut self) -> bool {
+        let posted = self.receiver.irecv(&[Posted { len: ROOM, tag: TAG }]);
+        assert!(posted.unwrap().is_some());
+        self.tells()
+    }
+
+    fn tells(&mut self) -> bool {
+        self.receiver.take_news(&mut [0; 256 * FRAME_BYTES]) > 0
+    }
+
+    /// A message comes for the oldest buffer.
+    fn message(&mut self, len: u32) {
+        let frame = Frame { kind: FrameKind::Message, seq: self.messages, len, tag: TAG };
+        let skip = self.receiver.next(&frame.to_bytes());
+        assert_eq!(skip, Ok(Some(Step::Skip(FRAME_BYTES))));
+        assert!(matches!(self.receiver.next(&[0]), Ok(Some(Step::Place { .. }))));
+        self.receiver.placed(len);
+        self.messages += 1;
+    }
+}
+
+#[test]
+fn a_sender_of_short_messages_hears_of_long_buffers_by_the_dozen() {
+    let mut inbound = Inbound::new();
+    assert!(inbound.post(), "the first message may be as long as its buffer");
+    inbound.message(8);
+    for before in 1..NEWS_MESSAGES {
+        assert!(!inbound.post(), "after {before} buffers");
+        inbound.message(8);
+    }
+    assert!(inbound.post());
+}
+
+#[test]
+fn a_sender_of_long_messages_hears_of_buffers_before_it_has_to_stop() {
+    let mut inbound = Inbound::new();
+    assert!(inbound.post());
+    inbound.message(ROOM / 2);
+    assert!(!inbound.post());
+    assert!(inbound.post());
+}
+
+#[test]
+fn a_sender_that_may_wait_hears_of_buffers_and_one_that_goes_on_does_not() {
+    let mut inbound = Inbound::new();
+    assert!(inbound.post());
+    inbound.message(8);
+    assert!(!inbound.post());
+    assert!(!inbound.post());
+    for _ in 1..IDLE_LOOKS {
+        inbound.receiver.idle();
+    }
+    inbound.message(8);
+    inbound.receiver.idle();
+    assert!(!inbound.tells(), "a message came between the looks");
+    for _ in 1..IDLE_LOOKS {
+        inbound.receiver.idle();
+    }
+    assert!(inbound.tells());
+}
