@@ -1,6 +1,5 @@
 //! All links of a rank, by channel and peer.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,8 +36,9 @@ pub(super) struct Network {
     pub(super) within: Duration,
 }
 
-/// A way to be made or used: the channel, the peer, and how many slots go over it.
-type Needs = BTreeMap<(u32, u32), u64>;
+/// Ways to be made or used, in order: the channel, the peer, and how many slots go over each.
+#[derive(Default)]
+struct Needs(Vec<((u32, u32), u64)>);
 
 impl Links {
     /// Those within this host are there at once.
@@ -87,19 +87,19 @@ impl Links {
         if !self.over_network {
             return Ok(());
         }
-        let (mut send, mut recv) = (Needs::new(), Needs::new());
+        let (mut send, mut recv) = (Needs::default(), Needs::default());
         for job in plan.jobs() {
             for step in job.steps() {
                 let channel = job.channel();
-                step.send.iter().for_each(|peer| *send.entry((channel, *peer)).or_default() += 1);
-                step.recv.iter().for_each(|peer| *recv.entry((channel, *peer)).or_default() += 1);
+                step.send.iter().for_each(|peer| send.add((channel, *peer)));
+                step.recv.iter().for_each(|peer| recv.add((channel, *peer)));
             }
         }
         self.connect(&send, &recv)?;
-        for ((channel, peer), slots) in send {
+        for ((channel, peer), slots) in send.0 {
             self.send(channel, peer).start(slots)?;
         }
-        for ((channel, peer), slots) in recv {
+        for ((channel, peer), slots) in recv.0 {
             self.recv(channel, peer).start(slots)?;
         }
         Ok(())
@@ -162,7 +162,7 @@ impl Links {
         let at = |(channel, peer): (u32, u32)| (channel * nranks + peer) as usize;
         let Some(network) = &mut self.network else { return Ok(()) };
         let mut receiving = Vec::new();
-        for (channel, peer) in recv.keys().copied() {
+        for (channel, peer) in recv.ways() {
             let at = at((channel, peer));
             if self.recv[at].is_none() {
                 let device = network.device(channel);
@@ -172,7 +172,7 @@ impl Links {
             }
         }
         let mut sending = Vec::new();
-        for (channel, peer) in send.keys().copied() {
+        for (channel, peer) in send.ways() {
             let at = at((channel, peer));
             if self.send[at].is_none() {
                 let device = network.device(channel);
@@ -197,6 +197,20 @@ impl Links {
     #[inline]
     fn at(&self, channel: u32, peer: u32) -> usize {
         channel as usize * self.nranks as usize + peer as usize
+    }
+}
+
+impl Needs {
+    /// One more slot.
+    fn add(&mut self, way: (u32, u32)) {
+        match self.0.binary_search_by_key(&way, |(way, _)| *way) {
+            Ok(at) => self.0[at].1 += 1,
+            Err(at) => self.0.insert(at, (way, 1)),
+        }
+    }
+
+    fn ways(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.0.iter().map(|(way, _)| *way)
     }
 }
 

@@ -131,12 +131,11 @@ impl Args {
         transport: &mut T,
         probe: &mut impl Probe,
     ) -> Result<bool, ProgressError<T::Error>> {
+        if !self.shared {
+            return self.advance_own(connections, transport, probe);
+        }
         let mut moved = false;
         let mut before = None;
-        // It shares no buffers, so there is one sub.
-        let only = self.subs.first().filter(|_| !self.shared).map(|sub| sub.connection.0);
-        let connection = only.and_then(|id| connections.at_mut(id)?.as_mut());
-        let done = connection.as_ref().map_or(0, |connection| connection.done);
         for &stage in Stage::of(self.direction) {
             let mut start = 0;
             while start < self.subs.len() {
@@ -145,27 +144,21 @@ impl Args {
                     Stage::Transmit | Stage::Complete => 1,
                     _ => usize::from(self.subs[start].group_len).max(1),
                 };
-                let group = start..start + len;
-                moved |= self.advance_group(group, before, stage, done, transport, probe)?;
+                moved |= self.advance_group(start..start + len, before, stage, transport, probe)?;
                 start += len;
             }
             before = Some(stage);
-        }
-        if let (Some(connection), Some(sub), false) = (connection, self.subs.first(), self.early) {
-            connection.done = sub.base.wrapping_add(sub.count(Stage::Complete));
         }
         Ok(moved)
     }
 
     /// Moves the next slice of some subs past `stage`, if it is past the one `before` and the
-    /// transport is ready. Subs of a group have the same count, or no more steps. `done` are the
-    /// steps that are done of those that an early one comes after.
+    /// transport is ready. Subs of a group have the same count, or no more steps.
     fn advance_group<T: Transport>(
         &mut self,
         group: core::ops::Range<usize>,
         before: Option<Stage>,
         stage: Stage,
-        done: u64,
         transport: &mut T,
         probe: &mut impl Probe,
     ) -> Result<bool, ProgressError<T::Error>> {
@@ -174,10 +167,7 @@ impl Args {
         let mut steps = heapless::Vec::<Step, RECVS_MAX>::new();
         for sub in self.subs[group.clone()].iter().filter(|sub| sub.count(stage) < sub.nsteps) {
             let limit = match before {
-                Some(_) if self.early && stage == Stage::Complete => 0,
                 Some(before) => sub.count(before),
-                // Those before it have the slots of the steps that are not done.
-                None if self.early => (depth + done).saturating_sub(sub.base),
                 None => sub.count(Stage::Complete).saturating_add(depth),
             };
             if limit < sub.count(stage).saturating_add(slice) {
@@ -186,19 +176,58 @@ impl Args {
             // A group is no larger than that.
             let _ = steps.push(self.step(sub, stage, depth));
         }
-        let Some(&first) = steps.first() else { return Ok(false) };
-        match transport.advance(stage, &steps) {
-            Ok(true) => {}
-            Ok(false) => return Ok(false),
-            Err(error) => return Err(ProgressError { stage, step: first, error }),
+        if steps.is_empty() || !bring(transport, stage, &steps)? {
+            return Ok(false);
         }
         for sub in self.subs[group].iter_mut().filter(|sub| sub.count(stage) < sub.nsteps) {
             sub.counts[stage as usize] += slice;
         }
-        for step in steps {
-            probe.record(Event::Step { step, stage });
+        for step in &steps {
+            probe.record(Event::Step { step: *step, stage });
         }
         Ok(true)
+    }
+
+    /// The same for args that share no buffers, and so have one sub and may be early: short messages
+    /// wait for each look here.
+    fn advance_own<C: Banks<Option<Connection>>, T: Transport>(
+        &mut self,
+        connections: &mut C,
+        transport: &mut T,
+        probe: &mut impl Probe,
+    ) -> Result<bool, ProgressError<T::Error>> {
+        let (slice, depth) = (u64::from(self.slice_steps), self.depth());
+        let Some(id) = self.subs.first().map(|sub| sub.connection.0) else { return Ok(false) };
+        let connection = connections.at_mut(id).and_then(Option::as_mut);
+        // Of the steps that those before it have.
+        let done = connection.as_ref().map_or(0, |connection| connection.done);
+        let mut moved = false;
+        let mut before = None;
+        for &stage in Stage::of(self.direction) {
+            let sub = &self.subs[0];
+            let count = sub.count(stage);
+            let limit = match before {
+                Some(_) if self.early && stage == Stage::Complete => 0,
+                Some(before) => sub.count(before),
+                // Those before it have the slots of the steps that are not done.
+                None if self.early => (depth + done).saturating_sub(sub.base),
+                None => sub.count(Stage::Complete).saturating_add(depth),
+            };
+            before = Some(stage);
+            if count >= sub.nsteps || limit < count.saturating_add(slice) {
+                continue;
+            }
+            let step = self.step(sub, stage, depth);
+            if bring(transport, stage, core::slice::from_ref(&step))? {
+                self.subs[0].counts[stage as usize] += slice;
+                probe.record(Event::Step { step, stage });
+                moved = true;
+            }
+        }
+        if let (Some(connection), Some(sub), false) = (connection, self.subs.first(), self.early) {
+            connection.done = sub.base.wrapping_add(sub.count(Stage::Complete));
+        }
+        Ok(moved)
     }
 
     fn step(&self, sub: &Sub, stage: Stage, depth: u64) -> Step {
@@ -223,4 +252,13 @@ impl Args {
             slice_bytes: sub.slice_bytes,
         }
     }
+}
+
+/// Has the transport bring a slice of some steps past a stage; whether it did.
+fn bring<T: Transport>(
+    transport: &mut T,
+    stage: Stage,
+    steps: &[Step],
+) -> Result<bool, ProgressError<T::Error>> {
+    transport.advance(stage, steps).map_err(|error| ProgressError { stage, step: steps[0], error })
 }

@@ -191,7 +191,7 @@ impl Posting {
             error => Kind::Proxy(error.to_string()).into(),
         };
         let pool = self.ops.pool();
-        let start = Instant::now();
+        let mut since = None;
         loop {
             let mut poster = self.poster.lock().unwrap_or_else(PoisonError::into_inner);
             if poster.append(pool, op).map_err(refused)? != Appended::NoRoom {
@@ -200,7 +200,7 @@ impl Posting {
             }
             drop(poster);
             self.round()?;
-            if start.elapsed() >= self.timeout {
+            if since.get_or_insert_with(Instant::now).elapsed() >= self.timeout {
                 let what = "a place for an operation of the proxy's";
                 return Err(Kind::TimedOut { what, within: self.timeout }.into());
             }
