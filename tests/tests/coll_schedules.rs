@@ -147,3 +147,20 @@ fn what_cannot_be_scheduled_is_refused_with_the_value() {
     assert_eq!(refused(&task(AllReduce, algorithm, 1)), error);
     assert_eq!(refused(&ring(AllReduce)), None);
 }
+
+#[test]
+fn where_a_chunk_comes_back_a_rank_sends_some_ahead_and_no_more_than_a_link_has_slots_for() {
+    let ranks = [0, 1];
+    let order = Order::new(&ranks[..]).unwrap();
+    for (algorithm, rank) in [(Algorithm::OneShot, 0), (Algorithm::Tree, 1)] {
+        let count = 128 * 20;
+        let task = Task { count, ..task(Operation::AllReduce, algorithm, rank) };
+        let (mut ahead, mut most) = (0, 0);
+        for step in Schedule::new(order, &task).unwrap() {
+            ahead += step.send.len();
+            most = ahead.max(most);
+            ahead -= step.recv.len();
+        }
+        assert_eq!((ahead, most), (0, 5), "{algorithm:?}");
+    }
+}

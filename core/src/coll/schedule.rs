@@ -8,7 +8,12 @@ mod tree;
 
 use self::cut::Cut;
 use super::{Algorithm, ONE_SHOT_RANKS_MAX, Operation, Order, Task, TaskError};
+use crate::math::STEPS;
 use crate::proxy::{Direction, Ring, Tree};
+
+/// By how many chunks a rank sends ahead of what comes back: enough to keep both directions busy, and
+/// less than a link has slots.
+const AHEAD: usize = STEPS as usize / 2;
 
 /// Ranks of a step: none, one, or all others.
 pub type Peers = heapless::Vec<u32, { ONE_SHOT_RANKS_MAX as usize - 1 }>;
@@ -98,6 +103,8 @@ pub struct Schedule<'a> {
     windows: usize,
     phase: u32,
     phases: u32,
+    /// How many windows after its own a chunk comes back, where that is another step.
+    behind: usize,
 }
 
 impl<'a> Schedule<'a> {
@@ -125,16 +132,20 @@ impl<'a> Schedule<'a> {
             windows: cut.windows(),
             phase: 0,
             phases: 0,
+            behind: 0,
         };
+        if let (Operation::AllReduce, Algorithm::Tree | Algorithm::OneShot) =
+            (task.operation, task.algorithm)
+        {
+            schedule.behind = AHEAD.min(schedule.windows.saturating_sub(1));
+            schedule.windows += schedule.behind;
+        }
         schedule.phases = match (task.operation, task.algorithm) {
             (Operation::AllToAll, _) => schedule.all_to_all_phases(),
             (Operation::Send { .. } | Operation::Recv { .. }, _) => 1,
             (_, Algorithm::Ring) => schedule.ring_phases(),
             (_, Algorithm::OneShot | Algorithm::TwoShot) => schedule.one_shot_phases(),
-            (Operation::AllReduce, Algorithm::Tree) => {
-                schedule.windows += tree::windows_behind(schedule.windows);
-                2
-            }
+            (Operation::AllReduce, Algorithm::Tree) => 2,
             (_, Algorithm::Tree) => 1,
         };
         Ok(schedule)

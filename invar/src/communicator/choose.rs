@@ -40,6 +40,10 @@ impl Facts {
         let few = self.nranks <= ONE_SHOT_RANKS_MAX;
         let algorithm = match operation {
             _ if few && bytes <= ONE_SHOT_BYTES => Algorithm::OneShot,
+            // By a tree two ranks exchange as many bytes, and each waits for the other twice.
+            Operation::AllReduce if self.nranks == 2 && !self.local && bytes <= TREE_BYTES => {
+                Algorithm::OneShot
+            }
             Operation::AllReduce if few && self.local => Algorithm::TwoShot,
             Operation::AllReduce | Operation::Broadcast { .. } | Operation::Reduce { .. }
                 if bytes <= TREE_BYTES =>

@@ -27,7 +27,9 @@ impl Schedule<'_> {
                 let step = Step::new(whole.count).input(whole.of_one);
                 (nranks > 1).then(|| self.others().fold(step, Step::send))
             }
-            (Operation::AllReduce, _) => Some(self.reduce_straight(whole)),
+            (Operation::AllReduce, _) => {
+                Some(self.reduce_straight(self.cut.chunk(window.checked_sub(self.behind)?, 0)))
+            }
             (Operation::ReduceScatter, _) => Some(self.scatter_straight(window, phase)),
             (Operation::AllGather, _) => Some(self.gather_straight(window, phase)),
             (Operation::Reduce { root }, _) if root == self.task.rank => {

@@ -1,16 +1,6 @@
 //! Up a tree and down again (`all_reduce.h` runTreeUpDown), or one of both.
 
 use super::{Operation, Schedule, Step};
-use crate::math::STEPS;
-
-/// By how many chunks a rank sends up ahead of what comes down: enough to keep both directions
-/// busy, and less than a link has slots.
-const AHEAD: usize = STEPS as usize / 2;
-
-/// How many windows after the last chunk went up the last one comes down.
-pub(super) fn windows_behind(windows: usize) -> usize {
-    if windows == 0 { 0 } else { AHEAD }
-}
 
 impl Schedule<'_> {
     pub(super) fn tree(&self, window: usize, phase: u32) -> Option<Step> {
@@ -25,8 +15,7 @@ impl Schedule<'_> {
         if up && down && phase == 1 {
             return None;
         }
-        let behind =
-            if down && !up && self.task.operation == Operation::AllReduce { AHEAD } else { 0 };
+        let behind = if down && !up { self.behind } else { 0 };
         let chunk = self.cut.chunk(window.checked_sub(behind)?, 0);
         let mut step = Step::new(chunk.count);
         if up {
