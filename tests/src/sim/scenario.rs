@@ -96,19 +96,8 @@ enum State {
 impl History {
     fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let ipv6 = random.chance(500_000);
-        let window_packets_max = random.pick(&[4, 16, 64, 256]);
-        let tuning = Tuning { window_packets_max, ..Tuning::default() };
-        let world = World::new(random.next(), ipv6, tuning);
-        let nics: Vec<SimNic> = (0..random.below(3) + 2)
-            .map(|_| world.add_host(random.pick(&[Mtu::Mtu256, Mtu::Mtu1024, Mtu::Mtu4096])))
-            .collect();
-        let trouble = random.pick(&[0, 0, 10_000, 80_000]);
-        for from in 0..nics.len() {
-            for to in 0..nics.len() {
-                world.set_link(from, to, link(&mut random, trouble));
-            }
-        }
+        let (ipv6, nhosts) = (random.chance(500_000), random.below(3) as u32 + 2);
+        let (world, nics) = network(&mut random, nhosts, ipv6);
         let fault_ppm = random.pick(&[0, 0, 10_000, 40_000]);
         let (comms, outcome, downs) = (Vec::new(), Outcome::default(), Vec::new());
         let mut history = History { random, world, nics, comms, outcome, downs, fault_ppm };
@@ -256,6 +245,22 @@ impl Comm {
     }
 }
 
+/// So many hosts, and what there may be between each of them and each, itself too.
+pub(super) fn network(random: &mut Random, nhosts: u32, ipv6: bool) -> (World, Vec<SimNic>) {
+    let window_packets_max = random.pick(&[4, 16, 64, 256]);
+    let tuning = Tuning { window_packets_max, ..Tuning::default() };
+    let world = World::new(random.next(), ipv6, tuning);
+    let mtus = [Mtu::Mtu256, Mtu::Mtu1024, Mtu::Mtu4096];
+    let nics: Vec<SimNic> = (0..nhosts).map(|_| world.add_host(random.pick(&mtus))).collect();
+    let trouble = random.pick(&[0, 0, 10_000, 80_000]);
+    for from in 0..nics.len() {
+        for to in 0..nics.len() {
+            world.set_link(from, to, link(random, trouble));
+        }
+    }
+    (world, nics)
+}
+
 /// What two ends of a connection may have agreed on.
 pub(super) fn settings(random: &mut Random, ipv6: bool) -> Settings {
     Settings {
@@ -277,7 +282,7 @@ pub(super) fn settings(random: &mut Random, ipv6: bool) -> Settings {
 }
 
 /// A way between two hosts with up to `trouble` of each kind.
-pub(super) fn link(random: &mut Random, trouble: u32) -> Link {
+fn link(random: &mut Random, trouble: u32) -> Link {
     let mut some = |end: u64| random.below(end + 1);
     let trouble = u64::from(trouble);
     Link {

@@ -9,8 +9,7 @@ use invar::communicator::net::{NetEnds, NetSettings};
 use invar::raw::{End, On};
 use invar::{Device, Settings};
 use invar_core::coll::{Order, Schedule};
-use invar_core::nic::{Mtu, Nic};
-use invar_core::roce::qp::Tuning;
+use invar_core::nic::Nic;
 use invar_linux::proxy::Abort;
 
 use super::news::{CUT_OFF_NS, ENDED_NS, News, PASS_ON_NS};
@@ -143,18 +142,7 @@ struct Connection {
 impl<'s> History<'s> {
     fn new(script: &'s Script, mut random: Random) -> Self {
         let ipv6 = random.chance(500_000);
-        let window_packets_max = random.pick(&[4, 16, 64, 256]);
-        let tuning = Tuning { window_packets_max, ..Tuning::default() };
-        let world = World::new(random.next(), ipv6, tuning);
-        let mtus = [Mtu::Mtu256, Mtu::Mtu1024, Mtu::Mtu4096];
-        let nics: Vec<SimNic> =
-            (0..script.nranks).map(|_| world.add_host(random.pick(&mtus))).collect();
-        let trouble = random.pick(&[0, 0, 10_000, 50_000]);
-        for from in 0..nics.len() {
-            for to in 0..nics.len() {
-                world.set_link(from, to, scenario::link(&mut random, trouble));
-            }
-        }
+        let (world, nics) = scenario::network(&mut random, script.nranks, ipv6);
         let mut history = History {
             random,
             world,
