@@ -135,6 +135,7 @@ impl Links {
             (0..bootstrap.nranks()).all(|rank| rank == bootstrap.rank() || bootstrap.has_left(rank))
         };
         while network.bootstrap.check().is_ok()
+            && !network.bootstrap.is_alone()
             && !others(&network.bootstrap)
             && Instant::now() < deadline
         {

@@ -101,6 +101,8 @@ struct Shared {
     failure: OnceLock<Failure>,
     /// Which ranks are done.
     left: Box<[AtomicBool]>,
+    /// Whether the hub is gone, and with good reason: the rank that has it was done.
+    alone: AtomicBool,
     closing: AtomicBool,
 }
 
@@ -158,6 +160,7 @@ impl Bootstrap {
             failed: Abort::default(),
             failure: OnceLock::new(),
             left: (0..nranks).map(|_| AtomicBool::new(false)).collect(),
+            alone: AtomicBool::new(false),
             closing: AtomicBool::new(false),
         });
         let watch = thread::Builder::new().name(format!("invar-watch {rank}")).spawn({
@@ -206,6 +209,9 @@ impl Bootstrap {
                 return Ok(blob);
             }
             self.check()?;
+            if self.is_alone() {
+                return Err(self.lost(&Lost::Closed).into());
+            }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(BootstrapError::TimedOut { from, within });
@@ -271,7 +277,13 @@ impl Bootstrap {
 
     /// Whether a rank is done: what it sent before may still be under way.
     pub fn has_left(&self, rank: u32) -> bool {
-        self.shared.left.get(rank as usize).is_some_and(|left| left.load(Ordering::Acquire))
+        self.shared.has_left(rank)
+    }
+
+    /// Whether the hub is gone, without a failure: the rank that had it was done. What others do
+    /// from now on is not heard of.
+    pub fn is_alone(&self) -> bool {
+        self.shared.alone.load(Ordering::Acquire)
     }
 
     fn lost(&self, error: &Lost) -> Failure {
@@ -321,7 +333,13 @@ impl Shared {
                 Err(lost) => break lost,
             }
         };
-        if !self.closing.load(Ordering::Acquire) {
+        if self.closing.load(Ordering::Acquire) {
+            return;
+        }
+        if self.host_has_left() {
+            self.alone.store(true, Ordering::Release);
+            self.news.notify_all();
+        } else {
             self.lost(&lost);
         }
     }
@@ -329,10 +347,21 @@ impl Shared {
     /// The hub is gone, and with it the rank that has it.
     fn lost(&self, lost: &Lost) {
         let text = match self.host {
+            Some(_) if self.host_has_left() => {
+                "it had the rendezvous, which others need, and has left".to_owned()
+            }
             Some(_) => format!("it had the rendezvous, and {lost}"),
             None => format!("the rendezvous is lost: {lost}"),
         };
         self.fail(Failure { rank: self.host, text });
+    }
+
+    fn host_has_left(&self) -> bool {
+        self.host.is_some_and(|host| self.has_left(host))
+    }
+
+    fn has_left(&self, rank: u32) -> bool {
+        self.left.get(rank as usize).is_some_and(|left| left.load(Ordering::Acquire))
     }
 
     fn heard(&self, header: Header, body: &[u8]) {

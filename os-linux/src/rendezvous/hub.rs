@@ -24,9 +24,12 @@ const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
 const NEWCOMERS_MAX: usize = 256;
 /// How long a hub that is let go waits for the ranks to leave.
 const LINGER: Duration = Duration::from_secs(2);
+/// Between two looks at whether they have.
+const NAP: Duration = Duration::from_millis(1);
 
-/// The hub of one communicator, in a thread of its own. It ends with the last rank; dropped, it
-/// waits for that two seconds at most.
+/// The hub of one communicator, in a thread of its own, which ends with the last rank. Dropped, it
+/// waits for that two seconds at most; the thread goes on where ranks are still there, as long as
+/// the process does.
 #[derive(Debug)]
 pub struct Hub {
     id: UniqueId,
@@ -77,9 +80,10 @@ impl Hub {
 impl Drop for Hub {
     fn drop(&mut self) {
         self.closing.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            // A panic there has been told by the thread itself.
-            let _ = thread.join();
+        let Some(thread) = self.thread.take() else { return };
+        let since = Instant::now();
+        while !thread.is_finished() && since.elapsed() < LINGER {
+            thread::sleep(NAP);
         }
     }
 }
@@ -112,7 +116,6 @@ struct Rank {
 impl Meeting {
     fn run(&mut self, listener: OobListener, closing: &AtomicBool) {
         let mut listener = Some(listener);
-        let mut closing_since = None;
         loop {
             self.sleep(listener.as_ref());
             if let Some(listening) = &listener {
@@ -132,11 +135,8 @@ impl Meeting {
             if self.started && self.ranks.is_empty() {
                 return;
             }
-            if closing.load(Ordering::Acquire) {
-                let since = *closing_since.get_or_insert_with(Instant::now);
-                if !self.started || since.elapsed() >= LINGER {
-                    return;
-                }
+            if !self.started && closing.load(Ordering::Acquire) {
+                return;
             }
         }
     }

@@ -2,9 +2,11 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use invar_core::rendezvous::{SECRET_BYTES, UniqueId};
+use invar_core::rendezvous::{Admission, Header, Kind, Roster, SECRET_BYTES, UniqueId};
 
+use super::connection::Connection;
 use super::*;
+use crate::tcp::OobListener;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -87,6 +89,66 @@ fn who_leaves_has_not_failed() {
             }
             assert_eq!(bootstrap.check(), Ok(()));
         }
+    });
+}
+
+#[test]
+fn ranks_go_on_when_the_one_that_let_go_of_the_hub_has_left() {
+    let hub = hub(3, PATIENCE);
+    let id = hub.id();
+    thread::scope(|scope| {
+        let join = |rank| scope.spawn(move || Bootstrap::join(&id, (rank, 3), PATIENCE).unwrap());
+        let [zero, one, two] = [0, 1, 2].map(join).map(|rank| rank.join().unwrap());
+        drop(zero);
+        drop(hub);
+        one.send(2, 7, b"still here").unwrap();
+        assert_eq!(two.recv(1, 7, PATIENCE).unwrap(), b"still here");
+        two.fail("enough");
+        let error = one.recv(2, 7, PATIENCE).unwrap_err();
+        assert_eq!(error.to_string(), "rank 2: enough");
+    });
+}
+
+/// Lets rank 1 of two in, as a hub that rank 0 has, which then leaves; and is gone.
+fn hub_of_a_rank_that_leaves(listener: &OobListener, secret: &[u8; SECRET_BYTES]) {
+    let stream = loop {
+        match listener.accept().unwrap() {
+            Some(stream) => break stream,
+            None => thread::yield_now(),
+        }
+    };
+    let mut connection = Connection::new(stream);
+    let (admission, challenge) = Admission::new(nonce().unwrap());
+    connection.say(&challenge).unwrap();
+    let (header, body) = loop {
+        match connection.recv().unwrap() {
+            Some(said) => break said,
+            None => thread::yield_now(),
+        }
+    };
+    let mut roster = Roster::new(2).unwrap();
+    let (_, _, welcome) = admission.handle(header, &body, secret, &mut roster).unwrap();
+    connection.say(&welcome).unwrap();
+    connection.send(Header { tag: 0, ..Header::new(Kind::Started, 0) }, &[]).unwrap();
+    connection.send(Header { from: 0, ..Header::new(Kind::Left, 0) }, &[]).unwrap();
+}
+
+#[test]
+fn a_hub_that_went_with_a_rank_that_had_left_is_missed_by_who_needs_it() {
+    let listener = OobListener::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let secret = [5; SECRET_BYTES];
+    let id = UniqueId::new(listener.local_addr().unwrap(), &secret);
+    thread::scope(|scope| {
+        scope.spawn(|| hub_of_a_rank_that_leaves(&listener, &secret));
+        let one = Bootstrap::join(&id, (1, 2), PATIENCE).unwrap();
+        while !one.is_alone() {
+            assert_eq!(one.check(), Ok(()));
+            thread::yield_now();
+        }
+        assert_eq!(one.check(), Ok(()));
+        let error = one.recv(0, 7, PATIENCE).unwrap_err().to_string();
+        assert_eq!(error, "rank 0: it had the rendezvous, which others need, and has left");
+        assert_eq!(one.check().unwrap_err().to_string(), error);
     });
 }
 
