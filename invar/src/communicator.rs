@@ -37,6 +37,19 @@
 //! later one returns it, and it names the rank. A process that is killed is noticed within a second
 //! by the end of its connection with the hub; a host that is cut off, within half a minute. A rank
 //! that is there and does not do its part is given up after `INVAR_COLL_TIMEOUT_MS`.
+//!
+//! A rank may be done before the others. Where its process had the [`Hub`](crate::Hub) and ends, the
+//! others go on, and no longer hear of each other: they notice a rank that is gone by the network,
+//! or by that timeout, and cannot make new links over a network.
+//!
+//! # Processors
+//!
+//! A rank that waits spins, so it does best with a processor of its own. Linux may put two ranks that
+//! wake each other on one for a while, where each runs only while the other does not. A communicator
+//! binds no thread: that is for the program, which knows of its others. Where a host has a processor
+//! for each rank, it should bind the threads that make calls, or whole processes, each rank to
+//! another one, before it joins (`sched_setaffinity`, `taskset`, Open MPI's `--bind-to core`);
+//! `invar coll` does so.
 
 //!
 //! # Without threads
