@@ -1,9 +1,9 @@
 //! All-reduce by `invar coll` beside Open MPI's, on this host, in turns: what counts is the ratio of
-//! their times.
+//! their times. PyTorch's gloo, which is slower by far, runs once where there is one.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{env, fs};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -86,14 +86,16 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     }
     let target_dir = built(shell, "invar-cli --bin invar")?;
     let mpi = build_mpi(shell, &target_dir)?;
+    let others = Others { mpi, torch: find_torch(shell) };
     let mut missed = Vec::new();
     for case in CASES.iter().filter(|case| args.wants(case.name)) {
         println!(
-            "{:>10}  {:>10} {:>10}  {:>10} {:>10} {:>6}   {}: all-reduce of floats, {RUNS} runs",
-            "bytes", "Invar µs", "GB/s", "MPI µs", "GB/s", "ratio", case.name
+            "{:>10}  {:>10} {:>10}  {:>10} {:>10} {:>6}  {:>10}   {}: all-reduce of floats, \
+             {RUNS} runs",
+            "bytes", "Invar µs", "GB/s", "MPI µs", "GB/s", "ratio", "gloo µs", case.name
         );
         for sizes in &SIZES {
-            missed.extend(case.compare(shell, &target_dir, &mpi, sizes)?);
+            missed.extend(case.compare(shell, &target_dir, &others, sizes)?);
         }
     }
     Ok(missed)
@@ -117,6 +119,26 @@ fn reduce(shell: &Shell) -> Result<()> {
     Ok(())
 }
 
+/// What Invar is measured beside.
+struct Others {
+    /// The program on Open MPI.
+    mpi: PathBuf,
+    /// A Python that has PyTorch with gloo.
+    torch: Option<String>,
+}
+
+/// `INVAR_BENCH_PYTHON`, or else the Python of `PATH`, if it has PyTorch with gloo.
+fn find_torch(shell: &Shell) -> Option<String> {
+    let python = env::var("INVAR_BENCH_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let mut asked = shell.program(Path::new(&python));
+    asked.args(["-c", "from torch.distributed import *; exit(not is_gloo_available())"]);
+    let has_gloo = asked.output().is_ok_and(|answer| answer.status.success());
+    if !has_gloo {
+        println!("no gloo beside it: {python} has no PyTorch (pip install torch numpy)");
+    }
+    has_gloo.then_some(python)
+}
+
 /// The program on Open MPI.
 fn build_mpi(shell: &Shell, target_dir: &Path) -> Result<PathBuf> {
     if Command::new("mpicc").arg("--version").output().is_err() {
@@ -138,7 +160,7 @@ impl Case {
         &self,
         shell: &Shell,
         target_dir: &Path,
-        mpi: &Path,
+        others: &Others,
         sizes: &Sizes,
     ) -> Result<Vec<String>> {
         let all = sizes.all();
@@ -147,15 +169,21 @@ impl Case {
         for _ in 0..RUNS {
             let times = self.invar(shell, target_dir, sizes).context("invar coll all_reduce")?;
             ours.iter_mut().zip(times).for_each(|(ours, time)| ours.push(time));
-            let times = self.open_mpi(shell, mpi, sizes).context("Open MPI")?;
+            let times = self.open_mpi(shell, &others.mpi, sizes).context("Open MPI")?;
             theirs.iter_mut().zip(times).for_each(|(theirs, time)| theirs.push(time));
         }
+        let gloo = match &others.torch {
+            Some(python) => self.gloo(shell, python, sizes).context("gloo")?,
+            None => vec![f64::NAN; all.len()],
+        };
         let mut missed = Vec::new();
-        for ((bytes, ours), theirs) in all.into_iter().zip(&mut ours).zip(&mut theirs) {
+        let times = ours.iter_mut().zip(&mut theirs).zip(gloo);
+        for (bytes, ((ours, theirs), gloo)) in all.into_iter().zip(times) {
             let (ours, theirs) = (median(ours), median(theirs));
             let ratio = ours / theirs;
             println!(
-                "{bytes:>10}  {ours:>10.2} {:>10.2}  {theirs:>10.2} {:>10.2} {ratio:>6.2}",
+                "{bytes:>10}  {ours:>10.2} {:>10.2}  {theirs:>10.2} {:>10.2} {ratio:>6.2}  \
+                 {gloo:>10.2}",
                 self.busbw(bytes, ours),
                 self.busbw(bytes, theirs),
             );
@@ -210,24 +238,20 @@ impl Case {
 
     /// µs of each size.
     fn open_mpi(&self, shell: &Shell, program: &Path, sizes: &Sizes) -> Result<Vec<f64>> {
-        let Sizes { begin, end, factor, warmup, iterations } = sizes;
         let mut mpirun = shell.command(&format!(
             "mpirun --allow-run-as-root --oversubscribe -np {} {}",
             self.ranks, self.mpi
         ));
-        mpirun.arg(program);
-        mpirun.args(
-            [*begin, *end, *factor, u64::from(*warmup), u64::from(*iterations)]
-                .map(|n| n.to_string()),
-        );
-        let output = shell.capture(mpirun)?;
-        let times = sizes.all().into_iter().map(|bytes| {
-            let prefix = format!("{bytes} ");
-            let time = output.lines().find_map(|line| line.strip_prefix(&prefix));
-            let time = time.with_context(|| format!("no line for {bytes} bytes in:\n{output}"))?;
-            Ok(time.trim().parse()?)
-        });
-        times.collect()
+        mpirun.arg(program).args(sizes.args());
+        sizes.times(&shell.capture(mpirun)?)
+    }
+
+    /// µs of each size. It knows no shared memory.
+    fn gloo(&self, shell: &Shell, python: &str, sizes: &Sizes) -> Result<Vec<f64>> {
+        let mut program = shell.program(Path::new(python));
+        program.arg("xtask/src/bench/coll/all_reduce.py").arg(self.ranks.to_string());
+        program.args(sizes.args());
+        sizes.times(&shell.read(program)?)
     }
 }
 
@@ -236,5 +260,22 @@ impl Sizes {
     fn all(&self) -> Vec<u64> {
         let next = |bytes: &u64| Some(bytes * self.factor).filter(|bytes| *bytes <= self.end);
         std::iter::successors(Some(self.begin), next).collect()
+    }
+
+    /// What the other programs are told.
+    fn args(&self) -> [String; 5] {
+        let Sizes { begin, end, factor, warmup, iterations } = self;
+        [*begin, *end, *factor, u64::from(*warmup), u64::from(*iterations)].map(|n| n.to_string())
+    }
+
+    /// µs of each size, of which the other programs print a line "bytes µs".
+    fn times(&self, output: &str) -> Result<Vec<f64>> {
+        let times = self.all().into_iter().map(|bytes| {
+            let prefix = format!("{bytes} ");
+            let time = output.lines().find_map(|line| line.strip_prefix(&prefix));
+            let time = time.with_context(|| format!("no line for {bytes} bytes in:\n{output}"))?;
+            Ok(time.trim().parse()?)
+        });
+        times.collect()
     }
 }
