@@ -12,6 +12,7 @@ mod flush;
 mod group;
 mod post;
 mod recv;
+mod route;
 mod send;
 mod sizes;
 

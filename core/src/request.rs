@@ -123,6 +123,12 @@ impl<T> Entry<T> {
         self.awaited >= 0
     }
 
+    /// Whether one completion is still awaited.
+    #[inline(always)]
+    pub(crate) fn awaits_last(&self) -> bool {
+        self.awaited == 1
+    }
+
     /// Whether all that were awaited came.
     pub(crate) fn is_complete(&self) -> bool {
         self.awaited == 0
@@ -189,13 +195,10 @@ impl<T, const N: usize> Ring<T, N> {
         Some((Request(token), entry))
     }
 
-    /// Takes the next request, which [`Ring::next_free`] has given before: its token, and its entry,
-    /// for the caller to arm.
+    /// The next request, free or not.
     #[inline(always)]
-    pub(crate) fn take_next(&mut self) -> (u32, &mut Entry<T>) {
-        let token = self.next & NUMBER;
-        self.advance();
-        (token, self.at(token))
+    pub(crate) fn next(&self) -> Request {
+        Request(self.next & NUMBER)
     }
 
     /// The next request is taken.

@@ -5,8 +5,7 @@
 //! spills next to nothing. An [`Error`] fills several registers: where a result crosses such a
 //! call, the error stays in the comm and [`Failed`] says so.
 
-use core::hint::cold_path;
-
+use super::route::Route;
 use crate::conn::{Exchange, Parts, Settings, Stream, StreamError, Verbs};
 use crate::error::{CompletionError, Ends, Error, Report};
 use crate::nic::{Nic, NicError, PollError, Wc, WcStatus};
@@ -46,21 +45,12 @@ pub enum Usual<T> {
 }
 
 /// What a test finds.
-pub(super) enum Settled<'a, T> {
+pub(super) enum Settled {
     Waiting,
-    /// Done, and given back; what stood beside it.
-    Done(&'a mut T),
+    /// Done, and given back; what stands beside it is still there.
+    Done,
     /// Neither waiting nor done.
     Unknown,
-}
-
-/// How completions find the requests that await them.
-pub(super) trait Route<T, const N: usize> {
-    /// Books a completion of the kind that comes all the time; `false` where it is another, or
-    /// nobody awaited it: then [`Route::book`] is still to be called.
-    fn book_usual(&mut self, reqs: &mut Ring<T, N>, wc: &Wc) -> bool;
-    /// Books any completion; whether it was awaited.
-    fn book(&mut self, reqs: &mut Ring<T, N>, wc: &Wc) -> bool;
 }
 
 pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
@@ -143,10 +133,23 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         self.error.unwrap_or(Error::PeerClosed(StreamError::Closed))
     }
 
-    /// Whether the request of `token` is done, after the completions of one poll. As a rule there
-    /// is one, and it is the one that is awaited. The request is still to be ended.
+    /// The start of a test: ends the request of `token` if it is done by what is booked.
     #[inline(always)]
-    pub(super) fn settle_polled(&mut self, token: u32) -> Usual<&mut Entry<T>> {
+    pub(super) fn test_booked(&mut self, token: u32) -> Usual<u32> {
+        let entry = self.reqs.at(token);
+        if entry.is_done(token) {
+            return R::take(entry);
+        }
+        if !entry.is_live(token) {
+            return Usual::Unusual;
+        }
+        Usual::NotYet
+    }
+
+    /// The same after the completions of one poll, for the request of `token` that is not done by
+    /// what was booked before. As a rule there is one, and it is the last that is awaited.
+    #[inline(always)]
+    pub(super) fn test_polled(&mut self, token: u32) -> Usual<u32> {
         let polled = match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {
             Ok(0) => return Usual::NotYet,
             Ok(polled) => polled,
@@ -156,21 +159,16 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
             }
         };
         let [wc, ..] = &self.wcs;
-        if polled != 1
-            || wc.status != WcStatus::SUCCESS
-            || !self.route.book_usual(&mut self.reqs, wc)
+        if polled == 1
+            && wc.status == WcStatus::SUCCESS
+            && let Some(size) = R::take_by(&mut self.reqs, wc, token)
         {
-            return match self.book_for(token, polled) {
-                Some(entry) => Usual::Done(entry),
-                None => Usual::Unusual,
-            };
+            return Usual::Done(size);
         }
-        let entry = self.reqs.at(wc.wr_id as u32);
-        if !entry.is_done(token) {
-            cold_path();
-            return Usual::Unusual;
+        match self.book_for(token, polled) {
+            Some(entry) => R::take(entry),
+            None => Usual::Unusual,
         }
-        Usual::Done(entry)
     }
 
     /// Books what was polled; gives the entry of `token` if that is done then.
@@ -182,10 +180,11 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
     }
 
     /// Whether the request of `token` is over, after all completions that are there.
-    pub(super) fn settle(&mut self, token: u32) -> Settled<'_, T> {
+    pub(super) fn settle(&mut self, token: u32) -> Settled {
         loop {
             if self.reqs.at(token).is_done(token) {
-                return Settled::Done(self.reqs.at(token).end());
+                self.reqs.at(token).end();
+                return Settled::Done;
             }
             if !self.reqs.at(token).is_live(token) {
                 return Settled::Unknown;
@@ -211,16 +210,13 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
     /// come too late, since what waits is cut short.
     #[inline(always)]
     fn book(&mut self, polled: u32) {
-        for wc in &self.wcs[..POLL_BATCH.min(polled as usize)] {
-            let is_success = wc.status == WcStatus::SUCCESS;
-            if is_success && self.route.book_usual(&mut self.reqs, wc) {
-                continue;
-            }
-            let wc = *wc;
-            if !is_success || !self.route.book(&mut self.reqs, &wc) {
-                self.completion_failed(&wc);
-                return;
-            }
+        let Self { wcs, reqs, route, .. } = self;
+        let is_booked = |wc: &&Wc| {
+            wc.status == WcStatus::SUCCESS && (route.book_usual(reqs, wc) || route.book(reqs, wc))
+        };
+        let mut rest = wcs[..POLL_BATCH.min(polled as usize)].iter().skip_while(is_booked);
+        if let Some(&wc) = rest.next() {
+            self.completion_failed(&wc);
         }
     }
 

@@ -3,8 +3,11 @@
 //! The immediate of a group has one bit for each buffer that got data (`net_ib.cc
 //! ncclIbMultiSend`).
 
+use core::hint::cold_path;
+
 use super::SendBuf;
 use super::post::{Target, WRITE, post_parts, with_imm};
+use super::route::GROUP;
 use super::sizes::Sizes;
 use crate::conn::Verbs;
 use crate::fifo::{RECVS_MAX, Row};
@@ -113,13 +116,13 @@ impl Group {
     #[inline(always)]
     pub(super) fn add(&mut self, r: usize, buf: &SendBuf) {
         let r = r % RECVS_MAX;
-        let others = !(1 << r);
         self.sizes[r] = buf.len;
         self.wrs[r].sge = Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey };
         if buf.len == 0 {
-            self.imm_data &= others;
+            cold_path();
+            self.imm_data &= !(1 << r);
         }
-        self.unmatched &= others;
+        self.unmatched &= !(1 << r);
     }
 
     /// How many messages it has, once it is complete.
@@ -127,20 +130,20 @@ impl Group {
         self.nreqs
     }
 
-    /// Posts plain WRITEs, and behind them that which ends the group of `row`, and of the request
-    /// of `token`, on each queue pair.
+    /// Posts plain WRITEs, and behind them that which ends the group of `row`, on each queue pair.
     #[inline(always)]
     pub(super) fn post<N: Nic>(
         &mut self,
         verbs: &Verbs<N>,
         target: &Target,
-        token: u32,
         row: u8,
     ) -> Result<(), NicError> {
         let nreqs = self.nreqs.min(RECVS_MAX);
         let wrs = &mut self.wrs[..=nreqs];
         let Some((end, writes)) = wrs.split_last_mut() else { return Ok(()) };
-        *end = with_imm(token, self.imm_data);
+        *end = with_imm(self.first.raw(), self.imm_data);
+        // Its completion ends the others too.
+        end.wr_id |= (nreqs as u64 - 1) << 32 | GROUP;
         target.put_sizes(verbs, row, &self.sizes, end);
         let posted = if self.imm_data == all(self.nreqs) && target.qps == 1 {
             verbs.nic.post_send(&verbs.qp, wrs)

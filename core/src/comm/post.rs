@@ -7,14 +7,16 @@
 use super::sizes::{SIZES_ROW_BYTES, Sizes, SizesRow, sizes_offset};
 use crate::conn::Verbs;
 use crate::fifo::RECVS_MAX;
-use crate::math::QpSplit;
+use crate::math::{QP_SPLIT_ALIGN, QpSplit};
 use crate::nic::{Link, Memory, Nic, NicError, SendFlags, SendOpcode, SendWr, Sge};
 
 /// Where messages go.
 pub(super) struct Target {
     pub(super) qps: u32,
     /// Up to which size a message is one work request on each queue pair.
-    pub(super) ar_threshold_bytes: u32,
+    ar_threshold_bytes: u32,
+    /// Up to which size it is all in that of the first queue pair, too.
+    pub(super) whole_bytes_max: u32,
     /// Where the receiver takes the sizes of a group: address and key.
     sizes: Option<(u64, u32)>,
     /// Where our copy of them begins in the control memory.
@@ -25,8 +27,10 @@ impl Target {
     pub(super) fn new<N: Nic>(verbs: &Verbs<N>, sizes: Option<(u64, u32)>) -> Self {
         let qps = u32::from(verbs.qp_count());
         let ar_threshold_bytes = verbs.settings.ar_threshold_bytes;
+        let first_bytes_max = if qps == 1 { u32::MAX } else { QP_SPLIT_ALIGN };
+        let whole_bytes_max = ar_threshold_bytes.min(first_bytes_max);
         let sizes_offset = sizes_offset(verbs.settings.depth().into());
-        Target { qps, ar_threshold_bytes, sizes, sizes_offset }
+        Target { qps, ar_threshold_bytes, whole_bytes_max, sizes, sizes_offset }
     }
 
     /// Has the end of a group carry the sizes, on our own wire.

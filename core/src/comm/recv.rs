@@ -1,17 +1,18 @@
 //! The receiving end (`net_ib.cc ncclIbIrecv`, `ncclIbPostFifo`, `ncclIbTest`).
 
-use static_assertions::assert_eq_size;
+use core::hint::cold_path;
 
-use super::base::{Base, Failed, Gate, Route, Settled, Usual};
+use super::base::{Base, Failed, Gate, Settled, Usual};
 use super::closing::Closing;
 use super::flush::Flushes;
+use super::route::Receiving;
 use super::sizes::{SIZES_ROW_BYTES, Sizes, SizesRow, sizes_offset};
 use super::{Flush, FlushBuf, Request};
 use crate::conn::{Parts, Stream, Wire, is_ready};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES, Slot};
-use crate::nic::{Memory, Nic, RecvWr, SendFlags, SendWr, Sge, Wc, WcOpcode};
-use crate::request::{Entry, ROWS, Ring};
+use crate::nic::{Memory, Nic, RecvWr, SendFlags, SendWr, Sge};
+use crate::request::{ROWS, Ring};
 
 /// Memory to receive into.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,27 +27,15 @@ pub struct RecvBuf {
     pub rkey: u32,
 }
 
-/// What stands beside the request of a receive, which is that of a row of the FIFO too.
-struct Receiving {
-    /// The write of the row to the peer, the same each time around: of one slot.
-    slots_wr: SendWr,
-    /// Completions that a receive in this row awaits.
-    events: u32,
-    /// Buffers: 1, but of a group while it is under way.
-    nreqs: u32,
-    /// The immediate that came: bytes, or of a group a bit for each buffer with data.
-    imm: u32,
-    /// Bytes posted; once it is done, bytes received.
-    sizes: Sizes,
-}
-
-assert_eq_size!(Entry<Receiving>, [u8; 128]);
-
 /// The receiving end of a connection.
 pub struct RecvComm<N: Nic, S> {
     base: Base<N, S, Flushes<N>, Receiving, ROWS>,
     /// Of a row, on each queue pair; without a buffer, as the data comes by WRITE_WITH_IMM.
     recv_wr: RecvWr,
+    /// What came into the buffers of the receive that was last found done.
+    received: Sizes,
+    /// How many that had, if it was not one.
+    received_len: usize,
     /// Receives posted.
     tail: u64,
     /// Rows of the FIFO.
@@ -88,7 +77,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         slots_wr.flags |= SendFlags::SIGNALED;
         *events += 1;
         let base = Base::new(parts, rows, flushes);
-        Ok(RecvComm { base, recv_wr: RecvWr::default(), tail: 0, depth })
+        let (received, received_len) = ([0; RECVS_MAX], 0);
+        Ok(RecvComm { base, recv_wr: RecvWr::default(), received, received_len, tail: 0, depth })
     }
 
     /// Posts a receive of 1 to 8 buffers and tells the peer. `None`, where no request is free:
@@ -130,11 +120,13 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         if buf.len > i32::MAX as u32 {
             return Usual::Unusual;
         }
-        let Some((request, entry)) = reqs.next_free() else { return Usual::Unusual };
-        let row = Row::of(verbs.control.words(), request.row() as u8);
+        let row = Row::of(verbs.control.words(), reqs.next().row() as u8);
         let Some(row) = row else { return Usual::Unusual };
+        let Some((request, entry)) = reqs.next_free() else { return Usual::Unusual };
+        entry.arm(request.raw(), entry.value.events);
         entry.value.sizes[0] = buf.len;
         row.store(0, &slot(buf, 1, self.tail + 1));
+        self.recv_wr.wr_id = request.row() as u64;
         Usual::Done(())
     }
 
@@ -174,12 +166,19 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             usual = self.test_polled(request);
         }
         match usual {
-            Usual::Done(_) => {
-                let Receiving { imm, .. } = &self.base.reqs.at(request.raw()).value;
-                Ok(Some(core::slice::from_ref(imm)))
+            Usual::Done(size) => {
+                self.received[0] = size;
+                Ok(Some(&self.received[..1]))
             }
             Usual::NotYet => Ok(None),
-            Usual::Unusual => self.test_unusual(request),
+            Usual::Unusual => {
+                cold_path();
+                match self.test_unusual(request) {
+                    Ok(true) => Ok(Some(&self.received[..self.received_len.min(RECVS_MAX)])),
+                    Ok(false) => Ok(None),
+                    Err(failed) => Err(self.base.error(failed)),
+                }
+            }
         }
     }
 
@@ -188,26 +187,14 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// [`RecvComm::test_polled`] does.
     #[inline(always)]
     pub fn test_booked(&mut self, request: &Request) -> Usual<u32> {
-        let token = request.raw();
-        let entry = self.base.reqs.at(token);
-        if entry.is_done(token) {
-            return received(entry);
-        }
-        if !entry.is_live(token) {
-            return Usual::Unusual;
-        }
-        Usual::NotYet
+        self.base.test_booked(request.raw())
     }
 
     /// What follows on [`RecvComm::test_booked`] where that gives [`Usual::NotYet`], as a rule:
     /// takes the completions that are there.
     #[inline(always)]
     pub fn test_polled(&mut self, request: &Request) -> Usual<u32> {
-        match self.base.settle_polled(request.raw()) {
-            Usual::Done(entry) => received(entry),
-            Usual::NotYet => Usual::NotYet,
-            Usual::Unusual => Usual::Unusual,
-        }
+        self.base.test_polled(request.raw())
     }
 
     /// Looks whether the peer still has its end open, which an idle comm does not notice by
@@ -260,21 +247,20 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 }
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
-    /// As [`RecvComm::test`], for all the rest.
+    /// As [`RecvComm::test`], for all the rest; whether it is done.
     #[inline(never)]
-    fn test_unusual(&mut self, request: &Request) -> Result<Option<&[u32]>, Error> {
+    fn test_unusual(&mut self, request: &Request) -> Result<bool, Failed> {
         let token = request.raw();
         match self.base.settle(token) {
-            Settled::Waiting => Ok(None),
-            Settled::Done(_) => match self.read_sizes(token) {
-                Ok(nreqs) => Ok(Some(&self.base.reqs.at(token).value.sizes[..nreqs])),
-                Err(failed) => Err(self.base.error(failed)),
-            },
-            Settled::Unknown => match self.settle_flush(token) {
-                Ok(false) => Ok(None),
-                Ok(true) => Ok(Some(&[])),
-                Err(failed) => Err(self.base.error(failed)),
-            },
+            Settled::Waiting => Ok(false),
+            Settled::Done => {
+                self.read_sizes(token)?;
+                Ok(true)
+            }
+            Settled::Unknown => {
+                self.received_len = 0;
+                self.settle_flush(token)
+            }
         }
     }
 
@@ -311,7 +297,10 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             row.store(r, &slot(buf, nreqs, idx));
         }
         entry.value.nreqs = nreqs;
+        entry.arm(request.raw(), entry.value.events);
         let slots_wr = &mut entry.value.slots_wr;
+        slots_wr.wr_id = request.row() as u64 | u64::from(nreqs - 1) << 32;
+        self.recv_wr.wr_id = slots_wr.wr_id;
         slots_wr.sge.length = nreqs * SLOT_BYTES as u32;
         if nreqs > 1 {
             // A row of several may be more than goes inline.
@@ -320,14 +309,12 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         self.post().map(Some)
     }
 
-    /// Takes the next request. Posts a receive on each queue pair, then the row of slots on the
-    /// first.
+    /// Posts a receive on each queue pair, then the row of slots on the first. Takes the next
+    /// request, which is armed.
     #[inline(always)]
     fn post(&mut self) -> Result<Request, Failed> {
         let Self { base: Base { reqs, verbs, .. }, recv_wr, .. } = self;
-        let (token, entry) = reqs.take_next();
-        entry.arm(token, entry.value.events);
-        recv_wr.wr_id = entry.value.slots_wr.wr_id;
+        let request = reqs.next();
         if let Err(error) = verbs.nic.post_recv(&verbs.qp, recv_wr) {
             return Err(self.base.nic_failed(error));
         }
@@ -335,12 +322,13 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             self.post_on_others()?;
         }
         let Self { base: Base { reqs, verbs, .. }, .. } = self;
-        let Receiving { slots_wr, .. } = &mut reqs.at(token).value;
+        let Receiving { slots_wr, .. } = &mut reqs.at(request.raw()).value;
         if let Err(error) = verbs.nic.post_send(&verbs.qp, core::slice::from_mut(slots_wr)) {
             return Err(self.base.nic_failed(error));
         }
+        reqs.advance();
         self.tail += 1;
-        Ok(Request::of(token))
+        Ok(request)
     }
 
     /// Posts the receive on the other queue pairs.
@@ -382,25 +370,29 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     }
 
     /// Takes the sizes of a group as the peer wrote them before its immediate, or by that one's
-    /// bits; gives their number. Of a single message, the size that does not fit.
+    /// bits. Of a single message, the size that does not fit.
     #[inline(never)]
-    fn read_sizes(&mut self, token: u32) -> Result<usize, Failed> {
+    fn read_sizes(&mut self, token: u32) -> Result<(), Failed> {
         let Base { reqs, verbs, .. } = &mut self.base;
-        let Receiving { nreqs, imm, sizes, slots_wr, .. } = &mut reqs.at(token).value;
+        let Receiving { nreqs, imm, sizes: posted, slots_wr, .. } = &mut reqs.at(token).value;
         let offset = sizes_offset(self.depth) + token as usize % ROWS * SIZES_ROW_BYTES;
         let row = SizesRow::at(verbs.control.words(), offset);
         let nreqs = core::mem::replace(nreqs, 1).min(RECVS_MAX as u32) as usize;
+        self.received_len = nreqs;
         // The next receive here is of one buffer, as a rule.
+        slots_wr.wr_id = u64::from(slots_wr.wr_id as u32);
         slots_wr.sge.length = SLOT_BYTES as u32;
         slots_wr.flags.set(SendFlags::INLINE, verbs.settings.use_inline);
         let is_told = nreqs > 1 && verbs.settings.wire == Wire::Invar;
-        for (i, pair) in sizes.as_chunks_mut().0.iter_mut().enumerate() {
+        let pairs = self.received.as_chunks_mut().0.iter_mut().zip(posted.as_chunks().0);
+        for (i, (received, posted)) in pairs.enumerate() {
             let got = match &row {
                 Some(row) if is_told => row.load_pair(i),
                 _ if nreqs > 1 => [*imm >> (2 * i) & 1, *imm >> (2 * i + 1) & 1],
                 _ => [*imm * u32::from(i == 0), 0],
             };
-            let posted: [u32; 2] = core::mem::replace(pair, got);
+            let posted: [u32; 2] = *posted;
+            *received = got;
             if got[0] > posted[0] {
                 return Err(self.overrun(got[0], posted[0]));
             }
@@ -408,7 +400,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
                 return Err(self.overrun(got[1], posted[1]));
             }
         }
-        Ok(nreqs)
+        Ok(())
     }
 
     #[cold]
@@ -441,46 +433,9 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     }
 }
 
-/// The bytes of a receive of one buffer that is done, which is then over.
-#[inline(always)]
-fn received(entry: &mut Entry<Receiving>) -> Usual<u32> {
-    let Receiving { nreqs, imm, sizes, .. } = &entry.value;
-    if *nreqs != 1 {
-        return Usual::Unusual;
-    }
-    if *imm > sizes[0] {
-        return Usual::Unusual;
-    }
-    Usual::Done(entry.end().imm)
-}
-
 /// What the peer is told of a buffer.
 #[inline(always)]
 fn slot(buf: &RecvBuf, nreqs: u32, idx: u64) -> Slot {
     let RecvBuf { addr, len, tag, rkey } = *buf;
     Slot { addr, size: len as i32, rkey, nreqs, tag, idx }
-}
-
-/// Completions of receives, of writes of slots, and of flushes.
-impl<N: Nic> Route<Receiving, ROWS> for Flushes<N> {
-    /// Data that came. Each queue pair brings the same immediate: the whole size of a single
-    /// message, not its share.
-    #[inline(always)]
-    fn book_usual(&mut self, reqs: &mut Ring<Receiving, ROWS>, wc: &Wc) -> bool {
-        if wc.opcode != WcOpcode::RECV_RDMA_WITH_IMM {
-            return false;
-        }
-        let entry = reqs.at(wc.wr_id as u32);
-        entry.value.imm = wc.imm_data;
-        entry.book()
-    }
-
-    #[inline(never)]
-    fn book(&mut self, reqs: &mut Ring<Receiving, ROWS>, wc: &Wc) -> bool {
-        match wc.opcode {
-            WcOpcode::RECV_RDMA_WITH_IMM => self.book_usual(reqs, wc),
-            WcOpcode::RDMA_READ => self.end(wc.wr_id),
-            _ => reqs.at(wc.wr_id as u32).book(),
-        }
-    }
 }

@@ -2,18 +2,17 @@
 
 use core::hint::cold_path;
 
-use static_assertions::assert_eq_size;
-
 use super::Request;
-use super::base::{Base, Failed, Gate, Route, Settled, Usual};
+use super::base::{Base, Failed, Gate, Settled, Usual};
 use super::group::Group;
 use super::post::{Target, post_single, with_imm};
+use super::route::{Sending, Sent};
 use crate::conn::stage::Stage;
 use crate::conn::{Parts, Stream, start_with_acceptor};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{RECVS_MAX, Room, Row, SlotWords};
-use crate::nic::{Memory, Nic, SendWr, Sge, Wc};
-use crate::request::{Entry, MESSAGES, Ring};
+use crate::nic::{Memory, Nic, SendWr, Sge};
+use crate::request::{MESSAGES, Ring};
 
 /// Memory to send from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,21 +34,13 @@ pub enum Matched {
     Group,
 }
 
-/// What stands beside the request of a message.
-struct Sending {
-    /// Bytes.
-    len: u32,
-    /// Messages that its completion ends: 1, but of a group under way those from this, its first.
-    nreqs: u32,
-}
-
-assert_eq_size!(Entry<Sending>, [u8; 16]);
-
 /// The sending end of a connection.
 pub struct SendComm<N: Nic, S> {
     base: Base<N, S, Sent, Sending, MESSAGES>,
-    /// Rows matched and sent.
-    head: u64,
+    /// Of the row at the head of the FIFO: rows matched and sent, plus one.
+    idx: u64,
+    /// Which row that is.
+    row: u8,
     row_mask: u8,
     /// Of a message of its own.
     wr: SendWr,
@@ -63,11 +54,12 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let depth = parts.peer.as_ref().map_or(offered, |peer| usize::from(peer.fifo_depth));
         let sizes = parts.peer.as_ref().and_then(|peer| peer.sizes);
         let target = Target::new(&parts.verbs, sizes);
-        let reqs = Ring::new(depth * RECVS_MAX, |_| Sending { len: 0, nreqs: 1 });
+        let reqs = Ring::new(depth * RECVS_MAX, |_| Sending { len: 0 });
         let base = Base::new(parts, reqs, Sent { grouped: 0 });
         SendComm {
             base,
-            head: 0,
+            idx: 1,
+            row: 0,
             row_mask: (depth - 1) as u8,
             wr: with_imm(0, 0),
             target,
@@ -103,7 +95,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     }
 
     /// The start of [`SendComm::isend`]: looks at the head of the FIFO, and lays out the work
-    /// request of a message of its own.
+    /// request of a message of its own; then [`SendComm::post_matched`] must be called next.
     #[inline(always)]
     pub fn match_usual(&mut self, buf: &SendBuf, tag: u32) -> Usual<Matched> {
         if self.base.gate != Gate::Open {
@@ -126,10 +118,13 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         if room.rkey == 0 {
             return Usual::Unusual;
         }
-        if buf.len > self.target.ar_threshold_bytes {
+        if buf.len > self.target.whole_bytes_max {
             return Usual::Unusual;
         }
-        let Some((request, _)) = self.base.reqs.next_free() else { return Usual::Unusual };
+        let next = self.base.reqs.next_free();
+        let Some((request, entry)) = next else { return Usual::Unusual };
+        entry.arm(request.raw(), self.target.qps);
+        entry.value.len = buf.len;
         lay_out(&mut self.wr, &request, buf, &room);
         Usual::Done(Matched::Alone)
     }
@@ -140,24 +135,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// [`Error::Nic`].
     #[inline(always)]
     pub fn post_matched(&mut self) -> Result<Request, Error> {
-        let Self { base: Base { reqs, verbs, .. }, wr, target, .. } = self;
-        let token = wr.wr_id as u32;
-        if target.qps != 1 {
-            return match self.post_split() {
-                Ok(request) => Ok(request),
-                Err(failed) => Err(self.base.error(failed)),
-            };
+        match self.post_whole() {
+            Ok(request) => Ok(request),
+            Err(failed) => Err(self.base.error(failed)),
         }
-        let entry = reqs.at(token);
-        entry.arm(token, 1);
-        entry.value.len = wr.sge.length;
-        if let Err(error) = verbs.nic.post_send(&verbs.qp, core::slice::from_mut(wr)) {
-            let failed = self.base.nic_failed(error);
-            return Err(self.base.error(failed));
-        }
-        reqs.advance_row();
-        self.head += 1;
-        Ok(Request::of(wr.wr_id as u32))
     }
 
     /// Matches a message of the group at the head, unless it is the last.
@@ -189,7 +170,14 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         match usual {
             Usual::Done(len) => Ok(Some(len)),
             Usual::NotYet => Ok(None),
-            Usual::Unusual => self.test_unusual(request),
+            Usual::Unusual => {
+                cold_path();
+                match self.test_unusual(request) {
+                    Ok(true) => Ok(Some(self.base.reqs.at(request.raw()).value.len)),
+                    Ok(false) => Ok(None),
+                    Err(failed) => Err(self.base.error(failed)),
+                }
+            }
         }
     }
 
@@ -197,26 +185,14 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// taken before. It takes no new ones; [`SendComm::test_polled`] does.
     #[inline(always)]
     pub fn test_booked(&mut self, request: &Request) -> Usual<u32> {
-        let token = request.raw();
-        let entry = self.base.reqs.at(token);
-        if entry.is_done(token) {
-            return Usual::Done(entry.end().len);
-        }
-        if !entry.is_live(token) {
-            return Usual::Unusual;
-        }
-        Usual::NotYet
+        self.base.test_booked(request.raw())
     }
 
     /// What follows on [`SendComm::test_booked`] where that gives [`Usual::NotYet`], as a rule:
     /// takes the completions that are there.
     #[inline(always)]
     pub fn test_polled(&mut self, request: &Request) -> Usual<u32> {
-        match self.base.settle_polled(request.raw()) {
-            Usual::Done(entry) => Usual::Done(entry.end().len),
-            Usual::NotYet => Usual::NotYet,
-            Usual::Unusual => Usual::Unusual,
-        }
+        self.base.test_polled(request.raw())
     }
 
     /// Looks whether the peer still has its end open, which an idle comm does not notice by
@@ -235,7 +211,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
 
     /// Receives of the peer that were matched.
     pub fn rows_sent(&self) -> u64 {
-        self.head
+        self.idx - 1
     }
 
     /// Both ends.
@@ -253,17 +229,14 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.report(error)
     }
 
-    /// As [`SendComm::test`], for all the rest.
+    /// As [`SendComm::test`], for all the rest; whether it is done.
     #[inline(never)]
-    fn test_unusual(&mut self, request: &Request) -> Result<Option<u32>, Error> {
+    fn test_unusual(&mut self, request: &Request) -> Result<bool, Failed> {
         let token = request.raw();
         match self.base.settle(token) {
-            Settled::Waiting => Ok(None),
-            Settled::Done(sending) => Ok(Some(sending.len)),
-            Settled::Unknown => {
-                let failed = self.base.unsettled(token);
-                Err(self.base.error(failed))
-            }
+            Settled::Waiting => Ok(false),
+            Settled::Done => Ok(true),
+            Settled::Unknown => Err(self.base.unsettled(token)),
         }
     }
 
@@ -278,16 +251,18 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         request
     }
 
-    /// Which row of the FIFO is at the head.
-    #[inline(always)]
-    fn row(&self) -> u8 {
-        self.head as u8 & self.row_mask
-    }
-
-    /// Its first slot, once that is there.
+    /// The first slot of the row at the head, once that is there.
     #[inline(always)]
     fn slot(&self) -> Option<SlotWords<'_>> {
-        Row::of(self.base.verbs.control.words(), self.row())?.load(0, self.head + 1)
+        Row::of(self.base.verbs.control.words(), self.row)?.load(0, self.idx)
+    }
+
+    /// The row at the head is sent, and its requests are taken.
+    #[inline(always)]
+    fn advance(&mut self) {
+        self.base.reqs.advance_row();
+        self.idx += 1;
+        self.row = self.row.wrapping_add(1) & self.row_mask;
     }
 
     /// As [`SendComm::isend`], for all the rest.
@@ -325,27 +300,50 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         tag: u32,
         room: Room,
     ) -> Result<Option<Request>, Failed> {
-        let Some((request, _)) = self.base.reqs.next_free() else {
+        let Some((request, entry)) = self.base.reqs.next_free() else {
             return self.send_around(buf, tag);
         };
+        entry.arm(request.raw(), self.target.qps);
+        entry.value.len = buf.len;
         lay_out(&mut self.wr, &request, buf, &room);
         self.post_split().map(Some)
+    }
+
+    /// Posts the message of its own that is laid out, and takes its row: all of it on the first
+    /// queue pair, nothing on the others.
+    #[inline(always)]
+    fn post_whole(&mut self) -> Result<Request, Failed> {
+        let Self { base: Base { verbs, .. }, wr, .. } = self;
+        if let Err(error) = verbs.nic.post_send(&verbs.qp, core::slice::from_mut(wr)) {
+            return Err(self.base.nic_failed(error));
+        }
+        if !verbs.other_qps.is_empty() {
+            self.post_on_others()?;
+        }
+        self.advance();
+        Ok(Request::of(self.wr.wr_id as u32))
+    }
+
+    /// Posts what ends the message on the other queue pairs.
+    #[inline(never)]
+    fn post_on_others(&mut self) -> Result<(), Failed> {
+        let Self { base: Base { verbs, .. }, wr, .. } = self;
+        wr.sge.length = 0;
+        let mut qps = verbs.other_qps.iter();
+        qps.try_for_each(|qp| verbs.nic.post_send(qp, core::slice::from_mut(wr)))
+            .map_err(|error| self.base.nic_failed(error))
     }
 
     /// Posts the message of its own that is laid out, in however many work requests, and takes its
     /// row.
     #[inline(never)]
     fn post_split(&mut self) -> Result<Request, Failed> {
-        let Self { base: Base { reqs, verbs, .. }, wr, target, .. } = self;
+        let Self { base: Base { verbs, .. }, wr, target, .. } = self;
         let token = wr.wr_id as u32;
-        let entry = reqs.at(token);
-        entry.arm(token, target.qps);
-        entry.value.len = wr.sge.length;
         if let Err(error) = post_single(verbs, target, wr) {
             return Err(self.base.nic_failed(error));
         }
-        reqs.advance_row();
-        self.head += 1;
+        self.advance();
         Ok(Request::of(token))
     }
 
@@ -358,10 +356,9 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         buf: &SendBuf,
         tag: u32,
     ) -> Result<Option<Request>, Failed> {
-        let row = self.row();
         let Self { base: Base { reqs, route, verbs, gate, .. }, group, .. } = self;
-        let Some(row) = Row::of(verbs.control.words(), row) else { return Ok(None) };
-        match group.load(&row, nreqs, self.head + 1) {
+        let Some(row) = Row::of(verbs.control.words(), self.row) else { return Ok(None) };
+        match group.load(&row, nreqs, self.idx) {
             Ok(true) => {}
             Ok(false) => return Ok(None),
             Err((what, value)) => return Err(self.bad_slot(what, value)),
@@ -392,18 +389,13 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Sends the group, of which `request` is the last.
     #[inline(never)]
     fn send_group(&mut self, request: Request) -> Result<Option<Request>, Failed> {
-        let row = self.row();
-        let Self { base: Base { reqs, route, verbs, .. }, group, .. } = self;
-        let token = group.first().raw();
+        let Self { base: Base { route, verbs, .. }, group, .. } = self;
         route.grouped += group.nreqs() as u64;
-        // Its completions end the others by the first.
-        reqs.at(token).value.nreqs = group.nreqs() as u32;
-        if let Err(error) = group.post(verbs, &self.target, token, row) {
+        if let Err(error) = group.post(verbs, &self.target, self.row) {
             return Err(self.base.nic_failed(error));
         }
-        reqs.advance_row();
         self.base.gate = Gate::Open;
-        self.head += 1;
+        self.advance();
         Ok(Some(request))
     }
 
@@ -438,7 +430,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     #[cold]
     #[inline(never)]
     fn bad_slot(&mut self, what: &'static str, value: u64) -> Failed {
-        self.base.fail(Error::Slot { what, value, idx: self.head + 1 })
+        self.base.fail(Error::Slot { what, value, idx: self.idx })
     }
 
     /// On the wire of NCCL 2.14, the rest of the exchange (`net_ib.cc ncclSendCheck`); whether it
@@ -466,33 +458,4 @@ fn lay_out(wr: &mut SendWr, request: &Request, buf: &SendBuf, room: &Room) {
     (wr.remote_addr, wr.rkey) = (room.addr, room.rkey);
     wr.imm_data = buf.len;
     wr.sge = Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey };
-}
-
-/// Completions of sends: each queue pair brings one.
-struct Sent {
-    /// Messages of groups that the NIC is not yet done with: at most as many as there are rows, as
-    /// the send queue has room for no more.
-    grouped: u64,
-}
-
-impl Route<Sending, MESSAGES> for Sent {
-    /// The end of a message of its own.
-    #[inline(always)]
-    fn book_usual(&mut self, reqs: &mut Ring<Sending, MESSAGES>, wc: &Wc) -> bool {
-        let entry = reqs.at(wc.wr_id as u32);
-        entry.value.nreqs == 1 && entry.book()
-    }
-
-    /// The end of a group too.
-    #[inline(never)]
-    fn book(&mut self, reqs: &mut Ring<Sending, MESSAGES>, wc: &Wc) -> bool {
-        let [first, others @ ..] = reqs.row(wc.wr_id as u32);
-        let is_awaited = first.book();
-        if first.is_complete() {
-            let nreqs = core::mem::replace(&mut first.value.nreqs, 1) as usize;
-            self.grouped = self.grouped.saturating_sub(nreqs as u64);
-            others.iter_mut().take(nreqs - 1).for_each(Entry::finish);
-        }
-        is_awaited
-    }
 }
