@@ -3,7 +3,7 @@
 
 use anyhow::{Result, bail, ensure};
 
-use super::guest;
+use super::{built, guest};
 use crate::shell::Shell;
 
 /// A peer that does not answer is given up after 4 s instead of half a minute: long enough for a
@@ -19,7 +19,8 @@ struct Fault {
     /// Shell commands, see `xtask/vm/fault`.
     cause: &'static str,
     undo: &'static str,
-    /// Whether the process whose device it befalls has to go on with another connection.
+    /// Whether the process whose device it befalls has to go on with another connection: a server
+    /// with another client, and a client with the same server.
     goes_on: bool,
     /// The client's exit status, and what its error says at least; nothing if it does not fail.
     status: u8,
@@ -91,6 +92,8 @@ const REFUSALS: [(&str, &str, &[&str]); 3] = [
 ];
 
 pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
+    let reconnect = built(shell, "build -p invar-testkit --example", "reconnect")?;
+    let reconnect = reconnect.display();
     for fault in &FAULTS {
         let Fault { what, cause, undo, goes_on, .. } = fault;
         // All of them befall rxe_a; of client and server, the latter stays and goes on.
@@ -101,6 +104,13 @@ pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
             let output = guest(shell, None, &line)?;
             if let Err(why) = fault.check(&output, client == "rxe_a") {
                 bail!("where {what}, from {client}: {why}; the guest said:\n{output}");
+            }
+        }
+        if *goes_on {
+            let line = format!("{HASTY} {reconnect} rxe_a rxe_b '{cause}' '{undo}'");
+            let output = guest(shell, None, &line)?;
+            if let Err(why) = fault.check_client(&output) {
+                bail!("where {what}, in a client that goes on: {why}; the guest said:\n{output}");
             }
         }
     }
@@ -136,6 +146,16 @@ impl Fault {
         ensure!(again, "there is no other connection");
         Ok(())
     }
+
+    /// What `tests/examples/reconnect.rs` prints.
+    fn check_client(&self, output: &str) -> Result<()> {
+        let mut lines = output.lines();
+        let error = lines.next().and_then(|line| line.strip_prefix("failed: ")).unwrap_or_default();
+        ensure!(contains_all(error, self.says), "the error lacks one of {:?}", self.says);
+        let again = lines.next().is_some_and(|line| line.starts_with("again: "));
+        ensure!(again, "there is no other connection");
+        Ok(())
+    }
 }
 
 fn contains_all(text: &str, parts: &[&str]) -> bool {
@@ -147,6 +167,15 @@ mod tests {
     use super::*;
 
     const OUTPUT: &str = "client 3 after 700 ms: invar: rxe_a, rxe_b, look at this end first\nnothing is left\nagain 0: 8\n";
+
+    #[test]
+    fn a_client_must_say_what_befell_it_and_connect_again() {
+        let output = "failed: rxe_a to rxe_b: look at this end first\nagain: 20 messages\n";
+        assert!(FAULTS[0].check_client(output).is_ok());
+        assert!(FAULTS[0].check_client(&output.replace("rxe_b", "")).is_err());
+        assert!(FAULTS[0].check_client(&output.replace("again", "not")).is_err());
+        assert!(FAULTS[0].check_client("").is_err());
+    }
 
     #[test]
     fn only_the_whole_course_of_a_fault_passes() {

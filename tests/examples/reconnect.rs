@@ -1,0 +1,131 @@
+//! A client that goes on with a new connection after something has befallen its device.
+//!
+//! `reconnect rxe_a rxe_b 'ip link set veth0 down' 'ip link set veth0 up'`: sends messages from the
+//! one device to the other, which a process of its own has, does the one to them, and the other once
+//! its sends fail; then it connects again, by the same open device.
+
+use std::env;
+use std::error::Error;
+use std::io::{self, BufRead, BufReader, Write};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use invar::{Device, HANDLE_BYTES, Handle, Listener, MemoryRegion, SendComm, Settings};
+
+const MESSAGE_BYTES: usize = 256 << 10;
+/// Messages that show that a connection works.
+const MESSAGES: u32 = 20;
+const TAG: u32 = 7;
+/// More than any one message takes, and any fault to be noticed.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What was mended need not work at once.
+const MENDED_WITHIN: Duration = Duration::from_secs(30);
+
+type Done<T> = Result<T, Box<dyn Error>>;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let done = match args[..] {
+        ["serve", nic] => serve(nic),
+        [nic, peer, cause, undo] => client(nic, peer, cause, undo),
+        _ => Err("usage: reconnect NIC PEER_NIC CAUSE UNDO".into()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("reconnect: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Says where it is to be found, and receives from one client after the other.
+fn serve(nic: &str) -> Done<()> {
+    let device = Device::open(nic)?;
+    let listener = Listener::bind(&device, &Settings::from_env()?)?;
+    let region = MemoryRegion::new(&device, MESSAGE_BYTES)?;
+    let hex: String =
+        listener.handle().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    writeln!(io::stdout(), "{hex}")?;
+    loop {
+        let mut comm = listener.accept_within(2 * PATIENCE)?;
+        // The client says when it has had enough, and so does its fault.
+        while comm.recv(&region, 0..MESSAGE_BYTES, TAG, PATIENCE).is_ok() {}
+    }
+}
+
+/// The other process, which ends with this one.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn client(nic: &str, peer: &str, cause: &str, undo: &str) -> Done<()> {
+    let server =
+        Command::new(env::current_exe()?).args(["serve", peer]).stdout(Stdio::piped()).spawn()?;
+    let mut server = Server(server);
+    let mut line = String::new();
+    let stdout = server.0.stdout.take().ok_or("no pipe")?;
+    BufReader::new(stdout).read_line(&mut line)?;
+    let handle = parse(line.trim()).ok_or("the server gave no handle")?;
+
+    let device = Device::open(nic)?;
+    let region = MemoryRegion::new(&device, MESSAGE_BYTES)?;
+    let mut comm = connect(&device, &handle)?;
+    send(&mut comm, &region)?;
+    run(cause)?;
+    let start = Instant::now();
+    let error = loop {
+        match comm.send(&region, 0..MESSAGE_BYTES, TAG, PATIENCE) {
+            Ok(_) if start.elapsed() < PATIENCE => {}
+            Ok(_) => return Err("the fault is none".into()),
+            Err(error) => break error,
+        }
+    };
+    drop(comm);
+    writeln!(io::stdout(), "failed: {error}")?;
+    run(undo)?;
+
+    let mended = Instant::now();
+    let again = || send(&mut connect(&device, &handle)?, &region);
+    while let Err(error) = again() {
+        if mended.elapsed() >= MENDED_WITHIN {
+            return Err(error);
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    writeln!(io::stdout(), "again: {MESSAGES} messages")?;
+    Ok(())
+}
+
+fn connect(device: &Device, handle: &Handle) -> Done<SendComm> {
+    Ok(SendComm::connect(device, handle, &Settings::from_env()?)?.wait()?)
+}
+
+fn send(comm: &mut SendComm, region: &MemoryRegion) -> Done<()> {
+    for _ in 0..MESSAGES {
+        comm.send(region, 0..MESSAGE_BYTES, TAG, PATIENCE)?;
+    }
+    Ok(())
+}
+
+fn run(command: &str) -> Done<()> {
+    match Command::new("bash").args(["-c", command]).status()? {
+        status if status.success() => Ok(()),
+        status => Err(format!("{command}: {status}").into()),
+    }
+}
+
+fn parse(hex: &str) -> Option<Handle> {
+    let mut bytes = [0; HANDLE_BYTES];
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    Some(Handle::from_bytes(bytes))
+}
