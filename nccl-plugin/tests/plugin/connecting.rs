@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::thread;
 
-use crate::*;
+use super::rig::*;
 
 /// A number that NCCL passes from thread to thread.
 #[derive(Clone, Copy)]

@@ -1,6 +1,6 @@
 //! Registered memory.
 
-use crate::*;
+use super::rig::*;
 
 #[test]
 fn pages_that_are_registered_are_not_registered_again() {

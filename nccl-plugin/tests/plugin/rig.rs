@@ -1,0 +1,222 @@
+//! Both ends of connections, by the calls of the table.
+
+pub(crate) use std::ffi::{c_int, c_void};
+pub(crate) use std::ptr;
+use std::sync::Once;
+use std::time::{Duration, Instant};
+
+pub(crate) use nccl_net_invar::abi::{Code, HANDLE_BYTES, PTR_CUDA, PTR_DMABUF, PTR_HOST};
+pub(crate) use nccl_net_invar::tables::{ncclNetPlugin_v6 as v6, ncclNetPlugin_v9 as net};
+
+use crate::TRANSPORT;
+
+/// More than anything takes that works.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Starts the plugin on this program's transport, once for all tests.
+pub(crate) fn init() {
+    static INIT: Once = Once::new();
+    INIT.call_once(|| {
+        for (name, value) in [("INVAR_TRANSPORT", TRANSPORT), ("NCCL_SOCKET_IFNAME", "lo")] {
+            // SAFETY: every test comes by here before it does anything else.
+            unsafe { std::env::set_var(name, value) };
+        }
+        // SAFETY: no logger.
+        assert_eq!(unsafe { (net.init)(None) }, Code::SUCCESS);
+    });
+}
+
+/// Asks until there is an answer.
+pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(start.elapsed() < TIMEOUT, "{what} takes too long");
+        std::thread::yield_now();
+    }
+}
+
+/// A listening comm, and the handle that names it.
+pub(crate) struct Listening {
+    pub(crate) comm: *mut c_void,
+    pub(crate) handle: [u8; HANDLE_BYTES],
+}
+
+impl Listening {
+    pub(crate) fn new() -> Self {
+        init();
+        let (mut comm, mut handle) = (ptr::null_mut(), [0; HANDLE_BYTES]);
+        // SAFETY: room for a handle and a comm.
+        let code = unsafe { (net.listen)(0, handle.as_mut_ptr().cast(), &mut comm) };
+        assert_eq!(code, Code::SUCCESS);
+        assert!(!comm.is_null());
+        Listening { comm, handle }
+    }
+
+    /// A call of `accept`.
+    pub(crate) fn accept(&self) -> Option<*mut c_void> {
+        let mut comm = ptr::dangling_mut();
+        // SAFETY: room for a comm.
+        let code = unsafe { (net.accept)(self.comm, &mut comm, ptr::null_mut()) };
+        assert_eq!(code, Code::SUCCESS);
+        (!comm.is_null()).then_some(comm)
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses it any more.
+        assert_eq!(unsafe { (net.close_listen)(self.comm) }, Code::SUCCESS);
+    }
+}
+
+/// A call of `connect`, which goes on where the handle says.
+pub(crate) fn connect(handle: &mut [u8; HANDLE_BYTES]) -> Option<*mut c_void> {
+    let mut comm = ptr::dangling_mut();
+    let handle = handle.as_mut_ptr().cast();
+    // SAFETY: a handle, and room for a comm.
+    let code = unsafe { (net.connect)(0, handle, &mut comm, ptr::null_mut()) };
+    assert_eq!(code, Code::SUCCESS);
+    (!comm.is_null()).then_some(comm)
+}
+
+/// A call of v6's `connect`.
+pub(crate) fn connect_v6(handle: &mut [u8; HANDLE_BYTES]) -> Option<*mut c_void> {
+    let mut comm = ptr::dangling_mut();
+    // SAFETY: a handle, and room for a comm.
+    let code = unsafe { (v6.connect)(0, handle.as_mut_ptr().cast(), &mut comm) };
+    assert_eq!(code, Code::SUCCESS);
+    (!comm.is_null()).then_some(comm)
+}
+
+/// Both ends of a connection, and memory that is registered with each.
+pub(crate) struct Pair {
+    pub(crate) send: *mut c_void,
+    pub(crate) recv: *mut c_void,
+    pub(crate) from: Vec<u8>,
+    pub(crate) to: Vec<u8>,
+    pub(crate) from_mr: *mut c_void,
+    pub(crate) to_mr: *mut c_void,
+}
+
+impl Pair {
+    /// The sender's memory is a pattern, the receiver's is zero.
+    pub(crate) fn new(bytes: usize) -> Self {
+        Self::with(bytes, connect)
+    }
+
+    pub(crate) fn with(
+        bytes: usize,
+        connect: impl Fn(&mut [u8; HANDLE_BYTES]) -> Option<*mut c_void>,
+    ) -> Self {
+        let listening = Listening::new();
+        let mut handle = listening.handle;
+        let (mut send, mut recv) = (None, None);
+        let (send, recv) = until("connecting", || {
+            send = send.or_else(|| connect(&mut handle));
+            recv = recv.or_else(|| listening.accept());
+            send.zip(recv)
+        });
+        let from: Vec<u8> = (0..bytes).map(|i| (i * 7 + i / 251) as u8).collect();
+        let to = vec![0; bytes];
+        let (from_mr, to_mr) = (reg(send, &from), reg(recv, &to));
+        Pair { send, recv, from, to, from_mr, to_mr }
+    }
+
+    /// A call of `irecv` with these offsets, sizes and tags.
+    pub(crate) fn irecv(&self, bufs: &[(usize, usize, c_int)]) -> (Code, *mut c_void) {
+        let to = self.to.as_ptr().cast_mut();
+        let mut data: Vec<_> = bufs.iter().map(|buf| to.wrapping_add(buf.0).cast()).collect();
+        let mut sizes: Vec<_> = bufs.iter().map(|buf| buf.1).collect();
+        let mut tags: Vec<_> = bufs.iter().map(|buf| buf.2).collect();
+        let mut mrs = vec![self.to_mr; bufs.len()];
+        let mut request = ptr::dangling_mut();
+        // SAFETY: as many of each as is said, within registered memory.
+        let code = unsafe {
+            (net.irecv)(
+                self.recv,
+                bufs.len() as c_int,
+                data.as_mut_ptr(),
+                sizes.as_mut_ptr(),
+                tags.as_mut_ptr(),
+                mrs.as_mut_ptr(),
+                &mut request,
+            )
+        };
+        (code, request)
+    }
+
+    /// A call of `isend`.
+    pub(crate) fn isend(&self, offset: usize, size: usize, tag: c_int) -> (Code, *mut c_void) {
+        let data = self.from.as_ptr().wrapping_add(offset).cast_mut().cast();
+        let mut request = ptr::dangling_mut();
+        // SAFETY: registered memory.
+        let code = unsafe { (net.isend)(self.send, data, size, tag, self.from_mr, &mut request) };
+        (code, request)
+    }
+
+    /// Posts a receive.
+    pub(crate) fn post(&self, bufs: &[(usize, usize, c_int)]) -> *mut c_void {
+        let (code, request) = self.irecv(bufs);
+        assert_eq!(code, Code::SUCCESS);
+        assert!(!request.is_null(), "a receive finds no request");
+        request
+    }
+
+    /// Sends once the receiver has posted.
+    pub(crate) fn send(&self, offset: usize, size: usize, tag: c_int) -> *mut c_void {
+        until("a receive", || {
+            let (code, request) = self.isend(offset, size, tag);
+            assert_eq!(code, Code::SUCCESS);
+            (!request.is_null()).then_some(request)
+        })
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses them any more.
+        unsafe {
+            assert_eq!((net.dereg_mr)(self.send, self.from_mr), Code::SUCCESS);
+            assert_eq!((net.dereg_mr)(self.recv, self.to_mr), Code::SUCCESS);
+            assert_eq!((net.close_send)(self.send), Code::SUCCESS);
+            assert_eq!((net.close_recv)(self.recv), Code::SUCCESS);
+        }
+    }
+}
+
+/// Registers memory with the device of a comm.
+pub(crate) fn reg(comm: *mut c_void, memory: &[u8]) -> *mut c_void {
+    let mut mr = ptr::null_mut();
+    let data = memory.as_ptr().cast_mut().cast();
+    // SAFETY: memory, and room for a registration.
+    let code = unsafe { (net.reg_mr)(comm, data, memory.len(), PTR_HOST, &mut mr) };
+    assert_eq!(code, Code::SUCCESS);
+    assert!(!mr.is_null());
+    mr
+}
+
+/// A call of `test`: the sizes, where the request is done.
+pub(crate) fn test(request: *mut c_void) -> Result<Option<[c_int; 8]>, Code> {
+    let (mut done, mut sizes) = (-1, [-1; 8]);
+    // SAFETY: room for both.
+    match unsafe { (net.test)(request, &mut done, sizes.as_mut_ptr()) } {
+        Code::SUCCESS => Ok((done == 1).then_some(sizes)),
+        code => Err(code),
+    }
+}
+
+/// Waits until requests are done, asking all of them in turn, so that they may end in any order.
+pub(crate) fn wait(requests: &[*mut c_void]) -> Vec<[c_int; 8]> {
+    let mut sizes = vec![None; requests.len()];
+    until("a request", || {
+        for (request, sizes) in requests.iter().zip(&mut sizes) {
+            if sizes.is_none() {
+                *sizes = test(*request).unwrap();
+            }
+        }
+        sizes.iter().copied().collect()
+    })
+}
