@@ -8,6 +8,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::process::ExitCode;
 use std::ptr;
 
+use invar_testkit::bench::{self, check};
 use nccl_net_invar::abi::{Code, HANDLE_BYTES, Net, PTR_HOST, V6};
 
 const MESSAGE_BYTES: usize = 8;
@@ -16,29 +17,19 @@ const REGISTRATIONS: usize = 10_000;
 const CASES: &str = "msg8-w1, msg8-w32, msg8-q4, group8-w1, idle-test, idle-isend, reg-hit-10000";
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let [case, iterations] = &args[..] else {
-        eprintln!("two arguments: a case ({CASES}) and a number of iterations");
-        return ExitCode::from(2);
-    };
-    let Ok(n) = iterations.parse::<usize>() else {
-        eprintln!("{iterations:?} is not a number of iterations");
-        return ExitCode::from(2);
-    };
-    match case.as_str() {
-        "msg8-w1" => Bench::new(1).messages::<1>(n),
-        "msg8-w32" => Bench::new(1).messages::<32>(n),
-        "msg8-q4" => Bench::new(4).messages::<1>(n),
-        "group8-w1" => Bench::new(1).groups(n),
-        "idle-test" => Bench::new(1).idle_test(n),
-        "idle-isend" => Bench::new(1).idle_isend(n),
-        "reg-hit-10000" => Bench::new(1).registrations(n),
-        _ => {
-            eprintln!("no case {case:?}; there are {CASES}");
-            return ExitCode::from(2);
+    bench::run_case(CASES, |case, n| {
+        match case {
+            "msg8-w1" => Bench::new(1).messages::<1>(n),
+            "msg8-w32" => Bench::new(1).messages::<32>(n),
+            "msg8-q4" => Bench::new(4).messages::<1>(n),
+            "group8-w1" => Bench::new(1).groups(n),
+            "idle-test" => Bench::new(1).idle_test(n),
+            "idle-isend" => Bench::new(1).idle_isend(n),
+            "reg-hit-10000" => Bench::new(1).registrations(n),
+            _ => return false,
         }
-    }
-    ExitCode::SUCCESS
+        true
+    })
 }
 
 /// What a call gives, where it gives anything.
@@ -217,18 +208,4 @@ fn register(net: &Net<V6>, comm: *mut c_void, memory: &[u8]) -> *mut c_void {
 #[inline(always)]
 fn ok(code: Code) {
     check(code == Code::SUCCESS);
-}
-
-/// As `assert!`, but of one place: the less there is in the loops, the better.
-#[inline(always)]
-fn check(is_so: bool) {
-    if !is_so {
-        unexpected();
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn unexpected() -> ! {
-    panic!("a call did not do what it must");
 }

@@ -22,21 +22,26 @@ const CASES: &str = "msg8-w1, msg8-w32, msg8-q4, group8-w1, idle-test, idle-isen
 
 /// What such a program does, with the ports that `ports` opens.
 pub fn main<N: Nic + Clone>(ports: impl FnOnce() -> [N; 2]) -> ExitCode {
+    run_case(CASES, |case, n| match case.strip_suffix("-calls") {
+        Some(case) => run::<N, Called>(ports(), case, n),
+        None => run::<N, Inlined>(ports(), case, n),
+    })
+}
+
+/// Runs the case that this program's arguments name, as many times as they say; `run` says whether
+/// there is such a case.
+pub fn run_case(cases: &str, run: impl FnOnce(&str, usize) -> bool) -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [case, iterations] = &args[..] else {
-        eprintln!("two arguments: a case ({CASES}) and a number of iterations");
+        eprintln!("two arguments: a case ({cases}) and a number of iterations");
         return ExitCode::from(2);
     };
     let Ok(n) = iterations.parse::<usize>() else {
         eprintln!("{iterations:?} is not a number of iterations");
         return ExitCode::from(2);
     };
-    let is_known = match case.strip_suffix("-calls") {
-        Some(case) => run::<N, Called>(ports(), case, n),
-        None => run::<N, Inlined>(ports(), case, n),
-    };
-    if !is_known {
-        eprintln!("no case {case:?}; there are {CASES}");
+    if !run(case, n) {
+        eprintln!("no case {case:?}; there are {cases}");
         return ExitCode::from(2);
     }
     ExitCode::SUCCESS
@@ -150,7 +155,8 @@ impl<N: Nic + Clone> Bench<N> {
 }
 
 /// As `assert!`, but of one place: the less there is in the loops, the better.
-fn check(is_so: bool) {
+#[inline(always)]
+pub fn check(is_so: bool) {
     if !is_so {
         unexpected();
     }
@@ -166,42 +172,14 @@ fn unexpected() -> ! {
 mod call {
     use super::*;
 
+    type Send<N> = SendComm<N, Pipe>;
+    type Recv<N> = RecvComm<N, Pipe>;
+
     /// As of the interface that NCCL loads. Each says whether it did what was asked for; a test,
     /// whether it also came to the expected size.
     pub(super) trait Calls {
-        fn irecv<N: Nic>(
-            recv: &mut RecvComm<N, Pipe>,
-            bufs: &[RecvBuf],
-            request: &mut Request,
-        ) -> bool;
-        fn isend<N: Nic>(
-            send: &mut SendComm<N, Pipe>,
-            buf: &SendBuf,
-            tag: u32,
-            request: &mut Request,
-        ) -> bool;
-        fn test_send<N: Nic>(
-            send: &mut SendComm<N, Pipe>,
-            request: &Request,
-            expected: u32,
-        ) -> bool;
-        fn test_recv<N: Nic>(
-            recv: &mut RecvComm<N, Pipe>,
-            request: &Request,
-            expected: u32,
-        ) -> bool;
-    }
-
-    /// Each part of the loop that it is called from.
-    pub(super) struct Inlined;
-
-    impl Calls for Inlined {
         #[inline(always)]
-        fn irecv<N: Nic>(
-            recv: &mut RecvComm<N, Pipe>,
-            bufs: &[RecvBuf],
-            request: &mut Request,
-        ) -> bool {
+        fn irecv<N: Nic>(recv: &mut Recv<N>, bufs: &[RecvBuf], request: &mut Request) -> bool {
             match recv.irecv(bufs) {
                 Ok(Some(posted)) => {
                     *request = posted;
@@ -214,7 +192,7 @@ mod call {
 
         #[inline(always)]
         fn isend<N: Nic>(
-            send: &mut SendComm<N, Pipe>,
+            send: &mut Send<N>,
             buf: &SendBuf,
             tag: u32,
             request: &mut Request,
@@ -230,11 +208,7 @@ mod call {
         }
 
         #[inline(always)]
-        fn test_send<N: Nic>(
-            send: &mut SendComm<N, Pipe>,
-            request: &Request,
-            expected: u32,
-        ) -> bool {
+        fn test_send<N: Nic>(send: &mut Send<N>, request: &Request, expected: u32) -> bool {
             match send.test(request) {
                 Ok(Some(size)) => size == expected,
                 Ok(None) => false,
@@ -243,11 +217,7 @@ mod call {
         }
 
         #[inline(always)]
-        fn test_recv<N: Nic>(
-            recv: &mut RecvComm<N, Pipe>,
-            request: &Request,
-            expected: u32,
-        ) -> bool {
+        fn test_recv<N: Nic>(recv: &mut Recv<N>, request: &Request, expected: u32) -> bool {
             match recv.test(request) {
                 Ok(Some(sizes)) => sizes.first() == Some(&expected),
                 Ok(None) => false,
@@ -256,22 +226,23 @@ mod call {
         }
     }
 
+    /// Each part of the loop that it is called from.
+    pub(super) struct Inlined;
+
+    impl Calls for Inlined {}
+
     /// Each a function of its own.
     pub(super) struct Called;
 
     impl Calls for Called {
         #[inline(never)]
-        fn irecv<N: Nic>(
-            recv: &mut RecvComm<N, Pipe>,
-            bufs: &[RecvBuf],
-            request: &mut Request,
-        ) -> bool {
+        fn irecv<N: Nic>(recv: &mut Recv<N>, bufs: &[RecvBuf], request: &mut Request) -> bool {
             Inlined::irecv(recv, bufs, request)
         }
 
         #[inline(never)]
         fn isend<N: Nic>(
-            send: &mut SendComm<N, Pipe>,
+            send: &mut Send<N>,
             buf: &SendBuf,
             tag: u32,
             request: &mut Request,
@@ -280,20 +251,12 @@ mod call {
         }
 
         #[inline(never)]
-        fn test_send<N: Nic>(
-            send: &mut SendComm<N, Pipe>,
-            request: &Request,
-            expected: u32,
-        ) -> bool {
+        fn test_send<N: Nic>(send: &mut Send<N>, request: &Request, expected: u32) -> bool {
             Inlined::test_send(send, request, expected)
         }
 
         #[inline(never)]
-        fn test_recv<N: Nic>(
-            recv: &mut RecvComm<N, Pipe>,
-            request: &Request,
-            expected: u32,
-        ) -> bool {
+        fn test_recv<N: Nic>(recv: &mut Recv<N>, request: &Request, expected: u32) -> bool {
             Inlined::test_recv(recv, request, expected)
         }
     }

@@ -57,12 +57,7 @@ fn a_handle_may_be_used_again_when_its_connection_is_there() {
     let listening = Listening::new();
     let mut handle = listening.handle;
     for _ in 0..3 {
-        let (mut send, mut recv) = (None, None);
-        let (send, recv) = until("connecting", || {
-            send = send.or_else(|| connect(&mut handle));
-            recv = recv.or_else(|| listening.accept());
-            send.zip(recv)
-        });
+        let (send, recv) = listening.pair(&mut handle, connect);
         assert_eq!(handle, listening.handle, "nothing is left in the handle");
         close(send, recv);
     }
@@ -83,12 +78,7 @@ fn strangers_who_call_a_listener_are_turned_away() {
     garbage.write_all(&[b'G'; 4096]).unwrap();
     drop(TcpStream::connect(addr).unwrap());
     let mut handle = listening.handle;
-    let (mut send, mut recv) = (None, None);
-    let (send, recv) = until("connecting", || {
-        send = send.or_else(|| connect(&mut handle));
-        recv = recv.or_else(|| listening.accept());
-        send.zip(recv)
-    });
+    let (send, recv) = listening.pair(&mut handle, connect);
     close(send, recv);
     drop(silent);
 }

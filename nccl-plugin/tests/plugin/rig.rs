@@ -63,6 +63,20 @@ impl Listening {
         assert_eq!(code, Code::SUCCESS);
         (!comm.is_null()).then_some(comm)
     }
+
+    /// Both ends of a connection.
+    pub(crate) fn pair(
+        &self,
+        handle: &mut [u8; HANDLE_BYTES],
+        connect: impl Fn(&mut [u8; HANDLE_BYTES]) -> Option<*mut c_void>,
+    ) -> (*mut c_void, *mut c_void) {
+        let (mut send, mut recv) = (None, None);
+        until("connecting", || {
+            send = send.or_else(|| connect(handle));
+            recv = recv.or_else(|| self.accept());
+            send.zip(recv)
+        })
+    }
 }
 
 impl Drop for Listening {
@@ -113,12 +127,7 @@ impl Pair {
     ) -> Self {
         let listening = Listening::new();
         let mut handle = listening.handle;
-        let (mut send, mut recv) = (None, None);
-        let (send, recv) = until("connecting", || {
-            send = send.or_else(|| connect(&mut handle));
-            recv = recv.or_else(|| listening.accept());
-            send.zip(recv)
-        });
+        let (send, recv) = listening.pair(&mut handle, connect);
         let from: Vec<u8> = (0..bytes).map(|i| (i * 7 + i / 251) as u8).collect();
         let to = vec![0; bytes];
         let (from_mr, to_mr) = (reg(send, &from), reg(recv, &to));
