@@ -4,6 +4,7 @@ mod callgrind;
 mod coll;
 mod instructions;
 mod plugin;
+mod processors;
 mod protocol;
 mod socket;
 mod soft_nic;

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::Args;
+use super::processors::Processors;
 use super::tcp::{self, Wait};
 use super::udp;
 use crate::shell::Shell;
@@ -114,7 +115,8 @@ fn count(size: usize) -> usize {
 }
 
 fn tcp(size: usize, wait: Wait) -> Result<f64> {
-    let seconds = tcp::seconds(tcp::over_loopback()?, size, count(size), WINDOW, wait)?;
+    let stream = tcp::over_loopback()?;
+    let seconds = tcp::seconds(stream, size, count(size), WINDOW, wait, Processors::ANY)?;
     Ok((count(size) * size) as f64 * 8e-9 / seconds)
 }
 

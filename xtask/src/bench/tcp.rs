@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use super::processors::Processors;
+
 /// How an end waits for the other.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
@@ -37,24 +39,28 @@ pub(super) fn seconds(
     count: usize,
     window: usize,
     wait: Wait,
+    processors: Processors,
 ) -> Result<f64> {
+    let receive = || receive(End::new(receiver, wait)?, size, count, window);
+    let send = || send(End::new(sender, wait)?, size, count, window);
     thread::scope(|scope| {
-        let receiver = scope.spawn(move || -> Result<()> {
-            let mut end = End::new(receiver, wait)?;
-            let mut buffers = buffers(size, window);
-            for count in [window, count] {
-                for i in 0..count {
-                    end.read(&mut buffers[i % window])?;
-                }
-                end.write(&[1])?;
-            }
-            Ok(())
-        });
-        let time = send(End::new(sender, wait)?, size, count, window);
+        let receiver = scope.spawn(|| processors.call(0, receive));
+        let time = processors.call(1, send);
         let received = receiver.join();
         ensure!(received.is_ok(), "the receiver panicked");
         time
     })
+}
+
+fn receive(mut end: End, size: usize, count: usize, window: usize) -> Result<()> {
+    let mut buffers = buffers(size, window);
+    for count in [window, count] {
+        for i in 0..count {
+            end.read(&mut buffers[i % window])?;
+        }
+        end.write(&[1])?;
+    }
+    Ok(())
 }
 
 fn send(mut end: End, size: usize, count: usize, window: usize) -> Result<f64> {
@@ -129,7 +135,10 @@ mod tests {
     #[test]
     fn a_stream_ends_when_every_byte_has_arrived() {
         for wait in [Wait::Block, Wait::Poll] {
-            assert!(seconds(over_loopback().unwrap(), 10_000, 20, 3, wait).unwrap() > 0.0);
+            for processors in [Processors::ANY, Processors::two()] {
+                let stream = over_loopback().unwrap();
+                assert!(seconds(stream, 10_000, 20, 3, wait, processors).unwrap() > 0.0);
+            }
         }
     }
 

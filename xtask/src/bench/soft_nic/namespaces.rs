@@ -1,5 +1,5 @@
 //! Throughput between two network namespaces: packets go through a virtual Ethernet, whose MTU they
-//! have to keep to.
+//! have to keep to. Either end has a processor of its own.
 
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
@@ -10,12 +10,13 @@ use anyhow::{Context, Result, anyhow, ensure};
 use invar_testkit::namespaces::{Hosts, IPV6};
 
 use super::{MIB, WINDOW, built, gbits, median, row};
+use crate::bench::processors::Processors;
 use crate::bench::tcp::{self, Stream, Wait};
 use crate::shell::Shell;
 
 pub(super) const CASE: &str = "namespaces";
 
-const RUNS: usize = 3;
+const RUNS: usize = 7;
 const MESSAGES: usize = 1000;
 /// Of a blocking TCP stream's throughput.
 const BAR: f64 = 1.0;
@@ -49,7 +50,7 @@ pub(super) fn run(shell: &Shell) -> Result<Vec<String>> {
 }
 
 fn tcp(hosts: &Hosts, wait: Wait) -> Result<f64> {
-    let seconds = tcp::seconds(stream(hosts)?, MIB, MESSAGES, WINDOW, wait)?;
+    let seconds = tcp::seconds(stream(hosts)?, MIB, MESSAGES, WINDOW, wait, Processors::two())?;
     Ok((MESSAGES * MIB) as f64 * 8e-9 / seconds)
 }
 
@@ -63,7 +64,8 @@ fn soft(hosts: &Hosts, invar: &Path) -> Result<f64> {
     let invar = invar.to_str().context("a path that is no text")?;
     let mut server = hosts.program(0, invar);
     server.args(["perf", "--server"]).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut server = Server(server.spawn()?);
+    let processors = Processors::two();
+    let mut server = Server(processors.call(0, || server.spawn())?);
     let stdout = server.0.stdout.take().context("a pipe")?;
     let mut said = String::new();
     BufReader::new(stdout).read_line(&mut said)?;
@@ -72,7 +74,7 @@ fn soft(hosts: &Hosts, invar: &Path) -> Result<f64> {
     let [size, messages, window] = [MIB, MESSAGES, WINDOW].map(|n| n.to_string());
     client.args(["perf", "-b", &size, "-e", &size, "-n", &messages, "--window", &window]);
     client.args(["--json", "-", "--connect", &format!("[{}]:{port}", IPV6[0])]);
-    let output = client.output()?;
+    let output = processors.call(1, || client.output())?;
     let text = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "invar perf: {text}");
     gbits(&row(&String::from_utf8(output.stdout)?)?).map_err(|error| anyhow!("{error}: {text}"))

@@ -1,0 +1,61 @@
+//! Where the two ends of a measurement run. Left to itself Linux at times keeps both on one processor,
+//! for seconds, and then they reach about half.
+
+use std::thread;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// A processor for each end; none where there are not two.
+#[derive(Clone, Copy)]
+pub(super) struct Processors(Option<[CpuSet; 2]>);
+
+impl Processors {
+    /// Wherever Linux puts them.
+    pub(super) const ANY: Processors = Processors(None);
+
+    /// The first two that this process may use.
+    pub(super) fn two() -> Processors {
+        let two = || {
+            let allowed = sched_getaffinity(None).ok()?;
+            let mut numbers = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+            let mut next = || {
+                let mut one = CpuSet::new();
+                one.set(numbers.next()?);
+                Some(one)
+            };
+            Some([next()?, next()?])
+        };
+        Processors(two())
+    }
+
+    /// Calls a function on the processor of an end, in a thread of its own. Threads and processes
+    /// that it starts stay there too.
+    pub(super) fn call<R: Send>(self, end: usize, call: impl FnOnce() -> R + Send) -> R {
+        let Processors(Some(sets)) = self else { return call() };
+        let bound = || {
+            // Anywhere else it is slower and as right.
+            let _ = sched_setaffinity(None, &sets[end]);
+            call()
+        };
+        thread::scope(|scope| scope.spawn(bound).join()).expect("the function does not panic")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_end_has_a_processor_of_its_own() {
+        let before = sched_getaffinity(None).unwrap();
+        let [a, b] = [0, 1].map(|end| Processors::two().call(end, || sched_getaffinity(None)));
+        if before.count() < 2 {
+            assert_eq!((a.unwrap(), b.unwrap()), (before, before));
+        } else {
+            let (a, b) = (a.unwrap(), b.unwrap());
+            assert_eq!((a.count(), b.count()), (1, 1));
+            assert_ne!(a, b);
+        }
+        assert_eq!(sched_getaffinity(None).unwrap(), before, "only those threads");
+    }
+}
