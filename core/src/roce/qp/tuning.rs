@@ -23,11 +23,11 @@ pub struct Tuning {
 }
 
 impl Default for Tuning {
-    /// 256 packets (1 MiB at path MTU 4096), probes after 8 ms, round trips of 1 ms, any rate, holes
+    /// 512 packets (2 MiB at path MTU 4096), probes after 8 ms, round trips of 1 ms, any rate, holes
     /// of 50 µs.
     fn default() -> Self {
         Tuning {
-            window_packets_max: 256,
+            window_packets_max: 512,
             probe_ns: 8_000_000,
             rtt_target_ns: Some(1_000_000),
             rate_mbps_max: None,
