@@ -215,6 +215,24 @@ fn a_completion_too_many_is_an_error() {
     assert!(matches!(error, Error::UnknownCompletion { wr_id: 0, .. }), "{error}");
 }
 
+#[test]
+fn a_completion_of_a_request_that_is_over_is_an_error() {
+    let (mut duo, [a, b]) = meddled();
+    let first = invar_core::comm::Request::from_raw(0);
+    assert_eq!(duo.send.test(&first), Ok(Some(0)));
+    assert_eq!(duo.recv.test(&first), Ok(Some(&[0][..])));
+
+    let again = Wc { wr_id: 0, qp_num: 1, ..Wc::default() };
+    let unknown = Error::UnknownCompletion { wr_id: 0, qpn: 1 };
+    let second = duo.send.isend(&SendBuf::default(), 0).expect("isend").expect("a request");
+    a.plan.made_up.borrow_mut().push(again);
+    assert_eq!(duo.send.test(&second), Err(unknown));
+
+    b.plan.made_up.borrow_mut().push(Wc { opcode: WcOpcode::RECV_RDMA_WITH_IMM, ..again });
+    let second = invar_core::comm::Request::from_raw(1);
+    assert_eq!(duo.recv.test(&second).err(), Some(unknown));
+}
+
 proptest! {
     #[test]
     fn no_completions_make_a_comm_panic(
