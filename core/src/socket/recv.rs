@@ -22,8 +22,8 @@ use parked::Parked;
 const NEWS_MESSAGES: usize = AHEAD_MESSAGES / 4;
 const NEWS_BYTES: u64 = AHEAD_BYTES as u64 / 4;
 
-/// Looks in a row that find nothing before a sender is told of few buffers: by then it may wait for them,
-/// and a sender that does not is spared the packet.
+/// Looks in a row that find nothing before a sender is told of few buffers: by then it may wait for
+/// them, and a sender that does not is spared the packet.
 const IDLE_LOOKS: u32 = 128;
 
 /// A buffer that is posted: how long it is and what for.
@@ -130,6 +130,8 @@ pub struct Receiver {
     parked: Parked,
     /// Buffers that the sender was not told of.
     news: Deque<Posted, BUFFERS_MAX>,
+    /// Among them is one whose message may be too long to be ahead: a sender of that waits for it.
+    news_awaited: bool,
     news_seq: u32,
     idle_looks: u32,
     main: Main,
@@ -149,6 +151,7 @@ impl Receiver {
             buffers: TagQueue::new(),
             parked: Parked::new(),
             news: Deque::new(),
+            news_awaited: false,
             news_seq: 0,
             idle_looks: 0,
             main: Main::Frame,
@@ -311,6 +314,7 @@ impl Receiver {
         let is_time = self.news.len() >= NEWS_MESSAGES
             || bytes_ahead >= NEWS_BYTES
             || self.idle_looks >= IDLE_LOOKS
+            || self.news_awaited
             || self.end.is_some();
         if !is_time {
             return 0;
@@ -323,7 +327,7 @@ impl Receiver {
             filled += FRAME_BYTES;
         }
         if self.news.is_empty() {
-            self.idle_looks = 0;
+            (self.idle_looks, self.news_awaited) = (0, false);
         }
         filled
     }
@@ -350,6 +354,7 @@ impl Receiver {
     fn tell(&mut self, buf: Posted) {
         let has_room = self.news.push_back(buf).is_ok();
         debug_assert!(has_room, "looked at before");
+        self.news_awaited |= buf.len > AHEAD_BYTES;
         self.idle_looks = 0;
     }
 

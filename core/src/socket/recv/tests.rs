@@ -16,8 +16,14 @@ impl Inbound {
 
     /// Posts a buffer; whether the sender hears of it, and of those before, at once.
     fn post(&mut self) -> bool {
-        let posted = self.receiver.irecv(&[Posted { len: ROOM, tag: TAG }]);
-        assert!(posted.unwrap().is_some());
+        self.post_all(&[ROOM])
+    }
+
+    /// The same of several at once.
+    fn post_all(&mut self, lens: &[u32]) -> bool {
+        let bufs = lens.iter().map(|len| Posted { len: *len, tag: TAG });
+        let bufs: heapless::Vec<_, RECVS_MAX> = bufs.collect();
+        assert!(self.receiver.irecv(&bufs).unwrap().is_some());
         self.tells()
     }
 
@@ -74,4 +80,17 @@ fn a_sender_that_may_wait_hears_of_buffers_and_one_that_goes_on_does_not() {
         inbound.receiver.idle();
     }
     assert!(inbound.tells());
+}
+
+#[test]
+fn a_sender_hears_at_once_of_a_buffer_whose_message_cannot_be_ahead() {
+    let mut inbound = Inbound::new();
+    assert!(inbound.post());
+    inbound.message(8);
+    assert!(!inbound.post_all(&[AHEAD_BYTES, 8]));
+    let posted = inbound.receiver.irecv(&[Posted { len: AHEAD_BYTES + 1, tag: TAG }]);
+    assert!(posted.unwrap().is_some());
+    inbound.message(8);
+    assert!(inbound.tells(), "whatever came meanwhile");
+    assert!(!inbound.post());
 }
