@@ -159,11 +159,16 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
             }
         };
         let [wc, ..] = &self.wcs;
-        if polled == 1
-            && wc.status == WcStatus::SUCCESS
-            && let Some(size) = R::take_by(&mut self.reqs, wc, token)
-        {
-            return Usual::Done(size);
+        if polled == 1 && wc.status == WcStatus::SUCCESS {
+            if let Some(size) = R::take_by(&mut self.reqs, wc, token) {
+                return Usual::Done(size);
+            }
+            if self.route.book(&mut self.reqs, wc) {
+                let entry = self.reqs.at(token);
+                return if entry.is_done(token) { R::take(entry) } else { Usual::Unusual };
+            }
+            self.only_completion_failed();
+            return Usual::Unusual;
         }
         match self.book_for(token, polled) {
             Some(entry) => R::take(entry),
@@ -218,6 +223,14 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         if let Some(&wc) = rest.next() {
             self.completion_failed(&wc);
         }
+    }
+
+    /// Fails the comm because of the only completion of a poll.
+    #[cold]
+    #[inline(never)]
+    fn only_completion_failed(&mut self) {
+        let [wc, ..] = self.wcs;
+        self.completion_failed(&wc);
     }
 
     /// Fails the comm because of a completion.

@@ -17,7 +17,8 @@ use crate::request::Request;
 pub(super) struct Group {
     /// The request of its first message.
     first: Request,
-    nreqs: usize,
+    /// A bit for each buffer.
+    all: u32,
     /// A bit for each buffer that has no message yet.
     unmatched: u32,
     /// A bit for each buffer, but for those whose message is empty.
@@ -27,6 +28,8 @@ pub(super) struct Group {
     sizes: Sizes,
     /// The WRITEs of the messages, whole; and behind them that which ends the group.
     wrs: [SendWr; RECVS_MAX + 1],
+    /// Messages, and where that which ends them is.
+    nreqs: usize,
 }
 
 /// A bit for each of `nreqs` buffers, 1 to 8.
@@ -36,14 +39,17 @@ const fn all(nreqs: usize) -> u32 {
 
 impl Group {
     pub(super) const fn new() -> Self {
+        let mut wrs = [WRITE; RECVS_MAX + 1];
+        wrs[0] = with_imm(0, 0);
         Group {
             first: Request::from_raw(0),
-            nreqs: 1,
+            all: 0,
             unmatched: 0,
             imm_data: 0,
             tags: [0; RECVS_MAX],
             sizes: [0; RECVS_MAX],
-            wrs: [WRITE; RECVS_MAX + 1],
+            wrs,
+            nreqs: 0,
         }
     }
 
@@ -62,6 +68,10 @@ impl Group {
         }
         let nreqs = nreqs as usize;
         self.sizes = [0; RECVS_MAX];
+        if self.nreqs != nreqs {
+            self.wrs.swap(self.nreqs, nreqs);
+            self.nreqs = nreqs;
+        }
         let places = self.wrs.iter_mut().zip(&mut self.tags).zip(&mut self.sizes);
         for (r, ((wr, tag), size)) in places.enumerate().take(nreqs) {
             let Some(slot) = row.load(r, idx) else { return Ok(false) };
@@ -72,7 +82,7 @@ impl Group {
             *size = room.size as u32;
         }
         let all = all(nreqs);
-        (self.nreqs, self.unmatched, self.imm_data) = (nreqs, all, all);
+        (self.all, self.unmatched, self.imm_data) = (all, all, all);
         Ok(true)
     }
 
@@ -106,10 +116,10 @@ impl Group {
         }
     }
 
-    /// Whether one message is missing.
+    /// Whether each buffer has its message.
     #[inline(always)]
-    pub(super) fn is_last(&self) -> bool {
-        self.unmatched & self.unmatched.wrapping_sub(1) == 0
+    pub(super) fn is_complete(&self) -> bool {
+        self.unmatched == 0
     }
 
     /// Adds the message of buffer `r`.
@@ -138,20 +148,18 @@ impl Group {
         target: &Target,
         row: u8,
     ) -> Result<(), NicError> {
-        let nreqs = self.nreqs.min(RECVS_MAX);
-        let wrs = &mut self.wrs[..=nreqs];
+        let nreqs = self.nreqs;
+        let Some(wrs) = self.wrs.get_mut(..=nreqs) else { return Ok(()) };
         let Some((end, writes)) = wrs.split_last_mut() else { return Ok(()) };
-        *end = with_imm(self.first.raw(), self.imm_data);
         // Its completion ends the others too.
-        end.wr_id |= (nreqs as u64 - 1) << 32 | GROUP;
+        end.wr_id = u64::from(self.first.raw()) | (nreqs as u64 - 1) << 32 | GROUP;
+        end.imm_data = self.imm_data;
         target.put_sizes(verbs, row, &self.sizes, end);
-        let posted = if self.imm_data == all(self.nreqs) && target.qps == 1 {
+        if self.imm_data == self.all && target.qps == 1 {
             verbs.nic.post_send(&verbs.qp, wrs)
         } else {
             post_parts(verbs, writes, *end)
-        };
-        self.wrs[nreqs] = WRITE;
-        posted
+        }
     }
 }
 

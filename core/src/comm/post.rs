@@ -71,9 +71,9 @@ pub(super) const WRITE: SendWr = SendWr {
 /// The work request that ends a message, or group, on each queue pair, of no bytes. `token` names
 /// its request, or that of its first message.
 #[inline(always)]
-pub(super) fn with_imm(token: u32, imm_data: u32) -> SendWr {
+pub(super) const fn with_imm(token: u32, imm_data: u32) -> SendWr {
     let (opcode, flags) = (SendOpcode::RdmaWriteWithImm, SendFlags::SIGNALED);
-    SendWr { wr_id: token.into(), imm_data, opcode, flags, ..WRITE }
+    SendWr { wr_id: token as u64, imm_data, opcode, flags, ..WRITE }
 }
 
 /// Posts the shares of a message of its own, of which `wr` is the whole.

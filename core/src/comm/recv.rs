@@ -377,8 +377,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let Receiving { nreqs, imm, sizes: posted, slots_wr, .. } = &mut reqs.at(token).value;
         let offset = sizes_offset(self.depth) + token as usize % ROWS * SIZES_ROW_BYTES;
         let row = SizesRow::at(verbs.control.words(), offset);
-        let nreqs = core::mem::replace(nreqs, 1).min(RECVS_MAX as u32) as usize;
-        self.received_len = nreqs;
+        let nreqs = core::mem::replace(nreqs, 1);
+        self.received_len = nreqs as usize;
         // The next receive here is of one buffer, as a rule.
         slots_wr.wr_id = u64::from(slots_wr.wr_id as u32);
         slots_wr.sge.length = SLOT_BYTES as u32;

@@ -141,20 +141,21 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
     }
 
-    /// Matches a message of the group at the head, unless it is the last.
+    /// Matches a message of the group at the head; sends the group when it is the last.
     #[inline(always)]
     pub fn match_in_group(&mut self, buf: &SendBuf, tag: u32) -> Usual<Request> {
         if self.base.gate != Gate::Group {
-            return Usual::Unusual;
-        }
-        if self.group.is_last() {
             return Usual::Unusual;
         }
         let Some((r, room)) = self.group.find(tag) else { return Usual::NotYet };
         if buf.len > room {
             return Usual::Unusual;
         }
-        Usual::Done(self.add(r, buf))
+        match self.add(r, buf) {
+            Ok(request) => Usual::Done(request),
+            // The gate is shut: `send_unusual` says why.
+            Err(Failed) => Usual::Unusual,
+        }
     }
 
     /// Whether a send is done, and then how many bytes it sent; `request` is then over.
@@ -240,15 +241,18 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
     }
 
-    /// Adds a message to the group at the head.
+    /// Adds a message to the group at the head, and sends that if it is the last.
     #[inline(always)]
-    fn add(&mut self, r: usize, buf: &SendBuf) -> Request {
+    fn add(&mut self, r: usize, buf: &SendBuf) -> Result<Request, Failed> {
         let request = self.group.first().message(r);
         let entry = self.base.reqs.at(request.raw());
         entry.arm(request.raw(), self.target.qps);
         entry.value.len = buf.len;
         self.group.add(r, buf);
-        request
+        if self.group.is_complete() {
+            self.send_group()?;
+        }
+        Ok(request)
     }
 
     /// The first slot of the row at the head, once that is there.
@@ -268,15 +272,11 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// As [`SendComm::isend`], for all the rest.
     #[inline(never)]
     fn send_unusual(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
-        match self.base.gate {
-            Gate::Open => {}
-            Gate::Group => return self.send_in_group(buf, tag),
-            Gate::Closed | Gate::Failed => return Err(self.base.refuse()),
-            Gate::Pending => match self.exchange() {
-                Ok(true) => {}
-                Ok(false) => return Ok(None),
-                Err(error) => return Err(self.base.fail(error)),
-            },
+        if self.base.gate == Gate::Group {
+            return self.send_in_group(buf, tag);
+        }
+        if self.base.gate != Gate::Open && !self.pass()? {
+            return Ok(None);
         }
         let Some(first) = self.slot() else { return Ok(None) };
         match first.nreqs_tag() {
@@ -363,10 +363,11 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             Ok(false) => return Ok(None),
             Err((what, value)) => return Err(self.bad_slot(what, value)),
         }
-        let Some((first, _)) = reqs.next_free() else { return self.send_around(buf, tag) };
-        if !reqs.is_row_free(first.raw())
-            || route.grouped + u64::from(nreqs) > u64::from(self.row_mask) + 1
-        {
+        let first = reqs.next();
+        if !reqs.is_row_free(first.raw()) {
+            return self.send_around(buf, tag);
+        }
+        if route.grouped + u64::from(nreqs) > u64::from(self.row_mask) + 1 {
             return Ok(None);
         }
         group.begin(first);
@@ -374,21 +375,19 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.send_in_group(buf, tag)
     }
 
-    /// Matches one message of the group at the head; sends when it is the last.
+    /// Matches one message of the group at the head.
     #[inline(always)]
     fn send_in_group(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
         let Some((r, room)) = self.group.find(tag) else { return Ok(None) };
         if buf.len > room {
             return self.send_cut(buf, tag, room);
         }
-        let is_last = self.group.is_last();
-        let request = self.add(r, buf);
-        if is_last { self.send_group(request) } else { Ok(Some(request)) }
+        self.add(r, buf).map(Some)
     }
 
-    /// Sends the group, of which `request` is the last.
+    /// Sends the group, each message of which is there.
     #[inline(never)]
-    fn send_group(&mut self, request: Request) -> Result<Option<Request>, Failed> {
+    fn send_group(&mut self) -> Result<(), Failed> {
         let Self { base: Base { route, verbs, .. }, group, .. } = self;
         route.grouped += group.nreqs() as u64;
         if let Err(error) = group.post(verbs, &self.target, self.row) {
@@ -396,7 +395,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
         self.base.gate = Gate::Open;
         self.advance();
-        Ok(Some(request))
+        Ok(())
     }
 
     /// Adds to the group what there is room for of a message that is longer.
@@ -433,9 +432,16 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.fail(Error::Slot { what, value, idx: self.idx })
     }
 
-    /// On the wire of NCCL 2.14, the rest of the exchange (`net_ib.cc ncclSendCheck`); whether it
-    /// is over.
+    /// What stands before a send where the gate is not simply open: on the wire of NCCL 2.14, the
+    /// rest of the exchange (`net_ib.cc ncclSendCheck`); whether it is over.
     #[cold]
+    fn pass(&mut self) -> Result<bool, Failed> {
+        if self.base.gate != Gate::Pending {
+            return Err(self.base.refuse());
+        }
+        self.exchange().map_err(|error| self.base.fail(error))
+    }
+
     fn exchange(&mut self) -> Result<bool, Error> {
         let Base { stream, verbs, ends, pending, .. } = &mut self.base;
         let Some(exchange) = pending else { return Ok(true) };

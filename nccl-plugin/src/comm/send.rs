@@ -67,7 +67,7 @@ unsafe extern "C" fn post_matched<E: SendEnd>(end: Erased, request: *mut *mut c_
     }
 }
 
-/// Of a group, but for its first message and its last.
+/// Of a group, but for its first message.
 #[inline(never)]
 unsafe extern "C" fn isend_in_group<E: SendEnd>(
     end: Erased,
