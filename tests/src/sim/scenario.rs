@@ -1,12 +1,11 @@
 //! A history that a seed decides: hosts, links, comms, what these are asked to do, and what goes
 //! wrong meanwhile.
 
-use std::thread;
-
 use invar_core::conn::{Settings, Wire};
 use invar_core::nic::{Mtu, QpOptions};
 use invar_core::roce::qp::Tuning;
 
+use super::seeds::Named;
 use super::{Link, Random, SimNic, WireCounters, World};
 use crate::duo;
 use crate::model::comm::{Op, Remains, Shape, Traffic};
@@ -45,27 +44,12 @@ const TIMEOUT: u8 = 14;
 /// When a message is lost, doubled, out of order or damaged; when a comm fails without a reason,
 /// or waits for longer than anything may take. The seed is printed then.
 pub fn run(seed: u64) -> Outcome {
-    let _named = Named(seed);
+    let _named = Named { seed, test: "simulation" };
     let mut history = History::new(seed);
     for _ in 0..history.random.below(150) + 30 {
         history.act();
     }
     history.finish()
-}
-
-/// Tells the seed of a history that ends in a panic.
-struct Named(u64);
-
-impl Drop for Named {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            eprintln!(
-                "the simulated history of seed {seed} failed; to see it again: \
-                 INVAR_SIM_SEED={seed} cargo test -p invar-testkit --test simulation",
-                seed = self.0
-            );
-        }
-    }
 }
 
 struct History {

@@ -1,7 +1,7 @@
 //! Which histories a test lives through.
 
-use std::env;
 use std::ops::Range;
+use std::{env, thread};
 
 /// The share of test thread `number` of so many, of the first `seeds`: `INVAR_SIM_SEEDS` says how
 /// many instead, `INVAR_SIM_SEED` which one alone.
@@ -15,6 +15,25 @@ pub fn share(seeds: u64, (number, of): (u64, u64)) -> Range<u64> {
         None => {
             let seeds = variable("INVAR_SIM_SEEDS").unwrap_or(seeds);
             seeds * number / of..seeds * (number + 1) / of
+        }
+    }
+}
+
+/// Tells the seed of a history that ends in a panic.
+pub(super) struct Named {
+    pub(super) seed: u64,
+    /// Of `tests/tests`, which lives through it.
+    pub(super) test: &'static str,
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let Named { seed, test } = self;
+        if thread::panicking() {
+            eprintln!(
+                "the simulated history of seed {seed} failed; to see it again: \
+                 INVAR_SIM_SEED={seed} cargo test -p invar-testkit --test {test}"
+            );
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
-use std::thread;
 
 use invar::communicator::Links;
 use invar::communicator::net::{NetEnds, NetSettings};
@@ -17,6 +16,7 @@ use super::rank::{Rank, State, Turn};
 use super::work::{Channels, Work};
 use super::{Outcome, Random, SimNic, World, duo};
 use crate::sim::scenario;
+use crate::sim::seeds::Named;
 
 /// With nothing gone wrong, nothing takes longer than this.
 const PATIENCE_NS: u64 = 20_000_000_000;
@@ -32,25 +32,10 @@ const SPARE_NS: u64 = 100_000_000;
 /// to blame, or hears of it later than it must; when anything is waited for without end, or left
 /// behind. The seed is printed then.
 pub fn run(seed: u64) -> Outcome {
-    let _named = Named(seed);
+    let _named = Named { seed, test: "simulated_ranks" };
     let mut random = Random::new(seed);
     let script = Script::new(&mut random);
     History::new(&script, random).live()
-}
-
-/// Tells the seed of a history that ends in a panic.
-struct Named(u64);
-
-impl Drop for Named {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            eprintln!(
-                "the simulated ranks of seed {seed} failed; to see it again: \
-                 INVAR_SIM_SEED={seed} cargo test -p invar-testkit --test simulated_ranks",
-                seed = self.0
-            );
-        }
-    }
 }
 
 /// What the ranks do, and what goes wrong.
