@@ -97,6 +97,11 @@ pub(crate) unsafe extern "C" fn finalize(context: *mut c_void) -> Code {
     })
 }
 
+/// `setNetAttr`: NCCL tells how a context's connections will be used. Nothing here depends on it.
+pub(crate) unsafe extern "C" fn set_net_attr(context: *mut c_void, _: *const c_void) -> Code {
+    call(|| Context::from_ptr(context).map(drop))
+}
+
 /// `devices`.
 pub(crate) unsafe extern "C" fn devices(ndev: *mut c_int) -> Code {
     call(|| {

@@ -77,11 +77,15 @@ pub(crate) unsafe extern "C" fn reg_mr_dma_buf(
     })
 }
 
-/// `deregMr`.
+/// `deregMr`. There is nothing to end where nothing was registered: a null registration, which no
+/// `regMr` gives, succeeds, as in NCCL.
 pub(crate) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void) -> Code {
     call(|| {
         // SAFETY: NCCL does not close a comm during a call on it.
         let comm = unsafe { find("deregMr", comm) }?;
+        if mhandle.is_null() {
+            return Ok(());
+        }
         let keys = Keys { lkey: lkey(mhandle), rkey: rkey(mhandle) };
         raw::deregister(comm.device(), keys).map_err(|error| failed(&error))
     })

@@ -9,7 +9,7 @@ use crate::connect::{
     listen_v11,
 };
 use crate::entry::{iflush, irecv, irecv_v10, isend, isend_v10, test};
-use crate::host::{devices, finalize, init, init_v10, init_v11};
+use crate::host::{devices, finalize, init, init_v10, init_v11, set_net_attr};
 use crate::properties::get_properties;
 use crate::register::{dereg_mr, reg_mr, reg_mr_dma_buf, reg_mr_int};
 
@@ -46,7 +46,7 @@ macro_rules! table {
     };
 }
 
-const TAIL_V11: TailV11 = TailV11 { absent: [None; 3], finalize, set_net_attr: None };
+const TAIL_V11: TailV11 = TailV11 { absent: [None; 3], finalize, set_net_attr };
 
 table!(ncclNetPlugin_v6: V6,
     init, listen, connect_v6, accept_v6, reg_mr_int, isend, irecv, ());

@@ -112,8 +112,8 @@ pub struct TailV11 {
     pub absent: [Absent; 3],
     /// Ends a context.
     pub finalize: unsafe extern "C" fn(*mut c_void) -> Code,
-    /// `setNetAttr`: hints about a communicator.
-    pub set_net_attr: Absent,
+    /// Hints about the traffic of a context.
+    pub set_net_attr: unsafe extern "C" fn(*mut c_void, *const c_void) -> Code,
 }
 
 type Init = unsafe extern "C" fn(Option<Logger>) -> Code;

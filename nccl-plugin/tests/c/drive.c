@@ -355,6 +355,9 @@ static void run(const char* library, end_t* ends, int n) {
   OK(init());
   CHECK(logged_using);
   check_properties();
+#if API >= 11
+  OK(net->setNetAttr(context, NULL));
+#endif
   pthread_t other;
   if (n == 2) CHECK(pthread_create(&other, NULL, side, &ends[1]) == 0);
   side(&ends[0]);

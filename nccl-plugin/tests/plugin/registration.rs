@@ -32,6 +32,15 @@ fn a_registration_ends_with_its_last_reference() {
 }
 
 #[test]
+fn ending_no_registration_succeeds() {
+    let pair = Pair::new(4096);
+    for comm in [pair.send, pair.recv] {
+        // SAFETY: there is nothing to end.
+        assert_eq!(unsafe { (net.dereg_mr)(comm, ptr::null_mut()) }, Code::SUCCESS);
+    }
+}
+
+#[test]
 fn a_registration_is_good_for_every_comm_of_the_device() {
     let (one, other) = (Pair::new(4096), Pair::new(4096));
     let mr = reg(one.send, &one.from);
