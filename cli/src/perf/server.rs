@@ -1,9 +1,11 @@
 //! The end that plays along.
 
 use std::io::{self, ErrorKind, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use invar::{Listener, Settings};
 
@@ -18,6 +20,12 @@ use crate::parent::die_with;
 const CLIENT_WITHIN: Duration = Duration::from_secs(60);
 /// Between two looks at connections that come about.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// Who has said what it wants waits so long for a client before it: one that is done is soon gone.
+const TURN_WITHIN: Duration = Duration::from_secs(3);
+/// Callers that are heard out at a time.
+const CALLERS_MAX: usize = 64;
+/// After a call that could not be taken.
+const PAUSE: Duration = Duration::from_millis(100);
 /// What stands before the address in the line that says where the server listens.
 pub(super) const LISTENING: &str = "invar perf: listening at ";
 
@@ -33,28 +41,149 @@ pub(super) fn run(args: &Args, addr: SocketAddr, settings: &Settings) -> Result<
     let port = addr.port();
     writeln!(io::stdout(), "{LISTENING}{addr}; elsewhere: invar perf --connect HOST:{port}")
         .map_err(|error| Failure::io("saying where to connect", &error))?;
-    loop {
-        let caller = listener.accept();
-        let (stream, peer) = caller.map_err(|error| Failure::io("accepting a client", &error))?;
-        let mut control = Control::new(stream, peer)?;
-        if let Err(failure) = control.greet() {
-            // None of ours; the one that is may come yet.
-            eprintln!("invar: {failure}");
-            continue;
-        }
-        let result = serve(&mut control, args, settings);
-        if let Err(failure) = &result {
-            // A client that is gone does not hear it.
-            let _ = control.send(&Reply::Failed { text: failure.to_string() });
-        }
-        match result {
-            Err(failure) if args.keep => eprintln!("invar: {peer}: {failure}"),
+    let (to_serve, heard) = mpsc::sync_channel(0);
+    thread::spawn(move || take_calls(&listener, &to_serve));
+    for client in heard {
+        let served = client.and_then(|mut client: Client| {
+            let result = client.serve(args, settings);
+            result.map_err(|failure| turn_away(client.control, &failure))
+        });
+        match served {
+            Err(failure) if args.keep => eprintln!("invar: {failure}"),
             Ok(()) if args.keep => {}
             // The parent says it.
             Err(_) if args.child_of.is_some() => return Ok(()),
-            result => return result,
+            served => return served,
         }
     }
+    Ok(())
+}
+
+/// A caller who speaks our language: what it wants, or why it is turned away.
+type Heard = Result<Client, Failure>;
+
+struct Client {
+    control: Control,
+    setup: Setup,
+}
+
+impl Client {
+    /// Plays along until it says goodbye.
+    fn serve(&mut self, args: &Args, settings: &Settings) -> Result<(), Failure> {
+        let Client { control, setup } = self;
+        let settings = adjusted(settings, setup);
+        let device = open_device(args.nic.as_deref(), control.local_ip()?, &settings)?;
+        let listener = Listener::bind(&device, &settings)?;
+        control.send(&Reply::Ready(Ready {
+            handle: listener.handle(),
+            nic: device.info().name.clone(),
+            mtu: device.info().mtu.bytes(),
+            requests_max: settings.requests_max(),
+        }))?;
+        let plan = Plan {
+            device: &device,
+            settings: &settings,
+            listener: &listener,
+            peer: setup.handle,
+            outgoing_bytes: slot_bytes(setup.size_max),
+            incoming_bytes: setup.region_bytes as usize,
+            recvs: setup.recvs,
+            seed: setup.seed,
+        };
+        let mut link = plan.connect(|| {
+            // The client may be connected first, and ask for the first pass.
+            if control.has_line(LOOK_EVERY)? {
+                thread::sleep(LOOK_EVERY);
+            }
+            Ok(())
+        })?;
+        link.try_out()?;
+        loop {
+            match control.recv(CLIENT_WITHIN)? {
+                Request::Pass(pass) => {
+                    setup.check_pass(&pass).map_err(Failure::new)?;
+                    let wrong = match pass.kind {
+                        Kind::Check | Kind::Stream => link.receive(&pass)?,
+                        Kind::PingPong => link.pong(&pass)?,
+                    };
+                    control.send(&Reply::Done { wrong })?;
+                }
+                Request::Bye => return Ok(()),
+                Request::Setup(_) => {
+                    return Err(Failure::new("the client says twice what it wants"));
+                }
+            }
+        }
+    }
+}
+
+/// Hears each caller out beside the others, so that none who dawdles keeps a client waiting.
+fn take_calls(listener: &TcpListener, to_serve: &SyncSender<Heard>) {
+    let callers = Arc::new(());
+    let take_call = || {
+        let (stream, peer) = listener.accept()?;
+        let (caller, to_serve) = (Arc::clone(&callers), to_serve.clone());
+        if Arc::strong_count(&caller) > CALLERS_MAX {
+            return Err(io::Error::other(format!("{peer} is one of too many")));
+        }
+        let hear_out = move || {
+            let _caller = caller;
+            if let Err(failure) = hear_out(stream, peer, &to_serve) {
+                eprintln!("invar: {failure}");
+            }
+        };
+        thread::Builder::new().spawn(hear_out)
+    };
+    loop {
+        if let Err(error) = take_call() {
+            eprintln!("invar: accepting a client: {error}");
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// Hands a client over to be served; turns away who is none, or would wait for another.
+fn hear_out(
+    stream: TcpStream,
+    peer: SocketAddr,
+    to_serve: &SyncSender<Heard>,
+) -> Result<(), Failure> {
+    let mut control = Control::new(stream, peer)?;
+    control.greet()?;
+    let mut heard = match setup(&mut control) {
+        Ok(setup) => Ok(Client { control, setup }),
+        Err(failure) => Err(turn_away(control, &failure)),
+    };
+    let start = Instant::now();
+    loop {
+        heard = match to_serve.try_send(heard) {
+            // Where nobody serves any more, the process ends.
+            Ok(()) | Err(TrySendError::Disconnected(_)) => return Ok(()),
+            Err(TrySendError::Full(heard)) => heard,
+        };
+        if start.elapsed() >= TURN_WITHIN {
+            let Client { control, .. } = heard?;
+            return Err(turn_away(control, &Failure::new("busy with another client")));
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// What a client wants.
+fn setup(control: &mut Control) -> Result<Setup, Failure> {
+    let Request::Setup(setup) = control.recv(CLIENT_WITHIN)? else {
+        return Err(Failure::new("the client did not say what it wants"));
+    };
+    setup.check().map_err(Failure::new)?;
+    Ok(setup)
+}
+
+/// Tells a client why it is not served, or no longer, and gives what this end says of it.
+fn turn_away(mut control: Control, failure: &Failure) -> Failure {
+    // A client that is gone does not hear it.
+    let (peer, text) = (control.peer().to_string(), failure.to_string());
+    let _ = control.send(&Reply::Failed { text: text.clone() });
+    Failure::new(if text.starts_with(&peer) { text } else { format!("{peer}: {text}") })
 }
 
 /// Any address of this host includes those of IPv4, on a host that has no other too.
@@ -67,55 +196,6 @@ fn bind(addr: SocketAddr) -> Result<TcpListener, Failure> {
         listener => listener,
     };
     listener.map_err(|error| Failure::io(format_args!("listening at {addr}"), &error))
-}
-
-/// One client, until it says goodbye.
-fn serve(control: &mut Control, args: &Args, settings: &Settings) -> Result<(), Failure> {
-    let Request::Setup(setup) = control.recv(CLIENT_WITHIN)? else {
-        return Err(Failure::new("the client did not say what it wants"));
-    };
-    setup.check().map_err(Failure::new)?;
-    let settings = adjusted(settings, &setup);
-    let device = open_device(args.nic.as_deref(), control.local_ip()?, &settings)?;
-    let listener = Listener::bind(&device, &settings)?;
-    control.send(&Reply::Ready(Ready {
-        handle: listener.handle(),
-        nic: device.info().name.clone(),
-        mtu: device.info().mtu.bytes(),
-        requests_max: settings.requests_max(),
-    }))?;
-    let plan = Plan {
-        device: &device,
-        settings: &settings,
-        listener: &listener,
-        peer: setup.handle,
-        outgoing_bytes: slot_bytes(setup.size_max),
-        incoming_bytes: setup.region_bytes as usize,
-        recvs: setup.recvs,
-        seed: setup.seed,
-    };
-    let mut link = plan.connect(|| {
-        // The client may be connected first, and ask for the first pass.
-        if control.has_line(LOOK_EVERY)? {
-            thread::sleep(LOOK_EVERY);
-        }
-        Ok(())
-    })?;
-    link.try_out()?;
-    loop {
-        match control.recv(CLIENT_WITHIN)? {
-            Request::Pass(pass) => {
-                setup.check_pass(&pass).map_err(Failure::new)?;
-                let wrong = match pass.kind {
-                    Kind::Check | Kind::Stream => link.receive(&pass)?,
-                    Kind::PingPong => link.pong(&pass)?,
-                };
-                control.send(&Reply::Done { wrong })?;
-            }
-            Request::Bye => return Ok(()),
-            Request::Setup(_) => return Err(Failure::new("the client says twice what it wants")),
-        }
-    }
 }
 
 /// What the client wants goes before what this end's environment says.

@@ -1,7 +1,7 @@
 //! What cannot be is told in one line, with a status that says whose fault it is.
 
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 
 use crate::*;
 
@@ -103,10 +103,34 @@ fn a_file_that_cannot_be_written_is_named() {
 #[test]
 fn a_server_turns_away_who_is_no_client_and_serves_the_next() {
     let (server, addr) = server(&mut invar(&["perf", "--server", "127.0.0.1:0"]));
-    let mut stranger = std::net::TcpStream::connect(&addr).unwrap();
+    let mut stranger = TcpStream::connect(&addr).unwrap();
     stranger.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
     run(&["perf", "--connect", &addr, "-e", "8", "-n", "2"]).ok();
     let outcome = server.wait();
     assert_eq!(outcome.status, Some(0));
     assert!(outcome.line().contains("it says \"GET / HTTP/1.0\""), "{}", outcome.stderr);
+}
+
+#[test]
+fn callers_who_dawdle_keep_no_client_of_a_server_waiting() {
+    let (server, addr) = server(&mut invar(&["perf", "--server", "127.0.0.1:0"]));
+    let dawdle = |says: &str| {
+        let mut stream = TcpStream::connect(&addr).unwrap();
+        stream.write_all(says.as_bytes()).unwrap();
+        stream
+    };
+    let _dawdling = ["", "invar-pe", "invar-perf 1\n", "invar-perf 1\n{\"say\":"].map(dawdle);
+    run(&["perf", "--connect", &addr, "-e", "8", "-n", "2"]).ok();
+    server.wait().ok();
+}
+
+#[test]
+fn a_server_that_is_busy_says_so() {
+    let (_server, addr) = server(&mut invar(&["perf", "--server", "127.0.0.1:0"]));
+    let endless = ["perf", "--connect", &addr, "-e", "8", "-n", "100000000"];
+    let mut first = Run::start(&mut invar(&endless));
+    assert!(first.line().starts_with("# invar perf"), "it is served");
+    let second = run(&["perf", "--connect", &addr]);
+    assert_eq!(second.status, FAILED);
+    assert_eq!(second.line(), "invar: the server: busy with another client");
 }
