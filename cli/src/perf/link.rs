@@ -18,6 +18,8 @@ pub(super) struct Link {
     pub(super) seed: u64,
     /// Room for the requests of a pass, so that none is made while it is timed.
     pub(super) requests: Vec<Option<Request>>,
+    /// The server's word that it has all messages of a pass, until it has to be out of the way.
+    pub(super) all_there: Option<Request>,
 }
 
 /// What a link is made of.
@@ -64,6 +66,7 @@ impl Plan<'_> {
                         tells_sizes: self.recvs == 1 || self.settings.wire() == Wire::Invar,
                         seed: self.seed,
                         requests: Vec::with_capacity(256),
+                        all_there: None,
                     });
                 }
                 some => some,
