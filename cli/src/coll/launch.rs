@@ -23,7 +23,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// Starts every rank on this host, and waits for them.
 pub(super) fn all(args: &Args, settings: &Settings) -> Result<ExitCode, Failure> {
     let failed = |error| Failure::io("starting the ranks", &error);
-    let secret = env::var(SECRET).or_else(|_| made_up()).map_err(failed)?;
+    // What rank 0 will do, before the others wait for a rank 0 that could not.
+    drop(Outputs::open(args.json.as_deref())?);
+    let secret = secret().map_or_else(made_up, Ok).map_err(failed)?;
     let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let hub = hub(at, args.ranks, &secret, settings)?;
     let mut ranks = Ranks(Vec::new());
@@ -48,7 +50,7 @@ pub(super) fn one(args: &Args, settings: &Settings, rank: u32) -> Result<u64, Fa
     if started {
         bind(rank, args.ranks);
     }
-    let secret = env::var(SECRET).ok().filter(|secret| !secret.is_empty()).ok_or_else(|| {
+    let secret = secret().ok_or_else(|| {
         Failure::usage(format!("{SECRET} must be the same secret word for all ranks"))
     })?;
     let addr = resolved(args.root.as_deref().unwrap_or_default())?;
@@ -83,6 +85,11 @@ fn hub(addr: SocketAddr, ranks: u32, secret: &str, settings: &Settings) -> Resul
     let secret = UniqueId::secret_of(secret);
     let hub = Hub::listen(addr, ranks, Some(secret), settings.connect_within());
     hub.map_err(|error| Failure::io(format_args!("listening for ranks at {addr}"), &error))
+}
+
+/// What the user has set.
+fn secret() -> Option<String> {
+    env::var(SECRET).ok().filter(|secret| !secret.is_empty())
 }
 
 fn made_up() -> std::io::Result<String> {

@@ -95,6 +95,20 @@ fn a_rank_without_a_secret_is_refused() {
 }
 
 #[test]
+fn ranks_on_this_host_have_a_secret_of_their_own_where_none_is_set() {
+    let mut command = invar(&["coll", "all_reduce", "-e", "8", "-n", "1"]);
+    Run::start(command.env("INVAR_COLL_SECRET", "")).wait().ok();
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_named_once_and_at_once() {
+    let outcome = run(&["coll", "all_reduce", "-e", "8", "--json", "/no/such/place.json"]);
+    assert_eq!(outcome.status, Some(3));
+    let line = "invar: creating /no/such/place.json: No such file or directory (os error 2)";
+    assert_eq!(outcome.line(), line);
+}
+
+#[test]
 fn a_rank_that_does_not_come_is_named() {
     let root = free_address();
     let mut zero = rank(&root, 0, 2, "a word");

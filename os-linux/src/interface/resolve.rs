@@ -8,8 +8,16 @@ use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 /// name, for which the resolver is asked. That may take seconds.
 pub fn resolve(host_port: &str) -> io::Result<SocketAddr> {
     let explain = |error: io::Error| {
-        io::Error::new(error.kind(), format!("'{host_port}' is no HOST:PORT: {error}"))
+        let what = match error.kind() {
+            io::ErrorKind::InvalidInput | io::ErrorKind::NotFound => "is no HOST:PORT",
+            _ => "is not found",
+        };
+        io::Error::new(error.kind(), format!("'{host_port}' {what}: {error}"))
     };
+    if host_port.parse::<Ipv6Addr>().is_ok() {
+        let text = "an address of IPv6 goes in brackets, as in [::1]:80";
+        return Err(explain(io::Error::new(io::ErrorKind::InvalidInput, text)));
+    }
     match scoped(host_port) {
         Some(addr) => addr.map_err(explain),
         None => {

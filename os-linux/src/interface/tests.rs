@@ -153,6 +153,14 @@ fn host_and_port_are_resolved_in_every_form() {
         let error = resolve(text).unwrap_err().to_string();
         assert!(error.starts_with(&format!("'{text}' is no HOST:PORT: ")), "{error}");
     }
+    let error = resolve("fd00::1").unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "'fd00::1' is no HOST:PORT: an address of IPv6 goes in brackets, as in [::1]:80"
+    );
+    // What cannot be a name, so that no resolver is asked.
+    let error = resolve("no name:80").unwrap_err().to_string();
+    assert!(error.starts_with("'no name:80' is not found: "), "{error}");
     let error = resolve("[fe80::1%none-such]:80").unwrap_err().to_string();
     assert!(error.ends_with(": this host has no interface 'none-such'"), "{error}");
 }
