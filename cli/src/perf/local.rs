@@ -58,8 +58,12 @@ pub(super) fn start(args: &Args, settings: &Settings) -> Result<(Server, SocketA
 }
 
 /// Where the two meet: with a device named, on loopback, in the family of its address; otherwise
-/// at the address of the last device, which is loopback, and the one to use.
+/// at the address of the last device, which is loopback, and the one to use. Where both need one
+/// UDP port, the second process has an address of its own.
 fn address(args: &Args, settings: &Settings) -> Result<IpAddr, Failure> {
+    if args.nic.is_none() && settings.udp_port() != 0 {
+        return Ok(Ipv4Addr::new(127, 0, 0, 2).into());
+    }
     if let Some(name) = &args.nic {
         return Ok(match named(name, settings)?.address {
             IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),

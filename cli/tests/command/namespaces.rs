@@ -70,6 +70,16 @@ fn the_wire_of_nccl_2_14_works_between_two_hosts() {
     measure(&hosts, IPV6[0], &["--recvs", "2"], &wire);
 }
 
+/// In a namespace, since others may be at the one UDP port of that wire here.
+#[test]
+fn the_wire_of_nccl_2_14_works_between_two_processes_of_a_host() {
+    let Some(hosts) = hosts(1500) else { return };
+    let mut command = invar(&hosts, 0, &["perf", "-e", "8", "-n", "2", "--json", "-"]);
+    let outcome = Run::start(command.env("INVAR_WIRE", "nccl-2.14")).wait();
+    let result = json(&outcome.ok().stdout);
+    assert_eq!((&result["address"], &result["peer"]), (&"127.0.0.1".into(), &"127.0.0.2".into()));
+}
+
 #[test]
 fn a_named_device_is_used_at_its_address_of_the_peers_family() {
     let Some(hosts) = hosts(9000) else { return };
