@@ -2,10 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::thread;
 
 use invar_core::coll::Order;
-use invar_linux::rendezvous::{Bootstrap, this_member};
+use invar_linux::rendezvous::{Bootstrap, PROCESSORS_BYTES, processors, this_member};
 
 use super::choose::Facts;
 use super::engine::Engine;
@@ -21,24 +20,30 @@ use crate::{Device, DeviceKind, Error, Settings, Survey};
 const LOCAL_SLOT_BYTES: usize = 128 << 10;
 
 /// Of what ranks do together; all of a communicator must have the same.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What a rank tells the others about itself.
 ///
 /// ```text
 /// 0 version u32, little-endian   4 host, as this_member has it   36 whether it shares memory
+/// 37 the processors that it may run on, 128 bytes, a bit each
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct About {
     host: [u8; 32],
     shares_memory: bool,
+    processors: [u8; PROCESSORS_BYTES],
 }
 
 /// Makes what a rank needs, together with all other ranks.
 pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<Engine, Error> {
     let within = settings.connect_within();
     let (rank, nranks) = (bootstrap.rank(), bootstrap.nranks());
-    let ours = About { host: this_member().host, shares_memory: !settings.coll.shm_disable };
+    let ours = About {
+        host: this_member().host,
+        shares_memory: !settings.coll.shm_disable,
+        processors: processors(),
+    };
     let all = bootstrap.all_gather(tags::ABOUT, &ours.to_bytes(), within)?;
     let all = all.iter().zip(0..).map(|(about, rank)| About::parse(rank, about));
     let all = all.collect::<Result<Vec<About>, Error>>()?;
@@ -61,25 +66,34 @@ pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<E
         1 => None,
         _ => Some(Local::share(&bootstrap, here.clone(), nchannels, slot_bytes, within)?),
     };
-    let on_host = all.iter().filter(|about| about.host == ours.host).count();
-    let processors = thread::available_parallelism().map_or(1, usize::from);
     Ok(Engine {
         links: Links::new(nranks, nchannels, memory.as_ref(), network),
         facts: Facts { nranks, nchannels, slot_bytes, local },
         orders: (0..nchannels)
             .map(|channel| Order::new(order(&nodes, channel)).expect("each rank is there once"))
             .collect(),
-        crowded: on_host > processors,
+        crowded: is_crowded(&all, &ours.host),
         timeout: settings.coll.timeout,
         bootstrap,
     })
+}
+
+/// Whether a host has more ranks than processors for them. Each of them may be bound to a few.
+fn is_crowded(all: &[About], host: &[u8; 32]) -> bool {
+    let here = all.iter().filter(|about| about.host == *host);
+    let processors = here.clone().fold([0; PROCESSORS_BYTES], |all, about| {
+        std::array::from_fn(|byte| all[byte] | about.processors[byte])
+    });
+    let nprocessors: u32 = processors.iter().map(|byte| byte.count_ones()).sum();
+    here.count() > nprocessors as usize
 }
 
 /// Ranks that share memory, in the order of the first of each.
 fn nodes(all: &[About]) -> Vec<Vec<u32>> {
     let mut nodes: Vec<(About, Vec<u32>)> = Vec::new();
     for (about, rank) in all.iter().zip(0..) {
-        match nodes.iter_mut().find(|(of, _)| of == about && about.shares_memory) {
+        let share = |of: &About| of.host == about.host && of.shares_memory && about.shares_memory;
+        match nodes.iter_mut().find(|(of, _)| share(of)) {
             Some((_, ranks)) => ranks.push(rank),
             None => nodes.push((*about, vec![rank])),
         }
@@ -125,18 +139,24 @@ fn devices(settings: &Settings, towards: IpAddr) -> Result<Vec<Device>, Error> {
 
 impl About {
     fn to_bytes(self) -> Vec<u8> {
-        [&VERSION.to_le_bytes()[..], &self.host, &[self.shares_memory.into()]].concat()
+        let About { host, shares_memory, processors } = self;
+        [&VERSION.to_le_bytes()[..], &host, &[shares_memory.into()], &processors].concat()
     }
 
     fn parse(rank: u32, bytes: &[u8]) -> Result<Self, Error> {
-        let fields = bytes.split_first_chunk().and_then(|(version, rest)| {
+        let fields = bytes
+            .split_first_chunk()
+            .and_then(|(version, rest)| Some((u32::from_le_bytes(*version), rest)));
+        let about = fields.filter(|(version, _)| *version == VERSION).and_then(|(_, rest)| {
             let (host, rest) = rest.split_first_chunk()?;
-            Some((u32::from_le_bytes(*version), *host, *rest.first()?))
+            let ([shares], rest) = rest.split_first_chunk()?;
+            let processors = *rest.first_chunk()?;
+            Some(About { host: *host, shares_memory: *shares != 0, processors })
         });
-        match fields {
-            Some((VERSION, host, shares)) => Ok(About { host, shares_memory: shares != 0 }),
-            other => {
-                let theirs = other.map_or(0, |(version, ..)| version);
+        match about {
+            Some(about) => Ok(about),
+            None => {
+                let theirs = fields.map_or(0, |(version, _)| version);
                 let text = format!(
                     "its collectives are of version {theirs}, this rank's of {VERSION}; run the \
                      same Invar everywhere"
@@ -152,7 +172,23 @@ mod tests {
     use super::*;
 
     fn about(host: u8, shares_memory: bool) -> About {
-        About { host: [host; 32], shares_memory }
+        About { host: [host; 32], shares_memory, processors: [0; PROCESSORS_BYTES] }
+    }
+
+    fn bound(host: u8, processors: u8) -> About {
+        let mut about = about(host, true);
+        about.processors[1] = processors;
+        about
+    }
+
+    #[test]
+    fn ranks_that_are_bound_to_processors_of_their_own_are_no_crowd() {
+        let is_crowded = |all: &[About]| is_crowded(all, &[1; 32]);
+        assert!(!is_crowded(&[bound(1, 0b01), bound(1, 0b10)]));
+        assert!(is_crowded(&[bound(1, 0b10), bound(1, 0b10)]), "two on one");
+        assert!(!is_crowded(&[bound(1, 0b11), bound(1, 0b11)]));
+        assert!(is_crowded(&[bound(1, 0b11), bound(1, 0b11), bound(1, 0b11)]));
+        assert!(!is_crowded(&[bound(1, 0b01), bound(2, 0b01)]), "of another host");
     }
 
     #[test]
@@ -177,9 +213,9 @@ mod tests {
         let ours = about(7, true);
         assert!(About::parse(0, &ours.to_bytes()).unwrap() == ours);
         let mut newer = ours.to_bytes();
-        newer[0] = 2;
+        newer[0] = 3;
         let error = About::parse(3, &newer).err().unwrap().to_string();
-        assert!(error.starts_with("rank 3: its collectives are of version 2"), "{error}");
+        assert!(error.starts_with("rank 3: its collectives are of version 3"), "{error}");
         assert!(About::parse(3, b"short").is_err());
     }
 }
