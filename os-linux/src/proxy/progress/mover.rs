@@ -67,7 +67,9 @@ where
         if self.mailbox.abort.is_set() {
             return Err(ProgressFailure::Aborted);
         }
-        if self.mailbox.dump.swap(false, Ordering::Relaxed)
+        // Looking is cheaper than taking.
+        if self.mailbox.dump.load(Ordering::Relaxed)
+            && self.mailbox.dump.swap(false, Ordering::Relaxed)
             && let Some(to) = &mut self.dump_to
         {
             // Nobody is there to be told that it can't be written.
@@ -128,6 +130,9 @@ where
     fn reclaim(&mut self) -> Result<(), ProgressFailure<T::Error>> {
         let Mover { mailbox, taker, .. } = self;
         let gone = mailbox.reclaim.load(Ordering::Acquire);
+        if gone == 0 {
+            return Ok(());
+        }
         let pool = mailbox.shared.pool();
         for rank in (0..u64::BITS).filter(|rank| gone & 1 << rank != 0) {
             if taker.reclaim(pool, rank).map_err(ProgressFailure::Take)? {
