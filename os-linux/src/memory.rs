@@ -283,6 +283,16 @@ pub(crate) unsafe fn write_raw(to: NonNull<u8>, bytes: &[u8]) {
     unsafe { copy::write(to, bytes, Edges::Bytes) };
 }
 
+/// Copies bytes out of memory of the host application, as [`HostMemory::read_at`] does.
+///
+/// # Safety
+///
+/// As of [`HostMemory::from_raw`], for the bytes at `from`.
+pub(crate) unsafe fn read_raw(from: NonNull<u8>, bytes: &mut [u8]) {
+    // SAFETY: the caller's promise.
+    unsafe { copy::read(from, bytes, Edges::Bytes) };
+}
+
 /// Anonymous memory of the kernel, whole pages.
 struct Mapping {
     start: NonNull<u8>,

@@ -115,6 +115,12 @@ impl OobStream {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 
+    /// Sends no more; what was sent still goes out, and the peer then reads the end.
+    pub(crate) fn end_sending(&self) {
+        // As above.
+        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+    }
+
     /// Another handle of the same connection, so that one thread may send while another receives.
     pub(crate) fn try_clone(&self) -> io::Result<Self> {
         Ok(OobStream { stream: self.stream.try_clone()?, peer: self.peer })

@@ -162,29 +162,49 @@ impl Links {
         let nranks = self.nranks;
         let at = |(channel, peer): (u32, u32)| (channel * nranks + peer) as usize;
         let Some(network) = &mut self.network else { return Ok(()) };
-        let mut receiving = Vec::new();
-        for (channel, peer) in recv.ways() {
-            let at = at((channel, peer));
-            if self.recv[at].is_none() {
-                let device = network.device(channel);
-                let (link, address) = network.proxy.listen(peer, channel as u16, device)?;
-                network.bootstrap.send(peer, tags::LINK + channel, &address.0)?;
-                receiving.push((at, link));
-            }
+        let rank = network.bootstrap.rank();
+        let is_new = |way| self.send[at(way)].is_none() && self.recv[at(way)].is_none();
+        // What both send to each other goes over one connection: the lower rank connects.
+        let shared = |network: &Network, way| {
+            recv.has(way) && send.has(way) && is_new(way) && network.goes_both_ways(way.0)
+        };
+        let (mut receiving, mut sending) = (Vec::new(), Vec::new());
+        for way in recv.ways().filter(|way| self.recv[at(*way)].is_none()) {
+            let ((channel, peer), device) = (way, network.device(way.0));
+            let (link, address) = if !shared(network, way) {
+                network.proxy.listen(peer, channel as u16, device)?
+            } else if rank > peer {
+                let listening = network.proxy.listen_both_ways(peer, channel as u16, device)?;
+                let (link, back, address) = listening;
+                sending.push((at(way), back));
+                (link, address)
+            } else {
+                continue;
+            };
+            receiving.push((at(way), link));
+            network.bootstrap.send(peer, tags::LINK + channel, &address.0)?;
         }
-        let mut sending = Vec::new();
-        for (channel, peer) in send.ways() {
-            let at = at((channel, peer));
-            if self.send[at].is_none() {
-                let device = network.device(channel);
-                let address = network.bootstrap.recv(peer, tags::LINK + channel, network.within)?;
-                let address = address.try_into().map(Address).map_err(|_| {
-                    let text = "it gave no address to connect to".to_owned();
-                    Kind::Rank { rank: peer, text }
-                })?;
-                let link = network.proxy.connect(peer, channel as u16, device, &address)?;
-                sending.push((at, link));
+        for way in send.ways().filter(|way| self.send[at(*way)].is_none()) {
+            let ((channel, peer), device) = (way, network.device(way.0));
+            let is_shared = shared(network, way);
+            if is_shared && rank > peer {
+                continue;
             }
+            let address = network.bootstrap.recv(peer, tags::LINK + channel, network.within)?;
+            let address = address.try_into().map(Address).map_err(|_| {
+                let text = "it gave no address to connect to".to_owned();
+                Kind::Rank { rank: peer, text }
+            })?;
+            let proxy = &mut network.proxy;
+            let link = if is_shared {
+                let (link, back) =
+                    proxy.connect_both_ways(peer, channel as u16, device, &address)?;
+                receiving.push((at(way), back));
+                link
+            } else {
+                proxy.connect(peer, channel as u16, device, &address)?
+            };
+            sending.push((at(way), link));
         }
         for (at, link) in sending {
             self.send[at] = Some(SendLink::Net(network.proxy.sender(link)?));
@@ -210,6 +230,10 @@ impl Needs {
         }
     }
 
+    fn has(&self, way: (u32, u32)) -> bool {
+        self.0.binary_search_by_key(&way, |(way, _)| *way).is_ok()
+    }
+
     fn ways(&self) -> impl Iterator<Item = (u32, u32)> {
         self.0.iter().map(|(way, _)| *way)
     }
@@ -219,5 +243,10 @@ impl Network {
     /// Which device a channel goes over.
     fn device(&self, channel: u32) -> usize {
         (channel / CHANNELS_PER_DEVICE % self.ndevices) as usize
+    }
+
+    /// Whether links both ways can share a connection on a channel.
+    fn goes_both_ways(&self, channel: u32) -> bool {
+        self.proxy.goes_both_ways(self.device(channel))
     }
 }

@@ -58,9 +58,9 @@ use invar_linux::proxy::{
 };
 
 use crate::error::Kind;
-use crate::{Device, Error, Settings};
+use crate::{Device, DeviceKind, Error, Settings};
 use link::{Posting, Way};
-use setup::{Opener, Rings};
+use setup::{BOTH_WAYS, Opener, Rings};
 use wire::{Arrivals, Wires};
 
 pub use ends::NetEnds;
@@ -98,6 +98,8 @@ pub struct NetProxy {
     progress: Option<Progress<Error>>,
     post: Arc<Posting>,
     rings: Rings,
+    /// Of each device, whether a connection over it can be used both ways.
+    both_ways: Vec<bool>,
 }
 
 /// A link that comes about; [`NetProxy::sender`] waits for it.
@@ -127,6 +129,8 @@ impl NetProxy {
             dump: rules.dump_signal.map(|signal| (signal, Box::new(io::stderr()) as _)),
             ..ProgressSettings::default()
         };
+        let both_ways =
+            devices.iter().map(|device| device.info().kind == DeviceKind::Socket).collect();
         let wires = Wires::new(arrivals.clone());
         let progress = Progress::spawn(ops.clone(), progress, abort.clone(), wires, ());
         let progress = progress.map_err(starting)?;
@@ -149,7 +153,7 @@ impl NetProxy {
             timeout: settings.timeout,
         });
         let client = client.map_err(refused)?;
-        Ok(NetProxy { client, _service: service, progress: Some(progress), post, rings })
+        Ok(NetProxy { client, _service: service, progress: Some(progress), post, rings, both_ways })
     }
 
     /// Begins to listen for rank `peer` on `channel`, on the device of that index. The address is
@@ -161,11 +165,7 @@ impl NetProxy {
         device: usize,
     ) -> Result<(Receiving, Address), Error> {
         let connection = self.open(device, Direction::Recv)?;
-        let mut address = Address([0; ADDRESS_BYTES]);
-        let set_up = self.client.call_blocking(Request::Setup, connection, &[], &mut address.0);
-        set_up.map_err(refused)?;
-        let call = self.client.call(Request::Connect, connection, &[], 0).map_err(refused)?;
-        Ok((Receiving(Way { connection, peer, channel }, call), address))
+        self.listen_for(Way { connection, peer, channel }, &[])
     }
 
     /// Begins to connect to rank `peer`, which listens at `address` for this rank on `channel`.
@@ -177,9 +177,47 @@ impl NetProxy {
         address: &Address,
     ) -> Result<Sending, Error> {
         let connection = self.open(device, Direction::Send)?;
-        self.client.call_blocking(Request::Setup, connection, &[], &mut []).map_err(refused)?;
-        let call = self.client.call(Request::Connect, connection, &address.0, 0);
-        Ok(Sending(Way { connection, peer, channel }, call.map_err(refused)?))
+        self.connect_to(Way { connection, peer, channel }, &[], address)
+    }
+
+    /// Whether links both ways can share a connection over the device of that index: messages one
+    /// way then acknowledge those the other way.
+    pub fn goes_both_ways(&self, device: usize) -> bool {
+        self.both_ways.get(device) == Some(&true)
+    }
+
+    /// As [`NetProxy::listen`], with a link back over the same connection. The address is for that
+    /// rank's [`NetProxy::connect_both_ways`].
+    ///
+    /// # Errors
+    /// A device that [does not go both ways](NetProxy::goes_both_ways), and those of `listen`.
+    pub fn listen_both_ways(
+        &mut self,
+        peer: u32,
+        channel: u16,
+        device: usize,
+    ) -> Result<(Receiving, Sending, Address), Error> {
+        let connection = self.open_shared(device, Direction::Recv)?;
+        let (receiving, address) = self.listen_for(Way { connection, peer, channel }, BOTH_WAYS)?;
+        let (way, call) = self.back(receiving.0, device, Direction::Send)?;
+        Ok((receiving, Sending(way, call), address))
+    }
+
+    /// As [`NetProxy::connect`], with a link back over the same connection.
+    ///
+    /// # Errors
+    /// As of [`NetProxy::listen_both_ways`].
+    pub fn connect_both_ways(
+        &mut self,
+        peer: u32,
+        channel: u16,
+        device: usize,
+        address: &Address,
+    ) -> Result<(Sending, Receiving), Error> {
+        let connection = self.open_shared(device, Direction::Send)?;
+        let sending = self.connect_to(Way { connection, peer, channel }, BOTH_WAYS, address)?;
+        let (way, call) = self.back(sending.0, device, Direction::Recv)?;
+        Ok((sending, Receiving(way, call)))
     }
 
     /// Waits until a link is there.
@@ -208,6 +246,45 @@ impl NetProxy {
     pub fn stop(&mut self) -> Result<(), Error> {
         let ended = self.progress.take().map_or(Ok(()), Progress::stop);
         ended.map_err(|failure| link::failed(&failure))
+    }
+
+    fn listen_for(&mut self, way: Way, ways: &[u8]) -> Result<(Receiving, Address), Error> {
+        let mut address = Address([0; ADDRESS_BYTES]);
+        let (client, connection) = (&mut self.client, way.connection);
+        let set_up = client.call_blocking(Request::Setup, connection, ways, &mut address.0);
+        set_up.map_err(refused)?;
+        let call = client.call(Request::Connect, connection, &[], 0).map_err(refused)?;
+        Ok((Receiving(way, call), address))
+    }
+
+    fn connect_to(&mut self, way: Way, ways: &[u8], address: &Address) -> Result<Sending, Error> {
+        let (client, connection) = (&mut self.client, way.connection);
+        client.call_blocking(Request::Setup, connection, ways, &mut []).map_err(refused)?;
+        let call = client.call(Request::Connect, connection, &address.0, 0);
+        Ok(Sending(way, call.map_err(refused)?))
+    }
+
+    /// The way back over a connection that is used both ways.
+    fn back(
+        &mut self,
+        first: Way,
+        device: usize,
+        direction: Direction,
+    ) -> Result<(Way, CallId), Error> {
+        let connection = self.open(device, direction)?;
+        let (client, number) = (&mut self.client, first.connection.0.to_le_bytes());
+        client.call_blocking(Request::Setup, connection, &number, &mut []).map_err(refused)?;
+        let call = client.call(Request::Connect, connection, &[], 0);
+        Ok((Way { connection, ..first }, call.map_err(refused)?))
+    }
+
+    /// A connection that is to be used both ways.
+    fn open_shared(&mut self, device: usize, direction: Direction) -> Result<ConnectionId, Error> {
+        if !self.goes_both_ways(device) {
+            let text = format!("connections over device {device} do not go both ways");
+            return Err(Kind::Usage(text).into());
+        }
+        self.open(device, direction)
     }
 
     fn open(&mut self, device: usize, direction: Direction) -> Result<ConnectionId, Error> {

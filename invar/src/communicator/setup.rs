@@ -144,9 +144,8 @@ impl About {
     }
 
     fn parse(rank: u32, bytes: &[u8]) -> Result<Self, Error> {
-        let fields = bytes
-            .split_first_chunk()
-            .and_then(|(version, rest)| Some((u32::from_le_bytes(*version), rest)));
+        let fields =
+            bytes.split_first_chunk().map(|(version, rest)| (u32::from_le_bytes(*version), rest));
         let about = fields.filter(|(version, _)| *version == VERSION).and_then(|(_, rest)| {
             let (host, rest) = rest.split_first_chunk()?;
             let ([shares], rest) = rest.split_first_chunk()?;

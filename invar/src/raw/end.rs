@@ -104,6 +104,15 @@ pub trait SendEnd: End {
     /// # Errors
     /// See [`SendComm::test`](crate::SendComm::test).
     fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError>;
+
+    /// The receiving end of messages back over the same connection, where there can be one: once,
+    /// and only if the peer asks its end for the sending one.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn way_back(&mut self) -> Result<Option<Box<dyn RecvEnd>>, Error> {
+        Ok(None)
+    }
 }
 
 /// The receiving end of a connection; see [`comm::RecvComm`](invar_core::comm::RecvComm).
@@ -158,6 +167,14 @@ pub trait RecvEnd: End {
         request: &Request,
         sizes: *mut u32,
     ) -> Result<Option<usize>, CoreError>;
+
+    /// The sending end of messages back over the same connection; see [`SendEnd::way_back`].
+    ///
+    /// # Errors
+    /// What the system says.
+    fn way_back(&mut self) -> Result<Option<Box<dyn SendEnd>>, Error> {
+        Ok(None)
+    }
 }
 
 /// A sending end on any NIC.

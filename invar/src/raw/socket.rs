@@ -177,6 +177,13 @@ impl SendEnd for SocketSend {
         }
         Ok(sent)
     }
+
+    fn way_back(&mut self) -> Result<Option<Box<dyn RecvEnd>>, Error> {
+        match self.comm.way_back() {
+            Ok(comm) => Ok(Some(Box::new(SocketRecv::new(comm, &())))),
+            Err(error) => Err(no_way_back(error)),
+        }
+    }
 }
 
 impl End for SocketRecv {
@@ -213,4 +220,15 @@ impl RecvEnd for SocketRecv {
         unsafe { super::adapter::copy_sizes(received, sizes) };
         Ok(Some(received.len()))
     }
+
+    fn way_back(&mut self) -> Result<Option<Box<dyn SendEnd>>, Error> {
+        match self.comm.way_back() {
+            Ok(comm) => Ok(Some(Box::new(SocketSend::new(comm, &())))),
+            Err(error) => Err(no_way_back(error)),
+        }
+    }
+}
+
+fn no_way_back(error: std::io::Error) -> Error {
+    Error::io("using a connection both ways", error)
 }

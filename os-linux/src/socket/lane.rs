@@ -112,6 +112,11 @@ impl<O> Lanes<O> {
         Ok(())
     }
 
+    /// What the chunks go over, and how many threads move them.
+    pub(super) fn streams(&self) -> (impl Iterator<Item = &OobStream>, u16) {
+        (self.lanes.iter().map(|(lane, _)| &lane.stream), self.workers.len() as u16)
+    }
+
     /// Whether all chunks are collected.
     pub(super) fn is_idle(&self) -> bool {
         self.lanes.iter().all(|(_, owners)| owners.is_empty())

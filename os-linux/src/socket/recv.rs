@@ -2,6 +2,7 @@
 
 mod inbox;
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use invar_core::comm::{RecvBuf, Request};
@@ -10,8 +11,9 @@ use invar_core::error::{Ends, Error};
 use invar_core::fifo::RECVS_MAX;
 use invar_core::socket::{FRAME_BYTES, Links, Posted, Receiver, Step, Target};
 
+use super::SendComm;
 use super::lane::{Lanes, Way};
-use super::send::pointer;
+use super::send::{cloned, pointer};
 use crate::tcp::OobStream;
 use inbox::Inbox;
 
@@ -50,6 +52,19 @@ impl RecvComm {
             news_unsent: 0..0,
             ends,
         }
+    }
+
+    /// The sending end of messages back, as [`SendComm::way_back`] is the receiving one.
+    ///
+    /// # Errors
+    /// `ENOTCONN` where the connection has failed, or what the system says.
+    pub fn way_back(&mut self) -> io::Result<SendComm> {
+        self.goes_both_ways();
+        let Some(Inbound { lanes, main, .. }) = &self.links else {
+            return Err(io::ErrorKind::NotConnected.into());
+        };
+        let (lanes, threads) = lanes.streams();
+        Ok(SendComm::new(cloned(&self.control, main, lanes, &self.ends)?, threads))
     }
 
     /// Posts a receive of 1 to 8 buffers, each for a message with its tag. `None`, where no
@@ -120,6 +135,10 @@ impl RecvComm {
         &self.ends
     }
 
+    pub(super) fn goes_both_ways(&mut self) {
+        self.inbox.goes_both_ways();
+    }
+
     fn progress(&mut self) {
         let Self { links: Some(links), receiver, inbox, .. } = self else { return };
         if let Err(error) = links.progress(receiver, inbox) {
@@ -148,12 +167,23 @@ impl RecvComm {
     }
 
     /// A connection that has failed leaves no sender waiting: it is told of what was posted, which
-    /// may say why, and its sockets are closed.
+    /// may say why, and its sockets are closed, both ways if they are used both ways.
     fn close_if_over(&mut self) {
-        if self.receiver.end().is_some() && self.links.is_some() {
-            self.tell();
-            self.links = None;
+        if self.receiver.end().is_none() || self.links.is_none() {
+            return;
         }
+        self.tell();
+        if let Some(Inbound { lanes, main, .. }) = self.links.take() {
+            main.shutdown();
+            lanes.streams().0.for_each(OobStream::shutdown);
+        }
+    }
+}
+
+impl Drop for RecvComm {
+    /// Where the other way is still open, the peer learns here that nothing more is received.
+    fn drop(&mut self) {
+        self.control.end_sending();
     }
 }
 

@@ -1,5 +1,6 @@
 //! The sending end.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 
@@ -9,13 +10,18 @@ use invar_core::error::{Ends, Error};
 use invar_core::fifo::DEPTH_MAX;
 use invar_core::socket::{FRAME_BYTES, Links, Sender};
 
+use super::RecvComm;
 use super::lane::{Lanes, Way};
-use crate::memory::{Gather, Scatter};
+use crate::memory::{Gather, Scatter, read_raw};
 use crate::tcp::OobStream;
 
 /// Messages, and about how many bytes, that go into one system call.
 const BATCH_MESSAGES: usize = 16;
 const BATCH_BYTES: usize = 1 << 20;
+
+/// Up to so many bytes, frame included, a message alone is rather put together here: a list of two
+/// pieces takes the kernel longer.
+const COPIED_BYTES: usize = 512;
 
 /// The sending end of a connection. Dropping it closes it; what was sent still arrives.
 pub struct SendComm {
@@ -39,6 +45,20 @@ impl SendComm {
         let lanes = Lanes::new(lanes, Way::Send, threads);
         let starts = Box::new([NonNull::dangling(); DEPTH_MAX]);
         SendComm { lanes, sender, main, control, starts, ends }
+    }
+
+    /// The receiving end of messages back, over the same sockets: each is a stream both ways, of
+    /// which this end uses one. For once, where the peer does the same before it sends: an
+    /// acknowledgement then travels with the next message back, and not as a packet of its own.
+    ///
+    /// Sockets are closed with the later of both ends. What is then unread resets them, so that
+    /// both sides have to have received all that was sent.
+    pub fn way_back(&mut self) -> io::Result<RecvComm> {
+        let (lanes, threads) = self.lanes.streams();
+        let links = cloned(&self.control, &self.main, lanes, &self.ends)?;
+        let mut comm = RecvComm::new(links, threads);
+        comm.goes_both_ways();
+        Ok(comm)
     }
 
     /// Takes on a message, whether or not the peer has posted a buffer for it: up to 4 MiB in 256
@@ -148,7 +168,16 @@ impl SendComm {
                 // to keep.
                 pieces[2 * i + 1] = unsafe { Gather::from_raw(start, len) };
             }
-            let sent = self.main.send_gather(&pieces[..2 * count])?;
+            let (mut copy, mut npieces) = ([0; COPIED_BYTES], 2 * count);
+            if count == 1 && bytes <= COPIED_BYTES {
+                let ((frame, written), (start, len)) = (&frames[0], payloads[0]);
+                copy[..bytes - len].copy_from_slice(&frame[*written..]);
+                // SAFETY: as above.
+                unsafe { read_raw(start, &mut copy[bytes - len..bytes]) };
+                pieces[0] = Gather::bytes(&copy[..bytes]);
+                npieces = 1;
+            }
+            let sent = self.main.send_gather(&pieces[..npieces])?;
             self.sender.wrote(sent);
             if sent < bytes || !self.sender.has_outgoing() {
                 return Ok(());
@@ -182,6 +211,29 @@ impl SendComm {
             self.sender.fail(Error::PeerClosed(error));
         }
     }
+}
+
+impl Drop for SendComm {
+    /// Where the other way is still open, the peer learns here that nothing more comes.
+    fn drop(&mut self) {
+        self.main.end_sending();
+        self.lanes.streams().0.for_each(OobStream::end_sending);
+    }
+}
+
+/// The sockets of a connection once more, for messages the other way.
+pub(super) fn cloned<'a>(
+    control: &OobStream,
+    main: &OobStream,
+    lanes: impl Iterator<Item = &'a OobStream>,
+    ends: &Ends,
+) -> io::Result<Links<OobStream>> {
+    Ok(Links {
+        control: control.try_clone()?,
+        main: main.try_clone()?,
+        lanes: lanes.map(OobStream::try_clone).collect::<io::Result<_>>()?,
+        ends: ends.clone(),
+    })
 }
 
 /// An address of a buffer, of which an empty one may have none.

@@ -13,13 +13,23 @@ use crate::udp::message_header;
 impl OobStream {
     /// Sends the bytes of `pieces`, as many as fit now, and says how many; 0 where nothing fits.
     pub(crate) fn send_gather(&self, pieces: &[Gather<'_>]) -> Result<usize, StreamError> {
+        let (socket, flags) = (self.stream.as_raw_fd(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         // `Gather` is a transparent `iovec`, and the kernel does not write to the list.
-        let list = pieces.as_ptr().cast_mut().cast();
-        let header = message_header(ptr::null_mut(), 0, list, pieces.len());
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: the list is as long as the header says and outlives the call, and so does what
-        // its pieces point to, which they borrow.
-        let sent = unsafe { libc::sendmsg(self.stream.as_raw_fd(), &header, flags) };
+        let list: *mut libc::iovec = pieces.as_ptr().cast_mut().cast();
+        let sent = match pieces.len() {
+            1 => {
+                // SAFETY: there is one.
+                let piece = unsafe { *list };
+                // SAFETY: what the piece points to is borrowed.
+                unsafe { libc::send(socket, piece.iov_base, piece.iov_len, flags) }
+            }
+            len => {
+                let header = message_header(ptr::null_mut(), 0, list, len);
+                // SAFETY: the list is as long as the header says and outlives the call, and so
+                // does what its pieces point to, which they borrow.
+                unsafe { libc::sendmsg(socket, &header, flags) }
+            }
+        };
         moved(sent).map_err(|error| match error.raw_os_error() {
             Some(libc::EPIPE) => StreamError::Closed,
             _ => os(error),

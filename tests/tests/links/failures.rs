@@ -123,6 +123,14 @@ fn who_does_not_know_the_token_is_no_sender() {
 }
 
 #[test]
+fn a_device_whose_connections_go_one_way_refuses_both() {
+    let [mut zero, _one] = pair("soft IPv4", 1);
+    assert!(!zero.proxy.goes_both_ways(0));
+    let error = zero.proxy.listen_both_ways(1, 1, 0).err().unwrap().to_string();
+    assert!(error.contains("go both ways"), "{error}");
+}
+
+#[test]
 fn an_address_that_is_none_is_refused_and_the_proxy_goes_on() {
     let [mut zero, mut one] = pair("soft IPv4", 1);
     let sending = zero.proxy.connect(5, 0, 0, &Address([0; ADDRESS_BYTES])).unwrap();

@@ -13,13 +13,16 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const SLOT_BYTES: usize = 8 << 10;
 
 /// Loopback, by each transport that any host has.
-pub(crate) const DEVICES: [&str; 4] = ["soft IPv4", "soft IPv6", "socket IPv4", "socket IPv6"];
+pub(crate) const DEVICES: [&str; 5] =
+    ["soft IPv4", "soft IPv6", "socket IPv4", "socket IPv6", SHARED];
+/// Where links both ways share a connection.
+const SHARED: &str = "shared socket IPv4";
 
 pub(crate) fn open(device: &str) -> Device {
     let family = match device {
         "soft IPv4" => return Device::open_at("127.0.0.1:0".parse().unwrap()).unwrap(),
         "soft IPv6" => return Device::open_at("[::1]:0".parse().unwrap()).unwrap(),
-        "socket IPv4" => "AF_INET",
+        "socket IPv4" | SHARED => "AF_INET",
         _ => "AF_INET6",
     };
     let settings = Settings::from_lookup(|name| {
@@ -65,8 +68,16 @@ pub(crate) fn pair(device: &str, channels: u16) -> [Rank; 2] {
         (NetProxy::start(vec![open(device)], &settings(), abort.clone()).unwrap(), abort)
     });
     let mut coming: [Vec<(Receiving, Sending)>; 2] = Default::default();
-    for to in 0..2 {
-        for channel in 0..channels {
+    for channel in 0..channels {
+        if device == SHARED {
+            let [(zero, _), (one, _)] = &mut proxies;
+            let (to_one, from_one, address) = one.listen_both_ways(0, channel, 0).unwrap();
+            let (from_zero, to_zero) = zero.connect_both_ways(1, channel, 0, &address).unwrap();
+            coming[1].push((to_one, from_zero));
+            coming[0].push((to_zero, from_one));
+            continue;
+        }
+        for to in 0..2 {
             let (receiving, address) = proxies[to].0.listen(1 - to as u32, channel, 0).unwrap();
             let sending = proxies[1 - to].0.connect(to as u32, channel, 0, &address).unwrap();
             coming[to].push((receiving, sending));

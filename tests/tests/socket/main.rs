@@ -1,6 +1,7 @@
 //! The socket transport over loopback: what arrives, in which order it may be asked for, and what
 //! a peer that misbehaves comes to.
 
+mod both_ways;
 mod closing;
 mod connecting;
 mod hostile_peers;

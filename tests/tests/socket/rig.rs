@@ -85,7 +85,10 @@ impl Pair {
             recv = recv.take().or_else(|| listener.poll(now_ns()).unwrap());
             (send.is_some() && recv.is_some()).then_some(())
         });
-        let (send, recv) = (send.unwrap(), recv.unwrap());
+        Pair::over(send.unwrap(), recv.unwrap())
+    }
+
+    pub(crate) fn over(send: SendComm, recv: RecvComm) -> Pair {
         Pair { send, recv, sent: Vec::new(), received: Vec::new() }
     }
 

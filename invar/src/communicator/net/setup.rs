@@ -10,7 +10,7 @@ use invar_linux::proxy::ProgressConnections;
 
 use super::greeting::{Address, Incoming, Outgoing};
 use super::ring::Ring;
-use super::wire::{Arrivals, Wire};
+use super::wire::{Arrivals, WayBack, Wire};
 use crate::error::Kind;
 use crate::{Device, Error, Settings};
 
@@ -39,18 +39,33 @@ pub(super) struct Opener {
     pub(super) places: HashMap<ConnectionId, Place>,
 }
 
+/// What a rank says to [`Setup::setup`] of a connection that another one shares.
+pub(super) const BOTH_WAYS: &[u8] = &[1];
+
 /// How far a connection is.
 pub(super) struct Place {
     device: Device,
     init: Init,
     stage: Stage,
+    shared: Shared,
 }
 
 enum Stage {
     New,
     Out(Outgoing),
     In(Incoming),
+    /// Over the sockets of this one, the other way.
+    Back(ConnectionId),
     Open,
+}
+
+/// Whether there is a connection back over the same sockets.
+enum Shared {
+    No,
+    /// There will be.
+    Wanted,
+    /// Its end waits for it.
+    Ready(WayBack),
 }
 
 impl Setup for Opener {
@@ -63,7 +78,7 @@ impl Setup for Opener {
             let text = format!("device {}: there are {}", init.transport, self.devices.len());
             Kind::Usage(text)
         })?;
-        self.places.insert(id, Place { device, init, stage: Stage::New });
+        self.places.insert(id, Place { device, init, stage: Stage::New, shared: Shared::No });
         Ok(None)
     }
 
@@ -71,9 +86,22 @@ impl Setup for Opener {
         Err(Kind::Usage("connections over the network share no buffers".to_owned()).into())
     }
 
-    /// To receive: the response is where.
-    fn setup(&mut self, id: ConnectionId, _: &[u8], response: &mut [u8]) -> Result<bool, Error> {
+    /// To receive: the response is where. The request is empty or [`BOTH_WAYS`]; or the number of
+    /// such a connection that this one shares, and then there is nothing to respond.
+    fn setup(
+        &mut self,
+        id: ConnectionId,
+        request: &[u8],
+        response: &mut [u8],
+    ) -> Result<bool, Error> {
         let Some(place) = self.places.get_mut(&id) else { return Err(not_open()) };
+        if let Ok(first) = request.try_into() {
+            place.stage = Stage::Back(ConnectionId(u32::from_le_bytes(first)));
+            return Ok(true);
+        }
+        if request == BOTH_WAYS {
+            place.shared = Shared::Wanted;
+        }
         if place.init.direction == Direction::Recv {
             let incoming = Incoming::listen(&place.device, &self.settings)?;
             let address: &mut [u8; _] = response.try_into().map_err(|_| wrong_length())?;
@@ -86,7 +114,10 @@ impl Setup for Opener {
     /// To send: the request is where to.
     fn connect(&mut self, id: ConnectionId, request: &[u8], _: &mut [u8]) -> Result<bool, Error> {
         let Some(place) = self.places.get_mut(&id) else { return Err(not_open()) };
-        let Place { device, init, stage } = place;
+        let Place { device, stage, shared, .. } = place;
+        if let Stage::Back(first) = *stage {
+            return self.connect_back(id, first);
+        }
         if matches!(stage, Stage::New) {
             let address = Address(request.try_into().map_err(|_| wrong_length())?);
             *stage = Stage::Out(Outgoing::start(device, address, &self.settings)?);
@@ -95,14 +126,13 @@ impl Setup for Opener {
         let wire = match stage {
             Stage::Out(outgoing) => outgoing.poll(ring)?.map(Wire::Send),
             Stage::In(incoming) => incoming.poll(ring)?.map(Wire::Recv),
-            Stage::New | Stage::Open => None,
+            Stage::New | Stage::Back(_) | Stage::Open => None,
         };
-        let Some(wire) = wire else { return Ok(false) };
-        *stage = Stage::Open;
-        self.rings.add(id, wire.ring());
-        self.arrivals.add(id, wire);
-        self.connections.open(id, own_ring(init.direction, init.local_rank));
-        Ok(true)
+        let Some(mut wire) = wire else { return Ok(false) };
+        if matches!(shared, Shared::Wanted) {
+            *shared = Shared::Ready(wire.way_back()?.ok_or_else(one_way)?);
+        }
+        self.up(id, wire)
     }
 
     fn convert_fd(&mut self, _: ConnectionId, _: u32) -> Result<OwnedFd, Error> {
@@ -117,6 +147,33 @@ impl Setup for Opener {
     }
 }
 
+impl Opener {
+    fn connect_back(&mut self, id: ConnectionId, first: ConnectionId) -> Result<bool, Error> {
+        let Some(place) = self.places.get_mut(&first) else { return Err(not_open()) };
+        let back = match std::mem::replace(&mut place.shared, Shared::No) {
+            Shared::Ready(back) => back,
+            Shared::Wanted => {
+                place.shared = Shared::Wanted;
+                return Ok(false);
+            }
+            Shared::No => return Err(one_way()),
+        };
+        let ring = Ring::new(&place.device, self.slot_bytes)?;
+        self.up(id, back.wire(Arc::new(ring))?)
+    }
+
+    /// A connection is there.
+    fn up(&mut self, id: ConnectionId, wire: Wire) -> Result<bool, Error> {
+        let Some(place) = self.places.get_mut(&id) else { return Err(not_open()) };
+        place.stage = Stage::Open;
+        let Init { direction, local_rank, .. } = place.init;
+        self.rings.add(id, wire.ring());
+        self.arrivals.add(id, wire);
+        self.connections.open(id, own_ring(direction, local_rank));
+        Ok(true)
+    }
+}
+
 /// A connection with a ring of its own.
 pub(super) fn own_ring(direction: Direction, local_rank: u32) -> ConnectionSpec {
     ConnectionSpec { direction, local_rank, sharing: Sharing::Own, recv_group: None }
@@ -124,6 +181,10 @@ pub(super) fn own_ring(direction: Direction, local_rank: u32) -> ConnectionSpec 
 
 fn not_open() -> Error {
     Kind::Proxy("a connection that was never opened".to_owned()).into()
+}
+
+fn one_way() -> Error {
+    Kind::Usage("a connection that goes one way is to go both ways".to_owned()).into()
 }
 
 fn wrong_length() -> Error {

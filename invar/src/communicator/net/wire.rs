@@ -51,6 +51,14 @@ impl Wire {
             Wire::Recv(wire) => Arc::clone(&wire.ring),
         }
     }
+
+    /// The end for messages back, where there can be one; the peer takes its own too.
+    pub(super) fn way_back(&mut self) -> Result<Option<WayBack>, Error> {
+        Ok(match self {
+            Wire::Send(wire) => wire.end.way_back()?.map(WayBack::Recv),
+            Wire::Recv(wire) => wire.end.way_back()?.map(WayBack::Send),
+        })
+    }
 }
 
 /// Sends what the rank fills.
@@ -73,6 +81,21 @@ pub(super) struct RecvWire {
     posted: u64,
     slots: Slots,
     ring: Arc<Ring>,
+}
+
+/// An end for messages back over a connection that a [`Wire`] has.
+pub(super) enum WayBack {
+    Send(Box<dyn SendEnd>),
+    Recv(Box<dyn RecvEnd>),
+}
+
+impl WayBack {
+    pub(super) fn wire(self, ring: Arc<Ring>) -> Result<Wire, Error> {
+        Ok(match self {
+            WayBack::Send(end) => Wire::Send(SendWire::new(end, ring)?),
+            WayBack::Recv(end) => Wire::Recv(RecvWire::new(end, ring)?),
+        })
+    }
 }
 
 /// How messages name the slots of a ring.

@@ -38,6 +38,8 @@ pub(super) struct Inbox {
     end: usize,
     /// Length of the message that came last.
     last_bytes: usize,
+    /// Whether nothing goes back that would acknowledge what comes.
+    is_one_way: bool,
     /// Whether something short came since main was last acknowledged.
     owes_ack: bool,
     /// Reads of nothing since then.
@@ -50,6 +52,7 @@ unsafe impl Send for Inbox {}
 impl Inbox {
     pub(super) fn new() -> Self {
         Inbox {
+            is_one_way: true,
             starts: Box::new([[NonNull::dangling(); RECVS_MAX]; DEPTH_MAX]),
             parked: HashMap::new(),
             stage: Box::new([0; STAGE_BYTES]),
@@ -59,6 +62,11 @@ impl Inbox {
             owes_ack: true,
             idle_reads: 0,
         }
+    }
+
+    /// Messages go back over main, and acknowledge those that come.
+    pub(super) fn goes_both_ways(&mut self) {
+        self.is_one_way = false;
     }
 
     /// The buffers of a receive.
@@ -109,7 +117,7 @@ impl Inbox {
             self.end += read;
             match read {
                 // Now that there is nothing to do.
-                0 if self.owes_ack => {
+                0 if self.owes_ack && self.is_one_way => {
                     self.idle_reads += 1;
                     if self.idle_reads == IDLE_READS {
                         main.acknowledge();

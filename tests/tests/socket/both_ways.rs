@@ -1,0 +1,70 @@
+//! Connections that are used both ways.
+
+use invar_core::conn::StreamError;
+use invar_core::error::Error;
+
+use crate::rig::{Pair, until};
+
+const LAYOUTS: [(u16, u16); 3] = [(0, 0), (2, 0), (2, 2)];
+
+/// A pair, and one the other way over the same sockets.
+fn both_ways(lanes: u16, threads: u16) -> (Pair, Pair) {
+    let mut there = Pair::new(lanes, threads);
+    let back = Pair::over(there.recv.way_back().unwrap(), there.send.way_back().unwrap());
+    (there, back)
+}
+
+#[test]
+fn messages_of_both_ways_arrive_whole_and_do_not_mix() {
+    for (lanes, threads) in LAYOUTS {
+        let (mut there, mut back) = both_ways(lanes, threads);
+        let len = |seed: usize| [8, 0, 511, 70_000, 200_000][seed % 5] + seed;
+        for seed in (0..200).step_by(2) {
+            let mut under_way = Vec::new();
+            for (seed, pair) in [(seed, &mut there), (seed + 1, &mut back)] {
+                let receives = [pair.recv(&[(201_000, 0)])];
+                under_way.push((pair.send(seed, len(seed), 0), receives));
+            }
+            let mut pairs = [(seed, &mut there), (seed + 1, &mut back)];
+            for ((seed, pair), (send, receives)) in pairs.iter_mut().zip(under_way) {
+                assert_eq!(pair.finish(vec![send], &receives), [[len(*seed) as u32]]);
+                pair.check(&receives[0], 0, *seed, len(*seed));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_other_way_goes_on_when_one_ends_and_who_waits_there_notices() {
+    for (lanes, threads) in LAYOUTS {
+        let (mut there, mut back) = both_ways(lanes, threads);
+        let receives = [there.recv(&[(10, 0)])];
+        let send = there.send(0, 10, 0);
+        there.finish(vec![send], &[]);
+        there.send = Pair::new(0, 0).send;
+        assert_eq!(there.finish(vec![], &receives), [[10]], "sent before the end");
+        let receives = [back.recv(&[(100_000, 0)])];
+        let send = back.send(1, 100_000, 0);
+        assert_eq!(back.finish(vec![send], &receives), [[100_000]]);
+        back.check(&receives[0], 0, 1, 100_000);
+        let receive = there.recv(&[(10, 0)]);
+        let error = until("the end", || there.recv.test(&receive.request).err());
+        assert_eq!(error, Error::PeerClosed(StreamError::Closed));
+    }
+}
+
+#[test]
+fn a_message_too_long_for_its_buffer_ends_both_ways() {
+    let (mut there, mut back) = both_ways(0, 0);
+    let send = there.send(0, 100, 0);
+    there.finish(vec![send], &[]);
+    let receive = there.recv(&[(99, 0)]);
+    let error = until("the error", || there.recv.test(&receive.request).err());
+    assert_eq!(error, Error::SizeMismatch { local: 100, remote: 99, tag: 0 });
+    let receive = back.recv(&[(8, 0)]);
+    let error = until("the end", || back.recv.test(&receive.request).err());
+    assert!(matches!(error, Error::PeerClosed(_)), "{error}");
+    let send = back.send(1, 8, 0);
+    let error = until("the end", || back.send.test(&send).err());
+    assert!(matches!(error, Error::PeerClosed(_)), "{error}");
+}
