@@ -184,6 +184,9 @@ params! {
     /// Requests of a connection that may be under way, eight buffers each counting; the smaller
     /// of both sides holds, and 64 where the wire is nccl-2.14.
     INVAR_FIFO_DEPTH => fifo_depth: u16 = "256", Allowed::PowerOfTwo { min: 1, max: 256 };
+    /// Let packets between software NICs be longer than the path MTUs that RoCE has, where the
+    /// network carries them.
+    INVAR_LONG_MTU => long_mtu: bool = "1", FLAG;
     /// Milliseconds until a connection that does not come about is an error.
     INVAR_CONNECT_TIMEOUT_MS => connect_timeout_ms: u32 = "30000", int(1, 86_400_000);
     /// Milliseconds that a rank waits in a collective for one that does not do its part.

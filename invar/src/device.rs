@@ -75,6 +75,8 @@ pub struct DeviceInfo {
     pub link_layer: LinkLayer,
     /// Largest path MTU.
     pub mtu: Mtu,
+    /// Payload bytes of the longer packets that software NICs may agree on; 0 for none.
+    pub long_mtu_bytes: u32,
     /// Megabits a second, where the interface tells.
     pub speed_mbps: Option<u32>,
     /// Whether there is a link.
@@ -201,6 +203,7 @@ impl Device {
             gid_why: String::new(),
             link_layer: port.link_layer,
             mtu: port.active_mtu,
+            long_mtu_bytes: port.long_mtu_bytes,
             speed_mbps: Some(port.speed_mbps),
             up: port.state == PortState::Active,
             udp_port: Some(port.udp_port).filter(|udp_port| *udp_port != 0),
@@ -249,6 +252,7 @@ impl Device {
             gid: port.gid,
             link_layer: port.link_layer,
             mtu: port.active_mtu,
+            long_mtu_bytes: port.long_mtu_bytes,
             udp_port: Some(port.udp_port),
             ..info.clone()
         };
@@ -352,6 +356,7 @@ fn describe_socket(found: Found<'_>) -> DeviceInfo {
         gid_why: String::new(),
         link_layer: LinkLayer::Ethernet,
         mtu: interface.path_mtu().unwrap_or_default(),
+        long_mtu_bytes: 0,
         speed_mbps: interface.speed_mbps,
         up: interface.up,
         udp_port: None,
@@ -379,6 +384,7 @@ fn describe(config: &SoftConfig, interfaces: &[Interface]) -> Option<DeviceInfo>
         gid_why: String::new(),
         link_layer: LinkLayer::Ethernet,
         mtu: interface.path_mtu()?,
+        long_mtu_bytes: interface.long_mtu_bytes(),
         speed_mbps: interface.speed_mbps,
         up: interface.up,
         udp_port: None,

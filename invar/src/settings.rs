@@ -113,6 +113,7 @@ impl Settings {
             retry_cnt: params.ib_retry_cnt,
             use_inline: params.ib_use_inline,
             ece: params.ib_ece_enable,
+            long_mtu: params.long_mtu,
             timeout_ns: u64::from(params.connect_timeout_ms) * 1_000_000,
             ..conn::Settings::default()
         };
@@ -243,6 +244,12 @@ impl Settings {
             conn::Wire::Invar => self.conn.fifo_depth,
             conn::Wire::Nccl214 => 64,
         }
+    }
+
+    /// Payload bytes of a full packet that a device offers to a peer.
+    pub fn mtu_bytes(&self, device: &DeviceInfo) -> u32 {
+        let long = self.conn.long_mtu && self.conn.wire == conn::Wire::Invar;
+        device.mtu.bytes().max(if long { device.long_mtu_bytes } else { 0 })
     }
 
     /// Whether `INVAR_TRANSPORT` allows a device of this kind.

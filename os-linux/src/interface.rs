@@ -13,11 +13,21 @@ use std::{fs, io, mem, ptr};
 
 use invar_core::nic::Mtu;
 use invar_core::param::AddressFamily;
+use invar_core::roce::qp::LONG_MTU_BYTES_MAX;
 use socket2::{Domain, SockAddr, SockAddrStorage, Socket, Type, socklen_t};
+
+use crate::udp::TRAIN_BYTES_MAX;
 
 /// What RoCEv2 may put around the payload of a packet, as Linux counts it (`iboe_get_mtu`): IPv6
 /// 40, UDP 8, BTH 12, extended headers 4 + 28, ICRC 4.
 const ROCE_OVERHEAD_BYTES: u32 = 96;
+
+/// What is really there at most, of what Invar sends: IPv6 40, UDP 8, BTH 12, RETH 16, ImmDt 4,
+/// ICRC 4.
+const LONG_OVERHEAD_BYTES: u32 = 84;
+
+/// What a UDP socket sends around the payload of a packet in the middle of a message: BTH 12, ICRC 4.
+const MIDDLE_OVERHEAD_BYTES: u32 = 16;
 
 /// A network interface of this host, in this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,6 +103,22 @@ impl Interface {
     /// The largest RoCE path MTU whose packets fit; `None` where not even the smallest does.
     pub fn path_mtu(&self) -> Option<Mtu> {
         Mtu::fitting(self.mtu.saturating_sub(ROCE_OVERHEAD_BYTES))
+    }
+
+    /// Payload bytes of the packets that software NICs agree on between themselves: whole cache
+    /// lines, as many as fit, or fewer where these would leave a sixteenth of a train empty. 0 where
+    /// that is no more than the path MTU.
+    pub fn long_mtu_bytes(&self) -> u32 {
+        let fit = self.mtu.saturating_sub(LONG_OVERHEAD_BYTES).min(LONG_MTU_BYTES_MAX) / 64 * 64;
+        let train = TRAIN_BYTES_MAX as u32;
+        let packets = train / (fit + MIDDLE_OVERHEAD_BYTES);
+        let long = if packets * fit >= train / 16 * 15 {
+            fit
+        } else {
+            (train / (packets + 1)).saturating_sub(MIDDLE_OVERHEAD_BYTES) / 64 * 64
+        };
+        let path_mtu = self.path_mtu().map_or(u32::MAX, Mtu::bytes);
+        if long > path_mtu { long } else { 0 }
     }
 }
 

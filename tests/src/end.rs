@@ -46,6 +46,8 @@ pub struct Address {
 pub struct Link {
     /// Packets of each end are this long at most.
     pub mtu: Mtu,
+    /// Or this long, if that is more.
+    pub long_mtu_bytes: u32,
     /// What both agreed on.
     pub options: QpOptions,
     /// Timeout and retries.
@@ -60,6 +62,7 @@ impl Default for Link {
     fn default() -> Self {
         Link {
             mtu: Mtu::Mtu4096,
+            long_mtu_bytes: 0,
             options: QpOptions::ICRC_MASKS_IP_ID,
             rts: RtsAttr { timeout: 14, retry_cnt: 7, rnr_retry: 7, sq_psn: 0, max_rd_atomic: 4 },
             min_rnr_timer: 1,
@@ -108,6 +111,7 @@ impl<N: Nic + Clone> End<N> {
         let ours = self.nic.query_port().expect("port");
         let rtr = RtrAttr {
             path_mtu: link.mtu,
+            long_mtu_bytes: link.long_mtu_bytes,
             dest_qp_num: peer.qp_num,
             rq_psn: link.psn,
             max_dest_rd_atomic: link.rts.max_rd_atomic,

@@ -100,6 +100,7 @@ impl Nic for NullNic {
             port_num: 1,
             lid: 0,
             active_mtu: Mtu::Mtu4096,
+            long_mtu_bytes: 0,
             gid: Gid::from(IpAddr::V4(Ipv4Addr::new(127, 0, 0, self.port))),
             gid_index: 0,
             speed_mbps: 100_000,

@@ -82,6 +82,7 @@ impl Port {
             port_num,
             lid: raw.lid,
             active_mtu: Mtu::from_code(raw.active_mtu).unwrap_or_default(),
+            long_mtu_bytes: 0,
             gid: gid.entry.gid,
             gid_index: gid.entry.index,
             speed_mbps: speed_mbps(opened, port_num, &raw),

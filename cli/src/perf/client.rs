@@ -182,7 +182,7 @@ fn header(job: &Job, device: &Device, ready: &Ready, peer: SocketAddr) -> Header
         address: info.address,
         peer_nic: ready.nic.clone(),
         peer: peer.ip().to_canonical(),
-        path_mtu: info.mtu.bytes().min(ready.mtu),
+        path_mtu: job.settings.mtu_bytes(info).min(ready.mtu),
         qps: job.qps,
         recvs: job.recvs,
         window: job.window(ready.requests_max),

@@ -60,7 +60,7 @@ pub(super) struct Ready {
     #[serde(serialize_with = "as_hex", deserialize_with = "from_hex")]
     pub(super) handle: Handle,
     pub(super) nic: String,
-    /// Path MTU that its device allows.
+    /// Payload bytes of a packet that its device allows.
     pub(super) mtu: u32,
     /// Messages that may be under way.
     pub(super) requests_max: u16,

@@ -77,7 +77,7 @@ impl Client {
         control.send(&Reply::Ready(Ready {
             handle: listener.handle(),
             nic: device.info().name.clone(),
-            mtu: device.info().mtu.bytes(),
+            mtu: settings.mtu_bytes(device.info()),
             requests_max: settings.requests_max(),
         }))?;
         let plan = Plan {

@@ -8,7 +8,7 @@ fn two_processes_measure_each_size_and_find_no_wrong_byte() {
         run(&["perf", "-b", "0", "-e", "64K", "-f", "32", "-n", "40", "-w", "4", "--json", "-"]);
     let result = json(&outcome.ok().stdout);
     assert_eq!(result["transport"], "soft");
-    assert_eq!(result["path_mtu"], 4096);
+    assert_eq!(result["path_mtu"], 8128);
     assert_eq!(result["nic"], result["peer_nic"]);
     assert_eq!(result["check"], true);
     let rows = result["rows"].as_array().unwrap();

@@ -50,7 +50,7 @@ fn two_hosts_measure_over_ipv4_and_ipv6_with_the_mtu_of_their_link() {
     let Some(hosts) = hosts(1500) else { return };
     for addrs in [IPV4, IPV6] {
         let result = measure(&hosts, addrs[0], &[], &[]);
-        assert_eq!(result["path_mtu"], 1024);
+        assert_eq!(result["path_mtu"], 1408);
         assert_eq!(result["address"], addrs[1]);
         assert_eq!(result["peer"], addrs[0]);
         assert_eq!(result["nic"], "soft0");
@@ -65,6 +65,7 @@ fn the_wire_of_nccl_2_14_works_between_two_hosts() {
     let Some(hosts) = hosts(1500) else { return };
     let wire = [("INVAR_WIRE", "nccl-2.14")];
     let result = measure(&hosts, IPV4[0], &["--qps", "3"], &wire);
+    assert_eq!(result["path_mtu"], 1024);
     assert_eq!(result["qps"], 3);
     // That wire tells of a group's messages only which are empty.
     measure(&hosts, IPV6[0], &["--recvs", "2"], &wire);
@@ -84,7 +85,7 @@ fn the_wire_of_nccl_2_14_works_between_two_processes_of_a_host() {
 fn a_named_device_is_used_at_its_address_of_the_peers_family() {
     let Some(hosts) = hosts(9000) else { return };
     let result = measure(&hosts, IPV4[0], &["--nic", "soft0"], &[]);
-    assert_eq!(result["path_mtu"], 4096);
+    assert_eq!(result["path_mtu"], 8128);
     assert_eq!(result["address"], IPV4[1]);
 }
 

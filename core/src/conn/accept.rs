@@ -133,6 +133,7 @@ fn name_ourselves<N: Nic, S: Stream>(at: &mut Attempt<N, S>) {
             sizes_addr: 0,
             sizes_rkey: 0,
             ece: None,
+            long_mtu_bytes: 0,
             device: at.ends.device.clone(),
         };
         let _ = stream.send(ours.to_bytes().as_bytes());

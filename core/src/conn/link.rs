@@ -93,6 +93,7 @@ impl<N: Nic> Verbs<N> {
         };
         let rtr = RtrAttr {
             path_mtu: peer.info.mtu,
+            long_mtu_bytes: peer.long_mtu_bytes,
             dest_qp_num: qpn,
             rq_psn: 0,
             max_dest_rd_atomic: 1,
@@ -180,6 +181,7 @@ impl<N: Nic> Verbs<N> {
             sizes_addr: 0,
             sizes_rkey: 0,
             ece: self.ece(),
+            long_mtu_bytes: if self.settings.long_mtu { self.port.long_mtu_bytes } else { 0 },
             device: Ends::local(self.nic.name(), self.port.gid).device,
         }
     }
@@ -229,6 +231,8 @@ pub(crate) struct Peer {
     pub(crate) sizes: Option<(u64, u32)>,
     /// What its driver offers or has agreed to, where both are of one vendor.
     pub(crate) ece: Option<Ece>,
+    /// What both ends have beyond the path MTU; 0 for nothing.
+    pub(crate) long_mtu_bytes: u32,
     pub(crate) device: DeviceName,
 }
 
@@ -236,6 +240,9 @@ impl Peer {
     /// `ours`: what this end says of itself.
     pub(crate) fn new(info: QpInfo, preface: Option<Preface>, ours: &Preface) -> Self {
         let Some(preface) = preface else { return Self::bare(info) };
+        // Whole words, as only the last packet of a message is padded.
+        let long_mtu_bytes = ours.long_mtu_bytes.min(preface.long_mtu_bytes) & !3;
+        let is_longer = long_mtu_bytes > info.mtu.bytes();
         Peer {
             info,
             options: ours.options & preface.options,
@@ -246,6 +253,7 @@ impl Peer {
             ece: preface
                 .ece
                 .filter(|theirs| ours.ece.is_some_and(|ours| ours.vendor_id == theirs.vendor_id)),
+            long_mtu_bytes: if is_longer { long_mtu_bytes } else { 0 },
             device: preface.device,
         }
     }
@@ -259,6 +267,7 @@ impl Peer {
             fifo_depth: DEPTH_NCCL_2_14 as u16,
             sizes: None,
             ece: None,
+            long_mtu_bytes: 0,
             device: DeviceName::new(),
         }
     }

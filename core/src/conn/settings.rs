@@ -41,6 +41,8 @@ pub struct Settings {
     pub use_inline: bool,
     /// `NCCL_IB_ECE_ENABLE`, on our wire.
     pub ece: bool,
+    /// Whether packets may be longer than the verbs' path MTUs where both NICs can do so.
+    pub long_mtu: bool,
     /// `NCCL_IB_AR_THRESHOLD`: a larger message goes as a WRITE, then an empty WRITE_WITH_IMM.
     pub ar_threshold_bytes: u32,
     /// Whether `iflush` reads back through a loopback queue pair: GPU memory on this device and
@@ -67,6 +69,7 @@ impl Default for Settings {
             retry_cnt: 7,
             use_inline: false,
             ece: true,
+            long_mtu: true,
             ar_threshold_bytes: 8192,
             flush: false,
             truncate: false,

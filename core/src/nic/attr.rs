@@ -104,6 +104,9 @@ pub struct PortAttr {
     pub lid: u16,
     /// Largest path MTU that the port carries.
     pub active_mtu: Mtu,
+    /// Payload bytes of a longer packet that a software NIC can exchange with its like, to be
+    /// agreed with the peer; 0 where there is no such.
+    pub long_mtu_bytes: u32,
     /// Global identifier, of the index below.
     pub gid: Gid,
     /// Index of that GID in the port's table.
@@ -225,6 +228,9 @@ pub struct AddressVector {
 pub struct RtrAttr {
     /// Agreed with the peer.
     pub path_mtu: Mtu,
+    /// Payload bytes of a full packet, a multiple of 4, where both ends agreed on more than
+    /// `path_mtu`; otherwise 0.
+    pub long_mtu_bytes: u32,
     /// The peer's queue pair, 24 bits.
     pub dest_qp_num: u32,
     /// First packet sequence number that the peer will send.
@@ -237,6 +243,13 @@ pub struct RtrAttr {
     pub ah: AddressVector,
     /// Agreed with the peer.
     pub options: QpOptions,
+}
+
+impl RtrAttr {
+    /// Payload bytes of a full packet.
+    pub fn mtu_bytes(&self) -> u32 {
+        self.path_mtu.bytes().max(self.long_mtu_bytes)
+    }
 }
 
 /// RTR → RTS.

@@ -22,6 +22,9 @@
 //!   the tail of it, so that the completion can say how long the message was. Marked and unmarked
 //!   packets are never in flight at the same time.
 //!
+//! Packets are as long as one of the verbs' path MTUs, or longer, where Invar's own peers agree on it
+//! ([`RtrAttr::long_mtu_bytes`](crate::nic::RtrAttr::long_mtu_bytes)); nothing else changes.
+//!
 //! What Linux rxe does where the standard leaves a choice is what happens here; differences are
 //! noted where they are.
 //!
@@ -63,8 +66,11 @@ pub const MESSAGE_BYTES_MAX: u32 = 1 << 31;
 /// Largest [`Tuning::window_packets_max`]; also the receive window of adaptive routing.
 pub const WINDOW_PACKETS_MAX: u32 = psn_set::LEN;
 
-/// What an adapter may send by one call: a train of packets as long as a datagram over IPv4.
-const TRAIN_BYTES: u32 = 65_507;
+/// Most payload bytes of a packet: [`RtrAttr::long_mtu_bytes`](crate::nic::RtrAttr::long_mtu_bytes).
+pub const LONG_MTU_BYTES_MAX: u32 = 1 << 13;
+
+/// What an adapter may send by one call: a train of packets that with its headers is below 64 KiB.
+const TRAIN_BYTES: u32 = 65_300;
 /// And this many packets, as far as Linux before 6.9 goes.
 const TRAIN_PACKETS_MAX: u32 = 64;
 
@@ -74,7 +80,6 @@ struct Path {
     qpn: u32,
     dest_qp: u32,
     mtu_bytes: u32,
-    mtu_shift: u32,
     /// Packets of full length in a train.
     train_packets: u32,
     access: Access,
@@ -162,10 +167,9 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
             QpTransition::Init { access, .. } => self.path.access = *access,
             QpTransition::Rtr(attr) => {
                 self.path.dest_qp = attr.dest_qp_num;
-                self.path.mtu_bytes = attr.path_mtu.bytes();
-                self.path.mtu_shift = attr.path_mtu.bytes().trailing_zeros();
-                self.path.train_packets = train_packets(attr.path_mtu.bytes());
+                self.path.mtu_bytes = attr.mtu_bytes();
                 self.path.adaptive = attr.options.contains(QpOptions::ADAPTIVE_ROUTING);
+                self.path.train_packets = self.path.packets_in_a_train();
                 self.responder.start(attr);
             }
             QpTransition::Rts(attr) => self.requester.start(attr),
@@ -337,7 +341,13 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
 impl Path {
     /// Packets that a message of `len` bytes takes: one even for none.
     fn packets(&self, len: u32) -> u32 {
-        (len.saturating_sub(1) >> self.mtu_shift) + 1
+        len.div_ceil(self.mtu_bytes).max(1)
+    }
+
+    /// Of the packets in the middle of a WRITE.
+    fn packets_in_a_train(&self) -> u32 {
+        let (bth, reth, icrc) = (12, if self.adaptive { 16 } else { 0 }, 4);
+        (TRAIN_BYTES / (self.mtu_bytes + bth + reth + icrc)).min(TRAIN_PACKETS_MAX)
     }
 
     /// A packet for the peer.
@@ -365,11 +375,6 @@ fn earlier(a: Option<u64>, b: Option<u64>) -> Option<u64> {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
     }
-}
-
-/// Of a BTH, a RETH, a payload and an ICRC.
-fn train_packets(mtu_bytes: u32) -> u32 {
-    (TRAIN_BYTES / (mtu_bytes + 32)).min(TRAIN_PACKETS_MAX)
 }
 
 /// The partition that RoCE has.

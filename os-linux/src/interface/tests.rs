@@ -138,6 +138,26 @@ fn the_path_mtu_leaves_room_for_all_headers() {
 }
 
 #[test]
+fn long_packets_fit_the_interface_and_fill_trains() {
+    for (mtu, long, packets) in [
+        (65_536, 8128, 8),
+        (9000, 8128, 8),
+        (4400, 4288, 15),
+        (5000, 4864, 13),
+        (4200, 0, 0),
+        (1500, 1408, 45),
+        (1100, 960, 64),
+        (352, 0, 0),
+        (0, 0, 0),
+    ] {
+        let interface = Interface { mtu, ..interface("eth0", 1, &[]) };
+        assert_eq!(interface.long_mtu_bytes(), long, "{mtu}");
+        assert!(packets * (long as usize + 16) <= TRAIN_BYTES_MAX);
+        assert!(long == 0 || packets * long as usize > TRAIN_BYTES_MAX / 16 * 15);
+    }
+}
+
+#[test]
 fn host_and_port_are_resolved_in_every_form() {
     let lo = Interface::list().unwrap().into_iter().find(|interface| interface.loopback).unwrap();
     for (text, addr) in [

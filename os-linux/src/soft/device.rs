@@ -183,18 +183,18 @@ impl Device {
     /// # Errors
     /// `EINVAL`: a move that does not exist, or an attribute out of range.
     pub fn modify_qp(&mut self, qpn: u32, transition: &QpTransition) -> Result<(), NicError> {
-        let path = match transition {
+        let connected = match transition {
             QpTransition::Rtr(attr) => {
                 let source = qpn as usize % self.config.source_ports.len();
                 let port = self.config.source_ports[source];
-                Some(Path::new(self.config.address, (source, port), attr)?)
+                let path = Path::new(self.config.address, (source, port), attr)?;
+                Some((path, self.config.tuning.scaled(attr)))
             }
             _ => None,
         };
-        let tuning = self.config.tuning;
         self.with_qp(qpn, Verb::ModifyQp, |qp, env| {
             qp.modify(transition, env)?;
-            if let Some(path) = path {
+            if let Some((path, tuning)) = connected {
                 qp.set_tuning(tuning);
                 qp.path = Some(path);
             }

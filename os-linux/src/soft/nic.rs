@@ -37,7 +37,8 @@ pub struct SoftConfig {
     /// An address of this host. The UDP port is where packets come in: 4791 for peers that are
     /// not Invar, 0 for any that is free.
     pub address: SocketAddr,
-    /// Largest path MTU, if less than the interface carries.
+    /// Largest path MTU, if less than the interface carries; below 4096 no longer packets are agreed
+    /// on either.
     pub path_mtu_max: Mtu,
     /// Sockets to send by, each with a port of its own; at least one.
     pub source_ports: usize,
@@ -110,6 +111,8 @@ impl SoftNic {
             io::Error::new(io::ErrorKind::InvalidInput, text)
         })?;
         let mtu = mtu.min(config.path_mtu_max);
+        let long_mtu_bytes =
+            if config.path_mtu_max == Mtu::Mtu4096 { interface.long_mtu_bytes() } else { 0 };
         let rx = RxSocket::bind(config.address)?;
         let address = rx.local_addr()?;
         let impairment = config.impairment.map(Impairment::new);
@@ -133,6 +136,7 @@ impl SoftNic {
             port_num: 1,
             lid: 0,
             active_mtu: mtu,
+            long_mtu_bytes,
             gid: Gid::from(ip),
             gid_index: 0,
             speed_mbps: interface.speed_mbps.unwrap_or(SPEED_MBPS),

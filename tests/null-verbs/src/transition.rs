@@ -61,6 +61,7 @@ fn rtr(attr: &ibv_qp_attr) -> Option<RtrAttr> {
     let ibv_ah_attr { grh, dlid, sl, is_global, port_num, .. } = attr.ah_attr;
     Some(RtrAttr {
         path_mtu: Mtu::from_code(attr.path_mtu)?,
+        long_mtu_bytes: 0,
         dest_qp_num: attr.dest_qp_num,
         rq_psn: attr.rq_psn,
         max_dest_rd_atomic: attr.max_dest_rd_atomic,

@@ -13,6 +13,7 @@ pub(super) fn checks<N: Nic + Clone>() -> Vec<Check<N>> {
     vec![
         ("every operation moves its bytes at every size", sizes),
         ("the same in adaptive-routing mode, where both ports have it", sizes_adaptive),
+        ("and in longer packets than the verbs have, where both ports can", sizes_long),
         ("bytes move between any two offsets", offsets),
         ("immediates pass through unchanged", immediates),
         ("an unsignaled request completes without a word", unsignaled),
@@ -49,8 +50,22 @@ fn sizes_adaptive<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     all_sizes(bench, &link)
 }
 
+fn sizes_long<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
+    let mut link = Link { long_mtu_bytes: u32::MAX, ..bench.link()? };
+    for nic in bench.nics() {
+        let port = nic.query_port().map_err(|error| error.to_string())?;
+        link.long_mtu_bytes = link.long_mtu_bytes.min(port.long_mtu_bytes);
+    }
+    if link.long_mtu_bytes == 0 {
+        return Ok(());
+    }
+    all_sizes(bench, &link)?;
+    link.options |= QpOptions::ADAPTIVE_ROUTING;
+    all_sizes(bench, &link)
+}
+
 fn all_sizes<N: Nic + Clone>(bench: &mut Bench<N>, link: &Link) -> Verdict {
-    let mtu = link.mtu.bytes() as usize;
+    let mtu = link.mtu.bytes().max(link.long_mtu_bytes) as usize;
     let ends = End::pair(bench.nics(), (64 << 10) + GUARD, link);
     for opcode in OPCODES {
         for len in [0, 1, 7, mtu - 1, mtu, mtu + 1, 3 * mtu, 64 << 10] {

@@ -140,6 +140,7 @@ impl Nic for SimNic {
             port_num: 1,
             lid: 0,
             active_mtu: host.mtu,
+            long_mtu_bytes: 0,
             gid: Gid::from(address.ip()),
             gid_index: 0,
             speed_mbps: 100_000,

@@ -84,6 +84,7 @@ fn attributes_are_those_of_nccl() {
         };
         let rtr = RtrAttr {
             path_mtu: Mtu::Mtu4096,
+            long_mtu_bytes: 0,
             dest_qp_num: attr.dest_qp_num,
             rq_psn: 0,
             max_dest_rd_atomic: 1,
@@ -144,6 +145,35 @@ fn an_acceptor_that_answers_with_a_larger_mtu_is_not_followed() {
     assert_eq!(here_far.send(&message), Ok(MESSAGE_BYTES_MAX));
     assert!(connector.poll(0).expect("no error").is_some());
     assert_eq!(rtr(&a.0).iter().map(|attr| attr.path_mtu).collect::<Vec<_>>(), [Mtu::Mtu1024]);
+}
+
+/// Payload bytes of the packets that two ends agree on, given what their ports can do and whether
+/// their settings allow it.
+fn mtus_agreed(long_mtus: [u32; 2], allowed: [bool; 2]) -> [u32; 2] {
+    let nics = nics(|i, port| {
+        (port.active_mtu, port.long_mtu_bytes) = (Mtu::Mtu1024, long_mtus[i]);
+    });
+    let settings = allowed.map(|long_mtu| Settings { long_mtu, ..Settings::default() });
+    let _duo = duo::connect([&nics[0], &nics[1]], settings, || {}).expect("a connection");
+    nics.each_ref().map(|nic| {
+        let [attr] = rtr(&nic.plan)[..] else { panic!("one queue pair") };
+        attr.mtu_bytes()
+    })
+}
+
+#[test]
+fn packets_are_longer_than_the_path_mtu_where_both_ends_can_do_so_and_may() {
+    for (long_mtus, allowed, agreed) in [
+        ([16_320, 8128], [true, true], 8128),
+        ([1408, 16_320], [true, true], 1408),
+        ([16_320, 0], [true, true], 1024),
+        ([16_320, 1024], [true, true], 1024),
+        ([16_320, 1411], [true, true], 1408),
+        ([16_320, 16_320], [true, false], 1024),
+        ([16_320, 16_320], [false, true], 1024),
+    ] {
+        assert_eq!(mtus_agreed(long_mtus, allowed), [agreed; 2], "{long_mtus:?} {allowed:?}");
+    }
 }
 
 #[test]

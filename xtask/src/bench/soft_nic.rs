@@ -37,12 +37,14 @@ struct Contender {
     run: fn(&Shell, &Path, usize) -> Result<f64>,
 }
 
-/// `soft` is `invar perf` on a host without RDMA hardware: the software NIC.
-const CONTENDERS: [Contender; 4] = [
+/// `soft` is `invar perf` on a host without RDMA hardware: the software NIC. `soft-4096` has packets
+/// as foreign peers get them, of path MTU 4096.
+const CONTENDERS: [Contender; 5] = [
     Contender { name: "tcp-blocking", run: |_, _, size| tcp(size, Wait::Block) },
     Contender { name: "tcp-polled", run: |_, _, size| tcp(size, Wait::Poll) },
     Contender { name: "udp-gso", run: |_, _, _| udp() },
-    Contender { name: "soft", run: invar_perf },
+    Contender { name: "soft-4096", run: |shell, dir, size| invar_perf(shell, dir, size, "0") },
+    Contender { name: "soft", run: |shell, dir, size| invar_perf(shell, dir, size, "1") },
 ];
 
 pub(super) fn cases() -> Vec<&'static str> {
@@ -124,10 +126,10 @@ fn udp() -> Result<f64> {
     Ok(RUN_BYTES as f64 * 8e-9 / udp::seconds(RUN_BYTES)?)
 }
 
-fn invar_perf(shell: &Shell, target_dir: &Path, size: usize) -> Result<f64> {
+fn invar_perf(shell: &Shell, target_dir: &Path, size: usize, long_mtu: &str) -> Result<f64> {
     let window = WINDOW.to_string();
     let count = count(size).to_string();
-    gbits(&report(shell, target_dir, size, &["--window", &window, "-n", &count])?)
+    gbits(&report(shell, target_dir, size, &["--window", &window, "-n", &count], long_mtu)?)
 }
 
 /// Builds a package's program and says where programs are.
@@ -136,12 +138,19 @@ pub(super) fn built(shell: &Shell, what: &str) -> Result<PathBuf> {
     Ok(Workspace::load(shell)?.target_dir)
 }
 
-/// The row of `invar perf` for messages of a size.
-fn report(shell: &Shell, target_dir: &Path, size: usize, flags: &[&str]) -> Result<Value> {
+/// The row of `invar perf` for messages of a size; `long_mtu` is what `INVAR_LONG_MTU` is set to.
+fn report(
+    shell: &Shell,
+    target_dir: &Path,
+    size: usize,
+    flags: &[&str],
+    long_mtu: &str,
+) -> Result<Value> {
     let json = target_dir.join("perf.json");
     let mut perf = shell.program(&target_dir.join("release/invar"));
     let size = size.to_string();
     perf.args(["perf", "-b", &size, "-e", &size]).args(flags).arg("--json").arg(&json);
+    perf.env("INVAR_LONG_MTU", long_mtu);
     shell.capture(perf)?;
     row(&fs::read_to_string(&json)?).context("invar perf --json says something unexpected")
 }

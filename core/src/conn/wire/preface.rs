@@ -31,10 +31,10 @@ const ECE: u32 = 1 << 1;
 ///      |magic |version |bytes |fifo_depth |qp_count |features |options |udp_port… |
 ///      +------+--------+------+-----------+---------+---------+--------+----------+
 ///      28          32          40     52     64           128
-///      | sizes_rkey | sizes_addr | ece | zero | device name |
+///      | sizes_rkey | sizes_addr | ece | long mtu, zero | device name |
 /// ```
 ///
-/// `ece` is vendor, options and mask, a word each.
+/// `ece` is vendor, options and mask, a word each. The long MTU is a word.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PrefaceBytes {
@@ -50,7 +50,8 @@ pub struct PrefaceBytes {
     sizes_rkey: U32,
     sizes_addr: U64,
     ece: [U32; 3],
-    reserved: [u8; 12],
+    long_mtu_bytes: U32,
+    reserved: [u8; 8],
     device: [u8; DEVICE_NAME_BYTES],
 }
 
@@ -73,6 +74,9 @@ pub struct Preface {
     pub sizes_rkey: u32,
     /// What this end's driver offers, or as acceptor has agreed to, where it knows of that.
     pub ece: Option<Ece>,
+    /// Payload of packets longer than any path MTU of the verbs, which this end's NIC and settings
+    /// allow; 0 for none. Agreed is the smaller of both ends'.
+    pub long_mtu_bytes: u32,
     /// Name of this end's device.
     pub device: DeviceName,
 }
@@ -114,7 +118,8 @@ impl Preface {
             sizes_rkey: self.sizes_rkey.into(),
             sizes_addr: self.sizes_addr.into(),
             ece: [vendor_id, options, comp_mask].map(U32::new),
-            reserved: [0; 12],
+            long_mtu_bytes: self.long_mtu_bytes.into(),
+            reserved: [0; 8],
             device: encode(&self.device),
         }
     }
@@ -167,6 +172,7 @@ impl Preface {
             sizes_addr: b.sizes_addr.get(),
             sizes_rkey: b.sizes_rkey.get(),
             ece: (b.features.get() & ECE != 0).then_some(ece),
+            long_mtu_bytes: b.long_mtu_bytes.get(),
             device: decode(&b.device),
         })
     }
@@ -223,6 +229,7 @@ mod tests {
             sizes_addr: 0x1000,
             sizes_rkey: 7,
             ece: (options & 1 != 0).then_some(Ece { vendor_id: 0x15b3, options, comp_mask: 0 }),
+            long_mtu_bytes: options >> 4,
             device: heapless::String::try_from(device).unwrap(),
         }
     }

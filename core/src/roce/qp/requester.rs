@@ -385,7 +385,7 @@ impl SendWqe {
         env: &mut impl Env,
     ) -> Option<Transmit> {
         let wr = &self.wr;
-        let offset = packet << path.mtu_shift;
+        let offset = packet * path.mtu_bytes;
         let left = wr.sge.length - offset;
         let reth = |offset: u32, dma_len| Reth {
             va: wr.remote_addr.wrapping_add(u64::from(offset)),
@@ -393,7 +393,7 @@ impl SendWqe {
             dma_len,
         };
         if self.is_read() {
-            let wanted = (self.read_request_end(packet) - packet) << path.mtu_shift;
+            let wanted = (self.read_request_end(packet) - packet) * path.mtu_bytes;
             let mut transmit = path.transmit(Opcode::READ_REQUEST, psn, Payload::None);
             transmit.headers.reth = Some(reth(offset, wanted.min(left)));
             transmit.headers.bth.ack_req = true;

@@ -1,6 +1,6 @@
 //! The states of a queue pair and the moves between them (IBTA §10.3.1).
 
-use super::RD_ATOMIC_MAX;
+use super::{LONG_MTU_BYTES_MAX, RD_ATOMIC_MAX};
 use crate::nic::{NicError, QpState, QpTransition, RtrAttr, RtsAttr, Verb};
 use crate::roce::Psn;
 
@@ -32,6 +32,8 @@ fn check_rtr(attr: &RtrAttr) -> Result<(), NicError> {
         _ if attr.rq_psn > Psn::MASK => refuse("rq_psn exceeds 24 bits"),
         _ if attr.min_rnr_timer > 31 => refuse("min_rnr_timer exceeds 31"),
         _ if attr.max_dest_rd_atomic > RD_ATOMIC_MAX => refuse("max_dest_rd_atomic exceeds 16"),
+        _ if attr.long_mtu_bytes > LONG_MTU_BYTES_MAX => refuse("long_mtu_bytes exceeds 8192"),
+        _ if !attr.long_mtu_bytes.is_multiple_of(4) => refuse("long_mtu_bytes is no multiple of 4"),
         _ => Ok(()),
     }
 }
@@ -93,6 +95,8 @@ mod tests {
             (QpTransition::Rtr(RtrAttr { rq_psn: 1 << 24, ..rtr }), "rq_psn"),
             (QpTransition::Rtr(RtrAttr { min_rnr_timer: 32, ..rtr }), "min_rnr_timer"),
             (QpTransition::Rtr(RtrAttr { max_dest_rd_atomic: 17, ..rtr }), "max_dest_rd_atomic"),
+            (QpTransition::Rtr(RtrAttr { long_mtu_bytes: 8196, ..rtr }), "long_mtu_bytes exc"),
+            (QpTransition::Rtr(RtrAttr { long_mtu_bytes: 1410, ..rtr }), "long_mtu_bytes is no"),
             (QpTransition::Rts(RtsAttr { sq_psn: 1 << 24, ..rts }), "sq_psn"),
             (QpTransition::Rts(RtsAttr { timeout: 32, ..rts }), "timeout"),
             (QpTransition::Rts(RtsAttr { retry_cnt: 8, ..rts }), "retry_cnt"),

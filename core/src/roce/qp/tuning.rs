@@ -2,6 +2,8 @@
 
 use core::num::NonZeroU32;
 
+use crate::nic::RtrAttr;
+
 /// What a host may set beyond the attributes of the verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
@@ -20,6 +22,16 @@ pub struct Tuning {
     pub rate_mbps_max: Option<NonZeroU32>,
     /// How long a hole in adaptive-routing traffic may stay before it counts as a loss.
     pub hole_age_ns: u64,
+}
+
+impl Tuning {
+    /// With a window of as many bytes, where packets are longer than the path MTU.
+    #[must_use]
+    pub fn scaled(self, attr: &RtrAttr) -> Tuning {
+        let packets = u64::from(self.window_packets_max) * u64::from(attr.path_mtu.bytes());
+        let packets = packets.div_ceil(attr.mtu_bytes().into());
+        Tuning { window_packets_max: packets as u32, ..self }
+    }
 }
 
 impl Default for Tuning {

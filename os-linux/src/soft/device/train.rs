@@ -18,7 +18,7 @@ pub struct Route {
 }
 
 /// Consecutive datagrams to one address, all equally long but for the last, which may be shorter:
-/// what the kernel sends by one call. At most [`DATAGRAM_BYTES_MAX`](crate::udp::DATAGRAM_BYTES_MAX)
+/// what the kernel sends by one call. At most [`TRAIN_BYTES_MAX`](crate::udp::TRAIN_BYTES_MAX)
 /// bytes and [`SEGMENTS_MAX`](crate::udp::SEGMENTS_MAX) datagrams.
 #[derive(Clone, Copy)]
 pub struct Train<'a> {

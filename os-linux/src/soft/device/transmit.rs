@@ -9,22 +9,21 @@
 
 use heapless::Vec;
 
-use invar_core::roce::qp::{Payload, Region, Transmit};
+use invar_core::roce::qp::{LONG_MTU_BYTES_MAX, Payload, Region, Transmit};
 use invar_core::roce::{HEADERS_BYTES_MAX, ICRC_BYTES, Ipv4Id};
 
 use super::queue_pair::{Path, QueuePair, Surroundings};
 use super::region::Regions;
 use super::train::{Datagram, Route, Train, TransmitSink};
 use super::{Device, DeviceCounters};
-use crate::udp::{DATAGRAM_BYTES_MAX, SEGMENTS_MAX};
+use crate::udp::{SEGMENTS_MAX, TRAIN_BYTES_MAX};
 
 /// Packets of one queue pair before the next one has its turn.
 const TURN_PACKETS: usize = SEGMENTS_MAX;
 
 /// A payload as long as this is sent from where it lies.
 const GATHER_BYTES_MIN: usize = 1024;
-/// The largest path MTU.
-const PAYLOAD_BYTES_MAX: usize = 4096;
+const PAYLOAD_BYTES_MAX: usize = LONG_MTU_BYTES_MAX as usize;
 
 /// The train that is being made up.
 pub(super) struct Staging {
@@ -64,7 +63,7 @@ struct Full;
 impl Staging {
     pub(super) fn new() -> Self {
         Staging {
-            bytes: vec![0; DATAGRAM_BYTES_MAX].into_boxed_slice(),
+            bytes: vec![0; TRAIN_BYTES_MAX].into_boxed_slice(),
             laid: Vec::new(),
             sent: 0,
             wire_bytes: 0,
@@ -82,7 +81,7 @@ impl Staging {
             // A shorter one ends the train.
             && self.wire_bytes == self.laid.len() * self.segment_bytes
             && bytes <= self.segment_bytes
-            && self.wire_bytes + bytes <= DATAGRAM_BYTES_MAX
+            && self.wire_bytes + bytes <= TRAIN_BYTES_MAX
     }
 
     /// What is there to be sent; `None` where a payload is no longer there.

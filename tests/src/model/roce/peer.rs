@@ -20,6 +20,8 @@ pub struct Attr {
     pub depth: u32,
     pub access: Access,
     pub mtu: Mtu,
+    /// Payload bytes of a full packet, where both ends agreed on more.
+    pub long_mtu_bytes: u32,
     pub adaptive: bool,
     pub rd_atomic: u8,
     pub min_rnr_timer: u8,
@@ -37,6 +39,7 @@ impl Default for Attr {
             depth: 64,
             access: Access::REMOTE_WRITE | Access::REMOTE_READ,
             mtu: Mtu::Mtu1024,
+            long_mtu_bytes: 0,
             adaptive: false,
             rd_atomic: 4,
             min_rnr_timer: 12,
@@ -62,6 +65,7 @@ impl Attr {
         let init = QpTransition::Init { pkey_index: 0, port_num: 1, access: self.access };
         let rtr = QpTransition::Rtr(RtrAttr {
             path_mtu: self.mtu,
+            long_mtu_bytes: self.long_mtu_bytes,
             dest_qp_num: self.qpns[1],
             rq_psn: self.psns[1],
             max_dest_rd_atomic: self.rd_atomic,

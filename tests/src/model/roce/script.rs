@@ -31,6 +31,8 @@ impl Op {
 pub struct Script {
     /// Path MTU.
     pub mtu: Mtu,
+    /// Payload bytes of a full packet, where both ends agreed on more.
+    pub long_mtu_bytes: u32,
     /// Both ends agreed on adaptive routing.
     pub adaptive: bool,
     /// First PSN of each end.
@@ -52,7 +54,11 @@ pub struct Script {
 impl Script {
     /// Bytes of an area, which is the longest message.
     pub fn area(&self) -> u32 {
-        64 * self.mtu.bytes()
+        64 * self.mtu_bytes()
+    }
+
+    fn mtu_bytes(&self) -> u32 {
+        self.mtu.bytes().max(self.long_mtu_bytes)
     }
 
     /// Any script.
@@ -62,6 +68,7 @@ impl Script {
             13 | 14 => Mtu::Mtu1024,
             _ => Mtu::Mtu4096,
         };
+        let long_mtu_bytes = choices.one(&[0, 0, 260, 600]);
         let adaptive = choices.percent(50);
         let psn = |choices: &mut Choices<'_>| match choices.below(4) {
             0 => 0x100,
@@ -71,6 +78,7 @@ impl Script {
         };
         let mut script = Script {
             mtu,
+            long_mtu_bytes,
             adaptive,
             psns: [psn(choices), psn(choices)],
             rd_atomic: choices.one(&[1, 2, 16]),
@@ -104,7 +112,7 @@ impl Script {
     /// is not kept: they go to where the last one ended.
     fn op(&self, end_of_last: u32, choices: &mut Choices<'_>) -> Op {
         use SendOpcode::{RdmaRead, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm};
-        let mtu = self.mtu.bytes();
+        let mtu = self.mtu_bytes();
         let opcode = choices.one(&[RdmaWrite, RdmaWriteWithImm, Send, SendWithImm, RdmaRead]);
         let len = match choices.below(12) {
             0 => 0,

@@ -158,6 +158,7 @@ impl End {
             psns: script.psns,
             depth: DEPTH,
             mtu: script.mtu,
+            long_mtu_bytes: script.long_mtu_bytes,
             adaptive: script.adaptive,
             rd_atomic: script.rd_atomic,
             min_rnr_timer: 1,

@@ -237,7 +237,7 @@ impl<const SQ: usize> Requester<SQ> {
             return bad_response;
         }
         let index = bth.psn.since(wqe.first) as u32;
-        let offset = index << path.mtu_shift;
+        let offset = index * path.mtu_bytes;
         let len = (wqe.wr.sge.length - offset).min(path.mtu_bytes);
         let ends = index + 1 == wqe.read_request_end(index);
         // Where a repeated request starts decides whether rxe begins with FIRST, so only the end
