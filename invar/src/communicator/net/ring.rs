@@ -71,6 +71,7 @@ impl Ring {
     /// A step is filled with as many bytes; the next is `step + 1`.
     #[inline]
     pub(super) fn fill(&self, step: u64, len: u32) {
+        debug_assert_eq!(self.filled.get(), step, "slots are filled in turn");
         self.lens[index(step)].store(len, Ordering::Relaxed);
         self.filled.set(step + 1);
     }
@@ -84,6 +85,7 @@ impl Ring {
     /// A step is used, and its slot free for the one of the next turn.
     #[inline]
     pub(super) fn give_back(&self, step: u64) {
+        debug_assert_eq!(self.used.get(), step, "slots are given back in turn");
         self.used.set(step + 1);
     }
 
