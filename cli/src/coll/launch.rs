@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use std::{env, process, thread};
 
 use invar::{Communicator, Hub, Settings, UniqueId};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use invar_linux::processors;
+use rustix::thread::sched_setaffinity;
 
 use super::{Args, SECRET, measure};
 use crate::failure::Failure;
@@ -71,13 +72,10 @@ pub(super) fn one(args: &Args, settings: &Settings, rank: u32) -> Result<u64, Fa
 /// Keeps this process, and the threads that it starts, on a processor of its own, where there is one
 /// for each rank (as Open MPI does): Linux would put ranks that wake each other on one for a while.
 fn bind(rank: u32, ranks: u32) {
-    let Ok(allowed) = sched_getaffinity(None) else { return };
-    let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
-    if allowed.count() >= ranks {
-        let mut own = CpuSet::new();
-        cpus.nth(rank as usize).into_iter().for_each(|cpu| own.set(cpu));
+    let each = processors::allowed();
+    if each.len() >= ranks as usize {
         // Anywhere else it is slower and as right.
-        let _ = sched_setaffinity(None, &own);
+        let _ = sched_setaffinity(None, &each[rank as usize]);
     }
 }
 

@@ -26,13 +26,12 @@ mod tests {
     use rustix::thread::sched_getaffinity;
 
     use super::*;
+    use crate::processors;
 
     #[test]
     fn a_thread_runs_under_its_name_and_where_it_may() {
         let allowed = sched_getaffinity(None).unwrap();
-        let cpu = (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
-        let mut one = CpuSet::new();
-        one.set(cpu);
+        let one = processors::allowed()[0];
         let thread = spawn("InvarProgress 7".to_owned(), Some(one), || {
             (std::fs::read_to_string("/proc/thread-self/comm").unwrap(), sched_getaffinity(None))
         });

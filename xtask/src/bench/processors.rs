@@ -3,7 +3,8 @@
 
 use std::thread;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use invar_linux::processors;
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// A processor for each end; none where there are not two.
 #[derive(Clone, Copy)]
@@ -15,17 +16,8 @@ impl Processors {
 
     /// The first two that this process may use.
     pub(super) fn two() -> Processors {
-        let two = || {
-            let allowed = sched_getaffinity(None).ok()?;
-            let mut numbers = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
-            let mut next = || {
-                let mut one = CpuSet::new();
-                one.set(numbers.next()?);
-                Some(one)
-            };
-            Some([next()?, next()?])
-        };
-        Processors(two())
+        let mut each = processors::allowed().into_iter();
+        Processors(each.next().zip(each.next()).map(<[CpuSet; 2]>::from))
     }
 
     /// Calls a function on the processor of an end, in a thread of its own. Threads and processes
@@ -43,6 +35,8 @@ impl Processors {
 
 #[cfg(test)]
 mod tests {
+    use rustix::thread::sched_getaffinity;
+
     use super::*;
 
     #[test]
