@@ -21,7 +21,7 @@ pub(crate) struct Args {
     /// All targets, if none is named.
     targets: Vec<String>,
     /// How long each target runs.
-    #[arg(long, default_value_t = 60)]
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
 }
 
