@@ -162,9 +162,12 @@ fn open_device(nic: Option<&str>, local: IpAddr, settings: &Settings) -> Result<
                 Some(info) => info,
                 None if settings.takes(DeviceKind::Soft) => return open(local),
                 None => {
-                    let (asked, why) = (settings.transport().as_str(), survey.left_out.join("; "));
-                    let text = format!("INVAR_TRANSPORT={asked}: there is no such device; {why}");
-                    return Err(Failure::usage(text));
+                    let why = match settings.takes(DeviceKind::Socket) {
+                        true => "perf measures NICs alone".to_owned(),
+                        false => format!("there is no such device; {}", survey.left_out.join("; ")),
+                    };
+                    let asked = settings.transport().as_str();
+                    return Err(Failure::usage(format!("INVAR_TRANSPORT={asked}: {why}")));
                 }
             }
         }

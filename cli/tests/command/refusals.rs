@@ -44,6 +44,7 @@ fn variables_that_cannot_be_are_named_with_what_is_allowed() {
         ("NCCL_IB_TIMEOUT", "99", "a number from 0 to 31"),
         ("INVAR_WIRE", "verbs", "one of invar nccl-2.14"),
         ("INVAR_TRANSPORT", "ib", "there is no such device"),
+        ("INVAR_TRANSPORT", "socket", "perf measures NICs alone"),
     ] {
         let outcome = Run::start(invar(&["perf", "-e", "8"]).env(name, value)).wait();
         assert_eq!(outcome.status, USAGE, "{}", outcome.stderr);
