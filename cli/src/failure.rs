@@ -19,11 +19,11 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn usage(text: impl fmt::Display) -> Self {
-        Failure { text: text.to_string(), status: USAGE }
+        Failure { text: line(&text), status: USAGE }
     }
 
     pub(crate) fn new(text: impl fmt::Display) -> Self {
-        Failure { text: text.to_string(), status: FAILED }
+        Failure { text: line(&text), status: FAILED }
     }
 
     /// With what was tried before what happened.
@@ -36,6 +36,11 @@ impl Failure {
         eprintln!("invar: {self}");
         ExitCode::from(self.status)
     }
+}
+
+/// What a peer says may have line breaks in it, and whatever else a terminal obeys.
+fn line(text: &impl fmt::Display) -> String {
+    text.to_string().replace(char::is_control, " ")
 }
 
 impl fmt::Display for Failure {

@@ -163,7 +163,7 @@ fn measure(job: &Job, control: &mut Control, report: &mut Report) -> Result<u64,
     let mut wrong = 0;
     for &size in &job.sizes {
         let row = session.row(size, report)?;
-        wrong += row.wrong;
+        wrong = row.wrong.saturating_add(wrong);
         report.row(row)?;
     }
     session.control.send(&Request::Bye)?;
@@ -215,7 +215,7 @@ impl Session<'_> {
         if self.job.check {
             let slots = self.job.slots(size, self.requests_max);
             let messages = (CHECK_BYTES / u64::from(size.max(1))).clamp(2, 2 * u64::from(slots));
-            wrong += self.stream(Kind::Check, size, messages, 0)?.1;
+            wrong = self.stream(Kind::Check, size, messages, 0)?.1;
         }
         report.begin(size, "timing");
         let (iters, trial_wrong) = match self.job.iters {
@@ -227,7 +227,9 @@ impl Session<'_> {
         let (elapsed, timed_wrong) = self.stream(Kind::Stream, size, warmup + iters, warmup)?;
         report.begin(size, "latency");
         let (latency, latency_wrong) = self.latency(size, iters, elapsed / iters as u32)?;
-        wrong += trial_wrong + timed_wrong + latency_wrong;
+        // The server may say anything.
+        let wrong = [wrong, trial_wrong, timed_wrong, latency_wrong];
+        let wrong = wrong.into_iter().fold(0, u64::saturating_add);
         Ok(Row::new(size, iters, elapsed, wrong, latency))
     }
 
@@ -237,7 +239,7 @@ impl Session<'_> {
         let (mut messages, mut wrong) = (self.whole_groups(4), 0);
         loop {
             let (elapsed, trial_wrong) = self.stream(Kind::Stream, size, lead + messages, lead)?;
-            wrong += trial_wrong;
+            wrong = trial_wrong.saturating_add(wrong);
             let fitting = |time: Duration| {
                 let times = time.as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
                 (messages as f64 * times) as u64
@@ -268,7 +270,7 @@ impl Session<'_> {
                 half_ns.push(round_trip.as_nanos() as u64 / 2);
             }
         })?;
-        Ok((Latency::new(&mut half_ns), wrong + self.answer()?))
+        Ok((Latency::new(&mut half_ns), self.answer()?.saturating_add(wrong)))
     }
 
     /// A pass to the server: its time and how many bytes were wrong.

@@ -73,6 +73,10 @@ fn a_server_of_something_else_or_of_another_version_is_named() {
         ("invar-perf 7\n", "is an invar perf of version \"7\", this is one of version 1"),
         ("invar-perf 1\n{\"say\":\"What?\"}\n", "says what cannot be"),
         ("invar-perf 1\n{\"say\":\"Failed\",\"text\":\"no more\"}\n", "the server: no more"),
+        (
+            "invar-perf 1\n{\"say\":\"Failed\",\"text\":\"no\\nmore\\u001b[2J\"}\n",
+            "the server: no more [2J",
+        ),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap().to_string();

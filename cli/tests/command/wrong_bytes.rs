@@ -25,38 +25,47 @@ fn with_another_seed(line: String) -> String {
     }
 }
 
-#[test]
-fn a_server_that_expects_other_bytes_finds_all_of_them_wrong() {
+/// A run whose client and server are told something else than the other says.
+fn measure(
+    alter_request: fn(String) -> String,
+    alter_reply: impl Fn(String) -> String + Send + 'static,
+) -> Outcome {
     let (server, addr) = server(&mut invar(&["perf", "--server", "127.0.0.1:0"]));
     let middle = TcpListener::bind("127.0.0.1:0").unwrap();
     let middle_addr = middle.local_addr().unwrap().to_string();
-    let client = Run::start(&mut invar(&[
-        "perf",
-        "--connect",
-        &middle_addr,
-        "-b",
-        "4096",
-        "-e",
-        "4096",
-        "-n",
-        "10",
-        "-w",
-        "0",
-        "--json",
-        "-",
-    ]));
+    let flags = ["-b", "4096", "-e", "4096", "-n", "10", "-w", "0", "--json", "-"];
+    let client =
+        Run::start(&mut invar(&[&["perf", "--connect", &middle_addr], &flags[..]].concat()));
     let (client_side, _) = middle.accept().unwrap();
     let server_side = TcpStream::connect(addr).unwrap();
     let (back_from, back_to) = (server_side.try_clone().unwrap(), client_side.try_clone().unwrap());
-    let back = thread::spawn(move || pass_on(back_from, back_to, |line| line));
-    pass_on(client_side, server_side, with_another_seed);
+    let back = thread::spawn(move || pass_on(back_from, back_to, alter_reply));
+    pass_on(client_side, server_side, alter_request);
     let outcome = client.wait();
     drop(server);
     back.join().unwrap();
+    outcome
+}
+
+/// Of the one row, the same in the JSON and in the table.
+fn wrong(outcome: &Outcome) -> u64 {
     assert_eq!(outcome.status, Some(1), "{}", outcome.stderr);
     let wrong = json(&outcome.stdout)["rows"][0]["wrong"].as_u64().unwrap();
-    // 64 messages in full, and of one byte in 256 it does not show.
-    assert!(wrong > 64 * 4000, "{wrong}");
     let row = outcome.stderr.lines().last().unwrap();
     assert!(row.ends_with(&format!(" {wrong}")), "{row}");
+    wrong
+}
+
+#[test]
+fn a_server_that_expects_other_bytes_finds_all_of_them_wrong() {
+    let wrong = wrong(&measure(with_another_seed, |line| line));
+    // 64 messages in full, and of one byte in 256 it does not show.
+    assert!(wrong > 64 * 4000, "{wrong}");
+}
+
+#[test]
+fn a_server_may_say_any_number_of_wrong_bytes() {
+    let many = format!("\"wrong\":{}", u64::MAX);
+    let outcome = measure(|line| line, move |line| line.replace("\"wrong\":0", &many));
+    assert_eq!(wrong(&outcome), u64::MAX);
 }
