@@ -20,6 +20,8 @@ use crate::output::{Outputs, created};
 const BUFFER_BYTES: usize = 4 << 20;
 /// Messages under way where nobody says how many.
 const WINDOW: u16 = 32;
+/// Receives that are posted ahead while single messages go to and fro.
+const REQUESTS_MIN: u16 = 2;
 /// Bytes of a pass that checks all of them.
 const CHECK_BYTES: u64 = 64 << 20;
 /// How long a pass takes where nobody says how many messages it has: to find out, to measure.
@@ -60,6 +62,7 @@ impl Job {
             settings = settings.adaptive_routing(true);
         }
         let requests_max = settings.requests_max();
+        enough(requests_max)?;
         for (flag, value) in [("--window", args.window), ("--recvs", Some(args.recvs))] {
             if let Some(value) = value.filter(|value| *value > requests_max) {
                 let text =
@@ -102,6 +105,15 @@ impl Job {
     }
 }
 
+/// That receives can be posted ahead, at this end and at the server's.
+fn enough(requests_max: u16) -> Result<(), Failure> {
+    if requests_max < REQUESTS_MIN {
+        let text = format!("INVAR_FIFO_DEPTH={requests_max}: perf needs {REQUESTS_MIN} at least");
+        return Err(Failure::usage(text));
+    }
+    Ok(())
+}
+
 /// Measures with the server there; gives how many bytes were wrong.
 pub(super) fn run(job: &Job, outputs: Outputs, server: SocketAddr) -> Result<u64, Failure> {
     let mut control = Control::connect(server)?;
@@ -139,6 +151,8 @@ fn measure(job: &Job, control: &mut Control, report: &mut Report) -> Result<u64,
         Reply::Ready(ready) => ready,
         reply => return Err(unexpected(control, reply)),
     };
+    let requests_max = job.settings.requests_max().min(ready.requests_max);
+    enough(requests_max)?;
     let plan = Plan {
         device: &device,
         settings: &job.settings,
@@ -158,7 +172,6 @@ fn measure(job: &Job, control: &mut Control, report: &mut Report) -> Result<u64,
     })?;
     link.try_out()?;
     report.head(header(job, &device, &ready, control.peer()), job.sizes.len())?;
-    let requests_max = job.settings.requests_max().min(ready.requests_max);
     let mut session = Session { job, control, link, requests_max, passes: 0 };
     let mut wrong = 0;
     for &size in &job.sizes {
