@@ -289,6 +289,12 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         }
     }
 
+    /// Whether all that there is to send is an acknowledge of messages of one packet each. Their
+    /// sender has no more of them to send for it, so it may wait a little for requests to go with.
+    pub fn may_wait(&self) -> bool {
+        self.responder.may_wait() && self.requester.is_idle()
+    }
+
     fn next_transmit(
         &mut self,
         now_ns: u64,

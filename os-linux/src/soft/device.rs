@@ -266,6 +266,12 @@ impl Device {
         !self.ready.is_empty() || self.is_blocked()
     }
 
+    /// Whether acknowledges [wait](Device::transmit_urgent), or a poll left something to be sent.
+    #[inline]
+    pub(super) fn owes(&self) -> bool {
+        !self.ready.is_empty() && !self.is_blocked()
+    }
+
     /// What happened so far. Adds up over all queue pairs.
     pub fn counters(&self) -> DeviceCounters {
         self.counters.total(self.qps.iter().map(QueuePair::counters))

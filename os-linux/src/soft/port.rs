@@ -4,7 +4,8 @@
 //!
 //! - the application: posting sends at once, and polling receives, runs timers and sends. What a
 //!   poll with completions to hand out would send, the next call sends: most often the application
-//!   answers them with something more urgent than an acknowledge, which then goes with it;
+//!   answers them with something more urgent than an acknowledge, which then goes with it. For the
+//!   same reason the acknowledge of a short message waits [`ACK_WAIT_NS`] for something to go with;
 //! - a thread, once the application has not polled for [`STAND_BY_NS`]: peers may read and write
 //!   our memory, or wait for an acknowledge, while the application computes. It sleeps until
 //!   something arrives or a timer is due.
@@ -33,6 +34,10 @@ const BLOCKED_NS: u64 = 100_000;
 /// Trains taken by one system call; more would no longer be in the cache when they are placed.
 const BATCH_TRAINS: usize = 8;
 
+/// How long the acknowledge of a short message waits for something to go with, which saves a system
+/// call: about as long as an application takes from one short message to the next.
+const ACK_WAIT_NS: u64 = 20_000;
+
 pub(super) struct Port {
     rx: RxSocket,
     moving: Mutex<Moving>,
@@ -49,8 +54,8 @@ pub(super) struct Moving {
     pub(super) device: Device,
     pub(super) sockets: Sockets,
     batch: RxBatch,
-    /// A poll has left something unsent.
-    owes: bool,
+    /// Since when something is unsent that could have been sent.
+    owes_since: Option<u64>,
 }
 
 impl Port {
@@ -61,7 +66,7 @@ impl Port {
                 device,
                 sockets,
                 batch: RxBatch::new(BATCH_TRAINS),
-                owes: false,
+                owes_since: None,
             }),
             last_poll_ns: AtomicU64::new(0),
             wakes_ns: AtomicU64::new(0),
@@ -93,7 +98,7 @@ impl Port {
         let moving = &mut *self.lock();
         let now = now_ns();
         self.last_poll_ns.store(now, Ordering::Relaxed);
-        if moving.owes {
+        if moving.owes_since.is_some() {
             moving.transmit(now);
         }
         let n = moving.device.poll(cq, wcs)?;
@@ -105,7 +110,7 @@ impl Port {
             .map_err(|error| PollError { errno: error.raw_os_error().unwrap_or(0) as u16 })?;
         let n = moving.device.poll(cq, wcs)?;
         if n > 0 {
-            moving.owes = moving.device.is_ready();
+            moving.note_owed(now);
         } else {
             moving.transmit(now);
         }
@@ -155,7 +160,7 @@ impl Port {
         let due = {
             let moving = &mut *self.lock();
             moving.receive(&self.rx, now)?;
-            moving.transmit(now);
+            moving.transmit_all(now);
             let due = moving.due_ns(now);
             self.wakes_ns.store(due, Ordering::Relaxed);
             due
@@ -192,17 +197,31 @@ impl Moving {
         received.map(|_| ())
     }
 
-    /// Sends what there is to send.
+    /// Sends what there is to send, but for acknowledges that still may wait.
     #[inline]
     fn transmit(&mut self, now: u64) {
-        self.owes = false;
+        if self.owes_since.is_some_and(|since| now.saturating_sub(since) >= ACK_WAIT_NS) {
+            return self.transmit_all(now);
+        }
+        self.device.transmit_urgent(now, &mut self.sockets);
+        self.note_owed(now);
+    }
+
+    /// Sends what there is to send.
+    fn transmit_all(&mut self, now: u64) {
         self.device.transmit(now, &mut self.sockets);
+        self.owes_since = None;
+    }
+
+    #[inline]
+    fn note_owed(&mut self, now: u64) {
+        self.owes_since = self.device.owes().then(|| self.owes_since.unwrap_or(now));
     }
 
     /// When the device is next to be moved, if nothing arrives; `u64::MAX` for never.
     #[inline]
     fn due_ns(&self, now: u64) -> u64 {
-        if self.owes {
+        if self.owes_since.is_some() {
             return now;
         }
         let deadline = self.device.next_deadline_ns().unwrap_or(u64::MAX);

@@ -130,6 +130,11 @@ impl<const SQ: usize> Requester<SQ> {
         self.queue.len()
     }
 
+    /// Whether nothing is posted that was not sent, nor anything lost.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.get(self.cursor).is_none() && self.resend.is_empty()
+    }
+
     pub(super) fn may_read(&self) -> bool {
         self.max_rd_atomic > 0
     }

@@ -67,6 +67,8 @@ pub(super) struct Responder<const RQ: usize> {
     /// The peer knows that it has to send `expected` again; later packets are dropped silently.
     gap_reported: bool,
     answer: Answer,
+    /// The acknowledge is of messages of one packet.
+    short: bool,
     /// In the order of their PSNs.
     replies: Vec<Reply, REPLIES_MAX>,
     /// The last READs, of which those are that may be asked for again: first PSN, and how many.
@@ -87,6 +89,7 @@ impl<const RQ: usize> Responder<RQ> {
             message: Message::None,
             gap_reported: false,
             answer: Answer::None,
+            short: false,
             replies: Vec::new(),
             reads: HistoryBuf::new(),
             reorder,
@@ -160,6 +163,8 @@ impl<const RQ: usize> Responder<RQ> {
                 // Of a READ, and of all before it, the responses are the acknowledge.
                 let read = bth.opcode == Opcode::READ_REQUEST;
                 let wanted = bth.ack_req || self.answer == Answer::Ack;
+                let only = bth.opcode.position() == Some(Position::Only);
+                self.short = only && (self.short || self.answer != Answer::Ack);
                 self.step(psns, wanted && !read);
                 Ok(())
             }

@@ -200,6 +200,11 @@ impl QueuePair {
         engine!(&mut self.engine, qp => qp.poll_transmit(now_ns, env))
     }
 
+    #[inline]
+    pub(super) fn may_wait(&self) -> bool {
+        engine!(&self.engine, qp => qp.may_wait())
+    }
+
     pub(super) fn handle_timeout(&mut self, now_ns: u64, env: &mut Surroundings<'_>) {
         engine!(&mut self.engine, qp => qp.handle_timeout(now_ns, env));
     }

@@ -21,6 +21,9 @@ use crate::udp::{SEGMENTS_MAX, TRAIN_BYTES_MAX};
 /// Packets of one queue pair before the next one has its turn.
 const TURN_PACKETS: usize = SEGMENTS_MAX;
 
+/// More queue pairs than this do not wait: looking at each again would cost more than it saves.
+const WAITING_MAX: usize = 8;
+
 /// A payload as long as this is sent from where it lies.
 const GATHER_BYTES_MIN: usize = 1024;
 const PAYLOAD_BYTES_MAX: usize = LONG_MTU_BYTES_MAX as usize;
@@ -220,7 +223,13 @@ impl Device {
     /// Sends what there is to send, each queue pair some packets at a time, until the sink has no
     /// room: then call again, at the latest at [`Device::next_deadline_ns`].
     pub fn transmit(&mut self, now_ns: u64, sink: &mut impl TransmitSink) {
-        let _ = self.try_transmit(now_ns, sink);
+        let _ = self.try_transmit(now_ns, sink, 0);
+    }
+
+    /// The same, but for acknowledges that [may wait](invar_core::roce::qp::Qp::may_wait): they leave
+    /// with what else their queue pair has to send, or by [`Device::transmit`].
+    pub fn transmit_urgent(&mut self, now_ns: u64, sink: &mut impl TransmitSink) {
+        let _ = self.try_transmit(now_ns, sink, WAITING_MAX);
     }
 
     /// Whether the sink had no room for what is to be sent.
@@ -228,7 +237,12 @@ impl Device {
         self.staging.route.is_some()
     }
 
-    fn try_transmit(&mut self, now_ns: u64, sink: &mut impl TransmitSink) -> Result<(), Full> {
+    fn try_transmit(
+        &mut self,
+        now_ns: u64,
+        sink: &mut impl TransmitSink,
+        waiting_max: usize,
+    ) -> Result<(), Full> {
         let Device { regions, cqs, qps, ready, timers, staging, counters, .. } = self;
         if staging.route.is_some() {
             staging.flush(regions, sink, counters)?;
@@ -238,8 +252,18 @@ impl Device {
                 staging.add(&transmit, qp, regions, sink, counters)?;
             }
         }
-        while let Some(qpn) = ready.pop_front() {
+        // At the end of the list, one after the other.
+        let mut waiting = 0;
+        while waiting < ready.len()
+            && let Some(qpn) = ready.pop_front()
+        {
             let Some(qp) = qps.get_mut(qpn).filter(|qp| qp.listed) else { continue };
+            if waiting < waiting_max && qp.may_wait() {
+                waiting += 1;
+                ready.push_back(qpn);
+                continue;
+            }
+            waiting = 0;
             qp.listed = false;
             let (pd, cq) = (qp.pd, qp.cq);
             let mut env = Surroundings { regions, cqs, pd, cq };

@@ -60,6 +60,7 @@ impl Reply {
 impl<const RQ: usize> Responder<RQ> {
     /// The peer wants to hear how far we are; a complaint says it as well.
     pub(super) fn acknowledge(&mut self) {
+        self.short = false;
         if self.answer == Answer::None {
             self.answer = Answer::Ack;
         }
@@ -68,6 +69,11 @@ impl<const RQ: usize> Responder<RQ> {
     /// Whether an acknowledge is all that there is to be sent.
     pub(in crate::roce::qp) fn only_acknowledges(&self) -> bool {
         self.answer == Answer::Ack && self.replies.is_empty()
+    }
+
+    /// Whether that is so, and all that it acknowledges are messages of one packet.
+    pub(in crate::roce::qp) fn may_wait(&self) -> bool {
+        self.short && self.only_acknowledges()
     }
 
     /// READs that are being answered: the first time, or again.

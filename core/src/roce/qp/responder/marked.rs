@@ -18,6 +18,7 @@ impl<const RQ: usize> Responder<RQ> {
         env: &mut impl Env,
     ) -> Result<(), Fatal> {
         let bth = &packet.headers.bth;
+        self.short = false;
         let Ok(ahead) = u32::try_from(bth.psn.since(self.expected)) else {
             counters.duplicates += 1;
             self.acknowledge();
