@@ -252,7 +252,7 @@ impl Device {
                 staging.add(&transmit, qp, regions, sink, counters)?;
             }
         }
-        // At the end of the list, one after the other.
+        // How many at the end of the list wait.
         let mut waiting = 0;
         while waiting < ready.len()
             && let Some(qpn) = ready.pop_front()
