@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use invar_core::rendezvous::{Member, NONCE_BYTES};
 use rustix::rand::{GetRandomFlags, getrandom};
-use rustix::thread::{CpuSet, sched_getaffinity};
 
 pub use bootstrap::{Bootstrap, BootstrapError, Failure};
 pub use hub::Hub;
@@ -34,17 +33,6 @@ pub fn this_member() -> Member {
     host[16..24].copy_from_slice(&namespace.to_le_bytes());
     host[24..28].copy_from_slice(&rustix::process::geteuid().as_raw().to_le_bytes());
     Member { host, pid: std::process::id().into() }
-}
-
-/// Bytes of [`processors`].
-pub const PROCESSORS_BYTES: usize = CpuSet::MAX_CPU / 8;
-
-/// The processors that this thread may run on, a bit each, lowest first; all, where Linux does not
-/// say.
-pub fn processors() -> [u8; PROCESSORS_BYTES] {
-    let Ok(allowed) = sched_getaffinity(None) else { return [0xff; _] };
-    let bit = |cpu: usize| u8::from(allowed.is_set(cpu)) << (cpu % 8);
-    std::array::from_fn(|byte| (0..8).map(|cpu| bit(8 * byte + cpu)).sum())
 }
 
 /// Bytes that nobody can guess.

@@ -4,7 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use invar_core::coll::Order;
-use invar_linux::rendezvous::{Bootstrap, PROCESSORS_BYTES, processors, this_member};
+use invar_linux::processors::{self, BITS_BYTES};
+use invar_linux::rendezvous::{Bootstrap, this_member};
 
 use super::choose::Facts;
 use super::engine::Engine;
@@ -32,7 +33,7 @@ const VERSION: u32 = 2;
 struct About {
     host: [u8; 32],
     shares_memory: bool,
-    processors: [u8; PROCESSORS_BYTES],
+    processors: [u8; BITS_BYTES],
 }
 
 /// Makes what a rank needs, together with all other ranks.
@@ -42,7 +43,7 @@ pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<E
     let ours = About {
         host: this_member().host,
         shares_memory: !settings.coll.shm_disable,
-        processors: processors(),
+        processors: processors::allowed_bits(),
     };
     let all = bootstrap.all_gather(tags::ABOUT, &ours.to_bytes(), within)?;
     let all = all.iter().zip(0..).map(|(about, rank)| About::parse(rank, about));
@@ -81,7 +82,7 @@ pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<E
 /// Whether a host has more ranks than processors for them. Each of them may be bound to a few.
 fn is_crowded(all: &[About], host: &[u8; 32]) -> bool {
     let here = all.iter().filter(|about| about.host == *host);
-    let processors = here.clone().fold([0; PROCESSORS_BYTES], |all, about| {
+    let processors = here.clone().fold([0; BITS_BYTES], |all, about| {
         std::array::from_fn(|byte| all[byte] | about.processors[byte])
     });
     let nprocessors: u32 = processors.iter().map(|byte| byte.count_ones()).sum();
@@ -171,7 +172,7 @@ mod tests {
     use super::*;
 
     fn about(host: u8, shares_memory: bool) -> About {
-        About { host: [host; 32], shares_memory, processors: [0; PROCESSORS_BYTES] }
+        About { host: [host; 32], shares_memory, processors: [0; BITS_BYTES] }
     }
 
     fn bound(host: u8, processors: u8) -> About {

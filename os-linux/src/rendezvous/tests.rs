@@ -224,12 +224,3 @@ fn nobody_is_waited_for_longer_than_is_said() {
     let error = Bootstrap::join(&id, (0, 1), Duration::from_millis(50)).unwrap_err();
     assert!(error.to_string().contains(&format!("rank 0 joining at {addr}: ")), "{error}");
 }
-
-#[test]
-fn the_processors_are_those_that_the_thread_may_run_on() {
-    let allowed = sched_getaffinity(None).unwrap();
-    let count: u32 = processors().iter().map(|byte| byte.count_ones()).sum();
-    assert_eq!(count, allowed.count());
-    let last = (0..CpuSet::MAX_CPU).rfind(|cpu| allowed.is_set(*cpu)).unwrap();
-    assert_eq!(processors()[last / 8] >> (last % 8), 1, "the last");
-}
