@@ -16,7 +16,7 @@ mod route;
 mod send;
 mod sizes;
 
-pub use base::Usual;
+pub use base::{Polled, Usual};
 pub use closing::Closing;
 pub use flush::{Flush, FlushBuf};
 pub use recv::{RecvBuf, RecvComm};

@@ -121,6 +121,12 @@ impl<'a> Row<'a> {
         (u64::from_le(words[3].load(Ordering::Acquire)) == idx).then_some(SlotWords(words))
     }
 
+    /// A slot that [`Row::load`] has found before: it is not looked at whose it is.
+    #[inline(always)]
+    pub(crate) fn seen(&self, slot: usize) -> SlotWords<'a> {
+        SlotWords(&self.0[slot % RECVS_MAX])
+    }
+
     /// Fills a slot of the receiver's shadow.
     #[inline(always)]
     pub(crate) fn store(&self, slot: usize, value: &Slot) {
@@ -155,6 +161,12 @@ impl SlotWords<'_> {
     pub(crate) fn nreqs_tag(&self) -> (u32, u32) {
         let word = self.word(2);
         (word as u32, (word >> 32) as u32)
+    }
+
+    /// The message's tag.
+    #[inline(always)]
+    pub(crate) fn tag(&self) -> u32 {
+        (self.word(2) >> 32) as u32
     }
 
     /// Where to send to.

@@ -12,6 +12,7 @@
 
 mod attr;
 mod error;
+mod list;
 mod wr;
 
 use core::sync::atomic::AtomicU64;
@@ -21,7 +22,10 @@ pub use attr::{
     QpTransition, RtrAttr, RtsAttr,
 };
 pub use error::{NicError, PollError, Verb};
-pub use wr::{Link, RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
+pub use list::{Listed, SendList};
+pub use wr::{
+    Link, Nought, RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus,
+};
 
 bitflags::bitflags! {
     /// What a memory region or queue pair permits; the values are `enum ibv_access_flags`.
@@ -124,10 +128,20 @@ pub trait Nic {
         Err(NicError::new(Verb::SetEce, 0, "a NIC without ECE"))
     }
     /// `ibv_post_send`: the requests in order. On error those before [`NicError::index`] are
-    /// posted. They are left as they were, but for what is the adapter's.
-    fn post_send(&self, qp: &Self::Qp, wrs: &mut [SendWr]) -> Result<(), NicError>;
+    /// posted.
+    fn post_send(&self, qp: &Self::Qp, wrs: &[SendWr]) -> Result<(), NicError>;
+    /// The same for a list that is posted time and again, from its request number `from` on.
+    #[inline(always)]
+    fn post_list<const L: usize>(
+        &self,
+        qp: &Self::Qp,
+        list: &mut SendList<L>,
+        from: usize,
+    ) -> Result<(), NicError> {
+        self.post_send(qp, list.wrs().get(from..).unwrap_or_default())
+    }
     /// `ibv_post_recv` of one request.
-    fn post_recv(&self, qp: &Self::Qp, wr: &mut RecvWr) -> Result<(), NicError>;
+    fn post_recv(&self, qp: &Self::Qp, wr: &RecvWr) -> Result<(), NicError>;
     /// `ibv_poll_cq`: takes up to `wcs.len()` completions, oldest first, and says how many.
     fn poll(&self, cq: &Self::Cq, wcs: &mut [Wc]) -> Result<u32, PollError>;
     /// Whether the device and this queue pair are still of use, as far as the device reports that

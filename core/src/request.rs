@@ -160,7 +160,8 @@ impl<T> Entry<T> {
     /// Ends the request that lives here; gives what stands beside it.
     #[inline(always)]
     pub(crate) fn end(&mut self) -> &mut T {
-        self.key = FREE;
+        // All ones, which takes one store.
+        (self.key, self.awaited) = (FREE, -1);
         &mut self.value
     }
 
@@ -178,7 +179,7 @@ impl<T, const N: usize> Ring<T, N> {
     /// `depth` is a power of two up to `N`; `value` gives what stands at each index.
     pub(crate) fn new(depth: usize, mut value: impl FnMut(usize) -> T) -> Self {
         let key = |index| if index < depth { FREE } else { BEYOND };
-        let entry = |index| Entry { key: key(index), awaited: 0, value: value(index) };
+        let entry = |index| Entry { key: key(index), awaited: -1, value: value(index) };
         Ring { entries: core::array::from_fn(entry), next: 0 }
     }
 

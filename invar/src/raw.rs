@@ -24,5 +24,5 @@ pub use registration::{Keys, deregister, register, register_gpu};
 pub(crate) use socket::OverTcp;
 pub use socket::{SocketRecv, SocketSend};
 
-pub use invar_core::comm::{Flush, FlushBuf, Matched, RecvBuf, Request, SendBuf, Usual};
+pub use invar_core::comm::{Flush, FlushBuf, Matched, Polled, RecvBuf, Request, SendBuf, Usual};
 pub use invar_core::fifo::RECVS_MAX;

@@ -12,7 +12,7 @@ use invar::raw::{AnyRecv, AnySend, End, Request};
 
 use crate::abi::Code;
 use crate::outcome::{Failed, Outcome, call, failed, misused};
-use crate::place;
+use crate::place::{self, Place};
 use crate::profiler::{self, Lanes};
 
 /// Longest message: what the 32-bit fields on the wire can say.
@@ -30,12 +30,22 @@ pub(crate) struct Comm {
 /// at a time.
 pub(crate) type Erased = NonNull<()>;
 
-/// An end, and what its requests begin with.
+/// An end, and what its calls need beside.
 #[repr(C)]
 struct Held<E> {
     end: E,
     /// See [`place::requests`].
-    requests: usize,
+    requests: u32,
+    place: Option<&'static Place>,
+    /// What a test is to answer, while it polls: here it takes no registers.
+    asked: Asked,
+}
+
+/// What a test is about, and where it says whether that is done.
+struct Asked {
+    request: Request,
+    done: *mut c_int,
+    sizes: *mut c_int,
 }
 
 /// What is not needed for a message.
@@ -52,10 +62,14 @@ struct Rest {
 #[repr(C)]
 pub(crate) struct Calls {
     pub(crate) isend: ISend,
+    /// Of one buffer.
+    pub(crate) irecv_one: ISend,
     pub(crate) irecv_int: IRecv<c_int>,
     pub(crate) irecv: IRecv<usize>,
     pub(crate) iflush: IFlush,
     pub(crate) test: Test,
+    /// Of a request that the call before on the comm has found waiting.
+    pub(crate) test_again: Test,
 }
 
 /// End, memory, bytes, tag, registration, request.
@@ -86,6 +100,8 @@ type Test = unsafe extern "C" fn(*mut c_void, *mut c_int, *mut c_int, Erased) ->
 /// A size as a version of the interface counts it.
 pub(crate) trait Bytes: Copy {
     fn bytes(self) -> usize;
+    /// The same of a buffer; one that is too long stays so.
+    fn len(self) -> u32;
     /// Receives of such sizes.
     fn irecv(calls: &Calls) -> IRecv<Self>;
 }
@@ -98,6 +114,11 @@ impl Bytes for c_int {
     }
 
     #[inline(always)]
+    fn len(self) -> u32 {
+        self as u32
+    }
+
+    #[inline(always)]
     fn irecv(calls: &Calls) -> IRecv<Self> {
         calls.irecv_int
     }
@@ -107,6 +128,11 @@ impl Bytes for usize {
     #[inline(always)]
     fn bytes(self) -> usize {
         self
+    }
+
+    #[inline(always)]
+    fn len(self) -> u32 {
+        u32::try_from(self).unwrap_or(u32::MAX)
     }
 
     #[inline(always)]
@@ -156,12 +182,18 @@ impl Comm {
         };
         let lanes = Lanes { kind, device: number, over: end.lanes() };
         let calls = calls(&end);
-        let held = NonNull::from(Box::leak(Box::new(Held { end: *end, requests: 0 })));
+        let (done, sizes) = (ptr::null_mut(), ptr::null_mut());
+        let asked = Asked { request: Request::from_raw(0), done, sizes };
+        let held = Held { requests: 0, place: None, asked, end: *end };
+        let held = NonNull::from(Box::leak(Box::new(held)));
         let rest = Box::new(Rest { kind, device: device.clone(), lanes, close });
-        let comm = place::put(Comm { calls, end: held.cast(), rest })
+        let (comm, place) = place::put(Comm { calls, end: held.cast(), rest })
             .map_err(|_| misused(format_args!("more than {} comms", place::PLACES)))?;
         // SAFETY: it lives as long as the comm, of which nobody knows yet.
-        unsafe { (*held.as_ptr()).requests = place::requests(comm) };
+        unsafe {
+            (*held.as_ptr()).requests = place::requests(comm);
+            (*held.as_ptr()).place = Some(place);
+        }
         Ok(comm)
     }
 
@@ -177,7 +209,7 @@ impl Comm {
 }
 
 impl<E> Held<E> {
-    /// The end, for a call that NCCL makes.
+    /// The end, for the usual part of a call that NCCL makes, which ends no request.
     ///
     /// # Safety
     /// `E` is what the calls of the comm are compiled for, NCCL does not close it during the call,
@@ -188,15 +220,46 @@ impl<E> Held<E> {
         unsafe { end.cast().as_mut() }
     }
 
+    /// The same for any call: what was found waiting before may be over then.
+    ///
+    /// # Safety
+    /// As of [`Held::of`].
+    #[inline(always)]
+    unsafe fn whole<'a>(end: Erased) -> &'a mut Self {
+        // SAFETY: the caller's promise.
+        let held = unsafe { Self::of(end) };
+        held.forget();
+        held
+    }
+
+    /// The request that is being tested waits.
+    #[cold]
+    fn remember(&self) {
+        if let Some(place) = self.place {
+            place.remember(place::request(self.asked.request.raw(), self.requests));
+        }
+    }
+
+    /// What was found waiting may be over.
+    #[inline(always)]
+    fn forget(&self) {
+        if let Some(place) = self.place {
+            place.forget();
+        }
+    }
+
     /// Hands out the request that a call has started, or null: call again.
     ///
     /// # Safety
     /// There is room for a request.
     #[inline(always)]
     unsafe fn give(&self, started: Option<Request>, request: *mut *mut c_void) -> Code {
-        let number = started.map_or(0, |started| (started.raw() as usize) << 32 | self.requests);
+        let given = match started {
+            Some(started) => place::request(started.raw(), self.requests),
+            None => ptr::null_mut(),
+        };
         // SAFETY: the caller's promise.
-        unsafe { request.write(ptr::without_provenance_mut(number)) };
+        unsafe { request.write(given) };
         Code::SUCCESS
     }
 }
@@ -211,8 +274,9 @@ impl Drop for Comm {
 /// A call failed: says so, with both ends.
 #[cold]
 #[inline(never)]
-fn call_failed(end: &dyn End, error: invar::ConnectionError) -> Code {
-    failed(&end.failed(error)).0
+fn call_failed<E: End>(held: &Held<E>, error: invar::ConnectionError) -> Code {
+    held.forget();
+    failed(&held.end.failed(error)).0
 }
 
 /// `closeSend`.

@@ -4,8 +4,8 @@
 use std::ffi::{c_int, c_void};
 
 use crate::abi::Code;
-use crate::comm::Bytes;
-use crate::outcome::{caught, misused};
+use crate::comm::{Bytes, Comm};
+use crate::outcome::{caught, misused, null};
 use crate::place;
 use crate::profiler::{self, Message};
 
@@ -56,13 +56,40 @@ pub(crate) unsafe extern "C" fn irecv<S: Bytes>(
     mhandles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    match place::find(comm) {
-        // SAFETY: as in `isend`.
-        Some(place) => unsafe {
-            S::irecv(&place.comm().calls)(place.comm().end, n, data, sizes, tags, mhandles, request)
-        },
-        None => unknown(Function::IRecv, comm),
+    let Some(place) = place::find(comm) else { return unknown(Function::IRecv, comm) };
+    // SAFETY: as in `isend`; n of each.
+    unsafe {
+        let Comm { calls, end, .. } = place.comm();
+        if n != 1 {
+            return S::irecv(calls)(*end, n, data, sizes, tags, mhandles, request);
+        }
+        if let Some(data) = first(data)
+            && let Some(size) = first(sizes)
+            && let Some(tag) = first(tags)
+            && let Some(mhandle) = first(mhandles)
+        {
+            return (calls.irecv_one)(*end, data, size.bytes(), tag, mhandle, request);
+        }
+        nothing_to_receive()
     }
+}
+
+/// A receive without what is to be known of its buffer.
+#[cold]
+#[inline(never)]
+extern "C" fn nothing_to_receive() -> Code {
+    caught(|| null("irecv: memory, sizes, tags or registrations").0)
+}
+
+/// The first of an array, unless that is null. Each is looked at before it is read, so that it is a
+/// branch that is not taken.
+///
+/// # Safety
+/// Otherwise there is one.
+#[inline(always)]
+unsafe fn first<T: Copy>(array: *mut T) -> Option<T> {
+    // SAFETY: the caller's promise.
+    unsafe { array.as_ref() }.copied()
 }
 
 /// `irecv` since v10.
@@ -109,9 +136,16 @@ pub(crate) unsafe extern "C" fn test(
     done: *mut c_int,
     sizes: *mut c_int,
 ) -> Code {
+    if let Some(place) = place::find_waiting(request) {
+        // SAFETY: as in `isend`.
+        return unsafe { (place.comm().calls.test_again)(request, done, sizes, place.comm().end) };
+    }
     match place::find_by_request(request) {
         // SAFETY: as in `isend`.
-        Some(place) => unsafe { (place.comm().calls.test)(request, done, sizes, place.comm().end) },
+        Some(place) => unsafe {
+            place.forget();
+            (place.comm().calls.test)(request, done, sizes, place.comm().end)
+        },
         // SAFETY: the caller's promise.
         None => unsafe { test_profiled(request, done, sizes) },
     }

@@ -2,34 +2,42 @@
 //! that were there.
 //!
 //! ```text
-//! comm       63 … 32  zero      31 … 22  generation, not 0   21 … 6  place   5 … 0  zero
-//! request    63 … 32  its token                    31 … 0  its comm, with REQUEST
+//! comm       63 … 32  zero   31 … 23  generation, not 0   22 … 7  place, not 0   6 … 0  zero
+//! request    63 … 34  its token   33 … 32  zero           31 … 0  its comm, with REQUEST
 //! ```
 //!
-//! A place is a cache line, and a comm has the place where it already is an offset: finding it and
+//! A place is two cache lines, and a comm has the place where it already is an offset: finding it and
 //! what to call takes a few instructions and no lock. As everywhere in NCCL's interface, calls on
 //! one comm must not overlap with its end; one that comes after it is found out.
+//!
+//! NCCL tests what waits time and again. So a place also knows the request that the last test of its
+//! comm has found waiting, if no call since could change that: testing it anew takes one comparison
+//! to know what it is.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use static_assertions::const_assert_eq;
 
 use crate::comm::Comm;
 
-/// Comms there can be.
+/// Comms there can be, and one more: none is at the first place, so that null names no other.
 pub(crate) const PLACES: usize = 1 << 16;
 
-const PLACE_SHIFT: u32 = 6;
-const GENERATION_SHIFT: u32 = 22;
+const PLACE_SHIFT: u32 = 7;
+const GENERATION_SHIFT: u32 = 23;
+/// Of a token, in a request.
+const TOKEN_SHIFT: u32 = 34;
 const GENERATIONS: u16 = 1 << (u32::BITS - GENERATION_SHIFT);
 
 /// Tells the comm in a request from a comm.
 const REQUEST: usize = 16;
+/// No request, and no comm.
+const NONE: usize = 0;
 
 static PLACE: [Place; PLACES] = [const { Place::empty() }; PLACES];
 
@@ -37,17 +45,21 @@ static ALLOCATION: Mutex<Allocation> =
     Mutex::new(Allocation { free: Vec::new(), generations: Vec::new() });
 
 /// Room for a comm.
-#[repr(C, align(64))]
+#[repr(C, align(128))]
 pub(crate) struct Place {
-    /// The [`key`] of the comm that is here; 0 for none.
-    key: AtomicUsize,
-    /// Written while there is no key.
+    /// The comm that is here, or [`NONE`].
+    number: AtomicUsize,
+    /// The request that was found waiting last, or [`NONE`].
+    waiting: AtomicUsize,
+    /// What its requests have beside their tokens; 0 where there is no comm.
+    requests: AtomicU32,
+    /// Written while there is none.
     comm: UnsafeCell<MaybeUninit<Comm>>,
 }
 
 const_assert_eq!(size_of::<Place>(), 1 << PLACE_SHIFT);
 
-// SAFETY: `comm` is written under the lock of `ALLOCATION`, before a key is stored and after it
+// SAFETY: `comm` is written under the lock of `ALLOCATION`, before a number is stored and after it
 // is taken away; between that it is only read.
 unsafe impl Sync for Place {}
 
@@ -59,7 +71,24 @@ struct Allocation {
 
 impl Place {
     const fn empty() -> Self {
-        Place { key: AtomicUsize::new(0), comm: UnsafeCell::new(MaybeUninit::zeroed()) }
+        Place {
+            number: AtomicUsize::new(NONE),
+            waiting: AtomicUsize::new(NONE),
+            requests: AtomicU32::new(0),
+            comm: UnsafeCell::new(MaybeUninit::zeroed()),
+        }
+    }
+
+    /// A test has found this request waiting.
+    #[inline(always)]
+    pub(crate) fn remember(&self, request: *mut c_void) {
+        self.waiting.store(request.addr(), Ordering::Relaxed);
+    }
+
+    /// What waited may be over.
+    #[inline(always)]
+    pub(crate) fn forget(&self) {
+        self.waiting.store(NONE, Ordering::Relaxed);
     }
 
     /// What is here.
@@ -73,48 +102,59 @@ impl Place {
     }
 }
 
-/// What stands at the place of a comm: never 0, so that no number names an empty place, null
-/// neither.
-const fn key(comm: usize) -> usize {
-    !(2 * comm)
+/// Makes the first place one that nothing is at, before anything is looked for: null names it.
+pub(crate) fn prepare() {
+    let Place { number, waiting, requests, .. } = &PLACE[0];
+    // What this names is at the last place.
+    number.store(usize::MAX, Ordering::Release);
+    waiting.store(usize::MAX, Ordering::Release);
+    requests.store(u32::MAX, Ordering::Release);
 }
 
-/// Whether a key is that of a comm. A sum, which takes fewer registers than the key.
+/// The place that a comm or a request names.
 #[inline(always)]
-const fn is_key(key: usize, comm: usize) -> bool {
-    key.wrapping_add(comm.wrapping_mul(2)) == usize::MAX
-}
-
-/// The place of a comm.
-#[inline(always)]
-fn place(comm: usize) -> &'static Place {
-    &PLACE[(comm >> PLACE_SHIFT) % PLACES]
+fn place(number: usize) -> &'static Place {
+    let offset = number & (PLACES - 1) << PLACE_SHIFT;
+    // SAFETY: the offset of one of the places.
+    unsafe { &*PLACE.as_ptr().byte_add(offset) }
 }
 
 /// Finds a comm.
 #[inline(always)]
 pub(crate) fn find(comm: *mut c_void) -> Option<&'static Place> {
     let place = place(comm.addr());
-    is_key(place.key.load(Ordering::Acquire), comm.addr()).then_some(place)
+    (place.number.load(Ordering::Acquire) == comm.addr()).then_some(place)
 }
 
 /// Finds the comm of a request.
 #[inline(always)]
 pub(crate) fn find_by_request(request: *mut c_void) -> Option<&'static Place> {
-    let comm = request.addr() as u32 as usize;
-    let place = place(comm);
-    is_key(place.key.load(Ordering::Acquire), comm.wrapping_sub(REQUEST)).then_some(place)
+    let place = place(request.addr());
+    (place.requests.load(Ordering::Acquire) == request.addr() as u32).then_some(place)
+}
+
+/// Finds the comm of a request that was found waiting in the call before on that comm.
+#[inline(always)]
+pub(crate) fn find_waiting(request: *mut c_void) -> Option<&'static Place> {
+    let place = place(request.addr());
+    (place.waiting.load(Ordering::Acquire) == request.addr()).then_some(place)
 }
 
 /// What the requests of a comm have beside their tokens.
-pub(crate) fn requests(comm: *mut c_void) -> usize {
-    comm.addr() | REQUEST
+pub(crate) fn requests(comm: *mut c_void) -> u32 {
+    (comm.addr() | REQUEST) as u32
+}
+
+/// The request of a token.
+#[inline(always)]
+pub(crate) fn request(token: u32, requests: u32) -> *mut c_void {
+    ptr::without_provenance_mut((token as usize) << TOKEN_SHIFT | requests as usize)
 }
 
 /// The token of a request.
 #[inline(always)]
 pub(crate) fn token(request: *mut c_void) -> u32 {
-    (request.addr() >> 32) as u32
+    (request.addr() >> TOKEN_SHIFT) as u32
 }
 
 /// The comm of a request.
@@ -122,28 +162,29 @@ pub(crate) fn comm(request: *mut c_void) -> *mut c_void {
     request.map_addr(|request| request as u32 as usize & !REQUEST)
 }
 
-/// Puts a comm where it can be found, and gives it as NCCL gets it; back where there is no place
-/// left.
-pub(crate) fn put(comm: Comm) -> Result<*mut c_void, Comm> {
+/// Puts a comm where it can be found; gives it as NCCL gets it, and its place; or back where there is
+/// no place left.
+pub(crate) fn put(comm: Comm) -> Result<(*mut c_void, &'static Place), Comm> {
     let mut allocation = allocation();
     let index = match allocation.free.pop() {
         Some(index) => index,
-        None => match u16::try_from(allocation.generations.len()) {
-            Ok(index) => {
-                allocation.generations.push(0);
-                index
-            }
-            Err(_) => return Err(comm),
-        },
+        None => {
+            // The first place stays empty.
+            let index = allocation.generations.len().max(1);
+            let Ok(index) = u16::try_from(index) else { return Err(comm) };
+            allocation.generations.resize(usize::from(index) + 1, 0);
+            index
+        }
     };
     let generation = &mut allocation.generations[usize::from(index)];
     *generation = if *generation + 1 < GENERATIONS { *generation + 1 } else { 1 };
     let number = usize::from(*generation) << GENERATION_SHIFT | usize::from(index) << PLACE_SHIFT;
-    let place = place(number);
-    // SAFETY: under the lock, and nobody finds what has no key.
+    let (place, number) = (&PLACE[usize::from(index)], ptr::without_provenance_mut(number));
+    // SAFETY: under the lock, and nobody finds what has no number.
     unsafe { (*place.comm.get()).write(comm) };
-    place.key.store(key(number), Ordering::Release);
-    Ok(ptr::without_provenance_mut(number))
+    place.requests.store(requests(number), Ordering::Release);
+    place.number.store(number.addr(), Ordering::Release);
+    Ok((number, place))
 }
 
 /// Takes a comm away.
@@ -152,12 +193,14 @@ pub(crate) fn put(comm: Comm) -> Result<*mut c_void, Comm> {
 /// `place` was found, and nobody else is at work on its comm.
 pub(crate) unsafe fn remove(place: &Place) -> Option<Comm> {
     let mut allocation = allocation();
-    let key = place.key.swap(0, Ordering::AcqRel);
-    if key == 0 {
+    let number = place.number.swap(NONE, Ordering::AcqRel);
+    if number == NONE {
         return None;
     }
-    allocation.free.push(((!key / 2) >> PLACE_SHIFT) as u16);
-    // SAFETY: it had a key, which nobody finds any more, and the lock is held.
+    place.waiting.store(NONE, Ordering::Release);
+    place.requests.store(0, Ordering::Release);
+    allocation.free.push((number >> PLACE_SHIFT) as u16);
+    // SAFETY: it had a number, which nobody finds any more, and the lock is held.
     Some(unsafe { (*place.comm.get()).assume_init_read() })
 }
 

@@ -166,13 +166,13 @@ impl<N: Nic + Clone> End<N> {
 
     /// Posts a send.
     pub fn post(&self, wr: &SendWr) {
-        self.nic.post_send(&self.qp, &mut [*wr]).expect("posted");
+        self.nic.post_send(&self.qp, &[*wr]).expect("posted");
     }
 
     /// Posts a receive into the beginning of our memory.
     pub fn post_recv(&self, wr_id: u64, len: usize) {
-        let mut wr = RecvWr { wr_id, sge: self.sge(0, len), ..RecvWr::default() };
-        self.nic.post_recv(&self.qp, &mut wr).expect("posted");
+        let wr = RecvWr { wr_id, sge: self.sge(0, len), ..RecvWr::default() };
+        self.nic.post_recv(&self.qp, &wr).expect("posted");
     }
 
     /// The next completion of this end. No other end is polled meanwhile.

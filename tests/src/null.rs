@@ -143,12 +143,12 @@ impl Nic for NullNic {
     }
 
     #[inline(never)]
-    fn post_send(&self, qp: &NullQp, wrs: &mut [SendWr]) -> Result<(), NicError> {
+    fn post_send(&self, qp: &NullQp, wrs: &[SendWr]) -> Result<(), NicError> {
         self.fabric.borrow_mut().post_send(qp.0.index, wrs)
     }
 
     #[inline(never)]
-    fn post_recv(&self, qp: &NullQp, wr: &mut RecvWr) -> Result<(), NicError> {
+    fn post_recv(&self, qp: &NullQp, wr: &RecvWr) -> Result<(), NicError> {
         self.fabric.borrow_mut().post_recv(qp.0.index, wr)
     }
 

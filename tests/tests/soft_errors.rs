@@ -211,12 +211,12 @@ fn a_queue_that_is_full_takes_work_again_once_some_completed() {
     let [a, b] = &ends;
     let wr = a.work(SendOpcode::RdmaWrite, 8, b);
     (0..4).for_each(|_| a.post(&wr));
-    let error = a.nic.post_send(&a.qp, &mut [wr]).unwrap_err();
+    let error = a.nic.post_send(&a.qp, &[wr]).unwrap_err();
     assert_eq!((error.errno, error.cause), (ENOMEM, "send queue full"));
-    let mut recv = RecvWr { wr_id: 0, sge: a.sge(0, 8), ..RecvWr::default() };
-    a.nic.post_recv(&a.qp, &mut recv).unwrap();
-    a.nic.post_recv(&a.qp, &mut recv).unwrap();
-    let error = a.nic.post_recv(&a.qp, &mut recv).unwrap_err();
+    let recv = RecvWr { wr_id: 0, sge: a.sge(0, 8), ..RecvWr::default() };
+    a.nic.post_recv(&a.qp, &recv).unwrap();
+    a.nic.post_recv(&a.qp, &recv).unwrap();
+    let error = a.nic.post_recv(&a.qp, &recv).unwrap_err();
     assert_eq!((error.errno, error.cause), (ENOMEM, "receive queue full"));
     b.connect(a, &Link::default());
     assert_eq!(a.wait().status, WcStatus::SUCCESS);
@@ -290,7 +290,7 @@ fn calls_with_arguments_that_cannot_be() {
         flags: wr.flags | invar_core::nic::SendFlags::INLINE,
         ..wr
     };
-    refused(nic.post_send(&end.qp, &mut [wr]), "inline bytes outside of registered memory");
+    refused(nic.post_send(&end.qp, &[wr]), "inline bytes outside of registered memory");
 }
 
 #[test]

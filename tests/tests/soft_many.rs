@@ -37,7 +37,7 @@ fn each_of_256_carries_its_own_bytes() {
             flags: SendFlags::SIGNALED,
             ..wr
         };
-        a.nic.post_send(&a.qp, &mut [SendWr { flags: SendFlags::empty(), ..wr }, notice]).unwrap();
+        a.nic.post_send(&a.qp, &[SendWr { flags: SendFlags::empty(), ..wr }, notice]).unwrap();
     }
     for (i, [a, b]) in pairs.iter().enumerate() {
         let done = b.wait();

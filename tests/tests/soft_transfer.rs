@@ -139,7 +139,7 @@ fn a_list_of_requests_is_posted_up_to_the_one_that_is_refused() {
     let [a, b] = End::pair([&nics[0], &nics[1]], 64, &Link::default());
     let good = a.work(SendOpcode::RdmaWrite, 8, &b);
     let long = SendWr { sge: a.sge(0, 65), flags: SendFlags::INLINE, ..good };
-    let error = a.nic.post_send(&a.qp, &mut [good, good, long, good]).unwrap_err();
+    let error = a.nic.post_send(&a.qp, &[good, good, long, good]).unwrap_err();
     assert_eq!(error.index, 2);
     assert_eq!([a.wait().wr_id, a.wait().wr_id], [good.wr_id; 2]);
     assert!(a.has_none());

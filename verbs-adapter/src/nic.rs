@@ -9,8 +9,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use invar_core::nic::{
-    Access, Ece, Gid, Nic, NicError, PollError, PortAttr, QpCap, QpTransition, RecvWr, SendWr,
-    Verb, Wc,
+    Access, Ece, Gid, Nic, NicError, PollError, PortAttr, QpCap, QpTransition, RecvWr, SendList,
+    SendWr, Verb, Wc,
 };
 use invar_linux::memory::HostMemory;
 
@@ -232,12 +232,22 @@ impl Nic for VerbsNic {
     }
 
     #[inline(always)]
-    fn post_send(&self, qp: &Qp, wrs: &mut [SendWr]) -> Result<(), NicError> {
+    fn post_send(&self, qp: &Qp, wrs: &[SendWr]) -> Result<(), NicError> {
         qp.post_send(wrs)
     }
 
     #[inline(always)]
-    fn post_recv(&self, qp: &Qp, wr: &mut RecvWr) -> Result<(), NicError> {
+    fn post_list<const L: usize>(
+        &self,
+        qp: &Qp,
+        list: &mut SendList<L>,
+        from: usize,
+    ) -> Result<(), NicError> {
+        qp.post_list(list, from)
+    }
+
+    #[inline(always)]
+    fn post_recv(&self, qp: &Qp, wr: &RecvWr) -> Result<(), NicError> {
         qp.post_recv(wr)
     }
 

@@ -5,11 +5,12 @@
 //! spills next to nothing. An [`Error`] fills several registers: where a result crosses such a
 //! call, the error stays in the comm and [`Failed`] says so.
 
+use super::Request;
 use super::route::Route;
 use crate::conn::{Exchange, Parts, Settings, Stream, StreamError, Verbs};
 use crate::error::{CompletionError, Ends, Error, Report};
 use crate::nic::{Nic, NicError, PollError, Wc, WcStatus};
-use crate::request::{Entry, Ring};
+use crate::request::Ring;
 
 /// Completions taken in one poll.
 const POLL_BATCH: usize = 32;
@@ -44,6 +45,18 @@ pub enum Usual<T> {
     Unusual,
 }
 
+/// What a test has polled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Polled {
+    /// The one completion that the request awaited: it is over.
+    Done(u32),
+    /// Nothing.
+    NotYet,
+    /// Something else, which is still to be booked.
+    Other,
+}
+
 /// What a test finds.
 pub(super) enum Settled {
     Waiting,
@@ -53,7 +66,12 @@ pub(super) enum Settled {
     Unknown,
 }
 
+#[repr(C)]
 pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
+    /// First, where their address is that of the comm.
+    wcs: [Wc; POLL_BATCH],
+    /// What a test has polled and not booked.
+    polled: Result<u32, PollError>,
     pub(super) gate: Gate,
     /// What ended the connection, behind a gate that is closed or failed.
     end: Option<Error>,
@@ -62,7 +80,6 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     pub(super) reqs: Ring<T, REQS>,
     /// Released before the completion queue, as a queue pair of its own is.
     pub(super) route: R,
-    wcs: [Wc; POLL_BATCH],
     pub(super) verbs: Verbs<N>,
     pub(super) stream: S,
     pub(super) ends: Ends,
@@ -73,12 +90,13 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
     pub(super) fn new(parts: Parts<N, S>, reqs: Ring<T, REQS>, route: R) -> Self {
         let Parts { verbs, stream, ends, pending, .. } = parts;
         Base {
+            wcs: [Wc::default(); POLL_BATCH],
+            polled: Ok(0),
             gate: if pending.is_some() { Gate::Pending } else { Gate::Open },
             end: None,
             error: None,
             reqs,
             route,
-            wcs: [Wc::default(); POLL_BATCH],
             verbs,
             stream,
             ends,
@@ -146,42 +164,40 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         Usual::NotYet
     }
 
-    /// The same after the completions of one poll, for the request of `token` that is not done by
-    /// what was booked before. As a rule there is one, and it is the last that is awaited.
+    /// The same after a poll, for a request that is not done by what was booked before. As a rule
+    /// there is one completion, and it is the last that is awaited.
     #[inline(always)]
-    pub(super) fn test_polled(&mut self, token: u32) -> Usual<u32> {
-        let polled = match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {
-            Ok(0) => return Usual::NotYet,
-            Ok(polled) => polled,
-            Err(error) => {
-                self.poll_failed(error);
-                return Usual::Unusual;
+    pub(super) fn test_polled(&mut self, request: &Request) -> Polled {
+        let polled = self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs);
+        match polled {
+            Ok(1) => {}
+            Ok(0) => return Polled::NotYet,
+            _ => {
+                self.polled = polled;
+                return Polled::Other;
             }
-        };
+        }
         let [wc, ..] = &self.wcs;
-        if polled == 1 && wc.status == WcStatus::SUCCESS {
-            if let Some(size) = R::take_by(&mut self.reqs, wc, token) {
-                return Usual::Done(size);
-            }
-            if self.route.book(&mut self.reqs, wc) {
-                let entry = self.reqs.at(token);
-                return if entry.is_done(token) { R::take(entry) } else { Usual::Unusual };
-            }
-            self.only_completion_failed();
-            return Usual::Unusual;
+        // The token is not read before the poll, where it would take a register.
+        if wc.status == WcStatus::SUCCESS
+            && let Some(size) = R::take_by(&mut self.reqs, wc, request.raw())
+        {
+            return Polled::Done(size);
         }
-        match self.book_for(token, polled) {
-            Some(entry) => R::take(entry),
-            None => Usual::Unusual,
-        }
+        self.polled = polled;
+        Polled::Other
     }
 
-    /// Books what was polled; gives the entry of `token` if that is done then.
-    #[inline(never)]
-    fn book_for(&mut self, token: u32, polled: u32) -> Option<&mut Entry<T>> {
-        self.book(polled);
+    /// Books what was polled; ends the request of `token` if it is done then.
+    #[inline(always)]
+    pub(super) fn test_other(&mut self, token: u32) -> Usual<u32> {
+        match self.polled {
+            Ok(1) => self.book_one(),
+            Ok(polled) => self.book_all(polled),
+            Err(error) => self.poll_failed(error),
+        }
         let entry = self.reqs.at(token);
-        entry.is_done(token).then_some(entry)
+        if entry.is_done(token) { R::take(entry) } else { Usual::Unusual }
     }
 
     /// Whether the request of `token` is over, after all completions that are there.
@@ -211,26 +227,41 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         true
     }
 
+    /// Books the only completion of a poll.
+    #[inline(always)]
+    fn book_one(&mut self) {
+        let Self { wcs: [wc, ..], reqs, route, .. } = self;
+        if wc.status != WcStatus::SUCCESS || !route.book(reqs, wc) {
+            self.book_failed();
+        }
+    }
+
+    /// Fails the comm because of that.
+    #[cold]
+    #[inline(never)]
+    fn book_failed(&mut self) {
+        let [wc, ..] = self.wcs;
+        self.completion_failed(&wc);
+    }
+
+    /// The same as [`Base::book`], apart from what calls it.
+    #[inline(never)]
+    fn book_all(&mut self, polled: u32) {
+        self.book(polled);
+    }
+
     /// Books what was polled. One in error or that nobody awaited fails the comm; those behind it
     /// come too late, since what waits is cut short.
     #[inline(always)]
     fn book(&mut self, polled: u32) {
         let Self { wcs, reqs, route, .. } = self;
-        let is_booked = |wc: &&Wc| {
-            wc.status == WcStatus::SUCCESS && (route.book_usual(reqs, wc) || route.book(reqs, wc))
-        };
-        let mut rest = wcs[..POLL_BATCH.min(polled as usize)].iter().skip_while(is_booked);
-        if let Some(&wc) = rest.next() {
-            self.completion_failed(&wc);
+        for wc in &wcs[..POLL_BATCH.min(polled as usize)] {
+            let is_success = wc.status == WcStatus::SUCCESS;
+            if !is_success || !(route.book_usual(reqs, wc) || route.book(reqs, wc)) {
+                let wc = *wc;
+                return self.completion_failed(&wc);
+            }
         }
-    }
-
-    /// Fails the comm because of the only completion of a poll.
-    #[cold]
-    #[inline(never)]
-    fn only_completion_failed(&mut self) {
-        let [wc, ..] = self.wcs;
-        self.completion_failed(&wc);
     }
 
     /// Fails the comm because of a completion.

@@ -33,7 +33,7 @@ impl<N: Nic, S: Stream> Closing<N, S> {
         let posted = slots.map(|slots| {
             let flags = SendFlags::SIGNALED;
             let last = SendWr { wr_id: LAST, flags, sge: Sge::default(), ..*slots };
-            verbs.nic.post_send(&verbs.qp, &mut [last])
+            verbs.nic.post_send(&verbs.qp, &[last])
         });
         let is_done = !matches!(posted, Some(Ok(())));
         Closing { _flushes: flushes, verbs, stream, is_done }

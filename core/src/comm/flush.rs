@@ -71,7 +71,7 @@ impl<N: Nic> Flushes<N> {
             flags: SendFlags::SIGNALED,
             ..SendWr::default()
         };
-        nic.post_send(&reader.qp, &mut [wr])?;
+        nic.post_send(&reader.qp, &[wr])?;
         self.reqs.advance();
         Ok(Flush::Started(request))
     }

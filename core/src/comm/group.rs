@@ -1,4 +1,5 @@
-//! A row of the FIFO that groups several receives, while its messages are matched.
+//! A row of the FIFO that groups several receives, while its messages are matched. Each word of a
+//! slot is read once, where its message is added.
 //!
 //! The immediate of a group has one bit for each buffer that got data (`net_ib.cc
 //! ncclIbMultiSend`).
@@ -6,30 +7,38 @@
 use core::hint::cold_path;
 
 use super::SendBuf;
-use super::post::{Target, WRITE, post_parts, with_imm};
+use super::post::{Target, WRITE, with_imm};
 use super::route::GROUP;
 use super::sizes::Sizes;
 use crate::conn::Verbs;
-use crate::fifo::{RECVS_MAX, Row};
-use crate::nic::{Nic, NicError, SendWr, Sge};
+use crate::fifo::{RECVS_MAX, Room, Row, SlotWords};
+use crate::nic::{Nic, SendList, SendWr, Sge};
 use crate::request::Request;
+
+/// Where the work request is that ends a group.
+const END: usize = RECVS_MAX;
 
 pub(super) struct Group {
     /// The request of its first message.
     first: Request,
+    /// Messages.
+    nreqs: usize,
     /// A bit for each buffer.
     all: u32,
     /// A bit for each buffer that has no message yet.
     unmatched: u32,
     /// A bit for each buffer, but for those whose message is empty.
     imm_data: u32,
-    tags: [u32; RECVS_MAX],
-    /// Bytes that there is room for; of a message that is matched, its bytes.
+    /// Bytes of the messages that are matched.
     sizes: Sizes,
-    /// The WRITEs of the messages, whole; and behind them that which ends the group.
-    wrs: [SendWr; RECVS_MAX + 1],
-    /// Messages, and where that which ends them is.
-    nreqs: usize,
+    /// The WRITEs of the messages, whole, that of the first last; and behind it that which ends the
+    /// group. So any number of them is a chain that ends at the same place.
+    wrs: SendList<{ END + 1 }>,
+}
+
+/// Where the WRITE of buffer `r` is.
+const fn write_of(r: usize) -> usize {
+    END - 1 - r % RECVS_MAX
 }
 
 /// A bit for each of `nreqs` buffers, 1 to 8.
@@ -38,58 +47,34 @@ const fn all(nreqs: usize) -> u32 {
 }
 
 impl Group {
-    pub(super) const fn new() -> Self {
-        let mut wrs = [WRITE; RECVS_MAX + 1];
-        wrs[0] = with_imm(0, 0);
+    /// For the groups of a comm that goes to `target`.
+    pub(super) const fn new(target: &Target) -> Self {
+        let mut wrs = [SendWr { num_sge: 1, ..WRITE }; END + 1];
+        wrs[END] = SendWr { num_sge: target.has_sizes() as u32, ..with_imm(0, 0) };
         Group {
             first: Request::from_raw(0),
+            nreqs: 0,
             all: 0,
             unmatched: 0,
             imm_data: 0,
-            tags: [0; RECVS_MAX],
             sizes: [0; RECVS_MAX],
-            wrs,
-            nreqs: 0,
+            wrs: SendList::new(wrs),
         }
     }
 
-    /// Takes a row of `nreqs` slots as a group; `false` where not all of them are there. The error
-    /// is what a slot says that no working receiver writes, and its value.
+    /// Whether all slots of a row of `nreqs` are there, of which the first is.
     #[inline(always)]
-    pub(super) fn load(
-        &mut self,
-        row: &Row<'_>,
-        nreqs: u32,
-        idx: u64,
-    ) -> Result<bool, (&'static str, u64)> {
-        // One of its own ends by size, not by a group's bits.
-        if !(2..=RECVS_MAX as u32).contains(&nreqs) {
-            return Err(("a group of", nreqs.into()));
-        }
-        let nreqs = nreqs as usize;
-        self.sizes = [0; RECVS_MAX];
-        if self.nreqs != nreqs {
-            self.wrs.swap(self.nreqs, nreqs);
-            self.nreqs = nreqs;
-        }
-        let places = self.wrs.iter_mut().zip(&mut self.tags).zip(&mut self.sizes);
-        for (r, ((wr, tag), size)) in places.enumerate().take(nreqs) {
-            let Some(slot) = row.load(r, idx) else { return Ok(false) };
-            let room = slot.room();
-            room.check()?;
-            (wr.remote_addr, wr.rkey) = (room.addr, room.rkey);
-            *tag = slot.nreqs_tag().1;
-            *size = room.size as u32;
-        }
+    pub(super) fn is_there(row: &Row<'_>, nreqs: usize, idx: u64) -> bool {
+        (1..nreqs.min(RECVS_MAX)).all(|r| row.load(r, idx).is_some())
+    }
+
+    /// Begins to match a row of `nreqs` slots, 2 to 8; `first` is the request of its first message.
+    #[inline(always)]
+    pub(super) fn begin(&mut self, nreqs: usize, first: Request) {
         let all = all(nreqs);
+        (self.first, self.nreqs) = (first, nreqs);
         (self.all, self.unmatched, self.imm_data) = (all, all, all);
-        Ok(true)
-    }
-
-    /// Begins to be matched; `first` is the request of its first message.
-    #[inline(always)]
-    pub(super) fn begin(&mut self, first: Request) {
-        self.first = first;
+        self.sizes = [0; RECVS_MAX];
     }
 
     /// The request of its first message.
@@ -98,16 +83,17 @@ impl Group {
         &self.first
     }
 
-    /// The first buffer that waits for a message of this tag, and the bytes that it takes.
+    /// The first buffer of `row` that waits for a message of this tag, and what the peer says of it.
     #[inline(always)]
-    pub(super) fn find(&self, tag: u32) -> Option<(usize, u32)> {
+    pub(super) fn find<'a>(&self, row: &Row<'a>, tag: u32) -> Option<(usize, SlotWords<'a>)> {
         let mut candidates = self.unmatched;
         loop {
             // As a rule messages come in the order in which they were asked for. There is always
             // a buffer that waits.
             let r = candidates.trailing_zeros() as usize % RECVS_MAX;
-            if self.tags[r] == tag {
-                return Some((r, self.sizes[r]));
+            let slot = row.seen(r);
+            if slot.tag() == tag {
+                return Some((r, slot));
             }
             candidates &= candidates.wrapping_sub(1);
             if candidates == 0 {
@@ -122,44 +108,53 @@ impl Group {
         self.unmatched == 0
     }
 
-    /// Adds the message of buffer `r`.
+    /// Adds the message of buffer `r`, which goes to `room`.
     #[inline(always)]
-    pub(super) fn add(&mut self, r: usize, buf: &SendBuf) {
+    pub(super) fn add(&mut self, r: usize, buf: &SendBuf, room: &Room) {
         let r = r % RECVS_MAX;
         self.sizes[r] = buf.len;
-        self.wrs[r].sge = Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey };
         if buf.len == 0 {
             cold_path();
             self.imm_data &= !(1 << r);
         }
+        let mut wr = self.wrs.wr(write_of(r));
+        wr.set_remote(room.addr, room.rkey);
+        wr.set_sge(Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey });
         self.unmatched &= !(1 << r);
     }
 
-    /// How many messages it has, once it is complete.
+    /// How many messages it has.
+    #[inline(always)]
     pub(super) fn nreqs(&self) -> usize {
         self.nreqs
     }
 
-    /// Posts plain WRITEs, and behind them that which ends the group of `row`, on each queue pair.
+    /// Lays out what ends the group of `row`, once it is complete; gives the list, and where the
+    /// group begins in it.
     #[inline(always)]
-    pub(super) fn post<N: Nic>(
+    pub(super) fn finish<N: Nic>(
         &mut self,
         verbs: &Verbs<N>,
         target: &Target,
         row: u8,
-    ) -> Result<(), NicError> {
-        let nreqs = self.nreqs;
-        let Some(wrs) = self.wrs.get_mut(..=nreqs) else { return Ok(()) };
-        let Some((end, writes)) = wrs.split_last_mut() else { return Ok(()) };
+    ) -> (&mut SendList<{ END + 1 }>, usize) {
+        let mut end = self.wrs.wr(END);
         // Its completion ends the others too.
-        end.wr_id = u64::from(self.first.raw()) | (nreqs as u64 - 1) << 32 | GROUP;
-        end.imm_data = self.imm_data;
-        target.put_sizes(verbs, row, &self.sizes, end);
-        if self.imm_data == self.all && target.qps == 1 {
-            verbs.nic.post_send(&verbs.qp, wrs)
-        } else {
-            post_parts(verbs, writes, *end)
-        }
+        end.set_id(u64::from(self.first.raw()) | (self.nreqs as u64 - 1) << 32 | GROUP);
+        end.set_imm(self.imm_data);
+        target.put_sizes(verbs, row, &self.sizes, &mut end);
+        (&mut self.wrs, END - self.nreqs.min(END))
+    }
+
+    /// The WRITEs, and behind them that which ends the group.
+    pub(super) fn wrs(&self) -> &[SendWr; END + 1] {
+        self.wrs.wrs()
+    }
+
+    /// Whether all messages have bytes, so that each is a work request.
+    #[inline(always)]
+    pub(super) fn is_full(&self) -> bool {
+        self.imm_data == self.all
     }
 }
 

@@ -8,7 +8,7 @@ use super::sizes::{SIZES_ROW_BYTES, Sizes, SizesRow, sizes_offset};
 use crate::conn::Verbs;
 use crate::fifo::RECVS_MAX;
 use crate::math::{QP_SPLIT_ALIGN, QpSplit};
-use crate::nic::{Link, Memory, Nic, NicError, SendFlags, SendOpcode, SendWr, Sge};
+use crate::nic::{Link, Listed, Memory, Nic, NicError, SendFlags, SendOpcode, SendWr, Sge};
 
 /// Where messages go.
 pub(super) struct Target {
@@ -33,14 +33,19 @@ impl Target {
         Target { qps, ar_threshold_bytes, whole_bytes_max, sizes, sizes_offset }
     }
 
-    /// Has the end of a group carry the sizes, on our own wire.
+    /// Whether the end of a group carries the sizes: on our own wire.
+    pub(super) const fn has_sizes(&self) -> bool {
+        self.sizes.is_some()
+    }
+
+    /// Has it do so.
     #[inline(always)]
     pub(super) fn put_sizes<N: Nic>(
         &self,
         verbs: &Verbs<N>,
         row: u8,
         sizes: &Sizes,
-        end: &mut SendWr,
+        end: &mut Listed<'_>,
     ) {
         let Some((sizes_addr, rkey)) = self.sizes else { return };
         let row = usize::from(row) * SIZES_ROW_BYTES;
@@ -49,8 +54,8 @@ impl Target {
             row.store(sizes);
         }
         let (addr, lkey) = (verbs.control_addr() + offset as u64, verbs.control_lkey());
-        (end.remote_addr, end.rkey) = (sizes_addr.wrapping_add(row as u64), rkey);
-        end.sge = Sge { addr, length: SIZES_ROW_BYTES as u32, lkey };
+        end.set_remote(sizes_addr.wrapping_add(row as u64), rkey);
+        end.set_sge(Sge { addr, length: SIZES_ROW_BYTES as u32, lkey });
     }
 }
 
@@ -76,14 +81,14 @@ pub(super) const fn with_imm(token: u32, imm_data: u32) -> SendWr {
     SendWr { wr_id: token as u64, imm_data, opcode, flags, ..WRITE }
 }
 
-/// Posts the shares of a message of its own, of which `wr` is the whole.
+/// Posts the shares of a message of its own, which is `whole`.
 #[inline(never)]
 pub(super) fn post_single<N: Nic>(
     verbs: &Verbs<N>,
     target: &Target,
-    wr: &mut SendWr,
+    whole: &SendWr,
 ) -> Result<(), NicError> {
-    let whole = *wr;
+    let mut wr = *whole;
     let mut split = QpSplit::new(whole.sge.length, target.qps);
     // Under adaptive routing data may overtake: a large message goes as a plain WRITE, and an
     // empty WRITE_WITH_IMM follows once it is there.
@@ -92,11 +97,11 @@ pub(super) fn post_single<N: Nic>(
         let length = split.next_part().length;
         wr.sge.length = length;
         if is_apart && length > 0 {
-            let write = SendWr { opcode: SendOpcode::RdmaWrite, flags: SendFlags::empty(), ..*wr };
+            let write = SendWr { opcode: SendOpcode::RdmaWrite, flags: SendFlags::empty(), ..wr };
             let end = with_imm(whole.wr_id as u32, whole.imm_data);
-            verbs.nic.post_send(qp, &mut [write, end])?;
+            verbs.nic.post_send(qp, &[write, end])?;
         } else {
-            verbs.nic.post_send(qp, core::slice::from_mut(wr))?;
+            verbs.nic.post_send(qp, core::slice::from_ref(&wr))?;
         }
         wr.sge.addr = wr.sge.addr.wrapping_add(length.into());
         wr.remote_addr = wr.remote_addr.wrapping_add(length.into());
@@ -104,24 +109,25 @@ pub(super) fn post_single<N: Nic>(
     Ok(())
 }
 
-/// Posts the shares of a group over several queue pairs, or without its empty messages: these
-/// need no work of their own, as the immediate counts for all.
+/// Posts the shares of a group, whose WRITEs begin at `start` with that of its last message, over several queue pairs, or without
+/// its empty messages: these need no work of their own, as the immediate counts for all.
 #[inline(never)]
 pub(super) fn post_parts<N: Nic>(
     verbs: &Verbs<N>,
-    writes: &[SendWr],
-    mut end: SendWr,
+    [writes @ .., end]: &[SendWr; RECVS_MAX + 1],
+    start: usize,
 ) -> Result<(), NicError> {
+    let (writes, mut end) = (writes.get(start..).unwrap_or_default(), *end);
     let qps = u32::from(verbs.qp_count());
     let split = |write: &SendWr| (*write, QpSplit::new(write.sge.length, qps));
-    let mut writes: heapless::Vec<_, RECVS_MAX> = writes.iter().map(split).collect();
+    let mut writes: heapless::Vec<_, RECVS_MAX> = writes.iter().rev().map(split).collect();
     verbs.qps().try_for_each(|qp| {
         let parts = writes.iter_mut().map(|(write, split)| next_part(write, split));
         let parts = parts.filter(|part| part.sge.length > 0);
-        let mut wrs: heapless::Vec<_, { RECVS_MAX + 1 }> = parts.chain([end]).collect();
+        let wrs: heapless::Vec<_, { RECVS_MAX + 1 }> = parts.chain([end]).collect();
         // The sizes go once, before the immediate of the first queue pair completes.
         (end.remote_addr, end.rkey, end.sge) = Default::default();
-        verbs.nic.post_send(qp, &mut wrs)
+        verbs.nic.post_send(qp, &wrs)
     })
 }
 

@@ -1,17 +1,19 @@
 //! The receiving end (`net_ib.cc ncclIbIrecv`, `ncclIbPostFifo`, `ncclIbTest`).
 
+mod settle;
+
 use core::hint::cold_path;
 
-use super::base::{Base, Failed, Gate, Settled, Usual};
+use super::base::{Base, Failed, Gate, Polled, Usual};
 use super::closing::Closing;
 use super::flush::Flushes;
 use super::route::Receiving;
-use super::sizes::{SIZES_ROW_BYTES, Sizes, SizesRow, sizes_offset};
+use super::sizes::{Sizes, sizes_offset};
 use super::{Flush, FlushBuf, Request};
-use crate::conn::{Parts, Stream, Wire, is_ready};
+use crate::conn::{Parts, Stream, is_ready};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES, Slot};
-use crate::nic::{Memory, Nic, RecvWr, SendFlags, SendWr, Sge};
+use crate::nic::{Memory, Nic, RecvWr, SendFlags, SendList, SendWr, Sge};
 use crate::request::{ROWS, Ring};
 
 /// Memory to receive into.
@@ -27,6 +29,14 @@ pub struct RecvBuf {
     pub rkey: u32,
 }
 
+impl RecvBuf {
+    /// Whether there can be such a buffer.
+    #[inline(always)]
+    fn is_sound(&self) -> bool {
+        self.addr != 0 && self.rkey != 0 && self.len <= i32::MAX as u32
+    }
+}
+
 /// The receiving end of a connection.
 pub struct RecvComm<N: Nic, S> {
     base: Base<N, S, Flushes<N>, Receiving, ROWS>,
@@ -36,10 +46,13 @@ pub struct RecvComm<N: Nic, S> {
     received: Sizes,
     /// How many that had, if it was not one.
     received_len: usize,
-    /// Receives posted.
-    tail: u64,
+    /// Of the next receive: receives posted, plus one.
+    idx: u64,
     /// Rows of the FIFO.
     depth: usize,
+    /// Buffers that a receive may group: a peer with a request for each message could never have more
+    /// under way than there are rows.
+    group_max: usize,
 }
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
@@ -65,20 +78,29 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
                 remote_addr: fifo_addr.wrapping_add(offset),
                 rkey,
                 sge: Sge { addr, length: SLOT_BYTES as u32, lkey },
+                num_sge: 1,
                 flags,
                 ..SendWr::default()
             };
-            Receiving { slots_wr, events, nreqs: 1, imm: 0, sizes: [0; RECVS_MAX] }
+            let slots = SendList::new([slots_wr]);
+            Receiving { slots, events, imm: 0, sizes: [0; RECVS_MAX] }
         };
         let mut rows = Ring::new(depth, receiving);
         // One write in a ring asks for a completion: otherwise the send queue never drains. It
         // counts on the request of that row.
-        let Receiving { slots_wr, events, .. } = &mut rows.at(0).value;
-        slots_wr.flags |= SendFlags::SIGNALED;
+        let Receiving { slots, events, .. } = &mut rows.at(0).value;
+        slots.set_flags(0, flags | SendFlags::SIGNALED);
         *events += 1;
         let base = Base::new(parts, rows, flushes);
-        let (received, received_len) = ([0; RECVS_MAX], 0);
-        Ok(RecvComm { base, recv_wr: RecvWr::default(), received, received_len, tail: 0, depth })
+        Ok(RecvComm {
+            base,
+            recv_wr: RecvWr::default(),
+            received: [0; RECVS_MAX],
+            received_len: 0,
+            idx: 1,
+            depth,
+            group_max: depth.min(RECVS_MAX),
+        })
     }
 
     /// Posts a receive of 1 to 8 buffers and tells the peer. `None`, where no request is free:
@@ -91,10 +113,13 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// Others stay: every later call gives the same.
     #[inline(always)]
     pub fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Error> {
-        if let [buf] = bufs
-            && self.fill_usual(buf) == Usual::Done(())
-        {
-            return self.post_filled().map(Some);
+        let filled = match bufs {
+            [buf] => self.fill_usual(buf),
+            _ => self.fill_group(bufs.len(), |r| bufs[r]),
+        };
+        if let Usual::Done(request) = filled {
+            self.post_filled()?;
+            return Ok(Some(request));
         }
         match self.recv_unusual(bufs) {
             Ok(request) => Ok(request),
@@ -103,9 +128,9 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     }
 
     /// The start of [`RecvComm::irecv`] of one buffer: fills a slot, which
-    /// [`RecvComm::post_filled`] writes to the peer.
+    /// [`RecvComm::post_filled`] writes to the peer; gives the receive's request.
     #[inline(always)]
-    pub fn fill_usual(&mut self, buf: &RecvBuf) -> Usual<()> {
+    pub fn fill_usual(&mut self, buf: &RecvBuf) -> Usual<Request> {
         let Base { gate, reqs, verbs, .. } = &mut self.base;
         // One at a time, so that each is a branch that is not taken.
         if *gate != Gate::Open {
@@ -123,22 +148,59 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let row = Row::of(verbs.control.words(), reqs.next().row() as u8);
         let Some(row) = row else { return Usual::Unusual };
         let Some((request, entry)) = reqs.next_free() else { return Usual::Unusual };
+        self.recv_wr.wr_id = request.row() as u64;
         entry.arm(request.raw(), entry.value.events);
         entry.value.sizes[0] = buf.len;
-        row.store(0, &slot(buf, 1, self.tail + 1));
-        self.recv_wr.wr_id = request.row() as u64;
-        Usual::Done(())
+        row.store(0, &slot(buf, 1, self.idx));
+        Usual::Done(request)
     }
 
-    /// Posts the receive of which [`RecvComm::fill_usual`] has filled the slot, in the call before
-    /// this.
+    /// The same of several buffers, `n` of them, of which `buf` gives each.
+    #[inline(always)]
+    pub fn fill_group(
+        &mut self,
+        n: usize,
+        mut buf: impl FnMut(usize) -> RecvBuf,
+    ) -> Usual<Request> {
+        if self.base.gate != Gate::Open || n < 2 || n > self.group_max {
+            return Usual::Unusual;
+        }
+        let Base { reqs, verbs, .. } = &mut self.base;
+        let row = Row::of(verbs.control.words(), reqs.next().row() as u8);
+        let Some(row) = row else { return Usual::Unusual };
+        let Some((request, entry)) = reqs.next_free() else { return Usual::Unusual };
+        let Receiving { slots, events, sizes, .. } = &mut entry.value;
+        let (events, idx) = (*events, self.idx);
+        // What is not there takes anything.
+        *sizes = [u32::MAX; RECVS_MAX];
+        for (r, size) in sizes.iter_mut().enumerate().take(n) {
+            let buf = buf(r);
+            if !buf.is_sound() {
+                return Usual::Unusual;
+            }
+            *size = buf.len;
+            row.store(r, &slot(&buf, n as u32, idx));
+        }
+        let wr_id = request.row() as u64 | (n as u64 - 1) << 32;
+        if verbs.settings.use_inline {
+            // A row of several may be more than goes inline.
+            slots.set_flags(0, slots.wrs()[0].flags - SendFlags::INLINE);
+        }
+        set_slots(slots, wr_id, n);
+        self.recv_wr.wr_id = wr_id;
+        entry.arm(request.raw(), events);
+        Usual::Done(request)
+    }
+
+    /// Posts the receive of which [`RecvComm::fill_usual`] or [`RecvComm::fill_group`] has filled the
+    /// slots, in the call before this.
     ///
     /// # Errors
     /// [`Error::Nic`].
     #[inline(always)]
-    pub fn post_filled(&mut self) -> Result<Request, Error> {
+    pub fn post_filled(&mut self) -> Result<(), Error> {
         match self.post() {
-            Ok(request) => Ok(request),
+            Ok(()) => Ok(()),
             Err(failed) => Err(self.base.error(failed)),
         }
     }
@@ -161,24 +223,24 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
     #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<&[u32]>, Error> {
-        let mut usual = self.test_booked(request);
-        if usual == Usual::NotYet {
-            usual = self.test_polled(request);
-        }
-        match usual {
-            Usual::Done(size) => {
-                self.received[0] = size;
-                Ok(Some(&self.received[..1]))
-            }
-            Usual::NotYet => Ok(None),
-            Usual::Unusual => {
-                cold_path();
-                match self.test_unusual(request) {
-                    Ok(true) => Ok(Some(&self.received[..self.received_len.min(RECVS_MAX)])),
-                    Ok(false) => Ok(None),
-                    Err(failed) => Err(self.base.error(failed)),
+        match self.test_booked(request) {
+            Usual::Done(size) => return Ok(Some(self.received_one(size))),
+            Usual::NotYet => match self.test_polled(request) {
+                Polled::Done(size) => return Ok(Some(self.received_one(size))),
+                Polled::NotYet => return Ok(None),
+                Polled::Other => {
+                    if let Usual::Done(size) = self.test_other(request) {
+                        return Ok(Some(self.received_one(size)));
+                    }
                 }
-            }
+            },
+            Usual::Unusual => {}
+        }
+        cold_path();
+        match self.test_unusual(request) {
+            Ok(true) => Ok(Some(&self.received[..self.received_len.min(RECVS_MAX)])),
+            Ok(false) => Ok(None),
+            Err(failed) => Err(self.base.error(failed)),
         }
     }
 
@@ -193,8 +255,14 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// What follows on [`RecvComm::test_booked`] where that gives [`Usual::NotYet`], as a rule:
     /// takes the completions that are there.
     #[inline(always)]
-    pub fn test_polled(&mut self, request: &Request) -> Usual<u32> {
-        self.base.test_polled(request.raw())
+    pub fn test_polled(&mut self, request: &Request) -> Polled {
+        self.base.test_polled(request)
+    }
+
+    /// What follows on [`Polled::Other`], at once: books that.
+    #[inline(never)]
+    pub fn test_other(&mut self, request: &Request) -> Usual<u32> {
+        self.base.test_other(request.raw())
     }
 
     /// Looks whether the peer still has its end open, which an idle comm does not notice by
@@ -215,7 +283,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     pub fn close(mut self) -> Closing<N, S> {
         // A receive that is done has shown that its slots were there.
         let is_waiting = self.base.gate == Gate::Open && self.base.reqs.live() > 0;
-        let slots = self.base.reqs.at(0).value.slots_wr;
+        let [slots] = *self.base.reqs.at(0).value.slots.wrs();
         let Base { route: flushes, verbs, stream, .. } = self.base;
         Closing::new(flushes, verbs, stream, is_waiting.then_some(&slots))
     }
@@ -227,7 +295,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 
     /// Receives posted.
     pub fn rows_posted(&self) -> u64 {
-        self.tail
+        self.idx - 1
     }
 
     /// Both ends.
@@ -247,21 +315,11 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 }
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
-    /// As [`RecvComm::test`], for all the rest; whether it is done.
-    #[inline(never)]
-    fn test_unusual(&mut self, request: &Request) -> Result<bool, Failed> {
-        let token = request.raw();
-        match self.base.settle(token) {
-            Settled::Waiting => Ok(false),
-            Settled::Done => {
-                self.read_sizes(token)?;
-                Ok(true)
-            }
-            Settled::Unknown => {
-                self.received_len = 0;
-                self.settle_flush(token)
-            }
-        }
+    /// What [`RecvComm::test`] gives for one buffer.
+    #[inline(always)]
+    fn received_one(&mut self, size: u32) -> &[u32] {
+        self.received[0] = size;
+        &self.received[..1]
     }
 
     /// As [`RecvComm::irecv`], for all the rest.
@@ -273,48 +331,33 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         if bufs.is_empty() || bufs.len() > RECVS_MAX {
             return self.refuse("a receive takes 1 to 8 buffers");
         }
-        // A peer with a request for each message could never have that many under way.
-        if bufs.len() > self.depth {
+        if bufs.len() > self.group_max {
             return self.refuse("a receive of more buffers than the FIFO has rows");
         }
-        let Base { reqs, verbs, .. } = &mut self.base;
-        let Some((request, entry)) = reqs.next_free() else {
-            return if reqs.come_around() { self.recv_unusual(bufs) } else { Ok(None) };
-        };
-        let row = Row::of(verbs.control.words(), request.row() as u8);
-        let Some(row) = row else { return Ok(None) };
-        let (nreqs, idx) = (bufs.len() as u32, self.tail + 1);
-        // What is not there takes anything.
-        entry.value.sizes = [u32::MAX; RECVS_MAX];
-        for (r, (buf, size)) in bufs.iter().zip(&mut entry.value.sizes).enumerate() {
+        if let Some(buf) = bufs.iter().find(|buf| !buf.is_sound()) {
             if buf.len > i32::MAX as u32 {
                 return Err(self.base.fail(Error::TooLong(buf.len)));
             }
-            if buf.addr == 0 || buf.rkey == 0 {
-                return self.refuse("a receive buffer's address and rkey must not be 0");
-            }
-            *size = buf.len;
-            row.store(r, &slot(buf, nreqs, idx));
+            return self.refuse("a receive buffer's address and rkey must not be 0");
         }
-        entry.value.nreqs = nreqs;
-        entry.arm(request.raw(), entry.value.events);
-        let slots_wr = &mut entry.value.slots_wr;
-        slots_wr.wr_id = request.row() as u64 | u64::from(nreqs - 1) << 32;
-        self.recv_wr.wr_id = slots_wr.wr_id;
-        slots_wr.sge.length = nreqs * SLOT_BYTES as u32;
-        if nreqs > 1 {
-            // A row of several may be more than goes inline.
-            slots_wr.flags.remove(SendFlags::INLINE);
+        if self.base.reqs.next_free().is_none() && !self.base.reqs.come_around() {
+            return Ok(None);
         }
-        self.post().map(Some)
+        let filled = match bufs {
+            [buf] => self.fill_usual(buf),
+            _ => self.fill_group(bufs.len(), |r| bufs[r]),
+        };
+        // Otherwise the request at the start of the ring is not free.
+        let Usual::Done(request) = filled else { return Ok(None) };
+        self.post()?;
+        Ok(Some(request))
     }
 
     /// Posts a receive on each queue pair, then the row of slots on the first. Takes the next
     /// request, which is armed.
     #[inline(always)]
-    fn post(&mut self) -> Result<Request, Failed> {
-        let Self { base: Base { reqs, verbs, .. }, recv_wr, .. } = self;
-        let request = reqs.next();
+    fn post(&mut self) -> Result<(), Failed> {
+        let Self { base: Base { verbs, .. }, recv_wr, .. } = self;
         if let Err(error) = verbs.nic.post_recv(&verbs.qp, recv_wr) {
             return Err(self.base.nic_failed(error));
         }
@@ -322,13 +365,13 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             self.post_on_others()?;
         }
         let Self { base: Base { reqs, verbs, .. }, .. } = self;
-        let Receiving { slots_wr, .. } = &mut reqs.at(request.raw()).value;
-        if let Err(error) = verbs.nic.post_send(&verbs.qp, core::slice::from_mut(slots_wr)) {
+        let Receiving { slots, .. } = &mut reqs.at(reqs.next().raw()).value;
+        if let Err(error) = verbs.nic.post_list(&verbs.qp, slots, 0) {
             return Err(self.base.nic_failed(error));
         }
         reqs.advance();
-        self.tail += 1;
-        Ok(request)
+        self.idx += 1;
+        Ok(())
     }
 
     /// Posts the receive on the other queue pairs.
@@ -354,61 +397,6 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         flushes.start(&verbs.nic, bufs).map_err(|error| self.base.nic_failed(error))
     }
 
-    /// Whether a flush is done, if `token` is one.
-    #[inline(never)]
-    fn settle_flush(&mut self, token: u32) -> Result<bool, Failed> {
-        let base = &mut self.base;
-        while base.gate != Gate::Failed && base.route.is_live(token) {
-            if base.route.end_if_done(token) {
-                return Ok(true);
-            }
-            if !base.poll() {
-                return Ok(false);
-            }
-        }
-        Err(base.unsettled(token))
-    }
-
-    /// Takes the sizes of a group as the peer wrote them before its immediate, or by that one's
-    /// bits. Of a single message, the size that does not fit.
-    #[inline(never)]
-    fn read_sizes(&mut self, token: u32) -> Result<(), Failed> {
-        let Base { reqs, verbs, .. } = &mut self.base;
-        let Receiving { nreqs, imm, sizes: posted, slots_wr, .. } = &mut reqs.at(token).value;
-        let offset = sizes_offset(self.depth) + token as usize % ROWS * SIZES_ROW_BYTES;
-        let row = SizesRow::at(verbs.control.words(), offset);
-        let nreqs = core::mem::replace(nreqs, 1);
-        self.received_len = nreqs as usize;
-        // The next receive here is of one buffer, as a rule.
-        slots_wr.wr_id = u64::from(slots_wr.wr_id as u32);
-        slots_wr.sge.length = SLOT_BYTES as u32;
-        slots_wr.flags.set(SendFlags::INLINE, verbs.settings.use_inline);
-        let is_told = nreqs > 1 && verbs.settings.wire == Wire::Invar;
-        let pairs = self.received.as_chunks_mut().0.iter_mut().zip(posted.as_chunks().0);
-        for (i, (received, posted)) in pairs.enumerate() {
-            let got = match &row {
-                Some(row) if is_told => row.load_pair(i),
-                _ if nreqs > 1 => [*imm >> (2 * i) & 1, *imm >> (2 * i + 1) & 1],
-                _ => [*imm * u32::from(i == 0), 0],
-            };
-            let posted: [u32; 2] = *posted;
-            *received = got;
-            if got[0] > posted[0] {
-                return Err(self.overrun(got[0], posted[0]));
-            }
-            if got[1] > posted[1] {
-                return Err(self.overrun(got[1], posted[1]));
-            }
-        }
-        Ok(())
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn overrun(&mut self, got: u32, posted: u32) -> Failed {
-        self.base.fail(Error::Overrun { got, posted })
-    }
-
     /// What stands before a call where the gate is not simply open: on the wire of NCCL 2.14,
     /// the ready word (`net_ib.cc ncclRecvCheck`).
     #[cold]
@@ -431,6 +419,15 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             Err(error) => Err(self.base.fail(error)),
         }
     }
+}
+
+/// Has the write of a row, of that `wr_id`, write `nreqs` slots.
+#[inline(always)]
+fn set_slots(slots: &mut SendList<1>, wr_id: u64, nreqs: usize) {
+    let [SendWr { sge, .. }] = *slots.wrs();
+    let mut wr = slots.wr(0);
+    wr.set_id(wr_id);
+    wr.set_sge(Sge { length: (nreqs * SLOT_BYTES) as u32, ..sge });
 }
 
 /// What the peer is told of a buffer.

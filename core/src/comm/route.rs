@@ -6,7 +6,7 @@ use super::Request;
 use super::base::Usual;
 use super::flush::Flushes;
 use super::sizes::Sizes;
-use crate::nic::{Nic, SendWr, Wc, WcOpcode};
+use crate::nic::{Nic, SendList, Wc, WcOpcode};
 use crate::request::{Entry, MESSAGES, ROWS, Ring};
 
 /// Completions of one kind of comm.
@@ -35,13 +35,12 @@ assert_eq_size!(Entry<Sending>, [u8; 16]);
 
 /// What stands beside the request of a receive, which is that of a row of the FIFO too.
 pub(super) struct Receiving {
-    /// The write of the row to the peer, the same each time around: of one slot. Its `wr_id`, which
-    /// is the receive's too, is the row, and in the upper half how many buffers more than one it has.
-    pub(super) slots_wr: SendWr,
+    /// The write of the row to the peer, the same each time around: of one slot, but of a group
+    /// while that is under way. Its `wr_id`, which is the receive's too, is the row, and in the upper
+    /// half how many buffers more than one it has.
+    pub(super) slots: SendList<1>,
     /// Completions that a receive in this row awaits.
     pub(super) events: u32,
-    /// Buffers: 1, but of a group while it is under way.
-    pub(super) nreqs: u32,
     /// The immediate that came: bytes, or of a group a bit for each buffer with data.
     pub(super) imm: u32,
     /// Bytes posted.
@@ -49,6 +48,15 @@ pub(super) struct Receiving {
 }
 
 assert_eq_size!(Entry<Receiving>, [u8; 128]);
+
+impl Receiving {
+    /// Buffers more than one.
+    #[inline(always)]
+    pub(super) fn others(&self) -> u32 {
+        let [slots_wr] = self.slots.wrs();
+        (slots_wr.wr_id >> 32) as u32
+    }
+}
 
 /// Tells the `wr_id` of a group from that of a message of its own: the sign, which one test sees.
 pub(super) const GROUP: u64 = 1 << 63;
@@ -105,8 +113,8 @@ impl Route<Sending, MESSAGES> for Sent {
 impl<N: Nic> Route<Receiving, ROWS> for Flushes<N> {
     #[inline(always)]
     fn take(entry: &mut Entry<Receiving>) -> Usual<u32> {
-        let Receiving { nreqs, imm, sizes, .. } = &entry.value;
-        if *nreqs != 1 {
+        let Receiving { imm, sizes, .. } = &entry.value;
+        if entry.value.others() != 0 {
             return Usual::Unusual;
         }
         if *imm > sizes[0] {

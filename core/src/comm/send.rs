@@ -1,9 +1,13 @@
 //! The sending end (`net_ib.cc ncclIbIsend`, `ncclIbTest`).
 
+mod grouped;
+
 use core::hint::cold_path;
 
+use grouped::GROUP_NREQS;
+
 use super::Request;
-use super::base::{Base, Failed, Gate, Settled, Usual};
+use super::base::{Base, Failed, Gate, Polled, Settled, Usual};
 use super::group::Group;
 use super::post::{Target, post_single, with_imm};
 use super::route::{Sending, Sent};
@@ -11,7 +15,7 @@ use crate::conn::stage::Stage;
 use crate::conn::{Parts, Stream, start_with_acceptor};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{RECVS_MAX, Room, Row, SlotWords};
-use crate::nic::{Memory, Nic, SendWr, Sge};
+use crate::nic::{Memory, Nic, SendList, SendWr, Sge};
 use crate::request::{MESSAGES, Ring};
 
 /// Memory to send from.
@@ -26,11 +30,13 @@ pub struct SendBuf {
 }
 
 /// What the start of a send has found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum Matched {
-    /// A row of its own: [`SendComm::post_matched`] sends the message.
-    Alone,
-    /// A group that is being matched: [`SendComm::match_in_group`] looks for a place in it.
+    /// A row of its own: [`SendComm::post_matched`] sends the message, by this request.
+    Alone(Request),
+    /// A row of several slots: [`SendComm::begin_group`] begins to match it.
+    NewGroup,
+    /// A group that is being matched, as a rule: [`SendComm::match_in_group`] looks for a place in it.
     Group,
 }
 
@@ -43,7 +49,9 @@ pub struct SendComm<N: Nic, S> {
     row: u8,
     row_mask: u8,
     /// Of a message of its own.
-    wr: SendWr,
+    wr: SendList<1>,
+    /// What ends such a message on the other queue pairs, where it is all on the first.
+    tail: SendList<1>,
     target: Target,
     group: Group,
 }
@@ -61,9 +69,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             idx: 1,
             row: 0,
             row_mask: (depth - 1) as u8,
-            wr: with_imm(0, 0),
+            wr: SendList::new([SendWr { num_sge: 1, ..with_imm(0, 0) }]),
+            tail: SendList::new([with_imm(0, 0)]),
+            group: Group::new(&target),
             target,
-            group: Group::new(),
         }
     }
 
@@ -78,16 +87,26 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// goes on. Others stay: every later call gives the same.
     #[inline(always)]
     pub fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
-        match self.match_usual(buf, tag) {
-            Usual::Done(Matched::Alone) => return self.post_matched().map(Some),
-            Usual::Done(Matched::Group) => match self.match_in_group(buf, tag) {
-                Usual::Done(request) => return Ok(Some(request)),
+        match self.match_usual(tag, || Some(*buf)) {
+            Usual::Done(Matched::Alone(request)) => {
+                self.post_matched()?;
+                return Ok(Some(request));
+            }
+            Usual::Done(Matched::NewGroup) => match self.begin_group() {
+                Usual::Done(()) => return self.isend_in_group(buf, tag),
                 Usual::NotYet => return Ok(None),
                 Usual::Unusual => {}
             },
+            Usual::Done(Matched::Group) => return self.isend_in_group(buf, tag),
             Usual::NotYet => return Ok(None),
             Usual::Unusual => {}
         }
+        self.isend_unusual(buf, tag)
+    }
+
+    /// All of [`SendComm::isend`].
+    #[inline(always)]
+    fn isend_unusual(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
         match self.send_unusual(buf, tag) {
             Ok(request) => Ok(request),
             Err(failed) => Err(self.base.error(failed)),
@@ -96,17 +115,23 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
 
     /// The start of [`SendComm::isend`]: looks at the head of the FIFO, and lays out the work
     /// request of a message of its own; then [`SendComm::post_matched`] must be called next.
+    ///
+    /// `buf` is asked for what to send once a receive is there; `None` makes that unusual.
     #[inline(always)]
-    pub fn match_usual(&mut self, buf: &SendBuf, tag: u32) -> Usual<Matched> {
+    pub fn match_usual(
+        &mut self,
+        tag: u32,
+        buf: impl FnOnce() -> Option<SendBuf>,
+    ) -> Usual<Matched> {
         if self.base.gate != Gate::Open {
-            cold_path();
-            let is_group = self.base.gate == Gate::Group;
-            return if is_group { Usual::Done(Matched::Group) } else { Usual::Unusual };
+            return Usual::Done(Matched::Group);
         }
         let Some(slot) = self.slot() else { return Usual::NotYet };
+        let Some(buf) = buf() else { return Usual::Unusual };
         // One at a time, so that each is a branch that is not taken.
         if !slot.is_single(tag) {
-            return Usual::Unusual;
+            let is_other = slot.nreqs_tag().0 == 1;
+            return if is_other { Usual::NotYet } else { Usual::Done(Matched::NewGroup) };
         }
         let room = slot.room();
         if !room.holds(buf.len) {
@@ -121,12 +146,20 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         if buf.len > self.target.whole_bytes_max {
             return Usual::Unusual;
         }
+        if buf.len == 0 {
+            return Usual::Unusual;
+        }
+        // Before the request, of which there may be none: so it takes fewer registers.
+        let mut wr = self.wr.wr(0);
+        wr.set_remote(room.addr, room.rkey);
+        wr.set_sge(Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey });
+        wr.set_imm(buf.len);
         let next = self.base.reqs.next_free();
         let Some((request, entry)) = next else { return Usual::Unusual };
-        entry.arm(request.raw(), self.target.qps);
+        self.wr.wr(0).set_id(request.raw().into());
         entry.value.len = buf.len;
-        lay_out(&mut self.wr, &request, buf, &room);
-        Usual::Done(Matched::Alone)
+        entry.arm(request.raw(), self.target.qps);
+        Usual::Done(Matched::Alone(request))
     }
 
     /// Sends the message that [`SendComm::match_usual`] has found alone, in the call before this.
@@ -134,27 +167,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// # Errors
     /// [`Error::Nic`].
     #[inline(always)]
-    pub fn post_matched(&mut self) -> Result<Request, Error> {
+    pub fn post_matched(&mut self) -> Result<(), Error> {
         match self.post_whole() {
-            Ok(request) => Ok(request),
+            Ok(()) => Ok(()),
             Err(failed) => Err(self.base.error(failed)),
-        }
-    }
-
-    /// Matches a message of the group at the head; sends the group when it is the last.
-    #[inline(always)]
-    pub fn match_in_group(&mut self, buf: &SendBuf, tag: u32) -> Usual<Request> {
-        if self.base.gate != Gate::Group {
-            return Usual::Unusual;
-        }
-        let Some((r, room)) = self.group.find(tag) else { return Usual::NotYet };
-        if buf.len > room {
-            return Usual::Unusual;
-        }
-        match self.add(r, buf) {
-            Ok(request) => Usual::Done(request),
-            // The gate is shut: `send_unusual` says why.
-            Err(Failed) => Usual::Unusual,
         }
     }
 
@@ -164,21 +180,24 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
     #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<u32>, Error> {
-        let mut usual = self.test_booked(request);
-        if usual == Usual::NotYet {
-            usual = self.test_polled(request);
-        }
-        match usual {
-            Usual::Done(len) => Ok(Some(len)),
-            Usual::NotYet => Ok(None),
-            Usual::Unusual => {
-                cold_path();
-                match self.test_unusual(request) {
-                    Ok(true) => Ok(Some(self.base.reqs.at(request.raw()).value.len)),
-                    Ok(false) => Ok(None),
-                    Err(failed) => Err(self.base.error(failed)),
+        match self.test_booked(request) {
+            Usual::Done(len) => return Ok(Some(len)),
+            Usual::NotYet => match self.test_polled(request) {
+                Polled::Done(len) => return Ok(Some(len)),
+                Polled::NotYet => return Ok(None),
+                Polled::Other => {
+                    if let Usual::Done(len) = self.test_other(request) {
+                        return Ok(Some(len));
+                    }
                 }
-            }
+            },
+            Usual::Unusual => {}
+        }
+        cold_path();
+        match self.test_unusual(request) {
+            Ok(true) => Ok(Some(self.base.reqs.at(request.raw()).value.len)),
+            Ok(false) => Ok(None),
+            Err(failed) => Err(self.base.error(failed)),
         }
     }
 
@@ -192,8 +211,14 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// What follows on [`SendComm::test_booked`] where that gives [`Usual::NotYet`], as a rule:
     /// takes the completions that are there.
     #[inline(always)]
-    pub fn test_polled(&mut self, request: &Request) -> Usual<u32> {
-        self.base.test_polled(request.raw())
+    pub fn test_polled(&mut self, request: &Request) -> Polled {
+        self.base.test_polled(request)
+    }
+
+    /// What follows on [`Polled::Other`], at once: books that.
+    #[inline(never)]
+    pub fn test_other(&mut self, request: &Request) -> Usual<u32> {
+        self.base.test_other(request.raw())
     }
 
     /// Looks whether the peer still has its end open, which an idle comm does not notice by
@@ -241,24 +266,16 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
     }
 
-    /// Adds a message to the group at the head, and sends that if it is the last.
+    /// The row at the head.
     #[inline(always)]
-    fn add(&mut self, r: usize, buf: &SendBuf) -> Result<Request, Failed> {
-        let request = self.group.first().message(r);
-        let entry = self.base.reqs.at(request.raw());
-        entry.arm(request.raw(), self.target.qps);
-        entry.value.len = buf.len;
-        self.group.add(r, buf);
-        if self.group.is_complete() {
-            self.send_group()?;
-        }
-        Ok(request)
+    fn row(&self) -> Option<Row<'_>> {
+        Row::of(self.base.verbs.control.words(), self.row)
     }
 
-    /// The first slot of the row at the head, once that is there.
+    /// Its first slot, once that is there.
     #[inline(always)]
     fn slot(&self) -> Option<SlotWords<'_>> {
-        Row::of(self.base.verbs.control.words(), self.row)?.load(0, self.idx)
+        self.row()?.load(0, self.idx)
     }
 
     /// The row at the head is sent, and its requests are taken.
@@ -289,11 +306,18 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
                 self.send_single(&SendBuf { len, ..*buf }, tag, room)
             }
             (1, _) => Ok(None),
-            (nreqs, _) => self.start_group(nreqs, buf, tag),
+            (nreqs, _) if !GROUP_NREQS.contains(&(nreqs as usize)) => {
+                Err(self.bad_slot("a group of", nreqs.into()))
+            }
+            _ => match self.begin_group() {
+                Usual::Done(()) => self.send_in_group(buf, tag),
+                Usual::NotYet => Ok(None),
+                Usual::Unusual => self.send_around(buf, tag),
+            },
         }
     }
 
-    /// Sends a message of its own for which there is room.
+    /// Sends a message of its own for which there is room, in however many work requests.
     fn send_single(
         &mut self,
         buf: &SendBuf,
@@ -305,105 +329,46 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         };
         entry.arm(request.raw(), self.target.qps);
         entry.value.len = buf.len;
-        lay_out(&mut self.wr, &request, buf, &room);
-        self.post_split().map(Some)
+        let whole = SendWr {
+            remote_addr: room.addr,
+            rkey: room.rkey,
+            sge: Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey },
+            ..with_imm(request.raw(), buf.len)
+        };
+        let Self { base: Base { verbs, .. }, target, .. } = self;
+        if let Err(error) = post_single(verbs, target, &whole) {
+            return Err(self.base.nic_failed(error));
+        }
+        self.advance();
+        Ok(Some(request))
     }
 
     /// Posts the message of its own that is laid out, and takes its row: all of it on the first
     /// queue pair, nothing on the others.
     #[inline(always)]
-    fn post_whole(&mut self) -> Result<Request, Failed> {
+    fn post_whole(&mut self) -> Result<(), Failed> {
         let Self { base: Base { verbs, .. }, wr, .. } = self;
-        if let Err(error) = verbs.nic.post_send(&verbs.qp, core::slice::from_mut(wr)) {
+        if let Err(error) = verbs.nic.post_list(&verbs.qp, wr, 0) {
             return Err(self.base.nic_failed(error));
         }
         if !verbs.other_qps.is_empty() {
             self.post_on_others()?;
         }
         self.advance();
-        Ok(Request::of(self.wr.wr_id as u32))
+        Ok(())
     }
 
     /// Posts what ends the message on the other queue pairs.
     #[inline(never)]
     fn post_on_others(&mut self) -> Result<(), Failed> {
-        let Self { base: Base { verbs, .. }, wr, .. } = self;
-        wr.sge.length = 0;
+        let Self { base: Base { verbs, .. }, wr, tail, .. } = self;
+        let [wr] = wr.wrs();
+        let mut end = tail.wr(0);
+        end.set_id(wr.wr_id);
+        end.set_imm(wr.imm_data);
         let mut qps = verbs.other_qps.iter();
-        qps.try_for_each(|qp| verbs.nic.post_send(qp, core::slice::from_mut(wr)))
+        qps.try_for_each(|qp| verbs.nic.post_list(qp, tail, 0))
             .map_err(|error| self.base.nic_failed(error))
-    }
-
-    /// Posts the message of its own that is laid out, in however many work requests, and takes its
-    /// row.
-    #[inline(never)]
-    fn post_split(&mut self) -> Result<Request, Failed> {
-        let Self { base: Base { verbs, .. }, wr, target, .. } = self;
-        let token = wr.wr_id as u32;
-        if let Err(error) = post_single(verbs, target, wr) {
-            return Err(self.base.nic_failed(error));
-        }
-        self.advance();
-        Ok(Request::of(token))
-    }
-
-    /// Begins to match the row at the head, which has several slots, once all of them are there
-    /// and all requests are free.
-    #[inline(always)]
-    fn start_group(
-        &mut self,
-        nreqs: u32,
-        buf: &SendBuf,
-        tag: u32,
-    ) -> Result<Option<Request>, Failed> {
-        let Self { base: Base { reqs, route, verbs, gate, .. }, group, .. } = self;
-        let Some(row) = Row::of(verbs.control.words(), self.row) else { return Ok(None) };
-        match group.load(&row, nreqs, self.idx) {
-            Ok(true) => {}
-            Ok(false) => return Ok(None),
-            Err((what, value)) => return Err(self.bad_slot(what, value)),
-        }
-        let first = reqs.next();
-        if !reqs.is_row_free(first.raw()) {
-            return self.send_around(buf, tag);
-        }
-        if route.grouped + u64::from(nreqs) > u64::from(self.row_mask) + 1 {
-            return Ok(None);
-        }
-        group.begin(first);
-        *gate = Gate::Group;
-        self.send_in_group(buf, tag)
-    }
-
-    /// Matches one message of the group at the head.
-    #[inline(always)]
-    fn send_in_group(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
-        let Some((r, room)) = self.group.find(tag) else { return Ok(None) };
-        if buf.len > room {
-            return self.send_cut(buf, tag, room);
-        }
-        self.add(r, buf).map(Some)
-    }
-
-    /// Sends the group, each message of which is there.
-    #[inline(never)]
-    fn send_group(&mut self) -> Result<(), Failed> {
-        let Self { base: Base { route, verbs, .. }, group, .. } = self;
-        route.grouped += group.nreqs() as u64;
-        if let Err(error) = group.post(verbs, &self.target, self.row) {
-            return Err(self.base.nic_failed(error));
-        }
-        self.base.gate = Gate::Open;
-        self.advance();
-        Ok(())
-    }
-
-    /// Adds to the group what there is room for of a message that is longer.
-    #[cold]
-    #[inline(never)]
-    fn send_cut(&mut self, buf: &SendBuf, tag: u32, room: u32) -> Result<Option<Request>, Failed> {
-        let len = self.fit(buf.len, tag, room)?;
-        self.send_unusual(&SendBuf { len, ..*buf }, tag)
     }
 
     /// Goes on at the start of the ring of requests, if this is its end.
@@ -455,13 +420,4 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.gate = Gate::Open;
         Ok(true)
     }
-}
-
-/// Lays out the work request of a message of its own, as if there were one queue pair.
-#[inline(always)]
-fn lay_out(wr: &mut SendWr, request: &Request, buf: &SendBuf, room: &Room) {
-    wr.wr_id = request.raw().into();
-    (wr.remote_addr, wr.rkey) = (room.addr, room.rkey);
-    wr.imm_data = buf.len;
-    wr.sge = Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey };
 }

@@ -42,6 +42,7 @@ impl<'a> SizesRow<'a> {
         words.as_chunks().0.get(offset / SIZES_ROW_BYTES).map(SizesRow)
     }
 
+    #[inline(always)]
     pub(super) fn store(&self, sizes: &Sizes) {
         for (word, [low, high]) in self.0.iter().zip(sizes.as_chunks().0) {
             let pair = u64::from(*low) | u64::from(*high) << 32;

@@ -48,7 +48,7 @@ bitflags::bitflags! {
     }
 }
 
-/// A pointer of a work request, which an adapter sets when it posts that one.
+/// A pointer of a work request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Link(usize);
@@ -65,18 +65,18 @@ impl Link {
 }
 
 /// `struct ibv_send_wr`, one buffer at most, laid out as that is as far as `rkey`, where RDMA and
-/// SEND end: an adapter can hand it to a driver as it lies. For that it sets `next`, `sg_list` and
-/// `num_sge`; nobody else looks at them.
+/// SEND end: an adapter can hand it to a driver as it lies. For that `next`, `sg_list` and `num_sge`
+/// are set, by [`SendList`](super::SendList) or the adapter; nobody else looks at them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct SendWr {
     /// Comes back in the completion.
     pub wr_id: u64,
-    /// The adapter's.
+    /// The next of a chain.
     pub next: Link,
-    /// The adapter's.
+    /// To `sge`.
     pub sg_list: Link,
-    /// The adapter's.
+    /// 1; 0 for no buffer.
     pub num_sge: u32,
     /// What to do.
     pub opcode: SendOpcode,
@@ -96,18 +96,23 @@ pub struct SendWr {
 const_assert_eq!(offset_of!(SendWr, opcode), 28);
 const_assert_eq!(offset_of!(SendWr, rkey), 48);
 
-/// `struct ibv_recv_wr`, one buffer at most, laid out as [`SendWr`] is.
+/// Nothing, in a field that only an adapter needs, in requests of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Nought<T>(T);
+
+/// `struct ibv_recv_wr`, one buffer at most. One without a buffer lies as a driver takes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct RecvWr {
     /// Comes back in the completion.
     pub wr_id: u64,
-    /// The adapter's.
-    pub next: Link,
-    /// The adapter's.
-    pub sg_list: Link,
-    /// The adapter's.
-    pub num_sge: u32,
+    /// The next of a chain.
+    pub next: Nought<usize>,
+    /// To `sge`.
+    pub sg_list: Nought<usize>,
+    /// Buffers.
+    pub num_sge: Nought<u32>,
     /// Where a SEND goes; unused by WRITE_WITH_IMM.
     pub sge: Sge,
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use invar_core::comm::{self, Flush, FlushBuf, Matched, RecvBuf, Request, SendBuf, Usual};
+use invar_core::comm::{self, Flush, FlushBuf, Matched, Polled, RecvBuf, Request, SendBuf, Usual};
 use invar_core::conn::stage::Stage;
 use invar_core::conn::{self, Acceptor, Connector, Handle, Stream};
 use invar_core::error::{Ends, Error as CoreError};
@@ -322,11 +322,17 @@ impl<N: HostNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
     }
 
     #[inline(always)]
-    fn test_polled(&mut self, request: &Request) -> Usual<u32> {
-        match self.comm.test_polled(request) {
-            Usual::NotYet => self.watch.idle_usual(),
-            other => other,
-        }
+    fn test_polled(&mut self, request: &Request) -> Polled {
+        self.comm.test_polled(request)
+    }
+
+    fn test_other(&mut self, request: &Request) -> Usual<u32> {
+        self.comm.test_other(request)
+    }
+
+    #[inline(always)]
+    fn idle(&mut self) -> Usual<()> {
+        self.watch.idle_usual()
     }
 }
 
@@ -342,19 +348,41 @@ impl<N: HostNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
     }
 
     #[inline(always)]
-    unsafe fn match_usual(&mut self, buf: &SendBuf, tag: u32) -> Usual<Matched> {
+    unsafe fn match_usual(
+        &mut self,
+        tag: u32,
+        buf: impl FnOnce() -> Option<SendBuf>,
+    ) -> Usual<Matched> {
         if !N::IS_HARDWARE {
             return Usual::Unusual;
         }
-        match self.comm.match_usual(buf, tag) {
+        match self.comm.match_usual(tag, buf) {
             Usual::NotYet => self.watch.idle_usual(),
             other => other,
         }
     }
 
     #[inline(always)]
-    unsafe fn post_matched(&mut self) -> Result<Request, CoreError> {
+    unsafe fn post_matched(&mut self) -> Result<(), CoreError> {
         self.comm.post_matched()
+    }
+
+    #[inline(always)]
+    fn begin_group(&mut self) -> Usual<()> {
+        match self.comm.begin_group() {
+            Usual::NotYet => self.watch.idle_usual(),
+            other => other,
+        }
+    }
+
+    #[inline(always)]
+    fn is_group_complete(&self) -> bool {
+        self.comm.is_group_complete()
+    }
+
+    #[inline(always)]
+    fn post_group(&mut self) -> Result<(), CoreError> {
+        self.comm.post_group()
     }
 
     #[inline(always)]
@@ -399,11 +427,17 @@ impl<N: HostNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
     }
 
     #[inline(always)]
-    fn test_polled(&mut self, request: &Request) -> Usual<u32> {
-        match self.comm.test_polled(request) {
-            Usual::NotYet => self.watch.idle_usual(),
-            other => other,
-        }
+    fn test_polled(&mut self, request: &Request) -> Polled {
+        self.comm.test_polled(request)
+    }
+
+    fn test_other(&mut self, request: &Request) -> Usual<u32> {
+        self.comm.test_other(request)
+    }
+
+    #[inline(always)]
+    fn idle(&mut self) -> Usual<()> {
+        self.watch.idle_usual()
     }
 }
 
@@ -417,12 +451,17 @@ impl<N: HostNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
     }
 
     #[inline(always)]
-    unsafe fn fill_usual(&mut self, buf: &RecvBuf) -> Usual<()> {
+    unsafe fn fill_usual(&mut self, buf: &RecvBuf) -> Usual<Request> {
         if N::IS_HARDWARE { self.comm.fill_usual(buf) } else { Usual::Unusual }
     }
 
     #[inline(always)]
-    unsafe fn post_filled(&mut self) -> Result<Request, CoreError> {
+    unsafe fn fill_group(&mut self, n: usize, buf: impl FnMut(usize) -> RecvBuf) -> Usual<Request> {
+        if N::IS_HARDWARE { self.comm.fill_group(n, buf) } else { Usual::Unusual }
+    }
+
+    #[inline(always)]
+    unsafe fn post_filled(&mut self) -> Result<(), CoreError> {
         self.comm.post_filled()
     }
 

@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use invar_core::comm::{Flush, FlushBuf, Matched, RecvBuf, Request, SendBuf, Usual};
+use invar_core::comm::{Flush, FlushBuf, Matched, Polled, RecvBuf, Request, SendBuf, Usual};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_linux::soft::SoftNic;
 use invar_verbs::VerbsNic;
@@ -46,7 +46,19 @@ pub trait End: Send {
     /// What follows on [`End::test_booked`] where that gives [`Usual::NotYet`], as a rule: takes the
     /// completions that are there.
     #[inline(always)]
-    fn test_polled(&mut self, _request: &Request) -> Usual<u32> {
+    fn test_polled(&mut self, _request: &Request) -> Polled {
+        Polled::NotYet
+    }
+
+    /// What follows on [`Polled::Other`], at once.
+    fn test_other(&mut self, _request: &Request) -> Usual<u32> {
+        Usual::Unusual
+    }
+
+    /// What follows on [`Polled::NotYet`]: [`Usual::Unusual`] now and then, to look whether the peer
+    /// is still there.
+    #[inline(always)]
+    fn idle(&mut self) -> Usual<()> {
         Usual::Unusual
     }
 
@@ -77,7 +89,14 @@ pub trait SendEnd: End {
     /// # Safety
     /// As of [`SendEnd::isend`].
     #[inline(always)]
-    unsafe fn match_usual(&mut self, _buf: &SendBuf, _tag: u32) -> Usual<Matched> {
+    unsafe fn match_usual(
+        &mut self,
+        _tag: u32,
+        _buf: impl FnOnce() -> Option<SendBuf>,
+    ) -> Usual<Matched>
+    where
+        Self: Sized,
+    {
         Usual::Unusual
     }
 
@@ -88,15 +107,36 @@ pub trait SendEnd: End {
     ///
     /// # Safety
     /// It did so in the call before this.
-    unsafe fn post_matched(&mut self) -> Result<Request, CoreError>;
+    unsafe fn post_matched(&mut self) -> Result<(), CoreError>;
 
-    /// Looks for a place in the group that [`SendEnd::match_usual`] has found.
+    /// Begins with the group that [`SendEnd::match_usual`] has found.
+    #[inline(always)]
+    fn begin_group(&mut self) -> Usual<()> {
+        Usual::Unusual
+    }
+
+    /// Looks for a place in a group that has begun.
     ///
     /// # Safety
     /// As of [`SendEnd::isend`].
     #[inline(always)]
     unsafe fn match_in_group(&mut self, _buf: &SendBuf, _tag: u32) -> Usual<Request> {
         Usual::Unusual
+    }
+
+    /// Whether that has made it complete: then [`SendEnd::post_group`] must be called next.
+    #[inline(always)]
+    fn is_group_complete(&self) -> bool {
+        false
+    }
+
+    /// Sends it.
+    ///
+    /// # Errors
+    /// See [`SendComm::post_group`](invar_core::comm::SendComm::post_group).
+    #[inline(always)]
+    fn post_group(&mut self) -> Result<(), CoreError> {
+        Ok(())
     }
 
     /// Whether a send is done, and then how many bytes it sent; the request is then over.
@@ -132,18 +172,30 @@ pub trait RecvEnd: End {
     /// # Safety
     /// As of [`RecvEnd::irecv`].
     #[inline(always)]
-    unsafe fn fill_usual(&mut self, _buf: &RecvBuf) -> Usual<()> {
+    unsafe fn fill_usual(&mut self, _buf: &RecvBuf) -> Usual<Request> {
         Usual::Unusual
     }
 
-    /// Posts the receive that [`RecvEnd::fill_usual`] has begun with.
+    /// The same of several buffers, `n` of them, of which `buf` gives each.
+    ///
+    /// # Safety
+    /// As of [`RecvEnd::irecv`].
+    #[inline(always)]
+    unsafe fn fill_group(&mut self, _n: usize, _buf: impl FnMut(usize) -> RecvBuf) -> Usual<Request>
+    where
+        Self: Sized,
+    {
+        Usual::Unusual
+    }
+
+    /// Posts the receive that [`RecvEnd::fill_usual`] or [`RecvEnd::fill_group`] has begun with.
     ///
     /// # Errors
     /// See [`RecvComm::post_filled`](invar_core::comm::RecvComm::post_filled).
     ///
     /// # Safety
     /// It did so in the call before this.
-    unsafe fn post_filled(&mut self) -> Result<Request, CoreError>;
+    unsafe fn post_filled(&mut self) -> Result<(), CoreError>;
 
     /// Makes received data visible to a GPU.
     ///

@@ -157,7 +157,7 @@ impl End for SocketSend {
 }
 
 impl SendEnd for SocketSend {
-    unsafe fn post_matched(&mut self) -> Result<Request, CoreError> {
+    unsafe fn post_matched(&mut self) -> Result<(), CoreError> {
         Err(APART)
     }
 
@@ -197,7 +197,7 @@ impl End for SocketRecv {
 }
 
 impl RecvEnd for SocketRecv {
-    unsafe fn post_filled(&mut self) -> Result<Request, CoreError> {
+    unsafe fn post_filled(&mut self) -> Result<(), CoreError> {
         Err(APART)
     }
 

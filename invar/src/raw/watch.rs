@@ -6,7 +6,7 @@ use invar_core::comm::Usual;
 use invar_core::error::Error;
 
 /// Calls that find nothing, of which one looks at the clock.
-const IDLE_CALLS: u32 = 64;
+const IDLE_CALLS: u32 = 256;
 /// Time between two looks at the peer.
 const LOOK_EVERY_NS: u64 = 50_000_000;
 

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use invar::raw::{Flush, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd, Usual};
 
-use super::test::{Recvs, test};
+use super::test::{Recvs, test, test_polled};
 use super::{Bytes, Calls, Erased, Held, MESSAGE_BYTES_MAX, call_failed, too_long, wrong_end};
 use crate::abi::Code;
 use crate::outcome::{caught, misused, null};
@@ -14,14 +14,45 @@ use crate::register::rkey;
 pub(super) fn calls<E: RecvEnd>(_: &E) -> Calls {
     Calls {
         isend: not_isend,
+        irecv_one: irecv_one::<E>,
         irecv_int: irecv::<E, c_int>,
         irecv: irecv::<E, usize>,
         iflush: iflush::<E>,
         test: test::<E, Recvs>,
+        test_again: test_polled::<E, Recvs, true>,
     }
 }
 
-/// What is usual, up to the work requests.
+/// What is usual of one buffer, up to the work requests.
+unsafe extern "C" fn irecv_one<E: RecvEnd>(
+    end: Erased,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    // SAFETY: the calls are those of `E`, and the caller's promise.
+    unsafe {
+        // One at a time, so that each is a branch that is not taken.
+        if size > MESSAGE_BYTES_MAX {
+            return irecv_one_unusual::<E>(end, data, size, tag, mhandle, request);
+        }
+        if request.is_null() {
+            return irecv_one_unusual::<E>(end, data, size, tag, mhandle, request);
+        }
+        let held = Held::<E>::of(end);
+        match held.end.fill_usual(&buf(data, size, tag, mhandle)) {
+            Usual::Done(started) => {
+                held.give(Some(started), request);
+                post_filled::<E>(end)
+            }
+            _ => irecv_one_unusual::<E>(end, data, size, tag, mhandle, request),
+        }
+    }
+}
+
+/// The same of several buffers.
 unsafe extern "C" fn irecv<E: RecvEnd, S: Bytes>(
     end: Erased,
     n: c_int,
@@ -31,34 +62,58 @@ unsafe extern "C" fn irecv<E: RecvEnd, S: Bytes>(
     mhandles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: the calls are those of `E`, and the caller's promise: n of each.
+    let is_null = data.is_null() || sizes.is_null() || tags.is_null() || mhandles.is_null();
+    // SAFETY: as in `irecv_one`; n of each.
     unsafe {
-        if n != 1 {
-            return irecv_unusual::<E, S>(end, n, data, sizes, tags, mhandles, request);
+        if !is_null && !request.is_null() {
+            let held = Held::<E>::of(end);
+            let filled = held.end.fill_group(n as usize, |i| {
+                let len = (*sizes.add(i)).len();
+                RecvBuf { len, ..buf(*data.add(i), 0, *tags.add(i), *mhandles.add(i)) }
+            });
+            if let Usual::Done(started) = filled {
+                held.give(Some(started), request);
+                return post_filled::<E>(end);
+            }
         }
-        let Some(Ok(buf)) = buf(0, data, sizes, tags, mhandles) else {
-            return irecv_unusual::<E, S>(end, n, data, sizes, tags, mhandles, request);
-        };
-        if request.is_null() {
-            return irecv_unusual::<E, S>(end, n, data, sizes, tags, mhandles, request);
-        }
-        match Held::<E>::of(end).end.fill_usual(&buf) {
-            Usual::Done(()) => post_filled::<E>(end, request),
-            _ => irecv_unusual::<E, S>(end, n, data, sizes, tags, mhandles, request),
+        irecv_unusual::<E, S>(end, n, data, sizes, tags, mhandles, request)
+    }
+}
+
+/// Posts what is filled.
+#[inline(never)]
+unsafe extern "C" fn post_filled<E: RecvEnd>(end: Erased) -> Code {
+    // SAFETY: as in `irecv_one`, which calls this.
+    unsafe {
+        let held = Held::<E>::of(end);
+        match held.end.post_filled() {
+            Ok(()) => Code::SUCCESS,
+            Err(error) => call_failed(held, error),
         }
     }
 }
 
-/// Posts that.
+/// All of it, of one buffer.
 #[inline(never)]
-unsafe extern "C" fn post_filled<E: RecvEnd>(end: Erased, request: *mut *mut c_void) -> Code {
-    // SAFETY: as in `irecv`, which calls this.
+unsafe extern "C" fn irecv_one_unusual<E: RecvEnd>(
+    end: Erased,
+    mut data: *mut c_void,
+    mut size: usize,
+    mut tag: c_int,
+    mut mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    // SAFETY: as in `irecv_one`, which calls this.
     unsafe {
-        let held = Held::<E>::of(end);
-        match held.end.post_filled() {
-            Ok(started) => held.give(Some(started), request),
-            Err(error) => call_failed(&held.end, error),
-        }
+        irecv_unusual::<E, usize>(
+            end,
+            1,
+            &raw mut data,
+            &raw mut size,
+            &raw mut tag,
+            &raw mut mhandle,
+            request,
+        )
     }
 }
 
@@ -78,66 +133,35 @@ unsafe extern "C" fn irecv_unusual<E: RecvEnd, S: Bytes>(
         let Some(bufs) = usize::try_from(n).ok().and_then(|n| bufs.get_mut(..n)) else {
             return misused(format_args!("irecv of {n} buffers: 1 to {RECVS_MAX} go")).0;
         };
+        if data.is_null() || sizes.is_null() || tags.is_null() || mhandles.is_null() {
+            return null("irecv: memory, sizes, tags or registrations").0;
+        }
         for (i, to) in bufs.iter_mut().enumerate() {
             // SAFETY: NCCL promises n of each.
-            match unsafe { buf(i, data, sizes, tags, mhandles) } {
-                Some(Ok(buf)) => *to = buf,
-                Some(Err(size)) => return too_long("irecv", size),
-                None => return null("irecv: memory, sizes, tags or registrations").0,
+            let (size, tag) = unsafe { ((*sizes.add(i)).bytes(), *tags.add(i)) };
+            if size > MESSAGE_BYTES_MAX {
+                return too_long("irecv", size);
             }
+            // SAFETY: as above.
+            *to = unsafe { buf(*data.add(i), size, tag, *mhandles.add(i)) };
         }
         if request.is_null() {
             return null("irecv: request").0;
         }
         // SAFETY: the calls are those of `E`.
-        let held = unsafe { Held::<E>::of(end) };
+        let held = unsafe { Held::<E>::whole(end) };
         // SAFETY: NCCL promises what `RecvEnd` asks for.
         match unsafe { held.end.irecv(bufs) } {
             // SAFETY: room for a request, NCCL promises.
             Ok(started) => unsafe { held.give(started, request) },
-            Err(error) => call_failed(&held.end, error),
+            Err(error) => call_failed(held, error),
         }
     })
 }
 
-/// Buffer number `i` of a receive; the error is a size that cannot be. `None` where one of the
-/// pointers is null: each is looked at before it is read, one at a time, so that it is a branch
-/// that is not taken.
-///
-/// # Safety
-/// There are as many of each.
 #[inline(always)]
-unsafe fn buf<S: Bytes>(
-    i: usize,
-    data: *mut *mut c_void,
-    sizes: *mut S,
-    tags: *mut c_int,
-    mhandles: *mut *mut c_void,
-) -> Option<Result<RecvBuf, usize>> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let addr = read(i, data)?.addr() as u64;
-        let size = read(i, sizes)?.bytes();
-        let tag = read(i, tags)? as u32;
-        let rkey = rkey(read(i, mhandles)?);
-        if size > MESSAGE_BYTES_MAX {
-            return Some(Err(size));
-        }
-        Some(Ok(RecvBuf { addr, len: size as u32, tag, rkey }))
-    }
-}
-
-/// Number `i` of an array, unless that is null.
-///
-/// # Safety
-/// Otherwise there are as many.
-#[inline(always)]
-unsafe fn read<T: Copy>(i: usize, array: *mut T) -> Option<T> {
-    if array.is_null() {
-        return None;
-    }
-    // SAFETY: the caller's promise.
-    Some(unsafe { *array.add(i) })
+fn buf(data: *mut c_void, size: usize, tag: c_int, mhandle: *mut c_void) -> RecvBuf {
+    RecvBuf { addr: data.addr() as u64, len: size as u32, tag: tag as u32, rkey: rkey(mhandle) }
 }
 
 unsafe extern "C" fn iflush<E: RecvEnd>(
@@ -163,14 +187,14 @@ unsafe extern "C" fn iflush<E: RecvEnd>(
             *to = FlushBuf { addr: data.addr() as u64, len, rkey: rkey(mhandle) };
         }
         // SAFETY: the calls are those of `E`.
-        let held = unsafe { Held::<E>::of(end) };
+        let held = unsafe { Held::<E>::whole(end) };
         // SAFETY: NCCL promises what `RecvEnd` asks for.
         let started = match unsafe { held.end.iflush(bufs) } {
             Ok(Flush::NotNeeded) => None,
             Ok(Flush::Started(request)) => Some(request),
             // Null would mean that nothing is to be waited for.
             Ok(Flush::Busy) => return misused("iflush: too many requests are under way").0,
-            Err(error) => return call_failed(&held.end, error),
+            Err(error) => return call_failed(held, error),
         };
         // SAFETY: room for a request, NCCL promises.
         unsafe { held.give(started, request) }

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use invar::raw::{Matched, SendBuf, SendEnd, Usual};
 
-use super::test::{Sends, test};
+use super::test::{Sends, test, test_polled};
 use super::{Calls, Erased, Held, MESSAGE_BYTES_MAX, call_failed, too_long, wrong_end};
 use crate::abi::Code;
 use crate::outcome::{caught, null};
@@ -14,10 +14,12 @@ use crate::register::lkey;
 pub(super) fn calls<E: SendEnd>(_: &E) -> Calls {
     Calls {
         isend: isend::<E>,
+        irecv_one: not_irecv_one,
         irecv_int: not_irecv::<c_int>,
         irecv: not_irecv::<usize>,
         iflush: not_iflush,
         test: test::<E, Sends>,
+        test_again: test_polled::<E, Sends, true>,
     }
 }
 
@@ -33,19 +35,23 @@ unsafe extern "C" fn isend<E: SendEnd>(
     // SAFETY: the calls are those of `E`, and the caller's promise.
     unsafe {
         // One at a time, so that each is a branch that is not taken.
-        if size > MESSAGE_BYTES_MAX {
-            return isend_unusual::<E>(end, data, size, tag, mhandle, request);
-        }
         if mhandle.is_null() {
             return isend_unusual::<E>(end, data, size, tag, mhandle, request);
         }
         if request.is_null() {
             return isend_unusual::<E>(end, data, size, tag, mhandle, request);
         }
-        let (held, buf) = (Held::<E>::of(end), buf(data, size, mhandle));
-        match held.end.match_usual(&buf, tag as u32) {
+        let held = Held::<E>::of(end);
+        let buf = || (size <= MESSAGE_BYTES_MAX).then(|| buf(data, size, mhandle));
+        match held.end.match_usual(tag as u32, buf) {
             Usual::NotYet => held.give(None, request),
-            Usual::Done(Matched::Alone) => post_matched::<E>(end, request),
+            Usual::Done(Matched::Alone(started)) => {
+                held.give(Some(started), request);
+                post_matched::<E>(end)
+            }
+            Usual::Done(Matched::NewGroup) => {
+                isend_new_group::<E>(end, data, size, tag, mhandle, request)
+            }
             Usual::Done(Matched::Group) => {
                 isend_in_group::<E>(end, data, size, tag, mhandle, request)
             }
@@ -56,18 +62,52 @@ unsafe extern "C" fn isend<E: SendEnd>(
 
 /// Posts that.
 #[inline(never)]
-unsafe extern "C" fn post_matched<E: SendEnd>(end: Erased, request: *mut *mut c_void) -> Code {
+unsafe extern "C" fn post_matched<E: SendEnd>(end: Erased) -> Code {
     // SAFETY: as in `isend`, which calls this.
     unsafe {
         let held = Held::<E>::of(end);
         match held.end.post_matched() {
-            Ok(started) => held.give(Some(started), request),
-            Err(error) => call_failed(&held.end, error),
+            Ok(()) => Code::SUCCESS,
+            Err(error) => call_failed(held, error),
         }
     }
 }
 
-/// Of a group, but for its first message.
+/// Of a group, its first message.
+#[inline(never)]
+unsafe extern "C" fn isend_new_group<E: SendEnd>(
+    end: Erased,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    // SAFETY: as in `isend`, which calls this.
+    unsafe {
+        let held = Held::<E>::of(end);
+        match held.end.begin_group() {
+            Usual::Done(()) => isend_in_group::<E>(end, data, size, tag, mhandle, request),
+            Usual::NotYet => held.give(None, request),
+            Usual::Unusual => isend_unusual::<E>(end, data, size, tag, mhandle, request),
+        }
+    }
+}
+
+/// Posts a group.
+#[inline(never)]
+unsafe extern "C" fn post_group<E: SendEnd>(end: Erased) -> Code {
+    // SAFETY: as in `isend_in_group`, which calls this.
+    unsafe {
+        let held = Held::<E>::of(end);
+        match held.end.post_group() {
+            Ok(()) => Code::SUCCESS,
+            Err(error) => call_failed(held, error),
+        }
+    }
+}
+
+/// Of a group, any message.
 #[inline(never)]
 unsafe extern "C" fn isend_in_group<E: SendEnd>(
     end: Erased,
@@ -79,9 +119,17 @@ unsafe extern "C" fn isend_in_group<E: SendEnd>(
 ) -> Code {
     // SAFETY: as in `isend`, which calls this.
     unsafe {
+        if size > MESSAGE_BYTES_MAX {
+            return isend_unusual::<E>(end, data, size, tag, mhandle, request);
+        }
         let (held, buf) = (Held::<E>::of(end), buf(data, size, mhandle));
         match held.end.match_in_group(&buf, tag as u32) {
-            Usual::Done(started) => held.give(Some(started), request),
+            Usual::Done(started) => {
+                // Looked at before anything is written that might be it.
+                let is_complete = held.end.is_group_complete();
+                let given = held.give(Some(started), request);
+                if is_complete { post_group::<E>(end) } else { given }
+            }
             Usual::NotYet => held.give(None, request),
             Usual::Unusual => isend_unusual::<E>(end, data, size, tag, mhandle, request),
         }
@@ -106,12 +154,12 @@ unsafe extern "C" fn isend_unusual<E: SendEnd>(
             return null("isend: registration or request").0;
         }
         // SAFETY: the calls are those of `E`.
-        let held = unsafe { Held::<E>::of(end) };
+        let held = unsafe { Held::<E>::whole(end) };
         // SAFETY: NCCL promises what `SendEnd` asks for.
         match unsafe { held.end.isend(&buf(data, size, mhandle), tag as u32) } {
             // SAFETY: room for a request, NCCL promises.
             Ok(started) => unsafe { held.give(started, request) },
-            Err(error) => call_failed(&held.end, error),
+            Err(error) => call_failed(held, error),
         }
     })
 }
@@ -119,6 +167,17 @@ unsafe extern "C" fn isend_unusual<E: SendEnd>(
 #[inline(always)]
 fn buf(data: *mut c_void, size: usize, mhandle: *mut c_void) -> SendBuf {
     SendBuf { addr: data.addr() as u64, len: size as u32, lkey: lkey(mhandle) }
+}
+
+unsafe extern "C" fn not_irecv_one(
+    _: Erased,
+    _: *mut c_void,
+    _: usize,
+    _: c_int,
+    _: *mut c_void,
+    _: *mut *mut c_void,
+) -> Code {
+    wrong_end("irecv")
 }
 
 unsafe extern "C" fn not_irecv<S>(

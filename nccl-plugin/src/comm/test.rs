@@ -3,12 +3,12 @@
 use std::ffi::{c_int, c_void};
 
 use invar::ConnectionError;
-use invar::raw::{End, RecvEnd, Request, SendEnd, Usual};
+use invar::raw::{End, Polled, RecvEnd, Request, SendEnd, Usual};
 
-use super::{Erased, Held, call_failed};
+use super::{Asked, Erased, Held, call_failed};
 use crate::abi::Code;
 use crate::outcome::{caught, null};
-use crate::place::token;
+use crate::place::{self, token};
 
 /// The whole of a test.
 pub(super) trait Whole<E: End> {
@@ -63,45 +63,87 @@ pub(super) unsafe extern "C" fn test<E: End, W: Whole<E>>(
     sizes: *mut c_int,
     end: Erased,
 ) -> Code {
-    let request = Request::from_raw(token(request));
     // SAFETY: the calls are those of `E`, and the caller's promise.
     unsafe {
         if done.is_null() {
-            return test_unusual::<E, W>(request.raw(), done, sizes, end);
+            return test_unusual::<E, W>(request, done, sizes, end);
         }
-        match Held::<E>::of(end).end.test_booked(&request) {
+        match Held::<E>::of(end).end.test_booked(&Request::from_raw(token(request))) {
             Usual::Done(size) => say_done(done, sizes, size),
-            Usual::NotYet => test_polled::<E, W>(request.raw(), done, sizes, end),
-            Usual::Unusual => test_unusual::<E, W>(request.raw(), done, sizes, end),
+            Usual::NotYet => test_polled::<E, W, false>(request, done, sizes, end),
+            Usual::Unusual => test_unusual::<E, W>(request, done, sizes, end),
         }
     }
 }
 
-/// By a poll.
+/// By a poll: of a request that waited after the last one, if so the place says `AGAIN`.
 #[inline(never)]
-unsafe extern "C" fn test_polled<E: End, W: Whole<E>>(
-    token: u32,
+pub(super) unsafe extern "C" fn test_polled<E: End, W: Whole<E>, const AGAIN: bool>(
+    request: *mut c_void,
     done: *mut c_int,
     sizes: *mut c_int,
     end: Erased,
 ) -> Code {
     // SAFETY: as in `test`.
     unsafe {
-        match Held::<E>::of(end).end.test_polled(&Request::from_raw(token)) {
-            Usual::Done(size) => say_done(done, sizes, size),
-            Usual::NotYet => {
-                done.write(0);
+        if AGAIN && done.is_null() {
+            return test_unusual::<E, W>(request, done, sizes, end);
+        }
+        let held = Held::<E>::of(end);
+        if !AGAIN {
+            held.asked.request = Request::from_raw(token(request));
+        }
+        (held.asked.done, held.asked.sizes) = (done, sizes);
+        done.write(0);
+        match held.end.test_polled(&held.asked.request) {
+            Polled::Done(size) => {
+                if AGAIN {
+                    held.forget();
+                }
+                say_done(held.asked.done, held.asked.sizes, size)
+            }
+            Polled::NotYet => {
+                if held.end.idle() == Usual::Unusual {
+                    return test_asked::<E, W>(end);
+                }
+                if !AGAIN {
+                    held.remember();
+                }
                 Code::SUCCESS
             }
-            Usual::Unusual => test_unusual::<E, W>(token, done, sizes, end),
+            Polled::Other => test_other::<E, W>(end),
         }
+    }
+}
+
+/// By what was polled.
+#[inline(never)]
+unsafe extern "C" fn test_other<E: End, W: Whole<E>>(end: Erased) -> Code {
+    // SAFETY: as in `test`.
+    unsafe {
+        let held = Held::<E>::whole(end);
+        match held.end.test_other(&held.asked.request) {
+            Usual::Done(size) => say_done(held.asked.done, held.asked.sizes, size),
+            _ => test_asked::<E, W>(end),
+        }
+    }
+}
+
+/// All of the test that is being made.
+#[inline(never)]
+unsafe extern "C" fn test_asked<E: End, W: Whole<E>>(end: Erased) -> Code {
+    // SAFETY: as in `test`.
+    unsafe {
+        let Held { asked: Asked { request, done, sizes }, requests, .. } = Held::<E>::of(end);
+        let request = place::request(request.raw(), *requests);
+        test_unusual::<E, W>(request, *done, *sizes, end)
     }
 }
 
 /// All of it.
 #[inline(never)]
 unsafe extern "C" fn test_unusual<E: End, W: Whole<E>>(
-    token: u32,
+    request: *mut c_void,
     done: *mut c_int,
     sizes: *mut c_int,
     end: Erased,
@@ -111,15 +153,15 @@ unsafe extern "C" fn test_unusual<E: End, W: Whole<E>>(
             return null("test: done").0;
         }
         // SAFETY: as in `test`.
-        let end = unsafe { &mut Held::<E>::of(end).end };
+        let held = unsafe { Held::<E>::whole(end) };
         // SAFETY: null, or NCCL promises room for a size of each buffer.
-        match unsafe { W::test(end, &Request::from_raw(token), sizes) } {
+        match unsafe { W::test(&mut held.end, &Request::from_raw(token(request)), sizes) } {
             Ok(is_done) => {
                 // SAFETY: room for it, NCCL promises.
                 unsafe { done.write(c_int::from(is_done)) };
                 Code::SUCCESS
             }
-            Err(error) => call_failed(end, error),
+            Err(error) => call_failed(held, error),
         }
     })
 }

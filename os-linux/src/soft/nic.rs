@@ -249,7 +249,7 @@ impl Nic for SoftNic {
 
     /// Sends as much as the window lets out before it returns.
     #[inline]
-    fn post_send(&self, qp: &Qp, wrs: &mut [SendWr]) -> Result<(), NicError> {
+    fn post_send(&self, qp: &Qp, wrs: &[SendWr]) -> Result<(), NicError> {
         self.check(&qp.nic, Verb::PostSend)?;
         self.port().post(|device| {
             wrs.iter().zip(0..).try_for_each(|(wr, index)| {
@@ -259,7 +259,7 @@ impl Nic for SoftNic {
     }
 
     #[inline]
-    fn post_recv(&self, qp: &Qp, wr: &mut RecvWr) -> Result<(), NicError> {
+    fn post_recv(&self, qp: &Qp, wr: &RecvWr) -> Result<(), NicError> {
         self.check(&qp.nic, Verb::PostRecv)?;
         self.port().post(|device| device.post_recv(qp.qpn, wr))
     }

@@ -218,13 +218,13 @@ fn what_follows<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     let [a, b] = &ends;
     a.post_recv(50, 8);
     let good = a.work(SendOpcode::RdmaWrite, 8, b);
-    let mut list = [
+    let list = [
         SendWr { wr_id: 1, ..good },
         SendWr { wr_id: 2, rkey: 0, flags: SendFlags::empty(), ..good },
         SendWr { wr_id: 3, flags: SendFlags::empty(), ..good },
         SendWr { wr_id: 4, ..good },
     ];
-    a.nic.post_send(&a.qp, &mut list).map_err(|error| error.to_string())?;
+    a.nic.post_send(&a.qp, &list).map_err(|error| error.to_string())?;
     bench.success(a, "the request before the wrong one", 1)?;
     bench.failure(a, "the wrong request, unsignaled", 2, &[WcStatus::REM_ACCESS_ERR])?;
     let mut flushed = Vec::new();

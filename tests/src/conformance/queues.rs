@@ -27,7 +27,7 @@ fn send_queue<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     let wr = |wr_id| SendWr { wr_id, ..a.work(SendOpcode::RdmaWriteWithImm, 0, b) };
     let mut posted = 0;
     let refused = loop {
-        match a.nic.post_send(&a.qp, &mut [wr(posted)]) {
+        match a.nic.post_send(&a.qp, &[wr(posted)]) {
             Ok(()) => posted += 1,
             Err(error) => break error,
         }
@@ -46,10 +46,9 @@ fn send_queue<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     bench.success(a, "a send after a queue was full", posted)?;
 
     // Of a list those before the refused one are posted.
-    let mut list: Vec<SendWr> = (0..=posted.min(200)).map(wr).collect();
+    let list: Vec<SendWr> = (0..=posted.min(200)).map(wr).collect();
     if list.len() as u64 > posted {
-        let error =
-            a.nic.post_send(&a.qp, &mut list).err().ok_or("a list longer than the queue")?;
+        let error = a.nic.post_send(&a.qp, &list).err().ok_or("a list longer than the queue")?;
         equal("the index of the refused request", u64::from(error.index), posted)?;
     }
     Ok(())
@@ -59,7 +58,7 @@ fn recv_queue<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     let [a, b] = &bench.pair(64)?;
     let mut posted = 0;
     let refused = loop {
-        match b.nic.post_recv(&b.qp, &mut RecvWr { wr_id: posted, ..RecvWr::default() }) {
+        match b.nic.post_recv(&b.qp, &RecvWr { wr_id: posted, ..RecvWr::default() }) {
             Ok(()) => posted += 1,
             Err(error) => break error,
         }
@@ -103,10 +102,10 @@ fn batches<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     let mut next = 0;
     let mut posted = 0;
     for room in [1, 2, 3, 5, 8, 13, 64] {
-        let mut wrs: Vec<SendWr> = (posted..posted + 20)
+        let wrs: Vec<SendWr> = (posted..posted + 20)
             .map(|wr_id| SendWr { wr_id, ..a.work(SendOpcode::RdmaWrite, 8, b) })
             .collect();
-        a.nic.post_send(&a.qp, &mut wrs).map_err(|error| error.to_string())?;
+        a.nic.post_send(&a.qp, &wrs).map_err(|error| error.to_string())?;
         posted += 20;
         while next < posted {
             let mut wcs = vec![Wc::default(); room];
@@ -130,7 +129,7 @@ fn drains<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     for _ in 0..40 {
         let mut wrs = [SendWr { flags: SendFlags::empty(), ..wr }; 32];
         wrs[31] = wr;
-        a.nic.post_send(&a.qp, &mut wrs).map_err(|error| error.to_string())?;
+        a.nic.post_send(&a.qp, &wrs).map_err(|error| error.to_string())?;
         bench.success(a, "the last of 32", wr.wr_id)?;
     }
     Ok(())

@@ -69,13 +69,13 @@ fn too_early<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     let refused = |what: &str, answer: Result<(), NicError>, verb| {
         equal(what, answer.map_err(|error| error.verb), Err(verb))
     };
-    let post = |end: &End<N>| end.nic.post_send(&end.qp, &mut [send]);
+    let post = |end: &End<N>| end.nic.post_send(&end.qp, &[send]);
     refused("a send in INIT", post(&end), Verb::PostSend)?;
     end.post_recv(1, 8);
     end.nic.modify_qp(&end.qp, &QpTransition::Reset).map_err(|error| error.to_string())?;
     refused("a send in RESET", post(&end), Verb::PostSend)?;
-    let mut receive = RecvWr { wr_id: 2, ..RecvWr::default() };
-    refused("a receive in RESET", end.nic.post_recv(&end.qp, &mut receive), Verb::PostRecv)?;
+    let receive = RecvWr { wr_id: 2, ..RecvWr::default() };
+    refused("a receive in RESET", end.nic.post_recv(&end.qp, &receive), Verb::PostRecv)?;
     bench.quiet(&end, "what was posted before a reset")
 }
 

@@ -167,7 +167,7 @@ fn unsignaled<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     let wr = a.work(SendOpcode::RdmaWrite, 8, b);
     let silent = SendWr { flags: SendFlags::empty(), wr_id: 1, ..wr };
     for _ in 0..10 {
-        a.nic.post_send(&a.qp, &mut [silent, silent]).map_err(|error| error.to_string())?;
+        a.nic.post_send(&a.qp, &[silent, silent]).map_err(|error| error.to_string())?;
         a.post(&wr);
         bench.success(a, "the signaled one of three", wr.wr_id)?;
     }
@@ -190,7 +190,7 @@ fn ordering<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
             .collect();
         wrs.push(SendWr { wr_id: 9, ..a.work(SendOpcode::RdmaWriteWithImm, 0, b) });
         b.post_recv(round as u64, 0);
-        a.nic.post_send(&a.qp, &mut wrs).map_err(|error| error.to_string())?;
+        a.nic.post_send(&a.qp, &wrs).map_err(|error| error.to_string())?;
         bench.success(b, "the immediate", round as u64)?;
         ensure!(b.buffer.read(0, 4096) == bytes[15 * 4096..], "the last write is not there");
         bench.success(a, "the immediate's sender", 9)?;

@@ -90,7 +90,7 @@ fn ask<N: Nic + Clone>(end: &End<N>, peer: &Address, scenario: &Scenario) -> Str
         let last = end.work_at(SendOpcode::RdmaWrite, 0, peer);
         wrs.push(SendWr { wr_id: count as u64, ..last });
     }
-    end.nic.post_send(&end.qp, &mut wrs).expect("posted");
+    end.nic.post_send(&end.qp, &wrs).expect("posted");
     let seen = completions(end, wrs.len(), PATIENCE);
     told(end, scenario, &seen, wrs.len(), true)
 }
@@ -126,8 +126,8 @@ fn post_receives<N: Nic + Clone>(end: &End<N>, scenario: &Scenario) {
     let len = scenario.len - usize::from(scenario.is(Fault::ShortReceive));
     for number in 0..scenario.count {
         let sge = end.sge(number * scenario.len, len);
-        let mut wr = RecvWr { wr_id: number as u64, sge, ..RecvWr::default() };
-        end.nic.post_recv(&end.qp, &mut wr).expect("posted");
+        let wr = RecvWr { wr_id: number as u64, sge, ..RecvWr::default() };
+        end.nic.post_recv(&end.qp, &wr).expect("posted");
     }
 }
 

@@ -180,7 +180,7 @@ impl Nic for SimNic {
         self.post(|device| device.modify_qp(qp.0.number, transition))
     }
 
-    fn post_send(&self, qp: &SimQp, wrs: &mut [SendWr]) -> Result<(), NicError> {
+    fn post_send(&self, qp: &SimQp, wrs: &[SendWr]) -> Result<(), NicError> {
         self.post(|device| {
             wrs.iter().zip(0..).try_for_each(|(wr, index)| {
                 device.post_send(qp.0.number, wr).map_err(|error| NicError { index, ..error })
@@ -188,7 +188,7 @@ impl Nic for SimNic {
         })
     }
 
-    fn post_recv(&self, qp: &SimQp, wr: &mut RecvWr) -> Result<(), NicError> {
+    fn post_recv(&self, qp: &SimQp, wr: &RecvWr) -> Result<(), NicError> {
         self.post(|device| device.post_recv(qp.0.number, wr))
     }
 

@@ -117,14 +117,14 @@ impl Nic for Meddler {
         Ok(())
     }
 
-    fn post_send(&self, qp: &NullQp, wrs: &mut [SendWr]) -> Result<(), NicError> {
+    fn post_send(&self, qp: &NullQp, wrs: &[SendWr]) -> Result<(), NicError> {
         self.permit(Verb::PostSend)?;
         let qpn = self.nic.qp_num(qp);
         self.plan.posted.borrow_mut().extend(wrs.iter().map(|wr| (qpn, *wr)));
         self.nic.post_send(qp, wrs)
     }
 
-    fn post_recv(&self, qp: &NullQp, wr: &mut RecvWr) -> Result<(), NicError> {
+    fn post_recv(&self, qp: &NullQp, wr: &RecvWr) -> Result<(), NicError> {
         self.permit(Verb::PostRecv)?;
         self.nic.post_recv(qp, wr)
     }

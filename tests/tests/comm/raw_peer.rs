@@ -120,8 +120,8 @@ impl RawPeer {
     /// As a receiver: posts receives, and writes slots to row `row`.
     pub(crate) fn post_row(&self, row: usize, slots: &[RawSlot]) {
         for qp in &self.qps {
-            let mut wr = RecvWr { wr_id: row as u64, ..RecvWr::default() };
-            self.nic.post_recv(qp, &mut wr).expect("post_recv");
+            let wr = RecvWr { wr_id: row as u64, ..RecvWr::default() };
+            self.nic.post_recv(qp, &wr).expect("post_recv");
         }
         let bytes: Vec<u8> = slots.iter().flat_map(RawSlot::bytes).collect();
         let offset = row * 256;
@@ -138,7 +138,7 @@ impl RawPeer {
     pub(crate) fn write(&self, q: usize, offset: usize, len: usize, to: (u64, u32)) {
         let sge = Sge { addr: self.fifo.addr(offset), length: len as u32, lkey: self.fifo.lkey() };
         let wr = SendWr { remote_addr: to.0, rkey: to.1, sge, ..SendWr::default() };
-        self.nic.post_send(&self.qps[q], &mut [wr]).expect("post_send");
+        self.nic.post_send(&self.qps[q], &[wr]).expect("post_send");
     }
 
     /// As a sender: the slot at a place of its FIFO.
@@ -168,7 +168,7 @@ impl RawPeer {
             flags: SendFlags::SIGNALED,
             ..SendWr::default()
         };
-        self.nic.post_send(&self.qps[q], &mut [wr]).expect("post_send");
+        self.nic.post_send(&self.qps[q], &[wr]).expect("post_send");
     }
 
     /// The next completion.

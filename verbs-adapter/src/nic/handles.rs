@@ -2,8 +2,9 @@
 //! released once and in the order that libibverbs demands: queue pairs before their completion
 //! queue, regions before their protection domain, all before the device.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -274,16 +275,19 @@ pub struct Qp {
     pub(super) raw: NonNull<ibv_qp>,
     pub(super) post_send: PostSend,
     pub(super) post_recv: PostRecv,
+    /// Where a driver says which request it refuses, null before. Here, so that no call needs room
+    /// for it.
+    pub(super) bad: Cell<*mut c_void>,
+    /// The same of receives, which nobody asks for.
+    pub(super) bad_recv: Cell<*mut c_void>,
     qp_num: u32,
     fate: Box<Fate>,
     cq: Arc<CqInner>,
     pub(super) pd: Arc<PdInner>,
 }
 
-// SAFETY: as `PdInner`.
+// SAFETY: as `PdInner`; what is of one call at a time makes it no `Sync`.
 unsafe impl Send for Qp {}
-// SAFETY: as `PdInner`.
-unsafe impl Sync for Qp {}
 
 impl Qp {
     pub(super) fn create(pd: &Pd, cq: &Cq, cap: &QpCap) -> Result<Qp, NicError> {
@@ -325,7 +329,8 @@ impl Qp {
         // SAFETY: a queue pair that was just created.
         let qp_num = unsafe { (*raw.as_ptr()).qp_num };
         let (cq, pd) = (Arc::clone(&cq.inner), Arc::clone(&pd.0));
-        Ok(Qp { raw, post_send, post_recv, qp_num, fate, cq, pd })
+        let [bad, bad_recv] = [const { Cell::new(ptr::null_mut()) }; 2];
+        Ok(Qp { raw, post_send, post_recv, bad, bad_recv, qp_num, fate, cq, pd })
     }
 
     pub(super) fn raw(&self) -> *mut ibv_qp {

@@ -2,10 +2,13 @@
 //! context's operations, as C's inline functions do.
 
 use std::ffi::c_int;
-use std::mem::{MaybeUninit, offset_of};
+use std::hint::cold_path;
+use std::mem::offset_of;
 use std::ptr;
 
-use invar_core::nic::{Link, NicError, PollError, RecvWr, SendFlags, SendWr, Sge, Verb, Wc};
+use invar_core::nic::{
+    Link, NicError, PollError, RecvWr, SendFlags, SendList, SendWr, Sge, Verb, Wc,
+};
 
 use super::handles::{Cq, Qp};
 use crate::errno;
@@ -22,6 +25,9 @@ assert_same_offsets!(SendWr ibv_send_wr: wr_id wr_id, next next, sg_list sg_list
 assert_same_offsets!(RecvWr ibv_recv_wr: wr_id wr_id, next next, sg_list sg_list, num_sge num_sge);
 assert_same_offsets!(Sge ibv_sge: addr addr, length length, lkey lkey);
 
+/// Requests that are copied into one chain.
+const CHAIN: usize = 16;
+
 /// A refusal, as small as a register, since every call may give one.
 struct Refused {
     /// What the driver gave.
@@ -34,83 +40,134 @@ struct Refused {
 
 impl Qp {
     #[inline(always)]
-    pub(super) fn post_send(&self, wrs: &mut [SendWr]) -> Result<(), NicError> {
-        let posted = match wrs {
-            [wr] if !is_inline(wr) => self.post_one(wr),
-            _ => self.post_list(wrs),
+    pub(super) fn post_send(&self, wrs: &[SendWr]) -> Result<(), NicError> {
+        self.post_slice(wrs).map_err(Refused::of_send)
+    }
+
+    /// Posts the requests of a list from number `from` on.
+    #[inline(always)]
+    pub(super) fn post_list<const N: usize>(
+        &self,
+        list: &mut SendList<N>,
+        from: usize,
+    ) -> Result<(), NicError> {
+        let posted = match list.linked(from) {
+            // SAFETY: a chain that ends, of requests that are linked; none of it is inline.
+            Some(start) if N == 1 => unsafe { self.post_one(start) },
+            // SAFETY: as above.
+            Some(start) => unsafe { self.post_chain(start) },
+            None => self.post_unlinked(list, from),
         };
         posted.map_err(Refused::of_send)
     }
 
+    /// Posts a list that is not linked where it lies, or with inline data.
+    #[cold]
+    #[inline(never)]
+    fn post_unlinked<const N: usize>(
+        &self,
+        list: &mut SendList<N>,
+        from: usize,
+    ) -> Result<(), Refused> {
+        list.link();
+        match list.linked(from) {
+            // SAFETY: as in `post_list`.
+            Some(start) => unsafe { self.post_chain(start) },
+            None => self.post_slice(list.wrs().get(from..).unwrap_or_default()),
+        }
+    }
+
+    /// Posts copies of requests, which are linked as a driver takes them.
+    #[inline(never)]
+    fn post_slice(&self, wrs: &[SendWr]) -> Result<(), Refused> {
+        // What is posted inline the CPU reads, whatever its address is: it must be a region's, until
+        // it is posted.
+        let ranges = wrs.iter().any(is_inline).then(|| self.pd.ranges());
+        let is_held = |wr: &SendWr| ranges.as_ref().is_none_or(|ranges| ranges.cover(&wr.sge));
+        let refused = wrs.iter().position(|wr| is_inline(wr) && !is_held(wr));
+        let good = &wrs[..refused.unwrap_or(wrs.len())];
+        for (n, wrs) in good.chunks(CHAIN).enumerate() {
+            let mut chain = [SendWr::default(); CHAIN];
+            let chain = &mut chain[..wrs.len()];
+            chain.copy_from_slice(wrs);
+            let mut next = Link::NULL;
+            for wr in chain.iter_mut().rev() {
+                (wr.next, wr.sg_list) = (next, Link::to(&raw mut wr.sge));
+                wr.num_sge = u32::from(wr.sge.length > 0);
+                next = Link::to(wr);
+            }
+            // SAFETY: they are linked, and what is inline has been looked at.
+            unsafe { self.post_chain(chain.as_mut_ptr()) }.map_err(|refused| Refused {
+                index: refused.index.saturating_add(index(n * CHAIN)),
+                ..refused
+            })?;
+        }
+        match refused {
+            Some(at) => Err(Refused { rc: libc::EFAULT, index: index(at), is_foreign: true }),
+            None => Ok(()),
+        }
+    }
+
+    /// Posts requests that are linked.
+    ///
+    /// # Safety
+    /// They end, and what is inline stays readable meanwhile.
     #[inline(always)]
-    fn post_one(&self, wr: &mut SendWr) -> Result<(), Refused> {
-        let (start, mut bad) = (link(wr, Link::NULL), MaybeUninit::uninit());
-        // SAFETY: as in `post_chain`.
-        let rc = unsafe { (self.post_send)(self.raw(), start, bad.as_mut_ptr()) };
+    unsafe fn post_chain(&self, start: *mut SendWr) -> Result<(), Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { self.post_one(start) }.map_err(|refused| self.locate(start, refused))
+    }
+
+    /// The same of one request.
+    ///
+    /// # Safety
+    /// As above.
+    #[inline(always)]
+    unsafe fn post_one(&self, wr: *mut SendWr) -> Result<(), Refused> {
+        // SAFETY: a queue pair that is there, and a chain of requests that ends. Drivers take what
+        // they need of it before they return, and look only at the fields of our operations, which
+        // a `SendWr` has. Buffers are named by key, which the device checks.
+        let rc = unsafe { (self.post_send)(self.raw(), wr.cast(), self.bad.as_ptr().cast()) };
         if rc != 0 {
             return Err(Refused { rc, index: 0, is_foreign: false });
         }
         Ok(())
     }
 
+    /// Finds out which request of a chain was refused.
+    #[cold]
     #[inline(never)]
-    fn post_list(&self, wrs: &mut [SendWr]) -> Result<(), Refused> {
-        let (mut next, mut flags) = (Link::NULL, SendFlags::empty());
-        for wr in wrs.iter_mut().rev() {
-            flags |= wr.flags;
-            next = Link::to(link(wr, next));
-        }
-        if flags.contains(SendFlags::INLINE) { self.post_inline(wrs) } else { self.post_chain(wrs) }
-    }
-
-    /// What is posted inline the CPU reads, whatever its address is: it must be a region's, until
-    /// it is posted.
-    #[inline(never)]
-    fn post_inline(&self, wrs: &mut [SendWr]) -> Result<(), Refused> {
-        let ranges = self.pd.ranges();
-        let Some(at) = wrs.iter().position(|wr| is_inline(wr) && !ranges.cover(&wr.sge)) else {
-            return self.post_chain(wrs);
-        };
-        let (good, _) = wrs.split_at_mut(at);
-        if let Some(last) = good.last_mut() {
-            last.next = Link::NULL;
-        }
-        self.post_chain(good)?;
-        Err(Refused { rc: libc::EFAULT, index: index(at), is_foreign: true })
-    }
-
-    /// Posts requests that are linked. What is inline has been checked.
-    #[inline(always)]
-    fn post_chain(&self, wrs: &mut [SendWr]) -> Result<(), Refused> {
-        if wrs.is_empty() {
-            return Ok(());
-        }
-        let start: *mut ibv_send_wr = wrs.as_mut_ptr().cast();
-        let mut bad = ptr::null_mut();
-        // SAFETY: a queue pair that is there, and a chain of requests that ends. Drivers take what
-        // they need of it before they return, and look only at the fields of our operations, which
-        // a `SendWr` has. Buffers are named by key, which the device checks; inline ones are held.
-        let rc = unsafe { (self.post_send)(self.raw(), start, &mut bad) };
-        if rc == 0 {
-            return Ok(());
-        }
+    fn locate(&self, start: *mut SendWr, refused: Refused) -> Refused {
         // A driver that does not say which refused the first.
+        let bad = self.bad.replace(ptr::null_mut());
         let offset = if bad.is_null() { 0 } else { bad.addr().wrapping_sub(start.addr()) };
-        Err(Refused { rc, index: index(offset / size_of::<SendWr>()), is_foreign: false })
+        Refused { index: index(offset / size_of::<SendWr>()), ..refused }
     }
 
     #[inline(always)]
-    pub(super) fn post_recv(&self, wr: &mut RecvWr) -> Result<(), NicError> {
-        wr.next = Link::NULL;
-        wr.num_sge = 0;
-        if wr.sge.length > 0 {
-            wr.sg_list = Link::to(&raw mut wr.sge);
-            wr.num_sge = 1;
-        }
-        let (wr, mut bad) = (ptr::from_mut(wr).cast(), MaybeUninit::uninit());
-        // SAFETY: as in `post_chain`.
-        let rc = unsafe { (self.post_recv)(self.raw(), wr, bad.as_mut_ptr()) };
+    pub(super) fn post_recv(&self, wr: &RecvWr) -> Result<(), NicError> {
+        let rc = if wr.sge.length == 0 {
+            self.post_one_recv(ptr::from_ref(wr).cast_mut().cast())
+        } else {
+            self.post_recv_into(wr)
+        };
         if rc == 0 { Ok(()) } else { Err(errno::of(Verb::PostRecv, rc)) }
+    }
+
+    /// A receive that has a buffer.
+    #[inline(never)]
+    fn post_recv_into(&self, wr: &RecvWr) -> c_int {
+        let Sge { addr, length, lkey } = wr.sge;
+        let mut sge = ibv_sge { addr, length, lkey };
+        let next = ptr::null_mut();
+        let mut wr = ibv_recv_wr { wr_id: wr.wr_id, next, sg_list: &raw mut sge, num_sge: 1 };
+        self.post_one_recv(&raw mut wr)
+    }
+
+    #[inline(always)]
+    fn post_one_recv(&self, wr: *mut ibv_recv_wr) -> c_int {
+        // SAFETY: as in `post_one`.
+        unsafe { (self.post_recv)(self.raw(), wr, self.bad_recv.as_ptr().cast()) }
     }
 }
 
@@ -132,15 +189,6 @@ fn index(at: usize) -> u8 {
     u8::try_from(at).unwrap_or(u8::MAX)
 }
 
-/// Links a request to its buffer and to the `next`; gives it as libibverbs takes it.
-#[inline(always)]
-fn link(wr: &mut SendWr, next: Link) -> *mut ibv_send_wr {
-    wr.next = next;
-    wr.sg_list = Link::to(&raw mut wr.sge);
-    wr.num_sge = u32::from(wr.sge.length > 0);
-    ptr::from_mut(wr).cast()
-}
-
 #[inline(always)]
 fn is_inline(wr: &SendWr) -> bool {
     wr.flags.contains(SendFlags::INLINE)
@@ -154,9 +202,15 @@ impl Cq {
         // SAFETY: a queue that is there, and room for as many completions as are asked for; any
         // bits are a `Wc`.
         let rc = unsafe { (self.poll_cq)(self.raw.as_ptr(), room, wcs.as_mut_ptr().cast()) };
-        if rc < 0 {
-            return Err(PollError { errno: libc::EIO as u16 });
+        match rc {
+            1 => Ok(1),
+            0 => {
+                // Only so is one, which comes all the time, found by one comparison.
+                cold_path();
+                Ok(0)
+            }
+            2.. => Ok(rc as u32),
+            _ => Err(PollError { errno: libc::EIO as u16 }),
         }
-        Ok(rc as u32)
     }
 }

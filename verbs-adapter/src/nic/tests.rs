@@ -73,15 +73,15 @@ fn everything_is_released_once_in_the_order_that_libibverbs_demands() {
 #[test]
 fn a_list_is_posted_in_order_and_a_refusal_names_its_place() {
     let rig = Rig::new();
-    let mut wrs: Vec<SendWr> = (0..40).map(|wr_id| SendWr { wr_id, ..SendWr::default() }).collect();
+    let wrs: Vec<SendWr> = (0..40).map(|wr_id| SendWr { wr_id, ..SendWr::default() }).collect();
     for len in [1, 2, 3, 16, 17, 40] {
         let before = rig.fake.posted().len();
-        rig.nic.post_send(&rig.qp, &mut wrs[..len]).unwrap();
+        rig.nic.post_send(&rig.qp, &wrs[..len]).unwrap();
         assert_eq!(rig.fake.posted()[before..], (0..len as u64).collect::<Vec<_>>());
     }
     for at in [0, 1, 15, 16, 35] {
         rig.fake.refuse(at);
-        let error = rig.nic.post_send(&rig.qp, &mut wrs).unwrap_err();
+        let error = rig.nic.post_send(&rig.qp, &wrs).unwrap_err();
         assert_eq!((u64::from(error.index), error.errno), (at, libc::ENOMEM));
         assert_eq!(error.cause, "the send queue is full");
     }
@@ -98,14 +98,14 @@ fn inline_bytes_outside_of_registered_memory_never_reach_the_driver() {
         sge: Sge { addr, length, lkey: mr.lkey() },
         ..SendWr::default()
     };
-    let mut good = [inline(addr, 64), inline(addr + 4032, 64), inline(1, 0)];
-    rig.nic.post_send(&rig.qp, &mut good).unwrap();
+    let good = [inline(addr, 64), inline(addr + 4032, 64), inline(1, 0)];
+    rig.nic.post_send(&rig.qp, &good).unwrap();
     for bad in [inline(addr - 1, 8), inline(addr + 4089, 8), inline(u64::MAX, 8)] {
-        let error = rig.nic.post_send(&rig.qp, &mut [good[0], bad]).unwrap_err();
+        let error = rig.nic.post_send(&rig.qp, &[good[0], bad]).unwrap_err();
         assert_eq!((error.errno, error.index), (libc::EFAULT, 1));
     }
     drop(mr);
-    assert!(rig.nic.post_send(&rig.qp, &mut good[..1]).is_err());
+    assert!(rig.nic.post_send(&rig.qp, &good[..1]).is_err());
     assert_eq!(rig.fake.posted().len(), good.len() + 3);
 }
 

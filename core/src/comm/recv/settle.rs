@@ -1,0 +1,89 @@
+//! Tests of receives of several buffers, and of flushes.
+
+use super::{RecvComm, set_slots};
+use crate::comm::Request;
+use crate::comm::base::{Base, Failed, Gate, Settled};
+use crate::comm::route::Receiving;
+use crate::comm::sizes::{SIZES_ROW_BYTES, SizesRow, sizes_offset};
+use crate::conn::{Stream, Wire};
+use crate::error::Error;
+use crate::nic::{Memory, Nic, SendFlags};
+use crate::request::ROWS;
+
+impl<N: Nic, S: Stream> RecvComm<N, S> {
+    /// As [`RecvComm::test`], for all the rest; whether it is done.
+    #[inline(never)]
+    pub(super) fn test_unusual(&mut self, request: &Request) -> Result<bool, Failed> {
+        let token = request.raw();
+        match self.base.settle(token) {
+            Settled::Waiting => Ok(false),
+            Settled::Done => {
+                self.read_sizes(token)?;
+                Ok(true)
+            }
+            Settled::Unknown => {
+                self.received_len = 0;
+                self.settle_flush(token)
+            }
+        }
+    }
+
+    /// Whether a flush is done, if `token` is one.
+    #[inline(never)]
+    fn settle_flush(&mut self, token: u32) -> Result<bool, Failed> {
+        let base = &mut self.base;
+        while base.gate != Gate::Failed && base.route.is_live(token) {
+            if base.route.end_if_done(token) {
+                return Ok(true);
+            }
+            if !base.poll() {
+                return Ok(false);
+            }
+        }
+        Err(base.unsettled(token))
+    }
+
+    /// Takes the sizes of a group as the peer wrote them before its immediate, or by that one's
+    /// bits. Of a single message, the size that does not fit.
+    #[inline(never)]
+    fn read_sizes(&mut self, token: u32) -> Result<(), Failed> {
+        let Base { reqs, verbs, .. } = &mut self.base;
+        let receiving = &mut reqs.at(token).value;
+        let offset = sizes_offset(self.depth) + token as usize % ROWS * SIZES_ROW_BYTES;
+        let row = SizesRow::at(verbs.control.words(), offset);
+        let nreqs = 1 + receiving.others();
+        self.received_len = nreqs as usize;
+        let Receiving { imm, sizes: posted, slots, .. } = receiving;
+        // The next receive here is of one buffer, as a rule.
+        if nreqs > 1 {
+            if verbs.settings.use_inline {
+                slots.set_flags(0, slots.wrs()[0].flags | SendFlags::INLINE);
+            }
+            set_slots(slots, u64::from(slots.wrs()[0].wr_id as u32), 1);
+        }
+        let is_told = nreqs > 1 && verbs.settings.wire == Wire::Invar;
+        let pairs = self.received.as_chunks_mut().0.iter_mut().zip(posted.as_chunks().0);
+        for (i, (received, posted)) in pairs.enumerate() {
+            let got = match &row {
+                Some(row) if is_told => row.load_pair(i),
+                _ if nreqs > 1 => [*imm >> (2 * i) & 1, *imm >> (2 * i + 1) & 1],
+                _ => [*imm * u32::from(i == 0), 0],
+            };
+            let posted: [u32; 2] = *posted;
+            *received = got;
+            if got[0] > posted[0] {
+                return Err(self.overrun(got[0], posted[0]));
+            }
+            if got[1] > posted[1] {
+                return Err(self.overrun(got[1], posted[1]));
+            }
+        }
+        Ok(())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn overrun(&mut self, got: u32, posted: u32) -> Failed {
+        self.base.fail(Error::Overrun { got, posted })
+    }
+}
