@@ -13,7 +13,7 @@ use crate::abi::{
 use crate::connect;
 use crate::logger;
 use crate::outcome::{Failed, call, failed, misused, null, refused};
-use crate::{place, profiler};
+use crate::profiler;
 
 /// What a communicator's context is: its traffic class, behind this mark.
 const CONTEXT: usize = 1 << 16;
@@ -127,7 +127,6 @@ fn start(
 ) -> Result<MutexGuard<'static, State>, Failed> {
     logger::install(logger);
     profiler::install(profiler);
-    place::prepare();
     let mut state = state();
     if state.contexts == 0 || state.host.is_none() {
         state.host = None;

@@ -102,14 +102,20 @@ impl Place {
     }
 }
 
-/// Makes the first place one that nothing is at, before anything is looked for: null names it.
-pub(crate) fn prepare() {
+/// Makes the first place one that nothing is at: null names it. It is called when the library is
+/// loaded, before anything can be looked for.
+extern "C" fn prepare() {
     let Place { number, waiting, requests, .. } = &PLACE[0];
     // What this names is at the last place.
     number.store(usize::MAX, Ordering::Release);
     waiting.store(usize::MAX, Ordering::Release);
     requests.store(u32::MAX, Ordering::Release);
 }
+
+// SAFETY: the loader calls what is listed here, once, and this needs nothing to be prepared.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static PREPARE: extern "C" fn() = prepare;
 
 /// The place that a comm or a request names.
 #[inline(always)]
@@ -206,4 +212,16 @@ pub(crate) unsafe fn remove(place: &Place) -> Option<Comm> {
 
 fn allocation() -> MutexGuard<'static, Allocation> {
     ALLOCATION.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn null_names_nothing_from_the_start() {
+        assert!(find(ptr::null_mut()).is_none());
+        assert!(find_by_request(ptr::null_mut()).is_none());
+        assert!(find_waiting(ptr::null_mut()).is_none());
+    }
 }

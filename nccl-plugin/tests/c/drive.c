@@ -352,6 +352,8 @@ static void run(const char* library, end_t* ends, int n) {
 #if API >= 10
   started = stopped = 0;
 #endif
+  int done;
+  CHECK(net->test(NULL, &done, NULL) != 0);  // before init nothing is anything
   OK(init());
   CHECK(logged_using);
   check_properties();
