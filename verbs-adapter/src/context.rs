@@ -96,8 +96,8 @@ impl Opened {
         // SAFETY: an open context, and room for the attributes.
         match unsafe { (self.library.query_device)(self.raw, &mut attr) } {
             0 => Ok(attr),
-            _ => {
-                let source = io::Error::last_os_error();
+            errno => {
+                let source = io::Error::from_raw_os_error(errno.abs());
                 Err(OpenError::Query { device: self.name.clone(), source })
             }
         }

@@ -94,14 +94,18 @@ impl Listing {
 
 /// The active ports that the rules take. What cannot be used is said in [`Listing::omitted`].
 pub fn list(rules: &Rules<'_>) -> Listing {
-    let mut listing = Listing::default();
-    let library = match Library::get() {
-        Ok(library) => library,
+    match Library::get() {
+        Ok(library) => list_with(library, rules),
         Err(error) => {
+            let mut listing = Listing::default();
             listing.omit("", format_args!("no RDMA devices: {error}"), false);
-            return listing;
+            listing
         }
-    };
+    }
+}
+
+fn list_with(library: &'static Library, rules: &Rules<'_>) -> Listing {
+    let mut listing = Listing::default();
     let devices = match DeviceList::get(library) {
         Ok(devices) => devices,
         Err(error) => {
@@ -110,41 +114,52 @@ pub fn list(rules: &Rules<'_>) -> Listing {
         }
     };
     let interfaces = Interface::list().unwrap_or_default();
-    let mut names = Vec::new();
+    let mut found = Vec::new();
     for name in devices.names() {
         match devices.open(&name) {
-            Ok(opened) => list_device(&opened, rules, &interfaces, &mut listing),
-            Err(error) => listing.omit(&name, error, false),
+            Ok(opened) => list_device(&opened, rules, &interfaces, &mut found, &mut listing),
+            Err(error) => {
+                listing.omit(&name, error, false);
+                // Which ports it has is not known.
+                found.push((name, None));
+            }
         }
-        names.push(name);
     }
-    if names.is_empty() {
+    if found.is_empty() {
         listing.omit("", "no RDMA devices: libibverbs finds none", false);
-    } else if listing.ports.is_empty() && !rules.hca.is_exclusion() {
-        let takes = |name: &String| rules.hca.entries().any(|e| name.starts_with(e.name));
-        if rules.hca.entries().next().is_some() && !names.iter().any(takes) {
-            let asked: Vec<&str> = rules.hca.entries().map(|entry| entry.name).collect();
-            let (asked, names) = (asked.join(", "), names.join(", "));
-            let text = format!("NCCL_IB_HCA: {asked} is none of the RDMA devices {names}");
-            listing.omit("", text, true);
+        return listing;
+    }
+    for entry in rules.hca.entries() {
+        if found.iter().any(|(name, port)| rules.hca.names(&entry, name, *port)) {
+            continue;
         }
+        let names: Vec<String> =
+            found.iter().map(|(name, port)| port_name(name, port.unwrap_or(1))).collect();
+        let text = format!("NCCL_IB_HCA: {entry} is none of the RDMA devices {}", names.join(", "));
+        listing.omit("", text, !rules.hca.is_exclusion());
     }
     listing
 }
 
+/// Adds what is listed to `listing`, and each port that there is to `found`.
 fn list_device(
     opened: &Opened,
     rules: &Rules<'_>,
     interfaces: &[Interface],
+    found: &mut Vec<(String, Option<u8>)>,
     listing: &mut Listing,
 ) {
     let device = opened.name();
     let attr = match opened.query() {
         Ok(attr) => attr,
-        Err(error) => return listing.omit(device, error, false),
+        Err(error) => {
+            found.push((device.to_owned(), None));
+            return listing.omit(device, error, false);
+        }
     };
     let pci_path = sysfs::pci_path(device);
     for port_num in 1..=attr.phys_port_cnt {
+        found.push((device.to_owned(), Some(port_num)));
         if !rules.hca.matches(device, Some(port_num)) {
             continue;
         }
@@ -210,5 +225,45 @@ fn netdev(
     match found {
         Some(interface) => Some(interface.name.clone()),
         None => sysfs::gid_netdev(opened.name(), port_num, entry.index),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{Fake, LIBRARY};
+
+    /// Ports of the fake's device, which has two, and what was said of the setting.
+    fn listed(hca: &str) -> (Vec<String>, Vec<String>) {
+        let _fake = Fake::new();
+        let hca = NameFilter::parse(hca).unwrap();
+        let listing = list_with(&LIBRARY, &Rules { hca, ..Rules::default() });
+        let by_setting = listing.omitted.iter().filter(|omission| omission.by_setting);
+        let said = by_setting.map(ToString::to_string).collect();
+        (listing.ports.into_iter().map(|port| port.name).collect(), said)
+    }
+
+    #[test]
+    fn what_the_setting_names_in_vain_is_said_entry_by_entry() {
+        let none =
+            |entry| format!("NCCL_IB_HCA: {entry} is none of the RDMA devices fake0, fake0:2");
+        for (hca, ports, in_vain) in [
+            ("", vec!["fake0", "fake0:2"], vec![]),
+            ("fake", vec!["fake0", "fake0:2"], vec![]),
+            ("fake0:2", vec!["fake0:2"], vec![]),
+            ("fake0:3", vec![], vec!["fake0:3"]),
+            ("=fake", vec![], vec!["fake"]),
+            ("=fake0:1,mlx5_9", vec!["fake0"], vec!["mlx5_9"]),
+            ("^fake0:1", vec!["fake0:2"], vec![]),
+            ("^mlx5_9", vec!["fake0", "fake0:2"], vec![]),
+        ] {
+            let in_vain: Vec<String> = in_vain.into_iter().map(none).collect();
+            let (listed, said) = listed(hca);
+            assert_eq!(
+                (listed, said),
+                (ports.into_iter().map(String::from).collect(), in_vain),
+                "{hca}"
+            );
+        }
     }
 }

@@ -8,6 +8,8 @@
 //! `^` takes all but what is listed. Without `=` a name stands for all that begin with it. An
 //! empty list takes everything. (NCCL: `parseStringList`, `matchIfList`.)
 
+use core::fmt;
+
 /// A parsed list. It borrows the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NameFilter<'a> {
@@ -47,6 +49,15 @@ pub enum NameFilterError<'a> {
         /// As written.
         list: &'a str,
     },
+}
+
+impl fmt::Display for NameEntry<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.port {
+            None => f.write_str(self.name),
+            Some(port) => write!(f, "{}:{port}", self.name),
+        }
+    }
 }
 
 impl<'a> NameFilter<'a> {
@@ -94,16 +105,19 @@ impl<'a> NameFilter<'a> {
         entries(self.list).filter_map(|entry| parse_entry(entry).ok())
     }
 
+    /// Whether an entry of the list speaks of this device.
+    pub fn names(&self, entry: &NameEntry<'_>, name: &str, port: Option<u8>) -> bool {
+        let same = if self.exact { name == entry.name } else { name.starts_with(entry.name) };
+        same && (port.is_none() || entry.port.is_none() || port == entry.port)
+    }
+
     /// The entries that speak of this device.
     fn matching<'s>(
         &'s self,
         name: &'s str,
         port: Option<u8>,
     ) -> impl Iterator<Item = NameEntry<'a>> + 's {
-        self.entries().filter(move |entry| {
-            let same = if self.exact { name == entry.name } else { name.starts_with(entry.name) };
-            same && (port.is_none() || entry.port.is_none() || port == entry.port)
-        })
+        self.entries().filter(move |entry| self.names(entry, name, port))
     }
 }
 
