@@ -130,6 +130,16 @@ impl Api {
         Some(unsafe { Self::load(|name| from_cust(name).or_else(|| symbol(name))) })
     }
 
+    /// Whether memory can be exported as DMA-BUFs.
+    pub(crate) fn exports_dma_bufs(&self) -> bool {
+        self.cuMemGetHandleForAddressRange.is_some()
+    }
+
+    /// Whether there is a call that makes what NICs wrote visible.
+    pub(crate) fn flushes_writes(&self) -> bool {
+        self.cuFlushGPUDirectRDMAWrites.is_some()
+    }
+
     /// Whether what was recorded is done.
     ///
     /// # Safety

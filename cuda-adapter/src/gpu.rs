@@ -161,16 +161,16 @@ impl GpuInfo {
                 .to_ascii_lowercase(),
             compute_capability: (major.unwrap_or(0), minor.unwrap_or(0)),
             gpudirect: is_one(attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED)),
-            dma_buf: is_one(attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED))
-                == Some(true),
+            dma_buf: api.exports_dma_bufs()
+                && is_one(attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED))
+                    == Some(true),
             writes_ordering: attribute(
                 Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING,
             )
             .map(WritesOrdering::from_code),
-            host_flush: attribute(
-                Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS,
-            )
-            .is_some_and(|options| options & FLUSH_BY_HOST != 0),
+            host_flush: api.flushes_writes()
+                && attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS)
+                    .is_some_and(|options| options & FLUSH_BY_HOST != 0),
         })
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use invar_core::mr_cache::{Full, Inserted, Lookup, MrCache, MrHandle, PageRange, Slot};
 use invar_core::nic::Access;
-use invar_cuda::{BufferDomains, Driver, Pointer};
+use invar_cuda::{BufferDomains, Driver, Pointer, PointerKind};
 use invar_linux::env::page_size;
 use invar_linux::memory::HostMemory;
 
@@ -56,8 +56,15 @@ pub unsafe fn register_gpu(device: &Device, range: &GpuRange<'_>) -> Result<Keys
     let GpuRange { addr, len, dma_buf } = *range;
     let driver = Driver::open().map_err(Kind::NoCuda)?;
     let pointer = Pointer::query(driver, addr).map_err(|error| Kind::Gpu(error.into()))?;
-    let unknown = || Kind::Usage(format!("at {addr:#x} there is no memory that CUDA knows"));
-    let buffer_id = pointer.ok_or_else(unknown)?.buffer_id;
+    let refuse = |what| Kind::Usage(format!("at {addr:#x} there is {what}"));
+    let buffer_id = match pointer {
+        Some(Pointer { kind: PointerKind::Device, buffer_id, .. }) => buffer_id,
+        Some(Pointer { kind: PointerKind::Managed, .. }) => {
+            return Err(refuse("managed memory, which leaves the GPU").into());
+        }
+        Some(_) => return Err(refuse("memory of the host, not of a GPU").into()),
+        None => return Err(refuse("no memory that CUDA knows").into()),
+    };
     cached(device, Some(buffer_id), addr, len, |pages, access| {
         // Its first page may begin before the range does.
         let before = addr - pages.addr();

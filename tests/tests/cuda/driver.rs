@@ -58,6 +58,16 @@ fn what_an_old_driver_does_not_know_is_not_assumed() {
 }
 
 #[test]
+fn what_there_is_no_function_for_is_not_assumed() {
+    let fake = FakeCuda::new().set("FAKE_CUDA_ATTRIBUTES", "117=1,124=1");
+    let fake = fake.without("cuMemGetHandleForAddressRange");
+    fake.without("cuFlushGPUDirectRDMAWrites").run(|| {
+        let gpu = Driver::open().unwrap().gpus().unwrap().remove(0);
+        assert_eq!((gpu.dma_buf, gpu.host_flush), (false, false));
+    });
+}
+
+#[test]
 fn a_machine_without_gpus_has_none() {
     FakeCuda::new().set("FAKE_CUDA_GPUS", "").run(|| {
         let driver = Driver::open().unwrap();

@@ -88,5 +88,8 @@ fn a_nic_that_does_not_reach_a_gpu_is_not_given_its_memory() {
         let error = register(memory.addr());
         assert!(error.contains("a NIC in software does not reach GPU memory"), "{error}");
         assert_eq!(register(0x1000), "at 0x1000 there is no memory that CUDA knows");
+        let pinned = gpu.pinned(4096).unwrap();
+        let error = register(pinned.as_ptr().addr() as u64);
+        assert!(error.ends_with("there is memory of the host, not of a GPU"), "{error}");
     });
 }
