@@ -1,5 +1,5 @@
-//! A row of the FIFO that groups several receives, while its messages are matched. Each word of a
-//! slot is read once, where its message is added.
+//! A row of the FIFO that groups several receives, while its messages are matched. Its slots stay
+//! where the peer wrote them: where a message goes is read, and checked, when that is added.
 //!
 //! The immediate of a group has one bit for each buffer that got data (`net_ib.cc
 //! ncclIbMultiSend`).
@@ -23,8 +23,6 @@ pub(super) struct Group {
     first: Request,
     /// Messages.
     nreqs: usize,
-    /// A bit for each buffer.
-    all: u32,
     /// A bit for each buffer that has no message yet.
     unmatched: u32,
     /// A bit for each buffer, but for those whose message is empty.
@@ -54,7 +52,6 @@ impl Group {
         Group {
             first: Request::from_raw(0),
             nreqs: 0,
-            all: 0,
             unmatched: 0,
             imm_data: 0,
             sizes: [0; RECVS_MAX],
@@ -73,7 +70,7 @@ impl Group {
     pub(super) fn begin(&mut self, nreqs: usize, first: Request) {
         let all = all(nreqs);
         (self.first, self.nreqs) = (first, nreqs);
-        (self.all, self.unmatched, self.imm_data) = (all, all, all);
+        (self.unmatched, self.imm_data) = (all, all);
         self.sizes = [0; RECVS_MAX];
     }
 
@@ -154,7 +151,7 @@ impl Group {
     /// Whether all messages have bytes, so that each is a work request.
     #[inline(always)]
     pub(super) fn is_full(&self) -> bool {
-        self.imm_data == self.all
+        self.imm_data == all(self.nreqs)
     }
 }
 

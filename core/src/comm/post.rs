@@ -109,8 +109,9 @@ pub(super) fn post_single<N: Nic>(
     Ok(())
 }
 
-/// Posts the shares of a group, whose WRITEs begin at `start` with that of its last message, over several queue pairs, or without
-/// its empty messages: these need no work of their own, as the immediate counts for all.
+/// Posts the shares of a group over several queue pairs, or without its empty messages: these need no
+/// work of their own, as the immediate counts for all. Its WRITEs begin at `start`, with that of its
+/// last message.
 #[inline(never)]
 pub(super) fn post_parts<N: Nic>(
     verbs: &Verbs<N>,

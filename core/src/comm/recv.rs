@@ -33,7 +33,14 @@ impl RecvBuf {
     /// Whether there can be such a buffer.
     #[inline(always)]
     fn is_sound(&self) -> bool {
-        self.addr != 0 && self.rkey != 0 && self.len <= i32::MAX as u32
+        // One at a time, so that each is a branch that is not taken.
+        if self.addr == 0 {
+            return false;
+        }
+        if self.rkey == 0 {
+            return false;
+        }
+        self.len <= i32::MAX as u32
     }
 }
 
@@ -132,17 +139,10 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     #[inline(always)]
     pub fn fill_usual(&mut self, buf: &RecvBuf) -> Usual<Request> {
         let Base { gate, reqs, verbs, .. } = &mut self.base;
-        // One at a time, so that each is a branch that is not taken.
         if *gate != Gate::Open {
             return Usual::Unusual;
         }
-        if buf.addr == 0 {
-            return Usual::Unusual;
-        }
-        if buf.rkey == 0 {
-            return Usual::Unusual;
-        }
-        if buf.len > i32::MAX as u32 {
+        if !buf.is_sound() {
             return Usual::Unusual;
         }
         let row = Row::of(verbs.control.words(), reqs.next().row() as u8);
