@@ -248,6 +248,18 @@ impl<E> Held<E> {
         }
     }
 
+    /// What NCCL is told of a post.
+    #[inline(always)]
+    fn posted(&self, posted: Result<(), invar::ConnectionError>) -> Code
+    where
+        E: End,
+    {
+        match posted {
+            Ok(()) => Code::SUCCESS,
+            Err(error) => call_failed(self, error),
+        }
+    }
+
     /// Hands out the request that a call has started, or null: call again.
     ///
     /// # Safety

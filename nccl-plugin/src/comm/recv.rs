@@ -86,10 +86,8 @@ unsafe extern "C" fn post_filled<E: RecvEnd>(end: Erased) -> Code {
     // SAFETY: as in `irecv_one`, which calls this.
     unsafe {
         let held = Held::<E>::of(end);
-        match held.end.post_filled() {
-            Ok(()) => Code::SUCCESS,
-            Err(error) => call_failed(held, error),
-        }
+        let posted = held.end.post_filled();
+        held.posted(posted)
     }
 }
 

@@ -66,10 +66,8 @@ unsafe extern "C" fn post_matched<E: SendEnd>(end: Erased) -> Code {
     // SAFETY: as in `isend`, which calls this.
     unsafe {
         let held = Held::<E>::of(end);
-        match held.end.post_matched() {
-            Ok(()) => Code::SUCCESS,
-            Err(error) => call_failed(held, error),
-        }
+        let posted = held.end.post_matched();
+        held.posted(posted)
     }
 }
 
@@ -100,10 +98,8 @@ unsafe extern "C" fn post_group<E: SendEnd>(end: Erased) -> Code {
     // SAFETY: as in `isend_in_group`, which calls this.
     unsafe {
         let held = Held::<E>::of(end);
-        match held.end.post_group() {
-            Ok(()) => Code::SUCCESS,
-            Err(error) => call_failed(held, error),
-        }
+        let posted = held.end.post_group();
+        held.posted(posted)
     }
 }
 
