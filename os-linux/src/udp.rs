@@ -25,9 +25,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 /// Most bytes in one datagram: what IPv4 leaves after its header and UDP's.
 pub const DATAGRAM_BYTES_MAX: usize = 65_507;
 
-/// Most bytes in one train. With its headers it has to stay below what devices take at a time, 64 KiB
-/// as a rule, or the kernel cuts it before the device: less than half as fast.
-pub const TRAIN_BYTES_MAX: usize = 65_300;
+/// Most bytes in one train.
+pub const TRAIN_BYTES_MAX: usize = invar_core::roce::qp::TRAIN_BYTES_MAX as usize;
 
 /// Socket buffers to ask for: a train counts as about 70 KiB, and the buffer has to ride out a
 /// receiver that is not scheduled for a few milliseconds.

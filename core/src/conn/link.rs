@@ -231,7 +231,7 @@ pub(crate) struct Peer {
     pub(crate) sizes: Option<(u64, u32)>,
     /// What its driver offers or has agreed to, where both are of one vendor.
     pub(crate) ece: Option<Ece>,
-    /// What both ends have beyond the path MTU; 0 for nothing.
+    /// As [`RtrAttr::long_mtu_bytes`].
     pub(crate) long_mtu_bytes: u32,
     pub(crate) device: DeviceName,
 }
@@ -242,7 +242,6 @@ impl Peer {
         let Some(preface) = preface else { return Self::bare(info) };
         // Whole words, as only the last packet of a message is padded.
         let long_mtu_bytes = ours.long_mtu_bytes.min(preface.long_mtu_bytes) & !3;
-        let is_longer = long_mtu_bytes > info.mtu.bytes();
         Peer {
             info,
             options: ours.options & preface.options,
@@ -253,7 +252,7 @@ impl Peer {
             ece: preface
                 .ece
                 .filter(|theirs| ours.ece.is_some_and(|ours| ours.vendor_id == theirs.vendor_id)),
-            long_mtu_bytes: if is_longer { long_mtu_bytes } else { 0 },
+            long_mtu_bytes,
             device: preface.device,
         }
     }

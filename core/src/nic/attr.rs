@@ -228,8 +228,8 @@ pub struct AddressVector {
 pub struct RtrAttr {
     /// Agreed with the peer.
     pub path_mtu: Mtu,
-    /// Payload bytes of a full packet, a multiple of 4, where both ends agreed on more than
-    /// `path_mtu`; otherwise 0.
+    /// Payload bytes of a full packet, a multiple of 4, where both ends can do more than `path_mtu`;
+    /// what is no more than that has no meaning.
     pub long_mtu_bytes: u32,
     /// The peer's queue pair, 24 bits.
     pub dest_qp_num: u32,

@@ -69,8 +69,10 @@ pub const WINDOW_PACKETS_MAX: u32 = psn_set::LEN;
 /// Most payload bytes of a packet: [`RtrAttr::long_mtu_bytes`](crate::nic::RtrAttr::long_mtu_bytes).
 pub const LONG_MTU_BYTES_MAX: u32 = 1 << 13;
 
-/// What an adapter may send by one call: a train of packets that with its headers is below 64 KiB.
-const TRAIN_BYTES: u32 = 65_300;
+/// Most bytes of what an adapter may send by one call, a train of packets. With the headers before it
+/// it has to stay below what devices take at a time, 64 KiB as a rule, or the kernel cuts it before
+/// the device: less than half as fast.
+pub const TRAIN_BYTES_MAX: u32 = 65_300;
 /// And this many packets, as far as Linux before 6.9 goes.
 const TRAIN_PACKETS_MAX: u32 = 64;
 
@@ -353,7 +355,7 @@ impl Path {
     /// Of the packets in the middle of a WRITE.
     fn packets_in_a_train(&self) -> u32 {
         let (bth, reth, icrc) = (12, if self.adaptive { 16 } else { 0 }, 4);
-        (TRAIN_BYTES / (self.mtu_bytes + bth + reth + icrc)).min(TRAIN_PACKETS_MAX)
+        (TRAIN_BYTES_MAX / (self.mtu_bytes + bth + reth + icrc)).min(TRAIN_PACKETS_MAX)
     }
 
     /// A packet for the peer.

@@ -2,7 +2,7 @@
 
 use core::num::NonZeroU32;
 
-use super::TRAIN_BYTES;
+use super::TRAIN_BYTES_MAX;
 
 /// A bucket of tokens that holds one train, so that packets leave in trains and not one by one.
 #[derive(Clone, Default)]
@@ -33,7 +33,7 @@ impl Pacer {
         }
         let cost = |bytes: u32| u64::from(bytes) * self.ns_per_kib / 1024;
         self.busy_until = self.busy_until.max(now).saturating_add(cost(bytes));
-        if self.busy_until - now >= cost(TRAIN_BYTES) {
+        if self.busy_until - now >= cost(TRAIN_BYTES_MAX) {
             self.wait_until = Some(self.busy_until);
         }
     }
@@ -68,7 +68,7 @@ mod tests {
             }
         }
         let expected_ns = sent * 8;
-        assert!((now - 5_000_000).abs_diff(expected_ns) < 16 * u64::from(TRAIN_BYTES));
+        assert!((now - 5_000_000).abs_diff(expected_ns) < 16 * u64::from(TRAIN_BYTES_MAX));
         assert_eq!(waits, sent / (16 * 4096));
     }
 
