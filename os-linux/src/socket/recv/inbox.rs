@@ -24,10 +24,6 @@ const LONG_BYTES: usize = 16 << 10;
 /// ...and behind it just as much as brings the next frame along.
 const STAGE_BEHIND_LONG_BYTES: usize = 2 << 10;
 
-/// Reads of nothing until what is short is acknowledged. That takes as long as a send, and a peer that
-/// sends one short message after another has every second one acknowledged by the kernel.
-const IDLE_READS: u32 = 16;
-
 pub(super) struct Inbox {
     /// First bytes of the buffers, by the index of their receives.
     starts: Box<[[NonNull<u8>; RECVS_MAX]; DEPTH_MAX]>,
@@ -42,8 +38,6 @@ pub(super) struct Inbox {
     is_one_way: bool,
     /// Whether something short came since main was last acknowledged.
     owes_ack: bool,
-    /// Reads of nothing since then.
-    idle_reads: u32,
 }
 
 // SAFETY: the pointers are to memory that `irecv` was promised, whichever thread goes on.
@@ -60,7 +54,6 @@ impl Inbox {
             end: 0,
             last_bytes: 0,
             owes_ack: true,
-            idle_reads: 0,
         }
     }
 
@@ -116,13 +109,10 @@ impl Inbox {
             let read = main.recv_scatter(&mut [stage])?;
             self.end += read;
             match read {
-                // Now that there is nothing to do.
+                // Now that there is nothing to do, and before there is: it takes as long as a send.
                 0 if self.owes_ack && self.is_one_way => {
-                    self.idle_reads += 1;
-                    if self.idle_reads == IDLE_READS {
-                        main.acknowledge();
-                        (self.owes_ack, self.idle_reads) = (false, 0);
-                    }
+                    main.acknowledge();
+                    self.owes_ack = false;
                 }
                 0 => {}
                 _ => self.owes_ack = read < STAGE_BEHIND_LONG_BYTES,
