@@ -13,6 +13,7 @@
 mod attr;
 mod error;
 mod list;
+mod notices;
 mod wr;
 
 use core::sync::atomic::AtomicU64;
@@ -23,6 +24,7 @@ pub use attr::{
 };
 pub use error::{NicError, PollError, Verb};
 pub use list::{Listed, SendList};
+pub use notices::PortNotices;
 pub use wr::{
     Link, Nought, RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus,
 };
@@ -148,6 +150,10 @@ pub trait Nic {
     /// beside completions (`ibv_get_async_event`). Asked now and then by who waits.
     fn check(&self, _qp: &Self::Qp) -> Result<(), NicError> {
         Ok(())
+    }
+    /// What the device has lately reported of the port. Asked when a connection has ended.
+    fn notices(&self) -> PortNotices {
+        PortNotices::default()
     }
     /// Moves a NIC that has no hardware, for whoever waits for a peer's write and so for no
     /// completion. Nothing to do where hardware does it.

@@ -114,12 +114,18 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
     #[inline(never)]
     pub(super) fn fail(&mut self, error: Error) -> Failed {
         if error.is_fatal() && self.gate != Gate::Failed {
-            self.gate = Gate::Failed;
-            self.end = Some(error);
+            self.shut(Gate::Failed, error);
             self.reqs.cut_short();
         }
         self.error = Some(error);
         Failed
+    }
+
+    /// Lets nothing new begin, because of `error`.
+    fn shut(&mut self, gate: Gate, error: Error) {
+        self.gate = gate;
+        self.end = Some(error);
+        self.ends.notices = self.verbs.nic.notices();
     }
 
     /// Fails a call because the NIC refused one.
@@ -311,8 +317,7 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         while self.gate != Gate::Failed && self.poll() {}
         if self.gate != Gate::Failed {
             // Nothing new can start.
-            self.gate = Gate::Closed;
-            self.end = Some(error);
+            self.shut(Gate::Closed, error);
         }
         Err(self.refuse())
     }

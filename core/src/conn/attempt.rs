@@ -74,6 +74,9 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
             result => result,
         };
         if let Err(error) = &result {
+            if let Some(verbs) = &self.verbs {
+                self.ends.notices = verbs.nic.notices();
+            }
             warn!("{}: {}", self.side, self.ends.report(*error));
             self.failed = Some(*error);
             self.verbs = None;

@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 
 use super::Error;
 use crate::conn::wire::{DeviceName, shorten};
-use crate::nic::Gid;
+use crate::nic::{Gid, PortNotices};
 
 /// Both ends of a connection, for messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub struct Ends {
     pub peer_gid: Gid,
     /// The peer's first queue pair; 0 before it is known.
     pub peer_qpn: u32,
+    /// What had befallen this end's port when the connection ended.
+    pub notices: PortNotices,
 }
 
 impl Ends {
@@ -46,7 +48,7 @@ pub struct Report<'a> {
 
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Ends { device, gid, qpn, peer, peer_device, peer_gid, peer_qpn } = self.ends;
+        let Ends { device, gid, qpn, peer, peer_device, peer_gid, peer_qpn, notices } = self.ends;
         write!(f, "{device}")?;
         // Sockets have neither.
         if *gid != Gid::default() {
@@ -63,6 +65,7 @@ impl fmt::Display for Report<'_> {
             (name, false) => write!(f, " ({name})")?,
             (name, true) => write!(f, " ({name}, GID {peer_gid}, QP {peer_qpn:#x})")?,
         }
-        write!(f, ": {}", self.error)
+        write!(f, ": {}", self.error)?;
+        if notices.is_empty() { Ok(()) } else { write!(f, "; the port of {device} {notices}") }
     }
 }

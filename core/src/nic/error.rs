@@ -10,6 +10,7 @@ pub enum Verb {
     AllocMemory,
     AllocPd,
     RegMr,
+    RegDmabufMr,
     CreateCq,
     CreateQp,
     ModifyQp,
@@ -28,6 +29,7 @@ impl Verb {
             Verb::AllocMemory => "allocating registered memory",
             Verb::AllocPd => "ibv_alloc_pd",
             Verb::RegMr => "ibv_reg_mr",
+            Verb::RegDmabufMr => "ibv_reg_dmabuf_mr",
             Verb::CreateCq => "ibv_create_cq",
             Verb::CreateQp => "ibv_create_qp",
             Verb::ModifyQp => "ibv_modify_qp",
@@ -77,8 +79,10 @@ impl fmt::Display for NicError {
         if self.errno != 0 {
             write!(f, " (errno {})", self.errno)?;
         }
-        let values = self.values.iter().filter(|(name, _)| !name.is_empty());
-        values.enumerate().try_for_each(|(i, (name, value))| {
+        let place = (self.verb == Verb::PostSend)
+            .then(|| ("number of the work request in its list", u64::from(self.index)));
+        let values = self.values.into_iter().filter(|(name, _)| !name.is_empty());
+        place.into_iter().chain(values).enumerate().try_for_each(|(i, (name, value))| {
             let before = if i == 0 { "; " } else { ", " };
             write!(f, "{before}{name} {value}")
         })

@@ -1,10 +1,12 @@
 //! A work request that ends in error, and a peer that goes, end the comm: it says so on each call
 //! from then on, with both ends and what to try.
 
+use std::time::Duration;
+
 use invar_core::comm::{RecvBuf, Request, SendBuf};
 use invar_core::conn::{Settings, StreamError};
 use invar_core::error::{Error, Fault};
-use invar_core::nic::{Gid, Nic, PortAttr, PortState, Verb, Wc, WcStatus};
+use invar_core::nic::{Gid, Nic, PortAttr, PortNotices, PortState, Verb, Wc, WcStatus};
 use invar_testkit::duo::{self, Buffer, Duo};
 use invar_testkit::null::NullNic;
 
@@ -216,4 +218,35 @@ fn a_device_that_reports_its_end_ends_a_comm_that_waits() {
     let error = duo.recv.check_peer().expect_err("the device is of no use");
     assert_eq!(error.to_string(), "the device (ibv_get_async_event) failed: device fatal");
     assert_eq!(duo.recv.test(&request), Err(error));
+}
+
+#[test]
+fn what_had_befallen_the_port_is_told_of_any_end_and_stays_as_it_was_then() {
+    let ago = |ms| Some(Duration::from_millis(ms));
+    let notices = PortNotices { went_down: ago(2100), came_up: ago(400), ..PortNotices::default() };
+    let told = "; the port of null1 went down 2.1 s before, came up 0.4 s before";
+
+    let (mut duo, request, nic) = waiting_receiver();
+    nic.plan.notices.set(notices);
+    let wc = Wc { status: WcStatus::WR_FLUSH_ERR, ..Wc::default() };
+    nic.plan.made_up.borrow_mut().push(wc);
+    let error = duo.recv.test(&request).expect_err("the completion is in error");
+    let text = duo.recv.report(error).to_string();
+    assert!(text.ends_with(told), "{text}");
+    nic.plan.notices.set(PortNotices { changed_gids: ago(1), ..notices });
+    let error = duo.recv.test(&request).expect_err("it stays");
+    assert_eq!(duo.recv.report(error).to_string(), text);
+
+    let (mut duo, _, nic) = waiting_receiver();
+    nic.plan.notices.set(notices);
+    drop(duo.send);
+    let error = duo.recv.check_peer().expect_err("the peer is gone");
+    assert_eq!(error, Error::PeerClosed(StreamError::Closed));
+    let text = duo.recv.report(error).to_string();
+    assert!(text.ends_with(told), "{text}");
+
+    let (mut duo, _, _) = waiting_receiver();
+    drop(duo.send);
+    let error = duo.recv.check_peer().expect_err("the peer is gone");
+    assert!(!duo.recv.report(error).to_string().contains("the port of"));
 }

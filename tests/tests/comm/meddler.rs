@@ -4,7 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use invar_core::nic::{
-    Access, Ece, Nic, NicError, PollError, PortAttr, QpCap, QpTransition, RecvWr, SendWr, Verb, Wc,
+    Access, Ece, Nic, NicError, PollError, PortAttr, PortNotices, QpCap, QpTransition, RecvWr,
+    SendWr, Verb, Wc,
 };
 use invar_linux::memory::HostMemory;
 use invar_testkit::null::{NullCq, NullMr, NullNic, NullQp};
@@ -30,6 +31,8 @@ pub(crate) struct Plan {
     pub(crate) eces_set: RefCell<Vec<Ece>>,
     /// What the port is said to be.
     pub(crate) port: Cell<Option<PortAttr>>,
+    /// What is said to have befallen it.
+    pub(crate) notices: Cell<PortNotices>,
 }
 
 /// A null NIC under a [`Plan`].
@@ -145,5 +148,9 @@ impl Nic for Meddler {
     fn check(&self, _: &NullQp) -> Result<(), NicError> {
         let failed = |cause| Err(NicError::new(Verb::AsyncEvent, 0, cause));
         self.plan.event.get().map_or(Ok(()), failed)
+    }
+
+    fn notices(&self) -> PortNotices {
+        self.plan.notices.get()
     }
 }

@@ -1,0 +1,37 @@
+//! What a device reports of a port beside completions.
+
+use core::fmt;
+use core::time::Duration;
+
+/// What befell a port, each with how long ago it last did. None of it ends a connection, but it may
+/// be why one has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortNotices {
+    /// `IBV_EVENT_PORT_ERR`.
+    pub went_down: Option<Duration>,
+    /// `IBV_EVENT_PORT_ACTIVE`.
+    pub came_up: Option<Duration>,
+    /// `IBV_EVENT_GID_CHANGE`.
+    pub changed_gids: Option<Duration>,
+}
+
+impl PortNotices {
+    /// Whether there is nothing to tell.
+    pub fn is_empty(&self) -> bool {
+        *self == PortNotices::default()
+    }
+}
+
+/// `went down 2.1 s before, came up 0.4 s before`
+impl fmt::Display for PortNotices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PortNotices { went_down, came_up, changed_gids } = *self;
+        let all =
+            [("went down", went_down), ("came up", came_up), ("changed its GIDs", changed_gids)];
+        let told = all.into_iter().filter_map(|(what, ago)| Some((what, ago?)));
+        told.enumerate().try_for_each(|(i, (what, ago))| {
+            let before = if i == 0 { "" } else { ", " };
+            write!(f, "{before}{what} {:.1} s before", ago.as_secs_f32())
+        })
+    }
+}
