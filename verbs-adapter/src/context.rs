@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::OpenError;
-use crate::events::{Fate, Watcher};
+use crate::events::{News, Watcher};
 use crate::library::Library;
 use crate::sys::*;
 
@@ -114,22 +114,27 @@ impl Drop for Opened {
     }
 }
 
-/// An open device whose events are watched.
+/// An open device whose events are watched, where libibverbs tells of them.
 pub(crate) struct Context {
     // Ends before the device is closed.
-    _watcher: Watcher,
-    fate: Arc<Fate>,
+    _watcher: Option<Watcher>,
+    news: Arc<News>,
     opened: Arc<Opened>,
 }
 
 impl Context {
-    pub(crate) fn open(library: &'static Library, device: &str) -> Result<Context, OpenError> {
+    /// Opens a device, for its port of this number.
+    pub(crate) fn open(
+        library: &'static Library,
+        device: &str,
+        port_num: u8,
+    ) -> Result<Context, OpenError> {
         let list = DeviceList::get(library).map_err(OpenError::List)?;
         let opened = Arc::new(list.open(device)?);
-        let fate = Arc::new(Fate::default());
-        let watcher = Watcher::start(Arc::clone(&opened), Arc::clone(&fate));
+        let news = Arc::new(News::new(port_num));
+        let watcher = Watcher::start(Arc::clone(&opened), Arc::clone(&news));
         let failed = |source| OpenError::Events { device: device.to_owned(), source };
-        Ok(Context { _watcher: watcher.map_err(failed)?, fate, opened })
+        Ok(Context { _watcher: watcher.map_err(failed)?, news, opened })
     }
 
     pub(crate) fn opened(&self) -> &Opened {
@@ -144,8 +149,8 @@ impl Context {
         self.opened.library
     }
 
-    /// The event that ended the device, if one has.
-    pub(crate) fn fate(&self) -> &Fate {
-        &self.fate
+    /// What it has reported.
+    pub(crate) fn news(&self) -> &News {
+        &self.news
     }
 }

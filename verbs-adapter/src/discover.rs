@@ -8,12 +8,12 @@ use invar_core::nic::{LinkLayer, PortAttr, PortState};
 use invar_linux::interface::Interface;
 
 use crate::context::{DeviceList, Opened};
-use crate::gid::{ChosenGid, GidRules};
+use crate::gid::{ChosenGid, GidEntry, GidRules};
 use crate::library::Library;
 use crate::port::{Port, PortError};
 use crate::sysfs;
 
-/// Ports that are listed at the most; NCCL 2.14.3 takes 16, later versions 32.
+/// Ports that are listed at the most, the first ones: NCCL 2.14.3 takes 16, later versions 32.
 pub const PORTS_MAX: usize = 32;
 
 /// Which ports to list.
@@ -95,7 +95,7 @@ impl Listing {
 /// The active ports that the rules take. What cannot be used is said in [`Listing::omitted`].
 pub fn list(rules: &Rules<'_>) -> Listing {
     match Library::get() {
-        Ok(library) => list_with(library, rules),
+        Ok(library) => list_with(library, rules, sysfs::pci_path),
         Err(error) => {
             let mut listing = Listing::default();
             listing.omit("", format_args!("no RDMA devices: {error}"), false);
@@ -104,7 +104,12 @@ pub fn list(rules: &Rules<'_>) -> Listing {
     }
 }
 
-fn list_with(library: &'static Library, rules: &Rules<'_>) -> Listing {
+/// `pci_path` says on which PCI device a device is.
+fn list_with(
+    library: &'static Library,
+    rules: &Rules<'_>,
+    pci_path: fn(&str) -> Option<String>,
+) -> Listing {
     let mut listing = Listing::default();
     let devices = match DeviceList::get(library) {
         Ok(devices) => devices,
@@ -117,7 +122,10 @@ fn list_with(library: &'static Library, rules: &Rules<'_>) -> Listing {
     let mut found = Vec::new();
     for name in devices.names() {
         match devices.open(&name) {
-            Ok(opened) => list_device(&opened, rules, &interfaces, &mut found, &mut listing),
+            Ok(opened) => {
+                let path = pci_path(&name);
+                list_device(&opened, path, rules, &interfaces, &mut found, &mut listing);
+            }
             Err(error) => {
                 listing.omit(&name, error, false);
                 // Which ports it has is not known.
@@ -144,6 +152,7 @@ fn list_with(library: &'static Library, rules: &Rules<'_>) -> Listing {
 /// Adds what is listed to `listing`, and each port that there is to `found`.
 fn list_device(
     opened: &Opened,
+    pci_path: Option<String>,
     rules: &Rules<'_>,
     interfaces: &[Interface],
     found: &mut Vec<(String, Option<u8>)>,
@@ -157,7 +166,6 @@ fn list_device(
             return listing.omit(device, error, false);
         }
     };
-    let pci_path = sysfs::pci_path(device);
     for port_num in 1..=attr.phys_port_cnt {
         found.push((device.to_owned(), Some(port_num)));
         if !rules.hca.matches(device, Some(port_num)) {
@@ -193,7 +201,7 @@ fn list_device(
         let others = others.filter_map(|other| other.pci_path.as_deref().map(PciPath::new));
         let before = pci_path.as_deref().map_or(0, |path| real_port(PciPath::new(path), others));
         listing.ports.push(PortInfo {
-            netdev: netdev(opened, port_num, &port.gid, interfaces),
+            netdev: netdev(&port.gid.entry, interfaces).map(|interface| interface.name.clone()),
             name,
             device: device.to_owned(),
             attr: port.attr,
@@ -211,59 +219,15 @@ fn port_name(device: &str, port_num: u8) -> String {
     if port_num == 1 { device.to_owned() } else { format!("{device}:{port_num}") }
 }
 
-fn netdev(
-    opened: &Opened,
-    port_num: u8,
-    gid: &ChosenGid,
-    interfaces: &[Interface],
-) -> Option<String> {
-    let entry = &gid.entry;
+/// The interface that has the address of a GID. Of several the entry's number tells: by itself it
+/// may be that of another network namespace, in which each number means another interface.
+fn netdev<'a>(entry: &GidEntry, interfaces: &'a [Interface]) -> Option<&'a Interface> {
     let ip = entry.gid.ip();
-    let by_index = |i: &&Interface| entry.ifindex != 0 && i.index == entry.ifindex;
-    let by_address = |i: &&Interface| i.addresses.iter().any(|addr| addr.ip == ip);
-    let found = interfaces.iter().find(by_index).or_else(|| interfaces.iter().find(by_address));
-    match found {
-        Some(interface) => Some(interface.name.clone()),
-        None => sysfs::gid_netdev(opened.name(), port_num, entry.index),
-    }
+    let has_address = |i: &&Interface| i.addresses.iter().any(|addr| addr.ip == ip);
+    let mut holders = interfaces.iter().filter(has_address);
+    let first = holders.clone().next();
+    holders.find(|holder| holder.index == entry.ifindex).or(first)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fake::{Fake, LIBRARY};
-
-    /// Ports of the fake's device, which has two, and what was said of the setting.
-    fn listed(hca: &str) -> (Vec<String>, Vec<String>) {
-        let _fake = Fake::new();
-        let hca = NameFilter::parse(hca).unwrap();
-        let listing = list_with(&LIBRARY, &Rules { hca, ..Rules::default() });
-        let by_setting = listing.omitted.iter().filter(|omission| omission.by_setting);
-        let said = by_setting.map(ToString::to_string).collect();
-        (listing.ports.into_iter().map(|port| port.name).collect(), said)
-    }
-
-    #[test]
-    fn what_the_setting_names_in_vain_is_said_entry_by_entry() {
-        let none =
-            |entry| format!("NCCL_IB_HCA: {entry} is none of the RDMA devices fake0, fake0:2");
-        for (hca, ports, in_vain) in [
-            ("", vec!["fake0", "fake0:2"], vec![]),
-            ("fake", vec!["fake0", "fake0:2"], vec![]),
-            ("fake0:2", vec!["fake0:2"], vec![]),
-            ("fake0:3", vec![], vec!["fake0:3"]),
-            ("=fake", vec![], vec!["fake"]),
-            ("=fake0:1,mlx5_9", vec!["fake0"], vec!["mlx5_9"]),
-            ("^fake0:1", vec!["fake0:2"], vec![]),
-            ("^mlx5_9", vec!["fake0", "fake0:2"], vec![]),
-        ] {
-            let in_vain: Vec<String> = in_vain.into_iter().map(none).collect();
-            let (listed, said) = listed(hca);
-            assert_eq!(
-                (listed, said),
-                (ports.into_iter().map(String::from).collect(), in_vain),
-                "{hca}"
-            );
-        }
-    }
-}
+mod tests;

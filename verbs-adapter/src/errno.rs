@@ -24,8 +24,13 @@ fn cause(verb: Verb, errno: i32) -> &'static str {
              in a container `docker run --ulimit memlock=-1`), or free memory"
         }
         (Verb::RegMr, libc::EFAULT) => "not all of the range is mapped memory",
-        (Verb::RegMr, libc::EINVAL) => "the device does not take this range with these rights",
-        (Verb::RegMr, libc::EOPNOTSUPP) => "the device or the kernel cannot register such memory",
+        (Verb::RegMr | Verb::RegDmabufMr, libc::EINVAL) => {
+            "the device does not take this range with these rights"
+        }
+        (Verb::RegMr | Verb::RegDmabufMr, libc::EOPNOTSUPP) => {
+            "the device or the kernel cannot register such memory"
+        }
+        (Verb::RegDmabufMr, libc::EBADF) => "the descriptor is not that of a DMA-BUF",
         (Verb::CreateQp | Verb::CreateCq | Verb::AllocPd, libc::ENOMEM) => {
             "the device has no more room, or no memory can be pinned for it: see `rdma resource` \
              for what is in use, and allow locking memory (`ulimit -l unlimited`)"

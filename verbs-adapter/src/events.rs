@@ -2,15 +2,18 @@
 //! device waits for it.
 //!
 //! What concerns one queue pair or completion queue is noted with it, what ends the device with
-//! the device; whoever waits on a connection asks (`Nic::check`). Everything is logged.
+//! the device; whoever waits on a connection asks (`Nic::check`). What befalls the port ends
+//! nothing, and is told of a connection that has ended (`Nic::notices`). Everything is logged.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_int};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
+use invar_core::nic::PortNotices;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::context::Opened;
@@ -33,6 +36,59 @@ impl Fate {
     }
 }
 
+/// What came before it has nothing to do with what happens now: peers are given up within minutes.
+const NOTICED_WITHIN: Duration = Duration::from_secs(300);
+
+/// What is known of an open device beside completions.
+#[derive(Debug)]
+pub(crate) struct News {
+    /// The event that ended the device.
+    pub(crate) fate: Fate,
+    port_num: u8,
+    port: Mutex<PortTimes>,
+}
+
+/// When the port was last reported to have done so.
+#[derive(Clone, Copy, Debug, Default)]
+struct PortTimes {
+    went_down: Option<Instant>,
+    came_up: Option<Instant>,
+    changed_gids: Option<Instant>,
+}
+
+impl News {
+    /// Of a device that is opened for one of its ports.
+    pub(crate) fn new(port_num: u8) -> Self {
+        News { fate: Fate::default(), port_num, port: Mutex::default() }
+    }
+
+    /// What has lately befallen the port.
+    pub(crate) fn notices(&self) -> PortNotices {
+        let PortTimes { went_down, came_up, changed_gids } =
+            *self.port.lock().unwrap_or_else(PoisonError::into_inner);
+        let ago = |at: Option<Instant>| Some(at?.elapsed()).filter(|ago| *ago < NOTICED_WITHIN);
+        PortNotices {
+            went_down: ago(went_down),
+            came_up: ago(came_up),
+            changed_gids: ago(changed_gids),
+        }
+    }
+
+    fn note_port(&self, port_num: c_int, event_type: u32) {
+        if port_num != c_int::from(self.port_num) {
+            return;
+        }
+        let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
+        let time = match event_type {
+            IBV_EVENT_PORT_ERR => &mut port.went_down,
+            IBV_EVENT_PORT_ACTIVE => &mut port.came_up,
+            IBV_EVENT_GID_CHANGE => &mut port.changed_gids,
+            _ => return,
+        };
+        *time = Some(Instant::now());
+    }
+}
+
 /// The thread; it ends when this is dropped.
 pub(crate) struct Watcher {
     stop: Arc<OwnedFd>,
@@ -40,14 +96,20 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// Watches a device, which it keeps open, until dropped.
-    pub(crate) fn start(opened: Arc<Opened>, fate: Arc<Fate>) -> io::Result<Watcher> {
+    /// Watches a device, which it keeps open, until dropped; `None` where libibverbs tells of no
+    /// events.
+    pub(crate) fn start(opened: Arc<Opened>, news: Arc<News>) -> io::Result<Option<Watcher>> {
+        let library = opened.library();
+        let (Some(get), Some(ack)) = (library.get_async_event, library.ack_async_event) else {
+            log::debug!("{}: libibverbs tells of no events", opened.name());
+            return Ok(None);
+        };
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let name = format!("async {}", opened.name());
-        let watch = Watch { opened, fate, stop: Arc::clone(&stop) };
+        let watch = Watch { opened, news, stop: Arc::clone(&stop), get, ack };
         watch.make_nonblocking()?;
         let thread = thread::Builder::new().name(name).spawn(move || watch.run())?;
-        Ok(Watcher { stop, thread: Some(thread) })
+        Ok(Some(Watcher { stop, thread: Some(thread) }))
     }
 }
 
@@ -63,8 +125,10 @@ impl Drop for Watcher {
 
 struct Watch {
     opened: Arc<Opened>,
-    fate: Arc<Fate>,
+    news: Arc<News>,
     stop: Arc<OwnedFd>,
+    get: GetAsyncEvent,
+    ack: AckAsyncEvent,
 }
 
 impl Watch {
@@ -97,7 +161,7 @@ impl Watch {
                 self.take();
             } else if !events.is_empty() {
                 // A device that is unplugged hangs up.
-                self.fate.meet(IBV_EVENT_DEVICE_FATAL);
+                self.news.fate.meet(IBV_EVENT_DEVICE_FATAL);
                 log::error!("{}: the device is gone", self.opened.name());
                 return;
             }
@@ -105,16 +169,15 @@ impl Watch {
     }
 
     fn take(&self) {
-        let library = self.opened.library();
         let mut event =
             ibv_async_event { element: ibv_async_element { port_num: 0 }, event_type: 0 };
         // SAFETY: an open context, and room for an event.
-        if unsafe { (library.get_async_event)(self.opened.raw(), &mut event) } != 0 {
+        if unsafe { (self.get)(self.opened.raw(), &mut event) } != 0 {
             return;
         }
         self.book(&event);
         // SAFETY: an event that was just got, acknowledged once.
-        unsafe { (library.ack_async_event)(&mut event) };
+        unsafe { (self.ack)(&mut event) };
     }
 
     fn book(&self, event: &ibv_async_event) {
@@ -138,7 +201,7 @@ impl Watch {
                 log::error!("{name}: {text}");
             }
             IBV_EVENT_DEVICE_FATAL => {
-                self.fate.meet(event.event_type);
+                self.news.fate.meet(event.event_type);
                 log::error!("{name}: {text}: the device is of no more use");
             }
             IBV_EVENT_COMM_EST | IBV_EVENT_SQ_DRAINED | IBV_EVENT_QP_LAST_WQE_REACHED => {
@@ -149,6 +212,7 @@ impl Watch {
             | IBV_EVENT_GID_CHANGE => {
                 // SAFETY: these events are of a port.
                 let port_num = unsafe { event.element.port_num };
+                self.news.note_port(port_num, event.event_type);
                 match event.event_type {
                     IBV_EVENT_PORT_ERR => log::warn!(
                         "{name}: {text}, port {port_num}: what is under way waits for the link, \
@@ -166,9 +230,23 @@ impl Watch {
 /// libibverbs' words for an event.
 pub(crate) fn text(library: &Library, event_type: u32) -> &'static str {
     // SAFETY: it takes any number and gives a constant, or null.
-    let text = unsafe {
-        let text = (library.event_type_str)(event_type);
-        if text.is_null() { c"event" } else { CStr::from_ptr(text) }
-    };
-    text.to_str().unwrap_or("event")
+    let text = library.event_type_str.map(|event_type_str| unsafe { event_type_str(event_type) });
+    let Some(text) = text.filter(|text| !text.is_null()) else { return own_text(event_type) };
+    // SAFETY: a constant that ends in NUL.
+    unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("event")
+}
+
+/// Ours, for a library that has none.
+fn own_text(event_type: u32) -> &'static str {
+    match event_type {
+        IBV_EVENT_CQ_ERR => "CQ error",
+        IBV_EVENT_QP_FATAL => "local work queue catastrophic error",
+        IBV_EVENT_QP_REQ_ERR => "invalid request local work queue error",
+        IBV_EVENT_QP_ACCESS_ERR => "local access violation work queue error",
+        IBV_EVENT_DEVICE_FATAL => "local catastrophic error",
+        IBV_EVENT_PORT_ACTIVE => "port active",
+        IBV_EVENT_PORT_ERR => "port error",
+        IBV_EVENT_GID_CHANGE => "GID table change",
+        _ => "event",
+    }
 }

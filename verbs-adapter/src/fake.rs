@@ -1,7 +1,7 @@
 //! A libibverbs of functions in this file, which note what is called, for tests of what real
 //! devices cannot be made to do.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fs::File;
 use std::io::{PipeWriter, Read, Write};
 use std::mem::ManuallyDrop;
@@ -21,8 +21,16 @@ pub(crate) struct Fake {
 static CALLS: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
 /// `wr_id`s of what is posted.
 static POSTED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
-/// The `wr_id` that a post refuses.
-static REFUSED: Mutex<Option<u64>> = Mutex::new(None);
+/// The `wr_id` that a post refuses, and the error.
+static REFUSED: Mutex<Option<(u64, c_int)>> = Mutex::new(None);
+/// Access flags of what is registered, by the call that did.
+static REGISTERED: Mutex<Vec<(&'static str, u32)>> = Mutex::new(Vec::new());
+/// Attributes of the moves of queue pairs, with the mask.
+static MOVES: Mutex<Vec<(ibv_qp_attr, c_int)>> = Mutex::new(Vec::new());
+/// What the next moves return.
+static MOVE_RC: Mutex<c_int> = Mutex::new(0);
+/// How many devices there are, and ports of each.
+static PORTS: Mutex<(usize, u8)> = Mutex::new((1, 2));
 /// Where events of the open device come from.
 static EVENTS: Mutex<Option<PipeWriter>> = Mutex::new(None);
 
@@ -36,21 +44,45 @@ impl Fake {
         let alone = lock(&ALONE);
         lock(&CALLS).clear();
         lock(&POSTED).clear();
+        lock(&REGISTERED).clear();
+        lock(&MOVES).clear();
         *lock(&REFUSED) = None;
+        *lock(&MOVE_RC) = 0;
+        *lock(&PORTS) = (1, 2);
         Fake { _alone: alone }
     }
 
-    /// What released something, in order.
-    pub(crate) fn released(&self) -> Vec<&'static str> {
+    /// The same with so many devices, of so many ports each; otherwise it is one of two.
+    pub(crate) fn with_ports(devices: usize, ports: u8) -> Fake {
+        let fake = Self::new();
+        *lock(&PORTS) = (devices, ports);
+        fake
+    }
+
+    /// What has to be called in some order, as it was.
+    pub(crate) fn calls(&self) -> Vec<&'static str> {
         lock(&CALLS).clone()
+    }
+
+    pub(crate) fn registered(&self) -> Vec<(&'static str, u32)> {
+        lock(&REGISTERED).clone()
+    }
+
+    pub(crate) fn last_move(&self) -> (ibv_qp_attr, c_int) {
+        *lock(&MOVES).last().unwrap()
+    }
+
+    /// Lets moves fail with this number.
+    pub(crate) fn refuse_moves(&self, errno: c_int) {
+        *lock(&MOVE_RC) = errno;
     }
 
     pub(crate) fn posted(&self) -> Vec<u64> {
         lock(&POSTED).clone()
     }
 
-    pub(crate) fn refuse(&self, wr_id: u64) {
-        *lock(&REFUSED) = Some(wr_id);
+    pub(crate) fn refuse(&self, wr_id: u64, errno: c_int) {
+        *lock(&REFUSED) = Some((wr_id, errno));
     }
 
     /// Raises an event on the open device.
@@ -64,9 +96,11 @@ impl Fake {
 }
 
 extern "C" fn get_device_list(len: *mut c_int) -> *mut *mut ibv_device {
-    // SAFETY: the caller's number. The list is never freed, nor looked into.
-    unsafe { *len = 1 };
-    Box::leak(Box::new(ptr::dangling_mut()))
+    let (devices, _) = *lock(&PORTS);
+    // SAFETY: the caller's number. The list is never freed, and its devices are only numbers.
+    unsafe { *len = devices as c_int };
+    let devices = (1..=devices).map(ptr::without_provenance_mut);
+    Box::leak(devices.collect::<Box<[_]>>()).as_mut_ptr()
 }
 
 extern "C" fn open_device(_: *mut ibv_device) -> *mut ibv_context {
@@ -144,7 +178,24 @@ extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     end(pd, "dealloc_pd")
 }
 
-extern "C" fn reg_mr(_: *mut ibv_pd, _: *mut c_void, _: usize, _: c_int) -> *mut ibv_mr {
+extern "C" fn reg_mr(_: *mut ibv_pd, _: *mut c_void, _: usize, access: c_int) -> *mut ibv_mr {
+    register("ibv_reg_mr", access as u32)
+}
+
+extern "C" fn reg_mr_iova2(
+    _: *mut ibv_pd,
+    addr: *mut c_void,
+    _: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    assert_eq!(iova, addr.addr() as u64);
+    register("ibv_reg_mr_iova2", access)
+}
+
+fn register(call: &'static str, access: u32) -> *mut ibv_mr {
+    lock(&CALLS).push("reg_mr");
+    lock(&REGISTERED).push((call, access));
     object(|mr: &mut ibv_mr| (mr.lkey, mr.rkey) = (7, 8))
 }
 
@@ -189,9 +240,9 @@ unsafe extern "C" fn post_send(
     // SAFETY: a chain, and room to name one of it.
     unsafe {
         while let Some(request) = wr.as_ref() {
-            if refused == Some(request.wr_id) {
+            if let Some((_, errno)) = refused.filter(|(wr_id, _)| *wr_id == request.wr_id) {
                 *bad = wr;
-                return libc::ENOMEM;
+                return errno;
             }
             lock(&POSTED).push(request.wr_id);
             wr = request.next;
@@ -208,8 +259,8 @@ unsafe extern "C" fn post_recv(
     libc::ENOMEM
 }
 
-extern "C" fn name(_: *mut ibv_device) -> *const c_char {
-    c"fake0".as_ptr()
+extern "C" fn name(device: *mut ibv_device) -> *const c_char {
+    [c"fake0", c"fake1", c"fake2"][device.addr() - 1].as_ptr()
 }
 
 extern "C" fn event_text(event_type: u32) -> *const c_char {
@@ -223,6 +274,37 @@ extern "C" fn event_text(event_type: u32) -> *const c_char {
 
 /// The library: an old one, without anything that is optional.
 pub(crate) static LIBRARY: Library = OLD;
+
+/// The same with what allows relaxed ordering.
+pub(crate) static WITH_IOVA2: Library = Library { reg_mr_iova2: Some(reg_mr_iova2), ..OLD };
+
+/// The same where queue pairs are always in ERR, and say so.
+pub(crate) static WITH_STATE: Library = Library { query_qp: Some(query_qp), ..OLD };
+
+unsafe extern "C" fn query_qp(
+    _: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _: c_int,
+    _: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: room for the attributes.
+    unsafe { (*attr).qp_state = IBV_QPS_ERR };
+    0
+}
+
+/// The least that there may be: transfers need no more.
+pub(crate) static BARE: Library = Library {
+    get_async_event: None,
+    ack_async_event: None,
+    event_type_str: None,
+    fork_init: None,
+    ..OLD
+};
+
+/// One that is not made ready yet.
+pub(crate) fn just_loaded() -> Library {
+    OLD
+}
 
 /// The same with a driver of ECE, which takes offers of its own vendor.
 pub(crate) static WITH_ECE: Library =
@@ -252,13 +334,16 @@ const OLD: Library = {
     extern "C" fn ack_async_event(_: *mut ibv_async_event) {}
     extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
         // SAFETY: room for the attributes.
-        unsafe { (*attr).phys_port_cnt = 2 };
+        unsafe { (*attr).phys_port_cnt = lock(&PORTS).1 };
         0
     }
-    extern "C" fn modify_qp(_: *mut ibv_qp, _: *mut ibv_qp_attr, _: c_int) -> c_int {
-        libc::EINVAL
+    extern "C" fn modify_qp(_: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+        // SAFETY: attributes that are there.
+        lock(&MOVES).push((unsafe { *attr }, mask));
+        *lock(&MOVE_RC)
     }
     extern "C" fn fork_init() -> c_int {
+        lock(&CALLS).push("fork_init");
         0
     }
     Library {
@@ -267,8 +352,6 @@ const OLD: Library = {
         get_device_name: name,
         open_device,
         close_device,
-        get_async_event,
-        ack_async_event,
         query_device,
         query_port,
         query_gid,
@@ -281,8 +364,11 @@ const OLD: Library = {
         create_qp,
         modify_qp,
         destroy_qp,
-        event_type_str: event_text,
-        fork_init,
+        get_async_event: Some(get_async_event),
+        ack_async_event: Some(ack_async_event),
+        event_type_str: Some(event_text),
+        fork_init: Some(fork_init),
+        query_qp: None,
         reg_mr_iova2: None,
         query_ece: None,
         set_ece: None,

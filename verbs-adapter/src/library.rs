@@ -23,13 +23,13 @@ macro_rules! functions {
     (
         required { $($name:ident: $symbol:literal, fn($($arg:ty),*) $(-> $ret:ty)?;)+ }
         optional { $($opt:ident: $opt_symbol:literal @ $version:literal,
-            fn($($opt_arg:ty),*) -> $opt_ret:ty;)+ }
+            fn($($opt_arg:ty),*) $(-> $opt_ret:ty)?;)+ }
     ) => {
-        /// The functions of libibverbs. Those that came later than its first versions are
-        /// optional: where one is missing, so is what it does.
+        /// The functions of libibverbs. Those that came later than its first versions, and those
+        /// that transfers do not need, are optional: where one is missing, so is what it does.
         pub(crate) struct Library {
             $(pub(crate) $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)+
-            $(pub(crate) $opt: Option<unsafe extern "C" fn($($opt_arg),*) -> $opt_ret>,)+
+            $(pub(crate) $opt: Option<unsafe extern "C" fn($($opt_arg),*) $(-> $opt_ret)?>,)+
         }
 
         impl Library {
@@ -54,7 +54,7 @@ macro_rules! functions {
                         >($name),)+
                         $($opt: std::mem::transmute::<
                             Option<std::ptr::NonNull<c_void>>,
-                            Option<unsafe extern "C" fn($($opt_arg),*) -> $opt_ret>,
+                            Option<unsafe extern "C" fn($($opt_arg),*) $(-> $opt_ret)?>,
                         >($opt.and_then(std::ptr::NonNull::new)),)+
                     }
                 };
@@ -71,9 +71,6 @@ functions! {
         get_device_name: c"ibv_get_device_name", fn(*mut ibv_device) -> *const c_char;
         open_device: c"ibv_open_device", fn(*mut ibv_device) -> *mut ibv_context;
         close_device: c"ibv_close_device", fn(*mut ibv_context) -> c_int;
-        get_async_event: c"ibv_get_async_event",
-            fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
-        ack_async_event: c"ibv_ack_async_event", fn(*mut ibv_async_event);
         query_device: c"ibv_query_device", fn(*mut ibv_context, *mut ibv_device_attr) -> c_int;
         query_port: c"ibv_query_port", fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int;
         query_gid: c"ibv_query_gid", fn(*mut ibv_context, u8, c_int, *mut ibv_gid) -> c_int;
@@ -87,10 +84,15 @@ functions! {
         create_qp: c"ibv_create_qp", fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
         modify_qp: c"ibv_modify_qp", fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
         destroy_qp: c"ibv_destroy_qp", fn(*mut ibv_qp) -> c_int;
-        event_type_str: c"ibv_event_type_str", fn(u32) -> *const c_char;
-        fork_init: c"ibv_fork_init", fn() -> c_int;
     }
     optional {
+        get_async_event: c"ibv_get_async_event" @ c"IBVERBS_1.1",
+            fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
+        ack_async_event: c"ibv_ack_async_event" @ c"IBVERBS_1.1", fn(*mut ibv_async_event);
+        event_type_str: c"ibv_event_type_str" @ c"IBVERBS_1.1", fn(u32) -> *const c_char;
+        fork_init: c"ibv_fork_init" @ c"IBVERBS_1.1", fn() -> c_int;
+        query_qp: c"ibv_query_qp" @ c"IBVERBS_1.1",
+            fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
         reg_mr_iova2: c"ibv_reg_mr_iova2" @ c"IBVERBS_1.8",
             fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
         query_ece: c"ibv_query_ece" @ c"IBVERBS_1.10", fn(*mut ibv_qp, *mut ibv_ece) -> c_int;
@@ -110,15 +112,21 @@ impl Library {
         static LIBRARY: OnceLock<Result<Library, LibraryError>> = OnceLock::new();
         let library = LIBRARY.get_or_init(|| {
             let library = Library::load()?;
-            // SAFETY: no arguments; before any memory is registered, as it must be. It refuses
-            // only where forks need no care, or none can be taken.
-            let errno = unsafe { (library.fork_init)() };
-            if errno != 0 {
-                log::debug!("ibv_fork_init: {}", std::io::Error::from_raw_os_error(errno));
-            }
-            Ok(library)
+            Ok(library.ready_for_forks())
         });
         library.as_ref().map_err(Clone::clone)
+    }
+
+    /// Lets this process fork while memory is registered.
+    pub(crate) fn ready_for_forks(self) -> Library {
+        let Some(fork_init) = self.fork_init else { return self };
+        // SAFETY: no arguments; before any memory is registered, as it must be. It refuses only
+        // where forks need no care, or none can be taken.
+        let errno = unsafe { fork_init() };
+        if errno != 0 {
+            log::debug!("ibv_fork_init: {}", std::io::Error::from_raw_os_error(errno));
+        }
+        self
     }
 }
 

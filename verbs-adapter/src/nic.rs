@@ -9,8 +9,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use invar_core::nic::{
-    Access, Ece, Gid, Nic, NicError, PollError, PortAttr, QpCap, QpTransition, RecvWr, SendList,
-    SendWr, Verb, Wc,
+    Access, Ece, Gid, Nic, NicError, PollError, PortAttr, PortNotices, QpCap, QpTransition, RecvWr,
+    SendList, SendWr, Verb, Wc,
 };
 use invar_linux::memory::HostMemory;
 
@@ -66,8 +66,8 @@ impl VerbsNic {
     }
 
     fn open_with(library: &'static Library, config: &VerbsConfig) -> Result<VerbsNic, OpenError> {
-        let context = Context::open(library, &config.device)?;
         let VerbsConfig { device, port_num, gid, .. } = config;
+        let context = Context::open(library, device, *port_num)?;
         let port = Port::read(context.opened(), *port_num, gid, None)
             .map_err(|source| OpenError::Port { device: device.clone(), source })?;
         let (entry, why) = (port.gid.entry, port.gid.why);
@@ -102,7 +102,7 @@ impl VerbsNic {
         iova: u64,
         access: Access,
     ) -> Result<Mr, NicError> {
-        self.check_owner(&pd.0.context, Verb::RegMr)?;
+        self.check_owner(&pd.0.context, Verb::RegDmabufMr)?;
         handles::Mr::of_dmabuf(pd, dmabuf, offset, len, iova, access)
     }
 
@@ -257,7 +257,7 @@ impl Nic for VerbsNic {
     }
 
     fn check(&self, qp: &Qp) -> Result<(), NicError> {
-        let mut fates = [self.0.context.fate()].into_iter().chain(qp.fates());
+        let mut fates = [&self.0.context.news().fate].into_iter().chain(qp.fates());
         match fates.find_map(events::Fate::event) {
             None => Ok(()),
             Some(event) => {
@@ -265,6 +265,10 @@ impl Nic for VerbsNic {
                 Err(NicError::new(Verb::AsyncEvent, 0, text))
             }
         }
+    }
+
+    fn notices(&self) -> PortNotices {
+        self.0.context.news().notices()
     }
 }
 

@@ -230,6 +230,7 @@ pub const IBV_QPS_INIT: u32 = 1;
 pub const IBV_QPS_RTR: u32 = 2;
 pub const IBV_QPS_RTS: u32 = 3;
 pub const IBV_QPS_SQD: u32 = 4;
+pub const IBV_QPS_SQE: u32 = 5;
 pub const IBV_QPS_ERR: u32 = 6;
 
 pub const IBV_QP_STATE: c_int = 1;
@@ -289,6 +290,9 @@ pub struct ibv_recv_wr {
 
 /// `struct ibv_wc`: core's completions are laid out as it is.
 pub use invar_core::nic::Wc as ibv_wc;
+
+pub type GetAsyncEvent = unsafe extern "C" fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
+pub type AckAsyncEvent = unsafe extern "C" fn(*mut ibv_async_event);
 
 /// `element` is a union: a queue pair, a completion queue, a port number.
 #[derive(Clone, Copy)]

@@ -2,7 +2,7 @@
 //! all of it is optional.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const CLASS: &str = "/sys/class/infiniband";
 
@@ -14,20 +14,10 @@ pub(crate) fn pci_path(device: &str) -> Option<String> {
 
 /// Version of RoCE of an entry of a GID table.
 pub(crate) fn gid_type(device: &str, port_num: u8, index: u8) -> Option<u8> {
-    let path = port(device, port_num).join(format!("gid_attrs/types/{index}"));
+    let path = format!("{CLASS}/{device}/ports/{port_num}/gid_attrs/types/{index}");
     match fs::read_to_string(path).ok()?.trim_end() {
         "IB/RoCE v1" => Some(1),
         "RoCE v2" => Some(2),
         _ => None,
     }
-}
-
-/// Network interface of an entry of a GID table.
-pub(crate) fn gid_netdev(device: &str, port_num: u8, index: u8) -> Option<String> {
-    let path = port(device, port_num).join(format!("gid_attrs/ndevs/{index}"));
-    Some(fs::read_to_string(path).ok()?.trim_end().to_owned())
-}
-
-fn port(device: &str, port_num: u8) -> PathBuf {
-    Path::new(CLASS).join(device).join(format!("ports/{port_num}"))
 }

@@ -94,7 +94,7 @@ impl Mr {
         let len = memory.len();
         // SAFETY: `memory` is mapped as long as it lives, which is until the region is gone.
         let mr = unsafe { reg_mr(pd, memory.addr(), len, access) };
-        let mr = Mr::new(mr, pd, Some(memory.clone())).map_err(|error| {
+        let mr = Mr::new(mr, Verb::RegMr, pd, Some(memory.clone())).map_err(|error| {
             let error = error.with("bytes", len as u64);
             match memlock::limit_bytes() {
                 Some(bytes) => error.with("memlock limit", bytes),
@@ -117,7 +117,8 @@ impl Mr {
     ) -> Result<Mr, NicError> {
         // SAFETY: the caller's promise.
         let mr = unsafe { reg_mr(pd, addr, len, access) };
-        Mr::new(mr, pd, None).map_err(|error| error.with("bytes", len as u64).with("address", addr))
+        Mr::new(mr, Verb::RegMr, pd, None)
+            .map_err(|error| error.with("bytes", len as u64).with("address", addr))
     }
 
     pub(super) fn of_dmabuf(
@@ -129,13 +130,18 @@ impl Mr {
         access: Access,
     ) -> Result<Mr, NicError> {
         let mr = reg_dmabuf_mr(pd, offset, len, iova, dmabuf.as_raw_fd(), access);
-        Mr::new(mr, pd, None)
+        Mr::new(mr, Verb::RegDmabufMr, pd, None)
             .map_err(|error| error.with("bytes of a DMA-BUF", len as u64).with("offset", offset))
     }
 
     /// What a registration gave; null is an error.
-    fn new(raw: *mut ibv_mr, pd: &Pd, memory: Option<HostMemory>) -> Result<Mr, NicError> {
-        let raw = NonNull::new(raw).ok_or_else(|| errno::last(Verb::RegMr))?;
+    fn new(
+        raw: *mut ibv_mr,
+        verb: Verb,
+        pd: &Pd,
+        memory: Option<HostMemory>,
+    ) -> Result<Mr, NicError> {
+        let raw = NonNull::new(raw).ok_or_else(|| errno::last(verb))?;
         // SAFETY: a region that was just registered.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
         Ok(Mr { raw, lkey, rkey, memory: ManuallyDrop::new(memory), pd: pd.clone() })
@@ -213,7 +219,7 @@ pub(super) fn has_dmabuf(pd: &Pd) -> bool {
     let mr = reg_dmabuf_mr(pd, 0, 0, 0, -1, Access::empty());
     let error = io::Error::last_os_error().raw_os_error();
     // A region, which cannot be, is released at once.
-    let refused = Mr::new(mr, pd, None).is_err();
+    let refused = Mr::new(mr, Verb::RegDmabufMr, pd, None).is_err();
     refused && !matches!(error, Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT))
 }
 

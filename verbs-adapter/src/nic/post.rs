@@ -41,7 +41,7 @@ struct Refused {
 impl Qp {
     #[inline(always)]
     pub(super) fn post_send(&self, wrs: &[SendWr]) -> Result<(), NicError> {
-        self.post_slice(wrs).map_err(Refused::of_send)
+        self.post_slice(wrs).map_err(|refused| self.send_error(refused))
     }
 
     /// Posts the requests of a list from number `from` on.
@@ -58,7 +58,7 @@ impl Qp {
             Some(start) => unsafe { self.post_chain(start) },
             None => self.post_unlinked(list, from),
         };
-        posted.map_err(Refused::of_send)
+        posted.map_err(|refused| self.send_error(refused))
     }
 
     /// Posts a list that is not linked where it lies, or with inline data.
@@ -144,6 +144,18 @@ impl Qp {
         Refused { index: index(offset / size_of::<SendWr>()), ..refused }
     }
 
+    #[cold]
+    #[inline(never)]
+    fn send_error(&self, refused: Refused) -> NicError {
+        let Refused { rc, index, is_foreign } = refused;
+        let error = if is_foreign {
+            NicError::new(Verb::PostSend, rc, "inline bytes that are in no registered memory")
+        } else {
+            self.with_state(errno::of(Verb::PostSend, rc))
+        };
+        NicError { index, ..error }
+    }
+
     #[inline(always)]
     pub(super) fn post_recv(&self, wr: &RecvWr) -> Result<(), NicError> {
         let rc = if wr.sge.length == 0 {
@@ -151,7 +163,7 @@ impl Qp {
         } else {
             self.post_recv_into(wr)
         };
-        if rc == 0 { Ok(()) } else { Err(errno::of(Verb::PostRecv, rc)) }
+        if rc == 0 { Ok(()) } else { Err(self.with_state(errno::of(Verb::PostRecv, rc))) }
     }
 
     /// A receive that has a buffer.
@@ -168,20 +180,6 @@ impl Qp {
     fn post_one_recv(&self, wr: *mut ibv_recv_wr) -> c_int {
         // SAFETY: as in `post_one`.
         unsafe { (self.post_recv)(self.raw(), wr, self.bad_recv.as_ptr().cast()) }
-    }
-}
-
-impl Refused {
-    #[cold]
-    #[inline(never)]
-    fn of_send(self) -> NicError {
-        let Refused { rc, index, is_foreign } = self;
-        let error = if is_foreign {
-            NicError::new(Verb::PostSend, rc, "inline bytes that are in no registered memory")
-        } else {
-            errno::of(Verb::PostSend, rc)
-        };
-        NicError { index, ..error }
     }
 }
 

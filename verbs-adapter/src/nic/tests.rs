@@ -1,9 +1,9 @@
 use std::time::{Duration, Instant};
 
-use invar_core::nic::{MemoryKeys, SendFlags, Sge};
+use invar_core::nic::{AddressVector, MemoryKeys, Mtu, RtrAttr, RtsAttr, SendFlags, Sge};
 
 use super::*;
-use crate::fake::{ECE, Fake, LIBRARY, WITH_ECE};
+use crate::fake::{BARE, ECE, Fake, LIBRARY, WITH_ECE, WITH_IOVA2, WITH_STATE, just_loaded};
 use crate::sys::*;
 
 /// More than any event takes.
@@ -64,10 +64,10 @@ fn everything_is_released_once_in_the_order_that_libibverbs_demands() {
     let mr = nic.reg_mr(&pd, &memory, Access::LOCAL_WRITE).unwrap();
     // The worst of orders.
     drop((nic, pd, cq, mr));
-    assert_eq!(fake.released(), ["dereg_mr"]);
+    assert_eq!(fake.calls(), ["reg_mr", "dereg_mr"]);
     drop(qp);
-    let order = ["dereg_mr", "destroy_qp", "destroy_cq", "dealloc_pd", "close_device"];
-    assert_eq!(fake.released(), order);
+    let order = ["reg_mr", "dereg_mr", "destroy_qp", "destroy_cq", "dealloc_pd", "close_device"];
+    assert_eq!(fake.calls(), order);
 }
 
 #[test]
@@ -80,10 +80,12 @@ fn a_list_is_posted_in_order_and_a_refusal_names_its_place() {
         assert_eq!(rig.fake.posted()[before..], (0..len as u64).collect::<Vec<_>>());
     }
     for at in [0, 1, 15, 16, 35] {
-        rig.fake.refuse(at);
+        rig.fake.refuse(at, libc::ENOMEM);
         let error = rig.nic.post_send(&rig.qp, &wrs).unwrap_err();
         assert_eq!((u64::from(error.index), error.errno), (at, libc::ENOMEM));
-        assert_eq!(error.cause, "the send queue is full");
+        let text = "ibv_post_send failed: the send queue is full (errno 12); number of the work \
+                    request in its list ";
+        assert_eq!(error.to_string(), format!("{text}{at}"));
     }
 }
 
@@ -133,6 +135,7 @@ fn an_event_of_the_completion_queue_or_the_device_is_of_all_on_it() {
 #[test]
 fn a_soft_peer_that_hardware_cannot_send_to_is_refused_by_its_port() {
     let rig = Rig::new();
+    rig.fake.refuse_moves(libc::EINVAL);
     let towards = |udp_port| {
         let ah = invar_core::nic::AddressVector { udp_port, ..Default::default() };
         let rtr = invar_core::nic::RtrAttr { ah, ..Default::default() };
@@ -160,5 +163,146 @@ fn an_old_library_offers_nothing_beyond_the_verbs() {
     let rig = Rig::new();
     assert_eq!(rig.nic.query_ece(&rig.qp), None);
     let error = rig.nic.set_ece(&rig.qp, &Ece::default()).unwrap_err();
+    assert_eq!(error.errno, libc::EOPNOTSUPP);
+}
+
+#[test]
+fn a_refusal_for_the_state_names_the_state() {
+    let rig = Rig::on(&WITH_STATE);
+    rig.fake.refuse(0, libc::EINVAL);
+    let error = rig.nic.post_send(&rig.qp, &[SendWr::default()]).unwrap_err();
+    assert!(error.to_string().ends_with("in ERR, QP 17"), "{error}");
+    rig.fake.refuse_moves(libc::EINVAL);
+    let error = rig.nic.modify_qp(&rig.qp, &QpTransition::Sqd).unwrap_err();
+    assert!(error.to_string().contains("in ERR, QP 17"), "{error}");
+    rig.fake.refuse(0, libc::ENOMEM);
+    let error = rig.nic.post_send(&rig.qp, &[SendWr::default()]).unwrap_err();
+    assert!(!error.to_string().contains("in ERR"), "a full queue is of no state: {error}");
+}
+
+#[test]
+fn what_befalls_the_port_ends_nothing_and_is_told() {
+    let rig = Rig::new();
+    assert!(rig.nic.notices().is_empty());
+    let port = |port_num| ibv_async_element { port_num };
+    // Port 2 is another's.
+    rig.fake.raise(port(2), IBV_EVENT_PORT_ERR);
+    rig.fake.raise(port(1), IBV_EVENT_SM_CHANGE);
+    rig.fake.raise(port(1), IBV_EVENT_PORT_ACTIVE);
+    let told = |is_it: fn(&PortNotices) -> bool| {
+        let start = Instant::now();
+        while !is_it(&rig.nic.notices()) {
+            assert!(start.elapsed() < PATIENCE, "no notice in {PATIENCE:?}");
+            std::thread::yield_now();
+        }
+        rig.nic.notices()
+    };
+    let notices = told(|notices| notices.came_up.is_some());
+    assert_eq!((notices.went_down, notices.changed_gids), (None, None));
+    rig.fake.raise(port(1), IBV_EVENT_PORT_ERR);
+    let notices = told(|notices| notices.went_down.is_some());
+    assert!(notices.went_down <= notices.came_up, "{notices:?}");
+    rig.fake.raise(port(1), IBV_EVENT_GID_CHANGE);
+    told(|notices| notices.changed_gids.is_some());
+    assert_eq!(rig.nic.check(&rig.qp), Ok(()));
+}
+
+#[test]
+fn relaxed_ordering_is_asked_for_where_it_is_wanted_and_can_be_had() {
+    const BASE: u32 = 1 | 2 | 4;
+    const RELAXED: u32 = BASE | 1 << 20;
+    for (library, setting, call, flags) in [
+        (&WITH_IOVA2, 0, "ibv_reg_mr", BASE),
+        (&WITH_IOVA2, 1, "ibv_reg_mr_iova2", RELAXED),
+        (&WITH_IOVA2, 2, "ibv_reg_mr_iova2", RELAXED),
+        (&LIBRARY, 0, "ibv_reg_mr", BASE),
+        (&LIBRARY, 1, "ibv_reg_mr", BASE),
+        (&LIBRARY, 2, "ibv_reg_mr", BASE),
+    ] {
+        let rig = Rig::on(library);
+        let memory = rig.nic.alloc(64).unwrap();
+        let access = invar_core::device::data_access(setting, library.reg_mr_iova2.is_some());
+        rig.nic.reg_mr(&rig.pd, &memory, access).unwrap();
+        assert_eq!(rig.fake.registered(), [(call, flags)], "setting {setting}");
+    }
+    // A flag that nobody could pass on is left out.
+    let rig = Rig::new();
+    let memory = rig.nic.alloc(64).unwrap();
+    let access = Access::LOCAL_WRITE | Access::RELAXED_ORDERING;
+    rig.nic.reg_mr(&rig.pd, &memory, access).unwrap();
+    assert_eq!(rig.fake.registered(), [("ibv_reg_mr", 1)]);
+}
+
+#[test]
+fn moves_carry_what_the_user_sets() {
+    let rig = Rig::new();
+    let moved = |transition| {
+        rig.nic.modify_qp(&rig.qp, &transition).unwrap();
+        rig.fake.last_move()
+    };
+    let (attr, mask) =
+        moved(QpTransition::Init { pkey_index: 3, port_num: 2, access: Access::REMOTE_WRITE });
+    assert_eq!((attr.qp_state, attr.pkey_index, attr.port_num), (IBV_QPS_INIT, 3, 2));
+    assert_eq!(attr.qp_access_flags, 2);
+    assert_eq!(mask, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+
+    let ah = AddressVector {
+        is_global: true,
+        dgid: Gid([9; 16]),
+        sgid_index: 5,
+        hop_limit: 255,
+        traffic_class: 106,
+        dlid: 7,
+        sl: 4,
+        port_num: 2,
+        udp_port: 0,
+    };
+    let (path_mtu, dest_qp_num) = (Mtu::Mtu2048, 0x22);
+    let rtr = RtrAttr { path_mtu, dest_qp_num, min_rnr_timer: 12, ah, ..RtrAttr::default() };
+    let (attr, mask) = moved(QpTransition::Rtr(rtr));
+    let ibv_ah_attr { grh, dlid, sl, is_global, port_num, .. } = attr.ah_attr;
+    assert_eq!((sl, grh.traffic_class, grh.sgid_index, grh.hop_limit), (4, 106, 5, 255));
+    assert_eq!((grh.dgid.raw, dlid, is_global, port_num), ([9; 16], 7, 1, 2));
+    assert_eq!((attr.path_mtu, attr.dest_qp_num, attr.min_rnr_timer), (4, 0x22, 12));
+    for bit in [IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_DEST_QPN, IBV_QP_MIN_RNR_TIMER] {
+        assert_ne!(mask & bit, 0);
+    }
+
+    let rts = RtsAttr { timeout: 20, retry_cnt: 6, rnr_retry: 7, sq_psn: 0, max_rd_atomic: 1 };
+    let (attr, mask) = moved(QpTransition::Rts(rts));
+    assert_eq!((attr.timeout, attr.retry_cnt, attr.rnr_retry), (20, 6, 7));
+    assert_eq!((attr.qp_state, attr.max_rd_atomic), (IBV_QPS_RTS, 1));
+    for bit in [IBV_QP_TIMEOUT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY] {
+        assert_ne!(mask & bit, 0);
+    }
+}
+
+#[test]
+fn forks_are_made_safe_before_anything_is_registered() {
+    let fake = Fake::new();
+    let library = Box::leak(Box::new(just_loaded().ready_for_forks()));
+    let nic = VerbsNic::open_with(library, &VerbsConfig::new("fake0")).unwrap();
+    let (pd, memory) = (nic.alloc_pd().unwrap(), nic.alloc(64).unwrap());
+    let mr = nic.reg_mr(&pd, &memory, Access::LOCAL_WRITE).unwrap();
+    drop((mr, pd, nic));
+    let order = ["fork_init", "reg_mr", "dereg_mr", "dealloc_pd", "close_device"];
+    assert_eq!(fake.calls(), order);
+}
+
+#[test]
+fn a_library_without_what_transfers_do_not_need_is_of_use() {
+    let rig = Rig::on(&BARE);
+    assert_eq!(rig.nic.check(&rig.qp), Ok(()));
+    assert!(rig.nic.notices().is_empty());
+    assert_eq!(events::text(&BARE, IBV_EVENT_PORT_ERR), "port error");
+}
+
+#[test]
+fn a_dma_buf_that_cannot_be_registered_names_its_own_verb() {
+    let rig = Rig::new();
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let fd = std::os::fd::AsFd::as_fd(&file);
+    let error = rig.nic.reg_dmabuf_mr(&rig.pd, fd, 0, 64, 0, Access::LOCAL_WRITE).err().unwrap();
+    assert!(error.to_string().starts_with("ibv_reg_dmabuf_mr failed"), "{error}");
     assert_eq!(error.errno, libc::EOPNOTSUPP);
 }

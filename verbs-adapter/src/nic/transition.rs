@@ -1,6 +1,7 @@
 //! Moves of a queue pair in libibverbs' words.
 
 use std::ffi::c_int;
+use std::mem;
 
 use invar_core::nic::{AddressVector, Ece, NicError, QpTransition, RtrAttr, RtsAttr, Verb};
 
@@ -27,7 +28,7 @@ impl Qp {
         if rc == 0 {
             return Ok(());
         }
-        let error = errno::of(Verb::ModifyQp, rc);
+        let error = self.with_state(errno::of(Verb::ModifyQp, rc));
         Err(match transition {
             QpTransition::Init { pkey_index, port_num, .. } => {
                 error.with("to INIT, port", *port_num).with("P_Key index", *pkey_index)
@@ -45,6 +46,37 @@ impl Qp {
                 error.with("to RTS, timeout", *timeout).with("retries", *retry_cnt)
             }
             _ => error.with("to state", attr.qp_state),
+        })
+    }
+
+    /// An error of a call that the state may not have allowed, with the state.
+    #[cold]
+    pub(super) fn with_state(&self, error: NicError) -> NicError {
+        match self.state().filter(|_| error.errno == libc::EINVAL) {
+            Some(state) => error.with(state, self.qp_num()),
+            None => error,
+        }
+    }
+
+    /// The state that it is in, where libibverbs can tell (`ibv_query_qp`).
+    fn state(&self) -> Option<&'static str> {
+        let query_qp = self.library().query_qp?;
+        // SAFETY: integers and pointers: all zeros is a value.
+        let (mut attr, mut init): (ibv_qp_attr, ibv_qp_init_attr) = unsafe { mem::zeroed() };
+        // SAFETY: a queue pair that is there, and room for what it is and was made with.
+        let rc = unsafe { query_qp(self.raw(), &mut attr, IBV_QP_STATE, &mut init) };
+        if rc != 0 {
+            return None;
+        }
+        Some(match attr.qp_state {
+            IBV_QPS_RESET => "in RESET, QP",
+            IBV_QPS_INIT => "in INIT, QP",
+            IBV_QPS_RTR => "in RTR, QP",
+            IBV_QPS_RTS => "in RTS, QP",
+            IBV_QPS_SQD => "in SQD, QP",
+            IBV_QPS_SQE => "in SQE, QP",
+            IBV_QPS_ERR => "in ERR, QP",
+            _ => "in a state unknown here, QP",
         })
     }
 
@@ -89,7 +121,7 @@ impl Qp {
 /// Attributes of a move, and which of them it sets (IBTA §11.2.5.2).
 fn attributes(transition: &QpTransition) -> (ibv_qp_attr, c_int) {
     // SAFETY: integers: all zeros is a value.
-    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    let mut attr: ibv_qp_attr = unsafe { mem::zeroed() };
     let (state, mask) = match transition {
         QpTransition::Reset => (IBV_QPS_RESET, 0),
         QpTransition::Init { pkey_index, port_num, access } => {
