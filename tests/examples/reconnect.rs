@@ -2,10 +2,12 @@
 //!
 //! `reconnect rxe_a rxe_b 'ip link set veth0 down' 'ip link set veth0 up'`: sends messages from the
 //! one device to the other, which a process of its own has, does the one to them, and the other once
-//! its sends fail; then it connects again, by the same open device.
+//! its sends fail; then it connects again, by the same open device. When that connection is gone too,
+//! it holds no more of the kernel than before the first.
 
 use std::env;
 use std::error::Error;
+use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::thread;
@@ -77,6 +79,7 @@ fn client(nic: &str, peer: &str, cause: &str, undo: &str) -> Done<()> {
 
     let device = Device::open(nic)?;
     let region = MemoryRegion::new(&device, MESSAGE_BYTES)?;
+    let before = held()?;
     let mut comm = connect(&device, &handle)?;
     send(&mut comm, &region)?;
     run(cause)?;
@@ -101,7 +104,25 @@ fn client(nic: &str, peer: &str, cause: &str, undo: &str) -> Done<()> {
         thread::sleep(Duration::from_millis(100));
     }
     writeln!(io::stdout(), "again: {MESSAGES} messages")?;
+    match held()? {
+        after if after == before => writeln!(io::stdout(), "nothing is left")?,
+        after => writeln!(io::stdout(), "before: {before:?}; after: {after:?}")?,
+    }
     Ok(())
+}
+
+/// What the kernel holds for this process: how many of each kind of RDMA resource, and files.
+fn held() -> Done<[usize; 5]> {
+    let files = fs::read_dir("/proc/self/fd")?.count();
+    let pid = std::process::id().to_string();
+    let count = |kind: &str| -> Done<usize> {
+        let output = Command::new("rdma").args(["resource", "show", kind, "pid", &pid]).output()?;
+        match output.status.success() {
+            true => Ok(String::from_utf8(output.stdout)?.lines().count()),
+            false => Err(String::from_utf8_lossy(&output.stderr).into()),
+        }
+    };
+    Ok([count("qp")?, count("cq")?, count("mr")?, count("pd")?, files])
 }
 
 fn connect(device: &Device, handle: &Handle) -> Done<SendComm> {

@@ -1,5 +1,8 @@
 //! `invar devices`.
 
+use std::fs;
+use std::path::Path;
+
 use invar_testkit::fake_cuda::FakeCuda;
 
 use crate::*;
@@ -56,4 +59,26 @@ fn without_gpus_it_is_said_why_and_the_devices_are_listed() {
     let why = "invar: no GPUs: cuInit failed: CUDA_ERROR_NO_DEVICE (100)";
     assert!(outcome.ok().stderr.contains(why), "{}", outcome.stderr);
     assert!(!json(&outcome.stdout).as_array().unwrap().is_empty());
+}
+
+#[test]
+fn without_libibverbs_one_line_says_so_where_devices_are_asked_for_and_perf_runs() {
+    let tmp = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let directory = tmp.join(format!("no-libibverbs-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    // The loader takes it for the library, whatever this host has, and cannot load it.
+    fs::write(directory.join("libibverbs.so.1"), "").unwrap();
+    let run = |args: &[&str]| Run::start(invar(args).env("LD_LIBRARY_PATH", &directory)).wait();
+    let outcome = run(&["devices", "--json"]);
+    let is_about_it = |line: &&str| line.contains("libibverbs");
+    let lines: Vec<&str> = outcome.ok().stderr.lines().filter(is_about_it).collect();
+    let [line] = lines[..] else { panic!("{}", outcome.stderr) };
+    assert!(line.starts_with("invar: no RDMA devices: no libibverbs ("), "{line}");
+    assert!(line.contains("too short"), "{line}");
+    let devices = json(&outcome.stdout);
+    assert!(devices.as_array().unwrap().iter().all(|device| device["kind"] != "ib"), "{devices}");
+    let outcome = run(&["perf", "-e", "8", "-n", "2", "--json", "-"]);
+    assert_eq!(json(&outcome.ok().stdout)["transport"], "soft");
+    assert!(!outcome.stderr.contains("libibverbs"), "{}", outcome.stderr);
+    fs::remove_dir_all(directory).unwrap();
 }

@@ -9,84 +9,181 @@ use crate::shell::Shell;
 /// A peer that does not answer is given up after 4 s instead of half a minute: long enough for a
 /// killed one's TCP to be closed first, which on a busy machine has taken a second.
 const HASTY: &str = "NCCL_IB_TIMEOUT=17 NCCL_IB_RETRY_CNT=6";
-/// In which time a client has to end, the guest being slow: one that has nothing under way learns by
-/// TCP alone that nobody answers, which takes 25 s.
+/// In which time an end that has work under way has to say so, the guest being slow.
 const MS_MAX: u64 = 45_000;
+/// And an idle one, which learns by TCP alone that its peer is gone: after 25 s at the most.
+const IDLE_MS_MAX: u64 = 35_000;
 
 /// Something that happens while messages go.
 struct Fault {
     what: &'static str,
+    /// Devices of the client and of the server, in turns. Of rxe_a and rxe_b it befalls the former.
+    ends: &'static [[&'static str; 2]],
     /// Shell commands, see `xtask/vm/fault`.
     cause: &'static str,
     undo: &'static str,
-    /// Whether the process whose device it befalls has to go on with another connection: a server
-    /// with another client, and a client with the same server.
+    /// Whether a client goes on by its open device, too: it connects to the same server again.
     goes_on: bool,
-    /// The client's exit status, and what its error says at least; nothing if it does not fail.
+    /// The client's exit status, and what its error says at least where it befalls its device.
     status: u8,
     says: &'static [&'static str],
+    /// What the server's error says, nothing where it has none; both ends are always named.
+    server_says: Option<&'static str>,
+    /// What the error of the end that it befalls adds, whatever it is.
+    notice: &'static str,
 }
 
-const FAULTS: [Fault; 5] = [
+const BOTH_WAYS: &[[&str; 2]] = &[["rxe_a", "rxe_b"], ["rxe_b", "rxe_a"]];
+const ONE_WAY: &[[&str; 2]] = &[["rxe_a", "rxe_b"]];
+/// A device that can be unplugged without another: both ends are on it.
+const UNPLUGGED: &[[&str; 2]] = &[["rxe_c", "rxe_c"]];
+const PLUG_IN: &str = "ip link add veth2 type veth peer name veth3 && \
+                       ip address add 203.0.113.1/24 dev veth2 && \
+                       ip link set veth3 up && ip link set veth2 up && \
+                       rdma link add rxe_c type rxe netdev veth2";
+
+const FAULTS: [Fault; 8] = [
     Fault {
         what: "the link goes down",
+        ends: BOTH_WAYS,
         cause: "ip link set veth0 down",
         undo: "ip link set veth0 up",
         goes_on: true,
         status: 3,
-        says: &["rxe_a", "rxe_b", "look at this end first"],
+        says: &["look at this end first"],
+        server_says: Some(""),
+        notice: "the port of rxe_a went down",
     },
     Fault {
         what: "no packet arrives any more",
+        ends: BOTH_WAYS,
         cause: "tc qdisc add dev veth0 root netem loss 100%",
         undo: "tc qdisc del dev veth0 root",
         goes_on: true,
         status: 3,
-        says: &["rxe_a", "rxe_b", "RETRY_EXC_ERR"],
+        says: &["RETRY_EXC_ERR"],
+        server_says: Some(""),
+        notice: "",
     },
     Fault {
         what: "the peer is killed",
+        ends: ONE_WAY,
         cause: "kill -9 $server",
         undo: "true",
         goes_on: false,
         status: 3,
-        says: &["rxe_a", "rxe_b", "the peer has closed or is dead"],
+        says: &["the peer has closed or is dead"],
+        server_says: None,
+        notice: "",
+    },
+    Fault {
+        what: "the peer of an idle end is killed",
+        ends: ONE_WAY,
+        cause: "kill -9 $client",
+        undo: "true",
+        goes_on: false,
+        status: 137,
+        says: &[],
+        server_says: Some("the peer has closed or is dead"),
+        notice: "",
+    },
+    Fault {
+        // A client that is stopped leaves the server nothing to do, and answers by TCP all the
+        // same, until it cannot be reached in any way.
+        what: "the host of an idle end's peer vanishes",
+        ends: ONE_WAY,
+        cause: "kill -STOP $client; sleep 1; \
+                for i in lo veth0; do tc qdisc add dev $i root netem loss 100%; done; \
+                sleep 32; kill -9 $client",
+        undo: "for i in lo veth0; do tc qdisc del dev $i root; done",
+        goes_on: false,
+        status: 137,
+        says: &[],
+        server_says: Some("the peer has closed or is dead"),
+        notice: "",
     },
     Fault {
         what: "the address of the GID is removed",
+        ends: BOTH_WAYS,
         cause: "ip address del 192.0.2.1/24 dev veth0",
         undo: "ip address add 192.0.2.1/24 dev veth0",
         goes_on: true,
         status: 3,
-        says: &["rxe_a", "rxe_b", "its GID is gone"],
+        says: &["its GID is gone"],
+        server_says: Some(""),
+        notice: "the port of rxe_a changed its GIDs",
     },
     Fault {
-        // rxe waits for the processes that use it, which can go on.
+        // The command waits for the processes that use it, which go on.
         what: "the device is deleted",
+        ends: ONE_WAY,
         cause: "rdma link delete rxe_a & delete=$!",
         undo: "wait $delete; rdma link add rxe_a type rxe netdev veth0",
         goes_on: false,
         status: 0,
         says: &[],
+        server_says: None,
+        notice: "",
+    },
+    Fault {
+        // It is gone for processes that use it, and its name is free when they have closed it.
+        what: "the device is unplugged",
+        ends: UNPLUGGED,
+        cause: "ip link delete veth2 & delete=$!",
+        undo: "wait $delete; PLUG_IN",
+        goes_on: false,
+        status: 3,
+        says: &["the device is gone"],
+        server_says: Some(""),
+        notice: "",
     },
 ];
 
-/// A run that is refused before it begins: what is wrong, the command after `invar perf`'s
-/// environment, and what the error says.
-const REFUSALS: [(&str, &str, &[&str]); 3] = [
+/// A run that ends before it begins, or has a warning: what is the matter, the commands, the exit
+/// status of the last, and what is said.
+const REFUSALS: [(&str, &str, u8, &[&str]); 6] = [
     (
         "memory cannot be locked",
-        "ulimit -l 64; capsh --drop=cap_ipc_lock -- -c 'INVAR perf --nic rxe_a -e 1M'",
-        &["ibv_reg_mr", "ulimit -l unlimited", "memlock limit 65536"],
+        "ulimit -l 64; export INVAR_LOG=warn; \
+         capsh --drop=cap_ipc_lock -- -c 'INVAR perf --nic rxe_a -e 1M'",
+        3,
+        &[
+            "warn: this process may lock 64 KiB of memory",
+            "ibv_reg_mr failed",
+            "ulimit -l unlimited",
+            "docker run --ulimit memlock=-1",
+            "memlock limit 65536",
+        ],
+    ),
+    (
+        "memory cannot be locked by the root of another user namespace",
+        "ulimit -l 64; export INVAR_LOG=warn; unshare -U -r INVAR perf --nic rxe_a -e 1M",
+        3,
+        &["warn: this process may lock 64 KiB of memory", "memlock limit 65536"],
+    ),
+    (
+        "little memory can be locked, and suffices",
+        "ulimit -l 2048; export INVAR_LOG=warn; \
+         capsh --drop=cap_ipc_lock -- -c 'INVAR perf --nic rxe_a -e 8 -n 2'",
+        0,
+        &["warn: this process may lock 2048 KiB of memory"],
     ),
     (
         "NCCL_IB_HCA names no device",
         "NCCL_IB_HCA=mlx5_9 INVAR perf --nic rxe_a",
-        &["NCCL_IB_HCA", "rxe_a, rxe_b, rxe_t"],
+        2,
+        &["NCCL_IB_HCA: mlx5_9 is none of", "rxe_a, rxe_b, rxe_t"],
+    ),
+    (
+        "NCCL_IB_HCA names no port",
+        "NCCL_IB_HCA=rxe_a:2 INVAR perf",
+        2,
+        &["NCCL_IB_HCA: rxe_a:2 is none of the RDMA devices rxe_a, rxe_b, rxe_t"],
     ),
     (
         "NCCL_IB_GID_INDEX names no GID",
         "NCCL_IB_GID_INDEX=99 INVAR perf --nic rxe_a",
+        2,
         &["NCCL_IB_GID_INDEX=99", "::ffff:192.0.2.1"],
     ),
 ];
@@ -96,13 +193,13 @@ pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
     let reconnect = reconnect.display();
     for fault in &FAULTS {
         let Fault { what, cause, undo, goes_on, .. } = fault;
-        // All of them befall rxe_a; of client and server, the latter stays and goes on.
-        let roles = [["rxe_a", "rxe_b"], ["rxe_b", "rxe_a"]];
-        for [client, server] in roles.into_iter().take(1 + usize::from(*goes_on)) {
-            let nics = format!("{client} {server}");
-            let line = format!("{HASTY} xtask/vm/fault {invar} {nics} '{cause}' '{undo}'");
-            let output = guest(shell, None, &line)?;
-            if let Err(why) = fault.check(&output, client == "rxe_a") {
+        for ends in fault.ends {
+            let [client, server] = ends;
+            let undo = undo.replace("PLUG_IN", PLUG_IN);
+            let prepare = if *ends == UNPLUGGED[0] { PLUG_IN } else { "true" };
+            let script = format!("xtask/vm/fault {invar} {client} {server} '{cause}' '{undo}'");
+            let output = guest(shell, None, &format!("{prepare}; {HASTY} {script}"))?;
+            if let Err(why) = fault.check(&output, ends) {
                 bail!("where {what}, from {client}: {why}; the guest said:\n{output}");
             }
         }
@@ -114,33 +211,40 @@ pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
             }
         }
     }
-    for (what, line, says) in REFUSALS {
-        let line = format!("{} 2>&1; true", line.replace("INVAR", invar));
+    for (what, line, status, says) in REFUSALS {
+        let line = format!("{{ {}; }} 2>&1; echo \"status $?\"", line.replace("INVAR", invar));
         let output = guest(shell, None, &line)?;
+        let status = format!("status {status}");
         ensure!(
-            contains_all(&output, says),
-            "where {what}: the error lacks one of {says:?}: {output}"
+            output.lines().last() == Some(&status) && contains_all(&output, says),
+            "where {what}: no {status}, or the output lacks one of {says:?}: {output}"
         );
     }
     Ok(())
 }
 
 impl Fault {
-    /// `is_ours`: it befell the client's device, so that the client's error has to say what it is.
-    fn check(&self, output: &str, is_ours: bool) -> Result<()> {
+    /// What `xtask/vm/fault` prints, with these devices of client and server.
+    fn check(&self, output: &str, ends: &[&str; 2]) -> Result<()> {
         let mut lines = output.lines();
-        let Some((client, error)) = lines.next().and_then(|line| line.split_once(" ms: ")) else {
-            bail!("there is no client");
-        };
-        let (status, ms) = client
-            .strip_prefix("client ")
-            .and_then(|rest| rest.split_once(" after "))
-            .and_then(|(status, ms)| Some((status.parse::<u8>().ok()?, ms.parse::<u64>().ok()?)))
-            .unwrap_or((u8::MAX, u64::MAX));
-        ensure!(status == self.status, "the client's status is {status}, not {}", self.status);
-        ensure!(status == 0 || ms < MS_MAX, "the client takes {ms} ms to notice");
-        let says = if is_ours { self.says } else { &[] };
-        ensure!(contains_all(error, says), "the error lacks one of {says:?}");
+        let [client, server] = ends;
+        let befalls = |end: &str| end != "rxe_b";
+        let error = Ended::parse("client", lines.next())?;
+        ensure!(error.status == Some(self.status), "the client's status is {:?}", error.status);
+        ensure!(self.status == 0 || error.ms < MS_MAX, "the client takes {} ms", error.ms);
+        if befalls(client) {
+            error.check(self.says)?;
+        }
+        if self.status == 3 {
+            error.check(ends)?;
+            error.check(&[if befalls(client) { self.notice } else { "" }])?;
+        }
+        if let Some(says) = self.server_says {
+            let error = Ended::parse("server", lines.next())?;
+            ensure!(error.ms < IDLE_MS_MAX, "the server takes {} ms", error.ms);
+            error.check(ends)?;
+            error.check(&[says, if befalls(server) { self.notice } else { "" }])?;
+        }
         ensure!(lines.next() == Some("nothing is left"), "something is left behind");
         let again = lines.next().is_some_and(|line| line.starts_with("again 0: "));
         ensure!(again, "there is no other connection");
@@ -151,9 +255,35 @@ impl Fault {
     fn check_client(&self, output: &str) -> Result<()> {
         let mut lines = output.lines();
         let error = lines.next().and_then(|line| line.strip_prefix("failed: ")).unwrap_or_default();
-        ensure!(contains_all(error, self.says), "the error lacks one of {:?}", self.says);
+        for says in [self.says, &[self.notice], &["rxe_a", "rxe_b"]] {
+            ensure!(contains_all(error, says), "the error lacks one of {says:?}");
+        }
         let again = lines.next().is_some_and(|line| line.starts_with("again: "));
         ensure!(again, "there is no other connection");
+        ensure!(lines.next() == Some("nothing is left"), "something is left behind");
+        Ok(())
+    }
+}
+
+/// How an end of a connection ended: `client 3 after 700 ms: ERROR`, or `server after …`.
+struct Ended<'a> {
+    status: Option<u8>,
+    ms: u64,
+    error: &'a str,
+}
+
+impl<'a> Ended<'a> {
+    fn parse(name: &str, line: Option<&'a str>) -> Result<Self> {
+        let line = line.and_then(|line| line.strip_prefix(name)).unwrap_or_default();
+        let Some((status, rest)) = line.split_once(" after ") else {
+            bail!("the {name} says nothing");
+        };
+        let (ms, error) = rest.split_once(" ms: ").unwrap_or_default();
+        Ok(Ended { status: status.trim().parse().ok(), ms: ms.parse()?, error })
+    }
+
+    fn check(&self, says: &[&str]) -> Result<()> {
+        ensure!(contains_all(self.error, says), "an error lacks one of {says:?}");
         Ok(())
     }
 }
@@ -166,32 +296,40 @@ fn contains_all(text: &str, parts: &[&str]) -> bool {
 mod tests {
     use super::*;
 
-    const OUTPUT: &str = "client 3 after 700 ms: invar: rxe_a, rxe_b, look at this end first\nnothing is left\nagain 0: 8\n";
+    const OUTPUT: &str = "client 3 after 700 ms: invar: rxe_a, rxe_b, look at this end first; the port of rxe_a went down\nserver after 900 ms: rxe_b to rxe_a\nnothing is left\nagain 0: 8\n";
+    const AT_SERVER: &str = "client 3 after 700 ms: invar: rxe_b to rxe_a\nserver after 900 ms: rxe_a, rxe_b; the port of rxe_a went down\nnothing is left\nagain 0: 8\n";
 
     #[test]
     fn a_client_must_say_what_befell_it_and_connect_again() {
-        let output = "failed: rxe_a to rxe_b: look at this end first\nagain: 20 messages\n";
+        let output = "failed: rxe_a to rxe_b: look at this end first; the port of rxe_a went down\nagain: 20 messages\nnothing is left\n";
         assert!(FAULTS[0].check_client(output).is_ok());
-        assert!(FAULTS[0].check_client(&output.replace("rxe_b", "")).is_err());
-        assert!(FAULTS[0].check_client(&output.replace("again", "not")).is_err());
+        for (from, to) in [("rxe_b", ""), ("again", "not"), ("went down", ""), ("nothing", "qp")] {
+            assert!(FAULTS[0].check_client(&output.replace(from, to)).is_err(), "{from} -> {to}");
+        }
         assert!(FAULTS[0].check_client("").is_err());
     }
 
     #[test]
     fn only_the_whole_course_of_a_fault_passes() {
-        assert!(FAULTS[0].check(OUTPUT, true).is_ok());
-        assert!(FAULTS[0].check(&OUTPUT.replace("look at", ""), true).is_err());
-        assert!(FAULTS[0].check(&OUTPUT.replace("look at", ""), false).is_ok());
+        let [ours, theirs] = [["rxe_a", "rxe_b"], ["rxe_b", "rxe_a"]];
+        assert!(FAULTS[0].check(OUTPUT, &ours).is_ok());
+        assert!(FAULTS[0].check(OUTPUT, &theirs).is_err());
+        assert!(FAULTS[0].check(AT_SERVER, &theirs).is_ok());
+        assert!(FAULTS[0].check(AT_SERVER, &ours).is_err());
         for (from, to) in [
             ("client 3", "client 0"),
             ("700", "99999"),
+            ("900", "36000"),
+            ("look at", ""),
+            ("went down", ""),
             ("rxe_b", ""),
+            ("server after", ""),
             ("nothing is left", "before: 1; after: 2"),
             ("again 0", "again 3"),
             ("client", ""),
         ] {
-            assert!(FAULTS[0].check(&OUTPUT.replace(from, to), true).is_err(), "{from} -> {to}");
+            assert!(FAULTS[0].check(&OUTPUT.replace(from, to), &ours).is_err(), "{from} -> {to}");
         }
-        assert!(FAULTS[0].check("", true).is_err());
+        assert!(FAULTS[0].check("", &ours).is_err());
     }
 }
