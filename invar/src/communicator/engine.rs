@@ -47,9 +47,15 @@ impl Engine {
     /// memory of different calls does not overlap if any of them writes it.
     pub(super) unsafe fn run(&mut self, calls: &[Call]) -> Result<(), Error> {
         self.bootstrap.check()?;
+        let at_work = AtWork(self);
         // SAFETY: the caller's promise.
-        let done = unsafe { self.run_all(calls) };
-        done.map_err(|error| failed(&self.bootstrap, error))
+        let done = unsafe { at_work.0.run_all(calls) };
+        match done {
+            Ok(()) => std::mem::forget(at_work),
+            // Others see links end only after they were told why.
+            Err(error) => return Err(failed(&at_work.0.bootstrap, error)),
+        }
+        Ok(())
     }
 
     /// # Safety
@@ -117,30 +123,24 @@ impl Engine {
         self.links.prepare(&plan)?;
         let mut patience = Patience::new(self.crowded, self.timeout);
         loop {
-            match plan.advance(&mut self.links)? {
-                Progress::Done => return Ok(()),
-                Progress::Moved => patience.renew(),
-                Progress::Waiting(peer) => match patience.idle() {
-                    Idle::Again => {}
-                    Idle::Look(waited) => self.look_after(peer, waited)?,
-                    Idle::TooLong(waited) => {
-                        let text = format!("it did not do its part within {waited:?}");
-                        return Err(Kind::Rank { rank: peer, text }.into());
-                    }
-                },
+            let done = plan.advance(&mut self.links)?;
+            let peer = match (done, self.links.progress()?) {
+                (Progress::Done, None) => return Ok(()),
+                (Progress::Moved, _) => {
+                    patience.renew();
+                    continue;
+                }
+                (Progress::Waiting(peer), _) | (Progress::Done, Some(peer)) => peer,
+            };
+            match patience.idle() {
+                Idle::Again => {}
+                Idle::Look(waited) => look_after(&self.bootstrap, peer, waited)?,
+                Idle::TooLong(waited) => {
+                    let text = format!("it did not do its part within {waited:?}");
+                    return Err(Kind::Rank { rank: peer, text }.into());
+                }
             }
-            self.links.progress()?;
         }
-    }
-
-    /// Whether what is waited for can still come.
-    fn look_after(&self, peer: u32, waited: Duration) -> Result<(), Error> {
-        self.bootstrap.check()?;
-        if waited >= LEFT_GRACE && self.bootstrap.has_left(peer) {
-            let text = "it has left the communicator, and is waited for".to_owned();
-            return Err(Kind::Rank { rank: peer, text }.into());
-        }
-        Ok(())
     }
 
     fn rank(&self) -> u32 {
@@ -154,6 +154,25 @@ impl Drop for Engine {
             self.links.end(LEAVE_WITHIN);
         }
     }
+}
+
+/// Calls are under way, and links at work in their memory. Should these end early, so do the links.
+struct AtWork<'a>(&'a mut Engine);
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        self.0.links.cut();
+    }
+}
+
+/// Whether what is waited for can still come.
+fn look_after(bootstrap: &Bootstrap, peer: u32, waited: Duration) -> Result<(), Error> {
+    bootstrap.check()?;
+    if waited >= LEFT_GRACE && bootstrap.has_left(peer) {
+        let text = "it has left the communicator, and is waited for".to_owned();
+        return Err(Kind::Rank { rank: peer, text }.into());
+    }
+    Ok(())
 }
 
 /// Tells all ranks of an error of this one, or gives what came before it.

@@ -1,5 +1,7 @@
 //! A schedule at work: the steps of one rank on one channel, over links and memory.
 
+use std::ptr::NonNull;
+
 use invar_core::coll::{ONE_SHOT_RANKS_MAX, Schedule, Step};
 
 use super::links::Links;
@@ -16,6 +18,8 @@ pub(super) struct Buffers {
     pub(super) input: *const u8,
     pub(super) output: *mut u8,
     pub(super) element_bytes: usize,
+    /// Whether no element of the input is written, in place, before all who are sent it have it.
+    pub(super) input_lasts: bool,
 }
 
 /// One rank's share of an operation on one channel.
@@ -42,7 +46,8 @@ pub enum Progress {
 impl<'a> Job<'a> {
     /// # Safety
     ///
-    /// As of [`Reducer::run`] for each of the schedule's steps, as long as the job is advanced: the
+    /// As of [`Reducer::run`] for each of the schedule's steps, as long as the job is advanced, and
+    /// until [`Links::progress`] says that nothing has still to leave or the links are gone: the
     /// buffers have the elements that the schedule's task says.
     pub(super) unsafe fn new(
         channel: u32,
@@ -79,21 +84,31 @@ impl<'a> Job<'a> {
 
     /// Does one step, or gives the rank that it waits for.
     fn run(&self, step: &Step, links: &mut Links) -> Result<Option<u32>, Error> {
-        let Buffers { input, output, element_bytes } = self.buffers;
+        let Buffers { input, output, element_bytes, input_lasts } = self.buffers;
         let len = step.count * element_bytes;
+        let output = step.output.map(|first| {
+            // SAFETY: by the promise of `new` the output has these elements.
+            unsafe { output.add(first * element_bytes) }
+        });
         let mut operands = Places::<*const u8>::default();
         let mut destinations = Places::<*mut u8>::default();
         let own = step.input.map(|first| {
             // SAFETY: by the promise of `new` the input has these elements.
             unsafe { input.add(first * element_bytes) }
         });
+        // What comes and is stored as it is comes right to its place, where it can.
+        let to = output.filter(|_| step.recv.len() == 1 && own.is_none() && !step.finish);
         for (i, peer) in step.recv.iter().enumerate() {
             if let Some(own) = own.filter(|_| i == step.input_at) {
                 operands.push(own);
             }
-            let Some((slot, filled)) = links.recv(self.channel, *peer).full()? else {
-                return Ok(Some(*peer));
+            let link = links.recv(self.channel, *peer);
+            let full = match to.and_then(NonNull::new) {
+                // SAFETY: the promise of `new`. A step that waits is tried again as it is.
+                Some(to) => unsafe { link.full_at(to, len) }?,
+                None => link.full()?,
             };
+            let Some((slot, filled)) = full else { return Ok(Some(*peer)) };
             if filled != len {
                 return Err(unequal(*peer, filled, len));
             }
@@ -102,27 +117,40 @@ impl<'a> Job<'a> {
         if let Some(own) = own.filter(|_| step.input_at == step.recv.len()) {
             operands.push(own);
         }
-        if let Some(first) = step.output {
-            // SAFETY: by the promise of `new` the output has these elements.
-            destinations.push(unsafe { output.add(first * element_bytes) });
+        let is_there = |output: &*mut u8| own.is_none() && operands.all() == [output.cast_const()];
+        if let Some(output) = output.filter(|output| !is_there(output)) {
+            destinations.push(output);
         }
+        // Where the value is that is sent, if it stays there: the output is written once.
+        let own_as_it_is = own.filter(|_| step.recv.is_empty() && !self.reducer.divides_inputs());
+        let lasting = own_as_it_is.filter(|_| input_lasts).or(output.map(<*mut u8>::cast_const));
+        let lasting = lasting.and_then(|start| NonNull::new(start.cast_mut()));
         for peer in &step.send {
-            let Some(slot) = links.send(self.channel, *peer).free(len)? else {
-                return Ok(Some(*peer));
-            };
-            destinations.push(slot.as_ptr());
+            let link = links.send(self.channel, *peer);
+            let Some(slot) = link.free(len)? else { return Ok(Some(*peer)) };
+            if lasting.is_none() || !link.takes_memory() {
+                destinations.push(slot.as_ptr());
+            }
         }
         let at = own.map(|_| step.input_at);
-        // SAFETY: slots are ours until they are released or published, and have `len` bytes; the
-        // rest is the promise of `new`.
-        unsafe {
-            self.reducer.run(operands.all(), at, destinations.all(), step.count, step.finish);
+        if !destinations.all().is_empty() {
+            // SAFETY: slots are ours until they are released or published, and have `len` bytes;
+            // the rest is the promise of `new`.
+            unsafe {
+                self.reducer.run(operands.all(), at, destinations.all(), step.count, step.finish);
+            }
         }
         for peer in &step.recv {
-            links.recv(self.channel, *peer).release()?;
+            links.recv(self.channel, *peer).release();
         }
         for peer in &step.send {
-            links.send(self.channel, *peer).publish(len)?;
+            let link = links.send(self.channel, *peer);
+            match lasting.filter(|_| link.takes_memory()) {
+                // SAFETY: by the promise of `new`, and nothing here writes there again before the
+                // peer has it.
+                Some(start) => unsafe { link.publish_from(start, len) }?,
+                None => link.publish(len)?,
+            }
         }
         Ok(None)
     }

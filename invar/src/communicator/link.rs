@@ -24,7 +24,7 @@ pub(crate) enum SendLink {
         peer: u32,
         ring: SendRing,
     },
-    /// Over the network, moved by the proxy.
+    /// Over the network.
     Net(NetSend),
 }
 
@@ -36,7 +36,7 @@ pub(crate) enum RecvLink {
         peer: u32,
         ring: RecvRing,
     },
-    /// Over the network, moved by the proxy.
+    /// Over the network.
     Net(NetRecv),
 }
 
@@ -66,19 +66,37 @@ impl SendLink {
     #[inline]
     pub(crate) fn publish(&mut self, len: usize) -> Result<(), Error> {
         match self {
-            SendLink::Shm { ring, .. } => ring.publish(len),
+            SendLink::Shm { ring, .. } => {
+                ring.publish(len);
+                Ok(())
+            }
             SendLink::Net(link) => link.publish(len),
         }
-        Ok(())
     }
 
-    /// Moves what can be moved; whether all that was published has left this end's memory.
+    /// Publishes `len` bytes that lie elsewhere, in place of the slot that [`free`](Self::free) gave
+    /// for as many; only where the link [takes memory](Self::takes_memory).
+    ///
+    /// # Safety
+    ///
+    /// As of [`NetSend::publish_from`].
     #[inline]
-    pub(crate) fn progress(&mut self) -> Result<bool, Error> {
+    pub(crate) unsafe fn publish_from(
+        &mut self,
+        start: NonNull<u8>,
+        len: usize,
+    ) -> Result<(), Error> {
         match self {
-            SendLink::Shm { .. } => Ok(true),
-            SendLink::Net(link) => link.progress(),
+            SendLink::Shm { .. } => unreachable!("it takes no memory"),
+            // SAFETY: the caller's promise.
+            SendLink::Net(link) => unsafe { link.publish_from(start, len) },
         }
+    }
+
+    /// Whether data need not be in a slot.
+    #[inline]
+    pub(crate) fn takes_memory(&self) -> bool {
+        matches!(self, SendLink::Net(link) if link.takes_memory())
     }
 }
 
@@ -97,26 +115,34 @@ impl RecvLink {
     pub(crate) fn full(&mut self) -> Result<Option<(NonNull<u8>, usize)>, Error> {
         match self {
             RecvLink::Shm { peer, ring } => ring.full().map_err(|error| broken(*peer, error)),
-            RecvLink::Net(link) => Ok(link.full()),
+            RecvLink::Net(link) => link.full(),
+        }
+    }
+
+    /// As [`full`](Self::full), of `len` bytes, which may come right to `to` and be there then.
+    ///
+    /// # Safety
+    ///
+    /// As of [`NetRecv::full_at`].
+    #[inline]
+    pub(crate) unsafe fn full_at(
+        &mut self,
+        to: NonNull<u8>,
+        len: usize,
+    ) -> Result<Option<(NonNull<u8>, usize)>, Error> {
+        match self {
+            RecvLink::Shm { .. } => self.full(),
+            // SAFETY: the caller's promise.
+            RecvLink::Net(link) => unsafe { link.full_at(to, len) },
         }
     }
 
     /// Gives the slot that [`full`](Self::full) gave back to the other end.
     #[inline]
-    pub(crate) fn release(&mut self) -> Result<(), Error> {
+    pub(crate) fn release(&mut self) {
         match self {
             RecvLink::Shm { ring, .. } => ring.release(),
             RecvLink::Net(link) => link.release(),
-        }
-        Ok(())
-    }
-
-    /// Moves what can be moved.
-    #[inline]
-    pub(crate) fn progress(&mut self) -> Result<(), Error> {
-        match self {
-            RecvLink::Shm { .. } => Ok(()),
-            RecvLink::Net(link) => link.progress(),
         }
     }
 }

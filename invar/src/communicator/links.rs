@@ -105,22 +105,42 @@ impl Links {
         Ok(())
     }
 
-    /// Moves what can be moved.
+    /// Moves what can be moved. Gives a rank to which something has still to leave in calls of
+    /// this, if there is one.
     ///
     /// # Errors
     /// What a link says.
     #[inline]
-    pub fn progress(&mut self) -> Result<(), Error> {
+    pub fn progress(&mut self) -> Result<Option<u32>, Error> {
         if !self.over_network {
-            return Ok(());
+            return Ok(None);
         }
-        // One link over the network moves all of them.
-        let over_network = |link: &&mut SendLink| matches!(link, SendLink::Net(_));
-        if let Some(link) = self.send.iter_mut().flatten().find(over_network) {
-            return link.progress().map(drop);
+        let (mut waiting, mut has_round) = (None, false);
+        for link in self.send.iter_mut().flatten() {
+            let SendLink::Net(link) = link else { continue };
+            let has_proxy = !link.takes_memory();
+            // One link that the proxy moves moves all of them.
+            if has_proxy && has_round {
+                continue;
+            }
+            has_round |= has_proxy;
+            if !link.progress()? && !has_proxy {
+                waiting = Some(link.peer());
+            }
         }
-        let over_network = |link: &&mut RecvLink| matches!(link, RecvLink::Net(_));
-        self.recv.iter_mut().flatten().find(over_network).map_or(Ok(()), RecvLink::progress)
+        let has_proxy = |link: &&mut RecvLink| matches!(link, RecvLink::Net(of) if of.has_proxy());
+        if !has_round
+            && let Some(RecvLink::Net(link)) = self.recv.iter_mut().flatten().find(has_proxy)
+        {
+            link.progress()?;
+        }
+        Ok(waiting)
+    }
+
+    /// Ends all links at once: whatever memory they were at work in, they no longer are.
+    pub(super) fn cut(&mut self) {
+        self.send.fill_with(|| None);
+        self.recv.fill_with(|| None);
     }
 
     /// Ends with what is under way: what was sent is there, and was acknowledged. Waits for the

@@ -25,11 +25,11 @@
 //! let slot = send.free(1)?.expect("eight are free");
 //! // SAFETY: it is ours until it is published.
 //! unsafe { slot.write(42) };
-//! send.publish(1);
+//! send.publish(1)?;
 //! let (slot, len) = loop {
 //!     send.progress()?;
 //!     recv.progress()?;
-//!     if let Some(full) = recv.full() {
+//!     if let Some(full) = recv.full()? {
 //!         break full;
 //!     }
 //! };
@@ -39,6 +39,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod direct;
 mod ends;
 mod greeting;
 mod link;
@@ -59,9 +60,10 @@ use invar_linux::proxy::{
 
 use crate::error::Kind;
 use crate::{Device, DeviceKind, Error, Settings};
+use direct::{DirectRecv, DirectSend};
 use link::{Posting, Way};
-use setup::{BOTH_WAYS, Opener, Rings};
-use wire::{Arrivals, Wires};
+use setup::{BOTH_WAYS, Made, Opener, Share};
+use wire::{Arrivals, Wire, Wires};
 
 pub use ends::NetEnds;
 pub use greeting::{ADDRESS_BYTES, Address};
@@ -76,11 +78,20 @@ pub struct NetSettings {
     pub slot_bytes: usize,
     /// How long a link may take to come about.
     pub timeout: Duration,
+    /// Whether links over TCP do without the proxy: they move in the rank's calls of each, and
+    /// nowhere else. That is shorter, and they can send and receive where the data is to be, without
+    /// a slot between.
+    pub without_proxy: bool,
 }
 
 impl From<Settings> for NetSettings {
     fn from(connections: Settings) -> Self {
-        NetSettings { connections, slot_bytes: 256 << 10, timeout: Duration::from_secs(30) }
+        NetSettings {
+            connections,
+            slot_bytes: 256 << 10,
+            timeout: Duration::from_secs(30),
+            without_proxy: false,
+        }
     }
 }
 
@@ -97,7 +108,7 @@ pub struct NetProxy {
     _service: Service,
     progress: Option<Progress<Error>>,
     post: Arc<Posting>,
-    rings: Rings,
+    made: Made,
     /// Of each device, whether a connection over it can be used both ways.
     both_ways: Vec<bool>,
 }
@@ -121,8 +132,8 @@ impl NetProxy {
         abort: Abort,
     ) -> Result<Self, Error> {
         let rules = settings.connections.proxy;
-        let (ops, arrivals, rings) =
-            (SharedOps::create(1).map_err(starting)?, Arrivals::default(), Rings::default());
+        let (ops, arrivals, made) =
+            (SharedOps::create(1).map_err(starting)?, Arrivals::default(), Made::default());
         let progress = ProgressSettings {
             append_batch: rules.append_batch,
             append_every: rules.append_every,
@@ -138,9 +149,10 @@ impl NetProxy {
             devices,
             settings: settings.connections.clone(),
             slot_bytes: settings.slot_bytes(),
+            without_proxy: settings.without_proxy,
             connections: progress.connections(),
             arrivals,
-            rings: rings.clone(),
+            made: made.clone(),
             places: HashMap::new(),
         };
         let service = Service::spawn(ServiceSettings::default(), abort.clone(), opener);
@@ -153,7 +165,7 @@ impl NetProxy {
             timeout: settings.timeout,
         });
         let client = client.map_err(refused)?;
-        Ok(NetProxy { client, _service: service, progress: Some(progress), post, rings, both_ways })
+        Ok(NetProxy { client, _service: service, progress: Some(progress), post, made, both_ways })
     }
 
     /// Begins to listen for rank `peer` on `channel`, on the device of that index. The address is
@@ -223,15 +235,21 @@ impl NetProxy {
     /// Waits until a link is there.
     pub fn sender(&mut self, sending: Sending) -> Result<NetSend, Error> {
         let Sending(way, call) = sending;
-        let ring = self.ring(way, call)?;
-        Ok(NetSend::new(ring, Arc::clone(&self.post), way))
+        match self.made(way, call)? {
+            Share::Ring(ring) => Ok(NetSend::new(ring, Arc::clone(&self.post), way)),
+            Share::Whole(Wire::Send(wire)) => Ok(NetSend::direct(DirectSend::new(wire, way.peer))),
+            Share::Whole(Wire::Recv(_)) => Err(missing(way)),
+        }
     }
 
     /// Waits until a link is there.
     pub fn receiver(&mut self, receiving: Receiving) -> Result<NetRecv, Error> {
         let Receiving(way, call) = receiving;
-        let ring = self.ring(way, call)?;
-        Ok(NetRecv::new(ring, Arc::clone(&self.post), way))
+        match self.made(way, call)? {
+            Share::Ring(ring) => Ok(NetRecv::new(ring, Arc::clone(&self.post), way)),
+            Share::Whole(Wire::Recv(wire)) => Ok(NetRecv::direct(DirectRecv::new(wire, way.peer))),
+            Share::Whole(Wire::Send(_)) => Err(missing(way)),
+        }
     }
 
     /// What is being moved, in the notation of NCCL's dump.
@@ -293,10 +311,10 @@ impl NetProxy {
         Ok(self.client.open(init).map_err(refused)?.0)
     }
 
-    fn ring(&mut self, way: Way, call: CallId) -> Result<Arc<ring::Ring>, Error> {
-        let named = |text: String| Error::from(Kind::Rank { rank: way.peer, text });
-        self.client.wait(call, &mut []).map_err(|error| named(error.to_string()))?;
-        self.rings.take(way.connection).ok_or_else(|| named("a link without a ring".to_owned()))
+    fn made(&mut self, way: Way, call: CallId) -> Result<Share, Error> {
+        let done = self.client.wait(call, &mut []);
+        done.map_err(|error| Kind::Rank { rank: way.peer, text: error.to_string() })?;
+        self.made.take(way.connection).ok_or_else(|| missing(way))
     }
 }
 
@@ -305,6 +323,11 @@ const SLOT_ALIGN: usize = 64;
 
 fn starting(error: io::Error) -> Error {
     Error::io("starting the proxy", error)
+}
+
+fn missing(way: Way) -> Error {
+    let text = "a link that was made is not there".to_owned();
+    Kind::Rank { rank: way.peer, text }.into()
 }
 
 fn refused(error: ClientError) -> Error {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use invar_core::coll::{Operation, Order, RedOp, Schedule, Task};
+use invar_core::coll::{Algorithm, Operation, Order, RedOp, Schedule, Task};
 
 use super::job::{Buffers, Job, Progress};
 use super::links::Links;
@@ -25,7 +25,8 @@ impl<'a> Plan<'a> {
     ///
     /// # Safety
     ///
-    /// As long as the plan is there, `input` and `output` have as many elements as
+    /// As long as the plan is there, and until [`Links::progress`] then says that nothing has still
+    /// to leave or the links are gone, `input` and `output` have as many elements as
     /// [`Operation::input_count`] and [`Operation::output_count`] say, which nobody else writes, or
     /// the output accesses. They are the same where NCCL has the operation in place, or do not
     /// overlap; memory of different operations does not overlap if any of them writes it.
@@ -43,7 +44,10 @@ impl<'a> Plan<'a> {
             Some(op) => Reducer::new(task.data_type, op, order.nranks()),
             None => Reducer::copy(task.data_type),
         };
-        let buffers = Buffers { input, output, element_bytes: task.data_type.bytes() };
+        // What ranks do in one hop they may be done with while their input is still on its way; else
+        // what comes to its place has the input of this rank in it, which so has arrived.
+        let input_lasts = input != output.cast_const() || task.algorithm != Algorithm::OneShot;
+        let buffers = Buffers { input, output, element_bytes: task.data_type.bytes(), input_lasts };
         // SAFETY: the caller's promise.
         let job = unsafe { Job::new(task.channel, schedule, reducer, buffers) };
         let lane = (task.channel, task.operation);

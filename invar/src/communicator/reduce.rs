@@ -60,6 +60,11 @@ impl Reducer {
         Reducer { element_bytes, nranks: 1, kernels: None, average: Average::No }
     }
 
+    /// Whether a rank's own input is divided before it is reduced or sent.
+    pub(super) fn divides_inputs(&self) -> bool {
+        self.average == Average::Inputs
+    }
+
     /// Reduces the operands in their order, and stores the value at each destination.
     ///
     /// `input` says which of the operands is the rank's own input, not yet divided for an average;

@@ -19,6 +19,8 @@ fn over(transport: &str) -> Settings {
 fn check_over(transport: &str, nranks: u32) {
     ranks(nranks, &over(transport), |communicator| {
         check_type::<f32>(&communicator, &[0, 1, 999, 50_001], &[RedOp::Avg]);
+        // As much as two ranks still do in one hop, and more.
+        check_type::<i32>(&communicator, &[60_001, 300_007], &[RedOp::Sum]);
         let rank = communicator.rank();
         let (sent, mut got) = (vec![rank; 100_000], vec![0; 100_000]);
         let mut group = communicator.group();
@@ -39,6 +41,25 @@ fn ranks_agree_over_the_software_nic() {
 fn ranks_agree_over_tcp() {
     check_over("socket", 2);
     check_over("socket", 3);
+}
+
+#[test]
+fn counts_that_differ_are_told_over_a_network_too() {
+    for transport in ["soft", "socket"] {
+        for count in [10, 200_000] {
+            let errors = ranks(2, &over(transport), |communicator| {
+                let mut data = vec![1_i32; count + communicator.rank() as usize];
+                let reduced = communicator.all_reduce_in_place(&mut data, RedOp::Sum);
+                reduced.unwrap_err().to_string()
+            });
+            let told = |error: &String| {
+                error.contains("do all ranks make the same calls")
+                    || error.contains("collective mismatch: ")
+            };
+            assert!(errors.iter().all(|error| error.contains("rank ")), "{errors:?}");
+            assert!(errors.iter().any(told), "{transport}, {count}: {errors:?}");
+        }
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use invar::net::{ADDRESS_BYTES, Address, NetProxy};
 use invar::{Handle, SendComm, Settings};
 use invar_linux::proxy::Abort;
 
-use crate::rig::{DEVICES, LIMIT, Moved, Rank, SLOT_BYTES, open, pair, settings};
+use crate::rig::{DEVICES, DIRECT, LIMIT, Moved, Rank, SLOT_BYTES, open, pair, settings};
 
 /// What a rank is told in the end, whose peer does nothing.
 fn error_of(rank: &mut Rank) -> String {
@@ -49,6 +49,23 @@ fn a_peer_that_goes_amid_a_transfer_ends_it() {
             zero.join().unwrap().to_string()
         });
         assert!(text.starts_with("rank 1: operation 0x1, "), "{text}");
+    }
+}
+
+#[test]
+fn a_peer_that_goes_is_named_where_no_proxy_moves_the_link() {
+    for device in DIRECT {
+        let [mut zero, mut one] = pair(device, 1);
+        let text = std::thread::scope(|scope| {
+            let zero = scope.spawn(|| zero.exchange(1, 1 << 40, Moved::ByRank).unwrap_err());
+            scope.spawn(|| {
+                one.exchange(1, 20, Moved::ByRank).expect(device);
+                drop(one);
+            });
+            zero.join().unwrap().to_string()
+        });
+        assert!(text.starts_with("rank 1: ") && text.contains("to peer "), "{text}");
+        assert_eq!(error_of(&mut zero), text);
     }
 }
 
@@ -111,9 +128,9 @@ fn who_does_not_know_the_token_is_no_sender() {
             (zero.sender(sending).expect(device), one.receiver(receiving).expect(device));
         send.start(1).unwrap();
         recv.start(1).unwrap();
-        send.publish(0);
+        send.publish(0).unwrap();
         let start = Instant::now();
-        while recv.full().is_none() {
+        while recv.full().unwrap().is_none() {
             send.progress().unwrap();
             recv.progress().unwrap();
             assert!(start.elapsed() < LIMIT);

@@ -17,9 +17,12 @@ pub(crate) const DEVICES: [&str; 5] =
     ["soft IPv4", "soft IPv6", "socket IPv4", "socket IPv6", SHARED];
 /// Where links both ways share a connection.
 const SHARED: &str = "shared socket IPv4";
+/// Links that do without the proxy.
+pub(crate) const DIRECT: [&str; 2] = ["direct socket IPv6", "direct shared socket IPv4"];
+const WITHOUT_PROXY: &str = "direct ";
 
 pub(crate) fn open(device: &str) -> Device {
-    let family = match device {
+    let family = match device.trim_start_matches(WITHOUT_PROXY) {
         "soft IPv4" => return Device::open_at("127.0.0.1:0".parse().unwrap()).unwrap(),
         "soft IPv6" => return Device::open_at("[::1]:0".parse().unwrap()).unwrap(),
         "socket IPv4" | SHARED => "AF_INET",
@@ -63,13 +66,14 @@ pub(crate) enum Moved {
 
 /// Ranks 0 and 1.
 pub(crate) fn pair(device: &str, channels: u16) -> [Rank; 2] {
+    let settings = NetSettings { without_proxy: device.starts_with(WITHOUT_PROXY), ..settings() };
     let mut proxies = [(); 2].map(|()| {
         let abort = Abort::default();
-        (NetProxy::start(vec![open(device)], &settings(), abort.clone()).unwrap(), abort)
+        (NetProxy::start(vec![open(device)], &settings, abort.clone()).unwrap(), abort)
     });
     let mut coming: [Vec<(Receiving, Sending)>; 2] = Default::default();
     for channel in 0..channels {
-        if device == SHARED {
+        if device.ends_with(SHARED) {
             let [(zero, _), (one, _)] = &mut proxies;
             let (to_one, from_one, address) = one.listen_both_ways(0, channel, 0).unwrap();
             let (from_zero, to_zero) = zero.connect_both_ways(1, channel, 0, &address).unwrap();
@@ -121,7 +125,7 @@ impl Rank {
                 {
                     // SAFETY: the slot is this rank's until it is published.
                     unsafe { message.write(slot) };
-                    link.publish(message.len());
+                    link.publish(message.len())?;
                     sent[channel] += 1;
                 }
             }
@@ -129,7 +133,7 @@ impl Rank {
                 let message =
                     Message { seed, from: 1 - self.number, channel, step: received[channel] };
                 if received[channel] < steps
-                    && let Some((slot, len)) = link.full()
+                    && let Some((slot, len)) = link.full()?
                 {
                     assert_eq!(len, message.len(), "{message:?}");
                     // SAFETY: the slot is this rank's until it is released.

@@ -8,15 +8,28 @@ use invar_core::math::Protocol;
 use invar_core::proxy::{Appended, ConnectionId, Op, Pattern, PostError, Poster};
 use invar_linux::proxy::{Driver, ProgressFailure, SharedOps};
 
+use super::direct::{DirectRecv, DirectSend};
 use super::ring::{Ring, SLOTS};
 use crate::Error;
 use crate::error::Kind;
 
-/// The sending end of a link to another rank: slots that the rank fills and the proxy sends.
-pub struct NetSend(End);
+/// The sending end of a link to another rank: slots that the rank fills.
+pub struct NetSend(Sending);
 
-/// The receiving end of a link from another rank: slots that the proxy fills and the rank uses.
-pub struct NetRecv(End);
+/// The receiving end of a link from another rank: slots that the rank uses.
+pub struct NetRecv(Receiving);
+
+/// Who sends.
+enum Sending {
+    Proxy(End),
+    Rank(Box<DirectSend>),
+}
+
+/// Who receives.
+enum Receiving {
+    Proxy(End),
+    Rank(Box<DirectRecv>),
+}
 
 struct End {
     ring: Arc<Ring>,
@@ -46,13 +59,20 @@ pub(super) struct Way {
 
 impl NetSend {
     pub(super) fn new(ring: Arc<Ring>, post: Arc<Posting>, way: Way) -> Self {
-        NetSend(End::new(ring, post, way, Pattern::Send))
+        NetSend(Sending::Proxy(End::new(ring, post, way, Pattern::Send)))
+    }
+
+    pub(super) fn direct(link: DirectSend) -> Self {
+        NetSend(Sending::Rank(Box::new(link)))
     }
 
     /// Has the proxy send the next `steps` slots that will be published. The other end is told of
     /// the same number, and each slot that is published must have been told of.
     pub fn start(&mut self, steps: u64) -> Result<(), Error> {
-        self.0.start(steps)
+        match &mut self.0 {
+            Sending::Proxy(end) => end.start(steps),
+            Sending::Rank(_) => Ok(()),
+        }
     }
 
     /// The memory of the next free slot, for `len` bytes; `None`: there is none yet. Asked again it
@@ -61,55 +81,108 @@ impl NetSend {
     /// Until it is published nobody else accesses it. It is there as long as this end.
     ///
     /// # Errors
-    /// More bytes than a slot has.
+    /// More bytes than a slot has; or what ended the link.
     #[inline]
     pub fn free(&mut self, len: usize) -> Result<Option<NonNull<u8>>, Error> {
-        let End { ring, next, .. } = &self.0;
-        if len > ring.slot_bytes() {
-            let text = format!("{len} bytes for a slot of {}", ring.slot_bytes());
+        if len > self.slot_bytes() {
+            let text = format!("{len} bytes for a slot of {}", self.slot_bytes());
             return Err(Kind::Usage(text).into());
         }
-        Ok((*next < ring.used() + SLOTS as u64).then(|| ring.slot(*next)))
+        match &mut self.0 {
+            Sending::Proxy(End { ring, next, .. }) => {
+                Ok((*next < ring.used() + SLOTS as u64).then(|| ring.slot(*next)))
+            }
+            Sending::Rank(link) => link.free(),
+        }
     }
 
     /// Gives the slot that [`NetSend::free`] gave to the network, with as many bytes, which are cut
     /// to those of a slot.
     #[inline]
-    pub fn publish(&mut self, len: usize) {
-        let End { ring, next, .. } = &mut self.0;
-        if *next < ring.used() + SLOTS as u64 {
-            ring.fill(*next, len.min(ring.slot_bytes()) as u32);
-            *next += 1;
+    pub fn publish(&mut self, len: usize) -> Result<(), Error> {
+        match &mut self.0 {
+            Sending::Proxy(End { ring, next, .. }) => {
+                if *next < ring.used() + SLOTS as u64 {
+                    ring.fill(*next, len.min(ring.slot_bytes()) as u32);
+                    *next += 1;
+                }
+                Ok(())
+            }
+            Sending::Rank(link) => link.publish(len),
         }
     }
 
-    /// Moves what can be moved, on any link of this rank. Says whether all that was published
-    /// gets to the peer without more calls.
+    /// Whether [`NetSend::publish_from`] spares a copy.
+    #[inline]
+    pub(in crate::communicator) fn takes_memory(&self) -> bool {
+        matches!(self.0, Sending::Rank(_))
+    }
+
+    /// Publishes `len` bytes that are not in a slot, in place of the one that [`NetSend::free`] gave
+    /// for as many, where the link [takes memory](Self::takes_memory).
+    ///
+    /// # Safety
+    ///
+    /// The bytes are valid for reads, and not written by anyone, until [`NetSend::progress`] has said
+    /// that all has left or the peer has received them, or this end is dropped.
+    #[inline]
+    pub(in crate::communicator) unsafe fn publish_from(
+        &mut self,
+        start: NonNull<u8>,
+        len: usize,
+    ) -> Result<(), Error> {
+        match &mut self.0 {
+            Sending::Proxy(_) => Err(Kind::Usage("the proxy sends from slots".to_owned()).into()),
+            // SAFETY: the caller's promise.
+            Sending::Rank(link) => unsafe { link.publish_from(start, len) },
+        }
+    }
+
+    /// Moves what can be moved: by the proxy on any link of this rank, else on this one. Says
+    /// whether all that was published gets to the peer without more calls.
     #[inline]
     pub fn progress(&mut self) -> Result<bool, Error> {
-        self.0.post.round()?;
-        Ok(self.0.ring.settled() == self.0.next)
+        match &mut self.0 {
+            Sending::Proxy(end) => {
+                end.post.round()?;
+                Ok(end.ring.settled() == end.next)
+            }
+            Sending::Rank(link) => link.progress(),
+        }
     }
 
     /// Bytes of a slot.
     pub fn slot_bytes(&self) -> usize {
-        self.0.ring.slot_bytes()
+        match &self.0 {
+            Sending::Proxy(end) => end.ring.slot_bytes(),
+            Sending::Rank(link) => link.slot_bytes(),
+        }
     }
 
     /// The rank at the other end.
     pub fn peer(&self) -> u32 {
-        self.0.op.peer
+        match &self.0 {
+            Sending::Proxy(end) => end.op.peer,
+            Sending::Rank(link) => link.peer(),
+        }
     }
 }
 
 impl NetRecv {
     pub(super) fn new(ring: Arc<Ring>, post: Arc<Posting>, way: Way) -> Self {
-        NetRecv(End::new(ring, post, way, Pattern::Recv))
+        NetRecv(Receiving::Proxy(End::new(ring, post, way, Pattern::Recv)))
+    }
+
+    pub(super) fn direct(link: DirectRecv) -> Self {
+        NetRecv(Receiving::Rank(Box::new(link)))
     }
 
     /// Has the proxy receive the next `steps` slots. The other end is told of the same number.
     pub fn start(&mut self, steps: u64) -> Result<(), Error> {
-        self.0.start(steps)
+        match &mut self.0 {
+            Receiving::Proxy(end) => end.start(steps),
+            Receiving::Rank(_) => Ok(()),
+        }
     }
 
     /// The memory of the next full slot and how many bytes are in it; `None`: it is not there yet.
@@ -117,36 +190,85 @@ impl NetRecv {
     ///
     /// Until it is released nobody else accesses it, but a peer that breaks the protocol. It is
     /// there as long as this end.
+    ///
+    /// # Errors
+    /// What ended the link.
     #[inline]
-    pub fn full(&mut self) -> Option<(NonNull<u8>, usize)> {
-        let End { ring, next, .. } = &self.0;
-        ring.filled(*next).map(|len| (ring.slot(*next), len as usize))
+    pub fn full(&mut self) -> Result<Option<(NonNull<u8>, usize)>, Error> {
+        match &mut self.0 {
+            Receiving::Proxy(End { ring, next, .. }) => {
+                Ok(ring.filled(*next).map(|len| (ring.slot(*next), len as usize)))
+            }
+            Receiving::Rank(link) => link.full(),
+        }
+    }
+
+    /// As [`NetRecv::full`], of a message of at most `len` bytes, which may come right to `to`: look
+    /// where it is. Asked again it must be with the same.
+    ///
+    /// # Errors
+    /// As there; and a message of more bytes.
+    ///
+    /// # Safety
+    ///
+    /// The `len` bytes at `to` are valid for writes, and not accessed by anyone else, until the slot
+    /// is given or this end is dropped.
+    #[inline]
+    pub(in crate::communicator) unsafe fn full_at(
+        &mut self,
+        to: NonNull<u8>,
+        len: usize,
+    ) -> Result<Option<(NonNull<u8>, usize)>, Error> {
+        match &mut self.0 {
+            Receiving::Proxy(_) => self.full(),
+            // SAFETY: the caller's promise.
+            Receiving::Rank(link) => unsafe { link.full_at(to, len) },
+        }
     }
 
     /// Gives the slot that [`NetRecv::full`] gave back to the network.
     #[inline]
     pub fn release(&mut self) {
-        let End { ring, next, .. } = &mut self.0;
-        if ring.filled(*next).is_some() {
-            ring.give_back(*next);
-            *next += 1;
+        match &mut self.0 {
+            Receiving::Proxy(End { ring, next, .. }) => {
+                if ring.filled(*next).is_some() {
+                    ring.give_back(*next);
+                    *next += 1;
+                }
+            }
+            Receiving::Rank(link) => link.release(),
         }
     }
 
-    /// Moves what can be moved, on any link of this rank.
+    /// Moves what can be moved: by the proxy on any link of this rank, else on this one.
     #[inline]
     pub fn progress(&mut self) -> Result<(), Error> {
-        self.0.post.round()
+        match &mut self.0 {
+            Receiving::Proxy(end) => end.post.round(),
+            Receiving::Rank(link) => link.full().map(drop),
+        }
+    }
+
+    /// Whether the proxy moves it, and with it all others.
+    #[inline]
+    pub(in crate::communicator) fn has_proxy(&self) -> bool {
+        matches!(self.0, Receiving::Proxy(_))
     }
 
     /// Bytes of a slot.
     pub fn slot_bytes(&self) -> usize {
-        self.0.ring.slot_bytes()
+        match &self.0 {
+            Receiving::Proxy(end) => end.ring.slot_bytes(),
+            Receiving::Rank(link) => link.slot_bytes(),
+        }
     }
 
     /// The rank at the other end.
     pub fn peer(&self) -> u32 {
-        self.0.op.peer
+        match &self.0 {
+            Receiving::Proxy(end) => end.op.peer,
+            Receiving::Rank(link) => link.peer(),
+        }
     }
 }
 

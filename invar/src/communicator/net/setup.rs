@@ -12,19 +12,27 @@ use super::greeting::{Address, Incoming, Outgoing};
 use super::ring::Ring;
 use super::wire::{Arrivals, WayBack, Wire};
 use crate::error::Kind;
-use crate::{Device, Error, Settings};
+use crate::{Device, DeviceKind, Error, Settings};
 
-/// The rings of connections that are open, on their way to the rank; clones are of the same.
+/// Connections that are open, on their way to the rank; clones are of the same.
 #[derive(Clone, Default)]
-pub(super) struct Rings(Arc<Mutex<HashMap<ConnectionId, Arc<Ring>>>>);
+pub(super) struct Made(Arc<Mutex<HashMap<ConnectionId, Share>>>);
 
-impl Rings {
-    pub(super) fn take(&self, id: ConnectionId) -> Option<Arc<Ring>> {
+/// What a rank has of a connection.
+pub(super) enum Share {
+    /// The ring: the proxy has the end.
+    Ring(Arc<Ring>),
+    /// All of it.
+    Whole(Wire),
+}
+
+impl Made {
+    pub(super) fn take(&self, id: ConnectionId) -> Option<Share> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&id)
     }
 
-    fn add(&self, id: ConnectionId, ring: Arc<Ring>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id, ring);
+    fn add(&self, id: ConnectionId, share: Share) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id, share);
     }
 }
 
@@ -33,9 +41,11 @@ pub(super) struct Opener {
     pub(super) devices: Vec<Device>,
     pub(super) settings: Settings,
     pub(super) slot_bytes: usize,
+    /// Whether ranks have sockets themselves.
+    pub(super) without_proxy: bool,
     pub(super) connections: ProgressConnections,
     pub(super) arrivals: Arrivals,
-    pub(super) rings: Rings,
+    pub(super) made: Made,
     pub(super) places: HashMap<ConnectionId, Place>,
 }
 
@@ -56,7 +66,10 @@ enum Stage {
     In(Incoming),
     /// Over the sockets of this one, the other way.
     Back(ConnectionId),
+    /// Moved by the proxy.
     Open,
+    /// The rank's own.
+    Given,
 }
 
 /// Whether there is a connection back over the same sockets.
@@ -126,7 +139,7 @@ impl Setup for Opener {
         let wire = match stage {
             Stage::Out(outgoing) => outgoing.poll(ring)?.map(Wire::Send),
             Stage::In(incoming) => incoming.poll(ring)?.map(Wire::Recv),
-            Stage::New | Stage::Back(_) | Stage::Open => None,
+            Stage::New | Stage::Back(_) | Stage::Open | Stage::Given => None,
         };
         let Some(mut wire) = wire else { return Ok(false) };
         if matches!(shared, Shared::Wanted) {
@@ -163,11 +176,19 @@ impl Opener {
     }
 
     /// A connection is there.
-    fn up(&mut self, id: ConnectionId, wire: Wire) -> Result<bool, Error> {
+    fn up(&mut self, id: ConnectionId, mut wire: Wire) -> Result<bool, Error> {
         let Some(place) = self.places.get_mut(&id) else { return Err(not_open()) };
+        if self.without_proxy && place.device.info().kind == DeviceKind::Socket {
+            place.stage = Stage::Given;
+            self.made.add(id, Share::Whole(wire));
+            return Ok(true);
+        }
+        if let Wire::Recv(wire) = &mut wire {
+            wire.open()?;
+        }
         place.stage = Stage::Open;
         let Init { direction, local_rank, .. } = place.init;
-        self.rings.add(id, wire.ring());
+        self.made.add(id, Share::Ring(wire.ring()));
         self.arrivals.add(id, wire);
         self.connections.open(id, own_ring(direction, local_rank));
         Ok(true)

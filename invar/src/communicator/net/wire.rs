@@ -12,7 +12,7 @@ use crate::raw::{Lanes, RecvBuf, RecvEnd, SendBuf, SendEnd};
 use crate::{Error, MemoryRegion};
 
 /// The messages of a link need no telling apart.
-const TAG: u32 = 0;
+pub(super) const TAG: u32 = 0;
 /// Free slots that the sender is told of at once: each message about it costs as much as a short
 /// one with data.
 const CREDITS: u64 = SLOTS as u64 / 2;
@@ -141,6 +141,11 @@ impl SendWire {
         self.is_sent(0)
     }
 
+    /// The end and the ring, for who moves its messages without an engine.
+    pub(super) fn into_parts(self) -> (Box<dyn SendEnd>, Arc<Ring>) {
+        (self.end, self.ring)
+    }
+
     /// Starts to send the slot of a step; whether it could.
     fn start(&mut self, step: u64, len: u32) -> Result<bool, Error> {
         let buf = SendBuf { addr: self.slots.addr(step), len, lkey: self.slots.lkey };
@@ -200,8 +205,17 @@ impl RecvWire {
         let mut heard = vec![0; len as usize];
         self.ring.region().read_at(0, &mut heard)?;
         self.posted = 0;
-        self.post(SLOTS as u64)?;
         Ok(Some(heard == bytes))
+    }
+
+    /// Posts receives for all slots: what comes need not wait for an operation.
+    pub(super) fn open(&mut self) -> Result<(), Error> {
+        self.post(SLOTS as u64)
+    }
+
+    /// The end and the ring, for who moves its messages without an engine.
+    pub(super) fn into_parts(self) -> (Box<dyn RecvEnd>, Arc<Ring>) {
+        (self.end, self.ring)
     }
 
     /// Posts the receives of steps up to `end`, as far as it can.
