@@ -221,6 +221,16 @@ impl Link {
         self.all_there.take().map_or(Ok(()), |sent| self.finish(&sent))
     }
 
+    /// Whether that message is acknowledged, if there is one.
+    pub(super) fn has_ended_last(&mut self) -> Result<bool, Failure> {
+        let Some(sent) = &self.all_there else { return Ok(true) };
+        let has_ended = self.send.test(sent)?.is_some();
+        if has_ended {
+            self.all_there = None;
+        }
+        Ok(has_ended)
+    }
+
     fn post_empty(&mut self) -> Result<Request, Failure> {
         let Link { recv, incoming, .. } = self;
         patiently(|| Ok(recv.irecv(&[(incoming, 0..0, 0)])?))

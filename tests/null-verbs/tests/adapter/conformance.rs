@@ -1,0 +1,13 @@
+//! It passes the conformance kit.
+
+use invar_testkit::conformance::Testbed;
+use invar_testkit::nic_conformance;
+
+use crate::on_devices;
+
+#[test]
+fn the_adapter_passes_on_roce_and_infiniband() {
+    on_devices("adapter::conformance::the_adapter_passes_on_roce_and_infiniband", |nics| {
+        nic_conformance(|| Testbed::in_real_time(nics.clone()), &[]);
+    });
+}
