@@ -100,8 +100,26 @@ impl Slot {
     }
 }
 
+/// A word of memory that somebody else writes.
+pub(crate) trait Word {
+    fn load(&self, order: Ordering) -> u64;
+    fn store(&self, value: u64, order: Ordering);
+}
+
+impl Word for AtomicU64 {
+    #[inline(always)]
+    fn load(&self, order: Ordering) -> u64 {
+        self.load(order)
+    }
+
+    #[inline(always)]
+    fn store(&self, value: u64, order: Ordering) {
+        self.store(value, order);
+    }
+}
+
 /// A row of slots in memory.
-pub(crate) struct Row<'a>(&'a [[AtomicU64; SLOT_WORDS]; RECVS_MAX]);
+pub(crate) struct Row<'a, W = AtomicU64>(&'a [[W; SLOT_WORDS]; RECVS_MAX]);
 
 impl<'a> Row<'a> {
     /// Row number `row`; `None` where the memory is shorter than all rows.
@@ -113,17 +131,19 @@ impl<'a> Row<'a> {
         };
         words.as_chunks().0.as_chunks().0.get(usize::from(row)).map(Row)
     }
+}
 
+impl<'a, W: Word> Row<'a, W> {
     /// A slot, if it belongs to receive number `idx`.
     #[inline(always)]
-    pub(crate) fn load(&self, slot: usize, idx: u64) -> Option<SlotWords<'a>> {
+    pub(crate) fn load(&self, slot: usize, idx: u64) -> Option<SlotWords<'a, W>> {
         let words = self.0.get(slot)?;
         (u64::from_le(words[3].load(Ordering::Acquire)) == idx).then_some(SlotWords(words))
     }
 
     /// A slot that [`Row::load`] has found before: it is not looked at whose it is.
     #[inline(always)]
-    pub(crate) fn seen(&self, slot: usize) -> SlotWords<'a> {
+    pub(crate) fn seen(&self, slot: usize) -> SlotWords<'a, W> {
         SlotWords(&self.0[slot % RECVS_MAX])
     }
 
@@ -142,9 +162,9 @@ impl<'a> Row<'a> {
 
 /// A slot that is there, in memory that the peer may change again: read each word once.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SlotWords<'a>(&'a [AtomicU64; SLOT_WORDS]);
+pub(crate) struct SlotWords<'a, W = AtomicU64>(&'a [W; SLOT_WORDS]);
 
-impl SlotWords<'_> {
+impl<W: Word> SlotWords<'_, W> {
     #[inline(always)]
     fn word(&self, i: usize) -> u64 {
         u64::from_le(self.0[i].load(Ordering::Relaxed))
@@ -207,6 +227,9 @@ impl Room {
         Ok(())
     }
 }
+
+#[cfg(all(test, loom))]
+mod interleavings;
 
 #[cfg(test)]
 mod tests {
