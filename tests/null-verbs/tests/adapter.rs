@@ -1,4 +1,9 @@
-//! The adapter of libibverbs passes the conformance kit where libibverbs is this one.
+//! The adapter of libibverbs, where libibverbs is this one.
+
+mod adapter {
+    mod allocations;
+    mod conformance;
+}
 
 use std::env;
 use std::fs;
@@ -6,28 +11,30 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use invar_testkit::conformance::Testbed;
-use invar_testkit::nic_conformance;
 use invar_verbs::{VerbsConfig, VerbsNic};
 
 /// Set in the process that finds this library where it looks for libibverbs.
 const CHILD: &str = "INVAR_TEST_NULL_VERBS";
 
-#[test]
-fn the_adapter_passes_on_roce_and_infiniband() {
+/// Runs `body`, of the test of this name, on two devices of this library: in a process of its own,
+/// for RoCE and for InfiniBand each.
+fn on_devices(test: &str, body: impl FnOnce([VerbsNic; 2])) {
     if env::var_os(CHILD).is_some() {
         let open = |name| VerbsNic::open(&VerbsConfig::new(name)).expect("a device");
-        nic_conformance(|| Testbed::in_real_time(["null0", "null1"].map(open)), &[]);
-        return;
+        return body(["null0", "null1"].map(open));
     }
     let program = env::current_exe().unwrap();
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(std::process::id().to_string());
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!(
+        "{}-{}",
+        std::process::id(),
+        test.replace("::", "-")
+    ));
     fs::create_dir(&folder).unwrap();
     let built = program.with_file_name("libinvar_null_verbs.so");
     symlink(built, folder.join("libibverbs.so.1")).unwrap();
     for link in ["roce", "ib"] {
         let mut command = Command::new(&program);
-        command.args(["the_adapter_passes_on_roce_and_infiniband", "--exact", "--nocapture"]);
+        command.args([test, "--exact", "--nocapture"]);
         command.env(CHILD, "1").env("LD_LIBRARY_PATH", &folder);
         command.env("NULL_VERBS_DEVICES", "2").env("NULL_VERBS_LINK", link);
         let output = command.output().unwrap();
