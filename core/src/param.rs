@@ -198,6 +198,9 @@ params! {
         Allowed::PowerOfTwo { min: 4096, max: 1 << 28 };
     /// Pieces of pinned host memory that each connection has for that.
     INVAR_STAGING_SLOTS => staging_slots: u8 = "4", int(2, 32);
+    /// Where the kernel tells about devices, by which it is decided how NICs reach GPUs. In a
+    /// container it may be elsewhere.
+    INVAR_SYSFS => sysfs: &'a str = "/sys", Allowed::Path;
     /// Transport to use; auto takes the best that the host has.
     INVAR_TRANSPORT => transport: TransportChoice = "auto", TransportChoice::ALLOWED;
     /// What is logged.

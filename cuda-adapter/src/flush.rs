@@ -49,8 +49,8 @@ pub struct Flush {
 pub struct Policy {
     /// Never flush (`NCCL_GDR_FLUSH_DISABLE`).
     pub disable: bool,
-    /// Flush also what needs none (`NCCL_NET_FORCE_FLUSH`; NICs may ask for it too, NCCL's
-    /// `forceFlush`).
+    /// Flush also where the GPU sees the NIC's writes in their order (`NCCL_NET_FORCE_FLUSH`); but
+    /// not what is staged, and not where `disable` is set.
     pub force: bool,
 }
 

@@ -5,7 +5,6 @@ use std::fmt;
 use invar_core::device::PciDistance;
 use invar_core::param::Params;
 
-use crate::sysfs::PciDevice;
 use crate::{GpuInfo, Peermem, Sysfs};
 
 /// The way between the memory of a GPU and a NIC.
@@ -35,8 +34,8 @@ pub enum NicReach {
     Software,
     /// It is an RDMA device.
     Rdma {
-        /// Where it is; `None` where sysfs does not tell.
-        pci: Option<PciDevice>,
+        /// As libibverbs calls it.
+        device: String,
         /// Whether its driver and the kernel register DMA-BUFs (`ibv_reg_dmabuf_mr` of descriptor
         /// -1 fails with EBADF, not with EOPNOTSUPP or EPROTONOSUPPORT).
         dma_buf: bool,
@@ -80,14 +79,14 @@ impl Host {
     /// loaded, else staging (`net.cc` and `paths.cc ncclTopoCheckGdr`).
     pub fn decide(&self, gpu: &GpuInfo, nic: &NicReach, policy: Policy) -> Decision {
         let staging = |reason: String| Decision { path: Path::Staging, reason };
-        let NicReach::Rdma { pci, dma_buf } = nic else {
+        let NicReach::Rdma { device, dma_buf } = nic else {
             return staging("the NIC is software and reaches host memory only".to_owned());
         };
         if gpu.gpudirect == Some(false) {
             return staging(format!("{} does not let PCI devices reach its memory", gpu.name));
         }
         let Policy { level, .. } = policy;
-        let distance = match self.distance(gpu, pci.as_ref()) {
+        let distance = match self.distance(gpu, device) {
             Some(distance) if distance > level => {
                 let text =
                     format!("GPU and NIC are {distance} apart, beyond NCCL_NET_GDR_LEVEL={level}");
@@ -121,9 +120,10 @@ impl Host {
         }
     }
 
-    fn distance(&self, gpu: &GpuInfo, nic: Option<&PciDevice>) -> Option<PciDistance> {
+    fn distance(&self, gpu: &GpuInfo, nic: &str) -> Option<PciDistance> {
         let gpu = self.sysfs.pci_device(&gpu.pci_bus_id)?;
-        Some(PciDistance::between(gpu.place(), nic?.place()))
+        let nic = self.sysfs.rdma_device(nic)?;
+        Some(PciDistance::between(gpu.place(), nic.place()))
     }
 }
 

@@ -72,13 +72,6 @@ impl Sysfs {
     }
 }
 
-/// `/sys`.
-impl Default for Sysfs {
-    fn default() -> Self {
-        Sysfs::new("/sys")
-    }
-}
-
 impl PciDevice {
     /// For rules about distance.
     pub fn place(&self) -> PciPlace<'_> {

@@ -27,9 +27,24 @@ pub struct GpuSupport {
     pub peermem: bool,
 }
 
+impl fmt::Display for GpuSupport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match (self.dma_buf, self.peermem) {
+            (true, true) => "reaches GPU memory by DMA-BUF and by peer memory",
+            (true, false) => "reaches GPU memory by DMA-BUF",
+            (false, true) => "reaches GPU memory by peer memory",
+            (false, false) => {
+                "does not reach GPU memory: its driver or the kernel registers no DMA-BUF, and \
+                 nvidia-peermem is not loaded (modprobe nvidia-peermem)"
+            }
+        })
+    }
+}
+
 /// What is said about GPU memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct GpuRules {
+    sysfs: Sysfs,
     path: gdr::Policy,
     pub(crate) flush: flush::Policy,
     pub(crate) staging: staged::Size,
@@ -38,15 +53,15 @@ pub(crate) struct GpuRules {
 impl Device {
     /// By which way messages get between a GPU's memory and this device.
     pub fn gpu_path(&self, gpu: &GpuInfo, settings: &Settings) -> GpuPath {
-        GpuPath::decide(gpu, &self.adapter().gpu_reach(), settings.gpu)
+        GpuPath::decide(gpu, &self.adapter().gpu_reach(), &settings.gpu)
     }
 
     /// In which ways GPU memory can be registered with this device, if there is a GPU.
-    pub fn gpu_support(&self) -> GpuSupport {
+    pub fn gpu_support(&self, settings: &Settings) -> GpuSupport {
         match self.adapter().gpu_reach() {
             gdr::NicReach::Software => GpuSupport::default(),
             gdr::NicReach::Rdma { dma_buf, .. } => {
-                GpuSupport { dma_buf, peermem: Sysfs::default().peermem().is_some() }
+                GpuSupport { dma_buf, peermem: settings.gpu.sysfs.peermem().is_some() }
             }
         }
     }
@@ -64,13 +79,13 @@ impl DeviceInfo {
             }
             _ => gdr::NicReach::Software,
         };
-        Ok(gpus.iter().map(|gpu| GpuPath::decide(gpu, &reach, settings.gpu)).collect())
+        Ok(gpus.iter().map(|gpu| GpuPath::decide(gpu, &reach, &settings.gpu)).collect())
     }
 }
 
 impl GpuPath {
-    fn decide(gpu: &GpuInfo, reach: &gdr::NicReach, rules: GpuRules) -> Self {
-        let decision = gdr::Host::probe(Sysfs::default()).decide(gpu, reach, rules.path);
+    fn decide(gpu: &GpuInfo, reach: &gdr::NicReach, rules: &GpuRules) -> Self {
+        let decision = gdr::Host::probe(rules.sysfs.clone()).decide(gpu, reach, rules.path);
         let flush = flush::decide(gpu, decision.path, rules.flush);
         GpuPath { decision, flush }
     }
@@ -84,6 +99,11 @@ impl fmt::Display for GpuPath {
 
 impl From<&Params<'_>> for GpuRules {
     fn from(params: &Params<'_>) -> Self {
-        GpuRules { path: params.into(), flush: params.into(), staging: params.into() }
+        GpuRules {
+            sysfs: Sysfs::new(params.sysfs),
+            path: params.into(),
+            flush: params.into(),
+            staging: params.into(),
+        }
     }
 }

@@ -276,7 +276,7 @@ impl Settings {
     pub(crate) fn for_device(&self, device: &Device) -> conn::Settings {
         let mut conn = self.for_port(device.info().link_layer);
         // Whether there is a GPU at all is not asked (`net_ib.cc ncclIbAccept`).
-        let reached = || device.gpu_support() != GpuSupport::default();
+        let reached = || device.gpu_support(self) != GpuSupport::default();
         conn.flush = self.flush.unwrap_or_else(|| !self.gpu.flush.disable && reached());
         conn
     }

@@ -249,11 +249,17 @@ fn ptr_support(info: &DeviceInfo, settings: &Settings) -> c_int {
     if info.kind != DeviceKind::Verbs {
         return PTR_HOST;
     }
-    let support = Device::open_for(info, settings).map(|device| device.gpu_support());
-    let GpuSupport { dma_buf, peermem } = support.unwrap_or_else(|error| {
-        log::warn!("{}: whether it reaches GPU memory is not known: {error}", info.name);
-        GpuSupport::default()
-    });
+    let support = Device::open_for(info, settings).map(|device| device.gpu_support(settings));
+    let GpuSupport { dma_buf, peermem } = match support {
+        Ok(support) => {
+            log::info!("{} {support}", info.name);
+            support
+        }
+        Err(error) => {
+            log::warn!("{}: whether it reaches GPU memory is not known: {error}", info.name);
+            GpuSupport::default()
+        }
+    };
     PTR_HOST + if peermem { PTR_CUDA } else { 0 } + if dma_buf { PTR_DMABUF } else { 0 }
 }
 

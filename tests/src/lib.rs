@@ -12,5 +12,6 @@ pub mod null;
 pub mod pcap;
 pub mod pipe;
 pub mod sim;
+pub mod sysfs;
 
 pub use conformance::nic_conformance;

@@ -22,6 +22,8 @@ pub enum Allowed {
     Names,
     /// A [`Subnet`], or nothing.
     Subnet,
+    /// A path from the root.
+    Path,
 }
 
 impl Allowed {
@@ -33,7 +35,7 @@ impl Allowed {
             Allowed::PowerOfTwo { min, max } => {
                 (min..=max).contains(&number) && number.count_ones() == 1
             }
-            Allowed::OneOf(_) | Allowed::Names | Allowed::Subnet => false,
+            Allowed::OneOf(_) | Allowed::Names | Allowed::Subnet | Allowed::Path => false,
         }
     }
 }
@@ -56,6 +58,7 @@ impl fmt::Display for Allowed {
                 "a list like a,b:1 (a:PORT; ^a,b for all but these; =a for exact names)",
             ),
             Allowed::Subnet => f.write_str("a subnet like 10.0.0.0/8 or fd00::/8"),
+            Allowed::Path => f.write_str("a path that begins with /"),
         }
     }
 }
@@ -106,6 +109,12 @@ impl<'a> Value<'a> for NameFilter<'a> {
 impl Value<'_> for Subnet {
     fn from_text(text: &str, _: &Allowed) -> Option<Self> {
         Subnet::parse(text)
+    }
+}
+
+impl<'a> Value<'a> for &'a str {
+    fn from_text(text: &'a str, _: &Allowed) -> Option<Self> {
+        text.starts_with('/').then_some(text)
     }
 }
 

@@ -9,7 +9,6 @@ use invar_core::conn::stage::Stage;
 use invar_core::conn::{self, Acceptor, Connector, Handle, Stream};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_core::nic::{Access, MemoryKeys, Nic, NicError, Verb};
-use invar_cuda::Sysfs;
 use invar_cuda::gdr::NicReach;
 use invar_linux::clock::now_ns;
 use invar_linux::memory::HostMemory;
@@ -81,8 +80,7 @@ impl HostNic for VerbsNic {
     }
 
     fn gpu_reach(&self, pd: &Self::Pd) -> NicReach {
-        let pci = Sysfs::default().rdma_device(self.device());
-        NicReach::Rdma { pci, dma_buf: self.has_dmabuf(pd) }
+        NicReach::Rdma { device: self.device().to_owned(), dma_buf: self.has_dmabuf(pd) }
     }
 
     unsafe fn reg_gpu_mr(

@@ -1,0 +1,71 @@
+//! Trees that stand for `/sys`.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A tree laid out as `/sys` is; it is removed with this.
+#[derive(Debug)]
+pub struct Tree(PathBuf);
+
+impl Tree {
+    /// The PCI address of [`Tree::new`]'s GPU.
+    pub const GPU: &str = "0000:3d:00.0";
+
+    /// A GPU, an RDMA device below the same switch, and one at the other CPU.
+    pub fn new(near: &str, far: &str) -> Self {
+        let tree = Tree::empty();
+        let switch = "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0";
+        tree.gpu(&format!("{switch}/0000:3c:08.0/{}", Self::GPU), 0);
+        tree.rdma_device(near, &format!("{switch}/0000:3c:10.0/0000:3e:00.0"), 0);
+        tree.rdma_device(far, "devices/pci0000:d7/0000:d7:00.0/0000:d8:00.0", 1);
+        tree
+    }
+
+    /// A tree without any device.
+    pub fn empty() -> Self {
+        static TREES: AtomicU32 = AtomicU32::new(0);
+        let number = TREES.fetch_add(1, Ordering::Relaxed);
+        let name = format!("invar-sysfs-{}-{number}", std::process::id());
+        let root = std::env::temp_dir().join(name);
+        fs::create_dir(&root).expect("a directory for temporary files");
+        Tree(root)
+    }
+
+    /// Adds a GPU whose directory, below `devices/`, ends with its PCI address.
+    pub fn gpu(&self, path: &str, numa_node: u32) {
+        let (_, address) = path.rsplit_once('/').expect("a path");
+        self.device(path, numa_node, &format!("bus/pci/devices/{address}"));
+    }
+
+    /// Adds an RDMA device.
+    pub fn rdma_device(&self, name: &str, path: &str, numa_node: u32) {
+        self.device(path, numa_node, &format!("class/infiniband/{name}/device"));
+    }
+
+    /// Adds a file with one line.
+    pub fn file(&self, path: &str, line: &str) {
+        let path = self.0.join(path);
+        fs::create_dir_all(path.parent().expect("below the root")).expect("a directory");
+        fs::write(path, format!("{line}\n")).expect("a file");
+    }
+
+    /// Its root.
+    pub fn root(&self) -> &Path {
+        &self.0
+    }
+
+    fn device(&self, path: &str, numa_node: u32, link: &str) {
+        self.file(&format!("{path}/numa_node"), &numa_node.to_string());
+        let link = self.0.join(link);
+        fs::create_dir_all(link.parent().expect("below the root")).expect("a directory");
+        symlink(self.0.join(path), link).expect("a link");
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
