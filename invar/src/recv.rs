@@ -108,33 +108,38 @@ impl RecvComm {
         Ok(number.map(|number| self.receives.staged(number)))
     }
 
-    /// Makes received data visible where a write of the NIC may not be yet: reads a byte of the
-    /// last range that is not empty back through the NIC. Only where
-    /// [`Settings::flush`](crate::Settings::flush) is on. Of GPU memory, what that GPU needs
-    /// ([`cuda::flush`](invar_cuda::flush)); a call to its driver is done at once.
+    /// Makes received data visible where a write of the NIC may not be yet, in whatever way each
+    /// GPU needs it ([`cuda::flush`](invar_cuda::flush)): calls its driver, which is done at once,
+    /// or reads a byte back through the NIC, for all ranges together, of the last that is not empty.
+    /// It reads only where [`Settings::flush`](crate::Settings::flush) is on, and then of host
+    /// memory too, if there is no other.
     ///
     /// # Errors
     /// As [`RecvComm::irecv`].
     pub fn iflush(&mut self, bufs: &[(&MemoryRegion, Range<usize>)]) -> Result<Flush, Error> {
-        let Some((region, range)) = bufs.iter().rev().find(|(_, range)| !range.is_empty()) else {
-            return Ok(Flush::NotNeeded);
-        };
-        let (addr, len) = region.locate(&self.device, range)?;
-        match region.flush() {
-            Some((Method::None, _)) => return Ok(Flush::NotNeeded),
-            Some((Method::Driver, gpu)) => {
-                gpu.flush_writes().map_err(|error| Kind::Gpu(error.into()))?;
-                return Ok(Flush::NotNeeded);
+        let (mut of_gpu, mut of_host) = (None, None);
+        let mut called: Option<u32> = None;
+        for (region, range) in bufs.iter().filter(|(_, range)| !range.is_empty()) {
+            let (addr, len) = region.locate(&self.device, range)?;
+            let buf = (*region, FlushBuf { addr, len, rkey: region.rkey() });
+            match region.flush() {
+                Some((Method::None, _)) => {}
+                Some((Method::Driver, gpu)) => {
+                    if called.replace(gpu.info().ordinal) != Some(gpu.info().ordinal) {
+                        gpu.flush_writes().map_err(|error| Kind::Gpu(error.into()))?;
+                    }
+                }
+                Some((Method::Read, _)) => of_gpu = Some(buf),
+                None => of_host = Some(buf),
             }
-            Some((Method::Read, _)) | None => {}
         }
-        let buf = FlushBuf { addr, len, rkey: region.rkey() };
+        let Some((region, buf)) = of_gpu.or(of_host) else { return Ok(Flush::NotNeeded) };
         // SAFETY: as in `irecv`.
         match unsafe { self.end.iflush(&[buf]) } {
             Ok(raw::Flush::NotNeeded) => Ok(Flush::NotNeeded),
             Ok(raw::Flush::Busy) => Ok(Flush::Busy),
             Ok(raw::Flush::Started(request)) => {
-                Ok(Flush::Started(self.flushes.hold(request, [*region].into_iter())))
+                Ok(Flush::Started(self.flushes.hold(request, [region].into_iter())))
             }
             Err(error) => Err(self.end.failed(error)),
         }
