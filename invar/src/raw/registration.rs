@@ -47,7 +47,7 @@ pub unsafe fn register(device: &Device, start: NonNull<u8>, len: usize) -> Resul
 /// freed and allocated again at the same address is registered anew.
 ///
 /// # Errors
-/// As of [`register`]; or no CUDA, or memory that it does not know.
+/// As of [`register`]; or no CUDA, memory that it does not know, or more than one allocation.
 ///
 /// # Safety
 /// Until it is deregistered, what a transfer writes there is not accessed by anyone else meanwhile,
@@ -57,14 +57,22 @@ pub unsafe fn register_gpu(device: &Device, range: &GpuRange<'_>) -> Result<Keys
     let driver = Driver::open().map_err(Kind::NoCuda)?;
     let pointer = Pointer::query(driver, addr).map_err(|error| Kind::Gpu(error.into()))?;
     let refuse = |what| Kind::Usage(format!("at {addr:#x} there is {what}"));
-    let buffer_id = match pointer {
-        Some(Pointer { kind: PointerKind::Device, buffer_id, .. }) => buffer_id,
+    let Pointer { buffer_id, base, len: room, .. } = match pointer {
+        Some(pointer) if pointer.kind == PointerKind::Device => pointer,
         Some(Pointer { kind: PointerKind::Managed, .. }) => {
             return Err(refuse("managed memory, which leaves the GPU").into());
         }
         Some(_) => return Err(refuse("memory of the host, not of a GPU").into()),
         None => return Err(refuse("no memory that CUDA knows").into()),
     };
+    // Another allocation behind it has a number of its own, which may change while this one's stays.
+    if len > room - (addr - base) as usize {
+        let text = format!(
+            "{len} bytes at {addr:#x} end beyond their allocation, {room} bytes of GPU memory at \
+             {base:#x}: each allocation is registered by itself"
+        );
+        return Err(Kind::Usage(text).into());
+    }
     cached(device, Some(buffer_id), addr, len, |pages, access| {
         // Its first page may begin before the range does.
         let before = addr - pages.addr();
