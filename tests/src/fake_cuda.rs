@@ -1,4 +1,5 @@
-//! Runs a test where CUDA's driver is the stand-in of `tests/fake-cuda`.
+//! Runs a test where CUDA's driver is the stand-in of `tests/fake-cuda`, and libibverbs, if that is
+//! asked for, that of `tests/null-verbs`.
 //!
 //! A process has one libcuda, from wherever its loader finds it, so that each such test is run in
 //! a process of its own, with what the stand-in is to be like in its environment.
@@ -11,12 +12,14 @@ use std::process::{Command, Output};
 /// Set in the process that is to run the test itself.
 const CHILD: &str = "INVAR_TEST_FAKE_CUDA";
 const CALLS: &str = "FAKE_CUDA_CALLS";
+const VERBS_CALLS: &str = "NULL_VERBS_CALLS";
 
 /// How the stand-in is to be; the variables are in `tests/fake-cuda/src/lib.rs`.
 #[derive(Clone, Debug, Default)]
 pub struct FakeCuda {
     set: Vec<(&'static str, String)>,
     without: Vec<&'static str>,
+    null_verbs: bool,
 }
 
 impl FakeCuda {
@@ -37,6 +40,14 @@ impl FakeCuda {
     pub fn without(mut self, function: &'static str) -> Self {
         self.without.push(function);
         self
+    }
+
+    /// With RDMA devices, `null0` and so on, that reach the memory of the GPUs; the variables are in
+    /// `tests/null-verbs/src/lib.rs`. What they refuse ends the process.
+    #[must_use]
+    pub fn with_null_verbs(mut self) -> Self {
+        self.null_verbs = true;
+        self.set("NULL_VERBS_STRICT", "1").set("NCCL_SOCKET_IFNAME", "lo")
     }
 
     /// Runs `test`, a closure of a test function that does nothing else, with the stand-in.
@@ -68,6 +79,7 @@ impl FakeCuda {
         command
             .env("LD_LIBRARY_PATH", directory)
             .env(CALLS, directory.join("calls"))
+            .env(VERBS_CALLS, directory.join("verbs-calls"))
             .envs(self.set.iter().map(|(name, value)| (name, value)));
         installed
     }
@@ -75,6 +87,10 @@ impl FakeCuda {
     /// Puts the library where the loader looks, under the names of the driver's.
     fn install(&self, directory: &Path) {
         let program = std::env::current_exe().expect("this program");
+        if self.null_verbs {
+            let library = program.with_file_name("libinvar_null_verbs.so");
+            symlink(library, directory.join("libibverbs.so.1")).expect("a link to it");
+        }
         let library = program.with_file_name("libinvar_fake_cuda.so");
         let copy = directory.join("libcuda.so.1");
         let mut bytes =
@@ -92,6 +108,13 @@ pub fn calls(function: &str) -> usize {
     let path = std::env::var_os(CALLS).expect("to be called from FakeCuda::run");
     let calls = fs::read_to_string(path).unwrap_or_default();
     calls.lines().filter(|call| *call == function).count()
+}
+
+/// The registrations and READs of the null libibverbs in this process so far, one a line.
+pub fn verbs_calls() -> Vec<String> {
+    let path = std::env::var_os(VERBS_CALLS).expect("to be called from FakeCuda::run");
+    let calls = fs::read_to_string(path).unwrap_or_default();
+    calls.lines().map(str::to_owned).collect()
 }
 
 /// Gives a function another name, by which nobody asks for it.

@@ -121,7 +121,8 @@ impl Nic for NullNic {
         if memory.is_empty() {
             return Err(NicError::new(Verb::RegMr, 22, "a region of no bytes"));
         }
-        let index = self.fabric.borrow_mut().reg_mr(*pd, memory.clone(), access);
+        let (start, memory) = (memory.addr(), memory.clone());
+        let index = self.fabric.borrow_mut().reg_mr(*pd, start, memory, access);
         Ok(NullMr(self.handle(index)))
     }
 

@@ -1,8 +1,9 @@
-//! CUDA's driver and GPU memory, with a stand-in for the driver and without one.
+//! CUDA's driver and GPU memory, with stand-ins for the driver and for NICs, and without a driver.
 
 mod cuda {
     #[cfg(feature = "cust")]
     mod cust;
+    mod direct;
     mod driver;
     mod hardware;
     mod memory;

@@ -3,10 +3,12 @@
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::io::Write;
 use std::os::fd::IntoRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::{fs, ptr};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
+use crate::nic::DmaBuf;
 use crate::stream::Operation;
 use crate::{
     CURRENT, Code, Driver, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NOT_INITIALIZED,
@@ -172,16 +174,18 @@ functions! {
         let (base, allocation) = driver.memory.find(addr)?;
         let end = (base + allocation.len as u64).next_multiple_of(page as u64);
         let aligned = addr.is_multiple_of(page as u64) && len.is_multiple_of(page);
-        if kind != 1 || flags != 0 || !aligned || addr + len as u64 > end {
+        let is_managed = SETTINGS.is_managed;
+        if kind != 1 || flags != 0 || !aligned || addr + len as u64 > end || is_managed {
             return Err(INVALID_VALUE);
         }
-        let held = len.min(allocation.len - (addr - base) as usize);
-        let content = driver.memory.content(addr, held)?;
+        let content = driver.memory.pages(addr, len)?;
         // SAFETY: so many bytes are there.
-        let content = unsafe { std::slice::from_raw_parts(content, held) };
+        let bytes = unsafe { std::slice::from_raw_parts(content, len) };
         let file = memfd_create("fake-dma-buf", MemfdFlags::CLOEXEC).map_err(|_| OUT_OF_MEMORY)?;
         let mut file = fs::File::from(file);
-        file.write_all(content).and_then(|()| file.set_len(len as u64)).map_err(|_| OUT_OF_MEMORY)?;
+        file.write_all(bytes).map_err(|_| OUT_OF_MEMORY)?;
+        let inode = file.metadata().map_err(|_| OUT_OF_MEMORY)?.ino();
+        driver.dma_bufs.insert(inode, DmaBuf { start: content.expose_provenance(), len });
         put(handle, file.into_raw_fd())
     }
 
@@ -191,7 +195,7 @@ functions! {
             2 => put(value.cast::<u32>(), if allocation.is_host { 1 } else { 2 }),
             6 => put(value.cast::<u32>(), allocation.sync_memops.into()),
             7 => put(value.cast::<u64>(), allocation.buffer_id),
-            8 => put(value.cast::<u32>(), 0),
+            8 => put(value.cast::<u32>(), (SETTINGS.is_managed && !allocation.is_host).into()),
             9 => put(value.cast::<c_int>(), allocation.gpu as c_int),
             11 => put(value.cast::<u64>(), base),
             12 => put(value.cast::<usize>(), allocation.len),
@@ -201,7 +205,8 @@ functions! {
 
     fn cuPointerSetAttribute(driver, value: *const c_uint, attribute: c_uint, addr: u64) {
         let (_, allocation) = driver.memory.find(addr)?;
-        if attribute != 6 || allocation.is_host || value.is_null() {
+        let is_of_host = allocation.is_host || SETTINGS.is_managed;
+        if attribute != 6 || is_of_host || value.is_null() {
             return Err(INVALID_VALUE);
         }
         // SAFETY: the driver's caller gives an integer for this attribute.

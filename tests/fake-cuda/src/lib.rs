@@ -4,7 +4,8 @@
 //! before `cuInit`, without a context, with memory that was freed or is too short, fail. Addresses
 //! of GPU memory cannot be read by the CPU, are given out again once they are free, and each
 //! allocation has a number of its own. Asynchronous copies happen as late as they may: when the
-//! program asks for the event behind them.
+//! program asks for the event behind them. A NIC that stands for one with GPUDirect reaches GPU
+//! memory by two functions more ([`nic`]); it stays where it is when it is freed, as a DMA-BUF does.
 //!
 //! What it does is set by variables, read when it is loaded:
 //!
@@ -13,18 +14,22 @@
 //! | `FAKE_CUDA_GPUS` | PCI addresses, separated by commas; one GPU if it is not set |
 //! | `FAKE_CUDA_ATTRIBUTES` | `NUMBER=VALUE,…`: attributes of all GPUs; `NUMBER=` is one that the driver does not know |
 //! | `FAKE_CUDA_FAIL` | `FUNCTION=CODE,…`: functions that fail, and with what |
+//! | `FAKE_CUDA_MANAGED` | 1: what is allocated is managed memory |
 //! | `FAKE_CUDA_QUERIES` | queries of an event for each operation before it; 1 if it is not set |
 //! | `FAKE_CUDA_CALLS` | file to which the name of each function called is appended, one a line |
 
 mod functions;
 mod memory;
+pub mod nic;
 mod settings;
 mod stream;
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, MutexGuard};
 
 use memory::Memory;
+use nic::DmaBuf;
 use settings::Settings;
 use stream::Streams;
 
@@ -46,6 +51,8 @@ struct Driver {
     retained: Vec<u32>,
     memory: Memory,
     streams: Streams,
+    /// By inode.
+    dma_bufs: HashMap<u64, DmaBuf>,
 }
 
 static SETTINGS: LazyLock<Settings> = LazyLock::new(Settings::from_env);

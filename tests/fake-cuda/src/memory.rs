@@ -1,9 +1,10 @@
 //! Memory of the fake GPUs, and pinned host memory.
 
 use std::collections::BTreeMap;
-use std::ptr;
+use std::{mem, ptr};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use rustix::param::page_size;
 
 use crate::{Code, INVALID_VALUE, OUT_OF_MEMORY};
 
@@ -26,8 +27,18 @@ pub(crate) struct Allocation {
     pub(crate) len: usize,
     pub(crate) is_host: bool,
     pub(crate) sync_memops: bool,
-    /// What a GPU's memory holds; of pinned memory the memory itself.
+    /// What a GPU's memory holds, in whole pages; of pinned memory the memory itself.
     content: Box<[u8]>,
+    /// A NIC may reach the content, for ever.
+    is_exposed: bool,
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        if self.is_exposed {
+            mem::forget(mem::take(&mut self.content));
+        }
+    }
 }
 
 impl Memory {
@@ -48,7 +59,8 @@ impl Memory {
         if addr + room > start + ADDRESSES as u64 {
             return Err(OUT_OF_MEMORY);
         }
-        self.add(addr, gpu, vec![0xee; len].into(), false);
+        let whole_pages = len.next_multiple_of(page_size());
+        self.add(addr, gpu, len, vec![0xee; whole_pages].into(), false);
         Ok(addr)
     }
 
@@ -58,7 +70,7 @@ impl Memory {
         }
         let mut content: Box<[u8]> = vec![0xdd; len].into();
         let start = content.as_mut_ptr();
-        self.add(start.addr() as u64, gpu, content, true);
+        self.add(start.addr() as u64, gpu, len, content, true);
         Ok(start)
     }
 
@@ -92,11 +104,23 @@ impl Memory {
         Ok(allocation.content[offset..].as_mut_ptr())
     }
 
-    fn add(&mut self, addr: u64, gpu: usize, content: Box<[u8]>, is_host: bool) {
+    /// The same for a NIC, up to the end of the last page.
+    pub(crate) fn pages(&mut self, addr: u64, len: usize) -> Result<*mut u8, Code> {
+        let (base, allocation) = self.find(addr)?;
+        let offset = (addr - base) as usize;
+        let end = offset.checked_add(len).ok_or(INVALID_VALUE)?;
+        if allocation.is_host || end > allocation.content.len() {
+            return Err(INVALID_VALUE);
+        }
+        allocation.is_exposed = true;
+        Ok(allocation.content[offset..].as_mut_ptr())
+    }
+
+    fn add(&mut self, addr: u64, gpu: usize, len: usize, content: Box<[u8]>, is_host: bool) {
         self.last_id += 1;
-        let (len, buffer_id) = (content.len(), self.last_id);
-        let sync_memops = false;
-        let allocation = Allocation { gpu, buffer_id, len, is_host, sync_memops, content };
+        let (buffer_id, sync_memops, is_exposed) = (self.last_id, false, false);
+        let allocation =
+            Allocation { gpu, buffer_id, len, is_host, sync_memops, content, is_exposed };
         self.allocations.insert(addr, allocation);
     }
 

@@ -11,6 +11,7 @@ pub(crate) struct Settings {
     pub(crate) gpus: Vec<String>,
     attributes: HashMap<i32, Option<i32>>,
     fail: HashMap<String, Code>,
+    pub(crate) is_managed: bool,
     pub(crate) queries: u32,
     calls: Option<String>,
 }
@@ -34,6 +35,7 @@ impl Settings {
             fail: pairs(&list("FAKE_CUDA_FAIL"))
                 .map(|(name, code)| (name.to_owned(), code.parse().expect("a code")))
                 .collect(),
+            is_managed: env::var("FAKE_CUDA_MANAGED").is_ok_and(|set| set == "1"),
             queries: env::var("FAKE_CUDA_QUERIES").map_or(1, |n| n.parse().expect("a number")),
             calls: env::var("FAKE_CUDA_CALLS").ok(),
         }

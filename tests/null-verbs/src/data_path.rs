@@ -27,7 +27,12 @@ pub(crate) unsafe extern "C" fn post_send(
     while !next.is_null() {
         // SAFETY: a chain of requests that ends in null.
         let posted = match unsafe { read(next) } {
-            Some(wr) => fabric.post_send(index(qp), &[wr]).map_err(|error| refused(qp, &error)),
+            Some(wr) => {
+                if wr.opcode == SendOpcode::RdmaRead {
+                    note(&wr);
+                }
+                fabric.post_send(index(qp), &[wr]).map_err(|error| refused(qp, &error))
+            }
             None => Err(libc::EINVAL),
         };
         if let Err(errno) = posted {
@@ -75,6 +80,12 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, wcs: *mut 
         wcs[..got as usize].iter().for_each(judge);
     }
     got as c_int
+}
+
+#[cold]
+fn note(read: &SendWr) {
+    let SendWr { remote_addr, sge, .. } = read;
+    SETTINGS.note(|| format!("RDMA_READ remote_addr={remote_addr:#x} length={}", sge.length));
 }
 
 /// In strict mode a completion must be a success, or follow one that is not.

@@ -4,7 +4,8 @@
 //! Each work request is carried out, and completes, while it is posted; so what is measured over
 //! it is what stands above libibverbs. All devices reach each other, within one process, by the
 //! numbers of queue pairs alone. States, keys, bounds and the depths of queues are checked as
-//! hardware does it: what is wrong is refused, or completes in error.
+//! hardware does it: what is wrong is refused, or completes in error. Where CUDA's driver is the
+//! stand-in of `tests/fake-cuda`, devices reach its GPUs' memory.
 //!
 //! A program finds it as `libibverbs.so.1` in its `LD_LIBRARY_PATH`. Variables, read once:
 //!
@@ -13,10 +14,14 @@
 //! | `NULL_VERBS_DEVICES` | how many devices of one port there are, `null0` and so on; 1 if it is not set |
 //! | `NULL_VERBS_LINK` | `roce` or `ib`; `roce` if it is not set |
 //! | `NULL_VERBS_MBPS` | speed of the ports; 200000 if it is not set |
+//! | `NULL_VERBS_DMA_BUF` | `yes`: DMA-BUFs can be registered; otherwise why not: `EOPNOTSUPP`, which it is if it is not set, or `EPROTONOSUPPORT` |
+//! | `NULL_VERBS_PEERMEM` | 1: a GPU's memory can be registered by its address |
+//! | `NULL_VERBS_CALLS` | file to which each registration and each READ is appended, one a line |
 //! | `NULL_VERBS_STRICT` | 1: what a device refuses, or completes in error, aborts the process, and says what it was |
 
 mod data_path;
 mod device;
+mod region;
 mod resource;
 mod settings;
 mod transition;

@@ -1,10 +1,9 @@
-//! Protection domains, regions, completion queues and queue pairs.
+//! Protection domains, completion queues and queue pairs.
 
-use std::ffi::{c_int, c_uint, c_void};
-use std::ptr::{self, NonNull};
+use std::ffi::{c_int, c_void};
+use std::ptr;
 
-use invar_core::nic::{Access, QpCap};
-use invar_linux::memory::HostMemory;
+use invar_core::nic::QpCap;
 use invar_testkit::null::Fabric;
 use invar_verbs::sys::*;
 
@@ -18,7 +17,7 @@ pub(crate) struct Object<T> {
 }
 
 impl<T> Object<T> {
-    fn give(base: T, index: usize) -> *mut T {
+    pub(crate) fn give(base: T, index: usize) -> *mut T {
         Box::into_raw(Box::new(Object { base, index })).cast()
     }
 }
@@ -30,7 +29,7 @@ pub(crate) fn index<T>(object: *mut T) -> usize {
 }
 
 /// Takes an object back that is destroyed.
-fn end<T>(object: *mut T) -> usize {
+pub(crate) fn end<T>(object: *mut T) -> usize {
     // SAFETY: as `Object::give` made it; it is destroyed once.
     unsafe { Box::from_raw(object.cast::<Object<T>>()) }.index
 }
@@ -43,46 +42,6 @@ extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 #[unsafe(no_mangle)]
 extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     end(pd);
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ibv_reg_mr(
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> *mut ibv_mr {
-    let Some(start) = NonNull::new(addr.cast::<u8>()) else { return refused(libc::EFAULT) };
-    // SAFETY: the contract of this function: the memory is there until the region is gone, and
-    // nobody else's while it is transferred.
-    let memory = unsafe { HostMemory::from_raw(start, length, ()) };
-    let access = Access::from_bits_truncate(access as u32);
-    let index = fabric().reg_mr(index(pd), memory, access);
-    let key = Fabric::key(index);
-    // SAFETY: a domain.
-    let context = unsafe { (*pd).context };
-    let mr = ibv_mr { context, pd, addr, length, handle: 0, lkey: key, rkey: key };
-    Object::give(mr, index)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ibv_reg_mr_iova2(
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    iova: u64,
-    access: c_uint,
-) -> *mut ibv_mr {
-    if iova != addr.addr() as u64 {
-        return refused(libc::EOPNOTSUPP);
-    }
-    ibv_reg_mr(pd, addr, length, access as c_int)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    fabric().dereg_mr(end(mr));
     0
 }
 
@@ -130,7 +89,7 @@ extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
 }
 
 /// What is not made, and why.
-fn refused<T>(errno: c_int) -> *mut T {
+pub(crate) fn refused<T>(errno: c_int) -> *mut T {
     // SAFETY: this thread's own `errno`.
     unsafe { *libc::__errno_location() = errno };
     ptr::null_mut()

@@ -1,6 +1,9 @@
 //! What the environment says.
 
 use std::env;
+use std::ffi::c_int;
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::str::FromStr;
 
 use crate::fatal;
@@ -10,6 +13,10 @@ pub(crate) struct Settings {
     pub(crate) is_infiniband: bool,
     pub(crate) mbps: u64,
     pub(crate) is_strict: bool,
+    /// Or with which error they are not registered.
+    pub(crate) dma_buf: Result<(), c_int>,
+    pub(crate) peermem: bool,
+    calls: Option<String>,
 }
 
 impl Settings {
@@ -23,6 +30,26 @@ impl Settings {
             },
             mbps: number("NULL_VERBS_MBPS", 200_000, u64::MAX),
             is_strict: number("NULL_VERBS_STRICT", 0, 1) == 1,
+            dma_buf: match text("NULL_VERBS_DMA_BUF").as_deref() {
+                Some("yes") => Ok(()),
+                None | Some("EOPNOTSUPP") => Err(libc::EOPNOTSUPP),
+                Some("EPROTONOSUPPORT") => Err(libc::EPROTONOSUPPORT),
+                Some(other) => fatal(&format!(
+                    "NULL_VERBS_DMA_BUF={other}: must be yes, EOPNOTSUPP or EPROTONOSUPPORT"
+                )),
+            },
+            peermem: number("NULL_VERBS_PEERMEM", 0, 1) == 1,
+            calls: text("NULL_VERBS_CALLS"),
+        }
+    }
+
+    /// Notes a call.
+    pub(crate) fn note(&self, call: impl FnOnce() -> String) {
+        let Some(path) = &self.calls else { return };
+        let file = OpenOptions::new().append(true).create(true).open(path);
+        let noted = file.and_then(|mut file| file.write_all((call() + "\n").as_bytes()));
+        if let Err(error) = noted {
+            fatal(&format!("NULL_VERBS_CALLS={path}: {error}"));
         }
     }
 }

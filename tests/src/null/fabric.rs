@@ -31,6 +31,8 @@ pub struct Fabric {
 
 struct Region {
     pd: usize,
+    /// Its first byte in work requests.
+    start: u64,
     memory: HostMemory,
     access: Access,
 }
@@ -87,9 +89,9 @@ impl Fabric {
         self.pds
     }
 
-    /// `ibv_reg_mr`.
-    pub fn reg_mr(&mut self, pd: usize, memory: HostMemory, access: Access) -> usize {
-        self.regions.push(Some(Region { pd, memory, access }));
+    /// `ibv_reg_mr_iova`.
+    pub fn reg_mr(&mut self, pd: usize, start: u64, memory: HostMemory, access: Access) -> usize {
+        self.regions.push(Some(Region { pd, start, memory, access }));
         self.regions.len() - 1
     }
 
@@ -453,7 +455,7 @@ impl Fabric {
         need: Access,
     ) -> Option<(&HostMemory, usize)> {
         let region = self.regions.get((key >> 8) as usize)?.as_ref()?;
-        let offset = addr.checked_sub(region.memory.addr())? as usize;
+        let offset = addr.checked_sub(region.start)? as usize;
         let inside = offset.checked_add(len as usize)? <= region.memory.len();
         let ok = inside && key & 0xff == KEY_TAG && region.pd == pd && region.access.contains(need);
         ok.then_some((&region.memory, offset))

@@ -12,11 +12,11 @@ const CHUNK: usize = 4096;
 
 /// Both ends of a connection of a device with itself: of loopback, with small pieces, or another.
 pub(crate) struct Rig {
-    send: SendComm,
-    recv: RecvComm,
+    pub(crate) send: SendComm,
+    pub(crate) recv: RecvComm,
     pub(crate) device: Device,
     pub(crate) settings: Settings,
-    driver: Driver,
+    pub(crate) driver: Driver,
 }
 
 fn fake() -> FakeCuda {
@@ -38,13 +38,13 @@ impl Rig {
         Rig { send, recv, device, settings, driver: Driver::open().unwrap() }
     }
 
-    fn gpu_region(&self, gpu: u32, len: usize) -> MemoryRegion {
+    pub(crate) fn gpu_region(&self, gpu: u32, len: usize) -> MemoryRegion {
         let gpu = Gpu::open(self.driver, gpu).unwrap();
         let memory = GpuMemory::alloc(&gpu, len).unwrap();
         MemoryRegion::on_gpu(&self.device, &memory, &self.settings).unwrap()
     }
 
-    fn host_region(&self, len: usize) -> MemoryRegion {
+    pub(crate) fn host_region(&self, len: usize) -> MemoryRegion {
         MemoryRegion::new(&self.device, len).unwrap()
     }
 
