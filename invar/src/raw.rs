@@ -17,10 +17,10 @@ mod socket;
 mod watch;
 
 pub(crate) use adapter::{Adapter, Attempt, Listen, Registration, adapt, adapt_in};
-pub use adapter::{GpuRange, HostNic, On, RecvOn, SendOn};
+pub use adapter::{HostNic, On, RecvOn, SendOn};
 pub use end::{AnyRecv, AnySend, CLOSE_MAX, End, Lanes, RecvEnd, SendEnd};
 pub(crate) use registration::Registrations;
-pub use registration::{Keys, deregister, register, register_gpu};
+pub use registration::{GpuRange, Keys, deregister, register, register_gpu};
 pub(crate) use socket::OverTcp;
 pub use socket::{SocketRecv, SocketSend};
 

@@ -73,7 +73,7 @@ impl SendComm {
         match unsafe { self.end.isend(&buf, tag) } {
             Ok(Some(request)) => Ok(Some(self.under_way.hold(request, [region].into_iter()))),
             Ok(None) => Ok(None),
-            Err(error) => Err(self.end.failed(error)),
+            Err(error) => Err(self.staged.size().explain(error, self.end.failed(error))),
         }
     }
 
@@ -96,7 +96,7 @@ impl SendComm {
                 Ok(Some(sent))
             }
             Ok(None) => Ok(None),
-            Err(error) => Err(self.end.failed(error)),
+            Err(error) => Err(self.staged.size().explain(error, self.end.failed(error))),
         }
     }
 

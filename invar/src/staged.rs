@@ -31,6 +31,22 @@ impl From<&Params<'_>> for Size {
     }
 }
 
+impl Size {
+    /// An error of a connection, and what may be behind it where a message meets a receive of just a
+    /// chunk.
+    pub(crate) fn explain(self, error: CoreError, failed: Error) -> Error {
+        let CoreError::SizeMismatch { remote, .. } = error else { return failed };
+        if remote != self.chunk_bytes {
+            return failed;
+        }
+        let text = format!(
+            "{failed}; as long as that is what a receive into staged GPU memory posts at a time \
+             (INVAR_STAGING_CHUNK_BYTES): what is longer must be staged at both ends"
+        );
+        Kind::Connection { error, text }.into()
+    }
+}
+
 /// The staged messages of an end.
 pub(crate) struct Staged {
     size: Size,
@@ -38,6 +54,7 @@ pub(crate) struct Staged {
 }
 
 struct Active {
+    size: Size,
     pipeline: Pipeline<Message>,
     slots: Slots,
     /// What ended the pipeline; it stays.
@@ -48,6 +65,7 @@ struct Active {
 struct Message {
     region: MemoryRegion,
     start: usize,
+    len: u64,
     tag: u32,
 }
 
@@ -63,6 +81,10 @@ struct Slots {
 impl Staged {
     pub(crate) fn new(size: Size) -> Self {
         Staged { size, active: None }
+    }
+
+    pub(crate) fn size(&self) -> Size {
+        self.size
     }
 
     /// Begins a message and gives its number. `None`, where too many are under way: call again.
@@ -86,8 +108,9 @@ impl Staged {
             );
             return Err(Kind::Usage(text).into());
         }
-        let message = Message { region: region.clone(), start: range.start, tag };
-        Ok(active.pipeline.push(message, range.len() as u64).ok())
+        let len = range.len() as u64;
+        let message = Message { region: region.clone(), start: range.start, len, tag };
+        Ok(active.pipeline.push(message, len).ok())
     }
 
     /// Whether a message with this tag is under way, which no other may overtake.
@@ -132,7 +155,8 @@ impl Active {
         let keys = Keys { lkey: registration.lkey(), rkey: registration.rkey() };
         let requests = (0..slots).map(|_| None).collect();
         let slots_of = Slots { requests, keys, _registration: registration, buffer };
-        Ok(Active { pipeline: Pipeline::new(chunk_bytes, slots), slots: slots_of, failed: None })
+        let pipeline = Pipeline::new(chunk_bytes, slots);
+        Ok(Active { size, pipeline, slots: slots_of, failed: None })
     }
 
     fn advance<W: Wire + ?Sized>(&mut self, end: &mut W) -> Result<(), Error> {
@@ -142,8 +166,12 @@ impl Active {
         let mut through = Through { slots: &mut self.slots, end };
         let Err(failure) = self.pipeline.advance(&mut through) else { return Ok(()) };
         let error = match failure {
-            Failure::Port(Broken::Wire(error)) => end.failed(error),
+            Failure::Port(Broken::Wire(error)) => self.size.explain(error, end.failed(error)),
             Failure::Port(Broken::Copy(error)) => Kind::Gpu(error).into(),
+            Failure::Port(uncut @ Broken::Uncut { .. }) => {
+                let text = format!("{}: {uncut}", end.ends().device);
+                Kind::Staging { fault: Fault::Usage, text }.into()
+            }
             short @ Failure::Short { .. } => {
                 let text = format!("{}: {short}", end.ends().device);
                 Kind::Staging { fault: Fault::Peer, text }.into()
@@ -174,6 +202,8 @@ pub(crate) trait Wire: End {
     /// As of [`SendEnd::isend`] and [`RecvEnd::irecv`].
     unsafe fn start(&mut self, bytes: &Bytes, tag: u32) -> Started;
     fn finished(&mut self, request: &comm::Request) -> Result<Option<u32>, CoreError>;
+    /// Bytes that the other end has for it, as far as this one can know; `None`: not yet.
+    fn met_by(&mut self, bytes: &Bytes, tag: u32) -> Result<Option<u32>, CoreError>;
 }
 
 impl Wire for dyn SendEnd {
@@ -189,6 +219,10 @@ impl Wire for dyn SendEnd {
 
     fn finished(&mut self, request: &comm::Request) -> Result<Option<u32>, CoreError> {
         self.test(request)
+    }
+
+    fn met_by(&mut self, _: &Bytes, tag: u32) -> Result<Option<u32>, CoreError> {
+        self.room(tag)
     }
 }
 
@@ -208,14 +242,25 @@ impl Wire for dyn RecvEnd {
         // SAFETY: the receive has one buffer.
         Ok(unsafe { self.test(request, &mut size) }?.map(|_| size))
     }
+
+    fn met_by(&mut self, bytes: &Bytes, _: u32) -> Result<Option<u32>, CoreError> {
+        Ok(Some(bytes.len))
+    }
 }
 
 /// What went wrong with a chunk.
 #[derive(Debug, thiserror::Error)]
-#[error(transparent)]
 enum Broken {
+    #[error(transparent)]
     Wire(CoreError),
+    #[error(transparent)]
     Copy(MemoryError),
+    #[error(
+        "a staged send of {len} bytes in messages of {chunk_bytes} meets a receive of {room} bytes \
+         (tag {tag:#x}): the peer does not stage it, or its INVAR_STAGING_CHUNK_BYTES is another; \
+         what is longer than a message must be staged at both ends"
+    )]
+    Uncut { len: u64, chunk_bytes: u32, room: u32, tag: u32 },
 }
 
 /// Slots between a GPU and an end.
@@ -240,9 +285,18 @@ impl<W: Wire + ?Sized> Port<Message> for Through<'_, W> {
             return Ok(true);
         }
         let addr = buffer.memory().addr() + (slot * buffer.slot_bytes()) as u64;
+        let bytes = Bytes { addr, len, keys: *keys };
+        if offset + u64::from(len) < message.len {
+            let met = self.end.met_by(&bytes, message.tag).map_err(Broken::Wire)?;
+            let Some(room) = met else { return Ok(false) };
+            if room != len {
+                let Message { len: whole, tag, .. } = *message;
+                return Err(Broken::Uncut { len: whole, chunk_bytes: len, room, tag });
+            }
+        }
         // SAFETY: the slot is registered, and the pipeline's until the message is done; its bytes
         // are touched by the GPU's copies only, which go before it or after it. The end goes first.
-        let request = unsafe { self.end.start(&Bytes { addr, len, keys: *keys }, message.tag) };
+        let request = unsafe { self.end.start(&bytes, message.tag) };
         requests[slot] = request.map_err(Broken::Wire)?;
         Ok(requests[slot].is_some())
     }

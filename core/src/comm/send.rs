@@ -174,6 +174,26 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
     }
 
+    /// The bytes of the receive that a send with `tag` would meet now; `None`, where the peer has
+    /// posted none, or the next is for other tags.
+    ///
+    /// # Errors
+    /// What ended the connection, the same on every call.
+    pub fn room(&mut self, tag: u32) -> Result<Option<u32>, Error> {
+        if !matches!(self.base.gate, Gate::Open | Gate::Group) {
+            match self.pass() {
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                Err(failed) => return Err(self.base.error(failed)),
+            }
+        }
+        let Some(first) = self.slot() else { return Ok(None) };
+        let nreqs = (first.nreqs_tag().0 as usize).min(RECVS_MAX);
+        let mut slots = (0..nreqs).filter_map(|i| self.row()?.load(i, self.idx));
+        let met = slots.find(|slot| slot.tag() == tag);
+        Ok(met.map(|slot| slot.room().size as u32))
+    }
+
     /// Whether a send is done, and then how many bytes it sent; `request` is then over.
     ///
     /// # Errors

@@ -113,6 +113,11 @@ impl Sender {
         Ok(Some((request, chunks)))
     }
 
+    /// The bytes of the buffer that a message with `tag` would meet; `None`, where none is known.
+    pub fn room(&self, tag: u32) -> Option<u32> {
+        self.buffers.peek(tag)
+    }
+
     /// Whether it is worth to read the control socket before a message is sent: no buffer is known
     /// for it, and it may not go ahead, or half of what may is ahead already.
     pub fn wants_news(&self, len: u32, tag: u32) -> bool {

@@ -1,7 +1,6 @@
 //! The NICs of a host behind one face.
 
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use invar_core::comm::{self, Flush, FlushBuf, Matched, Polled, RecvBuf, Request, SendBuf, Usual};
@@ -17,7 +16,7 @@ use invar_linux::tcp::{OobListener, OobStream};
 use invar_verbs::VerbsNic;
 
 use super::watch::PeerWatch;
-use super::{AnyRecv, AnySend, CLOSE_MAX, End, Lanes, RecvEnd, SendEnd};
+use super::{AnyRecv, AnySend, CLOSE_MAX, End, GpuRange, Lanes, RecvEnd, SendEnd};
 use crate::Error;
 use crate::error::Kind;
 
@@ -119,18 +118,6 @@ impl HostNic for SoftNic {
     ) -> Result<Self::Mr, NicError> {
         Err(NicError::new(Verb::RegMr, 0, "a NIC in software does not reach GPU memory"))
     }
-}
-
-/// A range of a GPU's memory.
-#[derive(Clone, Copy, Debug)]
-pub struct GpuRange<'a> {
-    /// First byte, on the GPU.
-    pub addr: u64,
-    /// Bytes.
-    pub len: usize,
-    /// A DMA-BUF, and where in it the range begins, by which to register it; otherwise it is by its
-    /// address, which a kernel module must know (nvidia-peermem).
-    pub dma_buf: Option<(BorrowedFd<'a>, u64)>,
 }
 
 /// An open device.
@@ -343,6 +330,15 @@ impl<N: HostNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
             self.watch.idle(|| self.nic.now_ns(), || self.comm.check_peer())?;
         }
         Ok(request)
+    }
+
+    fn room(&mut self, tag: u32) -> Result<Option<u32>, CoreError> {
+        let room = self.comm.room(tag)?;
+        if room.is_none() {
+            self.nic.progress();
+            self.watch.idle(|| self.nic.now_ns(), || self.comm.check_peer())?;
+        }
+        Ok(room)
     }
 
     #[inline(always)]

@@ -100,6 +100,12 @@ pub trait SendEnd: End {
         Usual::Unusual
     }
 
+    /// The bytes of the receive that a send with `tag` would meet now, if the peer has posted one.
+    ///
+    /// # Errors
+    /// What ended the connection.
+    fn room(&mut self, tag: u32) -> Result<Option<u32>, CoreError>;
+
     /// Sends the message that [`SendEnd::match_usual`] has found alone.
     ///
     /// # Errors

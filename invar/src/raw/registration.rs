@@ -1,6 +1,7 @@
 //! Memory of the program's own, registered with a device, each page once.
 
 use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,9 +11,21 @@ use invar_cuda::{BufferDomains, Driver, Pointer, PointerKind};
 use invar_linux::env::page_size;
 use invar_linux::memory::HostMemory;
 
-use super::{GpuRange, Registration};
+use super::Registration;
 use crate::error::Kind;
 use crate::{Device, Error};
+
+/// A range of a GPU's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct GpuRange<'a> {
+    /// First byte, on the GPU.
+    pub addr: u64,
+    /// Bytes.
+    pub len: usize,
+    /// A DMA-BUF, and where in it the range begins, by which to register it; otherwise it is by its
+    /// address, which a kernel module must know (nvidia-peermem).
+    pub dma_buf: Option<(BorrowedFd<'a>, u64)>,
+}
 
 /// By what work requests name registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

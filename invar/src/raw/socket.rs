@@ -161,6 +161,10 @@ impl SendEnd for SocketSend {
         Err(APART)
     }
 
+    fn room(&mut self, tag: u32) -> Result<Option<u32>, CoreError> {
+        self.comm.room(tag)
+    }
+
     unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError> {
         // SAFETY: the caller's promise.
         let request = unsafe { self.comm.isend(buf, tag) }?;

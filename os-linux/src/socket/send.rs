@@ -94,6 +94,18 @@ impl SendComm {
         Ok(Some(request))
     }
 
+    /// The bytes of the buffer that a message with `tag` would meet; `None`, where the peer has
+    /// posted none.
+    ///
+    /// # Errors
+    /// What ended the connection.
+    pub fn room(&mut self, tag: u32) -> Result<Option<u32>, Error> {
+        if self.sender.room(tag).is_none() {
+            self.read_control()?;
+        }
+        Ok(self.sender.room(tag))
+    }
+
     /// Whether a send is done, and then how many bytes it sent; the request is then over. Moves
     /// what there is to move, of all requests.
     ///

@@ -1,5 +1,6 @@
 //! Messages from and to GPU memory over the software NIC, which does not reach it.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use invar::cuda::{Driver, Gpu, GpuMemory};
@@ -29,13 +30,30 @@ impl Rig {
     }
 
     pub(crate) fn on(device: Device) -> Self {
+        Self::between(device, Settings::from_env().unwrap())
+    }
+
+    /// Where the receiver has settings of its own.
+    fn between(device: Device, of_receiver: Settings) -> Self {
         let settings = Settings::from_env().unwrap();
-        let listener = Listener::bind(&device, &settings).unwrap();
+        let listener = Listener::bind(&device, &of_receiver).unwrap();
         let connecting = SendComm::connect(&device, &listener.handle(), &settings).unwrap();
         let sender = std::thread::spawn(|| connecting.wait().unwrap());
         let recv = listener.accept_within(TIMEOUT).unwrap();
         let send = sender.join().unwrap();
         Rig { send, recv, device, settings, driver: Driver::open().unwrap() }
+    }
+
+    /// Starts a flush, and waits for it; whether there was one to wait for.
+    pub(crate) fn flush(&mut self, bufs: &[(&MemoryRegion, Range<usize>)]) -> bool {
+        match self.recv.iflush(bufs).unwrap() {
+            Flush::Started(request) => {
+                patiently("a flush", || self.recv.test(&request).unwrap().is_some());
+                true
+            }
+            Flush::NotNeeded => false,
+            Flush::Busy => panic!("one flush"),
+        }
     }
 
     pub(crate) fn gpu_region(&self, gpu: u32, len: usize) -> MemoryRegion {
@@ -120,7 +138,6 @@ fn messages_between_gpus_go_over_tcp_too() {
             let (gpu, other_gpu) = (rig.gpu_region(0, len), rig.gpu_region(0, len));
             rig.check(&gpu, &other_gpu);
             if len <= CHUNK {
-                // Longer ones are several messages, of which a host's end knows nothing.
                 rig.check(&host, &other_gpu);
                 rig.check(&gpu, &other_host);
             }
@@ -264,6 +281,75 @@ fn a_peer_with_another_length_is_found_out() {
         let error = rig.recv.wait(&receive, TIMEOUT).unwrap_err();
         assert_eq!(error.fault(), Fault::Peer);
         let text = "5 bytes came at byte 4096 of a staged transfer of 12288 bytes";
+        assert!(error.to_string().contains(text), "{error}");
+    });
+}
+
+/// What comes of a message with which its two ends go about differently: the error of either.
+fn mismatch(rig: &mut Rig, from: &MemoryRegion, to: &MemoryRegion) -> Error {
+    let receive = rig.recv.irecv(&[(to, 0..to.len(), 1)]).unwrap().expect("room");
+    let (mut send, mut found) = (None, None);
+    patiently("an error", || {
+        if send.is_none() {
+            match rig.send.isend(from, 0..from.len(), 1) {
+                Ok(begun) => send = begun,
+                Err(error) => found = Some(error),
+            }
+        }
+        if let Some(Err(error)) = send.as_ref().map(|send| rig.send.test(send)) {
+            found = Some(error);
+        }
+        match rig.recv.test(&receive) {
+            Ok(received) => assert_eq!(received, None, "cut"),
+            Err(error) => found = Some(error),
+        }
+        found.is_some()
+    });
+    found.expect("an error")
+}
+
+/// More than a chunk, that is staged at one end.
+fn what_is_staged_at_one_end_only_is_an_error_that_says_so(mut rig: Rig) {
+    let (gpu, host) = (rig.gpu_region(0, 2 * CHUNK), rig.host_region(2 * CHUNK));
+    let error = mismatch(&mut rig, &gpu, &host);
+    assert_eq!(error.fault(), Fault::Usage);
+    let text = "a staged send of 8192 bytes in messages of 4096 meets a receive of 8192 bytes \
+                (tag 0x1): the peer does not stage it, ";
+    assert!(error.to_string().contains(text), "{error}");
+    let mut rig = Rig::on(rig.device.clone());
+    let (gpu, host) = (rig.gpu_region(0, 2 * CHUNK), rig.host_region(2 * CHUNK));
+    let error = mismatch(&mut rig, &host, &gpu);
+    let text = "a send of 8192 bytes meets a receive of 4096 bytes (tag 0x1)";
+    assert!(error.to_string().contains(text), "{error}");
+    let text = "(INVAR_STAGING_CHUNK_BYTES): what is longer must be staged at both ends";
+    assert!(error.to_string().ends_with(text), "{error}");
+}
+
+#[test]
+fn a_long_message_that_is_staged_at_one_end_only_is_refused_by_name() {
+    fake().run(|| what_is_staged_at_one_end_only_is_an_error_that_says_so(Rig::new()));
+}
+
+#[test]
+fn over_tcp_it_is_too() {
+    fake().set("NCCL_SOCKET_IFNAME", "=lo").set("INVAR_TRANSPORT", "socket").run(|| {
+        let rig = Rig::on(Device::open("lo").unwrap());
+        what_is_staged_at_one_end_only_is_an_error_that_says_so(rig);
+    });
+}
+
+#[test]
+fn chunks_of_another_size_are_refused_by_name() {
+    fake().run(|| {
+        let device = Device::open_at("[::1]:0".parse().unwrap()).unwrap();
+        let larger = |name: &'static str| match name {
+            "INVAR_STAGING_CHUNK_BYTES" => Some("8192".to_owned()),
+            _ => None,
+        };
+        let mut rig = Rig::between(device, Settings::from_lookup(larger).unwrap());
+        let (from, to) = (rig.gpu_region(0, 5 * CHUNK), rig.gpu_region(0, 5 * CHUNK));
+        let error = mismatch(&mut rig, &from, &to);
+        let text = "in messages of 4096 meets a receive of 8192 bytes";
         assert!(error.to_string().contains(text), "{error}");
     });
 }
