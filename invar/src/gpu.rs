@@ -3,7 +3,7 @@
 use std::fmt;
 
 use invar_core::param::Params;
-use invar_cuda::{GpuInfo, Sysfs, flush, gdr};
+use invar_cuda::{CudaError, GpuInfo, GpuMemory, PointerKind, Sysfs, flush, gdr};
 
 use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, staged};
 
@@ -54,6 +54,23 @@ impl Device {
     /// By which way messages get between a GPU's memory and this device.
     pub fn gpu_path(&self, gpu: &GpuInfo, settings: &Settings) -> GpuPath {
         GpuPath::decide(gpu, &self.adapter().gpu_reach(), &settings.gpu)
+    }
+
+    /// The same for a piece of memory: no NIC is given what is managed.
+    pub(crate) fn memory_path(
+        &self,
+        memory: &GpuMemory,
+        settings: &Settings,
+    ) -> Result<GpuPath, CudaError> {
+        let gpu = memory.gpu().info();
+        let path = self.gpu_path(gpu, settings);
+        if !path.decision.path.is_direct() || memory.pointer()?.kind != PointerKind::Managed {
+            return Ok(path);
+        }
+        let reason = "the memory is managed, and moves between GPU and host".to_owned();
+        let decision = gdr::Decision { path: gdr::Path::Staging, reason };
+        let flush = flush::decide(gpu, decision.path, settings.gpu.flush);
+        Ok(GpuPath { decision, flush })
     }
 
     /// In which ways GPU memory can be registered with this device, if there is a GPU.

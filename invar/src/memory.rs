@@ -68,9 +68,9 @@ impl MemoryRegion {
             return Err(Kind::Usage("a memory region needs at least one byte".into()).into());
         }
         let gpu = memory.gpu().info();
-        let path = device.gpu_path(gpu, settings);
-        log::info!("{} and GPU {} ({}): {path}", device.info().name, gpu.ordinal, gpu.name);
         let cuda = |error: CudaError| Kind::Gpu(error.into());
+        let path = device.memory_path(memory, settings).map_err(cuda)?;
+        log::info!("{} and GPU {} ({}): {path}", device.info().name, gpu.ordinal, gpu.name);
         let registration = if path.decision.path.is_direct() {
             memory.sync_memops().map_err(cuda)?;
             let by_dma_buf = path.decision.path == Path::DmaBuf;

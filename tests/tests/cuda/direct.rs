@@ -3,9 +3,9 @@
 use std::os::fd::AsFd;
 
 use invar::cuda::gdr::Path;
-use invar::cuda::{Gpu, GpuMemory};
+use invar::cuda::{Gpu, GpuMemory, PointerKind};
 use invar::raw::{self, GpuRange};
-use invar::{Device, Fault, Flush, MemoryRegion};
+use invar::{Device, Fault, MemoryRegion};
 use invar_linux::env::page_size;
 use invar_testkit::end::patiently;
 use invar_testkit::fake_cuda::{FakeCuda, calls, verbs_calls};
@@ -97,28 +97,16 @@ fn a_group_of_receives_takes_memory_of_a_gpu_that_the_nic_reaches() {
     });
 }
 
-/// Starts a flush, and waits for it; whether there was one to wait for.
-fn flush(rig: &mut Rig, bufs: &[(&MemoryRegion, std::ops::Range<usize>)]) -> bool {
-    match rig.recv.iflush(bufs).unwrap() {
-        Flush::Started(request) => {
-            patiently("a flush", || rig.recv.test(&request).unwrap().is_some());
-            true
-        }
-        Flush::NotNeeded => false,
-        Flush::Busy => panic!("one flush"),
-    }
-}
-
 #[test]
 fn a_gpu_that_may_see_writes_too_late_is_flushed_by_a_read_of_one_byte() {
     fake().run(|| {
         let mut rig = rig();
         let region = rig.gpu_region(0, 100);
-        assert!(flush(&mut rig, &[(&region, 10..100)]));
+        assert!(rig.flush(&[(&region, 10..100)]));
         assert_eq!(reads().len(), 1);
         assert!(reads()[0].ends_with("a length=1"), "10 bytes into pages: {:?}", reads());
         assert_eq!(calls("cuFlushGPUDirectRDMAWrites"), 0);
-        assert!(!flush(&mut rig, &[(&region, 5..5)]), "nothing came");
+        assert!(!rig.flush(&[(&region, 5..5)]), "nothing came");
         assert_eq!(reads().len(), 1);
     });
 }
@@ -136,12 +124,12 @@ fn of_several_regions_the_last_of_a_gpu_that_is_not_empty_is_read() {
             .map(|call| call.split("iova=0x").nth(1).unwrap().split(' ').next().unwrap())
             .map(|addr| u64::from_str_radix(addr, 16).unwrap())
             .collect();
-        assert!(flush(&mut rig, &[(&first, 1..2), (&last, 3..9), (&last, 5..5)]));
-        assert!(flush(&mut rig, &[(&first, 1..2), (&last, 3..3)]));
-        assert!(flush(&mut rig, &[(&first, 2..3), (&host, 0..100)]));
+        assert!(rig.flush(&[(&first, 1..2), (&last, 3..9), (&last, 5..5)]));
+        assert!(rig.flush(&[(&first, 1..2), (&last, 3..3)]));
+        assert!(rig.flush(&[(&first, 2..3), (&host, 0..100)]));
         let expected = [starts[1] + 3, starts[0] + 1, starts[0] + 2].map(read_at);
         assert_eq!(reads(), expected);
-        assert!(!flush(&mut rig, &[(&first, 7..7), (&host, 0..0)]));
+        assert!(!rig.flush(&[(&first, 7..7), (&host, 0..0)]));
         let error = rig.recv.iflush(&[(&first, 99..101), (&last, 0..1)]).unwrap_err();
         assert_eq!(error.fault(), Fault::Usage);
         assert_eq!(reads().len(), 3);
@@ -157,9 +145,9 @@ fn memory_that_is_staged_hides_none_that_must_be_flushed() {
         let mut rig = rig();
         let (near, unknown) = (rig.gpu_region(0, 100), rig.gpu_region(1, 100));
         assert_eq!(unknown.gpu_path().unwrap().decision.path, Path::Staging);
-        assert!(flush(&mut rig, &[(&near, 0..1), (&unknown, 0..1)]));
+        assert!(rig.flush(&[(&near, 0..1), (&unknown, 0..1)]));
         assert_eq!(reads().len(), 1);
-        assert!(!flush(&mut rig, &[(&unknown, 0..1)]));
+        assert!(!rig.flush(&[(&unknown, 0..1)]));
     });
 }
 
@@ -170,7 +158,7 @@ fn each_gpu_whose_driver_can_flush_is_flushed_once() {
         let mut rig = rig();
         let regions = [0, 0, 1].map(|gpu| rig.gpu_region(gpu, 100));
         let bufs: Vec<_> = regions.iter().map(|region| (region, 0..1)).collect();
-        assert!(!flush(&mut rig, &bufs));
+        assert!(!rig.flush(&bufs));
         assert_eq!((calls("cuFlushGPUDirectRDMAWrites"), reads().len()), (2, 0));
     });
 }
@@ -180,7 +168,7 @@ fn a_driver_that_can_flush_is_called_instead() {
     fake().set("FAKE_CUDA_ATTRIBUTES", "117=1").run(|| {
         let mut rig = rig();
         let region = rig.gpu_region(0, 100);
-        assert!(!flush(&mut rig, &[(&region, 0..100)]), "it is done at once");
+        assert!(!rig.flush(&[(&region, 0..100)]), "it is done at once");
         assert_eq!((calls("cuFlushGPUDirectRDMAWrites"), reads().len()), (1, 0));
     });
 }
@@ -190,7 +178,7 @@ fn a_gpu_that_orders_writes_is_not_flushed() {
     fake().set("FAKE_CUDA_ATTRIBUTES", "118=100").run(|| {
         let mut rig = rig();
         let region = rig.gpu_region(0, 100);
-        assert!(!flush(&mut rig, &[(&region, 0..100)]));
+        assert!(!rig.flush(&[(&region, 0..100)]));
         assert_eq!((calls("cuFlushGPUDirectRDMAWrites"), reads().len()), (0, 0));
     });
 }
@@ -201,7 +189,7 @@ fn a_gpu_that_orders_writes_is_flushed_where_that_is_forced() {
     fake.set("NCCL_NET_FORCE_FLUSH", "1").run(|| {
         let mut rig = rig();
         let region = rig.gpu_region(0, 100);
-        assert!(flush(&mut rig, &[(&region, 0..100)]));
+        assert!(rig.flush(&[(&region, 0..100)]));
         assert_eq!(reads().len(), 1);
     });
 }
@@ -212,7 +200,7 @@ fn no_gpu_is_flushed_where_that_is_off_however_forced() {
     fake.set("FAKE_CUDA_ATTRIBUTES", "117=1").run(|| {
         let mut rig = rig();
         let region = rig.gpu_region(0, 100);
-        assert!(!flush(&mut rig, &[(&region, 0..100)]));
+        assert!(!rig.flush(&[(&region, 0..100)]));
         assert_eq!((calls("cuFlushGPUDirectRDMAWrites"), reads().len()), (0, 0));
     });
 }
@@ -239,7 +227,7 @@ fn memory_is_registered_by_its_address(mut rig: Rig) {
     assert_eq!(verbs_calls().iter().filter(|call| is_plain(call)).count(), 2);
     assert_eq!(calls("cuMemGetHandleForAddressRange"), 0);
     assert_eq!(calls("cuPointerSetAttribute"), 2, "SYNC_MEMOPS");
-    assert!(flush(&mut rig, &[(&regions[1], 0..1)]));
+    assert!(rig.flush(&[(&regions[1], 0..1)]));
 }
 
 #[test]
@@ -279,6 +267,45 @@ fn a_nic_that_is_too_far_away_is_not_given_memory() {
         assert!(path.starts_with(text), "{path}");
         rig.check(&regions[0], &regions[1]);
         assert_eq!(dma_bufs(), [""; 0]);
+    });
+}
+
+#[test]
+fn managed_memory_is_staged_where_the_nic_reaches_the_gpu() {
+    fake().set("FAKE_CUDA_MANAGED", "1").run(|| {
+        let mut rig = rig();
+        let gpu = Gpu::open(rig.driver, 0).unwrap();
+        let memory = GpuMemory::alloc(&gpu, 5000).unwrap();
+        assert_eq!(memory.pointer().unwrap().kind, PointerKind::Managed);
+        let region = MemoryRegion::on_gpu(&rig.device, &memory, &rig.settings).unwrap();
+        let path = region.gpu_path().unwrap().to_string();
+        let text = "staging: the memory is managed, and moves between GPU and host; no flush: ";
+        assert!(path.starts_with(text), "{path}");
+        let other = rig.gpu_region(0, 5000);
+        rig.check(&region, &other);
+        assert_eq!(dma_bufs(), [""; 0]);
+        let range = GpuRange { addr: memory.addr(), len: 5000, dma_buf: None };
+        // SAFETY: nothing is transferred.
+        let error = unsafe { raw::register_gpu(&rig.device, &range) }.unwrap_err().to_string();
+        assert!(error.ends_with("there is managed memory, which leaves the GPU"), "{error}");
+    });
+}
+
+#[test]
+fn a_range_beyond_its_allocation_is_refused_and_both_are_named() {
+    fake().run(|| {
+        let rig = rig();
+        let memory = GpuMemory::alloc(&Gpu::open(rig.driver, 0).unwrap(), 5000).unwrap();
+        let range = GpuRange { addr: memory.addr() + 1000, len: 4001, dma_buf: None };
+        // SAFETY: nothing is transferred.
+        let error = unsafe { raw::register_gpu(&rig.device, &range) }.unwrap_err().to_string();
+        let text = format!(
+            "4001 bytes at {:#x} end beyond their allocation, 5000 bytes of GPU memory at {:#x}: \
+             each allocation is registered by itself",
+            range.addr,
+            memory.addr()
+        );
+        assert_eq!(error, text);
     });
 }
 
