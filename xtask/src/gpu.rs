@@ -1,13 +1,63 @@
-//! `cargo xtask gpu`: what only a machine with a GPU can show.
+//! `cargo xtask gpu`: what only a machine with a GPU can show, kept with the machine's description.
 
-use anyhow::Result;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
 
 use crate::shell::Shell;
 
-/// Runs the checks on every GPU, then measures staging beside plain copies.
-pub(crate) fn run(shell: &Shell) -> Result<()> {
-    let mut checks = shell.cargo("test --release -p invar-testkit --test cuda hardware");
-    checks.args(["--", "--nocapture", "--test-threads=1"]).env("INVAR_GPU", "1");
-    shell.stream(checks)?;
-    shell.stream(shell.cargo("run --release -p invar-testkit --bin bench_staging"))
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Where to write what was seen, from the repository's root
+    #[arg(default_value = "docs/gpu.md")]
+    output: PathBuf,
+}
+
+/// What is asked about the machine; not every machine answers all of it.
+const MACHINE: [&str; 5] = [
+    "uname -srm",
+    "lscpu",
+    "nvidia-smi --query-gpu=name,pci.bus_id,driver_version,memory.total --format=csv",
+    "nvidia-smi topo -m",
+    "rdma link",
+];
+
+/// Runs the checks on every GPU, near NICs and far ones, by both bindings; measures staging beside
+/// plain copies; and writes down what was seen, if all went well.
+pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
+    let mut report =
+        "# Seen on a machine with a GPU\n\n`cargo xtask gpu` has written this.\n".to_owned();
+    for line in MACHINE {
+        let answer = shell.capture(shell.command(line)).unwrap_or_else(|error| error.to_string());
+        add(&mut report, &format!("`{line}`"), &answer)?;
+    }
+    let devices = shell.cargo("run --quiet --release -p invar-cli -- devices");
+    add(&mut report, "`invar devices`", &shell.capture(devices)?)?;
+    // The trampolines of `cust` are for one architecture.
+    let features: &[&str] = if cfg!(target_arch = "x86_64") { &["", "cust"] } else { &[""] };
+    for feature in features {
+        for level in ["PXB", "SYS"] {
+            let title = format!("Checks, features [{feature}], NCCL_NET_GDR_LEVEL={level}");
+            add(&mut report, &title, &shell.capture(checks(shell, feature, level))?)?;
+        }
+    }
+    let bench = shell.cargo("run --quiet --release -p invar-testkit --bin bench_staging");
+    add(&mut report, "Staging beside one copy of all", &shell.capture(bench)?)?;
+    let output = shell.root().join(&args.output);
+    std::fs::write(&output, report).with_context(|| output.display().to_string())?;
+    println!("written: {}", output.display());
+    Ok(())
+}
+
+fn checks(shell: &Shell, feature: &str, level: &str) -> Command {
+    let mut checks = shell.cargo("test --quiet --release -p invar-testkit --test cuda");
+    checks.args(["--features", feature, "hardware", "--", "--nocapture", "--test-threads=1"]);
+    checks.env("INVAR_GPU", "1").env("NCCL_NET_GDR_LEVEL", level);
+    checks
+}
+
+fn add(report: &mut String, title: &str, text: &str) -> Result<()> {
+    Ok(write!(report, "\n## {title}\n\n```text\n{}\n```\n", text.trim_end())?)
 }

@@ -46,8 +46,8 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Build `libnccl-net-invar.so`, the plugin that NCCL loads.
     Plugin,
-    /// Run what needs a GPU, and measure staging beside plain copies.
-    Gpu,
+    /// Run what needs a GPU, measure staging beside plain copies, and write down what was seen.
+    Gpu(gpu::Args),
     /// Measure, beside what NCCL or the operating system does in the same run.
     Bench(bench::Args),
     /// Run a command in a throw-away guest that has the kernel's software RoCE.
@@ -62,7 +62,7 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::NoStd => no_std::run(&shell).map(drop),
         Command::Fuzz(args) => fuzz::run(&shell, &args).map(drop),
         Command::Plugin => plugin::run(&shell),
-        Command::Gpu => gpu::run(&shell),
+        Command::Gpu(args) => gpu::run(&shell, &args),
         Command::Bench(args) => bench::run(&shell, &args),
         Command::Vm(args) => return Ok(vm::run(&shell, &args)),
     }?;

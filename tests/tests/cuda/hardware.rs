@@ -3,9 +3,10 @@
 
 use std::os::fd::AsFd;
 
+use invar::cuda::flush::Method;
 use invar::cuda::{Driver, Gpu, GpuMemory, Pointer, PointerKind};
 use invar::{Device, MemoryRegion};
-use invar_testkit::fake_cuda::FakeCuda;
+use invar_testkit::fake_cuda::{FakeCuda, verbs_calls};
 
 use super::transfer::{Rig, pattern};
 
@@ -14,7 +15,11 @@ const LEN: usize = (16 << 20) + 1234;
 
 /// Runs a check on each GPU of this machine.
 fn on_each_gpu(check: impl Fn(&Gpu)) {
-    let driver = match Driver::open() {
+    #[cfg(feature = "cust")]
+    let opened = Driver::open_cust();
+    #[cfg(not(feature = "cust"))]
+    let opened = Driver::open();
+    let driver = match opened {
         Ok(driver) => driver,
         Err(why) => {
             assert!(std::env::var_os("INVAR_GPU").is_none(), "INVAR_GPU is set: {why}");
@@ -65,6 +70,8 @@ fn every_device_moves_memory_of_a_gpu(gpu: &Gpu) {
             });
             eprintln!("{}, {len} bytes: {}", info.name, regions[0].gpu_path().unwrap());
             rig.check(&regions[0], &regions[1]);
+            let read = rig.flush(&[(&regions[1], 0..len)]);
+            assert_eq!(read, regions[1].gpu_path().unwrap().flush.method == Method::Read);
         }
     }
 }
@@ -84,5 +91,17 @@ fn these_checks_work_with_the_stand_in() {
     FakeCuda::new().set("INVAR_GPU", "1").set("FAKE_CUDA_ATTRIBUTES", "117=1").run(|| {
         on_each_gpu(memory_of_a_gpu_works);
         on_each_gpu(every_device_moves_memory_of_a_gpu);
+    });
+}
+
+#[test]
+fn these_checks_work_with_a_stand_in_for_a_nic_that_reaches_gpus() {
+    let fake = FakeCuda::new().with_null_verbs().set("NULL_VERBS_DMA_BUF", "yes");
+    let fake = fake.set("NCCL_NET_GDR_LEVEL", "SYS").set("INVAR_GPU", "1");
+    fake.run(|| {
+        on_each_gpu(memory_of_a_gpu_works);
+        on_each_gpu(every_device_moves_memory_of_a_gpu);
+        assert!(verbs_calls().iter().any(|call| call.starts_with("ibv_reg_dmabuf_mr ")));
+        assert!(verbs_calls().iter().any(|call| call.starts_with("RDMA_READ ")));
     });
 }
