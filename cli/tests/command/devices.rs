@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use invar_testkit::fake_cuda::FakeCuda;
+use invar_testkit::sysfs::Tree;
 
 use crate::*;
 
@@ -49,6 +50,37 @@ fn each_device_says_how_it_gets_at_each_gpu() {
     let line = format!("soft0 and GPU 0 (Fake GPU 0, 0000:3d:00.0): {path}; {flush}");
     let table = run(&["devices"]);
     assert!(table.ok().stdout.lines().any(|shown| shown == line), "{}", table.stdout);
+}
+
+#[test]
+fn an_rdma_device_says_by_which_way_it_reaches_a_gpu_and_why() {
+    let sysfs = Tree::new("null0", "null1");
+    let fake = FakeCuda::new().with_null_verbs().set("NULL_VERBS_DEVICES", "2");
+    let fake = fake.set("INVAR_SYSFS", sysfs.root().display().to_string());
+    let shown = |fake: &FakeCuda, dma_buf: &str| {
+        let mut command = invar(&["devices"]);
+        command.env("INVAR_TRANSPORT", "ib").env("NULL_VERBS_DMA_BUF", dma_buf);
+        let _installed = fake.give_to(&mut command);
+        let outcome = Run::start(&mut command).wait();
+        let about = outcome.ok().stdout.lines().filter(|line| line.contains(" and GPU 0 "));
+        about.filter(|line| line.starts_with("null")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let about = |device, way| format!("{device} and GPU 0 (Fake GPU 0, 0000:3d:00.0): {way}");
+    let read = "flush by a READ: the GPU may see the NIC's writes too late";
+    let copies = "no flush: the driver's copies are seen by what follows them";
+    let far = "staging: GPU and NIC are SYS apart, beyond NCCL_NET_GDR_LEVEL=PXB";
+    let near = format!("GPUDirect by DMA-BUF: GPU and NIC are PIX apart, and both have it; {read}");
+    let far = about("null1", format!("{far}; {copies}"));
+    assert_eq!(shown(&fake, "yes"), [about("null0", near), far.clone()]);
+    let neither = "staging: the NIC's driver or the kernel registers no DMA-BUF, and \
+                   nvidia-peermem is not loaded (modprobe nvidia-peermem)";
+    let neither = about("null0", format!("{neither}; {copies}"));
+    assert_eq!(shown(&fake, "EOPNOTSUPP"), [neither, far.clone()]);
+    sysfs.file("module/nvidia_peermem/version", "550.54");
+    let module = "GPUDirect by peer memory: GPU and NIC are PIX apart, nvidia-peermem 550.54 is \
+                  loaded, the NIC's driver or the kernel registers no DMA-BUF";
+    let module = about("null0", format!("{module}; {read}"));
+    assert_eq!(shown(&fake, "EPROTONOSUPPORT"), [module, far]);
 }
 
 #[test]
