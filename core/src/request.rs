@@ -123,10 +123,10 @@ impl<T> Entry<T> {
         self.awaited >= 0
     }
 
-    /// Whether one completion is still awaited.
+    /// Whether just so many completions are still awaited.
     #[inline(always)]
-    pub(crate) fn awaits_last(&self) -> bool {
-        self.awaited == 1
+    pub(crate) fn awaits(&self, events: usize) -> bool {
+        self.awaited == events as i32
     }
 
     /// Whether all that were awaited came.

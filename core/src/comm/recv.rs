@@ -40,9 +40,12 @@ impl RecvBuf {
         if self.rkey == 0 {
             return false;
         }
-        self.len <= i32::MAX as u32
+        self.len <= LEN_MAX
     }
 }
+
+/// Longest buffer: all bits of a size in a slot but its sign.
+const LEN_MAX: u32 = i32::MAX as u32;
 
 /// The receiving end of a connection.
 pub struct RecvComm<N: Nic, S> {
@@ -145,9 +148,9 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         if !buf.is_sound() {
             return Usual::Unusual;
         }
-        let row = Row::of(verbs.control.words(), reqs.next().row() as u8);
-        let Some(row) = row else { return Usual::Unusual };
         let Some((request, entry)) = reqs.next_free() else { return Usual::Unusual };
+        let row = Row::of(verbs.control.words(), request.row() as u8);
+        let Some(row) = row else { return Usual::Unusual };
         self.recv_wr.wr_id = request.row() as u64;
         entry.arm(request.raw(), entry.value.events);
         entry.value.sizes[0] = buf.len;
@@ -173,13 +176,22 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let (events, idx) = (*events, self.idx);
         // What is not there takes anything.
         *sizes = [u32::MAX; RECVS_MAX];
+        let mut lens = 0;
         for (r, size) in sizes.iter_mut().enumerate().take(n) {
             let buf = buf(r);
-            if !buf.is_sound() {
+            // One at a time, with something between, so that each is a branch that is not taken.
+            if buf.addr == 0 {
                 return Usual::Unusual;
             }
             *size = buf.len;
+            if buf.rkey == 0 {
+                return Usual::Unusual;
+            }
+            lens |= buf.len;
             row.store(r, &slot(&buf, n as u32, idx));
+        }
+        if lens > LEN_MAX {
+            return Usual::Unusual;
         }
         let wr_id = request.row() as u64 | (n as u64 - 1) << 32;
         if verbs.settings.use_inline {
@@ -229,7 +241,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
                 Polled::Done(size) => return Ok(Some(self.received_one(size))),
                 Polled::NotYet => return Ok(None),
                 Polled::Other => {
-                    if let Usual::Done(size) = self.test_other(request) {
+                    if let Usual::Done(size) = self.base.test_other_apart(request) {
                         return Ok(Some(self.received_one(size)));
                     }
                 }
@@ -260,9 +272,21 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     }
 
     /// What follows on [`Polled::Other`], at once: books that.
-    #[inline(never)]
+    #[inline(always)]
     pub fn test_other(&mut self, request: &Request) -> Usual<u32> {
-        self.base.test_other(request.raw())
+        self.base.test_other(request)
+    }
+
+    /// What follows on [`RecvComm::test_other`] where that gives [`Usual::Unusual`], at once: the bytes
+    /// of each buffer, if the request was a receive of several and is done.
+    #[inline(always)]
+    pub fn take_group(&mut self, request: &Request) -> Option<&[u32]> {
+        if !self.base.reqs.at(request.raw()).end_if_done(request.raw()) {
+            return None;
+        }
+        // What failed the comm, the whole test says.
+        self.read_sizes(request.raw()).ok()?;
+        Some(&self.received[..self.received_len.min(RECVS_MAX)])
     }
 
     /// Looks whether the peer still has its end open, which an idle comm does not notice by

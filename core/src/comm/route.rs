@@ -6,7 +6,7 @@ use super::Request;
 use super::base::Usual;
 use super::flush::Flushes;
 use super::sizes::Sizes;
-use crate::nic::{Nic, SendList, Wc, WcOpcode};
+use crate::nic::{Nic, SendList, Wc, WcOpcode, WcStatus};
 use crate::request::{Entry, MESSAGES, ROWS, Ring};
 
 /// Completions of one kind of comm.
@@ -14,9 +14,9 @@ pub(super) trait Route<T, const N: usize> {
     /// Ends a request that is done, of one size, and gives that. [`Usual::Unusual`] where there is
     /// more to it: then it is still to be ended.
     fn take(entry: &mut Entry<T>) -> Usual<u32>;
-    /// The same for the live request of `token`, if this completion is of it alone and the last
-    /// that it awaits. `None` where it is not, or there is more to it: then nothing is booked.
-    fn take_by(reqs: &mut Ring<T, N>, wc: &Wc, token: u32) -> Option<u32>;
+    /// The same for the live request of `token`, if these completions are of it alone, and all that
+    /// it still awaits. `None` where they are not, or there is more to it: then nothing is booked.
+    fn take_by(reqs: &mut Ring<T, N>, wcs: &[Wc], token: u32) -> Option<u32>;
     /// Books a completion of the kind that comes all the time; `false` where it is another, or
     /// nobody awaited it: then [`Route::book`] is still to be called.
     fn book_usual(&mut self, reqs: &mut Ring<T, N>, wc: &Wc) -> bool;
@@ -76,15 +76,19 @@ impl Route<Sending, MESSAGES> for Sent {
     }
 
     #[inline(always)]
-    fn take_by(reqs: &mut Ring<Sending, MESSAGES>, wc: &Wc, token: u32) -> Option<u32> {
-        if wc.wr_id != u64::from(token) {
-            return None;
+    fn take_by(reqs: &mut Ring<Sending, MESSAGES>, wcs: &[Wc], token: u32) -> Option<u32> {
+        for wc in wcs {
+            if wc.status != WcStatus::SUCCESS {
+                return None;
+            }
+            if wc.wr_id != u64::from(token) {
+                return None;
+            }
         }
         let entry = reqs.at(token);
-        if !entry.awaits_last() {
+        if !entry.awaits(wcs.len()) {
             return None;
         }
-        entry.finish();
         Some(entry.end().len)
     }
 
@@ -124,24 +128,29 @@ impl<N: Nic> Route<Receiving, ROWS> for Flushes<N> {
     }
 
     #[inline(always)]
-    fn take_by(reqs: &mut Ring<Receiving, ROWS>, wc: &Wc, token: u32) -> Option<u32> {
-        if wc.opcode != WcOpcode::RECV_RDMA_WITH_IMM {
-            return None;
-        }
-        // Of a group it has more to say.
-        if wc.wr_id != Request::of(token).row() as u64 {
-            return None;
+    fn take_by(reqs: &mut Ring<Receiving, ROWS>, wcs: &[Wc], token: u32) -> Option<u32> {
+        let imm = wcs.last()?.imm_data;
+        for wc in wcs {
+            if wc.status != WcStatus::SUCCESS {
+                return None;
+            }
+            if wc.opcode != WcOpcode::RECV_RDMA_WITH_IMM {
+                return None;
+            }
+            // Of a group it has more to say.
+            if wc.wr_id != Request::of(token).row() as u64 {
+                return None;
+            }
         }
         let entry = reqs.at(token);
-        if !entry.awaits_last() {
+        if !entry.awaits(wcs.len()) {
             return None;
         }
-        if wc.imm_data > entry.value.sizes[0] {
+        if imm > entry.value.sizes[0] {
             return None;
         }
-        entry.finish();
         entry.end();
-        Some(wc.imm_data)
+        Some(imm)
     }
 
     /// Data that came. Each queue pair brings the same immediate: the whole size of a single

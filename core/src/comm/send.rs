@@ -206,7 +206,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
                 Polled::Done(len) => return Ok(Some(len)),
                 Polled::NotYet => return Ok(None),
                 Polled::Other => {
-                    if let Usual::Done(len) = self.test_other(request) {
+                    if let Usual::Done(len) = self.base.test_other_apart(request) {
                         return Ok(Some(len));
                     }
                 }
@@ -236,9 +236,9 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     }
 
     /// What follows on [`Polled::Other`], at once: books that.
-    #[inline(never)]
+    #[inline(always)]
     pub fn test_other(&mut self, request: &Request) -> Usual<u32> {
-        self.base.test_other(request.raw())
+        self.base.test_other(request)
     }
 
     /// Looks whether the peer still has its end open, which an idle comm does not notice by

@@ -311,6 +311,7 @@ impl<N: HostNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
         self.comm.test_polled(request)
     }
 
+    #[inline(always)]
     fn test_other(&mut self, request: &Request) -> Usual<u32> {
         self.comm.test_other(request)
     }
@@ -425,6 +426,7 @@ impl<N: HostNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
         self.comm.test_polled(request)
     }
 
+    #[inline(always)]
     fn test_other(&mut self, request: &Request) -> Usual<u32> {
         self.comm.test_other(request)
     }
@@ -461,6 +463,14 @@ impl<N: HostNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
 
     unsafe fn iflush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, CoreError> {
         self.comm.iflush(bufs)
+    }
+
+    #[inline(always)]
+    unsafe fn take_group(&mut self, request: &Request, sizes: *mut u32) -> bool {
+        let Some(received) = self.comm.take_group(request) else { return false };
+        // SAFETY: the caller's promise.
+        unsafe { copy_sizes(received, sizes) };
+        true
     }
 
     unsafe fn test(

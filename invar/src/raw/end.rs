@@ -226,6 +226,17 @@ pub trait RecvEnd: End {
         sizes: *mut u32,
     ) -> Result<Option<usize>, CoreError>;
 
+    /// What follows on [`End::test_other`] where that gives [`Usual::Unusual`], at once: whether the
+    /// request was a receive of several buffers, and is done. What came into each of them is written
+    /// to `sizes`, as by [`RecvEnd::test`].
+    ///
+    /// # Safety
+    /// As of [`RecvEnd::test`].
+    #[inline(always)]
+    unsafe fn take_group(&mut self, _request: &Request, _sizes: *mut u32) -> bool {
+        false
+    }
+
     /// The sending end of messages back over the same connection; see [`SendEnd::way_back`].
     ///
     /// # Errors

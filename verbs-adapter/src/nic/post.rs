@@ -2,7 +2,6 @@
 //! context's operations, as C's inline functions do.
 
 use std::ffi::c_int;
-use std::hint::cold_path;
 use std::mem::offset_of;
 use std::ptr;
 
@@ -201,12 +200,8 @@ impl Cq {
         // bits are a `Wc`.
         let rc = unsafe { (self.poll_cq)(self.raw.as_ptr(), room, wcs.as_mut_ptr().cast()) };
         match rc {
+            0 => Ok(0),
             1 => Ok(1),
-            0 => {
-                // Only so is one, which comes all the time, found by one comparison.
-                cold_path();
-                Ok(0)
-            }
             2.. => Ok(rc as u32),
             _ => Err(PollError { errno: libc::EIO as u16 }),
         }

@@ -46,7 +46,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// Takes the sizes of a group as the peer wrote them before its immediate, or by that one's
     /// bits. Of a single message, the size that does not fit.
     #[inline(never)]
-    fn read_sizes(&mut self, token: u32) -> Result<(), Failed> {
+    pub(super) fn read_sizes(&mut self, token: u32) -> Result<(), Failed> {
         let Base { reqs, verbs, .. } = &mut self.base;
         let receiving = &mut reqs.at(token).value;
         let offset = sizes_offset(self.depth) + token as usize % ROWS * SIZES_ROW_BYTES;
