@@ -39,6 +39,8 @@ struct Held<E> {
     place: Option<&'static Place>,
     /// What a test is to answer, while it polls: here it takes no registers.
     asked: Asked,
+    /// The request that it waits for where tests go on with [`Calls::test_again`].
+    waiting: *mut c_void,
 }
 
 /// What a test is about, and where it says whether that is done.
@@ -62,21 +64,37 @@ struct Rest {
 #[repr(C)]
 pub(crate) struct Calls {
     pub(crate) isend: ISend,
-    /// Of one buffer.
-    pub(crate) irecv_one: ISend,
     pub(crate) irecv_int: IRecv<c_int>,
     pub(crate) irecv: IRecv<usize>,
     pub(crate) iflush: IFlush,
     pub(crate) test: Test,
-    /// Of a request that the call before on the comm has found waiting.
+    /// Where the last poll on the comm was for a request that still waits: as a rule it is tested
+    /// next.
     pub(crate) test_again: Test,
+}
+
+/// Receives of one buffer, and of any number of them.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct IRecv<S> {
+    pub(crate) one: IRecvOne<S>,
+    pub(crate) several: IRecvSeveral<S>,
 }
 
 /// End, memory, bytes, tag, registration, request.
 type ISend =
     unsafe extern "C" fn(Erased, *mut c_void, usize, c_int, *mut c_void, *mut *mut c_void) -> Code;
+/// End, request, and of the buffer memory, bytes, tag, registration.
+type IRecvOne<S> = unsafe extern "C" fn(
+    Erased,
+    *mut *mut c_void,
+    *mut *mut c_void,
+    *mut S,
+    *mut c_int,
+    *mut *mut c_void,
+) -> Code;
 /// End, number of buffers, and of each memory, bytes, tag, registration; request.
-type IRecv<S> = unsafe extern "C" fn(
+type IRecvSeveral<S> = unsafe extern "C" fn(
     Erased,
     c_int,
     *mut *mut c_void,
@@ -95,7 +113,7 @@ type IFlush = unsafe extern "C" fn(
     *mut *mut c_void,
 ) -> Code;
 /// Request, whether it is done, bytes of each buffer; end.
-type Test = unsafe extern "C" fn(*mut c_void, *mut c_int, *mut c_int, Erased) -> Code;
+pub(crate) type Test = unsafe extern "C" fn(*mut c_void, *mut c_int, *mut c_int, Erased) -> Code;
 
 /// A size as a version of the interface counts it.
 pub(crate) trait Bytes: Copy {
@@ -103,7 +121,7 @@ pub(crate) trait Bytes: Copy {
     /// The same of a buffer; one that is too long stays so.
     fn len(self) -> u32;
     /// Receives of such sizes.
-    fn irecv(calls: &Calls) -> IRecv<Self>;
+    fn irecv(calls: &Calls) -> &IRecv<Self>;
 }
 
 impl Bytes for c_int {
@@ -119,8 +137,8 @@ impl Bytes for c_int {
     }
 
     #[inline(always)]
-    fn irecv(calls: &Calls) -> IRecv<Self> {
-        calls.irecv_int
+    fn irecv(calls: &Calls) -> &IRecv<Self> {
+        &calls.irecv_int
     }
 }
 
@@ -136,8 +154,8 @@ impl Bytes for usize {
     }
 
     #[inline(always)]
-    fn irecv(calls: &Calls) -> IRecv<Self> {
-        calls.irecv
+    fn irecv(calls: &Calls) -> &IRecv<Self> {
+        &calls.irecv
     }
 }
 
@@ -184,7 +202,7 @@ impl Comm {
         let calls = calls(&end);
         let (done, sizes) = (ptr::null_mut(), ptr::null_mut());
         let asked = Asked { request: Request::from_raw(0), done, sizes };
-        let held = Held { requests: 0, place: None, asked, end: *end };
+        let held = Held { requests: 0, place: None, asked, waiting: ptr::null_mut(), end: *end };
         let held = NonNull::from(Box::leak(Box::new(held)));
         let rest = Box::new(Rest { kind, device: device.clone(), lanes, close });
         let (comm, place) = place::put(Comm { calls, end: held.cast(), rest })
@@ -234,9 +252,11 @@ impl<E> Held<E> {
 
     /// The request that is being tested waits.
     #[cold]
-    fn remember(&self) {
+    fn remember(&mut self) {
+        self.waiting = place::request(self.asked.request.raw(), self.requests);
         if let Some(place) = self.place {
-            place.remember(place::request(self.asked.request.raw(), self.requests));
+            // SAFETY: the end goes with the comm that is there.
+            place.set_test(unsafe { place.comm() }.calls.test_again);
         }
     }
 
@@ -244,7 +264,8 @@ impl<E> Held<E> {
     #[inline(always)]
     fn forget(&self) {
         if let Some(place) = self.place {
-            place.forget();
+            // SAFETY: as above.
+            place.set_test(unsafe { place.comm() }.calls.test);
         }
     }
 

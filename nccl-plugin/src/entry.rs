@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::abi::Code;
 use crate::comm::{Bytes, Comm};
-use crate::outcome::{caught, misused, null};
+use crate::outcome::{caught, misused};
 use crate::place;
 use crate::profiler::{self, Message};
 
@@ -56,40 +56,39 @@ pub(crate) unsafe extern "C" fn irecv<S: Bytes>(
     mhandles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    let Some(place) = place::find(comm) else { return unknown(Function::IRecv, comm) };
-    // SAFETY: as in `isend`; n of each.
-    unsafe {
-        let Comm { calls, end, .. } = place.comm();
-        if n != 1 {
-            return S::irecv(calls)(*end, n, data, sizes, tags, mhandles, request);
-        }
-        if let Some(data) = first(data)
-            && let Some(size) = first(sizes)
-            && let Some(tag) = first(tags)
-            && let Some(mhandle) = first(mhandles)
-        {
-            return (calls.irecv_one)(*end, data, size.bytes(), tag, mhandle, request);
-        }
-        nothing_to_receive()
+    if n != 1 {
+        // SAFETY: the caller's promise.
+        return unsafe { irecv_several(comm, n, data, sizes, tags, mhandles, request) };
+    }
+    match place::find(comm) {
+        // SAFETY: as in `isend`; one of each.
+        Some(place) => unsafe {
+            let Comm { calls, end, .. } = place.comm();
+            (S::irecv(calls).one)(*end, request, data, sizes, tags, mhandles)
+        },
+        None => unknown(Function::IRecv, comm),
     }
 }
 
-/// A receive without what is to be known of its buffer.
-#[cold]
+/// The same of any number of buffers.
 #[inline(never)]
-extern "C" fn nothing_to_receive() -> Code {
-    caught(|| null("irecv: memory, sizes, tags or registrations").0)
-}
-
-/// The first of an array, unless that is null. Each is looked at before it is read, so that it is a
-/// branch that is not taken.
-///
-/// # Safety
-/// Otherwise there is one.
-#[inline(always)]
-unsafe fn first<T: Copy>(array: *mut T) -> Option<T> {
-    // SAFETY: the caller's promise.
-    unsafe { array.as_ref() }.copied()
+unsafe extern "C" fn irecv_several<S: Bytes>(
+    comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut S,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    match place::find(comm) {
+        // SAFETY: as in `isend`; n of each.
+        Some(place) => unsafe {
+            let Comm { calls, end, .. } = place.comm();
+            (S::irecv(calls).several)(*end, n, data, sizes, tags, mhandles, request)
+        },
+        None => unknown(Function::IRecv, comm),
+    }
 }
 
 /// `irecv` since v10.
@@ -136,16 +135,9 @@ pub(crate) unsafe extern "C" fn test(
     done: *mut c_int,
     sizes: *mut c_int,
 ) -> Code {
-    if let Some(place) = place::find_waiting(request) {
-        // SAFETY: as in `isend`.
-        return unsafe { (place.comm().calls.test_again)(request, done, sizes, place.comm().end) };
-    }
     match place::find_by_request(request) {
         // SAFETY: as in `isend`.
-        Some(place) => unsafe {
-            place.forget();
-            (place.comm().calls.test)(request, done, sizes, place.comm().end)
-        },
+        Some(place) => unsafe { (place.test())(request, done, sizes, place.comm().end) },
         // SAFETY: the caller's promise.
         None => unsafe { test_profiled(request, done, sizes) },
     }

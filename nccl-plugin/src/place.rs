@@ -10,20 +10,20 @@
 //! what to call takes a few instructions and no lock. As everywhere in NCCL's interface, calls on
 //! one comm must not overlap with its end; one that comes after it is found out.
 //!
-//! NCCL tests what waits time and again. So a place also knows the request that the last test of its
-//! comm has found waiting, if no call since could change that: testing it anew takes one comparison
-//! to know what it is.
+//! NCCL tests what waits time and again. So a place also says where tests of its comm go on: as long
+//! as the last poll was for a request that still waits, in a function that takes one comparison to
+//! know it, and polls.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::ptr;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use static_assertions::const_assert_eq;
 
-use crate::comm::Comm;
+use crate::comm::{Comm, Test};
 
 /// Comms there can be, and one more: none is at the first place, so that null names no other.
 pub(crate) const PLACES: usize = 1 << 16;
@@ -49,10 +49,10 @@ static ALLOCATION: Mutex<Allocation> =
 pub(crate) struct Place {
     /// The comm that is here, or [`NONE`].
     number: AtomicUsize,
-    /// The request that was found waiting last, or [`NONE`].
-    waiting: AtomicUsize,
     /// What its requests have beside their tokens; 0 where there is no comm.
     requests: AtomicU32,
+    /// The [`Test`] that tests of its requests go on with.
+    test: AtomicPtr<()>,
     /// Written while there is none.
     comm: UnsafeCell<MaybeUninit<Comm>>,
 }
@@ -73,22 +73,26 @@ impl Place {
     const fn empty() -> Self {
         Place {
             number: AtomicUsize::new(NONE),
-            waiting: AtomicUsize::new(NONE),
             requests: AtomicU32::new(0),
+            test: AtomicPtr::new(ptr::null_mut()),
             comm: UnsafeCell::new(MaybeUninit::zeroed()),
         }
     }
 
-    /// A test has found this request waiting.
+    /// Has tests of its requests go on with that.
     #[inline(always)]
-    pub(crate) fn remember(&self, request: *mut c_void) {
-        self.waiting.store(request.addr(), Ordering::Relaxed);
+    pub(crate) fn set_test(&self, test: Test) {
+        self.test.store(test as *mut (), Ordering::Relaxed);
     }
 
-    /// What waited may be over.
+    /// What a test of its requests goes on with.
+    ///
+    /// # Safety
+    /// As of [`Place::comm`].
     #[inline(always)]
-    pub(crate) fn forget(&self) {
-        self.waiting.store(NONE, Ordering::Relaxed);
+    pub(crate) unsafe fn test(&self) -> Test {
+        // SAFETY: nothing else is stored, and something is before it can be found.
+        unsafe { mem::transmute::<*mut (), Test>(self.test.load(Ordering::Relaxed)) }
     }
 
     /// What is here.
@@ -105,10 +109,9 @@ impl Place {
 /// Makes the first place one that nothing is at: null names it. It is called when the library is
 /// loaded, before anything can be looked for.
 extern "C" fn prepare() {
-    let Place { number, waiting, requests, .. } = &PLACE[0];
+    let Place { number, requests, .. } = &PLACE[0];
     // What this names is at the last place.
     number.store(usize::MAX, Ordering::Release);
-    waiting.store(usize::MAX, Ordering::Release);
     requests.store(u32::MAX, Ordering::Release);
 }
 
@@ -137,13 +140,6 @@ pub(crate) fn find(comm: *mut c_void) -> Option<&'static Place> {
 pub(crate) fn find_by_request(request: *mut c_void) -> Option<&'static Place> {
     let place = place(request.addr());
     (place.requests.load(Ordering::Acquire) == request.addr() as u32).then_some(place)
-}
-
-/// Finds the comm of a request that was found waiting in the call before on that comm.
-#[inline(always)]
-pub(crate) fn find_waiting(request: *mut c_void) -> Option<&'static Place> {
-    let place = place(request.addr());
-    (place.waiting.load(Ordering::Acquire) == request.addr()).then_some(place)
 }
 
 /// What the requests of a comm have beside their tokens.
@@ -186,6 +182,7 @@ pub(crate) fn put(comm: Comm) -> Result<(*mut c_void, &'static Place), Comm> {
     *generation = if *generation + 1 < GENERATIONS { *generation + 1 } else { 1 };
     let number = usize::from(*generation) << GENERATION_SHIFT | usize::from(index) << PLACE_SHIFT;
     let (place, number) = (&PLACE[usize::from(index)], ptr::without_provenance_mut(number));
+    place.set_test(comm.calls.test);
     // SAFETY: under the lock, and nobody finds what has no number.
     unsafe { (*place.comm.get()).write(comm) };
     place.requests.store(requests(number), Ordering::Release);
@@ -203,7 +200,6 @@ pub(crate) unsafe fn remove(place: &Place) -> Option<Comm> {
     if number == NONE {
         return None;
     }
-    place.waiting.store(NONE, Ordering::Release);
     place.requests.store(0, Ordering::Release);
     allocation.free.push((number >> PLACE_SHIFT) as u16);
     // SAFETY: it had a number, which nobody finds any more, and the lock is held.
@@ -222,6 +218,5 @@ mod tests {
     fn null_names_nothing_from_the_start() {
         assert!(find(ptr::null_mut()).is_none());
         assert!(find_by_request(ptr::null_mut()).is_none());
-        assert!(find_waiting(ptr::null_mut()).is_none());
     }
 }

@@ -4,8 +4,10 @@ use std::ffi::{c_int, c_void};
 
 use invar::raw::{Flush, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd, Usual};
 
-use super::test::{Recvs, test, test_polled};
-use super::{Bytes, Calls, Erased, Held, MESSAGE_BYTES_MAX, call_failed, too_long, wrong_end};
+use super::test::{Recvs, test, test_again};
+use super::{
+    Bytes, Calls, Erased, Held, IRecv, MESSAGE_BYTES_MAX, call_failed, too_long, wrong_end,
+};
 use crate::abi::Code;
 use crate::outcome::{caught, misused, null};
 use crate::register::rkey;
@@ -14,41 +16,45 @@ use crate::register::rkey;
 pub(super) fn calls<E: RecvEnd>(_: &E) -> Calls {
     Calls {
         isend: not_isend,
-        irecv_one: irecv_one::<E>,
-        irecv_int: irecv::<E, c_int>,
-        irecv: irecv::<E, usize>,
+        irecv_int: IRecv { one: irecv_one::<E, _>, several: irecv::<E, _> },
+        irecv: IRecv { one: irecv_one::<E, _>, several: irecv::<E, _> },
         iflush: iflush::<E>,
         test: test::<E, Recvs>,
-        test_again: test_polled::<E, Recvs, true>,
+        test_again: test_again::<E, Recvs>,
     }
 }
 
 /// What is usual of one buffer, up to the work requests.
-unsafe extern "C" fn irecv_one<E: RecvEnd>(
+unsafe extern "C" fn irecv_one<E: RecvEnd, S: Bytes>(
     end: Erased,
-    data: *mut c_void,
-    size: usize,
-    tag: c_int,
-    mhandle: *mut c_void,
     request: *mut *mut c_void,
+    data: *mut *mut c_void,
+    sizes: *mut S,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
 ) -> Code {
     // SAFETY: the calls are those of `E`, and the caller's promise.
     unsafe {
         // One at a time, so that each is a branch that is not taken.
-        if size > MESSAGE_BYTES_MAX {
-            return irecv_one_unusual::<E>(end, data, size, tag, mhandle, request);
-        }
-        if request.is_null() {
-            return irecv_one_unusual::<E>(end, data, size, tag, mhandle, request);
-        }
-        let held = Held::<E>::of(end);
-        match held.end.fill_usual(&buf(data, size, tag, mhandle)) {
-            Usual::Done(started) => {
-                held.give(Some(started), request);
-                post_filled::<E>(end)
+        if let Some(addr) = first(data)
+            && let Some(size) = first(sizes)
+            && let Some(tag) = first(tags)
+            && let Some(mhandle) = first(mhandles)
+        {
+            if request.is_null() {
+                return irecv_one_unusual::<E, S>(end, request, data, sizes, tags, mhandles);
             }
-            _ => irecv_one_unusual::<E>(end, data, size, tag, mhandle, request),
+            if size.bytes() > MESSAGE_BYTES_MAX {
+                return irecv_one_unusual::<E, S>(end, request, data, sizes, tags, mhandles);
+            }
+            let held = Held::<E>::of(end);
+            let filled = held.end.fill_usual(&buf(addr, size.bytes() as u32, tag, mhandle));
+            if let Usual::Done(started) = filled {
+                held.give(Some(started), request);
+                return post_filled::<E>(end);
+            }
         }
+        irecv_one_unusual::<E, S>(end, request, data, sizes, tags, mhandles)
     }
 }
 
@@ -68,8 +74,7 @@ unsafe extern "C" fn irecv<E: RecvEnd, S: Bytes>(
         if !is_null && !request.is_null() {
             let held = Held::<E>::of(end);
             let filled = held.end.fill_group(n as usize, |i| {
-                let len = (*sizes.add(i)).len();
-                RecvBuf { len, ..buf(*data.add(i), 0, *tags.add(i), *mhandles.add(i)) }
+                buf(*data.add(i), (*sizes.add(i)).len(), *tags.add(i), *mhandles.add(i))
             });
             if let Usual::Done(started) = filled {
                 held.give(Some(started), request);
@@ -78,6 +83,16 @@ unsafe extern "C" fn irecv<E: RecvEnd, S: Bytes>(
         }
         irecv_unusual::<E, S>(end, n, data, sizes, tags, mhandles, request)
     }
+}
+
+/// The first of an array, unless that is null.
+///
+/// # Safety
+/// Otherwise there is one.
+#[inline(always)]
+unsafe fn first<T: Copy>(array: *mut T) -> Option<T> {
+    // SAFETY: the caller's promise.
+    unsafe { array.as_ref() }.copied()
 }
 
 /// Posts what is filled.
@@ -93,26 +108,16 @@ unsafe extern "C" fn post_filled<E: RecvEnd>(end: Erased) -> Code {
 
 /// All of it, of one buffer.
 #[inline(never)]
-unsafe extern "C" fn irecv_one_unusual<E: RecvEnd>(
+unsafe extern "C" fn irecv_one_unusual<E: RecvEnd, S: Bytes>(
     end: Erased,
-    mut data: *mut c_void,
-    mut size: usize,
-    mut tag: c_int,
-    mut mhandle: *mut c_void,
     request: *mut *mut c_void,
+    data: *mut *mut c_void,
+    sizes: *mut S,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
 ) -> Code {
     // SAFETY: as in `irecv_one`, which calls this.
-    unsafe {
-        irecv_unusual::<E, usize>(
-            end,
-            1,
-            &raw mut data,
-            &raw mut size,
-            &raw mut tag,
-            &raw mut mhandle,
-            request,
-        )
-    }
+    unsafe { irecv_unusual::<E, S>(end, 1, data, sizes, tags, mhandles, request) }
 }
 
 /// All of it.
@@ -141,7 +146,7 @@ unsafe extern "C" fn irecv_unusual<E: RecvEnd, S: Bytes>(
                 return too_long("irecv", size);
             }
             // SAFETY: as above.
-            *to = unsafe { buf(*data.add(i), size, tag, *mhandles.add(i)) };
+            *to = unsafe { buf(*data.add(i), size as u32, tag, *mhandles.add(i)) };
         }
         if request.is_null() {
             return null("irecv: request").0;
@@ -158,8 +163,8 @@ unsafe extern "C" fn irecv_unusual<E: RecvEnd, S: Bytes>(
 }
 
 #[inline(always)]
-fn buf(data: *mut c_void, size: usize, tag: c_int, mhandle: *mut c_void) -> RecvBuf {
-    RecvBuf { addr: data.addr() as u64, len: size as u32, tag: tag as u32, rkey: rkey(mhandle) }
+fn buf(data: *mut c_void, len: u32, tag: c_int, mhandle: *mut c_void) -> RecvBuf {
+    RecvBuf { addr: data.addr() as u64, len, tag: tag as u32, rkey: rkey(mhandle) }
 }
 
 unsafe extern "C" fn iflush<E: RecvEnd>(

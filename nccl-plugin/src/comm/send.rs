@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_void};
 
 use invar::raw::{Matched, SendBuf, SendEnd, Usual};
 
-use super::test::{Sends, test, test_polled};
-use super::{Calls, Erased, Held, MESSAGE_BYTES_MAX, call_failed, too_long, wrong_end};
+use super::test::{Sends, test, test_again};
+use super::{Calls, Erased, Held, IRecv, MESSAGE_BYTES_MAX, call_failed, too_long, wrong_end};
 use crate::abi::Code;
 use crate::outcome::{caught, null};
 use crate::register::lkey;
@@ -14,12 +14,11 @@ use crate::register::lkey;
 pub(super) fn calls<E: SendEnd>(_: &E) -> Calls {
     Calls {
         isend: isend::<E>,
-        irecv_one: not_irecv_one,
-        irecv_int: not_irecv::<c_int>,
-        irecv: not_irecv::<usize>,
+        irecv_int: IRecv { one: not_irecv_one, several: not_irecv },
+        irecv: IRecv { one: not_irecv_one, several: not_irecv },
         iflush: not_iflush,
         test: test::<E, Sends>,
-        test_again: test_polled::<E, Sends, true>,
+        test_again: test_again::<E, Sends>,
     }
 }
 
@@ -165,12 +164,12 @@ fn buf(data: *mut c_void, size: usize, mhandle: *mut c_void) -> SendBuf {
     SendBuf { addr: data.addr() as u64, len: size as u32, lkey: lkey(mhandle) }
 }
 
-unsafe extern "C" fn not_irecv_one(
+unsafe extern "C" fn not_irecv_one<S>(
     _: Erased,
-    _: *mut c_void,
-    _: usize,
-    _: c_int,
-    _: *mut c_void,
+    _: *mut *mut c_void,
+    _: *mut *mut c_void,
+    _: *mut S,
+    _: *mut c_int,
     _: *mut *mut c_void,
 ) -> Code {
     wrong_end("irecv")

@@ -1,6 +1,7 @@
 //! Tests, of both ends: by what is booked already, which takes no call; by a poll; and the whole.
 
 use std::ffi::{c_int, c_void};
+use std::hint::cold_path;
 
 use invar::ConnectionError;
 use invar::raw::{End, Polled, RecvEnd, Request, SendEnd, Usual};
@@ -10,8 +11,14 @@ use crate::abi::Code;
 use crate::outcome::{caught, null};
 use crate::place::{self, token};
 
-/// The whole of a test.
+/// The whole of a test, and what follows on a poll.
 pub(super) trait Whole<E: End> {
+    /// Whether it is done by what was polled; `asked` says where its sizes go.
+    ///
+    /// # Safety
+    /// As below.
+    unsafe fn test_other(end: &mut E, asked: &Asked) -> Usual<()>;
+
     /// Whether it is done.
     ///
     /// # Safety
@@ -29,23 +36,42 @@ pub(super) enum Sends {}
 pub(super) enum Recvs {}
 
 impl<E: SendEnd> Whole<E> for Sends {
+    #[inline(always)]
+    unsafe fn test_other(end: &mut E, asked: &Asked) -> Usual<()> {
+        let Usual::Done(size) = end.test_other(&asked.request) else { return Usual::Unusual };
+        // SAFETY: the caller's promise.
+        unsafe { put_size(asked.sizes, size) };
+        Usual::Done(())
+    }
+
     unsafe fn test(
         end: &mut E,
         request: &Request,
         sizes: *mut c_int,
     ) -> Result<bool, ConnectionError> {
         let sent = end.test(request)?;
-        if let Some(sent) = sent
-            && !sizes.is_null()
-        {
+        if let Some(sent) = sent {
             // SAFETY: the caller's promise.
-            unsafe { sizes.write(sent as c_int) };
+            unsafe { put_size(sizes, sent) };
         }
         Ok(sent.is_some())
     }
 }
 
 impl<E: RecvEnd> Whole<E> for Recvs {
+    #[inline(always)]
+    unsafe fn test_other(end: &mut E, asked: &Asked) -> Usual<()> {
+        // SAFETY: the caller's promise; no size is above i32::MAX.
+        unsafe {
+            match end.test_other(&asked.request) {
+                Usual::Done(size) => put_size(asked.sizes, size),
+                _ if end.take_group(&asked.request, asked.sizes.cast()) => {}
+                _ => return Usual::Unusual,
+            }
+        }
+        Usual::Done(())
+    }
+
     unsafe fn test(
         end: &mut E,
         request: &Request,
@@ -70,15 +96,15 @@ pub(super) unsafe extern "C" fn test<E: End, W: Whole<E>>(
         }
         match Held::<E>::of(end).end.test_booked(&Request::from_raw(token(request))) {
             Usual::Done(size) => say_done(done, sizes, size),
-            Usual::NotYet => test_polled::<E, W, false>(request, done, sizes, end),
+            Usual::NotYet => test_polled::<E, W>(request, done, sizes, end),
             Usual::Unusual => test_unusual::<E, W>(request, done, sizes, end),
         }
     }
 }
 
-/// By a poll: of a request that waited after the last one, if so the place says `AGAIN`.
+/// By a poll.
 #[inline(never)]
-pub(super) unsafe extern "C" fn test_polled<E: End, W: Whole<E>, const AGAIN: bool>(
+unsafe extern "C" fn test_polled<E: End, W: Whole<E>>(
     request: *mut c_void,
     done: *mut c_int,
     sizes: *mut c_int,
@@ -86,33 +112,76 @@ pub(super) unsafe extern "C" fn test_polled<E: End, W: Whole<E>, const AGAIN: bo
 ) -> Code {
     // SAFETY: as in `test`.
     unsafe {
-        if AGAIN && done.is_null() {
-            return test_unusual::<E, W>(request, done, sizes, end);
-        }
         let held = Held::<E>::of(end);
-        if !AGAIN {
-            held.asked.request = Request::from_raw(token(request));
-        }
-        (held.asked.done, held.asked.sizes) = (done, sizes);
+        let request = Request::from_raw(token(request));
+        held.asked = Asked { request, done, sizes };
         done.write(0);
         match held.end.test_polled(&held.asked.request) {
-            Polled::Done(size) => {
-                if AGAIN {
-                    held.forget();
-                }
-                say_done(held.asked.done, held.asked.sizes, size)
-            }
+            Polled::Done(size) => say_done(held.asked.done, held.asked.sizes, size),
             Polled::NotYet => {
+                cold_path();
                 if held.end.idle() == Usual::Unusual {
                     return test_asked::<E, W>(end);
                 }
-                if !AGAIN {
-                    held.remember();
-                }
+                held.remember();
                 Code::SUCCESS
             }
             Polled::Other => test_other::<E, W>(end),
         }
+    }
+}
+
+/// Where the last poll has found a request waiting: as a rule it is the same one, which waits still.
+pub(super) unsafe extern "C" fn test_again<E: End, W: Whole<E>>(
+    request: *mut c_void,
+    done: *mut c_int,
+    sizes: *mut c_int,
+    end: Erased,
+) -> Code {
+    // SAFETY: as in `test`.
+    unsafe {
+        let held = Held::<E>::of(end);
+        if request != held.waiting {
+            return test_anew::<E, W>(request, done, sizes, end);
+        }
+        if done.is_null() {
+            return test_anew::<E, W>(request, done, sizes, end);
+        }
+        (held.asked.done, held.asked.sizes) = (done, sizes);
+        done.write(0);
+        match held.end.test_polled(&held.asked.request) {
+            Polled::NotYet => {
+                if held.end.idle() == Usual::Unusual {
+                    return test_asked::<E, W>(end);
+                }
+                Code::SUCCESS
+            }
+            Polled::Done(size) => {
+                cold_path();
+                held.forget();
+                say_done(held.asked.done, held.asked.sizes, size)
+            }
+            Polled::Other => {
+                cold_path();
+                held.forget();
+                test_other::<E, W>(end)
+            }
+        }
+    }
+}
+
+/// Another than that.
+#[inline(never)]
+unsafe extern "C" fn test_anew<E: End, W: Whole<E>>(
+    request: *mut c_void,
+    done: *mut c_int,
+    sizes: *mut c_int,
+    end: Erased,
+) -> Code {
+    // SAFETY: as in `test`.
+    unsafe {
+        Held::<E>::whole(end);
+        test::<E, W>(request, done, sizes, end)
     }
 }
 
@@ -121,9 +190,12 @@ pub(super) unsafe extern "C" fn test_polled<E: End, W: Whole<E>, const AGAIN: bo
 unsafe extern "C" fn test_other<E: End, W: Whole<E>>(end: Erased) -> Code {
     // SAFETY: as in `test`.
     unsafe {
-        let held = Held::<E>::whole(end);
-        match held.end.test_other(&held.asked.request) {
-            Usual::Done(size) => say_done(held.asked.done, held.asked.sizes, size),
+        let held = Held::<E>::of(end);
+        match W::test_other(&mut held.end, &held.asked) {
+            Usual::Done(()) => {
+                held.asked.done.write(1);
+                Code::SUCCESS
+            }
             _ => test_asked::<E, W>(end),
         }
     }
@@ -173,9 +245,17 @@ unsafe fn say_done(done: *mut c_int, sizes: *mut c_int, size: u32) -> Code {
     // SAFETY: the caller's promise.
     unsafe {
         done.write(1);
-        if !sizes.is_null() {
-            sizes.write(size as c_int);
-        }
+        put_size(sizes, size);
     }
     Code::SUCCESS
+}
+
+/// # Safety
+/// There is room for a size, where `sizes` is not null.
+#[inline(always)]
+unsafe fn put_size(sizes: *mut c_int, size: u32) {
+    if !sizes.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { sizes.write(size as c_int) };
+    }
 }
