@@ -15,6 +15,7 @@ use invar_linux::soft::SoftNic;
 use invar_linux::tcp::{OobListener, OobStream};
 use invar_verbs::VerbsNic;
 
+use super::end::copy_sizes;
 use super::watch::PeerWatch;
 use super::{AnyRecv, AnySend, CLOSE_MAX, End, GpuRange, Lanes, RecvEnd, SendEnd};
 use crate::Error;
@@ -486,16 +487,4 @@ impl<N: HostNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
         self.watch.idle(|| self.nic.now_ns(), || self.comm.check_peer())?;
         Ok(None)
     }
-}
-
-/// Writes down what came into the buffers of a receive.
-///
-/// # Safety
-/// `sizes` is null, or has room for as many.
-pub(super) unsafe fn copy_sizes(received: &[u32], sizes: *mut u32) {
-    if sizes.is_null() {
-        return;
-    }
-    // SAFETY: the caller's promise.
-    unsafe { sizes.copy_from_nonoverlapping(received.as_ptr(), received.len()) };
 }

@@ -295,3 +295,15 @@ impl AnyRecv {
         }
     }
 }
+
+/// Writes down what came into the buffers of a receive.
+///
+/// # Safety
+/// `sizes` is null, or has room for as many.
+pub(super) unsafe fn copy_sizes(received: &[u32], sizes: *mut u32) {
+    if sizes.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { sizes.copy_from_nonoverlapping(received.as_ptr(), received.len()) };
+}

@@ -221,7 +221,7 @@ impl RecvEnd for SocketRecv {
     ) -> Result<Option<usize>, CoreError> {
         let Some(received) = self.comm.test(request)? else { return Ok(None) };
         // SAFETY: the caller's promise.
-        unsafe { super::adapter::copy_sizes(received, sizes) };
+        unsafe { super::end::copy_sizes(received, sizes) };
         Ok(Some(received.len()))
     }
 
