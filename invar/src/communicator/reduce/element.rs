@@ -32,8 +32,26 @@ pub(super) trait Number: Copy {
     fn divide(self, nranks: u32) -> Self;
 }
 
+/// `a / nranks` of 32 bits. Processors divide vectors of floats, and none of integers; and in a float
+/// of more bits than `a` has, no quotient is rounded up to the next integer.
+macro_rules! long_quotient {
+    ($a:ident, $nranks:ident) => {{
+        let quotient = f64::from($a) / f64::from(Ord::max($nranks, 1));
+        // SAFETY: it is no greater than `a`.
+        unsafe { quotient.to_int_unchecked() }
+    }};
+}
+
+/// The same of 8 bits. As an `f32` the number of ranks may be rounded, but is then far greater.
+#[inline(always)]
+fn short_quotient(a: i16, nranks: u32) -> i32 {
+    let quotient = f32::from(a) / Ord::max(nranks, 1) as f32;
+    // SAFETY: as above.
+    unsafe { quotient.to_int_unchecked() }
+}
+
 macro_rules! integer {
-    ($($int:ty: divided as $wide:ty),*) => {$(
+    ($($int:ty: |$a:ident, $n:ident| $quotient:expr),*) => {$(
         impl Element for $int {
             type Number = $int;
             const ZERO: Self = 0;
@@ -72,15 +90,16 @@ macro_rules! integer {
 
             #[inline(always)]
             fn divide(self, nranks: u32) -> Self {
-                (self as $wide / nranks as $wide) as $int
+                let ($a, $n) = (self, nranks);
+                $quotient
             }
         }
     )*};
 }
 
-// Ranks are fewer than 2^31, so a type of 32 bits or more holds their number.
-integer!(i8: divided as i32, u8: divided as u32, i32: divided as i32, u32: divided as u32);
-integer!(i64: divided as i64, u64: divided as u64);
+integer!(i8: |a, n| short_quotient(a.into(), n) as i8, u8: |a, n| short_quotient(a.into(), n) as u8);
+integer!(i32: |a, n| long_quotient!(a, n), u32: |a, n| long_quotient!(a, n));
+integer!(i64: |a, n| a / i64::from(n), u64: |a, n| a / u64::from(n));
 
 macro_rules! float {
     ($($float:ty),*) => {$(

@@ -334,6 +334,30 @@ fn averages_divide_inputs_of_floats_and_sums_of_integers() {
 }
 
 #[test]
+fn averages_of_integers_are_rounded_towards_zero() {
+    use super::element::Number;
+
+    let counts = (1..=300).chain([1 << 16, (1 << 24) + 1, (1 << 31) - 1]);
+    for nranks in counts {
+        for a in 0..=u8::MAX {
+            assert_eq!(u32::from(a.divide(nranks)), u32::from(a) / nranks, "{a} / {nranks}");
+            let (a, wide) = (a as i8, i64::from(a as i8));
+            assert_eq!(i64::from(a.divide(nranks)), wide / i64::from(nranks), "{a} / {nranks}");
+        }
+        // Where a quotient has just become another one.
+        for a in [u32::MAX, i32::MAX as u32, 1 << 31, 12_345_679] {
+            let exact = a - a % nranks;
+            for a in [a, exact, exact.wrapping_sub(1), exact.wrapping_add(1)] {
+                assert_eq!(a.divide(nranks), a / nranks, "{a} / {nranks}");
+                let a = a as i32;
+                let quotient = i64::from(a) / i64::from(nranks);
+                assert_eq!(i64::from(a.divide(nranks)), quotient, "{a} / {nranks}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_copy_goes_to_each_destination_and_leaves_the_operand_be() {
     let bytes = Bits(7).bytes(999);
     let mut to = [Destination::new(1, 999), Destination::new(2, 999), Destination::new(3, 999)];
