@@ -36,18 +36,24 @@ fn a_rank_whose_peer_is_gone_is_told_which_and_at_what_ends_and_every_time() {
     }
 }
 
+/// A rank whose peer goes amid a transfer, and what it is told.
+fn left_amid_a_transfer(device: &str) -> (Rank, String) {
+    let [mut zero, mut one] = pair(device, 1);
+    let text = std::thread::scope(|scope| {
+        let zero = scope.spawn(|| zero.exchange(1, 1 << 40, Moved::ByRank).unwrap_err());
+        scope.spawn(|| {
+            one.exchange(1, 20, Moved::ByRank).expect(device);
+            drop(one);
+        });
+        zero.join().unwrap().to_string()
+    });
+    (zero, text)
+}
+
 #[test]
 fn a_peer_that_goes_amid_a_transfer_ends_it() {
     for device in DEVICES {
-        let [mut zero, mut one] = pair(device, 1);
-        let text = std::thread::scope(|scope| {
-            let zero = scope.spawn(|| zero.exchange(1, 1 << 40, Moved::ByRank).unwrap_err());
-            scope.spawn(|| {
-                one.exchange(1, 20, Moved::ByRank).expect(device);
-                drop(one);
-            });
-            zero.join().unwrap().to_string()
-        });
+        let (_, text) = left_amid_a_transfer(device);
         assert!(text.starts_with("rank 1: operation 0x1, "), "{text}");
     }
 }
@@ -55,15 +61,7 @@ fn a_peer_that_goes_amid_a_transfer_ends_it() {
 #[test]
 fn a_peer_that_goes_is_named_where_no_proxy_moves_the_link() {
     for device in DIRECT {
-        let [mut zero, mut one] = pair(device, 1);
-        let text = std::thread::scope(|scope| {
-            let zero = scope.spawn(|| zero.exchange(1, 1 << 40, Moved::ByRank).unwrap_err());
-            scope.spawn(|| {
-                one.exchange(1, 20, Moved::ByRank).expect(device);
-                drop(one);
-            });
-            zero.join().unwrap().to_string()
-        });
+        let (mut zero, text) = left_amid_a_transfer(device);
         assert!(text.starts_with("rank 1: ") && text.contains("to peer "), "{text}");
         assert_eq!(error_of(&mut zero), text);
     }
