@@ -187,10 +187,13 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
                 Err(failed) => return Err(self.base.error(failed)),
             }
         }
-        let Some(first) = self.slot() else { return Ok(None) };
-        let nreqs = (first.nreqs_tag().0 as usize).min(RECVS_MAX);
-        let mut slots = (0..nreqs).filter_map(|i| self.row()?.load(i, self.idx));
-        let met = slots.find(|slot| slot.tag() == tag);
+        let (Some(row), Some(first)) = (self.row(), self.slot()) else { return Ok(None) };
+        let met = if self.base.gate == Gate::Group {
+            self.group.find(&row, tag).map(|(_, slot)| slot)
+        } else {
+            let nreqs = (first.nreqs_tag().0 as usize).min(RECVS_MAX);
+            (0..nreqs).filter_map(|i| row.load(i, self.idx)).find(|slot| slot.tag() == tag)
+        };
         Ok(met.map(|slot| slot.room().size as u32))
     }
 

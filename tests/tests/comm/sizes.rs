@@ -221,3 +221,21 @@ fn a_send_without_a_receive_for_its_tag_waits() {
     assert_eq!(duo.recv.test(&second).expect("test").expect("done"), [0]);
     assert_eq!(duo.recv.test(&first).expect("test").expect("done"), [0]);
 }
+
+#[test]
+fn the_room_for_a_message_is_that_of_the_buffer_which_it_would_meet() {
+    let (nics, mut duo) = rig::connect([Settings::default(); 2]);
+    let buffer = Buffer::new(&nics[1], &duo.recv_pd, 30);
+    assert_eq!(duo.send.isend(&SendBuf::default(), 1), Ok(None));
+    assert_eq!(duo.send.room(1), Ok(None), "nothing is posted");
+    let room = |tag, len| RecvBuf { addr: buffer.addr(0), len, tag, rkey: buffer.rkey() };
+    let group = [room(1, 10), room(2, 20), room(1, 30)];
+    let received = duo.recv.irecv(&group).expect("irecv").expect("a request");
+    assert_eq!([1, 2, 3].map(|tag| duo.send.room(tag)), [Ok(Some(10)), Ok(Some(20)), Ok(None)]);
+    for (tag, next) in [(1, Some(30)), (2, None)] {
+        let _ = duo.send.isend(&SendBuf::default(), tag).expect("isend").expect("a request");
+        assert_eq!(duo.send.room(tag), Ok(next), "of tag {tag}, one is met");
+    }
+    let _ = duo.send.isend(&SendBuf::default(), 1).expect("isend").expect("a request");
+    assert_eq!(duo.recv.test(&received).expect("test").expect("done"), [0, 0, 0]);
+}
