@@ -53,12 +53,6 @@ impl Request {
         Request(raw & (NUMBER | FLUSH))
     }
 
-    /// That of a token that a ring has given.
-    #[inline(always)]
-    pub(crate) const fn of(token: u32) -> Self {
-        Request(token)
-    }
-
     /// That of message `r` of the row whose first this is.
     #[inline(always)]
     pub(crate) const fn message(&self, r: usize) -> Self {

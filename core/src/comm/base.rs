@@ -53,8 +53,8 @@ pub enum Polled {
     Done(u32),
     /// Nothing.
     NotYet,
-    /// Something else, which is still to be booked.
-    Other,
+    /// Other completions, so many, which are still to be booked.
+    Other(u32),
 }
 
 /// What a test finds.
@@ -68,16 +68,14 @@ pub(super) enum Settled {
 
 #[repr(C)]
 pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
-    /// First, where their address is that of the comm.
+    /// First, so that where a request is takes no addition.
+    pub(super) reqs: Ring<T, REQS>,
     wcs: [Wc; POLL_BATCH],
-    /// How many of them a test has polled and not booked.
-    polled: u32,
     pub(super) gate: Gate,
     /// What ended the connection, behind a gate that is closed or failed.
     end: Option<Error>,
     /// Of the call that failed last.
     error: Option<Error>,
-    pub(super) reqs: Ring<T, REQS>,
     /// Released before the completion queue, as a queue pair of its own is.
     pub(super) route: R,
     pub(super) verbs: Verbs<N>,
@@ -90,12 +88,11 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
     pub(super) fn new(parts: Parts<N, S>, reqs: Ring<T, REQS>, route: R) -> Self {
         let Parts { verbs, stream, ends, pending, .. } = parts;
         Base {
+            reqs,
             wcs: [Wc::default(); POLL_BATCH],
-            polled: 0,
             gate: if pending.is_some() { Gate::Pending } else { Gate::Open },
             end: None,
             error: None,
-            reqs,
             route,
             verbs,
             stream,
@@ -174,33 +171,31 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
     /// there is one completion, and it is the last that is awaited.
     #[inline(always)]
     pub(super) fn test_polled(&mut self, request: &Request) -> Polled {
-        self.polled = match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {
-            Ok(1) => {
-                // The token is not read before the poll, where it would take a register.
-                if let Some(size) = R::take_by(&mut self.reqs, &self.wcs[..1], request.raw()) {
-                    return Polled::Done(size);
-                }
-                1
-            }
-            Ok(0) => return Polled::NotYet,
-            Ok(polled) => polled,
+        match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {
+            // The token is not read before the poll, where it would take a register.
+            Ok(1) => match R::take_by(&mut self.reqs, &self.wcs[..1], request) {
+                Some(size) => Polled::Done(size),
+                None => Polled::Other(1),
+            },
+            Ok(0) => Polled::NotYet,
+            Ok(polled) => Polled::Other(polled),
             Err(error) => {
                 self.poll_failed(error);
-                0
+                Polled::Other(0)
             }
-        };
-        Polled::Other
+        }
     }
 
-    /// Books what was polled; ends the request of `token` if it is done then.
+    /// Books the `polled` completions; ends the request if it is done then.
     #[inline(always)]
-    pub(super) fn test_other(&mut self, request: &Request) -> Usual<u32> {
-        match self.polled {
+    pub(super) fn test_other(&mut self, request: &Request, polled: u32) -> Usual<u32> {
+        match polled {
             1 => self.book_one(),
-            polled => {
+            _ => {
+                let request = Request::from_raw(request.raw());
                 // As a rule, one of each queue pair.
                 if let Some(wcs) = self.wcs.get(..polled as usize)
-                    && let Some(size) = R::take_by(&mut self.reqs, wcs, request.raw())
+                    && let Some(size) = R::take_by(&mut self.reqs, wcs, &request)
                 {
                     return Usual::Done(size);
                 }
@@ -215,8 +210,8 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
 
     /// The same as [`Base::test_other`], apart from what calls it.
     #[inline(never)]
-    pub(super) fn test_other_apart(&mut self, request: &Request) -> Usual<u32> {
-        self.test_other(request)
+    pub(super) fn test_other_apart(&mut self, request: &Request, polled: u32) -> Usual<u32> {
+        self.test_other(request, polled)
     }
 
     /// Whether the request of `token` is over, after all completions that are there.
@@ -271,12 +266,15 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
 
     /// Books what was polled. One in error or that nobody awaited fails the comm; those behind it
     /// come too late, since what waits is cut short.
+    #[expect(clippy::needless_range_loop, reason = "two instructions a completion fewer")]
     #[inline(always)]
     fn book(&mut self, polled: u32) {
         let Self { wcs, reqs, route, .. } = self;
-        for wc in &wcs[..POLL_BATCH.min(polled as usize)] {
-            let is_success = wc.status == WcStatus::SUCCESS;
-            if !is_success || !(route.book_usual(reqs, wc) || route.book(reqs, wc)) {
+        for i in 0..POLL_BATCH.min(polled as usize) {
+            let wc = &wcs[i];
+            if !route.book_usual(reqs, wc)
+                && (wc.status != WcStatus::SUCCESS || !route.book(reqs, wc))
+            {
                 let wc = *wc;
                 return self.completion_failed(&wc);
             }

@@ -240,8 +240,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             Usual::NotYet => match self.test_polled(request) {
                 Polled::Done(size) => return Ok(Some(self.received_one(size))),
                 Polled::NotYet => return Ok(None),
-                Polled::Other => {
-                    if let Usual::Done(size) = self.base.test_other_apart(request) {
+                Polled::Other(polled) => {
+                    if let Usual::Done(size) = self.base.test_other_apart(request, polled) {
                         return Ok(Some(self.received_one(size)));
                     }
                 }
@@ -273,8 +273,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 
     /// What follows on [`Polled::Other`], at once: books that.
     #[inline(always)]
-    pub fn test_other(&mut self, request: &Request) -> Usual<u32> {
-        self.base.test_other(request)
+    pub fn test_other(&mut self, request: &Request, polled: u32) -> Usual<u32> {
+        self.base.test_other(request, polled)
     }
 
     /// What follows on [`RecvComm::test_other`] where that gives [`Usual::Unusual`], at once: the bytes

@@ -14,13 +14,13 @@ pub(super) trait Route<T, const N: usize> {
     /// Ends a request that is done, of one size, and gives that. [`Usual::Unusual`] where there is
     /// more to it: then it is still to be ended.
     fn take(entry: &mut Entry<T>) -> Usual<u32>;
-    /// The same for the live request of `token`, if these completions are of it alone, and all that
-    /// it still awaits. `None` where they are not, or there is more to it: then nothing is booked.
-    fn take_by(reqs: &mut Ring<T, N>, wcs: &[Wc], token: u32) -> Option<u32>;
-    /// Books a completion of the kind that comes all the time; `false` where it is another, or
-    /// nobody awaited it: then [`Route::book`] is still to be called.
+    /// The same for a live request, if these completions are of it alone, and all that it still
+    /// awaits. `None` where they are not, or there is more to it: then nothing is booked.
+    fn take_by(reqs: &mut Ring<T, N>, wcs: &[Wc], request: &Request) -> Option<u32>;
+    /// Books a completion of the kind that comes all the time; `false` where it is another, has
+    /// failed, or nobody awaited it: one that succeeded is then still to be given to [`Route::book`].
     fn book_usual(&mut self, reqs: &mut Ring<T, N>, wc: &Wc) -> bool;
-    /// Books any completion; whether it was awaited.
+    /// Books any completion that succeeded; whether it was awaited.
     fn book(&mut self, reqs: &mut Ring<T, N>, wc: &Wc) -> bool;
 }
 
@@ -76,16 +76,16 @@ impl Route<Sending, MESSAGES> for Sent {
     }
 
     #[inline(always)]
-    fn take_by(reqs: &mut Ring<Sending, MESSAGES>, wcs: &[Wc], token: u32) -> Option<u32> {
+    fn take_by(reqs: &mut Ring<Sending, MESSAGES>, wcs: &[Wc], request: &Request) -> Option<u32> {
         for wc in wcs {
             if wc.status != WcStatus::SUCCESS {
                 return None;
             }
-            if wc.wr_id != u64::from(token) {
+            if u64::from(request.raw()) != wc.wr_id {
                 return None;
             }
         }
-        let entry = reqs.at(token);
+        let entry = reqs.at(request.raw());
         if !entry.awaits(wcs.len()) {
             return None;
         }
@@ -95,7 +95,7 @@ impl Route<Sending, MESSAGES> for Sent {
     /// The end of a message of its own.
     #[inline(always)]
     fn book_usual(&mut self, reqs: &mut Ring<Sending, MESSAGES>, wc: &Wc) -> bool {
-        wc.wr_id & GROUP == 0 && reqs.at(wc.wr_id as u32).book()
+        wc.status == WcStatus::SUCCESS && wc.wr_id & GROUP == 0 && reqs.at(wc.wr_id as u32).book()
     }
 
     /// The end of a group too.
@@ -128,21 +128,18 @@ impl<N: Nic> Route<Receiving, ROWS> for Flushes<N> {
     }
 
     #[inline(always)]
-    fn take_by(reqs: &mut Ring<Receiving, ROWS>, wcs: &[Wc], token: u32) -> Option<u32> {
+    fn take_by(reqs: &mut Ring<Receiving, ROWS>, wcs: &[Wc], request: &Request) -> Option<u32> {
         let imm = wcs.last()?.imm_data;
         for wc in wcs {
-            if wc.status != WcStatus::SUCCESS {
-                return None;
-            }
-            if wc.opcode != WcOpcode::RECV_RDMA_WITH_IMM {
+            if !wc.is_success_of(WcOpcode::RECV_RDMA_WITH_IMM) {
                 return None;
             }
             // Of a group it has more to say.
-            if wc.wr_id != Request::of(token).row() as u64 {
+            if request.row() as u64 != wc.wr_id {
                 return None;
             }
         }
-        let entry = reqs.at(token);
+        let entry = reqs.at(request.raw());
         if !entry.awaits(wcs.len()) {
             return None;
         }
@@ -157,7 +154,7 @@ impl<N: Nic> Route<Receiving, ROWS> for Flushes<N> {
     /// message, not its share.
     #[inline(always)]
     fn book_usual(&mut self, reqs: &mut Ring<Receiving, ROWS>, wc: &Wc) -> bool {
-        if wc.opcode != WcOpcode::RECV_RDMA_WITH_IMM {
+        if !wc.is_success_of(WcOpcode::RECV_RDMA_WITH_IMM) {
             return false;
         }
         let entry = reqs.at(wc.wr_id as u32);

@@ -208,8 +208,8 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             Usual::NotYet => match self.test_polled(request) {
                 Polled::Done(len) => return Ok(Some(len)),
                 Polled::NotYet => return Ok(None),
-                Polled::Other => {
-                    if let Usual::Done(len) = self.base.test_other_apart(request) {
+                Polled::Other(polled) => {
+                    if let Usual::Done(len) = self.base.test_other_apart(request, polled) {
                         return Ok(Some(len));
                     }
                 }
@@ -240,8 +240,8 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
 
     /// What follows on [`Polled::Other`], at once: books that.
     #[inline(always)]
-    pub fn test_other(&mut self, request: &Request) -> Usual<u32> {
-        self.base.test_other(request)
+    pub fn test_other(&mut self, request: &Request, polled: u32) -> Usual<u32> {
+        self.base.test_other(request, polled)
     }
 
     /// Looks whether the peer still has its end open, which an idle comm does not notice by

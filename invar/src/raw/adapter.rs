@@ -313,8 +313,8 @@ impl<N: HostNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
     }
 
     #[inline(always)]
-    fn test_other(&mut self, request: &Request) -> Usual<u32> {
-        self.comm.test_other(request)
+    fn test_other(&mut self, request: &Request, polled: u32) -> Usual<u32> {
+        self.comm.test_other(request, polled)
     }
 
     #[inline(always)]
@@ -428,8 +428,8 @@ impl<N: HostNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
     }
 
     #[inline(always)]
-    fn test_other(&mut self, request: &Request) -> Usual<u32> {
-        self.comm.test_other(request)
+    fn test_other(&mut self, request: &Request, polled: u32) -> Usual<u32> {
+        self.comm.test_other(request, polled)
     }
 
     #[inline(always)]

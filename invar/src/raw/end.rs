@@ -51,7 +51,7 @@ pub trait End: Send {
     }
 
     /// What follows on [`Polled::Other`], at once.
-    fn test_other(&mut self, _request: &Request) -> Usual<u32> {
+    fn test_other(&mut self, _request: &Request, _polled: u32) -> Usual<u32> {
         Usual::Unusual
     }
 

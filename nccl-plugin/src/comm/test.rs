@@ -17,7 +17,7 @@ pub(super) trait Whole<E: End> {
     ///
     /// # Safety
     /// As below.
-    unsafe fn test_other(end: &mut E, asked: &Asked) -> Usual<()>;
+    unsafe fn test_other(end: &mut E, asked: &Asked, polled: u32) -> Usual<()>;
 
     /// Whether it is done.
     ///
@@ -37,8 +37,10 @@ pub(super) enum Recvs {}
 
 impl<E: SendEnd> Whole<E> for Sends {
     #[inline(always)]
-    unsafe fn test_other(end: &mut E, asked: &Asked) -> Usual<()> {
-        let Usual::Done(size) = end.test_other(&asked.request) else { return Usual::Unusual };
+    unsafe fn test_other(end: &mut E, asked: &Asked, polled: u32) -> Usual<()> {
+        let Usual::Done(size) = end.test_other(&asked.request, polled) else {
+            return Usual::Unusual;
+        };
         // SAFETY: the caller's promise.
         unsafe { put_size(asked.sizes, size) };
         Usual::Done(())
@@ -60,10 +62,10 @@ impl<E: SendEnd> Whole<E> for Sends {
 
 impl<E: RecvEnd> Whole<E> for Recvs {
     #[inline(always)]
-    unsafe fn test_other(end: &mut E, asked: &Asked) -> Usual<()> {
+    unsafe fn test_other(end: &mut E, asked: &Asked, polled: u32) -> Usual<()> {
         // SAFETY: the caller's promise; no size is above i32::MAX.
         unsafe {
-            match end.test_other(&asked.request) {
+            match end.test_other(&asked.request, polled) {
                 Usual::Done(size) => put_size(asked.sizes, size),
                 _ if end.take_group(&asked.request, asked.sizes.cast()) => {}
                 _ => return Usual::Unusual,
@@ -115,18 +117,19 @@ unsafe extern "C" fn test_polled<E: End, W: Whole<E>>(
         let held = Held::<E>::of(end);
         let request = Request::from_raw(token(request));
         held.asked = Asked { request, done, sizes };
-        done.write(0);
         match held.end.test_polled(&held.asked.request) {
             Polled::Done(size) => say_done(held.asked.done, held.asked.sizes, size),
             Polled::NotYet => {
                 cold_path();
+                held.asked.done.write(0);
                 if held.end.idle() == Usual::Unusual {
                     return test_asked::<E, W>(end);
                 }
                 held.remember();
                 Code::SUCCESS
             }
-            Polled::Other => test_other::<E, W>(end),
+            Polled::Other(1) => test_one::<E, W>(end),
+            Polled::Other(polled) => test_several::<E, W>(end, polled),
         }
     }
 }
@@ -161,10 +164,10 @@ pub(super) unsafe extern "C" fn test_again<E: End, W: Whole<E>>(
                 held.forget();
                 say_done(held.asked.done, held.asked.sizes, size)
             }
-            Polled::Other => {
+            Polled::Other(polled) => {
                 cold_path();
                 held.forget();
-                test_other::<E, W>(end)
+                test_several::<E, W>(end, polled)
             }
         }
     }
@@ -185,13 +188,30 @@ unsafe extern "C" fn test_anew<E: End, W: Whole<E>>(
     }
 }
 
-/// By what was polled.
+/// By the one completion that was polled.
 #[inline(never)]
-unsafe extern "C" fn test_other<E: End, W: Whole<E>>(end: Erased) -> Code {
+unsafe extern "C" fn test_one<E: End, W: Whole<E>>(end: Erased) -> Code {
+    // SAFETY: as in `test`.
+    unsafe { test_other::<E, W>(end, 1) }
+}
+
+/// By any number of them.
+#[inline(never)]
+unsafe extern "C" fn test_several<E: End, W: Whole<E>>(end: Erased, polled: u32) -> Code {
+    // SAFETY: as in `test`.
+    unsafe { test_other::<E, W>(end, polled) }
+}
+
+/// By what was polled.
+///
+/// # Safety
+/// As of `test`.
+#[inline(always)]
+unsafe fn test_other<E: End, W: Whole<E>>(end: Erased, polled: u32) -> Code {
     // SAFETY: as in `test`.
     unsafe {
         let held = Held::<E>::of(end);
-        match W::test_other(&mut held.end, &held.asked) {
+        match W::test_other(&mut held.end, &held.asked, polled) {
             Usual::Done(()) => {
                 held.asked.done.write(1);
                 Code::SUCCESS
