@@ -2,7 +2,7 @@
 //! nothing up.
 //!
 //! ```text
-//! mhandle    63 … 32  rkey             31 … 0  lkey
+//! mhandle    63 … 32  lkey             31 … 0  rkey
 //! ```
 
 use std::ffi::{c_int, c_void};
@@ -19,13 +19,13 @@ use crate::place;
 /// The key for our own work requests.
 #[inline(always)]
 pub(crate) fn lkey(mhandle: *mut c_void) -> u32 {
-    mhandle.addr() as u32
+    (mhandle.addr() >> 32) as u32
 }
 
 /// The key for the peer's.
 #[inline(always)]
 pub(crate) fn rkey(mhandle: *mut c_void) -> u32 {
-    (mhandle.addr() >> 32) as u32
+    mhandle.addr() as u32
 }
 
 /// `regMr` before v8.
@@ -119,7 +119,7 @@ unsafe fn register(
         }
     };
     let keys = keys.map_err(|error| failed(&error))?;
-    let keys = u64::from(keys.rkey) << 32 | u64::from(keys.lkey);
+    let keys = u64::from(keys.lkey) << 32 | u64::from(keys.rkey);
     // SAFETY: room for it, NCCL promises.
     unsafe { mhandle.write(ptr::without_provenance_mut(keys as usize)) };
     Ok(())
