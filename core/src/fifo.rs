@@ -29,6 +29,8 @@ pub const RECVS_MAX: usize = 8;
 pub const DEPTH_MAX: usize = 256;
 /// Rows that NCCL 2.14.3 has (`MAX_REQUESTS`).
 pub const DEPTH_NCCL_2_14: usize = 64;
+/// Longest buffer: all bits of a size in a slot but its sign.
+pub(crate) const LEN_MAX: u32 = i32::MAX as u32;
 /// Bytes of a slot.
 pub const SLOT_BYTES: usize = size_of::<SlotBytes>();
 /// Bytes of a row.
@@ -206,10 +208,10 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Whether `len` bytes fit; into a negative size nothing does.
+    /// Whether `len` bytes fit, at most [`LEN_MAX`]; into a negative size nothing does.
     #[inline(always)]
     pub(crate) fn holds(&self, len: u32) -> bool {
-        i64::from(len) <= i64::from(self.size)
+        len as i32 <= self.size
     }
 
     /// The error is what no working receiver writes, and its value.
@@ -245,8 +247,8 @@ mod tests {
     proptest! {
         #[test]
         fn a_stored_slot_reads_back_and_lies_as_on_the_wire(
-            addr: u64, size: i32, rkey: u32, nreqs in 0u32..10, tag: u32, idx: u64, len: u32,
-            row: u8, slot in 0usize..RECVS_MAX,
+            addr: u64, size: i32, rkey: u32, nreqs in 0u32..10, tag: u32, idx: u64,
+            len in 0..=LEN_MAX, row: u8, slot in 0usize..RECVS_MAX,
         ) {
             let memory = words();
             let memory = &memory[..];

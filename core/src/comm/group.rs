@@ -4,8 +4,6 @@
 //! The immediate of a group has one bit for each buffer that got data (`net_ib.cc
 //! ncclIbMultiSend`).
 
-use core::hint::cold_path;
-
 use super::SendBuf;
 use super::post::{Target, WRITE, with_imm};
 use super::route::GROUP;
@@ -23,21 +21,22 @@ pub(super) struct Group {
     first: Request,
     /// Messages.
     nreqs: usize,
-    /// A bit for each buffer that has no message yet.
-    unmatched: u32,
+    /// The buffers, from number [`Group::start`] on: first those that have their message, in the
+    /// order in which these came.
+    order: [u8; RECVS_MAX],
+    /// Where in that order the first buffer is that waits for its message; [`END`] for none.
+    waiting: usize,
     /// A bit for each buffer, but for those whose message is empty.
     imm_data: u32,
     /// Bytes of the messages that are matched.
     sizes: Sizes,
-    /// The WRITEs of the messages, whole, that of the first last; and behind it that which ends the
+    /// The WRITEs of the messages, whole, in the same order; and behind them that which ends the
     /// group. So any number of them is a chain that ends at the same place.
     wrs: SendList<{ END + 1 }>,
 }
 
-/// Where the WRITE of buffer `r` is.
-const fn write_of(r: usize) -> usize {
-    END - 1 - r % RECVS_MAX
-}
+/// The order in which a full row's messages are asked for.
+const IN_ORDER: u64 = u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
 
 /// A bit for each of `nreqs` buffers, 1 to 8.
 const fn all(nreqs: usize) -> u32 {
@@ -52,7 +51,8 @@ impl Group {
         Group {
             first: Request::from_raw(0),
             nreqs: 0,
-            unmatched: 0,
+            order: [0; RECVS_MAX],
+            waiting: END,
             imm_data: 0,
             sizes: [0; RECVS_MAX],
             wrs: SendList::new(wrs),
@@ -62,62 +62,60 @@ impl Group {
     /// Whether all slots of a row of `nreqs` are there, of which the first is.
     #[inline(always)]
     pub(super) fn is_there(row: &Row<'_>, nreqs: usize, idx: u64) -> bool {
-        (1..nreqs.min(RECVS_MAX)).all(|r| row.load(r, idx).is_some())
+        (1..RECVS_MAX).take_while(|r| *r < nreqs).all(|r| row.load(r, idx).is_some())
     }
 
     /// Begins to match a row of `nreqs` slots, 2 to 8; `first` is the request of its first message.
     #[inline(always)]
     pub(super) fn begin(&mut self, nreqs: usize, first: Request) {
-        let all = all(nreqs);
-        (self.first, self.nreqs) = (first, nreqs);
-        (self.unmatched, self.imm_data) = (all, all);
+        (self.first, self.nreqs, self.imm_data) = (first, nreqs, all(nreqs));
+        self.waiting = self.start();
+        self.order = (IN_ORDER << (self.waiting * 8)).to_le_bytes();
         self.sizes = [0; RECVS_MAX];
     }
 
-    /// The request of its first message.
+    /// The first buffer that waits for its message: as a rule these come in the order in which they
+    /// were asked for. There is always one.
     #[inline(always)]
-    pub(super) fn first(&self) -> &Request {
-        &self.first
+    pub(super) fn next(&self) -> usize {
+        self.order[self.waiting % RECVS_MAX] as usize % RECVS_MAX
     }
 
     /// The first buffer of `row` that waits for a message of this tag, and what the peer says of it.
-    #[inline(always)]
     pub(super) fn find<'a>(&self, row: &Row<'a>, tag: u32) -> Option<(usize, SlotWords<'a>)> {
-        let mut candidates = self.unmatched;
-        loop {
-            // As a rule messages come in the order in which they were asked for. There is always
-            // a buffer that waits.
-            let r = candidates.trailing_zeros() as usize % RECVS_MAX;
-            let slot = row.seen(r);
-            if slot.tag() == tag {
-                return Some((r, slot));
-            }
-            candidates &= candidates.wrapping_sub(1);
-            if candidates == 0 {
-                return None;
-            }
+        let waiting = self.order[self.waiting.min(END)..].iter().map(|r| usize::from(*r));
+        waiting.map(|r| (r, row.seen(r))).find(|(_, slot)| slot.tag() == tag)
+    }
+
+    /// Makes a buffer that waits the next.
+    pub(super) fn prefer(&mut self, r: usize) {
+        let waiting = &mut self.order[self.waiting.min(END)..];
+        if let Some(at) = waiting.iter().position(|waiting| usize::from(*waiting) == r) {
+            waiting[..=at].rotate_right(1);
         }
     }
 
     /// Whether each buffer has its message.
     #[inline(always)]
     pub(super) fn is_complete(&self) -> bool {
-        self.unmatched == 0
+        self.waiting == END
     }
 
-    /// Adds the message of buffer `r`, which goes to `room`.
+    /// Adds the message of the next buffer, which goes to `room`; gives its request.
     #[inline(always)]
-    pub(super) fn add(&mut self, r: usize, buf: &SendBuf, room: &Room) {
-        let r = r % RECVS_MAX;
+    pub(super) fn add(&mut self, buf: &SendBuf, room: &Room) -> Request {
+        let r = self.next();
         self.sizes[r] = buf.len;
-        if buf.len == 0 {
-            cold_path();
-            self.imm_data &= !(1 << r);
-        }
-        let mut wr = self.wrs.wr(write_of(r));
+        let mut wr = self.wrs.wr(self.waiting % RECVS_MAX);
         wr.set_remote(room.addr, room.rkey);
         wr.set_sge(Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey });
-        self.unmatched &= !(1 << r);
+        self.waiting += 1;
+        self.first.message(r)
+    }
+
+    /// The message of the next buffer is to be empty.
+    pub(super) fn leave_out(&mut self) {
+        self.imm_data &= !(1 << self.next());
     }
 
     /// How many messages it has.
@@ -140,7 +138,14 @@ impl Group {
         end.set_id(u64::from(self.first.raw()) | (self.nreqs as u64 - 1) << 32 | GROUP);
         end.set_imm(self.imm_data);
         target.put_sizes(verbs, row, &self.sizes, &mut end);
-        (&mut self.wrs, END - self.nreqs.min(END))
+        let start = self.start();
+        (&mut self.wrs, start)
+    }
+
+    /// Where the group begins, in both orders.
+    #[inline(always)]
+    fn start(&self) -> usize {
+        END - self.nreqs.min(END)
     }
 
     /// The WRITEs, and behind them that which ends the group.

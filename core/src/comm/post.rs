@@ -6,7 +6,7 @@
 
 use super::sizes::{SIZES_ROW_BYTES, Sizes, SizesRow, sizes_offset};
 use crate::conn::Verbs;
-use crate::fifo::RECVS_MAX;
+use crate::fifo::{LEN_MAX, RECVS_MAX};
 use crate::math::{QP_SPLIT_ALIGN, QpSplit};
 use crate::nic::{Link, Listed, Memory, Nic, NicError, SendFlags, SendOpcode, SendWr, Sge};
 
@@ -16,7 +16,7 @@ pub(super) struct Target {
     /// Up to which size a message is one work request on each queue pair.
     ar_threshold_bytes: u32,
     /// Up to which size it is all in that of the first queue pair, too.
-    pub(super) whole_bytes_max: u32,
+    pub(super) whole_bytes_max: u64,
     /// Where the receiver takes the sizes of a group: address and key.
     sizes: Option<(u64, u32)>,
     /// Where our copy of them begins in the control memory.
@@ -28,7 +28,7 @@ impl Target {
         let qps = u32::from(verbs.qp_count());
         let ar_threshold_bytes = verbs.settings.ar_threshold_bytes;
         let first_bytes_max = if qps == 1 { u32::MAX } else { QP_SPLIT_ALIGN };
-        let whole_bytes_max = ar_threshold_bytes.min(first_bytes_max);
+        let whole_bytes_max = ar_threshold_bytes.min(first_bytes_max).min(LEN_MAX).into();
         let sizes_offset = sizes_offset(verbs.settings.depth().into());
         Target { qps, ar_threshold_bytes, whole_bytes_max, sizes, sizes_offset }
     }
@@ -110,8 +110,7 @@ pub(super) fn post_single<N: Nic>(
 }
 
 /// Posts the shares of a group over several queue pairs, or without its empty messages: these need no
-/// work of their own, as the immediate counts for all. Its WRITEs begin at `start`, with that of its
-/// last message.
+/// work of their own, as the immediate counts for all. Its WRITEs begin at `start`.
 #[inline(never)]
 pub(super) fn post_parts<N: Nic>(
     verbs: &Verbs<N>,
@@ -121,7 +120,7 @@ pub(super) fn post_parts<N: Nic>(
     let (writes, mut end) = (writes.get(start..).unwrap_or_default(), *end);
     let qps = u32::from(verbs.qp_count());
     let split = |write: &SendWr| (*write, QpSplit::new(write.sge.length, qps));
-    let mut writes: heapless::Vec<_, RECVS_MAX> = writes.iter().rev().map(split).collect();
+    let mut writes: heapless::Vec<_, RECVS_MAX> = writes.iter().map(split).collect();
     verbs.qps().try_for_each(|qp| {
         let parts = writes.iter_mut().map(|(write, split)| next_part(write, split));
         let parts = parts.filter(|part| part.sge.length > 0);

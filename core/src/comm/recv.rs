@@ -12,7 +12,7 @@ use super::sizes::{Sizes, sizes_offset};
 use super::{Flush, FlushBuf, Request};
 use crate::conn::{Parts, Stream, is_ready};
 use crate::error::{Ends, Error, Report};
-use crate::fifo::{RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES, Slot};
+use crate::fifo::{LEN_MAX, RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES, Slot};
 use crate::nic::{Memory, Nic, RecvWr, SendFlags, SendList, SendWr, Sge};
 use crate::request::{ROWS, Ring};
 
@@ -43,9 +43,6 @@ impl RecvBuf {
         self.len <= LEN_MAX
     }
 }
-
-/// Longest buffer: all bits of a size in a slot but its sign.
-const LEN_MAX: u32 = i32::MAX as u32;
 
 /// The receiving end of a connection.
 pub struct RecvComm<N: Nic, S> {
@@ -359,7 +356,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             return self.refuse("a receive of more buffers than the FIFO has rows");
         }
         if let Some(buf) = bufs.iter().find(|buf| !buf.is_sound()) {
-            if buf.len > i32::MAX as u32 {
+            if buf.len > LEN_MAX {
                 return Err(self.base.fail(Error::TooLong(buf.len)));
             }
             return self.refuse("a receive buffer's address and rkey must not be 0");

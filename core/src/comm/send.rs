@@ -14,7 +14,7 @@ use super::route::{Sending, Sent};
 use crate::conn::stage::Stage;
 use crate::conn::{Parts, Stream, start_with_acceptor};
 use crate::error::{Ends, Error, Report};
-use crate::fifo::{RECVS_MAX, Room, Row, SlotWords};
+use crate::fifo::{LEN_MAX, RECVS_MAX, Room, Row, SlotWords};
 use crate::nic::{Memory, Nic, SendList, SendWr, Sge};
 use crate::request::{MESSAGES, Ring};
 
@@ -87,7 +87,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// goes on. Others stay: every later call gives the same.
     #[inline(always)]
     pub fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
-        match self.match_usual(tag, || Some(*buf)) {
+        match self.match_usual(buf.addr, buf.len.into(), buf.lkey, tag) {
             Usual::Done(Matched::Alone(request)) => {
                 self.post_matched()?;
                 return Ok(Some(request));
@@ -113,28 +113,26 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
     }
 
-    /// The start of [`SendComm::isend`]: looks at the head of the FIFO, and lays out the work
-    /// request of a message of its own; then [`SendComm::post_matched`] must be called next.
-    ///
-    /// `buf` is asked for what to send once a receive is there; `None` makes that unusual.
+    /// The start of [`SendComm::isend`], of `len` bytes, however many: looks at the head of the
+    /// FIFO, and lays out the work request of a message of its own; then
+    /// [`SendComm::post_matched`] must be called next.
     #[inline(always)]
-    pub fn match_usual(
-        &mut self,
-        tag: u32,
-        buf: impl FnOnce() -> Option<SendBuf>,
-    ) -> Usual<Matched> {
+    pub fn match_usual(&mut self, addr: u64, len: u64, lkey: u32, tag: u32) -> Usual<Matched> {
         if self.base.gate != Gate::Open {
             return Usual::Done(Matched::Group);
         }
         let Some(slot) = self.slot() else { return Usual::NotYet };
-        let Some(buf) = buf() else { return Usual::Unusual };
         // One at a time, so that each is a branch that is not taken.
         if !slot.is_single(tag) {
             let is_other = slot.nreqs_tag().0 == 1;
             return if is_other { Usual::NotYet } else { Usual::Done(Matched::NewGroup) };
         }
-        let room = slot.room();
-        if !room.holds(buf.len) {
+        // Neither none nor too many.
+        if len.wrapping_sub(1) >= self.target.whole_bytes_max {
+            return Usual::Unusual;
+        }
+        let (room, length) = (slot.room(), len as u32);
+        if !room.holds(length) {
             return Usual::Unusual;
         }
         if room.addr == 0 {
@@ -143,21 +141,15 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         if room.rkey == 0 {
             return Usual::Unusual;
         }
-        if buf.len > self.target.whole_bytes_max {
-            return Usual::Unusual;
-        }
-        if buf.len == 0 {
-            return Usual::Unusual;
-        }
         // Before the request, of which there may be none: so it takes fewer registers.
         let mut wr = self.wr.wr(0);
         wr.set_remote(room.addr, room.rkey);
-        wr.set_sge(Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey });
-        wr.set_imm(buf.len);
+        wr.set_sge(Sge { addr, length, lkey });
+        wr.set_imm(length);
         let next = self.base.reqs.next_free();
         let Some((request, entry)) = next else { return Usual::Unusual };
         self.wr.wr(0).set_id(request.raw().into());
-        entry.value.len = buf.len;
+        entry.value.len = length;
         entry.arm(request.raw(), self.target.qps);
         Usual::Done(Matched::Alone(request))
     }
@@ -405,7 +397,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     fn fit(&mut self, len: u32, tag: u32, room: u32) -> Result<u32, Failed> {
         if len <= room {
             Ok(len)
-        } else if len > i32::MAX as u32 {
+        } else if len > LEN_MAX {
             Err(self.base.fail(Error::TooLong(len)))
         } else if self.base.verbs.settings.truncate {
             Ok(room)

@@ -344,15 +344,11 @@ impl<N: HostNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
     }
 
     #[inline(always)]
-    unsafe fn match_usual(
-        &mut self,
-        tag: u32,
-        buf: impl FnOnce() -> Option<SendBuf>,
-    ) -> Usual<Matched> {
+    unsafe fn match_usual(&mut self, addr: u64, len: u64, lkey: u32, tag: u32) -> Usual<Matched> {
         if !N::IS_HARDWARE {
             return Usual::Unusual;
         }
-        match self.comm.match_usual(tag, buf) {
+        match self.comm.match_usual(addr, len, lkey, tag) {
             Usual::NotYet => self.watch.idle_usual(),
             other => other,
         }
@@ -382,11 +378,14 @@ impl<N: HostNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
     }
 
     #[inline(always)]
-    unsafe fn match_in_group(&mut self, buf: &SendBuf, tag: u32) -> Usual<Request> {
-        match self.comm.match_in_group(buf, tag) {
-            Usual::NotYet => self.watch.idle_usual(),
-            other => other,
-        }
+    unsafe fn match_in_group(
+        &mut self,
+        addr: u64,
+        len: u64,
+        lkey: u32,
+        tag: u32,
+    ) -> Usual<Request> {
+        self.comm.match_in_group(addr, len, lkey, tag)
     }
 
     fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {

@@ -84,19 +84,19 @@ pub trait SendEnd: End {
     /// stays so, not written by anyone, until the request is done or this end is dropped.
     unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError>;
 
-    /// The start of [`SendEnd::isend`], where it pays to make that apart.
+    /// The start of [`SendEnd::isend`], of `len` bytes, however many, where it pays to make that
+    /// apart.
     ///
     /// # Safety
     /// As of [`SendEnd::isend`].
     #[inline(always)]
     unsafe fn match_usual(
         &mut self,
+        _addr: u64,
+        _len: u64,
+        _lkey: u32,
         _tag: u32,
-        _buf: impl FnOnce() -> Option<SendBuf>,
-    ) -> Usual<Matched>
-    where
-        Self: Sized,
-    {
+    ) -> Usual<Matched> {
         Usual::Unusual
     }
 
@@ -126,7 +126,13 @@ pub trait SendEnd: End {
     /// # Safety
     /// As of [`SendEnd::isend`].
     #[inline(always)]
-    unsafe fn match_in_group(&mut self, _buf: &SendBuf, _tag: u32) -> Usual<Request> {
+    unsafe fn match_in_group(
+        &mut self,
+        _addr: u64,
+        _len: u64,
+        _lkey: u32,
+        _tag: u32,
+    ) -> Usual<Request> {
         Usual::Unusual
     }
 

@@ -41,8 +41,8 @@ unsafe extern "C" fn isend<E: SendEnd>(
             return isend_unusual::<E>(end, data, size, tag, mhandle, request);
         }
         let held = Held::<E>::of(end);
-        let buf = || (size <= MESSAGE_BYTES_MAX).then(|| buf(data, size, mhandle));
-        match held.end.match_usual(tag as u32, buf) {
+        let (addr, len) = (data.addr() as u64, size as u64);
+        match held.end.match_usual(addr, len, lkey(mhandle), tag as u32) {
             Usual::NotYet => held.give(None, request),
             Usual::Done(Matched::Alone(started)) => {
                 held.give(Some(started), request);
@@ -114,11 +114,9 @@ unsafe extern "C" fn isend_in_group<E: SendEnd>(
 ) -> Code {
     // SAFETY: as in `isend`, which calls this.
     unsafe {
-        if size > MESSAGE_BYTES_MAX {
-            return isend_unusual::<E>(end, data, size, tag, mhandle, request);
-        }
-        let (held, buf) = (Held::<E>::of(end), buf(data, size, mhandle));
-        match held.end.match_in_group(&buf, tag as u32) {
+        let held = Held::<E>::of(end);
+        let (addr, len) = (data.addr() as u64, size as u64);
+        match held.end.match_in_group(addr, len, lkey(mhandle), tag as u32) {
             Usual::Done(started) => {
                 // Looked at before anything is written that might be it.
                 let is_complete = held.end.is_group_complete();
@@ -150,18 +148,14 @@ unsafe extern "C" fn isend_unusual<E: SendEnd>(
         }
         // SAFETY: the calls are those of `E`.
         let held = unsafe { Held::<E>::whole(end) };
+        let buf = SendBuf { addr: data.addr() as u64, len: size as u32, lkey: lkey(mhandle) };
         // SAFETY: NCCL promises what `SendEnd` asks for.
-        match unsafe { held.end.isend(&buf(data, size, mhandle), tag as u32) } {
+        match unsafe { held.end.isend(&buf, tag as u32) } {
             // SAFETY: room for a request, NCCL promises.
             Ok(started) => unsafe { held.give(started, request) },
             Err(error) => call_failed(held, error),
         }
     })
-}
-
-#[inline(always)]
-fn buf(data: *mut c_void, size: usize, mhandle: *mut c_void) -> SendBuf {
-    SendBuf { addr: data.addr() as u64, len: size as u32, lkey: lkey(mhandle) }
 }
 
 unsafe extern "C" fn not_irecv_one<S>(

@@ -7,7 +7,7 @@ use crate::comm::post::post_parts;
 use crate::comm::{Request, SendBuf};
 use crate::conn::Stream;
 use crate::error::Error;
-use crate::fifo::{RECVS_MAX, Row};
+use crate::fifo::{LEN_MAX, RECVS_MAX, Room, Row};
 use crate::nic::{Memory, Nic};
 
 /// Slots of a row that is matched as a group. One of its own ends by size, not by a group's bits.
@@ -40,19 +40,25 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         Usual::Done(())
     }
 
-    /// Matches a message of the group at the head. If it is complete then,
-    /// [`SendComm::post_group`] must be called next.
+    /// Matches a message of the group at the head, of `len` bytes, however many, if it is the next
+    /// one of those. If they are all there then, [`SendComm::post_group`] must be called next.
     #[inline(always)]
-    pub fn match_in_group(&mut self, buf: &SendBuf, tag: u32) -> Usual<Request> {
-        let Self { base: Base { reqs, verbs, gate, .. }, group, target, .. } = self;
+    pub fn match_in_group(&mut self, addr: u64, len: u64, lkey: u32, tag: u32) -> Usual<Request> {
+        let Self { base: Base { verbs, gate, .. }, group, .. } = self;
         if *gate != Gate::Group {
             return Usual::Unusual;
         }
-        let Some(row) = Row::of(verbs.control.words(), self.row) else { return Usual::NotYet };
-        let Some((r, slot)) = group.find(&row, tag) else { return Usual::NotYet };
-        let room = slot.room();
-        // One at a time, so that each is a branch that is not taken.
-        if !room.holds(buf.len) {
+        // One at a time, so that each is a branch that is not taken. Neither none nor too many.
+        if len.wrapping_sub(1) >= u64::from(LEN_MAX) {
+            return Usual::Unusual;
+        }
+        let Some(row) = Row::of(verbs.control.words(), self.row) else { return Usual::Unusual };
+        let slot = row.seen(group.next());
+        if slot.tag() != tag {
+            return Usual::Unusual;
+        }
+        let (room, len) = (slot.room(), len as u32);
+        if !room.holds(len) {
             return Usual::Unusual;
         }
         if room.addr == 0 {
@@ -61,12 +67,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         if room.rkey == 0 {
             return Usual::Unusual;
         }
-        group.add(r, buf, &room);
-        let request = group.first().message(r);
-        let entry = reqs.at(request.raw());
-        entry.arm(request.raw(), target.qps);
-        entry.value.len = buf.len;
-        Usual::Done(request)
+        Usual::Done(self.add_to_group(&SendBuf { addr, len, lkey }, &room))
     }
 
     /// Whether the group that is being matched has all its messages.
@@ -94,7 +95,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         buf: &SendBuf,
         tag: u32,
     ) -> Result<Option<Request>, Error> {
-        match self.match_in_group(buf, tag) {
+        match self.match_in_group(buf.addr, buf.len.into(), buf.lkey, tag) {
             Usual::Done(request) => {
                 if self.is_group_complete() {
                     self.post_group()?;
@@ -106,28 +107,39 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
     }
 
-    /// Matches one message of the group at the head.
+    /// Adds the message of the next buffer to the group at the head; gives its request.
+    #[inline(always)]
+    fn add_to_group(&mut self, buf: &SendBuf, room: &Room) -> Request {
+        let Self { base: Base { reqs, .. }, group, target, .. } = self;
+        let request = group.add(buf, room);
+        let entry = reqs.at(request.raw());
+        entry.arm(request.raw(), target.qps);
+        entry.value.len = buf.len;
+        request
+    }
+
+    /// Matches any message of the group at the head.
     pub(super) fn send_in_group(
         &mut self,
         buf: &SendBuf,
         tag: u32,
     ) -> Result<Option<Request>, Failed> {
         let Some(row) = self.row() else { return Ok(None) };
-        let Some((_, slot)) = self.group.find(&row, tag) else { return Ok(None) };
+        let Some((r, slot)) = self.group.find(&row, tag) else { return Ok(None) };
         let room = slot.room();
         if let Err((what, value)) = room.check() {
             return Err(self.bad_slot(what, value));
         }
         let len = self.fit(buf.len, tag, room.size as u32)?;
-        match self.match_in_group(&SendBuf { len, ..*buf }, tag) {
-            Usual::Done(request) => {
-                if self.is_group_complete() {
-                    self.send_group()?;
-                }
-                Ok(Some(request))
-            }
-            _ => Ok(None),
+        self.group.prefer(r);
+        if len == 0 {
+            self.group.leave_out();
         }
+        let request = self.add_to_group(&SendBuf { len, ..*buf }, &room);
+        if self.is_group_complete() {
+            self.send_group()?;
+        }
+        Ok(Some(request))
     }
 
     /// Sends the group, each message of which is there.
