@@ -131,8 +131,6 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
 /// The device of this name, unopened.
 fn named(name: &str, settings: &Settings) -> Result<DeviceInfo, Failure> {
     let Survey { mut devices, left_out, .. } = Device::survey(settings)?;
-    // What is measured are NICs: a send over TCP moves only while it is tested.
-    devices.retain(|info| info.kind != DeviceKind::Socket);
     match devices.iter().position(|info| info.name == name) {
         Some(at) => Ok(devices.swap_remove(at)),
         None => {
@@ -148,31 +146,18 @@ fn named(name: &str, settings: &Settings) -> Result<DeviceInfo, Failure> {
 }
 
 /// Opens the device to use when the peer is reached from `local`: where none is named, the first
-/// RDMA device, if there is one. Of devices in software both ends must have addresses of one family.
+/// RDMA device, if there is one, or else the software NIC there. Of software NICs both ends must have
+/// addresses of one family.
 fn open_device(nic: Option<&str>, local: IpAddr, settings: &Settings) -> Result<Device, Failure> {
     let open = |address| Ok(Device::open_at(SocketAddr::new(address, settings.udp_port()))?);
     let info = match nic {
         Some(name) => named(name, settings)?,
-        None => {
-            let rdma = |info: &DeviceInfo| {
-                info.kind == DeviceKind::Verbs && settings.takes(DeviceKind::Verbs)
-            };
-            let survey = Device::survey(settings)?;
-            match survey.devices.into_iter().find(rdma) {
-                Some(info) => info,
-                None if settings.takes(DeviceKind::Soft) => return open(local),
-                None => {
-                    let why = match settings.takes(DeviceKind::Socket) {
-                        true => "perf measures NICs alone".to_owned(),
-                        false => format!("there is no such device; {}", survey.left_out.join("; ")),
-                    };
-                    let asked = settings.transport().as_str();
-                    return Err(Failure::usage(format!("INVAR_TRANSPORT={asked}: {why}")));
-                }
-            }
-        }
+        None => match usual(local, settings)? {
+            Some(info) => info,
+            None => return open(local),
+        },
     };
-    if info.kind == DeviceKind::Verbs {
+    if info.kind != DeviceKind::Soft {
         return Ok(Device::open_for(&info, settings)?);
     }
     let DeviceInfo { name, addresses, .. } = info;
@@ -186,4 +171,27 @@ fn open_device(nic: Option<&str>, local: IpAddr, settings: &Settings) -> Result<
         Failure::usage(format!("--nic {name}: it has no {family} address, as the way to the peer"))
     })?;
     open(address)
+}
+
+/// The device to use where none is named; `None` for the software NIC at `local`.
+fn usual(local: IpAddr, settings: &Settings) -> Result<Option<DeviceInfo>, Failure> {
+    let Survey { mut devices, left_out, .. } = Device::survey(settings)?;
+    devices.retain(|info| settings.takes(info.kind));
+    let first = |is: &dyn Fn(&DeviceInfo) -> bool| devices.iter().find(|info| is(info)).cloned();
+    if let Some(rdma) = first(&|info| info.kind == DeviceKind::Verbs) {
+        return Ok(Some(rdma));
+    }
+    if settings.takes(DeviceKind::Soft) {
+        return Ok(None);
+    }
+    let socket = |info: &DeviceInfo| info.kind == DeviceKind::Socket;
+    let towards_peer = first(&|info| socket(info) && info.addresses.contains(&local));
+    towards_peer.or_else(|| first(&socket)).map(Some).ok_or_else(|| {
+        let why = match settings.takes(DeviceKind::Socket) {
+            true => "NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY leave no interface".to_owned(),
+            false => left_out.join("; "),
+        };
+        let asked = settings.transport().as_str();
+        Failure::usage(format!("INVAR_TRANSPORT={asked}: there is no such device; {why}"))
+    })
 }

@@ -4,19 +4,18 @@
 //! pipeline gets its copies done by the GPU's driver, and its messages by an end of a connection.
 //! A comm has one [`Staged`], which comes to life with the first such message.
 
+mod wire;
+
 use std::ops::Range;
 
-use invar_core::comm;
-use invar_core::device::data_access;
 use invar_core::error::{Error as CoreError, Fault};
-use invar_core::nic::Memory;
 use invar_core::param::Params;
-use invar_core::staging::{Chunk, Failure, Pipeline, Port, Stage};
-use invar_cuda::{Direction, GpuMemory, MemoryError, StagingBuffer};
+use invar_core::staging::{Failure, Pipeline, Trailer};
+use invar_cuda::GpuMemory;
 
 use crate::error::Kind;
-use crate::raw::{End, Keys, RecvBuf, RecvEnd, Registration, SendBuf, SendEnd};
 use crate::{Device, Error, MemoryRegion};
+use wire::{Broken, Slots, Through, Wire};
 
 /// How much host memory messages may pass through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,15 +32,16 @@ impl From<&Params<'_>> for Size {
 
 impl Size {
     /// An error of a connection, and what may be behind it where a message meets a receive of just a
-    /// chunk.
+    /// chunk and a trailer.
     pub(crate) fn explain(self, error: CoreError, failed: Error) -> Error {
         let CoreError::SizeMismatch { remote, .. } = error else { return failed };
-        if remote != self.chunk_bytes {
+        if remote != Trailer::room(self.chunk_bytes) {
             return failed;
         }
         let text = format!(
             "{failed}; as long as that is what a receive into staged GPU memory posts at a time \
-             (INVAR_STAGING_CHUNK_BYTES): what is longer must be staged at both ends"
+             (INVAR_STAGING_CHUNK_BYTES, and a trailer): what is longer must be staged at both \
+             ends"
         );
         Kind::Connection { error, text }.into()
     }
@@ -62,20 +62,10 @@ struct Active {
 }
 
 /// A message, or the room for one.
-struct Message {
+pub(crate) struct Message {
     region: MemoryRegion,
     start: usize,
-    len: u64,
     tag: u32,
-}
-
-/// Pinned host memory, registered, and what is on the wire from or to each slot.
-struct Slots {
-    requests: Vec<Option<comm::Request>>,
-    keys: Keys,
-    // Ends before the memory.
-    _registration: Registration,
-    buffer: StagingBuffer,
 }
 
 impl Staged {
@@ -99,7 +89,7 @@ impl Staged {
             Some(active) => active,
             None => self.active.insert(Box::new(Active::new(device, memory, self.size)?)),
         };
-        let (ours, theirs) = (active.slots.buffer.gpu().info(), memory.gpu().info());
+        let (ours, theirs) = (active.slots.gpu().info(), memory.gpu().info());
         if ours.ordinal != theirs.ordinal {
             let text = format!(
                 "memory of GPU {} on a connection that stages memory of GPU {}: each GPU needs a \
@@ -108,9 +98,8 @@ impl Staged {
             );
             return Err(Kind::Usage(text).into());
         }
-        let len = range.len() as u64;
-        let message = Message { region: region.clone(), start: range.start, len, tag };
-        Ok(active.pipeline.push(message, len).ok())
+        let message = Message { region: region.clone(), start: range.start, tag };
+        Ok(active.pipeline.push(message, range.len() as u64).ok())
     }
 
     /// Whether a message with this tag is under way, which no other may overtake.
@@ -145,18 +134,9 @@ impl Staged {
 
 impl Active {
     fn new(device: &Device, memory: &GpuMemory, size: Size) -> Result<Self, Error> {
-        let Size { chunk_bytes, slots } = size;
-        let buffer = StagingBuffer::new(memory.gpu(), slots, chunk_bytes as usize)
-            .map_err(|error| Kind::Gpu(error.into()))?;
-        let registration = device
-            .adapter()
-            .reg_mr(buffer.memory(), data_access(0, false))
-            .map_err(|error| device.failed(error))?;
-        let keys = Keys { lkey: registration.lkey(), rkey: registration.rkey() };
-        let requests = (0..slots).map(|_| None).collect();
-        let slots_of = Slots { requests, keys, _registration: registration, buffer };
-        let pipeline = Pipeline::new(chunk_bytes, slots);
-        Ok(Active { size, pipeline, slots: slots_of, failed: None })
+        let slots = Slots::new(device, memory, size)?;
+        let pipeline = Pipeline::new(size.chunk_bytes, size.slots);
+        Ok(Active { size, pipeline, slots, failed: None })
     }
 
     fn advance<W: Wire + ?Sized>(&mut self, end: &mut W) -> Result<(), Error> {
@@ -172,148 +152,12 @@ impl Active {
                 let text = format!("{}: {uncut}", end.ends().device);
                 Kind::Staging { fault: Fault::Usage, text }.into()
             }
-            short @ Failure::Short { .. } => {
-                let text = format!("{}: {short}", end.ends().device);
+            failure => {
+                let text = format!("{}: {failure}", end.ends().device);
                 Kind::Staging { fault: Fault::Peer, text }.into()
             }
         };
         self.failed = Some((error.fault(), error.to_string()));
         Err(error)
-    }
-}
-
-/// Registered bytes: a message's.
-pub(crate) struct Bytes {
-    addr: u64,
-    len: u32,
-    keys: Keys,
-}
-
-/// What a message that is started gives; `None`: not yet.
-type Started = Result<Option<comm::Request>, CoreError>;
-
-/// An end of a connection, one message at a time: what goes out of a slot or into it.
-pub(crate) trait Wire: End {
-    /// Which stage of a chunk its copy is; the other one is its message.
-    const COPY: Stage;
-    const DIRECTION: Direction;
-
-    /// # Safety
-    /// As of [`SendEnd::isend`] and [`RecvEnd::irecv`].
-    unsafe fn start(&mut self, bytes: &Bytes, tag: u32) -> Started;
-    fn finished(&mut self, request: &comm::Request) -> Result<Option<u32>, CoreError>;
-    /// Bytes that the other end has for it, as far as this one can know; `None`: not yet.
-    fn met_by(&mut self, bytes: &Bytes, tag: u32) -> Result<Option<u32>, CoreError>;
-}
-
-impl Wire for dyn SendEnd {
-    const COPY: Stage = Stage::Fill;
-    const DIRECTION: Direction = Direction::ToHost;
-
-    unsafe fn start(&mut self, bytes: &Bytes, tag: u32) -> Started {
-        // SAFETY: the caller's promise.
-        unsafe {
-            self.isend(&SendBuf { addr: bytes.addr, len: bytes.len, lkey: bytes.keys.lkey }, tag)
-        }
-    }
-
-    fn finished(&mut self, request: &comm::Request) -> Result<Option<u32>, CoreError> {
-        self.test(request)
-    }
-
-    fn met_by(&mut self, _: &Bytes, tag: u32) -> Result<Option<u32>, CoreError> {
-        self.room(tag)
-    }
-}
-
-impl Wire for dyn RecvEnd {
-    const COPY: Stage = Stage::Drain;
-    const DIRECTION: Direction = Direction::ToGpu;
-
-    unsafe fn start(&mut self, bytes: &Bytes, tag: u32) -> Started {
-        // SAFETY: the caller's promise.
-        unsafe {
-            self.irecv(&[RecvBuf { addr: bytes.addr, len: bytes.len, tag, rkey: bytes.keys.rkey }])
-        }
-    }
-
-    fn finished(&mut self, request: &comm::Request) -> Result<Option<u32>, CoreError> {
-        let mut size = 0;
-        // SAFETY: the receive has one buffer.
-        Ok(unsafe { self.test(request, &mut size) }?.map(|_| size))
-    }
-
-    fn met_by(&mut self, bytes: &Bytes, _: u32) -> Result<Option<u32>, CoreError> {
-        Ok(Some(bytes.len))
-    }
-}
-
-/// What went wrong with a chunk.
-#[derive(Debug, thiserror::Error)]
-enum Broken {
-    #[error(transparent)]
-    Wire(CoreError),
-    #[error(transparent)]
-    Copy(MemoryError),
-    #[error(
-        "a staged send of {len} bytes in messages of {chunk_bytes} meets a receive of {room} bytes \
-         (tag {tag:#x}): the peer does not stage it, or its INVAR_STAGING_CHUNK_BYTES is another; \
-         what is longer than a message must be staged at both ends"
-    )]
-    Uncut { len: u64, chunk_bytes: u32, room: u32, tag: u32 },
-}
-
-/// Slots between a GPU and an end.
-struct Through<'a, W: ?Sized> {
-    slots: &'a mut Slots,
-    end: &'a mut W,
-}
-
-impl<W: Wire + ?Sized> Port<Message> for Through<'_, W> {
-    type Error = Broken;
-
-    fn start(&mut self, stage: Stage, chunk: &Chunk<'_, Message>) -> Result<bool, Broken> {
-        let Chunk { data: message, slot, offset, len } = *chunk;
-        let Slots { requests, keys, buffer, .. } = &mut *self.slots;
-        if stage == W::COPY {
-            if let Some(memory) = message.region.staged().filter(|_| len > 0) {
-                let start = message.start + offset as usize;
-                buffer
-                    .start(slot, W::DIRECTION, memory, start, len as usize)
-                    .map_err(Broken::Copy)?;
-            }
-            return Ok(true);
-        }
-        let addr = buffer.memory().addr() + (slot * buffer.slot_bytes()) as u64;
-        let bytes = Bytes { addr, len, keys: *keys };
-        if offset + u64::from(len) < message.len {
-            let met = self.end.met_by(&bytes, message.tag).map_err(Broken::Wire)?;
-            let Some(room) = met else { return Ok(false) };
-            if room != len {
-                let Message { len: whole, tag, .. } = *message;
-                return Err(Broken::Uncut { len: whole, chunk_bytes: len, room, tag });
-            }
-        }
-        // SAFETY: the slot is registered, and the pipeline's until the message is done; its bytes
-        // are touched by the GPU's copies only, which go before it or after it. The end goes first.
-        let request = unsafe { self.end.start(&bytes, message.tag) };
-        requests[slot] = request.map_err(Broken::Wire)?;
-        Ok(requests[slot].is_some())
-    }
-
-    fn finished(
-        &mut self,
-        stage: Stage,
-        chunk: &Chunk<'_, Message>,
-    ) -> Result<Option<u32>, Broken> {
-        let Slots { requests, buffer, .. } = &mut *self.slots;
-        if stage == W::COPY {
-            let done = buffer.is_done(chunk.slot).map_err(|error| Broken::Copy(error.into()))?;
-            return Ok(done.then_some(chunk.len));
-        }
-        match &requests[chunk.slot] {
-            Some(request) => self.end.finished(request).map_err(Broken::Wire),
-            None => Ok(None),
-        }
     }
 }

@@ -6,12 +6,15 @@ use invar_core::conn::{Settings, Wire};
 use invar_core::error::Error;
 use invar_core::nic::Mtu;
 use invar_core::roce::qp::Tuning;
-use invar_core::staging::{Chunk, Failure, Pipeline, Port, Stage, TRANSFERS_MAX};
+use invar_core::staging::{
+    Chunk, Done, Failure, Pipeline, Port, Stage, Started, TRAILER_BYTES, TRANSFERS_MAX, Trailer,
+};
 use invar_testkit::duo::{Buffer, Duo, connect};
 use invar_testkit::pipe::Pipe;
 use invar_testkit::sim::{Link, Random, SimNic, World};
 
 const CHUNK: usize = 4096;
+const SLOT: usize = (CHUNK + TRAILER_BYTES).next_multiple_of(8);
 
 /// Where a transfer is in the memory of its end, and its tag.
 #[derive(Clone, Copy, Debug)]
@@ -40,10 +43,10 @@ impl<C> End<C> {
     }
 
     /// Copies one after the other.
-    fn start_copy(&mut self, slot: usize) -> bool {
+    fn start_copy(&mut self, slot: usize) -> Started {
         let free_ns = self.copied_ns.iter().copied().max().unwrap_or(0).max(self.world.now_ns());
         self.copied_ns[slot] = free_ns + self.copy_ns;
-        true
+        Started::Whole
     }
 
     fn is_copied(&self, slot: usize) -> bool {
@@ -51,61 +54,84 @@ impl<C> End<C> {
     }
 }
 
-impl Port<Place> for End<invar_core::comm::SendComm<SimNic, Pipe>> {
-    type Error = Error;
+/// What goes wrong at an end.
+#[derive(Debug, PartialEq, Eq)]
+enum Broken {
+    Wire(Error),
+    /// A chunk at this byte meets a receive of so many.
+    Misfit(u64, u32),
+}
 
-    fn start(&mut self, stage: Stage, chunk: &Chunk<'_, Place>) -> Result<bool, Error> {
+impl Port<Place> for End<invar_core::comm::SendComm<SimNic, Pipe>> {
+    type Error = Broken;
+
+    fn start(&mut self, stage: Stage, chunk: &Chunk<'_, Place>) -> Result<Started, Broken> {
         if stage == Stage::Fill {
             return Ok(self.start_copy(chunk.slot));
         }
-        let (addr, lkey) = (self.slots.addr(chunk.slot * CHUNK), self.slots.lkey());
-        let buf = SendBuf { addr, len: chunk.len, lkey };
-        let request = self.comm.isend(&buf, chunk.data.tag)?;
+        let (start, tag) = (chunk.slot * SLOT, chunk.data.tag);
+        let Some(room) = self.comm.room(tag).map_err(Broken::Wire)? else {
+            return Ok(Started::NotYet);
+        };
+        let has_trailer = chunk.trailer_into(room).ok_or(Broken::Misfit(chunk.offset, room))?;
+        let (addr, lkey, mut len) = (self.slots.addr(start), self.slots.lkey(), chunk.len);
+        if has_trailer {
+            self.slots.write(start + len as usize, &Trailer { of: chunk.of }.to_bytes());
+            len += TRAILER_BYTES as u32;
+        }
+        let request = self.comm.isend(&SendBuf { addr, len, lkey }, tag).map_err(Broken::Wire)?;
         let started = request.is_some();
         self.requests[chunk.slot] = request;
-        Ok(started)
+        Ok(match has_trailer {
+            _ if !started => Started::NotYet,
+            true => Started::AwaitsMore,
+            false => Started::Whole,
+        })
     }
 
-    fn finished(&mut self, stage: Stage, chunk: &Chunk<'_, Place>) -> Result<Option<u32>, Error> {
-        let Chunk { data, slot, offset, len } = *chunk;
+    fn finished(&mut self, stage: Stage, chunk: &Chunk<'_, Place>) -> Result<Option<Done>, Broken> {
+        let Chunk { data, slot, offset, len, .. } = *chunk;
         if stage == Stage::Drain {
-            return self.comm.test(self.requests[slot].as_ref().expect("started"));
+            let sent = self.comm.test(self.requests[slot].as_ref().expect("started"));
+            return Ok(sent.map_err(Broken::Wire)?.map(|_| chunk.own()));
         }
         let start = data.start + offset as usize;
         // As late as may be: whoever looks too early sees what was there before.
         Ok(self.is_copied(slot).then(|| {
-            self.slots.write(slot * CHUNK, &self.gpu[start..start + len as usize]);
-            len
+            self.slots.write(slot * SLOT, &self.gpu[start..start + len as usize]);
+            chunk.own()
         }))
     }
 }
 
 impl Port<Place> for End<invar_core::comm::RecvComm<SimNic, Pipe>> {
-    type Error = Error;
+    type Error = Broken;
 
-    fn start(&mut self, stage: Stage, chunk: &Chunk<'_, Place>) -> Result<bool, Error> {
+    fn start(&mut self, stage: Stage, chunk: &Chunk<'_, Place>) -> Result<Started, Broken> {
         if stage == Stage::Drain {
             return Ok(self.start_copy(chunk.slot));
         }
-        let (addr, rkey) = (self.slots.addr(chunk.slot * CHUNK), self.slots.rkey());
-        let buf = RecvBuf { addr, len: chunk.len, tag: chunk.data.tag, rkey };
-        let request = self.comm.irecv(&[buf])?;
+        let (addr, rkey) = (self.slots.addr(chunk.slot * SLOT), self.slots.rkey());
+        let buf = RecvBuf { addr, len: chunk.room(), tag: chunk.data.tag, rkey };
+        let request = self.comm.irecv(&[buf]).map_err(Broken::Wire)?;
         let started = request.is_some();
         self.requests[chunk.slot] = request;
-        Ok(started)
+        Ok(if started { Started::Whole } else { Started::NotYet })
     }
 
-    fn finished(&mut self, stage: Stage, chunk: &Chunk<'_, Place>) -> Result<Option<u32>, Error> {
-        let Chunk { data, slot, offset, len } = *chunk;
+    fn finished(&mut self, stage: Stage, chunk: &Chunk<'_, Place>) -> Result<Option<Done>, Broken> {
+        let Chunk { data, slot, offset, len, .. } = *chunk;
         if stage == Stage::Fill {
-            let sizes = self.comm.test(self.requests[slot].as_ref().expect("started"))?;
-            return Ok(sizes.map(|sizes| sizes[0]));
+            let sizes = self.comm.test(self.requests[slot].as_ref().expect("started"));
+            let Some([came]) = sizes.map_err(Broken::Wire)? else { return Ok(None) };
+            let message = self.slots.read(slot * SLOT, *came as usize);
+            return Ok(Some(chunk.received(*came, |at| message[at..].first_chunk().copied())));
         }
         let start = data.start + offset as usize;
         Ok(self.is_copied(slot).then(|| {
-            let bytes = self.slots.read(slot * CHUNK, len as usize);
+            let bytes = self.slots.read(slot * SLOT, len as usize);
             self.gpu[start..start + len as usize].copy_from_slice(&bytes);
-            len
+            chunk.own()
         }))
     }
 }
@@ -129,8 +155,8 @@ impl Rig {
         let settings = Settings { wire: Wire::Invar, timeout: 14, ..Settings::default() };
         let duo = connect([&nics[0], &nics[1]], [settings; 2], || world.advance(20_000));
         let Duo { send, recv, send_pd, recv_pd } = duo.expect("connected");
-        let buffers = [(0, send_pd), (1, recv_pd)]
-            .map(|(i, pd)| Buffer::new(&nics[i], &pd, slots[i] * CHUNK));
+        let buffers =
+            [(0, send_pd), (1, recv_pd)].map(|(i, pd)| Buffer::new(&nics[i], &pd, slots[i] * SLOT));
         let [from, to] = buffers;
         Rig {
             send: End::new(&world, send, from, slots[0], copy_ns),
@@ -151,7 +177,7 @@ impl Rig {
         self.incoming.push(Place { start, tag }, room as u64).expect("room");
     }
 
-    fn step(&mut self) -> Result<(), Failure<Error>> {
+    fn step(&mut self) -> Result<(), Failure<Broken>> {
         self.outgoing.advance(&mut self.send)?;
         self.incoming.advance(&mut self.recv)?;
         self.world.advance(1000);
@@ -192,8 +218,8 @@ fn every_byte_arrives_whatever_the_network_and_the_copies_do() {
         for tag in 0..count as u32 {
             let chunks = random.below(6) as usize * CHUNK;
             let len = random.pick(&[0, 1, 100, chunks, chunks + 7]);
-            // The last chunk may have more room than bytes.
-            let room = if len.is_multiple_of(CHUNK) { len } else { len.next_multiple_of(CHUNK) };
+            let more = random.below(9) as usize * CHUNK;
+            let room = len + random.pick(&[0, 0, 1, 100, more, more + 7]);
             lengths.push((len, room));
             rig.push(&mut random, len, room, tag % 3);
             if random.chance(300_000) {
@@ -228,12 +254,50 @@ fn copies_and_the_wire_work_at_the_same_time() {
 }
 
 #[test]
-fn a_peer_with_a_shorter_transfer_is_told_of() {
+fn a_short_send_into_a_long_receive_takes_few_messages() {
+    let mut rig = Rig::new(1, Link::default(), [3; 2], 0);
+    rig.push(&mut Random::new(1), 2 * CHUNK, 1000 * CHUNK, 0);
+    rig.finish();
+    assert!(rig.recv.comm.rows_posted() <= 2 + 4, "{} messages", rig.recv.comm.rows_posted());
+}
+
+#[test]
+fn a_send_that_is_longer_than_its_receive_is_refused_at_both_ends() {
+    let [sent, room] = [3 * CHUNK, 2 * CHUNK];
     let mut rig = Rig::new(1, Link::default(), [2; 2], 0);
-    rig.push(&mut Random::new(1), CHUNK + 100, 3 * CHUNK, 0);
-    let failure = (0..10_000).find_map(|_| rig.step().err()).expect("a failure");
-    let Failure::Short { offset, came, .. } = failure else { panic!("{failure:?}") };
-    assert_eq!((offset, came), (CHUNK as u64, 100));
+    rig.push(&mut Random::new(1), sent, room, 0);
+    let (mut sender, mut receiver) = (None, None);
+    for _ in 0..10_000 {
+        if sender.is_none() {
+            sender = rig.outgoing.advance(&mut rig.send).err();
+        }
+        if receiver.is_none() {
+            receiver = rig.incoming.advance(&mut rig.recv).err();
+        }
+        rig.world.advance(1000);
+    }
+    let misfit = Broken::Misfit(CHUNK as u64, CHUNK as u32);
+    assert_eq!(sender, Some(Failure::Port(misfit)));
+    assert_eq!(receiver, Some(Failure::TooLong { of: sent as u64, len: room as u64 }));
+}
+
+#[test]
+fn a_message_of_a_whole_chunk_from_a_peer_that_does_not_stage_is_found_out() {
+    let mut rig = Rig::new(1, Link::default(), [2; 2], 0);
+    rig.push(&mut Random::new(1), 0, 3 * CHUNK, 0);
+    let (addr, lkey) = (rig.send.slots.addr(0), rig.send.slots.lkey());
+    let mut request = None;
+    let failure = (0..10_000).find_map(|_| {
+        if request.is_none() {
+            let buf = SendBuf { addr, len: CHUNK as u32, lkey };
+            request = rig.send.comm.isend(&buf, 0).unwrap();
+        }
+        rig.world.advance(1000);
+        rig.incoming.advance(&mut rig.recv).err()
+    });
+    let failure = failure.expect("a failure");
+    let Failure::Unstaged { offset, came, .. } = failure else { panic!("{failure:?}") };
+    assert_eq!((offset, came), (0, CHUNK as u32));
 }
 
 #[test]

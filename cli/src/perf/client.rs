@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use invar::{Device, Listener, Settings};
+use invar::{Device, DeviceInfo, DeviceKind, Listener, Settings};
 
 use super::control::Control;
 use super::link::{Link, Plan};
@@ -45,6 +45,8 @@ pub(super) struct Job {
     qps: u16,
     check: bool,
     adaptive_routing: Option<bool>,
+    /// A flag that was given and means nothing over TCP.
+    of_queue_pairs: Option<&'static str>,
     pcap: Option<File>,
 }
 
@@ -70,9 +72,11 @@ impl Job {
                 return Err(Failure::usage(text));
             }
         }
+        let flags = [("--qps", args.qps.is_some()), ("--adaptive-routing", args.adaptive_routing)];
         let pcap = args.pcap.as_deref().map(created).transpose()?;
         Ok(Job {
             pcap,
+            of_queue_pairs: flags.into_iter().find_map(|(flag, is_given)| is_given.then_some(flag)),
             qps: settings.queue_pairs(),
             adaptive_routing: args.adaptive_routing.then_some(true),
             settings,
@@ -131,6 +135,10 @@ pub(super) fn run(job: &Job, outputs: Outputs, server: SocketAddr) -> Result<u64
 
 fn measure(job: &Job, control: &mut Control, report: &mut Report) -> Result<u64, Failure> {
     let device = open_device(job.nic.as_deref(), control.local_ip()?, &job.settings)?;
+    let DeviceInfo { name, kind, .. } = device.info();
+    if let (DeviceKind::Socket, Some(flag)) = (kind, job.of_queue_pairs) {
+        return Err(Failure::usage(format!("{flag}: {name} goes over TCP, without queue pairs")));
+    }
     if let Some(file) = &job.pcap {
         let file = file.try_clone().map_err(|error| Failure::io("the capture", &error))?;
         device.capture(file)?;
@@ -188,6 +196,7 @@ fn measure(job: &Job, control: &mut Control, report: &mut Report) -> Result<u64,
 
 fn header(job: &Job, device: &Device, ready: &Ready, peer: SocketAddr) -> Header {
     let info = device.info();
+    let is_nic = info.kind != DeviceKind::Socket;
     Header {
         version: env!("CARGO_PKG_VERSION"),
         nic: info.name.clone(),
@@ -195,8 +204,8 @@ fn header(job: &Job, device: &Device, ready: &Ready, peer: SocketAddr) -> Header
         address: info.address,
         peer_nic: ready.nic.clone(),
         peer: peer.ip().to_canonical(),
-        path_mtu: job.settings.mtu_bytes(info).min(ready.mtu),
-        qps: job.qps,
+        path_mtu: is_nic.then(|| job.settings.mtu_bytes(info).min(ready.mtu)),
+        qps: is_nic.then_some(job.qps),
         recvs: job.recvs,
         window: job.window(ready.requests_max),
         adaptive_routing: job.adaptive_routing.unwrap_or(false),

@@ -1,6 +1,8 @@
 //! The two connections between client and server, and the memory of their messages.
 
-use invar::{Device, Handle, Listener, MemoryRegion, RecvComm, Request, SendComm, Settings, Wire};
+use invar::{
+    Device, DeviceKind, Handle, Listener, MemoryRegion, RecvComm, Request, SendComm, Settings, Wire,
+};
 
 use crate::failure::Failure;
 
@@ -14,6 +16,8 @@ pub(super) struct Link {
     pub(super) recvs: usize,
     /// Whether a grouped receive tells sizes, and not only which messages are empty.
     tells_sizes: bool,
+    /// Whether messages move only while they are tested, as over TCP.
+    pub(super) moves_in_calls: bool,
     /// Of the patterns.
     pub(super) seed: u64,
     /// Room for the requests of a pass, so that none is made while it is timed.
@@ -64,6 +68,7 @@ impl Plan<'_> {
                         incoming,
                         recvs: usize::from(self.recvs),
                         tells_sizes: self.recvs == 1 || self.settings.wire() == Wire::Invar,
+                        moves_in_calls: self.device.info().kind == DeviceKind::Socket,
                         seed: self.seed,
                         requests: Vec::with_capacity(256),
                         all_there: None,

@@ -19,8 +19,9 @@ pub(super) struct Header {
     pub(super) address: IpAddr,
     pub(super) peer_nic: String,
     pub(super) peer: IpAddr,
-    pub(super) path_mtu: u32,
-    pub(super) qps: u16,
+    /// `None` over TCP, as for queue pairs.
+    pub(super) path_mtu: Option<u32>,
+    pub(super) qps: Option<u16>,
     pub(super) recvs: u16,
     pub(super) window: u16,
     pub(super) adaptive_routing: bool,
@@ -144,10 +145,12 @@ fn head(header: &Header) -> String {
     let Header { version, nic, transport, address, peer_nic, peer, path_mtu, .. } = header;
     let Header { qps, recvs, window, adaptive_routing, check, .. } = header;
     let onoff = |on: &bool| if *on { "on" } else { "off" };
+    let path_mtu = path_mtu.map_or(String::new(), |bytes| format!(", path MTU {bytes}"));
+    let qps = qps.map_or(String::new(), |qps| format!("qps {qps}, "));
     format!(
-        "# invar perf {version}: {nic} ({address}) to {peer_nic} ({peer}), transport {transport}, \
-         path MTU {path_mtu}\n\
-         # qps {qps}, recvs {recvs}, window {window}, adaptive routing {}, check {}\n\
+        "# invar perf {version}: {nic} ({address}) to {peer_nic} ({peer}), transport \
+         {transport}{path_mtu}\n\
+         # {qps}recvs {recvs}, window {window}, adaptive routing {}, check {}\n\
          #{:>11} {:>9} {:>11} {:>9} {:>12} {:>10} {:>10} {:>8}\n\
          #{:>11} {:>9} {:>11} {:>9} {:>12} {:>10} {:>10} {:>8}",
         onoff(adaptive_routing),

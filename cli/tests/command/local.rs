@@ -54,12 +54,26 @@ fn groups_queue_pairs_and_adaptive_routing_change_nothing_about_the_bytes() {
 }
 
 #[test]
+fn messages_over_tcp_are_measured_too() {
+    // The longest is more than sockets take at a time.
+    for flags in [&["-b", "0", "-e", "20M", "-f", "300"][..], &["-e", "64K", "--recvs", "4"]] {
+        let mut command = invar(&[&["perf", "-n", "20", "--json", "-"], flags].concat());
+        command.env("INVAR_TRANSPORT", "socket").env("NCCL_SOCKET_IFNAME", "lo");
+        let result = json(&Run::start(&mut command).wait().ok().stdout);
+        assert_eq!(result["transport"], "socket");
+        assert_eq!((&result["nic"], &result["peer_nic"]), (&"lo".into(), &"lo".into()));
+        assert!(result["qps"].is_null() && result["path_mtu"].is_null(), "{result}");
+        let rows = result["rows"].as_array().unwrap();
+        assert!(rows.len() > 3 && rows.iter().all(|row| row["wrong"] == 0), "{flags:?}: {result}");
+    }
+}
+
+#[test]
 fn json_goes_into_a_file_and_the_table_to_stdout() {
     let file = std::env::temp_dir().join(format!("invar-perf-{}.json", std::process::id()));
     let path = file.to_str().unwrap();
     let devices = json(&run(&["devices", "--json"]).stdout);
-    let mut nics = devices.as_array().unwrap().iter().filter(|device| device["kind"] != "socket");
-    let nic = nics.next().unwrap()["name"].as_str().unwrap().to_owned();
+    let nic = devices[0]["name"].as_str().unwrap().to_owned();
     let outcome = run(&["perf", "-b", "8", "-e", "8", "-n", "5", "--nic", &nic, "--json", path]);
     let text = std::fs::read_to_string(&file).unwrap();
     std::fs::remove_file(&file).unwrap();

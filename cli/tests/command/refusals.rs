@@ -20,7 +20,7 @@ fn flags_that_cannot_be_are_named_with_what_is_allowed() {
         (&["perf", "--recvs", "9"], &["--recvs", "1..=8"]),
         (&["perf", "--qps", "0"], &["--qps", "1..=128"]),
         (&["perf", "--qps", "129"], &["--qps", "1..=128"]),
-        (&["perf", "--nic", "mlx5_9"], &["--nic mlx5_9: there is only soft0"]),
+        (&["perf", "--nic", "mlx5_9"], &["--nic mlx5_9: there is only ", "soft0"]),
         (&["perf", "--server", "[::1]:0", "--nic", "mlx5_9"], &["--nic mlx5_9"]),
         (&["perf", "--server", "--connect", "h:1"], &["--connect", "cannot be used with"]),
         (&["perf", "--server", "--qps", "4"], &["--qps", "cannot be used with"]),
@@ -44,7 +44,6 @@ fn variables_that_cannot_be_are_named_with_what_is_allowed() {
         ("NCCL_IB_TIMEOUT", "99", "a number from 0 to 31"),
         ("INVAR_WIRE", "verbs", "one of invar nccl-2.14"),
         ("INVAR_TRANSPORT", "ib", "there is no such device"),
-        ("INVAR_TRANSPORT", "socket", "perf measures NICs alone"),
     ] {
         let outcome = Run::start(invar(&["perf", "-e", "8"]).env(name, value)).wait();
         assert_eq!(outcome.status, USAGE, "{}", outcome.stderr);
@@ -59,6 +58,21 @@ fn variables_that_cannot_be_are_named_with_what_is_allowed() {
         let mut command = invar(&["perf", "-e", "8", "-n", "2"]);
         let outcome = Run::start(command.env("INVAR_FIFO_DEPTH", depth)).wait();
         assert_eq!(outcome.status, status, "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn what_tcp_does_not_have_is_refused() {
+    for (args, ifname, line) in [
+        (&["--qps", "4"][..], "lo", "--qps: lo goes over TCP, without queue pairs"),
+        (&["--adaptive-routing"], "lo", "--adaptive-routing: lo goes over TCP, without queue"),
+        (&[], "none", "INVAR_TRANSPORT=socket: there is no such device; NCCL_SOCKET_IFNAME and"),
+    ] {
+        let mut command = invar(&[&["perf", "-e", "8"], args].concat());
+        command.env("INVAR_TRANSPORT", "socket").env("NCCL_SOCKET_IFNAME", ifname);
+        let outcome = Run::start(&mut command).wait();
+        assert_eq!(outcome.status, USAGE, "{args:?}: {}", outcome.stderr);
+        assert!(outcome.line().contains(line), "{args:?}: {}", outcome.stderr);
     }
 }
 

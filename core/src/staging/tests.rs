@@ -14,15 +14,22 @@ const CHUNK: u32 = 10;
 #[derive(Default)]
 struct Model {
     chunks: Vec<Naive>,
+    transfers: Vec<NaiveTransfer>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Naive {
-    transfer: u64,
+    transfer: usize,
     offset: u64,
     len: u32,
-    is_last: bool,
     state: State,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct NaiveTransfer {
+    len: u64,
+    of: Option<u64>,
+    moved: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,72 +38,173 @@ enum State {
     Filling,
     Filled,
     Draining,
+    /// The same, and it is to drain once more.
+    DrainingOnce,
     Done,
 }
 
+/// What a test sees of a chunk.
+type Seen = (u64, usize, u64, u32, bool, u64);
+
+fn part(len: u64, offset: u64) -> u32 {
+    if offset > len { 0 } else { (len - offset).min(CHUNK.into()) as u32 }
+}
+
 impl Model {
-    fn push(&mut self, transfer: u64, len: u64) {
-        let mut offset = 0;
-        loop {
-            let part = (len - offset).min(CHUNK.into()) as u32;
-            let is_last = offset + u64::from(part) == len;
-            let state = State::Waiting;
-            self.chunks.push(Naive { transfer, offset, len: part, is_last, state });
-            offset += u64::from(part);
-            if is_last {
-                break;
-            }
-        }
+    fn push(&mut self, len: u64) {
+        let transfer = self.transfers.len();
+        self.transfers.push(NaiveTransfer { len, of: None, moved: 0 });
+        let offsets = (0..len.max(1)).step_by(CHUNK as usize);
+        self.chunks.extend(offsets.map(|offset| Naive {
+            transfer,
+            offset,
+            len: part(len, offset),
+            state: State::Waiting,
+        }));
     }
 
-    /// The number of the first chunk in this state.
-    fn first(&self, state: State) -> Option<usize> {
-        self.chunks.iter().position(|chunk| chunk.state == state)
+    /// The number of the first chunk in one of these states.
+    fn first(&self, states: &[State]) -> Option<usize> {
+        self.chunks.iter().position(|chunk| states.contains(&chunk.state))
     }
 
     fn next(&self, stage: Stage, slots: usize) -> Option<usize> {
         let busy = |chunk: &&Naive| ![State::Waiting, State::Done].contains(&chunk.state);
         match stage {
             Stage::Fill if self.chunks.iter().filter(busy).count() == slots => None,
-            Stage::Fill => self.first(State::Waiting),
-            Stage::Drain => self.first(State::Filled),
+            Stage::Fill => self.first(&[State::Waiting]),
+            Stage::Drain if self.first(&[State::DrainingOnce]).is_some() => None,
+            Stage::Drain => self.first(&[State::Filled]),
         }
     }
 
     fn oldest(&self, stage: Stage) -> Option<usize> {
-        self.first(if stage == Stage::Fill { State::Filling } else { State::Draining })
+        match stage {
+            Stage::Fill => self.first(&[State::Filling]),
+            Stage::Drain => self.first(&[State::Draining, State::DrainingOnce]),
+        }
+    }
+
+    fn is_last(&self, number: usize) -> bool {
+        let transfer = |number: usize| self.chunks.get(number).map(|chunk| chunk.transfer);
+        transfer(number) != transfer(number + 1)
     }
 
     fn is_done(&self, transfer: u64) -> bool {
-        self.chunks.iter().filter(|c| c.transfer == transfer).all(|c| c.state == State::Done)
+        let mut of = self.chunks.iter().filter(|chunk| chunk.transfer as u64 == transfer);
+        of.all(|chunk| chunk.state == State::Done)
+    }
+
+    fn start(&mut self, stage: Stage, slots: usize, started: Started) {
+        let Some(number) = self.next(stage, slots) else { return };
+        let is_last = self.is_last(number);
+        self.chunks[number].state = match (stage, started) {
+            (_, Started::NotYet) => return,
+            (Stage::Fill, _) => State::Filling,
+            (Stage::Drain, Started::AwaitsMore) if is_last => State::DrainingOnce,
+            (Stage::Drain, _) => State::Draining,
+        };
+    }
+
+    fn finish(&mut self, stage: Stage, done: Done) -> Result<(), Failure<()>> {
+        let Some(number) = self.oldest(stage) else { return Ok(()) };
+        let Naive { transfer: at, offset, len, state } = self.chunks[number];
+        if stage == Stage::Drain {
+            self.transfers[at].moved += u64::from(len);
+            let again = Naive { len: 0, state: State::Filled, ..self.chunks[number] };
+            let over = Naive { state: State::Done, ..self.chunks[number] };
+            self.chunks[number] = if state == State::DrainingOnce { again } else { over };
+            return Ok(());
+        }
+        let Done { bytes: came, of } = done;
+        let NaiveTransfer { len: room, of: known, .. } = self.transfers[at];
+        let len_now = known.unwrap_or(room);
+        if of.is_none() && !self.is_last(number) {
+            return Err(Failure::Unstaged { offset, came, chunk_bytes: CHUNK, len: len_now });
+        }
+        if let Some(of) = of.filter(|of| known.is_none() && *of > room) {
+            return Err(Failure::TooLong { of, len: room });
+        }
+        if let Some(known) = known.or(of) {
+            let says = of.unwrap_or(known);
+            if says != known || came != part(known, offset) {
+                return Err(Failure::Contradiction { offset, came, of: [known, says] });
+            }
+            self.end_at(at, known);
+        }
+        self.chunks[number].len = came.min(len);
+        self.chunks[number].state = State::Filled;
+        Ok(())
+    }
+
+    /// What is to come of a transfer is that long.
+    fn end_at(&mut self, at: usize, len: u64) {
+        self.transfers[at].of = Some(len);
+        let is_waiting = |chunk: &Naive| chunk.transfer == at && chunk.state == State::Waiting;
+        let first = self.chunks.iter().position(is_waiting);
+        let mut number = 0;
+        self.chunks.retain(|chunk| {
+            let keep = !is_waiting(chunk) || Some(number) == first || chunk.offset < len;
+            number += 1;
+            keep
+        });
+        let is_to_come = |chunk: &&mut Naive| {
+            chunk.transfer == at && [State::Waiting, State::Filling].contains(&chunk.state)
+        };
+        for chunk in self.chunks.iter_mut().filter(is_to_come) {
+            chunk.len = part(len, chunk.offset);
+        }
     }
 
     /// What the pipeline must say about a chunk.
-    fn seen(&self, number: Option<usize>, slots: usize) -> Option<(u64, usize, u64, u32)> {
+    fn seen(&self, number: Option<usize>, slots: usize) -> Option<Seen> {
         let number = number?;
         let Naive { transfer, offset, len, .. } = self.chunks[number];
-        Some((transfer, number % slots, offset, len))
+        let of = &self.transfers[transfer];
+        let of = of.of.unwrap_or(of.len);
+        Some((transfer as u64, number % slots, offset, len, self.is_last(number), of))
     }
 }
 
-fn seen(chunk: Option<Chunk<'_, u64>>) -> Option<(u64, usize, u64, u32)> {
-    chunk.map(|chunk| (*chunk.data, chunk.slot, chunk.offset, chunk.len))
+fn seen(chunk: Option<Chunk<'_, u64>>) -> Option<Seen> {
+    chunk.map(|c| (*c.data, c.slot, c.offset, c.len, c.is_last, c.of))
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Push(u64),
-    Start(Stage),
-    Finish(Stage, u32),
+    Start(Stage, Started),
+    /// With the share of its room that the transfer has, in percent, and what is wrong.
+    Finish(Stage, u64, Wrong),
     Take(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Wrong {
+    Nothing,
+    NoTrailer,
+    Length(u64),
+    Bytes(u32),
 }
 
 fn op() -> impl Strategy<Value = Op> {
     let stage = prop_oneof![Just(Stage::Fill), Just(Stage::Drain)];
+    let started = prop_oneof![
+        1 => Just(Started::NotYet),
+        4 => Just(Started::Whole),
+        4 => Just(Started::AwaitsMore),
+    ];
+    let wrong = prop_oneof![
+        20 => Just(Wrong::Nothing),
+        1 => Just(Wrong::NoTrailer),
+        1 => (0_u64..60).prop_map(Wrong::Length),
+        1 => (0..CHUNK + 5).prop_map(Wrong::Bytes),
+    ];
     prop_oneof![
-        2 => (0_u64..45).prop_map(Op::Push),
-        4 => stage.clone().prop_map(Op::Start),
-        4 => (stage, 0_u32..CHUNK + 5).prop_map(|(stage, less)| Op::Finish(stage, less)),
+        2 => (0_u64..65).prop_map(Op::Push),
+        5 => (stage.clone(), started).prop_map(|(stage, started)| Op::Start(stage, started)),
+        5 => (stage, prop_oneof![Just(100), 0_u64..=100], wrong)
+            .prop_map(|(stage, share, wrong)| Op::Finish(stage, share, wrong)),
         2 => (0_u64..40).prop_map(Op::Take),
     ]
 }
@@ -119,45 +227,32 @@ proptest! {
                     let given = pipeline.push(pushed, len);
                     prop_assert_eq!(given, if room { Ok(pushed) } else { Err(pushed) });
                     if room {
-                        model.push(pushed, len);
+                        model.push(len);
                         live.push_back(pushed);
                         pushed += 1;
                     }
                 }
-                Op::Start(stage) => {
-                    let chunk = model.next(stage, slots);
-                    pipeline.start(stage);
-                    if let Some(chunk) = chunk {
-                        model.chunks[chunk].state =
-                            if stage == Stage::Fill { State::Filling } else { State::Draining };
-                    }
+                Op::Start(stage, started) => {
+                    model.start(stage, slots, started);
+                    pipeline.start(stage, started);
                 }
-                Op::Finish(stage, less) => {
+                Op::Finish(stage, share, wrong) => {
                     let Some(number) = model.oldest(stage) else { continue };
-                    let chunk = &mut model.chunks[number];
-                    // Mostly whole, as chunks are.
-                    let less = if less > CHUNK { 0 } else { less.min(chunk.len) };
-                    if stage == Stage::Drain {
-                        prop_assert_eq!(pipeline.finish::<()>(stage, chunk.len), Ok(()));
-                        chunk.state = State::Done;
-                        continue;
-                    }
-                    let came = chunk.len - less;
-                    let finished = pipeline.finish::<()>(stage, came);
-                    if less > 0 && !chunk.is_last {
-                        let is_short = matches!(finished, Err(Failure::Short { came: c, offset, .. })
-                            if c == came && offset == chunk.offset);
-                        prop_assert!(is_short, "{finished:?}");
-                        continue;
-                    }
-                    prop_assert_eq!(finished, Ok(()));
-                    chunk.len = came;
-                    chunk.state = State::Filled;
+                    let Naive { transfer, offset, .. } = model.chunks[number];
+                    let NaiveTransfer { len, of, .. } = model.transfers[transfer];
+                    let of = of.unwrap_or(len * share / 100);
+                    let right = Done { bytes: part(of, offset), of: Some(of) };
+                    let done = match wrong {
+                        Wrong::Nothing => right,
+                        Wrong::NoTrailer => Done { of: None, ..right },
+                        Wrong::Length(of) => Done { of: Some(of), ..right },
+                        Wrong::Bytes(bytes) => Done { bytes, ..right },
+                    };
+                    prop_assert_eq!(pipeline.finish(stage, done), model.finish(stage, done));
                 }
                 Op::Take(number) => {
                     let is_there = live.contains(&number) && model.is_done(number);
-                    let moved = model.chunks.iter().filter(|c| c.transfer == number);
-                    let moved: u64 = moved.map(|chunk| u64::from(chunk.len)).sum();
+                    let moved = model.transfers.get(number as usize).map_or(0, |of| of.moved);
                     let expected = is_there.then_some((number, moved));
                     prop_assert_eq!(pipeline.take(number), expected);
                     live.retain(|other| !(is_there && *other == number));
@@ -185,22 +280,28 @@ struct AtOnce {
     log: Vec<(Stage, usize, u64, u32)>,
     /// How many starts of [`Stage::Drain`] are put off first.
     late: usize,
+    /// How many starts there must have been before the peer awaits no more.
+    awaited: usize,
+    /// How long it says that a transfer is, if not as long as its room.
+    of: Option<u64>,
 }
 
 impl Port<()> for AtOnce {
     type Error = &'static str;
 
-    fn start(&mut self, stage: Stage, chunk: &Chunk<'_, ()>) -> Result<bool, Self::Error> {
+    fn start(&mut self, stage: Stage, chunk: &Chunk<'_, ()>) -> Result<Started, Self::Error> {
         if stage == Stage::Drain && self.late > 0 {
             self.late -= 1;
-            return Ok(false);
+            return Ok(Started::NotYet);
         }
         self.log.push((stage, chunk.slot, chunk.offset, chunk.len));
-        Ok(true)
+        let is_awaited = stage == Stage::Drain && self.log.len() < self.awaited;
+        Ok(if is_awaited { Started::AwaitsMore } else { Started::Whole })
     }
 
-    fn finished(&mut self, _: Stage, chunk: &Chunk<'_, ()>) -> Result<Option<u32>, Self::Error> {
-        if chunk.offset == 666 { Err("broken") } else { Ok(Some(chunk.len)) }
+    fn finished(&mut self, _: Stage, chunk: &Chunk<'_, ()>) -> Result<Option<Done>, Self::Error> {
+        let done = Done { bytes: chunk.len, of: Some(self.of.unwrap_or(chunk.of)) };
+        if chunk.offset == 666 { Err("broken") } else { Ok(Some(done)) }
     }
 }
 
@@ -246,14 +347,52 @@ fn an_error_of_the_port_comes_out() {
 }
 
 #[test]
+fn a_receive_ends_early_with_one_more_message_than_was_posted() {
+    let (mut pipeline, mut port) =
+        (Pipeline::new(8, 2), AtOnce { of: Some(3), ..AtOnce::default() });
+    assert_eq!(pipeline.push((), 100), Ok(0));
+    pipeline.start(Stage::Fill, Started::Whole);
+    pipeline.start(Stage::Fill, Started::Whole);
+    assert_eq!(pipeline.finish::<()>(Stage::Fill, Done { bytes: 3, of: Some(3) }), Ok(()));
+    advance_to_the_end(&mut pipeline, &mut port);
+    let fills: Vec<_> = port.log.iter().filter(|(stage, ..)| *stage == Stage::Fill).collect();
+    assert_eq!(fills, [&(Stage::Fill, 0, 16, 0)], "two are posted already");
+    assert_eq!(pipeline.take(0), Some(((), 3)));
+}
+
+#[test]
+fn a_send_goes_on_as_long_as_more_is_awaited_and_none_overtakes_it() {
+    let (mut pipeline, mut port) =
+        (Pipeline::new(8, 4), AtOnce { awaited: 6, ..AtOnce::default() });
+    assert_eq!((pipeline.push((), 12), pipeline.push((), 1)), (Ok(0), Ok(1)));
+    advance_to_the_end(&mut pipeline, &mut port);
+    let drains = port.log.iter().filter(|(stage, ..)| *stage == Stage::Drain);
+    let drains: Vec<_> = drains.map(|(_, slot, offset, len)| (*slot, *offset, *len)).collect();
+    assert_eq!(drains, [(0, 0, 8), (1, 8, 4), (1, 8, 0), (2, 0, 1)]);
+    assert_eq!((pipeline.take(0), pipeline.take(1)), (Some(((), 12)), Some(((), 1))));
+}
+
+#[test]
 fn a_peer_that_cuts_otherwise_is_named() {
     let mut pipeline = Pipeline::new(8, 2);
     assert_eq!(pipeline.push((), 20), Ok(0));
-    pipeline.start(Stage::Fill);
-    let failure = pipeline.finish::<&str>(Stage::Fill, 4).unwrap_err();
+    pipeline.start(Stage::Fill, Started::Whole);
+    let mut failure = |bytes, of| {
+        pipeline.finish::<&str>(Stage::Fill, Done { bytes, of }).unwrap_err().to_string()
+    };
     assert_eq!(
-        failure.to_string(),
-        "4 bytes came at byte 0 of a staged transfer of 20 bytes in chunks of 8: the peer's length \
-         or its INVAR_STAGING_CHUNK_BYTES is another"
+        failure(4, None),
+        "4 bytes came at byte 0 of a staged receive of 20 bytes in chunks of 8, without a trailer: \
+         the peer does not stage it, or its INVAR_STAGING_CHUNK_BYTES is another; what meets a \
+         receive longer than a chunk must be staged at both ends"
+    );
+    assert_eq!(
+        failure(8, Some(21)),
+        "a staged send of 21 bytes meets a staged receive of 20 bytes"
+    );
+    assert_eq!(
+        failure(4, Some(5)),
+        "4 bytes came at byte 0 of a staged transfer that the peer says has 5 bytes, and said had \
+         5: these do not agree"
     );
 }

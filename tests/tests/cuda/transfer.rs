@@ -66,9 +66,10 @@ impl Rig {
         MemoryRegion::new(&self.device, len).unwrap()
     }
 
-    /// Sends all of one region into all of another, and checks what came.
+    /// Sends all of one region into all of another, which may be longer, and checks what came.
     pub(crate) fn check(&mut self, from: &MemoryRegion, to: &MemoryRegion) {
         from.write_at(0, &pattern(from.len())).unwrap();
+        to.write_at(0, &vec![0x55; to.len()]).unwrap();
         let receive = self.recv.irecv(&[(to, 0..to.len(), 7)]).unwrap().expect("room");
         let mut send = None;
         let (mut sent, mut received) = (None, None);
@@ -86,7 +87,10 @@ impl Rig {
         });
         assert_eq!(sent, Some(from.len() as u32));
         assert_eq!(received.expect("received").sizes(), [from.len() as u32]);
-        assert_eq!(content(to, from.len()), pattern(from.len()));
+        let content = content(to, to.len());
+        let (came, rest) = content.split_at(from.len());
+        assert_eq!(came, pattern(from.len()));
+        assert!(rest.iter().all(|byte| *byte == 0x55), "nothing beyond what was sent");
     }
 }
 
@@ -158,18 +162,61 @@ fn long_messages_pass_through_a_few_pieces_of_host_memory() {
     });
 }
 
+/// Messages that are shorter than their receives, by whatever number of pieces.
+fn messages_may_be_shorter_than_their_receives(mut rig: Rig) {
+    for len in [1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 9 * CHUNK + 5] {
+        for room in [len, len + 1, len + CHUNK, len + 2 * CHUNK - 1, 40 * CHUNK] {
+            let (from, to) = (rig.gpu_region(0, len), rig.gpu_region(0, room));
+            rig.check(&from, &to);
+            rig.check(&from, &to);
+        }
+    }
+}
+
+#[test]
+fn a_message_may_be_shorter_than_its_receive_by_any_number_of_pieces() {
+    fake().run(|| messages_may_be_shorter_than_their_receives(Rig::new()));
+}
+
+#[test]
+fn over_tcp_it_may_be_shorter_too() {
+    fake().set("NCCL_SOCKET_IFNAME", "=lo").set("INVAR_TRANSPORT", "socket").run(|| {
+        messages_may_be_shorter_than_their_receives(Rig::on(Device::open("lo").unwrap()));
+    });
+}
+
+#[test]
+fn a_message_without_bytes_meets_a_long_receive() {
+    fake().run(|| {
+        let mut rig = Rig::new();
+        let (from, to) = (rig.gpu_region(0, 1), rig.gpu_region(0, 5 * CHUNK));
+        let receive = rig.recv.irecv(&[(&to, 0..5 * CHUNK, 1)]).unwrap().expect("room");
+        let send = rig.send.isend(&from, 0..0, 1).unwrap().expect("begun");
+        let (mut sent, mut received) = (None, None);
+        patiently("transfer", || {
+            sent = sent.or_else(|| rig.send.test(&send).unwrap());
+            received = received.or_else(|| rig.recv.test(&receive).unwrap());
+            sent.is_some() && received.is_some()
+        });
+        assert_eq!(sent, Some(0));
+        assert_eq!(received.unwrap().sizes(), [0]);
+    });
+}
+
 #[test]
 fn many_messages_are_under_way_at_once_and_end_in_any_order() {
     fake().set("FAKE_CUDA_QUERIES", "2").run(|| {
         let mut rig = Rig::new();
-        let (from, to) = (rig.gpu_region(0, 20 * CHUNK), rig.gpu_region(0, 20 * CHUNK));
+        let (from, to) = (rig.gpu_region(0, 20 * CHUNK), rig.gpu_region(0, 40 * CHUNK));
         from.write_at(0, &pattern(20 * CHUNK)).unwrap();
-        let range = |i: usize| i * 2 * CHUNK..(i * 2 + 2) * CHUNK - i;
+        let sent = |i: usize| i * 2 * CHUNK..(i * 2 + 1 + i % 2) * CHUNK - i / 4;
+        let room = |i: usize| i * 4 * CHUNK..(i * 4 + 1 + i % 4) * CHUNK;
+        let tag = |i: usize| i as u32 / 2;
         let mut receives: Vec<_> = (0..10)
-            .map(|i| rig.recv.irecv(&[(&to, range(i), i as u32)]).unwrap().expect("room"))
+            .map(|i| (i, rig.recv.irecv(&[(&to, room(i), tag(i))]).unwrap().expect("room")))
             .collect();
         let mut sends: Vec<_> = (0..10)
-            .map(|i| rig.send.isend(&from, range(i), i as u32).unwrap().expect("room"))
+            .map(|i| rig.send.isend(&from, sent(i), tag(i)).unwrap().expect("room"))
             .collect();
         patiently("transfers", || {
             // The last first.
@@ -178,12 +225,17 @@ fn many_messages_are_under_way_at_once_and_end_in_any_order() {
                 .rev()
                 .filter(|request| rig.send.test(request).unwrap().is_none())
                 .collect();
-            receives.retain(|request| rig.recv.test(request).unwrap().is_none());
+            receives.retain(|(i, request)| {
+                let received = rig.recv.test(request).unwrap();
+                assert!(received.is_none_or(|got| got.sizes() == [sent(*i).len() as u32]));
+                received.is_none()
+            });
             sends.is_empty() && receives.is_empty()
         });
-        let (sent, received) = (content(&from, 20 * CHUNK), content(&to, 20 * CHUNK));
+        let (from, to) = (content(&from, 20 * CHUNK), content(&to, 40 * CHUNK));
         for i in 0..10 {
-            assert_eq!(sent[range(i)], received[range(i)], "message {i}");
+            let start = room(i).start;
+            assert_eq!(from[sent(i)], to[start..start + sent(i).len()], "message {i}");
         }
     });
 }
@@ -270,21 +322,6 @@ fn a_copy_that_fails_ends_the_messages_and_says_so_each_time() {
     });
 }
 
-#[test]
-fn a_peer_with_another_length_is_found_out() {
-    fake().run(|| {
-        let mut rig = Rig::new();
-        let (from, to) = (rig.gpu_region(0, CHUNK + 5), rig.gpu_region(0, 3 * CHUNK));
-        let receive = rig.recv.irecv(&[(&to, 0..3 * CHUNK, 1)]).unwrap().expect("room");
-        let send = rig.send.isend(&from, 0..CHUNK + 5, 1).unwrap().expect("begun");
-        rig.send.wait(&send, TIMEOUT).unwrap();
-        let error = rig.recv.wait(&receive, TIMEOUT).unwrap_err();
-        assert_eq!(error.fault(), Fault::Peer);
-        let text = "5 bytes came at byte 4096 of a staged transfer of 12288 bytes";
-        assert!(error.to_string().contains(text), "{error}");
-    });
-}
-
 /// What comes of a message with which its two ends go about differently: the error of either.
 fn mismatch(rig: &mut Rig, from: &MemoryRegion, to: &MemoryRegion) -> Error {
     let receive = rig.recv.irecv(&[(to, 0..to.len(), 1)]).unwrap().expect("room");
@@ -313,16 +350,38 @@ fn what_is_staged_at_one_end_only_is_an_error_that_says_so(mut rig: Rig) {
     let (gpu, host) = (rig.gpu_region(0, 2 * CHUNK), rig.host_region(2 * CHUNK));
     let error = mismatch(&mut rig, &gpu, &host);
     assert_eq!(error.fault(), Fault::Usage);
-    let text = "a staged send of 8192 bytes in messages of 4096 meets a receive of 8192 bytes \
-                (tag 0x1): the peer does not stage it, ";
+    let text = "a staged send of 8192 bytes in chunks of 4096 meets a receive of 8192 bytes \
+                (tag 0x1): that is too short, or the peer does not stage it, ";
     assert!(error.to_string().contains(text), "{error}");
     let mut rig = Rig::on(rig.device.clone());
     let (gpu, host) = (rig.gpu_region(0, 2 * CHUNK), rig.host_region(2 * CHUNK));
     let error = mismatch(&mut rig, &host, &gpu);
-    let text = "a send of 8192 bytes meets a receive of 4096 bytes (tag 0x1)";
+    let text = "a send of 8192 bytes meets a receive of 4113 bytes (tag 0x1)";
     assert!(error.to_string().contains(text), "{error}");
-    let text = "(INVAR_STAGING_CHUNK_BYTES): what is longer must be staged at both ends";
+    let text =
+        "(INVAR_STAGING_CHUNK_BYTES, and a trailer): what is longer must be staged at both ends";
     assert!(error.to_string().ends_with(text), "{error}");
+    // One that fits into a piece.
+    let mut rig = Rig::on(rig.device.clone());
+    let (gpu, host) = (rig.gpu_region(0, 2 * CHUNK), rig.host_region(CHUNK));
+    let error = mismatch(&mut rig, &host, &gpu);
+    assert_eq!(error.fault(), Fault::Peer);
+    let text = "4096 bytes came at byte 0 of a staged receive of 8192 bytes in chunks of 4096, \
+                without a trailer: the peer does not stage it, or ";
+    assert!(error.to_string().contains(text), "{error}");
+}
+
+#[test]
+fn a_message_longer_than_its_receive_is_refused_by_name() {
+    fake().run(|| {
+        for (len, room) in [(100, 99), (2 * CHUNK, CHUNK), (4 * CHUNK, 4 * CHUNK - 1)] {
+            let mut rig = Rig::new();
+            let (from, to) = (rig.gpu_region(0, len), rig.gpu_region(0, room));
+            let error = mismatch(&mut rig, &from, &to).to_string();
+            assert!(error.contains(&format!("staged send of {len} bytes")), "{error}");
+            assert!(error.contains(" meets a "), "{error}");
+        }
+    });
 }
 
 #[test]
@@ -349,7 +408,7 @@ fn chunks_of_another_size_are_refused_by_name() {
         let mut rig = Rig::between(device, Settings::from_lookup(larger).unwrap());
         let (from, to) = (rig.gpu_region(0, 5 * CHUNK), rig.gpu_region(0, 5 * CHUNK));
         let error = mismatch(&mut rig, &from, &to);
-        let text = "in messages of 4096 meets a receive of 8192 bytes";
+        let text = "in chunks of 4096 meets a receive of 8209 bytes";
         assert!(error.to_string().contains(text), "{error}");
     });
 }

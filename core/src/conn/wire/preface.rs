@@ -183,7 +183,8 @@ impl fmt::Display for PrefaceError {
         match self {
             PrefaceError::Magic(got) => write!(
                 f,
-                "it begins with {got:02x?}, which is not Invar's preface; if it is NCCL 2.14, set \
+                "it begins with {got:02x?}, which is not Invar's preface: is the transport \
+                 (INVAR_TRANSPORT) the same on both sides? if it is NCCL 2.14, set \
                  INVAR_WIRE=nccl-2.14 here"
             ),
             PrefaceError::Version(theirs) => write!(

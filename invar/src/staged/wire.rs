@@ -1,0 +1,228 @@
+//! Slots of pinned host memory between a GPU and an end of a connection.
+
+use invar_core::comm;
+use invar_core::device::data_access;
+use invar_core::error::Error as CoreError;
+use invar_core::nic::Memory;
+use invar_core::staging::{Chunk, Done, Port, Stage, Started, TRAILER_BYTES, Trailer};
+use invar_cuda::{Direction, Gpu, GpuMemory, MemoryError, StagingBuffer};
+use invar_linux::memory::HostMemory;
+
+use super::{Message, Size};
+use crate::error::Kind;
+use crate::raw::{End, Keys, RecvBuf, RecvEnd, Registration, SendBuf, SendEnd};
+use crate::{Device, Error};
+
+/// Slots begin at multiples of a cache line.
+const ALIGN_BYTES: usize = 64;
+
+/// Pinned host memory, registered, and what is on the wire from or to each slot.
+pub(super) struct Slots {
+    requests: Vec<Option<comm::Request>>,
+    keys: Keys,
+    // Ends before the memory.
+    _registration: Registration,
+    buffer: StagingBuffer,
+}
+
+impl Slots {
+    pub(super) fn new(device: &Device, memory: &GpuMemory, size: Size) -> Result<Self, Error> {
+        let buffer = StagingBuffer::new(memory.gpu(), size.slots, size.slot_bytes())
+            .map_err(|error| Kind::Gpu(error.into()))?;
+        let registration = device
+            .adapter()
+            .reg_mr(buffer.memory(), data_access(0, false))
+            .map_err(|error| device.failed(error))?;
+        let keys = Keys { lkey: registration.lkey(), rkey: registration.rkey() };
+        let requests = (0..size.slots).map(|_| None).collect();
+        Ok(Slots { requests, keys, _registration: registration, buffer })
+    }
+
+    pub(super) fn gpu(&self) -> &Gpu {
+        self.buffer.gpu()
+    }
+
+    fn place(&self, slot: usize) -> Place<'_> {
+        let start = slot * self.buffer.slot_bytes();
+        Place { memory: self.buffer.memory(), start, keys: self.keys }
+    }
+}
+
+impl Size {
+    /// Bytes of a slot: a chunk, and a trailer.
+    pub(super) fn slot_bytes(self) -> usize {
+        (Trailer::room(self.chunk_bytes) as usize).next_multiple_of(ALIGN_BYTES)
+    }
+}
+
+/// A slot, for a message.
+pub(crate) struct Place<'a> {
+    memory: &'a HostMemory,
+    start: usize,
+    keys: Keys,
+}
+
+impl Place<'_> {
+    fn addr(&self) -> u64 {
+        self.memory.addr() + self.start as u64
+    }
+}
+
+/// An end of a connection, one message at a time: what goes out of a slot or into it.
+pub(crate) trait Wire: End {
+    /// Which stage of a chunk its copy is; the other one is its message.
+    const COPY: Stage;
+    const DIRECTION: Direction;
+
+    /// Starts a chunk's message; gives its request, where that is possible.
+    ///
+    /// # Safety
+    /// As of [`SendEnd::isend`] and [`RecvEnd::irecv`].
+    unsafe fn start(
+        &mut self,
+        place: &Place<'_>,
+        chunk: &Chunk<'_, Message>,
+    ) -> Result<(Option<comm::Request>, Started), Broken>;
+
+    fn finished(
+        &mut self,
+        request: &comm::Request,
+        place: &Place<'_>,
+        chunk: &Chunk<'_, Message>,
+    ) -> Result<Option<Done>, Broken>;
+}
+
+impl Wire for dyn SendEnd {
+    const COPY: Stage = Stage::Fill;
+    const DIRECTION: Direction = Direction::ToHost;
+
+    unsafe fn start(
+        &mut self,
+        place: &Place<'_>,
+        chunk: &Chunk<'_, Message>,
+    ) -> Result<(Option<comm::Request>, Started), Broken> {
+        let Chunk { data: &Message { tag, .. }, mut len, of, chunk_bytes, .. } = *chunk;
+        let Some(room) = self.room(tag).map_err(Broken::Wire)? else {
+            return Ok((None, Started::NotYet));
+        };
+        let Some(has_trailer) = chunk.trailer_into(room) else {
+            return Err(Broken::Uncut { of, chunk_bytes, room, tag });
+        };
+        if has_trailer {
+            let end = place.start + len as usize;
+            let written = place.memory.write_at(end, &Trailer { of }.to_bytes());
+            written.map_err(|error| Broken::Copy(error.into()))?;
+            len += TRAILER_BYTES as u32;
+        }
+        let buf = SendBuf { addr: place.addr(), len, lkey: place.keys.lkey };
+        // SAFETY: the caller's promise; the trailer is written by now.
+        let request = unsafe { self.isend(&buf, tag) }.map_err(Broken::Wire)?;
+        Ok((request, if has_trailer { Started::AwaitsMore } else { Started::Whole }))
+    }
+
+    fn finished(
+        &mut self,
+        request: &comm::Request,
+        _: &Place<'_>,
+        chunk: &Chunk<'_, Message>,
+    ) -> Result<Option<Done>, Broken> {
+        let sent = self.test(request).map_err(Broken::Wire)?;
+        Ok(sent.map(|_| chunk.own()))
+    }
+}
+
+impl Wire for dyn RecvEnd {
+    const COPY: Stage = Stage::Drain;
+    const DIRECTION: Direction = Direction::ToGpu;
+
+    unsafe fn start(
+        &mut self,
+        place: &Place<'_>,
+        chunk: &Chunk<'_, Message>,
+    ) -> Result<(Option<comm::Request>, Started), Broken> {
+        let (len, tag, rkey) = (chunk.room(), chunk.data.tag, place.keys.rkey);
+        // SAFETY: the caller's promise.
+        let request = unsafe { self.irecv(&[RecvBuf { addr: place.addr(), len, tag, rkey }]) };
+        Ok((request.map_err(Broken::Wire)?, Started::Whole))
+    }
+
+    fn finished(
+        &mut self,
+        request: &comm::Request,
+        place: &Place<'_>,
+        chunk: &Chunk<'_, Message>,
+    ) -> Result<Option<Done>, Broken> {
+        let mut came = 0;
+        // SAFETY: the receive has one buffer.
+        let received = unsafe { self.test(request, &mut came) }.map_err(Broken::Wire)?;
+        Ok(received.map(|_| {
+            chunk.received(came, |at| {
+                let mut trailer = [0; TRAILER_BYTES];
+                place.memory.read_at(place.start + at, &mut trailer).ok()?;
+                Some(trailer)
+            })
+        }))
+    }
+}
+
+/// What went wrong with a chunk.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Broken {
+    #[error(transparent)]
+    Wire(CoreError),
+    #[error(transparent)]
+    Copy(MemoryError),
+    #[error(
+        "a staged send of {of} bytes in chunks of {chunk_bytes} meets a receive of {room} bytes \
+         (tag {tag:#x}): that is too short, or the peer does not stage it, or its \
+         INVAR_STAGING_CHUNK_BYTES is another; what is longer than a chunk must be staged at both \
+         ends"
+    )]
+    Uncut { of: u64, chunk_bytes: u32, room: u32, tag: u32 },
+}
+
+/// Slots between a GPU and an end.
+pub(super) struct Through<'a, W: ?Sized> {
+    pub(super) slots: &'a mut Slots,
+    pub(super) end: &'a mut W,
+}
+
+impl<W: Wire + ?Sized> Port<Message> for Through<'_, W> {
+    type Error = Broken;
+
+    fn start(&mut self, stage: Stage, chunk: &Chunk<'_, Message>) -> Result<Started, Broken> {
+        let Chunk { data: message, slot, offset, len, .. } = *chunk;
+        if stage == W::COPY {
+            if let Some(memory) = message.region.staged().filter(|_| len > 0) {
+                let start = message.start + offset as usize;
+                self.slots
+                    .buffer
+                    .start(slot, W::DIRECTION, memory, start, len as usize)
+                    .map_err(Broken::Copy)?;
+            }
+            return Ok(Started::Whole);
+        }
+        // SAFETY: the slot is registered, and the pipeline's until the message is done; its bytes
+        // are touched by the GPU's copies only, which go before it or after it. The end goes first.
+        let (request, started) = unsafe { self.end.start(&self.slots.place(slot), chunk) }?;
+        let is_started = request.is_some();
+        self.slots.requests[slot] = request;
+        Ok(if is_started { started } else { Started::NotYet })
+    }
+
+    fn finished(
+        &mut self,
+        stage: Stage,
+        chunk: &Chunk<'_, Message>,
+    ) -> Result<Option<Done>, Broken> {
+        if stage == W::COPY {
+            let done = self.slots.buffer.is_done(chunk.slot);
+            let is_done = done.map_err(|error| Broken::Copy(error.into()))?;
+            return Ok(is_done.then(|| chunk.own()));
+        }
+        match &self.slots.requests[chunk.slot] {
+            Some(request) => self.end.finished(request, &self.slots.place(chunk.slot), chunk),
+            None => Ok(None),
+        }
+    }
+}
