@@ -63,6 +63,11 @@ impl Request {
     pub(crate) const fn of_flush(self) -> Self {
         Request(self.0 | FLUSH)
     }
+
+    /// Whether it is a flush: then nothing of it is the peer's.
+    pub const fn is_flush(&self) -> bool {
+        self.0 & FLUSH != 0
+    }
 }
 
 /// `N` requests, each with a `T` beside it.

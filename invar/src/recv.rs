@@ -115,7 +115,7 @@ impl RecvComm {
     /// memory too, if there is no other.
     ///
     /// # Errors
-    /// As [`RecvComm::irecv`].
+    /// As [`RecvComm::irecv`], but for a peer that has closed: what it sent before is flushed still.
     pub fn iflush(&mut self, bufs: &[(&MemoryRegion, Range<usize>)]) -> Result<Flush, Error> {
         let (mut of_gpu, mut of_host) = (None, None);
         let mut called: Option<u32> = None;

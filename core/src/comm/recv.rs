@@ -218,7 +218,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// one byte of the last buffer that has any, through a queue pair of the comm's own.
     ///
     /// # Errors
-    /// As [`RecvComm::irecv`].
+    /// As [`RecvComm::irecv`], but for a peer that has closed: what it sent before is flushed still.
     pub fn iflush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, Error> {
         self.flush(bufs).map_err(|failed| self.base.error(failed))
     }
@@ -411,8 +411,11 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     }
 
     fn flush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, Failed> {
-        if self.base.gate != Gate::Open {
-            return Err(self.base.refuse());
+        match self.base.gate {
+            // What a peer sent before it closed is here, and flushed as ever.
+            Gate::Open | Gate::Closed => {}
+            Gate::Pending => return Err(self.base.fail(Error::Argument(FLUSH_TOO_EARLY))),
+            Gate::Group | Gate::Failed => return Err(self.base.refuse()),
         }
         let Base { route: flushes, verbs, .. } = &mut self.base;
         flushes.start(&verbs.nic, bufs).map_err(|error| self.base.nic_failed(error))
@@ -441,6 +444,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         }
     }
 }
+
+const FLUSH_TOO_EARLY: &str = "iflush in stage PendingReady: nothing was received yet, since the peer's ready word has not come";
 
 /// Has the write of a row, of that `wr_id`, write `nreqs` slots.
 #[inline(always)]

@@ -12,7 +12,9 @@ pub enum Wire {
     /// Ours: a preface names version and features; grouped receives learn real sizes.
     #[default]
     Invar,
-    /// The bare QP info of NCCL 2.14.3, FIFO depth 64, no preface.
+    /// The bare QP info of NCCL 2.14.3, FIFO depth 64, no preface. What is left of the handshake
+    /// when a comm is given waits as long as the peer's TCP connection is there, and not until a
+    /// deadline: a peer that has nothing to send for an hour sends its ready word after that hour.
     Nccl214,
 }
 

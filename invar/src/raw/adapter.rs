@@ -483,7 +483,9 @@ impl<N: HostNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
             unsafe { copy_sizes(received, sizes) };
             return Ok(Some(received.len()));
         }
-        self.watch.idle(|| self.nic.now_ns(), || self.comm.check_peer())?;
+        if !request.is_flush() {
+            self.watch.idle(|| self.nic.now_ns(), || self.comm.check_peer())?;
+        }
         Ok(None)
     }
 }

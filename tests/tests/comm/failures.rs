@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use invar_core::comm::{RecvBuf, Request, SendBuf};
+use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::conn::{Settings, StreamError};
 use invar_core::error::{Error, Fault};
 use invar_core::nic::{Gid, Nic, PortAttr, PortNotices, PortState, Verb, Wc, WcStatus};
@@ -139,6 +139,21 @@ fn what_a_peer_sent_before_it_closed_can_be_collected_and_the_rest_is_an_error()
     assert_eq!(recv.check_peer(), Err(closed));
     let report = recv.report(closed).to_string();
     assert!(report.contains("null0") && report.contains("closed"), "{report}");
+}
+
+#[test]
+fn what_a_peer_sent_before_it_closed_is_flushed_as_ever() {
+    let flush = Settings { flush: true, ..Settings::default() };
+    let (nics, Duo { send, mut recv, recv_pd, .. }) = rig::connect([Settings::default(), flush]);
+    let to = Buffer::new(&nics[1], &recv_pd, 64);
+    let buf = |len| FlushBuf { addr: to.addr(0), len, rkey: to.rkey() };
+    drop(send);
+    let closed = Error::PeerClosed(StreamError::Closed);
+    assert_eq!(recv.check_peer(), Err(closed));
+    assert_eq!(recv.iflush(&[buf(0)]), Ok(Flush::NotNeeded));
+    let Ok(Flush::Started(request)) = recv.iflush(&[buf(9)]) else { panic!("nothing flushed") };
+    assert_eq!(recv.test(&request), Ok(Some(&[][..])));
+    assert_eq!(recv.check_peer(), Err(closed));
 }
 
 #[test]

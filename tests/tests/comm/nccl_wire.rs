@@ -3,7 +3,7 @@
 
 use invar_core::comm::{RecvBuf, SendBuf};
 use invar_core::conn::{Acceptor, Connector, Settings, Stream, Wire};
-use invar_core::error::Error;
+use invar_core::error::{Error, Fault};
 use invar_core::nic::{Nic, Sge, WcOpcode};
 use invar_testkit::duo::Buffer;
 use invar_testkit::null::NullNic;
@@ -120,6 +120,9 @@ fn a_ready_word_in_pieces_is_awaited() {
     let to = Buffer::new(&ours, &1, 64);
     let room = RecvBuf { addr: to.addr(0), len: 1, tag: 0, rkey: to.rkey() };
     peer.take_info();
+    let early = recv.iflush(&[]).expect_err("nothing was received");
+    assert_eq!((early.fault(), early.is_fatal()), (Fault::Usage, false));
+    assert!(early.to_string().starts_with("iflush in stage PendingReady: "), "{early}");
     for byte in 1u32.to_ne_bytes() {
         assert_eq!(recv.irecv(&[room]), Ok(None));
         assert_eq!(recv.check_peer(), Ok(()), "the word is not taken from under irecv");
