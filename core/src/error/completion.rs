@@ -98,6 +98,8 @@ pub const fn status_name(status: WcStatus) -> &'static str {
         WcStatus::FATAL_ERR => "FATAL_ERR",
         WcStatus::RESP_TIMEOUT_ERR => "RESP_TIMEOUT_ERR",
         WcStatus::GENERAL_ERR => "GENERAL_ERR",
+        WcStatus::TM_ERR => "TM_ERR",
+        WcStatus::TM_RNDV_INCOMPLETE => "TM_RNDV_INCOMPLETE",
         _ => "unknown status",
     }
 }
@@ -147,6 +149,36 @@ pub const fn hint(status: WcStatus) -> &'static str {
         WcStatus::FATAL_ERR => "the device failed: see the kernel's log (dmesg)",
         WcStatus::RESP_TIMEOUT_ERR => "the peer did not answer in time: as with RETRY_EXC_ERR",
         WcStatus::GENERAL_ERR => "the device reports a failure of its own: see the kernel's log",
-        _ => "see the vendor's documentation for this status",
+        WcStatus::LOC_EEC_OP_ERR
+        | WcStatus::LOC_RDD_VIOL_ERR
+        | WcStatus::REM_INV_RD_REQ_ERR
+        | WcStatus::INV_EECN_ERR
+        | WcStatus::INV_EEC_STATE_ERR => {
+            "only reliable datagrams end so, which are not used here: check that both NICs' \
+             firmware and drivers are current"
+        }
+        WcStatus::MW_BIND_ERR => {
+            "only memory windows end so, which are not used here: check that firmware and driver \
+             of this NIC are current"
+        }
+        WcStatus::TM_ERR | WcStatus::TM_RNDV_INCOMPLETE => {
+            "only tag matching ends so, which is not used here: check that firmware and driver of \
+             this NIC are current"
+        }
+        _ => "verbs.h does not know this status: see the vendor's documentation",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_status_of_verbs_h_has_a_name_and_a_hint_and_no_other_has() {
+        for status in (0..=24).map(WcStatus) {
+            let is_known = status.0 <= WcStatus::TM_RNDV_INCOMPLETE.0;
+            assert_eq!(status_name(status) != "unknown status", is_known, "{status:?}");
+            assert_eq!(!hint(status).starts_with("verbs.h does not know"), is_known, "{status:?}");
+        }
     }
 }

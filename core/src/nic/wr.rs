@@ -164,6 +164,8 @@ impl WcStatus {
     pub const FATAL_ERR: Self = Self(19);
     pub const RESP_TIMEOUT_ERR: Self = Self(20);
     pub const GENERAL_ERR: Self = Self(21);
+    pub const TM_ERR: Self = Self(22);
+    pub const TM_RNDV_INCOMPLETE: Self = Self(23);
 }
 
 bitflags::bitflags! {
