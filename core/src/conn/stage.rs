@@ -82,3 +82,39 @@ impl fmt::Display for Side {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    extern crate std;
+    use std::fmt::Write;
+    use std::string::String;
+
+    #[test]
+    fn each_side_goes_from_stage_to_stage_as_nccl_does() {
+        let mut table = String::new();
+        for side in [Side::Connector, Side::Acceptor] {
+            for stage in Stage::ALL {
+                for next in stage.next(side) {
+                    writeln!(table, "{side}: {stage} {} -> {next}", stage as u8).expect("room");
+                }
+            }
+        }
+        let expected = "\
+connect: Start 0 -> Connect
+connect: Connect 1 -> Send
+connect: Send 4 -> Connecting
+connect: Send 4 -> Connected
+connect: Connecting 6 -> PendingReady
+connect: PendingReady 8 -> Connected
+accept: Start 0 -> Accept
+accept: Accept 3 -> Recv
+accept: Send 4 -> PendingReady
+accept: Send 4 -> Connected
+accept: Recv 5 -> Send
+accept: PendingReady 8 -> Connected
+";
+        assert_eq!(table, expected);
+    }
+}
