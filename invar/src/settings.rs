@@ -281,10 +281,20 @@ impl Settings {
         conn
     }
 
+    /// Whether packets of a device may overtake each other (`NCCL_IB_ADAPTIVE_ROUTING`, or
+    /// [`Settings::adaptive_routing`]; else as its link layer has it).
+    pub fn routes_adaptively(&self, device: &DeviceInfo) -> bool {
+        self.is_adaptive(device.link_layer)
+    }
+
+    fn is_adaptive(&self, link_layer: LinkLayer) -> bool {
+        self.adaptive_routing.unwrap_or(link_layer == LinkLayer::Infiniband)
+    }
+
     /// For a port of this kind.
     fn for_port(&self, link_layer: LinkLayer) -> conn::Settings {
         let mut conn = self.conn;
-        let adaptive = self.adaptive_routing.unwrap_or(link_layer == LinkLayer::Infiniband);
+        let adaptive = self.is_adaptive(link_layer);
         conn.options.set(QpOptions::ADAPTIVE_ROUTING, adaptive);
         // Where packets keep their order one WRITE_WITH_IMM does. NCCL 2.14 looks at the threshold
         // alone, so its wire does unless told otherwise.

@@ -208,7 +208,7 @@ fn header(job: &Job, device: &Device, ready: &Ready, peer: SocketAddr) -> Header
         qps: is_nic.then_some(job.qps),
         recvs: job.recvs,
         window: job.window(ready.requests_max),
-        adaptive_routing: job.adaptive_routing.unwrap_or(false),
+        adaptive_routing: is_nic && job.settings.routes_adaptively(info),
         check: job.check,
     }
 }

@@ -86,10 +86,12 @@ fn json_goes_into_a_file_and_the_table_to_stdout() {
 fn settings_of_the_environment_hold_for_both_processes() {
     let mut command = invar(&["perf", "-b", "64", "-e", "64", "-n", "10", "--json", "-"]);
     command.env("INVAR_FIFO_DEPTH", "8").env("NCCL_IB_QPS_PER_CONNECTION", "3");
+    command.env("NCCL_IB_ADAPTIVE_ROUTING", "1");
     let outcome = Run::start(&mut command).wait();
     let result = json(&outcome.ok().stdout);
     assert_eq!(result["qps"], 3);
     assert_eq!(result["window"], 8);
+    assert_eq!(result["adaptive_routing"], true);
     assert_eq!(result["rows"][0]["wrong"], 0);
 }
 
