@@ -168,13 +168,16 @@ fn list_device(
     };
     for port_num in 1..=attr.phys_port_cnt {
         found.push((device.to_owned(), Some(port_num)));
-        if !rules.hca.matches(device, Some(port_num)) {
-            continue;
-        }
         let name = port_name(device, port_num);
         if let Some(entry) = rules.hca.cut_number(device, Some(port_num)) {
-            let meant = entry.name;
-            log::warn!("NCCL_IB_HCA: {meant} also takes {device}; ={meant} is that one alone");
+            let (sign, does) =
+                if rules.hca.is_exclusion() { ("^", "leaves out") } else { ("", "takes") };
+            log::warn!(
+                "NCCL_IB_HCA: {sign}{entry} also {does} {name}; {sign}={entry} is that one alone"
+            );
+        }
+        if !rules.hca.matches(device, Some(port_num)) {
+            continue;
         }
         let port = match Port::read(opened, port_num, &rules.gid, None) {
             Ok(port) => port,

@@ -84,6 +84,27 @@ fn an_rdma_device_says_by_which_way_it_reaches_a_gpu_and_why() {
 }
 
 #[test]
+fn a_name_that_is_the_beginning_of_a_longer_number_is_warned_of_where_it_takes_and_leaves_out() {
+    let fake = FakeCuda::new().with_null_verbs().set("NULL_VERBS_DEVICES", "11");
+    let run = |hca: &str| {
+        let mut command = invar(&["devices", "--json"]);
+        command.env("INVAR_LOG", "warn").env("NCCL_IB_HCA", hca);
+        let _installed = fake.give_to(&mut command);
+        let outcome = Run::start(&mut command).wait();
+        let devices = json(&outcome.ok().stdout);
+        let verbs = devices.as_array().unwrap().iter().filter(|device| device["kind"] == "ib");
+        let warnings = outcome.stderr.lines().filter_map(|line| line.strip_prefix("invar: warn: "));
+        (verbs.count(), warnings.map(str::to_owned).collect::<Vec<_>>())
+    };
+    let taken = "NCCL_IB_HCA: null1 also takes null10; =null1 is that one alone";
+    assert_eq!(run("null1"), (2, vec![taken.to_owned()]));
+    let left_out = "NCCL_IB_HCA: ^null1 also leaves out null10; ^=null1 is that one alone";
+    assert_eq!(run("^null1"), (9, vec![left_out.to_owned()]));
+    assert_eq!(run("=null1"), (1, vec![]));
+    assert_eq!(run("^=null1"), (10, vec![]));
+}
+
+#[test]
 fn without_gpus_it_is_said_why_and_the_devices_are_listed() {
     let mut command = invar(&["devices", "--json"]);
     let _installed = FakeCuda::new().set("FAKE_CUDA_FAIL", "cuInit=100").give_to(&mut command);
