@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::io;
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use crate::OpenError;
@@ -99,6 +100,41 @@ impl Opened {
             errno => {
                 let source = io::Error::from_raw_os_error(errno.abs());
                 Err(OpenError::Query { device: self.name.clone(), source })
+            }
+        }
+    }
+
+    /// `ibv_query_port`, with all attributes where the library's context has that call: the symbol
+    /// of this name gives those of the first version. What is not given is 0.
+    pub(crate) fn query_port(&self, port_num: u8) -> io::Result<ibv_port_attr> {
+        // SAFETY: integers: all zeros is a value.
+        let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: an open context, and room for the attributes.
+        let rc = unsafe {
+            match self.extended_query_port() {
+                Some(call) => call(self.raw, port_num, &mut attr, size_of::<ibv_port_attr>()),
+                None => (self.library.query_port)(self.raw, port_num, &mut attr),
+            }
+        };
+        match rc {
+            0 => Ok(attr),
+            errno => Err(io::Error::from_raw_os_error(errno.abs())),
+        }
+    }
+
+    fn extended_query_port(&self) -> Option<QueryPort> {
+        // SAFETY: an open context.
+        if unsafe { (*self.raw).abi_compat }.addr() != VERBS_ABI_IS_EXTENDED {
+            return None;
+        }
+        let extended = self.raw.wrapping_byte_sub(offset_of!(verbs_context, context));
+        let extended = extended.cast::<verbs_context>();
+        // SAFETY: such a context is the end of a `verbs_context`, whose size stands before it. What
+        // else we know of it is there if it is as long as ours.
+        unsafe {
+            match (*extended).sz >= size_of::<verbs_context>() {
+                true => (*extended).query_port,
+                false => None,
             }
         }
     }

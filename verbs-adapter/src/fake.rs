@@ -4,7 +4,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fs::File;
 use std::io::{PipeWriter, Read, Write};
-use std::mem::ManuallyDrop;
+use std::mem::{ManuallyDrop, offset_of};
 use std::os::fd::{FromRawFd, IntoRawFd};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -31,6 +31,8 @@ static MOVES: Mutex<Vec<(ibv_qp_attr, c_int)>> = Mutex::new(Vec::new());
 static MOVE_RC: Mutex<c_int> = Mutex::new(0);
 /// How many devices there are, and ports of each.
 static PORTS: Mutex<(usize, u8)> = Mutex::new((1, 2));
+/// Bytes of a `verbs_context` that a context says it is part of; 0: it is not.
+static EXTENDED_BYTES: Mutex<usize> = Mutex::new(0);
 /// Where events of the open device come from.
 static EVENTS: Mutex<Option<PipeWriter>> = Mutex::new(None);
 
@@ -49,7 +51,16 @@ impl Fake {
         *lock(&REFUSED) = None;
         *lock(&MOVE_RC) = 0;
         *lock(&PORTS) = (1, 2);
+        *lock(&EXTENDED_BYTES) = 0;
         Fake { _alone: alone }
+    }
+
+    /// The same where a context is the end of so many bytes, and a link is faster than the library's
+    /// first version could say.
+    pub(crate) fn with_extended_context(bytes: usize) -> Fake {
+        let fake = Self::new();
+        *lock(&EXTENDED_BYTES) = bytes;
+        fake
     }
 
     /// The same with so many devices, of so many ports each; otherwise it is one of two.
@@ -107,18 +118,28 @@ extern "C" fn open_device(_: *mut ibv_device) -> *mut ibv_context {
     let (reader, writer) = std::io::pipe().unwrap();
     *lock(&EVENTS) = Some(writer);
     // SAFETY: pointers, functions that may be absent, and integers: all zeros is a value.
-    let mut context: ibv_context = unsafe { std::mem::zeroed() };
+    let mut extended: verbs_context = unsafe { std::mem::zeroed() };
+    extended.sz = *lock(&EXTENDED_BYTES);
+    extended.query_port = Some(extended_query_port);
+    let context = &mut extended.context;
+    if extended.sz > 0 {
+        context.abi_compat = ptr::without_provenance_mut(VERBS_ABI_IS_EXTENDED);
+    }
     context.async_fd = reader.into_raw_fd();
     context.ops.poll_cq = Some(poll_cq);
     context.ops.post_send = Some(post_send);
     context.ops.post_recv = Some(post_recv);
-    Box::into_raw(Box::new(context))
+    // SAFETY: a part of the box.
+    unsafe { &raw mut (*Box::into_raw(Box::new(extended))).context }
 }
 
 extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     lock(&CALLS).push("close_device");
+    let extended = context.wrapping_byte_sub(offset_of!(verbs_context, context));
     // SAFETY: as `open_device` made it, and nobody has it any more.
-    unsafe { drop(File::from_raw_fd(Box::from_raw(context).async_fd)) };
+    let extended = unsafe { Box::from_raw(extended.cast::<verbs_context>()) };
+    // SAFETY: likewise.
+    drop(unsafe { File::from_raw_fd(extended.context.async_fd) });
     0
 }
 
@@ -146,6 +167,18 @@ extern "C" fn query_port(_: *mut ibv_context, _: u8, attr: *mut ibv_port_attr) -
     (attr.state, attr.link_layer) = (IBV_PORT_ACTIVE, IBV_LINK_LAYER_ETHERNET);
     (attr.active_mtu, attr.gid_tbl_len, attr.active_width, attr.active_speed) = (5, 1, 2, 32);
     0
+}
+
+unsafe extern "C" fn extended_query_port(
+    context: *mut ibv_context,
+    port_num: u8,
+    attr: *mut ibv_port_attr,
+    attr_bytes: usize,
+) -> c_int {
+    assert_eq!(attr_bytes, size_of::<ibv_port_attr>());
+    // SAFETY: room for the attributes.
+    unsafe { (*attr).active_speed_ex = 256 };
+    query_port(context, port_num, attr)
 }
 
 extern "C" fn query_gid(_: *mut ibv_context, _: u8, _: c_int, gid: *mut ibv_gid) -> c_int {

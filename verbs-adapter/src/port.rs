@@ -53,14 +53,8 @@ impl Port {
         rules: &GidRules,
         peer: Option<IpAddr>,
     ) -> Result<Port, PortError> {
-        // SAFETY: integers: all zeros is a value.
-        let mut raw: ibv_port_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: an open context, and room for the attributes of any version.
-        let rc = unsafe { (opened.library().query_port)(opened.raw(), port_num, &mut raw) };
-        if rc != 0 {
-            let source = io::Error::from_raw_os_error(rc.abs());
-            return Err(PortError::Query { port_num, source });
-        }
+        let raw = opened.query_port(port_num);
+        let raw = raw.map_err(|source| PortError::Query { port_num, source })?;
         let link_layer = match raw.link_layer {
             IBV_LINK_LAYER_INFINIBAND => LinkLayer::Infiniband,
             IBV_LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
@@ -104,7 +98,7 @@ fn gid_of_infiniband(table: &[GidEntry], rules: &GidRules) -> ChosenGid {
 
 /// Megabits a second; 0 where the driver's codes are unknown.
 fn speed_mbps(opened: &Opened, port_num: u8, raw: &ibv_port_attr) -> u32 {
-    // Links since XDR are beyond what the codes can say.
+    // What a link of several ports carries is beyond what the codes can say.
     if let Some(query_port_speed) = opened.library().query_port_speed {
         let mut in_100_mbps = 0;
         // SAFETY: an open context, and room for a number.
@@ -113,7 +107,12 @@ fn speed_mbps(opened: &Opened, port_num: u8, raw: &ibv_port_attr) -> u32 {
             return u32::try_from(in_100_mbps.saturating_mul(100)).unwrap_or(u32::MAX);
         }
     }
-    match LinkRate::from_codes(raw.active_width.into(), raw.active_speed.into()) {
+    // XDR does not fit the older field (`net_ib.cc ncclIbInit`).
+    let active_speed = match raw.active_speed_ex {
+        0 => raw.active_speed.into(),
+        code => code,
+    };
+    match LinkRate::from_codes(raw.active_width.into(), active_speed) {
         Ok(rate) => rate.mbps(),
         Err(error) => {
             log::warn!("{} port {port_num}: its speed is unknown: {error}", opened.name());

@@ -42,7 +42,26 @@ pub struct ibv_context {
     pub ops: ibv_context_ops,
     pub cmd_fd: c_int,
     pub async_fd: c_int,
+    pub num_comp_vectors: c_int,
+    pub mutex: libc::pthread_mutex_t,
+    /// [`VERBS_ABI_IS_EXTENDED`] where this is part of a `verbs_context`.
+    pub abi_compat: *mut c_void,
 }
+
+/// `__VERBS_ABI_IS_EXTENDED`
+pub const VERBS_ABI_IS_EXTENDED: usize = usize::MAX;
+
+/// The end of `struct verbs_context`, which grows at its beginning: there are `sz` bytes of it.
+#[repr(C)]
+pub struct verbs_context {
+    pub query_port: Option<QueryPort>,
+    _behind_query_port: [*const c_void; 38],
+    pub sz: usize,
+    pub context: ibv_context,
+}
+
+/// The last is how many bytes of the attributes there are.
+pub type QueryPort = unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int;
 
 #[repr(C)]
 pub struct ibv_pd {
@@ -97,7 +116,8 @@ pub struct ibv_device_attr {
     pub phys_port_cnt: u8,
 }
 
-/// As the symbol `ibv_query_port` fills it; a newer library may write a little more.
+/// The symbol `ibv_query_port` fills it up to `flags`, `verbs_context::query_port` as far as the
+/// library knows it.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_port_attr {
@@ -122,8 +142,11 @@ pub struct ibv_port_attr {
     pub phys_state: u8,
     pub link_layer: u8,
     pub flags: u8,
-    /// 48 bytes at first, then 52 and 56: room for what comes.
-    _room: [u8; 82],
+    pub port_cap_flags2: u16,
+    /// Since 2023; 0 where `active_speed` says it all.
+    pub active_speed_ex: u32,
+    /// For a library that writes more than it should.
+    _room: [u8; 64],
 }
 
 pub const IBV_PORT_ACTIVE: u32 = 4;

@@ -84,6 +84,25 @@ fn an_rdma_device_says_by_which_way_it_reaches_a_gpu_and_why() {
 }
 
 #[test]
+fn a_link_of_any_generation_has_its_speed() {
+    let speed = |variables: &[(&'static str, &str)]| {
+        let mut fake = FakeCuda::new().with_null_verbs();
+        for (name, value) in variables {
+            fake = fake.set(name, *value);
+        }
+        let mut command = invar(&["devices", "--json"]);
+        let _installed = fake.give_to(&mut command);
+        let outcome = Run::start(&mut command).wait();
+        json(&outcome.ok().stdout)[0]["speed_mbps"].as_u64()
+    };
+    let by_codes = ("NULL_VERBS_MBPS", "0");
+    assert_eq!(speed(&[by_codes]), Some(200_000));
+    assert_eq!(speed(&[by_codes, ("NULL_VERBS_ACTIVE_SPEED_EX", "256")]), Some(800_000));
+    assert_eq!(speed(&[by_codes, ("NULL_VERBS_ACTIVE_SPEED_EX", "512")]), None);
+    assert_eq!(speed(&[("NULL_VERBS_ACTIVE_SPEED_EX", "512")]), Some(200_000));
+}
+
+#[test]
 fn a_name_that_is_the_beginning_of_a_longer_number_is_warned_of_where_it_takes_and_leaves_out() {
     let fake = FakeCuda::new().with_null_verbs().set("NULL_VERBS_DEVICES", "11");
     let run = |hca: &str| {

@@ -24,10 +24,13 @@ static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
     (0..SETTINGS.devices).map(device).collect()
 });
 
+/// Bytes of a [`Context`] before what libibverbs gives out of it.
+const BEFORE_CONTEXT: usize = mem::offset_of!(Context, base.context);
+
 /// An open device.
 #[repr(C)]
 struct Context {
-    base: ibv_context,
+    base: verbs_context,
     events: PipeReader,
     /// Keeps the other end open: nothing is to be read there, and no end either.
     _no_events: PipeWriter,
@@ -62,19 +65,23 @@ extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
 extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     let Ok((events, no_events)) = std::io::pipe() else { return ptr::null_mut() };
     // SAFETY: pointers, functions that may be absent, and integers: all zeros is a value.
-    let mut base: ibv_context = unsafe { mem::zeroed() };
-    base.device = device;
-    base.async_fd = events.as_raw_fd();
-    base.ops.poll_cq = Some(poll_cq);
-    base.ops.post_send = Some(post_send);
-    base.ops.post_recv = Some(post_recv);
-    Box::into_raw(Box::new(Context { base, events, _no_events: no_events })).cast()
+    let mut base: verbs_context = unsafe { mem::zeroed() };
+    base.sz = size_of::<verbs_context>();
+    base.query_port = Some(query_port);
+    base.context.device = device;
+    base.context.async_fd = events.as_raw_fd();
+    base.context.ops.poll_cq = Some(poll_cq);
+    base.context.ops.post_send = Some(post_send);
+    base.context.ops.post_recv = Some(post_recv);
+    base.context.abi_compat = ptr::without_provenance_mut(VERBS_ABI_IS_EXTENDED);
+    let context = Box::into_raw(Box::new(Context { base, events, _no_events: no_events }));
+    context.wrapping_byte_add(BEFORE_CONTEXT).cast()
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: as `ibv_open_device` made it.
-    drop(unsafe { Box::from_raw(context.cast::<Context>()) });
+    drop(unsafe { Box::from_raw(opened(context)) });
     0
 }
 
@@ -82,7 +89,7 @@ extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_async_event(context: *mut ibv_context, _: *mut ibv_async_event) -> c_int {
     // SAFETY: an open device.
-    let context = unsafe { &*context.cast::<Context>() };
+    let context = unsafe { &*opened(context) };
     let _ = (&context.events).read(&mut [0]);
     -1
 }
@@ -136,7 +143,7 @@ extern "C" fn ibv_query_port(
         (&raw mut (*attr).active_mtu).write(MTU_4096);
         (&raw mut (*attr).gid_tbl_len).write(1);
         (&raw mut (*attr).lid).write(lid);
-        // What `ibv_query_port_speed` says counts.
+        // What `ibv_query_port_speed` says counts, if it says anything.
         (&raw mut (*attr).active_width).write(2);
         (&raw mut (*attr).active_speed).write(64);
         (&raw mut (*attr).link_layer).write(link_layer);
@@ -144,6 +151,19 @@ extern "C" fn ibv_query_port(
     0
 }
 
+/// The same with what came later.
+unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    port_num: u8,
+    attr: *mut ibv_port_attr,
+    _: usize,
+) -> c_int {
+    // SAFETY: room for the attributes: who calls this here has them all.
+    unsafe { (&raw mut (*attr).active_speed_ex).write(SETTINGS.active_speed_ex) };
+    ibv_query_port(context, port_num, attr)
+}
+
+/// 0, which is none, where the port's codes are to be read.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_port_speed(_: *mut ibv_context, _: u32, in_100_mbps: *mut u64) -> c_int {
     // SAFETY: room for a number.
@@ -170,6 +190,10 @@ extern "C" fn ibv_query_gid(
     // SAFETY: room for a GID.
     unsafe { gid.write(ibv_gid { raw }) };
     0
+}
+
+fn opened(context: *mut ibv_context) -> *mut Context {
+    context.wrapping_byte_sub(BEFORE_CONTEXT).cast()
 }
 
 fn number(context: *mut ibv_context) -> usize {

@@ -13,7 +13,8 @@
 //! |---|---|
 //! | `NULL_VERBS_DEVICES` | how many devices of one port there are, `null0` and so on; 1 if it is not set |
 //! | `NULL_VERBS_LINK` | `roce` or `ib`; `roce` if it is not set |
-//! | `NULL_VERBS_MBPS` | speed of the ports; 200000 if it is not set |
+//! | `NULL_VERBS_MBPS` | speed of the ports; 200000 if it is not set; 0: only their codes tell, 4x HDR |
+//! | `NULL_VERBS_ACTIVE_SPEED_EX` | the code that counts instead of HDR's: 256 is XDR |
 //! | `NULL_VERBS_DMA_BUF` | `yes`: DMA-BUFs can be registered; otherwise why not: `EOPNOTSUPP`, which it is if it is not set, or `EPROTONOSUPPORT` |
 //! | `NULL_VERBS_PEERMEM` | 1: a GPU's memory can be registered by its address |
 //! | `NULL_VERBS_CALLS` | file to which each registration and each READ is appended, one a line |

@@ -60,6 +60,21 @@ fn ports_of_one_device_are_of_one_card_and_numbered() {
 }
 
 #[test]
+fn a_speed_that_only_all_attributes_tell_is_found_where_the_context_has_them() {
+    let speed = |fake: Fake| {
+        let listing = list_all(|_| None);
+        drop(fake);
+        listing.ports[0].attr.speed_mbps
+    };
+    let known = size_of::<crate::sys::verbs_context>();
+    assert_eq!(speed(Fake::new()), 100_000);
+    // A library from before the call, whose place is not part of its context.
+    assert_eq!(speed(Fake::with_extended_context(known - 8)), 100_000);
+    assert_eq!(speed(Fake::with_extended_context(known)), 800_000);
+    assert_eq!(speed(Fake::with_extended_context(known + 8)), 800_000);
+}
+
+#[test]
 fn functions_of_one_card_share_its_path_and_have_numbers_of_their_own() {
     let _fake = Fake::with_ports(3, 1);
     let listing = list_all(|device| {

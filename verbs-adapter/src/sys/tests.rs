@@ -32,20 +32,26 @@ macro_rules! constants {
 
 fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    // Of those that libibverbs allocates, and of port attributes, ours are not the whole.
+    // Of those that libibverbs allocates, and of port attributes, ours may not be the whole.
     sizes!(rows; ibv_device_attr, ibv_gid = "union ibv_gid", ibv_gid_entry, ibv_qp_cap,
         ibv_qp_init_attr, ibv_global_route, ibv_ah_attr, ibv_qp_attr, ibv_sge, ibv_send_wr,
-        ibv_recv_wr, ibv_wc, ibv_async_event, ibv_context_ops, ibv_mr, ibv_ece);
+        ibv_recv_wr, ibv_wc, ibv_async_event, ibv_context_ops, ibv_context, ibv_mr, ibv_ece);
+    for (field, ours) in
+        [("sz", offset_of!(verbs_context, sz)), ("context", offset_of!(verbs_context, context))]
+    {
+        let of = |field| format!("offsetof(struct verbs_context, {field})");
+        rows.push((format!("{} - {}", of(field), of("query_port")), ours));
+    }
     offsets! { rows;
         ibv_context_ops { poll_cq, post_send, post_recv }
-        ibv_context { device, ops, cmd_fd, async_fd }
+        ibv_context { device, ops, cmd_fd, async_fd, num_comp_vectors, mutex, abi_compat }
         ibv_pd { context }
         ibv_mr { lkey, rkey }
         ibv_cq { context, cq_context }
         ibv_qp { context, qp_context, qp_num }
         ibv_device_attr { sys_image_guid, max_qp, max_pkeys, phys_port_cnt }
         ibv_port_attr { state, active_mtu, gid_tbl_len, lid, active_width, active_speed,
-            link_layer, flags }
+            link_layer, flags, port_cap_flags2 }
         ibv_gid_entry { gid, gid_index, port_num, gid_type, ndev_ifindex }
         ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all }
         ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data }
@@ -156,6 +162,7 @@ fn the_binding_is_laid_out_as_the_systems_header() {
 
 #[test]
 fn there_is_room_for_port_attributes_that_grow() {
-    // 48 bytes in rdma-core 1, 52 since 25, 56 since 58.
+    // 48 bytes in rdma-core 1, then 52, and 56 with `active_speed_ex`, which a header may lack.
+    assert_eq!(offset_of!(ibv_port_attr, active_speed_ex), 52);
     assert!(size_of::<ibv_port_attr>() >= 120);
 }
