@@ -220,7 +220,9 @@ impl<N: Nic> Traffic<N> {
                 self.test_recv(usize::from(which) % self.recvs.len())
             }
             Op::TestSend(_) | Op::TestRecv(_) => Ok(()),
-        }
+        }?;
+        self.check_outstanding();
+        Ok(())
     }
 
     /// One step towards the end: sends what is awaited, and tests all that is under way. Says
@@ -241,8 +243,7 @@ impl<N: Nic> Traffic<N> {
         for i in (0..self.recvs.len()).rev() {
             self.test_recv(i)?;
         }
-        assert_eq!(self.duo.send.outstanding(), self.sends.len(), "sends under way");
-        assert_eq!(self.duo.recv.outstanding(), self.recvs.len(), "receives under way");
+        self.check_outstanding();
         Ok(self.sends.is_empty() && self.recvs.is_empty())
     }
 
@@ -254,6 +255,12 @@ impl<N: Nic> Traffic<N> {
     /// Messages that were sent.
     pub fn messages(&self) -> u64 {
         self.messages
+    }
+
+    /// No request is leaked, and none is over before it was tested.
+    fn check_outstanding(&self) {
+        assert_eq!(self.duo.send.outstanding(), self.sends.len(), "sends under way");
+        assert_eq!(self.duo.recv.outstanding(), self.recvs.len(), "receives under way");
     }
 
     fn recv(&mut self, nreqs: u8, tags: u32, len: u16) -> Result<(), Error> {

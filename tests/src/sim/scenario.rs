@@ -42,7 +42,8 @@ const TIMEOUT: u8 = 14;
 ///
 /// # Panics
 /// When a message is lost, doubled, out of order or damaged; when a comm fails without a reason,
-/// or waits for longer than anything may take. The seed is printed then.
+/// or waits for longer than anything may take; when a device has something left in the end. The seed
+/// is printed then.
 pub fn run(seed: u64) -> Outcome {
     let _named = Named { seed, test: "simulation" };
     let mut history = History::new(seed);
@@ -187,7 +188,9 @@ impl History {
         outcome.wire = self.world.wire_counters();
         outcome.end_ns = self.world.now_ns();
         for nic in &self.nics {
-            let counters = self.world.device_counters(nic.host());
+            let host = nic.host();
+            assert!(self.world.has_nothing(host), "something is left on host {host}");
+            let counters = self.world.device_counters(host);
             outcome.icrc_bad += counters.icrc_bad;
             outcome.retransmitted += counters.qps.packets_retransmitted;
         }
