@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use invar::cuda::{Driver, GpuInfo};
+use invar::cuda::GpuInfo;
 use invar::{Device, DeviceInfo, GpuPath, Settings};
 use serde::Serialize;
 
@@ -77,7 +77,10 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     for line in &survey.left_out {
         eprintln!("invar: {line}");
     }
-    let gpus = gpus();
+    let gpus = invar::gpus().unwrap_or_else(|error| {
+        eprintln!("invar: no GPUs: {error}");
+        Vec::new()
+    });
     let shown = |info| {
         let gpus = gpus_of(&info, &gpus, settings);
         Shown::new(info, gpus)
@@ -87,16 +90,6 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     let written = io::stdout().write_all(text.as_bytes());
     written.map_err(|error| Failure::io("writing the list", &error))?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// The GPUs of this host. Where there are none, it is said why.
-fn gpus() -> Vec<GpuInfo> {
-    let listed = Driver::open().map_err(|error| error.to_string());
-    let listed = listed.and_then(|driver| driver.gpus().map_err(|error| error.to_string()));
-    listed.unwrap_or_else(|error| {
-        eprintln!("invar: no GPUs: {error}");
-        Vec::new()
-    })
 }
 
 fn gpus_of(info: &DeviceInfo, gpus: &[GpuInfo], settings: &Settings) -> Vec<ShownGpu> {

@@ -3,8 +3,9 @@
 use std::fmt;
 
 use invar_core::param::Params;
-use invar_cuda::{CudaError, GpuInfo, GpuMemory, PointerKind, Sysfs, flush, gdr};
+use invar_cuda::{CudaError, Driver, GpuInfo, GpuMemory, PointerKind, Sysfs, flush, gdr};
 
+use crate::error::Kind;
 use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, staged};
 
 /// By which way messages get between a GPU's memory and a device, and what makes them visible to
@@ -25,6 +26,15 @@ pub struct GpuSupport {
     pub dma_buf: bool,
     /// By its address, with the help of a kernel module.
     pub peermem: bool,
+}
+
+/// The GPUs of this host.
+///
+/// # Errors
+/// No CUDA, or what its driver says.
+pub fn gpus() -> Result<Vec<GpuInfo>, Error> {
+    let driver = Driver::open().map_err(Kind::NoCuda)?;
+    Ok(driver.gpus().map_err(|error| Kind::Gpu(error.into()))?)
 }
 
 impl fmt::Display for GpuSupport {

@@ -79,7 +79,7 @@ pub use communicator::{Communicator, Element, Group, Pending, net};
 pub use connect::{Accepting, Connecting, Listener};
 pub use device::{Device, DeviceInfo, DeviceKind, ROCE_UDP_PORT, Survey, WeakDevice};
 pub use error::Error;
-pub use gpu::{GpuPath, GpuSupport};
+pub use gpu::{GpuPath, GpuSupport, gpus};
 pub use invar_core::coll::{DataType, RedOp};
 pub use invar_core::conn::{HANDLE_BYTES, Handle, Wire};
 pub use invar_core::error::{Ends, Error as ConnectionError, Fault};

@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use invar::cuda::GpuInfo;
 use invar::{Choice, Device, DeviceInfo, DeviceKind, GpuSupport, LinkLayer, Settings, WeakDevice};
 
 use crate::abi::{
@@ -144,10 +145,16 @@ impl Host {
         let settings = Settings::from_env().map_err(|error| refused(&error))?;
         let Choice { devices, reason, oob } =
             Choice::make(&settings).map_err(|error| refused(&error))?;
+        let is_rdma = devices.iter().any(|info| info.kind == DeviceKind::Verbs);
+        let gpus = if is_rdma { invar::gpus() } else { Ok(Vec::new()) };
+        let gpus = gpus.unwrap_or_else(|error| {
+            log::info!("no GPUs: {error}");
+            Vec::new()
+        });
         let devices: Vec<NetDevice> = devices
             .into_iter()
             .zip(0..)
-            .map(|(info, number)| NetDevice::new(number, info, &settings))
+            .map(|(info, number)| NetDevice::new(number, info, &gpus, &settings))
             .collect();
         let line: String = devices.iter().map(NetDevice::summary).collect();
         let (interface, address) = oob;
@@ -168,13 +175,13 @@ impl Host {
 }
 
 impl NetDevice {
-    fn new(number: c_int, info: DeviceInfo, settings: &Settings) -> Self {
+    fn new(number: c_int, info: DeviceInfo, gpus: &[GpuInfo], settings: &Settings) -> Self {
         NetDevice {
             number,
             name: forever(&info.name),
             pci_path: info.pci_path.as_deref().map(forever),
             guid: info.guid.unwrap_or(number as u64),
-            ptr_support: ptr_support(&info, settings),
+            ptr_support: ptr_support(&info, gpus, settings),
             info,
             opened: Mutex::default(),
         }
@@ -244,22 +251,26 @@ impl Context {
     }
 }
 
-/// What memory can be registered with a device. Only RDMA devices reach that of a GPU.
-fn ptr_support(info: &DeviceInfo, settings: &Settings) -> c_int {
+/// What memory can be registered with a device. Only RDMA devices reach that of a GPU: of those it
+/// is said how, and what that comes to with each GPU.
+fn ptr_support(info: &DeviceInfo, gpus: &[GpuInfo], settings: &Settings) -> c_int {
     if info.kind != DeviceKind::Verbs {
         return PTR_HOST;
     }
-    let support = Device::open_for(info, settings).map(|device| device.gpu_support(settings));
-    let GpuSupport { dma_buf, peermem } = match support {
-        Ok(support) => {
-            log::info!("{} {support}", info.name);
-            support
-        }
+    let device = match Device::open_for(info, settings) {
+        Ok(device) => device,
         Err(error) => {
             log::warn!("{}: whether it reaches GPU memory is not known: {error}", info.name);
-            GpuSupport::default()
+            return PTR_HOST;
         }
     };
+    let support = device.gpu_support(settings);
+    log::info!("{} {support}", info.name);
+    for gpu in gpus {
+        let path = device.gpu_path(gpu, settings);
+        log::info!("{} and GPU {} ({}): {path}", info.name, gpu.ordinal, gpu.name);
+    }
+    let GpuSupport { dma_buf, peermem } = support;
     PTR_HOST + if peermem { PTR_CUDA } else { 0 } + if dma_buf { PTR_DMABUF } else { 0 }
 }
 

@@ -2,6 +2,10 @@
 //! opens the shared library by its name, in two processes, and makes the calls that NCCL makes.
 //! RDMA devices are those of the null libibverbs, `tests/null-verbs`, with both ends in one process.
 
+mod plugin {
+    mod gpu_log;
+}
+
 use std::env;
 use std::fs;
 use std::mem::offset_of;
