@@ -196,8 +196,11 @@ params! {
     /// it; both sides must have the same.
     INVAR_STAGING_CHUNK_BYTES => staging_chunk_bytes: u32 = "524288",
         Allowed::PowerOfTwo { min: 4096, max: 1 << 28 };
-    /// Pieces of pinned host memory that each connection has for that.
+    /// Pieces of pinned host memory that each end of a connection has for that.
     INVAR_STAGING_SLOTS => staging_slots: u8 = "4", int(2, 32);
+    /// Bytes of pinned host memory that all connections of a process may have together for that;
+    /// an end that comes when little is left has fewer pieces, at least one. 0 forbids it.
+    INVAR_STAGING_BYTES => staging_bytes: u64 = "1073741824", int(0, i64::MAX);
     /// Where the kernel tells about devices, by which it is decided how NICs reach GPUs. In a
     /// container it may be elsewhere.
     INVAR_SYSFS => sysfs: &'a str = "/sys", Allowed::Path;

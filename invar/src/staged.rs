@@ -4,6 +4,7 @@
 //! pipeline gets its copies done by the GPU's driver, and its messages by an end of a connection.
 //! A comm has one [`Staged`], which comes to life with the first such message.
 
+mod budget;
 mod wire;
 
 use std::ops::Range;
@@ -22,11 +23,17 @@ use wire::{Broken, Slots, Through, Wire};
 pub(crate) struct Size {
     pub(crate) chunk_bytes: u32,
     pub(crate) slots: usize,
+    /// Bytes for all ends of the process.
+    pub(crate) bytes_max: u64,
 }
 
 impl From<&Params<'_>> for Size {
     fn from(params: &Params<'_>) -> Self {
-        Size { chunk_bytes: params.staging_chunk_bytes, slots: params.staging_slots.into() }
+        Size {
+            chunk_bytes: params.staging_chunk_bytes,
+            slots: params.staging_slots.into(),
+            bytes_max: params.staging_bytes,
+        }
     }
 }
 
@@ -135,7 +142,7 @@ impl Staged {
 impl Active {
     fn new(device: &Device, memory: &GpuMemory, size: Size) -> Result<Self, Error> {
         let slots = Slots::new(device, memory, size)?;
-        let pipeline = Pipeline::new(size.chunk_bytes, size.slots);
+        let pipeline = Pipeline::new(size.chunk_bytes, slots.count());
         Ok(Active { size, pipeline, slots, failed: None })
     }
 

@@ -105,14 +105,25 @@ impl FakeCuda {
 
 /// How often a function of the driver was called in this process so far.
 pub fn calls(function: &str) -> usize {
-    let path = std::env::var_os(CALLS).expect("to be called from FakeCuda::run");
-    let calls = fs::read_to_string(path).unwrap_or_default();
-    calls.lines().filter(|call| *call == function).count()
+    noted(CALLS).iter().filter(|call| *call == function).count()
+}
+
+/// Bytes of the host that are pinned in this process.
+pub fn pinned() -> usize {
+    let last = noted(CALLS).into_iter().rev().find_map(|line| {
+        line.strip_prefix("pinned ").map(|bytes| bytes.parse().expect("a number"))
+    });
+    last.unwrap_or(0)
 }
 
 /// The registrations and READs of the null libibverbs in this process so far, one a line.
 pub fn verbs_calls() -> Vec<String> {
-    let path = std::env::var_os(VERBS_CALLS).expect("to be called from FakeCuda::run");
+    noted(VERBS_CALLS)
+}
+
+/// The lines of the file that a variable names.
+fn noted(variable: &str) -> Vec<String> {
+    let path = std::env::var_os(variable).expect("to be called from FakeCuda::run");
     let calls = fs::read_to_string(path).unwrap_or_default();
     calls.lines().map(str::to_owned).collect()
 }

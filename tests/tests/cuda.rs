@@ -1,6 +1,7 @@
 //! CUDA's driver and GPU memory, with stand-ins for the driver and for NICs, and without a driver.
 
 mod cuda {
+    mod budget;
     #[cfg(feature = "cust")]
     mod cust;
     mod direct;

@@ -8,6 +8,7 @@ use invar_core::staging::{Chunk, Done, Port, Stage, Started, TRAILER_BYTES, Trai
 use invar_cuda::{Direction, Gpu, GpuMemory, MemoryError, StagingBuffer};
 use invar_linux::memory::HostMemory;
 
+use super::budget::Share;
 use super::{Message, Size};
 use crate::error::Kind;
 use crate::raw::{End, Keys, RecvBuf, RecvEnd, Registration, SendBuf, SendEnd};
@@ -23,19 +24,25 @@ pub(super) struct Slots {
     // Ends before the memory.
     _registration: Registration,
     buffer: StagingBuffer,
+    _share: Share<'static>,
 }
 
 impl Slots {
     pub(super) fn new(device: &Device, memory: &GpuMemory, size: Size) -> Result<Self, Error> {
-        let buffer = StagingBuffer::new(memory.gpu(), size.slots, size.slot_bytes())
+        let share = size.take_share(&device.info().name)?;
+        let buffer = StagingBuffer::new(memory.gpu(), share.slots(), size.slot_bytes())
             .map_err(|error| Kind::Gpu(error.into()))?;
         let registration = device
             .adapter()
             .reg_mr(buffer.memory(), data_access(0, false))
             .map_err(|error| device.failed(error))?;
         let keys = Keys { lkey: registration.lkey(), rkey: registration.rkey() };
-        let requests = (0..size.slots).map(|_| None).collect();
-        Ok(Slots { requests, keys, _registration: registration, buffer })
+        let requests = (0..share.slots()).map(|_| None).collect();
+        Ok(Slots { requests, keys, _registration: registration, buffer, _share: share })
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.requests.len()
     }
 
     pub(super) fn gpu(&self) -> &Gpu {

@@ -131,12 +131,16 @@ functions! {
 
     fn cuMemHostAlloc(driver, addr: *mut *mut u8, len: usize, _flags: c_uint) {
         let gpu = driver.context()?;
-        put(addr, driver.memory.alloc_host(gpu, len)?)
+        put(addr, driver.memory.alloc_host(gpu, len)?)?;
+        SETTINGS.note(&format!("pinned {}", driver.memory.pinned()));
+        Ok(())
     }
 
     fn cuMemFreeHost(driver, addr: *mut c_void) {
         driver.context()?;
-        driver.memory.free(addr.addr() as u64, true)
+        driver.memory.free(addr.addr() as u64, true)?;
+        SETTINGS.note(&format!("pinned {}", driver.memory.pinned()));
+        Ok(())
     }
 
     fn cuMemcpyHtoD_v2(driver, to: u64, from: *const u8, len: usize) {

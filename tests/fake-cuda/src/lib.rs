@@ -16,7 +16,7 @@
 //! | `FAKE_CUDA_FAIL` | `FUNCTION=CODE,…`: functions that fail, and with what |
 //! | `FAKE_CUDA_MANAGED` | 1: what is allocated is managed memory |
 //! | `FAKE_CUDA_QUERIES` | queries of an event for each operation before it; 1 if it is not set |
-//! | `FAKE_CUDA_CALLS` | file to which the name of each function called is appended, one a line |
+//! | `FAKE_CUDA_CALLS` | file to which the name of each function called is appended, one a line, and `pinned BYTES` when that has changed |
 
 mod functions;
 mod memory;

@@ -83,6 +83,12 @@ impl Memory {
         Ok(())
     }
 
+    /// Bytes of the host that are pinned.
+    pub(crate) fn pinned(&self) -> usize {
+        let of_host = self.allocations.values().filter(|allocation| allocation.is_host);
+        of_host.map(|allocation| allocation.len).sum()
+    }
+
     /// The allocation that an address is in, and its first byte.
     pub(crate) fn find(&mut self, addr: u64) -> Result<(u64, &mut Allocation), Code> {
         let (base, allocation) =

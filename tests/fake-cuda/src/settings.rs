@@ -47,12 +47,17 @@ impl Settings {
 
     /// Notes a call, and fails it where it is to fail.
     pub(crate) fn called(&self, function: &str) -> Result<(), Code> {
+        self.note(function);
+        self.fail.get(function).map_or(Ok(()), |code| Err(*code))
+    }
+
+    /// Writes a line behind the calls.
+    pub(crate) fn note(&self, line: &str) {
         if let Some(path) = &self.calls {
             let file = OpenOptions::new().append(true).create(true).open(path);
-            file.and_then(|mut file| file.write_all(format!("{function}\n").as_bytes()))
+            file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()))
                 .expect("FAKE_CUDA_CALLS: a file to write to");
         }
-        self.fail.get(function).map_or(Ok(()), |code| Err(*code))
     }
 }
 

@@ -8,8 +8,8 @@ use invar::{Device, Error, Fault, Flush, Listener, MemoryRegion, RecvComm, SendC
 use invar_testkit::end::patiently;
 use invar_testkit::fake_cuda::{FakeCuda, calls};
 
-const TIMEOUT: Duration = Duration::from_secs(20);
-const CHUNK: usize = 4096;
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const CHUNK: usize = 4096;
 
 /// Both ends of a connection of a device with itself: of loopback, with small pieces, or another.
 pub(crate) struct Rig {
@@ -20,12 +20,12 @@ pub(crate) struct Rig {
     pub(crate) driver: Driver,
 }
 
-fn fake() -> FakeCuda {
+pub(crate) fn fake() -> FakeCuda {
     FakeCuda::new().set("INVAR_STAGING_CHUNK_BYTES", "4096").set("INVAR_STAGING_SLOTS", "3")
 }
 
 impl Rig {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::on(Device::open_at("[::1]:0".parse().unwrap()).unwrap())
     }
 
