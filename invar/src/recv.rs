@@ -87,6 +87,7 @@ impl RecvComm {
         // until the request is done or the end, which goes first, is dropped.
         match unsafe { self.end.irecv(&row[..bufs.len()]) } {
             Ok(Some(request)) => {
+                self.staged.watch(&request, bufs);
                 Ok(Some(self.receives.hold(request, bufs.iter().map(|(region, ..)| *region))))
             }
             Ok(None) => Ok(None),
@@ -172,6 +173,7 @@ impl RecvComm {
                 let received = Received { nreqs: nreqs as u8, sizes };
                 if is_receive {
                     self.receives.release(request);
+                    self.staged.came(request, received.sizes(), &*self.end)?;
                 } else {
                     self.flushes.release(request);
                 }

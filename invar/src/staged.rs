@@ -5,17 +5,21 @@
 //! A comm has one [`Staged`], which comes to life with the first such message.
 
 mod budget;
+mod lookalike;
 mod wire;
 
 use std::ops::Range;
 
+use invar_core::comm;
 use invar_core::error::{Error as CoreError, Fault};
 use invar_core::param::Params;
 use invar_core::staging::{Failure, Pipeline, Trailer};
 use invar_cuda::GpuMemory;
 
 use crate::error::Kind;
+use crate::raw::RecvEnd;
 use crate::{Device, Error, MemoryRegion};
+use lookalike::Lookalikes;
 use wire::{Broken, Slots, Through, Wire};
 
 /// How much host memory messages may pass through.
@@ -58,14 +62,15 @@ impl Size {
 pub(crate) struct Staged {
     size: Size,
     active: Option<Box<Active>>,
+    lookalikes: Lookalikes,
+    /// What ended it; it stays.
+    failed: Option<(Fault, String)>,
 }
 
 struct Active {
     size: Size,
     pipeline: Pipeline<Message>,
     slots: Slots,
-    /// What ended the pipeline; it stays.
-    failed: Option<(Fault, String)>,
 }
 
 /// A message, or the room for one.
@@ -77,7 +82,7 @@ pub(crate) struct Message {
 
 impl Staged {
     pub(crate) fn new(size: Size) -> Self {
-        Staged { size, active: None }
+        Staged { size, active: None, lookalikes: Lookalikes::default(), failed: None }
     }
 
     pub(crate) fn size(&self) -> Size {
@@ -119,9 +124,54 @@ impl Staged {
     /// Goes on with all messages, without waiting.
     #[inline]
     pub(crate) fn advance<W: Wire + ?Sized>(&mut self, end: &mut W) -> Result<(), Error> {
+        self.standing()?;
         match &mut self.active {
-            Some(active) if !active.pipeline.is_idle() => active.advance(end),
+            Some(active) if !active.pipeline.is_idle() => {
+                active.advance(end).inspect_err(|error| {
+                    self.failed = Some((error.fault(), error.to_string()));
+                })
+            }
             _ => Ok(()),
+        }
+    }
+
+    /// Messages that come to memory which is not staged are looked at where the peer may think that
+    /// it is.
+    #[inline]
+    pub(crate) fn watch(
+        &mut self,
+        request: &comm::Request,
+        bufs: &[(&MemoryRegion, Range<usize>, u32)],
+    ) {
+        let room = Trailer::room(self.size.chunk_bytes) as usize;
+        for (member, (region, range, _)) in bufs.iter().enumerate() {
+            if range.len() == room {
+                self.lookalikes.add(request, member, region, range.start);
+            }
+        }
+    }
+
+    /// Such a message has come, of so many bytes in each buffer.
+    #[inline]
+    pub(crate) fn came(
+        &mut self,
+        request: &comm::Request,
+        sizes: &[u32],
+        end: &dyn RecvEnd,
+    ) -> Result<(), Error> {
+        if !self.lookalikes.is_empty() {
+            let taken = self.lookalikes.check(request, sizes);
+            let device = &end.ends().device;
+            self.failed = taken.map(|text| (Fault::Usage, format!("{device}: {text}")));
+        }
+        self.standing()
+    }
+
+    #[inline]
+    fn standing(&self) -> Result<(), Error> {
+        match &self.failed {
+            None => Ok(()),
+            Some((fault, text)) => Err(Kind::Staging { fault: *fault, text: text.clone() }.into()),
         }
     }
 
@@ -143,16 +193,13 @@ impl Active {
     fn new(device: &Device, memory: &GpuMemory, size: Size) -> Result<Self, Error> {
         let slots = Slots::new(device, memory, size)?;
         let pipeline = Pipeline::new(size.chunk_bytes, slots.count());
-        Ok(Active { size, pipeline, slots, failed: None })
+        Ok(Active { size, pipeline, slots })
     }
 
     fn advance<W: Wire + ?Sized>(&mut self, end: &mut W) -> Result<(), Error> {
-        if let Some((fault, text)) = &self.failed {
-            return Err(Kind::Staging { fault: *fault, text: text.clone() }.into());
-        }
         let mut through = Through { slots: &mut self.slots, end };
         let Err(failure) = self.pipeline.advance(&mut through) else { return Ok(()) };
-        let error = match failure {
+        Err(match failure {
             Failure::Port(Broken::Wire(error)) => self.size.explain(error, end.failed(error)),
             Failure::Port(Broken::Copy(error)) => Kind::Gpu(error).into(),
             Failure::Port(uncut @ Broken::Uncut { .. }) => {
@@ -163,8 +210,6 @@ impl Active {
                 let text = format!("{}: {failure}", end.ends().device);
                 Kind::Staging { fault: Fault::Peer, text }.into()
             }
-        };
-        self.failed = Some((error.fault(), error.to_string()));
-        Err(error)
+        })
     }
 }

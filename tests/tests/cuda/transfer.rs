@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use invar::cuda::{Driver, Gpu, GpuMemory};
 use invar::{Device, Error, Fault, Flush, Listener, MemoryRegion, RecvComm, SendComm, Settings};
+use invar_core::staging::Trailer;
 use invar_testkit::end::patiently;
 use invar_testkit::fake_cuda::{FakeCuda, calls};
 
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const CHUNK: usize = 4096;
 
 /// Both ends of a connection of a device with itself: of loopback, with small pieces, or another.
@@ -369,6 +370,26 @@ fn what_is_staged_at_one_end_only_is_an_error_that_says_so(mut rig: Rig) {
     let text = "4096 bytes came at byte 0 of a staged receive of 8192 bytes in chunks of 4096, \
                 without a trailer: the peer does not stage it, or ";
     assert!(error.to_string().contains(text), "{error}");
+}
+
+#[test]
+fn a_receive_that_is_not_staged_but_looks_so_is_refused_when_something_staged_has_come() {
+    fake().run(|| {
+        let room = Trailer::room(CHUNK as u32) as usize;
+        for len in [100, CHUNK, 3 * CHUNK] {
+            let mut rig = Rig::new();
+            let (gpu, host) = (rig.gpu_region(0, len), rig.host_region(room));
+            let other_host = rig.host_region(room);
+            rig.check(&other_host, &host);
+            let error = mismatch(&mut rig, &gpu, &host).to_string();
+            assert!(
+                error.contains(&format!("staged send of {len} bytes, which took it")),
+                "{error}"
+            );
+            let again = rig.recv.irecv(&[(&host, 0..1, 1)]).unwrap_err();
+            assert_eq!((again.to_string(), again.fault()), (error, Fault::Usage));
+        }
+    });
 }
 
 #[test]

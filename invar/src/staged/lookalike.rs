@@ -1,0 +1,56 @@
+//! Receives that a peer takes for pieces of a staged one, as they have just that room.
+
+use invar_core::comm;
+use invar_core::staging::{TRAILER_BYTES, Trailer};
+
+use crate::MemoryRegion;
+
+/// Those that are under way, of memory that is not staged: none, as a rule.
+#[derive(Default)]
+pub(super) struct Lookalikes(Vec<Lookalike>);
+
+struct Lookalike {
+    /// Index of its request, and which of its buffers.
+    request: usize,
+    member: usize,
+    region: MemoryRegion,
+    start: usize,
+}
+
+impl Lookalikes {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    #[cold]
+    pub(super) fn add(
+        &mut self,
+        request: &comm::Request,
+        member: usize,
+        region: &MemoryRegion,
+        start: usize,
+    ) {
+        let (request, region) = (request.index(), region.clone());
+        self.0.push(Lookalike { request, member, region, start });
+    }
+
+    /// A request is done, and so much came into its buffers: what is wrong, where a peer that stages
+    /// has taken one of them for another.
+    #[cold]
+    pub(super) fn check(&mut self, request: &comm::Request, sizes: &[u32]) -> Option<String> {
+        let of_request = self.0.extract_if(.., |lookalike| lookalike.request == request.index());
+        let taken = of_request.filter_map(|Lookalike { member, region, start, .. }| {
+            let bytes = (*sizes.get(member)? as usize).checked_sub(TRAILER_BYTES)?;
+            let mut trailer = [0; TRAILER_BYTES];
+            region.read_at(start + bytes, &mut trailer).ok()?;
+            Some((member, Trailer::from_bytes(trailer)?))
+        });
+        let (member, Trailer { of }) = taken.last()?;
+        Some(format!(
+            "what came into buffer {member} of a receive is a piece of the peer's staged send of {of} \
+             bytes, which took it for one into staged GPU memory: those have room for \
+             INVAR_STAGING_CHUNK_BYTES and {TRAILER_BYTES}, and others must have another length"
+        ))
+    }
+}
