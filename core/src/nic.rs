@@ -144,6 +144,11 @@ pub trait Nic {
     }
     /// `ibv_post_recv` of one request.
     fn post_recv(&self, qp: &Self::Qp, wr: &RecvWr) -> Result<(), NicError>;
+    /// The same of one without a buffer.
+    #[inline(always)]
+    fn post_empty_recv(&self, qp: &Self::Qp, wr: &RecvWr) -> Result<(), NicError> {
+        self.post_recv(qp, wr)
+    }
     /// `ibv_poll_cq`: takes up to `wcs.len()` completions, oldest first, and says how many.
     fn poll(&self, cq: &Self::Cq, wcs: &mut [Wc]) -> Result<u32, PollError>;
     /// Whether the device and this queue pair are still of use, as far as the device reports that

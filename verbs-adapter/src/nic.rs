@@ -252,6 +252,11 @@ impl Nic for VerbsNic {
     }
 
     #[inline(always)]
+    fn post_empty_recv(&self, qp: &Qp, wr: &RecvWr) -> Result<(), NicError> {
+        qp.post_empty_recv(wr)
+    }
+
+    #[inline(always)]
     fn poll(&self, cq: &Cq, wcs: &mut [Wc]) -> Result<u32, PollError> {
         cq.poll(wcs)
     }

@@ -379,7 +379,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     #[inline(always)]
     fn post(&mut self) -> Result<(), Failed> {
         let Self { base: Base { verbs, .. }, recv_wr, .. } = self;
-        if let Err(error) = verbs.nic.post_recv(&verbs.qp, recv_wr) {
+        if let Err(error) = verbs.nic.post_empty_recv(&verbs.qp, recv_wr) {
             return Err(self.base.nic_failed(error));
         }
         if !verbs.other_qps.is_empty() {
@@ -400,7 +400,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     fn post_on_others(&mut self) -> Result<(), Failed> {
         let Self { base: Base { verbs, .. }, recv_wr, .. } = self;
         let mut qps = verbs.other_qps.iter();
-        qps.try_for_each(|qp| verbs.nic.post_recv(qp, recv_wr))
+        qps.try_for_each(|qp| verbs.nic.post_empty_recv(qp, recv_wr))
             .map_err(|error| self.base.nic_failed(error))
     }
 

@@ -13,11 +13,15 @@ use crate::place::{self, token};
 
 /// The whole of a test, and what follows on a poll.
 pub(super) trait Whole<E: End> {
-    /// Whether it is done by what was polled; `asked` says where its sizes go.
+    /// Whether it is a receive of several buffers that is done by what was booked; `asked` says where
+    /// its sizes go.
     ///
     /// # Safety
     /// As below.
-    unsafe fn test_other(end: &mut E, asked: &Asked, polled: u32) -> Usual<()>;
+    #[inline(always)]
+    unsafe fn take_group(_end: &mut E, _asked: &Asked) -> bool {
+        false
+    }
 
     /// Whether it is done.
     ///
@@ -36,16 +40,6 @@ pub(super) enum Sends {}
 pub(super) enum Recvs {}
 
 impl<E: SendEnd> Whole<E> for Sends {
-    #[inline(always)]
-    unsafe fn test_other(end: &mut E, asked: &Asked, polled: u32) -> Usual<()> {
-        let Usual::Done(size) = end.test_other(&asked.request, polled) else {
-            return Usual::Unusual;
-        };
-        // SAFETY: the caller's promise.
-        unsafe { put_size(asked.sizes, size) };
-        Usual::Done(())
-    }
-
     unsafe fn test(
         end: &mut E,
         request: &Request,
@@ -62,16 +56,9 @@ impl<E: SendEnd> Whole<E> for Sends {
 
 impl<E: RecvEnd> Whole<E> for Recvs {
     #[inline(always)]
-    unsafe fn test_other(end: &mut E, asked: &Asked, polled: u32) -> Usual<()> {
+    unsafe fn take_group(end: &mut E, asked: &Asked) -> bool {
         // SAFETY: the caller's promise; no size is above i32::MAX.
-        unsafe {
-            match end.test_other(&asked.request, polled) {
-                Usual::Done(size) => put_size(asked.sizes, size),
-                _ if end.take_group(&asked.request, asked.sizes.cast()) => {}
-                _ => return Usual::Unusual,
-            }
-        }
-        Usual::Done(())
+        unsafe { end.take_group(&asked.request, asked.sizes.cast()) }
     }
 
     unsafe fn test(
@@ -192,33 +179,40 @@ unsafe extern "C" fn test_anew<E: End, W: Whole<E>>(
 #[inline(never)]
 unsafe extern "C" fn test_one<E: End, W: Whole<E>>(end: Erased) -> Code {
     // SAFETY: as in `test`.
-    unsafe { test_other::<E, W>(end, 1) }
+    unsafe {
+        let held = Held::<E>::of(end);
+        if is_done_by(held, 1) || W::take_group(&mut held.end, &held.asked) {
+            held.asked.done.write(1);
+            return Code::SUCCESS;
+        }
+        test_asked::<E, W>(end)
+    }
 }
 
 /// By any number of them.
 #[inline(never)]
 unsafe extern "C" fn test_several<E: End, W: Whole<E>>(end: Erased, polled: u32) -> Code {
     // SAFETY: as in `test`.
-    unsafe { test_other::<E, W>(end, polled) }
-}
-
-/// By what was polled.
-///
-/// # Safety
-/// As of `test`.
-#[inline(always)]
-unsafe fn test_other<E: End, W: Whole<E>>(end: Erased, polled: u32) -> Code {
-    // SAFETY: as in `test`.
     unsafe {
         let held = Held::<E>::of(end);
-        match W::test_other(&mut held.end, &held.asked, polled) {
-            Usual::Done(()) => {
-                held.asked.done.write(1);
-                Code::SUCCESS
-            }
-            _ => test_asked::<E, W>(end),
+        if is_done_by(held, polled) {
+            held.asked.done.write(1);
+            return Code::SUCCESS;
         }
+        test_asked::<E, W>(end)
     }
+}
+
+/// Whether the request that is asked for is done by what was polled, and of one size, which is said.
+///
+/// # Safety
+/// There is room for a size, where one is asked for.
+#[inline(always)]
+unsafe fn is_done_by<E: End>(Held { end, asked, .. }: &mut Held<E>, polled: u32) -> bool {
+    let Usual::Done(size) = end.test_other(&asked.request, polled) else { return false };
+    // SAFETY: the caller's promise.
+    unsafe { put_size(asked.sizes, size) };
+    true
 }
 
 /// All of the test that is being made.

@@ -157,12 +157,24 @@ impl Qp {
 
     #[inline(always)]
     pub(super) fn post_recv(&self, wr: &RecvWr) -> Result<(), NicError> {
-        let rc = if wr.sge.length == 0 {
-            self.post_one_recv(ptr::from_ref(wr).cast_mut().cast())
-        } else {
-            self.post_recv_into(wr)
-        };
-        if rc == 0 { Ok(()) } else { Err(self.with_state(errno::of(Verb::PostRecv, rc))) }
+        if wr.sge.length == 0 {
+            return self.post_empty_recv(wr);
+        }
+        let rc = self.post_recv_into(wr);
+        if rc == 0 { Ok(()) } else { Err(self.recv_error(rc)) }
+    }
+
+    /// A receive without a buffer, which lies as a driver takes it.
+    #[inline(always)]
+    pub(super) fn post_empty_recv(&self, wr: &RecvWr) -> Result<(), NicError> {
+        let rc = self.post_one_recv(ptr::from_ref(wr).cast_mut().cast());
+        if rc == 0 { Ok(()) } else { Err(self.recv_error(rc)) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn recv_error(&self, rc: c_int) -> NicError {
+        self.with_state(errno::of(Verb::PostRecv, rc))
     }
 
     /// A receive that has a buffer.
