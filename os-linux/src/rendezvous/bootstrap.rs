@@ -125,7 +125,13 @@ impl Bootstrap {
         let addr = id.addr();
         let failed = |text: String| BootstrapError::Join { rank, addr, text };
         let deadline = Instant::now() + within;
-        let stream = connect(addr, deadline).map_err(|error| failed(error.to_string()))?;
+        let stream = connect(addr, deadline).map_err(|error| match error {
+            Unreached::Nobody => failed(format!(
+                "nobody listens there any more, or yet, within {within:?}: either all ranks have \
+                 joined already, or rank 0 has given up or not started"
+            )),
+            Unreached::Lost(lost) => failed(lost.to_string()),
+        })?;
         let (receiver, local_ip) = (stream.try_clone()?, stream.local_addr()?.ip());
         let mut connection = Connection::new(stream);
         let mut joining = Joining::new(*id.secret(), nonce()?, (rank, nranks), this_member());
@@ -414,16 +420,25 @@ fn failure(header: Header, body: &[u8]) -> Failure {
     Failure { rank, text: String::from_utf8_lossy(body).into_owned() }
 }
 
+/// Why there is no connection with the hub.
+enum Unreached {
+    /// Its host is there, and refuses.
+    Nobody,
+    Lost(Lost),
+}
+
 /// Connects; tries again while nobody listens there.
-fn connect(addr: SocketAddr, deadline: Instant) -> Result<OobStream, Lost> {
+fn connect(addr: SocketAddr, deadline: Instant) -> Result<OobStream, Unreached> {
     loop {
         let error = match attempt(addr, deadline) {
             Ok(stream) => return Ok(stream),
             Err(error) => error,
         };
-        let nobody = error == StreamError::Os(libc::ECONNREFUSED);
-        if !nobody || Instant::now() + RETRY_AFTER >= deadline {
-            return Err(error.into());
+        if error != StreamError::Os(libc::ECONNREFUSED) {
+            return Err(Unreached::Lost(error.into()));
+        }
+        if Instant::now() + RETRY_AFTER >= deadline {
+            return Err(Unreached::Nobody);
         }
         thread::sleep(RETRY_AFTER);
     }

@@ -218,6 +218,22 @@ fn a_hub_may_come_later_than_a_rank() {
 }
 
 #[test]
+fn who_comes_when_all_have_joined_is_told_that_nobody_listens() {
+    let hub = hub(1, PATIENCE);
+    let id = hub.id();
+    let _there = Bootstrap::join(&id, (0, 1), PATIENCE).unwrap();
+    let since = std::time::Instant::now();
+    let late = || Bootstrap::join(&id, (0, 1), Duration::from_millis(50)).unwrap_err().to_string();
+    // The hub may be about to stop listening.
+    while !late().ends_with(
+        ": nobody listens there any more, or yet, within 50ms: either all ranks have joined \
+         already, or rank 0 has given up or not started",
+    ) {
+        assert!(since.elapsed() < PATIENCE, "{}", late());
+    }
+}
+
+#[test]
 fn nobody_is_waited_for_longer_than_is_said() {
     let addr = hub(1, PATIENCE).id().addr();
     let id = UniqueId::new(addr, &[5; SECRET_BYTES]);
