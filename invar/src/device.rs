@@ -160,8 +160,13 @@ impl Device {
     /// 0 for any that is free, which peers learn while they connect; [`ROCE_UDP_PORT`] for peers
     /// that take it for granted.
     pub fn open_at(addr: SocketAddr) -> Result<Self, Error> {
+        Self::open_soft_at(addr, &Settings::from_env()?)
+    }
+
+    /// As [`Device::open_at`], by these settings.
+    pub(crate) fn open_soft_at(addr: SocketAddr, settings: &Settings) -> Result<Self, Error> {
         let address = addr.ip();
-        let mut survey = Self::survey(&Settings::from_env()?)?;
+        let mut survey = Self::survey(settings)?;
         survey.devices.retain(|info| info.kind == DeviceKind::Soft);
         // Any address of 127.0.0.0/8 is on loopback, though only one is listed.
         let holder = Interface::holding(address).map_err(listing)?;
@@ -225,6 +230,11 @@ impl Device {
         let (info, registrations) = (info.clone(), Registrations::new());
         let inner = Inner { info, data_access, registrations, adapter, soft: None };
         Ok(Device(Arc::new(inner)))
+    }
+
+    /// Opens the device that is TCP on an interface, at this address.
+    pub(crate) fn open_socket_on(found: Found<'_>, settings: &Settings) -> Result<Self, Error> {
+        Self::open_for(&describe_socket(found), settings)
     }
 
     fn open_socket(info: &DeviceInfo, settings: &Settings) -> Result<Self, Error> {

@@ -87,10 +87,12 @@ impl Interface {
 
     /// The interface that has `ip`, any of its addresses on loopback.
     pub fn holding(ip: IpAddr) -> io::Result<Option<Interface>> {
-        Ok(Self::list()?.into_iter().find(|interface| {
-            let mut addresses = interface.addresses.iter();
-            addresses.any(|addr| addr.ip == ip || interface.loopback && addr.shares_subnet(ip))
-        }))
+        Ok(Self::list()?.into_iter().find(|interface| interface.holds(ip)))
+    }
+
+    /// Whether `ip` is one of its addresses; on loopback, any of its subnet.
+    pub fn holds(&self, ip: IpAddr) -> bool {
+        self.addresses.iter().any(|addr| addr.ip == ip || self.loopback && addr.shares_subnet(ip))
     }
 
     /// The address to use, with port 0; `None` where there is none of that family or the interface
@@ -132,11 +134,7 @@ impl InterfaceAddress {
     }
 
     fn is_of(&self, family: AddressFamily) -> bool {
-        match family {
-            AddressFamily::Any => true,
-            AddressFamily::Inet => self.ip.is_ipv4(),
-            AddressFamily::Inet6 => self.ip.is_ipv6(),
-        }
+        family.takes(self.ip)
     }
 
     /// Whether `other` is in the same subnet, as far as bits tell.

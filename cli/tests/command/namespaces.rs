@@ -89,6 +89,49 @@ fn a_named_device_is_used_at_its_address_of_the_peers_family() {
     assert_eq!(result["address"], IPV4[1]);
 }
 
+#[test]
+fn ranks_go_over_the_interface_that_is_named_and_else_where_the_rendezvous_is() {
+    let Some(hosts) = hosts(1500) else { return };
+    hosts.ip(0, "link add v1 type veth peer name v2").unwrap();
+    hosts.ip(0, "addr add 198.51.100.1/24 dev v1").unwrap();
+    for name in ["v1", "v2"] {
+        hosts.ip(0, &format!("link set {name} up")).unwrap();
+    }
+    let start = Instant::now();
+    while !hosts.ip(0, "-br link show v1").unwrap().contains(" UP ") {
+        assert!(start.elapsed() < TIMEOUT, "no link");
+        thread::sleep(Duration::from_millis(10));
+    }
+    let ranks = |transport: &str, names: &str, family: &str| {
+        let mut command = invar(&hosts, 0, &["coll", "all_reduce", "-e", "64", "-n", "5"]);
+        command.env("INVAR_TRANSPORT", transport).env("NCCL_SHM_DISABLE", "1");
+        command.env("NCCL_SOCKET_IFNAME", names).env("NCCL_SOCKET_FAMILY", family);
+        Run::start(command.env("INVAR_LOG", "info")).wait()
+    };
+    for (names, family, way) in [
+        ("", "", "on lo, 127.0.0.1 "),
+        ("", "AF_INET6", "on lo, ::1 "),
+        ("v1", "", "on v1, 198.51.100.1 "),
+        ("=v0", "AF_INET", "on v0, 192.0.2.1 "),
+        ("v0", "AF_INET6", "on v0, 2001:db8:7::1 "),
+        // The way to the rendezvous goes before the first that is named.
+        ("v0,lo", "", "on lo, 127.0.0.1 "),
+    ] {
+        let outcome = ranks("soft", names, family);
+        assert!(outcome.ok().stderr.contains(way), "{names} {family}: {}", outcome.stderr);
+        ranks("socket", names, family).ok();
+    }
+    hosts.ip(0, "addr del ::1/128 dev lo").unwrap();
+    for transport in ["soft", "socket"] {
+        let outcome = ranks(transport, "", "AF_INET6");
+        assert!(outcome.status > Some(1), "{}", outcome.stderr);
+        let text = "to go the way of 127.0.0.1, which leads to the rendezvous: no network interface \
+                    is up and has an address that NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY allow; \
+                    there is: lo (127.0.0.1)";
+        assert!(outcome.stderr.contains(text), "{}", outcome.stderr);
+    }
+}
+
 /// A server and a client between which messages go that do not end by themselves.
 fn under_way(hosts: &Hosts, env: [&[(&str, &str)]; 2]) -> [Run; 2] {
     let mut command = invar(hosts, 0, &["perf", "--server"]);

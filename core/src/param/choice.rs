@@ -1,5 +1,7 @@
 //! Parameters whose value is one of a few words.
 
+use core::net::IpAddr;
+
 use super::value::{Allowed, Value};
 use crate::device::PciDistance;
 
@@ -48,6 +50,17 @@ choice! {
         Inet = "AF_INET",
         /// IPv6.
         Inet6 = "AF_INET6",
+    }
+}
+
+impl AddressFamily {
+    /// Whether an address is of it.
+    pub const fn takes(self, ip: IpAddr) -> bool {
+        match self {
+            AddressFamily::Any => true,
+            AddressFamily::Inet => ip.is_ipv4(),
+            AddressFamily::Inet6 => ip.is_ipv6(),
+        }
     }
 }
 

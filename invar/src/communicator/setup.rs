@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use invar_core::coll::Order;
+use invar_linux::interface::{Found, Interface};
 use invar_linux::processors::{self, BITS_BYTES};
 use invar_linux::rendezvous::{Bootstrap, this_member};
 
@@ -13,8 +14,9 @@ use super::links::{CHANNELS_PER_DEVICE, Links, Network};
 use super::local::Local;
 use super::net::{NetProxy, NetSettings};
 use super::tags;
+use crate::connect::interfaces_for;
 use crate::error::Kind;
-use crate::{Device, DeviceKind, Error, Settings, Survey};
+use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 
 /// Bytes of a slot where all ranks share memory: eight of them for each direction stay in a
 /// processor's second cache.
@@ -115,28 +117,44 @@ fn order(nodes: &[Vec<u32>], channel: u32) -> Vec<u32> {
     nodes.iter().flat_map(turned).collect()
 }
 
-/// What to go over: every RDMA device with a link, else the software NIC, or TCP, that has the way
-/// to the other ranks.
+/// What to go over: every RDMA device with a link, else the software NIC, or TCP, on the interface
+/// that `NCCL_SOCKET_IFNAME` names, or that has the address `towards` the rendezvous.
 fn devices(settings: &Settings, towards: IpAddr) -> Result<Vec<Device>, Error> {
     let Survey { devices, left_out } = Device::survey(settings)?;
-    let of = |kind| devices.iter().filter(move |info| info.kind == kind && settings.takes(kind));
-    let rdma: Vec<_> = of(DeviceKind::Verbs).filter(|info| info.up).collect();
+    let is_rdma = |info: &&DeviceInfo| info.kind == DeviceKind::Verbs && info.up;
+    let rdma: Vec<_> = match settings.takes(DeviceKind::Verbs) {
+        true => devices.iter().filter(is_rdma).collect(),
+        false => Vec::new(),
+    };
     if !rdma.is_empty() {
         return rdma.into_iter().map(|info| Device::open_for(info, settings)).collect();
     }
-    if settings.takes(DeviceKind::Soft) {
-        let device = Device::open_at(SocketAddr::new(towards, settings.udp_port()))?;
-        return Ok(vec![device]);
+    let is_soft = settings.takes(DeviceKind::Soft);
+    if !is_soft && !settings.takes(DeviceKind::Socket) {
+        let (asked, why) = (settings.transport().as_str(), left_out.join("; "));
+        let text = format!("INVAR_TRANSPORT={asked}: there is no such device; {why}");
+        return Err(Kind::Setting(text).into());
     }
-    let has = |address: IpAddr| of(DeviceKind::Socket).find(|i| i.addresses.contains(&address));
-    match has(towards).or_else(|| of(DeviceKind::Socket).next()) {
-        Some(info) => Ok(vec![Device::open_for(info, settings)?]),
-        None => {
-            let (asked, why) = (settings.transport().as_str(), left_out.join("; "));
-            Err(Kind::Setting(format!("INVAR_TRANSPORT={asked}: there is no such device; {why}"))
-                .into())
+    let mut interfaces =
+        Interface::list().map_err(|error| Error::io("listing the network interfaces", error))?;
+    if settings.socket_ifname.is_empty() {
+        interfaces.retain(|interface| interface.holds(towards));
+    }
+    let found = interfaces_for(settings, &interfaces).map_err(|error| {
+        Kind::Setting(format!("to go the way of {towards}, which leads to the rendezvous: {error}"))
+    })?;
+    let Found { interface, addr } =
+        *found.iter().find(|found| found.interface.holds(towards)).unwrap_or(&found[0]);
+    let is_way = interface.holds(towards) && settings.socket_family.takes(towards);
+    let address = if is_way { towards } else { addr.ip() };
+    let device = match is_soft {
+        true => Device::open_soft_at(SocketAddr::new(address, settings.udp_port()), settings),
+        false => {
+            let addr = SocketAddr::new(address, 0);
+            Device::open_socket_on(Found { interface, addr }, settings)
         }
-    }
+    };
+    Ok(vec![device?])
 }
 
 impl About {

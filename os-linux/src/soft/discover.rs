@@ -22,11 +22,7 @@ fn devices_on(mut interfaces: Vec<Interface>, family: AddressFamily) -> Vec<Soft
     interfaces.retain(|interface| interface.up && interface.path_mtu().is_some());
     interfaces.sort_by_key(|interface| (interface.loopback, interface.index));
     let addresses = interfaces.iter().filter_map(|interface| {
-        let of_family = interface.addresses.iter().filter(|address| match family {
-            AddressFamily::Any => true,
-            AddressFamily::Inet => address.ip.is_ipv4(),
-            AddressFamily::Inet6 => address.ip.is_ipv6(),
-        });
+        let of_family = interface.addresses.iter().filter(|address| family.takes(address.ip));
         // The first of several that are equally good.
         of_family.min_by_key(|address| Reverse(preference(address)))
     });
