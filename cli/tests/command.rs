@@ -78,12 +78,15 @@ impl Run {
 
     /// The next line on stdout.
     fn line(&mut self) -> String {
-        let mut line = String::new();
-        let stdout = self.0.stdout.as_mut().expect("a pipe");
-        // A byte at a time: what follows stays in the pipe.
-        BufReader::with_capacity(1, stdout).read_line(&mut line).expect("text");
-        line
+        line_of(self.0.stdout.as_mut().expect("a pipe"))
     }
+}
+
+fn line_of(pipe: impl Read) -> String {
+    let mut line = String::new();
+    // A byte at a time: what follows stays in the pipe.
+    BufReader::with_capacity(1, pipe).read_line(&mut line).expect("text");
+    line
 }
 
 /// `invar ARGS`, without the settings of whoever runs the tests.

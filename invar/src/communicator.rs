@@ -60,6 +60,7 @@
 
 mod call;
 mod choose;
+mod dump;
 mod element;
 mod engine;
 mod group;
@@ -78,9 +79,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use invar_core::coll::{Operation, RedOp};
 use invar_core::rendezvous::UniqueId;
+use invar_linux::proxy::DumpOnSignal;
 use invar_linux::rendezvous::Bootstrap;
 
 use self::call::{Call, in_place, typed};
+use self::dump::Dump;
 use self::engine::Engine;
 use self::pending::Queue;
 use crate::{Error, Settings};
@@ -108,6 +111,8 @@ mod tags {
 pub struct Communicator {
     core: Arc<Core>,
     worker: Mutex<Option<pending::Worker>>,
+    dump: Arc<Dump>,
+    _on_signal: Option<DumpOnSignal>,
 }
 
 struct Core {
@@ -124,12 +129,16 @@ impl Communicator {
     /// A wrong secret, size or rank; a rank that is there already; one that does not come; no way to
     /// another rank.
     pub fn join(id: &UniqueId, rank: u32, nranks: u32, settings: &Settings) -> Result<Self, Error> {
+        let dump = Dump::new(rank, nranks);
+        let on_signal = dump.on_signal(settings)?;
         let bootstrap = Bootstrap::join(id, (rank, nranks), settings.connect_within())?;
         let bootstrap = Arc::new(bootstrap);
         let engine = setup::engine(Arc::clone(&bootstrap), settings);
         let engine = engine.map_err(|error| engine::failed(&bootstrap, error))?;
+        dump.joined(engine.links.ways());
         let core = Core { bootstrap, engine: Mutex::new(engine), queue: Queue::default() };
-        Ok(Communicator { core: Arc::new(core), worker: Mutex::default() })
+        let (core, worker) = (Arc::new(core), Mutex::default());
+        Ok(Communicator { core, worker, dump, _on_signal: on_signal })
     }
 
     /// This rank, from 0.
@@ -150,6 +159,14 @@ impl Communicator {
     /// What ended the communicator, if something has (`ncclCommGetAsyncError`).
     pub fn check(&self) -> Result<(), Error> {
         Ok(self.core.bootstrap.check()?)
+    }
+
+    /// How this rank stands: a line that says by which ways it reaches the others, and below it what
+    /// its proxy moves, in the notation of NCCL's dump, unless all links are in shared memory. It
+    /// waits for no call that is under way, so that it tells of one that hangs. `NCCL_PROXY_DUMP_SIGNAL`
+    /// has it written on stderr, from the beginning of [`join`](Self::join) on.
+    pub fn dump(&self) -> String {
+        self.dump.to_string()
     }
 
     /// Sends and receives that are done at once, and collectives that are done one after the other

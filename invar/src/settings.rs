@@ -228,6 +228,11 @@ impl Settings {
         self.log_level
     }
 
+    /// The signal on which ranks and proxies say how they stand (`NCCL_PROXY_DUMP_SIGNAL`).
+    pub fn dump_signal(&self) -> Option<u8> {
+        self.proxy.dump_signal
+    }
+
     /// Time in which a connection must come about.
     pub fn connect_within(&self) -> Duration {
         Duration::from_nanos(self.conn.timeout_ns)

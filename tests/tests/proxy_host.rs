@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use host::{Gate, LIMIT, op, progress, spec, until};
 use invar_core::proxy::{AppendError, ConnectionId, Direction, Event, Probe, TakeError};
 use invar_linux::proxy::{
-    Abort, ChromeTrace, Progress, ProgressFailure, ProgressSettings, RankOps, RankOpsError,
-    SharedOps, WaitError,
+    Abort, ChromeTrace, DumpOnSignal, Progress, ProgressFailure, ProgressSettings, RankOps,
+    RankOpsError, SharedOps, WaitError,
 };
 
 #[test]
@@ -188,12 +188,10 @@ fn a_signal_has_the_active_operations_written_busy_or_asleep() {
     let shared = SharedOps::create(1).unwrap();
     let written = Written::default();
     let signal = rustix::process::Signal::USR2;
-    let settings = ProgressSettings {
-        dump: Some((signal.as_raw() as u8, Box::new(written.clone()))),
-        ..ProgressSettings::default()
-    };
-    let progress =
-        Progress::spawn(shared.clone(), settings, abort.clone(), gate.clone(), ()).unwrap();
+    let progress = progress(&shared, &gate, &abort);
+    let driver = progress.driver();
+    let number = signal.as_raw() as u8;
+    let dump = DumpOnSignal::spawn(number, move || driver.dump(), written.clone()).unwrap();
     let kill = || rustix::process::kill_process(rustix::process::getpid(), signal).unwrap();
     kill();
     until(|| written.text() == "ACTIVE OPS\n[X]\n");
@@ -206,16 +204,14 @@ fn a_signal_has_the_active_operations_written_busy_or_asleep() {
     until(|| written.text().ends_with("ACTIVE OPS\n[0-0|9| Send 100I/0]\n|\nv\n[X]\n"));
     gate.set(true);
     progress.stop().unwrap();
+    drop(dump);
+    // It would end the process.
+    kill();
 }
 
 #[test]
 fn a_signal_that_can_not_be_had_is_an_error() {
-    let settings = ProgressSettings {
-        dump: Some((9, Box::new(std::io::sink()))),
-        ..ProgressSettings::default()
-    };
-    let shared = SharedOps::create(1).unwrap();
-    let error = Progress::spawn(shared, settings, Abort::default(), Gate::open(), ()).unwrap_err();
+    let error = DumpOnSignal::spawn(9, String::new, std::io::sink()).unwrap_err();
     assert!(error.to_string().starts_with("NCCL_PROXY_DUMP_SIGNAL=9"), "{error}");
 }
 

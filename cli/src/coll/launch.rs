@@ -4,10 +4,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
-use std::{env, process, thread};
+use std::{env, io, process, thread};
 
 use invar::{Communicator, Hub, Settings, UniqueId};
 use invar_linux::processors;
+use invar_linux::proxy::DumpOnSignal;
 use rustix::thread::sched_setaffinity;
 
 use super::{Args, SECRET, measure};
@@ -29,6 +30,7 @@ pub(super) fn all(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     let secret = secret().map_or_else(made_up, Ok).map_err(failed)?;
     let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let hub = hub(at, args.ranks, &secret, settings)?;
+    let _on_signal = settings.dump_signal().map(ranks_are_children).transpose().map_err(failed)?;
     let mut ranks = Ranks(Vec::new());
     for rank in 0..args.ranks {
         let mut command = Command::new(env::current_exe().map_err(failed)?);
@@ -69,6 +71,15 @@ pub(super) fn one(args: &Args, settings: &Settings, rank: u32) -> Result<u64, Fa
     measure::run(&communicator, args, outputs)
 }
 
+/// Whoever asks this process how it stands means the ranks.
+fn ranks_are_children(signal: u8) -> io::Result<DumpOnSignal> {
+    let text = format!(
+        "invar: each rank is a process that says how it stands: kill -{signal} $(pgrep -P {})\n",
+        process::id()
+    );
+    DumpOnSignal::spawn(signal, move || text.clone(), io::stderr())
+}
+
 /// Keeps this process, and the threads that it starts, on a processor of its own, where there is one
 /// for each rank (as Open MPI does): Linux would put ranks that wake each other on one for a while.
 fn bind(rank: u32, ranks: u32) {
@@ -90,7 +101,7 @@ fn secret() -> Option<String> {
     env::var(SECRET).ok().filter(|secret| !secret.is_empty())
 }
 
-fn made_up() -> std::io::Result<String> {
+fn made_up() -> io::Result<String> {
     let bytes: [u8; 16] = invar_linux::rendezvous::random()?;
     Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }

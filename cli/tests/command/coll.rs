@@ -3,6 +3,7 @@
 use std::fs;
 use std::net::TcpListener;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::*;
@@ -139,6 +140,58 @@ fn a_rank_that_is_killed_ends_the_others_who_name_it() {
             assert!(outcome.line().contains(&format!("rank {victim}: ")), "{}", outcome.line());
         }
     }
+}
+
+const DUMP: (&str, &str) = ("NCCL_PROXY_DUMP_SIGNAL", "10");
+
+/// Signals a process as soon as it can bear it. What it says first.
+fn ask(run: &mut Run) -> String {
+    until(|| has_thread(run, "invar-dump"));
+    kill_process(Pid::from_child(&run.0), Signal::USR1).unwrap();
+    line_of(run.0.stderr.as_mut().expect("a pipe"))
+}
+
+/// Signals a process that can bear it again and again, to its end.
+fn ask_to_the_end(mut run: Run) -> Outcome {
+    while run.0.try_wait().unwrap().is_none() {
+        kill_process(Pid::from_child(&run.0), Signal::USR1).unwrap();
+        thread::sleep(Duration::from_millis(20));
+    }
+    run.wait()
+}
+
+/// What goes on for two seconds, in which some of the signals come, and is checked throughout.
+#[test]
+fn ranks_say_how_they_stand_on_a_signal_and_go_on() {
+    for (shm_disable, stand) in [
+        ("0", "rank 1 of 2: no proxy: links are in shared memory\n"),
+        ("1", "rank 1 of 2: links over the network\nACTIVE OPS\n"),
+    ] {
+        let root = free_address();
+        let start = |number: u32| {
+            let mut command = invar(&["coll", "all_reduce", "-b", "8", "-e", "8M", "-f", "4"]);
+            command.args(["--rank", &number.to_string(), "--ranks", "2", "--root", &root]);
+            command.env("INVAR_COLL_SECRET", "a word").env(DUMP.0, DUMP.1);
+            command.env("NCCL_SHM_DISABLE", shm_disable).env("INVAR_TRANSPORT", "soft");
+            Run::start(&mut command)
+        };
+        let mut one = start(1);
+        assert_eq!(ask(&mut one), "rank 1 of 2: it has not joined yet\n");
+        let zero = start(0);
+        let one = ask_to_the_end(one);
+        zero.wait().ok();
+        let said = &one.ok().stderr;
+        assert!(said.contains(stand), "{said}");
+    }
+}
+
+#[test]
+fn who_started_the_ranks_bears_the_signal_too() {
+    let mut command = invar(&["coll", "all_reduce", "-e", "64"]);
+    let mut run = Run::start(command.env(DUMP.0, DUMP.1));
+    let said = ask(&mut run);
+    assert!(said.starts_with("invar: each rank is a process that says how it stands: kill -10"));
+    ask_to_the_end(run).ok();
 }
 
 fn until(is: impl Fn() -> bool) {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use invar_linux::rendezvous::Bootstrap;
 
+use super::dump::Ways;
 use super::link::{RecvLink, SendLink};
 use super::local::Local;
 use super::net::{Address, NetProxy, NetRecv, NetSend};
@@ -58,6 +59,13 @@ impl Links {
     /// the caller adds them.
     pub fn over_network(nranks: u32, nchannels: u32) -> Self {
         Links { over_network: true, ..Links::new(nranks, nchannels, None, None) }
+    }
+
+    /// By which ways the others are reached.
+    pub(super) fn ways(&self) -> Ways {
+        let peers = self.send.iter().zip(0..self.nranks);
+        let local = peers.filter(|(link, _)| link.is_some()).map(|(_, peer)| peer).collect();
+        Ways { local, net: self.network.as_ref().map(|network| network.proxy.dumper()) }
     }
 
     /// Adds the link to a peer on a channel.

@@ -49,13 +49,13 @@ mod wire;
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use invar_core::proxy::{CallId, ConnectionId, Direction, Init, Kind as Request, Poster};
 use invar_linux::proxy::{
-    Abort, ClientError, Progress, ProgressSettings, ProxyClient, Service, ServiceSettings,
-    SharedOps,
+    Abort, ClientError, DumpOnSignal, Progress, ProgressSettings, ProxyClient, Service,
+    ServiceSettings, SharedOps,
 };
 
 use crate::error::Kind;
@@ -111,6 +111,17 @@ pub struct NetProxy {
     made: Made,
     /// Of each device, whether a connection over it can be used both ways.
     both_ways: Vec<bool>,
+    _on_signal: Option<DumpOnSignal>,
+}
+
+/// What [`NetProxy::dump`] says, for who does not have the proxy.
+pub(super) struct NetDump(Weak<Posting>);
+
+impl NetDump {
+    /// Nothing once the proxy is gone.
+    pub(super) fn text(&self) -> String {
+        self.0.upgrade().map_or_else(String::new, |post| post.driver.dump())
+    }
 }
 
 /// A link that comes about; [`NetProxy::sender`] waits for it.
@@ -137,7 +148,6 @@ impl NetProxy {
         let progress = ProgressSettings {
             append_batch: rules.append_batch,
             append_every: rules.append_every,
-            dump: rules.dump_signal.map(|signal| (signal, Box::new(io::stderr()) as _)),
             ..ProgressSettings::default()
         };
         let both_ways =
@@ -165,7 +175,21 @@ impl NetProxy {
             timeout: settings.timeout,
         });
         let client = client.map_err(refused)?;
-        Ok(NetProxy { client, _service: service, progress: Some(progress), post, made, both_ways })
+        let dump = NetDump(Arc::downgrade(&post));
+        let on_signal = rules
+            .dump_signal
+            .map(|signal| DumpOnSignal::spawn(signal, move || dump.text(), io::stderr()))
+            .transpose()
+            .map_err(starting)?;
+        Ok(NetProxy {
+            client,
+            _service: service,
+            progress: Some(progress),
+            post,
+            made,
+            both_ways,
+            _on_signal: on_signal,
+        })
     }
 
     /// Begins to listen for rank `peer` on `channel`, on the device of that index. The address is
@@ -255,6 +279,10 @@ impl NetProxy {
     /// What is being moved, in the notation of NCCL's dump.
     pub fn dump(&self) -> String {
         self.post.driver.dump()
+    }
+
+    pub(super) fn dumper(&self) -> NetDump {
+        NetDump(Arc::downgrade(&self.post))
     }
 
     /// Moves all that links have been told to move, and then no more.

@@ -60,8 +60,13 @@ pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<E
         let counts = bootstrap.all_gather(tags::CHANNELS, &ndevices.to_le_bytes(), within)?;
         let count = |bytes: &Vec<u8>| bytes.first_chunk().map_or(1, |n| u32::from_le_bytes(*n));
         nchannels = CHANNELS_PER_DEVICE * counts.iter().map(count).min().unwrap_or(1).clamp(1, 16);
-        let net = NetSettings::from(settings.clone());
-        let net = NetSettings { timeout: within, without_proxy: true, ..net };
+        let mut net = NetSettings {
+            timeout: within,
+            without_proxy: true,
+            ..NetSettings::from(settings.clone())
+        };
+        // The communicator says it with all else.
+        net.connections.proxy.dump_signal = None;
         slot_bytes = net.slot_bytes;
         let proxy = NetProxy::start(devices, &net, bootstrap.abort())?;
         network = Some(Network { proxy, ndevices, bootstrap: Arc::clone(&bootstrap), within });

@@ -8,9 +8,8 @@ pub use driver::Driver;
 pub use mailbox::ProgressConnections;
 
 use std::fmt::{Debug, Display};
-use std::io::{self, Write};
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
 
 use invar_core::proxy::{
@@ -36,14 +35,12 @@ pub struct ProgressSettings {
     pub append_batch: u32,
     /// `NCCL_PROGRESS_APPENDOP_FREQ`.
     pub append_every: u32,
-    /// `NCCL_PROXY_DUMP_SIGNAL`: the signal on which what is active is written, and to where.
-    pub dump: Option<(u8, Box<dyn Write + Send>)>,
 }
 
 impl Default for ProgressSettings {
     /// What NCCL does by default.
     fn default() -> Self {
-        ProgressSettings { device: 0, cpus: None, append_batch: 16, append_every: 8, dump: None }
+        ProgressSettings { device: 0, cpus: None, append_batch: 16, append_every: 8 }
     }
 }
 
@@ -73,7 +70,6 @@ pub struct Progress<E: Display + Debug> {
     mailbox: Arc<Mailbox>,
     driver: Driver<E>,
     thread: Option<JoinHandle<()>>,
-    dump: Option<signal_hook::SigId>,
 }
 
 /// Moves operations without a thread, in the rounds of who waits for them and nowhere else: where
@@ -104,15 +100,12 @@ impl<E: Display + Debug + Send + Sync + 'static> Progress<E> {
         T: Transport<Error = E> + Send + 'static,
     {
         let mailbox = Arc::new(Mailbox::new(shared, abort));
-        let mut mover = Mover::new(&mailbox, &settings, transport, probe);
-        let (signal, dump_to) = settings.dump.unzip();
-        mover.dump_to = dump_to;
-        let dump = signal.map(|signal| on_signal(signal, &mailbox.dump)).transpose()?;
+        let mover = Mover::new(&mailbox, &settings, transport, probe);
         let shared = Arc::new(Shared::new(mover));
         let name = format!("InvarProgress{:2}", settings.device);
         let driver = Driver(Arc::clone(&shared) as _);
         let thread = thread::spawn(name, settings.cpus, move || shared.run())?;
-        Ok(Progress { mailbox, driver, thread: Some(thread), dump })
+        Ok(Progress { mailbox, driver, thread: Some(thread) })
     }
 
     /// To tell it of connections.
@@ -158,18 +151,5 @@ impl<E: Display + Debug> Drop for Progress<E> {
             // Why it ended, nobody asks.
             let _ = thread.join();
         }
-        if let Some(dump) = self.dump.take() {
-            signal_hook::low_level::unregister(dump);
-        }
     }
-}
-
-/// Has `flag` set on a signal, beside what others have done on it.
-fn on_signal(signal: u8, flag: &Arc<AtomicBool>) -> io::Result<signal_hook::SigId> {
-    let signal = signal.into();
-    if signal_hook::consts::FORBIDDEN.contains(&signal) {
-        let what = format!("NCCL_PROXY_DUMP_SIGNAL={signal}: nothing else can be done on it");
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-    }
-    signal_hook::flag::register(signal, Arc::clone(flag))
 }

@@ -3,7 +3,7 @@
 use invar::{RedOp, Settings};
 
 use crate::operations::check_type;
-use crate::rig::{PATIENCE, ranks};
+use crate::rig::{PATIENCE, ranks, settings};
 
 /// Over one kind of device, on loopback.
 fn over(transport: &str) -> Settings {
@@ -79,5 +79,18 @@ fn a_rank_that_fails_ends_the_others_over_a_network_too() {
             }
         });
         assert!(errors.iter().all(|error| error == "rank 1: aborted: enough"), "{errors:?}");
+    }
+}
+
+#[test]
+fn a_rank_says_by_which_ways_it_reaches_the_others() {
+    for (nranks, settings, stand) in [
+        (1, settings(), "no proxy: no links\n"),
+        (2, settings(), "no proxy: links are in shared memory\n"),
+        (2, over("socket"), "links over the network\nACTIVE OPS\n[X]\n"),
+    ] {
+        for (dump, rank) in ranks(nranks, &settings, |rank| rank.dump()).iter().zip(0..) {
+            assert_eq!(*dump, format!("rank {rank} of {nranks}: {stand}"));
+        }
     }
 }

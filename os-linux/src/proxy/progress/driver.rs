@@ -139,7 +139,7 @@ impl<T: Transport<Error: Debug>, P: Probe> Shared<T, P> {
         })
     }
 
-    /// Until a rank posts something, a caller makes a round, or it is to stop, or to dump.
+    /// Until a rank posts something, a caller makes a round, or it is to stop.
     fn sleep(&self) {
         self.record(Event::Sleep);
         self.asleep.store(true, SeqCst);

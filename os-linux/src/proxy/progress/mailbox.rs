@@ -70,8 +70,6 @@ pub(super) struct Mailbox {
     waiting: AtomicBool,
     /// Ranks, a bit each, whose cells are to be taken back.
     pub(super) reclaim: AtomicU64,
-    /// Whether what is active is to be written.
-    pub(super) dump: Arc<AtomicBool>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +86,6 @@ impl Mailbox {
             commands: Mutex::new(Vec::new()),
             waiting: AtomicBool::new(false),
             reclaim: AtomicU64::new(0),
-            dump: Arc::new(AtomicBool::new(false)),
         }
     }
 
@@ -122,10 +119,7 @@ impl Mailbox {
 
     /// Whether there is anything but operations to see to.
     pub(super) fn calls(&self) -> bool {
-        self.is_waiting()
-            || self.abort.is_set()
-            || self.dump.load(Ordering::Relaxed)
-            || self.reclaim.load(Ordering::Relaxed) != 0
+        self.is_waiting() || self.abort.is_set() || self.reclaim.load(Ordering::Relaxed) != 0
     }
 
     fn commands(&self) -> MutexGuard<'_, Vec<Command>> {

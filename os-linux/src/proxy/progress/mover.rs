@@ -1,6 +1,5 @@
 //! One round over the operations.
 
-use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -19,7 +18,6 @@ pub(super) struct Mover<T, P> {
     pub(super) pace: Pace,
     /// Connections to be closed when nothing uses them.
     pub(super) closing: Vec<ConnectionId>,
-    pub(super) dump_to: Option<Box<dyn Write + Send>>,
     pub(super) transport: T,
     pub(super) probe: P,
 }
@@ -41,7 +39,7 @@ impl<T: Transport, P: Probe> Mover<T, P>
 where
     T::Error: std::fmt::Debug,
 {
-    /// With nothing to move, and nowhere to dump it.
+    /// With nothing to move.
     pub(super) fn new(
         mailbox: &Arc<Mailbox>,
         settings: &ProgressSettings,
@@ -55,7 +53,6 @@ where
             batch: settings.append_batch.max(1),
             pace: Pace::new(settings.append_every),
             closing: Vec::new(),
-            dump_to: None,
             transport,
             probe,
         }
@@ -66,14 +63,6 @@ where
     pub(super) fn round(&mut self, look: bool) -> Result<Round, ProgressFailure<T::Error>> {
         if self.mailbox.abort.is_set() {
             return Err(ProgressFailure::Aborted);
-        }
-        // Looking is cheaper than taking.
-        if self.mailbox.dump.load(Ordering::Relaxed)
-            && self.mailbox.dump.swap(false, Ordering::Relaxed)
-            && let Some(to) = &mut self.dump_to
-        {
-            // Nobody is there to be told that it can't be written.
-            let _ = write!(to, "{}", self.engine).and_then(|()| to.flush());
         }
         // What a caller has just posted goes in the same round.
         let taken = if look { self.take()? } else { 0 };
