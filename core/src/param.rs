@@ -189,6 +189,10 @@ params! {
     INVAR_LONG_MTU => long_mtu: bool = "1", FLAG;
     /// Milliseconds until a connection that does not come about is an error.
     INVAR_CONNECT_TIMEOUT_MS => connect_timeout_ms: u32 = "30000", int(1, 86_400_000);
+    /// Where a rank writes what its proxy does, as a trace for Chrome and Perfetto; `%r` is the rank,
+    /// which is put at the end where there is no `%r`. Its links over the network all go through the
+    /// proxy then, which takes longer; ranks that share memory have no proxy for that.
+    INVAR_PROXY_TRACE => proxy_trace: Option<&'a str> = "", Allowed::Path;
     /// Milliseconds that a rank waits in a collective for one that does not do its part.
     INVAR_COLL_TIMEOUT_MS => coll_timeout_ms: u32 = "600000", int(1, 86_400_000),
         differs: "Not in 2.14.3, which waits for ever.";

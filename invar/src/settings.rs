@@ -57,7 +57,7 @@ pub(crate) struct RdmaRules {
 }
 
 /// How a proxy runs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ProxyRules {
     /// `NCCL_PROXY_APPEND_BATCH_SIZE`.
     pub(crate) append_batch: u32,
@@ -65,6 +65,8 @@ pub(crate) struct ProxyRules {
     pub(crate) append_every: u32,
     /// `NCCL_PROXY_DUMP_SIGNAL`.
     pub(crate) dump_signal: Option<u8>,
+    /// `INVAR_PROXY_TRACE`.
+    pub(crate) trace: Option<String>,
 }
 
 /// How ranks work together.
@@ -135,6 +137,7 @@ impl Settings {
                 append_batch: params.proxy_append_batch,
                 append_every: params.progress_appendop_freq,
                 dump_signal: params.proxy_dump_signal,
+                trace: params.proxy_trace.map(str::to_owned),
             },
             coll: CollRules {
                 shm_disable: params.shm_disable,

@@ -1,5 +1,9 @@
 //! Processors, one by one.
 
+use std::fs;
+use std::ops::RangeInclusive;
+use std::path::Path;
+
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 /// Those that this thread may run on, each by itself, in the order of their numbers; none where the
@@ -24,9 +28,51 @@ pub fn allowed_bits() -> [u8; BITS_BYTES] {
     std::array::from_fn(|byte| (0..8).map(|cpu| bit(8 * byte + cpu)).sum())
 }
 
+/// Those that this thread may run on and that are near a device, by the kernel's directories of the
+/// devices on the PCI bus; `None` where there are none, or the kernel does not say.
+pub fn near<P: AsRef<Path>>(pci_paths: impl IntoIterator<Item = P>) -> Option<CpuSet> {
+    let allowed = sched_getaffinity(None).ok()?;
+    let mut near = CpuSet::new();
+    for path in pci_paths {
+        let list = fs::read_to_string(path.as_ref().join("local_cpulist")).unwrap_or_default();
+        let cpus = list.trim().split(',').filter_map(range).flatten();
+        // The kernel may count beyond what a set has room for.
+        cpus.take_while(|cpu| *cpu < CpuSet::MAX_CPU)
+            .filter(|cpu| allowed.is_set(*cpu))
+            .for_each(|cpu| near.set(cpu));
+    }
+    (near.count() > 0).then_some(near)
+}
+
+/// `3`, or `0-3`.
+fn range(text: &str) -> Option<RangeInclusive<usize>> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    Some(first.parse().ok()?..=last.parse().ok()?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn near_a_device_are_those_that_the_kernel_lists_and_this_thread_may_use() {
+        let device = std::env::temp_dir().join(format!("invar-near-{}", std::process::id()));
+        fs::create_dir_all(&device).unwrap();
+        let near_to = |list: &str| {
+            fs::write(device.join("local_cpulist"), list).unwrap();
+            near([&device])
+        };
+        let all = sched_getaffinity(None).unwrap();
+        let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap();
+        assert_eq!(near_to(&format!("{first}\n")), Some(allowed()[0]));
+        assert_eq!(near_to("0-100000\n"), Some(all));
+        assert_eq!(near_to(&format!("0-{first},900-1000,7000-7001\n")), Some(allowed()[0]));
+        for none in ["", "\n", "x-3", "3-x", "70000"] {
+            assert_eq!(near_to(none), None, "{none:?}");
+        }
+        fs::remove_dir_all(&device).unwrap();
+        assert_eq!(near([&device]), None);
+    }
 
     #[test]
     fn together_they_are_all_that_are_allowed() {

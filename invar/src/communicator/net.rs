@@ -48,14 +48,16 @@ mod setup;
 mod wire;
 
 use std::collections::HashMap;
-use std::io;
+use std::fs::File;
+use std::io::{self, BufWriter};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use invar_core::proxy::{CallId, ConnectionId, Direction, Init, Kind as Request, Poster};
+use invar_linux::processors;
 use invar_linux::proxy::{
-    Abort, ClientError, DumpOnSignal, Progress, ProgressSettings, ProxyClient, Service,
-    ServiceSettings, SharedOps,
+    Abort, ChromeTrace, ClientError, DumpOnSignal, Progress, ProgressSettings, ProxyClient,
+    Service, ServiceSettings, SharedOps,
 };
 
 use crate::error::Kind;
@@ -82,6 +84,11 @@ pub struct NetSettings {
     /// nowhere else. That is shorter, and they can send and receive where the data is to be, without
     /// a slot between.
     pub without_proxy: bool,
+    /// Whose proxy it is: the rank in the name of its trace.
+    pub rank: u32,
+    /// The GPU that it serves, or the place among the ranks of this host: the number in the names of
+    /// its threads.
+    pub device: u32,
 }
 
 impl From<Settings> for NetSettings {
@@ -91,6 +98,8 @@ impl From<Settings> for NetSettings {
             slot_bytes: 256 << 10,
             timeout: Duration::from_secs(30),
             without_proxy: false,
+            rank: 0,
+            device: 0,
         }
     }
 }
@@ -142,18 +151,30 @@ impl NetProxy {
         settings: &NetSettings,
         abort: Abort,
     ) -> Result<Self, Error> {
-        let rules = settings.connections.proxy;
+        let rules = &settings.connections.proxy;
         let (ops, arrivals, made) =
             (SharedOps::create(1).map_err(starting)?, Arrivals::default(), Made::default());
+        let device = settings.device;
+        // As the threads of NCCL's proxy, which run near the GPU.
+        let cpus = processors::near(devices.iter().filter_map(|d| d.info().pci_path.as_deref()));
         let progress = ProgressSettings {
+            device,
+            cpus,
             append_batch: rules.append_batch,
             append_every: rules.append_every,
-            ..ProgressSettings::default()
         };
         let both_ways =
             devices.iter().map(|device| device.info().kind == DeviceKind::Socket).collect();
         let wires = Wires::new(arrivals.clone());
-        let progress = Progress::spawn(ops.clone(), progress, abort.clone(), wires, ());
+        let (posted, aborted) = (ops.clone(), abort.clone());
+        let progress = match &rules.trace {
+            None => Progress::spawn(posted, progress, aborted, wires, ()),
+            Some(path) => {
+                let trace = create_trace(path, settings.rank)?;
+                let trace = ChromeTrace::new(BufWriter::new(trace), device);
+                Progress::spawn(posted, progress, aborted, wires, trace)
+            }
+        };
         let progress = progress.map_err(starting)?;
         let opener = Opener {
             devices,
@@ -165,7 +186,7 @@ impl NetProxy {
             made: made.clone(),
             places: HashMap::new(),
         };
-        let service = Service::spawn(ServiceSettings::default(), abort.clone(), opener);
+        let service = Service::spawn(ServiceSettings { device, cpus }, abort.clone(), opener);
         let service = service.map_err(starting)?;
         let client = ProxyClient::connect(service.address(), abort, settings.timeout);
         let post = Arc::new(Posting {
@@ -348,6 +369,17 @@ impl NetProxy {
 
 /// Slots begin on a cache line.
 const SLOT_ALIGN: usize = 64;
+
+/// A trace of its own for each rank.
+fn create_trace(path: &str, rank: u32) -> Result<File, Error> {
+    let rank = rank.to_string();
+    let path = match path.contains("%r") {
+        true => path.replace("%r", &rank),
+        false => format!("{path}.{rank}"),
+    };
+    File::create(&path)
+        .map_err(|error| Error::io(format_args!("INVAR_PROXY_TRACE: creating {path}"), error))
+}
 
 fn starting(error: io::Error) -> Error {
     Error::io("starting the proxy", error)

@@ -62,7 +62,10 @@ pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<E
         nchannels = CHANNELS_PER_DEVICE * counts.iter().map(count).min().unwrap_or(1).clamp(1, 16);
         let mut net = NetSettings {
             timeout: within,
-            without_proxy: true,
+            // There would be nothing to trace.
+            without_proxy: settings.proxy.trace.is_none(),
+            rank,
+            device: place_on_host(&all, rank),
             ..NetSettings::from(settings.clone())
         };
         // The communicator says it with all else.
@@ -95,6 +98,12 @@ fn is_crowded(all: &[About], host: &[u8; 32]) -> bool {
     });
     let nprocessors: u32 = processors.iter().map(|byte| byte.count_ones()).sum();
     here.count() > nprocessors as usize
+}
+
+/// How many ranks of the same host are before this one.
+fn place_on_host(all: &[About], rank: u32) -> u32 {
+    let (before, from) = all.split_at(rank as usize);
+    before.iter().filter(|about| about.host == from[0].host).count() as u32
 }
 
 /// Ranks that share memory, in the order of the first of each.
@@ -213,6 +222,12 @@ mod tests {
         assert!(!is_crowded(&[bound(1, 0b11), bound(1, 0b11)]));
         assert!(is_crowded(&[bound(1, 0b11), bound(1, 0b11), bound(1, 0b11)]));
         assert!(!is_crowded(&[bound(1, 0b01), bound(2, 0b01)]), "of another host");
+    }
+
+    #[test]
+    fn ranks_of_a_host_are_counted_whether_they_share_memory_or_not() {
+        let all = [about(1, true), about(2, true), about(1, false), about(1, true)];
+        assert_eq!([0, 1, 2, 3].map(|rank| place_on_host(&all, rank)), [0, 0, 1, 2]);
     }
 
     #[test]

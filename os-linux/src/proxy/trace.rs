@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use crate::clock::now_ns;
 
-/// Writes a trace as it goes, and its end when it is dropped; an error cuts it off.
+/// Writes a trace as it goes, all of it whenever the thread goes to sleep, and its end when it is
+/// dropped; an error cuts it off.
 ///
 /// On the thread's line stand the times when it is idle, sleeps, and takes operations; each slice
 /// of steps has a line of its own, by what it waits for.
@@ -106,7 +107,10 @@ impl<W: Write> Probe for ChromeTrace<W> {
     fn record(&mut self, event: Event) {
         let mut thread = |name, ph, args| self.write(name, "PROXY", ph, None, args);
         match event {
-            Event::Sleep => thread("Sleep", 'B', None),
+            Event::Sleep => {
+                thread("Sleep", 'B', None);
+                self.failed = self.failed || self.out.flush().is_err();
+            }
             Event::Wakeup => thread("Sleep", 'E', None),
             Event::Idle => thread("Idle", 'B', None),
             Event::Active => thread("Idle", 'E', None),

@@ -1,16 +1,26 @@
 //! Ranks that share no memory.
 
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
 use invar::{RedOp, Settings};
+use serde_json::Value;
 
 use crate::operations::check_type;
 use crate::rig::{PATIENCE, ranks, settings};
 
 /// Over one kind of device, on loopback.
 fn over(transport: &str) -> Settings {
+    over_with(transport, ("", ""))
+}
+
+/// As [`over`], with one more variable set.
+fn over_with(transport: &str, (also, value): (&str, &str)) -> Settings {
     let set = |name| match name {
         "INVAR_TRANSPORT" => Some(transport.to_owned()),
         "NCCL_SHM_DISABLE" => Some("1".to_owned()),
-        _ => None,
+        name => (name == also).then(|| value.to_owned()),
     };
     let settings = Settings::from_lookup(set).unwrap();
     settings.connect_timeout(PATIENCE).collective_timeout(PATIENCE)
@@ -93,4 +103,60 @@ fn a_rank_says_by_which_ways_it_reaches_the_others() {
             assert_eq!(*dump, format!("rank {rank} of {nranks}: {stand}"));
         }
     }
+}
+
+/// What a trace has of an end of an entry: how often, by name.
+fn count(entries: &[Value], name: &str, ends: [&str; 2]) -> [usize; 2] {
+    let is = |entry: &&Value, ph: &str| entry["name"] == name && entry["ph"] == ph;
+    ends.map(|ph| entries.iter().filter(|entry| is(entry, ph)).count())
+}
+
+#[test]
+fn what_each_ranks_proxy_does_is_traced() {
+    let dir = std::env::temp_dir().join(format!("invar-trace-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let path = |rank: u32| dir.join(format!("{rank}.json"));
+    let pattern = dir.join("%r.json");
+    let settings = over_with("soft", ("INVAR_PROXY_TRACE", pattern.to_str().unwrap()));
+    ranks(2, &settings, |communicator| {
+        let mut data = vec![1_u32; 300_000];
+        communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
+        let start = Instant::now();
+        while !fs::read_to_string(path(communicator.rank())).unwrap().contains("Sleep") {
+            assert!(start.elapsed() < PATIENCE, "it never sleeps");
+            thread::sleep(Duration::from_millis(5));
+        }
+        communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
+        assert!(data.iter().all(|sum| *sum == 4));
+    });
+    for rank in 0..2 {
+        let text = fs::read_to_string(path(rank)).unwrap();
+        let entries: Vec<Value> = serde_json::from_str(&text).unwrap();
+        assert!(entries.iter().all(|entry| entry["tid"] == rank));
+        for name in ["Sleep", "Idle", "Append"] {
+            let [begun, ended] = count(&entries, name, ["B", "E"]);
+            assert!(ended > 0 && (begun == ended || begun == ended + 1), "{name}: {begun} {ended}");
+        }
+        for name in ["SendGPUWait", "SendWait", "RecvWait", "RecvFlushWait", "RecvGPUWait"] {
+            let [begun, ended] = count(&entries, name, ["b", "e"]);
+            assert!(begun > 0 && begun == ended, "{name}: {begun} {ended}");
+        }
+        let taken = |entry: &Value| entry["args"]["ops"].as_u64().unwrap_or(0);
+        assert!(entries.iter().map(taken).sum::<u64>() >= 4, "two operations, to send and receive");
+    }
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_is_named() {
+    let settings = over_with("soft", ("INVAR_PROXY_TRACE", "/no/such/place"));
+    let hub = invar::Hub::listen(([127, 0, 0, 1], 0).into(), 2, None, PATIENCE).unwrap();
+    let id = hub.id();
+    let join = |rank| invar::Communicator::join(&id, rank, 2, &settings).err().unwrap().to_string();
+    let errors = thread::scope(|scope| {
+        let ranks = [0, 1].map(|rank| scope.spawn(move || join(rank)));
+        ranks.map(|rank| rank.join().unwrap())
+    });
+    let text = "INVAR_PROXY_TRACE: creating /no/such/place.";
+    assert!(errors.iter().all(|error| error.contains(text)), "{errors:?}");
 }
