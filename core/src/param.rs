@@ -168,7 +168,8 @@ params! {
 
     /// Leave shared memory alone: ranks of one host go over the network too.
     NCCL_SHM_DISABLE => shm_disable: bool = "0", FLAG;
-    /// Bytes of a point-to-point chunk; 0 computes it from the size.
+    /// Bytes of the chunks in which a message goes from one rank to another, rounded up to 64 and no
+    /// more than a slot has; 0 is a slot. All ranks must have the same.
     NCCL_CHUNK_SIZE => chunk_bytes: u32 = "0", int(0, 1 << 30);
     /// Operations that a progress thread takes over at a time.
     NCCL_PROXY_APPEND_BATCH_SIZE => proxy_append_batch: u32 = "16", int(1, 1 << 20);
@@ -176,8 +177,6 @@ params! {
     NCCL_PROGRESS_APPENDOP_FREQ => progress_appendop_freq: u32 = "8", int(1, 1 << 20);
     /// Signal on which the proxy's state is printed (10 is SIGUSR1, 12 SIGUSR2); -1 is none.
     NCCL_PROXY_DUMP_SIGNAL => proxy_dump_signal: Option<u8> = "-1", auto_or_int(-1, 1, 64);
-    /// Give the proxy threads a CUDA context of their own.
-    NCCL_CREATE_THREAD_CONTEXT => create_thread_context: bool = "0", FLAG;
 
     /// Protocol on the wire: Invar's own, or that of NCCL 2.14.
     INVAR_WIRE => wire: Wire = "invar", Wire::ALLOWED;

@@ -74,6 +74,8 @@ pub(crate) struct ProxyRules {
 pub(crate) struct CollRules {
     /// `NCCL_SHM_DISABLE`.
     pub(crate) shm_disable: bool,
+    /// `NCCL_CHUNK_SIZE`, where it is set.
+    pub(crate) chunk_bytes: Option<u32>,
     /// `INVAR_COLL_TIMEOUT_MS`.
     pub(crate) timeout: Duration,
 }
@@ -141,6 +143,7 @@ impl Settings {
             },
             coll: CollRules {
                 shm_disable: params.shm_disable,
+                chunk_bytes: Some(params.chunk_bytes).filter(|bytes| *bytes > 0),
                 timeout: Duration::from_millis(params.coll_timeout_ms.into()),
             },
             socket_ifname,

@@ -19,6 +19,8 @@ pub(super) struct Facts {
     pub(super) nchannels: u32,
     /// Bytes of a slot.
     pub(super) slot_bytes: usize,
+    /// Bytes of a chunk of a message from one rank to another, no more than of a slot.
+    pub(super) p2p_chunk_bytes: usize,
     /// Whether all ranks share memory.
     pub(super) local: bool,
 }
@@ -56,7 +58,11 @@ impl Facts {
             true => 1,
             false => bytes.div_ceil(CHANNEL_BYTES_MIN).clamp(1, self.nchannels as usize) as u32,
         };
-        Choice { algorithm, nchannels, slot_bytes: self.slot_bytes }
+        let slot_bytes = match operation {
+            Operation::Send { .. } | Operation::Recv { .. } => self.p2p_chunk_bytes,
+            _ => self.slot_bytes,
+        };
+        Choice { algorithm, nchannels, slot_bytes }
     }
 }
 
@@ -64,21 +70,36 @@ impl Facts {
 mod tests {
     use super::*;
 
+    const FACTS: Facts = Facts {
+        nranks: 4,
+        nchannels: 4,
+        slot_bytes: 1 << 17,
+        p2p_chunk_bytes: 1 << 10,
+        local: false,
+    };
+
+    #[test]
+    fn messages_have_chunks_of_their_own_size() {
+        let bytes = |operation| FACTS.choose(operation, 1 << 20).slot_bytes;
+        assert_eq!(bytes(Operation::Send { peer: 1 }), 1 << 10);
+        assert_eq!(bytes(Operation::Recv { peer: 1 }), 1 << 10);
+        assert_eq!(bytes(Operation::AllToAll), 1 << 17);
+    }
+
     #[test]
     fn little_data_of_few_ranks_goes_straight_and_much_goes_around() {
-        let facts = Facts { nranks: 4, nchannels: 4, slot_bytes: 1 << 17, local: false };
-        let algorithm = |bytes| facts.choose(Operation::AllReduce, bytes).algorithm;
+        let algorithm = |bytes| FACTS.choose(Operation::AllReduce, bytes).algorithm;
         assert_eq!(algorithm(8), Algorithm::OneShot);
         assert_eq!(algorithm(100 << 10), Algorithm::Tree);
         assert_eq!(algorithm(1 << 20), Algorithm::Ring);
-        let many = Facts { nranks: 9, ..facts };
+        let many = Facts { nranks: 9, ..FACTS };
         assert_eq!(many.choose(Operation::AllReduce, 8).algorithm, Algorithm::Tree);
         assert_eq!(many.choose(Operation::AllGather, 8).algorithm, Algorithm::Ring);
     }
 
     #[test]
     fn channels_are_for_data_that_is_worth_it_and_for_networks() {
-        let facts = Facts { nranks: 2, nchannels: 4, slot_bytes: 1 << 17, local: false };
+        let facts = Facts { nranks: 2, ..FACTS };
         let nchannels = |facts: Facts, bytes| facts.choose(Operation::AllReduce, bytes).nchannels;
         assert_eq!([0, 1 << 17, 1 << 18, 1 << 30].map(|n| nchannels(facts, n)), [1, 1, 2, 4]);
         assert_eq!(nchannels(Facts { local: true, ..facts }, 1 << 30), 1);

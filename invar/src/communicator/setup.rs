@@ -22,6 +22,9 @@ use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 /// processor's second cache.
 const LOCAL_SLOT_BYTES: usize = 128 << 10;
 
+/// Chunks are multiples of this.
+const CHUNK_ALIGN: usize = 64;
+
 /// Of what ranks do together; all of a communicator must have the same.
 const VERSION: u32 = 2;
 
@@ -80,7 +83,13 @@ pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<E
     };
     Ok(Engine {
         links: Links::new(nranks, nchannels, memory.as_ref(), network),
-        facts: Facts { nranks, nchannels, slot_bytes, local },
+        facts: Facts {
+            nranks,
+            nchannels,
+            slot_bytes,
+            p2p_chunk_bytes: p2p_chunk_bytes(settings, slot_bytes),
+            local,
+        },
         orders: (0..nchannels)
             .map(|channel| Order::new(order(&nodes, channel)).expect("each rank is there once"))
             .collect(),
@@ -98,6 +107,12 @@ fn is_crowded(all: &[About], host: &[u8; 32]) -> bool {
     });
     let nprocessors: u32 = processors.iter().map(|byte| byte.count_ones()).sum();
     here.count() > nprocessors as usize
+}
+
+/// Whole cache lines, and so whole elements.
+fn p2p_chunk_bytes(settings: &Settings, slot_bytes: usize) -> usize {
+    let set = settings.coll.chunk_bytes.map(|bytes| bytes as usize);
+    set.map_or(slot_bytes, |bytes| bytes.next_multiple_of(CHUNK_ALIGN).min(slot_bytes))
 }
 
 /// How many ranks of the same host are before this one.

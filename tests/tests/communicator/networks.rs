@@ -160,3 +160,18 @@ fn a_trace_that_cannot_be_written_is_named() {
     let text = "INVAR_PROXY_TRACE: creating /no/such/place.";
     assert!(errors.iter().all(|error| error.contains(text)), "{errors:?}");
 }
+
+#[test]
+fn messages_go_in_chunks_of_the_size_that_is_set() {
+    for chunk in ["1", "1000", "1000000000"] {
+        ranks(2, &over_with("soft", ("NCCL_CHUNK_SIZE", chunk)), |communicator| {
+            let sent: Vec<u64> = (0..5000).collect();
+            let mut got = vec![0; 5000];
+            let mut group = communicator.group();
+            let peer = 1 - communicator.rank();
+            group.send(&sent, peer).unwrap().recv(&mut got, peer).unwrap();
+            group.run().unwrap();
+            assert!(got == sent, "{chunk}");
+        });
+    }
+}
