@@ -1,5 +1,7 @@
 //! The log, on stderr.
 
+use std::io::{self, Write};
+
 use invar::LogLevel;
 use log::{LevelFilter, Log, Metadata, Record};
 
@@ -11,7 +13,11 @@ impl Log for Stderr {
     }
 
     fn log(&self, record: &Record<'_>) {
-        eprintln!("invar: {}: {}", record.level().as_str().to_lowercase(), record.args());
+        let level = record.level().as_str().to_lowercase();
+        // At once: the lines of ranks that share a stderr do not mix.
+        let line = format!("invar: {level}: {}\n", record.args());
+        // Nobody is there to be told.
+        let _ = io::stderr().write_all(line.as_bytes());
     }
 
     fn flush(&self) {}
