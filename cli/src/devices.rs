@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use invar::cuda::GpuInfo;
-use invar::{Device, DeviceInfo, GpuPath, Settings};
+use invar::{Device, DeviceInfo, GpuPath, LinkLayer, Settings};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -28,15 +28,25 @@ struct Shown {
     gid_index: u8,
     /// Why this GID and no other of the port's table.
     gid_why: String,
+    link_layer: &'static str,
     /// Bytes of payload in a packet.
     mtu: u32,
+    /// The same between software NICs of Invar; 0: no more.
+    long_mtu: u32,
     /// `null` where the interface does not tell.
     speed_mbps: Option<u32>,
     /// `null`: any that is free.
     udp_port: Option<u16>,
     pci_path: Option<String>,
+    /// In hexadecimal, as tools print it; `null` for a device in software.
+    guid: Option<String>,
+    /// Number of the port on its card.
+    card_port: u32,
+    /// `null`: no limit is known.
+    qps_max: Option<u32>,
     state: &'static str,
     recvs_max: usize,
+    relaxed_ordering: bool,
     /// How messages get between it and each GPU.
     gpus: Vec<ShownGpu>,
 }
@@ -60,12 +70,21 @@ impl Shown {
             gid: info.gid.to_string(),
             gid_index: info.gid_index,
             gid_why: info.gid_why,
+            link_layer: match info.link_layer {
+                LinkLayer::Infiniband => "InfiniBand",
+                LinkLayer::Ethernet => "Ethernet",
+            },
             mtu: info.mtu.bytes(),
+            long_mtu: info.long_mtu_bytes,
             speed_mbps: info.speed_mbps,
             udp_port: info.udp_port,
             pci_path: info.pci_path,
+            guid: info.guid.map(|guid| format!("{guid:016x}")),
+            card_port: info.card_port,
+            qps_max: info.qps_max,
             state: if info.up { "active" } else { "down" },
             recvs_max: info.recvs_max,
+            relaxed_ordering: info.relaxed_ordering,
             name: info.name,
             netdev: info.netdev,
         }
@@ -116,6 +135,7 @@ fn as_table(devices: &[Shown]) -> String {
     let heads = [
         "name",
         "kind",
+        "link layer",
         "netdev",
         "address",
         "GID",
@@ -132,6 +152,7 @@ fn as_table(devices: &[Shown]) -> String {
         [
             device.name.clone(),
             device.kind.clone(),
+            device.link_layer.to_owned(),
             if device.netdev.is_empty() { "-".to_owned() } else { device.netdev.clone() },
             device.address.clone(),
             device.gid.clone(),
@@ -146,7 +167,7 @@ fn as_table(devices: &[Shown]) -> String {
     let widths: Vec<usize> = (0..heads.len())
         .map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0))
         .collect();
-    let line = |row: &[String; 11]| {
+    let line = |row: &[String; 12]| {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
     };

@@ -30,6 +30,31 @@ fn devices_are_listed_with_loopback_as_the_last() {
 }
 
 #[test]
+fn each_device_says_what_it_is_and_how_much_it_can_do() {
+    let fake = FakeCuda::new().with_null_verbs().set("NULL_VERBS_LINK", "ib");
+    let run = |args: &[&str]| {
+        let mut command = invar(args);
+        let _installed = fake.give_to(&mut command);
+        Run::start(&mut command).wait()
+    };
+    let outcome = run(&["devices", "--json"]);
+    let devices = json(&outcome.ok().stdout);
+    let devices = devices.as_array().unwrap();
+    let shown = |device: &serde_json::Value| {
+        let numbers = ["card_port", "qps_max", "long_mtu", "recvs_max"];
+        let names = [["link_layer", "guid", "relaxed_ordering"].as_slice(), &numbers].concat();
+        names.iter().map(|name| device[name].to_string()).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(shown(&devices[0]), r#""InfiniBand" "6e756c6c00000000" true 1 1048576 0 8"#);
+    assert_eq!(shown(devices.last().unwrap()), r#""Ethernet" null false 1 null 8128 8"#);
+    let table = run(&["devices"]);
+    let lines: Vec<&str> = table.ok().stdout.lines().collect();
+    let column = lines[0].find("link layer").expect("a column");
+    assert!(lines[1][column..].starts_with("InfiniBand "), "{}", table.stdout);
+    assert!(lines[devices.len()][column..].starts_with("Ethernet "), "{}", table.stdout);
+}
+
+#[test]
 fn each_device_says_how_it_gets_at_each_gpu() {
     let fake = FakeCuda::new().set("FAKE_CUDA_GPUS", "0000:3D:00.0,0000:86:00.0");
     let run = |args: &[&str]| {
