@@ -7,7 +7,8 @@ use crate::shell::Shell;
 use crate::workspace::Workspace;
 
 /// The crates that stand outside the workspace.
-const OUTSIDE: [&str; 2] = ["fuzz/Cargo.toml", "xtask/no-std-proof/Cargo.toml"];
+const OUTSIDE: [&str; 2] = [FUZZ, "xtask/no-std-proof/Cargo.toml"];
+const FUZZ: &str = "fuzz/Cargo.toml";
 
 /// `default` is a name for one of the sets, and would only double their number.
 const FEATURE_SETS: &str = "--workspace --feature-powerset --exclude-features default";
@@ -20,9 +21,14 @@ pub(super) fn fmt(shell: &Shell) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Its database of advisories is left out: that needs more of the network than a registry.
+/// Its database of advisories is left out: that needs more of the network than a registry. So is
+/// the no_std proof, which depends on invar-core alone.
 pub(super) fn deny(shell: &Shell) -> Result<Outcome> {
-    shell.run(shell.cargo("deny --workspace --all-features check bans licenses sources"))?;
+    const CHECK: &str = "--all-features check bans licenses sources";
+    shell.run(shell.cargo(&format!("deny --workspace {CHECK}")))?;
+    if shell.root().join(FUZZ).exists() {
+        shell.run(shell.cargo(&format!("deny --manifest-path {FUZZ} {CHECK}")))?;
+    }
     Ok(Outcome::Passed)
 }
 
