@@ -142,6 +142,17 @@ pub trait Nic {
     ) -> Result<(), NicError> {
         self.post_send(qp, list.wrs().get(from..).unwrap_or_default())
     }
+    /// The same where nobody waits for what the requests do: a NIC whose sends are system calls may
+    /// let them leave together with what is posted next, or in the next poll.
+    #[inline(always)]
+    fn post_list_ahead<const L: usize>(
+        &self,
+        qp: &Self::Qp,
+        list: &mut SendList<L>,
+        from: usize,
+    ) -> Result<(), NicError> {
+        self.post_list(qp, list, from)
+    }
     /// `ibv_post_recv` of one request.
     fn post_recv(&self, qp: &Self::Qp, wr: &RecvWr) -> Result<(), NicError>;
     /// The same of one without a buffer.

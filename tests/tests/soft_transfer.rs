@@ -1,10 +1,12 @@
 //! Every operation of the software NIC, over both IP versions and in both modes, moves exactly
 //! the bytes that it should.
 
-use invar_core::nic::{Nic, QpOptions, SendFlags, SendOpcode, SendWr, WcFlags, WcOpcode, WcStatus};
+use invar_core::nic::{
+    Nic, QpOptions, SendFlags, SendList, SendOpcode, SendWr, WcFlags, WcOpcode, WcStatus,
+};
 use invar_linux::memory::HostMemory;
 use invar_linux::soft::{SoftConfig, SoftNic};
-use invar_testkit::end::{End, Link};
+use invar_testkit::end::{End, Link, patiently};
 
 const MTU: usize = 4096;
 const SIZES: [usize; 9] = [0, 1, 3, MTU - 1, MTU, MTU + 1, 64 << 10, (64 << 10) + 7, 1 << 20];
@@ -143,4 +145,26 @@ fn a_list_of_requests_is_posted_up_to_the_one_that_is_refused() {
     assert_eq!(error.index, 2);
     assert_eq!([a.wait().wr_id, a.wait().wr_id], [good.wr_id; 2]);
     assert!(a.has_none());
+}
+
+#[test]
+fn what_is_posted_ahead_leaves_in_one_train_and_also_where_no_call_follows() {
+    let [a, b] = End::pair([&open("[::1]"), &open("[::1]")], 64, &Link::default());
+    let post_ahead = |flags| {
+        let wr = SendWr { flags, ..a.work(SendOpcode::RdmaWrite, 64, &b) };
+        a.nic.post_list_ahead(&a.qp, &mut SendList::new([wr]), 0).unwrap();
+    };
+    let sent = fill(&a.buffer.memory, 64, 1);
+    post_ahead(SendFlags::empty());
+    patiently("a write that nobody hurries", || content(&b.buffer.memory, 64) == sent);
+
+    let trains = || a.nic.counters().device.trains_sent;
+    // The NIC's thread may come between, now and then.
+    patiently("a train of four", || {
+        let before = trains();
+        (0..3).for_each(|_| post_ahead(SendFlags::empty()));
+        post_ahead(SendFlags::SIGNALED);
+        assert_eq!(a.wait().status, WcStatus::SUCCESS);
+        trains() - before == 1
+    });
 }

@@ -44,6 +44,13 @@ impl RecvBuf {
     }
 }
 
+/// When a peer may wait for a row of slots.
+#[derive(Clone, Copy)]
+enum Await {
+    Now,
+    Later,
+}
+
 /// The receiving end of a connection.
 pub struct RecvComm<N: Nic, S> {
     base: Base<N, S, Flushes<N>, Receiving, ROWS>,
@@ -134,6 +141,21 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         }
     }
 
+    /// The same of one buffer that is posted ahead: no send waits for it, as there are others for the
+    /// next ones. A NIC in software may tell the peer a little later, together with something else.
+    ///
+    /// # Errors
+    /// As [`RecvComm::irecv`].
+    pub fn irecv_ahead(&mut self, buf: &RecvBuf) -> Result<Option<Request>, Error> {
+        let Usual::Done(request) = self.fill_usual(buf) else {
+            return self.irecv(core::slice::from_ref(buf));
+        };
+        match self.post(Await::Later) {
+            Ok(()) => Ok(Some(request)),
+            Err(failed) => Err(self.base.error(failed)),
+        }
+    }
+
     /// The start of [`RecvComm::irecv`] of one buffer: fills a slot, which
     /// [`RecvComm::post_filled`] writes to the peer; gives the receive's request.
     #[inline(always)]
@@ -208,7 +230,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// [`Error::Nic`].
     #[inline(always)]
     pub fn post_filled(&mut self) -> Result<(), Error> {
-        match self.post() {
+        match self.post(Await::Now) {
             Ok(()) => Ok(()),
             Err(failed) => Err(self.base.error(failed)),
         }
@@ -370,14 +392,14 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         };
         // Otherwise the request at the start of the ring is not free.
         let Usual::Done(request) = filled else { return Ok(None) };
-        self.post()?;
+        self.post(Await::Now)?;
         Ok(Some(request))
     }
 
     /// Posts a receive on each queue pair, then the row of slots on the first. Takes the next
     /// request, which is armed.
     #[inline(always)]
-    fn post(&mut self) -> Result<(), Failed> {
+    fn post(&mut self, awaited: Await) -> Result<(), Failed> {
         let Self { base: Base { verbs, .. }, recv_wr, .. } = self;
         if let Err(error) = verbs.nic.post_empty_recv(&verbs.qp, recv_wr) {
             return Err(self.base.nic_failed(error));
@@ -387,7 +409,11 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         }
         let Self { base: Base { reqs, verbs, .. }, .. } = self;
         let Receiving { slots, .. } = &mut reqs.at(reqs.next().raw()).value;
-        if let Err(error) = verbs.nic.post_list(&verbs.qp, slots, 0) {
+        let posted = match awaited {
+            Await::Now => verbs.nic.post_list(&verbs.qp, slots, 0),
+            Await::Later => verbs.nic.post_list_ahead(&verbs.qp, slots, 0),
+        };
+        if let Err(error) = posted {
             return Err(self.base.nic_failed(error));
         }
         reqs.advance();

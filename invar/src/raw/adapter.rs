@@ -446,6 +446,14 @@ impl<N: HostNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
         Ok(request)
     }
 
+    unsafe fn irecv_ahead(&mut self, buf: &RecvBuf) -> Result<Option<Request>, CoreError> {
+        let request = self.comm.irecv_ahead(buf)?;
+        if request.is_none() {
+            self.watch.idle(|| self.nic.now_ns(), || self.comm.check_peer())?;
+        }
+        Ok(request)
+    }
+
     #[inline(always)]
     unsafe fn fill_usual(&mut self, buf: &RecvBuf) -> Usual<Request> {
         if N::IS_HARDWARE { self.comm.fill_usual(buf) } else { Usual::Unusual }

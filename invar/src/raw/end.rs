@@ -179,6 +179,19 @@ pub trait RecvEnd: End {
     /// stays so, not accessed by anyone else, until the request is done or this end is dropped.
     unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, CoreError>;
 
+    /// The same of one buffer that no send waits for yet; see
+    /// [`RecvComm::irecv_ahead`](invar_core::comm::RecvComm::irecv_ahead).
+    ///
+    /// # Errors
+    /// As of [`RecvEnd::irecv`].
+    ///
+    /// # Safety
+    /// As of [`RecvEnd::irecv`].
+    unsafe fn irecv_ahead(&mut self, buf: &RecvBuf) -> Result<Option<Request>, CoreError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.irecv(std::slice::from_ref(buf)) }
+    }
+
     /// The start of [`RecvEnd::irecv`], of one buffer, where it pays to make that apart.
     ///
     /// # Safety

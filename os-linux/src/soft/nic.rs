@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 
 use invar_core::nic::{
     Access, Gid, LinkLayer, Mtu, Nic, NicError, PollError, PortAttr, PortState, QpCap, QpOptions,
-    QpTransition, RecvWr, SendWr, Verb, Wc,
+    QpTransition, RecvWr, SendList, SendWr, Verb, Wc,
 };
 use invar_core::roce::qp::{Tuning, WINDOW_PACKETS_MAX};
 
@@ -251,17 +251,25 @@ impl Nic for SoftNic {
     #[inline]
     fn post_send(&self, qp: &Qp, wrs: &[SendWr]) -> Result<(), NicError> {
         self.check(&qp.nic, Verb::PostSend)?;
-        self.port().post(|device| {
-            wrs.iter().zip(0..).try_for_each(|(wr, index)| {
-                device.post_send(qp.qpn, wr).map_err(|error| NicError { index, ..error })
-            })
-        })
+        self.port().post(|device| post_each(device, qp.qpn, wrs))
+    }
+
+    #[inline]
+    fn post_list_ahead<const L: usize>(
+        &self,
+        qp: &Qp,
+        list: &mut SendList<L>,
+        from: usize,
+    ) -> Result<(), NicError> {
+        self.check(&qp.nic, Verb::PostSend)?;
+        let wrs = list.wrs().get(from..).unwrap_or_default();
+        self.port().post_ahead(|device| post_each(device, qp.qpn, wrs))
     }
 
     #[inline]
     fn post_recv(&self, qp: &Qp, wr: &RecvWr) -> Result<(), NicError> {
         self.check(&qp.nic, Verb::PostRecv)?;
-        self.port().post(|device| device.post_recv(qp.qpn, wr))
+        self.port().post_ahead(|device| device.post_recv(qp.qpn, wr))
     }
 
     /// Where there are no completions, receives what has arrived and sends what follows from it.
@@ -275,6 +283,12 @@ impl Nic for SoftNic {
         // An error comes again, in a poll, which can tell it.
         let _ = self.port().progress();
     }
+}
+
+fn post_each(device: &mut Device, qpn: u32, wrs: &[SendWr]) -> Result<(), NicError> {
+    wrs.iter().zip(0..).try_for_each(|(wr, index)| {
+        device.post_send(qpn, wr).map_err(|error| NicError { index, ..error })
+    })
 }
 
 /// Packets that a receive buffer holds, as the kernel counts: a packet that comes alone takes up
