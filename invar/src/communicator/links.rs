@@ -126,7 +126,7 @@ impl Links {
         let (mut waiting, mut has_round) = (None, false);
         for link in self.send.iter_mut().flatten() {
             let SendLink::Net(link) = link else { continue };
-            let has_proxy = !link.takes_memory();
+            let has_proxy = link.has_proxy();
             // One link that the proxy moves moves all of them.
             if has_proxy && has_round {
                 continue;
@@ -155,10 +155,20 @@ impl Links {
     /// other ranks to leave too, `within` at most.
     pub(super) fn end(&mut self, within: Duration) {
         let Some(network) = &mut self.network else { return };
+        let deadline = Instant::now() + within;
         // There is nobody left to be told.
         let _ = network.proxy.stop();
+        let mut is_under_way = |link: &mut SendLink| match link {
+            SendLink::Shm { .. } => false,
+            SendLink::Net(link) => matches!(link.has_delivered(), Ok(false)),
+        };
+        while network.bootstrap.check().is_ok()
+            && self.send.iter_mut().flatten().any(&mut is_under_way)
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         network.bootstrap.leave();
-        let deadline = Instant::now() + within;
         let others = |bootstrap: &Bootstrap| {
             (0..bootstrap.nranks()).all(|rank| rank == bootstrap.rank() || bootstrap.has_left(rank))
         };

@@ -45,6 +45,7 @@ mod greeting;
 mod link;
 mod ring;
 mod setup;
+mod standing;
 mod wire;
 
 use std::collections::HashMap;
@@ -65,6 +66,7 @@ use crate::{Device, DeviceKind, Error, Settings};
 use direct::{DirectRecv, DirectSend};
 use link::{Posting, Way};
 use setup::{BOTH_WAYS, Made, Opener, Share};
+use standing::Standings;
 use wire::{Arrivals, Wire, Wires};
 
 pub use ends::NetEnds;
@@ -80,9 +82,9 @@ pub struct NetSettings {
     pub slot_bytes: usize,
     /// How long a link may take to come about.
     pub timeout: Duration,
-    /// Whether links over TCP do without the proxy: they move in the rank's calls of each, and
-    /// nowhere else. That is shorter, and they can send and receive where the data is to be, without
-    /// a slot between.
+    /// Whether links do without the proxy: they move in the rank's calls of each, and nowhere else.
+    /// That is shorter, and over TCP they can send and receive where the data is to be, without a
+    /// slot between.
     pub without_proxy: bool,
     /// Whose proxy it is: the rank in the name of its trace.
     pub rank: u32,
@@ -118,6 +120,7 @@ pub struct NetProxy {
     progress: Option<Progress<Error>>,
     post: Arc<Posting>,
     made: Made,
+    standings: Standings,
     /// Of each device, whether a connection over it can be used both ways.
     both_ways: Vec<bool>,
     _on_signal: Option<DumpOnSignal>,
@@ -165,7 +168,8 @@ impl NetProxy {
         };
         let both_ways =
             devices.iter().map(|device| device.info().kind == DeviceKind::Socket).collect();
-        let wires = Wires::new(arrivals.clone());
+        let standings = Standings::default();
+        let wires = Wires::new(arrivals.clone(), standings.clone());
         let (posted, aborted) = (ops.clone(), abort.clone());
         let progress = match &rules.trace {
             None => Progress::spawn(posted, progress, aborted, wires, ()),
@@ -208,6 +212,7 @@ impl NetProxy {
             progress: Some(progress),
             post,
             made,
+            standings,
             both_ways,
             _on_signal: on_signal,
         })
@@ -282,7 +287,10 @@ impl NetProxy {
         let Sending(way, call) = sending;
         match self.made(way, call)? {
             Share::Ring(ring) => Ok(NetSend::new(ring, Arc::clone(&self.post), way)),
-            Share::Whole(Wire::Send(wire)) => Ok(NetSend::direct(DirectSend::new(wire, way.peer))),
+            Share::Whole(Wire::Send(wire)) => {
+                let standing = self.standings.add(way, Direction::Send);
+                Ok(NetSend::direct(DirectSend::new(wire, standing)))
+            }
             Share::Whole(Wire::Recv(_)) => Err(missing(way)),
         }
     }
@@ -292,7 +300,10 @@ impl NetProxy {
         let Receiving(way, call) = receiving;
         match self.made(way, call)? {
             Share::Ring(ring) => Ok(NetRecv::new(ring, Arc::clone(&self.post), way)),
-            Share::Whole(Wire::Recv(wire)) => Ok(NetRecv::direct(DirectRecv::new(wire, way.peer))),
+            Share::Whole(Wire::Recv(wire)) => {
+                let standing = self.standings.add(way, Direction::Recv);
+                Ok(NetRecv::direct(DirectRecv::new(wire, standing)))
+            }
             Share::Whole(Wire::Send(_)) => Err(missing(way)),
         }
     }
@@ -306,7 +317,8 @@ impl NetProxy {
         NetDump(Arc::downgrade(&self.post))
     }
 
-    /// Moves all that links have been told to move, and then no more.
+    /// Moves all that links have been told to move, and then no more. Of links without a proxy,
+    /// [`NetSend::has_delivered`] tells that.
     ///
     /// The connections are there until this and the links are dropped. A peer's last message may
     /// still have to be acknowledged, so that is for when the peers have stopped too.

@@ -94,6 +94,33 @@ fn what_is_under_way_is_shown_by_rank_and_channel() {
 }
 
 #[test]
+fn what_ranks_move_themselves_is_shown_as_well() {
+    let shown = |line: &str| format!("ACTIVE OPS\n[X]\nWITHOUT PROXY\n{line}\n[X]\n");
+    for device in DIRECT {
+        let [mut zero, mut one] = pair(device, 1);
+        for message in 0..20 {
+            assert_eq!(one.recvs[0].full().expect(device), None);
+            assert_eq!(one.proxy.dump(), shown(&format!("[-|{message}| Recv 0R/0]")), "{device}");
+            zero.sends[0].publish(5).expect(device);
+            let start = Instant::now();
+            while one.recvs[0].full().expect(device).is_none() {
+                zero.sends[0].progress().expect(device);
+                assert!(start.elapsed() < LIMIT, "{}", zero.proxy.dump());
+            }
+            assert_eq!(one.proxy.dump(), shown(&format!("[-|{message}| Recv 0G/0]")), "{device}");
+            one.recvs[0].release();
+            assert_eq!(one.proxy.dump(), "ACTIVE OPS\n[X]\n", "{device}");
+            while !zero.sends[0].has_delivered().expect(device) {
+                one.recvs[0].progress().expect(device);
+                assert!(start.elapsed() < LIMIT, "{}", zero.proxy.dump());
+            }
+            assert_eq!(zero.proxy.dump(), "ACTIVE OPS\n[X]\n", "{device}");
+            zero.sends[0].free(5).expect(device).expect("a slot is free");
+        }
+    }
+}
+
+#[test]
 fn more_bytes_than_a_slot_has_are_refused() {
     let [mut zero, _one] = pair("socket IPv4", 1);
     assert!(zero.sends[0].free(SLOT_BYTES).unwrap().is_some());

@@ -18,7 +18,8 @@ pub(crate) const DEVICES: [&str; 5] =
 /// Where links both ways share a connection.
 const SHARED: &str = "shared socket IPv4";
 /// Links that do without the proxy.
-pub(crate) const DIRECT: [&str; 2] = ["direct socket IPv6", "direct shared socket IPv4"];
+pub(crate) const DIRECT: [&str; 4] =
+    ["direct soft IPv4", "direct soft IPv6", "direct socket IPv6", "direct shared socket IPv4"];
 const WITHOUT_PROXY: &str = "direct ";
 
 pub(crate) fn open(device: &str) -> Device {
@@ -116,9 +117,6 @@ impl Rank {
         loop {
             let mut settled = true;
             for (channel, link) in self.sends.iter_mut().enumerate() {
-                if moved == Moved::ByRank {
-                    settled &= link.progress()?;
-                }
                 let message = Message { seed, from: self.number, channel, step: sent[channel] };
                 if sent[channel] < steps
                     && let Some(slot) = link.free(message.len())?
@@ -127,6 +125,9 @@ impl Rank {
                     unsafe { message.write(slot) };
                     link.publish(message.len())?;
                     sent[channel] += 1;
+                }
+                if moved == Moved::ByRank {
+                    settled &= link.progress()?;
                 }
             }
             for (channel, link) in self.recvs.iter_mut().enumerate() {

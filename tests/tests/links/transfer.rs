@@ -31,7 +31,7 @@ fn the_proxys_thread_moves_what_ranks_do_not_move_themselves() {
 
 #[test]
 fn links_on_many_channels_do_not_mix() {
-    for device in ["soft IPv4", "socket IPv4", DIRECT[0]] {
+    for device in ["soft IPv4", "socket IPv4", DIRECT[0], DIRECT[2]] {
         let mut ranks = pair(device, 12);
         both(&mut ranks, |rank| rank.exchange(7, 30, Moved::ByRank).expect(device));
     }

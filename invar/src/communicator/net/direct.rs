@@ -1,156 +1,169 @@
-//! Links without a proxy: a rank moves each by its own calls, from and to wherever the data is.
+//! Links without a proxy: a rank moves each by its own calls.
 //!
-//! For TCP, where bytes move in calls alone and no memory is registered. The kernel keeps what was
-//! sent, so that a rank which has left nothing behind here need not come back for it.
+//! Over TCP bytes move in calls alone and no memory is registered, so messages come from and go to
+//! wherever the data is, and one receive is posted at a time: what comes behind it stays in the
+//! socket. Elsewhere messages are slots of the ring, and receives are posted ahead for those that
+//! are free; what was posted moves without more calls.
 
-use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use invar_core::comm::{RecvBuf, Request, SendBuf};
-use invar_core::error::Error as CoreError;
-
-use super::ring::{Ring, SLOTS};
-use super::wire::{RecvWire, SendWire, TAG};
+use super::ring::SLOTS;
+use super::standing::Standing;
+use super::wire::{RecvWire, SendWire};
 use crate::Error;
-use crate::error::Kind;
-use crate::raw::{RecvEnd, SendEnd};
-
-/// TCP looks at no keys.
-const NO_KEY: u32 = 0;
 
 /// The sending end.
 pub(super) struct DirectSend {
-    // The end before the ring's memory.
-    end: Box<dyn SendEnd>,
-    /// What was published and has not left, the oldest first.
-    waiting: VecDeque<Message>,
-    ring: Arc<Ring>,
-    /// The slot that is to be filled next.
+    wire: SendWire,
+    /// Those that were published and are not done, by step.
+    messages: [Message; SLOTS],
+    /// Steps that are done, begun with, and published.
+    done: u64,
+    started: u64,
     next: u64,
-    peer: u32,
+    /// The slot that is to be filled next.
+    slot: u64,
+    standing: Arc<Standing>,
 }
 
+/// Where a message is, and how long it is.
+#[derive(Clone, Copy)]
 struct Message {
     start: NonNull<u8>,
     len: u32,
-    request: Option<Request>,
 }
 
 // SAFETY: the pointers are to slots of the ring, or to what `publish_from` was promised, whichever
 // thread goes on.
 unsafe impl Send for DirectSend {}
 
-/// The receiving end. One message is awaited at a time; those behind it stay in the socket.
+/// The receiving end.
 pub(super) struct DirectRecv {
-    // The end before the ring's memory.
-    end: Box<dyn RecvEnd>,
-    state: State,
-    ring: Arc<Ring>,
-    peer: u32,
-}
-
-/// What is with the next message.
-enum State {
-    Unasked,
-    /// It is to come there.
-    Awaited(NonNull<u8>, Request),
-    /// It is there.
-    Full(NonNull<u8>, usize),
+    wire: RecvWire,
+    /// Steps that are released.
+    next: u64,
+    /// Where the message of the next step comes.
+    place: NonNull<u8>,
+    /// Its length, once it is there.
+    len: Option<usize>,
+    standing: Arc<Standing>,
 }
 
 // SAFETY: as of `DirectSend`, and `full_at`.
 unsafe impl Send for DirectRecv {}
 
 impl DirectSend {
-    pub(super) fn new(wire: SendWire, peer: u32) -> Self {
-        let (end, ring) = wire.into_parts();
-        DirectSend { end, waiting: VecDeque::with_capacity(SLOTS), ring, next: 0, peer }
+    pub(super) fn new(wire: SendWire, standing: Arc<Standing>) -> Self {
+        let messages = [Message { start: wire.ring().slot(0), len: 0 }; SLOTS];
+        DirectSend { wire, messages, done: 0, started: 0, next: 0, slot: 0, standing }
     }
 
     #[inline]
     pub(super) fn free(&mut self) -> Result<Option<NonNull<u8>>, Error> {
-        if self.waiting.len() == SLOTS {
+        if self.is_busy() {
             self.progress()?;
         }
-        if self.waiting.len() == SLOTS {
+        if self.is_busy() {
             return Ok(None);
         }
-        if self.waiting.is_empty() {
+        if self.next == self.done {
             // The same one each time stays in the processor's cache.
-            self.next = 0;
+            self.slot = 0;
         }
-        Ok(Some(self.ring.slot(self.next)))
+        Ok(Some(self.wire.ring().slot(self.slot)))
     }
 
     #[inline]
     pub(super) fn publish(&mut self, len: usize) -> Result<(), Error> {
-        let slot = self.ring.slot(self.next);
+        let ring = self.wire.ring();
+        let (slot, len) = (ring.slot(self.slot), len.min(ring.slot_bytes()));
         // SAFETY: the slot is the ring's, and not given out again while a message is in it.
-        unsafe { self.publish_from(slot, len.min(self.ring.slot_bytes())) }
+        unsafe { self.publish_from(slot, len) }
+    }
+
+    /// Whether messages need not be in slots.
+    #[inline]
+    pub(super) fn takes_memory(&self) -> bool {
+        self.wire.needs_calls()
     }
 
     /// # Safety
     ///
-    /// As of [`NetSend::publish_from`](super::NetSend::publish_from).
+    /// As of [`NetSend::publish_from`](super::NetSend::publish_from); in a slot, unless the link
+    /// [takes memory](Self::takes_memory).
     #[inline]
     pub(super) unsafe fn publish_from(
         &mut self,
         start: NonNull<u8>,
         len: usize,
     ) -> Result<(), Error> {
-        self.waiting.push_back(Message { start, len: len as u32, request: None });
+        if self.is_busy() {
+            // `free` has given nothing.
+            return Ok(());
+        }
+        self.messages[(self.next % SLOTS as u64) as usize] = Message { start, len: len as u32 };
         self.next += 1;
+        self.slot += 1;
         self.progress().map(drop)
     }
 
-    /// Sends what the socket takes. Whether all has left.
+    /// Sends what can be sent. Whether all gets to the peer without more calls.
     #[inline]
     pub(super) fn progress(&mut self) -> Result<bool, Error> {
-        if self.waiting.is_empty() {
-            return Ok(true);
+        if self.done < self.next {
+            self.send().map_err(|error| self.standing.named(&error))?;
         }
-        self.send().map_err(|error| named(self.peer, &self.end.failed(error)))
+        Ok(self.next == if self.wire.needs_calls() { self.done } else { self.started })
     }
 
-    fn send(&mut self) -> Result<bool, CoreError> {
-        for message in self.waiting.iter_mut().filter(|message| message.request.is_none()) {
-            let addr = message.start.as_ptr().expose_provenance() as u64;
-            let buf = SendBuf { addr, len: message.len, lkey: NO_KEY };
-            // SAFETY: by the promise of `publish_from`; it is over when the request is done.
-            message.request = unsafe { self.end.isend(&buf, TAG) }?;
-            if message.request.is_none() {
+    /// The same. Whether the peer has all, or, over TCP, the kernel.
+    pub(super) fn has_delivered(&mut self) -> Result<bool, Error> {
+        self.progress()?;
+        Ok(self.done == self.next)
+    }
+
+    /// Whether there is no room for another message.
+    fn is_busy(&self) -> bool {
+        self.next - self.done == SLOTS as u64
+    }
+
+    fn send(&mut self) -> Result<(), Error> {
+        while self.started < self.next {
+            let Message { start, len } = self.messages[(self.started % SLOTS as u64) as usize];
+            let addr = start.as_ptr().expose_provenance() as u64;
+            // SAFETY: by the promise of `publish_from`; it is over when the step is sent.
+            if !unsafe { self.wire.start_from(self.started, addr, len) }? {
                 break;
             }
+            self.started += 1;
         }
-        while let Some(Message { request: Some(request), .. }) = self.waiting.front() {
-            if self.end.test(request)?.is_none() {
-                return Ok(false);
-            }
-            self.waiting.pop_front();
+        while self.done < self.started && self.wire.is_sent(self.done)? {
+            self.done += 1;
         }
-        Ok(self.waiting.is_empty())
+        self.standing.set([self.next, self.started, self.done]);
+        Ok(())
     }
 
     pub(super) fn slot_bytes(&self) -> usize {
-        self.ring.slot_bytes()
+        self.wire.ring().slot_bytes()
     }
 
     pub(super) fn peer(&self) -> u32 {
-        self.peer
+        self.standing.peer()
     }
 }
 
 impl DirectRecv {
-    pub(super) fn new(wire: RecvWire, peer: u32) -> Self {
-        let (end, ring) = wire.into_parts();
-        DirectRecv { end, state: State::Unasked, ring, peer }
+    pub(super) fn new(wire: RecvWire, standing: Arc<Standing>) -> Self {
+        let place = wire.ring().slot(0);
+        DirectRecv { wire, next: 0, place, len: None, standing }
     }
 
     #[inline]
     pub(super) fn full(&mut self) -> Result<Option<(NonNull<u8>, usize)>, Error> {
         // There is one message at a time: the same slot stays in the processor's cache.
-        let (slot, len) = (self.ring.slot(0), self.ring.slot_bytes());
+        let (slot, len) = (self.wire.ring().slot(0), self.slot_bytes());
         // SAFETY: the slot is the ring's, and given to nobody while a message is to come.
         unsafe { self.full_at(slot, len) }
     }
@@ -164,63 +177,50 @@ impl DirectRecv {
         to: NonNull<u8>,
         len: usize,
     ) -> Result<Option<(NonNull<u8>, usize)>, Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.receive(to, len as u32) }.map_err(|error| self.failed(error))
+        if self.len.is_none() {
+            // SAFETY: the caller's promise.
+            let received = unsafe { self.receive(to, len as u32) };
+            self.len = received.map_err(|error| self.standing.named(&error))?;
+            self.standing.set([
+                self.next + 1,
+                self.next + u64::from(self.len.is_some()),
+                self.next,
+            ]);
+        }
+        Ok(self.len.map(|len| (self.place, len)))
     }
 
     /// # Safety
     ///
     /// As of [`full_at`](Self::full_at).
-    unsafe fn receive(
-        &mut self,
-        to: NonNull<u8>,
-        len: u32,
-    ) -> Result<Option<(NonNull<u8>, usize)>, CoreError> {
-        if let State::Unasked = self.state {
+    unsafe fn receive(&mut self, to: NonNull<u8>, len: u32) -> Result<Option<usize>, Error> {
+        if !self.wire.needs_calls() {
+            self.wire.post_free(self.next)?;
+            self.place = self.wire.ring().slot(self.next);
+        } else if self.wire.posted() == self.next {
             let addr = to.as_ptr().expose_provenance() as u64;
             // SAFETY: the caller's promise.
-            let request =
-                unsafe { self.end.irecv(&[RecvBuf { addr, len, tag: TAG, rkey: NO_KEY }]) }?;
-            let Some(request) = request else { return Ok(None) };
-            self.state = State::Awaited(to, request);
-        }
-        if let State::Awaited(to, request) = &self.state {
-            let mut len = 0;
-            // SAFETY: the receive has one buffer.
-            if unsafe { self.end.test(request, &mut len) }?.is_none() {
+            if !unsafe { self.wire.post_at(addr, len) }? {
                 return Ok(None);
             }
-            self.state = State::Full(*to, len as usize);
+            self.place = to;
         }
-        match self.state {
-            State::Full(start, len) => Ok(Some((start, len))),
-            _ => Ok(None),
-        }
+        Ok(self.wire.received(self.next)?.map(|len| len as usize))
     }
 
     #[inline]
     pub(super) fn release(&mut self) {
-        if let State::Full(..) = self.state {
-            self.state = State::Unasked;
+        if self.len.take().is_some() {
+            self.next += 1;
+            self.standing.set([self.next; 3]);
         }
     }
 
     pub(super) fn slot_bytes(&self) -> usize {
-        self.ring.slot_bytes()
+        self.wire.ring().slot_bytes()
     }
 
     pub(super) fn peer(&self) -> u32 {
-        self.peer
+        self.standing.peer()
     }
-
-    #[cold]
-    fn failed(&self, error: CoreError) -> Error {
-        named(self.peer, &self.end.failed(error))
-    }
-}
-
-/// An error of the rank that it is about.
-#[cold]
-fn named(rank: u32, error: &Error) -> Error {
-    Kind::Rank { rank, text: error.to_string() }.into()
 }

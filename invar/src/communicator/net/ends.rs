@@ -5,9 +5,11 @@ use std::sync::{Arc, Mutex};
 use invar_core::proxy::{ConnectionId, Direction, Poster};
 use invar_linux::proxy::{Abort, ProgressConnections, SharedOps, driven};
 
+use super::direct::{DirectRecv, DirectSend};
 use super::link::{Posting, Way};
 use super::ring::Ring;
 use super::setup::own_ring;
+use super::standing::Standings;
 use super::wire::{Arrivals, RecvWire, SendWire, Wire, Wires};
 use super::{LOCAL_RANK, NetRecv, NetSend, NetSettings, starting};
 use crate::raw::{RecvEnd, SendEnd};
@@ -19,6 +21,8 @@ use crate::{Device, Error};
 pub struct NetEnds {
     device: Device,
     slot_bytes: usize,
+    without_proxy: bool,
+    standings: Standings,
     connections: ProgressConnections,
     arrivals: Arrivals,
     post: Arc<Posting>,
@@ -29,13 +33,17 @@ pub struct NetEnds {
 impl NetEnds {
     /// Links over `device`, none as yet. `abort` ends them.
     pub fn new(device: Device, settings: &NetSettings, abort: Abort) -> Result<Self, Error> {
-        let (ops, arrivals) = (SharedOps::create(1).map_err(starting)?, Arrivals::default());
-        let (connections, driver) = driven(ops.clone(), abort, Wires::new(arrivals.clone()));
+        let ops = SharedOps::create(1).map_err(starting)?;
+        let (arrivals, standings) = (Arrivals::default(), Standings::default());
+        let wires = Wires::new(arrivals.clone(), standings.clone());
+        let (connections, driver) = driven(ops.clone(), abort, wires);
         let poster = Mutex::new(Poster::new(LOCAL_RANK));
         let post = Arc::new(Posting { ops, poster, driver, timeout: settings.timeout });
         Ok(NetEnds {
             device,
             slot_bytes: settings.slot_bytes(),
+            without_proxy: settings.without_proxy,
+            standings,
             connections,
             arrivals,
             post,
@@ -51,9 +59,14 @@ impl NetEnds {
         end: Box<dyn SendEnd>,
     ) -> Result<NetSend, Error> {
         let ring = self.ring()?;
-        let wire = Wire::Send(SendWire::new(end, Arc::clone(&ring))?);
-        let connection = self.open(wire, Direction::Send);
-        Ok(NetSend::new(ring, Arc::clone(&self.post), Way { connection, peer, channel }))
+        let wire = SendWire::new(end, Arc::clone(&ring))?;
+        let way = Way { connection: self.next(), peer, channel };
+        if self.without_proxy {
+            let standing = self.standings.add(way, Direction::Send);
+            return Ok(NetSend::direct(DirectSend::new(wire, standing)));
+        }
+        self.open(way, Wire::Send(wire), Direction::Send);
+        Ok(NetSend::new(ring, Arc::clone(&self.post), way))
     }
 
     /// A link from rank `peer` on `channel`, by an end that is connected to one of that rank's.
@@ -64,9 +77,14 @@ impl NetEnds {
         end: Box<dyn RecvEnd>,
     ) -> Result<NetRecv, Error> {
         let ring = self.ring()?;
-        let wire = Wire::Recv(RecvWire::new(end, Arc::clone(&ring))?);
-        let connection = self.open(wire, Direction::Recv);
-        Ok(NetRecv::new(ring, Arc::clone(&self.post), Way { connection, peer, channel }))
+        let wire = RecvWire::new(end, Arc::clone(&ring))?;
+        let way = Way { connection: self.next(), peer, channel };
+        if self.without_proxy {
+            let standing = self.standings.add(way, Direction::Recv);
+            return Ok(NetRecv::direct(DirectRecv::new(wire, standing)));
+        }
+        self.open(way, Wire::Recv(wire), Direction::Recv);
+        Ok(NetRecv::new(ring, Arc::clone(&self.post), way))
     }
 
     /// What is being moved, in the notation of NCCL's dump.
@@ -78,11 +96,14 @@ impl NetEnds {
         Ok(Arc::new(Ring::new(&self.device, self.slot_bytes)?))
     }
 
-    fn open(&mut self, wire: Wire, direction: Direction) -> ConnectionId {
+    fn next(&mut self) -> ConnectionId {
         let id = ConnectionId(self.id);
         self.id += 1;
-        self.arrivals.add(id, wire);
-        self.connections.open(id, own_ring(direction, LOCAL_RANK));
         id
+    }
+
+    fn open(&self, way: Way, wire: Wire, direction: Direction) {
+        self.arrivals.add(way.connection, wire);
+        self.connections.open(way.connection, own_ring(direction, LOCAL_RANK));
     }
 }

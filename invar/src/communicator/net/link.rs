@@ -115,7 +115,7 @@ impl NetSend {
     /// Whether [`NetSend::publish_from`] spares a copy.
     #[inline]
     pub(in crate::communicator) fn takes_memory(&self) -> bool {
-        matches!(self.0, Sending::Rank(_))
+        matches!(&self.0, Sending::Rank(link) if link.takes_memory())
     }
 
     /// Publishes `len` bytes that are not in a slot, in place of the one that [`NetSend::free`] gave
@@ -149,6 +149,27 @@ impl NetSend {
             }
             Sending::Rank(link) => link.progress(),
         }
+    }
+
+    /// Moves the same. Says whether the peer has all that was published, or, over TCP, the kernel has:
+    /// then this end may go.
+    ///
+    /// # Errors
+    /// What ended the link.
+    pub fn has_delivered(&mut self) -> Result<bool, Error> {
+        match &mut self.0 {
+            Sending::Proxy(end) => {
+                end.post.round()?;
+                Ok(end.ring.used() == end.next)
+            }
+            Sending::Rank(link) => link.has_delivered(),
+        }
+    }
+
+    /// Whether the proxy moves it, and with it all others.
+    #[inline]
+    pub(in crate::communicator) fn has_proxy(&self) -> bool {
+        matches!(self.0, Sending::Proxy(_))
     }
 
     /// Bytes of a slot.

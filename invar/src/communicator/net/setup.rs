@@ -12,7 +12,7 @@ use super::greeting::{Address, Incoming, Outgoing};
 use super::ring::Ring;
 use super::wire::{Arrivals, WayBack, Wire};
 use crate::error::Kind;
-use crate::{Device, DeviceKind, Error, Settings};
+use crate::{Device, Error, Settings};
 
 /// Connections that are open, on their way to the rank; clones are of the same.
 #[derive(Clone, Default)]
@@ -41,7 +41,7 @@ pub(super) struct Opener {
     pub(super) devices: Vec<Device>,
     pub(super) settings: Settings,
     pub(super) slot_bytes: usize,
-    /// Whether ranks have sockets themselves.
+    /// Whether ranks have the ends themselves.
     pub(super) without_proxy: bool,
     pub(super) connections: ProgressConnections,
     pub(super) arrivals: Arrivals,
@@ -178,13 +178,15 @@ impl Opener {
     /// A connection is there.
     fn up(&mut self, id: ConnectionId, mut wire: Wire) -> Result<bool, Error> {
         let Some(place) = self.places.get_mut(&id) else { return Err(not_open()) };
-        if self.without_proxy && place.device.info().kind == DeviceKind::Socket {
+        if let Wire::Recv(wire) = &mut wire
+            && !(self.without_proxy && wire.needs_calls())
+        {
+            wire.open()?;
+        }
+        if self.without_proxy {
             place.stage = Stage::Given;
             self.made.add(id, Share::Whole(wire));
             return Ok(true);
-        }
-        if let Wire::Recv(wire) = &mut wire {
-            wire.open()?;
         }
         place.stage = Stage::Open;
         let Init { direction, local_rank, .. } = place.init;

@@ -1,12 +1,14 @@
 //! Ends of connections, as the proxy's engine moves them (`net.cc sendProxyProgress`,
 //! `recvProxyProgress`).
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use invar_core::comm::Request;
 use invar_core::proxy::{ConnectionId, Stage, Step, Transport};
 
 use super::ring::{Ring, SLOTS};
+use super::standing::Standings;
 use crate::error::Kind;
 use crate::raw::{Lanes, RecvBuf, RecvEnd, SendBuf, SendEnd};
 use crate::{Error, MemoryRegion};
@@ -21,6 +23,8 @@ const CREDITS: u64 = SLOTS as u64 / 2;
 pub(super) struct Wires {
     wires: Vec<Option<Wire>>,
     arrivals: Arrivals,
+    /// Of the rank's links that have no proxy.
+    standings: Standings,
 }
 
 /// Ends that are connected, on their way to who moves them; clones are of the same.
@@ -66,7 +70,6 @@ pub(super) struct SendWire {
     // Ends before the ring's memory.
     end: Box<dyn SendEnd>,
     requests: [Option<Request>; SLOTS],
-    /// Whether bytes move only in calls of ours.
     needs_calls: bool,
     slots: Slots,
     ring: Arc<Ring>,
@@ -79,6 +82,7 @@ pub(super) struct RecvWire {
     requests: [Option<Request>; SLOTS],
     /// Steps for which a receive is posted, or was.
     posted: u64,
+    needs_calls: bool,
     slots: Slots,
     ring: Arc<Ring>,
 }
@@ -123,9 +127,14 @@ fn slot(step: u64) -> usize {
     (step % SLOTS as u64) as usize
 }
 
+/// Whether bytes move only in calls, and from and to any memory.
+fn needs_calls(lanes: &Lanes) -> bool {
+    matches!(lanes, Lanes::Sockets(_))
+}
+
 impl SendWire {
     pub(super) fn new(end: Box<dyn SendEnd>, ring: Arc<Ring>) -> Result<Self, Error> {
-        let needs_calls = matches!(end.lanes(), Lanes::Sockets(_));
+        let needs_calls = needs_calls(&end.lanes());
         let (requests, slots) = (Default::default(), Slots::new(&ring)?);
         Ok(SendWire { end, requests, needs_calls, slots, ring })
     }
@@ -141,16 +150,36 @@ impl SendWire {
         self.is_sent(0)
     }
 
-    /// The end and the ring, for who moves its messages without an engine.
-    pub(super) fn into_parts(self) -> (Box<dyn SendEnd>, Arc<Ring>) {
-        (self.end, self.ring)
+    pub(super) fn ring(&self) -> &Arc<Ring> {
+        &self.ring
+    }
+
+    /// Whether bytes move only in calls of ours, and from any memory.
+    pub(super) fn needs_calls(&self) -> bool {
+        self.needs_calls
     }
 
     /// Starts to send the slot of a step; whether it could.
     fn start(&mut self, step: u64, len: u32) -> Result<bool, Error> {
-        let buf = SendBuf { addr: self.slots.addr(step), len, lkey: self.slots.lkey };
         // SAFETY: the slot is in memory of the ring, which stays registered as long as this end
         // is there, and the rank does not touch a slot that it has filled until it is used.
+        unsafe { self.start_from(step, self.slots.addr(step), len) }
+    }
+
+    /// The same of bytes that are anywhere in the ring, or, where bytes [move in
+    /// calls](Self::needs_calls), anywhere.
+    ///
+    /// # Safety
+    ///
+    /// They stay, not written by anyone, until the step is sent or this end is dropped.
+    pub(super) unsafe fn start_from(
+        &mut self,
+        step: u64,
+        addr: u64,
+        len: u32,
+    ) -> Result<bool, Error> {
+        let buf = SendBuf { addr, len, lkey: self.slots.lkey };
+        // SAFETY: registered, or of TCP, which looks at no keys; and the caller's promise.
         let request = unsafe { self.end.isend(&buf, TAG) };
         let request = request.map_err(|error| self.end.failed(error))?;
         let started = request.is_some();
@@ -159,7 +188,7 @@ impl SendWire {
     }
 
     /// Whether the slot of a step is sent.
-    fn is_sent(&mut self, step: u64) -> Result<bool, Error> {
+    pub(super) fn is_sent(&mut self, step: u64) -> Result<bool, Error> {
         let Some(request) = &self.requests[slot(step)] else { return Ok(true) };
         let sent = self.end.test(request).map_err(|error| self.end.failed(error))?.is_some();
         if sent {
@@ -194,8 +223,9 @@ impl SendWire {
 
 impl RecvWire {
     pub(super) fn new(end: Box<dyn RecvEnd>, ring: Arc<Ring>) -> Result<Self, Error> {
+        let needs_calls = needs_calls(&end.lanes());
         let (requests, slots) = (Default::default(), Slots::new(&ring)?);
-        Ok(RecvWire { end, requests, posted: 0, slots, ring })
+        Ok(RecvWire { end, requests, posted: 0, needs_calls, slots, ring })
     }
 
     /// Whether the peer has said these bytes before the first step, once it has said any.
@@ -213,9 +243,24 @@ impl RecvWire {
         self.post(SLOTS as u64)
     }
 
-    /// The end and the ring, for who moves its messages without an engine.
-    pub(super) fn into_parts(self) -> (Box<dyn RecvEnd>, Arc<Ring>) {
-        (self.end, self.ring)
+    pub(super) fn ring(&self) -> &Arc<Ring> {
+        &self.ring
+    }
+
+    /// Whether bytes move only in calls of ours, and to any memory.
+    pub(super) fn needs_calls(&self) -> bool {
+        self.needs_calls
+    }
+
+    /// Steps for which a receive is posted, or was.
+    pub(super) fn posted(&self) -> u64 {
+        self.posted
+    }
+
+    /// Posts receives for the slots that are free when `used` steps are, if there are enough.
+    pub(super) fn post_free(&mut self, used: u64) -> Result<(), Error> {
+        let free = used + SLOTS as u64;
+        if free - self.posted >= CREDITS { self.post(free) } else { Ok(()) }
     }
 
     /// Posts the receives of steps up to `end`, as far as it can.
@@ -224,22 +269,38 @@ impl RecvWire {
     /// has something, it need not wait to hear of a place for it.
     fn post(&mut self, end: u64) -> Result<(), Error> {
         while self.posted < end {
-            let Slots { bytes, rkey, .. } = self.slots;
-            let buf = RecvBuf { addr: self.slots.addr(self.posted), len: bytes, tag: TAG, rkey };
+            let (addr, len) = (self.slots.addr(self.posted), self.slots.bytes);
             // SAFETY: the slot is in memory of the ring, which stays registered as long as this
             // end is there, and the rank does not touch a slot that it has given back.
-            let request = unsafe { self.end.irecv(&[buf]) };
-            let request = request.map_err(|error| self.end.failed(error))?;
-            let Some(request) = request else { return Ok(()) };
-            self.requests[slot(self.posted)] = Some(request);
-            self.posted += 1;
+            if !unsafe { self.post_at(addr, len) }? {
+                break;
+            }
         }
         Ok(())
     }
 
+    /// Posts the receive of the next step to bytes that are anywhere in the ring, or, where bytes
+    /// [move in calls](Self::needs_calls), anywhere; whether it could.
+    ///
+    /// # Safety
+    ///
+    /// They stay, not accessed by anyone, until the step is received or this end is dropped.
+    pub(super) unsafe fn post_at(&mut self, addr: u64, len: u32) -> Result<bool, Error> {
+        let buf = RecvBuf { addr, len, tag: TAG, rkey: self.slots.rkey };
+        // SAFETY: registered, or of TCP, which looks at no keys; and the caller's promise.
+        let request = unsafe { self.end.irecv_ahead(&buf) };
+        let request = request.map_err(|error| self.end.failed(error))?;
+        let posted = request.is_some();
+        if posted {
+            self.requests[slot(self.posted)] = request;
+            self.posted += 1;
+        }
+        Ok(posted)
+    }
+
     /// How many bytes have come for a step, if they have; no more than a slot has, or the
     /// connection would have failed.
-    fn received(&mut self, step: u64) -> Result<Option<u32>, Error> {
+    pub(super) fn received(&mut self, step: u64) -> Result<Option<u32>, Error> {
         let Some(request) = &self.requests[slot(step)] else { return Ok(None) };
         let mut len = 0;
         // SAFETY: the receive has one buffer.
@@ -272,10 +333,7 @@ impl RecvWire {
                 if used <= step {
                     return Ok(false);
                 }
-                let free = used + SLOTS as u64;
-                if free - self.posted >= CREDITS {
-                    self.post(free)?;
-                }
+                self.post_free(used)?;
                 Ok(true)
             }
         }
@@ -283,8 +341,8 @@ impl RecvWire {
 }
 
 impl Wires {
-    pub(super) fn new(arrivals: Arrivals) -> Self {
-        Wires { wires: Vec::new(), arrivals }
+    pub(super) fn new(arrivals: Arrivals, standings: Standings) -> Self {
+        Wires { wires: Vec::new(), arrivals, standings }
     }
 
     #[cold]
@@ -325,5 +383,9 @@ impl Transport for Wires {
         if let Some(wire) = self.wires.get_mut(connection.0 as usize) {
             *wire = None;
         }
+    }
+
+    fn dump(&self, to: &mut dyn fmt::Write) -> fmt::Result {
+        self.standings.dump(to)
     }
 }

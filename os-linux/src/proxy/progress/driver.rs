@@ -201,6 +201,6 @@ where
     }
 
     fn dump(&self) -> String {
-        self.mover.lock().map_or_else(|_| String::new(), |mover| mover.engine.to_string())
+        self.mover.lock().map_or_else(|_| String::new(), |mover| mover.dump())
     }
 }

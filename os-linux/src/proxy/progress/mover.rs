@@ -90,6 +90,13 @@ where
         })
     }
 
+    /// What is active, as `NCCL_PROXY_DUMP_SIGNAL` has it written.
+    pub(super) fn dump(&self) -> String {
+        let mut text = self.engine.to_string();
+        self.transport.dump(&mut text).expect("a string takes all");
+        text
+    }
+
     /// Takes new operations; says how many.
     fn take(&mut self) -> Result<u32, ProgressFailure<T::Error>> {
         let Mover { mailbox, engine, taker, closing, probe, batch, .. } = self;

@@ -148,6 +148,7 @@ impl<'s> History<'s> {
         let pds: Vec<u32> = nics.iter().map(|nic| nic.alloc_pd().expect("a domain")).collect();
         let settings = NetSettings {
             slot_bytes: channels.slot_bytes,
+            without_proxy: self.random.chance(500_000),
             ..NetSettings::from(Settings::default())
         };
         let rank = |nic: &SimNic, pd: u32| {

@@ -8,7 +8,7 @@ use super::work::{Channels, Memory, Work};
 
 /// How long a rank that sees a peer's connection end waits for the reason.
 const NEWS_WITHIN_NS: u64 = 300_000_000;
-/// What the proxy's engine has when it has nothing.
+/// What is under way when nothing is.
 const IDLE: &str = "ACTIVE OPS\n[X]\n";
 
 /// A rank that is alive.
