@@ -35,11 +35,11 @@ const BLOCKED_NS: u64 = 100_000;
 const BATCH_TRAINS: usize = 8;
 
 /// How long the acknowledge of a short message waits for something to go with, which saves a system
-/// call: about as long as an application takes from one short message to the next.
+/// call: about as long as an application takes from one short message to the next. If it sends
+/// something meanwhile, the wait begins anew, as there will be more.
 const ACK_WAIT_NS: u64 = 20_000;
-/// How long, where the application has sent something meanwhile: it answers its peers, as a rule, so
-/// there will be more, and then they too wait for its messages and not for acknowledges.
-const ACK_WAIT_TALKING_NS: u64 = 100_000;
+/// How long at most: a peer may wait for this acknowledge and nothing else.
+const ACK_WAIT_MAX_NS: u64 = 100_000;
 
 pub(super) struct Port {
     rx: RxSocket,
@@ -59,8 +59,8 @@ pub(super) struct Moving {
     batch: RxBatch,
     /// Since when something is unsent that could have been sent.
     owes_since: Option<u64>,
-    /// Whether the application has posted something to send since then.
-    talks: bool,
+    /// When the application last posted something to send at once.
+    posted_ns: u64,
 }
 
 impl Port {
@@ -72,7 +72,7 @@ impl Port {
                 sockets,
                 batch: RxBatch::new(BATCH_TRAINS),
                 owes_since: None,
-                talks: false,
+                posted_ns: 0,
             }),
             last_poll_ns: AtomicU64::new(0),
             wakes_ns: AtomicU64::new(0),
@@ -93,7 +93,7 @@ impl Port {
         let moving = &mut *self.lock();
         let result = call(&mut moving.device);
         let now = now_ns();
-        moving.talks = true;
+        moving.posted_ns = now;
         moving.transmit(now);
         self.wake_in_time(moving, now);
         result
@@ -218,8 +218,11 @@ impl Moving {
     /// Sends what there is to send, but for acknowledges that still may wait.
     #[inline]
     fn transmit(&mut self, now: u64) {
-        let wait_ns = if self.talks { ACK_WAIT_TALKING_NS } else { ACK_WAIT_NS };
-        if self.owes_since.is_some_and(|since| now.saturating_sub(since) >= wait_ns) {
+        let is_due = |since: u64| {
+            now.saturating_sub(since.max(self.posted_ns)) >= ACK_WAIT_NS
+                || now.saturating_sub(since) >= ACK_WAIT_MAX_NS
+        };
+        if self.owes_since.is_some_and(is_due) {
             return self.transmit_all(now);
         }
         self.device.transmit_urgent(now, &mut self.sockets);
@@ -229,12 +232,11 @@ impl Moving {
     /// Sends what there is to send.
     fn transmit_all(&mut self, now: u64) {
         self.device.transmit(now, &mut self.sockets);
-        (self.owes_since, self.talks) = (None, false);
+        self.owes_since = None;
     }
 
     #[inline]
     fn note_owed(&mut self, now: u64) {
-        self.talks &= self.owes_since.is_some();
         self.owes_since = self.device.owes().then(|| self.owes_since.unwrap_or(now));
     }
 
