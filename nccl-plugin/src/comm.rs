@@ -206,7 +206,7 @@ impl Comm {
         let held = NonNull::from(Box::leak(Box::new(held)));
         let rest = Box::new(Rest { kind, device: device.clone(), lanes, close });
         let (comm, place) = place::put(Comm { calls, end: held.cast(), rest })
-            .map_err(|_| misused(format_args!("more than {} comms", place::PLACES)))?;
+            .map_err(|_| misused(format_args!("more than {} comms", place::COMMS_MAX)))?;
         // SAFETY: it lives as long as the comm, of which nobody knows yet.
         unsafe {
             (*held.as_ptr()).requests = place::requests(comm);

@@ -1,5 +1,6 @@
 //! The calls that NCCL makes for each message: finds the comm, and goes on where the call is
-//! compiled for its NIC, without coming back.
+//! compiled for its NIC, without coming back. Up to where a call turns out to be unusual, nothing
+//! catches a panic: it ends the process at the border to C.
 
 use std::ffi::{c_int, c_void};
 

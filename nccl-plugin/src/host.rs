@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_int, c_void};
+use std::net::IpAddr;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -156,12 +157,12 @@ impl Host {
             .zip(0..)
             .map(|(info, number)| NetDevice::new(number, info, &gpus, &settings))
             .collect();
-        let line: String = devices.iter().map(NetDevice::summary).collect();
-        let (interface, address) = oob;
         log::info!("{reason}");
-        let relaxed = devices.iter().any(|device| device.info.relaxed_ordering);
-        let ordering = if relaxed { " [RO]" } else { "" };
-        log::info!("Using{line}{ordering}; OOB {interface}:{}<0>", address.ip());
+        let (interface, address) = oob;
+        log::info!(
+            "{}",
+            using(devices.iter().map(|device| &device.info), &interface, address.ip())
+        );
         Ok(Host { settings, devices })
     }
 
@@ -197,14 +198,40 @@ impl NetDevice {
         *opened = device.downgrade();
         Ok(device)
     }
+}
 
-    /// As `NET/IB : Using [0]mlx5_0:1/RoCE`.
-    fn summary(&self) -> String {
-        let link = match self.info.link_layer {
-            LinkLayer::Infiniband => "IB",
-            LinkLayer::Ethernet => "RoCE",
+/// What is used, as NCCL says it: `Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:192.0.2.2<0>`, and where
+/// connections are arranged on the devices themselves, `Using [0]eth0:192.0.2.2<0>`.
+fn using<'a>(
+    devices: impl Iterator<Item = &'a DeviceInfo>,
+    oob_interface: &str,
+    oob_address: IpAddr,
+) -> String {
+    let (mut line, mut ordering, mut oob) = ("Using".to_owned(), "", String::new());
+    for (number, info) in devices.enumerate() {
+        let DeviceInfo { name, card_port, link_layer, .. } = info;
+        let on = match (info.kind, link_layer) {
+            (DeviceKind::Socket, _) => endpoint(&info.netdev, info.address),
+            (_, LinkLayer::Infiniband) => format!("{card_port}/IB"),
+            (_, LinkLayer::Ethernet) => format!("{card_port}/RoCE"),
         };
-        format!(" [{}]{}:{}/{link}", self.number, self.info.name, self.info.card_port)
+        line += &format!(" [{number}]{name}:{on}");
+        if info.relaxed_ordering {
+            ordering = " [RO]";
+        }
+        if info.kind != DeviceKind::Socket {
+            oob = format!("; OOB {oob_interface}:{}", endpoint(oob_interface, oob_address));
+        }
+    }
+    line + ordering + &oob
+}
+
+/// An address on an interface, and no port, as `ncclSocketToString` has them. A link-local address is
+/// one only together with its interface.
+fn endpoint(interface: &str, address: IpAddr) -> String {
+    match address {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => format!("{v6}%{interface}<0>"),
+        _ => format!("{address}<0>"),
     }
 }
 
@@ -285,4 +312,53 @@ fn forever(text: &str) -> &'static CStr {
     let text: &'static CStr = Box::leak(text.into_boxed_c_str());
     texts.insert(text);
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::slice;
+
+    use super::*;
+
+    /// The device on loopback of this kind, as if it had another name, interface and address.
+    fn device(kind: DeviceKind, name: &str, netdev: &str, address: &str) -> DeviceInfo {
+        let listed = Device::survey(&Settings::default()).unwrap().devices;
+        let mut info = listed.into_iter().find(|info| info.kind == kind).unwrap();
+        info.name = name.to_owned();
+        info.netdev = netdev.to_owned();
+        info.address = address.parse().unwrap();
+        info
+    }
+
+    fn line(devices: &[DeviceInfo], oob: &str) -> String {
+        using(devices.iter(), "eth0", oob.parse().unwrap())
+    }
+
+    #[test]
+    fn a_network_interface_is_named_by_its_address() {
+        let eth0 = device(DeviceKind::Socket, "eth0", "eth0", "192.0.2.2");
+        assert_eq!(line(slice::from_ref(&eth0), "192.0.2.2"), "Using [0]eth0:192.0.2.2<0>");
+        let eth1 = device(DeviceKind::Socket, "eth1", "eth1", "fe80::1");
+        let eth2 = device(DeviceKind::Socket, "eth2", "eth2", "2001:db8::1");
+        assert_eq!(
+            line(&[eth0, eth1, eth2], "192.0.2.2"),
+            "Using [0]eth0:192.0.2.2<0> [1]eth1:fe80::1%eth1<0> [2]eth2:2001:db8::1<0>"
+        );
+    }
+
+    #[test]
+    fn a_nic_is_named_by_its_port_and_the_interface_beside_it_by_its_address() {
+        let soft = device(DeviceKind::Soft, "soft0", "eth0", "192.0.2.2");
+        assert_eq!(
+            line(slice::from_ref(&soft), "192.0.2.2"),
+            "Using [0]soft0:1/RoCE; OOB eth0:192.0.2.2<0>"
+        );
+        let mut card = soft.clone();
+        (card.name, card.card_port) = ("mlx5_0".to_owned(), 2);
+        (card.link_layer, card.relaxed_ordering) = (LinkLayer::Infiniband, true);
+        assert_eq!(
+            line(&[card, soft], "fe80::1"),
+            "Using [0]mlx5_0:2/IB [1]soft0:1/RoCE [RO]; OOB eth0:fe80::1%eth0<0>"
+        );
+    }
 }

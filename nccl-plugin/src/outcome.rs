@@ -1,5 +1,6 @@
 //! How a call ends: as a code, and where it fails with a message that says why.
 
+use std::any::Any;
 use std::fmt;
 use std::panic::{self, AssertUnwindSafe};
 
@@ -25,13 +26,18 @@ pub(crate) fn call(body: impl FnOnce() -> Outcome) -> Code {
 /// As [`call`], for who has a code.
 #[inline(always)]
 pub(crate) fn caught(body: impl FnOnce() -> Code) -> Code {
-    panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| panicked())
+    panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| panicked(&*panic))
 }
 
 #[cold]
 #[inline(never)]
-fn panicked() -> Code {
-    misused("a defect of this plugin: it panicked, see standard error").0
+fn panicked(panic: &dyn Any) -> Code {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
+    misused(format_args!(
+        "a defect of this plugin: it panicked (standard error says where): {text}"
+    ))
+    .0
 }
 
 /// NCCL calls what it should not.

@@ -25,8 +25,9 @@ use static_assertions::const_assert_eq;
 
 use crate::comm::{Comm, Test};
 
-/// Comms there can be, and one more: none is at the first place, so that null names no other.
-pub(crate) const PLACES: usize = 1 << 16;
+const PLACES: usize = 1 << 16;
+/// Comms there can be: none is at the first place, so that null names no other.
+pub(crate) const COMMS_MAX: usize = PLACES - 1;
 
 const PLACE_SHIFT: u32 = 7;
 const GENERATION_SHIFT: u32 = 23;

@@ -9,7 +9,7 @@ use crate::abi::{
 };
 use crate::host::{self, NetDevice};
 use crate::outcome::{call, null};
-use crate::place::PLACES;
+use crate::place::COMMS_MAX;
 
 /// Megabits a second of a link that does not tell.
 const SPEED_MBPS: u32 = 10_000;
@@ -80,7 +80,7 @@ macro_rules! describe {
         impl Describe for $name {
             fn describe(device: &NetDevice) -> Self {
                 let speed = device.info.speed_mbps.unwrap_or(SPEED_MBPS);
-                let comms_max = device.info.qps_max.map_or(PLACES, |qps| PLACES.min(qps as usize));
+                let qps_max = device.info.qps_max.map_or(usize::MAX, |qps| qps as usize);
                 $name {
                     name: device.name.as_ptr(),
                     pci_path: device.pci_path.map_or(ptr::null(), |path| path.as_ptr()),
@@ -89,7 +89,7 @@ macro_rules! describe {
                     speed: c_int::try_from(speed).unwrap_or(c_int::MAX),
                     port: device.info.card_port as c_int,
                     latency: 0.0,
-                    max_comms: comms_max as c_int,
+                    max_comms: COMMS_MAX.min(qps_max) as c_int,
                     max_recvs: device.info.recvs_max as c_int,
                     $($field: value!($field, device),)*
                 }
