@@ -95,6 +95,8 @@ macro_rules! params {
 
 const FLAG: Allowed = Allowed::Integer { min: 0, max: 1 };
 
+const INT_MAX: i64 = i32::MAX as i64;
+
 const fn int(min: i64, max: i64) -> Allowed {
     Allowed::Integer { min, max }
 }
@@ -161,10 +163,10 @@ params! {
     NCCL_SOCKET_IFNAME => socket_ifname: NameFilter<'a> = "", Allowed::Names;
     /// Family of address that an interface must have.
     NCCL_SOCKET_FAMILY => socket_family: AddressFamily = "any", AddressFamily::ALLOWED;
-    /// Helper threads of a socket connection; -2 chooses by host.
-    NCCL_SOCKET_NTHREADS => socket_nthreads: Option<u8> = "-2", auto_or_int(-2, 0, 16);
-    /// Sockets of each helper thread; -2 chooses by host.
-    NCCL_NSOCKS_PERTHREAD => nsocks_perthread: Option<u8> = "-2", auto_or_int(-2, 1, 64);
+    /// Helper threads of a socket connection, at most 16; -2 chooses by host.
+    NCCL_SOCKET_NTHREADS => socket_nthreads: Option<u32> = "-2", auto_or_int(-2, 0, INT_MAX);
+    /// Sockets of each helper thread, at most 64 on all; -2 chooses by host.
+    NCCL_NSOCKS_PERTHREAD => nsocks_perthread: Option<u32> = "-2", auto_or_int(-2, 1, INT_MAX);
 
     /// Leave shared memory alone: ranks of one host go over the network too.
     NCCL_SHM_DISABLE => shm_disable: bool = "0", FLAG;
@@ -204,8 +206,8 @@ params! {
     /// Bytes of pinned host memory that all connections of a process may have together for that;
     /// an end that comes when little is left has fewer pieces, at least one. 0 forbids it.
     INVAR_STAGING_BYTES => staging_bytes: u64 = "1073741824", int(0, i64::MAX);
-    /// Where the kernel tells about devices, by which it is decided how NICs reach GPUs. In a
-    /// container it may be elsewhere.
+    /// Where the kernel tells about devices, by which it is decided how NICs reach GPUs, and how
+    /// fast network interfaces are. In a container it may be elsewhere.
     INVAR_SYSFS => sysfs: &'a str = "/sys", Allowed::Path;
     /// Transport to use; auto takes the best that the host has.
     INVAR_TRANSPORT => transport: TransportChoice = "auto", TransportChoice::ALLOWED;

@@ -44,6 +44,11 @@ impl Sysfs {
         Sysfs { root: root.into() }
     }
 
+    /// Its root.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// The module that lets NICs register GPU memory by its address, if one is loaded.
     pub fn peermem(&self) -> Option<Peermem> {
         PEERMEM.iter().find_map(|(module, path)| {

@@ -5,6 +5,7 @@ mod rdma;
 use std::fmt;
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::path::Path;
 use std::sync::{Arc, Weak};
 
 use invar_core::device::data_access;
@@ -138,8 +139,9 @@ impl Device {
         let interfaces = Interface::list().map_err(listing)?;
         let configs = soft::devices(AddressFamily::Any).map_err(listing)?;
         let found = interfaces_for(settings, &interfaces).unwrap_or_default();
-        devices.extend(found.into_iter().map(describe_socket));
-        devices.extend(configs.iter().filter_map(|config| describe(config, &interfaces)));
+        let sysfs = settings.gpu.sysfs.root();
+        devices.extend(found.into_iter().map(|found| describe_socket(found, sysfs)));
+        devices.extend(configs.iter().filter_map(|config| describe(config, &interfaces, sysfs)));
         Ok(Survey { devices, left_out })
     }
 
@@ -234,7 +236,7 @@ impl Device {
 
     /// Opens the device that is TCP on an interface, at this address.
     pub(crate) fn open_socket_on(found: Found<'_>, settings: &Settings) -> Result<Self, Error> {
-        Self::open_for(&describe_socket(found), settings)
+        Self::open_for(&describe_socket(found, settings.gpu.sysfs.root()), settings)
     }
 
     fn open_socket(info: &DeviceInfo, settings: &Settings) -> Result<Self, Error> {
@@ -244,7 +246,11 @@ impl Device {
         let interface = interface.ok_or_else(gone)?;
         let address = scoped(info, SocketAddr::new(info.address, 0))?;
         let device = SocketDevice { interface, address };
-        let layout = device.layout(settings.socket_nthreads, settings.nsocks_perthread);
+        let layout = device.layout(
+            settings.socket_nthreads,
+            settings.nsocks_perthread,
+            settings.gpu.sysfs.root(),
+        );
         let adapter = Arc::new(OverTcp::new(device, layout));
         let (info, registrations) = (info.clone(), Registrations::new());
         let data_access = data_access(0, false);
@@ -351,10 +357,10 @@ impl fmt::Debug for Device {
     }
 }
 
-fn describe_socket(found: Found<'_>) -> DeviceInfo {
+fn describe_socket(found: Found<'_>, sysfs: &Path) -> DeviceInfo {
     let Found { interface, addr } = found;
     let device = SocketDevice { interface: interface.clone(), address: addr };
-    let pci_path = device.pci_path().map(|path| path.to_string_lossy().into_owned());
+    let pci_path = device.pci_path(sysfs).map(|path| path.to_string_lossy().into_owned());
     DeviceInfo {
         name: interface.name.clone(),
         kind: DeviceKind::Socket,
@@ -367,7 +373,7 @@ fn describe_socket(found: Found<'_>) -> DeviceInfo {
         link_layer: LinkLayer::Ethernet,
         mtu: interface.path_mtu().unwrap_or_default(),
         long_mtu_bytes: 0,
-        speed_mbps: interface.speed_mbps,
+        speed_mbps: interface.speed_mbps(sysfs),
         up: interface.up,
         udp_port: None,
         pci_path,
@@ -379,7 +385,7 @@ fn describe_socket(found: Found<'_>) -> DeviceInfo {
     }
 }
 
-fn describe(config: &SoftConfig, interfaces: &[Interface]) -> Option<DeviceInfo> {
+fn describe(config: &SoftConfig, interfaces: &[Interface], sysfs: &Path) -> Option<DeviceInfo> {
     let address = config.address.ip();
     let has = |interface: &&Interface| interface.addresses.iter().any(|a| a.ip == address);
     let interface = interfaces.iter().find(has)?;
@@ -395,7 +401,7 @@ fn describe(config: &SoftConfig, interfaces: &[Interface]) -> Option<DeviceInfo>
         link_layer: LinkLayer::Ethernet,
         mtu: interface.path_mtu()?,
         long_mtu_bytes: interface.long_mtu_bytes(),
-        speed_mbps: interface.speed_mbps,
+        speed_mbps: interface.speed_mbps(sysfs),
         up: interface.up,
         udp_port: None,
         pci_path: None,

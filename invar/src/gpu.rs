@@ -54,7 +54,7 @@ impl fmt::Display for GpuSupport {
 /// What is said about GPU memory.
 #[derive(Clone, Debug)]
 pub(crate) struct GpuRules {
-    sysfs: Sysfs,
+    pub(crate) sysfs: Sysfs,
     path: gdr::Policy,
     pub(crate) flush: flush::Policy,
     pub(crate) staging: staged::Size,

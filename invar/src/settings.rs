@@ -40,8 +40,8 @@ pub struct Settings {
     pub(crate) coll: CollRules,
     pub(crate) socket_ifname: String,
     pub(crate) socket_family: AddressFamily,
-    pub(crate) socket_nthreads: Option<u8>,
-    pub(crate) nsocks_perthread: Option<u8>,
+    pub(crate) socket_nthreads: Option<u32>,
+    pub(crate) nsocks_perthread: Option<u32>,
 }
 
 /// What is said about RDMA devices before one is open.

@@ -9,6 +9,7 @@ pub use resolve::resolve;
 use std::ffi::{CStr, CString, c_int};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 use std::{fs, io, mem, ptr};
 
 use invar_core::nic::Mtu;
@@ -42,8 +43,6 @@ pub struct Interface {
     pub loopback: bool,
     /// Longest IP packet, in bytes.
     pub mtu: u32,
-    /// Speed of the link in megabits a second, where the driver tells.
-    pub speed_mbps: Option<u32>,
     /// Its addresses: IPv4, then IPv6, link-local ones last.
     pub addresses: Vec<InterfaceAddress>,
 }
@@ -102,6 +101,20 @@ impl Interface {
         addresses.find(|addr| addr.is_of(family)).map(InterfaceAddress::socket_addr)
     }
 
+    /// Where `sysfs`, as a rule `/sys`, tells about it.
+    pub fn directory(&self, sysfs: &Path) -> PathBuf {
+        // An alias (`eth0:1`) is no device of its own.
+        let name = self.name.split(':').next().unwrap_or_default();
+        sysfs.join("class/net").join(name)
+    }
+
+    /// Speed of the link in megabits a second, where the driver tells; see [`Interface::directory`].
+    pub fn speed_mbps(&self, sysfs: &Path) -> Option<u32> {
+        let text = fs::read_to_string(self.directory(sysfs).join("speed")).ok()?;
+        // -1, or an error on reading, is what drivers say that do not know.
+        text.trim().parse().ok().filter(|speed| *speed > 0)
+    }
+
     /// The largest RoCE path MTU whose packets fit; `None` where not even the smallest does.
     pub fn path_mtu(&self) -> Option<Mtu> {
         Mtu::fitting(self.mtu.saturating_sub(ROCE_OVERHEAD_BYTES))
@@ -158,7 +171,6 @@ fn describe(socket: &Socket, entry: &Entry) -> Option<Interface> {
         up: flag(libc::IFF_UP) && flag(libc::IFF_RUNNING),
         loopback: flag(libc::IFF_LOOPBACK),
         mtu: mtu(socket, &name)?,
-        speed_mbps: speed_mbps(&entry.name),
         addresses: Vec::new(),
         name: entry.name.clone(),
     })
@@ -178,12 +190,6 @@ fn mtu(socket: &Socket, name: &CStr) -> Option<u32> {
     // SAFETY: an integer, whatever was written.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     (result == 0).then(|| u32::try_from(mtu).ok())?
-}
-
-/// -1, or an error on reading, is what drivers say that do not know.
-fn speed_mbps(name: &str) -> Option<u32> {
-    let text = fs::read_to_string(format!("/sys/class/net/{name}/speed")).ok()?;
-    text.trim().parse().ok().filter(|speed| *speed > 0)
 }
 
 /// An address, or a link without one.

@@ -3,6 +3,9 @@
 /// Sockets over which long messages are spread (`net_socket.cc MAX_SOCKETS`).
 pub const LANES_MAX: usize = 64;
 
+/// Helper threads of a connection (`net_socket.cc MAX_THREADS`).
+const THREADS_MAX: usize = 16;
+
 /// A message up to this long goes over the main socket; a chunk has at least as much
 /// (`net_socket.cc MIN_CHUNKSIZE`).
 pub const CHUNK_BYTES_MIN: u32 = 64 << 10;
@@ -28,11 +31,11 @@ impl Layout {
     /// PCI vendor of the network card, as sysfs writes it
     /// (`net_socket.cc ncclNetSocketGetNsockNthread`).
     ///
-    /// The sockets are those that NCCL would have. The threads are no more than there are CPUs to
+    /// The sockets are those that NCCL would have: it warns of what is too many, and cuts it. The threads are no more than there are CPUs to
     /// run them beside the caller: threads that take turns on a CPU only keep each other waiting.
     pub fn choose(
-        threads: Option<u8>,
-        sockets_per_thread: Option<u8>,
+        threads: Option<u32>,
+        sockets_per_thread: Option<u32>,
         pci_vendor: Option<&str>,
         cpus: usize,
     ) -> Layout {
@@ -41,13 +44,24 @@ impl Layout {
             Some(GCP) => (4, 1),
             _ => (0, 1),
         };
-        let threads = usize::from(threads.unwrap_or(auto_threads));
-        let sockets = usize::from(sockets_per_thread.unwrap_or(auto_sockets));
-        // Over the limit NCCL lowers the sockets of each thread.
-        let lanes = match LANES_MAX.checked_div(threads) {
-            Some(most) => threads.min(LANES_MAX) * sockets.min(most.max(1)),
-            None => 0,
-        };
+        let mut threads = threads.map_or(auto_threads, |threads| threads as usize);
+        if threads > THREADS_MAX {
+            warn!(
+                "NCCL_SOCKET_NTHREADS={threads} is more than {THREADS_MAX} threads: {THREADS_MAX} \
+                 are used"
+            );
+            threads = THREADS_MAX;
+        }
+        let mut sockets = sockets_per_thread.map_or(auto_sockets, |sockets| sockets as usize);
+        let most = LANES_MAX / threads.max(1);
+        if threads > 0 && sockets > most {
+            warn!(
+                "NCCL_NSOCKS_PERTHREAD={sockets} on {threads} threads is more than {LANES_MAX} \
+                 sockets: {most} on each are used"
+            );
+            sockets = most;
+        }
+        let lanes = threads * sockets;
         let threads = threads.min(lanes).min(cpus.saturating_sub(CPUS_KEPT));
         Layout { lanes: lanes as u16, threads: threads as u16 }
     }
@@ -122,7 +136,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn chosen(threads: Option<u8>, sockets: Option<u8>, vendor: &str, cpus: usize) -> (u16, u16) {
+    fn chosen(threads: Option<u32>, sockets: Option<u32>, vendor: &str, cpus: usize) -> (u16, u16) {
         let layout = Layout::choose(threads, sockets, Some(vendor), cpus);
         (layout.lanes, layout.threads)
     }
@@ -139,6 +153,9 @@ mod tests {
         assert_eq!(chosen(Some(0), Some(8), "", 64), (0, 0));
         assert_eq!(chosen(Some(16), Some(8), "", 64), (64, 16));
         assert_eq!(chosen(Some(7), Some(64), "", 64), (63, 7));
+        assert_eq!(chosen(Some(1), Some(65), "", 64), (64, 1));
+        assert_eq!(chosen(Some(17), Some(1), "", 64), (16, 16));
+        assert_eq!(chosen(Some(u32::MAX), Some(u32::MAX), "", 64), (64, 16));
     }
 
     #[test]

@@ -8,16 +8,27 @@ use std::time::{Duration, Instant};
 pub(crate) use nccl_net_invar::abi::{Code, HANDLE_BYTES, PTR_CUDA, PTR_DMABUF, PTR_HOST};
 pub(crate) use nccl_net_invar::tables::{ncclNetPlugin_v6 as v6, ncclNetPlugin_v9 as net};
 
+use invar_testkit::sysfs::Tree;
+
 use crate::TRANSPORT;
 
 /// More than anything takes that works.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Of the device on loopback.
+pub(crate) const SPEED_MBPS: c_int = 25_000;
+
 /// Starts the plugin on this program's transport, once for all tests.
 pub(crate) fn init() {
     static INIT: Once = Once::new();
     INIT.call_once(|| {
-        for (name, value) in [("INVAR_TRANSPORT", TRANSPORT), ("NCCL_SOCKET_IFNAME", "lo")] {
+        // Loopback tells no speed.
+        let tree = Tree::empty();
+        tree.file("class/net/lo/speed", &SPEED_MBPS.to_string());
+        let sysfs = tree.root().to_str().unwrap();
+        let rules =
+            [("INVAR_TRANSPORT", TRANSPORT), ("NCCL_SOCKET_IFNAME", "lo"), ("INVAR_SYSFS", sysfs)];
+        for (name, value) in rules {
             // SAFETY: every test comes by here before it does anything else.
             unsafe { std::env::set_var(name, value) };
         }

@@ -1,5 +1,6 @@
 use super::*;
 use invar_core::device::NameFilter;
+use std::path::Path;
 
 fn interface(name: &str, index: u32, addresses: &[&str]) -> Interface {
     let addresses = addresses.iter().map(|text| {
@@ -15,7 +16,6 @@ fn interface(name: &str, index: u32, addresses: &[&str]) -> Interface {
         up: true,
         loopback: name.starts_with("lo"),
         mtu: 1500,
-        speed_mbps: None,
         addresses: addresses.collect(),
     }
 }
@@ -104,7 +104,7 @@ fn what_is_down_is_not_used_and_an_error_says_what_there_is() {
 fn this_host_has_loopback() {
     let all = Interface::list().unwrap();
     let lo = all.iter().find(|interface| interface.loopback).unwrap();
-    assert!(lo.up && lo.index > 0 && lo.speed_mbps.is_none());
+    assert!(lo.up && lo.index > 0 && lo.speed_mbps(Path::new("/sys")).is_none());
     assert_eq!(lo.addr(AddressFamily::Inet).unwrap().to_string(), "127.0.0.1:0");
     assert_eq!(lo.addresses[0].prefix_len, 8);
     assert_eq!(lo.path_mtu(), Some(Mtu::Mtu4096));

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, SocketAddrV6};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use invar_core::socket::Layout;
 
@@ -36,15 +36,20 @@ impl SocketDevice {
         &self.interface.name
     }
 
-    /// Its place on the PCI bus, as sysfs has it; `None` for what has none.
-    pub fn pci_path(&self) -> Option<PathBuf> {
-        fs::canonicalize(self.sysfs()).ok()
+    /// Its place on the PCI bus, as `sysfs` has it; `None` for what has none.
+    pub fn pci_path(&self, sysfs: &Path) -> Option<PathBuf> {
+        fs::canonicalize(self.card(sysfs)).ok()
     }
 
     /// Sockets and helper threads for `NCCL_SOCKET_NTHREADS` and `NCCL_NSOCKS_PERTHREAD`, `None`
     /// being automatic; see [`Layout::choose`].
-    pub fn layout(&self, threads: Option<u8>, sockets_per_thread: Option<u8>) -> Layout {
-        let vendor = fs::read_to_string(self.sysfs().join("vendor")).ok();
+    pub fn layout(
+        &self,
+        threads: Option<u32>,
+        sockets_per_thread: Option<u32>,
+        sysfs: &Path,
+    ) -> Layout {
+        let vendor = fs::read_to_string(self.card(sysfs).join("vendor")).ok();
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         Layout::choose(threads, sockets_per_thread, vendor.as_deref().map(str::trim), cpus)
     }
@@ -61,9 +66,7 @@ impl SocketDevice {
         }
     }
 
-    fn sysfs(&self) -> PathBuf {
-        // An alias (`eth0:1`) is no device of its own.
-        let name = self.name().split(':').next().unwrap_or_default();
-        PathBuf::from("/sys/class/net").join(name).join("device")
+    fn card(&self, sysfs: &Path) -> PathBuf {
+        self.interface.directory(sysfs).join("device")
     }
 }

@@ -57,7 +57,6 @@ mod tests {
             up: true,
             loopback: false,
             mtu: 1500,
-            speed_mbps: None,
             addresses: addresses.iter().map(address).collect(),
         }
     }

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
@@ -139,7 +140,7 @@ impl SoftNic {
             long_mtu_bytes,
             gid: Gid::from(ip),
             gid_index: 0,
-            speed_mbps: interface.speed_mbps.unwrap_or(SPEED_MBPS),
+            speed_mbps: interface.speed_mbps(Path::new("/sys")).unwrap_or(SPEED_MBPS),
             udp_port: address.port(),
             options: QpOptions::ADAPTIVE_ROUTING | QpOptions::ICRC_MASKS_IP_ID,
         };

@@ -113,8 +113,8 @@ fn an_interface_is_that_of_a_gid_by_its_address_and_of_several_by_its_number() {
         let ip = ip.parse().unwrap();
         let address = InterfaceAddress { ip, prefix_len: 64, scope_id: 0 };
         let (name, addresses) = (name.to_owned(), vec![address]);
-        let (up, loopback, mtu, speed_mbps) = (true, false, 1500, None);
-        Interface { name, index, up, loopback, mtu, speed_mbps, addresses }
+        let (up, loopback, mtu) = (true, false, 1500);
+        Interface { name, index, up, loopback, mtu, addresses }
     };
     let interfaces = [
         interface("lo", 1, "127.0.0.1"),

@@ -1,5 +1,6 @@
 //! The socket transport.
 
+use std::path::Path;
 use std::sync::OnceLock;
 
 use invar_core::comm::{RecvBuf, Request, SendBuf};
@@ -37,7 +38,7 @@ struct Comms {
 pub(crate) fn choose_layout(text: &str) {
     let (threads, sockets) = text.split_once('x').expect("THREADSxSOCKETS");
     let number = |text: &str| Some(text.parse().expect("a number"));
-    LAYOUT.get_or_init(|| device().layout(number(threads), number(sockets)));
+    LAYOUT.get_or_init(|| device().layout(number(threads), number(sockets), Path::new("/sys")));
 }
 
 fn device() -> SocketDevice {
