@@ -1,11 +1,13 @@
 //! What NCCL and a network plugin agree on: codes, functions of NCCL's, and a table of functions
 //! for each version (NCCL's `nccl_net.h` and `net_v6.h` to `net_v12.h`).
 //!
-//! Layouts are asserted here, and held against a C compiler by `tests/layout.rs`.
+//! Layouts are asserted here, and held against a C compiler by `tests/c_program.rs`.
 
+mod profiler;
 mod properties;
 mod table;
 
+pub use profiler::{Description, QpWork, SocketWork};
 pub use properties::{
     PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12,
     VDeviceProps,

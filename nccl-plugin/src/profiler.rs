@@ -6,15 +6,13 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::mem::offset_of;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use invar::raw;
-use static_assertions::const_assert_eq;
 
-use crate::abi::{Code, ProfilerCallback};
+use crate::abi::{Code, Description, ProfilerCallback, QpWork, SocketWork};
 use crate::comm::Kind;
 use crate::place;
 
@@ -43,40 +41,6 @@ struct Event(*mut c_void);
 
 // SAFETY: only handed back.
 unsafe impl Send for Event {}
-
-/// `ncclProfilerNetIbDescr_v1_t` and `ncclProfilerNetSockDescr_v1_t`: a kind, and the one thing
-/// that it can be about.
-#[derive(Debug)]
-#[repr(C)]
-struct Description<T> {
-    kind: u8,
-    about: T,
-}
-
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-struct QueuePair {
-    device: c_int,
-    wr_id: u64,
-    /// Of the verbs: `IBV_WR_RDMA_WRITE_WITH_IMM`, `IBV_WC_RECV_RDMA_WITH_IMM`.
-    opcode: c_int,
-    qp_num: c_int,
-    length: usize,
-}
-
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-struct Socket {
-    fd: c_int,
-    /// `NCCL_SOCKET_SEND`, `NCCL_SOCKET_RECV`.
-    op: c_int,
-    length: usize,
-}
-
-const_assert_eq!(size_of::<Description<QueuePair>>(), 40);
-const_assert_eq!(offset_of!(Description<QueuePair>, about), 8);
-const_assert_eq!(size_of::<Description<Socket>>(), 24);
-const_assert_eq!(offset_of!(Description<Socket>, about), 8);
 
 /// A message that a profiler is told of.
 pub(crate) struct Message {
@@ -127,11 +91,11 @@ pub(crate) fn start(
             raw::Lanes::QueuePairs(qpns) => started.extend(qpns.iter().filter_map(|qpn| {
                 let (wr_id, qp_num) = (request.addr() as u64, *qpn as c_int);
                 let length = length / qpns.len();
-                let queue_pair = QueuePair { device, wr_id, opcode, qp_num, length };
+                let queue_pair = QpWork { device, wr_id, opcode, qp_num, length };
                 start_one(callback, step, IB_V1, queue_pair)
             })),
             raw::Lanes::Sockets(fd) => {
-                let socket = Socket { fd: *fd, op, length };
+                let socket = SocketWork { fd: *fd, op, length };
                 started.extend(start_one(callback, step, SOCKET_V1, socket));
             }
             _ => {}

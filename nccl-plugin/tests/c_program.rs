@@ -13,7 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use nccl_net_invar::abi::{Net, V6, V7, V8, V9, V10, V11, V12, Version};
+use nccl_net_invar::abi::{
+    Absent, CommConfig, Description, Net, QpWork, SocketWork, TailV11, V6, V7, V8, V9, V10, V11,
+    V12, Version,
+};
 
 /// Versions of the interface.
 const VERSIONS: std::ops::RangeInclusive<u32> = 6..=12;
@@ -65,8 +68,9 @@ fn library_path(transport: &str) -> PathBuf {
     directory
 }
 
-/// Runs `drive` over a transport, perhaps as the argument of another program.
-fn drive(before: &[&str], program: &Path, transport: &str, queue_pairs: u32) {
+/// Runs `drive` over a transport, perhaps as the argument of another program. `lanes` are queue pairs;
+/// more than one are over TCP threads, each with two sockets.
+fn drive(before: &[&str], program: &Path, transport: &str, lanes: u32) {
     let mut line: Vec<&str> = before.to_vec();
     line.extend([program.to_str().unwrap(), "libnccl-net-invar.so"]);
     if transport == "ib" {
@@ -79,35 +83,85 @@ fn drive(before: &[&str], program: &Path, transport: &str, queue_pairs: u32) {
     command.env("NULL_VERBS_STRICT", "1");
     command.env("NCCL_SOCKET_IFNAME", "lo");
     command.env("INVAR_TRANSPORT", transport);
-    command.env("NCCL_IB_QPS_PER_CONNECTION", queue_pairs.to_string());
+    command.env("NCCL_IB_QPS_PER_CONNECTION", lanes.to_string());
+    if lanes > 1 {
+        command.env("NCCL_SOCKET_NTHREADS", lanes.to_string());
+        command.env("NCCL_NSOCKS_PERTHREAD", "2");
+    }
     // Off in some of the runs: the program knows what is to be logged.
-    command.env("NCCL_IB_PCI_RELAXED_ORDERING", if queue_pairs > 1 { "0" } else { "2" });
+    command.env("NCCL_IB_PCI_RELAXED_ORDERING", if lanes > 1 { "0" } else { "2" });
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?} over {transport}: {}\n{text}", output.status);
     assert_eq!(output.stdout, b"ok\n");
 }
 
-/// What `layout.c` prints of a version, from our side. The fields' names are NCCL's, in our case.
+/// A name of ours as NCCL writes it.
+fn camel(name: &str) -> String {
+    let mut words = name.split('_');
+    let first = words.next().map(str::to_owned);
+    let capital = |word: &str| word[..1].to_uppercase() + &word[1..];
+    first.into_iter().chain(words.map(capital)).collect()
+}
+
+/// Where the fields of a structure are, as `layout.c` prints it.
+macro_rules! fields {
+    ($lines:ident, $type:ty as $name:literal: $($field:ident)*) => { $(
+        let field = camel(stringify!($field));
+        $lines.push(format!("{}.{field} {}", $name, offset_of!($type, $field)));
+    )* };
+}
+
+/// What `layout.c` prints of a version, from our side.
 macro_rules! layout {
-    ($version:ty: $($field:ident)*; $($function:ident).*) => {{
+    ($version:ty, $tail:ty: $($property:ident)*; $($tail_lines:expr)?) => {{
         type Properties = <$version as Version>::Properties;
-        let camel = |name: &str| -> String {
-            let mut words = name.split('_');
-            let first = words.next().map(str::to_owned);
-            let capital = |word: &str| word[..1].to_uppercase() + &word[1..];
-            first.into_iter().chain(words.map(capital)).collect()
-        };
         let mut lines = vec![format!("properties_t {}", size_of::<Properties>())];
-        $(
-            let (name, offset) = (camel(stringify!($field)), offset_of!(Properties, $field));
-            lines.push(format!("properties_t.{name} {offset}"));
-        )*
+        fields!(lines, Properties as "properties_t": name pci_path guid ptr_support speed port
+            latency max_comms max_recvs $($property)*);
         lines.push(format!("net_t {}", size_of::<Net<$version>>()));
-        let last = camel(stringify!($($function).*).trim_start_matches("tail."));
-        lines.push(format!("net_t.{last} {}", offset_of!(Net<$version>, $($function).*)));
+        fields!(lines, Net<$version> as "net_t": name init devices get_properties listen connect
+            accept reg_mr reg_mr_dma_buf dereg_mr isend irecv iflush test close_send close_recv
+            close_listen);
+        let absent = ["getDeviceMr", "irecvConsumed", "makeVDevice"].into_iter().zip(0..);
+        let tail = offset_of!(Net<$version>, tail);
+        for (name, i) in absent.take(size_of::<$tail>() / size_of::<Absent>()) {
+            lines.push(format!("net_t.{name} {}", tail + i * size_of::<Absent>()));
+        }
+        $( lines.extend($tail_lines(tail)); )?
         lines
     }};
+}
+
+/// What v11 has at the end of its table, which is at `tail`.
+fn tail_v11(tail: usize) -> [String; 2] {
+    assert_eq!(offset_of!(TailV11, absent), 0);
+    let (finalize, attributes) = (offset_of!(TailV11, finalize), offset_of!(TailV11, set_net_attr));
+    [
+        format!("net_t.finalize {}", tail + finalize),
+        format!("net_t.setNetAttr {}", tail + attributes),
+    ]
+}
+
+/// What versions since v10 have beside the table.
+fn beside_the_table() -> Vec<String> {
+    let mut lines = vec![format!("config_t {}", size_of::<CommConfig>())];
+    fields!(lines, CommConfig as "config_t": traffic_class);
+    type Qp = Description<QpWork>;
+    lines.push(format!("qp_description_t {}", size_of::<Qp>()));
+    lines.push(format!("qp_description_t.type {}", offset_of!(Qp, kind)));
+    lines.push(format!("qp_description_t.qp.device {}", offset_of!(Qp, about.device)));
+    lines.push(format!("qp_description_t.qp.wr_id {}", offset_of!(Qp, about.wr_id)));
+    lines.push(format!("qp_description_t.qp.opcode {}", offset_of!(Qp, about.opcode)));
+    lines.push(format!("qp_description_t.qp.qpNum {}", offset_of!(Qp, about.qp_num)));
+    lines.push(format!("qp_description_t.qp.length {}", offset_of!(Qp, about.length)));
+    type Socket = Description<SocketWork>;
+    lines.push(format!("socket_description_t {}", size_of::<Socket>()));
+    lines.push(format!("socket_description_t.type {}", offset_of!(Socket, kind)));
+    lines.push(format!("socket_description_t.sock.fd {}", offset_of!(Socket, about.fd)));
+    lines.push(format!("socket_description_t.sock.op {}", offset_of!(Socket, about.op)));
+    lines.push(format!("socket_description_t.sock.length {}", offset_of!(Socket, about.length)));
+    lines
 }
 
 #[test]
@@ -116,22 +170,23 @@ fn layouts_are_those_of_a_c_compiler() {
         return;
     }
     for version in VERSIONS {
-        let ours = match version {
-            6 => layout!(V6: guid ptr_support speed max_recvs; close_listen),
-            7 => layout!(V7: guid ptr_support speed max_recvs net_device_version; close_listen),
-            8 => layout!(V8: guid ptr_support speed max_recvs net_device_version
-                reg_is_global; close_listen),
-            9 => layout!(V9: guid ptr_support speed max_recvs net_device_version
-                reg_is_global force_flush v_props max_p2p_bytes max_coll_bytes; close_listen),
-            10 => layout!(V10: guid ptr_support speed max_recvs net_device_version
-                reg_is_global force_flush v_props max_p2p_bytes max_coll_bytes; close_listen),
-            11 => layout!(V11: guid ptr_support speed max_recvs net_device_version
-                reg_is_global force_flush v_props max_p2p_bytes max_coll_bytes
-                max_multi_request_size; tail.finalize),
-            _ => layout!(V12: guid ptr_support speed max_recvs net_device_version
-                reg_is_global force_flush v_props max_p2p_bytes max_coll_bytes
-                max_multi_request_size rail_id plane_id; tail.finalize),
+        let mut ours = match version {
+            6 => layout!(V6, (): ;),
+            7 => layout!(V7, [Absent; 2]: net_device_type net_device_version;),
+            8 => layout!(V8, [Absent; 2]: net_device_type net_device_version reg_is_global;),
+            9 => layout!(V9, [Absent; 3]: net_device_type net_device_version reg_is_global
+                force_flush v_props max_p2p_bytes max_coll_bytes;),
+            10 => layout!(V10, [Absent; 3]: net_device_type net_device_version reg_is_global
+                force_flush v_props max_p2p_bytes max_coll_bytes;),
+            11 => layout!(V11, [Absent; 3]: net_device_type net_device_version reg_is_global
+                force_flush v_props max_p2p_bytes max_coll_bytes max_multi_request_size; tail_v11),
+            _ => layout!(V12, [Absent; 3]: net_device_type net_device_version reg_is_global
+                force_flush v_props max_p2p_bytes max_coll_bytes max_multi_request_size rail_id
+                plane_id; tail_v11),
         };
+        if version >= 10 {
+            ours.extend(beside_the_table());
+        }
         let output = Command::new(compile("layout", version)).output().unwrap();
         let theirs = String::from_utf8(output.stdout).unwrap();
         assert_eq!(theirs.lines().collect::<Vec<_>>(), ours, "version {version}");
@@ -163,6 +218,56 @@ fn messages_go_over_four_queue_pairs() {
 }
 
 #[test]
+fn messages_go_over_several_sockets_and_threads() {
+    if !is_there("gcc") {
+        return;
+    }
+    for version in [6, 12] {
+        drive(&[], &compile("drive", version), "socket", 2);
+    }
+}
+
+/// What `listen` prints over a transport.
+fn listen(transport: &str, arguments: &[&str], set: &[(&str, &str)]) -> String {
+    let mut command = Command::new(compile("listen", 9));
+    command.arg("libnccl-net-invar.so").args(arguments);
+    command.env("LD_LIBRARY_PATH", library_path(transport));
+    command.env("NCCL_SOCKET_IFNAME", "lo").env("INVAR_TRANSPORT", transport);
+    let output = command.envs(set.iter().copied()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}\n{text}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_panic_is_a_code_and_a_warning_and_the_next_call_works() {
+    if !is_there("gcc") {
+        return;
+    }
+    let printed = listen("soft", &["panic"], &[]);
+    let lines: Vec<&str> = printed.lines().collect();
+    let [warning, failed, works] = lines[..] else { panic!("{printed}") };
+    let shape = "NET/Invar : a defect of this plugin: it panicked (standard error says where): ";
+    assert!(warning.starts_with(shape) && warning.len() > shape.len(), "{printed}");
+    assert_eq!((failed, works), ("listen: 3", "listen: 0"));
+}
+
+#[test]
+fn more_threads_and_sockets_than_there_can_be_are_warned_of_and_cut() {
+    if !is_there("gcc") {
+        return;
+    }
+    let too_many = [("NCCL_SOCKET_NTHREADS", "17"), ("NCCL_NSOCKS_PERTHREAD", "65")];
+    assert_eq!(
+        listen("socket", &[], &too_many),
+        "NET/Invar : NCCL_SOCKET_NTHREADS=17 is more than 16 threads: 16 are used\n\
+         NET/Invar : NCCL_NSOCKS_PERTHREAD=65 on 16 threads is more than 64 sockets: 4 on each \
+         are used\n\
+         listen: 0\n"
+    );
+}
+
+#[test]
 fn nothing_is_leaked_and_no_access_is_invalid() {
     if !is_there("gcc") || !is_there("valgrind") {
         return;
@@ -181,5 +286,7 @@ fn nothing_is_leaked_and_no_access_is_invalid() {
         drive(&valgrind, &program, "soft", 1);
         drive(&valgrind, &program, "ib", 4);
     }
-    drive(&valgrind, &compile("drive", 12), "socket", 1);
+    let program = compile("drive", 12);
+    drive(&valgrind, &program, "socket", 1);
+    drive(&valgrind, &program, "socket", 2);
 }

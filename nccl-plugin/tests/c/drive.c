@@ -3,9 +3,12 @@
 //
 //   drive LIBRARY            prints "ok" and exits with 0, or says what is wrong and exits with 1
 //   drive LIBRARY threads    the same with both in one process, for devices that do not leave it
+#define _GNU_SOURCE
 #include "net.h"
 #include <dirent.h>
 #include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -53,9 +56,16 @@ static void logger(int level, unsigned long subsystems, const char* file, int li
   va_end(arguments);
   CHECK(subsystems != 0 && file != NULL);
   if (level == LOG_WARN) fprintf(stderr, "%s:%d %s\n", file, line, text);
-  if (level == LOG_INFO && strstr(text, "NET/Invar : Using [0]") && strstr(text, "; OOB lo:")) {
+  if (level == LOG_INFO && strncmp(text, "NET/Invar : Using", 17) == 0) {
+    const char* on = text + 18;
+    if (is_set("INVAR_TRANSPORT", "socket")) {
+      CHECK(strcmp(on, "[0]lo:127.0.0.1<0>") == 0);
+    } else {
+      CHECK(strncmp(on, is_set("INVAR_TRANSPORT", "soft") ? "[0]soft" : "[0]null", 7) == 0);
+      const char* port = strchr(on, ':');
+      CHECK(port && strcmp(port, is_relaxed() ? ":1/RoCE [RO]; OOB lo:127.0.0.1<0>" : ":1/RoCE; OOB lo:127.0.0.1<0>") == 0);
+    }
     logged_using = 1;
-    CHECK(!strstr(text, " [RO]; OOB") == !is_relaxed());
   }
 }
 
@@ -63,33 +73,16 @@ static void logger(int level, unsigned long subsystems, const char* file, int li
 // What NCCL names a message's step by, and the events that are told of it.
 static int step_of_nccl;
 static _Atomic int started, stopped;
-typedef struct {
-  uint8_t type;
-  union {
-    struct {
-      int device;
-      uint64_t wr_id;
-      int opcode;
-      int qpNum;
-      size_t length;
-    } qp;
-    struct {
-      int fd;
-      int op;
-      size_t length;
-    } sock;
-  };
-} description_t;
-
 static int profiler(void** event, int what, void* step, int64_t id, void* description) {
   if (what == 0) { // start
-    const description_t* of = description;
-    CHECK(step == &step_of_nccl && of->type == 1);
+    CHECK(step == &step_of_nccl && *(const uint8_t*)description == 1);
     if (is_set("INVAR_TRANSPORT", "socket")) {
+      const socket_description_t* of = description;
       struct stat file;
       CHECK(id == (2 << 16 | 1) && of->sock.op == (strcmp(who, "receiver") == 0) && of->sock.length <= MIB);
       CHECK(fstat(of->sock.fd, &file) == 0 && S_ISSOCK(file.st_mode));
     } else {
+      const qp_description_t* of = description;
       CHECK(id == (1 << 16 | 1) && of->qp.device == 0 && of->qp.qpNum > 0 && of->qp.length <= MIB);
       CHECK(of->qp.opcode == (strcmp(who, "receiver") == 0 ? 129 : 1));
     }
@@ -101,6 +94,24 @@ static int profiler(void** event, int what, void* step, int64_t id, void* descri
   return SUCCESS;
 }
 #endif
+
+// In the place of the C library's: a host of eight CPUs, so that the plugin has threads of its own.
+int sched_getaffinity(pid_t process, size_t bytes, cpu_set_t* cpus) {
+  (void)process;
+  CPU_ZERO_S(bytes, cpus);
+  for (int cpu = 0; cpu < 8; cpu++) CPU_SET_S(cpu, bytes, cpus);
+  return 0;
+}
+
+// Likewise: none of them is rationed.
+int open64(const char* path, int flags, ...) {
+  if (strcmp(path, "/proc/self/cgroup") == 0) return errno = ENOENT, -1;
+  va_list mode;
+  va_start(mode, flags);
+  int opened = openat(AT_FDCWD, path, flags, flags & O_CREAT ? va_arg(mode, unsigned) : 0);
+  va_end(mode);
+  return opened;
+}
 
 static struct timespec start;
 
@@ -116,6 +127,21 @@ static int threads(void) {
   for (struct dirent* entry; (entry = readdir(directory));) n += entry->d_name[0] != '.';
   closedir(directory);
   return n;
+}
+
+static int sockets(void) {
+  int n = 0;
+  DIR* directory = opendir("/proc/self/fd");
+  struct stat file;
+  for (struct dirent* entry; (entry = readdir(directory));)
+    n += fstatat(dirfd(directory), entry->d_name, &file, 0) == 0 && S_ISSOCK(file.st_mode);
+  closedir(directory);
+  return n;
+}
+
+static int asked(const char* variable) {
+  const char* set = getenv(variable);
+  return set ? atoi(set) : 0;
 }
 
 // ---------------------------------------------------------------- what differs by version
@@ -315,6 +341,9 @@ typedef struct {
   int in, out, is_sender;
 } end_t;
 
+// Of this process, without the plugin's.
+static int threads_before, sockets_before;
+
 // What one end does from first to last.
 static void* side(void* end_of) {
   const end_t* end = end_of;
@@ -340,6 +369,12 @@ static void* side(void* end_of) {
   }
   OK(net->regMr(comm, memory, (reg_bytes_t)memory_bytes(), PTR_HOST, &mhandle));
   (end->is_sender ? sender : receiver)(comm, memory, mhandle);
+  if (is_set("INVAR_TRANSPORT", "socket")) {
+    int helpers = asked("NCCL_SOCKET_NTHREADS");
+    CHECK(threads() == threads_before + helpers);
+    // Beside those for long messages: one for short ones, and one to look whether the peer is there.
+    CHECK(sockets() == sockets_before + 2 + helpers * asked("NCCL_NSOCKS_PERTHREAD"));
+  }
   // Neither leaves before the other has all that it waits for.
   char there = 1;
   CHECK(write(end->out, &there, 1) == 1 && read(end->in, &there, 1) == 1);
@@ -351,7 +386,8 @@ static void* side(void* end_of) {
 
 // Opens the plugin, runs the ends that this process has, and closes it.
 static void run(const char* library, end_t* ends, int n) {
-  int before = threads();
+  threads_before = threads();
+  sockets_before = sockets();
   void* opened = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (!opened) FAIL("%s", dlerror());
   net = dlsym(opened, SYMBOL);
@@ -382,7 +418,7 @@ static void run(const char* library, end_t* ends, int n) {
 #endif
   OK(dlclose(opened));
   // A thread that was joined may be listed for a moment longer.
-  while (threads() != before) {
+  while (threads() != threads_before) {
     alarm_clock();
     sched_yield();
   }

@@ -7,11 +7,17 @@
 
 int main(void) {
   SIZE(properties_t);
+  AT(properties_t, name);
+  AT(properties_t, pciPath);
   AT(properties_t, guid);
   AT(properties_t, ptrSupport);
   AT(properties_t, speed);
+  AT(properties_t, port);
+  AT(properties_t, latency);
+  AT(properties_t, maxComms);
   AT(properties_t, maxRecvs);
 #if API >= 7
+  AT(properties_t, netDeviceType);
   AT(properties_t, netDeviceVersion);
 #endif
 #if API >= 8
@@ -31,10 +37,49 @@ int main(void) {
   AT(properties_t, planeId);
 #endif
   SIZE(net_t);
+  AT(net_t, name);
+  AT(net_t, init);
+  AT(net_t, devices);
+  AT(net_t, getProperties);
+  AT(net_t, listen);
+  AT(net_t, connect);
+  AT(net_t, accept);
+  AT(net_t, regMr);
+  AT(net_t, regMrDmaBuf);
+  AT(net_t, deregMr);
+  AT(net_t, isend);
+  AT(net_t, irecv);
+  AT(net_t, iflush);
+  AT(net_t, test);
+  AT(net_t, closeSend);
+  AT(net_t, closeRecv);
+  AT(net_t, closeListen);
+#if API >= 7
+  AT(net_t, getDeviceMr);
+  AT(net_t, irecvConsumed);
+#endif
+#if API >= 9
+  AT(net_t, makeVDevice);
+#endif
 #if API >= 11
   AT(net_t, finalize);
-#else
-  AT(net_t, closeListen);
+  AT(net_t, setNetAttr);
+#endif
+#if API >= 10
+  SIZE(config_t);
+  AT(config_t, trafficClass);
+  SIZE(qp_description_t);
+  AT(qp_description_t, type);
+  AT(qp_description_t, qp.device);
+  AT(qp_description_t, qp.wr_id);
+  AT(qp_description_t, qp.opcode);
+  AT(qp_description_t, qp.qpNum);
+  AT(qp_description_t, qp.length);
+  SIZE(socket_description_t);
+  AT(socket_description_t, type);
+  AT(socket_description_t, sock.fd);
+  AT(socket_description_t, sock.op);
+  AT(socket_description_t, sock.length);
 #endif
   return 0;
 }

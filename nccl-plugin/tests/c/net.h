@@ -15,6 +15,30 @@ typedef struct {
   int trafficClass;
 } config_t;
 
+// What a profiler is told of work on a queue pair, and on a socket (net_ib_v1.h, net_socket_v1.h).
+typedef struct {
+  uint8_t type;
+  union {
+    struct {
+      int device;
+      uint64_t wr_id;
+      int opcode;
+      int qpNum;
+      size_t length;
+    } qp;
+  };
+} qp_description_t;
+typedef struct {
+  uint8_t type;
+  union {
+    struct {
+      int fd;
+      int op;
+      size_t length;
+    } sock;
+  };
+} socket_description_t;
+
 #if API >= 9 // bytes of a message
 typedef size_t bytes_t;
 #else
