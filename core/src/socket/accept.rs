@@ -30,6 +30,8 @@ struct Guest<S> {
     stream: S,
     reader: HelloReader,
     hello: Option<Hello>,
+    /// Whether it was listened to since it came.
+    was_heard: bool,
     /// Bytes of the answer that were sent, on a control socket.
     answered: usize,
     deadline_ns: u64,
@@ -41,16 +43,25 @@ impl<S: Stream> Lobby<S> {
         Lobby { guests: heapless::Vec::new(), settings }
     }
 
-    /// Whether one more may enter.
+    /// Whether one more may enter: where there is no place left, somebody must have kept silent in
+    /// a call of [`Lobby::poll`].
     pub fn has_room(&self) -> bool {
-        !self.guests.is_full()
+        !self.guests.is_full() || self.oldest_silent().is_some()
     }
 
-    /// A socket was accepted. Without room it is dropped, which closes it.
+    /// A socket was accepted. Where there is no place left, the one that has been silent for longest
+    /// gives way; without such a one this is dropped. That closes it.
     pub fn enter(&mut self, stream: S, now_ns: u64) {
+        if self.guests.is_full()
+            && let Some(at) = self.oldest_silent()
+        {
+            warn!("{}: {GUESTS_MAX} sockets wait; the oldest stranger gives way", Side::Acceptor);
+            self.refuse(at, self.guests[at].overdue());
+        }
         let deadline_ns = now_ns.saturating_add(self.settings.timeout_ns);
         let reader = HelloReader::new();
-        let guest = Guest { stream, reader, hello: None, answered: 0, deadline_ns };
+        let guest =
+            Guest { stream, reader, hello: None, was_heard: false, answered: 0, deadline_ns };
         if self.guests.push(guest).is_err() {
             warn!("{}: {GUESTS_MAX} sockets wait already; one is turned away", Side::Acceptor);
         }
@@ -78,9 +89,17 @@ impl<S: Stream> Lobby<S> {
         Ok(None)
     }
 
+    /// Who has been here for longest, of those who were heard and have not said hello.
+    fn oldest_silent(&self) -> Option<usize> {
+        let guests = self.guests.iter().enumerate();
+        let silent = guests.filter(|(_, guest)| guest.was_heard && guest.hello.is_none());
+        silent.min_by_key(|(_, guest)| guest.deadline_ns).map(|(at, _)| at)
+    }
+
     /// Reads the hello of a guest, and judges it.
     fn listen_to(&mut self, at: usize, now_ns: u64) -> Result<(), Error> {
         let guest = &mut self.guests[at];
+        guest.was_heard = true;
         if guest.hello.is_none() {
             guest.hello = guest.reader.read(&mut guest.stream, Stage::Recv)?;
             if let Some(hello) = guest.hello.clone() {
@@ -92,10 +111,7 @@ impl<S: Stream> Lobby<S> {
             return Ok(());
         }
         match &guest.hello {
-            None => {
-                let (got, want) = guest.reader.progress();
-                Err(Error::Timeout { stage: Stage::Recv, got, want })
-            }
+            None => Err(guest.overdue()),
             Some(hello) => {
                 let came = self.of_session(hello.session).count() as u16;
                 Err(Error::Hello(HelloError::Missing { came, of: hello.sockets }))
@@ -180,6 +196,14 @@ impl<S: Stream> Lobby<S> {
     }
 }
 
+impl<S> Guest<S> {
+    /// It has had its time to say hello.
+    fn overdue(&self) -> Error {
+        let (got, want) = self.reader.progress();
+        Error::Timeout { stage: Stage::Recv, got, want }
+    }
+}
+
 impl core::fmt::Display for Refused {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         self.ends.report(self.error).fmt(f)
@@ -187,3 +211,81 @@ impl core::fmt::Display for Refused {
 }
 
 impl core::error::Error for Refused {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::StreamError;
+    use crate::conn::wire::DeviceName;
+
+    /// Says this, and no more.
+    struct Caller(heapless::Vec<u8, HELLO_BYTES>);
+
+    impl Stream for Caller {
+        fn peer_addr(&self) -> Option<core::net::SocketAddr> {
+            None
+        }
+
+        fn poll_connected(&mut self) -> Result<bool, StreamError> {
+            Ok(true)
+        }
+
+        fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+            Ok(bytes.len())
+        }
+
+        fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError> {
+            let n = buf.len().min(self.0.len());
+            buf[..n].copy_from_slice(&self.0[..n]);
+            self.0.drain(..n);
+            Ok(n)
+        }
+    }
+
+    fn stranger() -> Caller {
+        Caller(heapless::Vec::new())
+    }
+
+    fn rank(session: u64, index: u16) -> Caller {
+        let hello = Hello { index, sockets: 2, session, device: DeviceName::default() };
+        Caller(heapless::Vec::from_slice(&hello.to_bytes()).unwrap())
+    }
+
+    fn lobby() -> Lobby<Caller> {
+        Lobby::new(Settings { device: DeviceName::default(), timeout_ns: 1_000_000 })
+    }
+
+    #[test]
+    fn where_strangers_have_all_places_the_oldest_gives_way() {
+        let mut lobby = lobby();
+        // Here before all of them, and not whole yet.
+        lobby.enter(rank(1, 0), 0);
+        for now_ns in 1..GUESTS_MAX as u64 {
+            lobby.enter(stranger(), now_ns);
+        }
+        assert!(!lobby.has_room(), "nobody has been listened to");
+        assert!(matches!(lobby.poll(300), Ok(None)));
+        for index in 0..2 {
+            assert!(lobby.has_room());
+            lobby.enter(rank(2, index), 300);
+        }
+        assert!(matches!(lobby.poll(300), Ok(Some(_))), "both sockets are there");
+        lobby.enter(rank(1, 1), 300);
+        assert!(matches!(lobby.poll(300), Ok(Some(_))), "who said hello has kept its place");
+        let left: heapless::Vec<u64, GUESTS_MAX> =
+            lobby.guests.iter().map(|guest| guest.deadline_ns - 1_000_000).collect();
+        assert_eq!(left.iter().min(), Some(&3), "1 and 2 had to go");
+    }
+
+    #[test]
+    fn who_has_said_hello_gives_way_to_nobody() {
+        let mut lobby = lobby();
+        for session in 0..GUESTS_MAX as u64 {
+            lobby.enter(rank(session, 0), 0);
+        }
+        assert!(matches!(lobby.poll(1), Ok(None)));
+        assert!(!lobby.has_room());
+        lobby.enter(stranger(), 1);
+        assert!(lobby.guests.iter().all(|guest| guest.hello.is_some()));
+    }
+}
