@@ -319,7 +319,8 @@ impl Session<'_> {
 
     /// How many bytes the server found wrong.
     fn answer(&mut self) -> Result<u64, Failure> {
-        match self.control.recv(ANSWER_WITHIN)? {
+        let reply = self.control.recv(ANSWER_WITHIN);
+        match reply.map_err(|failure| self.link.uncontrolled(failure))? {
             Reply::Done { wrong } => Ok(wrong),
             reply => Err(unexpected(self.control, reply)),
         }

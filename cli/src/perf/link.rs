@@ -82,6 +82,11 @@ impl Plan<'_> {
 }
 
 impl Link {
+    /// A failure of the control connection, with both ends of what it controls.
+    pub(super) fn uncontrolled(&self, failure: Failure) -> Failure {
+        Failure::new(format_args!("{}: {failure}", self.recv.ends()))
+    }
+
     /// What a receive tells of a message of this size.
     pub(super) fn told(&self, size: u32) -> u32 {
         if self.tells_sizes { size } else { size.min(1) }

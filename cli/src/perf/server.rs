@@ -102,11 +102,11 @@ impl Client {
             // It hears of a failure of the last message by us alone, since we close then.
             let start = Instant::now();
             while !link.has_ended_last()? && start.elapsed() < CLIENT_WITHIN {
-                if control.has_line(LOOK_EVERY)? {
+                if control.has_line(LOOK_EVERY).map_err(|failure| link.uncontrolled(failure))? {
                     break;
                 }
             }
-            match control.recv(CLIENT_WITHIN)? {
+            match control.recv(CLIENT_WITHIN).map_err(|failure| link.uncontrolled(failure))? {
                 Request::Pass(pass) => {
                     setup.check_pass(&pass).map_err(Failure::new)?;
                     let wrong = match pass.kind {

@@ -48,7 +48,17 @@ pub struct Report<'a> {
 
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Ends { device, gid, qpn, peer, peer_device, peer_gid, peer_qpn, notices } = self.ends;
+        let Report { error, ends } = self;
+        write!(f, "{ends}: {error}")?;
+        let Ends { device, notices, .. } = ends;
+        if notices.is_empty() { Ok(()) } else { write!(f, "; the port of {device} {notices}") }
+    }
+}
+
+/// This end and the peer, without what had befallen the port.
+impl fmt::Display for Ends {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Ends { device, gid, qpn, peer, peer_device, peer_gid, peer_qpn, notices: _ } = self;
         write!(f, "{device}")?;
         // Sockets have neither.
         if *gid != Gid::default() {
@@ -60,12 +70,10 @@ impl fmt::Display for Report<'_> {
             None => f.write_str("of unknown address")?,
         }
         match (peer_device.as_str(), *peer_gid != Gid::default()) {
-            ("", false) => {}
-            ("", true) => write!(f, " (GID {peer_gid}, QP {peer_qpn:#x})")?,
-            (name, false) => write!(f, " ({name})")?,
-            (name, true) => write!(f, " ({name}, GID {peer_gid}, QP {peer_qpn:#x})")?,
+            ("", false) => Ok(()),
+            ("", true) => write!(f, " (GID {peer_gid}, QP {peer_qpn:#x})"),
+            (name, false) => write!(f, " ({name})"),
+            (name, true) => write!(f, " ({name}, GID {peer_gid}, QP {peer_qpn:#x})"),
         }
-        write!(f, ": {}", self.error)?;
-        if notices.is_empty() { Ok(()) } else { write!(f, "; the port of {device} {notices}") }
     }
 }
