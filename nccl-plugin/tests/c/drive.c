@@ -61,7 +61,9 @@ static void logger(int level, unsigned long subsystems, const char* file, int li
     if (is_set("INVAR_TRANSPORT", "socket")) {
       CHECK(strcmp(on, "[0]lo:127.0.0.1<0>") == 0);
     } else {
-      CHECK(strncmp(on, is_set("INVAR_TRANSPORT", "soft") ? "[0]soft" : "[0]null", 7) == 0);
+      const char* hca = getenv("NCCL_IB_HCA");
+      const char* name = is_set("INVAR_TRANSPORT", "soft") ? "soft" : hca ? hca : "null";
+      CHECK(strncmp(on, "[0]", 3) == 0 && strncmp(on + 3, name, strlen(name)) == 0);
       const char* port = strchr(on, ':');
       CHECK(port && strcmp(port, is_relaxed() ? ":1/RoCE [RO]; OOB lo:127.0.0.1<0>" : ":1/RoCE; OOB lo:127.0.0.1<0>") == 0);
     }
