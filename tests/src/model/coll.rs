@@ -139,16 +139,19 @@ fn reduce(op: RedOp, values: impl Iterator<Item = i64>) -> i64 {
     values.reduce(fold).unwrap_or_default()
 }
 
+/// An element as it is in memory.
+pub type Bytes = heapless::Vec<u8, 8>;
+
 /// The bytes of a number in memory; modulo the range of integers.
-pub fn encode(data_type: DataType, value: i64) -> Vec<u8> {
+pub fn encode(data_type: DataType, value: i64) -> Bytes {
     match data_type {
-        DataType::I8 | DataType::U8 => (value as u8).to_ne_bytes().to_vec(),
-        DataType::I32 | DataType::U32 => (value as u32).to_ne_bytes().to_vec(),
-        DataType::I64 | DataType::U64 => value.to_ne_bytes().to_vec(),
-        DataType::F32 => (value as f32).to_ne_bytes().to_vec(),
-        DataType::F64 => (value as f64).to_ne_bytes().to_vec(),
-        DataType::F16 => f16_bits(value).to_ne_bytes().to_vec(),
-        DataType::Bf16 => (((value as f32).to_bits() >> 16) as u16).to_ne_bytes().to_vec(),
+        DataType::I8 | DataType::U8 => (value as u8).to_ne_bytes().into(),
+        DataType::I32 | DataType::U32 => (value as u32).to_ne_bytes().into(),
+        DataType::I64 | DataType::U64 => value.to_ne_bytes().into(),
+        DataType::F32 => (value as f32).to_ne_bytes().into(),
+        DataType::F64 => (value as f64).to_ne_bytes().into(),
+        DataType::F16 => f16_bits(value).to_ne_bytes().into(),
+        DataType::Bf16 => (((value as f32).to_bits() >> 16) as u16).to_ne_bytes().into(),
     }
 }
 

@@ -8,22 +8,11 @@ use invar::{RedOp, Settings};
 use serde_json::Value;
 
 use crate::operations::check_type;
-use crate::rig::{PATIENCE, ranks, settings};
+use crate::rig::{PATIENCE, over, ranks, set, settings};
 
-/// Over one kind of device, on loopback.
-fn over(transport: &str) -> Settings {
-    over_with(transport, ("", ""))
-}
-
-/// As [`over`], with one more variable set.
-fn over_with(transport: &str, (also, value): (&str, &str)) -> Settings {
-    let set = |name| match name {
-        "INVAR_TRANSPORT" => Some(transport.to_owned()),
-        "NCCL_SHM_DISABLE" => Some("1".to_owned()),
-        name => (name == also).then(|| value.to_owned()),
-    };
-    let settings = Settings::from_lookup(set).unwrap();
-    settings.connect_timeout(PATIENCE).collective_timeout(PATIENCE)
+/// Over the software NIC, with one more variable set.
+fn over_soft_with(variable: (&str, &str)) -> Settings {
+    set(&[("INVAR_TRANSPORT", "soft"), ("NCCL_SHM_DISABLE", "1"), variable])
 }
 
 fn check_over(transport: &str, nranks: u32) {
@@ -117,7 +106,7 @@ fn what_each_ranks_proxy_does_is_traced() {
     fs::create_dir_all(&dir).unwrap();
     let path = |rank: u32| dir.join(format!("{rank}.json"));
     let pattern = dir.join("%r.json");
-    let settings = over_with("soft", ("INVAR_PROXY_TRACE", pattern.to_str().unwrap()));
+    let settings = over_soft_with(("INVAR_PROXY_TRACE", pattern.to_str().unwrap()));
     ranks(2, &settings, |communicator| {
         let mut data = vec![1_u32; 300_000];
         communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
@@ -149,7 +138,7 @@ fn what_each_ranks_proxy_does_is_traced() {
 
 #[test]
 fn a_trace_that_cannot_be_written_is_named() {
-    let settings = over_with("soft", ("INVAR_PROXY_TRACE", "/no/such/place"));
+    let settings = over_soft_with(("INVAR_PROXY_TRACE", "/no/such/place"));
     let hub = invar::Hub::listen(([127, 0, 0, 1], 0).into(), 2, None, PATIENCE).unwrap();
     let id = hub.id();
     let join = |rank| invar::Communicator::join(&id, rank, 2, &settings).err().unwrap().to_string();
@@ -164,7 +153,7 @@ fn a_trace_that_cannot_be_written_is_named() {
 #[test]
 fn messages_go_in_chunks_of_the_size_that_is_set() {
     for chunk in ["1", "1000", "1000000000"] {
-        ranks(2, &over_with("soft", ("NCCL_CHUNK_SIZE", chunk)), |communicator| {
+        ranks(2, &over_soft_with(("NCCL_CHUNK_SIZE", chunk)), |communicator| {
             let sent: Vec<u64> = (0..5000).collect();
             let mut got = vec![0; 5000];
             let mut group = communicator.group();

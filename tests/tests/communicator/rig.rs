@@ -6,15 +6,33 @@ use std::thread;
 use std::time::Duration;
 
 use half::{bf16, f16};
-use invar::{Communicator, Element, Hub, RedOp, Settings};
+use invar::{Communicator, Element, Hub, RedOp, Settings, UniqueId};
 use invar_core::coll::Operation;
-use invar_testkit::model::coll::{encode, input, output};
+use invar_testkit::model::coll::{Bytes, encode, input, output};
+use invar_testkit::namespaces::{Hosts, IPV4};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What holds unless a test says otherwise; whatever the environment says.
 pub(crate) fn settings() -> Settings {
     Settings::default().connect_timeout(PATIENCE).collective_timeout(PATIENCE)
+}
+
+/// The same, with these variables set.
+pub(crate) fn set(variables: &[(&str, &str)]) -> Settings {
+    let value = |name: &str| variables.iter().find(|(of, _)| *of == name).map(|(_, value)| *value);
+    let settings = Settings::from_lookup(|name| value(name).map(str::to_owned)).unwrap();
+    settings.connect_timeout(PATIENCE).collective_timeout(PATIENCE)
+}
+
+/// Over one kind of device, on loopback.
+pub(crate) fn over(transport: &str) -> Settings {
+    set(&[("INVAR_TRANSPORT", transport), ("NCCL_SHM_DISABLE", "1")])
+}
+
+/// By shared memory, and over each kind of device that every host has.
+pub(crate) fn every_way() -> [Settings; 3] {
+    [settings(), over("soft"), over("socket")]
 }
 
 /// Runs `run` as each of `nranks` ranks, and gives what came of each.
@@ -25,15 +43,39 @@ pub(crate) fn ranks<R: Send>(
 ) -> Vec<R> {
     let at = (Ipv4Addr::LOCALHOST, 0).into();
     let hub = Hub::listen(at, nranks, None, PATIENCE).unwrap();
-    let (id, run, met) = (hub.id(), &run, &Barrier::new(nranks as usize));
+    start(&hub.id(), nranks, settings, run, |_, rank| rank())
+}
+
+/// The same, each rank on the host of which `places` has the number, the rendezvous on the first.
+pub(crate) fn ranks_on<R: Send>(
+    hosts: &Hosts,
+    places: &[usize],
+    settings: &Settings,
+    run: impl Fn(Communicator) -> R + Sync,
+) -> Vec<R> {
+    let (at, nranks) = ((IPV4[0].parse::<Ipv4Addr>().unwrap(), 0).into(), places.len() as u32);
+    let hub = hosts.call(0, || Hub::listen(at, nranks, None, PATIENCE)).unwrap();
+    start(&hub.id(), nranks, settings, run, |rank, call| hosts.call(places[rank as usize], call))
+}
+
+/// `place`: calls what a rank does, wherever that is.
+fn start<R: Send>(
+    id: &UniqueId,
+    nranks: u32,
+    settings: &Settings,
+    run: impl Fn(Communicator) -> R + Sync,
+    place: impl Fn(u32, Box<dyn FnOnce() -> R + Send + '_>) -> R + Sync,
+) -> Vec<R> {
+    let (run, place, met) = (&run, &place, &Barrier::new(nranks as usize));
     thread::scope(|scope| {
         let rank = |rank| {
-            scope.spawn(move || {
-                let communicator = Communicator::join(&id, rank, nranks, settings);
+            let call = move || {
+                let communicator = Communicator::join(id, rank, nranks, settings);
                 // What one does then finds no other still on its way.
                 met.wait();
                 run(communicator.unwrap())
-            })
+            };
+            scope.spawn(move || place(rank, Box::new(call)))
         };
         let threads: Vec<_> = (0..nranks).map(rank).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -43,7 +85,7 @@ pub(crate) fn ranks<R: Send>(
 /// An element that can be made from its bytes, and gives them.
 pub(crate) trait Number: Element {
     fn of(bytes: &[u8]) -> Self;
-    fn bytes(self) -> Vec<u8>;
+    fn bytes(self) -> Bytes;
 }
 
 macro_rules! numbers {
@@ -53,8 +95,8 @@ macro_rules! numbers {
                 <$number>::from_ne_bytes(bytes.try_into().unwrap())
             }
 
-            fn bytes(self) -> Vec<u8> {
-                self.to_ne_bytes().to_vec()
+            fn bytes(self) -> Bytes {
+                self.to_ne_bytes().into()
             }
         }
     )+};
