@@ -33,7 +33,7 @@ pub(super) struct Engine {
 const NEWS_WITHIN: Duration = Duration::from_millis(300);
 /// How long a rank that is done waits for the others to be so too.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
-/// Who has left may have left data behind that is still under way, for so long at most.
+/// What a rank that has left still has under way takes so long at most.
 const LEFT_GRACE: Duration = Duration::from_secs(2);
 
 impl Engine {
@@ -122,19 +122,21 @@ impl Engine {
     fn drive(&mut self, mut plan: Plan<'_>) -> Result<(), Error> {
         self.links.prepare(&plan)?;
         let mut patience = Patience::new(self.crowded, self.timeout);
+        let mut grace = Grace::None;
         loop {
             let done = plan.advance(&mut self.links)?;
             let peer = match (done, self.links.progress()?) {
                 (Progress::Done, None) => return Ok(()),
                 (Progress::Moved, _) => {
                     patience.renew();
+                    grace = Grace::None;
                     continue;
                 }
                 (Progress::Waiting(peer), _) | (Progress::Done, Some(peer)) => peer,
             };
             match patience.idle() {
                 Idle::Again => {}
-                Idle::Look(waited) => look_after(&self.bootstrap, peer, waited)?,
+                Idle::Look => grace.look_after(&self.bootstrap, peer)?,
                 Idle::TooLong(waited) => {
                     let text = format!("it did not do its part within {waited:?}");
                     return Err(Kind::Rank { rank: peer, text }.into());
@@ -165,14 +167,32 @@ impl Drop for AtWork<'_> {
     }
 }
 
-/// Whether what is waited for can still come.
-fn look_after(bootstrap: &Bootstrap, peer: u32, waited: Duration) -> Result<(), Error> {
-    bootstrap.check()?;
-    if waited >= LEFT_GRACE && bootstrap.has_left(peer) {
-        let text = "it has left the communicator, and is waited for".to_owned();
-        return Err(Kind::Rank { rank: peer, text }.into());
+/// Who has left may have left data behind that is still under way.
+enum Grace {
+    /// Nobody who is waited for has left.
+    None,
+    /// One has, and was seen to have by then.
+    Since(Instant),
+    /// All that can still come has: this rank looks once more.
+    Over,
+}
+
+impl Grace {
+    /// Whether what is waited for can still come.
+    fn look_after(&mut self, bootstrap: &Bootstrap, peer: u32) -> Result<(), Error> {
+        bootstrap.check()?;
+        *self = match self {
+            _ if !bootstrap.has_left(peer) => Grace::None,
+            Grace::None => Grace::Since(Instant::now()),
+            Grace::Since(at) if at.elapsed() < LEFT_GRACE => return Ok(()),
+            Grace::Since(_) => Grace::Over,
+            Grace::Over => {
+                let text = "it has left the communicator, and is waited for".to_owned();
+                return Err(Kind::Rank { rank: peer, text }.into());
+            }
+        };
+        Ok(())
     }
-    Ok(())
 }
 
 /// Tells all ranks of an error of this one, or gives what came before it.

@@ -57,7 +57,7 @@ impl Patience {
         } else {
             thread::sleep(NAP);
         }
-        Idle::Look(waited)
+        Idle::Look
     }
 }
 
@@ -66,8 +66,8 @@ impl Patience {
 pub(super) enum Idle {
     /// Look again.
     Again,
-    /// Look again, and see whether the others are still there, after so long.
-    Look(Duration),
+    /// Look again, and see whether the others are still there.
+    Look,
     /// Give up, after so long.
     TooLong(Duration),
 }
@@ -86,7 +86,7 @@ mod tests {
         let looks: Vec<Idle> = looks.collect();
         let spins = looks.iter().take_while(|idle| **idle == Idle::Again).count();
         assert_eq!(spins as u32, SPINS - 1);
-        assert!(looks[spins..].iter().all(|idle| matches!(idle, Idle::Look(_))));
+        assert!(looks[spins..].iter().all(|idle| *idle == Idle::Look));
         assert!(matches!(patience.idle(), Idle::TooLong(_)));
         patience.renew();
         assert_eq!(patience.idle(), Idle::Again);

@@ -207,6 +207,9 @@ impl Bootstrap {
     }
 
     /// The next blob of a rank with a tag. Waits for it, `within` at most.
+    ///
+    /// # Errors
+    /// None that long, or a rank that has failed; or this one has left.
     pub fn recv(&self, from: u32, tag: u32, within: Duration) -> Result<Vec<u8>, BootstrapError> {
         let deadline = Instant::now() + within;
         let mut blobs = self.shared.blobs();
@@ -217,6 +220,11 @@ impl Bootstrap {
             self.check()?;
             if self.is_alone() {
                 return Err(self.lost(&Lost::Closed).into());
+            }
+            // What it sent before is there: who takes that in needs the blobs that are locked here.
+            if self.has_left(from) {
+                let text = "it has left the communicator, and is waited for".to_owned();
+                return Err(Failure { rank: Some(from), text }.into());
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {

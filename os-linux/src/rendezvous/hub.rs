@@ -18,8 +18,8 @@ use super::{TICK, nonce, random, this_member};
 use crate::tcp::OobListener;
 use crate::unix::wait;
 
-/// Who connects must have joined within this.
-const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
+/// Who connects must have joined within this; a host may be very busy while its ranks start.
+const HANDSHAKE_WITHIN: Duration = Duration::from_secs(20);
 /// Connections that have not joined.
 const NEWCOMERS_MAX: usize = 256;
 /// How long a hub that is let go waits for the ranks to leave.
@@ -172,10 +172,9 @@ impl Meeting {
 
     fn admit(&mut self) {
         for mut newcomer in std::mem::take(&mut self.newcomers) {
-            if newcomer.since.elapsed() >= HANDSHAKE_WITHIN {
-                continue;
-            }
+            // What it has said counts, however late this thread comes to hear it.
             match newcomer.connection.recv() {
+                Ok(None) if newcomer.since.elapsed() >= HANDSHAKE_WITHIN => {}
                 Ok(None) if newcomer.connection.flush().is_ok() => self.newcomers.push(newcomer),
                 Ok(None) | Err(_) => {}
                 Ok(Some((header, body))) => {

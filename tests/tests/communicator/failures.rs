@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use invar::{Fault, RedOp};
 
-use crate::rig::{ranks, settings};
+use crate::rig::{every_way, ranks, settings};
 
 #[test]
 fn an_abort_reaches_every_rank_with_its_reason() {
@@ -26,11 +26,13 @@ fn an_abort_reaches_every_rank_with_its_reason() {
 
 #[test]
 fn who_waits_for_a_rank_that_has_left_is_told_so() {
-    let errors = ranks(3, &settings(), |communicator| {
-        (communicator.rank() != 1).then(|| communicator.barrier().unwrap_err().to_string())
-    });
-    for error in errors.into_iter().flatten() {
-        assert!(error.contains("rank 1: it has left the communicator"), "{error}");
+    for settings in every_way() {
+        let errors = ranks(3, &settings, |communicator| {
+            (communicator.rank() != 1).then(|| communicator.barrier().unwrap_err().to_string())
+        });
+        for error in errors.into_iter().flatten() {
+            assert!(error.contains("rank 1: it has left the communicator"), "{error}");
+        }
     }
 }
 
