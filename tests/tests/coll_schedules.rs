@@ -92,6 +92,33 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn transfers_of_other_counts_part_at_a_chunk_of_another_length(
+        counts in (0usize..3000, 0usize..3000),
+        nchannels in 1u32..5,
+        slot_bytes in 8usize..5000,
+    ) {
+        let ranks = [0, 1];
+        let order = Order::new(&ranks[..]).unwrap();
+        let steps = |rank, operation, count, channel| {
+            let task = task(operation, Algorithm::Ring, rank);
+            let schedule = Schedule::new(order, &Task { count, channel, nchannels, slot_bytes, ..task });
+            schedule.unwrap().map(|step| step.count).collect::<Vec<_>>()
+        };
+        let (mut sent, mut received, mut parted) = (0, 0, false);
+        for channel in 0..nchannels {
+            let send = steps(0, Operation::Send { peer: 1 }, counts.0, channel);
+            let recv = steps(1, Operation::Recv { peer: 0 }, counts.1, channel);
+            sent += send.iter().sum::<usize>();
+            received += recv.iter().sum::<usize>();
+            parted |= send.iter().zip(&recv).any(|(send, recv)| send != recv);
+        }
+        prop_assert_eq!((sent, received), counts);
+        prop_assert_eq!(parted, counts.0 != counts.1);
+    }
+}
+
 fn task(operation: Operation, algorithm: Algorithm, rank: u32) -> Task {
     let (data_type, channel, nchannels, slot_bytes) = (DataType::F64, 0, 1, 1024);
     Task { operation, algorithm, count: 300, data_type, rank, channel, nchannels, slot_bytes }

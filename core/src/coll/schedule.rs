@@ -27,7 +27,7 @@ pub type Peers = heapless::Vec<u32, { ONE_SHOT_RANKS_MAX as usize - 1 }>;
 /// element before it writes it; there is no other overlap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Elements; at least one, and no more than a slot holds.
+    /// Elements, no more than a slot holds; none only where a transfer ends so.
     pub count: usize,
     /// Whose slots are operands, in the order in which they are reduced.
     pub recv: Peers,
@@ -162,14 +162,19 @@ impl<'a> Schedule<'a> {
 
     /// `None` where the rank has nothing to do in a phase.
     fn step(&self, window: usize, phase: u32) -> Option<Step> {
-        match (self.task.operation, self.task.algorithm) {
+        let step = match (self.task.operation, self.task.algorithm) {
+            (Operation::Send { peer }, _) => {
+                return Some(self.transfer(window, Direction::Send, peer));
+            }
+            (Operation::Recv { peer }, _) => {
+                return Some(self.transfer(window, Direction::Recv, peer));
+            }
             (Operation::AllToAll, _) => self.all_to_all(window, phase),
-            (Operation::Send { peer }, _) => self.transfer(window, Direction::Send, peer),
-            (Operation::Recv { peer }, _) => self.transfer(window, Direction::Recv, peer),
             (_, Algorithm::Ring) => self.ring(window, phase),
             (_, Algorithm::Tree) => self.tree(window, phase),
             (_, Algorithm::OneShot | Algorithm::TwoShot) => self.one_shot(window, phase),
-        }
+        };
+        step.filter(|step| step.count > 0)
     }
 
     fn nranks(&self) -> u32 {
@@ -193,7 +198,7 @@ impl Iterator for Schedule<'_> {
             if self.phase == self.phases {
                 (self.window, self.phase) = (window + 1, 0);
             }
-            let step = self.step(window, phase).filter(|step| step.count > 0);
+            let step = self.step(window, phase);
             if step.is_some() {
                 return step;
             }

@@ -58,6 +58,11 @@ impl Operation {
             _ => Some(count),
         }
     }
+
+    /// Whether it is between two ranks, each of which says how much it is.
+    pub fn is_transfer(self) -> bool {
+        matches!(self, Operation::Send { .. } | Operation::Recv { .. })
+    }
 }
 
 /// How the ranks exchange data.

@@ -56,12 +56,12 @@ impl Facts {
         };
         let nchannels = match self.local {
             true => 1,
+            // Those that a message is long enough for: its ends need not know of the same bytes.
+            false if operation.is_transfer() => self.nchannels,
             false => bytes.div_ceil(CHANNEL_BYTES_MIN).clamp(1, self.nchannels as usize) as u32,
         };
-        let slot_bytes = match operation {
-            Operation::Send { .. } | Operation::Recv { .. } => self.p2p_chunk_bytes,
-            _ => self.slot_bytes,
-        };
+        let slot_bytes =
+            if operation.is_transfer() { self.p2p_chunk_bytes } else { self.slot_bytes };
         Choice { algorithm, nchannels, slot_bytes }
     }
 }

@@ -218,18 +218,20 @@ pub(super) fn failed(bootstrap: &Bootstrap, error: Error) -> Error {
 /// As of [`Engine::run`].
 unsafe fn copy_own(calls: &[&Call]) -> Result<(), Error> {
     let is_send = |call: &&&Call| matches!(call.operation, Operation::Send { .. });
-    let sends = calls.iter().filter(is_send);
-    let recvs = calls.iter().filter(|call| !is_send(call));
-    let size = |call: &Call| call.count * call.data_type.bytes();
-    if sends.clone().count() != recvs.clone().count()
-        || sends.clone().zip(recvs.clone()).any(|(send, recv)| size(send) != size(recv))
-    {
+    let (sends, recvs): (Vec<&Call>, Vec<&Call>) = calls.iter().partition(is_send);
+    if sends.len() != recvs.len() {
         let text = "a rank sends to itself what it does not receive in the same group";
         return Err(Kind::Usage(text.to_owned()).into());
     }
-    for (send, recv) in sends.zip(recvs) {
+    let size = |call: &Call| call.count * call.data_type.bytes();
+    for (send, recv) in sends.into_iter().zip(recvs) {
+        let (sent, received) = (size(send), size(recv));
+        if sent != received {
+            let text = format!("a rank sends {sent} bytes to itself and receives {received}");
+            return Err(Kind::Usage(text).into());
+        }
         // SAFETY: of the same size, and by the caller's promise there and apart.
-        unsafe { ptr::copy_nonoverlapping(send.input, recv.output, size(send)) };
+        unsafe { ptr::copy_nonoverlapping(send.input, recv.output, sent) };
     }
     Ok(())
 }

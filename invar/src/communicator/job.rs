@@ -64,11 +64,6 @@ impl<'a> Job<'a> {
         self.step.iter().cloned().chain(self.schedule.clone())
     }
 
-    /// The channel that it is on.
-    pub(super) fn channel(&self) -> u32 {
-        self.channel
-    }
-
     /// Does steps until one has to wait.
     pub(super) fn advance(&mut self, links: &mut Links) -> Result<Progress, Error> {
         let mut moved = false;

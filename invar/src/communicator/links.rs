@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use invar_core::coll::Operation;
 use invar_linux::rendezvous::Bootstrap;
 
 use super::dump::Ways;
+use super::job::Job;
 use super::link::{RecvLink, SendLink};
 use super::local::Local;
 use super::net::{Address, NetProxy, NetRecv, NetSend};
@@ -96,18 +98,23 @@ impl Links {
             return Ok(());
         }
         let (mut send, mut recv) = (Needs::default(), Needs::default());
-        for job in plan.jobs() {
-            for step in job.steps() {
-                let channel = job.channel();
-                step.send.iter().for_each(|peer| send.add((channel, *peer)));
-                step.recv.iter().for_each(|peer| recv.add((channel, *peer)));
+        for (channel, operation, jobs) in plan.lanes() {
+            // Both ends of a transfer have links on the same channels, whatever its lengths there.
+            match operation {
+                Operation::Send { peer } => send.add((channel, peer), 0),
+                Operation::Recv { peer } => recv.add((channel, peer), 0),
+                _ => {}
+            }
+            for step in jobs.iter().flat_map(Job::steps) {
+                step.send.iter().for_each(|peer| send.add((channel, *peer), 1));
+                step.recv.iter().for_each(|peer| recv.add((channel, *peer), 1));
             }
         }
         self.connect(&send, &recv)?;
-        for ((channel, peer), slots) in send.0 {
+        for ((channel, peer), slots) in send.0.into_iter().filter(|(_, slots)| *slots > 0) {
             self.send(channel, peer).start(slots)?;
         }
-        for ((channel, peer), slots) in recv.0 {
+        for ((channel, peer), slots) in recv.0.into_iter().filter(|(_, slots)| *slots > 0) {
             self.recv(channel, peer).start(slots)?;
         }
         Ok(())
@@ -260,11 +267,11 @@ impl Links {
 }
 
 impl Needs {
-    /// One more slot.
-    fn add(&mut self, way: (u32, u32)) {
+    /// So many slots more.
+    fn add(&mut self, way: (u32, u32), slots: u64) {
         match self.0.binary_search_by_key(&way, |(way, _)| *way) {
-            Ok(at) => self.0[at].1 += 1,
-            Err(at) => self.0.insert(at, (way, 1)),
+            Ok(at) => self.0[at].1 += slots,
+            Err(at) => self.0.insert(at, (way, slots)),
         }
     }
 

@@ -58,8 +58,9 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    pub(super) fn jobs(&self) -> impl Iterator<Item = &Job<'a>> + Clone {
-        self.0.iter().flat_map(|(_, jobs)| jobs)
+    /// Shares by channel and operation.
+    pub(super) fn lanes(&self) -> impl Iterator<Item = (u32, Operation, &VecDeque<Job<'a>>)> {
+        self.0.iter().map(|((channel, operation), jobs)| (*channel, *operation, jobs))
     }
 
     /// Does what can be done now, over links that are [prepared](Links::prepare) for it.

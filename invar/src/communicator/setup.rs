@@ -26,7 +26,7 @@ const LOCAL_SLOT_BYTES: usize = 128 << 10;
 const CHUNK_ALIGN: usize = 64;
 
 /// Of what ranks do together; all of a communicator must have the same.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// What a rank tells the others about itself.
 ///
@@ -267,9 +267,9 @@ mod tests {
         let ours = about(7, true);
         assert!(About::parse(0, &ours.to_bytes()).unwrap() == ours);
         let mut newer = ours.to_bytes();
-        newer[0] = 3;
+        newer[0] = 4;
         let error = About::parse(3, &newer).err().unwrap().to_string();
-        assert!(error.starts_with("rank 3: its collectives are of version 3"), "{error}");
+        assert!(error.starts_with("rank 3: its collectives are of version 4"), "{error}");
         assert!(About::parse(3, b"short").is_err());
     }
 }

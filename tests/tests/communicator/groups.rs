@@ -1,32 +1,41 @@
 //! Sends and receives, alone and together.
 
-use invar::RedOp;
+use invar::{Communicator, Fault, RedOp};
 
-use crate::rig::{ranks, settings};
+use crate::rig::{every_way, ranks, settings};
 
+/// Of no elements, few, and as many as go in several chunks; each pair has its own.
 fn message(from: u32, to: u32, number: usize) -> Vec<u32> {
-    let len = [0, 3, 5000, 70_000][number % 4] + (from * 7 + to) as usize;
-    (0..len as u32).map(|i| i ^ from << 20 ^ to << 24 ^ (number as u32) << 28).collect()
+    let len = match number % 4 {
+        0 => 0,
+        n => [3, 5000, 270_000][n - 1] + from * 7 + to,
+    };
+    (0..len).map(|i| i ^ from << 20 ^ to << 24 ^ (number as u32) << 28).collect()
+}
+
+/// Every rank sends to every other and itself at once.
+pub(crate) fn exchange_all(communicator: &Communicator) {
+    let (rank, nranks) = (communicator.rank(), communicator.nranks());
+    let pairs: Vec<_> = (0..nranks).flat_map(|peer| [0, 1, 2, 3].map(|n| (peer, n))).collect();
+    let sent: Vec<_> = pairs.iter().map(|(to, n)| message(rank, *to, *n)).collect();
+    let want: Vec<_> = pairs.iter().map(|(from, n)| message(*from, rank, *n)).collect();
+    let mut got: Vec<_> = want.iter().map(|message| vec![0; message.len()]).collect();
+    let mut group = communicator.group();
+    for ((peer, _), message) in pairs.iter().zip(&sent) {
+        group.send(message, *peer).unwrap();
+    }
+    for ((peer, _), message) in pairs.iter().zip(&mut got) {
+        group.recv(message, *peer).unwrap();
+    }
+    group.run().unwrap();
+    assert!(got == want);
 }
 
 #[test]
 fn every_rank_sends_to_every_other_and_itself_at_once() {
-    ranks(4, &settings(), |communicator| {
-        let (rank, nranks) = (communicator.rank(), communicator.nranks());
-        let pairs: Vec<_> = (0..nranks).flat_map(|peer| [0, 1, 2, 3].map(|n| (peer, n))).collect();
-        let sent: Vec<_> = pairs.iter().map(|(to, n)| message(rank, *to, *n)).collect();
-        let want: Vec<_> = pairs.iter().map(|(from, n)| message(*from, rank, *n)).collect();
-        let mut got: Vec<_> = want.iter().map(|message| vec![0; message.len()]).collect();
-        let mut group = communicator.group();
-        for ((peer, _), message) in pairs.iter().zip(&sent) {
-            group.send(message, *peer).unwrap();
-        }
-        for ((peer, _), message) in pairs.iter().zip(&mut got) {
-            group.recv(message, *peer).unwrap();
-        }
-        group.run().unwrap();
-        assert!(got == want);
-    });
+    for settings in every_way() {
+        ranks(4, &settings, |communicator| exchange_all(&communicator));
+    }
 }
 
 #[test]
@@ -71,5 +80,59 @@ fn a_message_to_oneself_needs_both_ends_in_one_group() {
         assert_eq!(got, sent);
         let error = communicator.send(&sent, 0).unwrap_err().to_string();
         assert!(error.contains("sends to itself what it does not receive"), "{error}");
+    });
+}
+
+#[test]
+fn a_message_to_oneself_is_as_long_as_its_receive() {
+    ranks(1, &settings(), |communicator| {
+        let (sent, mut got) = ([1, 2, 3_u64], [0_u64; 2]);
+        let mut group = communicator.group();
+        group.send(&sent, 0).unwrap().recv(&mut got, 0).unwrap();
+        let error = group.run().unwrap_err();
+        assert_eq!(error.fault(), Fault::Usage);
+        let text = "a rank sends 24 bytes to itself and receives 16";
+        assert!(error.to_string().contains(text), "{error}");
+    });
+}
+
+#[test]
+fn a_message_that_is_not_as_long_as_its_receive_is_an_error_that_names_the_sender() {
+    for settings in every_way() {
+        for (sent, expected) in [
+            (10, 9),
+            (9, 10),
+            (0, 1),
+            (5, 0),
+            (270_000, 270_001),
+            (65_536, 32_768),
+            (65_536, 131_072),
+        ] {
+            let errors = ranks(2, &settings, |communicator| {
+                let done = match communicator.rank() {
+                    0 => communicator.send(&vec![7_u32; sent], 1),
+                    _ => communicator.recv(&mut vec![0_u32; expected], 0),
+                };
+                // Who sends may be done with it before it is received.
+                done.and_then(|()| communicator.barrier()).unwrap_err().to_string()
+            });
+            let what = format!("{sent} for {expected}: {errors:?}");
+            let told = ["do all ranks make the same calls", "collective mismatch: "];
+            assert!(told.iter().any(|text| errors[1].contains(text)), "{what}");
+            assert!(errors[1].starts_with("rank 0: "), "{what}");
+            assert_eq!(errors[0], format!("rank 1: {}", errors[1]), "{what}");
+        }
+    }
+}
+
+#[test]
+fn groups_of_no_elements_and_no_calls_are_done() {
+    ranks(3, &settings(), |communicator| {
+        communicator.group().run().unwrap();
+        let (mut sum, mut all) = ([0_i32; 0], [0_u8; 0]);
+        let mut group = communicator.group();
+        group.all_reduce(&mut sum, RedOp::Sum).unwrap().broadcast(&mut all, 1).unwrap();
+        group.run().unwrap();
+        communicator.barrier().unwrap();
     });
 }

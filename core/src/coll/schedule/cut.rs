@@ -7,11 +7,18 @@ const ALIGN_BYTES: usize = 64;
 
 /// A channel's share of the elements. A window is one chunk, or one for each rank where the ranks
 /// share the work on one buffer; a chunk fits a slot. Chunks are of one size, but for the last.
+///
+/// Transfers are cut otherwise, since their two ends may be told different counts: channels take
+/// chunks in turn, all as long as a slot but for the last, which is shorter, and be it empty. So
+/// whatever the counts, chunks are alike up to one that is not as long as the other end expects.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     start: usize,
     end: usize,
     chunk: usize,
+    windows: usize,
+    /// From one window to the next.
+    skip: usize,
     lanes: usize,
     /// From one rank's block to the next; 0 where there are no blocks.
     stride: usize,
@@ -41,28 +48,38 @@ impl Cut {
         let line = ALIGN_BYTES / task.data_type.bytes();
         let align = if slot < line { 1 } else { line };
         let slot = slot - slot % align;
+        if task.operation.is_transfer() {
+            let (channel, nchannels) = (task.channel as usize, task.nchannels as usize);
+            return Cut {
+                start: channel.saturating_mul(slot),
+                end: task.count,
+                chunk: slot,
+                windows: (task.count / slot + nchannels - channel) / nchannels,
+                skip: nchannels.saturating_mul(slot),
+                lanes,
+                stride,
+            };
+        }
         let share = task.count.div_ceil(task.nchannels as usize).next_multiple_of(align);
         let start = share.saturating_mul(task.channel as usize).min(task.count);
         let end = start.saturating_add(share).min(task.count);
         // As many windows as it takes, all of about the same size.
         let chunks = (end - start).div_ceil(lanes * slot).max(1) * lanes;
         let chunk = (end - start).div_ceil(chunks).next_multiple_of(align);
-        Cut { start, end, chunk, lanes, stride }
+        let skip = lanes * chunk;
+        let windows = if start == end { 0 } else { (end - start).div_ceil(skip) };
+        Cut { start, end, chunk, windows, skip, lanes, stride }
     }
 
     pub(super) fn windows(&self) -> usize {
-        if self.start == self.end {
-            0
-        } else {
-            (self.end - self.start).div_ceil(self.lanes * self.chunk)
-        }
+        self.windows
     }
 
     /// The chunk of a lane: a rank's block, or its part of the window.
     pub(super) fn chunk(&self, window: usize, lane: u32) -> Chunk {
         let lane = lane as usize;
-        let skipped = window * self.lanes + if self.lanes > 1 { lane } else { 0 };
-        let first = (self.start + skipped * self.chunk).min(self.end);
+        let before = if self.lanes > 1 { lane * self.chunk } else { 0 };
+        let first = (self.start + window * self.skip + before).min(self.end);
         Chunk {
             of_all: first + lane * self.stride,
             of_one: first,

@@ -33,12 +33,12 @@ impl Schedule<'_> {
         }
     }
 
-    pub(super) fn transfer(&self, window: usize, direction: Direction, peer: u32) -> Option<Step> {
+    pub(super) fn transfer(&self, window: usize, direction: Direction, peer: u32) -> Step {
         let chunk = self.cut.chunk(window, 0);
         let step = Step::new(chunk.count);
-        Some(match direction {
+        match direction {
             Direction::Send => step.input(chunk.of_one).send(peer),
             Direction::Recv => step.recv(peer).output(chunk.of_one),
-        })
+        }
     }
 }
