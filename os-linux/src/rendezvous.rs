@@ -20,11 +20,11 @@ pub use hub::Hub;
 /// How long a thread sleeps before it looks whether it is to end.
 const TICK: Duration = Duration::from_millis(100);
 
-/// This process. Processes of the same boot, network namespace and user can give each other
-/// memory over Unix sockets.
+/// This process, where the calling thread is. Threads of the same boot, network namespace and user
+/// can give each other memory over Unix sockets.
 pub fn this_member() -> Member {
     let boot_id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let namespace = rustix::fs::stat("/proc/self/ns/net").map_or(0, |stat| stat.st_ino);
+    let namespace = rustix::fs::stat("/proc/thread-self/ns/net").map_or(0, |stat| stat.st_ino);
     let digits = boot_id.iter().filter_map(|byte| char::from(*byte).to_digit(16));
     let mut host = [0; 32];
     for (i, digit) in digits.take(32).enumerate() {

@@ -53,8 +53,11 @@ impl Local {
         Ok(Local { memory, layout, ranks, rank })
     }
 
-    /// The links with a peer on a channel; `None` where it is on another host.
+    /// The links with a peer on a channel; `None` where it is on another host, or this rank.
     pub(super) fn links(&self, channel: u32, peer: u32) -> Option<(SendLink, RecvLink)> {
+        if peer == self.rank {
+            return None;
+        }
         let place = |rank| self.ranks.iter().position(|local| *local == rank);
         let (us, them, count) = (place(self.rank)?, place(peer)?, self.ranks.len());
         let ring = |from, to| (channel as usize * count + from) * count + to;

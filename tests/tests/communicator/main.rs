@@ -1,7 +1,9 @@
-//! Communicators whose ranks are threads of this process, over shared memory and over networks.
+//! Communicators, over shared memory and over networks. Ranks are threads of this process, unless
+//! they are to be killed.
 
 mod failures;
 mod groups;
+mod hosts;
 mod networks;
 mod operations;
 mod pending;

@@ -1,0 +1,53 @@
+//! Ranks on two hosts, as far as the kernel is concerned: some share memory, others do not.
+
+use half::f16;
+use invar::{Communicator, RedOp};
+use invar_testkit::namespaces::Hosts;
+
+use crate::groups::exchange_all;
+use crate::operations::check_type;
+use crate::rig::{ranks_on, set};
+
+/// By which ways a rank reaches the others, as its dump says it.
+fn ways(places: &[usize], rank: usize) -> String {
+    let others = (0..places.len()).filter(|other| *other != rank);
+    let local: Vec<_> = others.filter(|other| places[*other] == places[rank]).collect();
+    let ways = match local.is_empty() {
+        true => "links over the network".to_owned(),
+        false => format!("links with ranks {local:?} in shared memory, else over the network"),
+    };
+    format!("rank {rank} of {}: {ways}", places.len())
+}
+
+fn check_everything(communicator: &Communicator) {
+    check_type::<f32>(communicator, &[0, 1, 999], &RedOp::ALL);
+    check_type::<f16>(communicator, &[20_001], &[RedOp::Sum]);
+    // As much as goes by several chunks on each channel.
+    check_type::<i32>(communicator, &[150_001], &[RedOp::Max]);
+    exchange_all(communicator);
+}
+
+fn check_over(transport: &str) {
+    let hosts = match Hosts::new(1500) {
+        Ok(hosts) => hosts,
+        Err(error) => return eprintln!("skipped: no network namespaces here: {error}"),
+    };
+    let settings = set(&[("INVAR_TRANSPORT", transport)]);
+    for places in [&[0, 0, 1][..], &[0, 1, 1, 0], &[0, 0, 0, 1], &[1, 0, 1, 1]] {
+        ranks_on(&hosts, places, &settings, |communicator| {
+            let dump = communicator.dump();
+            assert_eq!(dump.lines().next(), Some(&*ways(places, communicator.rank() as usize)));
+            check_everything(&communicator);
+        });
+    }
+}
+
+#[test]
+fn ranks_that_partly_share_memory_agree_between_hosts_over_the_software_nic() {
+    check_over("soft");
+}
+
+#[test]
+fn ranks_that_partly_share_memory_agree_between_hosts_over_tcp() {
+    check_over("socket");
+}
