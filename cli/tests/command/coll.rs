@@ -121,12 +121,13 @@ fn a_rank_that_does_not_come_is_named() {
 /// Whatever they go over; rank 0 has the rendezvous.
 #[test]
 fn a_rank_that_is_killed_ends_the_others_who_name_it() {
-    for (shm_disable, victim) in [("0", 2), ("1", 2), ("0", 0), ("1", 0)] {
+    let ways = [("0", "socket"), ("1", "socket"), ("1", "soft")];
+    for ((shm_disable, transport), victim) in ways.into_iter().flat_map(|w| [(w, 2), (w, 0)]) {
         let root = free_address();
         let start = |number| {
             let mut command = rank(&root, number, 3, "a word");
             command.args(["-n", "100000000", "--no-check"]);
-            command.env("NCCL_SHM_DISABLE", shm_disable).env("INVAR_TRANSPORT", "socket");
+            command.env("NCCL_SHM_DISABLE", shm_disable).env("INVAR_TRANSPORT", transport);
             Run::start(&mut command)
         };
         let mut runs: Vec<(u32, Run)> = (0..3).map(|number| (number, start(number))).collect();

@@ -4,6 +4,7 @@
 mod failures;
 mod groups;
 mod hosts;
+mod killed;
 mod networks;
 mod operations;
 mod pending;

@@ -1,0 +1,136 @@
+//! A rank in a process of its own, which is killed: all others end soon, and name it.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use invar::{Communicator, Hub, RedOp, UniqueId};
+
+use crate::rig::{PATIENCE, every_way};
+
+/// Where the other ranks are, by which way they are reached, and what to do with them.
+const ORDERS: &str = "INVAR_TEST_RANK";
+const SECRET: &str = "a word";
+/// Ranks, and which of them is killed.
+const NRANKS: u32 = 3;
+const VICTIM: u32 = 1;
+/// Of a large operation.
+const COUNT: usize = (6 << 20) + 1;
+/// Within a second, says the communicator; the machine may be busy. The ranks' own patience is far
+/// longer.
+const BOUND: Duration = Duration::from_secs(20);
+
+fn join(id: &UniqueId, rank: u32, way: usize) -> Communicator {
+    let communicator = Communicator::join(id, rank, NRANKS, &every_way()[way]).unwrap();
+    communicator.barrier().unwrap();
+    communicator
+}
+
+#[test]
+#[ignore = "is a rank's process of other tests"]
+fn a_rank_that_works_or_idles_until_it_is_killed() {
+    let orders = std::env::var(ORDERS).expect("started by another test");
+    let [addr, way, task] = orders.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("{ORDERS}={orders}")
+    };
+    let id = UniqueId::new(addr.parse().unwrap(), &UniqueId::secret_of(SECRET));
+    let communicator = join(&id, VICTIM, way.parse().unwrap());
+    // The test harness writes on the same line.
+    writeln!(io::stdout(), "\njoined").unwrap();
+    if task == "idle" {
+        // Up to its end, that of the other process.
+        io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    }
+    let mut data = vec![1.0_f32; COUNT];
+    while communicator.all_reduce_in_place(&mut data, RedOp::Max).is_ok() {}
+}
+
+fn start_victim(addr: &str, way: usize, task: &str) -> (Child, BufReader<ChildStdout>) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--ignored", "--nocapture"])
+        .arg("killed::a_rank_that_works_or_idles_until_it_is_killed")
+        .env(ORDERS, format!("{addr} {way} {task}"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let stdout = BufReader::new(child.stdout.take().unwrap());
+    (child, stdout)
+}
+
+/// Kills it when all others have begun `begun` operations; it takes no part in the last of them if
+/// it idles.
+fn check(way: usize, task: &str, begun: u32) {
+    let at = ([127, 0, 0, 1], 0).into();
+    let secret = Some(UniqueId::secret_of(SECRET));
+    let hub = Hub::listen(at, NRANKS, secret, PATIENCE).unwrap();
+    let id = hub.id();
+    let counts = [const { AtomicU32::new(0) }; NRANKS as usize];
+    let survive = |rank: u32| {
+        let communicator = join(&id, rank, way);
+        let mut data = vec![1.0_f32; COUNT];
+        loop {
+            counts[rank as usize].fetch_add(1, Ordering::Relaxed);
+            if let Err(error) = communicator.all_reduce_in_place(&mut data, RedOp::Max) {
+                return error.to_string();
+            }
+        }
+    };
+    let (mut child, stdout) = start_victim(&id.addr().to_string(), way, task);
+    let survivors = (0..NRANKS).filter(|rank| *rank != VICTIM);
+    thread::scope(|scope| {
+        let survive = &survive;
+        let threads: Vec<_> =
+            survivors.clone().map(|rank| scope.spawn(move || survive(rank))).collect();
+        let joined = stdout.lines().map(Result::unwrap).any(|line| line == "joined");
+        assert!(joined, "it has not joined");
+        let start = Instant::now();
+        while survivors.clone().any(|rank| counts[rank as usize].load(Ordering::Relaxed) < begun) {
+            assert!(start.elapsed() < PATIENCE, "they do not work: {counts:?}");
+            thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        let killed = Instant::now();
+        for thread in threads {
+            let error = thread.join().unwrap();
+            assert!(error.starts_with(&format!("rank {VICTIM}: ")), "{task}: {error}");
+            assert!(!error.contains("did not do its part"), "{task}: {error}");
+        }
+        assert!(killed.elapsed() < BOUND, "{task}: after {:?}", killed.elapsed());
+    });
+    child.wait().unwrap();
+}
+
+/// In the middle of one of many large operations, one after the other.
+fn check_amid_work(way: usize) {
+    check(way, "work", 4);
+}
+
+/// While all others wait for it.
+fn check_idle(way: usize) {
+    check(way, "idle", 1);
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_the_others_amid_work_by_shared_memory() {
+    check_amid_work(0);
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_the_others_amid_work_over_the_software_nic() {
+    check_amid_work(1);
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_the_others_amid_work_over_tcp() {
+    check_amid_work(2);
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_those_who_wait_for_it() {
+    for way in 0..3 {
+        check_idle(way);
+    }
+}
