@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use invar::{Communicator, RedOp, Settings};
 use invar_core::coll::Operation;
 
-use crate::rig::{Case, Number, ranks, settings};
+use crate::rig::{Case, Number, over, ranks, settings};
 
 /// Does one operation, out of place and in place.
 pub(crate) fn check<T: Number>(communicator: &Communicator, case: &Case) {
@@ -128,5 +128,56 @@ fn much_data_arrives_whole() {
         ranks(nranks, &settings(), |communicator| {
             check_type::<f64>(&communicator, &[100_003], &[RedOp::Sum]);
         });
+    }
+}
+
+/// Every operation on about a million elements: several chunks on each channel, and a remainder.
+fn check_large<T: Number>(nranks: u32, len: usize, op: RedOp, settings: &Settings) {
+    let (root, block) = (nranks - 1, len / nranks as usize);
+    let cases = [
+        (Operation::AllReduce, len),
+        (Operation::Reduce { root }, len),
+        (Operation::Broadcast { root }, len),
+        (Operation::AllGather, block),
+        (Operation::ReduceScatter, block),
+        (Operation::AllToAll, block),
+    ];
+    let case = |(operation, count)| Case::new::<T>(len as u64, operation, op, count, nranks);
+    let cases = cases.map(case);
+    ranks(nranks, settings, |communicator| {
+        cases.iter().for_each(|case| check::<T>(&communicator, case));
+    });
+}
+
+const MI: usize = 1 << 20;
+
+#[test]
+fn a_million_elements_arrive_whole_by_shared_memory() {
+    check_large::<f16>(7, MI + 1, RedOp::Sum, &settings());
+}
+
+#[test]
+fn a_million_elements_arrive_whole_over_the_software_nic() {
+    check_large::<i64>(3, MI - 1, RedOp::Min, &over("soft"));
+    check_large::<u8>(5, MI + 1, RedOp::Prod, &over("soft"));
+}
+
+#[test]
+fn a_million_elements_arrive_whole_over_tcp() {
+    check_large::<f64>(3, MI + 1, RedOp::Sum, &over("socket"));
+    check_large::<bf16>(5, MI - 1, RedOp::Avg, &over("socket"));
+}
+
+/// Two ranks exchange so much in one hop, in place: what is sent is soon written over, though the
+/// kernel has not taken it all.
+#[test]
+fn an_input_in_place_lasts_until_it_is_sent() {
+    for settings in [over("soft"), over("socket")] {
+        for count in [4097, 30_000, 65_535, 65_536, 65_537] {
+            let case = Case::new::<f32>(1, Operation::AllReduce, RedOp::Sum, count, 2);
+            ranks(2, &settings, |communicator| {
+                (0..20).for_each(|_| check::<f32>(&communicator, &case));
+            });
+        }
     }
 }
