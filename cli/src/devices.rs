@@ -8,6 +8,7 @@ use invar::{Device, DeviceInfo, GpuPath, LinkLayer, Settings};
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::output::tell;
 
 /// List the devices of this host.
 #[derive(clap::Args)]
@@ -94,10 +95,10 @@ impl Shown {
 pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure> {
     let survey = Device::survey(settings)?;
     for line in &survey.left_out {
-        eprintln!("invar: {line}");
+        tell(line);
     }
     let gpus = invar::gpus().unwrap_or_else(|error| {
-        eprintln!("invar: no GPUs: {error}");
+        tell(format_args!("no GPUs: {error}"));
         Vec::new()
     });
     let shown = |info| {
@@ -113,7 +114,7 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
 
 fn gpus_of(info: &DeviceInfo, gpus: &[GpuInfo], settings: &Settings) -> Vec<ShownGpu> {
     let paths = info.gpu_paths(gpus, settings).unwrap_or_else(|error| {
-        eprintln!("invar: {} and the GPUs: {error}", info.name);
+        tell(format_args!("{} and the GPUs: {error}", info.name));
         Vec::new()
     });
     let shown = |(gpu, path): (&GpuInfo, GpuPath)| ShownGpu {

@@ -3,6 +3,8 @@
 use std::process::ExitCode;
 use std::{fmt, io};
 
+use crate::output::tell;
+
 /// Bytes were wrong.
 pub(crate) const WRONG: u8 = 1;
 /// Flags, names or variables cannot be.
@@ -33,7 +35,7 @@ impl Failure {
 
     /// Prints the line.
     pub(crate) fn report(&self) -> ExitCode {
-        eprintln!("invar: {self}");
+        tell(self);
         ExitCode::from(self.status)
     }
 }

@@ -1,9 +1,9 @@
 //! The log, on stderr.
 
-use std::io::{self, Write};
-
 use invar::LogLevel;
 use log::{LevelFilter, Log, Metadata, Record};
+
+use crate::output::tell;
 
 struct Stderr;
 
@@ -14,10 +14,7 @@ impl Log for Stderr {
 
     fn log(&self, record: &Record<'_>) {
         let level = record.level().as_str().to_lowercase();
-        // At once: the lines of ranks that share a stderr do not mix.
-        let line = format!("invar: {level}: {}\n", record.args());
-        // Nobody is there to be told.
-        let _ = io::stderr().write_all(line.as_bytes());
+        tell(format_args!("{level}: {}", record.args()));
     }
 
     fn flush(&self) {}

@@ -1,5 +1,6 @@
 //! Where results go.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
@@ -40,6 +41,12 @@ impl Outputs {
         let written = writeln!(file, "{text}").and_then(|()| file.flush());
         written.map_err(|error| Failure::io("writing the JSON", &error))
     }
+}
+
+/// A line for people, on stderr, at once: lines of processes that share it do not mix.
+pub(crate) fn tell(text: impl fmt::Display) {
+    // Where it is closed, nobody is there to be told.
+    let _ = io::stderr().write_all(format!("invar: {text}\n").as_bytes());
 }
 
 /// A new file.

@@ -14,6 +14,7 @@ use super::link::Plan;
 use super::message::{Kind, Ready, Reply, Request, Setup, slot_bytes};
 use super::{Args, open_device};
 use crate::failure::Failure;
+use crate::output::tell;
 use crate::parent::die_with;
 
 /// A client that asks for nothing more is gone, or stopped.
@@ -49,7 +50,7 @@ pub(super) fn run(args: &Args, addr: SocketAddr, settings: &Settings) -> Result<
             result.map_err(|failure| turn_away(client.control, &failure))
         });
         match served {
-            Err(failure) if args.keep => eprintln!("invar: {failure}"),
+            Err(failure) if args.keep => tell(failure),
             Ok(()) if args.keep => {}
             // The parent says it.
             Err(_) if args.child_of.is_some() => return Ok(()),
@@ -136,14 +137,14 @@ fn take_calls(listener: &TcpListener, to_serve: &SyncSender<Heard>) {
         let hear_out = move || {
             let _caller = caller;
             if let Err(failure) = hear_out(stream, peer, &to_serve) {
-                eprintln!("invar: {failure}");
+                tell(failure);
             }
         };
         thread::Builder::new().spawn(hear_out)
     };
     loop {
         if let Err(error) = take_call() {
-            eprintln!("invar: accepting a client: {error}");
+            tell(format_args!("accepting a client: {error}"));
             thread::sleep(PAUSE);
         }
     }

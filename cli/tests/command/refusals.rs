@@ -158,3 +158,11 @@ fn a_server_that_is_busy_says_so() {
     assert_eq!(second.status, FAILED);
     assert_eq!(second.line(), "invar: the server: busy with another client");
 }
+
+#[test]
+fn the_status_tells_where_nobody_reads_stderr() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = invar(&["perf", "--nic", "nope"]).stderr(writer).status().unwrap();
+    assert_eq!(status.code(), USAGE);
+}
