@@ -1,6 +1,6 @@
 //! The processes of the ranks.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -28,8 +28,10 @@ pub(super) fn all(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     // What rank 0 will do, before the others wait for a rank 0 that could not.
     drop(Outputs::open(args.json.as_deref())?);
     let secret = secret().map_or_else(made_up, Ok).map_err(failed)?;
-    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let hub = hub(at, args.ranks, &secret, settings)?;
+    // On loopback, of which a host may have one family only.
+    let on = |ip: IpAddr| hub(SocketAddr::new(ip, 0), args.ranks, &secret, settings);
+    let hub = on(Ipv4Addr::LOCALHOST.into())
+        .or_else(|failure| on(Ipv6Addr::LOCALHOST.into()).map_err(|_| failure))?;
     let _on_signal = settings.dump_signal().map(ranks_are_children).transpose().map_err(failed)?;
     let mut ranks = Ranks(Vec::new());
     for rank in 0..args.ranks {

@@ -132,6 +132,14 @@ fn ranks_go_over_the_interface_that_is_named_and_else_where_the_rendezvous_is() 
     }
 }
 
+#[test]
+fn ranks_of_a_host_whose_loopback_is_ipv6_alone_meet_there() {
+    let Some(hosts) = hosts(1500) else { return };
+    hosts.ip(0, "addr del 127.0.0.1/8 dev lo").unwrap();
+    let mut command = invar(&hosts, 0, &["coll", "all_reduce", "-e", "64", "-n", "5"]);
+    Run::start(&mut command).wait().ok();
+}
+
 /// A server and a client between which messages go that do not end by themselves.
 fn under_way(hosts: &Hosts, env: [&[(&str, &str)]; 2]) -> [Run; 2] {
     let mut command = invar(hosts, 0, &["perf", "--server"]);
