@@ -119,10 +119,8 @@ impl Listen for Listening {
         let mut listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
         match listener.poll(now_ns()) {
             Ok(comm) => Ok(comm.map(|comm| Box::new(Connected(Some(comm))) as Attempt<AnyRecv>)),
-            Err(AcceptError::Refused(who)) => {
-                log::warn!("accept: {who}");
-                Ok(None)
-            }
+            // The core has logged who.
+            Err(AcceptError::Refused(_)) => Ok(None),
             Err(AcceptError::Host(error)) => Err(Error::io("accepting a connection", error)),
         }
     }
