@@ -89,6 +89,12 @@ impl Accepting {
         self.attempt.poll(now_ns())
     }
 
+    /// Whether the peer was listened to, and has not said yet who it is: where too many call, such a
+    /// one may be dropped for the next.
+    pub fn is_silent(&self) -> bool {
+        self.attempt.is_silent()
+    }
+
     /// Goes on until it is connected.
     pub fn wait(mut self) -> Result<RecvComm, Error> {
         until_there(|| self.poll())

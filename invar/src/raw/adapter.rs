@@ -155,6 +155,11 @@ pub(crate) type Attempt<C> = Box<dyn Poll<C>>;
 pub(crate) trait Poll<C>: Send {
     /// `None`: call again.
     fn poll(&mut self, now_ns: u64) -> Result<Option<C>, Error>;
+
+    /// Whether the peer was listened to, and has not said yet who it is.
+    fn is_silent(&self) -> bool {
+        false
+    }
 }
 
 /// A NIC, and the protection domain that all its memory and comms share.
@@ -271,6 +276,10 @@ impl<N: HostNic> Poll<AnyRecv> for Trying<Acceptor<N, OobStream>, N> {
             Ok(Some(comm)) => Ok(Some(N::any_recv(Box::new(On::new(comm, &self.nic))))),
             Err(error) => Err(Error::reported(error, self.side.report(error))),
         }
+    }
+
+    fn is_silent(&self) -> bool {
+        self.side.stage() == Stage::Recv
     }
 }
 

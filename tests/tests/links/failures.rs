@@ -1,12 +1,17 @@
 //! Peers that are gone, strangers, and the end of a communicator.
 
+use std::net::TcpStream;
 use std::time::Instant;
 
 use invar::net::{ADDRESS_BYTES, Address, NetProxy};
 use invar::{Handle, SendComm, Settings};
+use invar_core::conn::Wire;
 use invar_linux::proxy::Abort;
 
 use crate::rig::{DEVICES, DIRECT, LIMIT, Moved, Rank, SLOT_BYTES, open, pair, settings};
+
+/// More than are listened to at a time.
+const STRANGERS: usize = 20;
 
 /// What a rank is told in the end, whose peer does nothing.
 fn error_of(rank: &mut Rank) -> String {
@@ -161,6 +166,28 @@ fn who_does_not_know_the_token_is_no_sender() {
             assert!(start.elapsed() < LIMIT);
         }
         drop(silent);
+    }
+}
+
+#[test]
+fn where_strangers_have_all_places_the_oldest_gives_way() {
+    for device in DEVICES {
+        let proxy = || NetProxy::start(vec![open(device)], &settings(), Abort::default()).unwrap();
+        let (mut zero, mut one) = (proxy(), proxy());
+        let (receiving, address) = one.listen(0, 0, 0).unwrap();
+        let handle = Handle::from_bytes(address.0[..128].try_into().unwrap());
+        let addr = handle.addr(Wire::Invar).unwrap();
+        // Some say nothing at all, some connect and say nothing then.
+        let silent: Vec<_> = (0..STRANGERS).map(|_| TcpStream::connect(addr).unwrap()).collect();
+        let stranger = open(device);
+        let mute: Vec<_> = (0..STRANGERS)
+            .map(|_| SendComm::connect(&stranger, &handle, &Settings::default()).unwrap())
+            .map(|connecting| connecting.wait().expect(device))
+            .collect();
+        let sending = zero.connect(1, 0, 0, &address).unwrap();
+        zero.sender(sending).expect(device);
+        one.receiver(receiving).expect(device);
+        drop((silent, mute));
     }
 }
 

@@ -116,31 +116,53 @@ impl Incoming {
         &mut self,
         ring: impl Fn() -> Result<Arc<Ring>, Error>,
     ) -> Result<Option<RecvWire>, Error> {
-        if self.callers.len() < CALLERS_MAX
-            && let Some(accepting) = self.listener.accept()?
-        {
-            self.callers.push(Caller::Accepting(accepting));
-        }
+        self.take_call()?;
         let mut at = 0;
         while at < self.callers.len() {
             match self.callers[at].poll(self.address.token(), &ring) {
                 Ok(false) => at += 1,
                 Ok(true) => {
-                    if let Caller::Hearing(wire) = self.callers.swap_remove(at) {
+                    if let Caller::Hearing(wire) = self.callers.remove(at) {
                         return Ok(Some(wire));
                     }
                 }
                 Err(error) => {
                     log::warn!("a caller is sent away: {error}");
-                    self.callers.swap_remove(at);
+                    self.callers.remove(at);
                 }
             }
         }
         Ok(None)
     }
+
+    /// Takes in who has called. Where there is no place left, the one that has been silent for
+    /// longest gives way.
+    fn take_call(&mut self) -> Result<(), Error> {
+        let silent = self.callers.iter().position(Caller::is_silent);
+        let is_full = self.callers.len() >= CALLERS_MAX;
+        if is_full && silent.is_none() {
+            return Ok(());
+        }
+        let Some(accepting) = self.listener.accept()? else { return Ok(()) };
+        if let Some(at) = silent.filter(|_| is_full) {
+            log::warn!("{CALLERS_MAX} callers wait; the oldest stranger gives way");
+            drop(self.callers.remove(at));
+        }
+        self.callers.push(Caller::Accepting(accepting));
+        Ok(())
+    }
 }
 
 impl Caller {
+    /// Whether it was listened to, and has not said who it is: who has the address says the token as
+    /// soon as it is connected.
+    fn is_silent(&self) -> bool {
+        match self {
+            Caller::Accepting(accepting) => accepting.is_silent(),
+            Caller::Hearing(_) => true,
+        }
+    }
+
     /// Whether it has said the token.
     fn poll(
         &mut self,
