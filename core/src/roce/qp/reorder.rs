@@ -1,6 +1,8 @@
 //! The receive window of adaptive routing: what has come ahead of its turn, and which holes
 //! before it are to be asked for.
 
+use core::mem;
+
 use heapless::Vec;
 
 use super::psn_set::{LEN, PsnSet};
@@ -8,8 +10,13 @@ use crate::roce::{ImmDt, Psn};
 
 /// Immediates that may wait for earlier packets.
 const IMMEDIATES_MAX: usize = 32;
-/// A hole that was asked for and stays is asked for again after so many times its age.
+/// A hole that was asked for and stays is asked for again after so many times its age; after twice
+/// that, if nothing in order has come meanwhile, and so on.
 const ASK_AGAIN_AGES: u64 = 8;
+const DOUBLINGS_MAX: u32 = 6;
+/// Only those so near to the expected PSN: a peer that leaves a thousand holes is not asked for all
+/// of them time and again.
+const ASK_AGAIN_PACKETS: u32 = 64;
 
 /// A WRITE_WITH_IMM whose turn to complete has not come.
 #[derive(Clone, Copy)]
@@ -34,6 +41,8 @@ pub(super) struct Reorder {
     asked: Psn,
     /// and will be again at this time.
     ask_again_at: Option<u64>,
+    /// The expected PSN when that was decided on, and how often it had been the same before.
+    stuck: Option<(Psn, u32)>,
     /// The holes in this range are to be asked for now.
     asking: Option<(Psn, Psn)>,
 }
@@ -90,7 +99,8 @@ impl Reorder {
         }
         self.seen.remove(expected);
         if self.seen.is_empty() {
-            (self.aging, self.asking, self.ask_again_at) = (None, None, None);
+            (self.aging, self.asking) = (None, None);
+            (self.ask_again_at, self.stuck) = (None, None);
         }
     }
 
@@ -100,22 +110,36 @@ impl Reorder {
 
     pub(super) fn handle_timeout(&mut self, now: u64, expected: Psn) {
         let Some((aged, _)) = self.aging.filter(|(_, at)| *at <= now) else { return };
-        if self.ask_again_at.is_some_and(|at| at <= now) {
+        if self.asked.since(expected) < 0 {
             self.asked = expected;
-            self.ask_again_at = None;
         }
-        let from = if self.asked.since(expected) > 0 { self.asked } else { expected };
-        if self.hole(from, aged).is_some() {
-            self.asking = Some((from, aged));
-            self.asked = aged;
-            let again = self.hole_age_ns.saturating_mul(ASK_AGAIN_AGES);
-            self.ask_again_at.get_or_insert(now.saturating_add(again));
+        let (from, end) = if self.ask_again_at.take_if(|at| *at <= now).is_some() {
+            let near = expected.add(ASK_AGAIN_PACKETS);
+            (expected, if near.since(self.asked) < 0 { near } else { self.asked })
+        } else {
+            (mem::replace(&mut self.asked, aged), aged)
+        };
+        if self.hole(from, end).is_some() {
+            self.asking = Some((from, end));
         }
-        self.aging = if self.hole(aged, self.newest).is_some() {
+        if self.ask_again_at.is_none() && self.hole(expected, self.asked).is_some() {
+            self.ask_again_at = Some(now.saturating_add(self.again_ns(expected)));
+        }
+        self.aging = if self.hole(self.asked, self.newest).is_some() {
             Some((self.newest, now.saturating_add(self.hole_age_ns)))
         } else {
             self.ask_again_at.map(|at| (self.newest, at))
         };
+    }
+
+    /// How long to wait until holes are asked for again.
+    fn again_ns(&mut self, expected: Psn) -> u64 {
+        let times = match self.stuck {
+            Some((psn, times)) if psn == expected => (times + 1).min(DOUBLINGS_MAX),
+            _ => 0,
+        };
+        self.stuck = Some((expected, times));
+        self.hole_age_ns.saturating_mul(ASK_AGAIN_AGES << times)
     }
 
     /// A hole to ask for.

@@ -50,6 +50,29 @@ fn a_hole_that_stays_is_asked_for_again() {
 }
 
 #[test]
+fn a_peer_that_leaves_holes_is_asked_for_few_of_them_and_less_and_less_often() {
+    let mut reorder = reorder();
+    reorder.note(0, START, START.add(LEN - 1), None);
+    reorder.handle_timeout(AGE, START);
+    assert_eq!(asks(&mut reorder, START).len(), LEN as usize - 1);
+    let mut last = AGE;
+    for doublings in 0..DOUBLINGS_MAX + 3 {
+        let again = reorder.deadline_ns().unwrap();
+        assert_eq!(again - last, AGE * (ASK_AGAIN_AGES << doublings.min(DOUBLINGS_MAX)));
+        reorder.handle_timeout(again, START);
+        let near: std::vec::Vec<_> = (0..ASK_AGAIN_PACKETS as i32).collect();
+        assert_eq!(asks(&mut reorder, START), near);
+        last = again;
+    }
+    // Then something comes in order.
+    let expected = START.add(1);
+    let again = reorder.deadline_ns().unwrap();
+    reorder.handle_timeout(again, expected);
+    assert_eq!(asks(&mut reorder, expected).first(), Some(&1));
+    assert_eq!(reorder.deadline_ns(), Some(again + AGE * ASK_AGAIN_AGES));
+}
+
+#[test]
 fn a_new_hole_does_not_wait_for_an_old_one() {
     let mut reorder = reorder();
     reorder.note(0, START, START.add(1), None);
