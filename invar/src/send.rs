@@ -46,7 +46,8 @@ impl SendComm {
     ///
     /// A send into a grouped receive starts when all of its buffers have their message. One from
     /// GPU memory that the device does not reach may begin before the peer's receive, and then
-    /// sends in other such memory wait behind it.
+    /// sends in other such memory wait behind it. Over TCP bytes move only while a request of this
+    /// comm is tested: do so before, or while, what the peer does with them is waited for.
     ///
     /// # Errors
     /// A range that is not in the region, a region of another device, a message longer than its
