@@ -1,25 +1,27 @@
 //! The NICs of a host behind one face.
 
+mod attempt;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use invar_core::comm::{self, Flush, FlushBuf, Matched, Polled, RecvBuf, Request, SendBuf, Usual};
-use invar_core::conn::stage::Stage;
-use invar_core::conn::{self, Acceptor, Connector, Handle, Stream};
+use invar_core::conn::{self, Handle, Stream};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_core::nic::{Access, MemoryKeys, Nic, NicError, Verb};
 use invar_cuda::gdr::NicReach;
 use invar_linux::clock::now_ns;
 use invar_linux::memory::HostMemory;
 use invar_linux::soft::SoftNic;
-use invar_linux::tcp::{OobListener, OobStream};
+use invar_linux::tcp::OobStream;
 use invar_verbs::VerbsNic;
+
+pub(crate) use attempt::{Attempt, Listen, Poll};
 
 use super::end::copy_sizes;
 use super::watch::PeerWatch;
 use super::{AnyRecv, AnySend, CLOSE_MAX, End, GpuRange, Lanes, RecvEnd, SendEnd};
 use crate::Error;
-use crate::error::Kind;
 
 /// A NIC that a host may have.
 pub trait HostNic:
@@ -139,28 +141,8 @@ pub(crate) trait Adapter: Send + Sync {
     -> Result<Attempt<AnySend>, Error>;
 }
 
-/// Where peers call.
-pub(crate) trait Listen: Send + Sync {
-    fn handle(&self) -> Handle;
-    /// The next who has called.
-    fn accept(&self) -> Result<Option<Attempt<AnyRecv>>, Error>;
-}
-
 /// Ends when it is dropped.
 pub(crate) type Registration = Box<dyn MemoryKeys + Send + Sync>;
-
-/// A comm that comes into being.
-pub(crate) type Attempt<C> = Box<dyn Poll<C>>;
-
-pub(crate) trait Poll<C>: Send {
-    /// `None`: call again.
-    fn poll(&mut self, now_ns: u64) -> Result<Option<C>, Error>;
-
-    /// Whether the peer was listened to, and has not said yet who it is.
-    fn is_silent(&self) -> bool {
-        false
-    }
-}
 
 /// A NIC, and the protection domain that all its memory and comms share.
 struct Opened<N: HostNic> {
@@ -202,11 +184,7 @@ impl<N: HostNic> Adapter for Opened<N> {
     }
 
     fn listen(&self, addr: SocketAddr, settings: conn::Settings) -> Result<Box<dyn Listen>, Error> {
-        let failed = |error| Error::io(format_args!("listening on {addr}"), error);
-        let oob = OobListener::bind(addr).map_err(failed)?;
-        let handle = Handle::new(oob.local_addr().map_err(failed)?, settings.wire);
-        let (pd, nic) = (self.pd.clone(), self.nic.clone());
-        Ok(Box::new(Listening { oob, handle, settings, pd, nic }))
+        attempt::listen((&self.nic, &self.pd), addr, settings)
     }
 
     fn connect(
@@ -214,72 +192,7 @@ impl<N: HostNic> Adapter for Opened<N> {
         handle: &Handle,
         settings: conn::Settings,
     ) -> Result<Attempt<AnySend>, Error> {
-        let addr = handle.addr(settings.wire).map_err(Kind::Handle)?;
-        let stream = OobStream::connect(addr).map_err(|error| {
-            let error = CoreError::Stream { stage: Stage::Connect, error, got: 0, want: 0 };
-            Error::unreached(self.nic.name(), addr, error)
-        })?;
-        let nic = towards_peer(&self.nic, &stream);
-        let side = Connector::new(nic.clone(), self.pd.clone(), stream, settings, now_ns());
-        Ok(Box::new(Trying { side, nic }))
-    }
-}
-
-/// Where peers call by TCP to arrange a connection of NICs.
-struct Listening<N: HostNic> {
-    oob: OobListener,
-    handle: Handle,
-    settings: conn::Settings,
-    pd: N::Pd,
-    nic: N,
-}
-
-impl<N: HostNic> Listen for Listening<N> {
-    fn handle(&self) -> Handle {
-        self.handle
-    }
-
-    fn accept(&self) -> Result<Option<Attempt<AnyRecv>>, Error> {
-        let failed = |error| Error::io("accepting a connection", error);
-        let Some(stream) = self.oob.accept().map_err(failed)? else { return Ok(None) };
-        let nic = towards_peer(&self.nic, &stream);
-        let side = Acceptor::new(nic.clone(), self.pd.clone(), stream, self.settings, now_ns());
-        Ok(Some(Box::new(Trying { side, nic })))
-    }
-}
-
-/// The NIC, as it is for who is at the other end of a stream.
-fn towards_peer<N: HostNic>(nic: &N, stream: &OobStream) -> N {
-    stream.peer_addr().map_or_else(|| nic.clone(), |peer| nic.towards(peer))
-}
-
-/// One side of a connection that comes about.
-struct Trying<S, N> {
-    side: S,
-    nic: N,
-}
-
-impl<N: HostNic> Poll<AnySend> for Trying<Connector<N, OobStream>, N> {
-    fn poll(&mut self, now_ns: u64) -> Result<Option<AnySend>, Error> {
-        match self.side.poll(now_ns) {
-            Ok(None) => Ok(None),
-            Ok(Some(comm)) => Ok(Some(N::any_send(Box::new(On::new(comm, &self.nic))))),
-            Err(error) => Err(Error::reported(error, self.side.report(error))),
-        }
-    }
-}
-
-impl<N: HostNic> Poll<AnyRecv> for Trying<Acceptor<N, OobStream>, N> {
-    fn poll(&mut self, now_ns: u64) -> Result<Option<AnyRecv>, Error> {
-        match self.side.poll(now_ns) {
-            Ok(None) => Ok(None),
-            Ok(Some(comm)) => Ok(Some(N::any_recv(Box::new(On::new(comm, &self.nic))))),
-            Err(error) => Err(Error::reported(error, self.side.report(error))),
-        }
-    }
-
-    fn is_silent(&self) -> bool {
-        self.side.stage() == Stage::Recv
+        attempt::connect((&self.nic, &self.pd), handle, settings)
     }
 }
 

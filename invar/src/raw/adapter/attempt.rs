@@ -1,0 +1,120 @@
+//! Connections between NICs that come about.
+
+use std::net::SocketAddr;
+
+use invar_core::conn::stage::Stage;
+use invar_core::conn::{self, Acceptor, Connector, Handle, Stream};
+use invar_core::error::Error as CoreError;
+use invar_linux::clock::now_ns;
+use invar_linux::tcp::{OobListener, OobStream};
+
+use super::{HostNic, On};
+use crate::Error;
+use crate::error::Kind;
+use crate::raw::{AnyRecv, AnySend};
+
+/// Where peers call.
+pub(crate) trait Listen: Send + Sync {
+    fn handle(&self) -> Handle;
+    /// The next who has called.
+    fn accept(&self) -> Result<Option<Attempt<AnyRecv>>, Error>;
+}
+
+/// A comm that comes into being.
+pub(crate) type Attempt<C> = Box<dyn Poll<C>>;
+
+pub(crate) trait Poll<C>: Send {
+    /// `None`: call again.
+    fn poll(&mut self, now_ns: u64) -> Result<Option<C>, Error>;
+
+    /// Whether the peer was listened to, and has not said yet who it is.
+    fn is_silent(&self) -> bool {
+        false
+    }
+}
+
+/// Listens by TCP for those who would send to a NIC.
+pub(super) fn listen<N: HostNic>(
+    (nic, pd): (&N, &N::Pd),
+    addr: SocketAddr,
+    settings: conn::Settings,
+) -> Result<Box<dyn Listen>, Error> {
+    let failed = |error| Error::io(format_args!("listening on {addr}"), error);
+    let oob = OobListener::bind(addr).map_err(failed)?;
+    let handle = Handle::new(oob.local_addr().map_err(failed)?, settings.wire);
+    Ok(Box::new(Listening { oob, handle, settings, pd: pd.clone(), nic: nic.clone() }))
+}
+
+/// Connects a NIC to where a handle says.
+pub(super) fn connect<N: HostNic>(
+    (nic, pd): (&N, &N::Pd),
+    handle: &Handle,
+    settings: conn::Settings,
+) -> Result<Attempt<AnySend>, Error> {
+    let addr = handle.addr(settings.wire).map_err(Kind::Handle)?;
+    let stream = OobStream::connect(addr).map_err(|error| {
+        let error = CoreError::Stream { stage: Stage::Connect, error, got: 0, want: 0 };
+        Error::unreached(nic.name(), addr, error)
+    })?;
+    let nic = towards_peer(nic, &stream);
+    let side = Connector::new(nic.clone(), pd.clone(), stream, settings, now_ns());
+    Ok(Box::new(Trying { side, nic }))
+}
+
+/// Where peers call by TCP to arrange a connection of NICs.
+struct Listening<N: HostNic> {
+    oob: OobListener,
+    handle: Handle,
+    settings: conn::Settings,
+    pd: N::Pd,
+    nic: N,
+}
+
+impl<N: HostNic> Listen for Listening<N> {
+    fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    fn accept(&self) -> Result<Option<Attempt<AnyRecv>>, Error> {
+        let failed = |error| Error::io("accepting a connection", error);
+        let Some(stream) = self.oob.accept().map_err(failed)? else { return Ok(None) };
+        let nic = towards_peer(&self.nic, &stream);
+        let side = Acceptor::new(nic.clone(), self.pd.clone(), stream, self.settings, now_ns());
+        Ok(Some(Box::new(Trying { side, nic })))
+    }
+}
+
+/// The NIC, as it is for who is at the other end of a stream.
+fn towards_peer<N: HostNic>(nic: &N, stream: &OobStream) -> N {
+    stream.peer_addr().map_or_else(|| nic.clone(), |peer| nic.towards(peer))
+}
+
+/// One side of a connection that comes about.
+struct Trying<S, N> {
+    side: S,
+    nic: N,
+}
+
+impl<N: HostNic> Poll<AnySend> for Trying<Connector<N, OobStream>, N> {
+    fn poll(&mut self, now_ns: u64) -> Result<Option<AnySend>, Error> {
+        match self.side.poll(now_ns) {
+            Ok(None) => Ok(None),
+            Ok(Some(comm)) => Ok(Some(N::any_send(Box::new(On::new(comm, &self.nic))))),
+            Err(error) => Err(Error::reported(error, self.side.report(error))),
+        }
+    }
+}
+
+impl<N: HostNic> Poll<AnyRecv> for Trying<Acceptor<N, OobStream>, N> {
+    fn poll(&mut self, now_ns: u64) -> Result<Option<AnyRecv>, Error> {
+        match self.side.poll(now_ns) {
+            Ok(None) => Ok(None),
+            Ok(Some(comm)) => Ok(Some(N::any_recv(Box::new(On::new(comm, &self.nic))))),
+            Err(error) => Err(Error::reported(error, self.side.report(error))),
+        }
+    }
+
+    fn is_silent(&self) -> bool {
+        self.side.stage() == Stage::Recv
+    }
+}
