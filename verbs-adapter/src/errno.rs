@@ -44,6 +44,7 @@ fn cause(verb: Verb, errno: i32) -> &'static str {
              (NCCL_IB_GID_INDEX, NCCL_IB_ADDR_RANGE)?"
         }
         (Verb::PostSend, libc::ENOMEM) => "the send queue is full",
+        (Verb::PostSend, libc::EFAULT) => "inline bytes that are in no registered memory",
         (Verb::PostRecv, libc::ENOMEM) => "the receive queue is full",
         (Verb::PostSend | Verb::PostRecv, libc::EINVAL) => {
             "the queue pair's state does not allow it, or the request is malformed"

@@ -186,21 +186,20 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         }
     }
 
+    /// Ends the request if the `polled` completions are all that it awaits: as a rule, one of each
+    /// queue pair.
+    #[inline(always)]
+    pub(super) fn take_polled(&mut self, request: &Request, polled: u32) -> Option<u32> {
+        let request = Request::from_raw(request.raw());
+        R::take_by(&mut self.reqs, self.wcs.get(..polled as usize)?, &request)
+    }
+
     /// Books the `polled` completions; ends the request if it is done then.
     #[inline(always)]
     pub(super) fn test_other(&mut self, request: &Request, polled: u32) -> Usual<u32> {
         match polled {
             1 => self.book_one(),
-            _ => {
-                let request = Request::from_raw(request.raw());
-                // As a rule, one of each queue pair.
-                if let Some(wcs) = self.wcs.get(..polled as usize)
-                    && let Some(size) = R::take_by(&mut self.reqs, wcs, &request)
-                {
-                    return Usual::Done(size);
-                }
-                self.book_all(polled);
-            }
+            _ => self.book_all(polled),
         }
         // Not kept over the calls, where it would take a register.
         let token = request.raw();
@@ -208,9 +207,14 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         if entry.is_done(token) { R::take(entry) } else { Usual::Unusual }
     }
 
-    /// The same as [`Base::test_other`], apart from what calls it.
+    /// The same after [`Base::take_polled`], apart from what calls it.
     #[inline(never)]
     pub(super) fn test_other_apart(&mut self, request: &Request, polled: u32) -> Usual<u32> {
+        if polled > 1
+            && let Some(size) = self.take_polled(request, polled)
+        {
+            return Usual::Done(size);
+        }
         self.test_other(request, polled)
     }
 

@@ -1,5 +1,6 @@
 //! A row of the FIFO that groups several receives, while its messages are matched. Its slots stay
-//! where the peer wrote them: where a message goes is read, and checked, when that is added.
+//! where the peer writes them: whether one is there, and where its message goes, is read when that is
+//! added.
 //!
 //! The immediate of a group has one bit for each buffer that got data (`net_ib.cc
 //! ncclIbMultiSend`).
@@ -26,8 +27,8 @@ pub(super) struct Group {
     order: [u8; RECVS_MAX],
     /// Where in that order the first buffer is that waits for its message; [`END`] for none.
     waiting: usize,
-    /// A bit for each buffer, but for those whose message is empty.
-    imm_data: u32,
+    /// A bit for each buffer whose message is empty.
+    empty: u32,
     /// Bytes of the messages that are matched.
     sizes: Sizes,
     /// The WRITEs of the messages, whole, in the same order; and behind them that which ends the
@@ -53,22 +54,16 @@ impl Group {
             nreqs: 0,
             order: [0; RECVS_MAX],
             waiting: END,
-            imm_data: 0,
+            empty: 0,
             sizes: [0; RECVS_MAX],
             wrs: SendList::new(wrs),
         }
     }
 
-    /// Whether all slots of a row of `nreqs` are there, of which the first is.
-    #[inline(always)]
-    pub(super) fn is_there(row: &Row<'_>, nreqs: usize, idx: u64) -> bool {
-        (1..RECVS_MAX).take_while(|r| *r < nreqs).all(|r| row.load(r, idx).is_some())
-    }
-
     /// Begins to match a row of `nreqs` slots, 2 to 8; `first` is the request of its first message.
     #[inline(always)]
     pub(super) fn begin(&mut self, nreqs: usize, first: Request) {
-        (self.first, self.nreqs, self.imm_data) = (first, nreqs, all(nreqs));
+        (self.first, self.nreqs, self.empty) = (first, nreqs, 0);
         self.waiting = self.start();
         self.order = (IN_ORDER << (self.waiting * 8)).to_le_bytes();
         self.sizes = [0; RECVS_MAX];
@@ -81,10 +76,17 @@ impl Group {
         self.order[self.waiting % RECVS_MAX] as usize % RECVS_MAX
     }
 
-    /// The first buffer of `row` that waits for a message of this tag, and what the peer says of it.
-    pub(super) fn find<'a>(&self, row: &Row<'a>, tag: u32) -> Option<(usize, SlotWords<'a>)> {
+    /// The first buffer of `row`, of receive `idx`, that waits for a message of this tag, and what the
+    /// peer says of it. Nobody looks past a slot that is not there yet: its tag may be the same.
+    pub(super) fn find<'a>(
+        &self,
+        row: &Row<'a>,
+        idx: u64,
+        tag: u32,
+    ) -> Option<(usize, SlotWords<'a>)> {
         let waiting = self.order[self.waiting.min(END)..].iter().map(|r| usize::from(*r));
-        waiting.map(|r| (r, row.seen(r))).find(|(_, slot)| slot.tag() == tag)
+        let mut there = waiting.map_while(|r| Some((r, row.load(r, idx)?)));
+        there.find(|(_, slot)| slot.tag() == tag)
     }
 
     /// Makes a buffer that waits the next.
@@ -115,7 +117,7 @@ impl Group {
 
     /// The message of the next buffer is to be empty.
     pub(super) fn leave_out(&mut self) {
-        self.imm_data &= !(1 << self.next());
+        self.empty |= 1 << self.next();
     }
 
     /// How many messages it has.
@@ -136,7 +138,7 @@ impl Group {
         let mut end = self.wrs.wr(END);
         // Its completion ends the others too.
         end.set_id(u64::from(self.first.raw()) | (self.nreqs as u64 - 1) << 32 | GROUP);
-        end.set_imm(self.imm_data);
+        end.set_imm(all(self.nreqs) & !self.empty);
         target.put_sizes(verbs, row, &self.sizes, &mut end);
         let start = self.start();
         (&mut self.wrs, start)
@@ -156,7 +158,7 @@ impl Group {
     /// Whether all messages have bytes, so that each is a work request.
     #[inline(always)]
     pub(super) fn is_full(&self) -> bool {
-        self.imm_data == all(self.nreqs)
+        self.empty == 0
     }
 }
 

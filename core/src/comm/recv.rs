@@ -290,7 +290,14 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         self.base.test_polled(request)
     }
 
-    /// What follows on [`Polled::Other`], at once: books that.
+    /// What follows on [`Polled::Other`] of several completions, at once: ends the request if they are
+    /// all that it awaits, and then gives the bytes. Otherwise they are still to be booked.
+    #[inline(always)]
+    pub fn take_polled(&mut self, request: &Request, polled: u32) -> Option<u32> {
+        self.base.take_polled(request, polled)
+    }
+
+    /// What follows on that, or on [`Polled::Other`], at once: books those.
     #[inline(always)]
     pub fn test_other(&mut self, request: &Request, polled: u32) -> Usual<u32> {
         self.base.test_other(request, polled)

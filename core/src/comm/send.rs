@@ -181,10 +181,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
         let (Some(row), Some(first)) = (self.row(), self.slot()) else { return Ok(None) };
         let met = if self.base.gate == Gate::Group {
-            self.group.find(&row, tag).map(|(_, slot)| slot)
+            self.group.find(&row, self.idx, tag).map(|(_, slot)| slot)
         } else {
             let nreqs = (first.nreqs_tag().0 as usize).min(RECVS_MAX);
-            (0..nreqs).filter_map(|i| row.load(i, self.idx)).find(|slot| slot.tag() == tag)
+            (0..nreqs).map_while(|i| row.load(i, self.idx)).find(|slot| slot.tag() == tag)
         };
         Ok(met.map(|slot| slot.room().size as u32))
     }
@@ -230,7 +230,14 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.test_polled(request)
     }
 
-    /// What follows on [`Polled::Other`], at once: books that.
+    /// What follows on [`Polled::Other`] of several completions, at once: ends the request if they are
+    /// all that it awaits, and then gives the bytes. Otherwise they are still to be booked.
+    #[inline(always)]
+    pub fn take_polled(&mut self, request: &Request, polled: u32) -> Option<u32> {
+        self.base.take_polled(request, polled)
+    }
+
+    /// What follows on that, or on [`Polled::Other`], at once: books those.
     #[inline(always)]
     pub fn test_other(&mut self, request: &Request, polled: u32) -> Usual<u32> {
         self.base.test_other(request, polled)

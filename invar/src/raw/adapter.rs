@@ -235,6 +235,11 @@ impl<N: HostNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
     }
 
     #[inline(always)]
+    fn take_polled(&mut self, request: &Request, polled: u32) -> Option<u32> {
+        self.comm.take_polled(request, polled)
+    }
+
+    #[inline(always)]
     fn test_other(&mut self, request: &Request, polled: u32) -> Usual<u32> {
         self.comm.test_other(request, polled)
     }
@@ -346,6 +351,11 @@ impl<N: HostNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
     #[inline(always)]
     fn test_polled(&mut self, request: &Request) -> Polled {
         self.comm.test_polled(request)
+    }
+
+    #[inline(always)]
+    fn take_polled(&mut self, request: &Request, polled: u32) -> Option<u32> {
+        self.comm.take_polled(request, polled)
     }
 
     #[inline(always)]

@@ -50,7 +50,14 @@ pub trait End: Send {
         Polled::NotYet
     }
 
-    /// What follows on [`Polled::Other`], at once.
+    /// What follows on [`Polled::Other`] of several completions, at once: ends the request if they are
+    /// all that it awaits, and then gives the bytes.
+    #[inline(always)]
+    fn take_polled(&mut self, _request: &Request, _polled: u32) -> Option<u32> {
+        None
+    }
+
+    /// What follows on that, or on [`Polled::Other`], at once.
     fn test_other(&mut self, _request: &Request, _polled: u32) -> Usual<u32> {
         Usual::Unusual
     }

@@ -189,9 +189,22 @@ unsafe extern "C" fn test_one<E: End, W: Whole<E>>(end: Erased) -> Code {
     }
 }
 
-/// By any number of them.
+/// By any number of them, which are the request's as a rule.
 #[inline(never)]
 unsafe extern "C" fn test_several<E: End, W: Whole<E>>(end: Erased, polled: u32) -> Code {
+    // SAFETY: as in `test`.
+    unsafe {
+        let Held { end: its, asked: Asked { request, done, sizes }, .. } = Held::<E>::of(end);
+        match its.take_polled(request, polled) {
+            Some(size) => say_done(*done, *sizes, size),
+            None => test_all::<E, W>(end, polled),
+        }
+    }
+}
+
+/// By any others.
+#[inline(never)]
+unsafe extern "C" fn test_all<E: End, W: Whole<E>>(end: Erased, polled: u32) -> Code {
     // SAFETY: as in `test`.
     unsafe {
         let held = Held::<E>::of(end);

@@ -27,20 +27,12 @@ assert_same_offsets!(Sge ibv_sge: addr addr, length length, lkey lkey);
 /// Requests that are copied into one chain.
 const CHAIN: usize = 16;
 
-/// A refusal, as small as a register, since every call may give one.
-struct Refused {
-    /// What the driver gave.
-    rc: c_int,
-    /// Which request of the list.
-    index: u8,
-    /// Or it was refused here.
-    is_foreign: bool,
-}
-
 impl Qp {
-    #[inline(always)]
     pub(super) fn post_send(&self, wrs: &[SendWr]) -> Result<(), NicError> {
-        self.post_slice(wrs).map_err(|refused| self.send_error(refused))
+        match self.post_copies(wrs) {
+            0 => Ok(()),
+            rc => Err(self.send_error(self.refused(wrs), rc)),
+        }
     }
 
     /// Posts the requests of a list from number `from` on.
@@ -50,42 +42,42 @@ impl Qp {
         list: &mut SendList<N>,
         from: usize,
     ) -> Result<(), NicError> {
-        let posted = match list.linked(from) {
+        // A number, as small as a register: the error is not made before it is known that there is one.
+        let rc = match list.linked(from) {
             // SAFETY: a chain that ends, of requests that are linked; none of it is inline.
-            Some(start) if N == 1 => unsafe { self.post_one(start) },
-            // SAFETY: as above.
             Some(start) => unsafe { self.post_chain(start) },
             None => self.post_unlinked(list, from),
         };
-        posted.map_err(|refused| self.send_error(refused))
+        if rc == 0 {
+            return Ok(());
+        }
+        // Of one request the list need not be remembered during the call.
+        let index = if N == 1 { 0 } else { self.refused(from_number(list, from)) };
+        Err(self.send_error(index, rc))
     }
 
     /// Posts a list that is not linked where it lies, or with inline data.
     #[cold]
     #[inline(never)]
-    fn post_unlinked<const N: usize>(
-        &self,
-        list: &mut SendList<N>,
-        from: usize,
-    ) -> Result<(), Refused> {
+    fn post_unlinked<const N: usize>(&self, list: &mut SendList<N>, from: usize) -> c_int {
         list.link();
         match list.linked(from) {
             // SAFETY: as in `post_list`.
             Some(start) => unsafe { self.post_chain(start) },
-            None => self.post_slice(list.wrs().get(from..).unwrap_or_default()),
+            None => self.post_copies(from_number(list, from)),
         }
     }
 
-    /// Posts copies of requests, which are linked as a driver takes them.
+    /// Posts copies of requests, which are linked as a driver takes them. What is refused is named
+    /// where it lies in `wrs`.
     #[inline(never)]
-    fn post_slice(&self, wrs: &[SendWr]) -> Result<(), Refused> {
+    fn post_copies(&self, wrs: &[SendWr]) -> c_int {
         // What is posted inline the CPU reads, whatever its address is: it must be a region's, until
         // it is posted.
         let ranges = wrs.iter().any(is_inline).then(|| self.pd.ranges());
         let is_held = |wr: &SendWr| ranges.as_ref().is_none_or(|ranges| ranges.cover(&wr.sge));
         let refused = wrs.iter().position(|wr| is_inline(wr) && !is_held(wr));
-        let good = &wrs[..refused.unwrap_or(wrs.len())];
-        for (n, wrs) in good.chunks(CHAIN).enumerate() {
+        for wrs in wrs[..refused.unwrap_or(wrs.len())].chunks(CHAIN) {
             let mut chain = [SendWr::default(); CHAIN];
             let chain = &mut chain[..wrs.len()];
             chain.copy_from_slice(wrs);
@@ -96,63 +88,50 @@ impl Qp {
                 next = Link::to(wr);
             }
             // SAFETY: they are linked, and what is inline has been looked at.
-            unsafe { self.post_chain(chain.as_mut_ptr()) }.map_err(|refused| Refused {
-                index: refused.index.saturating_add(index(n * CHAIN)),
-                ..refused
-            })?;
+            let rc = unsafe { self.post_chain(chain.as_mut_ptr()) };
+            if rc != 0 {
+                self.refuse(wrs.get(self.refused(chain)));
+                return rc;
+            }
         }
-        match refused {
-            Some(at) => Err(Refused { rc: libc::EFAULT, index: index(at), is_foreign: true }),
-            None => Ok(()),
+        if let Some(at) = refused {
+            self.refuse(wrs.get(at));
+            return libc::EFAULT;
         }
+        0
     }
 
-    /// Posts requests that are linked.
+    /// Posts requests that are linked; gives what the driver does, 0 for success.
     ///
     /// # Safety
     /// They end, and what is inline stays readable meanwhile.
     #[inline(always)]
-    unsafe fn post_chain(&self, start: *mut SendWr) -> Result<(), Refused> {
-        // SAFETY: the caller's promise.
-        unsafe { self.post_one(start) }.map_err(|refused| self.locate(start, refused))
-    }
-
-    /// The same of one request.
-    ///
-    /// # Safety
-    /// As above.
-    #[inline(always)]
-    unsafe fn post_one(&self, wr: *mut SendWr) -> Result<(), Refused> {
+    unsafe fn post_chain(&self, start: *mut SendWr) -> c_int {
         // SAFETY: a queue pair that is there, and a chain of requests that ends. Drivers take what
         // they need of it before they return, and look only at the fields of our operations, which
         // a `SendWr` has. Buffers are named by key, which the device checks.
-        let rc = unsafe { (self.post_send)(self.raw(), wr.cast(), self.bad.as_ptr().cast()) };
-        if rc != 0 {
-            return Err(Refused { rc, index: 0, is_foreign: false });
-        }
-        Ok(())
+        unsafe { (self.post_send)(self.raw(), start.cast(), self.bad.as_ptr().cast()) }
     }
 
-    /// Finds out which request of a chain was refused.
+    /// Says which request is refused, as a driver does.
+    fn refuse(&self, wr: Option<&SendWr>) {
+        self.bad.set(wr.map_or(ptr::null_mut(), |wr| ptr::from_ref(wr).cast_mut().cast()));
+    }
+
+    /// Which of these requests was refused. A driver that does not say refused the first.
     #[cold]
     #[inline(never)]
-    fn locate(&self, start: *mut SendWr, refused: Refused) -> Refused {
-        // A driver that does not say which refused the first.
+    fn refused(&self, wrs: &[SendWr]) -> usize {
         let bad = self.bad.replace(ptr::null_mut());
-        let offset = if bad.is_null() { 0 } else { bad.addr().wrapping_sub(start.addr()) };
-        Refused { index: index(offset / size_of::<SendWr>()), ..refused }
+        let offset = if bad.is_null() { 0 } else { bad.addr().wrapping_sub(wrs.as_ptr().addr()) };
+        offset / size_of::<SendWr>()
     }
 
     #[cold]
     #[inline(never)]
-    fn send_error(&self, refused: Refused) -> NicError {
-        let Refused { rc, index, is_foreign } = refused;
-        let error = if is_foreign {
-            NicError::new(Verb::PostSend, rc, "inline bytes that are in no registered memory")
-        } else {
-            self.with_state(errno::of(Verb::PostSend, rc))
-        };
-        NicError { index, ..error }
+    fn send_error(&self, index: usize, rc: c_int) -> NicError {
+        let index = u8::try_from(index).unwrap_or(u8::MAX);
+        NicError { index, ..self.with_state(errno::of(Verb::PostSend, rc)) }
     }
 
     #[inline(always)]
@@ -189,13 +168,14 @@ impl Qp {
 
     #[inline(always)]
     fn post_one_recv(&self, wr: *mut ibv_recv_wr) -> c_int {
-        // SAFETY: as in `post_one`.
+        // SAFETY: as in `post_chain`.
         unsafe { (self.post_recv)(self.raw(), wr, self.bad_recv.as_ptr().cast()) }
     }
 }
 
-fn index(at: usize) -> u8 {
-    u8::try_from(at).unwrap_or(u8::MAX)
+/// The requests of a list from number `from` on.
+fn from_number<const N: usize>(list: &SendList<N>, from: usize) -> &[SendWr] {
+    list.wrs().get(from..).unwrap_or_default()
 }
 
 #[inline(always)]
