@@ -15,12 +15,14 @@ mod recv;
 mod route;
 mod send;
 mod sizes;
+mod work;
 
 pub use base::{Polled, Usual};
 pub use closing::Closing;
 pub use flush::{Flush, FlushBuf};
 pub use recv::{RecvBuf, RecvComm};
 pub use send::{Matched, SendBuf, SendComm};
+pub use work::Work;
 
 pub(crate) use sizes::control_bytes;
 

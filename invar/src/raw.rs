@@ -18,11 +18,13 @@ mod watch;
 
 pub(crate) use adapter::{Adapter, Attempt, Listen, Registration, adapt, adapt_in};
 pub use adapter::{HostNic, On, RecvOn, SendOn};
-pub use end::{AnyRecv, AnySend, CLOSE_MAX, End, Lanes, RecvEnd, SendEnd};
+pub use end::{AnyRecv, AnySend, CLOSE_MAX, Carrier, End, RecvEnd, SendEnd};
 pub(crate) use registration::Registrations;
 pub use registration::{GpuRange, Keys, deregister, register, register_gpu};
 pub(crate) use socket::OverTcp;
 pub use socket::{SocketRecv, SocketSend};
 
-pub use invar_core::comm::{Flush, FlushBuf, Matched, Polled, RecvBuf, Request, SendBuf, Usual};
+pub use invar_core::comm::{
+    Flush, FlushBuf, Matched, Polled, RecvBuf, Request, SendBuf, Usual, Work,
+};
 pub use invar_core::fifo::RECVS_MAX;

@@ -8,12 +8,12 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 
 use invar::Device;
-use invar::raw::{AnyRecv, AnySend, End, Request};
+use invar::raw::{AnyRecv, AnySend, Carrier, End, Request};
 
 use crate::abi::Code;
 use crate::outcome::{Failed, Outcome, call, failed, misused};
 use crate::place::{self, Place};
-use crate::profiler::{self, Lanes};
+use crate::profiler;
 
 /// Longest message: what the 32-bit fields on the wire can say.
 pub(crate) const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
@@ -54,7 +54,9 @@ struct Asked {
 struct Rest {
     kind: Kind,
     device: Device,
-    lanes: Lanes,
+    /// Its number.
+    number: c_int,
+    carriers: unsafe fn(Erased, &Request) -> Option<Vec<Carrier>>,
     close: unsafe fn(Erased),
 }
 
@@ -198,13 +200,15 @@ impl Comm {
             let held = unsafe { Box::from_raw(end.cast::<Held<E>>().as_ptr()) };
             Box::new(held.end).close();
         };
-        let lanes = Lanes { kind, device: number, over: end.lanes() };
+        // SAFETY: of such an end, as said where it is called.
+        let carriers =
+            |end: Erased, request: &Request| unsafe { Held::<E>::of(end).end.carriers(request) };
         let calls = calls(&end);
         let (done, sizes) = (ptr::null_mut(), ptr::null_mut());
         let asked = Asked { request: Request::from_raw(0), done, sizes };
         let held = Held { requests: 0, place: None, asked, waiting: ptr::null_mut(), end: *end };
         let held = NonNull::from(Box::leak(Box::new(held)));
-        let rest = Box::new(Rest { kind, device: device.clone(), lanes, close });
+        let rest = Box::new(Rest { kind, device: device.clone(), number, carriers, close });
         let (comm, place) = place::put(Comm { calls, end: held.cast(), rest })
             .map_err(|_| misused(format_args!("more than {} comms", place::COMMS_MAX)))?;
         // SAFETY: it lives as long as the comm, of which nobody knows yet.
@@ -220,9 +224,23 @@ impl Comm {
         &self.rest.device
     }
 
-    /// What its messages go over.
-    pub(crate) fn lanes(&self) -> &Lanes {
-        &self.rest.lanes
+    /// The number of that.
+    pub(crate) fn device_number(&self) -> c_int {
+        self.rest.number
+    }
+
+    /// Which end it is.
+    pub(crate) fn kind(&self) -> Kind {
+        self.rest.kind
+    }
+
+    /// What carries a request that is under way, if that is known already.
+    ///
+    /// # Safety
+    /// There is no other call on the comm.
+    pub(crate) unsafe fn carriers(&self, request: *mut c_void) -> Option<Vec<Carrier>> {
+        // SAFETY: the end is of the kind that this is for, and goes with its comm.
+        unsafe { (self.rest.carriers)(self.end, &Request::from_raw(place::token(request))) }
     }
 }
 

@@ -191,10 +191,11 @@ unsafe fn start_events(
 ) -> Code {
     let (Code::SUCCESS, Some(place)) = (code, place::find(comm)) else { return code };
     caught(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise; as NCCL has it, there is no other call on the comm.
         unsafe {
             if !(*request).is_null() {
-                *request = profiler::start(*request, messages, place.comm().lanes());
+                profiler::go_on(comm, place.comm());
+                *request = profiler::start(*request, messages, place.comm());
             }
         }
         Code::SUCCESS
@@ -212,8 +213,13 @@ unsafe extern "C" fn test_profiled(
     if !profiler::is_marked(request) {
         return unknown(Function::Test, request);
     }
+    let plain = profiler::unmarked(request);
+    if let Some(place) = place::find_by_request(plain) {
+        // SAFETY: as in `start_events`.
+        unsafe { profiler::go_on(place::comm(plain), place.comm()) };
+    }
     // SAFETY: the caller's promise.
-    let code = unsafe { test(profiler::unmarked(request), done, sizes) };
+    let code = unsafe { test(plain, done, sizes) };
     // SAFETY: it succeeds only where `done` points to something.
     if code != Code::SUCCESS || unsafe { *done } != 0 {
         return caught(|| {

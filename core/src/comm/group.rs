@@ -97,6 +97,11 @@ impl Group {
         }
     }
 
+    /// Whether the request is of a message of the group that began last.
+    pub(super) fn has(&self, request: &Request) -> bool {
+        (request.raw().wrapping_sub(self.first.raw()) as usize) < self.nreqs
+    }
+
     /// Whether each buffer has its message.
     #[inline(always)]
     pub(super) fn is_complete(&self) -> bool {

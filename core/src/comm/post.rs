@@ -33,6 +33,12 @@ impl Target {
         Target { qps, ar_threshold_bytes, whole_bytes_max, sizes, sizes_offset }
     }
 
+    /// Whether the data of a message of its own goes ahead of what ends it. Under adaptive routing it
+    /// may be overtaken: a large one goes as a plain WRITE, and an empty WRITE_WITH_IMM follows.
+    pub(super) const fn is_apart(&self, len: u32) -> bool {
+        len > self.ar_threshold_bytes
+    }
+
     /// Whether the end of a group carries the sizes: on our own wire.
     pub(super) const fn has_sizes(&self) -> bool {
         self.sizes.is_some()
@@ -90,9 +96,7 @@ pub(super) fn post_single<N: Nic>(
 ) -> Result<(), NicError> {
     let mut wr = *whole;
     let mut split = QpSplit::new(whole.sge.length, target.qps);
-    // Under adaptive routing data may overtake: a large message goes as a plain WRITE, and an
-    // empty WRITE_WITH_IMM follows once it is there.
-    let is_apart = whole.sge.length > target.ar_threshold_bytes;
+    let is_apart = target.is_apart(whole.sge.length);
     for qp in verbs.qps() {
         let length = split.next_part().length;
         wr.sge.length = length;

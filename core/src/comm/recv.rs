@@ -53,7 +53,7 @@ enum Await {
 
 /// The receiving end of a connection.
 pub struct RecvComm<N: Nic, S> {
-    base: Base<N, S, Flushes<N>, Receiving, ROWS>,
+    pub(super) base: Base<N, S, Flushes<N>, Receiving, ROWS>,
     /// Of a row, on each queue pair; without a buffer, as the data comes by WRITE_WITH_IMM.
     recv_wr: RecvWr,
     /// What came into the buffers of the receive that was last found done.

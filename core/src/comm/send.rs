@@ -42,7 +42,7 @@ pub enum Matched {
 
 /// The sending end of a connection.
 pub struct SendComm<N: Nic, S> {
-    base: Base<N, S, Sent, Sending, MESSAGES>,
+    pub(super) base: Base<N, S, Sent, Sending, MESSAGES>,
     /// Of the row at the head of the FIFO: rows matched and sent, plus one.
     idx: u64,
     /// Which row that is.
@@ -52,8 +52,8 @@ pub struct SendComm<N: Nic, S> {
     wr: SendList<1>,
     /// What ends such a message on the other queue pairs, where it is all on the first.
     tail: SendList<1>,
-    target: Target,
-    group: Group,
+    pub(super) target: Target,
+    pub(super) group: Group,
 }
 
 impl<N: Nic, S: Stream> SendComm<N, S> {

@@ -20,7 +20,7 @@ pub(crate) use attempt::{Attempt, Listen, Poll};
 
 use super::end::copy_sizes;
 use super::watch::PeerWatch;
-use super::{AnyRecv, AnySend, CLOSE_MAX, End, GpuRange, Lanes, RecvEnd, SendEnd};
+use super::{AnyRecv, AnySend, CLOSE_MAX, Carrier, End, GpuRange, RecvEnd, SendEnd};
 use crate::Error;
 
 /// A NIC that a host may have.
@@ -220,8 +220,8 @@ impl<N: HostNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
         self.comm.ends()
     }
 
-    fn lanes(&self) -> Lanes {
-        Lanes::QueuePairs(self.comm.qpns().collect())
+    fn carriers(&mut self, request: &Request) -> Option<Vec<Carrier>> {
+        Some(self.comm.work(request)?.map(Carrier::Work).collect())
     }
 
     #[inline(always)]
@@ -329,8 +329,8 @@ impl<N: HostNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
         self.comm.ends()
     }
 
-    fn lanes(&self) -> Lanes {
-        Lanes::QueuePairs(self.comm.qpns().collect())
+    fn carriers(&mut self, request: &Request) -> Option<Vec<Carrier>> {
+        Some(self.comm.work(request).map(Carrier::Work).collect())
     }
 
     fn close(self: Box<Self>) {

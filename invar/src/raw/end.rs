@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use invar_core::comm::{Flush, FlushBuf, Matched, Polled, RecvBuf, Request, SendBuf, Usual};
+use invar_core::comm::{Flush, FlushBuf, Matched, Polled, RecvBuf, Request, SendBuf, Usual, Work};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_linux::soft::SoftNic;
 use invar_verbs::VerbsNic;
@@ -14,14 +14,14 @@ use crate::Error;
 /// How long [`End::close`] may take.
 pub const CLOSE_MAX: Duration = Duration::from_millis(100);
 
-/// What a message goes over.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What carries a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Lanes {
-    /// Queue pairs, by number.
-    QueuePairs(Vec<u32>),
-    /// Sockets, of which this one announces every message.
-    Sockets(RawFd),
+pub enum Carrier {
+    /// A work request.
+    Work(Work),
+    /// The socket that announces every message. The bytes of a long one go over others.
+    Socket(RawFd),
 }
 
 /// What both ends of a connection have.
@@ -29,8 +29,15 @@ pub trait End: Send {
     /// Both ends, for messages.
     fn ends(&self) -> &Ends;
 
-    /// What its messages go over, in the order in which they are cut to it.
-    fn lanes(&self) -> Lanes;
+    /// What carries a request that is under way, in the order in which it is cut to them: of a receive
+    /// of several buffers, each of these. `None` where that waits for another send; see
+    /// [`SendComm::work`](invar_core::comm::SendComm::work).
+    fn carriers(&mut self, request: &Request) -> Option<Vec<Carrier>>;
+
+    /// Whether bytes move only in calls, and from and to any memory.
+    fn needs_calls(&self) -> bool {
+        false
+    }
 
     /// Ends it. A receiving end lets the peer still learn of the buffers that it has posted, if
     /// that takes no longer than [`CLOSE_MAX`].

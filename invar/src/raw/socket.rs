@@ -19,7 +19,7 @@ use invar_linux::socket::{
 };
 
 use super::adapter::{Adapter, Attempt, Listen, On, Poll, Registration};
-use super::{AnyRecv, AnySend, End, GpuRange, Lanes, RecvEnd, SendEnd};
+use super::{AnyRecv, AnySend, Carrier, End, GpuRange, RecvEnd, SendEnd};
 use crate::Error;
 use crate::error::Kind;
 
@@ -149,8 +149,12 @@ impl End for SocketSend {
         self.comm.ends()
     }
 
-    fn lanes(&self) -> Lanes {
-        Lanes::Sockets(self.comm.main_socket().as_raw_fd())
+    fn carriers(&mut self, _: &Request) -> Option<Vec<Carrier>> {
+        Some(vec![Carrier::Socket(self.comm.main_socket().as_raw_fd())])
+    }
+
+    fn needs_calls(&self) -> bool {
+        true
     }
 }
 
@@ -193,8 +197,12 @@ impl End for SocketRecv {
         self.comm.ends()
     }
 
-    fn lanes(&self) -> Lanes {
-        Lanes::Sockets(self.comm.main_socket().as_raw_fd())
+    fn carriers(&mut self, _: &Request) -> Option<Vec<Carrier>> {
+        Some(vec![Carrier::Socket(self.comm.main_socket().as_raw_fd())])
+    }
+
+    fn needs_calls(&self) -> bool {
+        true
     }
 }
 

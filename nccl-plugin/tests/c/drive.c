@@ -86,7 +86,7 @@ static int profiler(void** event, int what, void* step, int64_t id, void* descri
     } else {
       const qp_description_t* of = description;
       CHECK(id == (1 << 16 | 1) && of->qp.device == 0 && of->qp.qpNum > 0 && of->qp.length <= MIB);
-      CHECK(of->qp.opcode == (strcmp(who, "receiver") == 0 ? 129 : 1));
+      CHECK(strcmp(who, "receiver") == 0 ? of->qp.opcode == 129 && of->qp.length == 0 : of->qp.opcode <= 1);
     }
     *event = (void*)(uintptr_t)++started;
   } else {

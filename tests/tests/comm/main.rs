@@ -16,3 +16,4 @@ mod requests;
 mod rig;
 mod sizes;
 mod traffic;
+mod work;

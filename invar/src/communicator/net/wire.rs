@@ -10,7 +10,7 @@ use invar_core::proxy::{ConnectionId, Stage, Step, Transport};
 use super::ring::{Ring, SLOTS};
 use super::standing::Standings;
 use crate::error::Kind;
-use crate::raw::{Lanes, RecvBuf, RecvEnd, SendBuf, SendEnd};
+use crate::raw::{RecvBuf, RecvEnd, SendBuf, SendEnd};
 use crate::{Error, MemoryRegion};
 
 /// The messages of a link need no telling apart.
@@ -127,14 +127,9 @@ fn slot(step: u64) -> usize {
     (step % SLOTS as u64) as usize
 }
 
-/// Whether bytes move only in calls, and from and to any memory.
-fn needs_calls(lanes: &Lanes) -> bool {
-    matches!(lanes, Lanes::Sockets(_))
-}
-
 impl SendWire {
     pub(super) fn new(end: Box<dyn SendEnd>, ring: Arc<Ring>) -> Result<Self, Error> {
-        let needs_calls = needs_calls(&end.lanes());
+        let needs_calls = end.needs_calls();
         let (requests, slots) = (Default::default(), Slots::new(&ring)?);
         Ok(SendWire { end, requests, needs_calls, slots, ring })
     }
@@ -223,7 +218,7 @@ impl SendWire {
 
 impl RecvWire {
     pub(super) fn new(end: Box<dyn RecvEnd>, ring: Arc<Ring>) -> Result<Self, Error> {
-        let needs_calls = needs_calls(&end.lanes());
+        let needs_calls = end.needs_calls();
         let (requests, slots) = (Default::default(), Slots::new(&ring)?);
         Ok(RecvWire { end, requests, posted: 0, needs_calls, slots, ring })
     }
