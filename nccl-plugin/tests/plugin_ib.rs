@@ -2,6 +2,7 @@
 //! libibverbs. CUDA's driver is a stand-in.
 
 mod plugin {
+    mod delayed;
     mod events;
     #[allow(dead_code, unused_imports, reason = "the other tests' too")]
     mod rig;

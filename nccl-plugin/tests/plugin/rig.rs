@@ -118,7 +118,8 @@ pub(crate) fn connect_v6(handle: &mut [u8; HANDLE_BYTES]) -> Option<*mut c_void>
     (!comm.is_null()).then_some(comm)
 }
 
-/// Both ends of a connection, and memory that is registered with each.
+/// Both ends of a connection, and memory that is registered with each. A test that ends one of them
+/// itself leaves null there.
 pub(crate) struct Pair {
     pub(crate) send: *mut c_void,
     pub(crate) recv: *mut c_void,
@@ -195,18 +196,42 @@ impl Pair {
             (!request.is_null()).then_some(request)
         })
     }
+
+    /// Ends the sending end, unless it has ended.
+    pub(crate) fn close_send(&mut self) {
+        if !self.send.is_null() {
+            dereg(self.send, &mut self.from_mr);
+            // SAFETY: nobody uses it any more.
+            let code =
+                unsafe { (net.close_send)(std::mem::replace(&mut self.send, ptr::null_mut())) };
+            assert_eq!(code, Code::SUCCESS);
+        }
+    }
+
+    /// The same of the receiving end.
+    pub(crate) fn close_recv(&mut self) {
+        if !self.recv.is_null() {
+            dereg(self.recv, &mut self.to_mr);
+            // SAFETY: nobody uses it any more.
+            let code =
+                unsafe { (net.close_recv)(std::mem::replace(&mut self.recv, ptr::null_mut())) };
+            assert_eq!(code, Code::SUCCESS);
+        }
+    }
 }
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        // SAFETY: nobody uses them any more.
-        unsafe {
-            assert_eq!((net.dereg_mr)(self.send, self.from_mr), Code::SUCCESS);
-            assert_eq!((net.dereg_mr)(self.recv, self.to_mr), Code::SUCCESS);
-            assert_eq!((net.close_send)(self.send), Code::SUCCESS);
-            assert_eq!((net.close_recv)(self.recv), Code::SUCCESS);
-        }
+        self.close_send();
+        self.close_recv();
     }
+}
+
+/// Gives a registration back.
+pub(crate) fn dereg(comm: *mut c_void, mr: &mut *mut c_void) {
+    // SAFETY: nothing goes by it any more.
+    let code = unsafe { (net.dereg_mr)(comm, std::mem::replace(mr, ptr::null_mut())) };
+    assert_eq!(code, Code::SUCCESS);
 }
 
 /// Registers memory with the device of a comm.

@@ -4,10 +4,11 @@ use std::ffi::c_int;
 use std::slice;
 
 use invar_core::nic::{NicError, RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcStatus};
+use invar_testkit::null::Fabric;
 use invar_verbs::sys::*;
 
 use crate::resource::index;
-use crate::{SETTINGS, fabric, fatal};
+use crate::{SETTINGS, delay, fabric, fatal};
 
 /// By their codes.
 const OPCODES: [SendOpcode; 5] = [
@@ -31,7 +32,14 @@ pub(crate) unsafe extern "C" fn post_send(
                 if wr.opcode == SendOpcode::RdmaRead {
                     note(&wr);
                 }
-                fabric.post_send(index(qp), &[wr]).map_err(|error| refused(qp, &error))
+                if SETTINGS.delay_polls > 0 {
+                    // SAFETY: a queue pair.
+                    let cq = index(unsafe { (*qp).send_cq });
+                    delay::put(index(qp), cq, wr, SETTINGS.delay_polls);
+                    Ok(())
+                } else {
+                    fabric.post_send(index(qp), &[wr]).map_err(|error| refused(qp, &error))
+                }
             }
             None => Err(libc::EINVAL),
         };
@@ -75,11 +83,26 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, wcs: *mut 
     let Ok(room) = usize::try_from(room) else { return -1 };
     // SAFETY: room for so many completions, of which any bits are some.
     let wcs: &mut [Wc] = unsafe { slice::from_raw_parts_mut(wcs, room) };
-    let got = fabric().poll(index(cq), wcs);
+    let mut fabric = fabric();
+    if SETTINGS.delay_polls > 0 {
+        carry_out(&mut fabric, index(cq));
+    }
+    let got = fabric.poll(index(cq), wcs);
+    drop(fabric);
     if SETTINGS.is_strict {
         wcs[..got as usize].iter().for_each(judge);
     }
     got as c_int
+}
+
+/// Carries out what has waited for this poll. Nobody is left to be told that it is refused.
+#[cold]
+fn carry_out(fabric: &mut Fabric, cq: usize) {
+    for (qp, wr) in delay::take(cq) {
+        if let Err(error) = fabric.post_send(qp, &[wr]) {
+            fatal(&format!("QP {:#x}, later: {error}", Fabric::qpn(qp)));
+        }
+    }
 }
 
 #[cold]

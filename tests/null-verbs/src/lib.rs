@@ -1,7 +1,7 @@
 //! A libibverbs without hardware: the null NIC's [`Fabric`] behind the functions of
 //! `infiniband/verbs.h` that Invar calls.
 //!
-//! Each work request is carried out, and completes, while it is posted; so what is measured over
+//! Each work request is carried out, and completes, while it is posted, unless that is to wait; so what is measured over
 //! it is what stands above libibverbs. All devices reach each other, within one process, by the
 //! numbers of queue pairs alone. States, keys, bounds and the depths of queues are checked as
 //! hardware does it: what is wrong is refused, or completes in error. Where CUDA's driver is the
@@ -18,9 +18,11 @@
 //! | `NULL_VERBS_DMA_BUF` | `yes`: DMA-BUFs can be registered; otherwise why not: `EOPNOTSUPP`, which it is if it is not set, or `EPROTONOSUPPORT` |
 //! | `NULL_VERBS_PEERMEM` | 1: a GPU's memory can be registered by its address |
 //! | `NULL_VERBS_CALLS` | file to which each registration and each READ is appended, one a line |
+//! | `NULL_VERBS_DELAY_POLLS` | after how many polls of its completion queue a send work request is carried out, at one of these; 0, while it is posted, if it is not set |
 //! | `NULL_VERBS_STRICT` | 1: what a device refuses, or completes in error, aborts the process, and says what it was |
 
 mod data_path;
+mod delay;
 mod device;
 mod region;
 mod resource;

@@ -7,7 +7,7 @@ use invar_core::nic::QpCap;
 use invar_testkit::null::Fabric;
 use invar_verbs::sys::*;
 
-use crate::fabric;
+use crate::{delay, fabric};
 
 /// What a caller gets a pointer to: what the header shows of it, and which of the fabric's it is.
 #[repr(C)]
@@ -84,7 +84,9 @@ extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mu
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    fabric().destroy_qp(end(qp));
+    let index = end(qp);
+    delay::forget(index);
+    fabric().destroy_qp(index);
     0
 }
 

@@ -13,6 +13,7 @@ pub(crate) struct Settings {
     pub(crate) is_infiniband: bool,
     pub(crate) mbps: u64,
     pub(crate) active_speed_ex: u32,
+    pub(crate) delay_polls: u32,
     pub(crate) is_strict: bool,
     /// Or with which error they are not registered.
     pub(crate) dma_buf: Result<(), c_int>,
@@ -31,6 +32,7 @@ impl Settings {
             },
             mbps: number("NULL_VERBS_MBPS", 200_000, u64::MAX),
             active_speed_ex: number("NULL_VERBS_ACTIVE_SPEED_EX", 0, u32::MAX.into()) as u32,
+            delay_polls: number("NULL_VERBS_DELAY_POLLS", 0, u32::MAX.into()) as u32,
             is_strict: number("NULL_VERBS_STRICT", 0, 1) == 1,
             dma_buf: match text("NULL_VERBS_DMA_BUF").as_deref() {
                 Some("yes") => Ok(()),

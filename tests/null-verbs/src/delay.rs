@@ -1,0 +1,44 @@
+//! Work requests that are carried out some polls after they were posted, as a device takes its time.
+
+use std::sync::{Mutex, MutexGuard};
+
+use invar_core::nic::{SendFlags, SendWr};
+
+use crate::fatal;
+
+/// In the order in which they were posted.
+static WAITING: Mutex<Vec<Waiting>> = Mutex::new(Vec::new());
+
+struct Waiting {
+    cq: usize,
+    qp: usize,
+    wr: SendWr,
+    /// Polls of the completion queue still to come.
+    polls: u32,
+}
+
+/// Lets a request of a queue pair wait for so many polls of its completion queue.
+pub(crate) fn put(qp: usize, cq: usize, wr: SendWr, polls: u32) {
+    if wr.flags.contains(SendFlags::INLINE) {
+        fatal("inline data is not delayed: leave out NULL_VERBS_DELAY_POLLS or NCCL_IB_USE_INLINE");
+    }
+    waiting().push(Waiting { cq, qp, wr, polls });
+}
+
+/// A completion queue is polled: what has waited long enough, by queue pair.
+pub(crate) fn take(cq: usize) -> Vec<(usize, SendWr)> {
+    let mut waiting = waiting();
+    let its = waiting.iter_mut().filter(|waiting| waiting.cq == cq);
+    its.for_each(|waiting| waiting.polls -= 1);
+    let due = waiting.extract_if(.., |waiting| waiting.polls == 0);
+    due.map(|Waiting { qp, wr, .. }| (qp, wr)).collect()
+}
+
+/// A queue pair ends, and with it what waits there.
+pub(crate) fn forget(qp: usize) {
+    waiting().retain(|waiting| waiting.qp != qp);
+}
+
+fn waiting() -> MutexGuard<'static, Vec<Waiting>> {
+    WAITING.lock().unwrap_or_else(|_| fatal("a call failed before"))
+}
