@@ -21,11 +21,12 @@ pub struct QpWork {
     pub device: c_int,
     /// Of the work request.
     pub wr_id: u64,
-    /// Of the verbs: `IBV_WR_RDMA_WRITE_WITH_IMM`, `IBV_WC_RECV_RDMA_WITH_IMM`.
+    /// Of the verbs: `IBV_WR_RDMA_WRITE_WITH_IMM`; `IBV_WR_RDMA_WRITE` in a group, or ahead of that;
+    /// `IBV_WC_RECV_RDMA_WITH_IMM`.
     pub opcode: c_int,
     /// Number of the queue pair.
     pub qp_num: c_int,
-    /// Bytes.
+    /// Bytes that it carries; a receive has no buffer.
     pub length: usize,
 }
 
