@@ -1,5 +1,6 @@
 //! The step `vm` of `cargo xtask ci`: Linux's own RoCE, in a guest, as device and as peer.
 
+mod coll;
 mod devices;
 mod faults;
 mod interop;
@@ -29,6 +30,7 @@ pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
     let invar = built(shell, "build -p invar-cli --bin", "invar")?.display().to_string();
     devices::run(shell, &invar)?;
     perf::run(shell, &invar)?;
+    coll::run(shell, &invar)?;
     faults::run(shell, &invar)?;
     plugin::run(shell)?;
     Ok(Outcome::Passed)
