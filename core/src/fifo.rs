@@ -143,6 +143,12 @@ impl<'a, W: Word> Row<'a, W> {
         (u64::from_le(words[3].load(Ordering::Acquire)) == idx).then_some(SlotWords(words))
     }
 
+    /// A slot that [`Row::load`] has found before: it is not looked at whose it is.
+    #[inline(always)]
+    pub(crate) fn seen(&self, slot: usize) -> SlotWords<'a, W> {
+        SlotWords(&self.0[slot % RECVS_MAX])
+    }
+
     /// Fills a slot of the receiver's shadow.
     #[inline(always)]
     pub(crate) fn store(&self, slot: usize, value: &Slot) {

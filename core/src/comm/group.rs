@@ -1,6 +1,5 @@
 //! A row of the FIFO that groups several receives, while its messages are matched. Its slots stay
-//! where the peer writes them: whether one is there, and where its message goes, is read when that is
-//! added.
+//! where the peer wrote them: where a message goes is read, and checked, when that is added.
 //!
 //! The immediate of a group has one bit for each buffer that got data (`net_ib.cc
 //! ncclIbMultiSend`).
@@ -60,6 +59,17 @@ impl Group {
         }
     }
 
+    /// Whether all slots of a row of `nreqs` are there, of which the first is.
+    #[inline(always)]
+    pub(super) fn is_there(row: &Row<'_>, nreqs: usize, idx: u64) -> bool {
+        let is_there = |r: usize| row.load(r, idx).is_some();
+        // A full one without a count to compare with.
+        if nreqs == RECVS_MAX {
+            return (1..RECVS_MAX).all(is_there);
+        }
+        (1..RECVS_MAX).take_while(|r| *r < nreqs).all(is_there)
+    }
+
     /// Begins to match a row of `nreqs` slots, 2 to 8; `first` is the request of its first message.
     #[inline(always)]
     pub(super) fn begin(&mut self, nreqs: usize, first: Request) {
@@ -76,17 +86,10 @@ impl Group {
         self.order[self.waiting % RECVS_MAX] as usize % RECVS_MAX
     }
 
-    /// The first buffer of `row`, of receive `idx`, that waits for a message of this tag, and what the
-    /// peer says of it. Nobody looks past a slot that is not there yet: its tag may be the same.
-    pub(super) fn find<'a>(
-        &self,
-        row: &Row<'a>,
-        idx: u64,
-        tag: u32,
-    ) -> Option<(usize, SlotWords<'a>)> {
+    /// The first buffer of `row` that waits for a message of this tag, and what the peer says of it.
+    pub(super) fn find<'a>(&self, row: &Row<'a>, tag: u32) -> Option<(usize, SlotWords<'a>)> {
         let waiting = self.order[self.waiting.min(END)..].iter().map(|r| usize::from(*r));
-        let mut there = waiting.map_while(|r| Some((r, row.load(r, idx)?)));
-        there.find(|(_, slot)| slot.tag() == tag)
+        waiting.map(|r| (r, row.seen(r))).find(|(_, slot)| slot.tag() == tag)
     }
 
     /// Makes a buffer that waits the next.

@@ -181,10 +181,11 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
         let (Some(row), Some(first)) = (self.row(), self.slot()) else { return Ok(None) };
         let met = if self.base.gate == Gate::Group {
-            self.group.find(&row, self.idx, tag).map(|(_, slot)| slot)
+            self.group.find(&row, tag).map(|(_, slot)| slot)
         } else {
             let nreqs = (first.nreqs_tag().0 as usize).min(RECVS_MAX);
-            (0..nreqs).map_while(|i| row.load(i, self.idx)).find(|slot| slot.tag() == tag)
+            let is_there = Group::is_there(&row, nreqs, self.idx);
+            (0..nreqs).map(|r| row.seen(r)).find(|slot| is_there && slot.tag() == tag)
         };
         Ok(met.map(|slot| slot.room().size as u32))
     }

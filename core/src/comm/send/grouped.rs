@@ -2,6 +2,7 @@
 
 use super::SendComm;
 use crate::comm::base::{Base, Failed, Gate, Usual};
+use crate::comm::group::Group;
 use crate::comm::post::post_parts;
 use crate::comm::{Request, SendBuf};
 use crate::conn::Stream;
@@ -14,7 +15,7 @@ pub(super) const GROUP_NREQS: core::ops::RangeInclusive<usize> = 2..=RECVS_MAX;
 
 impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Begins to match the row at the head, which [`SendComm::match_usual`] has found to have several
-    /// slots, once all requests are free.
+    /// slots, once all of them are there and all requests are free.
     #[inline(always)]
     pub fn begin_group(&mut self) -> Usual<()> {
         let Self { base: Base { reqs, route, verbs, gate, .. }, group, .. } = self;
@@ -23,6 +24,9 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let nreqs = slot.nreqs_tag().0 as usize;
         if !GROUP_NREQS.contains(&nreqs) {
             return Usual::Unusual;
+        }
+        if !Group::is_there(&row, nreqs, self.idx) {
+            return Usual::NotYet;
         }
         if route.grouped + nreqs as u64 > u64::from(self.row_mask) + 1 {
             return Usual::NotYet;
@@ -49,7 +53,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return Usual::Unusual;
         }
         let Some(row) = Row::of(verbs.control.words(), self.row) else { return Usual::Unusual };
-        let Some(slot) = row.load(group.next(), self.idx) else { return Usual::Unusual };
+        let slot = row.seen(group.next());
         if slot.tag() != tag {
             return Usual::Unusual;
         }
@@ -121,7 +125,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         tag: u32,
     ) -> Result<Option<Request>, Failed> {
         let Some(row) = self.row() else { return Ok(None) };
-        let Some((r, slot)) = self.group.find(&row, self.idx, tag) else { return Ok(None) };
+        let Some((r, slot)) = self.group.find(&row, tag) else { return Ok(None) };
         let room = slot.room();
         if let Err((what, value)) = room.check() {
             return Err(self.bad_slot(what, value));
