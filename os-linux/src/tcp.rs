@@ -57,7 +57,7 @@ impl OobListener {
         match self.0.accept() {
             Ok((stream, peer)) => {
                 stream.set_nonblocking(true)?;
-                tune(SockRef::from(&stream))?;
+                tune(&stream)?;
                 Ok(Some(OobStream { stream, peer }))
             }
             Err(error) if is_about_one_peer(&error) => Ok(None),
@@ -84,7 +84,7 @@ impl OobStream {
     /// Starts to connect to `addr`. Ask [`poll_connected`](Stream::poll_connected) how it goes.
     pub fn connect(addr: SocketAddr) -> Result<Self, StreamError> {
         let socket = new_socket(addr).map_err(os)?;
-        tune(SockRef::from(&socket)).map_err(os)?;
+        tune(&socket).map_err(os)?;
         match socket.connect(&addr.into()) {
             Ok(()) => {}
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
@@ -178,7 +178,9 @@ fn new_socket(addr: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-fn tune(socket: SockRef<'_>) -> io::Result<()> {
+/// No delays; and an idle connection fails 25 s after the peer's host or the network to it is gone.
+pub fn tune(socket: &impl AsFd) -> io::Result<()> {
+    let socket = SockRef::from(socket);
     socket.set_tcp_nodelay(true)?;
     socket.set_tcp_keepalive(&KEEPALIVE)?;
     socket.set_tcp_user_timeout(Some(SILENCE_MAX))

@@ -34,7 +34,7 @@ impl Control {
     }
 
     pub(super) fn new(stream: TcpStream, peer: SocketAddr) -> Result<Self, Failure> {
-        let tuned = stream.set_nodelay(true).and(stream.set_write_timeout(Some(AT_ONCE)));
+        let tuned = invar_linux::tcp::tune(&stream).and(stream.set_write_timeout(Some(AT_ONCE)));
         tuned.map_err(|error| Failure::io(peer, &error))?;
         Ok(Control { stream, peer, input: Vec::new() })
     }
