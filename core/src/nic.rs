@@ -140,7 +140,7 @@ pub trait Nic {
         list: &mut SendList<L>,
         from: usize,
     ) -> Result<(), NicError> {
-        self.post_send(qp, list.wrs().get(from..).unwrap_or_default())
+        self.post_send(qp, list.wrs_from(from))
     }
     /// The same where nobody waits for what the requests do: a NIC whose sends are system calls may
     /// let them leave together with what is posted next, or in the next poll.

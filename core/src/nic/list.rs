@@ -32,6 +32,12 @@ impl<const N: usize> SendList<N> {
         &self.wrs
     }
 
+    /// The requests from number `from` on.
+    #[inline(always)]
+    pub fn wrs_from(&self, from: usize) -> &[SendWr] {
+        self.wrs.get(from..).unwrap_or_default()
+    }
+
     /// Request number `i` modulo `N`.
     #[inline(always)]
     pub const fn wr(&mut self, i: usize) -> Listed<'_> {

@@ -263,8 +263,7 @@ impl Nic for SoftNic {
         from: usize,
     ) -> Result<(), NicError> {
         self.check(&qp.nic, Verb::PostSend)?;
-        let wrs = list.wrs().get(from..).unwrap_or_default();
-        self.port().post_ahead(|device| post_each(device, qp.qpn, wrs))
+        self.port().post_ahead(|device| post_each(device, qp.qpn, list.wrs_from(from)))
     }
 
     #[inline]

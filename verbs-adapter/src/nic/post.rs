@@ -52,7 +52,7 @@ impl Qp {
             return Ok(());
         }
         // Of one request the list need not be remembered during the call.
-        let index = if N == 1 { 0 } else { self.refused(from_number(list, from)) };
+        let index = if N == 1 { 0 } else { self.refused(list.wrs_from(from)) };
         Err(self.send_error(index, rc))
     }
 
@@ -64,7 +64,7 @@ impl Qp {
         match list.linked(from) {
             // SAFETY: as in `post_list`.
             Some(start) => unsafe { self.post_chain(start) },
-            None => self.post_copies(from_number(list, from)),
+            None => self.post_copies(list.wrs_from(from)),
         }
     }
 
@@ -171,11 +171,6 @@ impl Qp {
         // SAFETY: as in `post_chain`.
         unsafe { (self.post_recv)(self.raw(), wr, self.bad_recv.as_ptr().cast()) }
     }
-}
-
-/// The requests of a list from number `from` on.
-fn from_number<const N: usize>(list: &SendList<N>, from: usize) -> &[SendWr] {
-    list.wrs().get(from..).unwrap_or_default()
 }
 
 #[inline(always)]
