@@ -46,6 +46,29 @@ impl Listener {
         Ok(Some(Accepting { attempt, device: self.device.clone(), staging }))
     }
 
+    /// Takes in the next peer that has called, if there is one, behind those that are `waiting`, for
+    /// whom there are so many places. Where none is left, the one that has been silent for longest
+    /// gives way; without such a one nobody is taken in. Says whether somebody was.
+    pub fn accept_among<T: From<Accepting>>(
+        &self,
+        waiting: &mut Vec<T>,
+        places: usize,
+        is_silent: impl Fn(&T) -> bool,
+    ) -> Result<bool, Error> {
+        let is_full = waiting.len() >= places;
+        let silent = if is_full { waiting.iter().position(is_silent) } else { None };
+        if is_full && silent.is_none() {
+            return Ok(false);
+        }
+        let Some(accepting) = self.accept()? else { return Ok(false) };
+        if let Some(at) = silent {
+            log::warn!("accept: {places} peers wait; the oldest stranger gives way");
+            drop(waiting.remove(at));
+        }
+        waiting.push(accepting.into());
+        Ok(true)
+    }
+
     /// Waits for a peer, and until it is connected; `timeout` is for both.
     pub fn accept_within(&self, timeout: Duration) -> Result<RecvComm, Error> {
         let start = Instant::now();

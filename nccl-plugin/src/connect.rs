@@ -121,7 +121,9 @@ impl Listening {
     /// Goes on with all who have called, until one of them is connected.
     fn poll(&self) -> Result<Option<invar::raw::AnyRecv>, Failed> {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        self.take_calls(&mut pending)?;
+        let mut accept =
+            || self.listener.accept_among(&mut pending, PENDING_MAX, Accepting::is_silent);
+        while accept().map_err(|error| failed(&error))? {}
         let mut i = 0;
         while let Some(accepting) = pending.get_mut(i) {
             match accepting.poll_raw() {
@@ -140,25 +142,6 @@ impl Listening {
             }
         }
         Ok(None)
-    }
-
-    /// Takes in who has called. Where there is no place left, the one that has been silent for
-    /// longest gives way.
-    fn take_calls(&self, pending: &mut Vec<Accepting>) -> Outcome {
-        loop {
-            let silent = pending.iter().position(Accepting::is_silent);
-            let is_full = pending.len() >= PENDING_MAX;
-            if is_full && silent.is_none() {
-                return Ok(());
-            }
-            let accepted = self.listener.accept().map_err(|error| failed(&error))?;
-            let Some(accepting) = accepted else { return Ok(()) };
-            if let Some(at) = silent.filter(|_| is_full) {
-                log::warn!("accept: {PENDING_MAX} peers wait; the oldest stranger gives way");
-                drop(pending.remove(at));
-            }
-            pending.push(accepting);
-        }
     }
 }
 

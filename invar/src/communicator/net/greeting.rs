@@ -116,7 +116,7 @@ impl Incoming {
         &mut self,
         ring: impl Fn() -> Result<Arc<Ring>, Error>,
     ) -> Result<Option<RecvWire>, Error> {
-        self.take_call()?;
+        self.listener.accept_among(&mut self.callers, CALLERS_MAX, Caller::is_silent)?;
         let mut at = 0;
         while at < self.callers.len() {
             match self.callers[at].poll(self.address.token(), &ring) {
@@ -134,22 +134,11 @@ impl Incoming {
         }
         Ok(None)
     }
+}
 
-    /// Takes in who has called. Where there is no place left, the one that has been silent for
-    /// longest gives way.
-    fn take_call(&mut self) -> Result<(), Error> {
-        let silent = self.callers.iter().position(Caller::is_silent);
-        let is_full = self.callers.len() >= CALLERS_MAX;
-        if is_full && silent.is_none() {
-            return Ok(());
-        }
-        let Some(accepting) = self.listener.accept()? else { return Ok(()) };
-        if let Some(at) = silent.filter(|_| is_full) {
-            log::warn!("{CALLERS_MAX} callers wait; the oldest stranger gives way");
-            drop(self.callers.remove(at));
-        }
-        self.callers.push(Caller::Accepting(accepting));
-        Ok(())
+impl From<Accepting> for Caller {
+    fn from(accepting: Accepting) -> Self {
+        Caller::Accepting(accepting)
     }
 }
 
