@@ -268,8 +268,8 @@ impl Communicator {
         self.call(typed(self.shape(Operation::AllToAll, None), count, input, output)?)
     }
 
-    /// Data to a rank, which receives as much, or fails. It may wait until that one does; several at once go
-    /// in a [`group`](Self::group).
+    /// Data to a rank, which receives as much, or fails. It may wait until that one does; several at
+    /// once go in a [`group`](Self::group).
     pub fn send<T: Element>(&self, data: &[T], peer: u32) -> Result<(), Error> {
         self.call(typed(self.shape(Operation::Send { peer }, None), data.len(), data, &mut [])?)
     }

@@ -31,8 +31,9 @@ impl Layout {
     /// PCI vendor of the network card, as sysfs writes it
     /// (`net_socket.cc ncclNetSocketGetNsockNthread`).
     ///
-    /// The sockets are those that NCCL would have: it warns of what is too many, and cuts it. The threads are no more than there are CPUs to
-    /// run them beside the caller: threads that take turns on a CPU only keep each other waiting.
+    /// The sockets are those that NCCL would have: it warns of what is too many, and cuts it. The
+    /// threads are no more than there are CPUs to run them beside the caller: threads that take
+    /// turns on a CPU only keep each other waiting.
     pub fn choose(
         threads: Option<u32>,
         sockets_per_thread: Option<u32>,

@@ -1,11 +1,11 @@
 //! A libibverbs without hardware: the null NIC's [`Fabric`] behind the functions of
 //! `infiniband/verbs.h` that Invar calls.
 //!
-//! Each work request is carried out, and completes, while it is posted, unless that is to wait; so what is measured over
-//! it is what stands above libibverbs. All devices reach each other, within one process, by the
-//! numbers of queue pairs alone. States, keys, bounds and the depths of queues are checked as
-//! hardware does it: what is wrong is refused, or completes in error. Where CUDA's driver is the
-//! stand-in of `tests/fake-cuda`, devices reach its GPUs' memory.
+//! Each work request is carried out, and completes, while it is posted, unless that is to wait; so
+//! what is measured over it is what stands above libibverbs. All devices reach each other, within one
+//! process, by the numbers of queue pairs alone. States, keys, bounds and the depths of queues are
+//! checked as hardware does it: what is wrong is refused, or completes in error. Where CUDA's driver
+//! is the stand-in of `tests/fake-cuda`, devices reach its GPUs' memory.
 //!
 //! A program finds it as `libibverbs.so.1` in its `LD_LIBRARY_PATH`. Variables, read once:
 //!
