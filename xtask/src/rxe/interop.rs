@@ -13,9 +13,10 @@ use crate::shell::Shell;
 
 /// A netdev MTU for path MTUs up to 4096.
 const JUMBO: &str = "for i in veth0 veth1 eth0; do ip link set $i mtu 4200; done";
-/// What befalls packets of the guest; the software NIC treats its own no better.
-const LOSSY: &str =
-    "tc qdisc add dev eth0 root netem delay 1ms reorder 99% loss 1% duplicate 1% corrupt 1%";
+/// What befalls packets of the guest, if anything does; the software NIC treats its own no better.
+const LOSSY: &str = "netem delay 1ms reorder 99% loss 1% duplicate 1%";
+/// Only over IPv6 does the software NIC see all that the ICRC covers.
+const LOSSY_AND_CORRUPT: &str = "netem delay 1ms reorder 99% loss 1% duplicate 1% corrupt 1%";
 
 /// The software NIC's end of the cable, and where the two processes meet.
 const IPV4: Way =
@@ -33,13 +34,14 @@ pub(super) fn run(shell: &Shell) -> Result<()> {
     let peer = built(shell, "build -p invar-testkit --example", "rdma_peer")?;
     let transfers = between_rxe_devices(shell, &peer, "transfers")?;
     let faults = between_rxe_devices(shell, &peer, "faults")?;
-    for (what, way, table, lossy, expected) in [
-        ("over IPv4", &IPV4, "transfers", false, &transfers),
-        // Only over IPv6 does the software NIC see all that the ICRC covers.
-        ("over IPv6, packets being lost", &IPV6, "transfers", true, &transfers),
-        ("with faults", &IPV4, "faults", false, &faults),
+    for (what, way, table, impairment, expected) in [
+        ("over IPv4", &IPV4, "transfers", None, &transfers),
+        ("over IPv4, packets being lost", &IPV4, "transfers", Some(LOSSY), &transfers),
+        ("over IPv6, packets being lost", &IPV6, "transfers", Some(LOSSY_AND_CORRUPT), &transfers),
+        ("over IPv4, with faults", &IPV4, "faults", None, &faults),
+        ("over IPv6, with faults", &IPV6, "faults", None, &faults),
     ] {
-        let seen = with_soft_nic(shell, &peer, way, table, lossy)?;
+        let seen = with_soft_nic(shell, &peer, way, table, impairment)?;
         compare(what, &seen, expected)?;
     }
     Ok(())
@@ -59,12 +61,14 @@ fn with_soft_nic(
     peer: &Path,
     way: &Way,
     table: &str,
-    lossy: bool,
+    impairment: Option<&str>,
 ) -> Result<String> {
     let (peer, Way { device, address, control }) = (peer.display(), way);
-    let (impairment, flag) = if lossy { (LOSSY, "lossy") } else { ("true", "") };
+    let flag = impairment.map_or("", |_| "lossy");
+    let impair =
+        impairment.map_or("true".into(), |how| format!("tc qdisc add dev eth0 root {how}"));
     let host = format!("{peer} soft:{address} listen {control} {table} {flag}");
-    let line = format!("{JUMBO}; {impairment} && {peer} {device} connect {control} {table}");
+    let line = format!("{JUMBO}; {impair} && {peer} {device} connect {control} {table}");
     guest(shell, Some(&host), &line)
 }
 
