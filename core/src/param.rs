@@ -168,6 +168,11 @@ params! {
     /// Sockets of each helper thread, at most 64 on all; -2 chooses by host.
     NCCL_NSOCKS_PERTHREAD => nsocks_perthread: Option<u32> = "-2", auto_or_int(-2, 1, INT_MAX);
 
+    /// TCP congestion control of socket connections, one of the kernel's
+    /// `net.ipv4.tcp_allowed_congestion_control`; unset, it is the system's default between hosts,
+    /// and reno, which does not pace, within one.
+    INVAR_SOCKET_CONGESTION => socket_congestion: Option<&'a str> = "", Allowed::Name;
+
     /// Leave shared memory alone: ranks of one host go over the network too.
     NCCL_SHM_DISABLE => shm_disable: bool = "0", FLAG;
     /// Bytes of the chunks in which a message goes from one rank to another, rounded up to 64 and no

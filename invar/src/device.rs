@@ -251,7 +251,8 @@ impl Device {
             settings.nsocks_perthread,
             settings.gpu.sysfs.root(),
         );
-        let adapter = Arc::new(OverTcp::new(device, layout));
+        let congestion = settings.socket_congestion()?;
+        let adapter = Arc::new(OverTcp::new(device, layout, congestion));
         let (info, registrations) = (info.clone(), Registrations::new());
         let data_access = data_access(0, false);
         Ok(Device(Arc::new(Inner { info, data_access, registrations, adapter, soft: None })))

@@ -8,6 +8,7 @@ use invar_core::nic::{LinkLayer, QpOptions};
 use invar_core::param::{
     AddressFamily, LogLevel, ParamError, Params, TABLE, TransportChoice, Wire,
 };
+use invar_linux::tcp::Congestion;
 use invar_verbs::GidRules;
 
 use crate::device::ROCE_UDP_PORT;
@@ -42,6 +43,7 @@ pub struct Settings {
     pub(crate) socket_family: AddressFamily,
     pub(crate) socket_nthreads: Option<u32>,
     pub(crate) nsocks_perthread: Option<u32>,
+    socket_congestion: Option<String>,
 }
 
 /// What is said about RDMA devices before one is open.
@@ -150,6 +152,7 @@ impl Settings {
             socket_family: params.socket_family,
             socket_nthreads: params.socket_nthreads,
             nsocks_perthread: params.nsocks_perthread,
+            socket_congestion: params.socket_congestion.map(str::to_owned),
         }
     }
 
@@ -283,6 +286,14 @@ impl Settings {
         self.conn.wire
     }
 
+    /// Of connections over TCP (`INVAR_SOCKET_CONGESTION`).
+    pub(crate) fn socket_congestion(&self) -> Result<Congestion, Error> {
+        let Some(name) = &self.socket_congestion else { return Ok(Congestion::default()) };
+        Congestion::named(name).map_err(|refused| {
+            Kind::Setting(format!("INVAR_SOCKET_CONGESTION={name}: {refused}")).into()
+        })
+    }
+
     /// For a connection of this device.
     pub(crate) fn for_device(&self, device: &Device) -> conn::Settings {
         let mut conn = self.for_port(device.info().link_layer);
@@ -391,6 +402,16 @@ mod tests {
         let error = from(&[("NCCL_IB_TIMEOUT", "32")]).unwrap_err();
         assert_eq!(error.to_string(), "NCCL_IB_TIMEOUT=32: must be a number from 0 to 31");
         assert_eq!(error.fault(), invar_core::error::Fault::Usage);
+    }
+
+    #[test]
+    fn a_congestion_control_that_the_kernel_does_not_have_is_named() {
+        let settings = from(&[("INVAR_SOCKET_CONGESTION", "nonesuch")]).unwrap();
+        let error = settings.socket_congestion().unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with("INVAR_SOCKET_CONGESTION=nonesuch: the kernel refuses"), "{text}");
+        assert_eq!(error.fault(), invar_core::error::Fault::Usage);
+        assert_eq!(from(&[]).unwrap().socket_congestion().unwrap(), Congestion::default());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Nothing here blocks. A stream that has no bytes or no room answers 0, a listener that has no
 //! caller answers `None`, and whoever polls keeps the deadline.
 
+mod congestion;
 mod vectored;
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -14,6 +15,8 @@ use invar_core::conn::{Stream, StreamError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::set_tcp_quickack;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+
+pub use congestion::{Congestion, CongestionRefused};
 
 /// Callers that may wait to be accepted; the kernel cuts it to `net.core.somaxconn`.
 const BACKLOG: i32 = 16_384;
@@ -211,7 +214,7 @@ fn is_about_one_peer(error: &io::Error) -> bool {
     )
 }
 
-fn os(error: io::Error) -> StreamError {
+pub(crate) fn os(error: io::Error) -> StreamError {
     // Every error here comes from a system call, but for those that std makes up for itself.
     StreamError::Os(error.raw_os_error().unwrap_or(libc::EIO))
 }

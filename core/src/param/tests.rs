@@ -60,6 +60,7 @@ fn every_kind_of_value_is_read() {
     assert!(!with("NCCL_IB_HCA", "^mlx5_1").unwrap().ib_hca.matches("mlx5_1", Some(1)));
     let subnet = with("NCCL_IB_ADDR_RANGE", "10.1.2.3/8").unwrap().ib_addr_range.unwrap();
     assert!(subnet.contains("10.200.0.1".parse().unwrap()));
+    assert_eq!(with("INVAR_SOCKET_CONGESTION", " cubic ").unwrap().socket_congestion, Some("cubic"));
     let threshold = with("NCCL_IB_AR_THRESHOLD", "9223372036854775807").unwrap().ib_ar_threshold;
     assert_eq!(threshold, i64::MAX as u64);
 }
@@ -81,6 +82,11 @@ fn what_is_not_allowed_is_an_error_that_names_the_variable() {
         ("INVAR_FIFO_DEPTH", "0", "INVAR_FIFO_DEPTH=0: must be a power of two from 1 to 256"),
         ("INVAR_FIFO_DEPTH", "512", "INVAR_FIFO_DEPTH=512: must be a power of two from 1 to 256"),
         ("INVAR_WIRE", "nccl", "INVAR_WIRE=nccl: must be one of invar nccl-2.14"),
+        (
+            "INVAR_SOCKET_CONGESTION",
+            "reno bbr",
+            "INVAR_SOCKET_CONGESTION=reno bbr: must be a name without spaces",
+        ),
         (
             "NCCL_IB_ADDR_RANGE",
             "10.0.0.0/33",

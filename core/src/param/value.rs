@@ -24,6 +24,8 @@ pub enum Allowed {
     Subnet,
     /// A path from the root.
     Path,
+    /// A word that the host knows.
+    Name,
 }
 
 impl Allowed {
@@ -35,7 +37,11 @@ impl Allowed {
             Allowed::PowerOfTwo { min, max } => {
                 (min..=max).contains(&number) && number.count_ones() == 1
             }
-            Allowed::OneOf(_) | Allowed::Names | Allowed::Subnet | Allowed::Path => false,
+            Allowed::OneOf(_)
+            | Allowed::Names
+            | Allowed::Subnet
+            | Allowed::Path
+            | Allowed::Name => false,
         }
     }
 }
@@ -59,6 +65,7 @@ impl fmt::Display for Allowed {
             ),
             Allowed::Subnet => f.write_str("a subnet like 10.0.0.0/8 or fd00::/8"),
             Allowed::Path => f.write_str("a path that begins with /"),
+            Allowed::Name => f.write_str("a name without spaces"),
         }
     }
 }
@@ -113,8 +120,12 @@ impl Value<'_> for Subnet {
 }
 
 impl<'a> Value<'a> for &'a str {
-    fn from_text(text: &'a str, _: &Allowed) -> Option<Self> {
-        text.starts_with('/').then_some(text)
+    fn from_text(text: &'a str, allowed: &Allowed) -> Option<Self> {
+        let is_allowed = match allowed {
+            Allowed::Path => text.starts_with('/'),
+            _ => !text.is_empty() && !text.contains(char::is_whitespace),
+        };
+        is_allowed.then_some(text)
     }
 }
 

@@ -17,6 +17,7 @@ use invar_linux::memory::HostMemory;
 use invar_linux::socket::{
     self, AcceptError, ConnectError, Connecting, RecvComm, SendComm, Settings, SocketDevice,
 };
+use invar_linux::tcp::Congestion;
 
 use super::adapter::{Adapter, Attempt, Listen, On, Poll, Registration};
 use super::{AnyRecv, AnySend, Carrier, End, GpuRange, RecvEnd, SendEnd};
@@ -35,16 +36,18 @@ const APART: CoreError = CoreError::Argument("nothing was begun with over TCP");
 pub(crate) struct OverTcp {
     device: SocketDevice,
     layout: Layout,
+    congestion: Congestion,
     registrations: AtomicU32,
 }
 
 impl OverTcp {
-    pub(crate) fn new(device: SocketDevice, layout: Layout) -> Self {
-        OverTcp { device, layout, registrations: AtomicU32::new(0) }
+    pub(crate) fn new(device: SocketDevice, layout: Layout, congestion: Congestion) -> Self {
+        OverTcp { device, layout, congestion, registrations: AtomicU32::new(0) }
     }
 
     fn settings(&self, settings: conn::Settings) -> Settings {
-        Settings { layout: self.layout, timeout_ns: settings.timeout_ns }
+        let (layout, congestion) = (self.layout, self.congestion.clone());
+        Settings { layout, timeout_ns: settings.timeout_ns, congestion }
     }
 }
 

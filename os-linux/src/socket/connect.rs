@@ -9,7 +9,7 @@ use invar_core::error::{Error, Report};
 use invar_core::socket::{self, Connector, Layout, Lobby, Refused};
 
 use super::{RecvComm, SendComm, SocketDevice};
-use crate::tcp::{OobListener, OobStream};
+use crate::tcp::{Congestion, OobListener, OobStream, os};
 
 /// What connections are set up with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub struct Settings {
     pub layout: Layout,
     /// Time in which connect or accept must come to an end.
     pub timeout_ns: u64,
+    /// Of its sockets, for what this end sends.
+    pub congestion: Congestion,
 }
 
 /// Waits for senders.
@@ -26,6 +28,7 @@ pub struct Listener {
     oob: OobListener,
     lobby: Box<Lobby<OobStream>>,
     threads: u16,
+    congestion: Congestion,
 }
 
 /// Why there is no connection to be had from a listener just now.
@@ -75,7 +78,8 @@ impl Listener {
     pub fn bind(device: &SocketDevice, settings: &Settings) -> io::Result<Self> {
         let oob = OobListener::bind(device.address)?;
         let lobby = Box::new(Lobby::new(settings.of(device)));
-        Ok(Listener { oob, lobby, threads: settings.layout.threads })
+        let (threads, congestion) = (settings.layout.threads, settings.congestion.clone());
+        Ok(Listener { oob, lobby, threads, congestion })
     }
 
     /// What a sender needs to connect: 128 bytes, to be copied to it by other means. Any number
@@ -93,6 +97,7 @@ impl Listener {
         while self.lobby.has_room()
             && let Some(stream) = self.oob.accept()?
         {
+            self.congestion.control(&stream)?;
             self.lobby.enter(stream, now_ns);
         }
         match self.lobby.poll(now_ns) {
@@ -116,7 +121,11 @@ impl Connecting {
     ) -> Result<Self, ConnectError> {
         let addr = device.on_this_link(handle.addr(Wire::Invar)?);
         let sockets = (0..settings.layout.lanes + 2)
-            .map(|_| OobStream::connect(addr))
+            .map(|_| {
+                let stream = OobStream::connect(addr)?;
+                settings.congestion.control(&stream).map_err(os)?;
+                Ok(stream)
+            })
             .collect::<Result<Vec<_>, _>>()
             .map_err(|error| ConnectError::Unreached { addr, error })?;
         let session = RandomState::new().hash_one(now_ns);

@@ -3,6 +3,7 @@
 
 mod both_ways;
 mod closing;
+mod congestion;
 mod connecting;
 mod hostile_peers;
 mod matching;

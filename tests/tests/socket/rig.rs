@@ -12,6 +12,7 @@ use invar_linux::interface::Rules;
 use invar_linux::socket::{
     Connecting, Listener, RecvComm, SendComm, Settings, SocketDevice, devices,
 };
+use invar_linux::tcp::Congestion;
 
 pub(crate) const SECOND_NS: u64 = 1_000_000_000;
 
@@ -39,7 +40,8 @@ pub(crate) fn loopback(family: AddressFamily) -> SocketDevice {
 }
 
 pub(crate) fn settings(lanes: u16, threads: u16) -> Settings {
-    Settings { layout: Layout { lanes, threads }, timeout_ns: 20 * SECOND_NS }
+    let (layout, congestion) = (Layout { lanes, threads }, Congestion::default());
+    Settings { layout, timeout_ns: 20 * SECOND_NS, congestion }
 }
 
 /// Polls until there is an answer.

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::Args;
 use super::soft_nic::{built, median};
+use super::tcp;
 use crate::shell::Shell;
 
 const KIB: u64 = 1 << 10;
@@ -88,6 +89,7 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     let mpi = build_mpi(shell, &target_dir)?;
     let others = Others { mpi, torch: find_torch(shell) };
     let mut missed = Vec::new();
+    tcp::print_congestion_control();
     for case in CASES.iter().filter(|case| args.wants(case.name)) {
         println!(
             "{:>10}  {:>10} {:>10}  {:>10} {:>10} {:>6}  {:>10}   {}: all-reduce of floats, \

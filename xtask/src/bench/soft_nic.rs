@@ -76,6 +76,7 @@ fn throughput(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     }
     let target_dir = built(shell, "invar-cli --bin invar")?;
     let mut missed = Vec::new();
+    tcp::print_congestion_control();
     println!(
         "{:>8} {:14} {:>8} {:>8} {:>8} {:>8}   Gbit/s over loopback, {RUNS} runs",
         "size", "", "median", "least", "most", "ratio"

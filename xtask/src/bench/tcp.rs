@@ -1,5 +1,6 @@
 //! A bare TCP stream: what the kernel moves when nothing stands above it.
 
+use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread;
@@ -20,6 +21,13 @@ pub(super) enum Wait {
 
 /// No end waits longer for the other.
 const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Prints which congestion control there is where nothing else is said: TCP's figures depend on it.
+pub(super) fn print_congestion_control() {
+    let name = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
+    let name = name.unwrap_or_else(|error| format!("unknown ({error})"));
+    println!("the system's TCP congestion control is {}", name.trim_end());
+}
 
 /// The two ends of a stream, the one that sends first.
 pub(super) type Stream = (TcpStream, TcpStream);

@@ -62,8 +62,8 @@ pub(super) struct Place {
 
 enum Stage {
     New,
-    Out(Outgoing),
-    In(Incoming),
+    Out(Box<Outgoing>),
+    In(Box<Incoming>),
     /// Over the sockets of this one, the other way.
     Back(ConnectionId),
     /// Moved by the proxy.
@@ -119,7 +119,7 @@ impl Setup for Opener {
             let incoming = Incoming::listen(&place.device, &self.settings)?;
             let address: &mut [u8; _] = response.try_into().map_err(|_| wrong_length())?;
             *address = incoming.address().0;
-            place.stage = Stage::In(incoming);
+            place.stage = Stage::In(Box::new(incoming));
         }
         Ok(true)
     }
@@ -133,7 +133,7 @@ impl Setup for Opener {
         }
         if matches!(stage, Stage::New) {
             let address = Address(request.try_into().map_err(|_| wrong_length())?);
-            *stage = Stage::Out(Outgoing::start(device, address, &self.settings)?);
+            *stage = Stage::Out(Box::new(Outgoing::start(device, address, &self.settings)?));
         }
         let ring = || Ok(Arc::new(Ring::new(device, self.slot_bytes)?));
         let wire = match stage {

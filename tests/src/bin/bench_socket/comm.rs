@@ -15,6 +15,7 @@ use invar_linux::memory::HostMemory;
 use invar_linux::socket::{
     Connecting, Listener, RecvComm, SendComm, Settings, SocketDevice, devices,
 };
+use invar_linux::tcp::Congestion;
 
 use crate::{Link, Meeting, Shape, until};
 
@@ -51,7 +52,8 @@ impl Meeting for Listening {
     fn listen() -> (Self, String) {
         let device = device();
         let layout = LAYOUT.get().copied().unwrap_or_default();
-        let settings = Settings { layout, timeout_ns: 10_000_000_000 };
+        let congestion = Congestion::default();
+        let settings = Settings { layout, timeout_ns: 10_000_000_000, congestion };
         let listener = Listener::bind(&device, &settings).expect("a listener");
         let handle = listener.handle().expect("a handle");
         let here = handle.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,7 +1,8 @@
 //! The socket transport beside a bare TCP stream: two processes over loopback, both polling.
 //!
-//! `bench_socket LINK WORK SIZE COUNT WINDOW`, where LINK is `raw`, or how many threads and sockets
-//! a thread the transport is asked for: `0x1`, `4x4`; WORK is `stream` or `pingpong`. Prints
+//! `bench_socket LINK WORK SIZE COUNT WINDOW`, where LINK is `raw`, a stream with the congestion
+//! control that the transport has within a host, `raw-system`, one with the system's, or how many
+//! threads and sockets a thread the transport is asked for: `0x1`, `4x4`; WORK is `stream` or `pingpong`. Prints
 //! seconds for COUNT messages of SIZE bytes, WINDOW of them under way; or nanoseconds of half a
 //! round trip, the median of COUNT.
 
@@ -52,7 +53,8 @@ fn main() {
     let (shape, count) = (Shape { size: number(0), window: number(2) }, number(1));
     let peer = numbers.get(3).map(String::as_str);
     let (mut link, child) = match link.as_str() {
-        "raw" => meet::<raw::Listening>(peer, shape),
+        "raw" => meet::<raw::Listening<false>>(peer, shape),
+        "raw-system" => meet::<raw::Listening<true>>(peer, shape),
         layout => {
             comm::choose_layout(layout);
             meet::<comm::Listening>(peer, shape)

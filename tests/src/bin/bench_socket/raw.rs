@@ -3,16 +3,21 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 
+use invar_linux::tcp::Congestion;
+use rustix::net::sockopt::set_tcp_congestion;
+
 use crate::{Link, Meeting, Shape, until};
 
-pub(crate) struct Listening(TcpListener);
+/// `SYSTEMS`: with the system's congestion control, and else with the one that Invar has within a
+/// host.
+pub(crate) struct Listening<const SYSTEMS: bool>(TcpListener);
 
 struct Stream {
     stream: TcpStream,
     buffers: Vec<Vec<u8>>,
 }
 
-impl Meeting for Listening {
+impl<const SYSTEMS: bool> Meeting for Listening<SYSTEMS> {
     fn listen() -> (Self, String) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a socket");
         let here = listener.local_addr().expect("an address").to_string();
@@ -25,6 +30,9 @@ impl Meeting for Listening {
         } else {
             TcpStream::connect(peer).expect("a peer")
         };
+        if !SYSTEMS {
+            set_tcp_congestion(&stream, Congestion::WITHIN_A_HOST).expect("an option");
+        }
         stream.set_nodelay(true).expect("an option");
         stream.set_nonblocking(true).expect("an option");
         // Written to, so that the pages are there before the clock runs.
