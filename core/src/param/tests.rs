@@ -60,7 +60,10 @@ fn every_kind_of_value_is_read() {
     assert!(!with("NCCL_IB_HCA", "^mlx5_1").unwrap().ib_hca.matches("mlx5_1", Some(1)));
     let subnet = with("NCCL_IB_ADDR_RANGE", "10.1.2.3/8").unwrap().ib_addr_range.unwrap();
     assert!(subnet.contains("10.200.0.1".parse().unwrap()));
-    assert_eq!(with("INVAR_SOCKET_CONGESTION", " cubic ").unwrap().socket_congestion, Some("cubic"));
+    assert_eq!(
+        with("INVAR_SOCKET_CONGESTION", " cubic ").unwrap().socket_congestion,
+        Some("cubic")
+    );
     let threshold = with("NCCL_IB_AR_THRESHOLD", "9223372036854775807").unwrap().ib_ar_threshold;
     assert_eq!(threshold, i64::MAX as u64);
 }

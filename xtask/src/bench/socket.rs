@@ -156,6 +156,11 @@ mod tests {
         let [latency, short, .., long] = &CASES;
         assert!(latency.is_met(one, 1.3) && !latency.is_met(many, 1.4));
         assert!(short.is_met(one, 0.8) && !short.is_met(one, 0.7));
-        assert!(short.is_met(system, 0.7) && !long.is_met(one, 0.9) && long.is_met(many, 0.5) && !long.is_met(many, 0.4));
+        assert!(
+            short.is_met(system, 0.7)
+                && !long.is_met(one, 0.9)
+                && long.is_met(many, 0.5)
+                && !long.is_met(many, 0.4)
+        );
     }
 }
