@@ -3,15 +3,19 @@
 //! Over TCP bytes move in calls alone and no memory is registered, so messages come from and go to
 //! wherever the data is, and one receive is posted at a time: what comes behind it stays in the
 //! socket. Elsewhere messages are slots of the ring, and receives are posted ahead for those that
-//! are free; what was posted moves without more calls.
+//! are free; what was posted moves without more calls. How it does is looked at where a slot is
+//! needed, and else now and then, for errors: with the software NIC a look is a system call.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::ring::SLOTS;
 use super::standing::Standing;
-use super::wire::{RecvWire, SendWire};
+use super::wire::{RecvWire, SHORT_BYTES, SendWire};
 use crate::Error;
+
+/// Of so many calls that have nothing to send one looks how what was sent does.
+const LOOK_EVERY: u32 = 64;
 
 /// The sending end.
 pub(super) struct DirectSend {
@@ -24,6 +28,8 @@ pub(super) struct DirectSend {
     next: u64,
     /// The slot that is to be filled next.
     slot: u64,
+    /// Calls since the last look.
+    unlooked: u32,
     standing: Arc<Standing>,
 }
 
@@ -56,13 +62,13 @@ unsafe impl Send for DirectRecv {}
 impl DirectSend {
     pub(super) fn new(wire: SendWire, standing: Arc<Standing>) -> Self {
         let messages = [Message { start: wire.ring().slot(0), len: 0 }; SLOTS];
-        DirectSend { wire, messages, done: 0, started: 0, next: 0, slot: 0, standing }
+        DirectSend { wire, messages, done: 0, started: 0, next: 0, slot: 0, unlooked: 0, standing }
     }
 
     #[inline]
-    pub(super) fn free(&mut self) -> Result<Option<NonNull<u8>>, Error> {
-        if self.is_busy() {
-            self.progress()?;
+    pub(super) fn free(&mut self, len: usize) -> Result<Option<NonNull<u8>>, Error> {
+        if self.is_busy() || len > SHORT_BYTES {
+            self.has_delivered()?;
         }
         if self.is_busy() {
             return Ok(None);
@@ -111,15 +117,22 @@ impl DirectSend {
     /// Sends what can be sent. Whether all gets to the peer without more calls.
     #[inline]
     pub(super) fn progress(&mut self) -> Result<bool, Error> {
-        if self.done < self.next {
-            self.send().map_err(|error| self.standing.named(&error))?;
+        self.unlooked += 1;
+        if self.wire.needs_calls() || self.unlooked == LOOK_EVERY {
+            self.has_delivered()?;
+        } else if self.started < self.next {
+            self.start().map_err(|error| self.standing.named(&error))?;
         }
         Ok(self.next == if self.wire.needs_calls() { self.done } else { self.started })
     }
 
     /// The same. Whether the peer has all, or, over TCP, the kernel.
     pub(super) fn has_delivered(&mut self) -> Result<bool, Error> {
-        self.progress()?;
+        self.unlooked = 0;
+        if self.done < self.next {
+            let looked = self.start().and_then(|()| self.look());
+            looked.map_err(|error| self.standing.named(&error))?;
+        }
         Ok(self.done == self.next)
     }
 
@@ -128,7 +141,7 @@ impl DirectSend {
         self.next - self.done == SLOTS as u64
     }
 
-    fn send(&mut self) -> Result<(), Error> {
+    fn start(&mut self) -> Result<(), Error> {
         while self.started < self.next {
             let Message { start, len } = self.messages[(self.started % SLOTS as u64) as usize];
             let addr = start.as_ptr().expose_provenance() as u64;
@@ -138,6 +151,11 @@ impl DirectSend {
             }
             self.started += 1;
         }
+        self.standing.set([self.next, self.started, self.done]);
+        Ok(())
+    }
+
+    fn look(&mut self) -> Result<(), Error> {
         while self.done < self.started && self.wire.is_sent(self.done)? {
             self.done += 1;
         }

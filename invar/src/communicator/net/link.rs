@@ -92,7 +92,7 @@ impl NetSend {
             Sending::Proxy(End { ring, next, .. }) => {
                 Ok((*next < ring.used() + SLOTS as u64).then(|| ring.slot(*next)))
             }
-            Sending::Rank(link) => link.free(),
+            Sending::Rank(link) => link.free(len),
         }
     }
 

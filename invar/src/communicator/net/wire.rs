@@ -18,6 +18,10 @@ pub(super) const TAG: u32 = 0;
 /// Free slots that the sender is told of at once: each message about it costs as much as a short
 /// one with data.
 const CREDITS: u64 = SLOTS as u64 / 2;
+/// The same where messages are short. The sender has two left, for the time that they take.
+const CREDITS_SHORT: u64 = SLOTS as u64 - 2;
+/// Up to so many bytes what a message costs does not depend on its length.
+pub(super) const SHORT_BYTES: usize = 4 << 10;
 
 /// The ends of connections, by number.
 pub(super) struct Wires {
@@ -82,6 +86,8 @@ pub(super) struct RecvWire {
     requests: [Option<Request>; SLOTS],
     /// Steps for which a receive is posted, or was.
     posted: u64,
+    /// Free slots that the sender is told of at once.
+    credits: u64,
     needs_calls: bool,
     slots: Slots,
     ring: Arc<Ring>,
@@ -220,7 +226,7 @@ impl RecvWire {
     pub(super) fn new(end: Box<dyn RecvEnd>, ring: Arc<Ring>) -> Result<Self, Error> {
         let needs_calls = end.needs_calls();
         let (requests, slots) = (Default::default(), Slots::new(&ring)?);
-        Ok(RecvWire { end, requests, posted: 0, needs_calls, slots, ring })
+        Ok(RecvWire { end, requests, posted: 0, credits: CREDITS, needs_calls, slots, ring })
     }
 
     /// Whether the peer has said these bytes before the first step, once it has said any.
@@ -255,7 +261,7 @@ impl RecvWire {
     /// Posts receives for the slots that are free when `used` steps are, if there are enough.
     pub(super) fn post_free(&mut self, used: u64) -> Result<(), Error> {
         let free = used + SLOTS as u64;
-        if free - self.posted >= CREDITS { self.post(free) } else { Ok(()) }
+        if free - self.posted >= self.credits { self.post(free) } else { Ok(()) }
     }
 
     /// Posts the receives of steps up to `end`, as far as it can.
@@ -304,6 +310,7 @@ impl RecvWire {
             return Ok(None);
         }
         self.requests[slot(step)] = None;
+        self.credits = if len as usize > SHORT_BYTES { CREDITS } else { CREDITS_SHORT };
         Ok(Some(len))
     }
 
