@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::mem;
+use std::mem::{self, MaybeUninit};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr;
@@ -66,19 +66,20 @@ impl RxSocket {
     pub fn recv_batch(&self, batch: &mut RxBatch) -> io::Result<usize> {
         let wanted = batch.wanted;
         (batch.len, batch.wanted) = (0, 1);
-        // SAFETY: integers and null pointers: all zeros is a value. `mmsghdr` is plain data.
-        let mut headers: [libc::mmsghdr; MESSAGES_MAX] = unsafe { mem::zeroed() };
-        let mut pieces = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; MESSAGES_MAX];
+        // As long as the longest batch, but most of them are of one train.
+        let mut headers = heapless::Vec::<libc::mmsghdr, MESSAGES_MAX>::new();
+        let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; MESSAGES_MAX];
         let buffers = batch.bytes.chunks_exact_mut(MESSAGE_BYTES_MAX);
         let slots = batch.messages.iter_mut().zip(buffers).take(wanted);
-        for ((header, piece), (message, buffer)) in headers.iter_mut().zip(&mut pieces).zip(slots) {
-            piece.iov_base = buffer.as_mut_ptr().cast();
-            piece.iov_len = buffer.len();
+        for (piece, (message, buffer)) in pieces.iter_mut().zip(slots) {
+            let (iov_base, iov_len) = (buffer.as_mut_ptr().cast(), buffer.len());
+            let piece = piece.write(libc::iovec { iov_base, iov_len });
             let name = &raw mut message.source;
             let name_len = size_of_val(&message.source) as libc::socklen_t;
-            header.msg_hdr = message_header(name.cast(), name_len, piece, 1);
-            header.msg_hdr.msg_control = (&raw mut message.control).cast();
-            header.msg_hdr.msg_controllen = size_of_val(&message.control) as _;
+            let mut msg_hdr = message_header(name.cast(), name_len, piece, 1);
+            msg_hdr.msg_control = (&raw mut message.control).cast();
+            msg_hdr.msg_controllen = size_of_val(&message.control) as _;
+            let _ = headers.push(libc::mmsghdr { msg_hdr, msg_len: 0 });
         }
         // SAFETY: no more headers than there are messages, each with a buffer, a source and a
         // control area of the lengths given, all borrowed from `batch` for longer than the call.
@@ -86,7 +87,7 @@ impl RxSocket {
             libc::recvmmsg(
                 self.socket.as_raw_fd(),
                 headers.as_mut_ptr(),
-                wanted as _,
+                headers.len() as _,
                 libc::MSG_DONTWAIT as _,
                 ptr::null_mut(),
             )

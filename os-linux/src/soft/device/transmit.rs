@@ -87,19 +87,25 @@ impl Staging {
             && self.wire_bytes + bytes <= TRAIN_BYTES_MAX
     }
 
-    /// What is there to be sent; `None` where a payload is no longer there.
-    fn datagrams<'a>(&'a self, regions: &'a Regions) -> Option<Vec<Datagram<'a>, SEGMENTS_MAX>> {
+    /// Gives the sink what is there, and says how many packets it took; `None` where a payload is no
+    /// longer there. The list is made where it is used: it is too long to be moved for each train.
+    fn send(&self, route: Route, regions: &Regions, sink: &mut impl TransmitSink) -> Option<usize> {
+        let mut datagrams = Vec::<Datagram<'_>, SEGMENTS_MAX>::new();
         let mut start = 0;
-        let datagram = |laid: &Laid| {
+        for laid in &self.laid {
             let bytes = &self.bytes[start..laid.end];
             let at = std::mem::replace(&mut start, laid.end);
-            let Some((payload_at, region, len)) = laid.payload else {
-                return Some(Datagram::whole(bytes));
+            let datagram = match laid.payload {
+                None => Datagram::whole(bytes),
+                Some((payload_at, region, len)) => {
+                    let (front, back) = bytes.split_at(payload_at - at);
+                    Datagram::around(front, regions.range(region, len)?, back)?
+                }
             };
-            let (front, back) = bytes.split_at(payload_at - at);
-            Datagram::around(front, regions.range(region, len)?, back)
-        };
-        self.laid.iter().map(datagram).collect()
+            let _ = datagrams.push(datagram);
+        }
+        let (segment_bytes, datagrams) = (self.segment_bytes, &datagrams[self.sent..]);
+        Some(sink.send(Train { route, segment_bytes, datagrams }))
     }
 
     /// Sends what is there.
@@ -112,11 +118,7 @@ impl Staging {
         let Some(route) = self.route else { return Ok(()) };
         // Memory that was deregistered while the train waited: the train counts as lost, and
         // sending it again will find the memory gone.
-        let sent = self.datagrams(regions).map(|datagrams| {
-            let segment_bytes = self.segment_bytes;
-            sink.send(Train { route, segment_bytes, datagrams: &datagrams[self.sent..] })
-        });
-        let Some(taken) = sent else {
+        let Some(taken) = self.send(route, regions, sink) else {
             self.clear();
             return Ok(());
         };
