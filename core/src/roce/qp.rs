@@ -1,12 +1,12 @@
 //! One end of a reliable connection (IBTA §9.7), sans-IO.
 //!
-//! A [`Qp`] takes work requests, packets and time; it gives packets ([`Qp::poll_transmit`]),
+//! A [`Qp`] takes work requests, packets and time; it gives packets ([`Qp::poll_transmit_run`]),
 //! completions ([`Env::complete`]) and the time at which it wants to be called again
 //! ([`Qp::deadline_ns`]). It sees no payload: what it sends is named by [`Payload`], what it
 //! receives it passes to [`Env::place`].
 //!
 //! An adapter, after each of [`Qp::post_send`], [`Qp::post_recv`], [`Qp::handle_packet`] and
-//! [`Qp::handle_timeout`], or after a batch of them, drains [`Qp::poll_transmit`] and looks at
+//! [`Qp::handle_timeout`], or after a batch of them, drains [`Qp::poll_transmit_run`] and looks at
 //! [`Qp::deadline_ns`]. Acknowledges are made while draining, one for all that arrived before, so
 //! a batch costs one; and they let requests go first, so that both leave by one call where an
 //! adapter sends packets in trains, of which only the last may be short.
@@ -277,18 +277,28 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
     /// The next packet to send. To be called until it has none. READ responses and NAKs come before
     /// requests, an acknowledge behind some.
     pub fn poll_transmit(&mut self, now_ns: u64, env: &mut impl Env) -> Option<Transmit> {
-        match self.next_transmit(now_ns, env) {
-            Ok(transmit) => {
-                self.counters.packets_sent += u64::from(transmit.is_some());
-                transmit
-            }
+        self.poll_transmit_run(now_ns, 1, env)
+    }
+
+    /// The next packets to send, `packets_max` at most, which is not 0: one and those that
+    /// [follow](Transmit::advance) it. The same packets as by [`Qp::poll_transmit`], for the cost of
+    /// one as long as a message goes on.
+    pub fn poll_transmit_run(
+        &mut self,
+        now_ns: u64,
+        packets_max: u32,
+        env: &mut impl Env,
+    ) -> Option<Transmit> {
+        let transmit = match self.next_transmit(now_ns, packets_max, env) {
+            Ok(transmit) => transmit,
             Err(Fatal) => {
                 self.fail(env);
                 // What the failure left to be said is in the responder.
                 let transmit = self.responder.poll_transmit(&self.path, &mut self.counters, env);
-                transmit.ok().flatten().inspect(|_| self.counters.packets_sent += 1)
+                transmit.ok().flatten()
             }
-        }
+        };
+        transmit.inspect(|first| self.counters.packets_sent += 1 + u64::from(first.following))
     }
 
     /// Whether all that there is to send is an acknowledge of messages of one packet each. Their
@@ -300,6 +310,7 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
     fn next_transmit(
         &mut self,
         now_ns: u64,
+        packets_max: u32,
         env: &mut impl Env,
     ) -> Result<Option<Transmit>, Fatal> {
         // A responder that failed still has its NAK to send, so its state does not matter here.
@@ -311,9 +322,11 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         }
         if matches!(self.state, QpState::Rts | QpState::Sqd) {
             let start = self.state == QpState::Rts;
-            let request = requester.poll_transmit(now_ns, start, path, counters, env)?;
-            if request.is_some() {
-                *before_ack += u32::from(ack_waits);
+            let before = if ack_waits { path.train_packets - *before_ack } else { u32::MAX };
+            let most = packets_max.min(before);
+            let request = requester.poll_transmit(now_ns, start, most, path, counters, env)?;
+            if let Some(Transmit { following, .. }) = request {
+                *before_ack += if ack_waits { 1 + following } else { 0 };
                 return Ok(request);
             }
         }
@@ -368,7 +381,7 @@ impl Path {
             psn,
             ..Bth::default()
         };
-        Transmit { headers: Headers { bth, ..Headers::default() }, payload }
+        Transmit { headers: Headers { bth, ..Headers::default() }, payload, following: 0 }
     }
 
     /// A completion that says nothing but how it ended.

@@ -5,8 +5,9 @@ use crate::roce::Headers;
 
 /// What the host does for a queue pair.
 pub trait Env {
-    /// Finds `len` bytes at `addr` in a registered region. Called for each packet, so that a
-    /// region's end takes effect at once; O(1) is expected. `len` is not 0.
+    /// Finds `len` bytes at `addr` in a registered region. Called for each packet, or for all that
+    /// are sent together, so that a region's end takes effect at once; O(1) is expected. `len` is
+    /// not 0.
     ///
     /// # Errors
     /// No such key, not all of the bytes inside the region, or `need` not permitted there.
@@ -55,8 +56,8 @@ pub enum Queue {
     Recv,
 }
 
-/// A packet to be sent. Padding ([`pad_count`](crate::roce::Bth::pad_count) bytes) and ICRC are
-/// the adapter's to add.
+/// A packet to be sent, and how many [follow](Transmit::advance) it. Padding
+/// ([`pad_count`](crate::roce::Bth::pad_count) bytes) and ICRC are the adapter's to add.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Transmit {
@@ -64,6 +65,30 @@ pub struct Transmit {
     pub headers: Headers,
     /// What follows them.
     pub payload: Payload,
+    /// Packets behind this one that are part of the same message and as long.
+    pub following: u32,
+}
+
+impl Transmit {
+    /// Becomes the packet that follows; `false` if none does. It differs in its PSN and in where its
+    /// payload comes from and, if each packet says it, goes to.
+    #[inline]
+    pub fn advance(&mut self) -> bool {
+        let Some(following) = self.following.checked_sub(1) else { return false };
+        self.following = following;
+        let len = self.payload.len();
+        let Headers { bth, reth, .. } = &mut self.headers;
+        bth.psn = bth.psn.add(1);
+        if let Some(reth) = reth {
+            reth.va = reth.va.wrapping_add(len.into());
+        }
+        match &mut self.payload {
+            Payload::None => {}
+            Payload::Inline { offset, .. } => *offset += len,
+            Payload::Memory { region, .. } => region.offset += u64::from(len),
+        }
+        true
+    }
 }
 
 /// Where the payload of a packet lies.

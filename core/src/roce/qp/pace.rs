@@ -21,6 +21,11 @@ impl Pacer {
         Pacer { ns_per_kib, ..Pacer::default() }
     }
 
+    /// Whether there is a rate, so that each packet counts by itself.
+    pub(super) fn is_limited(&self) -> bool {
+        self.ns_per_kib > 0
+    }
+
     /// Whether a packet may leave.
     pub(super) fn allows(&self, now: u64) -> bool {
         self.wait_until.is_none_or(|until| until <= now)

@@ -229,11 +229,13 @@ impl<const SQ: usize> Requester<SQ> {
         Fatal
     }
 
-    /// The next request packet; `start` tells whether work requests may be begun.
+    /// The next request packets, `packets_max` at most; `start` tells whether work requests may be
+    /// begun.
     pub(super) fn poll_transmit(
         &mut self,
         now: u64,
         start: bool,
+        packets_max: u32,
         path: &Path,
         counters: &mut Counters,
         env: &mut impl Env,
@@ -241,24 +243,26 @@ impl<const SQ: usize> Requester<SQ> {
         if self.timer.waits_for_receiver() || !self.pacer.allows(now) {
             return Ok(None);
         }
-        let (number, packet, psn) = if let Some(psn) = self.take_resend() {
+        let (number, packet, psn, most) = if let Some(psn) = self.take_resend() {
             let Some((number, packet)) = self.locate(psn) else { return Ok(None) };
-            (number, packet, psn)
+            (number, packet, psn, 1)
         } else if self.may_send(start, path) {
-            (self.cursor, self.cursor_packet, self.next)
+            let most = packets_max.min(self.packets_unasked(path));
+            (self.cursor, self.cursor_packet, self.next, most)
         } else {
             return Ok(None);
         };
         let Some(wqe) = self.queue.get(number) else { return Ok(None) };
         let slot = Ring::<SendWqe, SQ>::slot(number);
-        let Some(mut transmit) = wqe.packet(slot, packet, psn, path, env) else {
+        let run = wqe.alike(packet, path).min(most);
+        let Some(mut transmit) = wqe.packet(slot, packet, run, psn, path, env) else {
             return self.fault(number, path, env);
         };
         let again = psn.since(self.end) < 0;
-        counters.packets_retransmitted += u64::from(again);
-        let psns = if wqe.is_read() { wqe.read_request_end(packet) - packet } else { 1 };
+        counters.packets_retransmitted += if again { u64::from(run) } else { 0 };
+        let psns = if wqe.is_read() { wqe.read_request_end(packet) - packet } else { run };
         let bth = &mut transmit.headers.bth;
-        self.unasked += 1;
+        self.unasked += run;
         bth.ack_req |= self.unasked >= self.window.ack_req_packets(path.train_packets);
         if psn == self.next {
             self.advance(psns, bth.opcode);
@@ -298,7 +302,20 @@ impl<const SQ: usize> Requester<SQ> {
         true
     }
 
-    /// Moves the cursor past the packet that was sent.
+    /// How many packets from the cursor on may go together: all of them for the first time, or again,
+    /// and none but a lone one asking for an acknowledge.
+    fn packets_unasked(&self, path: &Path) -> u32 {
+        if self.pacer.is_limited() {
+            return 1;
+        }
+        let again = self.end.since(self.next) as u32;
+        let room = self.window.packets().saturating_sub(self.next.since(self.oldest) as u32);
+        let stretch = self.window.ack_req_packets(path.train_packets);
+        let unasked = stretch.saturating_sub(self.unasked + 1);
+        room.min(unasked).min(if again > 0 { again } else { u32::MAX }).max(1)
+    }
+
+    /// Moves the cursor past what was sent.
     fn advance(&mut self, psns: u32, opcode: Opcode) {
         self.next = self.next.add(psns);
         if self.next.since(self.end) > 0 {
@@ -380,11 +397,20 @@ impl SendWqe {
         (packet - packet % READ_REQUEST_PACKETS + READ_REQUEST_PACKETS).min(self.packets)
     }
 
-    /// Its packet number `packet`; `None` where its memory is not there.
+    /// How many packets from `packet` on differ in nothing but what
+    /// [`Transmit::advance`] changes.
+    fn alike(&self, packet: u32, path: &Path) -> u32 {
+        let begins = packet == 0 && !self.is_marked(path);
+        if begins || self.is_read() { 1 } else { (self.packets - packet - 1).max(1) }
+    }
+
+    /// Its packet number `packet` and the other `run - 1` of a run; `None` where its memory is not
+    /// there.
     fn packet(
         &self,
         slot: u16,
         packet: u32,
+        run: u32,
         psn: Psn,
         path: &Path,
         env: &mut impl Env,
@@ -409,7 +435,9 @@ impl SendWqe {
         let first = packet == 0 || marked;
         let last = packet + 1 == self.packets;
         let opcode = opcode(wr.opcode, first, last || marked, last);
-        let mut transmit = path.transmit(opcode, psn, self.payload(slot, offset, len, env)?);
+        let payload = self.payload(slot, offset, (len, run), env)?;
+        let mut transmit = path.transmit(opcode, psn, payload);
+        transmit.following = run - 1;
         let headers = &mut transmit.headers;
         headers.bth.adaptive = marked;
         headers.bth.ack_req = last;
@@ -424,7 +452,14 @@ impl SendWqe {
         Some(transmit)
     }
 
-    fn payload(&self, slot: u16, offset: u32, len: u32, env: &mut impl Env) -> Option<Payload> {
+    /// The first of `run` payloads of `len` bytes each.
+    fn payload(
+        &self,
+        slot: u16,
+        offset: u32,
+        (len, run): (u32, u32),
+        env: &mut impl Env,
+    ) -> Option<Payload> {
         let Sge { addr, lkey, .. } = self.wr.sge;
         if len == 0 {
             return Some(Payload::None);
@@ -433,7 +468,7 @@ impl SendWqe {
             return Some(Payload::Inline { slot, offset, len });
         }
         let addr = addr.wrapping_add(u64::from(offset));
-        let region = env.resolve(lkey, addr, len, Access::empty(), Side::Local).ok()?;
+        let region = env.resolve(lkey, addr, run * len, Access::empty(), Side::Local).ok()?;
         Some(Payload::Memory { region, len })
     }
 }

@@ -12,6 +12,7 @@ use invar_core::roce::{Flow, Ipv4Id, Packet, UDP_PORT};
 use super::completion::CompletionQueue;
 use super::region::Regions;
 use super::slab::Slab;
+use super::train::Route;
 
 /// Most work requests on either queue.
 pub(super) const WORK_REQUESTS_MAX: u32 = 2048;
@@ -59,11 +60,7 @@ pub(super) struct Inline {
 
 /// The way to the peer.
 pub(super) struct Path {
-    pub(super) peer: SocketAddr,
-    /// Which of the device's source ports.
-    pub(super) source: usize,
-    pub(super) traffic_class: u8,
-    pub(super) hop_limit: u8,
+    pub(super) route: Route,
     /// Whether both ends leave the IPv4 identification out of the ICRC.
     pub(super) masks_ip_id: bool,
     pub(super) outgoing: Flow,
@@ -147,6 +144,11 @@ impl QueuePair {
         engine!(&self.engine, qp => qp.counters())
     }
 
+    #[inline]
+    pub(super) fn qpn(&self) -> u32 {
+        engine!(&self.engine, qp => qp.qpn())
+    }
+
     pub(super) fn state(&self) -> QpState {
         engine!(&self.engine, qp => qp.state())
     }
@@ -192,12 +194,13 @@ impl QueuePair {
     }
 
     #[inline]
-    pub(super) fn poll_transmit(
+    pub(super) fn poll_transmit_run(
         &mut self,
         now_ns: u64,
+        packets_max: u32,
         env: &mut Surroundings<'_>,
     ) -> Option<Transmit> {
-        engine!(&mut self.engine, qp => qp.poll_transmit(now_ns, env))
+        engine!(&mut self.engine, qp => qp.poll_transmit_run(now_ns, packets_max, env))
     }
 
     #[inline]
@@ -256,12 +259,15 @@ impl Path {
         }
         let outgoing = Flow::new(SocketAddr::new(local.ip(), source.1), peer)
             .map_err(|_| refuse("the peer's GID is of the other IP version"))?;
-        Ok(Path {
-            peer,
+        let route = Route {
+            to: peer,
             source: source.0,
             traffic_class: attr.ah.traffic_class,
             // As the kernel's driver does where none is given.
             hop_limit: if attr.ah.hop_limit == 0 { 64 } else { attr.ah.hop_limit },
+        };
+        Ok(Path {
+            route,
             masks_ip_id: attr.options.contains(QpOptions::ICRC_MASKS_IP_ID),
             outgoing,
             incoming: None,
@@ -271,7 +277,7 @@ impl Path {
     /// Whether the IP header that the ICRC covers can be known: IPv6 always, IPv4 from a peer
     /// that leaves out what a UDP socket does not show.
     pub(super) fn verifies(&self) -> bool {
-        self.peer.is_ipv6() || self.masks_ip_id
+        self.route.to.is_ipv6() || self.masks_ip_id
     }
 
     /// Whether a datagram from `from` ends with its right ICRC.

@@ -40,7 +40,7 @@ impl Device {
             counters.unconnected += 1;
             return;
         };
-        if from.ip() != path.peer.ip() {
+        if from.ip() != path.route.to.ip() {
             counters.wrong_source += 1;
             return;
         }

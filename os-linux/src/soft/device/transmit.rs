@@ -12,14 +12,14 @@ use heapless::Vec;
 use invar_core::roce::qp::{LONG_MTU_BYTES_MAX, Payload, Region, Transmit};
 use invar_core::roce::{HEADERS_BYTES_MAX, ICRC_BYTES, Ipv4Id};
 
-use super::queue_pair::{Path, QueuePair, Surroundings};
+use super::queue_pair::{QueuePair, Surroundings};
 use super::region::Regions;
 use super::train::{Datagram, Route, Train, TransmitSink};
 use super::{Device, DeviceCounters};
 use crate::udp::{SEGMENTS_MAX, TRAIN_BYTES_MAX};
 
 /// Packets of one queue pair before the next one has its turn.
-const TURN_PACKETS: usize = SEGMENTS_MAX;
+const TURN_PACKETS: u32 = SEGMENTS_MAX as u32;
 
 /// More queue pairs than this do not wait: looking at each again would cost more than it saves.
 const WAITING_MAX: usize = 8;
@@ -39,7 +39,7 @@ pub(super) struct Staging {
     wire_bytes: usize,
     route: Option<Route>,
     segment_bytes: usize,
-    /// The packet that did not fit into a train that the sink had no room for.
+    /// The packets that did not fit into a train that the sink had no room for.
     held: Option<(u32, Transmit)>,
     /// The packet whose ICRC is being computed, where its payload is to be gathered.
     packet: Box<Contiguous>,
@@ -66,7 +66,7 @@ struct Full;
 impl Staging {
     pub(super) fn new() -> Self {
         Staging {
-            bytes: vec![0; TRAIN_BYTES_MAX].into_boxed_slice(),
+            bytes: vec![0; TRAIN_BYTES_MAX + HEADERS_BYTES_MAX].into_boxed_slice(),
             laid: Vec::new(),
             sent: 0,
             wire_bytes: 0,
@@ -141,6 +141,27 @@ impl Staging {
         (self.sent, self.wire_bytes, self.route) = (0, 0, None);
     }
 
+    /// Adds packets; keeps those that the sink has no room for.
+    #[inline]
+    fn add_run(
+        &mut self,
+        mut run: Transmit,
+        qp: &mut QueuePair,
+        regions: &Regions,
+        sink: &mut impl TransmitSink,
+        counters: &mut DeviceCounters,
+    ) -> Result<(), Full> {
+        loop {
+            if let Err(full) = self.add(&run, qp, regions, sink, counters) {
+                self.held = Some((qp.qpn(), run));
+                return Err(full);
+            }
+            if !run.advance() {
+                return Ok(());
+            }
+        }
+    }
+
     /// Adds a packet, sending what is there if it does not fit behind that.
     fn add(
         &mut self,
@@ -155,24 +176,21 @@ impl Staging {
         let Some(path) = path else { return Ok(()) };
         let mut headers = [0; HEADERS_BYTES_MAX];
         let headers_len = transmit.headers.encode(&mut headers);
-        let headers = &headers[..headers_len];
         let bth = &transmit.headers.bth;
         let payload_len = transmit.payload.len() as usize;
         let pad_len = usize::from(bth.pad_count);
         let packet_len = headers_len + payload_len + pad_len;
         let wire_bytes = packet_len + ICRC_BYTES;
 
-        let Path { peer: to, source, traffic_class, hop_limit, .. } = *path;
-        let route = Route { to, source, traffic_class, hop_limit };
-        if !self.takes(&route, wire_bytes) {
+        if !self.takes(&path.route, wire_bytes) {
             self.flush(regions, sink, counters)?;
-            self.route = Some(route);
+            self.route = Some(path.route);
             self.segment_bytes = wire_bytes;
         }
         let id = if path.masks_ip_id {
             Ipv4Id::Masked
         } else {
-            Ipv4Id::Known(sink.ip_id(source, self.laid.len()))
+            Ipv4Id::Known(sink.ip_id(path.route.source, self.laid.len()))
         };
         let start = self.laid.last().map_or(0, |laid| laid.end);
         let gathered = match transmit.payload {
@@ -183,13 +201,21 @@ impl Staging {
             }
             _ => None,
         };
-        let packet = match gathered {
-            Some(_) => &mut self.packet.0[HEADERS_BYTES_MAX - headers_len..][..packet_len],
-            None => &mut self.bytes[start..][..packet_len],
+        // Room for the longest headers is copied, which takes less time than just as much as there is.
+        let laid = &mut self.bytes[start..];
+        laid[..HEADERS_BYTES_MAX].copy_from_slice(&headers);
+        let packet = if gathered.is_some() {
+            let packet = &mut self.packet.0[HEADERS_BYTES_MAX - headers_len..];
+            packet[..HEADERS_BYTES_MAX].copy_from_slice(&headers);
+            packet
+        } else {
+            laid
         };
-        packet[..headers_len].copy_from_slice(headers);
+        let packet = &mut packet[..packet_len];
         let (payload, pad) = packet[headers_len..].split_at_mut(payload_len);
-        pad.fill(0);
+        if !pad.is_empty() {
+            pad.fill(0);
+        }
         let there = match transmit.payload {
             Payload::None => true,
             Payload::Inline { slot, offset, len } => {
@@ -208,10 +234,8 @@ impl Staging {
         let icrc = path.outgoing.icrc(id, packet);
         let mut end = start + packet_len;
         if gathered.is_some() {
+            // The padding is there: room for headers is zero behind them.
             end -= payload_len;
-            let around = &mut self.bytes[start..end];
-            around[..headers_len].copy_from_slice(headers);
-            around[headers_len..].fill(0);
         }
         self.bytes[end..end + ICRC_BYTES].copy_from_slice(&icrc);
         end += ICRC_BYTES;
@@ -248,10 +272,10 @@ impl Device {
         let Device { regions, cqs, qps, ready, timers, staging, counters, .. } = self;
         if staging.route.is_some() {
             staging.flush(regions, sink, counters)?;
-            if let Some((qpn, transmit)) = staging.held.take()
+            if let Some((qpn, run)) = staging.held.take()
                 && let Some(qp) = qps.get_mut(qpn)
             {
-                staging.add(&transmit, qp, regions, sink, counters)?;
+                staging.add_run(run, qp, regions, sink, counters)?;
             }
         }
         // How many at the end of the list wait.
@@ -269,21 +293,19 @@ impl Device {
             qp.listed = false;
             let (pd, cq) = (qp.pd, qp.cq);
             let mut env = Surroundings { regions, cqs, pd, cq };
-            let mut turn = TURN_PACKETS;
-            while let Some(transmit) = qp.poll_transmit(now_ns, &mut env) {
-                if let Err(full) = staging.add(&transmit, qp, regions, sink, counters) {
-                    staging.held = Some((qpn, transmit));
-                    qp.follow_up(qpn, &mut env, ready);
-                    timers.arm(qpn, qp.deadline_ns(), &mut qp.armed_ns);
-                    return Err(full);
-                }
-                turn -= 1;
-                if turn == 0 {
-                    qp.follow_up(qpn, &mut env, ready);
-                    break;
-                }
+            let (mut turn, mut added) = (TURN_PACKETS, Ok(()));
+            while turn > 0
+                && added.is_ok()
+                && let Some(run) = qp.poll_transmit_run(now_ns, turn, &mut env)
+            {
+                turn -= 1 + run.following;
+                added = staging.add_run(run, qp, regions, sink, counters);
+            }
+            if turn == 0 || added.is_err() {
+                qp.follow_up(qpn, &mut env, ready);
             }
             timers.arm(qpn, qp.deadline_ns(), &mut qp.armed_ns);
+            added?;
         }
         staging.flush(regions, sink, counters)
     }

@@ -122,6 +122,19 @@ impl Peer {
         Some((transmit, payload))
     }
 
+    /// The next packets, `packets_max` at most, that leave by one call.
+    pub fn transmit_run(&mut self, now: u64, packets_max: u32) -> Vec<(Transmit, Vec<u8>)> {
+        let mut run = self.qp.poll_transmit_run(now, packets_max, &mut self.host);
+        iter::from_fn(|| {
+            let transmit = run?;
+            run = Some(transmit).filter(|_| transmit.following > 0);
+            run.iter_mut().for_each(|next| assert!(next.advance()));
+            let payload = self.host.payload(transmit.payload).to_vec();
+            Some((Transmit { following: 0, ..transmit }, payload))
+        })
+        .collect()
+    }
+
     /// All packets that it sends now.
     pub fn transmit_all(&mut self, now: u64) -> Vec<(Transmit, Vec<u8>)> {
         iter::from_fn(|| self.transmit(now)).collect()

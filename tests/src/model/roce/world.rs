@@ -104,9 +104,16 @@ impl World<'_, '_> {
             end.post(self.script, self.now);
         }
         for end in 0..2 {
-            while let Some((transmit, payload)) = self.ends[end].peer.transmit(self.now) {
-                let bytes = datagram(&transmit, &payload);
-                self.link.send(self.now, 1 - end, bytes, self.choices);
+            let packets_max = self.choices.one(&[1, 3, 64]);
+            loop {
+                let run = self.ends[end].peer.transmit_run(self.now, packets_max);
+                if run.is_empty() {
+                    break;
+                }
+                for (transmit, payload) in run {
+                    let bytes = datagram(&transmit, &payload);
+                    self.link.send(self.now, 1 - end, bytes, self.choices);
+                }
             }
         }
         let deadlines =
