@@ -141,7 +141,8 @@ mod tests {
         for t in 0..30 {
             let bytes: Vec<u8> = (0..10).flat_map(|i| (t * 10 + i as u32).to_be_bytes()).collect();
             let to = "[::1]:4791".parse().unwrap();
-            let route = Route { to, source: 0, traffic_class: 0, hop_limit: 64 };
+            let (source, traffic_class, hop_limit) = (0, 0, 64);
+            let route = Route { to, source, traffic_class, hop_limit, masks_ip_id: true };
             let datagrams: Vec<Datagram<'_>> = bytes.chunks(4).map(Datagram::whole).collect();
             let train = Train { route, segment_bytes: 4, datagrams: &datagrams };
             let taken = impairment.pass(train, |train| {

@@ -103,7 +103,8 @@ impl Lane {
     }
 
     fn send(&mut self, train: &Train<'_>) -> Result<usize, SendError> {
-        let Train { route: Route { to, traffic_class, hop_limit, .. }, segment_bytes, .. } = *train;
+        let Train { route, segment_bytes, .. } = *train;
+        let Route { to, traffic_class, hop_limit, .. } = route;
         let refused = |source| SendError { to, segment_bytes, source };
         // A system call, but only where queue pairs of different classes alternate.
         if self.traffic_class != traffic_class {
@@ -114,7 +115,7 @@ impl Lane {
             self.socket.set_hop_limit(hop_limit).map_err(refused)?;
             self.hop_limit = hop_limit;
         }
-        self.note_peer(to).map_err(refused)?;
+        self.note_peer(&route).map_err(refused)?;
         let mut pieces = heapless::Vec::<Gather<'_>, PIECES_MAX>::new();
         for piece in train.datagrams.iter().flat_map(Datagram::pieces) {
             let joined = pieces.last_mut().is_some_and(|last| last.extend(&piece));
@@ -126,11 +127,15 @@ impl Lane {
         self.socket.send_segments(to, &pieces, segment_bytes)
     }
 
-    fn note_peer(&mut self, to: SocketAddr) -> io::Result<()> {
-        if self.last != Some(to) {
-            (self.last, self.trains) = (Some(to), 0);
+    fn note_peer(&mut self, route: &Route) -> io::Result<()> {
+        if !route.masks_ip_id && route.to.is_ipv4() {
+            self.last = None;
+            return self.socket.expect_any();
+        }
+        if self.last != Some(route.to) {
+            (self.last, self.trains) = (Some(route.to), 0);
         }
         self.trains = self.trains.saturating_add(1);
-        if self.trains == HABIT_TRAINS { self.socket.expect_peer(to) } else { Ok(()) }
+        if self.trains == HABIT_TRAINS { self.socket.expect_peer(route.to) } else { Ok(()) }
     }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use std::io::Read;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -223,11 +224,39 @@ fn a_socket_that_expects_a_peer_sends_to_others_too() {
         };
         for expected in [to, other, other] {
             tx.expect_peer(expected).unwrap();
-            // Over IPv4 it stays unconnected.
             let connected = tx.socket.peer_addr().ok().and_then(|peer| peer.as_socket());
-            assert_eq!(connected, to.is_ipv6().then_some(expected));
+            assert_eq!(connected, Some(expected));
             send(&tx, to, &rx, b"a train");
             send(&tx, other, &other_rx, b"another");
         }
     }
+}
+
+#[test]
+fn a_socket_that_expects_any_peer_again_numbers_its_packets_as_before() {
+    // Where no other test's packets are.
+    let (mut tx, rx, to) = pair("127.83.1.7:0");
+    let source = tx.local_addr().unwrap();
+    let wires = match Socket::new(Domain::IPV4, Type::from(libc::SOCK_RAW), Some(Protocol::UDP)) {
+        Ok(wires) => wires,
+        Err(error) => return eprintln!("skipped: a raw socket shows IP headers: {error}"),
+    };
+    wires.bind(&to.into()).unwrap();
+    wires.set_read_timeout(Some(PATIENCE)).unwrap();
+    let send = |tx: &TxSocket| {
+        assert_eq!(tx.send_segments(to, &[Gather::bytes(b"x")], 1).unwrap(), 1);
+        receive(&rx, &mut RxBatch::new(1), 1, source);
+        let mut packet = [0; 2048];
+        let from_us = |packet: &[u8]| packet[20..22] == source.port().to_be_bytes();
+        while { (&wires).read(&mut packet).unwrap() } < 22 || !from_us(&packet) {}
+        u16::from_be_bytes([packet[4], packet[5]])
+    };
+    let before = send(&tx);
+    assert_eq!(before, tx.ip_id(0));
+    tx.expect_peer(to).unwrap();
+    let counted = send(&tx);
+    assert_eq!(send(&tx), counted.wrapping_add(1), "a connected socket's packets are counted");
+    tx.expect_any().unwrap();
+    assert!(tx.socket.peer_addr().is_err());
+    assert_eq!((send(&tx), tx.local_addr().unwrap()), (before, source));
 }

@@ -61,8 +61,6 @@ pub(super) struct Inline {
 /// The way to the peer.
 pub(super) struct Path {
     pub(super) route: Route,
-    /// Whether both ends leave the IPv4 identification out of the ICRC.
-    pub(super) masks_ip_id: bool,
     pub(super) outgoing: Flow,
     /// The last address that packets came from.
     incoming: Option<(SocketAddr, Flow)>,
@@ -265,19 +263,15 @@ impl Path {
             traffic_class: attr.ah.traffic_class,
             // As the kernel's driver does where none is given.
             hop_limit: if attr.ah.hop_limit == 0 { 64 } else { attr.ah.hop_limit },
-        };
-        Ok(Path {
-            route,
             masks_ip_id: attr.options.contains(QpOptions::ICRC_MASKS_IP_ID),
-            outgoing,
-            incoming: None,
-        })
+        };
+        Ok(Path { route, outgoing, incoming: None })
     }
 
     /// Whether the IP header that the ICRC covers can be known: IPv6 always, IPv4 from a peer
     /// that leaves out what a UDP socket does not show.
     pub(super) fn verifies(&self) -> bool {
-        self.route.to.is_ipv6() || self.masks_ip_id
+        self.route.to.is_ipv6() || self.route.masks_ip_id
     }
 
     /// Whether a datagram from `from` ends with its right ICRC.

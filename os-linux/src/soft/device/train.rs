@@ -15,6 +15,8 @@ pub struct Route {
     pub traffic_class: u8,
     /// IP time to live, or hop limit.
     pub hop_limit: u8,
+    /// Whether both ends leave the IPv4 identification out of the ICRC, so that it may be any.
+    pub masks_ip_id: bool,
 }
 
 /// Consecutive datagrams to one address, all equally long but for the last, which may be shorter:
@@ -44,7 +46,7 @@ pub struct Datagram<'a> {
 /// Where the datagrams of a [`Device`](super::Device) go.
 pub trait TransmitSink {
     /// The IPv4 identification that datagram `index` of a train from source port number `source`
-    /// is going to have: the ICRC may cover it.
+    /// is going to have where the route does not mask it: then the ICRC covers it.
     fn ip_id(&self, source: usize, index: usize) -> u16;
     /// Sends a train and says how many of its datagrams are taken, from the front; the others
     /// will come again. One that cannot be sent at all is taken, and lost.

@@ -187,7 +187,7 @@ impl Staging {
             self.route = Some(path.route);
             self.segment_bytes = wire_bytes;
         }
-        let id = if path.masks_ip_id {
+        let id = if path.route.masks_ip_id {
             Ipv4Id::Masked
         } else {
             Ipv4Id::Known(sink.ip_id(path.route.source, self.laid.len()))
