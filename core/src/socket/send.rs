@@ -55,6 +55,13 @@ pub struct Outgoing {
     pub payload: Range<u32>,
 }
 
+impl Outgoing {
+    /// Bytes that are left.
+    pub const fn bytes(&self) -> usize {
+        FRAME_BYTES - self.frame_written + (self.payload.end - self.payload.start) as usize
+    }
+}
+
 impl Sender {
     /// A connection that is up, with so many lanes.
     pub fn new(lanes: u16) -> Self {
@@ -169,6 +176,13 @@ impl Sender {
                 payload: (begun - frame_begun) as u32..on_main(len, lanes),
             }
         })
+    }
+
+    /// What is to be written to main, if it is one message.
+    #[inline]
+    pub fn only_outgoing(&mut self) -> Option<Outgoing> {
+        let is_one = self.queued.wrapping_sub(self.written) == 1;
+        if is_one { self.outgoing().next() } else { None }
     }
 
     /// So many of the bytes of [`Sender::outgoing`] were written.

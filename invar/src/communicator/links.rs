@@ -27,6 +27,8 @@ pub struct Links {
     recv: Vec<Option<RecvLink>>,
     /// Whether any may go over the network, which has to be told of what is to come.
     over_network: bool,
+    /// By channel: all links are there, and none has to be told.
+    is_ready: Vec<bool>,
     /// What makes those that are not there yet.
     network: Option<Network>,
 }
@@ -54,7 +56,8 @@ impl Links {
         let ways = (0..nchannels).flat_map(|channel| (0..nranks).map(move |peer| (channel, peer)));
         let links = ways.map(|(channel, peer)| local?.links(channel, peer));
         let (send, recv) = links.map(Option::unzip).unzip();
-        Links { nranks, send, recv, over_network: network.is_some(), network }
+        let is_ready = vec![false; nchannels as usize];
+        Links { nranks, send, recv, over_network: network.is_some(), is_ready, network }
     }
 
     /// None as yet, of `nranks` ranks on `nchannels` channels; all will go over the network, and
@@ -94,7 +97,8 @@ impl Links {
     /// # Errors
     /// No way to a rank, or what a link says.
     pub fn prepare(&mut self, plan: &Plan<'_>) -> Result<(), Error> {
-        if !self.over_network {
+        let is_ready = |(channel, ..): (u32, _, _)| self.is_ready[channel as usize];
+        if !self.over_network || plan.lanes().all(is_ready) {
             return Ok(());
         }
         let (mut send, mut recv) = (Needs::default(), Needs::default());
@@ -117,7 +121,20 @@ impl Links {
         for ((channel, peer), slots) in recv.0.into_iter().filter(|(_, slots)| *slots > 0) {
             self.recv(channel, peer).start(slots)?;
         }
+        for (channel, ..) in plan.lanes() {
+            self.is_ready[channel as usize] = self.has_all(channel);
+        }
         Ok(())
+    }
+
+    /// Whether all links on a channel are there, and none has to be told of what is to come.
+    fn has_all(&self, channel: u32) -> bool {
+        let first = self.at(channel, 0);
+        let row = first..first + self.nranks as usize;
+        let send = self.send[row.clone()].iter().flatten().filter(|link| !link.has_proxy());
+        let recv = self.recv[row].iter().flatten().filter(|link| !link.has_proxy());
+        // There is none with the rank itself.
+        [send.count(), recv.count()] == [self.nranks as usize - 1; 2]
     }
 
     /// Moves what can be moved. Gives a rank to which something has still to leave in calls of
@@ -143,9 +160,9 @@ impl Links {
                 waiting = Some(link.peer());
             }
         }
-        let has_proxy = |link: &&mut RecvLink| matches!(link, RecvLink::Net(of) if of.has_proxy());
         if !has_round
-            && let Some(RecvLink::Net(link)) = self.recv.iter_mut().flatten().find(has_proxy)
+            && let Some(RecvLink::Net(link)) =
+                self.recv.iter_mut().flatten().find(|link| link.has_proxy())
         {
             link.progress()?;
         }
@@ -156,6 +173,7 @@ impl Links {
     pub(super) fn cut(&mut self) {
         self.send.fill_with(|| None);
         self.recv.fill_with(|| None);
+        self.is_ready.fill(false);
     }
 
     /// Ends with what is under way: what was sent is there, and was acknowledged. Waits for the

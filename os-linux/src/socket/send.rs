@@ -8,7 +8,7 @@ use invar_core::comm::{Request, SendBuf};
 use invar_core::conn::StreamError;
 use invar_core::error::{Ends, Error};
 use invar_core::fifo::DEPTH_MAX;
-use invar_core::socket::{FRAME_BYTES, Links, Sender};
+use invar_core::socket::{FRAME_BYTES, Links, Outgoing, Sender};
 
 use super::RecvComm;
 use super::lane::{Lanes, Way};
@@ -21,7 +21,7 @@ const BATCH_BYTES: usize = 1 << 20;
 
 /// Up to so many bytes, frame included, a message alone is rather put together here: a list of two
 /// pieces takes the kernel longer.
-const COPIED_BYTES: usize = 512;
+const COPIED_BYTES: usize = 1024;
 
 /// The sending end of a connection. Dropping it closes it; what was sent still arrives.
 pub struct SendComm {
@@ -157,44 +157,57 @@ impl SendComm {
     /// Writes frames and payload to main, as much as there is room for.
     fn write_main(&mut self) -> Result<(), StreamError> {
         loop {
-            let mut frames = [([0; FRAME_BYTES], 0); BATCH_MESSAGES];
-            let mut payloads = [(NonNull::dangling(), 0); BATCH_MESSAGES];
-            let (mut count, mut bytes) = (0, 0);
-            for outgoing in self.sender.outgoing().take(BATCH_MESSAGES) {
-                let offset = outgoing.payload.start as usize;
-                // SAFETY: within the message.
-                let start = unsafe { self.starts[outgoing.index].add(offset) };
-                payloads[count] = (start, outgoing.payload.len());
-                bytes += FRAME_BYTES - outgoing.frame_written + outgoing.payload.len();
-                frames[count] = (outgoing.frame, outgoing.frame_written);
-                count += 1;
-                if bytes >= BATCH_BYTES {
-                    break;
-                }
-            }
-            let mut pieces = [Gather::bytes(&[]); 2 * BATCH_MESSAGES];
-            for (i, (frame, written)) in frames[..count].iter().enumerate() {
-                pieces[2 * i] = Gather::bytes(&frame[*written..]);
-                let (start, len) = payloads[i];
-                // SAFETY: a part of a message that is not done, which whoever sent it promised
-                // to keep.
-                pieces[2 * i + 1] = unsafe { Gather::from_raw(start, len) };
-            }
-            let (mut copy, mut npieces) = ([0; COPIED_BYTES], 2 * count);
-            if count == 1 && bytes <= COPIED_BYTES {
-                let ((frame, written), (start, len)) = (&frames[0], payloads[0]);
-                copy[..bytes - len].copy_from_slice(&frame[*written..]);
-                // SAFETY: as above.
-                unsafe { read_raw(start, &mut copy[bytes - len..bytes]) };
-                pieces[0] = Gather::bytes(&copy[..bytes]);
-                npieces = 1;
-            }
-            let sent = self.main.send_gather(&pieces[..npieces])?;
+            let (sent, bytes) = match self.sender.only_outgoing() {
+                Some(only) if only.bytes() <= COPIED_BYTES => self.write_copied(&only)?,
+                _ => self.write_batch()?,
+            };
             self.sender.wrote(sent);
             if sent < bytes || !self.sender.has_outgoing() {
                 return Ok(());
             }
         }
+    }
+
+    /// Writes a short message: how many bytes of how many.
+    fn write_copied(&self, message: &Outgoing) -> Result<(usize, usize), StreamError> {
+        let Outgoing { index, frame, frame_written, payload } = message;
+        let (frame, bytes) = (&frame[*frame_written..], message.bytes());
+        let mut copy = [0; COPIED_BYTES];
+        copy[..frame.len()].copy_from_slice(frame);
+        // SAFETY: within the message, which is not done, and which whoever sent it promised to keep.
+        unsafe {
+            let start = self.starts[*index].add(payload.start as usize);
+            read_raw(start, &mut copy[frame.len()..bytes]);
+        }
+        Ok((self.main.send_gather(&[Gather::bytes(&copy[..bytes])])?, bytes))
+    }
+
+    /// Writes several messages, or a long one: how many bytes of how many.
+    fn write_batch(&mut self) -> Result<(usize, usize), StreamError> {
+        let mut frames = [([0; FRAME_BYTES], 0); BATCH_MESSAGES];
+        let mut payloads = [(NonNull::dangling(), 0); BATCH_MESSAGES];
+        let (mut count, mut bytes) = (0, 0);
+        for outgoing in self.sender.outgoing().take(BATCH_MESSAGES) {
+            let offset = outgoing.payload.start as usize;
+            // SAFETY: within the message.
+            let start = unsafe { self.starts[outgoing.index].add(offset) };
+            payloads[count] = (start, outgoing.payload.len());
+            frames[count] = (outgoing.frame, outgoing.frame_written);
+            bytes += outgoing.bytes();
+            count += 1;
+            if bytes >= BATCH_BYTES {
+                break;
+            }
+        }
+        let mut pieces = [Gather::bytes(&[]); 2 * BATCH_MESSAGES];
+        for (i, (frame, written)) in frames[..count].iter().enumerate() {
+            pieces[2 * i] = Gather::bytes(&frame[*written..]);
+            let (start, len) = payloads[i];
+            // SAFETY: a part of a message that is not done, which whoever sent it promised
+            // to keep.
+            pieces[2 * i + 1] = unsafe { Gather::from_raw(start, len) };
+        }
+        Ok((self.main.send_gather(&pieces[..2 * count])?, bytes))
     }
 
     /// Takes what the peer has posted.
