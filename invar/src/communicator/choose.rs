@@ -17,16 +17,39 @@ pub(super) struct Facts {
     pub(super) nranks: u32,
     /// Channels that there are.
     pub(super) nchannels: u32,
-    /// Bytes of a slot.
-    pub(super) slot_bytes: usize,
+    pub(super) tuning: Tuning,
     /// Bytes of a chunk of a message from one rank to another, no more than of a slot.
     pub(super) p2p_chunk_bytes: usize,
     /// Whether all ranks share memory.
     pub(super) local: bool,
 }
 
-/// Bytes of a channel's share below which another channel costs more than it brings.
-const CHANNEL_BYTES_MIN: usize = 128 << 10;
+/// What suits links of one kind.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tuning {
+    /// Bytes of a slot, and so of the longest chunk.
+    pub(super) slot_bytes: usize,
+    /// Bytes of a channel's share below which another channel costs more than it brings.
+    channel_bytes_min: usize,
+    /// Up to so many bytes two ranks send each other all they have. By a tree they exchange as many
+    /// and each waits for the other twice, and around a ring still once more than so.
+    pair_bytes: usize,
+}
+
+impl Tuning {
+    /// Shared memory: eight slots for each direction stay in a processor's second cache.
+    pub(super) const SHARED_MEMORY: Tuning =
+        Tuning { slot_bytes: 128 << 10, channel_bytes_min: usize::MAX, pair_bytes: 0 };
+
+    /// Networks, whatever they are.
+    pub(super) const NETWORK: Tuning =
+        Tuning { slot_bytes: 256 << 10, channel_bytes_min: 128 << 10, pair_bytes: 256 << 10 };
+
+    /// TCP over one interface. Each chunk is a system call or two of the rank's one thread, which moves
+    /// all channels.
+    pub(super) const TCP: Tuning =
+        Tuning { slot_bytes: 1 << 20, channel_bytes_min: 32 << 20, pair_bytes: 1 << 20 };
+}
 
 /// Up to so many bytes each rank sends its whole input to every other one, which costs one hop and
 /// `nranks - 1` times the bytes.
@@ -42,8 +65,7 @@ impl Facts {
         let few = self.nranks <= ONE_SHOT_RANKS_MAX;
         let algorithm = match operation {
             _ if few && bytes <= ONE_SHOT_BYTES => Algorithm::OneShot,
-            // By a tree two ranks exchange as many bytes, and each waits for the other twice.
-            Operation::AllReduce if self.nranks == 2 && !self.local && bytes <= TREE_BYTES => {
+            Operation::AllReduce if self.nranks == 2 && bytes <= self.tuning.pair_bytes => {
                 Algorithm::OneShot
             }
             Operation::AllReduce if few && self.local => Algorithm::TwoShot,
@@ -58,10 +80,13 @@ impl Facts {
             true => 1,
             // Those that a message is long enough for: its ends need not know of the same bytes.
             false if operation.is_transfer() => self.nchannels,
-            false => bytes.div_ceil(CHANNEL_BYTES_MIN).clamp(1, self.nchannels as usize) as u32,
+            false => {
+                bytes.div_ceil(self.tuning.channel_bytes_min).clamp(1, self.nchannels as usize)
+                    as u32
+            }
         };
         let slot_bytes =
-            if operation.is_transfer() { self.p2p_chunk_bytes } else { self.slot_bytes };
+            if operation.is_transfer() { self.p2p_chunk_bytes } else { self.tuning.slot_bytes };
         Choice { algorithm, nchannels, slot_bytes }
     }
 }
@@ -73,7 +98,7 @@ mod tests {
     const FACTS: Facts = Facts {
         nranks: 4,
         nchannels: 4,
-        slot_bytes: 1 << 17,
+        tuning: Tuning::NETWORK,
         p2p_chunk_bytes: 1 << 10,
         local: false,
     };
@@ -83,7 +108,7 @@ mod tests {
         let bytes = |operation| FACTS.choose(operation, 1 << 20).slot_bytes;
         assert_eq!(bytes(Operation::Send { peer: 1 }), 1 << 10);
         assert_eq!(bytes(Operation::Recv { peer: 1 }), 1 << 10);
-        assert_eq!(bytes(Operation::AllToAll), 1 << 17);
+        assert_eq!(bytes(Operation::AllToAll), 1 << 18);
     }
 
     #[test]
@@ -103,5 +128,20 @@ mod tests {
         let nchannels = |facts: Facts, bytes| facts.choose(Operation::AllReduce, bytes).nchannels;
         assert_eq!([0, 1 << 17, 1 << 18, 1 << 30].map(|n| nchannels(facts, n)), [1, 1, 2, 4]);
         assert_eq!(nchannels(Facts { local: true, ..facts }, 1 << 30), 1);
+    }
+
+    #[test]
+    fn two_ranks_over_tcp_exchange_all_up_to_a_slot_by_one_call() {
+        let choice = |tuning, bytes| {
+            let facts = Facts { nranks: 2, nchannels: 2, tuning, ..FACTS };
+            let Choice { algorithm, nchannels, slot_bytes } =
+                facts.choose(Operation::AllReduce, bytes);
+            (algorithm, nchannels, slot_bytes)
+        };
+        let mib = 1 << 20;
+        assert_eq!(choice(Tuning::TCP, mib), (Algorithm::OneShot, 1, mib));
+        assert_eq!(choice(Tuning::TCP, mib + 1), (Algorithm::Ring, 1, mib));
+        assert_eq!(choice(Tuning::TCP, 64 * mib), (Algorithm::Ring, 2, mib));
+        assert_eq!(choice(Tuning::NETWORK, mib), (Algorithm::Ring, 2, mib / 4));
     }
 }

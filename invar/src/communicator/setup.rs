@@ -8,7 +8,7 @@ use invar_linux::interface::{Found, Interface};
 use invar_linux::processors::{self, BITS_BYTES};
 use invar_linux::rendezvous::{Bootstrap, this_member};
 
-use super::choose::Facts;
+use super::choose::{Facts, Tuning};
 use super::engine::Engine;
 use super::links::{CHANNELS_PER_DEVICE, Links, Network};
 use super::local::Local;
@@ -18,15 +18,11 @@ use crate::connect::interfaces_for;
 use crate::error::Kind;
 use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 
-/// Bytes of a slot where all ranks share memory: eight of them for each direction stay in a
-/// processor's second cache.
-const LOCAL_SLOT_BYTES: usize = 128 << 10;
-
 /// Chunks are multiples of this.
 const CHUNK_ALIGN: usize = 64;
 
 /// Of what ranks do together; all of a communicator must have the same.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// What a rank tells the others about itself.
 ///
@@ -56,14 +52,19 @@ pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<E
     let nodes = nodes(&all);
     let here = nodes.iter().find(|node| node.contains(&rank)).expect("every rank is on a node");
     let local = nodes.len() == 1;
-    let (mut nchannels, mut slot_bytes, mut network) = (1, LOCAL_SLOT_BYTES, None);
+    let (mut nchannels, mut tuning, mut network) = (1, Tuning::SHARED_MEMORY, None);
     if !local {
         let devices = devices(settings, bootstrap.local_ip())?;
         let ndevices = devices.len() as u32;
         let counts = bootstrap.all_gather(tags::CHANNELS, &ndevices.to_le_bytes(), within)?;
         let count = |bytes: &Vec<u8>| bytes.first_chunk().map_or(1, |n| u32::from_le_bytes(*n));
         nchannels = CHANNELS_PER_DEVICE * counts.iter().map(count).min().unwrap_or(1).clamp(1, 16);
+        let is_tcp = devices.iter().all(|device| device.info().kind == DeviceKind::Socket);
+        // Where some ranks share memory their slots are of one size with the others'.
+        let tcp_alone = is_tcp && nchannels == CHANNELS_PER_DEVICE && nodes.len() == all.len();
+        tuning = if tcp_alone { Tuning::TCP } else { Tuning::NETWORK };
         let mut net = NetSettings {
+            slot_bytes: tuning.slot_bytes,
             timeout: within,
             // There would be nothing to trace.
             without_proxy: settings.proxy.trace.is_none(),
@@ -73,21 +74,20 @@ pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<E
         };
         // The communicator says it with all else.
         net.connections.proxy.dump_signal = None;
-        slot_bytes = net.slot_bytes;
         let proxy = NetProxy::start(devices, &net, bootstrap.abort())?;
         network = Some(Network { proxy, ndevices, bootstrap: Arc::clone(&bootstrap), within });
     }
     let memory = match here.len() {
         1 => None,
-        _ => Some(Local::share(&bootstrap, here.clone(), nchannels, slot_bytes, within)?),
+        _ => Some(Local::share(&bootstrap, here.clone(), nchannels, tuning.slot_bytes, within)?),
     };
     Ok(Engine {
         links: Links::new(nranks, nchannels, memory.as_ref(), network),
         facts: Facts {
             nranks,
             nchannels,
-            slot_bytes,
-            p2p_chunk_bytes: p2p_chunk_bytes(settings, slot_bytes),
+            tuning,
+            p2p_chunk_bytes: p2p_chunk_bytes(settings, tuning.slot_bytes),
             local,
         },
         orders: (0..nchannels)
@@ -267,9 +267,9 @@ mod tests {
         let ours = about(7, true);
         assert!(About::parse(0, &ours.to_bytes()).unwrap() == ours);
         let mut newer = ours.to_bytes();
-        newer[0] = 4;
+        newer[0] = 5;
         let error = About::parse(3, &newer).err().unwrap().to_string();
-        assert!(error.starts_with("rank 3: its collectives are of version 4"), "{error}");
+        assert!(error.starts_with("rank 3: its collectives are of version 5"), "{error}");
         assert!(About::parse(3, b"short").is_err());
     }
 }
