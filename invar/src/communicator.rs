@@ -50,7 +50,6 @@
 //! for each rank, it should bind the threads that make calls, or whole processes, each rank to
 //! another one, before it joins (`sched_setaffinity`, `taskset`, Open MPI's `--bind-to core`);
 //! `invar coll` does so.
-
 //!
 //! # Without threads
 //!

@@ -84,7 +84,7 @@ impl Engine {
         }
         // SAFETY: the caller's promise.
         unsafe { copy_own(&own) }?;
-        self.drive(transfers)
+        if transfers.is_empty() { Ok(()) } else { self.drive(transfers) }
     }
 
     /// Adds a call to a plan, a share for each channel.

@@ -58,6 +58,10 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Shares by channel and operation.
     pub(super) fn lanes(&self) -> impl Iterator<Item = (u32, Operation, &VecDeque<Job<'a>>)> {
         self.0.iter().map(|((channel, operation), jobs)| (*channel, *operation, jobs))
