@@ -20,8 +20,6 @@ pub(super) struct Facts {
     pub(super) tuning: Tuning,
     /// Bytes of a chunk of a message from one rank to another, no more than of a slot.
     pub(super) p2p_chunk_bytes: usize,
-    /// Whether all ranks share memory.
-    pub(super) local: bool,
 }
 
 /// What suits links of one kind.
@@ -34,21 +32,35 @@ pub(super) struct Tuning {
     /// Up to so many bytes two ranks send each other all they have. By a tree they exchange as many
     /// and each waits for the other twice, and around a ring still once more than so.
     pair_bytes: usize,
+    /// Whether an all-reduce goes in two hops beyond one shot, whatever its size.
+    two_hops: bool,
 }
 
 impl Tuning {
     /// Shared memory: eight slots for each direction stay in a processor's second cache.
-    pub(super) const SHARED_MEMORY: Tuning =
-        Tuning { slot_bytes: 128 << 10, channel_bytes_min: usize::MAX, pair_bytes: 0 };
+    pub(super) const SHARED_MEMORY: Tuning = Tuning {
+        slot_bytes: 128 << 10,
+        channel_bytes_min: usize::MAX,
+        pair_bytes: 0,
+        two_hops: true,
+    };
 
     /// Networks, whatever they are.
-    pub(super) const NETWORK: Tuning =
-        Tuning { slot_bytes: 256 << 10, channel_bytes_min: 128 << 10, pair_bytes: 256 << 10 };
+    pub(super) const NETWORK: Tuning = Tuning {
+        slot_bytes: 256 << 10,
+        channel_bytes_min: 128 << 10,
+        pair_bytes: 256 << 10,
+        two_hops: false,
+    };
 
-    /// TCP over one interface. Each chunk is a system call or two of the rank's one thread, which moves
-    /// all channels.
-    pub(super) const TCP: Tuning =
-        Tuning { slot_bytes: 1 << 20, channel_bytes_min: 32 << 20, pair_bytes: 1 << 20 };
+    /// TCP over one interface. Each chunk is a system call or two of the rank's one thread, which
+    /// moves all channels.
+    pub(super) const TCP: Tuning = Tuning {
+        slot_bytes: 1 << 20,
+        channel_bytes_min: 32 << 20,
+        pair_bytes: 1 << 20,
+        two_hops: false,
+    };
 }
 
 /// Up to so many bytes each rank sends its whole input to every other one, which costs one hop and
@@ -68,7 +80,7 @@ impl Facts {
             Operation::AllReduce if self.nranks == 2 && bytes <= self.tuning.pair_bytes => {
                 Algorithm::OneShot
             }
-            Operation::AllReduce if few && self.local => Algorithm::TwoShot,
+            Operation::AllReduce if few && self.tuning.two_hops => Algorithm::TwoShot,
             Operation::AllReduce | Operation::Broadcast { .. } | Operation::Reduce { .. }
                 if bytes <= TREE_BYTES =>
             {
@@ -76,17 +88,14 @@ impl Facts {
             }
             _ => Algorithm::Ring,
         };
-        let nchannels = match self.local {
-            true => 1,
+        if operation.is_transfer() {
             // Those that a message is long enough for: its ends need not know of the same bytes.
-            false if operation.is_transfer() => self.nchannels,
-            false => {
-                bytes.div_ceil(self.tuning.channel_bytes_min).clamp(1, self.nchannels as usize)
-                    as u32
-            }
-        };
-        let slot_bytes =
-            if operation.is_transfer() { self.p2p_chunk_bytes } else { self.tuning.slot_bytes };
+            let nchannels = self.nchannels;
+            return Choice { algorithm, nchannels, slot_bytes: self.p2p_chunk_bytes };
+        }
+        let Tuning { slot_bytes, channel_bytes_min, .. } = self.tuning;
+        let worth_it = bytes.div_ceil(channel_bytes_min);
+        let nchannels = worth_it.clamp(1, self.nchannels as usize) as u32;
         Choice { algorithm, nchannels, slot_bytes }
     }
 }
@@ -95,13 +104,8 @@ impl Facts {
 mod tests {
     use super::*;
 
-    const FACTS: Facts = Facts {
-        nranks: 4,
-        nchannels: 4,
-        tuning: Tuning::NETWORK,
-        p2p_chunk_bytes: 1 << 10,
-        local: false,
-    };
+    const FACTS: Facts =
+        Facts { nranks: 4, nchannels: 4, tuning: Tuning::NETWORK, p2p_chunk_bytes: 1 << 10 };
 
     #[test]
     fn messages_have_chunks_of_their_own_size() {
@@ -127,7 +131,7 @@ mod tests {
         let facts = Facts { nranks: 2, ..FACTS };
         let nchannels = |facts: Facts, bytes| facts.choose(Operation::AllReduce, bytes).nchannels;
         assert_eq!([0, 1 << 17, 1 << 18, 1 << 30].map(|n| nchannels(facts, n)), [1, 1, 2, 4]);
-        assert_eq!(nchannels(Facts { local: true, ..facts }, 1 << 30), 1);
+        assert_eq!(nchannels(Facts { tuning: Tuning::SHARED_MEMORY, ..facts }, 1 << 30), 1);
     }
 
     #[test]

@@ -88,7 +88,6 @@ pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<E
             nchannels,
             tuning,
             p2p_chunk_bytes: p2p_chunk_bytes(settings, tuning.slot_bytes),
-            local,
         },
         orders: (0..nchannels)
             .map(|channel| Order::new(order(&nodes, channel)).expect("each rank is there once"))
