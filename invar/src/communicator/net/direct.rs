@@ -122,6 +122,7 @@ impl DirectSend {
             self.has_delivered()?;
         } else if self.started < self.next {
             self.start().map_err(|error| self.standing.named(&error))?;
+            self.show();
         }
         Ok(self.next == if self.wire.needs_calls() { self.done } else { self.started })
     }
@@ -132,6 +133,7 @@ impl DirectSend {
         if self.done < self.next {
             let looked = self.start().and_then(|()| self.look());
             looked.map_err(|error| self.standing.named(&error))?;
+            self.show();
         }
         Ok(self.done == self.next)
     }
@@ -151,7 +153,6 @@ impl DirectSend {
             }
             self.started += 1;
         }
-        self.standing.set([self.next, self.started, self.done]);
         Ok(())
     }
 
@@ -159,8 +160,11 @@ impl DirectSend {
         while self.done < self.started && self.wire.is_sent(self.done)? {
             self.done += 1;
         }
-        self.standing.set([self.next, self.started, self.done]);
         Ok(())
+    }
+
+    fn show(&self) {
+        self.standing.set([self.next, self.started, self.done]);
     }
 
     pub(super) fn slot_bytes(&self) -> usize {
