@@ -24,8 +24,8 @@ const SOURCE_PORTS: RangeInclusive<u16> = 0xc000..=0xffff;
 
 /// A socket that sends packets as a RoCE device would. Any thread may use it.
 ///
-/// Datagrams are never fragmented (`IP_MTU_DISCOVER` is `DO`): while the socket expects no peer, this is
-/// what makes the IPv4 identification predictable, see [`ip_id`](Self::ip_id).
+/// Datagrams are never fragmented (`IP_MTU_DISCOVER` is `DO`): while the socket expects no peer,
+/// this is what makes the IPv4 identification predictable, see [`ip_id`](Self::ip_id).
 #[derive(Debug)]
 pub struct TxSocket {
     pub(super) socket: Socket,

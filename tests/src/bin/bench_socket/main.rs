@@ -2,9 +2,9 @@
 //!
 //! `bench_socket LINK WORK SIZE COUNT WINDOW`, where LINK is `raw`, a stream with the congestion
 //! control that the transport has within a host, `raw-system`, one with the system's, or how many
-//! threads and sockets a thread the transport is asked for: `0x1`, `4x4`; WORK is `stream` or `pingpong`. Prints
-//! seconds for COUNT messages of SIZE bytes, WINDOW of them under way; or nanoseconds of half a
-//! round trip, the median of COUNT.
+//! threads and sockets a thread the transport is asked for: `0x1`, `4x4`; WORK is `stream` or
+//! `pingpong`. Prints seconds for COUNT messages of SIZE bytes, WINDOW of them under way; or
+//! nanoseconds of half a round trip, the median of COUNT.
 
 #![allow(clippy::print_stdout, reason = "a command line tool")]
 
