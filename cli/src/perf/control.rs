@@ -121,7 +121,11 @@ impl Control {
                 Ok(())
             }
             Err(error) => match error.kind() {
-                ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => Ok(()),
+                ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(()),
+                // Not our wait, but TCP's, whose probes nobody answers.
+                ErrorKind::TimedOut => {
+                    Err(Failure::new(format_args!("{} is out of reach: {error}", self.peer)))
+                }
                 _ => Err(Failure::io(self.peer, &error)),
             },
         }

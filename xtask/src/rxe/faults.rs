@@ -99,7 +99,7 @@ const FAULTS: [Fault; 8] = [
         goes_on: false,
         status: 137,
         says: &[],
-        server_says: Some(&PEER_GONE),
+        server_says: Some(&["the peer has closed or is dead", "is out of reach"]),
         notice: "",
     },
     Fault {
