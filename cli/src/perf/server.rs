@@ -1,9 +1,10 @@
 //! The end that plays along.
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{self, SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,7 @@ const CLIENT_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Who has said what it wants waits so long for a client before it: one that is done is soon gone.
 const TURN_WITHIN: Duration = Duration::from_secs(3);
-/// Callers that are heard out at a time.
+/// Callers that there are at a time.
 const CALLERS_MAX: usize = 64;
 /// After a call that could not be taken.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -127,16 +128,12 @@ impl Client {
 
 /// Hears each caller out beside the others, so that none who dawdles keeps a client waiting.
 fn take_calls(listener: &TcpListener, to_serve: &SyncSender<Heard>) {
-    let callers = Arc::new(());
+    let callers = Arc::new(Callers::default());
     let take_call = || {
         let (stream, peer) = listener.accept()?;
-        let (caller, to_serve) = (Arc::clone(&callers), to_serve.clone());
-        if Arc::strong_count(&caller) > CALLERS_MAX {
-            return Err(io::Error::other(format!("{peer} is one of too many")));
-        }
+        let (callers, to_serve) = (callers.take_in(&stream, peer)?, to_serve.clone());
         let hear_out = move || {
-            let _caller = caller;
-            if let Err(failure) = hear_out(stream, peer, &to_serve) {
+            if let Err(failure) = hear_out(stream, peer, &callers, &to_serve) {
                 tell(failure);
             }
         };
@@ -150,18 +147,53 @@ fn take_calls(listener: &TcpListener, to_serve: &SyncSender<Heard>) {
     }
 }
 
+/// Who has called; the thread that hears a caller out holds a count of it.
+#[derive(Default)]
+struct Callers {
+    /// Those who have not said yet what they want, who has called first in front.
+    silent: Mutex<VecDeque<(SocketAddr, TcpStream)>>,
+}
+
+impl Callers {
+    /// Where there are too many, the one that has been silent for longest gives way.
+    fn take_in(self: &Arc<Self>, stream: &TcpStream, peer: SocketAddr) -> io::Result<Arc<Self>> {
+        let mut silent = self.silent();
+        if Arc::strong_count(self) > CALLERS_MAX {
+            let Some((oldest, stream)) = silent.pop_front() else {
+                return Err(io::Error::other(format!("{peer} is one of too many")));
+            };
+            tell(format_args!("{oldest} has not said what it wants, and gives way to {peer}"));
+            // If it is gone by itself, so much the better.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        silent.push_back((peer, stream.try_clone()?));
+        Ok(Arc::clone(self))
+    }
+
+    /// The caller has been heard out. False where it had to give way.
+    fn was_heard_out(&self, peer: SocketAddr) -> bool {
+        let mut silent = self.silent();
+        let at = silent.iter().position(|(silent, _)| *silent == peer);
+        at.is_some_and(|at| silent.remove(at).is_some())
+    }
+
+    fn silent(&self) -> MutexGuard<'_, VecDeque<(SocketAddr, TcpStream)>> {
+        self.silent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Hands a client over to be served; turns away who is none, or would wait for another.
 fn hear_out(
     stream: TcpStream,
     peer: SocketAddr,
+    callers: &Callers,
     to_serve: &SyncSender<Heard>,
 ) -> Result<(), Failure> {
-    let mut control = Control::new(stream, peer)?;
-    control.greet()?;
-    let mut heard = match setup(&mut control) {
-        Ok(setup) => Ok(Client { control, setup }),
-        Err(failure) => Err(turn_away(control, &failure)),
-    };
+    let heard = hear(stream, peer);
+    if !callers.was_heard_out(peer) {
+        return Ok(());
+    }
+    let mut heard = heard?;
     let start = Instant::now();
     loop {
         heard = match to_serve.try_send(heard) {
@@ -175,6 +207,16 @@ fn hear_out(
         }
         thread::sleep(LOOK_EVERY);
     }
+}
+
+/// Hears what a caller wants; fails where it is no client.
+fn hear(stream: TcpStream, peer: SocketAddr) -> Result<Heard, Failure> {
+    let mut control = Control::new(stream, peer)?;
+    control.greet()?;
+    Ok(match setup(&mut control) {
+        Ok(setup) => Ok(Client { control, setup }),
+        Err(failure) => Err(turn_away(control, &failure)),
+    })
 }
 
 /// What a client wants.

@@ -143,7 +143,9 @@ fn callers_who_dawdle_keep_no_client_of_a_server_waiting() {
         stream.write_all(says.as_bytes()).unwrap();
         stream
     };
-    let _dawdling = ["", "invar-pe", "invar-perf 1\n", "invar-perf 1\n{\"say\":"].map(dawdle);
+    let begins = ["", "invar-pe", "invar-perf 1\n", "invar-perf 1\n{\"say\":"];
+    // More than the server hears out at a time.
+    let _dawdling: Vec<TcpStream> = begins.into_iter().cycle().take(100).map(dawdle).collect();
     run(&["perf", "--connect", &addr, "-e", "8", "-n", "2"]).ok();
     server.wait().ok();
 }
