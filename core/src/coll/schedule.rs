@@ -14,6 +14,9 @@ use crate::proxy::{Direction, Ring, Tree};
 /// By how many chunks a rank sends ahead of what comes back: enough to keep both directions busy, and
 /// less than a link has slots.
 const AHEAD: usize = STEPS as usize / 2;
+/// The same of each of two hops through memory: ranks that work side by side need no more not to wait
+/// for each other, and more of it would leave the caches.
+const AHEAD_TWO_SHOT: usize = 1;
 
 /// Ranks of a step: none, one, or all others.
 pub type Peers = heapless::Vec<u32, { ONE_SHOT_RANKS_MAX as usize - 1 }>;
@@ -103,7 +106,7 @@ pub struct Schedule<'a> {
     windows: usize,
     phase: u32,
     phases: u32,
-    /// How many windows after its own a chunk comes back, where that is another step.
+    /// How many windows after its own a chunk comes back, by each hop, where that is another step.
     behind: usize,
 }
 
@@ -134,12 +137,13 @@ impl<'a> Schedule<'a> {
             phases: 0,
             behind: 0,
         };
-        if let (Operation::AllReduce, Algorithm::Tree | Algorithm::OneShot) =
-            (task.operation, task.algorithm)
-        {
-            schedule.behind = AHEAD.min(schedule.windows.saturating_sub(1));
-            schedule.windows += schedule.behind;
-        }
+        let (ahead, hops) = match (task.operation, task.algorithm) {
+            (Operation::AllReduce, Algorithm::Tree | Algorithm::OneShot) => (AHEAD, 1),
+            (Operation::AllReduce, Algorithm::TwoShot) => (AHEAD_TWO_SHOT, 2),
+            _ => (0, 0),
+        };
+        schedule.behind = ahead.min(schedule.windows.saturating_sub(1));
+        schedule.windows += hops * schedule.behind;
         schedule.phases = match (task.operation, task.algorithm) {
             (Operation::AllToAll, _) => schedule.all_to_all_phases(),
             (Operation::Send { .. } | Operation::Recv { .. }, _) => 1,

@@ -18,9 +18,11 @@ impl Schedule<'_> {
         let whole = self.cut.chunk(window, 0);
         match (self.task.operation, self.task.algorithm) {
             (Operation::AllReduce, Algorithm::TwoShot) if phase < nranks => {
-                Some(self.scatter_straight(window, phase))
+                let behind = if phase + 1 < nranks { 0 } else { self.behind };
+                Some(self.scatter_straight(window.checked_sub(behind)?, phase))
             }
             (Operation::AllReduce, Algorithm::TwoShot) => {
+                let window = window.checked_sub(2 * self.behind)?;
                 Some(self.gather_straight(window, phase + 1 - nranks))
             }
             (Operation::AllReduce, _) if phase == 0 => {
