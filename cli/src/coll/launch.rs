@@ -53,7 +53,7 @@ pub(super) fn all(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
 pub(super) fn one(args: &Args, settings: &Settings, rank: u32) -> Result<u64, Failure> {
     let started = args.child_of.map(die_with).transpose()?.is_some();
     if started {
-        bind(rank, args.ranks);
+        bind(rank);
     }
     let secret = secret().ok_or_else(|| {
         Failure::usage(format!("{SECRET} must be the same secret word for all ranks"))
@@ -82,13 +82,13 @@ fn ranks_are_children(signal: u8) -> io::Result<DumpOnSignal> {
     DumpOnSignal::spawn(signal, move || text.clone(), io::stderr())
 }
 
-/// Keeps this process, and the threads that it starts, on a processor of its own, where there is one
-/// for each rank (as Open MPI does): Linux would put ranks that wake each other on one for a while.
-fn bind(rank: u32, ranks: u32) {
+/// Keeps this process, and the threads that it starts, on one processor, in turn: Linux would put ranks
+/// that wake each other on one for a while, or three of four.
+fn bind(rank: u32) {
     let each = processors::allowed();
-    if each.len() >= ranks as usize {
+    if !each.is_empty() {
         // Anywhere else it is slower and as right.
-        let _ = sched_setaffinity(None, &each[rank as usize]);
+        let _ = sched_setaffinity(None, &each[rank as usize % each.len()]);
     }
 }
 
