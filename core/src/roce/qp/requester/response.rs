@@ -80,11 +80,17 @@ impl<const SQ: usize> Requester<SQ> {
             self.finish_front(path, env);
         }
         self.progress(now, start);
+        self.check_front(path, env)?;
+        Ok(!unanswered)
+    }
+
+    /// Fails where an error of ours ends the work request whose turn it is.
+    fn check_front(&mut self, path: &Path, env: &mut impl Env) -> Result<(), Fatal> {
         match self.queue.front() {
             Some(&SendWqe { status, .. }) if status != WcStatus::SUCCESS => {
                 Err(self.fail_front(status, 0, path, env))
             }
-            _ => Ok(!unanswered),
+            _ => Ok(()),
         }
     }
 
@@ -212,7 +218,7 @@ impl<const SQ: usize> Requester<SQ> {
         match self.take_read_response(packet, syndrome, path, env) {
             Ok(()) => {
                 self.progress(now, psn);
-                Ok(())
+                self.check_front(path, env)
             }
             Err(status) => Err(self.fail_front(status, 0, path, env)),
         }
