@@ -59,6 +59,9 @@ pub(super) fn one(args: &Args, settings: &Settings, rank: u32) -> Result<u64, Fa
         Failure::usage(format!("{SECRET} must be the same secret word for all ranks"))
     })?;
     let addr = resolved(args.root.as_deref().unwrap_or_default())?;
+    if addr.port() == 0 {
+        return Err(Failure::usage(format_args!("--root {addr}: no rank can be told of port 0")));
+    }
     // Who started the ranks has the hub.
     let _hub = match rank == 0 && !started {
         true => Some(hub(addr, args.ranks, &secret, settings)?),

@@ -259,11 +259,13 @@ fn flags_that_cannot_be_are_refused() {
         (&["all_reduce", "-b", "8", "-e", "4"], "--min-bytes 8 is more than --max-bytes 4"),
         (&["broadcast", "-r", "2"], "--root-rank 2: of --ranks 2 the last is 1"),
         (&["all_reduce", "--rank", "0"], "--root"),
+        (&["all_reduce", "--rank", "0", "--root", "[::1]:0"], "--root [::1]:0: no rank"),
         (&["all_reduce", "-d", "int9"], "no such type"),
         (&["all_reduce", "-o", "mean"], "no such reduction"),
         (&["all_divide"], "all_divide"),
     ] {
-        let outcome = Run::start(invar(&["coll"]).args(flags)).wait();
+        let mut command = invar(&["coll"]);
+        let outcome = Run::start(command.args(flags).env("INVAR_COLL_SECRET", "word")).wait();
         assert_eq!(outcome.status, Some(2), "{flags:?}: {}", outcome.stderr);
         assert!(outcome.line().contains(what), "{flags:?}: {}", outcome.line());
     }

@@ -97,7 +97,8 @@ impl Handle {
         if addr.port() == 0 { Err(HandleError::Port) } else { Ok(addr) }
     }
 
-    fn ours(&self) -> Result<SocketAddr, HandleError> {
+    /// On our wire, whatever the port.
+    pub(crate) fn ours(&self) -> Result<SocketAddr, HandleError> {
         if self.field(0) != MAGIC {
             return Err(HandleError::Magic(self.field(0)));
         }

@@ -64,7 +64,7 @@ impl UniqueId {
 
     /// Where the hub listens.
     pub fn addr(&self) -> SocketAddr {
-        let addr = Handle::from_bytes(self.0).addr(Wire::Invar);
+        let addr = Handle::from_bytes(self.0).ours();
         addr.expect("it was made from an address, or looked at")
     }
 
@@ -97,6 +97,15 @@ mod tests {
             assert_eq!((id.addr(), id.secret()), (addr, &[7; SECRET_BYTES]));
             assert_eq!(format!("{id:?}"), format!("UniqueId({addr})"));
         }
+    }
+
+    #[test]
+    fn an_id_without_a_port_is_refused_as_bytes_and_told_all_the_same() {
+        let addr: SocketAddr = "[::1]:0".parse().unwrap();
+        let id = UniqueId::new(addr, &[7; SECRET_BYTES]);
+        assert_eq!((id.addr(), format!("{id:?}")), (addr, "UniqueId([::1]:0)".into()));
+        let error = UniqueId::from_bytes(*id.as_bytes()).unwrap_err();
+        assert_eq!(error, UniqueIdError::Address(HandleError::Port));
     }
 
     #[test]
