@@ -41,7 +41,7 @@ impl Failure {
 }
 
 /// What a peer says may have line breaks in it, and whatever else a terminal obeys.
-fn line(text: &impl fmt::Display) -> String {
+pub(crate) fn line(text: &impl fmt::Display) -> String {
     text.to_string().replace(char::is_control, " ")
 }
 

@@ -12,7 +12,7 @@ use super::link::{Link, Plan};
 use super::message::{Kind, Pass, Ready, Reply, Request, Setup, slot_bytes};
 use super::report::{Header, Latency, Report, Row};
 use super::{Args, named, open_device};
-use crate::failure::Failure;
+use crate::failure::{Failure, line};
 use crate::output::{Outputs, created};
 
 /// Memory for the messages under way, as far as they are not too large for it: what stays in the
@@ -202,7 +202,7 @@ fn header(job: &Job, device: &Device, ready: &Ready, peer: SocketAddr) -> Header
         nic: info.name.clone(),
         transport: info.kind.to_string(),
         address: info.address,
-        peer_nic: ready.nic.clone(),
+        peer_nic: line(&ready.nic),
         peer: peer.ip().to_canonical(),
         path_mtu: is_nic.then(|| job.settings.mtu_bytes(info).min(ready.mtu)),
         qps: is_nic.then_some(job.qps),

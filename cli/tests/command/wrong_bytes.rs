@@ -69,3 +69,12 @@ fn a_server_may_say_any_number_of_wrong_bytes() {
     let outcome = measure(|line| line, move |line| line.replace("\"wrong\":0", &many));
     assert_eq!(wrong(&outcome), u64::MAX);
 }
+
+#[test]
+fn what_a_server_calls_its_device_moves_no_cursor() {
+    let name = |line: String| line.replace("\"nic\":\"", "\"nic\":\"\\u001b[2J\\r\\n");
+    let outcome = measure(|line| line, name);
+    outcome.ok();
+    assert!(outcome.stderr.contains(" to  [2J  soft"), "{:?}", outcome.stderr);
+    assert!(!outcome.stderr.contains('\u{1b}') && !outcome.stderr.contains('\r'));
+}
