@@ -22,6 +22,8 @@ use crate::unix::wait;
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(20);
 /// Connections that have not joined.
 const NEWCOMERS_MAX: usize = 256;
+/// Where there are so many, the oldest gives way to the next one after this: a rank answers at once.
+const GIVES_WAY_AFTER: Duration = Duration::from_secs(3);
 /// How long a hub that is let go waits for the ranks to leave.
 const LINGER: Duration = Duration::from_secs(2);
 /// Between two looks at whether they have.
@@ -93,6 +95,7 @@ struct Meeting {
     roster: Roster,
     deadline: Instant,
     within: Duration,
+    /// In the order in which they came.
     newcomers: Vec<Newcomer>,
     ranks: Vec<Rank>,
     started: bool,
@@ -148,7 +151,7 @@ impl Meeting {
             .chain(ranks)
             .map(|connection| PollFd::from_borrowed_fd(connection.as_fd(), connection.interest()))
             .collect();
-        if let Some(listener) = listener {
+        if let Some(listener) = listener.filter(|_| self.has_place()) {
             fds.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
         }
         if wait(&mut fds, TICK).is_err() {
@@ -157,14 +160,22 @@ impl Meeting {
         }
     }
 
+    /// Whether another one may call.
+    fn has_place(&self) -> bool {
+        self.newcomers.len() < NEWCOMERS_MAX || self.newcomers[0].since.elapsed() >= GIVES_WAY_AFTER
+    }
+
     fn accept(&mut self, listener: &OobListener) {
-        while self.newcomers.len() < NEWCOMERS_MAX {
+        while self.has_place() {
             // What keeps this host from accepting may pass; the ranks' deadline stands.
             let (Ok(Some(stream)), Ok(nonce)) = (listener.accept(), nonce()) else { return };
             let mut connection = Connection::new(stream);
             let (admission, challenge) = Admission::new(nonce);
             if connection.say(&challenge).is_ok() {
                 let since = Instant::now();
+                if self.newcomers.len() == NEWCOMERS_MAX {
+                    drop(self.newcomers.remove(0));
+                }
                 self.newcomers.push(Newcomer { connection, admission: Some(admission), since });
             }
         }

@@ -109,6 +109,21 @@ fn ranks_go_on_when_the_one_that_let_go_of_the_hub_has_left() {
     });
 }
 
+#[test]
+fn more_callers_who_say_nothing_than_there_are_places_for_keep_no_rank_out() {
+    // Less than the time after which the hub hangs up on whoever is silent.
+    let within = Duration::from_secs(15);
+    let hub = hub(2, within);
+    let id = hub.id();
+    let _silent: Vec<_> = (0..300).map(|_| TcpStream::connect(id.addr()).unwrap()).collect();
+    thread::scope(|scope| {
+        let join = |rank| scope.spawn(move || Bootstrap::join(&id, (rank, 2), within));
+        for rank in [0, 1].map(join) {
+            assert!(rank.join().unwrap().is_ok());
+        }
+    });
+}
+
 /// Lets rank 1 of two in, as a hub that rank 0 has, which then leaves; and is gone.
 fn hub_of_a_rank_that_leaves(listener: &OobListener, secret: &[u8; SECRET_BYTES]) {
     let stream = loop {
