@@ -137,6 +137,21 @@ fn what_is_no_train_is_refused_before_anything_is_sent() {
 }
 
 #[test]
+fn the_refusal_of_one_peer_loses_nothing_that_goes_to_another() {
+    for localhost in LOCALHOSTS {
+        let (mut tx, rx, to) = pair(localhost);
+        let gone = RxSocket::bind(localhost.parse().unwrap()).unwrap().local_addr().unwrap();
+        tx.expect_peer(gone).unwrap();
+        for _ in 0..3 {
+            for to in [gone, to] {
+                assert_eq!(tx.send_segments(to, &[Gather::bytes(&[7; 300])], 100).unwrap(), 3);
+            }
+            receive(&rx, &mut RxBatch::new(1), 3, tx.local_addr().unwrap());
+        }
+    }
+}
+
+#[test]
 fn an_error_names_destination_and_cause() {
     // Fits into a datagram, but with its headers not into loopback's 65 536 bytes.
     let (tx, _rx, to) = pair("[::1]:0");
