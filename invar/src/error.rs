@@ -53,6 +53,9 @@ pub(crate) enum Kind {
     Connection { error: CoreError, text: String },
     #[error("rank {rank}: {text}")]
     Rank { rank: u32, text: String },
+    /// The ranks do not do the same.
+    #[error("rank {rank}: {text}")]
+    Mismatch { rank: u32, text: String },
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
     #[error("the proxy: {0}")]
@@ -78,7 +81,9 @@ impl Error {
             Kind::Gpu(MemoryError::Cuda(_)) | Kind::NoCuda(_) => Fault::Local,
             Kind::Staging { fault, .. } => *fault,
             Kind::Connection { error, .. } => error.fault(),
-            Kind::Rank { .. } | Kind::Bootstrap(BootstrapError::Failed(_)) => Fault::Peer,
+            Kind::Rank { .. }
+            | Kind::Mismatch { .. }
+            | Kind::Bootstrap(BootstrapError::Failed(_)) => Fault::Peer,
             Kind::Bootstrap(BootstrapError::Io(_)) => Fault::Local,
             Kind::Bootstrap(_) => Fault::Network,
             Kind::Proxy(_) => Fault::Local,
@@ -91,6 +96,22 @@ impl Error {
         match &*self.0 {
             Kind::Connection { error, .. } => Some(error),
             _ => None,
+        }
+    }
+
+    /// Whether this end has found that the other does something else.
+    pub(crate) fn is_mismatch(&self) -> bool {
+        matches!(self.connection(), Some(CoreError::SizeMismatch { .. }))
+            || matches!(&*self.0, Kind::Mismatch { .. })
+    }
+
+    /// The same, as one of a rank.
+    #[cold]
+    pub(crate) fn of_rank(&self, rank: u32) -> Self {
+        let text = self.to_string();
+        match self.is_mismatch() {
+            true => Kind::Mismatch { rank, text }.into(),
+            false => Kind::Rank { rank, text }.into(),
         }
     }
 

@@ -198,7 +198,7 @@ impl Grace {
 /// Tells all ranks of an error of this one, or gives what came before it.
 #[cold]
 pub(super) fn failed(bootstrap: &Bootstrap, error: Error) -> Error {
-    if matches!(error.fault(), Fault::Peer | Fault::Network) {
+    if matches!(error.fault(), Fault::Peer | Fault::Network) && !error.is_mismatch() {
         // Where a process is gone the hub says so by itself, and names the rank.
         let deadline = Instant::now() + NEWS_WITHIN;
         while bootstrap.check().is_ok() && Instant::now() < deadline {

@@ -186,5 +186,5 @@ fn unequal(rank: u32, got: usize, want: usize) -> Error {
         "it sent {got} bytes where {want} were expected; do all ranks make the same calls, with \
          the same count and type?"
     );
-    Kind::Rank { rank, text }.into()
+    Kind::Mismatch { rank, text }.into()
 }

@@ -20,7 +20,6 @@ use invar_core::proxy::Direction;
 
 use super::link::Way;
 use crate::Error;
-use crate::error::Kind;
 
 /// One end of a link. Its rank counts, others read.
 pub(super) struct Standing {
@@ -43,7 +42,7 @@ impl Standing {
     /// An error of the rank that it is about.
     #[cold]
     pub(super) fn named(&self, error: &Error) -> Error {
-        Kind::Rank { rank: self.way.peer, text: error.to_string() }.into()
+        error.of_rank(self.way.peer)
     }
 
     /// The line of a link that has something under way.
