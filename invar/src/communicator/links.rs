@@ -103,11 +103,11 @@ impl Links {
         }
         let (mut send, mut recv) = (Needs::default(), Needs::default());
         for (channel, operation, jobs) in plan.lanes() {
-            // Both ends of a transfer have links on the same channels, whatever its lengths there.
-            match operation {
-                Operation::Send { peer } => send.add((channel, peer), 0),
-                Operation::Recv { peer } => recv.add((channel, peer), 0),
-                _ => {}
+            // Both ends of a transfer make links on the same channels, whatever its lengths there, and
+            // both ways: one of them may do at once what the other does one after the other.
+            if let Operation::Send { peer } | Operation::Recv { peer } = operation {
+                send.add((channel, peer), 0);
+                recv.add((channel, peer), 0);
             }
             for step in jobs.iter().flat_map(Job::steps) {
                 step.send.iter().for_each(|peer| send.add((channel, *peer), 1));

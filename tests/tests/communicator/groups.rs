@@ -55,6 +55,27 @@ fn a_send_and_a_receive_meet() {
 }
 
 #[test]
+fn a_rank_may_do_at_once_what_others_do_one_after_the_other() {
+    for settings in every_way() {
+        ranks(3, &settings, |communicator| {
+            let rank = communicator.rank();
+            if rank > 0 {
+                let mut got = [0];
+                communicator.recv(&mut got, 0).unwrap();
+                communicator.send(&[got[0] + rank], 0).unwrap();
+                return;
+            }
+            let (sent, mut one, mut two) = ([7], [0], [0]);
+            let mut group = communicator.group();
+            group.send(&sent, 1).unwrap().recv(&mut one, 1).unwrap();
+            group.send(&sent, 2).unwrap().recv(&mut two, 2).unwrap();
+            group.run().unwrap();
+            assert_eq!((one, two), ([8], [9]));
+        });
+    }
+}
+
+#[test]
 fn collectives_of_a_group_are_done_too() {
     ranks(3, &settings(), |communicator| {
         let rank = communicator.rank();
