@@ -229,10 +229,10 @@ impl Moving {
         self.note_owed(now);
     }
 
-    /// Sends what there is to send.
+    /// Sends what there is to send, or of very much a part.
     fn transmit_all(&mut self, now: u64) {
         self.device.transmit(now, &mut self.sockets);
-        self.owes_since = None;
+        self.owes_since = self.device.owes().then_some(now);
     }
 
     #[inline]

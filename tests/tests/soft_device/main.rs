@@ -1,5 +1,7 @@
-//! The software NIC without its sockets, in virtual time: what it sends. When is in `timers`.
+//! The software NIC without its sockets, in virtual time: what it sends. When is in `timers`, much of
+//! it in `floods`.
 
+mod floods;
 mod timers;
 
 use std::collections::VecDeque;
@@ -464,26 +466,4 @@ fn memory_that_changes_while_a_packet_waits_for_room_never_arrives_half_changed(
         assert_eq!(b.device.counters().icrc_bad, u64::from(!read));
         assert_eq!(a.device.counters().icrc_bad, 0);
     }
-}
-
-#[test]
-fn a_flood_on_one_queue_pair_does_not_keep_others_waiting() {
-    let [mut a, mut b] = pair("::1", 1 << 20, QpOptions::empty());
-    let other = a.create_qp();
-    a.start(other, b.address(), b.qpn ^ 1, QpOptions::empty());
-    let flood = a.qpn;
-    // Opens the window of the first.
-    a.write(flood, 1 << 20, target(&b));
-    a.transmit(0);
-    while !a.wire.trains.is_empty() {
-        carry(&mut a, &mut b, 0, |_| false);
-        carry(&mut b, &mut a, 0, |_| false);
-    }
-    a.write(flood, 1 << 20, target(&b));
-    a.write(other, 8, target(&b));
-    a.transmit(0);
-    let of_other = |bytes: &Vec<u8>| Packet::decode(bytes).unwrap().headers.bth.dest_qp != b.qpn;
-    let packets = a.wire.packets();
-    let turn = packets.iter().position(of_other).unwrap();
-    assert!(turn < packets.len() / 2, "{turn} of {}", packets.len());
 }

@@ -21,6 +21,10 @@ use crate::udp::{SEGMENTS_MAX, TRAIN_BYTES_MAX};
 /// Packets of one queue pair before the next one has its turn.
 const TURN_PACKETS: u32 = SEGMENTS_MAX as u32;
 
+/// Packets of one call: windows bound requests, but a READ may ask for gigabytes, and what others send
+/// meanwhile has to be received.
+const CALL_PACKETS_MAX: u32 = 4096;
+
 /// More queue pairs than this do not wait: looking at each again would cost more than it saves.
 const WAITING_MAX: usize = 8;
 
@@ -247,7 +251,8 @@ impl Staging {
 
 impl Device {
     /// Sends what there is to send, each queue pair some packets at a time, until the sink has no
-    /// room: then call again, at the latest at [`Device::next_deadline_ns`].
+    /// room: then call again, at the latest at [`Device::next_deadline_ns`]. Of very much it sends a
+    /// part, and is [ready](Device::is_ready) to send the next.
     pub fn transmit(&mut self, now_ns: u64, sink: &mut impl TransmitSink) {
         let _ = self.try_transmit(now_ns, sink, 0);
     }
@@ -280,7 +285,9 @@ impl Device {
         }
         // How many at the end of the list wait.
         let mut waiting = 0;
-        while waiting < ready.len()
+        let mut left = CALL_PACKETS_MAX;
+        while left > 0
+            && waiting < ready.len()
             && let Some(qpn) = ready.pop_front()
         {
             let Some(qp) = qps.get_mut(qpn).filter(|qp| qp.listed) else { continue };
@@ -293,7 +300,8 @@ impl Device {
             qp.listed = false;
             let (pd, cq) = (qp.pd, qp.cq);
             let mut env = Surroundings { regions, cqs, pd, cq };
-            let (mut turn, mut added) = (TURN_PACKETS, Ok(()));
+            let most = TURN_PACKETS.min(left);
+            let (mut turn, mut added) = (most, Ok(()));
             while turn > 0
                 && added.is_ok()
                 && let Some(run) = qp.poll_transmit_run(now_ns, turn, &mut env)
@@ -301,6 +309,7 @@ impl Device {
                 turn -= 1 + run.following;
                 added = staging.add_run(run, qp, regions, sink, counters);
             }
+            left -= most - turn;
             if turn == 0 || added.is_err() {
                 qp.follow_up(qpn, &mut env, ready);
             }
