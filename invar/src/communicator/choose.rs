@@ -58,7 +58,7 @@ impl Tuning {
     pub(super) const TCP: Tuning = Tuning {
         slot_bytes: 1 << 20,
         channel_bytes_min: 32 << 20,
-        pair_bytes: 1 << 20,
+        pair_bytes: 256 << 10,
         two_hops: false,
     };
 }
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn two_ranks_over_tcp_exchange_all_up_to_a_slot_by_one_call() {
+    fn two_ranks_over_tcp_have_one_channel_and_long_chunks_as_long_as_calls_cost_more() {
         let choice = |tuning, bytes| {
             let facts = Facts { nranks: 2, nchannels: 2, tuning, ..FACTS };
             let Choice { algorithm, nchannels, slot_bytes } =
@@ -143,8 +143,8 @@ mod tests {
             (algorithm, nchannels, slot_bytes)
         };
         let mib = 1 << 20;
-        assert_eq!(choice(Tuning::TCP, mib), (Algorithm::OneShot, 1, mib));
-        assert_eq!(choice(Tuning::TCP, mib + 1), (Algorithm::Ring, 1, mib));
+        assert_eq!(choice(Tuning::TCP, mib / 4), (Algorithm::OneShot, 1, mib));
+        assert_eq!(choice(Tuning::TCP, mib / 4 + 1), (Algorithm::Ring, 1, mib));
         assert_eq!(choice(Tuning::TCP, 64 * mib), (Algorithm::Ring, 2, mib));
         assert_eq!(choice(Tuning::NETWORK, mib), (Algorithm::Ring, 2, mib / 4));
     }
