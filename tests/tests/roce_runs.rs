@@ -1,6 +1,8 @@
 //! Packets that leave by one call are those that would leave one by one.
 
 use invar_core::nic::{SendOpcode, WcStatus};
+use invar_core::roce::HEADERS_BYTES_MAX;
+use invar_core::roce::qp::Transmit;
 use invar_testkit::model::roce::{Attr, Peer};
 
 const MESSAGE_BYTES: u32 = 16_000;
@@ -8,13 +10,37 @@ const MESSAGES: u64 = 6;
 
 #[test]
 fn a_run_is_the_packets_that_come_one_by_one() {
-    for adaptive in [false, true] {
+    for (adaptive, long_mtu_bytes) in [(false, 0), (true, 0), (false, 1408), (true, 1408)] {
+        let attr = Attr { adaptive, long_mtu_bytes, ..Attr::default() };
         for operation in [SendOpcode::RdmaWrite, SendOpcode::RdmaWriteWithImm, SendOpcode::Send] {
             for packets_max in [2, 3, 7, 64] {
-                transfer(&Attr { adaptive, ..Attr::default() }, operation, packets_max);
+                transfer(&attr, operation, packets_max);
             }
         }
     }
+}
+
+#[test]
+fn all_long_packets_of_a_write_but_the_last_are_equally_long() {
+    for (long_mtu_bytes, first, middle) in [(0, 28 + 1024, 12 + 1024), (1408, 12 + 1408, 12 + 1408)]
+    {
+        let attr = Attr { long_mtu_bytes, ..Attr::default() };
+        let [mut near, mut far] = [attr, attr.peer()].map(|attr| Peer::with_memory(&attr));
+        near.post(1, SendOpcode::RdmaWrite, MESSAGE_BYTES);
+        let packets = near.transmit_all(0);
+        let lengths: Vec<usize> = packets.iter().map(bytes).collect();
+        let (last, full) = lengths.split_last().unwrap();
+        assert_eq!(full, [vec![first], vec![middle; full.len() - 1]].concat());
+        assert!(*last < middle);
+        packets.iter().for_each(|packet| far.receive(0, packet));
+        far.transmit_all(0).iter().for_each(|answer| near.receive(0, answer));
+        assert_eq!(near.sends(), [(1, WcStatus::SUCCESS)]);
+    }
+}
+
+/// Of headers and payload.
+fn bytes((transmit, payload): &(Transmit, Vec<u8>)) -> usize {
+    transmit.headers.encode(&mut [0; HEADERS_BYTES_MAX]) + payload.len()
 }
 
 /// Two ends that do the same, one of them by runs, and hear the same answers; of the packets to the

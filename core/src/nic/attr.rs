@@ -250,6 +250,11 @@ impl RtrAttr {
     pub fn mtu_bytes(&self) -> u32 {
         self.path_mtu.bytes().max(self.long_mtu_bytes)
     }
+
+    /// Whether that is more than `path_mtu`.
+    pub fn is_long(&self) -> bool {
+        self.long_mtu_bytes > self.path_mtu.bytes()
+    }
 }
 
 /// RTR → RTS.

@@ -23,13 +23,15 @@
 //!   packets are never in flight at the same time.
 //!
 //! Packets are as long as one of the verbs' path MTUs, or longer, where Invar's own peers agree on it
-//! ([`RtrAttr::long_mtu_bytes`](crate::nic::RtrAttr::long_mtu_bytes)); nothing else changes.
+//! ([`RtrAttr::long_mtu_bytes`](crate::nic::RtrAttr::long_mtu_bytes)). Then the first of a WRITE of
+//! several standard packets has so much less payload as its RETH takes: it is as long as those that
+//! follow, and leaves in one train with them. Nothing else changes.
 //!
 //! What Linux rxe does where the standard leaves a choice is what happens here; differences are
 //! noted where they are.
 //!
-//! Read `qp/requester.rs`, then `qp/requester/response.rs`; `qp/responder.rs`, then
-//! `qp/responder/answer.rs` and `qp/reorder.rs`.
+//! Read `qp/requester.rs`, then `qp/requester/wqe.rs` and `qp/requester/response.rs`;
+//! `qp/responder.rs`, then `qp/responder/answer.rs` and `qp/reorder.rs`.
 
 mod counters;
 mod env;
@@ -82,6 +84,8 @@ struct Path {
     qpn: u32,
     dest_qp: u32,
     mtu_bytes: u32,
+    /// By how much less payload the first of several packets of a WRITE has.
+    first_less: u32,
     /// Packets of full length in a train.
     train_packets: u32,
     access: Access,
@@ -170,6 +174,7 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
             QpTransition::Rtr(attr) => {
                 self.path.dest_qp = attr.dest_qp_num;
                 self.path.mtu_bytes = attr.mtu_bytes();
+                self.path.first_less = if attr.is_long() { RETH_BYTES } else { 0 };
                 self.path.adaptive = attr.options.contains(QpOptions::ADAPTIVE_ROUTING);
                 self.path.train_packets = self.path.packets_in_a_train();
                 self.responder.start(attr);
@@ -367,7 +372,7 @@ impl Path {
 
     /// Of the packets in the middle of a WRITE.
     fn packets_in_a_train(&self) -> u32 {
-        let (bth, reth, icrc) = (12, if self.adaptive { 16 } else { 0 }, 4);
+        let (bth, reth, icrc) = (12, if self.adaptive { RETH_BYTES } else { 0 }, 4);
         (TRAIN_BYTES_MAX / (self.mtu_bytes + bth + reth + icrc)).min(TRAIN_PACKETS_MAX)
     }
 
@@ -397,6 +402,8 @@ fn earlier(a: Option<u64>, b: Option<u64>) -> Option<u64> {
         (a, b) => a.or(b),
     }
 }
+
+const RETH_BYTES: u32 = 16;
 
 /// The partition that RoCE has.
 const DEFAULT_PKEY: u16 = 0xffff;

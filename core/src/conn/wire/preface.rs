@@ -12,7 +12,7 @@ use crate::conn::settings::is_depth;
 use crate::nic::{Ece, QpOptions};
 
 /// Version of the wire. Another one is another protocol.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Bytes of [`PrefaceBytes`].
 pub const PREFACE_BYTES: usize = size_of::<PrefaceBytes>();
 
@@ -90,7 +90,7 @@ pub enum PrefaceError {
     Version(u16),
     /// The peer speaks our wire, of that version, where NCCL 2.14's is expected.
     OtherWire(u16),
-    /// The peer lacks the feature of real sizes for grouped receives, which version 1 requires.
+    /// The peer lacks the feature of real sizes for grouped receives, which our wire requires.
     Features(u32),
     /// Not a power of two up to 256, or more than we offered.
     FifoDepth(u16),

@@ -1,5 +1,5 @@
 //! The requester: work requests in, request packets out (IBTA §9.7.2). How answers change it
-//! stands in `requester/response.rs`.
+//! stands in `requester/response.rs`, how it is cut into packets in `requester/wqe.rs`.
 //!
 //! ```text
 //!                  oldest       next               end
@@ -12,6 +12,7 @@
 //! packets (adaptive routing) never go back: those to be sent again are in `resend`.
 
 mod response;
+mod wqe;
 
 use super::pace::Pacer;
 use super::psn_set::PsnSet;
@@ -19,44 +20,10 @@ use super::ring::Ring;
 use super::rtt::RoundTrip;
 use super::timer::{AckTimer, Expired};
 use super::window::Window;
-use super::{Counters, Env, Fatal, Path, Payload, Queue, Side, Transmit, Tuning, earlier};
-use crate::nic::{Access, RtsAttr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcOpcode, WcStatus};
-use crate::roce::{ImmDt, Opcode, Psn, Reth};
-
-/// A longer READ is several requests, cut at multiples of this from its start, so that the window
-/// bounds what the peer sends at a time. A repeated request stays within one such piece: rxe
-/// answers a duplicate only if it is part of the original.
-const READ_REQUEST_PACKETS: u32 = 32;
-
-/// A work request without what is an adapter's.
-#[derive(Clone, Copy, Default)]
-struct Work {
-    wr_id: u64,
-    remote_addr: u64,
-    sge: Sge,
-    rkey: u32,
-    imm_data: u32,
-    opcode: SendOpcode,
-    flags: SendFlags,
-}
-
-impl From<&SendWr> for Work {
-    fn from(wr: &SendWr) -> Self {
-        let SendWr { wr_id, remote_addr, sge, rkey, imm_data, opcode, flags, .. } = *wr;
-        Work { wr_id, remote_addr, sge, rkey, imm_data, opcode, flags }
-    }
-}
-
-#[derive(Clone, Copy, Default)]
-struct SendWqe {
-    wr: Work,
-    /// PSN of its first packet, once that was sent.
-    first: Psn,
-    /// PSNs that it takes; 0 until it is started.
-    packets: u32,
-    /// An error of ours that ends it when its turn to complete comes.
-    status: WcStatus,
-}
+use super::{Counters, Env, Fatal, Path, Queue, Transmit, Tuning, earlier};
+use crate::nic::{RtsAttr, SendWr, Wc, WcStatus};
+use crate::roce::{Opcode, Psn};
+use wqe::SendWqe;
 
 pub(super) struct Requester<const SQ: usize> {
     queue: Ring<SendWqe, SQ>,
@@ -297,7 +264,7 @@ impl<const SQ: usize> Requester<SQ> {
         }
         if self.cursor_packet == 0 {
             wqe.first = self.next;
-            wqe.packets = path.packets(wqe.wr.sge.length);
+            wqe.packets = wqe.packets_of(path);
         }
         true
     }
@@ -371,130 +338,5 @@ impl<const SQ: usize> Requester<SQ> {
             wqe.status = WcStatus::LOC_PROT_ERR;
         }
         Ok(None)
-    }
-}
-
-impl SendWqe {
-    fn is_read(&self) -> bool {
-        self.wr.opcode == SendOpcode::RdmaRead
-    }
-
-    fn is_marked(&self, path: &Path) -> bool {
-        use SendOpcode::{RdmaWrite, RdmaWriteWithImm};
-        path.adaptive && matches!(self.wr.opcode, RdmaWrite | RdmaWriteWithImm)
-    }
-
-    fn wc_opcode(&self) -> WcOpcode {
-        match self.wr.opcode {
-            SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImm => WcOpcode::RDMA_WRITE,
-            SendOpcode::Send | SendOpcode::SendWithImm => WcOpcode::SEND,
-            SendOpcode::RdmaRead => WcOpcode::RDMA_READ,
-        }
-    }
-
-    /// One past the last packet of the READ request that asks for `packet`.
-    fn read_request_end(&self, packet: u32) -> u32 {
-        (packet - packet % READ_REQUEST_PACKETS + READ_REQUEST_PACKETS).min(self.packets)
-    }
-
-    /// How many packets from `packet` on differ in nothing but what
-    /// [`Transmit::advance`] changes.
-    fn alike(&self, packet: u32, path: &Path) -> u32 {
-        let begins = packet == 0 && !self.is_marked(path);
-        if begins || self.is_read() { 1 } else { (self.packets - packet - 1).max(1) }
-    }
-
-    /// Its packet number `packet` and the other `run - 1` of a run; `None` where its memory is not
-    /// there.
-    fn packet(
-        &self,
-        slot: u16,
-        packet: u32,
-        run: u32,
-        psn: Psn,
-        path: &Path,
-        env: &mut impl Env,
-    ) -> Option<Transmit> {
-        let wr = &self.wr;
-        let offset = packet * path.mtu_bytes;
-        let left = wr.sge.length - offset;
-        let reth = |offset: u32, dma_len| Reth {
-            va: wr.remote_addr.wrapping_add(u64::from(offset)),
-            rkey: wr.rkey,
-            dma_len,
-        };
-        if self.is_read() {
-            let wanted = (self.read_request_end(packet) - packet) * path.mtu_bytes;
-            let mut transmit = path.transmit(Opcode::READ_REQUEST, psn, Payload::None);
-            transmit.headers.reth = Some(reth(offset, wanted.min(left)));
-            transmit.headers.bth.ack_req = true;
-            return Some(transmit);
-        }
-        let marked = self.is_marked(path);
-        let len = left.min(path.mtu_bytes);
-        let first = packet == 0 || marked;
-        let last = packet + 1 == self.packets;
-        let opcode = opcode(wr.opcode, first, last || marked, last);
-        let payload = self.payload(slot, offset, (len, run), env)?;
-        let mut transmit = path.transmit(opcode, psn, payload);
-        transmit.following = run - 1;
-        let headers = &mut transmit.headers;
-        headers.bth.adaptive = marked;
-        headers.bth.ack_req = last;
-        headers.bth.solicited = last && wr.flags.contains(SendFlags::SOLICITED);
-        headers.imm = with_imm(opcode).then(|| ImmDt(wr.imm_data.to_ne_bytes()));
-        headers.reth = match wr.opcode {
-            SendOpcode::Send | SendOpcode::SendWithImm => None,
-            _ if !first => None,
-            _ if !marked || with_imm(opcode) => Some(reth(0, wr.sge.length)),
-            _ => Some(reth(offset, len)),
-        };
-        Some(transmit)
-    }
-
-    /// The first of `run` payloads of `len` bytes each.
-    fn payload(
-        &self,
-        slot: u16,
-        offset: u32,
-        (len, run): (u32, u32),
-        env: &mut impl Env,
-    ) -> Option<Payload> {
-        let Sge { addr, lkey, .. } = self.wr.sge;
-        if len == 0 {
-            return Some(Payload::None);
-        }
-        if self.wr.flags.contains(SendFlags::INLINE) {
-            return Some(Payload::Inline { slot, offset, len });
-        }
-        let addr = addr.wrapping_add(u64::from(offset));
-        let region = env.resolve(lkey, addr, run * len, Access::empty(), Side::Local).ok()?;
-        Some(Payload::Memory { region, len })
-    }
-}
-
-fn with_imm(opcode: Opcode) -> bool {
-    use crate::roce::Extensions;
-    opcode.extensions().contains(Extensions::IMMDT)
-}
-
-/// Of a packet that begins or ends its message on the wire; `last` tells whether it is the last
-/// of the work request, which is where an immediate goes.
-fn opcode(operation: SendOpcode, begins: bool, ends: bool, last: bool) -> Opcode {
-    use SendOpcode::{RdmaRead, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm};
-    match (operation, begins, ends) {
-        (RdmaRead, ..) => Opcode::READ_REQUEST,
-        (Send | SendWithImm, true, false) => Opcode::SEND_FIRST,
-        (Send | SendWithImm, false, false) => Opcode::SEND_MIDDLE,
-        (Send, false, true) => Opcode::SEND_LAST,
-        (Send, true, true) => Opcode::SEND_ONLY,
-        (SendWithImm, false, true) => Opcode::SEND_LAST_IMM,
-        (SendWithImm, true, true) => Opcode::SEND_ONLY_IMM,
-        (RdmaWrite | RdmaWriteWithImm, true, false) => Opcode::WRITE_FIRST,
-        (RdmaWrite | RdmaWriteWithImm, false, false) => Opcode::WRITE_MIDDLE,
-        (RdmaWriteWithImm, false, true) if last => Opcode::WRITE_LAST_IMM,
-        (RdmaWriteWithImm, true, true) if last => Opcode::WRITE_ONLY_IMM,
-        (RdmaWrite | RdmaWriteWithImm, false, true) => Opcode::WRITE_LAST,
-        (RdmaWrite | RdmaWriteWithImm, true, true) => Opcode::WRITE_ONLY,
     }
 }

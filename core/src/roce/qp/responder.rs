@@ -288,7 +288,8 @@ impl<const RQ: usize> Responder<RQ> {
         }
         let len = packet.payload.len() as u32;
         let fits = match position {
-            Position::First | Position::Middle => len == path.mtu_bytes && len < left,
+            Position::First => len == path.mtu_bytes - path.first_less && len < left,
+            Position::Middle => len == path.mtu_bytes && len < left,
             Position::Last | Position::Only => len <= path.mtu_bytes && len == left,
         };
         if !fits {

@@ -114,7 +114,7 @@ impl Script {
         use SendOpcode::{RdmaRead, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm};
         let mtu = self.mtu_bytes();
         let opcode = choices.one(&[RdmaWrite, RdmaWriteWithImm, Send, SendWithImm, RdmaRead]);
-        let len = match choices.below(12) {
+        let len = match choices.below(13) {
             0 => 0,
             1 => 1,
             2 => 3,
@@ -123,7 +123,9 @@ impl Script {
             5 => mtu + 1,
             6 => 2 * mtu,
             7 => 5 * mtu + 7,
-            8 => 40 * mtu + 2,
+            // The first packet may have 16 bytes less than the others.
+            8 => 3 * mtu - 16 + choices.below(17),
+            9 => 40 * mtu + 2,
             _ => choices.below(6 * mtu),
         };
         let to = match self.adaptive {

@@ -1,0 +1,188 @@
+//! Work requests on the send queue, and the packets that they are cut into.
+
+use crate::nic::{Access, SendFlags, SendOpcode, SendWr, Sge, WcOpcode, WcStatus};
+use crate::roce::qp::{Env, Path, Payload, Side, Transmit};
+use crate::roce::{ImmDt, Opcode, Psn, Reth};
+
+/// A longer READ is several requests, cut at multiples of this from its start, so that the window
+/// bounds what the peer sends at a time. A repeated request stays within one such piece: rxe
+/// answers a duplicate only if it is part of the original.
+const READ_REQUEST_PACKETS: u32 = 32;
+
+/// A work request without what is an adapter's.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Work {
+    pub(super) wr_id: u64,
+    pub(super) remote_addr: u64,
+    pub(super) sge: Sge,
+    pub(super) rkey: u32,
+    pub(super) imm_data: u32,
+    pub(super) opcode: SendOpcode,
+    pub(super) flags: SendFlags,
+}
+
+impl From<&SendWr> for Work {
+    fn from(wr: &SendWr) -> Self {
+        let SendWr { wr_id, remote_addr, sge, rkey, imm_data, opcode, flags, .. } = *wr;
+        Work { wr_id, remote_addr, sge, rkey, imm_data, opcode, flags }
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+pub(super) struct SendWqe {
+    pub(super) wr: Work,
+    /// PSN of its first packet, once that was sent.
+    pub(super) first: Psn,
+    /// PSNs that it takes; 0 until it is started.
+    pub(super) packets: u32,
+    /// An error of ours that ends it when its turn to complete comes.
+    pub(super) status: WcStatus,
+}
+
+impl SendWqe {
+    pub(super) fn is_read(&self) -> bool {
+        self.wr.opcode == SendOpcode::RdmaRead
+    }
+
+    fn is_write(&self) -> bool {
+        use SendOpcode::{RdmaWrite, RdmaWriteWithImm};
+        matches!(self.wr.opcode, RdmaWrite | RdmaWriteWithImm)
+    }
+
+    pub(super) fn is_marked(&self, path: &Path) -> bool {
+        path.adaptive && self.is_write()
+    }
+
+    pub(super) fn wc_opcode(&self) -> WcOpcode {
+        match self.wr.opcode {
+            SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImm => WcOpcode::RDMA_WRITE,
+            SendOpcode::Send | SendOpcode::SendWithImm => WcOpcode::SEND,
+            SendOpcode::RdmaRead => WcOpcode::RDMA_READ,
+        }
+    }
+
+    /// Packets that it takes.
+    pub(super) fn packets_of(&self, path: &Path) -> u32 {
+        let len = self.wr.sge.length;
+        if len <= path.mtu_bytes { 1 } else { path.packets(len + self.first_less(path)) }
+    }
+
+    /// By how much less payload its first packet has, where it takes several.
+    fn first_less(&self, path: &Path) -> u32 {
+        if self.is_write() && !path.adaptive { path.first_less } else { 0 }
+    }
+
+    /// Where the payload of its packet number `packet` begins, and how many bytes it is.
+    fn extent(&self, packet: u32, path: &Path) -> (u32, u32) {
+        let less = if self.packets > 1 { self.first_less(path) } else { 0 };
+        let (offset, most) = match packet {
+            0 => (0, path.mtu_bytes - less),
+            _ => (packet * path.mtu_bytes - less, path.mtu_bytes),
+        };
+        (offset, most.min(self.wr.sge.length - offset))
+    }
+
+    /// One past the last packet of the READ request that asks for `packet`.
+    pub(super) fn read_request_end(&self, packet: u32) -> u32 {
+        (packet - packet % READ_REQUEST_PACKETS + READ_REQUEST_PACKETS).min(self.packets)
+    }
+
+    /// How many packets from `packet` on differ in nothing but what
+    /// [`Transmit::advance`] changes.
+    pub(super) fn alike(&self, packet: u32, path: &Path) -> u32 {
+        let begins = packet == 0 && !self.is_marked(path);
+        if begins || self.is_read() { 1 } else { (self.packets - packet - 1).max(1) }
+    }
+
+    /// Its packet number `packet` and the other `run - 1` of a run; `None` where its memory is not
+    /// there.
+    pub(super) fn packet(
+        &self,
+        slot: u16,
+        packet: u32,
+        run: u32,
+        psn: Psn,
+        path: &Path,
+        env: &mut impl Env,
+    ) -> Option<Transmit> {
+        let wr = &self.wr;
+        let (offset, len) = self.extent(packet, path);
+        let reth = |offset: u32, dma_len| Reth {
+            va: wr.remote_addr.wrapping_add(u64::from(offset)),
+            rkey: wr.rkey,
+            dma_len,
+        };
+        if self.is_read() {
+            let wanted = (self.read_request_end(packet) - packet) * path.mtu_bytes;
+            let mut transmit = path.transmit(Opcode::READ_REQUEST, psn, Payload::None);
+            transmit.headers.reth = Some(reth(offset, wanted.min(wr.sge.length - offset)));
+            transmit.headers.bth.ack_req = true;
+            return Some(transmit);
+        }
+        let marked = self.is_marked(path);
+        let first = packet == 0 || marked;
+        let last = packet + 1 == self.packets;
+        let opcode = opcode(wr.opcode, first, last || marked, last);
+        let payload = self.payload(slot, offset, (len, run), env)?;
+        let mut transmit = path.transmit(opcode, psn, payload);
+        transmit.following = run - 1;
+        let headers = &mut transmit.headers;
+        headers.bth.adaptive = marked;
+        headers.bth.ack_req = last;
+        headers.bth.solicited = last && wr.flags.contains(SendFlags::SOLICITED);
+        headers.imm = with_imm(opcode).then(|| ImmDt(wr.imm_data.to_ne_bytes()));
+        headers.reth = match wr.opcode {
+            SendOpcode::Send | SendOpcode::SendWithImm => None,
+            _ if !first => None,
+            _ if !marked || with_imm(opcode) => Some(reth(0, wr.sge.length)),
+            _ => Some(reth(offset, len)),
+        };
+        Some(transmit)
+    }
+
+    /// The first of `run` payloads of `len` bytes each.
+    fn payload(
+        &self,
+        slot: u16,
+        offset: u32,
+        (len, run): (u32, u32),
+        env: &mut impl Env,
+    ) -> Option<Payload> {
+        let Sge { addr, lkey, .. } = self.wr.sge;
+        if len == 0 {
+            return Some(Payload::None);
+        }
+        if self.wr.flags.contains(SendFlags::INLINE) {
+            return Some(Payload::Inline { slot, offset, len });
+        }
+        let addr = addr.wrapping_add(u64::from(offset));
+        let region = env.resolve(lkey, addr, run * len, Access::empty(), Side::Local).ok()?;
+        Some(Payload::Memory { region, len })
+    }
+}
+
+fn with_imm(opcode: Opcode) -> bool {
+    use crate::roce::Extensions;
+    opcode.extensions().contains(Extensions::IMMDT)
+}
+
+/// Of a packet that begins or ends its message on the wire; `last` tells whether it is the last
+/// of the work request, which is where an immediate goes.
+fn opcode(operation: SendOpcode, begins: bool, ends: bool, last: bool) -> Opcode {
+    use SendOpcode::{RdmaRead, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm};
+    match (operation, begins, ends) {
+        (RdmaRead, ..) => Opcode::READ_REQUEST,
+        (Send | SendWithImm, true, false) => Opcode::SEND_FIRST,
+        (Send | SendWithImm, false, false) => Opcode::SEND_MIDDLE,
+        (Send, false, true) => Opcode::SEND_LAST,
+        (Send, true, true) => Opcode::SEND_ONLY,
+        (SendWithImm, false, true) => Opcode::SEND_LAST_IMM,
+        (SendWithImm, true, true) => Opcode::SEND_ONLY_IMM,
+        (RdmaWrite | RdmaWriteWithImm, true, false) => Opcode::WRITE_FIRST,
+        (RdmaWrite | RdmaWriteWithImm, false, false) => Opcode::WRITE_MIDDLE,
+        (RdmaWriteWithImm, false, true) if last => Opcode::WRITE_LAST_IMM,
+        (RdmaWriteWithImm, true, true) if last => Opcode::WRITE_ONLY_IMM,
+        (RdmaWrite | RdmaWriteWithImm, false, true) => Opcode::WRITE_LAST,
+        (RdmaWrite | RdmaWriteWithImm, true, true) => Opcode::WRITE_ONLY,
+    }
+}
