@@ -160,8 +160,8 @@ impl Link {
     }
 
     /// Receives the messages of a pass; gives how many bytes were wrong. Says by an empty message
-    /// that all are there: a NIC in software acknowledges the last one no later than it sends that,
-    /// though nobody polls it after.
+    /// that all are there; a NIC in software that is polled for its end acknowledges the last one
+    /// meanwhile.
     pub(super) fn receive(&mut self, pass: &Pass) -> Result<u64, Failure> {
         self.end_last()?;
         let pattern = Pattern::new(self.seed, pass.number, Way::ToServer, pass.size);

@@ -20,6 +20,9 @@ use crate::parent::die_with;
 
 /// A client that asks for nothing more is gone, or stopped.
 const CLIENT_WITHIN: Duration = Duration::from_secs(60);
+/// After a pass this end polls for so long: a NIC in software keeps an acknowledge for less, but only
+/// while it is polled.
+const POLL_FOR: Duration = Duration::from_millis(1);
 /// Between two looks at connections that come about.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Who has said what it wants waits so long for a client before it: one that is done is soon gone.
@@ -104,6 +107,10 @@ impl Client {
             // It hears of a failure of the last message by us alone, since we close then.
             let start = Instant::now();
             while !link.has_ended_last()? && start.elapsed() < CLIENT_WITHIN {
+                if start.elapsed() < POLL_FOR {
+                    thread::yield_now();
+                    continue;
+                }
                 if control.has_line(LOOK_EVERY).map_err(|failure| link.uncontrolled(failure))? {
                     break;
                 }
