@@ -21,7 +21,9 @@ mod nic;
 mod port;
 mod sockets;
 
-pub use device::{Datagram, Device, DeviceConfig, DeviceCounters, Route, Train, TransmitSink};
+pub use device::{
+    Datagram, Device, DeviceConfig, DeviceCounters, Patience, Route, Train, TransmitSink,
+};
 pub use discover::devices;
 pub use impair::{ImpairmentConfig, REORDER_PACKETS_MAX};
 pub use nic::{Cq, Mr, Pd, Qp, SoftConfig, SoftCounters, SoftNic};

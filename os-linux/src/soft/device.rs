@@ -37,6 +37,7 @@ use transmit::Staging;
 
 pub use counters::DeviceCounters;
 pub use train::{Datagram, Route, Train, TransmitSink};
+pub use transmit::Patience;
 
 /// Queue pairs that a device may have: their numbers have 24 bits.
 pub const QPS_MAX: u32 = 1 << 16;
@@ -66,9 +67,10 @@ pub struct Device {
     regions: Regions,
     cqs: Slab<CompletionQueue>,
     qps: Slab<QueuePair>,
-    /// Queue pairs that may have something to send. One that was put to the front is in here twice;
-    /// the first counts.
+    /// Queue pairs that may have something to send.
     ready: VecDeque<u32>,
+    /// The one of them that goes first.
+    posted: Option<u32>,
     timers: Timers,
     staging: Staging,
     counters: DeviceCounters,
@@ -87,6 +89,7 @@ impl Device {
             cqs: Slab::new(1 << 24, config.seed),
             qps: Slab::new(QPS_MAX, config.seed),
             ready: VecDeque::new(),
+            posted: None,
             timers: Timers::default(),
             staging: Staging::new(),
             counters: DeviceCounters::default(),
@@ -226,9 +229,7 @@ impl Device {
             Ok(())
         })?;
         // Before the acknowledges that others owe: somebody waits for this one.
-        if self.ready.front() != Some(&qpn) {
-            self.ready.push_front(qpn);
-        }
+        self.posted = Some(qpn);
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! The software NIC without its sockets, in virtual time: what it sends. When is in `timers`, much of
 //! it in `floods`.
 
+mod acknowledges;
 mod floods;
 mod timers;
 
@@ -306,53 +307,6 @@ fn an_acknowledge_ends_the_train_of_requests_that_are_there_too_and_waits_for_no
         carry(&mut b, &mut a, 0, |_| false);
         assert_eq!(a.poll()[0].status, WcStatus::SUCCESS);
     }
-}
-
-#[test]
-fn the_acknowledge_of_a_short_message_may_wait_for_a_request_and_that_of_a_long_one_may_not() {
-    for (len, waits) in [(1024, true), (1025, false)] {
-        let [mut a, mut b] = pair("::1", 2048, QpOptions::empty());
-        a.write(a.qpn, len, target(&b));
-        a.transmit(0);
-        deliver(&mut a, &mut b, 0, |_| false);
-        b.device.transmit_urgent(0, &mut b.wire);
-        assert_eq!((b.wire.trains.is_empty(), b.device.is_ready()), (waits, waits), "{len}");
-        // Not where a long message came behind.
-        a.write(a.qpn, 1025, target(&b));
-        a.transmit(0);
-        deliver(&mut a, &mut b, 0, |_| false);
-        b.device.transmit_urgent(0, &mut b.wire);
-        assert!(!b.device.is_ready());
-        carry(&mut b, &mut a, 0, |_| false);
-        assert_eq!(a.poll().len(), 2);
-    }
-    let [mut a, mut b] = pair("::1", 64, QpOptions::empty());
-    a.write(a.qpn, 8, target(&b));
-    a.transmit(0);
-    deliver(&mut a, &mut b, 0, |_| false);
-    b.device.transmit_urgent(0, &mut b.wire);
-    b.write(b.qpn, 8, target(&a));
-    b.device.transmit_urgent(0, &mut b.wire);
-    let trains: Vec<usize> = b.wire.trains.iter().map(|train| train.datagrams.len()).collect();
-    assert_eq!((trains, b.device.is_ready()), (vec![2], false));
-}
-
-#[test]
-fn acknowledges_of_many_queue_pairs_do_not_wait() {
-    let [mut a, mut b] = pair("::1", 64, QpOptions::empty());
-    for waiting in 1..20 {
-        let qpns = [a.create_qp(), b.create_qp()];
-        a.start(qpns[0], b.address(), qpns[1], QpOptions::empty());
-        b.start(qpns[1], a.address(), qpns[0], QpOptions::empty());
-        a.write(qpns[0], 8, target(&b));
-        a.transmit(0);
-        deliver(&mut a, &mut b, 0, |_| false);
-        b.device.transmit_urgent(0, &mut b.wire);
-        let sent = b.wire.packets().len();
-        assert!(waiting - sent <= 8 && (sent == 0 || waiting > 8), "{sent} of {waiting}");
-    }
-    b.transmit(0);
-    assert_eq!(b.wire.packets().len(), 19);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::ring::Ring;
 use super::{Counters, Env, Fatal, MESSAGE_BYTES_MAX, Path, Queue, RD_ATOMIC_MAX, Side};
 use crate::nic::{Access, RecvWr, RtrAttr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 use crate::roce::{Headers, ImmDt, NakCode, Opcode, Packet, Position, Psn, Reth};
-use answer::{Answer, Reply};
+use answer::{Answer, Due, Reply};
 
 /// READs being answered, first answers and repeated ones.
 const REPLIES_MAX: usize = 2 * RD_ATOMIC_MAX as usize;
@@ -67,8 +67,7 @@ pub(super) struct Responder<const RQ: usize> {
     /// The peer knows that it has to send `expected` again; later packets are dropped silently.
     gap_reported: bool,
     answer: Answer,
-    /// The acknowledge is of messages of one packet.
-    short: bool,
+    due: Due,
     /// In the order of their PSNs.
     replies: Vec<Reply, REPLIES_MAX>,
     /// The last READs, of which those are that may be asked for again: first PSN, and how many.
@@ -89,7 +88,7 @@ impl<const RQ: usize> Responder<RQ> {
             message: Message::None,
             gap_reported: false,
             answer: Answer::None,
-            short: false,
+            due: Due::default(),
             replies: Vec::new(),
             reads: HistoryBuf::new(),
             reorder,
@@ -163,8 +162,11 @@ impl<const RQ: usize> Responder<RQ> {
                 // Of a READ, and of all before it, the responses are the acknowledge.
                 let read = bth.opcode == Opcode::READ_REQUEST;
                 let wanted = bth.ack_req || self.answer == Answer::Ack;
-                let only = bth.opcode.position() == Some(Position::Only);
-                self.short = only && (self.short || self.answer != Answer::Ack);
+                if self.answer != Answer::Ack {
+                    self.due = Due { short: true, silent: true, since_ns: now };
+                }
+                self.due.short &= bth.opcode.position() == Some(Position::Only);
+                self.due.silent &= bth.opcode == Opcode::WRITE_ONLY;
                 self.step(psns, wanted && !read);
                 Ok(())
             }

@@ -202,8 +202,13 @@ impl QueuePair {
     }
 
     #[inline]
-    pub(super) fn may_wait(&self) -> bool {
-        engine!(&self.engine, qp => qp.may_wait())
+    pub(super) fn may_wait(&self, since_ns: u64) -> bool {
+        engine!(&self.engine, qp => qp.may_wait(since_ns))
+    }
+
+    #[inline]
+    pub(super) fn stays(&mut self, since_ns: u64) -> bool {
+        engine!(&mut self.engine, qp => qp.stays(since_ns))
     }
 
     pub(super) fn handle_timeout(&mut self, now_ns: u64, env: &mut Surroundings<'_>) {

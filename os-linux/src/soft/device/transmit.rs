@@ -67,6 +67,21 @@ struct Laid {
 /// The sink has no room.
 struct Full;
 
+/// Which acknowledges [`Device::transmit_urgent`] keeps back: of what came after these times, on the
+/// clock of `now_ns`.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// Those that [may wait](invar_core::roce::qp::Qp::may_wait) leave with what else their queue pair
+    /// has to send.
+    pub waits_since_ns: u64,
+    /// Those that [stay](invar_core::roce::qp::Qp::stays) do not leave with it either.
+    pub stays_since_ns: u64,
+}
+
+impl Patience {
+    const NONE: Patience = Patience { waits_since_ns: u64::MAX, stays_since_ns: u64::MAX };
+}
+
 impl Staging {
     pub(super) fn new() -> Self {
         Staging {
@@ -254,13 +269,17 @@ impl Device {
     /// room: then call again, at the latest at [`Device::next_deadline_ns`]. Of very much it sends a
     /// part, and is [ready](Device::is_ready) to send the next.
     pub fn transmit(&mut self, now_ns: u64, sink: &mut impl TransmitSink) {
-        let _ = self.try_transmit(now_ns, sink, 0);
+        let _ = self.try_transmit(now_ns, sink, Patience::NONE);
     }
 
-    /// The same, but for acknowledges that [may wait](invar_core::roce::qp::Qp::may_wait): they leave
-    /// with what else their queue pair has to send, or by [`Device::transmit`].
-    pub fn transmit_urgent(&mut self, now_ns: u64, sink: &mut impl TransmitSink) {
-        let _ = self.try_transmit(now_ns, sink, WAITING_MAX);
+    /// The same, but for acknowledges that have time.
+    pub fn transmit_urgent(
+        &mut self,
+        now_ns: u64,
+        patience: Patience,
+        sink: &mut impl TransmitSink,
+    ) {
+        let _ = self.try_transmit(now_ns, sink, patience);
     }
 
     /// Whether the sink had no room for what is to be sent.
@@ -272,9 +291,9 @@ impl Device {
         &mut self,
         now_ns: u64,
         sink: &mut impl TransmitSink,
-        waiting_max: usize,
+        patience: Patience,
     ) -> Result<(), Full> {
-        let Device { regions, cqs, qps, ready, timers, staging, counters, .. } = self;
+        let Device { regions, cqs, qps, ready, posted, timers, staging, counters, .. } = self;
         if staging.route.is_some() {
             staging.flush(regions, sink, counters)?;
             if let Some((qpn, run)) = staging.held.take()
@@ -286,12 +305,11 @@ impl Device {
         // How many at the end of the list wait.
         let mut waiting = 0;
         let mut left = CALL_PACKETS_MAX;
-        while left > 0
-            && waiting < ready.len()
-            && let Some(qpn) = ready.pop_front()
-        {
+        while left > 0 && waiting < ready.len() {
+            let posted = posted.take();
+            let Some(qpn) = posted.or_else(|| ready.pop_front()) else { break };
             let Some(qp) = qps.get_mut(qpn).filter(|qp| qp.listed) else { continue };
-            if waiting < waiting_max && qp.may_wait() {
+            if posted.is_none() && waiting < WAITING_MAX && qp.may_wait(patience.waits_since_ns) {
                 waiting += 1;
                 ready.push_back(qpn);
                 continue;
@@ -302,15 +320,19 @@ impl Device {
             let mut env = Surroundings { regions, cqs, pd, cq };
             let most = TURN_PACKETS.min(left);
             let (mut turn, mut added) = (most, Ok(()));
+            let mut stays = false;
             while turn > 0
                 && added.is_ok()
+                && !stays
                 && let Some(run) = qp.poll_transmit_run(now_ns, turn, &mut env)
             {
                 turn -= 1 + run.following;
                 added = staging.add_run(run, qp, regions, sink, counters);
+                stays = ready.len() < WAITING_MAX && qp.stays(patience.stays_since_ns);
             }
             left -= most - turn;
-            if turn == 0 || added.is_err() {
+            if turn == 0 || added.is_err() || stays {
+                qp.listed = posted.is_some();
                 qp.follow_up(qpn, &mut env, ready);
             }
             timers.arm(qpn, qp.deadline_ns(), &mut qp.armed_ns);

@@ -24,6 +24,17 @@ pub(super) enum Answer {
     Refuse { psn: Psn, code: NakCode },
 }
 
+/// Of what messages the acknowledge to be sent is, which tells how long it may wait.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Due {
+    /// All have one packet.
+    pub(super) short: bool,
+    /// And all are WRITEs of which nobody at this end is told.
+    pub(super) silent: bool,
+    /// When the first of them came.
+    pub(super) since_ns: u64,
+}
+
 /// A READ being answered: what is left of it.
 #[derive(Clone, Copy)]
 pub(super) struct Reply {
@@ -60,7 +71,7 @@ impl Reply {
 impl<const RQ: usize> Responder<RQ> {
     /// The peer wants to hear how far we are; a complaint says it as well.
     pub(super) fn acknowledge(&mut self) {
-        self.short = false;
+        self.due = Due::default();
         if self.answer == Answer::None {
             self.answer = Answer::Ack;
         }
@@ -71,9 +82,15 @@ impl<const RQ: usize> Responder<RQ> {
         self.answer == Answer::Ack && self.replies.is_empty()
     }
 
-    /// Whether that is so, and all that it acknowledges are messages of one packet.
-    pub(in crate::roce::qp) fn may_wait(&self) -> bool {
-        self.short && self.only_acknowledges()
+    /// Whether that is so, and all that it acknowledges are messages of one packet that came after
+    /// `since_ns`.
+    pub(in crate::roce::qp) fn may_wait(&self, since_ns: u64) -> bool {
+        self.due.short && self.due.since_ns > since_ns && self.only_acknowledges()
+    }
+
+    /// Whether what is to be acknowledged are WRITEs of which nobody here is told.
+    pub(in crate::roce::qp) fn is_silent(&self) -> bool {
+        self.due.silent
     }
 
     /// READs that are being answered: the first time, or again.

@@ -1,7 +1,8 @@
 //! Packets of adaptive routing: placed as they come, completed in order.
 
 use super::{
-    Answer, INVALID, Message, Operation, Refusal, Responder, check_memory, permitted, place_write,
+    Answer, Due, INVALID, Message, Operation, Refusal, Responder, check_memory, permitted,
+    place_write,
 };
 use crate::nic::{Access, WcOpcode};
 use crate::roce::qp::reorder::Immediate;
@@ -18,7 +19,7 @@ impl<const RQ: usize> Responder<RQ> {
         env: &mut impl Env,
     ) -> Result<(), Fatal> {
         let bth = &packet.headers.bth;
-        self.short = false;
+        self.due = Due::default();
         let Ok(ahead) = u32::try_from(bth.psn.since(self.expected)) else {
             counters.duplicates += 1;
             self.acknowledge();

@@ -1,0 +1,97 @@
+//! Which acknowledges wait, and for what.
+
+use invar_core::nic::{QpOptions, RecvWr, SendOpcode};
+use invar_linux::soft::Patience;
+
+use super::{carry, deliver, pair, target};
+
+/// For requests to go with.
+const WAITS: Patience = Patience { waits_since_ns: 0, stays_since_ns: u64::MAX };
+
+#[test]
+fn the_acknowledge_of_a_short_message_may_wait_for_a_request_and_that_of_a_long_one_may_not() {
+    for (len, waits) in [(1024, true), (1025, false)] {
+        let [mut a, mut b] = pair("::1", 2048, QpOptions::empty());
+        a.write(a.qpn, len, target(&b));
+        a.transmit(0);
+        deliver(&mut a, &mut b, 1, |_| false);
+        b.device.transmit_urgent(1, WAITS, &mut b.wire);
+        assert_eq!((b.wire.trains.is_empty(), b.device.is_ready()), (waits, waits), "{len}");
+        // Not where a long message came behind.
+        a.write(a.qpn, 1025, target(&b));
+        a.transmit(0);
+        deliver(&mut a, &mut b, 1, |_| false);
+        b.device.transmit_urgent(1, WAITS, &mut b.wire);
+        assert!(!b.device.is_ready());
+        carry(&mut b, &mut a, 0, |_| false);
+        assert_eq!(a.poll().len(), 2);
+    }
+    let [mut a, mut b] = pair("::1", 64, QpOptions::empty());
+    a.write(a.qpn, 8, target(&b));
+    a.transmit(0);
+    deliver(&mut a, &mut b, 1, |_| false);
+    b.device.transmit_urgent(1, WAITS, &mut b.wire);
+    b.write(b.qpn, 8, target(&a));
+    b.device.transmit_urgent(1, WAITS, &mut b.wire);
+    let trains: Vec<usize> = b.wire.trains.iter().map(|train| train.datagrams.len()).collect();
+    assert_eq!((trains, b.device.is_ready()), (vec![2], false));
+}
+
+#[test]
+fn acknowledges_of_many_queue_pairs_do_not_wait() {
+    let [mut a, mut b] = pair("::1", 64, QpOptions::empty());
+    for waiting in 1..20 {
+        let qpns = [a.create_qp(), b.create_qp()];
+        a.start(qpns[0], b.address(), qpns[1], QpOptions::empty());
+        b.start(qpns[1], a.address(), qpns[0], QpOptions::empty());
+        a.write(qpns[0], 8, target(&b));
+        a.transmit(0);
+        deliver(&mut a, &mut b, 1, |_| false);
+        b.device.transmit_urgent(1, WAITS, &mut b.wire);
+        let sent = b.wire.packets().len();
+        assert!(waiting - sent <= 8 && (sent == 0 || waiting > 8), "{sent} of {waiting}");
+    }
+    b.transmit(0);
+    assert_eq!(b.wire.packets().len(), 19);
+}
+
+/// `a` writes to `b` 12 times, and `b` sends six requests of its own each time: in all more than an
+/// acknowledge waits for where they are sent at once. Packets of each train of `b`, and whether an
+/// acknowledge is due afterwards.
+fn answers(opcode: SendOpcode, stays_since_ns: u64) -> (Vec<usize>, bool) {
+    let [mut a, mut b] = pair("::1", 64, QpOptions::empty());
+    let mut trains = Vec::new();
+    for now in 1..=12 {
+        // WRITEs alone leave them.
+        let _ = b.device.post_recv(b.qpn, &RecvWr::default());
+        a.post(a.qpn, opcode, 8, target(&b));
+        a.transmit(now);
+        deliver(&mut a, &mut b, now, |_| false);
+        (0..6).for_each(|_| b.write(b.qpn, 8, target(&a)));
+        let patience = Patience { waits_since_ns: 0, stays_since_ns };
+        b.device.transmit_urgent(now, patience, &mut b.wire);
+        trains.extend(b.wire.trains.iter().map(|train| train.datagrams.len()));
+        deliver(&mut b, &mut a, now, |_| false);
+    }
+    let due = b.device.is_ready();
+    b.transmit(12);
+    deliver(&mut b, &mut a, 12, |_| false);
+    assert_eq!(a.poll().len(), 12, "all are acknowledged");
+    (trains, due)
+}
+
+#[test]
+fn the_acknowledge_of_writes_that_nobody_is_told_of_leaves_requests_to_themselves_until_it_is_old()
+{
+    let write = SendOpcode::RdmaWrite;
+    assert_eq!(answers(write, 0), (vec![6; 12], true));
+    assert_eq!(answers(write, u64::MAX), (vec![7; 12], false));
+    // What came at time 1 is old, then what came at 2, and so on; from 6 on it is not.
+    let trains = [vec![7; 5], vec![6; 7]].concat();
+    assert_eq!(answers(write, 5), (trains, true));
+}
+
+#[test]
+fn the_acknowledge_of_messages_that_somebody_is_told_of_goes_with_the_next_request() {
+    assert_eq!(answers(SendOpcode::RdmaWriteWithImm, 0), (vec![7; 12], false));
+}
