@@ -20,8 +20,8 @@ pub(super) const TAG: u32 = 0;
 const CREDITS: u64 = SLOTS as u64 / 2;
 /// The same where messages are short. The sender has two left, for the time that they take.
 const CREDITS_SHORT: u64 = SLOTS as u64 - 2;
-/// Up to so many bytes what a message costs does not depend on its length.
-pub(super) const SHORT_BYTES: usize = 4 << 10;
+/// Up to so many bytes a message takes no longer than a call or two around it.
+pub(super) const SHORT_BYTES: usize = 32 << 10;
 
 /// The ends of connections, by number.
 pub(super) struct Wires {
