@@ -169,7 +169,9 @@ impl Communicator {
     }
 
     /// Sends and receives that are done at once, and collectives that are done one after the other
-    /// (`ncclGroupStart`).
+    /// (`ncclGroupStart`). Over networks the links of all its transfers are made before the first of them
+    /// moves, as in NCCL: a peer that comes to its part only after another transfer of this group has
+    /// moved keeps both waiting until the timeout, the first time.
     pub fn group<'b>(&self) -> Group<'_, 'b> {
         Group::new(&self.core)
     }
