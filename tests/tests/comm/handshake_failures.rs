@@ -147,7 +147,7 @@ fn a_peer_of_another_version_is_named_on_both_ends() {
     other[8] = 77;
     let (verdict, acceptor, mut there) = verdict(Wire::Invar, &other);
     let text = acceptor.report(verdict.expect_err("an error")).to_string();
-    assert!(text.contains("version 77") && text.contains("version 1;"), "{text}");
+    assert!(text.contains("version 77") && text.contains("version 2;"), "{text}");
 
     // What the acceptor says to a peer that it cannot work with names its own version.
     let mut answer = [0; PREFACE_BYTES];
@@ -159,7 +159,7 @@ fn a_peer_of_another_version_is_named_on_both_ends() {
     let error = connector.poll(0).err().expect("an error");
     assert_eq!(error.fault(), Fault::Incompatible);
     let text = error.to_string();
-    assert!(text.contains("version 77") && text.contains("version 1;"), "{text}");
+    assert!(text.contains("version 77") && text.contains("version 2;"), "{text}");
 }
 
 #[test]
