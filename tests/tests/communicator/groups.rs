@@ -141,7 +141,9 @@ fn a_message_that_is_not_as_long_as_its_receive_is_an_error_that_names_the_sende
             let told = ["do all ranks make the same calls", "collective mismatch: "];
             assert!(told.iter().any(|text| errors[1].contains(text)), "{what}");
             assert!(errors[1].starts_with("rank 0: "), "{what}");
-            assert_eq!(errors[0], format!("rank 1: {}", errors[1]), "{what}");
+            // Who sends may see by itself what the receive is for, or hears of it.
+            let sees = errors[0].starts_with("rank 1: ") && errors[0].contains(told[1]);
+            assert!(sees || errors[0] == format!("rank 1: {}", errors[1]), "{what}");
         }
     }
 }
