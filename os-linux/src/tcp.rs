@@ -124,6 +124,11 @@ impl OobStream {
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
     }
 
+    fn is_with_itself(&self) -> bool {
+        let ends = (self.stream.local_addr(), self.stream.peer_addr());
+        matches!(ends, (Ok(ours), Ok(theirs)) if ours == theirs)
+    }
+
     /// Another handle of the same connection, so that one thread may send while another receives.
     pub(crate) fn try_clone(&self) -> io::Result<Self> {
         Ok(OobStream { stream: self.stream.try_clone()?, peer: self.peer })
@@ -141,7 +146,8 @@ impl Stream for OobStream {
         Some(self.peer)
     }
 
-    /// `ECONNREFUSED` and `ETIMEDOUT` may pass: connect anew.
+    /// `ECONNREFUSED` and `ETIMEDOUT` may pass: connect anew. The first is also where nobody listened
+    /// and the kernel has connected the socket to itself, from the port that it called.
     fn poll_connected(&mut self) -> Result<bool, StreamError> {
         let mut fds = [PollFd::new(&self.stream, PollFlags::OUT)];
         match poll(&mut fds, Some(&Timespec::default())) {
@@ -150,6 +156,11 @@ impl Stream for OobStream {
             Err(errno) => return Err(StreamError::Os(errno.raw_os_error())),
         }
         match self.stream.take_error().map_err(os)? {
+            None if self.is_with_itself() => {
+                // Closed, it leaves nothing behind: the port is free for who is to listen there.
+                SockRef::from(&self.stream).set_linger(Some(Duration::ZERO)).map_err(os)?;
+                Err(StreamError::Os(libc::ECONNREFUSED))
+            }
             None => Ok(true),
             Some(error) => Err(os(error)),
         }

@@ -114,6 +114,24 @@ fn a_port_where_nobody_listens_refuses() {
 }
 
 #[test]
+fn a_socket_that_the_kernel_has_connected_to_itself_has_been_refused_and_frees_the_port() {
+    for host in ["127.0.0.1", "::1"] {
+        // Bound by hand to the port that it calls, as by chance to one of the ephemeral ports.
+        let addr = SocketAddr::new(host.parse().unwrap(), 0);
+        let socket = new_socket(addr).unwrap();
+        socket.bind(&addr.into()).unwrap();
+        let addr = socket.local_addr().unwrap().as_socket().unwrap();
+        let under_way = |error: &io::Error| error.raw_os_error() == Some(libc::EINPROGRESS);
+        assert!(socket.connect(&addr.into()).as_ref().err().is_none_or(under_way));
+        let mut stream = OobStream { stream: socket.into(), peer: addr };
+        let error = until("the refusal", || stream.poll_connected().err());
+        assert_eq!(error, StreamError::Os(libc::ECONNREFUSED));
+        drop(stream);
+        OobListener::bind(addr).unwrap();
+    }
+}
+
+#[test]
 fn a_connection_under_way_neither_sends_nor_fails() {
     // A listener whose queue is full answers no further caller.
     let full = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
