@@ -9,7 +9,7 @@ mod connection;
 mod hub;
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use invar_core::rendezvous::{Member, NONCE_BYTES};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -47,6 +47,13 @@ pub fn random<const N: usize>() -> io::Result<[u8; N]> {
         }
     }
     Ok(bytes)
+}
+
+/// When a time that begins now is over; one longer than a clock can tell, in a century.
+fn deadline(within: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    let now = Instant::now();
+    now.checked_add(within).unwrap_or(now + CENTURY)
 }
 
 fn nonce() -> io::Result<[u8; NONCE_BYTES]> {

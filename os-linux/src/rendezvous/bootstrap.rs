@@ -13,7 +13,7 @@ use invar_core::rendezvous::{Header, JoinStep, Joining, Kind, NOBODY, UniqueId};
 use rustix::event::PollFd;
 
 use super::connection::{Connection, Lost};
-use super::{TICK, nonce, this_member};
+use super::{TICK, deadline, nonce, this_member};
 use crate::proxy::Abort;
 use crate::tcp::OobStream;
 use crate::unix::wait;
@@ -124,7 +124,7 @@ impl Bootstrap {
     ) -> Result<Self, BootstrapError> {
         let addr = id.addr();
         let failed = |text: String| BootstrapError::Join { rank, addr, text };
-        let deadline = Instant::now() + within;
+        let deadline = deadline(within);
         let stream = connect(addr, deadline).map_err(|error| match error {
             Unreached::Nobody => failed(format!(
                 "nobody listens there any more, or yet, within {within:?}: either all ranks have \
@@ -211,7 +211,7 @@ impl Bootstrap {
     /// # Errors
     /// None that long, or a rank that has failed; or this one has left.
     pub fn recv(&self, from: u32, tag: u32, within: Duration) -> Result<Vec<u8>, BootstrapError> {
-        let deadline = Instant::now() + within;
+        let deadline = deadline(within);
         let mut blobs = self.shared.blobs();
         loop {
             if let Some(blob) = blobs.take((from, tag)) {

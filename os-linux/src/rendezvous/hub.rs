@@ -14,7 +14,7 @@ use invar_core::rendezvous::{
 use rustix::event::{PollFd, PollFlags};
 
 use super::connection::{Connection, Lost};
-use super::{TICK, nonce, random, this_member};
+use super::{TICK, deadline, nonce, random, this_member};
 use crate::tcp::OobListener;
 use crate::unix::wait;
 
@@ -60,7 +60,7 @@ impl Hub {
         let mut meeting = Meeting {
             secret,
             roster,
-            deadline: Instant::now() + within,
+            deadline: deadline(within),
             within,
             newcomers: Vec::new(),
             ranks: Vec::new(),

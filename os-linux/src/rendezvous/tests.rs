@@ -41,6 +41,13 @@ fn all_ranks_get_what_each_says() {
 }
 
 #[test]
+fn a_time_without_end_is_one() {
+    let hub = hub(1, Duration::MAX);
+    let rank = Bootstrap::join(&hub.id(), (0, 1), Duration::MAX).unwrap();
+    assert_eq!(rank.all_gather(8, b"alone", Duration::MAX).unwrap(), [b"alone"]);
+}
+
+#[test]
 fn blobs_of_a_tag_come_in_order_and_others_do_not_mix_with_them() {
     ranks(2, |bootstrap| {
         let peer = 1 - bootstrap.rank();
