@@ -1,4 +1,4 @@
-//! Pools that grow by banks, so that what is in them never moves.
+//! Pools and rows that grow by banks: a host brings the memory.
 
 /// Elements of a bank (`NCCL_PROXY_CONN_POOL_SIZE`).
 pub const BANK_LEN: usize = 128;
@@ -90,5 +90,61 @@ impl<T, B: Banks<Slot<T>>> Pool<T, B> {
     /// The same, to write in.
     pub fn get_mut(&mut self, index: u32) -> Option<&mut T> {
         self.banks.at_mut(index).filter(|slot| slot.taken).map(|slot| &mut slot.value)
+    }
+}
+
+/// Elements in a row, as many as there is memory for.
+#[derive(Debug, Default)]
+pub(super) struct Row<T, B> {
+    banks: B,
+    len: u32,
+    element: core::marker::PhantomData<T>,
+}
+
+impl<T, B: Banks<Option<T>>> Row<T, B> {
+    /// None, in `banks`, which hold default values.
+    pub(super) fn new(banks: B) -> Self {
+        Row { banks, len: 0, element: core::marker::PhantomData }
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Adds one behind the others. `false` where there is no memory for it.
+    #[must_use]
+    pub(super) fn push(&mut self, value: T) -> bool {
+        if self.banks.at(self.len).is_none() && !self.banks.grow() {
+            return false;
+        }
+        let Some(place) = self.banks.at_mut(self.len) else { return false };
+        *place = Some(value);
+        self.len += 1;
+        true
+    }
+
+    pub(super) fn get(&self, at: u32) -> Option<&T> {
+        self.banks.at(at)?.as_ref()
+    }
+
+    /// The place of the first that is as asked for.
+    pub(super) fn position(&self, is_it: impl Fn(&T) -> bool) -> Option<u32> {
+        (0..self.len).find(|at| self.get(*at).is_some_and(&is_it))
+    }
+
+    pub(super) fn get_mut(&mut self, at: u32) -> Option<&mut T> {
+        self.banks.at_mut(at)?.as_mut()
+    }
+
+    /// Takes one out; the last has its place then.
+    pub(super) fn swap_remove(&mut self, at: u32) -> Option<T> {
+        let removed = self.banks.at_mut(at)?.take()?;
+        self.len -= 1;
+        if let Some(last) = self.banks.at_mut(self.len).and_then(Option::take)
+            && let Some(place) = self.banks.at_mut(at)
+        {
+            *place = Some(last);
+        }
+        Some(removed)
     }
 }

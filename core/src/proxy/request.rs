@@ -16,7 +16,7 @@ mod tests;
 mod wire;
 
 pub use crate::inbox::{BODY_BYTES_MAX, FrameError};
-pub use call::{CallError, CallId, Calls, Outcome};
+pub use call::{CallError, CallId, Calls, Expected, Outcome};
 pub use connection::{Connections, Place, Setup, State};
-pub use session::{Reply, Session, SessionEvent};
+pub use session::{Pending, Reply, Session, SessionEvent};
 pub use wire::{Init, Kind, REQUEST_BYTES, RESPONSE_BYTES, VERSION};

@@ -5,15 +5,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use invar_core::proxy::{CallError, CallId, Calls, ConnectionId, Init, Kind, Outcome};
+use invar_core::proxy::{CallError, CallId, Calls, ConnectionId, Expected, Init, Kind, Outcome};
 use rustix::event::PollFd;
 
-use super::Abort;
 use super::abort::{Bound, WaitError};
+use super::{Abort, HeapBanks};
 use crate::unix::{FdStream, wait};
 
-/// Most requests that a rank has under way.
-pub(super) const CALLS_MAX: usize = 64;
+type HeapCalls = Calls<OwnedFd, HeapBanks<Option<Expected<OwnedFd>>>>;
 
 /// Asks a proxy to set connections up. Dropping it ends the session, and its connections.
 #[derive(Debug)]
@@ -21,7 +20,7 @@ pub struct ProxyClient {
     address: String,
     stream: FdStream,
     /// Large, and moved with this.
-    calls: Box<Calls<OwnedFd, CALLS_MAX>>,
+    calls: Box<HeapCalls>,
     abort: Abort,
     timeout: Duration,
 }
@@ -69,7 +68,7 @@ impl ProxyClient {
         Ok(ProxyClient {
             address: address.to_owned(),
             stream,
-            calls: Box::default(),
+            calls: Box::new(Calls::new(HeapBanks::default())),
             abort,
             timeout,
         })
@@ -142,7 +141,7 @@ impl ProxyClient {
 
     /// Tells the proxy to end once all ranks are done, and ends the session.
     pub fn stop(mut self) -> Result<(), ClientError> {
-        let message = Calls::<OwnedFd, CALLS_MAX>::tell(Kind::Stop).to_vec();
+        let message = HeapCalls::tell(Kind::Stop).to_vec();
         self.named(|client| Ok(client.stream.send(message, None)?))
     }
 

@@ -9,19 +9,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use invar_core::proxy::{
-    Connections, LOCAL_RANKS_MAX, Place, Reply, Session, SessionEvent, Setup, Slot,
+    Connections, LOCAL_RANKS_MAX, Pending, Place, Reply, Session, SessionEvent, Setup, Slot,
 };
 use rustix::event::{PollFd, PollFlags};
 use rustix::thread::CpuSet;
 
 use super::abort::TICK;
-use super::client::CALLS_MAX;
 use super::{Abort, HeapBanks, thread};
 use crate::unix::{FdStream, listen, wait};
 
-/// Most requests of a rank that take longer: all that it may have under way. One that waited behind
-/// others could be what those wait for, by way of the peer.
-const PENDING_MAX: usize = CALLS_MAX;
 /// Most pieces of requests that are read before others have their turn.
 const READS_MAX: usize = 64;
 /// How long to sleep while requests are pending, which nothing tells us of.
@@ -113,18 +109,17 @@ struct Serving<S> {
 
 struct Peer {
     stream: FdStream,
-    session: Session<PENDING_MAX>,
+    session: Session<HeapBanks<Option<Pending>>>,
 }
 
 impl Peer {
-    fn interest(&mut self) -> PollFlags {
-        let room = self.has_room();
-        self.stream.interest(room)
+    fn interest(&self) -> PollFlags {
+        self.stream.interest(self.is_heard())
     }
 
     /// Whether to read. Who does not read what it is told is not listened to.
-    fn has_room(&mut self) -> bool {
-        self.stream.is_flushed() && !self.session.space().is_empty()
+    fn is_heard(&self) -> bool {
+        self.stream.is_flushed()
     }
 
     /// Does what the rank asks for. An event that it gives ends the session, as does an error: the
@@ -136,7 +131,7 @@ impl Peer {
     ) -> io::Result<Option<SessionEvent<OwnedFd>>> {
         self.stream.flush()?;
         for _ in 0..READS_MAX {
-            if !self.has_room() {
+            if !self.is_heard() {
                 break;
             }
             // A rank has no reason to send a file descriptor; it is closed.
@@ -189,8 +184,7 @@ impl<S: Setup<Fd = OwnedFd>> Serving<S> {
     }
 
     fn wait(&mut self, timeout: Duration) -> io::Result<()> {
-        let interests: Vec<PollFlags> = self.peers.iter_mut().map(Peer::interest).collect();
-        let peers = self.peers.iter().zip(interests);
+        let peers = self.peers.iter().map(|peer| (peer, peer.interest()));
         let listens = self.takes_in();
         let interest = if listens { PollFlags::IN } else { PollFlags::empty() };
         let listener = PollFd::from_borrowed_fd(self.listener.as_fd(), interest);
@@ -213,7 +207,8 @@ impl<S: Setup<Fd = OwnedFd>> Serving<S> {
                 Ok((stream, _)) if self.peers.len() < LOCAL_RANKS_MAX => {
                     if let Ok(stream) = FdStream::new(stream) {
                         self.sessions += 1;
-                        self.peers.push(Peer { stream, session: Session::new(self.sessions) });
+                        let session = Session::new(self.sessions, HeapBanks::default());
+                        self.peers.push(Peer { stream, session });
                     }
                 }
                 Ok(_) => {}

@@ -38,6 +38,14 @@ fn links_on_many_channels_do_not_mix() {
 }
 
 #[test]
+fn any_number_of_links_come_about_at_once() {
+    for (device, channels) in [(DEVICES[0], 70), (DIRECT[3], 40)] {
+        let mut ranks = pair(device, channels);
+        both(&mut ranks, |rank| rank.exchange(8, 2, Moved::ByRank).expect(device));
+    }
+}
+
+#[test]
 fn more_operations_than_the_pool_has_room_for_go_one_after_another() {
     for device in ["soft IPv6", "socket IPv6"] {
         let mut ranks = pair(device, 1);

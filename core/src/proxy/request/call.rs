@@ -5,7 +5,8 @@ use heapless::{String, Vec};
 
 use super::wire::{Kind, REQUEST_BYTES, Request, Response};
 use crate::inbox::{BODY_BYTES_MAX, FrameError, Inbox};
-use crate::proxy::ConnectionId;
+use crate::proxy::banks::Row;
+use crate::proxy::{Banks, ConnectionId};
 
 /// A request that a response is expected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,18 +15,20 @@ pub struct CallId(pub(super) u64);
 /// Most bytes of the text that says why a request was refused.
 const TEXT_BYTES: usize = 160;
 
-/// Up to `N` requests under way to one proxy. `Fd` is what the host has for a file descriptor.
+/// Requests under way to one proxy, as many as there is memory for. `Fd` is what the host has for a
+/// file descriptor.
 #[derive(Debug)]
-pub struct Calls<Fd, const N: usize> {
+pub struct Calls<Fd, B> {
     last_id: u64,
-    expected: Vec<Expected<Fd>, N>,
+    expected: Row<Expected<Fd>, B>,
     inbox: Inbox<Response>,
     /// What came with the message that is under way.
     fd: Option<Fd>,
 }
 
+/// A response that is expected.
 #[derive(Debug)]
-struct Expected<Fd> {
+pub struct Expected<Fd> {
     id: u64,
     kind: Kind,
     len: u32,
@@ -59,9 +62,9 @@ pub enum Outcome<Fd> {
 /// Why a request can't be made, or a response not be had.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// As many are under way as can be; poll for their responses first.
-    #[error("{0:?}: {1} requests to the proxy are under way already")]
-    TooMany(Kind, usize),
+    /// As many are under way as there is memory for; poll for their responses first.
+    #[error("{0:?}: {1} requests to the proxy are under way already, and no memory is left")]
+    TooMany(Kind, u32),
     /// A body that is larger than any.
     #[error("{0:?}: a body of {1} bytes, at most {BODY_BYTES_MAX} are allowed")]
     TooLong(Kind, usize),
@@ -102,13 +105,12 @@ pub enum CallError {
     Frame(#[from] FrameError),
 }
 
-impl<Fd, const N: usize> Default for Calls<Fd, N> {
-    fn default() -> Self {
-        Calls { last_id: 0, expected: Vec::new(), inbox: Inbox::new(), fd: None }
+impl<Fd, B: Banks<Option<Expected<Fd>>>> Calls<Fd, B> {
+    /// None, with memory for those that will be.
+    pub fn new(banks: B) -> Self {
+        Calls { last_id: 0, expected: Row::new(banks), inbox: Inbox::new(), fd: None }
     }
-}
 
-impl<Fd, const N: usize> Calls<Fd, N> {
     /// Begins a request: the bytes to be sent before the body, and for what to
     /// [`poll`](Calls::poll).
     pub fn call(
@@ -122,9 +124,9 @@ impl<Fd, const N: usize> Calls<Fd, N> {
             return Err(CallError::TooLong(kind, len));
         }
         let (id, len) = (self.last_id + 1, response_len as u32);
-        self.expected
-            .push(Expected { id, kind, len, response: None })
-            .map_err(|_| CallError::TooMany(kind, N))?;
+        if !self.expected.push(Expected { id, kind, len, response: None }) {
+            return Err(CallError::TooMany(kind, self.expected.len()));
+        }
         self.last_id = id;
         let header = Request { kind, connection, id, len: body.len() as u32, response_len: len };
         Ok((CallId(id), header.to_bytes()))
@@ -147,9 +149,9 @@ impl<Fd, const N: usize> Calls<Fd, N> {
         self.fd = self.fd.take().or(fd);
         let Some((header, body)) = self.inbox.filled(n)? else { return Ok(()) };
         let Response { id, refused, has_fd, len } = header;
-        let Some(expected) = self.expected.iter_mut().find(|expected| expected.id == id) else {
-            return Err(CallError::Unexpected(id));
-        };
+        let place = self.expected.position(|expected| expected.id == id);
+        let expected = place.and_then(|place| self.expected.get_mut(place));
+        let expected = expected.ok_or(CallError::Unexpected(id))?;
         let kind = expected.kind;
         if expected.response.is_some() {
             return Err(CallError::Twice(kind, id));
@@ -174,9 +176,11 @@ impl<Fd, const N: usize> Calls<Fd, N> {
         id: CallId,
         response: &mut [u8],
     ) -> Result<Option<Outcome<Fd>>, CallError> {
-        let place = self.expected.iter().position(|expected| expected.id == id.0);
-        let place = place.ok_or(CallError::NotUnderWay(id.0))?;
-        let expected = &mut self.expected[place];
+        let unknown = CallError::NotUnderWay(id.0);
+        let Some(place) = self.expected.position(|expected| expected.id == id.0) else {
+            return Err(unknown);
+        };
+        let expected = self.expected.get_mut(place).ok_or(unknown)?;
         let (kind, len) = (expected.kind, expected.len);
         if len as usize != response.len() {
             return Err(CallError::Room { kind, len: response.len(), expected: len });

@@ -7,20 +7,23 @@ use heapless::Vec;
 use super::connection::{Connections, Place, Setup, State};
 use super::wire::{Init, Kind, RESPONSE_BYTES, Request, Response};
 use crate::inbox::{BODY_BYTES_MAX, FrameError, Inbox};
+use crate::proxy::banks::Row;
 use crate::proxy::{Banks, Slot};
 
-/// What one rank asks for, of which up to `N` take longer.
+/// What one rank asks for. As many requests may take longer as it has connections: one that waited
+/// behind others could be what those wait for, by way of the peer.
 #[derive(Debug)]
-pub struct Session<const N: usize> {
+pub struct Session<B> {
     number: u32,
     inbox: Inbox<Request>,
-    pending: Vec<Pending, N>,
-    /// Which of the pending is to be asked next.
-    turn: usize,
+    pending: Row<Pending, B>,
+    /// Which of the pending was asked last.
+    turn: u32,
 }
 
+/// A request that takes longer.
 #[derive(Debug)]
-struct Pending {
+pub struct Pending {
     header: Request,
     body: Vec<u8, BODY_BYTES_MAX>,
 }
@@ -48,20 +51,19 @@ pub enum SessionEvent<Fd> {
     Stop,
 }
 
-impl<const N: usize> Session<N> {
-    /// A session, of a number that no other has.
-    pub const fn new(number: u32) -> Self {
-        Session { number, inbox: Inbox::new(), pending: Vec::new(), turn: 0 }
+impl<B: Banks<Option<Pending>>> Session<B> {
+    /// A session, of a number that no other has, with memory for what is pending.
+    pub fn new(number: u32, banks: B) -> Self {
+        Session { number, inbox: Inbox::new(), pending: Row::new(banks), turn: 0 }
     }
 
-    /// Where the next bytes from the rank belong; empty while as many requests are pending as can
-    /// be, so that the rank waits.
+    /// Where the next bytes from the rank belong; never empty.
     pub fn space(&mut self) -> &mut [u8] {
-        if self.pending.is_full() { &mut [] } else { self.inbox.space() }
+        self.inbox.space()
     }
 
     /// How many requests are pending, and [`Session::progress`] is worth as many calls.
-    pub fn pending(&self) -> usize {
+    pub fn pending(&self) -> u32 {
         self.pending.len()
     }
 
@@ -82,8 +84,8 @@ impl<const N: usize> Session<N> {
             Kind::Setup | Kind::Connect => {
                 let body = Vec::from_slice(body).unwrap_or_default();
                 let pended = ready(self.number, &header, connections).and_then(|place| {
-                    place.busy = true;
-                    self.pending.push(Pending { header, body }).map_err(|_| Refusal::Busy)
+                    place.busy = self.pending.push(Pending { header, body });
+                    if place.busy { Ok(()) } else { Err(Refusal::NoMemory("request")) }
                 });
                 match pended {
                     Ok(()) => return Ok(None),
@@ -112,7 +114,7 @@ impl<const N: usize> Session<N> {
         setup: &mut S,
     ) -> Option<Reply<S::Fd>> {
         self.turn = (self.turn + 1).checked_rem(self.pending.len())?;
-        let Pending { header, body } = &self.pending[self.turn];
+        let Pending { header, body } = self.pending.get(self.turn)?;
         let (header, id) = (*header, header.connection);
         let mut response = Vec::<u8, BODY_BYTES_MAX>::new();
         // The inbox has looked at the length.
@@ -152,7 +154,7 @@ struct Answer<Fd> {
 /// Why a request is refused.
 enum Refusal<E> {
     Init(&'static str),
-    NoMemory,
+    NoMemory(&'static str),
     NotYours,
     Busy,
     State(State),
@@ -165,7 +167,7 @@ impl<E: fmt::Display> fmt::Display for Refusal<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refusal::Init(why) => f.write_str(why),
-            Refusal::NoMemory => f.write_str("no memory for one more bank of connections"),
+            Refusal::NoMemory(what) => write!(f, "no memory for one more bank of {what}s"),
             Refusal::NotYours => f.write_str("not a connection of this rank"),
             Refusal::Busy => f.write_str("something else is being done with it"),
             Refusal::State(state) => write!(f, "not where it is: {state:?}"),
@@ -187,7 +189,7 @@ fn open<S: Setup>(
         return Err(Refusal::Response(header.response_len));
     }
     let init = Init::parse(body).map_err(Refusal::Init)?;
-    let id = connections.open(session, init.local_rank).ok_or(Refusal::NoMemory)?;
+    let id = connections.open(session, init.local_rank).ok_or(Refusal::NoMemory("connection"))?;
     match setup.open(id, init) {
         Ok(fd) => {
             let body = Vec::from_slice(&id.0.to_le_bytes()).unwrap_or_default();

@@ -13,22 +13,33 @@ use super::*;
 use crate::proxy::{BANK_LEN, Banks, ConnectionId, Direction, Slot};
 
 /// One bank.
-struct OneBank(Option<Box<[Slot<Place>; BANK_LEN]>>);
+struct OneBank<T>(Option<Box<[T; BANK_LEN]>>);
 
-impl Banks<Slot<Place>> for OneBank {
-    fn bank(&self, bank: usize) -> Option<&[Slot<Place>; BANK_LEN]> {
+impl<T: Default> Banks<T> for OneBank<T> {
+    fn bank(&self, bank: usize) -> Option<&[T; BANK_LEN]> {
         self.0.as_deref().filter(|_| bank == 0)
     }
 
-    fn bank_mut(&mut self, bank: usize) -> Option<&mut [Slot<Place>; BANK_LEN]> {
+    fn bank_mut(&mut self, bank: usize) -> Option<&mut [T; BANK_LEN]> {
         self.0.as_deref_mut().filter(|_| bank == 0)
     }
 
     fn grow(&mut self) -> bool {
         let first = self.0.is_none();
-        self.0.get_or_insert_with(|| Box::new(core::array::from_fn(|_| Slot::default())));
+        self.0.get_or_insert_with(|| Box::new(core::array::from_fn(|_| T::default())));
         first
     }
+}
+
+type SmallCalls = Calls<u32, OneBank<Option<Expected<u32>>>>;
+type SmallSession = Session<OneBank<Option<Pending>>>;
+
+fn calls() -> SmallCalls {
+    Calls::new(OneBank(None))
+}
+
+fn session(number: u32) -> SmallSession {
+    Session::new(number, OneBank(None))
 }
 
 /// Reverses what it is sent, after about as many questions as the first byte says; never for 254.
@@ -89,9 +100,9 @@ impl Setup for Reversing {
 
 /// A rank, the proxy, and what is under way between them.
 struct World {
-    calls: Calls<u32, 4>,
-    session: Session<2>,
-    connections: Connections<OneBank>,
+    calls: SmallCalls,
+    session: SmallSession,
+    connections: Connections<OneBank<Slot<Place>>>,
     setup: Reversing,
     to_proxy: VecDeque<u8>,
     /// Bytes, and what comes with each.
@@ -102,8 +113,8 @@ struct World {
 impl World {
     fn new() -> Self {
         World {
-            calls: Calls::default(),
-            session: Session::new(1),
+            calls: calls(),
+            session: session(1),
             connections: Connections::new(OneBank(None)),
             setup: Reversing::default(),
             to_proxy: VecDeque::new(),
@@ -244,7 +255,7 @@ fn a_connection_is_worked_on_once_at_a_time_and_by_its_own_rank() {
         world.refusal(Kind::Setup, 0, b"", 0).ends_with("something else is being done with it")
     );
     world.finish(slow, &mut [0]).unwrap();
-    world.session = Session::new(2);
+    world.session = session(2);
     assert!(world.refusal(Kind::Connect, 0, b"", 0).ends_with("not a connection of this rank"));
 }
 
@@ -263,22 +274,36 @@ fn requests_that_never_end_keep_no_other_waiting() {
 }
 
 #[test]
+fn as_many_requests_may_take_long_as_there_are_connections() {
+    let mut world = World::new();
+    let ids: Vec<u32> = (0..BANK_LEN).map(|_| world.open(0).0).collect();
+    let stuck: Vec<_> =
+        ids[1..].iter().map(|id| world.call(Kind::Setup, *id, &[254], 1).unwrap()).collect();
+    let last = world.call(Kind::Setup, ids[0], &[0, 8], 2).unwrap();
+    let mut response = [0; 2];
+    world.finish(last, &mut response).unwrap();
+    assert_eq!(response, [8, 0]);
+    assert_eq!(world.session.pending(), stuck.len() as u32);
+    assert!(stuck.iter().all(|call| world.calls.poll(*call, &mut [0]) == Ok(None)));
+}
+
+#[test]
 fn the_end_of_a_session_closes_its_connections_and_no_others() {
     let mut world = World::new();
     world.open(0);
-    world.session = Session::new(2);
+    world.session = session(2);
     for _ in 0..2 {
         world.open(0);
     }
-    world.to_proxy.extend(Calls::<u32, 4>::tell(Kind::Close));
+    world.to_proxy.extend(SmallCalls::tell(Kind::Close));
     world.step(usize::MAX).unwrap();
     assert_eq!(world.ended.take(), Some(SessionEvent::Close));
-    let session = core::mem::replace(&mut world.session, Session::new(3));
-    session.end(&mut world.connections, &mut world.setup);
+    let ended = core::mem::replace(&mut world.session, session(3));
+    ended.end(&mut world.connections, &mut world.setup);
     assert_eq!(world.setup.closed, [ConnectionId(1), ConnectionId(2)]);
     assert_eq!(world.connections.state(ConnectionId(1)), None);
     assert_eq!(world.connections.state(ConnectionId(0)), Some(State::Initialized));
-    world.to_proxy.extend(Calls::<u32, 4>::tell(Kind::Stop));
+    world.to_proxy.extend(SmallCalls::tell(Kind::Stop));
     world.step(usize::MAX).unwrap();
     assert_eq!(world.ended, Some(SessionEvent::Stop));
 }
@@ -295,7 +320,7 @@ fn connections_end_where_memory_does() {
 
 /// Gives a response to the first call of a rank, which expects 3 bytes.
 fn answered(response: Response, body: &[u8], fd: Option<u32>) -> Result<(), CallError> {
-    let mut calls = Calls::<u32, 1>::default();
+    let mut calls = calls();
     calls.call(Kind::Setup, ConnectionId(0), b"", 3).unwrap();
     let bytes: Vec<u8> = response.to_bytes().iter().chain(body).copied().collect();
     let mut left = &bytes[..];
@@ -329,18 +354,21 @@ fn responses_that_do_not_fit_are_errors() {
 
 #[test]
 fn calls_that_can_not_be_made_are_errors() {
-    let mut calls = Calls::<u32, 1>::default();
+    let mut calls = calls();
     let id = ConnectionId(0);
     let error = calls.call(Kind::Setup, id, &[0; 1025], 0).unwrap_err();
     assert_eq!(error, CallError::TooLong(Kind::Setup, 1025));
     let error = calls.call(Kind::Setup, id, b"", 1025).unwrap_err();
     assert_eq!(error, CallError::TooLong(Kind::Setup, 1025));
     let (call, _) = calls.call(Kind::Setup, id, b"", 2).unwrap();
+    for _ in 1..BANK_LEN {
+        let _ = calls.call(Kind::Setup, id, b"", 0).unwrap();
+    }
     let error = calls.call(Kind::Connect, id, b"", 0).unwrap_err();
-    assert_eq!(error, CallError::TooMany(Kind::Connect, 1));
+    assert_eq!(error, CallError::TooMany(Kind::Connect, BANK_LEN as u32));
     let error = calls.poll(call, &mut [0]).unwrap_err();
     assert_eq!(error, CallError::Room { kind: Kind::Setup, len: 1, expected: 2 });
-    assert_eq!(calls.poll(CallId(9), &mut []), Err(CallError::NotUnderWay(9)));
+    assert_eq!(calls.poll(CallId(999), &mut []), Err(CallError::NotUnderWay(999)));
 }
 
 proptest! {
@@ -362,7 +390,6 @@ proptest! {
                         under_way.push((call, body));
                         next = rest.next();
                     }
-                    Err(CallError::TooMany(..)) => {}
                     Err(error) => return Err(TestCaseError::fail(error.to_string())),
                 }
             }
