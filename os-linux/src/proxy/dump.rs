@@ -1,5 +1,6 @@
 //! What is under way, written when somebody asks by a signal (`NCCL_PROXY_DUMP_SIGNAL`).
 
+use std::fmt::Display;
 use std::io::{self, Write};
 
 use signal_hook::consts::FORBIDDEN;
@@ -23,11 +24,15 @@ impl DumpOnSignal {
         mut to: impl Write + Send + 'static,
     ) -> io::Result<Self> {
         let number = i32::from(signal);
+        let refused = |why: &dyn Display| {
+            let what = format!("NCCL_PROXY_DUMP_SIGNAL={signal}: {why}");
+            io::Error::new(io::ErrorKind::InvalidInput, what)
+        };
         if FORBIDDEN.contains(&number) {
-            let what = format!("NCCL_PROXY_DUMP_SIGNAL={signal}: nothing else can be done on it");
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+            return Err(refused(&"nothing else can be done on it"));
         }
-        let mut signals = Signals::new([number])?;
+        // Of those that there are, the C library keeps two for itself.
+        let mut signals = Signals::new([number]).map_err(|error| refused(&error))?;
         let handle = signals.handle();
         thread::spawn("invar-dump".to_owned(), None, move || {
             for _ in signals.forever() {
