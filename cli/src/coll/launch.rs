@@ -36,10 +36,12 @@ pub(super) fn all(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     let mut ranks = Ranks(Vec::new());
     for rank in 0..args.ranks {
         let mut command = Command::new(env::current_exe().map_err(failed)?);
-        // Every flag holds for all; those of a rank come after them.
-        command.args(env::args_os().skip(1));
+        // Behind `coll`, and before a `--` that may be among the flags, which hold for all.
+        let mut flags = env::args_os().skip(1);
+        command.args(flags.next());
         command.args(["--rank", &rank.to_string(), "--root", &hub.id().addr().to_string()]);
         command.args(["--child-of", &process::id().to_string()]).env(SECRET, &secret);
+        command.args(flags);
         command.stdin(Stdio::null());
         if rank > 0 {
             command.stdout(Stdio::null());

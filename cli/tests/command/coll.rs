@@ -56,6 +56,14 @@ fn ranks_on_this_host_agree_on_every_operation() {
 }
 
 #[test]
+fn the_operation_may_come_behind_the_end_of_the_flags() {
+    let flags = ["coll", "--ranks", "3", "-b", "8", "-e", "8", "-n", "2", "--json", "-", "--"];
+    let outcome = Run::start(invar(&flags).arg("all_gather")).wait();
+    let (json, rows) = rows(outcome.ok());
+    assert_eq!((json["nranks"].as_u64(), rows.len()), (Some(3), 1), "{json}");
+}
+
+#[test]
 fn ranks_may_share_no_memory() {
     for transport in ["soft", "socket"] {
         let mut command = invar(&["coll", "all_reduce", "-e", "1M", "-f", "32", "-n", "3"]);
