@@ -286,6 +286,9 @@ impl Receiver {
 
     /// Whether it takes more bytes from main to go on than the `staged` ones.
     pub fn is_starved(&self, staged: usize) -> bool {
+        if self.parked.is_leaving() {
+            return false;
+        }
         match self.main {
             Main::Frame => staged < FRAME_BYTES,
             Main::Park { .. } | Main::Message { .. } => false,

@@ -191,9 +191,11 @@ impl Inbound {
     /// Moves what is there to where it belongs.
     fn progress(&mut self, receiver: &mut Receiver, inbox: &mut Inbox) -> Result<(), Error> {
         self.lanes.collect(|to| receiver.chunk_done(to)).map_err(Error::PeerClosed)?;
-        self.settle(receiver, inbox)?;
         if !receiver.is_starved(inbox.staged().len()) {
-            return Ok(());
+            self.settle(receiver, inbox)?;
+            if !receiver.is_starved(inbox.staged().len()) {
+                return Ok(());
+            }
         }
         let read = match self.end {
             None => inbox.read(&self.main, receiver),

@@ -32,6 +32,8 @@ pub struct SendComm {
     control: OobStream,
     /// First bytes of the messages, by the index of their requests.
     starts: Box<[NonNull<u8>; DEPTH_MAX]>,
+    /// Where a short message is put together.
+    short: Box<[u8; COPIED_BYTES]>,
     ends: Ends,
 }
 
@@ -44,7 +46,7 @@ impl SendComm {
         let sender = Box::new(Sender::new(lanes.len() as u16));
         let lanes = Lanes::new(lanes, Way::Send, threads);
         let starts = Box::new([NonNull::dangling(); DEPTH_MAX]);
-        SendComm { lanes, sender, main, control, starts, ends }
+        SendComm { lanes, sender, main, control, starts, short: Box::new([0; COPIED_BYTES]), ends }
     }
 
     /// The receiving end of messages back, over the same sockets: each is a stream both ways, of
@@ -169,17 +171,17 @@ impl SendComm {
     }
 
     /// Writes a short message: how many bytes of how many.
-    fn write_copied(&self, message: &Outgoing) -> Result<(usize, usize), StreamError> {
+    fn write_copied(&mut self, message: &Outgoing) -> Result<(usize, usize), StreamError> {
         let Outgoing { index, frame, frame_written, payload } = message;
-        let (frame, bytes) = (&frame[*frame_written..], message.bytes());
-        let mut copy = [0; COPIED_BYTES];
-        copy[..frame.len()].copy_from_slice(frame);
+        let (frame, short) = (&frame[*frame_written..], &mut self.short[..message.bytes()]);
+        let (copied_frame, copied_payload) = short.split_at_mut(frame.len());
+        copied_frame.copy_from_slice(frame);
         // SAFETY: within the message, which is not done, and which whoever sent it promised to keep.
         unsafe {
             let start = self.starts[*index].add(payload.start as usize);
-            read_raw(start, &mut copy[frame.len()..bytes]);
+            read_raw(start, copied_payload);
         }
-        Ok((self.main.send_gather(&[Gather::bytes(&copy[..bytes])])?, bytes))
+        Ok((self.main.send_gather(&[Gather::bytes(short)])?, short.len()))
     }
 
     /// Writes several messages, or a long one: how many bytes of how many.

@@ -86,6 +86,11 @@ impl Parked {
         self.places[usize::from(place)].as_mut().map(|message| &mut message.chunks)
     }
 
+    /// Whether one is to go to its buffer.
+    pub(super) fn is_leaving(&self) -> bool {
+        !self.leaving.is_empty()
+    }
+
     /// The next to go to its buffer: its place, the buffer, its length.
     pub(super) fn leave(&mut self) -> Option<(u8, (u8, u8), u32)> {
         let place = self.leaving.pop_front()?;

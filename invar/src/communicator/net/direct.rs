@@ -117,6 +117,9 @@ impl DirectSend {
     /// Sends what can be sent. Whether all gets to the peer without more calls.
     #[inline]
     pub(super) fn progress(&mut self) -> Result<bool, Error> {
+        if self.done == self.next {
+            return Ok(true);
+        }
         self.unlooked += 1;
         if self.wire.needs_calls() || self.unlooked == LOOK_EVERY {
             self.has_delivered()?;
