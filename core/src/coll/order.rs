@@ -5,8 +5,8 @@ use crate::proxy::{Ring, Tree};
 /// All ranks, each once, so that neighbours are close to each other.
 ///
 /// The ring goes along it and from its end to its beginning. The trees are NCCL's (`trees.cc`), over
-/// places in the row. Whoever has many tasks for the same ranks keeps an order that owns its row,
-/// since to make one is what takes time, and borrows it for each.
+/// places in the row. To make one takes time; whoever has many tasks for the same ranks clones one of
+/// a row that is borrowed or shared.
 #[derive(Clone, Copy, Debug)]
 pub struct Order<R>(R);
 
@@ -52,11 +52,6 @@ impl<R: AsRef<[u32]>> Order<R> {
             }
         }
         Ok(Order(ranks))
-    }
-
-    /// The same, borrowed.
-    pub fn borrowed(&self) -> Order<&[u32]> {
-        Order(self.0.as_ref())
     }
 
     /// How many ranks there are.

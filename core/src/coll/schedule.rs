@@ -88,13 +88,13 @@ impl Step {
     }
 }
 
-/// The steps of a task, one after the other: an iterator that owns nothing.
+/// The steps of a task, one after the other: an iterator that owns nothing but its order, if that.
 ///
 /// Channels and tasks are independent of each other, so whoever runs several takes of each its next
 /// step as soon as the slots for that one are there.
 #[derive(Clone, Debug)]
-pub struct Schedule<'a> {
-    order: Order<&'a [u32]>,
+pub struct Schedule<R> {
+    order: Order<R>,
     task: Task,
     cut: Cut,
     /// The place of this rank in the order, and its neighbours.
@@ -110,10 +110,10 @@ pub struct Schedule<'a> {
     behind: usize,
 }
 
-impl<'a> Schedule<'a> {
+impl<R: AsRef<[u32]>> Schedule<R> {
     /// The steps of `task` among the ranks of `order`. All ranks give the same order, operation,
     /// algorithm, count, type, channels and slots.
-    pub fn new(order: Order<&'a [u32]>, task: &Task) -> Result<Self, TaskError> {
+    pub fn new(order: Order<R>, task: &Task) -> Result<Self, TaskError> {
         task.check(order.nranks())?;
         let cut = Cut::new(task, order.nranks());
         let place = order.place(task.rank).unwrap_or_default();
@@ -125,11 +125,11 @@ impl<'a> Schedule<'a> {
             _ => Tree::default(),
         };
         let mut schedule = Schedule {
+            ring: order.ring(place),
             order,
             task: *task,
             cut,
             place,
-            ring: order.ring(place),
             tree,
             window: 0,
             windows: cut.windows(),
@@ -155,8 +155,16 @@ impl<'a> Schedule<'a> {
         Ok(schedule)
     }
 
+    /// Goes back to the first step.
+    pub fn rewind(&mut self) {
+        (self.window, self.phase) = (0, 0);
+    }
+
     /// How many slots still go to `peer`, or come from it.
-    pub fn slots(&self, direction: Direction, peer: u32) -> u64 {
+    pub fn slots(&self, direction: Direction, peer: u32) -> u64
+    where
+        R: Clone,
+    {
         let peers = |step: &Step| match direction {
             Direction::Send => step.send.contains(&peer),
             Direction::Recv => step.recv.contains(&peer),
@@ -186,13 +194,13 @@ impl<'a> Schedule<'a> {
     }
 
     /// All other ranks, by their numbers.
-    fn others(&self) -> impl Iterator<Item = u32> + use<> {
+    fn others(&self) -> impl Iterator<Item = u32> + use<R> {
         let rank = self.task.rank;
         (0..self.order.nranks()).filter(move |other| *other != rank)
     }
 }
 
-impl Iterator for Schedule<'_> {
+impl<R: AsRef<[u32]>> Iterator for Schedule<R> {
     type Item = Step;
 
     fn next(&mut self) -> Option<Step> {

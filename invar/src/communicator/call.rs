@@ -6,15 +6,21 @@ use super::Element;
 use crate::Error;
 use crate::error::Kind;
 
-/// What an engine is told to do.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Call {
+/// What an engine is told to do, wherever its memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Work {
     pub(super) operation: Operation,
     /// As [`Task::count`](invar_core::coll::Task::count).
     pub(super) count: usize,
     pub(super) data_type: DataType,
     /// For what reduces.
     pub(super) redop: Option<RedOp>,
+}
+
+/// The same, and where.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call {
+    pub(super) work: Work,
     pub(super) input: *const u8,
     pub(super) output: *mut u8,
 }
@@ -45,14 +51,9 @@ impl Shape {
     }
 
     fn call<T: Element>(&self, count: usize, input: *const T, output: *mut T) -> Call {
-        Call {
-            operation: self.operation,
-            count,
-            data_type: T::DATA_TYPE,
-            redop: self.redop,
-            input: input.cast(),
-            output: output.cast(),
-        }
+        let Shape { operation, redop, .. } = *self;
+        let work = Work { operation, count, data_type: T::DATA_TYPE, redop };
+        Call { work, input: input.cast(), output: output.cast() }
     }
 }
 

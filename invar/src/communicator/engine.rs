@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use invar_core::coll::{Operation, Order, Task};
 use invar_linux::rendezvous::Bootstrap;
 
-use super::call::Call;
+use super::call::{Call, Work};
 use super::choose::Facts;
 use super::job::Progress;
 use super::links::Links;
@@ -23,7 +23,9 @@ pub(super) struct Engine {
     pub(super) links: Links,
     pub(super) facts: Facts,
     /// The ranks in the order of each channel's ring.
-    pub(super) orders: Arc<[Order<Vec<u32>>]>,
+    pub(super) orders: Vec<Order<Arc<[u32]>>>,
+    /// The collective that was done last: programs do the same time and again.
+    pub(super) last: Option<(Work, Plan)>,
     /// More ranks here than processors.
     pub(super) crowded: bool,
     pub(super) timeout: Duration,
@@ -62,46 +64,59 @@ impl Engine {
     ///
     /// As of [`run`](Self::run).
     unsafe fn run_all(&mut self, calls: &[Call]) -> Result<(), Error> {
-        let orders = Arc::clone(&self.orders);
         let mut transfers = Plan::default();
         let mut own = Vec::new();
         for call in calls {
-            match call.operation {
+            match call.work.operation {
                 Operation::Send { peer } | Operation::Recv { peer } if peer == self.rank() => {
                     own.push(call);
                 }
                 Operation::Send { .. } | Operation::Recv { .. } => {
                     // SAFETY: the caller's promise.
-                    unsafe { self.plan(call, &orders, &mut transfers) }?;
+                    unsafe { self.plan(call, &mut transfers) }?;
                 }
                 _ => {
-                    let mut plan = Plan::default();
                     // SAFETY: the caller's promise.
-                    unsafe { self.plan(call, &orders, &mut plan) }?;
-                    self.drive(plan)?;
+                    let mut plan = unsafe { self.collective(call) }?;
+                    self.drive(&mut plan)?;
+                    self.last = Some((call.work, plan));
                 }
             }
         }
         // SAFETY: the caller's promise.
         unsafe { copy_own(&own) }?;
-        if transfers.is_empty() { Ok(()) } else { self.drive(transfers) }
+        if transfers.is_empty() { Ok(()) } else { self.drive(&mut transfers) }
+    }
+
+    /// A plan of one call; that of the last one where the work is the same.
+    ///
+    /// # Safety
+    ///
+    /// As of [`plan`](Self::plan).
+    unsafe fn collective(&mut self, call: &Call) -> Result<Plan, Error> {
+        if let Some((work, mut plan)) = self.last.take()
+            && work == call.work
+        {
+            // SAFETY: the caller's promise.
+            unsafe { plan.restart(call.input, call.output) };
+            return Ok(plan);
+        }
+        let mut plan = Plan::default();
+        // SAFETY: the caller's promise.
+        unsafe { self.plan(call, &mut plan) }?;
+        Ok(plan)
     }
 
     /// Adds a call to a plan, a share for each channel.
     ///
     /// # Safety
     ///
-    /// As of [`run`](Self::run), until the plan is gone.
-    unsafe fn plan<'a>(
-        &self,
-        call: &Call,
-        orders: &'a [Order<Vec<u32>>],
-        plan: &mut Plan<'a>,
-    ) -> Result<(), Error> {
-        let Call { operation, count, data_type, redop, input, output } = *call;
+    /// As of [`run`](Self::run), until the plan is done or gone.
+    unsafe fn plan(&self, call: &Call, plan: &mut Plan) -> Result<(), Error> {
+        let Call { work: Work { operation, count, data_type, redop }, input, output } = *call;
         let choice = self.facts.choose(operation, count.saturating_mul(data_type.bytes()));
         for channel in 0..choice.nchannels {
-            let order = orders[channel as usize].borrowed();
+            let order = self.orders[channel as usize].clone();
             let task = Task {
                 operation,
                 algorithm: choice.algorithm,
@@ -119,8 +134,8 @@ impl Engine {
     }
 
     /// Does all of a plan.
-    fn drive(&mut self, mut plan: Plan<'_>) -> Result<(), Error> {
-        self.links.prepare(&plan)?;
+    fn drive(&mut self, plan: &mut Plan) -> Result<(), Error> {
+        self.links.prepare(plan)?;
         let mut patience = Patience::new(self.crowded, self.timeout);
         let mut grace = Grace::None;
         loop {
@@ -217,13 +232,13 @@ pub(super) fn failed(bootstrap: &Bootstrap, error: Error) -> Error {
 ///
 /// As of [`Engine::run`].
 unsafe fn copy_own(calls: &[&Call]) -> Result<(), Error> {
-    let is_send = |call: &&&Call| matches!(call.operation, Operation::Send { .. });
+    let is_send = |call: &&&Call| matches!(call.work.operation, Operation::Send { .. });
     let (sends, recvs): (Vec<&Call>, Vec<&Call>) = calls.iter().partition(is_send);
     if sends.len() != recvs.len() {
         let text = "a rank sends to itself what it does not receive in the same group";
         return Err(Kind::Usage(text.to_owned()).into());
     }
-    let size = |call: &Call| call.count * call.data_type.bytes();
+    let size = |call: &Call| call.work.count * call.work.data_type.bytes();
     for (send, recv) in sends.into_iter().zip(recvs) {
         let (sent, received) = (size(send), size(recv));
         if sent != received {

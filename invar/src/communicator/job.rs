@@ -1,8 +1,9 @@
 //! A schedule at work: the steps of one rank on one channel, over links and memory.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 
-use invar_core::coll::{ONE_SHOT_RANKS_MAX, Schedule, Step};
+use invar_core::coll::{Algorithm, ONE_SHOT_RANKS_MAX, Schedule, Step, Task};
 
 use super::links::Links;
 use super::reduce::Reducer;
@@ -17,15 +18,18 @@ const PLACES_MAX: usize = ONE_SHOT_RANKS_MAX as usize;
 pub(super) struct Buffers {
     pub(super) input: *const u8,
     pub(super) output: *mut u8,
-    pub(super) element_bytes: usize,
-    /// Whether no element of the input is written, in place, before all who are sent it have it.
-    pub(super) input_lasts: bool,
 }
 
+// SAFETY: by the promise of `Job::new` they are the job's until it is done, whichever thread does it.
+unsafe impl Send for Buffers {}
+
 /// One rank's share of an operation on one channel.
-pub(super) struct Job<'a> {
+pub(super) struct Job {
     channel: u32,
-    schedule: Schedule<'a>,
+    element_bytes: usize,
+    /// Whether a rank may be done while its input is still on its way.
+    is_one_hop: bool,
+    schedule: Schedule<Arc<[u32]>>,
     /// The next step; it waits for slots.
     step: Option<Step>,
     reducer: Reducer,
@@ -43,20 +47,37 @@ pub enum Progress {
     Waiting(u32),
 }
 
-impl<'a> Job<'a> {
+impl Job {
     /// # Safety
     ///
     /// As of [`Reducer::run`] for each of the schedule's steps, as long as the job is advanced, and
     /// until [`Links::progress`] says that nothing has still to leave or the links are gone: the
     /// buffers have the elements that the schedule's task says.
     pub(super) unsafe fn new(
-        channel: u32,
-        mut schedule: Schedule<'a>,
+        task: &Task,
+        mut schedule: Schedule<Arc<[u32]>>,
         reducer: Reducer,
         buffers: Buffers,
     ) -> Self {
-        let step = schedule.next();
-        Job { channel, schedule, step, reducer, buffers }
+        Job {
+            channel: task.channel,
+            element_bytes: task.data_type.bytes(),
+            is_one_hop: task.algorithm == Algorithm::OneShot,
+            step: schedule.next(),
+            schedule,
+            reducer,
+            buffers,
+        }
+    }
+
+    /// All steps once more, in other memory.
+    ///
+    /// # Safety
+    ///
+    /// As of [`new`](Self::new).
+    pub(super) unsafe fn restart(&mut self, buffers: Buffers) {
+        self.schedule.rewind();
+        (self.step, self.buffers) = (self.schedule.next(), buffers);
     }
 
     /// The steps that are to come.
@@ -79,7 +100,10 @@ impl<'a> Job<'a> {
 
     /// Does one step, or gives the rank that it waits for.
     fn run(&self, step: &Step, links: &mut Links) -> Result<Option<u32>, Error> {
-        let Buffers { input, output, element_bytes, input_lasts } = self.buffers;
+        let (Buffers { input, output }, element_bytes) = (self.buffers, self.element_bytes);
+        // In place, what ranks do in one hop may write input that is still on its way; else what comes
+        // to its place has the input of this rank in it, which so has arrived.
+        let input_lasts = input != output.cast_const() || !self.is_one_hop;
         let len = step.count * element_bytes;
         let output = step.output.map(|first| {
             // SAFETY: by the promise of `new` the output has these elements.

@@ -96,7 +96,7 @@ impl Links {
     ///
     /// # Errors
     /// No way to a rank, or what a link says.
-    pub fn prepare(&mut self, plan: &Plan<'_>) -> Result<(), Error> {
+    pub fn prepare(&mut self, plan: &Plan) -> Result<(), Error> {
         let is_ready = |(channel, ..): (u32, _, _)| self.is_ready[channel as usize];
         if !self.over_network || plan.lanes().all(is_ready) {
             return Ok(());
@@ -148,8 +148,8 @@ impl Links {
             return Ok(None);
         }
         let (mut waiting, mut has_round) = (None, false);
-        for link in self.send.iter_mut().flatten() {
-            let SendLink::Net(link) = link else { continue };
+        for link in &mut self.send {
+            let Some(SendLink::Net(link)) = link else { continue };
             let has_proxy = link.has_proxy();
             // One link that the proxy moves moves all of them.
             if has_proxy && has_round {

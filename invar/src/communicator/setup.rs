@@ -90,8 +90,10 @@ pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<E
             p2p_chunk_bytes: p2p_chunk_bytes(settings, tuning.slot_bytes),
         },
         orders: (0..nchannels)
-            .map(|channel| Order::new(order(&nodes, channel)).expect("each rank is there once"))
+            .map(|channel| Arc::from(order(&nodes, channel)))
+            .map(|order| Order::new(order).expect("each rank is there once"))
             .collect(),
+        last: None,
         crowded: is_crowded(&all, &ours.host),
         timeout: settings.coll.timeout,
         bootstrap,

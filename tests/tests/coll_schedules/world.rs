@@ -75,7 +75,12 @@ impl Buffers {
 }
 
 impl Work {
-    fn schedule<'a>(&self, order: Order<&'a [u32]>, rank: u32, channel: u32) -> Schedule<'a> {
+    fn schedule<'a>(
+        &self,
+        order: Order<&'a [u32]>,
+        rank: u32,
+        channel: u32,
+    ) -> Schedule<&'a [u32]> {
         let Work { operation, algorithm, count, data_type, nchannels, slot_bytes, .. } = *self;
         let task =
             Task { operation, algorithm, count, data_type, rank, channel, nchannels, slot_bytes };
@@ -142,13 +147,13 @@ struct Rank<'a> {
     rank: u32,
     channel: u32,
     next: Option<Step>,
-    rest: Schedule<'a>,
+    rest: Schedule<&'a [u32]>,
     announced: Slots,
     moved: Slots,
 }
 
 impl<'a> Rank<'a> {
-    fn new(rank: u32, channel: u32, mut schedule: Schedule<'a>) -> Self {
+    fn new(rank: u32, channel: u32, mut schedule: Schedule<&'a [u32]>) -> Self {
         // Each peer is asked about once: an answer takes a walk through all steps.
         let mut announced = Slots::new();
         for step in schedule.clone() {

@@ -3,7 +3,7 @@
 use super::cut::Chunk;
 use super::{Algorithm, Operation, Schedule, Step};
 
-impl Schedule<'_> {
+impl<R: AsRef<[u32]>> Schedule<R> {
     pub(super) fn one_shot_phases(&self) -> u32 {
         match (self.task.operation, self.task.algorithm) {
             (Operation::AllReduce, Algorithm::TwoShot) => 2 * self.nranks() - 1,

@@ -3,7 +3,7 @@
 use super::{Schedule, Step};
 use crate::proxy::Direction;
 
-impl Schedule<'_> {
+impl<R: AsRef<[u32]>> Schedule<R> {
     pub(super) fn all_to_all_phases(&self) -> u32 {
         2 * self.nranks().next_power_of_two()
     }

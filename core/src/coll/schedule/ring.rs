@@ -2,7 +2,7 @@
 
 use super::{Operation, Schedule, Step};
 
-impl Schedule<'_> {
+impl<R: AsRef<[u32]>> Schedule<R> {
     pub(super) fn ring_phases(&self) -> u32 {
         match self.task.operation {
             Operation::AllReduce => 2 * self.nranks() - 1,

@@ -2,7 +2,7 @@
 
 use super::{Operation, Schedule, Step};
 
-impl Schedule<'_> {
+impl<R: AsRef<[u32]>> Schedule<R> {
     pub(super) fn tree(&self, window: usize, phase: u32) -> Option<Step> {
         let tree = &self.tree;
         let (up, down) = match self.task.operation {

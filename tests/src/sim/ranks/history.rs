@@ -66,7 +66,7 @@ impl Script {
             for at in (1..row.len()).rev() {
                 row.swap(at, random.below(at as u64 + 1) as usize);
             }
-            Order::new(row).expect("each rank is there once")
+            Order::new(row.into()).expect("each rank is there once")
         };
         let orders = (0..random.below(2) + 1).map(|_| order(random)).collect();
         let nworks = random.below(4) + 1;
@@ -92,7 +92,7 @@ impl Script {
             self.works.iter().flat_map(|work| (0..self.nranks).map(move |r| (work, r)))
         {
             for task in work.tasks(&self.channels, rank) {
-                let order = self.channels.orders[task.channel as usize].borrowed();
+                let order = self.channels.orders[task.channel as usize].clone();
                 let schedule = Schedule::new(order, &task).expect("a task that can be");
                 for step in schedule {
                     ways.extend(step.send.iter().map(|peer| (rank, *peer, task.channel)));
@@ -108,7 +108,7 @@ struct History<'s> {
     world: World,
     script: &'s Script,
     /// By number; `None`: killed.
-    ranks: Vec<Option<Rank<'s>>>,
+    ranks: Vec<Option<Rank>>,
     connections: Vec<Connection>,
     news: News,
     outcome: Outcome,

@@ -12,9 +12,9 @@ const NEWS_WITHIN_NS: u64 = 300_000_000;
 const IDLE: &str = "ACTIVE OPS\n[X]\n";
 
 /// A rank that is alive.
-pub(super) struct Rank<'s> {
+pub(super) struct Rank {
     // In the order in which they end: what uses the links, then these.
-    under_way: Option<(Plan<'s>, Memory)>,
+    under_way: Option<(Plan, Memory)>,
     links: Links,
     ends: NetEnds,
     number: u32,
@@ -44,7 +44,7 @@ pub(super) enum Turn {
     Tells(String),
 }
 
-impl<'s> Rank<'s> {
+impl Rank {
     pub(super) fn new(number: u32, links: Links, ends: NetEnds) -> Self {
         Rank { under_way: None, links, ends, number, done: 0, state: State::Working }
     }
@@ -61,7 +61,7 @@ impl<'s> Rank<'s> {
     pub(super) fn turn(
         &mut self,
         works: &[Work],
-        channels: &'s Channels,
+        channels: &Channels,
         heard: Option<String>,
         now_ns: u64,
     ) -> Turn {
@@ -89,7 +89,7 @@ impl<'s> Rank<'s> {
         }
     }
 
-    fn work(&mut self, works: &[Work], channels: &'s Channels) -> Result<bool, invar::Error> {
+    fn work(&mut self, works: &[Work], channels: &Channels) -> Result<bool, invar::Error> {
         let Some(work) = works.get(self.done) else {
             self.links.progress()?;
             let is_over = self.ends.dump() == IDLE;

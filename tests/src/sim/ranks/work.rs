@@ -1,5 +1,7 @@
 //! What all ranks do at once, the memory that each has for it, and what must be in that afterwards.
 
+use std::sync::Arc;
+
 use invar::communicator::Plan;
 use invar_core::coll::{Algorithm, DataType, Operation, Order, RedOp, Task};
 
@@ -10,7 +12,7 @@ use crate::model::coll::{self, Layout};
 #[derive(Clone, Debug)]
 pub(super) struct Channels {
     /// Of each channel.
-    pub(super) orders: Vec<Order<Vec<u32>>>,
+    pub(super) orders: Vec<Order<Arc<[u32]>>>,
     pub(super) slot_bytes: usize,
 }
 
@@ -114,7 +116,7 @@ impl Work {
     }
 
     /// A rank's part, and the memory that it is on. The plan goes first.
-    pub(super) fn begin<'a>(&self, channels: &'a Channels, rank: u32) -> (Plan<'a>, Memory) {
+    pub(super) fn begin(&self, channels: &Channels, rank: u32) -> (Plan, Memory) {
         let layout = self.layout(rank, self.inputs.len() as u32);
         let element_bytes = self.data_type.bytes();
         let mut bytes = vec![UNTOUCHED; layout.len * element_bytes];
@@ -124,7 +126,7 @@ impl Work {
         let mut plan = Plan::default();
         for task in self.tasks(channels, rank) {
             let redop = reduces(task.operation).then_some(self.redop);
-            let order = channels.orders[task.channel as usize].borrowed();
+            let order = channels.orders[task.channel as usize].clone();
             // SAFETY: both are within the bytes, as the layout has them, which nobody touches as
             // long as there is the plan.
             let added = unsafe {
