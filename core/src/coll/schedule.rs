@@ -60,14 +60,18 @@ impl Step {
         }
     }
 
-    fn recv(mut self, peer: u32) -> Self {
-        // No step has more peers than `Task::check` lets through.
-        let _ = self.recv.push(peer);
+    fn recv(mut self, peers: impl IntoIterator<Item = u32>) -> Self {
+        for peer in peers {
+            // No step has more peers than `Task::check` lets through.
+            let _ = self.recv.push(peer);
+        }
         self
     }
 
-    fn send(mut self, peer: u32) -> Self {
-        let _ = self.send.push(peer);
+    fn send(mut self, peers: impl IntoIterator<Item = u32>) -> Self {
+        for peer in peers {
+            let _ = self.send.push(peer);
+        }
         self
     }
 

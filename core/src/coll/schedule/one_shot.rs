@@ -26,8 +26,7 @@ impl<R: AsRef<[u32]>> Schedule<R> {
                 Some(self.gather_straight(window, phase + 1 - nranks))
             }
             (Operation::AllReduce, _) if phase == 0 => {
-                let step = Step::new(whole.count).input(whole.of_one);
-                (nranks > 1).then(|| self.others().fold(step, Step::send))
+                (nranks > 1).then(|| Step::new(whole.count).input(whole.of_one).send(self.others()))
             }
             (Operation::AllReduce, _) => {
                 Some(self.reduce_straight(self.cut.chunk(window.checked_sub(self.behind)?, 0)))
@@ -38,14 +37,14 @@ impl<R: AsRef<[u32]>> Schedule<R> {
                 Some(self.reduce_straight(whole))
             }
             (Operation::Reduce { root }, _) => {
-                Some(Step::new(whole.count).input(whole.of_one).send(root))
+                Some(Step::new(whole.count).input(whole.of_one).send([root]))
             }
             (Operation::Broadcast { root }, _) if root == self.task.rank => {
                 let step = Step::new(whole.count).input(whole.of_one).output(whole.of_one);
-                Some(self.others().fold(step, Step::send))
+                Some(step.send(self.others()))
             }
             (Operation::Broadcast { root }, _) => {
-                Some(Step::new(whole.count).recv(root).output(whole.of_one))
+                Some(Step::new(whole.count).recv([root]).output(whole.of_one))
             }
             (Operation::AllToAll | Operation::Send { .. } | Operation::Recv { .. }, _) => None,
         }
@@ -57,11 +56,11 @@ impl<R: AsRef<[u32]>> Schedule<R> {
         let peer = (self.task.rank + 1 + phase) % nranks;
         let chunk = self.cut.chunk(window, peer);
         if phase < nranks - 1 {
-            return Step::new(chunk.count).input(chunk.of_all).send(peer);
+            return Step::new(chunk.count).input(chunk.of_all).send([peer]);
         }
         let step = self.reduce_straight(chunk);
         match self.task.operation {
-            Operation::AllReduce => self.others().fold(step, Step::send),
+            Operation::AllReduce => step.send(self.others()),
             _ => step,
         }
     }
@@ -72,14 +71,14 @@ impl<R: AsRef<[u32]>> Schedule<R> {
         let chunk = self.cut.chunk(window, peer);
         let step = Step::new(chunk.count).output(chunk.of_all);
         match phase {
-            0 => self.others().fold(step.input(chunk.of_one), Step::send),
-            _ => step.recv(peer),
+            0 => step.input(chunk.of_one).send(self.others()),
+            _ => step.recv([peer]),
         }
     }
 
     fn reduce_straight(&self, chunk: Chunk) -> Step {
         let (rank, nranks) = (self.task.rank, self.nranks());
-        let step = (0..rank).fold(Step::new(chunk.count), Step::recv).input(chunk.of_all);
-        (rank + 1..nranks).fold(step, Step::recv).output(chunk.of_one).finish()
+        let step = Step::new(chunk.count).recv(0..rank).input(chunk.of_all);
+        step.recv(rank + 1..nranks).output(chunk.of_one).finish()
     }
 }

@@ -27,9 +27,9 @@ impl<R: AsRef<[u32]>> Schedule<R> {
         let step = Step::new(chunk.count);
         match (phase % 2, distance) {
             (0, 0) => Some(step.input(chunk.of_all).output(chunk.of_all)),
-            (0, _) => Some(step.input(chunk.of_all).send(peer)),
+            (0, _) => Some(step.input(chunk.of_all).send([peer])),
             (_, 0) => None,
-            _ => Some(step.recv(peer).output(chunk.of_all)),
+            _ => Some(step.recv([peer]).output(chunk.of_all)),
         }
     }
 
@@ -37,8 +37,8 @@ impl<R: AsRef<[u32]>> Schedule<R> {
         let chunk = self.cut.chunk(window, 0);
         let step = Step::new(chunk.count);
         match direction {
-            Direction::Send => step.input(chunk.of_one).send(peer),
-            Direction::Recv => step.recv(peer).output(chunk.of_one),
+            Direction::Send => step.input(chunk.of_one).send([peer]),
+            Direction::Recv => step.recv([peer]).output(chunk.of_one),
         }
     }
 }

@@ -29,12 +29,12 @@ impl<R: AsRef<[u32]>> Schedule<R> {
         let ring = self.ring;
         let chunk = self.cut.chunk(window, self.order.rank(self.place + 2 * nranks - 1 - phase));
         let step = Step::new(chunk.count);
-        let step = if phase > 0 { step.recv(ring.prev) } else { step };
+        let step = if phase > 0 { step.recv([ring.prev]) } else { step };
         let step = step.input(chunk.of_all);
         let complete = phase == nranks - 1;
         let step = if complete { step.output(chunk.of_one).finish() } else { step };
         let goes_on = !complete || self.task.operation == Operation::AllReduce && nranks > 1;
-        if goes_on { step.send(ring.next) } else { step }
+        if goes_on { step.send([ring.next]) } else { step }
     }
 
     /// This rank's own goes once around, as does every other's.
@@ -43,9 +43,9 @@ impl<R: AsRef<[u32]>> Schedule<R> {
         let ring = self.ring;
         let chunk = self.cut.chunk(window, self.order.rank(self.place + nranks - phase));
         let step = Step::new(chunk.count);
-        let step = if phase > 0 { step.recv(ring.prev) } else { step.input(chunk.of_one) };
+        let step = if phase > 0 { step.recv([ring.prev]) } else { step.input(chunk.of_one) };
         let step = step.output(chunk.of_all);
-        if phase < nranks - 1 { step.send(ring.next) } else { step }
+        if phase < nranks - 1 { step.send([ring.next]) } else { step }
     }
 
     fn ring_from(&self, window: usize, root: u32) -> Step {
@@ -54,21 +54,21 @@ impl<R: AsRef<[u32]>> Schedule<R> {
         let step = Step::new(chunk.count);
         let step = match self.task.rank == root {
             true => step.input(chunk.of_one),
-            false => step.recv(ring.prev),
+            false => step.recv([ring.prev]),
         };
         let step = step.output(chunk.of_one);
-        if ring.next != root { step.send(ring.next) } else { step }
+        if ring.next != root { step.send([ring.next]) } else { step }
     }
 
     fn ring_to(&self, window: usize, root: u32) -> Step {
         let ring = self.ring;
         let chunk = self.cut.chunk(window, 0);
         let step = Step::new(chunk.count);
-        let step = if ring.prev != root { step.recv(ring.prev) } else { step };
+        let step = if ring.prev != root { step.recv([ring.prev]) } else { step };
         let step = step.input(chunk.of_one);
         match self.task.rank == root {
             true => step.output(chunk.of_one).finish(),
-            false => step.send(ring.next),
+            false => step.send([ring.next]),
         }
     }
 }

@@ -19,17 +19,17 @@ impl<R: AsRef<[u32]>> Schedule<R> {
         let chunk = self.cut.chunk(window.checked_sub(behind)?, 0);
         let mut step = Step::new(chunk.count);
         if up {
-            step = tree.down.into_iter().flatten().fold(step, Step::recv).input(chunk.of_one);
+            step = step.recv(tree.down.into_iter().flatten()).input(chunk.of_one);
         }
         step = match tree.up {
-            Some(parent) if up => return Some(step.send(parent)),
-            Some(parent) => step.recv(parent),
+            Some(parent) if up => return Some(step.send([parent])),
+            Some(parent) => step.recv([parent]),
             None if up => step.finish(),
             None => step.input(chunk.of_one),
         };
         step = step.output(chunk.of_one);
         if down {
-            step = tree.down.into_iter().flatten().fold(step, Step::send);
+            step = step.send(tree.down.into_iter().flatten());
         }
         Some(step)
     }
