@@ -174,7 +174,8 @@ fn ask_to_the_end(mut run: Run) -> Outcome {
     run.wait()
 }
 
-/// The signals come amid operations, the results of which are checked.
+/// The signals come amid operations, the results of which are checked: of each size for about 0.2 s,
+/// however fast the host is.
 #[test]
 fn ranks_say_how_they_stand_on_a_signal_and_go_on() {
     for (shm_disable, stand) in [
@@ -183,7 +184,7 @@ fn ranks_say_how_they_stand_on_a_signal_and_go_on() {
     ] {
         let root = free_address();
         let start = |number: u32| {
-            let mut command = invar(&["coll", "all_reduce", "-e", "64K", "-f", "16", "-n", "2000"]);
+            let mut command = invar(&["coll", "all_reduce", "-e", "64K", "-f", "16"]);
             command.args(["--rank", &number.to_string(), "--ranks", "2", "--root", &root]);
             command.env("INVAR_COLL_SECRET", "a word").env(DUMP.0, DUMP.1);
             command.env("NCCL_SHM_DISABLE", shm_disable).env("INVAR_TRANSPORT", "soft");
