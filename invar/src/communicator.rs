@@ -59,6 +59,7 @@
 
 mod call;
 mod choose;
+mod coming;
 mod dump;
 mod element;
 mod engine;
@@ -169,9 +170,8 @@ impl Communicator {
     }
 
     /// Sends and receives that are done at once, and collectives that are done one after the other
-    /// (`ncclGroupStart`). Over networks the links of all its transfers are made before the first of them
-    /// moves, as in NCCL: a peer that comes to its part only after another transfer of this group has
-    /// moved keeps both waiting until the timeout, the first time.
+    /// (`ncclGroupStart`). A transfer goes on when its peer has come to it, whatever the others of the
+    /// group wait for.
     pub fn group<'b>(&self) -> Group<'_, 'b> {
         Group::new(&self.core)
     }

@@ -121,7 +121,7 @@ impl Job {
             if let Some(own) = own.filter(|_| i == step.input_at) {
                 operands.push(own);
             }
-            let link = links.recv(self.channel, *peer);
+            let Some(link) = links.recv(self.channel, *peer) else { return Ok(Some(*peer)) };
             let full = match to.and_then(NonNull::new) {
                 // SAFETY: the promise of `new`. A step that waits is tried again as it is.
                 Some(to) => unsafe { link.full_at(to, len) }?,
@@ -145,7 +145,7 @@ impl Job {
         let lasting = own_as_it_is.filter(|_| input_lasts).or(output.map(<*mut u8>::cast_const));
         let lasting = lasting.and_then(|start| NonNull::new(start.cast_mut()));
         for peer in &step.send {
-            let link = links.send(self.channel, *peer);
+            let Some(link) = links.send(self.channel, *peer) else { return Ok(Some(*peer)) };
             let Some(slot) = link.free(len)? else { return Ok(Some(*peer)) };
             if lasting.is_none() || !link.takes_memory() {
                 destinations.push(slot.as_ptr());
@@ -160,10 +160,12 @@ impl Job {
             }
         }
         for peer in &step.recv {
-            links.recv(self.channel, *peer).release();
+            if let Some(link) = links.recv(self.channel, *peer) {
+                link.release();
+            }
         }
         for peer in &step.send {
-            let link = links.send(self.channel, *peer);
+            let Some(link) = links.send(self.channel, *peer) else { continue };
             match lasting.filter(|_| link.takes_memory()) {
                 // SAFETY: by the promise of `new`, and nothing here writes there again before the
                 // peer has it.

@@ -93,12 +93,6 @@ impl SendLink {
         }
     }
 
-    /// Whether the proxy moves it.
-    #[inline]
-    pub(crate) fn has_proxy(&self) -> bool {
-        matches!(self, SendLink::Net(link) if link.has_proxy())
-    }
-
     /// Whether data need not be in a slot.
     #[inline]
     pub(crate) fn takes_memory(&self) -> bool {
@@ -113,12 +107,6 @@ impl RecvLink {
             RecvLink::Shm { .. } => Ok(()),
             RecvLink::Net(link) => link.start(steps),
         }
-    }
-
-    /// As [`SendLink::has_proxy`].
-    #[inline]
-    pub(crate) fn has_proxy(&self) -> bool {
-        matches!(self, RecvLink::Net(link) if link.has_proxy())
     }
 
     /// The memory of the next full slot, and how many bytes are in it; `None`: it is not there

@@ -1,20 +1,18 @@
 //! All links of a rank, by channel and peer.
 
-use std::sync::Arc;
+use std::mem;
 use std::time::{Duration, Instant};
 
-use invar_core::coll::Operation;
 use invar_linux::rendezvous::Bootstrap;
 
+use super::coming::{Coming, Network};
 use super::dump::Ways;
 use super::job::Job;
 use super::link::{RecvLink, SendLink};
 use super::local::Local;
-use super::net::{Address, NetProxy, NetRecv, NetSend};
+use super::net::{NetRecv, NetSend};
 use super::plan::Plan;
-use super::tags;
 use crate::Error;
-use crate::error::Kind;
 
 /// Channels of a device, unless there is no need for so many (`2` in NCCL).
 pub(super) const CHANNELS_PER_DEVICE: u32 = 2;
@@ -27,23 +25,25 @@ pub struct Links {
     recv: Vec<Option<RecvLink>>,
     /// Whether any may go over the network, which has to be told of what is to come.
     over_network: bool,
+    /// Whether the proxy moves those that there are over the network: one call then moves all.
+    by_proxy: bool,
     /// By channel: all links are there, and none has to be told.
     is_ready: Vec<bool>,
-    /// What makes those that are not there yet.
+    /// What makes those that are not there yet, and those that it is at.
     network: Option<Network>,
+    coming: Vec<Coming>,
 }
 
-/// How links over the network are made: each when it is first needed.
-pub(super) struct Network {
-    pub(super) proxy: NetProxy,
-    pub(super) ndevices: u32,
-    pub(super) bootstrap: Arc<Bootstrap>,
-    pub(super) within: Duration,
+/// How many slots go over the links with a peer on a channel.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Slots {
+    pub(super) send: u64,
+    pub(super) recv: u64,
 }
 
-/// Ways to be made or used, in order: the channel, the peer, and how many slots go over each.
+/// Ways to be made or used, in order: the channel and the peer, and what goes over.
 #[derive(Default)]
-struct Needs(Vec<((u32, u32), u64)>);
+struct Needs(Vec<((u32, u32), Slots)>);
 
 impl Links {
     /// Those within this host are there at once.
@@ -57,7 +57,8 @@ impl Links {
         let links = ways.map(|(channel, peer)| local?.links(channel, peer));
         let (send, recv) = links.map(Option::unzip).unzip();
         let is_ready = vec![false; nchannels as usize];
-        Links { nranks, send, recv, over_network: network.is_some(), is_ready, network }
+        let (over_network, coming) = (network.is_some(), Vec::new());
+        Links { nranks, send, recv, over_network, by_proxy: false, is_ready, network, coming }
     }
 
     /// None as yet, of `nranks` ranks on `nchannels` channels; all will go over the network, and
@@ -79,6 +80,7 @@ impl Links {
     /// There is no such channel.
     pub fn add_send(&mut self, channel: u32, link: NetSend) {
         let at = self.at(channel, link.peer());
+        self.by_proxy = link.has_proxy();
         self.send[at] = Some(SendLink::Net(link));
     }
 
@@ -88,40 +90,42 @@ impl Links {
     /// There is no such channel.
     pub fn add_recv(&mut self, channel: u32, link: NetRecv) {
         let at = self.at(channel, link.peer());
+        self.by_proxy = link.has_proxy();
         self.recv[at] = Some(RecvLink::Net(link));
     }
 
-    /// Makes the links that a plan needs and that are not there, and says how much is to come. All
-    /// ranks prepare what belongs together at once.
+    /// Begins to make the links that a plan needs and that are not there, and says how much is to
+    /// come. They come by [`progress`](Self::progress), each when its peer needs it too.
     ///
     /// # Errors
-    /// No way to a rank, or what a link says.
+    /// What a link says, or the rendezvous.
     pub fn prepare(&mut self, plan: &Plan) -> Result<(), Error> {
-        let is_ready = |(channel, ..): (u32, _, _)| self.is_ready[channel as usize];
+        let is_ready = |(channel, _): (u32, _)| self.is_ready[channel as usize];
         if !self.over_network || plan.lanes().all(is_ready) {
             return Ok(());
         }
-        let (mut send, mut recv) = (Needs::default(), Needs::default());
-        for (channel, operation, jobs) in plan.lanes() {
-            // Both ends of a transfer make links on the same channels, whatever its lengths there, and
-            // both ways: one of them may do at once what the other does one after the other.
-            if let Operation::Send { peer } | Operation::Recv { peer } = operation {
-                send.add((channel, peer), 0);
-                recv.add((channel, peer), 0);
-            }
+        let mut needs = Needs::default();
+        for (channel, jobs) in plan.lanes() {
             for step in jobs.iter().flat_map(Job::steps) {
-                step.send.iter().for_each(|peer| send.add((channel, *peer), 1));
-                step.recv.iter().for_each(|peer| recv.add((channel, *peer), 1));
+                step.send.iter().for_each(|peer| needs.of((channel, *peer)).send += 1);
+                step.recv.iter().for_each(|peer| needs.of((channel, *peer)).recv += 1);
             }
         }
-        self.connect(&send, &recv)?;
-        for ((channel, peer), slots) in send.0.into_iter().filter(|(_, slots)| *slots > 0) {
-            self.send(channel, peer).start(slots)?;
+        for (way, slots) in needs.0 {
+            let at = self.at(way.0, way.1);
+            let (send, recv) = (&mut self.send[at], &mut self.recv[at]);
+            if let Some(network) = &mut self.network {
+                let missing = (slots.send > 0 && send.is_none(), slots.recv > 0 && recv.is_none());
+                network.begin(way, slots, missing, &mut self.coming)?;
+            }
+            if let Some(link) = send {
+                link.start(slots.send)?;
+            }
+            if let Some(link) = recv {
+                link.start(slots.recv)?;
+            }
         }
-        for ((channel, peer), slots) in recv.0.into_iter().filter(|(_, slots)| *slots > 0) {
-            self.recv(channel, peer).start(slots)?;
-        }
-        for (channel, ..) in plan.lanes() {
+        for (channel, _) in plan.lanes() {
             self.is_ready[channel as usize] = self.has_all(channel);
         }
         Ok(())
@@ -131,38 +135,38 @@ impl Links {
     fn has_all(&self, channel: u32) -> bool {
         let first = self.at(channel, 0);
         let row = first..first + self.nranks as usize;
-        let send = self.send[row.clone()].iter().flatten().filter(|link| !link.has_proxy());
-        let recv = self.recv[row].iter().flatten().filter(|link| !link.has_proxy());
+        let there = [
+            self.send[row.clone()].iter().flatten().count(),
+            self.recv[row].iter().flatten().count(),
+        ];
         // There is none with the rank itself.
-        [send.count(), recv.count()] == [self.nranks as usize - 1; 2]
+        !self.by_proxy && there == [self.nranks as usize - 1; 2]
     }
 
-    /// Moves what can be moved. Gives a rank to which something has still to leave in calls of
-    /// this, if there is one.
+    /// Moves what can be moved, and takes in the links that have come. Gives a rank with which a link
+    /// has still to come, or to which something has still to leave in calls of this, if there is one.
     ///
     /// # Errors
-    /// What a link says.
+    /// What a link says; no way to a rank.
     #[inline]
     pub fn progress(&mut self) -> Result<Option<u32>, Error> {
         if !self.over_network {
             return Ok(None);
         }
-        let (mut waiting, mut has_round) = (None, false);
+        let mut waiting = if self.coming.is_empty() { None } else { self.take_in()? };
         for link in &mut self.send {
             let Some(SendLink::Net(link)) = link else { continue };
-            let has_proxy = link.has_proxy();
-            // One link that the proxy moves moves all of them.
-            if has_proxy && has_round {
-                continue;
+            let settled = link.progress()?;
+            if self.by_proxy {
+                return Ok(waiting);
             }
-            has_round |= has_proxy;
-            if !link.progress()? && !has_proxy {
+            if !settled {
                 waiting = Some(link.peer());
             }
         }
-        if !has_round
-            && let Some(RecvLink::Net(link)) =
-                self.recv.iter_mut().flatten().find(|link| link.has_proxy())
+        let is_net = |link: &&mut RecvLink| matches!(link, RecvLink::Net(_));
+        if self.by_proxy
+            && let Some(RecvLink::Net(link)) = self.recv.iter_mut().flatten().find(is_net)
         {
             link.progress()?;
         }
@@ -173,6 +177,7 @@ impl Links {
     pub(super) fn cut(&mut self) {
         self.send.fill_with(|| None);
         self.recv.fill_with(|| None);
+        self.coming.clear();
         self.is_ready.fill(false);
     }
 
@@ -206,76 +211,39 @@ impl Links {
         }
     }
 
-    /// To a peer; [`prepare`](Self::prepare) comes first.
+    /// To a peer, once it is there; [`prepare`](Self::prepare) comes first.
     #[inline]
-    pub(super) fn send(&mut self, channel: u32, peer: u32) -> &mut SendLink {
+    pub(super) fn send(&mut self, channel: u32, peer: u32) -> Option<&mut SendLink> {
         let at = self.at(channel, peer);
-        self.send[at].as_mut().expect("it was prepared")
+        self.send[at].as_mut()
     }
 
-    /// From a peer; [`prepare`](Self::prepare) comes first.
+    /// From a peer, once it is there; [`prepare`](Self::prepare) comes first.
     #[inline]
-    pub(super) fn recv(&mut self, channel: u32, peer: u32) -> &mut RecvLink {
+    pub(super) fn recv(&mut self, channel: u32, peer: u32) -> Option<&mut RecvLink> {
         let at = self.at(channel, peer);
-        self.recv[at].as_mut().expect("it was prepared")
+        self.recv[at].as_mut()
     }
 
-    /// First all ranks listen, then all connect, so that none waits for one that waits for it.
-    fn connect(&mut self, send: &Needs, recv: &Needs) -> Result<(), Error> {
-        let nranks = self.nranks;
-        let at = |(channel, peer): (u32, u32)| (channel * nranks + peer) as usize;
-        let Some(network) = &mut self.network else { return Ok(()) };
-        let rank = network.bootstrap.rank();
-        let is_new = |way| self.send[at(way)].is_none() && self.recv[at(way)].is_none();
-        // What both send to each other goes over one connection: the lower rank connects.
-        let shared = |network: &Network, way| {
-            recv.has(way) && send.has(way) && is_new(way) && network.goes_both_ways(way.0)
-        };
-        let (mut receiving, mut sending) = (Vec::new(), Vec::new());
-        for way in recv.ways().filter(|way| self.recv[at(*way)].is_none()) {
-            let ((channel, peer), device) = (way, network.device(way.0));
-            let (link, address) = if !shared(network, way) {
-                network.proxy.listen(peer, channel as u16, device)?
-            } else if rank > peer {
-                let listening = network.proxy.listen_both_ways(peer, channel as u16, device)?;
-                let (link, back, address) = listening;
-                sending.push((at(way), back));
-                (link, address)
-            } else {
-                continue;
-            };
-            receiving.push((at(way), link));
-            network.bootstrap.send(peer, tags::LINK + channel, &address.0)?;
-        }
-        for way in send.ways().filter(|way| self.send[at(*way)].is_none()) {
-            let ((channel, peer), device) = (way, network.device(way.0));
-            let is_shared = shared(network, way);
-            if is_shared && rank > peer {
-                continue;
+    /// Takes in the links that have come. Gives a rank with which one has still to.
+    #[cold]
+    fn take_in(&mut self) -> Result<Option<u32>, Error> {
+        for mut coming in mem::take(&mut self.coming) {
+            let Some(network) = &mut self.network else { break };
+            let (send, recv) = coming.poll(network)?;
+            if let Some(mut link) = send {
+                link.start(coming.slots.send)?;
+                self.add_send(coming.channel, link);
             }
-            let address = network.bootstrap.recv(peer, tags::LINK + channel, network.within)?;
-            let address = address.try_into().map(Address).map_err(|_| {
-                let text = "it gave no address to connect to".to_owned();
-                Kind::Rank { rank: peer, text }
-            })?;
-            let proxy = &mut network.proxy;
-            let link = if is_shared {
-                let (link, back) =
-                    proxy.connect_both_ways(peer, channel as u16, device, &address)?;
-                receiving.push((at(way), back));
-                link
-            } else {
-                proxy.connect(peer, channel as u16, device, &address)?
-            };
-            sending.push((at(way), link));
+            if let Some(mut link) = recv {
+                link.start(coming.slots.recv)?;
+                self.add_recv(coming.channel, link);
+            }
+            if !coming.is_over() {
+                self.coming.push(coming);
+            }
         }
-        for (at, link) in sending {
-            self.send[at] = Some(SendLink::Net(network.proxy.sender(link)?));
-        }
-        for (at, link) in receiving {
-            self.recv[at] = Some(RecvLink::Net(network.proxy.receiver(link)?));
-        }
-        Ok(())
+        Ok(self.coming.first().map(|coming| coming.peer))
     }
 
     #[inline]
@@ -285,31 +253,11 @@ impl Links {
 }
 
 impl Needs {
-    /// So many slots more.
-    fn add(&mut self, way: (u32, u32), slots: u64) {
-        match self.0.binary_search_by_key(&way, |(way, _)| *way) {
-            Ok(at) => self.0[at].1 += slots,
-            Err(at) => self.0.insert(at, (way, slots)),
-        }
-    }
-
-    fn has(&self, way: (u32, u32)) -> bool {
-        self.0.binary_search_by_key(&way, |(way, _)| *way).is_ok()
-    }
-
-    fn ways(&self) -> impl Iterator<Item = (u32, u32)> {
-        self.0.iter().map(|(way, _)| *way)
-    }
-}
-
-impl Network {
-    /// Which device a channel goes over.
-    fn device(&self, channel: u32) -> usize {
-        (channel / CHANNELS_PER_DEVICE % self.ndevices) as usize
-    }
-
-    /// Whether links both ways can share a connection on a channel.
-    fn goes_both_ways(&self, channel: u32) -> bool {
-        self.proxy.goes_both_ways(self.device(channel))
+    fn of(&mut self, way: (u32, u32)) -> &mut Slots {
+        let at = self.0.binary_search_by_key(&way, |(way, _)| *way).unwrap_or_else(|at| {
+            self.0.insert(at, (way, Slots::default()));
+            at
+        });
+        &mut self.0[at].1
     }
 }

@@ -80,7 +80,7 @@ pub struct NetSettings {
     pub connections: Settings,
     /// Bytes of a slot, of which a link has eight at each end. Both ends must have the same.
     pub slot_bytes: usize,
-    /// How long a link may take to come about.
+    /// How long a link may take to come about where it is waited for.
     pub timeout: Duration,
     /// Whether links do without the proxy: they move in the rank's calls of each, and nowhere else.
     /// That is shorter, and over TCP they can send and receive where the data is to be, without a
@@ -136,11 +136,11 @@ impl NetDump {
     }
 }
 
-/// A link that comes about; [`NetProxy::sender`] waits for it.
+/// A link that comes about; [`NetProxy::sender`] waits for it, [`NetProxy::poll_sender`] does not.
 #[must_use]
 pub struct Sending(Way, CallId);
 
-/// A link that comes about; [`NetProxy::receiver`] waits for it.
+/// A link that comes about; [`NetProxy::receiver`] waits for it, [`NetProxy::poll_receiver`] does not.
 #[must_use]
 pub struct Receiving(Way, CallId);
 
@@ -285,27 +285,29 @@ impl NetProxy {
     /// Waits until a link is there.
     pub fn sender(&mut self, sending: Sending) -> Result<NetSend, Error> {
         let Sending(way, call) = sending;
-        match self.made(way, call)? {
-            Share::Ring(ring) => Ok(NetSend::new(ring, Arc::clone(&self.post), way)),
-            Share::Whole(Wire::Send(wire)) => {
-                let standing = self.standings.add(way, Direction::Send);
-                Ok(NetSend::direct(DirectSend::new(wire, standing)))
-            }
-            Share::Whole(Wire::Recv(_)) => Err(missing(way)),
-        }
+        self.client.wait(call, &mut []).map_err(|error| unmade(way, &error))?;
+        self.made_sender(way)
     }
 
     /// Waits until a link is there.
     pub fn receiver(&mut self, receiving: Receiving) -> Result<NetRecv, Error> {
         let Receiving(way, call) = receiving;
-        match self.made(way, call)? {
-            Share::Ring(ring) => Ok(NetRecv::new(ring, Arc::clone(&self.post), way)),
-            Share::Whole(Wire::Recv(wire)) => {
-                let standing = self.standings.add(way, Direction::Recv);
-                Ok(NetRecv::direct(DirectRecv::new(wire, standing)))
-            }
-            Share::Whole(Wire::Send(_)) => Err(missing(way)),
-        }
+        self.client.wait(call, &mut []).map_err(|error| unmade(way, &error))?;
+        self.made_receiver(way)
+    }
+
+    /// The link, if it is there; once.
+    pub fn poll_sender(&mut self, sending: &Sending) -> Result<Option<NetSend>, Error> {
+        let Sending(way, call) = *sending;
+        let done = self.client.poll(call, &mut []).map_err(|error| unmade(way, &error))?;
+        done.map(|_| self.made_sender(way)).transpose()
+    }
+
+    /// The link, if it is there; once.
+    pub fn poll_receiver(&mut self, receiving: &Receiving) -> Result<Option<NetRecv>, Error> {
+        let Receiving(way, call) = *receiving;
+        let done = self.client.poll(call, &mut []).map_err(|error| unmade(way, &error))?;
+        done.map(|_| self.made_receiver(way)).transpose()
     }
 
     /// What is being moved, in the notation of NCCL's dump.
@@ -372,10 +374,26 @@ impl NetProxy {
         Ok(self.client.open(init).map_err(refused)?.0)
     }
 
-    fn made(&mut self, way: Way, call: CallId) -> Result<Share, Error> {
-        let done = self.client.wait(call, &mut []);
-        done.map_err(|error| Kind::Rank { rank: way.peer, text: error.to_string() })?;
-        self.made.take(way.connection).ok_or_else(|| missing(way))
+    fn made_sender(&self, way: Way) -> Result<NetSend, Error> {
+        match self.made.take(way.connection) {
+            Some(Share::Ring(ring)) => Ok(NetSend::new(ring, Arc::clone(&self.post), way)),
+            Some(Share::Whole(Wire::Send(wire))) => {
+                let standing = self.standings.add(way, Direction::Send);
+                Ok(NetSend::direct(DirectSend::new(wire, standing)))
+            }
+            _ => Err(missing(way)),
+        }
+    }
+
+    fn made_receiver(&self, way: Way) -> Result<NetRecv, Error> {
+        match self.made.take(way.connection) {
+            Some(Share::Ring(ring)) => Ok(NetRecv::new(ring, Arc::clone(&self.post), way)),
+            Some(Share::Whole(Wire::Recv(wire))) => {
+                let standing = self.standings.add(way, Direction::Recv);
+                Ok(NetRecv::direct(DirectRecv::new(wire, standing)))
+            }
+            _ => Err(missing(way)),
+        }
     }
 }
 
@@ -395,6 +413,10 @@ fn create_trace(path: &str, rank: u32) -> Result<File, Error> {
 
 fn starting(error: io::Error) -> Error {
     Error::io("starting the proxy", error)
+}
+
+fn unmade(way: Way, error: &ClientError) -> Error {
+    Kind::Rank { rank: way.peer, text: error.to_string() }.into()
 }
 
 fn missing(way: Way) -> Error {

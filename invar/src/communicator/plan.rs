@@ -83,9 +83,9 @@ impl Plan {
         self.0.is_empty()
     }
 
-    /// Shares that are not done, by channel and operation.
-    pub(super) fn lanes(&self) -> impl Iterator<Item = (u32, Operation, &[Job])> {
-        self.0.iter().map(|lane| (lane.channel, lane.operation, &lane.jobs[lane.done..]))
+    /// Shares that are not done, by channel.
+    pub(super) fn lanes(&self) -> impl Iterator<Item = (u32, &[Job])> {
+        self.0.iter().map(|lane| (lane.channel, &lane.jobs[lane.done..]))
     }
 
     /// Does what can be done now, over links that are [prepared](Links::prepare) for it.

@@ -9,8 +9,9 @@ use invar_linux::processors::{self, BITS_BYTES};
 use invar_linux::rendezvous::{Bootstrap, this_member};
 
 use super::choose::{Facts, Tuning};
+use super::coming::Network;
 use super::engine::Engine;
-use super::links::{CHANNELS_PER_DEVICE, Links, Network};
+use super::links::{CHANNELS_PER_DEVICE, Links};
 use super::local::Local;
 use super::net::{NetProxy, NetSettings};
 use super::tags;
@@ -22,7 +23,7 @@ use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 const CHUNK_ALIGN: usize = 64;
 
 /// Of what ranks do together; all of a communicator must have the same.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 
 /// What a rank tells the others about itself.
 ///
@@ -75,7 +76,7 @@ pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<E
         // The communicator says it with all else.
         net.connections.proxy.dump_signal = None;
         let proxy = NetProxy::start(devices, &net, bootstrap.abort())?;
-        network = Some(Network { proxy, ndevices, bootstrap: Arc::clone(&bootstrap), within });
+        network = Some(Network { proxy, ndevices, bootstrap: Arc::clone(&bootstrap) });
     }
     let memory = match here.len() {
         1 => None,

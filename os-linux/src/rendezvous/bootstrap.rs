@@ -214,17 +214,8 @@ impl Bootstrap {
         let deadline = deadline(within);
         let mut blobs = self.shared.blobs();
         loop {
-            if let Some(blob) = blobs.take((from, tag)) {
+            if let Some(blob) = self.look(&mut blobs, from, tag)? {
                 return Ok(blob);
-            }
-            self.check()?;
-            if self.is_alone() {
-                return Err(self.lost(&Lost::Closed).into());
-            }
-            // What it sent before is there: who takes that in needs the blobs that are locked here.
-            if self.has_left(from) {
-                let text = "it has left the communicator, and is waited for".to_owned();
-                return Err(Failure { rank: Some(from), text }.into());
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -233,6 +224,30 @@ impl Bootstrap {
             let waited = self.shared.news.wait_timeout(blobs, left.min(TICK));
             blobs = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// The same, if it has come.
+    ///
+    /// # Errors
+    /// It can't come any more: a rank has failed, or this one has left.
+    pub fn try_recv(&self, from: u32, tag: u32) -> Result<Option<Vec<u8>>, BootstrapError> {
+        Ok(self.look(&mut self.shared.blobs(), from, tag)?)
+    }
+
+    fn look(&self, blobs: &mut Blobs, from: u32, tag: u32) -> Result<Option<Vec<u8>>, Failure> {
+        if let Some(blob) = blobs.take((from, tag)) {
+            return Ok(Some(blob));
+        }
+        self.check()?;
+        if self.is_alone() {
+            return Err(self.lost(&Lost::Closed));
+        }
+        // What it sent before is there: who takes that in needs the blobs that are locked here.
+        if self.has_left(from) {
+            let text = "it has left the communicator, and is waited for".to_owned();
+            return Err(Failure { rank: Some(from), text });
+        }
+        Ok(None)
     }
 
     /// Every rank's blob, by rank, this one's with them.

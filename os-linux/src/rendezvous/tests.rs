@@ -63,6 +63,28 @@ fn blobs_of_a_tag_come_in_order_and_others_do_not_mix_with_them() {
 }
 
 #[test]
+fn a_blob_is_looked_for_without_waiting_and_not_once_its_rank_has_left() {
+    ranks(2, |bootstrap| {
+        if bootstrap.rank() == 0 {
+            bootstrap.send(1, 7, b"here").unwrap();
+            return;
+        }
+        assert_eq!(bootstrap.try_recv(1, 7).unwrap(), None, "of itself");
+        while bootstrap.try_recv(0, 7).unwrap().is_none() {
+            thread::yield_now();
+        }
+        let text = "rank 0: it has left the communicator, and is waited for";
+        loop {
+            match bootstrap.try_recv(0, 7) {
+                Ok(None) => thread::yield_now(),
+                Ok(Some(_)) => panic!("it came twice"),
+                Err(error) => break assert_eq!(error.to_string(), text),
+            }
+        }
+    });
+}
+
+#[test]
 fn the_first_failure_reaches_every_rank_and_stays() {
     let failures = ranks(3, |bootstrap| {
         if bootstrap.rank() == 1 {

@@ -38,21 +38,23 @@ fn who_waits_for_a_rank_that_has_left_is_told_so() {
 
 #[test]
 fn a_rank_that_does_something_else_is_given_up_and_named() {
-    let settings = settings().collective_timeout(Duration::from_millis(300));
-    let errors = ranks(2, &settings, |communicator| {
-        if communicator.rank() == 0 {
-            return communicator.barrier().unwrap_err().to_string();
-        }
-        loop {
-            if let Err(error) = communicator.check() {
-                return error.to_string();
+    for settings in every_way() {
+        let settings = settings.collective_timeout(Duration::from_millis(300));
+        let errors = ranks(2, &settings, |communicator| {
+            if communicator.rank() == 0 {
+                return communicator.barrier().unwrap_err().to_string();
             }
-            std::thread::yield_now();
-        }
-    });
-    let text = "rank 1: it did not do its part within 3";
-    assert!(errors[0].starts_with(text), "{errors:?}");
-    assert!(errors[1].starts_with(&format!("rank 0: {text}")), "{errors:?}");
+            loop {
+                if let Err(error) = communicator.check() {
+                    return error.to_string();
+                }
+                std::thread::yield_now();
+            }
+        });
+        let text = "rank 1: it did not do its part within 3";
+        assert!(errors[0].starts_with(text), "{errors:?}");
+        assert!(errors[1].starts_with(&format!("rank 0: {text}")), "{errors:?}");
+    }
 }
 
 #[test]

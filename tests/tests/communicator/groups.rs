@@ -76,6 +76,31 @@ fn a_rank_may_do_at_once_what_others_do_one_after_the_other() {
 }
 
 #[test]
+fn a_transfer_of_a_group_waits_for_no_other_whose_peer_is_late() {
+    for settings in every_way() {
+        ranks(3, &settings, |communicator| {
+            let (mut from_zero, mut from_one) = ([0], [0]);
+            match communicator.rank() {
+                0 => {
+                    let mut group = communicator.group();
+                    group.send(&[5], 2).unwrap().send(&[7], 1).unwrap();
+                    group.run().unwrap();
+                }
+                1 => {
+                    communicator.recv(&mut from_zero, 0).unwrap();
+                    communicator.send(&[from_zero[0] + 1], 2).unwrap();
+                }
+                _ => {
+                    communicator.recv(&mut from_one, 1).unwrap();
+                    communicator.recv(&mut from_zero, 0).unwrap();
+                    assert_eq!((from_zero, from_one), ([5], [8]));
+                }
+            }
+        });
+    }
+}
+
+#[test]
 fn collectives_of_a_group_are_done_too() {
     ranks(3, &settings(), |communicator| {
         let rank = communicator.rank();

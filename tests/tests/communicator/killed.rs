@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use invar::{Communicator, Hub, RedOp, UniqueId};
+use invar::{Communicator, Error, Hub, RedOp, UniqueId};
 
 use crate::rig::{PATIENCE, every_way};
 
@@ -22,10 +22,26 @@ const COUNT: usize = (6 << 20) + 1;
 /// longer.
 const BOUND: Duration = Duration::from_secs(20);
 
-fn join(id: &UniqueId, rank: u32, way: usize) -> Communicator {
+/// With a link to each other rank, unless the victim is to have none.
+fn join(id: &UniqueId, rank: u32, way: usize, task: &str) -> Communicator {
     let communicator = Communicator::join(id, rank, NRANKS, &every_way()[way]).unwrap();
-    communicator.barrier().unwrap();
+    if task != "link" {
+        communicator.barrier().unwrap();
+    }
     communicator
+}
+
+/// What all do again and again until the victim is gone.
+fn operate(communicator: &Communicator, data: &mut [f32], task: &str) -> Result<(), Error> {
+    if task != "link" {
+        return communicator.all_reduce_in_place(data, RedOp::Max);
+    }
+    let (rank, sent) = (communicator.rank(), [1.0_f32]);
+    let mut group = communicator.group();
+    for (peer, got) in (0..NRANKS).zip(data).filter(|(peer, _)| *peer != rank) {
+        group.send(&sent, peer)?.recv(std::slice::from_mut(got), peer)?;
+    }
+    group.run()
 }
 
 #[test]
@@ -36,15 +52,15 @@ fn a_rank_that_works_or_idles_until_it_is_killed() {
         panic!("{ORDERS}={orders}")
     };
     let id = UniqueId::new(addr.parse().unwrap(), &UniqueId::secret_of(SECRET));
-    let communicator = join(&id, VICTIM, way.parse().unwrap());
+    let communicator = join(&id, VICTIM, way.parse().unwrap(), task);
     // The test harness writes on the same line.
     writeln!(io::stdout(), "\njoined").unwrap();
-    if task == "idle" {
+    if task != "work" {
         // Up to its end, that of the other process.
         io::stdin().read_to_end(&mut Vec::new()).unwrap();
     }
     let mut data = vec![1.0_f32; COUNT];
-    while communicator.all_reduce_in_place(&mut data, RedOp::Max).is_ok() {}
+    while operate(&communicator, &mut data, task).is_ok() {}
 }
 
 fn start_victim(addr: &str, way: usize, task: &str) -> (Child, BufReader<ChildStdout>) {
@@ -61,7 +77,7 @@ fn start_victim(addr: &str, way: usize, task: &str) -> (Child, BufReader<ChildSt
 }
 
 /// Kills it when all others have begun `begun` operations; it takes no part in the last of them if
-/// it idles.
+/// it does not work.
 fn check(way: usize, task: &str, begun: u32) {
     let at = ([127, 0, 0, 1], 0).into();
     let secret = Some(UniqueId::secret_of(SECRET));
@@ -69,11 +85,11 @@ fn check(way: usize, task: &str, begun: u32) {
     let id = hub.id();
     let counts = [const { AtomicU32::new(0) }; NRANKS as usize];
     let survive = |rank: u32| {
-        let communicator = join(&id, rank, way);
+        let communicator = join(&id, rank, way, task);
         let mut data = vec![1.0_f32; COUNT];
         loop {
             counts[rank as usize].fetch_add(1, Ordering::Relaxed);
-            if let Err(error) = communicator.all_reduce_in_place(&mut data, RedOp::Max) {
+            if let Err(error) = operate(&communicator, &mut data, task) {
                 return error.to_string();
             }
         }
@@ -113,6 +129,11 @@ fn check_idle(way: usize) {
     check(way, "idle", 1);
 }
 
+/// While a group of each other waits for its links with it.
+fn check_unlinked(way: usize) {
+    check(way, "link", 1);
+}
+
 #[test]
 fn a_rank_that_is_killed_ends_the_others_amid_work_by_shared_memory() {
     check_amid_work(0);
@@ -132,5 +153,12 @@ fn a_rank_that_is_killed_ends_the_others_amid_work_over_tcp() {
 fn a_rank_that_is_killed_ends_those_who_wait_for_it() {
     for way in 0..3 {
         check_idle(way);
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_those_whose_groups_wait_for_a_link_with_it() {
+    for way in 0..3 {
+        check_unlinked(way);
     }
 }

@@ -9,3 +9,4 @@ mod networks;
 mod operations;
 mod pending;
 mod rig;
+mod transfers;
