@@ -1,5 +1,6 @@
 //! All-reduce by `invar coll` beside Open MPI's, on this host, in turns: what counts is the ratio of
-//! their times. PyTorch's gloo, which is slower by far, runs once where there is one.
+//! their times. Beside the software NIC's stands what bare UDP takes. PyTorch's gloo, which is slower
+//! by far, runs once where there is one.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,12 +48,14 @@ struct Case {
     /// The same for Invar.
     env: &'static [(&'static str, &'static str)],
     shared_memory: bool,
+    /// Whether bare UDP is measured beside it.
+    over_udp: bool,
 }
 
 const OVER_TCP: &str = "--mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include lo";
 
 const CASES: [Case; 4] = [
-    Case { name: "shm-2", ranks: 2, mpi: "", env: &[], shared_memory: true },
+    Case { name: "shm-2", ranks: 2, mpi: "", env: &[], shared_memory: true, over_udp: false },
     Case {
         name: "shm-4",
         ranks: 4,
@@ -60,6 +63,7 @@ const CASES: [Case; 4] = [
         mpi: "--bind-to core:overload-allowed",
         env: &[],
         shared_memory: true,
+        over_udp: false,
     },
     Case {
         name: "socket-2",
@@ -67,6 +71,7 @@ const CASES: [Case; 4] = [
         mpi: OVER_TCP,
         env: &[("NCCL_SHM_DISABLE", "1"), ("INVAR_TRANSPORT", "socket")],
         shared_memory: false,
+        over_udp: false,
     },
     Case {
         name: "soft-2",
@@ -74,6 +79,7 @@ const CASES: [Case; 4] = [
         mpi: OVER_TCP,
         env: &[("NCCL_SHM_DISABLE", "1"), ("INVAR_TRANSPORT", "soft")],
         shared_memory: false,
+        over_udp: true,
     },
 ];
 
@@ -93,15 +99,16 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
         return Ok(Vec::new());
     }
     let target_dir = built(shell, "invar-cli --bin invar")?;
+    built(shell, "invar-testkit --example bench_udp_all_reduce")?;
     let mpi = build_mpi(shell, &target_dir)?;
     let others = Others { mpi, torch: find_torch(shell) };
     let mut missed = Vec::new();
     tcp::print_congestion_control();
     for case in CASES.iter().filter(|case| args.wants(case.name)) {
         println!(
-            "{:>10}  {:>10} {:>10}  {:>10} {:>10} {:>6}  {:>10}   {}: all-reduce of floats, \
+            "{:>10}  {:>10} {:>10}  {:>10} {:>10} {:>6}  {:>10} {:>10}   {}: all-reduce of floats, \
              {RUNS} runs",
-            "bytes", "Invar µs", "GB/s", "MPI µs", "GB/s", "ratio", "gloo µs", case.name
+            "bytes", "Invar µs", "GB/s", "MPI µs", "GB/s", "ratio", "gloo µs", "UDP µs", case.name
         );
         for sizes in &SIZES {
             missed.extend(case.compare(shell, &target_dir, &others, sizes)?);
@@ -126,6 +133,13 @@ fn reduce(shell: &Shell) -> Result<()> {
         println!("{bytes:>10} {name:10} {rate:8.1} {:8.2}", rate / copy);
     }
     Ok(())
+}
+
+/// µs of each size over bare UDP.
+fn udp(shell: &Shell, target_dir: &Path, sizes: &Sizes) -> Result<Vec<f64>> {
+    let mut program = shell.program(&target_dir.join("release/examples/bench_udp_all_reduce"));
+    program.args(sizes.args());
+    sizes.times(&shell.capture(program)?)
 }
 
 /// What Invar is measured beside.
@@ -175,24 +189,30 @@ impl Case {
         let all = sizes.all();
         let mut ours = vec![Vec::new(); all.len()];
         let mut theirs = vec![Vec::new(); all.len()];
+        let mut bare = vec![Vec::new(); all.len()];
         for _ in 0..RUNS {
             let times = self.invar(shell, target_dir, sizes).context("invar coll all_reduce")?;
             ours.iter_mut().zip(times).for_each(|(ours, time)| ours.push(time));
             let times = self.open_mpi(shell, &others.mpi, sizes).context("Open MPI")?;
             theirs.iter_mut().zip(times).for_each(|(theirs, time)| theirs.push(time));
+            if self.over_udp {
+                let times = udp(shell, target_dir, sizes).context("bare UDP")?;
+                bare.iter_mut().zip(times).for_each(|(bare, time)| bare.push(time));
+            }
         }
         let gloo = match &others.torch {
             Some(python) => self.gloo(shell, python, sizes).context("gloo")?,
             None => vec![f64::NAN; all.len()],
         };
         let mut missed = Vec::new();
-        let times = ours.iter_mut().zip(&mut theirs).zip(gloo);
-        for (bytes, ((ours, theirs), gloo)) in all.into_iter().zip(times) {
+        let times = ours.iter_mut().zip(&mut theirs).zip(gloo.into_iter().zip(&mut bare));
+        for (bytes, ((ours, theirs), (gloo, bare))) in all.into_iter().zip(times) {
             let (ours, theirs) = (median(ours), median(theirs));
+            let bare = if self.over_udp { median(bare) } else { f64::NAN };
             let ratio = ours / theirs;
             println!(
                 "{bytes:>10}  {ours:>10.2} {:>10.2}  {theirs:>10.2} {:>10.2} {ratio:>6.2}  \
-                 {gloo:>10.2}",
+                 {gloo:>10.2} {bare:>10.2}",
                 self.busbw(bytes, ours),
                 self.busbw(bytes, theirs),
             );
