@@ -6,7 +6,8 @@
 //! ```
 //!
 //! `^` takes all but what is listed. Without `=` a name stands for all that begin with it. An
-//! empty list takes everything. (NCCL: `parseStringList`, `matchIfList`.)
+//! empty list takes everything. Blanks around the list and its entries mean nothing. (NCCL:
+//! `parseStringList`, `matchIfList`, to which they are part of a name.)
 
 use core::fmt;
 
@@ -63,7 +64,7 @@ impl fmt::Display for NameEntry<'_> {
 impl<'a> NameFilter<'a> {
     /// Reads a list.
     pub fn parse(text: &'a str) -> Result<Self, NameFilterError<'a>> {
-        let (exclude, list) = strip(text, '^');
+        let (exclude, list) = strip(text.trim_ascii(), '^');
         let (exact, list) = strip(list, '=');
         for entry in entries(list) {
             parse_entry(entry)?;
@@ -126,7 +127,7 @@ fn strip(text: &str, prefix: char) -> (bool, &str) {
 }
 
 fn entries(list: &str) -> impl Iterator<Item = &str> {
-    list.split(',').filter(|entry| !entry.is_empty())
+    list.split(',').map(str::trim_ascii).filter(|entry| !entry.is_empty())
 }
 
 fn parse_entry(entry: &str) -> Result<NameEntry<'_>, NameFilterError<'_>> {
@@ -175,6 +176,9 @@ mod tests {
             ("mlx5_0:1,mlx5_1:2", "mlx5_1", 2, true),
             ("^mlx5_0:1", "mlx5_0", 2, true),
             ("mlx5_0,,mlx5_1", "mlx5_1", 9, true),
+            (" ^mlx5_0, mlx5_1:2 ", "mlx5_1", 2, false),
+            ("mlx5_0, mlx5_1:2 ", "mlx5_1", 2, true),
+            (" , ", "mlx5_0", 1, true),
             // Only one of each sign is read, in this order.
             ("=^mlx5", "mlx5_0", 1, false),
             ("=^mlx5", "^mlx5", 1, true),
