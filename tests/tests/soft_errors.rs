@@ -1,11 +1,14 @@
 //! What the software NIC refuses, and what becomes of work that fails.
 
+use std::net::Ipv6Addr;
+
 use invar_core::nic::{
     Access, MemoryKeys, Nic, PollError, QpCap, QpState, QpTransition, RecvWr, RtsAttr, SendOpcode,
     SendWr, Sge, Wc, WcOpcode, WcStatus,
 };
 use invar_linux::soft::{SoftConfig, SoftNic};
 use invar_testkit::end::{End, Link, patiently};
+use invar_testkit::namespaces::{Hosts, IPV6};
 
 const LEN: usize = 8192;
 const ENOMEM: i32 = 12;
@@ -307,4 +310,27 @@ fn a_port_that_is_taken() {
     let config = SoftConfig::new("soft", taken.local_addr().unwrap());
     let error = SoftNic::open(&config).map(drop).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+}
+
+#[test]
+fn packets_that_the_interface_has_become_too_small_for_are_told_of() {
+    let hosts = match Hosts::new(9000) {
+        Ok(hosts) => hosts,
+        Err(error) => return eprintln!("skipped: no cable between namespaces here: {error}"),
+    };
+    let nics = [0, 1].map(|host| {
+        let address = (IPV6[host].parse::<Ipv6Addr>().unwrap(), 0).into();
+        hosts.call(host, || SoftNic::open(&SoftConfig::new("soft", address)).unwrap())
+    });
+    let rts = RtsAttr { timeout: 10, retry_cnt: 1, ..Link::default().rts };
+    let [a, b] = End::pair(nics.each_ref(), LEN, &Link { rts, ..Link::default() });
+    a.post(&a.work(SendOpcode::RdmaWrite, LEN, &b));
+    assert_eq!(a.wait().status, WcStatus::SUCCESS);
+    assert_eq!(a.nic.notices().could_not_send, None);
+    hosts.ip(0, "link set v0 mtu 1500").unwrap();
+    a.post(&a.work(SendOpcode::RdmaWrite, LEN, &b));
+    assert_eq!(a.wait().status, WcStatus::RETRY_EXC_ERR);
+    let text = a.nic.notices().to_string();
+    let why = "s before (the MTU of the interface, or of the path, is smaller)";
+    assert!(text.starts_with("could not send ") && text.ends_with(why), "{text}");
 }

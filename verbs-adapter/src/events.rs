@@ -69,6 +69,7 @@ impl News {
         let ago = |at: Option<Instant>| Some(at?.elapsed()).filter(|ago| *ago < NOTICED_WITHIN);
         PortNotices {
             went_down: ago(went_down),
+            could_not_send: None,
             came_up: ago(came_up),
             changed_gids: ago(changed_gids),
         }

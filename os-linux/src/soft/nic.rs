@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use invar_core::nic::{
-    Access, Gid, LinkLayer, Mtu, Nic, NicError, PollError, PortAttr, PortState, QpCap, QpOptions,
-    QpTransition, RecvWr, SendList, SendWr, Verb, Wc,
+    Access, Gid, LinkLayer, Mtu, Nic, NicError, PollError, PortAttr, PortNotices, PortState, QpCap,
+    QpOptions, QpTransition, RecvWr, SendList, SendWr, Verb, Wc,
 };
 use invar_core::roce::qp::{Tuning, WINDOW_PACKETS_MAX};
 
@@ -158,7 +158,7 @@ impl SoftNic {
         SoftCounters {
             device: moving.device.counters(),
             send_errors,
-            last_send_error: last.map(ToString::to_string),
+            last_send_error: last.map(|(error, _)| error.to_string()),
         }
     }
 
@@ -276,6 +276,14 @@ impl Nic for SoftNic {
     #[inline]
     fn poll(&self, cq: &Cq, wcs: &mut [Wc]) -> Result<u32, PollError> {
         cq.nic.port().poll(cq.number, wcs)
+    }
+
+    fn notices(&self) -> PortNotices {
+        let moving = self.port().lock();
+        let could_not_send = moving.sockets.errors().1.map(|(error, since)| {
+            (error.reason().unwrap_or("the kernel refuses it"), since.elapsed())
+        });
+        PortNotices { could_not_send, ..PortNotices::default() }
     }
 
     #[inline]

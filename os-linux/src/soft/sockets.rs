@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::Instant;
 
 use super::capture::Capture;
 use super::device::{Datagram, Route, Train, TransmitSink};
@@ -18,7 +19,7 @@ pub(super) struct Sockets {
     impairment: Option<Impairment>,
     pub(super) capture: Option<Capture>,
     errors: u64,
-    last_error: Option<SendError>,
+    last_error: Option<(SendError, Instant)>,
 }
 
 /// Trains to one address, one after the other, after which more of them are to be expected.
@@ -57,8 +58,8 @@ impl Sockets {
         self.pool.iter().map(|lane| Ok(lane.socket.local_addr()?.port())).collect()
     }
 
-    /// Trains that the kernel refused, and why it did the last one.
-    pub(super) fn errors(&self) -> (u64, Option<&SendError>) {
+    /// Trains that the kernel refused, and why and when it did the last one.
+    pub(super) fn errors(&self) -> (u64, Option<&(SendError, Instant)>) {
         (self.errors, self.last_error.as_ref())
     }
 }
@@ -83,7 +84,7 @@ impl TransmitSink for Sockets {
             // To the protocol they are lost, and it is for its retries to notice.
             Err(error) => {
                 *errors += 1;
-                *last_error = Some(error);
+                *last_error = Some((error, Instant::now()));
                 train.datagrams.len()
             }
         };

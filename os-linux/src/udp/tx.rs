@@ -36,7 +36,7 @@ pub struct TxSocket {
 
 /// Datagrams that the kernel refused to send.
 #[derive(Debug, thiserror::Error)]
-#[error("sending datagrams of {segment_bytes} bytes to {to}: {source}{}", hint(.source))]
+#[error("sending datagrams of {segment_bytes} bytes to {to}: {source}{}", hint(self))]
 pub struct SendError {
     /// Where they should have gone.
     pub to: SocketAddr,
@@ -44,6 +44,18 @@ pub struct SendError {
     pub segment_bytes: usize,
     /// Why not.
     pub source: io::Error,
+}
+
+impl SendError {
+    /// Why not, where more is known than the error's own words say.
+    pub fn reason(&self) -> Option<&'static str> {
+        match self.source.raw_os_error()? {
+            libc::EMSGSIZE => Some("the MTU of the interface, or of the path, is smaller"),
+            libc::EPERM => Some("a firewall of this host forbids it"),
+            libc::ENETUNREACH | libc::EHOSTUNREACH => Some("no route"),
+            _ => None,
+        }
+    }
 }
 
 impl TxSocket {
@@ -299,11 +311,6 @@ fn too_many_pieces() -> io::Error {
     )
 }
 
-fn hint(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::EMSGSIZE) => ": the MTU of the interface, or of the path, is smaller",
-        Some(libc::EPERM) => ": a firewall of this host forbids it",
-        Some(libc::ENETUNREACH | libc::EHOSTUNREACH) => ": no route",
-        _ => "",
-    }
+fn hint(error: &SendError) -> String {
+    error.reason().map(|reason| format!(": {reason}")).unwrap_or_default()
 }

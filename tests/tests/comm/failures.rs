@@ -238,8 +238,11 @@ fn a_device_that_reports_its_end_ends_a_comm_that_waits() {
 #[test]
 fn what_had_befallen_the_port_is_told_of_any_end_and_stays_as_it_was_then() {
     let ago = |ms| Some(Duration::from_millis(ms));
-    let notices = PortNotices { went_down: ago(2100), came_up: ago(400), ..PortNotices::default() };
-    let told = "; the port of null1 went down 2.1 s before, came up 0.4 s before";
+    let could_not_send = Some(("no route", Duration::from_millis(1600)));
+    let (went_down, came_up) = (ago(2100), ago(400));
+    let notices = PortNotices { went_down, came_up, could_not_send, ..PortNotices::default() };
+    let told = "; the port of null1 went down 2.1 s before, came up 0.4 s before, could not send \
+                1.6 s before (no route)";
 
     let (mut duo, request, nic) = waiting_receiver();
     nic.plan.notices.set(notices);
