@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use invar_core::nic::PortNotices;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -35,9 +35,6 @@ impl Fate {
         self.0.load(Ordering::Acquire).checked_sub(1)
     }
 }
-
-/// What came before it has nothing to do with what happens now: peers are given up within minutes.
-const NOTICED_WITHIN: Duration = Duration::from_secs(300);
 
 /// What is known of an open device beside completions.
 #[derive(Debug)]
@@ -66,12 +63,13 @@ impl News {
     pub(crate) fn notices(&self) -> PortNotices {
         let PortTimes { went_down, came_up, changed_gids } =
             *self.port.lock().unwrap_or_else(PoisonError::into_inner);
-        let ago = |at: Option<Instant>| Some(at?.elapsed()).filter(|ago| *ago < NOTICED_WITHIN);
+        let ago =
+            |at: Option<Instant>| Some(at?.elapsed()).filter(|ago| *ago < PortNotices::WITHIN);
         PortNotices {
             went_down: ago(went_down),
-            could_not_send: None,
             came_up: ago(came_up),
             changed_gids: ago(changed_gids),
+            could_not_send: None,
         }
     }
 

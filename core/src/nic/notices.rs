@@ -3,7 +3,7 @@
 use core::fmt;
 use core::time::Duration;
 
-/// What befell a port, each with how long ago it last did. None of it ends a connection, but it may
+/// What befell a port [lately](PortNotices::WITHIN), each with how long ago it last did. None of it ends a connection, but it may
 /// be why one has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortNotices {
@@ -18,6 +18,10 @@ pub struct PortNotices {
 }
 
 impl PortNotices {
+    /// What came before it has nothing to do with what happens now: peers are given up within
+    /// minutes.
+    pub const WITHIN: Duration = Duration::from_secs(300);
+
     /// Whether there is nothing to tell.
     pub fn is_empty(&self) -> bool {
         *self == PortNotices::default()

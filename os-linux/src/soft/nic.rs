@@ -280,9 +280,11 @@ impl Nic for SoftNic {
 
     fn notices(&self) -> PortNotices {
         let moving = self.port().lock();
-        let could_not_send = moving.sockets.errors().1.map(|(error, since)| {
-            (error.reason().unwrap_or("the kernel refuses it"), since.elapsed())
-        });
+        let last =
+            moving.sockets.errors().1.map(|(error, at)| {
+                (error.reason().unwrap_or("the kernel refuses it"), at.elapsed())
+            });
+        let could_not_send = last.filter(|(_, ago)| *ago < PortNotices::WITHIN);
         PortNotices { could_not_send, ..PortNotices::default() }
     }
 
