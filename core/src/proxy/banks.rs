@@ -94,7 +94,7 @@ impl<T, B: Banks<Slot<T>>> Pool<T, B> {
 }
 
 /// Elements in a row, as many as there is memory for.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Row<T, B> {
     banks: B,
     len: u32,

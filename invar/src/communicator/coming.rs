@@ -9,11 +9,20 @@ use std::sync::Arc;
 
 use invar_linux::rendezvous::Bootstrap;
 
-use super::links::{CHANNELS_PER_DEVICE, Slots};
 use super::net::{Address, NetProxy, NetRecv, NetSend, Receiving, Sending};
 use super::tags;
 use crate::Error;
 use crate::error::Kind;
+
+/// Channels of a device, unless there is no need for so many (`2` in NCCL).
+pub(super) const CHANNELS_PER_DEVICE: u32 = 2;
+
+/// How many slots go over the links with a peer on a channel.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Slots {
+    pub(super) send: u64,
+    pub(super) recv: u64,
+}
 
 /// How links over the network are made: each when it is first needed.
 pub(super) struct Network {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use invar_linux::rendezvous::Bootstrap;
 
-use super::coming::{Coming, Network};
+use super::coming::{Coming, Network, Slots};
 use super::dump::Ways;
 use super::job::Job;
 use super::link::{RecvLink, SendLink};
@@ -13,9 +13,6 @@ use super::local::Local;
 use super::net::{NetRecv, NetSend};
 use super::plan::Plan;
 use crate::Error;
-
-/// Channels of a device, unless there is no need for so many (`2` in NCCL).
-pub(super) const CHANNELS_PER_DEVICE: u32 = 2;
 
 /// A rank's ends of its links.
 pub struct Links {
@@ -32,13 +29,6 @@ pub struct Links {
     /// What makes those that are not there yet, and those that it is at.
     network: Option<Network>,
     coming: Vec<Coming>,
-}
-
-/// How many slots go over the links with a peer on a channel.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Slots {
-    pub(super) send: u64,
-    pub(super) recv: u64,
 }
 
 /// Ways to be made or used, in order: the channel and the peer, and what goes over.

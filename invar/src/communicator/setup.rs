@@ -9,9 +9,9 @@ use invar_linux::processors::{self, BITS_BYTES};
 use invar_linux::rendezvous::{Bootstrap, this_member};
 
 use super::choose::{Facts, Tuning};
-use super::coming::Network;
+use super::coming::{CHANNELS_PER_DEVICE, Network};
 use super::engine::Engine;
-use super::links::{CHANNELS_PER_DEVICE, Links};
+use super::links::Links;
 use super::local::Local;
 use super::net::{NetProxy, NetSettings};
 use super::tags;
