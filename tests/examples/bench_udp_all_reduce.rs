@@ -1,6 +1,6 @@
 //! An all-reduce of floats by two threads over bare UDP, with the ICRC of each packet computed and
-//! verified, and nothing else of a protocol: no connection, no acknowledge, nothing sent again. What
-//! the software NIC has to keep to cannot be faster.
+//! verified, and nothing else of a protocol: no connection, no acknowledge, nothing sent again. It shows
+//! what the kernel and the ICRC leave to the software NIC.
 //!
 //! `bench_udp_all_reduce BEGIN END FACTOR WARMUP ROUNDS` prints a line "bytes µs", the median, for each
 //! size that fits into a socket's buffer; "bytes NaN" for the others.
@@ -95,9 +95,8 @@ struct Rank {
     /// The part that this rank sums up, and the one that the other does.
     own: Range<usize>,
     other: Range<usize>,
-    /// Bytes that come in a round: terms, and then sums, if not all are this rank's.
-    incoming_bytes: usize,
-    /// How many have come, those of the next round among them, which may follow at once.
+    /// Bytes that have come: terms, and then sums, if not all are this rank's. Those of the next round
+    /// may follow at once.
     received: usize,
 }
 
@@ -130,7 +129,6 @@ impl Rank {
             slot: vec![0; own.len()],
             own,
             other,
-            incoming_bytes: bytes,
             received: 0,
         }
     }
@@ -159,13 +157,14 @@ impl Rank {
             self.sum(summed..come);
             summed = come;
         }
-        let sums = self.incoming_bytes - terms;
+        let all = self.output.len();
+        let sums = all - terms;
         let mut sent = 0;
-        while sent < sums || self.received < self.incoming_bytes {
+        while sent < sums || self.received < all {
             sent += if sent < sums { self.send(true, sent) } else { 0 };
             self.receive(deadline);
         }
-        self.received -= self.incoming_bytes;
+        self.received -= all;
     }
 
     /// Sends a train of the input, or of the sums, from `start` on; says how many bytes that is.
@@ -202,7 +201,7 @@ impl Rank {
         for datagram in self.batch.datagrams() {
             assert!(self.incoming.verify(Ipv4Id::Masked, datagram.bytes), "a wrong ICRC");
             let payload = &datagram.bytes[BTH_BYTES..datagram.bytes.len() - ICRC_BYTES];
-            let at = self.received % self.incoming_bytes;
+            let at = self.received % self.output.len();
             let place = match at.checked_sub(self.slot.len()) {
                 None => &mut self.slot[at..],
                 Some(at) => &mut self.output[self.other.clone()][at..],
