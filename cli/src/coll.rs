@@ -15,6 +15,7 @@ use clap::ValueEnum;
 use invar::{DataType, RedOp, Settings};
 
 use crate::failure::{Failure, WRONG};
+use crate::ports::Ports;
 use crate::size::Sizes;
 
 /// The variable with the secret that lets ranks in.
@@ -25,12 +26,14 @@ const SECRET: &str = "INVAR_COLL_SECRET";
 /// With --ranks alone every rank is a process on this host, with a processor of its own where there
 /// are as many. On several hosts each rank is started
 /// there, with --rank, --ranks, and --root HOST:PORT, an address of rank 0's host that rank 0 listens
-/// at; INVAR_COLL_SECRET is a secret word, the same for all.
+/// at; INVAR_COLL_SECRET is a secret word, the same for all. Without it rank 0 makes one up and prints
+/// it.
 ///
 /// As in nccl-tests, the size is that of the larger of a rank's two buffers, the time is an average
 /// over iterations and ranks, and busbw is algbw times what the operation moves over each link.
 ///
-/// Exit status: 0 all is well, 1 elements were wrong, 2 a flag or variable cannot be, 3 anything else.
+/// Exit status: 0 all is well, 1 elements were wrong, 2 a flag or variable cannot be, 141 nobody reads
+/// the results any more, 3 anything else.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// What to do
@@ -48,6 +51,9 @@ pub(crate) struct Args {
     /// Where rank 0 listens
     #[arg(long, value_name = "HOST:PORT", requires = "rank")]
     root: Option<String>,
+
+    #[command(flatten)]
+    ports: Ports,
 
     #[command(flatten)]
     sizes: Sizes,
@@ -108,6 +114,7 @@ enum Operation {
 
 pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure> {
     args.check()?;
+    let settings = &args.ports.apply(settings);
     let wrong = match args.rank {
         None => return launch::all(args, settings),
         Some(rank) => launch::one(args, settings, rank)?,

@@ -1,6 +1,6 @@
 //! `invar devices`: what this host has.
 
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 use invar::cuda::GpuInfo;
@@ -8,7 +8,7 @@ use invar::{Device, DeviceInfo, GpuPath, LinkLayer, Settings};
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::output::tell;
+use crate::output::{print, tell};
 
 /// List the devices of this host.
 #[derive(clap::Args)]
@@ -107,8 +107,7 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     };
     let devices: Vec<Shown> = survey.devices.into_iter().map(shown).collect();
     let text = if args.json { as_json(&devices)? } else { as_table(&devices) };
-    let written = io::stdout().write_all(text.as_bytes());
-    written.map_err(|error| Failure::io("writing the list", &error))?;
+    print(io::stdout(), "the list", text.trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -11,6 +11,9 @@ pub(crate) const WRONG: u8 = 1;
 const USAGE: u8 = 2;
 /// Something else did not work: the network, the peer, this host.
 const FAILED: u8 = 3;
+/// Nobody reads the results any more, as in `invar devices | head -1`: what a shell shows of a
+/// program that SIGPIPE has ended.
+const UNREAD: u8 = 128 + 13;
 
 /// One line for stderr, and a status to exit with.
 #[derive(Debug)]
@@ -33,9 +36,24 @@ impl Failure {
         Self::new(format_args!("{what}: {error}"))
     }
 
-    /// Prints the line.
+    /// Of an output that could not be written.
+    pub(crate) fn unwritten(what: &str, error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Failure { text: String::new(), status: UNREAD },
+            _ => Self::io(format_args!("writing {what}"), error),
+        }
+    }
+
+    /// Whether nobody reads the results any more.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.status == UNREAD
+    }
+
+    /// Prints the line, unless nobody is there to read it.
     pub(crate) fn report(&self) -> ExitCode {
-        tell(self);
+        if !self.is_unread() {
+            tell(self);
+        }
         ExitCode::from(self.status)
     }
 }

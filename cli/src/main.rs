@@ -7,6 +7,7 @@ mod logger;
 mod output;
 mod parent;
 mod perf;
+mod ports;
 mod size;
 
 use std::env;
@@ -62,9 +63,9 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
     }
 }
 
-/// The address that `HOST:PORT` means.
-fn resolved(addr: &str) -> Result<SocketAddr, Failure> {
-    resolve(addr).map_err(|error| match error.kind() {
+/// The addresses that `HOST:PORT` means, or `HOST` where there is a default port.
+fn resolved(addr: &str, default_port: Option<u16>) -> Result<Vec<SocketAddr>, Failure> {
+    resolve(addr, default_port).map_err(|error| match error.kind() {
         std::io::ErrorKind::InvalidInput => Failure::usage(error),
         _ => Failure::new(error),
     })

@@ -15,35 +15,42 @@ mod pattern;
 mod report;
 mod server;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::failure::{Failure, WRONG};
 use crate::output::Outputs;
+use crate::ports::Ports;
 use crate::resolved;
 use crate::size::Sizes;
 use clap::builder::RangedU64ValueParser;
 use invar::{Device, DeviceInfo, DeviceKind, Settings, Survey};
 
 /// Where a server listens if it is not told.
-const SERVER_ADDR: &str = "[::]:14791";
+const SERVER_IP: &str = "[::]";
+/// Where it listens, and is called, if no port is told.
+const SERVER_PORT: u16 = 14791;
 
 /// Measure messages between two processes, and check what arrives.
 ///
 /// With no flag both processes run on this host, over loopback. Between two hosts, one runs
-/// `invar perf --server`, the other `invar perf --connect HOST:14791`.
+/// `invar perf --server`, the other `invar perf --connect HOST`.
 ///
 /// For each size, messages go one way in a pass that is timed, then to and fro one at a time:
 /// p50 and p99 are half of a round trip. The first and last bytes of every message are checked
 /// always; all bytes in a pass of its own, unless --no-check.
 ///
-/// Exit status: 0 all is well, 1 bytes were wrong, 2 a flag or variable cannot be, 3 anything else.
+/// Exit status: 0 all is well, 1 bytes were wrong, 2 a flag or variable cannot be, 141 nobody reads the
+/// results any more, 3 anything else.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Device to use, as `invar devices` names it [default: the one towards the peer]
     #[arg(long, value_name = "NAME")]
     nic: Option<String>,
+
+    #[command(flatten)]
+    ports: Ports,
 
     #[command(flatten)]
     sizes: Sizes,
@@ -90,8 +97,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
 
-    /// Be the other end for one client of another host
-    #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = SERVER_ADDR)]
+    /// Be the other end for one client of another host [default: at TCP port 14791 of all addresses]
+    #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = SERVER_IP)]
     #[arg(conflicts_with_all = [
         "connect", "min_bytes", "max_bytes", "factor", "iters", "warmup", "window", "recvs", "qps",
         "check", "no_check", "adaptive_routing", "json", "pcap",
@@ -102,8 +109,8 @@ pub(crate) struct Args {
     #[arg(long, requires = "server")]
     keep: bool,
 
-    /// Measure with the server there
-    #[arg(long, value_name = "HOST:PORT")]
+    /// Measure with the server there [default port: 14791]
+    #[arg(long, value_name = "HOST[:PORT]")]
     connect: Option<String>,
 
     /// Process that this one must not outlive
@@ -112,17 +119,18 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure> {
+    let settings = &args.ports.apply(settings);
     if let Some(addr) = &args.server {
-        server::run(args, resolved(addr)?, settings)?;
+        server::run(args, resolved(addr, Some(SERVER_PORT))?[0], settings)?;
         return Ok(ExitCode::SUCCESS);
     }
     let job = client::Job::new(args, settings)?;
     let outputs = Outputs::open(args.json.as_deref())?;
     let wrong = match &args.connect {
-        Some(addr) => client::run(&job, outputs, resolved(addr)?)?,
+        Some(addr) => client::run(&job, outputs, &resolved(addr, Some(SERVER_PORT))?)?,
         None => {
             let (_server, addr) = local::start(args, settings)?;
-            client::run(&job, outputs, addr)?
+            client::run(&job, outputs, &[addr])?
         }
     };
     Ok(if wrong > 0 { ExitCode::from(WRONG) } else { ExitCode::SUCCESS })
@@ -149,7 +157,7 @@ fn named(name: &str, settings: &Settings) -> Result<DeviceInfo, Failure> {
 /// RDMA device, if there is one, or else the software NIC there. Of software NICs both ends must have
 /// addresses of one family.
 fn open_device(nic: Option<&str>, local: IpAddr, settings: &Settings) -> Result<Device, Failure> {
-    let open = |address| Ok(Device::open_at(SocketAddr::new(address, settings.udp_port()))?);
+    let open = |address| Ok(Device::open_at_for(address, settings)?);
     let info = match nic {
         Some(name) => named(name, settings)?,
         None => match usual(local, settings)? {

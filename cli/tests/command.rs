@@ -7,7 +7,9 @@ mod command {
     mod gone;
     mod local;
     mod namespaces;
+    mod ports;
     mod refusals;
+    mod unread;
     mod wrong_bytes;
 }
 

@@ -10,6 +10,7 @@ mod base;
 mod closing;
 mod flush;
 mod group;
+mod notice;
 mod post;
 mod recv;
 mod route;

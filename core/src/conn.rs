@@ -5,10 +5,13 @@
 //! it over a [`Stream`] and a [`Nic`](crate::nic::Nic), resumable at any byte.
 //!
 //! ```text
-//! connector  Start → Connect → Send → Connecting → PendingReady → Connected
-//!                    TCP up    info→   ←info, RTR, RTS   ready→
+//! connector  Start → Connect → Authenticate → Send → Connecting → PendingReady → Connected
+//!                    TCP up    proofs          info→  ←info, RTR, RTS  ready→
 //! acceptor   Start → Accept → Recv → Send → PendingReady → Connected
 //!                    TCP up   ←info, RTR, RTS  info→   ←ready
+//!
+//! The acceptor begins when its caller has proved itself ([`crate::auth`]): whoever listens sees to
+//! that.
 //! ```
 //!
 //! On the wire of NCCL 2.14 each end is Connected once its info is sent, and what follows happens
@@ -29,7 +32,7 @@ pub(crate) use accept::is_ready;
 pub(crate) use attempt::Parts;
 pub use connect::Connector;
 pub(crate) use connect::start_with_acceptor;
-pub use handle::{HANDLE_BYTES, Handle, HandleError};
+pub use handle::{HANDLE_BYTES, HANDLE_SECRET_BYTES, Handle, HandleError};
 pub(crate) use link::{Exchange, Peer, Verbs};
 pub use settings::{QPS_MAX, Settings, Wire};
 pub use stream::{Stream, StreamError};

@@ -11,6 +11,7 @@ use core::fmt;
 pub use completion::{CompletionError, hint, status_name};
 pub use report::{Ends, Report};
 
+use crate::auth::AuthError;
 use crate::conn::StreamError;
 use crate::conn::stage::{Side, Stage};
 use crate::conn::wire::{PrefaceError, QpInfoError};
@@ -70,6 +71,8 @@ pub enum Error {
     PeerClosed(StreamError),
     /// The peer sent bytes over TCP after the end of the exchange.
     Unexpected,
+    /// The two ends could not prove themselves to each other.
+    Auth(AuthError),
     /// The peer speaks something else.
     Preface(PrefaceError),
     /// The peer's QP info cannot be.
@@ -150,7 +153,10 @@ impl Error {
             | Error::Frame(_)
             | Error::Slot { .. }
             | Error::Overrun { .. } => Fault::Peer,
-            Error::Preface(_) | Error::Hello(_) | Error::LinkLayer { .. } => Fault::Incompatible,
+            Error::Auth(AuthError::Stream(_)) => Fault::Network,
+            Error::Auth(_) | Error::Preface(_) | Error::Hello(_) | Error::LinkLayer { .. } => {
+                Fault::Incompatible
+            }
         }
     }
 
@@ -190,6 +196,7 @@ impl fmt::Display for Error {
             Error::Unexpected => {
                 f.write_str("the peer sent bytes over TCP after the end of the exchange")
             }
+            Error::Auth(error) => write!(f, "no proof of who the peer is: {error}"),
             Error::Preface(error) => write!(f, "incompatible peer: {error}"),
             Error::QpInfo(error) => write!(f, "the peer's QP info cannot be: {error}"),
             Error::Ready(got) => write!(f, "the peer's ready word is {got:02x?}, not 1"),

@@ -2,7 +2,7 @@
 //!
 //! The crate reads in the order in which a message goes:
 //!
-//! 0. [`conn`] — a listener makes a handle; the two sides exchange queue pair numbers, addresses
+//! 0. [`conn`] — a listener makes a handle; the two sides prove that they know its secret ([`auth`]), exchange queue pair numbers, addresses
 //!    and keys over TCP and step through the stages to a [`comm::SendComm`] and a
 //!    [`comm::RecvComm`].
 //! 1. [`request`] — `irecv` takes a request, and so does `isend` when a matching slot is there.
@@ -28,6 +28,7 @@
 #[macro_use]
 mod log;
 
+pub mod auth;
 pub mod coll;
 pub mod comm;
 pub mod conn;

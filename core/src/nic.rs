@@ -20,7 +20,7 @@ use core::sync::atomic::AtomicU64;
 
 pub use attr::{
     AddressVector, Ece, Gid, LinkLayer, Mtu, PortAttr, PortState, QpCap, QpOptions, QpState,
-    QpTransition, RtrAttr, RtsAttr,
+    QpTransition, RtrAttr, RtsAttr, SourcePorts,
 };
 pub use error::{NicError, PollError, Verb};
 pub use list::{Listed, SendList};
@@ -100,6 +100,20 @@ pub trait Nic {
     fn alloc(&self, len: usize) -> Result<Self::Memory, NicError>;
     /// `ibv_alloc_pd`.
     fn alloc_pd(&self) -> Result<Self::Pd, NicError>;
+    /// Whether [`Nic::grant`] does anything.
+    const GRANTS: bool = false;
+    /// The domain for the queue pairs of one connection, of memory that connections share in `pd`.
+    /// Its peer reaches what is registered in the new domain, and of `pd` what it is
+    /// [granted](Nic::grant). A NIC without such domains gives `pd`: there a peer reaches all whose
+    /// key it knows.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn connection_pd(&self, pd: &Self::Pd) -> Result<Self::Pd, NicError> {
+        Ok(pd.clone())
+    }
+    /// Lets the peer of a connection, which has the domain `pd`, use a key.
+    fn grant(&self, _pd: &Self::Pd, _rkey: u32) {}
     /// `ibv_reg_mr` of a whole memory object. The handle keeps the memory alive.
     fn reg_mr(
         &self,

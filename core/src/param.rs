@@ -10,6 +10,7 @@
 //! leading digits in silence, anything else is an error.
 
 mod choice;
+mod ports;
 mod subnet;
 mod value;
 
@@ -17,6 +18,7 @@ mod value;
 mod tests;
 
 pub use choice::{AddressFamily, LogLevel, TransportChoice, Wire};
+pub use ports::PortRange;
 pub use subnet::Subnet;
 pub use value::Allowed;
 
@@ -108,7 +110,7 @@ const fn auto_or_int(auto: i64, min: i64, max: i64) -> Allowed {
 params! {
     /// Leave RDMA devices alone.
     NCCL_IB_DISABLE => ib_disable: bool = "0", FLAG;
-    /// Which RDMA devices and ports to use; see [`NameFilter`].
+    /// Which RDMA devices and ports to use.
     NCCL_IB_HCA => ib_hca: NameFilter<'a> = "", Allowed::Names;
     /// Index of the local GID (RoCE); -1 chooses by version, family and range.
     NCCL_IB_GID_INDEX => ib_gid_index: Option<u8> = "-1", auto_or_int(-1, 0, 255),
@@ -159,7 +161,7 @@ params! {
     NCCL_NET_FORCE_FLUSH => net_force_flush: bool = "0", FLAG,
         differs: "Not in 2.14.3.";
 
-    /// Which network interfaces to use; see [`NameFilter`].
+    /// Which network interfaces to use.
     NCCL_SOCKET_IFNAME => socket_ifname: NameFilter<'a> = "", Allowed::Names;
     /// Family of address that an interface must have.
     NCCL_SOCKET_FAMILY => socket_family: AddressFamily = "any", AddressFamily::ALLOWED;
@@ -193,6 +195,13 @@ params! {
     /// Let packets between software NICs be longer than the path MTUs that RoCE has, where the
     /// network carries them.
     INVAR_LONG_MTU => long_mtu: bool = "1", FLAG;
+    /// UDP port of a software NIC. Of a range, each NIC takes the first port that is free; 0 takes
+    /// any. Peers that are no software NIC of Invar send to 4791.
+    INVAR_SOFT_PORT => soft_port: PortRange = "0", Allowed::Ports;
+    /// TCP ports of listeners: each takes the first of the range that is free; 0 takes any. A
+    /// communicator needs one for its rendezvous, and each rank one for each link from another rank
+    /// over the network.
+    INVAR_PORT_RANGE => port_range: PortRange = "0", Allowed::Ports;
     /// Milliseconds until a connection that does not come about is an error.
     INVAR_CONNECT_TIMEOUT_MS => connect_timeout_ms: u32 = "30000", int(1, 86_400_000);
     /// Where a rank writes what its proxy does, as a trace for Chrome and Perfetto; `%r` is the rank,

@@ -133,10 +133,22 @@ impl<T> Entry<T> {
         self.awaited == 0
     }
 
+    /// Whether a request lives here that is not complete.
+    pub(crate) fn is_awaiting(&self) -> bool {
+        self.key < BEYOND && self.awaited != 0
+    }
+
     /// All that were awaited came.
     #[inline(always)]
     pub(crate) fn finish(&mut self) {
         self.awaited = 0;
+    }
+
+    /// The request that lives here is done after all, even if it was [cut short](Ring::cut_short).
+    pub(crate) fn finish_late(&mut self) {
+        if self.key < BEYOND {
+            (self.key, self.awaited) = (self.key & !CUT, 0);
+        }
     }
 
     /// Whether `token` lives here: it waits, or is done.

@@ -31,9 +31,7 @@ pub use connect::{Connector, Links, Settings};
 pub use layout::{CHUNK_BYTES_MIN, Chunk, Chunks, LANES_MAX, Layout};
 pub use recv::{Posted, Receiver, Step, Target};
 pub use send::{Outgoing, Sender};
-pub use wire::{
-    FRAME_BYTES, Frame, FrameError, FrameKind, HELLO_BYTES, Hello, HelloError, VERSION,
-};
+pub use wire::{FRAME_BYTES, Frame, FrameError, FrameKind, HELLO_BYTES, Hello, HelloError};
 
 use crate::fifo::{DEPTH_MAX, RECVS_MAX};
 

@@ -4,6 +4,7 @@
 
 use std::fmt::Debug;
 
+use invar_core::auth::Session;
 use invar_core::comm::{RecvBuf, SendBuf};
 use invar_core::conn::wire::MESSAGE_BYTES_MAX;
 use invar_core::conn::{Acceptor, Connector, Settings, Stream, Wire};
@@ -26,14 +27,14 @@ fn connector(settings: Settings) -> (Connector<NullNic, Pipe>, Pipe) {
     let [nic]: [NullNic; 1] = NullNic::ports();
     let pd = nic.alloc_pd().expect("a domain");
     let (here, there) = Pipe::pair();
-    (Connector::new(nic, pd, here, settings, 0), there)
+    (Connector::new(nic, pd, here, None, settings, 0), there)
 }
 
 fn acceptor(settings: Settings) -> (Acceptor<NullNic, Pipe>, Pipe) {
     let [nic]: [NullNic; 1] = NullNic::ports();
     let pd = nic.alloc_pd().expect("a domain");
     let (here, there) = Pipe::pair();
-    (Acceptor::new(nic, pd, here, settings, 0), there)
+    (Acceptor::new(nic, pd, here, Session::UNKNOWN_PEER, settings, 0), there)
 }
 
 fn all_of(pipe: &mut Pipe) -> Vec<u8> {

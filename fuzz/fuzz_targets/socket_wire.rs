@@ -17,7 +17,7 @@ fn settings() -> Settings {
 fn connect<'a>(pieces: impl Iterator<Item = &'a [u8]>) {
     let (control, mut there) = Pipe::pair();
     let (main, _kept) = Pipe::pair();
-    let mut connector = Connector::new([control, main], 7, &settings(), 0);
+    let mut connector = Connector::new([(control, None), (main, None)], 7, &settings(), 0);
     let mut end = Ok(None);
     for piece in pieces {
         let _ = there.send(piece);

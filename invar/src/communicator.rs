@@ -8,7 +8,8 @@
 //! use invar::{Communicator, Hub, RedOp, Settings};
 //!
 //! let settings = Settings::from_env()?;
-//! let hub = Hub::listen("127.0.0.1:0".parse()?, 2, None, Duration::from_secs(30))?;
+//! let address = "127.0.0.1:0".parse()?;
+//! let hub = Hub::listen(address, settings.tcp_ports(), 2, None, Duration::from_secs(30))?;
 //! // Two ranks, as a rule in two processes; 128 bytes get to each in some way of the program's own.
 //! let id = hub.id();
 //! let ranks = [0, 1].map(|rank| {

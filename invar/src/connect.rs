@@ -29,62 +29,52 @@ impl Listener {
     pub fn bind(device: &Device, settings: &Settings) -> Result<Self, Error> {
         settings.check(device.info())?;
         let addr = oob_addr(device, settings)?;
-        let listen = device.adapter().listen(addr, settings.for_device(device))?;
+        let ports = settings.tcp_ports();
+        let listen = device.adapter().listen(addr, ports, settings.for_device(device))?;
         Ok(Listener { listen, device: device.clone(), settings: settings.clone() })
     }
 
     /// What a sender needs to connect: 128 bytes, to be copied to it by other means. Any number
-    /// of senders may use it.
+    /// of senders may use it. Whoever has it may connect, so let no others read it, or give both ends
+    /// a [`Settings::key`].
     pub fn handle(&self) -> Handle {
         self.listen.handle()
     }
 
-    /// The next peer that has called, if there is one. Several may be accepted side by side.
+    /// The next peer that has proved that it has the handle, if there is one. Several may be accepted
+    /// side by side. A peer proves itself while it is connecting: if that is in the same thread, poll
+    /// both.
     pub fn accept(&self) -> Result<Option<Accepting>, Error> {
         let Some(attempt) = self.listen.accept()? else { return Ok(None) };
         let staging = self.settings.gpu.staging;
         Ok(Some(Accepting { attempt, device: self.device.clone(), staging }))
     }
 
-    /// Takes in the next peer that has called, if there is one, behind those that are `waiting`, for
-    /// whom there are so many places. Where none is left, the one that has been silent for longest
-    /// gives way; without such a one nobody is taken in. Says whether somebody was.
-    pub fn accept_among<T: From<Accepting>>(
-        &self,
-        waiting: &mut Vec<T>,
-        places: usize,
-        is_silent: impl Fn(&T) -> bool,
-    ) -> Result<bool, Error> {
-        let is_full = waiting.len() >= places;
-        let silent = if is_full { waiting.iter().position(is_silent) } else { None };
-        if is_full && silent.is_none() {
-            return Ok(false);
-        }
-        let Some(accepting) = self.accept()? else { return Ok(false) };
-        if let Some(at) = silent {
-            log::warn!("accept: {places} peers wait; the oldest stranger gives way");
-            drop(waiting.remove(at));
-        }
-        waiting.push(accepting.into());
-        Ok(true)
-    }
-
-    /// Waits for a peer, and until it is connected; `timeout` is for both.
+    /// Waits for a peer, and until it is connected; `timeout` is for both. A peer that gives up on the
+    /// way is no failure: the next one may come.
     pub fn accept_within(&self, timeout: Duration) -> Result<RecvComm, Error> {
         let start = Instant::now();
-        let mut accepting = None;
-        until_there(|| {
+        let (mut accepting, mut last_error) = (None::<Accepting>, None);
+        loop {
             if accepting.is_none() {
                 accepting = self.accept()?;
             }
-            match accepting.as_mut().map_or(Ok(None), Accepting::poll)? {
-                None if start.elapsed() >= timeout => {
-                    let what = "a connection from a peer";
-                    Err(Kind::TimedOut { what, within: timeout }.into())
-                }
-                comm => Ok(comm),
+            match accepting.as_mut().map_or(Ok(None), Accepting::poll) {
+                Ok(Some(comm)) => return Ok(comm),
+                Ok(None) => {}
+                Err(error) => (accepting, last_error) = (None, Some(error)),
             }
-        })
+            if start.elapsed() >= timeout {
+                return Err(last_error.unwrap_or_else(|| self.no_peer(timeout)));
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn no_peer(&self, within: Duration) -> Error {
+        let turned_away = self.listen.turned_away();
+        let text = if turned_away.count > 0 { format!("; {turned_away}") } else { String::new() };
+        Kind::NoPeer { within, turned_away: text }.into()
     }
 }
 
@@ -110,12 +100,6 @@ impl Accepting {
     /// As [`Accepting::poll`], for who keeps the memory of the connection's requests.
     pub fn poll_raw(&mut self) -> Result<Option<AnyRecv>, Error> {
         self.attempt.poll(now_ns())
-    }
-
-    /// Whether the peer was listened to, and has not said yet who it is: where too many call, such a
-    /// one may be dropped for the next.
-    pub fn is_silent(&self) -> bool {
-        self.attempt.is_silent()
     }
 
     /// Goes on until it is connected.

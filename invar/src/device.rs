@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 
 use invar_core::device::data_access;
 use invar_core::nic::{Access, Gid, LinkLayer, Mtu, Nic, NicError, PortState};
-use invar_core::param::AddressFamily;
+use invar_core::param::{AddressFamily, PortRange};
 use invar_linux::interface::{Found, Interface};
 use invar_linux::socket::SocketDevice;
 use invar_linux::soft::{self, SoftConfig, SoftNic};
@@ -135,7 +135,7 @@ impl Device {
     /// # Errors
     /// A setting that cannot be; or one that leaves no RDMA device where otherwise there are some.
     pub fn survey(settings: &Settings) -> Result<Survey, Error> {
-        let Survey { mut devices, left_out } = rdma::survey(&settings.rdma)?;
+        let Survey { mut devices, left_out } = rdma::survey(settings)?;
         let interfaces = Interface::list().map_err(listing)?;
         let configs = soft::devices(AddressFamily::Any).map_err(listing)?;
         let found = interfaces_for(settings, &interfaces).unwrap_or_default();
@@ -145,28 +145,29 @@ impl Device {
         Ok(Survey { devices, left_out })
     }
 
-    /// Opens a device by its name; one in software where Invar's peers find it.
+    /// Opens a device by its name, as [`Device::open_for`] does.
     pub fn open(name: &str) -> Result<Self, Error> {
         let settings = Settings::from_env()?;
         let survey = Self::survey(&settings)?;
         match survey.devices.iter().find(|info| info.name == name) {
-            Some(info) if info.kind == DeviceKind::Soft => {
-                Self::open_soft(info, scoped(info, SocketAddr::new(info.address, 0))?)
-            }
             Some(info) => Self::open_for(info, &settings),
             None => Err(no_device(name, &survey)),
         }
     }
 
-    /// Opens the device in software that has this address, at this address. The port is where packets come in:
-    /// 0 for any that is free, which peers learn while they connect; [`ROCE_UDP_PORT`] for peers
-    /// that take it for granted.
+    /// Opens the device in software that has this address, at this address. The port is where
+    /// packets come in: 0 for one of `INVAR_SOFT_PORT`, which peers learn while they connect;
+    /// [`ROCE_UDP_PORT`] for peers that take it for granted.
     pub fn open_at(addr: SocketAddr) -> Result<Self, Error> {
         Self::open_soft_at(addr, &Settings::from_env()?)
     }
 
-    /// As [`Device::open_at`], by these settings.
-    pub(crate) fn open_soft_at(addr: SocketAddr, settings: &Settings) -> Result<Self, Error> {
+    /// Opens the device in software that has this address where peers with these settings find it.
+    pub fn open_at_for(address: IpAddr, settings: &Settings) -> Result<Self, Error> {
+        Self::open_soft_at(SocketAddr::new(address, 0), settings)
+    }
+
+    fn open_soft_at(addr: SocketAddr, settings: &Settings) -> Result<Self, Error> {
         let address = addr.ip();
         let mut survey = Self::survey(settings)?;
         survey.devices.retain(|info| info.kind == DeviceKind::Soft);
@@ -174,7 +175,7 @@ impl Device {
         let holder = Interface::holding(address).map_err(listing)?;
         let has = |info: &&DeviceInfo| holder.as_ref().is_some_and(|i| i.name == info.netdev);
         match survey.devices.iter().find(has) {
-            Some(info) => Self::open_soft(info, scoped(info, addr)?),
+            Some(info) => Self::open_soft(info, scoped(info, addr)?, settings.udp_ports()),
             None => Err(no_device(&address.to_string(), &survey)),
         }
     }
@@ -187,8 +188,8 @@ impl Device {
             DeviceKind::Soft => {}
             DeviceKind::Custom => return Err(no_device(&info.name, &Survey::default())),
         }
-        let addr = SocketAddr::new(info.address, settings.udp_port());
-        Self::open_soft(info, scoped(info, addr)?)
+        let addr = SocketAddr::new(info.address, 0);
+        Self::open_soft(info, scoped(info, addr)?, settings.udp_ports())
     }
 
     /// A device on a NIC and in a protection domain that the caller brings. It listens at `address`.
@@ -258,9 +259,12 @@ impl Device {
         Ok(Device(Arc::new(Inner { info, data_access, registrations, adapter, soft: None })))
     }
 
-    fn open_soft(info: &DeviceInfo, addr: SocketAddr) -> Result<Self, Error> {
-        let nic = SoftNic::open(&SoftConfig::new(&info.name, addr))
-            .map_err(|error| Error::io(format_args!("opening {} at {addr}", info.name), error))?;
+    /// At the port of `addr`, or where it has none, at one of `ports`.
+    fn open_soft(info: &DeviceInfo, addr: SocketAddr, ports: PortRange) -> Result<Self, Error> {
+        let nic = SoftNic::open(&SoftConfig { ports, ..SoftConfig::new(&info.name, addr) })
+            .map_err(|error| {
+                Error::io(format_args!("opening {} at {}", info.name, addr.ip()), error)
+            })?;
         let failed = |source: NicError| Kind::Nic { device: info.name.clone(), source };
         let adapter = adapt(nic.clone()).map_err(failed)?;
         let port = nic.query_port().map_err(failed)?;

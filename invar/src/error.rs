@@ -62,6 +62,8 @@ pub(crate) enum Kind {
     Proxy(String),
     #[error("{what} did not come about within {} ms", .within.as_millis())]
     TimedOut { what: &'static str, within: Duration },
+    #[error("a connection from a peer did not come about within {} ms{turned_away}", .within.as_millis())]
+    NoPeer { within: Duration, turned_away: String },
 }
 
 impl Error {
@@ -87,7 +89,7 @@ impl Error {
             Kind::Bootstrap(BootstrapError::Io(_)) => Fault::Local,
             Kind::Bootstrap(_) => Fault::Network,
             Kind::Proxy(_) => Fault::Local,
-            Kind::TimedOut { .. } => Fault::Network,
+            Kind::TimedOut { .. } | Kind::NoPeer { .. } => Fault::Network,
         }
     }
 

@@ -80,15 +80,16 @@ pub use connect::{Accepting, Connecting, Listener};
 pub use device::{Device, DeviceInfo, DeviceKind, ROCE_UDP_PORT, Survey, WeakDevice};
 pub use error::Error;
 pub use gpu::{GpuPath, GpuSupport, gpus};
+pub use invar_core::auth::{SECRET_BYTES, Secret};
 pub use invar_core::coll::{DataType, RedOp};
 pub use invar_core::conn::{HANDLE_BYTES, Handle, Wire};
 pub use invar_core::error::{Ends, Error as ConnectionError, Fault};
 pub use invar_core::nic::{Gid, LinkLayer, Mtu};
-pub use invar_core::param::LogLevel;
+pub use invar_core::param::{LogLevel, PortRange};
 pub use invar_core::rendezvous::UniqueId;
 /// GPU memory, for [`MemoryRegion::on_gpu`].
 pub use invar_cuda as cuda;
-pub use invar_linux::rendezvous::Hub;
+pub use invar_linux::rendezvous::{Hub, secret_of};
 pub use memory::MemoryRegion;
 pub use recv::{Flush, Received, RecvComm};
 pub use request::Request;

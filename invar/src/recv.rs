@@ -1,6 +1,6 @@
 //! The receiving end.
 
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::time::Duration;
 
 use invar_core::error::{Ends, Error as CoreError};
@@ -15,9 +15,12 @@ use crate::wait::wait;
 use crate::{Device, Error, MemoryRegion, Request};
 
 /// The receiving end of a connection.
+///
+/// Dropping it closes it: the sender learns which messages have arrived, and which of its sends
+/// found no receive. That takes up to 100 ms if receives are posted that the sender does not know of.
 pub struct RecvComm {
     // Its queue pairs end before the regions that they work on.
-    end: Box<dyn RecvEnd>,
+    end: ClosedOnDrop,
     receives: UnderWay<RECVS_MAX>,
     flushes: UnderWay<1>,
     staged: Staged,
@@ -55,7 +58,8 @@ pub enum Flush {
 impl RecvComm {
     pub(crate) fn new(end: Box<dyn RecvEnd>, device: Device, staging: staged::Size) -> Self {
         let (receives, flushes) = (UnderWay::new(DEPTH_MAX), UnderWay::new(DEPTH_MAX));
-        RecvComm { end, receives, flushes, staged: Staged::new(staging), device }
+        let (end, staged) = (ClosedOnDrop(Some(end)), Staged::new(staging));
+        RecvComm { end, receives, flushes, staged, device }
     }
 
     /// Posts a receive of 1 to 8 ranges, each for a message with its tag, and tells the peer.
@@ -216,5 +220,30 @@ impl RecvComm {
     /// The device that it receives on.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+}
+
+/// An end that is there until it is dropped.
+struct ClosedOnDrop(Option<Box<dyn RecvEnd>>);
+
+impl Deref for ClosedOnDrop {
+    type Target = dyn RecvEnd;
+
+    fn deref(&self) -> &(dyn RecvEnd + 'static) {
+        self.0.as_deref().expect("there until it is dropped")
+    }
+}
+
+impl DerefMut for ClosedOnDrop {
+    fn deref_mut(&mut self) -> &mut (dyn RecvEnd + 'static) {
+        self.0.as_deref_mut().expect("there until it is dropped")
+    }
+}
+
+impl Drop for ClosedOnDrop {
+    fn drop(&mut self) {
+        if let Some(end) = self.0.take() {
+            end.close();
+        }
     }
 }

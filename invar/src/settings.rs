@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use invar_core::auth::Secret;
 use invar_core::conn;
 use invar_core::nic::{LinkLayer, QpOptions};
 use invar_core::param::{
-    AddressFamily, LogLevel, ParamError, Params, TABLE, TransportChoice, Wire,
+    AddressFamily, LogLevel, ParamError, Params, PortRange, TABLE, TransportChoice, Wire,
 };
 use invar_linux::tcp::Congestion;
 use invar_verbs::GidRules;
@@ -44,6 +45,8 @@ pub struct Settings {
     pub(crate) socket_nthreads: Option<u32>,
     pub(crate) nsocks_perthread: Option<u32>,
     socket_congestion: Option<String>,
+    soft_ports: PortRange,
+    listen_ports: PortRange,
 }
 
 /// What is said about RDMA devices before one is open.
@@ -153,6 +156,8 @@ impl Settings {
             socket_nthreads: params.socket_nthreads,
             nsocks_perthread: params.nsocks_perthread,
             socket_congestion: params.socket_congestion.map(str::to_owned),
+            soft_ports: params.soft_port,
+            listen_ports: params.port_range,
         }
     }
 
@@ -208,6 +213,20 @@ impl Settings {
         self
     }
 
+    /// UDP ports from which a software NIC takes one (`INVAR_SOFT_PORT`).
+    #[must_use]
+    pub fn soft_ports(mut self, ports: PortRange) -> Self {
+        self.soft_ports = ports;
+        self
+    }
+
+    /// TCP ports from which a listener takes one (`INVAR_PORT_RANGE`).
+    #[must_use]
+    pub fn listen_ports(mut self, ports: PortRange) -> Self {
+        self.listen_ports = ports;
+        self
+    }
+
     /// IP type of service of a RoCE connection: DSCP × 4 + ECN (`NCCL_IB_TC`).
     #[must_use]
     pub fn traffic_class(mut self, traffic_class: u8) -> Self {
@@ -228,6 +247,14 @@ impl Settings {
     #[must_use]
     pub fn flush(mut self, on: bool) -> Self {
         self.flush = Some(on);
+        self
+    }
+
+    /// A key that both ends share beside the handle. Others may then read the handle: it lets nobody
+    /// in who does not know the key. On the wire of NCCL 2.14 it has no meaning.
+    #[must_use]
+    pub fn key(mut self, key: Secret) -> Self {
+        self.conn.key = Some(key);
         self
     }
 
@@ -326,13 +353,18 @@ impl Settings {
         conn
     }
 
-    /// Where a soft device must take packets for this wire to work on it: 0, which is anywhere,
-    /// where peers are told.
-    pub fn udp_port(&self) -> u16 {
+    /// UDP ports from which a software NIC takes one. On the wire of NCCL 2.14, which does not tell
+    /// the port to peers, it is [`ROCE_UDP_PORT`] if nothing else is set.
+    pub fn udp_ports(&self) -> PortRange {
         match self.conn.wire {
-            conn::Wire::Invar => 0,
-            conn::Wire::Nccl214 => ROCE_UDP_PORT,
+            conn::Wire::Nccl214 if self.soft_ports.is_any() => PortRange::only(ROCE_UDP_PORT),
+            _ => self.soft_ports,
         }
+    }
+
+    /// TCP ports from which a listener takes one, as [`Hub::listen`](crate::Hub::listen) wants them.
+    pub fn tcp_ports(&self) -> PortRange {
+        self.listen_ports
     }
 
     /// Refuses a device of another transport than the one asked for (`INVAR_TRANSPORT`), and one
@@ -344,12 +376,11 @@ impl Settings {
             let text = format!("INVAR_TRANSPORT={asked}: {name} is a device of transport {kind}");
             return Err(Kind::Setting(text).into());
         }
-        match (self.udp_port(), device.udp_port) {
-            (0, _) => Ok(()),
-            (wanted, Some(port)) if wanted != port => {
+        match (self.conn.wire, device.udp_port) {
+            (conn::Wire::Nccl214, Some(port)) if port != ROCE_UDP_PORT => {
                 let text = format!(
                     "INVAR_WIRE=nccl-2.14: {name} is open at UDP port {port}, and on that wire \
-                     peers know only {wanted}"
+                     peers know only {ROCE_UDP_PORT}: set INVAR_SOFT_PORT={ROCE_UDP_PORT}"
                 );
                 Err(Kind::Setting(text).into())
             }

@@ -7,9 +7,9 @@ use std::ptr;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use invar::{
-    Accepting, Connecting, ConnectionError, Device, Error, Fault, Handle, Listener, SendComm,
+    Accepting, Connecting, ConnectionError, Device, Error, Fault, Handle, Listener, SendComm, Wire,
 };
-use invar_core::conn::wire::PrefaceError;
+use invar_core::nic::Verb;
 
 use crate::abi::{Code, CommConfig, HANDLE_BYTES};
 use crate::comm::Comm;
@@ -27,6 +27,7 @@ struct Listening {
     listener: Listener,
     number: c_int,
     device: Device,
+    wire: Wire,
     pending: Mutex<Vec<Accepting>>,
 }
 
@@ -74,7 +75,8 @@ unsafe fn start_listening(
     let settings = context.apply(&host.settings);
     let listener = Listener::bind(&device, &settings).map_err(|error| refused(&error))?;
     let bytes = *listener.handle().as_bytes();
-    let listening = Listening { listener, number, device, pending: Mutex::default() };
+    let wire = settings.wire();
+    let listening = Listening { listener, number, device, wire, pending: Mutex::default() };
     // SAFETY: room for a handle and a comm, NCCL promises.
     unsafe {
         handle.cast::<[u8; HANDLE_BYTES]>().write_unaligned(bytes);
@@ -121,9 +123,11 @@ impl Listening {
     /// Goes on with all who have called, until one of them is connected.
     fn poll(&self) -> Result<Option<invar::raw::AnyRecv>, Failed> {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut accept =
-            || self.listener.accept_among(&mut pending, PENDING_MAX, Accepting::is_silent);
-        while accept().map_err(|error| failed(&error))? {}
+        while pending.len() < PENDING_MAX
+            && let Some(accepting) = self.listener.accept().map_err(|error| failed(&error))?
+        {
+            pending.push(accepting);
+        }
         let mut i = 0;
         while let Some(accepting) = pending.get_mut(i) {
             match accepting.poll_raw() {
@@ -135,7 +139,7 @@ impl Listening {
                 Err(error) => {
                     drop(pending.remove(i));
                     // It was logged where it came up.
-                    if !is_stranger(&error) {
+                    if !self.is_stranger(&error) {
                         return Err(Failed(code(&error)));
                     }
                 }
@@ -143,13 +147,23 @@ impl Listening {
         }
         Ok(None)
     }
-}
 
-/// Whether an error says that somebody called who is no rank of ours, or has given up: whom NCCL
-/// means may still come.
-fn is_stranger(error: &Error) -> bool {
-    matches!(error.fault(), Fault::Peer | Fault::Network)
-        || matches!(error.connection(), Some(ConnectionError::Preface(PrefaceError::Magic(_))))
+    /// Whether an error is of a caller who has given up, or may be no rank of ours: whom NCCL means
+    /// may still come. On the wire of NCCL 2.14 nobody proves who it is, so whatever a caller says
+    /// that cannot be is a stranger's.
+    fn is_stranger(&self, error: &Error) -> bool {
+        let is_unknown = self.wire == Wire::Nccl214;
+        match error.fault() {
+            Fault::Peer | Fault::Network => true,
+            Fault::Incompatible => is_unknown,
+            // A peer's address that the device refuses.
+            Fault::Local => match error.connection() {
+                Some(ConnectionError::Nic(error)) => is_unknown && error.verb == Verb::ModifyQp,
+                _ => false,
+            },
+            Fault::Usage => false,
+        }
+    }
 }
 
 /// `connect` of v6. A send must not be longer than its receive.

@@ -3,6 +3,7 @@
 mod plugin {
     mod connecting;
     mod eager;
+    mod late;
     mod misuse;
     mod properties;
     mod registration;

@@ -5,15 +5,18 @@
 //! a NIC in software ([`soft`]) over [`udp`] and captures of its packets ([`pcap`]), the transport
 //! over TCP for hosts without RDMA ([`socket`]), what the [`proxy`] needs, memory that processes
 //! share ([`shm`]), how ranks find together ([`rendezvous`]), network [`interface`]s, the
-//! [`processors`], the [`clock`] and the [`env`](mod@env)ironment.
+//! [`ports`] that listeners take, the [`processors`], [`random`] numbers, the [`clock`] and the
+//! [`env`](mod@env)ironment.
 
 pub mod clock;
 pub mod env;
 pub mod interface;
 pub mod memory;
 pub mod pcap;
+pub mod ports;
 pub mod processors;
 pub mod proxy;
+pub mod random;
 pub mod rendezvous;
 pub mod shm;
 pub mod socket;

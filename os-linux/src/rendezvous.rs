@@ -7,12 +7,13 @@
 mod bootstrap;
 mod connection;
 mod hub;
+mod reach;
 
-use std::io;
 use std::time::{Duration, Instant};
 
-use invar_core::rendezvous::{Member, NONCE_BYTES};
-use rustix::rand::{GetRandomFlags, getrandom};
+use argon2::Argon2;
+use invar_core::auth::{SECRET_BYTES, Secret};
+use invar_core::rendezvous::Member;
 
 pub use bootstrap::{Bootstrap, BootstrapError, Failure};
 pub use hub::Hub;
@@ -35,20 +36,6 @@ pub fn this_member() -> Member {
     Member { host, pid: std::process::id().into() }
 }
 
-/// Bytes that nobody can guess.
-pub fn random<const N: usize>() -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    let mut filled = 0;
-    while filled < N {
-        match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
-            Ok(n) => filled += n,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(bytes)
-}
-
 /// When a time that begins now is over; one longer than a clock can tell, in a century.
 fn deadline(within: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -56,9 +43,18 @@ fn deadline(within: Duration) -> Instant {
     now.checked_add(within).unwrap_or(now + CENTURY)
 }
 
-fn nonce() -> io::Result<[u8; NONCE_BYTES]> {
-    random()
+/// The secret that a word stands for, so that people may choose one. It takes a good part of a second's
+/// tenth, and 19 MiB, by Argon2id, so that who listens at the rendezvous' port in its place can try few
+/// words a second.
+pub fn secret_of(word: &str) -> Secret {
+    let mut secret = [0; SECRET_BYTES];
+    let hashed = Argon2::default().hash_password_into(word.as_bytes(), SALT, &mut secret);
+    hashed.expect("a word of at most 4 GiB");
+    Secret::new(secret)
 }
+
+/// All ranks must come to the same secret, before they have heard of each other.
+const SALT: &[u8] = b"Invar's rendezvous";
 
 #[cfg(test)]
 mod tests;

@@ -3,29 +3,39 @@
 //! Nothing here blocks. A stream that has no bytes or no room answers 0, a listener that has no
 //! caller answers `None`, and whoever polls keeps the deadline.
 
+mod callers;
 mod congestion;
 mod vectored;
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use invar_core::conn::{Stream, StreamError};
+use invar_core::param::PortRange;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::set_tcp_quickack;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
+use crate::ports::bind_in_range;
+
+pub use callers::{AUTH_WITHIN_NS, AuthListener, Proof, TurnedAway, WhyNot};
 pub use congestion::{Congestion, CongestionRefused};
 
 /// Callers that may wait to be accepted; the kernel cuts it to `net.core.somaxconn`.
 const BACKLOG: i32 = 16_384;
 
-/// A peer whose host has vanished is gone after this: one that acknowledges nothing of what was
-/// sent, and one that gives no sign of life where nothing is sent (`tcp(7)`, `TCP_USER_TIMEOUT`).
+/// The kernel gives up a peer whose host says nothing for so long: by keepalive while nothing that was
+/// sent waits for an acknowledgement, and otherwise by `TCP_USER_TIMEOUT` (`tcp(7)`).
+///
+/// That option also ends a connection whose peer is there and does not read, once its buffers are
+/// full. So connections that carry messages are without it, and notice a host that has vanished by
+/// the keepalive of another connection with the same peer.
 pub const SILENCE_MAX: Duration = Duration::from_secs(25);
 
-/// A silent peer is asked for a sign of life after 10 s, and 15 s later it is gone.
+/// The kernel probes a silent peer after 10 s, and gives it up 15 s later.
 const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(10))
     .with_interval(Duration::from_secs(5))
@@ -36,8 +46,12 @@ const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
 pub struct OobListener(TcpListener);
 
 impl OobListener {
-    /// Listens at `addr`; port 0 is one that the kernel picks.
-    pub fn bind(addr: SocketAddr) -> io::Result<Self> {
+    /// Listens at `addr`; where that has no port, at the first of `ports` that is free.
+    pub fn bind(addr: SocketAddr, ports: PortRange) -> io::Result<Self> {
+        bind_in_range(addr, ports, "INVAR_PORT_RANGE", Self::bind_at)
+    }
+
+    fn bind_at(addr: SocketAddr) -> io::Result<Self> {
         let socket = new_socket(addr)?;
         if addr.port() != 0 {
             // A port that somebody chose is to be had again right after a restart.
@@ -61,7 +75,7 @@ impl OobListener {
             Ok((stream, peer)) => {
                 stream.set_nonblocking(true)?;
                 tune(&stream)?;
-                Ok(Some(OobStream { stream, peer }))
+                Ok(Some(OobStream::new(stream, peer)))
             }
             Err(error) if is_about_one_peer(&error) => Ok(None),
             Err(error) => Err(error),
@@ -81,6 +95,8 @@ pub struct OobStream {
     stream: TcpStream,
     /// Kept, since the kernel knows it only while there is a connection.
     peer: SocketAddr,
+    /// The first error of the connection, which the kernel tells only once, to one of the handles.
+    error: Arc<OnceLock<StreamError>>,
 }
 
 impl OobStream {
@@ -93,7 +109,38 @@ impl OobStream {
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(error) => return Err(os(error)),
         }
-        Ok(OobStream { stream: socket.into(), peer: addr })
+        Ok(OobStream::new(socket.into(), addr))
+    }
+
+    fn new(stream: TcpStream, peer: SocketAddr) -> Self {
+        OobStream { stream, peer, error: Arc::default() }
+    }
+
+    /// Lets a peer that does not read take as long as it likes, while its host answers. A host that
+    /// vanishes amid a transfer is then noticed only by another connection with it.
+    pub(crate) fn wait_for_reader(&self) -> io::Result<()> {
+        SockRef::from(&self.stream).set_tcp_user_timeout(None)
+    }
+
+    /// Gives up a peer that acknowledges nothing for [`SILENCE_MAX`], or does not read for so long
+    /// once its buffers are full. A new connection does so.
+    pub(crate) fn bound_silence(&self) -> io::Result<()> {
+        SockRef::from(&self.stream).set_tcp_user_timeout(Some(SILENCE_MAX))
+    }
+
+    /// Why the peer's host is out of reach, if the kernel has found that out. Reads nothing.
+    pub(crate) fn unreachable(&self) -> Option<StreamError> {
+        let mut fds = [PollFd::new(&self.stream, PollFlags::empty())];
+        if matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1)) {
+            let error = self.stream.take_error().ok().flatten().map(os);
+            error.inspect(|error| self.note(*error));
+        }
+        self.error.get().copied().filter(is_unreachable)
+    }
+
+    fn note(&self, error: StreamError) {
+        // Only the first counts.
+        let _ = self.error.set(error);
     }
 
     /// Acknowledges what came, if that has to be done yet, and lets what comes next wait for more
@@ -131,7 +178,8 @@ impl OobStream {
 
     /// Another handle of the same connection, so that one thread may send while another receives.
     pub(crate) fn try_clone(&self) -> io::Result<Self> {
-        Ok(OobStream { stream: self.stream.try_clone()?, peer: self.peer })
+        let (stream, error) = (self.stream.try_clone()?, Arc::clone(&self.error));
+        Ok(OobStream { stream, peer: self.peer, error })
     }
 }
 
@@ -192,7 +240,8 @@ fn new_socket(addr: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// No delays; and an idle connection fails 25 s after the peer's host or the network to it is gone.
+/// No delays; and the connection fails [`SILENCE_MAX`] after the peer's host or the network to it is
+/// gone.
 pub fn tune(socket: &impl AsFd) -> io::Result<()> {
     let socket = SockRef::from(socket);
     socket.set_tcp_nodelay(true)?;
@@ -202,6 +251,13 @@ pub fn tune(socket: &impl AsFd) -> io::Result<()> {
 
 fn is_not_now(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+/// Whether the kernel says so of a host that does not answer, or to which there is no way.
+fn is_unreachable(error: &StreamError) -> bool {
+    use libc::{EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH, ETIMEDOUT};
+    let StreamError::Os(errno) = error else { return false };
+    [ETIMEDOUT, EHOSTUNREACH, EHOSTDOWN, ENETUNREACH, ENETDOWN].contains(errno)
 }
 
 /// `accept(2)` hands on what went wrong with the connection that it would have returned.

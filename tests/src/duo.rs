@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use invar_core::auth::Session;
 use invar_core::comm::{RecvComm, SendComm};
 use invar_core::conn::{Acceptor, Connector, Settings};
 use invar_core::error::Error;
@@ -50,22 +51,29 @@ impl<N: Nic> Buffer<N> {
     /// Writes `bytes` at `offset`, while nobody else writes there.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         for (range, word, part) in self.parts(offset, bytes.len()) {
-            let mut value = word.load(Ordering::Relaxed).to_ne_bytes();
-            value[part].copy_from_slice(&bytes[range]);
+            let bytes = &bytes[range];
+            let value = bytes.try_into().unwrap_or_else(|_| {
+                let mut value = word.load(Ordering::Relaxed).to_ne_bytes();
+                value[part].copy_from_slice(bytes);
+                value
+            });
             word.store(u64::from_ne_bytes(value), Ordering::Relaxed);
         }
     }
 
     /// The `len` bytes at `offset`.
     pub fn read(&self, offset: usize, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        for (range, word, part) in self.parts(offset, len) {
-            bytes[range].copy_from_slice(&word.load(Ordering::Acquire).to_ne_bytes()[part]);
+        let words = &self.memory.words()[offset / 8..(offset + len).div_ceil(8)];
+        let mut bytes = Vec::with_capacity(8 * words.len());
+        for word in words {
+            bytes.extend_from_slice(&word.load(Ordering::Acquire).to_ne_bytes());
         }
+        bytes.drain(..offset % 8);
+        bytes.truncate(len);
         bytes
     }
 
-    /// A range cut at the borders of words: which of its bytes are which of what word.
+    /// Cuts a range at the borders of words: bytes of the range, the word, and bytes of the word.
     fn parts(
         &self,
         offset: usize,
@@ -120,8 +128,16 @@ pub fn connect_in<N: Nic + Clone>(
     mut idle: impl FnMut(),
 ) -> Result<Duo<N>, Error> {
     let (here, there) = Pipe::pair();
-    let mut connector = Connector::new(nics[0].clone(), send_pd.clone(), here, settings[0], 0);
-    let mut acceptor = Acceptor::new(nics[1].clone(), recv_pd.clone(), there, settings[1], 0);
+    let mut connector =
+        Connector::new(nics[0].clone(), send_pd.clone(), here, None, settings[0], 0);
+    let mut acceptor = Acceptor::new(
+        nics[1].clone(),
+        recv_pd.clone(),
+        there,
+        Session::UNKNOWN_PEER,
+        settings[1],
+        0,
+    );
     let (mut send, mut recv) = (None, None);
     for _ in 0..POLLS_MAX {
         if send.is_none() {

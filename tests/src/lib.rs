@@ -5,6 +5,7 @@ pub mod conformance;
 pub mod duo;
 pub mod end;
 pub mod fake_cuda;
+pub mod insider;
 pub mod interop;
 pub mod model;
 pub mod namespaces;
@@ -13,5 +14,6 @@ pub mod pcap;
 pub mod pipe;
 pub mod sim;
 pub mod sysfs;
+pub mod tcp_times;
 
 pub use conformance::nic_conformance;

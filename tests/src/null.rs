@@ -105,6 +105,7 @@ impl Nic for NullNic {
             gid_index: 0,
             speed_mbps: 100_000,
             udp_port: 0,
+            udp_source_ports: Default::default(),
             options: QpOptions::empty(),
         })
     }

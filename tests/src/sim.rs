@@ -5,6 +5,7 @@
 //! are different. Nothing here depends on anything but the seed and the calls made, so that one
 //! seed is one history: [`World::trace`] tells whether two were the same.
 
+mod memory;
 mod nic;
 mod random;
 pub mod ranks;
@@ -12,10 +13,11 @@ mod scenario;
 mod seeds;
 mod wire;
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use invar_core::nic::{Mtu, QpTransition};
+use invar_core::nic::{Mtu, QpTransition, SourcePorts};
 use invar_core::roce::UDP_PORT;
 use invar_core::roce::qp::Tuning;
 use invar_linux::soft::{Device, DeviceConfig, DeviceCounters};
@@ -23,13 +25,16 @@ use invar_linux::soft::{Device, DeviceConfig, DeviceCounters};
 pub use nic::{SimCq, SimMr, SimNic, SimQp};
 pub use random::Random;
 pub use scenario::{Outcome, run};
-pub use seeds::share;
+pub use seeds::live_through;
 pub use wire::{Link, WireCounters};
 
-use wire::{Outgoing, Wire};
+use wire::{Arrival, Outgoing, Wire};
 
 /// Steps without time going by after which something goes in circles.
 const STEPS_AT_ONCE_MAX: u32 = 1_000_000;
+
+/// UDP ports from which every host sends.
+const SOURCE_PORTS: [u16; SourcePorts::MAX] = [0xc000, 0xc001, 0xc002, 0xc003];
 
 /// The network; clones are the same one.
 #[derive(Clone)]
@@ -46,12 +51,11 @@ struct Net {
 struct Host {
     device: Device,
     mtu: Mtu,
-    /// How long it takes over a packet, and how many may wait meanwhile.
+    /// How long the host takes to handle a packet, and how many packets may wait meanwhile.
     service_ns: u64,
     queue_packets_max: usize,
-    queued: usize,
-    /// When it is done with those that wait.
-    free_ns: u64,
+    /// Packets that have arrived and wait, each with the time at which the host has handled it.
+    queue: VecDeque<(u64, Arrival)>,
 }
 
 impl World {
@@ -71,15 +75,17 @@ impl World {
         } else {
             IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
         };
+        let seed = [(); 4].map(|()| net.wire.random.next());
         let device = Device::new(DeviceConfig {
             address: SocketAddr::new(ip, UDP_PORT),
-            source_ports: vec![0xc000, 0xc001],
-            seed: net.wire.random.next(),
+            source_ports: SourcePorts(SOURCE_PORTS),
+            seed: std::array::from_fn(|i| seed[i / 8].to_le_bytes()[i % 8]),
             tuning: net.tuning,
         });
         let (service_ns, queue_packets_max) = (0, usize::MAX);
         net.wire.add_host(ip);
-        net.hosts.push(Host { device, mtu, service_ns, queue_packets_max, queued: 0, free_ns: 0 });
+        let queue = VecDeque::new();
+        net.hosts.push(Host { device, mtu, service_ns, queue_packets_max, queue });
         drop(net);
         SimNic::new(self.clone(), number)
     }
@@ -89,7 +95,8 @@ impl World {
         self.net().wire.set_link(from, to, link);
     }
 
-    /// A port that is down takes and gives no packets.
+    /// A port that is down takes and gives no packets. Packets that it took before still reach the
+    /// device.
     pub fn set_up(&self, host: usize, up: bool) {
         self.net().wire.set_up(host, up);
     }
@@ -153,11 +160,19 @@ impl World {
     }
 }
 
+impl Host {
+    /// When the host has handled the packet that has waited longest.
+    fn handled_ns(&self) -> Option<u64> {
+        self.queue.front().map(|(handled_ns, _)| *handled_ns)
+    }
+}
+
 impl Net {
     /// When something happens next.
     fn next_ns(&self) -> Option<u64> {
         let timers = self.hosts.iter().filter_map(|host| host.device.next_deadline_ns());
-        let next = timers.chain(self.wire.next_ns()).min()?;
+        let queues = self.hosts.iter().filter_map(Host::handled_ns);
+        let next = timers.chain(queues).chain(self.wire.next_ns()).min()?;
         Some(next.max(self.now_ns))
     }
 
@@ -165,33 +180,67 @@ impl Net {
     fn step(&mut self) {
         let Some(at) = self.next_ns() else { return };
         self.now_ns = at;
-        if let Some(arrival) = self.wire.pop_due(at) {
-            let host = &mut self.hosts[arrival.to];
-            if !arrival.served && host.service_ns > 0 {
-                if host.queued >= host.queue_packets_max {
-                    self.wire.overflow(&arrival);
-                    return;
-                }
-                host.queued += 1;
-                host.free_ns = host.free_ns.max(at) + host.service_ns;
-                self.wire.wait(host.free_ns, arrival);
-                return;
+        let is_due = |due_ns: Option<u64>| due_ns.is_some_and(|due_ns| due_ns <= at);
+        if let Some(host) = self.hosts.iter().position(|host| is_due(host.handled_ns())) {
+            if let Some((_, packet)) = self.hosts[host].queue.pop_front() {
+                self.deliver(packet);
             }
-            host.queued -= usize::from(arrival.served);
-            host.device.handle_datagram(at, arrival.from, &arrival.bytes);
-            self.transmit(arrival.to);
-            return;
-        }
-        let due = |host: &Host| host.device.next_deadline_ns().is_some_and(|due| due <= at);
-        if let Some(host) = self.hosts.iter().position(due) {
+        } else if let Some(packet) = self.wire.pop_due(at) {
+            let host = &mut self.hosts[packet.to];
+            if host.service_ns == 0 && host.queue.is_empty() {
+                self.deliver(packet);
+            } else if host.queue.len() >= host.queue_packets_max {
+                self.wire.overflow(&packet);
+            } else {
+                let free_ns = host.queue.back().map_or(at, |(handled_ns, _)| *handled_ns);
+                host.queue.push_back((free_ns + host.service_ns, packet));
+            }
+        } else if let Some(host) =
+            self.hosts.iter().position(|host| is_due(host.device.next_deadline_ns()))
+        {
             self.hosts[host].device.handle_timers(at);
             self.transmit(host);
         }
+    }
+
+    /// Gives a packet to the device that it is for.
+    fn deliver(&mut self, Arrival { from, to, bytes }: Arrival) {
+        self.hosts[to].device.handle_datagram(self.now_ns, from, &bytes);
+        self.transmit(to);
     }
 
     /// Puts on the wires what a host has to send.
     fn transmit(&mut self, host: usize) {
         let mut sink = Outgoing { from: host, now_ns: self.now_ns, wire: &mut self.wire };
         self.hosts[host].device.transmit(self.now_ns, &mut sink);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::end::{self, End};
+    use invar_core::nic::{Nic, SendOpcode, Wc, WcStatus};
+
+    /// Four packets wait at the receiver, whose port goes down; later four packets must have room.
+    #[test]
+    fn packets_that_wait_when_a_port_goes_down_do_not_keep_their_room() {
+        const MS: u64 = 1_000_000;
+        let world = World::new(1, true, Tuning::default());
+        let nics = [(); 2].map(|()| world.add_host(Mtu::Mtu1024));
+        let [from, to] = End::pair([&nics[0], &nics[1]], 64, &end::Link::default());
+        world.slow_down(to.nic.host(), MS, 4);
+        for round in 0..2 {
+            (0..4).for_each(|_| from.post(&from.work(SendOpcode::RdmaWrite, 8, &to)));
+            world.advance(MS / 2);
+            world.set_up(to.nic.host(), false);
+            world.advance(10 * MS);
+            world.set_up(to.nic.host(), true);
+            world.advance(100 * MS);
+            let mut wcs = [Wc::default(); 5];
+            assert_eq!(from.nic.poll(&from.cq, &mut wcs), Ok(4), "round {round}");
+            assert!(wcs[..4].iter().all(|wc| wc.status == WcStatus::SUCCESS), "{wcs:?}");
+        }
+        assert_eq!(world.wire_counters().overflowed, 0);
     }
 }

@@ -1,10 +1,12 @@
-//! The library over the software NIC, on loopback.
+//! The library on loopback, over the software NIC where a test does not say otherwise.
 
 mod library {
     mod connecting;
     mod flush;
+    mod late;
     mod misuse;
     mod peer_gone;
+    mod ports;
     mod transfer;
 }
 
@@ -17,6 +19,13 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn loopback() -> Device {
     Device::open_at("[::1]:0".parse().unwrap()).unwrap()
+}
+
+fn over_tcp() -> Device {
+    let set = [("INVAR_TRANSPORT", "socket"), ("NCCL_SOCKET_IFNAME", "=lo")];
+    let value = |name: &str| set.iter().find(|(of, _)| *of == name).map(|(_, value)| *value);
+    let settings = Settings::from_lookup(|name| value(name).map(str::to_owned)).unwrap();
+    Device::open_for(&Device::survey(&settings).unwrap().devices[0], &settings).unwrap()
 }
 
 /// Both ends of a connection of a device with itself.
@@ -48,7 +57,10 @@ struct Pair {
 
 impl Pair {
     fn new(settings: &Settings, bytes: usize) -> Pair {
-        let device = loopback();
+        Pair::on(loopback(), settings, bytes)
+    }
+
+    fn on(device: Device, settings: &Settings, bytes: usize) -> Pair {
         let (send, recv) = connect(&device, settings);
         let from = MemoryRegion::new(&device, bytes).unwrap();
         let to = MemoryRegion::new(&device, bytes).unwrap();

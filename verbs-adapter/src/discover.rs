@@ -1,7 +1,10 @@
 //! Which ports of RDMA devices this host has (`net_ib.cc ncclIbInit`).
 
+mod absent;
+
 use std::fmt;
 use std::net::IpAddr;
+use std::path::Path;
 
 use invar_core::device::{NameFilter, PciPath, real_port};
 use invar_core::nic::{LinkLayer, PortAttr, PortState};
@@ -12,17 +15,27 @@ use crate::gid::{ChosenGid, GidEntry, GidRules};
 use crate::library::Library;
 use crate::port::{Port, PortError};
 use crate::sysfs;
+use absent::Absence;
 
 /// Ports that are listed at the most, the first ones: NCCL 2.14.3 takes 16, later versions 32.
 pub const PORTS_MAX: usize = 32;
 
 /// Which ports to list.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Rules<'a> {
     /// `NCCL_IB_HCA`.
     pub hca: NameFilter<'a>,
     /// Which GID each port is to use.
     pub gid: GidRules,
+    /// Where the kernel tells about devices (`INVAR_SYSFS`).
+    pub sysfs: &'a Path,
+}
+
+/// Every port, and of each the GID that is the best.
+impl Default for Rules<'_> {
+    fn default() -> Self {
+        Rules { hca: NameFilter::default(), gid: GidRules::default(), sysfs: Path::new("/sys") }
+    }
 }
 
 /// An active port.
@@ -86,6 +99,10 @@ impl fmt::Display for Omission {
 }
 
 impl Listing {
+    fn omit_all(&mut self, absence: &Absence<'_>, rules: &Rules<'_>) {
+        self.omit("", absence.explain(rules.sysfs, Path::new("/dev")), false);
+    }
+
     fn omit(&mut self, name: &str, why: impl fmt::Display, by_setting: bool) {
         let (name, why) = (name.to_owned(), why.to_string());
         self.omitted.push(Omission { name, why, by_setting });
@@ -98,7 +115,7 @@ pub fn list(rules: &Rules<'_>) -> Listing {
         Ok(library) => list_with(library, rules, sysfs::pci_path),
         Err(error) => {
             let mut listing = Listing::default();
-            listing.omit("", format_args!("no RDMA devices: {error}"), false);
+            listing.omit_all(&Absence::Library(&error), rules);
             listing
         }
     }
@@ -114,7 +131,7 @@ fn list_with(
     let devices = match DeviceList::get(library) {
         Ok(devices) => devices,
         Err(error) => {
-            listing.omit("", format_args!("no RDMA devices: ibv_get_device_list: {error}"), false);
+            listing.omit_all(&Absence::Failed(&error), rules);
             return listing;
         }
     };
@@ -134,16 +151,21 @@ fn list_with(
         }
     }
     if found.is_empty() {
-        listing.omit("", "no RDMA devices: libibverbs finds none", false);
+        listing.omit_all(&Absence::Empty, rules);
         return listing;
+    }
+    let names: Vec<String> =
+        found.iter().map(|(name, port)| port_name(name, port.unwrap_or(1))).collect();
+    let names = names.join(", ");
+    let is_left_out = |(name, port): &(String, Option<u8>)| !rules.hca.matches(name, *port);
+    if rules.hca.is_exclusion() && found.iter().all(is_left_out) {
+        listing.omit("", format_args!("NCCL_IB_HCA leaves out all RDMA devices: {names}"), false);
     }
     for entry in rules.hca.entries() {
         if found.iter().any(|(name, port)| rules.hca.names(&entry, name, *port)) {
             continue;
         }
-        let names: Vec<String> =
-            found.iter().map(|(name, port)| port_name(name, port.unwrap_or(1))).collect();
-        let text = format!("NCCL_IB_HCA: {entry} is none of the RDMA devices {}", names.join(", "));
+        let text = format_args!("NCCL_IB_HCA: {entry} is none of the RDMA devices {names}");
         listing.omit("", text, !rules.hca.is_exclusion());
     }
     listing

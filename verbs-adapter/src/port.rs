@@ -81,6 +81,7 @@ impl Port {
             gid_index: gid.entry.index,
             speed_mbps: speed_mbps(opened, port_num, &raw),
             udp_port: 0,
+            udp_source_ports: Default::default(),
             options: QpOptions::empty(),
         };
         Ok(Port { attr, gid })

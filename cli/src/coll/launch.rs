@@ -13,7 +13,7 @@ use rustix::thread::sched_setaffinity;
 
 use super::{Args, SECRET, measure};
 use crate::failure::Failure;
-use crate::output::Outputs;
+use crate::output::{Outputs, tell};
 use crate::parent::die_with;
 use crate::resolved;
 
@@ -57,10 +57,19 @@ pub(super) fn one(args: &Args, settings: &Settings, rank: u32) -> Result<u64, Fa
     if started {
         bind(rank);
     }
-    let secret = secret().ok_or_else(|| {
-        Failure::usage(format!("{SECRET} must be the same secret word for all ranks"))
-    })?;
-    let addr = resolved(args.root.as_deref().unwrap_or_default())?;
+    let secret = match secret() {
+        Some(secret) => secret,
+        None if rank == 0 => {
+            let secret = made_up().map_err(|error| Failure::io("a random secret", &error))?;
+            tell(format_args!("the other ranks need {SECRET}={secret}"));
+            secret
+        }
+        None => {
+            let text = format!("{SECRET} is not set: rank 0 prints one that lets this rank in");
+            return Err(Failure::usage(text));
+        }
+    };
+    let addr = resolved(args.root.as_deref().unwrap_or_default(), None)?[0];
     if addr.port() == 0 {
         return Err(Failure::usage(format_args!("--root {addr}: no rank can be told of port 0")));
     }
@@ -73,7 +82,7 @@ pub(super) fn one(args: &Args, settings: &Settings, rank: u32) -> Result<u64, Fa
         0 => Some(Outputs::open(args.json.as_deref())?),
         _ => None,
     };
-    let id = UniqueId::new(addr, &UniqueId::secret_of(&secret));
+    let id = UniqueId::new(addr, &invar::secret_of(&secret));
     let communicator = Communicator::join(&id, rank, args.ranks, settings)?;
     measure::run(&communicator, args, outputs)
 }
@@ -98,8 +107,9 @@ fn bind(rank: u32) {
 }
 
 fn hub(addr: SocketAddr, ranks: u32, secret: &str, settings: &Settings) -> Result<Hub, Failure> {
-    let secret = UniqueId::secret_of(secret);
-    let hub = Hub::listen(addr, ranks, Some(secret), settings.connect_within());
+    let secret = invar::secret_of(secret);
+    let hub =
+        Hub::listen(addr, settings.tcp_ports(), ranks, Some(secret), settings.connect_within());
     hub.map_err(|error| Failure::io(format_args!("listening for ranks at {addr}"), &error))
 }
 
@@ -109,7 +119,7 @@ fn secret() -> Option<String> {
 }
 
 fn made_up() -> io::Result<String> {
-    let bytes: [u8; 16] = invar_linux::rendezvous::random()?;
+    let bytes: [u8; 16] = invar_linux::random::random()?;
     Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 

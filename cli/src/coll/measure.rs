@@ -32,6 +32,9 @@ pub(super) fn run(
     let mut report = outputs.map(|outputs| Report::new(outputs, header)).transpose()?;
     let mut wrong = 0;
     for size in args.sizes.series() {
+        if !all_go_on(communicator, report.as_ref().is_none_or(Report::is_read))? {
+            break;
+        }
         let bench = Bench { communicator, args };
         let row = match args.data_type {
             DataType::I8 => bench.row::<i8>(size),
@@ -52,6 +55,13 @@ pub(super) fn run(
     }
     report.map_or(Ok(()), Report::finish)?;
     Ok(wrong)
+}
+
+/// Whether rank 0 goes on, as all ranks are told.
+fn all_go_on(communicator: &Communicator, goes_on: bool) -> Result<bool, Failure> {
+    let mut goes_on = [u8::from(goes_on)];
+    communicator.broadcast(&mut goes_on, 0)?;
+    Ok(goes_on[0] != 0)
 }
 
 struct Bench<'a> {

@@ -41,6 +41,8 @@ pub(super) struct Report {
     outputs: Outputs,
     header: Header,
     rows: Vec<Row>,
+    /// Set once nobody reads the table any more.
+    unread: Option<Failure>,
 }
 
 /// The JSON.
@@ -52,19 +54,37 @@ struct Content<'a> {
 }
 
 impl Report {
-    pub(super) fn new(mut outputs: Outputs, header: Header) -> Result<Self, Failure> {
-        outputs.line(&head(&header))?;
-        Ok(Report { outputs, header, rows: Vec::new() })
+    pub(super) fn new(outputs: Outputs, header: Header) -> Result<Self, Failure> {
+        let head = head(&header);
+        let mut report = Report { outputs, header, rows: Vec::new(), unread: None };
+        report.print(&head)?;
+        Ok(report)
     }
 
     pub(super) fn row(&mut self, row: Row) -> Result<(), Failure> {
-        self.outputs.line(&line(&row, self.header.check))?;
+        let line = line(&row, self.header.check);
         self.rows.push(row);
-        Ok(())
+        self.print(&line)
+    }
+
+    /// Whether there may be a reader: without one no more is to be measured.
+    pub(super) fn is_read(&self) -> bool {
+        self.unread.is_none()
     }
 
     pub(super) fn finish(mut self) -> Result<(), Failure> {
-        self.outputs.json(&Content { header: &self.header, rows: &self.rows })
+        match self.unread {
+            Some(unread) => Err(unread),
+            None => self.outputs.json(&Content { header: &self.header, rows: &self.rows }),
+        }
+    }
+
+    fn print(&mut self, text: &str) -> Result<(), Failure> {
+        match self.outputs.line(text) {
+            Err(failure) if failure.is_unread() => self.unread = Some(failure),
+            printed => printed?,
+        }
+        Ok(())
     }
 }
 

@@ -119,15 +119,24 @@ fn enough(requests_max: u16) -> Result<(), Failure> {
 }
 
 /// Measures with the server there; gives how many bytes were wrong.
-pub(super) fn run(job: &Job, outputs: Outputs, server: SocketAddr) -> Result<u64, Failure> {
+pub(super) fn run(job: &Job, outputs: Outputs, server: &[SocketAddr]) -> Result<u64, Failure> {
     let mut control = Control::connect(server)?;
     control.greet()?;
     let mut report = Report::new(outputs);
     let result = measure(job, &mut control, &mut report);
-    // The server may know better what has happened, or be told of it by our end alone.
-    let result = result.map_err(|failure| match control.recv(Duration::from_millis(300)) {
-        Ok(Reply::Failed { text }) => Failure::new(format_args!("{failure}; the server: {text}")),
-        _ => failure,
+    let result = result.map_err(|failure| {
+        if failure.is_unread() {
+            // Where it does not hear that, it notices that we hang up.
+            let _ = control.send(&Request::Bye);
+            return failure;
+        }
+        // The server may know better what has happened, or be told of it by our end alone.
+        match control.recv(Duration::from_millis(300)) {
+            Ok(Reply::Failed { text }) => {
+                Failure::new(format_args!("{failure}; the server: {text}"))
+            }
+            _ => failure,
+        }
     });
     report.finish(result.is_ok())?;
     result

@@ -1,7 +1,7 @@
 //! The control connection: lines over TCP, never longer than a bound, never waited for without
 //! one.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -26,11 +26,16 @@ pub(super) struct Control {
 }
 
 impl Control {
-    pub(super) fn connect(addr: SocketAddr) -> Result<Self, Failure> {
-        let stream = TcpStream::connect_timeout(&addr, AT_ONCE);
-        let stream =
-            stream.map_err(|error| Failure::io(format_args!("connecting to {addr}"), &error))?;
-        Self::new(stream, addr)
+    /// Connects to the first of the server's addresses that takes the call.
+    pub(super) fn connect(addrs: &[SocketAddr]) -> Result<Self, Failure> {
+        let mut whys = Vec::new();
+        for addr in addrs {
+            match TcpStream::connect_timeout(addr, AT_ONCE) {
+                Ok(stream) => return Self::new(stream, *addr),
+                Err(error) => whys.push(format!("{addr}: {error}{}", hint(&error))),
+            }
+        }
+        Err(Failure::new(format_args!("connecting to {}", whys.join("; and to "))))
     }
 
     pub(super) fn new(stream: TcpStream, peer: SocketAddr) -> Result<Self, Failure> {
@@ -136,6 +141,20 @@ impl Control {
     }
 }
 
+/// What may be the reason that a server is not reached.
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::ConnectionRefused => {
+            ", so nobody listens there: does `invar perf --server` run on that host, at that port?"
+        }
+        ErrorKind::TimedOut => {
+            ", so the host is down, or a firewall drops what goes to that port: --server ADDR:PORT \
+             takes another"
+        }
+        _ => "",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,7 +163,7 @@ mod tests {
     /// A control, and its peer in the raw.
     fn pair() -> (Control, TcpStream) {
         let listener = TcpListener::bind("[::1]:0").unwrap();
-        let control = Control::connect(listener.local_addr().unwrap()).unwrap();
+        let control = Control::connect(&[listener.local_addr().unwrap()]).unwrap();
         (control, listener.accept().unwrap().0)
     }
 
@@ -163,6 +182,29 @@ mod tests {
         assert!(http.contains("is no other end of invar perf: it says \"HTTP/1.1 400"), "{http}");
         let endless = greeted_with(&"x".repeat(2 * LINE_BYTES_MAX)).unwrap_err();
         assert!(endless.ends_with("sends no lines"), "{endless}");
+    }
+
+    #[test]
+    fn the_next_address_of_a_server_is_called_where_one_does_not_answer() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        // Bound, and nobody listens: no other may take the port meanwhile.
+        let (deaf, port) = deaf();
+        let control = Control::connect(&[port, addr]).unwrap();
+        assert_eq!(control.peer(), addr);
+        let refused = Control::connect(&[port, port]).map(drop).unwrap_err().to_string();
+        let why = format!("{port}: Connection refused (os error 111), so nobody listens there");
+        assert!(refused.starts_with(&format!("connecting to {why}")), "{refused}");
+        assert!(refused.contains(&format!("; and to {why}")), "{refused}");
+        drop(deaf);
+    }
+
+    fn deaf() -> (rustix::fd::OwnedFd, SocketAddr) {
+        use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let addr = getsockname(&socket).unwrap().try_into().unwrap();
+        (socket, addr)
     }
 
     #[test]

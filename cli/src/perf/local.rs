@@ -41,6 +41,7 @@ pub(super) fn start(args: &Args, settings: &Settings) -> Result<(Server, SocketA
     let mut command = Command::new(env::current_exe().map_err(failed)?);
     command.args(["perf", "--server", &addr.to_string()]);
     command.args(["--child-of", &process::id().to_string()]);
+    args.ports.pass_on(&mut command);
     if let Some(name) = &args.nic {
         command.args(["--nic", name]);
     }
@@ -61,7 +62,7 @@ pub(super) fn start(args: &Args, settings: &Settings) -> Result<(Server, SocketA
 /// at the address of the last device, which is loopback, and the one to use. Where both need one
 /// UDP port, the second process has an address of its own.
 fn address(args: &Args, settings: &Settings) -> Result<IpAddr, Failure> {
-    if args.nic.is_none() && settings.udp_port() != 0 {
+    if args.nic.is_none() && settings.udp_ports().single().is_some() {
         return Ok(Ipv4Addr::new(127, 0, 0, 2).into());
     }
     if let Some(name) = &args.nic {

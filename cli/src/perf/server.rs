@@ -1,21 +1,22 @@
 //! The end that plays along.
 
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::io::{self, ErrorKind};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use invar::{Listener, Settings};
+use invar_linux::ports::bind_in_range;
 
 use super::control::Control;
 use super::link::Plan;
 use super::message::{Kind, Ready, Reply, Request, Setup, slot_bytes};
 use super::{Args, open_device};
 use crate::failure::Failure;
-use crate::output::tell;
+use crate::output::{print, tell};
 use crate::parent::die_with;
 
 /// A client that asks for nothing more is gone, or stopped.
@@ -41,11 +42,11 @@ pub(super) fn run(args: &Args, addr: SocketAddr, settings: &Settings) -> Result<
     if let Some(name) = &args.nic {
         super::named(name, settings)?;
     }
-    let listener = bind(addr)?;
+    let listener = bind(addr, settings)?;
     let addr = listener.local_addr().map_err(|error| Failure::io("the listener", &error))?;
     let port = addr.port();
-    writeln!(io::stdout(), "{LISTENING}{addr}; elsewhere: invar perf --connect HOST:{port}")
-        .map_err(|error| Failure::io("saying where to connect", &error))?;
+    let line = format!("{LISTENING}{addr}; elsewhere: invar perf --connect HOST:{port}");
+    print(io::stdout(), "where to connect", &line)?;
     let (to_serve, heard) = mpsc::sync_channel(0);
     thread::spawn(move || take_calls(&listener, &to_serve));
     for client in heard {
@@ -244,11 +245,16 @@ fn turn_away(mut control: Control, failure: &Failure) -> Failure {
 }
 
 /// Any address of this host includes those of IPv4, on a host that has no other too.
-fn bind(addr: SocketAddr) -> Result<TcpListener, Failure> {
+fn bind(addr: SocketAddr, settings: &Settings) -> Result<TcpListener, Failure> {
     let is_any_v6 = addr.is_ipv6() && addr.ip().is_unspecified();
-    let listener = match TcpListener::bind(addr) {
+    let listen = |addr| {
+        bind_in_range(addr, settings.tcp_ports(), "INVAR_PORT_RANGE", |addr| {
+            TcpListener::bind(addr)
+        })
+    };
+    let listener = match listen(addr) {
         Err(error) if is_any_v6 && error.kind() != ErrorKind::AddrInUse => {
-            TcpListener::bind(("0.0.0.0", addr.port()))
+            listen((Ipv4Addr::UNSPECIFIED, addr.port()).into())
         }
         listener => listener,
     };

@@ -8,18 +8,18 @@ use invar_testkit::pcap::Reader;
 use crate::*;
 
 /// A capture of all the forms that a message has; gone with this.
-struct Captured(PathBuf);
+pub(super) struct Captured(PathBuf);
 
 impl Captured {
-    fn new(name: &str) -> Captured {
+    pub(super) fn new(name: &str, flags: &[&str]) -> Captured {
         let file = format!("invar-{name}-{}.pcap", std::process::id());
         let file = Captured(std::env::temp_dir().join(file));
         let sizes = ["perf", "-b", "0", "-e", "16K", "-f", "16384", "-n", "3", "--pcap"];
-        run(&[&sizes[..], &[file.0.to_str().unwrap()]].concat()).ok();
+        run(&[&sizes[..], &[file.0.to_str().unwrap()], flags].concat()).ok();
         file
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub(super) fn bytes(&self) -> Vec<u8> {
         std::fs::read(&self.0).unwrap()
     }
 }
@@ -31,7 +31,7 @@ impl Drop for Captured {
 }
 
 /// The IP packets of a capture.
-fn datagrams(file: &[u8]) -> Vec<IpDatagram<'_>> {
+pub(super) fn datagrams(file: &[u8]) -> Vec<IpDatagram<'_>> {
     let frames = Reader::new(file).unwrap().map(|frame| frame.unwrap().ip().unwrap());
     frames.map(|ip| IpDatagram::decode(ip).unwrap()).collect()
 }
@@ -44,7 +44,7 @@ fn bth(datagram: &IpDatagram<'_>) -> (u8, u32, u32) {
 
 #[test]
 fn packets_of_both_ways_are_captured_with_their_right_icrc() {
-    let file = Captured::new("icrc");
+    let file = Captured::new("icrc", &[]);
     let bytes = file.bytes();
     let datagrams = datagrams(&bytes);
     assert!(datagrams.iter().all(|datagram| datagram.verify_icrc(true)));
@@ -64,7 +64,7 @@ fn tshark_reads_a_capture_as_we_do_and_finds_nothing_malformed() {
         eprintln!("skipped: tshark is not installed");
         return;
     }
-    let file = Captured::new("tshark");
+    let file = Captured::new("tshark", &[]);
     let bytes = file.bytes();
     let datagrams = datagrams(&bytes);
     let mut tshark = Command::new("tshark");

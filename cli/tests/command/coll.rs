@@ -90,8 +90,8 @@ fn who_has_another_secret_or_size_is_told_so_and_the_others_go_on() {
     let root = free_address();
     let zero = Run::start(rank(&root, 0, 2, "a word").args(FEW));
     let stranger = Run::start(&mut rank(&root, 1, 2, "another")).wait();
-    let text = "refused: it does not know the secret of this communicator";
-    assert!(stranger.line().ends_with(text), "{}", stranger.line());
+    let text = "the listener hung up before it had proved who it is: it knows another secret";
+    assert!(stranger.line().contains(text), "{}", stranger.line());
     assert_eq!(stranger.status, Some(3));
     let larger = Run::start(&mut rank(&root, 1, 3, "a word")).wait();
     let text = "refused: rank 1 counts on 3 ranks, the communicator has 2";
@@ -102,9 +102,19 @@ fn who_has_another_secret_or_size_is_told_so_and_the_others_go_on() {
 
 #[test]
 fn a_rank_without_a_secret_is_refused() {
-    let outcome = Run::start(&mut rank("127.0.0.1:1", 0, 2, "")).wait();
+    let outcome = Run::start(&mut rank("127.0.0.1:1", 1, 2, "")).wait();
     assert_eq!(outcome.status, Some(2));
-    assert!(outcome.line().contains("INVAR_COLL_SECRET"), "{}", outcome.line());
+    let text = "INVAR_COLL_SECRET is not set: rank 0 prints one that lets this rank in";
+    assert!(outcome.line().ends_with(text), "{}", outcome.line());
+}
+
+#[test]
+fn rank_0_makes_up_a_secret_where_none_is_set_and_prints_it() {
+    let root = free_address();
+    let outcome = Run::start(rank(&root, 0, 1, "").args(FEW)).wait();
+    let secret = outcome.line().split_once("the other ranks need INVAR_COLL_SECRET=").unwrap().1;
+    assert_eq!(secret.len(), 32, "{secret}");
+    assert_eq!(outcome.status, Some(0));
 }
 
 #[test]

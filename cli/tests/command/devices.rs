@@ -148,6 +148,55 @@ fn a_name_that_is_the_beginning_of_a_longer_number_is_warned_of_where_it_takes_a
     assert_eq!(run("^=null1"), (10, vec![]));
 }
 
+/// `invar ARGS` where libibverbs has so many devices, and the kernel those of `sysfs`.
+fn with_verbs(args: &[&str], devices: &str, sysfs: &Tree, hca: &str) -> Outcome {
+    let fake = FakeCuda::new().with_null_verbs().set("NULL_VERBS_DEVICES", devices);
+    let mut command = invar(args);
+    command.env("INVAR_SYSFS", sysfs.root()).env("NCCL_IB_HCA", hca);
+    let _installed = fake.give_to(&mut command);
+    Run::start(&mut command).wait()
+}
+
+#[test]
+fn where_libibverbs_finds_none_of_the_kernels_devices_it_is_said_what_they_need() {
+    let sysfs = Tree::new("mlx5_0", "mlx5_1");
+    let outcome = with_verbs(&["devices"], "0", &sysfs, "");
+    let why = match Path::new("/dev/infiniband").is_dir() {
+        true => "libibverbs finds none: it may lack their driver",
+        false => "there is no /dev/infiniband: a container needs --device=/dev/infiniband",
+    };
+    let why = format!("invar: no RDMA devices: the kernel has mlx5_0, mlx5_1, but {why}");
+    assert!(outcome.ok().stderr.contains(&why), "{}", outcome.stderr);
+    let outcome = with_verbs(&["devices"], "0", &Tree::empty(), "");
+    assert!(outcome.ok().stderr.contains("invar: no RDMA devices: the kernel has none\n"));
+}
+
+#[test]
+fn a_list_of_devices_that_are_not_there_is_refused_with_what_there_is() {
+    let perf = ["perf", "-e", "8", "-n", "2"];
+    let none = "NCCL_IB_HCA=mlx5_9: no RDMA devices: the kernel has none";
+    let others = "NCCL_IB_HCA: mlx5_9 is none of the RDMA devices null0, null1";
+    for (args, devices, line) in [
+        (&["devices"][..], "0", none),
+        (&perf, "0", none),
+        (&["devices"], "2", others),
+        (&perf, "2", others),
+    ] {
+        let outcome = with_verbs(args, devices, &Tree::empty(), "mlx5_9");
+        assert_eq!(outcome.status, Some(2), "{args:?}: {}", outcome.stderr);
+        assert_eq!(outcome.line(), format!("invar: {line}"), "{args:?}");
+    }
+    // What is not to be used need not be there, nor does what is left out.
+    let fake = FakeCuda::new().with_null_verbs().set("NULL_VERBS_DEVICES", "0");
+    let mut command = invar(&perf);
+    command.env("NCCL_IB_HCA", "mlx5_9").env("INVAR_TRANSPORT", "soft");
+    let _installed = fake.give_to(&mut command);
+    Run::start(&mut command).wait().ok();
+    let outcome = with_verbs(&["devices"], "2", &Tree::empty(), "^null");
+    let says = "invar: NCCL_IB_HCA leaves out all RDMA devices: null0, null1\n";
+    assert!(outcome.ok().stderr.contains(says), "{}", outcome.stderr);
+}
+
 #[test]
 fn without_gpus_it_is_said_why_and_the_devices_are_listed() {
     let mut command = invar(&["devices", "--json"]);

@@ -25,8 +25,10 @@ fn flags_that_cannot_be_are_named_with_what_is_allowed() {
         (&["perf", "--server", "--connect", "h:1"], &["--connect", "cannot be used with"]),
         (&["perf", "--server", "--qps", "4"], &["--qps", "cannot be used with"]),
         (&["perf", "--keep"], &["--server"]),
-        (&["perf", "--connect", "nonsense"], &["'nonsense' is no HOST:PORT"]),
-        (&["perf", "--server", "10.0.0.1"], &["'10.0.0.1' is no HOST:PORT"]),
+        (&["perf", "--connect", ""], &["'' is no HOST and no HOST:PORT"]),
+        (&["perf", "--server", "10.0.0.1:x"], &["'10.0.0.1:x' is no HOST and no HOST:PORT"]),
+        (&["perf", "--soft-port", "7-6"], &["'7-6' for '--soft-port", "a range like"]),
+        (&["coll", "all_reduce", "--port-range", "x"], &["'x' for '--port-range", "a range like"]),
         (&["perf", "--frobnicate"], &["--frobnicate"]),
         (&["perv"], &["perv"]),
     ] {
@@ -81,8 +83,9 @@ fn a_server_that_is_not_there_is_named() {
     let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let outcome = run(&["perf", "--connect", &unused]);
     assert_eq!(outcome.status, FAILED);
-    let line = format!("invar: connecting to {unused}: Connection refused (os error 111)");
-    assert_eq!(outcome.line(), line);
+    let why =
+        "Connection refused (os error 111), so nobody listens there: does `invar perf --server`";
+    assert!(outcome.line().starts_with(&format!("invar: connecting to {unused}: {why}")));
 }
 
 #[test]
@@ -115,6 +118,13 @@ fn a_port_that_is_taken_is_named() {
     let outcome = run(&["perf", "--server", &addr]);
     assert_eq!(outcome.status, FAILED);
     assert!(outcome.line().contains(&format!("listening at {addr}: Address already in use")));
+    // Both processes of this host have the flag.
+    let port = taken.local_addr().unwrap().port();
+    let range = port.to_string();
+    let outcome = run(&["perf", "--server", "127.0.0.1:0", "--port-range", &range]);
+    assert_eq!(outcome.status, FAILED);
+    let says = format!("INVAR_PORT_RANGE={port}: port {port} is taken at 127.0.0.1");
+    assert!(outcome.line().contains(&says), "{}", outcome.line());
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! call, the error stays in the comm and [`Failed`] says so.
 
 use super::Request;
+use super::notice::NoticeReader;
 use super::route::Route;
 use crate::conn::{Exchange, Parts, Settings, Stream, StreamError, Verbs};
 use crate::error::{CompletionError, Ends, Error, Report};
@@ -80,6 +81,7 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     pub(super) route: R,
     pub(super) verbs: Verbs<N>,
     pub(super) stream: S,
+    pub(super) notice: NoticeReader,
     pub(super) ends: Ends,
     pub(super) pending: Option<Exchange>,
 }
@@ -96,6 +98,7 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
             route,
             verbs,
             stream,
+            notice: NoticeReader::default(),
             ends,
             pending,
         }
@@ -111,7 +114,7 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
     #[inline(never)]
     pub(super) fn fail(&mut self, error: Error) -> Failed {
         if error.is_fatal() && self.gate != Gate::Failed {
-            self.shut(Gate::Failed, error);
+            self.close(Gate::Failed, error);
             self.reqs.cut_short();
         }
         self.error = Some(error);
@@ -119,7 +122,7 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
     }
 
     /// Lets nothing new begin, because of `error`.
-    fn shut(&mut self, gate: Gate, error: Error) {
+    pub(super) fn close(&mut self, gate: Gate, error: Error) {
         self.gate = gate;
         self.end = Some(error);
         self.ends.notices = self.verbs.nic.notices();
@@ -292,6 +295,8 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         let error = if wc.status == WcStatus::SUCCESS {
             Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num }
         } else {
+            // A peer that has closed may have said that all has arrived.
+            let _ = self.notice.read(&mut self.stream);
             let Settings { timeout, retry_cnt, .. } = self.verbs.settings;
             let port_trouble = self.verbs.port_trouble();
             let (status, qpn, vendor_err) = (wc.status, wc.qp_num, wc.vendor_err);
@@ -313,8 +318,8 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         }
     }
 
-    /// Looks whether the peer is still there: between comms nothing travels over the stream, so
-    /// whatever comes is its end, or not from a working peer.
+    /// Looks whether the peer is still there: between comms nothing travels over the stream but a
+    /// close notice and its end.
     pub(super) fn check_peer(&mut self) -> Result<(), Failed> {
         match self.gate {
             Gate::Pending => return Ok(()),
@@ -323,16 +328,16 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         }
         let checked = self.verbs.qps().try_for_each(|qp| self.verbs.nic.check(qp));
         checked.map_err(|error| self.nic_failed(error))?;
-        let error = match self.stream.recv(&mut [0; 8]) {
-            Ok(0) => return Ok(()),
-            Ok(_) => return Err(self.fail(Error::Unexpected)),
-            Err(error) => Error::PeerClosed(error),
+        let error = match self.notice.read(&mut self.stream) {
+            Ok(()) => return Ok(()),
+            Err(error @ Error::PeerClosed(_)) => error,
+            Err(error) => return Err(self.fail(error)),
         };
         // What the peer sent before it closed is in the completion queue by now.
         while self.gate != Gate::Failed && self.poll() {}
         if self.gate != Gate::Failed {
             // Nothing new can start.
-            self.shut(Gate::Closed, error);
+            self.close(Gate::Closed, error);
         }
         Err(self.refuse())
     }

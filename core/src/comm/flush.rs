@@ -5,7 +5,8 @@ use super::Request;
 use crate::conn::{Peer, Verbs};
 use crate::error::Error;
 use crate::nic::{
-    Access, Memory, MemoryKeys, Nic, NicError, QpOptions, SendFlags, SendOpcode, SendWr, Sge,
+    Access, Memory, MemoryKeys, Nic, NicError, PortAttr, QpOptions, SendFlags, SendOpcode, SendWr,
+    Sge,
 };
 use crate::request::Ring;
 
@@ -100,13 +101,14 @@ impl<N: Nic> Flushes<N> {
 impl<N: Nic> Reader<N> {
     fn create(verbs: &Verbs<N>) -> Result<Self, Error> {
         let memory = verbs.nic.alloc(size_of::<u64>())?;
-        let mr = verbs.nic.reg_mr(&verbs.pd, &memory, Access::LOCAL_WRITE)?;
-        let qp = verbs.create_qp(Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+        let (qp, mr) = verbs.create_own(&memory, access)?;
         let qpn = verbs.nic.qp_num(&qp);
         let info = verbs.info(verbs.port.active_mtu);
         let options = verbs.port.options & QpOptions::ICRC_MASKS_IP_ID;
-        let ourselves = Peer { options, udp_port: verbs.port.udp_port, ..Peer::bare(info) };
-        verbs.start_qp(&qp, qpn, &ourselves)?;
+        let PortAttr { udp_port, udp_source_ports, .. } = verbs.port;
+        let ourselves = Peer { options, udp_port, udp_source_ports, ..Peer::bare(info) };
+        verbs.start_qp(&qp, qpn, [verbs.loopback_psn(); 2], &ourselves)?;
         Ok(Reader { qp, mr, memory })
     }
 }

@@ -1,48 +1,28 @@
 //! The receiving end (`net_ib.cc ncclIbIrecv`, `ncclIbPostFifo`, `ncclIbTest`).
 
+mod buf;
 mod settle;
 
 use core::hint::cold_path;
+
+use buf::slot;
 
 use super::base::{Base, Failed, Gate, Polled, Usual};
 use super::closing::Closing;
 use super::flush::Flushes;
 use super::route::Receiving;
 use super::sizes::{Sizes, sizes_offset};
-use super::{Flush, FlushBuf, Request};
-use crate::conn::{Parts, Stream, is_ready};
+use super::{Flush, FlushBuf, Request, notice};
+use crate::conn::{Parts, Stream, Verbs, Wire, is_ready};
 use crate::error::{Ends, Error, Report};
-use crate::fifo::{LEN_MAX, RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES, Slot};
+use crate::fifo::{LEN_MAX, RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES};
 use crate::nic::{Memory, Nic, RecvWr, SendFlags, SendList, SendWr, Sge};
 use crate::request::{ROWS, Ring};
 
-/// Memory to receive into.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RecvBuf {
-    /// First byte; not 0.
-    pub addr: u64,
-    /// Bytes, at most 2³¹ − 1.
-    pub len: u32,
-    /// Only a send with this tag goes here.
-    pub tag: u32,
-    /// Remote key of the region that holds it; not 0.
-    pub rkey: u32,
-}
+pub use buf::RecvBuf;
 
-impl RecvBuf {
-    /// Whether there can be such a buffer.
-    #[inline(always)]
-    fn is_sound(&self) -> bool {
-        // One at a time, so that each is a branch that is not taken.
-        if self.addr == 0 {
-            return false;
-        }
-        if self.rkey == 0 {
-            return false;
-        }
-        self.len <= LEN_MAX
-    }
-}
+/// Keys that are remembered as granted.
+const GRANTED: usize = 8;
 
 /// When a peer may wait for a row of slots.
 #[derive(Clone, Copy)]
@@ -64,6 +44,8 @@ pub struct RecvComm<N: Nic, S> {
     idx: u64,
     /// Rows of the FIFO.
     depth: usize,
+    /// Keys that the peer was granted last, by their low bits.
+    granted: [u32; GRANTED],
     /// Buffers that a receive may group: a peer with a request for each message could never have more
     /// under way than there are rows.
     group_max: usize,
@@ -113,6 +95,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             received_len: 0,
             idx: 1,
             depth,
+            granted: [0; GRANTED],
             group_max: depth.min(RECVS_MAX),
         })
     }
@@ -170,6 +153,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let Some((request, entry)) = reqs.next_free() else { return Usual::Unusual };
         let row = Row::of(verbs.control.words(), request.row() as u8);
         let Some(row) = row else { return Usual::Unusual };
+        grant(verbs, &mut self.granted, buf.rkey);
         self.recv_wr.wr_id = request.row() as u64;
         entry.arm(request.raw(), entry.value.events);
         entry.value.sizes[0] = buf.len;
@@ -207,6 +191,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
                 return Usual::Unusual;
             }
             lens |= buf.len;
+            grant(verbs, &mut self.granted, buf.rkey);
             row.store(r, &slot(&buf, n as u32, idx));
         }
         if lens > LEN_MAX {
@@ -328,9 +313,14 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         })
     }
 
-    /// Ends the comm, but lets the slots arrive that the peer was told of: a comm that is dropped
-    /// may take them back.
+    /// Ends the comm: says to the peer which messages have arrived (not on the wire of NCCL 2.14),
+    /// and lets the slots arrive that it was told of. A comm that is dropped does neither.
     pub fn close(mut self) -> Closing<N, S> {
+        if self.base.gate == Gate::Open && self.base.verbs.settings.wire == Wire::Invar {
+            while self.base.gate == Gate::Open && self.base.poll() {}
+            let rows_done = self.rows_done();
+            notice::send(&mut self.base.stream, rows_done);
+        }
         // A receive that is done has shown that its slots were there.
         let is_waiting = self.base.gate == Gate::Open && self.base.reqs.live() > 0;
         let [slots] = *self.base.reqs.at(0).value.slots.wrs();
@@ -341,6 +331,13 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// Receives and flushes under way: started, and not yet tested as done.
     pub fn outstanding(&self) -> usize {
         self.base.reqs.live() + self.base.route.outstanding()
+    }
+
+    /// How many of the first receives are complete, whether or not they were tested.
+    fn rows_done(&mut self) -> u64 {
+        let (posted, depth) = (self.rows_posted(), self.depth as u64);
+        let mut rows = posted.saturating_sub(depth)..posted;
+        rows.find(|row| self.base.reqs.at((row % depth) as u32).is_awaiting()).unwrap_or(posted)
     }
 
     /// Receives posted.
@@ -480,6 +477,16 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 
 const FLUSH_TOO_EARLY: &str = "iflush in stage PendingReady: nothing was received yet, since the peer's ready word has not come";
 
+/// Grants the peer a key, unless it was lately.
+#[inline(always)]
+fn grant<N: Nic>(verbs: &Verbs<N>, granted: &mut [u32; GRANTED], rkey: u32) {
+    let last = &mut granted[rkey as usize % GRANTED];
+    if N::GRANTS && *last != rkey {
+        *last = rkey;
+        verbs.nic.grant(&verbs.pd, rkey);
+    }
+}
+
 /// Has the write of a row, of that `wr_id`, write `nreqs` slots.
 #[inline(always)]
 fn set_slots(slots: &mut SendList<1>, wr_id: u64, nreqs: usize) {
@@ -487,11 +494,4 @@ fn set_slots(slots: &mut SendList<1>, wr_id: u64, nreqs: usize) {
     let mut wr = slots.wr(0);
     wr.set_id(wr_id);
     wr.set_sge(Sge { length: (nreqs * SLOT_BYTES) as u32, ..sge });
-}
-
-/// What the peer is told of a buffer.
-#[inline(always)]
-fn slot(buf: &RecvBuf, nreqs: u32, idx: u64) -> Slot {
-    let RecvBuf { addr, len, tag, rkey } = *buf;
-    Slot { addr, size: len as i32, rkey, nreqs, tag, idx }
 }

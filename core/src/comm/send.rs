@@ -1,5 +1,6 @@
 //! The sending end (`net_ib.cc ncclIbIsend`, `ncclIbTest`).
 
+mod closed;
 mod grouped;
 
 use core::hint::cold_path;
@@ -54,6 +55,8 @@ pub struct SendComm<N: Nic, S> {
     tail: SendList<1>,
     pub(super) target: Target,
     pub(super) group: Group,
+    /// What the peer said when it closed is done with.
+    has_heeded: bool,
 }
 
 impl<N: Nic, S: Stream> SendComm<N, S> {
@@ -73,6 +76,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             tail: SendList::new([with_imm(0, 0)]),
             group: Group::new(&target),
             target,
+            has_heeded: false,
         }
     }
 
@@ -250,7 +254,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// # Errors
     /// [`Error::PeerClosed`]. Requests that are complete can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
-        self.base.check_peer().map_err(|failed| self.base.error(failed))
+        self.base.check_peer().map_err(|failed| {
+            self.heed_notice();
+            self.base.error(failed)
+        })
     }
 
     /// Sends under way: started, and not yet tested as done.
@@ -285,6 +292,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         match self.base.settle(token) {
             Settled::Waiting => Ok(false),
             Settled::Done => Ok(true),
+            Settled::Unknown if self.heed_notice() => self.test_unusual(request),
             Settled::Unknown => Err(self.base.unsettled(token)),
         }
     }

@@ -5,18 +5,29 @@ use super::link::{Exchange, Peer};
 use super::stage::{Side, Stage};
 use super::wire::{Preface, QpInfo, READY};
 use super::{Settings, Stream, Wire};
+use crate::auth::Session;
 use crate::comm::{RecvComm, control_bytes};
 use crate::error::{Error, Report};
 use crate::nic::Nic;
-use zerocopy::IntoBytes;
+
+/// Queue pairs that any connector may have; more only if this end is set to as many.
+const QPS_GRANTED: u16 = 16;
 
 /// Becomes a [`RecvComm`]: call [`Acceptor::poll`] until it does, or fails.
 pub struct Acceptor<N: Nic, S>(Attempt<N, S>);
 
 impl<N: Nic, S: Stream> Acceptor<N, S> {
-    /// A connection over an accepted `stream`, in the stage Start.
-    pub fn new(nic: N, pd: N::Pd, stream: S, settings: Settings, now_ns: u64) -> Self {
-        Acceptor(Attempt::new(Side::Acceptor, nic, pd, stream, settings, now_ns))
+    /// A connection over the `stream` of a caller that has proved itself, in the stage Start; or of
+    /// anybody ([`Session::UNKNOWN_PEER`]), as on the wire of NCCL 2.14.
+    pub fn new(
+        nic: N,
+        pd: N::Pd,
+        stream: S,
+        session: Session,
+        settings: Settings,
+        now_ns: u64,
+    ) -> Self {
+        Acceptor(Attempt::new(Side::Acceptor, nic, pd, stream, session, settings, now_ns))
     }
 
     /// Where the connection is.
@@ -51,11 +62,8 @@ fn step<N: Nic, S: Stream>(at: &mut Attempt<N, S>) -> Result<Option<RecvComm<N, 
             Stage::Recv => {
                 let stream = at.stream.as_mut().ok_or(GONE)?;
                 let qps = usize::from(at.settings.qps);
-                let message = at.exchange.recv_message(stream, at.stage, qps, true);
-                if let Err(Error::Preface(_)) = message {
-                    name_ourselves(at);
-                }
-                let Some((preface, info)) = message? else { return Ok(None) };
+                let message = at.exchange.recv_message(stream, at.stage, qps, true)?;
+                let Some((preface, info)) = message else { return Ok(None) };
                 start_with_connector(at, preface, info)?;
                 at.advance(Stage::Send);
             }
@@ -89,7 +97,7 @@ fn start_with_connector<N: Nic, S: Stream>(
 ) -> Result<(), Error> {
     if let Some(preface) = &preface {
         at.settings.fifo_depth = at.settings.fifo_depth.min(preface.fifo_depth);
-        at.settings.qps = preface.qp_count;
+        at.settings.qps = preface.qp_count.min(at.settings.qps.max(QPS_GRANTED));
     }
     let depth = at.settings.depth();
     let control_bytes = control_bytes(depth.into());
@@ -116,26 +124,5 @@ pub(crate) fn is_ready(stream: &mut impl Stream, exchange: &mut Exchange) -> Res
         None => Ok(false),
         Some(word) if word == READY => Ok(true),
         Some(word) => Err(Error::Ready(core::array::from_fn(|i| word[i]))),
-    }
-}
-
-/// Tells an incompatible connector who we are, so that its message names both versions too. A
-/// courtesy: nothing depends on it.
-fn name_ourselves<N: Nic, S: Stream>(at: &mut Attempt<N, S>) {
-    if at.settings.wire == Wire::Invar
-        && let Some(stream) = &mut at.stream
-    {
-        let ours = Preface {
-            fifo_depth: at.settings.depth(),
-            qp_count: at.settings.qps,
-            options: Default::default(),
-            udp_port: 0,
-            sizes_addr: 0,
-            sizes_rkey: 0,
-            ece: None,
-            long_mtu_bytes: 0,
-            device: at.ends.device.clone(),
-        };
-        let _ = stream.send(ours.to_bytes().as_bytes());
     }
 }

@@ -1,8 +1,9 @@
 //! What connecting and accepting have in common: stage, deadline, and errors that stay.
 
-use super::link::{Exchange, Peer, Verbs};
+use super::link::{Exchange, Peer, Verbs, udp_port};
 use super::stage::{Side, Stage};
 use super::{Settings, Stream, StreamError};
+use crate::auth::Session;
 use crate::error::{Ends, Error};
 use crate::nic::{Nic, PortAttr};
 
@@ -23,6 +24,7 @@ pub(super) struct Attempt<N: Nic, S> {
     failed: Option<Error>,
     deadline_ns: u64,
     pub(super) settings: Settings,
+    pub(super) session: Session,
     pub(super) ends: Ends,
     pub(super) exchange: Exchange,
     pub(super) stream: Option<S>,
@@ -39,6 +41,7 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
         nic: N,
         pd: N::Pd,
         stream: S,
+        session: Session,
         settings: Settings,
         now_ns: u64,
     ) -> Self {
@@ -48,6 +51,7 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
             failed: settings.fault().map(Error::Argument),
             deadline_ns: now_ns.saturating_add(settings.timeout_ns),
             settings,
+            session,
             ends: Ends { peer: stream.peer_addr(), ..Ends::local(nic.name(), Default::default()) },
             exchange: Exchange::new(settings.wire),
             stream: Some(stream),
@@ -109,7 +113,8 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
         control_bytes: usize,
     ) -> Result<&Verbs<N>, Error> {
         let (nic, pd) = self.idle.take().ok_or(GONE)?;
-        let verbs = Verbs::create(nic, pd, self.settings, qps, control_bytes)?;
+        let us = (self.side, self.session);
+        let verbs = Verbs::create(nic, pd, us, self.settings, qps, control_bytes)?;
         for qp in verbs.qps() {
             let (qpn, mtu) = (verbs.nic.qp_num(qp), verbs.port.active_mtu.bytes());
             let PortAttr { port_num, lid, gid, gid_index, .. } = verbs.port;
@@ -120,6 +125,7 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
             );
         }
         self.ends.gid = verbs.port.gid;
+        self.ends.udp_port = udp_port(verbs.port.link_layer, verbs.port.udp_port);
         self.ends.qpn = verbs.nic.qp_num(&verbs.qp);
         Ok(self.verbs.insert(verbs))
     }

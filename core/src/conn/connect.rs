@@ -5,44 +5,73 @@ use super::link::{Exchange, Peer, Verbs};
 use super::stage::{Side, Stage};
 use super::wire::{PrefaceError, QpInfo, READY};
 use super::{Settings, Stream, Wire};
+use crate::auth::{Calling, Session};
 use crate::comm::{SendComm, control_bytes};
 use crate::error::{Ends, Error, Report};
 use crate::nic::Nic;
 
 /// Becomes a [`SendComm`]: call [`Connector::poll`] until it does, or fails.
-pub struct Connector<N: Nic, S>(Attempt<N, S>);
+pub struct Connector<N: Nic, S> {
+    attempt: Attempt<N, S>,
+    /// `None` where nobody proves who it is.
+    calling: Option<Calling>,
+}
 
 impl<N: Nic, S: Stream> Connector<N, S> {
-    /// A connection over `stream`, which may still be connecting, in the stage Start.
-    pub fn new(nic: N, pd: N::Pd, stream: S, settings: Settings, now_ns: u64) -> Self {
-        Connector(Attempt::new(Side::Connector, nic, pd, stream, settings, now_ns))
+    /// A connection over `stream`, which may still be connecting, in the stage Start. `calling`
+    /// proves that this end knows the handle's secret, and has the peer prove that it does. `None`: the
+    /// peer may be anybody, as on the wire of NCCL 2.14.
+    pub fn new(
+        nic: N,
+        pd: N::Pd,
+        stream: S,
+        calling: Option<Calling>,
+        settings: Settings,
+        now_ns: u64,
+    ) -> Self {
+        let session = Session::UNKNOWN_PEER;
+        let attempt = Attempt::new(Side::Connector, nic, pd, stream, session, settings, now_ns);
+        Connector { attempt, calling }
     }
 
     /// Where the connection is.
     pub fn stage(&self) -> Stage {
-        self.0.stage
+        self.attempt.stage
     }
 
     /// Joins an error of this connection with both ends.
     pub fn report(&self, error: Error) -> Report<'_> {
-        self.0.ends.report(error)
+        self.attempt.ends.report(error)
     }
 
     /// Goes on as far as it can without waiting. `None`: call again.
     ///
     /// After an error, every call gives the same error; after the comm, [`Error::State`].
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<SendComm<N, S>>, Error> {
-        self.0.run(now_ns, step)
+        let Connector { attempt, calling } = self;
+        attempt.run(now_ns, |at| step(at, calling))
     }
 }
 
-fn step<N: Nic, S: Stream>(at: &mut Attempt<N, S>) -> Result<Option<SendComm<N, S>>, Error> {
+fn step<N: Nic, S: Stream>(
+    at: &mut Attempt<N, S>,
+    calling: &mut Option<Calling>,
+) -> Result<Option<SendComm<N, S>>, Error> {
     loop {
         match at.stage {
             Stage::Start => at.advance(Stage::Connect),
             Stage::Connect => {
                 if !at.is_up()? {
                     return Ok(None);
+                }
+                at.advance(Stage::Authenticate);
+            }
+            Stage::Authenticate => {
+                if let Some(calling) = calling {
+                    let stream = at.stream.as_mut().ok_or(GONE)?;
+                    let session = calling.poll(stream).map_err(Error::Auth)?;
+                    let Some(session) = session else { return Ok(None) };
+                    at.session = session;
                 }
                 lay_out_info(at)?;
                 at.advance(Stage::Send);
@@ -97,16 +126,17 @@ fn lay_out_info<N: Nic, S: Stream>(at: &mut Attempt<N, S>) -> Result<(), Error> 
 pub(crate) fn start_with_acceptor<N: Nic>(
     stream: &mut impl Stream,
     exchange: &mut Exchange,
-    verbs: &Verbs<N>,
+    verbs: &mut Verbs<N>,
     ends: &mut Ends,
 ) -> Result<Option<Peer>, Error> {
     let qps = usize::from(verbs.qp_count());
     let message = exchange.recv_message(stream, Stage::Connecting, qps, false)?;
     let Some((preface, mut info)) = message else { return Ok(None) };
     if let Some(preface) = &preface {
-        if usize::from(preface.qp_count) != qps {
+        if usize::from(preface.qp_count) > qps {
             return Err(Error::Preface(PrefaceError::QpCount(preface.qp_count)));
         }
+        verbs.keep_qps(preface.qp_count);
         if preface.fifo_depth > verbs.settings.depth() {
             return Err(Error::Preface(PrefaceError::FifoDepth(preface.fifo_depth)));
         }

@@ -4,20 +4,27 @@ use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use super::Wire;
+use crate::auth::Secret;
 
 /// `NCCL_NET_HANDLE_MAXSIZE`.
 pub const HANDLE_BYTES: usize = 128;
 
 const MAGIC: [u8; 4] = *b"INVH";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
+const SECRET_AT: usize = 32;
+/// Random bytes of a handle.
+pub const HANDLE_SECRET_BYTES: usize = 16;
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 
-/// Names a listener. Copy its bytes to whoever shall connect.
+/// Names a listener, and carries the secret that lets callers in. Copy its bytes to whoever shall
+/// connect, by a way that others cannot read. Where both ends share a key, the secret depends on that
+/// too, and others may read the handle.
 ///
 /// ```text
 /// ours        0 "INVH"   4 version u16   6 family u16 (4, 6)   8 port u16   12 scope id u32
-///             16 address, 16 bytes (IPv4: the first four)      all little-endian, rest zero
+///             16 address, 16 bytes (IPv4: the first four)   32 secret, 16 bytes
+///             all little-endian, rest zero
 /// NCCL 2.14   0 family u16, native (AF_INET 2, AF_INET6 10)    2 port, big-endian
 ///             4 IPv4 address | 4 flow info, 8 IPv6 address, 24 scope id native
 ///             32 connect stage of the caller, zero
@@ -36,14 +43,17 @@ pub enum HandleError {
     Family(u16),
     /// No port.
     Port,
+    /// The secret is zero.
+    Secret,
 }
 
 impl Handle {
-    /// The handle of a listener at `addr`.
-    pub fn new(addr: SocketAddr, wire: Wire) -> Self {
+    /// The handle of a listener at `addr`, with a random secret (not on NCCL's wire).
+    pub fn new(addr: SocketAddr, wire: Wire, secret: &[u8; HANDLE_SECRET_BYTES]) -> Self {
         let mut b = [0; HANDLE_BYTES];
         match wire {
             Wire::Invar => {
+                b[SECRET_AT..][..HANDLE_SECRET_BYTES].copy_from_slice(secret);
                 b[..4].copy_from_slice(&MAGIC);
                 b[4..6].copy_from_slice(&VERSION.to_le_bytes());
                 b[8..10].copy_from_slice(&addr.port().to_le_bytes());
@@ -95,6 +105,16 @@ impl Handle {
             Wire::Nccl214 => self.nccl()?,
         };
         if addr.port() == 0 { Err(HandleError::Port) } else { Ok(addr) }
+    }
+
+    /// What a caller of the listener must know: the handle's secret, and the `key` that both ends
+    /// share, if there is one. On our wire.
+    pub fn secret(&self, key: Option<&Secret>) -> Result<Secret, HandleError> {
+        let bytes: [u8; HANDLE_SECRET_BYTES] = self.field(SECRET_AT);
+        if bytes == [0; HANDLE_SECRET_BYTES] {
+            return Err(HandleError::Secret);
+        }
+        Ok(key.unwrap_or(&Secret::PUBLIC).derive(b"handle", &bytes))
     }
 
     /// On our wire, whatever the port.
@@ -161,6 +181,9 @@ impl fmt::Display for HandleError {
                 write!(f, "the handle's address family {family} is neither IPv4 nor IPv6")
             }
             HandleError::Port => f.write_str("the handle has no port"),
+            HandleError::Secret => {
+                f.write_str("the handle carries no secret: is it that of a listener?")
+            }
         }
     }
 }
@@ -171,6 +194,8 @@ impl core::error::Error for HandleError {}
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    const SECRET: [u8; HANDLE_SECRET_BYTES] = [9; HANDLE_SECRET_BYTES];
 
     proptest! {
         #[test]
@@ -183,7 +208,9 @@ mod tests {
                 SocketAddrV4::new(Ipv4Addr::new(ip[0], ip[1], ip[2], ip[3]), port).into()
             };
             let wire = if nccl { Wire::Nccl214 } else { Wire::Invar };
-            prop_assert_eq!(Handle::new(addr, wire).addr(wire), Ok(addr));
+            let handle = Handle::new(addr, wire, &[9; HANDLE_SECRET_BYTES]);
+            prop_assert_eq!(handle.addr(wire), Ok(addr));
+            prop_assert_eq!(handle.secret(None).is_ok(), !nccl);
         }
 
         #[test]
@@ -195,7 +222,7 @@ mod tests {
 
     #[test]
     fn the_nccl_handle_is_a_sockaddr_in() {
-        let handle = Handle::new("10.1.2.3:4660".parse().unwrap(), Wire::Nccl214);
+        let handle = Handle::new("10.1.2.3:4660".parse().unwrap(), Wire::Nccl214, &SECRET);
         let family = AF_INET.to_ne_bytes();
         assert_eq!(handle.as_bytes()[..8], [family[0], family[1], 0x12, 0x34, 10, 1, 2, 3]);
         assert!(handle.as_bytes()[8..].iter().all(|&b| b == 0));
@@ -203,9 +230,10 @@ mod tests {
 
     #[test]
     fn a_handle_of_another_wire_or_version_is_refused_by_name() {
-        let nccl = Handle::new("10.1.2.3:4660".parse().unwrap(), Wire::Nccl214);
+        let nccl = Handle::new("10.1.2.3:4660".parse().unwrap(), Wire::Nccl214, &SECRET);
         assert!(matches!(nccl.addr(Wire::Invar), Err(HandleError::Magic(_))));
-        let mut bytes = *Handle::new("10.1.2.3:1".parse().unwrap(), Wire::Invar).as_bytes();
+        let mut bytes =
+            *Handle::new("10.1.2.3:1".parse().unwrap(), Wire::Invar, &SECRET).as_bytes();
         bytes[4] = 9;
         assert_eq!(Handle::from_bytes(bytes).addr(Wire::Invar), Err(HandleError::Version(9)));
     }

@@ -3,18 +3,20 @@
 use static_assertions::const_assert;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::stage::Stage;
+use super::stage::{Side, Stage};
 use super::wire::{
-    DeviceName, MESSAGE_BYTES_MAX, PREFACE_BYTES, Preface, PrefaceBytes, QP_INFO_BYTES, QpInfo,
-    QpInfoBytes,
+    DeviceName, MESSAGE_BYTES_MAX, PREFACE_BYTES, Preface, PrefaceBytes, PrefaceError,
+    QP_INFO_BYTES, QpInfo, QpInfoBytes,
 };
 use super::{QPS_MAX, Settings, Stream, StreamError, Wire};
+use crate::auth::{Hello, Session};
 use crate::error::{Ends, Error};
 use crate::fifo::{DEPTH_NCCL_2_14, SLOT_BYTES};
 use crate::nic::{
     Access, AddressVector, Ece, LinkLayer, Memory, MemoryKeys, Mtu, Nic, NicError, PortAttr,
-    PortState, QpCap, QpOptions, QpTransition, RtrAttr, RtsAttr, Verb,
+    PortState, QpCap, QpOptions, QpTransition, RtrAttr, RtsAttr, SourcePorts, Verb,
 };
+use crate::roce::UDP_PORT;
 
 const_assert!(MESSAGE_BYTES_MAX <= u16::MAX as usize);
 
@@ -26,10 +28,15 @@ pub(crate) struct Verbs<N: Nic> {
     control_mr: N::Mr,
     pub(crate) control: N::Memory,
     pub(crate) cq: N::Cq,
+    /// Of the queue pairs towards the peer, and of the control memory.
     pub(crate) pd: N::Pd,
+    /// What connections share.
+    shared_pd: N::Pd,
     pub(crate) nic: N,
     pub(crate) port: PortAttr,
     pub(crate) settings: Settings,
+    side: Side,
+    session: Session,
 }
 
 impl<N: Nic> Verbs<N> {
@@ -37,12 +44,14 @@ impl<N: Nic> Verbs<N> {
     /// (`net_ib.cc ncclIbInitVerbs`, `ncclIbCreateQp`).
     pub(crate) fn create(
         nic: N,
-        pd: N::Pd,
+        shared_pd: N::Pd,
+        (side, session): (Side, Session),
         settings: Settings,
         qps: usize,
         control_bytes: usize,
     ) -> Result<Self, NicError> {
         let port = usable_port(&nic)?;
+        let pd = nic.connection_pd(&shared_pd)?;
         let depth = u32::from(settings.depth());
         // Receives and signaled slot writes, or signaled sends, of each queue pair; and flushes.
         let flushes = if settings.flush { depth as usize } else { 0 };
@@ -58,7 +67,20 @@ impl<N: Nic> Verbs<N> {
                 return Err(NicError::new(Verb::CreateQp, 0, "more than 128 queue pairs"));
             }
         }
-        Ok(Verbs { qp, other_qps, control_mr, control, cq, pd, nic, port, settings })
+        Ok(Verbs {
+            qp,
+            other_qps,
+            control_mr,
+            control,
+            cq,
+            pd,
+            shared_pd,
+            nic,
+            port,
+            settings,
+            side,
+            session,
+        })
     }
 
     /// All queue pairs, in the order in which both ends use them.
@@ -71,13 +93,37 @@ impl<N: Nic> Verbs<N> {
         1 + self.other_qps.len() as u16
     }
 
-    /// A queue pair in INIT.
-    pub(crate) fn create_qp(&self, access: Access) -> Result<N::Qp, NicError> {
-        create_qp(&self.nic, &self.pd, &self.cq, &self.port, &self.settings, access)
+    /// Destroys all queue pairs but the first `count`, of which the peer wants no more.
+    pub(crate) fn keep_qps(&mut self, count: u16) {
+        self.other_qps.truncate(usize::from(count).saturating_sub(1));
     }
 
-    /// INIT → RTR → RTS towards one queue pair (`net_ib.cc ncclIbRtrQp`, `ncclIbRtsQp`).
-    pub(crate) fn start_qp(&self, qp: &N::Qp, qpn: u32, peer: &Peer) -> Result<(), NicError> {
+    /// The first sequence number of a queue pair that is connected to itself.
+    pub(crate) fn loopback_psn(&self) -> u32 {
+        self.session.first_psn(self.side, u16::MAX.into())
+    }
+
+    /// A queue pair in INIT, and registered memory, for this end alone: in the domain that connections
+    /// share.
+    pub(crate) fn create_own(
+        &self,
+        memory: &N::Memory,
+        access: Access,
+    ) -> Result<(N::Qp, N::Mr), NicError> {
+        let mr = self.nic.reg_mr(&self.shared_pd, memory, Access::LOCAL_WRITE)?;
+        let (nic, pd) = (&self.nic, &self.shared_pd);
+        Ok((create_qp(nic, pd, &self.cq, &self.port, &self.settings, access)?, mr))
+    }
+
+    /// INIT → RTR → RTS towards a queue pair of the peer, the sequence numbers of both being these:
+    /// ours, the peer's (`net_ib.cc ncclIbRtrQp`, `ncclIbRtsQp`).
+    pub(crate) fn start_qp(
+        &self,
+        qp: &N::Qp,
+        qpn: u32,
+        [sq_psn, rq_psn]: [u32; 2],
+        peer: &Peer,
+    ) -> Result<(), NicError> {
         let settings = &self.settings;
         let is_global = self.port.link_layer == LinkLayer::Ethernet;
         let ah = AddressVector {
@@ -90,12 +136,13 @@ impl<N: Nic> Verbs<N> {
             sl: settings.sl,
             port_num: self.port.port_num,
             udp_port: peer.udp_port,
+            udp_source_port: peer.udp_source_ports.port(qpn),
         };
         let rtr = RtrAttr {
             path_mtu: peer.info.mtu,
             long_mtu_bytes: peer.long_mtu_bytes,
             dest_qp_num: qpn,
-            rq_psn: 0,
+            rq_psn,
             max_dest_rd_atomic: 1,
             min_rnr_timer: 12,
             ah,
@@ -106,7 +153,7 @@ impl<N: Nic> Verbs<N> {
             timeout: settings.timeout,
             retry_cnt: settings.retry_cnt,
             rnr_retry: 7,
-            sq_psn: 0,
+            sq_psn,
             max_rd_atomic: 1,
         };
         self.nic.modify_qp(qp, &QpTransition::Rts(rts))
@@ -118,11 +165,13 @@ impl<N: Nic> Verbs<N> {
             let theirs = peer.info.link_layer;
             return Err(Error::LinkLayer { ours: self.port.link_layer, theirs });
         }
-        for (qp, &qpn) in self.qps().zip(&peer.info.qpns) {
+        for (index, (qp, &qpn)) in (0..).zip(self.qps().zip(&peer.info.qpns)) {
             if let Some(ece) = &peer.ece {
                 self.nic.set_ece(qp, ece)?;
             }
-            self.start_qp(qp, qpn, peer)?;
+            let first_psn = |side| self.session.first_psn(side, index);
+            let psns = [self.side, self.side.other()].map(first_psn);
+            self.start_qp(qp, qpn, psns, peer)?;
         }
         Ok(())
     }
@@ -178,6 +227,7 @@ impl<N: Nic> Verbs<N> {
             qp_count: self.qp_count(),
             options: self.settings.options & self.port.options,
             udp_port: self.port.udp_port,
+            udp_source_ports: self.port.udp_source_ports,
             sizes_addr: 0,
             sizes_rkey: 0,
             ece: self.ece(),
@@ -218,6 +268,15 @@ fn create_qp<N: Nic>(
     Ok(qp)
 }
 
+/// Where packets come in at a port that says 0 where it has none of its own.
+pub(super) fn udp_port(link_layer: LinkLayer, own: u16) -> u16 {
+    match (link_layer, own) {
+        (LinkLayer::Infiniband, _) => 0,
+        (LinkLayer::Ethernet, 0) => UDP_PORT,
+        (LinkLayer::Ethernet, own) => own,
+    }
+}
+
 /// What we know of the peer once its message is here.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
@@ -225,6 +284,7 @@ pub(crate) struct Peer {
     /// Options that both ends have.
     pub(crate) options: QpOptions,
     pub(crate) udp_port: u16,
+    pub(crate) udp_source_ports: SourcePorts,
     pub(crate) fifo_depth: u16,
     /// Where the acceptor takes the sizes of grouped receives: address and key. Not on the wire
     /// of NCCL 2.14.
@@ -246,6 +306,7 @@ impl Peer {
             info,
             options: ours.options & preface.options,
             udp_port: preface.udp_port,
+            udp_source_ports: preface.udp_source_ports,
             fifo_depth: preface.fifo_depth,
             sizes: Some((preface.sizes_addr, preface.sizes_rkey)),
             // Another vendor's words mean nothing to our driver.
@@ -263,6 +324,7 @@ impl Peer {
             info,
             options: QpOptions::empty(),
             udp_port: 0,
+            udp_source_ports: SourcePorts::default(),
             fifo_depth: DEPTH_NCCL_2_14 as u16,
             sizes: None,
             ece: None,
@@ -273,6 +335,7 @@ impl Peer {
 
     /// Notes who the peer is, for messages.
     pub(crate) fn note(&self, ends: &mut Ends) {
+        ends.peer_udp_port = udp_port(self.info.link_layer, self.udp_port);
         ends.peer_device = self.device.clone();
         ends.peer_gid = self.info.gid;
         ends.peer_qpn = self.info.qpns.first().copied().unwrap_or(0);
@@ -353,14 +416,12 @@ impl Exchange {
                 Ok(n) => self.got += n.min(self.want - self.got),
                 Err(error) => return Err(self.failed(stage, error)),
             }
-            // A peer of another wire or version may send less than we wait for.
-            if self.want >= QP_INFO_BYTES {
-                let head = &self.input[..self.got];
-                match self.wire {
-                    Wire::Invar => Preface::check_head(head),
-                    Wire::Nccl214 => Preface::check_absent(head),
+            // A peer of our wire sends less than we wait for.
+            if self.wire == Wire::Nccl214 && self.want >= QP_INFO_BYTES {
+                let version = Hello::version_of(&self.input[..self.got]);
+                if let Some(theirs) = version {
+                    return Err(Error::Preface(PrefaceError::OtherWire(theirs)));
                 }
-                .map_err(Error::Preface)?;
             }
         }
         Ok(Some(&self.input[..self.want]))

@@ -1,5 +1,6 @@
 //! What a connection is set up with.
 
+use crate::auth::Secret;
 use crate::fifo::{DEPTH_MAX, DEPTH_NCCL_2_14};
 use crate::nic::QpOptions;
 
@@ -56,6 +57,8 @@ pub struct Settings {
     pub options: QpOptions,
     /// Time in which connect or accept must come to an end.
     pub timeout_ns: u64,
+    /// A key that both ends share beside the handle, which others may read then.
+    pub key: Option<Secret>,
 }
 
 impl Default for Settings {
@@ -77,6 +80,7 @@ impl Default for Settings {
             truncate: false,
             options: QpOptions::ICRC_MASKS_IP_ID,
             timeout_ns: 30_000_000_000,
+            key: None,
         }
     }
 }

@@ -23,6 +23,8 @@ pub enum Stage {
     Connected = 7,
     /// The ready word goes out (connector) or comes in (acceptor).
     PendingReady = 8,
+    /// Connector: both ends prove themselves, unless the peer may be anybody. Invar's alone.
+    Authenticate = 9,
 }
 
 /// Which end.
@@ -34,11 +36,22 @@ pub enum Side {
     Acceptor,
 }
 
+impl Side {
+    /// The other end.
+    pub const fn other(self) -> Side {
+        match self {
+            Side::Connector => Side::Acceptor,
+            Side::Acceptor => Side::Connector,
+        }
+    }
+}
+
 impl Stage {
     /// Every stage.
-    pub const ALL: [Stage; 8] = [
+    pub const ALL: [Stage; 9] = [
         Stage::Start,
         Stage::Connect,
+        Stage::Authenticate,
         Stage::Accept,
         Stage::Send,
         Stage::Recv,
@@ -53,7 +66,8 @@ impl Stage {
         use Side::{Acceptor, Connector};
         match (side, self) {
             (Connector, Stage::Start) => &[Stage::Connect],
-            (Connector, Stage::Connect) => &[Stage::Send],
+            (Connector, Stage::Connect) => &[Stage::Authenticate],
+            (Connector, Stage::Authenticate) => &[Stage::Send],
             (Connector, Stage::Send) => &[Stage::Connecting, Stage::Connected],
             (Connector, Stage::Connecting) => &[Stage::PendingReady],
             (Acceptor, Stage::Start) => &[Stage::Accept],
@@ -63,7 +77,7 @@ impl Stage {
             (_, Stage::PendingReady) => &[Stage::Connected],
             (_, Stage::Connected)
             | (Connector, Stage::Accept | Stage::Recv)
-            | (Acceptor, Stage::Connect | Stage::Connecting) => &[],
+            | (Acceptor, Stage::Connect | Stage::Authenticate | Stage::Connecting) => &[],
         }
     }
 }
@@ -103,7 +117,8 @@ mod tests {
         }
         let expected = "\
 connect: Start 0 -> Connect
-connect: Connect 1 -> Send
+connect: Connect 1 -> Authenticate
+connect: Authenticate 9 -> Send
 connect: Send 4 -> Connecting
 connect: Send 4 -> Connected
 connect: Connecting 6 -> PendingReady

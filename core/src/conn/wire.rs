@@ -6,7 +6,7 @@ mod qp_info;
 
 pub use device_name::{DEVICE_NAME_BYTES, DeviceName};
 pub(crate) use device_name::{decode, encode, shorten};
-pub use preface::{PREFACE_BYTES, Preface, PrefaceBytes, PrefaceError, VERSION};
+pub use preface::{PREFACE_BYTES, Preface, PrefaceBytes, PrefaceError};
 pub use qp_info::{QP_INFO_BYTES, QpInfo, QpInfoBytes, QpInfoError};
 
 /// The connector's last word: `int` 1, in host order as NCCL sends it.

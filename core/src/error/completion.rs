@@ -139,8 +139,8 @@ pub const fn hint(status: WcStatus) -> &'static str {
         WcStatus::RETRY_EXC_ERR => {
             "the peer is gone, its QP is in error, or packets do not reach it: check the peer \
              process first, then GID and RoCE version of both ends (NCCL_IB_GID_INDEX), route and \
-             firewall for UDP port 4791, MTU along the path, PFC/ECN if under load; a slower \
-             network may need a larger NCCL_IB_TIMEOUT"
+             firewall, MTU along the path, PFC/ECN if under load; a slower network may need a \
+             larger NCCL_IB_TIMEOUT"
         }
         WcStatus::RNR_RETRY_EXC_ERR => {
             "the peer had no receive posted for too long: is it stuck, or out of receives?"

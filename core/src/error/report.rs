@@ -5,7 +5,8 @@ use core::net::SocketAddr;
 
 use super::Error;
 use crate::conn::wire::{DeviceName, shorten};
-use crate::nic::{Gid, PortNotices};
+use crate::nic::{Gid, PortNotices, WcStatus};
+use crate::roce;
 
 /// Both ends of a connection, for messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub struct Ends {
     pub gid: Gid,
     /// This end's first queue pair; 0 before there is one.
     pub qpn: u32,
+    /// The UDP port where this end takes packets; 0 on InfiniBand and before it is known.
+    pub udp_port: u16,
     /// The peer's address on the out-of-band connection.
     pub peer: Option<SocketAddr>,
     /// The peer's device, where its wire tells.
@@ -24,6 +27,8 @@ pub struct Ends {
     pub peer_gid: Gid,
     /// The peer's first queue pair; 0 before it is known.
     pub peer_qpn: u32,
+    /// The UDP port that this end sends packets to; 0 on InfiniBand and before it is known.
+    pub peer_udp_port: u16,
     /// What had befallen this end's port when the connection ended.
     pub notices: PortNotices,
 }
@@ -50,15 +55,23 @@ impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Report { error, ends } = self;
         write!(f, "{ends}: {error}")?;
-        let Ends { device, notices, .. } = ends;
+        let Ends { device, notices, udp_port, peer_udp_port, .. } = ends;
+        let is_silence =
+            matches!(error, Error::Completion(e) if e.status == WcStatus::RETRY_EXC_ERR);
+        if is_silence && *peer_udp_port != 0 {
+            write!(f, "; UDP ports: {peer_udp_port} at the peer, {udp_port} here")?;
+            if [*udp_port, *peer_udp_port] != [roce::UDP_PORT; 2] {
+                f.write_str(" (INVAR_SOFT_PORT sets that of a software NIC)")?;
+            }
+        }
         if notices.is_empty() { Ok(()) } else { write!(f, "; the port of {device} {notices}") }
     }
 }
 
-/// This end and the peer, without what had befallen the port.
+/// This end and the peer, without UDP ports and what had befallen the port.
 impl fmt::Display for Ends {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Ends { device, gid, qpn, peer, peer_device, peer_gid, peer_qpn, notices: _ } = self;
+        let Ends { device, gid, qpn, peer, peer_device, peer_gid, peer_qpn, .. } = self;
         write!(f, "{device}")?;
         // Sockets have neither.
         if *gid != Gid::default() {
@@ -75,5 +88,34 @@ impl fmt::Display for Ends {
             (name, false) => write!(f, " ({name})"),
             (name, true) => write!(f, " ({name}, GID {peer_gid}, QP {peer_qpn:#x})"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::string::ToString;
+
+    use super::*;
+    use crate::error::CompletionError;
+
+    /// What is said of UDP ports where an end gives up, or fails in another way.
+    fn said(status: WcStatus, udp_port: u16, peer_udp_port: u16) -> Option<std::string::String> {
+        let (qpn, vendor_err, timeout, retry_cnt, port_trouble) = (1, 0, 14, 7, None);
+        let error = CompletionError { status, qpn, vendor_err, timeout, retry_cnt, port_trouble };
+        let ends = Ends { udp_port, peer_udp_port, ..Ends::default() };
+        let text = ends.report(Error::Completion(error)).to_string();
+        text.split_once("; UDP ports: ").map(|(_, said)| said.to_string())
+    }
+
+    #[test]
+    fn who_gets_no_answer_is_told_which_udp_ports_to_look_at() {
+        let silence = WcStatus::RETRY_EXC_ERR;
+        assert_eq!(said(silence, 4791, 4791).as_deref(), Some("4791 at the peer, 4791 here"));
+        let soft = "20001 at the peer, 4791 here (INVAR_SOFT_PORT sets that of a software NIC)";
+        assert_eq!(said(silence, 4791, 20001).as_deref(), Some(soft));
+        assert_eq!(said(silence, 0, 0), None, "InfiniBand has none");
+        assert_eq!(said(WcStatus::REM_ACCESS_ERR, 4791, 4791), None);
     }
 }

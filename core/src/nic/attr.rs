@@ -115,8 +115,31 @@ pub struct PortAttr {
     pub speed_mbps: u32,
     /// UDP port on which a software NIC receives; 0 for a real one, which uses 4791.
     pub udp_port: u16,
+    /// UDP ports from which a software NIC sends.
+    pub udp_source_ports: SourcePorts,
     /// What this NIC can do beyond the verbs, to be agreed with the peer.
     pub options: QpOptions,
+}
+
+/// UDP ports from which a software NIC sends, those that are not 0. Each queue pair keeps to one,
+/// and queue pairs spread over them, as networks spread flows over paths by their ports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SourcePorts(pub [u16; SourcePorts::MAX]);
+
+impl SourcePorts {
+    /// Ports that a software NIC may have.
+    pub const MAX: usize = 4;
+
+    /// The place of the port that a queue pair sends from; `None` where there are no ports.
+    pub fn place(&self, qpn: u32) -> Option<usize> {
+        let count = self.0.iter().take_while(|port| **port != 0).count();
+        (qpn as usize).checked_rem(count)
+    }
+
+    /// The port that a queue pair sends from; 0 where there are no ports.
+    pub fn port(&self, qpn: u32) -> u16 {
+        self.place(qpn).map_or(0, |place| self.0[place])
+    }
 }
 
 bitflags::bitflags! {
@@ -221,6 +244,8 @@ pub struct AddressVector {
     pub port_num: u8,
     /// UDP port of a peer that is a software NIC; 0 stands for 4791.
     pub udp_port: u16,
+    /// UDP port that such a peer's queue pair sends from; 0 for any.
+    pub udp_source_port: u16,
 }
 
 /// INIT → RTR.

@@ -58,6 +58,8 @@ fn every_kind_of_value_is_read() {
         assert_eq!(params.net_gdr_level, PciDistance::Phb);
     }
     assert!(!with("NCCL_IB_HCA", "^mlx5_1").unwrap().ib_hca.matches("mlx5_1", Some(1)));
+    let ports = with("INVAR_SOFT_PORT", " 4791 ").unwrap().soft_port;
+    assert_eq!(ports.single(), Some(4791));
     let subnet = with("NCCL_IB_ADDR_RANGE", "10.1.2.3/8").unwrap().ib_addr_range.unwrap();
     assert!(subnet.contains("10.200.0.1".parse().unwrap()));
     assert_eq!(
@@ -84,6 +86,12 @@ fn what_is_not_allowed_is_an_error_that_names_the_variable() {
         ("INVAR_FIFO_DEPTH", "48", "INVAR_FIFO_DEPTH=48: must be a power of two from 1 to 256"),
         ("INVAR_FIFO_DEPTH", "0", "INVAR_FIFO_DEPTH=0: must be a power of two from 1 to 256"),
         ("INVAR_FIFO_DEPTH", "512", "INVAR_FIFO_DEPTH=512: must be a power of two from 1 to 256"),
+        (
+            "INVAR_PORT_RANGE",
+            "20100-20000",
+            "INVAR_PORT_RANGE=20100-20000: must be a port, a range like 20000-20100, or 0 (any that \
+             is free)",
+        ),
         ("INVAR_WIRE", "nccl", "INVAR_WIRE=nccl: must be one of invar nccl-2.14"),
         (
             "INVAR_SOCKET_CONGESTION",

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use super::Subnet;
+use super::{PortRange, Subnet};
 use crate::device::NameFilter;
 
 /// What may be written; displays as the end of "must be …".
@@ -22,6 +22,8 @@ pub enum Allowed {
     Names,
     /// A [`Subnet`], or nothing.
     Subnet,
+    /// A [`PortRange`].
+    Ports,
     /// A path from the root.
     Path,
     /// A word that the host knows.
@@ -40,6 +42,7 @@ impl Allowed {
             Allowed::OneOf(_)
             | Allowed::Names
             | Allowed::Subnet
+            | Allowed::Ports
             | Allowed::Path
             | Allowed::Name => false,
         }
@@ -64,6 +67,9 @@ impl fmt::Display for Allowed {
                 "a list like a,b:1 (a:PORT; ^a,b for all but these; =a for exact names)",
             ),
             Allowed::Subnet => f.write_str("a subnet like 10.0.0.0/8 or fd00::/8"),
+            Allowed::Ports => {
+                f.write_str("a port, a range like 20000-20100, or 0 (any that is free)")
+            }
             Allowed::Path => f.write_str("a path that begins with /"),
             Allowed::Name => f.write_str("a name without spaces"),
         }
@@ -116,6 +122,12 @@ impl<'a> Value<'a> for NameFilter<'a> {
 impl Value<'_> for Subnet {
     fn from_text(text: &str, _: &Allowed) -> Option<Self> {
         Subnet::parse(text)
+    }
+}
+
+impl Value<'_> for PortRange {
+    fn from_text(text: &str, _: &Allowed) -> Option<Self> {
+        PortRange::parse(text)
     }
 }
 

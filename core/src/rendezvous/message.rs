@@ -3,6 +3,7 @@
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::seal::SEALED_BYTES_MAX;
 use crate::inbox::{self, BODY_BYTES_MAX, FrameError, Inbox};
 
 /// Bytes of a message before its body.
@@ -14,15 +15,14 @@ pub const NOBODY: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Kind {
-    /// Hub to rank, first of all: prove yourself.
-    Challenge = 1,
-    /// Rank to hub: who it is, and the proof.
+    /// Rank to hub, first of all: who it is.
     Join = 2,
-    /// Hub to rank: it is in; and the hub's proof.
+    /// Hub to rank: it is in.
     Welcome = 3,
     /// Hub to rank: it is not; why, in words.
     Refused = 4,
-    /// Hub to rank: all are there; `tag` is the rank in whose process the hub is, or [`NOBODY`].
+    /// Hub to rank: all are there; `tag` is the rank in whose process the hub is, or [`NOBODY`], and the
+    /// body is the communicator's random id.
     Started = 5,
     /// From one rank to another, or to all others; passed on by the hub.
     Blob = 6,
@@ -33,8 +33,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 8] = [
-        Kind::Challenge,
+    const ALL: [Kind; 7] = [
         Kind::Join,
         Kind::Welcome,
         Kind::Refused,
@@ -56,7 +55,7 @@ pub struct Header {
     pub to: u32,
     /// Tells a rank's blobs apart.
     pub tag: u32,
-    /// Bytes of the body, at most 1024.
+    /// Bytes of the body and its tag, at most 1024.
     pub len: u32,
 }
 
@@ -126,9 +125,9 @@ pub struct Message {
 }
 
 impl Message {
-    /// From the hub, or to it, about nobody. What is longer than a body is cut off.
+    /// From the hub, or to it, about nobody. What is longer than a body before its tag is cut off.
     pub fn new(kind: Kind, body: &[u8]) -> Self {
-        let body = &body[..body.len().min(BODY_BYTES_MAX)];
+        let body = &body[..body.len().min(SEALED_BYTES_MAX)];
         // It fits.
         let body = heapless::Vec::from_slice(body).unwrap_or_default();
         Message { header: Header::new(kind, body.len()), body }

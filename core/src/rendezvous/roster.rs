@@ -15,9 +15,9 @@ pub struct Roster {
 /// Why a rank may not join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It does not know the secret.
-    #[error("it does not know the secret of this communicator")]
-    Secret,
+    /// It says something else than who it is.
+    #[error("it does not say which rank it is")]
+    NoJoin,
     /// It counts on another number of ranks.
     #[error("rank {rank} counts on {theirs} ranks, the communicator has {ours}")]
     Size {

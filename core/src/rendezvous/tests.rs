@@ -7,114 +7,91 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::*;
-
-const SECRET: [u8; SECRET_BYTES] = [3; SECRET_BYTES];
-
-fn rank(secret: [u8; SECRET_BYTES], rank: u32, nranks: u32) -> Joining {
-    Joining::new(secret, [rank as u8; NONCE_BYTES], (rank, nranks), Member::default())
-}
+use crate::auth::{SECRET_BYTES, Secret};
 
 /// What a hub and a rank come to; the hub's side, and the rank's.
 fn meet(
     roster: &mut Roster,
-    mut joining: Joining,
-    meddle: impl Fn(Message) -> Message,
+    (rank, nranks): (u32, u32),
 ) -> (Result<u32, Refusal>, Result<(), JoinError>) {
-    let (admission, challenge) = Admission::new([200; NONCE_BYTES]);
-    let challenge = meddle(challenge);
-    let join = match joining.handle(challenge.header, &challenge.body) {
-        Ok(JoinStep::Say(join)) => meddle(join),
-        Ok(JoinStep::Joined) => panic!("in without a word"),
-        Err(error) => return (Err(Refusal::Secret), Err(error)),
+    let said = join(rank, nranks, Member::default());
+    let admitted = admit(said.header, &said.body, roster).map(|(rank, _)| rank);
+    let answer = match &admitted {
+        Ok(_) => Message::new(Kind::Welcome, &[]),
+        Err(refusal) => Message::new(Kind::Refused, refusal.to_string().as_bytes()),
     };
-    let (admitted, answer) = match admission.handle(join.header, &join.body, &SECRET, roster) {
-        Ok((rank, _, welcome)) => (Ok(rank), welcome),
-        Err(refusal) => (Err(refusal), Message::new(Kind::Refused, refusal.to_string().as_bytes())),
-    };
-    let answer = meddle(answer);
-    let joined = joining.handle(answer.header, &answer.body).map(|step| match step {
-        JoinStep::Joined => (),
-        JoinStep::Say(_) => panic!("nothing is left to say"),
-    });
-    (admitted, joined)
+    (admitted, joined(answer.header, &answer.body))
 }
 
 #[test]
-fn who_knows_the_secret_joins() {
+fn ranks_join_in_any_order() {
     let mut roster = Roster::new(2).unwrap();
     for number in [1, 0] {
-        let met = meet(&mut roster, rank(SECRET, number, 2), |message| message);
-        assert_eq!(met, (Ok(number), Ok(())));
+        assert_eq!(meet(&mut roster, (number, 2)), (Ok(number), Ok(())));
     }
     assert!(roster.is_complete());
 }
 
 #[test]
-fn who_does_not_is_told_so_and_takes_no_place() {
+fn a_rank_that_counts_on_other_ranks_is_told_so_and_takes_no_place() {
     let mut roster = Roster::new(2).unwrap();
-    let (hub, joined) = meet(&mut roster, rank([4; SECRET_BYTES], 0, 2), |message| message);
-    assert_eq!(hub, Err(Refusal::Secret));
-    let text = "refused: it does not know the secret of this communicator";
-    assert_eq!(joined.unwrap_err().to_string(), text);
-    let (hub, joined) = meet(&mut roster, rank(SECRET, 0, 3), |message| message);
+    let (hub, joined) = meet(&mut roster, (0, 3));
     assert_eq!(hub, Err(Refusal::Size { rank: 0, theirs: 3, ours: 2 }));
     let text = "refused: rank 0 counts on 3 ranks, the communicator has 2";
     assert_eq!(joined.unwrap_err().to_string(), text);
-    assert!(meet(&mut roster, rank(SECRET, 0, 2), |message| message).1.is_ok());
+    assert!(meet(&mut roster, (0, 2)).1.is_ok());
 }
 
 #[test]
-fn a_hub_that_does_not_know_the_secret_is_found_out() {
-    let forge = |mut message: Message| {
-        if message.header.kind == Kind::Welcome {
-            message.body[0] ^= 1;
-        }
-        message
+fn ranks_derive_one_key_and_other_communicators_another() {
+    let id = |secret| {
+        UniqueId::new("127.0.0.1:1".parse().unwrap(), &Secret::new([secret; SECRET_BYTES]))
     };
-    let (_, joined) = meet(&mut Roster::new(1).unwrap(), rank(SECRET, 0, 1), forge);
-    assert_eq!(joined, Err(JoinError::Secret));
+    let keys = [id(1).key(&[1; 16]), id(1).key(&[2; 16]), id(2).key(&[1; 16])];
+    assert!(keys[0] != keys[1] && keys[0] != keys[2]);
+    assert!(id(1).key(&[1; 16]) == keys[0] && keys[0] != id(1).secret());
 }
 
-#[test]
-fn a_join_that_was_heard_before_is_worth_nothing() {
-    let (first, challenge) = Admission::new([1; NONCE_BYTES]);
-    let mut joining = rank(SECRET, 0, 1);
-    let Ok(JoinStep::Say(join)) = joining.handle(challenge.header, &challenge.body) else {
-        panic!("a join")
-    };
-    let mut roster = Roster::new(1).unwrap();
-    let (second, _) = Admission::new([2; NONCE_BYTES]);
-    let replayed = second.handle(join.header, &join.body, &SECRET, &mut roster);
-    assert_eq!(replayed.unwrap_err(), Refusal::Secret);
-    assert!(first.handle(join.header, &join.body, &SECRET, &mut roster).is_ok());
+fn seal() -> Seal {
+    // Whose key is known to all, as is that of every seal to those who make it.
+    Seal::new(&crate::auth::Session::UNKNOWN_PEER, Speaker::Rank)
 }
 
-#[test]
-fn another_version_is_named() {
-    let newer = |mut message: Message| {
-        if message.header.kind == Kind::Challenge {
-            message.body[4] = 2;
-        }
-        message
-    };
-    let (_, joined) = meet(&mut Roster::new(1).unwrap(), rank(SECRET, 0, 1), newer);
-    assert_eq!(joined, Err(JoinError::Version(2)));
+/// The header as it comes, and the body with its tag.
+fn sealed(seal: &mut Seal, header: Header, body: &[u8]) -> (Header, Vec<u8>) {
+    let (_, tag) = seal.seal(header, body);
+    let len = (body.len() + TAG_BYTES) as u32;
+    (Header { len, ..header }, body.iter().copied().chain(tag).collect())
 }
 
 proptest! {
     #[test]
-    fn no_changed_bit_lets_anybody_in(kind in 0..3_usize, byte: usize, bit in 0..8_u32) {
-        let kind = [Kind::Challenge, Kind::Join, Kind::Welcome][kind];
-        let meddle = |mut message: Message| {
-            if message.header.kind == kind {
-                let byte = byte % message.body.len();
-                message.body[byte] ^= 1 << bit;
+    fn no_changed_bit_repetition_or_omission_passes_a_seal(
+        bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..50), 1..5),
+        which: prop::sample::Index,
+        byte: prop::sample::Index,
+        bit in 0..8_u32,
+        from: u32,
+    ) {
+        let (mut ours, mut theirs) = (seal(), seal());
+        let header = Header { from, ..Header::new(Kind::Blob, 0) };
+        let messages: Vec<_> =
+            bodies.iter().map(|body| sealed(&mut ours, header, body)).collect();
+        let which = which.index(messages.len());
+        for (at, (header, body)) in messages.iter().enumerate() {
+            if at == which {
+                let mut changed = body.clone();
+                changed[byte.index(body.len())] ^= 1 << bit;
+                prop_assert_eq!(theirs.clone().open(*header, &changed), None);
+                let other = Header { tag: header.tag ^ (1 << bit), ..*header };
+                prop_assert_eq!(theirs.clone().open(other, body), None);
+                if let Some((header, body)) = messages.get(at + 1) {
+                    prop_assert_eq!(theirs.clone().open(*header, body), None, "left out");
+                }
             }
-            message
-        };
-        let (hub, joined) = meet(&mut Roster::new(1).unwrap(), rank(SECRET, 0, 1), meddle);
-        prop_assert!(joined.is_err());
-        prop_assert_eq!(hub.is_ok(), kind == Kind::Welcome);
+            prop_assert_eq!(theirs.open(*header, body), Some(&bodies[at][..]));
+            prop_assert_eq!(theirs.clone().open(*header, body), None, "said twice");
+        }
     }
 
     #[test]
@@ -122,7 +99,7 @@ proptest! {
         bytes in prop::collection::vec(any::<u8>(), 0..3000),
         piece in 1..200_usize,
     ) {
-        let (mut incoming, mut joining) = (Incoming::default(), rank(SECRET, 0, 1));
+        let mut incoming = Incoming::default();
         let mut roster = Roster::new(1).unwrap();
         let mut rest = &bytes[..];
         while !rest.is_empty() {
@@ -132,9 +109,8 @@ proptest! {
             rest = &rest[n..];
             let Ok(message) = incoming.filled(n) else { break };
             if let Some((header, body)) = message {
-                let _ = joining.handle(header, body);
-                let (admission, _) = Admission::new([0; NONCE_BYTES]);
-                prop_assert!(admission.handle(header, body, &SECRET, &mut roster).is_err());
+                let _ = (joined(header, body), admit(header, body, &mut roster));
+                prop_assert_eq!(seal().open(header, body), None);
             }
         }
     }

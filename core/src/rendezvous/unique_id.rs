@@ -3,19 +3,18 @@
 use core::fmt;
 use core::net::SocketAddr;
 
-use hmac_sha256::HMAC;
-
-use crate::conn::{HANDLE_BYTES, Handle, HandleError, Wire};
+use crate::auth::{SECRET_BYTES, Secret};
+use crate::conn::{HANDLE_BYTES, HANDLE_SECRET_BYTES, Handle, HandleError, Wire};
 
 /// Bytes of a unique id (`NCCL_UNIQUE_ID_BYTES`).
 pub const UNIQUE_ID_BYTES: usize = HANDLE_BYTES;
-/// Bytes of a secret.
-pub const SECRET_BYTES: usize = 32;
-/// Bytes that are random in each handshake.
-pub const NONCE_BYTES: usize = 16;
+/// Bytes of a communicator's id, which the hub makes up when all ranks are there.
+pub const COMMUNICATOR_ID_BYTES: usize = 16;
 
 /// Where the secret is: behind the address.
 const SECRET_AT: usize = 64;
+/// In place of the shorter secret of a handle.
+const NO_SECRET: [u8; HANDLE_SECRET_BYTES] = [0; HANDLE_SECRET_BYTES];
 
 /// Where a communicator's ranks meet, and the secret that lets them in (`ncclUniqueId`). Copy its
 /// bytes to every rank, by a way that others can't read.
@@ -39,22 +38,17 @@ pub enum UniqueIdError {
 
 impl UniqueId {
     /// Of a hub at `addr`, for who knows `secret`.
-    pub fn new(addr: SocketAddr, secret: &[u8; SECRET_BYTES]) -> Self {
-        let mut bytes = *Handle::new(addr, Wire::Invar).as_bytes();
-        bytes[SECRET_AT..SECRET_AT + SECRET_BYTES].copy_from_slice(secret);
+    pub fn new(addr: SocketAddr, secret: &Secret) -> Self {
+        let mut bytes = *Handle::new(addr, Wire::Invar, &NO_SECRET).as_bytes();
+        bytes[SECRET_AT..SECRET_AT + SECRET_BYTES].copy_from_slice(secret.as_bytes());
         UniqueId(bytes)
-    }
-
-    /// The secret that a word stands for, so that people may choose one.
-    pub fn secret_of(word: &str) -> [u8; SECRET_BYTES] {
-        HMAC::mac(word, b"a secret word of Invar")
     }
 
     /// From bytes that were copied.
     pub fn from_bytes(bytes: [u8; UNIQUE_ID_BYTES]) -> Result<Self, UniqueIdError> {
         let id = UniqueId(bytes);
         Handle::from_bytes(bytes).addr(Wire::Invar)?;
-        if *id.secret() == [0; SECRET_BYTES] { Err(UniqueIdError::Secret) } else { Ok(id) }
+        if id.secret() == Secret::PUBLIC { Err(UniqueIdError::Secret) } else { Ok(id) }
     }
 
     /// The bytes to copy.
@@ -69,8 +63,13 @@ impl UniqueId {
     }
 
     /// What only the ranks know.
-    pub fn secret(&self) -> &[u8; SECRET_BYTES] {
-        self.0[SECRET_AT..].first_chunk().expect("there are 64 bytes")
+    pub fn secret(&self) -> Secret {
+        Secret::new(core::array::from_fn(|i| self.0[SECRET_AT + i]))
+    }
+
+    /// The key that the ranks of a communicator share, of which this is not told: each derives it.
+    pub fn key(&self, communicator: &[u8; COMMUNICATOR_ID_BYTES]) -> Secret {
+        self.secret().derive(b"communicator", communicator)
     }
 }
 
@@ -88,13 +87,15 @@ mod tests {
 
     use super::*;
 
+    const SECRET: Secret = Secret::new([7; SECRET_BYTES]);
+
     #[test]
     fn an_id_survives_its_bytes_and_keeps_its_secret_to_itself() {
         for addr in ["127.0.0.1:80", "[fd00::1%7]:65535"] {
             let addr = addr.parse().unwrap();
-            let id = UniqueId::new(addr, &[7; SECRET_BYTES]);
+            let id = UniqueId::new(addr, &SECRET);
             assert_eq!(UniqueId::from_bytes(*id.as_bytes()), Ok(id));
-            assert_eq!((id.addr(), id.secret()), (addr, &[7; SECRET_BYTES]));
+            assert_eq!((id.addr(), id.secret()), (addr, SECRET));
             assert_eq!(format!("{id:?}"), format!("UniqueId({addr})"));
         }
     }
@@ -102,7 +103,7 @@ mod tests {
     #[test]
     fn an_id_without_a_port_is_refused_as_bytes_and_told_all_the_same() {
         let addr: SocketAddr = "[::1]:0".parse().unwrap();
-        let id = UniqueId::new(addr, &[7; SECRET_BYTES]);
+        let id = UniqueId::new(addr, &SECRET);
         assert_eq!((id.addr(), format!("{id:?}")), (addr, "UniqueId([::1]:0)".into()));
         let error = UniqueId::from_bytes(*id.as_bytes()).unwrap_err();
         assert_eq!(error, UniqueIdError::Address(HandleError::Port));
@@ -111,7 +112,7 @@ mod tests {
     #[test]
     fn bytes_that_are_none_are_refused() {
         let addr: SocketAddr = "127.0.0.1:80".parse().unwrap();
-        let handle = Handle::new(addr, Wire::Invar);
+        let handle = Handle::new(addr, Wire::Invar, &NO_SECRET);
         assert_eq!(UniqueId::from_bytes(*handle.as_bytes()), Err(UniqueIdError::Secret));
         let error = UniqueId::from_bytes([7; UNIQUE_ID_BYTES]).unwrap_err();
         assert_eq!(error, UniqueIdError::Address(HandleError::Magic([7; 4])));

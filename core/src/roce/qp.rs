@@ -35,6 +35,7 @@
 
 mod counters;
 mod env;
+mod linger;
 mod pace;
 mod psn_set;
 mod reorder;
@@ -58,6 +59,7 @@ use state::{EINVAL, ENOMEM};
 
 pub use counters::Counters;
 pub use env::{AccessFault, Env, Payload, Queue, Region, Side, Transmit};
+pub use linger::Lingering;
 pub use timer::{ack_timeout_ns, rnr_timer_ns};
 pub use tuning::Tuning;
 

@@ -1,10 +1,11 @@
-//! The connecting end: says hello on every socket and awaits one answer.
+//! The connecting end: proves itself and says hello on every socket, and awaits one answer.
 
 use super::LANES_MAX;
 use super::wire::{HELLO_BYTES, Hello, HelloError};
+use crate::auth::Calling;
+use crate::conn::Stream;
 use crate::conn::stage::{Side, Stage};
 use crate::conn::wire::DeviceName;
-use crate::conn::{Stream, StreamError};
 use crate::error::{Ends, Error, Report};
 
 /// Sockets of a connection: control, main, lanes.
@@ -45,24 +46,27 @@ pub struct Connector<S> {
     failed: Option<Error>,
 }
 
-/// A socket on which hello is said.
+/// A socket on which hello is said, once both ends have proved themselves.
 #[derive(Debug)]
 struct Outbound<S> {
     stream: S,
-    is_up: bool,
+    calling: Option<Calling>,
+    stage: Stage,
     sent: usize,
 }
 
 impl<S: Stream> Connector<S> {
-    /// A connection over `sockets`, control first and then main, which may still be connecting;
+    /// A connection over `sockets`, control first and then main, which may still be connecting, each
+    /// with the proof that this end knows the handle's secret (`None`: the peer may be anybody);
     /// `session` is a random number.
     pub fn new(
-        sockets: impl IntoIterator<Item = S>,
+        sockets: impl IntoIterator<Item = (S, Option<Calling>)>,
         session: u64,
         settings: &Settings,
         now_ns: u64,
     ) -> Self {
-        let outbound = |stream| Outbound { stream, is_up: false, sent: 0 };
+        let stage = Stage::Connect;
+        let outbound = |(stream, calling)| Outbound { stream, calling, stage, sent: 0 };
         let sockets: heapless::Vec<_, SOCKETS_MAX> =
             sockets.into_iter().take(SOCKETS_MAX).map(outbound).collect();
         let peer = sockets.first().and_then(|control| control.stream.peer_addr());
@@ -114,9 +118,7 @@ impl<S: Stream> Connector<S> {
         for (index, socket) in (0..).zip(&mut self.sockets) {
             let device = self.ends.device.clone();
             let hello = Hello { index, sockets, session: self.session, device };
-            let stage = if socket.is_up { Stage::Send } else { Stage::Connect };
-            let failed = |error| Error::Stream { stage, error, got: 0, want: 0 };
-            are_sent &= socket.say(&hello).map_err(failed)?;
+            are_sent &= socket.say(&hello)?;
         }
         let Some(control) = self.sockets.first_mut() else { return Ok(None) };
         if !are_sent {
@@ -141,14 +143,25 @@ impl<S: Stream> Connector<S> {
 
 impl<S: Stream> Outbound<S> {
     /// Whether the hello is sent.
-    fn say(&mut self, hello: &Hello) -> Result<bool, StreamError> {
-        if !self.is_up {
-            self.is_up = self.stream.poll_connected()?;
+    fn say(&mut self, hello: &Hello) -> Result<bool, Error> {
+        let stage = self.stage;
+        let failed = |error| Error::Stream { stage, error, got: 0, want: 0 };
+        if self.stage == Stage::Connect && self.stream.poll_connected().map_err(failed)? {
+            self.stage = Stage::Authenticate;
         }
-        if self.is_up && self.sent < HELLO_BYTES {
-            self.sent += self.stream.send(&hello.to_bytes()[self.sent..])?;
+        if self.stage == Stage::Authenticate && self.is_proved()? {
+            self.stage = Stage::Send;
+        }
+        if self.stage == Stage::Send && self.sent < HELLO_BYTES {
+            self.sent += self.stream.send(&hello.to_bytes()[self.sent..]).map_err(failed)?;
         }
         Ok(self.sent >= HELLO_BYTES)
+    }
+
+    /// Whether both ends have proved themselves, as far as they are to.
+    fn is_proved(&mut self) -> Result<bool, Error> {
+        let Some(calling) = &mut self.calling else { return Ok(true) };
+        calling.poll(&mut self.stream).map(|session| session.is_some()).map_err(Error::Auth)
     }
 }
 
@@ -185,7 +198,6 @@ impl HelloReader {
                 Ok(n) => self.got += n,
                 Err(error) => return Err(Error::Stream { stage, error, got, want }),
             }
-            Hello::check_head(&self.bytes[..self.got]).map_err(Error::Hello)?;
         }
         Hello::parse(&self.bytes).map(Some).map_err(Error::Hello)
     }

@@ -4,4 +4,4 @@ mod frame;
 mod hello;
 
 pub use frame::{FRAME_BYTES, Frame, FrameError, FrameKind};
-pub use hello::{HELLO_BYTES, Hello, HelloError, VERSION};
+pub use hello::{HELLO_BYTES, Hello, HelloError};

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use invar_linux::rendezvous::Bootstrap;
 
-use super::net::{Address, NetProxy, NetRecv, NetSend, Receiving, Sending};
+use super::net::{NetProxy, NetRecv, NetSend, Receiving, Sending};
 use super::tags;
-use crate::Error;
 use crate::error::Kind;
+use crate::{Error, Handle};
 
 /// Channels of a device, unless there is no need for so many (`2` in NCCL).
 pub(super) const CHANNELS_PER_DEVICE: u32 = 2;
@@ -73,34 +73,34 @@ impl Network {
 
     fn listen(&mut self, channel: u32, peer: u32) -> Result<Stage, Error> {
         let (device, both) = (self.device(channel), self.goes_both_ways(channel));
-        let (receiving, sending, address) = if both {
-            let (receiving, back, address) =
+        let (receiving, sending, handle) = if both {
+            let (receiving, back, handle) =
                 self.proxy.listen_both_ways(peer, channel as u16, device)?;
-            (receiving, Some(back), address)
+            (receiving, Some(back), handle)
         } else {
-            let (receiving, address) = self.proxy.listen(peer, channel as u16, device)?;
-            (receiving, None, address)
+            let (receiving, handle) = self.proxy.listen(peer, channel as u16, device)?;
+            (receiving, None, handle)
         };
-        self.bootstrap.send(peer, tags::LINK + channel, &address.0)?;
+        self.bootstrap.send(peer, tags::LINK + channel, handle.as_bytes())?;
         Ok(Stage::Begun { sending, receiving: Some(receiving) })
     }
 
     /// To where the peer listens, once it has said so.
     fn connect(&mut self, channel: u32, peer: u32) -> Result<Option<Stage>, Error> {
-        let Some(address) = self.bootstrap.try_recv(peer, tags::LINK + channel)? else {
+        let Some(handle) = self.bootstrap.try_recv(peer, tags::LINK + channel)? else {
             return Ok(None);
         };
-        let address = address.try_into().map(Address).map_err(|_| {
-            let text = "it gave no address to connect to".to_owned();
+        let handle = handle.try_into().map(Handle::from_bytes).map_err(|_| {
+            let text = "it gave no handle to connect to".to_owned();
             Kind::Rank { rank: peer, text }
         })?;
         let (device, both) = (self.device(channel), self.goes_both_ways(channel));
         let (sending, receiving) = if both {
             let (sending, back) =
-                self.proxy.connect_both_ways(peer, channel as u16, device, &address)?;
+                self.proxy.connect_both_ways(peer, channel as u16, device, &handle)?;
             (sending, Some(back))
         } else {
-            (self.proxy.connect(peer, channel as u16, device, &address)?, None)
+            (self.proxy.connect(peer, channel as u16, device, &handle)?, None)
         };
         Ok(Some(Stage::Begun { sending: Some(sending), receiving }))
     }

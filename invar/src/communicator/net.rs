@@ -62,7 +62,7 @@ use invar_linux::proxy::{
 };
 
 use crate::error::Kind;
-use crate::{Device, DeviceKind, Error, Settings};
+use crate::{Device, DeviceKind, Error, HANDLE_BYTES, Handle, Settings};
 use direct::{DirectRecv, DirectSend};
 use link::{Posting, Way};
 use setup::{BOTH_WAYS, Made, Opener, Share};
@@ -70,7 +70,6 @@ use standing::Standings;
 use wire::{Arrivals, Wire, Wires};
 
 pub use ends::NetEnds;
-pub use greeting::{ADDRESS_BYTES, Address};
 pub use link::{NetRecv, NetSend};
 
 /// How a proxy and its links are made.
@@ -218,28 +217,29 @@ impl NetProxy {
         })
     }
 
-    /// Begins to listen for rank `peer` on `channel`, on the device of that index. The address is
-    /// for that rank's [`NetProxy::connect`].
+    /// Begins to listen for rank `peer` on `channel`, on the device of that index. The handle is
+    /// for that rank's [`NetProxy::connect`]. Whoever has it may connect, unless the
+    /// [connections](NetSettings::connections) have a [key](Settings::key).
     pub fn listen(
         &mut self,
         peer: u32,
         channel: u16,
         device: usize,
-    ) -> Result<(Receiving, Address), Error> {
+    ) -> Result<(Receiving, Handle), Error> {
         let connection = self.open(device, Direction::Recv)?;
         self.listen_for(Way { connection, peer, channel }, &[])
     }
 
-    /// Begins to connect to rank `peer`, which listens at `address` for this rank on `channel`.
+    /// Begins to connect to rank `peer`, which listens for this rank with `handle` on `channel`.
     pub fn connect(
         &mut self,
         peer: u32,
         channel: u16,
         device: usize,
-        address: &Address,
+        handle: &Handle,
     ) -> Result<Sending, Error> {
         let connection = self.open(device, Direction::Send)?;
-        self.connect_to(Way { connection, peer, channel }, &[], address)
+        self.connect_to(Way { connection, peer, channel }, &[], handle)
     }
 
     /// Whether links both ways can share a connection over the device of that index: messages one
@@ -248,7 +248,7 @@ impl NetProxy {
         self.both_ways.get(device) == Some(&true)
     }
 
-    /// As [`NetProxy::listen`], with a link back over the same connection. The address is for that
+    /// As [`NetProxy::listen`], with a link back over the same connection. The handle is for that
     /// rank's [`NetProxy::connect_both_ways`].
     ///
     /// # Errors
@@ -258,11 +258,11 @@ impl NetProxy {
         peer: u32,
         channel: u16,
         device: usize,
-    ) -> Result<(Receiving, Sending, Address), Error> {
+    ) -> Result<(Receiving, Sending, Handle), Error> {
         let connection = self.open_shared(device, Direction::Recv)?;
-        let (receiving, address) = self.listen_for(Way { connection, peer, channel }, BOTH_WAYS)?;
+        let (receiving, handle) = self.listen_for(Way { connection, peer, channel }, BOTH_WAYS)?;
         let (way, call) = self.back(receiving.0, device, Direction::Send)?;
-        Ok((receiving, Sending(way, call), address))
+        Ok((receiving, Sending(way, call), handle))
     }
 
     /// As [`NetProxy::connect`], with a link back over the same connection.
@@ -274,10 +274,10 @@ impl NetProxy {
         peer: u32,
         channel: u16,
         device: usize,
-        address: &Address,
+        handle: &Handle,
     ) -> Result<(Sending, Receiving), Error> {
         let connection = self.open_shared(device, Direction::Send)?;
-        let sending = self.connect_to(Way { connection, peer, channel }, BOTH_WAYS, address)?;
+        let sending = self.connect_to(Way { connection, peer, channel }, BOTH_WAYS, handle)?;
         let (way, call) = self.back(sending.0, device, Direction::Recv)?;
         Ok((sending, Receiving(way, call)))
     }
@@ -329,19 +329,19 @@ impl NetProxy {
         ended.map_err(|failure| link::failed(&failure))
     }
 
-    fn listen_for(&mut self, way: Way, ways: &[u8]) -> Result<(Receiving, Address), Error> {
-        let mut address = Address([0; ADDRESS_BYTES]);
+    fn listen_for(&mut self, way: Way, ways: &[u8]) -> Result<(Receiving, Handle), Error> {
+        let mut handle = [0; HANDLE_BYTES];
         let (client, connection) = (&mut self.client, way.connection);
-        let set_up = client.call_blocking(Request::Setup, connection, ways, &mut address.0);
+        let set_up = client.call_blocking(Request::Setup, connection, ways, &mut handle);
         set_up.map_err(refused)?;
         let call = client.call(Request::Connect, connection, &[], 0).map_err(refused)?;
-        Ok((Receiving(way, call), address))
+        Ok((Receiving(way, call), Handle::from_bytes(handle)))
     }
 
-    fn connect_to(&mut self, way: Way, ways: &[u8], address: &Address) -> Result<Sending, Error> {
+    fn connect_to(&mut self, way: Way, ways: &[u8], handle: &Handle) -> Result<Sending, Error> {
         let (client, connection) = (&mut self.client, way.connection);
         client.call_blocking(Request::Setup, connection, ways, &mut []).map_err(refused)?;
-        let call = client.call(Request::Connect, connection, &address.0, 0);
+        let call = client.call(Request::Connect, connection, handle.as_bytes(), 0);
         Ok(Sending(way, call.map_err(refused)?))
     }
 

@@ -71,7 +71,7 @@ pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<E
             without_proxy: settings.proxy.trace.is_none(),
             rank,
             device: place_on_host(&all, rank),
-            ..NetSettings::from(settings.clone())
+            ..NetSettings::from(settings.clone().key(*bootstrap.key()))
         };
         // The communicator says it with all else.
         net.connections.proxy.dump_signal = None;
@@ -179,7 +179,7 @@ fn devices(settings: &Settings, towards: IpAddr) -> Result<Vec<Device>, Error> {
     let is_way = interface.holds(towards) && settings.socket_family.takes(towards);
     let address = if is_way { towards } else { addr.ip() };
     let device = match is_soft {
-        true => Device::open_soft_at(SocketAddr::new(address, settings.udp_port()), settings),
+        true => Device::open_at_for(address, settings),
         false => {
             let addr = SocketAddr::new(address, 0);
             Device::open_socket_on(Found { interface, addr }, settings)

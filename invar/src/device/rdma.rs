@@ -8,26 +8,27 @@ use invar_core::fifo::RECVS_MAX;
 use invar_core::nic::Access;
 use invar_core::param::AddressFamily;
 use invar_linux::interface::{self, Interface};
-use invar_verbs::{PortInfo, Rules, VerbsConfig, VerbsNic};
+use invar_verbs::{Listing, PortInfo, Rules, VerbsConfig, VerbsNic};
 
 use super::{DeviceInfo, DeviceKind, ROCE_UDP_PORT, Survey, listing};
-use crate::Error;
 use crate::error::Kind;
 use crate::raw::{Adapter, adapt};
 use crate::settings::RdmaRules;
+use crate::{Error, Settings};
 
 /// The ports that the user takes.
-pub(super) fn survey(rules: &RdmaRules) -> Result<Survey, Error> {
+pub(super) fn survey(settings: &Settings) -> Result<Survey, Error> {
+    let rules = &settings.rdma;
     if rules.disabled {
         let left_out = vec!["no RDMA devices: NCCL_IB_DISABLE=1".to_owned()];
         return Ok(Survey { left_out, ..Survey::default() });
     }
     let hca = NameFilter::parse(&rules.hca)
         .map_err(|error| Kind::Setting(format!("NCCL_IB_HCA: {error}")))?;
-    let listed = invar_verbs::list(&Rules { hca, gid: rules.gid });
-    let mut by_setting = listed.omitted.iter().filter(|omission| omission.by_setting);
-    if let (true, Some(omission)) = (listed.ports.is_empty(), by_setting.next()) {
-        return Err(Kind::Setting(omission.to_string()).into());
+    let sysfs = settings.gpu.sysfs.root();
+    let listed = invar_verbs::list(&Rules { hca, gid: rules.gid, sysfs });
+    if listed.ports.is_empty() && settings.takes(DeviceKind::Verbs) {
+        refuse_without(&listed, hca, rules)?;
     }
     let interfaces = Interface::list().map_err(listing)?;
     let relaxed_ordering = data_access(rules).contains(Access::RELAXED_ORDERING);
@@ -40,6 +41,19 @@ pub(super) fn survey(rules: &RdmaRules) -> Result<Survey, Error> {
             .collect(),
         left_out: listed.omitted.iter().map(ToString::to_string).collect(),
     })
+}
+
+/// Where there is no port to use: refuses what was set by hand and is why, or names a port.
+fn refuse_without(listed: &Listing, hca: NameFilter<'_>, rules: &RdmaRules) -> Result<(), Error> {
+    let mut by_setting = listed.omitted.iter().filter(|omission| omission.by_setting);
+    if let Some(omission) = by_setting.next() {
+        return Err(Kind::Setting(omission.to_string()).into());
+    }
+    if hca.entries().next().is_none() || hca.is_exclusion() {
+        return Ok(());
+    }
+    let whys: Vec<String> = listed.omitted.iter().map(ToString::to_string).collect();
+    Err(Kind::Setting(format!("NCCL_IB_HCA={}: {}", rules.hca, whys.join("; "))).into())
 }
 
 /// What such a device may do with memory of the user's.

@@ -9,6 +9,7 @@ use invar_core::comm::{self, Flush, FlushBuf, Matched, Polled, RecvBuf, Request,
 use invar_core::conn::{self, Handle, Stream};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_core::nic::{Access, MemoryKeys, Nic, NicError, Verb};
+use invar_core::param::PortRange;
 use invar_cuda::gdr::NicReach;
 use invar_linux::clock::now_ns;
 use invar_linux::memory::HostMemory;
@@ -136,7 +137,12 @@ pub(crate) trait Adapter: Send + Sync {
         access: Access,
     ) -> Result<Registration, NicError>;
     /// Listens, at `addr` where connections are arranged apart from the device.
-    fn listen(&self, addr: SocketAddr, settings: conn::Settings) -> Result<Box<dyn Listen>, Error>;
+    fn listen(
+        &self,
+        addr: SocketAddr,
+        ports: PortRange,
+        settings: conn::Settings,
+    ) -> Result<Box<dyn Listen>, Error>;
     fn connect(&self, handle: &Handle, settings: conn::Settings)
     -> Result<Attempt<AnySend>, Error>;
 }
@@ -183,8 +189,13 @@ impl<N: HostNic> Adapter for Opened<N> {
         Ok(Box::new(unsafe { self.nic.reg_gpu_mr(&self.pd, memory, access) }?))
     }
 
-    fn listen(&self, addr: SocketAddr, settings: conn::Settings) -> Result<Box<dyn Listen>, Error> {
-        attempt::listen((&self.nic, &self.pd), addr, settings)
+    fn listen(
+        &self,
+        addr: SocketAddr,
+        ports: PortRange,
+        settings: conn::Settings,
+    ) -> Result<Box<dyn Listen>, Error> {
+        attempt::listen((&self.nic, &self.pd), addr, ports, settings)
     }
 
     fn connect(

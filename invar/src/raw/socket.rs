@@ -10,6 +10,7 @@ use invar_core::conn::stage::Stage;
 use invar_core::conn::{self, Handle};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_core::nic::{Access, MemoryKeys, NicError, Verb};
+use invar_core::param::PortRange;
 use invar_core::socket::Layout;
 use invar_cuda::gdr::NicReach;
 use invar_linux::clock::now_ns;
@@ -17,7 +18,7 @@ use invar_linux::memory::HostMemory;
 use invar_linux::socket::{
     self, AcceptError, ConnectError, Connecting, RecvComm, SendComm, Settings, SocketDevice,
 };
-use invar_linux::tcp::Congestion;
+use invar_linux::tcp::{Congestion, TurnedAway};
 
 use super::adapter::{Adapter, Attempt, Listen, On, Poll, Registration};
 use super::{AnyRecv, AnySend, Carrier, End, GpuRange, RecvEnd, SendEnd};
@@ -47,7 +48,8 @@ impl OverTcp {
 
     fn settings(&self, settings: conn::Settings) -> Settings {
         let (layout, congestion) = (self.layout, self.congestion.clone());
-        Settings { layout, timeout_ns: settings.timeout_ns, congestion }
+        let conn::Settings { timeout_ns, key, .. } = settings;
+        Settings { layout, timeout_ns, congestion, key }
     }
 }
 
@@ -70,13 +72,17 @@ impl Adapter for OverTcp {
     }
 
     /// At the device's own address: it is where the data goes.
-    fn listen(&self, _: SocketAddr, settings: conn::Settings) -> Result<Box<dyn Listen>, Error> {
-        let address = self.device.address;
-        let failed = |error| Error::io(format_args!("listening on {address}"), error);
-        let listener = socket::Listener::bind(&self.device, &self.settings(settings));
+    fn listen(
+        &self,
+        _: SocketAddr,
+        ports: PortRange,
+        settings: conn::Settings,
+    ) -> Result<Box<dyn Listen>, Error> {
+        let ip = self.device.address.ip();
+        let failed = |error| Error::io(format_args!("listening at {ip}"), error);
+        let listener = socket::Listener::bind(&self.device, ports, &self.settings(settings));
         let listener = listener.map_err(failed)?;
-        let handle = listener.handle().map_err(failed)?;
-        Ok(Box::new(Listening { handle, listener: Mutex::new(listener) }))
+        Ok(Box::new(Listening { handle: listener.handle(), listener: Mutex::new(listener) }))
     }
 
     fn connect(
@@ -126,6 +132,11 @@ impl Listen for Listening {
             Err(AcceptError::Refused(_)) => Ok(None),
             Err(AcceptError::Host(error)) => Err(Error::io("accepting a connection", error)),
         }
+    }
+
+    fn turned_away(&self) -> TurnedAway {
+        let listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
+        listener.turned_away().clone()
     }
 }
 
@@ -228,10 +239,13 @@ impl RecvEnd for SocketRecv {
         request: &Request,
         sizes: *mut u32,
     ) -> Result<Option<usize>, CoreError> {
-        let Some(received) = self.comm.test(request)? else { return Ok(None) };
-        // SAFETY: the caller's promise.
-        unsafe { super::end::copy_sizes(received, sizes) };
-        Ok(Some(received.len()))
+        if let Some(received) = self.comm.test(request)? {
+            // SAFETY: the caller's promise.
+            unsafe { super::end::copy_sizes(received, sizes) };
+            return Ok(Some(received.len()));
+        }
+        self.watch.idle(now_ns, || self.comm.check_peer())?;
+        Ok(None)
     }
 
     fn way_back(&mut self) -> Result<Option<Box<dyn SendEnd>>, Error> {

@@ -1,29 +1,52 @@
-//! From `HOST:PORT` to an address.
+//! From `HOST:PORT` to addresses.
 
+use std::borrow::Cow;
 use std::ffi::CString;
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 
-/// The address that `HOST:PORT` means: `10.0.0.1:80`, `[fd00::1]:80`, `[fe80::1%eth0]:80`, or a
-/// name, for which the resolver is asked. That may take seconds.
-pub fn resolve(host_port: &str) -> io::Result<SocketAddr> {
+/// The addresses that `HOST:PORT` means, at least one: `10.0.0.1:80`, `[fd00::1]:80`,
+/// `[fe80::1%eth0]:80`, or a name, for which the resolver is asked. That may take seconds. Without
+/// a port it is `default_port`, if there is one; an address of IPv6 needs no brackets then.
+pub fn resolve(host_port: &str, default_port: Option<u16>) -> io::Result<Vec<SocketAddr>> {
     let explain = |error: io::Error| {
-        let what = match error.kind() {
-            io::ErrorKind::InvalidInput | io::ErrorKind::NotFound => "is no HOST:PORT",
+        let what = match (error.kind(), default_port) {
+            (io::ErrorKind::InvalidInput | io::ErrorKind::NotFound, None) => "is no HOST:PORT",
+            (io::ErrorKind::InvalidInput | io::ErrorKind::NotFound, Some(_)) => {
+                "is no HOST and no HOST:PORT"
+            }
             _ => "is not found",
         };
         io::Error::new(error.kind(), format!("'{host_port}' {what}: {error}"))
     };
+    let addrs = match default_port {
+        Some(port) => look_up(&with_port(host_port, port)),
+        None => look_up(host_port),
+    };
+    let addrs = addrs.map_err(explain)?;
+    if addrs.is_empty() { Err(explain(io::ErrorKind::NotFound.into())) } else { Ok(addrs) }
+}
+
+/// With `port` where there is none.
+fn with_port(host: &str, port: u16) -> Cow<'_, str> {
+    let is_bare_v6 = host.split('%').next().is_some_and(|ip| ip.parse::<Ipv6Addr>().is_ok());
+    if is_bare_v6 {
+        format!("[{host}]:{port}").into()
+    } else if host.ends_with(']') || !host.is_empty() && !host.contains(':') {
+        format!("{host}:{port}").into()
+    } else {
+        host.into()
+    }
+}
+
+fn look_up(host_port: &str) -> io::Result<Vec<SocketAddr>> {
     if host_port.parse::<Ipv6Addr>().is_ok() {
         let text = "an address of IPv6 goes in brackets, as in [::1]:80";
-        return Err(explain(io::Error::new(io::ErrorKind::InvalidInput, text)));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     match scoped(host_port) {
-        Some(addr) => addr.map_err(explain),
-        None => {
-            let mut addrs = host_port.to_socket_addrs().map_err(explain)?;
-            addrs.next().ok_or_else(|| explain(io::ErrorKind::NotFound.into()))
-        }
+        Some(addr) => Ok(vec![addr?]),
+        None => Ok(host_port.to_socket_addrs()?.collect()),
     }
 }
 

@@ -166,21 +166,43 @@ fn host_and_port_are_resolved_in_every_form() {
         ("[fe80::1%7]:80".to_owned(), "[fe80::1%7]:80".to_owned()),
         (format!("[fe80::1%{}]:80", lo.name), format!("[fe80::1%{}]:80", lo.index)),
     ] {
-        assert_eq!(resolve(&text).unwrap().to_string(), addr);
+        assert_eq!(resolve(&text, None).unwrap(), [addr.parse().unwrap()]);
+        assert_eq!(resolve(&text, Some(1)).unwrap(), [addr.parse().unwrap()]);
     }
-    assert!(resolve("localhost:80").unwrap().ip().is_loopback());
+    let names = resolve("localhost:80", None).unwrap();
+    assert!(!names.is_empty() && names.iter().all(|addr| addr.ip().is_loopback()), "{names:?}");
     for text in ["", "127.0.0.1", "127.0.0.1:port", "127.0.0.1:65536", "[fe80::1]", "[::1%]:1"] {
-        let error = resolve(text).unwrap_err().to_string();
+        let error = resolve(text, None).unwrap_err().to_string();
         assert!(error.starts_with(&format!("'{text}' is no HOST:PORT: ")), "{error}");
     }
-    let error = resolve("fd00::1").unwrap_err().to_string();
+    let error = resolve("fd00::1", None).unwrap_err().to_string();
     assert_eq!(
         error,
         "'fd00::1' is no HOST:PORT: an address of IPv6 goes in brackets, as in [::1]:80"
     );
     // What cannot be a name, so that no resolver is asked.
-    let error = resolve("no name:80").unwrap_err().to_string();
+    let error = resolve("no name:80", None).unwrap_err().to_string();
     assert!(error.starts_with("'no name:80' is not found: "), "{error}");
-    let error = resolve("[fe80::1%none-such]:80").unwrap_err().to_string();
-    assert!(error.ends_with(": this host has no interface 'none-such'"), "{error}");
+    for text in ["[fe80::1%none-such]:80", "fe80::1%none-such"] {
+        let error = resolve(text, Some(80)).unwrap_err().to_string();
+        assert!(error.ends_with(": this host has no interface 'none-such'"), "{error}");
+    }
+}
+
+#[test]
+fn a_host_without_a_port_has_the_default_one() {
+    for (text, addr) in [
+        ("127.0.0.1", "127.0.0.1:80"),
+        ("[fd00::1]", "[fd00::1]:80"),
+        ("fd00::1", "[fd00::1]:80"),
+        ("fe80::1%7", "[fe80::1%7]:80"),
+        ("[fe80::1%7]", "[fe80::1%7]:80"),
+    ] {
+        assert_eq!(resolve(text, Some(80)).unwrap(), [addr.parse().unwrap()], "{text}");
+    }
+    assert!(resolve("localhost", Some(80)).unwrap().iter().all(|addr| addr.port() == 80));
+    for text in ["", "127.0.0.1:", "127.0.0.1:port"] {
+        let error = resolve(text, Some(80)).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("'{text}' is no HOST and no HOST:PORT: ")), "{error}");
+    }
 }

@@ -142,7 +142,16 @@ impl ProxyClient {
     /// Tells the proxy to end once all ranks are done, and ends the session.
     pub fn stop(mut self) -> Result<(), ClientError> {
         let message = HeapCalls::tell(Kind::Stop).to_vec();
-        self.named(|client| Ok(client.stream.send(message, None)?))
+        self.named(|client| {
+            let bound = Bound::new(&client.abort, client.timeout);
+            client.stream.send(message, None)?;
+            while !client.stream.is_flushed() {
+                let interest = client.stream.interest(false);
+                wait(&mut [PollFd::new(&client.stream, interest)], bound.nap()?)?;
+                client.stream.flush()?;
+            }
+            Ok(())
+        })
     }
 
     /// Sends and receives what can be, and looks.
@@ -169,5 +178,33 @@ impl ProxyClient {
         run: impl FnOnce(&mut Self) -> Result<R, ClientErrorKind>,
     ) -> Result<R, ClientError> {
         run(self).map_err(|error| ClientError { address: self.address.clone(), error })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::thread;
+
+    use super::*;
+    use crate::unix::listen;
+
+    #[test]
+    fn a_proxy_that_is_busy_is_told_to_stop_all_the_same() {
+        let (listener, name) = listen("test").unwrap();
+        let timeout = Duration::from_secs(60);
+        let mut client = ProxyClient::connect(&name, Abort::default(), timeout).unwrap();
+        let (mut proxy, _) = listener.accept().unwrap();
+        // More than the kernel takes before anything is read.
+        while client.stream.is_flushed() {
+            client.call(Kind::Setup, ConnectionId::default(), &[0; 1000], 0).unwrap();
+        }
+        let stopping = thread::spawn(move || client.stop().unwrap());
+        // Time in which it would have gone without having said all.
+        thread::sleep(Duration::from_millis(200));
+        let mut heard = Vec::new();
+        proxy.read_to_end(&mut heard).unwrap();
+        stopping.join().unwrap();
+        assert!(heard.ends_with(&HeapCalls::tell(Kind::Stop)));
     }
 }

@@ -8,24 +8,28 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use invar_core::conn::{Stream, StreamError};
-use invar_core::rendezvous::{Header, JoinStep, Joining, Kind, NOBODY, UniqueId};
+use invar_core::auth::{AuthError, Secret};
+use invar_core::rendezvous::{
+    self, Header, JoinError, Kind, NOBODY, SEALED_BYTES_MAX, UniqueId, join,
+};
 use rustix::event::PollFd;
 
 use super::connection::{Connection, Lost};
-use super::{TICK, deadline, nonce, this_member};
+use super::reach::{Unreached, authenticate, connect};
+use super::{TICK, deadline, this_member};
 use crate::proxy::Abort;
-use crate::tcp::OobStream;
 use crate::unix::wait;
 
-/// Between two attempts to reach a hub that does not listen yet.
-const RETRY_AFTER: Duration = Duration::from_millis(20);
 /// The hub, which knows who is missing, has the word for so long.
 const VERDICT: Duration = Duration::from_secs(2);
 /// A longer blob goes in several messages.
-const PIECE_BYTES: usize = 1024;
-/// Bytes of blobs that nobody has asked for.
+const PIECE_BYTES: usize = SEALED_BYTES_MAX;
+/// Bytes of blobs that nobody has asked for, their lengths with them.
 const UNASKED_BYTES_MAX: usize = 256 << 20;
+/// Bytes of a blob, of which all must fit in there.
+const BLOB_BYTES_MAX: usize = UNASKED_BYTES_MAX - size_of::<u32>();
+/// What this rank still has to say when it fails or leaves takes so long at most.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// A rank among the others: blobs of bytes from each to each (`bootstrapSend`, `bootstrapRecv`,
 /// `bootstrapAllGather`), and word of who has failed. Dropped, it tells the others that this rank
@@ -35,6 +39,7 @@ pub struct Bootstrap {
     rank: u32,
     nranks: u32,
     local_ip: IpAddr,
+    key: Secret,
     sender: Mutex<Connection>,
     /// Whether this rank has said that it is done.
     told: AtomicBool,
@@ -72,6 +77,14 @@ pub enum BootstrapError {
         addr: SocketAddr,
         /// Why.
         text: String,
+    },
+    /// Rank and hub could not prove themselves to each other.
+    #[error("the rendezvous at {addr}: {error}")]
+    Auth {
+        /// Where.
+        addr: SocketAddr,
+        /// Why.
+        error: AuthError,
     },
     /// A rank has failed.
     #[error(transparent)]
@@ -132,29 +145,32 @@ impl Bootstrap {
             )),
             Unreached::Lost(lost) => failed(lost.to_string()),
         })?;
-        let (receiver, local_ip) = (stream.try_clone()?, stream.local_addr()?.ip());
-        let mut connection = Connection::new(stream);
-        let mut joining = Joining::new(*id.secret(), nonce()?, (rank, nranks), this_member());
+        let local_ip = stream.local_addr()?.ip();
+        let mut connection = authenticate(stream, id, deadline)?.ok_or_else(|| {
+            failed(format!("the rendezvous did not prove itself within {within:?}"))
+        })?;
+        let join = join(rank, nranks, this_member());
+        connection.say(&join).map_err(|error| failed(error.to_string()))?;
         let mut joined = false;
-        let host = loop {
+        let (host, communicator) = loop {
             match connection.recv().map_err(|error| failed(error.to_string()))? {
-                Some((header, _)) if joined && header.kind == Kind::Started => break header.tag,
+                Some((header, body)) if joined && header.kind == Kind::Started => {
+                    let id = body.try_into();
+                    break (header.tag, id.map_err(|_| failed(JoinError::NoHub.to_string()))?);
+                }
                 Some((header, body)) if joined && header.kind == Kind::Failed => {
                     return Err(failure(header, &body).into());
                 }
-                Some((header, body)) => match joining.handle(header, &body) {
-                    Ok(JoinStep::Say(message)) => {
-                        connection.say(&message).map_err(|error| failed(error.to_string()))?;
-                    }
-                    Ok(JoinStep::Joined) => joined = true,
-                    Err(error) => return Err(failed(error.to_string())),
-                },
+                Some((header, body)) => {
+                    rendezvous::joined(header, &body).map_err(|error| failed(error.to_string()))?;
+                    joined = true;
+                }
                 None if Instant::now() >= if joined { deadline + VERDICT } else { deadline } => {
                     let what = if joined { "the other ranks" } else { "an answer" };
                     return Err(failed(format!("{what} did not come within {within:?}")));
                 }
                 None => {
-                    wait(&mut [PollFd::new(&connection, connection.interest())], TICK)?;
+                    wait(&mut [PollFd::new(&connection, connection.interest(true))], TICK)?;
                     connection.flush().map_err(|error| failed(error.to_string()))?;
                 }
             }
@@ -170,12 +186,17 @@ impl Bootstrap {
             closing: AtomicBool::new(false),
         });
         let watch = thread::Builder::new().name(format!("invar-watch {rank}")).spawn({
-            let shared = shared.clone();
-            move || shared.watch(Connection::new(receiver))
+            let (shared, receiver) = (shared.clone(), connection.receiver()?);
+            move || shared.watch(receiver)
         })?;
         let sender = Mutex::new(connection);
-        let told = AtomicBool::new(false);
-        Ok(Bootstrap { rank, nranks, local_ip, sender, told, shared, watch: Some(watch) })
+        let (told, key) = (AtomicBool::new(false), id.key(&communicator));
+        Ok(Bootstrap { rank, nranks, local_ip, key, sender, told, shared, watch: Some(watch) })
+    }
+
+    /// The key that all ranks of this communicator share, and nobody else.
+    pub fn key(&self) -> &Secret {
+        &self.key
     }
 
     /// This rank.
@@ -193,17 +214,24 @@ impl Bootstrap {
         self.local_ip.to_canonical()
     }
 
-    /// Sends a blob to a rank. Those of one tag come in order; tags are for the callers to agree on.
+    /// Sends a blob of up to 256 MiB to a rank, and waits until the kernel has all of it. Those of one
+    /// tag come in order; tags are for the callers to agree on.
     pub fn send(&self, to: u32, tag: u32, blob: &[u8]) -> Result<(), BootstrapError> {
-        let bytes = [&(blob.len() as u32).to_le_bytes(), blob].concat();
-        let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
-        for piece in bytes.chunks(PIECE_BYTES) {
-            let header = Header { to, tag, ..Header::new(Kind::Blob, piece.len()) };
-            sender.send(header, piece).map_err(|error| self.lost(&error))?;
+        if blob.len() > BLOB_BYTES_MAX {
+            let what = format!("a blob of {} bytes: at most {BLOB_BYTES_MAX} can be", blob.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what).into());
         }
-        // What is passed on is short, and the hub always reads.
-        sender.flush().map_err(|error| self.lost(&error))?;
-        Ok(())
+        let bytes = [&(blob.len() as u32).to_le_bytes(), blob].concat();
+        let mut sender = self.sender();
+        for piece in bytes.chunks(PIECE_BYTES) {
+            self.check()?;
+            let header = Header { to, tag, ..Header::new(Kind::Blob, piece.len()) };
+            let sent = sender
+                .send(header, piece)
+                .and_then(|()| sender.drain(|| !self.shared.failed.is_set()));
+            sent.map_err(|error| self.lost(&error))?;
+        }
+        Ok(self.check()?)
     }
 
     /// The next blob of a rank with a tag. Waits for it, `within` at most.
@@ -274,9 +302,7 @@ impl Bootstrap {
             while !text.is_char_boundary(end) {
                 end -= 1;
             }
-            let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
-            // Where the hub is gone everybody knows.
-            let _ = sender.send(Header::new(Kind::Failed, end), &text.as_bytes()[..end]);
+            self.say_last(Kind::Failed, &text.as_bytes()[..end]);
         }
         first
     }
@@ -289,9 +315,7 @@ impl Bootstrap {
     /// Tells the others that this rank is done.
     pub fn leave(&self) {
         if !self.told.swap(true, Ordering::AcqRel) {
-            let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
-            // Where the hub is gone nobody needs to be told.
-            let _ = sender.send(Header::new(Kind::Left, 0), &[]);
+            self.say_last(Kind::Left, &[]);
         }
     }
 
@@ -313,6 +337,19 @@ impl Bootstrap {
     /// from now on is not heard of.
     pub fn is_alone(&self) -> bool {
         self.shared.alone.load(Ordering::Acquire)
+    }
+
+    /// Says why this rank can't go on, or that it is done.
+    fn say_last(&self, kind: Kind, body: &[u8]) {
+        let (mut sender, start) = (self.sender(), Instant::now());
+        // Where the hub is gone everybody knows, or nobody needs to be told.
+        let _ = sender
+            .send(Header::new(kind, body.len()), body)
+            .and_then(|()| sender.drain(|| start.elapsed() < LAST_WORDS));
+    }
+
+    fn sender(&self) -> MutexGuard<'_, Connection> {
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lost(&self, error: &Lost) -> Failure {
@@ -354,7 +391,8 @@ impl Shared {
             match connection.recv() {
                 Ok(Some((header, body))) => self.heard(header, &body),
                 Ok(None) => {
-                    let slept = wait(&mut [PollFd::new(&connection, connection.interest())], TICK);
+                    let slept =
+                        wait(&mut [PollFd::new(&connection, connection.interest(true))], TICK);
                     if let Err(error) = slept {
                         break Lost::Os(error);
                     }
@@ -441,40 +479,4 @@ impl Blobs {
 fn failure(header: Header, body: &[u8]) -> Failure {
     let rank = Some(header.from).filter(|rank| *rank != NOBODY);
     Failure { rank, text: String::from_utf8_lossy(body).into_owned() }
-}
-
-/// Why there is no connection with the hub.
-enum Unreached {
-    /// Its host is there, and refuses.
-    Nobody,
-    Lost(Lost),
-}
-
-/// Connects; tries again while nobody listens there.
-fn connect(addr: SocketAddr, deadline: Instant) -> Result<OobStream, Unreached> {
-    loop {
-        let error = match attempt(addr, deadline) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => error,
-        };
-        if error != StreamError::Os(libc::ECONNREFUSED) {
-            return Err(Unreached::Lost(error.into()));
-        }
-        if Instant::now() + RETRY_AFTER >= deadline {
-            return Err(Unreached::Nobody);
-        }
-        thread::sleep(RETRY_AFTER);
-    }
-}
-
-fn attempt(addr: SocketAddr, deadline: Instant) -> Result<OobStream, StreamError> {
-    let mut stream = OobStream::connect(addr)?;
-    while !stream.poll_connected()? {
-        if Instant::now() >= deadline {
-            return Err(StreamError::Os(libc::ETIMEDOUT));
-        }
-        let slept = wait(&mut [PollFd::new(&stream, rustix::event::PollFlags::OUT)], TICK);
-        slept.map_err(|error| StreamError::Os(error.raw_os_error().unwrap_or(libc::EIO)))?;
-    }
-    Ok(stream)
 }

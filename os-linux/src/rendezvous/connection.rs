@@ -3,14 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use invar_core::auth::Session;
 use invar_core::conn::{Stream, StreamError};
-use invar_core::rendezvous::{FrameError, Header, Incoming, Message};
-use rustix::event::PollFlags;
+use invar_core::rendezvous::{FrameError, Header, Incoming, Message, Seal, Speaker};
+use rustix::event::{PollFd, PollFlags};
 
+use super::TICK;
 use crate::tcp::OobStream;
-
-/// Bytes that may wait to be sent: who takes in nothing for so long is given up.
-const WAITING_BYTES_MAX: usize = 64 << 20;
+use crate::unix::wait;
 
 /// Why a connection is over.
 #[derive(Debug, thiserror::Error)]
@@ -21,8 +21,8 @@ pub(super) enum Lost {
     Os(io::Error),
     #[error("it says what cannot be: {0}")]
     Frame(#[from] FrameError),
-    #[error("it does not take in what it is told")]
-    Deaf,
+    #[error("a message of its was changed on the way, or is none of its")]
+    Forged,
 }
 
 impl From<StreamError> for Lost {
@@ -34,17 +34,39 @@ impl From<StreamError> for Lost {
     }
 }
 
+/// One end of a connection between a rank and the hub, who have proved themselves to each other.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: OobStream,
     incoming: Incoming,
     /// What is still to be sent.
     out: Vec<u8>,
+    /// Of what this end says, and of what the other does.
+    ours: Seal,
+    theirs: Seal,
 }
 
 impl Connection {
-    pub(super) fn new(stream: OobStream) -> Self {
-        Connection { stream, incoming: Incoming::default(), out: Vec::new() }
+    /// The end at which `speaker` is.
+    pub(super) fn new(stream: OobStream, session: &Session, speaker: Speaker) -> Self {
+        let other = match speaker {
+            Speaker::Hub => Speaker::Rank,
+            Speaker::Rank => Speaker::Hub,
+        };
+        let (ours, theirs) = (Seal::new(session, speaker), Seal::new(session, other));
+        Connection { stream, incoming: Incoming::default(), out: Vec::new(), ours, theirs }
+    }
+
+    /// Another handle of the same end, so that one thread may send while another receives: this one
+    /// sends from now on, and the other receives.
+    pub(super) fn receiver(&mut self) -> io::Result<Self> {
+        Ok(Connection {
+            stream: self.stream.try_clone()?,
+            incoming: std::mem::take(&mut self.incoming),
+            out: Vec::new(),
+            ours: self.ours.clone(),
+            theirs: self.theirs.clone(),
+        })
     }
 
     /// Receives what is there, until a message is whole.
@@ -55,18 +77,19 @@ impl Connection {
                 return Ok(None);
             }
             if let Some((header, body)) = self.incoming.filled(n)? {
+                let body = self.theirs.open(header, body).ok_or(Lost::Forged)?;
                 return Ok(Some((header, body.to_vec())));
             }
         }
     }
 
-    /// Puts a message behind those that are still to be sent, and sends what fits.
+    /// Puts a message behind those that are still to be sent, and sends what fits now. The rest leaves
+    /// by [`flush`](Self::flush) or [`drain`](Self::drain).
     pub(super) fn send(&mut self, header: Header, body: &[u8]) -> Result<(), Lost> {
-        if self.out.len() > WAITING_BYTES_MAX {
-            return Err(Lost::Deaf);
-        }
-        self.out.extend_from_slice(&header.to_bytes());
+        let (header, tag) = self.ours.seal(header, body);
+        self.out.extend_from_slice(&header);
         self.out.extend_from_slice(body);
+        self.out.extend_from_slice(&tag);
         self.flush()
     }
 
@@ -74,7 +97,7 @@ impl Connection {
         self.send(message.header, &message.body)
     }
 
-    /// Sends what fits.
+    /// Sends what fits now.
     pub(super) fn flush(&mut self) -> Result<(), Lost> {
         while !self.out.is_empty() {
             match self.stream.send(&self.out)? {
@@ -85,17 +108,32 @@ impl Connection {
         Ok(())
     }
 
+    /// Sends the rest, and waits for room as long as `go_on` holds. The kernel ends the connection of a
+    /// peer that makes no room for [`SILENCE_MAX`](crate::tcp::SILENCE_MAX).
+    pub(super) fn drain(&mut self, go_on: impl Fn() -> bool) -> Result<(), Lost> {
+        while !self.out.is_empty() && go_on() {
+            wait(&mut [PollFd::new(&*self, PollFlags::OUT)], TICK).map_err(Lost::Os)?;
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Bytes that are still to be sent.
+    pub(super) fn unsent_bytes(&self) -> usize {
+        self.out.len()
+    }
+
     /// Says nothing more, and hears nothing more.
     pub(super) fn shutdown(&self) {
         self.stream.shutdown();
     }
 
-    /// What to wait for.
-    pub(super) fn interest(&self) -> PollFlags {
-        match self.out.is_empty() {
-            true => PollFlags::IN,
-            false => PollFlags::IN | PollFlags::OUT,
-        }
+    /// What to wait for, given whether more is to be received.
+    pub(super) fn interest(&self, receives: bool) -> PollFlags {
+        let mut interest = PollFlags::empty();
+        interest.set(PollFlags::IN, receives);
+        interest.set(PollFlags::OUT, !self.out.is_empty());
+        interest
     }
 }
 

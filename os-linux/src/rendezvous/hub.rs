@@ -8,22 +8,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use invar_core::auth::{Secret, Service};
+use invar_core::param::PortRange;
 use invar_core::rendezvous::{
-    Admission, Header, Kind, Member, Message, NOBODY, Roster, SECRET_BYTES, UniqueId,
+    COMMUNICATOR_ID_BYTES, Header, Kind, Member, Message, NOBODY, Roster, SEALED_BYTES_MAX,
+    Speaker, UniqueId, admit,
 };
 use rustix::event::{PollFd, PollFlags};
 
 use super::connection::{Connection, Lost};
-use super::{TICK, deadline, nonce, random, this_member};
-use crate::tcp::OobListener;
+use super::{TICK, deadline, this_member};
+use crate::clock::now_ns;
+use crate::random::random;
+use crate::tcp::{AuthListener, Proof};
 use crate::unix::wait;
 
-/// Who connects must have joined within this; a host may be very busy while its ranks start.
+/// Who has proved itself must have joined within this; a host may be very busy while its ranks start.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(20);
-/// Connections that have not joined.
-const NEWCOMERS_MAX: usize = 256;
-/// Where there are so many, the oldest gives way to the next one after this: a rank answers at once.
-const GIVES_WAY_AFTER: Duration = Duration::from_secs(3);
+/// While so many bytes wait to be passed on to a rank, the hub takes in no more from any.
+const UNSENT_BYTES_MAX: usize = 1 << 20;
 /// How long a hub that is let go waits for the ranks to leave.
 const LINGER: Duration = Duration::from_secs(2);
 /// Between two looks at whether they have.
@@ -40,25 +43,26 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Listens at `addr` (port 0: one that the kernel picks) for `nranks` ranks, which have
-    /// `within` to come. The address must be one that they can reach. Without a `secret` it makes
-    /// one up.
+    /// Listens at `addr`, and where that has no port, at the first of `ports` that is free, for
+    /// `nranks` ranks, which have `within` to come. The address must be one that they can reach.
+    /// Without a `secret` it makes one up.
     pub fn listen(
         addr: SocketAddr,
+        ports: PortRange,
         nranks: u32,
-        secret: Option<[u8; SECRET_BYTES]>,
+        secret: Option<Secret>,
         within: Duration,
     ) -> io::Result<Self> {
         let roster = Roster::new(nranks).ok_or_else(|| {
             let what = format!("a communicator of {nranks} ranks");
             io::Error::new(io::ErrorKind::InvalidInput, what)
         })?;
-        let secret = secret.map_or_else(random, Ok)?;
-        let listener = OobListener::bind(addr)?;
+        let secret = secret.map_or_else(|| random().map(Secret::new), Ok)?;
+        let listener = AuthListener::bind(addr, ports, Proof::Secret(secret, Service::Rendezvous))?;
         let id = UniqueId::new(listener.local_addr()?, &secret);
         let closing = Arc::new(AtomicBool::new(false));
         let mut meeting = Meeting {
-            secret,
+            communicator: random()?,
             roster,
             deadline: deadline(within),
             within,
@@ -91,11 +95,11 @@ impl Drop for Hub {
 }
 
 struct Meeting {
-    secret: [u8; SECRET_BYTES],
+    communicator: [u8; COMMUNICATOR_ID_BYTES],
     roster: Roster,
     deadline: Instant,
     within: Duration,
-    /// In the order in which they came.
+    /// They have proved themselves, and not joined.
     newcomers: Vec<Newcomer>,
     ranks: Vec<Rank>,
     started: bool,
@@ -103,8 +107,7 @@ struct Meeting {
 
 struct Newcomer {
     connection: Connection,
-    /// None once it was refused.
-    admission: Option<Admission>,
+    is_refused: bool,
     since: Instant,
 }
 
@@ -117,11 +120,11 @@ struct Rank {
 }
 
 impl Meeting {
-    fn run(&mut self, listener: OobListener, closing: &AtomicBool) {
+    fn run(&mut self, listener: AuthListener, closing: &AtomicBool) {
         let mut listener = Some(listener);
         loop {
             self.sleep(listener.as_ref());
-            if let Some(listening) = &listener {
+            if let Some(listening) = &mut listener {
                 self.accept(listening);
                 self.admit();
                 if self.roster.is_complete() {
@@ -129,7 +132,12 @@ impl Meeting {
                     listener = None;
                 } else if Instant::now() >= self.deadline {
                     let missing = self.roster.missing().to_string();
-                    let text = format!("{missing} did not join within {:?}", self.within);
+                    let mut text = format!("{missing} did not join within {:?}", self.within);
+                    let turned_away = listening.turned_away();
+                    if turned_away.count > 0 {
+                        text = format!("{text}; {turned_away}");
+                    }
+                    text.truncate(text.floor_char_boundary(SEALED_BYTES_MAX));
                     self.tell(Header::new(Kind::Failed, text.len()), text.as_bytes());
                     return;
                 }
@@ -144,14 +152,15 @@ impl Meeting {
         }
     }
 
-    fn sleep(&self, listener: Option<&OobListener>) {
-        let newcomers = self.newcomers.iter().map(|newcomer| &newcomer.connection);
-        let ranks = self.ranks.iter().map(|rank| &rank.connection);
+    fn sleep(&self, listener: Option<&AuthListener>) {
+        let receives = !self.is_clogged();
+        let newcomers = self.newcomers.iter().map(|newcomer| (&newcomer.connection, true));
+        let ranks = self.ranks.iter().map(|rank| (&rank.connection, receives));
         let mut fds: Vec<PollFd<'_>> = newcomers
             .chain(ranks)
-            .map(|connection| PollFd::from_borrowed_fd(connection.as_fd(), connection.interest()))
+            .map(|(connection, receives)| PollFd::new(connection, connection.interest(receives)))
             .collect();
-        if let Some(listener) = listener.filter(|_| self.has_place()) {
+        if let Some(listener) = listener {
             fds.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
         }
         if wait(&mut fds, TICK).is_err() {
@@ -160,24 +169,12 @@ impl Meeting {
         }
     }
 
-    /// Whether another one may call.
-    fn has_place(&self) -> bool {
-        self.newcomers.len() < NEWCOMERS_MAX || self.newcomers[0].since.elapsed() >= GIVES_WAY_AFTER
-    }
-
-    fn accept(&mut self, listener: &OobListener) {
-        while self.has_place() {
-            // What keeps this host from accepting may pass; the ranks' deadline stands.
-            let (Ok(Some(stream)), Ok(nonce)) = (listener.accept(), nonce()) else { return };
-            let mut connection = Connection::new(stream);
-            let (admission, challenge) = Admission::new(nonce);
-            if connection.say(&challenge).is_ok() {
-                let since = Instant::now();
-                if self.newcomers.len() == NEWCOMERS_MAX {
-                    drop(self.newcomers.remove(0));
-                }
-                self.newcomers.push(Newcomer { connection, admission: Some(admission), since });
-            }
+    fn accept(&mut self, listener: &mut AuthListener) {
+        // What keeps this host from accepting may pass; the ranks' deadline stands.
+        while let Ok(Some((stream, session))) = listener.poll(now_ns()) {
+            let connection = Connection::new(stream, &session, Speaker::Hub);
+            let since = Instant::now();
+            self.newcomers.push(Newcomer { connection, is_refused: false, since });
         }
     }
 
@@ -190,11 +187,13 @@ impl Meeting {
                 Ok(None) | Err(_) => {}
                 Ok(Some((header, body))) => {
                     // Who was refused has nothing more to say.
-                    let Some(admission) = newcomer.admission.take() else { continue };
-                    let answer = admission.handle(header, &body, &self.secret, &mut self.roster);
-                    match answer {
-                        Ok((rank, member, welcome)) => {
+                    if newcomer.is_refused {
+                        continue;
+                    }
+                    match admit(header, &body, &mut self.roster) {
+                        Ok((rank, member)) => {
                             let mut connection = newcomer.connection;
+                            let welcome = Message::new(Kind::Welcome, &[]);
                             // Who is gone is found out by receiving.
                             let _ = connection.say(&welcome);
                             self.ranks.push(Rank { rank, member, connection, left: false });
@@ -202,6 +201,7 @@ impl Meeting {
                         Err(refusal) => {
                             let text = refusal.to_string();
                             let refused = Message::new(Kind::Refused, text.as_bytes());
+                            newcomer.is_refused = true;
                             if newcomer.connection.say(&refused).is_ok() {
                                 self.newcomers.push(newcomer);
                             }
@@ -217,20 +217,35 @@ impl Meeting {
         let us = this_member();
         let host =
             self.ranks.iter().find(|rank| rank.member == us).map_or(NOBODY, |rank| rank.rank);
-        self.tell(Header { tag: host, ..Header::new(Kind::Started, 0) }, &[]);
+        let id = self.communicator;
+        self.tell(Header { tag: host, ..Header::new(Kind::Started, id.len()) }, &id);
         self.started = true;
+    }
+
+    /// Whether a rank takes in what it is told more slowly than others tell it.
+    fn is_clogged(&self) -> bool {
+        self.ranks.iter().any(|rank| rank.connection.unsent_bytes() >= UNSENT_BYTES_MAX)
     }
 
     /// Passes on what there is.
     fn serve(&mut self) {
-        let mut said: Vec<(Header, Vec<u8>)> = Vec::new();
         let mut lost: Vec<(u32, Lost)> = Vec::new();
         for rank in &mut self.ranks {
-            loop {
+            if let Err(error) = rank.connection.flush() {
+                lost.push((rank.rank, error));
+            }
+        }
+        for at in 0..self.ranks.len() {
+            while !self.is_clogged() {
+                let rank = &mut self.ranks[at];
                 match rank.connection.recv() {
                     Ok(Some((header, body))) => {
                         rank.left |= header.kind == Kind::Left;
-                        said.push((Header { from: rank.rank, ..header }, body));
+                        let header = Header { from: rank.rank, ..header };
+                        // Nobody says anything else after it joined.
+                        if let Kind::Blob | Kind::Failed | Kind::Left = header.kind {
+                            self.tell(header, &body);
+                        }
                     }
                     Ok(None) => break,
                     Err(error) => {
@@ -238,16 +253,6 @@ impl Meeting {
                         break;
                     }
                 }
-            }
-            if let Err(error) = rank.connection.flush() {
-                lost.push((rank.rank, error));
-            }
-        }
-        for (header, body) in said {
-            match header.kind {
-                Kind::Blob | Kind::Failed | Kind::Left => self.tell(header, &body),
-                // Nobody says that after it joined.
-                _ => {}
             }
         }
         for (number, error) in lost {
@@ -266,7 +271,7 @@ impl Meeting {
         for rank in &mut self.ranks {
             let meant = header.to == NOBODY || header.to == rank.rank;
             if meant && rank.rank != header.from {
-                // As in `admit`.
+                // An error is found again when this rank is flushed, or read from.
                 let _ = rank.connection.send(header, body);
             }
         }

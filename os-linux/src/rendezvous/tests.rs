@@ -1,17 +1,23 @@
 use std::net::{Ipv4Addr, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use invar_core::rendezvous::{Admission, Header, Kind, Roster, SECRET_BYTES, UniqueId};
+use invar_core::auth::{Secret, Service};
+use invar_core::param::PortRange;
+use invar_core::rendezvous::{
+    COMMUNICATOR_ID_BYTES, Header, Kind, Message, Roster, Speaker, UniqueId, admit, join,
+};
 
 use super::connection::Connection;
 use super::*;
-use crate::tcp::OobListener;
+use crate::clock::now_ns;
+use crate::tcp::{AuthListener, Proof};
 
 const PATIENCE: Duration = Duration::from_secs(60);
+const SECRET: Secret = Secret::new([5; 32]);
 
 fn hub(nranks: u32, within: Duration) -> Hub {
-    Hub::listen((Ipv4Addr::LOCALHOST, 0).into(), nranks, None, within).unwrap()
+    Hub::listen((Ipv4Addr::LOCALHOST, 0).into(), PortRange::ANY, nranks, None, within).unwrap()
 }
 
 /// Runs `run` as each of `nranks` ranks.
@@ -38,6 +44,56 @@ fn all_ranks_get_what_each_says() {
     });
     let all: Vec<_> = (0..5).map(said).collect();
     assert!(heard.iter().all(|heard| *heard == all));
+}
+
+/// More than the kernel takes at once.
+fn long_blob(rank: u32) -> Vec<u8> {
+    (0..32 << 20_u32).map(|at| (at ^ at >> 8 ^ at >> 16 ^ rank) as u8).collect()
+}
+
+#[test]
+fn a_long_blob_comes_whole() {
+    let heard = ranks(2, |bootstrap| {
+        bootstrap.all_gather(7, &long_blob(bootstrap.rank()), PATIENCE).unwrap()
+    });
+    assert!(heard.iter().all(|heard| *heard == [long_blob(0), long_blob(1)]));
+}
+
+#[test]
+fn a_blob_that_nobody_could_take_in_is_refused() {
+    ranks(1, |bootstrap| {
+        let error = bootstrap.send(0, 7, &vec![0; 256 << 20]).unwrap_err();
+        let text = "a rendezvous: a blob of 268435456 bytes: at most 268435452 can be";
+        assert_eq!(error.to_string(), text);
+    });
+}
+
+#[test]
+fn a_rank_that_takes_in_slowly_holds_up_who_sends_and_misses_nothing() {
+    let hub = hub(2, PATIENCE);
+    let id = hub.id();
+    let blob = long_blob(0);
+    thread::scope(|scope| {
+        let slow = scope.spawn(|| join_by_hand(&id, (1, 2)));
+        let zero = Bootstrap::join(&id, (0, 2), PATIENCE).unwrap();
+        let mut slow = slow.join().unwrap();
+        let sent = scope.spawn(|| {
+            zero.send(1, 7, &blob).unwrap();
+            zero
+        });
+        // Time in which the hub would have taken all of it in.
+        thread::sleep(Duration::from_secs(3));
+        assert!(!sent.is_finished(), "the hub keeps all of it");
+        let len = blob.len() as u32;
+        let mut got = Vec::new();
+        while got.len() < blob.len() + 4 {
+            let (header, body) = hear(&mut slow);
+            assert_eq!((header.kind, header.from, header.tag), (Kind::Blob, 0, 7));
+            got.extend(body);
+        }
+        assert!(got == [&len.to_le_bytes()[..], &blob].concat());
+        drop(sent.join().unwrap());
+    });
 }
 
 #[test]
@@ -139,8 +195,7 @@ fn ranks_go_on_when_the_one_that_let_go_of_the_hub_has_left() {
 }
 
 #[test]
-fn more_callers_who_say_nothing_than_there_are_places_for_keep_no_rank_out() {
-    // Less than the time after which the hub hangs up on whoever is silent.
+fn callers_who_say_nothing_keep_no_rank_out() {
     let within = Duration::from_secs(15);
     let hub = hub(2, within);
     let id = hub.id();
@@ -153,37 +208,57 @@ fn more_callers_who_say_nothing_than_there_are_places_for_keep_no_rank_out() {
     });
 }
 
-/// Lets rank 1 of two in, as a hub that rank 0 has, which then leaves; and is gone.
-fn hub_of_a_rank_that_leaves(listener: &OobListener, secret: &[u8; SECRET_BYTES]) {
-    let stream = loop {
-        match listener.accept().unwrap() {
-            Some(stream) => break stream,
-            None => thread::yield_now(),
-        }
-    };
-    let mut connection = Connection::new(stream);
-    let (admission, challenge) = Admission::new(nonce().unwrap());
-    connection.say(&challenge).unwrap();
-    let (header, body) = loop {
+/// The next message.
+fn hear(connection: &mut Connection) -> (Header, Vec<u8>) {
+    let start = Instant::now();
+    loop {
         match connection.recv().unwrap() {
-            Some(said) => break said,
+            Some(said) => return said,
+            None => thread::sleep(Duration::from_micros(100)),
+        }
+        assert!(start.elapsed() < PATIENCE, "nothing comes");
+    }
+}
+
+/// Joins, up to the start, and then neither says nor hears anything.
+fn join_by_hand(id: &UniqueId, who: (u32, u32)) -> Connection {
+    let deadline = Instant::now() + PATIENCE;
+    let stream = reach::connect(id.addr(), deadline).ok().unwrap();
+    let mut connection = reach::authenticate(stream, id, deadline).unwrap().unwrap();
+    connection.say(&join(who.0, who.1, this_member())).unwrap();
+    loop {
+        let (header, _) = hear(&mut connection);
+        if header.kind == Kind::Started {
+            return connection;
+        }
+    }
+}
+
+/// Lets rank 1 of two in, as a hub that rank 0 has, which then leaves; and is gone.
+fn hub_of_a_rank_that_leaves(mut listener: AuthListener) {
+    let (stream, session) = loop {
+        match listener.poll(now_ns()).unwrap() {
+            Some(caller) => break caller,
             None => thread::yield_now(),
         }
     };
-    let mut roster = Roster::new(2).unwrap();
-    let (_, _, welcome) = admission.handle(header, &body, secret, &mut roster).unwrap();
-    connection.say(&welcome).unwrap();
-    connection.send(Header { tag: 0, ..Header::new(Kind::Started, 0) }, &[]).unwrap();
+    let mut connection = Connection::new(stream, &session, Speaker::Hub);
+    let (header, body) = hear(&mut connection);
+    admit(header, &body, &mut Roster::new(2).unwrap()).unwrap();
+    connection.say(&Message::new(Kind::Welcome, &[])).unwrap();
+    let id = [0; COMMUNICATOR_ID_BYTES];
+    connection.send(Header { tag: 0, ..Header::new(Kind::Started, id.len()) }, &id).unwrap();
     connection.send(Header { from: 0, ..Header::new(Kind::Left, 0) }, &[]).unwrap();
 }
 
 #[test]
 fn a_hub_that_went_with_a_rank_that_had_left_is_missed_by_who_needs_it() {
-    let listener = OobListener::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
-    let secret = [5; SECRET_BYTES];
-    let id = UniqueId::new(listener.local_addr().unwrap(), &secret);
+    let proof = Proof::Secret(SECRET, Service::Rendezvous);
+    let listener =
+        AuthListener::bind((Ipv4Addr::LOCALHOST, 0).into(), PortRange::ANY, proof).unwrap();
+    let id = UniqueId::new(listener.local_addr().unwrap(), &SECRET);
     thread::scope(|scope| {
-        scope.spawn(|| hub_of_a_rank_that_leaves(&listener, &secret));
+        scope.spawn(|| hub_of_a_rank_that_leaves(listener));
         let one = Bootstrap::join(&id, (1, 2), PATIENCE).unwrap();
         while !one.is_alone() {
             assert_eq!(one.check(), Ok(()));
@@ -197,6 +272,33 @@ fn a_hub_that_went_with_a_rank_that_had_left_is_missed_by_who_needs_it() {
 }
 
 #[test]
+fn where_a_rank_had_another_secret_those_who_came_are_told_of_it() {
+    let hub = hub(2, Duration::from_millis(300));
+    let id = hub.id();
+    let stranger = UniqueId::new(id.addr(), &SECRET);
+    thread::scope(|scope| {
+        scope.spawn(|| Bootstrap::join(&stranger, (0, 2), PATIENCE).unwrap_err());
+        let error = Bootstrap::join(&id, (1, 2), PATIENCE).unwrap_err().to_string();
+        let start = "rank 0 of 2 did not join within 300ms; a caller from 127.0.0.1:";
+        assert!(error.starts_with(start) && error.contains("does not know the secret"), "{error}");
+    });
+}
+
+#[test]
+fn ranks_of_one_communicator_share_a_key_that_no_other_has() {
+    let keys = || ranks(3, |bootstrap| *bootstrap.key());
+    let (ours, theirs) = (keys(), keys());
+    assert!(ours.iter().all(|key| *key == ours[0]) && ours[0] != theirs[0]);
+}
+
+#[test]
+fn a_word_stands_for_one_secret() {
+    let secret = secret_of("correct horse");
+    assert!(secret == secret_of("correct horse") && secret != secret_of("correct house"));
+    assert!(secret_of("") != Secret::PUBLIC);
+}
+
+#[test]
 fn a_missing_rank_is_named_to_those_who_came() {
     let hub = hub(3, Duration::from_millis(300));
     let error = Bootstrap::join(&hub.id(), (1, 3), PATIENCE).unwrap_err();
@@ -207,9 +309,10 @@ fn a_missing_rank_is_named_to_those_who_came() {
 fn who_has_a_wrong_secret_size_or_rank_is_told_so_and_disturbs_nobody() {
     let hub = hub(2, PATIENCE);
     let id = hub.id();
-    let forged = UniqueId::new(id.addr(), &[1; SECRET_BYTES]);
+    let forged = UniqueId::new(id.addr(), &SECRET);
     let error = |id: &UniqueId, who| Bootstrap::join(id, who, PATIENCE).unwrap_err().to_string();
-    assert!(error(&forged, (0, 2)).ends_with("it does not know the secret of this communicator"));
+    let other = error(&forged, (0, 2));
+    assert!(other.contains("hung up before it had proved who it is: it knows another"), "{other}");
     assert!(error(&id, (0, 3)).ends_with("rank 0 counts on 3 ranks, the communicator has 2"));
     assert!(error(&id, (2, 2)).ends_with("there is no rank 2: of 2 ranks the first is 0"));
     // Somebody who says nothing.
@@ -246,13 +349,12 @@ fn a_hub_may_come_later_than_a_rank() {
     let port =
         TcpStream::connect(hub(1, PATIENCE).id().addr()).unwrap().peer_addr().unwrap().port();
     let addr = (Ipv4Addr::LOCALHOST, port).into();
-    let secret = [5; SECRET_BYTES];
     let rank = thread::spawn(move || {
-        Bootstrap::join(&UniqueId::new(addr, &secret), (0, 1), PATIENCE).map(drop)
+        Bootstrap::join(&UniqueId::new(addr, &SECRET), (0, 1), PATIENCE).map(drop)
     });
     let hub = loop {
         // Another test may have the port for a moment.
-        match Hub::listen(addr, 1, Some(secret), PATIENCE) {
+        match Hub::listen(addr, PortRange::ANY, 1, Some(SECRET), PATIENCE) {
             Ok(hub) => break hub,
             Err(_) => thread::yield_now(),
         }
@@ -266,7 +368,7 @@ fn who_comes_when_all_have_joined_is_told_that_nobody_listens() {
     let hub = hub(1, PATIENCE);
     let id = hub.id();
     let _there = Bootstrap::join(&id, (0, 1), PATIENCE).unwrap();
-    let since = std::time::Instant::now();
+    let since = Instant::now();
     let late = || Bootstrap::join(&id, (0, 1), Duration::from_millis(50)).unwrap_err().to_string();
     // The hub may be about to stop listening.
     while !late().ends_with(
@@ -280,7 +382,7 @@ fn who_comes_when_all_have_joined_is_told_that_nobody_listens() {
 #[test]
 fn nobody_is_waited_for_longer_than_is_said() {
     let addr = hub(1, PATIENCE).id().addr();
-    let id = UniqueId::new(addr, &[5; SECRET_BYTES]);
+    let id = UniqueId::new(addr, &SECRET);
     let error = Bootstrap::join(&id, (0, 1), Duration::from_millis(50)).unwrap_err();
     assert!(error.to_string().contains(&format!("rank 0 joining at {addr}: ")), "{error}");
 }

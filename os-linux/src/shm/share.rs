@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::SharedMemory;
 use crate::proxy::Abort;
-use crate::rendezvous::random;
+use crate::random::random;
 use crate::unix::{FdStream, listen, wait};
 
 const TOKEN_BYTES: usize = 16;

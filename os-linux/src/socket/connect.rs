@@ -1,15 +1,17 @@
 //! Connecting: from a handle to both ends.
 
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
 
+use invar_core::auth::{Calling, Secret, Service};
 use invar_core::conn::{Handle, HandleError, StreamError, Wire};
 use invar_core::error::{Error, Report};
+use invar_core::param::PortRange;
 use invar_core::socket::{self, Connector, Layout, Lobby, Refused};
 
 use super::{RecvComm, SendComm, SocketDevice};
-use crate::tcp::{Congestion, OobListener, OobStream, os};
+use crate::random::random;
+use crate::tcp::{AuthListener, Congestion, OobStream, TurnedAway, os};
 
 /// What connections are set up with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,12 +22,15 @@ pub struct Settings {
     pub timeout_ns: u64,
     /// Of its sockets, for what this end sends.
     pub congestion: Congestion,
+    /// A key that both ends share beside the handle.
+    pub key: Option<Secret>,
 }
 
 /// Waits for senders.
 #[derive(Debug)]
 pub struct Listener {
-    oob: OobListener,
+    callers: AuthListener,
+    handle: Handle,
     lobby: Box<Lobby<OobStream>>,
     threads: u16,
     congestion: Congestion,
@@ -74,18 +79,25 @@ impl Settings {
 }
 
 impl Listener {
-    /// Listens at the device's address, on a port that the kernel picks.
-    pub fn bind(device: &SocketDevice, settings: &Settings) -> io::Result<Self> {
-        let oob = OobListener::bind(device.address)?;
+    /// Listens at the device's address, at the first of `ports` that is free.
+    pub fn bind(device: &SocketDevice, ports: PortRange, settings: &Settings) -> io::Result<Self> {
+        let (service, key) = (Service::Tcp, settings.key.as_ref());
+        let (callers, handle) =
+            AuthListener::with_handle(device.address, ports, Wire::Invar, service, key)?;
         let lobby = Box::new(Lobby::new(settings.of(device)));
         let (threads, congestion) = (settings.layout.threads, settings.congestion.clone());
-        Ok(Listener { oob, lobby, threads, congestion })
+        Ok(Listener { callers, handle, lobby, threads, congestion })
     }
 
     /// What a sender needs to connect: 128 bytes, to be copied to it by other means. Any number
     /// of senders may use it.
-    pub fn handle(&self) -> io::Result<Handle> {
-        Ok(Handle::new(self.oob.local_addr()?, Wire::Invar))
+    pub fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// Callers who did not prove that they have the handle.
+    pub fn turned_away(&self) -> &TurnedAway {
+        self.callers.turned_away()
     }
 
     /// The next connection, without waiting; `None`: call again.
@@ -95,9 +107,9 @@ impl Listener {
     /// listener goes on.
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<RecvComm>, AcceptError> {
         while self.lobby.has_room()
-            && let Some(stream) = self.oob.accept()?
+            && let Some((stream, _)) = self.callers.poll(now_ns)?
         {
-            self.congestion.control(&stream)?;
+            prepare(&stream, &self.congestion)?;
             self.lobby.enter(stream, now_ns);
         }
         match self.lobby.poll(now_ns) {
@@ -120,15 +132,17 @@ impl Connecting {
         now_ns: u64,
     ) -> Result<Self, ConnectError> {
         let addr = device.on_this_link(handle.addr(Wire::Invar)?);
-        let sockets = (0..settings.layout.lanes + 2)
-            .map(|_| {
-                let stream = OobStream::connect(addr)?;
-                settings.congestion.control(&stream).map_err(os)?;
-                Ok(stream)
-            })
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| ConnectError::Unreached { addr, error })?;
-        let session = RandomState::new().hash_one(now_ns);
+        let secret = handle.secret(settings.key.as_ref())?;
+        let unreached = |error| ConnectError::Unreached { addr, error };
+        let socket = |_| {
+            let nonce = random().map_err(|error| unreached(os(error)))?;
+            let stream = OobStream::connect(addr).map_err(unreached)?;
+            prepare(&stream, &settings.congestion).map_err(|error| unreached(os(error)))?;
+            Ok((stream, Some(Calling::new(secret, Service::Tcp, nonce))))
+        };
+        let sockets = (0..settings.layout.lanes + 2).map(socket);
+        let sockets = sockets.collect::<Result<Vec<_>, ConnectError>>()?;
+        let session = u64::from_ne_bytes(random().map_err(|error| unreached(os(error)))?);
         let connector = Connector::new(sockets, session, &settings.of(device), now_ns);
         Ok(Connecting { connector: Box::new(connector), threads: settings.layout.threads })
     }
@@ -147,4 +161,12 @@ impl Connecting {
     pub fn report(&self, error: Error) -> Report<'_> {
         self.connector.report(error)
     }
+}
+
+/// Makes a new socket one of a connection for messages. Of these, each end has one at least on which
+/// it sends nothing, so that keepalive tells it of a host that has vanished: the sender has control,
+/// the receiver has main.
+fn prepare(stream: &OobStream, congestion: &Congestion) -> io::Result<()> {
+    stream.wait_for_reader()?;
+    congestion.control(stream)
 }

@@ -111,12 +111,17 @@ impl RecvComm {
         self.receiver.test(request)
     }
 
-    /// What is known of the peer. An end that waits for something notices by itself when the
-    /// peer closes; one that does not has no need to.
+    /// Looks whether the peer's host is still there, of which main tells nothing while it has
+    /// something to send as well. Costs a system call: for now and then, by an end that waits. When
+    /// the peer closes, such an end notices by itself.
     ///
     /// # Errors
     /// What ended the connection. Requests that are done can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
+        if let Some(error) = self.control.unreachable() {
+            self.receiver.fail(Error::PeerClosed(error));
+            self.close_if_over();
+        }
         self.receiver.end().map_or(Ok(()), Err)
     }
 

@@ -249,12 +249,18 @@ impl Drop for SendComm {
 }
 
 /// The sockets of a connection once more, for messages the other way.
+///
+/// Both ends now send on all sockets, so that none is left to keepalive. Control gives up a silent
+/// peer instead. The frames on it are few, since a sender reads those of its peer at the latest when
+/// [`AHEAD_MESSAGES`](invar_core::socket::AHEAD_MESSAGES) are ahead. So the buffers of a peer that
+/// does not read still take them in, and its host acknowledges them.
 pub(super) fn cloned<'a>(
     control: &OobStream,
     main: &OobStream,
     lanes: impl Iterator<Item = &'a OobStream>,
     ends: &Ends,
 ) -> io::Result<Links<OobStream>> {
+    control.bound_silence()?;
     Ok(Links {
         control: control.try_clone()?,
         main: main.try_clone()?,

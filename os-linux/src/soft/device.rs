@@ -11,10 +11,11 @@
 
 mod completion;
 mod counters;
+mod linger;
 mod queue_pair;
 mod receive;
 mod region;
-mod slab;
+mod table;
 mod timers;
 mod train;
 mod transmit;
@@ -23,15 +24,17 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use invar_core::nic::{
-    Access, NicError, PollError, QpCap, QpState, QpTransition, RecvWr, SendFlags, SendWr, Verb, Wc,
+    Access, NicError, PollError, QpCap, QpState, QpTransition, RecvWr, SendFlags, SendWr,
+    SourcePorts, Verb, Wc,
 };
-use invar_core::roce::qp::Tuning;
+use invar_core::roce::qp::{Side, Tuning};
 
 use crate::memory::HostMemory;
 use completion::CompletionQueue;
+use linger::Lingerers;
 use queue_pair::{Path, QueuePair, Surroundings};
 use region::{MemoryRegion, Regions};
-use slab::Slab;
+use table::{Names, Table};
 use timers::Timers;
 use transmit::Staging;
 
@@ -39,8 +42,12 @@ pub use counters::DeviceCounters;
 pub use train::{Datagram, Route, Train, TransmitSink};
 pub use transmit::Patience;
 
-/// Queue pairs that a device may have: their numbers have 24 bits.
-pub const QPS_MAX: u32 = 1 << 16;
+/// Queue pairs that a device may have: of their numbers of 24 bits one in 256 is in use.
+pub const QPS_MAX: usize = 1 << 16;
+/// Memory regions that a device may have: of their keys of 32 bits one in 256 is in use.
+pub const REGIONS_MAX: usize = 1 << 24;
+/// Completion queues that a device may have.
+const CQS_MAX: usize = 1 << 24;
 /// Completions that a queue may hold.
 pub const CQ_DEPTH_MAX: usize = 1 << 22;
 
@@ -49,12 +56,11 @@ pub const CQ_DEPTH_MAX: usize = 1 << 22;
 pub struct DeviceConfig {
     /// Where peers send to: the IP address is the GID.
     pub address: SocketAddr,
-    /// UDP ports from which packets leave. A queue pair keeps to one, and queue pairs spread over
-    /// them, as networks spread flows over paths by their ports. Not empty.
-    pub source_ports: Vec<u16>,
-    /// Where the numbers of queue pairs and keys begin; a device that follows another on the same
-    /// address should get a different one.
-    pub seed: u64,
+    /// UDP ports from which packets leave; at least one.
+    pub source_ports: SourcePorts,
+    /// Where the random numbers of queue pairs and keys come from. If strangers reach the device,
+    /// only it may know the seed.
+    pub seed: [u8; 32],
     /// For each queue pair.
     pub tuning: Tuning,
 }
@@ -63,10 +69,10 @@ pub struct DeviceConfig {
 /// number, key, and numbers of their own kind for the others.
 pub struct Device {
     config: DeviceConfig,
-    pds: u32,
     regions: Regions,
-    cqs: Slab<CompletionQueue>,
-    qps: Slab<QueuePair>,
+    cqs: Table<CompletionQueue>,
+    qps: Table<QueuePair>,
+    lingerers: Lingerers,
     /// Queue pairs that may have something to send.
     ready: VecDeque<u32>,
     /// The one of them that goes first.
@@ -82,12 +88,13 @@ impl Device {
     /// # Panics
     /// Without a source port.
     pub fn new(config: DeviceConfig) -> Self {
-        assert!(!config.source_ports.is_empty(), "a device sends from at least one port");
+        assert!(config.source_ports.port(0) != 0, "a device sends from at least one port");
+        let names = |kind, bits| Names::new(&config.seed, kind, bits);
         Device {
-            pds: 0,
-            regions: Regions(Slab::new(1 << 24, config.seed)),
-            cqs: Slab::new(1 << 24, config.seed),
-            qps: Slab::new(QPS_MAX, config.seed),
+            regions: Regions::new(Table::new(REGIONS_MAX, names(b'r', 32))),
+            cqs: Table::new(CQS_MAX, names(b'c', 32)),
+            qps: Table::new(QPS_MAX, names(b'q', 24)),
+            lingerers: Lingerers::default(),
             ready: VecDeque::new(),
             posted: None,
             timers: Timers::default(),
@@ -104,8 +111,23 @@ impl Device {
 
     /// `ibv_alloc_pd`. A protection domain is only a number, never given again.
     pub fn alloc_pd(&mut self) -> u32 {
-        self.pds += 1;
-        self.pds
+        self.regions.alloc_pd()
+    }
+
+    /// [`Nic::connection_pd`](invar_core::nic::Nic::connection_pd) of a domain.
+    pub fn alloc_connection_pd(&mut self, parent: u32) -> u32 {
+        self.regions.alloc_connection_pd(parent)
+    }
+
+    /// `ibv_dealloc_pd`.
+    pub fn dealloc_pd(&mut self, pd: u32) {
+        self.regions.dealloc_pd(pd);
+    }
+
+    /// [`Nic::grant`](invar_core::nic::Nic::grant): lets the peer of a connection, which has this
+    /// domain, reach a region.
+    pub fn grant(&mut self, pd: u32, key: u32) {
+        self.regions.grant(pd, key);
     }
 
     /// `ibv_reg_mr`: the answer is lkey and rkey in one.
@@ -125,7 +147,7 @@ impl Device {
             return refuse(libc::EINVAL, "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE");
         }
         let region = MemoryRegion { memory: memory.clone(), access, pd };
-        match self.regions.0.insert(|_| Ok::<_, NicError>(region)) {
+        match self.regions.table.insert(|_| false, |_| Ok::<_, NicError>(region)) {
             Some(key) => key,
             None => refuse(libc::ENOMEM, "too many memory regions"),
         }
@@ -134,7 +156,7 @@ impl Device {
     /// `ibv_dereg_mr`: at once, whatever is under way; uses from now on are access errors. Gives
     /// the memory back, so that the caller decides where it is freed.
     pub fn dereg_mr(&mut self, key: u32) -> Option<HostMemory> {
-        self.regions.0.remove(key).map(|region| region.memory)
+        self.regions.remove(key).map(|region| region.memory)
     }
 
     /// `ibv_create_cq`.
@@ -146,7 +168,7 @@ impl Device {
         if !(1..=CQ_DEPTH_MAX).contains(&depth) {
             return refuse(libc::EINVAL, "the depth is not from 1 to 2^22");
         }
-        match self.cqs.insert(|_| Ok::<_, NicError>(CompletionQueue::new(depth))) {
+        match self.cqs.insert(|_| false, |_| Ok::<_, NicError>(CompletionQueue::new(depth))) {
             Some(cq) => cq,
             None => refuse(libc::ENOMEM, "too many completion queues"),
         }
@@ -163,16 +185,21 @@ impl Device {
     /// `EINVAL`: more than 2048 work requests on a queue, or 1024 bytes inline. `ENOMEM`: there
     /// are [`QPS_MAX`] queue pairs.
     pub fn create_qp(&mut self, pd: u32, cq: u32, cap: &QpCap) -> Result<u32, NicError> {
-        match self.qps.insert(|qpn| QueuePair::new(qpn, pd, cq, cap)) {
+        let Device { qps, lingerers, .. } = self;
+        let lingers = |qpn| lingerers.contains(qpn);
+        match qps.insert(lingers, |qpn| QueuePair::new(qpn, pd, cq, cap)) {
             Some(qpn) => qpn,
             None => Err(NicError::new(Verb::CreateQp, libc::ENOMEM, "too many queue pairs")),
         }
     }
 
-    /// `ibv_destroy_qp`. Work requests under way vanish; packets for it meet nothing from now on.
-    pub fn destroy_qp(&mut self, qpn: u32) {
+    /// `ibv_destroy_qp`. Work requests under way vanish. The next [`Device::transmit`] sends the
+    /// acknowledge that was due, and requests that the peer sends again are acknowledged for as long
+    /// as it may retry.
+    pub fn destroy_qp(&mut self, now_ns: u64, qpn: u32) {
         if let Some(qp) = self.qps.remove(qpn) {
             self.counters.retire(qp.counters());
+            self.lingerers.add(now_ns, qpn, qp);
         }
     }
 
@@ -188,9 +215,9 @@ impl Device {
     pub fn modify_qp(&mut self, qpn: u32, transition: &QpTransition) -> Result<(), NicError> {
         let connected = match transition {
             QpTransition::Rtr(attr) => {
-                let source = qpn as usize % self.config.source_ports.len();
-                let port = self.config.source_ports[source];
-                let path = Path::new(self.config.address, (source, port), attr)?;
+                let ports = self.config.source_ports;
+                let source = (ports.place(qpn).unwrap_or(0), ports.port(qpn));
+                let path = Path::new(self.config.address, source, attr)?;
                 Some((path, self.config.tuning.scaled(attr)))
             }
             _ => None,
@@ -219,7 +246,7 @@ impl Device {
             let sge = &wr.sge;
             let regions = env.regions;
             let bytes = regions
-                .resolve(env.pd, sge.lkey, sge.addr, sge.length, Access::empty())
+                .resolve((env.pd, Side::Local), sge.lkey, sge.addr, sge.length, Access::empty())
                 .map_err(|_| {
                     let cause = "inline bytes outside of registered memory";
                     NicError::new(Verb::PostSend, libc::EINVAL, cause)
@@ -256,21 +283,19 @@ impl Device {
     /// Whether it has no queue pairs, completion queues and regions.
     pub fn is_empty(&self) -> bool {
         let Device { regions, cqs, qps, .. } = self;
-        regions.0.iter().next().is_none()
-            && cqs.iter().next().is_none()
-            && qps.iter().next().is_none()
+        regions.table.is_empty() && cqs.is_empty() && qps.is_empty()
     }
 
     /// Whether [`Device::transmit`] may have something to send.
     #[inline]
     pub fn is_ready(&self) -> bool {
-        !self.ready.is_empty() || self.is_blocked()
+        !self.ready.is_empty() || self.lingerers.is_ready() || self.is_blocked()
     }
 
     /// Whether acknowledges [wait](Device::transmit_urgent), or a poll left something to be sent.
     #[inline]
     pub(super) fn owes(&self) -> bool {
-        !self.ready.is_empty() && !self.is_blocked()
+        (!self.ready.is_empty() || self.lingerers.is_ready()) && !self.is_blocked()
     }
 
     /// What happened so far. Adds up over all queue pairs.

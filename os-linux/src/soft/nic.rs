@@ -3,7 +3,6 @@
 mod handles;
 
 use std::fs::File;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -12,8 +11,9 @@ use std::thread::{self, JoinHandle};
 
 use invar_core::nic::{
     Access, Gid, LinkLayer, Mtu, Nic, NicError, PollError, PortAttr, PortNotices, PortState, QpCap,
-    QpOptions, QpTransition, RecvWr, SendList, SendWr, Verb, Wc,
+    QpOptions, QpTransition, RecvWr, SendList, SendWr, SourcePorts, Verb, Wc,
 };
+use invar_core::param::PortRange;
 use invar_core::roce::qp::{Tuning, WINDOW_PACKETS_MAX};
 
 use super::capture::Capture;
@@ -23,7 +23,10 @@ use super::port::Port;
 use super::sockets::Sockets;
 use crate::interface::Interface;
 use crate::memory::HostMemory;
+use crate::ports::bind_in_range;
+use crate::random::random;
 use crate::udp::RxSocket;
+use handles::OwnedPd;
 
 pub use handles::{Cq, Mr, Pd, Qp};
 
@@ -36,12 +39,14 @@ pub struct SoftConfig {
     /// Name for people.
     pub name: String,
     /// An address of this host. The UDP port is where packets come in: 4791 for peers that are
-    /// not Invar, 0 for any that is free.
+    /// no software NIC of Invar, 0 for one of `ports`.
     pub address: SocketAddr,
+    /// Where `address` has no port, the NIC takes the first of these that is free.
+    pub ports: PortRange,
     /// Largest path MTU, if less than the interface carries; below 4096 no longer packets are agreed
     /// on either.
     pub path_mtu_max: Mtu,
-    /// Sockets to send by, each with a port of its own; at least one.
+    /// Sockets to send by, each with a port of its own: 1 to [`SourcePorts::MAX`].
     pub source_ports: usize,
     /// How queue pairs send; `None` for what suits the interface and the receive buffer.
     pub tuning: Option<Tuning>,
@@ -55,8 +60,9 @@ impl SoftConfig {
         SoftConfig {
             name: name.into(),
             address,
+            ports: PortRange::ANY,
             path_mtu_max: Mtu::Mtu4096,
-            source_ports: 4,
+            source_ports: SourcePorts::MAX,
             tuning: None,
             impairment: None,
         }
@@ -114,7 +120,7 @@ impl SoftNic {
         let mtu = mtu.min(config.path_mtu_max);
         let long_mtu_bytes =
             if config.path_mtu_max == Mtu::Mtu4096 { interface.long_mtu_bytes() } else { 0 };
-        let rx = RxSocket::bind(config.address)?;
+        let rx = bind_in_range(config.address, config.ports, "INVAR_SOFT_PORT", RxSocket::bind)?;
         let address = rx.local_addr()?;
         let impairment = config.impairment.map(Impairment::new);
         let sockets = Sockets::bind(config.address, config.source_ports, impairment)?;
@@ -125,10 +131,11 @@ impl SoftNic {
                 ..Tuning::default()
             },
         };
+        let udp_source_ports = sockets.ports()?;
         let device = Device::new(DeviceConfig {
             address,
-            source_ports: sockets.ports()?,
-            seed: RandomState::new().hash_one(address),
+            source_ports: udp_source_ports,
+            seed: random()?,
             tuning,
         });
         let attr = PortAttr {
@@ -142,6 +149,7 @@ impl SoftNic {
             gid_index: 0,
             speed_mbps: interface.speed_mbps(Path::new("/sys")).unwrap_or(SPEED_MBPS),
             udp_port: address.port(),
+            udp_source_ports,
             options: QpOptions::ADAPTIVE_ROUTING | QpOptions::ICRC_MASKS_IP_ID,
         };
         let port = Arc::new(Port::new(rx, sockets, device));
@@ -199,6 +207,8 @@ impl Nic for SoftNic {
     type Cq = Cq;
     type Qp = Qp;
 
+    const GRANTS: bool = true;
+
     fn name(&self) -> &str {
         &self.0.name
     }
@@ -218,12 +228,23 @@ impl Nic for SoftNic {
     }
 
     fn alloc_pd(&self) -> Result<Pd, NicError> {
-        Ok(Pd { nic: self.clone(), number: self.port().lock().device.alloc_pd() })
+        let number = self.port().lock().device.alloc_pd();
+        Ok(Pd(Arc::new(OwnedPd { nic: self.clone(), number })))
+    }
+
+    fn connection_pd(&self, parent: &Pd) -> Result<Pd, NicError> {
+        self.check(&parent.0.nic, Verb::AllocPd)?;
+        let number = self.port().lock().device.alloc_connection_pd(parent.0.number);
+        Ok(Pd(Arc::new(OwnedPd { nic: self.clone(), number })))
+    }
+
+    fn grant(&self, pd: &Pd, rkey: u32) {
+        pd.0.nic.port().lock().device.grant(pd.0.number, rkey);
     }
 
     fn reg_mr(&self, pd: &Pd, memory: &HostMemory, access: Access) -> Result<Mr, NicError> {
-        self.check(&pd.nic, Verb::RegMr)?;
-        let key = self.port().lock().device.reg_mr(pd.number, memory, access)?;
+        self.check(&pd.0.nic, Verb::RegMr)?;
+        let key = self.port().lock().device.reg_mr(pd.0.number, memory, access)?;
         Ok(Mr { nic: self.clone(), key })
     }
 
@@ -233,9 +254,9 @@ impl Nic for SoftNic {
     }
 
     fn create_qp(&self, pd: &Pd, cq: &Cq, cap: &QpCap) -> Result<Qp, NicError> {
-        self.check(&pd.nic, Verb::CreateQp)?;
+        self.check(&pd.0.nic, Verb::CreateQp)?;
         self.check(&cq.nic, Verb::CreateQp)?;
-        let qpn = self.port().lock().device.create_qp(pd.number, cq.number, cap)?;
+        let qpn = self.port().lock().device.create_qp(pd.0.number, cq.number, cap)?;
         Ok(Qp { nic: self.clone(), qpn })
     }
 

@@ -4,6 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use invar_core::nic::SourcePorts;
+
 use super::capture::Capture;
 use super::device::{Datagram, Route, Train, TransmitSink};
 use super::impair::Impairment;
@@ -50,12 +52,16 @@ impl Sockets {
             socket.set_hop_limit(hop_limit)?;
             Ok(Lane { socket, traffic_class, hop_limit, last: None, trains: 0 })
         };
-        let pool = (0..count.max(1)).map(lane).collect::<io::Result<_>>()?;
+        let pool = (0..count.clamp(1, SourcePorts::MAX)).map(lane).collect::<io::Result<_>>()?;
         Ok(Sockets { pool, impairment, capture: None, errors: 0, last_error: None })
     }
 
-    pub(super) fn ports(&self) -> io::Result<Vec<u16>> {
-        self.pool.iter().map(|lane| Ok(lane.socket.local_addr()?.port())).collect()
+    pub(super) fn ports(&self) -> io::Result<SourcePorts> {
+        let mut ports = SourcePorts::default();
+        for (port, lane) in ports.0.iter_mut().zip(&self.pool) {
+            *port = lane.socket.local_addr()?.port();
+        }
+        Ok(ports)
     }
 
     /// Trains that the kernel refused, and why and when it did the last one.

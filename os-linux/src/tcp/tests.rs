@@ -15,7 +15,7 @@ fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
 }
 
 fn listener(host: &str) -> OobListener {
-    OobListener::bind(SocketAddr::new(host.parse().unwrap(), 0)).unwrap()
+    OobListener::bind(SocketAddr::new(host.parse().unwrap(), 0), PortRange::ANY).unwrap()
 }
 
 /// Both ends of a connection: who connected, who accepted.
@@ -123,11 +123,11 @@ fn a_socket_that_the_kernel_has_connected_to_itself_has_been_refused_and_frees_t
         let addr = socket.local_addr().unwrap().as_socket().unwrap();
         let under_way = |error: &io::Error| error.raw_os_error() == Some(libc::EINPROGRESS);
         assert!(socket.connect(&addr.into()).as_ref().err().is_none_or(under_way));
-        let mut stream = OobStream { stream: socket.into(), peer: addr };
+        let mut stream = OobStream::new(socket.into(), addr);
         let error = until("the refusal", || stream.poll_connected().err());
         assert_eq!(error, StreamError::Os(libc::ECONNREFUSED));
         drop(stream);
-        OobListener::bind(addr).unwrap();
+        OobListener::bind(addr, PortRange::ANY).unwrap();
     }
 }
 

@@ -30,14 +30,17 @@ impl OobStream {
                 unsafe { libc::sendmsg(socket, &header, flags) }
             }
         };
-        moved(sent).map_err(|error| match error.raw_os_error() {
-            Some(libc::EPIPE) => StreamError::Closed,
-            _ => os(error),
-        })
+        moved(sent)
+            .map_err(|error| match error.raw_os_error() {
+                Some(libc::EPIPE) => self.error.get().copied().unwrap_or(StreamError::Closed),
+                _ => os(error),
+            })
+            .inspect_err(|error| self.note(*error))
     }
 
     /// Receives into `pieces`, which are not all empty, what is there, and says how many bytes; 0
-    /// where nothing is there. The end of the stream is [`StreamError::Closed`].
+    /// where nothing is there. The end of the stream is [`StreamError::Closed`], or the error that
+    /// another handle of the connection was told of.
     pub(crate) fn recv_scatter(&self, pieces: &mut [Scatter<'_>]) -> Result<usize, StreamError> {
         let (socket, flags) = (self.stream.as_raw_fd(), libc::MSG_DONTWAIT);
         // `Scatter` is a transparent `iovec`.
@@ -57,8 +60,8 @@ impl OobStream {
             }
         };
         match received {
-            0 => Err(StreamError::Closed),
-            _ => moved(received).map_err(os),
+            0 => Err(self.error.get().copied().unwrap_or(StreamError::Closed)),
+            _ => moved(received).map_err(os).inspect_err(|error| self.note(*error)),
         }
     }
 }

@@ -76,6 +76,7 @@ fn rtr(attr: &ibv_qp_attr) -> Option<RtrAttr> {
             sl,
             port_num,
             udp_port: 0,
+            udp_source_port: 0,
         },
         options: QpOptions::empty(),
     })

@@ -11,7 +11,7 @@ use invar_cuda::gdr::NicReach;
 use invar_linux::memory::HostMemory;
 use invar_linux::soft::Device;
 
-use super::World;
+use super::{World, memory};
 
 /// The port of a host in a [`World`]; clones are the same port.
 #[derive(Clone)]
@@ -76,7 +76,11 @@ impl Drop for SimCq {
 
 impl Drop for SimQp {
     fn drop(&mut self) {
-        self.0.end(Device::destroy_qp);
+        let Handle { world, host, number } = &self.0;
+        let mut net = world.net();
+        let now_ns = net.now_ns;
+        net.hosts[*host].device.destroy_qp(now_ns, *number);
+        net.transmit(*host);
     }
 }
 
@@ -125,6 +129,8 @@ impl Nic for SimNic {
     type Cq = SimCq;
     type Qp = SimQp;
 
+    const GRANTS: bool = true;
+
     fn name(&self) -> &str {
         &self.name
     }
@@ -145,16 +151,25 @@ impl Nic for SimNic {
             gid_index: 0,
             speed_mbps: 100_000,
             udp_port: address.port(),
+            udp_source_ports: host.device.config().source_ports,
             options: QpOptions::ADAPTIVE_ROUTING | QpOptions::ICRC_MASKS_IP_ID,
         })
     }
 
     fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
-        HostMemory::for_nic(len)
+        memory::alloc(len)
     }
 
     fn alloc_pd(&self) -> Result<u32, NicError> {
         Ok(self.device(Device::alloc_pd))
+    }
+
+    fn connection_pd(&self, parent: &u32) -> Result<u32, NicError> {
+        Ok(self.device(|device| device.alloc_connection_pd(*parent)))
+    }
+
+    fn grant(&self, pd: &u32, rkey: u32) {
+        self.device(|device| device.grant(*pd, rkey));
     }
 
     fn reg_mr(&self, pd: &u32, memory: &HostMemory, access: Access) -> Result<SimMr, NicError> {

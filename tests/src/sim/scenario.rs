@@ -31,6 +31,18 @@ pub struct Outcome {
     pub end_ns: u64,
 }
 
+impl Outcome {
+    /// Adds what happened in another history.
+    pub fn add(&mut self, other: &Outcome) {
+        self.messages += other.messages;
+        self.comms_done += other.comms_done;
+        self.comms_failed += other.comms_failed;
+        self.wire.add(&other.wire);
+        self.icrc_bad += other.icrc_bad;
+        self.retransmitted += other.retransmitted;
+    }
+}
+
 /// Nothing takes longer than this, whatever goes wrong: eight timeouts of 67 ms, and all that
 /// may have to be sent again.
 const PATIENCE_NS: u64 = 20_000_000_000;

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use invar_linux::soft::{Train, TransmitSink};
 
+use super::SOURCE_PORTS;
 use super::random::Random;
 
 /// How packets fare on one way between two hosts. Chances are in a million.
@@ -60,8 +61,6 @@ pub(super) struct Arrival {
     pub(super) from: SocketAddr,
     pub(super) to: usize,
     pub(super) bytes: Vec<u8>,
-    /// Whether it has waited for a slow receiver.
-    pub(super) served: bool,
 }
 
 pub(super) struct Wire {
@@ -151,11 +150,6 @@ impl Wire {
         None
     }
 
-    /// Keeps a packet for a receiver that is busy until then.
-    pub(super) fn wait(&mut self, until_ns: u64, arrival: Arrival) {
-        self.put(until_ns, Arrival { served: true, ..arrival });
-    }
-
     /// Drops a packet for which a receiver has no room.
     pub(super) fn overflow(&mut self, arrival: &Arrival) {
         self.counters.overflowed += 1;
@@ -203,7 +197,7 @@ impl Wire {
                 self.corrupt(now_ns, &mut bytes);
             }
             let from = SocketAddr::new(self.ports[from.0].ip, from.1);
-            self.put(at, Arrival { from, to, bytes, served: false });
+            self.put(at, Arrival { from, to, bytes });
         }
     }
 
@@ -241,7 +235,7 @@ impl TransmitSink for Outgoing<'_> {
     }
 
     fn send(&mut self, train: Train<'_>) -> usize {
-        let from = (self.from, 0xc000 + train.route.source as u16);
+        let from = (self.from, SOURCE_PORTS[train.route.source]);
         for datagram in train.datagrams {
             self.wire.send(self.now_ns, from, train.route.to.ip(), &datagram.to_vec());
         }

@@ -3,8 +3,9 @@
 
 use std::rc::Rc;
 
+use invar_core::auth::{Answering, Calling, HELLO_BYTES, NONCE_BYTES, Secret, Service, Session};
 use invar_core::conn::stage::{Side, Stage};
-use invar_core::conn::wire::{MESSAGE_BYTES_MAX, PREFACE_BYTES, QP_INFO_BYTES};
+use invar_core::conn::wire::{MESSAGE_BYTES_MAX, QP_INFO_BYTES};
 use invar_core::conn::{Acceptor, Connector, Settings, Stream, StreamError, Wire};
 use invar_core::error::{Error, Fault};
 use invar_core::nic::{LinkLayer, Nic, PortAttr, PortState, Verb};
@@ -27,7 +28,7 @@ fn connector(wire: Wire) -> (Connector<NullNic, Pipe>, Pipe) {
     let [nic]: [NullNic; 1] = NullNic::ports();
     let pd = nic.alloc_pd().expect("a domain");
     let (here, there) = Pipe::pair();
-    (Connector::new(nic, pd, here, settings(wire), 0), there)
+    (Connector::new(nic, pd, here, None, settings(wire), 0), there)
 }
 
 /// An acceptor without one.
@@ -35,7 +36,7 @@ fn acceptor(wire: Wire) -> (Acceptor<NullNic, Pipe>, Pipe) {
     let [nic]: [NullNic; 1] = NullNic::ports();
     let pd = nic.alloc_pd().expect("a domain");
     let (here, there) = Pipe::pair();
-    (Acceptor::new(nic, pd, here, settings(wire), 0), there)
+    (Acceptor::new(nic, pd, here, Session::UNKNOWN_PEER, settings(wire), 0), there)
 }
 
 /// The message of a connector that works.
@@ -142,48 +143,30 @@ fn a_connection_that_never_comes_up_is_given_up_at_the_deadline() {
 }
 
 #[test]
-fn a_peer_of_another_version_is_named_on_both_ends() {
-    let mut other = message(Wire::Invar);
-    other[8] = 77;
-    let (verdict, acceptor, mut there) = verdict(Wire::Invar, &other);
-    let text = acceptor.report(verdict.expect_err("an error")).to_string();
-    assert!(text.contains("version 77") && text.contains("version 2;"), "{text}");
-
-    // What the acceptor says to a peer that it cannot work with names its own version.
-    let mut answer = [0; PREFACE_BYTES];
-    assert_eq!(there.recv(&mut answer), Ok(PREFACE_BYTES));
-    answer[8] = 77;
-    let (mut connector, mut there) = connector(Wire::Invar);
-    assert!(connector.poll(0).expect("no error").is_none());
-    there.send(&answer).expect("a pipe");
-    let error = connector.poll(0).err().expect("an error");
-    assert_eq!(error.fault(), Fault::Incompatible);
-    let text = error.to_string();
-    assert!(text.contains("version 77") && text.contains("version 2;"), "{text}");
-}
-
-#[test]
 fn ends_on_different_wires_each_say_so() {
-    for wires in [[Wire::Invar, Wire::Nccl214], [Wire::Nccl214, Wire::Invar]] {
-        let mut handshake = Handshake::new(wires.map(settings));
-        handshake.poll(Side::Connector).expect("nothing has come yet");
-        let accepting = handshake.poll(Side::Acceptor).expect_err("the other wire");
-        let text = handshake.acceptor.report(accepting).to_string();
-        assert!(text.contains("INVAR_WIRE"), "{text}");
-        assert_eq!(accepting.fault(), Fault::Incompatible);
+    // Ours calls one of NCCL's wire, which hangs up.
+    let [nic]: [NullNic; 1] = NullNic::ports();
+    let pd = nic.alloc_pd().expect("a domain");
+    let (here, mut there) = Pipe::pair();
+    let calling = Calling::new(Secret::PUBLIC, Service::Rdma, [1; NONCE_BYTES]);
+    let mut connector = Connector::new(nic, pd, here, Some(calling), settings(Wire::Invar), 0);
+    assert!(connector.poll(0).expect("no error").is_none());
+    let mut said = [0; HELLO_BYTES];
+    assert_eq!(there.recv(&mut said), Ok(HELLO_BYTES));
+    let (verdict, acceptor, _) = verdict(Wire::Nccl214, &said);
+    let text = acceptor.report(verdict.expect_err("the other wire")).to_string();
+    assert!(text.contains("INVAR_WIRE"), "{text}");
+    drop(there);
+    let error = connector.poll(0).err().expect("nobody is there");
+    assert_eq!(error.fault(), Fault::Incompatible);
+    assert!(error.to_string().contains("INVAR_WIRE"), "{error}");
 
-        // The connector of NCCL's wire has its comm by then and learns it in its first send.
-        let connecting = match handshake.send.take() {
-            None => handshake.poll(Side::Connector),
-            Some(mut send) => send.isend(&Default::default(), 0).map(|_| ()),
-        };
-        if wires[0] == Wire::Nccl214 {
-            let text = connecting.expect_err("the other wire").to_string();
-            assert!(text.contains("INVAR_WIRE"), "{text}");
-        } else {
-            connecting.expect("an acceptor of NCCL's wire sends nothing to whom it refuses");
-        }
-    }
+    // One of NCCL's wire calls ours.
+    let (mut here, mut there) = Pipe::pair();
+    there.send(&message(Wire::Nccl214)).expect("a pipe");
+    let mut answering = Answering::new([2; NONCE_BYTES]);
+    let error = answering.poll(&Secret::PUBLIC, Service::Rdma, &mut here).expect_err("no hello");
+    assert!(error.to_string().contains("INVAR_WIRE=nccl-2.14"), "{error}");
 }
 
 #[test]
@@ -195,8 +178,8 @@ fn ends_of_different_link_layers_are_refused() {
     a.plan.port.set(Some(infiniband));
     let b = Meddler::new(b);
     let (here, there) = Pipe::pair();
-    let mut connector = Connector::new(a, 1, here, settings(Wire::Invar), 0);
-    let mut acceptor = Acceptor::new(b, 2, there, settings(Wire::Invar), 0);
+    let mut connector = Connector::new(a, 1, here, None, settings(Wire::Invar), 0);
+    let mut acceptor = Acceptor::new(b, 2, there, Session::UNKNOWN_PEER, settings(Wire::Invar), 0);
     assert!(connector.poll(0).expect("no error").is_none());
     let (ours, theirs) = (LinkLayer::Ethernet, LinkLayer::Infiniband);
     assert_eq!(acceptor.poll(0).err(), Some(Error::LinkLayer { ours, theirs }));
@@ -233,7 +216,7 @@ fn a_verb_that_fails_while_connecting_is_told_by_name() {
     for verb in verbs {
         let error = refusing(verb, |nic, plan| {
             let (here, _there) = Pipe::pair();
-            let mut connector = Connector::new(nic, 1, here, settings(Wire::Invar), 0);
+            let mut connector = Connector::new(nic, 1, here, None, settings(Wire::Invar), 0);
             let error = connector.poll(0).err().expect("an error");
             plan.failing.set(None);
             assert_eq!(connector.poll(0).err(), Some(error), "it stays");
@@ -244,7 +227,9 @@ fn a_verb_that_fails_while_connecting_is_told_by_name() {
         let of_acceptor = refusing(verb, |nic, _| {
             let (mut here, there) = Pipe::pair();
             here.send(&message(Wire::Invar)).expect("a pipe");
-            Acceptor::new(nic, 1, there, settings(Wire::Invar), 0).poll(0).err()
+            Acceptor::new(nic, 1, there, Session::UNKNOWN_PEER, settings(Wire::Invar), 0)
+                .poll(0)
+                .err()
         });
         assert_eq!(of_acceptor, Some(error));
     }
@@ -257,7 +242,7 @@ fn a_port_that_is_down_is_refused() {
     let nic = Meddler::new(nic);
     nic.plan.port.set(Some(down));
     let (here, _there) = Pipe::pair();
-    let error = Connector::new(nic, 1, here, settings(Wire::Invar), 0).poll(0).err();
+    let error = Connector::new(nic, 1, here, None, settings(Wire::Invar), 0).poll(0).err();
     assert!(error.expect("an error").to_string().contains("the port is down"));
 }
 

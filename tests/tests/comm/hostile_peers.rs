@@ -1,5 +1,6 @@
 //! Nothing that a peer or a NIC can come up with does more harm than an error that names it.
 
+use invar_core::auth::Session;
 use invar_core::comm::{RecvBuf, RecvComm, SendBuf, SendComm};
 use invar_core::conn::{Acceptor, Connector, Settings, Stream, Wire};
 use invar_core::error::{Error, Fault};
@@ -22,7 +23,7 @@ fn sender() -> (SendComm<NullNic, Pipe>, RawPeer) {
     let [ours, theirs]: [NullNic; 2] = NullNic::ports();
     let pd = ours.alloc_pd().expect("a domain");
     let (here, there) = Pipe::pair();
-    let mut send = Connector::new(ours, pd, here, settings(), 0).poll(0).expect("no error");
+    let mut send = Connector::new(ours, pd, here, None, settings(), 0).poll(0).expect("no error");
     let mut peer = RawPeer::new(theirs, there, 1);
     peer.take_info();
     peer.send_info(false);
@@ -36,7 +37,7 @@ fn receiver() -> (RecvComm<NullNic, Pipe>, RawPeer, RecvBuf) {
     let [ours, theirs]: [NullNic; 2] = NullNic::ports();
     let pd = ours.alloc_pd().expect("a domain");
     let (here, there) = Pipe::pair();
-    let mut acceptor = Acceptor::new(ours.clone(), pd, here, settings(), 0);
+    let mut acceptor = Acceptor::new(ours.clone(), pd, here, Session::UNKNOWN_PEER, settings(), 0);
     let mut peer = RawPeer::new(theirs, there, 1);
     peer.send_info(true);
     let recv = acceptor.poll(0).expect("no error").expect("a comm");

@@ -1,6 +1,7 @@
 //! How connections and comms behave, over a NIC without a network. A file for each behaviour.
 
 mod agreed_settings;
+mod close_notice;
 mod closing;
 mod ece;
 mod failures;

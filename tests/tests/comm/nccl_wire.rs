@@ -1,6 +1,7 @@
 //! On the wire of NCCL 2.14 both ends work with a peer that speaks its bare struct, whatever it
 //! leaves uninitialised, and finish the handshake in their first calls, without blocking.
 
+use invar_core::auth::Session;
 use invar_core::comm::{RecvBuf, SendBuf};
 use invar_core::conn::{Acceptor, Connector, Settings, Stream, Wire};
 use invar_core::error::{Error, Fault};
@@ -21,7 +22,7 @@ fn a_connector_sends_to_nccls_acceptor() {
         let [ours, theirs]: [NullNic; 2] = NullNic::ports();
         let pd = ours.alloc_pd().expect("a domain");
         let (here, there) = Pipe::pair();
-        let mut connector = Connector::new(ours.clone(), pd, here, settings(qps), 0);
+        let mut connector = Connector::new(ours.clone(), pd, here, None, settings(qps), 0);
         let mut send = connector.poll(0).expect("no error").expect("a comm once its info is sent");
         let from = Buffer::new(&ours, &pd, 4096);
         from.write(0, &[0x5c; 4096]);
@@ -69,7 +70,8 @@ fn an_acceptor_receives_from_nccls_connector() {
         let [ours, theirs]: [NullNic; 2] = NullNic::ports();
         let pd = ours.alloc_pd().expect("a domain");
         let (here, there) = Pipe::pair();
-        let mut acceptor = Acceptor::new(ours.clone(), pd, here, settings(qps), 0);
+        let mut acceptor =
+            Acceptor::new(ours.clone(), pd, here, Session::UNKNOWN_PEER, settings(qps), 0);
         assert!(acceptor.poll(0).expect("no error").is_none());
         let mut peer = RawPeer::new(theirs, there, qps.into());
         peer.send_info(true);
@@ -113,7 +115,7 @@ fn an_acceptor_receives_from_nccls_connector() {
 fn a_ready_word_in_pieces_is_awaited() {
     let [ours, theirs]: [NullNic; 2] = NullNic::ports();
     let (here, there) = Pipe::pair();
-    let mut acceptor = Acceptor::new(ours.clone(), 1, here, settings(1), 0);
+    let mut acceptor = Acceptor::new(ours.clone(), 1, here, Session::UNKNOWN_PEER, settings(1), 0);
     let mut peer = RawPeer::new(theirs, there, 1);
     peer.send_info(true);
     let mut recv = acceptor.poll(0).expect("no error").expect("a comm");
@@ -135,7 +137,7 @@ fn a_ready_word_in_pieces_is_awaited() {
 fn a_peer_that_fails_in_the_lazy_handshake_fails_the_first_calls() {
     let [ours, theirs]: [NullNic; 2] = NullNic::ports();
     let (here, there) = Pipe::pair();
-    let mut acceptor = Acceptor::new(ours.clone(), 1, here, settings(1), 0);
+    let mut acceptor = Acceptor::new(ours.clone(), 1, here, Session::UNKNOWN_PEER, settings(1), 0);
     let mut peer = RawPeer::new(theirs.clone(), there, 1);
     peer.send_info(true);
     let mut recv = acceptor.poll(0).expect("no error").expect("a comm");
@@ -147,7 +149,7 @@ fn a_peer_that_fails_in_the_lazy_handshake_fails_the_first_calls() {
     }
 
     let (here, there) = Pipe::pair();
-    let mut connector = Connector::new(ours, 1, here, settings(1), 0);
+    let mut connector = Connector::new(ours, 1, here, None, settings(1), 0);
     let mut send = connector.poll(0).expect("no error").expect("a comm");
     drop(there);
     let error = send.isend(&SendBuf::default(), 0).expect_err("closed");

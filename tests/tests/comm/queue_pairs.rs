@@ -3,6 +3,7 @@
 
 use std::rc::Rc;
 
+use invar_core::auth::Session;
 use invar_core::conn::wire::{MESSAGE_BYTES_MAX, PREFACE_BYTES};
 use invar_core::conn::{Acceptor, Connector, Settings, Stream, Wire};
 use invar_core::nic::{
@@ -81,6 +82,7 @@ fn attributes_are_those_of_nccl() {
             sl: 5,
             port_num: 1,
             udp_port: 0,
+            udp_source_port: 0,
         };
         let rtr = RtrAttr {
             path_mtu: Mtu::Mtu4096,
@@ -132,8 +134,8 @@ fn an_acceptor_that_answers_with_a_larger_mtu_is_not_followed() {
     let [a, b] = nics.map(|nic| (Rc::clone(&nic.plan), nic));
     let [(here, mut here_far), (there, mut there_far)] = [Pipe::pair(), Pipe::pair()];
     let settings = Settings::default();
-    let mut connector = Connector::new(a.1, 1, here, settings, 0);
-    let mut acceptor = Acceptor::new(b.1, 2, there, settings, 0);
+    let mut connector = Connector::new(a.1, 1, here, None, settings, 0);
+    let mut acceptor = Acceptor::new(b.1, 2, there, Session::UNKNOWN_PEER, settings, 0);
     // A man in the middle, who changes the answer.
     let mut message = [0; MESSAGE_BYTES_MAX];
     assert!(connector.poll(0).expect("no error").is_none());

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
+use invar_core::auth::Session;
 use invar_core::comm::{RecvBuf, RecvComm, SendBuf, SendComm};
 use invar_core::conn::stage::Side;
 use invar_core::conn::{Acceptor, Connector, Settings, Stream, StreamError};
@@ -88,8 +89,8 @@ impl Handshake {
         let pd = |nic: &NullNic| nic.alloc_pd().expect("a domain");
         let [a, b] = &nics;
         Handshake {
-            connector: Connector::new(a.clone(), pd(a), here, settings[0], 0),
-            acceptor: Acceptor::new(b.clone(), pd(b), there, settings[1], 0),
+            connector: Connector::new(a.clone(), pd(a), here, None, settings[0], 0),
+            acceptor: Acceptor::new(b.clone(), pd(b), there, Session::UNKNOWN_PEER, settings[1], 0),
             gates: [here_gate, there_gate],
             send: None,
             recv: None,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use invar::{Communicator, Error, Hub, RedOp, UniqueId};
+use invar::{Communicator, Error, Hub, PortRange, RedOp, UniqueId};
 
 use crate::rig::{PATIENCE, every_way};
 
@@ -51,7 +51,7 @@ fn a_rank_that_works_or_idles_until_it_is_killed() {
     let [addr, way, task] = orders.split(' ').collect::<Vec<_>>()[..] else {
         panic!("{ORDERS}={orders}")
     };
-    let id = UniqueId::new(addr.parse().unwrap(), &UniqueId::secret_of(SECRET));
+    let id = UniqueId::new(addr.parse().unwrap(), &invar::secret_of(SECRET));
     let communicator = join(&id, VICTIM, way.parse().unwrap(), task);
     // The test harness writes on the same line.
     writeln!(io::stdout(), "\njoined").unwrap();
@@ -80,8 +80,8 @@ fn start_victim(addr: &str, way: usize, task: &str) -> (Child, BufReader<ChildSt
 /// it does not work.
 fn check(way: usize, task: &str, begun: u32) {
     let at = ([127, 0, 0, 1], 0).into();
-    let secret = Some(UniqueId::secret_of(SECRET));
-    let hub = Hub::listen(at, NRANKS, secret, PATIENCE).unwrap();
+    let secret = Some(invar::secret_of(SECRET));
+    let hub = Hub::listen(at, PortRange::ANY, NRANKS, secret, PATIENCE).unwrap();
     let id = hub.id();
     let counts = [const { AtomicU32::new(0) }; NRANKS as usize];
     let survive = |rank: u32| {

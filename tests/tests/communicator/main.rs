@@ -9,4 +9,5 @@ mod networks;
 mod operations;
 mod pending;
 mod rig;
+mod silence;
 mod transfers;

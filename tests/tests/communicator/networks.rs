@@ -139,7 +139,9 @@ fn what_each_ranks_proxy_does_is_traced() {
 #[test]
 fn a_trace_that_cannot_be_written_is_named() {
     let settings = over_soft_with(("INVAR_PROXY_TRACE", "/no/such/place"));
-    let hub = invar::Hub::listen(([127, 0, 0, 1], 0).into(), 2, None, PATIENCE).unwrap();
+    let hub =
+        invar::Hub::listen(([127, 0, 0, 1], 0).into(), invar::PortRange::ANY, 2, None, PATIENCE)
+            .unwrap();
     let id = hub.id();
     let join = |rank| invar::Communicator::join(&id, rank, 2, &settings).err().unwrap().to_string();
     let errors = thread::scope(|scope| {

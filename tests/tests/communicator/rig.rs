@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use half::{bf16, f16};
-use invar::{Communicator, Element, Hub, RedOp, Settings, UniqueId};
+use invar::{Communicator, Element, Hub, PortRange, RedOp, Settings, UniqueId};
 use invar_core::coll::Operation;
 use invar_testkit::model::coll::{Bytes, encode, input, output};
 use invar_testkit::namespaces::{Hosts, IPV4};
@@ -42,7 +42,7 @@ pub(crate) fn ranks<R: Send>(
     run: impl Fn(Communicator) -> R + Sync,
 ) -> Vec<R> {
     let at = (Ipv4Addr::LOCALHOST, 0).into();
-    let hub = Hub::listen(at, nranks, None, PATIENCE).unwrap();
+    let hub = Hub::listen(at, PortRange::ANY, nranks, None, PATIENCE).unwrap();
     start(&hub.id(), nranks, settings, run, |_, rank| rank())
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn ranks_on<R: Send>(
     run: impl Fn(Communicator) -> R + Sync,
 ) -> Vec<R> {
     let (at, nranks) = ((IPV4[0].parse::<Ipv4Addr>().unwrap(), 0).into(), places.len() as u32);
-    let hub = hosts.call(0, || Hub::listen(at, nranks, None, PATIENCE)).unwrap();
+    let hub = hosts.call(0, || Hub::listen(at, PortRange::ANY, nranks, None, PATIENCE)).unwrap();
     start(&hub.id(), nranks, settings, run, |rank, call| hosts.call(places[rank as usize], call))
 }
 

@@ -119,5 +119,9 @@ fn settings_that_a_device_does_not_fit_are_named() {
         assert!(Listener::bind(&device, &set("INVAR_TRANSPORT", word)).is_ok());
     }
     let text = usage(Listener::bind(&device, &set("INVAR_WIRE", "nccl-2.14")));
-    assert!(text.starts_with("INVAR_WIRE=nccl-2.14: ") && text.ends_with("only 4791"), "{text}");
+    assert!(
+        text.starts_with("INVAR_WIRE=nccl-2.14: ")
+            && text.ends_with("only 4791: set INVAR_SOFT_PORT=4791"),
+        "{text}"
+    );
 }

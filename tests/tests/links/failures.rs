@@ -3,8 +3,9 @@
 use std::net::TcpStream;
 use std::time::Instant;
 
-use invar::net::{ADDRESS_BYTES, Address, NetProxy};
-use invar::{Handle, SendComm, Settings};
+use invar::net::{NetProxy, NetSettings};
+use invar::{HANDLE_BYTES, Handle};
+use invar_core::auth::{SECRET_BYTES, Secret};
 use invar_core::conn::Wire;
 use invar_linux::proxy::Abort;
 
@@ -134,26 +135,20 @@ fn more_bytes_than_a_slot_has_are_refused() {
 }
 
 #[test]
-fn who_does_not_know_the_token_is_no_sender() {
+fn who_knows_the_handle_and_not_the_key_is_no_sender() {
     for device in DEVICES {
-        let abort = Abort::default();
-        let proxy = |device| NetProxy::start(vec![open(device)], &settings(), abort.clone());
-        let (mut zero, mut one) = (proxy(device).unwrap(), proxy(device).unwrap());
-        let (receiving, address) = one.listen(0, 0, 0).unwrap();
-
-        // It has the handle, and says nothing.
-        let handle = Handle::from_bytes(address.0[..128].try_into().unwrap());
-        let stranger = open(device);
-        let settings = Settings::default();
-        let silent =
-            SendComm::connect(&stranger, &handle, &settings).unwrap().wait().expect(device);
-        // It says something else.
-        let mut wrong = address;
-        wrong.0[ADDRESS_BYTES - 1] ^= 1;
-        let liar = zero.connect(1, 0, 0, &wrong).unwrap();
-        let _ = zero.sender(liar);
+        let keyed = |key| {
+            let connections = settings().connections.key(Secret::new([key; SECRET_BYTES]));
+            let settings = NetSettings { connections, ..settings() };
+            NetProxy::start(vec![open(device)], &settings, Abort::default()).unwrap()
+        };
+        let (mut zero, mut one, mut stranger) = (keyed(1), keyed(1), keyed(2));
+        let (receiving, handle) = one.listen(0, 0, 0).unwrap();
+        let refused = stranger.connect(1, 0, 0, &handle).unwrap();
+        let error = stranger.sender(refused).err().expect(device).to_string();
+        assert!(error.contains("the listener hung up before it had proved"), "{error}");
         // The one that it is for.
-        let sending = zero.connect(1, 0, 0, &address).unwrap();
+        let sending = zero.connect(1, 0, 0, &handle).unwrap();
         let (mut send, mut recv) =
             (zero.sender(sending).expect(device), one.receiver(receiving).expect(device));
         send.start(1).unwrap();
@@ -165,29 +160,23 @@ fn who_does_not_know_the_token_is_no_sender() {
             recv.progress().unwrap();
             assert!(start.elapsed() < LIMIT);
         }
-        drop(silent);
     }
 }
 
 #[test]
-fn where_strangers_have_all_places_the_oldest_gives_way() {
+fn silent_strangers_keep_no_sender_out() {
     for device in DEVICES {
         let proxy = || NetProxy::start(vec![open(device)], &settings(), Abort::default()).unwrap();
         let (mut zero, mut one) = (proxy(), proxy());
-        let (receiving, address) = one.listen(0, 0, 0).unwrap();
-        let handle = Handle::from_bytes(address.0[..128].try_into().unwrap());
+        let (receiving, handle) = one.listen(0, 0, 0).unwrap();
         let addr = handle.addr(Wire::Invar).unwrap();
-        // Some say nothing at all, some connect and say nothing then.
         let silent: Vec<_> = (0..STRANGERS).map(|_| TcpStream::connect(addr).unwrap()).collect();
-        let stranger = open(device);
-        let mute: Vec<_> = (0..STRANGERS)
-            .map(|_| SendComm::connect(&stranger, &handle, &Settings::default()).unwrap())
-            .map(|connecting| connecting.wait().expect(device))
-            .collect();
-        let sending = zero.connect(1, 0, 0, &address).unwrap();
+        let start = Instant::now();
+        let sending = zero.connect(1, 0, 0, &handle).unwrap();
         zero.sender(sending).expect(device);
         one.receiver(receiving).expect(device);
-        drop((silent, mute));
+        assert!(start.elapsed() < LIMIT);
+        drop(silent);
     }
 }
 
@@ -202,7 +191,7 @@ fn a_device_whose_connections_go_one_way_refuses_both() {
 #[test]
 fn an_address_that_is_none_is_refused_and_the_proxy_goes_on() {
     let [mut zero, mut one] = pair("soft IPv4", 1);
-    let sending = zero.proxy.connect(5, 0, 0, &Address([0; ADDRESS_BYTES])).unwrap();
+    let sending = zero.proxy.connect(5, 0, 0, &Handle::from_bytes([0; HANDLE_BYTES])).unwrap();
     let error = zero.proxy.sender(sending).err().unwrap().to_string();
     assert!(error.starts_with("rank 5: ") && error.contains("not a handle of Invar"), "{error}");
     let error = zero.proxy.listen(5, 0, 9).err().unwrap().to_string();

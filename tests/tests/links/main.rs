@@ -3,4 +3,5 @@
 mod failures;
 mod processes;
 mod rig;
+mod silence;
 mod transfer;

@@ -3,7 +3,8 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-use invar::net::{ADDRESS_BYTES, Address, NetProxy, NetRecv, NetSend};
+use invar::net::{NetProxy, NetRecv, NetSend};
+use invar::{HANDLE_BYTES, Handle};
 use invar_linux::proxy::Abort;
 
 use crate::rig::{DEVICES, Moved, Rank, open, settings};
@@ -17,18 +18,18 @@ fn connect(
     theirs: &mut dyn BufRead,
     ours: &mut dyn Write,
 ) -> (NetSend, NetRecv) {
-    let (receiving, address) = proxy.listen(1 - number, 0, 0).unwrap();
-    let text: String = address.0.iter().map(|byte| format!("{byte:02x}")).collect();
+    let (receiving, handle) = proxy.listen(1 - number, 0, 0).unwrap();
+    let text: String = handle.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     // The test harness writes on the same line.
     writeln!(ours, "\naddress {text}").unwrap();
     ours.flush().unwrap();
     let mut lines = theirs.lines().map(Result::unwrap);
     let line = lines.find_map(|line| line.strip_prefix("address ").map(str::to_owned)).unwrap();
-    let mut address = Address([0; ADDRESS_BYTES]);
-    for (at, byte) in address.0.iter_mut().enumerate() {
+    let mut handle = [0; HANDLE_BYTES];
+    for (at, byte) in handle.iter_mut().enumerate() {
         *byte = u8::from_str_radix(&line[2 * at..2 * at + 2], 16).unwrap();
     }
-    let sending = proxy.connect(1 - number, 0, 0, &address).unwrap();
+    let sending = proxy.connect(1 - number, 0, 0, &Handle::from_bytes(handle)).unwrap();
     (proxy.sender(sending).unwrap(), proxy.receiver(receiving).unwrap())
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use invar_core::param::AddressFamily;
+use invar_core::param::{AddressFamily, PortRange};
 use invar_linux::socket::{Listener, Settings};
 use invar_linux::tcp::Congestion;
 use rustix::net::sockopt::tcp_congestion;
@@ -13,7 +13,7 @@ use crate::rig::{Pair, loopback, settings};
 fn of_both_ends(family: AddressFamily, congestion: Congestion) -> [String; 2] {
     let device = loopback(family);
     let settings = Settings { congestion, ..settings(1, 0) };
-    let mut listener = Listener::bind(&device, &settings).unwrap();
+    let mut listener = Listener::bind(&device, PortRange::ANY, &settings).unwrap();
     let Pair { send, recv, .. } = &Pair::connect(&mut listener, &device, &settings);
     [send.main_socket(), recv.main_socket()].map(|socket| tcp_congestion(socket).unwrap())
 }

@@ -2,56 +2,69 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::thread;
 
+use invar_core::auth::Service;
 use invar_core::comm::{RecvBuf, SendBuf};
-use invar_core::conn::{StreamError, Wire};
+use invar_core::conn::{HANDLE_SECRET_BYTES, Handle, StreamError, Wire};
 use invar_core::error::{Error, Fault};
-use invar_core::param::AddressFamily;
+use invar_core::param::{AddressFamily, PortRange};
 use invar_core::socket::{Frame, FrameError, FrameKind, HELLO_BYTES, Hello};
 use invar_linux::clock::now_ns;
 use invar_linux::socket::{Connecting, Listener, RecvComm, SendComm};
+use invar_testkit::insider;
 
 use crate::rig::{loopback, settings, until};
 
-/// A receiver, and a stranger's control, main and lanes.
+/// A receiver, and a hostile sender's control, main and lanes.
 fn receiver(lanes: u16) -> (RecvComm, Vec<TcpStream>) {
-    let mut listener = Listener::bind(&loopback(AddressFamily::Inet), &settings(lanes, 0)).unwrap();
-    let addr = listener.handle().unwrap().addr(Wire::Invar).unwrap();
-    let connect = |index| {
-        let mut stream = TcpStream::connect(addr).unwrap();
-        let device = "mallory0".try_into().unwrap();
-        let hello = Hello { index, sockets: lanes + 2, session: 1, device };
-        stream.write_all(&hello.to_bytes()).unwrap();
-        stream
-    };
-    let mut streams: Vec<TcpStream> = (0..lanes + 2).map(connect).collect();
+    let device = loopback(AddressFamily::Inet);
+    let mut listener = Listener::bind(&device, PortRange::ANY, &settings(lanes, 0)).unwrap();
+    let handle = listener.handle();
+    let addr = handle.addr(Wire::Invar).unwrap();
+    let mallory = thread::spawn(move || {
+        let connect = |index| {
+            let mut stream = TcpStream::connect(addr).unwrap();
+            insider::call(&mut stream, &handle, Service::Tcp);
+            let device = "mallory0".try_into().unwrap();
+            let hello = Hello { index, sockets: lanes + 2, session: 1, device };
+            stream.write_all(&hello.to_bytes()).unwrap();
+            stream
+        };
+        let mut streams: Vec<TcpStream> = (0..lanes + 2).map(connect).collect();
+        streams[0].read_exact(&mut [0; HELLO_BYTES]).unwrap();
+        streams
+    });
     let comm = until("the receiver", || listener.poll(now_ns()).unwrap());
-    streams[0].read_exact(&mut [0; HELLO_BYTES]).unwrap();
-    (comm, streams)
+    (comm, mallory.join().unwrap())
 }
 
-/// A sender, and a stranger's control and main.
+/// A sender, and a hostile receiver's control and main.
 fn sender() -> (SendComm, Vec<TcpStream>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let device = loopback(AddressFamily::Inet);
-    let handle = invar_core::conn::Handle::new(listener.local_addr().unwrap(), Wire::Invar);
+    let secret = [1; HANDLE_SECRET_BYTES];
+    let handle = Handle::new(listener.local_addr().unwrap(), Wire::Invar, &secret);
     let mut connecting = Connecting::start(&device, &handle, &settings(0, 0), now_ns()).unwrap();
-    let mut comm = None;
-    let mut streams: Vec<(u8, TcpStream)> = (0..2)
-        .map(|_| {
-            let (mut stream, _) = listener.accept().unwrap();
-            comm = comm.take().or_else(|| connecting.poll(now_ns()).unwrap());
-            let mut hello = [0; HELLO_BYTES];
-            stream.read_exact(&mut hello).unwrap();
-            if hello[12] == 0 {
-                stream.write_all(&hello).unwrap();
-            }
-            (hello[12], stream)
-        })
-        .collect();
-    streams.sort_by_key(|(index, _)| *index);
-    let comm = until("the sender", || comm.take().or_else(|| connecting.poll(now_ns()).unwrap()));
-    (comm, streams.into_iter().map(|(_, stream)| stream).collect())
+    let mallory = thread::spawn(move || {
+        let mut streams: Vec<(u16, TcpStream)> = (0..2)
+            .map(|_| {
+                let (mut stream, _) = listener.accept().unwrap();
+                insider::answer(&mut stream, &handle, Service::Tcp);
+                let mut bytes = [0; HELLO_BYTES];
+                stream.read_exact(&mut bytes).unwrap();
+                let index = Hello::parse(&bytes).unwrap().index;
+                if index == 0 {
+                    stream.write_all(&bytes).unwrap();
+                }
+                (index, stream)
+            })
+            .collect();
+        streams.sort_by_key(|(index, _)| *index);
+        streams.into_iter().map(|(_, stream)| stream).collect()
+    });
+    let comm = until("the sender", || connecting.poll(now_ns()).unwrap());
+    (comm, mallory.join().unwrap())
 }
 
 fn message(seq: u32, len: u32, tag: u32) -> [u8; 16] {

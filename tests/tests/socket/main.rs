@@ -8,5 +8,6 @@ mod connecting;
 mod hostile_peers;
 mod matching;
 mod rig;
+mod silent_peers;
 mod transfer;
 mod two_processes;

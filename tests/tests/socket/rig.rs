@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use invar_core::comm::{RecvBuf, Request, SendBuf};
 use invar_core::device::NameFilter;
 use invar_core::error::Error;
-use invar_core::param::AddressFamily;
+use invar_core::param::{AddressFamily, PortRange};
 use invar_core::socket::Layout;
 use invar_linux::clock::now_ns;
 use invar_linux::interface::Rules;
@@ -35,13 +35,18 @@ pub(crate) struct Receive {
 }
 
 pub(crate) fn loopback(family: AddressFamily) -> SocketDevice {
-    let names = NameFilter::parse("=lo").unwrap();
+    device_on("=lo", family)
+}
+
+/// The interface of this name, where the calling thread is.
+pub(crate) fn device_on(name: &str, family: AddressFamily) -> SocketDevice {
+    let names = NameFilter::parse(name).unwrap();
     devices(&Rules { names, family, comm_id: None }).unwrap().unwrap().remove(0)
 }
 
 pub(crate) fn settings(lanes: u16, threads: u16) -> Settings {
     let (layout, congestion) = (Layout { lanes, threads }, Congestion::default());
-    Settings { layout, timeout_ns: 20 * SECOND_NS, congestion }
+    Settings { layout, timeout_ns: 20 * SECOND_NS, congestion, key: None }
 }
 
 /// Polls until there is an answer.
@@ -58,6 +63,17 @@ pub(crate) fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// Both ends of a connection that has been started.
+pub(crate) fn finish_connecting(mut connecting: Connecting, listener: &mut Listener) -> Pair {
+    let (mut send, mut recv) = (None, None);
+    until("connecting", || {
+        send = send.take().or_else(|| connecting.poll(now_ns()).unwrap());
+        recv = recv.take().or_else(|| listener.poll(now_ns()).unwrap());
+        (send.is_some() && recv.is_some()).then_some(())
+    });
+    Pair::over(send.unwrap(), recv.unwrap())
+}
+
 /// Byte `at` of message `seed`.
 fn pattern(seed: usize, at: usize) -> u8 {
     (seed.wrapping_mul(167) ^ at.wrapping_mul(31) ^ at >> 8) as u8
@@ -70,7 +86,7 @@ impl Pair {
 
     pub(crate) fn of(family: AddressFamily, lanes: u16, threads: u16) -> Pair {
         let (device, settings) = (loopback(family), settings(lanes, threads));
-        let mut listener = Listener::bind(&device, &settings).unwrap();
+        let mut listener = Listener::bind(&device, PortRange::ANY, &settings).unwrap();
         Pair::connect(&mut listener, &device, &settings)
     }
 
@@ -79,15 +95,8 @@ impl Pair {
         device: &SocketDevice,
         settings: &Settings,
     ) -> Pair {
-        let handle = listener.handle().unwrap();
-        let mut connecting = Connecting::start(device, &handle, settings, now_ns()).unwrap();
-        let (mut send, mut recv) = (None, None);
-        until("connecting", || {
-            send = send.take().or_else(|| connecting.poll(now_ns()).unwrap());
-            recv = recv.take().or_else(|| listener.poll(now_ns()).unwrap());
-            (send.is_some() && recv.is_some()).then_some(())
-        });
-        Pair::over(send.unwrap(), recv.unwrap())
+        let handle = listener.handle();
+        finish_connecting(Connecting::start(device, &handle, settings, now_ns()).unwrap(), listener)
     }
 
     pub(crate) fn over(send: SendComm, recv: RecvComm) -> Pair {

@@ -1,6 +1,6 @@
 //! Messages arrive whole, over any number of sockets and threads.
 
-use invar_core::param::AddressFamily;
+use invar_core::param::{AddressFamily, PortRange};
 use invar_linux::socket::Listener;
 
 use crate::rig::{Pair, loopback, settings, until};
@@ -70,7 +70,7 @@ fn a_receive_may_be_larger_than_what_comes_and_keeps_the_rest() {
 #[test]
 fn a_hundred_connections_of_one_listener_do_not_mix() {
     let (device, settings) = (loopback(AddressFamily::Inet), settings(0, 0));
-    let mut listener = Listener::bind(&device, &settings).unwrap();
+    let mut listener = Listener::bind(&device, PortRange::ANY, &settings).unwrap();
     let mut pairs: Vec<Pair> =
         (0..100).map(|_| Pair::connect(&mut listener, &device, &settings)).collect();
     let sends: Vec<_> =

@@ -12,7 +12,11 @@ fn a_read_that_asks_for_very_much_is_answered_in_parts() {
     let mut request = a.wire.packets().remove(0);
     // The length in the RETH. Over IPv4 no ICRC of a foreign peer is verified.
     request[24..28].copy_from_slice(&(LEN as u32).to_be_bytes());
-    b.device.handle_datagram(0, SocketAddr::new(a.address().ip(), PORTS[0]), &request);
+    b.device.handle_datagram(
+        0,
+        SocketAddr::new(a.address().ip(), SOURCE_PORTS.port(a.qpn)),
+        &request,
+    );
     let (mut sent, mut parts) = (0, 0);
     while b.device.is_ready() {
         b.transmit(0);

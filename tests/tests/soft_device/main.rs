@@ -2,7 +2,10 @@
 //! it in `floods`.
 
 mod acknowledges;
+mod domains;
 mod floods;
+mod lingering;
+mod strangers;
 mod timers;
 
 use std::collections::VecDeque;
@@ -10,7 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use invar_core::nic::{
     Access, AddressVector, Memory, Mtu, QpCap, QpOptions, QpTransition, RtrAttr, RtsAttr,
-    SendFlags, SendOpcode, SendWr, Sge, Wc, WcStatus,
+    SendFlags, SendOpcode, SendWr, Sge, SourcePorts, Wc, WcStatus,
 };
 use invar_core::roce::qp::Tuning;
 use invar_core::roce::{IpDatagram, Packet};
@@ -18,6 +21,7 @@ use invar_linux::memory::HostMemory;
 use invar_linux::soft::{Datagram, Device, DeviceConfig, Train, TransmitSink};
 
 const PORTS: [u16; 2] = [50_001, 50_002];
+const SOURCE_PORTS: SourcePorts = SourcePorts([PORTS[0], PORTS[1], 0, 0]);
 
 /// A train as it was sent.
 struct Sent {
@@ -76,8 +80,8 @@ impl End {
     fn new(ip: IpAddr, port: u16, len: usize) -> End {
         let mut device = Device::new(DeviceConfig {
             address: SocketAddr::new(ip, port),
-            source_ports: PORTS.to_vec(),
-            seed: 1,
+            source_ports: SOURCE_PORTS,
+            seed: [port as u8; 32],
             tuning: Tuning::default(),
         });
         let memory = HostMemory::alloc(len).unwrap();
@@ -103,6 +107,7 @@ impl End {
         let ah = AddressVector {
             dgid: peer.ip().into(),
             udp_port: peer.port(),
+            udp_source_port: SOURCE_PORTS.port(dest_qp_num),
             hop_limit: 255,
             ..AddressVector::default()
         };
@@ -370,7 +375,7 @@ fn what_waited_for_room_is_not_sent_once_its_memory_or_queue_pair_is_gone() {
         assert!(a.device.is_blocked());
         let secret = HostMemory::alloc(len).unwrap();
         if destroy {
-            a.device.destroy_qp(a.qpn);
+            a.device.destroy_qp(0, a.qpn);
         } else {
             a.device.dereg_mr(a.key).unwrap();
             // Takes the place of the other.

@@ -82,7 +82,7 @@ fn a_thousand_timers_go_off_in_order_each_at_its_time() {
         a.transmit(now);
     }
     for &qpn in qpns.iter().step_by(2) {
-        a.device.destroy_qp(qpn);
+        a.device.destroy_qp(MS, qpn);
     }
     a.wire.trains.clear();
     let mut last = 0;

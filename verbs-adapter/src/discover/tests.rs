@@ -41,6 +41,15 @@ fn what_the_setting_names_in_vain_is_said_entry_by_entry() {
     }
 }
 
+#[test]
+fn who_leaves_out_all_devices_is_told_which_there_are() {
+    let _fake = Fake::new();
+    let hca = NameFilter::parse("^fake").unwrap();
+    let listing = list_with(&LIBRARY, &Rules { hca, ..Rules::default() }, |_| None);
+    let said: Vec<String> = listing.omitted.iter().map(ToString::to_string).collect();
+    assert_eq!(said, ["NCCL_IB_HCA leaves out all RDMA devices: fake0, fake0:2"]);
+}
+
 /// Names and numbers on their card.
 fn on_cards(listing: &Listing) -> Vec<(&str, u32)> {
     listing.ports.iter().map(|port| (port.name.as_str(), port.card_port)).collect()

@@ -141,7 +141,8 @@ fn a_soft_peer_that_hardware_cannot_send_to_is_refused_by_its_port() {
         let rtr = invar_core::nic::RtrAttr { ah, ..Default::default() };
         rig.nic.modify_qp(&rig.qp, &QpTransition::Rtr(rtr)).unwrap_err()
     };
-    assert!(towards(40_000).to_string().ends_with("its UDP port 40000"), "{}", towards(40_000));
+    let text = towards(40_000).to_string();
+    assert!(text.ends_with("set INVAR_SOFT_PORT=4791 there; the peer's UDP port 40000"), "{text}");
     // The fake refuses all others, as a kernel would.
     assert_eq!((towards(4791).errno, towards(0).errno), (libc::EINVAL, libc::EINVAL));
 }
@@ -256,6 +257,7 @@ fn moves_carry_what_the_user_sets() {
         sl: 4,
         port_num: 2,
         udp_port: 0,
+        udp_source_port: 0,
     };
     let (path_mtu, dest_qp_num) = (Mtu::Mtu2048, 0x22);
     let rtr = RtrAttr { path_mtu, dest_qp_num, min_rnr_timer: 12, ah, ..RtrAttr::default() };

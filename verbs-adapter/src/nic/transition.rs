@@ -17,10 +17,10 @@ impl Qp {
         if let QpTransition::Rtr(RtrAttr { ah, .. }) = transition
             && ![0, ROCE_UDP_PORT].contains(&ah.udp_port)
         {
-            let cause = "the peer is a software NIC at a UDP port that hardware does not send to; \
-                         let it be open at 4791";
+            let cause = "this device sends to UDP port 4791 only, and the peer is a software NIC \
+                         at another: set INVAR_SOFT_PORT=4791 there";
             let error = NicError::new(Verb::ModifyQp, 0, cause);
-            return Err(error.with("its UDP port", ah.udp_port));
+            return Err(error.with("the peer's UDP port", ah.udp_port));
         }
         let (mut attr, mask) = attributes(transition);
         // SAFETY: a queue pair that is there, and attributes of the types that the mask names.

@@ -11,6 +11,7 @@ use core::fmt::{self, Write};
 use core::net::{IpAddr, Ipv6Addr};
 use core::panic::PanicInfo;
 
+use invar_core::auth::Session;
 use invar_core::comm::{FlushBuf, RecvBuf, SendBuf};
 use invar_core::conn::{Acceptor, Connector, Settings};
 use invar_core::error::Error;
@@ -54,8 +55,8 @@ pub extern "C" fn invar_no_std_connection(now_ns: u64) -> usize {
 
 fn connection(now_ns: u64) -> Result<(), Error> {
     let settings = Settings::default();
-    let mut connector = Connector::new(Nothing, (), Nothing, settings, now_ns);
-    let mut acceptor = Acceptor::new(Nothing, (), Nothing, settings, now_ns);
+    let mut connector = Connector::new(Nothing, (), Nothing, None, settings, now_ns);
+    let mut acceptor = Acceptor::new(Nothing, (), Nothing, Session::UNKNOWN_PEER, settings, now_ns);
     let (send, recv) = (connector.poll(now_ns)?, acceptor.poll(now_ns)?);
     let (Some(mut send), Some(mut recv)) = (send, recv) else { return Ok(()) };
     if let Some(received) = recv.irecv(&[RecvBuf::default()])? {

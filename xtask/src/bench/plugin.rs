@@ -33,7 +33,7 @@ pub(super) const CASES: [Case; 7] = [
 pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     let line = "build --release --package invar-nccl-plugin --example bench_plugin";
     shell.run(shell.cargo(line))?;
-    let library = plugin::build(shell)?;
+    let library = plugin::build_with_symbols(shell)?;
     let folder = library.parent().context("a file is in a folder")?;
     let path = format!("{}:{}", null_verbs::build(shell)?.display(), folder.display());
     let env =

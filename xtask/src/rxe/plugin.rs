@@ -13,7 +13,7 @@ use crate::workspace::Workspace;
 pub(super) fn run(shell: &Shell) -> Result<()> {
     let library = plugin::build(shell)?;
     let directory = library.parent().context("a file is in a directory")?;
-    let programs = Workspace::load(shell)?.target_dir.join("plugin");
+    let programs = Workspace::load(shell)?.target_dir.join("plugin-programs");
     fs::create_dir_all(&programs)?;
     let mut lines = vec![
         "set -e".to_owned(),

@@ -1,4 +1,4 @@
-//! The preface: what our wire says before QP info, so that mismatched peers fail loudly.
+//! The preface: what our wire says before QP info.
 
 use core::fmt;
 
@@ -9,15 +9,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::device_name::{DEVICE_NAME_BYTES, DeviceName, decode, encode};
 use crate::conn::QPS_MAX;
 use crate::conn::settings::is_depth;
-use crate::nic::{Ece, QpOptions};
+use crate::nic::{Ece, QpOptions, SourcePorts};
 
-/// Version of the wire. Another one is another protocol.
-pub const VERSION: u16 = 2;
 /// Bytes of [`PrefaceBytes`].
 pub const PREFACE_BYTES: usize = size_of::<PrefaceBytes>();
 
-/// Not text, and no QP info of NCCL's: its first word would be a LID above 0xffff.
-const MAGIC: [u8; 8] = *b"\x89INVAR\r\n";
 /// Feature: grouped receives learn real sizes, which the sender writes to `sizes_addr`.
 const GROUP_SIZES: u32 = 1;
 /// Feature: `ece` is what this end's driver offers, or has agreed to.
@@ -26,36 +22,34 @@ const ECE: u32 = 1 << 1;
 /// The preface on the wire, little-endian.
 ///
 /// ```text
-/// byte 0      8        10     12          14        16        20       24
-///      +------+--------+------+-----------+---------+---------+--------+----------+
-///      |magic |version |bytes |fifo_depth |qp_count |features |options |udp_port… |
-///      +------+--------+------+-----------+---------+---------+--------+----------+
-///      28          32          40     52     64           128
-///      | sizes_rkey | sizes_addr | ece | long mtu, zero | device name |
+/// byte 0            8            12           14         16         20        24         26
+///      +------------+------------+------------+----------+----------+---------+----------+------+
+///      | sizes_addr | sizes_rkey | fifo_depth | qp_count | features | options | udp_port | zero |
+///      +------------+------------+------------+----------+----------+---------+----------+------+
+///      32    44         48             56            120
+///      | ece | long mtu | source ports | device name |
 /// ```
 ///
-/// `ece` is vendor, options and mask, a word each. The long MTU is a word.
+/// `ece` is vendor, options and mask, a word each. The long MTU is a word; source ports are four
+/// UDP ports of two bytes, zero where there is none.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PrefaceBytes {
-    magic: [u8; 8],
-    version: U16,
-    bytes: U16,
+    sizes_addr: U64,
+    sizes_rkey: U32,
     fifo_depth: U16,
     qp_count: U16,
     features: U32,
     options: U32,
     udp_port: U16,
-    zero: [u8; 2],
-    sizes_rkey: U32,
-    sizes_addr: U64,
+    zero: [u8; 6],
     ece: [U32; 3],
     long_mtu_bytes: U32,
-    reserved: [u8; 8],
+    udp_source_ports: [U16; SourcePorts::MAX],
     device: [u8; DEVICE_NAME_BYTES],
 }
 
-assert_eq_size!(PrefaceBytes, [u8; 128]);
+assert_eq_size!(PrefaceBytes, [u8; 120]);
 
 /// What an end is and offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +62,8 @@ pub struct Preface {
     pub options: QpOptions,
     /// UDP port of a software NIC, 0 for a real one.
     pub udp_port: u16,
+    /// UDP ports from which a software NIC sends.
+    pub udp_source_ports: SourcePorts,
     /// Where the acceptor wants the sizes of grouped receives: rows of eight `u32`.
     pub sizes_addr: u64,
     /// Its key.
@@ -84,10 +80,6 @@ pub struct Preface {
 /// Why a preface is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrefaceError {
-    /// The first bytes are not ours.
-    Magic([u8; 8]),
-    /// The peer speaks another version of our wire: theirs.
-    Version(u16),
     /// The peer speaks our wire, of that version, where NCCL 2.14's is expected.
     OtherWire(u16),
     /// The peer lacks the feature of real sizes for grouped receives, which our wire requires.
@@ -106,51 +98,23 @@ impl Preface {
         let Ece { vendor_id, options, comp_mask } = self.ece.unwrap_or_default();
         let ece = if self.ece.is_some() { ECE } else { 0 };
         PrefaceBytes {
-            magic: MAGIC,
-            version: VERSION.into(),
-            bytes: (PREFACE_BYTES as u16).into(),
             fifo_depth: self.fifo_depth.into(),
             qp_count: self.qp_count.into(),
             features: (GROUP_SIZES | ece).into(),
             options: self.options.bits().into(),
             udp_port: self.udp_port.into(),
-            zero: [0; 2],
+            zero: [0; 6],
             sizes_rkey: self.sizes_rkey.into(),
             sizes_addr: self.sizes_addr.into(),
             ece: [vendor_id, options, comp_mask].map(U32::new),
             long_mtu_bytes: self.long_mtu_bytes.into(),
-            reserved: [0; 8],
+            udp_source_ports: self.udp_source_ports.0.map(U16::new),
             device: encode(&self.device),
-        }
-    }
-
-    /// Judges the first bytes of a peer's preface, as soon as magic and version are there: a peer
-    /// of another version need not send as much as we would wait for.
-    pub fn check_head(bytes: &[u8]) -> Result<(), PrefaceError> {
-        if let Some(magic) = bytes.first_chunk::<8>()
-            && *magic != MAGIC
-        {
-            return Err(PrefaceError::Magic(*magic));
-        }
-        match bytes.get(8..10).map(|v| u16::from_le_bytes([v[0], v[1]])) {
-            Some(version) if version != VERSION => Err(PrefaceError::Version(version)),
-            _ => Ok(()),
-        }
-    }
-
-    /// Judges the first bytes of a peer that should send bare QP info.
-    pub fn check_absent(bytes: &[u8]) -> Result<(), PrefaceError> {
-        match bytes.strip_prefix(&MAGIC) {
-            Some([low, high, ..]) => {
-                Err(PrefaceError::OtherWire(u16::from_le_bytes([*low, *high])))
-            }
-            _ => Ok(()),
         }
     }
 
     /// Reads a peer's preface.
     pub fn parse(b: &PrefaceBytes) -> Result<Self, PrefaceError> {
-        Self::check_head(b.as_bytes())?;
         let fifo_depth = b.fifo_depth.get();
         if !is_depth(usize::from(fifo_depth)) {
             return Err(PrefaceError::FifoDepth(fifo_depth));
@@ -169,6 +133,7 @@ impl Preface {
             qp_count,
             options: QpOptions::from_bits_truncate(b.options.get()),
             udp_port: b.udp_port.get(),
+            udp_source_ports: SourcePorts(b.udp_source_ports.map(U16::get)),
             sizes_addr: b.sizes_addr.get(),
             sizes_rkey: b.sizes_rkey.get(),
             ece: (b.features.get() & ECE != 0).then_some(ece),
@@ -181,17 +146,6 @@ impl Preface {
 impl fmt::Display for PrefaceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            PrefaceError::Magic(got) => write!(
-                f,
-                "it begins with {got:02x?}, which is not Invar's preface: is the transport \
-                 (INVAR_TRANSPORT) the same on both sides? if it is NCCL 2.14, set \
-                 INVAR_WIRE=nccl-2.14 here"
-            ),
-            PrefaceError::Version(theirs) => write!(
-                f,
-                "the peer speaks version {theirs} of Invar's wire, this side version {VERSION}; \
-                 run the same Invar on both"
-            ),
             PrefaceError::OtherWire(theirs) => write!(
                 f,
                 "the peer speaks Invar's wire (version {theirs}), this side NCCL 2.14's: set \
@@ -227,6 +181,7 @@ mod tests {
             qp_count,
             options: QpOptions::from_bits_truncate(options),
             udp_port: 4791,
+            udp_source_ports: SourcePorts([1, 2, 3, 4]),
             sizes_addr: 0x1000,
             sizes_rkey: 7,
             ece: (options & 1 != 0).then_some(Ece { vendor_id: 0x15b3, options, comp_mask: 0 }),
@@ -246,26 +201,9 @@ mod tests {
 
         #[test]
         fn no_bytes_make_it_panic(
-            mut bytes in prop::collection::vec(any::<u8>(), PREFACE_BYTES), ours: bool,
+            bytes in prop::collection::vec(any::<u8>(), PREFACE_BYTES),
         ) {
-            if ours {
-                bytes[..8].copy_from_slice(&MAGIC);
-                bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
-            }
             let _ = Preface::parse(&PrefaceBytes::read_from_bytes(&bytes).unwrap());
         }
-    }
-
-    #[test]
-    fn another_version_is_named_from_its_first_ten_bytes() {
-        let mut bytes = preface(8, 1, 0, "soft0").to_bytes();
-        bytes.version = 9.into();
-        assert_eq!(Preface::check_head(&bytes.as_bytes()[..9]), Ok(()));
-        assert_eq!(Preface::check_head(&bytes.as_bytes()[..10]), Err(PrefaceError::Version(9)));
-    }
-
-    #[test]
-    fn the_magic_is_no_lid() {
-        assert!(u32::from_le_bytes([MAGIC[0], MAGIC[1], MAGIC[2], MAGIC[3]]) > 0xffff);
     }
 }

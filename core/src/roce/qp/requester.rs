@@ -93,6 +93,10 @@ impl<const SQ: usize> Requester<SQ> {
         self.timer.start(attr);
     }
 
+    pub(super) fn retry_time_ns(&self) -> Option<u64> {
+        self.timer.retry_time_ns()
+    }
+
     pub(super) fn posted(&self) -> u32 {
         self.queue.len()
     }

@@ -6,12 +6,14 @@ mod marked;
 
 use heapless::{HistoryBuf, Vec};
 
+use super::linger::Lingering;
 use super::reorder::Reorder;
 use super::ring::Ring;
 use super::{Counters, Env, Fatal, MESSAGE_BYTES_MAX, Path, Queue, RD_ATOMIC_MAX, Side};
 use crate::nic::{Access, RecvWr, RtrAttr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 use crate::roce::{Headers, ImmDt, NakCode, Opcode, Packet, Position, Psn, Reth};
-use answer::{Answer, Due, Reply};
+pub(super) use answer::Answer;
+use answer::{Due, Reply};
 
 /// READs being answered, first answers and repeated ones.
 const REPLIES_MAX: usize = 2 * RD_ATOMIC_MAX as usize;
@@ -107,6 +109,10 @@ impl<const RQ: usize> Responder<RQ> {
         self.max_dest_rd_atomic = attr.max_dest_rd_atomic;
     }
 
+    pub(super) fn lingering(&self, path: Path) -> Lingering {
+        Lingering::new(path, self.expected, self.msn, self.answer)
+    }
+
     pub(super) fn posted(&self) -> u32 {
         self.queue.len()
     }
@@ -153,7 +159,7 @@ impl<const RQ: usize> Responder<RQ> {
             counters.out_of_order += 1;
             if !self.gap_reported {
                 self.gap_reported = true;
-                self.answer = Answer::SequenceNak;
+                self.answer = Answer::Missing { psn: self.expected };
             }
             return Ok(());
         }
@@ -327,10 +333,11 @@ impl<const RQ: usize> Responder<RQ> {
 
     /// A request that was carried out before: its answer was lost, or it came twice.
     fn handle_duplicate(&mut self, headers: &Headers, path: &Path, env: &mut impl Env) {
-        match operation(headers.bth.opcode) {
-            Some(Operation::Read) => self.repeat_read(headers, path, env),
-            Some(_) => self.acknowledge(),
-            None => {}
+        let opcode = headers.bth.opcode;
+        if operation(opcode) == Some(Operation::Read) {
+            self.repeat_read(headers, path, env);
+        } else if is_acknowledged(opcode) {
+            self.acknowledge();
         }
     }
 
@@ -393,6 +400,11 @@ fn operation(opcode: Opcode) -> Option<Operation> {
         Opcode::READ_REQUEST => Some(Operation::Read),
         _ => None,
     }
+}
+
+/// Whether a request is answered by an acknowledge, and not by READ responses.
+pub(super) fn is_acknowledged(opcode: Opcode) -> bool {
+    matches!(operation(opcode), Some(Operation::Send | Operation::Write))
 }
 
 fn uses_receive(opcode: Opcode) -> bool {

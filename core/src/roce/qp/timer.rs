@@ -76,6 +76,11 @@ impl AckTimer {
         self.reload();
     }
 
+    /// From sending a request to giving it up; `None`: never.
+    pub(super) fn retry_time_ns(&self) -> Option<u64> {
+        Some(self.timeout_ns?.saturating_mul(u64::from(self.retry_cnt) + 1))
+    }
+
     fn reload(&mut self) {
         self.retries_left = self.retry_cnt;
         self.rnr_retries_left = self.rnr_retry;

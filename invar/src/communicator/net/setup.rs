@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use invar_core::proxy::{ConnectionId, ConnectionSpec, Direction, Init, Setup, Sharing};
 use invar_linux::proxy::ProgressConnections;
 
-use super::greeting::{Address, Incoming, Outgoing};
+use super::greeting::Incoming;
 use super::ring::Ring;
-use super::wire::{Arrivals, WayBack, Wire};
+use super::wire::{Arrivals, RecvWire, SendWire, WayBack, Wire};
 use crate::error::Kind;
-use crate::{Device, Error, Settings};
+use crate::{Connecting, Device, Error, Handle, SendComm, Settings};
 
 /// Connections that are open, on their way to the rank; clones are of the same.
 #[derive(Clone, Default)]
@@ -62,7 +62,7 @@ pub(super) struct Place {
 
 enum Stage {
     New,
-    Out(Box<Outgoing>),
+    Out(Connecting),
     In(Box<Incoming>),
     /// Over the sockets of this one, the other way.
     Back(ConnectionId),
@@ -117,8 +117,8 @@ impl Setup for Opener {
         }
         if place.init.direction == Direction::Recv {
             let incoming = Incoming::listen(&place.device, &self.settings)?;
-            let address: &mut [u8; _] = response.try_into().map_err(|_| wrong_length())?;
-            *address = incoming.address().0;
+            let handle: &mut [u8; _] = response.try_into().map_err(|_| wrong_length())?;
+            *handle = *incoming.handle().as_bytes();
             place.stage = Stage::In(Box::new(incoming));
         }
         Ok(true)
@@ -132,16 +132,21 @@ impl Setup for Opener {
             return self.connect_back(id, first);
         }
         if matches!(stage, Stage::New) {
-            let address = Address(request.try_into().map_err(|_| wrong_length())?);
-            *stage = Stage::Out(Box::new(Outgoing::start(device, address, &self.settings)?));
+            let handle = Handle::from_bytes(request.try_into().map_err(|_| wrong_length())?);
+            *stage = Stage::Out(SendComm::connect(device, &handle, &self.settings)?);
         }
-        let ring = || Ok(Arc::new(Ring::new(device, self.slot_bytes)?));
-        let wire = match stage {
-            Stage::Out(outgoing) => outgoing.poll(ring)?.map(Wire::Send),
-            Stage::In(incoming) => incoming.poll(ring)?.map(Wire::Recv),
-            Stage::New | Stage::Back(_) | Stage::Open | Stage::Given => None,
+        let ring = || Ok::<_, Error>(Arc::new(Ring::new(device, self.slot_bytes)?));
+        let mut wire = match stage {
+            Stage::Out(connecting) => match connecting.poll_raw()? {
+                Some(end) => Wire::Send(SendWire::new(end.boxed(), ring()?)?),
+                None => return Ok(false),
+            },
+            Stage::In(incoming) => match incoming.poll()? {
+                Some(end) => Wire::Recv(RecvWire::new(end.boxed(), ring()?)?),
+                None => return Ok(false),
+            },
+            Stage::New | Stage::Back(_) | Stage::Open | Stage::Given => return Ok(false),
         };
-        let Some(mut wire) = wire else { return Ok(false) };
         if matches!(shared, Shared::Wanted) {
             *shared = Shared::Ready(wire.way_back()?.ok_or_else(one_way)?);
         }
@@ -211,5 +216,5 @@ fn one_way() -> Error {
 }
 
 fn wrong_length() -> Error {
-    Kind::Usage("an address of another length".to_owned()).into()
+    Kind::Usage("a handle of another length".to_owned()).into()
 }

@@ -140,17 +140,6 @@ impl SendWire {
         Ok(SendWire { end, requests, needs_calls, slots, ring })
     }
 
-    /// Sends a few bytes before the first step; whether they are sent.
-    pub(super) fn say(&mut self, bytes: &[u8]) -> Result<bool, Error> {
-        if self.requests[0].is_none() {
-            self.ring.region().write_at(0, bytes)?;
-            if !self.start(0, bytes.len() as u32)? {
-                return Ok(false);
-            }
-        }
-        self.is_sent(0)
-    }
-
     pub(super) fn ring(&self) -> &Arc<Ring> {
         &self.ring
     }
@@ -227,16 +216,6 @@ impl RecvWire {
         let needs_calls = end.needs_calls();
         let (requests, slots) = (Default::default(), Slots::new(&ring)?);
         Ok(RecvWire { end, requests, posted: 0, credits: CREDITS, needs_calls, slots, ring })
-    }
-
-    /// Whether the peer has said these bytes before the first step, once it has said any.
-    pub(super) fn hear(&mut self, bytes: &[u8]) -> Result<Option<bool>, Error> {
-        self.post(1)?;
-        let Some(len) = self.received(0)? else { return Ok(None) };
-        let mut heard = vec![0; len as usize];
-        self.ring.region().read_at(0, &mut heard)?;
-        self.posted = 0;
-        Ok(Some(heard == bytes))
     }
 
     /// Posts receives for all slots: what comes need not wait for an operation.

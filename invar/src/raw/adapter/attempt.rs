@@ -1,12 +1,16 @@
 //! Connections between NICs that come about.
 
 use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
 
+use invar_core::auth::{Calling, Service};
 use invar_core::conn::stage::Stage;
-use invar_core::conn::{self, Acceptor, Connector, Handle, Stream};
+use invar_core::conn::{self, Acceptor, Connector, Handle, Stream, Wire};
 use invar_core::error::Error as CoreError;
+use invar_core::param::PortRange;
 use invar_linux::clock::now_ns;
-use invar_linux::tcp::{OobListener, OobStream};
+use invar_linux::random::random;
+use invar_linux::tcp::{AuthListener, OobStream, TurnedAway};
 
 use super::{HostNic, On};
 use crate::Error;
@@ -18,6 +22,8 @@ pub(crate) trait Listen: Send + Sync {
     fn handle(&self) -> Handle;
     /// The next who has called.
     fn accept(&self) -> Result<Option<Attempt<AnyRecv>>, Error>;
+    /// Callers who did not prove that they have the handle.
+    fn turned_away(&self) -> TurnedAway;
 }
 
 /// A comm that comes into being.
@@ -26,23 +32,21 @@ pub(crate) type Attempt<C> = Box<dyn Poll<C>>;
 pub(crate) trait Poll<C>: Send {
     /// `None`: call again.
     fn poll(&mut self, now_ns: u64) -> Result<Option<C>, Error>;
-
-    /// Whether the peer was listened to, and has not said yet who it is.
-    fn is_silent(&self) -> bool {
-        false
-    }
 }
 
 /// Listens by TCP for those who would send to a NIC.
 pub(super) fn listen<N: HostNic>(
     (nic, pd): (&N, &N::Pd),
     addr: SocketAddr,
+    ports: PortRange,
     settings: conn::Settings,
 ) -> Result<Box<dyn Listen>, Error> {
-    let failed = |error| Error::io(format_args!("listening on {addr}"), error);
-    let oob = OobListener::bind(addr).map_err(failed)?;
-    let handle = Handle::new(oob.local_addr().map_err(failed)?, settings.wire);
-    Ok(Box::new(Listening { oob, handle, settings, pd: pd.clone(), nic: nic.clone() }))
+    let failed = |error| Error::io(format_args!("listening at {}", addr.ip()), error);
+    let (service, key) = (Service::Rdma, settings.key.as_ref());
+    let listener = AuthListener::with_handle(addr, ports, settings.wire, service, key);
+    let (callers, handle) = listener.map_err(failed)?;
+    let callers = Mutex::new(callers);
+    Ok(Box::new(Listening { callers, handle, settings, pd: pd.clone(), nic: nic.clone() }))
 }
 
 /// Connects a NIC to where a handle says.
@@ -52,18 +56,26 @@ pub(super) fn connect<N: HostNic>(
     settings: conn::Settings,
 ) -> Result<Attempt<AnySend>, Error> {
     let addr = handle.addr(settings.wire).map_err(Kind::Handle)?;
+    let calling = match settings.wire {
+        Wire::Invar => {
+            let secret = handle.secret(settings.key.as_ref()).map_err(Kind::Handle)?;
+            let nonce = random().map_err(|error| Error::io("random numbers", error))?;
+            Some(Calling::new(secret, Service::Rdma, nonce))
+        }
+        Wire::Nccl214 => None,
+    };
     let stream = OobStream::connect(addr).map_err(|error| {
         let error = CoreError::Stream { stage: Stage::Connect, error, got: 0, want: 0 };
         Error::unreached(nic.name(), addr, error)
     })?;
     let nic = towards_peer(nic, &stream);
-    let side = Connector::new(nic.clone(), pd.clone(), stream, settings, now_ns());
+    let side = Connector::new(nic.clone(), pd.clone(), stream, calling, settings, now_ns());
     Ok(Box::new(Trying { side, nic }))
 }
 
 /// Where peers call by TCP to arrange a connection of NICs.
 struct Listening<N: HostNic> {
-    oob: OobListener,
+    callers: Mutex<AuthListener>,
     handle: Handle,
     settings: conn::Settings,
     pd: N::Pd,
@@ -77,10 +89,17 @@ impl<N: HostNic> Listen for Listening<N> {
 
     fn accept(&self) -> Result<Option<Attempt<AnyRecv>>, Error> {
         let failed = |error| Error::io("accepting a connection", error);
-        let Some(stream) = self.oob.accept().map_err(failed)? else { return Ok(None) };
-        let nic = towards_peer(&self.nic, &stream);
-        let side = Acceptor::new(nic.clone(), self.pd.clone(), stream, self.settings, now_ns());
+        let now_ns = now_ns();
+        let caller = self.callers.lock().unwrap_or_else(PoisonError::into_inner).poll(now_ns);
+        let Some((stream, session)) = caller.map_err(failed)? else { return Ok(None) };
+        let (nic, pd) = (towards_peer(&self.nic, &stream), self.pd.clone());
+        let side = Acceptor::new(nic.clone(), pd, stream, session, self.settings, now_ns);
         Ok(Some(Box::new(Trying { side, nic })))
+    }
+
+    fn turned_away(&self) -> TurnedAway {
+        let callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
+        callers.turned_away().clone()
     }
 }
 
@@ -112,9 +131,5 @@ impl<N: HostNic> Poll<AnyRecv> for Trying<Acceptor<N, OobStream>, N> {
             Ok(Some(comm)) => Ok(Some(N::any_recv(Box::new(On::new(comm, &self.nic))))),
             Err(error) => Err(Error::reported(error, self.side.report(error))),
         }
-    }
-
-    fn is_silent(&self) -> bool {
-        self.side.stage() == Stage::Recv
     }
 }

@@ -1,23 +1,30 @@
 //! A queue pair of the device: the engine, and what the device knows of the peer.
 
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::ops::Range;
 
 use invar_core::nic::{
     Access, NicError, QpCap, QpOptions, QpState, QpTransition, RecvWr, RtrAttr, SendWr, Verb, Wc,
 };
-use invar_core::roce::qp::{AccessFault, Counters, Env, Qp, Queue, Region, Side, Transmit, Tuning};
+use invar_core::roce::qp::{
+    AccessFault, Counters, Env, Lingering, Qp, Queue, Region, Side, Transmit, Tuning,
+};
 use invar_core::roce::{Flow, Ipv4Id, Packet, UDP_PORT};
 
+use super::DeviceCounters;
 use super::completion::CompletionQueue;
 use super::region::Regions;
-use super::slab::Slab;
+use super::table::Table;
 use super::train::Route;
 
 /// Most work requests on either queue.
 pub(super) const WORK_REQUESTS_MAX: u32 = 2048;
 /// Most bytes posted inline.
 pub(super) const INLINE_BYTES_MAX: u32 = 1024;
+
+/// The default partition, in which all of RoCE is; the top bit tells full members from limited
+/// ones.
+const PKEY: u16 = 0x7fff;
 
 /// The engine in the size that fits; each send takes about 72 bytes, each receive 32.
 ///
@@ -54,7 +61,7 @@ pub(super) struct QueuePair {
 
 /// Copies of inline bytes, by slot of the send queue.
 pub(super) struct Inline {
-    bytes: Box<[u8]>,
+    bytes: Vec<u8>,
     slot_bytes: usize,
 }
 
@@ -62,6 +69,8 @@ pub(super) struct Inline {
 pub(super) struct Path {
     pub(super) route: Route,
     pub(super) outgoing: Flow,
+    /// The UDP port that the peer's packets come from; 0 for any.
+    source_port: u16,
     /// The last address that packets came from.
     incoming: Option<(SocketAddr, Flow)>,
 }
@@ -69,7 +78,7 @@ pub(super) struct Path {
 /// What an engine reaches of its device.
 pub(super) struct Surroundings<'a> {
     pub(super) regions: &'a Regions,
-    pub(super) cqs: &'a mut Slab<CompletionQueue>,
+    pub(super) cqs: &'a mut Table<CompletionQueue>,
     pub(super) pd: u32,
     pub(super) cq: u32,
 }
@@ -82,9 +91,9 @@ impl Env for Surroundings<'_> {
         addr: u64,
         len: u32,
         need: Access,
-        _: Side,
+        side: Side,
     ) -> Result<Region, AccessFault> {
-        self.regions.resolve(self.pd, key, addr, len, need)
+        self.regions.resolve((self.pd, side), key, addr, len, need)
     }
 
     #[inline]
@@ -127,7 +136,7 @@ impl QueuePair {
             engine,
             pd,
             cq,
-            inline: Inline { bytes: vec![0; slots * slot_bytes].into_boxed_slice(), slot_bytes },
+            inline: Inline { bytes: vec![0; slots * slot_bytes], slot_bytes },
             path: None,
             listed: false,
             armed_ns: u64::MAX,
@@ -140,6 +149,14 @@ impl QueuePair {
 
     pub(super) fn counters(&self) -> &Counters {
         engine!(&self.engine, qp => qp.counters())
+    }
+
+    pub(super) fn lingering(&self) -> Option<Lingering> {
+        engine!(&self.engine, qp => qp.lingering())
+    }
+
+    pub(super) fn retry_time_ns(&self) -> Option<u64> {
+        engine!(&self.engine, qp => qp.retry_time_ns())
     }
 
     #[inline]
@@ -222,6 +239,9 @@ impl QueuePair {
 }
 
 impl Inline {
+    /// Of a queue pair that posts nothing.
+    pub(super) const NONE: Inline = Inline { bytes: Vec::new(), slot_bytes: 0 };
+
     /// Bytes that were posted.
     #[inline]
     pub(super) fn get(&self, slot: u16, offset: u32, len: u32) -> &[u8] {
@@ -257,8 +277,13 @@ impl Path {
             }
             (ip, _) => SocketAddr::new(ip, port),
         };
-        if peer.ip().is_unspecified() || peer.ip().is_multicast() {
+        let is_broadcast = peer.ip() == IpAddr::V4(Ipv4Addr::BROADCAST);
+        if peer.ip().is_unspecified() || peer.ip().is_multicast() || is_broadcast {
             return Err(refuse("the peer's GID is no address of a host"));
+        }
+        // Otherwise a peer elsewhere could aim our packets at services of this host.
+        if peer.ip().is_loopback() && !local.ip().is_loopback() {
+            return Err(refuse("the peer's GID is a loopback address, and this device's is not"));
         }
         let outgoing = Flow::new(SocketAddr::new(local.ip(), source.1), peer)
             .map_err(|_| refuse("the peer's GID is of the other IP version"))?;
@@ -270,18 +295,48 @@ impl Path {
             hop_limit: if attr.ah.hop_limit == 0 { 64 } else { attr.ah.hop_limit },
             masks_ip_id: attr.options.contains(QpOptions::ICRC_MASKS_IP_ID),
         };
-        Ok(Path { route, outgoing, incoming: None })
+        Ok(Path { route, outgoing, source_port: attr.ah.udp_source_port, incoming: None })
+    }
+
+    /// Whether a packet that came in `bytes` from `from` is the peer's and undamaged; counts why
+    /// not.
+    #[inline]
+    pub(super) fn admits(
+        &mut self,
+        from: SocketAddr,
+        local: SocketAddr,
+        bytes: &[u8],
+        packet: &Packet<'_>,
+        counters: &mut DeviceCounters,
+    ) -> bool {
+        let is_from_peer = from.ip() == self.route.to.ip()
+            && (self.source_port == 0 || from.port() == self.source_port);
+        if !is_from_peer {
+            counters.wrong_source += 1;
+            return false;
+        }
+        if !self.verifies() {
+            counters.icrc_unverified += 1;
+        } else if !self.verify(from, local, bytes) {
+            counters.icrc_bad += 1;
+            return false;
+        }
+        if packet.headers.bth.pkey & PKEY != PKEY {
+            counters.wrong_pkey += 1;
+            return false;
+        }
+        true
     }
 
     /// Whether the IP header that the ICRC covers can be known: IPv6 always, IPv4 from a peer
     /// that leaves out what a UDP socket does not show.
-    pub(super) fn verifies(&self) -> bool {
+    fn verifies(&self) -> bool {
         self.route.to.is_ipv6() || self.route.masks_ip_id
     }
 
     /// Whether a datagram from `from` ends with its right ICRC.
     #[inline]
-    pub(super) fn verify(&mut self, from: SocketAddr, local: SocketAddr, bytes: &[u8]) -> bool {
+    fn verify(&mut self, from: SocketAddr, local: SocketAddr, bytes: &[u8]) -> bool {
         if self.incoming.as_ref().is_none_or(|(source, _)| *source != from) {
             self.incoming = Flow::new(from, local).ok().map(|flow| (from, flow));
         }

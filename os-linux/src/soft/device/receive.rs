@@ -7,10 +7,6 @@ use invar_core::roce::Packet;
 use super::Device;
 use super::queue_pair::Surroundings;
 
-/// The default partition, in which all of RoCE is; the top bit tells full members from limited
-/// ones.
-const PKEY: u16 = 0x7fff;
-
 impl Device {
     /// Takes a datagram that came to the device's address from `from`. What is not for us is
     /// counted and dropped.
@@ -23,35 +19,31 @@ impl Device {
     /// [`icrc_unverified`](super::DeviceCounters::icrc_unverified).
     #[inline]
     pub fn handle_datagram(&mut self, now_ns: u64, from: SocketAddr, bytes: &[u8]) {
-        let counters = &mut self.counters;
+        let Device { config, counters, qps, lingerers, .. } = self;
         counters.packets_received += 1;
         counters.bytes_received += bytes.len() as u64;
         let Ok(packet) = Packet::decode(bytes) else {
             counters.malformed += 1;
             return;
         };
-        let bth = &packet.headers.bth;
-        let qpn = bth.dest_qp;
-        let Some(qp) = self.qps.get_mut(qpn) else {
-            counters.unknown_qp += 1;
+        let qpn = packet.headers.bth.dest_qp;
+        let Some(qp) = qps.get_mut(qpn) else {
+            let Some(path) = lingerers.path(now_ns, qpn) else {
+                counters.unknown_qp += 1;
+                return;
+            };
+            if path.admits(from, config.address, bytes, &packet, counters)
+                && !lingerers.handle_packet(qpn, &packet)
+            {
+                counters.unknown_qp += 1;
+            }
             return;
         };
         let Some(path) = &mut qp.path else {
             counters.unconnected += 1;
             return;
         };
-        if from.ip() != path.route.to.ip() {
-            counters.wrong_source += 1;
-            return;
-        }
-        if !path.verifies() {
-            counters.icrc_unverified += 1;
-        } else if !path.verify(from, self.config.address, bytes) {
-            counters.icrc_bad += 1;
-            return;
-        }
-        if bth.pkey & PKEY != PKEY {
-            counters.wrong_pkey += 1;
+        if !path.admits(from, config.address, bytes, &packet, counters) {
             return;
         }
         let (pd, cq) = (qp.pd, qp.cq);

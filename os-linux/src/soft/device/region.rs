@@ -1,9 +1,11 @@
 //! Registered memory: the bounds within which work requests and peers may touch it.
 
-use invar_core::nic::{Access, Memory};
-use invar_core::roce::qp::{AccessFault, Region};
+use std::collections::{HashMap, HashSet};
 
-use super::slab::Slab;
+use invar_core::nic::{Access, Memory};
+use invar_core::roce::qp::{AccessFault, Region, Side};
+
+use super::table::Table;
 use crate::memory::HostMemory;
 
 /// One registration; its name is both keys.
@@ -13,29 +15,90 @@ pub(super) struct MemoryRegion {
     pub(super) pd: u32,
 }
 
-/// All registrations of a device.
-pub(super) struct Regions(pub(super) Slab<MemoryRegion>);
+/// All registrations of a device, and the domains that they are in.
+pub(super) struct Regions {
+    pub(super) table: Table<MemoryRegion>,
+    /// The last domain.
+    pds: u32,
+    /// Of each connection's domain.
+    connections: HashMap<u32, ConnectionPd>,
+}
+
+/// The domain of one connection, whose local end also reaches the regions of `parent`.
+struct ConnectionPd {
+    parent: u32,
+    /// Regions of `parent` that the peer was told of.
+    granted: HashSet<u32>,
+}
 
 impl Regions {
+    /// No registrations, in no domains.
+    pub(super) fn new(table: Table<MemoryRegion>) -> Self {
+        Regions { table, pds: 0, connections: HashMap::new() }
+    }
+
+    /// A domain, under a number that none had before.
+    pub(super) fn alloc_pd(&mut self) -> u32 {
+        self.pds += 1;
+        self.pds
+    }
+
+    /// A domain for one connection.
+    pub(super) fn alloc_connection_pd(&mut self, parent: u32) -> u32 {
+        let pd = self.alloc_pd();
+        self.connections.insert(pd, ConnectionPd { parent, granted: HashSet::new() });
+        pd
+    }
+
+    pub(super) fn dealloc_pd(&mut self, pd: u32) {
+        self.connections.remove(&pd);
+    }
+
+    /// Lets the peer of a connection reach a region of the parent of its domain.
+    pub(super) fn grant(&mut self, pd: u32, key: u32) {
+        if let Some(connection) = self.connections.get_mut(&pd) {
+            connection.granted.insert(key);
+        }
+    }
+
+    /// Takes the region of a key away.
+    pub(super) fn remove(&mut self, key: u32) -> Option<MemoryRegion> {
+        let region = self.table.remove(key)?;
+        for connection in self.connections.values_mut() {
+            connection.granted.remove(&key);
+        }
+        Some(region)
+    }
+
+    /// Whether a queue pair of domain `pd` may use a region for work of its own, or its peer's.
+    #[inline]
+    fn permits(&self, pd: u32, key: u32, region: &MemoryRegion, side: Side) -> bool {
+        if region.pd == pd {
+            return true;
+        }
+        let Some(connection) = self.connections.get(&pd) else { return false };
+        region.pd == connection.parent && (side == Side::Local || connection.granted.contains(&key))
+    }
+
     /// The bytes that a key and an address mean to a queue pair of domain `pd`. The range is
     /// exact: not a byte around it, whatever the page size.
     #[inline]
     pub(super) fn resolve(
         &self,
-        pd: u32,
+        (pd, side): (u32, Side),
         key: u32,
         addr: u64,
         len: u32,
         need: Access,
     ) -> Result<Region, AccessFault> {
-        let region = self.0.get(key).ok_or(AccessFault)?;
+        let region = self.table.get(key).ok_or(AccessFault)?;
         let offset = addr.wrapping_sub(region.memory.addr());
         let size = region.memory.len() as u64;
         // An address below the region wraps to far above it.
-        if region.pd == pd
-            && region.access.contains(need)
+        if region.access.contains(need)
             && offset <= size
             && u64::from(len) <= size - offset
+            && self.permits(pd, key, region, side)
         {
             Ok(Region { index: key, offset })
         } else {
@@ -46,7 +109,7 @@ impl Regions {
     /// Copies `bytes` to a place that was resolved. Nothing where the region has ended since.
     #[inline]
     pub(super) fn place(&self, to: Region, bytes: &[u8]) {
-        if let Some(region) = self.0.get(to.index) {
+        if let Some(region) = self.table.get(to.index) {
             let placed = region.memory.write_at(to.offset as usize, bytes);
             debug_assert_eq!(placed, Ok(()), "resolved");
         }
@@ -56,13 +119,13 @@ impl Regions {
     /// where the region has ended since.
     #[inline]
     pub(super) fn range(&self, at: Region, len: usize) -> Option<(&HostMemory, usize, usize)> {
-        Some((&self.0.get(at.index)?.memory, at.offset as usize, len))
+        Some((&self.table.get(at.index)?.memory, at.offset as usize, len))
     }
 
     /// Copies bytes out of a place that was resolved; false where the region has ended since.
     #[inline]
     pub(super) fn fetch(&self, from: Region, bytes: &mut [u8]) -> bool {
-        match self.0.get(from.index) {
+        match self.table.get(from.index) {
             Some(region) => region.memory.read_at(from.offset as usize, bytes).is_ok(),
             None => false,
         }

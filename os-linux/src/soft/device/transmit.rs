@@ -12,7 +12,7 @@ use heapless::Vec;
 use invar_core::roce::qp::{LONG_MTU_BYTES_MAX, Payload, Region, Transmit};
 use invar_core::roce::{HEADERS_BYTES_MAX, ICRC_BYTES, Ipv4Id};
 
-use super::queue_pair::{QueuePair, Surroundings};
+use super::queue_pair::{Inline, Path, QueuePair, Surroundings};
 use super::region::Regions;
 use super::train::{Datagram, Route, Train, TransmitSink};
 use super::{Device, DeviceCounters};
@@ -170,9 +170,13 @@ impl Staging {
         sink: &mut impl TransmitSink,
         counters: &mut DeviceCounters,
     ) -> Result<(), Full> {
+        let qpn = qp.qpn();
+        let QueuePair { path, inline, .. } = qp;
+        // An engine before RTR sends nothing.
+        let Some(path) = path else { return Ok(()) };
         loop {
-            if let Err(full) = self.add(&run, qp, regions, sink, counters) {
-                self.held = Some((qp.qpn(), run));
+            if let Err(full) = self.add(&run, path, inline, regions, sink, counters) {
+                self.held = Some((qpn, run));
                 return Err(full);
             }
             if !run.advance() {
@@ -185,14 +189,12 @@ impl Staging {
     fn add(
         &mut self,
         transmit: &Transmit,
-        qp: &mut QueuePair,
+        path: &mut Path,
+        inline: &Inline,
         regions: &Regions,
         sink: &mut impl TransmitSink,
         counters: &mut DeviceCounters,
     ) -> Result<(), Full> {
-        let QueuePair { path, inline, .. } = qp;
-        // An engine before RTR sends nothing.
-        let Some(path) = path else { return Ok(()) };
         let mut headers = [0; HEADERS_BYTES_MAX];
         let headers_len = transmit.headers.encode(&mut headers);
         let bth = &transmit.headers.bth;
@@ -293,7 +295,9 @@ impl Device {
         sink: &mut impl TransmitSink,
         patience: Patience,
     ) -> Result<(), Full> {
-        let Device { regions, cqs, qps, ready, posted, timers, staging, counters, .. } = self;
+        let Device {
+            regions, cqs, qps, lingerers, ready, posted, timers, staging, counters, ..
+        } = self;
         if staging.route.is_some() {
             staging.flush(regions, sink, counters)?;
             if let Some((qpn, run)) = staging.held.take()
@@ -301,6 +305,10 @@ impl Device {
             {
                 staging.add_run(run, qp, regions, sink, counters)?;
             }
+        }
+        while let Some((answer, path)) = lingerers.poll_transmit() {
+            // If the sink has no room, the answer counts as lost.
+            staging.add(&answer, path, &Inline::NONE, regions, sink, counters)?;
         }
         // How many at the end of the list wait.
         let mut waiting = 0;

@@ -1,14 +1,26 @@
 //! What the verbs give out. Each keeps its NIC, and ends what it stands for when it is dropped.
 
+use std::sync::Arc;
+
 use invar_core::nic::{MemoryKeys, QpState};
 
 use super::SoftNic;
+use crate::clock::now_ns;
 
 /// A protection domain; clones are the same one.
 #[derive(Clone)]
-pub struct Pd {
+pub struct Pd(pub(super) Arc<OwnedPd>);
+
+/// Ends with its last clone.
+pub(super) struct OwnedPd {
     pub(super) nic: SoftNic,
     pub(super) number: u32,
+}
+
+impl Drop for OwnedPd {
+    fn drop(&mut self) {
+        self.nic.port().lock().device.dealloc_pd(self.number);
+    }
 }
 
 /// A registered region: exactly its bytes, and not the rest of its pages.
@@ -63,6 +75,6 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        self.nic.port().lock().device.destroy_qp(self.qpn);
+        self.nic.port().post(|device| device.destroy_qp(now_ns(), self.qpn));
     }
 }

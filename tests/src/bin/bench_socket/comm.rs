@@ -7,7 +7,7 @@ use invar_core::comm::{RecvBuf, Request, SendBuf};
 use invar_core::conn::Handle;
 use invar_core::device::NameFilter;
 use invar_core::nic::Memory;
-use invar_core::param::AddressFamily;
+use invar_core::param::{AddressFamily, PortRange};
 use invar_core::socket::Layout;
 use invar_linux::clock::now_ns;
 use invar_linux::interface::Rules;
@@ -53,9 +53,9 @@ impl Meeting for Listening {
         let device = device();
         let layout = LAYOUT.get().copied().unwrap_or_default();
         let congestion = Congestion::default();
-        let settings = Settings { layout, timeout_ns: 10_000_000_000, congestion };
-        let listener = Listener::bind(&device, &settings).expect("a listener");
-        let handle = listener.handle().expect("a handle");
+        let settings = Settings { layout, timeout_ns: 10_000_000_000, congestion, key: None };
+        let listener = Listener::bind(&device, PortRange::ANY, &settings).expect("a listener");
+        let handle = listener.handle();
         let here = handle.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         (Listening { device, settings, listener }, here)
     }

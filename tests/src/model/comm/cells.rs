@@ -21,9 +21,10 @@ pub(super) struct Cells<N: Nic> {
     free: Vec<usize>,
 }
 
-/// What byte `i` of a message is.
-fn byte(message: u64, i: usize) -> u8 {
-    (message as u8).wrapping_mul(101) ^ (i as u8).wrapping_mul(3) ^ (i >> 8) as u8
+/// The bytes of a message.
+fn contents(message: u64, len: u32) -> Vec<u8> {
+    let first = (message as u8).wrapping_mul(101);
+    (0..len).map(|i| first ^ (i as u8).wrapping_mul(3) ^ (i >> 8) as u8).collect()
 }
 
 impl<N: Nic> Cells<N> {
@@ -55,8 +56,7 @@ impl<N: Nic> Cells<N> {
 
     /// Puts a message in.
     pub(super) fn fill(&self, cell: &Cell, message: u64, len: u32) {
-        let bytes: Vec<u8> = (0..len as usize).map(|i| byte(message, i)).collect();
-        self.buffer.write(self.start(cell), &bytes);
+        self.buffer.write(self.start(cell), &contents(message, len));
     }
 
     /// Takes every message out.
@@ -66,13 +66,14 @@ impl<N: Nic> Cells<N> {
 
     /// That the message is there, and nothing else was written.
     pub(super) fn check(&self, cell: &Cell, message: u64, len: u32) {
-        let all = self.buffer.read(cell.index * self.stride, self.stride);
-        let (before, rest) = all.split_at(GUARD + cell.shift);
-        let (bytes, after) = rest.split_at(len as usize);
-        let wrong = bytes.iter().enumerate().position(|(i, got)| *got != byte(message, i));
-        assert_eq!(wrong, None, "first wrong byte of message {message} ({len} bytes)");
-        let untouched = before.iter().chain(after).all(|byte| *byte == UNTOUCHED);
-        assert!(untouched, "bytes around message {message} ({len} bytes) were written");
+        let found = self.buffer.read(cell.index * self.stride, self.stride);
+        let mut expected = vec![UNTOUCHED; self.stride];
+        let start = GUARD + cell.shift;
+        expected[start..][..len as usize].copy_from_slice(&contents(message, len));
+        if found != expected {
+            let at = (0..self.stride).find(|at| found[*at] != expected[*at]);
+            panic!("byte {at:?} is wrong where message {message} has {start}..+{len}");
+        }
     }
 
     fn start(&self, cell: &Cell) -> usize {

@@ -11,13 +11,13 @@ use crate::roce::{Aeth, NakCode, Opcode, Psn, Reth, Syndrome};
 
 /// The acknowledge to be sent.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(in crate::roce::qp) enum Answer {
     #[default]
     None,
     /// Everything before the expected PSN is done.
     Ack,
-    /// The expected PSN is missing.
-    SequenceNak,
+    /// A packet is missing.
+    Missing { psn: Psn },
     /// The expected PSN needs a receive.
     NotReady,
     /// The end of the connection.
@@ -132,26 +132,44 @@ impl<const RQ: usize> Responder<RQ> {
             }
             return Ok(response);
         }
-        let (psn, syndrome) = match core::mem::take(&mut self.answer) {
-            Answer::None => match self.reorder.next_ask(self.expected) {
-                None => return Ok(None),
-                Some(hole) => (hole, Syndrome::Nak(NakCode::PsnSequenceError)),
-            },
+        let mut answer = core::mem::take(&mut self.answer);
+        if answer == Answer::None
+            && let Some(psn) = self.reorder.next_ask(self.expected)
+        {
+            answer = Answer::Missing { psn };
+        }
+        Ok(answer.transmit(path, self.expected, self.msn, self.min_rnr_timer, counters))
+    }
+}
+
+impl Answer {
+    /// The packet that says so to a peer whose next request is `expected`, after `msn` messages.
+    pub(in crate::roce::qp) fn transmit(
+        self,
+        path: &Path,
+        expected: Psn,
+        msn: u32,
+        min_rnr_timer: u8,
+        counters: &mut Counters,
+    ) -> Option<Transmit> {
+        let (psn, syndrome) = match self {
+            Answer::None => return None,
             Answer::Ack => {
-                (self.expected.add(Psn::MASK), Syndrome::Ack { credits: Syndrome::CREDITS_INVALID })
+                (expected.add(Psn::MASK), Syndrome::Ack { credits: Syndrome::CREDITS_INVALID })
             }
-            Answer::SequenceNak => (self.expected, Syndrome::Nak(NakCode::PsnSequenceError)),
-            Answer::NotReady => (self.expected, Syndrome::RnrNak { timer: self.min_rnr_timer }),
+            Answer::Missing { psn } => {
+                counters.sequence_naks_sent += 1;
+                (psn, Syndrome::Nak(NakCode::PsnSequenceError))
+            }
+            Answer::NotReady => {
+                counters.rnr_naks_sent += 1;
+                (expected, Syndrome::RnrNak { timer: min_rnr_timer })
+            }
             Answer::Refuse { psn, code } => (psn, Syndrome::Nak(code)),
         };
-        match syndrome {
-            Syndrome::Nak(NakCode::PsnSequenceError) => counters.sequence_naks_sent += 1,
-            Syndrome::RnrNak { .. } => counters.rnr_naks_sent += 1,
-            _ => {}
-        }
         let mut transmit = path.transmit(Opcode::ACKNOWLEDGE, psn, Payload::None);
-        transmit.headers.aeth = Some(Aeth { syndrome, msn: self.msn });
-        Ok(Some(transmit))
+        transmit.headers.aeth = Some(Aeth { syndrome, msn });
+        Some(transmit)
     }
 }
 

@@ -1,0 +1,78 @@
+//! The end that is called.
+
+use static_assertions::const_assert;
+
+use super::wire::Message;
+use super::{AuthError, Hello, Nonce, Secret, Service, Session, is_equal, transcript};
+use crate::conn::Stream;
+
+/// A listener's side of one caller, until that has proved itself. Call [`Answering::poll`] until
+/// there is a session, or an error: then drop it.
+#[derive(Clone, Copy, Debug)]
+pub struct Answering {
+    nonce: Nonce,
+    message: Message,
+    stage: Stage,
+}
+
+// A stranger costs this much, and its socket.
+const_assert!(size_of::<Answering>() <= 128);
+
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    AwaitHello,
+    SayHello(Hello),
+    AwaitProof(Hello),
+    Prove(Hello),
+}
+
+impl Answering {
+    /// For a caller who has said nothing yet. The nonce must be random.
+    pub const fn new(nonce: Nonce) -> Self {
+        Answering { nonce, message: Message::EMPTY, stage: Stage::AwaitHello }
+    }
+
+    /// Goes on as far as it can without waiting. `None`: call again.
+    ///
+    /// # Errors
+    /// The caller is none of ours, or does not know the secret. One that speaks another version, or
+    /// wants another service, has been told which ones are ours.
+    pub fn poll(
+        &mut self,
+        secret: &Secret,
+        service: Service,
+        stream: &mut impl Stream,
+    ) -> Result<Option<Session>, AuthError> {
+        let ours = Hello::new(service, self.nonce);
+        loop {
+            match self.stage {
+                Stage::AwaitHello => {
+                    let Some(theirs) = self.message.recv_hello(stream)? else { return Ok(None) };
+                    self.stage = Stage::SayHello(theirs);
+                    self.message = Message::out(ours.to_bytes());
+                }
+                Stage::SayHello(theirs) => {
+                    if !self.message.send(stream)? {
+                        return Ok(None);
+                    }
+                    theirs.check(service)?;
+                    (self.stage, self.message) = (Stage::AwaitProof(theirs), Message::EMPTY);
+                }
+                Stage::AwaitProof(theirs) => {
+                    let Some(proof) = self.message.recv(stream)? else { return Ok(None) };
+                    if !is_equal(&proof, &transcript(secret, b"caller", &theirs, &ours)) {
+                        return Err(AuthError::Secret);
+                    }
+                    let proof = transcript(secret, b"listener", &theirs, &ours);
+                    (self.stage, self.message) = (Stage::Prove(theirs), Message::out(proof));
+                }
+                Stage::Prove(theirs) => {
+                    if !self.message.send(stream)? {
+                        return Ok(None);
+                    }
+                    return Ok(Some(Session::new(secret, &theirs, &ours)));
+                }
+            }
+        }
+    }
+}

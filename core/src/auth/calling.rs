@@ -1,0 +1,82 @@
+//! The end that calls.
+
+use super::wire::Message;
+use super::{AuthError, Hello, Nonce, Secret, Service, Session, is_equal, transcript};
+use crate::conn::{Stream, StreamError};
+
+/// A caller that proves itself and has the listener prove itself. Call [`Calling::poll`] until there
+/// is a session, or an error.
+#[derive(Clone, Debug)]
+pub struct Calling {
+    secret: Secret,
+    service: Service,
+    ours: Hello,
+    message: Message,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    SayHello,
+    AwaitHello,
+    Prove(Hello),
+    AwaitProof(Hello),
+}
+
+impl Calling {
+    /// Calls a listener that knows `secret`. The nonce must be random.
+    pub fn new(secret: Secret, service: Service, nonce: Nonce) -> Self {
+        let ours = Hello::new(service, nonce);
+        let message = Message::out(ours.to_bytes());
+        Calling { secret, service, ours, message, stage: Stage::SayHello }
+    }
+
+    /// Goes on as far as it can without waiting, over a stream that is connected. `None`: call
+    /// again.
+    ///
+    /// # Errors
+    /// The listener is none of ours, or does not know the secret.
+    pub fn poll(&mut self, stream: &mut impl Stream) -> Result<Option<Session>, AuthError> {
+        loop {
+            match self.stage {
+                Stage::SayHello => {
+                    if !self.message.send(stream)? {
+                        return Ok(None);
+                    }
+                    (self.stage, self.message) = (Stage::AwaitHello, Message::EMPTY);
+                }
+                Stage::AwaitHello => {
+                    let theirs = self.message.recv_hello(stream).map_err(hung_up)?;
+                    let Some(theirs) = theirs else { return Ok(None) };
+                    theirs.check(self.service)?;
+                    let proof = transcript(&self.secret, b"caller", &self.ours, &theirs);
+                    (self.stage, self.message) = (Stage::Prove(theirs), Message::out(proof));
+                }
+                Stage::Prove(theirs) => {
+                    if !self.message.send(stream)? {
+                        return Ok(None);
+                    }
+                    (self.stage, self.message) = (Stage::AwaitProof(theirs), Message::EMPTY);
+                }
+                Stage::AwaitProof(theirs) => {
+                    let proof = self.message.recv(stream).map_err(|error| hung_up(error.into()))?;
+                    let Some(proof) = proof else { return Ok(None) };
+                    let expected = transcript(&self.secret, b"listener", &self.ours, &theirs);
+                    if !is_equal(&proof, &expected) {
+                        return Err(AuthError::Secret);
+                    }
+                    return Ok(Some(Session::new(&self.secret, &self.ours, &theirs)));
+                }
+            }
+        }
+    }
+}
+
+/// A listener that closes the connection says that it does not want us.
+fn hung_up(error: AuthError) -> AuthError {
+    const ECONNRESET: i32 = 104;
+    match error {
+        AuthError::Stream(StreamError::Closed | StreamError::Os(ECONNRESET)) => AuthError::HungUp,
+        other => other,
+    }
+}

@@ -1,0 +1,305 @@
+//! A listener that gives out callers who have proved themselves.
+//!
+//! Until then a caller costs its socket and some 200 bytes, has two seconds, and keeps nobody
+//! waiting: where there are too many, the oldest of whoever has the most gives way.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use invar_core::auth::{Answering, AuthError, Secret, Service, Session};
+use invar_core::conn::wire::QP_INFO_BYTES;
+use invar_core::conn::{Handle, Stream, Wire};
+use invar_core::param::PortRange;
+use rustix::event::epoll;
+use rustix::process::{Resource, getrlimit};
+
+use super::{OobListener, OobStream};
+use crate::random::random;
+
+/// How long a caller may take to prove itself.
+pub const AUTH_WITHIN_NS: u64 = 2_000_000_000;
+/// Callers that may be about to prove themselves.
+const PENDING_MAX: usize = 1024;
+/// Callers taken in, and heard, by one call of [`AuthListener::poll`].
+const BATCH: usize = 64;
+/// Names the listening socket among the events; callers are counted from 0.
+const LISTENER: u64 = u64::MAX;
+
+/// What callers must know.
+#[derive(Clone, Copy, Debug)]
+pub enum Proof {
+    /// This secret; and they must want this service.
+    Secret(Secret, Service),
+    /// Nothing: on the wire of NCCL 2.14 nobody can prove who it is. A caller is given out once it
+    /// has sent as much as NCCL says first.
+    NcclHello,
+}
+
+/// Listens on TCP for callers who know a secret.
+#[derive(Debug)]
+pub struct AuthListener {
+    listener: OobListener,
+    proof: Proof,
+    epoll: OwnedFd,
+    pending: HashMap<u64, Pending>,
+    /// In the order in which they came; some are gone.
+    oldest: VecDeque<u64>,
+    by_source: HashMap<IpAddr, usize>,
+    next: u64,
+    pending_max: usize,
+    ready: VecDeque<(OobStream, Session)>,
+    turned_away: TurnedAway,
+}
+
+#[derive(Debug)]
+struct Pending {
+    stream: OobStream,
+    answering: Answering,
+    source: SocketAddr,
+    deadline_ns: u64,
+}
+
+/// Callers that a listener has turned away.
+#[derive(Clone, Debug, Default)]
+pub struct TurnedAway {
+    /// How many.
+    pub count: u64,
+    /// The last one, and why.
+    pub last: Option<(SocketAddr, WhyNot)>,
+}
+
+/// Why a caller was turned away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhyNot {
+    /// It is none of ours, or does not know the secret.
+    Auth(AuthError),
+    /// It said too little for two seconds.
+    Silent,
+    /// Others needed its place.
+    Crowded,
+}
+
+impl AuthListener {
+    /// Listens at `addr`; where that has no port, at the first of `ports` that is free.
+    pub fn bind(addr: SocketAddr, ports: PortRange, proof: Proof) -> io::Result<Self> {
+        let listener = OobListener::bind(addr, ports)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let data = epoll::EventData::new_u64(LISTENER);
+        epoll::add(&epoll, &listener, data, epoll::EventFlags::IN)?;
+        let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let pending_max = (files / 4).clamp(8, PENDING_MAX as u64) as usize;
+        Ok(AuthListener {
+            listener,
+            proof,
+            epoll,
+            pending: HashMap::new(),
+            oldest: VecDeque::new(),
+            by_source: HashMap::new(),
+            next: 0,
+            pending_max,
+            ready: VecDeque::new(),
+            turned_away: TurnedAway::default(),
+        })
+    }
+
+    /// Listens for whoever has the handle, and the `key` if there is one.
+    pub fn with_handle(
+        addr: SocketAddr,
+        ports: PortRange,
+        wire: Wire,
+        service: Service,
+        key: Option<&Secret>,
+    ) -> io::Result<(Self, Handle)> {
+        let secret = random()?;
+        let proof = |handle: &Handle| match wire {
+            // Sixteen random bytes are not zero.
+            Wire::Invar => handle.secret(key).map(|secret| Proof::Secret(secret, service)),
+            Wire::Nccl214 => Ok(Proof::NcclHello),
+        };
+        let proof = proof(&Handle::new(addr, wire, &secret)).map_err(io::Error::other)?;
+        let listener = Self::bind(addr, ports, proof)?;
+        let handle = Handle::new(listener.local_addr()?, wire, &secret);
+        Ok((listener, handle))
+    }
+
+    /// Where it listens, the port filled in.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Callers that were turned away so far.
+    pub fn turned_away(&self) -> &TurnedAway {
+        &self.turned_away
+    }
+
+    /// The next caller that has proved itself, without waiting; `None`: call again, at the latest
+    /// when [`AsFd::as_fd`] is readable.
+    ///
+    /// # Errors
+    /// This host has no descriptors or memory to give, and no stranger holds any of them.
+    pub fn poll(&mut self, now_ns: u64) -> io::Result<Option<(OobStream, Session)>> {
+        if let Some(caller) = self.ready.pop_front() {
+            return Ok(Some(caller));
+        }
+        self.turn_away_silent(now_ns);
+        for number in ready(&self.epoll)? {
+            match number {
+                LISTENER => self.take_in(now_ns)?,
+                number => self.hear(number),
+            }
+        }
+        Ok(self.ready.pop_front())
+    }
+
+    fn take_in(&mut self, now_ns: u64) -> io::Result<()> {
+        for _ in 0..BATCH {
+            let stream = match self.listener.accept() {
+                Ok(Some(stream)) => stream,
+                Ok(None) => return Ok(()),
+                Err(error) if is_out_of_files(&error) && !self.pending.is_empty() => {
+                    self.make_room();
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if self.pending.len() >= self.pending_max {
+                self.make_room();
+            }
+            let Some(source) = stream.peer_addr() else { continue };
+            let number = self.next;
+            self.next += 1;
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+            epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(number), flags)?;
+            let answering = Answering::new(random()?);
+            let deadline_ns = now_ns.saturating_add(AUTH_WITHIN_NS);
+            let pending = Pending { stream, answering, source, deadline_ns };
+            self.pending.insert(number, pending);
+            self.oldest.push_back(number);
+            *self.by_source.entry(source.ip()).or_default() += 1;
+        }
+        Ok(())
+    }
+
+    /// Goes on with a caller that has said something.
+    fn hear(&mut self, number: u64) {
+        let Some(pending) = self.pending.get_mut(&number) else { return };
+        let heard = match &self.proof {
+            Proof::Secret(secret, service) => {
+                pending.answering.poll(secret, *service, &mut pending.stream)
+            }
+            Proof::NcclHello => {
+                let waiting = rustix::io::ioctl_fionread(&pending.stream).unwrap_or(0);
+                Ok((waiting >= QP_INFO_BYTES as u64).then_some(Session::UNKNOWN_PEER))
+            }
+        };
+        match heard {
+            Ok(None) => {}
+            Ok(Some(session)) => {
+                if let Some(Pending { stream, .. }) = self.remove(number) {
+                    // It fails only for a descriptor that is not there.
+                    let _ = epoll::delete(&self.epoll, &stream);
+                    self.ready.push_back((stream, session));
+                }
+            }
+            Err(error) => self.turn_away(number, WhyNot::Auth(error)),
+        }
+    }
+
+    fn turn_away_silent(&mut self, now_ns: u64) {
+        while let Some(&number) = self.oldest.front() {
+            match self.pending.get(&number) {
+                Some(pending) if now_ns < pending.deadline_ns => return,
+                Some(_) => self.turn_away(number, WhyNot::Silent),
+                None => {}
+            }
+            self.oldest.pop_front();
+        }
+    }
+
+    /// Turns the oldest caller away of the address that has the most.
+    fn make_room(&mut self) {
+        let most = self.by_source.iter().max_by_key(|(_, count)| **count);
+        let Some(source) = most.map(|(source, _)| *source) else { return };
+        let is_of = |number: &&u64| {
+            self.pending.get(number).is_some_and(|pending| pending.source.ip() == source)
+        };
+        if let Some(&number) = self.oldest.iter().find(is_of) {
+            self.turn_away(number, WhyNot::Crowded);
+        }
+    }
+
+    fn turn_away(&mut self, number: u64, why: WhyNot) {
+        let Some(pending) = self.remove(number) else { return };
+        self.turned_away.count += 1;
+        self.turned_away.last = Some((pending.source, why));
+        // A flood of callers is not to become a flood of lines.
+        if self.turned_away.count.is_power_of_two() {
+            log::warn!("{}", self.turned_away);
+        }
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Pending> {
+        let pending = self.pending.remove(&number)?;
+        let source = pending.source.ip();
+        match self.by_source.get_mut(&source) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => _ = self.by_source.remove(&source),
+        }
+        Some(pending)
+    }
+}
+
+/// Readable when [`AuthListener::poll`] may have something to do before a caller's time is up.
+impl AsFd for AuthListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl fmt::Display for TurnedAway {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some((source, why)) = &self.last else {
+            return f.write_str("no caller was turned away");
+        };
+        match self.count {
+            1 => write!(f, "a caller from {source} was turned away: {why}"),
+            count => write!(f, "{count} callers were turned away, the last from {source}: {why}"),
+        }
+    }
+}
+
+impl fmt::Display for WhyNot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WhyNot::Auth(error) => error.fmt(f),
+            WhyNot::Silent => f.write_str("it did not prove itself within 2 s"),
+            WhyNot::Crowded => f.write_str("too many others were calling from its address"),
+        }
+    }
+}
+
+/// Who has something to be read, at most [`BATCH`] of them, without waiting. Not by rustix, which
+/// leaves a register unset that valgrind takes for an argument of the system call.
+fn ready(epoll: &OwnedFd) -> io::Result<impl Iterator<Item = u64> + use<>> {
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
+    // SAFETY: there is room for as many events as are asked for.
+    let n = unsafe { libc::epoll_wait(epoll.as_raw_fd(), events.as_mut_ptr(), BATCH as i32, 0) };
+    let n = match usize::try_from(n) {
+        Ok(n) => n,
+        Err(_) => match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::Interrupted => 0,
+            error => return Err(error),
+        },
+    };
+    Ok(events.into_iter().take(n).map(|event| event.u64))
+}
+
+fn is_out_of_files(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,195 @@
+//! Strangers at a listener, who neither get in nor keep anybody out.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+
+use invar_core::auth::{Calling, HELLO_BYTES, Hello, NONCE_BYTES, SECRET_BYTES};
+use socket2::{Domain, Socket, Type};
+
+use super::*;
+
+const SECRET: Secret = Secret::new([7; SECRET_BYTES]);
+const RIGHT: Proof = Proof::Secret(SECRET, Service::Rdma);
+const POLLS_MAX: usize = 100_000;
+
+fn listener() -> AuthListener {
+    AuthListener::bind((Ipv4Addr::LOCALHOST, 0).into(), PortRange::ANY, RIGHT).unwrap()
+}
+
+fn stranger(listener: &AuthListener) -> TcpStream {
+    TcpStream::connect(listener.local_addr().unwrap()).unwrap()
+}
+
+/// One from another address of loopback.
+fn stranger_from(listener: &AuthListener, last: u8) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, last], 0)).into()).unwrap();
+    socket.connect(&listener.local_addr().unwrap().into()).unwrap();
+    socket.into()
+}
+
+/// A caller who goes on by itself.
+struct Peer {
+    stream: OobStream,
+    calling: Calling,
+}
+
+impl Peer {
+    fn new(listener: &AuthListener, secret: Secret) -> Peer {
+        let stream = OobStream::connect(listener.local_addr().unwrap()).unwrap();
+        Peer { stream, calling: Calling::new(secret, Service::Rdma, [1; NONCE_BYTES]) }
+    }
+
+    fn poll(&mut self) -> Result<Option<Session>, AuthError> {
+        match self.stream.poll_connected() {
+            Ok(true) => self.calling.poll(&mut self.stream),
+            Ok(false) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Has a peer prove itself, at a time when no stranger's is up.
+fn get_in(listener: &mut AuthListener, now_ns: u64) {
+    let mut peer = Peer::new(listener, SECRET);
+    let (mut ours, mut theirs) = (None, None);
+    for _ in 0..POLLS_MAX {
+        ours = ours.or_else(|| peer.poll().expect("the listener knows the secret"));
+        if theirs.is_none() {
+            theirs = listener.poll(now_ns).unwrap();
+        }
+        if let (Some(ours), Some((_, theirs))) = (&ours, &theirs) {
+            assert_eq!(ours, theirs);
+            return;
+        }
+    }
+    panic!("the peer was kept out");
+}
+
+fn until_turned_away(listener: &mut AuthListener, count: u64, now_ns: u64) {
+    for _ in 0..POLLS_MAX {
+        assert!(listener.poll(now_ns).unwrap().is_none(), "a stranger got in");
+        if listener.turned_away().count >= count {
+            return;
+        }
+    }
+    panic!("{} of {count} were turned away", listener.turned_away().count);
+}
+
+#[test]
+fn silent_callers_have_two_seconds_and_keep_nobody_out() {
+    let mut listener = listener();
+    let _strangers: Vec<_> = (0..100).map(|_| stranger(&listener)).collect();
+    get_in(&mut listener, 0);
+    get_in(&mut listener, AUTH_WITHIN_NS - 1);
+    assert_eq!(listener.turned_away().count, 0);
+    until_turned_away(&mut listener, 100, 2 * AUTH_WITHIN_NS);
+    let (_, why) = listener.turned_away().last.unwrap();
+    assert_eq!(why, WhyNot::Silent);
+    assert!(listener.pending.is_empty() && listener.by_source.is_empty());
+}
+
+#[test]
+fn where_too_many_call_the_oldest_gives_way_of_the_address_that_has_the_most() {
+    let mut listener = listener();
+    listener.pending_max = 8;
+    let mut modest = stranger_from(&listener, 3);
+    assert!(listener.poll(0).unwrap().is_none());
+    let crowd: Vec<_> = (0..50).map(|_| stranger_from(&listener, 2)).collect();
+    for now_ns in 0..10 {
+        get_in(&mut listener, now_ns);
+    }
+    assert!(listener.pending.len() <= 8);
+    let (source, why) = listener.turned_away().last.unwrap();
+    assert_eq!((source.ip(), why), (Ipv4Addr::new(127, 0, 0, 2).into(), WhyNot::Crowded));
+    modest.set_nonblocking(true).unwrap();
+    let still_open = modest.read(&mut [0]).unwrap_err();
+    assert_eq!(still_open.kind(), io::ErrorKind::WouldBlock, "one caller is no crowd");
+    drop(crowd);
+}
+
+#[test]
+fn callers_who_are_none_of_ours_are_turned_away_by_name() {
+    let hello = Hello::new(Service::Rdma, [1; NONCE_BYTES]).to_bytes();
+    let mut other_version = hello;
+    other_version[8] = 77;
+    let other_service = Hello::new(Service::Tcp, [1; NONCE_BYTES]).to_bytes();
+    let guess = [&hello[..], &[0; HELLO_BYTES]].concat();
+    for (said, text) in [
+        (&b"GET / HTTP/1.1\r\n"[..], "which is not Invar's hello"),
+        (&[0; 552], "which is not Invar's hello"),
+        (&other_version, "speaks version 77 of Invar's wire"),
+        (&other_service, "the peer is for connections over TCP"),
+        (&guess, "does not know the secret"),
+    ] {
+        let mut listener = listener();
+        let mut caller = stranger(&listener);
+        caller.write_all(said).unwrap();
+        until_turned_away(&mut listener, 1, 0);
+        let told = listener.turned_away().to_string();
+        let from = format!("a caller from {}", caller.local_addr().unwrap());
+        assert!(told.starts_with(&from) && told.contains(text), "{told}");
+        get_in(&mut listener, 0);
+    }
+}
+
+#[test]
+fn a_caller_who_hangs_up_is_forgotten() {
+    let mut listener = listener();
+    let hello = Hello::new(Service::Rdma, [1; NONCE_BYTES]).to_bytes();
+    for len in [0, 1, 31, 32] {
+        let mut caller = stranger(&listener);
+        caller.write_all(&hello[..len]).unwrap();
+    }
+    until_turned_away(&mut listener, 4, 0);
+    assert!(listener.pending.is_empty());
+}
+
+#[test]
+fn a_peer_with_the_secret_of_another_listener_learns_that_it_is_another() {
+    let mut listener = listener();
+    let mut peer = Peer::new(&listener, Secret::new([8; SECRET_BYTES]));
+    let error = loop {
+        assert!(listener.poll(0).unwrap().is_none());
+        if let Err(error) = peer.poll() {
+            break error;
+        }
+    };
+    assert_eq!(error, AuthError::HungUp);
+}
+
+#[test]
+fn a_caller_may_say_its_part_byte_by_byte() {
+    let mut listener = listener();
+    let mut caller = stranger(&listener);
+    for byte in Hello::new(Service::Rdma, [1; NONCE_BYTES]).to_bytes() {
+        caller.write_all(&[byte]).unwrap();
+        assert!(listener.poll(0).unwrap().is_none());
+    }
+    let mut answer = [0; HELLO_BYTES];
+    for _ in 0..10 {
+        assert!(listener.poll(0).unwrap().is_none());
+    }
+    caller.read_exact(&mut answer).unwrap();
+    assert!(Hello::parse(&answer).is_ok());
+}
+
+#[test]
+fn on_the_wire_of_nccl_a_caller_is_given_out_once_its_message_is_there() {
+    let mut listener =
+        AuthListener::bind((Ipv4Addr::LOCALHOST, 0).into(), PortRange::ANY, Proof::NcclHello)
+            .unwrap();
+    let mut silent = Vec::from_iter((0..20).map(|_| stranger(&listener)));
+    let mut caller = stranger(&listener);
+    caller.write_all(&[1; QP_INFO_BYTES - 1]).unwrap();
+    for _ in 0..100 {
+        assert!(listener.poll(0).unwrap().is_none());
+    }
+    caller.write_all(&[1]).unwrap();
+    let (mut stream, session) = (0..POLLS_MAX).find_map(|_| listener.poll(0).unwrap()).unwrap();
+    assert_eq!(session, Session::UNKNOWN_PEER);
+    let mut said = [0; QP_INFO_BYTES];
+    assert_eq!(stream.recv(&mut said), Ok(QP_INFO_BYTES));
+    until_turned_away(&mut listener, 20, 2 * AUTH_WITHIN_NS);
+    silent.clear();
+}

@@ -1,0 +1,63 @@
+//! A peer that knows the secret, over a plain socket: what it says afterwards is up to the test.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use invar_core::auth::{Answering, Calling, NONCE_BYTES, Service, Session};
+use invar_core::conn::{Handle, Stream, StreamError};
+
+/// Nonces of tests need not be random.
+const NONCE: [u8; NONCE_BYTES] = [0x5a; NONCE_BYTES];
+
+/// Proves itself to the listener of a handle.
+pub fn call(stream: &mut TcpStream, handle: &Handle, service: Service) -> Session {
+    let secret = handle.secret(None).expect("a handle of ours");
+    let mut calling = Calling::new(secret, service, NONCE);
+    finish(stream, |stream| calling.poll(stream).expect("the listener knows the secret"))
+}
+
+/// Has a caller prove itself as a listener with this handle would.
+pub fn answer(stream: &mut TcpStream, handle: &Handle, service: Service) -> Session {
+    let secret = handle.secret(None).expect("a handle of ours");
+    let mut answering = Answering::new(NONCE);
+    finish(stream, |stream| {
+        answering.poll(&secret, service, stream).expect("the caller knows the secret")
+    })
+}
+
+fn finish(
+    stream: &mut TcpStream,
+    mut poll: impl FnMut(&mut Blocking<'_>) -> Option<Session>,
+) -> Session {
+    let mut blocking = Blocking(stream);
+    loop {
+        if let Some(session) = poll(&mut blocking) {
+            return session;
+        }
+    }
+}
+
+/// A socket whose calls wait.
+struct Blocking<'a>(&'a mut TcpStream);
+
+impl Stream for Blocking<'_> {
+    fn peer_addr(&self) -> Option<SocketAddr> {
+        self.0.peer_addr().ok()
+    }
+
+    fn poll_connected(&mut self) -> Result<bool, StreamError> {
+        Ok(true)
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+        self.0.write(bytes).map_err(|error| StreamError::Os(error.raw_os_error().unwrap_or(5)))
+    }
+
+    fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError> {
+        match self.0.read(buf) {
+            Ok(0) => Err(StreamError::Closed),
+            Ok(n) => Ok(n),
+            Err(error) => Err(StreamError::Os(error.raw_os_error().unwrap_or(5))),
+        }
+    }
+}

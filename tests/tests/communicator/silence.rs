@@ -1,0 +1,107 @@
+//! A rank that is late is waited for. A host that is gone is noticed.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use invar::{Communicator, RedOp, Settings};
+use invar_testkit::namespaces::Hosts;
+use invar_testkit::tcp_times::hasten;
+
+use crate::rig::{ranks_on, set};
+
+const COUNT: usize = 1 << 20;
+/// Far less than the ranks' own patience.
+const BOUND: Duration = Duration::from_secs(30);
+
+fn over_tcp() -> Settings {
+    set(&[("INVAR_TRANSPORT", "socket")])
+}
+
+fn hosts() -> Option<Hosts> {
+    Hosts::new(1500).map_err(|error| eprintln!("skipped: no network namespaces here: {error}")).ok()
+}
+
+/// Over TCP, between hosts whose buffers take only a part of a chunk, rank 1 comes late to two
+/// operations. `hurry`: whether the time-outs of TCP are shortened.
+fn check_late(hurry: bool, late: Duration) {
+    let Some(hosts) = hosts() else { return };
+    for host in 0..2 {
+        let write = || fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 16384 16384");
+        hosts.call(host, write).unwrap();
+    }
+    ranks_on(&hosts, &[0, 1], &over_tcp(), |communicator| {
+        let rank = communicator.rank();
+        let mut data = vec![1.0_f32; COUNT];
+        // Makes the links.
+        communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
+        if hurry {
+            hasten();
+        }
+        let be_late = || {
+            if rank == 1 {
+                thread::sleep(late);
+            }
+        };
+        be_late();
+        communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
+        assert!(data.iter().all(|sum| *sum == 4.0));
+        be_late();
+        match rank {
+            0 => communicator.send(&data, 1).unwrap(),
+            _ => {
+                data.fill(0.0);
+                communicator.recv(&mut data, 0).unwrap();
+                assert!(data.iter().all(|sent| *sent == 4.0));
+            }
+        }
+        communicator.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_is_late_is_waited_for() {
+    check_late(true, Duration::from_secs(3));
+}
+
+#[test]
+#[ignore = "takes 80 s, without haste"]
+fn a_rank_that_is_40_s_late_is_waited_for() {
+    check_late(false, Duration::from_secs(40));
+}
+
+/// What the ranks of two hosts are told when the cable between them is cut while they do this.
+fn errors_after_the_cut(work: impl Fn(&Communicator) -> Result<(), invar::Error> + Sync) {
+    let Some(hosts) = hosts() else { return };
+    let errors = ranks_on(&hosts, &[0, 1], &over_tcp(), |communicator| {
+        communicator.barrier().unwrap();
+        hasten();
+        communicator.barrier().unwrap();
+        let start = Instant::now();
+        if communicator.rank() == 0 {
+            hosts.ip(1, "link set v0 down").unwrap();
+        }
+        let error = loop {
+            if let Err(error) = work(&communicator) {
+                break error.to_string();
+            }
+        };
+        assert!(start.elapsed() < BOUND, "after {:?}: {error}", start.elapsed());
+        error
+    });
+    for (rank, error) in errors.iter().enumerate() {
+        assert!(error.starts_with(&format!("rank {}: ", 1 - rank)), "{errors:?}");
+    }
+}
+
+#[test]
+fn a_host_that_vanishes_amid_work_over_tcp_is_noticed() {
+    errors_after_the_cut(|communicator| {
+        communicator.all_reduce_in_place(&mut vec![1.0_f32; COUNT], RedOp::Max)
+    });
+}
+
+#[test]
+fn a_host_that_has_vanished_is_noticed_by_who_waits_for_it_over_tcp() {
+    errors_after_the_cut(|communicator| communicator.recv(&mut [0_u8; 8], 1 - communicator.rank()));
+}

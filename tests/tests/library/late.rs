@@ -1,0 +1,55 @@
+//! A receiver over TCP that does not look for a while is waited for.
+
+use std::thread;
+
+use invar_testkit::tcp_times::hasten;
+
+use crate::*;
+
+const LONG: usize = 48 << 20;
+/// Messages that are sent before they are asked for.
+const AHEAD: usize = 500_000;
+
+/// `hurry`: whether the time-outs of TCP are shortened.
+fn check(hurry: bool, late: Duration) {
+    let timeout = late + TIMEOUT;
+    let mut pair = Pair::on(over_tcp(), &Settings::default(), LONG);
+    for _ in 0..4 {
+        pair.send.send(&pair.from, 0..AHEAD, 1, timeout).unwrap();
+    }
+    if hurry {
+        hasten();
+    }
+    thread::sleep(late);
+    for _ in 0..4 {
+        assert_eq!(pair.recv.recv(&pair.to, 0..AHEAD, 1, timeout).unwrap(), AHEAD);
+        assert!(content(&pair.to, AHEAD) == pattern(AHEAD));
+    }
+
+    let receive = pair.recv.irecv(&[(&pair.to, 0..LONG, 2)]).unwrap().unwrap();
+    let send = until("a slot", || {
+        assert!(pair.recv.test(&receive).unwrap().is_none());
+        pair.send.isend(&pair.from, 0..LONG, 2).unwrap()
+    });
+    let start = Instant::now();
+    while start.elapsed() < late {
+        assert!(pair.send.test(&send).unwrap().is_none(), "more than fits into the sockets");
+        thread::sleep(Duration::from_millis(1));
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(pair.send.wait(&send, timeout).unwrap(), LONG as u32));
+        assert_eq!(pair.recv.wait(&receive, timeout).unwrap().sizes(), [LONG as u32]);
+    });
+    assert!(content(&pair.to, LONG) == pattern(LONG));
+}
+
+#[test]
+fn a_receiver_that_is_late_is_waited_for() {
+    check(true, Duration::from_secs(3));
+}
+
+#[test]
+#[ignore = "takes 80 s, without haste"]
+fn a_receiver_that_is_40_s_late_is_waited_for() {
+    check(false, Duration::from_secs(40));
+}

@@ -1,0 +1,202 @@
+//! A receiver that is there and does not read is waited for. A host that is gone is noticed.
+
+use std::time::{Duration, Instant};
+
+use invar_core::comm::Request;
+use invar_core::error::Error;
+use invar_core::param::{AddressFamily, PortRange};
+use invar_linux::socket::{Connecting, Listener};
+use invar_testkit::namespaces::Hosts;
+use invar_testkit::tcp_times::hasten;
+
+use crate::rig::{Pair, Receive, device_on, finish_connecting, settings, until};
+
+/// More than the buffers of a connection take.
+const LONG: usize = 48 << 20;
+/// Messages that the buffers of the sending end take, and those of the receiving end do not.
+const MESSAGES: usize = 4;
+const BYTES: usize = 500_000;
+const LAYOUTS: [(u16, u16); 3] = [(0, 0), (2, 0), (2, 2)];
+
+/// A long message for a buffer that is posted, of which so much is sent as fits into the sockets.
+fn stuck(pair: &mut Pair, seed: usize) -> (Request, Receive) {
+    let receive = pair.recv(&[(LONG, 0)]);
+    let send = until("news of the buffer", || {
+        assert_eq!(pair.recv.test(&receive.request), Ok(None));
+        pair.isend(seed, LONG, 0).unwrap()
+    });
+    assert_eq!(pair.send.test(&send), Ok(None), "more than fits into the sockets");
+    (send, receive)
+}
+
+/// Looks after sends, and nobody receives.
+fn wait_for_nobody(pairs: &mut [(&mut Pair, &Request)], late: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < late {
+        for (pair, send) in &mut *pairs {
+            pair.send.check_peer().unwrap();
+            assert_eq!(pair.send.test(send), Ok(None));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// `hurry`: whether the time-outs of TCP are shortened.
+fn check_late(hurry: bool, late: Duration) {
+    let mut pairs = LAYOUTS.map(|(lanes, threads)| Pair::new(lanes, threads));
+    let mut work: Vec<_> = pairs.iter_mut().map(|pair| (stuck(pair, 1), pair)).collect();
+    if hurry {
+        hasten();
+    }
+    let mut waiting: Vec<_> =
+        work.iter_mut().map(|((send, _), pair)| (&mut **pair, &*send)).collect();
+    wait_for_nobody(&mut waiting, late);
+    for ((send, receive), pair) in work {
+        let receives = [receive];
+        assert_eq!(pair.finish(vec![send], &receives), [[LONG as u32]]);
+        pair.check(&receives[0], 0, 1, LONG);
+    }
+}
+
+#[test]
+fn a_receiver_that_is_late_is_waited_for() {
+    check_late(true, Duration::from_secs(3));
+}
+
+#[test]
+#[ignore = "takes 40 s, without haste"]
+fn a_receiver_that_is_40_s_late_is_waited_for() {
+    check_late(false, Duration::from_secs(40));
+}
+
+#[test]
+fn receivers_of_both_ways_that_are_late_are_waited_for() {
+    for (lanes, threads) in LAYOUTS {
+        let mut there = Pair::new(lanes, threads);
+        let mut back = Pair::over(there.recv.way_back().unwrap(), there.send.way_back().unwrap());
+        let (send, receive) = stuck(&mut there, 1);
+        let (send_back, receive_back) = stuck(&mut back, 2);
+        hasten();
+        let mut waiting = [(&mut there, &send), (&mut back, &send_back)];
+        wait_for_nobody(&mut waiting, Duration::from_secs(3));
+        let receives = [receive];
+        assert_eq!(there.finish(vec![send], &receives), [[LONG as u32]]);
+        there.check(&receives[0], 0, 1, LONG);
+        let receives = [receive_back];
+        assert_eq!(back.finish(vec![send_back], &receives), [[LONG as u32]]);
+        back.check(&receives[0], 0, 2, LONG);
+    }
+}
+
+#[test]
+fn a_send_that_is_done_arrives_however_late_it_is_received() {
+    for (lanes, threads) in LAYOUTS {
+        let mut pair = Pair::new(lanes, threads);
+        let sends = (0..MESSAGES).map(|seed| pair.send(seed, BYTES, 0)).collect();
+        pair.finish(sends, &[]);
+        hasten();
+        std::thread::sleep(Duration::from_secs(3));
+        for seed in 0..MESSAGES {
+            let receives = [pair.recv(&[(BYTES, 0)])];
+            assert_eq!(pair.finish(vec![], &receives), [[BYTES as u32]]);
+            pair.check(&receives[0], 0, seed, BYTES);
+        }
+    }
+}
+
+/// A connection from the second host to the first.
+fn between(hosts: &Hosts, lanes: u16, threads: u16) -> Pair {
+    let settings = settings(lanes, threads);
+    let device = || device_on("=v0", AddressFamily::Inet);
+    let mut listener =
+        hosts.call(0, || Listener::bind(&device(), PortRange::ANY, &settings)).unwrap();
+    let handle = listener.handle();
+    let start = || Connecting::start(&device(), &handle, &settings, invar_linux::clock::now_ns());
+    let connecting = hosts.call(1, start).unwrap();
+    finish_connecting(connecting, &mut listener)
+}
+
+/// What an end is told in the end.
+fn told(what: &str, mut look: impl FnMut() -> Option<Error>) {
+    let error = until(what, || {
+        std::thread::sleep(Duration::from_micros(100));
+        look()
+    });
+    // ETIMEDOUT, or EHOSTUNREACH where no neighbour answers.
+    let text = error.to_string();
+    assert!(text.contains("(errno 110)") || text.contains("(errno 113)"), "{what}: {text}");
+}
+
+/// What is under way when the host vanishes.
+#[derive(Clone, Copy, Debug)]
+enum UnderWay {
+    Nothing,
+    /// More than the receiver takes in.
+    Long,
+    /// The cable is cut first, so that what is sent then is never acknowledged.
+    Unheard,
+}
+
+fn check_vanished(under_way: UnderWay, (lanes, threads): (u16, u16), both_ways: bool) {
+    let hosts = match Hosts::new(1500) {
+        Ok(hosts) => hosts,
+        Err(error) => return eprintln!("skipped: no network namespaces here: {error}"),
+    };
+    let mut there = between(&hosts, lanes, threads);
+    let mut back = both_ways
+        .then(|| Pair::over(there.recv.way_back().unwrap(), there.send.way_back().unwrap()));
+    let mut pairs: Vec<&mut Pair> = std::iter::once(&mut there).chain(&mut back).collect();
+    let mut work: Vec<_> = pairs
+        .iter_mut()
+        .map(|pair| matches!(under_way, UnderWay::Long).then(|| stuck(pair, 1)).unzip())
+        .collect();
+    hasten();
+    hosts.ip(1, "link set v0 down").unwrap();
+    for (pair, (send, receive)) in pairs.iter_mut().zip(&mut work) {
+        if matches!(under_way, UnderWay::Unheard) {
+            let unheard = pair.send(1, 100_000, 0);
+            *send = Some(unheard).filter(|send| pair.send.test(send) == Ok(None));
+        }
+        // The sender is told of a long one at once, and never hears it.
+        let receive = receive.get_or_insert_with(|| pair.recv(&[(LONG, 0)]));
+        assert_eq!(pair.recv.test(&receive.request), Ok(None));
+    }
+    let name = format!("{under_way:?}, {lanes} lanes, {threads} threads");
+    for (pair, (send, receive)) in pairs.iter_mut().zip(&mut work) {
+        let receive = receive.as_ref().expect("each has one");
+        told(&format!("the receiver: {name}"), || {
+            let tested = pair.recv.test(&receive.request).err();
+            tested.or_else(|| pair.recv.check_peer().err())
+        });
+        told(&format!("the sender: {name}"), || {
+            if let Some(request) = &send {
+                match pair.send.test(request) {
+                    Err(error) => return Some(error),
+                    // The kernel has it, and nobody acknowledges it.
+                    Ok(Some(_)) => *send = None,
+                    Ok(None) => {}
+                }
+            }
+            pair.send.check_peer().err()
+        });
+    }
+}
+
+#[test]
+fn an_idle_connection_notices_that_the_other_host_has_vanished() {
+    check_vanished(UnderWay::Nothing, (2, 2), false);
+    check_vanished(UnderWay::Nothing, (0, 0), true);
+}
+
+#[test]
+fn both_ends_notice_amid_a_message_that_the_other_host_has_vanished() {
+    check_vanished(UnderWay::Long, (0, 0), false);
+    check_vanished(UnderWay::Long, (2, 2), false);
+    check_vanished(UnderWay::Long, (0, 0), true);
+}
+
+#[test]
+fn both_ends_notice_that_a_host_has_vanished_which_never_acknowledges_what_was_sent() {
+    check_vanished(UnderWay::Unheard, (0, 0), false);
+    check_vanished(UnderWay::Unheard, (2, 2), true);
+}

@@ -1,0 +1,148 @@
+//! Why a host has no RDMA devices that a program can use, and what to do about it.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use crate::library::LibraryError;
+
+/// What keeps libibverbs from listing devices.
+pub(super) enum Absence<'a> {
+    /// It is not there.
+    Library(&'a LibraryError),
+    /// It fails.
+    Failed(&'a io::Error),
+    /// It lists none.
+    Empty,
+}
+
+impl Absence<'_> {
+    /// A line for people. `sysfs` and `dev` are where the kernel has its trees of these names.
+    pub(super) fn explain(&self, sysfs: &Path, dev: &Path) -> String {
+        let names = names(&sysfs.join("class/infiniband")).join(", ");
+        let has_devices = !names.is_empty();
+        let why = match self {
+            Absence::Library(error) if has_devices => {
+                format!("the kernel has {names}, but {error}: install rdma-core")
+            }
+            Absence::Library(error) => error.to_string(),
+            Absence::Failed(error) if is_unknown_to_kernel(error) && has_devices => format!(
+                "the kernel has {names}, but no program may use them: load its module \
+                 (modprobe ib_uverbs)"
+            ),
+            Absence::Failed(error) if is_unknown_to_kernel(error) => {
+                "the kernel has no RDMA, or its module ib_uverbs is not loaded".to_owned()
+            }
+            Absence::Failed(error) => format!("ibv_get_device_list: {error}"),
+            Absence::Empty if !has_devices => "the kernel has none".to_owned(),
+            Absence::Empty if !dev.join("infiniband").is_dir() => format!(
+                "the kernel has {names}, but there is no /dev/infiniband: a container needs \
+                 --device=/dev/infiniband"
+            ),
+            Absence::Empty => format!(
+                "the kernel has {names}, but libibverbs finds none: it may lack their driver \
+                 (Debian: ibverbs-providers), or may not open /dev/infiniband"
+            ),
+        };
+        format!("no RDMA devices: {why}")
+    }
+}
+
+/// libibverbs says so where `/sys/class/infiniband_verbs` is missing.
+fn is_unknown_to_kernel(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOSYS)
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort_unstable();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    /// A directory with these in it; it is removed with this.
+    struct Tree(PathBuf);
+
+    impl Tree {
+        fn new(name: &str, directories: &[&str]) -> Self {
+            let root = std::env::temp_dir().join(format!("invar-{name}-{}", std::process::id()));
+            for directory in directories {
+                fs::create_dir_all(root.join(directory)).unwrap();
+            }
+            Tree(root)
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_reason_says_what_the_kernel_has_and_what_is_missing() {
+        let root = Tree::new("absent", &["sys/class/infiniband/mlx5_1", "dev/infiniband"]);
+        let (sys, dev) = (root.0.join("sys"), root.0.join("dev"));
+        fs::create_dir_all(sys.join("class/infiniband/mlx5_0")).unwrap();
+        let none = root.0.join("none");
+        let library = LibraryError::Absent("libibverbs.so.1: cannot open".to_owned());
+        let failed = |errno| io::Error::from_raw_os_error(errno);
+        for (absence, sysfs, dev, why) in [
+            (
+                Absence::Library(&library),
+                &none,
+                &none,
+                "no libibverbs (libibverbs.so.1: cannot open)",
+            ),
+            (
+                Absence::Library(&library),
+                &sys,
+                &dev,
+                "the kernel has mlx5_0, mlx5_1, but no libibverbs (libibverbs.so.1: cannot open): \
+                 install rdma-core",
+            ),
+            (
+                Absence::Failed(&failed(libc::ENOSYS)),
+                &none,
+                &none,
+                "the kernel has no RDMA, or its module ib_uverbs is not loaded",
+            ),
+            (
+                Absence::Failed(&failed(libc::ENOSYS)),
+                &sys,
+                &none,
+                "the kernel has mlx5_0, mlx5_1, but no program may use them: load its module \
+                 (modprobe ib_uverbs)",
+            ),
+            (
+                Absence::Failed(&failed(libc::ENOMEM)),
+                &sys,
+                &dev,
+                "ibv_get_device_list: Cannot allocate memory (os error 12)",
+            ),
+            (Absence::Empty, &none, &none, "the kernel has none"),
+            (
+                Absence::Empty,
+                &sys,
+                &none,
+                "the kernel has mlx5_0, mlx5_1, but there is no /dev/infiniband: a container needs \
+                 --device=/dev/infiniband",
+            ),
+            (
+                Absence::Empty,
+                &sys,
+                &dev,
+                "the kernel has mlx5_0, mlx5_1, but libibverbs finds none: it may lack their driver \
+                 (Debian: ibverbs-providers), or may not open /dev/infiniband",
+            ),
+        ] {
+            assert_eq!(absence.explain(sysfs, dev), format!("no RDMA devices: {why}"));
+        }
+    }
+}
