@@ -34,5 +34,5 @@ pub use connect::Connector;
 pub(crate) use connect::start_with_acceptor;
 pub use handle::{HANDLE_BYTES, HANDLE_SECRET_BYTES, Handle, HandleError};
 pub(crate) use link::{Exchange, Peer, Verbs};
-pub use settings::{QPS_MAX, Settings, Wire};
+pub use settings::{PacketAuth, QPS_MAX, Settings, Wire};
 pub use stream::{Stream, StreamError};

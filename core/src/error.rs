@@ -90,6 +90,8 @@ pub enum Error {
         /// The peer.
         theirs: LinkLayer,
     },
+    /// This end's packets must carry tags, and the peer's do not.
+    PacketAuth,
     /// A FIFO slot that no working receiver writes.
     Slot {
         /// Which field is wrong.
@@ -154,9 +156,11 @@ impl Error {
             | Error::Slot { .. }
             | Error::Overrun { .. } => Fault::Peer,
             Error::Auth(AuthError::Stream(_)) => Fault::Network,
-            Error::Auth(_) | Error::Preface(_) | Error::Hello(_) | Error::LinkLayer { .. } => {
-                Fault::Incompatible
-            }
+            Error::Auth(_)
+            | Error::Preface(_)
+            | Error::Hello(_)
+            | Error::LinkLayer { .. }
+            | Error::PacketAuth => Fault::Incompatible,
         }
     }
 
@@ -205,6 +209,11 @@ impl fmt::Display for Error {
             Error::LinkLayer { ours, theirs } => {
                 write!(f, "this port is {ours:?}, the peer's is {theirs:?}: choose others")
             }
+            Error::PacketAuth => f.write_str(
+                "the peer does not authenticate its packets, and this side insists on it \
+                 (INVAR_SOFT_AUTH=1): set INVAR_SOFT_AUTH=1 on both sides and have both use the \
+                 software NIC, or unset it here",
+            ),
             Error::Slot { what, value, idx } => {
                 write!(f, "the peer posted receive {idx} with {what} {value:#x}")
             }

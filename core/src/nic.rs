@@ -19,8 +19,8 @@ mod wr;
 use core::sync::atomic::AtomicU64;
 
 pub use attr::{
-    AddressVector, Ece, Gid, LinkLayer, Mtu, PortAttr, PortState, QpCap, QpOptions, QpState,
-    QpTransition, RtrAttr, RtsAttr, SourcePorts,
+    AddressVector, Ece, Gid, LinkLayer, Mtu, PacketKeys, PortAttr, PortState, QpCap, QpOptions,
+    QpState, QpTransition, RtrAttr, RtsAttr, SourcePorts,
 };
 pub use error::{NicError, PollError, Verb};
 pub use list::{Listed, SendList};

@@ -198,6 +198,9 @@ params! {
     /// UDP port of a software NIC. Of a range, each NIC takes the first port that is free; 0 takes
     /// any. Peers that are no software NIC of Invar send to 4791.
     INVAR_SOFT_PORT => soft_port: PortRange = "0", Allowed::Ports;
+    /// Whether a software NIC authenticates the packets of its connections: 0 never, 1 always, so that
+    /// a peer that does not is refused; -2 between hosts, if the peer does not set 0.
+    INVAR_SOFT_AUTH => soft_auth: Option<bool> = "-2", auto_or_int(-2, 0, 1);
     /// TCP ports of listeners: each takes the first of the range that is free; 0 takes any. A
     /// communicator needs one for its rendezvous, and each rank one for each link from another rank
     /// over the network.

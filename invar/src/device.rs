@@ -405,7 +405,7 @@ fn describe(config: &SoftConfig, interfaces: &[Interface], sysfs: &Path) -> Opti
         gid_why: String::new(),
         link_layer: LinkLayer::Ethernet,
         mtu: interface.path_mtu()?,
-        long_mtu_bytes: interface.long_mtu_bytes(),
+        long_mtu_bytes: interface.long_mtu_bytes(address),
         speed_mbps: interface.speed_mbps(sysfs),
         up: interface.up,
         udp_port: None,

@@ -123,6 +123,11 @@ impl Settings {
             use_inline: params.ib_use_inline,
             ece: params.ib_ece_enable,
             long_mtu: params.long_mtu,
+            packet_auth: match params.soft_auth {
+                None => conn::PacketAuth::Network,
+                Some(false) => conn::PacketAuth::Off,
+                Some(true) => conn::PacketAuth::Always,
+            },
             timeout_ns: u64::from(params.connect_timeout_ms) * 1_000_000,
             ..conn::Settings::default()
         };
@@ -217,6 +222,15 @@ impl Settings {
     #[must_use]
     pub fn soft_ports(mut self, ports: PortRange) -> Self {
         self.soft_ports = ports;
+        self
+    }
+
+    /// Whether a software NIC authenticates the packets of its connections (`INVAR_SOFT_AUTH`). If
+    /// nothing is set, it does so between hosts, if the peer does too.
+    #[must_use]
+    pub fn soft_auth(mut self, on: bool) -> Self {
+        use conn::PacketAuth::{Always, Off};
+        self.conn.packet_auth = if on { Always } else { Off };
         self
     }
 

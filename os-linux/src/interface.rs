@@ -23,12 +23,14 @@ use crate::udp::TRAIN_BYTES_MAX;
 /// 40, UDP 8, BTH 12, extended headers 4 + 28, ICRC 4.
 const ROCE_OVERHEAD_BYTES: u32 = 96;
 
-/// What is really there at most, of what Invar sends: IPv6 40, UDP 8, BTH 12, RETH 16, ImmDt 4,
-/// ICRC 4.
-const LONG_OVERHEAD_BYTES: u32 = 84;
+/// What is really there at most behind the IP header, of what Invar sends: UDP 8, BTH 12, RETH 16,
+/// ImmDt 4, tag 16.
+const LONG_OVERHEAD_BYTES: u32 = 56;
+const IPV4_BYTES: u32 = 20;
+const IPV6_BYTES: u32 = 40;
 
-/// What a UDP socket sends around the payload of a packet in the middle of a message: BTH 12, ICRC 4.
-const MIDDLE_OVERHEAD_BYTES: u32 = 16;
+/// What a UDP socket sends around the payload of a packet in the middle of a message: BTH 12, tag 16.
+const MIDDLE_OVERHEAD_BYTES: u32 = 28;
 
 /// A network interface of this host, in this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,11 +122,13 @@ impl Interface {
         Mtu::fitting(self.mtu.saturating_sub(ROCE_OVERHEAD_BYTES))
     }
 
-    /// Payload bytes of the packets that software NICs agree on between themselves: whole cache
-    /// lines, as many as fit, or fewer where these would leave a sixteenth of a train empty. 0 where
+    /// Payload bytes of the packets that software NICs at this address and another agree on: whole
+    /// cache lines, as many as fit, or fewer where these would leave a sixteenth of a train empty. 0 where
     /// that is no more than the path MTU.
-    pub fn long_mtu_bytes(&self) -> u32 {
-        let fit = self.mtu.saturating_sub(LONG_OVERHEAD_BYTES).min(LONG_MTU_BYTES_MAX) / 64 * 64;
+    pub fn long_mtu_bytes(&self, address: IpAddr) -> u32 {
+        let ip_bytes = if address.is_ipv4() { IPV4_BYTES } else { IPV6_BYTES };
+        let overhead = ip_bytes + LONG_OVERHEAD_BYTES;
+        let fit = self.mtu.saturating_sub(overhead).min(LONG_MTU_BYTES_MAX) / 64 * 64;
         let train = TRAIN_BYTES_MAX as u32;
         let packets = train / (fit + MIDDLE_OVERHEAD_BYTES);
         let long = if packets * fit >= train / 16 * 15 {

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use invar_core::auth::Secret;
 use invar_core::nic::{
-    Access, AddressVector, Gid, Memory, MemoryKeys, Mtu, Nic, QpCap, QpOptions, QpTransition,
-    RecvWr, RtrAttr, RtsAttr, SendFlags, SendOpcode, SendWr, Sge, Wc,
+    Access, AddressVector, Gid, Memory, MemoryKeys, Mtu, Nic, PacketKeys, QpCap, QpOptions,
+    QpTransition, RecvWr, RtrAttr, RtsAttr, SendFlags, SendOpcode, SendWr, Sge, Wc,
 };
 
 use crate::duo::Buffer;
@@ -50,6 +51,8 @@ pub struct Link {
     pub long_mtu_bytes: u32,
     /// What both agreed on.
     pub options: QpOptions,
+    /// The key of the tags of both ends' packets, if they carry tags.
+    pub packet_key: Option<Secret>,
     /// Timeout and retries.
     pub rts: RtsAttr,
     /// Code of the wait of a peer whose receiver is not ready.
@@ -64,6 +67,7 @@ impl Default for Link {
             mtu: Mtu::Mtu4096,
             long_mtu_bytes: 0,
             options: QpOptions::ICRC_MASKS_IP_ID,
+            packet_key: None,
             rts: RtsAttr { timeout: 14, retry_cnt: 7, rnr_retry: 7, sq_psn: 0, max_rd_atomic: 4 },
             min_rnr_timer: 1,
             psn: 0xff_fff0,
@@ -126,6 +130,7 @@ impl<N: Nic + Clone> End<N> {
                 ..AddressVector::default()
             },
             options: link.options,
+            packet_keys: link.packet_key.map(|key| PacketKeys { send: key, recv: key }),
         };
         self.nic.modify_qp(&self.qp, &QpTransition::Rtr(rtr)).expect("to RTR");
         let rts = RtsAttr { sq_psn: link.psn, ..link.rts };

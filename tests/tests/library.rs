@@ -5,6 +5,7 @@ mod library {
     mod flush;
     mod late;
     mod misuse;
+    mod packet_auth;
     mod peer_gone;
     mod ports;
     mod transfer;

@@ -8,13 +8,13 @@ use super::wire::{
     DeviceName, MESSAGE_BYTES_MAX, PREFACE_BYTES, Preface, PrefaceBytes, PrefaceError,
     QP_INFO_BYTES, QpInfo, QpInfoBytes,
 };
-use super::{QPS_MAX, Settings, Stream, StreamError, Wire};
+use super::{PacketAuth, QPS_MAX, Settings, Stream, StreamError, Wire};
 use crate::auth::{Hello, Session};
 use crate::error::{Ends, Error};
 use crate::fifo::{DEPTH_NCCL_2_14, SLOT_BYTES};
 use crate::nic::{
-    Access, AddressVector, Ece, LinkLayer, Memory, MemoryKeys, Mtu, Nic, NicError, PortAttr,
-    PortState, QpCap, QpOptions, QpTransition, RtrAttr, RtsAttr, SourcePorts, Verb,
+    Access, AddressVector, Ece, LinkLayer, Memory, MemoryKeys, Mtu, Nic, NicError, PacketKeys,
+    PortAttr, PortState, QpCap, QpOptions, QpTransition, RtrAttr, RtsAttr, SourcePorts, Verb,
 };
 use crate::roce::UDP_PORT;
 
@@ -147,6 +147,7 @@ impl<N: Nic> Verbs<N> {
             min_rnr_timer: 12,
             ah,
             options: peer.options,
+            packet_keys: self.packet_keys(peer.options),
         };
         self.nic.modify_qp(qp, &QpTransition::Rtr(rtr))?;
         let rts = RtsAttr {
@@ -164,6 +165,11 @@ impl<N: Nic> Verbs<N> {
         if peer.info.link_layer != self.port.link_layer {
             let theirs = peer.info.link_layer;
             return Err(Error::LinkLayer { ours: self.port.link_layer, theirs });
+        }
+        let can_tag = self.port.options.contains(QpOptions::PACKET_TAGS);
+        let must_tag = can_tag && self.settings.packet_auth == PacketAuth::Always;
+        if must_tag && !peer.options.contains(QpOptions::PACKET_TAGS) {
+            return Err(Error::PacketAuth);
         }
         for (index, (qp, &qpn)) in (0..).zip(self.qps().zip(&peer.info.qpns)) {
             if let Some(ece) = &peer.ece {
@@ -220,12 +226,31 @@ impl<N: Nic> Verbs<N> {
         is_wanted.then(|| self.nic.query_ece(&self.qp)).flatten()
     }
 
+    /// What this end allows.
+    fn options(&self) -> QpOptions {
+        let tags = match self.settings.packet_auth {
+            PacketAuth::Off => false,
+            PacketAuth::Network => !self.port.gid.ip().is_loopback(),
+            PacketAuth::Always => true,
+        };
+        let mut allowed = self.settings.options;
+        allowed.set(QpOptions::PACKET_TAGS, tags);
+        allowed & self.port.options
+    }
+
+    /// The keys of tags, where both ends have agreed on them.
+    fn packet_keys(&self, agreed: QpOptions) -> Option<PacketKeys> {
+        let key = |side: Side| self.session.key(b"packet tags", &[side as u8]);
+        agreed.contains(QpOptions::PACKET_TAGS).then_some(())?;
+        Some(PacketKeys { send: key(self.side)?, recv: key(self.side.other())? })
+    }
+
     /// Our preface for the given depth.
     pub(crate) fn preface(&self, fifo_depth: u16) -> Preface {
         Preface {
             fifo_depth,
             qp_count: self.qp_count(),
-            options: self.settings.options & self.port.options,
+            options: self.options(),
             udp_port: self.port.udp_port,
             udp_source_ports: self.port.udp_source_ports,
             sizes_addr: 0,

@@ -19,6 +19,19 @@ pub enum Wire {
     Nccl214,
 }
 
+/// Whether software NICs authenticate the packets of a connection ([`QpOptions::PACKET_TAGS`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PacketAuth {
+    /// No.
+    Off,
+    /// Between hosts, if the peer does so too; not over a loopback address. There the kernel lets no
+    /// unprivileged user send from the address and port of another socket.
+    #[default]
+    Network,
+    /// Always: a peer that does not is refused.
+    Always,
+}
+
 /// Settings of a connection; the defaults are those of NCCL's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -55,6 +68,8 @@ pub struct Settings {
     pub truncate: bool,
     /// Options that this end allows; used are those that both ends and both NICs have.
     pub options: QpOptions,
+    /// Whether packets carry tags, where this end's NIC can do that.
+    pub packet_auth: PacketAuth,
     /// Time in which connect or accept must come to an end.
     pub timeout_ns: u64,
     /// A key that both ends share beside the handle, which others may read then.
@@ -79,6 +94,7 @@ impl Default for Settings {
             flush: false,
             truncate: false,
             options: QpOptions::ICRC_MASKS_IP_ID,
+            packet_auth: PacketAuth::default(),
             timeout_ns: 30_000_000_000,
             key: None,
         }

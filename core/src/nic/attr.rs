@@ -4,6 +4,7 @@ use core::fmt;
 use core::net::{IpAddr, Ipv6Addr};
 
 use super::Access;
+use crate::auth::Secret;
 
 /// Global identifier of a port (`union ibv_gid`): for RoCEv2 an IPv6 address, or an IPv4 address
 /// mapped into one.
@@ -151,7 +152,19 @@ bitflags::bitflags! {
         const ADAPTIVE_ROUTING = 1;
         /// The ICRC also masks the IPv4 identification, which a UDP socket does not show.
         const ICRC_MASKS_IP_ID = 1 << 1;
+        /// Each packet ends with a tag that only the two ends can make, in place of the ICRC; see
+        /// [`PacketKeys`].
+        const PACKET_TAGS = 1 << 2;
     }
+}
+
+/// The keys of a connection whose packets carry tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketKeys {
+    /// For the packets that this end sends.
+    pub send: Secret,
+    /// For the packets that the peer sends.
+    pub recv: Secret,
 }
 
 /// Enhanced connection establishment (`struct ibv_ece`): what a driver can do beyond the verbs'
@@ -268,6 +281,8 @@ pub struct RtrAttr {
     pub ah: AddressVector,
     /// Agreed with the peer.
     pub options: QpOptions,
+    /// The keys of tags, where both ends agreed on [`QpOptions::PACKET_TAGS`].
+    pub packet_keys: Option<PacketKeys>,
 }
 
 impl RtrAttr {

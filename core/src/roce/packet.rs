@@ -69,7 +69,7 @@ pub struct Packet<'a> {
     pub headers: Headers,
     /// Without padding. All that follows the BTH, where the opcode is not known.
     pub payload: &'a [u8],
-    /// Padding and ICRC, as they came; empty in a packet that never was on a wire.
+    /// Padding and ICRC, or tag, as they came; empty in a packet that never was on a wire.
     pub trailer: &'a [u8],
 }
 
@@ -78,6 +78,24 @@ impl<'a> Packet<'a> {
     /// value; the ICRC is not checked. Only a packet that is too short for what its opcode and
     /// pad count say is an error.
     pub fn decode(udp_payload: &'a [u8]) -> Result<Packet<'a>, DecodeError> {
+        Self::decode_with(udp_payload, ICRC_BYTES)
+    }
+
+    /// The receiving queue pair, where the bytes are enough for one.
+    #[inline]
+    pub fn dest_qp(udp_payload: &[u8]) -> Option<u32> {
+        let (bth, _) = wire::Bth::ref_from_prefix(udp_payload).ok()?;
+        Some(bth.dest_qp())
+    }
+
+    /// Takes a datagram apart that ends with `check_bytes` of ICRC or tag. Those are not checked.
+    ///
+    /// # Errors
+    /// The packet is too short for what its opcode and pad count say.
+    pub fn decode_with(
+        udp_payload: &'a [u8],
+        check_bytes: usize,
+    ) -> Result<Packet<'a>, DecodeError> {
         let mut rest = Cursor { bytes: udp_payload, offset: 0 };
         let bth: Bth = rest.take::<wire::Bth>("BTH")?.into();
         let mut headers = Headers { bth, ..Headers::default() };
@@ -98,9 +116,9 @@ impl<'a> Packet<'a> {
             headers.imm = Some(rest.take::<wire::ImmDt>("ImmDt")?.into());
         }
 
-        let trailer_len = usize::from(bth.pad_count) + ICRC_BYTES;
+        let trailer_len = usize::from(bth.pad_count) + check_bytes;
         let Some(payload_len) = rest.bytes.len().checked_sub(trailer_len) else {
-            return Err(rest.truncated("pad and ICRC", trailer_len));
+            return Err(rest.truncated("pad and checksum", trailer_len));
         };
         let (payload, trailer) = rest.bytes.split_at(payload_len);
         Ok(Packet { headers, payload, trailer })

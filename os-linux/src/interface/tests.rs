@@ -139,20 +139,21 @@ fn the_path_mtu_leaves_room_for_all_headers() {
 
 #[test]
 fn long_packets_fit_the_interface_and_fill_trains() {
-    for (mtu, long, packets) in [
-        (65_536, 8128, 8),
-        (9000, 8128, 8),
-        (4400, 4288, 15),
-        (5000, 4864, 13),
-        (4200, 0, 0),
-        (1500, 1408, 45),
-        (1100, 960, 64),
-        (352, 0, 0),
-        (0, 0, 0),
+    for (mtu, address, long, packets) in [
+        (65_536, "127.0.0.1", 8128, 8),
+        (9000, "10.0.0.1", 8128, 8),
+        (4400, "10.0.0.1", 4288, 15),
+        (5000, "10.0.0.1", 4864, 13),
+        (4200, "10.0.0.1", 0, 0),
+        (1500, "10.0.0.1", 1408, 45),
+        (1500, "fd00::1", 1344, 47),
+        (1100, "10.0.0.1", 960, 64),
+        (352, "10.0.0.1", 0, 0),
+        (0, "10.0.0.1", 0, 0),
     ] {
         let interface = Interface { mtu, ..interface("eth0", 1, &[]) };
-        assert_eq!(interface.long_mtu_bytes(), long, "{mtu}");
-        assert!(packets * (long as usize + 16) <= TRAIN_BYTES_MAX);
+        assert_eq!(interface.long_mtu_bytes(address.parse().unwrap()), long, "{mtu}");
+        assert!(packets * (long as usize + 28) <= TRAIN_BYTES_MAX);
         assert!(long == 0 || packets * long as usize > TRAIN_BYTES_MAX / 16 * 15);
     }
 }

@@ -16,6 +16,7 @@ mod queue_pair;
 mod receive;
 mod region;
 mod table;
+mod tags;
 mod timers;
 mod train;
 mod transmit;

@@ -119,7 +119,7 @@ impl SoftNic {
         })?;
         let mtu = mtu.min(config.path_mtu_max);
         let long_mtu_bytes =
-            if config.path_mtu_max == Mtu::Mtu4096 { interface.long_mtu_bytes() } else { 0 };
+            if config.path_mtu_max == Mtu::Mtu4096 { interface.long_mtu_bytes(ip) } else { 0 };
         let rx = bind_in_range(config.address, config.ports, "INVAR_SOFT_PORT", RxSocket::bind)?;
         let address = rx.local_addr()?;
         let impairment = config.impairment.map(Impairment::new);
@@ -150,7 +150,7 @@ impl SoftNic {
             speed_mbps: interface.speed_mbps(Path::new("/sys")).unwrap_or(SPEED_MBPS),
             udp_port: address.port(),
             udp_source_ports,
-            options: QpOptions::ADAPTIVE_ROUTING | QpOptions::ICRC_MASKS_IP_ID,
+            options: QpOptions::all(),
         };
         let port = Arc::new(Port::new(rx, sockets, device));
         let serving = Arc::clone(&port);

@@ -79,5 +79,6 @@ fn rtr(attr: &ibv_qp_attr) -> Option<RtrAttr> {
             udp_source_port: 0,
         },
         options: QpOptions::empty(),
+        packet_keys: None,
     })
 }

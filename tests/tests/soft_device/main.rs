@@ -6,14 +6,15 @@ mod domains;
 mod floods;
 mod lingering;
 mod strangers;
+mod tags;
 mod timers;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use invar_core::nic::{
-    Access, AddressVector, Memory, Mtu, QpCap, QpOptions, QpTransition, RtrAttr, RtsAttr,
-    SendFlags, SendOpcode, SendWr, Sge, SourcePorts, Wc, WcStatus,
+    Access, AddressVector, Memory, Mtu, PacketKeys, QpCap, QpOptions, QpTransition, RtrAttr,
+    RtsAttr, SendFlags, SendOpcode, SendWr, Sge, SourcePorts, Wc, WcStatus,
 };
 use invar_core::roce::qp::Tuning;
 use invar_core::roce::{IpDatagram, Packet};
@@ -104,6 +105,17 @@ impl End {
     }
 
     fn start(&mut self, qpn: u32, peer: SocketAddr, dest_qp_num: u32, options: QpOptions) {
+        self.start_with(qpn, peer, dest_qp_num, options, None);
+    }
+
+    fn start_with(
+        &mut self,
+        qpn: u32,
+        peer: SocketAddr,
+        dest_qp_num: u32,
+        options: QpOptions,
+        packet_keys: Option<PacketKeys>,
+    ) {
         let ah = AddressVector {
             dgid: peer.ip().into(),
             udp_port: peer.port(),
@@ -116,6 +128,7 @@ impl End {
             dest_qp_num,
             ah,
             options,
+            packet_keys,
             max_dest_rd_atomic: 1,
             ..RtrAttr::default()
         };

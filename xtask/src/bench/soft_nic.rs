@@ -41,13 +41,20 @@ struct Contender {
 }
 
 /// `soft` is `invar perf` on a host without RDMA hardware: the software NIC. `soft-4096` has packets
-/// as foreign peers get them, of path MTU 4096.
-const CONTENDERS: [Contender; 5] = [
+/// as foreign peers get them, of path MTU 4096; the packets of `soft-auth` carry tags.
+const CONTENDERS: [Contender; 6] = [
     Contender { name: "tcp-blocking", run: |_, _, size| tcp(size, Wait::Block) },
     Contender { name: "tcp-polled", run: |_, _, size| tcp(size, Wait::Poll) },
     Contender { name: "udp-gso", run: |_, _, _| udp() },
-    Contender { name: "soft-4096", run: |shell, dir, size| invar_perf(shell, dir, size, "0") },
-    Contender { name: "soft", run: |shell, dir, size| invar_perf(shell, dir, size, "1") },
+    Contender {
+        name: "soft-4096",
+        run: |shell, dir, size| invar_perf(shell, dir, size, &[("INVAR_LONG_MTU", "0")]),
+    },
+    Contender {
+        name: "soft-auth",
+        run: |shell, dir, size| invar_perf(shell, dir, size, &[("INVAR_SOFT_AUTH", "1")]),
+    },
+    Contender { name: "soft", run: |shell, dir, size| invar_perf(shell, dir, size, &[]) },
 ];
 
 pub(super) fn cases() -> Vec<&'static str> {
@@ -142,10 +149,10 @@ fn udp() -> Result<f64> {
     Ok(RUN_BYTES as f64 * 8e-9 / udp::seconds(RUN_BYTES)?)
 }
 
-fn invar_perf(shell: &Shell, target_dir: &Path, size: usize, long_mtu: &str) -> Result<f64> {
+fn invar_perf(shell: &Shell, target_dir: &Path, size: usize, set: &[Variable]) -> Result<f64> {
     let window = WINDOW.to_string();
     let count = count(size).to_string();
-    gbits(&report(shell, target_dir, size, &["--window", &window, "-n", &count], long_mtu)?)
+    gbits(&report(shell, target_dir, size, &["--window", &window, "-n", &count], set)?)
 }
 
 /// Builds a package's program and says where programs are.
@@ -154,19 +161,22 @@ pub(super) fn built(shell: &Shell, what: &str) -> Result<PathBuf> {
     Ok(Workspace::load(shell)?.target_dir)
 }
 
-/// The row of `invar perf` for messages of a size; `long_mtu` is what `INVAR_LONG_MTU` is set to.
+/// A variable of the environment and its value.
+type Variable = (&'static str, &'static str);
+
+/// The row of `invar perf` for messages of a size, with these variables set.
 fn report(
     shell: &Shell,
     target_dir: &Path,
     size: usize,
     flags: &[&str],
-    long_mtu: &str,
+    set: &[Variable],
 ) -> Result<Value> {
     let json = target_dir.join("perf.json");
     let mut perf = shell.program(&target_dir.join("release/invar"));
     let size = size.to_string();
     perf.args(["perf", "-b", &size, "-e", &size]).args(flags).arg("--json").arg(&json);
-    perf.env("INVAR_LONG_MTU", long_mtu);
+    perf.envs(set.iter().copied());
     shell.capture(perf)?;
     row(&fs::read_to_string(&json)?).context("invar perf --json says something unexpected")
 }

@@ -138,6 +138,13 @@ const fn bit(set: bool, n: u32) -> u8 {
     (set as u8) << n
 }
 
+impl Bth {
+    /// The receiving queue pair.
+    pub(in crate::roce) const fn dest_qp(&self) -> u32 {
+        low24(self.dest_qp)
+    }
+}
+
 impl From<&super::Bth> for Bth {
     fn from(v: &super::Bth) -> Self {
         Bth {

@@ -96,21 +96,21 @@ fn expected(layout: &[Part], len: usize) -> Option<DecodeError> {
 #[test]
 fn a_cut_anywhere_is_an_error_that_says_where() {
     let shapes: [(Opcode, u8, &[Part]); 7] = [
-        (Opcode::SEND_ONLY, 3, &[("BTH", 12), ("pad and ICRC", 7)]),
+        (Opcode::SEND_ONLY, 3, &[("BTH", 12), ("pad and checksum", 7)]),
         (
             Opcode::WRITE_ONLY_IMM,
             1,
-            &[("BTH", 12), ("RETH", 16), ("ImmDt", 4), ("pad and ICRC", 5)],
+            &[("BTH", 12), ("RETH", 16), ("ImmDt", 4), ("pad and checksum", 5)],
         ),
-        (Opcode::ACKNOWLEDGE, 0, &[("BTH", 12), ("AETH", 4), ("pad and ICRC", 4)]),
+        (Opcode::ACKNOWLEDGE, 0, &[("BTH", 12), ("AETH", 4), ("pad and checksum", 4)]),
         (
             Opcode::ATOMIC_ACKNOWLEDGE,
             0,
-            &[("BTH", 12), ("AETH", 4), ("AtomicAckETH", 8), ("pad and ICRC", 4)],
+            &[("BTH", 12), ("AETH", 4), ("AtomicAckETH", 8), ("pad and checksum", 4)],
         ),
-        (Opcode::FETCH_ADD, 0, &[("BTH", 12), ("AtomicETH", 28), ("pad and ICRC", 4)]),
-        (Opcode::SEND_ONLY_INV, 2, &[("BTH", 12), ("IETH", 4), ("pad and ICRC", 6)]),
-        (Opcode::UD_SEND_ONLY, 0, &[("BTH", 12), ("DETH", 8), ("pad and ICRC", 4)]),
+        (Opcode::FETCH_ADD, 0, &[("BTH", 12), ("AtomicETH", 28), ("pad and checksum", 4)]),
+        (Opcode::SEND_ONLY_INV, 2, &[("BTH", 12), ("IETH", 4), ("pad and checksum", 6)]),
+        (Opcode::UD_SEND_ONLY, 0, &[("BTH", 12), ("DETH", 8), ("pad and checksum", 4)]),
     ];
     for (opcode, pad, layout) in shapes {
         let whole = layout.iter().map(|(_, n)| n).sum();

@@ -27,6 +27,8 @@ pub struct DeviceCounters {
     pub wrong_source: u64,
     /// Packets dropped since they were damaged on the way.
     pub icrc_bad: u64,
+    /// Packets dropped since their tag is not one that the peer made.
+    pub tag_bad: u64,
     /// Packets taken though their ICRC could not be verified: IPv4, from a peer that covers the
     /// identification by it.
     pub icrc_unverified: u64,

@@ -9,12 +9,13 @@ use invar_core::nic::{
 use invar_core::roce::qp::{
     AccessFault, Counters, Env, Lingering, Qp, Queue, Region, Side, Transmit, Tuning,
 };
-use invar_core::roce::{Flow, Ipv4Id, Packet, UDP_PORT};
+use invar_core::roce::{Bth, Flow, ICRC_BYTES, Ipv4Id, Packet, Psn, UDP_PORT};
 
 use super::DeviceCounters;
 use super::completion::CompletionQueue;
 use super::region::Regions;
 use super::table::Table;
+use super::tags::{TAG_BYTES, Tags};
 use super::train::Route;
 
 /// Most work requests on either queue.
@@ -68,7 +69,9 @@ pub(super) struct Inline {
 /// The way to the peer.
 pub(super) struct Path {
     pub(super) route: Route,
-    pub(super) outgoing: Flow,
+    outgoing: Flow,
+    /// What makes and checks tags, where packets carry them in place of the ICRC.
+    tags: Option<Box<Tags>>,
     /// The UDP port that the peer's packets come from; 0 for any.
     source_port: u16,
     /// The last address that packets came from.
@@ -176,6 +179,9 @@ impl QueuePair {
         engine!(&mut self.engine, qp => qp.modify(transition, env))?;
         if let QpTransition::Reset = transition {
             self.path = None;
+        }
+        if let (QpTransition::Rts(attr), Some(path)) = (transition, &mut self.path) {
+            path.set_first_psn(Psn::new(attr.sq_psn));
         }
         Ok(())
     }
@@ -295,37 +301,70 @@ impl Path {
             hop_limit: if attr.ah.hop_limit == 0 { 64 } else { attr.ah.hop_limit },
             masks_ip_id: attr.options.contains(QpOptions::ICRC_MASKS_IP_ID),
         };
-        Ok(Path { route, outgoing, source_port: attr.ah.udp_source_port, incoming: None })
+        let tags = attr.packet_keys.map(|keys| Box::new(Tags::new(&keys, Psn::new(attr.rq_psn))));
+        Ok(Path { route, outgoing, tags, source_port: attr.ah.udp_source_port, incoming: None })
     }
 
-    /// Whether a packet that came in `bytes` from `from` is the peer's and undamaged; counts why
+    /// Notes the sequence number of the first request that this end will send.
+    pub(super) fn set_first_psn(&mut self, psn: Psn) {
+        if let Some(tags) = &mut self.tags {
+            tags.set_first_psn(psn);
+        }
+    }
+
+    /// Bytes of what [`Path::end_packet`] writes.
+    #[inline]
+    pub(super) fn check_bytes(&self) -> usize {
+        if self.tags.is_some() { TAG_BYTES } else { ICRC_BYTES }
+    }
+
+    /// Writes what ends a packet, tag or ICRC, to the front of `out`. `packet` is all that goes
+    /// before.
+    #[inline]
+    pub(super) fn end_packet(&mut self, id: Ipv4Id, bth: &Bth, packet: &[u8], out: &mut [u8]) {
+        match &mut self.tags {
+            None => out[..ICRC_BYTES].copy_from_slice(&self.outgoing.icrc(id, packet)),
+            Some(tags) => out[..TAG_BYTES].copy_from_slice(&tags.make(bth, packet)),
+        }
+    }
+
+    /// The packet that came in `bytes` from `from`, if it is the peer's and undamaged; counts why
     /// not.
     #[inline]
-    pub(super) fn admits(
+    pub(super) fn admit<'a>(
         &mut self,
         from: SocketAddr,
         local: SocketAddr,
-        bytes: &[u8],
-        packet: &Packet<'_>,
+        bytes: &'a [u8],
         counters: &mut DeviceCounters,
-    ) -> bool {
+    ) -> Option<Packet<'a>> {
         let is_from_peer = from.ip() == self.route.to.ip()
             && (self.source_port == 0 || from.port() == self.source_port);
         if !is_from_peer {
             counters.wrong_source += 1;
-            return false;
+            return None;
         }
-        if !self.verifies() {
+        let Ok(packet) = Packet::decode_with(bytes, self.check_bytes()) else {
+            counters.malformed += 1;
+            return None;
+        };
+        let bth = &packet.headers.bth;
+        if let Some(tags) = &mut self.tags {
+            if !tags.verify(bth, bytes) {
+                counters.tag_bad += 1;
+                return None;
+            }
+        } else if !self.verifies() {
             counters.icrc_unverified += 1;
         } else if !self.verify(from, local, bytes) {
             counters.icrc_bad += 1;
-            return false;
+            return None;
         }
-        if packet.headers.bth.pkey & PKEY != PKEY {
+        if bth.pkey & PKEY != PKEY {
             counters.wrong_pkey += 1;
-            return false;
+            return None;
         }
-        true
+        Some(packet)
     }
 
     /// Whether the IP header that the ICRC covers can be known: IPv6 always, IPv4 from a peer

@@ -10,10 +10,11 @@
 use heapless::Vec;
 
 use invar_core::roce::qp::{LONG_MTU_BYTES_MAX, Payload, Region, Transmit};
-use invar_core::roce::{HEADERS_BYTES_MAX, ICRC_BYTES, Ipv4Id};
+use invar_core::roce::{HEADERS_BYTES_MAX, Ipv4Id};
 
 use super::queue_pair::{Inline, Path, QueuePair, Surroundings};
 use super::region::Regions;
+use super::tags::TAG_BYTES;
 use super::train::{Datagram, Route, Train, TransmitSink};
 use super::{Device, DeviceCounters};
 use crate::udp::{SEGMENTS_MAX, TRAIN_BYTES_MAX};
@@ -201,7 +202,8 @@ impl Staging {
         let payload_len = transmit.payload.len() as usize;
         let pad_len = usize::from(bth.pad_count);
         let packet_len = headers_len + payload_len + pad_len;
-        let wire_bytes = packet_len + ICRC_BYTES;
+        let check_bytes = path.check_bytes();
+        let wire_bytes = packet_len + check_bytes;
 
         if !self.takes(&path.route, wire_bytes) {
             self.flush(regions, sink, counters)?;
@@ -252,14 +254,15 @@ impl Staging {
             }
             return Ok(());
         }
-        let icrc = path.outgoing.icrc(id, packet);
+        let mut check = [0; TAG_BYTES];
+        path.end_packet(id, bth, packet, &mut check);
         let mut end = start + packet_len;
         if gathered.is_some() {
             // The padding is there: room for headers is zero behind them.
             end -= payload_len;
         }
-        self.bytes[end..end + ICRC_BYTES].copy_from_slice(&icrc);
-        end += ICRC_BYTES;
+        self.bytes[end..end + check_bytes].copy_from_slice(&check[..check_bytes]);
+        end += check_bytes;
         self.wire_bytes += wire_bytes;
         let _ = self.laid.push(Laid { end, wire_bytes, payload: gathered });
         Ok(())

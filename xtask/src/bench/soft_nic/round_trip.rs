@@ -19,7 +19,7 @@ pub(super) fn run(shell: &Shell) -> Result<Vec<String>> {
     for _ in 0..RUNS {
         bare.push(udp::half_round_trip_us(ROUND_TRIPS)?);
         let count = ROUND_TRIPS.to_string();
-        let row = report(shell, &target_dir, 8, &["--window", "1", "-n", &count], "1")?;
+        let row = report(shell, &target_dir, 8, &["--window", "1", "-n", &count], &[])?;
         soft.push(row["latency_us"]["p50"].as_f64().context("no latency_us.p50")?);
     }
     let (bare, soft) = (median(&mut bare), median(&mut soft));
