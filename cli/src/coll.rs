@@ -123,6 +123,10 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
 }
 
 impl Args {
+    pub(crate) fn is_child(&self) -> bool {
+        self.child_of.is_some()
+    }
+
     fn check(&self) -> Result<(), Failure> {
         let Args { sizes, ranks, root_rank, rank, .. } = self;
         sizes.check()?;

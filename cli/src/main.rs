@@ -16,10 +16,11 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
-use invar::Settings;
+use invar::{LogLevel, Settings};
 use invar_linux::interface::resolve;
 
 use failure::Failure;
+use output::tell;
 
 /// NCCL's network transport: measure it, and see what it runs on.
 ///
@@ -38,6 +39,17 @@ enum Command {
     Devices(devices::Args),
 }
 
+impl Command {
+    /// Whether another process of this command started it, and says what both should.
+    fn is_child(&self) -> bool {
+        match self {
+            Command::Perf(args) => args.is_child(),
+            Command::Coll(args) => args.is_child(),
+            Command::Devices(_) => false,
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -51,10 +63,14 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<ExitCode, Failure> {
-    let settings = Settings::from_env()?;
+    let mut settings = Settings::from_env()?;
+    let remarks = settings.take_remarks();
     // What ends a command is told by it; the log repeats that, so it is there if it is asked for.
     if env::var_os("INVAR_LOG").is_some() {
         logger::init(settings.log_level());
+    }
+    if settings.log_level() >= LogLevel::Warn && !command.is_child() {
+        remarks.iter().for_each(|remark| tell(format_args!("warning: {remark}")));
     }
     match command {
         Command::Perf(args) => perf::run(&args, &settings),

@@ -118,6 +118,12 @@ pub(crate) struct Args {
     child_of: Option<u32>,
 }
 
+impl Args {
+    pub(crate) fn is_child(&self) -> bool {
+        self.child_of.is_some()
+    }
+}
+
 pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure> {
     let settings = &args.ports.apply(settings);
     if let Some(addr) = &args.server {

@@ -187,7 +187,8 @@ params! {
     /// Signal on which the proxy's state is printed (10 is SIGUSR1, 12 SIGUSR2); -1 is none.
     NCCL_PROXY_DUMP_SIGNAL => proxy_dump_signal: Option<u8> = "-1", auto_or_int(-1, 1, 64);
 
-    /// Protocol on the wire: Invar's own, or that of NCCL 2.14.
+    /// Protocol between NICs: Invar's own, or that of NCCL 2.14, which has no authentication. Both
+    /// ends must have the same. TCP has Invar's own in any case.
     INVAR_WIRE => wire: Wire = "invar", Wire::ALLOWED;
     /// Requests of a connection that may be under way, eight buffers each counting; the smaller
     /// of both sides holds, and 64 where the wire is nccl-2.14.

@@ -1,5 +1,7 @@
 //! What a user may choose about connections.
 
+mod remarks;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -47,6 +49,7 @@ pub struct Settings {
     socket_congestion: Option<String>,
     soft_ports: PortRange,
     listen_ports: PortRange,
+    remarks: Vec<String>,
 }
 
 /// What is said about RDMA devices before one is open.
@@ -87,12 +90,14 @@ pub(crate) struct CollRules {
 
 impl Settings {
     /// From the environment: `NCCL_IB_*`, `NCCL_SOCKET_*` and `INVAR_*`, all in
-    /// [`invar_core::param::TABLE`].
+    /// [`invar_core::param::TABLE`]. It logs [remarks](Self::take_remarks).
     ///
     /// # Errors
     /// A variable that is set to what it cannot be, by name, with what is allowed.
     pub fn from_env() -> Result<Self, Error> {
-        Self::from_lookup(invar_linux::env::var)
+        let settings = Self::from_lookup(invar_linux::env::var)?;
+        remarks::log_once(&settings.remarks);
+        Ok(settings)
     }
 
     /// As [`Settings::from_env`], from elsewhere; `None` is a variable that is not set.
@@ -163,6 +168,7 @@ impl Settings {
             socket_congestion: params.socket_congestion.map(str::to_owned),
             soft_ports: params.soft_port,
             listen_ports: params.port_range,
+            remarks: remarks::on(params),
         }
     }
 
@@ -270,6 +276,13 @@ impl Settings {
     pub fn key(mut self, key: Secret) -> Self {
         self.conn.key = Some(key);
         self
+    }
+
+    /// What a user should hear about these settings, a line each: a wire without authentication.
+    /// The library logs each line as a warning, once a process, when it reads the environment or
+    /// makes a connection. A program that takes the lines shows them itself.
+    pub fn take_remarks(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.remarks)
     }
 
     /// What is to be logged (`INVAR_LOG`). The library logs through the `log` crate; to print it
@@ -384,6 +397,7 @@ impl Settings {
     /// Refuses a device of another transport than the one asked for (`INVAR_TRANSPORT`), and one
     /// that peers do not find (`INVAR_WIRE`).
     pub(crate) fn check(&self, device: &DeviceInfo) -> Result<(), Error> {
+        remarks::log_once(&self.remarks);
         let DeviceInfo { name, kind, .. } = device;
         if !self.takes(*kind) {
             let asked = self.transport.as_str();

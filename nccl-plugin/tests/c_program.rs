@@ -268,6 +268,18 @@ fn more_threads_and_sockets_than_there_can_be_are_warned_of_and_cut() {
 }
 
 #[test]
+fn a_wire_without_authentication_is_warned_of_once() {
+    if !is_there("gcc") {
+        return;
+    }
+    let printed = listen("ib", &[], &[("INVAR_WIRE", "nccl-2.14")]);
+    let lines: Vec<&str> = printed.lines().collect();
+    let [warning, works] = lines[..] else { panic!("{printed}") };
+    assert!(warning.starts_with("NET/Invar : INVAR_WIRE=nccl-2.14: that wire has no auth"));
+    assert_eq!(works, "listen: 0");
+}
+
+#[test]
 fn nothing_is_leaked_and_no_access_is_invalid() {
     if !is_there("gcc") || !is_there("valgrind") {
         return;

@@ -71,6 +71,26 @@ fn the_wire_of_nccl_2_14_works_between_two_hosts() {
     measure(&hosts, IPV6[0], &["--recvs", "2"], &wire);
 }
 
+#[test]
+fn ends_of_different_wires_both_say_so() {
+    let Some(hosts) = hosts(1500) else { return };
+    let (ours, nccl) = ([("INVAR_WIRE", "invar")], [("INVAR_WIRE", "nccl-2.14")]);
+    for (there, here) in [(ours, nccl), (nccl, ours)] {
+        let mut command = invar(&hosts, 0, &["perf", "--server"]);
+        let (server, _) = server(command.envs(there));
+        let mut client = invar(&hosts, 1, &["perf", "--connect", IPV4[0]]);
+        let client = Run::start(client.envs(here)).wait();
+        for outcome in [client, server.wait()] {
+            assert!(outcome.status > Some(1), "{}", outcome.stderr);
+            let said = outcome.stderr.lines().filter(|line| !line.contains(": warning: "));
+            assert!(said.clone().count() > 0, "{}", outcome.stderr);
+            for line in said {
+                assert!(line.contains("et INVAR_WIRE alike on both"), "{}", outcome.stderr);
+            }
+        }
+    }
+}
+
 /// In a namespace, since others may be at the one UDP port of that wire here.
 #[test]
 fn the_wire_of_nccl_2_14_works_between_two_processes_of_a_host() {
@@ -79,6 +99,9 @@ fn the_wire_of_nccl_2_14_works_between_two_processes_of_a_host() {
     let outcome = Run::start(command.env("INVAR_WIRE", "nccl-2.14")).wait();
     let result = json(&outcome.ok().stdout);
     assert_eq!((&result["address"], &result["peer"]), (&"127.0.0.1".into(), &"127.0.0.2".into()));
+    // The second process says nothing of it.
+    let warned = "invar: warning: INVAR_WIRE=nccl-2.14: that wire has no authentication";
+    assert_eq!(outcome.stderr.matches(warned).count(), 1, "{}", outcome.stderr);
 }
 
 #[test]

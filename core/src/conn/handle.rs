@@ -37,6 +37,8 @@ pub struct Handle([u8; HANDLE_BYTES]);
 pub enum HandleError {
     /// The first bytes are not ours.
     Magic([u8; 4]),
+    /// A handle of Invar's wire, where one of NCCL 2.14's is expected.
+    OtherWire,
     /// A handle of another version of Invar: theirs.
     Version(u16),
     /// An address family that is neither IPv4 nor IPv6.
@@ -139,6 +141,9 @@ impl Handle {
     }
 
     fn nccl(&self) -> Result<SocketAddr, HandleError> {
+        if self.field(0) == MAGIC {
+            return Err(HandleError::OtherWire);
+        }
         let port = u16::from_be_bytes(self.field(2));
         match u16::from_ne_bytes(self.field(0)) {
             AF_INET => Ok(SocketAddrV4::new(Ipv4Addr::from(self.field::<4>(4)), port).into()),
@@ -171,8 +176,12 @@ impl fmt::Display for HandleError {
         match self {
             HandleError::Magic(got) => write!(
                 f,
-                "not a handle of Invar: it begins with {got:02x?}; does the listener speak \
-                 another wire (INVAR_WIRE)?"
+                "not a handle of Invar: it begins with {got:02x?}; does the listener speak NCCL \
+                 2.14's wire? Set INVAR_WIRE alike on both"
+            ),
+            HandleError::OtherWire => f.write_str(
+                "the listener speaks Invar's wire, this side NCCL 2.14's: set INVAR_WIRE alike on \
+                 both",
             ),
             HandleError::Version(theirs) => {
                 write!(f, "the handle has version {theirs}, this side knows {VERSION}")
@@ -192,6 +201,10 @@ impl core::error::Error for HandleError {}
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
+    use std::string::ToString;
+
     use super::*;
     use proptest::prelude::*;
 
@@ -231,9 +244,14 @@ mod tests {
     #[test]
     fn a_handle_of_another_wire_or_version_is_refused_by_name() {
         let nccl = Handle::new("10.1.2.3:4660".parse().unwrap(), Wire::Nccl214, &SECRET);
-        assert!(matches!(nccl.addr(Wire::Invar), Err(HandleError::Magic(_))));
-        let mut bytes =
-            *Handle::new("10.1.2.3:1".parse().unwrap(), Wire::Invar, &SECRET).as_bytes();
+        let error = nccl.addr(Wire::Invar).unwrap_err();
+        assert!(matches!(error, HandleError::Magic(_)));
+        assert!(error.to_string().ends_with("Set INVAR_WIRE alike on both"), "{error}");
+        let ours = Handle::new("10.1.2.3:1".parse().unwrap(), Wire::Invar, &SECRET);
+        let error = ours.addr(Wire::Nccl214).unwrap_err();
+        assert_eq!(error, HandleError::OtherWire);
+        assert!(error.to_string().ends_with("set INVAR_WIRE alike on both"), "{error}");
+        let mut bytes = *ours.as_bytes();
         bytes[4] = 9;
         assert_eq!(Handle::from_bytes(bytes).addr(Wire::Invar), Err(HandleError::Version(9)));
     }
