@@ -10,6 +10,7 @@
 //! leading digits in silence, anything else is an error.
 
 mod choice;
+mod nccl;
 mod ports;
 mod subnet;
 mod value;
@@ -18,6 +19,7 @@ mod value;
 mod tests;
 
 pub use choice::{AddressFamily, LogLevel, TransportChoice, Wire};
+pub use nccl::NCCL_ONLY;
 pub use ports::PortRange;
 pub use subnet::Subnet;
 pub use value::Allowed;

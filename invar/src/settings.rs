@@ -1,6 +1,7 @@
 //! What a user may choose about connections.
 
 mod remarks;
+mod unknown;
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -95,7 +96,8 @@ impl Settings {
     /// # Errors
     /// A variable that is set to what it cannot be, by name, with what is allowed.
     pub fn from_env() -> Result<Self, Error> {
-        let settings = Self::from_lookup(invar_linux::env::var)?;
+        let mut settings = Self::from_lookup(invar_linux::env::var)?;
+        settings.remarks.extend(unknown::remarks(invar_linux::env::names()));
         remarks::log_once(&settings.remarks);
         Ok(settings)
     }
@@ -278,7 +280,8 @@ impl Settings {
         self
     }
 
-    /// What a user should hear about these settings, a line each: a wire without authentication.
+    /// What a user should hear about these settings, a line each: a wire without authentication,
+    /// variables that look like settings and that nobody reads.
     /// The library logs each line as a warning, once a process, when it reads the environment or
     /// makes a connection. A program that takes the lines shows them itself.
     pub fn take_remarks(&mut self) -> Vec<String> {

@@ -268,14 +268,16 @@ fn more_threads_and_sockets_than_there_can_be_are_warned_of_and_cut() {
 }
 
 #[test]
-fn a_wire_without_authentication_is_warned_of_once() {
+fn what_a_user_should_hear_of_settings_is_warned_of_once() {
     if !is_there("gcc") {
         return;
     }
-    let printed = listen("ib", &[], &[("INVAR_WIRE", "nccl-2.14")]);
+    let set = [("INVAR_WIRE", "nccl-2.14"), ("NCCL_IB_TIMOUT", "3"), ("NCCL_IB_FIFO_TC", "1")];
+    let printed = listen("ib", &[], &set);
     let lines: Vec<&str> = printed.lines().collect();
-    let [warning, works] = lines[..] else { panic!("{printed}") };
-    assert!(warning.starts_with("NET/Invar : INVAR_WIRE=nccl-2.14: that wire has no auth"));
+    let [wire, unknown, works] = lines[..] else { panic!("{printed}") };
+    assert!(wire.starts_with("NET/Invar : INVAR_WIRE=nccl-2.14: that wire has no auth"), "{wire}");
+    assert!(unknown.ends_with(": is NCCL_IB_TIMEOUT meant?"), "{unknown}");
     assert_eq!(works, "listen: 0");
 }
 

@@ -9,6 +9,12 @@ pub fn var(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
+/// The names of the environment variables that are set to something.
+pub fn names() -> Vec<String> {
+    let set = std::env::vars_os().filter(|(_, value)| !value.is_empty());
+    set.map(|(name, _)| name.to_string_lossy().into_owned()).collect()
+}
+
 /// This host's name, with its domain if it has one: what `gethostname(2)` gives.
 pub fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
@@ -33,6 +39,7 @@ mod tests {
     fn a_variable_that_is_not_set_is_none() {
         assert_eq!(var("INVAR_NO_SUCH_VARIABLE"), None);
         assert_eq!(var("PATH").as_deref(), std::env::var("PATH").ok().as_deref());
+        assert_eq!(names().contains(&"PATH".to_owned()), var("PATH").is_some_and(|p| p != ""));
     }
 
     #[test]

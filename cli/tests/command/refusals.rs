@@ -64,6 +64,30 @@ fn variables_that_cannot_be_are_named_with_what_is_allowed() {
 }
 
 #[test]
+fn variables_that_nobody_reads_are_warned_of_once_with_the_name_that_is_meant() {
+    for args in
+        [&["devices"][..], &["perf", "-e", "8", "-n", "2"], &["coll", "all_reduce", "-e", "8"]]
+    {
+        let mut command = invar(args);
+        command
+            .env("INVAR_TRANSPRT", "soft")
+            .env("NCCL_IB_TIMOUT", "3")
+            .env("NCCL_IB_FIFO_TC", "1");
+        let outcome = Run::start(command.env("INVAR_LOG", "warn")).wait();
+        let text = "is set, and neither Invar nor NCCL reads a variable of that name";
+        for (name, meant) in
+            [("INVAR_TRANSPRT", "INVAR_TRANSPORT"), ("NCCL_IB_TIMOUT", "NCCL_IB_TIMEOUT")]
+        {
+            let line = format!("invar: warning: {name} {text}: is {meant} meant?\n");
+            assert_eq!(outcome.ok().stderr.matches(&line).count(), 1, "{}", outcome.stderr);
+        }
+        assert_eq!(outcome.stderr.matches(text).count(), 2, "{}", outcome.stderr);
+        let quiet = Run::start(command.env("INVAR_LOG", "error")).wait();
+        assert!(!quiet.ok().stderr.contains(text), "{}", quiet.stderr);
+    }
+}
+
+#[test]
 fn what_tcp_does_not_have_is_refused() {
     for (args, ifname, line) in [
         (&["--qps", "4"][..], "lo", "--qps: lo goes over TCP, without queue pairs"),
