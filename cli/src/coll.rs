@@ -1,10 +1,11 @@
 //! `invar coll`: what ranks do together, on this host or on several.
 //!
 //! [`launch`] starts a process for each rank of this host; [`measure`] is what each of them does,
-//! on elements of [`sample`]; [`report`] prints, at rank 0.
+//! on elements of [`sample`], once [`options`] are the same everywhere; [`report`] prints, at rank 0.
 
 mod launch;
 mod measure;
+mod options;
 mod report;
 mod sample;
 
@@ -29,6 +30,9 @@ const SECRET: &str = "INVAR_COLL_SECRET";
 /// at; INVAR_COLL_SECRET is a secret word, the same for all. Without it rank 0 makes one up and prints
 /// it.
 ///
+/// Ranks of one host share memory, unless NCCL_SHM_DISABLE=1. All ranks must have the same operation
+/// and the same flags that say what is measured; the first difference is an error.
+///
 /// As in nccl-tests, the size is that of the larger of a rank's two buffers, the time is an average
 /// over iterations and ranks, and busbw is algbw times what the operation moves over each link.
 ///
@@ -51,6 +55,11 @@ pub(crate) struct Args {
     /// Where rank 0 listens
     #[arg(long, value_name = "HOST:PORT", requires = "rank")]
     root: Option<String>,
+
+    /// Device to use, as `invar devices` names it, for ranks that share no memory [default: every
+    /// RDMA device with a link, else the software NIC, or TCP, on the way to rank 0]
+    #[arg(long, value_name = "NAME")]
+    nic: Option<String>,
 
     #[command(flatten)]
     ports: Ports,
@@ -114,7 +123,11 @@ enum Operation {
 
 pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure> {
     args.check()?;
-    let settings = &args.ports.apply(settings);
+    let mut settings = args.ports.apply(settings);
+    if let Some(name) = &args.nic {
+        settings = settings.communicator_nic(name);
+    }
+    let settings = &settings;
     let wrong = match args.rank {
         None => return launch::all(args, settings),
         Some(rank) => launch::one(args, settings, rank)?,

@@ -10,16 +10,16 @@ pub(crate) const MESSAGE_BYTES_MAX: u32 = i32::MAX as u32;
 pub(crate) struct Sizes {
     /// Smallest size
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = parse, default_value = "8")]
-    min_bytes: u32,
+    pub(crate) min_bytes: u32,
 
     /// Largest size
     #[arg(short = 'e', long, value_name = "SIZE", value_parser = parse, default_value = "64M")]
-    max_bytes: u32,
+    pub(crate) max_bytes: u32,
 
     /// From one size to the next
     #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2)]
     #[arg(value_parser = clap::value_parser!(u32).range(2..))]
-    factor: u32,
+    pub(crate) factor: u32,
 }
 
 impl Sizes {

@@ -77,6 +77,7 @@ pub mod reduce;
 mod setup;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use invar_core::coll::{Operation, RedOp};
 use invar_core::rendezvous::UniqueId;
@@ -101,6 +102,7 @@ mod tags {
     pub(super) const ABOUT: u32 = 1;
     pub(super) const CHANNELS: u32 = 2;
     pub(super) const SHARED_MEMORY: u32 = 3;
+    pub(super) const EXCHANGE: u32 = 4;
     /// And the channel.
     pub(super) const LINK: u32 = 0x1_0000;
 }
@@ -113,6 +115,8 @@ pub struct Communicator {
     core: Arc<Core>,
     worker: Mutex<Option<pending::Worker>>,
     dump: Arc<Dump>,
+    transport: String,
+    within: Duration,
     _on_signal: Option<DumpOnSignal>,
 }
 
@@ -135,11 +139,12 @@ impl Communicator {
         let bootstrap = Bootstrap::join(id, (rank, nranks), settings.connect_within())?;
         let bootstrap = Arc::new(bootstrap);
         let engine = setup::engine(Arc::clone(&bootstrap), settings);
-        let engine = engine.map_err(|error| engine::failed(&bootstrap, error))?;
+        let (engine, transport) = engine.map_err(|error| engine::failed(&bootstrap, error))?;
         dump.joined(engine.links.ways());
         let core = Core { bootstrap, engine: Mutex::new(engine), queue: Queue::default() };
         let (core, worker) = (Arc::new(core), Mutex::default());
-        Ok(Communicator { core, worker, dump, _on_signal: on_signal })
+        let within = settings.connect_within();
+        Ok(Communicator { core, worker, dump, transport, within, _on_signal: on_signal })
     }
 
     /// This rank, from 0.
@@ -150,6 +155,22 @@ impl Communicator {
     /// How many ranks there are.
     pub fn nranks(&self) -> u32 {
         self.core.bootstrap.nranks()
+    }
+
+    /// What data of this rank goes over: `shared memory`, or a transport and its devices, as in
+    /// `soft (soft0)`, or both, where some ranks share memory with this one.
+    pub fn transport(&self) -> &str {
+        &self.transport
+    }
+
+    /// What each rank says, to all, in the order of ranks (`bootstrapAllGather`). It goes through the
+    /// rendezvous, so it suits what ranks agree on before they move data. The bytes may differ in
+    /// length, up to 256 MiB of all ranks together.
+    ///
+    /// # Errors
+    /// A rank that fails, or says nothing within `INVAR_CONNECT_TIMEOUT_MS`.
+    pub fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        Ok(self.core.bootstrap.all_gather(tags::EXCHANGE, bytes, self.within)?)
     }
 
     /// Ends the communicator on all ranks, for a reason that each is told (`ncclCommAbort`).

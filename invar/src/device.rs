@@ -438,7 +438,8 @@ fn capturing(error: std::io::Error) -> Error {
     Error::io("capturing packets", error)
 }
 
-fn no_device(name: &str, survey: &Survey) -> Error {
+/// No device has this name, or address.
+pub(crate) fn no_device(name: &str, survey: &Survey) -> Error {
     let one = |info: &DeviceInfo| format!("{} ({} on {})", info.name, info.address, info.netdev);
     let mut there_is = match survey.devices.as_slice() {
         [] => "none".to_owned(),

@@ -85,7 +85,7 @@ pub use invar_core::coll::{DataType, RedOp};
 pub use invar_core::conn::{HANDLE_BYTES, Handle, Wire};
 pub use invar_core::error::{Ends, Error as ConnectionError, Fault};
 pub use invar_core::nic::{Gid, LinkLayer, Mtu};
-pub use invar_core::param::{LogLevel, PortRange};
+pub use invar_core::param::{LogLevel, PortRange, TransportChoice};
 pub use invar_core::rendezvous::UniqueId;
 /// GPU memory, for [`MemoryRegion::on_gpu`].
 pub use invar_cuda as cuda;

@@ -43,6 +43,8 @@ pub struct Settings {
     pub(crate) gpu: GpuRules,
     pub(crate) proxy: ProxyRules,
     pub(crate) coll: CollRules,
+    /// The device of a communicator, by its name.
+    pub(crate) coll_nic: Option<String>,
     pub(crate) socket_ifname: String,
     pub(crate) socket_family: AddressFamily,
     pub(crate) socket_nthreads: Option<u32>,
@@ -163,6 +165,7 @@ impl Settings {
                 chunk_bytes: Some(params.chunk_bytes).filter(|bytes| *bytes > 0),
                 timeout: Duration::from_millis(params.coll_timeout_ms.into()),
             },
+            coll_nic: None,
             socket_ifname,
             socket_family: params.socket_family,
             socket_nthreads: params.socket_nthreads,
@@ -215,6 +218,15 @@ impl Settings {
     #[must_use]
     pub fn shared_memory(mut self, on: bool) -> Self {
         self.coll.shm_disable = !on;
+        self
+    }
+
+    /// The device, by its name in `invar devices`, over which a communicator reaches ranks that it
+    /// shares no memory with. Without one it takes every RDMA device with a link, else the software
+    /// NIC, or TCP, on the way to the rendezvous.
+    #[must_use]
+    pub fn communicator_nic(mut self, name: &str) -> Self {
+        self.coll_nic = Some(name.to_owned());
         self
     }
 

@@ -11,7 +11,7 @@ use invar_linux::processors;
 use invar_linux::proxy::DumpOnSignal;
 use rustix::thread::sched_setaffinity;
 
-use super::{Args, SECRET, measure};
+use super::{Args, SECRET, measure, options};
 use crate::failure::Failure;
 use crate::output::{Outputs, tell};
 use crate::parent::die_with;
@@ -84,7 +84,8 @@ pub(super) fn one(args: &Args, settings: &Settings, rank: u32) -> Result<u64, Fa
     };
     let id = UniqueId::new(addr, &invar::secret_of(&secret));
     let communicator = Communicator::join(&id, rank, args.ranks, settings)?;
-    measure::run(&communicator, args, outputs)
+    options::agree(&communicator, args)?;
+    measure::run(&communicator, args, settings, outputs)
 }
 
 /// Whoever asks this process how it stands means the ranks.

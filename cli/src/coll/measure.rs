@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
-use invar::{Communicator, DataType, RedOp};
+use invar::{Communicator, DataType, RedOp, Settings, TransportChoice};
 
 use super::report::{Header, Report, Row};
 use super::sample::{Sample, input, is_right, reduced};
@@ -13,6 +13,8 @@ use crate::output::Outputs;
 
 /// How long the iterations of a size take where nobody says how many there are.
 const TIMED: Duration = Duration::from_millis(200);
+/// What a communicator calls that.
+const SHARED_MEMORY: &str = "shared memory";
 /// To find out how long one takes.
 const TRIAL: u32 = 3;
 
@@ -21,9 +23,12 @@ const TRIAL: u32 = 3;
 pub(super) fn run(
     communicator: &Communicator,
     args: &Args,
+    settings: &Settings,
     outputs: Option<Outputs>,
 ) -> Result<u64, Failure> {
     let header = Header {
+        transport: communicator.transport().to_owned(),
+        unused: unused(communicator, args, settings),
         version: env!("CARGO_PKG_VERSION"),
         nranks: communicator.nranks(),
         operation: args.operation.name(),
@@ -55,6 +60,25 @@ pub(super) fn run(
     }
     report.map_or(Ok(()), Report::finish)?;
     Ok(wrong)
+}
+
+/// What was asked for by hand and does not apply, where all ranks share memory.
+fn unused(communicator: &Communicator, args: &Args, settings: &Settings) -> Option<String> {
+    let transport = settings.transport();
+    let asked = match &args.nic {
+        Some(name) => format!("--nic {name}"),
+        None if transport != TransportChoice::Auto => {
+            format!("INVAR_TRANSPORT={}", transport.as_str())
+        }
+        None => return None,
+    };
+    match communicator.transport() {
+        SHARED_MEMORY => Some(format!(
+            "{asked} does not apply: all ranks share memory; NCCL_SHM_DISABLE=1 has them use the \
+             network"
+        )),
+        _ => None,
+    }
 }
 
 /// Whether rank 0 goes on, as all ranks are told.

@@ -12,6 +12,11 @@ pub(super) struct Header {
     pub(super) nranks: u32,
     pub(super) operation: &'static str,
     pub(super) check: bool,
+    /// What rank 0's data goes over.
+    pub(super) transport: String,
+    /// What was asked for and does not apply.
+    #[serde(skip)]
+    pub(super) unused: Option<String>,
 }
 
 /// What one size came to.
@@ -89,11 +94,16 @@ impl Report {
 }
 
 fn head(header: &Header) -> String {
-    let Header { version, nranks, operation, .. } = header;
+    let Header { version, nranks, operation, transport, unused, .. } = header;
     let titles = ["size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong"];
     let units = ["(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", ""];
     let line = |cells: [&str; 9]| format!("#{}", columns(cells.map(str::to_owned)));
-    format!("# invar coll {operation} {version}: {nranks} ranks\n{}\n{}", line(titles), line(units))
+    let unused = unused.as_ref().map_or(String::new(), |text| format!("# {text}\n"));
+    format!(
+        "# invar coll {operation} {version}: {nranks} ranks, transport {transport}\n{unused}{}\n{}",
+        line(titles),
+        line(units)
+    )
 }
 
 fn line(row: &Row, check: bool) -> String {
@@ -140,7 +150,15 @@ mod tests {
         let want = ["1048576", "262144", "float", "sum", "-1", "100.00", "10.486", "10.486", "3"];
         assert_eq!(cells, want);
         assert!(line(&row, false).ends_with("    N/A"));
-        let header = Header { version: "1", nranks: 4, operation: "all_reduce", check: true };
+        let header = Header {
+            version: "1",
+            nranks: 4,
+            operation: "all_reduce",
+            check: true,
+            transport: "soft (soft0)".to_owned(),
+            unused: None,
+        };
+        assert!(head(&header).starts_with("# invar coll all_reduce 1: 4 ranks, transport soft (s"));
         let json = serde_json::to_string(&Content { header: &header, rows: &[row] }).unwrap();
         assert!(json.starts_with(r#"{"version":"1","nranks":4,"#), "{json}");
         assert!(json.contains(r#""op":"all_reduce","size":1048576,"count":262144,"type":"float""#));

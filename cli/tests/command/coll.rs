@@ -101,6 +101,68 @@ fn who_has_another_secret_or_size_is_told_so_and_the_others_go_on() {
 }
 
 #[test]
+fn ranks_with_different_flags_all_name_the_first_difference() {
+    for (flags, says) in [
+        (&["-n", "21"][..], "--iters is 20 at rank 0 and 21 at rank 1;"),
+        (&["-n", "20", "-d", "int8"], "--type is float at rank 0 and int8 at rank 1;"),
+        (&["-n", "20", "-o", "max"], "--op is sum at rank 0 and max at rank 1;"),
+    ] {
+        let root = free_address();
+        let two = Run::start(rank(&root, 2, 3, "a word").args(FEW));
+        let one = Run::start(rank(&root, 1, 3, "a word").args(flags));
+        let zero = Run::start(rank(&root, 0, 3, "a word").args(FEW));
+        for outcome in [zero, one, two].map(Run::wait) {
+            assert_eq!(outcome.status, Some(2), "{}", outcome.stderr);
+            assert!(outcome.line().contains(says), "{}", outcome.line());
+            assert_eq!(outcome.stdout, "", "nothing was measured");
+        }
+    }
+    let root = free_address();
+    let zero = Run::start(rank(&root, 0, 2, "a word").args(FEW));
+    let mut other = invar(&["coll", "broadcast", "-b", "4K"]);
+    other.args(["--rank", "1", "--ranks", "2", "--root", &root]);
+    let one = Run::start(other.env("INVAR_COLL_SECRET", "a word"));
+    let says = "the operation is all_reduce at rank 0 and broadcast at rank 1;";
+    for outcome in [zero, one].map(Run::wait) {
+        assert!(outcome.line().contains(says), "{}", outcome.line());
+    }
+}
+
+#[test]
+fn the_table_names_the_transport_and_what_does_not_apply() {
+    let table = |flags: &[&str], set: &[(&str, &str)]| {
+        let mut command = invar(&["coll", "all_reduce", "-e", "8", "-n", "2"]);
+        let outcome = Run::start(command.args(flags).envs(set.iter().copied())).wait();
+        outcome.ok().stdout.clone()
+    };
+    let (alone, soft) = (("NCCL_SHM_DISABLE", "1"), ("INVAR_TRANSPORT", "soft"));
+    let devices = json(&run(&["devices", "--json"]).stdout);
+    let devices = devices.as_array().unwrap();
+    let name = |kind: &str| {
+        let on_loopback = |d: &&Value| d["kind"] == kind && d["netdev"] == "lo";
+        let found = devices.iter().find(on_loopback);
+        found.map(|device| device["name"].as_str().unwrap().to_owned())
+    };
+    let on_lo = name("soft").expect("loopback");
+    assert!(table(&[], &[]).contains(" 2 ranks, transport shared memory\n#"));
+    assert!(table(&[], &[alone, soft]).contains(&format!("transport soft ({on_lo})\n")));
+    let named = table(&["--nic", &on_lo], &[alone]);
+    assert!(named.contains(&format!("transport soft ({on_lo})\n")), "{named}");
+    for (flags, set, asked) in [
+        (&[][..], &[soft][..], "INVAR_TRANSPORT=soft".to_owned()),
+        (&["--nic", &on_lo], &[], format!("--nic {on_lo}")),
+    ] {
+        let line = format!("# {asked} does not apply: all ranks share memory; NCCL_SHM_DISABLE=1");
+        let table = table(flags, set);
+        assert!(table.contains(&line), "{table}");
+    }
+    let mut command = invar(&["coll", "all_reduce", "-e", "8", "--nic", "mlx5_9"]);
+    let outcome = Run::start(command.env("NCCL_SHM_DISABLE", "1")).wait();
+    assert!(outcome.status > Some(1), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("no device is called 'mlx5_9'; there is: "));
+}
+
+#[test]
 fn a_rank_without_a_secret_is_refused() {
     let outcome = Run::start(&mut rank("127.0.0.1:1", 1, 2, "")).wait();
     assert_eq!(outcome.status, Some(2));

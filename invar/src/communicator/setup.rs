@@ -16,6 +16,7 @@ use super::local::Local;
 use super::net::{NetProxy, NetSettings};
 use super::tags;
 use crate::connect::interfaces_for;
+use crate::device::no_device;
 use crate::error::Kind;
 use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 
@@ -38,8 +39,11 @@ struct About {
     processors: [u8; BITS_BYTES],
 }
 
-/// Makes what a rank needs, together with all other ranks.
-pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<Engine, Error> {
+/// Makes what a rank needs, together with all other ranks, and says what its data goes over.
+pub(super) fn engine(
+    bootstrap: Arc<Bootstrap>,
+    settings: &Settings,
+) -> Result<(Engine, String), Error> {
     let within = settings.connect_within();
     let (rank, nranks) = (bootstrap.rank(), bootstrap.nranks());
     let ours = About {
@@ -54,8 +58,13 @@ pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<E
     let here = nodes.iter().find(|node| node.contains(&rank)).expect("every rank is on a node");
     let local = nodes.len() == 1;
     let (mut nchannels, mut tuning, mut network) = (1, Tuning::SHARED_MEMORY, None);
+    let mut transports = Vec::new();
+    if here.len() > 1 {
+        transports.push("shared memory".to_owned());
+    }
     if !local {
         let devices = devices(settings, bootstrap.local_ip())?;
+        transports.push(transport(&devices));
         let ndevices = devices.len() as u32;
         let counts = bootstrap.all_gather(tags::CHANNELS, &ndevices.to_le_bytes(), within)?;
         let count = |bytes: &Vec<u8>| bytes.first_chunk().map_or(1, |n| u32::from_le_bytes(*n));
@@ -82,7 +91,7 @@ pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<E
         1 => None,
         _ => Some(Local::share(&bootstrap, here.clone(), nchannels, tuning.slot_bytes, within)?),
     };
-    Ok(Engine {
+    let engine = Engine {
         links: Links::new(nranks, nchannels, memory.as_ref(), network),
         facts: Facts {
             nranks,
@@ -98,7 +107,19 @@ pub(super) fn engine(bootstrap: Arc<Bootstrap>, settings: &Settings) -> Result<E
         crowded: is_crowded(&all, &ours.host),
         timeout: settings.coll.timeout,
         bootstrap,
-    })
+    };
+    let transport = match transports.is_empty() {
+        true => "nothing: there is one rank".to_owned(),
+        false => transports.join(" and "),
+    };
+    Ok((engine, transport))
+}
+
+/// The transport of devices, which are of one kind, and their names.
+fn transport(devices: &[Device]) -> String {
+    let names: Vec<&str> = devices.iter().map(|device| device.info().name.as_str()).collect();
+    let kind = devices.first().map(|device| device.info().kind.to_string());
+    format!("{} ({})", kind.unwrap_or_default(), names.join(", "))
 }
 
 /// Whether a host has more ranks than processors for them. Each of them may be bound to a few.
@@ -148,10 +169,30 @@ fn order(nodes: &[Vec<u32>], channel: u32) -> Vec<u32> {
     nodes.iter().flat_map(turned).collect()
 }
 
-/// What to go over: every RDMA device with a link, else the software NIC, or TCP, on the interface
+/// A device that is named, the software NIC at its address of the family of `towards`.
+fn open_towards(info: &DeviceInfo, towards: IpAddr, settings: &Settings) -> Result<Device, Error> {
+    settings.check(info)?;
+    if info.kind != DeviceKind::Soft {
+        return Device::open_for(info, settings);
+    }
+    let like = info.addresses.iter().find(|ip| ip.is_ipv4() == towards.is_ipv4());
+    let address = match info.addresses.contains(&towards) {
+        true => towards,
+        false => like.copied().unwrap_or(info.address),
+    };
+    Device::open_at_for(address, settings)
+}
+
+/// What to go over: the device that is named, else every RDMA device with a link, else the software NIC, or TCP, on the interface
 /// that `NCCL_SOCKET_IFNAME` names, or that has the address `towards` the rendezvous.
 fn devices(settings: &Settings, towards: IpAddr) -> Result<Vec<Device>, Error> {
-    let Survey { devices, left_out } = Device::survey(settings)?;
+    let survey = Device::survey(settings)?;
+    if let Some(name) = &settings.coll_nic {
+        let device = survey.devices.iter().find(|info| info.name == *name);
+        let info = device.ok_or_else(|| no_device(name, &survey))?;
+        return Ok(vec![open_towards(info, towards, settings)?]);
+    }
+    let Survey { devices, left_out } = survey;
     let is_rdma = |info: &&DeviceInfo| info.kind == DeviceKind::Verbs && info.up;
     let rdma: Vec<_> = match settings.takes(DeviceKind::Verbs) {
         true => devices.iter().filter(is_rdma).collect(),
