@@ -1,5 +1,6 @@
 //! Where core's messages go: to the `log` crate with feature `log`, to `defmt` with feature
-//! `defmt`, to both, or nowhere, which is the default.
+//! `defmt`, to both, or nowhere, which is the default. `defmt` is for devices without an operating
+//! system: on a host nothing links with its symbols, so the feature does nothing there.
 //!
 //! `trace! debug! info! warn! error!` take what `format_args!` takes. defmt would rather have the
 //! values and format them on the host, but then every type, ours and others', would have to
@@ -16,7 +17,7 @@ macro_rules! levels {
                 }
                 #[cfg(feature = "log")]
                 ::log::$level!($dollar($arg)+);
-                #[cfg(feature = "defmt")]
+                #[cfg(all(feature = "defmt", any(target_os = "none", defmt_on_host)))]
                 ::defmt::$level!(
                     "{}",
                     ::defmt::Display2Format(&::core::format_args!($dollar($arg)+))

@@ -23,10 +23,12 @@ const NOT_INITIALIZED: u32 = 3;
 macro_rules! trampolines {
     ($($name:ident)+) => {
         $(
-            // Each has sections of its own, so that the linker drops what nobody calls.
+            // Each has sections of its own, so that the linker drops what nobody calls. They are
+            // weak, since the tests of this crate have them twice: of themselves, and of the library
+            // that their tools are linked to.
             std::arch::global_asm!(
                 concat!(".pushsection .text.invar_", stringify!($name), ",\"ax\",@progbits"),
-                concat!(".globl ", stringify!($name)),
+                concat!(".weak ", stringify!($name)),
                 concat!(".hidden ", stringify!($name)),
                 concat!(".type ", stringify!($name), ",@function"),
                 concat!(stringify!($name), ":"),
