@@ -4,7 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use invar::cuda::GpuInfo;
-use invar::{Device, DeviceInfo, GpuPath, LinkLayer, Settings};
+use invar::{Device, DeviceInfo, DeviceKind, GpuPath, LinkLayer, Settings};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -30,10 +30,11 @@ struct Shown {
     /// Why this GID and no other of the port's table.
     gid_why: String,
     link_layer: &'static str,
-    /// Bytes of payload in a packet.
-    mtu: u32,
-    /// The same between software NICs of Invar; 0: no more.
-    long_mtu: u32,
+    /// Bytes of payload in a packet between two such devices, as `invar perf` shows them; `null` over
+    /// TCP.
+    mtu: Option<u32>,
+    /// The largest path MTU of the verbs: what a peer has that is no Invar.
+    path_mtu: Option<u32>,
     /// `null` where the interface does not tell.
     speed_mbps: Option<u32>,
     /// `null`: any that is free.
@@ -63,7 +64,9 @@ struct ShownGpu {
 }
 
 impl Shown {
-    fn new(info: DeviceInfo, gpus: Vec<ShownGpu>) -> Self {
+    fn new(info: DeviceInfo, gpus: Vec<ShownGpu>, settings: &Settings) -> Self {
+        let is_nic = info.kind != DeviceKind::Socket;
+        let (mtu, path_mtu) = (settings.mtu_bytes(&info), info.mtu.bytes());
         Shown {
             gpus,
             kind: info.kind.to_string(),
@@ -75,8 +78,8 @@ impl Shown {
                 LinkLayer::Infiniband => "InfiniBand",
                 LinkLayer::Ethernet => "Ethernet",
             },
-            mtu: info.mtu.bytes(),
-            long_mtu: info.long_mtu_bytes,
+            mtu: is_nic.then_some(mtu),
+            path_mtu: is_nic.then_some(path_mtu),
             speed_mbps: info.speed_mbps,
             udp_port: info.udp_port,
             pci_path: info.pci_path,
@@ -103,7 +106,7 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     });
     let shown = |info| {
         let gpus = gpus_of(&info, &gpus, settings);
-        Shown::new(info, gpus)
+        Shown::new(info, gpus, settings)
     };
     let devices: Vec<Shown> = survey.devices.into_iter().map(shown).collect();
     let text = if args.json { as_json(&devices)? } else { as_table(&devices) };
@@ -156,7 +159,7 @@ fn as_table(devices: &[Shown]) -> String {
             if device.netdev.is_empty() { "-".to_owned() } else { device.netdev.clone() },
             device.address.clone(),
             device.gid.clone(),
-            device.mtu.to_string(),
+            device.mtu.map_or("-".to_owned(), |bytes| bytes.to_string()),
             speed,
             device.udp_port.map_or("any".to_owned(), |port| port.to_string()),
             device.state.to_owned(),

@@ -16,7 +16,7 @@ fn devices_are_listed_with_loopback_as_the_last() {
     let last = devices.last().expect("loopback at least");
     assert_eq!(last["kind"], "soft");
     assert_eq!(last["netdev"], "lo");
-    assert_eq!(last["mtu"], 4096);
+    assert_eq!((&last["mtu"], &last["path_mtu"]), (&8128.into(), &4096.into()));
     assert_eq!(last["state"], "active");
     assert!(last["udp_port"].is_null());
     let soft = devices.iter().filter(|device| device["kind"] == "soft");
@@ -27,6 +27,22 @@ fn devices_are_listed_with_loopback_as_the_last() {
     let lines: Vec<&str> = table.ok().stdout.lines().collect();
     assert!(lines[0].starts_with("name "), "{}", lines[0]);
     assert!(lines[devices.len()].contains(" lo "), "{}", table.stdout);
+}
+
+#[test]
+fn the_mtu_of_a_device_is_the_one_that_is_measured_with() {
+    let perf = json(&run(&["perf", "-e", "8", "-n", "2", "--json", "-"]).ok().stdout);
+    for (wire, mtu) in [("invar", perf["path_mtu"].as_u64()), ("nccl-2.14", Some(4096))] {
+        let mut command = invar(&["devices", "--json"]);
+        let outcome = Run::start(command.env("INVAR_WIRE", wire)).wait();
+        let devices = json(&outcome.ok().stdout);
+        assert_eq!(devices.as_array().unwrap().last().unwrap()["mtu"].as_u64(), mtu, "{wire}");
+    }
+    let mut command = invar(&["devices", "--json"]);
+    let devices = json(&Run::start(command.env("INVAR_LONG_MTU", "0")).wait().ok().stdout);
+    let devices = devices.as_array().unwrap();
+    assert_eq!(devices.last().unwrap()["mtu"], 4096);
+    assert!(devices.iter().all(|device| device["mtu"].is_null() == (device["kind"] == "socket")));
 }
 
 #[test]
@@ -41,11 +57,11 @@ fn each_device_says_what_it_is_and_how_much_it_can_do() {
     let devices = json(&outcome.ok().stdout);
     let devices = devices.as_array().unwrap();
     let shown = |device: &serde_json::Value| {
-        let numbers = ["card_port", "qps_max", "long_mtu", "recvs_max"];
+        let numbers = ["card_port", "qps_max", "mtu", "recvs_max"];
         let names = [["link_layer", "guid", "relaxed_ordering"].as_slice(), &numbers].concat();
         names.iter().map(|name| device[name].to_string()).collect::<Vec<_>>().join(" ")
     };
-    assert_eq!(shown(&devices[0]), r#""InfiniBand" "6e756c6c00000000" true 1 1048576 0 8"#);
+    assert_eq!(shown(&devices[0]), r#""InfiniBand" "6e756c6c00000000" true 1 1048576 4096 8"#);
     assert_eq!(shown(devices.last().unwrap()), r#""Ethernet" null false 1 null 8128 8"#);
     let table = run(&["devices"]);
     let lines: Vec<&str> = table.ok().stdout.lines().collect();
