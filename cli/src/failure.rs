@@ -49,6 +49,11 @@ impl Failure {
         self.status == UNREAD
     }
 
+    /// Whether flags, names or variables of this end cannot be.
+    pub(crate) fn is_usage(&self) -> bool {
+        self.status == USAGE
+    }
+
     /// Prints the line, unless nobody is there to read it.
     pub(crate) fn report(&self) -> ExitCode {
         if !self.is_unread() {

@@ -25,7 +25,7 @@ use crate::ports::Ports;
 use crate::resolved;
 use crate::size::Sizes;
 use clap::builder::RangedU64ValueParser;
-use invar::{Device, DeviceInfo, DeviceKind, Settings, Survey};
+use invar::{Device, DeviceInfo, DeviceKind, PortRange, ROCE_UDP_PORT, Settings, Survey};
 
 /// Where a server listens if it is not told.
 const SERVER_IP: &str = "[::]";
@@ -36,6 +36,9 @@ const SERVER_PORT: u16 = 14791;
 ///
 /// With no flag both processes run on this host, over loopback. Between two hosts, one runs
 /// `invar perf --server`, the other `invar perf --connect HOST`.
+///
+/// The ends may have devices of two kinds: the software NIC takes UDP port 4791 where the other end is an
+/// RDMA device, which sends to no other. INVAR_WIRE=nccl-2.14 at both ends has them speak as NCCL does.
 ///
 /// For each size, messages go one way in a pass that is timed, then to and fro one at a time:
 /// p50 and p99 are half of a round trip. The first and last bytes of every message are checked
@@ -159,20 +162,42 @@ fn named(name: &str, settings: &Settings) -> Result<DeviceInfo, Failure> {
     }
 }
 
-/// Opens the device to use when the peer is reached from `local`: where none is named, the first
+/// The device to use, unopened.
+enum Chosen {
+    Listed(DeviceInfo),
+    /// The software NIC at this address.
+    Soft(IpAddr),
+}
+
+impl Chosen {
+    fn kind(&self) -> DeviceKind {
+        match self {
+            Chosen::Listed(info) => info.kind,
+            Chosen::Soft(_) => DeviceKind::Soft,
+        }
+    }
+
+    fn open(&self, settings: &Settings) -> Result<Device, Failure> {
+        Ok(match self {
+            Chosen::Listed(info) => Device::open_for(info, settings)?,
+            Chosen::Soft(address) => Device::open_at_for(*address, settings)?,
+        })
+    }
+}
+
+/// The device to use when the peer is reached from `local`: where none is named, the first
 /// RDMA device, if there is one, or else the software NIC there. Of software NICs both ends must have
 /// addresses of one family.
-fn open_device(nic: Option<&str>, local: IpAddr, settings: &Settings) -> Result<Device, Failure> {
-    let open = |address| Ok(Device::open_at_for(address, settings)?);
+fn choose(nic: Option<&str>, local: IpAddr, settings: &Settings) -> Result<Chosen, Failure> {
     let info = match nic {
         Some(name) => named(name, settings)?,
         None => match usual(local, settings)? {
             Some(info) => info,
-            None => return open(local),
+            None => return Ok(Chosen::Soft(local)),
         },
     };
     if info.kind != DeviceKind::Soft {
-        return Ok(Device::open_for(&info, settings)?);
+        return Ok(Chosen::Listed(info));
     }
     let DeviceInfo { name, addresses, .. } = info;
     let address = if addresses.contains(&local) {
@@ -181,10 +206,20 @@ fn open_device(nic: Option<&str>, local: IpAddr, settings: &Settings) -> Result<
         addresses.into_iter().find(|ip| ip.is_ipv4() == local.is_ipv4())
     };
     let family = if local.is_ipv4() { "IPv4" } else { "IPv6" };
-    let address = address.ok_or_else(|| {
+    address.map(Chosen::Soft).ok_or_else(|| {
         Failure::usage(format!("--nic {name}: it has no {family} address, as the way to the peer"))
-    })?;
-    open(address)
+    })
+}
+
+/// The settings of an end whose peer has a device of the transport `theirs`. An RDMA device sends to
+/// one UDP port only, so a software NIC takes that one then, unless the user names others.
+fn settings_for(settings: &Settings, ours: DeviceKind, theirs: &str) -> Settings {
+    let settings = settings.clone();
+    let meets_rdma = ours == DeviceKind::Soft && theirs == DeviceKind::Verbs.to_string();
+    match meets_rdma && settings.udp_ports().is_any() {
+        true => settings.soft_ports(PortRange::only(ROCE_UDP_PORT)),
+        false => settings,
+    }
 }
 
 /// The device to use where none is named; `None` for the software NIC at `local`.
@@ -208,4 +243,22 @@ fn usual(local: IpAddr, settings: &Settings) -> Result<Option<DeviceInfo>, Failu
         let asked = settings.transport().as_str();
         Failure::usage(format!("INVAR_TRANSPORT={asked}: there is no such device; {why}"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_software_nic_is_where_an_rdma_device_sends_to() {
+        let ports = |settings: &Settings, ours, theirs: &str| {
+            settings_for(settings, ours, theirs).udp_ports().single()
+        };
+        let unset = Settings::default();
+        assert_eq!(ports(&unset, DeviceKind::Soft, "ib"), Some(4791));
+        assert_eq!(ports(&unset, DeviceKind::Soft, "soft"), None);
+        assert_eq!(ports(&unset, DeviceKind::Verbs, "soft"), None);
+        let set = unset.soft_ports(PortRange::only(7));
+        assert_eq!(ports(&set, DeviceKind::Soft, "ib"), Some(7));
+    }
 }

@@ -11,7 +11,7 @@ use super::control::Control;
 use super::link::{Link, Plan};
 use super::message::{Kind, Pass, Ready, Reply, Request, Setup, slot_bytes};
 use super::report::{Header, Latency, Report, Row};
-use super::{Args, named, open_device};
+use super::{Args, choose, named, settings_for};
 use crate::failure::{Failure, line};
 use crate::output::{Outputs, created};
 
@@ -130,6 +130,9 @@ pub(super) fn run(job: &Job, outputs: Outputs, server: &[SocketAddr]) -> Result<
             let _ = control.send(&Request::Bye);
             return failure;
         }
+        if failure.is_usage() {
+            return failure;
+        }
         // The server may know better what has happened, or be told of it by our end alone.
         match control.recv(Duration::from_millis(300)) {
             Ok(Reply::Failed { text }) => {
@@ -143,7 +146,13 @@ pub(super) fn run(job: &Job, outputs: Outputs, server: &[SocketAddr]) -> Result<
 }
 
 fn measure(job: &Job, control: &mut Control, report: &mut Report) -> Result<u64, Failure> {
-    let device = open_device(job.nic.as_deref(), control.local_ip()?, &job.settings)?;
+    let chosen = choose(job.nic.as_deref(), control.local_ip()?, &job.settings)?;
+    let theirs = match control.recv(ANSWER_WITHIN)? {
+        Reply::Device { transport } => transport,
+        reply => return Err(unexpected(control, reply)),
+    };
+    let settings = &settings_for(&job.settings, chosen.kind(), &theirs);
+    let device = chosen.open(settings)?;
     let DeviceInfo { name, kind, .. } = device.info();
     if let (DeviceKind::Socket, Some(flag)) = (kind, job.of_queue_pairs) {
         return Err(Failure::usage(format!("{flag}: {name} goes over TCP, without queue pairs")));
@@ -152,10 +161,11 @@ fn measure(job: &Job, control: &mut Control, report: &mut Report) -> Result<u64,
         let file = file.try_clone().map_err(|error| Failure::io("the capture", &error))?;
         device.capture(file)?;
     }
-    let listener = Listener::bind(&device, &job.settings)?;
+    let listener = Listener::bind(&device, settings)?;
     let seed = RandomState::new().hash_one(control.peer());
     let size_max = job.sizes.last().copied().unwrap_or(0);
     control.send(&Request::Setup(Setup {
+        transport: kind.to_string(),
         seed,
         handle: listener.handle(),
         qps: job.qps,
@@ -172,7 +182,7 @@ fn measure(job: &Job, control: &mut Control, report: &mut Report) -> Result<u64,
     enough(requests_max)?;
     let plan = Plan {
         device: &device,
-        settings: &job.settings,
+        settings,
         listener: &listener,
         peer: ready.handle,
         outgoing_bytes: job.region_bytes(),
@@ -188,7 +198,7 @@ fn measure(job: &Job, control: &mut Control, report: &mut Report) -> Result<u64,
         }
     })?;
     link.try_out()?;
-    report.head(header(job, &device, &ready, control.peer()), job.sizes.len())?;
+    report.head(header(job, &device, &ready, &theirs), job.sizes.len())?;
     let mut session = Session { job, control, link, requests_max, passes: 0 };
     let mut wrong = 0;
     for &size in &job.sizes {
@@ -203,7 +213,7 @@ fn measure(job: &Job, control: &mut Control, report: &mut Report) -> Result<u64,
     Ok(wrong)
 }
 
-fn header(job: &Job, device: &Device, ready: &Ready, peer: SocketAddr) -> Header {
+fn header(job: &Job, device: &Device, ready: &Ready, theirs: &str) -> Header {
     let info = device.info();
     let is_nic = info.kind != DeviceKind::Socket;
     Header {
@@ -212,7 +222,8 @@ fn header(job: &Job, device: &Device, ready: &Ready, peer: SocketAddr) -> Header
         transport: info.kind.to_string(),
         address: info.address,
         peer_nic: line(&ready.nic),
-        peer: peer.ip().to_canonical(),
+        peer: ready.address,
+        peer_transport: line(&theirs),
         path_mtu: is_nic.then(|| job.settings.mtu_bytes(info).min(ready.mtu)),
         qps: is_nic.then_some(job.qps),
         recvs: job.recvs,

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use crate::failure::Failure;
 
 /// Version of what client and server say.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// How a first line begins.
 const NAME: &str = "invar-perf";
 const LINE_BYTES_MAX: usize = 4096;
@@ -175,9 +175,9 @@ mod tests {
 
     #[test]
     fn only_the_same_version_of_the_same_thing_is_greeted() {
-        assert_eq!(greeted_with("invar-perf 1\n"), Ok(()));
-        let other = greeted_with("invar-perf 2\n").unwrap_err();
-        assert!(other.contains("version \"2\", this is one of version 1"), "{other}");
+        assert_eq!(greeted_with("invar-perf 2\n"), Ok(()));
+        let other = greeted_with("invar-perf 3\n").unwrap_err();
+        assert!(other.contains("version \"3\", this is one of version 2"), "{other}");
         let http = greeted_with("HTTP/1.1 400 Bad Request\r\n").unwrap_err();
         assert!(http.contains("is no other end of invar perf: it says \"HTTP/1.1 400"), "{http}");
         let endless = greeted_with(&"x".repeat(2 * LINE_BYTES_MAX)).unwrap_err();

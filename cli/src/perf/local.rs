@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, process, thread};
 
-use invar::{Device, Settings};
+use invar::{Device, DeviceKind, Settings};
 
 use super::server::LISTENING;
 use super::{Args, named};
@@ -58,19 +58,24 @@ pub(super) fn start(args: &Args, settings: &Settings) -> Result<(Server, SocketA
     Ok((server, addr))
 }
 
-/// Where the two meet: with a device named, on loopback, in the family of its address; otherwise
-/// at the address of the last device, which is loopback, and the one to use. Where both need one
-/// UDP port, the second process has an address of its own.
+/// Where the two meet: on loopback, in the family of the address of the device that is named, or of the
+/// first RDMA device; otherwise at the address of the last device, which is loopback, and the one to
+/// use. Where both need one UDP port, the second process has an address of its own.
 fn address(args: &Args, settings: &Settings) -> Result<IpAddr, Failure> {
     if args.nic.is_none() && settings.udp_ports().single().is_some() {
         return Ok(Ipv4Addr::new(127, 0, 0, 2).into());
     }
-    if let Some(name) = &args.nic {
-        return Ok(match named(name, settings)?.address {
+    let mut devices = Device::survey(settings)?.devices;
+    devices.retain(|info| settings.takes(info.kind) || info.kind == DeviceKind::Soft);
+    let used = match &args.nic {
+        Some(name) => Some(named(name, settings)?),
+        None => devices.iter().find(|info| info.kind == DeviceKind::Verbs).cloned(),
+    };
+    if let Some(used) = used {
+        return Ok(match used.address {
             IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
             IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
         });
     }
-    let last = Device::survey(settings)?.devices.pop();
-    last.map(|info| info.address).ok_or_else(|| Failure::new("this host has no device"))
+    devices.pop().map(|info| info.address).ok_or_else(|| Failure::new("this host has no device"))
 }

@@ -1,5 +1,7 @@
 //! What client and server say to each other: a line of JSON each.
 
+use std::net::IpAddr;
+
 use invar::{HANDLE_BYTES, Handle};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -21,6 +23,11 @@ pub(super) enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "say")]
 pub(super) enum Reply {
+    /// First, before the client asks for anything.
+    Device {
+        /// Transport of the server's device.
+        transport: String,
+    },
     /// To a setup.
     Ready(Ready),
     /// To a pass.
@@ -38,6 +45,8 @@ pub(super) enum Reply {
 /// What the client wants.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Setup {
+    /// Transport of the client's device.
+    pub(super) transport: String,
     /// Of the patterns.
     pub(super) seed: u64,
     /// To send to the client.
@@ -60,6 +69,8 @@ pub(super) struct Ready {
     #[serde(serialize_with = "as_hex", deserialize_with = "from_hex")]
     pub(super) handle: Handle,
     pub(super) nic: String,
+    /// Address of its device.
+    pub(super) address: IpAddr,
     /// Payload bytes of a packet that its device allows.
     pub(super) mtu: u32,
     /// Messages that may be under way.
@@ -143,6 +154,7 @@ mod tests {
     use super::*;
 
     const SETUP: Setup = Setup {
+        transport: String::new(),
         seed: 1,
         handle: Handle::from_bytes([0xa5; HANDLE_BYTES]),
         qps: 1,

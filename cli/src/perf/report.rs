@@ -18,7 +18,9 @@ pub(super) struct Header {
     pub(super) transport: String,
     pub(super) address: IpAddr,
     pub(super) peer_nic: String,
+    /// Address of the peer's device.
     pub(super) peer: IpAddr,
+    pub(super) peer_transport: String,
     /// `None` over TCP, as for queue pairs.
     pub(super) path_mtu: Option<u32>,
     pub(super) qps: Option<u16>,
@@ -143,13 +145,18 @@ impl Report {
 
 fn head(header: &Header) -> String {
     let Header { version, nic, transport, address, peer_nic, peer, path_mtu, .. } = header;
+    let Header { peer_transport, .. } = header;
     let Header { qps, recvs, window, adaptive_routing, check, .. } = header;
     let onoff = |on: &bool| if *on { "on" } else { "off" };
     let path_mtu = path_mtu.map_or(String::new(), |bytes| format!(", path MTU {bytes}"));
+    let unlike = match transport == peer_transport {
+        true => String::new(),
+        false => format!(" to {peer_transport}"),
+    };
     let qps = qps.map_or(String::new(), |qps| format!("qps {qps}, "));
     format!(
         "# invar perf {version}: {nic} ({address}) to {peer_nic} ({peer}), transport \
-         {transport}{path_mtu}\n\
+         {transport}{unlike}{path_mtu}\n\
          # {qps}recvs {recvs}, window {window}, adaptive routing {}, check {}\n\
          #{:>11} {:>9} {:>11} {:>9} {:>12} {:>10} {:>10} {:>8}\n\
          #{:>11} {:>9} {:>11} {:>9} {:>12} {:>10} {:>10} {:>8}",

@@ -1,8 +1,8 @@
 //! The end that plays along.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -14,7 +14,7 @@ use invar_linux::ports::bind_in_range;
 use super::control::Control;
 use super::link::Plan;
 use super::message::{Kind, Ready, Reply, Request, Setup, slot_bytes};
-use super::{Args, open_device};
+use super::{Args, choose, settings_for};
 use crate::failure::Failure;
 use crate::output::{print, tell};
 use crate::parent::die_with;
@@ -48,7 +48,9 @@ pub(super) fn run(args: &Args, addr: SocketAddr, settings: &Settings) -> Result<
     let line = format!("{LISTENING}{addr}; elsewhere: invar perf --connect HOST:{port}");
     print(io::stdout(), "where to connect", &line)?;
     let (to_serve, heard) = mpsc::sync_channel(0);
-    thread::spawn(move || take_calls(&listener, &to_serve));
+    let known = Mutex::default();
+    let transports = Transports { nic: args.nic.clone(), settings: settings.clone(), known };
+    thread::spawn(move || take_calls(&listener, &to_serve, &Arc::new(transports)));
     for client in heard {
         let served = client.and_then(|mut client: Client| {
             let result = client.serve(args, settings);
@@ -65,6 +67,26 @@ pub(super) fn run(args: &Args, addr: SocketAddr, settings: &Settings) -> Result<
     Ok(())
 }
 
+/// The transport of the device that is used for who has called at an address of this host. Each address
+/// is looked at once: strangers call too.
+struct Transports {
+    nic: Option<String>,
+    settings: Settings,
+    known: Mutex<HashMap<IpAddr, String>>,
+}
+
+impl Transports {
+    fn at(&self, local: IpAddr) -> Result<String, Failure> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(transport) = known.get(&local) {
+            return Ok(transport.clone());
+        }
+        let transport = choose(self.nic.as_deref(), local, &self.settings)?.kind().to_string();
+        known.insert(local, transport.clone());
+        Ok(transport)
+    }
+}
+
 /// A caller who speaks our language: what it wants, or why it is turned away.
 type Heard = Result<Client, Failure>;
 
@@ -78,11 +100,14 @@ impl Client {
     fn serve(&mut self, args: &Args, settings: &Settings) -> Result<(), Failure> {
         let Client { control, setup } = self;
         let settings = adjusted(settings, setup);
-        let device = open_device(args.nic.as_deref(), control.local_ip()?, &settings)?;
+        let chosen = choose(args.nic.as_deref(), control.local_ip()?, &settings)?;
+        let settings = settings_for(&settings, chosen.kind(), &setup.transport);
+        let device = chosen.open(&settings)?;
         let listener = Listener::bind(&device, &settings)?;
         control.send(&Reply::Ready(Ready {
             handle: listener.handle(),
             nic: device.info().name.clone(),
+            address: device.info().address,
             mtu: settings.mtu_bytes(device.info()),
             requests_max: settings.requests_max(),
         }))?;
@@ -135,13 +160,15 @@ impl Client {
 }
 
 /// Hears each caller out beside the others, so that none who dawdles keeps a client waiting.
-fn take_calls(listener: &TcpListener, to_serve: &SyncSender<Heard>) {
+fn take_calls(listener: &TcpListener, to_serve: &SyncSender<Heard>, transports: &Arc<Transports>) {
     let callers = Arc::new(Callers::default());
     let take_call = || {
         let (stream, peer) = listener.accept()?;
         let (callers, to_serve) = (callers.take_in(&stream, peer)?, to_serve.clone());
+        let transports = Arc::clone(transports);
         let hear_out = move || {
-            if let Err(failure) = hear_out(stream, peer, &callers, &to_serve) {
+            let heard = hear(stream, peer, &transports);
+            if let Err(failure) = hear_out(heard, peer, &callers, &to_serve) {
                 tell(failure);
             }
         };
@@ -192,12 +219,11 @@ impl Callers {
 
 /// Hands a client over to be served; turns away who is none, or would wait for another.
 fn hear_out(
-    stream: TcpStream,
+    heard: Result<Heard, Failure>,
     peer: SocketAddr,
     callers: &Callers,
     to_serve: &SyncSender<Heard>,
 ) -> Result<(), Failure> {
-    let heard = hear(stream, peer);
     if !callers.was_heard_out(peer) {
         return Ok(());
     }
@@ -218,17 +244,19 @@ fn hear_out(
 }
 
 /// Hears what a caller wants; fails where it is no client.
-fn hear(stream: TcpStream, peer: SocketAddr) -> Result<Heard, Failure> {
+fn hear(stream: TcpStream, peer: SocketAddr, transports: &Transports) -> Result<Heard, Failure> {
     let mut control = Control::new(stream, peer)?;
     control.greet()?;
-    Ok(match setup(&mut control) {
+    Ok(match setup(&mut control, transports) {
         Ok(setup) => Ok(Client { control, setup }),
         Err(failure) => Err(turn_away(control, &failure)),
     })
 }
 
-/// What a client wants.
-fn setup(control: &mut Control) -> Result<Setup, Failure> {
+/// Tells a client which device it meets, and hears what it wants.
+fn setup(control: &mut Control, transports: &Transports) -> Result<Setup, Failure> {
+    let transport = transports.at(control.local_ip()?)?;
+    control.send(&Reply::Device { transport })?;
     let Request::Setup(setup) = control.recv(CLIENT_WITHIN)? else {
         return Err(Failure::new("the client did not say what it wants"));
     };

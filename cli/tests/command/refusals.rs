@@ -116,11 +116,11 @@ fn a_server_that_is_not_there_is_named() {
 fn a_server_of_something_else_or_of_another_version_is_named() {
     for (says, word) in [
         ("SSH-2.0-OpenSSH_9.2\r\n", "is no other end of invar perf: it says \"SSH-2.0"),
-        ("invar-perf 7\n", "is an invar perf of version \"7\", this is one of version 1"),
-        ("invar-perf 1\n{\"say\":\"What?\"}\n", "says what cannot be"),
-        ("invar-perf 1\n{\"say\":\"Failed\",\"text\":\"no more\"}\n", "the server: no more"),
+        ("invar-perf 7\n", "is an invar perf of version \"7\", this is one of version 2"),
+        ("invar-perf 2\n{\"say\":\"What?\"}\n", "says what cannot be"),
+        ("invar-perf 2\n{\"say\":\"Failed\",\"text\":\"no more\"}\n", "the server: no more"),
         (
-            "invar-perf 1\n{\"say\":\"Failed\",\"text\":\"no\\nmore\\u001b[2J\"}\n",
+            "invar-perf 2\n{\"say\":\"Failed\",\"text\":\"no\\nmore\\u001b[2J\"}\n",
             "the server: no more [2J",
         ),
     ] {
@@ -177,7 +177,7 @@ fn callers_who_dawdle_keep_no_client_of_a_server_waiting() {
         stream.write_all(says.as_bytes()).unwrap();
         stream
     };
-    let begins = ["", "invar-pe", "invar-perf 1\n", "invar-perf 1\n{\"say\":"];
+    let begins = ["", "invar-pe", "invar-perf 2\n", "invar-perf 2\n{\"say\":"];
     // More than the server hears out at a time.
     let _dawdling: Vec<TcpStream> = begins.into_iter().cycle().take(100).map(dawdle).collect();
     run(&["perf", "--connect", &addr, "-e", "8", "-n", "2"]).ok();
