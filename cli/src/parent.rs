@@ -1,8 +1,20 @@
 //! Processes that this command starts.
 
+use std::sync::Arc;
+
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
+use signal_hook::consts::SIGCHLD;
+
 use crate::failure::Failure;
+
+/// Lets this process wait for those that it starts. A parent may have it ignore SIGCHLD: then Linux
+/// forgets how children end (`wait(2)`).
+pub(crate) fn await_children() -> Result<(), Failure> {
+    signal_hook::flag::register(SIGCHLD, Arc::default())
+        .map(drop)
+        .map_err(|error| Failure::io("waiting for other processes", &error))
+}
 
 /// Ties this process's life to its parent's.
 pub(crate) fn die_with(parent: u32) -> Result<(), Failure> {

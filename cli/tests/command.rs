@@ -18,6 +18,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use invar_testkit::shell;
+
 /// More than any run of these tests takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -97,13 +99,7 @@ fn invar(args: &[&str]) -> Command {
 }
 
 fn bare(mut command: Command, args: &[&str]) -> Command {
-    command.args(args);
-    for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy().into_owned();
-        if name.starts_with("NCCL_") || name.starts_with("INVAR_") {
-            command.env_remove(name);
-        }
-    }
+    shell::clean(&mut command).args(args);
     command
 }
 

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use invar_testkit::shell;
 use nccl_net_invar::abi::{
     Absent, CommConfig, Description, Net, QpWork, SocketWork, TailV11, V6, V7, V8, V9, V10, V11,
     V12, Version,
@@ -26,6 +27,7 @@ static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// Whether a program that a test needs is there; says so where it is not.
 fn is_there(program: &str) -> bool {
+    shell::default_signals();
     let there = Command::new(program).arg("--version").output().is_ok();
     if !there {
         eprintln!("SKIPPED: {program} is missing");
@@ -78,7 +80,7 @@ fn drive(before: &[&str], program: &Path, transport: &str, lanes: u32) {
         line.push("threads");
     }
     let mut command = Command::new(line[0]);
-    command.args(&line[1..]);
+    shell::clean(&mut command).args(&line[1..]);
     command.env("LD_LIBRARY_PATH", library_path(transport));
     command.env("NULL_VERBS_STRICT", "1");
     command.env("NCCL_SOCKET_IFNAME", "lo");
@@ -230,7 +232,7 @@ fn messages_go_over_several_sockets_and_threads() {
 /// What `listen` prints over a transport.
 fn listen(transport: &str, arguments: &[&str], set: &[(&str, &str)]) -> String {
     let mut command = Command::new(compile("listen", 9));
-    command.arg("libnccl-net-invar.so").args(arguments);
+    shell::clean(&mut command).arg("libnccl-net-invar.so").args(arguments);
     command.env("LD_LIBRARY_PATH", library_path(transport));
     command.env("NCCL_SOCKET_IFNAME", "lo").env("INVAR_TRANSPORT", transport);
     let output = command.envs(set.iter().copied()).output().unwrap();

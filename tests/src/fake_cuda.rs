@@ -9,6 +9,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use crate::shell;
+
 /// Set in the process that is to run the test itself.
 const CHILD: &str = "INVAR_TEST_FAKE_CUDA";
 const CALLS: &str = "FAKE_CUDA_CALLS";
@@ -50,9 +52,14 @@ impl FakeCuda {
         self.set("NULL_VERBS_STRICT", "1").set("NCCL_SOCKET_IFNAME", "lo")
     }
 
+    /// Whether this process was started to have the stand-in, with the settings that it needs.
+    pub fn is_here() -> bool {
+        std::env::var_os(CHILD).is_some()
+    }
+
     /// Runs `test`, a closure of a test function that does nothing else, with the stand-in.
     pub fn run<F: FnOnce()>(self, test: F) {
-        if std::env::var_os(CHILD).is_some() {
+        if Self::is_here() {
             test();
             return;
         }
@@ -61,7 +68,7 @@ impl FakeCuda {
         let (_, function) = closure.split_once("::").expect("a path");
         let function = function.strip_suffix("::{{closure}}").expect("a closure");
         let mut command = Command::new(std::env::current_exe().expect("this program"));
-        let _installed = self.give_to(&mut command);
+        let _installed = self.give_to(shell::clean(&mut command));
         command.args([function, "--exact", "--nocapture"]).env(CHILD, "1");
         let child = command.output().expect("a process");
         let Output { status, stdout, stderr } = child;

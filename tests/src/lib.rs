@@ -12,6 +12,7 @@ pub mod namespaces;
 pub mod null;
 pub mod pcap;
 pub mod pipe;
+pub mod shell;
 pub mod sim;
 pub mod sysfs;
 pub mod tcp_times;

@@ -109,6 +109,7 @@ impl Drop for Hosts {
 }
 
 fn run(program: &str, args: &str) -> Result<String, String> {
+    crate::shell::default_signals();
     let output = Command::new(program).args(args.split(' ')).output();
     let output = output.map_err(|error| format!("{program}: {error}"))?;
     if output.status.success() {

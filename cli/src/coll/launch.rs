@@ -14,7 +14,7 @@ use rustix::thread::sched_setaffinity;
 use super::{Args, SECRET, measure, options};
 use crate::failure::Failure;
 use crate::output::{Outputs, tell};
-use crate::parent::die_with;
+use crate::parent::{await_children, die_with};
 use crate::resolved;
 
 /// How long a rank may go on once another has ended badly: it is told why within that.
@@ -25,6 +25,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// Starts every rank on this host, and waits for them.
 pub(super) fn all(args: &Args, settings: &Settings) -> Result<ExitCode, Failure> {
     let failed = |error| Failure::io("starting the ranks", &error);
+    await_children()?;
     // What rank 0 will do, before the others wait for a rank 0 that could not.
     drop(Outputs::open(args.json.as_deref())?);
     let secret = secret().map_or_else(made_up, Ok).map_err(failed)?;

@@ -11,6 +11,7 @@ use invar::{Device, DeviceKind, Settings};
 use super::server::LISTENING;
 use super::{Args, named};
 use crate::failure::Failure;
+use crate::parent::await_children;
 
 /// A server that has been told goodbye ends within this.
 const END_WITHIN: Duration = Duration::from_secs(2);
@@ -37,6 +38,7 @@ impl Drop for Server {
 /// Starts it; gives where it listens.
 pub(super) fn start(args: &Args, settings: &Settings) -> Result<(Server, SocketAddr), Failure> {
     let failed = |error| Failure::io("starting the second process", &error);
+    await_children()?;
     let addr = SocketAddr::new(address(args, settings)?, 0);
     let mut command = Command::new(env::current_exe().map_err(failed)?);
     command.args(["perf", "--server", &addr.to_string()]);

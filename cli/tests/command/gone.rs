@@ -92,6 +92,16 @@ fn the_second_process_never_outlives_the_first() {
     }
 }
 
+#[test]
+fn processes_are_waited_for_though_the_parent_ignores_the_signal_of_their_end() {
+    for args in [&["perf", "-e", "8", "-n", "2"][..], &["coll", "all_reduce", "-e", "8", "-n", "2"]]
+    {
+        let mut bash = bare(Command::new("bash"), &["-c", "trap '' CHLD; exec \"$0\" \"$@\""]);
+        let outcome = Run::start(bash.arg(env!("CARGO_BIN_EXE_invar")).args(args)).wait();
+        assert_eq!(outcome.ok().stderr, "", "{args:?}");
+    }
+}
+
 /// Whether a process is there and is not a zombie that nobody has waited for.
 fn is_running(pid: u32) -> bool {
     let stat = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat"));

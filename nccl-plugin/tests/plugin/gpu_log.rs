@@ -4,6 +4,7 @@ use std::env;
 use std::process::Command;
 
 use invar_testkit::fake_cuda::FakeCuda;
+use invar_testkit::shell;
 use invar_testkit::sysfs::Tree;
 
 use crate::{compile, is_there};
@@ -26,7 +27,8 @@ fn check(fake: FakeCuda, sysfs: &Tree, lines: &[&str]) {
     let fake = fake.set("INVAR_SYSFS", sysfs.root().display().to_string());
     let plugin = env::current_exe().unwrap().with_file_name("libnccl_net_invar.so");
     let mut command = Command::new(compile("log", 9));
-    let _installed = fake.set("INVAR_TRANSPORT", "ib").give_to(command.arg(plugin));
+    let _installed =
+        fake.set("INVAR_TRANSPORT", "ib").give_to(shell::clean(&mut command).arg(plugin));
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(

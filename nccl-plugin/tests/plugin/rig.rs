@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 pub(crate) use nccl_net_invar::abi::{Code, HANDLE_BYTES, PTR_CUDA, PTR_DMABUF, PTR_HOST};
 pub(crate) use nccl_net_invar::tables::{ncclNetPlugin_v6 as v6, ncclNetPlugin_v9 as net};
 
+use invar_testkit::fake_cuda::FakeCuda;
+use invar_testkit::shell;
 use invar_testkit::sysfs::Tree;
 
 use crate::TRANSPORT;
@@ -28,6 +30,10 @@ pub(crate) fn init() {
         let own = tree.root().display().to_string();
         // Who needs devices in it has set one.
         let sysfs = std::env::var("INVAR_SYSFS").unwrap_or(own);
+        if !FakeCuda::is_here() {
+            // SAFETY: as below.
+            unsafe { shell::forget_settings() };
+        }
         let rules =
             [("INVAR_TRANSPORT", TRANSPORT), ("NCCL_SOCKET_IFNAME", "lo"), ("INVAR_SYSFS", &sysfs)];
         for (name, value) in rules {

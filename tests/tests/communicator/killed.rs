@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use invar::{Communicator, Error, Hub, PortRange, RedOp, UniqueId};
+use invar_testkit::shell;
 
 use crate::rig::{PATIENCE, every_way};
 
@@ -64,7 +65,8 @@ fn a_rank_that_works_or_idles_until_it_is_killed() {
 }
 
 fn start_victim(addr: &str, way: usize, task: &str) -> (Child, BufReader<ChildStdout>) {
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut child = shell::clean(&mut command)
         .args(["--exact", "--ignored", "--nocapture"])
         .arg("killed::a_rank_that_works_or_idles_until_it_is_killed")
         .env(ORDERS, format!("{addr} {way} {task}"))

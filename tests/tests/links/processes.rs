@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use invar::net::{NetProxy, NetRecv, NetSend};
 use invar::{HANDLE_BYTES, Handle};
 use invar_linux::proxy::Abort;
+use invar_testkit::shell;
 
 use crate::rig::{DEVICES, Moved, Rank, open, settings};
 
@@ -50,7 +51,8 @@ fn a_rank_that_exchanges_until_it_is_killed() {
 }
 
 fn start(device: &str) -> (Child, ChildStdin, impl BufRead) {
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut child = shell::clean(&mut command)
         .args(["--exact", "--ignored", "--nocapture"])
         .arg("processes::a_rank_that_exchanges_until_it_is_killed")
         .env(DEVICE, device)

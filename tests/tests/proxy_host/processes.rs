@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 
 use invar_linux::proxy::{Abort, Service, ServiceSettings, SharedOps};
+use invar_testkit::shell;
 
 use crate::host::{Gate, op, progress, until};
 use crate::service::{Host, connect};
@@ -14,7 +15,8 @@ const POSTS: &str = "INVAR_TEST_POSTS";
 
 /// Starts this program again, to be the rank below, until it has begun.
 fn start(service: &Service, rank: u32, posts: bool) -> Child {
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut child = shell::clean(&mut command)
         .args(["--exact", "--ignored", "--nocapture", "processes::a_rank_that_posts_for_ever"])
         .env(ADDRESS, service.address())
         .env(RANK, rank.to_string())
