@@ -1,9 +1,10 @@
-//! Cache of memory registrations: pages that are registered already are not registered again.
+//! Cache of memory registrations: a range of pages that is registered already is not registered
+//! again.
 //!
 //! `ibv_reg_mr` pins pages and takes microseconds to milliseconds, so NCCL keeps what it
 //! registered, by page, with a reference count (`net_ib.cc ncclIbRegMrDmaBuf`,
-//! `ncclIbDeregMr`), in an array that it scans. Here the registrations hang in a balanced tree
-//! (`tree`), so that 10 000 of them cost little more than ten, overlapping and nested ones too.
+//! `ncclIbDeregMr`), in an array that it scans. Here the slots are a hash table, so that 10,000
+//! registrations cost no more than ten.
 //!
 //! The cache never calls a NIC, so that no lock on it need be held during `ibv_reg_mr`:
 //!
@@ -28,11 +29,13 @@
 //! # Ok::<(), invar_core::mr_cache::MrCacheError>(())
 //! ```
 //!
-//! A region stays registered as a whole until the last handle to any part of it is released.
+//! Two callers share a registration only if they asked for the same pages. NCCL also takes a part of
+//! a registration for a hit. Then the whole stays registered until the part is released, though its
+//! owner has released it and unmapped the memory: a peer could still write there. Nothing can shrink
+//! the registration, since whoever holds the part has its keys.
+//!
 //! Whoever unmaps memory must have released every handle on it first, or a later lookup of the
 //! same addresses finds the pages that were there before.
-
-mod tree;
 
 #[cfg(test)]
 mod tests;
@@ -40,15 +43,16 @@ mod tests;
 use core::marker::PhantomData;
 
 use crate::nic::Access;
-use tree::NIL;
+
+/// No slot. Past the end of any storage, so that `get` answers `None`.
+const NIL: u32 = u32::MAX;
 
 /// Registrations of type `M` in caller-provided slots `S`: an array, a `Vec`, a borrowed slice.
 #[derive(Debug)]
 pub struct MrCache<M, S> {
     slots: S,
     page_mask: u64,
-    root: u32,
-    /// First of the free slots, which hang together by their `child[0]`.
+    /// First of the free slots, which hang together by their `next`.
     free: u32,
     live: u32,
     mr: PhantomData<M>,
@@ -58,7 +62,10 @@ pub struct MrCache<M, S> {
 #[derive(Debug)]
 pub struct Slot<M> {
     range: PageRange,
-    node: tree::Node,
+    /// First slot of the hash bucket that has this slot's number.
+    bucket: u32,
+    /// Next slot of the bucket that this slot is in, or the next free one.
+    next: u32,
     /// Raised whenever the slot is freed, so that old handles are known.
     generation: u32,
     refs: u64,
@@ -66,10 +73,9 @@ pub struct Slot<M> {
 }
 
 /// Whole pages, with what sets registrations of the same pages apart.
-// The order of the fields is the order of the tree.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageRange {
-    /// Domain and access in one word: lookups compare it at every step.
+    /// Domain and access in one word.
     class: u64,
     addr: u64,
     end: u64,
@@ -150,17 +156,16 @@ impl<M, S: AsRef<[Slot<M>]> + AsMut<[Slot<M>]>> MrCache<M, S> {
             return Err(MrCacheError::PageSize(page_size));
         }
         let page_mask = page_size - 1;
-        let mut cache =
-            MrCache { slots, page_mask, root: NIL, free: NIL, live: 0, mr: PhantomData };
+        let mut cache = MrCache { slots, page_mask, free: NIL, live: 0, mr: PhantomData };
         cache.free_from(0);
         Ok(cache)
     }
 
-    /// Finds a live registration of the same `domain` and `access` that covers `len` bytes at
-    /// `addr`, and takes a reference to it.
+    /// Finds the live registration of the same `domain` and `access` of exactly the pages that hold
+    /// `len` bytes at `addr`, and takes a reference to it.
     ///
     /// `domain` tells apart what addresses alone do not: 0 for ordinary memory, a number of its
-    /// own for each DMA-BUF. Costs O(log n) steps.
+    /// own for each DMA-BUF. Takes the same time for any number of registrations.
     pub fn lookup(
         &mut self,
         domain: u32,
@@ -172,26 +177,27 @@ impl<M, S: AsRef<[Slot<M>]> + AsMut<[Slot<M>]>> MrCache<M, S> {
         Ok(self.acquire(&pages).map_or(Lookup::Miss(pages), Lookup::Hit))
     }
 
-    /// Adds the registration `mr` of `pages`, which came from [`Lookup::Miss`]; O(log n).
+    /// Adds the registration `mr` of `pages`, which came from [`Lookup::Miss`].
     pub fn insert(&mut self, pages: PageRange, mr: M) -> Result<Inserted<M>, Full<M>> {
         if let Some(handle) = self.acquire(&pages) {
             return Ok(Inserted { handle, unused: Some(mr) });
         }
-        let slots = self.slots.as_mut();
         let index = self.free;
-        let Some(slot) = slots.get_mut(index as usize) else { return Err(Full { mr }) };
-        self.free = slot.node.child[0];
+        let Some(slot) = self.slots.as_mut().get_mut(index as usize) else {
+            return Err(Full { mr });
+        };
+        self.free = slot.next;
         self.live += 1;
         slot.range = pages;
         slot.refs = 1;
         slot.mr = Some(mr);
         let handle = MrHandle { index, generation: slot.generation };
-        self.root = tree::insert(slots, self.root, index);
+        self.chain(index);
         Ok(Inserted { handle, unused: None })
     }
 
     /// Gives one reference back. With the last one the registration comes out, to be
-    /// deregistered. O(1), and O(log n) for the last.
+    /// deregistered.
     pub fn release(&mut self, handle: MrHandle) -> Result<Option<M>, MrCacheError> {
         let slots = self.slots.as_mut();
         let slot = slots
@@ -204,8 +210,8 @@ impl<M, S: AsRef<[Slot<M>]> + AsMut<[Slot<M>]>> MrCache<M, S> {
         }
         let mr = slot.mr.take();
         slot.generation = slot.generation.wrapping_add(1);
-        self.root = tree::remove(slots, self.root, handle.index);
-        slots[handle.index as usize].node.child[0] = self.free;
+        self.unchain(handle.index);
+        self.slots.as_mut()[handle.index as usize].next = self.free;
         self.free = handle.index;
         self.live -= 1;
         Ok(mr)
@@ -249,6 +255,7 @@ impl<M, S: AsRef<[Slot<M>]> + AsMut<[Slot<M>]>> MrCache<M, S> {
         old.fill_with(Slot::default);
         core::mem::swap(&mut self.slots, &mut larger);
         self.free_from(old_len);
+        self.rehash(old_len);
         Ok(larger)
     }
 
@@ -270,10 +277,51 @@ impl<M, S: AsRef<[Slot<M>]> + AsMut<[Slot<M>]>> MrCache<M, S> {
 
     fn acquire(&mut self, pages: &PageRange) -> Option<MrHandle> {
         let slots = self.slots.as_mut();
-        let index = tree::find(slots, self.root, pages);
-        let slot = slots.get_mut(index as usize)?;
-        slot.refs += 1;
-        Some(MrHandle { index, generation: slot.generation })
+        let mut index = slots.get(pages.bucket(slots.len()))?.bucket;
+        loop {
+            let slot = slots.get_mut(index as usize)?;
+            if slot.range == *pages {
+                slot.refs += 1;
+                return Some(MrHandle { index, generation: slot.generation });
+            }
+            index = slot.next;
+        }
+    }
+
+    /// Puts a slot whose range is set into its bucket.
+    fn chain(&mut self, index: u32) {
+        let slots = self.slots.as_mut();
+        let bucket = slots[index as usize].range.bucket(slots.len());
+        slots[index as usize].next = slots[bucket].bucket;
+        slots[bucket].bucket = index;
+    }
+
+    /// Takes a slot out of its bucket.
+    fn unchain(&mut self, index: u32) {
+        let slots = self.slots.as_mut();
+        let Slot { range, next, .. } = slots[index as usize];
+        let bucket = range.bucket(slots.len());
+        let mut before = slots[bucket].bucket;
+        if before == index {
+            slots[bucket].bucket = next;
+            return;
+        }
+        while slots[before as usize].next != index {
+            before = slots[before as usize].next;
+        }
+        slots[before as usize].next = next;
+    }
+
+    /// Puts the live ones of the first `count` slots into buckets anew, as their number changed.
+    fn rehash(&mut self, count: usize) {
+        for slot in &mut self.slots.as_mut()[..count] {
+            slot.bucket = NIL;
+        }
+        for index in 0..count {
+            if self.slots.as_ref()[index].mr.is_some() {
+                self.chain(index as u32);
+            }
+        }
     }
 
     /// Empties the slots from `start` on and puts them before the free ones, the first first.
@@ -282,7 +330,7 @@ impl<M, S: AsRef<[Slot<M>]> + AsMut<[Slot<M>]>> MrCache<M, S> {
         let count = slots.len().min(NIL as usize);
         for (index, slot) in slots.iter_mut().enumerate().take(count).skip(start).rev() {
             *slot = Slot::default();
-            slot.node.child[0] = self.free;
+            slot.next = self.free;
             self.free = index as u32;
         }
     }
@@ -296,8 +344,8 @@ impl<M> Slot<M> {
 
 impl<M> Default for Slot<M> {
     fn default() -> Self {
-        let (range, node) = Default::default();
-        Slot { range, node, generation: 0, refs: 0, mr: None }
+        let range = PageRange::default();
+        Slot { range, bucket: NIL, next: NIL, generation: 0, refs: 0, mr: None }
     }
 }
 
@@ -323,14 +371,14 @@ impl PageRange {
         (self.class >> 32) as u32
     }
 
-    /// Whether this one sorts after every range of the class and address of `other`.
-    fn starts_after(&self, other: &PageRange) -> bool {
-        (self.class, self.addr) > (other.class, other.addr)
-    }
-
-    /// Whether this one, which does not start after `other`, covers it.
-    fn reaches(&self, other: &PageRange) -> bool {
-        self.end >= other.end && self.class == other.class
+    /// The hash bucket of these pages, of `count`.
+    fn bucket(&self, count: usize) -> usize {
+        // Fibonacci hashing, twice, since the addresses of pages differ in their middle bits.
+        const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mixed = (self.addr ^ self.class.rotate_left(17)).wrapping_mul(GOLDEN);
+        let mixed = (mixed ^ mixed >> 32 ^ self.end).wrapping_mul(GOLDEN);
+        // The upper half, scaled to the number of buckets, which fits 32 bits.
+        (((mixed >> 32) * count as u64) >> 32) as usize
     }
 }
 

@@ -1,4 +1,4 @@
-//! Memory of the program's own, registered with a device, each page once.
+//! Memory of the program's own, registered with a device, each range of pages once.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -36,8 +36,9 @@ pub struct Keys {
     pub rkey: u32,
 }
 
-/// Registers the pages that hold `len` bytes at `start`. Pages that are registered already are
-/// not registered again: each call takes a reference, for a [`deregister`] of its own.
+/// Registers the pages that hold `len` bytes at `start`. If exactly these pages are registered
+/// already, the call takes a reference to that registration. Each call needs a [`deregister`] of its
+/// own. A part of a registration is a registration of its own, so that each ends with its owner.
 ///
 /// # Errors
 /// No bytes, bytes beyond the end of the address space, or what the device says.
@@ -131,7 +132,8 @@ fn cached(
     Ok(inserted?.0)
 }
 
-/// Gives back one reference to a registration. It ends with the last.
+/// Gives back one reference to a registration. It ends with the last: no transfer reaches its pages
+/// after that, except those that are registered in another range as well.
 ///
 /// # Errors
 /// Keys of no registration of this device.
@@ -251,13 +253,21 @@ impl Cache {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use invar_core::nic::MemoryKeys;
 
     use super::*;
 
-    /// A registration whose key is its number.
-    struct Numbered(u32);
+    /// A registration whose key is its number, and which counts those that live.
+    struct Numbered(u32, Arc<AtomicU32>);
+
+    impl Drop for Numbered {
+        fn drop(&mut self) {
+            self.1.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 
     impl MemoryKeys for Numbered {
         fn lkey(&self) -> u32 {
@@ -273,20 +283,26 @@ mod tests {
     struct Registrar {
         device: Device,
         count: Cell<u32>,
+        live: Arc<AtomicU32>,
     }
 
     impl Registrar {
         fn new() -> Self {
             let device = Device::open_at("127.0.0.1:0".parse().unwrap()).unwrap();
-            Registrar { device, count: Cell::new(0) }
+            Registrar { device, count: Cell::new(0), live: Arc::default() }
         }
 
         fn register(&self, buffer_id: Option<u64>, addr: u64) -> Keys {
+            self.register_range(buffer_id, addr, 4096)
+        }
+
+        fn register_range(&self, buffer_id: Option<u64>, addr: u64, len: usize) -> Keys {
             let number = |_: &PageRange, _: Access| -> Result<Registration, Error> {
-                self.count.set(self.count.get() + 1);
-                Ok(Box::new(Numbered(self.count.get())))
+                self.count.update(|count| count + 1);
+                self.live.fetch_add(1, Ordering::Relaxed);
+                Ok(Box::new(Numbered(self.count.get(), self.live.clone())))
             };
-            cached(&self.device, buffer_id, addr, 4096, number).unwrap()
+            cached(&self.device, buffer_id, addr, len, number).unwrap()
         }
     }
 
@@ -305,6 +321,25 @@ mod tests {
         deregister(&registrar.device, first).unwrap_err();
         assert!(registrar.device.registrations().lock().pages.is_empty());
         assert_eq!(registrar.register(Some(71), 1 << 40).lkey, 4);
+    }
+
+    #[test]
+    fn a_registration_ends_with_its_owner_while_others_hold_parts_of_it() {
+        const BASE: u64 = 1 << 40;
+        for buffer_id in [None, Some(71)] {
+            let registrar = Registrar::new();
+            let whole = registrar.register_range(buffer_id, BASE, 64 << 10);
+            let part = registrar.register_range(buffer_id, BASE + 8192, 4096);
+            let same = registrar.register_range(buffer_id, BASE + 1, (64 << 10) - 1);
+            assert_eq!(
+                (same, part == whole, registrar.live.load(Ordering::Relaxed)),
+                (whole, false, 2)
+            );
+            for (keys, live) in [(whole, 2), (same, 1), (part, 0)] {
+                deregister(&registrar.device, keys).unwrap();
+                assert_eq!(registrar.live.load(Ordering::Relaxed), live, "{buffer_id:?}");
+            }
+        }
     }
 
     #[test]

@@ -5,8 +5,7 @@ use super::rig::*;
 #[test]
 fn pages_that_are_registered_are_not_registered_again() {
     let pair = Pair::new(64 << 10);
-    let part = &pair.from[4096..8192];
-    let (again, once_more) = (reg(pair.send, part), reg(pair.send, part));
+    let (again, once_more) = (reg(pair.send, &pair.from), reg(pair.send, &pair.from));
     assert_eq!((again, once_more), (pair.from_mr, pair.from_mr));
     // SAFETY: nothing is under way.
     unsafe {
@@ -17,6 +16,22 @@ fn pages_that_are_registered_are_not_registered_again() {
     let (recv, send) = (pair.post(&[(0, 64 << 10, 0)]), pair.send(0, 64 << 10, 0));
     wait(&[recv, send]);
     assert_eq!(pair.to, pair.from);
+}
+
+/// The owner of the whole may unmap it then, and nothing may touch it any more.
+#[test]
+fn a_registration_ends_though_a_part_of_it_is_registered_too() {
+    let pair = Pair::new(4096);
+    let memory = vec![1u8; 1 << 20];
+    let whole = reg(pair.send, &memory);
+    let part = reg(pair.send, &memory[8192..12288]);
+    assert_ne!(whole, part);
+    // SAFETY: nothing is under way.
+    unsafe {
+        assert_eq!((net.dereg_mr)(pair.send, whole), Code::SUCCESS);
+        assert_eq!((net.dereg_mr)(pair.send, whole), Code::INTERNAL_ERROR);
+        assert_eq!((net.dereg_mr)(pair.send, part), Code::SUCCESS);
+    }
 }
 
 #[test]

@@ -22,7 +22,7 @@ pub enum Op {
 }
 
 /// Arguments of a lookup.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "those of `MrCache::lookup`")]
 pub struct Request {
     pub domain: u32,
@@ -148,10 +148,7 @@ impl World {
                 None
             }
             Lookup::Miss(pages) => {
-                assert!(
-                    !self.model.iter().any(|entry| entry.covers(request)),
-                    "missed {request:?}"
-                );
+                assert!(!self.model.iter().any(|entry| entry.is_of(request)), "missed {request:?}");
                 let want = request.in_pages();
                 assert_eq!((pages.addr(), pages.len()), (want.addr, want.len));
                 assert_eq!((pages.domain(), pages.access()), (want.domain, want.access));
@@ -170,7 +167,7 @@ impl World {
             self.cache.grow(larger).expect("larger storage");
             self.cache.insert(pages, mr).expect("a free slot")
         });
-        let twin = self.model.iter().any(|entry| entry.covers(request));
+        let twin = self.model.iter().any(|entry| entry.is_of(request));
         assert_eq!(inserted.unused, twin.then_some(mr));
         if !twin {
             self.model.push(Entry { mr, refs: 0, pages: request.in_pages() });
@@ -182,7 +179,7 @@ impl World {
     fn hold(&mut self, request: Request, handle: MrHandle) {
         let mr = *self.cache.get(handle).expect("a live handle");
         let entry = self.model.iter_mut().find(|entry| entry.mr == mr).expect("a live MR");
-        assert!(entry.covers(request), "{request:?} got {entry:?}");
+        assert!(entry.is_of(request), "{request:?} got {entry:?}");
         entry.refs += 1;
         self.held.push((handle, mr));
     }
@@ -223,10 +220,7 @@ impl Request {
 }
 
 impl Entry {
-    fn covers(&self, request: Request) -> bool {
-        self.pages.domain == request.domain
-            && self.pages.access == request.access
-            && self.pages.addr <= request.addr
-            && self.pages.addr + self.pages.len >= request.addr + request.len
+    fn is_of(&self, request: Request) -> bool {
+        self.pages == request.in_pages()
     }
 }
