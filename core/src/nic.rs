@@ -26,7 +26,8 @@ pub use error::{NicError, PollError, Verb};
 pub use list::{Listed, SendList};
 pub use notices::PortNotices;
 pub use wr::{
-    Link, Nought, RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus,
+    Link, Nought, NumSge, RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcFlags, WcOpcode,
+    WcStatus,
 };
 
 bitflags::bitflags! {

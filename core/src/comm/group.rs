@@ -10,7 +10,7 @@ use super::route::GROUP;
 use super::sizes::Sizes;
 use crate::conn::Verbs;
 use crate::fifo::{RECVS_MAX, Room, Row, SlotWords};
-use crate::nic::{Nic, SendList, SendWr, Sge};
+use crate::nic::{Nic, NumSge, SendList, SendWr, Sge};
 use crate::request::Request;
 
 /// Where the work request is that ends a group.
@@ -46,8 +46,9 @@ const fn all(nreqs: usize) -> u32 {
 impl Group {
     /// For the groups of a comm that goes to `target`.
     pub(super) const fn new(target: &Target) -> Self {
-        let mut wrs = [SendWr { num_sge: 1, ..WRITE }; END + 1];
-        wrs[END] = SendWr { num_sge: target.has_sizes() as u32, ..with_imm(0, 0) };
+        let mut wrs = [SendWr { num_sge: NumSge::One, ..WRITE }; END + 1];
+        let num_sge = if target.has_sizes() { NumSge::One } else { NumSge::Zero };
+        wrs[END] = SendWr { num_sge, ..with_imm(0, 0) };
         Group {
             first: Request::from_raw(0),
             nreqs: 0,

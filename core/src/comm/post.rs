@@ -8,7 +8,7 @@ use super::sizes::{SIZES_ROW_BYTES, Sizes, SizesRow, sizes_offset};
 use crate::conn::Verbs;
 use crate::fifo::{LEN_MAX, RECVS_MAX};
 use crate::math::{QP_SPLIT_ALIGN, QpSplit};
-use crate::nic::{Link, Listed, Memory, Nic, NicError, SendFlags, SendOpcode, SendWr, Sge};
+use crate::nic::{Link, Listed, Memory, Nic, NicError, NumSge, SendFlags, SendOpcode, SendWr, Sge};
 
 /// Where messages go.
 pub(super) struct Target {
@@ -70,7 +70,7 @@ pub(super) const WRITE: SendWr = SendWr {
     wr_id: 0,
     next: Link::NULL,
     sg_list: Link::NULL,
-    num_sge: 0,
+    num_sge: NumSge::Zero,
     opcode: SendOpcode::RdmaWrite,
     flags: SendFlags::empty(),
     imm_data: 0,

@@ -16,7 +16,7 @@ use super::{Flush, FlushBuf, Request, notice};
 use crate::conn::{Parts, Stream, Verbs, Wire, is_ready};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{LEN_MAX, RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES};
-use crate::nic::{Memory, Nic, RecvWr, SendFlags, SendList, SendWr, Sge};
+use crate::nic::{Memory, Nic, NumSge, RecvWr, SendFlags, SendList, SendWr, Sge};
 use crate::request::{ROWS, Ring};
 
 pub use buf::RecvBuf;
@@ -74,7 +74,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
                 remote_addr: fifo_addr.wrapping_add(offset),
                 rkey,
                 sge: Sge { addr, length: SLOT_BYTES as u32, lkey },
-                num_sge: 1,
+                num_sge: NumSge::One,
                 flags,
                 ..SendWr::default()
             };

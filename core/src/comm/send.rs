@@ -16,7 +16,7 @@ use crate::conn::stage::Stage;
 use crate::conn::{Parts, Stream, start_with_acceptor};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{LEN_MAX, RECVS_MAX, Room, Row, SlotWords};
-use crate::nic::{Memory, Nic, SendList, SendWr, Sge};
+use crate::nic::{Memory, Nic, NumSge, SendList, SendWr, Sge};
 use crate::request::{MESSAGES, Ring};
 
 /// Memory to send from.
@@ -72,7 +72,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             idx: 1,
             row: 0,
             row_mask: (depth - 1) as u8,
-            wr: SendList::new([SendWr { num_sge: 1, ..with_imm(0, 0) }]),
+            wr: SendList::new([SendWr { num_sge: NumSge::One, ..with_imm(0, 0) }]),
             tail: SendList::new([with_imm(0, 0)]),
             group: Group::new(&target),
             target,

@@ -2,7 +2,7 @@
 
 use core::ptr;
 
-use super::{Link, SendFlags, SendWr, Sge};
+use super::{Link, NumSge, SendFlags, SendWr, Sge};
 
 /// Send work requests, which a driver can take as they lie: each is linked to its buffer and to the
 /// next, as long as the list stays where it was when it was posted before. So only the first post
@@ -96,7 +96,7 @@ impl Listed<'_> {
     /// Local bytes, of a request that has a buffer. While there are none the list is not to be posted.
     #[inline(always)]
     pub const fn set_sge(&mut self, sge: Sge) {
-        debug_assert!(self.0.num_sge == 1);
+        debug_assert!(matches!(self.0.num_sge, NumSge::One));
         self.0.sge = sge;
     }
 }
@@ -105,9 +105,11 @@ impl Listed<'_> {
 mod tests {
     use super::*;
 
+    const NUM_SGE: [NumSge; 3] = [NumSge::One, NumSge::Zero, NumSge::One];
+
     fn list() -> SendList<3> {
         let wr = |num_sge| SendWr { num_sge, ..SendWr::default() };
-        SendList::new([wr(1), wr(0), wr(1)])
+        SendList::new(NUM_SGE.map(wr))
     }
 
     /// What a driver finds that begins at `from`.
@@ -122,7 +124,7 @@ mod tests {
                 wrs.get(i + 1).map_or(Link::NULL, |next| Link::to(ptr::from_ref(next).cast_mut()));
             assert_eq!(wr.next, next, "{i}");
             assert_eq!(wr.sg_list, Link::to((&raw const wr.sge).cast_mut()));
-            assert_eq!(wr.num_sge, [1, 0, 1][i]);
+            assert_eq!(wr.num_sge, NUM_SGE[i]);
         }
     }
 

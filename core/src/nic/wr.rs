@@ -48,6 +48,24 @@ bitflags::bitflags! {
     }
 }
 
+/// `ibv_send_wr::num_sge`: a driver reads as many buffers behind `sg_list`, and a [`SendWr`] has
+/// room for one. So a program cannot say more:
+///
+/// ```compile_fail,E0308
+/// use invar_core::nic::SendWr;
+///
+/// let _ = SendWr { num_sge: 2, ..SendWr::default() };
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub enum NumSge {
+    /// No buffer.
+    #[default]
+    Zero = 0,
+    /// [`SendWr::sge`].
+    One = 1,
+}
+
 /// A pointer of a work request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
@@ -76,8 +94,8 @@ pub struct SendWr {
     pub next: Link,
     /// To `sge`.
     pub sg_list: Link,
-    /// 1; 0 for no buffer.
-    pub num_sge: u32,
+    /// How many buffers `sg_list` is of.
+    pub num_sge: NumSge,
     /// What to do.
     pub opcode: SendOpcode,
     /// How.

@@ -6,7 +6,7 @@ use std::mem::offset_of;
 use std::ptr;
 
 use invar_core::nic::{
-    Link, NicError, PollError, RecvWr, SendFlags, SendList, SendWr, Sge, Verb, Wc,
+    Link, NicError, NumSge, PollError, RecvWr, SendFlags, SendList, SendWr, Sge, Verb, Wc,
 };
 
 use super::handles::{Cq, Qp};
@@ -84,7 +84,7 @@ impl Qp {
             let mut next = Link::NULL;
             for wr in chain.iter_mut().rev() {
                 (wr.next, wr.sg_list) = (next, Link::to(&raw mut wr.sge));
-                wr.num_sge = u32::from(wr.sge.length > 0);
+                wr.num_sge = if wr.sge.length > 0 { NumSge::One } else { NumSge::Zero };
                 next = Link::to(wr);
             }
             // SAFETY: they are linked, and what is inline has been looked at.
