@@ -30,11 +30,18 @@ enum Kind {
 
 /// A copy to or from GPU memory that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(transparent)]
 pub enum MemoryError {
     /// Bytes that are not there.
+    #[error(transparent)]
     Range(#[from] OutOfRange),
+    /// A copy from or to a slot of a [`StagingBuffer`](crate::StagingBuffer) that has one under way.
+    #[error(
+        "slot {0} of the pinned host memory has a copy under way: ask whether that is done before \
+         another starts"
+    )]
+    Busy(usize),
     /// The driver.
+    #[error(transparent)]
     Cuda(#[from] CudaError),
 }
 

@@ -74,10 +74,11 @@ impl StagingBuffer {
     }
 
     /// Starts to copy between the first `len` bytes of a slot and `offset` of `memory`, which is of
-    /// the same GPU. The slot must have no other copy under way.
+    /// the same GPU.
     ///
     /// # Errors
-    /// Bytes that are not in the slot or in the memory; the driver's.
+    /// Bytes that are not in the slot or in the memory; a copy of the slot that is still under way;
+    /// the driver's.
     pub fn start(
         &mut self,
         slot: usize,
@@ -87,12 +88,13 @@ impl StagingBuffer {
         len: usize,
     ) -> Result<(), MemoryError> {
         let of_gpu = memory.locate(offset, len)?;
-        let room = OutOfRange { offset: 0, len, region_len: self.slot_bytes };
-        let Some(Slot { event, copying }) =
-            self.slots.get_mut(slot).filter(|_| len <= self.slot_bytes)
-        else {
-            return Err(room.into());
-        };
+        if slot >= self.slots.len() || len > self.slot_bytes {
+            return Err(OutOfRange { offset: 0, len, region_len: self.slot_bytes }.into());
+        }
+        if !self.is_done(slot)? {
+            return Err(MemoryError::Busy(slot));
+        }
+        let Slot { event, copying } = &mut self.slots[slot];
         let of_host = self.memory.as_ptr().wrapping_add(slot * self.slot_bytes).cast::<c_void>();
         let current = self.gpu.enter()?;
         // SAFETY: both ranges are there; `copying` keeps the GPU's, and `drop` waits for all
@@ -109,7 +111,15 @@ impl StagingBuffer {
         }
         *copying = Some(memory.clone());
         // SAFETY: both live.
-        Ok(unsafe { current.cuEventRecord(*event, self.stream) }?)
+        let recorded = unsafe { current.cuEventRecord(*event, self.stream) };
+        if let Err(error) = recorded {
+            // The event still tells of the copy before, so only the stream says when this one is over.
+            // SAFETY: the stream lives.
+            unsafe { current.cuStreamSynchronize(self.stream) }?;
+            *copying = None;
+            return Err(error.into());
+        }
+        Ok(())
     }
 
     /// Whether the last copy of a slot is done. Does not wait.

@@ -79,7 +79,7 @@ impl Error {
             Kind::NoInterface(_) | Kind::Io { .. } | Kind::Rdma(_) | Kind::Nic { .. } => {
                 Fault::Local
             }
-            Kind::Gpu(MemoryError::Range(_)) => Fault::Usage,
+            Kind::Gpu(MemoryError::Range(_) | MemoryError::Busy(_)) => Fault::Usage,
             Kind::Gpu(MemoryError::Cuda(_)) | Kind::NoCuda(_) => Fault::Local,
             Kind::Staging { fault, .. } => *fault,
             Kind::Connection { error, .. } => error.fault(),

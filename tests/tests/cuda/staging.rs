@@ -1,6 +1,6 @@
 //! Pinned memory and the copies in and out of it.
 
-use invar_cuda::{Direction, Driver, Gpu, GpuMemory, StagingBuffer};
+use invar_cuda::{Direction, Driver, Gpu, GpuMemory, MemoryError, StagingBuffer};
 use invar_testkit::fake_cuda::{FakeCuda, calls};
 
 fn buffer() -> (GpuMemory, StagingBuffer) {
@@ -54,6 +54,35 @@ fn memory_under_copy_outlives_its_owner_and_the_buffer_waits_for_it() {
         assert_eq!(calls("cuStreamSynchronize"), 1);
         assert_eq!((calls("cuMemFree_v2"), calls("cuMemFreeHost")), (1, 1));
         assert_eq!((calls("cuEventDestroy_v2"), calls("cuStreamDestroy_v2")), (2, 1));
+    });
+}
+
+#[test]
+fn a_slot_takes_no_second_copy_before_the_first_is_done() {
+    FakeCuda::new().set("FAKE_CUDA_QUERIES", "3").run(|| {
+        let (first, mut buffer) = buffer();
+        let second = GpuMemory::alloc(first.gpu(), 256).unwrap();
+        buffer.start(1, Direction::ToGpu, &first, 0, 256).unwrap();
+        drop(first);
+        let refused = buffer.start(1, Direction::ToGpu, &second, 0, 256).unwrap_err();
+        assert_eq!(refused, MemoryError::Busy(1));
+        assert_eq!((calls("cuMemcpyHtoDAsync_v2"), calls("cuMemFree_v2")), (1, 0));
+        buffer.start(0, Direction::ToGpu, &second, 0, 256).unwrap();
+        // Nobody asked whether the first is done, and then it is.
+        let start = |_: &i32| buffer.start(1, Direction::ToGpu, &second, 0, 256).is_ok();
+        assert!((1..100).find(start).is_some());
+        assert_eq!(calls("cuMemFree_v2"), 1);
+    });
+}
+
+#[test]
+fn memory_under_a_copy_that_has_no_event_stays_until_the_copy_is_done() {
+    FakeCuda::new().set("FAKE_CUDA_FAIL", "cuEventRecord=999").run(|| {
+        let (memory, mut buffer) = buffer();
+        buffer.start(0, Direction::ToGpu, &memory, 0, 256).unwrap_err();
+        assert_eq!(calls("cuStreamSynchronize"), 1);
+        drop(memory);
+        assert_eq!((calls("cuMemFree_v2"), buffer.is_done(0)), (1, Ok(true)));
     });
 }
 
