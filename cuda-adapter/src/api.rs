@@ -20,6 +20,8 @@ pub(crate) use cust::function as from_cust;
 const SUCCESS: u32 = 0;
 /// `CUDA_ERROR_INVALID_VALUE`: also what the driver answers about memory that is not its own.
 pub(crate) const INVALID_VALUE: u32 = 1;
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+pub(crate) const OUT_OF_MEMORY: u32 = 2;
 /// `CUDA_ERROR_NOT_READY`: not an error, but the answer of a query.
 const NOT_READY: u32 = 600;
 

@@ -7,7 +7,7 @@ use std::ptr;
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags};
 use invar_linux::memory::{HostMemory, OutOfRange};
 
-use crate::api::Api;
+use crate::api::{Api, OUT_OF_MEMORY};
 use crate::{CudaError, Gpu, GpuMemory, MemoryError};
 
 /// Which way a copy goes.
@@ -41,7 +41,9 @@ unsafe impl Send for StagingBuffer {}
 impl StagingBuffer {
     /// `slots` times `slot_bytes` of pinned memory, beside `gpu`.
     pub fn new(gpu: &Gpu, slots: usize, slot_bytes: usize) -> Result<Self, CudaError> {
-        let memory = gpu.pinned(slots * slot_bytes)?;
+        let len = slots.checked_mul(slot_bytes);
+        let len = len.ok_or_else(|| CudaError::failed("cuMemHostAlloc", OUT_OF_MEMORY))?;
+        let memory = gpu.pinned(len)?;
         let current = gpu.enter()?;
         let mut stream = ptr::null_mut();
         // Of its own, so that copies wait for nothing that the program runs.

@@ -32,11 +32,22 @@ impl Local {
         within: Duration,
     ) -> Result<Self, Error> {
         let rank = bootstrap.rank();
+        let count = ranks.len();
         let layout = RingLayout::new(slot_bytes);
+        let rings = count.checked_mul(count).and_then(|n| n.checked_mul(nchannels as usize));
+        let sizes = layout
+            .zip(rings)
+            .and_then(|(layout, rings)| Some((layout, rings.checked_mul(layout.ring_bytes())?)));
+        let Some((layout, bytes)) = sizes else {
+            let text = format!(
+                "the {count} ranks of this host cannot share memory with slots of {slot_bytes} bytes \
+                 on {nchannels} channels: it would be too large"
+            );
+            return Err(Kind::Usage(text).into());
+        };
         let failed = |error| Error::io("sharing memory between the ranks of this host", error);
         let memory = if ranks.first() == Some(&rank) {
-            let rings = ranks.len() * ranks.len() * nchannels as usize;
-            let memory = SharedMemory::create("invar-ranks", rings * layout.ring_bytes());
+            let memory = SharedMemory::create("invar-ranks", bytes);
             let (memory, offer) = (memory.map_err(failed)?, Offer::new().map_err(failed)?);
             for peer in &ranks[1..] {
                 bootstrap.send(*peer, tags::SHARED_MEMORY, &offer.address())?;

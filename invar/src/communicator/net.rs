@@ -77,7 +77,8 @@ pub use link::{NetRecv, NetSend};
 pub struct NetSettings {
     /// Of connections.
     pub connections: Settings,
-    /// Bytes of a slot, of which a link has eight at each end. Both ends must have the same.
+    /// Bytes of a slot, of which a link has eight at each end: 128 MiB at most. Both ends must have the
+    /// same.
     pub slot_bytes: usize,
     /// How long a link may take to come about where it is waited for.
     pub timeout: Duration,
@@ -106,8 +107,13 @@ impl From<Settings> for NetSettings {
 }
 
 impl NetSettings {
-    fn slot_bytes(&self) -> usize {
-        self.slot_bytes.next_multiple_of(SLOT_ALIGN).max(SLOT_ALIGN)
+    fn slot_bytes(&self) -> Result<usize, Error> {
+        if self.slot_bytes > ring::SLOT_BYTES_MAX {
+            let (asked, max) = (self.slot_bytes, ring::SLOT_BYTES_MAX);
+            let text = format!("slots of {asked} bytes for links, of {max} at most");
+            return Err(Kind::Usage(text).into());
+        }
+        Ok(self.slot_bytes.next_multiple_of(SLOT_ALIGN).max(SLOT_ALIGN))
     }
 }
 
@@ -182,7 +188,7 @@ impl NetProxy {
         let opener = Opener {
             devices,
             settings: settings.connections.clone(),
-            slot_bytes: settings.slot_bytes(),
+            slot_bytes: settings.slot_bytes()?,
             without_proxy: settings.without_proxy,
             connections: progress.connections(),
             arrivals,

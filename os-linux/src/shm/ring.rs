@@ -28,6 +28,8 @@ const RELEASED_BYTES: usize = 128;
 const CELL_BYTES: usize = 64;
 /// Where slots begin: a page, so that they are aligned however large.
 const SLOTS_AT: usize = 4096;
+/// Of a slot: the largest number of whole pages that a stamp has room for.
+const SLOT_BYTES_MAX: usize = u32::MAX as usize & !(SLOTS_AT - 1);
 const _: () = assert!(RELEASED_BYTES + SLOTS as usize * CELL_BYTES <= SLOTS_AT);
 
 /// How rings lie in a piece of memory, one behind the other.
@@ -58,9 +60,17 @@ pub enum RingError {
 }
 
 impl RingLayout {
-    /// Of rings with slots of `slot_bytes`, rounded up to whole pages.
-    pub const fn new(slot_bytes: usize) -> Self {
-        RingLayout { slot_bytes: slot_bytes.next_multiple_of(SLOTS_AT) }
+    /// Of rings with slots of `slot_bytes`, rounded up to whole pages. `None` where a message could
+    /// be longer than a stamp can say (4 GiB), or a ring than there are addresses.
+    pub const fn new(slot_bytes: usize) -> Option<Self> {
+        if slot_bytes > SLOT_BYTES_MAX {
+            return None;
+        }
+        let layout = RingLayout { slot_bytes: slot_bytes.next_multiple_of(SLOTS_AT) };
+        match layout.slot_bytes.checked_mul(SLOTS as usize) {
+            Some(bytes) if bytes.checked_add(SLOTS_AT).is_some() => Some(layout),
+            _ => None,
+        }
     }
 
     /// Bytes that a message may have.
@@ -70,6 +80,7 @@ impl RingLayout {
 
     /// Bytes of a ring.
     pub const fn ring_bytes(&self) -> usize {
+        // `new` has seen that this has an end.
         SLOTS_AT + SLOTS as usize * self.slot_bytes
     }
 
@@ -219,7 +230,7 @@ mod tests {
 
     use super::*;
 
-    const LAYOUT: RingLayout = RingLayout::new(4096);
+    const LAYOUT: RingLayout = RingLayout::new(4096).unwrap();
 
     fn pair(number: usize) -> (SendRing, RecvRing) {
         let ours = SharedMemory::create("invar-test", 2 * LAYOUT.ring_bytes()).unwrap();
@@ -280,6 +291,18 @@ mod tests {
             assert_eq!(got, message(i), "message {i}");
         }
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn slots_that_no_memory_has_are_refused() {
+        for slot_bytes in
+            [1 << 32, 1 << 60, 1 << 61, (1 << 61) - 511, usize::MAX - 4095, usize::MAX]
+        {
+            assert_eq!(RingLayout::new(slot_bytes), None, "{slot_bytes:#x}");
+        }
+        let largest = RingLayout::new(SLOT_BYTES_MAX).unwrap();
+        assert_eq!(largest.ring_bytes(), 4096 + 8 * SLOT_BYTES_MAX);
+        assert_eq!(stamp(0, largest.slot_bytes()), 0x1_ffff_f000);
     }
 
     #[test]

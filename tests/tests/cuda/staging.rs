@@ -87,6 +87,18 @@ fn memory_under_a_copy_that_has_no_event_stays_until_the_copy_is_done() {
 }
 
 #[test]
+fn a_buffer_that_is_larger_than_all_memory_is_refused() {
+    FakeCuda::new().run(|| {
+        let gpu = Gpu::open(Driver::open().unwrap(), 0).unwrap();
+        for (slots, slot_bytes) in [(8, 1 << 61), ((1 << 60) + 1, 16)] {
+            let error = StagingBuffer::new(&gpu, slots, slot_bytes).unwrap_err();
+            assert_eq!(error.code(), Some(2), "{error}");
+        }
+        assert_eq!(calls("cuMemHostAlloc"), 0);
+    });
+}
+
+#[test]
 fn a_buffer_that_comes_about_halfway_gives_all_back() {
     FakeCuda::new().set("FAKE_CUDA_FAIL", "cuEventCreate=2").run(|| {
         let gpu = Gpu::open(Driver::open().unwrap(), 0).unwrap();

@@ -28,6 +28,16 @@ fn error_of(rank: &mut Rank) -> String {
 }
 
 #[test]
+fn slots_that_no_memory_has_are_refused() {
+    for slot_bytes in [(128 << 20) + 1, 1 << 61, (1 << 61) + 64, usize::MAX] {
+        let settings = NetSettings { slot_bytes, ..settings() };
+        let started = NetProxy::start(vec![open("soft IPv4")], &settings, Abort::default());
+        let Err(error) = started else { panic!("{slot_bytes:#x}") };
+        assert!(error.to_string().ends_with("for links, of 134217728 at most"), "{error}");
+    }
+}
+
+#[test]
 fn a_rank_whose_peer_is_gone_is_told_which_and_at_what_ends_and_every_time() {
     for device in DEVICES {
         let [mut zero, one] = pair(device, 1);

@@ -64,7 +64,7 @@ impl Cut {
         let start = share.saturating_mul(task.channel as usize).min(task.count);
         let end = start.saturating_add(share).min(task.count);
         // As many windows as it takes, all of about the same size.
-        let chunks = (end - start).div_ceil(lanes * slot).max(1) * lanes;
+        let chunks = (end - start).div_ceil(lanes.saturating_mul(slot)).max(1) * lanes;
         let chunk = (end - start).div_ceil(chunks).next_multiple_of(align);
         let skip = lanes * chunk;
         let windows = if start == end { 0 } else { (end - start).div_ceil(skip) };

@@ -41,7 +41,7 @@ impl NetEnds {
         let post = Arc::new(Posting { ops, poster, driver, timeout: settings.timeout });
         Ok(NetEnds {
             device,
-            slot_bytes: settings.slot_bytes(),
+            slot_bytes: settings.slot_bytes()?,
             without_proxy: settings.without_proxy,
             standings,
             connections,

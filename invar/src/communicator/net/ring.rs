@@ -9,6 +9,9 @@ use crate::{Device, Error, MemoryRegion};
 
 /// Slots of a ring.
 pub(super) const SLOTS: usize = STEPS as usize;
+/// Bytes that a slot may have.
+pub(super) const SLOT_BYTES_MAX: usize = 128 << 20;
+const _: () = assert!(SLOT_BYTES_MAX.checked_mul(SLOTS).is_some());
 
 /// Registered memory in slots, between a rank and its proxy: one fills the next slot, the other
 /// uses it and gives it back. Step `n` is in slot `n` modulo [`SLOTS`], at both ends.
@@ -46,6 +49,7 @@ impl Count {
 }
 
 impl Ring {
+    /// Slots of at most [`SLOT_BYTES_MAX`].
     pub(super) fn new(device: &Device, slot_bytes: usize) -> Result<Self, Error> {
         let region = MemoryRegion::new(device, slot_bytes * SLOTS)?;
         let start = region.host_start().expect("a new region is the host's");
