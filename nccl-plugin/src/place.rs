@@ -2,9 +2,14 @@
 //! that were there.
 //!
 //! ```text
-//! comm       63 … 32  zero   31 … 23  generation, not 0   22 … 7  place, not 0   6 … 0  zero
+//! comm       63 … 32  zero           31 … 23  upper bits of the generation   22 … 7  place, not 0
+//!                                     6 … 2   lower bits of the generation   1 … 0  zero
 //! request    63 … 34  its token   33 … 32  zero           31 … 0  its comm, with REQUEST
 //! ```
+//!
+//! A generation is 1 or more, and the place has a comm of it just once: after the last one the place
+//! stays empty. So what named a comm that is closed never names another, and there is room for a
+//! thousand million comms in the life of a process.
 //!
 //! A place is two cache lines, and a comm has the place where it already is an offset: finding it and
 //! what to call takes a few instructions and no lock. As everywhere in NCCL's interface, calls on
@@ -30,13 +35,18 @@ const PLACES: usize = 1 << 16;
 pub(crate) const COMMS_MAX: usize = PLACES - 1;
 
 const PLACE_SHIFT: u32 = 7;
-const GENERATION_SHIFT: u32 = 23;
 /// Of a token, in a request.
 const TOKEN_SHIFT: u32 = 34;
-const GENERATIONS: u16 = 1 << (u32::BITS - GENERATION_SHIFT);
 
-/// Tells the comm in a request from a comm.
-const REQUEST: usize = 16;
+/// Of the upper bits of a generation, and of the lower ones.
+const GENERATION_SHIFT: [u32; 2] = [23, 2];
+/// Bits of the lower part.
+const GENERATION_LOW_BITS: u32 = PLACE_SHIFT - GENERATION_SHIFT[1];
+/// The last generation that a place has.
+const GENERATION_MAX: u16 = (1 << (u32::BITS - GENERATION_SHIFT[0] + GENERATION_LOW_BITS)) - 1;
+
+/// Tells the comm in a request from a comm. The bit below is the profiler's.
+const REQUEST: usize = 2;
 /// No request, and no comm.
 const NONE: usize = 0;
 
@@ -68,6 +78,35 @@ struct Allocation {
     free: Vec<u16>,
     /// Of each place that was ever taken, the generation that is or was last there.
     generations: Vec<u16>,
+}
+
+impl Allocation {
+    /// A place that nothing is at, and the number of the comm that is to be there.
+    fn take(&mut self) -> Option<(u16, usize)> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => {
+                // The first place stays empty.
+                let index = u16::try_from(self.generations.len().max(1)).ok()?;
+                self.generations.resize(usize::from(index) + 1, 0);
+                index
+            }
+        };
+        let generation = &mut self.generations[usize::from(index)];
+        *generation += 1;
+        let (place, generation) = (usize::from(index), usize::from(*generation));
+        let (upper, lower) =
+            (generation >> GENERATION_LOW_BITS, generation & ((1 << GENERATION_LOW_BITS) - 1));
+        let number = upper << GENERATION_SHIFT[0] | place << PLACE_SHIFT;
+        Some((index, number | lower << GENERATION_SHIFT[1]))
+    }
+
+    /// The comm of a place is gone.
+    fn give_back(&mut self, index: u16) {
+        if self.generations[usize::from(index)] < GENERATION_MAX {
+            self.free.push(index);
+        }
+    }
 }
 
 impl Place {
@@ -169,19 +208,7 @@ pub(crate) fn comm(request: *mut c_void) -> *mut c_void {
 /// no place left.
 pub(crate) fn put(comm: Comm) -> Result<(*mut c_void, &'static Place), Comm> {
     let mut allocation = allocation();
-    let index = match allocation.free.pop() {
-        Some(index) => index,
-        None => {
-            // The first place stays empty.
-            let index = allocation.generations.len().max(1);
-            let Ok(index) = u16::try_from(index) else { return Err(comm) };
-            allocation.generations.resize(usize::from(index) + 1, 0);
-            index
-        }
-    };
-    let generation = &mut allocation.generations[usize::from(index)];
-    *generation = if *generation + 1 < GENERATIONS { *generation + 1 } else { 1 };
-    let number = usize::from(*generation) << GENERATION_SHIFT | usize::from(index) << PLACE_SHIFT;
+    let Some((index, number)) = allocation.take() else { return Err(comm) };
     let (place, number) = (&PLACE[usize::from(index)], ptr::without_provenance_mut(number));
     place.set_test(comm.calls.test);
     // SAFETY: under the lock, and nobody finds what has no number.
@@ -202,7 +229,7 @@ pub(crate) unsafe fn remove(place: &Place) -> Option<Comm> {
         return None;
     }
     place.requests.store(0, Ordering::Release);
-    allocation.free.push((number >> PLACE_SHIFT) as u16);
+    allocation.give_back((number >> PLACE_SHIFT) as u16);
     // SAFETY: it had a number, which nobody finds any more, and the lock is held.
     Some(unsafe { (*place.comm.get()).assume_init_read() })
 }
@@ -213,7 +240,32 @@ fn allocation() -> MutexGuard<'static, Allocation> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
+
+    #[test]
+    fn what_named_a_comm_never_names_another() {
+        let mut allocation = Allocation { free: Vec::new(), generations: Vec::new() };
+        let (kept, _) = allocation.take().unwrap();
+        let mut numbers = HashSet::new();
+        for _ in 0..3 * usize::from(GENERATION_MAX) {
+            let (index, number) = allocation.take().unwrap();
+            assert_ne!(index, kept);
+            assert_eq!((number >> PLACE_SHIFT) as u16, index);
+            assert_eq!((number & 3, number >> u32::BITS), (0, 0));
+            assert!(numbers.insert(number), "{number:#x} again");
+            allocation.give_back(index);
+        }
+        assert_eq!(allocation.generations.len(), 5, "three places are used up");
+    }
+
+    #[test]
+    fn there_are_as_many_comms_as_places_but_the_first() {
+        let mut allocation = Allocation { free: Vec::new(), generations: Vec::new() };
+        let numbers: HashSet<_> = (0..COMMS_MAX).map(|_| allocation.take().unwrap().1).collect();
+        assert_eq!((numbers.len(), allocation.take()), (COMMS_MAX, None));
+    }
 
     #[test]
     fn null_names_nothing_from_the_start() {
