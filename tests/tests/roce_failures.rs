@@ -1,7 +1,7 @@
 //! How a requester ends when it has to, and that it does not otherwise: statuses, times, order.
 
 use invar_core::nic::{QpState, QpTransition, SendOpcode, SendWr, WcStatus};
-use invar_core::roce::qp::{Tuning, ack_timeout_ns, rnr_timer_ns};
+use invar_core::roce::qp::{RNR_NS_MAX, Tuning, ack_timeout_ns, rnr_timer_ns};
 use invar_core::roce::{Aeth, Headers, NakCode, Opcode, Psn, Reth, Syndrome};
 use invar_testkit::model::roce::{Attr, Peer};
 
@@ -93,6 +93,41 @@ fn a_receiver_that_is_never_ready_ends_the_connection_after_its_retries() {
     let ends = [(1, WcStatus::RNR_RETRY_EXC_ERR), (2, WcStatus::WR_FLUSH_ERR)];
     assert_eq!(us.sends(), ends);
     assert_eq!(us.host.sends[0].vendor_err, 0x2c);
+}
+
+/// Answers what is sent by an RNR NAK until the queue pair fails; gives the time of that.
+fn never_ready(us: &mut Peer, mut now: u64, psn: u32, timer: u8) -> u64 {
+    loop {
+        us.hear(now, psn, Syndrome::RnrNak { timer });
+        let Some(deadline) = us.qp.deadline_ns() else { return now };
+        now = deadline;
+        us.qp.handle_timeout(now, &mut us.host);
+        assert!(!us.transmit_all(now).is_empty());
+        assert!(now < 10 * RNR_NS_MAX, "it never ends");
+    }
+}
+
+#[test]
+fn without_a_count_of_retries_a_receiver_that_is_never_ready_has_a_minute() {
+    for timer in [7, 12, 0] {
+        let mut us = Peer::with_memory(&Attr { rnr_retry: 7, ..Attr::default() });
+        for wr_id in [1, 2, 3] {
+            us.post(wr_id, SendOpcode::Send, 64);
+        }
+        // What is acknowledged, be it late, begins the minute anew.
+        let late = 50_000_000_000;
+        us.transmit_all(0);
+        us.hear(0, 0xff_fffa, Syndrome::RnrNak { timer });
+        us.qp.handle_timeout(late, &mut us.host);
+        us.transmit_all(late);
+        us.hear(late, 0xff_fffa, ACK);
+        let end = never_ready(&mut us, late, 0xff_fffb, timer);
+        let least = late + RNR_NS_MAX;
+        assert!((least..least + 2 * rnr_timer_ns(timer)).contains(&end), "{end} ns");
+        let flush = WcStatus::WR_FLUSH_ERR;
+        let rnr = WcStatus::RNR_RETRY_EXC_ERR;
+        assert_eq!(us.sends(), [(1, WcStatus::SUCCESS), (2, rnr), (3, flush)]);
+    }
 }
 
 #[test]

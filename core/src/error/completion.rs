@@ -143,7 +143,8 @@ pub const fn hint(status: WcStatus) -> &'static str {
              larger NCCL_IB_TIMEOUT"
         }
         WcStatus::RNR_RETRY_EXC_ERR => {
-            "the peer had no receive posted for too long: is it stuck, or out of receives?"
+            "the peer is there, but had no receive posted for too long: is it stuck, or out of \
+             receives? Look at the peer's stack"
         }
         WcStatus::REM_ABORT_ERR => "the peer aborted the operation: look at the peer's log",
         WcStatus::FATAL_ERR => "the device failed: see the kernel's log (dmesg)",

@@ -304,7 +304,8 @@ pub struct RtsAttr {
     pub timeout: u8,
     /// Retries before RETRY_EXC_ERR, 0 to 7. `NCCL_IB_RETRY_CNT`.
     pub retry_cnt: u8,
-    /// Retries after RNR NAKs, 0 to 7, where 7 is for ever.
+    /// Retries after RNR NAKs, 0 to 7, where 7 is for ever; the software NIC ends those after
+    /// [`RNR_NS_MAX`](crate::roce::qp::RNR_NS_MAX).
     pub rnr_retry: u8,
     /// First packet sequence number that we send.
     pub sq_psn: u32,

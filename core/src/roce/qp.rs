@@ -60,7 +60,7 @@ use state::{EINVAL, ENOMEM};
 pub use counters::Counters;
 pub use env::{AccessFault, Env, Payload, Queue, Region, Side, Transmit};
 pub use linger::Lingering;
-pub use timer::{ack_timeout_ns, rnr_timer_ns};
+pub use timer::{RNR_NS_MAX, ack_timeout_ns, rnr_timer_ns};
 pub use tuning::Tuning;
 
 /// READs of a peer that may be outstanding at a responder, and of ours at a peer.
@@ -99,7 +99,7 @@ struct Fatal;
 
 /// A reliable connection's end, with room for `SQ` sends and `RQ` receives, powers of two.
 ///
-/// Its state takes 64 bytes a send, 24 a receive, and 2.3 KB besides: 41 KB for 512 and 256.
+/// Its state takes 64 bytes a send, 24 a receive, and 2.5 KB besides: 41 KB for 512 and 256.
 pub struct Qp<const SQ: usize, const RQ: usize> {
     state: QpState,
     cap: QpCap,

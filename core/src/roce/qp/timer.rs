@@ -26,8 +26,11 @@ pub const fn rnr_timer_ns(code: u8) -> u64 {
 
 /// Probes stop doubling here where no ACK timeout bounds them.
 const PROBE_NS_MAX: u64 = 1_000_000_000;
-/// `rnr_retry` for ever.
-const FOR_EVER: u8 = 7;
+/// `rnr_retry` that counts no retries. IBTA has it go on for ever.
+const UNCOUNTED: u8 = 7;
+/// How long RNR NAKs are followed by retries that are not counted, while nothing else is
+/// acknowledged: a receiver that does not post in this time never will.
+pub const RNR_NS_MAX: u64 = 60_000_000_000;
 
 /// What a deadline that has passed asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +65,8 @@ pub(super) struct AckTimer {
     retries_left: u8,
     rnr_retry: u8,
     rnr_retries_left: u8,
+    /// When the first RNR NAK came since something was acknowledged.
+    rnr_since: Option<u64>,
 }
 
 impl AckTimer {
@@ -84,6 +89,7 @@ impl AckTimer {
     fn reload(&mut self) {
         self.retries_left = self.retry_cnt;
         self.rnr_retries_left = self.rnr_retry;
+        self.rnr_since = None;
     }
 
     /// A request was sent.
@@ -113,7 +119,12 @@ impl AckTimer {
 
     /// `false` when the retries for this are used up.
     pub(super) fn on_rnr_nak(&mut self, now: u64, code: u8) -> bool {
-        if self.rnr_retry != FOR_EVER {
+        if self.rnr_retry == UNCOUNTED {
+            let since = *self.rnr_since.get_or_insert(now);
+            if now.saturating_sub(since) >= RNR_NS_MAX {
+                return false;
+            }
+        } else {
             let Some(left) = self.rnr_retries_left.checked_sub(1) else { return false };
             self.rnr_retries_left = left;
         }
