@@ -138,8 +138,10 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     let wrong = match &args.connect {
         Some(addr) => client::run(&job, outputs, &resolved(addr, Some(SERVER_PORT))?)?,
         None => {
-            let (_server, addr) = local::start(args, settings)?;
-            client::run(&job, outputs, &[addr])?
+            let (server, addr) = local::start(args, settings)?;
+            let wrong = client::run(&job, outputs, &[addr])?;
+            server.end();
+            wrong
         }
     };
     Ok(if wrong > 0 { ExitCode::from(WRONG) } else { ExitCode::SUCCESS })

@@ -39,7 +39,10 @@ mod tests {
     fn a_variable_that_is_not_set_is_none() {
         assert_eq!(var("INVAR_NO_SUCH_VARIABLE"), None);
         assert_eq!(var("PATH").as_deref(), std::env::var("PATH").ok().as_deref());
-        assert_eq!(names().contains(&"PATH".to_owned()), var("PATH").is_some_and(|path| !path.is_empty()));
+        assert_eq!(
+            names().contains(&"PATH".to_owned()),
+            var("PATH").is_some_and(|path| !path.is_empty())
+        );
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod callers;
 mod congestion;
+mod reach;
 mod vectored;
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -160,7 +161,7 @@ impl OobStream {
     }
 
     /// Ends what this end sends and receives; what was sent still goes out.
-    pub(crate) fn shutdown(&self) {
+    pub fn shutdown(&self) {
         // It fails where there is no connection any more.
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
@@ -177,7 +178,7 @@ impl OobStream {
     }
 
     /// Another handle of the same connection, so that one thread may send while another receives.
-    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+    pub fn try_clone(&self) -> io::Result<Self> {
         let (stream, error) = (self.stream.try_clone()?, Arc::clone(&self.error));
         Ok(OobStream { stream, peer: self.peer, error })
     }
@@ -242,7 +243,7 @@ fn new_socket(addr: SocketAddr) -> io::Result<Socket> {
 
 /// No delays; and the connection fails [`SILENCE_MAX`] after the peer's host or the network to it is
 /// gone.
-pub fn tune(socket: &impl AsFd) -> io::Result<()> {
+pub(crate) fn tune(socket: &impl AsFd) -> io::Result<()> {
     let socket = SockRef::from(socket);
     socket.set_tcp_nodelay(true)?;
     socket.set_tcp_keepalive(&KEEPALIVE)?;

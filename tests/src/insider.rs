@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
-use invar_core::auth::{Answering, Calling, NONCE_BYTES, Service, Session};
+use invar_core::auth::{Answering, Calling, NONCE_BYTES, Secret, Service, Session};
 use invar_core::conn::{Handle, Stream, StreamError};
 
 /// Nonces of tests need not be random.
@@ -11,14 +11,22 @@ const NONCE: [u8; NONCE_BYTES] = [0x5a; NONCE_BYTES];
 
 /// Proves itself to the listener of a handle.
 pub fn call(stream: &mut TcpStream, handle: &Handle, service: Service) -> Session {
-    let secret = handle.secret(None).expect("a handle of ours");
+    prove(stream, handle.secret(None).expect("a handle of ours"), service)
+}
+
+/// Proves itself to a listener that knows the secret.
+pub fn prove(stream: &mut TcpStream, secret: Secret, service: Service) -> Session {
     let mut calling = Calling::new(secret, service, NONCE);
     finish(stream, |stream| calling.poll(stream).expect("the listener knows the secret"))
 }
 
 /// Has a caller prove itself as a listener with this handle would.
 pub fn answer(stream: &mut TcpStream, handle: &Handle, service: Service) -> Session {
-    let secret = handle.secret(None).expect("a handle of ours");
+    answer_with(stream, handle.secret(None).expect("a handle of ours"), service)
+}
+
+/// Has a caller prove itself as a listener with this secret would.
+pub fn answer_with(stream: &mut TcpStream, secret: Secret, service: Service) -> Session {
     let mut answering = Answering::new(NONCE);
     finish(stream, |stream| {
         answering.poll(&secret, service, stream).expect("the caller knows the secret")

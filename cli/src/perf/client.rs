@@ -9,15 +9,14 @@ use invar::{Device, DeviceInfo, DeviceKind, Listener, Settings};
 
 use super::control::Control;
 use super::link::{Link, Plan};
-use super::message::{Kind, Pass, Ready, Reply, Request, Setup, slot_bytes};
+use super::message::{
+    BUFFER_BYTES, Kind, Pass, Ready, Reply, Request, SLOTS_MIN, Setup, slot_bytes,
+};
 use super::report::{Header, Latency, Report, Row};
 use super::{Args, choose, named, settings_for};
 use crate::failure::{Failure, line};
 use crate::output::{Outputs, created};
 
-/// Memory for the messages under way, as far as they are not too large for it: what stays in the
-/// cache, since the software NIC touches every byte.
-const BUFFER_BYTES: usize = 4 << 20;
 /// Messages under way where nobody says how many.
 const WINDOW: u16 = 32;
 /// Receives that are posted ahead while single messages go to and fro.
@@ -97,7 +96,7 @@ impl Job {
     /// Messages of one size that are under way: whole groups, at least two messages.
     fn slots(&self, size: u32, requests_max: u16) -> u16 {
         let window = usize::from(self.window(requests_max));
-        let slots = window.min((BUFFER_BYTES / slot_bytes(size)).max(2));
+        let slots = window.min((BUFFER_BYTES / slot_bytes(size)).max(SLOTS_MIN));
         let recvs = usize::from(self.recvs);
         (slots / recvs * recvs).max(recvs) as u16
     }
@@ -121,7 +120,6 @@ fn enough(requests_max: u16) -> Result<(), Failure> {
 /// Measures with the server there; gives how many bytes were wrong.
 pub(super) fn run(job: &Job, outputs: Outputs, server: &[SocketAddr]) -> Result<u64, Failure> {
     let mut control = Control::connect(server)?;
-    control.greet()?;
     let mut report = Report::new(outputs);
     let result = measure(job, &mut control, &mut report);
     let result = result.map_err(|failure| {

@@ -1,47 +1,66 @@
 //! The control connection: lines over TCP, never longer than a bound, never waited for without
 //! one.
 
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use invar_core::auth::{AuthError, Secret, Service};
+use invar_core::conn::{Stream, StreamError};
+use invar_linux::tcp::OobStream;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::failure::Failure;
 
-/// Version of what client and server say.
-const VERSION: u32 = 2;
-/// How a first line begins.
-const NAME: &str = "invar-perf";
 const LINE_BYTES_MAX: usize = 4096;
 /// For what a peer can do at once.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
+/// One end of the control connection, after both ends have shown that they are of `invar perf`.
 pub(super) struct Control {
-    stream: TcpStream,
+    stream: OobStream,
     peer: SocketAddr,
     /// Bytes that have come and are no line yet, or lines that nobody has asked for yet.
     input: Vec<u8>,
 }
 
 impl Control {
-    /// Connects to the first of the server's addresses that takes the call.
+    /// Calls the first of the server's addresses that answers.
     pub(super) fn connect(addrs: &[SocketAddr]) -> Result<Self, Failure> {
         let mut whys = Vec::new();
         for addr in addrs {
-            match TcpStream::connect_timeout(addr, AT_ONCE) {
-                Ok(stream) => return Self::new(stream, *addr),
-                Err(error) => whys.push(format!("{addr}: {error}{}", hint(&error))),
+            match OobStream::connect_by(*addr, Instant::now() + AT_ONCE) {
+                Ok(stream) => return Self::authenticated(stream, *addr),
+                Err(error) => {
+                    let error = as_io(error);
+                    whys.push(format!("{addr}: {error}{}", hint(&error)));
+                }
             }
         }
         Err(Failure::new(format_args!("connecting to {}", whys.join("; and to "))))
     }
 
-    pub(super) fn new(stream: TcpStream, peer: SocketAddr) -> Result<Self, Failure> {
-        let tuned = invar_linux::tcp::tune(&stream).and(stream.set_write_timeout(Some(AT_ONCE)));
-        tuned.map_err(|error| Failure::io(peer, &error))?;
-        Ok(Control { stream, peer, input: Vec::new() })
+    /// Refuses a server of something else, or of another version.
+    fn authenticated(mut stream: OobStream, addr: SocketAddr) -> Result<Self, Failure> {
+        let session = stream.authenticate(Secret::PUBLIC, Service::Perf, Instant::now() + AT_ONCE);
+        match session {
+            Ok(Some(_)) => Ok(Self::new(stream, addr)),
+            Ok(None) => {
+                let s = AT_ONCE.as_secs();
+                Err(Failure::new(format_args!("{addr} took the call and said nothing for {s} s")))
+            }
+            Err(AuthError::Magic(head)) => {
+                let says = String::from_utf8_lossy(&head);
+                let text = format!("{addr} is no server of invar perf: it says {says:?}");
+                Err(Failure::new(text))
+            }
+            Err(error) => Err(Failure::new(format_args!("{addr}: {error}"))),
+        }
+    }
+
+    pub(super) fn new(stream: OobStream, peer: SocketAddr) -> Self {
+        Control { stream, peer, input: Vec::new() }
     }
 
     pub(super) fn peer(&self) -> SocketAddr {
@@ -52,26 +71,6 @@ impl Control {
     pub(super) fn local_ip(&self) -> Result<IpAddr, Failure> {
         let addr = self.stream.local_addr().map_err(|error| Failure::io(self.peer, &error))?;
         Ok(addr.ip().to_canonical())
-    }
-
-    /// Tells who we are, and refuses a peer that is something else.
-    pub(super) fn greet(&mut self) -> Result<(), Failure> {
-        self.write(format!("{NAME} {VERSION}\n").as_bytes())?;
-        let line = self.line(AT_ONCE)?;
-        let peer = self.peer;
-        let Some(version) = line.strip_prefix(NAME).map(str::trim) else {
-            let begin: String = line.chars().take(40).collect();
-            return Err(Failure::new(format_args!(
-                "{peer} is no other end of invar perf: it says {begin:?}"
-            )));
-        };
-        if version != VERSION.to_string() {
-            return Err(Failure::new(format_args!(
-                "{peer} is an invar perf of version {version:?}, this is one of version {VERSION}; \
-                 run the same Invar on both"
-            )));
-        }
-        Ok(())
     }
 
     pub(super) fn send(&mut self, message: &impl Serialize) -> Result<(), Failure> {
@@ -117,37 +116,60 @@ impl Control {
 
     /// Takes what comes within a time.
     fn read(&mut self, within: Duration) -> Result<(), Failure> {
+        self.stream.wait_for_bytes(within).map_err(|error| Failure::io(self.peer, &error))?;
         let mut bytes = [0; LINE_BYTES_MAX];
-        let set = self.stream.set_read_timeout(Some(within));
-        match set.and_then(|()| self.stream.read(&mut bytes)) {
-            Ok(0) => Err(Failure::new(format_args!("{} has hung up", self.peer))),
-            Ok(n) => {
-                self.input.extend_from_slice(&bytes[..n]);
-                Ok(())
+        let n = self.stream.recv(&mut bytes).map_err(|error| self.lost(error))?;
+        self.input.extend_from_slice(&bytes[..n]);
+        Ok(())
+    }
+
+    fn write(&mut self, mut bytes: &[u8]) -> Result<(), Failure> {
+        let deadline = Instant::now() + AT_ONCE;
+        while !bytes.is_empty() {
+            let sent = self.stream.send(bytes).map_err(|error| self.lost(error))?;
+            bytes = &bytes[sent..];
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let s = AT_ONCE.as_secs();
+                let text = format!("{} has read nothing for {s} s", self.peer);
+                return Err(Failure::new(text));
             }
-            Err(error) => match error.kind() {
-                ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(()),
-                // Not our wait, but TCP's, whose probes nobody answers.
-                ErrorKind::TimedOut => {
-                    Err(Failure::new(format_args!("{} is out of reach: {error}", self.peer)))
+            if sent == 0 {
+                let waited = self.stream.wait_for_room(left);
+                waited.map_err(|error| Failure::io(self.peer, &error))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lost(&self, error: StreamError) -> Failure {
+        let peer = self.peer;
+        match error {
+            StreamError::Closed => Failure::new(format_args!("{peer} has hung up")),
+            error => match as_io(error) {
+                error if error.kind() == io::ErrorKind::TimedOut => {
+                    Failure::new(format_args!("{peer} is out of reach: {error}"))
                 }
-                _ => Err(Failure::io(self.peer, &error)),
+                error => Failure::io(peer, &error),
             },
         }
     }
+}
 
-    fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        self.stream.write_all(bytes).map_err(|error| Failure::io(self.peer, &error))
+fn as_io(error: StreamError) -> io::Error {
+    match error {
+        StreamError::Os(errno) => io::Error::from_raw_os_error(errno),
+        StreamError::Closed => io::ErrorKind::UnexpectedEof.into(),
     }
 }
 
 /// What may be the reason that a server is not reached.
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
-        ErrorKind::ConnectionRefused => {
+        io::ErrorKind::ConnectionRefused => {
             ", so nobody listens there: does `invar perf --server` run on that host, at that port?"
         }
-        ErrorKind::TimedOut => {
+        io::ErrorKind::TimedOut => {
             ", so the host is down, or a firewall drops what goes to that port: --server ADDR:PORT \
              takes another"
         }
@@ -158,40 +180,65 @@ fn hint(error: &io::Error) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::TcpListener;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::thread;
+
+    use invar_core::auth::{Hello, NONCE_BYTES};
+    use invar_core::param::PortRange;
+    use invar_linux::clock::now_ns;
+    use invar_linux::tcp::{AuthListener, Proof};
 
     /// A control, and its peer in the raw.
     fn pair() -> (Control, TcpStream) {
         let listener = TcpListener::bind("[::1]:0").unwrap();
-        let control = Control::connect(&[listener.local_addr().unwrap()]).unwrap();
-        (control, listener.accept().unwrap().0)
+        let addr = listener.local_addr().unwrap();
+        let stream = OobStream::connect_by(addr, Instant::now() + AT_ONCE).unwrap();
+        (Control::new(stream, addr), listener.accept().unwrap().0)
     }
 
-    fn greeted_with(line: &str) -> Result<(), String> {
-        let (mut control, mut peer) = pair();
-        peer.write_all(line.as_bytes()).unwrap();
-        control.greet().map_err(|failure| failure.to_string())
+    /// What a client says of a server that begins with these bytes.
+    fn answered_with(bytes: &[u8]) -> String {
+        let listener = TcpListener::bind("[::1]:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.write_all(bytes).unwrap();
+                stream.shutdown(std::net::Shutdown::Write).unwrap();
+                // Until the client has gone: a reset could overtake what it is to read.
+                while !matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)) {}
+            });
+            Control::connect(&[addr]).map(drop).unwrap_err().to_string()
+        })
     }
 
     #[test]
-    fn only_the_same_version_of_the_same_thing_is_greeted() {
-        assert_eq!(greeted_with("invar-perf 2\n"), Ok(()));
-        let other = greeted_with("invar-perf 3\n").unwrap_err();
-        assert!(other.contains("version \"3\", this is one of version 2"), "{other}");
-        let http = greeted_with("HTTP/1.1 400 Bad Request\r\n").unwrap_err();
-        assert!(http.contains("is no other end of invar perf: it says \"HTTP/1.1 400"), "{http}");
-        let endless = greeted_with(&"x".repeat(2 * LINE_BYTES_MAX)).unwrap_err();
-        assert!(endless.ends_with("sends no lines"), "{endless}");
+    fn only_a_server_of_perf_of_the_same_version_is_taken() {
+        let http = answered_with(b"HTTP/1.1 400 Bad Request\r\n");
+        assert!(http.contains("is no server of invar perf: it says \"HTTP/1.1\""), "{http}");
+        let mut hello = Hello::new(Service::Perf, [1; NONCE_BYTES]).to_bytes();
+        hello[8] = 77;
+        let other = answered_with(&hello);
+        assert!(other.contains("speaks version 77 of Invar's wire, this side"), "{other}");
+        let links = answered_with(&Hello::new(Service::Tcp, [1; NONCE_BYTES]).to_bytes());
+        assert!(links.contains("is for connections over TCP, this side for invar perf"), "{links}");
+        let gone = answered_with(b"");
+        assert!(gone.contains("hung up"), "{gone}");
     }
 
     #[test]
     fn the_next_address_of_a_server_is_called_where_one_does_not_answer() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let proof = Proof::Secret(Secret::PUBLIC, Service::Perf);
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut listener = AuthListener::bind(any, PortRange::ANY, proof).unwrap();
         let addr = listener.local_addr().unwrap();
+        let answering = thread::spawn(move || while listener.poll(now_ns()).unwrap().is_none() {});
         // Bound, and nobody listens: no other may take the port meanwhile.
         let (deaf, port) = deaf();
         let control = Control::connect(&[port, addr]).unwrap();
         assert_eq!(control.peer(), addr);
+        answering.join().unwrap();
         let refused = Control::connect(&[port, port]).map(drop).unwrap_err().to_string();
         let why = format!("{port}: Connection refused (os error 111), so nobody listens there");
         assert!(refused.starts_with(&format!("connecting to {why}")), "{refused}");

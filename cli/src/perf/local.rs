@@ -16,19 +16,22 @@ use crate::parent::await_children;
 /// A server that has been told goodbye ends within this.
 const END_WITHIN: Duration = Duration::from_secs(2);
 
-/// The second process; it ends, by force if need be, when this is dropped. It ends too when this
-/// process does, however that happens.
+/// The second process. It ends, by force, when this is dropped; and when this process does, however
+/// that happens.
 pub(super) struct Server(Child);
+
+impl Server {
+    /// Lets it end by itself, after it has been told goodbye.
+    pub(super) fn end(mut self) {
+        let start = Instant::now();
+        while start.elapsed() < END_WITHIN && matches!(self.0.try_wait(), Ok(None)) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let start = Instant::now();
-        while start.elapsed() < END_WITHIN {
-            match self.0.try_wait() {
-                Ok(None) => thread::sleep(Duration::from_millis(1)),
-                _ => return,
-            }
-        }
         // It fails only for a process that has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();

@@ -100,6 +100,12 @@ pub(super) enum Kind {
     PingPong,
 }
 
+/// Memory for the messages under way: it stays in the cache, since the software NIC touches every
+/// byte. [`SLOTS_MIN`] messages, or a group of them, may take more.
+pub(super) const BUFFER_BYTES: usize = 4 << 20;
+/// Slots of memory that there are for messages of any size.
+pub(super) const SLOTS_MIN: usize = 2;
+
 /// Bytes between the starts of two messages in memory: they share no cache line.
 pub(super) fn slot_bytes(size: u32) -> usize {
     (size as usize).max(1).next_multiple_of(64)
@@ -112,7 +118,8 @@ impl Setup {
         if !(1..=8).contains(&recvs) || self.size_max > MESSAGE_BYTES_MAX {
             return Err(format!("a setup of {recvs} times {} bytes", self.size_max));
         }
-        let fits = (1..=256 * slot_bytes(self.size_max) as u64).contains(&self.region_bytes);
+        let slots = recvs.max(SLOTS_MIN) * slot_bytes(self.size_max);
+        let fits = (1..=slots.max(BUFFER_BYTES) as u64).contains(&self.region_bytes);
         if fits { Ok(()) } else { Err(format!("a setup with {} bytes", self.region_bytes)) }
     }
 
@@ -206,6 +213,7 @@ mod tests {
             Setup { recvs: 9, ..SETUP },
             Setup { size_max: u32::MAX, ..SETUP },
             Setup { region_bytes: 0, ..SETUP },
+            Setup { region_bytes: 1 + BUFFER_BYTES as u64, ..SETUP },
             Setup { region_bytes: u64::MAX, ..SETUP },
         ] {
             assert!(setup.check().is_err(), "{setup:?}");

@@ -2,14 +2,18 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, thread};
 
 use invar::{Listener, Settings};
-use invar_linux::ports::bind_in_range;
+use invar_core::auth::{Secret, Service};
+use invar_core::conn::Stream;
+use invar_linux::clock::now_ns;
+use invar_linux::tcp::{AuthListener, OobStream, Proof};
 
 use super::control::Control;
 use super::link::Plan;
@@ -28,9 +32,9 @@ const POLL_FOR: Duration = Duration::from_millis(1);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Who has said what it wants waits so long for a client before it: one that is done is soon gone.
 const TURN_WITHIN: Duration = Duration::from_secs(3);
-/// Callers that there are at a time.
+/// Callers that say what they want, or wait for their turn, at a time.
 const CALLERS_MAX: usize = 64;
-/// After a call that could not be taken.
+/// Between two looks at callers whose time is up; and after a call that could not be taken.
 const PAUSE: Duration = Duration::from_millis(100);
 /// What stands before the address in the line that says where the server listens.
 pub(super) const LISTENING: &str = "invar perf: listening at ";
@@ -50,13 +54,11 @@ pub(super) fn run(args: &Args, addr: SocketAddr, settings: &Settings) -> Result<
     let (to_serve, heard) = mpsc::sync_channel(0);
     let known = Mutex::default();
     let transports = Transports { nic: args.nic.clone(), settings: settings.clone(), known };
-    thread::spawn(move || take_calls(&listener, &to_serve, &Arc::new(transports)));
-    for client in heard {
-        let served = client.and_then(|mut client: Client| {
-            let result = client.serve(args, settings);
-            result.map_err(|failure| turn_away(client.control, &failure))
-        });
-        match served {
+    let callers = Callers::new(args.child_of.is_none(), transports);
+    thread::spawn(move || take_calls(listener, Arc::new(callers), &to_serve));
+    for mut client in heard {
+        let served = client.serve(args, settings);
+        match served.map_err(|failure| turn_away(client.control, &failure)) {
             Err(failure) if args.keep => tell(failure),
             Ok(()) if args.keep => {}
             // The parent says it.
@@ -87,9 +89,7 @@ impl Transports {
     }
 }
 
-/// A caller who speaks our language: what it wants, or why it is turned away.
-type Heard = Result<Client, Failure>;
-
+/// A caller who has said what it wants.
 struct Client {
     control: Control,
     setup: Setup,
@@ -160,46 +160,65 @@ impl Client {
 }
 
 /// Hears each caller out beside the others, so that none who dawdles keeps a client waiting.
-fn take_calls(listener: &TcpListener, to_serve: &SyncSender<Heard>, transports: &Arc<Transports>) {
-    let callers = Arc::new(Callers::default());
-    let take_call = || {
-        let (stream, peer) = listener.accept()?;
-        let (callers, to_serve) = (callers.take_in(&stream, peer)?, to_serve.clone());
-        let transports = Arc::clone(transports);
-        let hear_out = move || {
-            let heard = hear(stream, peer, &transports);
-            if let Err(failure) = hear_out(heard, peer, &callers, &to_serve) {
-                tell(failure);
-            }
-        };
-        thread::Builder::new().spawn(hear_out)
-    };
+fn take_calls(mut listener: AuthListener, callers: Arc<Callers>, to_serve: &SyncSender<Client>) {
+    let mut turned_away = 0;
     loop {
-        if let Err(error) = take_call() {
-            tell(format_args!("accepting a client: {error}"));
+        let taken = take_call(&mut listener, &callers, to_serve);
+        let now = listener.turned_away();
+        callers.turned_away(now.count - turned_away, now);
+        turned_away = now.count;
+        if let Err(error) = taken {
+            callers.turned_away(1, format_args!("accepting a client: {error}"));
             thread::sleep(PAUSE);
         }
     }
 }
 
-/// Who has called; the thread that hears a caller out holds a count of it.
-#[derive(Default)]
+/// Waits a moment for a caller, and starts to hear it out.
+fn take_call(
+    listener: &mut AuthListener,
+    callers: &Arc<Callers>,
+    to_serve: &SyncSender<Client>,
+) -> io::Result<()> {
+    listener.wait(PAUSE)?;
+    while let Some((stream, _)) = listener.poll(now_ns())? {
+        let Some(peer) = stream.peer_addr() else { continue };
+        let (callers, to_serve) = (callers.take_in(&stream, peer)?, to_serve.clone());
+        thread::Builder::new().spawn(move || hear_out(stream, peer, &callers, &to_serve))?;
+    }
+    Ok(())
+}
+
+/// Who has proved to be of `invar perf`, which anybody can; the thread that hears a caller out holds a count of it.
 struct Callers {
     /// Those who have not said yet what they want, who has called first in front.
-    silent: Mutex<VecDeque<(SocketAddr, TcpStream)>>,
+    silent: Mutex<VecDeque<(SocketAddr, OobStream)>>,
+    /// How many were turned away.
+    turned_away: AtomicU64,
+    /// Whether this end says so.
+    tells: bool,
+    transports: Transports,
 }
 
 impl Callers {
-    /// Where there are too many, the one that has been silent for longest gives way.
-    fn take_in(self: &Arc<Self>, stream: &TcpStream, peer: SocketAddr) -> io::Result<Arc<Self>> {
+    fn new(tells: bool, transports: Transports) -> Self {
+        Callers { silent: Mutex::default(), turned_away: AtomicU64::new(0), tells, transports }
+    }
+
+    /// Where there are too many, the one that has been silent for longest gives way, of the address
+    /// that has the most.
+    fn take_in(self: &Arc<Self>, stream: &OobStream, peer: SocketAddr) -> io::Result<Arc<Self>> {
         let mut silent = self.silent();
         if Arc::strong_count(self) > CALLERS_MAX {
-            let Some((oldest, stream)) = silent.pop_front() else {
+            let count = |ip: IpAddr| silent.iter().filter(|(peer, _)| peer.ip() == ip).count();
+            // Of several that are equal the last one counts, so the oldest comes last.
+            let oldest = (0..silent.len()).rev().max_by_key(|at| count(silent[*at].0.ip()));
+            let Some((oldest, stream)) = oldest.and_then(|at| silent.remove(at)) else {
                 return Err(io::Error::other(format!("{peer} is one of too many")));
             };
-            tell(format_args!("{oldest} has not said what it wants, and gives way to {peer}"));
-            // If it is gone by itself, so much the better.
-            let _ = stream.shutdown(Shutdown::Both);
+            stream.shutdown();
+            let text = format_args!("{oldest} has not said what it wants, and gives way to {peer}");
+            self.turned_away(1, text);
         }
         silent.push_back((peer, stream.try_clone()?));
         Ok(Arc::clone(self))
@@ -212,45 +231,46 @@ impl Callers {
         at.is_some_and(|at| silent.remove(at).is_some())
     }
 
-    fn silent(&self) -> MutexGuard<'_, VecDeque<(SocketAddr, TcpStream)>> {
+    /// Says why callers were turned away, and less and less often: a flood of callers is not to become
+    /// a flood of lines.
+    fn turned_away(&self, count: u64, why: impl fmt::Display) {
+        let before = self.turned_away.fetch_add(count, Ordering::Relaxed);
+        let is_told = before.checked_ilog2() != (before + count).checked_ilog2();
+        if is_told && self.tells {
+            tell(why);
+        }
+    }
+
+    fn silent(&self) -> MutexGuard<'_, VecDeque<(SocketAddr, OobStream)>> {
         self.silent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Hands a client over to be served; turns away who is none, or would wait for another.
-fn hear_out(
-    heard: Result<Heard, Failure>,
-    peer: SocketAddr,
-    callers: &Callers,
-    to_serve: &SyncSender<Heard>,
-) -> Result<(), Failure> {
+/// Hands a client over to be served; turns away who is none, or would wait for another. A caller that
+/// does not say what it wants never ends the server.
+fn hear_out(stream: OobStream, peer: SocketAddr, callers: &Callers, to_serve: &SyncSender<Client>) {
+    let mut control = Control::new(stream, peer);
+    let setup = setup(&mut control, &callers.transports);
     if !callers.was_heard_out(peer) {
-        return Ok(());
+        return;
     }
-    let mut heard = heard?;
+    let mut client = match setup {
+        Ok(setup) => Client { control, setup },
+        Err(failure) => return callers.turned_away(1, turn_away(control, &failure)),
+    };
     let start = Instant::now();
     loop {
-        heard = match to_serve.try_send(heard) {
+        client = match to_serve.try_send(client) {
             // Where nobody serves any more, the process ends.
-            Ok(()) | Err(TrySendError::Disconnected(_)) => return Ok(()),
-            Err(TrySendError::Full(heard)) => heard,
+            Ok(()) | Err(TrySendError::Disconnected(_)) => return,
+            Err(TrySendError::Full(client)) => client,
         };
         if start.elapsed() >= TURN_WITHIN {
-            let Client { control, .. } = heard?;
-            return Err(turn_away(control, &Failure::new("busy with another client")));
+            let busy = Failure::new("busy with another client");
+            return callers.turned_away(1, turn_away(client.control, &busy));
         }
         thread::sleep(LOOK_EVERY);
     }
-}
-
-/// Hears what a caller wants; fails where it is no client.
-fn hear(stream: TcpStream, peer: SocketAddr, transports: &Transports) -> Result<Heard, Failure> {
-    let mut control = Control::new(stream, peer)?;
-    control.greet()?;
-    Ok(match setup(&mut control, transports) {
-        Ok(setup) => Ok(Client { control, setup }),
-        Err(failure) => Err(turn_away(control, &failure)),
-    })
 }
 
 /// Tells a client which device it meets, and hears what it wants.
@@ -273,13 +293,10 @@ fn turn_away(mut control: Control, failure: &Failure) -> Failure {
 }
 
 /// Any address of this host includes those of IPv4, on a host that has no other too.
-fn bind(addr: SocketAddr, settings: &Settings) -> Result<TcpListener, Failure> {
+fn bind(addr: SocketAddr, settings: &Settings) -> Result<AuthListener, Failure> {
     let is_any_v6 = addr.is_ipv6() && addr.ip().is_unspecified();
-    let listen = |addr| {
-        bind_in_range(addr, settings.tcp_ports(), "INVAR_PORT_RANGE", |addr| {
-            TcpListener::bind(addr)
-        })
-    };
+    let proof = Proof::Secret(Secret::PUBLIC, Service::Perf);
+    let listen = |addr| AuthListener::bind(addr, settings.tcp_ports(), proof);
     let listener = match listen(addr) {
         Err(error) if is_any_v6 && error.kind() != ErrorKind::AddrInUse => {
             listen((Ipv4Addr::UNSPECIFIED, addr.port()).into())

@@ -3,6 +3,9 @@
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 
+use invar_core::auth::{Hello, NONCE_BYTES, Secret, Service};
+use invar_testkit::insider;
+
 use crate::*;
 
 const USAGE: Option<i32> = Some(2);
@@ -114,13 +117,15 @@ fn a_server_that_is_not_there_is_named() {
 
 #[test]
 fn a_server_of_something_else_or_of_another_version_is_named() {
-    for (says, word) in [
-        ("SSH-2.0-OpenSSH_9.2\r\n", "is no other end of invar perf: it says \"SSH-2.0"),
-        ("invar-perf 7\n", "is an invar perf of version \"7\", this is one of version 2"),
-        ("invar-perf 2\n{\"say\":\"What?\"}\n", "says what cannot be"),
-        ("invar-perf 2\n{\"say\":\"Failed\",\"text\":\"no more\"}\n", "the server: no more"),
+    let other_version = hello_of_version(77);
+    for (proves, says, word) in [
+        (false, &b"SSH-2.0-OpenSSH_9.2\r\n"[..], "is no server of invar perf: it says \"SSH-2.0"),
+        (false, &other_version, "the peer speaks version 77 of Invar's wire, this side version"),
+        (true, b"{\"say\":\"What?\"}\n", "says what cannot be"),
+        (true, b"{\"say\":\"Failed\",\"text\":\"no more\"}\n", "the server: no more"),
         (
-            "invar-perf 2\n{\"say\":\"Failed\",\"text\":\"no\\nmore\\u001b[2J\"}\n",
+            true,
+            b"{\"say\":\"Failed\",\"text\":\"no\\nmore\\u001b[2J\"}\n",
             "the server: no more [2J",
         ),
     ] {
@@ -128,11 +133,20 @@ fn a_server_of_something_else_or_of_another_version_is_named() {
         let addr = listener.local_addr().unwrap().to_string();
         let client = Run::start(&mut invar(&["perf", "--connect", &addr]));
         let (mut stream, _) = listener.accept().unwrap();
-        stream.write_all(says.as_bytes()).unwrap();
+        if proves {
+            insider::answer_with(&mut stream, Secret::PUBLIC, Service::Perf);
+        }
+        stream.write_all(says).unwrap();
         let outcome = client.wait();
         assert_eq!(outcome.status, FAILED, "{}", outcome.stderr);
         assert!(outcome.line().contains(word), "{}", outcome.stderr);
     }
+}
+
+fn hello_of_version(version: u8) -> [u8; 32] {
+    let mut hello = Hello::new(Service::Perf, [1; NONCE_BYTES]).to_bytes();
+    hello[8] = version;
+    hello
 }
 
 #[test]
@@ -166,20 +180,43 @@ fn a_server_turns_away_who_is_no_client_and_serves_the_next() {
     run(&["perf", "--connect", &addr, "-e", "8", "-n", "2"]).ok();
     let outcome = server.wait();
     assert_eq!(outcome.status, Some(0));
-    assert!(outcome.line().contains("it says \"GET / HTTP/1.0\""), "{}", outcome.stderr);
+    let says = "was turned away: it begins with [47, 45, 54, 20,";
+    assert!(outcome.line().contains(says), "{}", outcome.stderr);
+}
+
+#[test]
+fn who_proves_to_be_of_perf_and_says_nothing_sensible_ends_no_server() {
+    let (server, addr) = server(&mut invar(&["perf", "--server", "127.0.0.1:0"]));
+    for says in [&b""[..], b"{\"say\":\"Bye\"}\n", b"\n", &[b'x'; 8192]] {
+        let mut stranger = TcpStream::connect(&addr).unwrap();
+        insider::prove(&mut stranger, Secret::PUBLIC, Service::Perf);
+        stranger.write_all(says).unwrap();
+    }
+    run(&["perf", "--connect", &addr, "-e", "8", "-n", "2"]).ok();
+    server.wait().ok();
 }
 
 #[test]
 fn callers_who_dawdle_keep_no_client_of_a_server_waiting() {
     let (server, addr) = server(&mut invar(&["perf", "--server", "127.0.0.1:0"]));
-    let dawdle = |says: &str| {
+    let hello = Hello::new(Service::Perf, [1; NONCE_BYTES]).to_bytes();
+    let dawdle = |n: usize| {
         let mut stream = TcpStream::connect(&addr).unwrap();
-        stream.write_all(says.as_bytes()).unwrap();
+        match n % 4 {
+            0 => {}
+            1 => stream.write_all(&hello[..9]).unwrap(),
+            2 => stream.write_all(&hello).unwrap(),
+            _ => {
+                let start = Instant::now();
+                insider::prove(&mut stream, Secret::PUBLIC, Service::Perf);
+                assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+                stream.write_all(b"{\"say\":").unwrap();
+            }
+        }
         stream
     };
-    let begins = ["", "invar-pe", "invar-perf 2\n", "invar-perf 2\n{\"say\":"];
-    // More than the server hears out at a time.
-    let _dawdling: Vec<TcpStream> = begins.into_iter().cycle().take(100).map(dawdle).collect();
+    // Four times as many as the server hears out at a time.
+    let _dawdling: Vec<TcpStream> = (0..256).map(dawdle).collect();
     run(&["perf", "--connect", &addr, "-e", "8", "-n", "2"]).ok();
     server.wait().ok();
 }

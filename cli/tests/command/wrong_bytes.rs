@@ -3,10 +3,17 @@
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 
+use invar_core::auth::{HELLO_BYTES, PROOF_BYTES};
+
 use crate::*;
 
-/// Passes lines on, `alter`ed.
-fn pass_on(from: TcpStream, mut to: TcpStream, alter: impl Fn(String) -> String) {
+/// Passes the proof on, and then lines, `alter`ed.
+fn pass_on(mut from: TcpStream, mut to: TcpStream, alter: impl Fn(String) -> String) {
+    let mut proof = [0; HELLO_BYTES + PROOF_BYTES];
+    for part in proof.chunks_mut(HELLO_BYTES) {
+        from.read_exact(part).unwrap();
+        to.write_all(part).unwrap();
+    }
     for line in BufReader::new(from).lines().map_while(Result::ok) {
         if to.write_all((alter(line) + "\n").as_bytes()).is_err() {
             break;

@@ -4,16 +4,13 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use invar_core::auth::{Calling, Service};
-use invar_core::conn::{Stream, StreamError};
+use invar_core::auth::Service;
+use invar_core::conn::StreamError;
 use invar_core::rendezvous::{Speaker, UniqueId};
-use rustix::event::{PollFd, PollFlags};
 
+use super::BootstrapError;
 use super::connection::{Connection, Lost};
-use super::{BootstrapError, TICK};
-use crate::random::random;
 use crate::tcp::OobStream;
-use crate::unix::wait;
 
 /// Between two attempts to reach a hub that does not listen yet.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
@@ -28,7 +25,7 @@ pub(super) enum Unreached {
 /// Connects; tries again while nobody listens there.
 pub(super) fn connect(addr: SocketAddr, deadline: Instant) -> Result<OobStream, Unreached> {
     loop {
-        let error = match attempt(addr, deadline) {
+        let error = match OobStream::connect_by(addr, deadline) {
             Ok(stream) => return Ok(stream),
             Err(error) => error,
         };
@@ -42,31 +39,13 @@ pub(super) fn connect(addr: SocketAddr, deadline: Instant) -> Result<OobStream, 
     }
 }
 
-fn attempt(addr: SocketAddr, deadline: Instant) -> Result<OobStream, StreamError> {
-    let mut stream = OobStream::connect(addr)?;
-    while !stream.poll_connected()? {
-        if Instant::now() >= deadline {
-            return Err(StreamError::Os(libc::ETIMEDOUT));
-        }
-        let slept = wait(&mut [PollFd::new(&stream, PollFlags::OUT)], TICK);
-        slept.map_err(|error| StreamError::Os(error.raw_os_error().unwrap_or(libc::EIO)))?;
-    }
-    Ok(stream)
-}
-
 /// Proves this rank to the hub, and has it prove itself; `None` where that takes too long.
 pub(super) fn authenticate(
     mut stream: OobStream,
     id: &UniqueId,
     deadline: Instant,
 ) -> Result<Option<Connection>, BootstrapError> {
-    let mut calling = Calling::new(id.secret(), Service::Rendezvous, random()?);
-    loop {
-        match calling.poll(&mut stream) {
-            Ok(Some(session)) => return Ok(Some(Connection::new(stream, &session, Speaker::Rank))),
-            Ok(None) if Instant::now() >= deadline => return Ok(None),
-            Ok(None) => wait(&mut [PollFd::new(&stream, PollFlags::IN)], TICK)?,
-            Err(error) => return Err(BootstrapError::Auth { addr: id.addr(), error }),
-        };
-    }
+    let session = stream.authenticate(id.secret(), Service::Rendezvous, deadline);
+    let session = session.map_err(|error| BootstrapError::Auth { addr: id.addr(), error })?;
+    Ok(session.map(|session| Connection::new(stream, &session, Speaker::Rank)))
 }

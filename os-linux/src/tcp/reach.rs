@@ -1,0 +1,75 @@
+//! Calls that wait, each for a bounded time.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use invar_core::auth::{AuthError, Calling, Secret, Service, Session};
+use invar_core::conn::{Stream, StreamError};
+use rustix::event::{PollFd, PollFlags};
+
+use super::{AuthListener, OobStream, os};
+use crate::random::random;
+use crate::unix::wait;
+
+/// The longest that a call sleeps before it looks at its deadline.
+const TICK: Duration = Duration::from_millis(100);
+
+impl OobStream {
+    /// Connects to `addr`, and waits until `deadline` at most.
+    ///
+    /// # Errors
+    /// The kernel's, or `ETIMEDOUT` at the deadline.
+    pub fn connect_by(addr: SocketAddr, deadline: Instant) -> Result<Self, StreamError> {
+        let mut stream = OobStream::connect(addr)?;
+        while !stream.poll_connected()? {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(StreamError::Os(libc::ETIMEDOUT));
+            }
+            stream.wait_for_room(left.min(TICK)).map_err(os)?;
+        }
+        Ok(stream)
+    }
+
+    /// Proves this end to the listener, and has the listener prove itself. `None` if that has not
+    /// happened by `deadline`.
+    ///
+    /// # Errors
+    /// The listener is none of ours, or does not know the secret.
+    pub fn authenticate(
+        &mut self,
+        secret: Secret,
+        service: Service,
+        deadline: Instant,
+    ) -> Result<Option<Session>, AuthError> {
+        let mut calling = Calling::new(secret, service, random().map_err(os)?);
+        loop {
+            if let Some(session) = calling.poll(self)? {
+                return Ok(Some(session));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.wait_for_bytes(left.min(TICK)).map_err(os)?;
+        }
+    }
+
+    /// Waits until [`Stream::recv`] has something to give, `within` at most.
+    pub fn wait_for_bytes(&self, within: Duration) -> io::Result<()> {
+        wait(&mut [PollFd::new(self, PollFlags::IN)], within)
+    }
+
+    /// Waits until [`Stream::send`] takes something, `within` at most.
+    pub fn wait_for_room(&self, within: Duration) -> io::Result<()> {
+        wait(&mut [PollFd::new(self, PollFlags::OUT)], within)
+    }
+}
+
+impl AuthListener {
+    /// Waits until [`AuthListener::poll`] may have something to do, `within` at most.
+    pub fn wait(&self, within: Duration) -> io::Result<()> {
+        wait(&mut [PollFd::new(self, PollFlags::IN)], within)
+    }
+}
