@@ -1,6 +1,7 @@
 //! `cargo xtask tidy`: the rules of CONTRIBUTING.md that neither rustfmt nor clippy knows.
 
 mod file;
+mod listeners;
 mod package;
 
 use std::fs;
@@ -18,7 +19,9 @@ pub(crate) fn run(shell: &Shell) -> Result<Outcome> {
     for path in files(shell.root())? {
         let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         let path = path.strip_prefix(shell.root())?;
-        for (line, message) in file::check(path, &text) {
+        for (line, message) in
+            file::check(path, &text).into_iter().chain(listeners::check(path, &text))
+        {
             findings.push(format!("{}:{line}: {message}", path.display()));
         }
     }
