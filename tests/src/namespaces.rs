@@ -1,5 +1,5 @@
 //! Two hosts, as far as the kernel is concerned: two network namespaces and a cable. To be made by
-//! root, with iproute2.
+//! root, with iproute2, and nftables where packets are to be lost.
 
 use std::fs::File;
 use std::io;
@@ -72,6 +72,26 @@ impl Hosts {
     /// What it says where it fails.
     pub fn tc(&self, host: usize, args: &str) -> Result<String, String> {
         run("tc", &format!("-n {} {args}", self.names[host]))
+    }
+
+    /// From now on one of them loses so many in a thousand of the UDP and TCP packets that come to
+    /// it, at random. A train of packets that the kernel has not cut counts as one.
+    ///
+    /// # Errors
+    /// What `nft` says where it fails, or that it is not there.
+    pub fn lose(&self, host: usize, per_mille: u32) -> Result<(), String> {
+        let rules = format!(
+            "table inet invar\ndelete table inet invar\ntable inet invar {{ chain in {{ type \
+             filter hook input priority 0; meta l4proto {{ udp, tcp }} numgen random mod 1000 < \
+             {per_mille} drop; }} }}"
+        );
+        let output = self.program(host, "nft").arg(rules).output();
+        let output = output.map_err(|error| format!("nft: {error}"))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let text = String::from_utf8_lossy(&output.stderr);
+        Err(format!("losing packets needs nft (nftables) and nf_tables in the kernel: {text}"))
     }
 
     /// A program on one of them; its arguments follow.

@@ -1,7 +1,8 @@
 //! Throughput of `invar perf` over loopback, and of bare TCP and UDP between its runs; then what
-//! else the software NIC has to keep to: `namespaces`, `round_trip`, `fabric`.
+//! else the software NIC has to keep to: `namespaces`, `lossy`, `round_trip`, `fabric`.
 
 mod fabric;
+mod lossy;
 mod namespaces;
 mod round_trip;
 
@@ -59,7 +60,9 @@ const CONTENDERS: [Contender; 6] = [
 
 pub(super) fn cases() -> Vec<&'static str> {
     let names = CONTENDERS.iter().map(|contender| contender.name);
-    names.chain([namespaces::CASE, round_trip::CASE, fabric::CONNECTIONS, fabric::LOSS]).collect()
+    let others =
+        [namespaces::CASE, lossy::CASE, round_trip::CASE, fabric::CONNECTIONS, fabric::LOSS];
+    names.chain(others).collect()
 }
 
 /// Prints the tables and returns what misses its bar.
@@ -67,6 +70,9 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     let mut missed = throughput(shell, args)?;
     if args.wants(namespaces::CASE) {
         missed.extend(namespaces::run(shell)?);
+    }
+    if args.wants(lossy::CASE) {
+        missed.extend(lossy::run(shell)?);
     }
     if args.wants(round_trip::CASE) {
         missed.extend(round_trip::run(shell)?);

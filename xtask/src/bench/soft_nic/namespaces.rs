@@ -8,6 +8,7 @@ use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use invar_testkit::namespaces::{Hosts, IPV6};
+use serde_json::Value;
 
 use super::{MIB, WINDOW, built, gbits, median, row};
 use crate::bench::processors::Processors;
@@ -38,7 +39,7 @@ pub(super) fn run(shell: &Shell) -> Result<Vec<String>> {
         for _ in 0..RUNS {
             rates[0].push(tcp(&hosts, Wait::Block)?);
             rates[1].push(tcp(&hosts, Wait::Poll)?);
-            rates[2].push(soft(&hosts, &invar)?);
+            rates[2].push(gbits(&perf(&hosts, &invar, "soft", MIB, MESSAGES, WINDOW)?)?);
         }
         let [blocking, polled, soft] = rates.map(|mut rates| median(&mut rates));
         println!("    MTU {mtu} {blocking:8.1} {polled:8.1} {soft:8.1}");
@@ -60,10 +61,19 @@ fn stream(hosts: &Hosts) -> Result<Stream> {
     Ok((sender, listener.accept()?.0))
 }
 
-fn soft(hosts: &Hosts, invar: &Path) -> Result<f64> {
+/// The row of `invar perf` over a transport for messages of a size that host 1 sends to host 0.
+pub(super) fn perf(
+    hosts: &Hosts,
+    invar: &Path,
+    transport: &str,
+    size: usize,
+    messages: usize,
+    window: usize,
+) -> Result<Value> {
     let invar = invar.to_str().context("a path that is no text")?;
     let mut server = hosts.program(0, invar);
     server.args(["perf", "--server"]).stdin(Stdio::null()).stdout(Stdio::piped());
+    server.env("INVAR_TRANSPORT", transport);
     let processors = Processors::two();
     let mut server = Server(processors.call(0, || server.spawn())?);
     let stdout = server.0.stdout.take().context("a pipe")?;
@@ -71,13 +81,14 @@ fn soft(hosts: &Hosts, invar: &Path) -> Result<f64> {
     BufReader::new(stdout).read_line(&mut said)?;
     let port = said.trim().rsplit(':').next().unwrap_or_default();
     let mut client = hosts.program(1, invar);
-    let [size, messages, window] = [MIB, MESSAGES, WINDOW].map(|n| n.to_string());
+    let [size, messages, window] = [size, messages, window].map(|n| n.to_string());
     client.args(["perf", "-b", &size, "-e", &size, "-n", &messages, "--window", &window]);
     client.args(["--json", "-", "--connect", &format!("[{}]:{port}", IPV6[0])]);
+    client.env("INVAR_TRANSPORT", transport);
     let output = processors.call(1, || client.output())?;
     let text = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "invar perf: {text}");
-    gbits(&row(&String::from_utf8(output.stdout)?)?).map_err(|error| anyhow!("{error}: {text}"))
+    row(&String::from_utf8(output.stdout)?).map_err(|error| anyhow!("{error}: {text}"))
 }
 
 /// Ends with this, whatever the client did.
