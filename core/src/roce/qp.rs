@@ -18,6 +18,7 @@
 //!   [`ADAPTIVE_ROUTING`](crate::nic::QpOptions::ADAPTIVE_ROUTING), each packet a WRITE_ONLY that
 //!   names its own memory and is marked with [`Bth::adaptive`]. The responder places them as they
 //!   come, acknowledges up to the first hole, and once a hole has aged asks for just that packet.
+//!   A requester whose acknowledge is late sends the oldest and the newest packet again.
 //!   The last packet of a WRITE_WITH_IMM carries the RETH of the whole message, its payload being
 //!   the tail of it, so that the completion can say how long the message was. Marked and unmarked
 //!   packets are never in flight at the same time.
@@ -99,7 +100,7 @@ struct Fatal;
 
 /// A reliable connection's end, with room for `SQ` sends and `RQ` receives, powers of two.
 ///
-/// Its state takes 64 bytes a send, 24 a receive, and 2.5 KB besides: 41 KB for 512 and 256.
+/// Its state takes 64 bytes a send, 24 a receive, and 2.9 KB besides: 41 KB for 512 and 256.
 pub struct Qp<const SQ: usize, const RQ: usize> {
     state: QpState,
     cap: QpCap,

@@ -10,8 +10,10 @@ use crate::roce::{ImmDt, Psn};
 
 /// Immediates that may wait for earlier packets.
 const IMMEDIATES_MAX: usize = 32;
-/// A hole that was asked for and stays is asked for again after so many times its age; after twice
-/// that, if nothing in order has come meanwhile, and so on.
+/// A hole that was asked for and stays is asked for again after so many times the time that others
+/// took to close, and a hole's age; after twice that, if nothing in order has come meanwhile, and so on.
+const ASK_AGAIN_CLOSINGS: u64 = 2;
+/// Or of so many ages, as long as none was asked for that closed.
 const ASK_AGAIN_AGES: u64 = 8;
 const DOUBLINGS_MAX: u32 = 6;
 /// Only those so near to the expected PSN: a peer that leaves a thousand holes is not asked for all
@@ -45,6 +47,10 @@ pub(super) struct Reorder {
     stuck: Option<(Psn, u32)>,
     /// The holes in this range are to be asked for now.
     asking: Option<(Psn, Psn)>,
+    /// A hole that was asked for once, and when.
+    timed: Option<(Psn, u64)>,
+    /// How long it takes from asking for a hole until it closes, smoothed.
+    closing_ns: Option<u64>,
 }
 
 impl Reorder {
@@ -54,7 +60,8 @@ impl Reorder {
 
     /// Forgets everything.
     pub(super) fn clear(&mut self) {
-        *self = Reorder { hole_age_ns: self.hole_age_ns, ..Reorder::default() };
+        let Reorder { hole_age_ns, closing_ns, .. } = *self;
+        *self = Reorder { hole_age_ns, closing_ns, ..Reorder::default() };
     }
 
     pub(super) fn contains(&self, psn: Psn) -> bool {
@@ -64,6 +71,16 @@ impl Reorder {
     /// Whether a packet so far ahead may be noted, with an immediate or without.
     pub(super) fn has_room(&self, ahead: u32, immediate: bool) -> bool {
         ahead < LEN && !(immediate && self.immediates.is_full())
+    }
+
+    /// A packet came that was not here.
+    #[inline]
+    pub(super) fn on_arrival(&mut self, now: u64, psn: Psn) {
+        if let Some((_, asked_at)) = self.timed.take_if(|(hole, _)| *hole == psn) {
+            let sample = now.saturating_sub(asked_at);
+            let mean = self.closing_ns.unwrap_or(sample);
+            self.closing_ns = Some(mean - mean / 4 + sample / 4);
+        }
     }
 
     /// Notes a packet that came ahead of its turn; there is room for it.
@@ -100,7 +117,7 @@ impl Reorder {
         self.seen.remove(expected);
         if self.seen.is_empty() {
             (self.aging, self.asking) = (None, None);
-            (self.ask_again_at, self.stuck) = (None, None);
+            (self.ask_again_at, self.stuck, self.timed) = (None, None, None);
         }
     }
 
@@ -114,10 +131,16 @@ impl Reorder {
             self.asked = expected;
         }
         let (from, end) = if self.ask_again_at.take_if(|at| *at <= now).is_some() {
+            // Which of two the peer answers would not be known.
+            self.timed = None;
             let near = expected.add(ASK_AGAIN_PACKETS);
             (expected, if near.since(self.asked) < 0 { near } else { self.asked })
         } else {
-            (mem::replace(&mut self.asked, aged), aged)
+            let from = mem::replace(&mut self.asked, aged);
+            if self.timed.is_none() {
+                self.timed = self.hole(from, aged).map(|hole| (hole, now));
+            }
+            (from, aged)
         };
         if self.hole(from, end).is_some() {
             self.asking = Some((from, end));
@@ -139,7 +162,11 @@ impl Reorder {
             _ => 0,
         };
         self.stuck = Some((expected, times));
-        self.hole_age_ns.saturating_mul(ASK_AGAIN_AGES << times)
+        let once_ns = match self.closing_ns {
+            Some(ns) => self.hole_age_ns.saturating_add(ns.saturating_mul(ASK_AGAIN_CLOSINGS)),
+            None => self.hole_age_ns.saturating_mul(ASK_AGAIN_AGES),
+        };
+        once_ns.saturating_mul(1 << times)
     }
 
     /// A hole to ask for.

@@ -9,13 +9,14 @@
 //!
 //! `next` follows the cursor: the work request and the packet of it that is sent next. Going back
 //! is moving both to `oldest`, which always lies in the first work request of the queue. Marked
-//! packets (adaptive routing) never go back: those to be sent again are in `resend`.
+//! packets (adaptive routing) never go back: the responder names those that it misses, and
+//! `requester/repair.rs` sends them again.
 
+mod repair;
 mod response;
 mod wqe;
 
 use super::pace::Pacer;
-use super::psn_set::PsnSet;
 use super::ring::Ring;
 use super::rtt::RoundTrip;
 use super::timer::{AckTimer, Expired};
@@ -23,6 +24,7 @@ use super::window::Window;
 use super::{Counters, Env, Fatal, Path, Queue, Transmit, Tuning, earlier};
 use crate::nic::{RtsAttr, SendWr, Wc, WcStatus};
 use crate::roce::{Opcode, Psn};
+use repair::Repair;
 use wqe::SendWqe;
 
 pub(super) struct Requester<const SQ: usize> {
@@ -41,8 +43,7 @@ pub(super) struct Requester<const SQ: usize> {
     max_rd_atomic: u8,
     /// What is in flight: packets of adaptive routing, or others.
     marked: bool,
-    /// Marked packets to be sent again.
-    resend: PsnSet,
+    repair: Repair,
     /// `oldest` when we last went back on a hint; one hint each is enough.
     went_back_to: Option<Psn>,
     /// `end` at the last loss: losses of earlier packets are part of it.
@@ -50,6 +51,7 @@ pub(super) struct Requester<const SQ: usize> {
     timer: AckTimer,
     window: Window,
     rtt: RoundTrip,
+    ack_delay_ns: u64,
     pacer: Pacer,
     /// Packets sent since the last one that asked for an acknowledge.
     unasked: u32,
@@ -67,12 +69,13 @@ impl<const SQ: usize> Requester<SQ> {
             reads: 0,
             max_rd_atomic: 0,
             marked: false,
-            resend: PsnSet::default(),
+            repair: Repair::default(),
             went_back_to: None,
             recover: Psn::default(),
             timer: AckTimer::default(),
             window: Window::new(&Tuning::default()),
             rtt: RoundTrip::default(),
+            ack_delay_ns: 0,
             pacer: Pacer::default(),
             unasked: 0,
         };
@@ -84,6 +87,7 @@ impl<const SQ: usize> Requester<SQ> {
         self.timer.set_tuning(tuning);
         self.window = Window::new(tuning);
         self.pacer = Pacer::new(tuning.rate_mbps_max);
+        self.ack_delay_ns = tuning.ack_delay_ns;
     }
 
     pub(super) fn start(&mut self, attr: &RtsAttr) {
@@ -103,7 +107,7 @@ impl<const SQ: usize> Requester<SQ> {
 
     /// Whether nothing is posted that was not sent, nor anything lost.
     pub(super) fn is_idle(&self) -> bool {
-        self.queue.get(self.cursor).is_none() && self.resend.is_empty()
+        self.queue.get(self.cursor).is_none() && self.repair.is_idle()
     }
 
     pub(super) fn may_read(&self) -> bool {
@@ -129,6 +133,13 @@ impl<const SQ: usize> Requester<SQ> {
         self.pacer.handle_timeout(now);
         match self.timer.expire(now) {
             None | Some(Expired::RnrOver) => {}
+            Some(Expired::Late) if self.marked => {
+                counters.probes += 1;
+                self.probe();
+                self.rtt.on_probe();
+            }
+            // Unmarked packets are all sent again, which is too much where an acknowledge is late.
+            Some(Expired::Late) => {}
             Some(Expired::Probe) => {
                 counters.probes += 1;
                 self.retry();
@@ -151,9 +162,8 @@ impl<const SQ: usize> Requester<SQ> {
         self.went_back_to = None;
         self.recover = self.end;
         if self.marked {
-            // The newest one lets the responder see which of those before it are missing.
-            self.send_again(self.oldest);
-            self.send_again(self.end.add(Psn::MASK));
+            self.probe();
+            self.rtt.on_resend();
         } else {
             self.go_back();
         }
@@ -168,12 +178,6 @@ impl<const SQ: usize> Requester<SQ> {
             _ => 0,
         };
         self.reads = 0;
-        self.rtt.on_resend();
-    }
-
-    /// Of marked packets just this one.
-    fn send_again(&mut self, psn: Psn) {
-        self.resend.insert(psn);
         self.rtt.on_resend();
     }
 
@@ -214,7 +218,8 @@ impl<const SQ: usize> Requester<SQ> {
         if self.timer.waits_for_receiver() || !self.pacer.allows(now) {
             return Ok(None);
         }
-        let (number, packet, psn, most) = if let Some(psn) = self.take_resend() {
+        let again = self.repair.take(self.oldest, self.end);
+        let (number, packet, psn, most) = if let Some(psn) = again {
             let Some((number, packet)) = self.locate(psn) else { return Ok(None) };
             (number, packet, psn, 1)
         } else if self.may_send(start, path) {
@@ -298,15 +303,6 @@ impl<const SQ: usize> Requester<SQ> {
             self.cursor = self.cursor.wrapping_add(1);
             self.cursor_packet = 0;
         }
-    }
-
-    fn take_resend(&mut self) -> Option<Psn> {
-        if self.resend.is_empty() {
-            return None;
-        }
-        let psn = self.resend.first_present(self.oldest, self.end.since(self.oldest) as u32)?;
-        self.resend.remove(psn);
-        Some(psn)
     }
 
     /// The work request that a PSN in flight belongs to, and the packet of it, by bisection.

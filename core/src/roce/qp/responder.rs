@@ -70,6 +70,8 @@ pub(super) struct Responder<const RQ: usize> {
     gap_reported: bool,
     answer: Answer,
     due: Due,
+    /// The marked packet before the expected one asked for an acknowledge.
+    asked_before: bool,
     /// In the order of their PSNs.
     replies: Vec<Reply, REPLIES_MAX>,
     /// The last READs, of which those are that may be asked for again: first PSN, and how many.
@@ -91,6 +93,7 @@ impl<const RQ: usize> Responder<RQ> {
             gap_reported: false,
             answer: Answer::None,
             due: Due::default(),
+            asked_before: true,
             replies: Vec::new(),
             reads: HistoryBuf::new(),
             reorder,

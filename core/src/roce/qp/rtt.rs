@@ -7,18 +7,48 @@ use crate::roce::Psn;
 pub(super) struct RoundTrip {
     /// One past the packet that is timed, and when it was sent.
     timed: Option<(Psn, u64)>,
+    /// A probe was sent since.
+    probed: bool,
+    /// Smoothed round trip and its mean deviation (RFC 6298); `None` before the first one.
+    smoothed: Option<(u64, u64)>,
 }
 
 impl RoundTrip {
     /// A packet that asks for an acknowledge is sent, for the first time.
     pub(super) fn on_transmit(&mut self, now: u64, psn: Psn) {
-        self.timed.get_or_insert((psn.add(1), now));
+        if self.timed.is_none() {
+            (self.timed, self.probed) = (Some((psn.add(1), now)), false);
+        }
     }
 
-    /// All before `oldest` is acknowledged: how long the packet took, if it was among that.
+    /// A probe is sent. If the acknowledge was late and nothing lost, the next one has to come later,
+    /// so the packet is timed all the same; how long packets are on their way, it does not tell.
+    pub(super) fn on_probe(&mut self) {
+        self.probed = true;
+    }
+
+    /// All before `oldest` is acknowledged: how long the packet took, if it was among that and there was
+    /// no probe.
     pub(super) fn on_ack(&mut self, now: u64, oldest: Psn) -> Option<u64> {
         let (_, sent) = self.timed.take_if(|(end, _)| oldest.since(*end) >= 0)?;
-        Some(now.saturating_sub(sent))
+        let rtt = now.saturating_sub(sent);
+        self.smoothed = Some(match self.smoothed {
+            None => (rtt, rtt / 2),
+            Some((mean, deviation)) => {
+                (mean - mean / 8 + rtt / 8, deviation - deviation / 4 + mean.abs_diff(rtt) / 4)
+            }
+        });
+        (!self.probed).then_some(rtt)
+    }
+
+    /// The smoothed round trip.
+    pub(super) fn mean_ns(&self) -> Option<u64> {
+        self.smoothed.map(|(mean, _)| mean)
+    }
+
+    /// How long hardly any round trip takes.
+    pub(super) fn long_ns(&self) -> Option<u64> {
+        self.smoothed.map(|(mean, deviation)| mean + (4 * deviation).max(mean))
     }
 
     /// Packets are sent again: of which one an acknowledge tells is not known any more (Karn).
@@ -40,6 +70,35 @@ mod tests {
         assert_eq!(rtt.on_ack(300, psn), None);
         assert_eq!(rtt.on_ack(400, psn.add(3)), Some(300));
         assert_eq!(rtt.on_ack(500, psn.add(3)), None);
+    }
+
+    #[test]
+    fn round_trips_are_smoothed() {
+        let mut rtt = RoundTrip::default();
+        assert_eq!((rtt.mean_ns(), rtt.long_ns()), (None, None));
+        for i in 0..50 {
+            rtt.on_transmit(1000 * i, Psn::new(i as u32));
+            assert_eq!(rtt.on_ack(1000 * i + 80, Psn::new(i as u32 + 1)), Some(80));
+        }
+        assert_eq!(rtt.mean_ns(), Some(80));
+        assert!((160..200).contains(&rtt.long_ns().unwrap()), "{:?}", rtt.long_ns());
+        rtt.on_transmit(90_000, Psn::new(50));
+        rtt.on_ack(90_880, Psn::new(51));
+        assert_eq!(rtt.mean_ns(), Some(180));
+        assert!(rtt.long_ns().unwrap() > 880, "{:?}", rtt.long_ns());
+    }
+
+    #[test]
+    fn a_late_acknowledge_is_late_no_more_the_next_time() {
+        let mut rtt = RoundTrip::default();
+        for i in 0..20 {
+            rtt.on_transmit(9000 * i, Psn::new(i as u32));
+            rtt.on_probe();
+            assert_eq!(rtt.on_ack(9000 * i + 800, Psn::new(i as u32 + 1)), None);
+        }
+        assert!(rtt.long_ns().unwrap() >= 1600, "{:?}", rtt.long_ns());
+        rtt.on_transmit(1, Psn::new(20));
+        assert_eq!(rtt.on_ack(801, Psn::new(21)), Some(800));
     }
 
     #[test]

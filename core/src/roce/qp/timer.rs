@@ -35,7 +35,9 @@ pub const RNR_NS_MAX: u64 = 60_000_000_000;
 /// What a deadline that has passed asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expired {
-    /// Send the oldest packets again.
+    /// An acknowledge is late: ask whether packets at the end were lost.
+    Late,
+    /// Nothing was heard for [`Tuning::probe_ns`]: send the oldest packets again.
     Probe,
     /// The same, and a retry is used up.
     Timeout,
@@ -50,7 +52,7 @@ enum Wait {
     #[default]
     Idle,
     /// For an acknowledge.
-    Ack { timeout_at: u64, probe_at: u64, probe_step: u64 },
+    Ack { timeout_at: u64, silent_at: u64, probe_at: u64, probe_step: u64 },
     /// After an RNR NAK.
     Rnr { until: u64 },
 }
@@ -61,6 +63,8 @@ pub(super) struct AckTimer {
     wait: Wait,
     timeout_ns: Option<u64>,
     probe_ns: u64,
+    /// When the first probe leaves, `probe_ns` at most.
+    late_ns: u64,
     retry_cnt: u8,
     retries_left: u8,
     rnr_retry: u8,
@@ -72,6 +76,7 @@ pub(super) struct AckTimer {
 impl AckTimer {
     pub(super) fn set_tuning(&mut self, tuning: &Tuning) {
         self.probe_ns = tuning.probe_ns.max(1);
+        self.late_ns = self.probe_ns;
     }
 
     pub(super) fn start(&mut self, attr: &RtsAttr) {
@@ -84,6 +89,11 @@ impl AckTimer {
     /// From sending a request to giving it up; `None`: never.
     pub(super) fn retry_time_ns(&self) -> Option<u64> {
         Some(self.timeout_ns?.saturating_mul(u64::from(self.retry_cnt) + 1))
+    }
+
+    /// An acknowledge that takes longer than this is late.
+    pub(super) fn set_late(&mut self, late_ns: u64) {
+        self.late_ns = late_ns.clamp(1, self.probe_ns);
     }
 
     fn reload(&mut self) {
@@ -111,9 +121,10 @@ impl AckTimer {
     /// The peer asked for a retransmission: it is there, and the answer to that takes its time.
     /// The timeout runs on, so that a peer cannot keep us waiting in this way.
     pub(super) fn on_nak(&mut self, now: u64) {
-        if let Wait::Ack { probe_at, probe_step, .. } = &mut self.wait {
-            *probe_step = self.probe_ns;
-            *probe_at = now.saturating_add(self.probe_ns);
+        if let Wait::Ack { silent_at, probe_at, probe_step, .. } = &mut self.wait {
+            *probe_step = self.late_ns;
+            *probe_at = now.saturating_add(self.late_ns);
+            *silent_at = now.saturating_add(self.probe_ns);
         }
     }
 
@@ -164,10 +175,14 @@ impl AckTimer {
                 self.arm(now);
                 Some(Expired::Timeout)
             }
-            Wait::Ack { probe_at, probe_step, .. } if *probe_at <= now => {
+            Wait::Ack { silent_at, probe_at, probe_step, .. } if *probe_at <= now => {
+                let is_silent = *silent_at <= now;
                 *probe_step = probe_step.saturating_mul(2).min(PROBE_NS_MAX);
                 *probe_at = now.saturating_add(*probe_step);
-                Some(Expired::Probe)
+                if !is_silent {
+                    *probe_at = (*silent_at).min(*probe_at);
+                }
+                Some(if is_silent { Expired::Probe } else { Expired::Late })
             }
             _ => None,
         }
@@ -176,8 +191,9 @@ impl AckTimer {
     fn arm(&mut self, now: u64) {
         self.wait = Wait::Ack {
             timeout_at: self.timeout_ns.map_or(u64::MAX, |ns| now.saturating_add(ns)),
-            probe_at: now.saturating_add(self.probe_ns),
-            probe_step: self.probe_ns,
+            silent_at: now.saturating_add(self.probe_ns),
+            probe_at: now.saturating_add(self.late_ns),
+            probe_step: self.late_ns,
         };
     }
 }

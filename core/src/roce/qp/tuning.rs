@@ -14,6 +14,10 @@ pub struct Tuning {
     /// after twice that, and so on, without using up a retry: only whole ACK timeouts do. With an
     /// ACK timeout shorter than this there is no probe.
     pub probe_ns: u64,
+    /// How long the peer may hold an acknowledge back. With adaptive routing the first probe leaves
+    /// when the acknowledge is so much later than round trips of this connection take, if that is
+    /// sooner than `probe_ns`.
+    pub ack_delay_ns: u64,
     /// Longer round trips count as congestion: somewhere packets wait in a queue. Where none was
     /// ever shorter than four times this, those do that take half as long again as the shortest.
     /// `None`: only losses count.
@@ -35,12 +39,13 @@ impl Tuning {
 }
 
 impl Default for Tuning {
-    /// 512 packets (2 MiB at path MTU 4096), probes after 8 ms, round trips of 1 ms, any rate, holes
-    /// of 50 µs.
+    /// 512 packets (2 MiB at path MTU 4096), probes after 8 ms or 50 µs behind a round trip, round
+    /// trips of 1 ms, any rate, holes of 50 µs.
     fn default() -> Self {
         Tuning {
             window_packets_max: 512,
             probe_ns: 8_000_000,
+            ack_delay_ns: 50_000,
             rtt_target_ns: Some(1_000_000),
             rate_mbps_max: None,
             hole_age_ns: 50_000,

@@ -27,6 +27,12 @@ const SAMPLES: u32 = 2;
 /// path, and have more than its share.
 const LONG_PATH_TARGETS: u64 = 4;
 
+/// Of so many trains that were sent, losses that come one by one are counted: the network may drop
+/// whole trains, and of few of them a share says nothing.
+const LOSS_SPAN_TRAINS: u32 = 128;
+/// One in so many is congestion.
+const LOSS_SHARE: u32 = 8;
+
 /// Congestion window in packets.
 pub(super) struct Window {
     packets: u32,
@@ -34,6 +40,9 @@ pub(super) struct Window {
     max: u32,
     /// Acknowledged packets that did not add up to growth yet.
     credit: u32,
+    /// Packets of late that were lost, and that were not.
+    lost: u32,
+    arrived: u32,
     rtt_target_ns: Option<u64>,
     /// The shortest ever.
     rtt_min_ns: u64,
@@ -52,6 +61,8 @@ impl Window {
             threshold: max,
             max,
             credit: 0,
+            lost: 0,
+            arrived: 0,
             rtt_target_ns: tuning.rtt_target_ns,
             rtt_min_ns: u64::MAX,
             rtt_ns: u64::MAX,
@@ -66,6 +77,8 @@ impl Window {
 
     /// `acked` packets were acknowledged.
     pub(super) fn on_ack(&mut self, acked: u32) {
+        // No sum that is looked at gets near this.
+        self.arrived = self.arrived.saturating_add(acked).min(1 << 20);
         if self.delayed {
             return;
         }
@@ -113,11 +126,18 @@ impl Window {
         self.credit = 0;
     }
 
-    /// One packet of adaptive routing was lost. The others of its round trip were not, and each of
-    /// them that was is told of: so many fewer fit.
-    pub(super) fn on_hole(&mut self) {
-        self.packets = (self.packets - 1).max(PACKETS_MIN.min(self.packets));
-        self.threshold = self.packets;
+    /// One packet of adaptive routing was lost: each of them is told of. A network loses some
+    /// whatever we do, so only a good share of them counts as congestion.
+    pub(super) fn on_hole(&mut self, train_packets: u32) {
+        self.lost += 1;
+        let span = LOSS_SPAN_TRAINS * train_packets.max(1);
+        if self.lost >= span / LOSS_SHARE {
+            (self.lost, self.arrived) = (0, 0);
+            self.on_loss();
+        } else if self.lost + self.arrived >= span {
+            self.lost /= 2;
+            self.arrived /= 2;
+        }
     }
 
     /// Packets of which one asks for an acknowledge. A window has several such stretches, so that
@@ -172,13 +192,26 @@ mod tests {
         assert_eq!((window.packets(), window.threshold), (4, 65));
     }
 
-    #[test]
-    fn each_hole_takes_one_packet() {
+    /// The window after so many trains of 8 packets, of which one in `share` is lost.
+    fn behind_loss(trains: u32, share: u32) -> u32 {
         let mut window = window(256);
-        (0..10).for_each(|_| window.on_hole());
-        assert_eq!(window.packets(), 22);
-        (0..100).for_each(|_| window.on_hole());
-        assert_eq!(window.packets(), PACKETS_MIN);
+        window.on_ack(224);
+        for train in 1..=trains {
+            if train.is_multiple_of(share) {
+                (0..8).for_each(|_| window.on_hole(8));
+            } else {
+                window.on_ack(8);
+            }
+        }
+        window.packets()
+    }
+
+    #[test]
+    fn only_a_good_share_of_losses_is_congestion() {
+        assert_eq!(behind_loss(10_000, 20), 256);
+        assert_eq!(behind_loss(10_000, 12), 256);
+        assert!(behind_loss(100, 4) < 140);
+        assert!(behind_loss(10_000, 2) < 16);
     }
 
     fn take(window: &mut Window, round_trips: &[u64]) {
@@ -225,7 +258,7 @@ mod tests {
                 match event {
                     0..500 => window.on_loss(),
                     500..1000 => window.on_timeout(),
-                    1000..1500 => window.on_hole(),
+                    1000..1500 => window.on_hole(event % 64),
                     1500..2000 => window.on_round_trip(u64::from(event) * TARGET_NS / 1000),
                     _ => window.on_ack(event),
                 }

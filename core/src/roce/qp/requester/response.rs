@@ -113,9 +113,14 @@ impl<const SQ: usize> Requester<SQ> {
         if let Some(rtt_ns) = self.rtt.on_ack(now, self.oldest) {
             self.window.on_round_trip(rtt_ns);
         }
+        if self.marked
+            && let Some(long_ns) = self.rtt.long_ns()
+        {
+            self.timer.set_late(long_ns.saturating_add(self.ack_delay_ns));
+        }
         self.window.on_ack(acked);
         self.timer.on_progress(now, self.oldest != self.end);
-        self.resend.remove_range(start, acked);
+        self.repair.on_progress(start, acked);
         self.went_back_to = None;
         // It must not fall so far behind that it seems to be ahead.
         if self.recover.since(self.oldest) < 0 {
@@ -142,12 +147,7 @@ impl<const SQ: usize> Requester<SQ> {
         env: &mut impl Env,
     ) -> Result<(), Fatal> {
         if self.marked {
-            // It tells of nothing but this packet.
-            if !self.resend.contains(psn) {
-                self.send_again(psn);
-                self.window.on_hole();
-            }
-            self.timer.on_nak(now);
+            self.packet_missing(now, psn, path);
         } else if self.acknowledge(now, psn, path, env)? {
             self.go_back_once(now);
         } else {
@@ -193,7 +193,8 @@ impl<const SQ: usize> Requester<SQ> {
             return Err(self.fail_front(status, syndrome.into(), path, env));
         }
         if self.marked {
-            self.send_again(self.oldest);
+            self.repair.send_again(self.oldest);
+            self.rtt.on_resend();
         } else {
             self.go_back();
         }

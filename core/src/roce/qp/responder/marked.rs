@@ -19,7 +19,6 @@ impl<const RQ: usize> Responder<RQ> {
         env: &mut impl Env,
     ) -> Result<(), Fatal> {
         let bth = &packet.headers.bth;
-        self.due = Due::default();
         let Ok(ahead) = u32::try_from(bth.psn.since(self.expected)) else {
             counters.duplicates += 1;
             self.acknowledge();
@@ -38,6 +37,7 @@ impl<const RQ: usize> Responder<RQ> {
             }
             return Ok(());
         }
+        self.reorder.on_arrival(now, bth.psn);
         if ahead == 0 {
             if has_imm && self.queue.front().is_none() {
                 return self.refuse(Refusal::NotReady, bth.opcode, path, env);
@@ -49,6 +49,7 @@ impl<const RQ: usize> Responder<RQ> {
                         self.complete_receive(opcode, byte_len, Some(imm), path, env);
                     }
                     self.count_message();
+                    self.note_due(now, packet);
                     self.step(1, bth.ack_req || self.answer == Answer::Ack);
                     self.resume(path, env);
                     Ok(())
@@ -70,6 +71,21 @@ impl<const RQ: usize> Responder<RQ> {
         Ok(())
     }
 
+    /// How long the acknowledge of a packet in its turn may wait.
+    fn note_due(&mut self, now: u64, packet: &Packet<'_>) {
+        let Headers { bth, reth, imm, .. } = packet.headers;
+        if self.answer != Answer::Ack {
+            self.due = Due { short: true, silent: true, since_ns: now };
+        }
+        // A message's last packet asks for an acknowledge, so this one is all of its message if it
+        // asks and the one before did; with an immediate the RETH tells.
+        let is_whole = reth.is_some_and(|reth| reth.dma_len as usize == packet.payload.len());
+        self.due.short &=
+            bth.ack_req && self.asked_before && is_whole && !packet.payload.is_empty();
+        self.due.silent &= imm.is_none();
+        self.asked_before = bth.ack_req;
+    }
+
     /// Completes what has come and whose turn it is.
     pub(in crate::roce::qp) fn resume(&mut self, path: &Path, env: &mut impl Env) {
         while self.reorder.contains(self.expected) {
@@ -82,6 +98,8 @@ impl<const RQ: usize> Responder<RQ> {
             }
             self.reorder.release(self.expected);
             self.count_message();
+            // Packets were lost or late: their sender waits.
+            (self.due, self.asked_before) = (Due::default(), false);
             self.step(1, true);
         }
     }
