@@ -93,6 +93,7 @@ fn attributes_are_those_of_nccl() {
             min_rnr_timer: 12,
             ah,
             options: QpOptions::empty(),
+            packet_keys: None,
         };
         assert_eq!(attr, rtr);
     }
