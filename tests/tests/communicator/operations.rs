@@ -181,3 +181,21 @@ fn an_input_in_place_lasts_until_it_is_sent() {
         }
     }
 }
+
+#[test]
+fn ranks_tell_each_other_bytes_of_any_length_and_know_what_they_go_over() {
+    for (settings, transport) in [(settings(), "shared memory"), (over("soft"), "soft (soft")] {
+        ranks(3, &settings, |communicator| {
+            assert!(
+                communicator.transport().starts_with(transport),
+                "{}",
+                communicator.transport()
+            );
+            for round in 0..3_u8 {
+                let of = |rank: u32| vec![round; 1000 * rank as usize];
+                let told = communicator.exchange(&of(communicator.rank())).unwrap();
+                assert_eq!(told, [0, 1, 2].map(of), "round {round}");
+            }
+        });
+    }
+}
