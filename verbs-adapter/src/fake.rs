@@ -108,10 +108,19 @@ impl Fake {
 
 extern "C" fn get_device_list(len: *mut c_int) -> *mut *mut ibv_device {
     let (devices, _) = *lock(&PORTS);
-    // SAFETY: the caller's number. The list is never freed, and its devices are only numbers.
+    // SAFETY: the caller's number.
     unsafe { *len = devices as c_int };
-    let devices = (1..=devices).map(ptr::without_provenance_mut);
-    Box::leak(devices.collect::<Box<[_]>>()).as_mut_ptr()
+    // Devices are only numbers, and null ends the list.
+    let list = (1..=devices).chain([0]).map(ptr::without_provenance_mut::<ibv_device>);
+    Box::into_raw(list.collect::<Box<[_]>>()).cast()
+}
+
+extern "C" fn free_device_list(list: *mut *mut ibv_device) {
+    // SAFETY: as `get_device_list` made it, and nobody has it any more.
+    unsafe {
+        let len = (0..).take_while(|at: &usize| !(*list.add(*at)).is_null()).count() + 1;
+        drop(Box::from_raw(ptr::slice_from_raw_parts_mut(list, len)));
+    }
 }
 
 extern "C" fn open_device(_: *mut ibv_device) -> *mut ibv_context {
@@ -363,7 +372,6 @@ unsafe extern "C" fn set_ece(_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
 }
 
 const OLD: Library = {
-    extern "C" fn free_device_list(_: *mut *mut ibv_device) {}
     extern "C" fn ack_async_event(_: *mut ibv_async_event) {}
     extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
         // SAFETY: room for the attributes.

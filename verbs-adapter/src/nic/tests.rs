@@ -1,3 +1,4 @@
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use invar_core::nic::{AddressVector, MemoryKeys, Mtu, RtrAttr, RtsAttr, SendFlags, Sge};
@@ -281,8 +282,9 @@ fn moves_carry_what_the_user_sets() {
 
 #[test]
 fn forks_are_made_safe_before_anything_is_registered() {
+    static SAFE: OnceLock<Library> = OnceLock::new();
     let fake = Fake::new();
-    let library = Box::leak(Box::new(just_loaded().ready_for_forks()));
+    let library = SAFE.get_or_init(|| just_loaded().ready_for_forks());
     let nic = VerbsNic::open_with(library, &VerbsConfig::new("fake0")).unwrap();
     let (pd, memory) = (nic.alloc_pd().unwrap(), nic.alloc(64).unwrap());
     let mr = nic.reg_mr(&pd, &memory, Access::LOCAL_WRITE).unwrap();
