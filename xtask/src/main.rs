@@ -10,6 +10,7 @@ mod no_std;
 mod null_verbs;
 mod plugin;
 mod rxe;
+mod sanitize;
 mod shell;
 mod source;
 mod tidy;
@@ -44,6 +45,8 @@ enum Command {
     NoStd,
     /// Run fuzz targets, each for a bounded time.
     Fuzz(fuzz::Args),
+    /// Run tests under sanitizers, Miri and valgrind, as far as this machine has them.
+    Sanitize(sanitize::Args),
     /// Build `libnccl-net-invar.so`, the plugin that NCCL loads.
     Plugin,
     /// Run what needs a GPU, measure staging beside plain copies, and write down what was seen.
@@ -61,6 +64,7 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::Tidy => tidy::run(&shell).map(drop),
         Command::NoStd => no_std::run(&shell).map(drop),
         Command::Fuzz(args) => fuzz::run(&shell, &args).map(drop),
+        Command::Sanitize(args) => sanitize::run(&shell, &args),
         Command::Plugin => plugin::run(&shell),
         Command::Gpu(args) => gpu::run(&shell, &args),
         Command::Bench(args) => bench::run(&shell, &args),

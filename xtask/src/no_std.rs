@@ -58,7 +58,7 @@ impl Proof<'_> {
     }
 }
 
-fn host(shell: &Shell) -> Result<String> {
+pub(crate) fn host(shell: &Shell) -> Result<String> {
     let version = shell.read(shell.command("rustc --version --verbose"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
     Ok(host.context("rustc --version --verbose names no host")?.to_owned())

@@ -1,0 +1,186 @@
+//! Runs tests under the sanitizers of a nightly toolchain and under Miri, and the plugin's under
+//! valgrind, as far as this machine has them. It says what it did not run, and why.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+
+use crate::ci::Outcome;
+use crate::no_std::host;
+use crate::shell::Shell;
+use crate::workspace::Workspace;
+
+/// The toolchain that has sanitizers.
+const NIGHTLY: &str = "nightly";
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// All of them, if none is named.
+    checks: Vec<Check>,
+    /// Only tests whose names contain this.
+    #[arg(long)]
+    filter: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Check {
+    /// AddressSanitizer, and LeakSanitizer with it: accesses out of bounds or after a free, and
+    /// memory that nobody frees.
+    Address,
+    /// ThreadSanitizer: data races.
+    Thread,
+    /// Miri: undefined behaviour of any kind, in what it can interpret.
+    Miri,
+    /// Valgrind's memcheck.
+    Valgrind,
+}
+
+/// The tests of one call of cargo. Those that load libraries of ours at run time are left out: a
+/// sanitizer has one runtime, in the program.
+type Tests = &'static str;
+
+const ADDRESS: &[Tests] = &[
+    "-p invar-core --lib",
+    "-p invar-linux --lib",
+    "-p invar-verbs --lib",
+    "-p invar-cuda --lib",
+    "-p invar --lib",
+    "-p invar-testkit --test soft_transfer --test soft_errors --test soft_teardown \
+     --test soft_garbage --test socket --test comm --test library --test links \
+     --test communicator --test proxy_engine --test proxy_host --test mr_cache",
+    "-p invar-nccl-plugin --lib --test plugin --test plugin_socket",
+];
+const THREAD: &[Tests] = &["-p invar-linux --lib"];
+/// Miri knows neither sockets nor mapped memory, and the core needs none.
+const MIRI: &[Tests] = &["-p invar-core --lib"];
+const VALGRIND: &[Tests] = &["-p invar-nccl-plugin --test plugin --test plugin_socket"];
+
+/// Runs the checks, one after the other, and fails at the end where one of them did.
+pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
+    let all = Check::value_variants();
+    let checks = if args.checks.is_empty() { all } else { &args.checks };
+    let target_dir = Workspace::load(shell)?.target_dir.join("sanitize");
+    let setup = Setup { shell, host: host(shell)?, target_dir: &target_dir, args };
+    let mut failed = Vec::new();
+    for check in checks {
+        let name = check.name();
+        match setup.run(*check) {
+            Ok(Outcome::Passed) => println!("{name:9} ok"),
+            Ok(Outcome::Skipped(why)) => println!("{name:9} NOT RUN: {why}"),
+            Err(error) => {
+                println!("{name:9} FAILED: {error:#}");
+                failed.push(name);
+            }
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join(", ")) }
+}
+
+impl Check {
+    fn name(self) -> &'static str {
+        match self {
+            Check::Address => "address",
+            Check::Thread => "thread",
+            Check::Miri => "miri",
+            Check::Valgrind => "valgrind",
+        }
+    }
+
+    fn tests(self) -> &'static [Tests] {
+        match self {
+            Check::Address => ADDRESS,
+            Check::Thread => THREAD,
+            Check::Miri => MIRI,
+            Check::Valgrind => VALGRIND,
+        }
+    }
+}
+
+struct Setup<'a> {
+    shell: &'a Shell,
+    /// The triple of this machine.
+    host: String,
+    /// Each check builds in a folder of its own below it, which may be deleted.
+    target_dir: &'a Path,
+    args: &'a Args,
+}
+
+impl Setup<'_> {
+    fn run(&self, check: Check) -> Result<Outcome> {
+        if let Some(why) = self.lacks(check) {
+            return Ok(Outcome::Skipped(why));
+        }
+        // What one finds does not keep the others from looking.
+        let runs = check.tests().iter().map(|tests| self.shell.run(self.cargo(check, tests)));
+        let failed: Vec<_> = runs.filter_map(|run| Some(format!("{:#}", run.err()?))).collect();
+        if failed.is_empty() { Ok(Outcome::Passed) } else { bail!("{}", failed.join("; ")) }
+    }
+
+    /// What the check needs and this machine has not.
+    fn lacks(&self, check: Check) -> Option<String> {
+        let says = |command| self.shell.read(command).ok();
+        if check == Check::Valgrind {
+            let version = says(self.shell.command("valgrind --version"));
+            return version.is_none().then(|| "there is no valgrind".to_owned());
+        }
+        let Some(libdir) = says(self.nightly("rustc --print target-libdir")) else {
+            return Some(format!("rustup has no toolchain {NIGHTLY}"));
+        };
+        let component = match check {
+            Check::Miri if says(self.nightly("cargo miri --version")).is_some() => return None,
+            Check::Miri => "component miri".to_owned(),
+            _ => {
+                let runtime = format!("librustc-nightly_rt.{}san.a", &check.name()[..1]);
+                if Path::new(libdir.trim()).join(&runtime).exists() {
+                    return None;
+                }
+                runtime
+            }
+        };
+        Some(format!("the toolchain {NIGHTLY} has no {component}"))
+    }
+
+    fn nightly(&self, line: &str) -> Command {
+        self.shell.command(&format!("rustup run {NIGHTLY} {line}"))
+    }
+
+    fn cargo(&self, check: Check, tests: Tests) -> Command {
+        let of_host = self.host.to_uppercase().replace('-', "_");
+        let mut cargo = match check {
+            Check::Valgrind => self.shell.cargo("test"),
+            Check::Miri => self.nightly("cargo miri test"),
+            Check::Address | Check::Thread => self.nightly("cargo test"),
+        };
+        cargo.arg("--no-fail-fast").args(tests.split_whitespace());
+        match check {
+            Check::Valgrind => {
+                let runner = "valgrind --quiet --error-exitcode=99 --fair-sched=yes \
+                              --leak-check=full --show-leak-kinds=definite \
+                              --errors-for-leak-kinds=definite";
+                cargo.env(format!("CARGO_TARGET_{of_host}_RUNNER"), runner);
+            }
+            Check::Miri => {}
+            Check::Address | Check::Thread => {
+                // To the compiler the installed standard library, which is not instrumented, has
+                // another ABI. With these two sanitizers it has not.
+                let name = check.name();
+                let flags = format!("-Zsanitizer={name} -Cunsafe-allow-abi-mismatch=sanitizer");
+                cargo.env(format!("CARGO_TARGET_{of_host}_RUSTFLAGS"), flags);
+                // As flags of a target that is named they leave alone build scripts and macros.
+                cargo.args(["--target", &self.host, "--target-dir"]);
+                cargo.arg(self.target_dir.join(name));
+                // For the line of a finding; and instrumented code is slow enough.
+                cargo.env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
+                cargo.env("CARGO_PROFILE_DEV_OPT_LEVEL", "1");
+            }
+        }
+        if check == Check::Thread {
+            let file = self.shell.root().join("xtask/src/sanitize/thread.supp");
+            cargo.env("TSAN_OPTIONS", format!("suppressions={}", file.display()));
+        }
+        cargo.arg("--").args(&self.args.filter);
+        cargo
+    }
+}
