@@ -3,6 +3,7 @@
 
 mod plugin {
     mod connecting;
+    mod lengths;
     mod misuse;
     mod properties;
     mod registration;

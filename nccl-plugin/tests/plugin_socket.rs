@@ -4,6 +4,7 @@ mod plugin {
     mod connecting;
     mod eager;
     mod late;
+    mod lengths;
     mod misuse;
     mod properties;
     mod registration;

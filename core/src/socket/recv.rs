@@ -52,7 +52,7 @@ pub enum Target {
 /// What is to be done next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Skip so many bytes: they were a frame.
+    /// Skip so many bytes: they were a frame, or what of a message its buffer has no room for.
     Skip(usize),
     /// The next bytes, as many as are there up to `len`, belong at `offset` of `to`: move them,
     /// and say so to [`Receiver::placed`].
@@ -118,6 +118,8 @@ enum Main {
         offset: u32,
         len: u32,
     },
+    /// So many bytes of a message for which its buffer has no room.
+    Excess(u32),
 }
 
 /// Says where the bytes that come belong, and what has become of each receive.
@@ -135,6 +137,8 @@ pub struct Receiver {
     news_seq: u32,
     idle_looks: u32,
     main: Main,
+    /// Bytes of the message that comes for which its buffer has no room.
+    excess: u32,
     /// Length of the message that came last.
     last_len: u32,
     frame_seq: u32,
@@ -155,6 +159,7 @@ impl Receiver {
             news_seq: 0,
             idle_looks: 0,
             main: Main::Frame,
+            excess: 0,
             // None has come, and the first may be of any.
             last_len: u32::MAX,
             frame_seq: 0,
@@ -232,8 +237,9 @@ impl Receiver {
         if let Some(error) = self.end {
             return Err(error);
         }
-        if let Some((place, (index, member), len)) = self.parked.leave() {
+        if let Some((place, (index, member))) = self.parked.leave() {
             let to = Target::Buffer { index, member };
+            let len = self.reqs.at(index.into()).value.sizes[usize::from(member)];
             self.arrived(to);
             return Ok(Some(Step::Unpark { place, to, len }));
         }
@@ -252,13 +258,20 @@ impl Receiver {
                     return Ok(Some(self.spread(to, len)));
                 }
                 Main::Message { to, len: 0 } => {
-                    self.main = Main::Frame;
+                    self.main = self.behind_payload();
                     self.arrived(to);
                 }
                 Main::Message { to, len } => self.main = Main::Payload { to, offset: 0, len },
                 Main::Payload { .. } if staged.is_empty() => return Ok(None),
                 Main::Payload { to, offset, len } => {
                     return Ok(Some(Step::Place { to, offset, len }));
+                }
+                Main::Excess(0) => self.main = Main::Frame,
+                Main::Excess(_) if staged.is_empty() => return Ok(None),
+                Main::Excess(len) => {
+                    let skipped = staged.len().min(len as usize);
+                    self.main = Main::Excess(len - skipped as u32);
+                    return Ok(Some(Step::Skip(skipped)));
                 }
             }
         }
@@ -279,9 +292,14 @@ impl Receiver {
         if bytes < len {
             self.main = Main::Payload { to, offset: offset + bytes, len: len - bytes };
         } else {
-            self.main = Main::Frame;
+            self.main = self.behind_payload();
             self.arrived(to);
         }
+    }
+
+    /// What follows the payload that its buffer has room for.
+    fn behind_payload(&mut self) -> Main {
+        Main::Excess(core::mem::take(&mut self.excess))
     }
 
     /// Whether it takes more bytes from main to go on than the `staged` ones.
@@ -292,7 +310,8 @@ impl Receiver {
         match self.main {
             Main::Frame => staged < FRAME_BYTES,
             Main::Park { .. } | Main::Message { .. } => false,
-            Main::Payload { .. } => staged == 0,
+            Main::Excess(0) => staged < FRAME_BYTES,
+            Main::Payload { .. } | Main::Excess(_) => staged == 0,
         }
     }
 
@@ -363,35 +382,40 @@ impl Receiver {
 
     /// A buffer, for a message that is parked or for one to come.
     fn meet(&mut self, index: u8, member: u8, buf: Posted) -> Result<(), Error> {
-        let Some(len) = self.parked.claim(buf.tag, index, member) else {
+        let Some((len, to_fit)) = self.parked.claim(buf.tag, index, member) else {
             let has_room = self.buffers.push(buf.tag, (index, member));
             debug_assert!(has_room, "looked at before");
             return Ok(());
         };
-        self.fill(index, member, len, buf.tag).map_err(|error| self.fail(error))
+        let to = Target::Buffer { index, member };
+        let filled = self.fill(to, len, buf.tag, to_fit);
+        filled.map(drop).map_err(|error| self.fail(error))
     }
 
-    /// Notes the length of the message that a buffer has met.
-    fn fill(&mut self, index: u8, member: u8, len: u32, tag: u32) -> Result<(), Error> {
+    /// Notes the length of the message that a buffer has met, and says how much of it the buffer takes.
+    fn fill(&mut self, to: Target, len: u32, tag: u32, to_fit: bool) -> Result<u32, Error> {
+        let Target::Buffer { index, member } = to else { return Ok(len) };
         let size = &mut self.reqs.at(index.into()).value.sizes[usize::from(member)];
-        if len > *size {
+        if len > *size && !to_fit {
             return Err(Error::SizeMismatch { local: len, remote: *size, tag });
         }
-        *size = len;
-        Ok(())
+        *size = len.min(*size);
+        Ok(*size)
     }
 
     /// A frame of main: its message goes to its buffer; out of the way, if another buffer waits
     /// for what is behind it; or stays in the socket.
     fn admit(&mut self, bytes: &[u8; FRAME_BYTES]) -> Result<Option<Step>, Error> {
-        let frame =
-            Frame::parse(bytes, FrameKind::Message, self.frame_seq).map_err(Error::Frame)?;
-        let Frame { len, tag, .. } = frame;
+        let frame = Frame::parse_message(bytes, self.frame_seq).map_err(Error::Frame)?;
+        let Frame { len, tag, kind, .. } = frame;
+        let to_fit = kind == FrameKind::MessageToFit;
         (self.last_len, self.idle_looks) = (len, 0);
         if let Some((index, member)) = self.buffers.take(tag) {
-            self.fill(index, member, len, tag)?;
             let to = Target::Buffer { index, member };
-            return Ok(Some(self.begin(Main::Message { to, len })));
+            // Lanes bring a message whole.
+            let kept = self.fill(to, len, tag, to_fit && !is_long(len, self.lanes))?;
+            self.excess = len - kept;
+            return Ok(Some(self.begin(Main::Message { to, len: kept })));
         }
         if self.buffers.is_empty() {
             return Ok(None);
@@ -400,7 +424,7 @@ impl Receiver {
             let waiting = self.parked.bytes();
             return Err(Error::Frame(FrameError::Ahead { len, waiting }));
         }
-        let Some(place) = self.parked.enter(len, tag) else { return Ok(None) };
+        let Some(place) = self.parked.enter(len, tag, to_fit) else { return Ok(None) };
         Ok(Some(self.begin(Main::Park { place, len })))
     }
 

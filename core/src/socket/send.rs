@@ -29,6 +29,8 @@ pub struct Sender {
     /// Messages that went ahead of their buffers: their length.
     ahead: TagQueue<u32, AHEAD_MESSAGES>,
     ahead_bytes: u32,
+    /// Whether a message longer than its buffer is cut to it.
+    truncates: bool,
     lanes: u16,
     next_lane: u16,
     /// Messages taken on, and those written to main, as far as main carries them.
@@ -70,6 +72,7 @@ impl Sender {
             buffers: TagQueue::new(),
             ahead: TagQueue::new(),
             ahead_bytes: 0,
+            truncates: false,
             lanes,
             next_lane: 0,
             queued: 0,
@@ -81,13 +84,21 @@ impl Sender {
         }
     }
 
+    /// Where `on`, a message longer than its buffer is cut: the first bytes arrive, as many as there is
+    /// room for.
+    #[must_use]
+    pub fn truncating(mut self, on: bool) -> Self {
+        self.truncates = on;
+        self
+    }
+
     /// Takes on a message of `len` bytes, and says which of it goes over which lanes. `None`,
     /// where no request is free, or the peer has posted no buffer for `tag` and too much is ahead
     /// already: call again when the control socket has brought more.
     ///
     /// # Errors
-    /// [`Error::TooLong`], [`Error::SizeMismatch`] where the buffer is known and shorter: the
-    /// connection goes on. Or what ended it, the same on every call.
+    /// [`Error::TooLong`], [`Error::SizeMismatch`] where the buffer is known and shorter, unless the
+    /// message is cut: the connection goes on. Or what ended it, the same on every call.
     pub fn isend(&mut self, len: u32, tag: u32) -> Result<Option<(Request, Chunks)>, Error> {
         if let Some(error) = self.end {
             return Err(error);
@@ -96,9 +107,13 @@ impl Sender {
             return Err(Error::TooLong(len));
         }
         let room = self.buffers.peek(tag);
-        if let Some(room) = room.filter(|room| *room < len) {
-            return Err(Error::SizeMismatch { local: len, remote: room, tag });
-        }
+        let len = match room {
+            Some(room) if room < len && self.truncates => room,
+            Some(room) if room < len => {
+                return Err(Error::SizeMismatch { local: len, remote: room, tag });
+            }
+            _ => len,
+        };
         if room.is_none() && !self.may_go_ahead(len) {
             return Ok(None);
         }
@@ -163,10 +178,11 @@ impl Sender {
             let first = self.written;
             move |i| first.wrapping_add(i)
         });
+        let kind = if self.truncates { FrameKind::MessageToFit } else { FrameKind::Message };
         let reqs = &mut self.reqs;
         numbers.map(move |seq| {
             let Sending { len, tag } = reqs.at(seq).value;
-            let frame = Frame { kind: FrameKind::Message, seq, len, tag }.to_bytes();
+            let frame = Frame { kind, seq, len, tag }.to_bytes();
             let begun = core::mem::take(&mut partial);
             let frame_begun = begun.min(FRAME_BYTES as u64);
             Outgoing {
@@ -209,7 +225,7 @@ impl Sender {
     ///
     /// # Errors
     /// Frames that cannot be; [`Error::SizeMismatch`] where a message has gone ahead that is
-    /// longer than its buffer. They end the connection.
+    /// longer than its buffer, unless such a message is cut. They end the connection.
     pub fn take_control(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         while !bytes.is_empty() && self.end.is_none() {
             let (now, later) = bytes.split_at(bytes.len().min(FRAME_BYTES - self.frame.len()));
@@ -234,7 +250,7 @@ impl Sender {
         match self.ahead.take(tag) {
             Some(len) => {
                 self.ahead_bytes -= len;
-                if len > room {
+                if len > room && !self.truncates {
                     return Err(Error::SizeMismatch { local: len, remote: room, tag });
                 }
             }
@@ -262,8 +278,11 @@ impl Sender {
         self.reqs.live()
     }
 
+    /// Whether a message may be sent before its buffer is known. What goes over lanes is read right to
+    /// where it belongs, so it cannot be cut there.
     fn may_go_ahead(&self, len: u32) -> bool {
-        self.ahead.room() > 0 && len <= AHEAD_BYTES - self.ahead_bytes
+        let may_be_cut = self.truncates && is_long(len, self.lanes);
+        !may_be_cut && self.ahead.room() > 0 && len <= AHEAD_BYTES - self.ahead_bytes
     }
 }
 

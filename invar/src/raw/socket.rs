@@ -48,8 +48,8 @@ impl OverTcp {
 
     fn settings(&self, settings: conn::Settings) -> Settings {
         let (layout, congestion) = (self.layout, self.congestion.clone());
-        let conn::Settings { timeout_ns, key, .. } = settings;
-        Settings { layout, timeout_ns, congestion, key }
+        let conn::Settings { timeout_ns, key, truncate, .. } = settings;
+        Settings { layout, timeout_ns, congestion, key, truncate }
     }
 }
 

@@ -14,7 +14,7 @@ fn a_send_waits_for_its_receive() {
 }
 
 #[test]
-fn a_send_longer_than_its_receive_is_refused_by_v6_and_cut_since_v7() {
+fn a_send_that_v6_refuses_leaves_its_receive_to_the_next() {
     let pair = Pair::with(4096, connect_v6);
     let recv = pair.post(&[(0, 100, 0)]);
     let code = until("a receive", || match pair.isend(0, 200, 0) {
@@ -22,15 +22,6 @@ fn a_send_longer_than_its_receive_is_refused_by_v6_and_cut_since_v7() {
         (code, _) => Some(code),
     });
     assert_eq!(code, Code::INVALID_USAGE);
-    // The comm goes on.
     let send = pair.send(0, 100, 0);
     wait(&[send, recv]);
-
-    let pair = Pair::new(4096);
-    let recv = pair.post(&[(0, 100, 0)]);
-    let send = pair.send(0, 200, 0);
-    let sizes = wait(&[send, recv]);
-    assert_eq!((sizes[0][0], sizes[1][0]), (100, 100));
-    assert_eq!(pair.to[..100], pair.from[..100]);
-    assert!(pair.to[100..].iter().all(|byte| *byte == 0));
 }

@@ -24,6 +24,9 @@ pub struct Settings {
     pub congestion: Congestion,
     /// A key that both ends share beside the handle.
     pub key: Option<Secret>,
+    /// Whether a send longer than its receive is cut to the receive, rather than refused. The sending
+    /// end's holds.
+    pub truncate: bool,
 }
 
 /// Waits for senders.
@@ -69,6 +72,7 @@ pub enum ConnectError {
 pub struct Connecting {
     connector: Box<Connector<OobStream>>,
     threads: u16,
+    truncate: bool,
 }
 
 impl Settings {
@@ -144,7 +148,8 @@ impl Connecting {
         let sockets = sockets.collect::<Result<Vec<_>, ConnectError>>()?;
         let session = u64::from_ne_bytes(random().map_err(|error| unreached(os(error)))?);
         let connector = Connector::new(sockets, session, &settings.of(device), now_ns);
-        Ok(Connecting { connector: Box::new(connector), threads: settings.layout.threads })
+        let Settings { layout, truncate, .. } = *settings;
+        Ok(Connecting { connector: Box::new(connector), threads: layout.threads, truncate })
     }
 
     /// Goes on without waiting; `None`: call again.
@@ -154,7 +159,7 @@ impl Connecting {
     /// same.
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<SendComm>, Error> {
         let Some(links) = self.connector.poll(now_ns)? else { return Ok(None) };
-        Ok(Some(SendComm::new(links, self.threads)))
+        Ok(Some(SendComm::new(links, self.threads, self.truncate)))
     }
 
     /// Joins an error of this connection with both ends.

@@ -64,7 +64,9 @@ impl RecvComm {
             return Err(io::ErrorKind::NotConnected.into());
         };
         let (lanes, threads) = lanes.streams();
-        Ok(SendComm::new(cloned(&self.control, main, lanes, &self.ends)?, threads))
+        let links = cloned(&self.control, main, lanes, &self.ends)?;
+        // What goes this way is as long as both ends agree.
+        Ok(SendComm::new(links, threads, false))
     }
 
     /// Posts a receive of 1 to 8 buffers, each for a message with its tag. `None`, where no

@@ -41,9 +41,10 @@ pub struct SendComm {
 unsafe impl Send for SendComm {}
 
 impl SendComm {
-    pub(super) fn new(links: Links<OobStream>, threads: u16) -> Self {
+    /// `truncates`: whether a message longer than its buffer is cut to it.
+    pub(super) fn new(links: Links<OobStream>, threads: u16, truncates: bool) -> Self {
         let Links { control, main, lanes, ends } = links;
-        let sender = Box::new(Sender::new(lanes.len() as u16));
+        let sender = Box::new(Sender::new(lanes.len() as u16).truncating(truncates));
         let lanes = Lanes::new(lanes, Way::Send, threads);
         let starts = Box::new([NonNull::dangling(); DEPTH_MAX]);
         SendComm { lanes, sender, main, control, starts, short: Box::new([0; COPIED_BYTES]), ends }
@@ -69,8 +70,8 @@ impl SendComm {
     /// It moves when any request is tested. Keys are not looked at.
     ///
     /// # Errors
-    /// [`Error::SizeMismatch`] where the buffer is known and shorter, [`Error::TooLong`]: the
-    /// connection goes on. Others stay: every later call gives the same.
+    /// [`Error::SizeMismatch`] where the buffer is known and shorter, unless messages are cut
+    /// ([`Settings::truncate`](super::Settings)), and [`Error::TooLong`]: the connection goes on. Others stay: every later call gives the same.
     ///
     /// # Safety
     /// The buffer stays valid, and is not written by anyone, until the request is done or this

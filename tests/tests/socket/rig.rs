@@ -46,7 +46,7 @@ pub(crate) fn device_on(name: &str, family: AddressFamily) -> SocketDevice {
 
 pub(crate) fn settings(lanes: u16, threads: u16) -> Settings {
     let (layout, congestion) = (Layout { lanes, threads }, Congestion::default());
-    Settings { layout, timeout_ns: 20 * SECOND_NS, congestion, key: None }
+    Settings { layout, timeout_ns: 20 * SECOND_NS, congestion, key: None, truncate: false }
 }
 
 /// Polls until there is an answer.

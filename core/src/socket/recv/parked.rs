@@ -19,6 +19,8 @@ pub(super) struct Parked {
 #[derive(Clone, Copy, Debug)]
 struct Message {
     len: u32,
+    /// Whether its buffer may be shorter.
+    to_fit: bool,
     /// Chunks that are still to come over the lanes.
     chunks: u8,
     is_whole: bool,
@@ -48,28 +50,29 @@ impl Parked {
 
     /// A place for a message that may come; `None` while all are taken, by messages whose chunks
     /// are still under way.
-    pub(super) fn enter(&mut self, len: u32, tag: u32) -> Option<u8> {
+    pub(super) fn enter(&mut self, len: u32, tag: u32, to_fit: bool) -> Option<u8> {
         let place = self.places.iter().position(Option::is_none)? as u8;
         if !self.waiting.push(tag, place) {
             return None;
         }
-        let message = Message { len, chunks: 0, is_whole: false, buffer: None };
+        let message = Message { len, to_fit, chunks: 0, is_whole: false, buffer: None };
         self.places[usize::from(place)] = Some(message);
         self.bytes += len;
         Some(place)
     }
 
-    /// A buffer was posted: the length of the message that it meets.
-    pub(super) fn claim(&mut self, tag: u32, index: u8, member: u8) -> Option<u32> {
+    /// A buffer was posted: the length of the message that it meets, and whether the buffer may be
+    /// shorter.
+    pub(super) fn claim(&mut self, tag: u32, index: u8, member: u8) -> Option<(u32, bool)> {
         let place = self.waiting.take(tag)?;
         let message = self.places[usize::from(place)].as_mut()?;
         message.buffer = Some((index, member));
-        let (len, is_whole) = (message.len, message.is_whole);
+        let Message { len, to_fit, is_whole, .. } = *message;
         self.bytes -= len;
         if is_whole {
             self.leaving.push_back(place).unwrap_or_default();
         }
-        Some(len)
+        Some((len, to_fit))
     }
 
     /// All of a message is there.
@@ -91,10 +94,10 @@ impl Parked {
         !self.leaving.is_empty()
     }
 
-    /// The next to go to its buffer: its place, the buffer, its length.
-    pub(super) fn leave(&mut self) -> Option<(u8, (u8, u8), u32)> {
+    /// The next to go to its buffer: its place, and the buffer.
+    pub(super) fn leave(&mut self) -> Option<(u8, (u8, u8))> {
         let place = self.leaving.pop_front()?;
-        let Message { len, buffer, .. } = self.places[usize::from(place)].take()?;
-        Some((place, buffer?, len))
+        let Message { buffer, .. } = self.places[usize::from(place)].take()?;
+        Some((place, buffer?))
     }
 }

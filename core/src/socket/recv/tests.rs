@@ -94,3 +94,41 @@ fn a_sender_hears_at_once_of_a_buffer_whose_message_cannot_be_ahead() {
     assert!(inbound.tells(), "whatever came meanwhile");
     assert!(!inbound.post());
 }
+
+#[test]
+fn what_of_a_message_its_buffer_has_no_room_for_is_skipped_however_it_comes() {
+    let mut inbound = Inbound::new();
+    for lens in [[10, 4], [10, 0], [10, 10]] {
+        let [len, room] = lens;
+        let posted = Posted { len: room, tag: TAG };
+        let request = inbound.receiver.irecv(&[posted]).unwrap().unwrap();
+        let seq = inbound.messages;
+        inbound.messages += 1;
+        let frame = Frame { kind: FrameKind::MessageToFit, seq, len, tag: TAG };
+        let receiver = &mut inbound.receiver;
+        assert_eq!(receiver.next(&frame.to_bytes()), Ok(Some(Step::Skip(FRAME_BYTES))));
+        // A byte at a time.
+        for at in 0..len {
+            assert_eq!(receiver.next(&[]), Ok(None));
+            assert!(receiver.is_starved(0));
+            let step = receiver.next(&[0]).unwrap().unwrap();
+            if at < room {
+                assert!(matches!(step, Step::Place { offset, .. } if offset == at));
+                receiver.placed(1);
+            } else {
+                assert_eq!((step, receiver.awaited()), (Step::Skip(1), None));
+            }
+        }
+        assert_eq!(receiver.test(&request), Ok(Some(&[room][..])));
+    }
+}
+
+#[test]
+fn a_message_over_lanes_must_fit_its_buffer() {
+    let mut receiver = Receiver::new(1);
+    let _ = receiver.irecv(&[Posted { len: 1, tag: TAG }]).unwrap().unwrap();
+    let len = 1 << 20;
+    let frame = Frame { kind: FrameKind::MessageToFit, seq: 0, len, tag: TAG };
+    let error = Error::SizeMismatch { local: len, remote: 1, tag: TAG };
+    assert_eq!(receiver.next(&frame.to_bytes()), Err(error));
+}

@@ -33,8 +33,10 @@ assert_eq_size!(FrameBytes, [u8; FRAME_BYTES]);
 /// What a frame is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FrameKind {
-    /// A message, from the sender.
+    /// A message, from the sender. Its buffer must have room for it.
     Message,
+    /// A message, of which the receiver takes what its buffer has room for.
+    MessageToFit,
     /// A buffer that was posted, from the receiver.
     Buffer,
 }
@@ -86,6 +88,7 @@ impl FrameKind {
     const fn bytes(self) -> [u8; 4] {
         match self {
             FrameKind::Message => *b"MSG\0",
+            FrameKind::MessageToFit => *b"FIT\0",
             FrameKind::Buffer => *b"BUF\0",
         }
     }
@@ -115,6 +118,13 @@ impl Frame {
             return Err(FrameError::Len(b.len.get()));
         }
         Ok(Frame { kind, seq, len: b.len.get(), tag: b.tag.get() })
+    }
+
+    /// Reads a frame of the sender that should be number `seq`, of either kind of message.
+    pub fn parse_message(bytes: &[u8; FRAME_BYTES], seq: u32) -> Result<Self, FrameError> {
+        let to_fit = bytes.starts_with(&FrameKind::MessageToFit.bytes());
+        let kind = if to_fit { FrameKind::MessageToFit } else { FrameKind::Message };
+        Frame::parse(bytes, kind, seq)
     }
 }
 
@@ -157,6 +167,12 @@ mod tests {
         assert_eq!(frame.to_bytes(), *b"MSG\0\x02\x01\0\0\xff\xff\xff\x7f\x07\0\0\0");
         let buffer = Frame { kind: FrameKind::Buffer, ..frame };
         assert_eq!(buffer.to_bytes()[..4], *b"BUF\0");
+        let to_fit = Frame { kind: FrameKind::MessageToFit, ..frame };
+        assert_eq!(to_fit.to_bytes()[..4], *b"FIT\0");
+        for message in [frame, to_fit] {
+            assert_eq!(Frame::parse_message(&message.to_bytes(), 0x0102), Ok(message));
+        }
+        assert!(Frame::parse_message(&buffer.to_bytes(), 0x0102).is_err());
     }
 
     proptest! {

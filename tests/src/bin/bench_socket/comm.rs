@@ -53,7 +53,8 @@ impl Meeting for Listening {
         let device = device();
         let layout = LAYOUT.get().copied().unwrap_or_default();
         let congestion = Congestion::default();
-        let settings = Settings { layout, timeout_ns: 10_000_000_000, congestion, key: None };
+        let settings =
+            Settings { layout, timeout_ns: 10_000_000_000, congestion, key: None, truncate: false };
         let listener = Listener::bind(&device, PortRange::ANY, &settings).expect("a listener");
         let handle = listener.handle();
         let here = handle.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();

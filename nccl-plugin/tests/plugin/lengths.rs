@@ -1,0 +1,74 @@
+//! Sends longer than their receives: what becomes of them depends on the version alone.
+
+use nccl_net_invar::tables::{
+    ncclNetPlugin_v7 as v7, ncclNetPlugin_v8 as v8, ncclNetPlugin_v10 as v10,
+    ncclNetPlugin_v11 as v11, ncclNetPlugin_v12 as v12,
+};
+
+use super::rig::*;
+
+type Handle = [u8; HANDLE_BYTES];
+
+/// A call of the `connect` of a version since v7.
+fn connect_by(version: u32, context: *mut c_void, handle: &mut Handle) -> Option<*mut c_void> {
+    let (handle, none) = (handle.as_mut_ptr().cast(), ptr::null_mut());
+    let mut comm = ptr::null_mut();
+    // SAFETY: a handle, and room for a comm.
+    let code = unsafe {
+        match version {
+            7 => (v7.connect)(0, handle, &mut comm, none),
+            8 => (v8.connect)(0, handle, &mut comm, none),
+            9 => (net.connect)(0, handle, &mut comm, none),
+            10 => (v10.connect)(0, ptr::null(), handle, &mut comm, none),
+            11 => (v11.connect)(context, 0, handle, &mut comm, none),
+            _ => (v12.connect)(context, 0, handle, &mut comm, none),
+        }
+    };
+    assert_eq!(code, Code::SUCCESS);
+    (!comm.is_null()).then_some(comm)
+}
+
+#[test]
+fn v6_refuses_a_send_that_is_longer_than_its_receive() {
+    let pair = Pair::with(4096, connect_v6);
+    let recv = pair.post(&[(0, 100, 0)]);
+    let mut send: *mut c_void = ptr::null_mut();
+    // Where the sender does not know of the receive yet, both ends learn of it by `test`.
+    let code = until("an error", || {
+        if send.is_null() {
+            let (code, request) = pair.isend(0, 200, 0);
+            send = request;
+            return (code != Code::SUCCESS).then_some(code);
+        }
+        test(send).err().or_else(|| test(recv).err())
+    });
+    assert_eq!(code, Code::INVALID_USAGE);
+    assert_eq!(pair.to, [0; 4096]);
+}
+
+#[test]
+fn since_v7_a_send_is_cut_to_its_receive() {
+    init();
+    let mut context: *mut c_void = ptr::null_mut();
+    // SAFETY: room for a context.
+    let code = unsafe { (v11.init)(&mut context, 0, ptr::null(), None, None) };
+    assert_eq!(code, Code::SUCCESS);
+    for version in 7..=12 {
+        for (len, room) in [(200, 100), (200, 0), (1 << 20, 1000), (1 << 20, (1 << 20) - 1)] {
+            let pair = Pair::with(2 << 20, |handle| connect_by(version, context, handle));
+            let recv = pair.post(&[(0, room, 0)]);
+            let send = pair.send(0, len, 0);
+            let sizes = wait(&[recv, send]);
+            assert_eq!(sizes[0][0], room as c_int, "v{version}: {len} bytes for {room}");
+            assert!(pair.to[..room] == pair.from[..room]);
+            assert!(pair.to[room..].iter().all(|byte| *byte == 0), "v{version}");
+            // The next one is not harmed.
+            let recv = pair.post(&[(room, 300, 0)]);
+            let send = pair.send(0, 300, 0);
+            assert_eq!(wait(&[recv, send])[0][0], 300);
+            assert_eq!(pair.to[room..][..300], pair.from[..300]);
+        }
+    }
+    // SAFETY: it is used no more.
+    assert_eq!(unsafe { (v11.tail.finalize)(context) }, Code::SUCCESS);
+}
