@@ -1,15 +1,16 @@
 //! TCP behind the face of the NICs: nothing is registered, and keys are only names.
 
+mod key;
+
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::conn::stage::Stage;
 use invar_core::conn::{self, Handle};
 use invar_core::error::{Ends, Error as CoreError};
-use invar_core::nic::{Access, MemoryKeys, NicError, Verb};
+use invar_core::nic::{Access, NicError, Verb};
 use invar_core::param::PortRange;
 use invar_core::socket::Layout;
 use invar_cuda::gdr::NicReach;
@@ -24,6 +25,7 @@ use super::adapter::{Adapter, Attempt, Listen, On, Poll, Registration};
 use super::{AnyRecv, AnySend, Carrier, End, GpuRange, RecvEnd, SendEnd};
 use crate::Error;
 use crate::error::Kind;
+use key::Keys;
 
 /// A sending end over TCP.
 pub type SocketSend = On<SendComm, ()>;
@@ -38,12 +40,12 @@ pub(crate) struct OverTcp {
     device: SocketDevice,
     layout: Layout,
     congestion: Congestion,
-    registrations: AtomicU32,
+    keys: Keys,
 }
 
 impl OverTcp {
     pub(crate) fn new(device: SocketDevice, layout: Layout, congestion: Congestion) -> Self {
-        OverTcp { device, layout, congestion, registrations: AtomicU32::new(0) }
+        OverTcp { device, layout, congestion, keys: Keys::default() }
     }
 
     fn settings(&self, settings: conn::Settings) -> Settings {
@@ -59,8 +61,8 @@ impl Adapter for OverTcp {
     }
 
     fn reg_mr(&self, _: &HostMemory, _: Access) -> Result<Registration, NicError> {
-        // From 1: 0 is no key.
-        Ok(Box::new(Key(self.registrations.fetch_add(1, Ordering::Relaxed).wrapping_add(1))))
+        let key = self.keys.take();
+        Ok(Box::new(key.ok_or(NicError::new(Verb::RegMr, 0, "all 2³² - 1 keys are taken"))?))
     }
 
     fn gpu_reach(&self) -> NicReach {
@@ -98,19 +100,6 @@ impl Adapter for OverTcp {
                 Err(Error::unreached(self.device.name(), addr, error))
             }
         }
-    }
-}
-
-/// The name of a registration.
-struct Key(u32);
-
-impl MemoryKeys for Key {
-    fn lkey(&self) -> u32 {
-        self.0
-    }
-
-    fn rkey(&self) -> u32 {
-        self.0
     }
 }
 
