@@ -14,6 +14,7 @@ pub mod pcap;
 pub mod pipe;
 pub mod shell;
 pub mod sim;
+pub mod strangers;
 pub mod sysfs;
 pub mod tcp_times;
 

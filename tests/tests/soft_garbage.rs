@@ -1,11 +1,15 @@
 //! Datagrams that are not for us, or from nobody we know, are counted and change nothing.
 
 use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use invar_core::nic::{Nic, SendOpcode, WcStatus};
 use invar_core::roce::{Bth, Flow, HEADERS_BYTES_MAX, Headers, Ipv4Id, Opcode, Psn, Reth};
 use invar_linux::soft::{DeviceCounters, SoftConfig, SoftNic};
 use invar_testkit::end::{End, Link, patiently};
+use invar_testkit::sim::Random;
 
 struct Target {
     ends: [End<SoftNic>; 2],
@@ -81,6 +85,64 @@ fn noise() {
     }
     target.expect(200, |c| c.malformed + c.unknown_qp);
     target.is_unharmed();
+}
+
+/// Ends a flood, however the test ends.
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+#[test]
+fn a_flood_of_noise_and_forged_packets_harms_no_transfer() {
+    const SEED: u64 = 0xf100d;
+    let target = Target::new();
+    let [a, b] = &target.ends;
+    let (mut random, ours) = (Random::new(SEED), b.nic.qp_num(&b.qp));
+    let packets: Vec<Vec<u8>> = (0..256)
+        .map(|i| match i % 2 {
+            0 => (0..1 + random.below(1400)).map(|_| random.next() as u8).collect(),
+            _ => target.write(|headers| {
+                // A number that is not the queue pair's.
+                headers.bth.dest_qp = (ours ^ (1 + random.below(0xff_ffff) as u32)) & 0xff_ffff;
+                headers.bth.psn = Psn::new(random.next() as u32 & Psn::MASK);
+            }),
+        })
+        .collect();
+    let (stranger, stop) = (target.stranger.try_clone().unwrap(), &AtomicBool::new(false));
+    let (there, port) = (&AtomicBool::new(false), b.nic.query_port().unwrap().udp_port);
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for (number, packet) in packets.iter().enumerate().cycle() {
+                // The kernel may have no room.
+                let _ = stranger.send_to(packet, ("::1", port));
+                there.store(true, Ordering::Release);
+                if stop.load(Ordering::Acquire) {
+                    break;
+                }
+                if number % 64 == 0 {
+                    thread::sleep(Duration::from_micros(100));
+                }
+            }
+        });
+        let _stops = Stops(stop);
+        patiently("a packet", || there.load(Ordering::Acquire));
+        for round in 1..=100_u8 {
+            a.buffer.write(0, &[round; 64]);
+            a.post(&a.work(SendOpcode::RdmaWrite, 32, b));
+            let status = a.wait().status;
+            let mut bytes = [0; 64];
+            b.buffer.memory.read_at(0, &mut bytes).unwrap();
+            let how = format!("round {round}, seed {SEED:#x}: {bytes:?}");
+            assert_eq!(status, WcStatus::SUCCESS, "{how}");
+            assert!(bytes[..32] == [round; 32] && bytes[32..] == [0; 32], "{how}");
+        }
+    });
+    let counters = b.nic.counters().device;
+    assert!(counters.malformed + counters.unknown_qp > 0, "{counters:?}");
 }
 
 #[test]

@@ -25,6 +25,7 @@ pub(crate) fn run(shell: &Shell) -> Result<Outcome> {
             findings.push(format!("{}:{line}: {message}", path.display()));
         }
     }
+    findings.extend(listeners::check_doors(shell.root()));
     findings.extend(Workspace::load(shell)?.packages.iter().flat_map(package::check));
     if !findings.is_empty() {
         eprintln!("{}", findings.join("\n"));

@@ -1,7 +1,5 @@
 //! Listening, connecting and accepting.
 
-use std::io::Write;
-use std::net::{SocketAddr, TcpStream};
 use std::thread;
 
 use super::rig::*;
@@ -61,48 +59,6 @@ fn a_handle_may_be_used_again_when_its_connection_is_there() {
         assert_eq!(handle, listening.handle, "nothing is left in the handle");
         close(send, recv);
     }
-}
-
-/// Where it listens. Ours: family at 6, port at 8, address at 16.
-fn address(Listening { handle, .. }: &Listening) -> SocketAddr {
-    let port = u16::from_le_bytes([handle[8], handle[9]]);
-    let ip: std::net::IpAddr = match handle[6] {
-        4 => <[u8; 4]>::try_from(&handle[16..20]).unwrap().into(),
-        _ => <[u8; 16]>::try_from(&handle[16..32]).unwrap().into(),
-    };
-    SocketAddr::new(ip, port)
-}
-
-#[test]
-fn strangers_who_call_a_listener_are_turned_away() {
-    let listening = Listening::new();
-    let addr = address(&listening);
-    let silent = TcpStream::connect(addr).unwrap();
-    let mut garbage = TcpStream::connect(addr).unwrap();
-    garbage.write_all(&[b'G'; 4096]).unwrap();
-    drop(TcpStream::connect(addr).unwrap());
-    let mut handle = listening.handle;
-    let (send, recv) = listening.pair(&mut handle, connect);
-    close(send, recv);
-    drop(silent);
-}
-
-#[test]
-fn where_strangers_have_all_places_the_oldest_gives_way() {
-    let listening = Listening::new();
-    let addr = address(&listening);
-    // In steps, as a listener has room for only so many that it has not heard of.
-    let silent: Vec<_> = (0..300)
-        .map(|_| {
-            let stranger = TcpStream::connect(addr).unwrap();
-            assert!(listening.accept().is_none());
-            stranger
-        })
-        .collect();
-    let mut handle = listening.handle;
-    let (send, recv) = listening.pair(&mut handle, connect);
-    close(send, recv);
-    drop(silent);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::fs;
 use std::path::Path;
 
 use super::file::Finding;
@@ -23,6 +24,94 @@ const TCP_LISTENER: [&str; 6] = [
 const AUTH_LISTENER: [&str; 3] =
     ["os-linux/src/tcp.rs", "os-linux/src/tcp/callers.rs", "os-linux/src/tcp/congestion.rs"];
 
+/// What opens a door to others.
+const DOOR: [&str; 6] = [
+    "AuthListener::bind",
+    "AuthListener::with_handle",
+    "UnixListener",
+    "RxSocket::bind",
+    "TxSocket::bind",
+    "UdpSocket",
+];
+
+/// Every file of the product with a door, and the tests that send strangers there: files and functions.
+/// Unix sockets let in processes of the same user alone.
+const DOORS: [(&str, &[(&str, &str)]); 9] = [
+    (
+        "invar/src/raw/adapter/attempt.rs",
+        &[
+            ("tests/tests/strangers.rs", "a_listener_for_the_software_nic_keeps_strangers_off"),
+            ("nccl-plugin/tests/plugin/strangers.rs", "a_listening_comm_keeps_strangers_off"),
+        ],
+    ),
+    (
+        "os-linux/src/socket/connect.rs",
+        &[
+            ("tests/tests/strangers.rs", "a_listener_for_tcp_keeps_strangers_off"),
+            ("nccl-plugin/tests/plugin/strangers.rs", "a_listening_comm_keeps_strangers_off"),
+        ],
+    ),
+    (
+        "os-linux/src/rendezvous/hub.rs",
+        &[("tests/tests/strangers.rs", "a_rendezvous_keeps_strangers_off")],
+    ),
+    (
+        "cli/src/perf/server.rs",
+        &[("cli/tests/command/strangers.rs", "a_server_of_perf_keeps_strangers_off")],
+    ),
+    ("os-linux/src/unix.rs", PROXY),
+    ("os-linux/src/proxy/service.rs", PROXY),
+    (
+        "os-linux/src/shm/share.rs",
+        &[(
+            "os-linux/src/shm/share.rs",
+            "those_who_know_the_address_get_the_memory_and_others_do_not",
+        )],
+    ),
+    ("os-linux/src/soft/nic.rs", UDP),
+    ("os-linux/src/soft/sockets.rs", UDP),
+];
+
+const PROXY: &[(&str, &str)] = &[(
+    "tests/tests/proxy_host/service.rs",
+    "a_peer_that_sends_no_requests_is_sent_away_and_others_go_on",
+)];
+const UDP: &[(&str, &str)] = &[
+    ("tests/tests/soft_garbage.rs", "a_flood_of_noise_and_forged_packets_harms_no_transfer"),
+    (
+        "tests/tests/soft_device/strangers.rs",
+        "a_packet_from_another_port_than_the_peer_has_named_is_no_packet_of_the_peers",
+    ),
+];
+
+/// What of the table of doors is not so.
+pub(super) fn check_doors(root: &Path) -> Vec<String> {
+    let mut findings = Vec::new();
+    let read = |file: &str| fs::read_to_string(root.join(file)).unwrap_or_default();
+    for (file, tests) in DOORS {
+        if doors(&read(file)).next().is_none() {
+            findings.push(format!("{file}: there is no door, though DOORS has one"));
+        }
+        for (test, function) in tests.iter().filter(|(test, f)| !has_function(&read(test), f)) {
+            findings.push(format!("{test}: no {function}, which sends strangers to {file}"));
+        }
+    }
+    findings
+}
+
+fn has_function(text: &str, name: &str) -> bool {
+    text.contains(&format!("fn {name}("))
+}
+
+/// The lines of a file that open doors, and how.
+fn doors(text: &str) -> impl Iterator<Item = (usize, &'static str)> {
+    let lines = product_code(text).into_iter();
+    lines.filter_map(|(number, line)| {
+        let door = DOOR.into_iter().find(|door| after_word(&line, door).is_some());
+        door.map(|door| (number, door))
+    })
+}
+
 /// What is wrong with the listeners of a file at `path`, which is relative to the repository's root.
 pub(super) fn check(path: &Path, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -30,11 +119,18 @@ pub(super) fn check(path: &Path, text: &str) -> Vec<Finding> {
         return findings;
     }
     let words = TCP_LISTENER.iter().chain(&["OobListener"]);
-    for (number, line) in product_code(text) {
+    // A socket of one host has no callers from elsewhere.
+    let is_unix = |line: &str| after_word(line, "AddressFamily::UNIX").is_some();
+    for (number, line) in product_code(text).into_iter().filter(|(_, line)| !is_unix(line)) {
         for word in words.clone().filter(|word| after_word(&line, word).is_some()) {
             let message = format!("{word}: strangers are kept off by AuthListener alone; use that");
             findings.push((number, message));
         }
+    }
+    let is_known = DOORS.iter().any(|(file, _)| path == Path::new(file));
+    for (number, door) in doors(text).filter(|_| !is_known) {
+        let message = format!("{door}: no test sends strangers there; add it to DOORS with one");
+        findings.push((number, message));
     }
     findings
 }

@@ -1,0 +1,267 @@
+//! The hostile kit: what anybody who reaches a TCP port may do there. Every listener of the product is
+//! tried with all of them; `cargo xtask tidy` has the table of listeners and their tests.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use invar_core::auth::{Calling, HELLO_BYTES, Hello, NONCE_BYTES, PROOF_BYTES, Secret, Service};
+use invar_core::conn::{Stream, StreamError};
+
+use crate::sim::Random;
+
+/// A peer gets in within this, whoever else calls.
+const IN_WITHIN: Duration = Duration::from_secs(1);
+/// A machine may be busy: the best of so many attempts counts.
+const ATTEMPTS: u32 = 3;
+/// Memory that a process may take on while strangers call.
+const GROWTH_MAX: u64 = 32 << 20;
+/// A stranger waits no longer than this for a listener that does not answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Connections of a stranger that has several.
+const CROWD: usize = 64;
+
+/// A listener, and what its peers know.
+#[derive(Clone, Copy, Debug)]
+pub struct Door {
+    /// Where it listens.
+    pub addr: SocketAddr,
+    /// What it asks for. A stranger uses it to record a proof, and does not complete one with it.
+    pub secret: Secret,
+    /// What it is for.
+    pub service: Service,
+    /// The process that has it.
+    pub process: u32,
+}
+
+/// A way to call without knowing the secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stranger {
+    /// Connects, and says nothing.
+    Silent,
+    /// Connects and goes, many times.
+    Scanner,
+    /// Says a hello, a byte at a time.
+    Slow,
+    /// Says anything.
+    Garbage,
+    /// Says what a peer has said before.
+    Replay,
+    /// Speaks another version, or wants another service.
+    WrongVersion,
+    /// Has more connections than a listener has places, and begins to say hello on each.
+    Greedy,
+    /// Tries proofs.
+    Guesser,
+    /// Stops amid what a peer says, after each number of bytes.
+    Truncated,
+    /// Connects, says as much as fits, and goes, without a pause.
+    Flooder,
+}
+
+impl Stranger {
+    /// All of them.
+    pub const ALL: [Stranger; 10] = [
+        Stranger::Silent,
+        Stranger::Scanner,
+        Stranger::Slow,
+        Stranger::Garbage,
+        Stranger::Replay,
+        Stranger::WrongVersion,
+        Stranger::Greedy,
+        Stranger::Guesser,
+        Stranger::Truncated,
+        Stranger::Flooder,
+    ];
+
+    /// Calls until `stop`; sets `there` once a peer that comes has to get past it.
+    fn call(self, door: &Door, random: &mut Random, there: &AtomicBool, stop: &AtomicBool) {
+        let hello = Hello::new(door.service, [7; NONCE_BYTES]).to_bytes();
+        let stopped = || stop.load(Ordering::Acquire);
+        let mut held: Vec<TcpStream> = Vec::new();
+        match self {
+            Stranger::Silent => held.extend((0..CROWD).filter_map(|_| connect(door))),
+            Stranger::Scanner => (0..4 * CROWD).for_each(|_| drop(connect(door))),
+            Stranger::Slow => {
+                held.extend((0..CROWD).filter_map(|_| connect(door)));
+                for byte in &hello[..HELLO_BYTES - 1] {
+                    held.iter_mut().for_each(|stream| say(stream, &[*byte]));
+                    there.store(true, Ordering::Release);
+                    if stopped() {
+                        break;
+                    }
+                    thread::sleep(Duration::from_millis(10));
+                }
+            }
+            Stranger::Garbage => held.extend((0..CROWD).filter_map(|_| {
+                let bytes: Vec<u8> =
+                    (0..1 + random.below(4096)).map(|_| random.next() as u8).collect();
+                saying(door, &bytes)
+            })),
+            Stranger::Replay => {
+                let recorded = recorded(door);
+                held.extend((0..CROWD).filter_map(|_| saying(door, &recorded)));
+            }
+            Stranger::WrongVersion => {
+                let mut version = hello;
+                version[8] ^= 0x40;
+                let mut service = hello;
+                service[10] ^= 0x40;
+                let hellos = [version, service].into_iter().cycle().take(CROWD);
+                held.extend(hellos.filter_map(|hello| saying(door, &hello)));
+            }
+            Stranger::Greedy => {
+                held.extend((0..1200).filter_map(|_| saying(door, &hello[..9])));
+            }
+            Stranger::Guesser => held.extend((0..CROWD).filter_map(|_| {
+                let proof: [u8; PROOF_BYTES] = std::array::from_fn(|_| random.next() as u8);
+                saying(door, &[hello, proof].concat())
+            })),
+            Stranger::Truncated => {
+                held.extend((0..HELLO_BYTES + PROOF_BYTES).filter_map(|len| {
+                    let stream = saying(door, &[hello, [0; PROOF_BYTES]].concat()[..len])?;
+                    // It fails where the listener has hung up.
+                    let _ = stream.shutdown(Shutdown::Write);
+                    Some(stream)
+                }));
+            }
+            Stranger::Flooder => {
+                let bytes = vec![0x47; 1 << 16];
+                for call in 0.. {
+                    drop(saying(door, &bytes));
+                    there.store(call > 32, Ordering::Release);
+                    if stopped() {
+                        break;
+                    }
+                }
+            }
+        }
+        there.store(true, Ordering::Release);
+        while !stopped() {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Tries a listener with every stranger. `open` makes one, and gives what a peer does: it gets in, and
+/// finds that everything works and no byte has changed. What that returns is kept until the listener's
+/// memory has been looked at.
+///
+/// # Panics
+/// Where a stranger keeps the peer out for more than a second, or has the process take on memory.
+pub fn besiege<K, V: FnOnce() -> K>(what: &str, mut open: impl FnMut() -> (Door, V)) {
+    const SEED: u64 = 0x5712_a49e;
+    for stranger in Stranger::ALL {
+        let how = format!("{what}, {stranger:?}, seed {SEED:#x}");
+        let mut best = Duration::MAX;
+        for attempt in 0..ATTEMPTS {
+            let (door, visit) = open();
+            let before = resident_bytes(door.process);
+            let (there, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+            let mut random = Random::new(SEED + u64::from(attempt));
+            let took = thread::scope(|scope| {
+                // However the visit ends, the stranger does, too.
+                let _stops = Stops(&stop);
+                scope.spawn(|| stranger.call(&door, &mut random, &there, &stop));
+                while !there.load(Ordering::Acquire) {
+                    thread::yield_now();
+                }
+                let start = Instant::now();
+                let kept = visit();
+                let took = start.elapsed();
+                let growth = resident_bytes(door.process).saturating_sub(before);
+                assert!(growth < GROWTH_MAX, "{how}: {growth} bytes were taken on");
+                drop(kept);
+                took
+            });
+            best = best.min(took);
+            if best < IN_WITHIN {
+                break;
+            }
+        }
+        assert!(best < IN_WITHIN, "{how}: a peer was kept waiting for {best:?}");
+    }
+}
+
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// `None` where the listener is not reached: no more may fit into its queue.
+fn connect(door: &Door) -> Option<TcpStream> {
+    let stream = TcpStream::connect_timeout(&door.addr, PATIENCE).ok()?;
+    stream.set_nonblocking(true).ok()?;
+    Some(stream)
+}
+
+fn saying(door: &Door, bytes: &[u8]) -> Option<TcpStream> {
+    let mut stream = connect(door)?;
+    say(&mut stream, bytes);
+    Some(stream)
+}
+
+/// As much as the listener takes. That it hangs up is what it should do.
+fn say(stream: &mut TcpStream, bytes: &[u8]) {
+    let _ = stream.write(bytes);
+}
+
+/// A peer's hello and proof, which the listener has not seen.
+fn recorded(door: &Door) -> Vec<u8> {
+    let Some(stream) = connect(door) else { return Vec::new() };
+    let mut calling = Calling::new(door.secret, door.service, [7; NONCE_BYTES]);
+    let mut recorder = Recorder { stream, said: Vec::new() };
+    let start = Instant::now();
+    while recorder.said.len() < HELLO_BYTES + PROOF_BYTES && start.elapsed() < PATIENCE {
+        if calling.poll(&mut recorder).is_err() {
+            break;
+        }
+        thread::yield_now();
+    }
+    recorder.said
+}
+
+/// Passes on a hello, and keeps the proof.
+struct Recorder {
+    stream: TcpStream,
+    said: Vec<u8>,
+}
+
+impl Stream for Recorder {
+    fn peer_addr(&self) -> Option<SocketAddr> {
+        self.stream.peer_addr().ok()
+    }
+
+    fn poll_connected(&mut self) -> Result<bool, StreamError> {
+        Ok(true)
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+        if self.said.len() < HELLO_BYTES {
+            say(&mut self.stream, bytes);
+        }
+        self.said.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError> {
+        match self.stream.read(buf) {
+            Ok(0) => Err(StreamError::Closed),
+            Ok(n) => Ok(n),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(0),
+            Err(error) => Err(StreamError::Os(error.raw_os_error().unwrap_or(5))),
+        }
+    }
+}
+
+/// Memory that a process has in use.
+fn resident_bytes(process: u32) -> u64 {
+    let statm = std::fs::read_to_string(format!("/proc/{process}/statm")).unwrap_or_default();
+    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    pages.unwrap_or(0) * rustix::param::page_size() as u64
+}

@@ -1,0 +1,103 @@
+//! Strangers at every listener of the library: none gets in, keeps a peer out, or costs much.
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use invar::{Device, Handle, Hub, Listener, MemoryRegion, PortRange, SendComm, Settings, Wire};
+use invar_core::auth::{SECRET_BYTES, Secret, Service};
+use invar_linux::rendezvous::Bootstrap;
+use invar_testkit::strangers::{Door, besiege};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const BYTES: usize = 4096;
+
+fn door(handle: &Handle, service: Service) -> Door {
+    let addr = handle.addr(Wire::Invar).unwrap();
+    Door { addr, secret: handle.secret(None).unwrap(), service, process: std::process::id() }
+}
+
+fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = poll() {
+            return answer;
+        }
+        assert!(start.elapsed() < PATIENCE, "{what} took for ever");
+    }
+}
+
+/// A peer connects to a listener and sends a message, of which all arrives, and nothing else.
+fn visit(device: &Device, listener: &Listener, settings: &Settings) {
+    let to = MemoryRegion::new(device, BYTES).unwrap();
+    to.write_at(0, &[0xa5; BYTES]).unwrap();
+    let mut connecting = SendComm::connect(device, &listener.handle(), settings).unwrap();
+    let (mut accepting, mut send, mut recv) = (None, None, None);
+    until("a connection", || {
+        send = send.take().or_else(|| connecting.poll().unwrap());
+        accepting = accepting.take().or_else(|| listener.accept().unwrap());
+        let accepted = accepting.as_mut().and_then(|one| one.poll().unwrap());
+        recv = recv.take().or(accepted);
+        (send.is_some() && recv.is_some()).then_some(())
+    });
+    let (mut send, mut recv) = (send.unwrap(), recv.unwrap());
+    let from = MemoryRegion::new(device, BYTES).unwrap();
+    from.write_at(0, &[7; BYTES]).unwrap();
+    let receive = recv.irecv(&[(&to, 0..BYTES / 2, 1)]).unwrap().unwrap();
+    let sent = until("a slot", || send.isend(&from, 0..BYTES / 2, 1).unwrap());
+    let (mut arrived, mut is_sent) = (false, false);
+    until("a message", || {
+        // Over TCP bytes move in these calls alone.
+        is_sent = is_sent || send.test(&sent).unwrap().is_some();
+        arrived = arrived || recv.test(&receive).unwrap().is_some();
+        (is_sent && arrived).then_some(())
+    });
+    let mut bytes = [0; BYTES];
+    to.read_at(0, &mut bytes).unwrap();
+    assert!(bytes[..BYTES / 2] == [7; BYTES / 2] && bytes[BYTES / 2..] == [0xa5; BYTES / 2]);
+}
+
+#[test]
+fn a_listener_for_the_software_nic_keeps_strangers_off() {
+    besiege("the library over the software NIC", || {
+        let device = Device::open_at("127.0.0.1:0".parse().unwrap()).unwrap();
+        let settings = Settings::default();
+        let listener = Listener::bind(&device, &settings).unwrap();
+        let door = door(&listener.handle(), Service::Rdma);
+        (door, move || visit(&device, &listener, &settings))
+    });
+}
+
+#[test]
+fn a_listener_for_tcp_keeps_strangers_off() {
+    let set = [
+        ("INVAR_TRANSPORT", "socket"),
+        ("NCCL_SOCKET_IFNAME", "=lo"),
+        ("NCCL_SOCKET_FAMILY", "AF_INET"),
+    ];
+    let value = |name: &str| set.iter().find(|(of, _)| *of == name).map(|(_, value)| *value);
+    let settings = Settings::from_lookup(|name| value(name).map(str::to_owned)).unwrap();
+    besiege("the library over TCP", || {
+        let info = &Device::survey(&settings).unwrap().devices[0];
+        let device = Device::open_for(info, &settings).unwrap();
+        let listener = Listener::bind(&device, &settings).unwrap();
+        let door = door(&listener.handle(), Service::Tcp);
+        let settings = settings.clone();
+        (door, move || visit(&device, &listener, &settings))
+    });
+}
+
+#[test]
+fn a_rendezvous_keeps_strangers_off() {
+    let secret = Secret::new([3; SECRET_BYTES]);
+    besiege("the rendezvous", || {
+        let at = (Ipv4Addr::LOCALHOST, 0).into();
+        let hub = Hub::listen(at, PortRange::ANY, 1, Some(secret), PATIENCE).unwrap();
+        let (addr, process) = (hub.id().addr(), std::process::id());
+        let door = Door { addr, secret, service: Service::Rendezvous, process };
+        let visit = move || {
+            let rank = Bootstrap::join(&hub.id(), (0, 1), PATIENCE).unwrap();
+            assert_eq!(rank.all_gather(1, b"all there", PATIENCE).unwrap(), [b"all there"]);
+        };
+        (door, visit)
+    });
+}
