@@ -158,6 +158,8 @@ fn from_hex<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Handle, D::Err
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const SETUP: Setup = Setup {
@@ -187,6 +189,40 @@ mod tests {
         for (from, to) in [("a5a5", "a5"), ("a5a5", "a5xx"), ("a5a5", "a5a5a5"), ("a5a5", "aé5")] {
             let line = line.replacen(from, to, 1);
             assert!(serde_json::from_str::<Request>(&line).is_err(), "{line}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_request_makes_a_server_take_more_memory_than_ours_asks_for(
+            recvs: u16, size_max: u32, region_bytes: u64, size: u32, messages: u64, slots: u16,
+        ) {
+            let setup = Setup { recvs: recvs % 10, size_max, region_bytes, ..SETUP };
+            let fits = Setup { region_bytes: region_bytes % (64 << 20), ..SETUP };
+            for setup in [setup, fits] {
+                if setup.check().is_err() {
+                    continue;
+                }
+                let group = usize::from(setup.recvs).max(SLOTS_MIN) * slot_bytes(setup.size_max);
+                prop_assert!(setup.region_bytes <= group.max(BUFFER_BYTES) as u64);
+                let pass = Pass { size: size % 2000, messages, slots, ..PASS };
+                if setup.check_pass(&pass).is_ok() {
+                    let bytes = usize::from(slots) * slot_bytes(pass.size);
+                    prop_assert!(bytes as u64 <= setup.region_bytes);
+                }
+            }
+        }
+
+        #[test]
+        fn no_line_of_a_client_makes_a_server_panic(at: prop::sample::Index, byte: u8, cut: bool) {
+            let mut line = serde_json::to_vec(&Request::Setup(SETUP)).unwrap();
+            let at = at.index(line.len());
+            line[at] = byte;
+            line.truncate(if cut { at } else { line.len() });
+            let line = String::from_utf8_lossy(&line);
+            if let Ok(Request::Setup(setup)) = serde_json::from_str(&line) {
+                let _ = setup.check().and_then(|()| setup.check_pass(&PASS));
+            }
         }
     }
 
