@@ -88,7 +88,7 @@ pub(crate) struct Args {
     #[arg(long)]
     no_check: bool,
 
-    /// Let packets overtake each other (NCCL_IB_ADAPTIVE_ROUTING=1)
+    /// Send the data of long messages apart from their immediate (NCCL_IB_ADAPTIVE_ROUTING=1)
     #[arg(long)]
     adaptive_routing: bool,
 

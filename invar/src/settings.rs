@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use invar_core::auth::Secret;
 use invar_core::conn;
-use invar_core::nic::{LinkLayer, QpOptions};
+use invar_core::nic::LinkLayer;
 use invar_core::param::{
     AddressFamily, LogLevel, ParamError, Params, PortRange, TABLE, TransportChoice, Wire,
 };
@@ -192,7 +192,8 @@ impl Settings {
         self
     }
 
-    /// Whether packets may overtake each other (`NCCL_IB_ADAPTIVE_ROUTING`).
+    /// Whether the network routes adaptively (`NCCL_IB_ADAPTIVE_ROUTING`): then the data of a long
+    /// message goes apart from its immediate.
     #[must_use]
     pub fn adaptive_routing(mut self, on: bool) -> Self {
         self.adaptive_routing = Some(on);
@@ -372,7 +373,7 @@ impl Settings {
         conn
     }
 
-    /// Whether packets of a device may overtake each other (`NCCL_IB_ADAPTIVE_ROUTING`, or
+    /// Whether a device's network routes adaptively (`NCCL_IB_ADAPTIVE_ROUTING`, or
     /// [`Settings::adaptive_routing`]; else as its link layer has it).
     pub fn routes_adaptively(&self, device: &DeviceInfo) -> bool {
         self.is_adaptive(device.link_layer)
@@ -386,8 +387,7 @@ impl Settings {
     fn for_port(&self, link_layer: LinkLayer) -> conn::Settings {
         let mut conn = self.conn;
         let adaptive = self.is_adaptive(link_layer);
-        conn.options.set(QpOptions::ADAPTIVE_ROUTING, adaptive);
-        // Where packets keep their order one WRITE_WITH_IMM does. NCCL 2.14 looks at the threshold
+        // Where the network keeps packets in order one WRITE_WITH_IMM does. NCCL 2.14 looks at the threshold
         // alone, so its wire does unless told otherwise.
         let apart =
             adaptive || self.adaptive_routing.is_none() && self.conn.wire == conn::Wire::Nccl214;
@@ -489,16 +489,15 @@ mod tests {
     }
 
     #[test]
-    fn data_goes_apart_from_its_immediate_only_where_packets_may_overtake() {
+    fn data_goes_apart_from_its_immediate_only_where_the_network_routes_adaptively() {
         let threshold = |set: &[(&str, &str)], link_layer| {
-            let conn = from(set).unwrap().for_port(link_layer);
-            (conn.options.contains(QpOptions::ADAPTIVE_ROUTING), conn.ar_threshold_bytes)
+            from(set).unwrap().for_port(link_layer).ar_threshold_bytes
         };
         let (ib, roce) = (LinkLayer::Infiniband, LinkLayer::Ethernet);
-        assert_eq!(threshold(&[], roce), (false, u32::MAX));
-        assert_eq!(threshold(&[], ib), (true, 8192));
-        assert_eq!(threshold(&[("NCCL_IB_ADAPTIVE_ROUTING", "1")], roce), (true, 8192));
-        assert_eq!(threshold(&[("NCCL_IB_ADAPTIVE_ROUTING", "0")], ib), (false, u32::MAX));
-        assert_eq!(threshold(&[("INVAR_WIRE", "nccl-2.14")], roce), (false, 8192));
+        assert_eq!(threshold(&[], roce), u32::MAX);
+        assert_eq!(threshold(&[], ib), 8192);
+        assert_eq!(threshold(&[("NCCL_IB_ADAPTIVE_ROUTING", "1")], roce), 8192);
+        assert_eq!(threshold(&[("NCCL_IB_ADAPTIVE_ROUTING", "0")], ib), u32::MAX);
+        assert_eq!(threshold(&[("INVAR_WIRE", "nccl-2.14")], roce), 8192);
     }
 }

@@ -93,7 +93,7 @@ impl Default for Settings {
             ar_threshold_bytes: 8192,
             flush: false,
             truncate: false,
-            options: QpOptions::ICRC_MASKS_IP_ID,
+            options: QpOptions::all(),
             packet_auth: PacketAuth::default(),
             timeout_ns: 30_000_000_000,
             key: None,

@@ -147,8 +147,8 @@ bitflags::bitflags! {
     /// What two Invar software NICs may agree on beyond the verbs. A real NIC has none.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct QpOptions: u32 {
-        /// Every packet of a WRITE is a WRITE_ONLY with its own RETH, placed in any order; see
-        /// [`crate::roce`].
+        /// Every packet of a WRITE is a WRITE_ONLY with its own RETH, placed in any order, so that the
+        /// network may route adaptively and only lost packets are sent again; see [`crate::roce::qp`].
         const ADAPTIVE_ROUTING = 1;
         /// The ICRC also masks the IPv4 identification, which a UDP socket does not show.
         const ICRC_MASKS_IP_ID = 1 << 1;

@@ -191,11 +191,6 @@ mod tests {
         let nonce = [0x10, 0, 0x02, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let mut mac = Aegis128LMac::<TAG_BYTES>::new_with_nonce(&key, &nonce);
         mac.update(&std::array::from_fn::<u8, 35, _>(|i| i as u8));
-        let tag = mac.finalize();
-        assert_eq!(
-            u128::from_be_bytes(tag),
-            0xd3f0_9b2a_d9ad_325d_1eaa_9031_ff68_ebf5,
-            "{tag:02x?}"
-        );
+        assert_eq!(u128::from_be_bytes(mac.finalize()), 0xd3f0_9b28_42ad_3016_87d6_902c_921d_7818);
     }
 }
