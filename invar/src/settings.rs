@@ -387,8 +387,8 @@ impl Settings {
     fn for_port(&self, link_layer: LinkLayer) -> conn::Settings {
         let mut conn = self.conn;
         let adaptive = self.is_adaptive(link_layer);
-        // Where the network keeps packets in order one WRITE_WITH_IMM does. NCCL 2.14 looks at the threshold
-        // alone, so its wire does unless told otherwise.
+        // Where the network keeps packets in order one WRITE_WITH_IMM does. NCCL 2.14 looks at the
+        // threshold alone, so its wire does unless told otherwise.
         let apart =
             adaptive || self.adaptive_routing.is_none() && self.conn.wire == conn::Wire::Nccl214;
         conn.ar_threshold_bytes = if apart { self.ar_threshold_bytes } else { u32::MAX };
