@@ -14,7 +14,8 @@ use nccl_net_invar::abi::{Code, HANDLE_BYTES, Net, PTR_HOST, V6};
 const MESSAGE_BYTES: usize = 8;
 const PAGE_BYTES: usize = 4096;
 const REGISTRATIONS: usize = 10_000;
-const CASES: &str = "msg8-w1, msg8-w32, msg8-q4, group8-w1, idle-test, idle-isend, reg-hit-10000";
+const CASES: &str = "msg8-w1, msg8-w32, msg8-q4, group8-w1, idle-test, idle-test-in-turn, idle-isend, \
+                     reg-hit-10000, reg-miss-10000";
 
 fn main() -> ExitCode {
     bench::run_case(CASES, |case, n| {
@@ -24,8 +25,10 @@ fn main() -> ExitCode {
             "msg8-q4" => Bench::new(4).messages::<1>(n),
             "group8-w1" => Bench::new(1).groups(n),
             "idle-test" => Bench::new(1).idle_test(n),
+            "idle-test-in-turn" => Bench::new(1).idle_test_in_turn(n),
             "idle-isend" => Bench::new(1).idle_isend(n),
-            "reg-hit-10000" => Bench::new(1).registrations(n),
+            "reg-hit-10000" => Bench::new(1).registrations(n, true),
+            "reg-miss-10000" => Bench::new(1).registrations(n, false),
             _ => return false,
         }
         true
@@ -163,6 +166,15 @@ impl Bench {
         }
     }
 
+    /// `n` tests, by turns, of receives that nothing is sent to.
+    fn idle_test_in_turn(mut self, n: usize) {
+        let requests = [(); 3].map(|()| self.irecv::<1>(0));
+        check(!self.test(requests[0]));
+        for i in 0..n {
+            check(!self.test(requests[i % requests.len()]));
+        }
+    }
+
     /// `n` sends for which no receive is posted.
     fn idle_isend(mut self, n: usize) {
         for _ in 0..n {
@@ -170,16 +182,17 @@ impl Bench {
         }
     }
 
-    /// `n` times, memory is registered that is registered already, and released.
-    fn registrations(self, n: usize) {
+    /// `n` times, memory is registered that is registered already or is not, and released.
+    fn registrations(self, n: usize, already: bool) {
         // Every other page, so that each is a region of its own.
         let memory = vec![0; 2 * REGISTRATIONS * PAGE_BYTES];
-        let page = |i: usize| &memory[2 * i * PAGE_BYTES..][..PAGE_BYTES];
+        let page = |i: usize| &memory[i * PAGE_BYTES..][..PAGE_BYTES];
         for i in 0..REGISTRATIONS {
-            register(self.net, self.send, page(i));
+            register(self.net, self.send, page(2 * i));
         }
         for i in 0..n {
-            let mr = register(self.net, self.send, page(i * 7919 % REGISTRATIONS));
+            let one = 2 * (i * 7919 % REGISTRATIONS) + usize::from(!already);
+            let mr = register(self.net, self.send, page(one));
             // SAFETY: just registered.
             ok(unsafe { (self.net.dereg_mr)(self.send, mr) });
         }

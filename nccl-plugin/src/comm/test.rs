@@ -121,7 +121,8 @@ unsafe extern "C" fn test_polled<E: End, W: Whole<E>>(
     }
 }
 
-/// Where the last poll has found a request waiting: as a rule it is the same one, which waits still.
+/// Where the last poll has found a request waiting: as a rule it is the same one, or another of those
+/// that are tested in turn, which waits still.
 pub(super) unsafe extern "C" fn test_again<E: End, W: Whole<E>>(
     request: *mut c_void,
     done: *mut c_int,
@@ -131,11 +132,16 @@ pub(super) unsafe extern "C" fn test_again<E: End, W: Whole<E>>(
     // SAFETY: as in `test`.
     unsafe {
         let held = Held::<E>::of(end);
-        if request != held.waiting {
-            return test_anew::<E, W>(request, done, sizes, end);
-        }
         if done.is_null() {
             return test_anew::<E, W>(request, done, sizes, end);
+        }
+        if request != held.waiting {
+            let tested = Request::from_raw(token(request));
+            match held.end.test_booked(&tested) {
+                Usual::NotYet => (held.waiting, held.asked.request) = (request, tested),
+                Usual::Done(size) => return say_done(done, sizes, size),
+                Usual::Unusual => return test_anew::<E, W>(request, done, sizes, end),
+            }
         }
         (held.asked.done, held.asked.sizes) = (done, sizes);
         done.write(0);

@@ -25,3 +25,20 @@ fn a_send_that_v6_refuses_leaves_its_receive_to_the_next() {
     let send = pair.send(0, 100, 0);
     wait(&[send, recv]);
 }
+
+#[test]
+fn requests_that_are_tested_in_turn_are_done_with_their_messages_and_once() {
+    let pair = Pair::new(64);
+    let tags = [1, 2, 3];
+    let recvs = tags.map(|tag| pair.post(&[(8 * tag as usize, 8, tag)]));
+    for _ in 0..100 {
+        assert!(recvs.iter().all(|recv| test(*recv) == Ok(None)));
+    }
+    for (i, tag) in tags.into_iter().enumerate() {
+        let send = pair.send(8 * tag as usize, 8, tag);
+        assert_eq!(wait(&[send, recvs[i]])[1][0], 8);
+        assert!(recvs[i + 1..].iter().all(|recv| test(*recv) == Ok(None)));
+    }
+    assert_eq!(pair.to[8..32], pair.from[8..32]);
+    assert!(test(recvs[0]).is_err());
+}

@@ -34,8 +34,8 @@ pub(super) struct Case {
     pub(super) iterations: u64,
     /// Instructions an operation that we may take.
     pub(super) bar: Option<u64>,
-    /// What NCCL 2.14.3 takes for the same, measured over a null device of its own.
-    pub(super) nccl: u64,
+    /// What NCCL 2.14.3 takes for the same, measured over a null device of its own, where it was.
+    pub(super) nccl: Option<u64>,
 }
 
 impl Suite {
@@ -51,11 +51,9 @@ impl Suite {
         );
         for case in self.cases.iter().filter(|case| args.wants(case.name)) {
             let cost = self.measure(shell, case, &target_dir)?;
-            let bar = case.bar.map_or("-".to_owned(), |bar| bar.to_string());
-            println!(
-                "{:18} {:12.1} {:9.1} {bar:>6} {:12}",
-                case.name, cost.ours, cost.device, case.nccl
-            );
+            let [bar, nccl] = [case.bar, case.nccl]
+                .map(|count| count.map_or("-".to_owned(), |count| count.to_string()));
+            println!("{:18} {:12.1} {:9.1} {bar:>6} {nccl:>12}", case.name, cost.ours, cost.device);
             for (function, instructions) in cost.functions.iter().take(args.top) {
                 println!("{:18} {instructions:12.1} {function}", "");
             }
@@ -85,7 +83,8 @@ impl Suite {
     /// `once` ran `iterations`, `twice` ran double that.
     fn cost(&self, once: &Profile, twice: &Profile, iterations: u64) -> Result<Cost> {
         let each = |once: u64, twice: u64| (twice as f64 - once as f64) / iterations as f64;
-        let is_device = |function: &str| is_of(self.device, function);
+        // Of libibverbs some functions go by the names that C gives them.
+        let is_device = |name: &str| is_of(self.device, name) || name.starts_with("ibv_");
         let device = each(once.below(is_device), twice.below(is_device));
         let total = each((self.counted)(once), (self.counted)(twice));
         ensure!(total > 0.0, "twice the iterations cost no more: does it heed their number?");

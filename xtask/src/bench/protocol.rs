@@ -14,7 +14,7 @@ use crate::shell::Shell;
 const CALLS: &str = "::call::Called as ";
 
 const fn message(name: &'static str, iterations: u64, bar: Option<u64>, nccl: u64) -> Case {
-    Case { name, program: "bench_protocol", argument: name, iterations, bar, nccl }
+    Case { name, program: "bench_protocol", argument: name, iterations, bar, nccl: Some(nccl) }
 }
 
 pub(super) const CASES: [Case; 13] = [
@@ -36,7 +36,7 @@ pub(super) const CASES: [Case; 13] = [
         argument: "10000",
         iterations: 4096,
         bar: Some(300),
-        nccl: 55_851,
+        nccl: Some(55_851),
     },
 ];
 

@@ -10,7 +10,7 @@ use crate::null_verbs;
 use crate::shell::Shell;
 
 const fn case(name: &'static str, argument: &'static str, iterations: u64, nccl: u64) -> Case {
-    Case { name, program: "bench_verbs", argument, iterations, bar: None, nccl }
+    Case { name, program: "bench_verbs", argument, iterations, bar: None, nccl: Some(nccl) }
 }
 
 /// Each call is a function of its own, as in the plugin.
