@@ -7,15 +7,20 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    connect, recvmsg, sendmsg, socket_with,
 };
+
+/// Between two looks at a queue of callers that is full.
+const RETRY_AFTER: Duration = Duration::from_millis(5);
 
 /// A listening socket, and its name in the abstract namespace, which leaves no file behind.
 pub(crate) fn listen(purpose: &str) -> io::Result<(UnixListener, String)> {
@@ -44,9 +49,27 @@ pub(crate) struct FdStream {
 }
 
 impl FdStream {
-    pub(crate) fn connect(name: &str) -> io::Result<Self> {
-        let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
-        FdStream::new(stream)
+    /// Connects to a listener by its name. If its queue of callers is full, waits for room, `within` at
+    /// most: a call that blocks would wait for ever.
+    pub(crate) fn connect(name: &str, within: Duration) -> io::Result<Self> {
+        let addr = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let start = Instant::now();
+        loop {
+            match connect(&socket, &addr) {
+                Ok(()) => return FdStream::new(socket.into()),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if start.elapsed() < within => thread::sleep(RETRY_AFTER),
+                Err(Errno::AGAIN) => {
+                    let what = format!(
+                        "its process has taken no caller in for {within:?}, and its queue is full"
+                    );
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Fails for a peer of another user: names in the abstract namespace have no permissions.
@@ -144,5 +167,39 @@ pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> 
     match poll(fds, Some(&timeout)) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{bind, listen};
+
+    use super::*;
+
+    #[test]
+    fn a_full_queue_of_callers_is_waited_for_no_longer_than_told() {
+        let name = format!("invar-test-full-{}", std::process::id());
+        let addr = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        let socket = |flags| socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let listener = socket(SocketFlags::CLOEXEC).unwrap();
+        bind(&listener, &addr).unwrap();
+        listen(&listener, 1).unwrap();
+        let mut waiting = Vec::new();
+        loop {
+            let caller = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).unwrap();
+            match connect(&caller, &addr) {
+                Ok(()) => waiting.push(caller),
+                Err(error) => break assert_eq!(error, Errno::AGAIN),
+            }
+        }
+        let error = FdStream::connect(&name, Duration::from_millis(20)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(error.to_string().contains("for 20ms, and its queue is full"), "{error}");
+        let taking = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(20));
+            rustix::net::accept(&listener).map(|caller| (caller, listener))
+        });
+        FdStream::connect(&name, Duration::from_secs(60)).unwrap();
+        taking.join().unwrap().unwrap();
     }
 }

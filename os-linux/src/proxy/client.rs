@@ -64,7 +64,7 @@ impl ProxyClient {
     pub fn connect(address: &str, abort: Abort, timeout: Duration) -> Result<Self, ClientError> {
         let failed =
             |error: io::Error| ClientError { address: address.to_owned(), error: error.into() };
-        let stream = FdStream::connect(address).map_err(failed)?;
+        let stream = FdStream::connect(address, timeout).map_err(failed)?;
         Ok(ProxyClient {
             address: address.to_owned(),
             stream,

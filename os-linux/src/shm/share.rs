@@ -100,7 +100,7 @@ impl SharedMemory {
             return Err(io::Error::new(ErrorKind::InvalidData, "no address of shared memory"));
         };
         let name = str::from_utf8(name).map_err(io::Error::other)?;
-        let mut peer = FdStream::connect(name)?;
+        let mut peer = FdStream::connect(name, within)?;
         peer.send(token.to_vec(), None)?;
         let (_, fd) = recv_exact::<1>(&mut peer, deadline, abort)?;
         let fd = fd.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "no descriptor came"))?;
