@@ -20,7 +20,7 @@ use super::connection::{Connection, Lost};
 use super::{TICK, deadline, this_member};
 use crate::clock::now_ns;
 use crate::random::random;
-use crate::tcp::{AuthListener, Proof};
+use crate::tcp::{AuthListener, Proof, TurnedAway};
 use crate::unix::wait;
 
 /// Who has proved itself must have joined within this; a host may be very busy while its ranks start.
@@ -68,6 +68,7 @@ impl Hub {
             within,
             newcomers: Vec::new(),
             ranks: Vec::new(),
+            refused: None,
             started: false,
         };
         let thread = thread::Builder::new().name("invar-hub".to_owned()).spawn({
@@ -102,6 +103,8 @@ struct Meeting {
     /// They have proved themselves, and not joined.
     newcomers: Vec<Newcomer>,
     ranks: Vec<Rank>,
+    /// Why this host could last take no caller in.
+    refused: Option<io::Error>,
     started: bool,
 }
 
@@ -133,10 +136,7 @@ impl Meeting {
                 } else if Instant::now() >= self.deadline {
                     let missing = self.roster.missing().to_string();
                     let mut text = format!("{missing} did not join within {:?}", self.within);
-                    let turned_away = listening.turned_away();
-                    if turned_away.count > 0 {
-                        text = format!("{text}; {turned_away}");
-                    }
+                    text += &why_not(listening.turned_away(), self.refused.as_ref());
                     text.truncate(text.floor_char_boundary(SEALED_BYTES_MAX));
                     self.tell(Header::new(Kind::Failed, text.len()), text.as_bytes());
                     return;
@@ -170,11 +170,21 @@ impl Meeting {
     }
 
     fn accept(&mut self, listener: &mut AuthListener) {
-        // What keeps this host from accepting may pass; the ranks' deadline stands.
-        while let Ok(Some((stream, session))) = listener.poll(now_ns()) {
-            let connection = Connection::new(stream, &session, Speaker::Hub);
-            let since = Instant::now();
-            self.newcomers.push(Newcomer { connection, is_refused: false, since });
+        loop {
+            match listener.poll(now_ns()) {
+                Ok(Some((stream, session))) => {
+                    let connection = Connection::new(stream, &session, Speaker::Hub);
+                    let since = Instant::now();
+                    self.newcomers.push(Newcomer { connection, is_refused: false, since });
+                }
+                Ok(None) => return,
+                // It may pass; the ranks' deadline stands.
+                Err(error) => {
+                    self.refused = Some(error);
+                    thread::sleep(NAP);
+                    return;
+                }
+            }
         }
     }
 
@@ -275,5 +285,41 @@ impl Meeting {
                 let _ = rank.connection.send(header, body);
             }
         }
+    }
+}
+
+/// What may have kept ranks out, to stand behind the text that says so.
+fn why_not(turned_away: &TurnedAway, refused: Option<&io::Error>) -> String {
+    let mut text = String::new();
+    if turned_away.count > 0 {
+        text += &format!("; {turned_away}");
+    }
+    if let Some(error) = refused {
+        text += &format!("; the host of the rendezvous could take no caller in: {error}");
+        if let Some(libc::EMFILE) = error.raw_os_error() {
+            text += "; raise the number of open files there (ulimit -n)";
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use invar_core::auth::AuthError;
+
+    use super::*;
+    use crate::tcp::WhyNot;
+
+    #[test]
+    fn ranks_that_are_missed_may_have_another_secret_or_met_a_host_without_descriptors() {
+        assert_eq!(why_not(&TurnedAway::default(), None), "");
+        let last = ("10.0.0.7:4000".parse().unwrap(), WhyNot::Auth(AuthError::Secret));
+        let turned_away = TurnedAway { count: 3, last: Some(last) };
+        let files = io::Error::from_raw_os_error(libc::EMFILE);
+        let text = why_not(&turned_away, Some(&files));
+        let secret = "; 3 callers were turned away, the last from 10.0.0.7:4000: the peer does not";
+        assert!(text.starts_with(secret), "{text}");
+        assert!(text.contains("no caller in: Too many open files"), "{text}");
+        assert!(text.ends_with("there (ulimit -n)"), "{text}");
     }
 }
