@@ -157,10 +157,10 @@ fn a_socket_that_closes_before_its_hello_is_refused() {
 #[test]
 fn a_lobby_takes_no_more_than_it_has_room_for() {
     let mut lobby = lobby();
-    let guests: Vec<Pipe> = (0..300).map(|_| guest(&mut lobby, b"")).collect();
+    let guests: Vec<Pipe> = (0..2400).map(|_| guest(&mut lobby, b"")).collect();
     assert!(!lobby.has_room());
     let turned_away = guests.into_iter().filter_map(|mut guest| guest.recv(&mut [0]).err()).count();
-    assert_eq!(turned_away, 300 - 256);
+    assert_eq!(turned_away, 2400 - 2304);
 }
 
 #[test]

@@ -6,8 +6,9 @@ use crate::conn::Stream;
 use crate::conn::stage::{Side, Stage};
 use crate::error::{Ends, Error};
 
-/// Sockets that may wait for others of their connection.
-const GUESTS_MAX: usize = 256;
+/// Sockets that may wait for others of their connection: those of 1,024 connections without lanes, and
+/// some strangers.
+const GUESTS_MAX: usize = 2304;
 
 /// Where accepted sockets wait until all of their connection are there and it is answered.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ struct Guest<S> {
     hello: Option<Hello>,
     /// Whether it was listened to since it came.
     was_heard: bool,
+    /// Of a control socket: whether all sockets of its connection are there.
+    is_whole: bool,
     /// Bytes of the answer that were sent, on a control socket.
     answered: usize,
     deadline_ns: u64,
@@ -60,8 +63,15 @@ impl<S: Stream> Lobby<S> {
         }
         let deadline_ns = now_ns.saturating_add(self.settings.timeout_ns);
         let reader = HelloReader::new();
-        let guest =
-            Guest { stream, reader, hello: None, was_heard: false, answered: 0, deadline_ns };
+        let guest = Guest {
+            stream,
+            reader,
+            hello: None,
+            was_heard: false,
+            is_whole: false,
+            answered: 0,
+            deadline_ns,
+        };
         if self.guests.push(guest).is_err() {
             warn!("{}: {GUESTS_MAX} sockets wait already; one is turned away", Side::Acceptor);
         }
@@ -104,6 +114,7 @@ impl<S: Stream> Lobby<S> {
             guest.hello = guest.reader.read(&mut guest.stream, Stage::Recv)?;
             if let Some(hello) = guest.hello.clone() {
                 self.judge(at, &hello)?;
+                self.count(&hello);
             }
         }
         let guest = &self.guests[at];
@@ -135,14 +146,27 @@ impl<S: Stream> Lobby<S> {
         Ok(())
     }
 
+    /// Notes on the control socket of a connection if the last of its sockets has come.
+    fn count(&mut self, hello: &Hello) {
+        if self.of_session(hello.session).count() < usize::from(hello.sockets) {
+            return;
+        }
+        let is_control = |guest: &&mut Guest<S>| {
+            let theirs = guest.hello.as_ref();
+            theirs.is_some_and(|other| other.session == hello.session && other.index == 0)
+        };
+        if let Some(control) = self.guests.iter_mut().find(is_control) {
+            control.is_whole = true;
+        }
+    }
+
     /// Answers the connection whose control socket stands `at`, if all its sockets are there.
     fn complete(&mut self, at: usize) -> Result<Option<Links<S>>, Error> {
-        let Some(hello) = self.guests[at].hello.clone().filter(|hello| hello.index == 0) else {
-            return Ok(None);
-        };
-        if self.of_session(hello.session).count() < usize::from(hello.sockets) {
+        let guest = &self.guests[at];
+        if !guest.is_whole {
             return Ok(None);
         }
+        let Some(hello) = guest.hello.clone() else { return Ok(None) };
         let answer = Hello { device: self.settings.device.clone(), ..hello }.to_bytes();
         let guest = &mut self.guests[at];
         let failed = |error| Error::Stream { stage: Stage::Send, error, got: 0, want: 0 };

@@ -1,7 +1,8 @@
 //! A listener that gives out callers who have proved themselves.
 //!
 //! Until then a caller costs its socket and some 200 bytes, has two seconds, and keeps nobody
-//! waiting: where there are too many, the oldest of whoever has the most gives way.
+//! waiting: where there are too many, the oldest of whoever has the most gives way, once it has had a
+//! moment to prove itself. Until that moment is over others wait in the kernel's queue.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -22,7 +23,10 @@ use crate::random::random;
 /// How long a caller may take to prove itself.
 pub const AUTH_WITHIN_NS: u64 = 2_000_000_000;
 /// Callers that may be about to prove themselves.
-const PENDING_MAX: usize = 1024;
+const PENDING_MAX: usize = 4096;
+/// No caller gives way to others before it has had this long: of many peers that call at once, none is
+/// to lose its connection.
+const MOMENT_NS: u64 = 50_000_000;
 /// Callers taken in, and heard, by one call of [`AuthListener::poll`].
 const BATCH: usize = 64;
 /// Names the listening socket among the events; callers are counted from 0.
@@ -156,18 +160,20 @@ impl AuthListener {
 
     fn take_in(&mut self, now_ns: u64) -> io::Result<()> {
         for _ in 0..BATCH {
+            if self.pending.len() >= self.pending_max && !self.make_room(now_ns) {
+                return Ok(());
+            }
             let stream = match self.listener.accept() {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return Ok(()),
                 Err(error) if is_out_of_files(&error) && !self.pending.is_empty() => {
-                    self.make_room();
+                    if !self.make_room(now_ns) {
+                        return Ok(());
+                    }
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            if self.pending.len() >= self.pending_max {
-                self.make_room();
-            }
             let Some(source) = stream.peer_addr() else { continue };
             let number = self.next;
             self.next += 1;
@@ -219,16 +225,21 @@ impl AuthListener {
         }
     }
 
-    /// Turns the oldest caller away of the address that has the most.
-    fn make_room(&mut self) {
+    /// Turns the oldest caller away of the address that has the most. False if that one has only just
+    /// come.
+    fn make_room(&mut self, now_ns: u64) -> bool {
         let most = self.by_source.iter().max_by_key(|(_, count)| **count);
-        let Some(source) = most.map(|(source, _)| *source) else { return };
+        let Some(source) = most.map(|(source, _)| *source) else { return false };
         let is_of = |number: &&u64| {
             self.pending.get(number).is_some_and(|pending| pending.source.ip() == source)
         };
-        if let Some(&number) = self.oldest.iter().find(is_of) {
-            self.turn_away(number, WhyNot::Crowded);
+        let Some(&number) = self.oldest.iter().find(is_of) else { return false };
+        let came_ns = self.pending[&number].deadline_ns.saturating_sub(AUTH_WITHIN_NS);
+        if now_ns < came_ns.saturating_add(MOMENT_NS) {
+            return false;
         }
+        self.turn_away(number, WhyNot::Crowded);
+        true
     }
 
     fn turn_away(&mut self, number: u64, why: WhyNot) {

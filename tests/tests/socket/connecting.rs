@@ -9,6 +9,7 @@ use invar_core::error::{Error, Fault};
 use invar_core::param::{AddressFamily, PortRange};
 use invar_linux::clock::now_ns;
 use invar_linux::socket::{ConnectError, Connecting, Listener, Settings};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::rig::{Pair, loopback, settings, until};
 
@@ -82,4 +83,28 @@ fn strangers_are_turned_away_and_peers_still_come() {
     let mut pair = Pair::connect(&mut listener, &device, &settings);
     let (send, receives) = (pair.send(0, 10, 0), [pair.recv(&[(10, 0)])]);
     pair.finish(vec![send], &receives);
+}
+
+#[test]
+fn senders_may_connect_a_thousand_at_a_time() {
+    const SENDERS: u64 = 1024;
+    // Two sockets each, both ends of which are here; and what other tests have open.
+    let files = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
+    let may = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    assert!(may >= 5 * SENDERS, "this test needs {} open files: ulimit -n {may}", 5 * SENDERS);
+    let (device, settings) = (loopback(AddressFamily::Inet), settings(0, 0));
+    let mut listener = Listener::bind(&device, PortRange::ANY, &settings).unwrap();
+    let handle = listener.handle();
+    let start = |_| Connecting::start(&device, &handle, &settings, now_ns()).unwrap();
+    let mut connecting: Vec<Connecting> = (0..SENDERS).map(start).collect();
+    let (mut accepted, mut connected) = (Vec::new(), 0);
+    until("a thousand connections", || {
+        accepted.extend(listener.poll(now_ns()).unwrap());
+        let waiting = connecting.len();
+        connecting.retain_mut(|one| one.poll(now_ns()).unwrap().is_none());
+        connected += waiting - connecting.len();
+        (accepted.len() as u64 == SENDERS && connected as u64 == SENDERS).then_some(())
+    });
+    assert_eq!(listener.turned_away().count, 0);
 }

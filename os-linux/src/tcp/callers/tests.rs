@@ -51,16 +51,22 @@ impl Peer {
 
 /// Has a peer prove itself, at a time when no stranger's is up.
 fn get_in(listener: &mut AuthListener, now_ns: u64) {
+    get_in_at(listener, |_| now_ns);
+}
+
+/// Has a peer prove itself, at the times of so many polls. Gives the last of them.
+fn get_in_at(listener: &mut AuthListener, time: impl Fn(u64) -> u64) -> u64 {
     let mut peer = Peer::new(listener, SECRET);
     let (mut ours, mut theirs) = (None, None);
-    for _ in 0..POLLS_MAX {
+    for polls in 0..POLLS_MAX as u64 {
+        let now_ns = time(polls);
         ours = ours.or_else(|| peer.poll().expect("the listener knows the secret"));
         if theirs.is_none() {
             theirs = listener.poll(now_ns).unwrap();
         }
         if let (Some(ours), Some((_, theirs))) = (&ours, &theirs) {
             assert_eq!(ours, theirs);
-            return;
+            return now_ns;
         }
     }
     panic!("the peer was kept out");
@@ -96,8 +102,14 @@ fn where_too_many_call_the_oldest_gives_way_of_the_address_that_has_the_most() {
     let mut modest = stranger_from(&listener, 3);
     assert!(listener.poll(0).unwrap().is_none());
     let crowd: Vec<_> = (0..50).map(|_| stranger_from(&listener, 2)).collect();
-    for now_ns in 0..10 {
-        get_in(&mut listener, now_ns);
+    for _ in 0..1000 {
+        assert!(listener.poll(MOMENT_NS - 1).unwrap().is_none());
+    }
+    assert_eq!(listener.turned_away().count, 0, "each has had no more than a moment");
+    let mut now_ns = MOMENT_NS;
+    for _ in 0..10 {
+        // A moment passes whenever nothing more happens in this one.
+        now_ns = get_in_at(&mut listener, |polls| now_ns + polls / 1000 * MOMENT_NS);
     }
     assert!(listener.pending.len() <= 8);
     let (source, why) = listener.turned_away().last.unwrap();
