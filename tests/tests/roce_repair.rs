@@ -146,7 +146,7 @@ fn a_lost_message_of_one_packet_comes_again_and_so_does_its_retransmission() {
         let mut network = Network::new(true);
         (0..20).for_each(|_| assert_eq!(network.write(64, |_, _| false), ROUND_TRIP));
         let took = network.write(64, |_, times| times < times_lost);
-        // Each probe waits twice as long as the one before.
+        // Each probe waits at most twice as long as the one before.
         let late = ACK_DELAY + 3 * ROUND_TRIP;
         assert!(took <= late * ((1 << times_lost) - 1) + ROUND_TRIP, "{times_lost}: {took} ns");
         assert_eq!(network.sent.last(), Some(&(1 + times_lost)));

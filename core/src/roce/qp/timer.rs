@@ -121,8 +121,9 @@ impl AckTimer {
     /// The peer asked for a retransmission: it is there, and the answer to that takes its time.
     /// The timeout runs on, so that a peer cannot keep us waiting in this way.
     pub(super) fn on_nak(&mut self, now: u64) {
+        let first_step_ns = self.first_step_ns();
         if let Wait::Ack { silent_at, probe_at, probe_step, .. } = &mut self.wait {
-            *probe_step = self.late_ns;
+            *probe_step = first_step_ns;
             *probe_at = now.saturating_add(self.late_ns);
             *silent_at = now.saturating_add(self.probe_ns);
         }
@@ -188,12 +189,18 @@ impl AckTimer {
         }
     }
 
+    /// What doubles to the wait for the second probe: the first one of a late acknowledge may be lost
+    /// too, so that the second comes no later than the first did.
+    fn first_step_ns(&self) -> u64 {
+        if self.late_ns < self.probe_ns { self.late_ns.div_ceil(2) } else { self.probe_ns }
+    }
+
     fn arm(&mut self, now: u64) {
         self.wait = Wait::Ack {
             timeout_at: self.timeout_ns.map_or(u64::MAX, |ns| now.saturating_add(ns)),
             silent_at: now.saturating_add(self.probe_ns),
             probe_at: now.saturating_add(self.late_ns),
-            probe_step: self.late_ns,
+            probe_step: self.first_step_ns(),
         };
     }
 }

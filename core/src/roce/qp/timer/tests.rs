@@ -72,17 +72,17 @@ fn probes_double_within_each_timeout_and_use_up_no_retry() {
 }
 
 #[test]
-fn probes_of_a_late_acknowledge_double_until_it_counts_as_silence() {
+fn probes_of_a_late_acknowledge_come_ever_later_until_it_counts_as_silence() {
     let ms = 1_000_000;
     let mut timer = timer(0, 0, 0, 8 * ms);
     timer.set_late(ms);
     timer.on_transmit(0);
     use Expired::{Late, Probe};
-    let expected = [(ms, Late), (3 * ms, Late), (7 * ms, Late), (8 * ms, Probe), (24 * ms, Probe)];
+    let expected = [(ms, Late), (2 * ms, Late), (4 * ms, Late), (8 * ms, Probe), (16 * ms, Probe)];
     assert_eq!(run(&mut timer, 5), expected);
     // What is heard makes the next one as soon as the first.
     timer.on_nak(25 * ms);
-    assert_eq!(run(&mut timer, 2), [(26 * ms, Late), (28 * ms, Late)]);
+    assert_eq!(run(&mut timer, 2), [(26 * ms, Late), (27 * ms, Late)]);
     timer.set_late(100 * ms);
     timer.on_progress(30 * ms, true);
     assert_eq!(run(&mut timer, 1), [(38 * ms, Probe)]);
