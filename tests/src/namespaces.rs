@@ -81,17 +81,17 @@ impl Hosts {
     /// What `nft` says where it fails, or that it is not there.
     pub fn lose(&self, host: usize, per_mille: u32) -> Result<(), String> {
         let rules = format!(
-            "table inet invar\ndelete table inet invar\ntable inet invar {{ chain in {{ type \
+            "add table inet invar; delete table inet invar; table inet invar {{ chain in {{ type \
              filter hook input priority 0; meta l4proto {{ udp, tcp }} numgen random mod 1000 < \
-             {per_mille} drop; }} }}"
+             {per_mille} drop; }}; }}"
         );
         let output = self.program(host, "nft").arg(rules).output();
-        let output = output.map_err(|error| format!("nft: {error}"))?;
+        let output = output.map_err(|error| format!("nft, of the package nftables: {error}"))?;
         if output.status.success() {
             return Ok(());
         }
         let text = String::from_utf8_lossy(&output.stderr);
-        Err(format!("losing packets needs nft (nftables) and nf_tables in the kernel: {text}"))
+        Err(format!("nft, which needs nf_tables with numgen in the kernel: {}", text.trim()))
     }
 
     /// A program on one of them; its arguments follow.
