@@ -3,10 +3,13 @@
 pub(crate) use std::ffi::{c_int, c_void};
 pub(crate) use std::ptr;
 use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
 pub(crate) use nccl_net_invar::abi::{Code, HANDLE_BYTES, PTR_CUDA, PTR_DMABUF, PTR_HOST};
-pub(crate) use nccl_net_invar::tables::{ncclNetPlugin_v6 as v6, ncclNetPlugin_v9 as net};
+pub(crate) use nccl_net_invar::tables::{
+    ncclNetPlugin_v6 as v6, ncclNetPlugin_v9 as net, ncclNetPlugin_v11 as v11,
+};
 
 use invar_testkit::fake_cuda::FakeCuda;
 use invar_testkit::shell;
@@ -42,7 +45,20 @@ pub(crate) fn init() {
         }
         // SAFETY: no logger.
         assert_eq!(unsafe { (net.init)(None) }, Code::SUCCESS);
+        let mut context = ptr::null_mut();
+        // SAFETY: room for a context.
+        let code = unsafe { (v11.init)(&mut context, 0, ptr::null(), None, None) };
+        assert_eq!(code, Code::SUCCESS);
+        CONTEXT.store(context, Ordering::Relaxed);
     });
+}
+
+/// The context of a communicator that stays, so that no test ends the plugin for the others.
+static CONTEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// That context, after [`init`].
+pub(crate) fn context() -> *mut c_void {
+    CONTEXT.load(Ordering::Relaxed)
 }
 
 /// Asks until there is an answer.
