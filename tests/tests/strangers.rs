@@ -1,10 +1,13 @@
 //! Strangers at every listener of the library: none gets in, keeps a peer out, or costs much.
 
 use std::net::Ipv4Addr;
+use std::slice;
 use std::time::{Duration, Instant};
 
+use invar::net::{NetProxy, NetSettings};
 use invar::{Device, Handle, Hub, Listener, MemoryRegion, PortRange, SendComm, Settings, Wire};
 use invar_core::auth::{SECRET_BYTES, Secret, Service};
+use invar_linux::proxy::Abort;
 use invar_linux::rendezvous::Bootstrap;
 use invar_testkit::strangers::{Door, besiege};
 
@@ -83,6 +86,41 @@ fn a_listener_for_tcp_keeps_strangers_off() {
         let door = door(&listener.handle(), Service::Tcp);
         let settings = settings.clone();
         (door, move || visit(&device, &listener, &settings))
+    });
+}
+
+#[test]
+fn a_link_between_ranks_keeps_strangers_off() {
+    let settings = NetSettings { slot_bytes: BYTES, ..Settings::default().into() };
+    besiege("a link between ranks", || {
+        let start = || {
+            let device = Device::open_at("127.0.0.1:0".parse().unwrap()).unwrap();
+            NetProxy::start(vec![device], &settings, Abort::default()).unwrap()
+        };
+        let [mut zero, mut one] = [start(), start()];
+        let (receiving, handle) = one.listen(0, 0, 0).unwrap();
+        let door = door(&handle, Service::Rdma);
+        let visit = move || {
+            let sending = zero.connect(1, 0, 0, &handle).unwrap();
+            let mut recv = one.receiver(receiving).unwrap();
+            let mut send = zero.sender(sending).unwrap();
+            send.start(1).unwrap();
+            recv.start(1).unwrap();
+            let slot = until("a slot", || send.free(BYTES / 2).unwrap());
+            // SAFETY: the slot is this rank's until it is published, and longer than that.
+            unsafe { slot.write_bytes(7, BYTES / 2) };
+            send.publish(BYTES / 2).unwrap();
+            let (slot, len) = until("a message", || {
+                send.progress().unwrap();
+                recv.full().unwrap()
+            });
+            // SAFETY: so many bytes are in the slot, which is this rank's until it is released.
+            let bytes = unsafe { slice::from_raw_parts(slot.as_ptr(), len) };
+            assert_eq!(bytes, [7; BYTES / 2]);
+            recv.release();
+            (zero, one, send, recv)
+        };
+        (door, visit)
     });
 }
 

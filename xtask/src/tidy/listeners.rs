@@ -41,6 +41,7 @@ const DOORS: [(&str, &[(&str, &str)]); 9] = [
         "invar/src/raw/adapter/attempt.rs",
         &[
             ("tests/tests/strangers.rs", "a_listener_for_the_software_nic_keeps_strangers_off"),
+            ("tests/tests/strangers.rs", "a_link_between_ranks_keeps_strangers_off"),
             ("nccl-plugin/tests/plugin/strangers.rs", "a_listening_comm_keeps_strangers_off"),
         ],
     ),
