@@ -1,6 +1,5 @@
 //! Memory of the program's own, registered with a device, each range of pages once.
 
-use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,6 +9,7 @@ use invar_core::nic::Access;
 use invar_cuda::{BufferDomains, Driver, Pointer, PointerKind};
 use invar_linux::env::page_size;
 use invar_linux::memory::HostMemory;
+use rustc_hash::FxHashMap;
 
 use super::Registration;
 use crate::error::Kind;
@@ -149,7 +149,7 @@ pub(crate) struct Registrations(Mutex<Cache>);
 
 struct Cache {
     pages: MrCache<Entry, Vec<Slot<Entry>>>,
-    by_lkey: HashMap<u32, (Keys, MrHandle)>,
+    by_lkey: FxHashMap<u32, (Keys, MrHandle)>,
     gpu_buffers: BufferDomains,
 }
 

@@ -3,16 +3,17 @@
 //! queue, regions before their protection domain, all before the device.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use invar_core::nic::{Access, Memory, MemoryKeys, NicError, QpCap, Sge, Verb};
 use invar_linux::memory::HostMemory;
+use rustc_hash::FxHashMap;
 
 use crate::context::{Context, Opened};
 use crate::events::Fate;
@@ -26,9 +27,9 @@ pub struct Pd(pub(super) Arc<PdInner>);
 
 pub(super) struct PdInner {
     raw: NonNull<ibv_pd>,
-    /// End of each registered range of host memory, by its start and a key that tells
-    /// registrations of one start apart: what the CPU may read for work that is posted inline.
-    ranges: RwLock<BTreeMap<(u64, u32), u64>>,
+    /// Addresses of registered host memory, by lkey: what the CPU may read for work that is posted
+    /// inline.
+    ranges: RwLock<FxHashMap<u32, Range<u64>>>,
     pub(super) context: Arc<Context>,
 }
 
@@ -55,14 +56,14 @@ impl PdInner {
 }
 
 /// The registered ranges of host memory, which stay so as long as this lives.
-pub(super) struct Ranges<'a>(RwLockReadGuard<'a, BTreeMap<(u64, u32), u64>>);
+pub(super) struct Ranges<'a>(RwLockReadGuard<'a, FxHashMap<u32, Range<u64>>>);
 
 impl Ranges<'_> {
-    /// Whether a range lies within one of them.
+    /// Whether the bytes lie in the range that their key names.
     pub(super) fn cover(&self, sge: &Sge) -> bool {
         let Some(end) = sge.addr.checked_add(sge.length.into()) else { return false };
-        let mut from_below = self.0.range(..=(sge.addr, u32::MAX)).rev();
-        sge.length == 0 || from_below.any(|(_, region_end)| end <= *region_end)
+        let range = self.0.get(&sge.lkey);
+        sge.length == 0 || range.is_some_and(|range| range.start <= sge.addr && end <= range.end)
     }
 }
 
@@ -102,7 +103,7 @@ impl Mr {
             }
         })?;
         let mut ranges = pd.0.ranges.write().unwrap_or_else(PoisonError::into_inner);
-        ranges.insert((memory.addr(), mr.lkey), memory.addr() + len as u64);
+        ranges.insert(mr.lkey, memory.addr()..memory.addr() + len as u64);
         drop(ranges);
         Ok(mr)
     }
@@ -160,9 +161,9 @@ impl MemoryKeys for Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        if let Some(memory) = &*self.memory {
+        if self.memory.is_some() {
             let mut ranges = self.pd.0.ranges.write().unwrap_or_else(PoisonError::into_inner);
-            ranges.remove(&(memory.addr(), self.lkey));
+            ranges.remove(&self.lkey);
         }
         let context = &self.pd.0.context;
         // SAFETY: registered, and released once.

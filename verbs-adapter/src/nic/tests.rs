@@ -103,13 +103,14 @@ fn inline_bytes_outside_of_registered_memory_never_reach_the_driver() {
     };
     let good = [inline(addr, 64), inline(addr + 4032, 64), inline(1, 0)];
     rig.nic.post_send(&rig.qp, &good).unwrap();
-    for bad in [inline(addr - 1, 8), inline(addr + 4089, 8), inline(u64::MAX, 8)] {
+    let other_key = SendWr { sge: Sge { lkey: !mr.lkey(), ..good[0].sge }, ..good[0] };
+    for bad in [inline(addr - 1, 8), inline(addr + 4089, 8), inline(u64::MAX, 8), other_key] {
         let error = rig.nic.post_send(&rig.qp, &[good[0], bad]).unwrap_err();
         assert_eq!((error.errno, error.index), (libc::EFAULT, 1));
     }
     drop(mr);
     assert!(rig.nic.post_send(&rig.qp, &good[..1]).is_err());
-    assert_eq!(rig.fake.posted().len(), good.len() + 3);
+    assert_eq!(rig.fake.posted().len(), good.len() + 4);
 }
 
 #[test]

@@ -36,7 +36,7 @@ pub(super) const CASES: [Case; 9] = [
     case("plugin-idle-turns", "idle-test-in-turn", 16384, 41, 33),
     case("plugin-idle-isend", "idle-isend", 16384, 30, 40),
     case("plugin-reg-10000", "reg-hit-10000", 4096, 1100, 55_852),
-    Case { nccl: None, ..case("plugin-reg-miss", "reg-miss-10000", 4096, 2600, 0) },
+    Case { nccl: None, ..case("plugin-reg-miss", "reg-miss-10000", 4096, 2000, 0) },
 ];
 
 pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
