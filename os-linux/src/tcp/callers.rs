@@ -148,13 +148,14 @@ impl AuthListener {
         if let Some(caller) = self.ready.pop_front() {
             return Ok(Some(caller));
         }
-        self.turn_away_silent(now_ns);
         for number in ready(&self.epoll)? {
             match number {
                 LISTENER => self.take_in(now_ns)?,
                 number => self.hear(number),
             }
         }
+        // Last: where this end is late, who has spoken in time was heard.
+        self.turn_away_silent(now_ns);
         Ok(self.ready.pop_front())
     }
 

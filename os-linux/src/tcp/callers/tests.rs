@@ -96,6 +96,24 @@ fn silent_callers_have_two_seconds_and_keep_nobody_out() {
 }
 
 #[test]
+fn who_has_proved_itself_in_time_gets_in_though_the_listener_is_late() {
+    let mut listener = listener();
+    let mut peer = Peer::new(&listener, SECRET);
+    let is_answered = |peer: &Peer| rustix::io::ioctl_fionread(&peer.stream).unwrap() > 0;
+    for _ in 0..POLLS_MAX {
+        if is_answered(&peer) {
+            break;
+        }
+        assert!(peer.poll().unwrap().is_none());
+        assert!(listener.poll(0).unwrap().is_none());
+    }
+    assert!(is_answered(&peer));
+    // It proves itself now.
+    assert!(peer.poll().unwrap().is_none());
+    assert!(listener.poll(9 * AUTH_WITHIN_NS).unwrap().is_some(), "{}", listener.turned_away());
+}
+
+#[test]
 fn where_too_many_call_the_oldest_gives_way_of_the_address_that_has_the_most() {
     let mut listener = listener();
     listener.pending_max = 8;
