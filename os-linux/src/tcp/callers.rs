@@ -20,8 +20,10 @@ use rustix::process::{Resource, getrlimit};
 use super::{OobListener, OobStream};
 use crate::random::random;
 
-/// How long a caller may take to prove itself.
+/// How long a caller may take to prove itself, of the time that this end attends to its callers.
 pub const AUTH_WITHIN_NS: u64 = 2_000_000_000;
+/// Between two polls no more than this counts: on a busy host it is this end that is late.
+const ATTENTION_NS: u64 = 100_000_000;
 /// Callers that may be about to prove themselves.
 const PENDING_MAX: usize = 4096;
 /// No caller gives way to others before it has had this long: of many peers that call at once, none is
@@ -54,6 +56,10 @@ pub struct AuthListener {
     by_source: HashMap<IpAddr, usize>,
     next: u64,
     pending_max: usize,
+    /// The time that this end has attended to its callers; all deadlines are by it.
+    attended_ns: u64,
+    /// When that was counted.
+    polled_ns: Option<u64>,
     ready: VecDeque<(OobStream, Session)>,
     turned_away: TurnedAway,
 }
@@ -104,6 +110,8 @@ impl AuthListener {
             by_source: HashMap::new(),
             next: 0,
             pending_max,
+            attended_ns: 0,
+            polled_ns: None,
             ready: VecDeque::new(),
             turned_away: TurnedAway::default(),
         })
@@ -148,27 +156,29 @@ impl AuthListener {
         if let Some(caller) = self.ready.pop_front() {
             return Ok(Some(caller));
         }
+        let since_ns = now_ns.saturating_sub(self.polled_ns.replace(now_ns).unwrap_or(now_ns));
+        self.attended_ns += since_ns.min(ATTENTION_NS);
         for number in ready(&self.epoll)? {
             match number {
-                LISTENER => self.take_in(now_ns)?,
+                LISTENER => self.take_in()?,
                 number => self.hear(number),
             }
         }
-        // Last: where this end is late, who has spoken in time was heard.
-        self.turn_away_silent(now_ns);
+        // Last: who has spoken in time was heard.
+        self.turn_away_silent();
         Ok(self.ready.pop_front())
     }
 
-    fn take_in(&mut self, now_ns: u64) -> io::Result<()> {
+    fn take_in(&mut self) -> io::Result<()> {
         for _ in 0..BATCH {
-            if self.pending.len() >= self.pending_max && !self.make_room(now_ns) {
+            if self.pending.len() >= self.pending_max && !self.make_room() {
                 return Ok(());
             }
             let stream = match self.listener.accept() {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return Ok(()),
                 Err(error) if is_out_of_files(&error) && !self.pending.is_empty() => {
-                    if !self.make_room(now_ns) {
+                    if !self.make_room() {
                         return Ok(());
                     }
                     continue;
@@ -181,7 +191,7 @@ impl AuthListener {
             let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
             epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(number), flags)?;
             let answering = Answering::new(random()?);
-            let deadline_ns = now_ns.saturating_add(AUTH_WITHIN_NS);
+            let deadline_ns = self.attended_ns + AUTH_WITHIN_NS;
             let pending = Pending { stream, answering, source, deadline_ns };
             self.pending.insert(number, pending);
             self.oldest.push_back(number);
@@ -215,10 +225,10 @@ impl AuthListener {
         }
     }
 
-    fn turn_away_silent(&mut self, now_ns: u64) {
+    fn turn_away_silent(&mut self) {
         while let Some(&number) = self.oldest.front() {
             match self.pending.get(&number) {
-                Some(pending) if now_ns < pending.deadline_ns => return,
+                Some(pending) if self.attended_ns < pending.deadline_ns => return,
                 Some(_) => self.turn_away(number, WhyNot::Silent),
                 None => {}
             }
@@ -228,15 +238,15 @@ impl AuthListener {
 
     /// Turns the oldest caller away of the address that has the most. False if that one has only just
     /// come.
-    fn make_room(&mut self, now_ns: u64) -> bool {
+    fn make_room(&mut self) -> bool {
         let most = self.by_source.iter().max_by_key(|(_, count)| **count);
         let Some(source) = most.map(|(source, _)| *source) else { return false };
         let is_of = |number: &&u64| {
             self.pending.get(number).is_some_and(|pending| pending.source.ip() == source)
         };
         let Some(&number) = self.oldest.iter().find(is_of) else { return false };
-        let came_ns = self.pending[&number].deadline_ns.saturating_sub(AUTH_WITHIN_NS);
-        if now_ns < came_ns.saturating_add(MOMENT_NS) {
+        let came_ns = self.pending[&number].deadline_ns - AUTH_WITHIN_NS;
+        if self.attended_ns < came_ns + MOMENT_NS {
             return false;
         }
         self.turn_away(number, WhyNot::Crowded);
