@@ -18,11 +18,11 @@ mod send;
 mod sizes;
 mod work;
 
-pub use base::{Polled, Usual};
+pub use base::Fast;
 pub use closing::Closing;
 pub use flush::{Flush, FlushBuf};
 pub use recv::{RecvBuf, RecvComm};
-pub use send::{Matched, SendBuf, SendComm};
+pub use send::{SendBuf, SendComm};
 pub use work::Work;
 
 pub(crate) use sizes::control_bytes;

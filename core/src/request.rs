@@ -122,12 +122,6 @@ impl<T> Entry<T> {
         self.awaited >= 0
     }
 
-    /// Whether just so many completions are still awaited.
-    #[inline(always)]
-    pub(crate) fn awaits(&self, events: usize) -> bool {
-        self.awaited == events as i32
-    }
-
     /// Whether all that were awaited came.
     pub(crate) fn is_complete(&self) -> bool {
         self.awaited == 0

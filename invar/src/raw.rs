@@ -24,7 +24,5 @@ pub use registration::{GpuRange, Keys, deregister, register, register_gpu};
 pub(crate) use socket::OverTcp;
 pub use socket::{SocketRecv, SocketSend};
 
-pub use invar_core::comm::{
-    Flush, FlushBuf, Matched, Polled, RecvBuf, Request, SendBuf, Usual, Work,
-};
+pub use invar_core::comm::{Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf, Work};
 pub use invar_core::fifo::RECVS_MAX;

@@ -1,164 +1,32 @@
-//! Comms: an end of a connection, and what `entry` calls, compiled for the NIC that it is on.
+//! Comms: the ends of connections that NCCL has, behind one trait for all kinds of NIC.
 
 mod recv;
 mod send;
-mod test;
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 
-use invar::Device;
-use invar::raw::{AnyRecv, AnySend, Carrier, End, Request};
+use invar::raw::{AnyRecv, AnySend, Carrier, End, RecvEnd, Request, SendEnd};
+use invar::{ConnectionError, Device};
 
 use crate::abi::Code;
+use crate::handles::{self, Slot};
 use crate::outcome::{Failed, Outcome, call, failed, misused};
-use crate::place::{self, Place};
 use crate::profiler;
 
-/// Longest message: what the 32-bit fields on the wire can say.
-pub(crate) const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
+use recv::Receiver;
+use send::Sender;
+
+/// Longest message: the 32-bit fields on the wire hold no more.
+const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 
 /// One end of a connection, as NCCL has it.
-#[repr(C)]
 pub(crate) struct Comm {
-    pub(crate) calls: Calls,
-    pub(crate) end: Erased,
-    rest: Box<Rest>,
-}
-
-/// The [`Held`] of the kind of end that the calls are compiled for; they have it for themselves, one
-/// at a time.
-pub(crate) type Erased = NonNull<()>;
-
-/// An end, and what its calls need beside.
-#[repr(C)]
-struct Held<E> {
-    end: E,
-    /// See [`place::requests`].
-    requests: u32,
-    place: Option<&'static Place>,
-    /// What a test is to answer, while it polls: here it takes no registers.
-    asked: Asked,
-    /// The request that it waits for where tests go on with [`Calls::test_again`].
-    waiting: *mut c_void,
-}
-
-/// What a test is about, and where it says whether that is done.
-struct Asked {
-    request: Request,
-    done: *mut c_int,
-    sizes: *mut c_int,
-}
-
-/// What is not needed for a message.
-struct Rest {
+    /// From a box. The calls of NCCL have it for themselves, one at a time.
+    end: NonNull<dyn NetEnd>,
     kind: Kind,
     device: Device,
-    /// Its number.
-    number: c_int,
-    carriers: unsafe fn(Erased, &Request) -> Option<Vec<Carrier>>,
-    close: unsafe fn(Erased),
-}
-
-/// What can be done with an end of one kind. As of NCCL's table, but that the end stands for the
-/// comm.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Calls {
-    pub(crate) isend: ISend,
-    pub(crate) irecv_int: IRecv<c_int>,
-    pub(crate) irecv: IRecv<usize>,
-    pub(crate) iflush: IFlush,
-    pub(crate) test: Test,
-    /// Where the last poll on the comm was for a request that still waits: as a rule it is tested
-    /// next.
-    pub(crate) test_again: Test,
-}
-
-/// Receives of one buffer, and of any number of them.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct IRecv<S> {
-    pub(crate) one: IRecvOne<S>,
-    pub(crate) several: IRecvSeveral<S>,
-}
-
-/// End, memory, bytes, tag, registration, request.
-type ISend =
-    unsafe extern "C" fn(Erased, *mut c_void, usize, c_int, *mut c_void, *mut *mut c_void) -> Code;
-/// End, request, and of the buffer memory, bytes, tag, registration.
-type IRecvOne<S> = unsafe extern "C" fn(
-    Erased,
-    *mut *mut c_void,
-    *mut *mut c_void,
-    *mut S,
-    *mut c_int,
-    *mut *mut c_void,
-) -> Code;
-/// End, number of buffers, and of each memory, bytes, tag, registration; request.
-type IRecvSeveral<S> = unsafe extern "C" fn(
-    Erased,
-    c_int,
-    *mut *mut c_void,
-    *mut S,
-    *mut c_int,
-    *mut *mut c_void,
-    *mut *mut c_void,
-) -> Code;
-/// End, number of buffers, and of each memory, bytes, registration; request.
-type IFlush = unsafe extern "C" fn(
-    Erased,
-    c_int,
-    *mut *mut c_void,
-    *mut c_int,
-    *mut *mut c_void,
-    *mut *mut c_void,
-) -> Code;
-/// Request, whether it is done, bytes of each buffer; end.
-pub(crate) type Test = unsafe extern "C" fn(*mut c_void, *mut c_int, *mut c_int, Erased) -> Code;
-
-/// A size as a version of the interface counts it.
-pub(crate) trait Bytes: Copy {
-    fn bytes(self) -> usize;
-    /// The same of a buffer; one that is too long stays so.
-    fn len(self) -> u32;
-    /// Receives of such sizes.
-    fn irecv(calls: &Calls) -> &IRecv<Self>;
-}
-
-impl Bytes for c_int {
-    /// A negative size becomes one that is too long.
-    #[inline(always)]
-    fn bytes(self) -> usize {
-        self as usize
-    }
-
-    #[inline(always)]
-    fn len(self) -> u32 {
-        self as u32
-    }
-
-    #[inline(always)]
-    fn irecv(calls: &Calls) -> &IRecv<Self> {
-        &calls.irecv_int
-    }
-}
-
-impl Bytes for usize {
-    #[inline(always)]
-    fn bytes(self) -> usize {
-        self
-    }
-
-    #[inline(always)]
-    fn len(self) -> u32 {
-        u32::try_from(self).unwrap_or(u32::MAX)
-    }
-
-    #[inline(always)]
-    fn irecv(calls: &Calls) -> &IRecv<Self> {
-        &calls.irecv
-    }
+    device_number: c_int,
 }
 
 /// Which end a comm is.
@@ -168,166 +36,228 @@ pub(crate) enum Kind {
     Recv,
 }
 
+/// An end of a connection, with the calls of NCCL's table. Arguments are those of the table, which are
+/// not checked yet.
+///
+/// # Safety
+/// NCCL's contract holds for each unsafe function: pointers are null or point to what the table says,
+/// and memory stays registered and untouched until its request is done.
+pub(crate) trait NetEnd {
+    unsafe extern "C" fn isend(
+        &mut self,
+        _data: *mut c_void,
+        _size: usize,
+        _tag: c_int,
+        _mhandle: *mut c_void,
+        _request: *mut *mut c_void,
+    ) -> Code {
+        wrong_end("isend")
+    }
+
+    /// Sizes are `int` before v9 of the interface.
+    unsafe extern "C" fn irecv_int(
+        &mut self,
+        _n: c_int,
+        _data: *mut *mut c_void,
+        _sizes: *mut c_int,
+        _tags: *mut c_int,
+        _mhandles: *mut *mut c_void,
+        _request: *mut *mut c_void,
+    ) -> Code {
+        wrong_end("irecv")
+    }
+
+    unsafe extern "C" fn irecv(
+        &mut self,
+        _n: c_int,
+        _data: *mut *mut c_void,
+        _sizes: *mut usize,
+        _tags: *mut c_int,
+        _mhandles: *mut *mut c_void,
+        _request: *mut *mut c_void,
+    ) -> Code {
+        wrong_end("irecv")
+    }
+
+    unsafe extern "C" fn iflush(
+        &mut self,
+        _n: c_int,
+        _data: *mut *mut c_void,
+        _sizes: *mut c_int,
+        _mhandles: *mut *mut c_void,
+        _request: *mut *mut c_void,
+    ) -> Code {
+        wrong_end("iflush")
+    }
+
+    unsafe extern "C" fn test(
+        &mut self,
+        request: *mut c_void,
+        done: *mut c_int,
+        sizes: *mut c_int,
+    ) -> Code;
+
+    /// What carries a request that is under way, if that is known already.
+    fn carriers(&mut self, request: &Request) -> Option<Vec<Carrier>>;
+
+    /// Ends it.
+    fn close(self: Box<Self>);
+}
+
 impl Comm {
-    /// Makes a sending end known to NCCL.
+    /// Makes a sending end known to NCCL; gives its handle.
     pub(crate) fn put_send(end: AnySend, device: (c_int, &Device)) -> Result<*mut c_void, Failed> {
         match end {
-            AnySend::Verbs(end) => Self::put(end, send::calls, Kind::Send, device),
-            AnySend::Socket(end) => Self::put(end, send::calls, Kind::Send, device),
-            AnySend::Soft(end) => Self::put(end, send::calls, Kind::Send, device),
+            AnySend::Verbs(end) => put_sender(*end, device),
+            AnySend::Socket(end) => put_sender(*end, device),
+            AnySend::Soft(end) => put_sender(*end, device),
             _ => Err(misused("a device of a kind that this plugin does not know")),
         }
     }
 
-    /// Makes a receiving end known to NCCL.
+    /// Makes a receiving end known to NCCL; gives its handle.
     pub(crate) fn put_recv(end: AnyRecv, device: (c_int, &Device)) -> Result<*mut c_void, Failed> {
         match end {
-            AnyRecv::Verbs(end) => Self::put(end, recv::calls, Kind::Recv, device),
-            AnyRecv::Socket(end) => Self::put(end, recv::calls, Kind::Recv, device),
-            AnyRecv::Soft(end) => Self::put(end, recv::calls, Kind::Recv, device),
+            AnyRecv::Verbs(end) => put_receiver(*end, device),
+            AnyRecv::Socket(end) => put_receiver(*end, device),
+            AnyRecv::Soft(end) => put_receiver(*end, device),
             _ => Err(misused("a device of a kind that this plugin does not know")),
         }
     }
 
-    fn put<E: End>(
-        end: Box<E>,
-        calls: fn(&E) -> Calls,
-        kind: Kind,
-        (number, device): (c_int, &Device),
-    ) -> Result<*mut c_void, Failed> {
-        let close = |end: Erased| {
-            // SAFETY: it was made of a box, below, and goes with its comm.
-            let held = unsafe { Box::from_raw(end.cast::<Held<E>>().as_ptr()) };
-            Box::new(held.end).close();
-        };
-        // SAFETY: of such an end, as said where it is called.
-        let carriers =
-            |end: Erased, request: &Request| unsafe { Held::<E>::of(end).end.carriers(request) };
-        let calls = calls(&end);
-        let (done, sizes) = (ptr::null_mut(), ptr::null_mut());
-        let asked = Asked { request: Request::from_raw(0), done, sizes };
-        let held = Held { requests: 0, place: None, asked, waiting: ptr::null_mut(), end: *end };
-        let held = NonNull::from(Box::leak(Box::new(held)));
-        let rest = Box::new(Rest { kind, device: device.clone(), number, carriers, close });
-        let (comm, place) = place::put(Comm { calls, end: held.cast(), rest })
-            .map_err(|_| misused(format_args!("more than {} comms", place::COMMS_MAX)))?;
-        // SAFETY: it lives as long as the comm, of which nobody knows yet.
-        unsafe {
-            (*held.as_ptr()).requests = place::requests(comm);
-            (*held.as_ptr()).place = Some(place);
-        }
-        Ok(comm)
-    }
-
-    /// The device that it is on.
+    /// The device of the connection.
     pub(crate) fn device(&self) -> &Device {
-        &self.rest.device
+        &self.device
     }
 
-    /// The number of that.
+    /// The number of that device.
     pub(crate) fn device_number(&self) -> c_int {
-        self.rest.number
+        self.device_number
     }
 
     /// Which end it is.
     pub(crate) fn kind(&self) -> Kind {
-        self.rest.kind
+        self.kind
+    }
+
+    /// The end itself.
+    ///
+    /// # Safety
+    /// No other call on the comm runs, as NCCL promises for each comm.
+    #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "the slot of a comm is shared, its end is not")]
+    pub(crate) unsafe fn end(&self) -> &mut dyn NetEnd {
+        // SAFETY: it lives as long as the comm, and the caller's promise.
+        unsafe { &mut *self.end.as_ptr() }
     }
 
     /// What carries a request that is under way, if that is known already.
     ///
     /// # Safety
-    /// There is no other call on the comm.
+    /// No other call on the comm runs.
     pub(crate) unsafe fn carriers(&self, request: *mut c_void) -> Option<Vec<Carrier>> {
-        // SAFETY: the end is of the kind that this is for, and goes with its comm.
-        unsafe { (self.rest.carriers)(self.end, &Request::from_raw(place::token(request))) }
-    }
-}
-
-impl<E> Held<E> {
-    /// The end, for the usual part of a call that NCCL makes, which ends no request.
-    ///
-    /// # Safety
-    /// `E` is what the calls of the comm are compiled for, NCCL does not close it during the call,
-    /// and no other call has it.
-    #[inline(always)]
-    unsafe fn of<'a>(end: Erased) -> &'a mut Self {
-        // SAFETY: the caller's promise; it lives as long as the comm.
-        unsafe { end.cast().as_mut() }
-    }
-
-    /// The same for any call: what was found waiting before may be over then.
-    ///
-    /// # Safety
-    /// As of [`Held::of`].
-    #[inline(always)]
-    unsafe fn whole<'a>(end: Erased) -> &'a mut Self {
         // SAFETY: the caller's promise.
-        let held = unsafe { Self::of(end) };
-        held.forget();
-        held
-    }
-
-    /// The request that is being tested waits.
-    #[cold]
-    fn remember(&mut self) {
-        self.waiting = place::request(self.asked.request.raw(), self.requests);
-        if let Some(place) = self.place {
-            // SAFETY: the end goes with the comm that is there.
-            place.set_test(unsafe { place.comm() }.calls.test_again);
-        }
-    }
-
-    /// What was found waiting may be over.
-    #[inline(always)]
-    fn forget(&self) {
-        if let Some(place) = self.place {
-            // SAFETY: as above.
-            place.set_test(unsafe { place.comm() }.calls.test);
-        }
-    }
-
-    /// What NCCL is told of a post.
-    #[inline(always)]
-    fn posted(&self, posted: Result<(), invar::ConnectionError>) -> Code
-    where
-        E: End,
-    {
-        match posted {
-            Ok(()) => Code::SUCCESS,
-            Err(error) => call_failed(self, error),
-        }
-    }
-
-    /// Hands out the request that a call has started, or null: call again.
-    ///
-    /// # Safety
-    /// There is room for a request.
-    #[inline(always)]
-    unsafe fn give(&self, started: Option<Request>, request: *mut *mut c_void) -> Code {
-        let given = match started {
-            Some(started) => place::request(started.raw(), self.requests),
-            None => ptr::null_mut(),
-        };
-        // SAFETY: the caller's promise.
-        unsafe { request.write(given) };
-        Code::SUCCESS
+        unsafe { self.end() }.carriers(&Request::from_raw(handles::token(request)))
     }
 }
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        // SAFETY: the end is of the kind that this is for, and goes with its comm.
-        unsafe { (self.rest.close)(self.end) };
+        // SAFETY: it was made of a box in `put`, and goes with its comm.
+        unsafe { Box::from_raw(self.end.as_ptr()) }.close();
     }
 }
 
-/// A call failed: says so, with both ends.
+fn put_sender<E: SendEnd + 'static>(
+    end: E,
+    device: (c_int, &Device),
+) -> Result<*mut c_void, Failed> {
+    put(Kind::Send, device, |requests| Box::new(Sender::new(end, requests)))
+}
+
+fn put_receiver<E: RecvEnd + 'static>(
+    end: E,
+    device: (c_int, &Device),
+) -> Result<*mut c_void, Failed> {
+    put(Kind::Recv, device, |requests| Box::new(Receiver::new(end, requests)))
+}
+
+/// Makes the end that `make` gives known to NCCL; `make` gets the low half of the end's requests.
+fn put(
+    kind: Kind,
+    (device_number, device): (c_int, &Device),
+    make: impl FnOnce(u32) -> Box<dyn NetEnd>,
+) -> Result<*mut c_void, Failed> {
+    let handle = handles::put(|handle| {
+        let end = NonNull::from(Box::leak(make(handles::requests(handle))));
+        Comm { end, kind, device: device.clone(), device_number }
+    });
+    handle.ok_or_else(|| misused(format_args!("more than {} comms", handles::COMMS_MAX)))
+}
+
+/// Hands out the request that a call has started, or null: call again.
+///
+/// # Safety
+/// There is room for a request.
+#[inline(always)]
+unsafe fn give(started: Option<Request>, requests: u32, request: *mut *mut c_void) -> Code {
+    let given = match started {
+        Some(started) => handles::request(started.raw(), requests),
+        None => ptr::null_mut(),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { request.write(given) };
+    Code::SUCCESS
+}
+
+/// What a test is about, and where it answers. It stands beside the end during the test, where it takes
+/// no registers: that saves 8 instructions for each test.
+struct Asked {
+    request: Request,
+    done: *mut c_int,
+    sizes: *mut c_int,
+}
+
+impl Default for Asked {
+    fn default() -> Self {
+        Asked { request: Request::from_raw(0), done: ptr::null_mut(), sizes: ptr::null_mut() }
+    }
+}
+
+impl Asked {
+    /// A request of one size is done.
+    ///
+    /// # Safety
+    /// There is room for a flag, and for a size where `sizes` is not null.
+    #[inline(always)]
+    unsafe fn done(&self, size: u32) -> Code {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.done.write(1);
+            if !self.sizes.is_null() {
+                self.sizes.write(size as c_int);
+            }
+        }
+        Code::SUCCESS
+    }
+
+    /// The request is pending.
+    ///
+    /// # Safety
+    /// There is room for a flag.
+    #[inline(always)]
+    unsafe fn pending(&self) -> Code {
+        // SAFETY: the caller's promise.
+        unsafe { self.done.write(0) };
+        Code::SUCCESS
+    }
+}
+
+/// A call failed: logs the error with both ends.
 #[cold]
 #[inline(never)]
-fn call_failed<E: End>(held: &Held<E>, error: invar::ConnectionError) -> Code {
-    held.forget();
-    failed(&held.end.failed(error)).0
+fn call_failed(end: &impl End, error: ConnectionError) -> Code {
+    failed(&end.failed(error)).0
 }
 
 /// `closeSend`.
@@ -344,27 +274,27 @@ fn close(comm: *mut c_void, kind: Kind) -> Outcome {
     if comm.is_null() {
         return Ok(());
     }
-    let place = place::find(comm)
+    let slot: &Slot = handles::find(comm)
         .ok_or_else(|| misused(format_args!("close{kind:?}: {comm:p} is no comm that is open")))?;
     // SAFETY: NCCL closes a comm once, and not during a call on it.
     unsafe {
-        if place.comm().rest.kind != kind {
+        if slot.comm().kind != kind {
             return Err(misused(format_args!("close{kind:?} of a comm of the other kind")));
         }
-        drop(place::remove(place));
+        drop(handles::remove(slot));
     }
     profiler::forget(comm);
     Ok(())
 }
 
-/// A call that the other end of a connection takes.
+/// A call that belongs to the other end of a connection.
 #[cold]
 #[inline(never)]
 fn wrong_end(function: &str) -> Code {
     misused(format_args!("{function} on the other end of a connection")).0
 }
 
-/// A size that no work request can say.
+/// A size that no work request can hold.
 #[cold]
 #[inline(never)]
 fn too_long(function: &str, size: usize) -> Code {

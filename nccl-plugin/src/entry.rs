@@ -1,31 +1,40 @@
-//! The calls that NCCL makes for each message: finds the comm, and goes on where the call is
-//! compiled for its NIC, without coming back. Up to where a call turns out to be unusual, nothing
-//! catches a panic: it ends the process at the border to C.
+//! The calls that NCCL makes for each message: each finds its comm and hands the call to its end.
 
 use std::ffi::{c_int, c_void};
 
 use crate::abi::Code;
-use crate::comm::{Bytes, Comm};
+use crate::comm::NetEnd;
+use crate::handles;
 use crate::outcome::{caught, misused};
-use crate::place;
 use crate::profiler::{self, Message};
 
-/// `isend` before v10, of sizes as the version counts them.
-pub(crate) unsafe extern "C" fn isend<S: Bytes>(
+/// `isend` before v9.
+pub(crate) unsafe extern "C" fn isend_int(
     comm: *mut c_void,
     data: *mut c_void,
-    size: S,
+    size: c_int,
     tag: c_int,
     mhandle: *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    match place::find(comm) {
-        // SAFETY: NCCL does not close a comm during a call on it, and promises the arguments.
-        Some(place) => unsafe {
-            (place.comm().calls.isend)(place.comm().end, data, size.bytes(), tag, mhandle, request)
-        },
-        None => unknown(Function::ISend, comm),
-    }
+    // A negative size becomes one that is too long.
+    // SAFETY: the caller's promise.
+    unsafe { isend(comm, data, size as usize, tag, mhandle, request) }
+}
+
+/// `isend` of v9.
+pub(crate) unsafe extern "C" fn isend(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    on_end(Function::ISend, comm, |end| {
+        // SAFETY: the caller's promise.
+        unsafe { end.isend(data, size, tag, mhandle, request) }
+    })
 }
 
 /// `isend` since v10.
@@ -47,49 +56,36 @@ pub(crate) unsafe extern "C" fn isend_v10(
     }
 }
 
-/// `irecv` before v10, of sizes as the version counts them.
-pub(crate) unsafe extern "C" fn irecv<S: Bytes>(
+/// `irecv` before v9.
+pub(crate) unsafe extern "C" fn irecv_int(
     comm: *mut c_void,
     n: c_int,
     data: *mut *mut c_void,
-    sizes: *mut S,
+    sizes: *mut c_int,
     tags: *mut c_int,
     mhandles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    if n != 1 {
+    on_end(Function::IRecv, comm, |end| {
         // SAFETY: the caller's promise.
-        return unsafe { irecv_several(comm, n, data, sizes, tags, mhandles, request) };
-    }
-    match place::find(comm) {
-        // SAFETY: as in `isend`; one of each.
-        Some(place) => unsafe {
-            let Comm { calls, end, .. } = place.comm();
-            (S::irecv(calls).one)(*end, request, data, sizes, tags, mhandles)
-        },
-        None => unknown(Function::IRecv, comm),
-    }
+        unsafe { end.irecv_int(n, data, sizes, tags, mhandles, request) }
+    })
 }
 
-/// The same of any number of buffers.
-#[inline(never)]
-unsafe extern "C" fn irecv_several<S: Bytes>(
+/// `irecv` of v9.
+pub(crate) unsafe extern "C" fn irecv(
     comm: *mut c_void,
     n: c_int,
     data: *mut *mut c_void,
-    sizes: *mut S,
+    sizes: *mut usize,
     tags: *mut c_int,
     mhandles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    match place::find(comm) {
-        // SAFETY: as in `isend`; n of each.
-        Some(place) => unsafe {
-            let Comm { calls, end, .. } = place.comm();
-            (S::irecv(calls).several)(*end, n, data, sizes, tags, mhandles, request)
-        },
-        None => unknown(Function::IRecv, comm),
-    }
+    on_end(Function::IRecv, comm, |end| {
+        // SAFETY: the caller's promise.
+        unsafe { end.irecv(n, data, sizes, tags, mhandles, request) }
+    })
 }
 
 /// `irecv` since v10.
@@ -121,13 +117,10 @@ pub(crate) unsafe extern "C" fn iflush(
     mhandles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    match place::find(comm) {
-        // SAFETY: as in `isend`.
-        Some(place) => unsafe {
-            (place.comm().calls.iflush)(place.comm().end, n, data, sizes, mhandles, request)
-        },
-        None => unknown(Function::IFlush, comm),
-    }
+    on_end(Function::IFlush, comm, |end| {
+        // SAFETY: the caller's promise.
+        unsafe { end.iflush(n, data, sizes, mhandles, request) }
+    })
 }
 
 /// `test`.
@@ -136,12 +129,25 @@ pub(crate) unsafe extern "C" fn test(
     done: *mut c_int,
     sizes: *mut c_int,
 ) -> Code {
-    match place::find_by_request(request) {
-        // SAFETY: as in `isend`.
-        Some(place) => unsafe { (place.test())(request, done, sizes, place.comm().end) },
+    let Some(slot) = handles::find_by_request(request) else {
         // SAFETY: the caller's promise.
-        None => unsafe { test_profiled(request, done, sizes) },
-    }
+        return unsafe { test_profiled(request, done, sizes) };
+    };
+    // SAFETY: the caller's promise; NCCL makes one call on a comm at a time, and does not close the
+    // comm meanwhile.
+    unsafe { slot.comm().end().test(request, done, sizes) }
+}
+
+/// Makes a call on the end of a comm.
+#[inline(always)]
+fn on_end(
+    function: Function,
+    comm: *mut c_void,
+    call: impl FnOnce(&mut dyn NetEnd) -> Code,
+) -> Code {
+    let Some(slot) = handles::find(comm) else { return unknown(function, comm) };
+    // SAFETY: NCCL makes one call on a comm at a time, and does not close the comm meanwhile.
+    call(unsafe { slot.comm().end() })
 }
 
 /// A send of which a profiler is told.
@@ -189,13 +195,13 @@ unsafe fn start_events(
     messages: impl IntoIterator<Item = Message>,
     request: *mut *mut c_void,
 ) -> Code {
-    let (Code::SUCCESS, Some(place)) = (code, place::find(comm)) else { return code };
+    let (Code::SUCCESS, Some(slot)) = (code, handles::find(comm)) else { return code };
     caught(|| {
         // SAFETY: the caller's promise; as NCCL has it, there is no other call on the comm.
         unsafe {
             if !(*request).is_null() {
-                profiler::go_on(comm, place.comm());
-                *request = profiler::start(*request, messages, place.comm());
+                profiler::go_on(comm, slot.comm());
+                *request = profiler::start(*request, messages, slot.comm());
             }
         }
         Code::SUCCESS
@@ -214,9 +220,9 @@ unsafe extern "C" fn test_profiled(
         return unknown(Function::Test, request);
     }
     let plain = profiler::unmarked(request);
-    if let Some(place) = place::find_by_request(plain) {
+    if let Some(slot) = handles::find_by_request(plain) {
         // SAFETY: as in `start_events`.
-        unsafe { profiler::go_on(place::comm(plain), place.comm()) };
+        unsafe { profiler::go_on(handles::comm(plain), slot.comm()) };
     }
     // SAFETY: the caller's promise.
     let code = unsafe { test(plain, done, sizes) };

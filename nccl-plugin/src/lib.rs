@@ -3,7 +3,7 @@
 //! NCCL opens the library that `NCCL_NET_PLUGIN=invar` names and looks up the newest table of
 //! functions that it knows ([`abi`], `tables`). All versions are one implementation: `host` says
 //! which devices there are, `connect` makes comms, `entry` is the data path and goes on in `comm`, and
-//! `register` registers memory. What NCCL holds are numbers that are looked up and checked (`place`), not
+//! `register` registers memory. What NCCL holds are numbers that are looked up and checked (`handles`), not
 //! addresses, so that a comm that is closed already, or never was one, is an error and not a
 //! crash.
 //!
@@ -16,10 +16,11 @@ pub mod abi;
 mod comm;
 mod connect;
 mod entry;
+mod handles;
 mod host;
 mod logger;
 mod outcome;
-mod place;
+
 mod profiler;
 mod properties;
 mod register;

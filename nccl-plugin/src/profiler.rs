@@ -15,7 +15,7 @@ use invar::raw::{Carrier, Work};
 
 use crate::abi::{Code, Description, ProfilerCallback, QpWork, SocketWork};
 use crate::comm::{Comm, Kind};
-use crate::place;
+use crate::handles;
 
 /// Set in a request that has events: no comm is found by it.
 const MARK: usize = 1;
@@ -185,7 +185,7 @@ pub(crate) fn forget(comm: *mut c_void) {
 
 /// The comm of a marked request.
 fn comm_of(marked: usize) -> *mut c_void {
-    place::comm(unmarked(ptr::without_provenance_mut(marked)))
+    handles::comm(unmarked(ptr::without_provenance_mut(marked)))
 }
 
 fn callback() -> Option<ProfilerCallback> {

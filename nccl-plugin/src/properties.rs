@@ -7,9 +7,9 @@ use crate::abi::{
     Code, PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12,
     VDeviceProps,
 };
+use crate::handles::COMMS_MAX;
 use crate::host::{self, NetDevice};
 use crate::outcome::{call, null};
-use crate::place::COMMS_MAX;
 
 /// Megabits a second of a link that does not tell.
 const SPEED_MBPS: u32 = 10_000;

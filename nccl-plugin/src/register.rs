@@ -13,8 +13,8 @@ use invar::raw::{self, GpuRange, Keys};
 
 use crate::abi::{Code, PTR_CUDA, PTR_HOST};
 use crate::comm::Comm;
+use crate::handles;
 use crate::outcome::{Failed, Outcome, call, failed, misused, null};
-use crate::place;
 
 /// The key for our own work requests.
 #[inline(always)]
@@ -128,8 +128,8 @@ unsafe fn register(
 /// # Safety
 /// The comm is not closed while the reference lives.
 unsafe fn find<'a>(function: &str, comm: *mut c_void) -> Result<&'a Comm, Failed> {
-    let place = place::find(comm)
+    let slot = handles::find(comm)
         .ok_or_else(|| misused(format_args!("{function}: {comm:p} is no comm that is open")))?;
     // SAFETY: the caller's promise.
-    Ok(unsafe { place.comm() })
+    Ok(unsafe { slot.comm() })
 }

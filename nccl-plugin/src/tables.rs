@@ -8,7 +8,7 @@ use crate::connect::{
     accept, accept_v6, close_listen, connect, connect_v6, connect_v10, connect_v11, listen,
     listen_v11,
 };
-use crate::entry::{iflush, irecv, irecv_v10, isend, isend_v10, test};
+use crate::entry::{iflush, irecv, irecv_int, irecv_v10, isend, isend_int, isend_v10, test};
 use crate::host::{devices, finalize, init, init_v10, init_v11, set_net_attr};
 use crate::properties::get_properties;
 use crate::register::{dereg_mr, reg_mr, reg_mr_dma_buf, reg_mr_int};
@@ -49,11 +49,11 @@ macro_rules! table {
 const TAIL_V11: TailV11 = TailV11 { absent: [None; 3], finalize, set_net_attr };
 
 table!(ncclNetPlugin_v6: V6,
-    init, listen, connect_v6, accept_v6, reg_mr_int, isend, irecv, ());
+    init, listen, connect_v6, accept_v6, reg_mr_int, isend_int, irecv_int, ());
 table!(ncclNetPlugin_v7: V7,
-    init, listen, connect, accept, reg_mr_int, isend, irecv, [None; 2]);
+    init, listen, connect, accept, reg_mr_int, isend_int, irecv_int, [None; 2]);
 table!(ncclNetPlugin_v8: V8,
-    init, listen, connect, accept, reg_mr, isend, irecv, [None; 2]);
+    init, listen, connect, accept, reg_mr, isend_int, irecv_int, [None; 2]);
 table!(ncclNetPlugin_v9: V9,
     init, listen, connect, accept, reg_mr, isend, irecv, [None; 3]);
 table!(ncclNetPlugin_v10: V10,

@@ -1,9 +1,8 @@
 //! What both comms have in common: resources, the gate before each call, and polling.
 //!
-//! Calls that do what is usual stay within one function, in registers; all else is left to
-//! functions that are not inlined, of which most are called last. So the usual way saves and
-//! spills next to nothing. An [`Error`] fills several registers: where a result crosses such a
-//! call, the error stays in the comm and [`Failed`] says so.
+//! Each call has a fast path, which is inlined into its caller, and a slow path, which is not. The
+//! fast path changes nothing before it is sure to succeed, so the slow path starts from the beginning.
+//! An [`Error`] fills several registers: a slow path leaves it in the comm and returns [`Failed`].
 
 use super::Request;
 use super::notice::NoticeReader;
@@ -30,40 +29,32 @@ pub(super) enum Gate {
     Failed,
 }
 
-/// A call has failed; [`Base::error`] says why.
+/// A call failed; [`Base::error`] says why.
 pub(super) struct Failed;
 
-/// How far the usual part of a call came. It is for callers that make each call a function, as C
-/// does: such a function, which goes on with the whole call as its last act, saves next to nothing.
+/// How the fast path of a call ended.
+///
+/// The fast path is a part of the whole call. A caller whose own function is to stay small, such as a
+/// function of a C interface, calls the fast path first, and makes the whole call in another function
+/// where that says [`Fast::Slow`]. The order cannot be wrong: the whole call does all by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Usual<T> {
-    /// The call is done.
+pub enum Fast<T> {
+    /// The call is done. If the NIC refused what a send or receive posted, the test of its request
+    /// says so.
     Done(T),
-    /// So is this one; what it is about is not there yet.
-    NotYet,
-    /// Something else has to be done, which nobody has begun with: make the whole call.
-    Unusual,
+    /// Nothing is there yet: call again.
+    Pending,
+    /// Make the whole call.
+    Slow,
 }
 
-/// What a test has polled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Polled {
-    /// The one completion that the request awaited: it is over.
-    Done(u32),
-    /// Nothing.
-    NotYet,
-    /// Other completions, so many, which are still to be booked.
-    Other(u32),
-}
-
-/// What a test finds.
+/// What the slow path of a test finds.
 pub(super) enum Settled {
-    Waiting,
-    /// Done, and given back; what stands beside it is still there.
+    Pending,
+    /// The request is done and its entry is free. The entry's value is still there.
     Done,
-    /// Neither waiting nor done.
+    /// No such request is pending or done.
     Unknown,
 }
 
@@ -157,71 +148,35 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         self.error.unwrap_or(Error::PeerClosed(StreamError::Closed))
     }
 
-    /// The start of a test: ends the request of `token` if it is done by what is booked.
+    /// Tests a request; [`Fast::Done`] gives its bytes if it has one size.
     #[inline(always)]
-    pub(super) fn test_booked(&mut self, token: u32) -> Usual<u32> {
-        let entry = self.reqs.at(token);
-        if entry.is_done(token) {
+    pub(super) fn test(&mut self, request: &Request) -> Fast<u32> {
+        let entry = self.reqs.at(request.raw());
+        if entry.is_done(request.raw()) {
             return R::take(entry);
         }
-        if !entry.is_live(token) {
-            return Usual::Unusual;
+        if !entry.is_live(request.raw()) {
+            return Fast::Slow;
         }
-        Usual::NotYet
-    }
-
-    /// The same after a poll, for a request that is not done by what was booked before. As a rule
-    /// there is one completion, and it is the last that is awaited.
-    #[inline(always)]
-    pub(super) fn test_polled(&mut self, request: &Request) -> Polled {
         match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {
-            // The token is not read before the poll, where it would take a register.
-            Ok(1) => match R::take_by(&mut self.reqs, &self.wcs[..1], request) {
-                Some(size) => Polled::Done(size),
-                None => Polled::Other(1),
-            },
-            Ok(0) => Polled::NotYet,
-            Ok(polled) => Polled::Other(polled),
-            Err(error) => {
-                self.poll_failed(error);
-                Polled::Other(0)
-            }
+            Ok(0) => Fast::Pending,
+            polled => self.test_polled(request, polled),
         }
     }
 
-    /// Ends the request if the `polled` completions are all that it awaits: as a rule, one of each
-    /// queue pair.
-    #[inline(always)]
-    pub(super) fn take_polled(&mut self, request: &Request, polled: u32) -> Option<u32> {
-        let request = Request::from_raw(request.raw());
-        R::take_by(&mut self.reqs, self.wcs.get(..polled as usize)?, &request)
-    }
-
-    /// Books the `polled` completions; ends the request if it is done then.
-    #[inline(always)]
-    pub(super) fn test_other(&mut self, request: &Request, polled: u32) -> Usual<u32> {
-        match polled {
-            1 => self.book_one(),
-            _ => self.book_all(polled),
-        }
-        // Not kept over the calls, where it would take a register.
-        let token = request.raw();
-        let entry = self.reqs.at(token);
-        if entry.is_done(token) { R::take(entry) } else { Usual::Unusual }
-    }
-
-    /// The same after [`Base::take_polled`], apart from what calls it.
+    /// Books what a test has polled, and ends the request if it is done then. A function of its own,
+    /// so that a test that finds nothing saves few registers.
     #[inline(never)]
-    pub(super) fn test_other_apart(&mut self, request: &Request, polled: u32) -> Usual<u32> {
-        if polled > 1
-            && let Some(size) = self.take_polled(request, polled)
-        {
-            return Usual::Done(size);
+    fn test_polled(&mut self, request: &Request, polled: Result<u32, PollError>) -> Fast<u32> {
+        match polled {
+            Ok(polled) => self.book(polled),
+            Err(error) => self.poll_failed(error),
         }
-        self.test_other(request, polled)
+        let entry = self.reqs.at(request.raw());
+        if entry.is_done(request.raw()) { R::take(entry) } else { Fast::Slow }
     }
 
-    /// Whether the request of `token` is over, after all completions that are there.
+    /// Tests the request of `token` after booking all completions that are there.
     pub(super) fn settle(&mut self, token: u32) -> Settled {
         loop {
             if self.reqs.at(token).is_done(token) {
@@ -232,7 +187,7 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
                 return Settled::Unknown;
             }
             if !self.poll() {
-                return Settled::Waiting;
+                return Settled::Pending;
             }
         }
     }
@@ -248,50 +203,23 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         true
     }
 
-    /// Books the only completion of a poll.
-    #[inline(always)]
-    fn book_one(&mut self) {
-        let Self { wcs: [wc, ..], reqs, route, .. } = self;
-        if wc.status != WcStatus::SUCCESS || !route.book(reqs, wc) {
-            self.book_failed();
-        }
-    }
-
-    /// Fails the comm because of that.
-    #[cold]
-    #[inline(never)]
-    fn book_failed(&mut self) {
-        let [wc, ..] = self.wcs;
-        self.completion_failed(&wc);
-    }
-
-    /// The same as [`Base::book`], apart from what calls it.
-    #[inline(never)]
-    fn book_all(&mut self, polled: u32) {
-        self.book(polled);
-    }
-
-    /// Books what was polled. One in error or that nobody awaited fails the comm; those behind it
-    /// come too late, since what waits is cut short.
-    #[expect(clippy::needless_range_loop, reason = "two instructions a completion fewer")]
+    /// Books what was polled. A completion that failed, or that no request awaits, fails the comm;
+    /// those behind it are dropped, since the comm's requests are cut short.
     #[inline(always)]
     fn book(&mut self, polled: u32) {
         let Self { wcs, reqs, route, .. } = self;
-        for i in 0..POLL_BATCH.min(polled as usize) {
-            let wc = &wcs[i];
-            if !route.book_usual(reqs, wc)
-                && (wc.status != WcStatus::SUCCESS || !route.book(reqs, wc))
-            {
-                let wc = *wc;
-                return self.completion_failed(&wc);
+        for (i, wc) in wcs.iter().enumerate().take(polled as usize) {
+            if wc.status != WcStatus::SUCCESS || !route.book(reqs, wc) {
+                return self.completion_failed(i);
             }
         }
     }
 
-    /// Fails the comm because of a completion.
+    /// Fails the comm because of completion number `i` of the last poll.
     #[cold]
     #[inline(never)]
-    fn completion_failed(&mut self, wc: &Wc) {
+    fn completion_failed(&mut self, i: usize) {
+        let wc = self.wcs[i % POLL_BATCH];
         let error = if wc.status == WcStatus::SUCCESS {
             Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num }
         } else {

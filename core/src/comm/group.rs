@@ -61,7 +61,6 @@ impl Group {
     }
 
     /// Whether all slots of a row of `nreqs` are there, of which the first is.
-    #[inline(always)]
     pub(super) fn is_there(row: &Row<'_>, nreqs: usize, idx: u64) -> bool {
         let is_there = |r: usize| row.load(r, idx).is_some();
         // A full one without a count to compare with.
@@ -72,7 +71,6 @@ impl Group {
     }
 
     /// Begins to match a row of `nreqs` slots, 2 to 8; `first` is the request of its first message.
-    #[inline(always)]
     pub(super) fn begin(&mut self, nreqs: usize, first: Request) {
         (self.first, self.nreqs, self.empty) = (first, nreqs, 0);
         self.waiting = self.start();
@@ -80,25 +78,34 @@ impl Group {
         self.sizes = [0; RECVS_MAX];
     }
 
-    /// The first buffer that waits for its message: as a rule these come in the order in which they
-    /// were asked for. There is always one.
+    /// The first buffer that waits for its message: one does while the group is matched.
     #[inline(always)]
-    pub(super) fn next(&self) -> usize {
+    fn next(&self) -> usize {
         self.order[self.waiting % RECVS_MAX] as usize % RECVS_MAX
     }
 
-    /// The first buffer of `row` that waits for a message of this tag, and what the peer says of it.
+    /// The first buffer of `row` that waits for a message with `tag`, and its slot.
     pub(super) fn find<'a>(&self, row: &Row<'a>, tag: u32) -> Option<(usize, SlotWords<'a>)> {
-        let waiting = self.order[self.waiting.min(END)..].iter().map(|r| usize::from(*r));
+        let waiting = self.order[self.waiting.min(END)..].iter();
+        let waiting = waiting.map(|r| usize::from(*r) % RECVS_MAX);
         waiting.map(|r| (r, row.seen(r))).find(|(_, slot)| slot.tag() == tag)
     }
 
-    /// Makes a buffer that waits the next.
-    pub(super) fn prefer(&mut self, r: usize) {
+    /// Finds a buffer as [`Group::find`] does, and makes it the next.
+    #[inline(always)]
+    pub(super) fn select<'a>(&mut self, row: &Row<'a>, tag: u32) -> Option<SlotWords<'a>> {
+        // Most messages come in the order of their buffers.
+        let slot = row.seen(self.next());
+        if slot.tag() == tag { Some(slot) } else { self.select_later(row, tag) }
+    }
+
+    #[inline(never)]
+    fn select_later<'a>(&mut self, row: &Row<'a>, tag: u32) -> Option<SlotWords<'a>> {
+        let (r, slot) = self.find(row, tag)?;
         let waiting = &mut self.order[self.waiting.min(END)..];
-        if let Some(at) = waiting.iter().position(|waiting| usize::from(*waiting) == r) {
-            waiting[..=at].rotate_right(1);
-        }
+        let at = waiting.iter().position(|waiting| usize::from(*waiting) == r)?;
+        waiting[..=at].rotate_right(1);
+        Some(slot)
     }
 
     /// Whether the request is of a message of the group that began last.
@@ -116,6 +123,9 @@ impl Group {
     #[inline(always)]
     pub(super) fn add(&mut self, buf: &SendBuf, room: &Room) -> Request {
         let r = self.next();
+        if buf.len == 0 {
+            self.empty |= 1 << r;
+        }
         self.sizes[r] = buf.len;
         let mut wr = self.wrs.wr(self.waiting % RECVS_MAX);
         wr.set_remote(room.addr, room.rkey);
@@ -124,20 +134,13 @@ impl Group {
         self.first.message(r)
     }
 
-    /// The message of the next buffer is to be empty.
-    pub(super) fn leave_out(&mut self) {
-        self.empty |= 1 << self.next();
-    }
-
     /// How many messages it has.
-    #[inline(always)]
     pub(super) fn nreqs(&self) -> usize {
         self.nreqs
     }
 
     /// Lays out what ends the group of `row`, once it is complete; gives the list, and where the
     /// group begins in it.
-    #[inline(always)]
     pub(super) fn finish<N: Nic>(
         &mut self,
         verbs: &Verbs<N>,
@@ -154,7 +157,6 @@ impl Group {
     }
 
     /// Where the group begins, in both orders.
-    #[inline(always)]
     fn start(&self) -> usize {
         END - self.nreqs.min(END)
     }

@@ -3,11 +3,9 @@
 mod buf;
 mod settle;
 
-use core::hint::cold_path;
-
 use buf::slot;
 
-use super::base::{Base, Failed, Gate, Polled, Usual};
+use super::base::{Base, Failed, Fast, Gate};
 use super::closing::Closing;
 use super::flush::Flushes;
 use super::route::Receiving;
@@ -110,114 +108,37 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// Others stay: every later call gives the same.
     #[inline(always)]
     pub fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Error> {
-        let filled = match bufs {
-            [buf] => self.fill_usual(buf),
-            _ => self.fill_group(bufs.len(), |r| bufs[r]),
+        let [buf] = bufs else {
+            return self.irecv_slow(bufs).map_err(|failed| self.base.error(failed));
         };
-        if let Usual::Done(request) = filled {
-            self.post_filled()?;
-            return Ok(Some(request));
-        }
-        match self.recv_unusual(bufs) {
-            Ok(request) => Ok(request),
-            Err(failed) => Err(self.base.error(failed)),
-        }
+        self.irecv_one(buf, Await::Now)
     }
 
-    /// The same of one buffer that is posted ahead: no send waits for it, as there are others for the
-    /// next ones. A NIC in software may tell the peer a little later, together with something else.
+    /// The fast path of [`RecvComm::irecv`], for one buffer.
+    #[inline(always)]
+    pub fn irecv_fast(&mut self, buf: &RecvBuf) -> Fast<Request> {
+        self.irecv_single(buf, Await::Now)
+    }
+
+    /// Posts a receive of one buffer ahead of need: no send waits for this buffer yet, since others
+    /// come before it. A NIC in software may tell the peer a little later, together with other news.
     ///
     /// # Errors
     /// As [`RecvComm::irecv`].
     pub fn irecv_ahead(&mut self, buf: &RecvBuf) -> Result<Option<Request>, Error> {
-        let Usual::Done(request) = self.fill_usual(buf) else {
-            return self.irecv(core::slice::from_ref(buf));
-        };
-        match self.post(Await::Later) {
-            Ok(()) => Ok(Some(request)),
-            Err(failed) => Err(self.base.error(failed)),
-        }
+        self.irecv_one(buf, Await::Later)
     }
 
-    /// The start of [`RecvComm::irecv`] of one buffer: fills a slot, which
-    /// [`RecvComm::post_filled`] writes to the peer; gives the receive's request.
+    /// Posts a receive of one buffer by the fast path, or by the slow one.
     #[inline(always)]
-    pub fn fill_usual(&mut self, buf: &RecvBuf) -> Usual<Request> {
-        let Base { gate, reqs, verbs, .. } = &mut self.base;
-        if *gate != Gate::Open {
-            return Usual::Unusual;
-        }
-        if !buf.is_sound() {
-            return Usual::Unusual;
-        }
-        let Some((request, entry)) = reqs.next_free() else { return Usual::Unusual };
-        let row = Row::of(verbs.control.words(), request.row() as u8);
-        let Some(row) = row else { return Usual::Unusual };
-        grant(verbs, &mut self.granted, buf.rkey);
-        self.recv_wr.wr_id = request.row() as u64;
-        entry.arm(request.raw(), entry.value.events);
-        entry.value.sizes[0] = buf.len;
-        row.store(0, &slot(buf, 1, self.idx));
-        Usual::Done(request)
-    }
-
-    /// The same of several buffers, `n` of them, of which `buf` gives each.
-    #[inline(always)]
-    pub fn fill_group(
-        &mut self,
-        n: usize,
-        mut buf: impl FnMut(usize) -> RecvBuf,
-    ) -> Usual<Request> {
-        if self.base.gate != Gate::Open || n < 2 || n > self.group_max {
-            return Usual::Unusual;
-        }
-        let Base { reqs, verbs, .. } = &mut self.base;
-        let row = Row::of(verbs.control.words(), reqs.next().row() as u8);
-        let Some(row) = row else { return Usual::Unusual };
-        let Some((request, entry)) = reqs.next_free() else { return Usual::Unusual };
-        let Receiving { slots, events, sizes, .. } = &mut entry.value;
-        let (events, idx) = (*events, self.idx);
-        // What is not there takes anything.
-        *sizes = [u32::MAX; RECVS_MAX];
-        let mut lens = 0;
-        for (r, size) in sizes.iter_mut().enumerate().take(n) {
-            let buf = buf(r);
-            // One at a time, with something between, so that each is a branch that is not taken.
-            if buf.addr == 0 {
-                return Usual::Unusual;
+    fn irecv_one(&mut self, buf: &RecvBuf, awaited: Await) -> Result<Option<Request>, Error> {
+        match self.irecv_single(buf, awaited) {
+            Fast::Done(_) if self.base.gate == Gate::Failed => Err(self.base.error(Failed)),
+            Fast::Done(request) => Ok(Some(request)),
+            _ => {
+                let posted = self.irecv_slow(core::slice::from_ref(buf));
+                posted.map_err(|failed| self.base.error(failed))
             }
-            *size = buf.len;
-            if buf.rkey == 0 {
-                return Usual::Unusual;
-            }
-            lens |= buf.len;
-            grant(verbs, &mut self.granted, buf.rkey);
-            row.store(r, &slot(&buf, n as u32, idx));
-        }
-        if lens > LEN_MAX {
-            return Usual::Unusual;
-        }
-        let wr_id = request.row() as u64 | (n as u64 - 1) << 32;
-        if verbs.settings.use_inline {
-            // A row of several may be more than goes inline.
-            slots.set_flags(0, slots.wrs()[0].flags - SendFlags::INLINE);
-        }
-        set_slots(slots, wr_id, n);
-        self.recv_wr.wr_id = wr_id;
-        entry.arm(request.raw(), events);
-        Usual::Done(request)
-    }
-
-    /// Posts the receive of which [`RecvComm::fill_usual`] or [`RecvComm::fill_group`] has filled the
-    /// slots, in the call before this.
-    ///
-    /// # Errors
-    /// [`Error::Nic`].
-    #[inline(always)]
-    pub fn post_filled(&mut self) -> Result<(), Error> {
-        match self.post(Await::Now) {
-            Ok(()) => Ok(()),
-            Err(failed) => Err(self.base.error(failed)),
         }
     }
 
@@ -239,65 +160,24 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
     #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<&[u32]>, Error> {
-        match self.test_booked(request) {
-            Usual::Done(size) => return Ok(Some(self.received_one(size))),
-            Usual::NotYet => match self.test_polled(request) {
-                Polled::Done(size) => return Ok(Some(self.received_one(size))),
-                Polled::NotYet => return Ok(None),
-                Polled::Other(polled) => {
-                    if let Usual::Done(size) = self.base.test_other_apart(request, polled) {
-                        return Ok(Some(self.received_one(size)));
-                    }
-                }
+        match self.test_fast(request) {
+            Fast::Done(size) => {
+                self.received[0] = size;
+                Ok(Some(&self.received[..1]))
+            }
+            Fast::Pending => Ok(None),
+            Fast::Slow => match self.test_slow(request.raw()) {
+                Ok(true) => Ok(Some(&self.received[..self.received_len.min(RECVS_MAX)])),
+                Ok(false) => Ok(None),
+                Err(failed) => Err(self.base.error(failed)),
             },
-            Usual::Unusual => {}
-        }
-        cold_path();
-        match self.test_unusual(request) {
-            Ok(true) => Ok(Some(&self.received[..self.received_len.min(RECVS_MAX)])),
-            Ok(false) => Ok(None),
-            Err(failed) => Err(self.base.error(failed)),
         }
     }
 
-    /// The start of [`RecvComm::test`], of a receive of one buffer, which gives that one's bytes:
-    /// whether it is done by the completions that were taken before. It takes no new ones;
-    /// [`RecvComm::test_polled`] does.
+    /// The fast path of [`RecvComm::test`], for a receive of one buffer: gives its bytes.
     #[inline(always)]
-    pub fn test_booked(&mut self, request: &Request) -> Usual<u32> {
-        self.base.test_booked(request.raw())
-    }
-
-    /// What follows on [`RecvComm::test_booked`] where that gives [`Usual::NotYet`], as a rule:
-    /// takes the completions that are there.
-    #[inline(always)]
-    pub fn test_polled(&mut self, request: &Request) -> Polled {
-        self.base.test_polled(request)
-    }
-
-    /// What follows on [`Polled::Other`] of several completions, at once: ends the request if they are
-    /// all that it awaits, and then gives the bytes. Otherwise they are still to be booked.
-    #[inline(always)]
-    pub fn take_polled(&mut self, request: &Request, polled: u32) -> Option<u32> {
-        self.base.take_polled(request, polled)
-    }
-
-    /// What follows on that, or on [`Polled::Other`], at once: books those.
-    #[inline(always)]
-    pub fn test_other(&mut self, request: &Request, polled: u32) -> Usual<u32> {
-        self.base.test_other(request, polled)
-    }
-
-    /// What follows on [`RecvComm::test_other`] where that gives [`Usual::Unusual`], at once: the bytes
-    /// of each buffer, if the request was a receive of several and is done.
-    #[inline(always)]
-    pub fn take_group(&mut self, request: &Request) -> Option<&[u32]> {
-        if !self.base.reqs.at(request.raw()).end_if_done(request.raw()) {
-            return None;
-        }
-        // What failed the comm, the whole test says.
-        self.read_sizes(request.raw()).ok()?;
-        Some(&self.received[..self.received_len.min(RECVS_MAX)])
+    pub fn test_fast(&mut self, request: &Request) -> Fast<u32> {
+        self.base.test(request)
     }
 
     /// Looks whether the peer still has its end open, which an idle comm does not notice by
@@ -362,16 +242,29 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 }
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
-    /// What [`RecvComm::test`] gives for one buffer.
+    /// Posts a receive of one buffer.
     #[inline(always)]
-    fn received_one(&mut self, size: u32) -> &[u32] {
-        self.received[0] = size;
-        &self.received[..1]
+    fn irecv_single(&mut self, buf: &RecvBuf, awaited: Await) -> Fast<Request> {
+        if self.base.gate != Gate::Open || !buf.is_sound() {
+            return Fast::Slow;
+        }
+        let Base { reqs, verbs, .. } = &mut self.base;
+        let Some((request, entry)) = reqs.next_free() else { return Fast::Slow };
+        let row = Row::of(verbs.control.words(), request.row() as u8);
+        let Some(row) = row else { return Fast::Slow };
+        grant(verbs, &mut self.granted, buf.rkey);
+        row.store(0, &slot(buf, 1, self.idx));
+        entry.value.sizes[0] = buf.len;
+        entry.arm(request.raw(), entry.value.events);
+        self.recv_wr.wr_id = request.row() as u64;
+        // If this fails, so does the test of the request.
+        let _ = self.post(awaited);
+        Fast::Done(request)
     }
 
-    /// As [`RecvComm::irecv`], for all the rest.
+    /// The slow path of [`RecvComm::irecv`].
     #[inline(never)]
-    fn recv_unusual(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Failed> {
+    fn irecv_slow(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Failed> {
         if self.base.gate != Gate::Open && !self.pass()? {
             return Ok(None);
         }
@@ -381,21 +274,33 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         if bufs.len() > self.group_max {
             return self.refuse("a receive of more buffers than the FIFO has rows");
         }
-        if let Some(buf) = bufs.iter().find(|buf| !buf.is_sound()) {
-            if buf.len > LEN_MAX {
-                return Err(self.base.fail(Error::TooLong(buf.len)));
+        if self.base.reqs.next_free().is_none() {
+            self.base.reqs.come_around();
+        }
+        let Base { reqs, verbs, .. } = &mut self.base;
+        let Some((request, entry)) = reqs.next_free() else { return Ok(None) };
+        let row = Row::of(verbs.control.words(), request.row() as u8);
+        let Some(row) = row else { return Ok(None) };
+        let Receiving { slots, events, sizes, .. } = &mut entry.value;
+        let (events, nreqs) = (*events, bufs.len());
+        // A buffer that is not there takes any size.
+        *sizes = [u32::MAX; RECVS_MAX];
+        for ((r, buf), size) in bufs.iter().enumerate().zip(sizes) {
+            if !buf.is_sound() {
+                return self.refuse_buf(buf);
             }
-            return self.refuse("a receive buffer's address and rkey must not be 0");
+            *size = buf.len;
+            grant(verbs, &mut self.granted, buf.rkey);
+            row.store(r, &slot(buf, nreqs as u32, self.idx));
         }
-        if self.base.reqs.next_free().is_none() && !self.base.reqs.come_around() {
-            return Ok(None);
+        let wr_id = request.row() as u64 | (nreqs as u64 - 1) << 32;
+        if verbs.settings.use_inline && nreqs > 1 {
+            // A row of several slots may be more than the NIC sends inline.
+            slots.set_flags(0, slots.wrs()[0].flags - SendFlags::INLINE);
         }
-        let filled = match bufs {
-            [buf] => self.fill_usual(buf),
-            _ => self.fill_group(bufs.len(), |r| bufs[r]),
-        };
-        // Otherwise the request at the start of the ring is not free.
-        let Usual::Done(request) = filled else { return Ok(None) };
+        set_slots(slots, wr_id, nreqs);
+        self.recv_wr.wr_id = wr_id;
+        entry.arm(request.raw(), events);
         self.post(Await::Now)?;
         Ok(Some(request))
     }
@@ -432,6 +337,16 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let mut qps = verbs.other_qps.iter();
         qps.try_for_each(|qp| verbs.nic.post_empty_recv(qp, recv_wr))
             .map_err(|error| self.base.nic_failed(error))
+    }
+
+    /// Refuses a receive because of one of its buffers.
+    #[cold]
+    #[inline(never)]
+    fn refuse_buf(&mut self, buf: &RecvBuf) -> Result<Option<Request>, Failed> {
+        if buf.len > LEN_MAX {
+            return Err(self.base.fail(Error::TooLong(buf.len)));
+        }
+        self.refuse("a receive buffer's address and rkey must not be 0")
     }
 
     #[cold]

@@ -1,26 +1,19 @@
-//! How completions find the requests that await them, and what stands beside these.
+//! Which request a completion belongs to, and what each request stores beside its key.
 
 use static_assertions::assert_eq_size;
 
-use super::Request;
-use super::base::Usual;
+use super::base::Fast;
 use super::flush::Flushes;
 use super::sizes::Sizes;
-use crate::nic::{Nic, SendList, Wc, WcOpcode, WcStatus};
+use crate::nic::{Nic, SendList, Wc, WcOpcode};
 use crate::request::{Entry, MESSAGES, ROWS, Ring};
 
-/// Completions of one kind of comm.
+/// Books the completions of one kind of comm.
 pub(super) trait Route<T, const N: usize> {
-    /// Ends a request that is done, of one size, and gives that. [`Usual::Unusual`] where there is
-    /// more to it: then it is still to be ended.
-    fn take(entry: &mut Entry<T>) -> Usual<u32>;
-    /// The same for a live request, if these completions are of it alone, and all that it still
-    /// awaits. `None` where they are not, or there is more to it: then nothing is booked.
-    fn take_by(reqs: &mut Ring<T, N>, wcs: &[Wc], request: &Request) -> Option<u32>;
-    /// Books a completion of the kind that comes all the time; `false` where it is another, has
-    /// failed, or nobody awaited it: one that succeeded is then still to be given to [`Route::book`].
-    fn book_usual(&mut self, reqs: &mut Ring<T, N>, wc: &Wc) -> bool;
-    /// Books any completion that succeeded; whether it was awaited.
+    /// Ends a request that is done and gives its bytes. [`Fast::Slow`] for a request that has more
+    /// than one size to tell, or a wrong one: that request stays.
+    fn take(entry: &mut Entry<T>) -> Fast<u32>;
+    /// Books a completion that succeeded; `false` if no request awaits it.
     fn book(&mut self, reqs: &mut Ring<T, N>, wc: &Wc) -> bool;
 }
 
@@ -71,101 +64,55 @@ pub(super) struct Sent {
 
 impl Route<Sending, MESSAGES> for Sent {
     #[inline(always)]
-    fn take(entry: &mut Entry<Sending>) -> Usual<u32> {
-        Usual::Done(entry.end().len)
+    fn take(entry: &mut Entry<Sending>) -> Fast<u32> {
+        Fast::Done(entry.end().len)
     }
 
     #[inline(always)]
-    fn take_by(reqs: &mut Ring<Sending, MESSAGES>, wcs: &[Wc], request: &Request) -> Option<u32> {
-        for wc in wcs {
-            if wc.status != WcStatus::SUCCESS {
-                return None;
-            }
-            if u64::from(request.raw()) != wc.wr_id {
-                return None;
-            }
-        }
-        let entry = reqs.at(request.raw());
-        if !entry.awaits(wcs.len()) {
-            return None;
-        }
-        Some(entry.end().len)
-    }
-
-    /// The end of a message of its own.
-    #[inline(always)]
-    fn book_usual(&mut self, reqs: &mut Ring<Sending, MESSAGES>, wc: &Wc) -> bool {
-        wc.status == WcStatus::SUCCESS && wc.wr_id & GROUP == 0 && reqs.at(wc.wr_id as u32).book()
-    }
-
-    /// The end of a group too.
-    #[inline(never)]
     fn book(&mut self, reqs: &mut Ring<Sending, MESSAGES>, wc: &Wc) -> bool {
-        let [first, others @ ..] = reqs.row(wc.wr_id as u32);
-        let is_awaited = first.book();
-        if wc.wr_id & GROUP != 0 && first.is_complete() {
-            let nreqs = 1 + u64::from((wc.wr_id >> 32) as u8);
-            self.grouped = self.grouped.saturating_sub(nreqs);
-            // Those that the group did not have are free, and stay so.
-            others.iter_mut().for_each(Entry::finish);
+        let is_awaited = reqs.at(wc.wr_id as u32).book();
+        if wc.wr_id & GROUP != 0 {
+            self.book_group(reqs, wc.wr_id);
         }
         is_awaited
     }
 }
 
-/// Completions of receives, of writes of slots, and of flushes.
+impl Sent {
+    /// Ends the other messages of a group once its last completion is booked.
+    #[inline(never)]
+    fn book_group(&mut self, reqs: &mut Ring<Sending, MESSAGES>, wr_id: u64) {
+        let [first, others @ ..] = reqs.row(wr_id as u32);
+        if first.is_complete() {
+            let nreqs = 1 + u64::from((wr_id >> 32) as u8);
+            self.grouped = self.grouped.saturating_sub(nreqs);
+            // Entries that the group did not use are free, and stay free.
+            others.iter_mut().for_each(Entry::finish);
+        }
+    }
+}
+
+/// Books receives, writes of slots, and flushes.
 impl<N: Nic> Route<Receiving, ROWS> for Flushes<N> {
     #[inline(always)]
-    fn take(entry: &mut Entry<Receiving>) -> Usual<u32> {
+    fn take(entry: &mut Entry<Receiving>) -> Fast<u32> {
         let Receiving { imm, sizes, .. } = &entry.value;
-        if entry.value.others() != 0 {
-            return Usual::Unusual;
+        if entry.value.others() != 0 || *imm > sizes[0] {
+            return Fast::Slow;
         }
-        if *imm > sizes[0] {
-            return Usual::Unusual;
-        }
-        Usual::Done(entry.end().imm)
+        Fast::Done(entry.end().imm)
     }
 
+    /// Each queue pair brings the same immediate: the whole size of a single message, not the share
+    /// of that queue pair.
     #[inline(always)]
-    fn take_by(reqs: &mut Ring<Receiving, ROWS>, wcs: &[Wc], request: &Request) -> Option<u32> {
-        let imm = wcs.last()?.imm_data;
-        for wc in wcs {
-            if !wc.is_success_of(WcOpcode::RECV_RDMA_WITH_IMM) {
-                return None;
-            }
-            // Of a group it has more to say.
-            if request.row() as u64 != wc.wr_id {
-                return None;
-            }
-        }
-        let entry = reqs.at(request.raw());
-        if !entry.awaits(wcs.len()) {
-            return None;
-        }
-        if imm > entry.value.sizes[0] {
-            return None;
-        }
-        entry.end();
-        Some(imm)
-    }
-
-    /// Data that came. Each queue pair brings the same immediate: the whole size of a single
-    /// message, not its share.
-    #[inline(always)]
-    fn book_usual(&mut self, reqs: &mut Ring<Receiving, ROWS>, wc: &Wc) -> bool {
-        if !wc.is_success_of(WcOpcode::RECV_RDMA_WITH_IMM) {
-            return false;
-        }
-        let entry = reqs.at(wc.wr_id as u32);
-        entry.value.imm = wc.imm_data;
-        entry.book()
-    }
-
-    #[inline(never)]
     fn book(&mut self, reqs: &mut Ring<Receiving, ROWS>, wc: &Wc) -> bool {
         match wc.opcode {
-            WcOpcode::RECV_RDMA_WITH_IMM => self.book_usual(reqs, wc),
+            WcOpcode::RECV_RDMA_WITH_IMM => {
+                let entry = reqs.at(wc.wr_id as u32);
+                entry.value.imm = wc.imm_data;
+                entry.book()
+            }
             WcOpcode::RDMA_READ => self.end(wc.wr_id),
             _ => reqs.at(wc.wr_id as u32).book(),
         }

@@ -3,12 +3,10 @@
 mod closed;
 mod grouped;
 
-use core::hint::cold_path;
-
 use grouped::GROUP_NREQS;
 
 use super::Request;
-use super::base::{Base, Failed, Gate, Polled, Settled, Usual};
+use super::base::{Base, Failed, Fast, Gate, Settled};
 use super::group::Group;
 use super::post::{Target, post_single, with_imm};
 use super::route::{Sending, Sent};
@@ -28,17 +26,6 @@ pub struct SendBuf {
     pub len: u32,
     /// Local key of the region that holds it.
     pub lkey: u32,
-}
-
-/// What the start of a send has found.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Matched {
-    /// A row of its own: [`SendComm::post_matched`] sends the message, by this request.
-    Alone(Request),
-    /// A row of several slots: [`SendComm::begin_group`] begins to match it.
-    NewGroup,
-    /// A group that is being matched, as a rule: [`SendComm::match_in_group`] looks for a place in it.
-    Group,
 }
 
 /// The sending end of a connection.
@@ -91,82 +78,11 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// goes on. Others stay: every later call gives the same.
     #[inline(always)]
     pub fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
-        match self.match_usual(buf.addr, buf.len.into(), buf.lkey, tag) {
-            Usual::Done(Matched::Alone(request)) => {
-                self.post_matched()?;
-                return Ok(Some(request));
-            }
-            Usual::Done(Matched::NewGroup) => match self.begin_group() {
-                Usual::Done(()) => return self.isend_in_group(buf, tag),
-                Usual::NotYet => return Ok(None),
-                Usual::Unusual => {}
-            },
-            Usual::Done(Matched::Group) => return self.isend_in_group(buf, tag),
-            Usual::NotYet => return Ok(None),
-            Usual::Unusual => {}
-        }
-        self.isend_unusual(buf, tag)
-    }
-
-    /// All of [`SendComm::isend`].
-    #[inline(always)]
-    fn isend_unusual(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
-        match self.send_unusual(buf, tag) {
-            Ok(request) => Ok(request),
-            Err(failed) => Err(self.base.error(failed)),
-        }
-    }
-
-    /// The start of [`SendComm::isend`], of `len` bytes, however many: looks at the head of the
-    /// FIFO, and lays out the work request of a message of its own; then
-    /// [`SendComm::post_matched`] must be called next.
-    #[inline(always)]
-    pub fn match_usual(&mut self, addr: u64, len: u64, lkey: u32, tag: u32) -> Usual<Matched> {
-        if self.base.gate != Gate::Open {
-            return Usual::Done(Matched::Group);
-        }
-        let Some(slot) = self.slot() else { return Usual::NotYet };
-        // One at a time, so that each is a branch that is not taken.
-        if !slot.is_single(tag) {
-            let is_other = slot.nreqs_tag().0 == 1;
-            return if is_other { Usual::NotYet } else { Usual::Done(Matched::NewGroup) };
-        }
-        // Neither none nor too many.
-        if len.wrapping_sub(1) >= self.target.whole_bytes_max {
-            return Usual::Unusual;
-        }
-        let (room, length) = (slot.room(), len as u32);
-        if !room.holds(length) {
-            return Usual::Unusual;
-        }
-        if room.addr == 0 {
-            return Usual::Unusual;
-        }
-        if room.rkey == 0 {
-            return Usual::Unusual;
-        }
-        // Before the request, of which there may be none: so it takes fewer registers.
-        let mut wr = self.wr.wr(0);
-        wr.set_remote(room.addr, room.rkey);
-        wr.set_sge(Sge { addr, length, lkey });
-        wr.set_imm(length);
-        let next = self.base.reqs.next_free();
-        let Some((request, entry)) = next else { return Usual::Unusual };
-        self.wr.wr(0).set_id(request.raw().into());
-        entry.value.len = length;
-        entry.arm(request.raw(), self.target.qps);
-        Usual::Done(Matched::Alone(request))
-    }
-
-    /// Sends the message that [`SendComm::match_usual`] has found alone, in the call before this.
-    ///
-    /// # Errors
-    /// [`Error::Nic`].
-    #[inline(always)]
-    pub fn post_matched(&mut self) -> Result<(), Error> {
-        match self.post_whole() {
-            Ok(()) => Ok(()),
-            Err(failed) => Err(self.base.error(failed)),
+        match self.isend_fast(buf, tag) {
+            Fast::Done(_) if self.base.gate == Gate::Failed => Err(self.base.error(Failed)),
+            Fast::Done(request) => Ok(Some(request)),
+            Fast::Pending => Ok(None),
+            Fast::Slow => self.isend_slow(buf, tag).map_err(|failed| self.base.error(failed)),
         }
     }
 
@@ -200,52 +116,17 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
     #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<u32>, Error> {
-        match self.test_booked(request) {
-            Usual::Done(len) => return Ok(Some(len)),
-            Usual::NotYet => match self.test_polled(request) {
-                Polled::Done(len) => return Ok(Some(len)),
-                Polled::NotYet => return Ok(None),
-                Polled::Other(polled) => {
-                    if let Usual::Done(len) = self.base.test_other_apart(request, polled) {
-                        return Ok(Some(len));
-                    }
-                }
-            },
-            Usual::Unusual => {}
-        }
-        cold_path();
-        match self.test_unusual(request) {
-            Ok(true) => Ok(Some(self.base.reqs.at(request.raw()).value.len)),
-            Ok(false) => Ok(None),
-            Err(failed) => Err(self.base.error(failed)),
+        match self.test_fast(request) {
+            Fast::Done(len) => Ok(Some(len)),
+            Fast::Pending => Ok(None),
+            Fast::Slow => self.test_slow(request).map_err(|failed| self.base.error(failed)),
         }
     }
 
-    /// The start of [`SendComm::test`]: whether the request is done by the completions that were
-    /// taken before. It takes no new ones; [`SendComm::test_polled`] does.
+    /// The fast path of [`SendComm::test`].
     #[inline(always)]
-    pub fn test_booked(&mut self, request: &Request) -> Usual<u32> {
-        self.base.test_booked(request.raw())
-    }
-
-    /// What follows on [`SendComm::test_booked`] where that gives [`Usual::NotYet`], as a rule:
-    /// takes the completions that are there.
-    #[inline(always)]
-    pub fn test_polled(&mut self, request: &Request) -> Polled {
-        self.base.test_polled(request)
-    }
-
-    /// What follows on [`Polled::Other`] of several completions, at once: ends the request if they are
-    /// all that it awaits, and then gives the bytes. Otherwise they are still to be booked.
-    #[inline(always)]
-    pub fn take_polled(&mut self, request: &Request, polled: u32) -> Option<u32> {
-        self.base.take_polled(request, polled)
-    }
-
-    /// What follows on that, or on [`Polled::Other`], at once: books those.
-    #[inline(always)]
-    pub fn test_other(&mut self, request: &Request, polled: u32) -> Usual<u32> {
-        self.base.test_other(request, polled)
+    pub fn test_fast(&mut self, request: &Request) -> Fast<u32> {
+        self.base.test(request)
     }
 
     /// Looks whether the peer still has its end open, which an idle comm does not notice by
@@ -285,14 +166,14 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.report(error)
     }
 
-    /// As [`SendComm::test`], for all the rest; whether it is done.
+    /// The slow path of [`SendComm::test`].
     #[inline(never)]
-    fn test_unusual(&mut self, request: &Request) -> Result<bool, Failed> {
+    fn test_slow(&mut self, request: &Request) -> Result<Option<u32>, Failed> {
         let token = request.raw();
         match self.base.settle(token) {
-            Settled::Waiting => Ok(false),
-            Settled::Done => Ok(true),
-            Settled::Unknown if self.heed_notice() => self.test_unusual(request),
+            Settled::Pending => Ok(None),
+            Settled::Done => Ok(Some(self.base.reqs.at(token).value.len)),
+            Settled::Unknown if self.heed_notice() => self.test_slow(request),
             Settled::Unknown => Err(self.base.unsettled(token)),
         }
     }
@@ -317,9 +198,41 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.row = self.row.wrapping_add(1) & self.row_mask;
     }
 
-    /// As [`SendComm::isend`], for all the rest.
+    /// The fast path of [`SendComm::isend`]: sends a message of a group that has begun, or one whose row
+    /// has one slot, if all of that fits into a work request on the first queue pair.
+    #[inline(always)]
+    pub fn isend_fast(&mut self, buf: &SendBuf, tag: u32) -> Fast<Request> {
+        match self.base.gate {
+            Gate::Open => {}
+            Gate::Group => return self.isend_in_group(buf, tag),
+            _ => return Fast::Slow,
+        }
+        let Some(slot) = self.slot() else { return Fast::Pending };
+        if !slot.is_single(tag) {
+            return if slot.nreqs_tag().0 == 1 { Fast::Pending } else { Fast::Slow };
+        }
+        let room = slot.room();
+        // An empty message has no scatter/gather entry: the slow path posts it.
+        let is_whole = u64::from(buf.len).wrapping_sub(1) < self.target.whole_bytes_max;
+        if !is_whole || !room.holds(buf.len) || room.addr == 0 || room.rkey == 0 {
+            return Fast::Slow;
+        }
+        let Some((request, entry)) = self.base.reqs.next_free() else { return Fast::Slow };
+        entry.value.len = buf.len;
+        entry.arm(request.raw(), self.target.qps);
+        let mut wr = self.wr.wr(0);
+        wr.set_id(request.raw().into());
+        wr.set_remote(room.addr, room.rkey);
+        wr.set_sge(Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey });
+        wr.set_imm(buf.len);
+        // If this fails, so does the test of the request.
+        let _ = self.post_whole();
+        Fast::Done(request)
+    }
+
+    /// The slow path of [`SendComm::isend`].
     #[inline(never)]
-    fn send_unusual(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
+    fn isend_slow(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
         if self.base.gate == Gate::Group {
             return self.send_in_group(buf, tag);
         }
@@ -340,10 +253,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             (nreqs, _) if !GROUP_NREQS.contains(&(nreqs as usize)) => {
                 Err(self.bad_slot("a group of", nreqs.into()))
             }
-            _ => match self.begin_group() {
-                Usual::Done(()) => self.send_in_group(buf, tag),
-                Usual::NotYet => Ok(None),
-                Usual::Unusual => self.send_around(buf, tag),
+            (nreqs, _) => match self.begin_group(nreqs as usize) {
+                Fast::Done(()) => self.send_in_group(buf, tag),
+                Fast::Pending => Ok(None),
+                Fast::Slow => self.send_around(buf, tag),
             },
         }
     }
@@ -406,7 +319,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     #[cold]
     #[inline(never)]
     fn send_around(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
-        if self.base.reqs.come_around() { self.send_unusual(buf, tag) } else { Ok(None) }
+        if self.base.reqs.come_around() { self.isend_slow(buf, tag) } else { Ok(None) }
     }
 
     /// The bytes to send of `len`, where there is room for `room`.

@@ -229,14 +229,5 @@ pub struct Wc {
     pub dlid_path_bits: u8,
 }
 
-impl Wc {
-    /// Whether that has succeeded: one comparison.
-    #[inline(always)]
-    pub(crate) const fn is_success_of(&self, opcode: WcOpcode) -> bool {
-        self.status.0 as u64 | (self.opcode.0 as u64) << 32
-            == WcStatus::SUCCESS.0 as u64 | (opcode.0 as u64) << 32
-    }
-}
-
 assert_eq_size!(Wc, [u8; 48]);
 const_assert_eq!(offset_of!(Wc, flags), 36);

@@ -5,7 +5,7 @@ mod attempt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use invar_core::comm::{self, Flush, FlushBuf, Matched, Polled, RecvBuf, Request, SendBuf, Usual};
+use invar_core::comm::{self, Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::conn::{self, Handle, Stream};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_core::nic::{Access, MemoryKeys, Nic, NicError, Verb};
@@ -32,9 +32,6 @@ pub trait HostNic:
     + Sync
     + 'static
 {
-    /// Whether posting and polling take so little that it pays to make the start of each call apart.
-    const IS_HARDWARE: bool = false;
-
     /// The time of the network that it is on, of which timeouts are.
     fn now_ns(&self) -> u64 {
         now_ns()
@@ -68,8 +65,6 @@ pub trait HostNic:
 }
 
 impl HostNic for VerbsNic {
-    const IS_HARDWARE: bool = true;
-
     fn towards(&self, peer: SocketAddr) -> Self {
         VerbsNic::towards(self, peer.ip().to_canonical())
     }
@@ -236,28 +231,11 @@ impl<N: HostNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
     }
 
     #[inline(always)]
-    fn test_booked(&mut self, request: &Request) -> Usual<u32> {
-        if N::IS_HARDWARE { self.comm.test_booked(request) } else { Usual::Unusual }
-    }
-
-    #[inline(always)]
-    fn test_polled(&mut self, request: &Request) -> Polled {
-        self.comm.test_polled(request)
-    }
-
-    #[inline(always)]
-    fn take_polled(&mut self, request: &Request, polled: u32) -> Option<u32> {
-        self.comm.take_polled(request, polled)
-    }
-
-    #[inline(always)]
-    fn test_other(&mut self, request: &Request, polled: u32) -> Usual<u32> {
-        self.comm.test_other(request, polled)
-    }
-
-    #[inline(always)]
-    fn idle(&mut self) -> Usual<()> {
-        self.watch.idle_usual()
+    fn test_fast(&mut self, request: &Request) -> Fast<u32> {
+        match self.comm.test_fast(request) {
+            Fast::Pending if self.watch.is_due() => Fast::Slow,
+            tested => tested,
+        }
     }
 }
 
@@ -272,6 +250,17 @@ impl<N: HostNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
         Ok(request)
     }
 
+    #[inline(always)]
+    unsafe fn isend_fast(&mut self, buf: &SendBuf, tag: u32) -> Fast<Request> {
+        match self.comm.isend_fast(buf, tag) {
+            Fast::Pending => {
+                self.nic.progress();
+                if self.watch.is_due() { Fast::Slow } else { Fast::Pending }
+            }
+            started => started,
+        }
+    }
+
     fn room(&mut self, tag: u32) -> Result<Option<u32>, CoreError> {
         let room = self.comm.room(tag)?;
         if room.is_none() {
@@ -279,51 +268,6 @@ impl<N: HostNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
             self.watch.idle(|| self.nic.now_ns(), || self.comm.check_peer())?;
         }
         Ok(room)
-    }
-
-    #[inline(always)]
-    unsafe fn match_usual(&mut self, addr: u64, len: u64, lkey: u32, tag: u32) -> Usual<Matched> {
-        if !N::IS_HARDWARE {
-            return Usual::Unusual;
-        }
-        match self.comm.match_usual(addr, len, lkey, tag) {
-            Usual::NotYet => self.watch.idle_usual(),
-            other => other,
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn post_matched(&mut self) -> Result<(), CoreError> {
-        self.comm.post_matched()
-    }
-
-    #[inline(always)]
-    fn begin_group(&mut self) -> Usual<()> {
-        match self.comm.begin_group() {
-            Usual::NotYet => self.watch.idle_usual(),
-            other => other,
-        }
-    }
-
-    #[inline(always)]
-    fn is_group_complete(&self) -> bool {
-        self.comm.is_group_complete()
-    }
-
-    #[inline(always)]
-    fn post_group(&mut self) -> Result<(), CoreError> {
-        self.comm.post_group()
-    }
-
-    #[inline(always)]
-    unsafe fn match_in_group(
-        &mut self,
-        addr: u64,
-        len: u64,
-        lkey: u32,
-        tag: u32,
-    ) -> Usual<Request> {
-        self.comm.match_in_group(addr, len, lkey, tag)
     }
 
     fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {
@@ -344,6 +288,14 @@ impl<N: HostNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
         Some(self.comm.work(request).map(Carrier::Work).collect())
     }
 
+    #[inline(always)]
+    fn test_fast(&mut self, request: &Request) -> Fast<u32> {
+        match self.comm.test_fast(request) {
+            Fast::Pending if self.watch.is_due() => Fast::Slow,
+            tested => tested,
+        }
+    }
+
     fn close(self: Box<Self>) {
         let On { comm, nic, .. } = *self;
         let deadline_ns = now_ns() + CLOSE_MAX.as_nanos() as u64;
@@ -352,31 +304,6 @@ impl<N: HostNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
             nic.progress();
             std::thread::yield_now();
         }
-    }
-
-    #[inline(always)]
-    fn test_booked(&mut self, request: &Request) -> Usual<u32> {
-        if N::IS_HARDWARE { self.comm.test_booked(request) } else { Usual::Unusual }
-    }
-
-    #[inline(always)]
-    fn test_polled(&mut self, request: &Request) -> Polled {
-        self.comm.test_polled(request)
-    }
-
-    #[inline(always)]
-    fn take_polled(&mut self, request: &Request, polled: u32) -> Option<u32> {
-        self.comm.take_polled(request, polled)
-    }
-
-    #[inline(always)]
-    fn test_other(&mut self, request: &Request, polled: u32) -> Usual<u32> {
-        self.comm.test_other(request, polled)
-    }
-
-    #[inline(always)]
-    fn idle(&mut self) -> Usual<()> {
-        self.watch.idle_usual()
     }
 }
 
@@ -389,6 +316,11 @@ impl<N: HostNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
         Ok(request)
     }
 
+    #[inline(always)]
+    unsafe fn irecv_fast(&mut self, buf: &RecvBuf) -> Fast<Request> {
+        self.comm.irecv_fast(buf)
+    }
+
     unsafe fn irecv_ahead(&mut self, buf: &RecvBuf) -> Result<Option<Request>, CoreError> {
         let request = self.comm.irecv_ahead(buf)?;
         if request.is_none() {
@@ -397,31 +329,8 @@ impl<N: HostNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
         Ok(request)
     }
 
-    #[inline(always)]
-    unsafe fn fill_usual(&mut self, buf: &RecvBuf) -> Usual<Request> {
-        if N::IS_HARDWARE { self.comm.fill_usual(buf) } else { Usual::Unusual }
-    }
-
-    #[inline(always)]
-    unsafe fn fill_group(&mut self, n: usize, buf: impl FnMut(usize) -> RecvBuf) -> Usual<Request> {
-        if N::IS_HARDWARE { self.comm.fill_group(n, buf) } else { Usual::Unusual }
-    }
-
-    #[inline(always)]
-    unsafe fn post_filled(&mut self) -> Result<(), CoreError> {
-        self.comm.post_filled()
-    }
-
     unsafe fn iflush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, CoreError> {
         self.comm.iflush(bufs)
-    }
-
-    #[inline(always)]
-    unsafe fn take_group(&mut self, request: &Request, sizes: *mut u32) -> bool {
-        let Some(received) = self.comm.take_group(request) else { return false };
-        // SAFETY: the caller's promise.
-        unsafe { copy_sizes(received, sizes) };
-        true
     }
 
     unsafe fn test(

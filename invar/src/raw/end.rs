@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use invar_core::comm::{Flush, FlushBuf, Matched, Polled, RecvBuf, Request, SendBuf, Usual, Work};
+use invar_core::comm::{Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf, Work};
 use invar_core::error::{Ends, Error as CoreError};
 use invar_linux::soft::SoftNic;
 use invar_verbs::VerbsNic;
@@ -43,37 +43,10 @@ pub trait End: Send {
     /// that takes no longer than [`CLOSE_MAX`].
     fn close(self: Box<Self>) {}
 
-    /// The start of a test, where it pays to make that apart, of a request that has one size: gives
-    /// it if the request is done by the completions that were taken before.
+    /// The fast path of a test, for a request of one size: gives its bytes.
     #[inline(always)]
-    fn test_booked(&mut self, _request: &Request) -> Usual<u32> {
-        Usual::Unusual
-    }
-
-    /// What follows on [`End::test_booked`] where that gives [`Usual::NotYet`], as a rule: takes the
-    /// completions that are there.
-    #[inline(always)]
-    fn test_polled(&mut self, _request: &Request) -> Polled {
-        Polled::NotYet
-    }
-
-    /// What follows on [`Polled::Other`] of several completions, at once: ends the request if they are
-    /// all that it awaits, and then gives the bytes.
-    #[inline(always)]
-    fn take_polled(&mut self, _request: &Request, _polled: u32) -> Option<u32> {
-        None
-    }
-
-    /// What follows on that, or on [`Polled::Other`], at once.
-    fn test_other(&mut self, _request: &Request, _polled: u32) -> Usual<u32> {
-        Usual::Unusual
-    }
-
-    /// What follows on [`Polled::NotYet`]: [`Usual::Unusual`] now and then, to look whether the peer
-    /// is still there.
-    #[inline(always)]
-    fn idle(&mut self) -> Usual<()> {
-        Usual::Unusual
+    fn test_fast(&mut self, _request: &Request) -> Fast<u32> {
+        Fast::Slow
     }
 
     /// An error of this end, with all that is known about it.
@@ -85,8 +58,7 @@ pub trait End: Send {
 
 /// The sending end of a connection; see [`comm::SendComm`](invar_core::comm::SendComm).
 ///
-/// Calls that find nothing to do look now and then whether the peer is still there. For some of them
-/// there is a start of their own, which does what is usual; see [`Usual`].
+/// Calls that find nothing to do look now and then whether the peer is still there.
 pub trait SendEnd: End {
     /// Starts to send, if the peer has posted a receive for `tag`; `None`: call again.
     ///
@@ -98,20 +70,13 @@ pub trait SendEnd: End {
     /// stays so, not written by anyone, until the request is done or this end is dropped.
     unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError>;
 
-    /// The start of [`SendEnd::isend`], of `len` bytes, however many, where it pays to make that
-    /// apart.
+    /// The fast path of [`SendEnd::isend`].
     ///
     /// # Safety
     /// As of [`SendEnd::isend`].
     #[inline(always)]
-    unsafe fn match_usual(
-        &mut self,
-        _addr: u64,
-        _len: u64,
-        _lkey: u32,
-        _tag: u32,
-    ) -> Usual<Matched> {
-        Usual::Unusual
+    unsafe fn isend_fast(&mut self, _buf: &SendBuf, _tag: u32) -> Fast<Request> {
+        Fast::Slow
     }
 
     /// The bytes of the receive that a send with `tag` would meet now, if the peer has posted one.
@@ -119,51 +84,6 @@ pub trait SendEnd: End {
     /// # Errors
     /// What ended the connection.
     fn room(&mut self, tag: u32) -> Result<Option<u32>, CoreError>;
-
-    /// Sends the message that [`SendEnd::match_usual`] has found alone.
-    ///
-    /// # Errors
-    /// See [`SendComm::post_matched`](invar_core::comm::SendComm::post_matched).
-    ///
-    /// # Safety
-    /// It did so in the call before this.
-    unsafe fn post_matched(&mut self) -> Result<(), CoreError>;
-
-    /// Begins with the group that [`SendEnd::match_usual`] has found.
-    #[inline(always)]
-    fn begin_group(&mut self) -> Usual<()> {
-        Usual::Unusual
-    }
-
-    /// Looks for a place in a group that has begun.
-    ///
-    /// # Safety
-    /// As of [`SendEnd::isend`].
-    #[inline(always)]
-    unsafe fn match_in_group(
-        &mut self,
-        _addr: u64,
-        _len: u64,
-        _lkey: u32,
-        _tag: u32,
-    ) -> Usual<Request> {
-        Usual::Unusual
-    }
-
-    /// Whether that has made it complete: then [`SendEnd::post_group`] must be called next.
-    #[inline(always)]
-    fn is_group_complete(&self) -> bool {
-        false
-    }
-
-    /// Sends it.
-    ///
-    /// # Errors
-    /// See [`SendComm::post_group`](invar_core::comm::SendComm::post_group).
-    #[inline(always)]
-    fn post_group(&mut self) -> Result<(), CoreError> {
-        Ok(())
-    }
 
     /// Whether a send is done, and then how many bytes it sent; the request is then over.
     ///
@@ -206,35 +126,14 @@ pub trait RecvEnd: End {
         unsafe { self.irecv(std::slice::from_ref(buf)) }
     }
 
-    /// The start of [`RecvEnd::irecv`], of one buffer, where it pays to make that apart.
+    /// The fast path of [`RecvEnd::irecv`], for one buffer.
     ///
     /// # Safety
     /// As of [`RecvEnd::irecv`].
     #[inline(always)]
-    unsafe fn fill_usual(&mut self, _buf: &RecvBuf) -> Usual<Request> {
-        Usual::Unusual
+    unsafe fn irecv_fast(&mut self, _buf: &RecvBuf) -> Fast<Request> {
+        Fast::Slow
     }
-
-    /// The same of several buffers, `n` of them, of which `buf` gives each.
-    ///
-    /// # Safety
-    /// As of [`RecvEnd::irecv`].
-    #[inline(always)]
-    unsafe fn fill_group(&mut self, _n: usize, _buf: impl FnMut(usize) -> RecvBuf) -> Usual<Request>
-    where
-        Self: Sized,
-    {
-        Usual::Unusual
-    }
-
-    /// Posts the receive that [`RecvEnd::fill_usual`] or [`RecvEnd::fill_group`] has begun with.
-    ///
-    /// # Errors
-    /// See [`RecvComm::post_filled`](invar_core::comm::RecvComm::post_filled).
-    ///
-    /// # Safety
-    /// It did so in the call before this.
-    unsafe fn post_filled(&mut self) -> Result<(), CoreError>;
 
     /// Makes received data visible to a GPU.
     ///
@@ -258,17 +157,6 @@ pub trait RecvEnd: End {
         request: &Request,
         sizes: *mut u32,
     ) -> Result<Option<usize>, CoreError>;
-
-    /// What follows on [`End::test_other`] where that gives [`Usual::Unusual`], at once: whether the
-    /// request was a receive of several buffers, and is done. What came into each of them is written
-    /// to `sizes`, as by [`RecvEnd::test`].
-    ///
-    /// # Safety
-    /// As of [`RecvEnd::test`].
-    #[inline(always)]
-    unsafe fn take_group(&mut self, _request: &Request, _sizes: *mut u32) -> bool {
-        false
-    }
 
     /// The sending end of messages back over the same connection; see [`SendEnd::way_back`].
     ///

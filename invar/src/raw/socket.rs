@@ -32,9 +32,6 @@ pub type SocketSend = On<SendComm, ()>;
 /// A receiving end over TCP.
 pub type SocketRecv = On<RecvComm, ()>;
 
-/// Calls over TCP have no start of their own.
-const APART: CoreError = CoreError::Argument("nothing was begun with over TCP");
-
 /// A network interface, opened.
 pub(crate) struct OverTcp {
     device: SocketDevice,
@@ -162,10 +159,6 @@ impl End for SocketSend {
 }
 
 impl SendEnd for SocketSend {
-    unsafe fn post_matched(&mut self) -> Result<(), CoreError> {
-        Err(APART)
-    }
-
     fn room(&mut self, tag: u32) -> Result<Option<u32>, CoreError> {
         self.comm.room(tag)
     }
@@ -210,10 +203,6 @@ impl End for SocketRecv {
 }
 
 impl RecvEnd for SocketRecv {
-    unsafe fn post_filled(&mut self) -> Result<(), CoreError> {
-        Err(APART)
-    }
-
     unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, CoreError> {
         // SAFETY: the caller's promise.
         unsafe { self.comm.irecv(bufs) }

@@ -2,7 +2,6 @@
 
 use std::hint::cold_path;
 
-use invar_core::comm::Usual;
 use invar_core::error::Error;
 
 /// Calls that find nothing, of which one looks at the clock.
@@ -41,23 +40,20 @@ impl PeerWatch {
         now_ns: impl FnOnce() -> u64,
         check_peer: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
-        match self.idle_usual::<()>() {
-            Usual::Unusual => self.count_out(now_ns, check_peer),
-            _ => Ok(()),
-        }
+        if self.is_due() { self.count_out(now_ns, check_peer) } else { Ok(()) }
     }
 
-    /// As [`PeerWatch::idle`], for who makes the whole call where it is [`Usual::Unusual`].
+    /// Counts a call that found nothing; whether [`PeerWatch::idle`] is due, which the caller then
+    /// calls.
     #[inline(always)]
-    pub(super) fn idle_usual<T>(&mut self) -> Usual<T> {
+    pub(super) fn is_due(&mut self) -> bool {
         let (left, is_due) = self.calls_left.overflowing_sub(1);
         self.calls_left = left;
         if is_due {
             cold_path();
             self.calls_left = 0;
-            return Usual::Unusual;
         }
-        Usual::NotYet
+        is_due
     }
 
     #[cold]

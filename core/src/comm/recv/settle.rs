@@ -1,7 +1,6 @@
 //! Tests of receives of several buffers, and of flushes.
 
 use super::{RecvComm, set_slots};
-use crate::comm::Request;
 use crate::comm::base::{Base, Failed, Gate, Settled};
 use crate::comm::route::Receiving;
 use crate::comm::sizes::{SIZES_ROW_BYTES, SizesRow, sizes_offset};
@@ -11,12 +10,11 @@ use crate::nic::{Memory, Nic, SendFlags};
 use crate::request::ROWS;
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
-    /// As [`RecvComm::test`], for all the rest; whether it is done.
+    /// The slow path of [`RecvComm::test`]: whether a receive or flush is done.
     #[inline(never)]
-    pub(super) fn test_unusual(&mut self, request: &Request) -> Result<bool, Failed> {
-        let token = request.raw();
+    pub(super) fn test_slow(&mut self, token: u32) -> Result<bool, Failed> {
         match self.base.settle(token) {
-            Settled::Waiting => Ok(false),
+            Settled::Pending => Ok(false),
             Settled::Done => {
                 self.read_sizes(token)?;
                 Ok(true)
@@ -29,7 +27,6 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     }
 
     /// Whether a flush is done, if `token` is one.
-    #[inline(never)]
     fn settle_flush(&mut self, token: u32) -> Result<bool, Failed> {
         let base = &mut self.base;
         while base.gate != Gate::Failed && base.route.is_live(token) {
@@ -45,8 +42,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 
     /// Takes the sizes of a group as the peer wrote them before its immediate, or by that one's
     /// bits. Of a single message, the size that does not fit.
-    #[inline(never)]
-    pub(super) fn read_sizes(&mut self, token: u32) -> Result<(), Failed> {
+    fn read_sizes(&mut self, token: u32) -> Result<(), Failed> {
         let Base { reqs, verbs, .. } = &mut self.base;
         let receiving = &mut reqs.at(token).value;
         let offset = sizes_offset(self.depth) + token as usize % ROWS * SIZES_ROW_BYTES;
