@@ -1,8 +1,11 @@
-//! What a user may set, all of it, in one table.
+//! Every variable that Invar reads, in one table.
 //!
-//! Each row below becomes a field of [`Params`], an entry of [`TABLE`], and its parsing, and a
-//! default goes through the same parser as what a user sets. NCCL's parameters keep NCCL's names;
-//! where a default is not that of NCCL 2.14.3 the row says so under `differs`.
+//! Each row below becomes a field of [`Params`], an entry of [`TABLE`] and its parser. A default goes
+//! through the same parser as a value that the user sets. NCCL's variables keep NCCL's names. Where
+//! a default is not that of NCCL 2.14.3, the row says so under `differs`.
+//!
+//! The parser, the warning about unknown names, `docs/settings.md` and `invar settings` all read
+//! [`TABLE`]. Variables of Invar's own tests and benchmarks are not in it.
 //!
 //! Where the text comes from (environment, a file) is the host's business: [`Params::from_lookup`]
 //! asks for it by name. As in NCCL, an empty value is no value, and numbers may be written in
@@ -24,23 +27,57 @@ pub use ports::PortRange;
 pub use subnet::Subnet;
 pub use value::Allowed;
 
+use core::fmt;
+
 use crate::device::{NameFilter, PciDistance};
 use choice::GDR_LEVELS;
 use value::Value;
 
-/// A row of the table, for documentation and diagnosis.
+/// A row of the table: one variable.
 #[derive(Clone, Copy, Debug)]
 pub struct ParamInfo {
     /// The variable.
     pub name: &'static str,
     /// What an unset variable stands for, as a user would write it.
     pub default: &'static str,
-    /// What may be written.
+    /// Which values the parser takes.
     pub allowed: Allowed,
-    /// What it does.
+    /// What a number counts; empty where the value is a switch, a word or a list.
+    pub unit: &'static str,
+    /// Which of Invar's programs the variable changes.
+    pub readers: Readers,
+    /// What the variable does.
     pub meaning: &'static str,
     /// How and why the default differs from NCCL 2.14.3's; empty where it does not.
     pub differs: &'static str,
+}
+
+impl ParamInfo {
+    /// The value in force, given what the variable is set to. An empty value counts as unset.
+    pub fn in_force<'a>(&self, set: Option<&'a str>) -> &'a str {
+        set.filter(|text| !text.is_empty()).unwrap_or(self.default)
+    }
+}
+
+/// Which of Invar's programs a variable changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readers {
+    /// The plugin, programs that link the library, and the command.
+    All,
+    /// Programs that link the library, and the command; NCCL does this work itself.
+    Library,
+    /// The command alone.
+    Command,
+}
+
+impl fmt::Display for Readers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Readers::All => "plugin, library, command",
+            Readers::Library => "library, command",
+            Readers::Command => "command",
+        })
+    }
 }
 
 /// A variable is set to something that it cannot be.
@@ -59,7 +96,7 @@ macro_rules! params {
     ($(
         $(#[doc = $meaning:literal])+
         $name:ident => $field:ident: $type:ty = $default:literal, $allowed:expr
-            $(, differs: $differs:literal)?;
+            $(, unit: $unit:literal)? $(, readers: $readers:ident)? $(, differs: $differs:literal)?;
     )+) => {
         /// Every parameter, parsed. It borrows the text of lists.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +118,8 @@ macro_rules! params {
                 name: stringify!($name),
                 default: $default,
                 allowed: $allowed,
+                unit: concat!($($unit)?),
+                readers: [$(Readers::$readers,)? Readers::All][0],
                 meaning: concat!($($meaning),+).trim_ascii(),
                 differs: concat!($($differs)?),
             };
@@ -110,129 +149,141 @@ const fn auto_or_int(auto: i64, min: i64, max: i64) -> Allowed {
 }
 
 params! {
-    /// Leave RDMA devices alone.
+    /// 1 hides RDMA devices from Invar.
     NCCL_IB_DISABLE => ib_disable: bool = "0", FLAG;
-    /// Which RDMA devices and ports to use.
+    /// Names the RDMA devices and ports to use; empty takes all.
     NCCL_IB_HCA => ib_hca: NameFilter<'a> = "", Allowed::Names;
-    /// Index of the local GID (RoCE); -1 chooses by version, family and range.
-    NCCL_IB_GID_INDEX => ib_gid_index: Option<u8> = "-1", auto_or_int(-1, 0, 255),
+    /// Index of the local GID on RoCE; -1 picks a GID by version, address family and subnet.
+    NCCL_IB_GID_INDEX => ib_gid_index: Option<u8> = "-1", auto_or_int(-1, 0, 255), unit: "index",
         differs: "0 in 2.14.3, which is often RoCEv1 or link-local; automatic in later NCCL.";
-    /// Version of RoCE that an automatically chosen GID must have.
-    NCCL_IB_ROCE_VERSION_NUM => ib_roce_version: u8 = "2", int(1, 2),
+    /// RoCE version that a GID must have to be picked.
+    NCCL_IB_ROCE_VERSION_NUM => ib_roce_version: u8 = "2", int(1, 2), unit: "version",
         differs: "Not in 2.14.3.";
-    /// Family of address that an automatically chosen GID must have.
+    /// Address family that a GID must have to be picked.
     NCCL_IB_ADDR_FAMILY => ib_addr_family: AddressFamily = "AF_INET", AddressFamily::ALLOWED,
         differs: "Not in 2.14.3.";
-    /// Subnet that an automatically chosen GID must be in.
+    /// Subnet that a GID must be in to be picked; empty takes all.
     NCCL_IB_ADDR_RANGE => ib_addr_range: Option<Subnet> = "", Allowed::Subnet,
         differs: "Not in 2.14.3.";
-    /// Time until an unacknowledged packet is sent again: 4.096 µs × 2^this; 0 is for ever.
-    NCCL_IB_TIMEOUT => ib_timeout: u8 = "20", int(0, 31),
+    /// A NIC waits 4.096 µs × 2^value for an acknowledge before it sends a packet again; 0 waits
+    /// for ever.
+    NCCL_IB_TIMEOUT => ib_timeout: u8 = "20", int(0, 31), unit: "exponent",
         differs: "18 (1.07 s) in 2.14.3, too short where routes change; 20 (4.29 s) since 2.23.";
-    /// How often a packet is sent again before the connection fails.
-    NCCL_IB_RETRY_CNT => ib_retry_cnt: u8 = "7", int(0, 7);
+    /// A NIC sends a packet again this often before the connection fails.
+    NCCL_IB_RETRY_CNT => ib_retry_cnt: u8 = "7", int(0, 7), unit: "retries";
     /// Index of the partition key.
-    NCCL_IB_PKEY => ib_pkey_index: u16 = "0", int(0, 65_535);
-    /// Send FIFO slots inline in the work request.
+    NCCL_IB_PKEY => ib_pkey_index: u16 = "0", int(0, 65_535), unit: "index";
+    /// 1 sends FIFO slots inline in the work request.
     NCCL_IB_USE_INLINE => ib_use_inline: bool = "0", FLAG;
-    /// Service level (InfiniBand).
-    NCCL_IB_SL => ib_sl: u8 = "0", int(0, 15);
-    /// Traffic class (RoCE): DSCP × 4 + ECN.
-    NCCL_IB_TC => ib_tc: u8 = "0", int(0, 255);
-    /// Queue pairs of a connection; each message is split over them.
-    NCCL_IB_QPS_PER_CONNECTION => ib_qps_per_connection: u8 = "1", int(1, 128);
-    /// Bytes above which the data goes in a WRITE of its own before the WRITE_WITH_IMM.
-    NCCL_IB_AR_THRESHOLD => ib_ar_threshold: u64 = "8192", int(0, i64::MAX);
-    /// Whether the network routes adaptively; -2 is yes on InfiniBand and no on RoCE.
+    /// Service level of the queue pairs on InfiniBand.
+    NCCL_IB_SL => ib_sl: u8 = "0", int(0, 15), unit: "level";
+    /// Traffic class of the packets on RoCE: DSCP × 4 + ECN.
+    NCCL_IB_TC => ib_tc: u8 = "0", int(0, 255), unit: "class";
+    /// Each connection has this many queue pairs and splits each message over them.
+    NCCL_IB_QPS_PER_CONNECTION => ib_qps_per_connection: u8 = "1", int(1, 128),
+        unit: "queue pairs";
+    /// On a network that routes adaptively, a message longer than this goes as a WRITE and then an
+    /// empty WRITE_WITH_IMM.
+    NCCL_IB_AR_THRESHOLD => ib_ar_threshold: u64 = "8192", int(0, i64::MAX), unit: "bytes";
+    /// 1 says that the network routes adaptively, 0 that it does not; -2 assumes it on InfiniBand
+    /// only.
     NCCL_IB_ADAPTIVE_ROUTING => ib_adaptive_routing: Option<bool> = "-2", auto_or_int(-2, 0, 1),
         differs: "Not in 2.14.3, which looks at NCCL_IB_AR_THRESHOLD alone.";
-    /// Let the drivers of both ends agree on what they can do beyond the verbs (ECE). Not where
-    /// the wire is nccl-2.14.
+    /// 1 lets the drivers of both ends agree on features beyond the verbs (ECE), on Invar's own wire.
     NCCL_IB_ECE_ENABLE => ib_ece_enable: bool = "1", FLAG,
         differs: "Not in 2.14.3.";
-    /// PCIe relaxed ordering of user memory: 0 never, 1 always, 2 where it can be had.
+    /// PCIe relaxed ordering of user memory: 0 never, 1 always, 2 where the driver has it.
     NCCL_IB_PCI_RELAXED_ORDERING => ib_pci_relaxed_ordering: u8 = "2", int(0, 2);
-    /// How far apart GPU and NIC may be for the NIC to reach the GPU's memory: nearer or as near as
-    /// this; LOC is never.
+    /// A NIC reaches GPU memory directly if both are at most this far apart on the PCIe tree; LOC is
+    /// never.
     NCCL_NET_GDR_LEVEL => net_gdr_level: PciDistance = "PXB", GDR_LEVELS;
-    /// Whether GPU memory may be registered as a DMA-BUF.
+    /// 1 lets Invar register GPU memory as a DMA-BUF.
     NCCL_DMABUF_ENABLE => dmabuf_enable: bool = "1", FLAG;
-    /// Leave out the flush of received GPU memory.
+    /// 1 leaves out the flush of received GPU memory.
     NCCL_GDR_FLUSH_DISABLE => gdr_flush_disable: bool = "0", FLAG;
-    /// Flush received GPU memory where the GPU needs it not, too.
+    /// 1 flushes received GPU memory even where the GPU does not need it.
     NCCL_NET_FORCE_FLUSH => net_force_flush: bool = "0", FLAG,
         differs: "Not in 2.14.3.";
 
-    /// Which network interfaces to use.
+    /// Names the network interfaces to use; empty takes all.
     NCCL_SOCKET_IFNAME => socket_ifname: NameFilter<'a> = "", Allowed::Names;
-    /// Family of address that an interface must have.
+    /// Address family that an interface must have.
     NCCL_SOCKET_FAMILY => socket_family: AddressFamily = "any", AddressFamily::ALLOWED;
-    /// Helper threads of a socket connection, at most 16; -2 chooses by host.
-    NCCL_SOCKET_NTHREADS => socket_nthreads: Option<u32> = "-2", auto_or_int(-2, 0, INT_MAX);
-    /// Sockets of each helper thread, at most 64 on all; -2 chooses by host.
-    NCCL_NSOCKS_PERTHREAD => nsocks_perthread: Option<u32> = "-2", auto_or_int(-2, 1, INT_MAX);
-
-    /// TCP congestion control of socket connections, one of the kernel's
-    /// `net.ipv4.tcp_allowed_congestion_control`; unset, it is the system's default between hosts,
-    /// and reno, which does not pace, within one.
+    /// Helper threads of each connection over TCP, 16 at most; -2 decides by the host.
+    NCCL_SOCKET_NTHREADS => socket_nthreads: Option<u32> = "-2", auto_or_int(-2, 0, INT_MAX),
+        unit: "threads";
+    /// Sockets of each helper thread, 64 at most in a connection; -2 decides by the host.
+    NCCL_NSOCKS_PERTHREAD => nsocks_perthread: Option<u32> = "-2", auto_or_int(-2, 1, INT_MAX),
+        unit: "sockets";
+    /// Congestion control of connections over TCP, one of `net.ipv4.tcp_allowed_congestion_control`.
+    /// Empty takes reno within a host and the system's default between hosts.
     INVAR_SOCKET_CONGESTION => socket_congestion: Option<&'a str> = "", Allowed::Name;
 
-    /// Leave shared memory alone: ranks of one host go over the network too.
-    NCCL_SHM_DISABLE => shm_disable: bool = "0", FLAG;
-    /// Bytes of the chunks in which a message goes from one rank to another, rounded up to 64 and no
-    /// more than a slot has; 0 is a slot. All ranks must have the same.
-    NCCL_CHUNK_SIZE => chunk_bytes: u32 = "0", int(0, 1 << 30);
-    /// Operations that a progress thread takes over at a time.
-    NCCL_PROXY_APPEND_BATCH_SIZE => proxy_append_batch: u32 = "16", int(1, 1 << 20);
-    /// Rounds of progress between looking for new operations.
-    NCCL_PROGRESS_APPENDOP_FREQ => progress_appendop_freq: u32 = "8", int(1, 1 << 20);
-    /// Signal on which the proxy's state is printed (10 is SIGUSR1, 12 SIGUSR2); -1 is none.
-    NCCL_PROXY_DUMP_SIGNAL => proxy_dump_signal: Option<u8> = "-1", auto_or_int(-1, 1, 64);
+    /// 1 sends data between ranks of one host over the network, not through shared memory.
+    NCCL_SHM_DISABLE => shm_disable: bool = "0", FLAG, readers: Library;
+    /// Messages between two ranks go in chunks of this length, rounded up to 64 and at most a slot
+    /// long. 0 takes the slot's length. All ranks need the same value.
+    NCCL_CHUNK_SIZE => chunk_bytes: u32 = "0", int(0, 1 << 30), unit: "bytes", readers: Library;
+    /// A progress thread takes over at most this many operations at a time.
+    NCCL_PROXY_APPEND_BATCH_SIZE => proxy_append_batch: u32 = "16", int(1, 1 << 20),
+        unit: "operations", readers: Library;
+    /// A progress thread looks for new operations once in this many rounds.
+    NCCL_PROGRESS_APPENDOP_FREQ => progress_appendop_freq: u32 = "8", int(1, 1 << 20),
+        unit: "rounds", readers: Library;
+    /// On this signal a rank prints its pending operations (10 is SIGUSR1, 12 is SIGUSR2); -1 is no
+    /// signal.
+    NCCL_PROXY_DUMP_SIGNAL => proxy_dump_signal: Option<u8> = "-1", auto_or_int(-1, 1, 64),
+        unit: "signal", readers: Library;
 
-    /// Protocol between NICs: Invar's own, or that of NCCL 2.14, which has no authentication. Both
-    /// ends must have the same. TCP has Invar's own in any case.
+    /// Protocol between NICs, the same at both ends: Invar's own, or that of NCCL 2.14, which has no
+    /// authentication.
     INVAR_WIRE => wire: Wire = "invar", Wire::ALLOWED;
-    /// Requests of a connection that may be under way, eight buffers each counting; the smaller
-    /// of both sides holds, and 64 where the wire is nccl-2.14.
-    INVAR_FIFO_DEPTH => fifo_depth: u16 = "256", Allowed::PowerOfTwo { min: 1, max: 256 };
-    /// Let packets between software NICs be longer than the path MTUs that RoCE has, where the
-    /// network carries them.
+    /// A connection has at most this many requests pending, of eight buffers each. The smaller value
+    /// of both ends holds, and 64 on the wire of NCCL 2.14.
+    INVAR_FIFO_DEPTH => fifo_depth: u16 = "256", Allowed::PowerOfTwo { min: 1, max: 256 },
+        unit: "requests";
+    /// 1 lets packets between software NICs be longer than RoCE's path MTUs, up to what the network
+    /// carries.
     INVAR_LONG_MTU => long_mtu: bool = "1", FLAG;
-    /// UDP port of a software NIC. Of a range, each NIC takes the first port that is free; 0 takes
-    /// any. Peers that are no software NIC of Invar send to 4791.
+    /// UDP ports of software NICs: each NIC takes the first free port. Peers other than Invar's
+    /// software NIC send to port 4791 only.
     INVAR_SOFT_PORT => soft_port: PortRange = "0", Allowed::Ports;
-    /// Whether a software NIC authenticates the packets of its connections: 0 never, 1 always, so that
-    /// a peer that does not is refused; -2 between hosts, if the peer does not set 0.
+    /// 1 has software NICs authenticate all packets and refuse peers that do not; 0 never does; -2
+    /// does between hosts, unless the peer has 0.
     INVAR_SOFT_AUTH => soft_auth: Option<bool> = "-2", auto_or_int(-2, 0, 1);
-    /// TCP ports of listeners: each takes the first of the range that is free; 0 takes any. A
-    /// communicator needs one for its rendezvous, and each rank one for each link from another rank
-    /// over the network.
+    /// TCP ports of listeners: each takes the first free port. A communicator needs a port for its
+    /// rendezvous, and each rank one for each link from another rank over the network.
     INVAR_PORT_RANGE => port_range: PortRange = "0", Allowed::Ports;
-    /// Milliseconds until a connection that does not come about is an error.
-    INVAR_CONNECT_TIMEOUT_MS => connect_timeout_ms: u32 = "30000", int(1, 86_400_000);
-    /// Where a rank writes what its proxy does, as a trace for Chrome and Perfetto; `%r` is the rank,
-    /// which is put at the end where there is no `%r`. Its links over the network all go through the
-    /// proxy then, which takes longer; ranks that share memory have no proxy for that.
-    INVAR_PROXY_TRACE => proxy_trace: Option<&'a str> = "", Allowed::Path;
-    /// Milliseconds that a rank waits in a collective for one that does not do its part.
-    INVAR_COLL_TIMEOUT_MS => coll_timeout_ms: u32 = "600000", int(1, 86_400_000),
-        differs: "Not in 2.14.3, which waits for ever.";
-    /// Bytes of the pieces in which GPU memory goes through host memory where the NIC cannot reach
-    /// it; both sides must have the same.
+    /// A connection that is not complete after this time fails.
+    INVAR_CONNECT_TIMEOUT_MS => connect_timeout_ms: u32 = "30000", int(1, 86_400_000),
+        unit: "ms";
+    /// Each rank writes a trace of its proxy to this file, for Chrome and Perfetto. `%r` stands for the
+    /// rank, which otherwise follows the name. Links over the network are slower with it.
+    INVAR_PROXY_TRACE => proxy_trace: Option<&'a str> = "", Allowed::Path, readers: Library;
+    /// A collective fails if a rank does not do its part for this time.
+    INVAR_COLL_TIMEOUT_MS => coll_timeout_ms: u32 = "600000", int(1, 86_400_000), unit: "ms",
+        readers: Library, differs: "Not in 2.14.3, which waits for ever.";
+    /// Secret word that lets ranks of `invar coll` on other hosts in; without it rank 0 makes one up
+    /// and prints it.
+    INVAR_COLL_SECRET => coll_secret: Option<&'a str> = "", Allowed::Secret, readers: Command;
+    /// GPU memory that the NIC cannot reach goes through host memory in pieces of this length, the
+    /// same at both ends.
     INVAR_STAGING_CHUNK_BYTES => staging_chunk_bytes: u32 = "524288",
-        Allowed::PowerOfTwo { min: 4096, max: 1 << 28 };
-    /// Pieces of pinned host memory that each end of a connection has for that.
-    INVAR_STAGING_SLOTS => staging_slots: u8 = "4", int(2, 32);
-    /// Bytes of pinned host memory that all connections of a process may have together for that;
-    /// an end that comes when little is left has fewer pieces, at least one. 0 forbids it.
-    INVAR_STAGING_BYTES => staging_bytes: u64 = "1073741824", int(0, i64::MAX);
-    /// Where the kernel tells about devices, by which it is decided how NICs reach GPUs, and how
-    /// fast network interfaces are. In a container it may be elsewhere.
+        Allowed::PowerOfTwo { min: 4096, max: 1 << 28 }, unit: "bytes", readers: Library;
+    /// Each end of a connection pins this many such pieces of host memory.
+    INVAR_STAGING_SLOTS => staging_slots: u8 = "4", int(2, 32), unit: "pieces", readers: Library;
+    /// All connections of a process together pin at most this much for such pieces. Late connections
+    /// get fewer pieces, at least one. 0 forbids staging.
+    INVAR_STAGING_BYTES => staging_bytes: u64 = "1073741824", int(0, i64::MAX), unit: "bytes",
+        readers: Library;
+    /// Folder in which the kernel describes PCI devices and network interfaces; containers may mount
+    /// it elsewhere.
     INVAR_SYSFS => sysfs: &'a str = "/sys", Allowed::Path;
-    /// Transport to use; auto takes the best that the host has.
+    /// Transport to use: RDMA (ib), TCP (socket), the software NIC (soft), or the best that the host
+    /// has (auto).
     INVAR_TRANSPORT => transport: TransportChoice = "auto", TransportChoice::ALLOWED;
-    /// What is logged.
-    INVAR_LOG => log: LogLevel = "warn", LogLevel::ALLOWED;
+    /// The most detailed level of messages that are logged; the plugin follows NCCL_DEBUG instead.
+    INVAR_LOG => log: LogLevel = "warn", LogLevel::ALLOWED, readers: Library;
 }
 
 impl Default for Params<'_> {
@@ -243,7 +294,10 @@ impl Default for Params<'_> {
 
 /// The value of one variable.
 fn read<'a, T: Value<'a>>(info: &ParamInfo, set: Option<&'a str>) -> Result<T, ParamError<'a>> {
-    let value = set.filter(|text| !text.is_empty()).unwrap_or(info.default);
-    let error = ParamError { name: info.name, value, allowed: info.allowed };
-    T::from_text(value.trim_ascii(), &info.allowed).ok_or(error)
+    let value = info.in_force(set);
+    T::from_text(value.trim_ascii(), &info.allowed).ok_or(ParamError {
+        name: info.name,
+        value,
+        allowed: info.allowed,
+    })
 }

@@ -4,6 +4,7 @@
 
 mod bench;
 mod ci;
+mod docs;
 mod fuzz;
 mod gpu;
 mod no_std;
@@ -39,8 +40,11 @@ struct Args {
 enum Command {
     /// Run every check, cheapest first, and stop at the first that fails.
     Ci(ci::Args),
-    /// Check what rustfmt and clippy don't: file sizes, forbidden words, where `unsafe` stands.
+    /// Check what rustfmt and clippy don't: file sizes, forbidden words, where `unsafe` stands, the
+    /// table of settings.
     Tidy,
+    /// Write the table of settings into docs/settings.md, as the code has it.
+    Docs,
     /// Prove that invar-core needs neither std nor alloc.
     NoStd,
     /// Run fuzz targets, each for a bounded time.
@@ -62,6 +66,7 @@ fn run(args: Args) -> Result<ExitCode> {
     match args.command {
         Command::Ci(args) => ci::run(&shell, &args),
         Command::Tidy => tidy::run(&shell).map(drop),
+        Command::Docs => docs::run(&shell),
         Command::NoStd => no_std::run(&shell).map(drop),
         Command::Fuzz(args) => fuzz::run(&shell, &args).map(drop),
         Command::Sanitize(args) => sanitize::run(&shell, &args),

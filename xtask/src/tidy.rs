@@ -1,4 +1,5 @@
-//! `cargo xtask tidy`: the rules of CONTRIBUTING.md that neither rustfmt nor clippy knows.
+//! `cargo xtask tidy`: the rules of CONTRIBUTING.md that neither rustfmt nor clippy knows, and whether
+//! `docs/settings.md` has the settings as the code does.
 
 mod file;
 mod listeners;
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::ci::Outcome;
+use crate::docs;
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 
@@ -25,6 +27,7 @@ pub(crate) fn run(shell: &Shell) -> Result<Outcome> {
             findings.push(format!("{}:{line}: {message}", path.display()));
         }
     }
+    findings.extend(docs::check(shell.root())?);
     findings.extend(listeners::check_doors(shell.root()));
     findings.extend(Workspace::load(shell)?.packages.iter().flat_map(package::check));
     if !findings.is_empty() {

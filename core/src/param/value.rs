@@ -28,6 +28,8 @@ pub enum Allowed {
     Path,
     /// A word that the host knows.
     Name,
+    /// Any text, which nothing may print.
+    Secret,
 }
 
 impl Allowed {
@@ -44,7 +46,8 @@ impl Allowed {
             | Allowed::Subnet
             | Allowed::Ports
             | Allowed::Path
-            | Allowed::Name => false,
+            | Allowed::Name
+            | Allowed::Secret => false,
         }
     }
 }
@@ -72,6 +75,7 @@ impl fmt::Display for Allowed {
             }
             Allowed::Path => f.write_str("a path that begins with /"),
             Allowed::Name => f.write_str("a name without spaces"),
+            Allowed::Secret => f.write_str("any text"),
         }
     }
 }
@@ -135,6 +139,7 @@ impl<'a> Value<'a> for &'a str {
     fn from_text(text: &'a str, allowed: &Allowed) -> Option<Self> {
         let is_allowed = match allowed {
             Allowed::Path => text.starts_with('/'),
+            Allowed::Secret => !text.is_empty(),
             _ => !text.is_empty() && !text.contains(char::is_whitespace),
         };
         is_allowed.then_some(text)

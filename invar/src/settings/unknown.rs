@@ -1,12 +1,10 @@
-//! Variables whose names look like settings, and that nobody reads: a slip of the pen mostly.
+//! Warnings about variables that look like settings and that neither Invar nor NCCL reads.
 
 use invar_core::param::{NCCL_ONLY, TABLE};
 
-/// What settings of Invar, and of NCCL's networks, begin with.
+/// Settings of Invar, and of NCCL's networks, begin with one of these.
 const PREFIXES: [&str; 3] = ["INVAR_", "NCCL_IB_", "NCCL_SOCKET_"];
-/// Of variables that only the command `invar` reads.
-const COMMAND: [&str; 1] = ["INVAR_COLL_SECRET"];
-/// What variables of Invar's own tests and benchmarks begin with.
+/// Variables of Invar's own tests and benchmarks begin with one of these.
 const TESTS: [&str; 4] = ["INVAR_TEST_", "INVAR_SIM_", "INVAR_BENCH_", "INVAR_GPU"];
 
 /// A remark on each of these names that neither Invar nor NCCL reads, in their order.
@@ -34,7 +32,7 @@ fn begins(name: &str, prefixes: &[&str]) -> bool {
 }
 
 fn known() -> impl Iterator<Item = &'static str> {
-    TABLE.iter().map(|info| info.name).chain(NCCL_ONLY.iter().chain(&COMMAND).copied())
+    TABLE.iter().map(|info| info.name).chain(NCCL_ONLY.iter().copied())
 }
 
 /// The known name that has the fewest other letters, where those are few.
