@@ -134,6 +134,7 @@ impl Communicator {
     /// A wrong secret, size or rank; a rank that is there already; one that does not come; no way to
     /// another rank.
     pub fn join(id: &UniqueId, rank: u32, nranks: u32, settings: &Settings) -> Result<Self, Error> {
+        settings.usable()?;
         let dump = Dump::new(rank, nranks);
         let on_signal = dump.on_signal(settings)?;
         let bootstrap = Bootstrap::join(id, (rank, nranks), settings.connect_within())?;

@@ -135,6 +135,7 @@ impl Device {
     /// # Errors
     /// A setting that cannot be; or one that leaves no RDMA device where otherwise there are some.
     pub fn survey(settings: &Settings) -> Result<Survey, Error> {
+        settings.usable()?;
         let Survey { mut devices, left_out } = rdma::survey(settings)?;
         let interfaces = Interface::list().map_err(listing)?;
         let configs = soft::devices(AddressFamily::Any).map_err(listing)?;

@@ -82,10 +82,13 @@ pub use error::Error;
 pub use gpu::{GpuPath, GpuSupport, gpus};
 pub use invar_core::auth::{SECRET_BYTES, Secret};
 pub use invar_core::coll::{DataType, RedOp};
-pub use invar_core::conn::{HANDLE_BYTES, Handle, Wire};
+pub use invar_core::conn::{HANDLE_BYTES, Handle, PacketAuth, Wire};
+pub use invar_core::device::PciDistance;
 pub use invar_core::error::{Ends, Error as ConnectionError, Fault};
 pub use invar_core::nic::{Gid, LinkLayer, Mtu};
-pub use invar_core::param::{LogLevel, PortRange, TransportChoice};
+pub use invar_core::param::{
+    AddressFamily, LogLevel, ParamInfo, PortRange, Subnet, TransportChoice,
+};
 pub use invar_core::rendezvous::UniqueId;
 /// GPU memory, for [`MemoryRegion::on_gpu`].
 pub use invar_cuda as cuda;
@@ -94,4 +97,4 @@ pub use memory::MemoryRegion;
 pub use recv::{Flush, Received, RecvComm};
 pub use request::Request;
 pub use send::SendComm;
-pub use settings::Settings;
+pub use settings::{InForce, RelaxedOrdering, RoceVersion, Settings, Source};

@@ -1,5 +1,6 @@
 //! Subnets.
 
+use core::fmt;
 use core::net::IpAddr;
 
 /// An address range in CIDR notation: `10.0.0.0/8`.
@@ -30,5 +31,12 @@ impl Subnet {
             _ => return false,
         };
         differing_bits.leading_zeros() >= u32::from(self.prefix_len)
+    }
+}
+
+/// As [`Subnet::parse`] reads it.
+impl fmt::Display for Subnet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.addr, self.prefix_len)
     }
 }

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-use invar_core::param::{Params, Wire};
+use invar_core::conn::Wire;
 
-/// The remarks on these parameters.
-pub(super) fn on(params: &Params<'_>) -> Vec<String> {
+/// The remarks on a wire.
+pub(super) fn on(wire: Wire) -> Vec<String> {
     let mut remarks = Vec::new();
-    if params.wire == Wire::Nccl214 {
+    if wire == Wire::Nccl214 {
         remarks.push(
             "INVAR_WIRE=nccl-2.14: that wire has no authentication. Whoever reaches the TCP port of \
              a listener is taken for the peer, and whoever guesses a key reaches the memory of \

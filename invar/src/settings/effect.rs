@@ -1,0 +1,147 @@
+//! What the settings come to: for a program that asks, and for each connection.
+
+use std::time::Duration;
+
+use invar_core::conn;
+use invar_core::nic::LinkLayer;
+use invar_core::param::{LogLevel, PortRange, TransportChoice};
+use invar_linux::tcp::Congestion;
+
+use super::{Settings, remarks};
+use crate::device::ROCE_UDP_PORT;
+use crate::error::Kind;
+use crate::gpu::GpuSupport;
+use crate::{Device, DeviceInfo, DeviceKind, Error};
+
+impl Settings {
+    /// What is to be logged (`INVAR_LOG`). The library logs through the `log` crate; to print it
+    /// is the program's part.
+    pub fn log_level(&self) -> LogLevel {
+        self.log_level
+    }
+
+    /// The signal on which ranks and proxies say how they stand (`NCCL_PROXY_DUMP_SIGNAL`).
+    pub fn dump_signal(&self) -> Option<u8> {
+        self.proxy.dump_signal
+    }
+
+    /// Time in which a connection must come about.
+    pub fn connect_within(&self) -> Duration {
+        Duration::from_nanos(self.conn.timeout_ns)
+    }
+
+    /// Queue pairs of a connection that this end makes.
+    pub fn queue_pairs(&self) -> u16 {
+        self.conn.qps
+    }
+
+    /// Requests that may be under way, as the wire allows.
+    pub fn requests_max(&self) -> u16 {
+        match self.conn.wire {
+            conn::Wire::Invar => self.conn.fifo_depth,
+            conn::Wire::Nccl214 => 64,
+        }
+    }
+
+    /// Payload bytes of a full packet that a device offers to a peer.
+    pub fn mtu_bytes(&self, device: &DeviceInfo) -> u32 {
+        let long = self.conn.long_mtu && self.conn.wire == conn::Wire::Invar;
+        device.mtu.bytes().max(if long { device.long_mtu_bytes } else { 0 })
+    }
+
+    /// Whether `INVAR_TRANSPORT` allows a device of this kind.
+    pub fn takes(&self, kind: DeviceKind) -> bool {
+        match self.transport {
+            TransportChoice::Auto => true,
+            TransportChoice::Ib => kind == DeviceKind::Verbs,
+            TransportChoice::Soft => kind == DeviceKind::Soft,
+            TransportChoice::Socket => kind == DeviceKind::Socket,
+        }
+    }
+
+    /// Which kind of device (`INVAR_TRANSPORT`).
+    pub fn transport(&self) -> TransportChoice {
+        self.transport
+    }
+
+    /// What is spoken (`INVAR_WIRE`).
+    pub fn wire(&self) -> conn::Wire {
+        self.conn.wire
+    }
+
+    /// Of connections over TCP (`INVAR_SOCKET_CONGESTION`).
+    pub(crate) fn socket_congestion(&self) -> Result<Congestion, Error> {
+        let Some(name) = &self.socket_congestion else { return Ok(Congestion::default()) };
+        Congestion::named(name).map_err(|refused| {
+            Kind::Setting(format!("INVAR_SOCKET_CONGESTION={name}: {refused}")).into()
+        })
+    }
+
+    /// For a connection of this device.
+    pub(crate) fn for_device(&self, device: &Device) -> conn::Settings {
+        let mut conn = self.for_port(device.info().link_layer);
+        // Whether there is a GPU at all is not asked (`net_ib.cc ncclIbAccept`).
+        let reached = || device.gpu_support(self) != GpuSupport::default();
+        conn.flush = self.flush.unwrap_or_else(|| !self.gpu.flush.disable && reached());
+        conn
+    }
+
+    /// Whether a device's network routes adaptively (`NCCL_IB_ADAPTIVE_ROUTING`, or
+    /// [`Settings::adaptive_routing`]; else as its link layer has it).
+    pub fn routes_adaptively(&self, device: &DeviceInfo) -> bool {
+        self.is_adaptive(device.link_layer)
+    }
+
+    fn is_adaptive(&self, link_layer: LinkLayer) -> bool {
+        self.adaptive_routing.unwrap_or(link_layer == LinkLayer::Infiniband)
+    }
+
+    /// For a port of this kind.
+    pub(super) fn for_port(&self, link_layer: LinkLayer) -> conn::Settings {
+        let mut conn = self.conn;
+        let adaptive = self.is_adaptive(link_layer);
+        // Where the network keeps packets in order one WRITE_WITH_IMM does. NCCL 2.14 looks at the
+        // threshold alone, so its wire does unless told otherwise.
+        let apart =
+            adaptive || self.adaptive_routing.is_none() && self.conn.wire == conn::Wire::Nccl214;
+        conn.ar_threshold_bytes = if apart { self.ar_threshold_bytes } else { u32::MAX };
+        conn
+    }
+
+    /// UDP ports from which a software NIC takes one. On the wire of NCCL 2.14, which does not tell
+    /// the port to peers, it is [`ROCE_UDP_PORT`] if nothing else is set.
+    pub fn udp_ports(&self) -> PortRange {
+        match self.conn.wire {
+            conn::Wire::Nccl214 if self.soft_ports.is_any() => PortRange::only(ROCE_UDP_PORT),
+            _ => self.soft_ports,
+        }
+    }
+
+    /// TCP ports from which a listener takes one, as [`Hub::listen`](crate::Hub::listen) wants them.
+    pub fn tcp_ports(&self) -> PortRange {
+        self.listen_ports
+    }
+
+    /// Refuses a device of another transport than the one asked for (`INVAR_TRANSPORT`), and one
+    /// that peers do not find (`INVAR_WIRE`).
+    pub(crate) fn check(&self, device: &DeviceInfo) -> Result<(), Error> {
+        self.usable()?;
+        remarks::log_once(&self.remarks);
+        let DeviceInfo { name, kind, .. } = device;
+        if !self.takes(*kind) {
+            let asked = self.transport.as_str();
+            let text = format!("INVAR_TRANSPORT={asked}: {name} is a device of transport {kind}");
+            return Err(Kind::Setting(text).into());
+        }
+        match (self.conn.wire, device.udp_port) {
+            (conn::Wire::Nccl214, Some(port)) if port != ROCE_UDP_PORT => {
+                let text = format!(
+                    "INVAR_WIRE=nccl-2.14: {name} is open at UDP port {port}, and on that wire \
+                     peers know only {ROCE_UDP_PORT}: set INVAR_SOFT_PORT={ROCE_UDP_PORT}"
+                );
+                Err(Kind::Setting(text).into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
