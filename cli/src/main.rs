@@ -8,6 +8,7 @@ mod output;
 mod parent;
 mod perf;
 mod ports;
+mod settings;
 mod size;
 
 use std::env;
@@ -24,7 +25,7 @@ use output::tell;
 
 /// NCCL's network transport: measure it, and see what it runs on.
 ///
-/// Variables NCCL_IB_*, NCCL_SOCKET_* and INVAR_* set what no flag does.
+/// Environment variables set what no flag does: `invar settings` shows all of them.
 #[derive(Parser)]
 #[command(name = "invar", version)]
 struct Cli {
@@ -37,6 +38,7 @@ enum Command {
     Perf(perf::Args),
     Coll(coll::Args),
     Devices(devices::Args),
+    Settings(settings::Args),
 }
 
 impl Command {
@@ -45,7 +47,7 @@ impl Command {
         match self {
             Command::Perf(args) => args.is_child(),
             Command::Coll(args) => args.is_child(),
-            Command::Devices(_) => false,
+            Command::Devices(_) | Command::Settings(_) => false,
         }
     }
 }
@@ -73,6 +75,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         remarks.iter().for_each(|remark| tell(format_args!("warning: {remark}")));
     }
     match command {
+        Command::Settings(args) => settings::run(&args, &settings),
         Command::Perf(args) => perf::run(&args, &settings),
         Command::Coll(args) => coll::run(&args, &settings),
         Command::Devices(args) => devices::run(&args, &settings),

@@ -9,6 +9,7 @@ mod command {
     mod namespaces;
     mod ports;
     mod refusals;
+    mod settings;
     mod strangers;
     mod unread;
     mod wrong_bytes;
