@@ -135,22 +135,8 @@ fn as_json(devices: &[Shown]) -> Result<String, Failure> {
 }
 
 fn as_table(devices: &[Shown]) -> String {
-    let heads = [
-        "name",
-        "kind",
-        "link layer",
-        "netdev",
-        "address",
-        "GID",
-        "MTU",
-        "speed",
-        "UDP port",
-        "state",
-        "index",
-        "why this GID",
-    ];
-    let mut rows = vec![heads.map(str::to_owned)];
-    rows.extend(devices.iter().map(|device| {
+    let heads = ["name", "kind", "link layer", "netdev", "address", "MTU", "speed", "state"];
+    let of_ports = columns(heads, devices, |device| {
         let speed = device.speed_mbps.map_or("-".to_owned(), |mbps| format!("{mbps} Mb/s"));
         [
             device.name.clone(),
@@ -158,27 +144,44 @@ fn as_table(devices: &[Shown]) -> String {
             device.link_layer.to_owned(),
             if device.netdev.is_empty() { "-".to_owned() } else { device.netdev.clone() },
             device.address.clone(),
-            device.gid.clone(),
             device.mtu.map_or("-".to_owned(), |bytes| bytes.to_string()),
             speed,
-            device.udp_port.map_or("any".to_owned(), |port| port.to_string()),
             device.state.to_owned(),
+        ]
+    });
+    let heads = ["name", "UDP port", "GID", "index", "why this GID"];
+    let of_gids = columns(heads, devices, |device| {
+        [
+            device.name.clone(),
+            device.udp_port.map_or("any".to_owned(), |port| port.to_string()),
+            device.gid.clone(),
             device.gid_index.to_string(),
             device.gid_why.clone(),
         ]
-    }));
-    let widths: Vec<usize> = (0..heads.len())
-        .map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0))
-        .collect();
-    let line = |row: &[String; 12]| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
-    };
+    });
     let gpus = devices.iter().flat_map(|device| {
         device.gpus.iter().map(|gpu| {
             let ShownGpu { gpu, name, pci_bus_id, path, flush } = gpu;
             format!("{} and GPU {gpu} ({name}, {pci_bus_id}): {path}; {flush}\n", device.name)
         })
     });
-    rows.iter().map(line).chain(gpus).collect()
+    let gpus: String = gpus.collect();
+    format!("{of_ports}\n{of_gids}{gpus}")
+}
+
+/// A table with a row for each device.
+fn columns<const N: usize>(
+    heads: [&str; N],
+    devices: &[Shown],
+    row: impl Fn(&Shown) -> [String; N],
+) -> String {
+    let mut rows = vec![heads.map(str::to_owned)];
+    rows.extend(devices.iter().map(row));
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    let line = |row: &[String; N]| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    rows.iter().map(line).collect()
 }

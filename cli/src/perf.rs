@@ -8,6 +8,7 @@
 mod client;
 mod control;
 mod link;
+mod load;
 mod local;
 mod message;
 mod pass;
@@ -40,8 +41,8 @@ const SERVER_PORT: u16 = 14791;
 /// The ends may have devices of two kinds: the software NIC takes UDP port 4791 where the other end is an
 /// RDMA device, which sends to no other. INVAR_WIRE=nccl-2.14 at both ends has them speak as NCCL does.
 ///
-/// For each size, messages go one way in a pass that is timed, then to and fro one at a time:
-/// p50 and p99 are half of a round trip. The first and last bytes of every message are checked
+/// For each size, messages go one way in a pass that is timed, several at a time: the time is the average
+/// of one message. Then they go to and fro one at a time: p50 and p99 are half of a round trip. The first and last bytes of every message are checked
 /// always; all bytes in a pass of its own, unless --no-check.
 ///
 /// Exit status: 0 all is well, 1 bytes were wrong, 2 a flag or variable cannot be, 141 nobody reads the
@@ -135,11 +136,13 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     }
     let job = client::Job::new(args, settings)?;
     let outputs = Outputs::open(args.json.as_deref())?;
+    // Before a second process of this one is other work.
+    let load = load::Load::measure();
     let wrong = match &args.connect {
-        Some(addr) => client::run(&job, outputs, &resolved(addr, Some(SERVER_PORT))?)?,
+        Some(addr) => client::run(&job, load, outputs, &resolved(addr, Some(SERVER_PORT))?)?,
         None => {
             let (server, addr) = local::start(args, settings)?;
-            let wrong = client::run(&job, outputs, &[addr])?;
+            let wrong = client::run(&job, load, outputs, &[addr])?;
             server.end();
             wrong
         }

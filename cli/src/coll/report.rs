@@ -122,7 +122,7 @@ fn line(row: &Row, check: bool) -> String {
 }
 
 fn columns(cells: [String; 9]) -> String {
-    let widths = [11, 12, 9, 6, 5, 11, 8, 8, 7];
+    let widths = [10, 10, 8, 5, 4, 11, 8, 8, 7];
     let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:>width$}"));
     padded.collect::<Vec<_>>().join(" ")
 }

@@ -9,6 +9,7 @@ use invar::{Device, DeviceInfo, DeviceKind, Listener, Settings};
 
 use super::control::Control;
 use super::link::{Link, Plan};
+use super::load::Load;
 use super::message::{
     BUFFER_BYTES, Kind, Pass, Ready, Reply, Request, SLOTS_MIN, Setup, slot_bytes,
 };
@@ -118,10 +119,15 @@ fn enough(requests_max: u16) -> Result<(), Failure> {
 }
 
 /// Measures with the server there; gives how many bytes were wrong.
-pub(super) fn run(job: &Job, outputs: Outputs, server: &[SocketAddr]) -> Result<u64, Failure> {
+pub(super) fn run(
+    job: &Job,
+    load: Option<Load>,
+    outputs: Outputs,
+    server: &[SocketAddr],
+) -> Result<u64, Failure> {
     let mut control = Control::connect(server)?;
     let mut report = Report::new(outputs);
-    let result = measure(job, &mut control, &mut report);
+    let result = measure(job, load, &mut control, &mut report);
     let result = result.map_err(|failure| {
         if failure.is_unread() {
             // Where it does not hear that, it notices that we hang up.
@@ -143,7 +149,12 @@ pub(super) fn run(job: &Job, outputs: Outputs, server: &[SocketAddr]) -> Result<
     result
 }
 
-fn measure(job: &Job, control: &mut Control, report: &mut Report) -> Result<u64, Failure> {
+fn measure(
+    job: &Job,
+    load: Option<Load>,
+    control: &mut Control,
+    report: &mut Report,
+) -> Result<u64, Failure> {
     let chosen = choose(job.nic.as_deref(), control.local_ip()?, &job.settings)?;
     let theirs = match control.recv(ANSWER_WITHIN)? {
         Reply::Device { transport } => transport,
@@ -196,7 +207,7 @@ fn measure(job: &Job, control: &mut Control, report: &mut Report) -> Result<u64,
         }
     })?;
     link.try_out()?;
-    report.head(header(job, &device, &ready, &theirs), job.sizes.len())?;
+    report.head(header(job, load, &device, &ready, &theirs), job.sizes.len())?;
     let mut session = Session { job, control, link, requests_max, passes: 0 };
     let mut wrong = 0;
     for &size in &job.sizes {
@@ -211,7 +222,7 @@ fn measure(job: &Job, control: &mut Control, report: &mut Report) -> Result<u64,
     Ok(wrong)
 }
 
-fn header(job: &Job, device: &Device, ready: &Ready, theirs: &str) -> Header {
+fn header(job: &Job, load: Option<Load>, device: &Device, ready: &Ready, theirs: &str) -> Header {
     let info = device.info();
     let is_nic = info.kind != DeviceKind::Socket;
     Header {
@@ -228,6 +239,7 @@ fn header(job: &Job, device: &Device, ready: &Ready, theirs: &str) -> Header {
         window: job.window(ready.requests_max),
         adaptive_routing: is_nic && job.settings.routes_adaptively(info),
         check: job.check,
+        load,
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+use super::load::Load;
 use crate::failure::Failure;
 use crate::output::Outputs;
 use crate::size;
@@ -28,6 +29,8 @@ pub(super) struct Header {
     pub(super) window: u16,
     pub(super) adaptive_routing: bool,
     pub(super) check: bool,
+    /// What else this host did before the run.
+    pub(super) load: Option<Load>,
 }
 
 /// What one size came to.
@@ -146,7 +149,7 @@ impl Report {
 fn head(header: &Header) -> String {
     let Header { version, nic, transport, address, peer_nic, peer, path_mtu, .. } = header;
     let Header { peer_transport, .. } = header;
-    let Header { qps, recvs, window, adaptive_routing, check, .. } = header;
+    let Header { qps, recvs, window, adaptive_routing, check, load, .. } = header;
     let onoff = |on: &bool| if *on { "on" } else { "off" };
     let path_mtu = path_mtu.map_or(String::new(), |bytes| format!(", path MTU {bytes}"));
     let unlike = match transport == peer_transport {
@@ -154,12 +157,16 @@ fn head(header: &Header) -> String {
         false => format!(" to {peer_transport}"),
     };
     let qps = qps.map_or(String::new(), |qps| format!("qps {qps}, "));
+    let load = load.as_ref().map_or(String::new(), Load::lines);
     format!(
-        "# invar perf {version}: {nic} ({address}) to {peer_nic} ({peer}), transport \
-         {transport}{unlike}{path_mtu}\n\
-         # {qps}recvs {recvs}, window {window}, adaptive routing {}, check {}\n\
-         #{:>11} {:>9} {:>11} {:>9} {:>12} {:>10} {:>10} {:>8}\n\
-         #{:>11} {:>9} {:>11} {:>9} {:>12} {:>10} {:>10} {:>8}",
+        "# invar perf {version}: {nic} ({address}) to {peer_nic} ({peer})\n\
+         # transport {transport}{unlike}{path_mtu}, {qps}recvs {recvs}, window {window}\n\
+         # adaptive routing {}, check {}\n\
+         {load}\
+         # time: average of a message, with up to {window} on their way\n\
+         # p50, p99: half a round trip, with one message on its way\n\
+         #{:>9} {:>9} {:>11} {:>8} {:>10} {:>9} {:>9} {:>7}\n\
+         #{:>9} {:>9} {:>11} {:>8} {:>10} {:>9} {:>9} {:>7}",
         onoff(adaptive_routing),
         onoff(check),
         "size",
@@ -185,8 +192,8 @@ fn line(row: &Row) -> String {
     let Row { size, iters, time_us, algbw_gbytes_per_s, msgs_per_s, wrong, latency_us } = row;
     let Latency { p50, p99 } = latency_us;
     format!(
-        " {size:>11} {iters:>9} {time_us:>11.2} {algbw_gbytes_per_s:>9.3} {msgs_per_s:>12.0} \
-         {p50:>10.2} {p99:>10.2} {wrong:>8}"
+        " {size:>9} {iters:>9} {time_us:>11.2} {algbw_gbytes_per_s:>8.3} {msgs_per_s:>10.0} \
+         {p50:>9.2} {p99:>9.2} {wrong:>7}"
     )
 }
 
