@@ -3,6 +3,7 @@
 mod callgrind;
 mod coll;
 mod instructions;
+pub(crate) mod plot;
 mod plugin;
 mod processors;
 mod protocol;
@@ -12,10 +13,13 @@ mod tcp;
 mod udp;
 mod verbs;
 
+use std::path::PathBuf;
+
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 
 use crate::shell::Shell;
+use plot::{Figure, Values};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -30,6 +34,9 @@ pub(crate) struct Args {
     /// Fail where a case misses its bar.
     #[arg(long)]
     check: bool,
+    /// Also write the results into this folder, as values and as plots.
+    #[arg(long, value_name = "FOLDER")]
+    plot: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -52,6 +59,11 @@ enum Group {
 impl Args {
     fn wants(&self, case: &str) -> bool {
         self.case.is_empty() || self.case.iter().any(|name| name == case)
+    }
+
+    /// Writes a figure, if that is asked for.
+    fn plot(&self, figure: &Figure, values: &Values) -> Result<()> {
+        self.plot.as_deref().map_or(Ok(()), |folder| figure.write(folder, values))
     }
 }
 

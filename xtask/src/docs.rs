@@ -1,32 +1,52 @@
-//! `cargo xtask docs`: writes the table of settings into `docs/settings.md`.
+//! `cargo xtask docs`: writes what pages have from code and data.
+//!
+//! The table of settings in `docs/settings.md` is that of core. The plots of `docs/plots` are drawn from
+//! the values beside them.
 
 use std::fmt::Write;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use invar_core::param::{ParamInfo, TABLE};
 
+use crate::bench::plot::{FIGURES, Values};
 use crate::shell::Shell;
 
 const SETTINGS: &str = "docs/settings.md";
-/// The generated text stands between these lines.
+const PLOTS: &str = "docs/plots";
+/// The table stands between these lines.
 const BEGIN: &str = "<!-- cargo xtask docs writes this table from core/src/param.rs -->\n";
 const END: &str = "<!-- end of the table -->\n";
 
-/// Writes the page anew.
+/// Writes the files anew.
 pub(crate) fn run(shell: &Shell) -> Result<()> {
-    let path = shell.root().join(SETTINGS);
-    let page = with_table(&read(&path)?)?;
-    fs::write(&path, page).with_context(|| path.display().to_string())
+    for (path, text) in files(shell.root())? {
+        let path = shell.root().join(path);
+        fs::write(&path, text).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
 }
 
-/// What is wrong with the page, if its table is not the one that the code gives.
-pub(crate) fn check(root: &Path) -> Result<Option<String>> {
-    let page = read(&root.join(SETTINGS))?;
-    let message =
-        || format!("{SETTINGS}: the table is not that of core/src/param.rs: run cargo xtask docs");
-    Ok((with_table(&page)? != page).then(message))
+/// Names each file that is not as [`run`] would write it.
+pub(crate) fn check(root: &Path) -> Result<Vec<String>> {
+    let is_old = |(path, text): &(PathBuf, String)| {
+        fs::read_to_string(root.join(path)).map_or(true, |old| old != *text)
+    };
+    let old = files(root)?.into_iter().filter(is_old);
+    Ok(old.map(|(path, _)| format!("{}: is old: run cargo xtask docs", path.display())).collect())
+}
+
+/// The files, by their paths in the repository.
+fn files(root: &Path) -> Result<Vec<(PathBuf, String)>> {
+    let mut files = vec![(SETTINGS.into(), with_table(&read(&root.join(SETTINGS))?)?)];
+    for figure in &FIGURES {
+        let file = |kind: &str| Path::new(PLOTS).join(format!("{}.{kind}", figure.name));
+        let values = Values::parse(&read(&root.join(file("csv")))?);
+        let values = values.with_context(|| file("csv").display().to_string())?;
+        files.push((file("svg"), figure.draw(&values)?));
+    }
+    Ok(files)
 }
 
 fn read(path: &Path) -> Result<String> {

@@ -43,7 +43,7 @@ enum Command {
     /// Check what rustfmt and clippy don't: file sizes, forbidden words, where `unsafe` stands, the
     /// table of settings.
     Tidy,
-    /// Write the table of settings into docs/settings.md, as the code has it.
+    /// Write the table of settings and the plots in docs, as code and data have them.
     Docs,
     /// Prove that invar-core needs neither std nor alloc.
     NoStd,

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::Args;
+use super::plot::{self, Values};
 use super::soft_nic::{built, median};
 use super::tcp;
 use crate::shell::Shell;
@@ -101,9 +102,10 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     let target_dir = built(shell, "invar-cli --bin invar")?;
     let mpi = build_mpi(shell, &target_dir)?;
     let others = Others { mpi, torch: find_torch(shell) };
-    let mut missed = Vec::new();
+    let (mut missed, mut ratios) = (Vec::new(), Vec::new());
     tcp::print_congestion_control();
     for case in CASES.iter().filter(|case| args.wants(case.name)) {
+        let mut of_case = Vec::new();
         println!(
             "{:>10}  {:>10} {:>10}  {:>10} {:>10} {:>6}  {:>10} {:>10}   {}: all-reduce of floats, \
              {RUNS} runs",
@@ -113,10 +115,25 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
             built(shell, "invar-testkit --example bench_udp_all_reduce")?;
         }
         for sizes in &SIZES {
-            missed.extend(case.compare(shell, &target_dir, &others, sizes)?);
+            let (too_slow, of_sizes) = case.compare(shell, &target_dir, &others, sizes)?;
+            missed.extend(too_slow);
+            of_case.extend(of_sizes);
         }
+        ratios.push((case.name, of_case));
     }
+    args.plot(&plot::COLL, &as_values(&ratios))?;
     Ok(missed)
+}
+
+/// A row for each size, a series for each case.
+fn as_values(ratios: &[(&str, Vec<f64>)]) -> Values {
+    let names: Vec<&str> = ratios.iter().map(|(name, _)| *name).collect();
+    let about = format!("of medians of {RUNS} runs on this host");
+    let mut values = Values::new(about, &names);
+    for (row, bytes) in SIZES.iter().flat_map(Sizes::all).enumerate() {
+        values.row(plot::bytes(bytes), ratios.iter().map(|(_, of_case)| of_case[row]));
+    }
+    values
 }
 
 /// Sums of two operands, GB/s stored, beside memcpy.
@@ -180,14 +197,15 @@ fn build_mpi(shell: &Shell, target_dir: &Path) -> Result<PathBuf> {
 }
 
 impl Case {
-    /// Measures both in turn, so that what else the host does meets them alike.
+    /// Measures both in turn, so that what else the host does meets them alike. Gives what misses its
+    /// bar, and for each size Invar's share of Open MPI's time.
     fn compare(
         &self,
         shell: &Shell,
         target_dir: &Path,
         others: &Others,
         sizes: &Sizes,
-    ) -> Result<Vec<String>> {
+    ) -> Result<(Vec<String>, Vec<f64>)> {
         let all = sizes.all();
         let mut ours = vec![Vec::new(); all.len()];
         let mut theirs = vec![Vec::new(); all.len()];
@@ -206,12 +224,13 @@ impl Case {
             Some(python) => self.gloo(shell, python, sizes).context("gloo")?,
             None => vec![f64::NAN; all.len()],
         };
-        let mut missed = Vec::new();
+        let (mut missed, mut ratios) = (Vec::new(), Vec::new());
         let times = ours.iter_mut().zip(&mut theirs).zip(gloo.into_iter().zip(&mut bare));
         for (bytes, ((ours, theirs), (gloo, bare))) in all.into_iter().zip(times) {
             let (ours, theirs) = (median(ours), median(theirs));
             let bare = if self.over_udp { median(bare) } else { f64::NAN };
             let ratio = ours / theirs;
+            ratios.push(ratio);
             println!(
                 "{bytes:>10}  {ours:>10.2} {:>10.2}  {theirs:>10.2} {:>10.2} {ratio:>6.2}  \
                  {gloo:>10.2} {bare:>10.2}",
@@ -222,7 +241,7 @@ impl Case {
                 missed.push(format!("{} at {bytes} bytes ({ours:.1} µs, {ratio:.2})", self.name));
             }
         }
-        Ok(missed)
+        Ok((missed, ratios))
     }
 
     fn is_met(&self, bytes: u64, us: f64, ratio: f64) -> bool {

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::Args;
 use super::callgrind::Profile;
+use super::plot::{Figure, Values};
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 
@@ -24,7 +25,12 @@ pub(super) struct Suite {
     pub(super) counted: fn(&Profile) -> u64,
     /// Variables of the programs.
     pub(super) env: Vec<(&'static str, String)>,
+    /// What `--plot` draws, if anything.
+    pub(super) figure: Option<&'static Figure>,
 }
+
+/// Beside what takes NCCL more, bars of messages would not be seen.
+const PLOTTED_MAX: u64 = 10_000;
 
 pub(super) struct Case {
     pub(super) name: &'static str,
@@ -45,21 +51,31 @@ impl Suite {
         is_there.context("valgrind is missing: apt-get install valgrind")?;
         let target_dir = Workspace::load(shell)?.target_dir;
         let mut missed = Vec::new();
+        let mut values = Values::new("measured on this host".to_owned(), &["Invar", "NCCL 2.14.3"]);
         println!(
             "{:18} {:>12} {:>9} {:>6} {:>12}   instructions an operation",
             "case", "Invar", "device", "bar", "NCCL 2.14.3"
         );
         for case in self.cases.iter().filter(|case| args.wants(case.name)) {
             let cost = self.measure(shell, case, &target_dir)?;
-            let [bar, nccl] = [case.bar, case.nccl]
+            let [bar, theirs] = [case.bar, case.nccl]
                 .map(|count| count.map_or("-".to_owned(), |count| count.to_string()));
-            println!("{:18} {:12.1} {:9.1} {bar:>6} {nccl:>12}", case.name, cost.ours, cost.device);
+            println!(
+                "{:18} {:12.1} {:9.1} {bar:>6} {theirs:>12}",
+                case.name, cost.ours, cost.device
+            );
+            if let Some(nccl) = case.nccl.filter(|nccl| *nccl <= PLOTTED_MAX) {
+                values.row(case.argument.to_owned(), [cost.ours, nccl as f64]);
+            }
             for (function, instructions) in cost.functions.iter().take(args.top) {
                 println!("{:18} {instructions:12.1} {function}", "");
             }
             if case.bar.is_some_and(|bar| cost.ours > bar as f64) {
                 missed.push(case.name.to_owned());
             }
+        }
+        if let Some(figure) = self.figure {
+            args.plot(figure, &values)?;
         }
         Ok(missed)
     }
@@ -118,7 +134,7 @@ mod tests {
     use super::*;
 
     fn suite(counted: fn(&Profile) -> u64) -> Suite {
-        Suite { cases: &[], device: "null::", counted, env: Vec::new() }
+        Suite { cases: &[], device: "null::", counted, env: Vec::new(), figure: None }
     }
 
     fn profile(iterations: u64) -> Profile {

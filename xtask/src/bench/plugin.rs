@@ -3,9 +3,9 @@
 
 use anyhow::{Context, Result};
 
-use super::Args;
 use super::callgrind::Profile;
 use super::instructions::{Case, Suite, is_of};
+use super::{Args, plot};
 use crate::shell::Shell;
 use crate::{null_verbs, plugin};
 
@@ -48,7 +48,14 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     let env =
         [("LD_LIBRARY_PATH", &*path), ("INVAR_TRANSPORT", "ib"), ("NCCL_SOCKET_IFNAME", "lo")];
     let env = env.map(|(name, value)| (name, value.to_owned())).into();
-    Suite { cases: &CASES, device: null_verbs::FUNCTIONS, counted, env }.run(shell, args)
+    Suite {
+        cases: &CASES,
+        device: null_verbs::FUNCTIONS,
+        counted,
+        env,
+        figure: Some(&plot::PLUGIN),
+    }
+    .run(shell, args)
 }
 
 /// What the driver calls.

@@ -4,9 +4,9 @@
 
 use anyhow::Result;
 
-use super::Args;
 use super::callgrind::Profile;
 use super::instructions::{Case, Suite};
+use super::{Args, plot};
 use crate::shell::Shell;
 
 /// Calls into the protocol that are functions of their own. Where a case has them, what drives
@@ -46,7 +46,8 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
         shell.run(shell.cargo(&line))?;
     }
     let device = "invar_testkit::null::";
-    Suite { cases: &CASES, device, counted, env: Vec::new() }.run(shell, args)
+    let figure = Some(&plot::PROTOCOL);
+    Suite { cases: &CASES, device, counted, env: Vec::new(), figure }.run(shell, args)
 }
 
 /// All, or what is spent in calls if they are functions of their own.

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::Args;
+use super::plot::{self, Values};
 use super::soft_nic::median;
 use super::tcp;
 use crate::shell::Shell;
@@ -81,6 +82,9 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     let program = Workspace::load(shell)?.target_dir.join("release/bench_socket");
     let links: Vec<&Link> = LINKS.iter().filter(|link| args.wants(link.name)).collect();
     let mut missed = Vec::new();
+    let names: Vec<&str> = links.iter().map(|link| link.name).collect();
+    let about = format!("medians of {RUNS} runs on this host, {WINDOW} messages at a time");
+    let mut medians = Values::new(about, &names);
     tcp::print_congestion_control();
     println!("{:>10} {:12} {:>9} {:>9} {:>9} {:>6}", "", "", "median", "least", "most", "ratio");
     for case in &CASES {
@@ -93,6 +97,10 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
             }
         }
         let first = median(&mut values[0]);
+        if case.measure == Measure::Throughput {
+            let rates = values.iter_mut().map(|values| median(values));
+            medians.row(plot::bytes(case.size as u64), rates);
+        }
         for (link, values) in links.iter().zip(&mut values) {
             let ratio = median(values) / first;
             let (median, least, most) = (values[RUNS / 2], values[0], values[RUNS - 1]);
@@ -107,6 +115,7 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
             }
         }
     }
+    args.plot(&plot::SOCKET, &medians)?;
     Ok(missed)
 }
 

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::Args;
+use super::plot::{self, Values};
 use super::processors::Processors;
 use super::tcp::{self, Wait};
 use super::udp;
@@ -89,6 +90,8 @@ fn throughput(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     }
     let target_dir = built(shell, "invar-cli --bin invar")?;
     let mut missed = Vec::new();
+    let names: Vec<&str> = contenders.iter().map(|contender| contender.name).collect();
+    let mut values = Values::new(format!("medians of {RUNS} runs on this host"), &names);
     tcp::print_congestion_control();
     println!(
         "{:>8} {:14} {:>8} {:>8} {:>8} {:>8}   Gbit/s over loopback, {RUNS} runs",
@@ -114,9 +117,10 @@ fn throughput(shell: &Shell, args: &Args) -> Result<Vec<String>> {
                 median / medians[0]
             );
         }
-        let names = contenders.iter().map(|contender| contender.name);
-        missed.extend(misses(size, &names.zip(medians).collect()));
+        values.row(plot::bytes(size as u64), medians.iter().copied());
+        missed.extend(misses(size, &names.iter().copied().zip(medians).collect()));
     }
+    args.plot(&plot::SOFT_NIC, &values)?;
     Ok(missed)
 }
 

@@ -27,5 +27,6 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     shell.run(shell.cargo("build --release --package invar-testkit --bin bench_verbs"))?;
     let folder = null_verbs::build(shell)?;
     let env = vec![("LD_LIBRARY_PATH", folder.display().to_string())];
-    Suite { cases: &CASES, device: null_verbs::FUNCTIONS, counted, env }.run(shell, args)
+    Suite { cases: &CASES, device: null_verbs::FUNCTIONS, counted, env, figure: None }
+        .run(shell, args)
 }
