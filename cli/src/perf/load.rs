@@ -57,8 +57,9 @@ impl Load {
     /// Lines for the head of a table.
     pub(super) fn lines(&self) -> String {
         let Load { cores, percent } = self;
+        let word = if cores.parse::<usize>().is_ok() { "core" } else { "cores" };
         format!(
-            "# cores {cores}: {percent} % busy with other work\n\
+            "# {word} {cores}: {percent} % busy with other work\n\
              # figures may be much worse than on an idle host\n"
         )
     }
@@ -111,7 +112,10 @@ mod tests {
                      cpu2 104 0 51 1004 10 0 0 1 0 0\n";
         let load = |is_ours: fn(usize) -> bool| Load::between(BEFORE, after, is_ours);
         let busy = Load { cores: "0,2".to_owned(), percent: 50 };
+        assert!(busy.lines().starts_with("# cores 0,2: 50 % busy with other work\n"));
         assert_eq!(load(|_| true), Some(busy));
+        let one = load(|core| core == 2).unwrap().lines();
+        assert!(one.starts_with("# core 2: 60 % busy"), "{one}");
         assert_eq!(load(|core| core == 1), None);
         assert_eq!(Load::between(BEFORE, BEFORE, |_| true), None);
     }
