@@ -230,7 +230,7 @@ params! {
     /// A progress thread looks for new operations once in this many rounds.
     NCCL_PROGRESS_APPENDOP_FREQ => progress_appendop_freq: u32 = "8", int(1, 1 << 20),
         unit: "rounds", readers: Library;
-    /// On this signal a rank prints its pending operations (10 is SIGUSR1, 12 is SIGUSR2); -1 is no
+    /// On this signal ranks and proxies print what is pending (10 is SIGUSR1, 12 is SIGUSR2); -1 is no
     /// signal.
     NCCL_PROXY_DUMP_SIGNAL => proxy_dump_signal: Option<u8> = "-1", auto_or_int(-1, 1, 64),
         unit: "signal", readers: Library;
@@ -257,8 +257,9 @@ params! {
     /// A connection that is not complete after this time fails.
     INVAR_CONNECT_TIMEOUT_MS => connect_timeout_ms: u32 = "30000", int(1, 86_400_000),
         unit: "ms";
-    /// Each rank writes a trace of its proxy to this file, for Chrome and Perfetto. `%r` stands for the
-    /// rank, which otherwise follows the name. Links over the network are slower with it.
+    /// Each rank writes to this file what each message over the network waited for, as a trace for Chrome
+    /// and Perfetto. `%r` stands for the rank, which otherwise follows the name. Links are slower with
+    /// it, and messages in shared memory are not traced.
     INVAR_PROXY_TRACE => proxy_trace: Option<&'a str> = "", Allowed::Path, readers: Library;
     /// A collective fails if a rank does not do its part for this time.
     INVAR_COLL_TIMEOUT_MS => coll_timeout_ms: u32 = "600000", int(1, 86_400_000), unit: "ms",

@@ -55,12 +55,12 @@
 //! # Without threads
 //!
 //! What a communicator does is a [`Plan`] for each rank, moved over [`Links`]; these know neither
-//! threads nor time, and [`net::NetEnds`] makes links of the same kind. So one thread can be all
-//! ranks of a network that it simulates.
+//! threads nor time, and [`net::Network`] makes links of ends that the caller has connected. So one
+//! thread can be all ranks of a network that it simulates.
 
+mod backoff;
 mod call;
 mod choose;
-mod coming;
 mod dump;
 mod element;
 mod engine;
@@ -70,8 +70,8 @@ mod link;
 mod links;
 mod local;
 pub mod net;
-mod patience;
 mod pending;
+mod pending_link;
 mod plan;
 pub mod reduce;
 mod setup;
@@ -185,7 +185,7 @@ impl Communicator {
     }
 
     /// How this rank stands: a line that says by which ways it reaches the others, and below it what
-    /// its proxy moves, in the notation of NCCL's dump, unless all links are in shared memory. It
+    /// its links over the network move, in the notation of NCCL's dump. It
     /// waits for no call that is under way, so that it tells of one that hangs. `NCCL_PROXY_DUMP_SIGNAL`
     /// has it written on stderr, from the beginning of [`join`](Self::join) on.
     pub fn dump(&self) -> String {

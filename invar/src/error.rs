@@ -58,8 +58,8 @@ pub(crate) enum Kind {
     Mismatch { rank: u32, text: String },
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    #[error("the proxy: {0}")]
-    Proxy(String),
+    #[error("the communicator was aborted")]
+    Aborted,
     #[error("{what} did not come about within {} ms", .within.as_millis())]
     TimedOut { what: &'static str, within: Duration },
     #[error("a connection from a peer did not come about within {} ms{turned_away}", .within.as_millis())]
@@ -88,7 +88,7 @@ impl Error {
             | Kind::Bootstrap(BootstrapError::Failed(_)) => Fault::Peer,
             Kind::Bootstrap(BootstrapError::Io(_)) => Fault::Local,
             Kind::Bootstrap(_) => Fault::Network,
-            Kind::Proxy(_) => Fault::Local,
+            Kind::Aborted => Fault::Local,
             Kind::TimedOut { .. } | Kind::NoPeer { .. } => Fault::Network,
         }
     }

@@ -51,7 +51,7 @@ pub struct Settings {
     log_level: LogLevel,
     pub(crate) rdma: RdmaRules,
     pub(crate) gpu: GpuRules,
-    pub(crate) proxy: ProxyRules,
+    pub(crate) links: LinkRules,
     pub(crate) coll: CollRules,
     /// The device of a communicator, by its name.
     pub(crate) coll_nic: Option<String>,
@@ -77,13 +77,9 @@ pub(crate) struct RdmaRules {
     pub(crate) relaxed_ordering: u8,
 }
 
-/// How a proxy runs.
+/// What users see of links between ranks.
 #[derive(Clone, Debug)]
-pub(crate) struct ProxyRules {
-    /// `NCCL_PROXY_APPEND_BATCH_SIZE`.
-    pub(crate) append_batch: u32,
-    /// `NCCL_PROGRESS_APPENDOP_FREQ`.
-    pub(crate) append_every: u32,
+pub(crate) struct LinkRules {
     /// `NCCL_PROXY_DUMP_SIGNAL`.
     pub(crate) dump_signal: Option<u8>,
     /// `INVAR_PROXY_TRACE`.
@@ -235,9 +231,7 @@ impl Settings {
                 relaxed_ordering: params.ib_pci_relaxed_ordering,
             },
             gpu: GpuRules::from(params),
-            proxy: ProxyRules {
-                append_batch: params.proxy_append_batch,
-                append_every: params.progress_appendop_freq,
+            links: LinkRules {
                 dump_signal: params.proxy_dump_signal,
                 trace: params.proxy_trace.map(str::to_owned),
             },

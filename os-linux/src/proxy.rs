@@ -22,9 +22,7 @@ pub use banks::HeapBanks;
 pub use client::{ClientError, ClientErrorKind, ProxyClient};
 pub use dump::DumpOnSignal;
 pub use post::{RankOps, RankOpsError};
-pub use progress::{
-    Driver, Progress, ProgressConnections, ProgressFailure, ProgressSettings, driven,
-};
+pub use progress::{Driver, Progress, ProgressConnections, ProgressFailure, ProgressSettings};
 pub use service::{Service, ServiceSettings};
 pub use shared::SharedOps;
-pub use trace::ChromeTrace;
+pub use trace::{ChromeTrace, TracedStep};

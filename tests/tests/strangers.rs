@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::slice;
 use std::time::{Duration, Instant};
 
-use invar::net::{NetProxy, NetSettings};
+use invar::net::{LinkEnds, NetSettings, Network, wait_for_links};
 use invar::{Device, Handle, Hub, Listener, MemoryRegion, PortRange, SendComm, Settings, Wire};
 use invar_core::auth::{SECRET_BYTES, Secret, Service};
 use invar_linux::proxy::Abort;
@@ -93,19 +93,18 @@ fn a_listener_for_tcp_keeps_strangers_off() {
 fn a_link_between_ranks_keeps_strangers_off() {
     let settings = NetSettings { slot_bytes: BYTES, ..Settings::default().into() };
     besiege("a link between ranks", || {
-        let start = || {
+        let open = || {
             let device = Device::open_at("127.0.0.1:0".parse().unwrap()).unwrap();
-            NetProxy::start(vec![device], &settings, Abort::default()).unwrap()
+            Network::open(vec![device], &settings, Abort::default()).unwrap()
         };
-        let [mut zero, mut one] = [start(), start()];
+        let [zero, one] = [open(), open()];
         let (receiving, handle) = one.listen(0, 0, 0).unwrap();
         let door = door(&handle, Service::Rdma);
         let visit = move || {
             let sending = zero.connect(1, 0, 0, &handle).unwrap();
-            let mut recv = one.receiver(receiving).unwrap();
-            let mut send = zero.sender(sending).unwrap();
-            send.start(1).unwrap();
-            recv.start(1).unwrap();
+            let ends = wait_for_links(vec![sending, receiving], PATIENCE).unwrap();
+            let [LinkEnds { send, .. }, LinkEnds { recv, .. }] = ends.try_into().ok().unwrap();
+            let (mut send, mut recv) = (send.unwrap(), recv.unwrap());
             let slot = until("a slot", || send.free(BYTES / 2).unwrap());
             // SAFETY: the slot is this rank's until it is published, and longer than that.
             unsafe { slot.write_bytes(7, BYTES / 2) };

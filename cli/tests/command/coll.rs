@@ -251,8 +251,8 @@ fn ask_to_the_end(mut run: Run) -> Outcome {
 #[test]
 fn ranks_say_how_they_stand_on_a_signal_and_go_on() {
     for (shm_disable, stand) in [
-        ("0", "rank 1 of 2: no proxy: links are in shared memory\n"),
-        ("1", "rank 1 of 2: links over the network\nACTIVE OPS\n"),
+        ("0", "rank 1 of 2: links are in shared memory\n"),
+        ("1", "rank 1 of 2: links over the network\nACTIVE LINKS\n"),
     ] {
         let root = free_address();
         let start = |number: u32| {

@@ -6,10 +6,10 @@ use std::sync::{Arc, OnceLock};
 
 use invar_linux::proxy::DumpOnSignal;
 
-use super::net::NetDump;
+use super::net::LinkStatuses;
 use crate::{Error, Settings};
 
-/// One rank. Displayed it is a line, and what the proxy moves, where there is one.
+/// One rank. Displayed it is a line, and what moves over the network.
 pub(super) struct Dump {
     rank: u32,
     nranks: u32,
@@ -21,8 +21,8 @@ pub(super) struct Dump {
 pub(super) struct Ways {
     /// Those through shared memory.
     pub(super) local: Vec<u32>,
-    /// The proxy of all others.
-    pub(super) net: Option<NetDump>,
+    /// All others.
+    pub(super) net: Option<LinkStatuses>,
 }
 
 impl Dump {
@@ -54,11 +54,11 @@ impl Display for Dump {
             return writeln!(f, "it has not joined yet");
         };
         match (net, local.as_slice()) {
-            (None, []) => writeln!(f, "no proxy: no links"),
-            (None, _) => writeln!(f, "no proxy: links are in shared memory"),
-            (Some(net), []) => write!(f, "links over the network\n{}", net.text()),
+            (None, []) => writeln!(f, "no links"),
+            (None, _) => writeln!(f, "links are in shared memory"),
+            (Some(net), []) => write!(f, "links over the network\n{}", net.dump()),
             (Some(net), ranks) => {
-                let moved = net.text();
+                let moved = net.dump();
                 write!(
                     f,
                     "links with ranks {ranks:?} in shared memory, else over the network\n{moved}"

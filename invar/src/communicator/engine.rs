@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use invar_core::coll::{Operation, Order, Task};
 use invar_linux::rendezvous::Bootstrap;
 
+use super::backoff::{Backoff, Idle};
 use super::call::{Call, Work};
 use super::choose::Facts;
 use super::job::Progress;
 use super::links::Links;
-use super::patience::{Idle, Patience};
 use super::plan::Plan;
 use crate::error::Kind;
 use crate::{Error, Fault};
@@ -135,21 +135,21 @@ impl Engine {
 
     /// Does all of a plan.
     fn drive(&mut self, plan: &mut Plan) -> Result<(), Error> {
-        self.links.prepare(plan)?;
-        let mut patience = Patience::new(self.crowded, self.timeout);
+        plan.prepare(&mut self.links)?;
+        let mut backoff = Backoff::new(self.crowded, self.timeout);
         let mut grace = Grace::None;
         loop {
             let done = plan.advance(&mut self.links)?;
             let peer = match (done, self.links.progress()?) {
                 (Progress::Done, None) => return Ok(()),
                 (Progress::Moved, _) => {
-                    patience.renew();
+                    backoff.renew();
                     grace = Grace::None;
                     continue;
                 }
                 (Progress::Waiting(peer), _) | (Progress::Done, Some(peer)) => peer,
             };
-            match patience.idle() {
+            match backoff.idle() {
                 Idle::Again => {}
                 Idle::Look => grace.look_after(&self.bootstrap, peer)?,
                 Idle::TooLong(waited) => {

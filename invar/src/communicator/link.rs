@@ -25,7 +25,7 @@ pub(crate) enum SendLink {
         ring: SendRing,
     },
     /// Over the network.
-    Net(NetSend),
+    Net(Box<NetSend>),
 }
 
 /// The receiving end of a link.
@@ -37,19 +37,10 @@ pub(crate) enum RecvLink {
         ring: RecvRing,
     },
     /// Over the network.
-    Net(NetRecv),
+    Net(Box<NetRecv>),
 }
 
 impl SendLink {
-    /// Says that `steps` slots are going to be published. Both ends say so, of the same number,
-    /// before the first of them; a transport that has helpers sets them to work.
-    pub(crate) fn start(&mut self, steps: u64) -> Result<(), Error> {
-        match self {
-            SendLink::Shm { .. } => Ok(()),
-            SendLink::Net(link) => link.start(steps),
-        }
-    }
-
     /// The memory of the next free slot, for `len` bytes, at most those of a slot; `None`: there
     /// is none yet. Asked again it gives the same.
     ///
@@ -101,14 +92,6 @@ impl SendLink {
 }
 
 impl RecvLink {
-    /// As [`SendLink::start`].
-    pub(crate) fn start(&mut self, steps: u64) -> Result<(), Error> {
-        match self {
-            RecvLink::Shm { .. } => Ok(()),
-            RecvLink::Net(link) => link.start(steps),
-        }
-    }
-
     /// The memory of the next full slot, and how many bytes are in it; `None`: it is not there
     /// yet. Asked again it gives the same.
     #[inline]

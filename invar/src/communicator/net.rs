@@ -1,34 +1,31 @@
-//! Links between ranks over the network, moved by a proxy.
+//! Links between ranks over the network.
 //!
 //! A link goes one way between two ranks on one channel. At both ends it is a ring of registered
-//! slots: the sending rank fills the next and publishes it, the receiving one uses and releases it.
-//! What is between is the proxy's: a rank says beforehand how many slots are to come, and the
-//! proxy's engine moves them, in a thread of its own or in that of a rank that waits and calls
-//! `progress`.
+//! slots: the sending rank fills the next slot and publishes it, the receiving rank uses and releases
+//! it. A link has no thread: its two ends move in the calls of whoever has them.
 //!
 //! ```
 //! use std::time::Duration;
-//! use invar::net::{NetProxy, NetSettings};
+//! use invar::net::{NetSettings, Network, wait_for_links};
 //! use invar_linux::proxy::Abort;
 //!
 //! let device = invar::Device::open_at("127.0.0.1:0".parse()?)?;
 //! let settings = NetSettings::from(invar::Settings::from_env()?);
 //! // Two ranks, as a rule on two hosts.
-//! let mut zero = NetProxy::start(vec![device.clone()], &settings, Abort::default())?;
-//! let mut one = NetProxy::start(vec![device], &settings, Abort::default())?;
-//! let (receiving, address) = one.listen(0, 0, 0)?;
-//! let sending = zero.connect(1, 0, 0, &address)?;
-//! let (mut send, mut recv) = (zero.sender(sending)?, one.receiver(receiving)?);
+//! let zero = Network::open(vec![device.clone()], &settings, Abort::default())?;
+//! let one = Network::open(vec![device], &settings, Abort::default())?;
+//! let (receiving, handle) = one.listen(0, 0, 0)?;
+//! let sending = zero.connect(1, 0, 0, &handle)?;
+//! let mut ends = wait_for_links(vec![sending, receiving], Duration::from_secs(30))?.into_iter();
+//! let mut send = ends.next().and_then(|ends| ends.send).expect("rank zero sends");
+//! let mut recv = ends.next().and_then(|ends| ends.recv).expect("rank one receives");
 //!
-//! send.start(1)?;
-//! recv.start(1)?;
 //! let slot = send.free(1)?.expect("eight are free");
 //! // SAFETY: it is ours until it is published.
 //! unsafe { slot.write(42) };
 //! send.publish(1)?;
 //! let (slot, len) = loop {
 //!     send.progress()?;
-//!     recv.progress()?;
 //!     if let Some(full) = recv.full()? {
 //!         break full;
 //!     }
@@ -39,40 +36,37 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod direct;
-mod ends;
-mod greeting;
-mod link;
+mod attempt;
+mod recv;
 mod ring;
-mod setup;
-mod standing;
-mod wire;
+mod send;
+mod status;
+mod trace;
 
-use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, BufWriter};
-use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::io;
 
-use invar_core::proxy::{CallId, ConnectionId, Direction, Init, Kind as Request, Poster};
-use invar_linux::processors;
-use invar_linux::proxy::{
-    Abort, ChromeTrace, ClientError, DumpOnSignal, Progress, ProgressSettings, ProxyClient,
-    Service, ServiceSettings, SharedOps,
-};
+use invar_linux::proxy::{Abort, DumpOnSignal};
 
 use crate::error::Kind;
-use crate::{Device, DeviceKind, Error, HANDLE_BYTES, Handle, Settings};
-use direct::{DirectRecv, DirectSend};
-use link::{Posting, Way};
-use setup::{BOTH_WAYS, Made, Opener, Share};
-use standing::Standings;
-use wire::{Arrivals, Wire, Wires};
+use crate::raw::{RecvEnd, SendEnd};
+use crate::{Device, DeviceKind, Error, Handle, Settings};
+use attempt::LinkParts;
+use status::LinkId;
+use trace::LinkTrace;
 
-pub use ends::NetEnds;
-pub use link::{NetRecv, NetSend};
+pub use attempt::{LinkAttempt, LinkEnds, wait_for_links};
+pub use recv::NetRecv;
+pub use send::NetSend;
+pub(super) use status::LinkStatuses;
 
-/// How a proxy and its links are made.
+/// The messages of a link need no telling apart.
+const TAG: u32 = 0;
+/// Up to so many bytes a message takes no longer than a call or two around it.
+const SHORT_BYTES: usize = 32 << 10;
+/// Slots begin on a cache line.
+const SLOT_ALIGN: usize = 64;
+
+/// How links are made.
 #[derive(Clone, Debug)]
 pub struct NetSettings {
     /// Of connections.
@@ -80,29 +74,15 @@ pub struct NetSettings {
     /// Bytes of a slot, of which a link has eight at each end: 128 MiB at most. Both ends must have the
     /// same.
     pub slot_bytes: usize,
-    /// How long a link may take to come about where it is waited for.
-    pub timeout: Duration,
-    /// Whether links do without the proxy: they move in the rank's calls of each, and nowhere else.
-    /// That is shorter, and over TCP they can send and receive where the data is to be, without a
-    /// slot between.
-    pub without_proxy: bool,
-    /// Whose proxy it is: the rank in the name of its trace.
+    /// Whose links they are: the rank in the name of its trace.
     pub rank: u32,
-    /// The GPU that it serves, or the place among the ranks of this host: the number in the names of
-    /// its threads.
+    /// The GPU, or the place among the ranks of this host: the thread's number in the trace.
     pub device: u32,
 }
 
 impl From<Settings> for NetSettings {
     fn from(connections: Settings) -> Self {
-        NetSettings {
-            connections,
-            slot_bytes: 256 << 10,
-            timeout: Duration::from_secs(30),
-            without_proxy: false,
-            rank: 0,
-            device: 0,
-        }
+        NetSettings { connections, slot_bytes: 256 << 10, rank: 0, device: 0 }
     }
 }
 
@@ -117,319 +97,160 @@ impl NetSettings {
     }
 }
 
-/// The proxy of one rank: what sets its links up and moves their data.
-pub struct NetProxy {
-    // In the order in which they end: sessions, then those who serve them.
-    client: ProxyClient,
-    _service: Service,
-    progress: Option<Progress<Error>>,
-    post: Arc<Posting>,
-    made: Made,
-    standings: Standings,
-    /// Of each device, whether a connection over it can be used both ways.
-    both_ways: Vec<bool>,
+/// What one rank makes its links over: devices, and how its links stand.
+pub struct Network {
+    devices: Vec<Device>,
+    settings: Settings,
+    slot_bytes: usize,
+    statuses: LinkStatuses,
     _on_signal: Option<DumpOnSignal>,
 }
 
-/// What [`NetProxy::dump`] says, for who does not have the proxy.
-pub(super) struct NetDump(Weak<Posting>);
-
-impl NetDump {
-    /// Nothing once the proxy is gone.
-    pub(super) fn text(&self) -> String {
-        self.0.upgrade().map_or_else(String::new, |post| post.driver.dump())
-    }
-}
-
-/// A link that comes about; [`NetProxy::sender`] waits for it, [`NetProxy::poll_sender`] does not.
-#[must_use]
-pub struct Sending(Way, CallId);
-
-/// A link that comes about; [`NetProxy::receiver`] waits for it, [`NetProxy::poll_receiver`] does not.
-#[must_use]
-pub struct Receiving(Way, CallId);
-
-/// The rank of a proxy of its own.
-const LOCAL_RANK: u32 = 0;
-
-impl NetProxy {
-    /// Starts a proxy whose links go over `devices`. `abort` ends every wait of its links.
-    pub fn start(
-        devices: Vec<Device>,
-        settings: &NetSettings,
-        abort: Abort,
-    ) -> Result<Self, Error> {
-        let rules = &settings.connections.proxy;
-        let (ops, arrivals, made) =
-            (SharedOps::create(1).map_err(starting)?, Arrivals::default(), Made::default());
-        let device = settings.device;
-        // As the threads of NCCL's proxy, which run near the GPU.
-        let cpus = processors::near(devices.iter().filter_map(|d| d.info().pci_path.as_deref()));
-        let progress = ProgressSettings {
-            device,
-            cpus,
-            append_batch: rules.append_batch,
-            append_every: rules.append_every,
-        };
-        let both_ways =
-            devices.iter().map(|device| device.info().kind == DeviceKind::Socket).collect();
-        let standings = Standings::default();
-        let wires = Wires::new(arrivals.clone(), standings.clone());
-        let (posted, aborted) = (ops.clone(), abort.clone());
-        let progress = match &rules.trace {
-            None => Progress::spawn(posted, progress, aborted, wires, ()),
-            Some(path) => {
-                let trace = create_trace(path, settings.rank)?;
-                let trace = ChromeTrace::new(BufWriter::new(trace), device);
-                Progress::spawn(posted, progress, aborted, wires, trace)
-            }
-        };
-        let progress = progress.map_err(starting)?;
-        let opener = Opener {
-            devices,
-            settings: settings.connections.clone(),
-            slot_bytes: settings.slot_bytes()?,
-            without_proxy: settings.without_proxy,
-            connections: progress.connections(),
-            arrivals,
-            made: made.clone(),
-            places: HashMap::new(),
-        };
-        let service = Service::spawn(ServiceSettings { device, cpus }, abort.clone(), opener);
-        let service = service.map_err(starting)?;
-        let client = ProxyClient::connect(service.address(), abort, settings.timeout);
-        let post = Arc::new(Posting {
-            ops,
-            poster: Mutex::new(Poster::new(LOCAL_RANK)),
-            driver: progress.driver(),
-            timeout: settings.timeout,
-        });
-        let client = client.map_err(refused)?;
-        let dump = NetDump(Arc::downgrade(&post));
-        let on_signal = rules
+impl Network {
+    /// Links will go over `devices`. `abort` ends all of them.
+    ///
+    /// # Errors
+    /// Slots that are too large; a trace that cannot be written; a signal that nobody can wait for.
+    pub fn open(devices: Vec<Device>, settings: &NetSettings, abort: Abort) -> Result<Self, Error> {
+        let NetSettings { connections, rank, device, .. } = settings;
+        let trace = connections.links.trace.as_deref();
+        let trace = trace.map(|path| LinkTrace::create(path, *rank, *device)).transpose()?;
+        let statuses = LinkStatuses::new(abort, trace);
+        let shown = statuses.clone();
+        let on_signal = connections
+            .links
             .dump_signal
-            .map(|signal| DumpOnSignal::spawn(signal, move || dump.text(), io::stderr()))
+            .map(|signal| DumpOnSignal::spawn(signal, move || shown.dump(), io::stderr()))
             .transpose()
-            .map_err(starting)?;
-        Ok(NetProxy {
-            client,
-            _service: service,
-            progress: Some(progress),
-            post,
-            made,
-            standings,
-            both_ways,
+            .map_err(|error| Error::io("waiting for a signal", error))?;
+        Ok(Network {
+            devices,
+            settings: connections.clone(),
+            slot_bytes: settings.slot_bytes()?,
+            statuses,
             _on_signal: on_signal,
         })
     }
 
     /// Begins to listen for rank `peer` on `channel`, on the device of that index. The handle is
-    /// for that rank's [`NetProxy::connect`]. Whoever has it may connect, unless the
+    /// for that rank's [`Network::connect`]. Whoever has it may connect, unless the
     /// [connections](NetSettings::connections) have a [key](Settings::key).
+    ///
+    /// # Errors
+    /// No such device; no port to listen at.
     pub fn listen(
-        &mut self,
+        &self,
         peer: u32,
         channel: u16,
         device: usize,
-    ) -> Result<(Receiving, Handle), Error> {
-        let connection = self.open(device, Direction::Recv)?;
-        self.listen_for(Way { connection, peer, channel }, &[])
+    ) -> Result<(LinkAttempt, Handle), Error> {
+        LinkAttempt::listen(LinkId { peer, channel }, false, self.parts(device)?, &self.settings)
     }
 
     /// Begins to connect to rank `peer`, which listens for this rank with `handle` on `channel`.
+    ///
+    /// # Errors
+    /// No such device; a handle that is none.
     pub fn connect(
-        &mut self,
+        &self,
         peer: u32,
         channel: u16,
         device: usize,
         handle: &Handle,
-    ) -> Result<Sending, Error> {
-        let connection = self.open(device, Direction::Send)?;
-        self.connect_to(Way { connection, peer, channel }, &[], handle)
+    ) -> Result<LinkAttempt, Error> {
+        let (id, parts) = (LinkId { peer, channel }, self.parts(device)?);
+        LinkAttempt::connect(id, false, parts, &self.settings, handle)
     }
 
     /// Whether links both ways can share a connection over the device of that index: messages one
     /// way then acknowledge those the other way.
     pub fn goes_both_ways(&self, device: usize) -> bool {
-        self.both_ways.get(device) == Some(&true)
+        self.devices.get(device).is_some_and(|device| device.info().kind == DeviceKind::Socket)
     }
 
-    /// As [`NetProxy::listen`], with a link back over the same connection. The handle is for that
-    /// rank's [`NetProxy::connect_both_ways`].
+    /// As [`Network::listen`], with a link back over the same connection. The handle is for that
+    /// rank's [`Network::connect_both_ways`].
     ///
     /// # Errors
-    /// A device that [does not go both ways](NetProxy::goes_both_ways), and those of `listen`.
+    /// A device that [does not go both ways](Network::goes_both_ways), and those of `listen`.
     pub fn listen_both_ways(
-        &mut self,
+        &self,
         peer: u32,
         channel: u16,
         device: usize,
-    ) -> Result<(Receiving, Sending, Handle), Error> {
-        let connection = self.open_shared(device, Direction::Recv)?;
-        let (receiving, handle) = self.listen_for(Way { connection, peer, channel }, BOTH_WAYS)?;
-        let (way, call) = self.back(receiving.0, device, Direction::Send)?;
-        Ok((receiving, Sending(way, call), handle))
+    ) -> Result<(LinkAttempt, Handle), Error> {
+        let parts = self.parts_both_ways(device)?;
+        LinkAttempt::listen(LinkId { peer, channel }, true, parts, &self.settings)
     }
 
-    /// As [`NetProxy::connect`], with a link back over the same connection.
+    /// As [`Network::connect`], with a link back over the same connection.
     ///
     /// # Errors
-    /// As of [`NetProxy::listen_both_ways`].
+    /// A device that [does not go both ways](Network::goes_both_ways), and those of `connect`.
     pub fn connect_both_ways(
-        &mut self,
+        &self,
         peer: u32,
         channel: u16,
         device: usize,
         handle: &Handle,
-    ) -> Result<(Sending, Receiving), Error> {
-        let connection = self.open_shared(device, Direction::Send)?;
-        let sending = self.connect_to(Way { connection, peer, channel }, BOTH_WAYS, handle)?;
-        let (way, call) = self.back(sending.0, device, Direction::Recv)?;
-        Ok((sending, Receiving(way, call)))
+    ) -> Result<LinkAttempt, Error> {
+        let (id, parts) = (LinkId { peer, channel }, self.parts_both_ways(device)?);
+        LinkAttempt::connect(id, true, parts, &self.settings, handle)
     }
 
-    /// Waits until a link is there.
-    pub fn sender(&mut self, sending: Sending) -> Result<NetSend, Error> {
-        let Sending(way, call) = sending;
-        self.client.wait(call, &mut []).map_err(|error| unmade(way, &error))?;
-        self.made_sender(way)
-    }
-
-    /// Waits until a link is there.
-    pub fn receiver(&mut self, receiving: Receiving) -> Result<NetRecv, Error> {
-        let Receiving(way, call) = receiving;
-        self.client.wait(call, &mut []).map_err(|error| unmade(way, &error))?;
-        self.made_receiver(way)
-    }
-
-    /// The link, if it is there; once.
-    pub fn poll_sender(&mut self, sending: &Sending) -> Result<Option<NetSend>, Error> {
-        let Sending(way, call) = *sending;
-        let done = self.client.poll(call, &mut []).map_err(|error| unmade(way, &error))?;
-        done.map(|_| self.made_sender(way)).transpose()
-    }
-
-    /// The link, if it is there; once.
-    pub fn poll_receiver(&mut self, receiving: &Receiving) -> Result<Option<NetRecv>, Error> {
-        let Receiving(way, call) = *receiving;
-        let done = self.client.poll(call, &mut []).map_err(|error| unmade(way, &error))?;
-        done.map(|_| self.made_receiver(way)).transpose()
-    }
-
-    /// What is being moved, in the notation of NCCL's dump.
-    pub fn dump(&self) -> String {
-        self.post.driver.dump()
-    }
-
-    pub(super) fn dumper(&self) -> NetDump {
-        NetDump(Arc::downgrade(&self.post))
-    }
-
-    /// Moves all that links have been told to move, and then no more. Of links without a proxy,
-    /// [`NetSend::has_delivered`] tells that.
+    /// A link to rank `peer` on `channel`, by an end that the caller has connected to one of that
+    /// rank's.
     ///
-    /// The connections are there until this and the links are dropped. A peer's last message may
-    /// still have to be acknowledged, so that is for when the peers have stopped too.
-    pub fn stop(&mut self) -> Result<(), Error> {
-        let ended = self.progress.take().map_or(Ok(()), Progress::stop);
-        ended.map_err(|failure| link::failed(&failure))
-    }
-
-    fn listen_for(&mut self, way: Way, ways: &[u8]) -> Result<(Receiving, Handle), Error> {
-        let mut handle = [0; HANDLE_BYTES];
-        let (client, connection) = (&mut self.client, way.connection);
-        let set_up = client.call_blocking(Request::Setup, connection, ways, &mut handle);
-        set_up.map_err(refused)?;
-        let call = client.call(Request::Connect, connection, &[], 0).map_err(refused)?;
-        Ok((Receiving(way, call), Handle::from_bytes(handle)))
-    }
-
-    fn connect_to(&mut self, way: Way, ways: &[u8], handle: &Handle) -> Result<Sending, Error> {
-        let (client, connection) = (&mut self.client, way.connection);
-        client.call_blocking(Request::Setup, connection, ways, &mut []).map_err(refused)?;
-        let call = client.call(Request::Connect, connection, handle.as_bytes(), 0);
-        Ok(Sending(way, call.map_err(refused)?))
-    }
-
-    /// The way back over a connection that is used both ways.
-    fn back(
-        &mut self,
-        first: Way,
+    /// # Errors
+    /// No such device; no memory for the link.
+    pub fn sender(
+        &self,
+        peer: u32,
+        channel: u16,
         device: usize,
-        direction: Direction,
-    ) -> Result<(Way, CallId), Error> {
-        let connection = self.open(device, direction)?;
-        let (client, number) = (&mut self.client, first.connection.0.to_le_bytes());
-        client.call_blocking(Request::Setup, connection, &number, &mut []).map_err(refused)?;
-        let call = client.call(Request::Connect, connection, &[], 0);
-        Ok((Way { connection, ..first }, call.map_err(refused)?))
+        end: Box<dyn SendEnd>,
+    ) -> Result<NetSend, Error> {
+        self.parts(device)?.sender(LinkId { peer, channel }, end)
     }
 
-    /// A connection that is to be used both ways.
-    fn open_shared(&mut self, device: usize, direction: Direction) -> Result<ConnectionId, Error> {
+    /// A link from rank `peer` on `channel`, by an end that the caller has connected to one of that
+    /// rank's.
+    ///
+    /// # Errors
+    /// As of [`Network::sender`]; what ended the connection.
+    pub fn receiver(
+        &self,
+        peer: u32,
+        channel: u16,
+        device: usize,
+        end: Box<dyn RecvEnd>,
+    ) -> Result<NetRecv, Error> {
+        self.parts(device)?.receiver(LinkId { peer, channel }, end)
+    }
+
+    /// What is under way on all links, in the notation of NCCL's proxy dump.
+    pub fn dump(&self) -> String {
+        self.statuses.dump()
+    }
+
+    pub(super) fn statuses(&self) -> LinkStatuses {
+        self.statuses.clone()
+    }
+
+    fn parts(&self, device: usize) -> Result<LinkParts, Error> {
+        let Some(device) = self.devices.get(device) else {
+            let text = format!("device {device}: there are {}", self.devices.len());
+            return Err(Kind::Usage(text).into());
+        };
+        let (slot_bytes, statuses) = (self.slot_bytes, self.statuses.clone());
+        Ok(LinkParts { device: device.clone(), slot_bytes, statuses })
+    }
+
+    fn parts_both_ways(&self, device: usize) -> Result<LinkParts, Error> {
         if !self.goes_both_ways(device) {
             let text = format!("connections over device {device} do not go both ways");
             return Err(Kind::Usage(text).into());
         }
-        self.open(device, direction)
+        self.parts(device)
     }
-
-    fn open(&mut self, device: usize, direction: Direction) -> Result<ConnectionId, Error> {
-        let transport = u32::try_from(device).unwrap_or(u32::MAX);
-        let init = Init { transport, direction, local_rank: LOCAL_RANK };
-        Ok(self.client.open(init).map_err(refused)?.0)
-    }
-
-    fn made_sender(&self, way: Way) -> Result<NetSend, Error> {
-        match self.made.take(way.connection) {
-            Some(Share::Ring(ring)) => Ok(NetSend::new(ring, Arc::clone(&self.post), way)),
-            Some(Share::Whole(Wire::Send(wire))) => {
-                let standing = self.standings.add(way, Direction::Send);
-                Ok(NetSend::direct(DirectSend::new(wire, standing)))
-            }
-            _ => Err(missing(way)),
-        }
-    }
-
-    fn made_receiver(&self, way: Way) -> Result<NetRecv, Error> {
-        match self.made.take(way.connection) {
-            Some(Share::Ring(ring)) => Ok(NetRecv::new(ring, Arc::clone(&self.post), way)),
-            Some(Share::Whole(Wire::Recv(wire))) => {
-                let standing = self.standings.add(way, Direction::Recv);
-                Ok(NetRecv::direct(DirectRecv::new(wire, standing)))
-            }
-            _ => Err(missing(way)),
-        }
-    }
-}
-
-/// Slots begin on a cache line.
-const SLOT_ALIGN: usize = 64;
-
-/// A trace of its own for each rank.
-fn create_trace(path: &str, rank: u32) -> Result<File, Error> {
-    let rank = rank.to_string();
-    let path = match path.contains("%r") {
-        true => path.replace("%r", &rank),
-        false => format!("{path}.{rank}"),
-    };
-    File::create(&path)
-        .map_err(|error| Error::io(format_args!("INVAR_PROXY_TRACE: creating {path}"), error))
-}
-
-fn starting(error: io::Error) -> Error {
-    Error::io("starting the proxy", error)
-}
-
-fn unmade(way: Way, error: &ClientError) -> Error {
-    Kind::Rank { rank: way.peer, text: error.to_string() }.into()
-}
-
-fn missing(way: Way) -> Error {
-    let text = "a link that was made is not there".to_owned();
-    Kind::Rank { rank: way.peer, text }.into()
-}
-
-fn refused(error: ClientError) -> Error {
-    Kind::Proxy(error.to_string()).into()
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use invar_core::coll::{Operation, Order, RedOp, Schedule, Task};
 
 use super::job::{Buffers, Job, Progress};
-use super::links::Links;
+use super::links::{Links, Needs};
 use super::reduce::Reducer;
 use crate::Error;
 use crate::error::Kind;
@@ -83,12 +83,26 @@ impl Plan {
         self.0.is_empty()
     }
 
-    /// Shares that are not done, by channel.
-    pub(super) fn lanes(&self) -> impl Iterator<Item = (u32, &[Job])> {
-        self.0.iter().map(|lane| (lane.channel, &lane.jobs[lane.done..]))
+    /// Begins to make the links that it needs and that are not there. They come by
+    /// [`Links::progress`], each when its peer needs it too.
+    ///
+    /// # Errors
+    /// What the rendezvous says, or the device of a link.
+    pub fn prepare(&self, links: &mut Links) -> Result<(), Error> {
+        if self.0.iter().all(|lane| links.is_ready(lane.channel)) {
+            return Ok(());
+        }
+        let mut needs = Needs::default();
+        for Lane { channel, jobs, done, .. } in &self.0 {
+            for step in jobs[*done..].iter().flat_map(Job::steps) {
+                step.send.iter().for_each(|peer| needs.send(*channel, *peer));
+                step.recv.iter().for_each(|peer| needs.recv(*channel, *peer));
+            }
+        }
+        links.make(&needs)
     }
 
-    /// Does what can be done now, over links that are [prepared](Links::prepare) for it.
+    /// Does what can be done now, over links that it has [prepared](Self::prepare).
     ///
     /// # Errors
     /// What a link says, or a peer that does something else; it names the peer's rank.

@@ -9,11 +9,11 @@ use invar_linux::processors::{self, BITS_BYTES};
 use invar_linux::rendezvous::{Bootstrap, this_member};
 
 use super::choose::{Facts, Tuning};
-use super::coming::{CHANNELS_PER_DEVICE, Network};
 use super::engine::Engine;
 use super::links::Links;
 use super::local::Local;
-use super::net::{NetProxy, NetSettings};
+use super::net::{NetSettings, Network};
+use super::pending_link::{CHANNELS_PER_DEVICE, Connector};
 use super::tags;
 use crate::connect::interfaces_for;
 use crate::device::no_device;
@@ -57,7 +57,7 @@ pub(super) fn engine(
     let nodes = nodes(&all);
     let here = nodes.iter().find(|node| node.contains(&rank)).expect("every rank is on a node");
     let local = nodes.len() == 1;
-    let (mut nchannels, mut tuning, mut network) = (1, Tuning::SHARED_MEMORY, None);
+    let (mut nchannels, mut tuning, mut connector) = (1, Tuning::SHARED_MEMORY, None);
     let mut transports = Vec::new();
     if here.len() > 1 {
         transports.push("shared memory".to_owned());
@@ -75,24 +75,21 @@ pub(super) fn engine(
         tuning = if tcp_alone { Tuning::TCP } else { Tuning::NETWORK };
         let mut net = NetSettings {
             slot_bytes: tuning.slot_bytes,
-            timeout: within,
-            // There would be nothing to trace.
-            without_proxy: settings.proxy.trace.is_none(),
             rank,
             device: place_on_host(&all, rank),
             ..NetSettings::from(settings.clone().key(*bootstrap.key()))
         };
         // The communicator says it with all else.
-        net.connections.proxy.dump_signal = None;
-        let proxy = NetProxy::start(devices, &net, bootstrap.abort())?;
-        network = Some(Network { proxy, ndevices, bootstrap: Arc::clone(&bootstrap) });
+        net.connections.links.dump_signal = None;
+        let network = Network::open(devices, &net, bootstrap.abort())?;
+        connector = Some(Connector { network, ndevices, bootstrap: Arc::clone(&bootstrap) });
     }
     let memory = match here.len() {
         1 => None,
         _ => Some(Local::share(&bootstrap, here.clone(), nchannels, tuning.slot_bytes, within)?),
     };
     let engine = Engine {
-        links: Links::new(nranks, nchannels, memory.as_ref(), network),
+        links: Links::new(nranks, nchannels, memory.as_ref(), connector),
         facts: Facts {
             nranks,
             nchannels,

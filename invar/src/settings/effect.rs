@@ -22,7 +22,7 @@ impl Settings {
 
     /// The signal on which ranks and proxies say how they stand (`NCCL_PROXY_DUMP_SIGNAL`).
     pub fn dump_signal(&self) -> Option<u8> {
-        self.proxy.dump_signal
+        self.links.dump_signal
     }
 
     /// Time in which a connection must come about.

@@ -12,6 +12,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use invar_core::param::Params;
 use invar_core::proxy::{
     AppendError, Args, Connection, Engine, OpenError, Probe, ProgressError, Slot, TakeError,
     Transport,
@@ -44,6 +45,17 @@ impl Default for ProgressSettings {
     }
 }
 
+impl From<&Params<'_>> for ProgressSettings {
+    /// What `NCCL_PROXY_APPEND_BATCH_SIZE` and `NCCL_PROGRESS_APPENDOP_FREQ` say, on all processors.
+    fn from(params: &Params<'_>) -> Self {
+        ProgressSettings {
+            append_batch: params.proxy_append_batch,
+            append_every: params.progress_appendop_freq,
+            ..Self::default()
+        }
+    }
+}
+
 /// Why the thread ended before it was told to.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgressFailure<E: Display + Debug> {
@@ -70,21 +82,6 @@ pub struct Progress<E: Display + Debug> {
     mailbox: Arc<Mailbox>,
     driver: Driver<E>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// Moves operations without a thread, in the rounds of who waits for them and nowhere else: where
-/// one thread has many ranks.
-pub fn driven<T>(
-    shared: SharedOps,
-    abort: Abort,
-    transport: T,
-) -> (ProgressConnections, Driver<T::Error>)
-where
-    T: Transport<Error: Debug + Send + Sync> + Send + 'static,
-{
-    let mailbox = Arc::new(Mailbox::new(shared, abort));
-    let mover = Mover::new(&mailbox, &ProgressSettings::default(), transport, ());
-    (ProgressConnections(mailbox), Driver(Arc::new(Shared::new(mover))))
 }
 
 impl<E: Display + Debug + Send + Sync + 'static> Progress<E> {

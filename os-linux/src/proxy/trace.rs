@@ -42,8 +42,38 @@ struct Entry<'a> {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Args {
-    Appended { ops: u32 },
-    Slice { op_count: u64, peer: u32, channel: u16, step: u64 },
+    Appended {
+        ops: u32,
+    },
+    Slice {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        op_count: Option<u64>,
+        peer: u32,
+        channel: u16,
+        step: u64,
+    },
+}
+
+/// A step of a connection or of a link, as a trace names it.
+#[derive(Clone, Copy, Debug)]
+pub struct TracedStep {
+    /// Its connection or link, by a number that no other one of the trace has.
+    pub connection: u32,
+    /// With which rank.
+    pub peer: u32,
+    /// On which channel.
+    pub channel: u16,
+    /// Its number, counted since the connection was opened.
+    pub step: u64,
+    /// Of which operation, where that is known.
+    pub op_count: Option<u64>,
+}
+
+impl TracedStep {
+    /// No two that go on at once have the same.
+    fn id(&self) -> String {
+        format!("{:x}.{:x}", self.connection, self.step)
+    }
 }
 
 impl<W: Write> ChromeTrace<W> {
@@ -66,17 +96,38 @@ impl<W: Write> ChromeTrace<W> {
         self.failed = self.failed || serde_json::to_writer(&mut self.out, &entry).is_err();
     }
 
+    /// A step begins to wait for something, beside the thread's line.
+    pub fn begin_wait(&mut self, name: &str, step: &TracedStep) {
+        let TracedStep { op_count, peer, channel, step: number, .. } = *step;
+        let args = Args::Slice { op_count, peer, channel, step: number };
+        self.write(name, "NET", 'b', Some(step.id()), Some(args));
+    }
+
+    /// A step has what it waited for.
+    pub fn end_wait(&mut self, name: &str, step: &TracedStep) {
+        self.write(name, "NET", 'e', Some(step.id()), None);
+    }
+
+    /// Writes all that is known out; an error cuts the trace off.
+    pub fn flush(&mut self) {
+        self.failed = self.failed || self.out.flush().is_err();
+    }
+
     fn slice(&mut self, step: &Step, stage: Stage) {
         let stages = Stage::of(step.direction);
         let before = stages.iter().rev().find(|before| **before < stage);
-        let id = || Some(format!("{:x}.{:x}", step.connection.0, step.step));
+        let traced = TracedStep {
+            connection: step.connection.0,
+            peer: step.peer,
+            channel: step.channel,
+            step: step.step,
+            op_count: Some(step.op_count),
+        };
         if let Some(name) = before.and_then(|before| waits_after(step.direction, *before)) {
-            self.write(name, "NET", 'e', id(), None);
+            self.end_wait(name, &traced);
         }
         if let Some(name) = waits_after(step.direction, stage) {
-            let Step { op_count, peer, channel, step, .. } = *step;
-            let args = Args::Slice { op_count, peer, channel, step };
-            self.write(name, "NET", 'b', id(), Some(args));
+            self.begin_wait(name, &traced);
         }
     }
 }
@@ -109,7 +160,7 @@ impl<W: Write> Probe for ChromeTrace<W> {
         match event {
             Event::Sleep => {
                 thread("Sleep", 'B', None);
-                self.failed = self.failed || self.out.flush().is_err();
+                self.flush();
             }
             Event::Wakeup => thread("Sleep", 'E', None),
             Event::Idle => thread("Idle", 'B', None),

@@ -2,8 +2,7 @@
 //! of them dies.
 //!
 //! A rank is what it is in a communicator: the schedules of [`invar_core::coll`], done by
-//! [`Plan`](invar::communicator::Plan)s over links that the proxy's engine or the rank moves, on
-//! comms of the simulated NIC. Only what ranks hear of each other (`news.rs`) is a model of the rendezvous.
+//! [`Plan`](invar::communicator::Plan)s over its links, on comms of the simulated NIC. Only what ranks hear of each other (`news.rs`) is a model of the rendezvous.
 
 mod history;
 mod news;

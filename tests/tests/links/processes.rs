@@ -3,23 +3,23 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-use invar::net::{NetProxy, NetRecv, NetSend};
+use invar::net::{LinkEnds, Network, wait_for_links};
 use invar::{HANDLE_BYTES, Handle};
 use invar_linux::proxy::Abort;
 use invar_testkit::shell;
 
-use crate::rig::{DEVICES, Moved, Rank, open, settings};
+use crate::rig::{DEVICES, LIMIT, Rank, open, settings};
 
 const DEVICE: &str = "INVAR_TEST_LINK_DEVICE";
 
 /// Links of rank `number` with the other one, which writes its address and reads ours.
 fn connect(
-    proxy: &mut NetProxy,
+    network: &Network,
     number: u32,
     theirs: &mut dyn BufRead,
     ours: &mut dyn Write,
-) -> (NetSend, NetRecv) {
-    let (receiving, handle) = proxy.listen(1 - number, 0, 0).unwrap();
+) -> LinkEnds {
+    let (receiving, handle) = network.listen(1 - number, 0, 0).unwrap();
     let text: String = handle.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     // The test harness writes on the same line.
     writeln!(ours, "\naddress {text}").unwrap();
@@ -30,15 +30,18 @@ fn connect(
     for (at, byte) in handle.iter_mut().enumerate() {
         *byte = u8::from_str_radix(&line[2 * at..2 * at + 2], 16).unwrap();
     }
-    let sending = proxy.connect(1 - number, 0, 0, &Handle::from_bytes(handle)).unwrap();
-    (proxy.sender(sending).unwrap(), proxy.receiver(receiving).unwrap())
+    let sending = network.connect(1 - number, 0, 0, &Handle::from_bytes(handle)).unwrap();
+    let mut ends = wait_for_links(vec![sending, receiving], LIMIT).unwrap().into_iter();
+    let (sending, receiving) = (ends.next().unwrap(), ends.next().unwrap());
+    LinkEnds { send: sending.send, recv: receiving.recv }
 }
 
 fn rank(device: &str, number: u32, theirs: &mut dyn BufRead, ours: &mut dyn Write) -> Rank {
     let abort = Abort::default();
-    let mut proxy = NetProxy::start(vec![open(device)], &settings(), abort.clone()).unwrap();
-    let (send, recv) = connect(&mut proxy, number, theirs, ours);
-    Rank { sends: vec![send], recvs: vec![recv], proxy, abort, number }
+    let network = Network::open(vec![open(device)], &settings(), abort.clone()).unwrap();
+    let LinkEnds { send, recv } = connect(&network, number, theirs, ours);
+    let (sends, recvs) = (send.into_iter().collect(), recv.into_iter().collect());
+    Rank { sends, recvs, network, abort, number }
 }
 
 #[test]
@@ -46,8 +49,8 @@ fn rank(device: &str, number: u32, theirs: &mut dyn BufRead, ours: &mut dyn Writ
 fn a_rank_that_exchanges_until_it_is_killed() {
     let device = std::env::var(DEVICE).expect("started by the other test");
     let mut rank = rank(&device, 1, &mut std::io::stdin().lock(), &mut std::io::stdout());
-    rank.exchange(1, 100, Moved::ByRank).unwrap();
-    rank.exchange(2, 1 << 40, Moved::ByRank).unwrap();
+    rank.exchange(1, 100).unwrap();
+    rank.exchange(2, 1 << 40).unwrap();
 }
 
 fn start(device: &str) -> (Child, ChildStdin, impl BufRead) {
@@ -69,14 +72,14 @@ fn two_processes_exchange_and_one_that_is_killed_is_named_to_the_other() {
     for device in DEVICES {
         let (mut child, mut stdin, mut stdout) = start(device);
         let mut rank = rank(device, 0, &mut stdout, &mut stdin);
-        rank.exchange(1, 100, Moved::ByRank).expect(device);
+        rank.exchange(1, 100).expect(device);
         let text = std::thread::scope(|scope| {
-            let survivor = scope.spawn(|| rank.exchange(2, 1 << 40, Moved::ByRank).unwrap_err());
+            let survivor = scope.spawn(|| rank.exchange(2, 1 << 40).unwrap_err());
             // SIGKILL.
             child.kill().unwrap();
             child.wait().unwrap();
             survivor.join().unwrap().to_string()
         });
-        assert!(text.starts_with("rank 1: operation 0x"), "{text}");
+        assert!(text.starts_with("rank 1: ") && text.contains("to peer "), "{text}");
     }
 }

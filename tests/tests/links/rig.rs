@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use invar::net::{NetProxy, NetRecv, NetSend, NetSettings, Receiving, Sending};
+use invar::net::{LinkAttempt, NetRecv, NetSend, NetSettings, Network, wait_for_links};
 use invar::{Device, Error, Settings};
 use invar_linux::proxy::Abort;
 use invar_testkit::sim::Random;
@@ -17,13 +17,9 @@ pub(crate) const DEVICES: [&str; 5] =
     ["soft IPv4", "soft IPv6", "socket IPv4", "socket IPv6", SHARED];
 /// Where links both ways share a connection.
 const SHARED: &str = "shared socket IPv4";
-/// Links that do without the proxy.
-pub(crate) const DIRECT: [&str; 4] =
-    ["direct soft IPv4", "direct soft IPv6", "direct socket IPv6", "direct shared socket IPv4"];
-const WITHOUT_PROXY: &str = "direct ";
 
 pub(crate) fn open(device: &str) -> Device {
-    let family = match device.trim_start_matches(WITHOUT_PROXY) {
+    let family = match device {
         "soft IPv4" => return Device::open_at("127.0.0.1:0".parse().unwrap()).unwrap(),
         "soft IPv6" => return Device::open_at("[::1]:0".parse().unwrap()).unwrap(),
         "socket IPv4" | SHARED => "AF_INET",
@@ -44,73 +40,55 @@ pub(crate) fn open(device: &str) -> Device {
 }
 
 pub(crate) fn settings() -> NetSettings {
-    NetSettings { slot_bytes: SLOT_BYTES, timeout: LIMIT, ..Settings::default().into() }
+    NetSettings { slot_bytes: SLOT_BYTES, ..Settings::default().into() }
 }
 
 /// One of two ranks, with a link to the other and one from it on each channel.
 pub(crate) struct Rank {
     pub(crate) sends: Vec<NetSend>,
     pub(crate) recvs: Vec<NetRecv>,
-    pub(crate) proxy: NetProxy,
+    pub(crate) network: Network,
     pub(crate) abort: Abort,
     pub(crate) number: u32,
 }
 
-/// Who moves what ranks publish.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Moved {
-    /// The rank, while it waits.
-    ByRank,
-    /// The proxy's thread.
-    ByThread,
-}
-
 /// Ranks 0 and 1.
 pub(crate) fn pair(device: &str, channels: u16) -> [Rank; 2] {
-    let settings = NetSettings { without_proxy: device.starts_with(WITHOUT_PROXY), ..settings() };
-    let mut proxies = [(); 2].map(|()| {
+    let mut ranks = [0, 1].map(|number| {
         let abort = Abort::default();
-        (NetProxy::start(vec![open(device)], &settings, abort.clone()).unwrap(), abort)
+        let network = Network::open(vec![open(device)], &settings(), abort.clone()).unwrap();
+        Rank { sends: Vec::new(), recvs: Vec::new(), network, abort, number }
     });
-    let mut coming: [Vec<(Receiving, Sending)>; 2] = Default::default();
+    let mut attempts: Vec<(usize, LinkAttempt)> = Vec::new();
     for channel in 0..channels {
         if device.ends_with(SHARED) {
-            let [(zero, _), (one, _)] = &mut proxies;
-            let (to_one, from_one, address) = one.listen_both_ways(0, channel, 0).unwrap();
-            let (from_zero, to_zero) = zero.connect_both_ways(1, channel, 0, &address).unwrap();
-            coming[1].push((to_one, from_zero));
-            coming[0].push((to_zero, from_one));
+            let [zero, one] = &ranks;
+            let (listening, handle) = one.network.listen_both_ways(0, channel, 0).unwrap();
+            attempts.push((1, listening));
+            attempts.push((0, zero.network.connect_both_ways(1, channel, 0, &handle).unwrap()));
             continue;
         }
         for to in 0..2 {
-            let (receiving, address) = proxies[to].0.listen(1 - to as u32, channel, 0).unwrap();
-            let sending = proxies[1 - to].0.connect(to as u32, channel, 0, &address).unwrap();
-            coming[to].push((receiving, sending));
+            let from = 1 - to;
+            let network = &ranks[to].network;
+            let (listening, handle) = network.listen(from as u32, channel, 0).unwrap();
+            attempts.push((to, listening));
+            let network = &ranks[from].network;
+            attempts.push((from, network.connect(to as u32, channel, 0, &handle).unwrap()));
         }
     }
-    let [(mut zero, zero_abort), (mut one, one_abort)] = proxies;
-    let [to_zero, to_one] = coming.map(|links| links.into_iter().unzip::<_, _, Vec<_>, Vec<_>>());
-    let links = |proxy: &mut NetProxy, recvs: Vec<_>, sends: Vec<_>| {
-        let recvs: Vec<_> = recvs.into_iter().map(|recv| proxy.receiver(recv).unwrap()).collect();
-        let sends: Vec<_> = sends.into_iter().map(|send| proxy.sender(send).unwrap()).collect();
-        (sends, recvs)
-    };
-    let (sends, recvs) = links(&mut zero, to_zero.0, to_one.1);
-    let rank_zero = Rank { sends, recvs, proxy: zero, abort: zero_abort, number: 0 };
-    let (sends, recvs) = links(&mut one, to_one.0, to_zero.1);
-    [rank_zero, Rank { sends, recvs, proxy: one, abort: one_abort, number: 1 }]
+    let (numbers, attempts): (Vec<usize>, Vec<LinkAttempt>) = attempts.into_iter().unzip();
+    for (number, ends) in numbers.into_iter().zip(wait_for_links(attempts, LIMIT).unwrap()) {
+        ranks[number].sends.extend(ends.send);
+        ranks[number].recvs.extend(ends.recv);
+    }
+    ranks
 }
 
 impl Rank {
     /// Sends and receives as many slots on each channel, of lengths that a seed decides, and looks
     /// at what comes.
-    pub(crate) fn exchange(&mut self, seed: u64, steps: u64, moved: Moved) -> Result<(), Error> {
-        for link in &mut self.sends {
-            link.start(steps)?;
-        }
-        for link in &mut self.recvs {
-            link.start(steps)?;
-        }
+    pub(crate) fn exchange(&mut self, seed: u64, steps: u64) -> Result<(), Error> {
         let start = Instant::now();
         let channels = self.sends.len();
         let (mut sent, mut received) = (vec![0; channels], vec![0; channels]);
@@ -126,9 +104,7 @@ impl Rank {
                     link.publish(message.len())?;
                     sent[channel] += 1;
                 }
-                if moved == Moved::ByRank {
-                    settled &= link.progress()?;
-                }
+                settled &= link.progress()?;
             }
             for (channel, link) in self.recvs.iter_mut().enumerate() {
                 let message =
@@ -146,7 +122,7 @@ impl Rank {
             if settled && sent.iter().chain(&received).all(|done| *done == steps) {
                 return Ok(());
             }
-            assert!(start.elapsed() < LIMIT, "{}", self.proxy.dump());
+            assert!(start.elapsed() < LIMIT, "{}", self.network.dump());
             std::thread::yield_now();
         }
     }

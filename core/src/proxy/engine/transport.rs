@@ -31,15 +31,6 @@ pub trait Transport {
 
     /// Lets go of what it has of a connection, which no operation will name any more.
     fn close(&mut self, _connection: ConnectionId) {}
-
-    /// Writes what is under way on it without an operation, behind what the engine has to show; lines
-    /// of the same kind, or nothing.
-    ///
-    /// # Errors
-    /// What `to` says.
-    fn dump(&self, _to: &mut dyn fmt::Write) -> fmt::Result {
-        Ok(())
-    }
 }
 
 /// A slice of steps of one sub.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
 use invar::communicator::Links;
-use invar::communicator::net::{NetEnds, NetSettings};
+use invar::communicator::net::{NetSettings, Network};
 use invar::raw::{End, On};
 use invar::{Device, Settings};
 use invar_core::coll::{Order, Schedule};
@@ -12,7 +12,7 @@ use invar_core::nic::Nic;
 use invar_linux::proxy::Abort;
 
 use super::news::{CUT_OFF_NS, ENDED_NS, News, PASS_ON_NS};
-use super::rank::{Rank, State, Turn};
+use super::rank::{Rank, Share, State, Turn};
 use super::work::{Channels, Work};
 use super::{Outcome, Random, SimNic, World, duo};
 use crate::sim::scenario;
@@ -110,6 +110,8 @@ struct History<'s> {
     /// By number; `None`: killed.
     ranks: Vec<Option<Rank>>,
     connections: Vec<Connection>,
+    /// Whether ranks take steps and move links in turns of their own.
+    apart: bool,
     news: News,
     outcome: Outcome,
     /// Who may be blamed for what fails, and when that must be known at last.
@@ -128,12 +130,14 @@ impl<'s> History<'s> {
     fn new(script: &'s Script, mut random: Random) -> Self {
         let ipv6 = random.chance(500_000);
         let (world, nics) = scenario::network(&mut random, script.nranks, ipv6);
+        let apart = random.chance(500_000);
         let mut history = History {
             random,
             world,
             script,
             ranks: Vec::new(),
             connections: Vec::new(),
+            apart,
             news: News::default(),
             outcome: Outcome::default(),
             blame: None,
@@ -146,17 +150,15 @@ impl<'s> History<'s> {
     fn connect(&mut self, nics: &[SimNic], ipv6: bool) {
         let Script { nranks, channels, .. } = self.script;
         let pds: Vec<u32> = nics.iter().map(|nic| nic.alloc_pd().expect("a domain")).collect();
-        let settings = NetSettings {
-            slot_bytes: channels.slot_bytes,
-            without_proxy: self.random.chance(500_000),
-            ..NetSettings::from(Settings::default())
-        };
+        let settings = Settings::default();
+        let settings = NetSettings { slot_bytes: channels.slot_bytes, ..settings.into() };
         let rank = |nic: &SimNic, pd: u32| {
             // Nobody connects to it there.
             let address = Ipv4Addr::UNSPECIFIED.into();
             let device = Device::on(nic.clone(), pd, address).expect("a device");
-            let ends = NetEnds::new(device, &settings, Abort::default()).expect("a proxy");
-            (Links::over_network(*nranks, channels.orders.len() as u32), ends)
+            let network = Network::open(vec![device], &settings, Abort::default());
+            let links = Links::over_network(*nranks, channels.orders.len() as u32);
+            (links, network.expect("a network"))
         };
         let mut ranks: Vec<_> = nics.iter().zip(&pds).map(|(nic, pd)| rank(nic, *pd)).collect();
         for (from, to, channel) in self.script.ways() {
@@ -172,14 +174,17 @@ impl<'s> History<'s> {
             let recv = Box::new(On::new(duo.recv, &nics[t]));
             let qpns = [send.ends().qpn, recv.ends().qpn];
             self.connections.push(Connection { ranks: [from, to], qpns });
-            let (links, ends) = &mut ranks[f];
-            links.add_send(channel, ends.sender(to, channel as u16, send).expect("a link"));
-            let (links, ends) = &mut ranks[t];
-            links.add_recv(channel, ends.receiver(from, channel as u16, recv).expect("a link"));
+            let (links, network) = &mut ranks[f];
+            links.add_send(channel, network.sender(to, channel as u16, 0, send).expect("a link"));
+            let (links, network) = &mut ranks[t];
+            links.add_recv(
+                channel,
+                network.receiver(from, channel as u16, 0, recv).expect("a link"),
+            );
         }
         let ranks = ranks.into_iter().zip(0..);
-        self.ranks =
-            ranks.map(|((links, ends), number)| Some(Rank::new(number, links, ends))).collect();
+        let rank = |((links, network), number)| Some(Rank::new(number, links, network));
+        self.ranks = ranks.map(rank).collect();
     }
 
     fn live(mut self) -> Outcome {
@@ -196,10 +201,12 @@ impl<'s> History<'s> {
             let moved = if idle < self.ranks.len() {
                 pause_ns = self.random.below(5000);
                 let number = self.random.below(self.ranks.len() as u64) as usize;
-                self.turn(number)
+                let share = if self.apart { self.random.pick(&Share::ALL) } else { Share::Both };
+                self.turn(number, share)
             } else {
                 pause_ns = (pause_ns + pause_ns / 16).clamp(5000, 20_000_000);
-                (0..self.ranks.len()).fold(false, |moved, number| self.turn(number) | moved)
+                (0..self.ranks.len())
+                    .fold(false, |moved, number| self.turn(number, Share::Both) | moved)
             };
             idle = if moved { 0 } else { idle + 1 };
             self.world.advance(pause_ns);
@@ -214,7 +221,7 @@ impl<'s> History<'s> {
     }
 
     /// A rank does something; whether that moved anything.
-    fn turn(&mut self, number: usize) -> bool {
+    fn turn(&mut self, number: usize, share: Share) -> bool {
         let now_ns = self.world.now_ns();
         let Some(rank) = &mut self.ranks[number] else { return false };
         let heard = match self.blame {
@@ -224,7 +231,7 @@ impl<'s> History<'s> {
             }
             _ => self.news.heard(rank.number(), now_ns),
         };
-        match rank.turn(&self.script.works, &self.script.channels, heard, now_ns) {
+        match rank.turn(&self.script.works, &self.script.channels, share, heard, now_ns) {
             Turn::Moved => true,
             Turn::Waiting => false,
             Turn::Tells(text) => {

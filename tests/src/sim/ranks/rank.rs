@@ -1,7 +1,7 @@
 //! One rank: what it is at, and what came of it.
 
 use invar::Fault;
-use invar::communicator::net::NetEnds;
+use invar::communicator::net::Network;
 use invar::communicator::{Links, Plan, Progress};
 
 use super::work::{Channels, Memory, Work};
@@ -9,14 +9,14 @@ use super::work::{Channels, Memory, Work};
 /// How long a rank that sees a peer's connection end waits for the reason.
 const NEWS_WITHIN_NS: u64 = 300_000_000;
 /// What is under way when nothing is.
-const IDLE: &str = "ACTIVE OPS\n[X]\n";
+const IDLE: &str = "ACTIVE LINKS\n[X]\n";
 
 /// A rank that is alive.
 pub(super) struct Rank {
     // In the order in which they end: what uses the links, then these.
     under_way: Option<(Plan, Memory)>,
     links: Links,
-    ends: NetEnds,
+    network: Network,
     number: u32,
     /// Works that are done.
     pub(super) done: usize,
@@ -34,6 +34,21 @@ pub(super) enum State {
     Over,
 }
 
+/// What a rank does in a turn.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Share {
+    /// Steps of its plan, without a look at its links.
+    Steps,
+    /// What moves its links alone, as while it has no step to take.
+    Links,
+    /// Both, as it does while it waits.
+    Both,
+}
+
+impl Share {
+    pub(super) const ALL: [Share; 3] = [Share::Steps, Share::Links, Share::Both];
+}
+
 /// What came of a turn.
 pub(super) enum Turn {
     /// Something moved.
@@ -45,8 +60,8 @@ pub(super) enum Turn {
 }
 
 impl Rank {
-    pub(super) fn new(number: u32, links: Links, ends: NetEnds) -> Self {
-        Rank { under_way: None, links, ends, number, done: 0, state: State::Working }
+    pub(super) fn new(number: u32, links: Links, network: Network) -> Self {
+        Rank { under_way: None, links, network, number, done: 0, state: State::Working }
     }
 
     pub(super) fn number(&self) -> u32 {
@@ -62,6 +77,7 @@ impl Rank {
         &mut self,
         works: &[Work],
         channels: &Channels,
+        share: Share,
         heard: Option<String>,
         now_ns: u64,
     ) -> Turn {
@@ -77,7 +93,7 @@ impl Rank {
                 self.fail(text.clone(), now_ns);
                 Turn::Tells(text)
             }
-            (State::Working, None) => match self.work(works, channels) {
+            (State::Working, None) => match self.work(works, channels, share) {
                 Ok(true) => Turn::Moved,
                 Ok(false) => Turn::Waiting,
                 Err(error) if matches!(error.fault(), Fault::Peer | Fault::Network) => {
@@ -89,10 +105,15 @@ impl Rank {
         }
     }
 
-    fn work(&mut self, works: &[Work], channels: &Channels) -> Result<bool, invar::Error> {
+    fn work(
+        &mut self,
+        works: &[Work],
+        channels: &Channels,
+        share: Share,
+    ) -> Result<bool, invar::Error> {
         let Some(work) = works.get(self.done) else {
             self.links.progress()?;
-            let is_over = self.ends.dump() == IDLE;
+            let is_over = self.network.dump() == IDLE;
             if is_over {
                 self.state = State::Over;
             }
@@ -100,17 +121,23 @@ impl Rank {
         };
         if self.under_way.is_none() {
             let (plan, memory) = work.begin(channels, self.number);
-            self.links.prepare(&plan)?;
+            plan.prepare(&mut self.links)?;
             self.under_way = Some((plan, memory));
         }
         let Some((plan, memory)) = &mut self.under_way else { return Ok(false) };
+        if share == Share::Links {
+            self.links.progress()?;
+            return Ok(false);
+        }
         let progress = plan.advance(&mut self.links)?;
         if progress == Progress::Done {
             work.check(self.number, memory);
             self.under_way = None;
             self.done += 1;
         }
-        self.links.progress()?;
+        if share == Share::Both {
+            self.links.progress()?;
+        }
         Ok(!matches!(progress, Progress::Waiting(_)))
     }
 

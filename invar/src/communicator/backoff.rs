@@ -12,20 +12,20 @@ const SPINS_CROWDED: u32 = 1;
 const SLEEP_AFTER: Duration = Duration::from_millis(5);
 const NAP: Duration = Duration::from_micros(100);
 
-/// One wait. [`Patience::renew`] begins the next.
+/// One wait. [`Backoff::renew`] begins the next.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct Backoff {
     spins: u32,
     idle: u32,
     since: Option<Instant>,
     timeout: Duration,
 }
 
-impl Patience {
+impl Backoff {
     /// `crowded`: there are more ranks here than processors.
     pub(super) fn new(crowded: bool, timeout: Duration) -> Self {
         let spins = if crowded { SPINS_CROWDED } else { SPINS };
-        Patience { spins, idle: 0, since: None, timeout }
+        Backoff { spins, idle: 0, since: None, timeout }
     }
 
     /// Something came.
@@ -78,8 +78,8 @@ mod tests {
 
     #[test]
     fn a_wait_spins_then_looks_around_and_ends() {
-        let mut patience = Patience::new(false, Duration::from_millis(20));
-        let looks = (0..).map_while(|_| match patience.idle() {
+        let mut backoff = Backoff::new(false, Duration::from_millis(20));
+        let looks = (0..).map_while(|_| match backoff.idle() {
             Idle::TooLong(_) => None,
             idle => Some(idle),
         });
@@ -87,8 +87,8 @@ mod tests {
         let spins = looks.iter().take_while(|idle| **idle == Idle::Again).count();
         assert_eq!(spins as u32, SPINS - 1);
         assert!(looks[spins..].iter().all(|idle| *idle == Idle::Look));
-        assert!(matches!(patience.idle(), Idle::TooLong(_)));
-        patience.renew();
-        assert_eq!(patience.idle(), Idle::Again);
+        assert!(matches!(backoff.idle(), Idle::TooLong(_)));
+        backoff.renew();
+        assert_eq!(backoff.idle(), Idle::Again);
     }
 }

@@ -1,0 +1,155 @@
+//! How the links of a rank stand, for people who look for a hang or for lost time.
+//!
+//! A dump shows the links that have anything under way, in the notation of NCCL's proxy dump:
+//!
+//! ```text
+//! ACTIVE LINKS
+//! [-|17| Recv 1R/0]            messages that are through | what, peer state / channel
+//! [X]
+//! ```
+//!
+//! To send: `I` waits for the peer to have room, `S` sending. To receive: `R` receiving, `G` waiting
+//! for the rank that is to use it. A trace has the times of the same states.
+
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use invar_core::proxy::Direction;
+use invar_linux::proxy::Abort;
+
+use super::trace::{LinkTrace, TracedLink};
+use crate::Error;
+use crate::error::Kind;
+
+/// Which link of a rank: the rank at the other end, and the channel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LinkId {
+    pub(super) peer: u32,
+    pub(super) channel: u16,
+}
+
+/// One end of a link. Its rank counts, others read.
+pub(super) struct LinkStatus {
+    link: TracedLink,
+    /// Messages that were asked for, begun with (to receive: come), and are through.
+    counts: [AtomicU64; 3],
+    abort: Abort,
+    trace: Option<LinkTrace>,
+}
+
+impl LinkStatus {
+    #[inline]
+    pub(super) fn set(&self, counts: [u64; 3]) {
+        if let Some(trace) = &self.trace {
+            trace.record(&self.link, self.counts(), counts);
+        }
+        self.counts.iter().zip(counts).for_each(|(at, n)| at.store(n, Ordering::Relaxed));
+    }
+
+    pub(super) fn id(&self) -> LinkId {
+        self.link.id
+    }
+
+    /// Whether the link may still be used.
+    #[inline]
+    pub(super) fn check(&self) -> Result<(), Error> {
+        if self.abort.is_set() { Err(Kind::Aborted.into()) } else { Ok(()) }
+    }
+
+    /// An error of the rank that it is about.
+    #[cold]
+    pub(super) fn named(&self, error: &Error) -> Error {
+        error.of_rank(self.link.id.peer)
+    }
+
+    fn counts(&self) -> [u64; 3] {
+        self.counts.each_ref().map(|n| n.load(Ordering::Relaxed))
+    }
+
+    /// The line of a link that has something under way.
+    fn line(&self) -> Option<String> {
+        let [asked, begun, through] = self.counts();
+        let state = match self.link.direction {
+            Direction::Send if begun < asked => 'I',
+            Direction::Send if through < begun => 'S',
+            Direction::Recv if begun < asked => 'R',
+            Direction::Recv if through < begun => 'G',
+            _ => return None,
+        };
+        let TracedLink { id: LinkId { peer, channel }, direction, .. } = self.link;
+        Some(format!("[-|{through}| {direction:?} {peer}{state}/{channel}]"))
+    }
+}
+
+/// Ends of links that there are, and how many there ever were.
+#[derive(Default)]
+struct Ends {
+    ends: Vec<Weak<LinkStatus>>,
+    made: u32,
+}
+
+/// The ends of a rank's links; clones are of the same rank.
+#[derive(Clone)]
+pub(in crate::communicator) struct LinkStatuses {
+    ends: Arc<Mutex<Ends>>,
+    abort: Abort,
+    trace: Option<LinkTrace>,
+}
+
+impl LinkStatuses {
+    /// None as yet. `abort` ends all of them.
+    pub(super) fn new(abort: Abort, trace: Option<LinkTrace>) -> Self {
+        LinkStatuses { ends: Arc::default(), abort, trace }
+    }
+
+    pub(super) fn add(&self, id: LinkId, direction: Direction) -> Arc<LinkStatus> {
+        let (abort, trace) = (self.abort.clone(), self.trace.clone());
+        let mut all = self.lock();
+        let link = TracedLink { number: all.made, id, direction };
+        let status = Arc::new(LinkStatus { link, counts: Default::default(), abort, trace });
+        all.made += 1;
+        all.ends.retain(|end| end.strong_count() > 0);
+        all.ends.push(Arc::downgrade(&status));
+        status
+    }
+
+    pub(super) fn is_aborted(&self) -> bool {
+        self.abort.is_set()
+    }
+
+    /// What is under way.
+    pub(in crate::communicator) fn dump(&self) -> String {
+        let mut text = "ACTIVE LINKS\n".to_owned();
+        for line in self.lock().ends.iter().filter_map(|end| end.upgrade()?.line()) {
+            writeln!(text, "{line}").expect("a string takes all");
+        }
+        text + "[X]\n"
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ends> {
+        // Whoever panicked, a list of links is one.
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_shown_that_have_anything_under_way() {
+        let statuses = LinkStatuses::new(Abort::default(), None);
+        let dump = |direction, counts| {
+            let status = statuses.add(LinkId { peer: 3, channel: 1 }, direction);
+            status.set(counts);
+            statuses.dump()
+        };
+        let shown = |line: &str| format!("ACTIVE LINKS\n{line}\n[X]\n");
+        assert_eq!(dump(Direction::Send, [9, 8, 7]), shown("[-|7| Send 3I/1]"));
+        assert_eq!(dump(Direction::Send, [9, 9, 7]), shown("[-|7| Send 3S/1]"));
+        assert_eq!(dump(Direction::Recv, [9, 8, 8]), shown("[-|8| Recv 3R/1]"));
+        assert_eq!(dump(Direction::Recv, [9, 9, 8]), shown("[-|8| Recv 3G/1]"));
+        assert_eq!(dump(Direction::Send, [9, 9, 9]), "ACTIVE LINKS\n[X]\n");
+    }
+}

@@ -1,0 +1,73 @@
+//! When the links of a rank were in which state (`INVAR_PROXY_TRACE`).
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use invar_core::proxy::Direction;
+use invar_linux::proxy::{ChromeTrace, TracedStep};
+
+use super::status::LinkId;
+use crate::Error;
+
+/// A rank's trace; clones write to the same file.
+#[derive(Clone)]
+pub(super) struct LinkTrace(Arc<Mutex<ChromeTrace<BufWriter<File>>>>);
+
+/// One end of a link, as a trace names it.
+#[derive(Clone, Copy)]
+pub(super) struct TracedLink {
+    /// No other end of the rank has the same.
+    pub(super) number: u32,
+    pub(super) id: LinkId,
+    pub(super) direction: Direction,
+}
+
+impl LinkTrace {
+    /// A file of its own for each rank: `%r` in its path is the rank.
+    pub(super) fn create(path: &str, rank: u32, device: u32) -> Result<Self, Error> {
+        let rank = rank.to_string();
+        let path = match path.contains("%r") {
+            true => path.replace("%r", &rank),
+            false => format!("{path}.{rank}"),
+        };
+        let file = File::create(&path).map_err(|error| {
+            Error::io(format_args!("INVAR_PROXY_TRACE: creating {path}"), error)
+        })?;
+        let trace = ChromeTrace::new(BufWriter::new(file), device);
+        Ok(LinkTrace(Arc::new(Mutex::new(trace))))
+    }
+
+    /// The counts of an end change, from `before` to `now`.
+    #[cold]
+    pub(super) fn record(&self, link: &TracedLink, before: [u64; 3], now: [u64; 3]) {
+        if before == now {
+            return;
+        }
+        // Whoever panicked, a trace lacks an entry at most.
+        let mut trace = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let TracedLink { number, id: LinkId { peer, channel }, direction } = *link;
+        let states = states(direction);
+        for (count, (before, now)) in before.into_iter().zip(now).enumerate() {
+            for step in before..now {
+                let step = TracedStep { connection: number, peer, channel, step, op_count: None };
+                if let Some(ended) = count.checked_sub(1) {
+                    trace.end_wait(states[ended], &step);
+                }
+                if let Some(begun) = states.get(count) {
+                    trace.begin_wait(begun, &step);
+                }
+            }
+        }
+        // A process that is killed leaves what it has traced.
+        trace.flush();
+    }
+}
+
+/// What a message waits for once it is asked for, and once it is begun with, by NCCL's names.
+fn states(direction: Direction) -> [&'static str; 2] {
+    match direction {
+        Direction::Send => ["SendPeerWait", "SendWait"],
+        Direction::Recv => ["RecvWait", "RecvGPUWait"],
+    }
+}
