@@ -1,4 +1,17 @@
 //! A schedule at work: the steps of one rank on one channel, over links and memory.
+//!
+//! A step goes through four functions: [`gather`](Job::gather) takes the operands,
+//! [`reserve`](Job::reserve) takes slots to send, [`reduce`](Job::reduce) writes, and
+//! [`publish`](Job::publish) sends. Over links that take memory (TCP) a step avoids copies:
+//!
+//! | the step | copy that it avoids |
+//! |---|---|
+//! | receives one message and stores it unchanged | the message comes right to the output |
+//! | ... and no link needs it in a slot | nothing is left to write |
+//! | sends its own input unchanged | the link sends from the input |
+//! | stores what it sends | the link sends from the output |
+//! | sends its own input in one hop, in place | none: the result may overwrite the input too early |
+//! | sends a value that it does not store | none: the value is written to a slot |
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -100,29 +113,66 @@ impl Job {
 
     /// Does one step, or gives the rank that it waits for.
     fn run(&self, step: &Step, links: &mut Links) -> Result<Option<u32>, Error> {
+        let memory = self.memory(step);
+        let (mut operands, mut destinations) = (Places::default(), Places::default());
+        if let Some(peer) = self.gather(step, &memory, links, &mut operands)? {
+            return Ok(Some(peer));
+        }
+        let is_there =
+            |output: &*mut u8| memory.input.is_none() && operands.all() == [output.cast_const()];
+        if let Some(output) = memory.output.filter(|output| !is_there(output)) {
+            destinations.push(output);
+        }
+        if let Some(peer) = self.reserve(step, &memory, links, &mut destinations)? {
+            return Ok(Some(peer));
+        }
+        self.reduce(step, operands.all(), destinations.all());
+        self.publish(step, &memory, links)?;
+        Ok(None)
+    }
+
+    /// Where a step reads and writes this rank's memory.
+    fn memory(&self, step: &Step) -> StepMemory {
         let (Buffers { input, output }, element_bytes) = (self.buffers, self.element_bytes);
         // In place, what ranks do in one hop may write input that is still on its way; else what comes
         // to its place has the input of this rank in it, which so has arrived.
         let input_lasts = input != output.cast_const() || !self.is_one_hop;
-        let len = step.count * element_bytes;
-        let output = step.output.map(|first| {
-            // SAFETY: by the promise of `new` the output has these elements.
-            unsafe { output.add(first * element_bytes) }
-        });
-        let mut operands = Places::<*const u8>::default();
-        let mut destinations = Places::<*mut u8>::default();
         let own = step.input.map(|first| {
             // SAFETY: by the promise of `new` the input has these elements.
             unsafe { input.add(first * element_bytes) }
         });
-        // What comes and is stored as it is comes right to its place, where it can.
-        let to = output.filter(|_| step.recv.len() == 1 && own.is_none() && !step.finish);
+        let output = step.output.map(|first| {
+            // SAFETY: by the promise of `new` the output has these elements.
+            unsafe { output.add(first * element_bytes) }
+        });
+        let is_stored_as_it_is = step.recv.len() == 1 && own.is_none() && !step.finish;
+        let own_as_it_is = own.filter(|_| step.recv.is_empty() && !self.reducer.divides_inputs());
+        let lasting = own_as_it_is.filter(|_| input_lasts).or(output.map(<*mut u8>::cast_const));
+        StepMemory {
+            len: step.count * element_bytes,
+            input: own,
+            output,
+            receive_to: output.filter(|_| is_stored_as_it_is).and_then(NonNull::new),
+            send_from: lasting.and_then(|start| NonNull::new(start.cast_mut())),
+        }
+    }
+
+    /// Takes what the step receives and its input, in the order in which they are reduced. Gives a rank
+    /// whose message is not there yet.
+    fn gather(
+        &self,
+        step: &Step,
+        memory: &StepMemory,
+        links: &mut Links,
+        operands: &mut Places<*const u8>,
+    ) -> Result<Option<u32>, Error> {
+        let len = memory.len;
         for (i, peer) in step.recv.iter().enumerate() {
-            if let Some(own) = own.filter(|_| i == step.input_at) {
+            if let Some(own) = memory.input.filter(|_| i == step.input_at) {
                 operands.push(own);
             }
             let Some(link) = links.recv(self.channel, *peer) else { return Ok(Some(*peer)) };
-            let full = match to.and_then(NonNull::new) {
+            let full = match memory.receive_to {
                 // SAFETY: the promise of `new`. A step that waits is tried again as it is.
                 Some(to) => unsafe { link.full_at(to, len) }?,
                 None => link.full()?,
@@ -133,32 +183,43 @@ impl Job {
             }
             operands.push(slot.as_ptr());
         }
-        if let Some(own) = own.filter(|_| step.input_at == step.recv.len()) {
+        if let Some(own) = memory.input.filter(|_| step.input_at == step.recv.len()) {
             operands.push(own);
         }
-        let is_there = |output: &*mut u8| own.is_none() && operands.all() == [output.cast_const()];
-        if let Some(output) = output.filter(|output| !is_there(output)) {
-            destinations.push(output);
-        }
-        // Where the value is that is sent, if it stays there: the output is written once.
-        let own_as_it_is = own.filter(|_| step.recv.is_empty() && !self.reducer.divides_inputs());
-        let lasting = own_as_it_is.filter(|_| input_lasts).or(output.map(<*mut u8>::cast_const));
-        let lasting = lasting.and_then(|start| NonNull::new(start.cast_mut()));
+        Ok(None)
+    }
+
+    /// Takes a slot for each rank that the step sends to. Gives a rank whose link has none free.
+    fn reserve(
+        &self,
+        step: &Step,
+        memory: &StepMemory,
+        links: &mut Links,
+        destinations: &mut Places<*mut u8>,
+    ) -> Result<Option<u32>, Error> {
         for peer in &step.send {
             let Some(link) = links.send(self.channel, *peer) else { return Ok(Some(*peer)) };
-            let Some(slot) = link.free(len)? else { return Ok(Some(*peer)) };
-            if lasting.is_none() || !link.takes_memory() {
+            let Some(slot) = link.free(memory.len)? else { return Ok(Some(*peer)) };
+            if memory.send_from.is_none() || !link.takes_memory() {
                 destinations.push(slot.as_ptr());
             }
         }
-        let at = own.map(|_| step.input_at);
-        if !destinations.all().is_empty() {
-            // SAFETY: slots are ours until they are released or published, and have `len` bytes;
-            // the rest is the promise of `new`.
-            unsafe {
-                self.reducer.run(operands.all(), at, destinations.all(), step.count, step.finish);
-            }
+        Ok(None)
+    }
+
+    /// Writes the reduced operands to all destinations.
+    fn reduce(&self, step: &Step, operands: &[*const u8], destinations: &[*mut u8]) {
+        if destinations.is_empty() {
+            return;
         }
+        let own_at = step.input.map(|_| step.input_at);
+        // SAFETY: slots are ours until they are released or published, and have the step's bytes; the
+        // rest is the promise of `new`.
+        unsafe { self.reducer.run(operands, own_at, destinations, step.count, step.finish) };
+    }
+
+    /// Gives the slots that were received back, and sends.
+    fn publish(&self, step: &Step, memory: &StepMemory, links: &mut Links) -> Result<(), Error> {
         for peer in &step.recv {
             if let Some(link) = links.recv(self.channel, *peer) {
                 link.release();
@@ -166,15 +227,27 @@ impl Job {
         }
         for peer in &step.send {
             let Some(link) = links.send(self.channel, *peer) else { continue };
-            match lasting.filter(|_| link.takes_memory()) {
+            match memory.send_from.filter(|_| link.takes_memory()) {
                 // SAFETY: by the promise of `new`, and nothing here writes there again before the
                 // peer has it.
-                Some(start) => unsafe { link.publish_from(start, len) }?,
-                None => link.publish(len)?,
+                Some(start) => unsafe { link.publish_from(start, memory.len) }?,
+                None => link.publish(memory.len)?,
             }
         }
-        Ok(None)
+        Ok(())
     }
+}
+
+/// This rank's memory of a step.
+struct StepMemory {
+    /// Bytes that each operand and each message has.
+    len: usize,
+    input: Option<*const u8>,
+    output: Option<*mut u8>,
+    /// Where the message comes to, if the link can bring it there.
+    receive_to: Option<NonNull<u8>>,
+    /// Where the value is that is sent, if it stays there: a link that takes memory sends from there.
+    send_from: Option<NonNull<u8>>,
 }
 
 /// Where operands are, or destinations.
