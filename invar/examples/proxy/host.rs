@@ -1,0 +1,189 @@
+//! The proxy's process: service and progress thread, and the producer that it starts.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+use std::process::Command;
+use std::sync::mpsc::{Sender, channel};
+
+use invar::{Accepting, Connecting, Device, DeviceKind, Handle, Listener, SendComm, Settings};
+use invar_core::param::Params;
+use invar_core::proxy::{ConnectionId, ConnectionSpec, Init, Setup, Sharing};
+use invar_linux::processors;
+use invar_linux::proxy::{
+    Abort, Progress, ProgressConnections, ProgressSettings, Service, ServiceSettings, SharedOps,
+};
+
+use crate::ring::Ring;
+use crate::transport::{End, Wire, Wires};
+use crate::{NRANKS, SERVICE};
+
+/// Serves the ranks of `producer`, to its end.
+pub(crate) fn serve(settings: Settings, producer: &mut Command) -> Result<(), Box<dyn Error>> {
+    let device = open(&settings)?;
+    println!("the proxy moves over {}", device.info().name);
+    let cpus = processors::near(device.info().pci_path.as_deref());
+    let set: HashMap<&str, String> =
+        ["NCCL_PROXY_APPEND_BATCH_SIZE", "NCCL_PROGRESS_APPENDOP_FREQ"]
+            .into_iter()
+            .filter_map(|name| Some((name, invar_linux::env::var(name)?)))
+            .collect();
+    let params = Params::from_lookup(|name| set.get(name).map(String::as_str));
+    let params = params.map_err(|error| error.to_string())?;
+    let (abort, ops) = (Abort::default(), SharedOps::create(NRANKS as usize)?);
+    let (made, arrivals) = channel();
+    let wires = Wires { made: arrivals, wires: HashMap::new() };
+    let progress = ProgressSettings { cpus, ..ProgressSettings::from(&params) };
+    let progress = Progress::spawn(ops, progress, abort.clone(), wires, ())?;
+    let connections = progress.connections();
+    let host = Host { device, settings, connections, made, places: HashMap::new() };
+    let service = Service::spawn(ServiceSettings { device: 0, cpus }, abort, host)?;
+
+    let mut child = producer.env(SERVICE, service.address()).spawn()?;
+    // Who waits for operations may move them: both do, in turns.
+    let driver = progress.driver();
+    let status = loop {
+        driver.round()?;
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        std::thread::yield_now();
+    };
+    if !status.success() {
+        return Err(format!("the producer ended: {status}").into());
+    }
+    // All its ranks have told the service to stop.
+    service.join()?;
+    progress.stop()?;
+    Ok(())
+}
+
+/// The software NIC on the loopback interface, unless `INVAR_TRANSPORT` says otherwise.
+fn open(settings: &Settings) -> Result<Device, invar::Error> {
+    if settings.takes(DeviceKind::Soft) {
+        return Device::open_at_for(Ipv4Addr::LOCALHOST.into(), settings);
+    }
+    let survey = Device::survey(settings)?;
+    match survey.devices.first() {
+        Some(info) => Device::open_for(info, settings),
+        None => Device::open_at_for(Ipv4Addr::LOCALHOST.into(), settings),
+    }
+}
+
+/// How ranks have connections set up.
+struct Host {
+    device: Device,
+    settings: Settings,
+    connections: ProgressConnections,
+    made: Sender<(ConnectionId, Wire)>,
+    places: HashMap<ConnectionId, Place>,
+}
+
+/// How far a connection is.
+struct Place {
+    init: Init,
+    stage: Stage,
+    /// Its ring, for the rank.
+    ring: Option<OwnedFd>,
+}
+
+enum Stage {
+    New,
+    Listening(Box<Listener>, Option<Accepting>),
+    Connecting(Connecting),
+    Connected,
+}
+
+impl Host {
+    fn place(&mut self, id: ConnectionId) -> Result<&mut Place, io::Error> {
+        self.places
+            .get_mut(&id)
+            .ok_or_else(|| io::Error::other("a connection that was never opened"))
+    }
+}
+
+impl Setup for Host {
+    type Error = Box<dyn Error>;
+    type Fd = OwnedFd;
+
+    /// Gives the pool of operations to the rank.
+    fn open(&mut self, id: ConnectionId, init: Init) -> Result<Option<OwnedFd>, Self::Error> {
+        self.places.insert(id, Place { init, stage: Stage::New, ring: None });
+        Ok(Some(self.connections.to_fd()?))
+    }
+
+    fn shared_init(&mut self, _: ConnectionId, _: u32) -> Result<(), Self::Error> {
+        Err("connections of this proxy share no buffers".into())
+    }
+
+    /// To receive: the response is where, for the peer.
+    fn setup(
+        &mut self,
+        id: ConnectionId,
+        _: &[u8],
+        response: &mut [u8],
+    ) -> Result<bool, Self::Error> {
+        let (device, settings) = (self.device.clone(), self.settings.clone());
+        if !response.is_empty() {
+            let listener = Listener::bind(&device, &settings)?;
+            let handle = listener.handle();
+            let room: &mut [u8; invar::HANDLE_BYTES] = response.try_into()?;
+            *room = *handle.as_bytes();
+            self.place(id)?.stage = Stage::Listening(Box::new(listener), None);
+        }
+        Ok(true)
+    }
+
+    /// To send: the request is where to.
+    fn connect(
+        &mut self,
+        id: ConnectionId,
+        request: &[u8],
+        _: &mut [u8],
+    ) -> Result<bool, Self::Error> {
+        let (device, settings) = (self.device.clone(), self.settings.clone());
+        let place = self.place(id)?;
+        if matches!(place.stage, Stage::New) {
+            let handle = Handle::from_bytes(request.try_into()?);
+            place.stage = Stage::Connecting(SendComm::connect(&device, &handle, &settings)?);
+        }
+        let end = match &mut place.stage {
+            Stage::Listening(listener, accepting) => {
+                if accepting.is_none() {
+                    *accepting = listener.accept()?;
+                }
+                let end = accepting.as_mut().map_or(Ok(None), Accepting::poll_raw)?;
+                end.map(|end| End::Recv(end.boxed()))
+            }
+            Stage::Connecting(connecting) => {
+                connecting.poll_raw()?.map(|end| End::Send(end.boxed()))
+            }
+            Stage::New | Stage::Connected => None,
+        };
+        let Some(end) = end else { return Ok(false) };
+        let ring = Ring::create()?;
+        (place.stage, place.ring) = (Stage::Connected, Some(ring.to_fd()?));
+        let Init { direction, local_rank, .. } = place.init;
+        self.made.send((id, Wire::new(end, device, ring)?))?;
+        let sharing = Sharing::Own;
+        self.connections
+            .open(id, ConnectionSpec { direction, local_rank, sharing, recv_group: None });
+        Ok(true)
+    }
+
+    /// The connection's ring.
+    fn convert_fd(&mut self, id: ConnectionId, _: u32) -> Result<OwnedFd, Self::Error> {
+        Ok(self.place(id)?.ring.take().ok_or("its ring was given, or it has none yet")?)
+    }
+
+    fn close(&mut self, id: ConnectionId) {
+        self.places.remove(&id);
+        self.connections.close(id);
+    }
+
+    fn left(&mut self, local_rank: u32) {
+        self.connections.reclaim(local_rank);
+    }
+}
