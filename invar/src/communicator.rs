@@ -141,7 +141,7 @@ impl Communicator {
         let bootstrap = Arc::new(bootstrap);
         let engine = setup::engine(Arc::clone(&bootstrap), settings);
         let (engine, transport) = engine.map_err(|error| engine::failed(&bootstrap, error))?;
-        dump.joined(engine.links.ways());
+        dump.joined(engine.links.routes());
         let core = Core { bootstrap, engine: Mutex::new(engine), queue: Queue::default() };
         let (core, worker) = (Arc::new(core), Mutex::default());
         let within = settings.connect_within();

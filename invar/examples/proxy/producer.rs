@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::thread;
 
 use invar::HANDLE_BYTES;
-use invar_core::math::{P2pTransfer, Protocol};
+use invar_core::math::{P2pTransfer, Protocol, STEPS};
 use invar_core::proxy::{
     Algorithm, CallId, Channel, CollTransfer, Collective, ConnectionId, Direction, Init, Kind, Leg,
     Op, Pattern, Ring as Neighbours,
@@ -283,8 +283,10 @@ impl Rank {
     }
 }
 
+/// Bytes of a step, of a ring of one slot for each.
 fn step_bytes() -> NonZeroU32 {
-    NonZeroU32::new(STEP_BYTES as u32).expect("a slot has bytes")
+    let bytes = Protocol::Simple.step_bytes(STEPS * STEP_BYTES as u32, STEP_BYTES as u32);
+    NonZeroU32::new(bytes).expect("a slot has bytes")
 }
 
 /// The part of a chunk that is in one of its slices.

@@ -14,11 +14,11 @@ pub(super) struct Dump {
     rank: u32,
     nranks: u32,
     /// Once it has joined.
-    ways: OnceLock<Ways>,
+    routes: OnceLock<Routes>,
 }
 
-/// By which ways it reaches the others.
-pub(super) struct Ways {
+/// How it reaches the others.
+pub(super) struct Routes {
     /// Those through shared memory.
     pub(super) local: Vec<u32>,
     /// All others.
@@ -27,12 +27,12 @@ pub(super) struct Ways {
 
 impl Dump {
     pub(super) fn new(rank: u32, nranks: u32) -> Arc<Self> {
-        Arc::new(Dump { rank, nranks, ways: OnceLock::new() })
+        Arc::new(Dump { rank, nranks, routes: OnceLock::new() })
     }
 
-    pub(super) fn joined(&self, ways: Ways) {
+    pub(super) fn joined(&self, routes: Routes) {
         // A rank joins once.
-        let _ = self.ways.set(ways);
+        let _ = self.routes.set(routes);
     }
 
     /// Has it written on stderr whenever the signal comes that the settings name, if they do.
@@ -50,7 +50,7 @@ impl Dump {
 impl Display for Dump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} of {}: ", self.rank, self.nranks)?;
-        let Some(Ways { local, net }) = self.ways.get() else {
+        let Some(Routes { local, net }) = self.routes.get() else {
             return writeln!(f, "it has not joined yet");
         };
         match (net, local.as_slice()) {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use invar_linux::rendezvous::Bootstrap;
 
-use super::dump::Ways;
+use super::dump::Routes;
 use super::link::{RecvLink, SendLink};
 use super::local::Local;
 use super::net::{LinkEnds, NetRecv, NetSend};
@@ -55,11 +55,11 @@ impl Links {
         Links { over_network: true, ..Links::new(nranks, nchannels, None, None) }
     }
 
-    /// By which ways the others are reached.
-    pub(super) fn ways(&self) -> Ways {
+    /// How the others are reached.
+    pub(super) fn routes(&self) -> Routes {
         let peers = self.send.iter().zip(0..self.nranks);
         let local = peers.filter(|(link, _)| link.is_some()).map(|(_, peer)| peer).collect();
-        Ways { local, net: self.connector.as_ref().map(|connector| connector.network.statuses()) }
+        Routes { local, net: self.connector.as_ref().map(|connector| connector.network.statuses()) }
     }
 
     /// Adds the link to a peer on a channel.
