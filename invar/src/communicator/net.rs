@@ -37,6 +37,7 @@
 //! ```
 
 mod attempt;
+mod id;
 mod recv;
 mod ring;
 mod send;
@@ -51,7 +52,7 @@ use crate::error::Kind;
 use crate::raw::{RecvEnd, SendEnd};
 use crate::{Device, DeviceKind, Error, Handle, Settings};
 use attempt::LinkParts;
-use status::LinkId;
+use id::LinkId;
 use trace::LinkTrace;
 
 pub use attempt::{LinkAttempt, LinkEnds, wait_for_links};

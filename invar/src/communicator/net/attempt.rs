@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use invar_core::proxy::Direction;
 
+use super::id::LinkId;
 use super::ring::LinkRing;
-use super::status::{LinkId, LinkStatuses};
+use super::status::LinkStatuses;
 use super::{NetRecv, NetSend};
 use crate::error::Kind;
 use crate::raw::{AnyRecv, RecvEnd, SendEnd};

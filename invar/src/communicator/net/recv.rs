@@ -137,7 +137,7 @@ impl NetRecv {
 
     /// The rank at the other end.
     pub fn peer(&self) -> u32 {
-        self.status.id().peer
+        self.status.link().peer
     }
 
     /// Posts receives, and looks whether the next message is there.

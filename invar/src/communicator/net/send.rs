@@ -174,7 +174,7 @@ impl NetSend {
 
     /// The rank at the other end.
     pub fn peer(&self) -> u32 {
-        self.status.id().peer
+        self.status.link().peer
     }
 
     /// Starts the messages that the peer has room for, and looks, if told to, which are done.

@@ -18,20 +18,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use invar_core::proxy::Direction;
 use invar_linux::proxy::Abort;
 
-use super::trace::{LinkTrace, TracedLink};
+use super::id::{EndId, LinkId};
+use super::trace::LinkTrace;
 use crate::Error;
 use crate::error::Kind;
 
-/// Which link of a rank: the rank at the other end, and the channel.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LinkId {
-    pub(super) peer: u32,
-    pub(super) channel: u16,
-}
-
 /// One end of a link. Its rank counts, others read.
 pub(super) struct LinkStatus {
-    link: TracedLink,
+    id: EndId,
     /// Messages that were asked for, begun with (to receive: come), and are through.
     counts: [AtomicU64; 3],
     abort: Abort,
@@ -42,13 +36,13 @@ impl LinkStatus {
     #[inline]
     pub(super) fn set(&self, counts: [u64; 3]) {
         if let Some(trace) = &self.trace {
-            trace.record(&self.link, self.counts(), counts);
+            trace.record(&self.id, self.counts(), counts);
         }
         self.counts.iter().zip(counts).for_each(|(at, n)| at.store(n, Ordering::Relaxed));
     }
 
-    pub(super) fn id(&self) -> LinkId {
-        self.link.id
+    pub(super) fn link(&self) -> LinkId {
+        self.id.link
     }
 
     /// Whether the link may still be used.
@@ -60,7 +54,7 @@ impl LinkStatus {
     /// An error of the rank that it is about.
     #[cold]
     pub(super) fn named(&self, error: &Error) -> Error {
-        error.of_rank(self.link.id.peer)
+        error.of_rank(self.id.link.peer)
     }
 
     fn counts(&self) -> [u64; 3] {
@@ -70,14 +64,14 @@ impl LinkStatus {
     /// The line of a link that has something under way.
     fn line(&self) -> Option<String> {
         let [asked, begun, through] = self.counts();
-        let state = match self.link.direction {
+        let state = match self.id.direction {
             Direction::Send if begun < asked => 'I',
             Direction::Send if through < begun => 'S',
             Direction::Recv if begun < asked => 'R',
             Direction::Recv if through < begun => 'G',
             _ => return None,
         };
-        let TracedLink { id: LinkId { peer, channel }, direction, .. } = self.link;
+        let EndId { link: LinkId { peer, channel }, direction, .. } = self.id;
         Some(format!("[-|{through}| {direction:?} {peer}{state}/{channel}]"))
     }
 }
@@ -103,11 +97,11 @@ impl LinkStatuses {
         LinkStatuses { ends: Arc::default(), abort, trace }
     }
 
-    pub(super) fn add(&self, id: LinkId, direction: Direction) -> Arc<LinkStatus> {
+    pub(super) fn add(&self, link: LinkId, direction: Direction) -> Arc<LinkStatus> {
         let (abort, trace) = (self.abort.clone(), self.trace.clone());
         let mut all = self.lock();
-        let link = TracedLink { number: all.made, id, direction };
-        let status = Arc::new(LinkStatus { link, counts: Default::default(), abort, trace });
+        let id = EndId { number: all.made, link, direction };
+        let status = Arc::new(LinkStatus { id, counts: Default::default(), abort, trace });
         all.made += 1;
         all.ends.retain(|end| end.strong_count() > 0);
         all.ends.push(Arc::downgrade(&status));

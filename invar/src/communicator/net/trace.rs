@@ -7,21 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use invar_core::proxy::Direction;
 use invar_linux::proxy::{ChromeTrace, TracedStep};
 
-use super::status::LinkId;
+use super::id::{EndId, LinkId};
 use crate::Error;
 
 /// A rank's trace; clones write to the same file.
 #[derive(Clone)]
 pub(super) struct LinkTrace(Arc<Mutex<ChromeTrace<BufWriter<File>>>>);
-
-/// One end of a link, as a trace names it.
-#[derive(Clone, Copy)]
-pub(super) struct TracedLink {
-    /// No other end of the rank has the same.
-    pub(super) number: u32,
-    pub(super) id: LinkId,
-    pub(super) direction: Direction,
-}
 
 impl LinkTrace {
     /// A file of its own for each rank: `%r` in its path is the rank.
@@ -40,13 +31,13 @@ impl LinkTrace {
 
     /// The counts of an end change, from `before` to `now`.
     #[cold]
-    pub(super) fn record(&self, link: &TracedLink, before: [u64; 3], now: [u64; 3]) {
+    pub(super) fn record(&self, end: &EndId, before: [u64; 3], now: [u64; 3]) {
         if before == now {
             return;
         }
         // Whoever panicked, a trace lacks an entry at most.
         let mut trace = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let TracedLink { number, id: LinkId { peer, channel }, direction } = *link;
+        let EndId { number, link: LinkId { peer, channel }, direction } = *end;
         let states = states(direction);
         for (count, (before, now)) in before.into_iter().zip(now).enumerate() {
             for step in before..now {

@@ -1,0 +1,19 @@
+//! Which link it is.
+
+use invar_core::proxy::Direction;
+
+/// A link of a rank: the rank at the other end, and the channel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LinkId {
+    pub(super) peer: u32,
+    pub(super) channel: u16,
+}
+
+/// One end of a link.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EndId {
+    /// No other end of the rank has the same.
+    pub(super) number: u32,
+    pub(super) link: LinkId,
+    pub(super) direction: Direction,
+}
