@@ -2,18 +2,21 @@
 
 use std::collections::HashMap;
 use std::error::Error;
-use std::io;
+use std::fs::File;
+use std::io::{self, BufWriter};
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
 use invar::{Accepting, Connecting, Device, DeviceKind, Handle, Listener, SendComm, Settings};
-use invar_core::param::Params;
+use invar_core::param::{ParamInfo, Params, TABLE};
 use invar_core::proxy::{ConnectionId, ConnectionSpec, Init, Setup, Sharing};
 use invar_linux::processors;
 use invar_linux::proxy::{
-    Abort, Progress, ProgressConnections, ProgressSettings, Service, ServiceSettings, SharedOps,
+    Abort, ChromeTrace, DumpOnSignal, Progress, ProgressConnections, ProgressSettings, Service,
+    ServiceSettings, SharedOps,
 };
 
 use crate::ring::Ring;
@@ -25,25 +28,34 @@ pub(crate) fn serve(settings: Settings, producer: &mut Command) -> Result<(), Bo
     let device = open(&settings)?;
     println!("the proxy moves over {}", device.info().name);
     let cpus = processors::near(device.info().pci_path.as_deref());
-    let set: HashMap<&str, String> =
-        ["NCCL_PROXY_APPEND_BATCH_SIZE", "NCCL_PROGRESS_APPENDOP_FREQ"]
-            .into_iter()
-            .filter_map(|name| Some((name, invar_linux::env::var(name)?)))
-            .collect();
+    let value = |row: &ParamInfo| Some((row.name, invar_linux::env::var(row.name)?));
+    let set: HashMap<&str, String> = TABLE.iter().filter_map(value).collect();
     let params = Params::from_lookup(|name| set.get(name).map(String::as_str));
     let params = params.map_err(|error| error.to_string())?;
     let (abort, ops) = (Abort::default(), SharedOps::create(NRANKS as usize)?);
     let (made, arrivals) = channel();
     let wires = Wires { made: arrivals, wires: HashMap::new() };
     let progress = ProgressSettings { cpus, ..ProgressSettings::from(&params) };
-    let progress = Progress::spawn(ops, progress, abort.clone(), wires, ())?;
+    let progress = match params.proxy_trace {
+        None => Progress::spawn(ops, progress, abort.clone(), wires, ())?,
+        Some(path) => {
+            let trace = ChromeTrace::new(BufWriter::new(File::create(path)?), 0);
+            Progress::spawn(ops, progress, abort.clone(), wires, trace)?
+        }
+    };
     let connections = progress.connections();
     let host = Host { device, settings, connections, made, places: HashMap::new() };
     let service = Service::spawn(ServiceSettings { device: 0, cpus }, abort, host)?;
 
     let mut child = producer.env(SERVICE, service.address()).spawn()?;
+    let driver = Arc::new(progress.driver());
+    // The thread of the signal may live longer than the trace.
+    let shown = Arc::downgrade(&driver);
+    let dump = move || shown.upgrade().map_or_else(String::new, |driver| driver.dump());
+    let on_signal = params.proxy_dump_signal;
+    let on_signal = on_signal.map(|signal| DumpOnSignal::spawn(signal, dump, io::stderr()));
+    let _on_signal = on_signal.transpose()?;
     // Who waits for operations may move them: both do, in turns.
-    let driver = progress.driver();
     let status = loop {
         driver.round()?;
         if let Some(status) = child.try_wait()? {

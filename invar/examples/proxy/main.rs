@@ -15,6 +15,7 @@
 //!
 //! ```sh
 //! cargo run --release -p invar --example proxy
+//! INVAR_PROXY_TRACE=/tmp/proxy.json cargo run --release -p invar --example proxy
 //! INVAR_TRANSPORT=socket NCCL_SOCKET_IFNAME=lo cargo run --release -p invar --example proxy
 //! ```
 
