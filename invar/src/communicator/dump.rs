@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use invar_linux::proxy::DumpOnSignal;
 
-use super::net::LinkStatuses;
+use super::net::LinkDump;
 use crate::{Error, Settings};
 
 /// One rank. Displayed it is a line, and what moves over the network.
@@ -22,7 +22,7 @@ pub(super) struct Routes {
     /// Those through shared memory.
     pub(super) local: Vec<u32>,
     /// All others.
-    pub(super) net: Option<LinkStatuses>,
+    pub(super) net: Option<LinkDump>,
 }
 
 impl Dump {
@@ -56,9 +56,9 @@ impl Display for Dump {
         match (net, local.as_slice()) {
             (None, []) => writeln!(f, "no links"),
             (None, _) => writeln!(f, "links are in shared memory"),
-            (Some(net), []) => write!(f, "links over the network\n{}", net.dump()),
+            (Some(net), []) => write!(f, "links over the network\n{}", net.text()),
             (Some(net), ranks) => {
-                let moved = net.dump();
+                let moved = net.text();
                 write!(
                     f,
                     "links with ranks {ranks:?} in shared memory, else over the network\n{moved}"

@@ -59,7 +59,7 @@ impl Links {
     pub(super) fn routes(&self) -> Routes {
         let peers = self.send.iter().zip(0..self.nranks);
         let local = peers.filter(|(link, _)| link.is_some()).map(|(_, peer)| peer).collect();
-        Routes { local, net: self.connector.as_ref().map(|connector| connector.network.statuses()) }
+        Routes { local, net: self.connector.as_ref().map(|connector| connector.network.dumper()) }
     }
 
     /// Adds the link to a peer on a channel.

@@ -53,12 +53,13 @@ use crate::raw::{RecvEnd, SendEnd};
 use crate::{Device, DeviceKind, Error, Handle, Settings};
 use attempt::LinkParts;
 use id::LinkId;
+use status::LinkStatuses;
 use trace::LinkTrace;
 
 pub use attempt::{LinkAttempt, LinkEnds, wait_for_links};
 pub use recv::NetRecv;
 pub use send::NetSend;
-pub(super) use status::LinkStatuses;
+pub(super) use status::LinkDump;
 
 /// The messages of a link need no telling apart.
 const TAG: u32 = 0;
@@ -117,11 +118,11 @@ impl Network {
         let trace = connections.links.trace.as_deref();
         let trace = trace.map(|path| LinkTrace::create(path, *rank, *device)).transpose()?;
         let statuses = LinkStatuses::new(abort, trace);
-        let shown = statuses.clone();
+        let shown = statuses.dumper();
         let on_signal = connections
             .links
             .dump_signal
-            .map(|signal| DumpOnSignal::spawn(signal, move || shown.dump(), io::stderr()))
+            .map(|signal| DumpOnSignal::spawn(signal, move || shown.text(), io::stderr()))
             .transpose()
             .map_err(|error| Error::io("waiting for a signal", error))?;
         Ok(Network {
@@ -234,8 +235,8 @@ impl Network {
         self.statuses.dump()
     }
 
-    pub(super) fn statuses(&self) -> LinkStatuses {
-        self.statuses.clone()
+    pub(super) fn dumper(&self) -> LinkDump {
+        self.statuses.dumper()
     }
 
     fn parts(&self, device: usize) -> Result<LinkParts, Error> {

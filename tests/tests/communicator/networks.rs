@@ -105,7 +105,11 @@ fn what_each_ranks_links_wait_for_is_traced() {
     fs::create_dir_all(&dir).unwrap();
     let path = |rank: u32| dir.join(format!("{rank}.json"));
     let pattern = dir.join("%r.json");
-    let settings = over_soft_with(("INVAR_PROXY_TRACE", pattern.to_str().unwrap()));
+    // Its thread may live longer than the links, whose trace is complete all the same.
+    let dump = ("NCCL_PROXY_DUMP_SIGNAL", "12");
+    let trace = ("INVAR_PROXY_TRACE", pattern.to_str().unwrap());
+    let network = [("INVAR_TRANSPORT", "soft"), ("NCCL_SHM_DISABLE", "1")];
+    let settings = set(&[network[0], network[1], dump, trace]);
     ranks(2, &settings, |communicator| {
         let mut data = vec![1_u32; 300_000];
         communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();

@@ -85,7 +85,7 @@ struct Ends {
 
 /// The ends of a rank's links; clones are of the same rank.
 #[derive(Clone)]
-pub(in crate::communicator) struct LinkStatuses {
+pub(super) struct LinkStatuses {
     ends: Arc<Mutex<Ends>>,
     abort: Abort,
     trace: Option<LinkTrace>,
@@ -113,18 +113,42 @@ impl LinkStatuses {
     }
 
     /// What is under way.
-    pub(in crate::communicator) fn dump(&self) -> String {
+    pub(super) fn dump(&self) -> String {
+        self.lock().dump()
+    }
+
+    pub(super) fn dumper(&self) -> LinkDump {
+        LinkDump(Arc::downgrade(&self.ends))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ends> {
+        lock(&self.ends)
+    }
+}
+
+/// Dumps the links of a rank. It keeps none of them, nor their trace.
+pub(in crate::communicator) struct LinkDump(Weak<Mutex<Ends>>);
+
+impl LinkDump {
+    /// Nothing once the rank is gone.
+    pub(in crate::communicator) fn text(&self) -> String {
+        self.0.upgrade().map_or_else(String::new, |ends| lock(&ends).dump())
+    }
+}
+
+impl Ends {
+    fn dump(&self) -> String {
         let mut text = "ACTIVE LINKS\n".to_owned();
-        for line in self.lock().ends.iter().filter_map(|end| end.upgrade()?.line()) {
+        for line in self.ends.iter().filter_map(|end| end.upgrade()?.line()) {
             writeln!(text, "{line}").expect("a string takes all");
         }
         text + "[X]\n"
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, Ends> {
-        // Whoever panicked, a list of links is one.
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock(ends: &Mutex<Ends>) -> MutexGuard<'_, Ends> {
+    // Whoever panicked, a list of links is one.
+    ends.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
