@@ -60,8 +60,10 @@ fn a_peer_that_goes_amid_a_transfer_ends_it() {
             });
             transfer.join().unwrap().to_string()
         });
-        assert!(text.starts_with("rank 1: ") && text.contains("to peer "), "{device}: {text}");
-        assert_eq!(error_of(&mut zero), text);
+        // The links both ways may each have a connection and an error of their own.
+        for text in [text, error_of(&mut zero)] {
+            assert!(text.starts_with("rank 1: ") && text.contains("to peer "), "{device}: {text}");
+        }
     }
 }
 

@@ -35,6 +35,7 @@ fn another_thread_may_move_what_a_rank_has_published() {
                 let start = Instant::now();
                 while send.lock().unwrap()[0].free(step).expect(device).is_none() {
                     assert!(start.elapsed() < LIMIT);
+                    std::thread::yield_now();
                 }
                 send.lock().unwrap()[0].publish(step).expect(device);
                 let len = loop {
@@ -42,6 +43,7 @@ fn another_thread_may_move_what_a_rank_has_published() {
                         break len;
                     }
                     assert!(start.elapsed() < LIMIT);
+                    std::thread::yield_now();
                 };
                 assert_eq!(len, step, "{device}");
                 recv.lock().unwrap()[0].release();
