@@ -224,10 +224,10 @@ params! {
     /// Messages between two ranks go in chunks of this length, rounded up to 64 and at most a slot
     /// long. 0 takes the slot's length. All ranks need the same value.
     NCCL_CHUNK_SIZE => chunk_bytes: u32 = "0", int(0, 1 << 30), unit: "bytes", readers: Library;
-    /// A progress thread takes over at most this many operations at a time.
+    /// A proxy's progress thread takes over at most this many operations at a time.
     NCCL_PROXY_APPEND_BATCH_SIZE => proxy_append_batch: u32 = "16", int(1, 1 << 20),
         unit: "operations", readers: Library;
-    /// A progress thread looks for new operations once in this many rounds.
+    /// A proxy's progress thread looks for new operations once in this many rounds.
     NCCL_PROGRESS_APPENDOP_FREQ => progress_appendop_freq: u32 = "8", int(1, 1 << 20),
         unit: "rounds", readers: Library;
     /// On this signal ranks and proxies print what is pending (10 is SIGUSR1, 12 is SIGUSR2); -1 is no
