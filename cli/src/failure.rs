@@ -76,8 +76,8 @@ impl fmt::Display for Failure {
 
 impl From<invar::Error> for Failure {
     fn from(error: invar::Error) -> Self {
-        match error.fault() {
-            invar::Fault::Usage => Failure::usage(error),
+        match error.kind() {
+            invar::ErrorKind::Usage => Failure::usage(error),
             _ => Failure::new(error),
         }
     }

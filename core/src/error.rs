@@ -117,9 +117,10 @@ pub enum Error {
     },
 }
 
-/// Whose fault an [`Error`] is.
+/// Whose fault an [`Error`] is, and so where to look first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fault {
+#[non_exhaustive]
+pub enum ErrorKind {
     /// The caller of this API.
     Usage,
     /// This host: memory, device, limits.
@@ -134,19 +135,19 @@ pub enum Fault {
 
 impl Error {
     /// Whose fault it is.
-    pub fn fault(&self) -> Fault {
+    pub fn kind(&self) -> ErrorKind {
         match self {
             Error::State { .. }
             | Error::Argument(_)
             | Error::UnknownRequest(_)
             | Error::TooLong(_)
-            | Error::SizeMismatch { .. } => Fault::Usage,
-            Error::Nic(_) | Error::UnknownCompletion { .. } => Fault::Local,
-            Error::Completion(c) => c.fault(),
+            | Error::SizeMismatch { .. } => ErrorKind::Usage,
+            Error::Nic(_) | Error::UnknownCompletion { .. } => ErrorKind::Local,
+            Error::Completion(c) => c.kind(),
             Error::Stream { error: StreamError::Os(_), .. } | Error::Timeout { .. } => {
-                Fault::Network
+                ErrorKind::Network
             }
-            Error::Hello(HelloError::Missing { .. }) => Fault::Network,
+            Error::Hello(HelloError::Missing { .. }) => ErrorKind::Network,
             Error::Stream { error: StreamError::Closed, .. }
             | Error::PeerClosed(_)
             | Error::Unexpected
@@ -154,19 +155,19 @@ impl Error {
             | Error::Ready(_)
             | Error::Frame(_)
             | Error::Slot { .. }
-            | Error::Overrun { .. } => Fault::Peer,
-            Error::Auth(AuthError::Stream(_)) => Fault::Network,
+            | Error::Overrun { .. } => ErrorKind::Peer,
+            Error::Auth(AuthError::Stream(_)) => ErrorKind::Network,
             Error::Auth(_)
             | Error::Preface(_)
             | Error::Hello(_)
             | Error::LinkLayer { .. }
-            | Error::PacketAuth => Fault::Incompatible,
+            | Error::PacketAuth => ErrorKind::Incompatible,
         }
     }
 
     /// Whether the comm is of no more use after it.
     pub fn is_fatal(&self) -> bool {
-        self.fault() != Fault::Usage
+        self.kind() != ErrorKind::Usage
     }
 }
 

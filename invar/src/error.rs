@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use invar_core::conn::HandleError;
-use invar_core::error::{Error as CoreError, Fault, Report};
+use invar_core::error::{Error as CoreError, ErrorKind, Report};
 use invar_core::mr_cache::MrCacheError;
 use invar_core::nic::NicError;
 use invar_cuda::{MemoryError, NoCuda};
@@ -14,7 +14,7 @@ use invar_linux::interface::NoInterface;
 use invar_linux::memory::OutOfRange;
 use invar_linux::rendezvous::{BootstrapError, Failure};
 
-/// What went wrong, where, and with what; [`Error::fault`] says whose fault it is.
+/// What went wrong, where, and with what; [`Error::kind`] says whose fault it is.
 ///
 /// Displayed it is one line. What ended a connection names both of its ends.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub(crate) enum Kind {
     #[error(transparent)]
     Gpu(#[from] MemoryError),
     #[error("{text}")]
-    Staging { fault: Fault, text: String },
+    Staging { kind: ErrorKind, text: String },
     #[error("{text}")]
     Connection { error: CoreError, text: String },
     #[error("rank {rank}: {text}")]
@@ -68,28 +68,28 @@ pub(crate) enum Kind {
 
 impl Error {
     /// Whose fault it is: the caller's, this host's, the peer's, the network's.
-    pub fn fault(&self) -> Fault {
+    pub fn kind(&self) -> ErrorKind {
         match &*self.0 {
             Kind::Setting(_)
             | Kind::Usage(_)
             | Kind::NoDevice { .. }
             | Kind::Range(_)
             | Kind::MrCache(_)
-            | Kind::Handle(_) => Fault::Usage,
+            | Kind::Handle(_) => ErrorKind::Usage,
             Kind::NoInterface(_) | Kind::Io { .. } | Kind::Rdma(_) | Kind::Nic { .. } => {
-                Fault::Local
+                ErrorKind::Local
             }
-            Kind::Gpu(MemoryError::Range(_) | MemoryError::Busy(_)) => Fault::Usage,
-            Kind::Gpu(MemoryError::Cuda(_)) | Kind::NoCuda(_) => Fault::Local,
-            Kind::Staging { fault, .. } => *fault,
-            Kind::Connection { error, .. } => error.fault(),
+            Kind::Gpu(MemoryError::Range(_) | MemoryError::Busy(_)) => ErrorKind::Usage,
+            Kind::Gpu(MemoryError::Cuda(_)) | Kind::NoCuda(_) => ErrorKind::Local,
+            Kind::Staging { kind, .. } => *kind,
+            Kind::Connection { error, .. } => error.kind(),
             Kind::Rank { .. }
             | Kind::Mismatch { .. }
-            | Kind::Bootstrap(BootstrapError::Failed(_)) => Fault::Peer,
-            Kind::Bootstrap(BootstrapError::Io(_)) => Fault::Local,
-            Kind::Bootstrap(_) => Fault::Network,
-            Kind::Aborted => Fault::Local,
-            Kind::TimedOut { .. } | Kind::NoPeer { .. } => Fault::Network,
+            | Kind::Bootstrap(BootstrapError::Failed(_)) => ErrorKind::Peer,
+            Kind::Bootstrap(BootstrapError::Io(_)) => ErrorKind::Local,
+            Kind::Bootstrap(_) => ErrorKind::Network,
+            Kind::Aborted => ErrorKind::Local,
+            Kind::TimedOut { .. } | Kind::NoPeer { .. } => ErrorKind::Network,
         }
     }
 

@@ -84,7 +84,7 @@ pub use invar_core::auth::{SECRET_BYTES, Secret};
 pub use invar_core::coll::{DataType, RedOp};
 pub use invar_core::conn::{HANDLE_BYTES, Handle, PacketAuth, Wire};
 pub use invar_core::device::PciDistance;
-pub use invar_core::error::{Ends, Error as ConnectionError, Fault};
+pub use invar_core::error::{Ends, Error as ConnectionError, ErrorKind};
 pub use invar_core::nic::{Gid, LinkLayer, Mtu};
 pub use invar_core::param::{
     AddressFamily, LogLevel, ParamInfo, PortRange, Subnet, TransportChoice,

@@ -11,7 +11,7 @@ mod wire;
 use std::ops::Range;
 
 use invar_core::comm;
-use invar_core::error::{Error as CoreError, Fault};
+use invar_core::error::{Error as CoreError, ErrorKind};
 use invar_core::param::Params;
 use invar_core::staging::{Failure, Pipeline, Trailer};
 use invar_cuda::GpuMemory;
@@ -64,7 +64,7 @@ pub(crate) struct Staged {
     active: Option<Box<Active>>,
     lookalikes: Lookalikes,
     /// What ended it; it stays.
-    failed: Option<(Fault, String)>,
+    failed: Option<(ErrorKind, String)>,
 }
 
 struct Active {
@@ -128,7 +128,7 @@ impl Staged {
         match &mut self.active {
             Some(active) if !active.pipeline.is_idle() => {
                 active.advance(end).inspect_err(|error| {
-                    self.failed = Some((error.fault(), error.to_string()));
+                    self.failed = Some((error.kind(), error.to_string()));
                 })
             }
             _ => Ok(()),
@@ -162,7 +162,7 @@ impl Staged {
         if !self.lookalikes.is_empty() {
             let taken = self.lookalikes.check(request, sizes);
             let device = &end.ends().device;
-            self.failed = taken.map(|text| (Fault::Usage, format!("{device}: {text}")));
+            self.failed = taken.map(|text| (ErrorKind::Usage, format!("{device}: {text}")));
         }
         self.standing()
     }
@@ -171,7 +171,7 @@ impl Staged {
     fn standing(&self) -> Result<(), Error> {
         match &self.failed {
             None => Ok(()),
-            Some((fault, text)) => Err(Kind::Staging { fault: *fault, text: text.clone() }.into()),
+            Some((kind, text)) => Err(Kind::Staging { kind: *kind, text: text.clone() }.into()),
         }
     }
 
@@ -204,11 +204,11 @@ impl Active {
             Failure::Port(Broken::Copy(error)) => Kind::Gpu(error).into(),
             Failure::Port(uncut @ Broken::Uncut { .. }) => {
                 let text = format!("{}: {uncut}", end.ends().device);
-                Kind::Staging { fault: Fault::Usage, text }.into()
+                Kind::Staging { kind: ErrorKind::Usage, text }.into()
             }
             failure => {
                 let text = format!("{}: {failure}", end.ends().device);
-                Kind::Staging { fault: Fault::Peer, text }.into()
+                Kind::Staging { kind: ErrorKind::Peer, text }.into()
             }
         })
     }

@@ -7,7 +7,8 @@ use std::ptr;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use invar::{
-    Accepting, Connecting, ConnectionError, Device, Error, Fault, Handle, Listener, SendComm, Wire,
+    Accepting, Connecting, ConnectionError, Device, Error, ErrorKind, Handle, Listener, SendComm,
+    Wire,
 };
 use invar_core::nic::Verb;
 
@@ -153,15 +154,15 @@ impl Listening {
     /// that cannot be is a stranger's.
     fn is_stranger(&self, error: &Error) -> bool {
         let is_unknown = self.wire == Wire::Nccl214;
-        match error.fault() {
-            Fault::Peer | Fault::Network => true,
-            Fault::Incompatible => is_unknown,
+        match error.kind() {
+            ErrorKind::Peer | ErrorKind::Network => true,
+            ErrorKind::Incompatible => is_unknown,
             // A peer's address that the device refuses.
-            Fault::Local => match error.connection() {
+            ErrorKind::Local => match error.connection() {
                 Some(ConnectionError::Nic(error)) => is_unknown && error.verb == Verb::ModifyQp,
                 _ => false,
             },
-            Fault::Usage => false,
+            _ => false,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::panic::{self, AssertUnwindSafe};
 
-use invar::{ConnectionError, Error, Fault};
+use invar::{ConnectionError, Error, ErrorKind};
 
 use crate::abi::Code;
 
@@ -61,8 +61,8 @@ pub(crate) fn null(what: &str) -> Failed {
 #[inline(never)]
 pub(crate) fn refused(error: &Error) -> Failed {
     log::warn!("{error}");
-    Failed(match error.fault() {
-        Fault::Usage => Code::INVALID_USAGE,
+    Failed(match error.kind() {
+        ErrorKind::Usage => Code::INVALID_USAGE,
         _ => code(error),
     })
 }
@@ -78,11 +78,11 @@ pub(crate) fn failed(error: &Error) -> Failed {
 /// The code for an error: `ncclInvalidUsage` for ranks that disagree, `ncclRemoteError` for the
 /// peer and the way to it, `ncclSystemError` for this host, and `ncclInternalError` for NCCL.
 pub(crate) fn code(error: &Error) -> Code {
-    match (error.connection(), error.fault()) {
+    match (error.connection(), error.kind()) {
         (Some(ConnectionError::SizeMismatch { .. } | ConnectionError::TooLong(_)), _)
-        | (_, Fault::Incompatible) => Code::INVALID_USAGE,
-        (_, Fault::Usage) => Code::INTERNAL_ERROR,
-        (_, Fault::Local) => Code::SYSTEM_ERROR,
-        (_, Fault::Peer | Fault::Network) => Code::REMOTE_ERROR,
+        | (_, ErrorKind::Incompatible) => Code::INVALID_USAGE,
+        (_, ErrorKind::Usage) => Code::INTERNAL_ERROR,
+        (_, ErrorKind::Local) => Code::SYSTEM_ERROR,
+        _ => Code::REMOTE_ERROR,
     }
 }

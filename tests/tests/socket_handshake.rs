@@ -2,7 +2,7 @@
 
 use invar_core::conn::stage::Stage;
 use invar_core::conn::{Stream, StreamError};
-use invar_core::error::{Error, Fault};
+use invar_core::error::{Error, ErrorKind};
 use invar_core::socket::{
     Connector, HELLO_BYTES, Hello, HelloError, Links, Lobby, Refused, Settings,
 };
@@ -106,7 +106,7 @@ fn an_odd_caller_is_refused_by_what_it_says_and_others_go_on() {
     let _odd = guest(&mut lobby, &hello(9, 2, 1));
     let error = refused(&mut lobby, 0).error;
     assert_eq!(error, Error::Hello(HelloError::Index(9)));
-    assert_eq!(error.fault(), Fault::Incompatible);
+    assert_eq!(error.kind(), ErrorKind::Incompatible);
     let mut control = guest(&mut lobby, &hello(0, 2, 1));
     assert!(lobby.poll(0).unwrap().is_none());
     let _main = guest(&mut lobby, &hello(1, 2, 1));

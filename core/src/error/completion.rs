@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use super::Fault;
+use super::ErrorKind;
 use crate::nic::WcStatus;
 
 /// A work request that ended in error.
@@ -27,20 +27,20 @@ pub struct CompletionError {
 
 impl CompletionError {
     /// Whose fault it is.
-    pub fn fault(&self) -> Fault {
+    pub fn kind(&self) -> ErrorKind {
         if self.port_trouble.is_some() {
-            return Fault::Local;
+            return ErrorKind::Local;
         }
         match self.status {
-            WcStatus::RETRY_EXC_ERR | WcStatus::RESP_TIMEOUT_ERR => Fault::Network,
+            WcStatus::RETRY_EXC_ERR | WcStatus::RESP_TIMEOUT_ERR => ErrorKind::Network,
             WcStatus::LOC_LEN_ERR
             | WcStatus::LOC_QP_OP_ERR
             | WcStatus::LOC_EEC_OP_ERR
             | WcStatus::LOC_PROT_ERR
             | WcStatus::MW_BIND_ERR
             | WcStatus::FATAL_ERR
-            | WcStatus::GENERAL_ERR => Fault::Local,
-            _ => Fault::Peer,
+            | WcStatus::GENERAL_ERR => ErrorKind::Local,
+            _ => ErrorKind::Peer,
         }
     }
 

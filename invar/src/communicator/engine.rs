@@ -15,7 +15,7 @@ use super::job::Progress;
 use super::links::Links;
 use super::plan::Plan;
 use crate::error::Kind;
-use crate::{Error, Fault};
+use crate::{Error, ErrorKind};
 
 /// What a rank has for its operations.
 pub(super) struct Engine {
@@ -213,7 +213,7 @@ impl Grace {
 /// Tells all ranks of an error of this one, or gives what came before it.
 #[cold]
 pub(super) fn failed(bootstrap: &Bootstrap, error: Error) -> Error {
-    if matches!(error.fault(), Fault::Peer | Fault::Network) && !error.is_mismatch() {
+    if matches!(error.kind(), ErrorKind::Peer | ErrorKind::Network) && !error.is_mismatch() {
         // Where a process is gone the hub says so by itself, and names the rank.
         let deadline = Instant::now() + NEWS_WITHIN;
         while bootstrap.check().is_ok() && Instant::now() < deadline {

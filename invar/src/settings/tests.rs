@@ -41,7 +41,7 @@ fn what_the_program_says_goes_before_the_environment() {
 fn a_value_that_cannot_be_is_named_with_what_is_allowed() {
     let error = from(&[("NCCL_IB_TIMEOUT", "32")]).unwrap_err();
     assert_eq!(error.to_string(), "NCCL_IB_TIMEOUT=32: must be a number from 0 to 31");
-    assert_eq!(error.fault(), invar_core::error::Fault::Usage);
+    assert_eq!(error.kind(), invar_core::error::ErrorKind::Usage);
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn a_congestion_control_that_the_kernel_does_not_have_is_named() {
     let error = settings.socket_congestion().unwrap_err();
     let text = error.to_string();
     assert!(text.starts_with("INVAR_SOCKET_CONGESTION=nonesuch: the kernel refuses"), "{text}");
-    assert_eq!(error.fault(), invar_core::error::Fault::Usage);
+    assert_eq!(error.kind(), invar_core::error::ErrorKind::Usage);
     assert_eq!(from(&[]).unwrap().socket_congestion().unwrap(), Congestion::default());
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use invar_core::error::Fault;
+use invar_core::error::ErrorKind;
 
 use super::Size;
 use crate::Error;
@@ -33,7 +33,7 @@ impl Size {
                  INVAR_STAGING_BYTES={bytes_max}; set that higher, or INVAR_STAGING_SLOTS or \
                  INVAR_STAGING_CHUNK_BYTES lower, or end connections"
             );
-            Error::from(Kind::Staging { fault: Fault::Usage, text })
+            Error::from(Kind::Staging { kind: ErrorKind::Usage, text })
         })?;
         let slots = share.slots();
         if slots < wanted {

@@ -3,7 +3,7 @@
 use invar_core::comm::RecvBuf;
 use invar_core::conn::stage::Side;
 use invar_core::conn::{Settings, Wire};
-use invar_core::error::{Error, Fault};
+use invar_core::error::{Error, ErrorKind};
 use invar_testkit::duo::Buffer;
 
 use crate::rig::{self, Handshake};
@@ -58,7 +58,7 @@ fn settings_out_of_range_are_named_on_the_first_call() {
         let mut handshake = Handshake::new([settings; 2]);
         for side in [Side::Connector, Side::Acceptor] {
             let error = handshake.poll(side).expect_err(name);
-            assert_eq!(error.fault(), Fault::Usage);
+            assert_eq!(error.kind(), ErrorKind::Usage);
             assert!(error.to_string().starts_with(name), "{error}");
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::conn::{Settings, StreamError};
-use invar_core::error::{Error, Fault};
+use invar_core::error::{Error, ErrorKind};
 use invar_core::nic::{Gid, Nic, PortAttr, PortNotices, PortState, Verb, Wc, WcStatus};
 use invar_testkit::duo::{self, Buffer, Duo};
 use invar_testkit::null::NullNic;
@@ -52,7 +52,7 @@ fn a_buffer_deregistered_while_receiving_is_a_remote_access_error() {
     let sent = line.duo.send.isend(&message, 0).expect("isend").expect("a request");
     let error = line.duo.send.test(&sent).expect_err("no such region");
     assert_eq!(status(error), WcStatus::REM_ACCESS_ERR);
-    assert_eq!(error.fault(), Fault::Peer);
+    assert_eq!(error.kind(), ErrorKind::Peer);
     for _ in 0..2 {
         assert_eq!(line.duo.send.test(&sent), Err(error));
         assert_eq!(line.duo.send.isend(&message, 0), Err(error));
@@ -81,7 +81,7 @@ fn a_local_buffer_that_is_not_registered_is_a_local_protection_error() {
     let message = SendBuf { lkey: 0xbad, ..line.message() };
     let sent = line.duo.send.isend(&message, 0).expect("isend").expect("a request");
     let error = line.duo.send.test(&sent).expect_err("no such region");
-    assert_eq!((status(error), error.fault()), (WcStatus::LOC_PROT_ERR, Fault::Local));
+    assert_eq!((status(error), error.kind()), (WcStatus::LOC_PROT_ERR, ErrorKind::Local));
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_receiver_that_is_gone_is_given_up_after_all_retries() {
     drop(recv);
     let sent = send.isend(&message, 0).expect("isend").expect("a request");
     let error = send.test(&sent).expect_err("nobody there");
-    assert_eq!((status(error), error.fault()), (WcStatus::RETRY_EXC_ERR, Fault::Network));
+    assert_eq!((status(error), error.kind()), (WcStatus::RETRY_EXC_ERR, ErrorKind::Network));
     let report = send.report(error).to_string();
     for part in ["RETRY_EXC_ERR", "34.4 s (timeout 20, 1 + 7 tries)", "NCCL_IB_TIMEOUT", "4791"] {
         assert!(report.contains(part), "{part} in: {report}");
@@ -185,7 +185,7 @@ fn a_verb_that_fails_ends_the_comm() {
             Verb::PollCq => duo.recv.test(&first).expect_err("the poll fails"),
             _ => duo.recv.irecv(&[room]).expect_err("the post fails"),
         };
-        assert_eq!(error.fault(), Fault::Local);
+        assert_eq!(error.kind(), ErrorKind::Local);
         assert!(error.to_string().starts_with(verb.name()), "{error}");
         b.plan.failing.set(None);
         assert_eq!(duo.recv.irecv(&[room]), Err(error), "it stays");
@@ -212,16 +212,16 @@ fn an_error_completion_names_what_is_wrong_with_the_own_port() {
         let wc = Wc { status: WcStatus::RETRY_EXC_ERR, ..Wc::default() };
         nic.plan.made_up.borrow_mut().push(wc);
         let error = duo.recv.test(&request).expect_err("the completion is in error");
-        (error.fault(), error.to_string())
+        (error.kind(), error.to_string())
     };
-    let (fault, text) = trouble(|port| PortAttr { state: PortState::Down, ..port });
-    assert_eq!(fault, Fault::Local);
+    let (kind, text) = trouble(|port| PortAttr { state: PortState::Down, ..port });
+    assert_eq!(kind, ErrorKind::Local);
     assert!(text.ends_with("look at this end first: the port is down"), "{text}");
-    let (fault, text) = trouble(|port| PortAttr { gid: Gid([9; 16]), ..port });
-    assert_eq!(fault, Fault::Local);
+    let (kind, text) = trouble(|port| PortAttr { gid: Gid([9; 16]), ..port });
+    assert_eq!(kind, ErrorKind::Local);
     assert!(text.contains("look at this end first: its GID is gone"), "{text}");
-    let (fault, text) = trouble(|port| port);
-    assert_eq!(fault, Fault::Network);
+    let (kind, text) = trouble(|port| port);
+    assert_eq!(kind, ErrorKind::Network);
     assert!(!text.contains("this end"), "{text}");
 }
 

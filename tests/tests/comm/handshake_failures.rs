@@ -7,7 +7,7 @@ use invar_core::auth::{Answering, Calling, HELLO_BYTES, NONCE_BYTES, Secret, Ser
 use invar_core::conn::stage::{Side, Stage};
 use invar_core::conn::wire::{MESSAGE_BYTES_MAX, QP_INFO_BYTES};
 use invar_core::conn::{Acceptor, Connector, Settings, Stream, StreamError, Wire};
-use invar_core::error::{Error, Fault};
+use invar_core::error::{Error, ErrorKind};
 use invar_core::nic::{LinkLayer, Nic, PortAttr, PortState, Verb};
 use invar_testkit::null::NullNic;
 use invar_testkit::pipe::Pipe;
@@ -75,7 +75,7 @@ fn a_peer_that_closes_is_told_with_the_stage_and_the_bytes_that_came() {
             for _ in 0..2 {
                 assert_eq!(acceptor.poll(0).err(), Some(closed));
             }
-            assert_eq!(closed.fault(), Fault::Peer);
+            assert_eq!(closed.kind(), ErrorKind::Peer);
         }
     }
 }
@@ -158,7 +158,7 @@ fn ends_on_different_wires_each_say_so() {
     assert!(text.contains("INVAR_WIRE"), "{text}");
     drop(there);
     let error = connector.poll(0).err().expect("nobody is there");
-    assert_eq!(error.fault(), Fault::Incompatible);
+    assert_eq!(error.kind(), ErrorKind::Incompatible);
     assert!(error.to_string().contains("INVAR_WIRE"), "{error}");
 
     // One of NCCL's wire calls ours.
@@ -222,7 +222,7 @@ fn a_verb_that_fails_while_connecting_is_told_by_name() {
             assert_eq!(connector.poll(0).err(), Some(error), "it stays");
             error
         });
-        assert_eq!(error.fault(), Fault::Local);
+        assert_eq!(error.kind(), ErrorKind::Local);
         assert!(error.to_string().contains(verb.name()), "{error}");
         let of_acceptor = refusing(verb, |nic, _| {
             let (mut here, there) = Pipe::pair();
@@ -270,7 +270,7 @@ proptest! {
         let length = if ours { MESSAGE_BYTES_MAX } else { QP_INFO_BYTES };
         let (verdict, ..) = verdict(wire, &bytes);
         if let Err(error) = verdict {
-            prop_assert!(matches!(error.fault(), Fault::Peer | Fault::Incompatible), "{error}");
+            prop_assert!(matches!(error.kind(), ErrorKind::Peer | ErrorKind::Incompatible), "{error}");
         } else if bytes.len() < length {
             prop_assert_eq!(verdict, Ok(false));
         }

@@ -3,7 +3,7 @@
 use invar_core::auth::Session;
 use invar_core::comm::{RecvBuf, RecvComm, SendBuf, SendComm};
 use invar_core::conn::{Acceptor, Connector, Settings, Stream, Wire};
-use invar_core::error::{Error, Fault};
+use invar_core::error::{Error, ErrorKind};
 use invar_core::nic::{Nic, QpCap, SendOpcode, SendWr, Sge, Wc, WcOpcode, WcStatus};
 use invar_testkit::duo::{self, Buffer, Duo};
 use invar_testkit::end::{End, Link};
@@ -74,7 +74,7 @@ fn a_slot_that_cannot_be_is_an_error_that_names_the_field_and_stays() {
                 peer.post_row(0, &[slot]);
             }
             let error = send.isend(&SendBuf::default(), 0).expect_err(what);
-            assert_eq!(error.fault(), Fault::Peer);
+            assert_eq!(error.kind(), ErrorKind::Peer);
             assert_eq!(error.to_string(), format!("the peer posted receive 1 with {what}"));
             for _ in 0..2 {
                 assert_eq!(send.isend(&SendBuf::default(), 0), Err(error));
@@ -123,7 +123,7 @@ fn more_bytes_than_were_asked_for_are_an_overrun() {
     peer.write_with_imm(0, Sge::default(), (0, 0), 11);
     let overrun = Error::Overrun { got: 11, posted: 10 };
     assert_eq!(recv.test(&received).err(), Some(overrun));
-    assert_eq!(overrun.fault(), Fault::Peer);
+    assert_eq!(overrun.kind(), ErrorKind::Peer);
     assert_eq!(recv.irecv(&[room]), Err(overrun), "it stays");
 }
 
@@ -200,7 +200,7 @@ fn a_completion_of_no_request_is_an_error() {
     let (mut duo, [a, b]) = meddled();
     let stray = Wc { wr_id: 200, qp_num: 0x33, ..Wc::default() };
     let unknown = Error::UnknownCompletion { wr_id: 200, qpn: 0x33 };
-    assert_eq!(unknown.fault(), Fault::Local);
+    assert_eq!(unknown.kind(), ErrorKind::Local);
     let first = invar_core::comm::Request::from_raw(0);
 
     a.plan.made_up.borrow_mut().push(stray);

@@ -4,7 +4,7 @@
 use invar_core::auth::Session;
 use invar_core::comm::{RecvBuf, SendBuf};
 use invar_core::conn::{Acceptor, Connector, Settings, Stream, Wire};
-use invar_core::error::{Error, Fault};
+use invar_core::error::{Error, ErrorKind};
 use invar_core::nic::{Nic, Sge, WcOpcode};
 use invar_testkit::duo::Buffer;
 use invar_testkit::null::NullNic;
@@ -123,7 +123,7 @@ fn a_ready_word_in_pieces_is_awaited() {
     let room = RecvBuf { addr: to.addr(0), len: 1, tag: 0, rkey: to.rkey() };
     peer.take_info();
     let early = recv.iflush(&[]).expect_err("nothing was received");
-    assert_eq!((early.fault(), early.is_fatal()), (Fault::Usage, false));
+    assert_eq!((early.kind(), early.is_fatal()), (ErrorKind::Usage, false));
     assert!(early.to_string().starts_with("iflush in stage PendingReady: "), "{early}");
     for byte in 1u32.to_ne_bytes() {
         assert_eq!(recv.irecv(&[room]), Ok(None));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use invar::{Fault, RedOp};
+use invar::{ErrorKind, RedOp};
 
 use crate::rig::{every_way, ranks, settings};
 
@@ -20,7 +20,7 @@ fn an_abort_reaches_every_rank_with_its_reason() {
     });
     for error in errors {
         assert_eq!(error.to_string(), "rank 2: aborted: out of patience");
-        assert_eq!(error.fault(), Fault::Peer);
+        assert_eq!(error.kind(), ErrorKind::Peer);
     }
 }
 
@@ -71,7 +71,7 @@ fn counts_that_differ_are_an_error_that_names_a_rank() {
 fn a_call_that_cannot_be_is_refused_and_harms_nobody() {
     ranks(2, &settings(), |communicator| {
         let error = communicator.all_gather(&[1_u8; 3], &mut [0; 5]).unwrap_err();
-        assert_eq!(error.fault(), Fault::Usage);
+        assert_eq!(error.kind(), ErrorKind::Usage);
         assert!(error.to_string().contains("output of 5 elements"), "{error}");
         let mut sum = [1_u8];
         communicator.all_reduce_in_place(&mut sum, RedOp::Sum).unwrap();

@@ -1,6 +1,6 @@
 //! Sends and receives, alone and together.
 
-use invar::{Communicator, Fault, RedOp};
+use invar::{Communicator, ErrorKind, RedOp};
 
 use crate::rig::{every_way, ranks, settings};
 
@@ -136,7 +136,7 @@ fn a_message_to_oneself_is_as_long_as_its_receive() {
         let mut group = communicator.group();
         group.send(&sent, 0).unwrap().recv(&mut got, 0).unwrap();
         let error = group.run().unwrap_err();
-        assert_eq!(error.fault(), Fault::Usage);
+        assert_eq!(error.kind(), ErrorKind::Usage);
         let text = "a rank sends 24 bytes to itself and receives 16";
         assert!(error.to_string().contains(text), "{error}");
     });

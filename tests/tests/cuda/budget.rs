@@ -1,6 +1,6 @@
 //! How much memory of the host staged messages pin, over all connections of a process.
 
-use invar::Fault;
+use invar::ErrorKind;
 use invar_core::staging::Trailer;
 use invar_testkit::fake_cuda::{FakeCuda, calls, pinned};
 
@@ -33,7 +33,7 @@ fn an_end_without_a_slot_is_refused_by_name_until_others_end() {
         assert_eq!(pinned(), 6 * SLOT);
         let mut other = Rig::on(rig.device.clone());
         let error = other.recv.irecv(&[(&to, 0..CHUNK, 1)]).unwrap_err();
-        assert_eq!(error.fault(), Fault::Usage);
+        assert_eq!(error.kind(), ErrorKind::Usage);
         let text = format!(
             "{}: no pinned host memory is left to stage GPU memory through: {} bytes are in use in \
              this process, and {SLOT} more would be beyond INVAR_STAGING_BYTES={}; set that higher,",

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use invar::cuda::gdr::Path;
 use invar::cuda::{Gpu, GpuMemory, PointerKind};
 use invar::raw::{self, GpuRange};
-use invar::{Device, Fault, MemoryRegion};
+use invar::{Device, ErrorKind, MemoryRegion};
 use invar_linux::env::page_size;
 use invar_testkit::end::patiently;
 use invar_testkit::fake_cuda::{FakeCuda, calls, verbs_calls};
@@ -131,7 +131,7 @@ fn of_several_regions_the_last_of_a_gpu_that_is_not_empty_is_read() {
         assert_eq!(reads(), expected);
         assert!(!rig.flush(&[(&first, 7..7), (&host, 0..0)]));
         let error = rig.recv.iflush(&[(&first, 99..101), (&last, 0..1)]).unwrap_err();
-        assert_eq!(error.fault(), Fault::Usage);
+        assert_eq!(error.kind(), ErrorKind::Usage);
         assert_eq!(reads().len(), 3);
     });
 }

@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::time::Duration;
 
 use invar::cuda::{Driver, Gpu, GpuMemory};
-use invar::{Device, Error, Fault, Flush, Listener, MemoryRegion, RecvComm, SendComm, Settings};
+use invar::{
+    Device, Error, ErrorKind, Flush, Listener, MemoryRegion, RecvComm, SendComm, Settings,
+};
 use invar_core::staging::Trailer;
 use invar_testkit::end::patiently;
 use invar_testkit::fake_cuda::{FakeCuda, calls};
@@ -115,7 +117,7 @@ fn a_region_of_a_gpu_says_how_it_is_reached() {
         assert!(path.starts_with(text), "{path}");
         assert!(rig.host_region(100).gpu_path().is_none());
         let error = region.write_at(99, &[0, 0]).unwrap_err();
-        assert_eq!(error.fault(), Fault::Usage);
+        assert_eq!(error.kind(), ErrorKind::Usage);
     });
 }
 
@@ -279,7 +281,7 @@ fn misuse_is_refused_and_the_connection_goes_on() {
         let (from, to) = (rig.gpu_region(0, 100), rig.gpu_region(0, 100));
         rig.check(&from, &to);
         let refused = |error: Error, text: &str| {
-            assert_eq!(error.fault(), Fault::Usage);
+            assert_eq!(error.kind(), ErrorKind::Usage);
             assert!(error.to_string().contains(text), "{error}");
         };
         let group = rig.recv.irecv(&[(&to, 0..1, 1), (&to, 1..2, 2)]);
@@ -316,10 +318,10 @@ fn a_copy_that_fails_ends_the_messages_and_says_so_each_time() {
         let mut rig = Rig::new();
         let from = rig.gpu_region(0, 100);
         let error = rig.send.isend(&from, 0..100, 1).unwrap_err();
-        assert_eq!(error.fault(), Fault::Local);
+        assert_eq!(error.kind(), ErrorKind::Local);
         assert!(error.to_string().starts_with("cuMemcpyDtoHAsync_v2 failed"), "{error}");
         let again = rig.send.isend(&from, 0..100, 2).unwrap_err();
-        assert_eq!((again.to_string(), again.fault()), (error.to_string(), Fault::Local));
+        assert_eq!((again.to_string(), again.kind()), (error.to_string(), ErrorKind::Local));
     });
 }
 
@@ -350,7 +352,7 @@ fn mismatch(rig: &mut Rig, from: &MemoryRegion, to: &MemoryRegion) -> Error {
 fn what_is_staged_at_one_end_only_is_an_error_that_says_so(mut rig: Rig) {
     let (gpu, host) = (rig.gpu_region(0, 2 * CHUNK), rig.host_region(2 * CHUNK));
     let error = mismatch(&mut rig, &gpu, &host);
-    assert_eq!(error.fault(), Fault::Usage);
+    assert_eq!(error.kind(), ErrorKind::Usage);
     let text = "a staged send of 8192 bytes in chunks of 4096 meets a receive of 8192 bytes \
                 (tag 0x1): that is too short, or the peer does not stage it, ";
     assert!(error.to_string().contains(text), "{error}");
@@ -366,7 +368,7 @@ fn what_is_staged_at_one_end_only_is_an_error_that_says_so(mut rig: Rig) {
     let mut rig = Rig::on(rig.device.clone());
     let (gpu, host) = (rig.gpu_region(0, 2 * CHUNK), rig.host_region(CHUNK));
     let error = mismatch(&mut rig, &host, &gpu);
-    assert_eq!(error.fault(), Fault::Peer);
+    assert_eq!(error.kind(), ErrorKind::Peer);
     let text = "4096 bytes came at byte 0 of a staged receive of 8192 bytes in chunks of 4096, \
                 without a trailer: the peer does not stage it, or ";
     assert!(error.to_string().contains(text), "{error}");
@@ -387,7 +389,7 @@ fn a_receive_that_is_not_staged_but_looks_so_is_refused_when_something_staged_ha
                 "{error}"
             );
             let again = rig.recv.irecv(&[(&host, 0..1, 1)]).unwrap_err();
-            assert_eq!((again.to_string(), again.fault()), (error, Fault::Usage));
+            assert_eq!((again.to_string(), again.kind()), (error, ErrorKind::Usage));
         }
     });
 }

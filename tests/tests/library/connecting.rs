@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use invar::{Fault, Handle};
+use invar::{ErrorKind, Handle};
 use invar_core::conn::{HANDLE_SECRET_BYTES, Wire};
 
 use crate::*;
@@ -53,7 +53,7 @@ fn a_handle_survives_as_bytes_and_only_on_its_wire() {
     for handle in [nccl, Handle::from_bytes([0; 128])] {
         let error = SendComm::connect(&device, &handle, &settings).err().unwrap();
         assert!(error.to_string().starts_with("not a handle of Invar"), "{error}");
-        assert_eq!(error.fault(), Fault::Usage);
+        assert_eq!(error.kind(), ErrorKind::Usage);
     }
 }
 
@@ -66,7 +66,7 @@ fn a_listener_that_is_gone_is_named_and_it_is_the_networks_fault() {
     let error = connecting.and_then(invar::Connecting::wait).err().unwrap();
     let text = error.to_string();
     assert!(text.contains("to peer [::1]:") && text.contains("connection refused"), "{text}");
-    assert_eq!(error.fault(), Fault::Network);
+    assert_eq!(error.kind(), ErrorKind::Network);
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_caller_that_speaks_something_else_is_refused_and_the_next_is_served() {
     let mut browser = TcpStream::connect(addr).unwrap();
     browser.write_all(b"GET / HTTP/1.1\r\n").unwrap();
     let error = listener.accept_within(Duration::from_millis(50)).err().unwrap();
-    assert_eq!(error.fault(), Fault::Network, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Network, "{error}");
     let text = error.to_string();
     let named = "within 50 ms; a caller from [::1]:";
     assert!(text.contains(named) && text.contains("which is not Invar's hello"), "{text}");

@@ -1,6 +1,6 @@
 //! What a program does wrong is refused by name, and the connection goes on.
 
-use invar::{ConnectionError, Error, Fault};
+use invar::{ConnectionError, Error, ErrorKind};
 
 use crate::*;
 
@@ -14,7 +14,7 @@ fn goes_on(pair: &mut Pair) {
 
 fn usage<T>(result: Result<T, Error>) -> String {
     let error = result.err().expect("an error");
-    assert_eq!(error.fault(), Fault::Usage, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
     error.to_string()
 }
 
@@ -100,7 +100,7 @@ fn devices_and_regions_that_cannot_be_are_refused() {
     assert!(usage(Device::open_at("203.0.113.77:0".parse().unwrap())).contains("203.0.113.77"));
     assert!(usage(MemoryRegion::new(&loopback(), 0)).contains("at least one byte"));
     let error = MemoryRegion::new(&loopback(), 1 << 60).err().unwrap();
-    assert_eq!(error.fault(), Fault::Local);
+    assert_eq!(error.kind(), ErrorKind::Local);
 }
 
 #[test]

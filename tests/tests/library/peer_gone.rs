@@ -1,6 +1,6 @@
 //! A peer that is gone ends what waits for it, soon and by name.
 
-use invar::Fault;
+use invar::ErrorKind;
 
 use crate::*;
 
@@ -12,11 +12,11 @@ fn a_sender_without_a_slot_learns_that_its_receiver_is_gone() {
     let Pair { mut send, recv, from, .. } = Pair::new(&Settings::default(), 64);
     drop(recv);
     let error = send.send(&from, 0..8, 1, SOON).unwrap_err();
-    assert_eq!(error.fault(), Fault::Peer, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Peer, "{error}");
     assert!(error.to_string().contains("the peer has closed or is dead"), "{error}");
     // It stays so.
     let error = send.isend(&from, 0..8, 1).unwrap_err();
-    assert_eq!(error.fault(), Fault::Peer, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Peer, "{error}");
 }
 
 #[test]
@@ -25,7 +25,7 @@ fn a_receiver_learns_that_its_sender_is_gone() {
     let receive = recv.irecv(&[(&to, 0..8, 1)]).unwrap().unwrap();
     drop(send);
     let error = recv.wait(&receive, SOON).unwrap_err();
-    assert_eq!(error.fault(), Fault::Peer, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Peer, "{error}");
     assert!(recv.test(&receive).is_err());
 }
 
@@ -38,7 +38,7 @@ fn a_send_under_way_ends_when_its_receiver_is_gone() {
     drop(pair.recv);
     // All of it may have arrived just in time.
     if let Err(error) = pair.send.wait(&send, SOON) {
-        assert_eq!(error.fault(), Fault::Peer, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Peer, "{error}");
     }
 }
 

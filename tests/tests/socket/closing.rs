@@ -1,7 +1,7 @@
 //! Ends that close, and those that are left.
 
 use invar_core::conn::StreamError;
-use invar_core::error::{Error, Fault};
+use invar_core::error::{Error, ErrorKind};
 
 use crate::rig::{Pair, until};
 
@@ -26,7 +26,7 @@ fn what_was_sent_arrives_after_the_sender_has_closed() {
             Err(error) => Some(error),
         });
         assert_eq!(error, Error::PeerClosed(StreamError::Closed));
-        assert_eq!(error.fault(), Fault::Peer);
+        assert_eq!(error.kind(), ErrorKind::Peer);
         assert_eq!(pair.irecv(&[(1, 0)]).err(), Some(error), "it stays");
     }
 }

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use invar_core::auth::{AuthError, HELLO_BYTES};
 use invar_core::conn::{HANDLE_SECRET_BYTES, Handle, HandleError, StreamError, Wire};
-use invar_core::error::{Error, Fault};
+use invar_core::error::{Error, ErrorKind};
 use invar_core::param::{AddressFamily, PortRange};
 use invar_linux::clock::now_ns;
 use invar_linux::socket::{ConnectError, Connecting, Listener, Settings};
@@ -31,7 +31,7 @@ fn a_port_where_nobody_listens_refuses() {
     let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (connecting, error) = connect_to(addr, &settings(1, 0));
     assert!(matches!(error, Error::Stream { error: StreamError::Os(111), .. }), "{error}");
-    assert_eq!(error.fault(), Fault::Network);
+    assert_eq!(error.kind(), ErrorKind::Network);
     let text = connecting.report(error).to_string();
     let start = format!("lo to peer {addr}: connection refused (errno 111) in state Connect");
     assert!(text.starts_with(&start), "{text}");

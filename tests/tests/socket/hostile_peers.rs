@@ -7,7 +7,7 @@ use std::thread;
 use invar_core::auth::Service;
 use invar_core::comm::{RecvBuf, SendBuf};
 use invar_core::conn::{HANDLE_SECRET_BYTES, Handle, StreamError, Wire};
-use invar_core::error::{Error, Fault};
+use invar_core::error::{Error, ErrorKind};
 use invar_core::param::{AddressFamily, PortRange};
 use invar_core::socket::{Frame, FrameError, FrameKind, HELLO_BYTES, Hello};
 use invar_linux::clock::now_ns;
@@ -167,7 +167,7 @@ fn a_sender_refuses_what_no_receiver_says() {
         streams[0].write_all(&bytes).unwrap();
         let error = Error::Frame(error);
         assert_eq!(until("an error", || comm.check_peer().err()), error);
-        assert_eq!(error.fault(), Fault::Peer);
+        assert_eq!(error.kind(), ErrorKind::Peer);
         let buf = SendBuf { addr: 0, len: 0, lkey: 0 };
         // SAFETY: no bytes.
         assert_eq!(unsafe { comm.isend(&buf, 0) }, Err(error), "it stays");

@@ -1,6 +1,6 @@
 //! Messages meet buffers by tag, whatever is asked for first.
 
-use invar_core::error::{Error, Fault};
+use invar_core::error::{Error, ErrorKind};
 use invar_core::socket::{AHEAD_BYTES, AHEAD_MESSAGES};
 
 use crate::rig::{Pair, Receive, until};
@@ -111,7 +111,7 @@ fn a_send_longer_than_its_buffer_names_both_sizes_at_both_ends() {
     for lanes in [0, 2] {
         let mut pair = Pair::new(lanes, 0);
         let mismatch = Error::SizeMismatch { local: 100_000, remote: 99_999, tag: 5 };
-        assert_eq!(mismatch.fault(), Fault::Usage);
+        assert_eq!(mismatch.kind(), ErrorKind::Usage);
         let send = pair.send(0, 100_000, 5);
         let receive = pair.recv(&[(99_999, 5)]);
         let error = until("the receiver's error", || {

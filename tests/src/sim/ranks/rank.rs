@@ -1,6 +1,6 @@
 //! One rank: what it is at, and what came of it.
 
-use invar::Fault;
+use invar::ErrorKind;
 use invar::communicator::net::Network;
 use invar::communicator::{Links, Plan, Progress};
 
@@ -96,7 +96,7 @@ impl Rank {
             (State::Working, None) => match self.work(works, channels, share) {
                 Ok(true) => Turn::Moved,
                 Ok(false) => Turn::Waiting,
-                Err(error) if matches!(error.fault(), Fault::Peer | Fault::Network) => {
+                Err(error) if matches!(error.kind(), ErrorKind::Peer | ErrorKind::Network) => {
                     self.state = State::Failing(error.to_string(), now_ns);
                     Turn::Moved
                 }
