@@ -137,8 +137,8 @@ impl Communicator {
         settings.usable()?;
         let dump = Dump::new(rank, nranks);
         let on_signal = dump.on_signal(settings)?;
-        let bootstrap = Bootstrap::join(id, (rank, nranks), settings.connect_within())?;
-        let bootstrap = Arc::new(bootstrap);
+        let bootstrap = Bootstrap::join(id, (rank, nranks), settings.connect_within());
+        let bootstrap = Arc::new(bootstrap.map_err(Error::bootstrap)?);
         let engine = setup::engine(Arc::clone(&bootstrap), settings);
         let (engine, transport) = engine.map_err(|error| engine::failed(&bootstrap, error))?;
         dump.joined(engine.links.routes());
@@ -171,7 +171,8 @@ impl Communicator {
     /// # Errors
     /// A rank that fails, or says nothing within `INVAR_CONNECT_TIMEOUT_MS`.
     pub fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
-        Ok(self.core.bootstrap.all_gather(tags::EXCHANGE, bytes, self.within)?)
+        let all = self.core.bootstrap.all_gather(tags::EXCHANGE, bytes, self.within);
+        all.map_err(Error::bootstrap)
     }
 
     /// Ends the communicator on all ranks, for a reason that each is told (`ncclCommAbort`).
@@ -181,7 +182,7 @@ impl Communicator {
 
     /// What ended the communicator, if something has (`ncclCommGetAsyncError`).
     pub fn check(&self) -> Result<(), Error> {
-        Ok(self.core.bootstrap.check()?)
+        self.core.bootstrap.check().map_err(Error::failure)
     }
 
     /// How this rank stands: a line that says by which ways it reaches the others, and below it what

@@ -5,20 +5,46 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use invar_core::conn::HandleError;
-use invar_core::error::{Error as CoreError, ErrorKind, Report};
+use invar_core::conn::{HandleError, StreamError};
+use invar_core::error::{Ends, Error as CoreError, ErrorKind, Report};
 use invar_core::mr_cache::MrCacheError;
-use invar_core::nic::NicError;
-use invar_cuda::{MemoryError, NoCuda};
+use invar_core::nic::{NicError, WcStatus};
+use invar_core::rendezvous::UniqueIdError;
+use invar_cuda::{CudaError, MemoryError, NoCuda};
 use invar_linux::interface::NoInterface;
 use invar_linux::memory::OutOfRange;
 use invar_linux::rendezvous::{BootstrapError, Failure};
 
-/// What went wrong, where, and with what; [`Error::kind`] says whose fault it is.
+/// An error of this library. Its display is one line that names what failed, where, and why.
 ///
-/// Displayed it is one line. What ended a connection names both of its ends.
+/// A program can ask an error what it needs to go on: [`kind`](Error::kind) says whose fault it is,
+/// [`is_connection_lost`](Error::is_connection_lost) whether to connect again, and
+/// [`is_timeout`](Error::is_timeout) whether to wait longer.
+///
+/// ```
+/// use invar::{Device, ErrorKind};
+///
+/// let error = Device::open("no such device").unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::Usage);
+/// assert!(!error.is_connection_lost() && !error.is_timeout());
+/// ```
 #[derive(Debug)]
-pub struct Error(Box<Kind>);
+pub struct Error(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    cause: Kind,
+    about: About,
+}
+
+/// Facts about an error that stay when a rank's number is put in front of it.
+#[derive(Clone, Debug, Default)]
+struct About {
+    device: Option<String>,
+    peer: Option<SocketAddr>,
+    is_connection_lost: bool,
+    is_timeout: bool,
+}
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Kind {
@@ -44,15 +70,26 @@ pub(crate) enum Kind {
     #[error(transparent)]
     Handle(#[from] HandleError),
     #[error(transparent)]
+    UniqueId(#[from] UniqueIdError),
+    #[error(transparent)]
     NoCuda(#[from] NoCuda),
     #[error(transparent)]
     Gpu(#[from] MemoryError),
     #[error("{text}")]
     Staging { kind: ErrorKind, text: String },
     #[error("{text}")]
-    Connection { error: CoreError, text: String },
+    Connection {
+        #[source]
+        error: CoreError,
+        text: String,
+        device: String,
+        peer: Option<SocketAddr>,
+    },
     #[error("rank {rank}: {text}")]
     Rank { rank: u32, text: String },
+    /// The rank did not do its part in time.
+    #[error("rank {rank}: {text}")]
+    SilentRank { rank: u32, text: String },
     /// The ranks do not do the same.
     #[error("rank {rank}: {text}")]
     Mismatch { rank: u32, text: String },
@@ -67,15 +104,16 @@ pub(crate) enum Kind {
 }
 
 impl Error {
-    /// Whose fault it is: the caller's, this host's, the peer's, the network's.
+    /// Whose fault the error is: the caller's, this host's, the peer's, or the network's.
     pub fn kind(&self) -> ErrorKind {
-        match &*self.0 {
+        match &self.0.cause {
             Kind::Setting(_)
             | Kind::Usage(_)
             | Kind::NoDevice { .. }
             | Kind::Range(_)
             | Kind::MrCache(_)
-            | Kind::Handle(_) => ErrorKind::Usage,
+            | Kind::Handle(_)
+            | Kind::UniqueId(_) => ErrorKind::Usage,
             Kind::NoInterface(_) | Kind::Io { .. } | Kind::Rdma(_) | Kind::Nic { .. } => {
                 ErrorKind::Local
             }
@@ -84,6 +122,7 @@ impl Error {
             Kind::Staging { kind, .. } => *kind,
             Kind::Connection { error, .. } => error.kind(),
             Kind::Rank { .. }
+            | Kind::SilentRank { .. }
             | Kind::Mismatch { .. }
             | Kind::Bootstrap(BootstrapError::Failed(_)) => ErrorKind::Peer,
             Kind::Bootstrap(BootstrapError::Io(_)) => ErrorKind::Local,
@@ -93,9 +132,44 @@ impl Error {
         }
     }
 
-    /// What the protocol says, where it is about a connection.
+    /// The rank of the communicator that the error is about.
+    pub fn rank(&self) -> Option<u32> {
+        match &self.0.cause {
+            Kind::Rank { rank, .. }
+            | Kind::SilentRank { rank, .. }
+            | Kind::Mismatch { rank, .. }
+            | Kind::Bootstrap(BootstrapError::TimedOut { from: rank, .. }) => Some(*rank),
+            Kind::Bootstrap(BootstrapError::Failed(failure)) => failure.rank,
+            _ => None,
+        }
+    }
+
+    /// The TCP address of the peer, or of the rendezvous, that the error is about.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        self.0.about.peer
+    }
+
+    /// The name of this host's device that the error is about, as [`DeviceInfo`](crate::DeviceInfo)
+    /// has it.
+    pub fn device(&self) -> Option<&str> {
+        self.0.about.device.as_deref()
+    }
+
+    /// Whether the connection, or the communicator, has ended or never came about. Each later call
+    /// on it fails too. To go on, a program connects or joins again.
+    pub fn is_connection_lost(&self) -> bool {
+        self.0.about.is_connection_lost
+    }
+
+    /// Whether a peer or a rank did not answer within the time that the caller, a setting, or the
+    /// network allows.
+    pub fn is_timeout(&self) -> bool {
+        self.0.about.is_timeout
+    }
+
+    /// The protocol's own error, if a connection failed.
     pub fn connection(&self) -> Option<&CoreError> {
-        match &*self.0 {
+        match &self.0.cause {
             Kind::Connection { error, .. } => Some(error),
             _ => None,
         }
@@ -104,21 +178,40 @@ impl Error {
     /// Whether this end has found that the other does something else.
     pub(crate) fn is_mismatch(&self) -> bool {
         matches!(self.connection(), Some(CoreError::SizeMismatch { .. }))
-            || matches!(&*self.0, Kind::Mismatch { .. })
+            || matches!(&self.0.cause, Kind::Mismatch { .. })
     }
 
-    /// The same, as one of a rank.
+    /// Puts the rank that the error is about in front of it.
     #[cold]
     pub(crate) fn of_rank(&self, rank: u32) -> Self {
         let text = self.to_string();
-        match self.is_mismatch() {
-            true => Kind::Mismatch { rank, text }.into(),
-            false => Kind::Rank { rank, text }.into(),
+        let cause = match self.is_mismatch() {
+            true => Kind::Mismatch { rank, text },
+            false => Kind::Rank { rank, text },
+        };
+        let about = About { is_connection_lost: true, ..self.0.about.clone() };
+        Error(Box::new(Inner { cause, about }))
+    }
+
+    /// Marks the error as one that ends its connection.
+    #[cold]
+    pub(crate) fn ending_connection(mut self) -> Self {
+        self.0.about.is_connection_lost = true;
+        self
+    }
+
+    /// Replaces the line that a connection's error displays.
+    pub(crate) fn reworded(mut self, line: String) -> Self {
+        if let Kind::Connection { text, .. } = &mut self.0.cause {
+            *text = line;
         }
+        self
     }
 
     pub(crate) fn reported(error: CoreError, report: Report<'_>) -> Self {
-        Kind::Connection { error, text: report.to_string() }.into()
+        let Ends { device, peer, .. } = report.ends();
+        let (device, peer) = (device.as_str().to_owned(), *peer);
+        Kind::Connection { error, text: report.to_string(), device, peer }.into()
     }
 
     #[cold]
@@ -130,38 +223,119 @@ impl Error {
         Kind::Io { what: what.to_string(), source }.into()
     }
 
-    /// A connection that did not even begin.
+    /// An error of a connection that did not even begin.
     pub(crate) fn unreached(device: &str, peer: SocketAddr, error: CoreError) -> Self {
-        Kind::Connection { error, text: format!("{device} to peer {peer}: {error}") }.into()
+        let text = format!("{device} to peer {peer}: {error}");
+        Kind::Connection { error, text, device: device.to_owned(), peer: Some(peer) }.into()
+    }
+
+    /// What the rendezvous says.
+    pub(crate) fn bootstrap(error: BootstrapError) -> Self {
+        Kind::Bootstrap(error).into()
+    }
+
+    /// Why the communicator has ended.
+    pub(crate) fn failure(failure: Failure) -> Self {
+        Self::bootstrap(BootstrapError::Failed(failure))
+    }
+}
+
+impl About {
+    fn of(cause: &Kind) -> Self {
+        let device = match cause {
+            Kind::Connection { device, .. } | Kind::Nic { device, .. } => Some(device.clone()),
+            _ => None,
+        };
+        let peer = match cause {
+            Kind::Connection { peer, .. } => *peer,
+            Kind::Bootstrap(
+                BootstrapError::Join { addr, .. } | BootstrapError::Auth { addr, .. },
+            ) => Some(*addr),
+            _ => None,
+        };
+        let is_connection_lost = match cause {
+            Kind::Connection { error, .. } => error.is_fatal(),
+            Kind::Rank { .. }
+            | Kind::SilentRank { .. }
+            | Kind::Mismatch { .. }
+            | Kind::Bootstrap(_) => true,
+            _ => false,
+        };
+        let is_timeout = match cause {
+            Kind::TimedOut { .. }
+            | Kind::NoPeer { .. }
+            | Kind::SilentRank { .. }
+            | Kind::Bootstrap(BootstrapError::TimedOut { .. }) => true,
+            Kind::Io { source, .. } | Kind::Bootstrap(BootstrapError::Io(source)) => {
+                source.kind() == io::ErrorKind::TimedOut
+            }
+            Kind::Connection { error, .. } => is_silence(error),
+            _ => false,
+        };
+        About { device, peer, is_connection_lost, is_timeout }
+    }
+}
+
+/// Whether a connection failed because the peer did not answer in time.
+fn is_silence(error: &CoreError) -> bool {
+    match error {
+        CoreError::Timeout { .. } => true,
+        CoreError::Completion(error) => {
+            matches!(error.status, WcStatus::RETRY_EXC_ERR | WcStatus::RESP_TIMEOUT_ERR)
+        }
+        CoreError::Stream { error: StreamError::Os(errno), .. }
+        | CoreError::PeerClosed(StreamError::Os(errno)) => {
+            io::Error::from_raw_os_error(*errno).kind() == io::ErrorKind::TimedOut
+        }
+        _ => false,
     }
 }
 
 impl From<Kind> for Error {
-    fn from(kind: Kind) -> Self {
-        Error(Box::new(kind))
+    fn from(cause: Kind) -> Self {
+        let about = About::of(&cause);
+        Error(Box::new(Inner { cause, about }))
     }
 }
 
-impl From<BootstrapError> for Error {
-    fn from(error: BootstrapError) -> Self {
-        Kind::Bootstrap(error).into()
+impl From<HandleError> for Error {
+    fn from(error: HandleError) -> Self {
+        Kind::Handle(error).into()
     }
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        BootstrapError::Failed(failure).into()
+impl From<UniqueIdError> for Error {
+    fn from(error: UniqueIdError) -> Self {
+        Kind::UniqueId(error).into()
+    }
+}
+
+impl From<NoCuda> for Error {
+    fn from(error: NoCuda) -> Self {
+        Kind::NoCuda(error).into()
+    }
+}
+
+impl From<CudaError> for Error {
+    fn from(error: CudaError) -> Self {
+        Kind::Gpu(error.into()).into()
+    }
+}
+
+impl From<MemoryError> for Error {
+    fn from(error: MemoryError) -> Self {
+        Kind::Gpu(error).into()
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.0.cause.fmt(f)
     }
 }
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        std::error::Error::source(&*self.0)
+        std::error::Error::source(&self.0.cause)
     }
 }

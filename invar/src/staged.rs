@@ -54,7 +54,7 @@ impl Size {
              (INVAR_STAGING_CHUNK_BYTES, and a trailer): what is longer must be staged at both \
              ends"
         );
-        Kind::Connection { error, text }.into()
+        failed.reworded(text)
     }
 }
 
@@ -126,11 +126,10 @@ impl Staged {
     pub(crate) fn advance<W: Wire + ?Sized>(&mut self, end: &mut W) -> Result<(), Error> {
         self.standing()?;
         match &mut self.active {
-            Some(active) if !active.pipeline.is_idle() => {
-                active.advance(end).inspect_err(|error| {
-                    self.failed = Some((error.kind(), error.to_string()));
-                })
-            }
+            Some(active) if !active.pipeline.is_idle() => active.advance(end).map_err(|error| {
+                self.failed = Some((error.kind(), error.to_string()));
+                error.ending_connection()
+            }),
             _ => Ok(()),
         }
     }
@@ -171,7 +170,10 @@ impl Staged {
     fn standing(&self) -> Result<(), Error> {
         match &self.failed {
             None => Ok(()),
-            Some((kind, text)) => Err(Kind::Staging { kind: *kind, text: text.clone() }.into()),
+            Some((kind, text)) => {
+                let error = Error::from(Kind::Staging { kind: *kind, text: text.clone() });
+                Err(error.ending_connection())
+            }
         }
     }
 

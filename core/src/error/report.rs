@@ -51,6 +51,13 @@ pub struct Report<'a> {
     ends: &'a Ends,
 }
 
+impl<'a> Report<'a> {
+    /// Both ends of the connection that failed.
+    pub fn ends(&self) -> &'a Ends {
+        self.ends
+    }
+}
+
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Report { error, ends } = self;

@@ -48,7 +48,7 @@ impl Engine {
     /// Input and output of a call are the same where NCCL has it in place, or do not overlap;
     /// memory of different calls does not overlap if any of them writes it.
     pub(super) unsafe fn run(&mut self, calls: &[Call]) -> Result<(), Error> {
-        self.bootstrap.check()?;
+        self.bootstrap.check().map_err(Error::failure)?;
         let at_work = AtWork(self);
         // SAFETY: the caller's promise.
         let done = unsafe { at_work.0.run_all(calls) };
@@ -154,7 +154,7 @@ impl Engine {
                 Idle::Look => grace.look_after(&self.bootstrap, peer)?,
                 Idle::TooLong(waited) => {
                     let text = format!("it did not do its part within {waited:?}");
-                    return Err(Kind::Rank { rank: peer, text }.into());
+                    return Err(Kind::SilentRank { rank: peer, text }.into());
                 }
             }
         }
@@ -195,7 +195,7 @@ enum Grace {
 impl Grace {
     /// Whether what is waited for can still come.
     fn look_after(&mut self, bootstrap: &Bootstrap, peer: u32) -> Result<(), Error> {
-        bootstrap.check()?;
+        bootstrap.check().map_err(Error::failure)?;
         *self = match self {
             _ if !bootstrap.has_left(peer) => Grace::None,
             Grace::None => Grace::Since(Instant::now()),
@@ -222,7 +222,7 @@ pub(super) fn failed(bootstrap: &Bootstrap, error: Error) -> Error {
     }
     match bootstrap.fail(&error.to_string()) {
         true => error,
-        false => bootstrap.check().err().map_or(error, Error::from),
+        false => bootstrap.check().err().map_or(error, Error::failure),
     }
 }
 

@@ -50,12 +50,15 @@ impl Local {
             let memory = SharedMemory::create("invar-ranks", bytes);
             let (memory, offer) = (memory.map_err(failed)?, Offer::new().map_err(failed)?);
             for peer in &ranks[1..] {
-                bootstrap.send(*peer, tags::SHARED_MEMORY, &offer.address())?;
+                bootstrap
+                    .send(*peer, tags::SHARED_MEMORY, &offer.address())
+                    .map_err(Error::bootstrap)?;
             }
             offer.serve(&memory, ranks.len() - 1, within, &bootstrap.abort()).map_err(failed)?;
             memory
         } else {
-            let address = bootstrap.recv(ranks[0], tags::SHARED_MEMORY, within)?;
+            let address =
+                bootstrap.recv(ranks[0], tags::SHARED_MEMORY, within).map_err(Error::bootstrap)?;
             SharedMemory::fetch(&address, within, &bootstrap.abort()).map_err(|error| {
                 let text = format!("it did not give the memory that ranks share: {error}");
                 Kind::Rank { rank: ranks[0], text }

@@ -60,13 +60,16 @@ impl Connector {
             true => self.network.listen_both_ways(peer, channel as u16, device)?,
             false => self.network.listen(peer, channel as u16, device)?,
         };
-        self.bootstrap.send(peer, tags::LINK + channel, handle.as_bytes())?;
+        self.bootstrap
+            .send(peer, tags::LINK + channel, handle.as_bytes())
+            .map_err(Error::bootstrap)?;
         Ok(attempt)
     }
 
     /// To where the peer listens, once it has said so.
     fn connect(&self, channel: u32, peer: u32) -> Result<Option<LinkAttempt>, Error> {
-        let Some(handle) = self.bootstrap.try_recv(peer, tags::LINK + channel)? else {
+        let handle = self.bootstrap.try_recv(peer, tags::LINK + channel);
+        let Some(handle) = handle.map_err(Error::bootstrap)? else {
             return Ok(None);
         };
         let handle = handle.try_into().map(Handle::from_bytes).map_err(|_| {

@@ -51,7 +51,8 @@ pub(super) fn engine(
         shares_memory: !settings.coll.shm_disable,
         processors: processors::allowed_bits(),
     };
-    let all = bootstrap.all_gather(tags::ABOUT, &ours.to_bytes(), within)?;
+    let all =
+        bootstrap.all_gather(tags::ABOUT, &ours.to_bytes(), within).map_err(Error::bootstrap)?;
     let all = all.iter().zip(0..).map(|(about, rank)| About::parse(rank, about));
     let all = all.collect::<Result<Vec<About>, Error>>()?;
     let nodes = nodes(&all);
@@ -66,7 +67,8 @@ pub(super) fn engine(
         let devices = devices(settings, bootstrap.local_ip())?;
         transports.push(transport(&devices));
         let ndevices = devices.len() as u32;
-        let counts = bootstrap.all_gather(tags::CHANNELS, &ndevices.to_le_bytes(), within)?;
+        let counts = bootstrap.all_gather(tags::CHANNELS, &ndevices.to_le_bytes(), within);
+        let counts = counts.map_err(Error::bootstrap)?;
         let count = |bytes: &Vec<u8>| bytes.first_chunk().map_or(1, |n| u32::from_le_bytes(*n));
         nchannels = CHANNELS_PER_DEVICE * counts.iter().map(count).min().unwrap_or(1).clamp(1, 16);
         let is_tcp = devices.iter().all(|device| device.info().kind == DeviceKind::Socket);

@@ -20,7 +20,8 @@ fn an_abort_reaches_every_rank_with_its_reason() {
     });
     for error in errors {
         assert_eq!(error.to_string(), "rank 2: aborted: out of patience");
-        assert_eq!(error.kind(), ErrorKind::Peer);
+        assert_eq!((error.kind(), error.rank()), (ErrorKind::Peer, Some(2)));
+        assert!(error.is_connection_lost() && !error.is_timeout());
     }
 }
 
@@ -42,15 +43,18 @@ fn a_rank_that_does_something_else_is_given_up_and_named() {
         let settings = settings.collective_timeout(Duration::from_millis(300));
         let errors = ranks(2, &settings, |communicator| {
             if communicator.rank() == 0 {
-                return communicator.barrier().unwrap_err().to_string();
+                return communicator.barrier().unwrap_err();
             }
             loop {
                 if let Err(error) = communicator.check() {
-                    return error.to_string();
+                    return error;
                 }
                 std::thread::yield_now();
             }
         });
+        assert!(errors[0].is_timeout() && errors[0].is_connection_lost(), "{errors:?}");
+        assert_eq!(errors[0].rank(), Some(1));
+        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
         let text = "rank 1: it did not do its part within 3";
         assert!(errors[0].starts_with(text), "{errors:?}");
         assert!(errors[1].starts_with(&format!("rank 0: {text}")), "{errors:?}");

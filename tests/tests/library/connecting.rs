@@ -67,6 +67,8 @@ fn a_listener_that_is_gone_is_named_and_it_is_the_networks_fault() {
     let text = error.to_string();
     assert!(text.contains("to peer [::1]:") && text.contains("connection refused"), "{text}");
     assert_eq!(error.kind(), ErrorKind::Network);
+    assert_eq!(error.peer(), Some(handle.addr(Wire::Invar).unwrap()));
+    assert!(error.is_connection_lost() && !error.is_timeout(), "{text}");
 }
 
 #[test]
@@ -77,12 +79,15 @@ fn a_peer_that_never_answers_is_given_up_in_time() {
     let handle = Handle::new(silent.local_addr().unwrap(), Wire::Invar, &SECRET);
     let error = SendComm::connect(&device, &handle, &settings).unwrap().wait().err().unwrap();
     assert!(error.to_string().contains("did not answer in time"), "{error}");
+    assert!(error.is_timeout() && error.is_connection_lost(), "{error}");
+    assert_eq!(error.peer(), Some(silent.local_addr().unwrap()));
 
     let listener = Listener::bind(&device, &settings).unwrap();
     let addr = listener.handle().addr(Wire::Invar).unwrap();
     let _caller = TcpStream::connect(addr).unwrap();
     let error = listener.accept_within(Duration::from_millis(20)).err().unwrap();
     assert_eq!(error.to_string(), "a connection from a peer did not come about within 20 ms");
+    assert!(error.is_timeout() && !error.is_connection_lost(), "{error}");
 }
 
 #[test]

@@ -78,6 +78,7 @@ fn a_send_longer_than_its_receive_names_both_sizes_or_is_cut() {
     });
     let expected = ConnectionError::SizeMismatch { local: 64, remote: 16, tag: 1 };
     assert_eq!(error.connection(), Some(&expected));
+    assert!(!error.is_connection_lost(), "{error}");
     assert!(error.to_string().contains("send of 64 bytes meets a receive of 16 bytes"), "{error}");
     let send = pair.isend(16, 1);
     pair.recv.wait(&receive, TIMEOUT).unwrap();

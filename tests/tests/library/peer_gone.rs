@@ -1,5 +1,7 @@
 //! A peer that is gone ends what waits for it, soon and by name.
 
+use std::error::Error;
+
 use invar::ErrorKind;
 
 use crate::*;
@@ -9,11 +11,17 @@ const SOON: Duration = Duration::from_secs(3);
 
 #[test]
 fn a_sender_without_a_slot_learns_that_its_receiver_is_gone() {
-    let Pair { mut send, recv, from, .. } = Pair::new(&Settings::default(), 64);
+    let Pair { mut send, recv, from, device, .. } = Pair::new(&Settings::default(), 64);
+    let peer = send.ends().peer;
+    assert!(peer.is_some());
     drop(recv);
     let error = send.send(&from, 0..8, 1, SOON).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Peer, "{error}");
     assert!(error.to_string().contains("the peer has closed or is dead"), "{error}");
+    assert!(error.is_connection_lost() && !error.is_timeout(), "{error}");
+    assert_eq!((error.device(), error.peer()), (Some(device.info().name.as_str()), peer));
+    assert_eq!(error.rank(), None);
+    assert!(error.to_string().ends_with(&error.source().unwrap().to_string()), "{error}");
     // It stays so.
     let error = send.isend(&from, 0..8, 1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Peer, "{error}");
