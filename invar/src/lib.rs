@@ -65,6 +65,7 @@ mod connect;
 mod device;
 mod error;
 mod gpu;
+mod hub;
 mod memory;
 pub mod raw;
 mod recv;
@@ -80,6 +81,7 @@ pub use connect::{Accepting, Connecting, Listener};
 pub use device::{Device, DeviceInfo, DeviceKind, ROCE_UDP_PORT, Survey, WeakDevice};
 pub use error::Error;
 pub use gpu::{GpuPath, GpuSupport, gpus};
+pub use hub::Hub;
 pub use invar_core::auth::{SECRET_BYTES, Secret};
 pub use invar_core::coll::{DataType, RedOp};
 pub use invar_core::conn::{HANDLE_BYTES, Handle, PacketAuth, Wire};
@@ -92,7 +94,7 @@ pub use invar_core::param::{
 pub use invar_core::rendezvous::UniqueId;
 /// GPU memory, for [`MemoryRegion::on_gpu`].
 pub use invar_cuda as cuda;
-pub use invar_linux::rendezvous::{Hub, secret_of};
+pub use invar_linux::rendezvous::secret_of;
 pub use memory::MemoryRegion;
 pub use recv::{Flush, Received, RecvComm};
 pub use request::Request;

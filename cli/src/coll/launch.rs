@@ -110,9 +110,8 @@ fn bind(rank: u32) {
 
 fn hub(addr: SocketAddr, ranks: u32, secret: &str, settings: &Settings) -> Result<Hub, Failure> {
     let secret = invar::secret_of(secret);
-    let hub =
-        Hub::listen(addr, settings.tcp_ports(), ranks, Some(secret), settings.connect_within());
-    hub.map_err(|error| Failure::io(format_args!("listening for ranks at {addr}"), &error))
+    let within = settings.connect_within();
+    Ok(Hub::listen(addr, settings.tcp_ports(), ranks, Some(secret), within)?)
 }
 
 /// What the user has set.
