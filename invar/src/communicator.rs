@@ -79,7 +79,7 @@ mod setup;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use invar_core::coll::{Operation, RedOp};
+use invar_core::coll::RedOp;
 use invar_core::rendezvous::UniqueId;
 use invar_linux::proxy::DumpOnSignal;
 use invar_linux::rendezvous::Bootstrap;
@@ -92,6 +92,8 @@ use crate::{Error, Settings};
 
 pub use element::Element;
 pub use group::Group;
+pub use invar_core::coll::{Algorithm, Operation, Order, OrderError, Task};
+pub use invar_core::proxy::{Ring, Tree};
 pub use job::Progress;
 pub use links::Links;
 pub use pending::Pending;

@@ -62,6 +62,7 @@
 mod choice;
 pub mod communicator;
 mod connect;
+pub mod cuda;
 mod device;
 mod error;
 mod gpu;
@@ -81,19 +82,21 @@ pub use connect::{Accepting, Connecting, Listener};
 pub use device::{Device, DeviceInfo, DeviceKind, ROCE_UDP_PORT, Survey, WeakDevice};
 pub use error::Error;
 pub use gpu::{GpuPath, GpuSupport, gpus};
+pub use half::{bf16, f16};
 pub use hub::Hub;
 pub use invar_core::auth::{SECRET_BYTES, Secret};
-pub use invar_core::coll::{DataType, RedOp};
-pub use invar_core::conn::{HANDLE_BYTES, Handle, PacketAuth, Wire};
+pub use invar_core::coll::{DataType, ParseError, RedOp};
+pub use invar_core::conn::wire::DeviceName;
+pub use invar_core::conn::{HANDLE_BYTES, Handle, HandleError, PacketAuth, Wire};
 pub use invar_core::device::PciDistance;
 pub use invar_core::error::{Ends, Error as ConnectionError, ErrorKind};
+/// The trait that a NIC implements, and its types, for [`Device::on`].
+pub use invar_core::nic;
 pub use invar_core::nic::{Gid, LinkLayer, Mtu};
 pub use invar_core::param::{
     AddressFamily, LogLevel, ParamInfo, PortRange, Subnet, TransportChoice,
 };
-pub use invar_core::rendezvous::UniqueId;
-/// GPU memory, for [`MemoryRegion::on_gpu`].
-pub use invar_cuda as cuda;
+pub use invar_core::rendezvous::{UniqueId, UniqueIdError};
 pub use invar_linux::rendezvous::secret_of;
 pub use memory::MemoryRegion;
 pub use recv::{Flush, Received, RecvComm};

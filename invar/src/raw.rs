@@ -24,5 +24,20 @@ pub use registration::{GpuRange, Keys, deregister, register, register_gpu};
 pub(crate) use socket::OverTcp;
 pub use socket::{SocketRecv, SocketSend};
 
+// The types that signatures of this crate mention.
+pub use invar_core::auth::AuthError;
+pub use invar_core::comm::{RecvComm as NicRecvComm, SendComm as NicSendComm};
+pub use invar_core::conn::stage::{Side, Stage};
+pub use invar_core::conn::wire::{PrefaceError, QpInfoError};
+pub use invar_core::conn::{Stream, StreamError};
+pub use invar_core::error::{CompletionError, Report};
+pub use invar_core::socket::{FrameError, HelloError};
+pub use invar_cuda::gdr::NicReach;
+pub use invar_linux::memory::HostMemory;
+pub use invar_linux::socket::{RecvComm as SocketRecvComm, SendComm as SocketSendComm};
+pub use invar_linux::soft::SoftNic;
+pub use invar_linux::tcp::OobStream;
+pub use invar_verbs::VerbsNic;
+
 pub use invar_core::comm::{Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf, Work};
 pub use invar_core::fifo::RECVS_MAX;

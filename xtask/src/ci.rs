@@ -10,7 +10,7 @@ use clap::builder::PossibleValuesParser;
 
 use crate::shell::Shell;
 use crate::tool::{self, Tool};
-use crate::{fuzz, no_std, rxe, tidy};
+use crate::{api, fuzz, no_std, rxe, tidy};
 
 /// How a step that did not fail ended.
 pub(crate) enum Outcome {
@@ -39,7 +39,7 @@ const fn step(
 
 /// Cheapest first, so that a slip costs seconds; the tests last, so that cargo's own summary of
 /// them stands at the end of the output.
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 12] = [
     step("fmt", "rustfmt has nothing to change", None, cargo_steps::fmt),
     step("tidy", "file sizes, forbidden words, where unsafe stands", None, tidy::run),
     step("deny", "licences, bans and sources of dependencies", Some(tool::DENY), cargo_steps::deny),
@@ -56,6 +56,7 @@ const STEPS: [Step; 11] = [
         cargo_steps::features,
     ),
     step("doc", "rustdoc is silent", None, cargo_steps::doc),
+    step("api", "users of invar can name every type of its public signatures", None, api::run),
     step("no-std", "invar-core needs neither std nor alloc", None, no_std::run),
     step("loom", "what processes share, on every interleaving of threads", None, cargo_steps::loom),
     step("fuzz", "a few seconds of each fuzz target", Some(tool::FUZZ), fuzz::smoke),

@@ -2,6 +2,7 @@
 
 #![allow(clippy::print_stdout, reason = "a command line tool")]
 
+mod api;
 mod bench;
 mod ci;
 mod docs;

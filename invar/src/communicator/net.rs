@@ -6,8 +6,7 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use invar::net::{NetSettings, Network, wait_for_links};
-//! use invar_linux::proxy::Abort;
+//! use invar::net::{Abort, NetSettings, Network, wait_for_links};
 //!
 //! let device = invar::Device::open_at("127.0.0.1:0".parse()?)?;
 //! let settings = NetSettings::from(invar::Settings::from_env()?);
@@ -46,7 +45,7 @@ mod trace;
 
 use std::io;
 
-use invar_linux::proxy::{Abort, DumpOnSignal};
+use invar_linux::proxy::DumpOnSignal;
 
 use crate::error::Kind;
 use crate::raw::{RecvEnd, SendEnd};
@@ -57,6 +56,7 @@ use status::LinkStatuses;
 use trace::LinkTrace;
 
 pub use attempt::{LinkAttempt, LinkEnds, wait_for_links};
+pub use invar_linux::proxy::Abort;
 pub use recv::NetRecv;
 pub use send::NetSend;
 pub(super) use status::LinkDump;

@@ -1,0 +1,72 @@
+//! `cargo xtask ci --only api`: users of `invar` can name every type of its public signatures.
+//!
+//! The step reads the JSON that rustdoc writes. That output is unstable, so rustdoc runs with
+//! `RUSTC_BOOTSTRAP=1` on whatever toolchain CI has, and builds into a folder of its own.
+
+mod docs;
+mod signature;
+mod surface;
+
+use anyhow::{Result, bail, ensure};
+
+use crate::ci::Outcome;
+use crate::shell::Shell;
+use crate::workspace::Workspace;
+use docs::Docs;
+use surface::Surface;
+
+/// The library, and the crates whose items it re-exports.
+const CRATES: [&str; 5] = ["invar", "invar-core", "invar-linux", "invar-cuda", "invar-verbs"];
+
+/// The error of every function of the library.
+const ERROR: &str = "invar::error::Error";
+
+/// The layer below: its functions return the protocol's small error, for speed.
+const RAW: &str = "invar::raw::";
+
+/// Reports every type that users cannot name, and every function with another error.
+pub(crate) fn run(shell: &Shell) -> Result<Outcome> {
+    let target_dir = Workspace::load(shell)?.target_dir.join("api");
+    let mut command = shell.cargo("doc --no-deps --target-dir");
+    command.arg(&target_dir).args(CRATES.map(|name| format!("-p{name}")));
+    command.env("RUSTC_BOOTSTRAP", "1");
+    command.env("RUSTDOCFLAGS", "-Z unstable-options --output-format json");
+    shell.run(command)?;
+    let docs = Docs::load(&target_dir.join("doc"), &CRATES)?;
+    let findings = check(&docs)?;
+    if !findings.is_empty() {
+        eprintln!("{}", findings.join("\n"));
+        bail!("the public API of invar has {} findings", findings.len());
+    }
+    Ok(Outcome::Passed)
+}
+
+fn check(docs: &Docs) -> Result<Vec<String>> {
+    let surface = Surface::of(docs, CRATES[0]);
+    ensure!(surface.has(ERROR), "rustdoc's JSON has another shape: {ERROR} is not found in it");
+    let mut findings = Vec::new();
+    for item in &surface.items {
+        let (is_ours, is_raw) = (item.krate == CRATES[0], item.public_path.starts_with(RAW));
+        // Whoever calls the methods of an adapter's type depends on that adapter.
+        if is_raw && !is_ours {
+            continue;
+        }
+        for used in signature::used(docs, item) {
+            let Some(path) = docs.path(&item.krate, used.id) else { continue };
+            if !path.is_known() && !surface.has(&path.name) {
+                let (public, place) = (&item.public_path, used.place);
+                findings.push(format!("{public}: {place}: users cannot name {}", path.name));
+            }
+        }
+        if is_ours && !is_raw {
+            for (function, error) in signature::errors(docs, item) {
+                if error != ERROR {
+                    findings.push(format!("{function}: it fails with {error}, not invar::Error"));
+                }
+            }
+        }
+    }
+    findings.sort();
+    findings.dedup();
+    Ok(findings)
+}

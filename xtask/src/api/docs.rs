@@ -1,0 +1,88 @@
+//! The JSON of rustdoc, and how its items are found.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+/// The documentation of several crates.
+pub(super) struct Docs {
+    crates: HashMap<String, Value>,
+    /// By its canonical path, the crate and the id of an item.
+    canonical: HashMap<String, (String, u64)>,
+}
+
+/// Where an item is defined.
+pub(super) struct ItemPath {
+    pub(super) name: String,
+    krate: String,
+}
+
+impl ItemPath {
+    /// Whether users need no re-export of the item: it is of the standard library, or of a macro that
+    /// gives a type its methods.
+    pub(super) fn is_known(&self) -> bool {
+        ["std", "core", "alloc", "bitflags"].contains(&self.krate.as_str())
+    }
+}
+
+impl Docs {
+    /// Reads the files that rustdoc wrote for these packages.
+    pub(super) fn load(folder: &Path, packages: &[&str]) -> Result<Self> {
+        let mut docs = Docs { crates: HashMap::new(), canonical: HashMap::new() };
+        for package in packages {
+            let krate = package.replace('-', "_");
+            let file = folder.join(format!("{krate}.json"));
+            let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+            let json: Value = serde_json::from_str(&text)?;
+            for (id, path) in json["paths"].as_object().context("no paths")? {
+                if path["crate_id"] == 0 {
+                    docs.canonical.insert(joined(path), (krate.clone(), id.parse()?));
+                }
+            }
+            docs.crates.insert(krate, json);
+        }
+        Ok(docs)
+    }
+
+    pub(super) fn root(&self, krate: &str) -> Option<u64> {
+        self.crates.get(krate)?["root"].as_u64()
+    }
+
+    /// The item of that id in a crate's documentation.
+    pub(super) fn item(&self, krate: &str, id: u64) -> Option<&Value> {
+        self.crates.get(krate)?["index"].get(id.to_string())
+    }
+
+    /// The path of an item that a crate's documentation mentions.
+    pub(super) fn path(&self, krate: &str, id: u64) -> Option<ItemPath> {
+        let json = self.crates.get(krate)?;
+        let path = json["paths"].get(id.to_string())?;
+        let name = joined(path);
+        let owner = match path["crate_id"].as_u64()? {
+            0 => krate.to_owned(),
+            other => json["external_crates"][other.to_string()]["name"].as_str()?.to_owned(),
+        };
+        Some(ItemPath { name, krate: owner })
+    }
+
+    /// The crate and id under which an item itself is documented.
+    pub(super) fn definition(&self, krate: &str, id: u64) -> Option<(String, u64)> {
+        if self.item(krate, id).is_some() {
+            return Some((krate.to_owned(), id));
+        }
+        self.canonical.get(&self.path(krate, id)?.name).cloned()
+    }
+}
+
+/// The kind of an item, and what rustdoc says of that kind.
+pub(super) fn inner(item: &Value) -> Option<(&str, &Value)> {
+    item["inner"].as_object()?.iter().next().map(|(kind, inner)| (kind.as_str(), inner))
+}
+
+fn joined(path: &Value) -> String {
+    let parts = path["path"].as_array().into_iter().flatten();
+    parts.filter_map(Value::as_str).collect::<Vec<_>>().join("::")
+}
