@@ -77,18 +77,6 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// From the bytes of the wire.
-    pub fn from_bytes(bytes: &SlotBytes) -> Slot {
-        Slot {
-            addr: bytes.addr.get(),
-            size: bytes.size.get(),
-            rkey: bytes.rkey.get(),
-            nreqs: bytes.nreqs.get(),
-            tag: bytes.tag.get(),
-            idx: bytes.idx.get(),
-        }
-    }
-
     /// To the bytes of the wire.
     pub fn to_bytes(&self) -> SlotBytes {
         SlotBytes {
@@ -98,6 +86,20 @@ impl Slot {
             nreqs: self.nreqs.into(),
             tag: self.tag.into(),
             idx: self.idx.into(),
+        }
+    }
+}
+
+/// Any bytes are a slot; the sender judges each field.
+impl From<&SlotBytes> for Slot {
+    fn from(bytes: &SlotBytes) -> Self {
+        Slot {
+            addr: bytes.addr.get(),
+            size: bytes.size.get(),
+            rkey: bytes.rkey.get(),
+            nreqs: bytes.nreqs.get(),
+            tag: bytes.tag.get(),
+            idx: bytes.idx.get(),
         }
     }
 }
@@ -269,7 +271,7 @@ mod tests {
             }
             let wire = value.to_bytes();
             prop_assert_eq!(wire.as_bytes(), &bytes);
-            prop_assert_eq!(Slot::from_bytes(&value.to_bytes()), value);
+            prop_assert_eq!(Slot::from(&value.to_bytes()), value);
         }
     }
 

@@ -28,7 +28,7 @@ mod tests;
 
 use core::fmt;
 
-pub use message::{TRAILER_BYTES, Trailer};
+pub use message::{NoTrailer, TRAILER_BYTES, Trailer};
 
 /// Most slots of a pipeline.
 pub const SLOTS_MAX: usize = 32;

@@ -31,14 +31,14 @@ pub struct RecvComm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
     nreqs: u8,
-    sizes: [u32; RECVS_MAX],
+    sizes: [usize; RECVS_MAX],
 }
 
 impl Received {
     /// Bytes of each buffer, in the order in which they were posted; of a flush, none.
     ///
     /// On the wire of NCCL 2.14 a group's are only 0 or 1: empty or not.
-    pub fn sizes(&self) -> &[u32] {
+    pub fn sizes(&self) -> &[usize] {
         self.sizes.get(..usize::from(self.nreqs)).unwrap_or(&self.sizes)
     }
 }
@@ -160,21 +160,23 @@ impl RecvComm {
             return Err(Error::foreign_request());
         }
         self.staged.advance(&mut *self.end)?;
-        let mut sizes = [0; RECVS_MAX];
         let request = match &request.of {
             Of::End(request) => request,
             Of::Staged(number) => {
                 let size = self.staged.take(*number)?;
                 return Ok(size.map(|size| {
+                    let mut sizes = [0; RECVS_MAX];
                     sizes[0] = size;
                     Received { nreqs: 1, sizes }
                 }));
             }
         };
+        let mut sizes = [0_u32; RECVS_MAX];
         // SAFETY: no receive has more buffers.
         match unsafe { self.end.test(request, sizes.as_mut_ptr()) } {
             Ok(Some(nreqs)) => {
-                let received = Received { nreqs: nreqs as u8, sizes };
+                let received =
+                    Received { nreqs: nreqs as u8, sizes: sizes.map(|size| size as usize) };
                 if is_receive {
                     self.receives.release(request);
                     self.staged.came(request, received.sizes(), &*self.end)?;
@@ -209,7 +211,7 @@ impl RecvComm {
             }
             request.as_ref().map_or(Ok(None), |request| self.test(request))
         })?;
-        Ok(received.sizes().first().map_or(0, |size| *size as usize))
+        Ok(received.sizes().first().copied().unwrap_or(0))
     }
 
     /// Both ends.

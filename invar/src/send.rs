@@ -82,7 +82,7 @@ impl SendComm {
     ///
     /// # Errors
     /// A request that is over or of another comm; or what ended the connection.
-    pub fn test(&mut self, request: &Request) -> Result<Option<u32>, Error> {
+    pub fn test(&mut self, request: &Request) -> Result<Option<usize>, Error> {
         if !self.under_way.is_ours(request) {
             return Err(Error::foreign_request());
         }
@@ -94,7 +94,7 @@ impl SendComm {
         match self.end.test(request) {
             Ok(Some(sent)) => {
                 self.under_way.release(request);
-                Ok(Some(sent))
+                Ok(Some(sent as usize))
             }
             Ok(None) => Ok(None),
             Err(error) => Err(self.staged.size().explain(error, self.end.failed(error))),
@@ -102,7 +102,7 @@ impl SendComm {
     }
 
     /// Waits until a send is done.
-    pub fn wait(&mut self, request: &Request, timeout: Duration) -> Result<u32, Error> {
+    pub fn wait(&mut self, request: &Request, timeout: Duration) -> Result<usize, Error> {
         wait("a send", timeout, || self.test(request))
     }
 
@@ -114,7 +114,7 @@ impl SendComm {
         range: Range<usize>,
         tag: u32,
         timeout: Duration,
-    ) -> Result<u32, Error> {
+    ) -> Result<usize, Error> {
         let mut request = None;
         wait("a send", timeout, || {
             if request.is_none() {

@@ -155,7 +155,7 @@ impl Staged {
     pub(crate) fn came(
         &mut self,
         request: &comm::Request,
-        sizes: &[u32],
+        sizes: &[usize],
         end: &dyn RecvEnd,
     ) -> Result<(), Error> {
         if !self.lookalikes.is_empty() {
@@ -178,11 +178,11 @@ impl Staged {
     }
 
     /// The bytes of a message that is done, which is then over; `None`, where it is not.
-    pub(crate) fn take(&mut self, number: u64) -> Result<Option<u32>, Error> {
+    pub(crate) fn take(&mut self, number: u64) -> Result<Option<usize>, Error> {
         let Some(Active { pipeline, .. }) = self.active.as_deref_mut() else { return Ok(None) };
         match pipeline.take(number) {
             // No region gives a range that is longer.
-            Some((_, bytes)) => Ok(Some(bytes as u32)),
+            Some((_, bytes)) => Ok(Some(bytes as usize)),
             None if pipeline.is_done(number) => {
                 Err(Kind::Usage("a request that is over".to_owned()).into())
             }

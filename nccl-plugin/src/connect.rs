@@ -241,7 +241,7 @@ unsafe fn go_on_connecting(
             let host = host::get()?;
             let device = host.device(number)?.open(&host.settings)?;
             let settings = context.apply(&host.settings).truncate(truncate);
-            let to = Handle::from_bytes(handle);
+            let to = Handle::from_bytes(handle).map_err(|error| failed(&error.into()))?;
             let connecting = SendComm::connect(&device, &to, &settings);
             let connecting = connecting.map_err(|error| failed(&error))?;
             let trying = Arc::new(Mutex::new(Trying { connecting, number, device }));

@@ -148,5 +148,5 @@ fn parse(hex: &str) -> Option<Handle> {
     for (at, byte) in bytes.iter_mut().enumerate() {
         *byte = u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok()?;
     }
-    Some(Handle::from_bytes(bytes))
+    Handle::from_bytes(bytes).ok()
 }

@@ -153,7 +153,8 @@ fn from_hex<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Handle, D::Err
     let bytes: Option<Vec<u8>> = hex.as_bytes().chunks_exact(2).map(pair).collect();
     let bytes = bytes.filter(|_| hex.len() == 2 * HANDLE_BYTES);
     let bytes: Option<[u8; HANDLE_BYTES]> = bytes.and_then(|bytes| bytes.try_into().ok());
-    bytes.map(Handle::from_bytes).ok_or_else(|| de::Error::custom("a handle is 256 hex digits"))
+    let bytes = bytes.ok_or_else(|| de::Error::custom("a handle is 256 hex digits"))?;
+    Handle::from_bytes(bytes).map_err(de::Error::custom)
 }
 
 #[cfg(test)]
@@ -162,30 +163,33 @@ mod tests {
 
     use super::*;
 
-    const SETUP: Setup = Setup {
-        transport: String::new(),
-        seed: 1,
-        handle: Handle::from_bytes([0xa5; HANDLE_BYTES]),
-        qps: 1,
-        adaptive_routing: None,
-        recvs: 4,
-        size_max: 1000,
-        region_bytes: 8 * 1024,
-    };
+    fn setup() -> Setup {
+        let address = "127.0.0.1:1".parse().unwrap();
+        Setup {
+            transport: String::new(),
+            seed: 1,
+            handle: Handle::new(address, invar::Wire::Invar, &[0xa5; 16]),
+            qps: 1,
+            adaptive_routing: None,
+            recvs: 4,
+            size_max: 1000,
+            region_bytes: 8 * 1024,
+        }
+    }
 
     const PASS: Pass = Pass { number: 1, kind: Kind::Stream, size: 1000, messages: 16, slots: 8 };
 
     #[test]
     fn requests_survive_the_line() {
-        let line = serde_json::to_string(&Request::Setup(SETUP)).unwrap();
+        let line = serde_json::to_string(&Request::Setup(setup())).unwrap();
         let Request::Setup(back) = serde_json::from_str(&line).unwrap() else { panic!("{line}") };
-        assert_eq!(back.handle, SETUP.handle);
+        assert_eq!(back.handle, setup().handle);
         assert_eq!((back.seed, back.recvs, back.size_max), (1, 4, 1000));
     }
 
     #[test]
     fn what_is_no_handle_is_refused() {
-        let line = serde_json::to_string(&Request::Setup(SETUP)).unwrap();
+        let line = serde_json::to_string(&Request::Setup(setup())).unwrap();
         for (from, to) in [("a5a5", "a5"), ("a5a5", "a5xx"), ("a5a5", "a5a5a5"), ("a5a5", "aé5")] {
             let line = line.replacen(from, to, 1);
             assert!(serde_json::from_str::<Request>(&line).is_err(), "{line}");
@@ -197,9 +201,9 @@ mod tests {
         fn no_request_makes_a_server_take_more_memory_than_ours_asks_for(
             recvs: u16, size_max: u32, region_bytes: u64, size: u32, messages: u64, slots: u16,
         ) {
-            let setup = Setup { recvs: recvs % 10, size_max, region_bytes, ..SETUP };
-            let fits = Setup { region_bytes: region_bytes % (64 << 20), ..SETUP };
-            for setup in [setup, fits] {
+            let any = Setup { recvs: recvs % 10, size_max, region_bytes, ..setup() };
+            let fits = Setup { region_bytes: region_bytes % (64 << 20), ..setup() };
+            for setup in [any, fits] {
                 if setup.check().is_err() {
                     continue;
                 }
@@ -215,7 +219,7 @@ mod tests {
 
         #[test]
         fn no_line_of_a_client_makes_a_server_panic(at: prop::sample::Index, byte: u8, cut: bool) {
-            let mut line = serde_json::to_vec(&Request::Setup(SETUP)).unwrap();
+            let mut line = serde_json::to_vec(&Request::Setup(setup())).unwrap();
             let at = at.index(line.len());
             line[at] = byte;
             line.truncate(if cut { at } else { line.len() });
@@ -228,10 +232,10 @@ mod tests {
 
     #[test]
     fn passes_that_do_not_fit_their_setup_are_refused() {
-        assert_eq!(SETUP.check(), Ok(()));
-        assert_eq!(SETUP.check_pass(&PASS), Ok(()));
+        assert_eq!(setup().check(), Ok(()));
+        assert_eq!(setup().check_pass(&PASS), Ok(()));
         let ping_pong = Pass { kind: Kind::PingPong, slots: 1, messages: 3, ..PASS };
-        assert_eq!(SETUP.check_pass(&ping_pong), Ok(()));
+        assert_eq!(setup().check_pass(&ping_pong), Ok(()));
         for pass in [
             Pass { size: 1001, ..PASS },
             Pass { messages: 0, ..PASS },
@@ -242,15 +246,15 @@ mod tests {
             Pass { slots: 260, size: 1, ..PASS },
             Pass { slots: 4, ..ping_pong },
         ] {
-            assert!(SETUP.check_pass(&pass).is_err(), "{pass:?}");
+            assert!(setup().check_pass(&pass).is_err(), "{pass:?}");
         }
         for setup in [
-            Setup { recvs: 0, ..SETUP },
-            Setup { recvs: 9, ..SETUP },
-            Setup { size_max: u32::MAX, ..SETUP },
-            Setup { region_bytes: 0, ..SETUP },
-            Setup { region_bytes: 1 + BUFFER_BYTES as u64, ..SETUP },
-            Setup { region_bytes: u64::MAX, ..SETUP },
+            Setup { recvs: 0, ..setup() },
+            Setup { recvs: 9, ..setup() },
+            Setup { size_max: u32::MAX, ..setup() },
+            Setup { region_bytes: 0, ..setup() },
+            Setup { region_bytes: 1 + BUFFER_BYTES as u64, ..setup() },
+            Setup { region_bytes: u64::MAX, ..setup() },
         ] {
             assert!(setup.check().is_err(), "{setup:?}");
         }

@@ -165,7 +165,7 @@ impl Link {
     pub(super) fn receive(&mut self, pass: &Pass) -> Result<u64, Failure> {
         self.end_last()?;
         let pattern = Pattern::new(self.seed, pass.number, Way::ToServer, pass.size);
-        let told = self.told(pass.size);
+        let told = self.told(pass.size) as usize;
         let Link { recv, incoming, recvs, requests, .. } = self;
         let recvs = *recvs;
         let size = pass.size as usize;
@@ -202,7 +202,7 @@ impl Link {
             oldest = if oldest + 1 == rows { 0 } else { oldest + 1 };
             for got in received.sizes() {
                 let (_, at) = to_check.advance();
-                wrong += u64::from(got.abs_diff(told));
+                wrong += got.abs_diff(told) as u64;
                 wrong += match pass.kind {
                     Kind::Check => pattern.wrong(incoming, at, done)?,
                     Kind::Stream | Kind::PingPong => pattern.stamp_wrong(incoming, at, done)?,
@@ -315,7 +315,7 @@ impl Link {
     fn arrived(&mut self, pass: &Pass, posted: &Option<Request>) -> Result<u64, Failure> {
         let Some(posted) = posted else { return Ok(0) };
         let received = patiently(|| Ok(self.recv.test(posted)?))?;
-        Ok(received.sizes().iter().map(|got| u64::from(got.abs_diff(pass.size))).sum())
+        Ok(received.sizes().iter().map(|got| got.abs_diff(pass.size as usize) as u64).sum())
     }
 }
 

@@ -90,8 +90,22 @@ impl Handle {
         Handle(b)
     }
 
-    /// Takes the bytes as they came; [`Handle::addr`] judges them.
-    pub const fn from_bytes(bytes: [u8; HANDLE_BYTES]) -> Self {
+    /// Reads a handle of either wire from its bytes. [`Handle::addr`] says whether the handle is of
+    /// the wire that is spoken.
+    ///
+    /// # Errors
+    /// Bytes that are a handle of neither wire. The error says what is wrong with them on Invar's wire.
+    pub fn from_bytes(bytes: [u8; HANDLE_BYTES]) -> Result<Self, HandleError> {
+        let handle = Handle(bytes);
+        let ours = handle.addr(Wire::Invar);
+        if ours.is_ok() || handle.addr(Wire::Nccl214).is_ok() {
+            return Ok(handle);
+        }
+        ours.map(|_| handle)
+    }
+
+    /// A handle of bytes that nobody has read yet.
+    pub(crate) const fn unread(bytes: [u8; HANDLE_BYTES]) -> Self {
         Handle(bytes)
     }
 
@@ -223,13 +237,15 @@ mod tests {
             let wire = if nccl { Wire::Nccl214 } else { Wire::Invar };
             let handle = Handle::new(addr, wire, &[9; HANDLE_SECRET_BYTES]);
             prop_assert_eq!(handle.addr(wire), Ok(addr));
+            prop_assert_eq!(Handle::from_bytes(*handle.as_bytes()), Ok(handle));
             prop_assert_eq!(handle.secret(None).is_ok(), !nccl);
         }
 
         #[test]
         fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), HANDLE_BYTES)) {
-            let handle = Handle::from_bytes(bytes.try_into().unwrap());
-            let _ = (handle.addr(Wire::Invar), handle.addr(Wire::Nccl214));
+            if let Ok(handle) = Handle::from_bytes(bytes.try_into().unwrap()) {
+                assert!(handle.addr(Wire::Invar).is_ok() || handle.addr(Wire::Nccl214).is_ok());
+            }
         }
     }
 
@@ -253,6 +269,7 @@ mod tests {
         assert!(error.to_string().ends_with("set INVAR_WIRE alike on both"), "{error}");
         let mut bytes = *ours.as_bytes();
         bytes[4] = 9;
-        assert_eq!(Handle::from_bytes(bytes).addr(Wire::Invar), Err(HandleError::Version(9)));
+        assert_eq!(Handle::from_bytes(bytes), Err(HandleError::Version(9)));
+        assert_eq!(Handle::from_bytes([7; HANDLE_BYTES]), Err(HandleError::Magic([7; 4])));
     }
 }

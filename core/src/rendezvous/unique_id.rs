@@ -47,7 +47,7 @@ impl UniqueId {
     /// From bytes that were copied.
     pub fn from_bytes(bytes: [u8; UNIQUE_ID_BYTES]) -> Result<Self, UniqueIdError> {
         let id = UniqueId(bytes);
-        Handle::from_bytes(bytes).addr(Wire::Invar)?;
+        Handle::unread(bytes).addr(Wire::Invar)?;
         if id.secret() == Secret::PUBLIC { Err(UniqueIdError::Secret) } else { Ok(id) }
     }
 
@@ -58,7 +58,7 @@ impl UniqueId {
 
     /// Where the hub listens.
     pub fn addr(&self) -> SocketAddr {
-        let addr = Handle::from_bytes(self.0).ours();
+        let addr = Handle::unread(self.0).ours();
         addr.expect("it was made from an address, or looked at")
     }
 

@@ -36,6 +36,11 @@ struct TrailerBytes {
     of: U64,
 }
 
+/// Bytes that do not begin with a trailer's magic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not the trailer of a staged chunk")]
+pub struct NoTrailer;
+
 assert_eq_size!(TrailerBytes, [u8; TRAILER_BYTES]);
 
 impl Trailer {
@@ -44,10 +49,10 @@ impl Trailer {
         transmute!(TrailerBytes { magic: MAGIC, of: self.of.into() })
     }
 
-    /// `None`: it is no trailer.
-    pub fn from_bytes(bytes: [u8; TRAILER_BYTES]) -> Option<Self> {
+    /// Reads a trailer from the bytes of the wire.
+    pub fn from_bytes(bytes: [u8; TRAILER_BYTES]) -> Result<Self, NoTrailer> {
         let TrailerBytes { magic, of } = transmute!(bytes);
-        (magic == MAGIC).then_some(Trailer { of: of.get() })
+        if magic == MAGIC { Ok(Trailer { of: of.get() }) } else { Err(NoTrailer) }
     }
 
     /// The room that asks for one: of a chunk that is not its receive's last.
@@ -76,7 +81,7 @@ impl<T> Chunk<'_, T> {
     ) -> Done {
         let bytes = came.checked_sub(TRAILER_BYTES as u32).filter(|_| !self.is_last);
         let trailer = bytes.and_then(|bytes| {
-            let Trailer { of } = Trailer::from_bytes(read(bytes as usize)?)?;
+            let Trailer { of } = Trailer::from_bytes(read(bytes as usize)?).ok()?;
             Some(Done { bytes, of: Some(of) })
         });
         trailer.unwrap_or(Done { bytes: came, of: None })
@@ -102,9 +107,9 @@ mod tests {
         #[test]
         fn a_trailer_survives_the_wire_and_nothing_else_is_one(of: u64, at in 0..9_usize, bit in 0..8) {
             let mut bytes = Trailer { of }.to_bytes();
-            prop_assert_eq!(Trailer::from_bytes(bytes), Some(Trailer { of }));
+            prop_assert_eq!(Trailer::from_bytes(bytes), Ok(Trailer { of }));
             bytes[at] ^= 1_u8 << bit;
-            prop_assert_eq!(Trailer::from_bytes(bytes), None);
+            prop_assert_eq!(Trailer::from_bytes(bytes), Err(NoTrailer));
         }
     }
 

@@ -72,7 +72,8 @@ impl Connector {
         let Some(handle) = handle.map_err(Error::bootstrap)? else {
             return Ok(None);
         };
-        let handle = handle.try_into().map(Handle::from_bytes).map_err(|_| {
+        let bytes = handle.try_into().ok();
+        let handle = bytes.and_then(|bytes| Handle::from_bytes(bytes).ok()).ok_or_else(|| {
             let text = "it gave no handle to connect to".to_owned();
             Kind::Rank { rank: peer, text }
         })?;

@@ -38,13 +38,13 @@ impl Lookalikes {
     /// A request is done, and so much came into its buffers: what is wrong, where a peer that stages
     /// has taken one of them for another.
     #[cold]
-    pub(super) fn check(&mut self, request: &comm::Request, sizes: &[u32]) -> Option<String> {
+    pub(super) fn check(&mut self, request: &comm::Request, sizes: &[usize]) -> Option<String> {
         let of_request = self.0.extract_if(.., |lookalike| lookalike.request == request.index());
         let taken = of_request.filter_map(|Lookalike { member, region, start, .. }| {
-            let bytes = (*sizes.get(member)? as usize).checked_sub(TRAILER_BYTES)?;
+            let bytes = sizes.get(member)?.checked_sub(TRAILER_BYTES)?;
             let mut trailer = [0; TRAILER_BYTES];
             region.read_at(start + bytes, &mut trailer).ok()?;
-            Some((member, Trailer::from_bytes(trailer)?))
+            Some((member, Trailer::from_bytes(trailer).ok()?))
         });
         let (member, Trailer { of }) = taken.last()?;
         Some(format!(

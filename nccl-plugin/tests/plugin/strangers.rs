@@ -19,7 +19,7 @@ fn a_listening_comm_keeps_strangers_off() {
 fn besieged(service: Service) {
     besiege(&format!("the plugin, {}", crate::TRANSPORT), || {
         let listening = Listening::new();
-        let handle = Handle::from_bytes(listening.handle);
+        let handle = Handle::from_bytes(listening.handle).unwrap();
         let addr = handle.addr(Wire::Invar).unwrap();
         let door = Door {
             addr,

@@ -88,8 +88,8 @@ impl Rig {
             }
             sent.is_some() && received.is_some()
         });
-        assert_eq!(sent, Some(from.len() as u32));
-        assert_eq!(received.expect("received").sizes(), [from.len() as u32]);
+        assert_eq!(sent, Some(from.len()));
+        assert_eq!(received.expect("received").sizes(), [from.len()]);
         let content = content(to, to.len());
         let (came, rest) = content.split_at(from.len());
         assert_eq!(came, pattern(from.len()));
@@ -230,7 +230,7 @@ fn many_messages_are_under_way_at_once_and_end_in_any_order() {
                 .collect();
             receives.retain(|(i, request)| {
                 let received = rig.recv.test(request).unwrap();
-                assert!(received.is_none_or(|got| got.sizes() == [sent(*i).len() as u32]));
+                assert!(received.is_none_or(|got| got.sizes() == [sent(*i).len()]));
                 received.is_none()
             });
             sends.is_empty() && receives.is_empty()

@@ -37,8 +37,8 @@ fn check(hurry: bool, late: Duration) {
         thread::sleep(Duration::from_millis(1));
     }
     thread::scope(|scope| {
-        scope.spawn(|| assert_eq!(pair.send.wait(&send, timeout).unwrap(), LONG as u32));
-        assert_eq!(pair.recv.wait(&receive, timeout).unwrap().sizes(), [LONG as u32]);
+        scope.spawn(|| assert_eq!(pair.send.wait(&send, timeout).unwrap(), LONG));
+        assert_eq!(pair.recv.wait(&receive, timeout).unwrap().sizes(), [LONG]);
     });
     assert!(content(&pair.to, LONG) == pattern(LONG));
 }

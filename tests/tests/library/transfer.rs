@@ -19,8 +19,8 @@ fn messages_of_all_sizes_arrive_in_every_mode() {
             let receive = pair.recv.irecv(&[(&pair.to, 0..LONGEST, 5)]).unwrap().unwrap();
             let send = pair.isend(len, 5);
             let received = pair.recv.wait(&receive, TIMEOUT).unwrap();
-            assert_eq!(received.sizes(), [len as u32], "{settings:?}");
-            assert_eq!(pair.send.wait(&send, TIMEOUT).unwrap(), len as u32);
+            assert_eq!(received.sizes(), [len], "{settings:?}");
+            assert_eq!(pair.send.wait(&send, TIMEOUT).unwrap(), len);
             assert!(content(&pair.to, len) == pattern(len), "{len} bytes, {settings:?}");
             let after = content(&pair.to, LONGEST).split_off(len);
             assert!(after.iter().all(|byte| *byte == 0), "bytes after {len}, {settings:?}");
@@ -80,7 +80,7 @@ fn regions_that_are_dropped_stay_until_their_requests_are_done() {
     let second = until("a slot", || pair.send.isend(&from, 0..BYTES, 2).unwrap());
     drop(from);
     let received = pair.recv.wait(&receive.unwrap(), TIMEOUT).unwrap();
-    assert_eq!(received.sizes(), [BYTES as u32; 2]);
+    assert_eq!(received.sizes(), [BYTES; 2]);
     pair.send.wait(&first, TIMEOUT).unwrap();
     pair.send.wait(&second, TIMEOUT).unwrap();
     assert!(content(&pair.to, BYTES) == pattern(BYTES));

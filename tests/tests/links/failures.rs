@@ -3,8 +3,8 @@
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use invar::Handle;
 use invar::net::{LinkAttempt, LinkEnds, NetSettings, Network, wait_for_links};
-use invar::{HANDLE_BYTES, Handle};
 use invar_core::auth::{SECRET_BYTES, Secret};
 use invar_core::conn::Wire;
 use invar_linux::proxy::Abort;
@@ -190,10 +190,10 @@ fn a_device_whose_connections_go_one_way_refuses_both() {
 }
 
 #[test]
-fn an_address_that_is_none_is_refused_and_the_links_go_on() {
+fn a_handle_of_another_wire_is_refused_and_the_links_go_on() {
     let [mut zero, mut one] = pair("soft IPv4", 1);
-    let none = Handle::from_bytes([0; HANDLE_BYTES]);
-    let error = zero.network.connect(5, 0, 0, &none).err().unwrap().to_string();
+    let nccl = Handle::new("127.0.0.1:1".parse().unwrap(), Wire::Nccl214, &[0; 16]);
+    let error = zero.network.connect(5, 0, 0, &nccl).err().unwrap().to_string();
     assert!(error.starts_with("rank 5: ") && error.contains("not a handle of Invar"), "{error}");
     let error = zero.network.listen(5, 0, 9).err().unwrap().to_string();
     assert!(error.contains("device 9: there are 1"), "{error}");

@@ -30,7 +30,8 @@ fn connect(
     for (at, byte) in handle.iter_mut().enumerate() {
         *byte = u8::from_str_radix(&line[2 * at..2 * at + 2], 16).unwrap();
     }
-    let sending = network.connect(1 - number, 0, 0, &Handle::from_bytes(handle)).unwrap();
+    let handle = Handle::from_bytes(handle).unwrap();
+    let sending = network.connect(1 - number, 0, 0, &handle).unwrap();
     let mut ends = wait_for_links(vec![sending, receiving], LIMIT).unwrap().into_iter();
     let (sending, receiving) = (ends.next().unwrap(), ends.next().unwrap());
     LinkEnds { send: sending.send, recv: receiving.recv }

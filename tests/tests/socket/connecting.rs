@@ -60,11 +60,12 @@ fn a_listener_that_is_something_else_is_named_by_what_it_says() {
 }
 
 #[test]
-fn bytes_that_are_no_handle_are_refused() {
+fn a_handle_of_another_wire_is_refused() {
     let device = loopback(AddressFamily::Inet);
-    let handle = Handle::from_bytes([7; 128]);
+    let handle = Handle::new("127.0.0.1:1".parse().unwrap(), Wire::Nccl214, &[7; 16]);
+    let begin = *handle.as_bytes().first_chunk().unwrap();
     let error = Connecting::start(&device, &handle, &hasty(), now_ns()).err();
-    assert_eq!(error, Some(ConnectError::Handle(HandleError::Magic([7; 4]))));
+    assert_eq!(error, Some(ConnectError::Handle(HandleError::Magic(begin))));
 }
 
 #[test]

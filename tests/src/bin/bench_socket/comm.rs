@@ -63,7 +63,7 @@ impl Meeting for Listening {
 
     fn join(mut self, peer: &str, _: bool, shape: Shape) -> Box<dyn Link> {
         let byte = |i: usize| u8::from_str_radix(&peer[2 * i..2 * i + 2], 16).expect("a byte");
-        let handle = Handle::from_bytes(std::array::from_fn(byte));
+        let handle = Handle::from_bytes(std::array::from_fn(byte)).expect("a handle");
         let mut connecting = Connecting::start(&self.device, &handle, &self.settings, now_ns())
             .expect("a way to the other process");
         let (mut send, mut recv) = (None, None);
