@@ -25,53 +25,170 @@ pub struct Group<'c, 'b> {
     core: &'c Core,
     calls: Vec<Call>,
     buffers: PhantomData<&'b mut [u8]>,
+    /// The memory of its barriers.
+    barriers: Vec<Vec<u8>>,
 }
 
 impl<'c, 'b> Group<'c, 'b> {
     pub(super) fn new(core: &'c Core) -> Self {
-        Group { core, calls: Vec::new(), buffers: PhantomData }
+        Group { core, calls: Vec::new(), buffers: PhantomData, barriers: Vec::new() }
     }
 
-    /// See [`Communicator::send`](super::Communicator::send).
+    /// Adds a [`send`](super::Communicator::send).
     pub fn send<T: Element>(&mut self, data: &'b [T], peer: u32) -> Result<&mut Self, Error> {
-        let shape = self.core.shape(Operation::Send { peer }, None);
-        self.add(typed(shape, data.len(), data, &mut []))
+        self.typed(Operation::Send { peer }, None, data.len(), (data, &mut []))
     }
 
-    /// See [`Communicator::recv`](super::Communicator::recv).
+    /// Adds a [`recv`](super::Communicator::recv).
     pub fn recv<T: Element>(&mut self, data: &'b mut [T], peer: u32) -> Result<&mut Self, Error> {
-        let shape = self.core.shape(Operation::Recv { peer }, None);
-        self.add(typed(shape, data.len(), &[], data))
+        self.typed(Operation::Recv { peer }, None, data.len(), (&[], data))
     }
 
-    /// See [`Communicator::all_reduce_in_place`](super::Communicator::all_reduce_in_place).
+    /// Adds an [`all_reduce`](super::Communicator::all_reduce).
     pub fn all_reduce<T: Element>(
+        &mut self,
+        input: &'b [T],
+        output: &'b mut [T],
+        op: RedOp,
+    ) -> Result<&mut Self, Error> {
+        self.typed(Operation::AllReduce, Some(op), output.len(), (input, output))
+    }
+
+    /// Adds an [`all_reduce_in_place`](super::Communicator::all_reduce_in_place).
+    pub fn all_reduce_in_place<T: Element>(
         &mut self,
         data: &'b mut [T],
         op: RedOp,
     ) -> Result<&mut Self, Error> {
-        let shape = self.core.shape(Operation::AllReduce, Some(op));
-        self.add(in_place(shape, data.len(), data))
+        self.in_place(Operation::AllReduce, Some(op), data.len(), data)
     }
 
-    /// See [`Communicator::broadcast`](super::Communicator::broadcast).
+    /// Adds an [`all_gather`](super::Communicator::all_gather).
+    pub fn all_gather<T: Element>(
+        &mut self,
+        input: &'b [T],
+        output: &'b mut [T],
+    ) -> Result<&mut Self, Error> {
+        self.typed(Operation::AllGather, None, input.len(), (input, output))
+    }
+
+    /// Adds an [`all_gather_in_place`](super::Communicator::all_gather_in_place).
+    pub fn all_gather_in_place<T: Element>(
+        &mut self,
+        data: &'b mut [T],
+    ) -> Result<&mut Self, Error> {
+        self.in_place(Operation::AllGather, None, data.len() / self.nranks(), data)
+    }
+
+    /// Adds a [`reduce_scatter`](super::Communicator::reduce_scatter).
+    pub fn reduce_scatter<T: Element>(
+        &mut self,
+        input: &'b [T],
+        output: &'b mut [T],
+        op: RedOp,
+    ) -> Result<&mut Self, Error> {
+        self.typed(Operation::ReduceScatter, Some(op), output.len(), (input, output))
+    }
+
+    /// Adds a [`reduce_scatter_in_place`](super::Communicator::reduce_scatter_in_place).
+    pub fn reduce_scatter_in_place<T: Element>(
+        &mut self,
+        data: &'b mut [T],
+        op: RedOp,
+    ) -> Result<&mut Self, Error> {
+        self.in_place(Operation::ReduceScatter, Some(op), data.len() / self.nranks(), data)
+    }
+
+    /// Adds a [`broadcast`](super::Communicator::broadcast).
     pub fn broadcast<T: Element>(
         &mut self,
         data: &'b mut [T],
         root: u32,
     ) -> Result<&mut Self, Error> {
-        let shape = self.core.shape(Operation::Broadcast { root }, None);
-        self.add(in_place(shape, data.len(), data))
+        self.in_place(Operation::Broadcast { root }, None, data.len(), data)
     }
 
-    /// Does all of it.
+    /// Adds a [`broadcast_from`](super::Communicator::broadcast_from).
+    pub fn broadcast_from<T: Element>(
+        &mut self,
+        input: &'b [T],
+        output: &'b mut [T],
+        root: u32,
+    ) -> Result<&mut Self, Error> {
+        self.typed(Operation::Broadcast { root }, None, output.len(), (input, output))
+    }
+
+    /// Adds a [`reduce`](super::Communicator::reduce).
+    pub fn reduce<T: Element>(
+        &mut self,
+        input: &'b [T],
+        output: &'b mut [T],
+        op: RedOp,
+        root: u32,
+    ) -> Result<&mut Self, Error> {
+        self.typed(Operation::Reduce { root }, Some(op), input.len(), (input, output))
+    }
+
+    /// Adds a [`reduce_in_place`](super::Communicator::reduce_in_place).
+    pub fn reduce_in_place<T: Element>(
+        &mut self,
+        data: &'b mut [T],
+        op: RedOp,
+        root: u32,
+    ) -> Result<&mut Self, Error> {
+        self.in_place(Operation::Reduce { root }, Some(op), data.len(), data)
+    }
+
+    /// Adds an [`all_to_all`](super::Communicator::all_to_all).
+    pub fn all_to_all<T: Element>(
+        &mut self,
+        input: &'b [T],
+        output: &'b mut [T],
+    ) -> Result<&mut Self, Error> {
+        let count = input.len() / self.nranks();
+        self.typed(Operation::AllToAll, None, count, (input, output))
+    }
+
+    /// Adds a [`barrier`](super::Communicator::barrier): the group ends once all ranks have run
+    /// theirs.
+    pub fn barrier(&mut self) -> Result<&mut Self, Error> {
+        let shape = self.core.shape(Operation::AllReduce, Some(RedOp::Max));
+        let mut byte = vec![0_u8];
+        self.calls.push(in_place(shape, 1, &mut byte)?);
+        // The byte stays where it is until the group is gone.
+        self.barriers.push(byte);
+        Ok(self)
+    }
+
+    /// Runs all calls of the group, and returns once they are done.
     pub fn run(self) -> Result<(), Error> {
-        // SAFETY: made of slices that are borrowed for `'b`.
+        // SAFETY: made of slices that are borrowed for `'b`, and of bytes that the group owns.
         unsafe { self.core.run(&self.calls) }
     }
 
-    fn add(&mut self, call: Result<Call, Error>) -> Result<&mut Self, Error> {
-        self.calls.push(call?);
+    fn typed<T: Element>(
+        &mut self,
+        operation: Operation,
+        op: Option<RedOp>,
+        count: usize,
+        (input, output): (&'b [T], &'b mut [T]),
+    ) -> Result<&mut Self, Error> {
+        self.calls.push(typed(self.core.shape(operation, op), count, input, output)?);
         Ok(self)
+    }
+
+    fn in_place<T: Element>(
+        &mut self,
+        operation: Operation,
+        op: Option<RedOp>,
+        count: usize,
+        data: &'b mut [T],
+    ) -> Result<&mut Self, Error> {
+        self.calls.push(in_place(self.core.shape(operation, op), count, data)?);
+        Ok(self)
+    }
+
+    fn nranks(&self) -> usize {
+        self.core.bootstrap.nranks() as usize
     }
 }

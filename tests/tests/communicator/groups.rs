@@ -107,12 +107,59 @@ fn collectives_of_a_group_are_done_too() {
         let (mut sum, mut all, mut got) = (vec![rank; 1000], vec![rank; 10], vec![0; 5]);
         let sent = vec![rank; 5];
         let mut group = communicator.group();
-        group.all_reduce(&mut sum, RedOp::Sum).unwrap();
+        group.all_reduce_in_place(&mut sum, RedOp::Sum).unwrap();
         group.send(&sent, (rank + 1) % 3).unwrap();
         group.broadcast(&mut all, 2).unwrap();
         group.recv(&mut got, (rank + 2) % 3).unwrap();
         group.run().unwrap();
         assert_eq!((sum, all, got), (vec![3; 1000], vec![2; 10], vec![(rank + 2) % 3; 5]));
+    });
+}
+
+#[test]
+fn a_group_has_every_collective_of_its_communicator() {
+    ranks(3, &settings(), |communicator| {
+        let (rank, op) = (communicator.rank(), RedOp::Sum);
+        let three = [rank + 1, 10 * rank, 7];
+        let block = &three[..1];
+        let from = if rank == 1 { &three[..] } else { &[] };
+        let outputs = || [[0; 3]; 11];
+        let in_place = |outputs: &mut [[u32; 3]; 11]| outputs[6..].fill(three);
+
+        let mut want = outputs();
+        in_place(&mut want);
+        let [a, b, c, d, e, f, g, h, i, j, k] = &mut want;
+        communicator.all_reduce(&three, a, op).unwrap();
+        communicator.all_gather(block, b).unwrap();
+        communicator.reduce_scatter(&three, &mut c[..1], op).unwrap();
+        communicator.broadcast_from(from, d, 1).unwrap();
+        communicator.reduce(&three, if rank == 1 { e } else { &mut [] }, op, 1).unwrap();
+        communicator.all_to_all(&three, f).unwrap();
+        communicator.all_reduce_in_place(g, op).unwrap();
+        communicator.all_gather_in_place(h).unwrap();
+        communicator.reduce_scatter_in_place(i, op).unwrap();
+        communicator.broadcast(j, 1).unwrap();
+        communicator.reduce_in_place(k, op, 1).unwrap();
+
+        let mut got = outputs();
+        in_place(&mut got);
+        let [a, b, c, d, e, f, g, h, i, j, k] = &mut got;
+        let mut group = communicator.group();
+        group.all_reduce(&three, a, op).unwrap().all_gather(block, b).unwrap();
+        group.reduce_scatter(&three, &mut c[..1], op).unwrap().barrier().unwrap();
+        group.broadcast_from(from, d, 1).unwrap();
+        group.reduce(&three, if rank == 1 { e } else { &mut [] }, op, 1).unwrap();
+        group.all_to_all(&three, f).unwrap().all_reduce_in_place(g, op).unwrap();
+        group.all_gather_in_place(h).unwrap().reduce_scatter_in_place(i, op).unwrap();
+        group.broadcast(j, 1).unwrap().reduce_in_place(k, op, 1).unwrap();
+        group.run().unwrap();
+        // A reduce_scatter in place leaves other blocks than the rank's own undefined.
+        for outputs in [&mut want, &mut got] {
+            let own = outputs[8][rank as usize];
+            outputs[8] = [own; 3];
+        }
+        assert_eq!(got, want);
+        assert_eq!(got[0], [6, 30, 21]);
     });
 }
 
@@ -179,7 +226,7 @@ fn groups_of_no_elements_and_no_calls_are_done() {
         communicator.group().run().unwrap();
         let (mut sum, mut all) = ([0_i32; 0], [0_u8; 0]);
         let mut group = communicator.group();
-        group.all_reduce(&mut sum, RedOp::Sum).unwrap().broadcast(&mut all, 1).unwrap();
+        group.all_reduce_in_place(&mut sum, RedOp::Sum).unwrap().broadcast(&mut all, 1).unwrap();
         group.run().unwrap();
         communicator.barrier().unwrap();
     });
