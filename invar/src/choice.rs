@@ -1,4 +1,4 @@
-//! Which devices an application should use.
+//! The devices that an application should use.
 
 use std::net::SocketAddr;
 
@@ -10,23 +10,25 @@ use crate::connect::interfaces_for;
 use crate::error::Kind;
 use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 
-/// What to use on this host, and why.
+/// The devices that an application should use on this host, and the reason.
 #[derive(Clone, Debug)]
 pub struct Choice {
-    /// Devices of one kind, at least one, the best first.
+    /// One or more devices of one kind, the best first.
     pub devices: Vec<DeviceInfo>,
-    /// Why these, in a line for the log.
+    /// The reason for these devices, as one line for a log.
     pub reason: String,
-    /// Where connections are arranged: the interface, and its address with port 0.
+    /// The interface for TCP connections between ranks, and its address with port 0.
     pub oob: (String, SocketAddr),
 }
 
 impl Choice {
-    /// By `INVAR_TRANSPORT`; and of devices in software those on the interfaces that
-    /// `NCCL_SOCKET_IFNAME` and `NCCL_SOCKET_FAMILY` allow, by which loopback is the last resort.
+    /// Chooses by `INVAR_TRANSPORT`. Without it RDMA devices go before TCP, and TCP before the software NIC.
+    ///
+    /// Devices in software must be on an interface that `NCCL_SOCKET_IFNAME` and `NCCL_SOCKET_FAMILY`
+    /// allow. Loopback is the last resort.
     ///
     /// # Errors
-    /// There is no such device, or no such interface.
+    /// The host has no such device, or no such interface.
     pub fn make(settings: &Settings) -> Result<Self, Error> {
         let interfaces = Interface::list()
             .map_err(|error| Error::io("listing the network interfaces", error))?;

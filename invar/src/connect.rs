@@ -1,4 +1,4 @@
-//! Connecting: a listener makes a handle, whoever has it connects.
+//! Connecting: a listener makes a handle, and whoever has the handle connects.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -13,10 +13,10 @@ use crate::error::Kind;
 use crate::raw::{AnyRecv, AnySend, Attempt, Listen};
 use crate::{Device, Error, RecvComm, SendComm, Settings, staged};
 
-/// How often who waits for a connection looks.
+/// Time between two polls of a connection that a caller waits for.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
-/// Waits for senders.
+/// A listener for senders, on TCP. Its connections receive on one device.
 pub struct Listener {
     listen: Box<dyn Listen>,
     device: Device,
@@ -24,8 +24,13 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on TCP for peers that will send to `device`: on the interface that
-    /// `NCCL_SOCKET_IFNAME` names, otherwise on the device's own.
+    /// Listens on TCP for peers that will send to `device`.
+    ///
+    /// The listener uses the interface that `NCCL_SOCKET_IFNAME` names, or else the device's own, and
+    /// a port of [`Settings::listen_ports`].
+    ///
+    /// # Errors
+    /// The settings do not allow the device, no such interface exists, or no port is free.
     pub fn bind(device: &Device, settings: &Settings) -> Result<Self, Error> {
         settings.check(device.info())?;
         let addr = oob_addr(device, settings)?;
@@ -34,24 +39,33 @@ impl Listener {
         Ok(Listener { listen, device: device.clone(), settings: settings.clone() })
     }
 
-    /// What a sender needs to connect: 128 bytes, to be copied to it by other means. Any number
-    /// of senders may use it. Whoever has it may connect, so let no others read it, or give both ends
-    /// a [`Settings::key`].
+    /// The handle by which senders connect: 128 bytes, which the program brings to each sender.
+    ///
+    /// Any number of senders may use one handle. Whoever has the handle may connect, so let no others
+    /// read it, or give both ends a [`Settings::key`].
     pub fn handle(&self) -> Handle {
         self.listen.handle()
     }
 
-    /// The next peer that has proved that it has the handle, if there is one. Several may be accepted
-    /// side by side. A peer proves itself while it is connecting: if that is in the same thread, poll
-    /// both.
+    /// Returns the next peer that has proved that it has the handle, or `None` at once.
+    ///
+    /// A program may accept several peers side by side. A peer proves itself while it connects: if one
+    /// thread has both ends, it must poll both.
+    ///
+    /// # Errors
+    /// This host cannot accept, for example because it has no free descriptor. A stranger is no error.
     pub fn accept(&self) -> Result<Option<Accepting>, Error> {
         let Some(attempt) = self.listen.accept()? else { return Ok(None) };
         let staging = self.settings.gpu.staging;
         Ok(Some(Accepting { attempt, device: self.device.clone(), staging }))
     }
 
-    /// Waits for a peer, and until it is connected; `timeout` is for both. A peer that gives up on the
-    /// way is no failure: the next one may come.
+    /// Waits until a peer has called and is connected, at most `timeout`.
+    ///
+    /// If a peer gives up on the way, the listener waits for the next one.
+    ///
+    /// # Errors
+    /// No peer was connected in time. The error is that of the last peer that gave up, if one did.
     pub fn accept_within(&self, timeout: Duration) -> Result<RecvComm, Error> {
         let start = Instant::now();
         let (mut accepting, mut last_error) = (None::<Accepting>, None);
@@ -78,7 +92,7 @@ impl Listener {
     }
 }
 
-/// A peer that has called and is not connected yet. Dropping it turns the peer away.
+/// A peer that has called and is not connected yet. Dropping this value turns the peer away.
 #[must_use = "it goes on only when it is polled"]
 pub struct Accepting {
     attempt: Attempt<AnyRecv>,
@@ -87,28 +101,32 @@ pub struct Accepting {
 }
 
 impl Accepting {
-    /// Goes on without waiting; `None`: call again.
+    /// Continues the handshake without waiting. Returns `None` until the peer is connected.
     ///
     /// # Errors
-    /// A peer that is gone, is none of ours, or took longer than
-    /// [`Settings::connect_timeout`]. Every later call gives the same.
+    /// The peer is gone, is incompatible, or took longer than [`Settings::connect_timeout`]. Every
+    /// later call returns that error too.
     pub fn poll(&mut self) -> Result<Option<RecvComm>, Error> {
         let end = self.poll_raw()?;
         Ok(end.map(|end| RecvComm::new(end.boxed(), self.device.clone(), self.staging)))
     }
 
-    /// As [`Accepting::poll`], for who keeps the memory of the connection's requests.
+    /// Continues like [`Accepting::poll`], and returns the raw end of the connection. The caller of a
+    /// raw end keeps the memory of its requests.
     pub fn poll_raw(&mut self) -> Result<Option<AnyRecv>, Error> {
         self.attempt.poll(now_ns())
     }
 
-    /// Goes on until it is connected.
+    /// Waits until the peer is connected, at most [`Settings::connect_timeout`].
+    ///
+    /// # Errors
+    /// See [`Accepting::poll`].
     pub fn wait(mut self) -> Result<RecvComm, Error> {
         until_there(|| self.poll())
     }
 }
 
-/// A connection to a listener that is not there yet. Dropping it gives it up.
+/// A connection to a listener that is not complete yet. Dropping this value gives the connection up.
 #[must_use = "it goes on only when it is polled"]
 pub struct Connecting {
     attempt: Attempt<AnySend>,
@@ -127,28 +145,32 @@ impl Connecting {
         Ok(Connecting { attempt, device: device.clone(), staging: settings.gpu.staging })
     }
 
-    /// Goes on without waiting; `None`: call again.
+    /// Continues the handshake without waiting. Returns `None` until the connection is complete.
     ///
     /// # Errors
-    /// A peer that is not reached, is none of ours, or took longer than
-    /// [`Settings::connect_timeout`]. Every later call gives the same.
+    /// The listener cannot be reached, is incompatible, or took longer than
+    /// [`Settings::connect_timeout`]. Every later call returns that error too.
     pub fn poll(&mut self) -> Result<Option<SendComm>, Error> {
         let end = self.poll_raw()?;
         Ok(end.map(|end| SendComm::new(end.boxed(), self.device.clone(), self.staging)))
     }
 
-    /// As [`Connecting::poll`], for who keeps the memory of the connection's requests.
+    /// Continues like [`Connecting::poll`], and returns the raw end of the connection. The caller of a
+    /// raw end keeps the memory of its requests.
     pub fn poll_raw(&mut self) -> Result<Option<AnySend>, Error> {
         self.attempt.poll(now_ns())
     }
 
-    /// Goes on until it is connected.
+    /// Waits until the connection is complete, at most [`Settings::connect_timeout`].
+    ///
+    /// # Errors
+    /// See [`Connecting::poll`].
     pub fn wait(mut self) -> Result<SendComm, Error> {
         until_there(|| self.poll())
     }
 }
 
-/// Asks until there is an answer. It comes: connecting has a deadline of its own.
+/// Polls until there is an answer. Connecting has a deadline of its own.
 fn until_there<T>(mut poll: impl FnMut() -> Result<Option<T>, Error>) -> Result<T, Error> {
     loop {
         if let Some(comm) = poll()? {
@@ -158,7 +180,7 @@ fn until_there<T>(mut poll: impl FnMut() -> Result<Option<T>, Error>) -> Result<
     }
 }
 
-/// Where to listen on TCP.
+/// The address at which a listener of the device listens on TCP.
 fn oob_addr(device: &Device, settings: &Settings) -> Result<SocketAddr, Error> {
     if settings.socket_ifname.is_empty() {
         return device.socket_addr();
@@ -170,7 +192,7 @@ fn oob_addr(device: &Device, settings: &Settings) -> Result<SocketAddr, Error> {
     first.map_or_else(|| device.socket_addr(), Ok)
 }
 
-/// Those that `NCCL_SOCKET_IFNAME` and `NCCL_SOCKET_FAMILY` allow, at least one, the best first.
+/// The interfaces that `NCCL_SOCKET_IFNAME` and `NCCL_SOCKET_FAMILY` allow: one or more, the best first.
 pub(crate) fn interfaces_for<'a>(
     settings: &Settings,
     interfaces: &'a [Interface],

@@ -1,4 +1,4 @@
-//! Devices: what a host has, and an open one.
+//! The devices of a host, and open devices.
 
 mod rdma;
 
@@ -21,25 +21,24 @@ use crate::raw::{Adapter, HostNic, OverTcp, Registrations, adapt, adapt_in};
 use crate::settings::RdmaRules;
 use crate::{Error, Settings};
 
-/// Where RoCEv2 packets go by its specification (IBTA Annex A17), and so where every peer sends
-/// that is not told otherwise.
+/// The UDP port of RoCEv2 (IBTA Annex A17). A peer that learns no other port sends its packets there.
 pub const ROCE_UDP_PORT: u16 = 4791;
 
-/// What a device is made of.
+/// The kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceKind {
     /// A port of an RDMA device, through libibverbs.
     Verbs,
-    /// A network interface, over TCP.
+    /// TCP on a network interface.
     Socket,
-    /// The RoCEv2 NIC in software, over UDP.
+    /// The software NIC on a network interface: RoCEv2 over UDP.
     Soft,
-    /// One that the caller brought ([`Device::on`]).
+    /// A NIC that the program brings ([`Device::on`]).
     Custom,
 }
 
-/// As `INVAR_TRANSPORT` names it.
+/// The name of the kind in `INVAR_TRANSPORT`.
 impl fmt::Display for DeviceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -55,85 +54,89 @@ impl fmt::Display for DeviceKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// Its name: `mlx5_0`, `mlx5_0:2` for a second port, `soft0`.
+    /// The name: `mlx5_0`, `mlx5_0:2` for a second port, `soft0`.
     pub name: String,
-    /// What it is made of.
+    /// The kind of device.
     pub kind: DeviceKind,
-    /// The network interface that it is on; empty where an RDMA device does not tell.
+    /// The network interface of the device; empty if an RDMA device does not name one.
     pub netdev: String,
-    /// The address by which peers reach this host to connect to the device: its own, or where an
-    /// RDMA device has none, that of the interface which NCCL would take.
+    /// The address at which peers connect to the device over TCP. An RDMA device without an address
+    /// has that of the interface which NCCL would take.
     pub address: IpAddr,
-    /// All addresses that it could be opened at.
+    /// All addresses at which the device can be opened.
     pub addresses: Vec<IpAddr>,
-    /// The global identifier by which packets find it.
+    /// The global identifier to which packets for the device are sent.
     pub gid: Gid,
-    /// Its place in the port's table; a device in software has one at a time, 0.
+    /// The index of the GID in the port's table; 0 for a device in software.
     pub gid_index: u8,
-    /// Why this one of the table; empty for a device in software.
+    /// The reason why this GID of the table was chosen; empty for a device in software.
     pub gid_why: String,
     /// InfiniBand or Ethernet.
     pub link_layer: LinkLayer,
-    /// Largest path MTU.
+    /// The largest path MTU.
     pub mtu: Mtu,
-    /// Payload bytes of the longer packets that software NICs may agree on; 0 for none.
+    /// Payload bytes of the longer packets that two software NICs may agree on; 0 if there are none.
     pub long_mtu_bytes: u32,
-    /// Megabits a second, where the interface tells.
+    /// Megabits a second; `None` if the interface does not tell.
     pub speed_mbps: Option<u32>,
-    /// Whether there is a link.
+    /// Whether the port has a link.
     pub up: bool,
-    /// The UDP port where packets come in; `None` before it is open: it takes one that is free.
+    /// The UDP port at which packets arrive; `None` before the device is open.
     pub udp_port: Option<u16>,
-    /// Its place on the PCI bus; a device in software has none.
+    /// The place of the device on the PCI bus; `None` if it has no PCI device.
     pub pci_path: Option<String>,
-    /// Global identifier of its card; a device in software has none.
+    /// The global identifier of the card; `None` for a device in software.
     pub guid: Option<u64>,
-    /// Number of the port on its card, from 1.
+    /// The number of the port on the card, from 1.
     pub card_port: u32,
-    /// Queue pairs that it can have, where there is a limit.
+    /// The most queue pairs of the device; `None` if there is no limit.
     pub qps_max: Option<u32>,
-    /// Buffers of a grouped receive.
+    /// The most buffers of one grouped receive.
     pub recvs_max: usize,
-    /// Whether memory is registered with PCIe relaxed ordering.
+    /// Whether the device registers memory with PCIe relaxed ordering.
     pub relaxed_ordering: bool,
 }
 
-/// What a host has, and what of it cannot be used.
+/// The devices of a host, and the devices that cannot be used.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Survey {
-    /// As [`Device::list`] gives them.
+    /// All devices, in the order of [`Device::list`].
     pub devices: Vec<DeviceInfo>,
-    /// RDMA devices that are left out, or why there are none: a line for each.
+    /// One line for each RDMA device that is left out, or for the reason why there are none.
     pub left_out: Vec<String>,
 }
 
-/// An open device; clones are the same one. It closes with the last of its comms and regions.
+/// An open device. Clones are handles of the same device, which closes with the last of its handles,
+/// comms and regions.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
 
 struct Inner {
     info: DeviceInfo,
     data_access: Access,
-    // They end before the adapter.
+    // Registrations end before the adapter.
     registrations: Registrations,
     adapter: Arc<dyn Adapter>,
-    /// Where the device is one: only it sees its packets.
+    /// The software NIC, if the device is one. Only a software NIC sees its packets.
     soft: Option<SoftNic>,
 }
 
 impl Device {
-    /// What this host has and the environment allows, in a stable order: RDMA devices, then those
-    /// in software, loopback last.
+    /// Lists the devices of this host that the environment allows, in a stable order: RDMA devices, then
+    /// devices in software, those on loopback last.
+    ///
+    /// # Errors
+    /// See [`Device::survey`].
     pub fn list() -> Result<Vec<DeviceInfo>, Error> {
         Ok(Self::survey(&Settings::from_env()?)?.devices)
     }
 
-    /// The same by these settings (`NCCL_IB_DISABLE`, `NCCL_IB_HCA`, `NCCL_IB_GID_INDEX`, …), and
-    /// what is left out.
+    /// Lists the devices that `settings` allow (`NCCL_IB_DISABLE`, `NCCL_IB_HCA`, `NCCL_IB_GID_INDEX`,
+    /// …), and those that are left out.
     ///
     /// # Errors
-    /// A setting that cannot be; or one that leaves no RDMA device where otherwise there are some.
+    /// A setting has a value that is not allowed, or leaves out every RDMA device of the host.
     pub fn survey(settings: &Settings) -> Result<Survey, Error> {
         settings.usable()?;
         let Survey { mut devices, left_out } = rdma::survey(settings)?;
@@ -146,7 +149,10 @@ impl Device {
         Ok(Survey { devices, left_out })
     }
 
-    /// Opens a device by its name, as [`Device::open_for`] does.
+    /// Opens the device of that name, with the settings of the environment.
+    ///
+    /// # Errors
+    /// No device has the name, or opening fails.
     pub fn open(name: &str) -> Result<Self, Error> {
         let settings = Settings::from_env()?;
         let survey = Self::survey(&settings)?;
@@ -156,14 +162,21 @@ impl Device {
         }
     }
 
-    /// Opens the device in software that has this address, at this address. The port is where
-    /// packets come in: 0 for one of `INVAR_SOFT_PORT`, which peers learn while they connect;
-    /// [`ROCE_UDP_PORT`] for peers that take it for granted.
+    /// Opens a software NIC at `addr`, an address of this host. Packets arrive at its UDP port.
+    ///
+    /// With port 0 the NIC takes a free port of `INVAR_SOFT_PORT`, which peers learn while they connect.
+    /// A peer that is no Invar sends to [`ROCE_UDP_PORT`].
+    ///
+    /// # Errors
+    /// This host does not have the address, or the port is taken.
     pub fn open_at(addr: SocketAddr) -> Result<Self, Error> {
         Self::open_soft_at(addr, &Settings::from_env()?)
     }
 
-    /// Opens the device in software that has this address where peers with these settings find it.
+    /// Opens a software NIC at `address`, on a free UDP port of [`Settings::udp_ports`].
+    ///
+    /// # Errors
+    /// This host does not have the address, or no such port is free.
     pub fn open_at_for(address: IpAddr, settings: &Settings) -> Result<Self, Error> {
         Self::open_soft_at(SocketAddr::new(address, 0), settings)
     }
@@ -181,7 +194,10 @@ impl Device {
         }
     }
 
-    /// Opens a device that was listed, where peers with these settings find it.
+    /// Opens a device of a list, at an address and port where peers with these settings find it.
+    ///
+    /// # Errors
+    /// The device is gone, its driver refuses, or no port of [`Settings::udp_ports`] is free.
     pub fn open_for(info: &DeviceInfo, settings: &Settings) -> Result<Self, Error> {
         match info.kind {
             DeviceKind::Verbs => return Self::open_rdma(info, &settings.rdma),
@@ -193,10 +209,11 @@ impl Device {
         Self::open_soft(info, scoped(info, addr)?, settings.udp_ports())
     }
 
-    /// A device on a NIC and in a protection domain that the caller brings. It listens at `address`.
+    /// Makes a device of a NIC and a protection domain that the program brings. Its listeners listen at
+    /// `address`.
     ///
     /// # Errors
-    /// What the NIC says.
+    /// The NIC cannot tell the state of its port.
     pub fn on<N: HostNic>(nic: N, pd: N::Pd, address: IpAddr) -> Result<Self, Error> {
         let name = nic.name().to_owned();
         let failed = |source: NicError| Kind::Nic { device: name.clone(), source };
@@ -236,7 +253,7 @@ impl Device {
         Ok(Device(Arc::new(inner)))
     }
 
-    /// Opens the device that is TCP on an interface, at this address.
+    /// Opens TCP on an interface, at the address that was found.
     pub(crate) fn open_socket_on(found: Found<'_>, settings: &Settings) -> Result<Self, Error> {
         Self::open_for(&describe_socket(found, settings.gpu.sysfs.root()), settings)
     }
@@ -260,7 +277,7 @@ impl Device {
         Ok(Device(Arc::new(Inner { info, data_access, registrations, adapter, soft: None })))
     }
 
-    /// At the port of `addr`, or where it has none, at one of `ports`.
+    /// Opens a software NIC at the port of `addr`, or with port 0 at one of `ports`.
     fn open_soft(info: &DeviceInfo, addr: SocketAddr, ports: PortRange) -> Result<Self, Error> {
         let nic = SoftNic::open(&SoftConfig { ports, ..SoftConfig::new(&info.name, addr) })
             .map_err(|error| {
@@ -292,17 +309,23 @@ impl Device {
         Ok(Device(Arc::new(Inner { info, data_access, registrations, adapter, soft })))
     }
 
-    /// What it is.
+    /// The properties of the device.
     pub fn info(&self) -> &DeviceInfo {
         &self.0.info
     }
 
-    /// Writes the packets of a software NIC from now on into a pcap file, as [`SoftNic::capture`].
+    /// Starts to write the packets of a software NIC into `file`, in the format pcap.
+    ///
+    /// # Errors
+    /// The device is no software NIC, or the file cannot be written.
     pub fn capture(&self, file: File) -> Result<(), Error> {
         self.soft()?.capture(file).map_err(capturing)
     }
 
-    /// Ends [`Device::capture`], and says whether all packets are in the file.
+    /// Ends a [`Device::capture`].
+    ///
+    /// # Errors
+    /// The device is no software NIC, or some packets are not in the file.
     pub fn end_capture(&self) -> Result<(), Error> {
         self.soft()?.end_capture().map_err(capturing)
     }
@@ -318,7 +341,7 @@ impl Device {
         &*self.0.adapter
     }
 
-    /// What the device may do with memory of the user's.
+    /// The access of the device to the user's memory.
     pub(crate) fn data_access(&self) -> Access {
         self.0.data_access
     }
@@ -327,7 +350,7 @@ impl Device {
         &self.0.registrations
     }
 
-    /// For who opens a device only where it is not open yet.
+    /// A handle that does not keep the device open.
     pub fn downgrade(&self) -> WeakDevice {
         WeakDevice(Arc::downgrade(&self.0))
     }
@@ -340,18 +363,18 @@ impl Device {
         Kind::Nic { device: self.info().name.clone(), source }.into()
     }
 
-    /// The device's own address, with its scope and port 0.
+    /// The address of the device, with its scope and port 0.
     pub(crate) fn socket_addr(&self) -> Result<SocketAddr, Error> {
         scoped(self.info(), SocketAddr::new(self.info().address, 0))
     }
 }
 
-/// A device that is open as long as somebody else keeps it.
+/// A handle of a device that others keep open.
 #[derive(Clone, Default)]
 pub struct WeakDevice(Weak<Inner>);
 
 impl WeakDevice {
-    /// The device, if it still is open.
+    /// The device, if it is still open.
     pub fn upgrade(&self) -> Option<Device> {
         self.0.upgrade().map(Device)
     }

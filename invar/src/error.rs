@@ -1,4 +1,4 @@
-//! What can go wrong, in words for people.
+//! The error of the library, in words for people.
 
 use std::fmt;
 use std::io;
@@ -48,7 +48,7 @@ struct About {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Kind {
-    /// Of a variable: its name, value, and what is allowed.
+    /// A variable with a value that is not allowed: its name, the value, and the allowed ones.
     #[error("{0}")]
     Setting(String),
     #[error("{0}")]
@@ -229,7 +229,7 @@ impl Error {
         Kind::Connection { error, text, device: device.to_owned(), peer: Some(peer) }.into()
     }
 
-    /// What the rendezvous says.
+    /// An error of the rendezvous.
     pub(crate) fn bootstrap(error: BootstrapError) -> Self {
         Kind::Bootstrap(error).into()
     }

@@ -1,4 +1,4 @@
-//! By which ways messages get between GPUs and devices.
+//! The ways by which messages get between GPUs and devices.
 
 use std::fmt;
 
@@ -8,30 +8,30 @@ use invar_cuda::{CudaError, Driver, GpuInfo, GpuMemory, PointerKind, Sysfs, flus
 use crate::error::Kind;
 use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, staged};
 
-/// By which way messages get between a GPU's memory and a device, and what makes them visible to
-/// the GPU; displayed, with the reasons.
+/// The way by which messages get between a GPU's memory and a device, and the flush that makes them
+/// visible to the GPU. Its display includes the reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuPath {
     /// The way (`NCCL_NET_GDR_LEVEL`, `NCCL_DMABUF_ENABLE`).
     pub decision: gdr::Decision,
-    /// What [`RecvComm::iflush`](crate::RecvComm::iflush) does (`NCCL_GDR_FLUSH_DISABLE`,
+    /// The flush of [`RecvComm::iflush`](crate::RecvComm::iflush) (`NCCL_GDR_FLUSH_DISABLE`,
     /// `NCCL_NET_FORCE_FLUSH`).
     pub flush: flush::Flush,
 }
 
-/// In which ways GPU memory can be registered.
+/// The ways in which a device can register GPU memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuSupport {
-    /// As a DMA-BUF.
+    /// Whether the device registers a DMA-BUF.
     pub dma_buf: bool,
-    /// By its address, with the help of a kernel module.
+    /// Whether the device registers an address, with the help of a kernel module (nvidia-peermem).
     pub peermem: bool,
 }
 
-/// The GPUs of this host.
+/// Lists the GPUs of this host.
 ///
 /// # Errors
-/// No CUDA, or what its driver says.
+/// This host has no CUDA driver, or the driver fails.
 pub fn gpus() -> Result<Vec<GpuInfo>, Error> {
     let driver = Driver::open().map_err(Kind::NoCuda)?;
     Ok(driver.gpus().map_err(|error| Kind::Gpu(error.into()))?)
@@ -51,7 +51,7 @@ impl fmt::Display for GpuSupport {
     }
 }
 
-/// What is said about GPU memory.
+/// The settings that are about GPU memory.
 #[derive(Clone, Debug)]
 pub(crate) struct GpuRules {
     pub(crate) sysfs: Sysfs,
@@ -61,12 +61,12 @@ pub(crate) struct GpuRules {
 }
 
 impl Device {
-    /// By which way messages get between a GPU's memory and this device.
+    /// Decides by which way messages get between a GPU's memory and this device.
     pub fn gpu_path(&self, gpu: &GpuInfo, settings: &Settings) -> GpuPath {
         GpuPath::decide(gpu, &self.adapter().gpu_reach(), &settings.gpu)
     }
 
-    /// The same for a piece of memory: no NIC is given what is managed.
+    /// Decides the way for one piece of memory. Managed memory is always staged.
     pub(crate) fn memory_path(
         &self,
         memory: &GpuMemory,
@@ -83,7 +83,7 @@ impl Device {
         Ok(GpuPath { decision, flush })
     }
 
-    /// In which ways GPU memory can be registered with this device, if there is a GPU.
+    /// The ways in which this device can register GPU memory, if the host has a GPU.
     pub fn gpu_support(&self, settings: &Settings) -> GpuSupport {
         match self.adapter().gpu_reach() {
             gdr::NicReach::Software => GpuSupport::default(),
@@ -95,10 +95,10 @@ impl Device {
 }
 
 impl DeviceInfo {
-    /// The same as [`Device::gpu_path`] for each GPU and a device that is not open.
+    /// Decides [`Device::gpu_path`] for each GPU and a device that is not open.
     ///
     /// # Errors
-    /// An RDMA device that cannot be opened and asked.
+    /// An RDMA device cannot be opened.
     pub fn gpu_paths(&self, gpus: &[GpuInfo], settings: &Settings) -> Result<Vec<GpuPath>, Error> {
         let reach = match self.kind {
             DeviceKind::Verbs if !gpus.is_empty() => {

@@ -1,10 +1,12 @@
-//! NCCL's network transport as a library: connections that carry messages between registered
-//! memory, by RDMA, on whatever NIC the host has.
+//! NCCL's network transport as a library. Connections carry messages between registered memory, by
+//! RDMA where the host has an RDMA NIC, and over UDP or TCP where it has none.
 //!
-//! A [`Device`] is opened, a [`Listener`] on it makes a [`Handle`], and whoever gets the handle's
-//! bytes connects: it has a [`SendComm`] then, and the listener's side a [`RecvComm`]. Messages go
-//! between [`MemoryRegion`]s. Nothing blocks but what is called `wait`, `send` or `recv`, and each
-//! of those has a deadline.
+//! The receiver opens a [`Device`], and a [`Listener`] on the device makes a [`Handle`]. The program
+//! brings the handle's 128 bytes to the sender, which connects and gets a [`SendComm`]. The listener
+//! accepts and gets a [`RecvComm`]. Messages go from a [`MemoryRegion`] to a [`MemoryRegion`].
+//!
+//! Only methods called `wait`, `send`, `recv` and `accept_within` block, each with a deadline. All
+//! others return at once.
 //!
 //! ```
 //! use std::time::Duration;
@@ -13,12 +15,12 @@
 //! const MIB: usize = 1 << 20;
 //! let timeout = Duration::from_secs(30);
 //! let settings = Settings::from_env()?;
-//! // On loopback, which is the last device; mostly there is a better one.
+//! // The last device of the list is on loopback. `Choice::make` names the best one.
 //! let name = Device::list()?.pop().expect("a device").name;
 //!
 //! let device = Device::open(&name)?;
 //! let listener = Listener::bind(&device, &settings)?;
-//! // 128 bytes, which get to the sender in some way of the program's own.
+//! // The program brings these 128 bytes to the sender.
 //! let handle = listener.handle();
 //!
 //! let sender = std::thread::spawn({
@@ -45,19 +47,34 @@
 //! # Ok::<(), invar::Error>(())
 //! ```
 //!
-//! # Whose memory
+//! # Collectives
 //!
-//! A region belongs to its device, and is never lent as a slice, for peers write to it. A comm
-//! keeps the regions of its requests until they are done or it is dropped itself, which ends its
-//! queue pairs first; so safe code can neither free nor alias memory that a NIC is at work in.
+//! A [`Communicator`] joins several ranks: it sums, gathers and scatters vectors, and sends messages
+//! between any two ranks.
+//!
+//! # Errors
+//!
+//! Every function that can fail returns [`Error`]. An error says whose fault it is, which peer,
+//! device or rank it is about, whether the connection is lost, and whether it was a timeout.
+//!
+//! # Ownership of memory
+//!
+//! A region belongs to its device. No function lends a region as a slice, because peers write to it.
+//! A comm keeps the regions of its requests until the requests are done. A comm that is dropped ends
+//! its queue pairs first. So safe code can neither free nor alias memory that a NIC works in.
 //!
 //! # GPU memory
 //!
-//! A region may be a GPU's ([`MemoryRegion::on_gpu`]); messages from and to it take the same calls.
-//! Where the device does not reach it ([`Device::gpu_path`] says why), they pass through pinned
-//! host memory, of which a comm has `INVAR_STAGING_SLOTS` pieces of `INVAR_STAGING_CHUNK_BYTES`.
-//! One that is longer than a piece is cut, and each piece is a message: there both ends must have
-//! memory that is staged, the same size of pieces, and the same length.
+//! [`MemoryRegion::on_gpu`] makes a region of a GPU's memory. Messages from and to GPU memory take
+//! the same calls. If the device cannot reach the memory, messages pass through pinned host memory;
+//! [`Device::gpu_path`] says why. A comm has `INVAR_STAGING_SLOTS` pieces of pinned memory, of
+//! `INVAR_STAGING_CHUNK_BYTES` each. A message longer than one piece is cut. Then both ends must stage,
+//! with pieces of one size, and the receive must be as long as the send.
+//!
+//! # Examples
+//!
+//! The folder `examples` has programs that run on any host: `send_file`, `many_connections`,
+//! `all_reduce` and `gpu_memory`.
 
 mod choice;
 pub mod communicator;

@@ -14,24 +14,24 @@ use crate::error::Kind;
 use crate::raw::{GpuRange, Registration};
 use crate::{Device, Error, GpuPath, Settings};
 
-/// Memory of the host, page-aligned, or of a GPU, registered with a device; clones are the same
-/// memory.
+/// Memory that is registered with a device: page-aligned memory of the host, or memory of a GPU.
+/// Clones are handles of the same memory.
 ///
-/// Peers and the device change its content at any time, so it is never lent as a slice: it is
-/// copied in and out. A comm keeps the regions of its requests until they are done, so a region
-/// may be dropped at any time.
+/// Peers and the device may change the content at any time. So no function lends the memory as a slice;
+/// the program copies bytes in and out. A comm keeps the regions of its requests until they are done,
+/// so a program may drop a region at any time.
 ///
-/// # Who may write to it
+/// # Access of peers
 ///
-/// A peer that was told of it, by [`RecvComm::irecv`](crate::RecvComm::irecv), has its key, and a
-/// key opens the whole region to every peer that is connected to the device, as long as there is
-/// the region. The soft NIC keeps to exactly the region's bytes; hardware protects whole pages,
-/// which here are the region's alone.
+/// [`RecvComm::irecv`](crate::RecvComm::irecv) tells the region's key to the peer. With the key,
+/// any peer of an RDMA device can reach the whole region for as long as the region exists. The software NIC lets a
+/// peer reach only the regions that its own connection has told it of, and only their exact bytes.
+/// Hardware protects whole pages, which the region does not share with other memory.
 #[derive(Clone)]
 pub struct MemoryRegion(Arc<Inner>);
 
 struct Inner {
-    // Ends before the memory and the device.
+    // The registration ends before the memory and the device.
     _registration: Option<Registration>,
     lkey: u32,
     rkey: u32,
@@ -39,14 +39,17 @@ struct Inner {
     device: Device,
 }
 
-/// Where the bytes are.
+/// The memory of a region.
 enum Bytes {
     Host(HostMemory),
     Gpu { memory: GpuMemory, path: GpuPath },
 }
 
 impl MemoryRegion {
-    /// Zeroed memory of `len` bytes, at least one.
+    /// Allocates and registers `len` zeroed bytes of the host.
+    ///
+    /// # Errors
+    /// `len` is 0, or the device cannot register so much memory.
     pub fn new(device: &Device, len: usize) -> Result<Self, Error> {
         if len == 0 {
             return Err(Kind::Usage("a memory region needs at least one byte".into()).into());
@@ -58,11 +61,13 @@ impl MemoryRegion {
         Ok(Self::with(device, Bytes::Host(memory), Some(registration)))
     }
 
-    /// Memory of a GPU, at least one byte. Where the device reaches it, it is registered; where
-    /// not, messages pass through host memory. [`MemoryRegion::gpu_path`] says which and why.
+    /// Makes a region of a GPU's memory.
+    ///
+    /// If the device reaches the memory, this registers it. Otherwise messages pass through pinned host
+    /// memory. [`MemoryRegion::gpu_path`] says which, and why.
     ///
     /// # Errors
-    /// What the GPU's driver or the device says.
+    /// The memory is empty, or the GPU's driver or the device fails.
     pub fn on_gpu(device: &Device, memory: &GpuMemory, settings: &Settings) -> Result<Self, Error> {
         if memory.is_empty() {
             return Err(Kind::Usage("a memory region needs at least one byte".into()).into());
@@ -101,7 +106,7 @@ impl MemoryRegion {
         }))
     }
 
-    /// Length in bytes; never 0.
+    /// The length in bytes, at least 1.
     #[expect(clippy::len_without_is_empty, reason = "there is no empty one")]
     pub fn len(&self) -> usize {
         match &self.0.bytes {
@@ -110,13 +115,13 @@ impl MemoryRegion {
         }
     }
 
-    /// Copies bytes out.
+    /// Copies bytes from the region, from byte `offset` on, until `bytes` is full.
     ///
-    /// What a receive that is done brought is seen; of what is still coming, each aligned 8-byte
-    /// word old or new.
+    /// The copy has all bytes of receives that are done. While a message arrives, each aligned word of 8
+    /// bytes is either old or new.
     ///
     /// # Errors
-    /// A range that is not within the region; of a GPU's memory, what its driver says.
+    /// The bytes are not within the region, or the GPU's driver fails.
     #[inline]
     pub fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), Error> {
         match &self.0.bytes {
@@ -126,10 +131,11 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Copies bytes in. A send that is under way sees them or not.
+    /// Copies `bytes` into the region, from byte `offset` on. A send that is under way may carry the old
+    /// or the new bytes.
     ///
     /// # Errors
-    /// As [`MemoryRegion::read_at`].
+    /// The bytes are not within the region, or the GPU's driver fails.
     #[inline]
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
         match &self.0.bytes {
@@ -139,7 +145,7 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Of host memory, its first byte.
+    /// The first byte of host memory; `None` for GPU memory.
     pub(crate) fn host_start(&self) -> Option<NonNull<u8>> {
         match &self.0.bytes {
             Bytes::Host(memory) => NonNull::new(memory.as_ptr()),
@@ -147,7 +153,7 @@ impl MemoryRegion {
         }
     }
 
-    /// Of a GPU's memory, by which way messages get between it and the device.
+    /// The way by which messages get between the GPU and the device; `None` for host memory.
     pub fn gpu_path(&self) -> Option<&GpuPath> {
         match &self.0.bytes {
             Bytes::Host(_) => None,
@@ -155,7 +161,7 @@ impl MemoryRegion {
         }
     }
 
-    /// The GPU's memory where it is one that the device does not reach.
+    /// The GPU's memory, if the device does not reach it.
     #[inline]
     pub(crate) fn staged(&self) -> Option<&GpuMemory> {
         match &self.0.bytes {
@@ -164,7 +170,7 @@ impl MemoryRegion {
         }
     }
 
-    /// How what was received there becomes visible, and on which GPU.
+    /// The flush that makes received bytes visible, and the GPU.
     pub(crate) fn flush(&self) -> Option<(flush::Method, &Gpu)> {
         match &self.0.bytes {
             Bytes::Host(_) => None,
@@ -172,12 +178,12 @@ impl MemoryRegion {
         }
     }
 
-    /// The device that it is registered with.
+    /// The device that the region is registered with.
     pub fn device(&self) -> &Device {
         &self.0.device
     }
 
-    /// Address and length of a range, for a work request on `device`.
+    /// The address and the length of a range, for a work request on `device`.
     #[inline]
     pub(crate) fn locate(
         &self,

@@ -16,8 +16,9 @@ use crate::{Device, Error, MemoryRegion, Request};
 
 /// The receiving end of a connection.
 ///
-/// Dropping it closes it: the sender learns which messages have arrived, and which of its sends
-/// found no receive. That takes up to 100 ms if receives are posted that the sender does not know of.
+/// Dropping this end closes the connection. The sender learns which messages have arrived, and which
+/// of its sends found no receive. Dropping takes up to 100 ms if the sender has not yet heard of all
+/// posted receives.
 pub struct RecvComm {
     // Its queue pairs end before the regions that they work on.
     end: ClosedOnDrop,
@@ -27,7 +28,7 @@ pub struct RecvComm {
     device: Device,
 }
 
-/// What a receive got.
+/// The result of a receive or a flush that is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
     nreqs: u8,
@@ -35,23 +36,24 @@ pub struct Received {
 }
 
 impl Received {
-    /// Bytes of each buffer, in the order in which they were posted; of a flush, none.
+    /// The received bytes of each buffer, in the order of the receive's buffers. A flush has none.
     ///
-    /// On the wire of NCCL 2.14 a group's are only 0 or 1: empty or not.
+    /// On the wire of NCCL 2.14 the sizes of a grouped receive say only whether a message was empty: 0
+    /// or 1.
     pub fn sizes(&self) -> &[usize] {
         self.sizes.get(..usize::from(self.nreqs)).unwrap_or(&self.sizes)
     }
 }
 
-/// How a flush began.
+/// The state of a flush after [`RecvComm::iflush`].
 #[derive(Debug)]
 #[must_use]
 pub enum Flush {
-    /// Flushing is off, or no range has bytes: the data can be used.
+    /// The data can be used at once: flushing is off, or no range has bytes.
     NotNeeded,
-    /// Under way: test the request.
+    /// The flush is under way. Test the request.
     Started(Request),
-    /// Too many requests are under way: call again.
+    /// Too many requests are under way. Call again.
     Busy,
 }
 
@@ -62,12 +64,14 @@ impl RecvComm {
         RecvComm { end, receives, flushes, staged, device }
     }
 
-    /// Posts a receive of 1 to 8 ranges, each for a message with its tag, and tells the peer.
-    /// `None`, where too many requests are under way: call again.
+    /// Posts a receive of 1 to 8 buffers, and tells the peer. A buffer is a region, a range of its
+    /// bytes, and the tag of the message that it is for.
+    ///
+    /// Returns `None` if too many requests are under way: call again.
     ///
     /// # Errors
-    /// A range that is not in its region, a region of another device, a wrong number of ranges:
-    /// the comm goes on. Others stay: every later call gives the same.
+    /// A range is not within its region, a region is of another device, or the number of buffers is
+    /// wrong. After these errors the comm still works. After any other error the connection is lost.
     pub fn irecv(
         &mut self,
         bufs: &[(&MemoryRegion, Range<usize>, u32)],
@@ -113,14 +117,16 @@ impl RecvComm {
         Ok(number.map(|number| self.receives.staged(number)))
     }
 
-    /// Makes received data visible where a write of the NIC may not be yet, in whatever way each
-    /// GPU needs it ([`cuda::flush`](invar_cuda::flush)): calls its driver, which is done at once,
-    /// or reads a byte back through the NIC, for all ranges together, of the last that is not empty.
-    /// It reads only where [`Settings::flush`](crate::Settings::flush) is on, and then of host
-    /// memory too, if there is no other.
+    /// Makes received bytes visible to the GPU that has the memory.
+    ///
+    /// [`cuda::flush`](crate::cuda::flush) says what a GPU needs: nothing, a call of its driver, or a
+    /// read through the NIC. One read of one byte serves all ranges. The NIC reads only if
+    /// [`Settings::flush`](crate::Settings::flush) is on; then it also reads host memory, if there is no
+    /// GPU memory among the ranges.
     ///
     /// # Errors
-    /// As [`RecvComm::irecv`], but for a peer that has closed: what it sent before is flushed still.
+    /// A range is not within its region, a region is of another device, the GPU's driver fails, or the
+    /// connection is lost. A peer that has closed is no error: bytes that it sent before can be flushed.
     pub fn iflush(&mut self, bufs: &[(&MemoryRegion, Range<usize>)]) -> Result<Flush, Error> {
         let (mut of_gpu, mut of_host) = (None, None);
         let mut called: Option<u32> = None;
@@ -150,10 +156,11 @@ impl RecvComm {
         }
     }
 
-    /// Whether a receive or flush is done, and then what came; the request is then over.
+    /// Returns the result of a receive or a flush, or `None` while it is under way. The request is over
+    /// once this returns a result.
     ///
     /// # Errors
-    /// A request that is over or of another comm; or what ended the connection.
+    /// The request is over already or is of another comm, or the connection is lost.
     pub fn test(&mut self, request: &Request) -> Result<Option<Received>, Error> {
         let is_receive = self.receives.is_ours(request);
         if !is_receive && !self.flushes.is_ours(request) {
@@ -190,12 +197,20 @@ impl RecvComm {
         }
     }
 
-    /// Waits until a receive or flush is done.
+    /// Waits until a receive or a flush is done, at most `timeout`.
+    ///
+    /// # Errors
+    /// A timeout, after which the request is still under way; or an error of [`RecvComm::test`].
     pub fn wait(&mut self, request: &Request, timeout: Duration) -> Result<Received, Error> {
         wait("a receive", timeout, || self.test(request))
     }
 
-    /// Receives one message; gives its length.
+    /// Receives one message with `tag` into bytes `range` of `region`, and waits at most `timeout`.
+    /// Returns the message's length in bytes.
+    ///
+    /// # Errors
+    /// A timeout, after which the receive may still be posted; or an error of [`RecvComm::irecv`] or
+    /// [`RecvComm::test`].
     pub fn recv(
         &mut self,
         region: &MemoryRegion,
@@ -214,18 +229,18 @@ impl RecvComm {
         Ok(received.sizes().first().copied().unwrap_or(0))
     }
 
-    /// Both ends.
+    /// The devices, addresses and queue pairs of both ends of the connection.
     pub fn ends(&self) -> &Ends {
         self.end.ends()
     }
 
-    /// The device that it receives on.
+    /// The device that this end receives on.
     pub fn device(&self) -> &Device {
         &self.device
     }
 }
 
-/// An end that is there until it is dropped.
+/// An end that closes its connection when it is dropped.
 struct ClosedOnDrop(Option<Box<dyn RecvEnd>>);
 
 impl Deref for ClosedOnDrop {

@@ -1,4 +1,4 @@
-//! Requests, and the memory that they hold.
+//! Requests, and the memory that requests hold.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,11 +6,11 @@ use invar_core::comm;
 
 use crate::MemoryRegion;
 
-/// A transfer under way; give it to `test` of its comm until that says done.
+/// A transfer under way. Pass it to `test` or `wait` of its comm until the transfer is done.
 ///
-/// It is a number, not a resource: dropping it neither ends the transfer nor frees its memory. But
-/// its place in the comm stays taken, and once the others have gone around all places (256 at
-/// most) to that one, no new request begins.
+/// A request is a number, not a resource: dropping it neither ends the transfer nor frees its memory.
+/// A comm has up to 256 places for requests, and uses them in turn. A request that is never tested
+/// keeps its place, and the comm starts no new request once that place's turn comes.
 #[must_use = "a request ends only by `test`"]
 #[derive(Debug)]
 pub struct Request {
@@ -18,7 +18,7 @@ pub struct Request {
     comm: u64,
 }
 
-/// Who knows a request.
+/// The part of a comm that knows a request.
 #[derive(Debug)]
 pub(crate) enum Of {
     /// The end of the connection.
@@ -59,7 +59,7 @@ impl<const K: usize> UnderWay<K> {
         Request { of: Of::Staged(number), comm: self.comm }
     }
 
-    /// Of a request that is over.
+    /// Releases the regions of a request that is over.
     #[inline]
     pub(crate) fn release(&mut self, request: &comm::Request) {
         for held in self.held(request) {

@@ -13,7 +13,7 @@ use crate::staged::{self, Staged};
 use crate::wait::wait;
 use crate::{Connecting, Device, Error, MemoryRegion, Request, Settings};
 
-/// The sending end of a connection.
+/// The sending end of a connection. Dropping it closes the connection.
 pub struct SendComm {
     // Its queue pairs end before the regions that they work on.
     end: Box<dyn SendEnd>,
@@ -23,7 +23,10 @@ pub struct SendComm {
 }
 
 impl SendComm {
-    /// Begins to connect to the listener that made `handle`.
+    /// Begins to connect `device` to the listener that made `handle`.
+    ///
+    /// # Errors
+    /// The settings do not allow the device, the handle is of another wire, or TCP refuses at once.
     pub fn connect(
         device: &Device,
         handle: &Handle,
@@ -41,17 +44,22 @@ impl SendComm {
         }
     }
 
-    /// Starts to send a range of `region` if the peer has posted a receive for `tag`; otherwise,
-    /// or where too many requests are under way, `None`: call again.
+    /// Starts to send bytes `range` of `region` to the peer's receive for `tag`.
     ///
-    /// A send into a grouped receive starts when all of its buffers have their message. One from
-    /// GPU memory that the device does not reach may begin before the peer's receive, and then
-    /// sends in other such memory wait behind it. Over TCP bytes move only while a request of this
-    /// comm is tested: do so before, or while, what the peer does with them is waited for.
+    /// Returns `None` if the peer has not posted a receive for `tag`, or if too many requests are under
+    /// way: call again. A send into a grouped receive starts once all buffers of the group have their
+    /// message.
+    ///
+    /// A send of staged GPU memory may start before the peer's receive. Later sends of staged memory
+    /// then wait behind it.
+    ///
+    /// Over TCP, bytes move only while a request of this comm is tested. Test before the program waits
+    /// for anything that the peer does with the bytes.
     ///
     /// # Errors
-    /// A range that is not in the region, a region of another device, a message longer than its
-    /// receive: the comm goes on. Others stay: every later call gives the same.
+    /// The range is not within the region, the region is of another device, or the message is longer
+    /// than its receive. After these errors the comm still works. After any other error the connection
+    /// is lost.
     pub fn isend(
         &mut self,
         region: &MemoryRegion,
@@ -78,10 +86,11 @@ impl SendComm {
         }
     }
 
-    /// Whether a send is done, and then how many bytes it sent; the request is then over.
+    /// Returns how many bytes a send has sent, or `None` while the send is under way. The request is
+    /// over once this returns a number.
     ///
     /// # Errors
-    /// A request that is over or of another comm; or what ended the connection.
+    /// The request is over already or is of another comm, or the connection is lost.
     pub fn test(&mut self, request: &Request) -> Result<Option<usize>, Error> {
         if !self.under_way.is_ours(request) {
             return Err(Error::foreign_request());
@@ -101,13 +110,20 @@ impl SendComm {
         }
     }
 
-    /// Waits until a send is done.
+    /// Waits until a send is done, at most `timeout`. Returns how many bytes it has sent.
+    ///
+    /// # Errors
+    /// A timeout, after which the send is still under way; or an error of [`SendComm::test`].
     pub fn wait(&mut self, request: &Request, timeout: Duration) -> Result<usize, Error> {
         wait("a send", timeout, || self.test(request))
     }
 
-    /// Waits until the peer has posted its receive, and until the send is done; `timeout` is for
-    /// both.
+    /// Sends bytes `range` of `region`: waits for the peer's receive for `tag` and until the send is
+    /// done, together at most `timeout`. Returns how many bytes it has sent.
+    ///
+    /// # Errors
+    /// A timeout, after which the send may still be under way; or an error of [`SendComm::isend`] or
+    /// [`SendComm::test`].
     pub fn send(
         &mut self,
         region: &MemoryRegion,
@@ -124,12 +140,12 @@ impl SendComm {
         })
     }
 
-    /// Both ends.
+    /// The devices, addresses and queue pairs of both ends of the connection.
     pub fn ends(&self) -> &Ends {
         self.end.ends()
     }
 
-    /// The device that it sends from.
+    /// The device that this end sends from.
     pub fn device(&self) -> &Device {
         &self.device
     }

@@ -63,7 +63,7 @@ pub(crate) struct Staged {
     size: Size,
     active: Option<Box<Active>>,
     lookalikes: Lookalikes,
-    /// What ended it; it stays.
+    /// The error that ended the staged messages. Every later call returns it.
     failed: Option<(ErrorKind, String)>,
 }
 

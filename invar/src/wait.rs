@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use crate::Error;
 use crate::error::Kind;
 
-/// Calls between two looks at the clock; who waits that long lets others run.
+/// Calls between two looks at the clock. A caller that waits so long lets other threads run.
 const CALLS: u32 = 64;
 
-/// Asks until there is an answer, `timeout` at the longest.
+/// Asks until there is an answer, at most `timeout`.
 pub(crate) fn wait<T>(
     what: &'static str,
     timeout: Duration,

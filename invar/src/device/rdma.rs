@@ -56,7 +56,7 @@ fn refuse_without(listed: &Listing, hca: NameFilter<'_>, rules: &RdmaRules) -> R
     Err(Kind::Setting(format!("NCCL_IB_HCA={}: {}", rules.hca, whys.join("; "))).into())
 }
 
-/// What such a device may do with memory of the user's.
+/// The access of an RDMA device to the user's memory.
 pub(super) fn data_access(rules: &RdmaRules) -> Access {
     device::data_access(rules.relaxed_ordering, invar_verbs::has_relaxed_ordering())
 }

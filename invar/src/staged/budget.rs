@@ -15,7 +15,7 @@ struct Budget {
     in_use: AtomicU64,
 }
 
-/// What one end has of it, until it is dropped.
+/// The part of the budget that one end has until it is dropped.
 pub(super) struct Share<'a> {
     budget: &'a Budget,
     slots: u64,
@@ -47,7 +47,8 @@ impl Size {
 }
 
 impl Budget {
-    /// So many slots, or as many as fit below the limit; where none does, how many bytes are in use.
+    /// Takes the wanted slots, or as many as fit below the limit. If none fits, the error is the number
+    /// of bytes in use.
     fn take(&self, bytes_max: u64, slot_bytes: u64, wanted: u64) -> Result<Share<'_>, u64> {
         let mut slots = 0;
         self.in_use.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |in_use| {

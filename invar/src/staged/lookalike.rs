@@ -5,7 +5,7 @@ use invar_core::staging::{TRAILER_BYTES, Trailer};
 
 use crate::MemoryRegion;
 
-/// Those that are under way, of memory that is not staged: none, as a rule.
+/// The receives under way whose length is that of a staged piece. Usually there are none.
 #[derive(Default)]
 pub(super) struct Lookalikes(Vec<Lookalike>);
 

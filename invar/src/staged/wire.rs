@@ -84,7 +84,7 @@ pub(crate) trait Wire: End {
     /// Starts a chunk's message; gives its request, where that is possible.
     ///
     /// # Safety
-    /// As of [`SendEnd::isend`] and [`RecvEnd::irecv`].
+    /// The caller keeps the promises of [`SendEnd::isend`] and [`RecvEnd::irecv`].
     unsafe fn start(
         &mut self,
         place: &Place<'_>,
@@ -172,7 +172,7 @@ impl Wire for dyn RecvEnd {
     }
 }
 
-/// What went wrong with a chunk.
+/// The reason why a chunk failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Broken {
     #[error(transparent)]
