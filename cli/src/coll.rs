@@ -1,7 +1,7 @@
-//! `invar coll`: what ranks do together, on this host or on several.
+//! `invar coll`: measures collectives among ranks, on this host or on several.
 //!
-//! [`launch`] starts a process for each rank of this host; [`measure`] is what each of them does,
-//! on elements of [`sample`], once [`options`] are the same everywhere; [`report`] prints, at rank 0.
+//! [`launch`] starts a process for each rank of this host. [`options`] compares the flags of all ranks.
+//! [`measure`] runs in each rank, on elements that [`sample`] makes. [`report`] prints, at rank 0.
 
 mod launch;
 mod measure;
@@ -19,40 +19,39 @@ use crate::failure::{Failure, WRONG};
 use crate::ports::Ports;
 use crate::size::Sizes;
 
-/// The variable with the secret that lets ranks in.
+/// The variable with the secret by which ranks join.
 const SECRET: &str = "INVAR_COLL_SECRET";
 
 /// Measure collectives among ranks, and check the result.
 ///
-/// With --ranks alone every rank is a process on this host, with a processor of its own where there
-/// are as many. On several hosts each rank is started
-/// there, with --rank, --ranks, and --root HOST:PORT, an address of rank 0's host that rank 0 listens
-/// at; INVAR_COLL_SECRET is a secret word, the same for all. Without it rank 0 makes one up and prints
-/// it.
+/// With --ranks alone every rank is a process on this host. If the host has enough processors, each
+/// rank gets one of its own. On several hosts, start each rank with --rank, --ranks, and --root
+/// HOST:PORT. Rank 0 listens at that address of its host. Give all ranks one secret word in
+/// INVAR_COLL_SECRET. Without the word rank 0 makes one up and prints it.
 ///
-/// Ranks of one host share memory, unless NCCL_SHM_DISABLE=1. All ranks must have the same operation
-/// and the same flags that say what is measured; the first difference is an error.
+/// Ranks of one host share memory, unless NCCL_SHM_DISABLE=1. All ranks must measure the same operation
+/// with the same flags. The first difference is an error.
 ///
-/// As in nccl-tests, the size is that of the larger of a rank's two buffers, the time is an average
-/// over iterations and ranks, and busbw is algbw times what the operation moves over each link.
+/// The columns follow nccl-tests: the size is that of the larger of a rank's two buffers, the time is an
+/// average over iterations and ranks, and busbw is algbw times the share that each link carries.
 ///
-/// Exit status: 0 all is well, 1 elements were wrong, 2 a flag or variable cannot be, 141 nobody reads
-/// the results any more, 3 anything else.
+/// Exit status: 0 all is well, 1 elements were wrong, 2 a flag or variable is not allowed, 141 nobody
+/// reads the results any more, 3 anything else.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// What to do
+    /// Operation to measure
     #[arg(value_enum)]
     operation: Operation,
 
-    /// How many ranks there are
+    /// Number of ranks
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=4096))]
     ranks: u32,
 
-    /// Be this rank, from 0
+    /// Number of this rank, from 0
     #[arg(long, requires = "root")]
     rank: Option<u32>,
 
-    /// Where rank 0 listens
+    /// Address at which rank 0 listens
     #[arg(long, value_name = "HOST:PORT", requires = "rank")]
     root: Option<String>,
 
@@ -71,7 +70,7 @@ pub(crate) struct Args {
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     iters: Option<u32>,
 
-    /// Iterations before those
+    /// Iterations before the timed ones
     #[arg(short = 'w', long, default_value_t = 5)]
     #[arg(value_parser = clap::value_parser!(u32).range(..=100_000_000))]
     warmup: u32,
@@ -80,7 +79,7 @@ pub(crate) struct Args {
     #[arg(short = 'd', long = "type", value_name = "TYPE", default_value = "float")]
     data_type: DataType,
 
-    /// How they are reduced: sum, prod, min, max, avg
+    /// Reduction: sum, prod, min, max, avg
     #[arg(short = 'o', long, value_name = "OP", default_value = "sum")]
     redop: RedOp,
 
@@ -92,32 +91,32 @@ pub(crate) struct Args {
     #[arg(long)]
     no_check: bool,
 
-    /// Results as JSON into FILE; `-` is stdout, and the table goes to stderr then
+    /// Write the results as JSON into FILE. With `-` JSON goes to stdout and the table to stderr
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Process that this one must not outlive
+    /// Process with which this one must end
     #[arg(long, value_name = "PID", requires = "rank", hide = true)]
     child_of: Option<u32>,
 }
 
-/// What is measured.
+/// The operation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 enum Operation {
-    /// The inputs of all, reduced, to all
+    /// All ranks get the reduced inputs of all
     AllReduce,
-    /// The inputs of all to all
+    /// All ranks get the inputs of all
     AllGather,
-    /// The inputs of all, reduced, a block to each
+    /// Each rank gets its block of the reduced inputs of all
     ReduceScatter,
-    /// The root's input to all
+    /// All ranks get the root's input
     Broadcast,
-    /// The inputs of all, reduced, to the root
+    /// The root gets the reduced inputs of all
     Reduce,
-    /// From each rank to the next
+    /// Each rank sends to the next
     Sendrecv,
-    /// From each rank a block to each
+    /// Each rank sends a block to each
     AllToAll,
 }
 

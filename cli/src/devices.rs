@@ -1,4 +1,4 @@
-//! `invar devices`: what this host has.
+//! `invar devices`: lists the devices of this host.
 
 use std::io;
 use std::process::ExitCode;
@@ -13,12 +13,12 @@ use crate::output::{print, tell};
 /// List the devices of this host.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// As JSON: an array with an object for each device
+    /// Print JSON: an array with an object for each device
     #[arg(long)]
     json: bool,
 }
 
-/// A device as JSON shows it.
+/// The JSON of a device.
 #[derive(Serialize)]
 struct Shown {
     name: String,
@@ -27,33 +27,32 @@ struct Shown {
     address: String,
     gid: String,
     gid_index: u8,
-    /// Why this GID and no other of the port's table.
+    /// The reason why this GID of the port's table was chosen.
     gid_why: String,
     link_layer: &'static str,
-    /// Bytes of payload in a packet between two such devices, as `invar perf` shows them; `null` over
-    /// TCP.
+    /// Payload bytes of a packet between two such devices, as in `invar perf`; `null` over TCP.
     mtu: Option<u32>,
-    /// The largest path MTU of the verbs: what a peer has that is no Invar.
+    /// The largest path MTU of the verbs, which holds for a peer that is no Invar.
     path_mtu: Option<u32>,
-    /// `null` where the interface does not tell.
+    /// Megabits a second; `null` if the interface does not tell.
     speed_mbps: Option<u32>,
-    /// `null`: any that is free.
+    /// The UDP port for packets; `null` for any free port.
     udp_port: Option<u16>,
     pci_path: Option<String>,
-    /// In hexadecimal, as tools print it; `null` for a device in software.
+    /// Hexadecimal digits, in the form of other tools; `null` for a device in software.
     guid: Option<String>,
-    /// Number of the port on its card.
+    /// The number of the port on the card.
     card_port: u32,
-    /// `null`: no limit is known.
+    /// The most queue pairs; `null` if no limit is known.
     qps_max: Option<u32>,
     state: &'static str,
     recvs_max: usize,
     relaxed_ordering: bool,
-    /// How messages get between it and each GPU.
+    /// The ways by which messages get between the device and each GPU.
     gpus: Vec<ShownGpu>,
 }
 
-/// A GPU as seen from a device.
+/// The way between a device and one GPU.
 #[derive(Serialize)]
 struct ShownGpu {
     gpu: u32,

@@ -1,4 +1,4 @@
-//! Why the command ends without a result, and with which status.
+//! The reason why the command ends without a result, and its exit status.
 
 use std::process::ExitCode;
 use std::{fmt, io};
@@ -7,11 +7,11 @@ use crate::output::tell;
 
 /// Bytes were wrong.
 pub(crate) const WRONG: u8 = 1;
-/// Flags, names or variables cannot be.
+/// A flag, a name or a variable is not allowed.
 const USAGE: u8 = 2;
-/// Something else did not work: the network, the peer, this host.
+/// Anything else failed: the network, the peer, this host.
 const FAILED: u8 = 3;
-/// Nobody reads the results any more, as in `invar devices | head -1`: what a shell shows of a
+/// Nobody reads the results any more, as in `invar devices | head -1`. A shell shows this status for a
 /// program that SIGPIPE has ended.
 const UNREAD: u8 = 128 + 13;
 
@@ -31,12 +31,12 @@ impl Failure {
         Failure { text: line(&text), status: FAILED }
     }
 
-    /// With what was tried before what happened.
+    /// A failure of the system: `what` was tried, and then the error.
     pub(crate) fn io(what: impl fmt::Display, error: &io::Error) -> Self {
         Self::new(format_args!("{what}: {error}"))
     }
 
-    /// Of an output that could not be written.
+    /// A failure to write an output.
     pub(crate) fn unwritten(what: &str, error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Failure { text: String::new(), status: UNREAD },
@@ -49,7 +49,7 @@ impl Failure {
         self.status == UNREAD
     }
 
-    /// Whether flags, names or variables of this end cannot be.
+    /// Whether a flag, a name or a variable of this end is not allowed.
     pub(crate) fn is_usage(&self) -> bool {
         self.status == USAGE
     }
@@ -63,7 +63,7 @@ impl Failure {
     }
 }
 
-/// What a peer says may have line breaks in it, and whatever else a terminal obeys.
+/// Makes one harmless line of a text: a peer's text may have line breaks and other control characters.
 pub(crate) fn line(text: &impl fmt::Display) -> String {
     text.to_string().replace(char::is_control, " ")
 }

@@ -42,7 +42,7 @@ enum Command {
 }
 
 impl Command {
-    /// Whether another process of this command started it, and says what both should.
+    /// Whether another process of this command started this one, and reports for both.
     fn is_child(&self) -> bool {
         match self {
             Command::Perf(args) => args.is_child(),
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<ExitCode, Failure> {
     let mut settings = Settings::from_env()?;
     let remarks = settings.take_remarks();
-    // What ends a command is told by it; the log repeats that, so it is there if it is asked for.
+    // The command reports its own failure. The log would repeat that, so there is a log only on request.
     if env::var_os("INVAR_LOG").is_some() {
         logger::init(settings.log_level());
     }
@@ -82,7 +82,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
     }
 }
 
-/// The addresses that `HOST:PORT` means, or `HOST` where there is a default port.
+/// Resolves `HOST:PORT`, or `HOST` if there is a default port, to addresses.
 fn resolved(addr: &str, default_port: Option<u16>) -> Result<Vec<SocketAddr>, Failure> {
     resolve(addr, default_port).map_err(|error| match error.kind() {
         std::io::ErrorKind::InvalidInput => Failure::usage(error),
@@ -90,7 +90,7 @@ fn resolved(addr: &str, default_port: Option<u16>) -> Result<Vec<SocketAddr>, Fa
     })
 }
 
-/// What is meant to be read in whole.
+/// Whether clap's message is to be printed whole, because it is a help text or the version.
 fn is_help(kind: ErrorKind) -> bool {
     matches!(
         kind,
@@ -100,7 +100,7 @@ fn is_help(kind: ErrorKind) -> bool {
     )
 }
 
-/// What clap says, without its decoration: the first paragraph.
+/// The first paragraph of clap's message, without its decoration.
 fn one_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let paragraph = text.lines().take_while(|line| !line.trim().is_empty());

@@ -1,4 +1,4 @@
-//! Where results go.
+//! The places to which results go.
 
 use std::fmt;
 use std::fs::File;
@@ -9,15 +9,15 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// A table for people, and JSON where it is asked for.
+/// A table for people, and JSON on request.
 pub(crate) struct Outputs {
-    /// `None`: stderr.
+    /// The table goes to stdout, or to stderr if this is `None`.
     table: Option<io::Stdout>,
     json: Option<Box<dyn Write>>,
 }
 
 impl Outputs {
-    /// The table to stdout; JSON into a file, which is created, or to stdout instead of the table.
+    /// Sends the table to stdout and JSON into a new file, or JSON to stdout and the table to stderr.
     pub(crate) fn open(json: Option<&Path>) -> Result<Self, Failure> {
         let (table, json): (_, Option<Box<dyn Write>>) = match json {
             None => (Some(io::stdout()), None),
@@ -27,19 +27,19 @@ impl Outputs {
         Ok(Outputs { table, json })
     }
 
-    /// A line of the table, or several.
+    /// Prints one or more lines of the table.
     pub(crate) fn line(&mut self, text: &str) -> Result<(), Failure> {
         match &mut self.table {
             Some(stdout) => print(stdout, "the table", text),
             None => {
-                // The JSON is what is asked for, and may have a reader where stderr has none.
+                // The user asked for JSON, which may have a reader even if stderr has none.
                 let _ = writeln!(io::stderr(), "{text}");
                 Ok(())
             }
         }
     }
 
-    /// All of it, once.
+    /// Writes the whole JSON.
     pub(crate) fn json(&mut self, content: &impl Serialize) -> Result<(), Failure> {
         let Some(file) = &mut self.json else { return Ok(()) };
         let text = serde_json::to_string(content).map_err(Failure::new)?;
@@ -47,19 +47,19 @@ impl Outputs {
     }
 }
 
-/// Writes a line, or several.
+/// Writes one or more lines.
 pub(crate) fn print(mut file: impl Write, what: &str, text: &str) -> Result<(), Failure> {
     let written = writeln!(file, "{text}").and_then(|()| file.flush());
     written.map_err(|error| Failure::unwritten(what, &error))
 }
 
-/// A line for people, on stderr, at once: lines of processes that share it do not mix.
+/// Writes a line for people on stderr by one call, so that lines of several processes do not mix.
 pub(crate) fn tell(text: impl fmt::Display) {
-    // Where it is closed, nobody is there to be told.
+    // If stderr is closed there is nobody to tell.
     let _ = io::stderr().write_all(format!("invar: {text}\n").as_bytes());
 }
 
-/// A new file.
+/// Creates a file.
 pub(crate) fn created(path: &Path) -> Result<File, Failure> {
     File::create(path)
         .map_err(|error| Failure::io(format_args!("creating {}", path.display()), &error))

@@ -8,15 +8,15 @@ use signal_hook::consts::SIGCHLD;
 
 use crate::failure::Failure;
 
-/// Lets this process wait for those that it starts. A parent may have it ignore SIGCHLD: then Linux
-/// forgets how children end (`wait(2)`).
+/// Makes this process able to wait for its children. If it inherited an ignored SIGCHLD, Linux would
+/// forget how children end (`wait(2)`).
 pub(crate) fn await_children() -> Result<(), Failure> {
     signal_hook::flag::register(SIGCHLD, Arc::default())
         .map(drop)
         .map_err(|error| Failure::io("waiting for other processes", &error))
 }
 
-/// Ties this process's life to its parent's.
+/// Ends this process when its parent ends.
 pub(crate) fn die_with(parent: u32) -> Result<(), Failure> {
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|errno| Failure::io("following the parent process", &errno.into()))?;

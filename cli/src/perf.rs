@@ -1,9 +1,9 @@
-//! `invar perf`: what the transport does on this host, or between two.
+//! `invar perf`: measures the transport on this host, or between two hosts.
 //!
-//! Read in this order: [`client`] asks for one pass after another and [`server`] plays along; they
-//! talk over [`control`] in the words of [`message`]; [`link`] is the two connections between
-//! them, and [`pass`] what is done on it; [`pattern`] is what messages are made of; [`report`]
-//! prints. With no flag the server is a second process of this one: [`local`].
+//! Read in this order: [`client`] asks for one pass after another, and [`server`] takes part. They
+//! exchange the lines of [`message`] over [`control`]. A [`link`] is the two connections between them. A
+//! [`pass`] sends messages over the link. A [`pattern`] gives the bytes of messages. [`report`] prints.
+//! With no flag the server is a second process that this one starts: [`local`].
 
 mod client;
 mod control;
@@ -28,9 +28,9 @@ use crate::size::Sizes;
 use clap::builder::RangedU64ValueParser;
 use invar::{Device, DeviceInfo, DeviceKind, PortRange, ROCE_UDP_PORT, Settings, Survey};
 
-/// Where a server listens if it is not told.
+/// The address at which a server listens by default.
 const SERVER_IP: &str = "[::]";
-/// Where it listens, and is called, if no port is told.
+/// The TCP port of a server by default.
 const SERVER_PORT: u16 = 14791;
 
 /// Measure messages between two processes, and check what arrives.
@@ -38,15 +38,17 @@ const SERVER_PORT: u16 = 14791;
 /// With no flag both processes run on this host, over loopback. Between two hosts, one runs
 /// `invar perf --server`, the other `invar perf --connect HOST`.
 ///
-/// The ends may have devices of two kinds: the software NIC takes UDP port 4791 where the other end is an
-/// RDMA device, which sends to no other. INVAR_WIRE=nccl-2.14 at both ends has them speak as NCCL does.
+/// One end may have an RDMA device and the other the software NIC. The software NIC then takes UDP port
+/// 4791, since an RDMA device sends to no other port. With INVAR_WIRE=nccl-2.14 at both ends they speak
+/// NCCL's wire.
 ///
-/// For each size, messages go one way in a pass that is timed, several at a time: the time is the average
-/// of one message. Then they go to and fro one at a time: p50 and p99 are half of a round trip. The first and last bytes of every message are checked
-/// always; all bytes in a pass of its own, unless --no-check.
+/// For each size, a timed pass sends several messages at a time one way: the time is the average of one
+/// message. Then single messages go to and fro: p50 and p99 are half of a round trip. Every pass checks
+/// the first and last bytes of each message. A pass of its own checks all bytes, unless --no-check is
+/// given.
 ///
-/// Exit status: 0 all is well, 1 bytes were wrong, 2 a flag or variable cannot be, 141 nobody reads the
-/// results any more, 3 anything else.
+/// Exit status: 0 all is well, 1 bytes were wrong, 2 a flag or variable is not allowed, 141 nobody reads
+/// the results any more, 3 anything else.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Device to use, as `invar devices` names it [default: the one towards the peer]
@@ -63,12 +65,12 @@ pub(crate) struct Args {
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     iters: Option<u32>,
 
-    /// Messages before those
+    /// Messages before the timed ones
     #[arg(short = 'w', long, default_value_t = 5)]
     #[arg(value_parser = clap::value_parser!(u32).range(..=100_000_000))]
     warmup: u32,
 
-    /// Messages under way, 1 to 256; fewer where they are large [default: 32]
+    /// Messages under way, 1 to 256; fewer if they are large [default: 32]
     #[arg(long, value_parser = RangedU64ValueParser::<u16>::new().range(1..=256))]
     window: Option<u16>,
 
@@ -93,15 +95,15 @@ pub(crate) struct Args {
     #[arg(long)]
     adaptive_routing: bool,
 
-    /// Results as JSON into FILE; `-` is stdout, and the table goes to stderr then
+    /// Write the results as JSON into FILE. With `-` JSON goes to stdout and the table to stderr
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Packets of this end into FILE, for Wireshark; the software NIC only
+    /// Write the packets of this end into FILE, for Wireshark. Only the software NIC can
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
 
-    /// Be the other end for one client of another host [default: at TCP port 14791 of all addresses]
+    /// Serve one client of another host [default: at TCP port 14791 of all addresses]
     #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = SERVER_IP)]
     #[arg(conflicts_with_all = [
         "connect", "min_bytes", "max_bytes", "factor", "iters", "warmup", "window", "recvs", "qps",
@@ -113,11 +115,11 @@ pub(crate) struct Args {
     #[arg(long, requires = "server")]
     keep: bool,
 
-    /// Measure with the server there [default port: 14791]
+    /// Measure with the server at this address [default port: 14791]
     #[arg(long, value_name = "HOST[:PORT]")]
     connect: Option<String>,
 
-    /// Process that this one must not outlive
+    /// Process with which this one must end
     #[arg(long, value_name = "PID", requires = "server", hide = true)]
     child_of: Option<u32>,
 }
@@ -150,7 +152,7 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     Ok(if wrong > 0 { ExitCode::from(WRONG) } else { ExitCode::SUCCESS })
 }
 
-/// The device of this name, unopened.
+/// Finds the device of a name, and does not open it.
 fn named(name: &str, settings: &Settings) -> Result<DeviceInfo, Failure> {
     let Survey { mut devices, left_out, .. } = Device::survey(settings)?;
     match devices.iter().position(|info| info.name == name) {
@@ -167,7 +169,7 @@ fn named(name: &str, settings: &Settings) -> Result<DeviceInfo, Failure> {
     }
 }
 
-/// The device to use, unopened.
+/// The device to use, before it is open.
 enum Chosen {
     Listed(DeviceInfo),
     /// The software NIC at this address.
@@ -190,9 +192,8 @@ impl Chosen {
     }
 }
 
-/// The device to use when the peer is reached from `local`: where none is named, the first
-/// RDMA device, if there is one, or else the software NIC there. Of software NICs both ends must have
-/// addresses of one family.
+/// The device to use towards a peer that is reached from `local`. Without a name this is the first RDMA
+/// device, or else the software NIC at `local`. Two software NICs need addresses of one family.
 fn choose(nic: Option<&str>, local: IpAddr, settings: &Settings) -> Result<Chosen, Failure> {
     let info = match nic {
         Some(name) => named(name, settings)?,
@@ -216,8 +217,8 @@ fn choose(nic: Option<&str>, local: IpAddr, settings: &Settings) -> Result<Chose
     })
 }
 
-/// The settings of an end whose peer has a device of the transport `theirs`. An RDMA device sends to
-/// one UDP port only, so a software NIC takes that one then, unless the user names others.
+/// The settings of an end whose peer has a device of the transport `theirs`. An RDMA device sends to one
+/// UDP port only, so a software NIC takes that port, unless the user names others.
 fn settings_for(settings: &Settings, ours: DeviceKind, theirs: &str) -> Settings {
     let settings = settings.clone();
     let meets_rdma = ours == DeviceKind::Soft && theirs == DeviceKind::Verbs.to_string();
@@ -227,7 +228,7 @@ fn settings_for(settings: &Settings, ours: DeviceKind, theirs: &str) -> Settings
     }
 }
 
-/// The device to use where none is named; `None` for the software NIC at `local`.
+/// The device to use without a name; `None` for the software NIC at `local`.
 fn usual(local: IpAddr, settings: &Settings) -> Result<Option<DeviceInfo>, Failure> {
     let Survey { mut devices, left_out, .. } = Device::survey(settings)?;
     devices.retain(|info| settings.takes(info.kind));

@@ -1,4 +1,4 @@
-//! The flags that say which ports are taken.
+//! The flags that choose ports.
 
 use std::process::Command;
 
@@ -6,17 +6,17 @@ use invar::{PortRange, Settings};
 
 #[derive(clap::Args)]
 pub(crate) struct Ports {
-    /// UDP port of the software NIC, or FIRST-LAST, of which it takes one (INVAR_SOFT_PORT)
+    /// UDP port of the software NIC, or a range FIRST-LAST for it to choose from (INVAR_SOFT_PORT)
     #[arg(long, value_name = "PORTS", value_parser = parse)]
     soft_port: Option<PortRange>,
 
-    /// TCP ports to listen at, FIRST-LAST (INVAR_PORT_RANGE)
+    /// Range FIRST-LAST of TCP ports for listeners (INVAR_PORT_RANGE)
     #[arg(long, value_name = "PORTS", value_parser = parse)]
     port_range: Option<PortRange>,
 }
 
 impl Ports {
-    /// What the flags say goes before what `settings` say.
+    /// Puts the flags over `settings`.
     pub(crate) fn apply(&self, settings: &Settings) -> Settings {
         let mut settings = settings.clone();
         if let Some(ports) = self.soft_port {
@@ -28,7 +28,7 @@ impl Ports {
         settings
     }
 
-    /// Gives the flags to another process of this command.
+    /// Passes the flags to another process of this command.
     pub(crate) fn pass_on(&self, command: &mut Command) {
         let flags = [("--soft-port", self.soft_port), ("--port-range", self.port_range)];
         for (flag, ports) in flags {

@@ -1,11 +1,11 @@
-//! Sizes as people write them.
+//! Message sizes, in the form that people write.
 
 use crate::failure::Failure;
 
-/// Longest message: the protocol's slots have 31 bits for it.
+/// The longest message: a slot of the protocol has 31 bits for the size.
 pub(crate) const MESSAGE_BYTES_MAX: u32 = i32::MAX as u32;
 
-/// The flags that say which sizes are measured.
+/// The flags that choose the sizes to measure.
 #[derive(clap::Args)]
 pub(crate) struct Sizes {
     /// Smallest size
@@ -16,14 +16,14 @@ pub(crate) struct Sizes {
     #[arg(short = 'e', long, value_name = "SIZE", value_parser = parse, default_value = "64M")]
     pub(crate) max_bytes: u32,
 
-    /// From one size to the next
+    /// Factor from one size to the next
     #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2)]
     #[arg(value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) factor: u32,
 }
 
 impl Sizes {
-    /// That there is a size at all.
+    /// Refuses flags that leave no size.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let Sizes { min_bytes, max_bytes, .. } = self;
         if min_bytes > max_bytes {
@@ -33,13 +33,13 @@ impl Sizes {
         Ok(())
     }
 
-    /// Which they are.
+    /// The sizes to measure.
     pub(crate) fn series(&self) -> Vec<u32> {
         series(self.min_bytes, self.max_bytes, self.factor)
     }
 }
 
-/// `8`, `64K`, `1MiB`, `2g`: binary multiples, up to what a message may have.
+/// Parses `8`, `64K`, `1MiB`, `2g`: binary multiples, up to the longest message.
 fn parse(text: &str) -> Result<u32, String> {
     let wrong = || {
         format!(
@@ -61,7 +61,7 @@ fn parse(text: &str) -> Result<u32, String> {
     u32::try_from(bytes).ok().filter(|bytes| *bytes <= MESSAGE_BYTES_MAX).ok_or_else(wrong)
 }
 
-/// In the largest unit that leaves a whole number: `64 MiB`, `1000 B`.
+/// Writes a size in the largest unit that leaves a whole number: `64 MiB`, `1000 B`.
 pub(crate) fn show(bytes: u32) -> String {
     let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
     let whole = |(shift, _): &(u32, &str)| bytes > 0 && bytes.trailing_zeros() >= *shift;
@@ -71,7 +71,7 @@ pub(crate) fn show(bytes: u32) -> String {
     }
 }
 
-/// From `min` to `max`, by `factor`; after 0 comes 1.
+/// The sizes from `min` to `max`, each `factor` times the last; 1 follows 0.
 fn series(min: u32, max: u32, factor: u32) -> Vec<u32> {
     let next = |&size: &u32| size.checked_mul(factor).map(|next| next.max(1));
     std::iter::successors(Some(min), next).take_while(|size| *size <= max).collect()

@@ -17,16 +17,16 @@ use crate::output::{Outputs, tell};
 use crate::parent::{await_children, die_with};
 use crate::resolved;
 
-/// How long a rank may go on once another has ended badly: it is told why within that.
+/// Time that a rank may go on after another has failed. The rank hears of the failure in that time.
 const END_WITHIN: Duration = Duration::from_secs(20);
-/// Between two looks at them.
+/// Time between two looks at the ranks.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// Starts every rank on this host, and waits for them.
+/// Starts every rank on this host, and waits for all of them.
 pub(super) fn all(args: &Args, settings: &Settings) -> Result<ExitCode, Failure> {
     let failed = |error| Failure::io("starting the ranks", &error);
     await_children()?;
-    // What rank 0 will do, before the others wait for a rank 0 that could not.
+    // Rank 0 needs this to work. Check it before the other ranks wait for a rank 0 that cannot.
     drop(Outputs::open(args.json.as_deref())?);
     let secret = secret().map_or_else(made_up, Ok).map_err(failed)?;
     // On loopback, of which a host may have one family only.
@@ -52,7 +52,7 @@ pub(super) fn all(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     ranks.wait()
 }
 
-/// This process as one of the ranks. Gives how many elements were wrong on all of them.
+/// Runs this process as one rank. Returns how many elements were wrong on all ranks.
 pub(super) fn one(args: &Args, settings: &Settings, rank: u32) -> Result<u64, Failure> {
     let started = args.child_of.map(die_with).transpose()?.is_some();
     if started {
@@ -89,7 +89,7 @@ pub(super) fn one(args: &Args, settings: &Settings, rank: u32) -> Result<u64, Fa
     measure::run(&communicator, args, settings, outputs)
 }
 
-/// Whoever asks this process how it stands means the ranks.
+/// On the dump signal, prints how to send the signal to the ranks, which are processes of their own.
 fn ranks_are_children(signal: u8) -> io::Result<DumpOnSignal> {
     let text = format!(
         "invar: each rank is a process that says how it stands: kill -{signal} $(pgrep -P {})\n",
@@ -98,12 +98,12 @@ fn ranks_are_children(signal: u8) -> io::Result<DumpOnSignal> {
     DumpOnSignal::spawn(signal, move || text.clone(), io::stderr())
 }
 
-/// Keeps this process, and the threads that it starts, on one processor, in turn: Linux would put ranks
-/// that wake each other on one for a while, or three of four.
+/// Binds this process and its threads to one processor, a different one for each rank. Otherwise Linux
+/// may put ranks that wake each other on one processor for a while.
 fn bind(rank: u32) {
     let each = processors::allowed();
     if !each.is_empty() {
-        // Anywhere else it is slower and as right.
+        // On another processor the result is right too, and only slower.
         let _ = sched_setaffinity(None, &each[rank as usize % each.len()]);
     }
 }
@@ -114,7 +114,7 @@ fn hub(addr: SocketAddr, ranks: u32, secret: &str, settings: &Settings) -> Resul
     Ok(Hub::listen(addr, settings.tcp_ports(), ranks, Some(secret), within)?)
 }
 
-/// What the user has set.
+/// The secret word, if the user has set one.
 fn secret() -> Option<String> {
     env::var(SECRET).ok().filter(|secret| !secret.is_empty())
 }
@@ -124,11 +124,11 @@ fn made_up() -> io::Result<String> {
     Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 
-/// The processes; they end, by force if need be, when this is dropped.
+/// The processes of the ranks. Dropping this value ends them, by force if need be.
 struct Ranks(Vec<Child>);
 
 impl Ranks {
-    /// Waits for all. The worst of their statuses; a rank that is killed is told of here.
+    /// Waits for all processes, reports a rank that was killed, and returns the worst status.
     fn wait(&mut self) -> Result<ExitCode, Failure> {
         let mut ended: Vec<Option<ExitStatus>> = vec![None; self.0.len()];
         let mut first_bad: Option<Instant> = None;

@@ -1,4 +1,4 @@
-//! What each rank does.
+//! The measurement, as each rank runs it.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,15 @@ use super::{Args, Operation};
 use crate::failure::Failure;
 use crate::output::Outputs;
 
-/// How long the iterations of a size take where nobody says how many there are.
+/// Time for the iterations of one size, if no flag sets their number.
 const TIMED: Duration = Duration::from_millis(200);
-/// What a communicator calls that.
+/// The name that a communicator has for shared memory.
 const SHARED_MEMORY: &str = "shared memory";
-/// To find out how long one takes.
+/// Iterations that find out how long one takes.
 const TRIAL: u32 = 3;
 
-/// Measures all sizes, and prints where there are outputs. Gives how many elements were wrong on
-/// all ranks.
+/// Measures all sizes, and prints if this rank has outputs. Returns how many elements were wrong on all
+/// ranks.
 pub(super) fn run(
     communicator: &Communicator,
     args: &Args,
@@ -62,7 +62,7 @@ pub(super) fn run(
     Ok(wrong)
 }
 
-/// What was asked for by hand and does not apply, where all ranks share memory.
+/// The flags and variables that have no effect because all ranks share memory.
 fn unused(communicator: &Communicator, args: &Args, settings: &Settings) -> Option<String> {
     let transport = settings.transport();
     let asked = match &args.nic {
@@ -81,7 +81,7 @@ fn unused(communicator: &Communicator, args: &Args, settings: &Settings) -> Opti
     }
 }
 
-/// Whether rank 0 goes on, as all ranks are told.
+/// Tells all ranks whether rank 0 goes on.
 fn all_go_on(communicator: &Communicator, goes_on: bool) -> Result<bool, Failure> {
     let mut goes_on = [u8::from(goes_on)];
     communicator.broadcast(&mut goes_on, 0)?;
@@ -146,7 +146,7 @@ impl Bench<'_> {
         })
     }
 
-    /// As many as take about the time that there is, by rank 0's clock.
+    /// The number of iterations that take about the wanted time, by rank 0's clock.
     fn agreed_iters(
         &self,
         call: &mut impl FnMut() -> Result<(), invar::Error>,
@@ -189,7 +189,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Does it once more, into memory without the result. How many elements are wrong, on all ranks.
+    /// Runs the operation once more, into fresh memory. Returns how many elements are wrong on all ranks.
     fn wrong<T: Sample>(&self, source: &[T], target: &mut [T]) -> Result<u64, Failure> {
         let Args { operation, redop, root_rank, .. } = self.args;
         let (rank, nranks) = (self.communicator.rank(), self.communicator.nranks());
@@ -228,7 +228,7 @@ impl Operation {
         }
     }
 
-    /// Whether the size is of the blocks of all ranks.
+    /// Whether the size counts the blocks of all ranks.
     fn has_blocks(self) -> bool {
         matches!(self, Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll)
     }
@@ -241,7 +241,7 @@ impl Operation {
         matches!(self, Operation::AllReduce | Operation::ReduceScatter | Operation::Reduce)
     }
 
-    /// What every link carries, at least, of each byte (nccl-tests, PERFORMANCE.md).
+    /// The least share of each byte that every link carries (nccl-tests, PERFORMANCE.md).
     fn bus_factor(self, nranks: u32) -> f64 {
         let others = f64::from(nranks - 1) / f64::from(nranks);
         match self {

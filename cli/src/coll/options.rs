@@ -6,16 +6,17 @@ use invar::Communicator;
 use super::Args;
 use crate::failure::{Failure, line};
 
-/// Names and values, as a user gives them, in one order.
+/// The names and values of options, in one order.
 type Options = Vec<(String, String)>;
 
-/// What a rank says that has no such option.
+/// The value of an option that a rank does not have.
 const UNKNOWN: &str = "unknown";
 
 /// Compares the options of all ranks before any of them moves data.
 ///
 /// # Errors
-/// The first difference, with both ranks and both values; the same at every rank.
+/// The options differ. The error names the first difference, with both ranks and both values. Every
+/// rank gets this error.
 pub(super) fn agree(communicator: &Communicator, args: &Args) -> Result<(), Failure> {
     let ours = of(args);
     let all = communicator.exchange(&to_bytes(&ours))?;
@@ -46,7 +47,7 @@ fn of(args: &Args) -> Options {
     options.map(|(name, value)| (name.to_owned(), value)).to_vec()
 }
 
-/// A line each: `name=value`.
+/// Writes each option as a line `name=value`.
 fn to_bytes(options: &Options) -> Vec<u8> {
     options.iter().flat_map(|(name, value)| format!("{name}={value}\n").into_bytes()).collect()
 }
@@ -57,7 +58,7 @@ fn parse(bytes: &[u8]) -> Options {
     text.lines().filter_map(option).collect()
 }
 
-/// What the first rank that differs has otherwise than rank 0.
+/// The first difference between rank 0 and another rank.
 fn difference(all: &[Options]) -> Option<String> {
     let zero = all.first()?;
     all.iter().enumerate().find_map(|(rank, theirs)| {

@@ -1,47 +1,47 @@
-//! The table and the JSON.
+//! The table and the JSON of `invar coll`.
 
 use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::output::Outputs;
 
-/// What all rows have in common.
+/// The values that all rows share.
 #[derive(Serialize)]
 pub(super) struct Header {
     pub(super) version: &'static str,
     pub(super) nranks: u32,
     pub(super) operation: &'static str,
     pub(super) check: bool,
-    /// What rank 0's data goes over.
+    /// The transport of rank 0's data.
     pub(super) transport: String,
-    /// What was asked for and does not apply.
+    /// The flags and variables that have no effect.
     #[serde(skip)]
     pub(super) unused: Option<String>,
 }
 
-/// What one size came to.
+/// The results of one size.
 #[derive(Serialize)]
 pub(super) struct Row {
     pub(super) op: &'static str,
     /// Bytes of the larger buffer of a rank.
     pub(super) size: usize,
-    /// Elements, as NCCL counts them.
+    /// Elements, by NCCL's count.
     pub(super) count: usize,
     #[serde(rename = "type")]
     pub(super) data_type: &'static str,
-    /// `none` where nothing is reduced.
+    /// The reduction; `none` if the operation does not reduce.
     pub(super) redop: &'static str,
-    /// -1 where there is none.
+    /// The root; -1 if the operation has none.
     pub(super) root: i64,
     pub(super) iters: u64,
     pub(super) time_us: f64,
     pub(super) algbw_gbytes_per_s: f64,
     pub(super) busbw_gbytes_per_s: f64,
-    /// Elements of all ranks.
+    /// Wrong elements on all ranks.
     pub(super) wrong: u64,
 }
 
-/// Prints as results come.
+/// Prints each result as soon as it is there.
 pub(super) struct Report {
     outputs: Outputs,
     header: Header,
@@ -50,7 +50,7 @@ pub(super) struct Report {
     unread: Option<Failure>,
 }
 
-/// The JSON.
+/// The JSON document.
 #[derive(Serialize)]
 struct Content<'a> {
     #[serde(flatten)]
@@ -72,7 +72,7 @@ impl Report {
         self.print(&line)
     }
 
-    /// Whether there may be a reader: without one no more is to be measured.
+    /// Whether the table may have a reader. Without a reader the measurement ends.
     pub(super) fn is_read(&self) -> bool {
         self.unread.is_none()
     }

@@ -1,15 +1,15 @@
-//! Elements whose reductions every type holds without rounding, but for averages.
+//! Elements whose reductions, except averages, fit every type without rounding.
 
 use half::{bf16, f16};
 use invar::{Element, RedOp};
 
-/// A type of element that can be made up and compared.
+/// A type of element that this command can make up and compare.
 pub(super) trait Sample: Element {
-    /// A small number.
+    /// The element with the value of a small number.
     fn of(number: u32) -> Self;
-    /// Its value.
+    /// The value of the element.
     fn value(self) -> f64;
-    /// How far a reduction may be from the exact value, relative to it.
+    /// The largest relative error of a reduction.
     const TOLERANCE: f64;
 }
 
@@ -53,7 +53,7 @@ pub(super) fn input(op: RedOp, i: usize, rank: u32, nranks: u32) -> u32 {
     }
 }
 
-/// Those of all ranks, reduced.
+/// The reduced element `i` of all ranks' inputs.
 pub(super) fn reduced(op: RedOp, i: usize, nranks: u32) -> f64 {
     let all = (0..nranks).map(|rank| f64::from(input(op, i, rank, nranks)));
     match op {
@@ -65,7 +65,7 @@ pub(super) fn reduced(op: RedOp, i: usize, nranks: u32) -> f64 {
     }
 }
 
-/// Whether an element is what it should be; an integer is cut off.
+/// Whether an element has the expected value. Integers are cut off to their type.
 pub(super) fn is_right<T: Sample>(got: T, want: f64) -> bool {
     match T::TOLERANCE {
         0.0 => got.value() == want.trunc(),

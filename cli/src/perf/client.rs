@@ -1,4 +1,4 @@
-//! The end that measures: it says what is done, and prints what came out.
+//! The client: it asks for passes, measures them, and prints the results.
 
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -18,22 +18,22 @@ use super::{Args, choose, named, settings_for};
 use crate::failure::{Failure, line};
 use crate::output::{Outputs, created};
 
-/// Messages under way where nobody says how many.
+/// Messages under way by default.
 const WINDOW: u16 = 32;
-/// Receives that are posted ahead while single messages go to and fro.
+/// Receives posted ahead while single messages go to and fro.
 const REQUESTS_MIN: u16 = 2;
-/// Bytes of a pass that checks all of them.
+/// Bytes of a pass that checks every byte.
 const CHECK_BYTES: u64 = 64 << 20;
-/// How long a pass takes where nobody says how many messages it has: to find out, to measure.
+/// Times of a pass without a given number of messages: to find the number, and to measure.
 const TRIAL: Duration = Duration::from_millis(15);
 const TIMED: Duration = Duration::from_millis(200);
 const PING_PONG: Duration = Duration::from_millis(80);
-/// The server checks bytes after it has got them.
+/// Time for a reply. The server checks bytes after they have arrived.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Between two looks at connections that come about.
+/// Time between two polls of connections that are not complete.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// What is to be measured.
+/// The measurement that the user asks for.
 pub(super) struct Job {
     settings: Settings,
     nic: Option<String>,
@@ -45,7 +45,7 @@ pub(super) struct Job {
     qps: u16,
     check: bool,
     adaptive_routing: Option<bool>,
-    /// A flag that was given and means nothing over TCP.
+    /// A given flag that has no effect over TCP.
     of_queue_pairs: Option<&'static str>,
     pcap: Option<File>,
 }
@@ -94,7 +94,7 @@ impl Job {
         self.window.unwrap_or(WINDOW).min(requests_max)
     }
 
-    /// Messages of one size that are under way: whole groups, at least two messages.
+    /// Messages of one size under way: whole groups, and at least two messages.
     fn slots(&self, size: u32, requests_max: u16) -> u16 {
         let window = usize::from(self.window(requests_max));
         let slots = window.min((BUFFER_BYTES / slot_bytes(size)).max(SLOTS_MIN));
@@ -102,14 +102,14 @@ impl Job {
         (slots / recvs * recvs).max(recvs) as u16
     }
 
-    /// Memory for the messages under way, of any size.
+    /// Bytes of memory for the messages under way, of any size.
     fn region_bytes(&self) -> usize {
         let bytes = |&size: &u32| usize::from(self.slots(size, 256)) * slot_bytes(size);
         self.sizes.iter().map(bytes).max().unwrap_or(1)
     }
 }
 
-/// That receives can be posted ahead, at this end and at the server's.
+/// Checks that both ends can post receives ahead.
 fn enough(requests_max: u16) -> Result<(), Failure> {
     if requests_max < REQUESTS_MIN {
         let text = format!("INVAR_FIFO_DEPTH={requests_max}: perf needs {REQUESTS_MIN} at least");
@@ -118,7 +118,7 @@ fn enough(requests_max: u16) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Measures with the server there; gives how many bytes were wrong.
+/// Measures with a server, and returns how many bytes were wrong.
 pub(super) fn run(
     job: &Job,
     load: Option<Load>,
@@ -130,14 +130,14 @@ pub(super) fn run(
     let result = measure(job, load, &mut control, &mut report);
     let result = result.map_err(|failure| {
         if failure.is_unread() {
-            // Where it does not hear that, it notices that we hang up.
+            // A server that misses the goodbye notices the closed connection.
             let _ = control.send(&Request::Bye);
             return failure;
         }
         if failure.is_usage() {
             return failure;
         }
-        // The server may know better what has happened, or be told of it by our end alone.
+        // The server may know the cause, or may hear of the failure from this end alone.
         match control.recv(Duration::from_millis(300)) {
             Ok(Reply::Failed { text }) => {
                 Failure::new(format_args!("{failure}; the server: {text}"))
@@ -243,7 +243,7 @@ fn header(job: &Job, load: Option<Load>, device: &Device, ready: &Ready, theirs:
     }
 }
 
-/// A reply that is not the one to what was asked.
+/// The failure for a reply that does not answer the request.
 fn unexpected(control: &Control, reply: Reply) -> Failure {
     match reply {
         Reply::Failed { text } => Failure::new(format_args!("the server: {text}")),
@@ -279,13 +279,13 @@ impl Session<'_> {
         let (elapsed, timed_wrong) = self.stream(Kind::Stream, size, warmup + iters, warmup)?;
         report.begin(size, "latency");
         let (latency, latency_wrong) = self.latency(size, iters, elapsed / iters as u32)?;
-        // The server may say anything.
+        // Nothing is known of a server's numbers.
         let wrong = [wrong, trial_wrong, timed_wrong, latency_wrong];
         let wrong = wrong.into_iter().fold(0, u64::saturating_add);
         Ok(Row::new(size, iters, elapsed, wrong, latency))
     }
 
-    /// Finds out how many messages take long enough to be timed.
+    /// Finds how many messages take long enough to be timed.
     fn trial(&mut self, size: u32) -> Result<(u64, u64), Failure> {
         let lead = u64::from(self.job.slots(size, self.requests_max));
         let (mut messages, mut wrong) = (self.whole_groups(4), 0);
@@ -303,7 +303,7 @@ impl Session<'_> {
         }
     }
 
-    /// Half round trips of single messages, as many as fit into the time.
+    /// Measures half round trips of single messages, as many as fit into the time.
     fn latency(
         &mut self,
         size: u32,
@@ -313,7 +313,7 @@ impl Session<'_> {
         let round_trip = 2 * message + Duration::from_micros(20);
         let fitting = (PING_PONG.as_nanos() / round_trip.as_nanos()) as u64;
         let messages = self.job.iters.map_or(fitting.max(4), |_| iters.min(fitting.max(4)));
-        // The first ones find caches cold and the server asleep.
+        // The first messages meet cold caches and a sleeping server.
         let lead = messages.div_ceil(10);
         let pass = self.pass(Kind::PingPong, size, lead + messages, 1)?;
         let mut half_ns = Vec::with_capacity(messages as usize);
@@ -325,7 +325,7 @@ impl Session<'_> {
         Ok((Latency::new(&mut half_ns), self.answer()?.saturating_add(wrong)))
     }
 
-    /// A pass to the server: its time and how many bytes were wrong.
+    /// Runs a pass to the server. Returns its time and how many bytes were wrong.
     fn stream(
         &mut self,
         kind: Kind,
@@ -347,7 +347,7 @@ impl Session<'_> {
         Ok(pass)
     }
 
-    /// How many bytes the server found wrong.
+    /// Waits for the server's count of wrong bytes.
     fn answer(&mut self) -> Result<u64, Failure> {
         let reply = self.control.recv(ANSWER_WITHIN);
         match reply.map_err(|failure| self.link.uncontrolled(failure))? {

@@ -1,5 +1,4 @@
-//! The control connection: lines over TCP, never longer than a bound, never waited for without
-//! one.
+//! The control connection: lines over TCP. The length of a line and the wait for it have bounds.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,14 +13,14 @@ use serde::de::DeserializeOwned;
 use crate::failure::Failure;
 
 const LINE_BYTES_MAX: usize = 4096;
-/// For what a peer can do at once.
+/// Time for a step that a peer can do at once.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
-/// One end of the control connection, after both ends have shown that they are of `invar perf`.
+/// One end of the control connection. Both ends have proved that they are `invar perf`.
 pub(super) struct Control {
     stream: OobStream,
     peer: SocketAddr,
-    /// Bytes that have come and are no line yet, or lines that nobody has asked for yet.
+    /// Received bytes: lines that nobody has asked for yet, and the start of the next line.
     input: Vec<u8>,
 }
 
@@ -41,7 +40,7 @@ impl Control {
         Err(Failure::new(format_args!("connecting to {}", whys.join("; and to "))))
     }
 
-    /// Refuses a server of something else, or of another version.
+    /// Refuses a server that is another program, or has another version.
     fn authenticated(mut stream: OobStream, addr: SocketAddr) -> Result<Self, Failure> {
         let session = stream.authenticate(Secret::PUBLIC, Service::Perf, Instant::now() + AT_ONCE);
         match session {
@@ -67,7 +66,7 @@ impl Control {
         self.peer
     }
 
-    /// Our end; IPv4 as such.
+    /// The address of this end. A mapped IPv4 address is given as IPv4.
     pub(super) fn local_ip(&self) -> Result<IpAddr, Failure> {
         let addr = self.stream.local_addr().map_err(|error| Failure::io(self.peer, &error))?;
         Ok(addr.ip().to_canonical())
@@ -86,7 +85,7 @@ impl Control {
         })
     }
 
-    /// Waits a moment for a line, which [`Control::recv`] gives then; fails when the peer is gone.
+    /// Waits a moment for a line, which [`Control::recv`] then returns. Fails if the peer is gone.
     pub(super) fn has_line(&mut self, within: Duration) -> Result<bool, Failure> {
         let deadline = Instant::now() + within;
         loop {
@@ -114,7 +113,7 @@ impl Control {
         Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
     }
 
-    /// Takes what comes within a time.
+    /// Takes the bytes that arrive within a time.
     fn read(&mut self, within: Duration) -> Result<(), Failure> {
         self.stream.wait_for_bytes(within).map_err(|error| Failure::io(self.peer, &error))?;
         let mut bytes = [0; LINE_BYTES_MAX];
@@ -163,7 +162,7 @@ fn as_io(error: StreamError) -> io::Error {
     }
 }
 
-/// What may be the reason that a server is not reached.
+/// A hint why a server cannot be reached.
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => {
@@ -197,7 +196,7 @@ mod tests {
         (Control::new(stream, addr), listener.accept().unwrap().0)
     }
 
-    /// What a client says of a server that begins with these bytes.
+    /// The client's error for a server that begins with these bytes.
     fn answered_with(bytes: &[u8]) -> String {
         let listener = TcpListener::bind("[::1]:0").unwrap();
         let addr = listener.local_addr().unwrap();

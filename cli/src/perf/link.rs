@@ -6,7 +6,7 @@ use invar::{
 
 use crate::failure::Failure;
 
-/// Both ways to the peer.
+/// The connections to the peer and from the peer.
 pub(super) struct Link {
     pub(super) send: SendComm,
     pub(super) recv: RecvComm,
@@ -18,21 +18,21 @@ pub(super) struct Link {
     tells_sizes: bool,
     /// Whether messages move only while they are tested, as over TCP.
     pub(super) moves_in_calls: bool,
-    /// Of the patterns.
+    /// The seed of the patterns.
     pub(super) seed: u64,
-    /// Room for the requests of a pass, so that none is made while it is timed.
+    /// Room for the requests of a pass, so that a timed pass allocates nothing.
     pub(super) requests: Vec<Option<Request>>,
-    /// The server's word that it has all messages of a pass, until it has to be out of the way.
+    /// The empty message by which the server said that it has all messages of the last pass.
     pub(super) all_there: Option<Request>,
 }
 
-/// What a link is made of.
+/// The parts of a link.
 pub(super) struct Plan<'a> {
     pub(super) device: &'a Device,
     pub(super) settings: &'a Settings,
-    /// Where the peer sends to.
+    /// The listener to which the peer sends.
     pub(super) listener: &'a Listener,
-    /// Where we send to.
+    /// The handle of the peer's listener.
     pub(super) peer: Handle,
     pub(super) outgoing_bytes: usize,
     pub(super) incoming_bytes: usize,
@@ -41,7 +41,7 @@ pub(super) struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Connects both ways; calls `pause`, which may end it, again and again meanwhile.
+    /// Connects both ways. Meanwhile it calls `pause` again and again, whose error ends it.
     pub(super) fn connect(
         &self,
         mut pause: impl FnMut() -> Result<(), Failure>,
@@ -82,12 +82,12 @@ impl Plan<'_> {
 }
 
 impl Link {
-    /// A failure of the control connection, with both ends of what it controls.
+    /// A failure of the control connection, with both ends of the link.
     pub(super) fn uncontrolled(&self, failure: Failure) -> Failure {
         Failure::new(format_args!("{}: {failure}", self.recv.ends()))
     }
 
-    /// What a receive tells of a message of this size.
+    /// The size that a receive reports for a message of `size` bytes.
     pub(super) fn told(&self, size: u32) -> u32 {
         if self.tells_sizes { size } else { size.min(1) }
     }

@@ -1,4 +1,4 @@
-//! A server on this host, for a measurement that needs no other.
+//! A server on this host, for a measurement on one host.
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -13,15 +13,14 @@ use super::{Args, named};
 use crate::failure::Failure;
 use crate::parent::await_children;
 
-/// A server that has been told goodbye ends within this.
+/// Time in which a server ends after the goodbye.
 const END_WITHIN: Duration = Duration::from_secs(2);
 
-/// The second process. It ends, by force, when this is dropped; and when this process does, however
-/// that happens.
+/// The server's process. Dropping this value ends it by force. It also ends when this process ends.
 pub(super) struct Server(Child);
 
 impl Server {
-    /// Lets it end by itself, after it has been told goodbye.
+    /// Waits until the server ends by itself, after the goodbye.
     pub(super) fn end(mut self) {
         let start = Instant::now();
         while start.elapsed() < END_WITHIN && matches!(self.0.try_wait(), Ok(None)) {
@@ -32,13 +31,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It fails only for a process that has ended.
+        // Killing fails only for a process that has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Starts it; gives where it listens.
+/// Starts the server, and returns the address at which it listens.
 pub(super) fn start(args: &Args, settings: &Settings) -> Result<(Server, SocketAddr), Failure> {
     let failed = |error| Failure::io("starting the second process", &error);
     await_children()?;
@@ -57,15 +56,15 @@ pub(super) fn start(args: &Args, settings: &Settings) -> Result<(Server, SocketA
     if let Some(stdout) = stdout {
         BufReader::new(stdout).read_line(&mut line).map_err(failed)?;
     }
-    // What kept it from listening it has told on stderr.
+    // The server has said on stderr why it cannot listen.
     let addr = line.strip_prefix(LISTENING).and_then(|rest| rest.split(';').next()?.parse().ok());
     let addr = addr.ok_or_else(|| Failure::new("the second process did not start"))?;
     Ok((server, addr))
 }
 
-/// Where the two meet: on loopback, in the family of the address of the device that is named, or of the
-/// first RDMA device; otherwise at the address of the last device, which is loopback, and the one to
-/// use. Where both need one UDP port, the second process has an address of its own.
+/// The loopback address at which client and server meet. Its family is that of the named device, or of
+/// the first RDMA device. Without either it is the address of the last device, which is on loopback. If
+/// both processes need one UDP port, the server has an address of its own.
 fn address(args: &Args, settings: &Settings) -> Result<IpAddr, Failure> {
     if args.nic.is_none() && settings.udp_ports().single().is_some() {
         return Ok(Ipv4Addr::new(127, 0, 0, 2).into());

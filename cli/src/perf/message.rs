@@ -1,4 +1,4 @@
-//! What client and server say to each other: a line of JSON each.
+//! The messages between client and server. Each is one line of JSON.
 
 use std::net::IpAddr;
 
@@ -7,84 +7,84 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::size::MESSAGE_BYTES_MAX;
 
-/// From the client.
+/// A message from the client.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "say")]
 pub(super) enum Request {
-    /// First: what all passes have in common.
+    /// Starts a session: the values that all passes share.
     Setup(Setup),
-    /// Play along.
+    /// Asks the server to take part in a pass.
     Pass(Pass),
-    /// No more of them.
+    /// Ends the session.
     Bye,
 }
 
-/// From the server.
+/// A message from the server.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "say")]
 pub(super) enum Reply {
-    /// First, before the client asks for anything.
+    /// The first message, before the client asks for anything.
     Device {
-        /// Transport of the server's device.
+        /// The transport of the server's device.
         transport: String,
     },
-    /// To a setup.
+    /// Answers a setup.
     Ready(Ready),
-    /// To a pass.
+    /// Answers a pass.
     Done {
-        /// Bytes that were wrong.
+        /// How many bytes were wrong.
         wrong: u64,
     },
-    /// To anything; the last.
+    /// Answers any message with a failure, and ends the session.
     Failed {
-        /// Why, in a line.
+        /// The reason, in one line.
         text: String,
     },
 }
 
-/// What the client wants.
+/// The setup of a session, as the client wants it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Setup {
-    /// Transport of the client's device.
+    /// The transport of the client's device.
     pub(super) transport: String,
-    /// Of the patterns.
+    /// The seed of the patterns.
     pub(super) seed: u64,
-    /// To send to the client.
+    /// The handle by which the server sends to the client.
     #[serde(serialize_with = "as_hex", deserialize_with = "from_hex")]
     pub(super) handle: Handle,
     pub(super) qps: u16,
     pub(super) adaptive_routing: Option<bool>,
     /// Buffers of a grouped receive.
     pub(super) recvs: u16,
-    /// Longest message.
+    /// Bytes of the longest message.
     pub(super) size_max: u32,
-    /// Memory for messages to the server.
+    /// Bytes of memory for messages to the server.
     pub(super) region_bytes: u64,
 }
 
-/// What the server has.
+/// The server's answer to a setup.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Ready {
-    /// To send to the server.
+    /// The handle by which the client sends to the server.
     #[serde(serialize_with = "as_hex", deserialize_with = "from_hex")]
     pub(super) handle: Handle,
     pub(super) nic: String,
-    /// Address of its device.
+    /// The address of the server's device.
     pub(super) address: IpAddr,
-    /// Payload bytes of a packet that its device allows.
+    /// Payload bytes of a packet that the server's device allows.
     pub(super) mtu: u32,
-    /// Messages that may be under way.
+    /// How many messages may be under way.
     pub(super) requests_max: u16,
 }
 
-/// Some messages of one size.
+/// A pass: messages of one size.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Pass {
-    /// Counts passes, so that none takes another's bytes for its own.
+    /// The number of the pass, so that no pass takes another's bytes for its own.
     pub(super) number: u32,
     pub(super) kind: Kind,
     pub(super) size: u32,
-    /// A multiple of the setup's `recvs`.
+    /// The number of messages, a multiple of the setup's `recvs`.
     pub(super) messages: u64,
     /// Messages under way, each with a slot of memory; a multiple of `recvs`.
     pub(super) slots: u16,
@@ -92,27 +92,27 @@ pub(super) struct Pass {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Kind {
-    /// To the server, every byte checked.
+    /// Messages go to the server, which checks every byte.
     Check,
-    /// To the server, both ends of each message checked.
+    /// Messages go to the server, which checks both ends of each message.
     Stream,
-    /// To the server and back, one at a time; both ends of each message checked.
+    /// Single messages go to the server and back. Both ends of each message are checked.
     PingPong,
 }
 
-/// Memory for the messages under way: it stays in the cache, since the software NIC touches every
-/// byte. [`SLOTS_MIN`] messages, or a group of them, may take more.
+/// Bytes of memory for the messages under way. The memory fits the cache, since the software NIC touches
+/// every byte. [`SLOTS_MIN`] messages, or a group of messages, may take more.
 pub(super) const BUFFER_BYTES: usize = 4 << 20;
-/// Slots of memory that there are for messages of any size.
+/// The least number of slots, for messages of any size.
 pub(super) const SLOTS_MIN: usize = 2;
 
-/// Bytes between the starts of two messages in memory: they share no cache line.
+/// Bytes between the starts of two messages in memory. Two messages share no cache line.
 pub(super) fn slot_bytes(size: u32) -> usize {
     (size as usize).max(1).next_multiple_of(64)
 }
 
 impl Setup {
-    /// Refuses what no client of ours sends.
+    /// Refuses values that no client of `invar perf` sends.
     pub(super) fn check(&self) -> Result<(), String> {
         let recvs = usize::from(self.recvs);
         if !(1..=8).contains(&recvs) || self.size_max > MESSAGE_BYTES_MAX {

@@ -1,7 +1,7 @@
 //! A pass: messages of one size, from the view of each end.
 //!
-//! The loops here are what is timed: they allocate nothing and make no system call of their own
-//! while messages flow.
+//! The loops here are timed. They allocate nothing and make no system call of their own while messages
+//! flow.
 
 use std::ops::Range;
 use std::thread;
@@ -14,12 +14,12 @@ use super::message::{Kind, Pass, slot_bytes};
 use super::pattern::{Pattern, Way};
 use crate::failure::Failure;
 
-/// A peer that is there and moves nothing for so long is stuck.
+/// Time after which a peer that moves nothing is stuck.
 const STALL: Duration = Duration::from_secs(60);
-/// Calls that find nothing until others may run, and until the clock is read.
+/// Calls without progress until other threads may run, and until the clock is read.
 const IDLE_CALLS: u32 = 16;
 
-/// Where the messages of a pass lie in a region: in slots, one after another, again and again.
+/// The places of a pass's messages in a region: slots, used one after another and again.
 struct Slots {
     stride: usize,
     count: usize,
@@ -40,7 +40,7 @@ impl Slots {
     }
 }
 
-/// Waits for messages, but not for ever.
+/// A wait for messages that has a bound.
 #[derive(Default)]
 struct Patience {
     idle_calls: u32,
@@ -48,13 +48,13 @@ struct Patience {
 }
 
 impl Patience {
-    /// Something moved.
+    /// Notes that something moved.
     #[inline]
     fn renew(&mut self) {
         self.idle_calls = 0;
     }
 
-    /// A call found nothing.
+    /// Notes a call without progress, and fails if there were none for too long.
     #[inline]
     fn idle(&mut self) -> Result<(), Failure> {
         self.idle_calls = self.idle_calls.wrapping_add(1);
@@ -70,15 +70,15 @@ impl Patience {
             let text = format!("no message for {} s, though the peer is there", STALL.as_secs());
             return Err(Failure::new(text));
         }
-        // With more to run than there are cores the peer may wait for ours.
+        // On a busy host the peer may wait for this thread's processor.
         thread::yield_now();
         Ok(())
     }
 }
 
 impl Link {
-    /// Sends an empty message each way, so that what keeps packets from passing shows before
-    /// anything is measured. On the wire of NCCL 2.14 it ends the handshake too.
+    /// Sends an empty message each way, so that a network that drops packets shows before anything is
+    /// measured. On the wire of NCCL 2.14 these messages also end the handshake.
     pub(super) fn try_out(&mut self) -> Result<(), Failure> {
         let Link { send, recv, outgoing, incoming, .. } = self;
         let (mut sending, mut receiving) = (None, None);
@@ -100,8 +100,8 @@ impl Link {
         })
     }
 
-    /// Sends the messages of a pass, the first `lead` of them ahead. Gives the time from when those
-    /// were done, and no other was begun, until all were.
+    /// Sends the messages of a pass. The clock starts once the first `lead` messages are done and no other
+    /// has started. Returns the time from then until all messages are done.
     pub(super) fn transmit(&mut self, pass: &Pass, lead: u64) -> Result<Duration, Failure> {
         let pattern = Pattern::new(self.seed, pass.number, Way::ToServer, pass.size);
         let all_there = self.post_empty()?;
@@ -112,7 +112,7 @@ impl Link {
         let (mut to_start, mut to_end) = (Slots::new(pass), Slots::new(pass));
         let mut patience = Patience::default();
         let (mut started, mut done, mut tag) = (0, 0, 0);
-        // The slot of the message that is laid out and not yet started.
+        // The slot of the next message, whose bytes are written but whose send has not started.
         let mut ready: Option<(usize, usize)> = None;
         let mut oldest = to_end.advance().0;
         let mut start = Instant::now();
@@ -159,9 +159,9 @@ impl Link {
         Ok(elapsed)
     }
 
-    /// Receives the messages of a pass; gives how many bytes were wrong. Says by an empty message
-    /// that all are there; a NIC in software that is polled for its end acknowledges the last one
-    /// meanwhile.
+    /// Receives the messages of a pass, and returns how many bytes were wrong. Then an empty message tells
+    /// the client that all are there. While that message is polled, the software NIC acknowledges the last
+    /// one of the pass.
     pub(super) fn receive(&mut self, pass: &Pass) -> Result<u64, Failure> {
         self.end_last()?;
         let pattern = Pattern::new(self.seed, pass.number, Way::ToServer, pass.size);
@@ -216,13 +216,14 @@ impl Link {
         Ok(wrong)
     }
 
-    /// The empty message of the last pass is acknowledged by now, or the client's next one does it.
+    /// Waits for the empty message of the last pass. The client's next message acknowledges it, if nothing
+    /// has before.
     fn end_last(&mut self) -> Result<(), Failure> {
         let sent = self.all_there.take();
         self.finish(sent)
     }
 
-    /// Whether that message is acknowledged, if there is one.
+    /// Whether the empty message of the last pass, if there is one, is acknowledged.
     pub(super) fn has_ended_last(&mut self) -> Result<bool, Failure> {
         let Some(sent) = &self.all_there else { return Ok(true) };
         let has_ended = self.send.test(sent)?.is_some();
@@ -237,8 +238,8 @@ impl Link {
         patiently(|| Ok(recv.irecv(&[(incoming, 0..0, 0)])?))
     }
 
-    /// Sends messages that come back, one at a time; gives how many bytes were wrong. `took` is
-    /// told how long each was under way.
+    /// Sends single messages that come back. Calls `took` with the time of each round trip, and returns
+    /// how many bytes were wrong.
     pub(super) fn ping(
         &mut self,
         pass: &Pass,
@@ -253,7 +254,7 @@ impl Link {
             let start = Instant::now();
             let mut sent = Some(self.start(pass)?);
             if self.moves_in_calls {
-                // Or else a long message would not leave.
+                // Without a test a long message would not leave.
                 self.finish(sent.take())?;
             }
             wrong += self.arrived(pass, answer)?;
@@ -265,7 +266,7 @@ impl Link {
         Ok(wrong)
     }
 
-    /// The other end of [`Link::ping`].
+    /// Answers the messages of [`Link::ping`].
     pub(super) fn pong(&mut self, pass: &Pass) -> Result<u64, Failure> {
         self.end_last()?;
         let (there, back) = self.ways(pass);
@@ -275,7 +276,7 @@ impl Link {
             back.stamp(&self.outgoing, 0, message)?;
             let call = &mut ahead[(message % 2) as usize];
             wrong += self.arrived(pass, call)?;
-            // The next call comes only after the answer.
+            // The client sends the next message only after the answer.
             wrong += there.stamp_wrong(&self.incoming, 0, message)?;
             let sent = self.start(pass)?;
             *call = self.post(pass, message + 2)?;
@@ -289,8 +290,8 @@ impl Link {
         (way(Way::ToServer), way(Way::ToClient))
     }
 
-    /// Posts the receive of a message, if there is one of this number: two ahead, so that no
-    /// message waits for it.
+    /// Posts the receive of number `message`, if the pass has so many. Two receives are posted
+    /// ahead, so that no message waits.
     fn post(&mut self, pass: &Pass, message: u64) -> Result<Option<Request>, Failure> {
         if message >= pass.messages {
             return Ok(None);
@@ -311,7 +312,7 @@ impl Link {
         patiently(|| Ok(self.send.test(&sent)?)).map(|_| ())
     }
 
-    /// Waits for a message; gives by how many bytes its length is wrong.
+    /// Waits for a message, and returns by how many bytes its length is wrong.
     fn arrived(&mut self, pass: &Pass, posted: &Option<Request>) -> Result<u64, Failure> {
         let Some(posted) = posted else { return Ok(0) };
         let received = patiently(|| Ok(self.recv.test(posted)?))?;

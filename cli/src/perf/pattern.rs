@@ -1,13 +1,13 @@
-//! What messages are made of: bytes that tell which message they belong to, and where in it.
+//! The bytes of messages. They tell to which message they belong, and to which offset.
 
 use invar::{Error, MemoryRegion};
 
-/// Bytes that are filled or checked at a time.
+/// Bytes that are written or checked at a time.
 const CHUNK_BYTES: usize = 32 << 10;
-/// Bytes at either end of a message that are its stamp.
+/// Bytes of the stamp at either end of a message.
 const STAMP_BYTES: usize = 8;
 
-/// Which way messages go.
+/// The direction of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     ToServer,
@@ -85,7 +85,7 @@ impl Pattern {
         Ok(wrong)
     }
 
-    /// Offset and length of both stamps, which do not overlap; a short message is all stamp.
+    /// The offset and the length of both stamps, which do not overlap. A short message is all stamp.
     #[inline]
     fn stamps(&self) -> [(usize, usize); 2] {
         let first = self.size.min(STAMP_BYTES);
@@ -127,7 +127,7 @@ impl Pattern {
     }
 }
 
-/// A bijection that leaves no bit as it was (splitmix64's).
+/// The bijection of splitmix64, which mixes all bits.
 #[inline]
 fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -1,4 +1,4 @@
-//! The table and the JSON.
+//! The table and the JSON of `invar perf`.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::output::Outputs;
 use crate::size;
 
-/// What all rows have in common.
+/// The values that all rows share.
 #[derive(Serialize)]
 pub(super) struct Header {
     pub(super) version: &'static str,
@@ -19,10 +19,10 @@ pub(super) struct Header {
     pub(super) transport: String,
     pub(super) address: IpAddr,
     pub(super) peer_nic: String,
-    /// Address of the peer's device.
+    /// The address of the peer's device.
     pub(super) peer: IpAddr,
     pub(super) peer_transport: String,
-    /// `None` over TCP, as for queue pairs.
+    /// Payload bytes of a packet; `None` over TCP, which also has no queue pairs.
     pub(super) path_mtu: Option<u32>,
     pub(super) qps: Option<u16>,
     pub(super) recvs: u16,
@@ -33,16 +33,16 @@ pub(super) struct Header {
     pub(super) load: Option<Load>,
 }
 
-/// What one size came to.
+/// The results of one size.
 #[derive(Serialize)]
 pub(super) struct Row {
     size: u32,
     iters: u64,
-    /// Of one message.
+    /// Microseconds of one message.
     time_us: f64,
     algbw_gbytes_per_s: f64,
     msgs_per_s: f64,
-    /// Bytes.
+    /// How many bytes were wrong.
     pub(super) wrong: u64,
     latency_us: Latency,
 }
@@ -76,10 +76,10 @@ impl Row {
 }
 
 impl Latency {
-    /// Sorts its argument; at least one value.
+    /// Summarizes one or more values, which this sorts.
     pub(super) fn new(half_ns: &mut [u64]) -> Self {
         half_ns.sort_unstable();
-        // Nearest rank: the least value that so many percent do not exceed.
+        // The nearest rank is the least value that so many percent do not exceed.
         let percentile = |percent: usize| {
             let rank = (half_ns.len() * percent).div_ceil(100).max(1);
             half_ns.get(rank - 1).map_or(0.0, |ns| *ns as f64 / 1000.0)
@@ -88,16 +88,16 @@ impl Latency {
     }
 }
 
-/// Prints as results come.
+/// Prints each result as soon as it is there.
 pub(super) struct Report {
     outputs: Outputs,
     header: Option<Header>,
     rows: Vec<Row>,
-    /// Shows itself on a terminal only.
+    /// The progress indicator, which shows on a terminal only.
     bar: ProgressBar,
 }
 
-/// The JSON.
+/// The JSON document.
 #[derive(Serialize)]
 struct Content<'a> {
     #[serde(flatten)]
@@ -120,7 +120,7 @@ impl Report {
         self.print(&text)
     }
 
-    /// Shows what is being done.
+    /// Shows the current step.
     pub(super) fn begin(&self, size: u32, what: &str) {
         self.bar.set_message(format!("{} {what}", size::show(size)));
     }

@@ -1,4 +1,4 @@
-//! The end that plays along.
+//! The server: it takes part in the passes that clients ask for.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind};
@@ -23,20 +23,20 @@ use crate::failure::Failure;
 use crate::output::{print, tell};
 use crate::parent::die_with;
 
-/// A client that asks for nothing more is gone, or stopped.
+/// Time after which a client that asks for nothing is given up.
 const CLIENT_WITHIN: Duration = Duration::from_secs(60);
-/// After a pass this end polls for so long: a NIC in software keeps an acknowledge for less, but only
-/// while it is polled.
+/// Time for which this end polls after a pass. The software NIC holds an acknowledge for less than this,
+/// and sends it only while it is polled.
 const POLL_FOR: Duration = Duration::from_millis(1);
-/// Between two looks at connections that come about.
+/// Time between two polls of connections that are not complete.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// Who has said what it wants waits so long for a client before it: one that is done is soon gone.
+/// Time that a client waits for the one before it, which ends soon if it is done.
 const TURN_WITHIN: Duration = Duration::from_secs(3);
-/// Callers that say what they want, or wait for their turn, at a time.
+/// The most callers at a time that send their setup or wait for their turn.
 const CALLERS_MAX: usize = 64;
-/// Between two looks at callers whose time is up; and after a call that could not be taken.
+/// Time between two looks at callers whose time is up, and after a call that could not be taken.
 const PAUSE: Duration = Duration::from_millis(100);
-/// What stands before the address in the line that says where the server listens.
+/// The text before the address in the line that names the server's address.
 pub(super) const LISTENING: &str = "invar perf: listening at ";
 
 pub(super) fn run(args: &Args, addr: SocketAddr, settings: &Settings) -> Result<(), Failure> {
@@ -61,7 +61,7 @@ pub(super) fn run(args: &Args, addr: SocketAddr, settings: &Settings) -> Result<
         match served.map_err(|failure| turn_away(client.control, &failure)) {
             Err(failure) if args.keep => tell(failure),
             Ok(()) if args.keep => {}
-            // The parent says it.
+            // The parent process reports this failure.
             Err(_) if args.child_of.is_some() => return Ok(()),
             served => return served,
         }
@@ -69,8 +69,8 @@ pub(super) fn run(args: &Args, addr: SocketAddr, settings: &Settings) -> Result<
     Ok(())
 }
 
-/// The transport of the device that is used for who has called at an address of this host. Each address
-/// is looked at once: strangers call too.
+/// The transport of the device for callers at an address of this host. The server finds it once for each
+/// address, since strangers call too.
 struct Transports {
     nic: Option<String>,
     settings: Settings,
@@ -89,14 +89,14 @@ impl Transports {
     }
 }
 
-/// A caller who has said what it wants.
+/// A caller that has sent its setup.
 struct Client {
     control: Control,
     setup: Setup,
 }
 
 impl Client {
-    /// Plays along until it says goodbye.
+    /// Serves the client until its goodbye.
     fn serve(&mut self, args: &Args, settings: &Settings) -> Result<(), Failure> {
         let Client { control, setup } = self;
         let settings = adjusted(settings, setup);
@@ -122,7 +122,7 @@ impl Client {
             seed: setup.seed,
         };
         let mut link = plan.connect(|| {
-            // The client may be connected first, and ask for the first pass.
+            // The client may be connected first, and may already ask for the first pass.
             if control.has_line(LOOK_EVERY)? {
                 thread::sleep(LOOK_EVERY);
             }
@@ -130,7 +130,7 @@ impl Client {
         })?;
         link.try_out()?;
         loop {
-            // It hears of a failure of the last message by us alone, since we close then.
+            // The client hears of a failed last message from this end alone, which then closes.
             let start = Instant::now();
             while !link.has_ended_last()? && start.elapsed() < CLIENT_WITHIN {
                 if start.elapsed() < POLL_FOR {
@@ -159,7 +159,7 @@ impl Client {
     }
 }
 
-/// Hears each caller out beside the others, so that none who dawdles keeps a client waiting.
+/// Hears each caller in a thread of its own, so that a slow caller keeps no client waiting.
 fn take_calls(mut listener: AuthListener, callers: Arc<Callers>, to_serve: &SyncSender<Client>) {
     let mut turned_away = 0;
     loop {
@@ -174,7 +174,7 @@ fn take_calls(mut listener: AuthListener, callers: Arc<Callers>, to_serve: &Sync
     }
 }
 
-/// Waits a moment for a caller, and starts to hear it out.
+/// Waits a moment for a caller, and starts to hear it.
 fn take_call(
     listener: &mut AuthListener,
     callers: &Arc<Callers>,
@@ -189,13 +189,14 @@ fn take_call(
     Ok(())
 }
 
-/// Who has proved to be of `invar perf`, which anybody can; the thread that hears a caller out holds a count of it.
+/// The callers that have proved to be `invar perf`, which anybody can. The thread that hears a caller
+/// holds a reference to it.
 struct Callers {
-    /// Those who have not said yet what they want, who has called first in front.
+    /// The callers that have not sent their setup yet, the oldest first.
     silent: Mutex<VecDeque<(SocketAddr, OobStream)>>,
-    /// How many were turned away.
+    /// How many callers were turned away.
     turned_away: AtomicU64,
-    /// Whether this end says so.
+    /// Whether this end reports callers that were turned away.
     tells: bool,
     transports: Transports,
 }
@@ -205,13 +206,12 @@ impl Callers {
         Callers { silent: Mutex::default(), turned_away: AtomicU64::new(0), tells, transports }
     }
 
-    /// Where there are too many, the one that has been silent for longest gives way, of the address
-    /// that has the most.
+    /// Adds a caller. If there are too many, the oldest caller of the address that has the most gives way.
     fn take_in(self: &Arc<Self>, stream: &OobStream, peer: SocketAddr) -> io::Result<Arc<Self>> {
         let mut silent = self.silent();
         if Arc::strong_count(self) > CALLERS_MAX {
             let count = |ip: IpAddr| silent.iter().filter(|(peer, _)| peer.ip() == ip).count();
-            // Of several that are equal the last one counts, so the oldest comes last.
+            // The last of several equal ones is chosen, so the oldest comes last.
             let oldest = (0..silent.len()).rev().max_by_key(|at| count(silent[*at].0.ip()));
             let Some((oldest, stream)) = oldest.and_then(|at| silent.remove(at)) else {
                 return Err(io::Error::other(format!("{peer} is one of too many")));
@@ -224,15 +224,15 @@ impl Callers {
         Ok(Arc::clone(self))
     }
 
-    /// The caller has been heard out. False where it had to give way.
+    /// Removes a caller that has been heard. Returns false if the caller had to give way.
     fn was_heard_out(&self, peer: SocketAddr) -> bool {
         let mut silent = self.silent();
         let at = silent.iter().position(|(silent, _)| *silent == peer);
         at.is_some_and(|at| silent.remove(at).is_some())
     }
 
-    /// Says why callers were turned away, and less and less often: a flood of callers is not to become
-    /// a flood of lines.
+    /// Reports why callers were turned away, less and less often, so that a flood of callers makes no
+    /// flood of lines.
     fn turned_away(&self, count: u64, why: impl fmt::Display) {
         let before = self.turned_away.fetch_add(count, Ordering::Relaxed);
         let is_told = before.checked_ilog2() != (before + count).checked_ilog2();
@@ -246,8 +246,8 @@ impl Callers {
     }
 }
 
-/// Hands a client over to be served; turns away who is none, or would wait for another. A caller that
-/// does not say what it wants never ends the server.
+/// Hands a client over to be served. Turns away a caller that is no client, or that would have to wait
+/// for another. A caller that sends no setup never ends the server.
 fn hear_out(stream: OobStream, peer: SocketAddr, callers: &Callers, to_serve: &SyncSender<Client>) {
     let mut control = Control::new(stream, peer);
     let setup = setup(&mut control, &callers.transports);
@@ -261,7 +261,7 @@ fn hear_out(stream: OobStream, peer: SocketAddr, callers: &Callers, to_serve: &S
     let start = Instant::now();
     loop {
         client = match to_serve.try_send(client) {
-            // Where nobody serves any more, the process ends.
+            // If nobody serves any more, the process ends.
             Ok(()) | Err(TrySendError::Disconnected(_)) => return,
             Err(TrySendError::Full(client)) => client,
         };
@@ -273,7 +273,7 @@ fn hear_out(stream: OobStream, peer: SocketAddr, callers: &Callers, to_serve: &S
     }
 }
 
-/// Tells a client which device it meets, and hears what it wants.
+/// Tells a client which device it meets, and hears its setup.
 fn setup(control: &mut Control, transports: &Transports) -> Result<Setup, Failure> {
     let transport = transports.at(control.local_ip()?)?;
     control.send(&Reply::Device { transport })?;
@@ -284,15 +284,15 @@ fn setup(control: &mut Control, transports: &Transports) -> Result<Setup, Failur
     Ok(setup)
 }
 
-/// Tells a client why it is not served, or no longer, and gives what this end says of it.
+/// Tells a client why it is not served, or no longer served. Returns this end's own line about that.
 fn turn_away(mut control: Control, failure: &Failure) -> Failure {
-    // A client that is gone does not hear it.
+    // A client that is gone does not hear the reason.
     let (peer, text) = (control.peer().to_string(), failure.to_string());
     let _ = control.send(&Reply::Failed { text: text.clone() });
     Failure::new(if text.starts_with(&peer) { text } else { format!("{peer}: {text}") })
 }
 
-/// Any address of this host includes those of IPv4, on a host that has no other too.
+/// Any address of this host, IPv4 and IPv6, also on a host that has IPv4 only.
 fn bind(addr: SocketAddr, settings: &Settings) -> Result<AuthListener, Failure> {
     let is_any_v6 = addr.is_ipv6() && addr.ip().is_unspecified();
     let proof = Proof::Secret(Secret::PUBLIC, Service::Perf);
@@ -306,7 +306,7 @@ fn bind(addr: SocketAddr, settings: &Settings) -> Result<AuthListener, Failure> 
     listener.map_err(|error| Failure::io(format_args!("listening at {addr}"), &error))
 }
 
-/// What the client wants goes before what this end's environment says.
+/// Puts the client's setup over this end's environment.
 fn adjusted(settings: &Settings, setup: &Setup) -> Settings {
     let settings = settings.clone().qps(setup.qps);
     match setup.adaptive_routing {
