@@ -19,17 +19,17 @@ use socket2::{Domain, SockAddr, SockAddrStorage, Socket, Type, socklen_t};
 
 use crate::udp::TRAIN_BYTES_MAX;
 
-/// What RoCEv2 may put around the payload of a packet, as Linux counts it (`iboe_get_mtu`): IPv6
+/// The bytes that RoCEv2 may put around the payload of a packet, as Linux counts it (`iboe_get_mtu`): IPv6
 /// 40, UDP 8, BTH 12, extended headers 4 + 28, ICRC 4.
 const ROCE_OVERHEAD_BYTES: u32 = 96;
 
-/// What is really there at most behind the IP header, of what Invar sends: UDP 8, BTH 12, RETH 16,
+/// The bytes that are really there at most behind the IP header, of what Invar sends: UDP 8, BTH 12, RETH 16,
 /// ImmDt 4, tag 16.
 const LONG_OVERHEAD_BYTES: u32 = 56;
 const IPV4_BYTES: u32 = 20;
 const IPV6_BYTES: u32 = 40;
 
-/// What a UDP socket sends around the payload of a packet in the middle of a message: BTH 12, tag 16.
+/// The bytes that a UDP socket sends around the payload of a packet in the middle of a message: BTH 12, tag 16.
 const MIDDLE_OVERHEAD_BYTES: u32 = 28;
 
 /// A network interface of this host, in this network namespace.
@@ -103,7 +103,7 @@ impl Interface {
         addresses.find(|addr| addr.is_of(family)).map(InterfaceAddress::socket_addr)
     }
 
-    /// Where `sysfs`, as a rule `/sys`, tells about it.
+    /// The directory of `sysfs`, usually `/sys`, about the interface.
     pub fn directory(&self, sysfs: &Path) -> PathBuf {
         // An alias (`eth0:1`) is no device of its own.
         let name = self.name.split(':').next().unwrap_or_default();
@@ -203,7 +203,7 @@ struct Entry {
     address: Option<InterfaceAddress>,
 }
 
-/// What `getifaddrs(3)` gives.
+/// The list that `getifaddrs(3)` gives.
 fn entries() -> io::Result<Vec<Entry>> {
     let mut first = ptr::null_mut();
     // SAFETY: on success it stores a list, which is given back below.
@@ -261,7 +261,7 @@ unsafe fn address(
 ///
 /// # Safety
 ///
-/// As for [`address`].
+/// The caller keeps the promises of [`address`].
 unsafe fn socket_addr(addr: *const libc::sockaddr) -> Option<SocketAddr> {
     // SAFETY: as promised by the caller.
     let len = match c_int::from(unsafe { addr.as_ref() }?.sa_family) {

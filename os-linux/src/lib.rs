@@ -1,4 +1,4 @@
-//! What Invar needs of Linux.
+//! The parts of Linux that Invar uses.
 //!
 //! The protocol is in `invar-core` and touches no clock, no socket, no pointer. This crate wires
 //! it to the operating system: [`memory`] that NICs read and write, [`tcp`] for the handshake,

@@ -78,7 +78,7 @@ impl HostMemory {
         Ok(HostMemory { start, len, words, edges: Edges::Words, _owner: Arc::new(mapping) })
     }
 
-    /// The same for a NIC, with its kind of error (`Nic::alloc`).
+    /// Allocates memory for `Nic::alloc`, with a NIC's kind of error.
     pub fn for_nic(len: usize) -> Result<Self, NicError> {
         HostMemory::alloc(len).map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(0);
@@ -277,7 +277,7 @@ impl<'a> Scatter<'a> {
 ///
 /// # Safety
 ///
-/// As of [`HostMemory::from_raw`], for the bytes at `to`.
+/// The caller keeps the promises of [`HostMemory::from_raw`] for the bytes at `to`.
 pub(crate) unsafe fn write_raw(to: NonNull<u8>, bytes: &[u8]) {
     // SAFETY: the caller's promise.
     unsafe { copy::write(to, bytes, Edges::Bytes) };
@@ -287,7 +287,7 @@ pub(crate) unsafe fn write_raw(to: NonNull<u8>, bytes: &[u8]) {
 ///
 /// # Safety
 ///
-/// As of [`HostMemory::from_raw`], for the bytes at `from`.
+/// The caller keeps the promises of [`HostMemory::from_raw`] for the bytes at `from`.
 pub(crate) unsafe fn read_raw(from: NonNull<u8>, bytes: &mut [u8]) {
     // SAFETY: the caller's promise.
     unsafe { copy::read(from, bytes, Edges::Bytes) };

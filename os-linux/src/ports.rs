@@ -8,7 +8,7 @@ use invar_core::param::PortRange;
 /// Binds at `addr`, and where that has no port, at the first of `range` that is free there.
 ///
 /// # Errors
-/// Where no port of the range is free, the error names the range by `variable`, which sets it.
+/// If no port of the range is free, the error names the range by `variable`, which sets it.
 pub fn bind_in_range<T>(
     mut addr: SocketAddr,
     range: PortRange,

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// Those that this thread may run on, each by itself, in the order of their numbers; none where the
+/// The processors that this thread may run on, one set each, in the order of their numbers; none if the
 /// kernel does not say.
 pub fn allowed() -> Vec<CpuSet> {
     let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
@@ -21,14 +21,14 @@ pub fn allowed() -> Vec<CpuSet> {
 /// Bytes of [`allowed_bits`].
 pub const BITS_BYTES: usize = CpuSet::MAX_CPU / 8;
 
-/// Those that this thread may run on, a bit each, lowest first; all, where the kernel does not say.
+/// The processors that this thread may run on, one bit each, lowest first; all if the kernel does not say.
 pub fn allowed_bits() -> [u8; BITS_BYTES] {
     let Ok(allowed) = sched_getaffinity(None) else { return [0xff; _] };
     let bit = |cpu: usize| u8::from(allowed.is_set(cpu)) << (cpu % 8);
     std::array::from_fn(|byte| (0..8).map(|cpu| bit(8 * byte + cpu)).sum())
 }
 
-/// Those that this thread may run on and that are near a device, by the kernel's directories of the
+/// The processors that this thread may run on and that are near a device, by the kernel's directories of the
 /// devices on the PCI bus; `None` where there are none, or the kernel does not say.
 pub fn near<P: AsRef<Path>>(pci_paths: impl IntoIterator<Item = P>) -> Option<CpuSet> {
     let allowed = sched_getaffinity(None).ok()?;

@@ -42,7 +42,7 @@ const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_interval(Duration::from_secs(5))
     .with_retries(3);
 
-/// Where peers connect.
+/// A listener for peers.
 #[derive(Debug)]
 pub struct OobListener(TcpListener);
 
@@ -63,7 +63,7 @@ impl OobListener {
         Ok(OobListener(socket.into()))
     }
 
-    /// Where it listens, the port filled in.
+    /// The address at which the listener listens, with its port.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }

@@ -44,7 +44,7 @@ pub(crate) fn listen(purpose: &str) -> io::Result<(UnixListener, String)> {
 #[derive(Debug)]
 pub(crate) struct FdStream {
     stream: UnixStream,
-    /// What is still to be sent, with what goes with its first byte.
+    /// The bytes still to be sent, and the descriptor that goes with the first byte.
     out: VecDeque<(Vec<u8>, Option<OwnedFd>)>,
 }
 
@@ -146,7 +146,7 @@ impl FdStream {
         self.out.is_empty()
     }
 
-    /// What to wait for, given whether there is room for more.
+    /// The events to wait for, given whether there is room for more.
     pub(crate) fn interest(&self, room: bool) -> PollFlags {
         let mut interest = PollFlags::empty();
         interest.set(PollFlags::IN, room);

@@ -8,7 +8,7 @@ use invar_core::param::AddressFamily;
 
 use super::Interface;
 
-/// What the user says about interfaces.
+/// The user's rules for interfaces.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules<'a> {
     /// `NCCL_SOCKET_IFNAME`; without entries the choice is automatic.
@@ -31,7 +31,7 @@ pub struct Found<'a> {
 /// There is no interface to use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoInterface {
-    /// What there is, in words.
+    /// The interfaces of this host, in words.
     there_is: String,
 }
 

@@ -1,4 +1,4 @@
-//! From `HOST:PORT` to addresses.
+//! Resolves `HOST:PORT` to addresses.
 
 use std::borrow::Cow;
 use std::ffi::CString;

@@ -12,7 +12,7 @@ const WORD: usize = size_of::<AtomicU64>();
 /// How to access a part of a word, at either end of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Edges {
-    /// As the whole word that it lies in, all of which belongs to the region.
+    /// The byte is accessed as the whole word around it, which all belongs to the region.
     Words,
     /// Byte by byte, since the rest of the word may be somebody else's.
     Bytes,
@@ -40,7 +40,7 @@ pub(super) unsafe fn write(to: NonNull<u8>, from: &[u8], edges: Edges) {
 ///
 /// # Safety
 ///
-/// As for [`write`], with reads.
+/// The caller keeps the promises of [`write`], for reads.
 pub(super) unsafe fn read(from: NonNull<u8>, to: &mut [u8], edges: Edges) {
     let (head, words) = split(from, to.len());
     let (head, rest) = to.split_at_mut(head);
@@ -61,7 +61,7 @@ fn split(start: NonNull<u8>, len: usize) -> (usize, usize) {
 
 /// # Safety
 ///
-/// As for [`write`]; `to` is aligned and `from` a multiple of the word size.
+/// The caller keeps the promises of [`write`]. `to` is aligned and `from` a multiple of the word size.
 unsafe fn write_words(to: NonNull<AtomicU64>, from: &[u8]) {
     let Some((bulk, last)) = from.split_last_chunk::<WORD>() else { return };
     let words = bulk.len() / WORD;
@@ -80,7 +80,7 @@ unsafe fn write_words(to: NonNull<AtomicU64>, from: &[u8]) {
 
 /// # Safety
 ///
-/// As for [`read`]; `from` is aligned and `to` a multiple of the word size.
+/// The caller keeps the promises of [`read`]. `from` is aligned and `to` a multiple of the word size.
 unsafe fn read_words(from: NonNull<AtomicU64>, to: &mut [u8]) {
     let words = to.len() / WORD;
     // SAFETY: by the caller's promise there are `words` words, used as atomics.
@@ -97,7 +97,7 @@ unsafe fn read_words(from: NonNull<AtomicU64>, to: &mut [u8]) {
 
 /// # Safety
 ///
-/// As for [`write`]; the bytes lie within one word.
+/// The caller keeps the promises of [`write`]. The bytes lie within one word.
 unsafe fn write_edge(to: NonNull<u8>, from: &[u8], edges: Edges) {
     if from.is_empty() {
         return;
@@ -125,7 +125,7 @@ unsafe fn write_edge(to: NonNull<u8>, from: &[u8], edges: Edges) {
 
 /// # Safety
 ///
-/// As for [`read`]; the bytes lie within one word.
+/// The caller keeps the promises of [`read`]. The bytes lie within one word.
 unsafe fn read_edge(from: NonNull<u8>, to: &mut [u8], edges: Edges) {
     if to.is_empty() {
         return;
@@ -153,7 +153,7 @@ unsafe fn read_edge(from: NonNull<u8>, to: &mut [u8], edges: Edges) {
 #[cfg(target_arch = "x86_64")]
 const STRING_COPY_WORDS_MIN: usize = 96;
 
-/// Where the processor has no such instruction the loop does it all.
+/// On a processor without such an instruction the loop copies everything.
 #[cfg(not(target_arch = "x86_64"))]
 const STRING_COPY_WORDS_MIN: usize = usize::MAX;
 

@@ -29,7 +29,7 @@ pub enum WaitError {
     /// The communicator is aborted.
     #[error("the communicator was aborted")]
     Aborted,
-    /// It took too long.
+    /// The wait took too long.
     #[error("nothing came of it within {0:?}; is the proxy of that rank alive?")]
     TimedOut(Duration),
 }

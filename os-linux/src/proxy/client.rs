@@ -42,18 +42,18 @@ pub enum ClientErrorKind {
     /// The proxy did not do it.
     #[error("{kind:?}: refused: {text}")]
     Refused {
-        /// What was asked for.
+        /// The request.
         kind: Kind,
-        /// What the proxy says.
+        /// The proxy's reason.
         text: String,
     },
-    /// It can't be made, or the answer is not one to it.
+    /// The request cannot be made, or the answer does not fit the request.
     #[error(transparent)]
     Call(#[from] CallError),
     /// The proxy can't be reached, or not any more.
     #[error("{0}; has that process ended?")]
     Io(#[from] io::Error),
-    /// It took too long.
+    /// The answer took too long.
     #[error(transparent)]
     Wait(#[from] WaitError),
 }

@@ -1,4 +1,4 @@
-//! What is under way, written when somebody asks by a signal (`NCCL_PROXY_DUMP_SIGNAL`).
+//! On a signal (`NCCL_PROXY_DUMP_SIGNAL`), a thread writes the operations under way.
 
 use std::fmt::Display;
 use std::io::{self, Write};

@@ -39,7 +39,7 @@ pub struct ProgressSettings {
 }
 
 impl Default for ProgressSettings {
-    /// What NCCL does by default.
+    /// NCCL's defaults.
     fn default() -> Self {
         ProgressSettings { device: 0, cpus: None, append_batch: 16, append_every: 8 }
     }
@@ -65,13 +65,13 @@ pub enum ProgressFailure<E: Display + Debug> {
     /// The transport can go no further.
     #[error(transparent)]
     Transport(ProgressError<E>),
-    /// What a rank posted can't be moved.
+    /// An operation that a rank posted cannot be moved.
     #[error(transparent)]
     Take(TakeError<AppendError>),
     /// A connection can't be opened.
     #[error(transparent)]
     Open(OpenError),
-    /// It panicked, which is an error of the transport's or this program's.
+    /// The thread panicked: a defect of the transport or of this program.
     #[error("the progress thread panicked")]
     Panicked,
 }

@@ -1,4 +1,4 @@
-//! What a progress thread does, as a trace that Chrome and Perfetto show (`profiler.cc`).
+//! A trace of a progress thread, for Chrome and Perfetto (`profiler.cc`).
 
 use std::io::Write;
 
@@ -142,7 +142,7 @@ impl<W: Write> Drop for ChromeTrace<W> {
     }
 }
 
-/// What a slice waits for once it is past a stage, by NCCL's names.
+/// NCCL's name for the state in which a slice waits after a stage.
 fn waits_after(direction: Direction, stage: Stage) -> Option<&'static str> {
     Some(match (direction, stage) {
         (_, Stage::Complete) => return None,

@@ -28,7 +28,7 @@ const PIECE_BYTES: usize = SEALED_BYTES_MAX;
 const UNASKED_BYTES_MAX: usize = 256 << 20;
 /// Bytes of a blob, of which all must fit in there.
 const BLOB_BYTES_MAX: usize = UNASKED_BYTES_MAX - size_of::<u32>();
-/// What this rank still has to say when it fails or leaves takes so long at most.
+/// The most time for the last message of a rank that fails or leaves.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// A rank among the others: blobs of bytes from each to each (`bootstrapSend`, `bootstrapRecv`,
@@ -53,7 +53,7 @@ pub struct Bootstrap {
 pub struct Failure {
     /// Whose fault it is; `None` where that is no rank's.
     pub rank: Option<u32>,
-    /// What happened.
+    /// The reason, in words.
     pub text: String,
 }
 
@@ -68,7 +68,7 @@ impl std::fmt::Display for Rank {
 /// Why a rank is not in, or does not get what it asks for.
 #[derive(Debug, thiserror::Error)]
 pub enum BootstrapError {
-    /// It is not in.
+    /// The rank could not join.
     #[error("rank {rank} joining at {addr}: {text}")]
     Join {
         /// Who.
@@ -95,14 +95,14 @@ pub enum BootstrapError {
     /// Nothing came.
     #[error("rank {from} said nothing for {within:?}")]
     TimedOut {
-        /// Who should have.
+        /// The rank that said nothing.
         from: u32,
         /// How long it was waited for.
         within: Duration,
     },
 }
 
-/// What the watching thread has heard.
+/// The state that the watching thread shares with the rank.
 #[derive(Debug)]
 struct Shared {
     blobs: Mutex<Blobs>,
@@ -254,10 +254,10 @@ impl Bootstrap {
         }
     }
 
-    /// The same, if it has come.
+    /// Returns the next blob of a rank with a tag, if it has come.
     ///
     /// # Errors
-    /// It can't come any more: a rank has failed, or this one has left.
+    /// The blob cannot come any more: a rank has failed, or this one has left.
     pub fn try_recv(&self, from: u32, tag: u32) -> Result<Option<Vec<u8>>, BootstrapError> {
         Ok(self.look(&mut self.shared.blobs(), from, tag)?)
     }

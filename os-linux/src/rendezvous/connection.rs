@@ -39,9 +39,9 @@ impl From<StreamError> for Lost {
 pub(super) struct Connection {
     stream: OobStream,
     incoming: Incoming,
-    /// What is still to be sent.
+    /// The bytes still to be sent.
     out: Vec<u8>,
-    /// Of what this end says, and of what the other does.
+    /// The seals of messages from this end, and from the other.
     ours: Seal,
     theirs: Seal,
 }
@@ -128,7 +128,7 @@ impl Connection {
         self.stream.shutdown();
     }
 
-    /// What to wait for, given whether more is to be received.
+    /// The events to wait for, given whether this end receives more.
     pub(super) fn interest(&self, receives: bool) -> PollFlags {
         let mut interest = PollFlags::empty();
         interest.set(PollFlags::IN, receives);

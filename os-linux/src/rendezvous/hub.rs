@@ -1,4 +1,4 @@
-//! Where ranks meet: lets them in, passes on what they tell each other, and tells who is gone.
+//! The hub at which ranks meet. It lets ranks in, passes on their messages, and tells who is gone.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ use crate::random::random;
 use crate::tcp::{AuthListener, Proof, TurnedAway};
 use crate::unix::wait;
 
-/// Who has proved itself must have joined within this; a host may be very busy while its ranks start.
+/// Time between a rank's proof and its joining. A host may be very busy while its ranks start.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(20);
 /// While so many bytes wait to be passed on to a rank, the hub takes in no more from any.
 const UNSENT_BYTES_MAX: usize = 1 << 20;
@@ -78,7 +78,7 @@ impl Hub {
         Ok(Hub { id, closing, thread: Some(thread) })
     }
 
-    /// What every rank must be given.
+    /// The id that every rank needs to join.
     pub fn id(&self) -> UniqueId {
         self.id
     }
@@ -118,7 +118,7 @@ struct Rank {
     rank: u32,
     member: Member,
     connection: Connection,
-    /// It said so.
+    /// Whether the rank said that it is done.
     left: bool,
 }
 
@@ -288,7 +288,7 @@ impl Meeting {
     }
 }
 
-/// What may have kept ranks out, to stand behind the text that says so.
+/// The reasons that may have kept ranks out, as the end of an error's text.
 fn why_not(turned_away: &TurnedAway, refused: Option<&io::Error>) -> String {
     let mut text = String::new();
     if turned_away.count > 0 {

@@ -26,9 +26,9 @@ const SLOTS: u32 = STEPS;
 /// Two cache lines: processors fetch them in pairs.
 const RELEASED_BYTES: usize = 128;
 const CELL_BYTES: usize = 64;
-/// Where slots begin: a page, so that they are aligned however large.
+/// Slots begin on a page, so that slots of any size are aligned.
 const SLOTS_AT: usize = 4096;
-/// Of a slot: the largest number of whole pages that a stamp has room for.
+/// The most bytes of a slot: the largest number of whole pages that a stamp can tell.
 const SLOT_BYTES_MAX: usize = u32::MAX as usize & !(SLOTS_AT - 1);
 const _: () = assert!(RELEASED_BYTES + SLOTS as usize * CELL_BYTES <= SLOTS_AT);
 
@@ -38,7 +38,7 @@ pub struct RingLayout {
     slot_bytes: usize,
 }
 
-/// What the other side wrote cannot be.
+/// The other side wrote something that is not allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
     /// More bytes than a slot has.
@@ -123,7 +123,7 @@ impl Ring {
         unsafe { self.cell(index).cast().as_ref() }
     }
 
-    /// Where a message of `len` bytes lies.
+    /// The place of a message of `len` bytes.
     fn payload(&self, index: u32, len: usize) -> NonNull<u8> {
         if len <= INLINE_BYTES_MAX {
             // SAFETY: in the cell, behind its stamp.
@@ -135,7 +135,7 @@ impl Ring {
     }
 }
 
-/// What a stamp says of message number `index`, counted from 0.
+/// The stamp of message number `index`, counted from 0.
 fn stamp(index: u32, len: usize) -> u64 {
     u64::from(index.wrapping_add(1)) << 32 | len as u64
 }
@@ -151,15 +151,15 @@ pub struct SendRing {
 }
 
 impl SendRing {
-    /// Of ring `number` in memory that was all zero.
+    /// Makes this end of ring `number`, in memory that was all zero.
     ///
     /// # Panics
-    /// Where the memory has no such ring.
+    /// The memory has no such ring.
     pub fn new(memory: &SharedMemory, layout: RingLayout, number: usize) -> Self {
         SendRing { ring: layout.ring(memory, number), sent: 0, released: 0 }
     }
 
-    /// Where to put a message of `len` bytes, at most a slot's; `None`: every slot is full.
+    /// The place for a message of `len` bytes, at most a slot's; `None` if every slot is full.
     #[inline]
     pub fn free(&mut self, len: usize) -> Result<Option<NonNull<u8>>, RingError> {
         debug_assert!(len <= self.ring.slot_bytes);
@@ -194,10 +194,10 @@ pub struct RecvRing {
 }
 
 impl RecvRing {
-    /// Of ring `number` in memory that was all zero.
+    /// Makes this end of ring `number`, in memory that was all zero.
     ///
     /// # Panics
-    /// Where the memory has no such ring.
+    /// The memory has no such ring.
     pub fn new(memory: &SharedMemory, layout: RingLayout, number: usize) -> Self {
         RecvRing { ring: layout.ring(memory, number), released: 0 }
     }

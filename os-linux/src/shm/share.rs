@@ -12,7 +12,7 @@ use crate::random::random;
 use crate::unix::{FdStream, listen, wait};
 
 const TOKEN_BYTES: usize = 16;
-/// Who connects has this long to show the token.
+/// Time in which a caller must show the token.
 const SHOW_WITHIN: Duration = Duration::from_secs(5);
 /// Between two looks at the flag that ends a wait.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -32,7 +32,7 @@ impl Offer {
         Ok(Offer { listener, name, token: random()? })
     }
 
-    /// What the others must be told, in a way that nobody else hears.
+    /// The address and the token, which the program gives to the other processes, and to nobody else.
     pub fn address(&self) -> Vec<u8> {
         [&self.token, self.name.as_bytes()].concat()
     }

@@ -13,14 +13,14 @@ use super::{RecvComm, SendComm, SocketDevice};
 use crate::random::random;
 use crate::tcp::{AuthListener, Congestion, OobStream, TurnedAway, os};
 
-/// What connections are set up with.
+/// The settings of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Sockets and threads; the connector's number of sockets holds.
     pub layout: Layout,
     /// Time in which connect or accept must come to an end.
     pub timeout_ns: u64,
-    /// Of its sockets, for what this end sends.
+    /// The congestion control of the sockets, for bytes that this end sends.
     pub congestion: Congestion,
     /// A key that both ends share beside the handle.
     pub key: Option<Secret>,
@@ -59,7 +59,7 @@ pub enum ConnectError {
     /// This host has no socket to give, or no way there.
     #[error("connecting to {addr}: {error}")]
     Unreached {
-        /// Where the listener is.
+        /// The address of the listener.
         addr: SocketAddr,
         /// Why it is not reached.
         error: StreamError,
@@ -93,7 +93,7 @@ impl Listener {
         Ok(Listener { callers, handle, lobby, threads, congestion })
     }
 
-    /// What a sender needs to connect: 128 bytes, to be copied to it by other means. Any number
+    /// The handle by which senders connect: 128 bytes, which the program brings to each sender. Any number
     /// of senders may use it.
     pub fn handle(&self) -> Handle {
         self.handle
@@ -128,7 +128,7 @@ impl Connecting {
     /// Starts to connect from `device` to the listener of a handle.
     ///
     /// # Errors
-    /// What is wrong on this side; for all else, [`Connecting::poll`] tells.
+    /// The handle or this host is at fault. [`Connecting::poll`] returns all other errors.
     pub fn start(
         device: &SocketDevice,
         handle: &Handle,

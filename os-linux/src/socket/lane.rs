@@ -44,7 +44,7 @@ struct Queue {
     error: Option<StreamError>,
 }
 
-/// What is left of a chunk.
+/// The part of a chunk that has not moved yet.
 #[derive(Clone, Copy)]
 struct Piece {
     start: NonNull<u8>,
@@ -112,7 +112,7 @@ impl<O> Lanes<O> {
         Ok(())
     }
 
-    /// What the chunks go over, and how many threads move them.
+    /// The sockets that carry chunks, and the number of threads that move them.
     pub(super) fn streams(&self) -> (impl Iterator<Item = &OobStream>, u16) {
         (self.lanes.iter().map(|(lane, _)| &lane.stream), self.workers.len() as u16)
     }

@@ -118,7 +118,7 @@ impl RecvComm {
     /// the peer closes, such an end notices by itself.
     ///
     /// # Errors
-    /// What ended the connection. Requests that are done can still be tested.
+    /// The connection has failed. Requests that are done can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
         if let Some(error) = self.control.unreachable() {
             self.receiver.fail(Error::PeerClosed(error));

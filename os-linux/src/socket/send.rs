@@ -32,7 +32,7 @@ pub struct SendComm {
     control: OobStream,
     /// First bytes of the messages, by the index of their requests.
     starts: Box<[NonNull<u8>; DEPTH_MAX]>,
-    /// Where a short message is put together.
+    /// The buffer in which a short message is put together.
     short: Box<[u8; COPIED_BYTES]>,
     ends: Ends,
 }
@@ -67,7 +67,7 @@ impl SendComm {
     /// Takes on a message, whether or not the peer has posted a buffer for it: up to 4 MiB in 256
     /// messages may go ahead. `None`, where that or the requests are used up: call again.
     ///
-    /// It moves when any request is tested. Keys are not looked at.
+    /// The message moves when any request is tested. Keys are ignored.
     ///
     /// # Errors
     /// [`Error::SizeMismatch`] where the buffer is known and shorter, unless messages are cut
@@ -101,7 +101,7 @@ impl SendComm {
     /// posted none.
     ///
     /// # Errors
-    /// What ended the connection.
+    /// The connection has failed.
     pub fn room(&mut self, tag: u32) -> Result<Option<u32>, Error> {
         if self.sender.room(tag).is_none() {
             self.read_control()?;
@@ -128,7 +128,7 @@ impl SendComm {
     /// itself. Costs a system call: for now and then.
     ///
     /// # Errors
-    /// What ended the connection. Requests that are done can still be tested.
+    /// The connection has failed. Requests that are done can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
         self.read_control()
     }

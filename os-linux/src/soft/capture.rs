@@ -1,4 +1,4 @@
-//! What a device sends and receives, for people who look at packets.
+//! The packets that a device sends and receives, for people who look at packets.
 
 use std::fs::File;
 use std::io::{self, BufWriter};
@@ -11,14 +11,14 @@ use super::device::{Route, Train};
 use crate::pcap::Writer;
 use crate::udp::Datagram;
 
-/// What a UDP socket does not tell of a received packet is written as this.
+/// The value of header fields that a UDP socket does not tell of a received packet.
 const HOP_LIMIT_UNKNOWN: u8 = 64;
 const IDENTIFICATION_UNKNOWN: u16 = 0;
 
 /// A pcap file that grows with each packet.
 pub(super) struct Capture {
     file: Writer<BufWriter<File>>,
-    /// Where the device receives.
+    /// The address at which the device receives.
     address: SocketAddr,
     failed: Option<io::Error>,
 }

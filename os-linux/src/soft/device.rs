@@ -52,14 +52,14 @@ const CQS_MAX: usize = 1 << 24;
 /// Completions that a queue may hold.
 pub const CQ_DEPTH_MAX: usize = 1 << 22;
 
-/// What a device is made with.
+/// The configuration of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
-    /// Where peers send to: the IP address is the GID.
+    /// The address to which peers send. Its IP address is the GID.
     pub address: SocketAddr,
     /// UDP ports from which packets leave; at least one.
     pub source_ports: SourcePorts,
-    /// Where the random numbers of queue pairs and keys come from. If strangers reach the device,
+    /// The seed of the random numbers of queue pairs and keys. If strangers reach the device,
     /// only it may know the seed.
     pub seed: [u8; 32],
     /// For each queue pair.
@@ -105,7 +105,7 @@ impl Device {
         }
     }
 
-    /// What it was made with.
+    /// The configuration of the device.
     pub fn config(&self) -> &DeviceConfig {
         &self.config
     }
@@ -299,7 +299,7 @@ impl Device {
         (!self.ready.is_empty() || self.lingerers.is_ready()) && !self.is_blocked()
     }
 
-    /// What happened so far. Adds up over all queue pairs.
+    /// The counters so far, summed over all queue pairs.
     pub fn counters(&self) -> DeviceCounters {
         self.counters.total(self.qps.iter().map(QueuePair::counters))
     }

@@ -2,7 +2,7 @@
 
 use super::device::{Datagram, Route, Train};
 
-/// What happens to packets on their way out, each with so many chances in a million.
+/// The impairments of packets on their way out, each with its chances in a million.
 ///
 /// Trains are sent in pieces, so that over IPv4 a peer that does not leave the identification out
 /// of the ICRC may see packets as damaged.

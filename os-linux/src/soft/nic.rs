@@ -33,7 +33,7 @@ pub use handles::{Cq, Mr, Pd, Qp};
 /// Speed of a link whose driver does not tell, as that of loopback.
 const SPEED_MBPS: u32 = 10_000;
 
-/// What a software NIC is opened with.
+/// The configuration of a software NIC.
 #[derive(Clone, Debug)]
 pub struct SoftConfig {
     /// Name for people.
@@ -41,7 +41,7 @@ pub struct SoftConfig {
     /// An address of this host. The UDP port is where packets come in: 4791 for peers that are
     /// no software NIC of Invar, 0 for one of `ports`.
     pub address: SocketAddr,
-    /// Where `address` has no port, the NIC takes the first of these that is free.
+    /// The ports from which the NIC takes the first free one, if the port of `address` is 0.
     pub ports: PortRange,
     /// Largest path MTU, if less than the interface carries; below 4096 no longer packets are agreed
     /// on either.
@@ -69,7 +69,7 @@ impl SoftConfig {
     }
 }
 
-/// What a software NIC has counted.
+/// The counters of a software NIC.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SoftCounters {
     /// Packets, and what became of them.
@@ -159,7 +159,7 @@ impl SoftNic {
         Ok(SoftNic(Arc::new(Owner { name: config.name.clone(), attr, port, thread: Some(thread) })))
     }
 
-    /// What happened so far.
+    /// The counters so far.
     pub fn counters(&self) -> SoftCounters {
         let moving = self.port().lock();
         let (send_errors, last) = moving.sockets.errors();
@@ -191,7 +191,7 @@ impl SoftNic {
         &self.0.port
     }
 
-    /// That an object belongs to this NIC.
+    /// Refuses an object of another NIC.
     fn check(&self, other: &SoftNic, verb: Verb) -> Result<(), NicError> {
         if Arc::ptr_eq(&self.0, &other.0) {
             return Ok(());
@@ -293,7 +293,7 @@ impl Nic for SoftNic {
         self.port().post_ahead(|device| device.post_recv(qp.qpn, wr))
     }
 
-    /// Where there are no completions, receives what has arrived and sends what follows from it.
+    /// If there are no completions, receives packets that have arrived and sends the answers.
     #[inline]
     fn poll(&self, cq: &Cq, wcs: &mut [Wc]) -> Result<u32, PollError> {
         cq.nic.port().poll(cq.number, wcs)

@@ -58,7 +58,7 @@ pub(super) struct Port {
     stop: AtomicBool,
 }
 
-/// What only one may have at a time.
+/// The state that only one thread may have at a time.
 pub(super) struct Moving {
     pub(super) device: Device,
     pub(super) sockets: Sockets,
@@ -139,7 +139,7 @@ impl Port {
         Ok(n)
     }
 
-    /// What a poll that finds nothing does.
+    /// Does the work of a poll that finds no completion.
     #[inline]
     pub(super) fn progress(&self) -> io::Result<()> {
         let moving = &mut *self.lock();

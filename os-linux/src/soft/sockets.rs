@@ -32,7 +32,7 @@ struct Lane {
     socket: TxSocket,
     traffic_class: u8,
     hop_limit: u8,
-    /// Where the last trains went, and how many of them.
+    /// The destination of the last trains, and their number.
     last: Option<SocketAddr>,
     trains: u32,
 }

@@ -34,7 +34,7 @@ const BATCH: usize = 64;
 /// Names the listening socket among the events; callers are counted from 0.
 const LISTENER: u64 = u64::MAX;
 
-/// What callers must know.
+/// The secret that callers must know.
 #[derive(Clone, Copy, Debug)]
 pub enum Proof {
     /// This secret; and they must want this service.
@@ -84,9 +84,9 @@ pub struct TurnedAway {
 /// Why a caller was turned away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhyNot {
-    /// It is none of ours, or does not know the secret.
+    /// The caller is no Invar, or does not know the secret.
     Auth(AuthError),
-    /// It said too little for two seconds.
+    /// The caller sent too little for two seconds.
     Silent,
     /// Others needed its place.
     Crowded,
@@ -137,7 +137,7 @@ impl AuthListener {
         Ok((listener, handle))
     }
 
-    /// Where it listens, the port filled in.
+    /// The address at which the listener listens, with its port.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
@@ -303,7 +303,7 @@ impl fmt::Display for WhyNot {
     }
 }
 
-/// Who has something to be read, at most [`BATCH`] of them, without waiting. Not by rustix, which
+/// The callers that have sent something, at most [`BATCH`] of them, without waiting. Not by rustix, which
 /// leaves a register unset that valgrind takes for an argument of the system call.
 fn ready(epoll: &OwnedFd) -> io::Result<impl Iterator<Item = u64> + use<>> {
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];

@@ -24,7 +24,7 @@ pub struct CongestionRefused {
 }
 
 impl Congestion {
-    /// What there is by default within a host: the kernel has it without any module.
+    /// The default within a host. The kernel has it without any module.
     pub const WITHIN_A_HOST: &str = "reno";
 
     /// This one for all connections.

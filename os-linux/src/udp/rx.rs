@@ -41,7 +41,7 @@ impl RxSocket {
         Ok(RxSocket { socket, wake, offload })
     }
 
-    /// Where it listens, the port filled in.
+    /// The address at which the socket receives, with its port.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let addr = self.socket.local_addr()?;
         Ok(addr.as_socket().expect("bound to an IP address"))
@@ -154,7 +154,7 @@ pub struct RxBatch {
 /// A datagram as it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram<'a> {
-    /// Who sent it.
+    /// The sender's address.
     pub source: SocketAddr,
     /// Its payload, UDP's header left out.
     pub bytes: &'a [u8],
@@ -184,7 +184,7 @@ impl RxBatch {
     }
 }
 
-/// What the kernel tells about one train.
+/// The kernel's description of one train.
 #[derive(Clone)]
 struct Message {
     source: libc::sockaddr_in6,

@@ -38,7 +38,7 @@ pub struct TxSocket {
 #[derive(Debug, thiserror::Error)]
 #[error("sending datagrams of {segment_bytes} bytes to {to}: {source}{}", hint(self))]
 pub struct SendError {
-    /// Where they should have gone.
+    /// The destination of the packets.
     pub to: SocketAddr,
     /// How long they were.
     pub segment_bytes: usize,
@@ -75,7 +75,7 @@ impl TxSocket {
         Ok(TxSocket { socket, ipv6: local.is_ipv6(), connected: None, offload })
     }
 
-    /// Where the packets come from, the port filled in.
+    /// The source address of the packets, with its port.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let addr = self.socket.local_addr()?;
         Ok(addr.as_socket().expect("bound to an IP address"))
@@ -83,7 +83,7 @@ impl TxSocket {
 
     /// Tells the kernel where most datagrams will go. It looks up the route to there once, not for
     /// each train, which saves half a microsecond of each; to other addresses it sends as before.
-    /// From now on the IPv4 identification is a number that the kernel counts.
+    /// Has the kernel count the IPv4 identification from now on.
     pub fn expect_peer(&mut self, to: SocketAddr) -> io::Result<()> {
         if self.connected != Some(to) {
             self.socket.connect(&to.into())?;

@@ -33,7 +33,7 @@ impl<E: Display + Debug> Driver<E> {
     /// goes on with, one or two milliseconds after its last round.
     ///
     /// # Errors
-    /// What ended the proxy, from then on every time.
+    /// The proxy has ended. Every later call returns the same failure.
     #[inline]
     pub fn round(&self) -> Result<bool, Arc<ProgressFailure<E>>> {
         self.0.round()
@@ -51,7 +51,7 @@ impl<E: Display + Debug> Driver<E> {
         self.0.failure()
     }
 
-    /// What is active, as `NCCL_PROXY_DUMP_SIGNAL` has it written.
+    /// The active operations, in the form of `NCCL_PROXY_DUMP_SIGNAL`.
     pub fn dump(&self) -> String {
         self.0.dump()
     }
@@ -77,7 +77,7 @@ pub(super) trait Drive<E: Display + Debug>: Send + Sync {
     fn dump(&self) -> String;
 }
 
-/// What the thread and the callers share.
+/// The state that the thread and its callers share.
 pub(super) struct Shared<T: Transport<Error: Debug>, P> {
     mailbox: Arc<Mailbox>,
     mover: Mutex<Mover<T, P>>,

@@ -1,4 +1,4 @@
-//! What a progress thread is told of connections.
+//! The messages to a progress thread about connections.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use crate::proxy::{Abort, SharedOps, futex};
 const RECLAIM_WITHIN: Duration = Duration::from_secs(1);
 const RECLAIM_NAP: Duration = Duration::from_micros(50);
 
-/// What connections the thread is told of; clones tell the same thread.
+/// Tells the progress thread of connections. Clones tell the same thread.
 #[derive(Clone, Debug)]
 pub struct ProgressConnections(pub(super) Arc<Mailbox>);
 
@@ -60,7 +60,7 @@ impl ProgressConnections {
     }
 }
 
-/// What others have to say to the thread.
+/// The messages that wait for the thread.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     pub(super) shared: SharedOps,

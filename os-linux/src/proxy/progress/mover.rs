@@ -9,7 +9,7 @@ use super::mailbox::Mailbox;
 use super::{HeapEngine, ProgressFailure, ProgressSettings};
 use crate::proxy::{HeapBanks, futex};
 
-/// What moves operations; who has it is alone with them.
+/// The part that moves operations. Its holder is the only one that moves them.
 pub(super) struct Mover<T, P> {
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) engine: HeapEngine,
@@ -22,12 +22,12 @@ pub(super) struct Mover<T, P> {
     pub(super) probe: P,
 }
 
-/// What a round came to.
+/// The result of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Round {
     /// Something was moved, or taken.
     Moved,
-    /// What is active waits for the GPU or the network.
+    /// The active operations wait for the GPU or the network.
     Waiting,
     /// Nothing is active.
     Idle,
@@ -90,7 +90,7 @@ where
         })
     }
 
-    /// What is active, as `NCCL_PROXY_DUMP_SIGNAL` has it written.
+    /// The active operations, in the form of `NCCL_PROXY_DUMP_SIGNAL`.
     pub(super) fn dump(&self) -> String {
         self.engine.to_string()
     }

@@ -1,4 +1,4 @@
-//! Where received bytes go: buffers, parking places, and a stage for what is not yet understood.
+//! The places to which received bytes go: buffers, parking places, and a stage for what is not yet understood.
 
 use std::collections::HashMap;
 use std::ptr::NonNull;

@@ -1,8 +1,8 @@
-//! What a device counts.
+//! The counters of a device.
 
 use invar_core::roce::qp;
 
-/// What happened so far; all counts.
+/// All counts of a device so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounters {
     /// Datagrams given to the sink and taken.

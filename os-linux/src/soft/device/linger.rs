@@ -22,7 +22,7 @@ pub(super) struct Lingerers {
     by_qpn: HashMap<u32, Lingerer>,
     /// In the order in which they were destroyed.
     oldest: VecDeque<u32>,
-    /// Those that may have an answer to send.
+    /// The queue pairs that may have an answer to send.
     ready: VecDeque<u32>,
 }
 

@@ -52,7 +52,7 @@ pub(super) struct QueuePair {
     pub(super) pd: u32,
     pub(super) cq: u32,
     pub(super) inline: Inline,
-    /// From RTR on.
+    /// The peer, known from RTR on.
     pub(super) path: Option<Path>,
     /// Whether it is in the list of those that may have something to send.
     pub(super) listed: bool,
@@ -70,7 +70,7 @@ pub(super) struct Inline {
 pub(super) struct Path {
     pub(super) route: Route,
     outgoing: Flow,
-    /// What makes and checks tags, where packets carry them in place of the ICRC.
+    /// Makes and checks tags, if packets carry tags in place of the ICRC.
     tags: Option<Box<Tags>>,
     /// The UDP port that the peer's packets come from; 0 for any.
     source_port: u16,
@@ -78,7 +78,7 @@ pub(super) struct Path {
     incoming: Option<(SocketAddr, Flow)>,
 }
 
-/// What an engine reaches of its device.
+/// The parts of its device that an engine reaches.
 pub(super) struct Surroundings<'a> {
     pub(super) regions: &'a Regions,
     pub(super) cqs: &'a mut Table<CompletionQueue>,

@@ -20,7 +20,7 @@ pub(super) struct Regions {
     pub(super) table: Table<MemoryRegion>,
     /// The last domain.
     pds: u32,
-    /// Of each connection's domain.
+    /// The regions of each connection's protection domain.
     connections: HashMap<u32, ConnectionPd>,
 }
 

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 
 use crate::memory::{Gather, HostMemory};
 
-/// What all datagrams of a train have in common.
+/// The values that all datagrams of a train share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Where they go.
+    /// The destination of the datagrams.
     pub to: SocketAddr,
     /// Which of [`DeviceConfig::source_ports`](super::DeviceConfig::source_ports) they leave from.
     pub source: usize,
@@ -39,11 +39,11 @@ pub struct Datagram<'a> {
     front: &'a [u8],
     /// The memory, where in it the payload begins, and the payload.
     payload: Option<(&'a HostMemory, usize, Gather<'a>)>,
-    /// What goes behind the payload.
+    /// The trailer behind the payload.
     back: &'a [u8],
 }
 
-/// Where the datagrams of a [`Device`](super::Device) go.
+/// The destination of the datagrams of a [`Device`](super::Device).
 pub trait TransmitSink {
     /// The IPv4 identification that datagram `index` of a train from source port number `source`
     /// is going to have where the route does not mask it: then the ICRC covers it.
@@ -74,7 +74,7 @@ impl<'a> Datagram<'a> {
         self.pieces().iter().map(Gather::len).sum()
     }
 
-    /// What to send, in this order.
+    /// The pieces to send, in this order.
     #[inline]
     pub fn pieces(&self) -> [Gather<'a>; 3] {
         let payload = self.payload.map_or(Gather::bytes(&[]), |(.., payload)| payload);

@@ -35,7 +35,7 @@ const PAYLOAD_BYTES_MAX: usize = LONG_MTU_BYTES_MAX as usize;
 
 /// The train that is being made up.
 pub(super) struct Staging {
-    /// What was made of its packets, one behind the other.
+    /// The bytes of its packets, one behind the other.
     bytes: Box<[u8]>,
     laid: Vec<Laid, SEGMENTS_MAX>,
     /// Packets at the front that are sent.
@@ -61,7 +61,7 @@ struct Laid {
     /// One past its last byte in the buffer.
     end: usize,
     wire_bytes: usize,
-    /// Where in the buffer its payload belongs, if that is to be gathered; and the payload.
+    /// The place of the payload in the buffer, if the payload is to be gathered; and the payload.
     payload: Option<(usize, Region, usize)>,
 }
 

@@ -1,4 +1,4 @@
-//! What the verbs give out. Each keeps its NIC, and ends what it stands for when it is dropped.
+//! The objects of the verbs. Each keeps its NIC, and dropping it ends the object in the NIC.
 
 use std::sync::Arc;
 
