@@ -14,8 +14,9 @@ use host::{Gate, LIMIT, op, progress, spec, until};
 use invar_core::proxy::{AppendError, ConnectionId, Direction, Event, Probe, TakeError};
 use invar_linux::proxy::{
     Abort, ChromeTrace, DumpOnSignal, Progress, ProgressFailure, ProgressSettings, RankOps,
-    RankOpsError, SharedOps, WaitError,
+    RankOpsError, Service, ServiceSettings, SharedOps, WaitError,
 };
+use service::Host;
 
 #[test]
 fn all_that_ranks_post_is_moved_though_they_post_more_than_there_is_room_for() {
@@ -207,6 +208,30 @@ fn a_signal_has_the_active_operations_written_busy_or_asleep() {
     drop(dump);
     // It would end the process.
     kill();
+}
+
+/// Where a thread of this process may run, by its name.
+fn runs_on(name: &str) -> Option<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks.flatten().find_map(|task| {
+        let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+        let of = |key| status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(":\t"));
+        (of("Name")? == name).then(|| of("Cpus_allowed_list").unwrap_or_default().to_owned())
+    })
+}
+
+#[test]
+fn both_threads_have_the_number_of_their_gpu_and_run_where_they_may() {
+    let (gate, abort, shared) = (Gate::open(), Abort::default(), SharedOps::create(1).unwrap());
+    let cpus = invar_linux::processors::allowed().first().copied();
+    let settings = ProgressSettings { device: 7, cpus, ..ProgressSettings::default() };
+    let progress = Progress::spawn(shared, settings, abort.clone(), gate, ()).unwrap();
+    let host = Host::new(progress.connections());
+    let _service = Service::spawn(ServiceSettings { device: 7, cpus }, abort, host).unwrap();
+    for name in ["InvarProgress 7", "InvarService 7"] {
+        until(|| runs_on(name).is_some_and(|cpus| cpus.parse::<usize>().is_ok()));
+    }
+    progress.stop().unwrap();
 }
 
 #[test]

@@ -281,43 +281,6 @@ fn who_started_the_ranks_bears_the_signal_too() {
     ask_to_the_end(run).ok();
 }
 
-/// Threads of a process whose names begin so: the name, and where it may run.
-fn threads(pid: &str, name: &str) -> Vec<(String, String)> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let described = tasks.filter_map(|task| {
-        let status = fs::read_to_string(task.path().join("status")).ok()?;
-        let of = |key| status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(":\t"));
-        Some((of("Name")?.to_owned(), of("Cpus_allowed_list")?.to_owned()))
-    });
-    described.filter(|(of, _)| of.starts_with(name)).collect()
-}
-
-#[test]
-fn each_ranks_proxy_has_its_number_and_runs_where_the_rank_may() {
-    let mut command = invar(&["coll", "all_reduce", "-n", "100000000", "--no-check"]);
-    command.env("NCCL_SHM_DISABLE", "1").env("INVAR_TRANSPORT", "soft");
-    let run = Run::start(&mut command);
-    let pid = run.0.id();
-    let children = || fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-    until(|| {
-        let ranks = children();
-        let mut ranks = ranks.split_whitespace();
-        ranks.clone().count() == 2
-            && ranks.all(|rank| {
-                threads(rank, "InvarProgress").len() + threads(rank, "InvarService").len() == 2
-            })
-    });
-    for (rank, number) in children().split_whitespace().zip(0..) {
-        let mut names = [format!("InvarProgress{number:2}"), format!("InvarService{number:2}")];
-        let own = threads(rank, "invar").into_iter().find(|(name, _)| name == "invar");
-        let (_, cpus) = own.expect("the main thread");
-        let expected = names.each_mut().map(|name| (std::mem::take(name), cpus.clone()));
-        let mut all = threads(rank, "Invar");
-        all.sort_unstable();
-        assert_eq!(all, expected);
-    }
-}
-
 fn until(is: impl Fn() -> bool) {
     let start = Instant::now();
     while !is() {
