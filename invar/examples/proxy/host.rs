@@ -158,7 +158,7 @@ impl Setup for Host {
         let (device, settings) = (self.device.clone(), self.settings.clone());
         let place = self.place(id)?;
         if matches!(place.stage, Stage::New) {
-            let handle = Handle::from_bytes(request.try_into()?);
+            let handle = Handle::from_bytes(request.try_into()?)?;
             place.stage = Stage::Connecting(SendComm::connect(&device, &handle, &settings)?);
         }
         let end = match &mut place.stage {
