@@ -26,23 +26,23 @@ use static_assertions::const_assert_eq;
 use crate::comm::Comm;
 
 const SLOTS_MAX: usize = 1 << 16;
-/// Comms there can be: none is at the first place, so that null names no other.
+/// Comms at a time: the first slot stays empty, so that null names no comm.
 pub(crate) const COMMS_MAX: usize = SLOTS_MAX - 1;
 
 const SLOT_SHIFT: u32 = 7;
-/// Of a token, in a request.
+/// Where the token begins in a request.
 const TOKEN_SHIFT: u32 = 34;
 
-/// Of the upper bits of a generation, and of the lower ones.
+/// Where the upper and the lower bits of a generation begin in a handle.
 const GENERATION_SHIFT: [u32; 2] = [23, 2];
-/// Bits of the lower part.
+/// How many lower bits a generation has.
 const GENERATION_LOW_BITS: u32 = SLOT_SHIFT - GENERATION_SHIFT[1];
-/// The last generation that a place has.
+/// The last generation that a slot has.
 const GENERATION_MAX: u16 = (1 << (u32::BITS - GENERATION_SHIFT[0] + GENERATION_LOW_BITS)) - 1;
 
-/// Tells the comm in a request from a comm. The bit below is the profiler's.
+/// Set in a request, and not in the handle of a comm. The profiler uses the bit below.
 const REQUEST: usize = 2;
-/// No request, and no comm.
+/// Names no request and no comm.
 const NONE: usize = 0;
 
 static SLOTS: [Slot; SLOTS_MAX] = [const { Slot::empty() }; SLOTS_MAX];
@@ -53,11 +53,11 @@ static ALLOCATION: Mutex<Allocation> =
 /// Room for a comm.
 #[repr(C, align(128))]
 pub(crate) struct Slot {
-    /// The comm that is here, or [`NONE`].
+    /// The handle of the comm in this slot, or [`NONE`].
     handle: AtomicUsize,
     /// The low half of its requests; 0 while there is no comm.
     requests: AtomicU32,
-    /// Written while there is none.
+    /// Written while the slot has no handle.
     comm: UnsafeCell<MaybeUninit<Comm>>,
 }
 
@@ -69,17 +69,17 @@ unsafe impl Sync for Slot {}
 
 struct Allocation {
     free: Vec<u16>,
-    /// Of each place that was ever taken, the generation that is or was last there.
+    /// The last generation of each slot that was ever taken.
     generations: Vec<u16>,
 }
 
 impl Allocation {
-    /// A place that nothing is at, and the handle of the comm that is to be there.
+    /// A free slot, and the handle for the next comm in it.
     fn take(&mut self) -> Option<(u16, usize)> {
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
-                // The first place stays empty.
+                // The first slot stays empty.
                 let index = u16::try_from(self.generations.len().max(1)).ok()?;
                 self.generations.resize(usize::from(index) + 1, 0);
                 index
@@ -94,7 +94,7 @@ impl Allocation {
         Some((index, handle | lower << GENERATION_SHIFT[1]))
     }
 
-    /// The comm of a place is gone.
+    /// Frees a slot whose comm is closed.
     fn give_back(&mut self, index: u16) {
         if self.generations[usize::from(index)] < GENERATION_MAX {
             self.free.push(index);
@@ -111,7 +111,7 @@ impl Slot {
         }
     }
 
-    /// What is here.
+    /// The comm in this slot.
     ///
     /// # Safety
     /// It was found, and is not removed while the reference lives.
@@ -122,11 +122,10 @@ impl Slot {
     }
 }
 
-/// Makes the first place one that nothing is at: null names it. It is called when the library is
-/// loaded, before anything can be looked for.
+/// Lets null name no comm: the first slot gets handles that no caller has. The loader calls this when it
+/// loads the library, before any lookup.
 extern "C" fn prepare() {
     let Slot { handle, requests, .. } = &SLOTS[0];
-    // What this names is at the last slot.
     handle.store(usize::MAX, Ordering::Release);
     requests.store(u32::MAX, Ordering::Release);
 }
@@ -136,11 +135,11 @@ extern "C" fn prepare() {
 #[unsafe(link_section = ".init_array")]
 static PREPARE: extern "C" fn() = prepare;
 
-/// The place that a comm or a request names.
+/// The slot that a comm or a request names.
 #[inline(always)]
 fn slot(handle: usize) -> &'static Slot {
     let offset = handle & (SLOTS_MAX - 1) << SLOT_SHIFT;
-    // SAFETY: the offset of one of the places.
+    // SAFETY: the offset of one of the slots.
     unsafe { &*SLOTS.as_ptr().byte_add(offset) }
 }
 
@@ -158,7 +157,7 @@ pub(crate) fn find_by_request(request: *mut c_void) -> Option<&'static Slot> {
     (slot.requests.load(Ordering::Acquire) == request.addr() as u32).then_some(slot)
 }
 
-/// What the requests of a comm have beside their tokens.
+/// The low half of a comm's requests; the token is the upper half.
 pub(crate) fn requests(comm: *mut c_void) -> u32 {
     (comm.addr() | REQUEST) as u32
 }
@@ -196,7 +195,7 @@ pub(crate) fn put(make: impl FnOnce(*mut c_void) -> Comm) -> Option<*mut c_void>
 /// Takes a comm away.
 ///
 /// # Safety
-/// `place` was found, and nobody else is at work on its comm.
+/// `slot` was found, and no other call on its comm runs.
 pub(crate) unsafe fn remove(slot: &Slot) -> Option<Comm> {
     let mut allocation = allocation();
     let handle = slot.handle.swap(NONE, Ordering::AcqRel);

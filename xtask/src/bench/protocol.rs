@@ -18,11 +18,11 @@ const fn message(name: &'static str, iterations: u64, bar: Option<u64>, nccl: u6
 }
 
 pub(super) const CASES: [Case; 13] = [
-    message("msg8-w1", 4096, Some(220), 624),
-    message("msg8-w32", 4096, Some(220), 785),
-    message("msg8-q4", 4096, None, 1063),
-    message("group8-w1", 1024, Some(1400), 3271),
-    message("idle-test", 16384, Some(20), 33),
+    message("msg8-w1", 4096, Some(260), 624),
+    message("msg8-w32", 4096, Some(290), 785),
+    message("msg8-q4", 4096, Some(620), 1063),
+    message("group8-w1", 1024, Some(1600), 3271),
+    message("idle-test", 16384, Some(25), 33),
     message("idle-isend", 16384, None, 40),
     message("msg8-w1-calls", 4096, None, 624),
     message("msg8-w32-calls", 4096, None, 785),
