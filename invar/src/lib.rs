@@ -105,13 +105,13 @@ pub use invar_core::auth::{SECRET_BYTES, Secret};
 pub use invar_core::coll::{DataType, ParseError, RedOp};
 pub use invar_core::conn::wire::DeviceName;
 pub use invar_core::conn::{HANDLE_BYTES, Handle, HandleError, PacketAuth, Wire};
-pub use invar_core::device::PciDistance;
+pub use invar_core::device::{PciDistance, PciPlace};
 pub use invar_core::error::{Ends, Error as ConnectionError, ErrorKind};
 /// The trait that a NIC implements, and its types, for [`Device::on`].
 pub use invar_core::nic;
 pub use invar_core::nic::{Gid, LinkLayer, Mtu};
 pub use invar_core::param::{
-    AddressFamily, LogLevel, ParamInfo, PortRange, Subnet, TransportChoice,
+    AddressFamily, Allowed, LogLevel, ParamInfo, PortRange, Readers, Subnet, TransportChoice,
 };
 pub use invar_core::rendezvous::{UniqueId, UniqueIdError};
 pub use invar_linux::rendezvous::secret_of;

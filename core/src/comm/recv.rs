@@ -307,7 +307,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 
     /// Posts a receive on each queue pair, then the row of slots on the first. Takes the next
     /// request, which is armed.
-    #[inline(always)]
+    #[inline(never)]
     fn post(&mut self, awaited: Await) -> Result<(), Failed> {
         let Self { base: Base { verbs, .. }, recv_wr, .. } = self;
         if let Err(error) = verbs.nic.post_empty_recv(&verbs.qp, recv_wr) {

@@ -13,6 +13,8 @@ pub(super) trait Route<T, const N: usize> {
     /// Ends a request that is done and gives its bytes. [`Fast::Slow`] for a request that has more
     /// than one size to tell, or a wrong one: that request stays.
     fn take(entry: &mut Entry<T>) -> Fast<u32>;
+    /// Whether a completion ends no other request than its own.
+    fn is_single(wc: &Wc) -> bool;
     /// Books a completion that succeeded; `false` if no request awaits it.
     fn book(&mut self, reqs: &mut Ring<T, N>, wc: &Wc) -> bool;
 }
@@ -69,6 +71,11 @@ impl Route<Sending, MESSAGES> for Sent {
     }
 
     #[inline(always)]
+    fn is_single(wc: &Wc) -> bool {
+        wc.wr_id & GROUP == 0
+    }
+
+    #[inline(always)]
     fn book(&mut self, reqs: &mut Ring<Sending, MESSAGES>, wc: &Wc) -> bool {
         let is_awaited = reqs.at(wc.wr_id as u32).book();
         if wc.wr_id & GROUP != 0 {
@@ -101,6 +108,11 @@ impl<N: Nic> Route<Receiving, ROWS> for Flushes<N> {
             return Fast::Slow;
         }
         Fast::Done(entry.end().imm)
+    }
+
+    #[inline(always)]
+    fn is_single(_: &Wc) -> bool {
+        true
     }
 
     /// Each queue pair brings the same immediate: the whole size of a single message, not the share

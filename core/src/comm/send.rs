@@ -198,14 +198,12 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.row = self.row.wrapping_add(1) & self.row_mask;
     }
 
-    /// The fast path of [`SendComm::isend`]: sends a message of a group that has begun, or one whose row
-    /// has one slot, if all of that fits into a work request on the first queue pair.
+    /// The fast path of [`SendComm::isend`]: sends a message whose row has one slot, if all of it fits into
+    /// a work request on the first queue pair.
     #[inline(always)]
     pub fn isend_fast(&mut self, buf: &SendBuf, tag: u32) -> Fast<Request> {
-        match self.base.gate {
-            Gate::Open => {}
-            Gate::Group => return self.isend_in_group(buf, tag),
-            _ => return Fast::Slow,
+        if self.base.gate != Gate::Open {
+            return Fast::Slow;
         }
         let Some(slot) = self.slot() else { return Fast::Pending };
         if !slot.is_single(tag) {
@@ -289,7 +287,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
 
     /// Posts the message of its own that is laid out, and takes its row: all of it on the first
     /// queue pair, nothing on the others.
-    #[inline(always)]
+    #[inline(never)]
     fn post_whole(&mut self) -> Result<(), Failed> {
         let Self { base: Base { verbs, .. }, wr, .. } = self;
         if let Err(error) = verbs.nic.post_list(&verbs.qp, wr, 0) {

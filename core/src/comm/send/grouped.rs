@@ -33,17 +33,6 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         Fast::Done(())
     }
 
-    /// Matches a message of the group at the head, for the fast path.
-    #[inline(never)]
-    pub(super) fn isend_in_group(&mut self, buf: &SendBuf, tag: u32) -> Fast<Request> {
-        match self.send_in_group(buf, tag) {
-            Ok(Some(request)) => Fast::Done(request),
-            Ok(None) => Fast::Pending,
-            // Nothing was done, or the comm has failed: the whole call gives the same error.
-            Err(_) => Fast::Slow,
-        }
-    }
-
     /// Matches any message of the group at the head.
     pub(super) fn send_in_group(
         &mut self,
