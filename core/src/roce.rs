@@ -1,19 +1,19 @@
-//! Reliable connection over RoCEv2, sans-IO.
+//! RoCEv2 reliable connection as a sans-IO engine.
 //!
-//! An InfiniBand transport packet in a UDP datagram (IBTA annex A17):
+//! A RoCEv2 packet is an InfiniBand transport packet in a UDP datagram (IBTA annex A17):
 //!
 //! ```text
 //! IP | UDP, port 4791 | BTH | extension headers | payload | pad | ICRC
 //!                       ^ UDP payload: `Packet`                      ^ `Flow`, `IpDatagram`
 //! ```
 //!
-//! Read in this order: [`Opcode`] says which headers a packet has, [`Bth`] and its fellows are
-//! these headers, [`Packet`] is all of them around a payload, [`Flow`] guards it with a checksum.
-//! [`qp::Qp`] is one end of a connection that speaks in such packets.
+//! Read the types in this order. An [`Opcode`] says which headers a packet has. [`Bth`] and the other
+//! header types are those headers. A [`Packet`] is all headers and the payload. A [`Flow`] computes
+//! and checks the checksum of packets between two addresses. A [`qp::Qp`] is one end of a connection
+//! that sends and receives such packets.
 //!
-//! Between Invar peers that agreed on it
-//! ([`QpOptions::ADAPTIVE_ROUTING`](crate::nic::QpOptions::ADAPTIVE_ROUTING)) one bit that the
-//! standard reserves has a meaning: [`Bth::adaptive`].
+//! Invar peers can agree on [`QpOptions::ADAPTIVE_ROUTING`](crate::nic::QpOptions::ADAPTIVE_ROUTING).
+//! They then use one bit that the standard reserves: [`Bth::adaptive`].
 
 mod datagram;
 mod header;
@@ -30,7 +30,7 @@ pub use opcode::{Extensions, Opcode, Position, Transport};
 pub use packet::{DecodeError, Foreign, HEADERS_BYTES_MAX, Headers, Packet, pad_count};
 pub use psn::Psn;
 
-/// Destination UDP port of RoCEv2.
+/// UDP destination port of RoCEv2.
 pub const UDP_PORT: u16 = 4791;
-/// Bytes of the invariant CRC that ends each packet.
+/// Length of the invariant CRC at the end of each packet, in bytes.
 pub const ICRC_BYTES: usize = 4;

@@ -1,4 +1,4 @@
-//! IP packets that carry RoCEv2, as raw sockets and captures show them.
+//! IP packets that carry RoCEv2, as raw sockets and packet captures show them.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -14,25 +14,29 @@ use super::{DecodeError, ICRC_BYTES, MixedFamilies};
 const IP_BYTES_MAX: usize = 60;
 const DONT_FRAGMENT: u16 = 0x4000;
 
-/// Longest IP header without options, and the UDP header behind it.
+/// Maximum length of an IP header without options and its UDP header, in bytes.
 pub const IP_UDP_BYTES_MAX: usize = size_of::<Ipv6>() + UDP_BYTES;
 
-/// A UDP datagram in a whole IP packet.
+/// A UDP datagram that was decoded from a whole IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpDatagram<'a> {
-    /// Sender.
+    /// Address and port of the sender.
     pub src: SocketAddr,
-    /// Receiver.
+    /// Address and port of the receiver.
     pub dst: SocketAddr,
-    /// What [`Packet::decode`](super::Packet::decode) takes.
+    /// Payload of the datagram, ready for [`Packet::decode`](super::Packet::decode).
     pub udp_payload: &'a [u8],
     ip_header: &'a [u8],
     udp_header: [u8; UDP_BYTES],
 }
 
 impl<'a> IpDatagram<'a> {
-    /// Takes an IP packet apart. Bytes behind its end (Ethernet pads short frames) are left out;
-    /// fragments and IPv6 extension headers are errors.
+    /// Decodes an IP packet. The decoder ignores bytes behind the packet's end, because Ethernet pads
+    /// short frames.
+    ///
+    /// # Errors
+    /// The packet is truncated, a fragment, not UDP, or has IPv6 extension headers or a wrong length
+    /// field.
     pub fn decode(ip: &'a [u8]) -> Result<IpDatagram<'a>, DecodeError> {
         let mut rest = Cursor { bytes: ip, offset: 0 };
         let (src, dst): (IpAddr, IpAddr) = match ip.first().map_or(4, |byte| byte >> 4) {
@@ -64,8 +68,9 @@ impl<'a> IpDatagram<'a> {
         })
     }
 
-    /// Whether the packet ends with its right ICRC, be it with the IPv4 identification
-    /// [masked](super::Ipv4Id::Masked). Too short a payload does not.
+    /// Returns whether the packet ends with its correct ICRC. With `mask_ip_id` the IPv4
+    /// identification counts as [masked](super::Ipv4Id::Masked). A payload too short for a BTH and an
+    /// ICRC gives `false`.
     pub fn verify_icrc(&self, mask_ip_id: bool) -> bool {
         let Some((covered, icrc)) = self.udp_payload.split_last_chunk::<ICRC_BYTES>() else {
             return false;
@@ -100,24 +105,27 @@ impl<'a> IpDatagram<'a> {
     }
 }
 
-/// What the IP and UDP headers of a datagram say, beside how long it is.
+/// Fields of a datagram's IP and UDP headers, except for its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpHeaders {
-    /// Sender.
+    /// Address and port of the sender.
     pub src: SocketAddr,
-    /// Receiver.
+    /// Address and port of the receiver.
     pub dst: SocketAddr,
-    /// Type of service, or traffic class.
+    /// IPv4 type of service, or IPv6 traffic class.
     pub traffic_class: u8,
-    /// Time to live, or hop limit.
+    /// IPv4 time to live, or IPv6 hop limit.
     pub hop_limit: u8,
-    /// Of IPv4; IPv6 has none.
+    /// IPv4 identification. IPv6 has no such field and ignores this value.
     pub identification: u16,
 }
 
 impl IpHeaders {
-    /// Writes them to the front of `buffer`, and gives that part of it. UDP's checksum stays away,
-    /// as Linux rxe has it. IPv4 addresses may come mapped into IPv6.
+    /// Writes the headers to the front of `buffer` and returns that part. The UDP checksum stays 0, as
+    /// in Linux rxe. Either address may be an IPv4 address mapped into IPv6.
+    ///
+    /// # Errors
+    /// One address is IPv4 and the other is IPv6.
     pub fn encode<'a>(
         &self,
         udp_payload_bytes: u16,
@@ -164,6 +172,8 @@ impl IpHeaders {
     }
 }
 
+/// IPv4 header without options.
+///
 /// ```text
 /// +---------+---------+-------------------+---------------------------------------+
 /// | ver ihl |   tos   |   total_length    |    identification   |  flags, offset  |
@@ -188,13 +198,14 @@ struct Ipv4 {
 assert_eq_size!(Ipv4, [u8; 20]);
 
 impl Ipv4 {
-    /// That it is a whole UDP packet; gives the bytes of the header with its options.
+    /// Checks that the header is of a whole UDP packet, and returns the header length with options, in
+    /// bytes.
     fn check(&self) -> Result<usize, DecodeError> {
         let words = self.version_ihl & 0x0f;
         if words < 5 {
             return Err(DecodeError::Length { what: "IPv4 header", length: u16::from(words) * 4 });
         }
-        // More fragments, or an offset.
+        // The flag for more fragments is set, or the offset is not 0.
         if self.flags_offset.get() & 0x3fff != 0 {
             return Err(DecodeError::Fragment(self.flags_offset.get()));
         }
@@ -202,7 +213,7 @@ impl Ipv4 {
         Ok(usize::from(words) * 4)
     }
 
-    /// The checksum of a header whose own field is 0 (RFC 1071).
+    /// Computes the checksum of a header whose own checksum field is 0 (RFC 1071).
     fn sum(&self) -> u16 {
         let words: &[U16; 10] = zerocopy::transmute_ref!(self);
         let sum: u32 = words.iter().map(|word| u32::from(word.get())).sum();
@@ -211,6 +222,8 @@ impl Ipv4 {
     }
 }
 
+/// IPv6 header.
+///
 /// ```text
 /// +---------------------------------------+-------------------+---------+---------+
 /// |  version, traffic class, flow label   |  payload_length   | next_h. | hop lim.|
@@ -243,7 +256,7 @@ impl Cursor<'_> {
         Ok(())
     }
 
-    /// Leaves out what is behind the `length` bytes of a layer, of which `taken` are taken.
+    /// Drops the bytes behind a layer of `length` bytes, of which the cursor has read `taken`.
     fn end_after(
         &mut self,
         what: &'static str,

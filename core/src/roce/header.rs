@@ -1,4 +1,4 @@
-//! Transport headers (IBTA §9.2, §9.3) as values. Their bytes are in [`wire`].
+//! Transport headers as Rust values (IBTA §9.2, §9.3). The module [`wire`] has their byte layouts.
 
 mod aeth;
 mod bth;
@@ -7,50 +7,50 @@ pub(super) mod wire;
 pub use aeth::{Aeth, NakCode, Syndrome};
 pub use bth::Bth;
 
-/// RDMA extended transport header: the remote memory of a WRITE or READ.
+/// RDMA extended transport header: names the remote memory of a WRITE or a READ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Reth {
-    /// First byte, in the responder's addresses.
+    /// Address of the first byte, in the responder's address space.
     pub va: u64,
-    /// The responder's key.
+    /// Key of the responder's memory region.
     pub rkey: u32,
-    /// Bytes of the whole message.
+    /// Length of the whole message in bytes.
     pub dma_len: u32,
 }
 
-/// Immediate data: four bytes that travel as they lie in memory.
+/// Immediate data: four bytes that travel in memory order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ImmDt(pub [u8; 4]);
 
-/// Atomic extended transport header.
+/// Atomic extended transport header: names the remote word and the operands of an atomic operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AtomicEth {
-    /// The 8 bytes, in the responder's addresses.
+    /// Address of the 8-byte word, in the responder's address space.
     pub va: u64,
-    /// The responder's key.
+    /// Key of the responder's memory region.
     pub rkey: u32,
-    /// New value of COMPARE_SWAP, addend of FETCH_ADD.
+    /// New value for COMPARE_SWAP, or addend for FETCH_ADD.
     pub swap_or_add: u64,
-    /// What COMPARE_SWAP compares with.
+    /// Value that COMPARE_SWAP compares the word with.
     pub compare: u64,
 }
 
-/// Atomic acknowledge extended transport header: the value before.
+/// Atomic acknowledge extended transport header: the word's value before the operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AtomicAckEth(pub u64);
 
-/// Invalidate extended transport header: the key to invalidate.
+/// Invalidate extended transport header: the rkey that the responder shall invalidate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Ieth(pub u32);
 
-/// Datagram extended transport header.
+/// Datagram extended transport header: sender and queue key of an unreliable datagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Deth {
-    /// Key of the destination queue.
+    /// Queue key of the destination.
     pub qkey: u32,
-    /// Reserved bits above the queue pair, kept.
+    /// Reserved bits above the queue pair number, kept as received.
     pub resv8: u8,
-    /// Sending queue pair, 24 bits.
+    /// Number of the sending queue pair, 24 bits.
     pub src_qp: u32,
 }
 

@@ -1,12 +1,16 @@
-//! The invariant CRC (IBTA §7.8.1, annex A17.3.3).
+//! The invariant CRC, or ICRC (IBTA §7.8.1, annex A17.3.3).
 //!
-//! CRC-32 of Ethernet over eight bytes of ones, then the IP header, the UDP header and the packet
-//! up to its ICRC, with what may change on the way set to ones: of IPv4 the type of service, time
-//! to live and header checksum; of IPv6 the traffic class, flow label and hop limit; the UDP
-//! checksum; byte 4 of the BTH (FECN, BECN and reserved bits). Stored little endian.
+//! The ICRC is the CRC-32 of Ethernet, stored little endian. It covers eight bytes of ones, the IP
+//! header, the UDP header, and the packet up to its ICRC. Fields that may change on the way count as
+//! ones:
 //!
-//! IPv4's identification and fragment bits are covered, and a UDP socket shows neither of them:
-//! [`Ipv4Id`] says what to do.
+//! - IPv4: type of service, time to live, header checksum;
+//! - IPv6: traffic class, flow label, hop limit;
+//! - UDP: checksum;
+//! - BTH: byte 4 (FECN, BECN and reserved bits).
+//!
+//! The ICRC covers the identification and the fragment bits of IPv4, but a UDP socket shows neither.
+//! [`Ipv4Id`] says how the caller deals with this.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -14,9 +18,9 @@ use crc32fast::Hasher;
 
 use super::{HEADERS_BYTES_MAX, ICRC_BYTES};
 
-/// Bytes of ones that stand for InfiniBand's local route header.
+/// Number of bytes of ones that stand for InfiniBand's local route header.
 pub(super) const ONES: usize = 8;
-/// Byte of the BTH that is masked.
+/// Index of the BTH byte that counts as ones.
 pub(super) const BTH_MASKED: usize = 4;
 pub(super) const BTH_BYTES: usize = 12;
 pub(super) const UDP_BYTES: usize = 8;
@@ -25,34 +29,36 @@ const IPV4_BYTES: usize = 20;
 const IPV6_BYTES: usize = 40;
 const FLOW_BYTES_MAX: usize = ONES + IPV6_BYTES + UDP_BYTES;
 
-/// The identification of an IPv4 header. IPv6 has none, and then it does not matter.
+/// The IPv4 identification that the ICRC covers. IPv6 has no such field and ignores this value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ipv4Id {
-    /// Covered as the standard says. Linux gives 0 to datagrams of an unconnected socket with
-    /// `IP_MTU_DISCOVER` on DO or PROBE, and 0, 1, 2, … to the segments of one `UDP_SEGMENT` call.
+    /// The ICRC covers this identification, as the standard demands. Linux sends 0 from an unconnected
+    /// socket whose `IP_MTU_DISCOVER` is DO or PROBE. It sends 0, 1, 2, … in the segments of one
+    /// `UDP_SEGMENT` call.
     Known(u16),
-    /// Masked, as agreed between Invar peers:
+    /// The identification counts as ones, if both Invar peers agreed on
     /// [`QpOptions::ICRC_MASKS_IP_ID`](crate::nic::QpOptions::ICRC_MASKS_IP_ID).
     Masked,
 }
 
-/// Source and destination are not both IPv4 or both IPv6.
+/// The error for a source and a destination of different IP versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("source and destination are of different IP versions")]
 pub struct MixedFamilies;
 
-/// One direction between two UDP addresses: all of the covered IP and UDP headers that stays the
-/// same from packet to packet. Takes datagrams as never fragmented (DF set).
+/// Computes the ICRC for packets from one UDP address to another. It keeps the IP and UDP header
+/// fields that all these packets share, and takes every datagram as unfragmented (DF set).
 #[derive(Clone, Debug)]
 pub struct Flow {
-    /// Ones, IP and UDP header, with lengths and identification open.
+    /// Bytes of ones, IP header and UDP header. The lengths and the identification are filled in per
+    /// packet.
     template: [u8; FLOW_BYTES_MAX],
     ip_bytes: usize,
     last: Option<Difference>,
 }
 
-/// What covered headers and the masked byte add to the plain CRC-32 of a packet. CRCs being linear,
-/// it is the same for all packets of one length, whatever their content.
+/// The XOR between the ICRC and the plain CRC-32 of a packet. A CRC is linear, so all packets of one
+/// length and one masked byte share this value, whatever they contain.
 #[derive(Clone, Copy, Debug)]
 struct Difference {
     packet_bytes: usize,
@@ -60,11 +66,15 @@ struct Difference {
     xor: u32,
 }
 
-/// A packet from this length on is worth to look up what its headers add.
+/// Minimum packet length, in bytes, from which [`Flow`] uses a cached [`Difference`].
 const DIFFERENCE_BYTES_MIN: usize = 512;
 
 impl Flow {
-    /// Prepares a direction. IPv4 addresses may come mapped into IPv6.
+    /// Prepares to compute ICRCs for packets from `src` to `dst`. Either address may be an IPv4
+    /// address mapped into IPv6.
+    ///
+    /// # Errors
+    /// One address is IPv4 and the other is IPv6.
     pub fn new(src: SocketAddr, dst: SocketAddr) -> Result<Flow, MixedFamilies> {
         let mut template = [0xff; FLOW_BYTES_MAX];
         let ip = &mut template[ONES..];
@@ -92,13 +102,14 @@ impl Flow {
         Ok(Flow { template, ip_bytes, last: None })
     }
 
-    /// The four bytes that end a packet: `packet` is all of it before them, from its BTH on.
+    /// Computes the ICRC of `packet`, which starts at its BTH and ends before its ICRC.
     #[inline]
     pub fn icrc(&mut self, id: Ipv4Id, packet: &[u8]) -> [u8; ICRC_BYTES] {
         self.crc(id, packet).to_le_bytes()
     }
 
-    /// Whether a received UDP payload ends with its right ICRC. Too short a payload does not.
+    /// Returns whether `udp_payload` ends with its correct ICRC. A payload too short for a BTH and an
+    /// ICRC gives `false`.
     #[inline]
     pub fn verify(&mut self, id: Ipv4Id, udp_payload: &[u8]) -> bool {
         let Some((packet, icrc)) = udp_payload.split_last_chunk::<ICRC_BYTES>() else {
@@ -127,13 +138,14 @@ impl Flow {
         }
     }
 
-    /// Of the covered headers, then the packet.
+    /// Computes the CRC over the covered headers and then the packet.
     fn whole_crc(&self, id: Ipv4Id, packet: &[u8]) -> u32 {
-        // One contiguous run of what is short, since the hasher is slow at its ends.
+        // Copy the short pieces into one contiguous buffer: the hasher is slow at the ends of each
+        // piece.
         let mut run = [0; FLOW_BYTES_MAX + HEADERS_BYTES_MAX];
         let flow_bytes = ONES + self.ip_bytes + UDP_BYTES;
         run[..FLOW_BYTES_MAX].copy_from_slice(&self.template);
-        // A length beyond 16 bits fits no datagram, so what it hashes to is never sent.
+        // A length above 16 bits fits no datagram, so a wrapped length is never sent.
         let udp_len = (UDP_BYTES + ICRC_BYTES).wrapping_add(packet.len()) as u16;
         let ip = &mut run[ONES..];
         if self.ip_bytes == IPV4_BYTES {

@@ -1,9 +1,9 @@
-//! The opcode byte of the base transport header.
+//! The opcode byte of the base transport header (BTH).
 
 use core::fmt;
 
 bitflags::bitflags! {
-    /// Extension headers that follow the BTH, lowest bit first on the wire.
+    /// Extension headers that follow the BTH. On the wire they appear in bit order, lowest bit first.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Extensions: u8 {
         /// [`Deth`](super::Deth), 8 bytes.
@@ -23,7 +23,7 @@ bitflags::bitflags! {
     }
 }
 
-/// Transport service: the upper three bits of the opcode.
+/// Transport service, the upper three bits of the opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// Reliable connection (0).
@@ -38,11 +38,11 @@ pub enum Transport {
     Cnp,
     /// Extended reliable connection (5).
     Xrc,
-    /// A code that we do not know, 6 or 7.
+    /// A code that Invar does not know: 6 or 7.
     Other(u8),
 }
 
-/// Where a packet stands in its message.
+/// Position of a packet in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the words of the opcodes")]
 pub enum Position {
@@ -53,25 +53,25 @@ pub enum Position {
 }
 
 impl Position {
-    /// First or only.
+    /// Returns whether the packet begins its message: it is the first or the only one.
     pub const fn begins(self) -> bool {
         matches!(self, Position::First | Position::Only)
     }
 
-    /// Last or only.
+    /// Returns whether the packet ends its message: it is the last or the only one.
     pub const fn ends(self) -> bool {
         matches!(self, Position::Last | Position::Only)
     }
 }
 
-/// What a packet is (IBTA §9.2.1): three bits of [`Transport`], five of operation.
-/// Any byte may occur.
+/// Opcode of a packet (IBTA §9.2.1): three bits of [`Transport`], then five bits of operation. Any
+/// byte is a legal value.
 ///
-/// The constants without a prefix are those of a reliable connection.
+/// Constants without a prefix are operations of the reliable connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Opcode(pub u8);
 
-/// The constants, and their names for people.
+/// Defines the opcode constants and their names for `fmt::Debug`.
 macro_rules! opcodes {
     ($($name:ident = $value:literal,)*) => {
         #[expect(missing_docs, reason = "the names of the standard")]
@@ -125,7 +125,7 @@ opcodes! {
 }
 
 impl Opcode {
-    /// The upper three bits.
+    /// Transport service, from the upper three bits.
     pub const fn transport(self) -> Transport {
         match self.0 >> 5 {
             0 => Transport::Rc,
@@ -138,8 +138,8 @@ impl Opcode {
         }
     }
 
-    /// The same operation on a reliable connection, if this opcode is one of a connection: the
-    /// unreliable one has the SENDs and WRITEs with the same numbers.
+    /// Maps the opcode to the same operation of the reliable connection, if it belongs to a
+    /// connection. The unreliable connection numbers its SENDs and WRITEs alike.
     const fn connected(self) -> Option<Opcode> {
         match (self.transport(), self.0 & 0x1f) {
             (Transport::Rc, op) | (Transport::Uc, op @ 0..=0x0b) => Some(Opcode(op)),
@@ -147,8 +147,8 @@ impl Opcode {
         }
     }
 
-    /// Which headers follow the BTH. None for an opcode that we do not know, such as those of RD
-    /// and XRC.
+    /// Extension headers that follow the BTH. An unknown opcode, such as those of RD and XRC, has
+    /// none.
     pub const fn extensions(self) -> Extensions {
         match self {
             Self::UD_SEND_ONLY => return Extensions::DETH,
@@ -171,7 +171,7 @@ impl Opcode {
         }
     }
 
-    /// Where the packet stands in its message; `None` where that is not known.
+    /// Position of the packet in its message, or `None` for an unknown opcode.
     pub const fn position(self) -> Option<Position> {
         if let Self::UD_SEND_ONLY | Self::UD_SEND_ONLY_IMM = self {
             return Some(Position::Only);
@@ -201,7 +201,8 @@ impl Opcode {
         })
     }
 
-    /// Whether a responder of a reliable connection sends it: READ responses and acknowledges.
+    /// Returns whether the responder of a reliable connection sends this opcode: READ responses and
+    /// acknowledges.
     pub const fn is_response(self) -> bool {
         matches!(self.0, 0x0d..=0x12)
     }

@@ -1,97 +1,102 @@
-//! A whole packet: the UDP payload of one RoCEv2 datagram.
+//! A whole transport packet: the UDP payload of one RoCEv2 datagram.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::header::wire;
 use super::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Extensions, ICRC_BYTES, Ieth, ImmDt, Reth};
 
-/// Room for any headers, 64 bytes: what [`Headers::encode`] takes.
+/// Maximum length of all headers of a packet, 64 bytes. [`Headers::encode`] takes a buffer of this
+/// length.
 pub const HEADERS_BYTES_MAX: usize = size_of::<wire::Bth>()
     + size_of::<wire::Reth>()
     + size_of::<wire::Aeth>()
     + size_of::<wire::AtomicEth>()
     + size_of::<wire::ImmDt>();
 
-/// Why bytes are no packet, and where.
+/// Why bytes are not a valid packet, and where they fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are those of the message")]
 pub enum DecodeError {
-    /// The bytes end within a header, or before the padding and checksum.
+    /// The bytes end within a header, or before the padding and the checksum.
     #[error("{what} at byte {offset} needs {needed} bytes and has {got}")]
     Truncated { what: &'static str, offset: usize, needed: usize, got: usize },
-    /// Neither IPv4 nor IPv6.
+    /// The IP version is neither 4 nor 6.
     #[error("IP version is {0}, neither 4 nor 6")]
     IpVersion(u8),
-    /// A fragment: RoCEv2 packets travel whole.
+    /// The packet is an IP fragment. RoCEv2 packets are never fragmented.
     #[error("IPv4 fragment: flags and offset are {0:#06x}")]
     Fragment(u16),
-    /// Something other than UDP follows.
+    /// The IP header is not followed by UDP.
     #[error("IP protocol is {0}, not 17 (UDP)")]
     Protocol(u8),
-    /// A length field counts less than its own header.
+    /// A length field is smaller than its own header.
     #[error("{what} length field is {length}, less than the header itself")]
     Length { what: &'static str, length: u16 },
 }
 
-/// The headers of a packet. Which ones there are is the opcode's word:
+/// The headers of a packet. The opcode decides which ones a packet has:
 /// [`Opcode::extensions`](super::Opcode::extensions).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Headers {
-    /// In every packet.
+    /// Base transport header, present in every packet.
     pub bth: Bth,
-    /// Remote memory.
+    /// Address, key and length of remote memory.
     pub reth: Option<Reth>,
-    /// Acknowledge.
+    /// Outcome that an acknowledge or a READ response reports.
     pub aeth: Option<Aeth>,
     /// Immediate data.
     pub imm: Option<ImmDt>,
-    /// Headers of what Invar itself never sends.
+    /// A header of an operation that Invar never sends.
     pub foreign: Option<Foreign>,
 }
 
-/// Extension headers of operations that Invar does not use; a packet has one of them at most.
+/// Extension headers of operations that Invar does not use. A packet has at most one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
-    /// COMPARE_SWAP, FETCH_ADD.
+    /// Header of COMPARE_SWAP and FETCH_ADD.
     Atomic(AtomicEth),
-    /// ATOMIC_ACKNOWLEDGE.
+    /// Header of ATOMIC_ACKNOWLEDGE.
     AtomicAck(AtomicAckEth),
-    /// SEND with invalidate.
+    /// Header of a SEND with invalidate.
     Invalidate(Ieth),
-    /// Unreliable datagram; so connection management too.
+    /// Header of an unreliable datagram, which connection management uses too.
     Datagram(Deth),
 }
 
-/// A packet, borrowed from the bytes that it was decoded from.
+/// A packet that borrows the bytes it was decoded from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
-    /// Before the payload.
+    /// All headers before the payload.
     pub headers: Headers,
-    /// Without padding. All that follows the BTH, where the opcode is not known.
+    /// Payload without padding. With an unknown opcode, the payload starts right behind the BTH.
     pub payload: &'a [u8],
-    /// Padding and ICRC, or tag, as they came; empty in a packet that never was on a wire.
+    /// Padding and ICRC, or padding and tag, as they arrived. It is empty in a packet that never was
+    /// on a wire.
     pub trailer: &'a [u8],
 }
 
 impl<'a> Packet<'a> {
-    /// Takes the UDP payload of one datagram apart. Opcode and reserved fields may have any
-    /// value; the ICRC is not checked. Only a packet that is too short for what its opcode and
-    /// pad count say is an error.
+    /// Decodes the UDP payload of one datagram. Opcode and reserved fields may have any value. This
+    /// function does not check the ICRC.
+    ///
+    /// # Errors
+    /// The packet is too short for its opcode and its pad count.
     pub fn decode(udp_payload: &'a [u8]) -> Result<Packet<'a>, DecodeError> {
         Self::decode_with(udp_payload, ICRC_BYTES)
     }
 
-    /// The receiving queue pair, where the bytes are enough for one.
+    /// Reads the destination queue pair, or returns `None` if the bytes are shorter than a BTH.
     #[inline]
     pub fn dest_qp(udp_payload: &[u8]) -> Option<u32> {
         let (bth, _) = wire::Bth::ref_from_prefix(udp_payload).ok()?;
         Some(bth.dest_qp())
     }
 
-    /// Takes a datagram apart that ends with `check_bytes` of ICRC or tag. Those are not checked.
+    /// Decodes a datagram that ends with `check_bytes` of ICRC or tag. This function does not check
+    /// them.
     ///
     /// # Errors
-    /// The packet is too short for what its opcode and pad count say.
+    /// The packet is too short for its opcode and its pad count.
     pub fn decode_with(
         udp_payload: &'a [u8],
         check_bytes: usize,
@@ -100,8 +105,8 @@ impl<'a> Packet<'a> {
         let bth: Bth = rest.take::<wire::Bth>("BTH")?.into();
         let mut headers = Headers { bth, ..Headers::default() };
 
-        // In the order of the wire. A foreign header never meets RETH, its companions are an AETH
-        // before it or an ImmDt behind.
+        // Read the headers in the order of the wire. A foreign header never appears beside a RETH. An
+        // AETH may come before it, and an ImmDt behind it.
         let extensions = bth.opcode.extensions();
         if extensions.contains(Extensions::RETH) {
             headers.reth = Some(rest.take::<wire::Reth>("RETH")?.into());
@@ -126,8 +131,8 @@ impl<'a> Packet<'a> {
 }
 
 impl Headers {
-    /// Writes the headers that are there to the front of `out` and says how many bytes they take.
-    /// They should be those that the opcode asks for; a receiver goes by the opcode.
+    /// Writes all present headers to the front of `out` and returns their length in bytes. The caller
+    /// should set exactly the headers that the opcode asks for, because a receiver reads those.
     pub fn encode(&self, out: &mut [u8; HEADERS_BYTES_MAX]) -> usize {
         let mut at = 0;
         put(out, &mut at, wire::Bth::from(&self.bth));
@@ -151,7 +156,7 @@ impl Headers {
     }
 }
 
-/// Bytes of padding behind a payload: it fills up words of four (IBTA §9.2.4).
+/// Number of padding bytes behind a payload: padding fills the last word of four bytes (IBTA §9.2.4).
 pub const fn pad_count(payload_len: u32) -> u8 {
     (payload_len.wrapping_neg() & 3) as u8
 }
@@ -169,7 +174,7 @@ fn put(out: &mut [u8; HEADERS_BYTES_MAX], at: &mut usize, header: impl IntoBytes
     *at += bytes.len();
 }
 
-/// What is left of a packet, and how far into it that is.
+/// The undecoded rest of a packet, and its offset from the start.
 pub(super) struct Cursor<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) offset: usize,

@@ -2,34 +2,36 @@
 
 use core::fmt;
 
-/// Packet sequence number: 24 bits that wrap (IBTA §9.7.1). It has no order, only distances:
+/// Packet sequence number (PSN): 24 bits that wrap (IBTA §9.7.1). PSNs have no order, only distances:
 /// see [`Psn::since`].
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Psn(u32);
 
 impl Psn {
-    /// The 24 bits.
+    /// Mask of the 24 valid bits.
     pub const MASK: u32 = 0xff_ffff;
 
-    /// From the low 24 bits of `v`.
+    /// Takes the low 24 bits of `v`.
     pub const fn new(v: u32) -> Psn {
         Psn(v & Self::MASK)
     }
 
-    /// The number, below 2^24.
+    /// Returns the number, below 2^24.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// The PSN `n` packets on; `n` counts modulo 2^24.
+    /// The PSN `n` packets later. Only `n` modulo 2^24 counts.
     #[must_use]
     pub const fn add(self, n: u32) -> Psn {
         Psn::new(self.0.wrapping_add(n))
     }
 
-    /// How many packets `self` is ahead of `other`, in -2^23 .. 2^23; negative if it is behind.
+    /// Number of packets by which `self` is ahead of `other`, in -2^23 .. 2^23. A negative number
+    /// means that `self` is behind.
     pub const fn since(self, other: Psn) -> i32 {
-        // Shifted to the top of the word, the sign bit of the 24-bit difference is that of the i32.
+        // Shift the 24-bit difference to the top of the word: its sign bit becomes the sign bit of the
+        // i32.
         (self.0.wrapping_sub(other.0) << 8) as i32 >> 8
     }
 }

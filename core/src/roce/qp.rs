@@ -1,38 +1,39 @@
 //! One end of a reliable connection (IBTA §9.7), sans-IO.
 //!
-//! A [`Qp`] takes work requests, packets and time; it gives packets ([`Qp::poll_transmit_run`]),
-//! completions ([`Env::complete`]) and the time at which it wants to be called again
-//! ([`Qp::deadline_ns`]). It sees no payload: what it sends is named by [`Payload`], what it
-//! receives it passes to [`Env::place`].
+//! A [`Qp`] takes work requests, packets and the time. It gives packets ([`Qp::poll_transmit_run`]),
+//! completions ([`Env::complete`]) and the time of its next call ([`Qp::deadline_ns`]). A queue pair
+//! never sees payload. [`Payload`] names the bytes that it sends, and [`Env::place`] takes the bytes
+//! that it receives.
 //!
-//! An adapter, after each of [`Qp::post_send`], [`Qp::post_recv`], [`Qp::handle_packet`] and
-//! [`Qp::handle_timeout`], or after a batch of them, drains [`Qp::poll_transmit_run`] and looks at
-//! [`Qp::deadline_ns`]. Acknowledges are made while draining, one for all that arrived before, so
-//! a batch costs one; and they let requests go first, so that both leave by one call where an
-//! adapter sends packets in trains, of which only the last may be short.
+//! An adapter calls [`Qp::post_send`], [`Qp::post_recv`], [`Qp::handle_packet`] or
+//! [`Qp::handle_timeout`]. After each call, or after a batch of calls, it drains
+//! [`Qp::poll_transmit_run`] and reads [`Qp::deadline_ns`]. The queue pair makes acknowledges while
+//! the adapter drains it. One acknowledge covers everything that arrived before, so a batch costs one.
+//! Requests leave before the acknowledge. An adapter that sends trains of packets can then send both
+//! by one call, because only the last packet of a train may be short.
 //!
-//! Two ways to send a WRITE:
+//! A requester sends a WRITE in one of two ways:
 //!
-//! - the standard one: FIRST, MIDDLE, LAST packets in order, and go-back-N on loss;
-//! - between peers that agreed on
-//!   [`ADAPTIVE_ROUTING`](crate::nic::QpOptions::ADAPTIVE_ROUTING), each packet a WRITE_ONLY that
-//!   names its own memory and is marked with [`Bth::adaptive`]. The responder places them as they
-//!   come, acknowledges up to the first hole, and once a hole has aged asks for just that packet.
-//!   A requester whose acknowledge is late sends the oldest and the newest packet again.
-//!   The last packet of a WRITE_WITH_IMM carries the RETH of the whole message, its payload being
-//!   the tail of it, so that the completion can say how long the message was. Marked and unmarked
-//!   packets are never in flight at the same time.
+//! - In the standard way it sends FIRST, MIDDLE and LAST packets in order, and goes back to the oldest
+//!   packet on a loss (go-back-N).
+//! - Between peers that agreed on [`ADAPTIVE_ROUTING`](crate::nic::QpOptions::ADAPTIVE_ROUTING), each
+//!   packet is a WRITE_ONLY. It names its own memory and carries the mark [`Bth::adaptive`]. The
+//!   responder places such packets as they come and acknowledges up to the first hole. Once a hole has
+//!   aged, the responder asks for just that packet. A requester whose acknowledge is late sends the
+//!   oldest and the newest packet again. The last packet of a WRITE_WITH_IMM carries the RETH of the
+//!   whole message, and its payload is the message's tail. So the completion can report the message's
+//!   length. Marked and unmarked packets are never in flight at the same time.
 //!
-//! Packets are as long as one of the verbs' path MTUs, or longer, where Invar's own peers agree on it
-//! ([`RtrAttr::long_mtu_bytes`](crate::nic::RtrAttr::long_mtu_bytes)). Then the first of a WRITE of
-//! several standard packets has so much less payload as its RETH takes: it is as long as those that
-//! follow, and leaves in one train with them. Nothing else changes.
+//! A packet's maximum payload is one of the path MTUs of the verbs. Invar peers may agree on more
+//! ([`RtrAttr::long_mtu_bytes`](crate::nic::RtrAttr::long_mtu_bytes)). Then the first packet of a
+//! multi-packet standard WRITE gives up as many payload bytes as its RETH takes. So it is as long as
+//! the packets behind it and leaves in one train with them. Nothing else changes.
 //!
-//! What Linux rxe does where the standard leaves a choice is what happens here; differences are
-//! noted where they are.
+//! Where the standard leaves a choice, this code does what Linux rxe does. Comments in the code note
+//! the differences.
 //!
-//! Read `qp/requester.rs`, then `qp/requester/wqe.rs` and `qp/requester/response.rs`;
-//! `qp/responder.rs`, then `qp/responder/answer.rs` and `qp/reorder.rs`.
+//! Read `qp/requester.rs`, then `qp/requester/wqe.rs` and `qp/requester/response.rs`. Then read
+//! `qp/responder.rs`, `qp/responder/answer.rs` and `qp/reorder.rs`.
 
 mod counters;
 mod env;
@@ -64,43 +65,48 @@ pub use linger::Lingering;
 pub use timer::{RNR_NS_MAX, ack_timeout_ns, rnr_timer_ns};
 pub use tuning::Tuning;
 
-/// READs of a peer that may be outstanding at a responder, and of ours at a peer.
+/// Maximum number of outstanding READs: from a peer at a responder, and from a requester at its peer.
 pub const RD_ATOMIC_MAX: u8 = 16;
-/// Bytes of one message.
+/// Maximum length of one message in bytes.
 pub const MESSAGE_BYTES_MAX: u32 = 1 << 31;
-/// Largest [`Tuning::window_packets_max`]; also the receive window of adaptive routing.
+/// Maximum value of [`Tuning::window_packets_max`], and length of the receive window of adaptive
+/// routing.
 pub const WINDOW_PACKETS_MAX: u32 = psn_set::LEN;
 
-/// Most payload bytes of a packet: [`RtrAttr::long_mtu_bytes`](crate::nic::RtrAttr::long_mtu_bytes).
+/// Maximum payload of a packet in bytes: see
+/// [`RtrAttr::long_mtu_bytes`](crate::nic::RtrAttr::long_mtu_bytes).
 pub const LONG_MTU_BYTES_MAX: u32 = 1 << 13;
 
-/// Most bytes of what an adapter may send by one call, a train of packets. With the headers before it
-/// it has to stay below what devices take at a time, 64 KiB as a rule, or the kernel cuts it before
-/// the device: less than half as fast.
+/// Maximum length in bytes of a train: the packets that an adapter may send by one call. A train and
+/// its headers must fit into what a device takes at a time, usually 64 KiB. Otherwise the kernel cuts
+/// the train before the device, which is less than half as fast.
 pub const TRAIN_BYTES_MAX: u32 = 65_300;
-/// And this many packets, as far as Linux before 6.9 goes.
+/// Maximum number of packets in a train. Linux before 6.9 takes no more in one call.
 const TRAIN_PACKETS_MAX: u32 = 64;
 
-/// What both halves of a queue pair need to know of it.
+/// The facts about a queue pair that its requester and its responder share.
 #[derive(Clone, Copy, Default)]
 struct Path {
     qpn: u32,
     dest_qp: u32,
     mtu_bytes: u32,
-    /// By how much less payload the first of several packets of a WRITE has.
+    /// Number of payload bytes by which the first packet of a multi-packet WRITE is shorter than the
+    /// others.
     first_less: u32,
-    /// Packets of full length in a train.
+    /// Number of full-length packets in a train.
     train_packets: u32,
     access: Access,
     adaptive: bool,
 }
 
-/// The queue pair has to go to ERR; whoever says so has completed the work request at fault.
+/// The queue pair must go to ERR. Whoever returns this value has completed the work request at fault.
 struct Fatal;
 
-/// A reliable connection's end, with room for `SQ` sends and `RQ` receives, powers of two.
+/// One end of a reliable connection, with room for `SQ` sends and `RQ` receives. Both must be powers
+/// of two.
 ///
-/// Its state takes 64 bytes a send, 24 a receive, and 2.9 KB besides: 41 KB for 512 and 256.
+/// The state takes 64 bytes a send, 24 bytes a receive, and 2.9 KB more: 41 KB for 512 sends and 256
+/// receives.
 pub struct Qp<const SQ: usize, const RQ: usize> {
     state: QpState,
     cap: QpCap,
@@ -109,12 +115,12 @@ pub struct Qp<const SQ: usize, const RQ: usize> {
     counters: Counters,
     requester: Requester<SQ>,
     responder: Responder<RQ>,
-    /// Requests that went before the acknowledge that is due.
+    /// Number of request packets that were sent while an acknowledge is due.
     before_ack: u32,
 }
 
 impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
-    /// A queue pair in state RESET.
+    /// Creates a queue pair in state RESET.
     ///
     /// # Errors
     /// `EINVAL`: `qpn` has more than 24 bits, or `cap` asks for more than `SQ` or `RQ`.
@@ -142,33 +148,35 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         })
     }
 
-    /// The state now.
+    /// Current state.
     pub fn state(&self) -> QpState {
         self.state
     }
 
-    /// The 24-bit number by which the peer names this end.
+    /// The 24-bit number by which the peer names this queue pair.
     pub fn qpn(&self) -> u32 {
         self.path.qpn
     }
 
-    /// What happened so far.
+    /// Counts of the events so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Replaces the tuning, at best before the move to RTR. The window is brought into its range.
+    /// Replaces the tuning, preferably before the move to RTR. The window is clamped to its valid
+    /// range.
     pub fn set_tuning(&mut self, tuning: Tuning) {
         self.tuning = tuning;
         self.requester.set_tuning(&tuning);
         self.responder.set_hole_age(tuning.hole_age_ns);
     }
 
-    /// `ibv_modify_qp`. A move to ERR completes all that is posted as flushed; one to RESET drops
-    /// it.
+    /// Changes the state, as `ibv_modify_qp` does. A move to ERR completes everything posted as
+    /// flushed. A move to RESET drops everything posted.
     ///
     /// # Errors
-    /// `EINVAL`: no such move from this state, or an attribute out of range. Nothing has changed.
+    /// `EINVAL`: the state does not allow this move, or an attribute is out of range. Nothing has
+    /// changed.
     pub fn modify(&mut self, move_: &QpTransition, env: &mut impl Env) -> Result<(), NicError> {
         let next = state::check(self.state, move_)?;
         match move_ {
@@ -200,12 +208,12 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         self.set_tuning(self.tuning);
     }
 
-    /// `ibv_post_send`. The answer is the slot in which the adapter keeps the bytes of an inline
-    /// request; it is free again once a later request gets the same one.
+    /// Posts a send, as `ibv_post_send` does. It returns the slot in which the adapter keeps the bytes
+    /// of an inline request. A slot is free again once a later request gets it.
     ///
     /// # Errors
-    /// `ENOMEM`: the queue is full. `EINVAL`: not in RTS, SQD or ERR, or a request that no queue
-    /// pair could carry out. In ERR the request is taken and completes as flushed.
+    /// `ENOMEM`: the queue is full. `EINVAL`: the state is not RTS, SQD or ERR, or no queue pair could
+    /// carry out the request. In ERR the request is accepted and completes as flushed.
     pub fn post_send(&mut self, wr: &SendWr, env: &mut impl Env) -> Result<u16, NicError> {
         let refuse = |errno, cause| Err(NicError::new(Verb::PostSend, errno, cause));
         let inline = wr.flags.contains(SendFlags::INLINE);
@@ -236,10 +244,10 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         Ok(slot)
     }
 
-    /// `ibv_post_recv`.
+    /// Posts a receive, as `ibv_post_recv` does.
     ///
     /// # Errors
-    /// `ENOMEM`: the queue is full. `EINVAL`: in state RESET. In ERR the request is taken and
+    /// `ENOMEM`: the queue is full. `EINVAL`: the state is RESET. In ERR the request is accepted and
     /// completes as flushed.
     pub fn post_recv(&mut self, wr: &RecvWr, env: &mut impl Env) -> Result<(), NicError> {
         let refuse = |errno, cause| Err(NicError::new(Verb::PostRecv, errno, cause));
@@ -256,8 +264,8 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         Ok(())
     }
 
-    /// Takes a packet from the peer. The adapter has checked its ICRC, its destination queue
-    /// pair, P_Key and source address.
+    /// Handles a packet from the peer. The adapter has checked its ICRC, destination queue pair, P_Key
+    /// and source address.
     pub fn handle_packet(&mut self, now_ns: u64, packet: &Packet<'_>, env: &mut impl Env) {
         self.counters.packets_received += 1;
         let bth = &packet.headers.bth;
@@ -282,15 +290,16 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         }
     }
 
-    /// The next packet to send. To be called until it has none. READ responses and NAKs come before
-    /// requests, an acknowledge behind some.
+    /// Returns the next packet to send. Call it until it returns `None`. READ responses and NAKs leave
+    /// before requests. An acknowledge lets up to one train of requests go first.
     pub fn poll_transmit(&mut self, now_ns: u64, env: &mut impl Env) -> Option<Transmit> {
         self.poll_transmit_run(now_ns, 1, env)
     }
 
-    /// The next packets to send, `packets_max` at most, which is not 0: one and those that
-    /// [follow](Transmit::advance) it. The same packets as by [`Qp::poll_transmit`], for the cost of
-    /// one as long as a message goes on.
+    /// Returns up to `packets_max` packets to send, where `packets_max` is not 0. The result is one
+    /// packet and the number of packets that [follow](Transmit::advance) it. [`Qp::poll_transmit`]
+    /// returns these packets one by one. Within one message this call costs as much for a run as for
+    /// one packet.
     pub fn poll_transmit_run(
         &mut self,
         now_ns: u64,
@@ -301,7 +310,7 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
             Ok(transmit) => transmit,
             Err(Fatal) => {
                 self.fail(env);
-                // What the failure left to be said is in the responder.
+                // The responder still holds the NAK that the failure left.
                 let transmit = self.responder.poll_transmit(&self.path, &mut self.counters, env);
                 transmit.ok().flatten()
             }
@@ -309,16 +318,17 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         transmit.inspect(|first| self.counters.packets_sent += 1 + u64::from(first.following))
     }
 
-    /// Whether all that there is to send is an acknowledge of messages of one packet each that came
-    /// after `since_ns`. Their sender has no more of them to send for it, so it may wait a little for
-    /// requests to go with.
+    /// Returns whether the only thing to send is an acknowledge of one-packet messages that arrived
+    /// after `since_ns`. The peer needs no acknowledge to finish such messages. So the adapter may
+    /// delay the acknowledge a little, to send it together with requests.
     pub fn may_wait(&self, since_ns: u64) -> bool {
         self.responder.may_wait(since_ns) && self.requester.is_idle()
     }
 
-    /// Whether that is so, and they are WRITEs without immediate. As a rule nobody waits for their
-    /// acknowledge, so it need not even go with requests that were just sent: one packet takes an
-    /// adapter less time than two. It goes behind the next requests then.
+    /// Returns whether [`Qp::may_wait`] is true and the messages are WRITEs without immediate. Usually
+    /// nobody waits for the acknowledge of such WRITEs, so it need not even leave with the requests
+    /// just sent. One packet takes an adapter less time than two. The acknowledge then leaves behind
+    /// the next requests.
     pub fn stays(&mut self, since_ns: u64) -> bool {
         let stays = self.responder.is_silent() && self.may_wait(since_ns);
         if stays {
@@ -333,7 +343,7 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         packets_max: u32,
         env: &mut impl Env,
     ) -> Result<Option<Transmit>, Fatal> {
-        // A responder that failed still has its NAK to send, so its state does not matter here.
+        // A failed responder still has its NAK to send, so the state does not matter here.
         let Qp { path, counters, requester, responder, before_ack, .. } = self;
         let ack_waits = responder.only_acknowledges() && *before_ack < path.train_packets;
         if !ack_waits && let Some(transmit) = responder.poll_transmit(path, counters, env)? {
@@ -354,7 +364,8 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         if ack_waits { responder.poll_transmit(path, counters, env) } else { Ok(None) }
     }
 
-    /// To be called at [`Qp::deadline_ns`]; earlier or more often does no harm.
+    /// Handles expired timers. Call it at [`Qp::deadline_ns`]. An earlier or repeated call does no
+    /// harm.
     pub fn handle_timeout(&mut self, now_ns: u64, env: &mut impl Env) {
         if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
             return;
@@ -366,12 +377,12 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         }
     }
 
-    /// When [`Qp::handle_timeout`] is due, on the clock of `now_ns`; `None` for never.
+    /// Time at which [`Qp::handle_timeout`] is due, on the clock of `now_ns`. `None` means never.
     pub fn deadline_ns(&self) -> Option<u64> {
         earlier(self.requester.deadline_ns(), self.responder.deadline_ns())
     }
 
-    /// To ERR, with everything posted completed as flushed: sends, then receives.
+    /// Moves to ERR and completes everything posted as flushed: sends first, then receives.
     fn fail(&mut self, env: &mut impl Env) {
         self.state = QpState::Err;
         self.requester.flush(&self.path, env);
@@ -380,18 +391,18 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
 }
 
 impl Path {
-    /// Packets that a message of `len` bytes takes: one even for none.
+    /// Number of packets of a message of `len` bytes. An empty message takes one packet.
     fn packets(&self, len: u32) -> u32 {
         len.div_ceil(self.mtu_bytes).max(1)
     }
 
-    /// Of the packets in the middle of a WRITE.
+    /// Number of packets in a train from the middle of a WRITE.
     fn packets_in_a_train(&self) -> u32 {
         let (bth, reth, icrc) = (12, if self.adaptive { RETH_BYTES } else { 0 }, 4);
         (TRAIN_BYTES_MAX / (self.mtu_bytes + bth + reth + icrc)).min(TRAIN_PACKETS_MAX)
     }
 
-    /// A packet for the peer.
+    /// Builds a packet for the peer.
     fn transmit(&self, opcode: Opcode, psn: Psn, payload: Payload) -> Transmit {
         let bth = Bth {
             opcode,
@@ -404,13 +415,13 @@ impl Path {
         Transmit { headers: Headers { bth, ..Headers::default() }, payload, following: 0 }
     }
 
-    /// A completion that says nothing but how it ended.
+    /// Builds a completion that reports only its status.
     fn completion(&self, wr_id: u64, status: WcStatus) -> Wc {
         Wc { wr_id, status, qp_num: self.qpn, ..Wc::default() }
     }
 }
 
-/// Of two deadlines, `None` being never.
+/// Returns the earlier of two deadlines, where `None` means never.
 fn earlier(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -420,7 +431,7 @@ fn earlier(a: Option<u64>, b: Option<u64>) -> Option<u64> {
 
 const RETH_BYTES: u32 = 16;
 
-/// The partition that RoCE has.
+/// The only partition that RoCE has.
 const DEFAULT_PKEY: u16 = 0xffff;
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::*;
 
 extern crate std;
 
-/// Linux 6.1 rxe, IPv4: a NAK.
+/// A NAK from Linux 6.1 rxe over IPv4.
 #[rustfmt::skip]
 const NAK: [u8; 48] = [
     0x45, 0x00, 0x00, 0x30, 0xc4, 0x03, 0x40, 0x00, 0x40, 0x11, 0x62, 0x1d, 0x0a, 0x4d, 0x00, 0x02,
@@ -13,7 +13,7 @@ const NAK: [u8; 48] = [
     0x00, 0x00, 0x00, 0x1f, 0x00, 0xff, 0xff, 0xfa, 0x63, 0x00, 0x00, 0x00, 0xca, 0x86, 0xf9, 0x09,
 ];
 
-/// Linux 6.12 rxe, IPv6: an ACK.
+/// An ACK from Linux 6.12 rxe over IPv6.
 #[rustfmt::skip]
 const ACK: [u8; 68] = [
     0x60, 0x00, 0x00, 0x00, 0x00, 0x1c, 0x11, 0x40, 0xfd, 0x77, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
@@ -63,7 +63,7 @@ fn what_the_checksum_carries_may_carry_again() {
     assert_eq!(header.sum(), !1, "0x1ffff, folded to 0x10000, folded to 1");
 }
 
-/// Bytes of which a change of any bit keeps a packet valid.
+/// Finds the bytes whose every bit may change while the packet stays valid.
 fn blind_bytes(packet: &[u8]) -> Vec<usize> {
     let survives = |&i: &usize| {
         (0..8).all(|bit| {
@@ -77,9 +77,10 @@ fn blind_bytes(packet: &[u8]) -> Vec<usize> {
 
 #[test]
 fn just_what_routers_change_is_masked() {
-    // TOS, TTL, IP checksum, UDP checksum, byte 4 of the BTH.
+    // These bytes are TOS, TTL, IP checksum, UDP checksum, and byte 4 of the BTH.
     assert_eq!(blind_bytes(&NAK), [1, 8, 10, 11, 26, 27, 32]);
-    // Flow label (its first bits, and the traffic class, share bytes 0 and 1), hop limit.
+    // These bytes are the flow label and the hop limit. The first bits of the flow label and the
+    // traffic class share bytes 0 and 1.
     assert_eq!(blind_bytes(&ACK), [1, 2, 3, 7, 46, 47, 52]);
 }
 

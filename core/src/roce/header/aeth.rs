@@ -1,53 +1,53 @@
-/// ACK extended transport header: how it went.
+/// ACK extended transport header: the outcome that a responder reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Aeth {
-    /// Acknowledged, not ready, or refused.
+    /// Outcome: acknowledged, receiver not ready, or refused.
     pub syndrome: Syndrome,
-    /// Message sequence number, 24 bits: messages that the responder has completed.
+    /// Message sequence number, 24 bits: how many messages the responder has completed.
     pub msn: u32,
 }
 
-/// AETH syndrome (IBTA §9.7.5.2); every byte has one value and back.
+/// AETH syndrome (IBTA §9.7.5.2). Each byte maps to exactly one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Syndrome {
-    /// Everything up to the packet's PSN arrived.
+    /// Every packet up to the acknowledge's PSN has arrived.
     Ack {
-        /// Code of the receives that are left, 5 bits; 31 says nothing about them.
+        /// Code for the number of posted receives, 5 bits. The code 31 gives no number.
         credits: u8,
     },
-    /// Receiver not ready: no receive was posted.
+    /// The receiver is not ready: no receive is posted.
     RnrNak {
-        /// Code of the least wait before a retry, 5 bits.
+        /// Code for the minimum wait before a retry, 5 bits.
         timer: u8,
     },
-    /// Refused.
+    /// The responder refuses the request.
     Nak(NakCode),
-    /// A byte without meaning: the reserved kind 2, or the top bit set.
+    /// A byte without a meaning: the reserved kind 2, or a byte with the top bit set.
     Unknown(u8),
 }
 
-/// Why a request was refused, 5 bits (IBTA §9.7.5.2).
+/// Why the responder refuses a request, 5 bits (IBTA §9.7.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NakCode {
-    /// A packet is missing: send again from the one that this NAK names.
+    /// A packet is missing. The requester sends again from the PSN of this NAK.
     PsnSequenceError,
-    /// The request is malformed, unsupported, or comes out of order within its message.
+    /// The request is malformed, unsupported, or out of order within its message.
     InvalidRequest,
-    /// Key, range or permission.
+    /// The key, the address range or the permission is wrong.
     RemoteAccessError,
-    /// The responder failed by itself.
+    /// The responder failed for a reason of its own.
     RemoteOperationalError,
-    /// Reliable datagram only.
+    /// The reliable datagram request is invalid. Other transports do not send this code.
     InvalidRdRequest,
-    /// A code that the standard reserves, 5 to 31.
+    /// A code that the standard reserves: 5 to 31.
     Unknown(u8),
 }
 
 impl Syndrome {
-    /// The credits code of a responder that does not count them; Linux rxe always sends it.
+    /// Credits code of a responder that does not count credits. Linux rxe always sends this code.
     pub const CREDITS_INVALID: u8 = 31;
 
-    /// From its byte.
+    /// Decodes a syndrome byte.
     pub const fn from_byte(byte: u8) -> Syndrome {
         let code = byte & 0x1f;
         match byte >> 5 {
@@ -65,7 +65,7 @@ impl Syndrome {
         }
     }
 
-    /// Its byte; a code is cut to its 5 bits.
+    /// Encodes the syndrome. Codes are cut to 5 bits.
     pub const fn to_byte(self) -> u8 {
         match self {
             Syndrome::Ack { credits } => credits & 0x1f,

@@ -1,38 +1,39 @@
 use crate::roce::{Opcode, Psn};
 
-/// Base transport header, in every packet (IBTA §9.2).
+/// Base transport header, present in every packet (IBTA §9.2).
 ///
-/// Fields narrower than their type are cut to width when encoded.
+/// Encoding cuts each field to its width on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Bth {
-    /// What the packet is.
+    /// Kind of the packet.
     pub opcode: Opcode,
-    /// The responder's completion asks for an event.
+    /// The sender asks the responder to raise an event with its completion.
     pub solicited: bool,
-    /// Path migration state; RoCE peers send either and look at neither.
+    /// Path migration state. RoCE peers send either value and ignore it.
     pub migreq: bool,
-    /// Bytes of padding behind the payload, 0 to 3.
+    /// Number of padding bytes behind the payload, 0 to 3.
     pub pad_count: u8,
-    /// Transport header version, 4 bits: 0.
+    /// Transport header version, 4 bits. It is always 0.
     pub tver: u8,
-    /// Partition key; RoCE has only the default one, `0xffff`.
+    /// Partition key. RoCE has only the default partition, `0xffff`.
     pub pkey: u16,
-    /// The packet met congestion.
+    /// Forward congestion bit (FECN): this packet met congestion.
     pub fecn: bool,
-    /// A packet the other way met congestion.
+    /// Backward congestion bit (BECN): a packet in the other direction met congestion.
     pub becn: bool,
-    /// Six reserved bits below BECN, kept. The ICRC covers none of this byte.
+    /// Six reserved bits below BECN, kept as received. The ICRC does not cover this byte.
     pub resv8a: u8,
-    /// Receiving queue pair, 24 bits.
+    /// Number of the receiving queue pair, 24 bits.
     pub dest_qp: u32,
-    /// An acknowledge is wanted.
+    /// The sender asks for an acknowledge.
     pub ack_req: bool,
-    /// Ours, in the top one of the seven reserved bits beside AckReq: the packet belongs to a
-    /// WRITE of which each packet names its own memory, and may be placed before earlier ones
-    /// arrive. Set only between peers that agreed on it, ignored by others (IBTA §9.2.10).
+    /// Invar's own mark, in the top one of the seven reserved bits beside AckReq. The packet belongs
+    /// to a WRITE in which each packet names its own memory. The responder may place it before earlier
+    /// packets arrive. Only peers that agreed on the mark set it. Other peers ignore it (IBTA
+    /// §9.2.10).
     pub adaptive: bool,
-    /// The other six reserved bits, kept.
+    /// The other six reserved bits, kept as received.
     pub resv7: u8,
-    /// Sequence number.
+    /// Packet sequence number.
     pub psn: Psn,
 }

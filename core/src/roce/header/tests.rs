@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::*;
 use crate::roce::{Opcode, Psn};
 
-/// Bytes to value to bytes.
+/// Decodes bytes into a value and encodes the value again.
 fn again<V, W>(bytes: &[u8]) -> (V, [u8; 28])
 where
     W: FromBytes + IntoBytes + Immutable + for<'a> From<&'a V>,

@@ -1,4 +1,4 @@
-//! The headers as bytes, all big endian, none aligned.
+//! Byte layouts of the transport headers, all big endian and unaligned.
 
 use static_assertions::{assert_eq_align, assert_eq_size};
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
@@ -7,6 +7,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::super::{Opcode, Psn};
 use super::Syndrome;
 
+/// Base transport header.
+///
 /// ```text
 ///  0                   1                   2                   3
 ///  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
@@ -29,6 +31,8 @@ pub(in crate::roce) struct Bth {
     psn: U32,
 }
 
+/// RDMA extended transport header.
+///
 /// ```text
 /// +---------------------------------------------------------------+
 /// |                          va (8 bytes)                         |
@@ -44,6 +48,8 @@ pub(in crate::roce) struct Reth {
     dma_len: U32,
 }
 
+/// ACK extended transport header.
+///
 /// ```text
 /// +---------------+-----------------------------------------------+
 /// |   syndrome    |                 msn (3 bytes)                 |
@@ -53,6 +59,8 @@ pub(in crate::roce) struct Reth {
 #[repr(C)]
 pub(in crate::roce) struct Aeth(U32);
 
+/// Atomic extended transport header.
+///
 /// ```text
 /// +---------------------------------------------------------------+
 /// |                          va (8 bytes)                         |
@@ -73,21 +81,23 @@ pub(in crate::roce) struct AtomicEth {
     compare: U64,
 }
 
-/// The original remote data, 8 bytes.
+/// Atomic acknowledge extended transport header: the word's value before the operation, 8 bytes.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(in crate::roce) struct AtomicAckEth(U64);
 
-/// The rkey, 4 bytes.
+/// Invalidate extended transport header: an rkey, 4 bytes.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(in crate::roce) struct Ieth(U32);
 
-/// Four bytes as they are.
+/// Immediate data: four bytes in memory order.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(in crate::roce) struct ImmDt([u8; 4]);
 
+/// Datagram extended transport header.
+///
 /// ```text
 /// +---------------------------------------------------------------+
 /// |                             qkey                              |
@@ -121,7 +131,7 @@ const _: () = {
     assert!(offset_of!(AtomicEth, compare) == 20 && offset_of!(Deth, src_qp) == 4);
 };
 
-/// A byte above 24 bits.
+/// Packs a byte into the bits above a 24-bit number.
 const fn word(high: u8, low24: u32) -> U32 {
     U32::new((high as u32) << 24 | low24 & Psn::MASK)
 }
@@ -139,7 +149,7 @@ const fn bit(set: bool, n: u32) -> u8 {
 }
 
 impl Bth {
-    /// The receiving queue pair.
+    /// Number of the receiving queue pair.
     pub(in crate::roce) const fn dest_qp(&self) -> u32 {
         low24(self.dest_qp)
     }

@@ -6,7 +6,7 @@ use crate::roce::IpDatagram;
 
 extern crate std;
 
-/// The ICRC as the standard words it, a bit at a time, from an IP packet that lacks it.
+/// Computes the ICRC bit by bit, as the standard words it, for an IP packet without its ICRC.
 fn naive_icrc(ip: &[u8], mask_ip_id: bool) -> [u8; 4] {
     let mut bytes = ip.to_vec();
     let udp = if ip[0] >> 4 == 4 {
@@ -35,7 +35,8 @@ fn naive_icrc(ip: &[u8], mask_ip_id: bool) -> [u8; 4] {
     (!crc).to_le_bytes()
 }
 
-/// The IP packet that a UDP socket makes of a payload. `noise` fills what a router may change.
+/// Builds the IP packet that a UDP socket makes from a payload. `noise` fills the fields that a router
+/// may change.
 fn ip_packet(src: SocketAddr, dst: SocketAddr, id: u16, noise: u8, payload: &[u8]) -> Vec<u8> {
     let udp_len = 8 + payload.len() as u16 + 4;
     let mut ip = Vec::new();
@@ -68,7 +69,7 @@ fn ip_packet(src: SocketAddr, dst: SocketAddr, id: u16, noise: u8, payload: &[u8
 fn addresses() -> impl Strategy<Value = (SocketAddr, SocketAddr)> {
     let v4 = any::<([u8; 4], [u8; 4])>().prop_map(|(a, b)| (IpAddr::from(a), IpAddr::from(b)));
     let v6 = any::<([u8; 16], [u8; 16])>()
-        // Mapped IPv4 has a test of its own.
+        // Another test covers IPv4 addresses mapped into IPv6.
         .prop_map(|(a, b)| (IpAddr::from(a), IpAddr::from(b)))
         .prop_filter("not mapped", |(a, b)| a.to_canonical() == *a && b.to_canonical() == *b);
     (prop_oneof![v4, v6], any::<(u16, u16)>()).prop_map(|((src, dst), (sport, dport))| {
@@ -121,7 +122,7 @@ proptest! {
     }
 }
 
-/// Linux 6.1, rxe at 10.77.0.2 to 10.77.0.1: a NAK.
+/// A NAK that Linux 6.1 rxe sent from 10.77.0.2 to 10.77.0.1.
 const NAK: [u8; 20] = [
     0x11, 0, 0xff, 0xff, 0, 0, 0, 0x1f, 0, 0xff, 0xff, 0xfa, 0x63, 0, 0, 0, 0xca, 0x86, 0xf9, 0x09,
 ];

@@ -14,7 +14,8 @@ const IMMDT: &[Extensions] = &[Extensions::IMMDT];
 const IETH: &[Extensions] = &[Extensions::IETH];
 const ATOMICETH: &[Extensions] = &[Extensions::ATOMICETH];
 
-/// IBTA §9.2.1, the opcodes of a reliable connection; the unreliable one has the first twelve.
+/// Opcodes of the reliable connection (IBTA §9.2.1). The unreliable connection has the first twelve of
+/// them.
 const CONNECTED: [Row; 23] = [
     (0x00, Some(First), NONE),
     (0x01, Some(Middle), NONE),
@@ -46,7 +47,7 @@ const DATAGRAM: [Row; 2] = [
     (0x65, Some(Only), &[Extensions::DETH, Extensions::IMMDT]),
 ];
 
-/// What the tables say of any byte; those that are in none have nothing behind the BTH.
+/// Looks an opcode up in the tables. An opcode in no table has no headers behind the BTH.
 fn row(code: u8) -> (Option<Position>, Extensions) {
     let connected = match code {
         0x20..=0x2b => code - 0x20,

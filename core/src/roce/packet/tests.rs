@@ -12,7 +12,8 @@ fn encode(packet: &Packet<'_>) -> Vec<u8> {
     [&headers[..n], packet.payload, packet.trailer].concat()
 }
 
-/// BTH with an opcode, pad count and one byte that is never zero, then `n` counting bytes.
+/// Builds a BTH with this opcode, this pad count and one byte that is never zero, then `n` counting
+/// bytes.
 fn bytes_of(opcode: u8, pad: u8, n: usize) -> Vec<u8> {
     let mut bytes = std::vec![opcode, pad << 4, 0xff, 0xff, 0, 0, 0, 7, 0, 0, 0, 9];
     bytes.extend((0..n).map(|i| i as u8));
@@ -77,10 +78,10 @@ fn what_follows_an_unknown_opcode_is_payload() {
     }
 }
 
-/// Name and bytes of what a packet consists of, but for the payload.
+/// Name and length of one part of a packet, the payload excluded.
 type Part = (&'static str, usize);
 
-/// The part that ends beyond `len`.
+/// Finds the first part that ends beyond `len`.
 fn expected(layout: &[Part], len: usize) -> Option<DecodeError> {
     let mut offset = 0;
     for &(what, needed) in layout {

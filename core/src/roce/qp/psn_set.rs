@@ -1,11 +1,11 @@
-//! A set of PSNs that lie close together.
+//! A set of PSNs within a short range.
 
 use crate::roce::Psn;
 
-/// PSNs whose distance is below this are told apart.
+/// Number of consecutive PSNs that the set can tell apart.
 pub(super) const LEN: u32 = 1024;
 
-/// Members must lie within [`LEN`] of each other; whoever uses it checks.
+/// A set of PSNs. All members must lie within [`LEN`] of each other: the caller ensures this.
 #[derive(Clone, Default)]
 pub(super) struct PsnSet {
     words: [u64; LEN as usize / 64],
@@ -33,7 +33,7 @@ impl PsnSet {
         self.words[word] |= 1 << bit;
     }
 
-    /// Whether it was there.
+    /// Removes a PSN and returns whether it was a member.
     pub(super) fn remove(&mut self, psn: Psn) -> bool {
         let (word, bit) = Self::index(psn);
         let there = self.contains(psn);
@@ -42,7 +42,7 @@ impl PsnSet {
         there
     }
 
-    /// Removes the `count` PSNs from `from` on.
+    /// Removes the `count` PSNs that start at `from`.
     pub(super) fn remove_range(&mut self, from: Psn, count: u32) {
         for i in 0..count.min(LEN) {
             if self.len == 0 {
@@ -52,17 +52,17 @@ impl PsnSet {
         }
     }
 
-    /// The first of the `count` PSNs from `from` on that is a member.
+    /// Finds the first member among the `count` PSNs that start at `from`.
     pub(super) fn first_present(&self, from: Psn, count: u32) -> Option<Psn> {
         self.find(from, count, 0)
     }
 
-    /// The first of the `count` PSNs from `from` on that is no member.
+    /// Finds the first PSN that is no member among the `count` PSNs that start at `from`.
     pub(super) fn first_absent(&self, from: Psn, count: u32) -> Option<Psn> {
         self.find(from, count, u64::MAX)
     }
 
-    /// The first whose bit differs from those of `ignore`, a word at a time.
+    /// Finds the first PSN whose bit differs from `ignore`, one word at a time.
     fn find(&self, from: Psn, count: u32, ignore: u64) -> Option<Psn> {
         let count = count.min(LEN);
         let mut passed = 0;

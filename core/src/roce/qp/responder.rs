@@ -1,5 +1,5 @@
-//! The responder: request packets in (IBTA §9.7.4), memory written, receives completed. What it
-//! answers stands in `responder/answer.rs`, adaptive routing in `responder/marked.rs`.
+//! The responder handles request packets (IBTA §9.7.4), writes memory and completes receives. The
+//! answers are in `responder/answer.rs`, and adaptive routing is in `responder/marked.rs`.
 
 mod answer;
 mod marked;
@@ -15,7 +15,7 @@ use crate::roce::{Headers, ImmDt, NakCode, Opcode, Packet, Position, Psn, Reth};
 pub(super) use answer::Answer;
 use answer::{Due, Reply};
 
-/// READs being answered, first answers and repeated ones.
+/// Maximum number of READs that the responder answers at a time: first answers and repeated ones.
 const REPLIES_MAX: usize = 2 * RD_ATOMIC_MAX as usize;
 
 /// The message that has begun and not ended.
@@ -23,25 +23,26 @@ const REPLIES_MAX: usize = 2 * RD_ATOMIC_MAX as usize;
 enum Message {
     #[default]
     None,
-    /// Into the oldest receive.
+    /// A SEND that fills the oldest receive.
     Send { received: u32 },
-    /// The rest of it goes to `left` bytes at `va`.
+    /// A WRITE whose remaining `left` bytes go to `va`.
     Write { va: u64, rkey: u32, left: u32, length: u32 },
 }
 
 /// Why a request is not carried out.
 #[derive(Clone, Copy)]
 enum Refusal {
-    /// It needs a receive and there is none.
+    /// The request needs a receive, and none is posted.
     NotReady,
-    /// For good, with the status of the receive that it would have completed.
+    /// The request fails for good. The status is for the receive that the request would have
+    /// completed.
     Error(NakCode, WcStatus),
 }
 
 const INVALID: Refusal = Refusal::Error(NakCode::InvalidRequest, WcStatus::REM_INV_REQ_ERR);
 const NO_ACCESS: Refusal = Refusal::Error(NakCode::RemoteAccessError, WcStatus::REM_ACCESS_ERR);
-// As rxe: both a receive that is too short and the NAK tell of a failed operation, where the
-// standard has LOC_LEN_ERR and an invalid request.
+// Like rxe, we report a too short receive as a failed operation, both in its completion and in the
+// NAK. The standard has LOC_LEN_ERR and an invalid request.
 const TOO_LONG: Refusal = Refusal::Error(NakCode::RemoteOperationalError, WcStatus::LOC_QP_OP_ERR);
 const NO_LOCAL_ACCESS: Refusal =
     Refusal::Error(NakCode::RemoteOperationalError, WcStatus::LOC_PROT_ERR);
@@ -53,7 +54,7 @@ enum Operation {
     Read,
 }
 
-/// A receive without what is an adapter's.
+/// The parts of a receive request that the engine needs.
 #[derive(Clone, Copy, Default)]
 struct Receive {
     wr_id: u64,
@@ -63,18 +64,19 @@ struct Receive {
 pub(super) struct Responder<const RQ: usize> {
     queue: Ring<Receive, RQ>,
     expected: Psn,
-    /// Messages done, 24 bits.
+    /// Number of completed messages, 24 bits.
     msn: u32,
     message: Message,
-    /// The peer knows that it has to send `expected` again; later packets are dropped silently.
+    /// The peer knows that it must send `expected` again. Until then the responder silently drops
+    /// later packets.
     gap_reported: bool,
     answer: Answer,
     due: Due,
     /// The marked packet before the expected one asked for an acknowledge.
     asked_before: bool,
-    /// In the order of their PSNs.
+    /// READs to be answered, in the order of their PSNs.
     replies: Vec<Reply, REPLIES_MAX>,
-    /// The last READs, of which those are that may be asked for again: first PSN, and how many.
+    /// First PSN and number of packets of the latest READs. The peer may repeat only these READs.
     reads: HistoryBuf<(Psn, u32), { RD_ATOMIC_MAX as usize }>,
     reorder: Reorder,
     min_rnr_timer: u8,
@@ -132,7 +134,7 @@ impl<const RQ: usize> Responder<RQ> {
         self.reorder.handle_timeout(now, self.expected);
     }
 
-    /// Completes all receives as flushed. What is left to be answered stays.
+    /// Completes all receives as flushed. Answers that are still to be sent stay.
     pub(super) fn flush(&mut self, path: &Path, env: &mut impl Env) {
         self.reorder.clear();
         while let Some(recv) = self.queue.pop() {
@@ -168,7 +170,7 @@ impl<const RQ: usize> Responder<RQ> {
         }
         match self.execute(packet, path, env) {
             Ok(psns) => {
-                // Of a READ, and of all before it, the responses are the acknowledge.
+                // READ responses acknowledge the READ and all requests before it.
                 let read = bth.opcode == Opcode::READ_REQUEST;
                 let wanted = bth.ack_req || self.answer == Answer::Ack;
                 if self.answer != Answer::Ack {
@@ -209,7 +211,7 @@ impl<const RQ: usize> Responder<RQ> {
         }
     }
 
-    /// The request whose turn it is. Gives the PSNs that it takes.
+    /// Carries out the request with the expected PSN and returns the number of PSNs that it takes.
     fn execute(
         &mut self,
         packet: &Packet<'_>,
@@ -334,7 +336,7 @@ impl<const RQ: usize> Responder<RQ> {
         Ok(packets)
     }
 
-    /// A request that was carried out before: its answer was lost, or it came twice.
+    /// Answers a request that was carried out before: its answer was lost, or the request came twice.
     fn handle_duplicate(&mut self, headers: &Headers, path: &Path, env: &mut impl Env) {
         let opcode = headers.bth.opcode;
         if operation(opcode) == Some(Operation::Read) {
@@ -344,13 +346,14 @@ impl<const RQ: usize> Responder<RQ> {
         }
     }
 
-    /// Answers a READ again, from the RETH that came with it, which may ask for the rest only. One
-    /// that was never asked before is dropped.
+    /// Answers a READ again by the RETH of the repeated request, which may ask for the rest only. A
+    /// READ that was never asked before is dropped.
     fn repeat_read(&mut self, headers: &Headers, path: &Path, env: &mut impl Env) {
         let Some(reth) = headers.reth else { return };
         let psn = headers.bth.psn;
         let packets = path.packets(reth.dma_len);
-        // Where the piece begins in the original, if it lies within it.
+        // Number of packets from the start of the original READ to the repeated piece, if the piece
+        // lies within the READ.
         let piece = |&(first, count): &(Psn, u32)| {
             let skipped = u32::try_from(psn.since(first)).ok()?;
             (skipped.saturating_add(packets) <= count).then_some(skipped)
@@ -383,10 +386,10 @@ impl<const RQ: usize> Responder<RQ> {
         env.complete(Queue::Recv, wc);
     }
 
-    /// What was expected was carried out.
+    /// Moves past a request that was carried out, and queues an acknowledge if one is wanted.
     fn step(&mut self, psns: u32, ack_wanted: bool) {
         self.expected = self.expected.add(psns);
-        // A complaint about the PSN that was missing is void.
+        // A complaint about the missing PSN is void now.
         self.gap_reported = false;
         self.answer = if ack_wanted { Answer::Ack } else { Answer::None };
     }
@@ -405,7 +408,7 @@ fn operation(opcode: Opcode) -> Option<Operation> {
     }
 }
 
-/// Whether a request is answered by an acknowledge, and not by READ responses.
+/// Returns whether a request is answered by an acknowledge rather than by READ responses.
 pub(super) fn is_acknowledged(opcode: Opcode) -> bool {
     matches!(operation(opcode), Some(Operation::Send | Operation::Write))
 }
@@ -416,7 +419,8 @@ fn uses_receive(opcode: Opcode) -> bool {
         || matches!(opcode, Opcode::WRITE_LAST_IMM | Opcode::WRITE_ONLY_IMM)
 }
 
-/// Whether the peer may do this through this queue pair; as with rxe it is invalid otherwise.
+/// Returns whether the queue pair permits this operation. As in rxe, a forbidden operation is an
+/// invalid request.
 fn permitted(operation: Operation, path: &Path) -> bool {
     match operation {
         Operation::Send => true,
@@ -425,8 +429,8 @@ fn permitted(operation: Operation, path: &Path) -> bool {
     }
 }
 
-/// The whole memory of a message. Key and address of an empty one are not looked at
-/// (IBTA C9-88).
+/// Checks the whole memory of a message. Key and address of an empty message are not checked (IBTA
+/// C9-88).
 fn check_memory(
     va: u64,
     rkey: u32,

@@ -1,7 +1,7 @@
-//! A work queue: a ring whose elements are numbered from 0 on, for ever.
+//! A work queue: a ring that numbers its elements from 0 on without end.
 
-/// At most `N` elements, a power of two. Numbers wrap at 2^32; an element lies at its number
-/// modulo `N`.
+/// A ring of at most `N` elements, where `N` is a power of two. Numbers wrap at 2^32. An element lies
+/// at its number modulo `N`.
 pub(super) struct Ring<T, const N: usize> {
     slots: [T; N],
     /// Number of the oldest element.
@@ -28,12 +28,12 @@ impl<T: Copy + Default, const N: usize> Ring<T, N> {
         self.head
     }
 
-    /// Where an element with this number lies.
+    /// Slot of the element with this number.
     pub(super) fn slot(number: u32) -> u16 {
         (number & Self::MASK) as u16
     }
 
-    /// The number of the new element; `None` when there is no room.
+    /// Adds an element and returns its number, or `None` if the ring is full.
     pub(super) fn push(&mut self, element: T) -> Option<u32> {
         let number = self.tail;
         if self.len() > Self::MASK {

@@ -1,34 +1,35 @@
-//! How long packets take to be acknowledged.
+//! Measures how long packets take to be acknowledged.
 
 use crate::roce::Psn;
 
-/// Times one packet at a time, of those that ask for an acknowledge.
+/// Measures one packet at a time, chosen among those that ask for an acknowledge.
 #[derive(Clone, Default)]
 pub(super) struct RoundTrip {
-    /// One past the packet that is timed, and when it was sent.
+    /// One past the PSN of the measured packet, and the time at which it was sent.
     timed: Option<(Psn, u64)>,
-    /// A probe was sent since.
+    /// A probe was sent while the packet was measured.
     probed: bool,
-    /// Smoothed round trip and its mean deviation (RFC 6298); `None` before the first one.
+    /// Smoothed round trip and its mean deviation (RFC 6298). `None` before the first measurement.
     smoothed: Option<(u64, u64)>,
 }
 
 impl RoundTrip {
-    /// A packet that asks for an acknowledge is sent, for the first time.
+    /// Notes that a packet which asks for an acknowledge is sent for the first time.
     pub(super) fn on_transmit(&mut self, now: u64, psn: Psn) {
         if self.timed.is_none() {
             (self.timed, self.probed) = (Some((psn.add(1), now)), false);
         }
     }
 
-    /// A probe is sent. If the acknowledge was late and nothing lost, the next one has to come later,
-    /// so the packet is timed all the same; how long packets are on their way, it does not tell.
+    /// Notes that a probe is sent. If the acknowledge was only late, the next probe must leave later.
+    /// So the measurement goes on and enters the smoothed round trip. [`RoundTrip::on_ack`] does not
+    /// return it, because it does not say how long packets travel.
     pub(super) fn on_probe(&mut self) {
         self.probed = true;
     }
 
-    /// All before `oldest` is acknowledged: how long the packet took, if it was among that and there was
-    /// no probe.
+    /// Handles an acknowledge of everything before `oldest`. It returns the round trip if the measured
+    /// packet is acknowledged and no probe was sent meanwhile.
     pub(super) fn on_ack(&mut self, now: u64, oldest: Psn) -> Option<u64> {
         let (_, sent) = self.timed.take_if(|(end, _)| oldest.since(*end) >= 0)?;
         let rtt = now.saturating_sub(sent);
@@ -41,17 +42,18 @@ impl RoundTrip {
         (!self.probed).then_some(rtt)
     }
 
-    /// The smoothed round trip.
+    /// Smoothed round trip.
     pub(super) fn mean_ns(&self) -> Option<u64> {
         self.smoothed.map(|(mean, _)| mean)
     }
 
-    /// How long hardly any round trip takes.
+    /// Time that hardly any round trip exceeds.
     pub(super) fn long_ns(&self) -> Option<u64> {
         self.smoothed.map(|(mean, deviation)| mean + (4 * deviation).max(mean))
     }
 
-    /// Packets are sent again: of which one an acknowledge tells is not known any more (Karn).
+    /// Stops the measurement because packets are sent again: an acknowledge no longer tells which copy
+    /// it answers (Karn).
     pub(super) fn on_resend(&mut self) {
         self.timed = None;
     }

@@ -1,4 +1,4 @@
-//! The states of a queue pair and the moves between them (IBTA §10.3.1).
+//! States of a queue pair and the legal moves between them (IBTA §10.3.1).
 
 use super::{LONG_MTU_BYTES_MAX, RD_ATOMIC_MAX};
 use crate::nic::{NicError, QpState, QpTransition, RtrAttr, RtsAttr, Verb};
@@ -7,7 +7,7 @@ use crate::roce::Psn;
 pub(super) const ENOMEM: i32 = 12;
 pub(super) const EINVAL: i32 = 22;
 
-/// The state that a move leads to.
+/// Returns the state that a move leads to, or an error if the move or an attribute is illegal.
 pub(super) fn check(from: QpState, move_: &QpTransition) -> Result<QpState, NicError> {
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
     match (from, move_) {

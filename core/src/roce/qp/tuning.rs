@@ -1,35 +1,35 @@
-//! Settings beyond those of the verbs.
+//! Settings that the verbs do not have.
 
 use core::num::NonZeroU32;
 
 use crate::nic::RtrAttr;
 
-/// What a host may set beyond the attributes of the verbs.
+/// Settings of a queue pair that a host may choose beyond the attributes of the verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// Most packets in flight, 1 to [`WINDOW_PACKETS_MAX`](super::WINDOW_PACKETS_MAX). Times the
-    /// path MTU it should fit into the receiver's socket buffer.
+    /// Maximum number of packets in flight, 1 to [`WINDOW_PACKETS_MAX`](super::WINDOW_PACKETS_MAX).
+    /// This many packets of a path MTU should fit into the receiver's socket buffer.
     pub window_packets_max: u32,
-    /// Without progress for this long the oldest unacknowledged packets are sent again, and again
-    /// after twice that, and so on, without using up a retry: only whole ACK timeouts do. With an
-    /// ACK timeout shorter than this there is no probe.
+    /// Time without progress after which a probe sends the oldest unacknowledged packets again. Each
+    /// later probe waits twice as long as the one before. Probes use up no retry: only whole ACK
+    /// timeouts do. If the ACK timeout is shorter than this time, there is no probe.
     pub probe_ns: u64,
-    /// How long the peer may hold an acknowledge back. With adaptive routing the first probe leaves
-    /// when the acknowledge is so much later than round trips of this connection take, if that is
-    /// sooner than `probe_ns`.
+    /// Time for which the peer may hold an acknowledge back. With adaptive routing, the first probe
+    /// leaves this long after the acknowledge should have come, judged by this connection's round
+    /// trips. It leaves after `probe_ns` if that is sooner.
     pub ack_delay_ns: u64,
-    /// Longer round trips count as congestion: somewhere packets wait in a queue. Where none was
-    /// ever shorter than four times this, those do that take half as long again as the shortest.
-    /// `None`: only losses count.
+    /// A longer round trip counts as congestion, because packets wait in a queue. If the shortest
+    /// round trip exceeds four times this target, the limit is one and a half times the shortest. With
+    /// `None`, only losses count as congestion.
     pub rtt_target_ns: Option<u64>,
-    /// Most Mbit/s that leave, payload counted; `None` for as many as can.
+    /// Maximum rate of sent payload in Mbit/s. `None` means no limit.
     pub rate_mbps_max: Option<NonZeroU32>,
-    /// How long a hole in adaptive-routing traffic may stay before it counts as a loss.
+    /// Time for which a hole in adaptive-routing traffic may stay before it counts as a loss.
     pub hole_age_ns: u64,
 }
 
 impl Tuning {
-    /// With a window of as many bytes, where packets are longer than the path MTU.
+    /// Scales the window to the same number of bytes, if packets are longer than the path MTU.
     #[must_use]
     pub fn scaled(self, attr: &RtrAttr) -> Tuning {
         let packets = u64::from(self.window_packets_max) * u64::from(attr.path_mtu.bytes());
@@ -39,8 +39,9 @@ impl Tuning {
 }
 
 impl Default for Tuning {
-    /// 512 packets (2 MiB at path MTU 4096), probes after 8 ms or 50 µs behind a round trip, round
-    /// trips of 1 ms, any rate, holes of 50 µs.
+    /// Default tuning: 512 packets (2 MiB at path MTU 4096), no rate limit, and holes of 50 µs. Probes
+    /// leave after 8 ms without progress, or 50 µs after a late acknowledge should have come. The
+    /// target of a round trip is 1 ms.
     fn default() -> Self {
         Tuning {
             window_packets_max: 512,

@@ -1,41 +1,41 @@
-//! What a responder sends: READ responses, then one acknowledge or NAK for all that came, then
-//! NAKs for the holes of adaptive routing.
+//! The packets that a responder sends. READ responses leave first, then one acknowledge or NAK for all
+//! that arrived, then NAKs for the holes of adaptive routing.
 //!
-//! An acknowledge says that everything before it was carried out, READ responses included, so it
-//! waits for those.
+//! An acknowledge says that everything before it was carried out, READ responses included. So it waits
+//! until these responses are sent.
 
 use super::Responder;
 use crate::nic::Access;
 use crate::roce::qp::{Counters, Env, Fatal, Path, Payload, Side, Transmit};
 use crate::roce::{Aeth, NakCode, Opcode, Psn, Reth, Syndrome};
 
-/// The acknowledge to be sent.
+/// The acknowledge or NAK to send.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::roce::qp) enum Answer {
     #[default]
     None,
     /// Everything before the expected PSN is done.
     Ack,
-    /// A packet is missing.
+    /// The packet with this PSN is missing.
     Missing { psn: Psn },
-    /// The expected PSN needs a receive.
+    /// The expected PSN needs a receive, and none is posted.
     NotReady,
-    /// The end of the connection.
+    /// A request is refused, which ends the connection.
     Refuse { psn: Psn, code: NakCode },
 }
 
-/// Of what messages the acknowledge to be sent is, which tells how long it may wait.
+/// Describes the messages that the acknowledge to send is for. This decides how long it may wait.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Due {
-    /// All have one packet.
+    /// Each message has one packet.
     pub(super) short: bool,
-    /// And all are WRITEs of which nobody at this end is told.
+    /// Each message is a WRITE that this end does not report to anybody.
     pub(super) silent: bool,
-    /// When the first of them came.
+    /// Time at which the first of the messages arrived.
     pub(super) since_ns: u64,
 }
 
-/// A READ being answered: what is left of it.
+/// The unanswered rest of a READ.
 #[derive(Clone, Copy)]
 pub(super) struct Reply {
     psn: Psn,
@@ -43,7 +43,7 @@ pub(super) struct Reply {
     rkey: u32,
     left: u32,
     msn: u32,
-    /// It was answered in part.
+    /// A part of the READ was answered already.
     begun: bool,
     /// The request was a duplicate.
     repeated: bool,
@@ -55,13 +55,13 @@ impl Reply {
         Reply { psn, va, rkey, left: dma_len, msn, begun: false, repeated: false }
     }
 
-    /// To a duplicate. If that asks for the rest of a READ, the answer goes on with MIDDLE or LAST:
-    /// rxe gives no other answer and takes no other.
+    /// Answers a duplicate. If the duplicate asks for the rest of a READ, the answer goes on with
+    /// MIDDLE or LAST. rxe gives no other answer and accepts no other.
     pub(super) fn again(psn: Psn, reth: &Reth, msn: u32, begun: bool) -> Reply {
         Reply { begun, repeated: true, ..Reply::new(psn, reth, msn) }
     }
 
-    /// Whether the response with this PSN is yet to be sent.
+    /// Returns whether the response with this PSN is still to be sent.
     pub(super) fn covers(&self, psn: Psn, path: &Path) -> bool {
         let ahead = psn.since(self.psn);
         ahead >= 0 && (ahead as u32) < path.packets(self.left)
@@ -69,7 +69,8 @@ impl Reply {
 }
 
 impl<const RQ: usize> Responder<RQ> {
-    /// The peer wants to hear how far we are; a complaint says it as well.
+    /// Queues an acknowledge that must not wait, unless a NAK is queued: a NAK reports the progress
+    /// too.
     pub(super) fn acknowledge(&mut self) {
         self.due = Due::default();
         if self.answer == Answer::None {
@@ -77,35 +78,36 @@ impl<const RQ: usize> Responder<RQ> {
         }
     }
 
-    /// Whether an acknowledge is all that there is to be sent.
+    /// Returns whether an acknowledge is the only thing to send.
     pub(in crate::roce::qp) fn only_acknowledges(&self) -> bool {
         self.answer == Answer::Ack && self.replies.is_empty()
     }
 
-    /// Whether that is so, and all that it acknowledges are messages of one packet that came after
-    /// `since_ns`.
+    /// Returns whether an acknowledge is the only thing to send, and covers only one-packet messages
+    /// that arrived after `since_ns`.
     pub(in crate::roce::qp) fn may_wait(&self, since_ns: u64) -> bool {
         self.due.short && self.due.since_ns > since_ns && self.only_acknowledges()
     }
 
-    /// Whether what is to be acknowledged are WRITEs of which nobody here is told.
+    /// Returns whether all messages to acknowledge are WRITEs that this end does not report to
+    /// anybody.
     pub(in crate::roce::qp) fn is_silent(&self) -> bool {
         self.due.silent
     }
 
-    /// READs that are being answered: the first time, or again.
+    /// Number of READs that are being answered for the first time, or again if `repeated`.
     pub(super) fn unanswered(&self, repeated: bool) -> usize {
         self.replies.iter().filter(|reply| reply.repeated == repeated).count()
     }
 
-    /// Queues the answer to a READ, for which there is room.
+    /// Queues the answer to a READ. The caller has checked that there is room.
     pub(super) fn reply(&mut self, reply: Reply) {
         let before = |other: &&Reply| other.psn.since(reply.psn) <= 0;
         let at = self.replies.iter().take_while(before).count();
         let _ = self.replies.insert(at, reply);
     }
 
-    /// Takes back all that is to be answered.
+    /// Drops all answers that are still to be sent.
     pub(in crate::roce::qp) fn silence(&mut self) {
         self.answer = Answer::None;
         self.replies.clear();
@@ -122,7 +124,7 @@ impl<const RQ: usize> Responder<RQ> {
             let psn = reply.psn;
             let response = reply.next_response(path, env);
             if response.is_none() {
-                // The memory is gone. To a repeated READ rxe answers the same.
+                // The memory is gone. rxe refuses a repeated READ in this way too.
                 self.replies.clear();
                 self.answer = Answer::Refuse { psn, code: NakCode::RemoteAccessError };
                 return Err(Fatal);
@@ -143,7 +145,7 @@ impl<const RQ: usize> Responder<RQ> {
 }
 
 impl Answer {
-    /// The packet that says so to a peer whose next request is `expected`, after `msn` messages.
+    /// Builds the packet for a peer whose next expected request is `expected`, after `msn` messages.
     pub(in crate::roce::qp) fn transmit(
         self,
         path: &Path,
@@ -174,7 +176,7 @@ impl Answer {
 }
 
 impl Reply {
-    /// Makes the next response and steps past it; `None` where its memory is not there.
+    /// Builds the next response and steps past it. `None` means that its memory does not exist.
     fn next_response(&mut self, path: &Path, env: &mut impl Env) -> Option<Transmit> {
         let len = self.left.min(path.mtu_bytes);
         let payload = if len == 0 {

@@ -1,4 +1,4 @@
-//! Packets of adaptive routing: placed as they come, completed in order.
+//! Packets of adaptive routing: the responder places them as they come and completes them in order.
 
 use super::{
     Answer, Due, INVALID, Message, Operation, Refusal, Responder, check_memory, permitted,
@@ -32,7 +32,7 @@ impl<const RQ: usize> Responder<RQ> {
         if self.reorder.contains(bth.psn) {
             counters.duplicates += 1;
             if ahead == 0 {
-                // It was only waiting for a receive.
+                // The packet had arrived before and was only waiting for a receive.
                 self.resume(path, env);
             }
             return Ok(());
@@ -58,8 +58,8 @@ impl<const RQ: usize> Responder<RQ> {
             };
         }
         counters.out_of_order += 1;
-        // What must be refused is refused when its turn comes: the hole that it leaves is asked
-        // for again.
+        // A packet that must be refused is refused when its turn comes. It leaves a hole, and the
+        // responder asks for it again.
         if let Ok(immediate) = self.place_marked(packet, path, env) {
             self.reorder.note(now, self.expected, bth.psn, immediate);
             if bth.ack_req {
@@ -71,14 +71,15 @@ impl<const RQ: usize> Responder<RQ> {
         Ok(())
     }
 
-    /// How long the acknowledge of a packet in its turn may wait.
+    /// Notes how long the acknowledge of a packet in its turn may wait.
     fn note_due(&mut self, now: u64, packet: &Packet<'_>) {
         let Headers { bth, reth, imm, .. } = packet.headers;
         if self.answer != Answer::Ack {
             self.due = Due { short: true, silent: true, since_ns: now };
         }
-        // A message's last packet asks for an acknowledge, so this one is all of its message if it
-        // asks and the one before did; with an immediate the RETH tells.
+        // The last packet of a message asks for an acknowledge. So this packet is a whole message if
+        // it asks and the packet before it asked. With an immediate, the RETH tells whether the packet
+        // is a whole message.
         let is_whole = reth.is_some_and(|reth| reth.dma_len as usize == packet.payload.len());
         self.due.short &=
             bth.ack_req && self.asked_before && is_whole && !packet.payload.is_empty();
@@ -86,7 +87,7 @@ impl<const RQ: usize> Responder<RQ> {
         self.asked_before = bth.ack_req;
     }
 
-    /// Completes what has come and whose turn it is.
+    /// Completes packets that have arrived and whose turn has come.
     pub(in crate::roce::qp) fn resume(&mut self, path: &Path, env: &mut impl Env) {
         while self.reorder.contains(self.expected) {
             if let Some(Immediate { imm, byte_len, .. }) = self.reorder.immediate(self.expected) {
@@ -98,7 +99,7 @@ impl<const RQ: usize> Responder<RQ> {
             }
             self.reorder.release(self.expected);
             self.count_message();
-            // Packets were lost or late: their sender waits.
+            // Packets were lost or late, so their sender waits for the acknowledge.
             (self.due, self.asked_before) = (Due::default(), false);
             self.step(1, true);
         }
@@ -120,7 +121,7 @@ impl<const RQ: usize> Responder<RQ> {
         {
             return Err(INVALID);
         }
-        // With an immediate the RETH is that of the whole message, which the payload ends.
+        // With an immediate, the RETH names the whole message, and the payload is the message's end.
         let before = reth.dma_len.checked_sub(packet.payload.len() as u32).ok_or(INVALID)?;
         if before > 0 {
             if imm.is_none() {
