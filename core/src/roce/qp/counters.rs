@@ -1,32 +1,34 @@
-//! Statistics of a queue pair.
+//! Event counters of a queue pair.
 
-/// What happened so far; all counts.
+/// Counts of events since the queue pair was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Packets that were given to the adapter, of any kind.
+    /// Packets of any kind given to the adapter.
     pub packets_sent: u64,
-    /// Requests among them that had been sent before.
+    /// Sent requests that had been sent before.
     pub packets_retransmitted: u64,
     /// Packets that the adapter handed in.
     pub packets_received: u64,
-    /// Requests among them that had been received before.
+    /// Received requests that had been received before.
     pub duplicates: u64,
-    /// Requests that came before an earlier one.
+    /// Requests that arrived before an earlier request.
     pub out_of_order: u64,
-    /// Packets without effect: outside any window, in a state that takes none, not for us.
+    /// Packets without effect: outside any window, in a state that takes no packets, or for another
+    /// queue pair.
     pub dropped: u64,
     /// NAKs sent because a packet was missing.
     pub sequence_naks_sent: u64,
-    /// Such NAKs received.
+    /// NAKs received because a packet was missing.
     pub sequence_naks_received: u64,
-    /// RNR NAKs sent: a receive was missing.
+    /// RNR NAKs sent because no receive was posted.
     pub rnr_naks_sent: u64,
     /// RNR NAKs received.
     pub rnr_naks_received: u64,
-    /// READ responses found missing.
+    /// Times that READ responses were found missing.
     pub responses_lost: u64,
-    /// Times that [`Tuning::probe_ns`](super::Tuning::probe_ns) passed without progress.
+    /// Probes sent, after [`Tuning::probe_ns`](super::Tuning::probe_ns) without progress or for a late
+    /// acknowledge.
     pub probes: u64,
-    /// ACK timeouts.
+    /// ACK timeouts that expired.
     pub timeouts: u64,
 }

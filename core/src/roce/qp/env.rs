@@ -1,16 +1,17 @@
-//! What passes between a queue pair and its host.
+//! The interface between a queue pair and its host.
 
 use crate::nic::{Access, Wc};
 use crate::roce::Headers;
 
-/// What the host does for a queue pair.
+/// The services that a host offers to its queue pairs.
 pub trait Env {
-    /// Finds `len` bytes at `addr` in a registered region. Called for each packet, or for all that
-    /// are sent together, so that a region's end takes effect at once; O(1) is expected. `len` is
-    /// not 0.
+    /// Finds `len` bytes at `addr` in a registered region, where `len` is not 0. The queue pair calls
+    /// this for each packet, or for each run of packets sent together. So the end of a region takes
+    /// effect at once. The call should take constant time.
     ///
     /// # Errors
-    /// No such key, not all of the bytes inside the region, or `need` not permitted there.
+    /// The key does not exist, some bytes lie outside the region, or the region does not permit
+    /// `need`.
     fn resolve(
         &mut self,
         key: u32,
@@ -19,59 +20,61 @@ pub trait Env {
         need: Access,
         side: Side,
     ) -> Result<Region, AccessFault>;
-    /// Puts the payload of a packet to a place that [`Env::resolve`] gave just before.
+    /// Copies the payload of a packet to a place that [`Env::resolve`] has just returned.
     fn place(&mut self, to: Region, payload: &[u8]);
-    /// A work request ended. Everything placed before belongs to it or to earlier ones.
+    /// Reports that a work request ended. Everything placed before belongs to this work request or to
+    /// earlier ones.
     fn complete(&mut self, queue: Queue, wc: Wc);
 }
 
-/// Which of a region's two keys is meant.
+/// The kind of key that a call uses: each region has two keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// An lkey, from a work request of this host.
+    /// The lkey, taken from a work request of this host.
     Local,
-    /// An rkey, from the peer.
+    /// The rkey, received from the peer.
     Remote,
 }
 
-/// Registered bytes, as the adapter names them.
+/// Registered bytes, named as the adapter wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Region {
-    /// Which region.
+    /// Number of the region.
     pub index: u32,
-    /// Where in it.
+    /// Offset of the first byte in the region.
     pub offset: u64,
 }
 
-/// The memory is not there, or not for this use.
+/// The memory does not exist, or its permissions forbid this use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AccessFault;
 
-/// Which work queue a completion is from.
+/// Work queue of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queue {
-    /// Posted by [`Qp::post_send`](super::Qp::post_send).
+    /// The send queue, filled by [`Qp::post_send`](super::Qp::post_send).
     Send,
-    /// Posted by [`Qp::post_recv`](super::Qp::post_recv).
+    /// The receive queue, filled by [`Qp::post_recv`](super::Qp::post_recv).
     Recv,
 }
 
-/// A packet to be sent, and how many [follow](Transmit::advance) it. Padding
-/// ([`pad_count`](crate::roce::Bth::pad_count) bytes) and ICRC are the adapter's to add.
+/// A packet to send, and the number of packets that [follow](Transmit::advance) it. The adapter adds
+/// the padding ([`pad_count`](crate::roce::Bth::pad_count) bytes) and the ICRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Transmit {
-    /// Complete, for the peer's queue pair.
+    /// Complete headers for the peer's queue pair.
     pub headers: Headers,
-    /// What follows them.
+    /// Payload behind the headers.
     pub payload: Payload,
-    /// Packets behind this one that are part of the same message and as long.
+    /// Number of packets behind this one that belong to the same message and have the same length.
     pub following: u32,
 }
 
 impl Transmit {
-    /// Becomes the packet that follows; `false` if none does. It differs in its PSN and in where its
-    /// payload comes from and, if each packet says it, goes to.
+    /// Turns this packet into the one that follows it, or returns `false` if none follows. The next
+    /// packet has another PSN and another payload position. If each packet names its remote memory,
+    /// the remote address moves too.
     #[inline]
     pub fn advance(&mut self) -> bool {
         let Some(following) = self.following.checked_sub(1) else { return false };
@@ -91,33 +94,33 @@ impl Transmit {
     }
 }
 
-/// Where the payload of a packet lies.
+/// Position of a packet's payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Payload {
-    /// There is none.
+    /// The packet has no payload.
     #[default]
     None,
-    /// In what the adapter copied when a work request was posted with
+    /// Payload that the adapter copied when a work request was posted with
     /// [`INLINE`](crate::nic::SendFlags::INLINE).
     Inline {
-        /// The answer of [`Qp::post_send`](super::Qp::post_send).
+        /// Slot that [`Qp::post_send`](super::Qp::post_send) returned.
         slot: u16,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u32,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// In registered memory.
+    /// Payload in registered memory.
     Memory {
-        /// First byte.
+        /// Position of the first byte.
         region: Region,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
 }
 
 impl Payload {
-    /// Bytes.
+    /// Length in bytes.
     pub const fn len(&self) -> u32 {
         match *self {
             Payload::None => 0,
@@ -125,7 +128,7 @@ impl Payload {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether the payload has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }

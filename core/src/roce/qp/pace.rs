@@ -1,37 +1,37 @@
-//! How fast packets may leave.
+//! Limits the rate at which packets leave.
 
 use core::num::NonZeroU32;
 
 use super::TRAIN_BYTES_MAX;
 
-/// A bucket of tokens that holds one train, so that packets leave in trains and not one by one.
+/// A token bucket that holds one train, so that packets leave in trains and not one by one.
 #[derive(Clone, Default)]
 pub(super) struct Pacer {
     ns_per_kib: u64,
-    /// When what was sent is over at the rate.
+    /// Time at which the packets sent so far would end at the maximum rate.
     busy_until: u64,
-    /// Until when nothing leaves.
+    /// Time until which no packet may leave.
     wait_until: Option<u64>,
 }
 
 impl Pacer {
-    /// `rate_mbps_max` in Mbit/s, `None` for as fast as can be.
+    /// Creates a pacer with a maximum rate in Mbit/s. `None` means no limit.
     pub(super) fn new(rate_mbps_max: Option<NonZeroU32>) -> Self {
         let ns_per_kib = rate_mbps_max.map_or(0, |mbps| 1024 * 8000 / u64::from(mbps.get()));
         Pacer { ns_per_kib, ..Pacer::default() }
     }
 
-    /// Whether there is a rate, so that each packet counts by itself.
+    /// Returns whether there is a rate limit. If so, packets leave one by one and each is counted.
     pub(super) fn is_limited(&self) -> bool {
         self.ns_per_kib > 0
     }
 
-    /// Whether a packet may leave.
+    /// Returns whether a packet may leave.
     pub(super) fn allows(&self, now: u64) -> bool {
         self.wait_until.is_none_or(|until| until <= now)
     }
 
-    /// A packet of `bytes` left.
+    /// Counts a packet of `bytes` that left.
     pub(super) fn on_transmit(&mut self, now: u64, bytes: u32) {
         if self.ns_per_kib == 0 {
             return;
@@ -43,7 +43,7 @@ impl Pacer {
         }
     }
 
-    /// When packets may leave again that may not now.
+    /// Time at which packets may leave again, if none may leave now.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         self.wait_until
     }

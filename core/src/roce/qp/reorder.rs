@@ -1,5 +1,5 @@
-//! The receive window of adaptive routing: what has come ahead of its turn, and which holes
-//! before it are to be asked for.
+//! The receive window of adaptive routing: which packets came ahead of their turn, and which holes
+//! before them to ask for.
 
 use core::mem;
 
@@ -8,16 +8,16 @@ use heapless::Vec;
 use super::psn_set::{LEN, PsnSet};
 use crate::roce::{ImmDt, Psn};
 
-/// Immediates that may wait for earlier packets.
+/// Maximum number of immediates that may wait for earlier packets.
 const IMMEDIATES_MAX: usize = 32;
-/// A hole that was asked for and stays is asked for again after so many times the time that others
-/// took to close, and a hole's age; after twice that, if nothing in order has come meanwhile, and so on.
+/// An asked-for hole that stays is asked for again. The wait is a hole's age plus this many times the
+/// time that holes take to close. Each further wait doubles while nothing arrives in order.
 const ASK_AGAIN_CLOSINGS: u64 = 2;
-/// Or of so many ages, as long as none was asked for that closed.
+/// Length of that wait in hole ages, as long as no asked-for hole has closed.
 const ASK_AGAIN_AGES: u64 = 8;
 const DOUBLINGS_MAX: u32 = 6;
-/// Only those so near to the expected PSN: a peer that leaves a thousand holes is not asked for all
-/// of them time and again.
+/// Only holes this near to the expected PSN are asked for again. A peer that leaves a thousand holes
+/// is not asked for all of them repeatedly.
 const ASK_AGAIN_PACKETS: u32 = 64;
 
 /// A WRITE_WITH_IMM whose turn to complete has not come.
@@ -30,26 +30,27 @@ pub(super) struct Immediate {
 
 #[derive(Default)]
 pub(super) struct Reorder {
-    /// What has come, from the expected PSN on.
+    /// PSNs that have arrived, from the expected PSN on.
     seen: PsnSet,
-    /// One past the newest PSN that has come.
+    /// One past the newest PSN that has arrived.
     newest: Psn,
-    /// In the order of their PSNs.
+    /// Waiting immediates, in the order of their PSNs.
     immediates: Vec<Immediate, IMMEDIATES_MAX>,
     hole_age_ns: u64,
-    /// The holes before this PSN have aged at this time.
+    /// A PSN and a time: the holes before this PSN will have aged at this time.
     aging: Option<(Psn, u64)>,
-    /// Holes before this PSN have been asked for,
+    /// Holes before this PSN have been asked for.
     asked: Psn,
-    /// and will be again at this time.
+    /// Time at which these holes are asked for again.
     ask_again_at: Option<u64>,
-    /// The expected PSN when that was decided on, and how often it had been the same before.
+    /// The expected PSN at the last choice of `ask_again_at`, and how often in a row it had stayed
+    /// unchanged.
     stuck: Option<(Psn, u32)>,
-    /// The holes in this range are to be asked for now.
+    /// First and end PSN of the range whose holes are to be asked for now.
     asking: Option<(Psn, Psn)>,
-    /// A hole that was asked for once, and when.
+    /// A hole that was asked for exactly once, and the time of asking.
     timed: Option<(Psn, u64)>,
-    /// How long it takes from asking for a hole until it closes, smoothed.
+    /// Smoothed time from asking for a hole until it closes.
     closing_ns: Option<u64>,
 }
 
@@ -58,7 +59,7 @@ impl Reorder {
         self.hole_age_ns = hole_age_ns.max(1);
     }
 
-    /// Forgets everything.
+    /// Forgets all packets. The hole age and the closing time stay.
     pub(super) fn clear(&mut self) {
         let Reorder { hole_age_ns, closing_ns, .. } = *self;
         *self = Reorder { hole_age_ns, closing_ns, ..Reorder::default() };
@@ -68,12 +69,12 @@ impl Reorder {
         self.seen.contains(psn)
     }
 
-    /// Whether a packet so far ahead may be noted, with an immediate or without.
+    /// Returns whether there is room to note a packet this far ahead, with an immediate or without.
     pub(super) fn has_room(&self, ahead: u32, immediate: bool) -> bool {
         ahead < LEN && !(immediate && self.immediates.is_full())
     }
 
-    /// A packet came that was not here.
+    /// Handles the arrival of a packet that was missing.
     #[inline]
     pub(super) fn on_arrival(&mut self, now: u64, psn: Psn) {
         if let Some((_, asked_at)) = self.timed.take_if(|(hole, _)| *hole == psn) {
@@ -83,7 +84,7 @@ impl Reorder {
         }
     }
 
-    /// Notes a packet that came ahead of its turn; there is room for it.
+    /// Notes a packet that came ahead of its turn. The caller has checked that there is room.
     pub(super) fn note(&mut self, now: u64, expected: Psn, psn: Psn, imm: Option<Immediate>) {
         if self.seen.is_empty() {
             self.newest = psn;
@@ -104,12 +105,12 @@ impl Reorder {
         }
     }
 
-    /// The immediate of the packet whose turn it is.
+    /// Immediate of the packet whose turn it is.
     pub(super) fn immediate(&self, expected: Psn) -> Option<Immediate> {
         self.immediates.first().filter(|immediate| immediate.psn == expected).copied()
     }
 
-    /// The packet's turn has come and it is done.
+    /// Removes a packet whose turn has come and which is done.
     pub(super) fn release(&mut self, expected: Psn) {
         if self.immediate(expected).is_some() {
             self.immediates.remove(0);
@@ -131,7 +132,7 @@ impl Reorder {
             self.asked = expected;
         }
         let (from, end) = if self.ask_again_at.take_if(|at| *at <= now).is_some() {
-            // Which of two the peer answers would not be known.
+            // With two requests for one hole, the answer would not tell which request it belongs to.
             self.timed = None;
             let near = expected.add(ASK_AGAIN_PACKETS);
             (expected, if near.since(self.asked) < 0 { near } else { self.asked })
@@ -155,7 +156,7 @@ impl Reorder {
         };
     }
 
-    /// How long to wait until holes are asked for again.
+    /// Computes how long to wait until holes are asked for again.
     fn again_ns(&mut self, expected: Psn) -> u64 {
         let times = match self.stuck {
             Some((psn, times)) if psn == expected => (times + 1).min(DOUBLINGS_MAX),
@@ -169,7 +170,7 @@ impl Reorder {
         once_ns.saturating_mul(1 << times)
     }
 
-    /// A hole to ask for.
+    /// Takes the next hole to ask for.
     pub(super) fn next_ask(&mut self, expected: Psn) -> Option<Psn> {
         let (next, end) = self.asking?;
         let from = if next.since(expected) > 0 { next } else { expected };
@@ -178,7 +179,7 @@ impl Reorder {
         hole
     }
 
-    /// The first hole in a range, which is empty if it ends before it starts.
+    /// Finds the first hole in a range. A range that ends before it starts is empty.
     fn hole(&self, from: Psn, end: Psn) -> Option<Psn> {
         self.seen.first_absent(from, end.since(from).max(0) as u32)
     }

@@ -1,5 +1,5 @@
-//! The requester: work requests in, request packets out (IBTA §9.7.2). How answers change it
-//! stands in `requester/response.rs`, how it is cut into packets in `requester/wqe.rs`.
+//! The requester turns work requests into request packets (IBTA §9.7.2). It handles answers in
+//! `requester/response.rs` and cuts work requests into packets in `requester/wqe.rs`.
 //!
 //! ```text
 //!                  oldest       next               end
@@ -7,10 +7,10 @@
 //!       acknowledged   in flight    to be sent again   never sent
 //! ```
 //!
-//! `next` follows the cursor: the work request and the packet of it that is sent next. Going back
-//! is moving both to `oldest`, which always lies in the first work request of the queue. Marked
-//! packets (adaptive routing) never go back: the responder names those that it misses, and
-//! `requester/repair.rs` sends them again.
+//! `next` is the PSN of the packet at the cursor: the work request and the packet of it to send next.
+//! To go back, the requester moves both to `oldest`, which always lies in the first work request of
+//! the queue. Marked packets (adaptive routing) never go back. The responder names the missing ones,
+//! and `requester/repair.rs` sends them again.
 
 mod repair;
 mod response;
@@ -29,7 +29,7 @@ use wqe::SendWqe;
 
 pub(super) struct Requester<const SQ: usize> {
     queue: Ring<SendWqe, SQ>,
-    /// Number of the work request that is sent next, and the packet of it.
+    /// Number of the work request to send next, and index of its next packet.
     cursor: u32,
     cursor_packet: u32,
     /// Oldest PSN that is not acknowledged.
@@ -38,22 +38,23 @@ pub(super) struct Requester<const SQ: usize> {
     next: Psn,
     /// One past the newest PSN ever sent.
     end: Psn,
-    /// READ requests between `oldest` and `next`.
+    /// Number of READ requests between `oldest` and `next`.
     reads: u8,
     max_rd_atomic: u8,
-    /// What is in flight: packets of adaptive routing, or others.
+    /// The packets in flight are marked (adaptive routing).
     marked: bool,
     repair: Repair,
-    /// `oldest` when we last went back on a hint; one hint each is enough.
+    /// Value of `oldest` when the requester last went back on a hint. One hint for each `oldest` is
+    /// enough.
     went_back_to: Option<Psn>,
-    /// `end` at the last loss: losses of earlier packets are part of it.
+    /// Value of `end` at the last loss. A loss of an earlier packet belongs to the same loss.
     recover: Psn,
     timer: AckTimer,
     window: Window,
     rtt: RoundTrip,
     ack_delay_ns: u64,
     pacer: Pacer,
-    /// Packets sent since the last one that asked for an acknowledge.
+    /// Number of packets sent since the last one that asked for an acknowledge.
     unasked: u32,
 }
 
@@ -105,7 +106,7 @@ impl<const SQ: usize> Requester<SQ> {
         self.queue.len()
     }
 
-    /// Whether nothing is posted that was not sent, nor anything lost.
+    /// Returns whether every posted request was sent and no packet is to be sent again.
     pub(super) fn is_idle(&self) -> bool {
         self.queue.get(self.cursor).is_none() && self.repair.is_idle()
     }
@@ -138,7 +139,8 @@ impl<const SQ: usize> Requester<SQ> {
                 self.probe();
                 self.rtt.on_probe();
             }
-            // Unmarked packets are all sent again, which is too much where an acknowledge is late.
+            // Unmarked packets would all be sent again, which is too much for an acknowledge that is
+            // only late.
             Some(Expired::Late) => {}
             Some(Expired::Probe) => {
                 counters.probes += 1;
@@ -156,7 +158,7 @@ impl<const SQ: usize> Requester<SQ> {
         Ok(())
     }
 
-    /// Nothing was heard: sends the oldest packets again.
+    /// Sends the oldest packets again because nothing arrived.
     fn retry(&mut self) {
         self.window.on_timeout();
         self.went_back_to = None;
@@ -169,7 +171,7 @@ impl<const SQ: usize> Requester<SQ> {
         }
     }
 
-    /// Moves the cursor to the oldest packet without acknowledge.
+    /// Moves the cursor to the oldest unacknowledged packet.
     fn go_back(&mut self) {
         self.next = self.oldest;
         self.cursor = self.queue.head();
@@ -181,7 +183,7 @@ impl<const SQ: usize> Requester<SQ> {
         self.rtt.on_resend();
     }
 
-    /// Completes all that is posted as flushed.
+    /// Completes all posted requests as flushed.
     pub(super) fn flush(&mut self, path: &Path, env: &mut impl Env) {
         self.timer.stop();
         while let Some(wqe) = self.queue.pop() {
@@ -189,7 +191,7 @@ impl<const SQ: usize> Requester<SQ> {
         }
     }
 
-    /// Ends the oldest work request with an error.
+    /// Completes the oldest work request with an error.
     fn fail_front(
         &mut self,
         status: WcStatus,
@@ -204,8 +206,8 @@ impl<const SQ: usize> Requester<SQ> {
         Fatal
     }
 
-    /// The next request packets, `packets_max` at most; `start` tells whether work requests may be
-    /// begun.
+    /// Returns the next request packets, at most `packets_max`. `start` says whether new work requests
+    /// may begin.
     pub(super) fn poll_transmit(
         &mut self,
         now: u64,
@@ -256,7 +258,7 @@ impl<const SQ: usize> Requester<SQ> {
         Ok(Some(transmit))
     }
 
-    /// Whether the packet at the cursor may go; starts its work request if so.
+    /// Returns whether the packet at the cursor may be sent, and if so starts its work request.
     fn may_send(&mut self, start: bool, path: &Path) -> bool {
         let in_flight = self.next.since(self.oldest) as u32;
         let fresh = self.cursor_packet == 0 && self.next == self.end;
@@ -278,8 +280,8 @@ impl<const SQ: usize> Requester<SQ> {
         true
     }
 
-    /// How many packets from the cursor on may go together: all of them for the first time, or again,
-    /// and none but a lone one asking for an acknowledge.
+    /// Maximum number of packets that may leave as one run from the cursor on. Either all are new, or
+    /// all are sent again. In a run of several, no packet asks for an acknowledge.
     fn packets_unasked(&self, path: &Path) -> u32 {
         if self.pacer.is_limited() {
             return 1;
@@ -291,7 +293,7 @@ impl<const SQ: usize> Requester<SQ> {
         room.min(unasked).min(if again > 0 { again } else { u32::MAX }).max(1)
     }
 
-    /// Moves the cursor past what was sent.
+    /// Moves the cursor past the sent packets.
     fn advance(&mut self, psns: u32, opcode: Opcode) {
         self.next = self.next.add(psns);
         if self.next.since(self.end) > 0 {
@@ -305,10 +307,10 @@ impl<const SQ: usize> Requester<SQ> {
         }
     }
 
-    /// The work request that a PSN in flight belongs to, and the packet of it, by bisection.
+    /// Finds the work request of a PSN in flight, and the packet's index in it, by bisection.
     fn locate(&self, psn: Psn) -> Option<(u32, u32)> {
         let head = self.queue.head();
-        // The last one that starts at or before `psn` is among `low..high`.
+        // `low..high` contains the last work request that starts at or before `psn`.
         let (mut low, mut high) = (0, self.cursor.wrapping_sub(head) + 1);
         while high - low > 1 {
             let middle = low + (high - low) / 2;
@@ -324,7 +326,7 @@ impl<const SQ: usize> Requester<SQ> {
         (packet < wqe.packets).then_some((number, packet))
     }
 
-    /// The memory of a work request is not there: it fails once those before it are done.
+    /// Fails a work request whose memory does not exist, once the requests before it are done.
     fn fault(
         &mut self,
         number: u32,

@@ -4,7 +4,7 @@ use crate::nic::{RtrAttr, RtsAttr, Sge};
 extern crate std;
 use std::vec::Vec;
 
-/// No memory; keeps completions.
+/// A host without memory that keeps completions.
 #[derive(Default)]
 struct Host(Vec<(Queue, u64, WcStatus)>);
 

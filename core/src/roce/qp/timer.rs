@@ -1,10 +1,10 @@
-//! How long a requester waits for an answer, and how often.
+//! The requester's timer: how long it waits for an answer, and how often it retries.
 
 use super::Tuning;
 use crate::nic::RtsAttr;
 
-/// Local ACK timeout of a code from 0 to 31: 4.096 µs × 2^code; `None`, for ever, for 0
-/// (IBTA §9.7.6.1.3). `NCCL_IB_TIMEOUT` is such a code.
+/// Local ACK timeout of a code from 0 to 31: 4.096 µs × 2^code. The code 0 gives `None`, which means
+/// for ever (IBTA §9.7.6.1.3). `NCCL_IB_TIMEOUT` is such a code.
 pub const fn ack_timeout_ns(code: u8) -> Option<u64> {
     match code & 31 {
         0 => None,
@@ -12,34 +12,35 @@ pub const fn ack_timeout_ns(code: u8) -> Option<u64> {
     }
 }
 
-/// Least wait after an RNR NAK with this timer code, of which 5 bits count (IBTA table 46).
+/// Minimum wait after an RNR NAK with this timer code. Only the low 5 bits of the code count (IBTA
+/// table 46).
 pub const fn rnr_timer_ns(code: u8) -> u64 {
     const UNIT_NS: u64 = 10_000;
     UNIT_NS
         * match code & 31 {
             0 => 65_536,
             code @ 1..=3 => code as u64,
-            // From 40 µs on two steps double the wait.
+            // From 40 µs on, two code steps double the wait.
             code => (4 + 2 * (code as u64 & 1)) << (code / 2 - 2),
         }
 }
 
-/// Probes stop doubling here where no ACK timeout bounds them.
+/// Longest wait to which probes double if no ACK timeout bounds them.
 const PROBE_NS_MAX: u64 = 1_000_000_000;
-/// `rnr_retry` that counts no retries. IBTA has it go on for ever.
+/// Value of `rnr_retry` that does not count retries. IBTA lets these retries go on for ever.
 const UNCOUNTED: u8 = 7;
-/// How long RNR NAKs are followed by retries that are not counted, while nothing else is
-/// acknowledged: a receiver that does not post in this time never will.
+/// Time for which uncounted retries follow RNR NAKs while nothing else is acknowledged. A receiver
+/// that posts nothing in this time never will.
 pub const RNR_NS_MAX: u64 = 60_000_000_000;
 
-/// What a deadline that has passed asks for.
+/// The action that an expired deadline asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expired {
-    /// An acknowledge is late: ask whether packets at the end were lost.
+    /// An acknowledge is late. Find out whether the last packets were lost.
     Late,
-    /// Nothing was heard for [`Tuning::probe_ns`]: send the oldest packets again.
+    /// Nothing arrived for [`Tuning::probe_ns`]. Send the oldest packets again.
     Probe,
-    /// The same, and a retry is used up.
+    /// Nothing arrived for an ACK timeout. Send the oldest packets again and use up a retry.
     Timeout,
     /// The receiver may be ready by now.
     RnrOver,
@@ -51,9 +52,9 @@ pub(super) enum Expired {
 enum Wait {
     #[default]
     Idle,
-    /// For an acknowledge.
+    /// The timer waits for an acknowledge.
     Ack { timeout_at: u64, silent_at: u64, probe_at: u64, probe_step: u64 },
-    /// After an RNR NAK.
+    /// The timer waits after an RNR NAK.
     Rnr { until: u64 },
 }
 
@@ -63,13 +64,13 @@ pub(super) struct AckTimer {
     wait: Wait,
     timeout_ns: Option<u64>,
     probe_ns: u64,
-    /// When the first probe leaves, `probe_ns` at most.
+    /// Time after which the first probe leaves, at most `probe_ns`.
     late_ns: u64,
     retry_cnt: u8,
     retries_left: u8,
     rnr_retry: u8,
     rnr_retries_left: u8,
-    /// When the first RNR NAK came since something was acknowledged.
+    /// Time of the first RNR NAK since the last progress.
     rnr_since: Option<u64>,
 }
 
@@ -86,12 +87,12 @@ impl AckTimer {
         self.reload();
     }
 
-    /// From sending a request to giving it up; `None`: never.
+    /// Time from sending a request to giving it up. `None` means never.
     pub(super) fn retry_time_ns(&self) -> Option<u64> {
         Some(self.timeout_ns?.saturating_mul(u64::from(self.retry_cnt) + 1))
     }
 
-    /// An acknowledge that takes longer than this is late.
+    /// Sets the time after which an acknowledge is late.
     pub(super) fn set_late(&mut self, late_ns: u64) {
         self.late_ns = late_ns.clamp(1, self.probe_ns);
     }
@@ -102,14 +103,15 @@ impl AckTimer {
         self.rnr_since = None;
     }
 
-    /// A request was sent.
+    /// Notes that a request was sent.
     pub(super) fn on_transmit(&mut self, now: u64) {
         if self.wait == Wait::Idle {
             self.arm(now);
         }
     }
 
-    /// Something was acknowledged; `outstanding` tells whether there is more to come.
+    /// Notes progress: the peer has acknowledged something. `outstanding` says whether more
+    /// acknowledges are to come.
     pub(super) fn on_progress(&mut self, now: u64, outstanding: bool) {
         self.reload();
         match outstanding {
@@ -118,8 +120,8 @@ impl AckTimer {
         }
     }
 
-    /// The peer asked for a retransmission: it is there, and the answer to that takes its time.
-    /// The timeout runs on, so that a peer cannot keep us waiting in this way.
+    /// Handles a peer's request for retransmission. The peer is alive and its next answer takes time,
+    /// so probes start over. The timeout keeps running, so a peer cannot keep us waiting with NAKs.
     pub(super) fn on_nak(&mut self, now: u64) {
         let first_step_ns = self.first_step_ns();
         if let Wait::Ack { silent_at, probe_at, probe_step, .. } = &mut self.wait {
@@ -129,7 +131,7 @@ impl AckTimer {
         }
     }
 
-    /// `false` when the retries for this are used up.
+    /// Starts the wait after an RNR NAK, or returns `false` if no retry is left.
     pub(super) fn on_rnr_nak(&mut self, now: u64, code: u8) -> bool {
         if self.rnr_retry == UNCOUNTED {
             let since = *self.rnr_since.get_or_insert(now);
@@ -145,7 +147,7 @@ impl AckTimer {
         true
     }
 
-    /// Whether nothing may be sent since the receiver is not ready.
+    /// Returns whether the requester must not send because the receiver is not ready.
     pub(super) fn waits_for_receiver(&self) -> bool {
         matches!(self.wait, Wait::Rnr { .. })
     }
@@ -189,8 +191,8 @@ impl AckTimer {
         }
     }
 
-    /// What doubles to the wait for the second probe: the first one of a late acknowledge may be lost
-    /// too, so that the second comes no later than the first did.
+    /// First value of the probe step, which doubles to the wait for the second probe. The first probe
+    /// of a late acknowledge may be lost too. So the second probe waits no longer than the first.
     fn first_step_ns(&self) -> u64 {
         if self.late_ns < self.probe_ns { self.late_ns.div_ceil(2) } else { self.probe_ns }
     }

@@ -1,36 +1,36 @@
-//! How many packets may be in flight.
+//! Congestion window: how many packets may be in flight.
 //!
 //! The window doubles each round trip up to a threshold, then grows by one packet a round trip. It
-//! shrinks when packets are lost, and before that when round trips take longer than their target:
-//! then packets wait in a queue, and senders that share it all see so. What each takes back is in
-//! proportion to its window, and what each adds is the same, so that they come to equal shares (as
-//! in Swift, Kumar et al., SIGCOMM 2020).
+//! shrinks when packets are lost. It also shrinks when round trips exceed their target: then packets
+//! wait in a queue, and all senders that share the queue notice. Each sender shrinks in proportion to
+//! its window and grows by the same amount. So all senders come to equal shares (as in Swift, Kumar et
+//! al., SIGCOMM 2020).
 
 use super::{Tuning, WINDOW_PACKETS_MAX};
 
-/// After a timeout, and least after a loss.
+/// Window after a timeout, and smallest window after a loss.
 const PACKETS_MIN: u32 = 4;
-/// Least because of delay alone, which a busy host causes too.
+/// Smallest window because of delay alone, which a busy host causes too.
 const DELAYED_PACKETS_MIN: u32 = 16;
-/// At the start.
+/// Window at the start.
 const PACKETS_START: u32 = 32;
 
-/// An acknowledge is asked for at least each so many trains.
+/// Maximum distance between packets that ask for an acknowledge, in trains.
 const ACK_REQ_TRAINS_MAX: u32 = 4;
 
-/// Round trips of which the shortest decides: an end that was not scheduled delays some, a queue
-/// all of them.
+/// Number of round trips of which the shortest counts. An end that is not scheduled delays some
+/// packets, but a queue delays all of them.
 const SAMPLES: u32 = 2;
 
-/// Where no round trip was ever shorter than this many targets, that is the path and no queue. Below
-/// it, the shortest one must not count: a sender that comes late to a queue would take it for the
-/// path, and have more than its share.
+/// If no round trip was ever shorter than this many targets, the path is long and there is no queue.
+/// Below this, the shortest round trip must not count. A sender that joins a queue late would
+/// otherwise take the queue for the path, and get more than its share.
 const LONG_PATH_TARGETS: u64 = 4;
 
-/// Of so many trains that were sent, losses that come one by one are counted: the network may drop
-/// whole trains, and of few of them a share says nothing.
+/// Number of trains over which the share of single losses is measured. A network may drop whole
+/// trains, and a share of few trains means nothing.
 const LOSS_SPAN_TRAINS: u32 = 128;
-/// One in so many is congestion.
+/// One lost packet in this many counts as congestion.
 const LOSS_SHARE: u32 = 8;
 
 /// Congestion window in packets.
@@ -38,18 +38,18 @@ pub(super) struct Window {
     packets: u32,
     threshold: u32,
     max: u32,
-    /// Acknowledged packets that did not add up to growth yet.
+    /// Acknowledged packets that have not yet added up to growth.
     credit: u32,
-    /// Packets of late that were lost, and that were not.
+    /// Number of recent packets that were lost (`lost`) and that arrived (`arrived`).
     lost: u32,
     arrived: u32,
     rtt_target_ns: Option<u64>,
-    /// The shortest ever.
+    /// Shortest round trip ever.
     rtt_min_ns: u64,
-    /// The shortest of the last few, and how many these are.
+    /// Shortest of the last `samples` round trips.
     rtt_ns: u64,
     samples: u32,
-    /// Round trips take too long.
+    /// Round trips exceed their target.
     delayed: bool,
 }
 
@@ -75,9 +75,9 @@ impl Window {
         self.packets
     }
 
-    /// `acked` packets were acknowledged.
+    /// Handles the acknowledge of `acked` packets.
     pub(super) fn on_ack(&mut self, acked: u32) {
-        // No sum that is looked at gets near this.
+        // Any sum that the code compares stays far below this bound.
         self.arrived = self.arrived.saturating_add(acked).min(1 << 20);
         if self.delayed {
             return;
@@ -93,7 +93,7 @@ impl Window {
         }
     }
 
-    /// A packet was acknowledged so long after it was sent.
+    /// Handles a measured round trip.
     pub(super) fn on_round_trip(&mut self, rtt_ns: u64) {
         let Some(target) = self.rtt_target_ns else { return };
         self.rtt_min_ns = self.rtt_min_ns.min(rtt_ns);
@@ -109,7 +109,8 @@ impl Window {
         let excess = rtt.saturating_sub(target);
         self.delayed = excess > 0;
         if self.delayed {
-            // An eighth, or half of what waits too long. With less, shares would hardly change.
+            // Cut an eighth, or half of the share of time above the target. A smaller cut would hardly
+            // change the shares.
             let excess = u128::from(self.packets) * u128::from(excess) / (2 * u128::from(rtt));
             let cut = (excess as u32).max(self.packets / 8);
             let least = DELAYED_PACKETS_MIN.min(self.packets);
@@ -119,15 +120,15 @@ impl Window {
         }
     }
 
-    /// A packet was lost and its loss noticed soon. At most once a round trip.
+    /// Handles a loss that was noticed soon. The caller calls this at most once a round trip.
     pub(super) fn on_loss(&mut self) {
         self.threshold = (self.packets / 2).max(PACKETS_MIN).min(self.max);
         self.packets = self.threshold;
         self.credit = 0;
     }
 
-    /// One packet of adaptive routing was lost: each of them is told of. A network loses some
-    /// whatever we do, so only a good share of them counts as congestion.
+    /// Handles the loss of one packet of adaptive routing. The responder reports each loss. A network
+    /// loses some packets whatever the sender does, so only a large share counts as congestion.
     pub(super) fn on_hole(&mut self, train_packets: u32) {
         self.lost += 1;
         let span = LOSS_SPAN_TRAINS * train_packets.max(1);
@@ -140,9 +141,9 @@ impl Window {
         }
     }
 
-    /// Packets of which one asks for an acknowledge. A window has several such stretches, so that
-    /// one lost acknowledge does not stop everything; and where the window is large they are whole
-    /// trains, so that what an acknowledge lets out is too.
+    /// Number of packets after which one asks for an acknowledge. A window has several such stretches,
+    /// so one lost acknowledge does not stop the sender. In a large window each stretch is a whole
+    /// number of trains. So an acknowledge releases whole trains too.
     pub(super) fn ack_req_packets(&self, train_packets: u32) -> u32 {
         let quarter = self.packets / 4;
         match quarter / train_packets.max(1) {
@@ -151,7 +152,7 @@ impl Window {
         }
     }
 
-    /// Nothing came back at all.
+    /// Handles a timeout: nothing came back at all.
     pub(super) fn on_timeout(&mut self) {
         self.on_loss();
         self.packets = PACKETS_MIN.min(self.max);
@@ -192,7 +193,7 @@ mod tests {
         assert_eq!((window.packets(), window.threshold), (4, 65));
     }
 
-    /// The window after so many trains of 8 packets, of which one in `share` is lost.
+    /// Returns the window after `trains` trains of 8 packets, where one train in `share` is lost.
     fn behind_loss(trains: u32, share: u32) -> u32 {
         let mut window = window(256);
         window.on_ack(224);
@@ -222,7 +223,7 @@ mod tests {
     fn shrinks_while_round_trips_are_too_long_and_then_grows_again() {
         let mut window = window(256);
         window.on_ack(224);
-        // One that takes long is the host's doing.
+        // One long round trip is the host's doing.
         take(&mut window, &[100_000, 9 * TARGET_NS]);
         assert_eq!(window.packets(), 256);
         take(&mut window, &[2 * TARGET_NS; 2]);

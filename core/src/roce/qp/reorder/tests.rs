@@ -25,10 +25,10 @@ fn holes_are_asked_for_once_when_they_have_aged() {
     assert_eq!(reorder.deadline_ns(), Some(AGE));
     reorder.handle_timeout(AGE - 1, START);
     assert!(asks(&mut reorder, START).is_empty());
-    // What came first shows the holes before it.
+    // The first packet that arrived shows the holes before it.
     reorder.handle_timeout(AGE, START);
     assert_eq!(asks(&mut reorder, START), [0, 2]);
-    // What came later shows more a hole age after the first look.
+    // The later packets show more holes, one hole age after the first look.
     assert_eq!(reorder.deadline_ns(), Some(2 * AGE));
     reorder.handle_timeout(2 * AGE, START);
     let rest: std::vec::Vec<_> = [4, 5].into_iter().chain(7..20).collect();
@@ -64,7 +64,7 @@ fn a_peer_that_leaves_holes_is_asked_for_few_of_them_and_less_and_less_often() {
         assert_eq!(asks(&mut reorder, START), near);
         last = again;
     }
-    // Then something comes in order.
+    // A packet then arrives in order.
     let expected = START.add(1);
     let again = reorder.deadline_ns().unwrap();
     reorder.handle_timeout(again, expected);
@@ -89,7 +89,7 @@ fn holes_that_close_are_not_asked_for() {
     let mut reorder = reorder();
     reorder.note(0, START, START.add(1), None);
     reorder.note(0, START, START.add(2), None);
-    // 0 came, so 1 and 2 are done as well.
+    // Packet 0 came, so packets 1 and 2 are done too.
     reorder.release(START.add(1));
     reorder.release(START.add(2));
     assert_eq!(reorder.deadline_ns(), None);

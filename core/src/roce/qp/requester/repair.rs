@@ -1,28 +1,29 @@
-//! Which marked packets are sent again.
+//! Decides which marked packets the requester sends again.
 
 use super::Requester;
 use crate::roce::Psn;
 use crate::roce::qp::Path;
 use crate::roce::qp::psn_set::PsnSet;
 
-/// A packet is sent again at most once in this time, however short round trips are.
+/// Minimum length of a round, however short round trips are. In a round, each packet is sent again at
+/// most once.
 const AGAIN_NS_MIN: u64 = 20_000;
-/// And in this time before the first round trip is known.
+/// Length of a round before the first round trip is known.
 const AGAIN_NS_UNKNOWN: u64 = 100_000;
 
-/// Packets that the responder misses, or may miss.
+/// Packets that the responder misses or may miss.
 #[derive(Default)]
 pub(super) struct Repair {
-    /// To be sent again.
+    /// PSNs to send again.
     resend: PsnSet,
-    /// Asked for by the responder in this round trip.
+    /// PSNs that the responder asked for in this round.
     round: PsnSet,
-    /// When that is over.
+    /// Time at which this round ends.
     round_ends_ns: u64,
 }
 
 impl Repair {
-    /// Whether nothing is to be sent again.
+    /// Returns whether no packet is to be sent again.
     pub(super) fn is_idle(&self) -> bool {
         self.resend.is_empty()
     }
@@ -31,8 +32,9 @@ impl Repair {
         self.resend.insert(psn);
     }
 
-    /// The responder misses a packet. Whether that is sent again: once each `again_ns`, so that a peer
-    /// that asks time and again gets no more than one that acknowledges.
+    /// Handles a report that the responder misses `psn`, and returns whether to send it again. Each
+    /// packet is sent again at most once per round of `again_ns`. So a peer that keeps asking gets no
+    /// more than a peer that acknowledges.
     fn on_missing(&mut self, now: u64, psn: Psn, again_ns: u64) -> bool {
         if now >= self.round_ends_ns {
             self.round = PsnSet::default();
@@ -46,13 +48,13 @@ impl Repair {
         true
     }
 
-    /// The `count` packets from `start` on were acknowledged.
+    /// Forgets the `count` PSNs that start at `start`: the peer has acknowledged them.
     pub(super) fn on_progress(&mut self, start: Psn, count: u32) {
         self.resend.remove_range(start, count);
         self.round.remove_range(start, count);
     }
 
-    /// The oldest packet to be sent again, of those in flight.
+    /// Takes the oldest packet to send again, among those in flight.
     pub(super) fn take(&mut self, oldest: Psn, end: Psn) -> Option<Psn> {
         if self.resend.is_empty() {
             return None;
@@ -64,7 +66,7 @@ impl Repair {
 }
 
 impl<const SQ: usize> Requester<SQ> {
-    /// The responder misses this marked packet. It tells of no other.
+    /// Handles a NAK for one marked packet. The NAK says nothing about other packets.
     pub(super) fn packet_missing(&mut self, now: u64, psn: Psn, path: &Path) {
         let again_ns = self.rtt.mean_ns().unwrap_or(AGAIN_NS_UNKNOWN);
         if self.repair.on_missing(now, psn, again_ns) {
@@ -74,8 +76,8 @@ impl<const SQ: usize> Requester<SQ> {
         }
     }
 
-    /// Sends the oldest marked packet again and the newest, which lets the responder see what it
-    /// misses of those before.
+    /// Sends the oldest and the newest marked packet again. The newest one shows the responder which
+    /// packets before it are missing.
     pub(super) fn probe(&mut self) {
         self.repair.send_again(self.oldest);
         self.repair.send_again(self.end.add(Psn::MASK));

@@ -1,4 +1,4 @@
-//! What acknowledges and READ responses do to a requester (IBTA §9.7.5).
+//! How acknowledges and READ responses change a requester (IBTA §9.7.5).
 
 use super::{Requester, SendWqe};
 use crate::nic::{Access, SendFlags, Wc, WcStatus};
@@ -15,7 +15,7 @@ impl<const SQ: usize> Requester<SQ> {
         env: &mut impl Env,
     ) -> Result<(), Fatal> {
         let psn = packet.headers.bth.psn;
-        // Nothing in flight has this PSN: an answer that came twice or late, or to nothing.
+        // No packet in flight has this PSN. The answer came twice, came late, or answers nothing.
         if psn.since(self.oldest) < 0 || psn.since(self.end) >= 0 {
             counters.dropped += 1;
             return Ok(());
@@ -54,8 +54,9 @@ impl<const SQ: usize> Requester<SQ> {
         }
     }
 
-    /// All before `before` was carried out, except for READs, of which only responses tell.
-    /// `false` if there is one in the way: its responses are lost.
+    /// Completes requests before `before`, because the responder has carried them out. Only READ
+    /// responses tell that a READ is done. So an unanswered READ in the way gives `false`: its
+    /// responses are lost.
     fn acknowledge(
         &mut self,
         now: u64,
@@ -84,7 +85,7 @@ impl<const SQ: usize> Requester<SQ> {
         Ok(!unanswered)
     }
 
-    /// Fails where an error of ours ends the work request whose turn it is.
+    /// Fails if the oldest work request ended with a local error.
     fn check_front(&mut self, path: &Path, env: &mut impl Env) -> Result<(), Fatal> {
         match self.queue.front() {
             Some(&SendWqe { status, .. }) if status != WcStatus::SUCCESS => {
@@ -104,7 +105,7 @@ impl<const SQ: usize> Requester<SQ> {
         }
     }
 
-    /// `oldest` was `start` before the packet that is being handled.
+    /// Handles progress since `start`, the value of `oldest` before this packet.
     fn progress(&mut self, now: u64, start: Psn) {
         let acked = self.oldest.since(start) as u32;
         if acked == 0 {
@@ -122,7 +123,7 @@ impl<const SQ: usize> Requester<SQ> {
         self.timer.on_progress(now, self.oldest != self.end);
         self.repair.on_progress(start, acked);
         self.went_back_to = None;
-        // It must not fall so far behind that it seems to be ahead.
+        // Keep `recover` close behind: a PSN that is too far behind would seem to be ahead.
         if self.recover.since(self.oldest) < 0 {
             self.recover = self.oldest;
         }
@@ -131,13 +132,13 @@ impl<const SQ: usize> Requester<SQ> {
         }
     }
 
-    /// A later answer came although a READ is unanswered.
+    /// Handles lost READ responses: a later answer came while a READ is unanswered.
     fn response_lost(&mut self, now: u64, counters: &mut Counters) {
         counters.responses_lost += 1;
         self.go_back_once(now);
     }
 
-    /// The responder misses a packet.
+    /// Handles a NAK for a packet that the responder misses.
     fn packet_lost(
         &mut self,
         now: u64,
@@ -156,14 +157,14 @@ impl<const SQ: usize> Requester<SQ> {
         Ok(())
     }
 
-    /// Sends all from `oldest` on again, unless that was done and nothing has changed since.
+    /// Sends everything from `oldest` on again, unless this was done and `oldest` is unchanged since.
     fn go_back_once(&mut self, now: u64) {
         if self.went_back_to == Some(self.oldest) {
             return;
         }
         self.went_back_to = Some(self.oldest);
         self.timer.on_nak(now);
-        // Once for all losses of a round trip.
+        // Shrink the window once for all losses of a round trip.
         if self.oldest.since(self.recover) >= 0 {
             self.window.on_loss();
             self.recover = self.end;
@@ -211,7 +212,7 @@ impl<const SQ: usize> Requester<SQ> {
         env: &mut impl Env,
     ) -> Result<(), Fatal> {
         let psn = packet.headers.bth.psn;
-        // It acknowledges all that was asked before it.
+        // A READ response acknowledges all requests before it.
         if !self.acknowledge(now, psn, path, env)? {
             self.response_lost(now, counters);
             return Ok(());
@@ -225,7 +226,7 @@ impl<const SQ: usize> Requester<SQ> {
         }
     }
 
-    /// The response with PSN `oldest`.
+    /// Takes the READ response whose PSN is `oldest`.
     fn take_read_response(
         &mut self,
         packet: &Packet<'_>,
@@ -247,8 +248,8 @@ impl<const SQ: usize> Requester<SQ> {
         let offset = index * path.mtu_bytes;
         let len = (wqe.wr.sge.length - offset).min(path.mtu_bytes);
         let ends = index + 1 == wqe.read_request_end(index);
-        // Where a repeated request starts decides whether rxe begins with FIRST, so only the end
-        // is looked at.
+        // In rxe, the start of a repeated request decides whether its first response is a FIRST. So
+        // check only the end.
         if position.ends() != ends || packet.payload.len() != len as usize {
             return bad_response;
         }
@@ -268,7 +269,8 @@ impl<const SQ: usize> Requester<SQ> {
     }
 }
 
-/// How a work request ends that a NAK refuses (IBTA §9.7.5.2; for unknown codes as rxe).
+/// Status of a work request that the responder refused with this code (IBTA §9.7.5.2). Unknown codes
+/// get the status that rxe gives.
 fn status_of(code: NakCode) -> WcStatus {
     match code {
         NakCode::InvalidRequest => WcStatus::REM_INV_REQ_ERR,

@@ -1,15 +1,15 @@
-//! Work requests on the send queue, and the packets that they are cut into.
+//! Work requests on the send queue, and how they are cut into packets.
 
 use crate::nic::{Access, SendFlags, SendOpcode, SendWr, Sge, WcOpcode, WcStatus};
 use crate::roce::qp::{Env, Path, Payload, Side, Transmit};
 use crate::roce::{ImmDt, Opcode, Psn, Reth};
 
-/// A longer READ is several requests, cut at multiples of this from its start, so that the window
-/// bounds what the peer sends at a time. A repeated request stays within one such piece: rxe
-/// answers a duplicate only if it is part of the original.
+/// Maximum length of one READ request in packets. A longer READ becomes several requests, cut at
+/// multiples of this number, so that the window bounds the peer's responses. A repeated request stays
+/// within one such piece: rxe answers a duplicate only if it is part of the original.
 const READ_REQUEST_PACKETS: u32 = 32;
 
-/// A work request without what is an adapter's.
+/// The parts of a work request that the engine needs.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Work {
     pub(super) wr_id: u64,
@@ -31,11 +31,11 @@ impl From<&SendWr> for Work {
 #[derive(Clone, Copy, Default)]
 pub(super) struct SendWqe {
     pub(super) wr: Work,
-    /// PSN of its first packet, once that was sent.
+    /// PSN of the first packet, once that packet was sent.
     pub(super) first: Psn,
-    /// PSNs that it takes; 0 until it is started.
+    /// Number of PSNs that the work request takes, or 0 until it starts.
     pub(super) packets: u32,
-    /// An error of ours that ends it when its turn to complete comes.
+    /// A local error that ends this work request when its turn to complete comes.
     pub(super) status: WcStatus,
 }
 
@@ -61,18 +61,18 @@ impl SendWqe {
         }
     }
 
-    /// Packets that it takes.
+    /// Number of packets that the work request takes.
     pub(super) fn packets_of(&self, path: &Path) -> u32 {
         let len = self.wr.sge.length;
         if len <= path.mtu_bytes { 1 } else { path.packets(len + self.first_less(path)) }
     }
 
-    /// By how much less payload its first packet has, where it takes several.
+    /// Number of payload bytes by which the first of several packets is shorter.
     fn first_less(&self, path: &Path) -> u32 {
         if self.is_write() && !path.adaptive { path.first_less } else { 0 }
     }
 
-    /// Where the payload of its packet number `packet` begins, and how many bytes it is.
+    /// Offset and length of the payload of packet number `packet`.
     fn extent(&self, packet: u32, path: &Path) -> (u32, u32) {
         let less = if self.packets > 1 { self.first_less(path) } else { 0 };
         let (offset, most) = match packet {
@@ -87,15 +87,15 @@ impl SendWqe {
         (packet - packet % READ_REQUEST_PACKETS + READ_REQUEST_PACKETS).min(self.packets)
     }
 
-    /// How many packets from `packet` on differ in nothing but what
-    /// [`Transmit::advance`] changes.
+    /// Number of packets from `packet` on that differ only in the fields that [`Transmit::advance`]
+    /// changes.
     pub(super) fn alike(&self, packet: u32, path: &Path) -> u32 {
         let begins = packet == 0 && !self.is_marked(path);
         if begins || self.is_read() { 1 } else { (self.packets - packet - 1).max(1) }
     }
 
-    /// Its packet number `packet` and the other `run - 1` of a run; `None` where its memory is not
-    /// there.
+    /// Builds packet number `packet` with the other `run - 1` packets of its run. `None` means that
+    /// its memory does not exist.
     pub(super) fn packet(
         &self,
         slot: u16,
@@ -140,7 +140,7 @@ impl SendWqe {
         Some(transmit)
     }
 
-    /// The first of `run` payloads of `len` bytes each.
+    /// Locates the first of `run` payloads of `len` bytes each.
     fn payload(
         &self,
         slot: u16,
@@ -166,8 +166,8 @@ fn with_imm(opcode: Opcode) -> bool {
     opcode.extensions().contains(Extensions::IMMDT)
 }
 
-/// Of a packet that begins or ends its message on the wire; `last` tells whether it is the last
-/// of the work request, which is where an immediate goes.
+/// Opcode of a packet that begins or ends its message on the wire. `last` says whether the packet is
+/// the last of its work request and so carries the immediate.
 fn opcode(operation: SendOpcode, begins: bool, ends: bool, last: bool) -> Opcode {
     use SendOpcode::{RdmaRead, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm};
     match (operation, begins, ends) {

@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn ack_timeouts_are_those_of_the_table() {
-    // Microseconds.
+    // Expected timeouts in microseconds.
     let table = [
         8.192, 16.384, 32.768, 65.536, 131.072, 262.144, 524.288, 1048.576, 2097.152, 4194.304,
         8388.608, 16777.22, 33554.43, 67108.86, 134217.7, 268435.5, 536870.9, 1073742.0, 2147484.0,
@@ -18,7 +18,7 @@ fn ack_timeouts_are_those_of_the_table() {
 
 #[test]
 fn rnr_timers_are_those_of_the_table() {
-    // Milliseconds × 100, codes 0 to 31.
+    // Expected waits in units of 10 µs, for the codes 0 to 31.
     let table = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
         1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
@@ -36,7 +36,7 @@ fn timer(timeout: u8, retry_cnt: u8, rnr_retry: u8, probe_ns: u64) -> AckTimer {
     timer
 }
 
-/// Runs the timer alone and tells what it asked for, and when.
+/// Runs the timer without a peer and returns the actions it asked for, with their times.
 fn run(timer: &mut AckTimer, events: usize) -> std::vec::Vec<(u64, Expired)> {
     let mut seen = std::vec::Vec::new();
     while seen.len() < events {
@@ -80,7 +80,7 @@ fn probes_of_a_late_acknowledge_come_ever_later_until_it_counts_as_silence() {
     use Expired::{Late, Probe};
     let expected = [(ms, Late), (2 * ms, Late), (4 * ms, Late), (8 * ms, Probe), (16 * ms, Probe)];
     assert_eq!(run(&mut timer, 5), expected);
-    // What is heard makes the next one as soon as the first.
+    // An answer from the peer makes the next probe leave as soon as the first.
     timer.on_nak(25 * ms);
     assert_eq!(run(&mut timer, 2), [(26 * ms, Late), (27 * ms, Late)]);
     timer.set_late(100 * ms);
