@@ -1,18 +1,19 @@
-//! How the ranks of a communicator find together (`bootstrap.cc`).
+//! The rendezvous: how the ranks of a communicator find each other (`bootstrap.cc`).
 //!
-//! There is a *hub*, which listens; a [`UniqueId`] is where, and a secret. Each rank connects to it,
-//! and both prove that they know the secret ([`crate::auth`]). Once all ranks are there the hub passes
-//! on what they tell each other, a [`Kind::Blob`] at a time, and says who is gone.
+//! One process runs a *hub*, which listens. A [`UniqueId`] holds the hub's address and a secret. Each
+//! rank connects to the hub, and both prove that they know the secret ([`crate::auth`]). Once all
+//! ranks have joined, the hub forwards their messages to each other, one [`Kind::Blob`] at a time. The
+//! hub also tells them which ranks are gone.
 //!
-//! It reads in this order:
+//! Read the types in this order:
 //!
-//! 1. [`UniqueId`] — what every rank is given beforehand.
-//! 2. [`Message`] — what goes over a connection: a header, and a body, which ends with a tag.
-//! 3. [`Seal`] — makes and checks these tags.
-//! 4. [`join`] and [`admit`] — how a rank gets in, from its side and from the hub's.
-//! 5. [`Roster`] — which ranks are there; the hub has one.
+//! 1. [`UniqueId`] is given to every rank beforehand.
+//! 2. [`Message`] goes over a connection: a header, and a body that ends with a tag.
+//! 3. [`Seal`] makes and checks these tags.
+//! 4. [`join`] and [`admit`] add a rank, at the rank's end and at the hub's end.
+//! 5. [`Roster`] is the hub's list of joined ranks.
 //!
-//! Who reads the network reads what ranks tell each other, and can change nothing of it.
+//! Whoever can read the network can read the messages between ranks, but cannot change them.
 
 mod join;
 mod message;

@@ -1,22 +1,24 @@
-//! The socket transport: messages over TCP, where there is no RDMA (`net_socket.cc`).
+//! The socket transport: messages over TCP for hosts without RDMA (`net_socket.cc`).
 //!
-//! A connection is a *control* socket, a *main* socket, and as many *lanes* as the user asks for.
-//! On main the sender writes a [`Frame`] for each message, in order, and behind it the payload
-//! of a short one; a long one goes over the lanes in [`Chunks`]. On control the receiver writes a
-//! frame for each buffer that it posts. So main and lanes only ever carry bytes from the sender,
-//! which may close them as soon as its sends are done: nothing unread makes the kernel reset them.
+//! A connection is a *control* socket, a *main* socket, and as many *lanes* as the user asks for. On
+//! main, the sender writes a [`Frame`] for each message, in order. The payload of a short message
+//! follows its frame. A long message goes over the lanes in [`Chunks`]. On control, the receiver
+//! writes a frame for each buffer that it posts. So main and lanes carry bytes from the sender only.
+//! The sender may close them as soon as its sends are done: no unread bytes make the kernel reset
+//! them.
 //!
-//! Other than NCCL's, which takes sends in the order of receives, this matches by tag: the oldest
-//! message with a tag meets the oldest buffer with it. Both ends see all messages and all buffers
-//! in the same order, so both know the same pairs, whoever learns of one first, and both notice a
-//! message that is too long for its buffer. A sender may run [`AHEAD_BYTES`] in [`AHEAD_MESSAGES`]
-//! ahead of what it knows to be posted, so that short messages wait for no round trip. A receiver
-//! takes what nobody asked for out of the way only where something behind it is waited for, and
-//! keeps no more of it than that.
+//! NCCL's transport takes sends in the order of receives, but this one matches by tag. The oldest
+//! message with a tag meets the oldest buffer with that tag. Both ends see all messages and all
+//! buffers in the same order. So both ends compute the same pairs, whoever learns of a message or
+//! buffer first. Both also notice a message that is too long for its buffer.
 //!
-//! Read in this order: [`Frame`] and [`Hello`] are the bytes; [`Connector`] and [`Lobby`] make a
-//! connection's sockets known to both ends; [`Sender`] and [`Receiver`] say which bytes belong
-//! where. None of them sees payload: they name ranges of the requests' buffers.
+//! A sender may send [`AHEAD_BYTES`] in [`AHEAD_MESSAGES`] before it knows of their buffers. So short
+//! messages wait for no round trip. A receiver parks a message without a buffer only if another buffer
+//! waits for something behind it. It parks no more than that.
+//!
+//! Read the types in this order. [`Frame`] and [`Hello`] are the bytes. [`Connector`] and [`Lobby`]
+//! gather the sockets of a connection at both ends. [`Sender`] and [`Receiver`] say which bytes belong
+//! where. No type sees payload: they name ranges of the requests' buffers.
 
 mod accept;
 mod connect;
@@ -35,11 +37,11 @@ pub use wire::{FRAME_BYTES, Frame, FrameError, FrameKind, HELLO_BYTES, Hello, He
 
 use crate::fifo::{DEPTH_MAX, RECVS_MAX};
 
-/// Bytes of messages that a sender may send before it knows of their buffers.
+/// Maximum number of bytes that a sender may send before it knows of their buffers.
 pub const AHEAD_BYTES: u32 = 4 << 20;
 
-/// How many such messages there may be.
+/// Maximum number of messages that a sender may send before it knows of their buffers.
 pub const AHEAD_MESSAGES: usize = 256;
 
-/// Buffers that may be posted and not yet met.
+/// Maximum number of posted buffers that no message has met.
 const BUFFERS_MAX: usize = DEPTH_MAX * RECVS_MAX;

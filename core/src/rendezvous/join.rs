@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::message::{Header, Kind, Message};
 use super::roster::{Refusal, Roster};
 
-/// A process, told apart from all others.
+/// Identity of a process, unique among all processes.
 #[derive(
     Clone,
     Copy,
@@ -28,9 +28,9 @@ use super::roster::{Refusal, Roster};
 )]
 #[repr(C)]
 pub struct Member {
-    /// Processes with the same can share memory.
+    /// Identity of the host. Processes with equal values can share memory.
     pub host: [u8; 32],
-    /// Its number there.
+    /// Process number on that host.
     pub pid: U32,
 }
 
@@ -42,27 +42,27 @@ struct Join {
     member: Member,
 }
 
-/// Why a rank is not in.
+/// Why a rank did not join.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
-    /// The hub says what none of ours would.
+    /// The peer sent an answer that no hub of ours sends.
     #[error("the rendezvous answers what it was not asked")]
     NoHub,
-    /// The hub's word, as far as there is room for it.
+    /// The hub refused the rank. The text is the hub's reason, cut to the capacity of the string.
     #[error("refused: {0}")]
     Refused(heapless::String<96>),
 }
 
-/// What a rank says first: that it is `rank` of `nranks`.
+/// Builds a rank's first message, which says that it is `rank` of `nranks`.
 pub fn join(rank: u32, nranks: u32, member: Member) -> Message {
     let join = Join { rank: U32::new(rank), nranks: U32::new(nranks), member };
     Message::new(Kind::Join, join.as_bytes())
 }
 
-/// Takes the hub's answer to that.
+/// Handles the hub's answer to a [`join`] message.
 ///
 /// # Errors
-/// The rank is not in.
+/// The rank did not join.
 pub fn joined(header: Header, body: &[u8]) -> Result<(), JoinError> {
     match header.kind {
         Kind::Welcome => Ok(()),
@@ -71,11 +71,11 @@ pub fn joined(header: Header, body: &[u8]) -> Result<(), JoinError> {
     }
 }
 
-/// Takes what a rank says first: the rank that it is from now on, and who that is. What to say to it is
-/// [`Kind::Welcome`].
+/// Handles a rank's first message. It returns the rank and the process that joined. The hub answers a
+/// success with [`Kind::Welcome`].
 ///
 /// # Errors
-/// There is no place for it.
+/// The rank may not join.
 pub fn admit(header: Header, body: &[u8], roster: &mut Roster) -> Result<(u32, Member), Refusal> {
     let join = match header.kind {
         Kind::Join => Join::read_from_bytes(body).map_err(|_| Refusal::NoJoin)?,

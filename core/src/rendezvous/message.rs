@@ -1,4 +1,4 @@
-//! What goes over a connection with the hub, little-endian.
+//! Messages between a rank and the hub, little-endian on the wire.
 
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -6,27 +6,27 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::seal::SEALED_BYTES_MAX;
 use crate::inbox::{self, BODY_BYTES_MAX, FrameError, Inbox};
 
-/// Bytes of a message before its body.
+/// Length of the header before a message's body, in bytes.
 pub const HEADER_BYTES: usize = size_of::<HeaderBytes>();
-/// In place of a rank: none, or all.
+/// Stands in place of a rank: no rank, or all ranks.
 pub const NOBODY: u32 = u32::MAX;
 
-/// What a message is about.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Kind {
-    /// Rank to hub, first of all: who it is.
+    /// Rank to hub, the first message: the rank says who it is.
     Join = 2,
-    /// Hub to rank: it is in.
+    /// Hub to rank: the rank has joined.
     Welcome = 3,
-    /// Hub to rank: it is not; why, in words.
+    /// Hub to rank: the rank has not joined. The body says why, in words.
     Refused = 4,
-    /// Hub to rank: all are there; `tag` is the rank in whose process the hub is, or [`NOBODY`], and the
-    /// body is the communicator's random id.
+    /// Hub to rank: all ranks have joined. `tag` is the rank in whose process the hub runs, or
+    /// [`NOBODY`]. The body is the communicator's random id.
     Started = 5,
-    /// From one rank to another, or to all others; passed on by the hub.
+    /// From one rank to another, or to all others. The hub forwards the message.
     Blob = 6,
-    /// Rank `from` can't go on, or is gone: why, in words.
+    /// Rank `from` cannot go on, or is gone. The body says why, in words.
     Failed = 7,
     /// Rank `from` is done.
     Left = 8,
@@ -44,18 +44,18 @@ impl Kind {
     ];
 }
 
-/// What stands before a body.
+/// Header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What it is about.
+    /// Kind of the message.
     pub kind: Kind,
-    /// The rank that it is from or about; [`NOBODY`] is the hub.
+    /// Rank that the message is from or about. [`NOBODY`] is the hub.
     pub from: u32,
-    /// The rank that it is for; [`NOBODY`] is all others.
+    /// Rank that the message is for. [`NOBODY`] is all other ranks.
     pub to: u32,
-    /// Tells a rank's blobs apart.
+    /// Tells the blobs of one rank apart.
     pub tag: u32,
-    /// Bytes of the body and its tag, at most 1024.
+    /// Length of the body and its tag in bytes, at most 1024.
     pub len: u32,
 }
 
@@ -75,12 +75,12 @@ struct HeaderBytes {
 static_assertions::const_assert_eq!(HEADER_BYTES, 20);
 
 impl Header {
-    /// Of a message from the hub, or to it, with a body of `len` bytes.
+    /// Builds the header of a message from the hub or to the hub, with a body of `len` bytes.
     pub const fn new(kind: Kind, len: usize) -> Self {
         Header { kind, from: NOBODY, to: NOBODY, tag: 0, len: len as u32 }
     }
 
-    /// As they go over the wire.
+    /// Encodes the header.
     pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
         zerocopy::transmute!(HeaderBytes {
             kind: U32::new(self.kind as u32),
@@ -115,26 +115,27 @@ impl inbox::Header for Header {
     }
 }
 
-/// A message to be sent.
+/// A message to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// What stands before the body.
+    /// Header of the message.
     pub header: Header,
-    /// The rest.
+    /// Body of the message.
     pub body: heapless::Vec<u8, BODY_BYTES_MAX>,
 }
 
 impl Message {
-    /// From the hub, or to it, about nobody. What is longer than a body before its tag is cut off.
+    /// Builds a message from the hub or to the hub, about no rank. A body that exceeds
+    /// [`SEALED_BYTES_MAX`] is cut.
     pub fn new(kind: Kind, body: &[u8]) -> Self {
         let body = &body[..body.len().min(SEALED_BYTES_MAX)];
-        // It fits.
+        // The body fits, because it was cut.
         let body = heapless::Vec::from_slice(body).unwrap_or_default();
         Message { header: Header::new(kind, body.len()), body }
     }
 }
 
-/// Messages out of a byte stream.
+/// Splits a byte stream into messages.
 #[derive(Debug)]
 pub struct Incoming(Inbox<Header>);
 
@@ -145,12 +146,17 @@ impl Default for Incoming {
 }
 
 impl Incoming {
-    /// Where the next bytes of the stream belong; never empty, and never past the end of a message.
+    /// Space for the next bytes of the stream. It is never empty and never goes past the end of a
+    /// message.
     pub fn space(&mut self) -> &mut [u8] {
         self.0.space()
     }
 
-    /// `n` bytes have come into [`space`](Self::space). Gives a message that is whole now.
+    /// Notes that `n` bytes have arrived in [`space`](Self::space), and returns the message if it is
+    /// complete now.
+    ///
+    /// # Errors
+    /// The header is not valid.
     pub fn filled(&mut self, n: usize) -> Result<Option<(Header, &[u8])>, FrameError> {
         self.0.filled(n)
     }

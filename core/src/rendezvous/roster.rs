@@ -1,11 +1,11 @@
-//! Which ranks have joined.
+//! The list of joined ranks.
 
 use core::fmt;
 
-/// Most ranks of a rendezvous.
+/// Maximum number of ranks of a rendezvous.
 pub const RANKS_MAX: u32 = 4096;
 
-/// The ranks that have joined, of those that there are to be.
+/// The ranks that have joined, out of all expected ranks.
 #[derive(Debug)]
 pub struct Roster {
     nranks: u32,
@@ -15,45 +15,48 @@ pub struct Roster {
 /// Why a rank may not join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It says something else than who it is.
+    /// The message does not say which rank its sender is.
     #[error("it does not say which rank it is")]
     NoJoin,
-    /// It counts on another number of ranks.
+    /// The rank expects another number of ranks.
     #[error("rank {rank} counts on {theirs} ranks, the communicator has {ours}")]
     Size {
-        /// Who.
+        /// Number of the refused rank.
         rank: u32,
-        /// Their number of ranks.
+        /// Number of ranks that the refused rank expects.
         theirs: u32,
-        /// Ours.
+        /// Number of ranks that the communicator has.
         ours: u32,
     },
-    /// There is no such rank.
+    /// The communicator has no such rank.
     #[error("there is no rank {rank}: of {nranks} ranks the first is 0")]
     Rank {
-        /// Which.
+        /// Number of the refused rank.
         rank: u32,
-        /// How many there are.
+        /// Number of ranks that the communicator has.
         nranks: u32,
     },
-    /// Somebody else is that rank.
+    /// Another process has joined as this rank.
     #[error("rank {0} has joined already: does another process have the same rank?")]
     Duplicate(u32),
 }
 
 impl Roster {
-    /// For `nranks` ranks; `None` for none, and for more than [`RANKS_MAX`].
+    /// Creates a roster for `nranks` ranks. `None` means that `nranks` is 0 or exceeds [`RANKS_MAX`].
     pub fn new(nranks: u32) -> Option<Self> {
         let fits = (1..=RANKS_MAX).contains(&nranks);
         fits.then_some(Roster { nranks, joined: [0; RANKS_MAX as usize / 64] })
     }
 
-    /// How many there are to be.
+    /// Number of expected ranks.
     pub fn nranks(&self) -> u32 {
         self.nranks
     }
 
-    /// Takes a rank in that counts on `nranks`.
+    /// Adds a rank that expects `nranks` ranks.
+    ///
+    /// # Errors
+    /// The number of ranks differs, the rank is out of range, or it has joined already.
     pub fn join(&mut self, rank: u32, nranks: u32) -> Result<(), Refusal> {
         if nranks != self.nranks {
             return Err(Refusal::Size { rank, theirs: nranks, ours: self.nranks });
@@ -68,12 +71,12 @@ impl Roster {
         Ok(())
     }
 
-    /// Whether all are there.
+    /// Returns whether all ranks have joined.
     pub fn is_complete(&self) -> bool {
         self.joined.iter().map(|word| word.count_ones()).sum::<u32>() == self.nranks
     }
 
-    /// The ranks that are missing, for people: `ranks 2, 3 of 4`.
+    /// Formats the missing ranks for people: `ranks 2, 3 of 4`.
     pub fn missing(&self) -> impl fmt::Display + '_ {
         fmt::from_fn(|f| {
             let mut missing = (0..self.nranks).filter(|rank| !self.has(*rank));

@@ -1,4 +1,4 @@
-//! Seals: each message ends with a tag that only the two ends of its connection can make.
+//! Seals: a tag at the end of each message that only the two ends of its connection can make.
 
 use hmac_sha256::HMAC;
 
@@ -6,22 +6,22 @@ use super::message::{HEADER_BYTES, Header};
 use crate::auth::{Secret, Session};
 use crate::inbox::BODY_BYTES_MAX;
 
-/// Bytes of a tag, which are the last of a body.
+/// Length of a tag in bytes. The tag is the last part of a body.
 pub const TAG_BYTES: usize = 16;
-/// Most bytes of a body before its tag.
+/// Maximum length of a body without its tag, in bytes.
 pub const SEALED_BYTES_MAX: usize = BODY_BYTES_MAX - TAG_BYTES;
 
-/// Which end of a connection says a message.
+/// The end of a connection that sends a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speaker {
-    /// A rank.
+    /// The sender is a rank.
     Rank,
-    /// The hub.
+    /// The sender is the hub.
     Hub,
 }
 
-/// Seals the messages of one end, or opens them at the other. Each has its number in its tag, so that
-/// none can be left out, said twice, or said by the other end.
+/// Makes the tags of one end's messages, or checks them at the other end. Each tag covers the number
+/// of its message. So nobody can drop a message, repeat it, or pass it off as the other end's.
 #[derive(Clone, Debug)]
 pub struct Seal {
     key: Secret,
@@ -29,25 +29,27 @@ pub struct Seal {
 }
 
 impl Seal {
-    /// Of a connection that is new.
+    /// Creates the seal of a new connection for the messages of `speaker`.
     pub fn new(session: &Session, speaker: Speaker) -> Self {
         let label = match speaker {
             Speaker::Rank => b"messages of a rank".as_slice(),
             Speaker::Hub => b"messages of the hub",
         };
-        // A rendezvous has a secret, so its sessions have keys.
+        // A rendezvous has a secret, so each of its sessions has keys.
         let key = session.key(label, &[]).unwrap_or(Secret::PUBLIC);
         Seal { key, count: 0 }
     }
 
-    /// The header and the tag of the next message, of at most [`SEALED_BYTES_MAX`].
+    /// Returns the header and the tag of the next message, whose body has at most [`SEALED_BYTES_MAX`]
+    /// bytes.
     pub fn seal(&mut self, header: Header, body: &[u8]) -> ([u8; HEADER_BYTES], [u8; TAG_BYTES]) {
         let header = Header { len: (body.len() + TAG_BYTES) as u32, ..header }.to_bytes();
         let tag = self.tag(&header, body);
         (header, tag)
     }
 
-    /// The body of the next message without its tag; `None` where that is not right.
+    /// Checks the next message and returns its body without the tag. `None` means that the tag is
+    /// wrong.
     pub fn open<'a>(&mut self, header: Header, body: &'a [u8]) -> Option<&'a [u8]> {
         let (body, tag) = body.split_last_chunk::<TAG_BYTES>()?;
         let expected = self.tag(&header.to_bytes(), body);

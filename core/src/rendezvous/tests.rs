@@ -1,4 +1,4 @@
-//! Ranks and a hub, and what hostile ones say.
+//! Tests of ranks and a hub, and of hostile messages.
 
 extern crate std;
 use std::string::ToString;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::auth::{SECRET_BYTES, Secret};
 
-/// What a hub and a rank come to; the hub's side, and the rank's.
+/// Runs a join and returns the outcomes of the hub and of the rank.
 fn meet(
     roster: &mut Roster,
     (rank, nranks): (u32, u32),
@@ -53,11 +53,11 @@ fn ranks_derive_one_key_and_other_communicators_another() {
 }
 
 fn seal() -> Seal {
-    // Whose key is known to all, as is that of every seal to those who make it.
+    // Everybody knows the key of this session, as each end knows the key of its own seals.
     Seal::new(&crate::auth::Session::UNKNOWN_PEER, Speaker::Rank)
 }
 
-/// The header as it comes, and the body with its tag.
+/// Returns the header as it arrives, and the body with its tag.
 fn sealed(seal: &mut Seal, header: Header, body: &[u8]) -> (Header, Vec<u8>) {
     let (_, tag) = seal.seal(header, body);
     let len = (body.len() + TAG_BYTES) as u32;

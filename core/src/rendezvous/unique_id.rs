@@ -1,4 +1,4 @@
-//! What the ranks of a communicator must have in common before they meet.
+//! The unique id: the bytes that all ranks of a communicator share before they meet.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -6,18 +6,18 @@ use core::net::SocketAddr;
 use crate::auth::{SECRET_BYTES, Secret};
 use crate::conn::{HANDLE_BYTES, HANDLE_SECRET_BYTES, Handle, HandleError, Wire};
 
-/// Bytes of a unique id (`NCCL_UNIQUE_ID_BYTES`).
+/// Length of a unique id in bytes (`NCCL_UNIQUE_ID_BYTES`).
 pub const UNIQUE_ID_BYTES: usize = HANDLE_BYTES;
-/// Bytes of a communicator's id, which the hub makes up when all ranks are there.
+/// Length of a communicator's id in bytes. The hub makes a random id when all ranks have joined.
 pub const COMMUNICATOR_ID_BYTES: usize = 16;
 
-/// Where the secret is: behind the address.
+/// Offset of the secret, behind the address.
 const SECRET_AT: usize = 64;
-/// In place of the shorter secret of a handle.
+/// Stands in place of the shorter secret of a handle.
 const NO_SECRET: [u8; HANDLE_SECRET_BYTES] = [0; HANDLE_SECRET_BYTES];
 
-/// Where a communicator's ranks meet, and the secret that lets them in (`ncclUniqueId`). Copy its
-/// bytes to every rank, by a way that others can't read.
+/// The address at which a communicator's ranks meet, and the secret that lets them in
+/// (`ncclUniqueId`). Copy its bytes to every rank in a way that others cannot read.
 ///
 /// ```text
 /// 0 the hub's address, as in a Handle   64 secret, 32 bytes   96 zero
@@ -25,10 +25,10 @@ const NO_SECRET: [u8; HANDLE_SECRET_BYTES] = [0; HANDLE_SECRET_BYTES];
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId([u8; UNIQUE_ID_BYTES]);
 
-/// Bytes that are no unique id.
+/// Why bytes are not a unique id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UniqueIdError {
-    /// The address is none.
+    /// The address is not valid.
     #[error("not a unique id: {0}")]
     Address(#[from] HandleError),
     /// The secret is zero.
@@ -37,44 +37,48 @@ pub enum UniqueIdError {
 }
 
 impl UniqueId {
-    /// Of a hub at `addr`, for who knows `secret`.
+    /// Builds the id of a hub that listens at `addr` and lets in whoever knows `secret`.
     pub fn new(addr: SocketAddr, secret: &Secret) -> Self {
         let mut bytes = *Handle::new(addr, Wire::Invar, &NO_SECRET).as_bytes();
         bytes[SECRET_AT..SECRET_AT + SECRET_BYTES].copy_from_slice(secret.as_bytes());
         UniqueId(bytes)
     }
 
-    /// From bytes that were copied.
+    /// Checks copied bytes and builds the id from them.
+    ///
+    /// # Errors
+    /// The address is not valid, or the secret is zero.
     pub fn from_bytes(bytes: [u8; UNIQUE_ID_BYTES]) -> Result<Self, UniqueIdError> {
         let id = UniqueId(bytes);
         Handle::unread(bytes).addr(Wire::Invar)?;
         if id.secret() == Secret::PUBLIC { Err(UniqueIdError::Secret) } else { Ok(id) }
     }
 
-    /// The bytes to copy.
+    /// Bytes to copy to the ranks.
     pub const fn as_bytes(&self) -> &[u8; UNIQUE_ID_BYTES] {
         &self.0
     }
 
-    /// Where the hub listens.
+    /// Address at which the hub listens.
     pub fn addr(&self) -> SocketAddr {
         let addr = Handle::unread(self.0).ours();
         addr.expect("it was made from an address, or looked at")
     }
 
-    /// What only the ranks know.
+    /// Secret that only the ranks and the hub know.
     pub fn secret(&self) -> Secret {
         Secret::new(core::array::from_fn(|i| self.0[SECRET_AT + i]))
     }
 
-    /// The key that the ranks of a communicator share, of which this is not told: each derives it.
+    /// Derives the key that all ranks of a communicator share. Each rank derives the key itself, so
+    /// nobody sends it.
     pub fn key(&self, communicator: &[u8; COMMUNICATOR_ID_BYTES]) -> Secret {
         self.secret().derive(b"communicator", communicator)
     }
 }
 
 impl fmt::Debug for UniqueId {
-    /// Keeps the secret.
+    /// Formats the address and hides the secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "UniqueId({})", self.addr())
     }

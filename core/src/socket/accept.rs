@@ -1,4 +1,4 @@
-//! The accepting end: sockets come in any order, of several connections at a time.
+//! The accepting end of connections. Sockets arrive in any order, for several connections at a time.
 
 use super::connect::{HelloReader, Links, SOCKETS_MAX, Settings};
 use super::wire::{HELLO_BYTES, Hello, HelloError};
@@ -6,23 +6,23 @@ use crate::conn::Stream;
 use crate::conn::stage::{Side, Stage};
 use crate::error::{Ends, Error};
 
-/// Sockets that may wait for others of their connection: those of 1,024 connections without lanes, and
-/// some strangers.
+/// Maximum number of waiting sockets: enough for 1,024 connections without lanes, and some strangers.
 const GUESTS_MAX: usize = 2304;
 
-/// Where accepted sockets wait until all of their connection are there and it is answered.
+/// Accepted sockets that wait. A socket leaves when all sockets of its connection have arrived and the
+/// connection is answered.
 #[derive(Debug)]
 pub struct Lobby<S> {
     guests: heapless::Vec<Guest<S>, GUESTS_MAX>,
     settings: Settings,
 }
 
-/// A socket that leads to no connection, and why.
+/// A socket that leads to no connection, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// Why.
+    /// Reason for the refusal.
     pub error: Error,
-    /// Who was there.
+    /// Both ends of the refused socket.
     pub ends: Ends,
 }
 
@@ -31,29 +31,29 @@ struct Guest<S> {
     stream: S,
     reader: HelloReader,
     hello: Option<Hello>,
-    /// Whether it was listened to since it came.
+    /// The acceptor has tried to read from this socket since it arrived.
     was_heard: bool,
-    /// Of a control socket: whether all sockets of its connection are there.
+    /// All sockets of the connection have arrived. Only a control socket has this flag.
     is_whole: bool,
-    /// Bytes of the answer that were sent, on a control socket.
+    /// Number of answer bytes sent. Only a control socket is answered.
     answered: usize,
     deadline_ns: u64,
 }
 
 impl<S: Stream> Lobby<S> {
-    /// An empty one.
+    /// Creates a lobby without sockets.
     pub fn new(settings: Settings) -> Self {
         Lobby { guests: heapless::Vec::new(), settings }
     }
 
-    /// Whether one more may enter: where there is no place left, somebody must have kept silent in
-    /// a call of [`Lobby::poll`].
+    /// Returns whether one more socket may enter. If the lobby is full, a socket must have stayed
+    /// silent in a call of [`Lobby::poll`].
     pub fn has_room(&self) -> bool {
         !self.guests.is_full() || self.oldest_silent().is_some()
     }
 
-    /// A socket was accepted. Where there is no place left, the one that has been silent for longest
-    /// gives way; without such a one this is dropped. That closes it.
+    /// Adds an accepted socket. If the lobby is full, the socket that has been silent for longest is
+    /// closed. If no socket has been silent, the new socket is closed.
     pub fn enter(&mut self, stream: S, now_ns: u64) {
         if self.guests.is_full()
             && let Some(at) = self.oldest_silent()
@@ -77,11 +77,12 @@ impl<S: Stream> Lobby<S> {
         }
     }
 
-    /// Goes on as far as it can without waiting. `None`: call again.
+    /// Makes as much progress as is possible without waiting. `None` means: call again.
     ///
     /// # Errors
-    /// One socket that says no hello in time, or one that cannot be. It is closed, and so are
-    /// those of its connection; others go on.
+    /// A socket failed, sent no valid hello in time, or waited too long for others of its connection.
+    /// The lobby closes it. The lobby also closes the other sockets of that connection, unless the
+    /// hello contradicts theirs. Other connections go on.
     #[expect(clippy::result_large_err, reason = "the core has no boxes, and connections are few")]
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<Links<S>>, Refused> {
         for at in 0..self.guests.len() {
@@ -99,14 +100,14 @@ impl<S: Stream> Lobby<S> {
         Ok(None)
     }
 
-    /// Who has been here for longest, of those who were heard and have not said hello.
+    /// Finds the socket that has waited longest, among those that were read and have not said hello.
     fn oldest_silent(&self) -> Option<usize> {
         let guests = self.guests.iter().enumerate();
         let silent = guests.filter(|(_, guest)| guest.was_heard && guest.hello.is_none());
         silent.min_by_key(|(_, guest)| guest.deadline_ns).map(|(at, _)| at)
     }
 
-    /// Reads the hello of a guest, and judges it.
+    /// Reads the hello of a socket and checks it.
     fn listen_to(&mut self, at: usize, now_ns: u64) -> Result<(), Error> {
         let guest = &mut self.guests[at];
         guest.was_heard = true;
@@ -130,7 +131,7 @@ impl<S: Stream> Lobby<S> {
         }
     }
 
-    /// Whether a hello fits those of the same connection.
+    /// Checks that a hello fits the other hellos of its connection.
     fn judge(&self, at: usize, hello: &Hello) -> Result<(), Error> {
         let others = self.guests.iter().enumerate().filter(|(other, _)| *other != at);
         for other in others.filter_map(|(_, guest)| guest.hello.as_ref()) {
@@ -146,7 +147,7 @@ impl<S: Stream> Lobby<S> {
         Ok(())
     }
 
-    /// Notes on the control socket of a connection if the last of its sockets has come.
+    /// Marks the control socket of a connection if the last socket of the connection has arrived.
     fn count(&mut self, hello: &Hello) {
         if self.of_session(hello.session).count() < usize::from(hello.sockets) {
             return;
@@ -160,7 +161,7 @@ impl<S: Stream> Lobby<S> {
         }
     }
 
-    /// Answers the connection whose control socket stands `at`, if all its sockets are there.
+    /// Answers the connection whose control socket is at index `at`, if all its sockets have arrived.
     fn complete(&mut self, at: usize) -> Result<Option<Links<S>>, Error> {
         let guest = &self.guests[at];
         if !guest.is_whole {
@@ -178,7 +179,7 @@ impl<S: Stream> Lobby<S> {
         Ok(self.take_out(hello.session, ends))
     }
 
-    /// The sockets of a connection that is whole.
+    /// Takes the sockets of a complete connection.
     fn take_out(&mut self, session: u64, ends: Ends) -> Option<Links<S>> {
         let mut sockets = heapless::Vec::<(u16, S), SOCKETS_MAX>::new();
         let is_of =
@@ -186,18 +187,19 @@ impl<S: Stream> Lobby<S> {
         while let Some(at) = self.guests.iter().position(is_of) {
             let guest = self.guests.swap_remove(at);
             let index = guest.hello.map_or(0, |hello| hello.index);
-            // As many as there are indices, which all differ.
+            // The push succeeds: there are at most as many sockets as indices, and all indices differ.
             let _ = sockets.push((index, guest.stream));
         }
         sockets.sort_unstable_by_key(|(index, _)| *index);
         Links::gather(sockets.into_iter().map(|(_, stream)| stream), ends)
     }
 
-    /// Turns a guest away, and whoever is of its connection.
+    /// Closes a socket and the other sockets of its connection.
     fn refuse(&mut self, at: usize, error: Error) -> Refused {
         let ends = self.ends(at);
         let guest = self.guests.swap_remove(at);
-        // One that says what another has said may be a stranger.
+        // A socket that repeats the hello of another one may be a stranger's, so that connection
+        // stays.
         let is_doubtful =
             matches!(error, Error::Hello(HelloError::Index(_) | HelloError::Sockets(_)));
         if let Some(hello) = guest.hello.filter(|_| !is_doubtful) {
@@ -221,7 +223,7 @@ impl<S: Stream> Lobby<S> {
 }
 
 impl<S> Guest<S> {
-    /// It has had its time to say hello.
+    /// The timeout error for a socket that had its time to say hello.
     fn overdue(&self) -> Error {
         let (got, want) = self.reader.progress();
         Error::Timeout { stage: Stage::Recv, got, want }
@@ -242,7 +244,7 @@ mod tests {
     use crate::conn::StreamError;
     use crate::conn::wire::DeviceName;
 
-    /// Says this, and no more.
+    /// A stream that delivers these bytes and then stays silent.
     struct Caller(heapless::Vec<u8, HELLO_BYTES>);
 
     impl Stream for Caller {
@@ -282,7 +284,7 @@ mod tests {
     #[test]
     fn where_strangers_have_all_places_the_oldest_gives_way() {
         let mut lobby = lobby();
-        // Here before all of them, and not whole yet.
+        // A socket that arrives before all others, and whose connection is not complete yet.
         lobby.enter(rank(1, 0), 0);
         for now_ns in 1..GUESTS_MAX as u64 {
             lobby.enter(stranger(), now_ns);

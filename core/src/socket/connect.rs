@@ -1,4 +1,4 @@
-//! The connecting end: proves itself and says hello on every socket, and awaits one answer.
+//! The connecting end: proves itself and says hello on every socket, then awaits one answer.
 
 use super::LANES_MAX;
 use super::wire::{HELLO_BYTES, Hello, HelloError};
@@ -8,35 +8,36 @@ use crate::conn::stage::{Side, Stage};
 use crate::conn::wire::DeviceName;
 use crate::error::{Ends, Error, Report};
 
-/// Sockets of a connection: control, main, lanes.
+/// Maximum number of sockets of a connection: control, main and lanes.
 pub(super) const SOCKETS_MAX: usize = LANES_MAX + 2;
 
-/// What a connection is set up with.
+/// Settings of a new connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Name of this end's device.
     pub device: DeviceName,
-    /// Time in which connect or accept must come to an end.
+    /// Time limit for a connect or an accept.
     pub timeout_ns: u64,
 }
 
-/// The sockets of a connection that is up.
+/// The sockets of an open connection.
 #[derive(Debug)]
 pub struct Links<S> {
-    /// From the receiver to the sender.
+    /// Carries frames from the receiver to the sender.
     pub control: S,
-    /// From the sender to the receiver, in order.
+    /// Carries frames and short payload from the sender to the receiver, in order.
     pub main: S,
-    /// From the sender to the receiver, chunks.
+    /// Carry chunks of long messages from the sender to the receiver.
     pub lanes: heapless::Vec<S, LANES_MAX>,
-    /// Who is at both ends.
+    /// Device and address of both ends.
     pub ends: Ends,
 }
 
-/// Becomes the sender's [`Links`]: call [`Connector::poll`] until it does, or fails.
+/// A connection that is being opened. Call [`Connector::poll`] until it returns the sender's [`Links`]
+/// or fails.
 #[derive(Debug)]
 pub struct Connector<S> {
-    /// In their order; empty once they are given away.
+    /// Sockets in the order of their numbers. The list is empty after a success or a failure.
     sockets: heapless::Vec<Outbound<S>, SOCKETS_MAX>,
     session: u64,
     stage: Stage,
@@ -46,7 +47,7 @@ pub struct Connector<S> {
     failed: Option<Error>,
 }
 
-/// A socket on which hello is said, once both ends have proved themselves.
+/// A socket on which the connector says hello, once both ends have proved themselves.
 #[derive(Debug)]
 struct Outbound<S> {
     stream: S,
@@ -56,9 +57,9 @@ struct Outbound<S> {
 }
 
 impl<S: Stream> Connector<S> {
-    /// A connection over `sockets`, control first and then main, which may still be connecting, each
-    /// with the proof that this end knows the handle's secret (`None`: the peer may be anybody);
-    /// `session` is a random number.
+    /// Opens a connection over `sockets`: control first, then main, then lanes. The sockets may still
+    /// be connecting. Each socket comes with the proof that this end knows the handle's secret. With
+    /// `None`, the peer may be anybody. `session` is a random number.
     pub fn new(
         sockets: impl IntoIterator<Item = (S, Option<Calling>)>,
         session: u64,
@@ -82,14 +83,16 @@ impl<S: Stream> Connector<S> {
         }
     }
 
-    /// Joins an error of this connection with both ends.
+    /// Adds both ends of this connection to an error.
     pub fn report(&self, error: Error) -> Report<'_> {
         self.ends.report(error)
     }
 
-    /// Goes on as far as it can without waiting. `None`: call again.
+    /// Makes as much progress as is possible without waiting. `None` means: call again.
     ///
-    /// After an error, every call gives the same error; after the links, [`Error::State`].
+    /// # Errors
+    /// The connection failed. After an error, each call returns that error again. After the links,
+    /// each call returns [`Error::State`].
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<Links<S>>, Error> {
         if let Some(error) = self.failed {
             return Err(error);
@@ -142,7 +145,7 @@ impl<S: Stream> Connector<S> {
 }
 
 impl<S: Stream> Outbound<S> {
-    /// Whether the hello is sent.
+    /// Makes progress and returns whether the whole hello is sent.
     fn say(&mut self, hello: &Hello) -> Result<bool, Error> {
         let stage = self.stage;
         let failed = |error| Error::Stream { stage, error, got: 0, want: 0 };
@@ -158,7 +161,7 @@ impl<S: Stream> Outbound<S> {
         Ok(self.sent >= HELLO_BYTES)
     }
 
-    /// Whether both ends have proved themselves, as far as they are to.
+    /// Makes progress and returns whether both ends have proved themselves, or need no proof.
     fn is_proved(&mut self) -> Result<bool, Error> {
         let Some(calling) = &mut self.calling else { return Ok(true) };
         calling.poll(&mut self.stream).map(|session| session.is_some()).map_err(Error::Auth)
@@ -166,14 +169,15 @@ impl<S: Stream> Outbound<S> {
 }
 
 impl<S> Links<S> {
-    /// From the sockets in their order; `None` where not even two are there.
+    /// Builds the links from the sockets in the order of their numbers. `None` means that control or
+    /// main is missing.
     pub(super) fn gather(mut streams: impl Iterator<Item = S>, ends: Ends) -> Option<Self> {
         let (control, main) = (streams.next()?, streams.next()?);
         Some(Links { control, main, lanes: streams.take(LANES_MAX).collect(), ends })
     }
 }
 
-/// A hello that comes in.
+/// A hello that is being received.
 #[derive(Debug)]
 pub(super) struct HelloReader {
     bytes: [u8; HELLO_BYTES],
@@ -185,7 +189,7 @@ impl HelloReader {
         HelloReader { bytes: [0; HELLO_BYTES], got: 0 }
     }
 
-    /// The hello, once all of it is there.
+    /// Reads and returns the hello, once all of its bytes have arrived.
     pub(super) fn read(
         &mut self,
         stream: &mut impl Stream,
@@ -202,7 +206,7 @@ impl HelloReader {
         Hello::parse(&self.bytes).map(Some).map_err(Error::Hello)
     }
 
-    /// Bytes that are there, and all.
+    /// Number of bytes that have arrived, and number of all bytes.
     pub(super) fn progress(&self) -> (u16, u16) {
         (self.got as u16, HELLO_BYTES as u16)
     }

@@ -1,39 +1,41 @@
-//! How many sockets and threads a connection has, and which bytes go over which socket.
+//! Chooses the number of sockets and threads of a connection, and spreads long messages over the
+//! lanes.
 
-/// Sockets over which long messages are spread (`net_socket.cc MAX_SOCKETS`).
+/// Maximum number of lanes: the sockets that carry long messages (`net_socket.cc MAX_SOCKETS`).
 pub const LANES_MAX: usize = 64;
 
-/// Helper threads of a connection (`net_socket.cc MAX_THREADS`).
+/// Maximum number of helper threads of a connection (`net_socket.cc MAX_THREADS`).
 const THREADS_MAX: usize = 16;
 
-/// A message up to this long goes over the main socket; a chunk has at least as much
-/// (`net_socket.cc MIN_CHUNKSIZE`).
+/// Minimum length of a chunk in bytes (`net_socket.cc MIN_CHUNKSIZE`). A message up to this length
+/// goes over the main socket.
 pub const CHUNK_BYTES_MIN: u32 = 64 << 10;
 
-/// PCI vendors whose network cards reach their speed only over several flows.
+/// PCI vendors whose network cards need several flows to reach their full speed.
 const AWS: &str = "0x1d0f";
 const GCP: &str = "0x1ae0";
 
-/// CPUs that helper threads leave alone: the caller's, and one for the rest of the program.
+/// Number of CPUs without helper threads: one for the caller, and one for the rest of the program.
 const CPUS_KEPT: usize = 2;
 
-/// Sockets and helper threads of a connection.
+/// Number of sockets and helper threads of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
-    /// Sockets for long messages; 0: all goes over the main socket. The connector's number holds.
+    /// Number of lanes, the sockets for long messages. With 0, everything goes over the main socket.
+    /// The connector's number applies to both ends.
     pub lanes: u16,
-    /// Threads that move bytes over them; 0: whoever calls does.
+    /// Number of helper threads that move bytes over the lanes. With 0, the caller moves them.
     pub threads: u16,
 }
 
 impl Layout {
-    /// From `NCCL_SOCKET_NTHREADS` and `NCCL_NSOCKS_PERTHREAD`, where `None` is automatic: by the
-    /// PCI vendor of the network card, as sysfs writes it
-    /// (`net_socket.cc ncclNetSocketGetNsockNthread`).
+    /// Chooses the layout from `NCCL_SOCKET_NTHREADS` and `NCCL_NSOCKS_PERTHREAD`. `None` means
+    /// automatic. Then the network card's PCI vendor decides, written as in sysfs (`net_socket.cc
+    /// ncclNetSocketGetNsockNthread`).
     ///
-    /// The sockets are those that NCCL would have: it warns of what is too many, and cuts it. The
-    /// threads are no more than there are CPUs to run them beside the caller: threads that take
-    /// turns on a CPU only keep each other waiting.
+    /// The number of sockets is NCCL's: a number that is too large gives a warning and is cut. There
+    /// are never more threads than free CPUs beside the caller. Threads that share a CPU only make
+    /// each other wait.
     pub fn choose(
         threads: Option<u32>,
         sockets_per_thread: Option<u32>,
@@ -68,10 +70,10 @@ impl Layout {
     }
 }
 
-/// Which parts of a message go over which lanes, in order: of equal length but for the last, at
-/// least [`CHUNK_BYTES_MIN`], and none for a message that the main socket carries.
+/// Iterator over the parts of a message and their lanes, in order. All chunks but the last have the
+/// same length, at least [`CHUNK_BYTES_MIN`]. A message that the main socket carries has no chunks.
 ///
-/// Both ends compute it, and so each knows what comes next on a lane.
+/// Both ends compute the chunks, so each end knows what comes next on a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunks {
     len: u32,
@@ -81,32 +83,32 @@ pub struct Chunks {
     lanes: u16,
 }
 
-/// A part of a message.
+/// One part of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// The lane that carries it.
+    /// Number of the lane that carries the chunk.
     pub lane: u16,
-    /// First byte.
+    /// Offset of the first byte in the message.
     pub offset: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
 impl Chunks {
-    /// Of a message of `len` bytes over `lanes`, from lane `first` on.
+    /// Cuts a message of `len` bytes into chunks over `lanes` lanes, starting at lane `first`.
     pub(super) fn new(len: u32, lanes: u16, first: u16) -> Self {
         let chunk_bytes = len.div_ceil(u32::from(lanes.max(1))).max(CHUNK_BYTES_MIN);
-        // What main carries has no chunks.
+        // A message that the main socket carries has no chunks.
         let offset = if is_long(len, lanes) { 0 } else { len };
         Chunks { len, chunk_bytes, offset, lane: first, lanes }
     }
 
-    /// The lane after the last chunk's, where the next message goes on.
+    /// Lane behind that of the last chunk, at which the next message starts.
     pub(super) fn lane_after(&self) -> u16 {
         (self.lane + self.left() as u16) % self.lanes.max(1)
     }
 
-    /// How many are left.
+    /// Number of chunks that are left.
     pub(super) fn left(&self) -> u32 {
         (self.len - self.offset).div_ceil(self.chunk_bytes)
     }
@@ -127,7 +129,7 @@ impl Iterator for Chunks {
     }
 }
 
-/// Whether a message goes over the lanes.
+/// Returns whether a message goes over the lanes.
 pub(super) const fn is_long(len: u32, lanes: u16) -> bool {
     lanes > 0 && len > CHUNK_BYTES_MIN
 }

@@ -1,4 +1,4 @@
-//! The receiving end (`net_socket.cc ncclNetSocketIrecv`, `ncclNetSocketTest`).
+//! The receiving end of a connection (`net_socket.cc ncclNetSocketIrecv`, `ncclNetSocketTest`).
 
 mod parked;
 
@@ -16,99 +16,101 @@ use crate::fifo::{DEPTH_MAX, RECVS_MAX};
 use crate::request::Ring;
 use parked::Parked;
 
-/// A quarter of what a sender may be ahead: from there on it is told of buffers at once, so that
-/// it never has to stop. Messages are taken to be as long as the last one: a sender of short ones
-/// is not told of long buffers, of which each packet would cost both as much as a message.
+/// A quarter of the limits on what a sender may send ahead. When the unannounced buffers reach one of
+/// these limits, the receiver announces them at once, so the sender never has to stop. The receiver
+/// assumes messages as long as the last one. So a sender of short messages does not get frequent news
+/// of long buffers. Each such packet would cost both ends as much as a message.
 const NEWS_MESSAGES: usize = AHEAD_MESSAGES / 4;
 const NEWS_BYTES: u64 = AHEAD_BYTES as u64 / 4;
 
-/// Looks in a row that find nothing before a sender is told of few buffers: by then it may wait for
-/// them, and a sender that does not is spared the packet.
+/// Number of fruitless looks in a row after which the receiver announces even few buffers. The sender
+/// may wait for them by then. A busy sender is spared the packet.
 const IDLE_LOOKS: u32 = 128;
 
-/// A buffer that is posted: how long it is and what for.
+/// Length and tag of a posted buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Posted {
-    /// Bytes, at most 2³¹ − 1.
+    /// Length in bytes, at most 2³¹ − 1.
     pub len: u32,
-    /// Only a message with this tag goes there.
+    /// The buffer takes only a message with this tag.
     pub tag: u32,
 }
 
-/// Where payload belongs.
+/// Destination of payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// In a buffer of a receive.
+    /// A buffer of a receive.
     Buffer {
         /// [`Request::index`] of the receive.
         index: u8,
-        /// Which of its buffers.
+        /// Number of the buffer in the receive.
         member: u8,
     },
-    /// Out of the way, at a place of this number, until its buffer is posted.
+    /// The place of this number, where the message is parked until its buffer is posted.
     Parked(u8),
 }
 
-/// What is to be done next.
+/// The next action of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Skip so many bytes: they were a frame, or what of a message its buffer has no room for.
+    /// Skip this many bytes: a frame, or the part of a message that its buffer has no room for.
     Skip(usize),
-    /// The next bytes, as many as are there up to `len`, belong at `offset` of `to`: move them,
-    /// and say so to [`Receiver::placed`].
+    /// Move the next bytes, as many as have arrived up to `len`, to `offset` of `to`. Then report them
+    /// to [`Receiver::placed`].
     Place {
-        /// Where.
+        /// Destination of the message.
         to: Target,
-        /// First byte there.
+        /// Offset of the first byte in the destination.
         offset: u32,
-        /// Bytes left of the message, not 0.
+        /// Number of bytes left of the message, not 0.
         len: u32,
     },
-    /// These chunks come over the lanes: each lane's in this order, behind those before.
+    /// Receive these chunks over the lanes. Each lane carries its chunks in this order, behind those
+    /// of earlier messages.
     Spread {
-        /// Where the whole message belongs.
+        /// Destination of the whole message.
         to: Target,
-        /// Its parts.
+        /// Chunks of the message.
         chunks: Chunks,
     },
-    /// Make a place of `len` bytes to park at, with this number.
+    /// Make a place of `len` bytes for a parked message.
     Park {
-        /// The number.
+        /// Number of the place.
         place: u8,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// Move `len` bytes from where they are parked to their buffer, and end the place.
+    /// Move `len` bytes from a place to their buffer, and free the place.
     Unpark {
-        /// The place's number.
+        /// Number of the place.
         place: u8,
-        /// The buffer.
+        /// Destination buffer.
         to: Target,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
 }
 
-/// What stands beside the request of a receive.
+/// State of a receive that the request itself does not hold.
 #[derive(Debug, Default)]
 struct Receiving {
     nreqs: usize,
-    /// Bytes posted, then bytes of the message.
+    /// Length of each posted buffer. Once a message has met the buffer, the received length.
     sizes: [u32; RECVS_MAX],
-    /// Chunks that are still to come over the lanes.
+    /// Number of chunks that are still to arrive over the lanes, for each buffer.
     chunks: [u8; RECVS_MAX],
 }
 
-/// What the main socket brings next.
+/// The bytes that come next on the main socket.
 #[derive(Clone, Copy, Debug)]
 enum Main {
     Frame,
-    /// The message of the frame before, for which there is a place that is not made yet.
+    /// The message of the last frame. Its place is reserved and not made yet.
     Park {
         place: u8,
         len: u32,
     },
-    /// The message of the frame before, and where it belongs.
+    /// The message of the last frame, and its destination.
     Message {
         to: Target,
         len: u32,
@@ -118,28 +120,29 @@ enum Main {
         offset: u32,
         len: u32,
     },
-    /// So many bytes of a message for which its buffer has no room.
+    /// Remaining bytes of a message for which its buffer has no room.
     Excess(u32),
 }
 
-/// Says where the bytes that come belong, and what has become of each receive.
+/// Says where arriving bytes belong, and tracks each receive until it is done.
 #[derive(Debug)]
 pub struct Receiver {
     reqs: Ring<Receiving>,
     /// Buffers that no message has met.
     buffers: TagQueue<(u8, u8), BUFFERS_MAX>,
-    /// Messages that no buffer has met, but those that are not yet taken from the socket.
+    /// Messages that were taken from the socket before their buffers were posted.
     parked: Parked,
-    /// Buffers that the sender was not told of.
+    /// Buffers that the sender has not been told of.
     news: Deque<Posted, BUFFERS_MAX>,
-    /// Among them is one whose message may be too long to be ahead: a sender of that waits for it.
+    /// One of the buffers in `news` may be for a message too long to be sent ahead. Its sender waits
+    /// for the news.
     news_awaited: bool,
     news_seq: u32,
     idle_looks: u32,
     main: Main,
-    /// Bytes of the message that comes for which its buffer has no room.
+    /// Number of bytes of the arriving message for which its buffer has no room.
     excess: u32,
-    /// Length of the message that came last.
+    /// Length of the latest message.
     last_len: u32,
     frame_seq: u32,
     lanes: u16,
@@ -148,7 +151,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// A connection that is up, with so many lanes.
+    /// Creates the receiver of an open connection with this many lanes.
     pub fn new(lanes: u16) -> Self {
         Receiver {
             reqs: Ring::new(DEPTH_MAX, |_| Receiving::default()),
@@ -160,7 +163,7 @@ impl Receiver {
             idle_looks: 0,
             main: Main::Frame,
             excess: 0,
-            // None has come, and the first may be of any.
+            // No message has arrived. The first one may have any length.
             last_len: u32::MAX,
             frame_seq: 0,
             lanes,
@@ -169,12 +172,13 @@ impl Receiver {
         }
     }
 
-    /// Posts a receive of 1 to 8 buffers. `None`, where no request is free: call again.
+    /// Posts a receive of 1 to 8 buffers. `None` means that no request is free, or no room for the
+    /// buffers: call again.
     ///
     /// # Errors
-    /// [`Error::Argument`] or [`Error::TooLong`] for buffers that cannot be; the connection goes
-    /// on. [`Error::SizeMismatch`] with a message that has come already, which ends it; or what
-    /// ended it before, the same on every call.
+    /// [`Error::Argument`] or [`Error::TooLong`]: a buffer is not valid, and the connection goes on.
+    /// [`Error::SizeMismatch`]: a parked message is longer than its buffer, which ends the connection.
+    /// After the end, each call returns the error that ended the connection.
     pub fn irecv(&mut self, bufs: &[Posted]) -> Result<Option<Request>, Error> {
         if let Some(error) = self.end {
             return Err(error);
@@ -202,11 +206,11 @@ impl Receiver {
         Ok(Some(request))
     }
 
-    /// Whether a receive is done, and then the bytes of each buffer in the order in which they
-    /// were posted; `request` is then over.
+    /// Returns the length of each received message once the receive is done, in the order of the
+    /// posted buffers. `request` is over then. `None` means that the receive is not done.
     ///
     /// # Errors
-    /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
+    /// [`Error::UnknownRequest`], or the error that ended the connection, the same on every call.
     pub fn test(&mut self, request: &Request) -> Result<Option<&[u32]>, Error> {
         let token = request.raw();
         let end = self.end;
@@ -221,18 +225,18 @@ impl Receiver {
         Err(end.filter(|_| is_cut_short).unwrap_or(Error::UnknownRequest(token)))
     }
 
-    /// Whether a receive is under way, and not done.
+    /// Returns whether a receive is under way and not done.
     pub fn is_waiting(&mut self, request: &Request) -> bool {
         let entry = self.reqs.at(request.raw());
         entry.is_live(request.raw()) && !entry.is_done(request.raw())
     }
 
-    /// What is to be done with `staged`, the bytes that main has brought and that are not yet
-    /// placed or skipped. `None`: nothing, until more bytes come if [`Receiver::is_starved`], or a
-    /// buffer is posted.
+    /// Returns the next action for `staged`: the bytes that main has brought and that are neither
+    /// placed nor skipped. `None` means that there is nothing to do yet. Call again when a buffer is
+    /// posted, or when more bytes arrive if [`Receiver::is_starved`].
     ///
     /// # Errors
-    /// Frames that cannot be, and a message longer than its buffer. They end the connection.
+    /// A frame is not valid, or a message is longer than its buffer. Either error ends the connection.
     pub fn next(&mut self, staged: &[u8]) -> Result<Option<Step>, Error> {
         if let Some(error) = self.end {
             return Err(error);
@@ -277,8 +281,8 @@ impl Receiver {
         }
     }
 
-    /// Payload that is awaited from main, to be read right to where it belongs; only when nothing
-    /// is staged.
+    /// Destination and range of the payload that main brings next. The caller may read it right to its
+    /// destination, but only while no bytes are staged.
     pub fn awaited(&self) -> Option<(Target, Range<u32>)> {
         match self.main {
             Main::Payload { to, offset, len } => Some((to, offset..offset + len)),
@@ -286,7 +290,7 @@ impl Receiver {
         }
     }
 
-    /// So many bytes of payload were placed, at most as many as were awaited.
+    /// Notes that this many bytes of payload were placed, at most as many as were awaited.
     pub fn placed(&mut self, bytes: u32) {
         let Main::Payload { to, offset, len } = self.main else { return };
         if bytes < len {
@@ -297,12 +301,12 @@ impl Receiver {
         }
     }
 
-    /// What follows the payload that its buffer has room for.
+    /// State behind the part of the payload that fits into its buffer.
     fn behind_payload(&mut self) -> Main {
         Main::Excess(core::mem::take(&mut self.excess))
     }
 
-    /// Whether it takes more bytes from main to go on than the `staged` ones.
+    /// Returns whether the receiver needs more bytes from main than the `staged` ones.
     pub fn is_starved(&self, staged: usize) -> bool {
         if self.parked.is_leaving() {
             return false;
@@ -315,7 +319,7 @@ impl Receiver {
         }
     }
 
-    /// A chunk has come over its lane.
+    /// Notes that a chunk has arrived over its lane.
     pub fn chunk_done(&mut self, to: Target) {
         let Some(left) = self.chunks(to) else { return };
         *left = left.saturating_sub(1);
@@ -324,13 +328,13 @@ impl Receiver {
         }
     }
 
-    /// A look at main that found nothing.
+    /// Notes a look at main that found nothing.
     pub fn idle(&mut self) {
         self.idle_looks = self.idle_looks.saturating_add(1);
     }
 
-    /// Fills `frames` with what is to be sent over control, if it is time that the sender hears of
-    /// buffers, and says how many bytes that is.
+    /// Fills `frames` with the frames to send over control, and returns their length in bytes. The
+    /// length is 0 if it is not yet time to announce buffers.
     pub fn take_news(&mut self, frames: &mut [u8]) -> usize {
         let bytes_ahead = self.news.len() as u64 * u64::from(self.last_len);
         let is_time = self.news.len() >= NEWS_MESSAGES
@@ -354,8 +358,8 @@ impl Receiver {
         filled
     }
 
-    /// The connection is over; the first reason stays, and is given back. Receives that are done
-    /// can still be tested.
+    /// Ends the connection. The first error stays and is returned. The caller can still test receives
+    /// that are done.
     pub fn fail(&mut self, error: Error) -> Error {
         if self.end.is_none() {
             self.reqs.cut_short();
@@ -363,12 +367,12 @@ impl Receiver {
         *self.end.get_or_insert(error)
     }
 
-    /// What ended the connection.
+    /// Error that ended the connection.
     pub fn end(&self) -> Option<Error> {
         self.end
     }
 
-    /// Receives under way: posted, and not yet tested as done.
+    /// Number of receives that are posted and not yet tested as done.
     pub fn outstanding(&self) -> usize {
         self.reqs.live()
     }
@@ -380,7 +384,7 @@ impl Receiver {
         self.idle_looks = 0;
     }
 
-    /// A buffer, for a message that is parked or for one to come.
+    /// Matches a buffer with a parked message, or keeps it for a later message.
     fn meet(&mut self, index: u8, member: u8, buf: Posted) -> Result<(), Error> {
         let Some((len, to_fit)) = self.parked.claim(buf.tag, index, member) else {
             let has_room = self.buffers.push(buf.tag, (index, member));
@@ -392,7 +396,8 @@ impl Receiver {
         filled.map(drop).map_err(|error| self.fail(error))
     }
 
-    /// Notes the length of the message that a buffer has met, and says how much of it the buffer takes.
+    /// Notes the length of the message that a buffer has met, and returns how many bytes the buffer
+    /// takes.
     fn fill(&mut self, to: Target, len: u32, tag: u32, to_fit: bool) -> Result<u32, Error> {
         let Target::Buffer { index, member } = to else { return Ok(len) };
         let size = &mut self.reqs.at(index.into()).value.sizes[usize::from(member)];
@@ -403,8 +408,8 @@ impl Receiver {
         Ok(*size)
     }
 
-    /// A frame of main: its message goes to its buffer; out of the way, if another buffer waits
-    /// for what is behind it; or stays in the socket.
+    /// Handles a frame on main. Its message goes to its buffer if one is posted. Without one, it is
+    /// parked if other buffers wait. Otherwise it stays in the socket.
     fn admit(&mut self, bytes: &[u8; FRAME_BYTES]) -> Result<Option<Step>, Error> {
         let frame = Frame::parse_message(bytes, self.frame_seq).map_err(Error::Frame)?;
         let Frame { len, tag, kind, .. } = frame;
@@ -412,7 +417,7 @@ impl Receiver {
         (self.last_len, self.idle_looks) = (len, 0);
         if let Some((index, member)) = self.buffers.take(tag) {
             let to = Target::Buffer { index, member };
-            // Lanes bring a message whole.
+            // A message over the lanes is never cut.
             let kept = self.fill(to, len, tag, to_fit && !is_long(len, self.lanes))?;
             self.excess = len - kept;
             return Ok(Some(self.begin(Main::Message { to, len: kept })));
@@ -428,14 +433,14 @@ impl Receiver {
         Ok(Some(self.begin(Main::Park { place, len })))
     }
 
-    /// Goes on from a frame to its message.
+    /// Steps from a frame to its message.
     fn begin(&mut self, message: Main) -> Step {
         self.main = message;
         self.frame_seq = self.frame_seq.wrapping_add(1);
         Step::Skip(FRAME_BYTES)
     }
 
-    /// Says how a message comes over the lanes.
+    /// Returns the chunks of a message that comes over the lanes.
     fn spread(&mut self, to: Target, len: u32) -> Step {
         let chunks = Chunks::new(len, self.lanes, self.next_lane);
         self.next_lane = chunks.lane_after();
@@ -445,7 +450,7 @@ impl Receiver {
         Step::Spread { to, chunks }
     }
 
-    /// Chunks of a message that are still to come.
+    /// Number of chunks of a message that are still to arrive.
     fn chunks(&mut self, of: Target) -> Option<&mut u8> {
         match of {
             Target::Buffer { index, member } => {
@@ -455,7 +460,7 @@ impl Receiver {
         }
     }
 
-    /// All of a message is where it belongs.
+    /// Notes that the whole message is at its destination.
     fn arrived(&mut self, to: Target) {
         match to {
             Target::Buffer { index, .. } => {

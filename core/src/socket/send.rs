@@ -1,4 +1,4 @@
-//! The sending end (`net_socket.cc ncclNetSocketIsend`, `ncclNetSocketTest`).
+//! The sending end of a connection (`net_socket.cc ncclNetSocketIsend`, `ncclNetSocketTest`).
 
 use core::ops::Range;
 
@@ -11,61 +11,64 @@ use crate::error::Error;
 use crate::fifo::DEPTH_MAX;
 use crate::request::Ring;
 
-/// What stands beside the request of a send.
+/// State of a send that the request itself does not hold.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sending {
     len: u32,
     tag: u32,
 }
 
-/// Says which bytes go over the main socket next, and what has become of each send.
+/// Says which bytes to write to the main socket next, and tracks each send until it is done.
 ///
-/// It is told of bytes that were written and read, and touches none of the payload.
+/// The caller reports the bytes that it wrote and read. The sender touches no payload.
 #[derive(Debug)]
 pub struct Sender {
     reqs: Ring<Sending>,
-    /// Buffers of the peer that no message has met: their room.
+    /// Room of each peer buffer that no message has met.
     buffers: TagQueue<u32, BUFFERS_MAX>,
-    /// Messages that went ahead of their buffers: their length.
+    /// Length of each message that was sent ahead of its buffer.
     ahead: TagQueue<u32, AHEAD_MESSAGES>,
     ahead_bytes: u32,
-    /// Whether a message longer than its buffer is cut to it.
+    /// A message longer than its buffer is cut to the buffer's length.
     truncates: bool,
     lanes: u16,
     next_lane: u16,
-    /// Messages taken on, and those written to main, as far as main carries them.
+    /// Number of messages accepted (`queued`), and number of messages whose main part is written
+    /// (`written`).
     queued: u32,
     written: u32,
-    /// Bytes written of the next one, its frame included.
+    /// Number of bytes written of the next message, its frame included.
     partial: u64,
-    /// A frame of the peer that is not all there yet, and the number that it should have.
+    /// A frame of the peer that has partly arrived, and in `frame_seq` the sequence number that it
+    /// should have.
     frame: heapless::Vec<u8, FRAME_BYTES>,
     frame_seq: u32,
     end: Option<Error>,
 }
 
-/// What of a message is to be written to the main socket: the rest of its frame, then payload.
+/// The bytes of one message that are to be written to the main socket: the rest of its frame, then
+/// payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outgoing {
-    /// [`Request::index`] of its request.
+    /// [`Request::index`] of the message's request.
     pub index: usize,
-    /// Its frame.
+    /// Frame of the message.
     pub frame: [u8; FRAME_BYTES],
-    /// Bytes of the frame that are written already.
+    /// Number of frame bytes that are written already.
     pub frame_written: usize,
-    /// The part of the payload that is left and goes over main.
+    /// Range of the payload that is left and goes over main.
     pub payload: Range<u32>,
 }
 
 impl Outgoing {
-    /// Bytes that are left.
+    /// Number of bytes that are left.
     pub const fn bytes(&self) -> usize {
         FRAME_BYTES - self.frame_written + (self.payload.end - self.payload.start) as usize
     }
 }
 
 impl Sender {
-    /// A connection that is up, with so many lanes.
+    /// Creates the sender of an open connection with this many lanes.
     pub fn new(lanes: u16) -> Self {
         Sender {
             reqs: Ring::new(DEPTH_MAX, |_| Sending::default()),
@@ -84,21 +87,22 @@ impl Sender {
         }
     }
 
-    /// Where `on`, a message longer than its buffer is cut: the first bytes arrive, as many as there is
-    /// room for.
+    /// Sets whether a message longer than its buffer is cut. If so, as many of its first bytes arrive
+    /// as the buffer has room for.
     #[must_use]
     pub fn truncating(mut self, on: bool) -> Self {
         self.truncates = on;
         self
     }
 
-    /// Takes on a message of `len` bytes, and says which of it goes over which lanes. `None`,
-    /// where no request is free, or the peer has posted no buffer for `tag` and too much is ahead
-    /// already: call again when the control socket has brought more.
+    /// Accepts a message of `len` bytes, and returns its chunks for the lanes. `None` means that no
+    /// request is free, or that the message may not go ahead of its buffer. Call again when the
+    /// control socket has brought more.
     ///
     /// # Errors
-    /// [`Error::TooLong`], [`Error::SizeMismatch`] where the buffer is known and shorter, unless the
-    /// message is cut: the connection goes on. Or what ended it, the same on every call.
+    /// [`Error::TooLong`]: the message is too long. [`Error::SizeMismatch`]: the known buffer is
+    /// shorter, and messages are not cut. The connection goes on after both. After its end, each call
+    /// returns the error that ended the connection.
     pub fn isend(&mut self, len: u32, tag: u32) -> Result<Option<(Request, Chunks)>, Error> {
         if let Some(error) = self.end {
             return Err(error);
@@ -120,7 +124,7 @@ impl Sender {
         let Some((request, entry)) = self.reqs.next_free() else { return Ok(None) };
         let chunks = Chunks::new(len, self.lanes, self.next_lane);
         entry.value = Sending { len, tag };
-        // The end of its part of main, and of each chunk.
+        // The request waits for its part of main, and for each chunk.
         entry.arm(request.raw(), 1 + chunks.left());
         self.reqs.advance();
         self.next_lane = chunks.lane_after();
@@ -135,23 +139,25 @@ impl Sender {
         Ok(Some((request, chunks)))
     }
 
-    /// The bytes of the buffer that a message with `tag` would meet; `None`, where none is known.
+    /// Length in bytes of the buffer that a message with `tag` would meet. `None` means that no buffer
+    /// is known.
     pub fn room(&self, tag: u32) -> Option<u32> {
         self.buffers.peek(tag)
     }
 
-    /// Whether it is worth to read the control socket before a message is sent: no buffer is known
-    /// for it, and it may not go ahead, or half of what may is ahead already.
+    /// Returns whether to read the control socket before sending this message. That is so if no buffer
+    /// is known for it, and it may not go ahead or half of the limit is used.
     pub fn wants_news(&self, len: u32, tag: u32) -> bool {
         let is_half_way =
             self.ahead.room() <= AHEAD_MESSAGES / 2 || self.ahead_bytes > AHEAD_BYTES / 2;
         (is_half_way || !self.may_go_ahead(len)) && self.buffers.peek(tag).is_none()
     }
 
-    /// Whether a send is done, and then how many bytes it sent; `request` is then over.
+    /// Returns the number of sent bytes once a send is done. `request` is over then. `None` means that
+    /// the send is not done.
     ///
     /// # Errors
-    /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
+    /// [`Error::UnknownRequest`], or the error that ended the connection, the same on every call.
     pub fn test(&mut self, request: &Request) -> Result<Option<u32>, Error> {
         let token = request.raw();
         let entry = self.reqs.at(token);
@@ -165,12 +171,12 @@ impl Sender {
         Err(self.end.filter(|_| is_cut_short).unwrap_or(Error::UnknownRequest(token)))
     }
 
-    /// Whether anything is to be written to main.
+    /// Returns whether any bytes are to be written to main.
     pub fn has_outgoing(&self) -> bool {
         self.queued != self.written && self.end.is_none()
     }
 
-    /// What is to be written to main, in this order.
+    /// Iterates over the bytes to write to main, in this order.
     pub fn outgoing(&mut self) -> impl Iterator<Item = Outgoing> {
         let (lanes, mut partial) = (self.lanes, self.partial);
         let count = if self.end.is_none() { self.queued.wrapping_sub(self.written) } else { 0 };
@@ -194,14 +200,14 @@ impl Sender {
         })
     }
 
-    /// What is to be written to main, if it is one message.
+    /// Returns the bytes to write to main, if they belong to exactly one message.
     #[inline]
     pub fn only_outgoing(&mut self) -> Option<Outgoing> {
         let is_one = self.queued.wrapping_sub(self.written) == 1;
         if is_one { self.outgoing().next() } else { None }
     }
 
-    /// So many of the bytes of [`Sender::outgoing`] were written.
+    /// Notes that this many bytes of [`Sender::outgoing`] were written.
     pub fn wrote(&mut self, bytes: usize) {
         self.partial += bytes as u64;
         while self.queued != self.written {
@@ -216,16 +222,16 @@ impl Sender {
         }
     }
 
-    /// A chunk of the message of this [`Request::index`] was written to its lane.
+    /// Notes that a chunk was written to its lane, for the message with this [`Request::index`].
     pub fn chunk_done(&mut self, index: usize) {
         self.reqs.at(index as u32).book();
     }
 
-    /// Takes what the control socket has brought.
+    /// Handles bytes from the control socket.
     ///
     /// # Errors
-    /// Frames that cannot be; [`Error::SizeMismatch`] where a message has gone ahead that is
-    /// longer than its buffer, unless such a message is cut. They end the connection.
+    /// A frame is not valid. Or a message that was sent ahead is longer than its buffer and is not
+    /// cut: [`Error::SizeMismatch`]. Either error ends the connection.
     pub fn take_control(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         while !bytes.is_empty() && self.end.is_none() {
             let (now, later) = bytes.split_at(bytes.len().min(FRAME_BYTES - self.frame.len()));
@@ -244,7 +250,8 @@ impl Sender {
         self.end.map_or(Ok(()), Err)
     }
 
-    /// A buffer of the peer, for a message that has gone ahead or for one to come.
+    /// Matches a buffer of the peer with a message that was sent ahead, or keeps it for a later
+    /// message.
     fn meet(&mut self, buffer: Frame) -> Result<(), Error> {
         let Frame { len: room, tag, .. } = buffer;
         match self.ahead.take(tag) {
@@ -260,7 +267,7 @@ impl Sender {
         Ok(())
     }
 
-    /// The connection is over; the first reason stays. Sends that are done can still be tested.
+    /// Ends the connection. The first error stays. The caller can still test sends that are done.
     pub fn fail(&mut self, error: Error) {
         if self.end.is_none() {
             self.end = Some(error);
@@ -268,25 +275,25 @@ impl Sender {
         }
     }
 
-    /// What ended the connection.
+    /// Error that ended the connection.
     pub fn end(&self) -> Option<Error> {
         self.end
     }
 
-    /// Sends under way: taken on, and not yet tested as done.
+    /// Number of sends that are accepted and not yet tested as done.
     pub fn outstanding(&self) -> usize {
         self.reqs.live()
     }
 
-    /// Whether a message may be sent before its buffer is known. What goes over lanes is read right to
-    /// where it belongs, so it cannot be cut there.
+    /// Returns whether a message may be sent before its buffer is known. The receiver reads chunks
+    /// from the lanes right to their destination. So a message over the lanes cannot be cut there.
     fn may_go_ahead(&self, len: u32) -> bool {
         let may_be_cut = self.truncates && is_long(len, self.lanes);
         !may_be_cut && self.ahead.room() > 0 && len <= AHEAD_BYTES - self.ahead_bytes
     }
 }
 
-/// Bytes of a message's payload that go over main.
+/// Number of payload bytes of a message that go over main.
 const fn on_main(len: u32, lanes: u16) -> u32 {
     if is_long(len, lanes) { 0 } else { len }
 }

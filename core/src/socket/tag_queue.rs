@@ -1,11 +1,11 @@
-//! What waits for its counterpart: first in, first out by tag.
+//! A queue of entries that wait for their counterparts: first in, first out by tag.
 
 use heapless::Deque;
 
-/// Up to `N` things in the order in which they came, each with a tag.
+/// A queue of up to `N` values in the order of their arrival, each with a tag.
 ///
-/// As a rule the oldest is the one that is asked for, and found at once. Behind one that nobody
-/// asks for, places are given back only when it goes.
+/// Callers usually take the oldest value, which the queue finds at once. A value that nobody takes
+/// keeps the places behind it occupied until it is taken.
 #[derive(Debug)]
 pub(super) struct TagQueue<T, const N: usize> {
     entries: Deque<Entry<T>, N>,
@@ -24,17 +24,17 @@ impl<T: Copy, const N: usize> TagQueue<T, N> {
         TagQueue { entries: Deque::new(), waiting: 0 }
     }
 
-    /// Whether nothing waits.
+    /// Returns whether no value waits.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting == 0
     }
 
-    /// How many more it has room for.
+    /// Number of further values that fit.
     pub(super) fn room(&self) -> usize {
         N - self.entries.len()
     }
 
-    /// Adds to the end; `false` where there is no room.
+    /// Adds a value to the end, or returns `false` if there is no room.
     #[must_use]
     pub(super) fn push(&mut self, tag: u32, value: T) -> bool {
         let is_in = self.entries.push_back(Entry { tag, is_taken: false, value }).is_ok();
@@ -42,12 +42,12 @@ impl<T: Copy, const N: usize> TagQueue<T, N> {
         is_in
     }
 
-    /// The oldest with this tag.
+    /// Returns the oldest value with this tag.
     pub(super) fn peek(&self, tag: u32) -> Option<T> {
         self.entries.iter().find(|entry| entry.is(tag)).map(|entry| entry.value)
     }
 
-    /// Takes the oldest with this tag.
+    /// Takes the oldest value with this tag.
     pub(super) fn take(&mut self, tag: u32) -> Option<T> {
         let entry = self.entries.iter_mut().find(|entry| entry.is(tag))?;
         entry.is_taken = true;
@@ -80,7 +80,8 @@ mod tests {
             steps in prop::collection::vec((any::<bool>(), 0u32..4), 0..200),
         ) {
             let mut queue = TagQueue::<usize, 16>::new();
-            // Tag, value, whether it still waits; from the oldest that does.
+            // Entries of tag, value, and whether the value still waits. The list starts at the oldest
+            // waiting entry.
             let mut list: Vec<(u32, usize, bool)> = Vec::new();
             for (i, (push, tag)) in steps.into_iter().enumerate() {
                 if push {

@@ -1,4 +1,4 @@
-//! The bytes of the socket transport: the hello that opens each socket, and frames.
+//! Bytes of the socket transport: the hello that opens each socket, and the frames.
 
 mod frame;
 mod hello;

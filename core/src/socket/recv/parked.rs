@@ -1,30 +1,31 @@
-//! Messages taken out of the way, until their buffers are posted.
+//! Parked messages: payload that was taken from the socket before its buffer was posted.
 
 use heapless::Deque;
 
 use crate::socket::tag_queue::TagQueue;
 use crate::socket::{AHEAD_BYTES, AHEAD_MESSAGES};
 
-/// The places to park at, and who is there.
+/// The places for parked messages, and the messages in them.
 #[derive(Debug)]
 pub(super) struct Parked {
     places: [Option<Message>; AHEAD_MESSAGES],
-    /// Those that no buffer has met, and their bytes: what a sender is ahead by, as we see it.
+    /// Messages that no buffer has met. Together with `bytes` they say how far the sender is ahead, as
+    /// the receiver sees it.
     waiting: TagQueue<u8, AHEAD_MESSAGES>,
     bytes: u32,
-    /// Those that are whole and have met their buffers.
+    /// Places of messages that are complete and have met their buffers.
     leaving: Deque<u8, AHEAD_MESSAGES>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Message {
     len: u32,
-    /// Whether its buffer may be shorter.
+    /// The message's buffer may be shorter than the message.
     to_fit: bool,
-    /// Chunks that are still to come over the lanes.
+    /// Number of chunks that are still to arrive over the lanes.
     chunks: u8,
     is_whole: bool,
-    /// The buffer that it has met: of which receive, and which of its buffers.
+    /// The buffer that the message has met: index of the receive, and number of the buffer in it.
     buffer: Option<(u8, u8)>,
 }
 
@@ -38,18 +39,18 @@ impl Parked {
         }
     }
 
-    /// Bytes of messages that no buffer has met.
+    /// Number of bytes of the messages that no buffer has met.
     pub(super) fn bytes(&self) -> u32 {
         self.bytes
     }
 
-    /// Whether a sender may have sent one more, of `len` bytes.
+    /// Returns whether the sender was allowed to send one more message of `len` bytes ahead.
     pub(super) fn may_come(&self, len: u32) -> bool {
         self.waiting.room() > 0 && len <= AHEAD_BYTES - self.bytes
     }
 
-    /// A place for a message that may come; `None` while all are taken, by messages whose chunks
-    /// are still under way.
+    /// Reserves a place for a message that was allowed to come ahead. `None` means that all places are
+    /// taken, by messages whose chunks are still under way.
     pub(super) fn enter(&mut self, len: u32, tag: u32, to_fit: bool) -> Option<u8> {
         let place = self.places.iter().position(Option::is_none)? as u8;
         if !self.waiting.push(tag, place) {
@@ -61,8 +62,8 @@ impl Parked {
         Some(place)
     }
 
-    /// A buffer was posted: the length of the message that it meets, and whether the buffer may be
-    /// shorter.
+    /// Matches a posted buffer with a parked message. It returns the message's length and whether the
+    /// buffer may be shorter.
     pub(super) fn claim(&mut self, tag: u32, index: u8, member: u8) -> Option<(u32, bool)> {
         let place = self.waiting.take(tag)?;
         let message = self.places[usize::from(place)].as_mut()?;
@@ -75,7 +76,7 @@ impl Parked {
         Some((len, to_fit))
     }
 
-    /// All of a message is there.
+    /// Notes that a message is complete.
     pub(super) fn arrived(&mut self, place: u8) {
         let Some(message) = &mut self.places[usize::from(place)] else { return };
         message.is_whole = true;
@@ -84,17 +85,17 @@ impl Parked {
         }
     }
 
-    /// Chunks of a message that are still to come.
+    /// Number of chunks of a message that are still to arrive.
     pub(super) fn chunks(&mut self, place: u8) -> Option<&mut u8> {
         self.places[usize::from(place)].as_mut().map(|message| &mut message.chunks)
     }
 
-    /// Whether one is to go to its buffer.
+    /// Returns whether a message is ready to move to its buffer.
     pub(super) fn is_leaving(&self) -> bool {
         !self.leaving.is_empty()
     }
 
-    /// The next to go to its buffer: its place, and the buffer.
+    /// Takes the next message that is ready to move: its place, and its buffer.
     pub(super) fn leave(&mut self) -> Option<(u8, (u8, u8))> {
         let place = self.leaving.pop_front()?;
         let Message { buffer, .. } = self.places[usize::from(place)].take()?;

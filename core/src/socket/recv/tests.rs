@@ -3,7 +3,7 @@ use super::*;
 const ROOM: u32 = 1 << 20;
 const TAG: u32 = 7;
 
-/// A receiver to which messages of any length come, one after the other.
+/// A receiver that gets messages of any length, one after the other.
 struct Inbound {
     receiver: Receiver,
     messages: u32,
@@ -14,12 +14,12 @@ impl Inbound {
         Inbound { receiver: Receiver::new(0), messages: 0 }
     }
 
-    /// Posts a buffer; whether the sender hears of it, and of those before, at once.
+    /// Posts a buffer and returns whether the sender hears at once of all unannounced buffers.
     fn post(&mut self) -> bool {
         self.post_all(&[ROOM])
     }
 
-    /// The same of several at once.
+    /// Posts several buffers and returns whether the sender hears at once of all unannounced buffers.
     fn post_all(&mut self, lens: &[u32]) -> bool {
         let bufs = lens.iter().map(|len| Posted { len: *len, tag: TAG });
         let bufs: heapless::Vec<_, RECVS_MAX> = bufs.collect();
@@ -31,7 +31,7 @@ impl Inbound {
         self.receiver.take_news(&mut [0; 256 * FRAME_BYTES]) > 0
     }
 
-    /// A message comes for the oldest buffer.
+    /// Delivers a message for the oldest buffer.
     fn message(&mut self, len: u32) {
         let frame = Frame { kind: FrameKind::Message, seq: self.messages, len, tag: TAG };
         let skip = self.receiver.next(&frame.to_bytes());
@@ -107,7 +107,7 @@ fn what_of_a_message_its_buffer_has_no_room_for_is_skipped_however_it_comes() {
         let frame = Frame { kind: FrameKind::MessageToFit, seq, len, tag: TAG };
         let receiver = &mut inbound.receiver;
         assert_eq!(receiver.next(&frame.to_bytes()), Ok(Some(Step::Skip(FRAME_BYTES))));
-        // A byte at a time.
+        // Deliver the payload one byte at a time.
         for at in 0..len {
             assert_eq!(receiver.next(&[]), Ok(None));
             assert!(receiver.is_starved(0));

@@ -1,4 +1,4 @@
-//! Frames: what the ends of a connection that is up tell each other about messages.
+//! Frames: the messages by which both ends announce payload and buffers on an open connection.
 
 use core::fmt;
 
@@ -8,10 +8,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
 use crate::socket::{AHEAD_BYTES, AHEAD_MESSAGES};
 
-/// Bytes of a frame.
+/// Length of a frame in bytes.
 pub const FRAME_BYTES: usize = 16;
 
-/// A frame on the wire, little-endian.
+/// Byte layout of a frame, little-endian.
 ///
 /// ```text
 /// byte 0       4      8      12     16
@@ -30,57 +30,57 @@ struct FrameBytes {
 
 assert_eq_size!(FrameBytes, [u8; FRAME_BYTES]);
 
-/// What a frame is about.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FrameKind {
-    /// A message, from the sender. Its buffer must have room for it.
+    /// The sender announces a message. Its buffer must have room for the whole message.
     Message,
-    /// A message, of which the receiver takes what its buffer has room for.
+    /// The sender announces a message. The receiver takes as much of it as fits into its buffer.
     MessageToFit,
-    /// A buffer that was posted, from the receiver.
+    /// The receiver announces a posted buffer.
     Buffer,
 }
 
-/// A message that comes, or a buffer that waits for one.
+/// Announces a message that follows, or a buffer that waits for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Message or buffer.
+    /// Kind of the frame.
     pub kind: FrameKind,
-    /// Its number among those of its kind, from 0, wrapping.
+    /// Number of the frame among those of its direction, from 0, wrapping.
     pub seq: u32,
-    /// Bytes of the message, or room in the buffer; at most 2³¹ − 1.
+    /// Length of the message, or room in the buffer, in bytes. It is at most 2³¹ − 1.
     pub len: u32,
-    /// Its tag.
+    /// Tag of the message or buffer.
     pub tag: u32,
 }
 
-/// Frames that no working peer sends.
+/// A frame that no working peer sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameError {
-    /// Not a frame of the kind that comes on this socket.
+    /// The frame is not of the kind that this socket carries.
     Kind {
-        /// Its first bytes.
+        /// First bytes of the frame.
         got: [u8; 4],
-        /// The number that it should have had.
+        /// Sequence number that the frame should have had.
         seq: u32,
     },
-    /// Out of order.
+    /// The frame is out of order.
     Seq {
-        /// Its number.
+        /// Sequence number of the frame.
         got: u32,
-        /// The number that it should have had.
+        /// Sequence number that the frame should have had.
         want: u32,
     },
-    /// Longer than a message may be.
+    /// The length exceeds the maximum length of a message.
     Len(u32),
-    /// A message that the sender may not send before its buffer is posted.
+    /// The sender must not send this message before its buffer is posted.
     Ahead {
-        /// Its bytes.
+        /// Length of the message in bytes.
         len: u32,
-        /// Bytes that wait for their buffers already.
+        /// Number of bytes that wait for their buffers already.
         waiting: u32,
     },
-    /// More buffers than can be posted at a time.
+    /// The peer posted more buffers than it may at a time.
     Buffers,
 }
 
@@ -95,7 +95,7 @@ impl FrameKind {
 }
 
 impl Frame {
-    /// The bytes of the wire.
+    /// Encodes the frame.
     pub fn to_bytes(&self) -> [u8; FRAME_BYTES] {
         transmute!(FrameBytes {
             kind: self.kind.bytes(),
@@ -105,7 +105,7 @@ impl Frame {
         })
     }
 
-    /// Reads a frame that should be number `seq` of its kind.
+    /// Decodes a frame that should have this kind and this sequence number.
     pub fn parse(bytes: &[u8; FRAME_BYTES], kind: FrameKind, seq: u32) -> Result<Self, FrameError> {
         let b: FrameBytes = transmute!(*bytes);
         if b.kind != kind.bytes() {
@@ -120,7 +120,7 @@ impl Frame {
         Ok(Frame { kind, seq, len: b.len.get(), tag: b.tag.get() })
     }
 
-    /// Reads a frame of the sender that should be number `seq`, of either kind of message.
+    /// Decodes a message frame of either kind that should have this sequence number.
     pub fn parse_message(bytes: &[u8; FRAME_BYTES], seq: u32) -> Result<Self, FrameError> {
         let to_fit = bytes.starts_with(&FrameKind::MessageToFit.bytes());
         let kind = if to_fit { FrameKind::MessageToFit } else { FrameKind::Message };

@@ -1,4 +1,5 @@
-//! The hello: what each socket says first, so that the sockets of a connection find together.
+//! The hello: the first bytes on each socket, by which the acceptor groups the sockets of a
+//! connection.
 
 use core::fmt;
 
@@ -9,10 +10,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 use crate::conn::wire::{DEVICE_NAME_BYTES, DeviceName, decode, encode};
 use crate::socket::LANES_MAX;
 
-/// Bytes of a hello.
+/// Length of a hello in bytes.
 pub const HELLO_BYTES: usize = size_of::<HelloBytes>();
 
-/// A hello on the wire, little-endian.
+/// Byte layout of a hello, little-endian.
 ///
 /// ```text
 /// byte 0         8       10        12     16            80
@@ -32,40 +33,41 @@ struct HelloBytes {
 
 assert_eq_size!(HelloBytes, [u8; 80]);
 
-/// What the connector says on each of its sockets, and the acceptor back on the first when all
-/// are there.
+/// The first bytes on each socket. The connector sends a hello on each socket. Once all sockets have
+/// arrived, the acceptor answers with a hello on the control socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Which socket of the connection: 0 control, 1 main, then lanes.
+    /// Number of the socket in its connection: 0 is control, 1 is main, then come the lanes.
     pub index: u16,
-    /// How many sockets the connection has.
+    /// Number of sockets of the connection.
     pub sockets: u16,
-    /// The connector's random number, by which its sockets find together.
+    /// Random number of the connector, by which the acceptor groups the sockets.
     pub session: u64,
-    /// Name of this end's device.
+    /// Name of the sending end's device.
     pub device: DeviceName,
 }
 
 /// Why a hello is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HelloError {
-    /// Not from 2 to 66 sockets, or not as many as the connection's other sockets say.
+    /// The number of sockets is not from 2 to 66, or differs from that of the connection's other
+    /// sockets.
     Sockets(u16),
-    /// Not the number of a socket of this connection, or one that came already.
+    /// The connection has no socket of this number, or has it already.
     Index(u16),
-    /// Not the session that we opened.
+    /// The answer is for another session than the one we opened.
     Session(u64),
-    /// Some of the connection's sockets did not come in time.
+    /// Some sockets of the connection did not arrive in time.
     Missing {
-        /// Those that came.
+        /// Number of sockets that arrived.
         came: u16,
-        /// Those that it has.
+        /// Number of sockets that the connection has.
         of: u16,
     },
 }
 
 impl Hello {
-    /// The bytes of the wire.
+    /// Encodes the hello.
     pub fn to_bytes(&self) -> [u8; HELLO_BYTES] {
         transmute!(HelloBytes {
             index: self.index.into(),
@@ -76,7 +78,7 @@ impl Hello {
         })
     }
 
-    /// Reads a peer's hello.
+    /// Decodes and checks a peer's hello.
     pub fn parse(bytes: &[u8; HELLO_BYTES]) -> Result<Self, HelloError> {
         let b: HelloBytes = transmute!(*bytes);
         let (index, sockets) = (b.index.get(), b.sockets.get());
