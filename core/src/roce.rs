@@ -13,7 +13,7 @@
 //! that sends and receives such packets.
 //!
 //! Invar peers can agree on [`QpOptions::ADAPTIVE_ROUTING`](crate::nic::QpOptions::ADAPTIVE_ROUTING).
-//! They then use one bit that the standard reserves: [`Bth::adaptive`].
+//! Then both peers use one bit that the standard reserves: [`Bth::adaptive`].
 
 mod datagram;
 mod header;

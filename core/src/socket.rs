@@ -14,11 +14,11 @@
 //!
 //! A sender may send [`AHEAD_BYTES`] in [`AHEAD_MESSAGES`] before it knows of their buffers. So short
 //! messages wait for no round trip. A receiver parks a message without a buffer only if another buffer
-//! waits for something behind it. It parks no more than that.
+//! waits for something behind it. A receiver parks no more than that.
 //!
 //! Read the types in this order. [`Frame`] and [`Hello`] are the bytes. [`Connector`] and [`Lobby`]
 //! gather the sockets of a connection at both ends. [`Sender`] and [`Receiver`] say which bytes belong
-//! where. No type sees payload: they name ranges of the requests' buffers.
+//! where. No type sees payload: all types name ranges of the requests' buffers.
 
 mod accept;
 mod connect;

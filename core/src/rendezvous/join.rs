@@ -71,8 +71,8 @@ pub fn joined(header: Header, body: &[u8]) -> Result<(), JoinError> {
     }
 }
 
-/// Handles a rank's first message. It returns the rank and the process that joined. The hub answers a
-/// success with [`Kind::Welcome`].
+/// Handles a rank's first message. The function returns the rank and the process that joined. The hub
+/// answers a success with [`Kind::Welcome`].
 ///
 /// # Errors
 /// The rank may not join.

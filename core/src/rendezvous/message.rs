@@ -146,8 +146,8 @@ impl Default for Incoming {
 }
 
 impl Incoming {
-    /// Space for the next bytes of the stream. It is never empty and never goes past the end of a
-    /// message.
+    /// Space for the next bytes of the stream. The space is never empty and never goes past the end of
+    /// a message.
     pub fn space(&mut self) -> &mut [u8] {
         self.0.space()
     }

@@ -20,8 +20,8 @@ pub enum Speaker {
     Hub,
 }
 
-/// Makes the tags of one end's messages, or checks them at the other end. Each tag covers the number
-/// of its message. So nobody can drop a message, repeat it, or pass it off as the other end's.
+/// Makes the tags of one end's messages, or checks these tags at the other end. Each tag covers the
+/// number of its message. So nobody can drop a message, repeat it, or pass it off as the other end's.
 #[derive(Clone, Debug)]
 pub struct Seal {
     key: Secret,

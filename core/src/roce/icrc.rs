@@ -1,8 +1,8 @@
 //! The invariant CRC, or ICRC (IBTA §7.8.1, annex A17.3.3).
 //!
-//! The ICRC is the CRC-32 of Ethernet, stored little endian. It covers eight bytes of ones, the IP
-//! header, the UDP header, and the packet up to its ICRC. Fields that may change on the way count as
-//! ones:
+//! The ICRC is the CRC-32 of Ethernet, stored little endian. The ICRC covers eight bytes of ones, the
+//! IP header, the UDP header, and the packet up to its ICRC. Fields that may change on the way count
+//! as ones:
 //!
 //! - IPv4: type of service, time to live, header checksum;
 //! - IPv6: traffic class, flow label, hop limit;
@@ -10,7 +10,7 @@
 //! - BTH: byte 4 (FECN, BECN and reserved bits).
 //!
 //! The ICRC covers the identification and the fragment bits of IPv4, but a UDP socket shows neither.
-//! [`Ipv4Id`] says how the caller deals with this.
+//! [`Ipv4Id`] says what the ICRC assumes about the identification.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -33,7 +33,7 @@ const FLOW_BYTES_MAX: usize = ONES + IPV6_BYTES + UDP_BYTES;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ipv4Id {
     /// The ICRC covers this identification, as the standard demands. Linux sends 0 from an unconnected
-    /// socket whose `IP_MTU_DISCOVER` is DO or PROBE. It sends 0, 1, 2, … in the segments of one
+    /// socket whose `IP_MTU_DISCOVER` is DO or PROBE. Linux sends 0, 1, 2, … in the segments of one
     /// `UDP_SEGMENT` call.
     Known(u16),
     /// The identification counts as ones, if both Invar peers agreed on
@@ -46,7 +46,7 @@ pub enum Ipv4Id {
 #[error("source and destination are of different IP versions")]
 pub struct MixedFamilies;
 
-/// Computes the ICRC for packets from one UDP address to another. It keeps the IP and UDP header
+/// Computes the ICRC for packets from one UDP address to another. A flow keeps the IP and UDP header
 /// fields that all these packets share, and takes every datagram as unfragmented (DF set).
 #[derive(Clone, Debug)]
 pub struct Flow {

@@ -3,7 +3,8 @@
 use core::fmt;
 
 bitflags::bitflags! {
-    /// Extension headers that follow the BTH. On the wire they appear in bit order, lowest bit first.
+    /// Extension headers that follow the BTH. On the wire these headers appear in bit order, lowest
+    /// bit first.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Extensions: u8 {
         /// [`Deth`](super::Deth), 8 bytes.

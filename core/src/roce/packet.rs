@@ -70,14 +70,14 @@ pub struct Packet<'a> {
     pub headers: Headers,
     /// Payload without padding. With an unknown opcode, the payload starts right behind the BTH.
     pub payload: &'a [u8],
-    /// Padding and ICRC, or padding and tag, as they arrived. It is empty in a packet that never was
-    /// on a wire.
+    /// Padding and ICRC, or padding and tag, as they arrived. The trailer is empty in a packet that
+    /// never was on a wire.
     pub trailer: &'a [u8],
 }
 
 impl<'a> Packet<'a> {
-    /// Decodes the UDP payload of one datagram. Opcode and reserved fields may have any value. This
-    /// function does not check the ICRC.
+    /// Decodes the UDP payload of one datagram. Opcode and reserved fields may have any value.
+    /// `decode` does not check the ICRC.
     ///
     /// # Errors
     /// The packet is too short for its opcode and its pad count.
@@ -93,7 +93,7 @@ impl<'a> Packet<'a> {
     }
 
     /// Decodes a datagram that ends with `check_bytes` of ICRC or tag. This function does not check
-    /// them.
+    /// the ICRC or tag.
     ///
     /// # Errors
     /// The packet is too short for its opcode and its pad count.

@@ -1,33 +1,33 @@
 //! One end of a reliable connection (IBTA §9.7), sans-IO.
 //!
-//! A [`Qp`] takes work requests, packets and the time. It gives packets ([`Qp::poll_transmit_run`]),
-//! completions ([`Env::complete`]) and the time of its next call ([`Qp::deadline_ns`]). A queue pair
-//! never sees payload. [`Payload`] names the bytes that it sends, and [`Env::place`] takes the bytes
-//! that it receives.
+//! A [`Qp`] takes work requests, packets and the time. A `Qp` gives packets
+//! ([`Qp::poll_transmit_run`]), completions ([`Env::complete`]) and the time of its next call
+//! ([`Qp::deadline_ns`]). A queue pair never sees payload. [`Payload`] names the bytes to send, and
+//! [`Env::place`] takes the received bytes.
 //!
 //! An adapter calls [`Qp::post_send`], [`Qp::post_recv`], [`Qp::handle_packet`] or
-//! [`Qp::handle_timeout`]. After each call, or after a batch of calls, it drains
+//! [`Qp::handle_timeout`]. After each call, or after a batch of calls, the adapter drains
 //! [`Qp::poll_transmit_run`] and reads [`Qp::deadline_ns`]. The queue pair makes acknowledges while
-//! the adapter drains it. One acknowledge covers everything that arrived before, so a batch costs one.
-//! Requests leave before the acknowledge. An adapter that sends trains of packets can then send both
-//! by one call, because only the last packet of a train may be short.
+//! the adapter drains it. One acknowledge covers everything that arrived before, so a batch costs one
+//! acknowledge. Requests leave before the acknowledge. An adapter that sends trains of packets can
+//! then send both by one call, because only the last packet of a train may be short.
 //!
 //! A requester sends a WRITE in one of two ways:
 //!
-//! - In the standard way it sends FIRST, MIDDLE and LAST packets in order, and goes back to the oldest
-//!   packet on a loss (go-back-N).
+//! - In the standard way the requester sends FIRST, MIDDLE and LAST packets in order, and goes back to
+//!   the oldest packet on a loss (go-back-N).
 //! - Between peers that agreed on [`ADAPTIVE_ROUTING`](crate::nic::QpOptions::ADAPTIVE_ROUTING), each
-//!   packet is a WRITE_ONLY. It names its own memory and carries the mark [`Bth::adaptive`]. The
-//!   responder places such packets as they come and acknowledges up to the first hole. Once a hole has
-//!   aged, the responder asks for just that packet. A requester whose acknowledge is late sends the
-//!   oldest and the newest packet again. The last packet of a WRITE_WITH_IMM carries the RETH of the
-//!   whole message, and its payload is the message's tail. So the completion can report the message's
-//!   length. Marked and unmarked packets are never in flight at the same time.
+//!   packet is a WRITE_ONLY. The packet names its own memory and carries the mark [`Bth::adaptive`].
+//!   The responder places such packets on arrival and acknowledges up to the first hole. Once a hole
+//!   has aged, the responder asks for just that packet. A requester whose acknowledge is late sends
+//!   the oldest and the newest packet again. The last packet of a WRITE_WITH_IMM carries the RETH of
+//!   the whole message, and its payload is the message's tail. So the completion can report the
+//!   message's length. Marked and unmarked packets are never in flight at the same time.
 //!
 //! A packet's maximum payload is one of the path MTUs of the verbs. Invar peers may agree on more
 //! ([`RtrAttr::long_mtu_bytes`](crate::nic::RtrAttr::long_mtu_bytes)). Then the first packet of a
-//! multi-packet standard WRITE gives up as many payload bytes as its RETH takes. So it is as long as
-//! the packets behind it and leaves in one train with them. Nothing else changes.
+//! multi-packet standard WRITE gives up as many payload bytes as its RETH takes. So the first packet
+//! is as long as the next ones, and shares a train with these packets. Nothing else changes.
 //!
 //! Where the standard leaves a choice, this code does what Linux rxe does. Comments in the code note
 //! the differences.
@@ -77,8 +77,8 @@ pub const WINDOW_PACKETS_MAX: u32 = psn_set::LEN;
 /// [`RtrAttr::long_mtu_bytes`](crate::nic::RtrAttr::long_mtu_bytes).
 pub const LONG_MTU_BYTES_MAX: u32 = 1 << 13;
 
-/// Maximum length in bytes of a train: the packets that an adapter may send by one call. A train and
-/// its headers must fit into what a device takes at a time, usually 64 KiB. Otherwise the kernel cuts
+/// Maximum length in bytes of a train: the packets that an adapter may send by one call. A train with
+/// its headers must stay below the largest send of a device, usually 64 KiB. Otherwise the kernel cuts
 /// the train before the device, which is less than half as fast.
 pub const TRAIN_BYTES_MAX: u32 = 65_300;
 /// Maximum number of packets in a train. Linux before 6.9 takes no more in one call.
@@ -208,8 +208,8 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         self.set_tuning(self.tuning);
     }
 
-    /// Posts a send, as `ibv_post_send` does. It returns the slot in which the adapter keeps the bytes
-    /// of an inline request. A slot is free again once a later request gets it.
+    /// Posts a send, as `ibv_post_send` does. The function returns the slot in which the adapter keeps
+    /// the bytes of an inline request. A slot is free again once a later request gets it.
     ///
     /// # Errors
     /// `ENOMEM`: the queue is full. `EINVAL`: the state is not RTS, SQD or ERR, or no queue pair could
@@ -290,8 +290,8 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         }
     }
 
-    /// Returns the next packet to send. Call it until it returns `None`. READ responses and NAKs leave
-    /// before requests. An acknowledge lets up to one train of requests go first.
+    /// Returns the next packet to send. Call this function until it returns `None`. READ responses and
+    /// NAKs leave before requests. An acknowledge lets up to one train of requests go first.
     pub fn poll_transmit(&mut self, now_ns: u64, env: &mut impl Env) -> Option<Transmit> {
         self.poll_transmit_run(now_ns, 1, env)
     }
@@ -364,8 +364,8 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         if ack_waits { responder.poll_transmit(path, counters, env) } else { Ok(None) }
     }
 
-    /// Handles expired timers. Call it at [`Qp::deadline_ns`]. An earlier or repeated call does no
-    /// harm.
+    /// Handles expired timers. Call this function at [`Qp::deadline_ns`]. An earlier or repeated call
+    /// does no harm.
     pub fn handle_timeout(&mut self, now_ns: u64, env: &mut impl Env) {
         if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
             return;

@@ -145,8 +145,8 @@ impl Sender {
         self.buffers.peek(tag)
     }
 
-    /// Returns whether to read the control socket before sending this message. That is so if no buffer
-    /// is known for it, and it may not go ahead or half of the limit is used.
+    /// Returns whether to read the control socket before sending this message. The answer is yes if no
+    /// buffer is known for the message, and it may not go ahead or half of the limit is used.
     pub fn wants_news(&self, len: u32, tag: u32) -> bool {
         let is_half_way =
             self.ahead.room() <= AHEAD_MESSAGES / 2 || self.ahead_bytes > AHEAD_BYTES / 2;

@@ -77,9 +77,9 @@ fn blind_bytes(packet: &[u8]) -> Vec<usize> {
 
 #[test]
 fn just_what_routers_change_is_masked() {
-    // These bytes are TOS, TTL, IP checksum, UDP checksum, and byte 4 of the BTH.
+    // The blind bytes are TOS, TTL, IP checksum, UDP checksum, and byte 4 of the BTH.
     assert_eq!(blind_bytes(&NAK), [1, 8, 10, 11, 26, 27, 32]);
-    // These bytes are the flow label and the hop limit. The first bits of the flow label and the
+    // The blind bytes are the flow label and the hop limit. The first bits of the flow label and the
     // traffic class share bytes 0 and 1.
     assert_eq!(blind_bytes(&ACK), [1, 2, 3, 7, 46, 47, 52]);
 }

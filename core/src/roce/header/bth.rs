@@ -13,7 +13,7 @@ pub struct Bth {
     pub migreq: bool,
     /// Number of padding bytes behind the payload, 0 to 3.
     pub pad_count: u8,
-    /// Transport header version, 4 bits. It is always 0.
+    /// Transport header version, 4 bits, always 0.
     pub tver: u8,
     /// Partition key. RoCE has only the default partition, `0xffff`.
     pub pkey: u16,
@@ -28,9 +28,9 @@ pub struct Bth {
     /// The sender asks for an acknowledge.
     pub ack_req: bool,
     /// Invar's own mark, in the top one of the seven reserved bits beside AckReq. The packet belongs
-    /// to a WRITE in which each packet names its own memory. The responder may place it before earlier
-    /// packets arrive. Only peers that agreed on the mark set it. Other peers ignore it (IBTA
-    /// §9.2.10).
+    /// to a WRITE in which each packet names its own memory. The responder may place the packet before
+    /// earlier ones arrive. Only peers that agreed on the mark set it. Other peers ignore the bit
+    /// (IBTA §9.2.10).
     pub adaptive: bool,
     /// The other six reserved bits, kept as received.
     pub resv7: u8,

@@ -4,9 +4,9 @@ use super::responder::Answer;
 use super::{Counters, Path, Qp, Transmit, responder};
 use crate::roce::{Packet, Psn};
 
-/// Answers the peer of a destroyed queue pair, as TCP does in TIME_WAIT. It sends the acknowledge that
-/// was due. If an acknowledge was lost and the peer sends requests again, it acknowledges these. It
-/// carries out no request.
+/// Answers the peer of a destroyed queue pair, as TCP does in TIME_WAIT. A lingering queue pair sends
+/// the acknowledge that was due. If an acknowledge was lost and the peer repeats requests, the
+/// lingering queue pair acknowledges these requests. A lingering queue pair carries out no request.
 #[derive(Clone, Copy)]
 pub struct Lingering {
     path: Path,

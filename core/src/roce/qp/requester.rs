@@ -1,5 +1,5 @@
-//! The requester turns work requests into request packets (IBTA §9.7.2). It handles answers in
-//! `requester/response.rs` and cuts work requests into packets in `requester/wqe.rs`.
+//! The requester turns work requests into request packets (IBTA §9.7.2). The requester handles answers
+//! in `requester/response.rs` and cuts work requests into packets in `requester/wqe.rs`.
 //!
 //! ```text
 //!                  oldest       next               end

@@ -28,8 +28,8 @@ impl RoundTrip {
         self.probed = true;
     }
 
-    /// Handles an acknowledge of everything before `oldest`. It returns the round trip if the measured
-    /// packet is acknowledged and no probe was sent meanwhile.
+    /// Handles an acknowledge of everything before `oldest`. The function returns the round trip if
+    /// the measured packet is acknowledged and no probe was sent meanwhile.
     pub(super) fn on_ack(&mut self, now: u64, oldest: Psn) -> Option<u64> {
         let (_, sent) = self.timed.take_if(|(end, _)| oldest.since(*end) >= 0)?;
         let rtt = now.saturating_sub(sent);

@@ -7,8 +7,8 @@ use crate::nic::RtrAttr;
 /// Settings of a queue pair that a host may choose beyond the attributes of the verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// Maximum number of packets in flight, 1 to [`WINDOW_PACKETS_MAX`](super::WINDOW_PACKETS_MAX).
-    /// This many packets of a path MTU should fit into the receiver's socket buffer.
+    /// Maximum number of packets in flight, 1 to [`WINDOW_PACKETS_MAX`](super::WINDOW_PACKETS_MAX). So
+    /// many packets of the path MTU's length should fit into the receiver's socket buffer.
     pub window_packets_max: u32,
     /// Time without progress after which a probe sends the oldest unacknowledged packets again. Each
     /// later probe waits twice as long as the one before. Probes use up no retry: only whole ACK
@@ -16,7 +16,7 @@ pub struct Tuning {
     pub probe_ns: u64,
     /// Time for which the peer may hold an acknowledge back. With adaptive routing, the first probe
     /// leaves this long after the acknowledge should have come, judged by this connection's round
-    /// trips. It leaves after `probe_ns` if that is sooner.
+    /// trips. The probe leaves after `probe_ns` if that is sooner.
     pub ack_delay_ns: u64,
     /// A longer round trip counts as congestion, because packets wait in a queue. If the shortest
     /// round trip exceeds four times this target, the limit is one and a half times the shortest. With

@@ -1,10 +1,10 @@
 //! Congestion window: how many packets may be in flight.
 //!
-//! The window doubles each round trip up to a threshold, then grows by one packet a round trip. It
-//! shrinks when packets are lost. It also shrinks when round trips exceed their target: then packets
-//! wait in a queue, and all senders that share the queue notice. Each sender shrinks in proportion to
-//! its window and grows by the same amount. So all senders come to equal shares (as in Swift, Kumar et
-//! al., SIGCOMM 2020).
+//! The window doubles each round trip up to a threshold, then grows by one packet a round trip. The
+//! window shrinks when packets are lost. The window also shrinks when round trips exceed their target:
+//! then packets wait in a queue, and all senders that share the queue notice. Each sender shrinks in
+//! proportion to its window and grows by the same amount. So all senders come to equal shares (as in
+//! Swift, Kumar et al., SIGCOMM 2020).
 
 use super::{Tuning, WINDOW_PACKETS_MAX};
 

@@ -9,8 +9,8 @@ use crate::socket::{AHEAD_BYTES, AHEAD_MESSAGES};
 #[derive(Debug)]
 pub(super) struct Parked {
     places: [Option<Message>; AHEAD_MESSAGES],
-    /// Messages that no buffer has met. Together with `bytes` they say how far the sender is ahead, as
-    /// the receiver sees it.
+    /// Messages that no buffer has met. The length of this queue and `bytes` say how far ahead the
+    /// sender is, as the receiver sees it.
     waiting: TagQueue<u8, AHEAD_MESSAGES>,
     bytes: u32,
     /// Places of messages that are complete and have met their buffers.
@@ -62,8 +62,8 @@ impl Parked {
         Some(place)
     }
 
-    /// Matches a posted buffer with a parked message. It returns the message's length and whether the
-    /// buffer may be shorter.
+    /// Matches a posted buffer with a parked message. The function returns the message's length and
+    /// whether the buffer may be shorter.
     pub(super) fn claim(&mut self, tag: u32, index: u8, member: u8) -> Option<(u32, bool)> {
         let place = self.waiting.take(tag)?;
         let message = self.places[usize::from(place)].as_mut()?;

@@ -48,7 +48,7 @@ pub struct Frame {
     pub kind: FrameKind,
     /// Number of the frame among those of its direction, from 0, wrapping.
     pub seq: u32,
-    /// Length of the message, or room in the buffer, in bytes. It is at most 2³¹ − 1.
+    /// Length of the message, or room in the buffer, in bytes, at most 2³¹ − 1.
     pub len: u32,
     /// Tag of the message or buffer.
     pub tag: u32,

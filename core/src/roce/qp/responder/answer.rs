@@ -1,8 +1,8 @@
 //! The packets that a responder sends. READ responses leave first, then one acknowledge or NAK for all
 //! that arrived, then NAKs for the holes of adaptive routing.
 //!
-//! An acknowledge says that everything before it was carried out, READ responses included. So it waits
-//! until these responses are sent.
+//! An acknowledge says that everything before it was carried out, READ responses included. So an
+//! acknowledge waits until these responses are sent.
 
 use super::Responder;
 use crate::nic::Access;
@@ -24,7 +24,8 @@ pub(in crate::roce::qp) enum Answer {
     Refuse { psn: Psn, code: NakCode },
 }
 
-/// Describes the messages that the acknowledge to send is for. This decides how long it may wait.
+/// Describes the messages that the acknowledge to send is for. These facts decide how long the
+/// acknowledge may wait.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Due {
     /// Each message has one packet.

@@ -58,8 +58,8 @@ impl<const RQ: usize> Responder<RQ> {
             };
         }
         counters.out_of_order += 1;
-        // A packet that must be refused is refused when its turn comes. It leaves a hole, and the
-        // responder asks for it again.
+        // A packet that must be refused is refused when its turn comes. The packet leaves a hole, and
+        // the responder asks for the packet again.
         if let Ok(immediate) = self.place_marked(packet, path, env) {
             self.reorder.note(now, self.expected, bth.psn, immediate);
             if bth.ack_req {
