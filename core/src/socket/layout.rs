@@ -30,8 +30,8 @@ pub struct Layout {
 
 impl Layout {
     /// Chooses the layout from `NCCL_SOCKET_NTHREADS` and `NCCL_NSOCKS_PERTHREAD`. `None` means
-    /// automatic. Then the network card's PCI vendor decides, written as in sysfs (`net_socket.cc
-    /// ncclNetSocketGetNsockNthread`).
+    /// automatic. Then the network card's PCI vendor decides, written as sysfs writes it
+    /// (`net_socket.cc ncclNetSocketGetNsockNthread`).
     ///
     /// The number of sockets is NCCL's: a number that is too large gives a warning and is cut. There
     /// are never more threads than free CPUs beside the caller. Threads that share a CPU only make

@@ -429,8 +429,7 @@ fn permitted(operation: Operation, path: &Path) -> bool {
     }
 }
 
-/// Checks the whole memory of a message. Key and address of an empty message are not checked (IBTA
-/// C9-88).
+/// Checks the whole memory of a message. An empty message needs no valid key or address (IBTA C9-88).
 fn check_memory(
     va: u64,
     rkey: u32,

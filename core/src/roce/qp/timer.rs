@@ -12,8 +12,7 @@ pub const fn ack_timeout_ns(code: u8) -> Option<u64> {
     }
 }
 
-/// Minimum wait after an RNR NAK with this timer code. Only the low 5 bits of the code count (IBTA
-/// table 46).
+/// Minimum wait after an RNR NAK with this timer code. The low 5 bits are the code (IBTA table 46).
 pub const fn rnr_timer_ns(code: u8) -> u64 {
     const UNIT_NS: u64 = 10_000;
     UNIT_NS
