@@ -1,19 +1,18 @@
-//! The proxy: moves data between GPUs and the network for the ranks of one host (`proxy.cc`).
+//! The proxy moves data between GPUs and the network for the ranks of one host (`proxy.cc`).
 //!
-//! Ranks say what is to be moved; a service sets connections up; an engine moves the data, step by
-//! step. It reads in the order in which an operation goes:
+//! The ranks post operations that say which data to move. A service sets up connections, and an engine
+//! moves the data step by step. The modules follow the order in which an operation passes through them:
+//! 0. [`Pattern`] says which peers a rank exchanges data with, and in which direction. [`CollTransfer`]
+//!    cuts a collective into steps; [`P2pTransfer`](crate::math::P2pTransfer) cuts a send or a receive
+//!    into steps.
+//! 1. [`Op`] describes one direction of a transfer with one peer on one channel.
+//! 2. [`OpPool`] is memory that the ranks of a host share with the proxy. A [`Poster`] puts operations
+//!    in, and a [`Taker`] takes them out. Neither ever waits for a lock.
+//! 3. [`Engine`] merges operations into [`Args`] with several [`Sub`]s and moves each through its
+//!    [`Stage`]s over a [`Transport`]. [`Pace`] says when the engine looks for new operations.
+//! 4. [`Calls`] and [`Session`] handle the requests by which a rank has connections set up.
 //!
-//! 0. [`Pattern`] — which peers a rank exchanges data with, and in which direction;
-//!    [`CollTransfer`] cuts a collective into steps, as [`P2pTransfer`](crate::math::P2pTransfer) does
-//!    for a send or a receive.
-//! 1. [`Op`] — one direction of that, with one peer, on one channel.
-//! 2. [`OpPool`] — memory that the ranks of a host share with the proxy. A [`Poster`] puts
-//!    operations in, a [`Taker`] takes them out, neither ever waits for a lock.
-//! 3. [`Engine`] — merges operations into [`Args`] of several [`Sub`]s and moves each through its
-//!    [`Stage`]s over a [`Transport`]; [`Pace`] says when to look for new ones.
-//! 4. [`Calls`] and [`Session`] — the requests by which a rank has connections set up.
-//!
-//! Threads, shared memory, waiting and waking are the host's business.
+//! The host provides threads and shared memory, and it implements waiting and waking.
 
 mod banks;
 mod collective;

@@ -1,36 +1,36 @@
-//! Pools and rows that grow by banks: a host brings the memory.
+//! Pools and rows that grow by banks, in memory that the host provides.
 
-/// Elements of a bank (`NCCL_PROXY_CONN_POOL_SIZE`).
+/// Number of elements in a bank (`NCCL_PROXY_CONN_POOL_SIZE`).
 pub const BANK_LEN: usize = 128;
 
-/// Memory for elements, a bank at a time. The core allocates nothing: a host brings an
-/// implementation, of a heap or of a fixed number of banks.
+/// Memory for elements, which grows by one bank at a time. The core allocates nothing. The host
+/// implements this trait over a heap or over a fixed number of banks.
 pub trait Banks<T> {
-    /// A bank, if there are as many.
+    /// Returns bank number `bank`, or `None` if there are not so many banks.
     fn bank(&self, bank: usize) -> Option<&[T; BANK_LEN]>;
-    /// The same, to write in.
+    /// Returns bank number `bank` for writing, or `None` if there are not so many banks.
     fn bank_mut(&mut self, bank: usize) -> Option<&mut [T; BANK_LEN]>;
-    /// Adds a bank of default values. `false` where there is no memory for it.
+    /// Adds a bank of default values. Returns `false` if there is no memory for the bank.
     fn grow(&mut self) -> bool;
 
-    /// Element `index`, in bank `index / BANK_LEN`.
+    /// Returns element `index`, which is in bank `index / BANK_LEN`.
     fn at(&self, index: u32) -> Option<&T> {
         self.bank(index as usize / BANK_LEN).map(|bank| &bank[index as usize % BANK_LEN])
     }
 
-    /// The same, to write in.
+    /// Returns element `index` for writing.
     fn at_mut(&mut self, index: u32) -> Option<&mut T> {
         self.bank_mut(index as usize / BANK_LEN).map(|bank| &mut bank[index as usize % BANK_LEN])
     }
 }
 
-/// A pool of elements: taken and given back in constant time, by index.
+/// A pool of elements. The caller takes elements and gives them back by index, in constant time.
 #[derive(Debug, Default)]
 pub struct Pool<T, B> {
     banks: B,
     /// One past the largest index that was ever taken.
     touched: u32,
-    /// The one given back last.
+    /// The index of the element that was given back last.
     free: Option<u32>,
     element: core::marker::PhantomData<T>,
 }
@@ -44,13 +44,13 @@ pub struct Slot<T> {
 }
 
 impl<T, B: Banks<Slot<T>>> Pool<T, B> {
-    /// A pool in `banks`, which hold default values.
+    /// Creates a pool in `banks`, which must hold default values.
     pub fn new(banks: B) -> Self {
         Pool { banks, touched: 0, free: None, element: core::marker::PhantomData }
     }
 
-    /// Takes an element, with the value that it was given back with. `None` where all are taken
-    /// and there is no memory for more.
+    /// Takes an element, which still has the value that it was given back with. Returns `None` if all
+    /// elements are taken and there is no memory for more.
     pub fn take(&mut self) -> Option<(u32, &mut T)> {
         let index = match self.free {
             Some(index) => index,
@@ -69,7 +69,7 @@ impl<T, B: Banks<Slot<T>>> Pool<T, B> {
         Some((index, &mut slot.value))
     }
 
-    /// Gives an element back. `false` where it is not taken.
+    /// Gives an element back. Returns `false` if the element is not taken.
     pub fn give_back(&mut self, index: u32) -> bool {
         let Some(slot) = self.banks.at_mut(index).filter(|slot| slot.taken) else { return false };
         slot.taken = false;
@@ -77,23 +77,23 @@ impl<T, B: Banks<Slot<T>>> Pool<T, B> {
         true
     }
 
-    /// One past the largest index that was ever taken.
+    /// Returns one past the largest index that was ever taken.
     pub fn touched(&self) -> u32 {
         self.touched
     }
 
-    /// An element that is taken.
+    /// Returns the element `index` if it is taken.
     pub fn get(&self, index: u32) -> Option<&T> {
         self.banks.at(index).filter(|slot| slot.taken).map(|slot| &slot.value)
     }
 
-    /// The same, to write in.
+    /// Returns the element `index` for writing if it is taken.
     pub fn get_mut(&mut self, index: u32) -> Option<&mut T> {
         self.banks.at_mut(index).filter(|slot| slot.taken).map(|slot| &mut slot.value)
     }
 }
 
-/// Elements in a row, as many as there is memory for.
+/// A growing row of elements, limited by the memory of its banks.
 #[derive(Debug)]
 pub(super) struct Row<T, B> {
     banks: B,
@@ -102,7 +102,7 @@ pub(super) struct Row<T, B> {
 }
 
 impl<T, B: Banks<Option<T>>> Row<T, B> {
-    /// None, in `banks`, which hold default values.
+    /// Creates an empty row in `banks`, which must hold default values.
     pub(super) fn new(banks: B) -> Self {
         Row { banks, len: 0, element: core::marker::PhantomData }
     }
@@ -111,7 +111,7 @@ impl<T, B: Banks<Option<T>>> Row<T, B> {
         self.len
     }
 
-    /// Adds one behind the others. `false` where there is no memory for it.
+    /// Adds an element at the end. Returns `false` if there is no memory for the element.
     #[must_use]
     pub(super) fn push(&mut self, value: T) -> bool {
         if self.banks.at(self.len).is_none() && !self.banks.grow() {
@@ -127,7 +127,7 @@ impl<T, B: Banks<Option<T>>> Row<T, B> {
         self.banks.at(at)?.as_ref()
     }
 
-    /// The place of the first that is as asked for.
+    /// Returns the index of the first element for which `is_it` is true.
     pub(super) fn position(&self, is_it: impl Fn(&T) -> bool) -> Option<u32> {
         (0..self.len).find(|at| self.get(*at).is_some_and(&is_it))
     }
@@ -136,7 +136,7 @@ impl<T, B: Banks<Option<T>>> Row<T, B> {
         self.banks.at_mut(at)?.as_mut()
     }
 
-    /// Takes one out; the last has its place then.
+    /// Takes the element at `at` out and moves the last element to its index.
     pub(super) fn swap_remove(&mut self, at: u32) -> Option<T> {
         let removed = self.banks.at_mut(at)?.take()?;
         self.len -= 1;

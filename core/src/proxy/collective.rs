@@ -1,41 +1,41 @@
-//! How a collective is cut into loops, chunks and steps.
+//! Cuts a collective into loops, chunks and steps.
 
 use core::num::NonZeroU32;
 
 use super::Pattern;
 use crate::math::{Protocol, STEPS};
 
-/// What is done with the data of all ranks (`ncclFunc_t`).
+/// A collective operation on the data of all ranks (`ncclFunc_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collective {
-    /// One rank's data to all.
+    /// All ranks receive the data of one rank.
     Broadcast,
-    /// All data, reduced, to one rank.
+    /// One rank receives the reduced data of all ranks.
     Reduce,
-    /// All data to all ranks.
+    /// All ranks receive the data of all ranks.
     AllGather,
-    /// A share of the reduced data to each rank.
+    /// Each rank receives its share of the reduced data.
     ReduceScatter,
-    /// All data, reduced, to all ranks.
+    /// All ranks receive the reduced data of all ranks.
     AllReduce,
 }
 
-/// Over which shape.
+/// The topology that a collective uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// Two trees.
+    /// The data goes over two trees.
     Tree,
-    /// A ring.
+    /// The data goes over a ring.
     Ring,
-    /// A switch that reduces, reached by each host's heads.
+    /// A switch reduces the data. Each host's heads reach the switch.
     CollnetDirect,
-    /// A switch that reduces, reached by a chain within each host.
+    /// A switch reduces the data. A chain within each host reaches the switch.
     CollnetChain,
 }
 
 impl Collective {
-    /// How its data travels (`enqueue.cc getPatternInfo`); `None` where NCCL does not do this
-    /// collective by this algorithm.
+    /// Returns the pattern by which the data travels (`enqueue.cc getPatternInfo`). Returns `None` if
+    /// NCCL does not run this collective by this algorithm.
     pub const fn pattern(self, algorithm: Algorithm) -> Option<Pattern> {
         use {Algorithm as A, Collective as C};
         Some(match (self, algorithm) {
@@ -52,7 +52,7 @@ impl Collective {
         })
     }
 
-    /// Steps of a slice and of a chunk, with the simple protocol on a ring (`collectives.h`).
+    /// Steps of a slice and steps of a chunk, for the simple protocol on a ring (`collectives.h`).
     const fn ring_steps(self) -> (u32, u32) {
         match self {
             Collective::Broadcast | Collective::Reduce => (1, 1),
@@ -66,48 +66,49 @@ impl Collective {
 /// A collective, as one rank sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollTransfer {
-    /// What.
+    /// The collective operation.
     pub collective: Collective,
-    /// Over which shape.
+    /// The topology that the collective uses.
     pub algorithm: Algorithm,
-    /// How. A switch takes [`Protocol::Simple`] only.
+    /// The protocol that the data is in. A switch takes only [`Protocol::Simple`].
     pub protocol: Protocol,
-    /// Bytes of the whole: for an all-gather and a reduce-scatter those of all ranks.
+    /// Bytes of the whole data; for an all-gather and a reduce-scatter, the bytes of all ranks
+    /// together.
     pub bytes: u64,
     /// Bytes of a step: the protocol's buffer / [`STEPS`].
     pub step_bytes: NonZeroU32,
-    /// Channels that share the work.
+    /// Number of channels that share the work.
     pub nchannels: NonZeroU32,
-    /// Ranks.
+    /// Number of ranks.
     pub nranks: NonZeroU32,
-    /// Hosts that the ranks are on.
+    /// Number of hosts that the ranks are on.
     pub nnodes: NonZeroU32,
-    /// Depth of the tree, or of the way to the switch.
+    /// Depth of the tree, or of the path to the switch.
     pub depth: u32,
-    /// Ranks of this host that reach the switch directly.
+    /// Number of this host's ranks that reach the switch directly.
     pub nheads: NonZeroU32,
 }
 
-/// How it is moved (`enqueue.cc computeColl`).
+/// The steps that move a collective (`enqueue.cc computeColl`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollSteps {
-    /// How the data travels.
+    /// The pattern by which the data travels.
     pub pattern: Pattern,
-    /// Steps to a slice.
+    /// Number of steps in a slice.
     pub slice_steps: u32,
-    /// Steps to a chunk, a multiple of `slice_steps`.
+    /// Number of steps in a chunk, a multiple of `slice_steps`.
     pub chunk_steps: u32,
-    /// Bytes of a chunk, flags included.
+    /// Bytes of a chunk, including the protocol's flags.
     pub chunk_bytes: u32,
     /// Most bytes that a slice moves (`nbytes`).
     pub slice_bytes: u64,
-    /// Steps in all, a multiple of `chunk_steps`; 0 where there is nothing to move.
+    /// Total number of steps, a multiple of `chunk_steps`; 0 if there is nothing to move.
     pub nsteps: u64,
 }
 
 impl CollTransfer {
-    /// Computes steps and chunks. `None` where NCCL does not do this collective by this algorithm
-    /// or the steps pass 2^64.
+    /// Computes steps and chunks. Returns `None` if NCCL does not run this collective by this
+    /// algorithm, or if the number of steps exceeds 2^64.
     pub fn steps(&self) -> Option<CollSteps> {
         let pattern = self.collective.pattern(self.algorithm)?;
         let (slice_steps, chunk_steps) = match (self.protocol, self.algorithm) {
@@ -137,7 +138,7 @@ impl CollTransfer {
         })
     }
 
-    /// Steps and chunks of one turn (`enqueue.cc getLoopInfo`).
+    /// Steps and chunks of one loop (`enqueue.cc getLoopInfo`).
     fn loop_of(&self, pattern: Pattern) -> (u64, u32) {
         let nranks = self.nranks.get();
         match pattern {
@@ -148,14 +149,14 @@ impl CollTransfer {
         }
     }
 
-    /// Bytes of a chunk: less than a whole one where there is too little data to fill the pipeline
-    /// of `depth` hops with whole ones.
+    /// Bytes of a chunk. If there is too little data to fill the pipeline of `depth` hops with chunks
+    /// of `whole` bytes, the chunk is smaller.
     fn chunk_bytes(&self, pattern: Pattern, whole: u32) -> u32 {
         let depth = u64::from(self.depth);
         let nchannels = u64::from(self.nchannels.get());
         let halve = |chunk: u32, floor: u32, nheads: u64, chunks_wanted: u64| {
             let mut chunk = chunk;
-            // Both counts are of 32 bits, and a chunk above the floor is below 2^32.
+            // Both counts have 32 bits, and a chunk above the floor is below 2^32, so the product fits.
             while chunk > floor
                 && u128::from(self.bytes)
                     < u128::from(nchannels * nheads) * u128::from(chunk) * u128::from(chunks_wanted)
@@ -189,12 +190,13 @@ impl CollTransfer {
         }
     }
 
-    /// How many chunks keep a tree of LL128 busy: `factor / ppn` for each of
-    /// 1 + log2(hosts) + ppn / 10 hops, with `ppn` ranks on a host; rounded up.
+    /// Number of chunks that keep a tree of LL128 busy. With `ppn` ranks on each host there are 1 +
+    /// log2(hosts) + ppn / 10 hops. Each hop needs `factor / ppn` chunks. The result is rounded up.
     fn ll128_chunks(&self, factor: u64) -> u64 {
         let (nranks, nnodes) = (u64::from(self.nranks.get()), u64::from(self.nnodes.get()));
         let hops = 1 + u64::from(self.nnodes.ilog2());
-        // factor × (hops + nranks / (10 × nnodes)) × nnodes / nranks, over one denominator.
+        // The quotient is factor × (hops + nranks / (10 × nnodes)) × nnodes / nranks, over one
+        // denominator.
         (factor * (10 * hops * nnodes + nranks)).div_ceil(10 * nranks)
     }
 }

@@ -1,8 +1,11 @@
-//! The engine: active operations, moved step by step.
+//! The engine moves the active operations step by step.
 //!
-//! What waits for the same connection is chained (`next_peer`), and only the first of a chain is
-//! active, or also the next once all of the first is on its way; operations of one `op_count` over connections that share their buffers are merged into
-//! one [`Args`] with a [`Sub`] each. The transport under it is one call, [`Transport::advance`].
+//! Operations that wait for the same connection form a chain (`next_peer`). Only the first operation of
+//! a chain is active. Once all steps of the first are on their way, the second becomes active too.
+//!
+//! The engine merges operations with the same `op_count` over connections that share their buffers.
+//! Merged operations become one [`Args`] with one [`Sub`] each. The engine uses its transport by one
+//! call, [`Transport::advance`].
 
 mod append;
 mod args;
@@ -17,64 +20,65 @@ pub use transport::{Event, Probe, ProgressError, Step, Transport};
 use super::{Banks, ConnectionId, Direction, Pool, Slot};
 use crate::fifo::RECVS_MAX;
 
-/// What the engine keeps of a connection.
+/// The state that the engine keeps for one connection.
 #[derive(Clone, Debug)]
 pub struct Connection {
     spec: ConnectionSpec,
-    /// Steps that operations have taken or will take, so that the next knows its slot.
+    /// Steps that operations have taken or will take, so that the next operation knows its slot.
     step: u64,
-    /// Steps that are done, of an operation that has not begun early.
+    /// Completed steps. An operation that began early does not count its steps here.
     done: u64,
-    /// The last operation of the chain that waits for this connection, or for those that share
-    /// its buffers. Only where the chain hangs on this one.
+    /// The last operation of the chain that waits for this connection, or for the connections that
+    /// share its buffers. Only the connection that the chain hangs on has a tail.
     tail: Option<u32>,
-    /// Operations, and other connections, that need it.
+    /// Number of operations and other connections that need this connection.
     uses: u32,
 }
 
-/// What is to be known of a connection.
+/// The properties of a connection that the host gives when it opens the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionSpec {
-    /// Which way data goes.
+    /// Direction in which data goes over the connection.
     pub direction: Direction,
-    /// The local rank whose operations may name it.
+    /// The local rank whose operations may name the connection.
     pub local_rank: u32,
-    /// Whose buffers it uses.
+    /// Says which buffers the connection uses.
     pub sharing: Sharing,
-    /// Receives that one request can serve together; `None` for one each.
+    /// The receives that one request can serve together; `None` if each receive has its own request.
     pub recv_group: Option<RecvGroup>,
 }
 
-/// Whose buffers a connection uses.
+/// Says whose buffers a connection uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// Its own.
+    /// The connection uses its own buffers.
     Own,
-    /// Buffers that others may share with it.
+    /// The connection has buffers that other connections may share with it.
     First,
-    /// Those of a connection that is [`Sharing::First`].
+    /// The connection uses the buffers of another connection, which is [`Sharing::First`].
     With(ConnectionId),
 }
 
-/// Connections over the same receiving comm.
+/// Connections over the same receiving comm, whose receives one request can serve together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecvGroup {
-    /// Which comm.
+    /// Number of the receiving comm.
     pub comm: u32,
-    /// Most buffers of one of its requests (`maxRecvs`); at most [`RECVS_MAX`] count.
+    /// Most buffers that one request of the comm serves (`maxRecvs`); values above [`RECVS_MAX`] count
+    /// as [`RECVS_MAX`].
     pub buffers_max: u8,
 }
 
-/// Why a connection can't be opened.
+/// The reason why the engine can't open a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// There is one of that name.
+    /// A connection with this number is open already.
     #[error("connection {0} is open already")]
     Open(ConnectionId),
-    /// There is no memory for it.
+    /// The host has no memory for the connection.
     #[error("connection {0}: no memory for one more bank of connections")]
     NoMemory(ConnectionId),
-    /// What it is to share buffers with does not share, or goes the other way.
+    /// The other connection is not open, does not share its buffers, or goes the other way.
     #[error(
         "connection {0} can't share the buffers of {1}, which is not open, has its own, or \
              goes the other way"
@@ -82,34 +86,34 @@ pub enum OpenError {
     Sharing(ConnectionId, ConnectionId),
 }
 
-/// Why a connection can't be closed.
+/// The reason why the engine can't close a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CloseError {
-    /// There is none of that name.
+    /// No connection with this number is open.
     #[error("connection {0} is not open")]
     NotOpen(ConnectionId),
-    /// Operations, or connections that share its buffers, need it.
+    /// Operations, or connections that share its buffers, still need the connection.
     #[error("connection {0} is in use by {1} operations or connections")]
     InUse(ConnectionId, u32),
 }
 
-/// The operations that a progress thread moves (`ncclProxyProgressState`), in the memory that the
-/// host gives.
+/// The operations that a progress thread moves (`ncclProxyProgressState`). The host provides the memory
+/// for them.
 #[derive(Debug)]
 pub struct Engine<A, C> {
     args: Pool<Args, A>,
     connections: C,
-    /// First and last of the operations that are active.
+    /// The first and the last active operation.
     active: Option<(u32, u32)>,
 }
 
 impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
-    /// An engine without connections and operations.
+    /// Creates an engine without connections and operations.
     pub fn new(args: A, connections: C) -> Self {
         Engine { args: Pool::new(args), connections, active: None }
     }
 
-    /// Whether no operation is active.
+    /// Returns whether no operation is active.
     pub fn is_idle(&self) -> bool {
         self.active.is_none()
     }
@@ -139,7 +143,7 @@ impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
         Ok(())
     }
 
-    /// Closes a connection that nothing uses any more.
+    /// Closes a connection that no operation and no other connection uses.
     pub fn close(&mut self, id: ConnectionId) -> Result<(), CloseError> {
         let connection = self.connection(id).ok_or(CloseError::NotOpen(id))?;
         if connection.uses > 0 {
@@ -166,7 +170,7 @@ impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
 }
 
 impl Connection {
-    /// The connection that the chain hangs on.
+    /// The connection that holds the chain's tail: this one, or the one whose buffers this one uses.
     fn chain_at(&self, id: ConnectionId) -> ConnectionId {
         match self.spec.sharing {
             Sharing::Own | Sharing::First => id,
@@ -178,7 +182,7 @@ impl Connection {
         self.spec.sharing != Sharing::Own
     }
 
-    /// The comm whose request serves several receives, and how many.
+    /// The receiving comm whose request serves several receives, and how many receives it serves.
     fn recv_group(&self) -> Option<(u32, usize)> {
         let RecvGroup { comm, buffers_max } = self.spec.recv_group?;
         Some((comm, usize::from(buffers_max).clamp(1, RECVS_MAX)))

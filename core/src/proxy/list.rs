@@ -1,9 +1,10 @@
-//! Lists in shared memory that need no lock: many put chains in, one takes all out.
+//! Lists in shared memory that need no lock: many processes put chains in, and one process takes all
+//! chains out.
 //!
-//! Cells are linked by index, since every process maps the memory where it likes. A chain is put
-//! in by one compare-and-swap of the head and taken out by one exchange, so a process that is
-//! killed anywhere leaves the list whole. Nothing is ever taken out singly, so a head that has
-//! changed and changed back does no harm (there is no ABA problem).
+//! An index links a cell to the next one, since each process maps the memory at its own address. One
+//! compare-and-swap of the head puts a chain in, and one exchange takes all chains out. A process that
+//! is killed at any point therefore leaves the list whole. No process takes out a single cell, so a
+//! head that has changed and changed back does no harm (there is no ABA problem).
 
 #[cfg(not(all(loom, test)))]
 pub(super) use core::sync::atomic::{AtomicU32, Ordering};
@@ -12,8 +13,7 @@ pub(super) use loom::sync::atomic::{AtomicU32, Ordering};
 
 use super::Cell;
 
-/// The index of a cell, or the end of a list. Zero is the end, so that zeroed memory is an empty
-/// list.
+/// The index of a cell, or the end of a list. Zero means the end, so zeroed memory is an empty list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Link(u32);
 
@@ -37,45 +37,46 @@ impl Link {
     }
 }
 
-/// The head of a list is closed: nothing is taken in any more.
+/// The head of the list is closed, so the list takes in no more cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the proxy has been told to stop")]
 pub struct Closed;
 
-/// Set in a head that is closed; no index is that large.
+/// This bit marks a closed head. No index is large enough to set it.
 const CLOSED: u32 = 1 << 31;
 
 /// The head of a list, on a cache line of its own.
 ///
-/// Its word is zero just while the list is empty and open: who waits for more than that waits, by
-/// a futex, for the word to change.
+/// The word of the head is zero exactly while the list is empty and open. A thread that waits for cells
+/// waits by a futex for the word to change.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Head(AtomicU32);
 
 impl Head {
-    /// The word to wait on.
+    /// Returns the word that a futex waits on.
     pub fn word(&self) -> &AtomicU32 {
         &self.0
     }
 
-    /// Whether nothing is in it.
+    /// Returns whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.0.load(Ordering::Relaxed) & !CLOSED == 0
     }
 
-    /// Whether [`Head::close`] was called.
+    /// Returns whether [`Head::close`] was called.
     pub fn is_closed(&self) -> bool {
         self.0.load(Ordering::Relaxed) & CLOSED != 0
     }
 
-    /// Takes no more in. What is in it stays until it is taken out. Whoever waits must be woken.
+    /// Closes the list, which then takes in no more cells. The cells in the list stay until a process
+    /// takes them out. The caller must wake all threads that wait on the head.
     pub fn close(&self) {
         self.0.fetch_or(CLOSED, Ordering::Relaxed);
     }
 
-    /// Puts a chain in, which `last` is the end of, before all that is there; says whether nothing
-    /// was there, so that somebody may have to be woken.
+    /// Puts a chain, which ends at `last`, in front of all cells of the list. Returns whether the
+    /// head's word was zero, so that the caller may have to wake a waiting thread.
     pub(super) fn push(&self, first: u32, last: &Cell) -> Result<bool, Closed> {
         let mut head = self.0.load(Ordering::Relaxed);
         loop {
@@ -83,8 +84,8 @@ impl Head {
                 return Err(Closed);
             }
             last.set_next(Link::from_word(head));
-            // Release: whoever takes the chain sees its cells as they are now. Later pushes, being
-            // read-modify-writes, carry that on.
+            // Release: the process that takes the chain sees its cells as they are now. Later pushes
+            // are read-modify-writes, so they continue the release sequence.
             match self.0.compare_exchange_weak(
                 head,
                 Link::to(first).word(),
@@ -97,7 +98,7 @@ impl Head {
         }
     }
 
-    /// Takes everything out, the chain that came last first.
+    /// Takes out all cells. The chain that was pushed last comes first.
     pub(super) fn take_all(&self) -> Link {
         Link::from_word(self.0.fetch_and(CLOSED, Ordering::Acquire) & !CLOSED)
     }

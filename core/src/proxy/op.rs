@@ -1,10 +1,10 @@
-//! An operation, and the cell of shared memory that holds one.
+//! An operation, and the cell of shared memory that holds it.
 
 use super::list::{AtomicU32, Link, Ordering};
 use super::{BANK_LEN, Pattern};
 use crate::math::{Protocol, STEPS};
 
-/// A connection of the proxy: its bank, and its place there.
+/// Number of a proxy's connection. It combines a bank with an index in that bank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u32);
 
@@ -14,48 +14,49 @@ impl core::fmt::Display for ConnectionId {
     }
 }
 
-/// One direction of a transfer, with one peer, on one channel (`ncclProxyOp`).
+/// One direction of a transfer with one peer on one channel (`ncclProxyOp`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {
-    /// Which operation of the communicator it belongs to. Operations of one `op_count` over
-    /// connections that share their buffers go together.
+    /// Number of the communicator's operation that this one belongs to. The engine merges operations of
+    /// one `op_count` over connections that share their buffers.
     pub op_count: u64,
-    /// Steps in all, a multiple of `slice_steps`.
+    /// Total number of steps, a multiple of `slice_steps`.
     pub nsteps: u64,
     /// Most bytes of a slice (`nbytes`).
     pub slice_bytes: u64,
-    /// The proxy's connection that it goes over.
+    /// The proxy's connection that the operation goes over.
     pub connection: ConnectionId,
     /// The peer's rank (`root`).
     pub peer: u32,
     /// Bytes of a chunk.
     pub chunk_bytes: u32,
-    /// The channel.
+    /// The channel's number.
     pub channel: u16,
-    /// Steps of a slice, what moves at once; from 1 to [`STEPS`].
+    /// Steps of a slice, from 1 to [`STEPS`]. The engine moves one slice at once.
     pub slice_steps: u8,
-    /// Steps of a chunk, a multiple of `slice_steps`, to [`STEPS`]. Operations begin on one.
+    /// Steps of a chunk, a multiple of `slice_steps` and at most [`STEPS`]. Each operation begins at a
+    /// chunk boundary.
     pub chunk_steps: u8,
-    /// How the data travels.
+    /// The pattern by which the data travels.
     pub pattern: Pattern,
-    /// Which protocol the data is in.
+    /// The protocol that the data is in.
     pub protocol: Protocol,
-    /// What is reduced (`ncclDataType_t`); compared, not looked into.
+    /// Type of the reduced data (`ncclDataType_t`). The engine compares it but does not interpret it.
     pub dtype: u8,
-    /// By what (`ncclRedOp_t`); compared, not looked into.
+    /// The reduction (`ncclRedOp_t`). The engine compares it but does not interpret it.
     pub red_op: u8,
 }
 
-/// Why an operation can't be one.
+/// The reason why an operation is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpError {
-    /// There is no such pattern.
+    /// No pattern has this code.
     #[error("pattern {0}: known are 0 to {max}", max = Pattern::ALL.len() - 1)]
     Pattern(u8),
-    /// There is no such protocol.
+    /// No protocol has this code.
     #[error("protocol {0}: known are 0 (LL), 1 (LL128) and 2 (simple)")]
     Protocol(u8),
-    /// Slices do not make up chunks, or chunks not the buffer.
+    /// A chunk is not a whole number of slices, or a chunk is larger than the buffer.
     #[error(
         "slices of {slice_steps} steps in chunks of {chunk_steps}: a chunk is whole slices and at \
          most {STEPS} steps"
@@ -66,20 +67,20 @@ pub enum OpError {
         /// Steps of a chunk.
         chunk_steps: u8,
     },
-    /// Slices do not make up the whole.
+    /// The operation is not a whole number of slices, or it has no step.
     #[error("{nsteps} steps in slices of {slice_steps}: must be whole slices, and one at least")]
     Steps {
-        /// Steps in all.
+        /// Total number of steps.
         nsteps: u64,
         /// Steps of a slice.
         slice_steps: u8,
     },
 }
 
-/// `NCCL_PROTO_LL`, `NCCL_PROTO_LL128`, `NCCL_PROTO_SIMPLE`.
+/// The protocols by their codes: `NCCL_PROTO_LL`, `NCCL_PROTO_LL128`, `NCCL_PROTO_SIMPLE`.
 const PROTOCOLS: [Protocol; 3] = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
 
-/// Words of an operation in its cell:
+/// The cell stores an operation in these words:
 ///
 /// ```text
 ///  0 connection   1 peer         2 chunk_bytes
@@ -90,7 +91,7 @@ const PROTOCOLS: [Protocol; 3] = [Protocol::Ll, Protocol::Ll128, Protocol::Simpl
 const WORDS: usize = 11;
 
 impl Op {
-    /// Whether it can be moved at all.
+    /// Returns an error if the operation is invalid and so could never be moved.
     pub const fn check(&self) -> Result<(), OpError> {
         let Op { slice_steps, chunk_steps, nsteps, .. } = *self;
         if slice_steps == 0
@@ -149,10 +150,11 @@ impl Op {
     }
 }
 
-/// A cache line of shared memory: an operation, and a link to the next in whichever list it is.
+/// A cache line of shared memory: an operation, and a link to the next cell of the list that holds this
+/// one.
 ///
-/// Whoever holds the cell is alone with it; the lists order one holder's accesses after the
-/// other's, so that relaxed ones do. All zero bytes are a valid cell.
+/// Only the process that holds the cell accesses it. The lists order the accesses of one holder after
+/// those of the previous holder, so relaxed accesses suffice. A cell of zero bytes is valid.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Cell {
@@ -178,7 +180,7 @@ impl Cell {
         }
     }
 
-    /// Another process wrote it, so anything may be in it.
+    /// Another process wrote the cell, so the words may have any value.
     pub(super) fn read(&self) -> Result<Op, OpError> {
         Op::from_words(self.words.each_ref().map(|word| word.load(Ordering::Relaxed)))
     }

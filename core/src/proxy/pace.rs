@@ -1,11 +1,12 @@
-//! When a progress thread looks for new operations.
+//! Decides when a progress thread looks for new operations.
 
 use super::Event;
 
-/// Counts rounds, and tells idleness.
+/// Counts the rounds of a progress thread and reports when it becomes idle or active.
 ///
-/// Looking costs memory traffic with the ranks, so a busy thread does it only now and then
-/// (`NCCL_PROGRESS_APPENDOP_FREQ`), an idle one each time.
+/// Each look at the posted operations costs memory traffic with the ranks. A busy thread therefore
+/// looks only after a number of rounds (`NCCL_PROGRESS_APPENDOP_FREQ`); an idle thread looks after each
+/// round.
 #[derive(Clone, Debug)]
 pub struct Pace {
     every: u32,
@@ -14,13 +15,13 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// To look after `every` busy rounds.
+    /// Creates a pace that lets a busy thread look after `every` rounds.
     pub const fn new(every: u32) -> Self {
         Pace { every, rounds: 0, idle: false }
     }
 
-    /// A round is over in which something `moved`, or not. Says whether to look now, and what is
-    /// new about idleness.
+    /// Records that a round is over; `moved` says whether the thread moved an operation. Returns
+    /// whether to look for new operations now, and an event if idleness began or ended.
     pub fn after_round(&mut self, moved: bool) -> (bool, Option<Event>) {
         let event = match (self.idle, moved) {
             (false, false) => Some(Event::Idle),

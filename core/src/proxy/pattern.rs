@@ -1,11 +1,11 @@
-//! How data travels between ranks, and with which peers a rank needs a proxy for it.
+//! Patterns say how data travels between ranks, and with which peers a rank needs a proxy.
 
 /// Most children of a rank in a tree (`NCCL_MAX_TREE_ARITY`).
 pub const TREE_ARITY_MAX: usize = 3;
-/// Most legs of a pattern: up and down a tree.
+/// Most legs of a pattern, reached by going up and down a tree.
 pub const LEGS_MAX: usize = 2 * (TREE_ARITY_MAX + 1);
 
-/// Which way data goes over a connection.
+/// Direction in which data goes over a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From this rank to the peer.
@@ -14,36 +14,36 @@ pub enum Direction {
     Recv,
 }
 
-/// A way of data between ranks (`ncclPattern_t`).
+/// A pattern by which data travels between ranks (`ncclPattern_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Pattern {
-    /// Once around the ring: all-gather, reduce-scatter.
+    /// The data goes once around the ring: all-gather, reduce-scatter.
     Ring,
-    /// Twice around the ring: all-reduce.
+    /// The data goes twice around the ring: all-reduce.
     RingTwice,
-    /// Along the ring from the root: broadcast.
+    /// The data goes along the ring from the root: broadcast.
     PipelineFrom,
-    /// Along the ring to the root: reduce.
+    /// The data goes along the ring to the root: reduce.
     PipelineTo,
-    /// Up the tree: reduce.
+    /// The data goes up the tree: reduce.
     TreeUp,
-    /// Down the tree: broadcast.
+    /// The data goes down the tree: broadcast.
     TreeDown,
-    /// Up the tree and down again: all-reduce.
+    /// The data goes up the tree and down again: all-reduce.
     TreeUpDown,
-    /// Through the switch, from the last rank of a chain within the host.
+    /// The data goes through the switch, from the last rank of a chain within the host.
     CollnetChain,
-    /// Through the switch, from the rank of the host that heads it.
+    /// The data goes through the switch, from the rank that heads the host.
     CollnetDirect,
-    /// To one peer.
+    /// The data goes to one peer.
     Send,
-    /// From one peer.
+    /// The data comes from one peer.
     Recv,
 }
 
 impl Pattern {
-    /// Every pattern, by its code.
+    /// All patterns, in the order of their codes.
     pub const ALL: [Pattern; 11] = [
         Pattern::Ring,
         Pattern::RingTwice,
@@ -59,7 +59,7 @@ impl Pattern {
     ];
 }
 
-/// The neighbours on a ring.
+/// A rank's neighbours on a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ring {
     /// The rank that data comes from.
@@ -68,49 +68,48 @@ pub struct Ring {
     pub next: u32,
 }
 
-/// The neighbours in a tree.
+/// A rank's neighbours in a tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tree {
-    /// The parent; `None` at the root.
+    /// The parent's rank; `None` at the root.
     pub up: Option<u32>,
-    /// The children.
+    /// The children's ranks.
     pub down: [Option<u32>; TREE_ARITY_MAX],
 }
 
-/// What a rank's channel connects it with (`ncclChannel`).
+/// The peers that a rank's channel connects it with (`ncclChannel`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Channel {
-    /// This rank.
+    /// The rank itself.
     pub rank: u32,
-    /// Its ring.
+    /// The rank's neighbours on the ring.
     pub ring: Ring,
-    /// Its tree.
+    /// The rank's neighbours in the tree.
     pub tree: Tree,
-    /// The switch's end of the chain, for the rank that has it.
+    /// The switch's end of the chain. Only the rank that reaches the switch has it.
     pub collnet_chain_up: Option<u32>,
-    /// The switch's end, for the rank that heads its host.
+    /// The switch's end for the rank that heads its host. Only that rank has it.
     pub collnet_direct_out: Option<u32>,
 }
 
-/// One direction with one peer.
+/// One direction of a transfer with one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Leg {
-    /// Which way.
+    /// Direction in which the data goes.
     pub direction: Direction,
     /// The peer's rank.
     pub peer: u32,
-    /// Which of the connections with that peer (`connIndex`): 0 is the one for collectives, 1 the
-    /// one for point-to-point transfers, and for what goes up to a switch.
+    /// Number of the connection with the peer (`connIndex`). Collectives use connection 0.
+    /// Point-to-point transfers and data that goes up to a switch use connection 1.
     pub index: u8,
 }
 
 impl Channel {
-    /// The legs of an operation, in the order in which NCCL posts them (`proxy.cc
-    /// ncclProxySaveOp`). `root` is the root of a rooted collective, the peer of a send or a
-    /// receive, and says nothing for the rest.
+    /// Returns the legs of an operation, in the order in which NCCL posts them (`proxy.cc
+    /// ncclProxySaveOp`). `root` is the root of a rooted collective, or the peer of a send or a
+    /// receive. Other patterns ignore `root`.
     ///
-    /// A leg whose connection is not over the network needs no proxy after all; that is for the
-    /// caller to know.
+    /// A leg needs a proxy only if its connection is over the network. The caller knows whether it is.
     pub fn legs(&self, pattern: Pattern, root: u32) -> heapless::Vec<Leg, LEGS_MAX> {
         use Direction::{Recv, Send};
         use Pattern as P;
@@ -118,7 +117,7 @@ impl Channel {
         let mut legs = heapless::Vec::new();
         let mut add = |direction, peer: Option<u32>, index| {
             if let Some(peer) = peer {
-                // There is room for the longest, which is up and down a tree.
+                // The vector has room for the longest pattern, which goes up and down a tree.
                 let _ = legs.push(Leg { direction, peer, index });
             }
         };
@@ -127,7 +126,7 @@ impl Channel {
                 add(Recv, Some(ring.prev), 0);
                 add(Send, Some(ring.next), 0);
             }
-            // A chain has two ends: the root, and the neighbour that closes the ring to it.
+            // A chain cuts the ring at one edge: on one side is the root, on the other its neighbour.
             P::PipelineFrom => {
                 add(Recv, (root != rank).then_some(ring.prev), 0);
                 add(Send, (root != ring.next).then_some(ring.next), 0);
@@ -154,7 +153,7 @@ impl Channel {
                 add(Send, self.collnet_direct_out, 1);
                 add(Recv, self.collnet_direct_out, 0);
             }
-            // What a rank sends to itself is copied.
+            // A rank copies data that it sends to itself, so it needs no leg.
             P::Send => add(Send, (root != rank).then_some(root), 1),
             P::Recv => add(Recv, (root != rank).then_some(root), 1),
         }
@@ -174,7 +173,7 @@ mod tests {
         channel.legs(pattern, root).iter().map(|leg| (leg.direction, leg.peer, leg.index)).collect()
     }
 
-    /// Rank `rank` of `nranks` on the ring 0 → 1 → 2 …
+    /// The channel of rank `rank` among `nranks` on the ring 0 → 1 → 2 …
     fn on_ring(rank: u32, nranks: u32) -> Channel {
         let ring = Ring { prev: (rank + nranks - 1) % nranks, next: (rank + 1) % nranks };
         Channel { rank, ring, ..Channel::default() }
@@ -194,7 +193,7 @@ mod tests {
                 for (pattern, cut) in
                     [(Pattern::PipelineFrom, root), (Pattern::PipelineTo, (root + 1) % nranks)]
                 {
-                    // An edge of the ring by the rank that receives over it.
+                    // The receiving rank names an edge of the ring.
                     let (mut sent, mut received) = (Vec::new(), Vec::new());
                     for rank in 0..nranks {
                         for (direction, peer, _) in legs(&on_ring(rank, nranks), pattern, root) {

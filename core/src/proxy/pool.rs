@@ -1,12 +1,12 @@
-//! The operations that the ranks of a host share with a proxy (`ncclProxyOpsPool`).
+//! The pool of operations that the ranks of a host share with a proxy (`ncclProxyOpsPool`).
 //!
-//! Each rank has cells of its own. Free ones lie in the rank's free list, which the proxy puts
-//! into and the rank takes all of at once. A rank links new operations into a chain of its own and
-//! posts the chain; the proxy takes all chains at once, turns them around, and gives the cells
-//! back once it has copied what is in them.
+//! Each rank has its own cells. The rank's free list holds the free cells: the proxy puts cells in, and
+//! the rank takes all of them out at once. A rank links new operations into a private chain and posts
+//! the chain. The proxy takes all posted chains at once and reverses them. The proxy gives the cells
+//! back after it has copied their contents.
 //!
-//! Nothing here waits. An empty free list, or no posted operation, is an ordinary answer, and the
-//! host waits on the [`Head`] in question.
+//! No function of the pool waits. If a free list is empty, or no operation is posted, the function says
+//! so and the host waits on the [`Head`] of that list.
 
 mod poster;
 mod taker;
@@ -19,8 +19,8 @@ pub use taker::{TakeError, Taken, Taker};
 use super::list::Link;
 use super::{Cell, Head};
 
-/// Cells of a rank (`MAX_OPS_PER_PEER`): two rounds of operations on all 32 channels, 16 each, so
-/// that one can be posted while the other is put together.
+/// Number of cells of a rank (`MAX_OPS_PER_PEER`): two rounds of 16 operations on each of 32 channels.
+/// The rank can prepare one round while the other is posted.
 pub const OPS_PER_RANK: usize = 2 * 32 * 16;
 /// Most ranks of a host (`NCCL_MAX_LOCAL_RANKS`).
 pub const LOCAL_RANKS_MAX: usize = 64;
@@ -34,8 +34,8 @@ pub struct OpPool<'a> {
 }
 
 impl<'a> OpPool<'a> {
-    /// A pool for `free.len()` ranks, from 1 to [`LOCAL_RANKS_MAX`], with the same number of cells
-    /// for each; `None` where there are not as many.
+    /// Creates a pool for `free.len()` ranks, from 1 to [`LOCAL_RANKS_MAX`], with an equal number of
+    /// cells for each rank. Returns `None` if the lengths do not allow this.
     pub fn new(posted: &'a Head, free: &'a [Head], cells: &'a [Cell]) -> Option<Self> {
         let fits = (1..=LOCAL_RANKS_MAX).contains(&free.len())
             && !cells.is_empty()
@@ -44,12 +44,13 @@ impl<'a> OpPool<'a> {
         fits.then_some(OpPool { posted, free, cells })
     }
 
-    /// Makes all cells free: once, by the proxy, in memory that was zero, before any rank sees it.
+    /// Makes all cells free. The proxy calls this once, in memory that was zero, before any rank sees
+    /// the memory.
     pub fn fill(&self) {
         (0..self.nranks()).for_each(|rank| self.fill_of(rank));
     }
 
-    /// Makes all cells of a rank free, wherever they were.
+    /// Makes all cells of a rank free, whichever list held them before.
     fn fill_of(&self, rank: u32) {
         let Some(head) = self.free(rank) else { return };
         let (first, last) = (rank * self.per_rank(), (rank + 1) * self.per_rank() - 1);
@@ -57,31 +58,31 @@ impl<'a> OpPool<'a> {
         for index in first..last {
             self.cells[index as usize].set_next(Link::to(index + 1));
         }
-        // A free list is never closed.
+        // No process closes a free list, so the push succeeds.
         let _ = head.push(first, &self.cells[last as usize]);
     }
 
-    /// The list of what is posted: who moves operations waits on it.
+    /// Returns the list of posted operations. The thread that moves operations waits on this list.
     pub fn posted(&self) -> &'a Head {
         self.posted
     }
 
-    /// The list of a rank's free cells: the rank waits on it.
+    /// Returns the list of a rank's free cells. The rank waits on this list.
     pub fn free(&self, rank: u32) -> Option<&'a Head> {
         self.free.get(rank as usize)
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn nranks(&self) -> u32 {
         self.free.len() as u32
     }
 
-    /// Number of cells of each rank.
+    /// Returns the number of cells of each rank.
     pub fn per_rank(&self) -> u32 {
         (self.cells.len() / self.free.len()) as u32
     }
 
-    /// The cell of an index that another process may have written.
+    /// Returns the cell at `index`, or `None` if another process wrote an index that is too large.
     fn cell(&self, index: u32) -> Option<&'a Cell> {
         self.cells.get(index as usize)
     }

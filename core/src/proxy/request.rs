@@ -1,12 +1,12 @@
-//! How a rank has the proxy set connections up: requests and responses over a byte stream.
+//! Requests and responses over a byte stream, by which a rank has the proxy set up connections.
 //!
 //! A rank's [`Calls`] sends requests and matches responses by their number, in whatever order they
-//! come. The proxy has a [`Session`] for each rank, over the [`Connections`] of all, and asks a
-//! [`Setup`] to do the work: [`Kind::Setup`] and [`Kind::Connect`] may take long, and others go on
-//! meanwhile. Neither end trusts the other.
+//! arrive. The proxy has one [`Session`] for each rank and one [`Connections`] for all ranks. A session
+//! asks a [`Setup`] to do the work. [`Kind::Setup`] and [`Kind::Connect`] may take long, and the proxy
+//! handles other requests meanwhile. Neither end trusts the other.
 //!
-//! NCCL sends C structures and pointers piece by piece. Here a message is a header and a body, and
-//! a connection is named by its number.
+//! NCCL sends C structures and pointers piece by piece. Here a message is a header and a body, and a
+//! number names each connection.
 
 mod call;
 mod connection;

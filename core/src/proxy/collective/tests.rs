@@ -30,7 +30,8 @@ fn a_ring_moves_chunks_of_four_steps_in_slices_of_two() {
     let steps = all_reduce(Algorithm::Ring, Protocol::Simple, 100 << 20).steps().unwrap();
     assert_eq!((steps.slice_steps, steps.chunk_steps), (2, 4));
     assert_eq!((steps.chunk_bytes, steps.slice_bytes), (4 * STEP, 2 * u64::from(STEP)));
-    // A turn is 2 channels × 4 ranks × 2 MiB, and goes 2 × 3 steps of the ring: 7 turns.
+    // A loop moves 2 channels × 4 ranks × 2 MiB and takes 2 × 3 steps of the ring, so there are 7
+    // loops.
     assert_eq!((steps.pattern, steps.nsteps), (Pattern::RingTwice, 7 * 6 * 4));
 
     let gather = CollTransfer {
@@ -61,7 +62,7 @@ fn flags_take_half_of_an_ll_chunk_and_a_sixteenth_of_an_ll128_chunk() {
 fn little_data_is_cut_smaller_the_deeper_its_way() {
     for (algorithm, protocol, bytes, chunk) in [
         (Algorithm::Tree, Protocol::Simple, 1 << 30, STEP),
-        // 16 chunks a channel wanted: 32 × 512 KiB.
+        // The tree wants 16 chunks a channel: 32 × 512 KiB.
         (Algorithm::Tree, Protocol::Simple, 16 << 20, STEP),
         (Algorithm::Tree, Protocol::Simple, (16 << 20) - 1, STEP / 2),
         (Algorithm::Tree, Protocol::Simple, 1 << 20, 64 << 10),
@@ -73,7 +74,7 @@ fn little_data_is_cut_smaller_the_deeper_its_way() {
         (Algorithm::CollnetChain, Protocol::Simple, 1 << 30, 256 << 10),
         (Algorithm::CollnetChain, Protocol::Simple, (64 << 20) - 1, 128 << 10),
         (Algorithm::CollnetChain, Protocol::Simple, 1, 32 << 10),
-        // 64 × (1 + 1 + 0.2) / 2 = 70.4 chunks a channel.
+        // The tree wants 64 × (1 + 1 + 0.2) / 2 = 70.4 chunks a channel.
         (Algorithm::Tree, Protocol::Ll128, 71 << 20, STEP),
         (Algorithm::Tree, Protocol::Ll128, 70 << 20, STEP / 2),
         (Algorithm::Tree, Protocol::Ll128, 1, 32 << 10),
@@ -97,7 +98,7 @@ fn what_nccl_does_not_do_has_no_steps() {
     }
 }
 
-/// The chunk as NCCL computes it, by whole divisions and single precision.
+/// Computes the chunk as NCCL does, by whole divisions and single precision.
 fn chunk_by_division(transfer: &CollTransfer) -> u64 {
     let step = u64::from(transfer.step_bytes.get());
     let (bytes, nchannels) = (transfer.bytes, u64::from(transfer.nchannels.get()));
@@ -132,7 +133,7 @@ proptest! {
         algorithm in prop::sample::select(&[
             Algorithm::Tree, Algorithm::Ring, Algorithm::CollnetDirect, Algorithm::CollnetChain,
         ]),
-        // Quotients up to 2^24 are exact in single precision.
+        // Single precision represents quotients up to 2^24 exactly.
         bytes in 0u64..1 << 36,
         step_shift in 10u32..23,
         counts in (1u32..33, 1u32..9, 0u32..12),

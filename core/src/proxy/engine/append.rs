@@ -1,82 +1,82 @@
-//! New operations: merged, chained, or active at once (`proxy.cc ProxyAppend`).
+//! The engine merges a new operation, chains it, or makes it active at once (`proxy.cc ProxyAppend`).
 
 use super::{Args, Connection, Engine, Sub};
 use crate::proxy::{Banks, ConnectionId, Direction, Op, OpError, Pattern, Slot};
 
-/// Why an operation can't be moved.
+/// The reason why the engine can't move an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AppendError {
-    /// It names a connection that is not there.
+    /// The operation names a connection that is not open.
     #[error("operation {op_count:#x}: connection {connection} is not open")]
     NotOpen {
-        /// Its operation count.
+        /// The operation's count.
         op_count: u64,
-        /// What it names.
+        /// The connection that the operation names.
         connection: ConnectionId,
     },
-    /// It names a connection of another rank.
+    /// The operation names a connection of another rank.
     #[error(
         "operation {op_count:#x} of local rank {rank}: connection {connection} is of local rank \
          {owner}"
     )]
     NotYours {
-        /// Its operation count.
+        /// The operation's count.
         op_count: u64,
-        /// Who posted it.
+        /// The local rank that posted the operation.
         rank: u32,
-        /// What it names.
+        /// The connection that the operation names.
         connection: ConnectionId,
-        /// Whose that is.
+        /// The local rank that owns the connection.
         owner: u32,
     },
-    /// A send over a connection that receives, or the reverse.
+    /// The operation sends over a connection that receives, or the reverse.
     #[error("operation {op_count:#x}: {pattern:?} over connection {connection}, a {direction:?}")]
     Direction {
-        /// Its operation count.
+        /// The operation's count.
         op_count: u64,
-        /// How its data would travel.
+        /// The operation's pattern, which says how its data would travel.
         pattern: Pattern,
-        /// What it names.
+        /// The connection that the operation names.
         connection: ConnectionId,
-        /// Which way that goes.
+        /// The connection's direction.
         direction: Direction,
     },
-    /// Operations to be merged are not alike.
+    /// Operations that the engine must merge are not alike.
     #[error(
         "operation {op_count:#x} over connection {connection}: its {what} differs from that of \
          the others of this count"
     )]
     Mismatch {
-        /// Their operation count.
+        /// The operations' common count.
         op_count: u64,
-        /// The connection of the one that differs.
+        /// The connection of the operation that differs.
         connection: ConnectionId,
-        /// In what.
+        /// The name of the property that differs.
         what: &'static str,
     },
-    /// It comes after others of its count have begun.
+    /// The operation comes after others of its count have begun.
     #[error(
         "operation {op_count:#x} over connection {connection}: others of this count are running; \
          they must be posted together"
     )]
     Running {
-        /// Their operation count.
+        /// The operations' common count.
         op_count: u64,
-        /// The connection of the late one.
+        /// The connection of the late operation.
         connection: ConnectionId,
     },
-    /// It could never be moved.
+    /// The operation is invalid and could never be moved.
     #[error("operation {op_count:#x}: {error}")]
     Op {
-        /// Its operation count.
+        /// The operation's count.
         op_count: u64,
-        /// Why.
+        /// The reason why the operation is invalid.
         error: OpError,
     },
-    /// There is no memory for it.
+    /// The host has no memory for the operation.
     #[error("operation {op_count:#x}: no memory for one more bank of operations")]
     NoMemory {
-        /// Its operation count.
+        /// The operation's count.
         op_count: u64,
     },
 }
@@ -108,7 +108,7 @@ impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
         if !merged {
             let (index, args) = self.args.take().ok_or(AppendError::NoMemory { op_count })?;
             args.reset(op, direction, shared, at);
-            // There is room for the first.
+            // New args have no subs yet, so there is room for the first one.
             let _ = args.subs.push(Sub::new(op, 0));
             self.chain(tail, index);
             if let Some(first) = self.connection_mut(at) {
@@ -121,8 +121,9 @@ impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
         Ok(())
     }
 
-    /// Makes `op` a sub of `tail` if it has the same count, a connection that is not among its
-    /// subs, and there is room. Otherwise it is chained, which is slower and as good.
+    /// Makes `op` a sub of `tail` if both have the same count, no sub of `tail` uses the connection of
+    /// `op`, and `tail` has room. Otherwise the caller chains `op`, which is slower but equally
+    /// correct.
     fn merge(&mut self, tail: u32, op: &Op) -> Result<bool, AppendError> {
         let Op { op_count, connection, .. } = *op;
         let Some(args) = self.args.get_mut(tail).filter(|args| args.op_count == op_count) else {
@@ -138,8 +139,10 @@ impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
         Ok(!again && args.has_room() && args.subs.push(Sub::new(op, args.subs.len())).is_ok())
     }
 
-    /// Puts new args behind the last that wait for the same connection, or else among the active:
-    /// before the others, where that last is on its way and will be asked for long.
+    /// Puts new args behind the last args that wait for the same connection. If no args wait for it,
+    /// the new args join the end of the active list. If all steps of the last args are on their way,
+    /// the new args become active before all others: the engine will test the last args for a long
+    /// time.
     fn chain(&mut self, tail: Option<u32>, index: u32) {
         if let Some(tail) = tail.and_then(|tail| self.args.get_mut(tail)) {
             if !tail.is_passed_on() {

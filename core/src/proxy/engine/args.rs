@@ -1,35 +1,35 @@
-//! Operations as they are moved.
+//! Operations in the form in which the engine moves them.
 
 use super::super::{ConnectionId, Direction, Op, Pattern};
 use crate::math::{Protocol, STEPS};
 
-/// Most subs of an operation: the slots of a buffer that connections share (`NCCL_SHARED_STEPS`).
-/// NCCL leaves room for 32 and would have no slot for the latter half.
+/// Most subs of an operation: the number of slots of a buffer that connections share
+/// (`NCCL_SHARED_STEPS`). NCCL leaves room for 32 subs but has no slot for the second 16.
 pub const SUBS_MAX: usize = 16;
 
-/// What a slice of steps goes through. Each stage has a counter of the steps that are past it, and
-/// no counter passes that of the stage before.
+/// The stages that a slice of steps passes. Each stage has a counter of the steps that are past it. No
+/// counter passes the counter of the stage before.
 ///
-/// A send goes Post, Transmit, Complete; a receive goes through all.
+/// A send goes through Post, Transmit and Complete; a receive goes through all stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Stage {
-    /// `posted`: a slot of the buffer is free. To send, the GPU may fill it; to receive, the
-    /// network may.
+    /// `posted`: a slot of the buffer is free. For a send, the GPU may fill the slot; for a receive,
+    /// the network may fill it.
     Post,
     /// `received`: the network has filled the slot.
     Receive,
-    /// `flushed`: what the network wrote can be seen by the GPU.
+    /// `flushed`: the GPU can see the data that the network wrote.
     Flush,
-    /// `transmitted`: to send, what the GPU has filled is given to the network; to receive, what
-    /// the network has filled is given to the GPU.
+    /// `transmitted`: for a send, the network has the data that the GPU wrote. For a receive, the GPU
+    /// has the data that the network wrote.
     Transmit,
-    /// `done`: to send, the network has sent it; to receive, the GPU has used it.
+    /// `done`: for a send, the network has sent the data; for a receive, the GPU has used the data.
     Complete,
 }
 
 impl Stage {
-    /// The stages of a direction, in order.
+    /// Returns the stages of a direction, in order.
     pub const fn of(direction: Direction) -> &'static [Stage] {
         use Stage::{Complete, Flush, Post, Receive, Transmit};
         match direction {
@@ -47,13 +47,14 @@ pub struct Sub {
     pub(super) peer: u32,
     pub(super) nsteps: u64,
     pub(super) slice_bytes: u64,
-    /// The connection's steps before it.
+    /// Number of the connection's steps before the first step of this sub.
     pub(super) base: u64,
-    /// Its place in the operation, which says where in a shared buffer its slots are.
+    /// The sub's index in the operation, which determines its slots in a shared buffer.
     pub(super) place: u8,
-    /// How many subs from this one on one request serves; 0 for those after the first.
+    /// Number of subs, from this one on, that one request serves; 0 for the subs after the first of a
+    /// group.
     pub(super) group_len: u8,
-    /// By stage.
+    /// Number of steps that are past each stage, indexed by [`Stage`].
     pub(super) counts: [u64; 5],
 }
 
@@ -72,7 +73,7 @@ impl Sub {
         }
     }
 
-    /// Steps that are past a stage.
+    /// Number of steps that are past a stage.
     pub(super) fn count(&self, stage: Stage) -> u64 {
         self.counts[stage as usize]
     }
@@ -82,7 +83,7 @@ impl Sub {
     }
 }
 
-/// An operation, or several that are merged (`ncclProxyArgs`).
+/// One operation, or several merged operations (`ncclProxyArgs`).
 #[derive(Debug)]
 pub struct Args {
     pub(super) op_count: u64,
@@ -94,20 +95,20 @@ pub struct Args {
     pub(super) slice_steps: u8,
     pub(super) chunk_steps: u8,
     pub(super) chunk_bytes: u32,
-    /// Whether its connections share their buffers.
+    /// Whether the connections of this operation share their buffers.
     pub(super) shared: bool,
-    /// Whether its first step has begun; nothing is merged with it then.
+    /// Whether the first step has begun; from then on the engine merges nothing with these args.
     pub(super) running: bool,
-    /// Where its chain hangs.
+    /// The connection that the chain of these args hangs on.
     pub(super) chain_at: ConnectionId,
     pub(super) subs: heapless::Vec<Sub, SUBS_MAX>,
     /// The next active operation.
     pub(super) next: Option<u32>,
-    /// What takes its place when it is done.
+    /// The operation that takes the place of this one when this one is done.
     pub(super) next_peer: Option<u32>,
-    /// What was to take its place, and has begun already.
+    /// The operation that was to take the place of this one and has begun already.
     pub(super) successor: Option<u32>,
-    /// Whether it has begun though those before it are not done.
+    /// Whether this operation has begun before the earlier operations of its chain are done.
     pub(super) early: bool,
 }
 
@@ -136,8 +137,8 @@ impl Default for Args {
 }
 
 impl Args {
-    /// Makes it the args of `op`, whatever it was. The subs are emptied, not written: they are
-    /// kilobytes.
+    /// Makes these args the args of `op`. `reset` empties the subs without writing them, because they
+    /// take kilobytes.
     pub(super) fn reset(&mut self, op: &Op, direction: Direction, shared: bool, at: ConnectionId) {
         self.op_count = op.op_count;
         self.direction = direction;
@@ -158,7 +159,7 @@ impl Args {
         self.early = false;
     }
 
-    /// What differs from `op` though it must not where the two are merged.
+    /// The name of a property that differs from `op` but must be equal to merge the two.
     pub(super) fn mismatch(&self, op: &Op) -> Option<&'static str> {
         [
             (self.slice_steps == op.slice_steps, "steps of a slice"),
@@ -171,20 +172,23 @@ impl Args {
         .find_map(|(same, what)| (!same).then_some(what))
     }
 
-    /// Whether only the end of its last steps is to come, so that what waits for it may begin, in
-    /// the slots that are free. NCCL lets that wait for the end.
+    /// Whether the transport has all steps and only the completion of the last ones is missing. The
+    /// next operation of the chain may then begin in the free slots; NCCL begins it only when this one
+    /// is done.
     ///
-    /// Connections that share buffers must wait: whose slots they are depends on the operation.
+    /// Operations over connections that share buffers must wait, because the owner of a slot depends on
+    /// the operation.
     pub(super) fn is_passed_on(&self) -> bool {
         !self.shared && self.subs.iter().all(|sub| sub.count(Stage::Transmit) == sub.nsteps)
     }
 
-    /// Whether one more sub would have at least a slice of the shared buffer.
+    /// Whether each sub would still have at least one slice of the shared buffer after adding one more
+    /// sub.
     pub(super) fn has_room(&self) -> bool {
         SUBS_MAX / (self.subs.len() + 1) >= usize::from(self.slice_steps)
     }
 
-    /// Steps that may be posted and not done.
+    /// Most steps that may be posted and not done.
     pub(super) fn depth(&self) -> u64 {
         let own = u64::from(STEPS);
         match self.subs.len() {

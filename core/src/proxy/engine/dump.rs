@@ -1,4 +1,4 @@
-//! What is active, for people who look for a hang (`proxy.cc dumpProxyState`).
+//! Prints the active operations for people who look for a hang (`proxy.cc dumpProxyState`).
 //!
 //! ```text
 //! ACTIVE OPS
@@ -8,9 +8,9 @@
 //! [X]
 //! ```
 //!
-//! States: `I` has steps to post, `R` receiving, `F` flushing, `G` waiting for the GPU, `S`
-//! sending, `D` done; none before the first step. NCCL has states for point-to-point operations
-//! only.
+//! The states are: `I` has steps to post, `R` receiving, `F` flushing, `G` waiting for the GPU, `S`
+//! sending, `D` done. A sub has no state before its first step. NCCL prints states for point-to-point
+//! operations only.
 
 use core::fmt;
 
@@ -67,7 +67,8 @@ impl fmt::Display for Listed<'_> {
     }
 }
 
-/// What a sub waits for, of several things the first in this order.
+/// The state of a sub. If a sub waits for several things, this is the first of them in the order of the
+/// match.
 fn state(sub: &Sub, direction: Direction) -> char {
     let past = |stage| sub.count(stage);
     let (posted, done) = (past(Stage::Post), past(Stage::Complete));

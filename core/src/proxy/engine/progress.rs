@@ -7,10 +7,11 @@ use crate::math::STEPS;
 use crate::proxy::{Banks, Slot};
 
 impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
-    /// Moves each slice that is ready by a stage. Says whether there was any; if not, it was idle.
+    /// Moves each ready slice by one stage. Returns whether any slice moved; if none did, the engine
+    /// was idle.
     ///
-    /// After an error the engine can only be dropped: what a transport that failed has under way
-    /// is not known.
+    /// After an error the caller can only drop the engine: nobody knows which requests of the failed
+    /// transport are still in progress.
     pub fn progress<T: Transport>(
         &mut self,
         transport: &mut T,
@@ -36,7 +37,8 @@ impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
         Ok(moved)
     }
 
-    /// Lets what waits for args begin, behind them, if all of theirs is on its way.
+    /// Lets the next args of the chain begin, behind these args, if all steps of these args are on
+    /// their way.
     fn pass_on(&mut self, index: u32) {
         let Some(args) = self.args.get_mut(index).filter(|args| args.is_passed_on()) else {
             return;
@@ -53,8 +55,8 @@ impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
         }
     }
 
-    /// Takes args that are done out of the active ones; what waited for them takes their place.
-    /// Gives what now stands before the next.
+    /// Removes completed args from the active list. The args that waited for them take their place.
+    /// Returns the args that now stand before the next active ones.
     fn remove(&mut self, index: u32, before: Option<u32>) -> Option<u32> {
         let Some(args) = self.args.get(index) else { return before };
         let (next, next_peer, chain_at) = (args.next, args.next_peer, args.chain_at);
@@ -91,12 +93,13 @@ impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
     }
 }
 
-/// Gives each sub its first step, and puts subs that one request can serve next to each other.
+/// Gives each sub its first step. Places subs that one request can serve next to each other.
 fn begin<C: Banks<Option<Connection>>>(args: &mut Args, connections: &mut C) {
     let chunk = u64::from(args.chunk_steps);
     for sub in &mut args.subs {
         if let Some(Some(connection)) = connections.at_mut(sub.connection.0) {
-            // Wraps after 2^64 steps, as slots do, of which there are a power of two.
+            // The sum wraps after 2^64 steps. The slots wrap too, because their number is a power of
+            // two.
             sub.base = connection.step.wrapping_add(chunk - 1) / chunk * chunk;
             connection.step = sub.base.wrapping_add(sub.nsteps);
         }
@@ -124,7 +127,7 @@ fn begin<C: Banks<Option<Connection>>>(args: &mut Args, connections: &mut C) {
 }
 
 impl Args {
-    /// Moves each slice that is ready by a stage.
+    /// Moves each ready slice by one stage.
     fn advance<C: Banks<Option<Connection>>, T: Transport>(
         &mut self,
         connections: &mut C,
@@ -139,7 +142,7 @@ impl Args {
         for &stage in Stage::of(self.direction) {
             let mut start = 0;
             while start < self.subs.len() {
-                // The network serves a group by one request; the GPU each connection by itself.
+                // One network request serves a whole group; the GPU handles each connection by itself.
                 let len = match stage {
                     Stage::Transmit | Stage::Complete => 1,
                     _ => usize::from(self.subs[start].group_len).max(1),
@@ -152,8 +155,8 @@ impl Args {
         Ok(moved)
     }
 
-    /// Moves the next slice of some subs past `stage`, if it is past the one `before` and the
-    /// transport is ready. Subs of a group have the same count, or no more steps.
+    /// Moves the next slice of some subs past `stage` if the slice is past the stage `before` and the
+    /// transport is ready. All subs of a group have the same count, or no more steps.
     fn advance_group<T: Transport>(
         &mut self,
         group: core::ops::Range<usize>,
@@ -173,7 +176,7 @@ impl Args {
             if limit < sub.count(stage).saturating_add(slice) {
                 return Ok(false);
             }
-            // A group is no larger than that.
+            // A group has at most as many subs as the vector has room for.
             let _ = steps.push(self.step(sub, stage, depth));
         }
         if steps.is_empty() || !bring(transport, stage, &steps)? {
@@ -188,8 +191,9 @@ impl Args {
         Ok(true)
     }
 
-    /// The same for args that share no buffers, and so have one sub and may be early: short messages
-    /// wait for each look here.
+    /// Moves each ready slice of args that share no buffers by one stage. Such args have one sub and
+    /// may have begun early. This function is a fast path, because the latency of short messages
+    /// depends on it.
     fn advance_own<C: Banks<Option<Connection>>, T: Transport>(
         &mut self,
         connections: &mut C,
@@ -199,7 +203,7 @@ impl Args {
         let (slice, depth) = (u64::from(self.slice_steps), self.depth());
         let Some(id) = self.subs.first().map(|sub| sub.connection.0) else { return Ok(false) };
         let connection = connections.at_mut(id).and_then(Option::as_mut);
-        // Of the steps that those before it have.
+        // The number of completed steps of the operations before this one.
         let done = connection.as_ref().map_or(0, |connection| connection.done);
         let mut moved = false;
         let mut before = None;
@@ -209,7 +213,7 @@ impl Args {
             let limit = match before {
                 Some(_) if self.early && stage == Stage::Complete => 0,
                 Some(before) => sub.count(before),
-                // Those before it have the slots of the steps that are not done.
+                // The earlier operations of the chain hold the slots of their steps that are not done.
                 None if self.early => (depth + done).saturating_sub(sub.base),
                 None => sub.count(Stage::Complete).saturating_add(depth),
             };
@@ -254,7 +258,7 @@ impl Args {
     }
 }
 
-/// Has the transport bring a slice of some steps past a stage; whether it did.
+/// Asks the transport to bring a slice of some steps past a stage. Returns whether it did.
 fn bring<T: Transport>(
     transport: &mut T,
     stage: Stage,

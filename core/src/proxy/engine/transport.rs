@@ -1,4 +1,4 @@
-//! What is under the engine, and what looks on.
+//! The transport under the engine, and the probe that records the engine's events.
 
 use core::fmt;
 
@@ -8,17 +8,18 @@ use crate::proxy::{ConnectionId, Direction};
 
 /// Moves slices of steps between GPU and network.
 ///
-/// The transport keeps what it needs for a slice under way (requests, sizes) by connection and
-/// [`Step::slot`]; the engine knows what may come next. All subs of a slice of `steps` are moved,
-/// or none.
+/// The transport stores its data for a slice in progress (requests, sizes) by connection and
+/// [`Step::slot`]. The engine knows which slice may come next. The transport moves all subs of a slice
+/// of `steps`, or none.
 pub trait Transport {
-    /// Why it can go no further.
+    /// The reason why the transport can't continue.
     type Error: fmt::Display;
 
-    /// Brings a slice past `stage`. `false` where it is not ready for that yet; it is asked again.
+    /// Brings a slice past `stage`. Returns `false` if the slice is not ready yet; the engine then asks
+    /// again.
     ///
-    /// `steps` is one element, but to receive also as many as one request serves
-    /// ([`RecvGroup`](super::RecvGroup)), up to [`Stage::Flush`]; the first names the request.
+    /// `steps` usually has one element. For a receive, up to [`Stage::Flush`], it has as many as one
+    /// request serves ([`RecvGroup`](super::RecvGroup)). The first element names the request.
     ///
     /// | stage | send | recv |
     /// |---|---|---|
@@ -29,84 +30,84 @@ pub trait Transport {
     /// | `Complete` | `test` the request; the slot is free | has the GPU used it? |
     fn advance(&mut self, stage: Stage, steps: &[Step]) -> Result<bool, Self::Error>;
 
-    /// Lets go of what it has of a connection, which no operation will name any more.
+    /// Releases all resources of a connection. No later operation names the connection.
     fn close(&mut self, _connection: ConnectionId) {}
 }
 
 /// A slice of steps of one sub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Over which connection.
+    /// The connection that the slice goes over.
     pub connection: ConnectionId,
-    /// Which way.
+    /// The direction of the slice.
     pub direction: Direction,
-    /// On which channel.
+    /// The channel of the slice.
     pub channel: u16,
-    /// With which rank.
+    /// The rank of the peer.
     pub peer: u32,
-    /// In which protocol the data is.
+    /// The protocol that the data is in.
     pub protocol: Protocol,
-    /// Of which operation.
+    /// The operation count of the slice's operation.
     pub op_count: u64,
-    /// The first step, counted since the connection was opened.
+    /// The slice's first step, counted since the engine opened the connection.
     pub step: u64,
-    /// Its slot in the connection's ring of [`STEPS`](crate::math::STEPS).
+    /// The slice's slot in the connection's ring of [`STEPS`](crate::math::STEPS).
     pub slot: u8,
-    /// Its slot in the buffer that connections share, of [`SUBS_MAX`](super::SUBS_MAX); the same
-    /// as `slot` where they don't.
+    /// The slice's slot in the buffer that connections share, which has [`SUBS_MAX`](super::SUBS_MAX)
+    /// slots. If the connection shares no buffer, this equals `slot`.
     pub buffer_slot: u8,
-    /// Number of steps.
+    /// Number of steps of the slice.
     pub steps: u8,
-    /// Most bytes of it.
+    /// Most bytes of the slice.
     pub slice_bytes: u64,
 }
 
-/// What happens, for profiling (`ncclProxyProfileState`).
+/// An event of the progress thread, for profiling (`ncclProxyProfileState`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The thread goes to sleep.
     Sleep,
-    /// It has been woken.
+    /// Another thread has woken this one.
     Wakeup,
     /// No operation could be moved, for the first time since one could.
     Idle,
-    /// An operation could be moved again.
+    /// The engine could move an operation again.
     Active,
-    /// It begins to take new operations.
+    /// The thread begins to take new operations.
     Append,
-    /// It has taken as many.
+    /// The thread has taken new operations.
     AppendEnd {
-        /// Operations taken.
+        /// Number of operations that the thread took.
         ops: u32,
     },
     /// A slice is past a stage.
     Step {
-        /// Which slice.
+        /// The slice.
         step: Step,
-        /// Which stage.
+        /// The stage that the slice has passed.
         stage: Stage,
     },
 }
 
-/// Looks on.
+/// Records the events of a progress thread.
 pub trait Probe {
-    /// Something happens now.
+    /// Records `event`, which happens now.
     fn record(&mut self, event: Event);
 }
 
-/// Nobody looks on.
+/// A probe that records nothing.
 impl Probe for () {
     fn record(&mut self, _: Event) {}
 }
 
-/// The transport can go no further.
+/// The transport can't continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgressError<E> {
-    /// At which stage.
+    /// The stage that the transport could not bring the slice past.
     pub stage: Stage,
-    /// With which slice; the first, where one request serves several.
+    /// The slice that failed; the first slice, if one request serves several.
     pub step: Step,
-    /// Why.
+    /// The transport's error.
     pub error: E,
 }
 

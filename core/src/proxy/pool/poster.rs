@@ -1,4 +1,4 @@
-//! A rank's side of the pool.
+//! The poster is the rank's side of the pool.
 
 use super::OpPool;
 use crate::proxy::list::Link;
@@ -6,12 +6,12 @@ use crate::proxy::{Closed, Op, OpError};
 
 /// Puts one rank's operations into a pool (`ncclLocalOpAppend`, `ncclProxyPost`).
 ///
-/// There must be just one for each rank. It belongs to the pool that it is first used with; which
-/// one is passed to each call, so that it need not be borrowed meanwhile.
+/// Each rank must have exactly one poster. A poster belongs to the pool that it is first used with.
+/// Each call takes the pool as an argument, so the poster does not borrow it between calls.
 #[derive(Debug)]
 pub struct Poster {
     rank: u32,
-    /// Free cells that are already ours.
+    /// Free cells that this poster has already taken from the pool.
     free: Link,
     chain: Option<Chain>,
 }
@@ -22,9 +22,9 @@ struct Chain {
     newest: u32,
     oldest: u32,
     len: u32,
-    /// Operation count of the newest, and the oldest that has it too.
+    /// The newest operation's count, and the oldest operation that has the same count.
     run: Run,
-    /// The one before that, and how many there are from it on.
+    /// The newest operation before the run, and the length of the chain up to it.
     before_run: Option<(u32, u32)>,
 }
 
@@ -34,90 +34,92 @@ struct Run {
     oldest: u32,
 }
 
-/// What became of an operation.
+/// The result of appending an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Appended {
-    /// It is kept, to be posted with what follows.
+    /// The poster keeps the operation and posts it together with later ones.
     Kept,
-    /// It is kept; what came before its `op_count` had to be posted. `wake`: the proxy may sleep.
+    /// The poster keeps the operation, and it has posted all operations before this `op_count`. If
+    /// `wake` is set, the proxy may be asleep.
     Posted {
-        /// Whether somebody may wait on [`OpPool::posted`].
+        /// Whether a thread may wait on [`OpPool::posted`].
         wake: bool,
     },
-    /// It is not taken: no cell is free. Wait on [`OpPool::free`] and try again.
+    /// The poster did not take the operation, because no cell is free. Wait on [`OpPool::free`] and try
+    /// again.
     NoRoom,
 }
 
-/// Why an operation can't be taken, or posted.
+/// The reason why the poster can't take or post an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
-    /// It could never be moved.
+    /// The operation is invalid and could never be moved.
     #[error("local rank {rank}: {error}")]
     Op {
-        /// The rank.
+        /// The rank of the poster.
         rank: u32,
-        /// Why.
+        /// The reason why the operation is invalid.
         error: OpError,
     },
-    /// The proxy stops.
+    /// The proxy has been told to stop.
     #[error("local rank {rank}: {Closed}")]
     Closed {
-        /// The rank.
+        /// The rank of the poster.
         rank: u32,
     },
-    /// As many operations of one `op_count` as there are cells; they may not be parted.
+    /// The operations of one `op_count` fill all cells of the rank; they must be posted together.
     #[error(
         "local rank {rank}: {len} operations of operation count {op_count:#x} fill the pool; they \
          must be posted together"
     )]
     TooMany {
-        /// The rank.
+        /// The rank of the poster.
         rank: u32,
-        /// Their operation count.
+        /// The operations' common count.
         op_count: u64,
-        /// How many.
+        /// Number of operations.
         len: u32,
     },
     /// The pool has no such rank.
     #[error("local rank {rank} of a pool for {nranks}")]
     NoSuchRank {
-        /// The rank.
+        /// The rank of the poster.
         rank: u32,
-        /// Ranks of the pool.
+        /// Number of ranks of the pool.
         nranks: u32,
     },
-    /// Somebody wrote where only this pool's code may.
+    /// Other code than this pool's has written into the pool's memory.
     #[error("local rank {rank}: its free list leads to cell {index}, which is not the rank's")]
     Corrupt {
-        /// The rank.
+        /// The rank of the poster.
         rank: u32,
-        /// Where the list leads.
+        /// The invalid index that the list leads to.
         index: u32,
     },
 }
 
 impl Poster {
-    /// For a local rank, with nothing in it.
+    /// Creates an empty poster for a local rank.
     pub const fn new(rank: u32) -> Self {
         Poster { rank, free: Link::END, chain: None }
     }
 
-    /// Number of operations that are not posted yet.
+    /// Returns the number of operations that are not posted yet.
     pub fn len(&self) -> u32 {
         self.chain.map_or(0, |chain| chain.len)
     }
 
-    /// Whether all operations are posted.
+    /// Returns whether all operations are posted.
     pub fn is_empty(&self) -> bool {
         self.chain.is_none()
     }
 
-    /// Takes an operation, to be posted by [`Poster::post`].
+    /// Takes an operation, which [`Poster::post`] posts.
     ///
-    /// When all cells of the rank are in use for what is not posted yet, everything but the last
-    /// `op_count` is posted: the last one's operations may not all be there yet, and would no
-    /// longer be merged if they were posted apart.
+    /// If unposted operations fill all cells of the rank, this posts all operations except those of the
+    /// last `op_count`. More operations of the last count may follow, and the engine would not merge
+    /// them if they were posted apart.
     pub fn append(&mut self, pool: OpPool<'_>, op: &Op) -> Result<Appended, PostError> {
         let rank = self.rank;
         op.check().map_err(|error| PostError::Op { rank, error })?;
@@ -152,8 +154,8 @@ impl Poster {
         Ok(Appended::Posted { wake })
     }
 
-    /// Posts all that was appended (`ncclProxyStart`). Says whether somebody may wait on
-    /// [`OpPool::posted`] and is to be woken.
+    /// Posts all appended operations (`ncclProxyStart`). Returns whether the caller must wake a thread
+    /// that may wait on [`OpPool::posted`].
     pub fn post(&mut self, pool: OpPool<'_>) -> Result<bool, PostError> {
         let Some(chain) = self.chain else { return Ok(false) };
         let wake = self.push(pool, chain.newest, chain.oldest)?;
@@ -169,7 +171,7 @@ impl Poster {
         pool.posted.push(newest, last).map_err(|Closed| PostError::Closed { rank })
     }
 
-    /// A free cell, from our own list or the shared one.
+    /// Takes a free cell from the poster's own list, or else from the shared list.
     fn claim(&mut self, pool: OpPool<'_>) -> Result<Option<u32>, PostError> {
         let rank = self.rank;
         let Some(shared) = pool.free(rank) else {

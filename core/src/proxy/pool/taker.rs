@@ -1,64 +1,66 @@
-//! The proxy's side of the pool.
+//! The taker is the proxy's side of the pool.
 
 use super::OpPool;
 use crate::proxy::list::Link;
 use crate::proxy::{Op, OpError};
 
-/// Takes posted operations out of a pool (`ncclProxyGetPostedOps`). There must be just one.
+/// Takes posted operations out of a pool (`ncclProxyGetPostedOps`). Each pool must have exactly one
+/// taker.
 #[derive(Debug, Default)]
 pub struct Taker {
-    /// What is taken from the pool and not handed on yet, the oldest first.
+    /// The operations that the taker has taken and not handed on yet, the oldest first.
     next: Link,
-    /// How many that are: another process may make the links lead anywhere.
+    /// Number of operations in `next`. The taker counts them because another process may change the
+    /// links.
     left: u32,
 }
 
-/// What [`Taker::take`] did.
+/// The result of [`Taker::take`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// Operations handed on.
+    /// Number of operations that the taker handed on.
     pub ops: u32,
-    /// Ranks (a bit each) that had no free cell and have some now: they may wait on
+    /// Ranks (one bit each) that had no free cell and have free cells now. These ranks may wait on
     /// [`OpPool::free`].
     pub wake_ranks: u64,
 }
 
-/// Why operations can't be taken.
+/// The reason why the taker can't take operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TakeError<E> {
-    /// A cell holds no operation that could be moved.
+    /// A cell holds an invalid operation.
     #[error("cell {index}, of local rank {rank}: {error}")]
     Op {
-        /// The rank.
+        /// The rank that owns the cell.
         rank: u32,
-        /// The cell.
+        /// The cell's index.
         index: u32,
-        /// Why.
+        /// The reason why the operation is invalid.
         error: OpError,
     },
-    /// Somebody wrote where only this pool's code may.
+    /// Other code than this pool's has written into the pool's memory.
     #[error("the list of posted operations leads to cell {0}, and never ends or leaves the pool")]
     Corrupt(u32),
-    /// The one that they are handed on to refuses.
+    /// The function that the taker hands operations to returned an error.
     #[error("an operation of local rank {rank}: {error}")]
     Append {
-        /// The rank.
+        /// The rank that posted the operation.
         rank: u32,
-        /// Why.
+        /// The function's error.
         error: E,
     },
 }
 
 impl Taker {
-    /// Whether operations are taken from the pool that are not handed on yet.
+    /// Returns whether the taker holds operations that it has not handed on yet.
     pub fn has_more(&self) -> bool {
         self.next != Link::END
     }
 
-    /// Makes all cells of a rank free that is gone, also those that it held when it was killed.
-    /// `false` where operations of it are still to be taken: call again.
+    /// Makes all cells of a rank free after the rank is gone, including cells that a killed rank held.
+    /// Returns `false` while operations of the rank remain to be taken; then call again.
     ///
-    /// Whoever may be that rank from now on begins with a [`Poster`](super::Poster) of its own.
+    /// A process that becomes this rank later must create its own [`Poster`](super::Poster).
     pub fn reclaim<E>(&mut self, pool: OpPool<'_>, rank: u32) -> Result<bool, TakeError<E>> {
         if self.has_more() {
             return Ok(false);
@@ -71,11 +73,12 @@ impl Taker {
         Ok(true)
     }
 
-    /// Hands operations on to `append`, with their rank, in the order in which the rank posted
-    /// them, and gives their cells back.
+    /// Hands operations with their rank on to `append`, in the order in which each rank posted them,
+    /// and gives their cells back.
     ///
-    /// Stops after `batch` runs, so that active operations are not kept waiting for long. A run is
-    /// of one rank and one `op_count`, and is not parted. (NCCL's count lets one more pass.)
+    /// A run is the operations of one rank and one `op_count`, and `take` never splits it. `take` stops
+    /// after `batch` runs, so that active operations do not wait for long. (NCCL's count allows one run
+    /// more.)
     pub fn take<E>(
         &mut self,
         pool: OpPool<'_>,
@@ -87,7 +90,7 @@ impl Taker {
         }
         let mut taken = Taken::default();
         let (mut runs, mut run) = (0, None);
-        // Cells of one rank, to be given back by one push.
+        // Cells of one rank, which one push gives back together.
         let mut free: Option<Returned> = None;
         while let Some(index) = self.next.index() {
             let Some(cell) = pool.cell(index).filter(|_| self.left > 0) else {
@@ -122,7 +125,7 @@ impl Taker {
     }
 }
 
-/// Whether a list that was turned around has a cell of a rank.
+/// Whether a reversed list contains a cell of a rank.
 fn has_cell_of(pool: OpPool<'_>, rank: u32, list: Link, len: u32) -> bool {
     let mut rest = list;
     (0..len).any(|_| {
@@ -132,25 +135,25 @@ fn has_cell_of(pool: OpPool<'_>, rank: u32, list: Link, len: u32) -> bool {
     })
 }
 
-/// Cells of one rank that are done with, linked.
+/// Linked cells of one rank whose operations the taker has handed on.
 struct Returned {
     rank: u32,
     first: u32,
     last: u32,
 }
 
-/// Says, as a bit, whether the rank had none.
+/// Gives the cells back. Returns the rank's bit if the rank had no free cell, else 0.
 fn give_back(pool: OpPool<'_>, returned: Option<Returned>) -> u64 {
     let Some(Returned { rank, first, last }) = returned else { return 0 };
     match (pool.free(rank), pool.cell(last)) {
-        // A free list is never closed.
+        // No process closes a free list, so the push never fails.
         (Some(head), Some(last)) if head.push(first, last) == Ok(true) => 1 << rank,
         _ => 0,
     }
 }
 
-/// Links a list the other way around, and counts it. One that leads in a circle comes out as a
-/// circle too, so that the count matters to whoever follows it.
+/// Reverses a list and counts its cells. A circular list stays circular after the reversal, so the
+/// reader must respect the count.
 fn turned_around<E>(pool: OpPool<'_>, list: Link) -> Result<(Link, u32), TakeError<E>> {
     let (mut rest, mut turned) = (list, Link::END);
     for count in 0..=pool.cells.len() {

@@ -1,4 +1,5 @@
-//! The pool against a model of queues; `interleavings` runs it on every interleaving of threads.
+//! Compares the pool with a model of queues; `interleavings` runs the pool on every interleaving of
+//! threads.
 
 extern crate std;
 
@@ -35,7 +36,7 @@ impl Memory {
     }
 }
 
-/// An operation that `peer` tells from others.
+/// An operation that `peer` distinguishes from others.
 fn op(op_count: u64, peer: u32) -> Op {
     Op {
         op_count,

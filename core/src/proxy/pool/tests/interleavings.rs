@@ -1,4 +1,5 @@
-//! Every interleaving of threads, and of what they see of each other's memory, by loom.
+//! Loom runs the pool on every interleaving of threads, and on all values that a thread may see of
+//! another thread's writes.
 
 extern crate std;
 
@@ -9,7 +10,7 @@ use std::vec::Vec;
 use super::{Memory, op};
 use crate::proxy::{Appended, Head, Poster, Taker};
 
-/// A futex: waiting and waking exclude each other, and waiting begins with a look at the word.
+/// A futex. Waiting and waking exclude each other, and a waiting thread first checks the word.
 #[derive(Default)]
 struct Futex {
     lock: Mutex<()>,
@@ -45,7 +46,7 @@ fn append(poster: &mut Poster, memory: &Memory, futex: &Futex, op_count: u64, pe
     }
 }
 
-/// Takes until there are `n`, and sleeps where there is nothing.
+/// Takes operations until there are `n`, and sleeps while no operation is posted.
 fn take(memory: &Memory, futex: &Futex, n: usize) -> Vec<(u32, u32)> {
     let (mut taker, mut got) = (Taker::default(), Vec::new());
     while got.len() < n {
@@ -82,7 +83,7 @@ fn a_cell_is_written_again_only_after_it_was_read_and_every_post_wakes() {
     });
 }
 
-/// With three threads: all interleavings with three interruptions at most.
+/// Checks a model of three threads on all interleavings with at most three preemptions.
 fn model_of_three(run: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
@@ -99,7 +100,7 @@ fn two_ranks_post_at_once_and_nothing_is_lost() {
                 thread::spawn(move || {
                     let (memory, futex) = &*shared;
                     let mut poster = Poster::new(rank);
-                    // Fills the pool of this rank, which cannot post a part of it.
+                    // The operation fills the pool of this rank, and the rank cannot post a part of it.
                     assert!(poster.append(memory.pool(), &op(1, rank)).is_err());
                     if poster.post(memory.pool()).unwrap() {
                         futex.wake();
@@ -143,7 +144,8 @@ fn closing_wakes_who_waits_and_loses_nothing_that_was_posted() {
         let (memory, futex) = &*shared;
         let (mut taker, mut got) = (Taker::default(), 0);
         loop {
-            // Closed is looked at first: what was posted before is then seen.
+            // The loop reads `closed` first, so it then sees everything that was posted before the
+            // close.
             let closed = memory.pool().posted().is_closed();
             let taken = taker.take(memory.pool(), 1, |_, _| Ok::<_, ()>(())).unwrap();
             got += taken.ops;

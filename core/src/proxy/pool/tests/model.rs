@@ -9,10 +9,10 @@ use super::{Memory, op};
 use crate::proxy::list::Link;
 use crate::proxy::{Appended, OpPool, PostError, Poster, TakeError, Taker};
 
-/// What a rank or the proxy does next.
+/// The next action of a rank or the proxy.
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    /// Appends; `true` begins a new operation count.
+    /// A rank appends an operation; `true` begins a new operation count.
     Append(usize, bool),
     Post(usize),
     Take(u32),
@@ -27,11 +27,12 @@ fn acts(nranks: usize) -> impl Strategy<Value = Vec<Act>> {
     proptest::collection::vec(act, 0..200)
 }
 
-/// What the proxy would have, were the pool a queue for each rank.
+/// The operations that the proxy would have if the pool were a queue for each rank.
 #[derive(Default)]
 struct Rank {
     op_count: u64,
-    /// Appended and not posted, posted and not taken: operation count and number.
+    /// Operation count and number: `kept` are appended and not posted, `posted` are posted and not
+    /// taken.
     kept: VecDeque<(u64, u32)>,
     posted: VecDeque<(u64, u32)>,
 }
@@ -79,7 +80,7 @@ proptest! {
                 Act::Post(r) => {
                     let nothing = ranks.iter().all(|rank| rank.posted.is_empty());
                     let wake = posters[r].post(pool).unwrap();
-                    // What the taker holds already is not in the list any more.
+                    // Operations that the taker already holds are no longer in the list.
                     let some = !ranks[r].kept.is_empty();
                     prop_assert!(!(nothing && some) || wake, "nobody would wake the taker");
                     let rank = &mut ranks[r];
@@ -152,7 +153,7 @@ fn memory_that_somebody_else_wrote_gives_an_error() {
         assert_eq!(poster.append(memory.pool(), &op(1, 0)), Ok(Appended::Kept));
         poster.post(memory.pool()).unwrap();
     };
-    // Rank 1 has cells 4 to 7, and posts 4 and 5.
+    // Rank 1 has cells 4 to 7, and posts cells 4 and 5.
     let memory = Memory::new(2, 4);
     posted(&memory);
     memory.cells[4].set_next(Link::to(5));
