@@ -1,14 +1,15 @@
 //! Collectives: what each rank receives, reduces, stores and sends, and when.
 //!
-//! Nothing here touches data. A [`Schedule`] says for one rank and one channel, step by step, what
-//! NCCL's device code does with its primitives (`prims_simple.h`): which peers' slots are operands,
-//! which elements of the rank's input are one, and where the result goes, to the output, to the
-//! slots of peers, or both. Whoever runs it moves and reduces the elements.
+//! This module touches no data. A [`Schedule`] describes, for one rank and one channel, the steps that
+//! NCCL's device code takes with its primitives (`prims_simple.h`). Each [`Step`] names the operands:
+//! slots of peers, and elements of the rank's input. It also names the destinations of the result: the
+//! output, slots of peers, or both. The caller moves and reduces the elements.
 //!
-//! 0. [`DataType`], [`RedOp`] — of what, and by what.
-//! 1. [`Order`] — the ranks in a row: who is beside whom on the ring, and in the trees.
-//! 2. [`Task`] — an [`Operation`] by an [`Algorithm`], as one rank sees it on one channel.
-//! 3. [`Schedule`] — its [`Step`]s.
+//! 0. [`DataType`] and [`RedOp`] are the type of the elements and the reduction.
+//! 1. [`Order`] puts the ranks in a row, which determines each rank's neighbours on the ring and in the
+//!    trees.
+//! 2. [`Task`] is an [`Operation`] by an [`Algorithm`], as one rank sees it on one channel.
+//! 3. [`Schedule`] iterates over the [`Step`]s of a task.
 
 mod data_type;
 mod order;

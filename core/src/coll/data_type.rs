@@ -1,4 +1,4 @@
-//! What elements are, and how they are reduced.
+//! Types of elements, and reductions.
 
 use core::fmt;
 use core::str::FromStr;
@@ -23,7 +23,7 @@ pub enum DataType {
 }
 
 impl DataType {
-    /// Every type, by its code.
+    /// All types, in the order of their codes.
     pub const ALL: [DataType; 10] = [
         DataType::I8,
         DataType::U8,
@@ -37,7 +37,7 @@ impl DataType {
         DataType::Bf16,
     ];
 
-    /// Bytes of an element.
+    /// Returns the number of bytes of an element.
     pub const fn bytes(self) -> usize {
         match self {
             DataType::I8 | DataType::U8 => 1,
@@ -47,13 +47,14 @@ impl DataType {
         }
     }
 
-    /// Whether it has fractions. An average of such is of inputs divided before they are added, so
-    /// that the sum does not pass what the type holds; of integers the sum is divided.
+    /// Returns whether the type has fractions. For an average of floats, the ranks divide the inputs
+    /// before they add them, so that the sum does not overflow. For an average of integers, the ranks
+    /// divide the sum.
     pub const fn is_float(self) -> bool {
         matches!(self, DataType::F16 | DataType::F32 | DataType::F64 | DataType::Bf16)
     }
 
-    /// As nccl-tests prints it.
+    /// Returns the type's name as nccl-tests prints it.
     pub const fn name(self) -> &'static str {
         match self {
             DataType::I8 => "int8",
@@ -85,27 +86,27 @@ impl DataType {
     }
 }
 
-/// How elements of all ranks become one (`ncclRedOp_t`, with its codes).
+/// A reduction of the elements of all ranks to one (`ncclRedOp_t`, with its codes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum RedOp {
-    /// Their sum; of integers, modulo their range.
+    /// The sum; for integers, modulo their range.
     Sum = 0,
-    /// Their product; of integers, modulo their range.
+    /// The product; for integers, modulo their range.
     Prod = 1,
-    /// The greatest. What is no number loses against one.
+    /// The maximum. Any number wins against NaN.
     Max = 2,
-    /// The least. What is no number loses against one.
+    /// The minimum. Any number wins against NaN.
     Min = 3,
-    /// Their sum over the number of ranks; of integers, rounded towards zero.
+    /// The sum divided by the number of ranks; for integers, rounded towards zero.
     Avg = 4,
 }
 
 impl RedOp {
-    /// Every operation, by its code.
+    /// All reductions, in the order of their codes.
     pub const ALL: [RedOp; 5] = [RedOp::Sum, RedOp::Prod, RedOp::Max, RedOp::Min, RedOp::Avg];
 
-    /// As nccl-tests prints it.
+    /// Returns the reduction's name as nccl-tests prints it.
     pub const fn name(self) -> &'static str {
         match self {
             RedOp::Sum => "sum",
@@ -117,16 +118,16 @@ impl RedOp {
     }
 }
 
-/// A name that stands for nothing.
+/// The reason why a name can't be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// Of a type.
+    /// No data type has this name.
     #[error(
         "no such type: known are int8, uint8, int32, uint32, int64, uint64, half, float, double, \
          bfloat16, and i8, u8, i32, u32, i64, u64, f16, f32, f64, bf16 for the same"
     )]
     DataType,
-    /// Of an operation.
+    /// No reduction has this name.
     #[error("no such reduction: known are sum, prod, max, min, avg")]
     RedOp,
 }

@@ -1,33 +1,33 @@
-//! The ranks of a communicator in a row, and the ring and the trees that it makes.
+//! Puts the ranks of a communicator in a row, which determines the ring and the trees.
 
 use crate::proxy::{Ring, Tree};
 
-/// All ranks, each once, so that neighbours are close to each other.
+/// A row that contains each rank once, so that neighbours in the row are close to each other.
 ///
-/// The ring goes along it and from its end to its beginning. The trees are NCCL's (`trees.cc`), over
-/// places in the row. To make one takes time; whoever has many tasks for the same ranks clones one of
-/// a row that is borrowed or shared.
+/// The ring goes along the row, and from its end back to its beginning. The trees are NCCL's
+/// (`trees.cc`), over places in the row. `new` takes time that grows with the square of the length. If
+/// many tasks use the same ranks, create one order over a borrowed or shared row and clone it.
 #[derive(Clone, Copy, Debug)]
 pub struct Order<R>(R);
 
 /// Most ranks of a communicator.
 pub const RANKS_MAX: u32 = 1 << 24;
 
-/// Why a row of ranks is none.
+/// The reason why a row of ranks is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OrderError {
-    /// It is empty.
+    /// The row is empty.
     #[error("no ranks: a communicator has one at least")]
     Empty,
-    /// It is too long.
+    /// The row has more than [`RANKS_MAX`] ranks.
     #[error("{0} ranks: at most {RANKS_MAX}")]
     TooMany(usize),
-    /// One is in it twice, or never.
+    /// A rank occurs twice in the row, or never.
     #[error("rank {rank} is {times} times among the {nranks} ranks in order: must be once")]
     NotOnce {
-        /// Which.
+        /// The rank that does not occur once.
         rank: u32,
-        /// How many times.
+        /// Number of times that the rank occurs.
         times: usize,
         /// Length of the row.
         nranks: u32,
@@ -35,7 +35,8 @@ pub enum OrderError {
 }
 
 impl<R: AsRef<[u32]>> Order<R> {
-    /// `ranks` must be 0 to their number, each once. Takes time by its square.
+    /// Creates an order. `ranks` must contain each number from 0 to its length - 1 once. The time grows
+    /// with the square of the length.
     pub fn new(ranks: R) -> Result<Self, OrderError> {
         let row = ranks.as_ref();
         let nranks = row.len() as u32;
@@ -54,31 +55,31 @@ impl<R: AsRef<[u32]>> Order<R> {
         Ok(Order(ranks))
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn nranks(&self) -> u32 {
         self.0.as_ref().len() as u32
     }
 
-    /// The place of a rank; `None` if there is no such rank.
+    /// Returns the place of a rank, or `None` if there is no such rank.
     pub fn place(&self, rank: u32) -> Option<u32> {
         self.0.as_ref().iter().position(|other| *other == rank).map(|place| place as u32)
     }
 
-    /// The rank at a place, counted around the ring.
+    /// Returns the rank at a place. Places count around the ring.
     pub fn rank(&self, place: u32) -> u32 {
         self.0.as_ref()[(place % self.nranks()) as usize]
     }
 
-    /// The neighbours on the ring of the rank at `place`.
+    /// Returns the neighbours, on the ring, of the rank at `place`.
     pub fn ring(&self, place: u32) -> Ring {
         let before = place + self.nranks() - 1;
         Ring { prev: self.rank(before), next: self.rank(place + 1) }
     }
 
-    /// The neighbours of the rank at `place` in one of the two trees that an all-reduce uses at
-    /// once (`ncclGetDtree`). What is an inner node of one is a leaf of the other, so that
-    /// together they load all ranks alike. The second is the first mirrored for an even number of
-    /// ranks, and moved on by one for an odd number.
+    /// Returns the neighbours of the rank at `place` in one of the two trees that an all-reduce uses at
+    /// once (`ncclGetDtree`). An inner node of one tree is a leaf of the other, so both trees together
+    /// load all ranks equally. For an even number of ranks, the second tree mirrors the first. For an
+    /// odd number, the second tree is the first shifted by one place.
     pub fn double_tree(&self, place: u32, second: bool) -> Tree {
         let nranks = self.nranks();
         match (second, nranks % 2) {
@@ -91,8 +92,8 @@ impl<R: AsRef<[u32]>> Order<R> {
         }
     }
 
-    /// The neighbours of the rank at `place` in the first of these trees, turned so that its root
-    /// is at the place `root`.
+    /// Returns the neighbours of the rank at `place` in the first of the two trees, rotated so that the
+    /// root is at the place `root`.
     pub fn tree(&self, place: u32, root: u32) -> Tree {
         let nranks = self.nranks();
         let node = Node::of((place + nranks - root % nranks) % nranks, nranks);
@@ -105,8 +106,8 @@ impl<R: AsRef<[u32]>> Order<R> {
     }
 }
 
-/// A node of the binary tree whose inner nodes are even (`ncclGetBtree`): 0 is the root and has one
-/// child. A node with the lowest set bit 2^k is k levels above the leaves.
+/// A node of the binary tree whose inner nodes are even (`ncclGetBtree`). Node 0 is the root and has
+/// one child. A node whose lowest set bit is 2^k is k levels above the leaves.
 ///
 /// ```text
 /// 0 ──────── 4           of six
@@ -124,7 +125,7 @@ struct Node {
 impl Node {
     fn of(node: u32, nnodes: u32) -> Self {
         if node == 0 {
-            // The greatest power of two among the nodes.
+            // The root's child is the greatest power of two among the nodes.
             return Node {
                 up: None,
                 down: [(nnodes - 1).checked_ilog2().map(|bit| 1 << bit), None],
@@ -132,14 +133,16 @@ impl Node {
         }
         let bit = node & node.wrapping_neg();
         let above = node ^ bit;
-        // The nearest node with a higher lowest bit: on the right, or beyond the end the left one.
+        // The parent is the nearest node whose lowest set bit is one higher. It lies to the right, or
+        // to the left if the right one is beyond the last node.
         let up = bit
             .checked_mul(2)
             .map(|higher| above | higher)
             .filter(|right| *right < nnodes)
             .unwrap_or(above);
         let left = (bit > 1).then(|| node - bit / 2);
-        // Whole subtrees may be missing on the right: the child is then the next lower one.
+        // Whole subtrees may be missing on the right. The right child is then the next lower node that
+        // exists.
         let right =
             (0..bit.ilog2()).rev().map(|level| node + (1 << level)).find(|right| *right < nnodes);
         Node { up: Some(up), down: [left, right] }

@@ -1,4 +1,4 @@
-//! The steps of one rank on one channel.
+//! Computes the steps of one rank on one channel.
 
 mod cut;
 mod one_shot;
@@ -11,39 +11,40 @@ use super::{Algorithm, ONE_SHOT_RANKS_MAX, Operation, Order, Task, TaskError};
 use crate::math::STEPS;
 use crate::proxy::{Direction, Ring, Tree};
 
-/// By how many chunks a rank sends ahead of what comes back: enough to keep both directions busy, and
-/// less than a link has slots.
+/// Number of chunks by which a rank sends ahead of the chunks that come back. The number is large
+/// enough to keep both directions busy, and smaller than the number of a link's slots.
 const AHEAD: usize = STEPS as usize / 2;
-/// The same of each of two hops through memory: ranks that work side by side need no more not to wait
-/// for each other, and more of it would leave the caches.
+/// Number of chunks by which each of the two hops through memory runs ahead. Ranks that work side by
+/// side need no more to avoid waiting for each other. More chunks would not fit in the caches.
 const AHEAD_TWO_SHOT: usize = 1;
 
-/// Ranks of a step: none, one, or all others.
+/// The peer ranks of a step: none, one, or all others.
 pub type Peers = heapless::Vec<u32, { ONE_SHOT_RANKS_MAX as usize - 1 }>;
 
 /// One step: the operands become one value, which goes to each destination.
 ///
-/// It moves one slot from each peer in `recv` and one to each in `send`, of `count` elements. Both
-/// ends of a link have the same steps over it in the same order, so that a slot needs no name.
+/// A step moves one slot of `count` elements from each peer in `recv` and one to each peer in `send`.
+/// Both ends of a link have the same steps over it in the same order, so a slot needs no name.
 ///
-/// Where operand and destination are the same memory, an operation being in place, the step reads an
-/// element before it writes it; there is no other overlap.
+/// In an in-place operation, an operand and a destination may be the same memory. The step then reads
+/// an element before it writes it. There is no other overlap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Elements, no more than a slot holds; none only where a transfer ends so.
+    /// Number of elements, at most as many as a slot holds. Only the last step of a transfer may have
+    /// 0.
     pub count: usize,
-    /// Whose slots are operands, in the order in which they are reduced.
+    /// The peers whose slots are operands, in the order of the reduction.
     pub recv: Peers,
-    /// The first element of the rank's input that is an operand too.
+    /// The first element of the rank's input, if the input is an operand too.
     pub input: Option<usize>,
-    /// How many of the slots are reduced before the input.
+    /// Number of slots that are reduced before the input.
     pub input_at: usize,
-    /// Where in the rank's output the value is stored.
+    /// The first element of the rank's output that stores the value, if the output is a destination.
     pub output: Option<usize>,
-    /// Whose slots the value goes into.
+    /// The peers whose slots receive the value.
     pub send: Peers,
-    /// Whether the value is the result, all ranks' inputs being in it: now an average of integers
-    /// is divided.
+    /// Whether the value contains the inputs of all ranks and so is the result. At this step an average
+    /// of integers is divided.
     pub finish: bool,
 }
 
@@ -62,7 +63,7 @@ impl Step {
 
     fn recv(mut self, peers: impl IntoIterator<Item = u32>) -> Self {
         for peer in peers {
-            // No step has more peers than `Task::check` lets through.
+            // `Task::check` allows no step with more peers than the vector has room for.
             let _ = self.recv.push(peer);
         }
         self
@@ -75,7 +76,7 @@ impl Step {
         self
     }
 
-    /// Reduces the input after the slots that are operands so far.
+    /// Adds the input as an operand behind the slots that are operands so far.
     fn input(mut self, first: usize) -> Self {
         (self.input, self.input_at) = (Some(first), self.recv.len());
         self
@@ -92,31 +93,33 @@ impl Step {
     }
 }
 
-/// The steps of a task, one after the other: an iterator that owns nothing but its order, if that.
+/// An iterator over the steps of a task, in order. It owns nothing but its order, if it owns that.
 ///
-/// Channels and tasks are independent of each other, so whoever runs several takes of each its next
-/// step as soon as the slots for that one are there.
+/// Channels and tasks are independent of each other. A caller that runs several schedules takes the
+/// next step of each one as soon as the slots for that step are there.
 #[derive(Clone, Debug)]
 pub struct Schedule<R> {
     order: Order<R>,
     task: Task,
     cut: Cut,
-    /// The place of this rank in the order, and its neighbours.
+    /// The place of this rank in the order; the next fields are the rank's neighbours.
     place: u32,
     ring: Ring,
     tree: Tree,
-    /// Windows still to come are `window..windows`; of each, `phase..phases`.
+    /// The windows that remain are `window..windows`. The phases that remain of the current window are
+    /// `phase..phases`.
     window: usize,
     windows: usize,
     phase: u32,
     phases: u32,
-    /// How many windows after its own a chunk comes back, by each hop, where that is another step.
+    /// Number of windows after which a chunk comes back by each hop, for algorithms in which another
+    /// step receives the chunk.
     behind: usize,
 }
 
 impl<R: AsRef<[u32]>> Schedule<R> {
-    /// The steps of `task` among the ranks of `order`. All ranks give the same order, operation,
-    /// algorithm, count, type, channels and slots.
+    /// Creates the schedule of `task` among the ranks of `order`. All ranks must give the same order,
+    /// operation, algorithm, count, type, number of channels and slot size.
     pub fn new(order: Order<R>, task: &Task) -> Result<Self, TaskError> {
         task.check(order.nranks())?;
         let cut = Cut::new(task, order.nranks());
@@ -159,12 +162,12 @@ impl<R: AsRef<[u32]>> Schedule<R> {
         Ok(schedule)
     }
 
-    /// Goes back to the first step.
+    /// Rewinds the schedule to the first step.
     pub fn rewind(&mut self) {
         (self.window, self.phase) = (0, 0);
     }
 
-    /// How many slots still go to `peer`, or come from it.
+    /// Returns the number of slots that the remaining steps send to `peer` or receive from `peer`.
     pub fn slots(&self, direction: Direction, peer: u32) -> u64
     where
         R: Clone,
@@ -176,7 +179,7 @@ impl<R: AsRef<[u32]>> Schedule<R> {
         self.clone().filter(peers).count() as u64
     }
 
-    /// `None` where the rank has nothing to do in a phase.
+    /// Returns the step, or `None` if the rank has nothing to do in a phase.
     fn step(&self, window: usize, phase: u32) -> Option<Step> {
         let step = match (self.task.operation, self.task.algorithm) {
             (Operation::Send { peer }, _) => {
@@ -197,7 +200,7 @@ impl<R: AsRef<[u32]>> Schedule<R> {
         self.order.nranks()
     }
 
-    /// All other ranks, by their numbers.
+    /// Returns all other ranks, in ascending order.
     fn others(&self) -> impl Iterator<Item = u32> + use<R> {
         let rank = self.task.rank;
         (0..self.order.nranks()).filter(move |other| *other != rank)

@@ -1,45 +1,46 @@
-//! What is to be done, and by which algorithm.
+//! The operations of a communicator, the algorithms for them, and one rank's task.
 
 use super::DataType;
 
 /// Most ranks for [`Algorithm::OneShot`] and [`Algorithm::TwoShot`].
 pub const ONE_SHOT_RANKS_MAX: u32 = 8;
 
-/// What a communicator does for its ranks.
+/// An operation that a communicator runs for its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// The reduced inputs, to all.
+    /// All ranks receive the reduced inputs.
     AllReduce,
-    /// Every rank's input, one behind the other, to all.
+    /// All ranks receive every rank's input, one input behind the other.
     AllGather,
-    /// To each rank its block of the reduced inputs.
+    /// Each rank receives its block of the reduced inputs.
     ReduceScatter,
-    /// The root's input, to all.
+    /// All ranks receive the root's input.
     Broadcast {
-        /// Whose.
+        /// The rank whose input all ranks receive.
         root: u32,
     },
-    /// The reduced inputs, to the root.
+    /// The root receives the reduced inputs.
     Reduce {
-        /// To whom.
+        /// The rank that receives the result.
         root: u32,
     },
-    /// A block of its own to each rank from each.
+    /// Each rank sends a different block of its input to each rank.
     AllToAll,
-    /// The input, to a peer.
+    /// The rank sends its input to a peer.
     Send {
-        /// To whom.
+        /// The rank that receives the input.
         peer: u32,
     },
-    /// The output, from a peer.
+    /// The rank receives its output from a peer.
     Recv {
-        /// From whom.
+        /// The rank that sends the output.
         peer: u32,
     },
 }
 
 impl Operation {
-    /// Elements that `rank` puts in, of a task of `count` among `nranks`; `None` beyond `usize`.
+    /// Returns the number of input elements of `rank`, for a task of `count` elements among `nranks`.
+    /// Returns `None` if the number exceeds `usize`.
     pub fn input_count(self, count: usize, rank: u32, nranks: u32) -> Option<usize> {
         match self {
             Operation::ReduceScatter | Operation::AllToAll => count.checked_mul(nranks as usize),
@@ -49,7 +50,8 @@ impl Operation {
         }
     }
 
-    /// Elements that `rank` gets out; see [`input_count`](Operation::input_count).
+    /// Returns the number of output elements of `rank`, for a task of `count` elements among `nranks`.
+    /// Returns `None` if the number exceeds `usize`.
     pub fn output_count(self, count: usize, rank: u32, nranks: u32) -> Option<usize> {
         match self {
             Operation::AllGather | Operation::AllToAll => count.checked_mul(nranks as usize),
@@ -59,115 +61,115 @@ impl Operation {
         }
     }
 
-    /// Whether it is between two ranks, each of which says how much it is.
+    /// Returns whether the operation is between two ranks, each of which gives its own count.
     pub fn is_transfer(self) -> bool {
         matches!(self, Operation::Send { .. } | Operation::Recv { .. })
     }
 }
 
-/// How the ranks exchange data.
+/// The algorithm by which the ranks exchange data.
 ///
-/// The result of an all-reduce is the same on all ranks, bit for bit, by each of them: one rank
-/// alone reduces an element, or all do in the same order.
+/// With each algorithm, the result of an all-reduce is the same on all ranks, bit for bit. Either one
+/// rank alone reduces an element, or all ranks reduce it in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
-    /// Around the ring: every link carries the least that is possible, after as many hops as there
-    /// are ranks.
+    /// The data goes around the ring. Every link carries the least possible number of bytes, and the
+    /// number of hops grows with the number of ranks.
     Ring,
-    /// Two binary trees, over even and over odd channels: few hops. For an all-reduce; a broadcast
-    /// and a reduce take one tree, which has their root.
+    /// Two binary trees, one for even and one for odd channels, need few hops. An all-reduce uses both
+    /// trees. A broadcast and a reduce use one tree, whose root is theirs.
     Tree,
-    /// Whoever needs a rank's data gets it from that rank: one hop, for little data and few ranks.
+    /// Each rank gets data directly from the rank that has it. One hop suffices, which suits little
+    /// data and few ranks.
     OneShot,
-    /// An all-reduce as a reduce-scatter and an all-gather, of one hop each.
+    /// An all-reduce is a reduce-scatter and an all-gather, each of one hop.
     TwoShot,
 }
 
-/// A share of an operation: one rank's, on one channel.
+/// One rank's share of an operation on one channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Task {
-    /// What.
+    /// The operation.
     pub operation: Operation,
-    /// How. [`Operation::AllToAll`], [`Operation::Send`] and [`Operation::Recv`] are the same by
-    /// any.
+    /// The algorithm. [`Operation::AllToAll`], [`Operation::Send`] and [`Operation::Recv`] ignore it.
     pub algorithm: Algorithm,
-    /// Elements, as NCCL counts them: of a rank's block where the operation has a block for each
-    /// rank, else of the whole.
+    /// Number of elements, as NCCL counts them. If the operation has a block for each rank, this is the
+    /// size of a block; otherwise it is the size of the whole.
     pub count: usize,
-    /// Of which type.
+    /// The type of the elements.
     pub data_type: DataType,
-    /// Whose share.
+    /// The rank whose share this is.
     pub rank: u32,
-    /// On which channel.
+    /// The channel of this share.
     pub channel: u32,
-    /// How many channels share the elements.
+    /// Number of channels that share the elements.
     pub nchannels: u32,
     /// Most bytes of a slot.
     pub slot_bytes: usize,
 }
 
-/// Why there is no schedule for a task.
+/// The reason why there is no schedule for a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TaskError {
-    /// A rank that does not exist.
+    /// The task names a rank that does not exist.
     #[error("{what} is rank {rank}: the communicator has {nranks}, from 0")]
     Rank {
-        /// Which of the ranks of the task.
+        /// The role of the rank in the task.
         what: &'static str,
-        /// What it is.
+        /// The number of the rank.
         rank: u32,
-        /// How many there are.
+        /// Number of ranks.
         nranks: u32,
     },
-    /// A transfer to oneself.
+    /// The task sends to its own rank or receives from it.
     #[error("rank {0} sends to or receives from itself: such data is copied, not scheduled")]
     Oneself(u32),
-    /// A channel that does not exist.
+    /// The task names a channel that does not exist.
     #[error("channel {channel} of {nchannels}: channels count from 0")]
     Channel {
-        /// Which.
+        /// Number of the channel.
         channel: u32,
-        /// How many there are.
+        /// Number of channels.
         nchannels: u32,
     },
-    /// A slot holds no element.
+    /// A slot is too small for one element.
     #[error("slots of {slot_bytes} bytes hold no element of type {data_type}")]
     Slot {
         /// Bytes of a slot.
         slot_bytes: usize,
-        /// The type.
+        /// The type of the elements.
         data_type: DataType,
     },
-    /// The elements of all ranks pass what memory can hold.
+    /// The elements of all ranks together need more bytes than memory can hold.
     #[error("{count} elements of type {data_type} for each of {nranks} ranks are too many")]
     Count {
-        /// Elements.
+        /// Number of elements.
         count: usize,
-        /// The type.
+        /// The type of the elements.
         data_type: DataType,
-        /// Ranks.
+        /// Number of ranks.
         nranks: u32,
     },
-    /// The algorithm does not do this.
+    /// The algorithm can't run this operation.
     #[error("{operation:?} is not done by {algorithm:?}")]
     Algorithm {
-        /// What.
+        /// The operation.
         operation: Operation,
-        /// How.
+        /// The algorithm.
         algorithm: Algorithm,
     },
-    /// The algorithm is for fewer ranks.
+    /// There are more ranks than the algorithm allows.
     #[error("{algorithm:?} is for {ONE_SHOT_RANKS_MAX} ranks at most, not for {nranks}")]
     TooManyRanks {
-        /// How.
+        /// The algorithm.
         algorithm: Algorithm,
-        /// Ranks.
+        /// Number of ranks.
         nranks: u32,
     },
 }
 
 impl Task {
-    /// Whether it can be scheduled among so many ranks at all.
+    /// Returns an error if the task can't be scheduled among `nranks` ranks.
     pub(super) fn check(&self, nranks: u32) -> Result<(), TaskError> {
         use {Algorithm as A, Operation as O};
         let Task { operation, algorithm, count, data_type, rank, channel, nchannels, .. } = *self;

@@ -12,7 +12,7 @@ fn nodes(nnodes: u32) -> Vec<Node> {
 
 #[test]
 fn the_tree_of_fourteen_is_the_one_of_the_picture_in_trees_cc() {
-    // Parent and children of each, read off NCCL's picture.
+    // Parent and children of each node, read off NCCL's picture.
     let picture = [
         (None, [Some(8), None]),
         (Some(2), [None, None]),
@@ -57,7 +57,8 @@ fn a_row_that_is_no_permutation_is_refused_with_the_rank() {
     assert_eq!(Order::new(&[0]).unwrap().ring(0), Ring { prev: 0, next: 0 });
 }
 
-/// Ranks of each rank's children; every rank must be reached from `root`, each by its parent.
+/// Walks the tree by each rank's children. Every rank must be reached from `root`, and each by its
+/// parent.
 fn check_tree<R: AsRef<[u32]>>(order: &Order<R>, root: u32, tree: impl Fn(u32) -> Tree) {
     let of = |rank| tree(order.place(rank).unwrap());
     let (mut reached, mut edge) = (BTreeSet::from([root]), Vec::from([root]));

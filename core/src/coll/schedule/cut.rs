@@ -1,37 +1,39 @@
-//! How the elements of a task are cut into windows, and those into chunks.
+//! Cuts the elements of a task into windows, and the windows into chunks.
 
 use super::super::{Algorithm, Operation, Task};
 
-/// Chunks begin at multiples of so many bytes, where slots are not smaller: a cache line.
+/// Chunks begin at multiples of this many bytes, a cache line, unless slots are smaller.
 const ALIGN_BYTES: usize = 64;
 
-/// A channel's share of the elements. A window is one chunk, or one for each rank where the ranks
-/// share the work on one buffer; a chunk fits a slot. Chunks are of one size, but for the last.
+/// A channel's share of the elements. If the ranks share the work on one buffer, a window has one chunk
+/// for each rank; otherwise a window is one chunk. A chunk fits into a slot. All chunks but the last
+/// have the same size.
 ///
-/// Transfers are cut otherwise, since their two ends may be told different counts: channels take
-/// chunks in turn, all as long as a slot but for the last, which is shorter, and be it empty. So
-/// whatever the counts, chunks are alike up to one that is not as long as the other end expects.
+/// Transfers are cut differently, because their two ends may be given different counts. Channels take
+/// chunks in turn. Each chunk is as long as a slot, but the last chunk is shorter and may be empty. So
+/// for any two counts, both ends have equal chunks until a chunk is not as long as the other end
+/// expects.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     start: usize,
     end: usize,
     chunk: usize,
     windows: usize,
-    /// From one window to the next.
+    /// Elements from the start of one window to the start of the next.
     skip: usize,
     lanes: usize,
-    /// From one rank's block to the next; 0 where there are no blocks.
+    /// Elements from one rank's block to the next; 0 if there are no blocks.
     stride: usize,
 }
 
-/// Where a chunk is.
+/// The position and length of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
-    /// In the buffer that has all ranks' blocks.
+    /// First element in the buffer that has all ranks' blocks.
     pub(super) of_all: usize,
-    /// In the buffer that has one rank's block.
+    /// First element in the buffer that has one rank's block.
     pub(super) of_one: usize,
-    /// Elements; none where the window ends before the chunk.
+    /// Number of elements; 0 if the window ends before the chunk.
     pub(super) count: usize,
 }
 
@@ -63,7 +65,7 @@ impl Cut {
         let share = task.count.div_ceil(task.nchannels as usize).next_multiple_of(align);
         let start = share.saturating_mul(task.channel as usize).min(task.count);
         let end = start.saturating_add(share).min(task.count);
-        // As many windows as it takes, all of about the same size.
+        // The share is cut into the fewest possible windows, all of about the same size.
         let chunks = (end - start).div_ceil(lanes.saturating_mul(slot)).max(1) * lanes;
         let chunk = (end - start).div_ceil(chunks).next_multiple_of(align);
         let skip = lanes * chunk;
@@ -75,7 +77,7 @@ impl Cut {
         self.windows
     }
 
-    /// The chunk of a lane: a rank's block, or its part of the window.
+    /// Returns the chunk of a lane, which is a rank's block, or a rank's part of the window.
     pub(super) fn chunk(&self, window: usize, lane: u32) -> Chunk {
         let lane = lane as usize;
         let before = if self.lanes > 1 { lane * self.chunk } else { 0 };

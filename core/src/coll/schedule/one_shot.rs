@@ -1,4 +1,5 @@
-//! From each rank straight to each that needs its data, reduced in the order of ranks.
+//! Each rank sends its data directly to each rank that needs it. The receiver reduces in the order of
+//! ranks.
 
 use super::cut::Chunk;
 use super::{Algorithm, Operation, Schedule, Step};
@@ -50,7 +51,8 @@ impl<R: AsRef<[u32]>> Schedule<R> {
         }
     }
 
-    /// Each peer's part to that peer, and at last this rank's own from all.
+    /// In the first phases this rank sends each peer its part. In the last phase it reduces its own
+    /// part from all ranks.
     fn scatter_straight(&self, window: usize, phase: u32) -> Step {
         let nranks = self.nranks();
         let peer = (self.task.rank + 1 + phase) % nranks;
@@ -65,7 +67,8 @@ impl<R: AsRef<[u32]>> Schedule<R> {
         }
     }
 
-    /// This rank's own part to all, then each peer's from that peer.
+    /// In the first phase this rank sends its own part to all ranks. In each later phase it receives
+    /// one peer's part from that peer.
     fn gather_straight(&self, window: usize, phase: u32) -> Step {
         let peer = (self.task.rank + self.nranks() - phase) % self.nranks();
         let chunk = self.cut.chunk(window, peer);

@@ -1,4 +1,4 @@
-//! From peer to peer (`sendrecv.h`).
+//! Steps from peer to peer (`sendrecv.h`).
 
 use super::{Schedule, Step};
 use crate::proxy::Direction;
@@ -8,10 +8,11 @@ impl<R: AsRef<[u32]>> Schedule<R> {
         2 * self.nranks().next_power_of_two()
     }
 
-    /// In each round every rank sends to one peer and receives from one, as far ahead as the other
-    /// is behind. Distances are triangular numbers modulo a power of two, which are all different;
-    /// rounds of a distance that there is not are empty (`init.cc`, p2pSchedule). So no rank is the
-    /// peer of all others at once, nor of its neighbours only.
+    /// In each round every rank sends to the peer at some distance ahead and receives from the peer at
+    /// the same distance behind. The distances are triangular numbers modulo a power of two, which are
+    /// all different. If a distance is not below the number of ranks, its round is empty (`init.cc`,
+    /// p2pSchedule). So no rank is the peer of all others at once, and no rank talks to its neighbours
+    /// only.
     pub(super) fn all_to_all(&self, window: usize, phase: u32) -> Option<Step> {
         let (rank, nranks) = (self.task.rank, self.nranks());
         let round = u64::from(phase / 2);

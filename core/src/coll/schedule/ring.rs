@@ -1,4 +1,5 @@
-//! Around the ring (`all_reduce.h`, `all_gather.h`, `reduce_scatter.h`, `broadcast.h`, `reduce.h`).
+//! Steps around the ring (`all_reduce.h`, `all_gather.h`, `reduce_scatter.h`, `broadcast.h`,
+//! `reduce.h`).
 
 use super::{Operation, Schedule, Step};
 
@@ -22,8 +23,9 @@ impl<R: AsRef<[u32]>> Schedule<R> {
         })
     }
 
-    /// What has come from behind goes ahead with this rank's input in it. After as many phases as
-    /// there are ranks it is complete, and this rank's own.
+    /// A rank receives a chunk from the previous rank, reduces its own input into it, and sends it to
+    /// the next rank. In the last phase, after as many phases as ranks, the chunk is complete and
+    /// belongs to this rank.
     fn ring_scatter(&self, window: usize, phase: u32) -> Step {
         let nranks = self.nranks();
         let ring = self.ring;
@@ -37,7 +39,7 @@ impl<R: AsRef<[u32]>> Schedule<R> {
         if goes_on { step.send([ring.next]) } else { step }
     }
 
-    /// This rank's own goes once around, as does every other's.
+    /// Each rank's own chunk goes once around the ring.
     fn ring_gather(&self, window: usize, phase: u32) -> Step {
         let nranks = self.nranks();
         let ring = self.ring;

@@ -1,4 +1,4 @@
-//! Up a tree and down again (`all_reduce.h` runTreeUpDown), or one of both.
+//! Steps up a tree and down again (`all_reduce.h` runTreeUpDown), or in one direction only.
 
 use super::{Operation, Schedule, Step};
 
@@ -11,7 +11,7 @@ impl<R: AsRef<[u32]>> Schedule<R> {
             _ if tree.up.is_none() => (true, true),
             _ => (phase == 0, phase == 1),
         };
-        // At the root all happens at once, so in one phase.
+        // The root does everything in one step, so it uses only one phase.
         if up && down && phase == 1 {
             return None;
         }

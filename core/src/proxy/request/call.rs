@@ -1,4 +1,4 @@
-//! A rank's side: requests under way, and the responses that have come (`proxy.cc
+//! The rank's side of requests: requests in progress, and the responses that have arrived (`proxy.cc
 //! ncclProxyCallAsync`, `ncclPollProxyResponse`).
 
 use heapless::{String, Vec};
@@ -8,25 +8,25 @@ use crate::inbox::{BODY_BYTES_MAX, FrameError, Inbox};
 use crate::proxy::banks::Row;
 use crate::proxy::{Banks, ConnectionId};
 
-/// A request that a response is expected to.
+/// Number of a request that expects a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallId(pub(super) u64);
 
-/// Most bytes of the text that says why a request was refused.
+/// Most bytes of the text that says why the proxy refused a request.
 const TEXT_BYTES: usize = 160;
 
-/// Requests under way to one proxy, as many as there is memory for. `Fd` is what the host has for a
-/// file descriptor.
+/// The requests in progress to one proxy, limited by the memory of the banks. `Fd` is the host's type
+/// for a file descriptor.
 #[derive(Debug)]
 pub struct Calls<Fd, B> {
     last_id: u64,
     expected: Row<Expected<Fd>, B>,
     inbox: Inbox<Response>,
-    /// What came with the message that is under way.
+    /// The file descriptor that came with the message that is still arriving.
     fd: Option<Fd>,
 }
 
-/// A response that is expected.
+/// A response that the rank expects.
 #[derive(Debug)]
 pub struct Expected<Fd> {
     id: u64,
@@ -42,77 +42,77 @@ struct Answer<Fd> {
     fd: Option<Fd>,
 }
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome<Fd> {
-    /// It is done.
+    /// The proxy has completed the request.
     Done {
         /// The file descriptor that came with the response.
         fd: Option<Fd>,
     },
-    /// The proxy did not do it.
+    /// The proxy has refused the request.
     Refused {
-        /// What was asked for.
+        /// The kind of the refused request.
         kind: Kind,
-        /// What the proxy says.
+        /// The text that the proxy sent as the reason.
         text: String<TEXT_BYTES>,
     },
 }
 
-/// Why a request can't be made, or a response not be had.
+/// The reason why a rank can't make a request or read a response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// As many are under way as there is memory for; poll for their responses first.
+    /// Requests in progress fill the memory; poll for their responses first.
     #[error("{0:?}: {1} requests to the proxy are under way already, and no memory is left")]
     TooMany(Kind, u32),
-    /// A body that is larger than any.
+    /// A body is longer than [`BODY_BYTES_MAX`].
     #[error("{0:?}: a body of {1} bytes, at most {BODY_BYTES_MAX} are allowed")]
     TooLong(Kind, usize),
-    /// No such request is under way.
+    /// No request with this number is in progress.
     #[error("request {0} is not under way")]
     NotUnderWay(u64),
-    /// A response to nothing that was asked.
+    /// The proxy has answered a request that is not in progress.
     #[error("the proxy answers request {0}, which is not under way")]
     Unexpected(u64),
-    /// A second response.
+    /// The proxy has answered a request twice.
     #[error("{0:?}: the proxy answers request {1} twice")]
     Twice(Kind, u64),
-    /// A response of another size.
+    /// The response has another length than the request asked for.
     #[error("{kind:?}: the proxy answers with {len} bytes instead of {expected}")]
     Mismatch {
-        /// What was asked for.
+        /// The kind of the request.
         kind: Kind,
-        /// Bytes that came.
+        /// Bytes of the response.
         len: u32,
-        /// Bytes that should have.
+        /// Bytes that the request asked for.
         expected: u32,
     },
-    /// Other room for the response than the request was made with.
+    /// The caller's buffer has another length than the request asked for.
     #[error("{kind:?}: room for {len} bytes, but the response has {expected}")]
     Room {
-        /// What was asked for.
+        /// The kind of the request.
         kind: Kind,
-        /// Bytes of room.
+        /// Bytes of the caller's buffer.
         len: usize,
-        /// Bytes to come.
+        /// Bytes of the response.
         expected: u32,
     },
-    /// A file descriptor is announced and not there, or the reverse.
+    /// The response announces a file descriptor that did not come, or the reverse.
     #[error("{0:?}: the proxy's answer and the file descriptors with it do not agree")]
     Fd(Kind),
-    /// The response can't be read.
+    /// The response is malformed.
     #[error("the proxy sends {0}")]
     Frame(#[from] FrameError),
 }
 
 impl<Fd, B: Banks<Option<Expected<Fd>>>> Calls<Fd, B> {
-    /// None, with memory for those that will be.
+    /// Creates a set without requests; `banks` is the memory for later ones.
     pub fn new(banks: B) -> Self {
         Calls { last_id: 0, expected: Row::new(banks), inbox: Inbox::new(), fd: None }
     }
 
-    /// Begins a request: the bytes to be sent before the body, and for what to
-    /// [`poll`](Calls::poll).
+    /// Begins a request. Returns its number for [`poll`](Calls::poll) and the header that the caller
+    /// must send before the body.
     pub fn call(
         &mut self,
         kind: Kind,
@@ -132,19 +132,19 @@ impl<Fd, B: Banks<Option<Expected<Fd>>>> Calls<Fd, B> {
         Ok((CallId(id), header.to_bytes()))
     }
 
-    /// Begins a request that has no response: [`Kind::Close`] or [`Kind::Stop`].
+    /// Returns the header of a request that has no response: [`Kind::Close`] or [`Kind::Stop`].
     pub fn tell(kind: Kind) -> [u8; REQUEST_BYTES] {
         let connection = ConnectionId::default();
         Request { kind, connection, id: 0, len: 0, response_len: 0 }.to_bytes()
     }
 
-    /// Where the next bytes from the proxy belong.
+    /// Returns the buffer that the next bytes from the proxy belong in.
     pub fn space(&mut self) -> &mut [u8] {
         self.inbox.space()
     }
 
-    /// `n` bytes have come into [`Calls::space`], and `fd` with them. After an error the stream is
-    /// of no more use.
+    /// Tells the calls that `n` bytes have arrived in [`Calls::space`], and `fd` with them. After an
+    /// error the caller must stop using the stream.
     pub fn filled(&mut self, n: usize, fd: Option<Fd>) -> Result<(), CallError> {
         self.fd = self.fd.take().or(fd);
         let Some((header, body)) = self.inbox.filled(n)? else { return Ok(()) };
@@ -163,14 +163,14 @@ impl<Fd, B: Banks<Option<Expected<Fd>>>> Calls<Fd, B> {
         if fd.is_some() != has_fd {
             return Err(CallError::Fd(kind));
         }
-        // No longer than a body may be: the inbox has looked.
+        // The inbox has checked that the body is not longer than [`BODY_BYTES_MAX`].
         let body = Vec::from_slice(body).unwrap_or_default();
         expected.response = Some(Answer { refused, body, fd });
         Ok(())
     }
 
-    /// The response, if it has come: its body is copied to `response`, which is as long as was
-    /// said to [`Calls::call`].
+    /// Returns the result of a request if its response has arrived, and copies the body to `response`.
+    /// The length of `response` must be the one given to [`Calls::call`].
     pub fn poll(
         &mut self,
         id: CallId,
@@ -190,7 +190,7 @@ impl<Fd, B: Banks<Option<Expected<Fd>>>> Calls<Fd, B> {
         if refused {
             let mut text = String::new();
             for piece in body.utf8_chunks() {
-                // What does not fit is cut off.
+                // Text that does not fit is cut off.
                 piece.valid().chars().all(|c| text.push(c).is_ok());
             }
             return Ok(Some(Outcome::Refused { kind, text }));

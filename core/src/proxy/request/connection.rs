@@ -1,26 +1,26 @@
-//! Connections as the service knows them, and who sets them up.
+//! The connections of the service, and the trait that sets them up.
 
 use core::fmt;
 
 use super::wire::Init;
 use crate::proxy::{Banks, ConnectionId, Pool, Slot};
 
-/// What the transports of a host do to set connections up.
+/// The functions of a host's transports that set up connections.
 pub trait Setup {
-    /// Why something can't be done.
+    /// The reason why a transport can't do something.
     type Error: fmt::Display;
-    /// What the host has for a file descriptor.
+    /// The host's type for a file descriptor.
     type Fd;
 
-    /// A new connection. What is given back goes to the rank: the shared memory of the pool of
-    /// operations, where the transport needs a progress thread.
+    /// Opens a new connection. The service passes the returned file descriptor to the rank. If the
+    /// transport needs a progress thread, this is the shared memory of the pool of operations.
     fn open(&mut self, id: ConnectionId, init: Init) -> Result<Option<Self::Fd>, Self::Error>;
 
-    /// Buffers that connections share (`proxySharedInit`).
+    /// Creates buffers that connections share (`proxySharedInit`).
     fn shared_init(&mut self, id: ConnectionId, nchannels: u32) -> Result<(), Self::Error>;
 
-    /// What is to be done before the peer is known (`proxySetup`). `false` where it takes longer;
-    /// it is asked again, with the same bytes, until then.
+    /// Prepares a connection before the peer is known (`proxySetup`). Returns `false` if this takes
+    /// longer; the service then calls again with the same bytes until the connection is prepared.
     fn setup(
         &mut self,
         id: ConnectionId,
@@ -28,7 +28,8 @@ pub trait Setup {
         response: &mut [u8],
     ) -> Result<bool, Self::Error>;
 
-    /// What is to be done with the peer (`proxyConnect`). As [`Setup::setup`].
+    /// Connects to the peer (`proxyConnect`). Returns `false` if this takes longer; the service then
+    /// calls again with the same bytes until the connection is made.
     fn connect(
         &mut self,
         id: ConnectionId,
@@ -36,82 +37,86 @@ pub trait Setup {
         response: &mut [u8],
     ) -> Result<bool, Self::Error>;
 
-    /// The file descriptor of a handle that the connection gave out (`proxyConvertFd`).
+    /// Returns the file descriptor of a handle that the connection gave out (`proxyConvertFd`).
     fn convert_fd(&mut self, id: ConnectionId, handle: u32) -> Result<Self::Fd, Self::Error>;
 
-    /// Ends a connection (`proxyFree`). Operations that its rank has posted may still name it.
+    /// Closes a connection (`proxyFree`). Operations that the rank has posted may still name the
+    /// connection.
     fn close(&mut self, id: ConnectionId);
 
-    /// A local rank has no connection any more, as when its process was killed.
+    /// Tells the transports that a local rank has no connection any more, for example because its
+    /// process was killed.
     fn left(&mut self, _local_rank: u32) {}
 }
 
-/// How far a connection is (`connInitialized` …).
+/// How far the setup of a connection is (`connInitialized` …).
 ///
-/// Initialized → SharedInitialized → SetUp → Connected; the second may be left out.
+/// The states follow each other: Initialized → SharedInitialized → SetUp → Connected. A connection may
+/// skip SharedInitialized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
-    /// It has a number.
+    /// The connection has a number.
     #[default]
     Initialized,
-    /// It has shared buffers.
+    /// The connection has shared buffers.
     SharedInitialized,
-    /// It can be connected.
+    /// The connection is ready to connect to the peer.
     SetUp,
-    /// It can be used.
+    /// The connection is ready for operations.
     Connected,
 }
 
-/// A connection's place in its pool.
+/// The service's record of a connection, an element of the pool of connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     pub(super) state: State,
-    /// Whose it is; nobody's once it is closed.
+    /// The session that owns the connection; `None` once the connection is closed.
     pub(super) session: Option<u32>,
-    /// Whether something is being done with it.
+    /// Whether a request for the connection is pending.
     pub(super) busy: bool,
-    /// The rank whose operations may name it.
+    /// The rank whose operations may name the connection.
     pub(super) local_rank: u32,
 }
 
 /// The connections of all ranks.
 ///
-/// The number of one that is closed is not given out again: operations that its rank has posted
-/// may still name it.
+/// The service never gives out the number of a closed connection again, because operations that its
+/// rank has posted may still name it.
 #[derive(Debug)]
 pub struct Connections<B> {
     pool: Pool<Place, B>,
 }
 
 impl<B: Banks<Slot<Place>>> Connections<B> {
-    /// None, in memory that holds default values.
+    /// Creates an empty set of connections, in memory that holds default values.
     pub fn new(banks: B) -> Self {
         Connections { pool: Pool::new(banks) }
     }
 
-    /// How far a connection is.
+    /// Returns how far the setup of a connection is.
     pub fn state(&self, id: ConnectionId) -> Option<State> {
         self.pool.get(id.0).filter(|place| place.session.is_some()).map(|place| place.state)
     }
 
-    /// A new one of a local rank for a session; `None` where there is no memory.
+    /// Creates a connection of a local rank for a session. Returns `None` if there is no memory for the
+    /// connection.
     pub(super) fn open(&mut self, session: u32, local_rank: u32) -> Option<ConnectionId> {
         let (index, place) = self.pool.take()?;
         *place = Place { session: Some(session), local_rank, ..Place::default() };
         Some(ConnectionId(index))
     }
 
-    /// Takes back a number that nobody knows yet.
+    /// Takes back the number of a connection that no rank knows yet.
     pub(super) fn forget(&mut self, id: ConnectionId) {
         self.pool.give_back(id.0);
     }
 
-    /// One that is a session's.
+    /// Returns the connection if the session owns it.
     pub(super) fn of(&mut self, session: u32, id: ConnectionId) -> Option<&mut Place> {
         self.pool.get_mut(id.0).filter(|place| place.session == Some(session))
     }
 
-    /// Ends all that are a session's.
+    /// Closes all connections of a session.
     pub(super) fn close_all(&mut self, session: u32, setup: &mut impl Setup) {
         let bit = |local_rank| 1u64.checked_shl(local_rank).unwrap_or(0);
         let mut left = 0;

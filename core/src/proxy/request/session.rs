@@ -1,4 +1,4 @@
-//! The proxy's side of one rank (`proxy.cc ncclProxyService`).
+//! The proxy's side of one rank's requests (`proxy.cc ncclProxyService`).
 
 use core::fmt::{self, Write};
 
@@ -10,64 +10,67 @@ use crate::inbox::{BODY_BYTES_MAX, FrameError, Inbox};
 use crate::proxy::banks::Row;
 use crate::proxy::{Banks, Slot};
 
-/// What one rank asks for. As many requests may take longer as it has connections: one that waited
-/// behind others could be what those wait for, by way of the peer.
+/// The requests of one rank. A session can have one pending request for each connection. If a request
+/// had to wait behind others, the others could wait for it by way of the peer.
 #[derive(Debug)]
 pub struct Session<B> {
     number: u32,
     inbox: Inbox<Request>,
     pending: Row<Pending, B>,
-    /// Which of the pending was asked last.
+    /// Index of the pending request that was asked last.
     turn: u32,
 }
 
-/// A request that takes longer.
+/// A request that the proxy can't complete at once.
 #[derive(Debug)]
 pub struct Pending {
     header: Request,
     body: Vec<u8, BODY_BYTES_MAX>,
 }
 
-/// A response to be sent.
+/// A response that the host must send to the rank.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Reply<Fd> {
-    /// Its bytes, in two pieces.
+    /// The header of the response, which goes before the body.
     pub header: [u8; RESPONSE_BYTES],
-    /// The second.
+    /// The body of the response.
     pub body: Vec<u8, BODY_BYTES_MAX>,
-    /// What goes with the first byte.
+    /// The file descriptor that goes with the first byte.
     pub fd: Option<Fd>,
 }
 
-/// What a request comes to at once.
+/// The immediate result of a request.
 #[derive(Debug, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "handed on at once, and the large one is usual")]
 pub enum SessionEvent<Fd> {
-    /// It is done, or refused.
+    /// The proxy has completed or refused the request.
     Reply(Reply<Fd>),
-    /// The rank is done: end the session.
+    /// The rank is done, so the host must end the session.
     Close,
-    /// The proxy is to end, once all sessions have.
+    /// The proxy must end once all sessions have ended.
     Stop,
 }
 
 impl<B: Banks<Option<Pending>>> Session<B> {
-    /// A session, of a number that no other has, with memory for what is pending.
+    /// Creates a session. `number` must differ from the number of every other session; `banks` is the
+    /// memory for pending requests.
     pub fn new(number: u32, banks: B) -> Self {
         Session { number, inbox: Inbox::new(), pending: Row::new(banks), turn: 0 }
     }
 
-    /// Where the next bytes from the rank belong; never empty.
+    /// Returns the buffer that the next bytes from the rank belong in. The buffer is never empty.
     pub fn space(&mut self) -> &mut [u8] {
         self.inbox.space()
     }
 
-    /// How many requests are pending, and [`Session::progress`] is worth as many calls.
+    /// Returns the number of pending requests. One call of [`Session::progress`] for each of them asks
+    /// them all.
     pub fn pending(&self) -> u32 {
         self.pending.len()
     }
 
-    /// `n` bytes have come into [`Session::space`]. After an error the session is to be ended.
+    /// Tells the session that `n` bytes have arrived in [`Session::space`]. After an error the host
+    /// must end the session.
     pub fn filled<S: Setup>(
         &mut self,
         n: usize,
@@ -107,7 +110,7 @@ impl<B: Banks<Option<Pending>>> Session<B> {
         Ok(Some(SessionEvent::Reply(reply(&header, done))))
     }
 
-    /// Asks one of the pending requests, each in its turn, and gives its response once it is done.
+    /// Asks the next pending request, in turn, and returns its response once it is done.
     pub fn progress<S: Setup>(
         &mut self,
         connections: &mut Connections<impl Banks<Slot<Place>>>,
@@ -117,7 +120,7 @@ impl<B: Banks<Option<Pending>>> Session<B> {
         let Pending { header, body } = self.pending.get(self.turn)?;
         let (header, id) = (*header, header.connection);
         let mut response = Vec::<u8, BODY_BYTES_MAX>::new();
-        // The inbox has looked at the length.
+        // The inbox has checked the length.
         let _ = response.resize(header.response_len as usize, 0);
         let (asked, state) = match header.kind {
             Kind::Setup => (setup.setup(id, body, &mut response), State::SetUp),
@@ -136,7 +139,7 @@ impl<B: Banks<Option<Pending>>> Session<B> {
         Some(reply(&header, done))
     }
 
-    /// Ends the session: what is pending is forgotten, its connections are closed.
+    /// Ends the session: it drops the pending requests and closes the connections of the session.
     pub fn end(
         self,
         connections: &mut Connections<impl Banks<Slot<Place>>>,
@@ -151,7 +154,7 @@ struct Answer<Fd> {
     fd: Option<Fd>,
 }
 
-/// Why a request is refused.
+/// The reason why the proxy refuses a request.
 enum Refusal<E> {
     Init(&'static str),
     NoMemory(&'static str),
@@ -202,7 +205,7 @@ fn open<S: Setup>(
     }
 }
 
-/// The connection, if it is the session's and where this may be asked for.
+/// Returns the connection if the session owns it and its state allows the request.
 fn ready<'a, E>(
     session: u32,
     header: &Request,
@@ -225,14 +228,15 @@ fn ready<'a, E>(
     if allowed.contains(&place.state) { Ok(place) } else { Err(Refusal::State(place.state)) }
 }
 
-/// The response to a request; what is refused says of which connection and why.
+/// The response to a request. If the proxy refuses the request, the text names the connection and the
+/// reason.
 fn reply<Fd, E: fmt::Display>(header: &Request, done: Result<Answer<Fd>, Refusal<E>>) -> Reply<Fd> {
     let refused = done.is_err();
     let Answer { body, fd } = match done {
         Ok(answer) => answer,
         Err(refusal) => {
             let mut body = Vec::new();
-            // What does not fit is cut off.
+            // Text that does not fit is cut off.
             let _ = write!(body, "connection {}: {refusal}", header.connection);
             Answer { body, fd: None }
         }

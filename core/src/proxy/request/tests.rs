@@ -1,4 +1,4 @@
-//! A rank and the proxy over streams that pass any number of bytes at a time.
+//! A rank and the proxy exchange messages over streams that pass any number of bytes at a time.
 
 extern crate std;
 
@@ -12,7 +12,7 @@ use super::wire::{Request, Response};
 use super::*;
 use crate::proxy::{BANK_LEN, Banks, ConnectionId, Direction, Slot};
 
-/// One bank.
+/// Memory of at most one bank.
 struct OneBank<T>(Option<Box<[T; BANK_LEN]>>);
 
 impl<T: Default> Banks<T> for OneBank<T> {
@@ -42,7 +42,8 @@ fn session(number: u32) -> SmallSession {
     Session::new(number, OneBank(None))
 }
 
-/// Reverses what it is sent, after about as many questions as the first byte says; never for 254.
+/// Reverses the request's bytes after about as many questions as the first byte says; never if the byte
+/// is 254.
 #[derive(Default)]
 struct Reversing {
     asked: u32,
@@ -98,14 +99,14 @@ impl Setup for Reversing {
     }
 }
 
-/// A rank, the proxy, and what is under way between them.
+/// A rank, the proxy, and the bytes in flight between them.
 struct World {
     calls: SmallCalls,
     session: SmallSession,
     connections: Connections<OneBank<Slot<Place>>>,
     setup: Reversing,
     to_proxy: VecDeque<u8>,
-    /// Bytes, and what comes with each.
+    /// Bytes to the rank, and the file descriptor that comes with each byte.
     to_rank: VecDeque<(u8, Option<u32>)>,
     ended: Option<SessionEvent<u32>>,
 }
@@ -141,7 +142,7 @@ impl World {
         self.to_rank.extend(bytes.map(|byte| (*byte, fd.take())));
     }
 
-    /// Passes `n` bytes at most each way, and asks one pending request.
+    /// Passes at most `n` bytes each way, and asks one pending request.
     fn step(&mut self, n: usize) -> Result<(), std::string::String> {
         let space = self.session.space();
         let n_proxy = n.min(space.len()).min(self.to_proxy.len());
@@ -167,7 +168,7 @@ impl World {
         self.calls.filled(n_rank, fd).map_err(|error| error.to_string())
     }
 
-    /// Runs until the response has come.
+    /// Runs the world until the response has arrived.
     fn finish(&mut self, call: CallId, response: &mut [u8]) -> Result<Outcome<u32>, CallError> {
         for _ in 0..100_000 {
             self.step(usize::MAX).unwrap();
@@ -394,7 +395,7 @@ proptest! {
                 }
             }
             world.step(n).unwrap();
-            // The last asks first.
+            // The latest request is polled first.
             for at in (0..under_way.len()).rev() {
                 let (call, body) = &under_way[at];
                 let mut response = std::vec![0; body.len()];
@@ -417,7 +418,7 @@ proptest! {
         world.open(0);
         world.call(Kind::Setup, 0, b"", 3).unwrap();
         world.to_proxy.clear();
-        // Half of them begin like a request.
+        // Half of the inputs begin like a request.
         let head = known.map(|kind| [kind, 0, 0, 0]);
         world.to_proxy.extend(head.iter().flatten().chain(&bytes));
         world.to_rank.extend(bytes.iter().map(|byte| (*byte, None)));

@@ -1,4 +1,4 @@
-//! The bytes of requests and responses, little-endian.
+//! The bytes of requests and responses, all little-endian.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -6,30 +6,31 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::inbox::{FrameError, Header};
 use crate::proxy::{ConnectionId, Direction};
 
-/// Bytes of a request before its body.
+/// Length in bytes of a request's header.
 pub const REQUEST_BYTES: usize = size_of::<RequestBytes>();
-/// Bytes of a response before its body.
+/// Length in bytes of a response's header.
 pub const RESPONSE_BYTES: usize = size_of::<ResponseBytes>();
-/// Version of these messages.
+/// Version of the messages between rank and proxy.
 pub const VERSION: u32 = 1;
 
-/// What a rank asks for (`ncclProxyMsgType`).
+/// The kind of a rank's request (`ncclProxyMsgType`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Kind {
-    /// A new connection; the body is an [`Init`], the response its number and the pool.
+    /// Asks for a new connection. The body is an [`Init`]. The response is the connection's number, and
+    /// the pool comes with it as a file descriptor.
     Init = 1,
-    /// Buffers that connections share; the body is the number of channels, 32 bits.
+    /// Asks for buffers that connections share. The body is the number of channels, 32 bits.
     SharedInit = 2,
-    /// What the transport needs before the peer is known.
+    /// Asks the transport to prepare the connection before the peer is known.
     Setup = 3,
-    /// What it needs with the peer.
+    /// Asks the transport to connect to the peer.
     Connect = 4,
-    /// The rank is done; no response.
+    /// Tells the proxy that the rank is done; there is no response.
     Close = 6,
-    /// The proxy is to end; no response.
+    /// Tells the proxy to end; there is no response.
     Stop = 8,
-    /// A file descriptor of the proxy's; the body is its handle, 32 bits.
+    /// Asks for a file descriptor of the proxy's. The body is the descriptor's handle, 32 bits.
     ConvertFd = 9,
 }
 
@@ -100,7 +101,7 @@ impl Header for Request {
         })
     }
 
-    /// The response must fit a body too.
+    /// The response must also fit into a body, so its length is checked too.
     fn body_lens(&self) -> [u32; 2] {
         [self.len, self.response_len]
     }
@@ -110,7 +111,7 @@ impl Header for Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Response {
     pub(super) id: u64,
-    /// Whether the body is a text that says why not.
+    /// Whether the body is a text that says why the proxy refused the request.
     pub(super) refused: bool,
     /// Whether a file descriptor comes with the first byte.
     pub(super) has_fd: bool,
@@ -165,11 +166,11 @@ impl Header for Response {
 /// The body of [`Kind::Init`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Init {
-    /// Which of the host's transports.
+    /// Number of the host's transport.
     pub transport: u32,
-    /// Which way.
+    /// Direction of the connection.
     pub direction: Direction,
-    /// Who asks.
+    /// The local rank that asks.
     pub local_rank: u32,
 }
 
@@ -187,7 +188,7 @@ struct InitBytes {
 }
 
 impl Init {
-    /// Its bytes.
+    /// Returns the bytes of the body.
     pub fn to_bytes(self) -> [u8; 16] {
         zerocopy::transmute!(InitBytes {
             version: U32::new(VERSION),
@@ -200,7 +201,7 @@ impl Init {
         })
     }
 
-    /// What bytes say, or what is wrong with them.
+    /// Parses the body, or returns the reason why it is invalid.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
         let raw = InitBytes::read_from_bytes(bytes).map_err(|_| "its body is not of 16 bytes")?;
         if raw.version.get() != VERSION {
