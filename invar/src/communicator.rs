@@ -1,7 +1,7 @@
-//! Ranks that work together: collectives, and messages between any two (`ncclComm`).
+//! A communicator: ranks that run collectives together and send messages to each other (`ncclComm`).
 //!
-//! One process opens a [`Hub`](crate::Hub) and gives every rank its [`UniqueId`]; each rank joins
-//! with it. From then on all of them make the same calls in the same order.
+//! One process opens a [`Hub`](crate::Hub) and gives every rank its [`UniqueId`]. Each rank joins with
+//! this id. From then on all ranks make the same calls in the same order.
 //!
 //! ```
 //! use std::time::Duration;
@@ -29,34 +29,36 @@
 //!
 //! # Where data goes
 //!
-//! Ranks of one host exchange it through memory that they share, unless `NCCL_SHM_DISABLE` is set
-//! for one of them. The thread that calls does the work.
+//! Ranks of one host exchange data through shared memory, unless `NCCL_SHM_DISABLE` is set for one of
+//! them. The calling thread does the work.
 //!
 //! # Failure
 //!
-//! The first error of any rank ends the communicator on all of them: each call under way and each
-//! later one returns it, and it names the rank. A process that is killed is noticed within a second
-//! by the end of its connection with the hub; a host that is cut off, within half a minute. A rank
-//! that is there and does not do its part is given up after `INVAR_COLL_TIMEOUT_MS`.
+//! The first error of any rank ends the communicator on all ranks. Each current and each later call
+//! returns this error, which names the rank. If a process is killed, the others notice within a second,
+//! because its connection with the hub ends. If a host is cut off, the others notice within half a
+//! minute. If a rank is present but does not do its part, the others give it up after
+//! `INVAR_COLL_TIMEOUT_MS`.
 //!
-//! A rank may be done before the others. Where its process had the [`Hub`](crate::Hub) and ends, the
-//! others go on, and no longer hear of each other: they notice a rank that is gone by the network,
-//! or by that timeout, and cannot make new links over a network.
+//! A rank may finish before the others. If the process of the [`Hub`](crate::Hub) ends, the other ranks
+//! continue, but the hub tells them no more about each other. They then notice a missing rank by the
+//! network or by `INVAR_COLL_TIMEOUT_MS`. They can't make new links over a network.
 //!
 //! # Processors
 //!
-//! A rank that waits spins, so it does best with a processor of its own. Linux may put two ranks that
-//! wake each other on one for a while, where each runs only while the other does not. A communicator
-//! binds no thread: that is for the program, which knows of its others. Where a host has a processor
-//! for each rank, it should bind the threads that make calls, or whole processes, each rank to
-//! another one, before it joins (`sched_setaffinity`, `taskset`, Open MPI's `--bind-to core`);
-//! `invar coll` does so.
+//! A waiting rank spins, so it runs best on a processor of its own. Linux may put two ranks that wake
+//! each other on one processor for a while; then each rank runs only while the other does not.
+//!
+//! A communicator binds no thread, because only the program knows its other threads. If a host has a
+//! processor for each rank, bind each rank to its own processor before it joins. Bind the threads that
+//! make calls, or whole processes (`sched_setaffinity`, `taskset`, Open MPI's `--bind-to core`). `invar
+//! coll` does so.
 //!
 //! # Without threads
 //!
-//! What a communicator does is a [`Plan`] for each rank, moved over [`Links`]; these know neither
-//! threads nor time, and [`net::Network`] makes links of ends that the caller has connected. So one
-//! thread can be all ranks of a network that it simulates.
+//! A communicator moves a [`Plan`] for each rank over [`Links`]. Plans and links know neither threads
+//! nor time. [`net::Network`] makes links from ends that the caller has connected. So one thread can be
+//! all ranks of a network that it simulates.
 
 mod backoff;
 mod call;
@@ -99,20 +101,21 @@ pub use links::Links;
 pub use pending::Pending;
 pub use plan::Plan;
 
-/// What blobs of the rendezvous are about.
+/// Tags of the messages that ranks exchange through the rendezvous.
 mod tags {
     pub(super) const ABOUT: u32 = 1;
     pub(super) const CHANNELS: u32 = 2;
     pub(super) const SHARED_MEMORY: u32 = 3;
     pub(super) const EXCHANGE: u32 = 4;
-    /// And the channel.
+    /// The first of the tags for links; the channel's number is added to it.
     pub(super) const LINK: u32 = 0x1_0000;
 }
 
-/// One rank of several. See the [module](self).
+/// One rank of a communicator. See the [module](self).
 ///
-/// Calls may come from any thread; those of one rank are done in the order in which they come.
-/// Dropped, it tells the others that this rank is done: they should be too (`ncclCommDestroy`).
+/// Calls may come from any thread. Each rank runs its calls in the order in which they come. When a
+/// communicator is dropped, it tells the other ranks that this rank is done. The others should be done
+/// too (`ncclCommDestroy`).
 pub struct Communicator {
     core: Arc<Core>,
     worker: Mutex<Option<pending::Worker>>,
@@ -129,12 +132,12 @@ struct Core {
 }
 
 impl Communicator {
-    /// Joins as `rank` of `nranks`, with all others (`ncclCommInitRank`). It takes as long as the
-    /// last of them, and `INVAR_CONNECT_TIMEOUT_MS` at most.
+    /// Joins as `rank` of `nranks`, together with all other ranks (`ncclCommInitRank`). The call
+    /// returns when the last rank has joined, or fails after `INVAR_CONNECT_TIMEOUT_MS`.
     ///
     /// # Errors
-    /// A wrong secret, size or rank; a rank that is there already; one that does not come; no way to
-    /// another rank.
+    /// Fails if the secret, the number of ranks or the rank is wrong, or if another process has joined
+    /// as this rank. Fails if a rank does not come, or if there is no path to another rank.
     pub fn join(id: &UniqueId, rank: u32, nranks: u32, settings: &Settings) -> Result<Self, Error> {
         settings.usable()?;
         let dump = Dump::new(rank, nranks);
@@ -150,59 +153,63 @@ impl Communicator {
         Ok(Communicator { core, worker, dump, transport, within, _on_signal: on_signal })
     }
 
-    /// This rank, from 0.
+    /// Returns this rank's number, from 0.
     pub fn rank(&self) -> u32 {
         self.core.bootstrap.rank()
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn nranks(&self) -> u32 {
         self.core.bootstrap.nranks()
     }
 
-    /// What data of this rank goes over: `shared memory`, or a transport and its devices, as in
-    /// `soft (soft0)`, or both, where some ranks share memory with this one.
+    /// Returns the transport of this rank's data: `shared memory`, or a transport and its devices, as
+    /// in `soft (soft0)`. Returns both if only some ranks share memory with this one.
     pub fn transport(&self) -> &str {
         &self.transport
     }
 
-    /// What each rank says, to all, in the order of ranks (`bootstrapAllGather`). It goes through the
-    /// rendezvous, so it suits what ranks agree on before they move data. The bytes may differ in
-    /// length, up to 256 MiB of all ranks together.
+    /// Sends bytes to all ranks and returns the bytes of every rank, in the order of ranks
+    /// (`bootstrapAllGather`). The bytes go through the rendezvous, so use this for things that ranks
+    /// agree on before they move data. The lengths may differ; all ranks together may send up to 256
+    /// MiB.
     ///
     /// # Errors
-    /// A rank that fails, or says nothing within `INVAR_CONNECT_TIMEOUT_MS`.
+    /// Fails if a rank fails, or if a rank sends nothing within `INVAR_CONNECT_TIMEOUT_MS`.
     pub fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         let all = self.core.bootstrap.all_gather(tags::EXCHANGE, bytes, self.within);
         all.map_err(Error::bootstrap)
     }
 
-    /// Ends the communicator on all ranks, for a reason that each is told (`ncclCommAbort`).
+    /// Ends the communicator on all ranks and tells each of them the reason (`ncclCommAbort`).
     pub fn abort(&self, reason: &str) {
         self.core.bootstrap.fail(&format!("aborted: {reason}"));
     }
 
-    /// What ended the communicator, if something has (`ncclCommGetAsyncError`).
+    /// Returns the error that ended the communicator, if there is one (`ncclCommGetAsyncError`).
     pub fn check(&self) -> Result<(), Error> {
         self.core.bootstrap.check().map_err(Error::failure)
     }
 
-    /// How this rank stands: a line that says by which ways it reaches the others, and below it what
-    /// its links over the network move, in the notation of NCCL's dump. It
-    /// waits for no call that is under way, so that it tells of one that hangs. `NCCL_PROXY_DUMP_SIGNAL`
-    /// has it written on stderr, from the beginning of [`join`](Self::join) on.
+    /// Returns this rank's state as text. The first line names the routes to the other ranks. The lines
+    /// below it list the operations of its network links, in the notation of NCCL's dump.
+    ///
+    /// The call does not wait for other calls, so it also reports a call that hangs. If
+    /// `NCCL_PROXY_DUMP_SIGNAL` is set, that signal writes the text to stderr, from the beginning of
+    /// [`join`](Self::join) on.
     pub fn dump(&self) -> String {
         self.dump.to_string()
     }
 
-    /// Sends and receives that are done at once, and collectives that are done one after the other
-    /// (`ncclGroupStart`). A transfer goes on when its peer has come to it, whatever the others of the
-    /// group wait for.
+    /// Returns a group of calls (`ncclGroupStart`). The sends and receives of a group run at once; its
+    /// collectives run one after the other. A transfer proceeds as soon as its peer runs it too,
+    /// whatever the other calls of the group wait for.
     pub fn group<'b>(&self) -> Group<'_, 'b> {
         Group::new(&self.core)
     }
 
-    /// The inputs of all ranks, reduced, to each of them. All have the same length.
+    /// Reduces the inputs of all ranks and gives the result to each rank. All inputs and outputs have
+    /// the same length.
     pub fn all_reduce<T: Element>(
         &self,
         input: &[T],
@@ -212,23 +219,24 @@ impl Communicator {
         self.call(typed(self.shape(Operation::AllReduce, Some(op)), output.len(), input, output)?)
     }
 
-    /// [`all_reduce`](Self::all_reduce) in place.
+    /// Runs [`all_reduce`](Self::all_reduce) in place.
     pub fn all_reduce_in_place<T: Element>(&self, data: &mut [T], op: RedOp) -> Result<(), Error> {
         self.call(in_place(self.shape(Operation::AllReduce, Some(op)), data.len(), data)?)
     }
 
-    /// The inputs of all ranks, one behind the other, to each of them.
+    /// Gives the inputs of all ranks, one behind the other, to each rank.
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<(), Error> {
         self.call(typed(self.shape(Operation::AllGather, None), input.len(), input, output)?)
     }
 
-    /// [`all_gather`](Self::all_gather) in place: each rank's block is at its place already.
+    /// Runs [`all_gather`](Self::all_gather) in place: each rank's input is already at its place in
+    /// `data`.
     pub fn all_gather_in_place<T: Element>(&self, data: &mut [T]) -> Result<(), Error> {
         let count = data.len() / self.nranks() as usize;
         self.call(in_place(self.shape(Operation::AllGather, None), count, data)?)
     }
 
-    /// The inputs of all ranks, reduced, to each of them its block.
+    /// Reduces the inputs of all ranks and gives each rank its block of the result.
     pub fn reduce_scatter<T: Element>(
         &self,
         input: &[T],
@@ -239,8 +247,8 @@ impl Communicator {
         self.call(typed(shape, output.len(), input, output)?)
     }
 
-    /// [`reduce_scatter`](Self::reduce_scatter) in place: each rank's block replaces that of its
-    /// input; what is in the others afterwards is not said.
+    /// Runs [`reduce_scatter`](Self::reduce_scatter) in place: each rank's block of the result replaces
+    /// that block of its input. The contents of the other blocks are unspecified afterwards.
     pub fn reduce_scatter_in_place<T: Element>(
         &self,
         data: &mut [T],
@@ -250,12 +258,12 @@ impl Communicator {
         self.call(in_place(self.shape(Operation::ReduceScatter, Some(op)), count, data)?)
     }
 
-    /// The root's data to all, in place.
+    /// Gives the root's data to all ranks, in place.
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: u32) -> Result<(), Error> {
         self.call(in_place(self.shape(Operation::Broadcast { root }, None), data.len(), data)?)
     }
 
-    /// The root's input to all; elsewhere the input is empty.
+    /// Gives the root's input to all ranks; on the other ranks the input is empty.
     pub fn broadcast_from<T: Element>(
         &self,
         input: &[T],
@@ -266,7 +274,8 @@ impl Communicator {
         self.call(typed(shape, output.len(), input, output)?)
     }
 
-    /// The inputs of all ranks, reduced, to the root; elsewhere the output is empty.
+    /// Reduces the inputs of all ranks and gives the result to the root; on the other ranks the output
+    /// is empty.
     pub fn reduce<T: Element>(
         &self,
         input: &[T],
@@ -278,7 +287,7 @@ impl Communicator {
         self.call(typed(shape, input.len(), input, output)?)
     }
 
-    /// [`reduce`](Self::reduce) in place at the root; elsewhere the data stays as it is.
+    /// Runs [`reduce`](Self::reduce) in place at the root; on the other ranks the data does not change.
     pub fn reduce_in_place<T: Element>(
         &self,
         data: &mut [T],
@@ -289,24 +298,26 @@ impl Communicator {
         self.call(in_place(shape, data.len(), data)?)
     }
 
-    /// Block *i* of the input to rank *i*, whose block for this rank comes to place *i* of the output.
+    /// Sends block *i* of the input to rank *i*. The block that rank *i* sends to this rank becomes
+    /// block *i* of the output.
     pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<(), Error> {
         let count = input.len() / self.nranks() as usize;
         self.call(typed(self.shape(Operation::AllToAll, None), count, input, output)?)
     }
 
-    /// Data to a rank, which receives as much, or fails. It may wait until that one does; several at
-    /// once go in a [`group`](Self::group).
+    /// Sends data to a rank. The peer must receive the same number of elements, or the call fails. The
+    /// call may wait until the peer receives; use a [`group`](Self::group) for several transfers at
+    /// once.
     pub fn send<T: Element>(&self, data: &[T], peer: u32) -> Result<(), Error> {
         self.call(typed(self.shape(Operation::Send { peer }, None), data.len(), data, &mut [])?)
     }
 
-    /// Data from a rank, which sends as much.
+    /// Receives data from a rank, which must send the same number of elements.
     pub fn recv<T: Element>(&self, data: &mut [T], peer: u32) -> Result<(), Error> {
         self.call(typed(self.shape(Operation::Recv { peer }, None), data.len(), &[], data)?)
     }
 
-    /// Returns once all ranks have called it.
+    /// Waits until all ranks have called this function.
     pub fn barrier(&self) -> Result<(), Error> {
         self.all_reduce_in_place(&mut [0_u8], RedOp::Max)
     }
@@ -316,7 +327,7 @@ impl Communicator {
     }
 
     fn call(&self, call: Call) -> Result<(), Error> {
-        // SAFETY: made of borrowed slices, which outlive this.
+        // SAFETY: the call is made of borrowed slices, which outlive this function.
         unsafe { self.core.run(&[call]) }
     }
 }
@@ -324,7 +335,7 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         self.core.queue.close();
-        // A panic there has been told by the thread itself.
+        // If the worker has panicked, its thread has already reported the panic.
         drop(self.worker.get_mut().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
@@ -335,15 +346,15 @@ impl Core {
         call::Shape { operation, redop, rank, nranks }
     }
 
-    /// Does what was started before, and then these calls.
+    /// Runs the operations that were started before, and then these calls.
     ///
     /// # Safety
     ///
-    /// As of [`Engine::run`].
+    /// The caller makes the promises of [`Engine::run`].
     unsafe fn run(&self, calls: &[Call]) -> Result<(), Error> {
         let mut engine = self.engine();
         self.queue.drain(&mut engine);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller has promised what `Engine::run` demands.
         unsafe { engine.run(calls) }
     }
 

@@ -1,18 +1,19 @@
-//! How a rank waits for another: first it spins, then it lets others run, then it sleeps.
+//! How a rank waits for another rank: it spins, then yields, then sleeps.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Looks in a row, where each rank of the host has a processor: less than a microsecond of them,
-/// since the one that is waited for may be on this one all the same.
+/// Number of spins if each rank of the host has a processor. They take less than a microsecond, because
+/// the awaited rank may still be on this processor.
 const SPINS: u32 = 20;
-/// Where it has not: the one that is waited for may need this one.
+/// Number of spins if the host has more ranks than processors: the awaited rank may need this
+/// processor.
 const SPINS_CROWDED: u32 = 1;
-/// After this a wait is a long one, and to wake up late does not matter.
+/// After this time the wait is long, so a late wakeup does no harm.
 const SLEEP_AFTER: Duration = Duration::from_millis(5);
 const NAP: Duration = Duration::from_micros(100);
 
-/// One wait. [`Backoff::renew`] begins the next.
+/// One wait. [`Backoff::renew`] begins the next wait.
 #[derive(Debug)]
 pub(super) struct Backoff {
     spins: u32,
@@ -22,19 +23,19 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// `crowded`: there are more ranks here than processors.
+    /// Creates a backoff. `crowded` says that this host has more ranks than processors.
     pub(super) fn new(crowded: bool, timeout: Duration) -> Self {
         let spins = if crowded { SPINS_CROWDED } else { SPINS };
         Backoff { spins, idle: 0, since: None, timeout }
     }
 
-    /// Something came.
+    /// Ends the wait, because data has come.
     #[inline]
     pub(super) fn renew(&mut self) {
         (self.idle, self.since) = (0, None);
     }
 
-    /// Nothing came. Says what to do about it.
+    /// Spins, yields or sleeps, because no data has come. Returns what the caller must do next.
     #[inline]
     pub(super) fn idle(&mut self) -> Idle {
         self.idle += 1;
@@ -61,14 +62,14 @@ impl Backoff {
     }
 }
 
-/// What to do when nothing has come.
+/// What the caller must do if no data has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Idle {
-    /// Look again.
+    /// Poll again.
     Again,
-    /// Look again, and see whether the others are still there.
+    /// Poll again, and check whether the other ranks are still there.
     Look,
-    /// Give up, after so long.
+    /// Give up after waiting this long.
     TooLong(Duration),
 }
 

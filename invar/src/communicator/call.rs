@@ -1,4 +1,4 @@
-//! One operation, and the memory that it is on.
+//! An operation and its memory.
 
 use invar_core::coll::{DataType, Operation, RedOp};
 
@@ -6,18 +6,18 @@ use super::Element;
 use crate::Error;
 use crate::error::Kind;
 
-/// What an engine is told to do, wherever its memory is.
+/// The work of an operation, independent of its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Work {
     pub(super) operation: Operation,
-    /// As [`Task::count`](invar_core::coll::Task::count).
+    /// Number of elements, as in [`Task::count`](invar_core::coll::Task::count).
     pub(super) count: usize,
     pub(super) data_type: DataType,
-    /// For what reduces.
+    /// The reduction, for operations that reduce.
     pub(super) redop: Option<RedOp>,
 }
 
-/// The same, and where.
+/// An operation and its memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call {
     pub(super) work: Work,
@@ -25,11 +25,11 @@ pub(super) struct Call {
     pub(super) output: *mut u8,
 }
 
-// SAFETY: who makes a call promises that its memory is the call's until it is done, on whatever
-// thread that is.
+// SAFETY: the creator of a call promises that only the call uses its memory until it is done, whichever
+// thread runs it.
 unsafe impl Send for Call {}
 
-/// An operation, and which rank it is of.
+/// An operation, and the rank that runs it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) operation: Operation,
@@ -39,7 +39,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Elements of input and output.
+    /// Returns the number of elements of the input and of the output.
     fn counts(&self, count: usize) -> Result<(usize, usize), Error> {
         let Shape { operation, rank, nranks, .. } = *self;
         operation
@@ -57,7 +57,7 @@ impl Shape {
     }
 }
 
-/// A call with an input and an output.
+/// Creates a call with an input and an output.
 pub(super) fn typed<T: Element>(
     shape: Shape,
     count: usize,
@@ -70,7 +70,8 @@ pub(super) fn typed<T: Element>(
     Ok(shape.call(count, input.as_ptr(), output.as_mut_ptr()))
 }
 
-/// A call where both are the same: of the block of this rank where the other one is of all blocks.
+/// Creates a call in place. If the input or the output is one block and the other is all blocks, the
+/// smaller one is this rank's block of `data`.
 pub(super) fn in_place<T: Element>(
     shape: Shape,
     count: usize,
@@ -84,7 +85,7 @@ pub(super) fn in_place<T: Element>(
     };
     let (input_at, output_at) = (block(of_input), block(of_output));
     let start = data.as_mut_ptr();
-    // SAFETY: both are blocks of the data, or its start.
+    // SAFETY: each offset is a block of the data, or 0.
     let (input, output) = unsafe { (start.add(input_at), start.add(output_at)) };
     Ok(shape.call(count, input, output))
 }

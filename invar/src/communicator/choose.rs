@@ -1,8 +1,8 @@
-//! Which algorithm, on how many channels, in chunks of how many bytes.
+//! Chooses the algorithm, the number of channels and the chunk size of an operation.
 
 use invar_core::coll::{Algorithm, ONE_SHOT_RANKS_MAX, Operation};
 
-/// How an operation is done.
+/// The choice for an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) algorithm: Algorithm,
@@ -11,33 +11,34 @@ pub(super) struct Choice {
     pub(super) slot_bytes: usize,
 }
 
-/// What all ranks know alike: they must all choose the same.
+/// Facts that are equal on all ranks, because all ranks must make the same choice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts {
     pub(super) nranks: u32,
-    /// Channels that there are.
+    /// Number of channels that exist.
     pub(super) nchannels: u32,
     pub(super) tuning: Tuning,
-    /// Bytes of a chunk of a message from one rank to another, no more than of a slot.
+    /// Bytes of a chunk of a message between two ranks, at most as many as a slot has.
     pub(super) p2p_chunk_bytes: usize,
 }
 
-/// What suits links of one kind.
+/// Parameters that suit one kind of link.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tuning {
-    /// Bytes of a slot, and so of the longest chunk.
+    /// Bytes of a slot, and so the length of the longest chunk.
     pub(super) slot_bytes: usize,
-    /// Bytes of a channel's share below which another channel costs more than it brings.
+    /// Least bytes of a channel's share; below this size another channel costs more than it gains.
     channel_bytes_min: usize,
-    /// Up to so many bytes two ranks send each other all they have. By a tree they exchange as many
-    /// and each waits for the other twice, and around a ring still once more than so.
+    /// Up to this many bytes, each of two ranks sends its whole input to the other. A tree moves as
+    /// many bytes, but each rank waits for the other twice; a ring also waits once more.
     pair_bytes: usize,
-    /// Whether an all-reduce goes in two hops beyond one shot, whatever its size.
+    /// Whether an all-reduce that is too large for one shot takes two hops, whatever its size.
     two_hops: bool,
 }
 
 impl Tuning {
-    /// Shared memory: eight slots for each direction stay in a processor's second cache.
+    /// Links through shared memory: eight slots for each direction stay in a processor's second-level
+    /// cache.
     pub(super) const SHARED_MEMORY: Tuning = Tuning {
         slot_bytes: 128 << 10,
         channel_bytes_min: usize::MAX,
@@ -45,7 +46,7 @@ impl Tuning {
         two_hops: true,
     };
 
-    /// Networks, whatever they are.
+    /// Links over networks of any kind.
     pub(super) const NETWORK: Tuning = Tuning {
         slot_bytes: 256 << 10,
         channel_bytes_min: 128 << 10,
@@ -53,8 +54,8 @@ impl Tuning {
         two_hops: false,
     };
 
-    /// TCP over one interface. Each chunk is a system call or two of the rank's one thread, which
-    /// moves all channels.
+    /// Links over TCP on one interface. The rank's single thread moves all channels, and it makes one
+    /// or two system calls for each chunk.
     pub(super) const TCP: Tuning = Tuning {
         slot_bytes: 1 << 20,
         channel_bytes_min: 32 << 20,
@@ -63,16 +64,17 @@ impl Tuning {
     };
 }
 
-/// Up to so many bytes each rank sends its whole input to every other one, which costs one hop and
-/// `nranks - 1` times the bytes.
+/// Up to this many bytes each rank sends its whole input to every other rank. This takes one hop and
+/// moves `nranks - 1` times the bytes.
 const ONE_SHOT_BYTES: usize = 16 << 10;
 
-/// Up to so many bytes the hops of a tree cost less than a ring's, where one shot does not do.
+/// Up to this many bytes a tree's hops cost less than a ring's, for sizes at which one shot is too
+/// expensive.
 const TREE_BYTES: usize = 256 << 10;
 
 impl Facts {
-    /// For an operation on `bytes` bytes: of a rank's block where it has a block for each rank,
-    /// else of the whole.
+    /// Chooses for an operation on `bytes` bytes. If the operation has a block for each rank, this is
+    /// the size of a block; otherwise it is the size of the whole.
     pub(super) fn choose(&self, operation: Operation, bytes: usize) -> Choice {
         let few = self.nranks <= ONE_SHOT_RANKS_MAX;
         let algorithm = match operation {
@@ -89,7 +91,8 @@ impl Facts {
             _ => Algorithm::Ring,
         };
         if operation.is_transfer() {
-            // Those that a message is long enough for: its ends need not know of the same bytes.
+            // A transfer may use all channels that its message is long enough for. Its two ends may be
+            // given different counts, so the choice must not depend on `bytes`.
             let nchannels = self.nchannels;
             return Choice { algorithm, nchannels, slot_bytes: self.p2p_chunk_bytes };
         }

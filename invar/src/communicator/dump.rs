@@ -1,4 +1,4 @@
-//! How a rank stands, for people who look for a hang.
+//! Prints a rank's state for people who look for a hang.
 
 use std::fmt::{self, Display};
 use std::io;
@@ -9,19 +9,20 @@ use invar_linux::proxy::DumpOnSignal;
 use super::net::LinkDump;
 use crate::{Error, Settings};
 
-/// One rank. Displayed it is a line, and what moves over the network.
+/// The state of one rank. Its display is one line, followed by the operations in progress over the
+/// network.
 pub(super) struct Dump {
     rank: u32,
     nranks: u32,
-    /// Once it has joined.
+    /// The routes to the other ranks, set once the rank has joined.
     routes: OnceLock<Routes>,
 }
 
-/// How it reaches the others.
+/// The routes by which a rank reaches the other ranks.
 pub(super) struct Routes {
-    /// Those through shared memory.
+    /// The ranks that this rank reaches through shared memory.
     pub(super) local: Vec<u32>,
-    /// All others.
+    /// The links to all other ranks, over the network.
     pub(super) net: Option<LinkDump>,
 }
 
@@ -31,11 +32,12 @@ impl Dump {
     }
 
     pub(super) fn joined(&self, routes: Routes) {
-        // A rank joins once.
+        // A rank joins only once, so the value is not set yet.
         let _ = self.routes.set(routes);
     }
 
-    /// Has it written on stderr whenever the signal comes that the settings name, if they do.
+    /// Prints the dump to stderr whenever the signal arrives that the settings name. Does nothing if
+    /// they name none.
     pub(super) fn on_signal(
         self: &Arc<Self>,
         settings: &Settings,

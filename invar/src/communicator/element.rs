@@ -1,4 +1,4 @@
-//! Types whose values collectives carry.
+//! Types of the values that collectives carry.
 
 use half::{bf16, f16};
 use invar_core::coll::DataType;
@@ -8,17 +8,18 @@ use invar_core::coll::DataType;
 ///
 /// # Safety
 ///
-/// The type is laid out as [`DATA_TYPE`](Element::DATA_TYPE) says, and any bytes are a value.
+/// The type has the layout that [`DATA_TYPE`](Element::DATA_TYPE) says, and every bit pattern is a
+/// valid value.
 pub unsafe trait Element: Copy + Send + Sync + 'static {
-    /// Which it is.
+    /// The data type of the elements.
     const DATA_TYPE: DataType;
-    /// Nought.
+    /// The value zero.
     const ZERO: Self;
 }
 
 macro_rules! elements {
     ($($element:ty: $data_type:ident = $zero:expr),+) => {$(
-        // SAFETY: numbers of that many bytes, which any bytes are.
+        // SAFETY: the type is a number of that many bytes, and every bit pattern is a valid value.
         unsafe impl Element for $element {
             const DATA_TYPE: DataType = DataType::$data_type;
             const ZERO: Self = $zero;

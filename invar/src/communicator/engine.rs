@@ -1,4 +1,4 @@
-//! Operations as one rank does them.
+//! The engine runs the operations of one rank.
 
 use std::ptr;
 use std::sync::Arc;
@@ -17,44 +17,44 @@ use super::plan::Plan;
 use crate::error::Kind;
 use crate::{Error, ErrorKind};
 
-/// What a rank has for its operations.
+/// The state that a rank needs to run its operations.
 pub(super) struct Engine {
     pub(super) bootstrap: Arc<Bootstrap>,
     pub(super) links: Links,
     pub(super) facts: Facts,
     /// The ranks in the order of each channel's ring.
     pub(super) orders: Vec<Order<Arc<[u32]>>>,
-    /// The collective that was done last: programs do the same time and again.
+    /// The last collective and its plan, for reuse: programs often repeat the same collective.
     pub(super) last: Option<(Work, Plan)>,
-    /// More ranks here than processors.
+    /// Whether this host has more ranks than processors.
     pub(super) crowded: bool,
     pub(super) timeout: Duration,
 }
 
-/// How long a rank that sees a peer's connection end waits for the reason.
+/// If a rank sees a peer's connection end, it waits this long for the reason from the hub.
 const NEWS_WITHIN: Duration = Duration::from_millis(300);
-/// How long a rank that is done waits for the others to be so too.
+/// A rank that is done waits this long for the other ranks to be done too.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
-/// What a rank that has left still has under way takes so long at most.
+/// The data of a rank that has left the communicator needs at most this long to arrive.
 const LEFT_GRACE: Duration = Duration::from_secs(2);
 
 impl Engine {
-    /// Does all of them: collectives one after the other, then sends and receives at once.
+    /// Runs all calls: first the collectives one after the other, then the sends and receives at once.
     ///
     /// # Safety
     ///
-    /// The calls' input and output have as many elements as [`Operation::input_count`] and
-    /// [`Operation::output_count`] say, which nobody else writes, or the output accesses, meanwhile.
-    /// Input and output of a call are the same where NCCL has it in place, or do not overlap;
-    /// memory of different calls does not overlap if any of them writes it.
+    /// The input and output of each call have as many elements as [`Operation::input_count`] and
+    /// [`Operation::output_count`] say. During the call nobody else writes the input or accesses the
+    /// output. Input and output of a call are the same if NCCL has the call in place; otherwise they do
+    /// not overlap. Memory of different calls does not overlap if any of the calls writes it.
     pub(super) unsafe fn run(&mut self, calls: &[Call]) -> Result<(), Error> {
         self.bootstrap.check().map_err(Error::failure)?;
         let at_work = AtWork(self);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller has promised what `run_all` demands.
         let done = unsafe { at_work.0.run_all(calls) };
         match done {
             Ok(()) => std::mem::forget(at_work),
-            // Others see links end only after they were told why.
+            // The ranks must know the reason before they see links end.
             Err(error) => return Err(failed(&at_work.0.bootstrap, error)),
         }
         Ok(())
@@ -62,7 +62,7 @@ impl Engine {
 
     /// # Safety
     ///
-    /// As of [`run`](Self::run).
+    /// The caller makes the promises of [`run`](Self::run).
     unsafe fn run_all(&mut self, calls: &[Call]) -> Result<(), Error> {
         let mut transfers = Plan::default();
         let mut own = Vec::new();
@@ -72,46 +72,47 @@ impl Engine {
                     own.push(call);
                 }
                 Operation::Send { .. } | Operation::Recv { .. } => {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller has promised what `plan` demands.
                     unsafe { self.plan(call, &mut transfers) }?;
                 }
                 _ => {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller has promised what `collective` demands.
                     let mut plan = unsafe { self.collective(call) }?;
                     self.drive(&mut plan)?;
                     self.last = Some((call.work, plan));
                 }
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller has promised what `copy_own` demands.
         unsafe { copy_own(&own) }?;
         if transfers.is_empty() { Ok(()) } else { self.drive(&mut transfers) }
     }
 
-    /// A plan of one call; that of the last one where the work is the same.
+    /// Returns a plan of one call. If the last call had the same work, this is the plan of that call,
+    /// restarted.
     ///
     /// # Safety
     ///
-    /// As of [`plan`](Self::plan).
+    /// The caller makes the promises of [`plan`](Self::plan).
     unsafe fn collective(&mut self, call: &Call) -> Result<Plan, Error> {
         if let Some((work, mut plan)) = self.last.take()
             && work == call.work
         {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller has promised what `restart` demands.
             unsafe { plan.restart(call.input, call.output) };
             return Ok(plan);
         }
         let mut plan = Plan::default();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller has promised what `plan` demands.
         unsafe { self.plan(call, &mut plan) }?;
         Ok(plan)
     }
 
-    /// Adds a call to a plan, a share for each channel.
+    /// Adds a call to a plan, one share for each channel.
     ///
     /// # Safety
     ///
-    /// As of [`run`](Self::run), until the plan is done or gone.
+    /// The caller makes the promises of [`run`](Self::run), until the plan is done or dropped.
     unsafe fn plan(&self, call: &Call, plan: &mut Plan) -> Result<(), Error> {
         let Call { work: Work { operation, count, data_type, redop }, input, output } = *call;
         let choice = self.facts.choose(operation, count.saturating_mul(data_type.bytes()));
@@ -127,13 +128,13 @@ impl Engine {
                 nchannels: choice.nchannels,
                 slot_bytes: choice.slot_bytes,
             };
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller has promised what `Plan::add` demands.
             unsafe { plan.add(order, &task, redop, input, output) }?;
         }
         Ok(())
     }
 
-    /// Does all of a plan.
+    /// Runs all jobs of a plan.
     fn drive(&mut self, plan: &mut Plan) -> Result<(), Error> {
         plan.prepare(&mut self.links)?;
         let mut backoff = Backoff::new(self.crowded, self.timeout);
@@ -173,7 +174,8 @@ impl Drop for Engine {
     }
 }
 
-/// Calls are under way, and links at work in their memory. Should these end early, so do the links.
+/// Calls in progress, and links that work in their memory. If the calls end early, `drop` cuts the
+/// links.
 struct AtWork<'a>(&'a mut Engine);
 
 impl Drop for AtWork<'_> {
@@ -182,18 +184,19 @@ impl Drop for AtWork<'_> {
     }
 }
 
-/// Who has left may have left data behind that is still under way.
+/// The state of waiting for a peer that has left the communicator. The data that such a peer has sent
+/// may still be on its way.
 enum Grace {
-    /// Nobody who is waited for has left.
+    /// The peer that this rank waits for has not left.
     None,
-    /// One has, and was seen to have by then.
+    /// The peer has left; this rank first saw that at the given time.
     Since(Instant),
-    /// All that can still come has: this rank looks once more.
+    /// All data of the peer has had time to arrive, so this rank looks once more.
     Over,
 }
 
 impl Grace {
-    /// Whether what is waited for can still come.
+    /// Returns an error if the data that this rank waits for can no longer come.
     fn look_after(&mut self, bootstrap: &Bootstrap, peer: u32) -> Result<(), Error> {
         bootstrap.check().map_err(Error::failure)?;
         *self = match self {
@@ -210,11 +213,11 @@ impl Grace {
     }
 }
 
-/// Tells all ranks of an error of this one, or gives what came before it.
+/// Tells all ranks of an error of this rank, or returns the error that came before it.
 #[cold]
 pub(super) fn failed(bootstrap: &Bootstrap, error: Error) -> Error {
     if matches!(error.kind(), ErrorKind::Peer | ErrorKind::Network) && !error.is_mismatch() {
-        // Where a process is gone the hub says so by itself, and names the rank.
+        // If a process has ended, the hub reports that and names the rank.
         let deadline = Instant::now() + NEWS_WITHIN;
         while bootstrap.check().is_ok() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
@@ -226,11 +229,11 @@ pub(super) fn failed(bootstrap: &Bootstrap, error: Error) -> Error {
     }
 }
 
-/// What a rank sends to itself.
+/// Copies the data that a rank sends to itself.
 ///
 /// # Safety
 ///
-/// As of [`Engine::run`].
+/// The caller makes the promises of [`Engine::run`].
 unsafe fn copy_own(calls: &[&Call]) -> Result<(), Error> {
     let is_send = |call: &&&Call| matches!(call.work.operation, Operation::Send { .. });
     let (sends, recvs): (Vec<&Call>, Vec<&Call>) = calls.iter().partition(is_send);
@@ -245,7 +248,8 @@ unsafe fn copy_own(calls: &[&Call]) -> Result<(), Error> {
             let text = format!("a rank sends {sent} bytes to itself and receives {received}");
             return Err(Kind::Usage(text).into());
         }
-        // SAFETY: of the same size, and by the caller's promise there and apart.
+        // SAFETY: both buffers have `sent` bytes; the caller has promised that they exist and do not
+        // overlap.
         unsafe { ptr::copy_nonoverlapping(send.input, recv.output, sent) };
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Calls that are made together.
+//! Groups of calls that a rank runs together.
 
 use std::marker::PhantomData;
 
@@ -8,7 +8,7 @@ use super::call::{Call, in_place, typed};
 use super::{Core, Element};
 use crate::Error;
 
-/// Calls that are made together (`ncclGroupStart`, `ncclGroupEnd`).
+/// A group of calls that a rank runs together (`ncclGroupStart`, `ncclGroupEnd`).
 ///
 /// ```no_run
 /// # fn ring(communicator: &invar::Communicator) -> Result<(), invar::Error> {
@@ -25,7 +25,7 @@ pub struct Group<'c, 'b> {
     core: &'c Core,
     calls: Vec<Call>,
     buffers: PhantomData<&'b mut [u8]>,
-    /// The memory of its barriers.
+    /// The memory of the group's barriers.
     barriers: Vec<Vec<u8>>,
 }
 
@@ -149,20 +149,21 @@ impl<'c, 'b> Group<'c, 'b> {
         self.typed(Operation::AllToAll, None, count, (input, output))
     }
 
-    /// Adds a [`barrier`](super::Communicator::barrier): the group ends once all ranks have run
-    /// theirs.
+    /// Adds a [`barrier`](super::Communicator::barrier). The group then ends only after all ranks have
+    /// run their groups.
     pub fn barrier(&mut self) -> Result<&mut Self, Error> {
         let shape = self.core.shape(Operation::AllReduce, Some(RedOp::Max));
         let mut byte = vec![0_u8];
         self.calls.push(in_place(shape, 1, &mut byte)?);
-        // The byte stays where it is until the group is gone.
+        // The vector is on the heap, so the byte stays at its address until the group is dropped.
         self.barriers.push(byte);
         Ok(self)
     }
 
     /// Runs all calls of the group, and returns once they are done.
     pub fn run(self) -> Result<(), Error> {
-        // SAFETY: made of slices that are borrowed for `'b`, and of bytes that the group owns.
+        // SAFETY: the calls are made of slices that are borrowed for `'b`, and of bytes that the group
+        // owns.
         unsafe { self.core.run(&self.calls) }
     }
 

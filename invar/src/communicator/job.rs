@@ -1,10 +1,10 @@
-//! A schedule at work: the steps of one rank on one channel, over links and memory.
+//! A job runs a schedule: the steps of one rank on one channel, over links and memory.
 //!
-//! A step goes through four functions: [`gather`](Job::gather) takes the operands,
-//! [`reserve`](Job::reserve) takes slots to send, [`reduce`](Job::reduce) writes, and
-//! [`publish`](Job::publish) sends. Over links that take memory (TCP) a step avoids copies:
+//! Each step goes through four functions. [`gather`](Job::gather) collects the operands, and
+//! [`reserve`](Job::reserve) takes slots to send. [`reduce`](Job::reduce) writes the value, and
+//! [`publish`](Job::publish) sends it. Over links that take memory (TCP) a step avoids copies:
 //!
-//! | the step | copy that it avoids |
+//! | the step | avoided copy |
 //! |---|---|
 //! | receives one message and stores it unchanged | the message comes right to the output |
 //! | ... and no link needs it in a slot | nothing is left to write |
@@ -23,7 +23,8 @@ use super::reduce::Reducer;
 use crate::Error;
 use crate::error::Kind;
 
-/// Operands of a step: every other rank's slot, and the input. Destinations are as many.
+/// Most operands of a step: the slot of every other rank, and the input. A step has at most as many
+/// destinations.
 const PLACES_MAX: usize = ONE_SHOT_RANKS_MAX as usize;
 
 /// The memory of an operation: this rank's input and output.
@@ -33,7 +34,8 @@ pub(super) struct Buffers {
     pub(super) output: *mut u8,
 }
 
-// SAFETY: by the promise of `Job::new` they are the job's until it is done, whichever thread does it.
+// SAFETY: by the promise of `Job::new` only the job uses the memory until it is done, whichever thread
+// runs it.
 unsafe impl Send for Buffers {}
 
 /// One rank's share of an operation on one channel.
@@ -43,29 +45,29 @@ pub(super) struct Job {
     /// Whether a rank may be done while its input is still on its way.
     is_one_hop: bool,
     schedule: Schedule<Arc<[u32]>>,
-    /// The next step; it waits for slots.
+    /// The next step, which waits for slots.
     step: Option<Step>,
     reducer: Reducer,
     buffers: Buffers,
 }
 
-/// What came of an attempt.
+/// The result of advancing a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// All steps are done.
     Done,
-    /// Some were.
+    /// At least one step was done, and the next one waits.
     Moved,
-    /// The next waits for this rank.
+    /// The next step waits for this rank.
     Waiting(u32),
 }
 
 impl Job {
     /// # Safety
     ///
-    /// As of [`Reducer::run`] for each of the schedule's steps, as long as the job is advanced, and
-    /// until [`Links::progress`] says that nothing has still to leave or the links are gone: the
-    /// buffers have the elements that the schedule's task says.
+    /// The buffers have the elements that the schedule's task says, and the caller makes the promises
+    /// of [`Reducer::run`] for each step. This holds as long as the job is advanced. Afterwards it
+    /// holds until [`Links::progress`] says that all data has left, or the links are dropped.
     pub(super) unsafe fn new(
         task: &Task,
         mut schedule: Schedule<Arc<[u32]>>,
@@ -83,22 +85,22 @@ impl Job {
         }
     }
 
-    /// All steps once more, in other memory.
+    /// Restarts all steps with other memory.
     ///
     /// # Safety
     ///
-    /// As of [`new`](Self::new).
+    /// The caller makes the promises of [`new`](Self::new).
     pub(super) unsafe fn restart(&mut self, buffers: Buffers) {
         self.schedule.rewind();
         (self.step, self.buffers) = (self.schedule.next(), buffers);
     }
 
-    /// The steps that are to come.
+    /// Returns the steps that are not done.
     pub(super) fn steps(&self) -> impl Iterator<Item = Step> + '_ {
         self.step.iter().cloned().chain(self.schedule.clone())
     }
 
-    /// Does steps until one has to wait.
+    /// Runs steps until one of them has to wait.
     pub(super) fn advance(&mut self, links: &mut Links) -> Result<Progress, Error> {
         let mut moved = false;
         while let Some(step) = &self.step {
@@ -111,7 +113,7 @@ impl Job {
         Ok(Progress::Done)
     }
 
-    /// Does one step, or gives the rank that it waits for.
+    /// Runs one step, or returns the rank that the step waits for.
     fn run(&self, step: &Step, links: &mut Links) -> Result<Option<u32>, Error> {
         let memory = self.memory(step);
         let (mut operands, mut destinations) = (Places::default(), Places::default());
@@ -131,11 +133,12 @@ impl Job {
         Ok(None)
     }
 
-    /// Where a step reads and writes this rank's memory.
+    /// Returns the parts of this rank's memory that a step reads and writes.
     fn memory(&self, step: &Step) -> StepMemory {
         let (Buffers { input, output }, element_bytes) = (self.buffers, self.element_bytes);
-        // In place, what ranks do in one hop may write input that is still on its way; else what comes
-        // to its place has the input of this rank in it, which so has arrived.
+        // In place, a one-hop operation may overwrite input that is still on its way. In the other
+        // algorithms, data that replaces the input contains this input, so the input has arrived by
+        // then.
         let input_lasts = input != output.cast_const() || !self.is_one_hop;
         let own = step.input.map(|first| {
             // SAFETY: by the promise of `new` the input has these elements.
@@ -157,8 +160,8 @@ impl Job {
         }
     }
 
-    /// Takes what the step receives and its input, in the order in which they are reduced. Gives a rank
-    /// whose message is not there yet.
+    /// Collects the received messages and the input, in the order of the reduction. Returns a rank
+    /// whose message has not arrived yet.
     fn gather(
         &self,
         step: &Step,
@@ -173,7 +176,8 @@ impl Job {
             }
             let Some(link) = links.recv(self.channel, *peer) else { return Ok(Some(*peer)) };
             let full = match memory.receive_to {
-                // SAFETY: the promise of `new`. A step that waits is tried again as it is.
+                // SAFETY: the promise of `new` covers `to` and `len`. A step that waits is retried with
+                // the same memory.
                 Some(to) => unsafe { link.full_at(to, len) }?,
                 None => link.full()?,
             };
@@ -189,7 +193,8 @@ impl Job {
         Ok(None)
     }
 
-    /// Takes a slot for each rank that the step sends to. Gives a rank whose link has none free.
+    /// Reserves a slot for each rank that the step sends to. Returns a rank whose link has no free
+    /// slot.
     fn reserve(
         &self,
         step: &Step,
@@ -213,12 +218,12 @@ impl Job {
             return;
         }
         let own_at = step.input.map(|_| step.input_at);
-        // SAFETY: slots are ours until they are released or published, and have the step's bytes; the
-        // rest is the promise of `new`.
+        // SAFETY: this rank owns the slots until it releases or publishes them, and they have the
+        // step's bytes. The promise of `new` covers the other memory.
         unsafe { self.reducer.run(operands, own_at, destinations, step.count, step.finish) };
     }
 
-    /// Gives the slots that were received back, and sends.
+    /// Releases the received slots, and sends.
     fn publish(&self, step: &Step, memory: &StepMemory, links: &mut Links) -> Result<(), Error> {
         for peer in &step.recv {
             if let Some(link) = links.recv(self.channel, *peer) {
@@ -228,8 +233,8 @@ impl Job {
         for peer in &step.send {
             let Some(link) = links.send(self.channel, *peer) else { continue };
             match memory.send_from.filter(|_| link.takes_memory()) {
-                // SAFETY: by the promise of `new`, and nothing here writes there again before the
-                // peer has it.
+                // SAFETY: by the promise of `new` the memory is valid, and this job does not write it
+                // again before the peer has received the data.
                 Some(start) => unsafe { link.publish_from(start, memory.len) }?,
                 None => link.publish(memory.len)?,
             }
@@ -238,19 +243,19 @@ impl Job {
     }
 }
 
-/// This rank's memory of a step.
+/// The parts of this rank's memory that a step uses.
 struct StepMemory {
-    /// Bytes that each operand and each message has.
+    /// Number of bytes of each operand and each message.
     len: usize,
     input: Option<*const u8>,
     output: Option<*mut u8>,
-    /// Where the message comes to, if the link can bring it there.
+    /// The memory that the message goes to, if the link can receive it there directly.
     receive_to: Option<NonNull<u8>>,
-    /// Where the value is that is sent, if it stays there: a link that takes memory sends from there.
+    /// The memory that the sent value stays in. A link that takes memory sends from there.
     send_from: Option<NonNull<u8>>,
 }
 
-/// Where operands are, or destinations.
+/// The addresses of operands or of destinations.
 struct Places<P> {
     places: [P; PLACES_MAX],
     len: usize,

@@ -1,12 +1,13 @@
-//! The way of data from one rank to another on one channel: a ring of eight slots.
+//! A link carries data from one rank to another on one channel. It is a ring of eight slots.
 //!
-//! The sending rank takes the next free slot, fills it and publishes it; the receiving rank sees
-//! the next full one, and releases it. Both work in the slots themselves: a reduction reads from
-//! the slot of one link and writes into that of the next. What is in a slot another process (or a
-//! NIC) may write at any time, so it is handed out as a pointer, and never as a slice.
+//! The sending rank takes the next free slot, fills it and publishes it. The receiving rank takes the
+//! next full slot and releases it. Both ranks work in the slots themselves: a reduction reads from the
+//! slot of one link and writes into the slot of the next link. Another process or a NIC may write a
+//! slot at any time. A link therefore gives out a pointer to the slot, never a slice.
 //!
-//! Nothing here waits. Who waits for a link calls `progress` while it does, and looks after peers
-//! that are gone. An error names the rank at the other end, and stays.
+//! No function of a link waits. A caller that waits for a link calls `progress` meanwhile, and checks
+//! for peers that are gone. An error names the rank at the other end, and every later call returns it
+//! again.
 
 use std::ptr::NonNull;
 
@@ -18,33 +19,34 @@ use crate::error::Kind;
 
 /// The sending end of a link.
 pub(crate) enum SendLink {
-    /// Through memory that both processes have; it moves without anybody's help.
+    /// A link through memory that both processes share. Data moves without calls of `progress`.
     Shm {
         /// The rank at the other end.
         peer: u32,
         ring: SendRing,
     },
-    /// Over the network.
+    /// A link over the network.
     Net(Box<NetSend>),
 }
 
 /// The receiving end of a link.
 pub(crate) enum RecvLink {
-    /// Through memory that both processes have.
+    /// A link through memory that both processes share.
     Shm {
         /// The rank at the other end.
         peer: u32,
         ring: RecvRing,
     },
-    /// Over the network.
+    /// A link over the network.
     Net(Box<NetRecv>),
 }
 
 impl SendLink {
-    /// The memory of the next free slot, for `len` bytes, at most those of a slot; `None`: there
-    /// is none yet. Asked again it gives the same.
+    /// Returns the memory of the next free slot, for `len` bytes, at most as many as a slot has.
+    /// Returns `None` if no slot is free yet. Until the slot is published, repeated calls return the
+    /// same memory.
     ///
-    /// Until it is published only this end may access the bytes.
+    /// Until the slot is published, only this end may access the bytes.
     #[inline]
     pub(crate) fn free(&mut self, len: usize) -> Result<Option<NonNull<u8>>, Error> {
         match self {
@@ -53,7 +55,7 @@ impl SendLink {
         }
     }
 
-    /// Gives the slot that [`free`](Self::free) gave to the other end, with as many bytes.
+    /// Publishes the slot that [`free`](Self::free) returned to the other end, with `len` bytes.
     #[inline]
     pub(crate) fn publish(&mut self, len: usize) -> Result<(), Error> {
         match self {
@@ -65,12 +67,12 @@ impl SendLink {
         }
     }
 
-    /// Publishes `len` bytes that lie elsewhere, in place of the slot that [`free`](Self::free) gave
-    /// for as many; only where the link [takes memory](Self::takes_memory).
+    /// Publishes `len` bytes of other memory in place of the slot that [`free`](Self::free) returned
+    /// for `len` bytes. Call this only if the link [takes memory](Self::takes_memory).
     ///
     /// # Safety
     ///
-    /// As of [`NetSend::publish_from`].
+    /// The caller makes the promises of [`NetSend::publish_from`].
     #[inline]
     pub(crate) unsafe fn publish_from(
         &mut self,
@@ -79,12 +81,12 @@ impl SendLink {
     ) -> Result<(), Error> {
         match self {
             SendLink::Shm { .. } => unreachable!("it takes no memory"),
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller has promised what `NetSend::publish_from` demands.
             SendLink::Net(link) => unsafe { link.publish_from(start, len) },
         }
     }
 
-    /// Whether data need not be in a slot.
+    /// Returns whether the link can send data that is not in a slot.
     #[inline]
     pub(crate) fn takes_memory(&self) -> bool {
         matches!(self, SendLink::Net(link) if link.takes_memory())
@@ -92,8 +94,8 @@ impl SendLink {
 }
 
 impl RecvLink {
-    /// The memory of the next full slot, and how many bytes are in it; `None`: it is not there
-    /// yet. Asked again it gives the same.
+    /// Returns the memory of the next full slot and the number of bytes in it. Returns `None` if no
+    /// slot is full yet. Until the slot is released, repeated calls return the same memory.
     #[inline]
     pub(crate) fn full(&mut self) -> Result<Option<(NonNull<u8>, usize)>, Error> {
         match self {
@@ -102,11 +104,12 @@ impl RecvLink {
         }
     }
 
-    /// As [`full`](Self::full), of `len` bytes, which may come right to `to` and be there then.
+    /// Returns the memory of the next message, which must have `len` bytes, like [`full`](Self::full).
+    /// The link may receive the bytes directly into `to` and then returns `to`.
     ///
     /// # Safety
     ///
-    /// As of [`NetRecv::full_at`].
+    /// The caller makes the promises of [`NetRecv::full_at`].
     #[inline]
     pub(crate) unsafe fn full_at(
         &mut self,
@@ -115,12 +118,12 @@ impl RecvLink {
     ) -> Result<Option<(NonNull<u8>, usize)>, Error> {
         match self {
             RecvLink::Shm { .. } => self.full(),
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller has promised what `NetRecv::full_at` demands.
             RecvLink::Net(link) => unsafe { link.full_at(to, len) },
         }
     }
 
-    /// Gives the slot that [`full`](Self::full) gave back to the other end.
+    /// Releases the slot that [`full`](Self::full) returned to the other end.
     #[inline]
     pub(crate) fn release(&mut self) {
         match self {

@@ -13,28 +13,29 @@ use super::net::{LinkEnds, NetRecv, NetSend};
 use super::pending_link::{Connector, PendingLink};
 use crate::Error;
 
-/// A rank's ends of its links.
+/// A rank's ends of all its links.
 pub struct Links {
     nranks: u32,
-    /// Index: channel × ranks + peer.
+    /// The sending ends; the index is channel × number of ranks + peer.
     send: Vec<Option<SendLink>>,
     recv: Vec<Option<RecvLink>>,
-    /// Whether any may go over the network.
+    /// Whether any link may go over the network.
     over_network: bool,
-    /// By channel: all links are there.
+    /// For each channel, whether all its links exist.
     is_ready: Vec<bool>,
-    /// Makes the links that are not there yet.
+    /// Makes the links that do not exist yet.
     connector: Option<Connector>,
-    /// The links that it has begun to make.
+    /// The links that the connector has started to make.
     pending: Vec<PendingLink>,
 }
 
-/// By channel and peer: whether a link to the peer is needed, and one from it.
+/// For each channel and peer, whether a link to the peer is needed, and whether a link from it is
+/// needed.
 #[derive(Default)]
 pub(super) struct Needs(BTreeMap<(u32, u32), (bool, bool)>);
 
 impl Links {
-    /// Those within this host are there at once.
+    /// Creates a rank's links. The links within this host exist at once.
     pub(super) fn new(
         nranks: u32,
         nchannels: u32,
@@ -49,13 +50,13 @@ impl Links {
         Links { nranks, send, recv, over_network, is_ready, connector, pending }
     }
 
-    /// None as yet, of `nranks` ranks on `nchannels` channels; all will go over the network, and
-    /// the caller adds them.
+    /// Creates an empty set of links for `nranks` ranks on `nchannels` channels. All links go over the
+    /// network, and the caller adds them.
     pub fn over_network(nranks: u32, nchannels: u32) -> Self {
         Links { over_network: true, ..Links::new(nranks, nchannels, None, None) }
     }
 
-    /// How the others are reached.
+    /// Returns the routes to the other ranks.
     pub(super) fn routes(&self) -> Routes {
         let peers = self.send.iter().zip(0..self.nranks);
         let local = peers.filter(|(link, _)| link.is_some()).map(|(_, peer)| peer).collect();
@@ -65,7 +66,7 @@ impl Links {
     /// Adds the link to a peer on a channel.
     ///
     /// # Panics
-    /// There is no such channel.
+    /// Panics if there is no such channel.
     pub fn add_send(&mut self, channel: u32, link: NetSend) {
         let at = self.at(channel, link.peer());
         self.send[at] = Some(SendLink::Net(Box::new(link)));
@@ -74,20 +75,20 @@ impl Links {
     /// Adds the link from a peer on a channel.
     ///
     /// # Panics
-    /// There is no such channel.
+    /// Panics if there is no such channel.
     pub fn add_recv(&mut self, channel: u32, link: NetRecv) {
         let at = self.at(channel, link.peer());
         self.recv[at] = Some(RecvLink::Net(Box::new(link)));
     }
 
-    /// Whether all links on a channel are there.
+    /// Returns whether all links on a channel exist.
     #[inline]
     pub(super) fn is_ready(&self, channel: u32) -> bool {
         !self.over_network || self.is_ready[channel as usize]
     }
 
-    /// Begins to make those of the links of `needs` that are not there. They come by
-    /// [`progress`](Self::progress), each when its peer needs it too.
+    /// Starts to make the links of `needs` that do not exist. [`progress`](Self::progress) completes
+    /// each link when the peer needs it too.
     pub(super) fn make(&mut self, needs: &Needs) -> Result<(), Error> {
         for ((channel, peer), (send, recv)) in &needs.0 {
             let at = self.at(*channel, *peer);
@@ -109,15 +110,16 @@ impl Links {
             self.send[row.clone()].iter().flatten().count(),
             self.recv[row].iter().flatten().count(),
         ];
-        // There is none with the rank itself.
+        // A rank has no link with itself.
         there == [self.nranks as usize - 1; 2]
     }
 
-    /// Moves what can be moved, and takes in the links that have come. Gives a rank with which a link
-    /// has still to come, or to which something has still to leave in calls of this, if there is one.
+    /// Moves the data that can move, and adds the links that have been completed. Returns a peer whose
+    /// link is still missing, or whose link needs more calls of `progress` to send its data. Returns
+    /// `None` if there is no such peer.
     ///
     /// # Errors
-    /// What a link says; no way to a rank.
+    /// Fails if a link fails, or if there is no path to a rank.
     #[inline]
     pub fn progress(&mut self) -> Result<Option<u32>, Error> {
         if !self.over_network {
@@ -133,7 +135,7 @@ impl Links {
         Ok(waiting)
     }
 
-    /// Ends all links at once: whatever memory they were at work in, they no longer are.
+    /// Drops all links at once. No link uses any memory afterwards.
     pub(super) fn cut(&mut self) {
         self.send.fill_with(|| None);
         self.recv.fill_with(|| None);
@@ -141,8 +143,8 @@ impl Links {
         self.is_ready.fill(false);
     }
 
-    /// Ends with what is under way: what was sent is there, and was acknowledged. Waits for the
-    /// other ranks to leave too, `within` at most.
+    /// Completes the messages in progress: waits until the peers have received and acknowledged them.
+    /// Then waits until the other ranks leave too. Both waits together take at most `within`.
     pub(super) fn end(&mut self, within: Duration) {
         let Some(Connector { bootstrap, .. }) = &self.connector else { return };
         let deadline = Instant::now() + within;
@@ -169,21 +171,21 @@ impl Links {
         }
     }
 
-    /// To a peer, once it is there; [`make`](Self::make) comes first.
+    /// Returns the link to a peer, once it exists. Call [`make`](Self::make) first.
     #[inline]
     pub(super) fn send(&mut self, channel: u32, peer: u32) -> Option<&mut SendLink> {
         let at = self.at(channel, peer);
         self.send[at].as_mut()
     }
 
-    /// From a peer, once it is there; [`make`](Self::make) comes first.
+    /// Returns the link from a peer, once it exists. Call [`make`](Self::make) first.
     #[inline]
     pub(super) fn recv(&mut self, channel: u32, peer: u32) -> Option<&mut RecvLink> {
         let at = self.at(channel, peer);
         self.recv[at].as_mut()
     }
 
-    /// Takes in the links that have come. Gives a rank with which one has still to.
+    /// Adds the links that have been completed. Returns a peer whose link is still missing.
     #[cold]
     fn take_in(&mut self) -> Result<Option<u32>, Error> {
         for mut pending in mem::take(&mut self.pending) {

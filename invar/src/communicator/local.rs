@@ -1,7 +1,7 @@
-//! Ranks of one host, and the memory that they share.
+//! The ranks of one host, and the memory that they share.
 //!
-//! The first rank of a host makes memory with a ring for each channel and each ordered pair of its
-//! ranks, and gives it to the others. Pages that nobody touches cost nothing.
+//! The first rank of a host creates memory with a ring for each channel and each ordered pair of the
+//! host's ranks. It gives the memory to the other ranks. Pages that no rank touches cost nothing.
 
 use std::time::Duration;
 
@@ -23,7 +23,8 @@ pub(super) struct Local {
 }
 
 impl Local {
-    /// Shares memory among `ranks`, which are this host's, `rank` being one of several.
+    /// Shares memory among `ranks`, the ranks of this host. This rank is one of them, and there are
+    /// several.
     pub(super) fn share(
         bootstrap: &Bootstrap,
         ranks: Vec<u32>,
@@ -67,7 +68,8 @@ impl Local {
         Ok(Local { memory, layout, ranks, rank })
     }
 
-    /// The links with a peer on a channel; `None` where it is on another host, or this rank.
+    /// Returns the links with a peer on a channel. Returns `None` if the peer is on another host or is
+    /// this rank.
     pub(super) fn links(&self, channel: u32, peer: u32) -> Option<(SendLink, RecvLink)> {
         if peer == self.rank {
             return None;

@@ -1,8 +1,8 @@
 //! Links between ranks over the network.
 //!
-//! A link goes one way between two ranks on one channel. At both ends it is a ring of registered
-//! slots: the sending rank fills the next slot and publishes it, the receiving rank uses and releases
-//! it. A link has no thread: its two ends move in the calls of whoever has them.
+//! A link carries data in one direction between two ranks on one channel. Each end is a ring of
+//! registered slots. The sending rank fills the next slot and publishes it; the receiving rank uses the
+//! slot and releases it. A link has no thread: each end moves data only in the calls of its owner.
 //!
 //! ```
 //! use std::time::Duration;
@@ -61,24 +61,25 @@ pub use recv::NetRecv;
 pub use send::NetSend;
 pub(super) use status::LinkDump;
 
-/// The messages of a link need no telling apart.
+/// All messages of a link have this tag, because a link needs no others.
 const TAG: u32 = 0;
-/// Up to so many bytes a message takes no longer than a call or two around it.
+/// A message of up to this many bytes takes no longer than one or two calls around it.
 const SHORT_BYTES: usize = 32 << 10;
 /// Slots begin on a cache line.
 const SLOT_ALIGN: usize = 64;
 
-/// How links are made.
+/// Settings for the links of one rank.
 #[derive(Clone, Debug)]
 pub struct NetSettings {
-    /// Of connections.
+    /// The settings of the connections.
     pub connections: Settings,
-    /// Bytes of a slot, of which a link has eight at each end: 128 MiB at most. Both ends must have the
-    /// same.
+    /// Bytes of a slot, at most 128 MiB. A link has eight slots at each end. Both ends must have the
+    /// same slot size.
     pub slot_bytes: usize,
-    /// Whose links they are: the rank in the name of its trace.
+    /// The rank that owns the links; the name of its trace contains this number.
     pub rank: u32,
-    /// The GPU, or the place among the ranks of this host: the thread's number in the trace.
+    /// Number of the GPU, or the rank's index among the ranks of this host. The trace uses it as the
+    /// thread's number.
     pub device: u32,
 }
 
@@ -99,7 +100,7 @@ impl NetSettings {
     }
 }
 
-/// What one rank makes its links over: devices, and how its links stand.
+/// The devices over which one rank makes its links, and the status of these links.
 pub struct Network {
     devices: Vec<Device>,
     settings: Settings,
@@ -109,10 +110,11 @@ pub struct Network {
 }
 
 impl Network {
-    /// Links will go over `devices`. `abort` ends all of them.
+    /// Creates a network whose links go over `devices`. `abort` ends all links.
     ///
     /// # Errors
-    /// Slots that are too large; a trace that cannot be written; a signal that nobody can wait for.
+    /// Fails if the slots are too large, if the trace can't be written, or if the process can't wait
+    /// for the signal.
     pub fn open(devices: Vec<Device>, settings: &NetSettings, abort: Abort) -> Result<Self, Error> {
         let NetSettings { connections, rank, device, .. } = settings;
         let trace = connections.links.trace.as_deref();
@@ -134,12 +136,12 @@ impl Network {
         })
     }
 
-    /// Begins to listen for rank `peer` on `channel`, on the device of that index. The handle is
-    /// for that rank's [`Network::connect`]. Whoever has it may connect, unless the
+    /// Starts to listen for rank `peer` on `channel`, on the device with index `device`. The peer needs
+    /// the handle for its [`Network::connect`]. Anyone who has the handle may connect, unless the
     /// [connections](NetSettings::connections) have a [key](Settings::key).
     ///
     /// # Errors
-    /// No such device; no port to listen at.
+    /// Fails if there is no such device or no free port.
     pub fn listen(
         &self,
         peer: u32,
@@ -149,10 +151,10 @@ impl Network {
         LinkAttempt::listen(LinkId { peer, channel }, false, self.parts(device)?, &self.settings)
     }
 
-    /// Begins to connect to rank `peer`, which listens for this rank with `handle` on `channel`.
+    /// Starts to connect to rank `peer`, which listens for this rank with `handle` on `channel`.
     ///
     /// # Errors
-    /// No such device; a handle that is none.
+    /// Fails if there is no such device or if the handle is invalid.
     pub fn connect(
         &self,
         peer: u32,
@@ -164,17 +166,17 @@ impl Network {
         LinkAttempt::connect(id, false, parts, &self.settings, handle)
     }
 
-    /// Whether links both ways can share a connection over the device of that index: messages one
-    /// way then acknowledge those the other way.
+    /// Returns whether links of both directions can share a connection over the device with index
+    /// `device`. Messages in one direction then acknowledge messages in the other.
     pub fn goes_both_ways(&self, device: usize) -> bool {
         self.devices.get(device).is_some_and(|device| device.info().kind == DeviceKind::Socket)
     }
 
-    /// As [`Network::listen`], with a link back over the same connection. The handle is for that
-    /// rank's [`Network::connect_both_ways`].
+    /// Starts to listen, like [`Network::listen`], for a connection that also carries a link back. The
+    /// peer needs the handle for its [`Network::connect_both_ways`].
     ///
     /// # Errors
-    /// A device that [does not go both ways](Network::goes_both_ways), and those of `listen`.
+    /// Fails if the device [does not go both ways](Network::goes_both_ways), or if `listen` fails.
     pub fn listen_both_ways(
         &self,
         peer: u32,
@@ -185,10 +187,10 @@ impl Network {
         LinkAttempt::listen(LinkId { peer, channel }, true, parts, &self.settings)
     }
 
-    /// As [`Network::connect`], with a link back over the same connection.
+    /// Starts to connect, like [`Network::connect`], over a connection that also carries a link back.
     ///
     /// # Errors
-    /// A device that [does not go both ways](Network::goes_both_ways), and those of `connect`.
+    /// Fails if the device [does not go both ways](Network::goes_both_ways), or if `connect` fails.
     pub fn connect_both_ways(
         &self,
         peer: u32,
@@ -200,11 +202,11 @@ impl Network {
         LinkAttempt::connect(id, true, parts, &self.settings, handle)
     }
 
-    /// A link to rank `peer` on `channel`, by an end that the caller has connected to one of that
-    /// rank's.
+    /// Creates a link to rank `peer` on `channel`. The caller has connected `end` to an end of that
+    /// rank.
     ///
     /// # Errors
-    /// No such device; no memory for the link.
+    /// Fails if there is no such device or no memory for the link.
     pub fn sender(
         &self,
         peer: u32,
@@ -215,11 +217,12 @@ impl Network {
         self.parts(device)?.sender(LinkId { peer, channel }, end)
     }
 
-    /// A link from rank `peer` on `channel`, by an end that the caller has connected to one of that
-    /// rank's.
+    /// Creates a link from rank `peer` on `channel`. The caller has connected `end` to an end of that
+    /// rank.
     ///
     /// # Errors
-    /// As of [`Network::sender`]; what ended the connection.
+    /// Fails if there is no such device, if there is no memory for the link, or if the connection has
+    /// ended.
     pub fn receiver(
         &self,
         peer: u32,
@@ -230,7 +233,7 @@ impl Network {
         self.parts(device)?.receiver(LinkId { peer, channel }, end)
     }
 
-    /// What is under way on all links, in the notation of NCCL's proxy dump.
+    /// Returns the operations in progress on all links, in the notation of NCCL's proxy dump.
     pub fn dump(&self) -> String {
         self.statuses.dump()
     }

@@ -1,4 +1,4 @@
-//! Operations that go on while their caller does something else.
+//! Operations that proceed while their caller does something else.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -13,8 +13,8 @@ use super::{Communicator, Core, Element};
 use crate::Error;
 use crate::error::Kind;
 
-/// An operation under way, and its memory. It goes on by itself, and faster where it is waited for;
-/// where this is dropped it goes on too.
+/// An operation in progress, with its memory. A worker thread runs the operation; `wait` runs it
+/// faster. If the `Pending` is dropped, the operation continues.
 #[must_use = "the result comes out of `wait`"]
 pub struct Pending<T> {
     core: Arc<Core>,
@@ -22,13 +22,13 @@ pub struct Pending<T> {
     buffers: Arc<Buffers<T>>,
 }
 
-/// The memory of an operation: `output` is empty where it is in place.
+/// The memory of an operation. `output` is empty if the operation is in place.
 struct Buffers<T> {
     input: Vec<T>,
     output: Vec<T>,
 }
 
-/// The operations that are started and not yet done, in order.
+/// The operations that are started and not done, in order.
 #[derive(Default)]
 pub(super) struct Queue {
     state: Mutex<State>,
@@ -44,17 +44,17 @@ struct State {
 struct Started {
     call: Call,
     done: Arc<Done>,
-    /// The memory of the call.
+    /// The memory of the call, kept until the call is done.
     buffers: Arc<dyn Any + Send + Sync>,
 }
 
-/// How an operation ended.
+/// The result of an operation, once it is done.
 #[derive(Default)]
 struct Done {
     result: Mutex<Option<Result<(), Error>>>,
 }
 
-/// The thread that does what nobody waits for.
+/// The thread that runs the operations that nobody waits for.
 pub(super) struct Worker(Option<JoinHandle<()>>);
 
 impl Communicator {
@@ -123,7 +123,7 @@ impl Communicator {
         self.start(Operation::Recv { peer }, None, count, data, None)
     }
 
-    /// `output_len`: none where it is in place.
+    /// Starts an operation. `output_len` is `None` if the operation is in place.
     fn start<T: Element>(
         &self,
         operation: Operation,
@@ -157,15 +157,16 @@ impl Communicator {
 }
 
 impl<T: Element> Pending<T> {
-    /// Whether it is done, well or not.
+    /// Returns whether the operation is done, successfully or not.
     pub fn is_done(&self) -> bool {
         self.done.result().is_some()
     }
 
-    /// Waits for it, and gives its output; where it is in place, or a send, the data.
+    /// Waits for the operation and returns its output. If the operation is in place or a send, returns
+    /// the data.
     pub fn wait(self) -> Result<Vec<T>, Error> {
         let Pending { core, done, buffers } = self;
-        // What another thread is at it has done when it lets the engine go.
+        // If another thread runs this operation, it is done when that thread unlocks the engine.
         core.queue.drain(&mut core.engine());
         done.result().take().expect("all that was started is done")?;
         let buffers = Arc::into_inner(buffers).expect("who does it has let go of it");
@@ -179,26 +180,26 @@ impl Queue {
         self.news.notify_one();
     }
 
-    /// Does all that is started.
+    /// Runs all operations that are started.
     pub(super) fn drain(&self, engine: &mut Engine) {
         loop {
             let Some(started) = self.state().waiting.pop_front() else { return };
             let Started { call, done, buffers } = started;
-            // SAFETY: the lengths were looked at when it was started, and the memory is kept, and
-            // accessed by nobody, until it is done.
+            // SAFETY: `start` has checked the lengths. `buffers` keeps the memory, and nobody accesses
+            // it until the operation is done.
             let result = unsafe { engine.run(&[call]) };
             drop(buffers);
             *done.result() = Some(result);
         }
     }
 
-    /// No more is going to be started.
+    /// Closes the queue: no more operations will be started.
     pub(super) fn close(&self) {
         self.state().closed = true;
         self.news.notify_all();
     }
 
-    /// Waits for something to do. Whether there is.
+    /// Waits for an operation or for `close`. Returns whether there is an operation.
     fn wait(&self) -> bool {
         let idle = |state: &mut State| state.waiting.is_empty() && !state.closed;
         let state = self.news.wait_while(self.state(), idle);
@@ -232,7 +233,7 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         if let Some(thread) = self.0.take() {
-            // A panic there has been told by the thread itself.
+            // If the worker has panicked, its thread has already reported the panic.
             let _ = thread.join();
         }
     }

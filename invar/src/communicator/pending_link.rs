@@ -1,9 +1,10 @@
-//! Links over the network that are on their way.
+//! Links over the network that the rank is still making.
 //!
-//! Who receives listens, and says where by the rendezvous; who sends connects. Over TCP two ranks have
-//! one connection on a channel for both ways, to which the lower one connects.
+//! The receiver of a link listens and sends its address through the rendezvous; the sender connects.
+//! Over TCP two ranks share one connection on a channel for both directions, and the lower rank
+//! connects.
 //!
-//! Nothing here waits: a peer may come to its part only after something has moved over other links.
+//! No function here waits. A peer may start its part only after data has moved over other links.
 
 use std::sync::Arc;
 
@@ -14,26 +15,26 @@ use super::tags;
 use crate::error::Kind;
 use crate::{Error, Handle};
 
-/// Channels of a device, unless there is no need for so many (`2` in NCCL).
+/// Channels of each device (`2` in NCCL).
 pub(super) const CHANNELS_PER_DEVICE: u32 = 2;
 
-/// Makes links over the network, each when it is first needed.
+/// Makes links over the network, each when a rank first needs it.
 pub(super) struct Connector {
     pub(super) network: Network,
     pub(super) ndevices: u32,
     pub(super) bootstrap: Arc<Bootstrap>,
 }
 
-/// A link that is on its way, or one each way that share a connection.
+/// A link that the rank is still making. If two links share a connection, this is both of them.
 pub(super) struct PendingLink {
     pub(super) channel: u32,
     pub(super) peer: u32,
-    /// `None`: the peer has still to say where it listens.
+    /// The attempt to connect; `None` until the peer has said where it listens.
     attempt: Option<LinkAttempt>,
 }
 
 impl Connector {
-    /// Begins with those of the links to and from a peer that are missing.
+    /// Starts to make the links to and from a peer that are missing.
     pub(super) fn begin(
         &self,
         (channel, peer): (u32, u32),
@@ -66,7 +67,7 @@ impl Connector {
         Ok(attempt)
     }
 
-    /// To where the peer listens, once it has said so.
+    /// Connects to the peer's address once the peer has sent it; returns `None` until then.
     fn connect(&self, channel: u32, peer: u32) -> Result<Option<LinkAttempt>, Error> {
         let handle = self.bootstrap.try_recv(peer, tags::LINK + channel);
         let Some(handle) = handle.map_err(Error::bootstrap)? else {
@@ -85,22 +86,22 @@ impl Connector {
         Ok(Some(attempt))
     }
 
-    /// Which device a channel goes over.
+    /// Returns the index of the device that a channel goes over.
     fn device(&self, channel: u32) -> usize {
         (channel / CHANNELS_PER_DEVICE % self.ndevices) as usize
     }
 
-    /// Whether links both ways share a connection on a channel.
+    /// Returns whether the links of both directions share a connection on a channel.
     fn goes_both_ways(&self, channel: u32) -> bool {
         self.network.goes_both_ways(self.device(channel))
     }
 }
 
 impl PendingLink {
-    /// The link, or both, once they are there.
+    /// Returns the link, or both links of a shared connection, once they are made.
     ///
     /// # Errors
-    /// A peer that has left, or can't be reached.
+    /// Fails if the peer has left or can't be reached.
     pub(super) fn poll(&mut self, connector: &Connector) -> Result<Option<LinkEnds>, Error> {
         if self.attempt.is_none() {
             self.attempt = connector.connect(self.channel, self.peer)?;

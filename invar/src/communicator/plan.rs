@@ -1,4 +1,4 @@
-//! What one rank does at once, on all its channels.
+//! A plan: all jobs that one rank runs at once, on all its channels.
 
 use std::sync::Arc;
 
@@ -10,35 +10,37 @@ use super::reduce::Reducer;
 use crate::Error;
 use crate::error::Kind;
 
-/// One rank's shares of operations: they are done at once, but for those of one operation on one
-/// channel, which have links in common and are done one after the other.
+/// One rank's shares of operations. The plan runs the shares at once. Shares of the same operation on
+/// the same channel use the same links, so the plan runs them one after the other.
 ///
-/// Nothing here waits, nor knows of time or of threads.
+/// No function of the plan waits or knows of time or of threads.
 #[derive(Default)]
 pub struct Plan(Vec<Lane>);
 
-/// Those of one operation on one channel.
+/// The shares of one operation on one channel.
 struct Lane {
     channel: u32,
     operation: Operation,
     jobs: Vec<Job>,
-    /// How many of the jobs are done.
+    /// Number of jobs that are done.
     done: usize,
 }
 
 impl Plan {
-    /// Adds a share: that of `task`, reduced by `redop` if at all.
+    /// Adds the share of `task`. If `redop` is given, the ranks reduce by it.
     ///
     /// # Errors
-    /// A task that there is no schedule for.
+    /// Fails if there is no schedule for the task.
     ///
     /// # Safety
     ///
-    /// Until the plan is done or gone, and then [`Links::progress`] says that nothing has still to
-    /// leave or the links are gone, `input` and `output` have as many elements as
-    /// [`Operation::input_count`] and [`Operation::output_count`] say, which nobody else writes, or
-    /// the output accesses. They are the same where NCCL has the operation in place, or do not
-    /// overlap; memory of different operations does not overlap if any of them writes it.
+    /// The following must hold until the plan is done or dropped. After that it must hold until
+    /// [`Links::progress`] says that all data has left, or the links are dropped:
+    /// - `input` and `output` have as many elements as [`Operation::input_count`] and
+    ///   [`Operation::output_count`] say. Nobody else writes `input` or accesses `output`.
+    /// - `input` and `output` are the same if NCCL has the operation in place; otherwise they do not
+    ///   overlap.
+    /// - Memory of different operations does not overlap if any of them writes it.
     pub unsafe fn add(
         &mut self,
         order: Order<Arc<[u32]>>,
@@ -53,7 +55,7 @@ impl Plan {
         };
         let schedule = Schedule::new(order, task);
         let schedule = schedule.map_err(|error| Kind::Usage(error.to_string()))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller has promised what `Job::new` demands.
         let job = unsafe { Job::new(task, schedule, reducer, Buffers { input, output }) };
         let Task { channel, operation, .. } = *task;
         match self.0.iter_mut().find(|lane| (lane.channel, lane.operation) == (channel, operation))
@@ -64,16 +66,16 @@ impl Plan {
         Ok(())
     }
 
-    /// Starts over, with the same of other memory. All of it is of one operation.
+    /// Restarts the plan with other memory. All shares of the plan must belong to one operation.
     ///
     /// # Safety
     ///
-    /// As of [`add`](Self::add).
+    /// The caller makes the promises of [`add`](Self::add).
     pub unsafe fn restart(&mut self, input: *const u8, output: *mut u8) {
         for lane in &mut self.0 {
             lane.done = 0;
             for job in &mut lane.jobs {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller has promised what `Job::restart` demands.
                 unsafe { job.restart(Buffers { input, output }) };
             }
         }
@@ -83,11 +85,11 @@ impl Plan {
         self.0.is_empty()
     }
 
-    /// Begins to make the links that it needs and that are not there. They come by
-    /// [`Links::progress`], each when its peer needs it too.
+    /// Starts to make the links that the plan needs and that do not exist. [`Links::progress`]
+    /// completes each link when the peer needs it too.
     ///
     /// # Errors
-    /// What the rendezvous says, or the device of a link.
+    /// Fails if the rendezvous or the device of a link fails.
     pub fn prepare(&self, links: &mut Links) -> Result<(), Error> {
         if self.0.iter().all(|lane| links.is_ready(lane.channel)) {
             return Ok(());
@@ -102,10 +104,11 @@ impl Plan {
         links.make(&needs)
     }
 
-    /// Does what can be done now, over links that it has [prepared](Self::prepare).
+    /// Runs all steps that need not wait, over the links that [`prepare`](Self::prepare) has started to
+    /// make.
     ///
     /// # Errors
-    /// What a link says, or a peer that does something else; it names the peer's rank.
+    /// Fails if a link fails or if a peer does something else. The error names the peer's rank.
     pub fn advance(&mut self, links: &mut Links) -> Result<Progress, Error> {
         let mut all = Progress::Done;
         for lane in &mut self.0 {

@@ -1,4 +1,4 @@
-//! How a communicator comes about: who is where, and by which ways ranks reach each other.
+//! Sets up a communicator: which rank is on which host, and how the ranks reach each other.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use crate::device::no_device;
 use crate::error::Kind;
 use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 
-/// Chunks are multiples of this.
+/// Chunk sizes are multiples of this many bytes.
 const CHUNK_ALIGN: usize = 64;
 
-/// Of what ranks do together; all of a communicator must have the same.
+/// Version of the collectives' protocol; all ranks of a communicator must have the same version.
 const VERSION: u32 = 6;
 
-/// What a rank tells the others about itself.
+/// The facts that a rank tells the others about itself.
 ///
 /// ```text
 /// 0 version u32, little-endian   4 host, as this_member has it   36 whether it shares memory
@@ -39,7 +39,7 @@ struct About {
     processors: [u8; BITS_BYTES],
 }
 
-/// Makes what a rank needs, together with all other ranks, and says what its data goes over.
+/// Creates a rank's engine, together with all other ranks. Also returns a description of the transport.
 pub(super) fn engine(
     bootstrap: Arc<Bootstrap>,
     settings: &Settings,
@@ -72,7 +72,8 @@ pub(super) fn engine(
         let count = |bytes: &Vec<u8>| bytes.first_chunk().map_or(1, |n| u32::from_le_bytes(*n));
         nchannels = CHANNELS_PER_DEVICE * counts.iter().map(count).min().unwrap_or(1).clamp(1, 16);
         let is_tcp = devices.iter().all(|device| device.info().kind == DeviceKind::Socket);
-        // Where some ranks share memory their slots are of one size with the others'.
+        // If some ranks share memory, the slots in memory and the slots over TCP must have the same
+        // size.
         let tcp_alone = is_tcp && nchannels == CHANNELS_PER_DEVICE && nodes.len() == all.len();
         tuning = if tcp_alone { Tuning::TCP } else { Tuning::NETWORK };
         let mut net = NetSettings {
@@ -81,7 +82,7 @@ pub(super) fn engine(
             device: place_on_host(&all, rank),
             ..NetSettings::from(settings.clone().key(*bootstrap.key()))
         };
-        // The communicator says it with all else.
+        // The communicator dumps the links together with its other state.
         net.connections.links.dump_signal = None;
         let network = Network::open(devices, &net, bootstrap.abort())?;
         connector = Some(Connector { network, ndevices, bootstrap: Arc::clone(&bootstrap) });
@@ -114,14 +115,15 @@ pub(super) fn engine(
     Ok((engine, transport))
 }
 
-/// The transport of devices, which are of one kind, and their names.
+/// Describes the transport of devices of one kind, and lists the devices' names.
 fn transport(devices: &[Device]) -> String {
     let names: Vec<&str> = devices.iter().map(|device| device.info().name.as_str()).collect();
     let kind = devices.first().map(|device| device.info().kind.to_string());
     format!("{} ({})", kind.unwrap_or_default(), names.join(", "))
 }
 
-/// Whether a host has more ranks than processors for them. Each of them may be bound to a few.
+/// Returns whether a host has more ranks than processors that the ranks may use. Each rank may be bound
+/// to a few processors.
 fn is_crowded(all: &[About], host: &[u8; 32]) -> bool {
     let here = all.iter().filter(|about| about.host == *host);
     let processors = here.clone().fold([0; BITS_BYTES], |all, about| {
@@ -131,19 +133,19 @@ fn is_crowded(all: &[About], host: &[u8; 32]) -> bool {
     here.count() > nprocessors as usize
 }
 
-/// Whole cache lines, and so whole elements.
+/// Rounds the chunk size up to whole cache lines, and so to whole elements.
 fn p2p_chunk_bytes(settings: &Settings, slot_bytes: usize) -> usize {
     let set = settings.coll.chunk_bytes.map(|bytes| bytes as usize);
     set.map_or(slot_bytes, |bytes| bytes.next_multiple_of(CHUNK_ALIGN).min(slot_bytes))
 }
 
-/// How many ranks of the same host are before this one.
+/// Returns the number of lower ranks on the same host.
 fn place_on_host(all: &[About], rank: u32) -> u32 {
     let (before, from) = all.split_at(rank as usize);
     before.iter().filter(|about| about.host == from[0].host).count() as u32
 }
 
-/// Ranks that share memory, in the order of the first of each.
+/// Groups the ranks that share memory. The groups are in the order of their first ranks.
 fn nodes(all: &[About]) -> Vec<Vec<u32>> {
     let mut nodes: Vec<(About, Vec<u32>)> = Vec::new();
     for (about, rank) in all.iter().zip(0..) {
@@ -156,8 +158,8 @@ fn nodes(all: &[About]) -> Vec<Vec<u32>> {
     nodes.into_iter().map(|(_, ranks)| ranks).collect()
 }
 
-/// The ring of a channel: node after node, and in each from another rank on for each device, so that
-/// each rank drives some of them.
+/// Returns the ring of a channel, node after node. For each device, the ring starts at another rank
+/// within each node, so that each rank drives some of the devices.
 fn order(nodes: &[Vec<u32>], channel: u32) -> Vec<u32> {
     let turned = |node: &Vec<u32>| {
         let mut node = node.clone();
@@ -168,7 +170,7 @@ fn order(nodes: &[Vec<u32>], channel: u32) -> Vec<u32> {
     nodes.iter().flat_map(turned).collect()
 }
 
-/// A device that is named, the software NIC at its address of the family of `towards`.
+/// Opens a named device. The software NIC opens at its address of the same family as `towards`.
 fn open_towards(info: &DeviceInfo, towards: IpAddr, settings: &Settings) -> Result<Device, Error> {
     settings.check(info)?;
     if info.kind != DeviceKind::Soft {
@@ -182,8 +184,10 @@ fn open_towards(info: &DeviceInfo, towards: IpAddr, settings: &Settings) -> Resu
     Device::open_at_for(address, settings)
 }
 
-/// What to go over: the device that is named, else every RDMA device with a link, else the software NIC, or TCP, on the interface
-/// that `NCCL_SOCKET_IFNAME` names, or that has the address `towards` the rendezvous.
+/// Opens the devices that the data goes over. If `coll_nic` names a device, that is the only one.
+/// Otherwise it is every RDMA device with a link. Without RDMA devices it is the software NIC, or TCP,
+/// on one interface. `NCCL_SOCKET_IFNAME` names that interface; by default it has the address `towards`
+/// the rendezvous.
 fn devices(settings: &Settings, towards: IpAddr) -> Result<Vec<Device>, Error> {
     let survey = Device::survey(settings)?;
     if let Some(name) = &settings.coll_nic {

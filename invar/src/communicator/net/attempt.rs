@@ -1,4 +1,4 @@
-//! Links that come about (`net.cc sendProxyConnect`, `recvProxyConnect`).
+//! Attempts to make links (`net.cc sendProxyConnect`, `recvProxyConnect`).
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use crate::raw::{AnyRecv, RecvEnd, SendEnd};
 use crate::wait::wait;
 use crate::{Accepting, Connecting, Device, Error, Handle, Listener, SendComm, Settings};
 
-/// Senders that may be about to connect: there is to be one, and it may have to try again.
+/// Most senders that may connect at once. Only one sender is expected, but it may have to retry.
 const ACCEPTING_MAX: usize = 16;
 
-/// A link that comes about, or two that share a connection. It comes about in the calls of
-/// [`poll`](LinkAttempt::poll) alone. Dropped, it is given up.
+/// An attempt to make a link, or two links that share a connection. The attempt proceeds only in calls
+/// of [`poll`](LinkAttempt::poll). Dropping it gives the attempt up.
 #[must_use = "it goes on only when it is polled"]
 pub struct LinkAttempt {
     id: LinkId,
@@ -26,22 +26,22 @@ pub struct LinkAttempt {
     parts: LinkParts,
 }
 
-/// The ends of links that have come about: one, or both where they share a connection.
+/// The ends of the links of a successful attempt: one end, or both ends of a shared connection.
 pub struct LinkEnds {
-    /// To the peer.
+    /// The link to the peer.
     pub send: Option<NetSend>,
-    /// From the peer.
+    /// The link from the peer.
     pub recv: Option<NetRecv>,
 }
 
 enum Stage {
     Connecting(Connecting),
     Listening(Box<Incoming>),
-    /// Its ends were given.
+    /// The attempt has returned its ends.
     Over,
 }
 
-/// What an end of a link is made of besides its connection.
+/// The parts of a link's end besides its connection.
 #[derive(Clone)]
 pub(super) struct LinkParts {
     pub(super) device: Device,
@@ -62,7 +62,7 @@ impl LinkParts {
 }
 
 impl LinkAttempt {
-    /// Listens; the handle is for the peer.
+    /// Starts to listen. The peer needs the handle.
     pub(super) fn listen(
         id: LinkId,
         both_ways: bool,
@@ -75,7 +75,7 @@ impl LinkAttempt {
         Ok((LinkAttempt { id, both_ways, stage, parts }, handle))
     }
 
-    /// Connects to where the peer listens.
+    /// Starts to connect to the peer's listener.
     pub(super) fn connect(
         id: LinkId,
         both_ways: bool,
@@ -88,15 +88,16 @@ impl LinkAttempt {
         Ok(LinkAttempt { id, both_ways, stage: Stage::Connecting(connecting), parts })
     }
 
-    /// The rank at the other end.
+    /// Returns the rank at the other end.
     pub fn peer(&self) -> u32 {
         self.id.peer
     }
 
-    /// Goes on without waiting. Gives the link once it is there.
+    /// Continues the attempt without waiting. Returns the ends once the link is made.
     ///
     /// # Errors
-    /// A peer that cannot be reached, or that has no proof of the key; no memory for the link.
+    /// Fails if the peer can't be reached or can't prove that it has the key, or if there is no memory
+    /// for the link.
     pub fn poll(&mut self) -> Result<Option<LinkEnds>, Error> {
         if self.parts.statuses.is_aborted() {
             return Err(Kind::Aborted.into());
@@ -132,11 +133,11 @@ impl LinkAttempt {
     }
 }
 
-/// Waits until all links of `attempts` are there, `within` at most, and gives them in the same order.
-/// A peer may wait for any of them first, so they come about side by side.
+/// Waits until all links of `attempts` are made, at most `within`, and returns their ends in the same
+/// order. A peer may wait for any link first, so this function polls all attempts in turn.
 ///
 /// # Errors
-/// What [`LinkAttempt::poll`] says; links that take longer.
+/// Fails if [`LinkAttempt::poll`] fails or if the links take longer than `within`.
 pub fn wait_for_links(
     mut attempts: Vec<LinkAttempt>,
     within: Duration,
@@ -160,7 +161,7 @@ struct Incoming {
 }
 
 impl Incoming {
-    /// The end of the first sender that is connected. One that gives up is sent away.
+    /// Returns the end of the first connected sender. Rejects senders whose connection fails.
     fn poll(&mut self) -> Result<Option<AnyRecv>, Error> {
         while self.accepting.len() < ACCEPTING_MAX
             && let Some(accepting) = self.listener.accept()?

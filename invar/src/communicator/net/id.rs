@@ -1,8 +1,8 @@
-//! Which link it is.
+//! Identifiers of links and of their ends.
 
 use invar_core::proxy::Direction;
 
-/// A link of a rank: the rank at the other end, and the channel.
+/// A link of a rank, identified by the rank at the other end and the channel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LinkId {
     pub(super) peer: u32,
@@ -12,7 +12,7 @@ pub(super) struct LinkId {
 /// One end of a link.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EndId {
-    /// No other end of the rank has the same.
+    /// Number of the end; no other end of the rank has the same number.
     pub(super) number: u32,
     pub(super) link: LinkId,
     pub(super) direction: Direction,

@@ -11,39 +11,41 @@ use super::{SHORT_BYTES, TAG};
 use crate::Error;
 use crate::raw::{RecvBuf, RecvEnd};
 
-/// Free slots that the sender is told of at once: to tell of one costs as much as a short message.
+/// Number of free slots that are announced to the sender at once. One announcement costs as much as a
+/// short message.
 const CREDITS: u64 = SLOTS as u64 / 2;
-/// As [`CREDITS`], where messages are short. The sender has two slots left, for the time that these
-/// take.
+/// Number of free slots that are announced at once if messages are short. The sender then has two slots
+/// left for the time of the announcement.
 const CREDITS_SHORT: u64 = SLOTS as u64 - 2;
 
-/// The receiving end of a link from another rank: slots that the rank uses.
+/// The receiving end of a link from another rank; the rank uses its slots.
 ///
-/// Over a NIC, receives are posted ahead for the slots that are free. Over TCP one receive is posted
-/// at a time, to the memory where the data is to be; what comes behind it stays in the socket.
-/// Whoever calls [`full`](NetRecv::full) or [`progress`](NetRecv::progress) moves the link.
+/// Over a NIC, this end posts receives ahead for the free slots. Over TCP, it posts one receive at a
+/// time, directly to the memory that needs the data; later data stays in the socket. Calls of
+/// [`full`](NetRecv::full) and [`progress`](NetRecv::progress) move the link.
 pub struct NetRecv {
-    // Ends before the slots' memory.
+    // The end must be dropped before the memory of the slots.
     end: Box<dyn RecvEnd>,
-    /// Of receives that are posted and not done, by step.
+    /// Requests of the receives that are posted and not done, by step.
     requests: [Option<Request>; SLOTS],
-    /// Steps for which a receive is posted, or was.
+    /// Number of steps for which a receive has been posted.
     posted: u64,
-    /// Steps that are released.
+    /// Number of released steps.
     released: u64,
-    /// Where the message of the next step comes.
+    /// The memory that the message of the next step arrives in.
     place: NonNull<u8>,
-    /// Its length, once it is there.
+    /// Length of the next message, once it has arrived.
     len: Option<usize>,
-    /// Free slots that the sender is told of at once.
+    /// Number of free slots that are announced to the sender at once.
     credits: u64,
-    /// Whether bytes move in calls alone, and to any memory: over TCP.
+    /// Whether data moves only in calls, and to any memory, as over TCP.
     moves_in_calls: bool,
     ring: LinkRing,
     status: Arc<LinkStatus>,
 }
 
-// SAFETY: `place` is a slot of the ring, or what `full_at` was promised, whichever thread goes on.
+// SAFETY: `place` is a slot of the ring, or memory that the caller of `full_at` has promised, whichever
+// thread uses it.
 unsafe impl Send for NetRecv {}
 
 impl NetRecv {
@@ -66,37 +68,40 @@ impl NetRecv {
             status,
         };
         if !moves_in_calls {
-            // What the sender has first need not wait until it hears of a slot.
+            // The first messages of the sender need not wait until the sender hears of free slots.
             link.post_free()?;
         }
         Ok(link)
     }
 
-    /// The memory of the next full slot and how many bytes are in it; `None`: the message is not there
-    /// yet. Asked again it gives the same slot.
+    /// Returns the memory of the next full slot and the number of bytes in it. Returns `None` if no
+    /// message has arrived yet. Until the slot is released, repeated calls return the same slot.
     ///
-    /// Until the slot is released nobody else accesses it, but a peer that breaks the protocol. It is
-    /// there as long as this end.
+    /// Until then nobody else accesses the slot, except a peer that breaks the protocol. The memory
+    /// lives as long as this end.
     ///
     /// # Errors
-    /// What ended the link.
+    /// Fails if the link has ended.
     #[inline]
     pub fn full(&mut self) -> Result<Option<(NonNull<u8>, usize)>, Error> {
-        // Over TCP there is one message at a time: the same slot stays in the processor's cache.
+        // Over TCP there is one message at a time. The same slot for all messages stays in the
+        // processor's cache.
         let (slot, len) = (self.ring.slot(0), self.slot_bytes());
-        // SAFETY: the slot is the ring's, and given to nobody while a message is to come.
+        // SAFETY: the slot belongs to the ring, and nobody else has it while a message is to come.
         unsafe { self.full_at(slot, len) }
     }
 
-    /// As [`NetRecv::full`], of a message of at most `len` bytes, which may come right to `to`: look
-    /// where it is. Asked again it must be with the same.
+    /// Returns the next message, like [`NetRecv::full`], which has at most `len` bytes. The message may
+    /// arrive directly in `to`; the returned pointer says where it is. Repeated calls must pass the
+    /// same arguments.
     ///
     /// # Errors
-    /// As of [`NetRecv::full`]; and a message of more bytes.
+    /// Fails if the link has ended or if the message has more than `len` bytes.
     ///
     /// # Safety
     ///
-    /// The `len` bytes at `to` are valid for writes, and not accessed by anyone else, until the slot
+    /// The `len` bytes at `to` are valid for writes. Nobody else accesses them until this function
+    /// returns the message or this end is dropped.
     /// is given or this end is dropped.
     #[inline]
     pub(in crate::communicator) unsafe fn full_at(
@@ -105,13 +110,13 @@ impl NetRecv {
         len: usize,
     ) -> Result<Option<(NonNull<u8>, usize)>, Error> {
         if self.len.is_none() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller has promised what `advance` demands.
             unsafe { self.advance(to, len as u32) }?;
         }
         Ok(self.len.map(|len| (self.place, len)))
     }
 
-    /// Gives the slot that [`NetRecv::full`] gave back to the network.
+    /// Gives the slot that [`NetRecv::full`] returned back to the network.
     #[inline]
     pub fn release(&mut self) {
         if self.len.take().is_some() {
@@ -120,34 +125,34 @@ impl NetRecv {
         }
     }
 
-    /// Receives what can be received.
+    /// Receives the data that has arrived.
     ///
     /// # Errors
-    /// What ended the link.
+    /// Fails if the link has ended.
     #[inline]
     pub fn progress(&mut self) -> Result<(), Error> {
         self.full().map(drop)
     }
 
-    /// Bytes of a slot.
+    /// Returns the number of bytes of a slot.
     #[inline]
     pub fn slot_bytes(&self) -> usize {
         self.ring.slot_bytes()
     }
 
-    /// The rank at the other end.
+    /// Returns the rank at the other end.
     pub fn peer(&self) -> u32 {
         self.status.link().peer
     }
 
-    /// Posts receives, and looks whether the next message is there.
+    /// Posts receives, and checks whether the next message has arrived.
     ///
     /// # Safety
     ///
-    /// As of [`full_at`](Self::full_at).
+    /// The caller makes the promises of [`full_at`](Self::full_at).
     unsafe fn advance(&mut self, to: NonNull<u8>, len: u32) -> Result<(), Error> {
         self.status.check()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller has promised what `receive` demands.
         let received = unsafe { self.receive(to, len) };
         self.len = received.map_err(|error| self.status.named(&error))?;
         let (through, come) = (self.released, u64::from(self.len.is_some()));
@@ -157,7 +162,7 @@ impl NetRecv {
 
     /// # Safety
     ///
-    /// As of [`full_at`](Self::full_at).
+    /// The caller makes the promises of [`full_at`](Self::full_at).
     unsafe fn receive(&mut self, to: NonNull<u8>, len: u32) -> Result<Option<usize>, Error> {
         if !self.moves_in_calls {
             if self.released + SLOTS as u64 - self.posted >= self.credits {
@@ -166,7 +171,7 @@ impl NetRecv {
             self.place = self.ring.slot(self.released);
         } else if self.posted == self.released {
             let addr = to.as_ptr().expose_provenance() as u64;
-            // SAFETY: TCP looks at no keys; and the caller's promise.
+            // SAFETY: TCP ignores keys, and the caller has promised that the memory at `to` is valid.
             if !unsafe { self.post(addr, len) }? {
                 return Ok(None);
             }
@@ -175,12 +180,12 @@ impl NetRecv {
         self.received()
     }
 
-    /// Posts receives for all free slots, as far as it can.
+    /// Posts receives for all free slots, until the end has no room.
     fn post_free(&mut self) -> Result<(), Error> {
         while self.posted < self.released + SLOTS as u64 {
             let (addr, len) = (self.ring.addr(self.posted), self.slot_bytes() as u32);
-            // SAFETY: the slot is in the ring, which stays registered as long as this end is there, and
-            // the rank does not touch a slot that it has given back.
+            // SAFETY: the slot is in the ring, which stays registered as long as this end exists. The
+            // rank does not touch a slot that it has released.
             if !unsafe { self.post(addr, len) }? {
                 break;
             }
@@ -188,15 +193,15 @@ impl NetRecv {
         Ok(())
     }
 
-    /// Posts the receive of the next step; whether it could.
+    /// Posts the receive of the next step. Returns whether the end had room for it.
     ///
     /// # Safety
     ///
-    /// The bytes are registered with the ring's key, or of TCP. They stay, not accessed by anyone,
-    /// until the step is received or this end is dropped.
+    /// The bytes are registered with the ring's key, or the link is over TCP. The bytes stay valid, and
+    /// nobody accesses them, until the step is received or this end is dropped.
     unsafe fn post(&mut self, addr: u64, len: u32) -> Result<bool, Error> {
         let buf = RecvBuf { addr, len, tag: TAG, rkey: self.ring.rkey() };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller has promised that the buffer stays valid until the receive is done.
         let request = unsafe { self.end.irecv_ahead(&buf) };
         let request = request.map_err(|error| self.end.failed(error))?;
         let posted = request.is_some();
@@ -207,13 +212,13 @@ impl NetRecv {
         Ok(posted)
     }
 
-    /// How many bytes have come for the next step, if they have; no more than a slot has, or the
-    /// connection would have failed.
+    /// Returns the number of bytes of the next message, if it has arrived. The number is at most the
+    /// size of a slot, because the connection fails otherwise.
     fn received(&mut self) -> Result<Option<usize>, Error> {
         let at = index(self.released);
         let Some(request) = &self.requests[at] else { return Ok(None) };
         let mut len = 0;
-        // SAFETY: the receive has one buffer.
+        // SAFETY: the receive has one buffer, so `len` has room for all sizes.
         let received = unsafe { self.end.test(request, &mut len) };
         if received.map_err(|error| self.end.failed(error))?.is_none() {
             return Ok(None);

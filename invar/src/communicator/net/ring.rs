@@ -6,27 +6,27 @@ use invar_core::math::STEPS;
 
 use crate::{Device, Error, MemoryRegion};
 
-/// Slots of a ring.
+/// Number of slots of a ring.
 pub(super) const SLOTS: usize = STEPS as usize;
-/// Bytes that a slot may have.
+/// Most bytes of a slot.
 pub(super) const SLOT_BYTES_MAX: usize = 128 << 20;
 const _: () = assert!(SLOT_BYTES_MAX.checked_mul(SLOTS).is_some());
 
-/// Registered memory in slots. Step `n` is in slot `n` modulo [`SLOTS`].
+/// Registered memory, divided into slots. Step `n` uses slot `n` modulo [`SLOTS`].
 pub(super) struct LinkRing {
     region: MemoryRegion,
     start: NonNull<u8>,
     slot_bytes: usize,
-    /// By what address the device knows the first slot.
+    /// The address by which the device knows the first slot.
     addr: u64,
 }
 
-// SAFETY: `start` is the region's, which is freed with the ring. The link that has the ring decides
-// who accesses a slot, on whichever thread.
+// SAFETY: `start` belongs to the region, which is freed with the ring. The link that owns the ring
+// decides who accesses a slot, on whichever thread.
 unsafe impl Send for LinkRing {}
 
 impl LinkRing {
-    /// Slots of at most [`SLOT_BYTES_MAX`].
+    /// Creates a ring with slots of at most [`SLOT_BYTES_MAX`].
     pub(super) fn new(device: &Device, slot_bytes: usize) -> Result<Self, Error> {
         let region = MemoryRegion::new(device, slot_bytes * SLOTS)?;
         let start = region.host_start().expect("a new region is the host's");
@@ -39,14 +39,14 @@ impl LinkRing {
         self.slot_bytes
     }
 
-    /// Where the slot of a step is.
+    /// Returns the memory of the slot of a step.
     #[inline]
     pub(super) fn slot(&self, step: u64) -> NonNull<u8> {
-        // SAFETY: the region has as many slots.
+        // SAFETY: the index is below the number of slots in the region.
         unsafe { self.start.add(index(step) * self.slot_bytes) }
     }
 
-    /// By what address the device knows the slot of a step.
+    /// Returns the address by which the device knows the slot of a step.
     #[inline]
     pub(super) fn addr(&self, step: u64) -> u64 {
         self.addr + (index(step) * self.slot_bytes) as u64
@@ -63,7 +63,7 @@ impl LinkRing {
     }
 }
 
-/// Which slot is a step's.
+/// Returns the index of a step's slot.
 #[inline]
 pub(super) fn index(step: u64) -> usize {
     (step % SLOTS as u64) as usize

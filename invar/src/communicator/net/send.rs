@@ -12,42 +12,43 @@ use crate::Error;
 use crate::error::Kind;
 use crate::raw::{SendBuf, SendEnd};
 
-/// Calls with nothing new to send between two looks at what a NIC has sent: with the software NIC a
-/// look is a system call.
+/// Calls without new data between two checks for messages that a NIC has sent. With the software NIC
+/// each check is a system call.
 const LOOK_EVERY: u32 = 64;
 
-/// The sending end of a link to another rank: slots that the rank fills.
+/// The sending end of a link to another rank; the rank fills its slots.
 ///
-/// A message is published, started, and done. Whoever calls moves it: [`free`](NetSend::free),
-/// [`publish`](NetSend::publish) and [`progress`](NetSend::progress) all advance the same state.
+/// A message is first published, then started, then done. The calling thread moves it:
+/// [`free`](NetSend::free), [`publish`](NetSend::publish) and [`progress`](NetSend::progress) all
+/// advance the same state.
 pub struct NetSend {
-    // Ends before the slots' memory.
+    // The end must be dropped before the memory of the slots.
     end: Box<dyn SendEnd>,
-    /// Those that are published and not done, by step.
+    /// The messages that are published and not done, by step.
     messages: [Message; SLOTS],
     published: u64,
     started: u64,
     done: u64,
-    /// The slot that is to be filled next.
+    /// Index of the slot that the rank fills next.
     slot: u64,
-    /// Calls since the last look at what is done.
+    /// Number of calls since the last check for messages that are done.
     unlooked: u32,
-    /// Whether bytes move in calls alone, and from any memory: over TCP.
+    /// Whether data moves only in calls, and from any memory, as over TCP.
     moves_in_calls: bool,
     ring: LinkRing,
     status: Arc<LinkStatus>,
 }
 
-/// Where a message is, and how long it is.
+/// The memory and the length of a message.
 struct Message {
     start: NonNull<u8>,
     len: u32,
-    /// Once it is started.
+    /// The request of the message, once the message is started.
     request: Option<Request>,
 }
 
-// SAFETY: the pointers are to slots of the ring, or to what `publish_from` was promised, whichever
-// thread goes on.
+// SAFETY: the pointers are to slots of the ring, or to memory that the caller of `publish_from` has
+// promised, whichever thread uses them.
 unsafe impl Send for NetSend {}
 
 impl NetSend {
@@ -68,13 +69,13 @@ impl NetSend {
         }
     }
 
-    /// The memory of the next free slot, for `len` bytes; `None`: no slot is free yet. Asked again it
-    /// gives the same slot.
+    /// Returns the memory of the next free slot, for `len` bytes. Returns `None` if no slot is free
+    /// yet. Until the slot is published, repeated calls return the same slot.
     ///
-    /// Until the slot is published nobody else accesses it. It is there as long as this end.
+    /// Until then nobody else accesses the slot. The memory lives as long as this end.
     ///
     /// # Errors
-    /// More bytes than a slot has; or what ended the link.
+    /// Fails if `len` exceeds the size of a slot, or if the link has ended.
     #[inline]
     pub fn free(&mut self, len: usize) -> Result<Option<NonNull<u8>>, Error> {
         if len > self.slot_bytes() {
@@ -88,37 +89,39 @@ impl NetSend {
             return Ok(None);
         }
         if self.published == self.done {
-            // The same slot each time stays in the processor's cache.
+            // If all messages are done, the first slot is used again, because it stays in the
+            // processor's cache.
             self.slot = 0;
         }
         Ok(Some(self.ring.slot(self.slot)))
     }
 
-    /// Sends the slot that [`NetSend::free`] gave, with `len` bytes, which are cut to those of a slot.
+    /// Sends `len` bytes of the slot that [`NetSend::free`] returned. A larger `len` is cut to the size
+    /// of a slot.
     ///
     /// # Errors
-    /// What ended the link.
+    /// Fails if the link has ended.
     #[inline]
     pub fn publish(&mut self, len: usize) -> Result<(), Error> {
         let (slot, len) = (self.ring.slot(self.slot), len.min(self.slot_bytes()));
-        // SAFETY: the slot is the ring's, and not given out again while a message is in it.
+        // SAFETY: the slot belongs to the ring, and `free` does not return it again while it holds a
+        // message.
         unsafe { self.publish_from(slot, len) }
     }
 
-    /// Whether [`NetSend::publish_from`] spares a copy.
+    /// Returns whether [`NetSend::publish_from`] can send without a copy to a slot.
     #[inline]
     pub(in crate::communicator) fn takes_memory(&self) -> bool {
         self.moves_in_calls
     }
 
-    /// Publishes `len` bytes that are in a slot, or, where the link [takes
-    /// memory](Self::takes_memory), anywhere; in place of the slot that [`NetSend::free`] gave for as
-    /// many.
+    /// Publishes `len` bytes in place of the slot that [`NetSend::free`] returned for `len` bytes. The
+    /// bytes are in a slot; if the link [takes memory](Self::takes_memory), they may be anywhere.
     ///
     /// # Safety
     ///
-    /// The bytes are valid for reads, and not written by anyone, until [`NetSend::progress`] has said
-    /// that all has left or the peer has received them, or this end is dropped.
+    /// The bytes are valid for reads, and nobody writes them, until one of these: [`NetSend::progress`]
+    /// has said that all data has left, the peer has received the bytes, or this end is dropped.
     #[inline]
     pub(in crate::communicator) unsafe fn publish_from(
         &mut self,
@@ -126,7 +129,7 @@ impl NetSend {
         len: usize,
     ) -> Result<(), Error> {
         if self.is_full() {
-            // `free` has given nothing.
+            // `free` has returned no slot, so there is nothing to publish.
             return Ok(());
         }
         self.messages[index(self.published)] = Message { start, len: len as u32, request: None };
@@ -135,11 +138,11 @@ impl NetSend {
         self.progress().map(drop)
     }
 
-    /// Sends what can be sent. Says whether all that was published gets to the peer without more
-    /// calls.
+    /// Sends the data that can be sent. Returns whether all published messages reach the peer without
+    /// more calls.
     ///
     /// # Errors
-    /// What ended the link.
+    /// Fails if the link has ended.
     #[inline]
     pub fn progress(&mut self) -> Result<bool, Error> {
         if self.done == self.published {
@@ -154,11 +157,11 @@ impl NetSend {
         Ok(self.published == if self.moves_in_calls { self.done } else { self.started })
     }
 
-    /// Sends what can be sent. Says whether the peer has all that was published, or, over TCP, the
-    /// kernel has: then this end may go.
+    /// Sends the data that can be sent. Returns whether the peer has all published messages; over TCP,
+    /// whether the kernel has them. This end may be dropped then.
     ///
     /// # Errors
-    /// What ended the link.
+    /// Fails if the link has ended.
     pub fn has_delivered(&mut self) -> Result<bool, Error> {
         if self.done < self.published {
             self.advance(true)?;
@@ -166,18 +169,19 @@ impl NetSend {
         Ok(self.done == self.published)
     }
 
-    /// Bytes of a slot.
+    /// Returns the number of bytes of a slot.
     #[inline]
     pub fn slot_bytes(&self) -> usize {
         self.ring.slot_bytes()
     }
 
-    /// The rank at the other end.
+    /// Returns the rank at the other end.
     pub fn peer(&self) -> u32 {
         self.status.link().peer
     }
 
-    /// Starts the messages that the peer has room for, and looks, if told to, which are done.
+    /// Starts the messages that the peer has room for. If `look` is set, also checks which messages are
+    /// done.
     fn advance(&mut self, look: bool) -> Result<(), Error> {
         self.status.check()?;
         let mut moved = self.start();
@@ -195,8 +199,8 @@ impl NetSend {
             let message = &mut self.messages[index(self.started)];
             let addr = message.start.as_ptr().expose_provenance() as u64;
             let buf = SendBuf { addr, len: message.len, lkey: self.ring.lkey() };
-            // SAFETY: in the registered ring, or of TCP, which looks at no keys. By the promise of
-            // `publish_from` the bytes stay until the message is done.
+            // SAFETY: the memory is in the registered ring, or the link is over TCP, which ignores
+            // keys. By the promise of `publish_from` the bytes stay valid until the message is done.
             let request = unsafe { self.end.isend(&buf, TAG) };
             let request = request.map_err(|error| self.end.failed(error))?;
             if request.is_none() {
@@ -222,7 +226,7 @@ impl NetSend {
         Ok(())
     }
 
-    /// Whether there is no room for another message.
+    /// Returns whether there is no room for another message.
     #[inline]
     fn is_full(&self) -> bool {
         self.published - self.done == SLOTS as u64

@@ -1,6 +1,6 @@
-//! How the links of a rank stand, for people who look for a hang or for lost time.
+//! The status of a rank's links, for people who look for a hang or for lost time.
 //!
-//! A dump shows the links that have anything under way, in the notation of NCCL's proxy dump:
+//! The dump lists the links that have a message in progress, in the notation of NCCL's proxy dump:
 //!
 //! ```text
 //! ACTIVE LINKS
@@ -8,8 +8,9 @@
 //! [X]
 //! ```
 //!
-//! To send: `I` waits for the peer to have room, `S` sending. To receive: `R` receiving, `G` waiting
-//! for the rank that is to use it. A trace has the times of the same states.
+//! States of a sending link: `I` waits until the peer has room, `S` is sending. States of a receiving
+//! link: `R` is receiving, `G` waits until the rank uses the message. A trace has the times of the same
+//! states.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,10 +24,11 @@ use super::trace::LinkTrace;
 use crate::Error;
 use crate::error::Kind;
 
-/// One end of a link. Its rank counts, others read.
+/// The status of one end of a link. The rank's thread updates the counts; other threads read them.
 pub(super) struct LinkStatus {
     id: EndId,
-    /// Messages that were asked for, begun with (to receive: come), and are through.
+    /// Number of messages that were requested, that were started (for a receiver: have arrived), and
+    /// that are done.
     counts: [AtomicU64; 3],
     abort: Abort,
     trace: Option<LinkTrace>,
@@ -45,13 +47,13 @@ impl LinkStatus {
         self.id.link
     }
 
-    /// Whether the link may still be used.
+    /// Returns an error if the link has been aborted.
     #[inline]
     pub(super) fn check(&self) -> Result<(), Error> {
         if self.abort.is_set() { Err(Kind::Aborted.into()) } else { Ok(()) }
     }
 
-    /// An error of the rank that it is about.
+    /// Adds the peer's rank to an error.
     #[cold]
     pub(super) fn named(&self, error: &Error) -> Error {
         error.of_rank(self.id.link.peer)
@@ -61,7 +63,7 @@ impl LinkStatus {
         self.counts.each_ref().map(|n| n.load(Ordering::Relaxed))
     }
 
-    /// The line of a link that has something under way.
+    /// Returns the link's line of the dump if the link has a message in progress.
     fn line(&self) -> Option<String> {
         let [asked, begun, through] = self.counts();
         let state = match self.id.direction {
@@ -76,14 +78,14 @@ impl LinkStatus {
     }
 }
 
-/// Ends of links that there are, and how many there ever were.
+/// The existing ends of links, and the number of ends that were ever made.
 #[derive(Default)]
 struct Ends {
     ends: Vec<Weak<LinkStatus>>,
     made: u32,
 }
 
-/// The ends of a rank's links; clones are of the same rank.
+/// The ends of a rank's links. Clones share the same list.
 #[derive(Clone)]
 pub(super) struct LinkStatuses {
     ends: Arc<Mutex<Ends>>,
@@ -92,7 +94,7 @@ pub(super) struct LinkStatuses {
 }
 
 impl LinkStatuses {
-    /// None as yet. `abort` ends all of them.
+    /// Creates an empty list. `abort` ends all its links.
     pub(super) fn new(abort: Abort, trace: Option<LinkTrace>) -> Self {
         LinkStatuses { ends: Arc::default(), abort, trace }
     }
@@ -112,7 +114,7 @@ impl LinkStatuses {
         self.abort.is_set()
     }
 
-    /// What is under way.
+    /// Returns the operations in progress on all links.
     pub(super) fn dump(&self) -> String {
         self.lock().dump()
     }
@@ -126,11 +128,11 @@ impl LinkStatuses {
     }
 }
 
-/// Dumps the links of a rank. It keeps none of them, nor their trace.
+/// Dumps the links of a rank. It keeps neither the links nor their trace alive.
 pub(in crate::communicator) struct LinkDump(Weak<Mutex<Ends>>);
 
 impl LinkDump {
-    /// Nothing once the rank is gone.
+    /// Returns the dump, or an empty string once the rank is gone.
     pub(in crate::communicator) fn text(&self) -> String {
         self.0.upgrade().map_or_else(String::new, |ends| lock(&ends).dump())
     }
@@ -147,7 +149,7 @@ impl Ends {
 }
 
 fn lock(ends: &Mutex<Ends>) -> MutexGuard<'_, Ends> {
-    // Whoever panicked, a list of links is one.
+    // A list of links is valid even if a thread panicked while it held the lock.
     ends.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

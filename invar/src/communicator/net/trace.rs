@@ -1,4 +1,4 @@
-//! When the links of a rank were in which state (`INVAR_PROXY_TRACE`).
+//! Records when the links of a rank were in which state (`INVAR_PROXY_TRACE`).
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -10,12 +10,12 @@ use invar_linux::proxy::{ChromeTrace, TracedStep};
 use super::id::{EndId, LinkId};
 use crate::Error;
 
-/// A rank's trace; clones write to the same file.
+/// The trace of one rank. Clones write to the same file.
 #[derive(Clone)]
 pub(super) struct LinkTrace(Arc<Mutex<ChromeTrace<BufWriter<File>>>>);
 
 impl LinkTrace {
-    /// A file of its own for each rank: `%r` in its path is the rank.
+    /// Creates the trace's file, a different one for each rank: `%r` in `path` stands for the rank.
     pub(super) fn create(path: &str, rank: u32, device: u32) -> Result<Self, Error> {
         let rank = rank.to_string();
         let path = match path.contains("%r") {
@@ -29,13 +29,13 @@ impl LinkTrace {
         Ok(LinkTrace(Arc::new(Mutex::new(trace))))
     }
 
-    /// The counts of an end change, from `before` to `now`.
+    /// Records that the counts of an end change from `before` to `now`.
     #[cold]
     pub(super) fn record(&self, end: &EndId, before: [u64; 3], now: [u64; 3]) {
         if before == now {
             return;
         }
-        // Whoever panicked, a trace lacks an entry at most.
+        // If a thread panicked while it held the lock, the trace lacks at most one entry.
         let mut trace = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let EndId { number, link: LinkId { peer, channel }, direction } = *end;
         let states = states(direction);
@@ -50,12 +50,12 @@ impl LinkTrace {
                 }
             }
         }
-        // A process that is killed leaves what it has traced.
+        // After each change the file has all entries, even if the process is killed.
         trace.flush();
     }
 }
 
-/// What a message waits for once it is asked for, and once it is begun with, by NCCL's names.
+/// The names, as in NCCL, of two waits of a message: after it is requested, and after it is started.
 fn states(direction: Direction) -> [&'static str; 2] {
     match direction {
         Direction::Send => ["SendPeerWait", "SendWait"],
