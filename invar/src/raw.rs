@@ -1,14 +1,14 @@
-//! The layer below: ends of connections that take addresses and keys, without an owner for the
+//! The layer below the safe comms: ends of connections that take addresses and keys. Nothing owns the
 //! memory behind them.
 //!
-//! The rest of this crate is safe because its comms keep the memory of what is under way. Who is
-//! handed bare pointers anyway, as a plugin of NCCL is, finds here what they are built on: a
-//! connection comes about by [`Connecting::poll_raw`](crate::Connecting::poll_raw) and
-//! [`Accepting::poll_raw`](crate::Accepting::poll_raw), memory is registered by [`register`].
+//! The rest of this crate is safe because its comms own the memory of pending requests. A caller that
+//! has only bare pointers, such as a plugin of NCCL, uses the ends in this module instead.
+//! [`Connecting::poll_raw`](crate::Connecting::poll_raw) and
+//! [`Accepting::poll_raw`](crate::Accepting::poll_raw) make the connections, and [`register`] registers
+//! memory.
 //!
-//! A kind of NIC is chosen once, where a device is opened. Each end is the protocol compiled for
-//! that kind; [`AnySend`] and [`AnyRecv`] tell which it is, so that a caller can go on without an
-//! indirect call.
+//! The caller chooses the kind of NIC once, when it opens a device. Each end is the protocol compiled
+//! for that kind. [`AnySend`] and [`AnyRecv`] tell the kind, so the caller needs no indirect calls.
 
 mod adapter;
 mod end;
@@ -24,7 +24,7 @@ pub use registration::{GpuRange, Keys, deregister, register, register_gpu};
 pub(crate) use socket::OverTcp;
 pub use socket::{SocketRecv, SocketSend};
 
-// The types that signatures of this crate mention.
+// Signatures of this crate mention these types.
 pub use invar_core::auth::AuthError;
 pub use invar_core::comm::{RecvComm as NicRecvComm, SendComm as NicSendComm};
 pub use invar_core::conn::stage::{Side, Stage};

@@ -1,7 +1,8 @@
-//! How connections are made, as the environment and the program say.
+//! Settings of connections, from the environment and from the program.
 //!
-//! Every value goes through the parser of [`invar_core::param::TABLE`], from the environment
-//! ([`Settings::from_env`]) and from the program ([`set`]) alike. [`effect`] is what they come to.
+//! Every value goes through the parser of [`invar_core::param::TABLE`], whether it comes from the
+//! environment ([`Settings::from_env`]) or from the program ([`set`]). [`effect`] derives the settings
+//! of a connection from these values.
 
 mod effect;
 mod remarks;
@@ -23,28 +24,28 @@ use crate::error::Kind;
 use crate::gpu::GpuRules;
 pub use set::{RelaxedOrdering, RoceVersion};
 
-/// How connections are made: from the environment, then as the program says.
+/// The settings of connections. The environment gives the values; the program may override them.
 ///
-/// Each end has its own. What the two must agree on they agree on while they connect: the smaller
-/// FIFO depth, the connector's number of queue pairs, the options that both allow.
+/// Each end of a connection has its own settings. While the ends connect, they agree on common values:
+/// the smaller FIFO depth, the connector's number of queue pairs, and the options that both allow.
 ///
 /// ```
 /// let settings = invar::Settings::from_env()?.qps(4);
 /// # Ok::<(), invar::Error>(())
 /// ```
 ///
-/// A program sets each variable by a method that names it. A value out of the variable's range is an
-/// error of the first call that uses the settings.
+/// A program sets each variable by a method that names it. If a value is out of range, the first call
+/// that uses the settings fails.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The values that are set, by variable.
     set: BTreeMap<&'static str, (String, Source)>,
-    /// Why one of them is refused.
+    /// The reason why a value is refused.
     refused: Option<String>,
     conn: conn::Settings,
-    /// `None`: where the device could reach GPUs.
+    /// Whether to flush; `None` means that connections flush if the device could reach GPUs.
     flush: Option<bool>,
-    /// `None`: on InfiniBand.
+    /// Whether the network routes adaptively; `None` means that InfiniBand does.
     adaptive_routing: Option<bool>,
     ar_threshold_bytes: u32,
     transport: TransportChoice,
@@ -53,7 +54,7 @@ pub struct Settings {
     pub(crate) gpu: GpuRules,
     pub(crate) links: LinkRules,
     pub(crate) coll: CollRules,
-    /// The device of a communicator, by its name.
+    /// The name of a communicator's device.
     pub(crate) coll_nic: Option<String>,
     pub(crate) socket_ifname: String,
     pub(crate) socket_family: AddressFamily,
@@ -65,7 +66,7 @@ pub struct Settings {
     remarks: Vec<String>,
 }
 
-/// What is said about RDMA devices before one is open.
+/// Settings of RDMA devices that are needed before a device is open.
 #[derive(Clone, Debug)]
 pub(crate) struct RdmaRules {
     /// `NCCL_IB_DISABLE`.
@@ -77,7 +78,7 @@ pub(crate) struct RdmaRules {
     pub(crate) relaxed_ordering: u8,
 }
 
-/// What users see of links between ranks.
+/// Settings for dumps and traces of links between ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct LinkRules {
     /// `NCCL_PROXY_DUMP_SIGNAL`.
@@ -86,25 +87,25 @@ pub(crate) struct LinkRules {
     pub(crate) trace: Option<String>,
 }
 
-/// How ranks work together.
+/// Settings of communicators.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CollRules {
     /// `NCCL_SHM_DISABLE`.
     pub(crate) shm_disable: bool,
-    /// `NCCL_CHUNK_SIZE`, where it is set.
+    /// `NCCL_CHUNK_SIZE`, if it is set.
     pub(crate) chunk_bytes: Option<u32>,
     /// `INVAR_COLL_TIMEOUT_MS`.
     pub(crate) timeout: Duration,
 }
 
-/// Where a value comes from.
+/// The source of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Nobody has set the variable.
+    /// The variable is not set.
     Default,
-    /// The environment.
+    /// The value comes from the environment.
     Environment,
-    /// A call of the program.
+    /// The value comes from a call of the program.
     Program,
 }
 
@@ -123,18 +124,18 @@ impl fmt::Display for Source {
 pub struct InForce {
     /// The variable.
     pub info: &'static ParamInfo,
-    /// The value, as a user would write it; a secret is stars.
+    /// The value, as a user would write it; a secret is shown as stars.
     pub value: String,
     /// Where the value comes from.
     pub source: Source,
 }
 
 impl Settings {
-    /// From the environment: each variable of [`invar_core::param::TABLE`]. It logs
+    /// Reads the settings from the environment: each variable of [`invar_core::param::TABLE`]. Logs the
     /// [remarks](Self::take_remarks).
     ///
     /// # Errors
-    /// A variable that is set to what it cannot be, by name, with what is allowed.
+    /// Fails if a variable has an invalid value. The error names the variable and the allowed values.
     pub fn from_env() -> Result<Self, Error> {
         let mut settings = Self::from_lookup(invar_linux::env::var)?;
         settings.remarks.extend(unknown::remarks(invar_linux::env::names()));
@@ -142,7 +143,8 @@ impl Settings {
         Ok(settings)
     }
 
-    /// As [`Settings::from_env`], from elsewhere; `None` is a variable that is not set.
+    /// Reads the settings like [`Settings::from_env`], but from `lookup`, which returns `None` for a
+    /// variable that is not set.
     pub fn from_lookup(
         mut lookup: impl FnMut(&'static str) -> Option<String>,
     ) -> Result<Self, Error> {
@@ -158,7 +160,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Every variable, in the order of the table, with its value in force.
+    /// Returns every variable, in the order of the table, with its value in force.
     pub fn in_force(&self) -> Vec<InForce> {
         let of = |info: &'static ParamInfo| {
             let set = self.set.get(info.name).filter(|(text, _)| !text.is_empty());
@@ -168,15 +170,16 @@ impl Settings {
         TABLE.iter().map(of).collect()
     }
 
-    /// What a user should hear about these settings, a line each: a wire without authentication,
-    /// variables that look like settings and that nobody reads.
-    /// The library logs each line as a warning, once a process, when it reads the environment or
-    /// makes a connection. A program that takes the lines shows them itself.
+    /// Returns the warnings about these settings, one line each. A warning names a wire without
+    /// authentication, or a variable that looks like a setting and that nobody reads.
+    ///
+    /// The library logs each line as a warning, once a process, when it reads the environment or makes
+    /// a connection. A program that takes the lines shows them itself.
     pub fn take_remarks(&mut self) -> Vec<String> {
         std::mem::take(&mut self.remarks)
     }
 
-    /// Refuses settings of which a value is out of range.
+    /// Returns an error if a value is out of range.
     pub(crate) fn usable(&self) -> Result<(), Error> {
         match &self.refused {
             Some(text) => Err(Kind::Setting(text.clone()).into()),
@@ -184,14 +187,14 @@ impl Settings {
         }
     }
 
-    /// Sets a variable to what the program says.
+    /// Sets a variable to the program's value.
     fn with(mut self, name: &'static str, value: impl fmt::Display) -> Self {
         self.set.insert(name, (value.to_string(), Source::Program));
         self.refresh();
         self
     }
 
-    /// Parses the values that are set. If one is out of range, all stay as they were.
+    /// Parses the values that are set. If one value is out of range, all settings stay as they were.
     fn refresh(&mut self) {
         let set = std::mem::take(&mut self.set);
         let text = |name| set.get(name).map(|(text, _)| text.as_str());
@@ -210,7 +213,8 @@ impl Settings {
         self.set = set;
     }
 
-    /// From the variables; `program` has what only a program can say of a connection.
+    /// Creates settings from the variables. `program` has the settings of a connection that only a
+    /// program can set.
     fn of(
         params: &Params<'_>,
         socket_ifname: String,
@@ -255,7 +259,7 @@ impl Settings {
     }
 }
 
-/// Those of a connection; `program` has what no variable says.
+/// Creates the settings of a connection. `program` has the settings that no variable sets.
 fn conn_settings(params: &Params<'_>, program: conn::Settings) -> conn::Settings {
     conn::Settings {
         wire: match params.wire {
@@ -282,7 +286,7 @@ fn conn_settings(params: &Params<'_>, program: conn::Settings) -> conn::Settings
     }
 }
 
-/// What holds where the environment says nothing.
+/// The settings if the environment sets no variable.
 impl Default for Settings {
     fn default() -> Self {
         let conn = conn::Settings::default();

@@ -1,8 +1,8 @@
-//! Elements of several ranks become one: copies and reductions over raw memory, vectorised.
+//! Copies elements, and reduces elements of several ranks to one, over raw memory with vector
+//! instructions.
 //!
-//! The memory is that of slots, which other processes write, and of the caller's buffers; all of it
-//! is raw, at any alignment. Which instructions the processor has is asked once, by
-//! [`Reducer::new`].
+//! The memory belongs to slots, which other processes write, and to the caller's buffers. All memory is
+//! raw and may have any alignment. [`Reducer::new`] checks once which instructions the processor has.
 
 mod element;
 mod kernel;
@@ -14,8 +14,8 @@ use invar_core::coll::{DataType, RedOp};
 
 use self::kernel::Kernels;
 
-/// Bytes of a piece that passes through a buffer of its own where two operands and two destinations
-/// do not do: it stays in the processor's first cache.
+/// Bytes of a tile. A reduction with more than two operands or two destinations goes through a separate
+/// tile, which stays in the processor's first-level cache.
 const TILE_BYTES: usize = 4096;
 
 type Tile = MaybeUninit<[u64; TILE_BYTES / 8]>;
@@ -25,25 +25,26 @@ type Tile = MaybeUninit<[u64; TILE_BYTES / 8]>;
 pub struct Reducer {
     element_bytes: usize,
     nranks: u32,
-    /// None where data is only moved.
+    /// The kernels of the reduction; `None` if the reducer only moves data.
     kernels: Option<Kernels>,
     average: Average,
 }
 
-/// When an average is divided.
+/// The values of an average that are divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Average {
-    /// It is none.
+    /// The reduction is no average.
     No,
-    /// Each input, before it is added.
+    /// Each input is divided before it is added.
     Inputs,
-    /// The sum.
+    /// The sum is divided.
     Sum,
 }
 
 impl Reducer {
-    /// Reduces by `op`. Averages of floating-point numbers divide each input, as NCCL does, so that
-    /// the sum does not overflow; those of integers divide the sum, and round towards zero.
+    /// Creates a reducer by `op`. An average of floating-point numbers divides each input, as NCCL
+    /// does, so that the sum does not overflow. An average of integers divides the sum and rounds
+    /// towards zero.
     pub fn new(data_type: DataType, op: RedOp, nranks: u32) -> Self {
         let kernels = Kernels::new(data_type, op);
         let average = match op {
@@ -54,34 +55,34 @@ impl Reducer {
         Reducer { element_bytes: data_type.bytes(), nranks, kernels: Some(kernels), average }
     }
 
-    /// Moves elements and reduces none: [`run`](Reducer::run) takes one operand then.
+    /// Creates a reducer that only moves elements. Its [`run`](Reducer::run) takes one operand.
     pub fn copy(data_type: DataType) -> Self {
         let element_bytes = data_type.bytes();
         Reducer { element_bytes, nranks: 1, kernels: None, average: Average::No }
     }
 
-    /// Whether a rank's own input is divided before it is reduced or sent.
+    /// Returns whether a rank's own input is divided before it is reduced or sent.
     pub(super) fn divides_inputs(&self) -> bool {
         self.average == Average::Inputs
     }
 
     /// Reduces the operands in their order, and stores the value at each destination.
     ///
-    /// `input` says which of the operands is the rank's own input, not yet divided for an average;
-    /// `finish`, that all ranks' inputs are in the value now. [`Step`](invar_core::coll::Step) has
-    /// both.
+    /// `input` is the index of the operand that is the rank's own input, which is not divided yet for
+    /// an average. `finish` says that the value contains all ranks' inputs.
+    /// [`Step`](invar_core::coll::Step) has both.
     ///
     /// # Panics
     ///
-    /// Without an operand, or with several after [`copy`](Reducer::copy).
+    /// Panics if there is no operand, or if there are several after [`copy`](Reducer::copy).
     ///
     /// # Safety
     ///
-    /// - Each operand is valid for reads, each destination for writes of `count` elements. They
-    ///   need not be aligned.
-    /// - A destination is the same as an operand or overlaps none; no two destinations overlap.
-    /// - No thread of this process writes the operands or touches the destinations meanwhile. If
-    ///   another process does, the value is any, and nothing else happens.
+    /// - Each operand is valid for reads of `count` elements, and each destination for writes of
+    ///   `count` elements. They need not be aligned.
+    /// - A destination is the same as an operand or overlaps none. No two destinations overlap.
+    /// - No thread of this process writes the operands or accesses the destinations during the call. If
+    ///   another process does, the value is arbitrary, and the call has no other bad effect.
     pub unsafe fn run(
         &self,
         operands: &[*const u8],
@@ -94,30 +95,30 @@ impl Reducer {
         let finish = finish && self.average == Average::Sum;
         match (operands, destinations, &self.kernels) {
             ([operand], _, _) if input.is_none() && !finish => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller has promised what `spread` demands.
                 destinations.iter().for_each(|to| unsafe { self.spread(*operand, *to, count) });
             }
             ([a, b], [to], Some(kernels)) if input.is_none() && !finish => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller has promised what the kernel demands.
                 unsafe { (kernels.fold)(*a, *b, *to, count) };
             }
             ([a, b], [to, too], Some(kernels)) if input.is_none() && !finish => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller has promised what the kernel demands.
                 unsafe { (kernels.fold_twice)(*a, *b, *to, *too, count) };
             }
             (_, _, Some(kernels)) => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller has promised what `by_tiles` demands.
                 unsafe { self.by_tiles(kernels, operands, input, destinations, count, finish) };
             }
             (_, _, None) => panic!("{} operands, and no operation to reduce them", operands.len()),
         }
     }
 
-    /// Reduces in a buffer of its own what takes more than one pass.
+    /// Reduces in a separate tile, for reductions that take more than one pass.
     ///
     /// # Safety
     ///
-    /// As for [`run`](Reducer::run).
+    /// The caller makes the promises of [`run`](Reducer::run).
     unsafe fn by_tiles(
         &self,
         kernels: &Kernels,
@@ -144,17 +145,19 @@ impl Reducer {
             };
             let mut reduced = operand(0);
             for at in 1..operands.len() {
-                // SAFETY: as above; a fold reads elements before it writes them.
+                // SAFETY: both operands and the tile have `count` elements, and a fold reads elements
+                // before it writes them.
                 unsafe { (kernels.fold)(reduced, operand(at), value, count) };
                 reduced = value;
             }
             if finish {
-                // SAFETY: as above.
+                // SAFETY: the reduced value and the tile have `count` elements.
                 unsafe { (kernels.divide)(reduced, value, count, self.nranks) };
                 reduced = value;
             }
             for to in destinations {
-                // SAFETY: the offset is within the elements, and the caller's promise.
+                // SAFETY: the offset is within the elements, and the caller has promised that the
+                // destination is valid.
                 unsafe { self.spread(reduced, to.add(offset), count) };
             }
         }
@@ -162,10 +165,11 @@ impl Reducer {
 
     /// # Safety
     ///
-    /// As for [`run`](Reducer::run).
+    /// The caller makes the promises of [`run`](Reducer::run).
     unsafe fn spread(&self, from: *const u8, to: *mut u8, count: usize) {
         if !ptr::eq(from, to) {
-            // SAFETY: the caller's promise; they are not the same, so they do not overlap.
+            // SAFETY: the caller has promised valid memory. The two addresses differ, so by that
+            // promise the ranges do not overlap.
             unsafe { ptr::copy_nonoverlapping(from, to, count * self.element_bytes) };
         }
     }

@@ -1,4 +1,4 @@
-//! The NICs of a host behind one face.
+//! One interface for all NICs of a host.
 
 mod attempt;
 
@@ -32,30 +32,31 @@ pub trait HostNic:
     + Sync
     + 'static
 {
-    /// The time of the network that it is on, of which timeouts are.
+    /// Returns the time of the NIC's network, on which the timeouts are based.
     fn now_ns(&self) -> u64 {
         now_ns()
     }
 
-    /// This NIC for connections with a peer that has come from there.
+    /// Returns the NIC for connections with a peer at address `_peer`.
     #[must_use]
     fn towards(&self, _peer: SocketAddr) -> Self {
         self.clone()
     }
 
-    /// Says what the NIC is.
+    /// Wraps a sending end on this kind of NIC.
     fn any_send(end: Box<SendOn<Self>>) -> AnySend;
-    /// Says what the NIC is.
+    /// Wraps a receiving end on this kind of NIC.
     fn any_recv(end: Box<RecvOn<Self>>) -> AnyRecv;
-    /// Says what it can do with a GPU's memory.
+    /// Returns how the NIC can access a GPU's memory.
     fn gpu_reach(&self, pd: &Self::Pd) -> NicReach;
     /// Registers a GPU's memory.
     ///
     /// # Errors
-    /// What the NIC says; of one in software, that it does not reach it.
+    /// Fails if the NIC refuses the memory. A software NIC always fails, because it can't access GPU
+    /// memory.
     ///
     /// # Safety
-    /// The memory stays until the registration has ended.
+    /// The memory stays allocated until the registration has ended.
     unsafe fn reg_gpu_mr(
         &self,
         pd: &Self::Pd,
@@ -90,7 +91,7 @@ impl HostNic for VerbsNic {
         let GpuRange { addr, len, dma_buf } = *memory;
         match dma_buf {
             Some((fd, offset)) => self.reg_dmabuf_mr(pd, fd, offset, len, addr, access),
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller has promised that the memory stays until the registration has ended.
             None => unsafe { self.reg_foreign_mr(pd, addr, len, access) },
         }
     }
@@ -125,13 +126,14 @@ pub(crate) trait Adapter: Send + Sync {
     fn reg_mr(&self, memory: &HostMemory, access: Access) -> Result<Registration, NicError>;
     fn gpu_reach(&self) -> NicReach;
     /// # Safety
-    /// As of [`HostNic::reg_gpu_mr`].
+    /// The caller makes the promises of [`HostNic::reg_gpu_mr`].
     unsafe fn reg_gpu_mr(
         &self,
         memory: &GpuRange<'_>,
         access: Access,
     ) -> Result<Registration, NicError>;
-    /// Listens, at `addr` where connections are arranged apart from the device.
+    /// Starts to listen. If the device's connections are arranged outside the device, listens at
+    /// `addr`.
     fn listen(
         &self,
         addr: SocketAddr,
@@ -142,7 +144,7 @@ pub(crate) trait Adapter: Send + Sync {
     -> Result<Attempt<AnySend>, Error>;
 }
 
-/// Ends when it is dropped.
+/// A registration, which ends when it is dropped.
 pub(crate) type Registration = Box<dyn MemoryKeys + Send + Sync>;
 
 /// A NIC, and the protection domain that all its memory and comms share.
@@ -157,7 +159,7 @@ pub(crate) fn adapt(nic: impl HostNic) -> Result<Arc<dyn Adapter>, NicError> {
     Ok(adapt_in(nic, pd))
 }
 
-/// The same in a protection domain that there is.
+/// Opens a device on a NIC, in an existing protection domain.
 pub(crate) fn adapt_in<N: HostNic>(nic: N, pd: N::Pd) -> Arc<dyn Adapter> {
     Arc::new(Opened { pd, nic })
 }
@@ -180,7 +182,7 @@ impl<N: HostNic> Adapter for Opened<N> {
         memory: &GpuRange<'_>,
         access: Access,
     ) -> Result<Registration, NicError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller has promised what `HostNic::reg_gpu_mr` demands.
         Ok(Box::new(unsafe { self.nic.reg_gpu_mr(&self.pd, memory, access) }?))
     }
 
@@ -202,7 +204,7 @@ impl<N: HostNic> Adapter for Opened<N> {
     }
 }
 
-/// A comm on its NIC, which outlives it.
+/// A comm on its NIC. The NIC outlives the comm.
 pub struct On<C, N> {
     pub(super) comm: C,
     pub(super) watch: PeerWatch,
@@ -215,7 +217,7 @@ pub type SendOn<N> = On<comm::SendComm<N, OobStream>, N>;
 pub type RecvOn<N> = On<comm::RecvComm<N, OobStream>, N>;
 
 impl<C, N: Clone> On<C, N> {
-    /// A comm that is connected.
+    /// Wraps a connected comm.
     pub fn new(comm: C, nic: &N) -> Self {
         On { comm, watch: PeerWatch::default(), nic: nic.clone() }
     }
@@ -243,7 +245,7 @@ impl<N: HostNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
     unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError> {
         let request = self.comm.isend(buf, tag)?;
         if request.is_none() {
-            // The slot that is awaited may wait in a socket.
+            // The peer's slot may still be in a socket's buffer.
             self.nic.progress();
             self.watch.idle(|| self.nic.now_ns(), || self.comm.check_peer())?;
         }
@@ -339,7 +341,7 @@ impl<N: HostNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
         sizes: *mut u32,
     ) -> Result<Option<usize>, CoreError> {
         if let Some(received) = self.comm.test(request)? {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller has promised that `sizes` is null or has room for all sizes.
             unsafe { copy_sizes(received, sizes) };
             return Ok(Some(received.len()));
         }

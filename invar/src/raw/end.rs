@@ -1,4 +1,4 @@
-//! What both ends of a connection can do, and which ends there are.
+//! The traits of both ends of a connection, and the kinds of ends.
 
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -11,45 +11,45 @@ use invar_verbs::VerbsNic;
 use super::{RecvOn, SendOn, SocketRecv, SocketSend};
 use crate::Error;
 
-/// How long [`End::close`] may take.
+/// Most time that [`End::close`] may take.
 pub const CLOSE_MAX: Duration = Duration::from_millis(100);
 
-/// What carries a message.
+/// The work request or socket that carries a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Carrier {
     /// A work request.
     Work(Work),
-    /// The socket that announces every message. The bytes of a long one go over others.
+    /// The socket that announces every message. The bytes of a long message go over other sockets.
     Socket(RawFd),
 }
 
-/// What both ends of a connection have.
+/// The functions that both ends of a connection have.
 pub trait End: Send {
-    /// Both ends, for messages.
+    /// Returns the names of both ends, for messages.
     fn ends(&self) -> &Ends;
 
-    /// What carries a request that is under way, in the order in which it is cut to them: of a receive
-    /// of several buffers, each of these. `None` where that waits for another send; see
-    /// [`SendComm::work`](invar_core::comm::SendComm::work).
+    /// Returns the carriers of a pending request, in the order in which the data is cut to them. For a
+    /// receive of several buffers, returns the carriers of each buffer. Returns `None` if the request
+    /// waits for another send; see [`SendComm::work`](invar_core::comm::SendComm::work).
     fn carriers(&mut self, request: &Request) -> Option<Vec<Carrier>>;
 
-    /// Whether bytes move only in calls, and from and to any memory.
+    /// Returns whether data moves only in calls, and from and to any memory.
     fn needs_calls(&self) -> bool {
         false
     }
 
-    /// Ends it. A receiving end lets the peer still learn of the buffers that it has posted, if
+    /// Ends the connection. A receiving end first tells the peer of the buffers that it has posted, if
     /// that takes no longer than [`CLOSE_MAX`].
     fn close(self: Box<Self>) {}
 
-    /// The fast path of a test, for a request of one size: gives its bytes.
+    /// The fast path of a test, for a request of one size. Returns the bytes of that size.
     #[inline(always)]
     fn test_fast(&mut self, _request: &Request) -> Fast<u32> {
         Fast::Slow
     }
 
-    /// An error of this end, with all that is known about it.
+    /// Returns an error of this end, with everything that is known about it.
     #[cold]
     fn failed(&self, error: CoreError) -> Error {
         Error::reported(error, self.ends().report(error))
@@ -58,44 +58,46 @@ pub trait End: Send {
 
 /// The sending end of a connection; see [`comm::SendComm`](invar_core::comm::SendComm).
 ///
-/// Calls that find nothing to do look now and then whether the peer is still there.
+/// Calls that find nothing to do check now and then whether the peer is still there.
 pub trait SendEnd: End {
-    /// Starts to send, if the peer has posted a receive for `tag`; `None`: call again.
+    /// Starts to send, if the peer has posted a receive for `tag`. If it returns `None`, call again.
     ///
     /// # Errors
     /// See [`SendComm::isend`](crate::SendComm::isend).
     ///
     /// # Safety
-    /// The buffer lies in memory that is registered with this end's device under `buf.lkey`, and
-    /// stays so, not written by anyone, until the request is done or this end is dropped.
+    /// The buffer is in memory that is registered with this end's device under `buf.lkey`. The memory
+    /// stays registered, and nobody writes it, until the request is done or this end is dropped.
     unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError>;
 
     /// The fast path of [`SendEnd::isend`].
     ///
     /// # Safety
-    /// As of [`SendEnd::isend`].
+    /// The caller makes the promises of [`SendEnd::isend`].
     #[inline(always)]
     unsafe fn isend_fast(&mut self, _buf: &SendBuf, _tag: u32) -> Fast<Request> {
         Fast::Slow
     }
 
-    /// The bytes of the receive that a send with `tag` would meet now, if the peer has posted one.
+    /// Returns the size in bytes of the receive that a send with `tag` would match now, if the peer has
+    /// posted one.
     ///
     /// # Errors
-    /// What ended the connection.
+    /// Fails if the connection has ended.
     fn room(&mut self, tag: u32) -> Result<Option<u32>, CoreError>;
 
-    /// Whether a send is done, and then how many bytes it sent; the request is then over.
+    /// Checks whether a send is done. If it is, returns the number of bytes sent, and the request is
+    /// over.
     ///
     /// # Errors
     /// See [`SendComm::test`](crate::SendComm::test).
     fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError>;
 
-    /// The receiving end of messages back over the same connection, where there can be one: once,
-    /// and only if the peer asks its end for the sending one.
+    /// Returns the receiving end of messages back over the same connection, if the connection allows
+    /// one. Call this once, and only if the peer asks its end for the sending end.
     ///
     /// # Errors
-    /// What the system says.
+    /// Fails if a system call fails.
     fn way_back(&mut self) -> Result<Option<Box<dyn RecvEnd>>, Error> {
         Ok(None)
     }
@@ -103,33 +105,33 @@ pub trait SendEnd: End {
 
 /// The receiving end of a connection; see [`comm::RecvComm`](invar_core::comm::RecvComm).
 pub trait RecvEnd: End {
-    /// Posts a receive of 1 to 8 buffers; `None`: call again.
+    /// Posts a receive of 1 to 8 buffers. If it returns `None`, call again.
     ///
     /// # Errors
     /// See [`RecvComm::irecv`](crate::RecvComm::irecv).
     ///
     /// # Safety
-    /// Each buffer lies in memory that is registered with this end's device under its `rkey`, and
-    /// stays so, not accessed by anyone else, until the request is done or this end is dropped.
+    /// Each buffer is in memory that is registered with this end's device under its `rkey`. The memory
+    /// stays registered, and nobody else accesses it, until the request is done or this end is dropped.
     unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, CoreError>;
 
-    /// The same of one buffer that no send waits for yet; see
+    /// Posts a receive of one buffer that no send waits for yet; see
     /// [`RecvComm::irecv_ahead`](invar_core::comm::RecvComm::irecv_ahead).
     ///
     /// # Errors
-    /// As of [`RecvEnd::irecv`].
+    /// Fails if [`RecvEnd::irecv`] fails.
     ///
     /// # Safety
-    /// As of [`RecvEnd::irecv`].
+    /// The caller makes the promises of [`RecvEnd::irecv`].
     unsafe fn irecv_ahead(&mut self, buf: &RecvBuf) -> Result<Option<Request>, CoreError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller has promised what `irecv` demands.
         unsafe { self.irecv(std::slice::from_ref(buf)) }
     }
 
     /// The fast path of [`RecvEnd::irecv`], for one buffer.
     ///
     /// # Safety
-    /// As of [`RecvEnd::irecv`].
+    /// The caller makes the promises of [`RecvEnd::irecv`].
     #[inline(always)]
     unsafe fn irecv_fast(&mut self, _buf: &RecvBuf) -> Fast<Request> {
         Fast::Slow
@@ -141,11 +143,11 @@ pub trait RecvEnd: End {
     /// See [`RecvComm::iflush`](crate::RecvComm::iflush).
     ///
     /// # Safety
-    /// As of [`RecvEnd::irecv`].
+    /// The caller makes the promises of [`RecvEnd::irecv`].
     unsafe fn iflush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, CoreError>;
 
-    /// Whether a receive or flush is done, and then how many buffers it had (a flush: none); the
-    /// request is then over. What came into each of them, in bytes, is written to `sizes`.
+    /// Checks whether a receive or flush is done. If it is, returns the number of buffers (0 for a
+    /// flush), and the request is over. Writes the number of received bytes of each buffer to `sizes`.
     ///
     /// # Errors
     /// See [`RecvComm::test`](crate::RecvComm::test).
@@ -158,10 +160,10 @@ pub trait RecvEnd: End {
         sizes: *mut u32,
     ) -> Result<Option<usize>, CoreError>;
 
-    /// The sending end of messages back over the same connection; see [`SendEnd::way_back`].
+    /// Returns the sending end of messages back over the same connection; see [`SendEnd::way_back`].
     ///
     /// # Errors
-    /// What the system says.
+    /// Fails if a system call fails.
     fn way_back(&mut self) -> Result<Option<Box<dyn SendEnd>>, Error> {
         Ok(None)
     }
@@ -194,7 +196,7 @@ pub enum AnyRecv {
 }
 
 impl AnySend {
-    /// For who does not care which it is.
+    /// Returns the end as a trait object, for callers that do not need its kind.
     pub fn boxed(self) -> Box<dyn SendEnd> {
         match self {
             AnySend::Verbs(end) => end,
@@ -206,7 +208,7 @@ impl AnySend {
 }
 
 impl AnyRecv {
-    /// For who does not care which it is.
+    /// Returns the end as a trait object, for callers that do not need its kind.
     pub fn boxed(self) -> Box<dyn RecvEnd> {
         match self {
             AnyRecv::Verbs(end) => end,
@@ -217,14 +219,14 @@ impl AnyRecv {
     }
 }
 
-/// Writes down what came into the buffers of a receive.
+/// Writes the number of received bytes of each buffer to `sizes`.
 ///
 /// # Safety
-/// `sizes` is null, or has room for as many.
+/// `sizes` is null, or has room for `received.len()` sizes.
 pub(super) unsafe fn copy_sizes(received: &[u32], sizes: *mut u32) {
     if sizes.is_null() {
         return;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller has promised that `sizes` has room for all sizes.
     unsafe { sizes.copy_from_nonoverlapping(received.as_ptr(), received.len()) };
 }

@@ -1,4 +1,4 @@
-//! Memory of the program's own, registered with a device, each range of pages once.
+//! Registers the program's own memory with a device, each range of pages once.
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -18,54 +18,57 @@ use crate::{Device, Error};
 /// A range of a GPU's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuRange<'a> {
-    /// First byte, on the GPU.
+    /// The address of the first byte, on the GPU.
     pub addr: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub len: usize,
-    /// A DMA-BUF, and where in it the range begins, by which to register it; otherwise it is by its
-    /// address, which a kernel module must know (nvidia-peermem).
+    /// A DMA-BUF for the registration, and the offset at which the range begins in it. If there is
+    /// none, the range is registered by its address, which a kernel module must know (nvidia-peermem).
     pub dma_buf: Option<(BorrowedFd<'a>, u64)>,
 }
 
-/// By what work requests name registered memory.
+/// The keys by which work requests name registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Keys {
-    /// In the local end's work requests.
+    /// The key in the local end's work requests.
     pub lkey: u32,
-    /// In the peer's.
+    /// The key in the peer's work requests.
     pub rkey: u32,
 }
 
-/// Registers the pages that hold `len` bytes at `start`. If exactly these pages are registered
-/// already, the call takes a reference to that registration. Each call needs a [`deregister`] of its
-/// own. A part of a registration is a registration of its own, so that each ends with its owner.
+/// Registers the pages that hold `len` bytes at `start`. If exactly these pages are registered already,
+/// the call takes a reference to that registration. Each call needs its own [`deregister`]. A part of a
+/// registration is registered separately, so that each registration ends with its owner.
 ///
 /// # Errors
-/// No bytes, bytes beyond the end of the address space, or what the device says.
+/// Fails if `len` is 0, if the bytes exceed the address space, or if the device refuses the pages.
 ///
 /// # Safety
-/// Until it is deregistered: the pages stay mapped, readable and writable; and of their bytes,
-/// those that a transfer writes are not accessed by anyone else meanwhile, and those that it
-/// reads not written, but by atomic operations on whole aligned words.
+/// Until the pages are deregistered, all of this holds:
+/// - The pages stay mapped, readable and writable.
+/// - While a transfer writes bytes of the pages, nobody else accesses these bytes.
+/// - While a transfer reads bytes of the pages, nobody writes these bytes, except by atomic operations
+///   on whole aligned words.
 pub unsafe fn register(device: &Device, start: NonNull<u8>, len: usize) -> Result<Keys, Error> {
     cached(device, None, start.as_ptr().addr() as u64, len, |pages, access| {
         let first = start.as_ptr().with_addr(pages.addr() as usize);
         let first = NonNull::new(first).ok_or_else(|| Kind::Usage("memory at page 0".into()))?;
-        // SAFETY: the caller's promise is about all bytes of these pages.
+        // SAFETY: the caller's promise covers all bytes of these pages.
         let memory = unsafe { HostMemory::from_raw(first, pages.len() as usize, ()) };
         device.adapter().reg_mr(&memory, access).map_err(|error| device.failed(error))
     })
 }
 
-/// Registers the pages that hold a range of a GPU's memory; otherwise as [`register`]. What is
-/// freed and allocated again at the same address is registered anew.
+/// Registers the pages that hold a range of a GPU's memory, like [`register`]. If memory is freed and
+/// allocated again at the same address, it is registered again.
 ///
 /// # Errors
-/// As of [`register`]; or no CUDA, memory that it does not know, or more than one allocation.
+/// Fails if [`register`] would fail, if there is no CUDA, if CUDA does not know the memory, or if the
+/// range is in more than one allocation.
 ///
 /// # Safety
-/// Until it is deregistered, what a transfer writes there is not accessed by anyone else meanwhile,
-/// and what it reads not written. Memory that is registered by its address stays allocated.
+/// Until the range is deregistered, nobody else accesses bytes while a transfer writes them, and nobody
+/// writes bytes while a transfer reads them. Memory that is registered by its address stays allocated.
 pub unsafe fn register_gpu(device: &Device, range: &GpuRange<'_>) -> Result<Keys, Error> {
     let GpuRange { addr, len, dma_buf } = *range;
     let driver = Driver::open().map_err(Kind::NoCuda)?;
@@ -79,7 +82,8 @@ pub unsafe fn register_gpu(device: &Device, range: &GpuRange<'_>) -> Result<Keys
         Some(_) => return Err(refuse("memory of the host, not of a GPU").into()),
         None => return Err(refuse("no memory that CUDA knows").into()),
     };
-    // Another allocation behind it has a number of its own, which may change while this one's stays.
+    // The next allocation has a number of its own, which may change while the number of this allocation
+    // stays.
     if len > room - (addr - base) as usize {
         let text = format!(
             "{len} bytes at {addr:#x} end beyond their allocation, {room} bytes of GPU memory at \
@@ -88,7 +92,7 @@ pub unsafe fn register_gpu(device: &Device, range: &GpuRange<'_>) -> Result<Keys
         return Err(Kind::Usage(text).into());
     }
     cached(device, Some(buffer_id), addr, len, |pages, access| {
-        // Its first page may begin before the range does.
+        // The range's first page may begin before the range does.
         let before = addr - pages.addr();
         let dma_buf = match dma_buf {
             Some((_, offset)) if offset < before => {
@@ -99,13 +103,13 @@ pub unsafe fn register_gpu(device: &Device, range: &GpuRange<'_>) -> Result<Keys
             None => None,
         };
         let pages = GpuRange { addr: pages.addr(), len: pages.len() as usize, dma_buf };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller has promised that the memory stays until it is deregistered.
         let registration = unsafe { device.adapter().reg_gpu_mr(&pages, access) };
         registration.map_err(|error| device.failed(error))
     })
 }
 
-/// Finds pages among those that are registered, or has them registered.
+/// Returns the keys of pages that are registered, or registers them with `register`.
 fn cached(
     device: &Device,
     buffer_id: Option<u64>,
@@ -119,7 +123,7 @@ fn cached(
         Lookup::Hit(handle) => return cache.keys(handle),
         Lookup::Miss(pages) => pages,
     };
-    // Pinning pages takes its time; others need not wait for it.
+    // To pin pages takes time, so other threads need not wait for it.
     drop(cache);
     let registration = register(&pages, access);
     let mut cache = device.registrations().lock();
@@ -128,18 +132,18 @@ fn cached(
         cache.leave(buffer_id);
     }
     drop(cache);
-    // Where another call was faster, a registration ends here, without the lock.
+    // If another call was faster, its keys are used, and this registration ends here without the lock.
     Ok(inserted?.0)
 }
 
-/// Gives back one reference to a registration. It ends with the last: no transfer reaches its pages
-/// after that, except those that are registered in another range as well.
+/// Gives back one reference to a registration. The registration ends with the last reference. After
+/// that no transfer reaches its pages, except pages that are also registered in another range.
 ///
 /// # Errors
-/// Keys of no registration of this device.
+/// Fails if the device has no registration with these keys.
 pub fn deregister(device: &Device, keys: Keys) -> Result<(), Error> {
     let ended = device.registrations().lock().release(keys)?;
-    // Without the lock.
+    // The registration ends here, without the lock.
     drop(ended);
     Ok(())
 }
@@ -155,7 +159,7 @@ struct Cache {
 
 struct Entry {
     keys: Keys,
-    /// Of GPU memory, its allocation.
+    /// Number of the allocation, for GPU memory.
     buffer_id: Option<u64>,
     _registration: Registration,
 }
@@ -174,7 +178,8 @@ impl Registrations {
 }
 
 impl Cache {
-    /// Takes a reference, if there are such pages; and of their allocation in any case.
+    /// Looks up the pages and takes a reference if they are registered. Takes a reference to their
+    /// allocation in any case.
     fn lookup(
         &mut self,
         buffer_id: Option<u64>,
@@ -190,7 +195,7 @@ impl Cache {
         Ok(found.map_err(Kind::MrCache)?)
     }
 
-    /// Gives back a reference of an allocation.
+    /// Gives back a reference to an allocation.
     fn leave(&mut self, buffer_id: Option<u64>) {
         if let Some(buffer_id) = buffer_id {
             self.gpu_buffers.release(buffer_id);
@@ -260,7 +265,7 @@ mod tests {
 
     use super::*;
 
-    /// A registration whose key is its number, and which counts those that live.
+    /// A registration whose key is its number. It counts the live registrations.
     struct Numbered(u32, Arc<AtomicU32>);
 
     impl Drop for Numbered {
@@ -279,7 +284,7 @@ mod tests {
         }
     }
 
-    /// A device, and what it registered.
+    /// A device, and the memory that it has registered.
     struct Registrar {
         device: Device,
         count: Cell<u32>,
@@ -312,7 +317,7 @@ mod tests {
         let host = registrar.register(None, 1 << 40);
         let first = registrar.register(Some(71), 1 << 40);
         assert_eq!(registrar.register(Some(71), 1 << 40), first);
-        // Freed without being deregistered, and allocated again.
+        // The memory was freed without a call of `deregister`, and allocated again.
         let second = registrar.register(Some(72), 1 << 40);
         assert_eq!([host.lkey, first.lkey, second.lkey], [1, 2, 3]);
         for keys in [first, second, first, host] {

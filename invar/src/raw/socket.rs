@@ -1,4 +1,4 @@
-//! TCP behind the face of the NICs: nothing is registered, and keys are only names.
+//! The TCP transport as an adapter. It registers nothing, and keys are only names.
 
 mod key;
 
@@ -32,7 +32,7 @@ pub type SocketSend = On<SendComm, ()>;
 /// A receiving end over TCP.
 pub type SocketRecv = On<RecvComm, ()>;
 
-/// A network interface, opened.
+/// An open network interface.
 pub(crate) struct OverTcp {
     device: SocketDevice,
     layout: Layout,
@@ -70,7 +70,7 @@ impl Adapter for OverTcp {
         Err(NicError::new(Verb::RegMr, 0, "TCP does not reach GPU memory"))
     }
 
-    /// At the device's own address: it is where the data goes.
+    /// Listens at the device's own address, because the data goes there.
     fn listen(
         &self,
         _: SocketAddr,
@@ -114,7 +114,7 @@ impl Listen for Listening {
         let mut listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
         match listener.poll(now_ns()) {
             Ok(comm) => Ok(comm.map(|comm| Box::new(Connected(Some(comm))) as Attempt<AnyRecv>)),
-            // The core has logged who.
+            // The core has already logged the caller.
             Err(AcceptError::Refused(_)) => Ok(None),
             Err(AcceptError::Host(error)) => Err(Error::io("accepting a connection", error)),
         }
@@ -126,7 +126,7 @@ impl Listen for Listening {
     }
 }
 
-/// A connection that came about while it was waited for.
+/// A connection that was completed while its caller waited for it.
 struct Connected(Option<RecvComm>);
 
 impl Poll<AnyRecv> for Connected {
@@ -164,7 +164,7 @@ impl SendEnd for SocketSend {
     }
 
     unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller has promised what `isend` demands.
         let request = unsafe { self.comm.isend(buf, tag) }?;
         if request.is_none() {
             self.watch.idle(now_ns, || self.comm.check_peer())?;
@@ -204,7 +204,7 @@ impl End for SocketRecv {
 
 impl RecvEnd for SocketRecv {
     unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, CoreError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller has promised what `irecv` demands.
         unsafe { self.comm.irecv(bufs) }
     }
 
@@ -218,7 +218,7 @@ impl RecvEnd for SocketRecv {
         sizes: *mut u32,
     ) -> Result<Option<usize>, CoreError> {
         if let Some(received) = self.comm.test(request)? {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller has promised that `sizes` is null or has room for all sizes.
             unsafe { super::end::copy_sizes(received, sizes) };
             return Ok(Some(received.len()));
         }

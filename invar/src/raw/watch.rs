@@ -1,18 +1,18 @@
-//! Noticing that the peer of an idle comm is gone.
+//! Notices that the peer of an idle comm is gone.
 
 use std::hint::cold_path;
 
 use invar_core::error::Error;
 
-/// Calls that find nothing, of which one looks at the clock.
+/// Number of calls that find nothing to do between two reads of the clock.
 const IDLE_CALLS: u32 = 256;
-/// Time between two looks at the peer.
+/// Time between two checks of the peer.
 const LOOK_EVERY_NS: u64 = 50_000_000;
 
-/// Looks now and then whether the peer is still there.
+/// Checks now and then whether the peer is still there.
 #[derive(Debug)]
 pub(super) struct PeerWatch {
-    /// Calls before that which looks at the clock.
+    /// Number of calls before the one that reads the clock.
     calls_left: u32,
     looked_ns: u64,
     seen: Seen,
@@ -21,7 +21,8 @@ pub(super) struct PeerWatch {
 #[derive(Debug, PartialEq)]
 enum Seen {
     Open,
-    /// Closed, at the last look. What the peer sent before may still be under way.
+    /// The connection was closed at the last check. Data that the peer sent before may still be on its
+    /// way.
     Closing,
     Closed,
 }
@@ -33,7 +34,8 @@ impl Default for PeerWatch {
 }
 
 impl PeerWatch {
-    /// A call found nothing to do. The time is `now_ns`; `check_peer` is [`invar_core::comm::SendComm::check_peer`].
+    /// Records that a call found nothing to do. `now_ns` returns the time; `check_peer` is
+    /// [`invar_core::comm::SendComm::check_peer`].
     #[inline(always)]
     pub(super) fn idle(
         &mut self,
@@ -43,8 +45,8 @@ impl PeerWatch {
         if self.is_due() { self.count_out(now_ns, check_peer) } else { Ok(()) }
     }
 
-    /// Counts a call that found nothing; whether [`PeerWatch::idle`] is due, which the caller then
-    /// calls.
+    /// Counts a call that found nothing to do. Returns whether the caller must now call
+    /// [`PeerWatch::idle`].
     #[inline(always)]
     pub(super) fn is_due(&mut self) -> bool {
         let (left, is_due) = self.calls_left.overflowing_sub(1);
@@ -73,7 +75,7 @@ impl PeerWatch {
                 Ok(())
             }
             Err(error) => {
-                // From now on every call says so.
+                // From now on every call returns the error.
                 self.seen = Seen::Closed;
                 self.calls_left = 0;
                 Err(error)
@@ -113,7 +115,7 @@ mod tests {
         let mut watch = PeerWatch::default();
         let mut looks = Vec::new();
         for call in 1..=4 * IDLE_CALLS {
-            // As if time had passed since the last look.
+            // The test acts as if time had passed since the last check.
             watch.looked_ns = 0;
             let answer = watch.idle(now_ns, || {
                 looks.push(call);

@@ -1,4 +1,4 @@
-//! What the settings come to: for a program that asks, and for each connection.
+//! The effect of the settings, for programs that ask and for each connection.
 
 use std::time::Duration;
 
@@ -14,28 +14,28 @@ use crate::gpu::GpuSupport;
 use crate::{Device, DeviceInfo, DeviceKind, Error};
 
 impl Settings {
-    /// What is to be logged (`INVAR_LOG`). The library logs through the `log` crate; to print it
-    /// is the program's part.
+    /// Returns the most detailed level of messages to log (`INVAR_LOG`). The library logs through the
+    /// `log` crate; the program prints the messages.
     pub fn log_level(&self) -> LogLevel {
         self.log_level
     }
 
-    /// The signal on which ranks and proxies say how they stand (`NCCL_PROXY_DUMP_SIGNAL`).
+    /// Returns the signal on which ranks and proxies print their state (`NCCL_PROXY_DUMP_SIGNAL`).
     pub fn dump_signal(&self) -> Option<u8> {
         self.links.dump_signal
     }
 
-    /// Time in which a connection must come about.
+    /// Returns the time limit for making a connection.
     pub fn connect_within(&self) -> Duration {
         Duration::from_nanos(self.conn.timeout_ns)
     }
 
-    /// Queue pairs of a connection that this end makes.
+    /// Returns the number of queue pairs of a connection that this end makes.
     pub fn queue_pairs(&self) -> u16 {
         self.conn.qps
     }
 
-    /// Requests that may be under way, as the wire allows.
+    /// Returns the most requests that may be pending on a connection, as the wire allows.
     pub fn requests_max(&self) -> u16 {
         match self.conn.wire {
             conn::Wire::Invar => self.conn.fifo_depth,
@@ -43,13 +43,13 @@ impl Settings {
         }
     }
 
-    /// Payload bytes of a full packet that a device offers to a peer.
+    /// Returns the payload bytes of a full packet that a device offers to a peer.
     pub fn mtu_bytes(&self, device: &DeviceInfo) -> u32 {
         let long = self.conn.long_mtu && self.conn.wire == conn::Wire::Invar;
         device.mtu.bytes().max(if long { device.long_mtu_bytes } else { 0 })
     }
 
-    /// Whether `INVAR_TRANSPORT` allows a device of this kind.
+    /// Returns whether `INVAR_TRANSPORT` allows a device of this kind.
     pub fn takes(&self, kind: DeviceKind) -> bool {
         match self.transport {
             TransportChoice::Auto => true,
@@ -59,17 +59,17 @@ impl Settings {
         }
     }
 
-    /// Which kind of device (`INVAR_TRANSPORT`).
+    /// Returns the transport to use (`INVAR_TRANSPORT`).
     pub fn transport(&self) -> TransportChoice {
         self.transport
     }
 
-    /// What is spoken (`INVAR_WIRE`).
+    /// Returns the protocol between NICs (`INVAR_WIRE`).
     pub fn wire(&self) -> conn::Wire {
         self.conn.wire
     }
 
-    /// Of connections over TCP (`INVAR_SOCKET_CONGESTION`).
+    /// Returns the congestion control of connections over TCP (`INVAR_SOCKET_CONGESTION`).
     pub(crate) fn socket_congestion(&self) -> Result<Congestion, Error> {
         let Some(name) = &self.socket_congestion else { return Ok(Congestion::default()) };
         Congestion::named(name).map_err(|refused| {
@@ -77,17 +77,18 @@ impl Settings {
         })
     }
 
-    /// For a connection of this device.
+    /// Returns the settings for a connection of this device.
     pub(crate) fn for_device(&self, device: &Device) -> conn::Settings {
         let mut conn = self.for_port(device.info().link_layer);
-        // Whether there is a GPU at all is not asked (`net_ib.cc ncclIbAccept`).
+        // The host may have no GPU at all; NCCL does not check that either (`net_ib.cc ncclIbAccept`).
         let reached = || device.gpu_support(self) != GpuSupport::default();
         conn.flush = self.flush.unwrap_or_else(|| !self.gpu.flush.disable && reached());
         conn
     }
 
-    /// Whether a device's network routes adaptively (`NCCL_IB_ADAPTIVE_ROUTING`, or
-    /// [`Settings::adaptive_routing`]; else as its link layer has it).
+    /// Returns whether a device's network routes adaptively (`NCCL_IB_ADAPTIVE_ROUTING`, or
+    /// [`Settings::adaptive_routing`]). By default this depends on the device's link layer: InfiniBand
+    /// does.
     pub fn routes_adaptively(&self, device: &DeviceInfo) -> bool {
         self.is_adaptive(device.link_layer)
     }
@@ -96,20 +97,21 @@ impl Settings {
         self.adaptive_routing.unwrap_or(link_layer == LinkLayer::Infiniband)
     }
 
-    /// For a port of this kind.
+    /// Returns the settings for a port of this link layer.
     pub(super) fn for_port(&self, link_layer: LinkLayer) -> conn::Settings {
         let mut conn = self.conn;
         let adaptive = self.is_adaptive(link_layer);
-        // Where the network keeps packets in order one WRITE_WITH_IMM does. NCCL 2.14 looks at the
-        // threshold alone, so its wire does unless told otherwise.
+        // If the network keeps packets in order, one WRITE_WITH_IMM suffices. NCCL 2.14 looks only at
+        // the threshold. On its wire, long messages therefore use two work requests unless the setting
+        // says otherwise.
         let apart =
             adaptive || self.adaptive_routing.is_none() && self.conn.wire == conn::Wire::Nccl214;
         conn.ar_threshold_bytes = if apart { self.ar_threshold_bytes } else { u32::MAX };
         conn
     }
 
-    /// UDP ports from which a software NIC takes one. On the wire of NCCL 2.14, which does not tell
-    /// the port to peers, it is [`ROCE_UDP_PORT`] if nothing else is set.
+    /// Returns the UDP ports from which a software NIC takes one. The wire of NCCL 2.14 does not tell
+    /// peers the port, so there the default is [`ROCE_UDP_PORT`].
     pub fn udp_ports(&self) -> PortRange {
         match self.conn.wire {
             conn::Wire::Nccl214 if self.soft_ports.is_any() => PortRange::only(ROCE_UDP_PORT),
@@ -117,13 +119,14 @@ impl Settings {
         }
     }
 
-    /// TCP ports from which a listener takes one, as [`Hub::listen`](crate::Hub::listen) wants them.
+    /// Returns the TCP ports from which a listener takes one, as [`Hub::listen`](crate::Hub::listen)
+    /// needs them.
     pub fn tcp_ports(&self) -> PortRange {
         self.listen_ports
     }
 
-    /// Refuses a device of another transport than the one asked for (`INVAR_TRANSPORT`), and one
-    /// that peers do not find (`INVAR_WIRE`).
+    /// Returns an error if the device belongs to another transport than `INVAR_TRANSPORT` asks for.
+    /// Also returns an error if peers can't find the device (`INVAR_WIRE`).
     pub(crate) fn check(&self, device: &DeviceInfo) -> Result<(), Error> {
         self.usable()?;
         remarks::log_once(&self.remarks);

@@ -1,11 +1,11 @@
-//! What a user should hear about the settings: nothing is wrong enough to be an error.
+//! Warnings about settings that are not wrong enough to be errors.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
 use invar_core::conn::Wire;
 
-/// The remarks on a wire.
+/// Returns the remarks on a wire.
 pub(super) fn on(wire: Wire) -> Vec<String> {
     let mut remarks = Vec::new();
     if wire == Wire::Nccl214 {
@@ -19,8 +19,8 @@ pub(super) fn on(wire: Wire) -> Vec<String> {
     remarks
 }
 
-/// Logs each remark as a warning, once a process. Without a logger that shows warnings nothing is
-/// logged, so that a later call can.
+/// Logs each remark as a warning, once a process. If no logger shows warnings, logs nothing, so that a
+/// later call can log the remark.
 pub(super) fn log_once(remarks: &[String]) {
     static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if remarks.is_empty() || !log::log_enabled!(log::Level::Warn) {

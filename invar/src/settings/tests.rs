@@ -67,7 +67,7 @@ fn data_goes_apart_from_its_immediate_only_where_the_network_routes_adaptively()
     assert_eq!(threshold(&[("INVAR_WIRE", "nccl-2.14")], roce), 8192);
 }
 
-/// Settings that a program has made, and what each of them sets: a variable and its value.
+/// Settings that a program has made, and for each of them the variable and value that it sets.
 fn each_method() -> Vec<(Settings, &'static str, &'static str)> {
     let new = Settings::default;
     let ports = PortRange::parse("7-9").unwrap();

@@ -2,12 +2,12 @@
 
 use invar_core::param::{NCCL_ONLY, TABLE};
 
-/// Settings of Invar, and of NCCL's networks, begin with one of these.
+/// Settings of Invar and of NCCL's networks begin with one of these prefixes.
 const PREFIXES: [&str; 3] = ["INVAR_", "NCCL_IB_", "NCCL_SOCKET_"];
-/// Variables of Invar's own tests and benchmarks begin with one of these.
+/// Variables of Invar's own tests and benchmarks begin with one of these prefixes.
 const TESTS: [&str; 4] = ["INVAR_TEST_", "INVAR_SIM_", "INVAR_BENCH_", "INVAR_GPU"];
 
-/// A remark on each of these names that neither Invar nor NCCL reads, in their order.
+/// Returns a remark on each name that neither Invar nor NCCL reads, in alphabetical order.
 pub(super) fn remarks(names: impl IntoIterator<Item = String>) -> Vec<String> {
     let mut unknown: Vec<String> = names.into_iter().filter(|name| is_unknown(name)).collect();
     unknown.sort_unstable();
@@ -35,11 +35,12 @@ fn known() -> impl Iterator<Item = &'static str> {
     TABLE.iter().map(|info| info.name).chain(NCCL_ONLY.iter().copied())
 }
 
-/// The known name that has the fewest other letters, where those are few.
+/// Returns the known name with the smallest edit distance to `name`, if that distance is small.
 fn nearest(name: &str) -> Option<&'static str> {
     let distance = |known: &&str| strsim::osa_distance(known, name);
     let known = known().min_by_key(distance)?;
-    // Behind the prefix a name may have two letters: one that shares neither is another name.
+    // The part behind the last underscore may have only two letters. A name that shares neither of them
+    // is a different name.
     let suffix = known.rsplit_once('_').map_or(known, |(_, suffix)| suffix);
     (distance(&known) <= suffix.len().div_ceil(3)).then_some(known)
 }

@@ -1,4 +1,4 @@
-//! Arithmetic of elements, without branches, so that compilers make vectors of it.
+//! Branch-free arithmetic of elements, which compilers turn into vector code.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
@@ -6,47 +6,49 @@ use std::arch::x86_64::{
     _mm256_loadu_ps, _mm256_storeu_ps,
 };
 
-/// An element as it lies in memory, and the number that it is reduced as.
+/// An element in its memory format, with the number type in which it is reduced.
 ///
-/// All bytes are a valid element.
+/// Every bit pattern is a valid element.
 pub(super) trait Element: Copy {
-    /// Holds the sum and the product of two elements without rounding, or modulo the same range.
+    /// A type that holds the sum and the product of two elements without rounding, or modulo the same
+    /// range.
     type Number: Number;
-    /// Zero bytes.
+    /// The element of zero bytes.
     const ZERO: Self;
 
-    /// `N` is a multiple of 8.
+    /// Converts a block of elements to numbers. `N` must be a multiple of 8.
     fn widen<const N: usize>(block: &[Self; N]) -> [Self::Number; N];
-    /// Rounds to the nearest element, of two such to the even one.
+    /// Rounds numbers to the nearest elements; of two equally near elements, to the even one.
     fn narrow<const N: usize>(block: &[Self::Number; N]) -> [Self; N];
 }
 
 pub(super) trait Number: Copy {
     fn add(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
-    /// The other one where this is no number; this where they are equal.
+    /// Returns the maximum. If `self` is NaN, returns `other`; if both are equal, returns `self`.
     fn max(self, other: Self) -> Self;
-    /// See [`max`](Number::max).
+    /// Returns the minimum. If `self` is NaN, returns `other`; if both are equal, returns `self`.
     fn min(self, other: Self) -> Self;
-    /// Its share among `nranks`; of integers, rounded towards zero.
+    /// Returns the number divided by `nranks`; integers are rounded towards zero.
     fn divide(self, nranks: u32) -> Self;
 }
 
-/// `a / nranks` of 32 bits. Processors divide vectors of floats, and none of integers; and in a float
-/// of more bits than `a` has, no quotient is rounded up to the next integer.
+/// Computes `a / nranks` of 32 bits. Processors divide vectors of floats but not of integers. A double
+/// has more bits than `a`, so no quotient is rounded up to the next integer.
 macro_rules! long_quotient {
     ($a:ident, $nranks:ident) => {{
         let quotient = f64::from($a) / f64::from(Ord::max($nranks, 1));
-        // SAFETY: it is no greater than `a`.
+        // SAFETY: the quotient is no greater than `a`.
         unsafe { quotient.to_int_unchecked() }
     }};
 }
 
-/// The same of 8 bits. As an `f32` the number of ranks may be rounded, but is then far greater.
+/// Computes `a / nranks` of 8 bits. An `f32` may round the number of ranks, but only a number that is
+/// far greater than `a`.
 #[inline(always)]
 fn short_quotient(a: i16, nranks: u32) -> i32 {
     let quotient = f32::from(a) / Ord::max(nranks, 1) as f32;
-    // SAFETY: as above.
+    // SAFETY: the quotient is no greater than `a`.
     unsafe { quotient.to_int_unchecked() }
 }
 
@@ -129,7 +131,7 @@ macro_rules! float {
                 self * other
             }
 
-            // Of equal zeros `f32::max` may give either, and all ranks must get the same.
+            // Of two equal zeros `f32::max` may return either, but all ranks must get the same result.
             #[inline(always)]
             fn max(self, other: Self) -> Self {
                 if self >= other || other.is_nan() { self } else { other }
@@ -169,9 +171,10 @@ impl F16 {
     pub(super) fn number(self) -> f32 {
         let sign = u32::from(self.0 & 0x8000) << 16;
         let magnitude = u32::from(self.0 & 0x7fff);
-        // Counted as an integer, for processors are slow on subnormal floats.
+        // The value is converted as an integer, because processors are slow on subnormal floats.
         let subnormal = (magnitude as i32 as f32 * SUBNORMAL_UNIT).to_bits();
-        // The exponent's bias goes from 15 to 127, and the greatest exponent to the greatest.
+        // The exponent's bias changes from 15 to 127. The greatest exponent maps to the greatest
+        // exponent.
         let rebias = if magnitude < 0x7c00 { 127 - 15 } else { 2 * (127 - 15) };
         let normal = (magnitude << 13) + (rebias << 23);
         f32::from_bits(sign | if magnitude < 0x400 { subnormal } else { normal })
@@ -187,7 +190,8 @@ impl F16 {
         let even = (magnitude >> 13) & 1;
         let capped = if magnitude < PAST_MAX { magnitude } else { PAST_MAX };
         let normal = capped.wrapping_add(0xfff + even).wrapping_sub(112 << 23) >> 13;
-        // Added to 1/2, whose last bit is worth as much as that of a subnormal number, it is rounded.
+        // The addition of 1/2 rounds the number: the last bit of 1/2 has the same weight as that of a
+        // subnormal number.
         let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(HALF);
         let finite = if magnitude < MIN_NORMAL { subnormal } else { normal };
         let nan = 0x7e00 | ((magnitude >> 13) & 0x3ff);
@@ -240,7 +244,7 @@ macro_rules! half {
 
 half!(F16, Bf16);
 
-/// An [`F16`] that the processor converts.
+/// An [`F16`] that the processor's F16C instructions convert.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 #[repr(transparent)]
@@ -248,7 +252,7 @@ pub(super) struct F16c(u16);
 
 /// # Safety
 ///
-/// Only for code that is compiled for a processor with F16C.
+/// Use this type only in code that is compiled for a processor with F16C.
 #[cfg(target_arch = "x86_64")]
 impl Element for F16c {
     type Number = f32;
@@ -258,7 +262,7 @@ impl Element for F16c {
     fn widen<const N: usize>(block: &[Self; N]) -> [f32; N] {
         let mut numbers = [0.0; N];
         for (numbers, halves) in numbers.chunks_exact_mut(8).zip(block.chunks_exact(8)) {
-            // SAFETY: there are eight of both, and the processor has the instruction.
+            // SAFETY: both chunks have eight values, and the processor has the instruction.
             unsafe {
                 let halves = _mm_loadu_si128(halves.as_ptr().cast());
                 _mm256_storeu_ps(numbers.as_mut_ptr(), _mm256_cvtph_ps(halves));
@@ -271,7 +275,7 @@ impl Element for F16c {
     fn narrow<const N: usize>(block: &[f32; N]) -> [Self; N] {
         let mut halves = [Self::ZERO; N];
         for (halves, numbers) in halves.chunks_exact_mut(8).zip(block.chunks_exact(8)) {
-            // SAFETY: as above.
+            // SAFETY: both chunks have eight values, and the processor has the instruction.
             unsafe {
                 let numbers = _mm256_loadu_ps(numbers.as_ptr());
                 let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(numbers);

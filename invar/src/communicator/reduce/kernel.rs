@@ -8,25 +8,26 @@ use invar_core::coll::{DataType, RedOp};
 use super::element::F16c;
 use super::element::{Bf16, Element, F16, Number};
 
-/// Elements of a block: so many that a loop over them becomes vectors.
+/// Elements of a long block, enough that the compiler turns a loop over them into vector code.
 const LONG: usize = 128;
-/// Elements of the blocks that the rest is cut into, the last filled up.
+/// Elements of a short block. The elements behind the long blocks are cut into short blocks, and the
+/// last one is padded.
 const SHORT: usize = 8;
 
-/// `to = a op b`, each of `count` elements.
+/// Computes `to = a op b` for `count` elements.
 pub(super) type Fold = unsafe fn(a: *const u8, b: *const u8, to: *mut u8, count: usize);
-/// `to = too = a op b`.
+/// Computes `to = too = a op b` for `count` elements.
 pub(super) type FoldTwice =
     unsafe fn(a: *const u8, b: *const u8, to: *mut u8, too: *mut u8, count: usize);
-/// `to = a / nranks`.
+/// Computes `to = a / nranks` for `count` elements.
 pub(super) type Divide = unsafe fn(a: *const u8, to: *mut u8, count: usize, nranks: u32);
 
-/// What there is for a type and an operation, on this processor.
+/// The kernels for a type and an operation on this processor.
 ///
-/// # Safety of all
+/// # Safety of all kernels
 ///
-/// Pointers are valid for `count` elements, at any alignment; a destination is the same as an
-/// operand or overlaps none, and destinations do not overlap.
+/// Pointers are valid for `count` elements, at any alignment. A destination is the same as an operand
+/// or overlaps none. Destinations do not overlap.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernels {
     pub(super) fold: Fold,
@@ -71,7 +72,7 @@ impl<N: Number> Op<N> for Min {
     }
 }
 
-/// What the kernels are compiled for, the narrowest first.
+/// The instructions that the kernels are compiled for, the narrowest first.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Instructions {
     Baseline,
@@ -82,7 +83,7 @@ pub(super) enum Instructions {
 }
 
 impl Instructions {
-    /// Those that this processor has.
+    /// Returns the instructions that this processor has.
     pub(super) fn present() -> impl DoubleEndedIterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
         let all = {
@@ -103,13 +104,13 @@ impl Instructions {
 }
 
 impl Kernels {
-    /// For the widest instructions that this processor has.
+    /// Returns the kernels for the widest instructions that this processor has.
     pub(super) fn new(data_type: DataType, op: RedOp) -> Self {
         let widest = Instructions::present().next_back().unwrap_or(Instructions::Baseline);
         Self::with(widest, data_type, op)
     }
 
-    /// For instructions that this processor has.
+    /// Returns the kernels for `instructions`, which this processor must have.
     pub(super) fn with(instructions: Instructions, data_type: DataType, op: RedOp) -> Self {
         match data_type {
             DataType::I8 => Self::of_type::<i8>(instructions, op),
@@ -149,11 +150,11 @@ impl Kernels {
     }
 }
 
-/// `to[i] = f(from[i])`, over as many operands and destinations as there are.
+/// Computes `to[i] = f(from[i])` over all operands and destinations.
 ///
 /// # Safety
 ///
-/// As for [`Kernels`].
+/// The caller makes the promises of [`Kernels`].
 #[inline(always)]
 unsafe fn map<T: Element, const IN: usize, const OUT: usize>(
     from: [*const u8; IN],
@@ -174,7 +175,7 @@ unsafe fn map<T: Element, const IN: usize, const OUT: usize>(
     }
     for first in (long..short).step_by(SHORT) {
         let (from, to) = at(first);
-        // SAFETY: as above.
+        // SAFETY: a whole block is within the elements.
         unsafe { map_block::<T, IN, OUT, SHORT>(from, to, &f) };
     }
     if short == count {
@@ -187,29 +188,30 @@ unsafe fn map<T: Element, const IN: usize, const OUT: usize>(
         unsafe { ptr::copy_nonoverlapping(from, operand.as_mut_ptr().cast(), rest) };
     }
     let operands = operands.each_ref().map(|operand| operand.as_ptr().cast());
-    // SAFETY: all are blocks.
+    // SAFETY: the operands and the destination are whole blocks on the stack.
     unsafe { map_block::<T, IN, 1, SHORT>(operands, [value.as_mut_ptr().cast()], &f) };
     for to in to {
-        // SAFETY: as above.
+        // SAFETY: the rest is within the elements and shorter than a block.
         unsafe { ptr::copy_nonoverlapping(value.as_ptr().cast(), to, rest) };
     }
 }
 
-/// [`map`] for `N` elements, which are all loaded before one is stored: so a destination may be an
-/// operand, and no compiler has to prove that it is none.
+/// Runs [`map`] for `N` elements. It loads all elements before it stores one. So a destination may be
+/// an operand, and the compiler need not prove that it is none.
 ///
 /// # Safety
 ///
-/// As for [`Kernels`].
+/// The caller makes the promises of [`Kernels`].
 #[inline(always)]
 unsafe fn map_block<T: Element, const IN: usize, const OUT: usize, const N: usize>(
     from: [*const u8; IN],
     to: [*mut u8; OUT],
     f: &impl Fn([T::Number; IN]) -> T::Number,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller has promised that each operand is valid for `N` elements.
     let load = |from: *const u8| unsafe { from.cast::<[T; N]>().read_unaligned() };
-    // By hand: an iterator's functions would not be compiled with the caller's instructions.
+    // These are plain loops, because the functions of an iterator would not be compiled with the
+    // caller's instructions.
     let mut operands = [T::widen(&load(from[0])); IN];
     for at in 1..IN {
         operands[at] = T::widen(&load(from[at]));
@@ -220,12 +222,12 @@ unsafe fn map_block<T: Element, const IN: usize, const OUT: usize, const N: usiz
     }
     let value = T::narrow(&value);
     for to in to {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller has promised that each destination is valid for `N` elements.
         unsafe { to.cast::<[T; N]>().write_unaligned(value) };
     }
 }
 
-/// The kernels with a set of instructions.
+/// Defines the kernels for a set of instructions.
 macro_rules! kernels {
     ($name:ident $(, $feature:literal)*) => {
         mod $name {
@@ -237,7 +239,8 @@ macro_rules! kernels {
 
             /// # Safety
             ///
-            /// As for [`Kernels`](super::Kernels); the processor has the instructions.
+            /// The caller makes the promises of [`Kernels`](super::Kernels), and the processor has the
+            /// instructions.
             $(#[target_feature(enable = $feature)])*
             pub(super) unsafe fn fold<T: Element, O: Op<T::Number>>(
                 a: *const u8,
@@ -246,13 +249,13 @@ macro_rules! kernels {
                 count: usize,
             ) {
                 let apply = |[a, b]: [T::Number; 2]| O::apply(a, b);
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller has promised what `map` demands.
                 unsafe { map::<T, 2, 1>([a, b], [to], count, apply) };
             }
 
             /// # Safety
             ///
-            /// As for [`fold`].
+            /// The caller makes the promises of [`fold`].
             $(#[target_feature(enable = $feature)])*
             pub(super) unsafe fn fold_twice<T: Element, O: Op<T::Number>>(
                 a: *const u8,
@@ -262,13 +265,13 @@ macro_rules! kernels {
                 count: usize,
             ) {
                 let apply = |[a, b]: [T::Number; 2]| O::apply(a, b);
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller has promised what `map` demands.
                 unsafe { map::<T, 2, 2>([a, b], [to, too], count, apply) };
             }
 
             /// # Safety
             ///
-            /// As for [`fold`].
+            /// The caller makes the promises of [`fold`].
             $(#[target_feature(enable = $feature)])*
             pub(super) unsafe fn divide<T: Element>(
                 a: *const u8,
@@ -276,7 +279,7 @@ macro_rules! kernels {
                 count: usize,
                 nranks: u32,
             ) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller has promised what `map` demands.
                 unsafe { map::<T, 1, 1>([a], [to], count, |[a]| a.divide(nranks)) };
             }
         }

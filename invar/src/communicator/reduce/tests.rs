@@ -2,7 +2,7 @@ use super::element::{Bf16, F16};
 use super::kernel::Instructions;
 use super::*;
 
-/// A cheap sequence of bits, the same each time.
+/// A cheap, deterministic sequence of bits.
 struct Bits(u64);
 
 impl Bits {
@@ -18,7 +18,7 @@ impl Bits {
     }
 }
 
-/// One element, by plain arithmetic in a type that loses nothing.
+/// Reduces one element by plain arithmetic in a type that rounds nothing.
 fn one(data_type: DataType, op: RedOp, a: &[u8], b: &[u8]) -> Vec<u8> {
     macro_rules! integer {
         ($int:ty) => {{
@@ -46,7 +46,7 @@ fn one(data_type: DataType, op: RedOp, a: &[u8], b: &[u8]) -> Vec<u8> {
         }
         DataType::F32 => {
             let read = |bytes: &[u8]| f32::from_ne_bytes(bytes.try_into().unwrap());
-            // A double holds sums and products of floats closely enough to round them right.
+            // A double holds sums and products of floats precisely enough to round them correctly.
             (float(op, read(a).into(), read(b).into()) as f32).to_ne_bytes().to_vec()
         }
         DataType::F16 | DataType::Bf16 => {
@@ -71,7 +71,7 @@ fn exponent_bits(data_type: DataType) -> u32 {
     if data_type == DataType::F16 { 5 } else { 8 }
 }
 
-/// By the definition of the format.
+/// Returns the value by the definition of the format.
 fn half_value(data_type: DataType, bits: u16) -> f64 {
     let fraction_bits = 15 - exponent_bits(data_type) as i32;
     let bias = (1 << (exponent_bits(data_type) - 1)) - 1;
@@ -87,8 +87,8 @@ fn half_value(data_type: DataType, bits: u16) -> f64 {
     if bits & 0x8000 != 0 { -magnitude } else { magnitude }
 }
 
-/// By trying: the nearest of all, the even one of two. Beyond the greatest by half a unit or more is
-/// infinity, which stands where the next number would.
+/// Finds the nearest value by search; of two equally near values, the even one. A value that exceeds
+/// the greatest by half a unit or more becomes infinity, which takes the place of the next number.
 fn half_nearest(data_type: DataType, value: f64) -> u16 {
     let infinity = ((1u16 << exponent_bits(data_type)) - 1) << (15 - exponent_bits(data_type));
     if value.is_nan() {
@@ -99,7 +99,7 @@ fn half_nearest(data_type: DataType, value: f64) -> u16 {
         false => half_value(data_type, bits),
     };
     let magnitude = value.abs();
-    // The last that is not above.
+    // The search finds the last value that is not above `value`.
     let (mut below, mut above) = (0, infinity + 1);
     while above - below > 1 {
         let middle = below + (above - below) / 2;
@@ -140,11 +140,11 @@ fn reduce_each(data_type: DataType, op: RedOp, a: &[u8], b: &[u8]) -> Vec<u8> {
     a.chunks(bytes).zip(b.chunks(bytes)).flat_map(|(a, b)| one(data_type, op, a, b)).collect()
 }
 
-/// What is beside the elements of a destination.
+/// The byte value beside the elements of a destination.
 const GUARD: u8 = 0xa5;
 const GUARDS: usize = 64;
 
-/// A destination at an odd place, with guards on both sides.
+/// A destination at an odd address, with guard bytes on both sides.
 struct Destination {
     bytes: Vec<u8>,
     at: usize,
@@ -179,7 +179,7 @@ fn run(
     let operands: Vec<*const u8> = operands.iter().map(|operand| operand.as_ptr()).collect();
     let count = destinations[0].len / reducer.element_bytes;
     let destinations: Vec<*mut u8> = destinations.iter_mut().map(Destination::ptr).collect();
-    // SAFETY: operands and destinations are of `count` elements and apart from each other.
+    // SAFETY: operands and destinations have `count` elements and do not overlap.
     unsafe { reducer.run(&operands, input, &destinations, count, finish) };
 }
 
@@ -218,10 +218,10 @@ fn all_instruction_sets_of_this_processor_agree_to_the_bit() {
                 .map(|instructions| {
                     let kernels = Kernels::with(instructions, data_type, op);
                     let mut to = vec![0; a.len()];
-                    // SAFETY: all are of 1000 elements and apart.
+                    // SAFETY: all buffers have 1000 elements and do not overlap.
                     unsafe { (kernels.fold)(a.as_ptr(), b.as_ptr(), to.as_mut_ptr(), 1000) };
                     let mut divided = vec![0; a.len()];
-                    // SAFETY: as above.
+                    // SAFETY: all buffers have 1000 elements and do not overlap.
                     unsafe { (kernels.divide)(to.as_ptr(), divided.as_mut_ptr(), 1000, 7) };
                     [to, divided].concat()
                 })
@@ -245,7 +245,8 @@ fn every_half_is_read_and_rounded_by_the_definition_of_its_format() {
             if value.is_nan() {
                 continue;
             }
-            // The number itself, those around it, and those halfway to the next.
+            // The test checks the number itself, its neighbours, and the values halfway to the next
+            // number.
             let half_step = (f32::from_bits(number.to_bits() + 0x1000), 0x8000);
             for near in [
                 number,
@@ -298,7 +299,7 @@ fn a_destination_may_be_any_of_the_operands() {
             let pointers: Vec<*mut u8> = data.iter_mut().map(|data| data.as_mut_ptr()).collect();
             let sources: Vec<*const u8> = pointers.iter().map(|data| data.cast_const()).collect();
             let reducer = Reducer::new(DataType::U32, RedOp::Sum, operands);
-            // SAFETY: all are of 3000 elements; the destination is one of the operands.
+            // SAFETY: all buffers have 3000 elements; the destination is one of the operands.
             unsafe { reducer.run(&sources, None, &[pointers[place as usize]], 3000, true) };
             assert_eq!(data[place as usize], expected, "operand {place} of {operands}");
         }
@@ -310,7 +311,7 @@ fn averages_divide_inputs_of_floats_and_sums_of_integers() {
     fn average<T: Copy>(data_type: DataType, operands: [T; 2], input: usize, finish: bool) -> T {
         let mut to = operands[0];
         let sources = operands.each_ref().map(|operand| ptr::from_ref(operand).cast());
-        // SAFETY: all are of one element.
+        // SAFETY: all buffers have one element.
         unsafe {
             Reducer::new(data_type, RedOp::Avg, 4).run(
                 &sources,
@@ -324,7 +325,7 @@ fn averages_divide_inputs_of_floats_and_sums_of_integers() {
     }
     assert_eq!(average(DataType::F32, [3.0f32, 10.0], 1, true), 5.5);
     assert_eq!(average(DataType::F64, [8.0f64, 3.0], 0, false), 5.0);
-    // Three shares of 60 000 and the fourth: no half holds the sum of four.
+    // Three shares of 60 000 and a fourth input: no half can hold the sum of all four.
     let [shares, input] = [45_000.0, 60_000.0].map(|value| F16::of(value).0);
     assert_eq!(average(DataType::F16, [shares, input], 1, true), input);
     assert_eq!(average(DataType::I8, [-5i8, -6], 0, true), -2);
@@ -344,7 +345,7 @@ fn averages_of_integers_are_rounded_towards_zero() {
             let (a, wide) = (a as i8, i64::from(a as i8));
             assert_eq!(i64::from(a.divide(nranks)), wide / i64::from(nranks), "{a} / {nranks}");
         }
-        // Where a quotient has just become another one.
+        // At these values a quotient has just changed.
         for a in [u32::MAX, i32::MAX as u32, 1 << 31, 12_345_679] {
             let exact = a - a % nranks;
             for a in [a, exact, exact.wrapping_sub(1), exact.wrapping_add(1)] {
@@ -363,7 +364,7 @@ fn a_copy_goes_to_each_destination_and_leaves_the_operand_be() {
     let mut to = [Destination::new(1, 999), Destination::new(2, 999), Destination::new(3, 999)];
     run(&Reducer::copy(DataType::U8), &[&bytes], Some(0), &mut to, true);
     assert!(to.iter().all(|to| to.checked() == bytes));
-    // A rank alone has the average already.
+    // A single rank has the average already.
     let mut to = [Destination::new(0, 996)];
     run(&Reducer::new(DataType::I32, RedOp::Avg, 1), &[&bytes[..996]], Some(0), &mut to, true);
     assert_eq!(to[0].checked(), &bytes[..996]);

@@ -1,4 +1,4 @@
-//! Connections between NICs that come about.
+//! Attempts to connect NICs.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
@@ -17,24 +17,24 @@ use crate::Error;
 use crate::error::Kind;
 use crate::raw::{AnyRecv, AnySend};
 
-/// Where peers call.
+/// A listener that peers connect to.
 pub(crate) trait Listen: Send + Sync {
     fn handle(&self) -> Handle;
-    /// The next who has called.
+    /// Returns the attempt of the next caller, if there is one.
     fn accept(&self) -> Result<Option<Attempt<AnyRecv>>, Error>;
-    /// Callers who did not prove that they have the handle.
+    /// Returns the callers that did not prove that they have the handle.
     fn turned_away(&self) -> TurnedAway;
 }
 
-/// A comm that comes into being.
+/// An attempt to make a comm.
 pub(crate) type Attempt<C> = Box<dyn Poll<C>>;
 
 pub(crate) trait Poll<C>: Send {
-    /// `None`: call again.
+    /// Continues the attempt. Returns `None` if the caller must call again.
     fn poll(&mut self, now_ns: u64) -> Result<Option<C>, Error>;
 }
 
-/// Listens by TCP for those who would send to a NIC.
+/// Listens by TCP for peers that want to send to a NIC.
 pub(super) fn listen<N: HostNic>(
     (nic, pd): (&N, &N::Pd),
     addr: SocketAddr,
@@ -49,7 +49,7 @@ pub(super) fn listen<N: HostNic>(
     Ok(Box::new(Listening { callers, handle, settings, pd: pd.clone(), nic: nic.clone() }))
 }
 
-/// Connects a NIC to where a handle says.
+/// Connects a NIC to the address in a handle.
 pub(super) fn connect<N: HostNic>(
     (nic, pd): (&N, &N::Pd),
     handle: &Handle,
@@ -73,7 +73,7 @@ pub(super) fn connect<N: HostNic>(
     Ok(Box::new(Trying { side, nic }))
 }
 
-/// Where peers call by TCP to arrange a connection of NICs.
+/// A TCP listener on which peers arrange connections of NICs.
 struct Listening<N: HostNic> {
     callers: Mutex<AuthListener>,
     handle: Handle,
@@ -103,12 +103,12 @@ impl<N: HostNic> Listen for Listening<N> {
     }
 }
 
-/// The NIC, as it is for who is at the other end of a stream.
+/// Returns the NIC for connections with the peer at the other end of a stream.
 fn towards_peer<N: HostNic>(nic: &N, stream: &OobStream) -> N {
     stream.peer_addr().map_or_else(|| nic.clone(), |peer| nic.towards(peer))
 }
 
-/// One side of a connection that comes about.
+/// One side of a connection that is being made.
 struct Trying<S, N> {
     side: S,
     nic: N,

@@ -1,11 +1,11 @@
-//! Names of registrations: no two that live at a time have the same.
+//! Keys of registrations. No two live registrations have the same key.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use invar_core::nic::MemoryKeys;
 
-/// Where keys come from.
+/// The source of keys.
 #[derive(Clone, Default)]
 pub(super) struct Keys(Arc<Mutex<State>>);
 
@@ -15,17 +15,18 @@ struct State {
     last: u32,
 }
 
-/// The name of a registration, free again when this is dropped.
+/// The key of a registration. Dropping it makes the key free again.
 pub(super) struct Key {
     key: u32,
     keys: Keys,
 }
 
 impl Keys {
-    /// A key that no other registration has; never 0, which is no key. `None` if all are taken.
+    /// Takes a key that no other live registration has. A key is never 0, because 0 means no key.
+    /// Returns `None` if all keys are taken.
     pub(super) fn take(&self) -> Option<Key> {
         let mut state = self.state();
-        // One of so many is free, and neither 0 nor taken.
+        // Among this many numbers, at least one is neither 0 nor taken.
         let tries = state.live.len() + 2;
         for _ in 0..tries {
             state.last = state.last.wrapping_add(1);
