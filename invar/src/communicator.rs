@@ -40,8 +40,8 @@
 //! minute. If a rank is present but does not do its part, the others give it up after
 //! `INVAR_COLL_TIMEOUT_MS`.
 //!
-//! A rank may finish before the others. If the process of the [`Hub`](crate::Hub) ends, the other ranks
-//! continue, but the hub tells them no more about each other. They then notice a missing rank by the
+//! A rank may finish before the others. If its process has the [`Hub`](crate::Hub) and ends, the other
+//! ranks continue, but they no longer hear of each other. They then notice a missing rank by the
 //! network or by `INVAR_COLL_TIMEOUT_MS`. They can't make new links over a network.
 //!
 //! # Processors

@@ -69,32 +69,32 @@ pub struct Settings {
 /// Settings of RDMA devices that are needed before a device is open.
 #[derive(Clone, Debug)]
 pub(crate) struct RdmaRules {
-    /// `NCCL_IB_DISABLE`.
+    /// Value of `NCCL_IB_DISABLE`.
     pub(crate) disabled: bool,
-    /// `NCCL_IB_HCA`.
+    /// Value of `NCCL_IB_HCA`.
     pub(crate) hca: String,
     pub(crate) gid: GidRules,
-    /// `NCCL_IB_PCI_RELAXED_ORDERING`.
+    /// Value of `NCCL_IB_PCI_RELAXED_ORDERING`.
     pub(crate) relaxed_ordering: u8,
 }
 
 /// Settings for dumps and traces of links between ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct LinkRules {
-    /// `NCCL_PROXY_DUMP_SIGNAL`.
+    /// Value of `NCCL_PROXY_DUMP_SIGNAL`.
     pub(crate) dump_signal: Option<u8>,
-    /// `INVAR_PROXY_TRACE`.
+    /// Value of `INVAR_PROXY_TRACE`.
     pub(crate) trace: Option<String>,
 }
 
 /// Settings of communicators.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CollRules {
-    /// `NCCL_SHM_DISABLE`.
+    /// Value of `NCCL_SHM_DISABLE`.
     pub(crate) shm_disable: bool,
-    /// `NCCL_CHUNK_SIZE`, if it is set.
+    /// Value of `NCCL_CHUNK_SIZE`, if it is set.
     pub(crate) chunk_bytes: Option<u32>,
-    /// `INVAR_COLL_TIMEOUT_MS`.
+    /// Value of `INVAR_COLL_TIMEOUT_MS`.
     pub(crate) timeout: Duration,
 }
 

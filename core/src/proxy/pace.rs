@@ -5,7 +5,7 @@ use super::Event;
 /// Counts the rounds of a progress thread and reports when it becomes idle or active.
 ///
 /// Each look at the posted operations costs memory traffic with the ranks. A busy thread therefore
-/// looks only after a number of rounds (`NCCL_PROGRESS_APPENDOP_FREQ`); an idle thread looks after each
+/// makes several rounds between two looks (`NCCL_PROGRESS_APPENDOP_FREQ`). An idle thread looks in each
 /// round.
 #[derive(Clone, Debug)]
 pub struct Pace {
@@ -15,7 +15,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Creates a pace that lets a busy thread look after `every` rounds.
+    /// Creates a pace by which a busy thread looks once in `every` rounds.
     pub const fn new(every: u32) -> Self {
         Pace { every, rounds: 0, idle: false }
     }

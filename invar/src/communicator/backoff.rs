@@ -62,7 +62,7 @@ impl Backoff {
     }
 }
 
-/// What the caller must do if no data has come.
+/// The action that a caller takes next if no data has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Idle {
     /// Poll again.

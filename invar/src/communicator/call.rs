@@ -126,7 +126,7 @@ mod tests {
         let start = data.as_ptr().cast::<u8>();
         let mut places = |operation, redop, count| {
             let call = in_place(shape(operation, redop), count, &mut data).unwrap();
-            // SAFETY: both are within the data.
+            // SAFETY: both pointers are within the data.
             unsafe { (call.input.offset_from(start), call.output.cast_const().offset_from(start)) }
         };
         assert_eq!(places(Operation::AllGather, None, 3), (24, 0));

@@ -29,8 +29,9 @@ pub(super) struct Tuning {
     pub(super) slot_bytes: usize,
     /// Least bytes of a channel's share; below this size another channel costs more than it gains.
     channel_bytes_min: usize,
-    /// Up to this many bytes, each of two ranks sends its whole input to the other. A tree moves as
-    /// many bytes, but each rank waits for the other twice; a ring also waits once more.
+    /// Up to this many bytes, each of two ranks sends its whole input to the other, which takes one
+    /// wait. A tree moves as many bytes, and each rank waits twice. On a ring each rank also waits
+    /// twice.
     pair_bytes: usize,
     /// Whether an all-reduce that is too large for one shot takes two hops, whatever its size.
     two_hops: bool,

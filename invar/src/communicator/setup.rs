@@ -170,7 +170,8 @@ fn order(nodes: &[Vec<u32>], channel: u32) -> Vec<u32> {
     nodes.iter().flat_map(turned).collect()
 }
 
-/// Opens a named device. The software NIC opens at its address of the same family as `towards`.
+/// Opens a named device. The software NIC opens at the address `towards` if it has that address, else
+/// at one of the same family.
 fn open_towards(info: &DeviceInfo, towards: IpAddr, settings: &Settings) -> Result<Device, Error> {
     settings.check(info)?;
     if info.kind != DeviceKind::Soft {
@@ -186,8 +187,8 @@ fn open_towards(info: &DeviceInfo, towards: IpAddr, settings: &Settings) -> Resu
 
 /// Opens the devices that the data goes over. If `coll_nic` names a device, that is the only one.
 /// Otherwise it is every RDMA device with a link. Without RDMA devices it is the software NIC, or TCP,
-/// on one interface. `NCCL_SOCKET_IFNAME` names that interface; by default it has the address `towards`
-/// the rendezvous.
+/// on one interface. `NCCL_SOCKET_IFNAME` names that interface; by default it is the one with the
+/// address `towards`, which leads to the rendezvous.
 fn devices(settings: &Settings, towards: IpAddr) -> Result<Vec<Device>, Error> {
     let survey = Device::survey(settings)?;
     if let Some(name) = &settings.coll_nic {

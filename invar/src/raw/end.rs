@@ -172,26 +172,26 @@ pub trait RecvEnd: End {
 /// A sending end on any NIC.
 #[non_exhaustive]
 pub enum AnySend {
-    /// On an RDMA device.
+    /// A sending end on an RDMA device.
     Verbs(Box<SendOn<VerbsNic>>),
-    /// Over TCP.
+    /// A sending end over TCP.
     Socket(Box<SocketSend>),
-    /// On the NIC in software.
+    /// A sending end on the software NIC.
     Soft(Box<SendOn<SoftNic>>),
-    /// On a NIC that the caller brought.
+    /// A sending end on a NIC that the caller brought.
     Custom(Box<dyn SendEnd>),
 }
 
 /// A receiving end on any NIC.
 #[non_exhaustive]
 pub enum AnyRecv {
-    /// On an RDMA device.
+    /// A receiving end on an RDMA device.
     Verbs(Box<RecvOn<VerbsNic>>),
-    /// Over TCP.
+    /// A receiving end over TCP.
     Socket(Box<SocketRecv>),
-    /// On the NIC in software.
+    /// A receiving end on the software NIC.
     Soft(Box<RecvOn<SoftNic>>),
-    /// On a NIC that the caller brought.
+    /// A receiving end on a NIC that the caller brought.
     Custom(Box<dyn RecvEnd>),
 }
 

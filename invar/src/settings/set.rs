@@ -31,7 +31,7 @@ pub enum RelaxedOrdering {
     IfSupported,
 }
 
-/// RDMA devices.
+/// Settings of RDMA devices.
 impl Settings {
     /// Sets whether connections use RDMA devices at all (`NCCL_IB_DISABLE`).
     #[must_use]
@@ -155,7 +155,7 @@ impl Settings {
     }
 }
 
-/// GPU memory.
+/// Settings of GPU memory.
 impl Settings {
     /// Sets how far apart GPU and NIC may be for the NIC to access the GPU's memory directly
     /// (`NCCL_NET_GDR_LEVEL`). [`PciDistance::Loc`] means never.
@@ -219,7 +219,7 @@ impl Settings {
     }
 }
 
-/// TCP.
+/// Settings of connections over TCP.
 impl Settings {
     /// Sets the names of the network interfaces to use, a list as for [`Settings::rdma_devices`]
     /// (`NCCL_SOCKET_IFNAME`).
@@ -260,7 +260,7 @@ impl Settings {
     }
 }
 
-/// The software NIC.
+/// Settings of the software NIC.
 impl Settings {
     /// Sets whether packets may be longer than RoCE's path MTUs (`INVAR_LONG_MTU`).
     #[must_use]
@@ -287,7 +287,7 @@ impl Settings {
     }
 }
 
-/// Connections over any device.
+/// Settings of connections over any device.
 impl Settings {
     /// Sets the transport to use (`INVAR_TRANSPORT`).
     #[must_use]
@@ -343,7 +343,7 @@ impl Settings {
     }
 }
 
-/// Communicators.
+/// Settings of communicators.
 impl Settings {
     /// Sets whether ranks of one host exchange data through shared memory (`NCCL_SHM_DISABLE`).
     #[must_use]

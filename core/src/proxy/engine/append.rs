@@ -141,8 +141,8 @@ impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
 
     /// Puts new args behind the last args that wait for the same connection. If no args wait for it,
     /// the new args join the end of the active list. If all steps of the last args are on their way,
-    /// the new args become active before all others: the engine will test the last args for a long
-    /// time.
+    /// the new args become active at the head of the list. The last args only wait for their
+    /// completion, which may take long.
     fn chain(&mut self, tail: Option<u32>, index: u32) {
         if let Some(tail) = tail.and_then(|tail| self.args.get_mut(tail)) {
             if !tail.is_passed_on() {

@@ -24,10 +24,10 @@ pub trait Transport {
     /// | stage | send | recv |
     /// |---|---|---|
     /// | `Post` | tell the GPU that the slot is free | give the slots to the network: `irecv` |
-    /// | `Receive` | | `test` the request; begin to flush if need be: `iflush` |
+    /// | `Receive` | | `test` the request; if a flush is needed, start it: `iflush` |
     /// | `Flush` | | `test` the flush |
-    /// | `Transmit` | is it filled? then `isend` | tell the GPU that the slot is filled |
-    /// | `Complete` | `test` the request; the slot is free | has the GPU used it? |
+    /// | `Transmit` | if the GPU has filled the slot, `isend` | tell the GPU that the slot is filled |
+    /// | `Complete` | `test` the request; the slot is free | check whether the GPU has used the slot |
     fn advance(&mut self, stage: Stage, steps: &[Step]) -> Result<bool, Self::Error>;
 
     /// Releases all resources of a connection. No later operation names the connection.
@@ -69,7 +69,7 @@ pub enum Event {
     Sleep,
     /// Another thread has woken this one.
     Wakeup,
-    /// No operation could be moved, for the first time since one could.
+    /// The engine could not move any operation, for the first time since it could.
     Idle,
     /// The engine could move an operation again.
     Active,

@@ -131,7 +131,8 @@ macro_rules! float {
                 self * other
             }
 
-            // Of two equal zeros `f32::max` may return either, but all ranks must get the same result.
+            // If both zeros are equal, `f32::max` may return either, but all ranks must get the same
+            // result.
             #[inline(always)]
             fn max(self, other: Self) -> Self {
                 if self >= other || other.is_nan() { self } else { other }
