@@ -133,8 +133,8 @@ impl Node {
         }
         let bit = node & node.wrapping_neg();
         let above = node ^ bit;
-        // The parent is the nearest node whose lowest set bit is one higher. It lies to the right, or
-        // to the left if the right one is beyond the last node.
+        // The parent is the nearest node one level up. If that node is beyond the last one, the parent
+        // is the node to the left, at a higher level.
         let up = bit
             .checked_mul(2)
             .map(|higher| above | higher)

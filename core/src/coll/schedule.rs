@@ -93,7 +93,8 @@ impl Step {
     }
 }
 
-/// An iterator over the steps of a task, in order. It owns nothing but its order, if it owns that.
+/// An iterator over the steps of a task, in order. The schedule owns only its order, which may be a
+/// borrowed row.
 ///
 /// Channels and tasks are independent of each other. A caller that runs several schedules takes the
 /// next step of each one as soon as the slots for that step are there.
