@@ -1,9 +1,9 @@
-//! Comms: the two ends of a connection that is up.
+//! Comms: the two ends of an established connection.
 //!
-//! A [`RecvComm`] posts receives: one request for up to eight buffers, a receive work request on
-//! each queue pair, and a row of FIFO slots written to the peer. A [`SendComm`] matches sends
-//! against those rows by tag and writes the data straight to where it belongs. Both give a
-//! [`Request`], and `test` says when it is done (`net_ib.cc ncclIbIsend`, `ncclIbIrecv`,
+//! A [`RecvComm`] posts receives. A receive is one request for up to eight buffers: a receive work
+//! request on each queue pair, and a row of FIFO slots written to the peer. A [`SendComm`] matches each
+//! send by tag against those rows and writes the data directly into the receiver's buffer. Both return
+//! a [`Request`], and `test` says when the request is done (`net_ib.cc ncclIbIsend`, `ncclIbIrecv`,
 //! `ncclIbTest`).
 
 mod base;

@@ -1,9 +1,9 @@
-//! The FIFO: where a receiver tells the sender which memory waits for data.
+//! The FIFO: the receiver writes the addresses of its posted buffers here, in the sender's memory.
 //!
-//! The sender owns an array of `depth` rows of eight slots, registered for remote writes. A
-//! receiver that posts a receive of `n` buffers fills `n` slots of the next row in a shadow of
-//! its own and RDMA-writes them; the sender sees a row once each of its slots carries
-//! `idx == head + 1` (`net_ib.cc ncclIbSendFifo`, `ncclIbPostFifo`, `ncclIbIsend`).
+//! The sender owns an array of `depth` rows of eight slots, registered for remote writes. To post a
+//! receive of `n` buffers, the receiver fills `n` slots of the next row in its own shadow of the FIFO
+//! and RDMA-writes them. The sender takes a row once each of its slots carries `idx == head + 1`
+//! (`net_ib.cc ncclIbSendFifo`, `ncclIbPostFifo`, `ncclIbIsend`).
 //!
 //! ```text
 //! byte  0        8      12      16      20      24       32
@@ -13,8 +13,8 @@
 //! word  0        1              2               3
 //! ```
 //!
-//! A slot is 32 bytes at a 32-byte boundary, so that PCIe relaxed ordering cannot tear it, and
-//! `idx` lies in its last word: whoever reads `idx` with acquire ordering sees the rest.
+//! A slot has 32 bytes at a 32-byte boundary, so that PCIe relaxed ordering cannot tear it. `idx` is in
+//! the slot's last word: a sender that reads `idx` with acquire ordering also sees the other words.
 
 use core::hint::cold_path;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -23,24 +23,25 @@ use static_assertions::{assert_eq_size, const_assert, const_assert_eq};
 use zerocopy::byteorder::little_endian::{I32, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Buffers that one receive may group (`NCCL_NET_IB_MAX_RECVS`).
+/// The largest number of buffers that one receive may group (`NCCL_NET_IB_MAX_RECVS`).
 pub const RECVS_MAX: usize = 8;
-/// Rows of the FIFO, and requests of a comm: 32 requests of up to eight buffers.
+/// The largest number of rows of a FIFO, and of requests of a comm: 32 requests of up to eight buffers.
 pub const DEPTH_MAX: usize = 256;
-/// Rows that NCCL 2.14.3 has (`MAX_REQUESTS`).
+/// The number of rows in NCCL 2.14.3 (`MAX_REQUESTS`).
 pub const DEPTH_NCCL_2_14: usize = 64;
-/// Longest buffer: all bits of a size in a slot but its sign.
+/// Length in bytes of the longest buffer: the largest value of a slot's signed size.
 pub(crate) const LEN_MAX: u32 = i32::MAX as u32;
 /// Bytes of a slot.
 pub const SLOT_BYTES: usize = size_of::<SlotBytes>();
 /// Bytes of a row.
 pub const ROW_BYTES: usize = SLOT_BYTES * RECVS_MAX;
-/// Bytes of all rows there can be. The FIFO lies in as many, however few rows it has.
+/// Bytes of a FIFO with the largest number of rows. Every FIFO occupies this much memory, even with
+/// fewer rows.
 pub(crate) const FIFO_BYTES_MAX: usize = ROW_BYTES * DEPTH_MAX;
 
 const SLOT_WORDS: usize = SLOT_BYTES / 8;
 
-/// A slot as it lies in memory and on the wire. See the [module](self) for the picture.
+/// A slot as it lies in memory and on the wire. The [module](self) documentation has the picture.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -59,25 +60,26 @@ const_assert_eq!(core::mem::offset_of!(SlotBytes, idx), 24);
 const_assert_eq!(DEPTH_MAX, u8::MAX as usize + 1);
 const_assert!(DEPTH_MAX.is_power_of_two() && DEPTH_NCCL_2_14.is_power_of_two());
 
-/// What one slot says: write up to `size` bytes to `addr` under `rkey`.
+/// The values of a slot: the sender may write up to `size` bytes to `addr` under `rkey`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slot {
-    /// The receiver's buffer.
+    /// Address of the receiver's buffer.
     pub addr: u64,
-    /// Its bytes. Signed as in NCCL; a negative one is a fault of the peer.
+    /// Length of the buffer in bytes. It is signed as in NCCL; a negative length is an error of the
+    /// peer.
     pub size: i32,
-    /// Its key.
+    /// Remote key of the buffer.
     pub rkey: u32,
-    /// Buffers in this row.
+    /// The number of buffers in this row.
     pub nreqs: u32,
-    /// The message's tag.
+    /// Tag of the message.
     pub tag: u32,
-    /// Receives posted on this comm before, plus one.
+    /// The number of receives posted on this comm before this one, plus one.
     pub idx: u64,
 }
 
 impl Slot {
-    /// To the bytes of the wire.
+    /// Converts the slot to the bytes of the wire.
     pub fn to_bytes(&self) -> SlotBytes {
         SlotBytes {
             addr: self.addr.into(),
@@ -90,7 +92,7 @@ impl Slot {
     }
 }
 
-/// Any bytes are a slot; the sender judges each field.
+/// Any bytes form a slot; the sender checks each field.
 impl From<&SlotBytes> for Slot {
     fn from(bytes: &SlotBytes) -> Self {
         Slot {
@@ -104,7 +106,7 @@ impl From<&SlotBytes> for Slot {
     }
 }
 
-/// A word of memory that somebody else writes.
+/// A word of memory that the peer or a NIC writes.
 pub(crate) trait Word {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
@@ -126,7 +128,7 @@ impl Word for AtomicU64 {
 pub(crate) struct Row<'a, W = AtomicU64>(&'a [[W; SLOT_WORDS]; RECVS_MAX]);
 
 impl<'a> Row<'a> {
-    /// Row number `row`; `None` where the memory is shorter than all rows.
+    /// Row number `row`; `None` if the memory is shorter than the longest FIFO.
     #[inline(always)]
     pub(crate) fn of(words: &'a [AtomicU64], row: u8) -> Option<Self> {
         let Some(words) = words.first_chunk::<{ FIFO_BYTES_MAX / 8 }>() else {
@@ -138,14 +140,14 @@ impl<'a> Row<'a> {
 }
 
 impl<'a, W: Word> Row<'a, W> {
-    /// A slot, if it belongs to receive number `idx`.
+    /// A slot, if it belongs to the receive with number `idx`.
     #[inline(always)]
     pub(crate) fn load(&self, slot: usize, idx: u64) -> Option<SlotWords<'a, W>> {
         let words = self.0.get(slot)?;
         (u64::from_le(words[3].load(Ordering::Acquire)) == idx).then_some(SlotWords(words))
     }
 
-    /// A slot that [`Row::load`] has found before: it is not looked at whose it is.
+    /// A slot that [`Row::load`] has found before: this function does not check `idx` again.
     #[inline(always)]
     pub(crate) fn seen(&self, slot: usize) -> SlotWords<'a, W> {
         SlotWords(&self.0[slot % RECVS_MAX])
@@ -164,7 +166,7 @@ impl<'a, W: Word> Row<'a, W> {
     }
 }
 
-/// A slot that is there, in memory that the peer may change again: read each word once.
+/// A slot that has arrived. The peer may change its memory again, so read each word only once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlotWords<'a, W = AtomicU64>(&'a [W; SLOT_WORDS]);
 
@@ -174,26 +176,26 @@ impl<W: Word> SlotWords<'_, W> {
         u64::from_le(self.0[i].load(Ordering::Relaxed))
     }
 
-    /// Whether the slot is a row of its own with this tag: one comparison.
+    /// Returns whether the slot is alone in its row and has this tag. One comparison decides.
     #[inline(always)]
     pub(crate) fn is_single(&self, tag: u32) -> bool {
         self.word(2) == 1 | u64::from(tag) << 32
     }
 
-    /// Buffers in this row, and tag.
+    /// The number of buffers in this row, and the tag.
     #[inline(always)]
     pub(crate) fn nreqs_tag(&self) -> (u32, u32) {
         let word = self.word(2);
         (word as u32, (word >> 32) as u32)
     }
 
-    /// The message's tag.
+    /// Tag of the message.
     #[inline(always)]
     pub(crate) fn tag(&self) -> u32 {
         (self.word(2) >> 32) as u32
     }
 
-    /// Where to send to.
+    /// The receiver's buffer.
     #[inline(always)]
     pub(crate) fn room(&self) -> Room {
         let word = self.word(1);
@@ -201,7 +203,7 @@ impl<W: Word> SlotWords<'_, W> {
     }
 }
 
-/// Memory that waits for data, as the peer says.
+/// A buffer that waits for data, as the peer describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Room {
     pub(crate) addr: u64,
@@ -210,13 +212,15 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Whether `len` bytes fit, at most [`LEN_MAX`]; into a negative size nothing does.
+    /// Returns whether `len` bytes fit; `len` is at most [`LEN_MAX`]. No message fits into a negative
+    /// size.
     #[inline(always)]
     pub(crate) fn holds(&self, len: u32) -> bool {
         len as i32 <= self.size
     }
 
-    /// The error is what no working receiver writes, and its value.
+    /// Checks the values. The error names a value that no working receiver writes, and gives that
+    /// value.
     #[inline(always)]
     pub(crate) fn check(&self) -> Result<(), (&'static str, u64)> {
         if self.size < 0 {

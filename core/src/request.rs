@@ -1,24 +1,25 @@
-//! Requests: a fixed ring with take and give in constant time.
+//! Requests: a ring of fixed size that takes and frees a request in constant time.
 //!
-//! NCCL scans its array for a free request (`net_ib.cc ncclIbGetRequest`). Transfers end much in
-//! the order in which they began, so here each row of the FIFO has its place in a ring, at both
-//! ends: one request at the receiver, and at the sender one for each message. A request lives at
-//! the index in the low bits of its token, and may begin once the one that lived there before is
-//! over. Whoever leaves one untested finds no free request once the ring has come around.
+//! NCCL scans its array for a free request (`net_ib.cc ncclIbGetRequest`). Transfers end roughly in the
+//! order in which they began, so here each row of the FIFO has a fixed place in a ring, at both ends.
+//! The receiver has one request for each row; the sender has one for each message. The low bits of a
+//! request's token are its index in the ring. A new request may begin at an index once the previous
+//! request there is over. If a caller leaves a request untested, no request is free once the ring has
+//! come around to it.
 
 use core::hint::cold_path;
 
 use crate::fifo::{DEPTH_MAX, RECVS_MAX};
 
-/// Entries of a ring that has one for each row of the FIFO.
+/// Number of entries of a ring with one entry for each row of the FIFO.
 pub(crate) const ROWS: usize = DEPTH_MAX;
-/// Entries of a ring that has one for each message of each row.
+/// Number of entries of a ring with one entry for each message of each row.
 pub(crate) const MESSAGES: usize = DEPTH_MAX * RECVS_MAX;
 
-/// Names a request that is under way; give it to `test` until that says done.
+/// Names a request that is under way. Pass it to `test` until `test` says done.
 ///
-/// It is a number, not a resource: dropping it does not end the transfer. A token whose request
-/// is done, or that belongs to another comm, is refused by `test` as unknown.
+/// A `Request` is a number, not a resource: dropping it does not end the transfer. `test` refuses a
+/// token as unknown if its request is over or belongs to another comm.
 #[must_use = "a request ends only by `test`"]
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Request(u32);
@@ -27,44 +28,44 @@ impl Request {
     /// One more than the largest [`Request::index`].
     pub const INDEX_END: usize = MESSAGES;
 
-    /// Which of its comm's sends, receives or flushes it is: no two of a kind that are under way
-    /// are the same.
+    /// Index of the request among its comm's sends, receives or flushes. Two requests of one kind that
+    /// are under way at the same time never share an index.
     #[inline(always)]
     pub const fn index(&self) -> usize {
         self.0 as usize % Self::INDEX_END
     }
 
-    /// The same in fewer numbers, below 256, for requests that are one to a row: all but the sends
-    /// over a NIC.
+    /// Index of the request below 256, for kinds with one request for each row. Sends over a NIC have
+    /// several requests for each row, so they need [`Request::index`].
     #[inline(always)]
     pub const fn row(&self) -> usize {
         self.0 as usize % ROWS
     }
 
-    /// As a plain number, for a caller that must pass it through a C interface.
+    /// The request as a plain number, for a caller that must pass it through a C interface.
     #[inline(always)]
     pub const fn raw(&self) -> u32 {
         self.0
     }
 
-    /// Back from [`Request::raw`]. Any other number is a request that no comm knows.
+    /// Restores a request from [`Request::raw`]. Any other number gives a request that no comm knows.
     #[inline(always)]
     pub const fn from_raw(raw: u32) -> Self {
         Request(raw & (NUMBER | FLUSH))
     }
 
-    /// That of message `r` of the row whose first this is.
+    /// The request of message `r` of a row; `self` must be the request of the row's first message.
     #[inline(always)]
     pub(crate) const fn message(&self, r: usize) -> Self {
         Request(self.0 + r as u32)
     }
 
-    /// Tells a flush from receives, which are counted apart.
+    /// Marks the request as a flush. Flushes are counted apart from receives.
     pub(crate) const fn of_flush(self) -> Self {
         Request(self.0 | FLUSH)
     }
 
-    /// Whether it is a flush: then nothing of it is the peer's.
+    /// Returns whether the request is a flush. A flush does not depend on the peer.
     pub const fn is_flush(&self) -> bool {
         self.0 & FLUSH != 0
     }
@@ -75,102 +76,102 @@ impl Request {
 #[repr(align(64))]
 pub(crate) struct Ring<T, const N: usize = ROWS> {
     entries: [Entry<T>; N],
-    /// The number of the next request, of which the low bits are its index. Those whose low bits
-    /// are no index of this ring are left out.
+    /// The number of the next request; its low bits are the request's index. Numbers whose low bits are
+    /// no index of this ring are skipped.
     next: u32,
 }
 
-/// A request, live or free.
+/// The entry of a request, live or free.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Entry<T> {
-    /// The token of the request that lives here, with [`CUT`] when it never will be done; or
-    /// [`FREE`], or [`BEYOND`].
+    /// The token of the request that lives here, with [`CUT`] set if it will never be done. Otherwise
+    /// [`FREE`] or [`BEYOND`].
     key: u32,
-    /// Completions still awaited, negative where more came. Beside `key`, so that "done" is one
-    /// comparison of both.
+    /// The number of completions still awaited, negative if too many came. The field lies beside `key`,
+    /// so that one comparison of both tells "done".
     awaited: i32,
     pub(crate) value: T,
 }
 
 const FREE: u32 = u32::MAX;
-/// Of the entries that a smaller ring does not use.
+/// The key of an entry that a smaller ring does not use.
 const BEYOND: u32 = FREE - 1;
 const CUT: u32 = 1 << 30;
 const FLUSH: u32 = 1 << 29;
-/// Bits of a request's number.
+/// The bits of a request's number.
 const NUMBER: u32 = FLUSH - 1;
 
 impl<T> Entry<T> {
-    /// Becomes the request of `token`, which awaits `events` completions, at least one.
+    /// Makes this entry the request of `token`, which awaits `events` completions, at least one.
     #[inline(always)]
     pub(crate) fn arm(&mut self, token: u32, events: u32) {
         self.key = token;
         self.awaited = events as i32;
     }
 
-    /// Whether a request may begin here.
+    /// Returns whether a request may begin here.
     #[inline(always)]
     pub(crate) fn is_free(&self) -> bool {
         self.key == FREE
     }
 
-    /// A completion came; says whether one was awaited.
+    /// Counts a completion, and returns whether one was awaited.
     #[inline(always)]
     pub(crate) fn book(&mut self) -> bool {
         self.awaited = self.awaited.wrapping_sub(1);
         self.awaited >= 0
     }
 
-    /// Whether all that were awaited came.
+    /// Returns whether all awaited completions have arrived.
     pub(crate) fn is_complete(&self) -> bool {
         self.awaited == 0
     }
 
-    /// Whether a request lives here that is not complete.
+    /// Returns whether an incomplete request lives here.
     pub(crate) fn is_awaiting(&self) -> bool {
         self.key < BEYOND && self.awaited != 0
     }
 
-    /// All that were awaited came.
+    /// Marks all awaited completions as arrived.
     #[inline(always)]
     pub(crate) fn finish(&mut self) {
         self.awaited = 0;
     }
 
-    /// The request that lives here is done after all, even if it was [cut short](Ring::cut_short).
+    /// Marks the request that lives here as done, even if it was [cut short](Ring::cut_short).
     pub(crate) fn finish_late(&mut self) {
         if self.key < BEYOND {
             (self.key, self.awaited) = (self.key & !CUT, 0);
         }
     }
 
-    /// Whether `token` lives here: it waits, or is done.
+    /// Returns whether `token` lives here: its request waits or is done.
     #[inline(always)]
     pub(crate) fn is_live(&self, token: u32) -> bool {
         self.key == token
     }
 
-    /// Whether `token` lives here and is done.
+    /// Returns whether `token` lives here and its request is done.
     #[inline(always)]
     pub(crate) fn is_done(&self, token: u32) -> bool {
         u64::from(self.key) | u64::from(self.awaited as u32) << 32 == u64::from(token)
     }
 
-    /// Whether `token` lived here and will never be done.
+    /// Returns whether `token` lived here and its request will never be done.
     pub(crate) fn is_cut_short(&self, token: u32) -> bool {
         self.key == token | CUT
     }
 
-    /// Ends the request that lives here; gives what stands beside it.
+    /// Ends the request that lives here, and returns the value beside it.
     #[inline(always)]
     pub(crate) fn end(&mut self) -> &mut T {
-        // All ones, which takes one store.
+        // Both fields become all ones, which takes one store.
         (self.key, self.awaited) = (FREE, -1);
         &mut self.value
     }
 
-    /// Ends the request of `token` if it lives here and is done; whether that was so.
+    /// Ends the request of `token` if it lives here and is done; returns whether it was.
     pub(crate) fn end_if_done(&mut self, token: u32) -> bool {
         let is_done = self.is_done(token);
         if is_done {
@@ -181,14 +182,15 @@ impl<T> Entry<T> {
 }
 
 impl<T, const N: usize> Ring<T, N> {
-    /// `depth` is a power of two up to `N`; `value` gives what stands at each index.
+    /// Creates a ring of `depth` entries, a power of two up to `N`. `value` gives the value beside each
+    /// index.
     pub(crate) fn new(depth: usize, mut value: impl FnMut(usize) -> T) -> Self {
         let key = |index| if index < depth { FREE } else { BEYOND };
         let entry = |index| Entry { key: key(index), awaited: -1, value: value(index) };
         Ring { entries: core::array::from_fn(entry), next: 0 }
     }
 
-    /// The next request and its entry, if that is free; the caller arms it, and then goes on with
+    /// The next request and its entry, if the entry is free. The caller arms the entry and then calls
     /// [`Ring::advance`].
     #[inline(always)]
     pub(crate) fn next_free(&mut self) -> Option<(Request, &mut Entry<T>)> {
@@ -207,20 +209,20 @@ impl<T, const N: usize> Ring<T, N> {
         Request(self.next & NUMBER)
     }
 
-    /// The next request is taken.
+    /// Takes the next request.
     #[inline(always)]
     pub(crate) fn advance(&mut self) {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// The requests of the next row of messages are taken, or left out.
+    /// Takes or skips the requests of the next row of messages.
     #[inline(always)]
     pub(crate) fn advance_row(&mut self) {
         self.next = self.next.wrapping_add(RECVS_MAX as u32);
     }
 
-    /// Comes around at the end of a ring of less than `N`; whether there was reason to, after
-    /// [`Ring::next_free`] gave nothing.
+    /// Wraps around at the end of a ring of fewer than `N` entries. Call this after [`Ring::next_free`]
+    /// returned `None`. Returns whether the ring was at its end.
     #[cold]
     #[inline(never)]
     pub(crate) fn come_around(&mut self) -> bool {
@@ -231,31 +233,32 @@ impl<T, const N: usize> Ring<T, N> {
         is_end
     }
 
-    /// The entry of a token, or that `wr_id` names: at the index in its low bits.
+    /// The entry of a token or of a `wr_id`, at the index in its low bits.
     #[inline(always)]
     pub(crate) fn at(&mut self, token: u32) -> &mut Entry<T> {
         &mut self.entries[token as usize % N]
     }
 
-    /// The entries of a row of messages, of which `token` names one.
+    /// The entries of the row of messages to which `token` belongs.
     #[inline(always)]
     pub(crate) fn row(&mut self, token: u32) -> &mut [Entry<T>; RECVS_MAX] {
         &mut self.entries.as_chunks_mut().0[token as usize % N / RECVS_MAX]
     }
 
-    /// Whether all messages of a row may begin. In one comparison: a branch each costs more.
+    /// Returns whether all messages of a row may begin. One comparison decides, since a branch for each
+    /// entry costs more.
     #[inline(always)]
     pub(crate) fn is_row_free(&mut self, token: u32) -> bool {
         self.row(token).iter().fold(FREE, |keys, entry| keys & entry.key) == FREE
     }
 
-    /// Completions will not come any more: what waits for one never will be done.
+    /// Marks all incomplete requests as never done, because no more completions will arrive.
     pub(crate) fn cut_short(&mut self) {
         let live = self.entries.iter_mut().filter(|entry| entry.key < BEYOND);
         live.filter(|entry| entry.awaited != 0).for_each(|entry| entry.key |= CUT);
     }
 
-    /// How many are live; linear, for reports.
+    /// The number of live requests. It takes linear time, so use it for reports only.
     pub(crate) fn live(&self) -> usize {
         self.entries.iter().filter(|entry| entry.key < BEYOND).count()
     }
@@ -275,7 +278,7 @@ mod tests {
         ) {
             let depth = 1 << depth_log2;
             let mut ring = Ring::<usize, ROWS>::new(depth, |index| index);
-            // Near the end of the numbers, to come around.
+            // The numbers start near their end, so that they wrap around.
             ring.next = 0u32.wrapping_sub(256 * laps);
             let mut count = 0;
             // Token, place in the ring, completions awaited.

@@ -1,8 +1,9 @@
-//! What both comms have in common: resources, the gate before each call, and polling.
+//! The common part of both comms: resources, the gate in front of each call, and polling.
 //!
-//! Each call has a fast path, which is inlined into its caller, and a slow path, which is not. The
-//! fast path changes nothing before it is sure to succeed, so the slow path starts from the beginning.
-//! An [`Error`] fills several registers: a slow path leaves it in the comm and returns [`Failed`].
+//! Each call has an inlined fast path and a slow path that is not inlined. The fast path changes
+//! nothing before it is sure to succeed, so the slow path can start the call again from the beginning.
+//! An [`Error`] fills several registers, so a slow path stores the error in the comm and returns
+//! [`Failed`].
 
 use super::Request;
 use super::notice::NoticeReader;
@@ -12,63 +13,64 @@ use crate::error::{CompletionError, Ends, Error, Report};
 use crate::nic::{Nic, NicError, PollError, Wc, WcStatus};
 use crate::request::Ring;
 
-/// Completions taken in one poll.
+/// The largest number of completions taken in one poll.
 const POLL_BATCH: usize = 32;
 
-/// Whether calls may pass; what is not `Open` leaves the fast path.
+/// Whether calls may pass. Every gate but `Open` makes a call leave the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Gate {
     Open,
-    /// Open, and a group of sends is being matched.
+    /// The comm is open, and a group of sends is being matched.
     Group,
-    /// The exchange goes on in the first calls (wire of NCCL 2.14).
+    /// The first calls finish the exchange of connection data (wire of NCCL 2.14).
     Pending,
-    /// The peer has closed: what is complete can still be collected.
+    /// The peer has closed. Completions that have arrived can still be collected.
     Closed,
     Failed,
 }
 
-/// A call failed; [`Base::error`] says why.
+/// A call failed; [`Base::error`] gives the reason.
 pub(super) struct Failed;
 
 /// How the fast path of a call ended.
 ///
-/// The fast path is a part of the whole call. A caller whose own function is to stay small, such as a
-/// function of a C interface, calls the fast path first, and makes the whole call in another function
-/// where that says [`Fast::Slow`]. The order cannot be wrong: the whole call does all by itself.
+/// The fast path is a part of the whole call. A caller that must keep its own function small, such as a
+/// function of a C interface, can call the fast path first. If the fast path returns [`Fast::Slow`],
+/// the caller makes the whole call in another function. The caller may also make the whole call
+/// directly: it includes the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Fast<T> {
-    /// The call is done. If the NIC refused what a send or receive posted, the test of its request
-    /// says so.
+    /// The call is done. If the NIC refused the work requests of a send or receive, testing its request
+    /// returns the error.
     Done(T),
-    /// Nothing is there yet: call again.
+    /// The call found nothing to complete: call again.
     Pending,
-    /// Make the whole call.
+    /// The fast path cannot handle this case: make the whole call.
     Slow,
 }
 
-/// What the slow path of a test finds.
+/// The result of a test's slow path.
 pub(super) enum Settled {
     Pending,
-    /// The request is done and its entry is free. The entry's value is still there.
+    /// The request is done and its entry is free. The entry still holds its value.
     Done,
-    /// No such request is pending or done.
+    /// This comm has no such request, neither pending nor done.
     Unknown,
 }
 
 #[repr(C)]
 pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
-    /// First, so that where a request is takes no addition.
+    /// This field comes first, so that the address of a request needs no addition.
     pub(super) reqs: Ring<T, REQS>,
     wcs: [Wc; POLL_BATCH],
     pub(super) gate: Gate,
-    /// What ended the connection, behind a gate that is closed or failed.
+    /// The error that ended the connection, when the gate is `Closed` or `Failed`.
     end: Option<Error>,
-    /// Of the call that failed last.
+    /// The error of the call that failed last.
     error: Option<Error>,
-    /// Released before the completion queue, as a queue pair of its own is.
+    /// The route may own a queue pair, so it is declared, and released, before the completion queue.
     pub(super) route: R,
     pub(super) verbs: Verbs<N>,
     pub(super) stream: S,
@@ -99,8 +101,8 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         self.ends.report(error)
     }
 
-    /// Fails a call, and leaves its error in the comm. After a fatal one nothing more can succeed;
-    /// the first of these stays.
+    /// Fails a call and stores its error in the comm. After a fatal error every call fails, and the
+    /// first fatal error is kept.
     #[cold]
     #[inline(never)]
     pub(super) fn fail(&mut self, error: Error) -> Failed {
@@ -112,14 +114,14 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         Failed
     }
 
-    /// Lets nothing new begin, because of `error`.
+    /// Stops new work from starting, because of `error`.
     pub(super) fn close(&mut self, gate: Gate, error: Error) {
         self.gate = gate;
         self.end = Some(error);
         self.ends.notices = self.verbs.nic.notices();
     }
 
-    /// Fails a call because the NIC refused one.
+    /// Fails a call because the NIC returned an error.
     #[cold]
     #[inline(never)]
     pub(super) fn nic_failed(&mut self, error: NicError) -> Failed {
@@ -133,7 +135,7 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         self.nic_failed(error.into());
     }
 
-    /// Fails a call for a gate that nothing passes.
+    /// Fails a call because the gate is closed or failed.
     #[cold]
     #[inline(never)]
     pub(super) fn refuse(&mut self) -> Failed {
@@ -141,14 +143,14 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         Failed
     }
 
-    /// The error that a failed call has left.
+    /// Returns the error that a failed call stored.
     #[cold]
     #[inline(never)]
     pub(super) fn error(&self, _: Failed) -> Error {
         self.error.unwrap_or(Error::PeerClosed(StreamError::Closed))
     }
 
-    /// Tests a request; [`Fast::Done`] gives its bytes if it has one size.
+    /// Tests a request. [`Fast::Done`] gives the request's bytes if the request has exactly one size.
     #[inline(always)]
     pub(super) fn test(&mut self, request: &Request) -> Fast<u32> {
         let entry = self.reqs.at(request.raw());
@@ -164,9 +166,8 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         }
     }
 
-    /// Books what a test has polled, and ends the request if it is done then. This and the next function
-    /// are not inlined, so that a test that finds nothing saves one register, and a test that finds its
-    /// one completion saves none.
+    /// Books the completions that a test has polled, and ends the request if it is then done. This code
+    /// is a function of its own so that a test without completions saves few registers.
     #[inline(never)]
     fn test_polled(&mut self, request: &Request, polled: Result<u32, PollError>) -> Fast<u32> {
         let Self { wcs: [wc, ..], reqs, route, .. } = self;
@@ -214,7 +215,7 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         }
     }
 
-    /// Takes completions that are there and books them; whether there was any.
+    /// Takes the completions that have arrived and books them; returns whether there was any.
     #[inline(never)]
     pub(super) fn poll(&mut self) -> bool {
         match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {
@@ -225,8 +226,9 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         true
     }
 
-    /// Books what was polled. A completion that failed, or that no request awaits, fails the comm;
-    /// those behind it are dropped, since the comm's requests are cut short.
+    /// Books the polled completions. The comm fails if a completion has an error status or if no
+    /// request awaits it. The completions behind the failed one are dropped, since the comm's requests
+    /// are cut short.
     #[inline(always)]
     fn book(&mut self, polled: u32) {
         let Self { wcs, reqs, route, .. } = self;
@@ -245,7 +247,7 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         let error = if wc.status == WcStatus::SUCCESS {
             Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num }
         } else {
-            // A peer that has closed may have said that all has arrived.
+            // A peer that has closed may have reported over the stream that all messages have arrived.
             let _ = self.notice.read(&mut self.stream);
             let Settings { timeout, retry_cnt, .. } = self.verbs.settings;
             let port_trouble = self.verbs.port_trouble();
@@ -257,7 +259,7 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         self.fail(error);
     }
 
-    /// Fails a test because `token` is neither waiting nor done.
+    /// Fails a test because `token` names a request that is neither waiting nor done.
     #[cold]
     #[inline(never)]
     pub(super) fn unsettled(&mut self, token: u32) -> Failed {
@@ -268,8 +270,8 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         }
     }
 
-    /// Looks whether the peer is still there: between comms nothing travels over the stream but a
-    /// close notice and its end.
+    /// Checks that the peer is still there. Between two comms the stream carries only a close notice
+    /// and the end of the stream.
     pub(super) fn check_peer(&mut self) -> Result<(), Failed> {
         match self.gate {
             Gate::Pending => return Ok(()),
@@ -283,10 +285,10 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
             Err(error @ Error::PeerClosed(_)) => error,
             Err(error) => return Err(self.fail(error)),
         };
-        // What the peer sent before it closed is in the completion queue by now.
+        // By now the completion queue contains everything that the peer sent before it closed.
         while self.gate != Gate::Failed && self.poll() {}
         if self.gate != Gate::Failed {
-            // Nothing new can start.
+            // A closed gate stops new requests.
             self.close(Gate::Closed, error);
         }
         Err(self.refuse())

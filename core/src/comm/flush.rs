@@ -1,4 +1,4 @@
-//! Flushes: a read back through the NIC, so that the GPU sees what was written before
+//! Flushes: the NIC reads received memory back, so that the GPU sees the data that the NIC wrote before
 //! (`net_ib.cc ncclIbIflush`).
 
 use super::Request;
@@ -13,21 +13,21 @@ use crate::request::Ring;
 /// Received memory to flush.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlushBuf {
-    /// First byte.
+    /// Address of the first byte.
     pub addr: u64,
-    /// Bytes received there.
+    /// Number of bytes received.
     pub len: u32,
-    /// Remote key of the region that holds it.
+    /// Remote key of the region that contains the memory.
     pub rkey: u32,
 }
 
-/// How a flush began.
+/// The result of starting a flush.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Flush {
-    /// Flushing is off, or no buffer has bytes: the data can be used.
+    /// No flush is needed: flushing is off, or no buffer has bytes. The data can be used.
     NotNeeded,
-    /// Under way: test the request.
+    /// The flush is under way: test the request.
     Started(Request),
     /// No request is free: call again.
     Busy,
@@ -39,11 +39,11 @@ pub(super) struct Flushes<N: Nic> {
     reqs: Ring<()>,
 }
 
-/// A queue pair connected to itself.
+/// A queue pair that is connected to itself.
 struct Reader<N: Nic> {
     qp: N::Qp,
     mr: N::Mr,
-    /// The byte that is read lands here.
+    /// Each READ puts its byte here.
     memory: N::Memory,
 }
 
@@ -53,7 +53,7 @@ impl<N: Nic> Flushes<N> {
         Ok(Flushes { reader, reqs: Ring::new(verbs.settings.depth().into(), |_| ()) })
     }
 
-    /// Starts to read one byte of the last buffer that has any.
+    /// Starts to read one byte of the last buffer that has bytes.
     pub(super) fn start(&mut self, nic: &N, bufs: &[FlushBuf]) -> Result<Flush, NicError> {
         let last = bufs.iter().rev().find(|buf| buf.len > 0);
         let (Some(reader), Some(buf)) = (&self.reader, last) else { return Ok(Flush::NotNeeded) };
@@ -77,22 +77,22 @@ impl<N: Nic> Flushes<N> {
         Ok(Flush::Started(request))
     }
 
-    /// Whether `token` is that of a flush under way.
+    /// Returns whether `token` names a flush that is not over.
     pub(super) fn is_live(&mut self, token: u32) -> bool {
         self.reqs.at(token).is_live(token)
     }
 
-    /// Ends the flush of `token` if it is done; whether that was so.
+    /// Ends the flush of `token` if it is done, and returns whether it was.
     pub(super) fn end_if_done(&mut self, token: u32) -> bool {
         self.reqs.at(token).end_if_done(token)
     }
 
-    /// A READ completed; says whether it was awaited.
+    /// Books the completion of a READ, and returns whether a flush awaited it.
     pub(super) fn end(&mut self, wr_id: u64) -> bool {
         self.reqs.at(wr_id as u32).book()
     }
 
-    /// Flushes under way.
+    /// The number of flushes under way.
     pub(super) fn outstanding(&self) -> usize {
         self.reqs.live()
     }

@@ -1,7 +1,7 @@
-//! A row of the FIFO that groups several receives, while its messages are matched. Its slots stay
-//! where the peer wrote them: where a message goes is read, and checked, when that is added.
+//! A FIFO row that groups several receives, while its messages are matched. The slots stay where the
+//! peer wrote them: the sender reads and checks a message's destination when it adds the message.
 //!
-//! The immediate of a group has one bit for each buffer that got data (`net_ib.cc
+//! The immediate of a group has one bit for each buffer that received data (`net_ib.cc
 //! ncclIbMultiSend`).
 
 use super::SendBuf;
@@ -13,38 +13,38 @@ use crate::fifo::{RECVS_MAX, Room, Row, SlotWords};
 use crate::nic::{Nic, NumSge, SendList, SendWr, Sge};
 use crate::request::Request;
 
-/// Where the work request is that ends a group.
+/// Index of the work request that ends a group.
 const END: usize = RECVS_MAX;
 
 pub(super) struct Group {
-    /// The request of its first message.
+    /// The request of the group's first message.
     first: Request,
-    /// Messages.
+    /// The number of messages in the group.
     nreqs: usize,
-    /// The buffers, from number [`Group::start`] on: first those that have their message, in the
-    /// order in which these came.
+    /// The buffers, from index [`Group::start`] on. Buffers that have their message come first, in the
+    /// order in which the messages arrived.
     order: [u8; RECVS_MAX],
-    /// Where in that order the first buffer is that waits for its message; [`END`] for none.
+    /// Index in `order` of the first buffer that waits for its message; [`END`] if none waits.
     waiting: usize,
-    /// A bit for each buffer whose message is empty.
+    /// One bit for each buffer whose message is empty.
     empty: u32,
-    /// Bytes of the messages that are matched.
+    /// Bytes of the matched messages.
     sizes: Sizes,
-    /// The WRITEs of the messages, whole, in the same order; and behind them that which ends the
-    /// group. So any number of them is a chain that ends at the same place.
+    /// The WRITE of each message, whole, in the order of `order`, and then the work request that ends
+    /// the group. So a group of any size is a chain that ends at the same index.
     wrs: SendList<{ END + 1 }>,
 }
 
-/// The order in which a full row's messages are asked for.
+/// The order in which the messages of a full row are expected.
 const IN_ORDER: u64 = u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
 
-/// A bit for each of `nreqs` buffers, 1 to 8.
+/// One bit for each of `nreqs` buffers, 1 to 8.
 const fn all(nreqs: usize) -> u32 {
     (2 << ((nreqs - 1) % RECVS_MAX)) - 1
 }
 
 impl Group {
-    /// For the groups of a comm that goes to `target`.
+    /// Creates the group of a comm that sends to `target`.
     pub(super) const fn new(target: &Target) -> Self {
         let mut wrs = [SendWr { num_sge: NumSge::One, ..WRITE }; END + 1];
         let num_sge = if target.has_sizes() { NumSge::One } else { NumSge::Zero };
@@ -60,10 +60,11 @@ impl Group {
         }
     }
 
-    /// Whether all slots of a row of `nreqs` are there, of which the first is.
+    /// Returns whether all `nreqs` slots of a row have arrived. The caller has already seen the first
+    /// slot.
     pub(super) fn is_there(row: &Row<'_>, nreqs: usize, idx: u64) -> bool {
         let is_there = |r: usize| row.load(r, idx).is_some();
-        // A full one without a count to compare with.
+        // A full row needs no comparison with the count.
         if nreqs == RECVS_MAX {
             return (1..RECVS_MAX).all(is_there);
         }
@@ -78,20 +79,20 @@ impl Group {
         self.sizes = [0; RECVS_MAX];
     }
 
-    /// The first buffer that waits for its message: one does while the group is matched.
+    /// The first buffer that waits for its message. One buffer always waits while the group is matched.
     #[inline(always)]
     fn next(&self) -> usize {
         self.order[self.waiting % RECVS_MAX] as usize % RECVS_MAX
     }
 
-    /// The first buffer of `row` that waits for a message with `tag`, and its slot.
+    /// The first buffer of `row` that waits for a message with `tag`, and the buffer's slot.
     pub(super) fn find<'a>(&self, row: &Row<'a>, tag: u32) -> Option<(usize, SlotWords<'a>)> {
         let waiting = self.order[self.waiting.min(END)..].iter();
         let waiting = waiting.map(|r| usize::from(*r) % RECVS_MAX);
         waiting.map(|r| (r, row.seen(r))).find(|(_, slot)| slot.tag() == tag)
     }
 
-    /// Finds a buffer as [`Group::find`] does, and makes it the next.
+    /// Finds a buffer as [`Group::find`] does, and makes this buffer the next one.
     #[inline(always)]
     pub(super) fn select<'a>(&mut self, row: &Row<'a>, tag: u32) -> Option<SlotWords<'a>> {
         // Most messages come in the order of their buffers.
@@ -108,18 +109,18 @@ impl Group {
         Some(slot)
     }
 
-    /// Whether the request is of a message of the group that began last.
+    /// Returns whether `request` belongs to a message of the group that began last.
     pub(super) fn has(&self, request: &Request) -> bool {
         (request.raw().wrapping_sub(self.first.raw()) as usize) < self.nreqs
     }
 
-    /// Whether each buffer has its message.
+    /// Returns whether each buffer has its message.
     #[inline(always)]
     pub(super) fn is_complete(&self) -> bool {
         self.waiting == END
     }
 
-    /// Adds the message of the next buffer, which goes to `room`; gives its request.
+    /// Adds the message of the next buffer, with destination `room`, and returns its request.
     #[inline(always)]
     pub(super) fn add(&mut self, buf: &SendBuf, room: &Room) -> Request {
         let r = self.next();
@@ -134,13 +135,13 @@ impl Group {
         self.first.message(r)
     }
 
-    /// How many messages it has.
+    /// The number of messages in the group.
     pub(super) fn nreqs(&self) -> usize {
         self.nreqs
     }
 
-    /// Lays out what ends the group of `row`, once it is complete; gives the list, and where the
-    /// group begins in it.
+    /// Lays out the work request that ends the complete group of `row`. Returns the list, and the index
+    /// where the group begins in the list.
     pub(super) fn finish<N: Nic>(
         &mut self,
         verbs: &Verbs<N>,
@@ -148,7 +149,7 @@ impl Group {
         row: u8,
     ) -> (&mut SendList<{ END + 1 }>, usize) {
         let mut end = self.wrs.wr(END);
-        // Its completion ends the others too.
+        // The completion of this work request ends the other requests of the group too.
         end.set_id(u64::from(self.first.raw()) | (self.nreqs as u64 - 1) << 32 | GROUP);
         end.set_imm(all(self.nreqs) & !self.empty);
         target.put_sizes(verbs, row, &self.sizes, &mut end);
@@ -156,17 +157,17 @@ impl Group {
         (&mut self.wrs, start)
     }
 
-    /// Where the group begins, in both orders.
+    /// The index where the group begins, in `order` and in `wrs`.
     fn start(&self) -> usize {
         END - self.nreqs.min(END)
     }
 
-    /// The WRITEs, and behind them that which ends the group.
+    /// The WRITEs, followed by the work request that ends the group.
     pub(super) fn wrs(&self) -> &[SendWr; END + 1] {
         self.wrs.wrs()
     }
 
-    /// Whether all messages have bytes, so that each is a work request.
+    /// Returns whether all messages have bytes, so that each message is one work request.
     #[inline(always)]
     pub(super) fn is_full(&self) -> bool {
         self.empty == 0

@@ -1,7 +1,8 @@
-//! What a receiving comm says over the stream when it closes: how far it got.
+//! The close notice: a closing receiver tells the sender over the stream how many receives are
+//! complete.
 //!
-//! The NIC's acknowledge of the last message may be lost, and with the receiver's process nobody is
-//! left to repeat it. Then the stream, which the kernel delivers still, tells the sender which
+//! The NIC's acknowledge of the last message may be lost. Once the receiver's process has ended, nobody
+//! repeats that acknowledge. The kernel still delivers the stream, so the stream tells the sender which
 //! messages have arrived.
 
 use static_assertions::assert_eq_size;
@@ -34,8 +35,8 @@ const NOTICE_BYTES: usize = size_of::<CloseNotice>();
 
 assert_eq_size!(CloseNotice, [u8; 16]);
 
-/// Tells the peer that this end closes, and that receives before number `rows_done` are complete.
-/// A stream that does not take it has no peer to tell.
+/// Tells the peer that this end closes, and that all receives before number `rows_done` are complete.
+/// If the stream does not take the notice, no peer is left, and the rest is dropped.
 pub(super) fn send(stream: &mut impl Stream, rows_done: u64) {
     let notice = CloseNotice { magic: MAGIC, rows_done: rows_done.into() };
     let mut bytes = notice.as_bytes();
@@ -44,7 +45,7 @@ pub(super) fn send(stream: &mut impl Stream, rows_done: u64) {
     }
 }
 
-/// Reads what comes over the stream of a comm.
+/// Reads a close notice from the stream of a comm.
 #[derive(Default)]
 pub(super) struct NoticeReader {
     bytes: [u8; NOTICE_BYTES],
@@ -52,17 +53,17 @@ pub(super) struct NoticeReader {
 }
 
 impl NoticeReader {
-    /// How many receives the peer has completed, if it has said that it closes.
+    /// The number of receives that the peer has completed, if the peer has sent its close notice.
     pub(super) fn rows_done(&self) -> Option<u64> {
         let notice = CloseNotice::ref_from_bytes(&self.bytes).ok()?;
         (self.got == NOTICE_BYTES).then(|| notice.rows_done.get())
     }
 
-    /// Reads what has come.
+    /// Reads the bytes that have arrived.
     ///
     /// # Errors
-    /// [`Error::PeerClosed`] after a notice, or at the end of the stream; [`Error::Unexpected`] for
-    /// anything else.
+    /// [`Error::PeerClosed`] after a notice, or at the end of the stream; [`Error::Unexpected`] for any
+    /// other bytes.
     pub(super) fn read(&mut self, stream: &mut impl Stream) -> Result<(), Error> {
         while self.got < NOTICE_BYTES {
             match stream.recv(&mut self.bytes[self.got..]) {

@@ -1,8 +1,8 @@
-//! Posting the work of matched messages (`net_ib.cc ncclIbMultiSend`).
+//! Posting the work requests of matched messages (`net_ib.cc ncclIbMultiSend`).
 //!
-//! Each queue pair carries one share of every message, in multiples of 128 bytes so that NCCL's
-//! LL and LL128 protocols work, and ends in one signaled WRITE_WITH_IMM: the receiver counts one
-//! for each queue pair.
+//! Each queue pair carries one share of every message. Shares are multiples of 128 bytes, since NCCL's
+//! LL and LL128 protocols need this. On each queue pair a message ends with one signaled
+//! WRITE_WITH_IMM, and the receiver counts one completion for each queue pair.
 
 use super::sizes::{SIZES_ROW_BYTES, Sizes, SizesRow, sizes_offset};
 use crate::conn::Verbs;
@@ -10,16 +10,16 @@ use crate::fifo::{LEN_MAX, RECVS_MAX};
 use crate::math::{QP_SPLIT_ALIGN, QpSplit};
 use crate::nic::{Link, Listed, Memory, Nic, NicError, NumSge, SendFlags, SendOpcode, SendWr, Sge};
 
-/// Where messages go.
+/// The destination of a comm's messages.
 pub(super) struct Target {
     pub(super) qps: u32,
-    /// Up to which size a message is one work request on each queue pair.
+    /// The largest message that is a single work request on each queue pair.
     ar_threshold_bytes: u32,
-    /// Up to which size it is all in that of the first queue pair, too.
+    /// The largest message that fits whole into the work request of the first queue pair.
     pub(super) whole_bytes_max: u64,
-    /// Where the receiver takes the sizes of a group: address and key.
+    /// Address and key of the memory where the receiver takes the sizes of a group.
     sizes: Option<(u64, u32)>,
-    /// Where our copy of them begins in the control memory.
+    /// Offset of the sender's own copy of the sizes in the control memory.
     sizes_offset: usize,
 }
 
@@ -33,18 +33,19 @@ impl Target {
         Target { qps, ar_threshold_bytes, whole_bytes_max, sizes, sizes_offset }
     }
 
-    /// Whether the data of a message of its own goes ahead of what ends it. Under adaptive routing it
-    /// may be overtaken: a large one goes as a plain WRITE, and an empty WRITE_WITH_IMM follows.
+    /// Returns whether an ungrouped message of `len` bytes has a WRITE for its data, and an empty
+    /// WRITE_WITH_IMM after it. Under adaptive routing packets may overtake each other, so a large
+    /// message is sent this way.
     pub(super) const fn is_apart(&self, len: u32) -> bool {
         len > self.ar_threshold_bytes
     }
 
-    /// Whether the end of a group carries the sizes: on our own wire.
+    /// Returns whether the work request that ends a group carries the sizes, as on Invar's own wire.
     pub(super) const fn has_sizes(&self) -> bool {
         self.sizes.is_some()
     }
 
-    /// Has it do so.
+    /// Makes `end`, the work request that ends a group, carry the group's sizes, if the wire has them.
     #[inline(always)]
     pub(super) fn put_sizes<N: Nic>(
         &self,
@@ -65,7 +66,7 @@ impl Target {
     }
 }
 
-/// A WRITE of no bytes.
+/// A WRITE without bytes.
 pub(super) const WRITE: SendWr = SendWr {
     wr_id: 0,
     next: Link::NULL,
@@ -79,15 +80,15 @@ pub(super) const WRITE: SendWr = SendWr {
     sge: Sge { addr: 0, length: 0, lkey: 0 },
 };
 
-/// The work request that ends a message, or group, on each queue pair, of no bytes. `token` names
-/// its request, or that of its first message.
+/// The empty work request that ends a message or group on a queue pair. `token` names the request of
+/// the message, or of the group's first message.
 #[inline(always)]
 pub(super) const fn with_imm(token: u32, imm_data: u32) -> SendWr {
     let (opcode, flags) = (SendOpcode::RdmaWriteWithImm, SendFlags::SIGNALED);
     SendWr { wr_id: token as u64, imm_data, opcode, flags, ..WRITE }
 }
 
-/// Posts the shares of a message of its own, which is `whole`.
+/// Posts the shares of an ungrouped message; `whole` is the work request of the whole message.
 #[inline(never)]
 pub(super) fn post_single<N: Nic>(
     verbs: &Verbs<N>,
@@ -113,8 +114,9 @@ pub(super) fn post_single<N: Nic>(
     Ok(())
 }
 
-/// Posts the shares of a group over several queue pairs, or without its empty messages: these need no
-/// work of their own, as the immediate counts for all. Its WRITEs begin at `start`.
+/// Posts a group in shares over several queue pairs, or without its empty messages. An empty message
+/// needs no work request of its own, since the immediate counts for all. The group's WRITEs begin at
+/// `start`.
 #[inline(never)]
 pub(super) fn post_parts<N: Nic>(
     verbs: &Verbs<N>,
@@ -129,13 +131,13 @@ pub(super) fn post_parts<N: Nic>(
         let parts = writes.iter_mut().map(|(write, split)| next_part(write, split));
         let parts = parts.filter(|part| part.sge.length > 0);
         let wrs: heapless::Vec<_, { RECVS_MAX + 1 }> = parts.chain([end]).collect();
-        // The sizes go once, before the immediate of the first queue pair completes.
+        // The sizes are sent once, before the immediate of the first queue pair completes.
         (end.remote_addr, end.rkey, end.sge) = Default::default();
         verbs.nic.post_send(qp, &wrs)
     })
 }
 
-/// The next share of `whole`.
+/// The work request of the next share of `whole`.
 fn next_part(whole: &SendWr, split: &mut QpSplit) -> SendWr {
     let part = split.next_part();
     let offset = u64::from(part.offset);

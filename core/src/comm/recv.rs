@@ -19,10 +19,10 @@ use crate::request::{ROWS, Ring};
 
 pub use buf::RecvBuf;
 
-/// Keys that are remembered as granted.
+/// The number of granted keys that a comm remembers.
 const GRANTED: usize = 8;
 
-/// When a peer may wait for a row of slots.
+/// Whether a peer may already wait for a row of slots.
 #[derive(Clone, Copy)]
 enum Await {
     Now,
@@ -32,25 +32,26 @@ enum Await {
 /// The receiving end of a connection.
 pub struct RecvComm<N: Nic, S> {
     pub(super) base: Base<N, S, Flushes<N>, Receiving, ROWS>,
-    /// Of a row, on each queue pair; without a buffer, as the data comes by WRITE_WITH_IMM.
+    /// The receive work request of a row, posted on each queue pair. It has no buffer, since the data
+    /// comes by WRITE_WITH_IMM.
     recv_wr: RecvWr,
-    /// What came into the buffers of the receive that was last found done.
+    /// Bytes received into each buffer of the receive that was last found done.
     received: Sizes,
-    /// How many that had, if it was not one.
+    /// The number of buffers of that receive, if it had several.
     received_len: usize,
-    /// Of the next receive: receives posted, plus one.
+    /// `idx` of the next receive: the number of posted receives, plus one.
     idx: u64,
-    /// Rows of the FIFO.
+    /// The number of rows of the FIFO.
     depth: usize,
-    /// Keys that the peer was granted last, by their low bits.
+    /// The keys that were granted to the peer last, indexed by the key's low bits.
     granted: [u32; GRANTED],
-    /// Buffers that a receive may group: a peer with a request for each message could never have more
-    /// under way than there are rows.
+    /// The largest number of buffers that one receive may group. It is at most the number of rows: a
+    /// peer with one request for each message could not have more messages under way.
     group_max: usize,
 }
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
-    /// Where in the control memory sizes come in.
+    /// Offset in the control memory of the sizes that the peer writes.
     pub(crate) const fn sizes_offset(depth: usize) -> u64 {
         sizes_offset(depth) as u64
     }
@@ -80,8 +81,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             Receiving { slots, events, imm: 0, sizes: [0; RECVS_MAX] }
         };
         let mut rows = Ring::new(depth, receiving);
-        // One write in a ring asks for a completion: otherwise the send queue never drains. It
-        // counts on the request of that row.
+        // One write in each turn of the ring asks for a completion, because otherwise the send queue
+        // never drains. The request of row 0 awaits that completion too.
         let Receiving { slots, events, .. } = &mut rows.at(0).value;
         slots.set_flags(0, flags | SendFlags::SIGNALED);
         *events += 1;
@@ -98,14 +99,14 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         })
     }
 
-    /// Posts a receive of 1 to 8 buffers and tells the peer. `None`, where no request is free:
-    /// call again.
+    /// Posts a receive of 1 to 8 buffers and tells the peer of them. Returns `None` if no request is
+    /// free: call again.
     ///
     /// The buffers belong to the NIC until `test` says that the request is done.
     ///
     /// # Errors
-    /// [`Error::Argument`] or [`Error::TooLong`] for buffers that cannot be; the comm goes on.
-    /// Others stay: every later call gives the same.
+    /// Unusable buffers give [`Error::Argument`] or [`Error::TooLong`], and the comm stays usable. Any
+    /// other error is final: every later call returns the same error.
     #[inline(always)]
     pub fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Error> {
         let [buf] = bufs else {
@@ -120,16 +121,17 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         self.irecv_single(buf, Await::Now)
     }
 
-    /// Posts a receive of one buffer ahead of need: no send waits for this buffer yet, since others
-    /// come before it. A NIC in software may tell the peer a little later, together with other news.
+    /// Posts a receive of one buffer ahead of need: no send waits for this buffer yet, since other
+    /// buffers come before it. A software NIC may tell the peer of this buffer a little later, together
+    /// with other news.
     ///
     /// # Errors
-    /// As [`RecvComm::irecv`].
+    /// This call fails with the same errors as [`RecvComm::irecv`].
     pub fn irecv_ahead(&mut self, buf: &RecvBuf) -> Result<Option<Request>, Error> {
         self.irecv_one(buf, Await::Later)
     }
 
-    /// Posts a receive of one buffer by the fast path, or by the slow one.
+    /// Posts a receive of one buffer by the fast path, or else by the slow path.
     #[inline(always)]
     fn irecv_one(&mut self, buf: &RecvBuf, awaited: Await) -> Result<Option<Request>, Error> {
         match self.irecv_single(buf, awaited) {
@@ -142,22 +144,24 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         }
     }
 
-    /// Makes received data visible to whom a write by the NIC may not be yet (GPU memory): reads
-    /// one byte of the last buffer that has any, through a queue pair of the comm's own.
+    /// Makes received data visible to a reader that may not yet see the NIC's writes, such as a GPU.
+    /// The flush reads one byte of the last buffer that has bytes, through a queue pair of the comm's
+    /// own.
     ///
     /// # Errors
-    /// As [`RecvComm::irecv`], but for a peer that has closed: what it sent before is flushed still.
+    /// The errors are those of [`RecvComm::irecv`], except that a closed peer is no error: the comm
+    /// still flushes data that the peer sent before it closed.
     pub fn iflush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, Error> {
         self.flush(bufs).map_err(|failed| self.base.error(failed))
     }
 
-    /// Whether a receive or flush is done, and then the bytes of each buffer in the order in which
-    /// they were posted (of a flush, none); `request` is then over.
+    /// Tests whether a receive or flush is done. If it is done, `test` returns the bytes of each buffer
+    /// in posting order, and `request` is over. For a flush the slice is empty.
     ///
-    /// On the wire of NCCL 2.14 those of a group are only 0 or 1: empty or not.
+    /// On the wire of NCCL 2.14 the sizes of a grouped receive are only 0 or 1: empty or not empty.
     ///
     /// # Errors
-    /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
+    /// [`Error::UnknownRequest`], or the error that ended the connection, which every call repeats.
     #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<&[u32]>, Error> {
         match self.test_fast(request) {
@@ -174,68 +178,70 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         }
     }
 
-    /// The fast path of [`RecvComm::test`], for a receive of one buffer: gives its bytes.
+    /// The fast path of [`RecvComm::test`], for a receive of one buffer. [`Fast::Done`] gives the bytes
+    /// received.
     #[inline(always)]
     pub fn test_fast(&mut self, request: &Request) -> Fast<u32> {
         self.base.test(request)
     }
 
-    /// Looks whether the peer still has its end open, which an idle comm does not notice by
-    /// itself. Costs a system call on hosts: for now and then.
+    /// Checks that the peer still has its end open. An idle comm does not notice a closed peer by
+    /// itself. On a host this check costs a system call, so call it only from time to time.
     ///
     /// # Errors
-    /// [`Error::PeerClosed`]. Requests that are complete can still be tested.
+    /// [`Error::PeerClosed`] if the peer has closed. Requests that are complete can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
         self.base.check_peer().map_err(|failed| {
-            // Nobody is left to send.
+            // No peer is left that could send.
             self.base.reqs.cut_short();
             self.base.error(failed)
         })
     }
 
-    /// Ends the comm: says to the peer which messages have arrived (not on the wire of NCCL 2.14),
-    /// and lets the slots arrive that it was told of. A comm that is dropped does neither.
+    /// Closes the comm: tells the peer which messages have arrived (not on the wire of NCCL 2.14), and
+    /// lets the announced slots arrive. Dropping a comm does neither.
     pub fn close(mut self) -> Closing<N, S> {
         if self.base.gate == Gate::Open && self.base.verbs.settings.wire == Wire::Invar {
             while self.base.gate == Gate::Open && self.base.poll() {}
             let rows_done = self.rows_done();
             notice::send(&mut self.base.stream, rows_done);
         }
-        // A receive that is done has shown that its slots were there.
+        // If a receive is done, its slots had arrived.
         let is_waiting = self.base.gate == Gate::Open && self.base.reqs.live() > 0;
         let [slots] = *self.base.reqs.at(0).value.slots.wrs();
         let Base { route: flushes, verbs, stream, .. } = self.base;
         Closing::new(flushes, verbs, stream, is_waiting.then_some(&slots))
     }
 
-    /// Receives and flushes under way: started, and not yet tested as done.
+    /// The number of receives and flushes that have started and were not yet tested as done.
     pub fn outstanding(&self) -> usize {
         self.base.reqs.live() + self.base.route.outstanding()
     }
 
-    /// How many of the first receives are complete, whether or not they were tested.
+    /// The number of complete receives before the first incomplete one, whether or not they were
+    /// tested.
     fn rows_done(&mut self) -> u64 {
         let (posted, depth) = (self.rows_posted(), self.depth as u64);
         let mut rows = posted.saturating_sub(depth)..posted;
         rows.find(|row| self.base.reqs.at((row % depth) as u32).is_awaiting()).unwrap_or(posted)
     }
 
-    /// Receives posted.
+    /// The number of receives posted.
     pub fn rows_posted(&self) -> u64 {
         self.idx - 1
     }
 
-    /// Both ends.
+    /// The addresses and queue pairs of both ends.
     pub fn ends(&self) -> &Ends {
         &self.base.ends
     }
 
-    /// Numbers of its queue pairs, in the order in which both ends use them.
+    /// The numbers of the comm's queue pairs, in the order in which both ends use them.
     pub fn qpns(&self) -> impl Iterator<Item = u32> {
         self.base.verbs.qps().map(|qp| self.base.verbs.nic.qp_num(qp))
     }
 
-    /// Joins an error of this comm with both ends.
+    /// Joins an error of this comm with a description of both ends.
     pub fn report(&self, error: Error) -> Report<'_> {
         self.base.report(error)
     }
@@ -257,7 +263,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         entry.value.sizes[0] = buf.len;
         entry.arm(request.raw(), entry.value.events);
         self.recv_wr.wr_id = request.row() as u64;
-        // If this fails, so does the test of the request.
+        // If posting fails, the test of the request fails too.
         let _ = self.post(awaited);
         Fast::Done(request)
     }
@@ -283,7 +289,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let Some(row) = row else { return Ok(None) };
         let Receiving { slots, events, sizes, .. } = &mut entry.value;
         let (events, nreqs) = (*events, bufs.len());
-        // A buffer that is not there takes any size.
+        // An absent buffer takes any size.
         *sizes = [u32::MAX; RECVS_MAX];
         for ((r, buf), size) in bufs.iter().enumerate().zip(sizes) {
             if !buf.is_sound() {
@@ -295,7 +301,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         }
         let wr_id = request.row() as u64 | (nreqs as u64 - 1) << 32;
         if verbs.settings.use_inline && nreqs > 1 {
-            // A row of several slots may be more than the NIC sends inline.
+            // A row of several slots may be longer than the NIC can send inline.
             slots.set_flags(0, slots.wrs()[0].flags - SendFlags::INLINE);
         }
         set_slots(slots, wr_id, nreqs);
@@ -330,7 +336,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         Ok(())
     }
 
-    /// Posts the receive on the other queue pairs.
+    /// Posts the receive on all queue pairs but the first.
     #[inline(never)]
     fn post_on_others(&mut self) -> Result<(), Failed> {
         let Self { base: Base { verbs, .. }, recv_wr, .. } = self;
@@ -357,7 +363,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 
     fn flush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, Failed> {
         match self.base.gate {
-            // What a peer sent before it closed is here, and flushed as ever.
+            // Data that a peer sent before it closed has arrived, and is flushed as usual.
             Gate::Open | Gate::Closed => {}
             Gate::Pending => return Err(self.base.fail(Error::Argument(FLUSH_TOO_EARLY))),
             Gate::Group | Gate::Failed => return Err(self.base.refuse()),
@@ -366,8 +372,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         flushes.start(&verbs.nic, bufs).map_err(|error| self.base.nic_failed(error))
     }
 
-    /// What stands before a call where the gate is not simply open: on the wire of NCCL 2.14,
-    /// the ready word (`net_ib.cc ncclRecvCheck`).
+    /// Handles a call when the gate is not open. On the wire of NCCL 2.14 this waits for the ready word
+    /// (`net_ib.cc ncclRecvCheck`). Returns whether the gate is now open.
     #[cold]
     fn pass(&mut self) -> Result<bool, Failed> {
         if self.base.gate != Gate::Pending {
@@ -392,7 +398,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 
 const FLUSH_TOO_EARLY: &str = "iflush in stage PendingReady: nothing was received yet, since the peer's ready word has not come";
 
-/// Grants the peer a key, unless it was lately.
+/// Grants the peer a key, unless the comm remembers that it did so.
 #[inline(always)]
 fn grant<N: Nic>(verbs: &Verbs<N>, granted: &mut [u32; GRANTED], rkey: u32) {
     let last = &mut granted[rkey as usize % GRANTED];
@@ -402,7 +408,7 @@ fn grant<N: Nic>(verbs: &Verbs<N>, granted: &mut [u32; GRANTED], rkey: u32) {
     }
 }
 
-/// Has the write of a row, of that `wr_id`, write `nreqs` slots.
+/// Makes the write of a row write `nreqs` slots, with this `wr_id`.
 #[inline(always)]
 fn set_slots(slots: &mut SendList<1>, wr_id: u64, nreqs: usize) {
     let [SendWr { sge, .. }] = *slots.wrs();

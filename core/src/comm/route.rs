@@ -1,4 +1,4 @@
-//! Which request a completion belongs to, and what each request stores beside its key.
+//! Which request a completion belongs to, and the data stored beside each request's key.
 
 use static_assertions::assert_eq_size;
 
@@ -10,8 +10,8 @@ use crate::request::{Entry, MESSAGES, ROWS, Ring};
 
 /// Books the completions of one kind of comm.
 pub(super) trait Route<T, const N: usize> {
-    /// Ends a request that is done and gives its bytes. [`Fast::Slow`] for a request that has more
-    /// than one size to tell, or a wrong one: that request stays.
+    /// Ends a request that is done and returns its bytes. Returns [`Fast::Slow`] and keeps the request
+    /// if it has several sizes, or a size that is too large.
     fn take(entry: &mut Entry<T>) -> Fast<u32>;
     /// Whether a completion ends no other request than its own.
     fn is_single(wc: &Wc) -> bool;
@@ -19,33 +19,34 @@ pub(super) trait Route<T, const N: usize> {
     fn book(&mut self, reqs: &mut Ring<T, N>, wc: &Wc) -> bool;
 }
 
-/// What stands beside the request of a message.
+/// The data beside the request of a sent message.
 #[repr(align(8))]
 pub(super) struct Sending {
-    /// Bytes.
+    /// Length of the message in bytes.
     pub(super) len: u32,
 }
 
 assert_eq_size!(Entry<Sending>, [u8; 16]);
 
-/// What stands beside the request of a receive, which is that of a row of the FIFO too.
+/// The data beside the request of a receive, which also belongs to one row of the FIFO.
 pub(super) struct Receiving {
-    /// The write of the row to the peer, the same each time around: of one slot, but of a group
-    /// while that is under way. Its `wr_id`, which is the receive's too, is the row, and in the upper
-    /// half how many buffers more than one it has.
+    /// The work request that writes this row's slots to the peer. It is reused on each turn of the
+    /// ring: it writes one slot, or the several slots of a group while that group is under way. The
+    /// receive has the same `wr_id`: the row in the lower half, and the number of buffers beyond the
+    /// first in the upper half.
     pub(super) slots: SendList<1>,
-    /// Completions that a receive in this row awaits.
+    /// The number of completions that a receive in this row awaits.
     pub(super) events: u32,
-    /// The immediate that came: bytes, or of a group a bit for each buffer with data.
+    /// The immediate that arrived: the size in bytes or, for a group, a bit for each buffer with data.
     pub(super) imm: u32,
-    /// Bytes posted.
+    /// Bytes of each posted buffer.
     pub(super) sizes: Sizes,
 }
 
 assert_eq_size!(Entry<Receiving>, [u8; 128]);
 
 impl Receiving {
-    /// Buffers more than one.
+    /// The number of buffers beyond the first.
     #[inline(always)]
     pub(super) fn others(&self) -> u32 {
         let [slots_wr] = self.slots.wrs();
@@ -53,14 +54,15 @@ impl Receiving {
     }
 }
 
-/// Tells the `wr_id` of a group from that of a message of its own: the sign, which one test sees.
+/// The bit that marks the `wr_id` of a group. It is the sign bit, so one instruction tests it.
 pub(super) const GROUP: u64 = 1 << 63;
 
-/// Completions of sends: each queue pair brings one. Their `wr_id` is the token of the request; of a
-/// group, of its first, with how many others it ends in the upper half, and [`GROUP`].
+/// Completions of sends: each queue pair brings one completion for each request. The `wr_id` of a
+/// single message is the token of its request. The `wr_id` of a group holds [`GROUP`] and the token of
+/// the group's first request; its upper half is the number of other requests that end with it.
 pub(super) struct Sent {
-    /// Messages of groups that the NIC is not yet done with: at most as many as there are rows, as
-    /// the send queue has room for no more.
+    /// The number of grouped messages that the NIC has not completed yet. At most as many as there are
+    /// rows may be under way, since the send queue has room for no more.
     pub(super) grouped: u64,
 }
 
@@ -86,7 +88,7 @@ impl Route<Sending, MESSAGES> for Sent {
 }
 
 impl Sent {
-    /// Ends the other messages of a group once its last completion is booked.
+    /// Ends the other messages of a group once the group's last completion is booked.
     #[inline(never)]
     fn book_group(&mut self, reqs: &mut Ring<Sending, MESSAGES>, wr_id: u64) {
         let [first, others @ ..] = reqs.row(wr_id as u32);

@@ -20,29 +20,30 @@ use crate::request::{MESSAGES, Ring};
 /// Memory to send from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendBuf {
-    /// First byte.
+    /// Address of the first byte.
     pub addr: u64,
-    /// Bytes, at most 2³¹ − 1; 0 is a message too.
+    /// Length in bytes, at most 2³¹ − 1. A message may have length 0.
     pub len: u32,
-    /// Local key of the region that holds it.
+    /// Local key of the region that contains the memory.
     pub lkey: u32,
 }
 
 /// The sending end of a connection.
 pub struct SendComm<N: Nic, S> {
     pub(super) base: Base<N, S, Sent, Sending, MESSAGES>,
-    /// Of the row at the head of the FIFO: rows matched and sent, plus one.
+    /// `idx` of the row at the FIFO's head: the number of rows matched and sent, plus one.
     idx: u64,
-    /// Which row that is.
+    /// Index of the row at the FIFO's head.
     row: u8,
     row_mask: u8,
-    /// Of a message of its own.
+    /// The work request of an ungrouped message.
     wr: SendList<1>,
-    /// What ends such a message on the other queue pairs, where it is all on the first.
+    /// The work request that ends such a message on the other queue pairs, if the first one carries all
+    /// its data.
     tail: SendList<1>,
     pub(super) target: Target,
     pub(super) group: Group,
-    /// What the peer said when it closed is done with.
+    /// Whether the comm has already evaluated the peer's close notice.
     has_heeded: bool,
 }
 
@@ -67,15 +68,15 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
     }
 
-    /// Starts to send `buf` if the peer has posted a receive for `tag`; otherwise, or where no
-    /// request is free, `None`: call again.
+    /// Starts to send `buf` if the peer has posted a receive for `tag`. Returns `None` if there is no
+    /// such receive, or if no request is free: call again.
     ///
-    /// The buffer belongs to the NIC until `test` says that the request is done. A send into a
-    /// group of receives starts when all of the group are matched.
+    /// The buffer belongs to the NIC until `test` says that the request is done. A send into a group of
+    /// receives starts when all sends of the group are matched.
     ///
     /// # Errors
-    /// [`Error::SizeMismatch`] where the receive is shorter, unless `truncate` is set; the comm
-    /// goes on. Others stay: every later call gives the same.
+    /// [`Error::SizeMismatch`] if the receive is shorter and `truncate` is not set; the comm stays
+    /// usable. Any connection error is final: every later call returns the same error.
     #[inline(always)]
     pub fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
         match self.isend_fast(buf, tag) {
@@ -86,11 +87,11 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
     }
 
-    /// The bytes of the receive that a send with `tag` would meet now; `None`, where the peer has
-    /// posted none, or the next is for other tags.
+    /// The number of bytes of the receive that a send with `tag` would meet now. Returns `None` if the
+    /// peer has posted no receive, or if its next receive is for other tags.
     ///
     /// # Errors
-    /// What ended the connection, the same on every call.
+    /// The error that ended the connection, which every call repeats.
     pub fn room(&mut self, tag: u32) -> Result<Option<u32>, Error> {
         if !matches!(self.base.gate, Gate::Open | Gate::Group) {
             match self.pass() {
@@ -110,10 +111,11 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         Ok(met.map(|slot| slot.room().size as u32))
     }
 
-    /// Whether a send is done, and then how many bytes it sent; `request` is then over.
+    /// Tests whether a send is done. If it is done, `test` returns the number of bytes sent, and
+    /// `request` is over.
     ///
     /// # Errors
-    /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
+    /// [`Error::UnknownRequest`], or the error that ended the connection, which every call repeats.
     #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<u32>, Error> {
         match self.test_fast(request) {
@@ -129,11 +131,11 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.test(request)
     }
 
-    /// Looks whether the peer still has its end open, which an idle comm does not notice by
-    /// itself. Costs a system call on hosts: for now and then.
+    /// Checks that the peer still has its end open. An idle comm does not notice a closed peer by
+    /// itself. On a host this check costs a system call, so call it only from time to time.
     ///
     /// # Errors
-    /// [`Error::PeerClosed`]. Requests that are complete can still be tested.
+    /// [`Error::PeerClosed`] if the peer has closed. Requests that are complete can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
         self.base.check_peer().map_err(|failed| {
             self.heed_notice();
@@ -141,27 +143,27 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         })
     }
 
-    /// Sends under way: started, and not yet tested as done.
+    /// The number of sends that have started and were not yet tested as done.
     pub fn outstanding(&self) -> usize {
         self.base.reqs.live()
     }
 
-    /// Receives of the peer that were matched.
+    /// The number of the peer's receives that this comm has matched.
     pub fn rows_sent(&self) -> u64 {
         self.idx - 1
     }
 
-    /// Both ends.
+    /// The addresses and queue pairs of both ends.
     pub fn ends(&self) -> &Ends {
         &self.base.ends
     }
 
-    /// Numbers of its queue pairs, in the order in which both ends use them.
+    /// The numbers of the comm's queue pairs, in the order in which both ends use them.
     pub fn qpns(&self) -> impl Iterator<Item = u32> {
         self.base.verbs.qps().map(|qp| self.base.verbs.nic.qp_num(qp))
     }
 
-    /// Joins an error of this comm with both ends.
+    /// Joins an error of this comm with a description of both ends.
     pub fn report(&self, error: Error) -> Report<'_> {
         self.base.report(error)
     }
@@ -178,19 +180,19 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
     }
 
-    /// The row at the head.
+    /// The row at the FIFO's head.
     #[inline(always)]
     fn row(&self) -> Option<Row<'_>> {
         Row::of(self.base.verbs.control.words(), self.row)
     }
 
-    /// Its first slot, once that is there.
+    /// The first slot of the row at the head, once the peer has written the slot.
     #[inline(always)]
     fn slot(&self) -> Option<SlotWords<'_>> {
         self.row()?.load(0, self.idx)
     }
 
-    /// The row at the head is sent, and its requests are taken.
+    /// Moves the head past a row that was sent, and takes the row's requests.
     #[inline(always)]
     fn advance(&mut self) {
         self.base.reqs.advance_row();
@@ -198,8 +200,8 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.row = self.row.wrapping_add(1) & self.row_mask;
     }
 
-    /// The fast path of [`SendComm::isend`]: sends a message whose row has one slot, if all of it fits into
-    /// a work request on the first queue pair.
+    /// The fast path of [`SendComm::isend`]. It sends a message of a group that has begun, or a message
+    /// whose row has one slot if the whole message fits into one work request on the first queue pair.
     #[inline(always)]
     pub fn isend_fast(&mut self, buf: &SendBuf, tag: u32) -> Fast<Request> {
         if self.base.gate != Gate::Open {
@@ -210,7 +212,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return if slot.nreqs_tag().0 == 1 { Fast::Pending } else { Fast::Slow };
         }
         let room = slot.room();
-        // An empty message has no scatter/gather entry: the slow path posts it.
+        // An empty message has no scatter/gather entry, so the slow path posts it.
         let is_whole = u64::from(buf.len).wrapping_sub(1) < self.target.whole_bytes_max;
         if !is_whole || !room.holds(buf.len) || room.addr == 0 || room.rkey == 0 {
             return Fast::Slow;
@@ -223,7 +225,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         wr.set_remote(room.addr, room.rkey);
         wr.set_sge(Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey });
         wr.set_imm(buf.len);
-        // If this fails, so does the test of the request.
+        // If posting fails, the test of the request fails too.
         let _ = self.post_whole();
         Fast::Done(request)
     }
@@ -259,7 +261,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         }
     }
 
-    /// Sends a message of its own for which there is room, in however many work requests.
+    /// Sends an ungrouped message that fits the receive, in as many work requests as needed.
     fn send_single(
         &mut self,
         buf: &SendBuf,
@@ -300,7 +302,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         Ok(())
     }
 
-    /// Posts what ends the message on the other queue pairs.
+    /// Posts the end of the message on all queue pairs but the first.
     #[inline(never)]
     fn post_on_others(&mut self) -> Result<(), Failed> {
         let Self { base: Base { verbs, .. }, wr, tail, .. } = self;
@@ -313,14 +315,14 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             .map_err(|error| self.base.nic_failed(error))
     }
 
-    /// Goes on at the start of the ring of requests, if this is its end.
+    /// Continues at the start of the ring of requests, if `next` has reached the ring's end.
     #[cold]
     #[inline(never)]
     fn send_around(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
         if self.base.reqs.come_around() { self.isend_slow(buf, tag) } else { Ok(None) }
     }
 
-    /// The bytes to send of `len`, where there is room for `room`.
+    /// Returns how many of `len` bytes to send into a receive of `room` bytes.
     fn fit(&mut self, len: u32, tag: u32, room: u32) -> Result<u32, Failed> {
         if len <= room {
             Ok(len)
@@ -339,8 +341,8 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.fail(Error::Slot { what, value, idx: self.idx })
     }
 
-    /// What stands before a send where the gate is not simply open: on the wire of NCCL 2.14, the
-    /// rest of the exchange (`net_ib.cc ncclSendCheck`); whether it is over.
+    /// Handles a send when the gate is not open. On the wire of NCCL 2.14 this finishes the exchange
+    /// (`net_ib.cc ncclSendCheck`). Returns whether the exchange is over.
     #[cold]
     fn pass(&mut self) -> Result<bool, Failed> {
         if self.base.gate != Gate::Pending {

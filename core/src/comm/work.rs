@@ -1,4 +1,4 @@
-//! What is at work for a transfer, for who traces it: NCCL tells its profilers of each work request
+//! The work requests of a transfer, for tracing. NCCL tells its profilers about each work request
 //! (`net_ib.cc ncclIbMultiSend`, `ncclIbIrecv`).
 
 use super::base::Gate;
@@ -7,23 +7,24 @@ use crate::conn::Stream;
 use crate::math::QpSplit;
 use crate::nic::{Nic, SendOpcode};
 
-/// A work request.
+/// One work request, described for a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// Number of its queue pair.
+    /// Number of the queue pair that carries the work request.
     pub qpn: u32,
-    /// What it was posted with.
+    /// The `wr_id` that the work request was posted with.
     pub wr_id: u64,
-    /// What it does; `None` for a receive.
+    /// Operation of the work request; `None` for a receive.
     pub opcode: Option<SendOpcode>,
-    /// Bytes; a receive has no buffer, as the data comes by WRITE_WITH_IMM.
+    /// Length in bytes. A receive has no buffer and so no length, since the data comes by
+    /// WRITE_WITH_IMM.
     pub length: u32,
 }
 
 impl<N: Nic, S: Stream> SendComm<N, S> {
-    /// The work requests that carry a message under way, one for each queue pair; of a group, those of
-    /// no bytes stand for none. `None` while it waits for others of its group; once these are there, ask
-    /// before the next group.
+    /// The work requests that carry a message under way, one for each queue pair. In a group, an entry
+    /// of length 0 stands for no work request. Returns `None` while the message waits for others of its
+    /// group. Once the group is posted, call this before the next group begins.
     pub fn work(&mut self, request: &Request) -> Option<impl Iterator<Item = Work>> {
         let is_grouped = self.group.has(request);
         if is_grouped && self.base.gate == Gate::Group {
@@ -48,7 +49,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
 }
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
-    /// The work requests that await the end of a receive under way: one on each queue pair.
+    /// The receive work requests that end a receive under way: one on each queue pair.
     pub fn work(&mut self, request: &Request) -> impl Iterator<Item = Work> {
         let base = &mut self.base;
         let [slots] = *base.reqs.at(request.raw()).value.slots.wrs();

@@ -1,4 +1,4 @@
-//! A slot that is written while it is read, by loom.
+//! Loom tests of a slot that is written while it is read.
 
 use core::array;
 
@@ -18,14 +18,14 @@ impl Word for AtomicU64 {
     }
 }
 
-/// Every field tells which receive it is of.
+/// A slot whose fields all depend on the number of its receive.
 fn slot(idx: u64) -> Slot {
     let n = idx as u32;
     Slot { addr: 100 + idx, size: 200 + n as i32, rkey: 300 + n, nreqs: 1, tag: 400 + n, idx }
 }
 
-/// The writer stands for the receiver, whose NIC writes the last word of a slot last; it writes a
-/// row again when the message of the first time is there.
+/// The writer stands for the receiver, whose NIC writes the last word of a slot last. The writer reuses
+/// the row only after the first message has arrived.
 #[test]
 fn a_slot_that_is_there_is_there_as_a_whole() {
     loom::model(|| {

@@ -1,25 +1,25 @@
-//! Memory to receive into, and what the peer is told of it.
+//! Memory to receive into, and its FIFO slot.
 
 use crate::fifo::{LEN_MAX, Slot};
 
 /// Memory to receive into.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecvBuf {
-    /// First byte; not 0.
+    /// Address of the first byte; not 0.
     pub addr: u64,
-    /// Bytes, at most 2³¹ − 1.
+    /// Length in bytes, at most 2³¹ − 1.
     pub len: u32,
-    /// Only a send with this tag goes here.
+    /// Tag of the message: only a send with this tag goes into this buffer.
     pub tag: u32,
-    /// Remote key of the region that holds it; not 0.
+    /// Remote key of the region that contains the memory; not 0.
     pub rkey: u32,
 }
 
 impl RecvBuf {
-    /// Whether there can be such a buffer.
+    /// Returns whether address, key and length are allowed.
     #[inline(always)]
     pub(super) fn is_sound(&self) -> bool {
-        // One at a time, so that each is a branch that is not taken.
+        // Each check is a branch of its own, which a valid buffer never takes.
         if self.addr == 0 {
             return false;
         }
@@ -30,7 +30,7 @@ impl RecvBuf {
     }
 }
 
-/// What the peer is told of a buffer.
+/// The slot that describes a buffer to the peer.
 #[inline(always)]
 pub(super) fn slot(buf: &RecvBuf, nreqs: u32, idx: u64) -> Slot {
     let RecvBuf { addr, len, tag, rkey } = *buf;

@@ -10,7 +10,7 @@ use crate::nic::{Memory, Nic, SendFlags};
 use crate::request::ROWS;
 
 impl<N: Nic, S: Stream> RecvComm<N, S> {
-    /// The slow path of [`RecvComm::test`]: whether a receive or flush is done.
+    /// The slow path of [`RecvComm::test`]: returns whether a receive or flush is done.
     #[inline(never)]
     pub(super) fn test_slow(&mut self, token: u32) -> Result<bool, Failed> {
         match self.base.settle(token) {
@@ -26,7 +26,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         }
     }
 
-    /// Whether a flush is done, if `token` is one.
+    /// Returns whether a flush is done, if `token` names a flush.
     fn settle_flush(&mut self, token: u32) -> Result<bool, Failed> {
         let base = &mut self.base;
         while base.gate != Gate::Failed && base.route.is_live(token) {
@@ -40,8 +40,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         Err(base.unsettled(token))
     }
 
-    /// Takes the sizes of a group as the peer wrote them before its immediate, or by that one's
-    /// bits. Of a single message, the size that does not fit.
+    /// Reads the sizes of a group: those that the peer wrote before its immediate, or else the
+    /// immediate's bits. For a single message, this function reads the size that is too large.
     fn read_sizes(&mut self, token: u32) -> Result<(), Failed> {
         let Base { reqs, verbs, .. } = &mut self.base;
         let receiving = &mut reqs.at(token).value;
@@ -50,7 +50,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let nreqs = 1 + receiving.others();
         self.received_len = nreqs as usize;
         let Receiving { imm, sizes: posted, slots, .. } = receiving;
-        // The next receive here is of one buffer, as a rule.
+        // The next receive in this row usually has one buffer, so the write of slots returns to one
+        // slot.
         if nreqs > 1 {
             if verbs.settings.use_inline {
                 slots.set_flags(0, slots.wrs()[0].flags | SendFlags::INLINE);

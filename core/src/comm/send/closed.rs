@@ -1,4 +1,5 @@
-//! The end of a connection that the receiver has closed: its notice says what has arrived.
+//! The end of a connection that the receiver has closed: its close notice says which messages have
+//! arrived.
 
 use super::SendComm;
 use crate::comm::base::Gate;
@@ -8,8 +9,8 @@ use crate::fifo::RECVS_MAX;
 use crate::nic::Nic;
 
 impl<N: Nic, S: Stream> SendComm<N, S> {
-    /// Finishes the sends that the peer's close notice says have arrived, whether or not the NIC has
-    /// heard so, and cuts the others short. Says whether there was a notice to heed.
+    /// Finishes the sends that have arrived according to the peer's close notice, even if the NIC has
+    /// not completed them. Cuts the other sends short. Returns whether there was a new notice.
     pub(super) fn heed_notice(&mut self) -> bool {
         if self.has_heeded {
             return false;
@@ -18,7 +19,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.has_heeded = true;
         let depth = u64::from(self.row_mask) + 1;
         let rows_sent = self.rows_sent();
-        // A group that was not sent yet has taken the requests of the oldest row.
+        // An unsent group has taken the requests of the oldest row.
         let rows = if self.group.is_complete() { depth } else { depth - 1 };
         self.base.reqs.cut_short();
         for row in rows_sent.saturating_sub(rows)..rows_sent.min(rows_done) {

@@ -1,4 +1,4 @@
-//! Sends of messages that go in groups.
+//! Sends into grouped receives.
 
 use super::SendComm;
 use crate::comm::base::{Base, Failed, Fast, Gate};
@@ -9,12 +9,13 @@ use crate::conn::Stream;
 use crate::fifo::{RECVS_MAX, Row};
 use crate::nic::{Memory, Nic};
 
-/// Slots of a row that is matched as a group. One of its own ends by size, not by a group's bits.
+/// Numbers of slots of a row that is matched as a group. A message in a row of one slot ends with its
+/// size as immediate, not with a group's bits.
 pub(super) const GROUP_NREQS: core::ops::RangeInclusive<usize> = 2..=RECVS_MAX;
 
 impl<N: Nic, S: Stream> SendComm<N, S> {
-    /// Begins to match the row at the head, which has `nreqs` slots, 2 to 8, once the row is complete
-    /// and all its requests are free. [`Fast::Slow`] if a request is not free.
+    /// Begins to match the row at the head, which has `nreqs` slots, 2 to 8. The row must be complete
+    /// and all its requests free. Returns [`Fast::Slow`] if a request is not free.
     pub(super) fn begin_group(&mut self, nreqs: usize) -> Fast<()> {
         let Self { base: Base { reqs, route, verbs, gate, .. }, group, .. } = self;
         let Some(row) = Row::of(verbs.control.words(), self.row) else { return Fast::Pending };
@@ -58,7 +59,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         Ok(Some(request))
     }
 
-    /// Sends the group, each message of which is there.
+    /// Sends the group, all of whose messages are matched.
     #[inline(never)]
     fn send_group(&mut self) -> Result<(), Failed> {
         let Self { base: Base { route, verbs, .. }, group, target, .. } = self;
@@ -75,7 +76,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         Ok(())
     }
 
-    /// Posts a group whose messages are not one work request each.
+    /// Posts a group that has an empty message, or that goes over several queue pairs.
     #[inline(never)]
     fn post_group_parts(&mut self, start: usize) -> Result<(), Failed> {
         let Self { base: Base { verbs, .. }, group, .. } = self;
