@@ -1,30 +1,28 @@
 //! NCCL's InfiniBand/RoCE network protocol as pure state machines: no std, no alloc, no unsafe.
 //!
-//! The crate reads in the order in which a message goes:
+//! Read the modules in the order in which a message passes them:
 //!
-//! 0. [`conn`] — a listener makes a handle; the two sides prove that they know its secret ([`auth`]), exchange queue pair numbers, addresses
-//!    and keys over TCP and step through the stages to a [`comm::SendComm`] and a
-//!    [`comm::RecvComm`].
-//! 1. [`request`] — `irecv` takes a request, and so does `isend` when a matching slot is there.
-//! 2. [`fifo`] — the receiver writes slots into the sender's memory; the sender sees them.
-//! 3. [`comm`] — the sender matches by tag and posts RDMA WRITEs that end in one
+//! 0. [`conn`] — a listener makes a handle. Both ends prove that they know its secret ([`auth`]). They
+//!    exchange queue pair numbers, addresses and keys over TCP, and step through the stages to a
+//!    [`comm::SendComm`] and a [`comm::RecvComm`].
+//! 1. [`request`] — `irecv` takes a request; `isend` takes one when a matching slot has arrived.
+//! 2. [`fifo`] — the receiver writes slots into the sender's memory, and the sender reads them.
+//! 3. [`comm`] — the sender matches each send by tag and posts RDMA WRITEs that end with one
 //!    WRITE_WITH_IMM.
-//! 4. [`nic`] — the seam: what a NIC must do. [`roce`] is the protocol of a NIC in software.
-//! 5. [`error`] — completions in error, and all else that can go wrong.
+//! 4. [`nic`] — the interface that a NIC implements. [`roce`] is the protocol of a software NIC.
+//! 5. [`error`] — completions in error, and all other errors.
 //!
-//! Where there is no RDMA, [`socket`] takes the place of 2 to 4.
-//! Above 1: [`proxy`] moves the data of collectives and point-to-point transfers over such comms;
-//! [`coll`] says what of a collective each rank does, step by step.
+//! On hosts without RDMA, [`socket`] replaces steps 2 to 4. On top of the comms, [`proxy`] moves the
+//! data of collectives and point-to-point transfers. [`coll`] gives each rank its steps of a
+//! collective, and [`rendezvous`] brings the ranks of a communicator together.
 //!
-//! [`rendezvous`] brings the ranks of a communicator together.
-//!
-//! Beside that way: [`param`] is what a user may set, [`device`] the rules about device names,
-//! links and cards, [`mr_cache`] keeps registrations, [`staging`] passes GPU memory through the
-//! host's, [`math`] cuts sizes.
+//! Further modules: [`param`] has the user's settings, and [`device`] the rules for device names, links
+//! and cards. [`mr_cache`] keeps memory registrations, [`staging`] passes GPU memory through host
+//! memory, and [`math`] divides sizes.
 #![no_std]
 #![forbid(unsafe_code)]
 
-// First: its macros are for every module after it.
+// The `log` module comes first because all later modules use its macros.
 #[macro_use]
 mod log;
 

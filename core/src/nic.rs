@@ -1,14 +1,14 @@
-//! The seam: what a NIC must do for the protocol to run on it.
+//! The interface between the protocol and a NIC: all that a NIC must do for the protocol.
 //!
-//! [`Nic`] is the one trait between protocol and hardware. Its terms are the verbs' own
-//! (`ibv_alloc_pd`, `ibv_reg_mr`, `ibv_create_cq`, `ibv_create_qp`, `ibv_modify_qp`,
-//! `ibv_post_send`, `ibv_post_recv`, `ibv_poll_cq`); numbers that cross the wire or a C boundary
-//! have the values of `infiniband/verbs.h`. Whoever implements it runs the conformance kit,
-//! `invar_testkit::nic_conformance`, on the result.
+//! [`Nic`] is the only trait between protocol and hardware. It uses the terms of the verbs
+//! (`ibv_alloc_pd`, `ibv_reg_mr`, `ibv_create_cq`, `ibv_create_qp`, `ibv_modify_qp`, `ibv_post_send`,
+//! `ibv_post_recv`, `ibv_poll_cq`). Numbers that cross the wire or a C boundary have the values of
+//! `infiniband/verbs.h`. Test every implementation with the conformance kit,
+//! `invar_testkit::nic_conformance`.
 //!
-//! Handles ([`Nic::Pd`], [`Nic::Cq`], [`Nic::Qp`], [`Nic::Mr`]) release their resource when they
-//! are dropped. The protocol drops queue pairs before their completion queue, and memory regions
-//! before their protection domain.
+//! Handles ([`Nic::Pd`], [`Nic::Cq`], [`Nic::Qp`], [`Nic::Mr`]) release their resource when they are
+//! dropped. The protocol drops queue pairs before their completion queue, and memory regions before
+//! their protection domain.
 
 mod attr;
 mod error;
@@ -31,56 +31,57 @@ pub use wr::{
 };
 
 bitflags::bitflags! {
-    /// What a memory region or queue pair permits; the values are `enum ibv_access_flags`.
+    /// Permissions of a memory region or queue pair; the values are those of `enum ibv_access_flags`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct Access: u32 {
-        /// The local NIC may write: receives, and the target of READs.
+        /// The local NIC may write, for receives and as the target of READs.
         const LOCAL_WRITE = 1;
         /// A peer may RDMA WRITE.
         const REMOTE_WRITE = 1 << 1;
         /// A peer may RDMA READ.
         const REMOTE_READ = 1 << 2;
-        /// A peer may use atomics. No part of Invar asks for it.
+        /// A peer may use atomics. No part of Invar asks for this permission.
         const REMOTE_ATOMIC = 1 << 3;
-        /// PCIe relaxed ordering (`IBV_ACCESS_RELAXED_ORDERING`); a hint that a NIC may ignore.
+        /// PCIe relaxed ordering (`IBV_ACCESS_RELAXED_ORDERING`). A NIC may ignore this hint.
         const RELAXED_ORDERING = 1 << 20;
     }
 }
 
-/// Memory that a NIC may be given, shared by whoever holds a clone.
+/// Memory that can be registered with a NIC. All clones share the same memory.
 ///
-/// An adapter owns the bytes (or borrows them by an `unsafe` constructor of its own); the
-/// protocol sees their address for descriptors, and, for the small regions that it keeps itself
-/// (FIFO slots, sizes), their content as atomic words that a NIC may change at any time.
+/// An adapter owns the bytes, or borrows them by an `unsafe` constructor of its own. The protocol uses
+/// the memory's address for descriptors. The protocol reads the content only of the small regions that
+/// it keeps itself (FIFO slots, sizes), as atomic words that a NIC may change at any time.
 pub trait Memory: Clone {
-    /// First byte, in the address space that work requests use.
+    /// Address of the first byte, in the address space that work requests use.
     fn addr(&self) -> u64;
     /// Length in bytes.
     fn len(&self) -> usize;
-    /// Whether the region has no bytes.
+    /// Returns whether the region has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// The content as 8-byte words, in native order, the last partial word left out. Empty where
-    /// the CPU cannot reach it (GPU memory).
+    /// The content as 8-byte words in native byte order, without a last partial word. The slice is
+    /// empty if the CPU cannot reach the memory (GPU memory).
     fn words(&self) -> &[AtomicU64];
 }
 
-/// A registered range: the keys by which work requests name it.
+/// The keys by which work requests name a registered range.
 pub trait MemoryKeys {
-    /// Names the range in the local [`Sge`].
+    /// The key that names the range in a local [`Sge`].
     fn lkey(&self) -> u32;
-    /// Names the range in a peer's work request.
+    /// The key that names the range in a peer's work request.
     fn rkey(&self) -> u32;
 }
 
-/// A NIC port, as the protocol uses it. See the [module](self) for the rules.
+/// A NIC port, as the protocol uses it. The [module](self) documentation states the rules.
 ///
-/// Every method answers at once. [`Nic::poll`] may also drive a NIC that has no hardware.
+/// No method blocks. [`Nic::poll`] may also drive a NIC that has no hardware.
 pub trait Nic {
     /// Memory that this NIC can reach.
     type Memory: Memory;
-    /// `struct ibv_pd`; clones are the same domain, which lives as long as one of them.
+    /// `struct ibv_pd`. Clones name the same protection domain, which exists until the last clone is
+    /// dropped.
     type Pd: Clone;
     /// `struct ibv_mr`.
     type Mr: MemoryKeys;
@@ -89,65 +90,67 @@ pub trait Nic {
     /// `struct ibv_qp`, reliable connection.
     type Qp;
 
-    /// Name for people: `mlx5_0`, `soft0`.
+    /// Name of the device for people: `mlx5_0`, `soft0`.
     fn name(&self) -> &str;
-    /// `ibv_query_port` and `ibv_query_gid` in one.
+    /// Queries the port and its GID (`ibv_query_port` and `ibv_query_gid`).
     fn query_port(&self) -> Result<PortAttr, NicError>;
-    /// `ibv_query_gid`: an entry of the port's table. A NIC that overrides nothing has one.
+    /// Queries an entry of the port's GID table (`ibv_query_gid`). The default implementation knows one
+    /// GID.
     fn query_gid(&self, _index: u8) -> Result<Gid, NicError> {
         Ok(self.query_port()?.gid)
     }
-    /// Zeroed, page-aligned memory.
+    /// Allocates zeroed, page-aligned memory.
     fn alloc(&self, len: usize) -> Result<Self::Memory, NicError>;
     /// `ibv_alloc_pd`.
     fn alloc_pd(&self) -> Result<Self::Pd, NicError>;
-    /// Whether [`Nic::grant`] does anything.
+    /// Whether [`Nic::grant`] has an effect.
     const GRANTS: bool = false;
-    /// The domain for the queue pairs of one connection, of memory that connections share in `pd`.
-    /// Its peer reaches what is registered in the new domain, and of `pd` what it is
-    /// [granted](Nic::grant). A NIC without such domains gives `pd`: there a peer reaches all whose
-    /// key it knows.
+    /// Creates the protection domain for the queue pairs of one connection. `pd` is the domain whose
+    /// memory all connections share. The peer reaches all memory registered in the new domain, and
+    /// memory of `pd` that it was [granted](Nic::grant). A NIC without such domains returns `pd`: there
+    /// a peer reaches all memory whose key it knows.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device refuses to create the domain.
     fn connection_pd(&self, pd: &Self::Pd) -> Result<Self::Pd, NicError> {
         Ok(pd.clone())
     }
-    /// Lets the peer of a connection, which has the domain `pd`, use a key.
+    /// Lets the peer of the connection with the domain `pd` use the key `rkey`.
     fn grant(&self, _pd: &Self::Pd, _rkey: u32) {}
-    /// `ibv_reg_mr` of a whole memory object. The handle keeps the memory alive.
+    /// Registers a whole memory object (`ibv_reg_mr`). The handle keeps the memory alive.
     fn reg_mr(
         &self,
         pd: &Self::Pd,
         memory: &Self::Memory,
         access: Access,
     ) -> Result<Self::Mr, NicError>;
-    /// `ibv_create_cq` with room for `depth` completions.
+    /// Creates a completion queue for `depth` completions (`ibv_create_cq`).
     fn create_cq(&self, depth: usize) -> Result<Self::Cq, NicError>;
-    /// `ibv_create_qp`: a reliable connection in state RESET, both queues on `cq`, only signaled
-    /// work requests completing (`sq_sig_all = 0`).
+    /// Creates a reliable connection's queue pair in state RESET (`ibv_create_qp`). Both its queues
+    /// complete on `cq`. Only signaled work requests complete (`sq_sig_all = 0`).
     fn create_qp(&self, pd: &Self::Pd, cq: &Self::Cq, cap: &QpCap) -> Result<Self::Qp, NicError>;
     /// The 24-bit number by which the peer names this queue pair.
     fn qp_num(&self, qp: &Self::Qp) -> u32;
-    /// `ibv_modify_qp`: one move of the queue pair's state machine.
+    /// Makes one move of the queue pair's state machine (`ibv_modify_qp`).
     fn modify_qp(&self, qp: &Self::Qp, transition: &QpTransition) -> Result<(), NicError>;
-    /// `ibv_query_ece`: what the driver offers for this queue pair, in INIT; or what it has agreed
-    /// to, in RTR. `None` where it knows nothing of it.
+    /// Queries the ECE options of this queue pair (`ibv_query_ece`). In INIT these are the driver's
+    /// offer, in RTR the agreed options. `None` if the driver does not know ECE.
     fn query_ece(&self, _qp: &Self::Qp) -> Option<Ece> {
         None
     }
-    /// `ibv_set_ece`: what the peer's driver offers, or has agreed to, for the next move to RTR.
-    /// Only for queue pairs that [`Nic::query_ece`] says something of.
+    /// Sets the ECE options for the next move to RTR (`ibv_set_ece`): the offer of the peer's driver,
+    /// or the agreed options. Call this only for queue pairs for which [`Nic::query_ece`] returns
+    /// options.
     ///
     /// # Errors
-    /// What the driver does not take.
+    /// The driver refuses the options.
     fn set_ece(&self, _qp: &Self::Qp, _ece: &Ece) -> Result<(), NicError> {
         Err(NicError::new(Verb::SetEce, 0, "a NIC without ECE"))
     }
-    /// `ibv_post_send`: the requests in order. On error those before [`NicError::index`] are
-    /// posted.
+    /// Posts send work requests in order (`ibv_post_send`). On error, the requests before
+    /// [`NicError::index`] are posted.
     fn post_send(&self, qp: &Self::Qp, wrs: &[SendWr]) -> Result<(), NicError>;
-    /// The same for a list that is posted time and again, from its request number `from` on.
+    /// Posts the work requests of a reusable list, from number `from` on.
     #[inline(always)]
     fn post_list<const L: usize>(
         &self,
@@ -157,8 +160,9 @@ pub trait Nic {
     ) -> Result<(), NicError> {
         self.post_send(qp, list.wrs_from(from))
     }
-    /// The same where nobody waits for what the requests do: a NIC whose sends are system calls may
-    /// let them leave together with what is posted next, or in the next poll.
+    /// Posts a list as [`Nic::post_list`] does, for requests whose effect nobody waits for. A NIC whose
+    /// sends are system calls may send these together with the requests posted next, or in the next
+    /// poll.
     #[inline(always)]
     fn post_list_ahead<const L: usize>(
         &self,
@@ -168,26 +172,27 @@ pub trait Nic {
     ) -> Result<(), NicError> {
         self.post_list(qp, list, from)
     }
-    /// `ibv_post_recv` of one request.
+    /// Posts one receive work request (`ibv_post_recv`).
     fn post_recv(&self, qp: &Self::Qp, wr: &RecvWr) -> Result<(), NicError>;
-    /// The same of one without a buffer.
+    /// Posts one receive work request that has no buffer.
     #[inline(always)]
     fn post_empty_recv(&self, qp: &Self::Qp, wr: &RecvWr) -> Result<(), NicError> {
         self.post_recv(qp, wr)
     }
-    /// `ibv_poll_cq`: takes up to `wcs.len()` completions, oldest first, and says how many.
+    /// Takes up to `wcs.len()` completions, oldest first, and returns their number (`ibv_poll_cq`).
     fn poll(&self, cq: &Self::Cq, wcs: &mut [Wc]) -> Result<u32, PollError>;
-    /// Whether the device and this queue pair are still of use, as far as the device reports that
-    /// beside completions (`ibv_get_async_event`). Asked now and then by who waits.
+    /// Checks that the device and this queue pair still work, according to the device's reports beside
+    /// completions (`ibv_get_async_event`). A waiting caller calls this from time to time.
     fn check(&self, _qp: &Self::Qp) -> Result<(), NicError> {
         Ok(())
     }
-    /// What the device has lately reported of the port. Asked when a connection has ended.
+    /// Recent reports of the device about the port. The protocol asks for them when a connection has
+    /// ended.
     fn notices(&self) -> PortNotices {
         PortNotices::default()
     }
-    /// Moves a NIC that has no hardware, for whoever waits for a peer's write and so for no
-    /// completion. Nothing to do where hardware does it.
+    /// Drives a NIC that has no hardware, for a caller that waits for a peer's write and so for no
+    /// completion. Hardware needs no such call.
     #[inline]
     fn progress(&self) {}
 }

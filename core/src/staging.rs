@@ -1,9 +1,9 @@
-//! Transfers of memory that no NIC reaches, through memory that one does, piece by piece.
+//! Transfers of memory that no NIC reaches, in pieces, through memory that a NIC reaches.
 //!
-//! GPU memory that is neither registered as a DMA-BUF nor by its address is copied to pinned host
-//! memory before it is sent, and from there after it is received. A transfer is cut into chunks,
-//! and the host memory into as many slots as there is room for. Each chunk fills a slot and then
-//! drains from it, so that chunks are copied while others are on the wire:
+//! A NIC may not be able to register GPU memory, neither as a DMA-BUF nor by its address. Such memory
+//! is copied to pinned host memory before sending, and from pinned host memory after receiving. A
+//! transfer is cut into chunks, and the host memory into slots. Each chunk fills a slot and then drains
+//! from it, so that some chunks are copied while others are on the wire:
 //!
 //! ```text
 //!              fill                 drain
@@ -11,15 +11,15 @@
 //!   receiving  NIC receives into it copy slot → GPU
 //! ```
 //!
-//! Chunks, also of several transfers, keep their order. Each is a message of its own, so that a
-//! transfer of at most one chunk is an ordinary message. A longer receive is several, all but the
-//! last with room for a [`Trailer`], and wants to be sent to by a peer that stages too: that one
-//! says in the trailers how long its transfer is, which may be shorter, and fills the messages that
-//! are left over with trailers alone. The receive ends early then ([`Done::of`]), and the send as
-//! late as the receive does ([`Started::AwaitsMore`]).
+//! Chunks keep their order, also across transfers. Each chunk is one message, so a transfer of at most
+//! one chunk is an ordinary message. A longer receive consists of several messages, and all but the
+//! last have room for a [`Trailer`]. Its sender must stage too. The sender tells in the trailers how
+//! long its transfer is, which may be shorter than the receive. It fills the remaining messages with
+//! trailers alone. So the receive ends early ([`Done::of`]), and the send lasts as long as the receive
+//! ([`Started::AwaitsMore`]).
 //!
-//! The [`Pipeline`] says what may start and when a transfer is done. What a chunk is copied with
-//! and which NIC it goes through is the host's part, its [`Port`].
+//! The [`Pipeline`] decides which chunks may start and when a transfer is done. The host copies the
+//! chunks and chooses the NIC: it implements [`Port`].
 
 mod message;
 
@@ -30,120 +30,124 @@ use core::fmt;
 
 pub use message::{NoTrailer, TRAILER_BYTES, Trailer};
 
-/// Most slots of a pipeline.
+/// The largest number of slots of a pipeline.
 pub const SLOTS_MAX: usize = 32;
-/// Transfers that may be in a pipeline, those that are done and not yet taken included.
+/// The largest number of transfers in a pipeline. Transfers that are done but not yet taken count too.
 pub const TRANSFERS_MAX: usize = 32;
 
-/// What happens to a chunk, one after the other.
+/// The two stages of a chunk, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Its bytes come into its slot.
+    /// The chunk's bytes come into its slot.
     Fill,
-    /// They leave it.
+    /// The chunk's bytes leave the slot.
     Drain,
 }
 
 /// A piece of a transfer.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Chunk<'a, T> {
-    /// What [`Pipeline::push`] was given with the transfer.
+    /// The data that the caller passed to [`Pipeline::push`] with the transfer.
     pub data: &'a T,
-    /// The slot that it goes through, from 0.
+    /// Index of the chunk's slot, from 0.
     pub slot: usize,
-    /// Its first byte within the transfer.
+    /// Offset of the chunk's first byte within the transfer.
     pub offset: u64,
-    /// Bytes: while it fills, as many as there may be; while it drains, as many as came.
+    /// Number of bytes: the largest possible number while the chunk fills, and the actual number while
+    /// it drains.
     pub len: u32,
-    /// No other of its transfer is behind it.
+    /// Whether this is the last chunk of its transfer.
     pub is_last: bool,
-    /// Bytes of the transfer, as far as that is known.
+    /// Bytes of the transfer, as far as known.
     pub of: u64,
-    /// Bytes of a chunk that is not the last.
+    /// Bytes of every chunk but the last.
     pub chunk_bytes: u32,
 }
 
-/// What came of the start of a stage.
+/// The result of starting a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Started {
-    /// Nothing: it is not possible yet.
+    /// The stage cannot start yet.
     NotYet,
-    /// The stage is under way.
+    /// The stage has started.
     Whole,
-    /// It is, as a message behind which the peer awaits another of the transfer. If there is none,
-    /// the chunk drains once more, without bytes.
+    /// The stage has started with a message behind which the peer awaits another message of the
+    /// transfer. If the transfer has no other chunk, this chunk drains once more, without bytes.
     AwaitsMore,
 }
 
-/// What came of a stage; where that is [`Stage::Drain`], it matters only that it is done.
+/// The result of a finished stage. For [`Stage::Drain`] the values have no meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     /// Bytes of the chunk.
     pub bytes: u32,
-    /// Bytes of the whole transfer, as who fills it says: of one's own, as many as were pushed; of
-    /// a peer's, as its trailer says. `None`: it does not say.
+    /// Bytes of the whole transfer according to the end that fills it. For this end's own data it is
+    /// the pushed length, for a peer's data the length in its trailer. `None` if the message has no
+    /// trailer.
     pub of: Option<u64>,
 }
 
-/// Does the work on chunks, each of which it starts once and is then asked about.
+/// Does the work on chunks. The pipeline starts each stage of a chunk once and then asks whether it is
+/// done.
 pub trait Port<T> {
-    /// What may go wrong.
+    /// Error of the copies or of the NIC.
     type Error;
 
     /// Starts a stage of a chunk.
     fn start(&mut self, stage: Stage, chunk: &Chunk<'_, T>) -> Result<Started, Self::Error>;
 
-    /// What came of a chunk whose stage is done; `None`, where it is not yet. Asked about the
-    /// oldest of each stage only.
+    /// Returns the result of a chunk's stage, or `None` if the stage is not finished yet. The pipeline
+    /// asks only about the oldest chunk of each stage.
     fn finished(&mut self, stage: Stage, chunk: &Chunk<'_, T>)
     -> Result<Option<Done>, Self::Error>;
 }
 
-/// What ends a pipeline: every later transfer would be cut wrongly, or its slots are in use.
+/// A failure that ends a pipeline: later transfers would be cut wrongly, or its slots are still in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure<E> {
-    /// The [`Port`] could not go on.
+    /// The [`Port`] failed.
     Port(E),
-    /// A chunk that is not its transfer's last one came without a trailer: the peer does not stage
-    /// it, or cuts it otherwise.
+    /// A chunk that is not the last of its transfer came without a trailer. Either the peer does not
+    /// stage the transfer, or it uses chunks of another length.
     Unstaged {
-        /// First byte of the chunk within the transfer.
+        /// Offset of the chunk's first byte within the transfer.
         offset: u64,
-        /// Bytes that came.
+        /// Number of bytes that came.
         came: u32,
-        /// Bytes of each chunk here.
+        /// Bytes of each chunk at this end.
         chunk_bytes: u32,
         /// Bytes of the transfer.
         len: u64,
     },
-    /// The peer's transfer is longer.
+    /// The peer's transfer is longer than the receive.
     TooLong {
-        /// Its bytes.
+        /// Bytes of the peer's transfer.
         of: u64,
-        /// Bytes that there is room for.
+        /// Bytes of the receive.
         len: u64,
     },
-    /// What the peer says and what came do not agree.
+    /// The peer's statements and the number of received bytes contradict each other.
     Contradiction {
-        /// First byte of the chunk within the transfer.
+        /// Offset of the chunk's first byte within the transfer.
         offset: u64,
-        /// Bytes that came.
+        /// Number of bytes that came.
         came: u32,
-        /// Bytes of the transfer, as the peer said first, and says with this chunk.
+        /// Bytes of the transfer, first as the peer said before, then as it says with this chunk.
         of: [u64; 2],
     },
 }
 
-/// Chunks of transfers on their way through slots. Transfers carry a `T` of the host's.
+/// Chunks of transfers on their way through slots. Each transfer carries a `T` of the host.
 #[derive(Debug)]
 pub struct Pipeline<T> {
     chunk_bytes: u32,
     slots: u64,
-    /// Transfer `n` is at `n % TRANSFERS_MAX`.
+    /// Transfer `n` is at index `n % TRANSFERS_MAX`.
     transfers: [Option<Transfer<T>>; TRANSFERS_MAX],
     /// Number of the next transfer.
     next: u64,
-    /// How far chunks have come; each of them is at most as far as the one before it.
+    /// Progress of the two stages. The order is: fill started, fill finished, drain started, drain
+    /// finished. No cursor is ahead of the one before it.
     fill: Progress,
     drain: Progress,
     /// Bytes that came into each slot.
@@ -155,42 +159,42 @@ pub struct Pipeline<T> {
 struct Transfer<T> {
     data: T,
     len: u64,
-    /// Bytes as who fills it says, once that is known.
+    /// Bytes of the transfer according to the end that fills it, once known.
     of: Option<u64>,
     chunks: u64,
     /// Bytes of the chunks that are done.
     moved: u64,
 }
 
-/// Whether the chunk that drains next is the last of a transfer of which the peer awaits more.
+/// Whether the next chunk to drain is the last of its transfer, while the peer awaits more messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tail {
     No,
-    /// It drains, for the first time or once more.
+    /// The chunk drains, for the first time or once more.
     UnderWay,
-    /// It is to drain once more.
+    /// The chunk must drain once more.
     Due,
 }
 
-/// How far a stage is.
+/// Progress of a stage.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     started: Cursor,
     finished: Cursor,
 }
 
-/// A place in the order of chunks.
+/// A position in the order of chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Cursor {
-    /// Chunks before it, of all transfers.
+    /// Number of chunks before the position, over all transfers.
     chunk: u64,
-    /// The transfer that it is in, and its first byte there.
+    /// Number of the transfer at the position, and the offset within the transfer.
     transfer: u64,
     offset: u64,
 }
 
 impl<T> Pipeline<T> {
-    /// An empty one. Both numbers are at least 1; there are at most [`SLOTS_MAX`] slots, and more
+    /// Creates an empty pipeline. Both numbers are raised to at least 1, and slots beyond [`SLOTS_MAX`]
     /// are not used.
     pub fn new(chunk_bytes: u32, slots: usize) -> Self {
         Pipeline {
@@ -205,11 +209,11 @@ impl<T> Pipeline<T> {
         }
     }
 
-    /// Adds a transfer of `len` bytes, behind those before it, and gives its number. One without
-    /// bytes is a chunk without bytes.
+    /// Adds a transfer of `len` bytes behind the others, and returns its number. A transfer without
+    /// bytes is one chunk without bytes.
     ///
     /// # Errors
-    /// There are [`TRANSFERS_MAX`] already; `data` comes back.
+    /// The pipeline already has [`TRANSFERS_MAX`] transfers; the error returns `data`.
     pub fn push(&mut self, data: T, len: u64) -> Result<u64, T> {
         let number = self.next;
         let place = &mut self.transfers[index(number)];
@@ -222,10 +226,10 @@ impl<T> Pipeline<T> {
         Ok(number)
     }
 
-    /// Gives a transfer back that is done, and the bytes that were moved; `None` where it is not
-    /// done yet, or taken already.
+    /// Takes a finished transfer out of the pipeline. Returns its data and the number of bytes moved.
+    /// `None` if the transfer is not done, or was already taken.
     pub fn take(&mut self, number: u64) -> Option<(T, u64)> {
-        // One that was taken may have left its place to another.
+        // A transfer that was taken may have left its place to another one.
         if !self.is_done(number) || number + (TRANSFERS_MAX as u64) < self.next {
             return None;
         }
@@ -233,25 +237,25 @@ impl<T> Pipeline<T> {
         Some((transfer.data, transfer.moved))
     }
 
-    /// Whether a transfer is done, taken or not.
+    /// Returns whether a transfer is done, taken or not.
     pub fn is_done(&self, number: u64) -> bool {
         number < self.drain.finished.transfer
     }
 
-    /// What came with the transfers that are not done, in their order.
+    /// The data of the transfers that are not done, in their order.
     pub fn pending(&self) -> impl Iterator<Item = &T> {
         let numbers = self.drain.finished.transfer..self.next;
         numbers.filter_map(|number| Some(&self.transfers[index(number)].as_ref()?.data))
     }
 
-    /// Whether every transfer is done.
+    /// Returns whether every transfer is done.
     pub fn is_idle(&self) -> bool {
         self.drain.finished.transfer == self.next
     }
 
-    /// Starts and finishes whatever can be, without waiting.
+    /// Starts and finishes all stages that it can, without waiting.
     pub fn advance<P: Port<T>>(&mut self, port: &mut P) -> Result<(), Failure<P::Error>> {
-        // A chunk that has drained leaves its slot to another, which may fill it.
+        // A drained chunk frees its slot, so another chunk may fill that slot in the second pass.
         for stage in [Stage::Fill, Stage::Drain, Stage::Fill] {
             while let Some(chunk) = self.oldest(stage) {
                 let Some(done) = port.finished(stage, &chunk).map_err(Failure::Port)? else {
@@ -280,7 +284,7 @@ impl<T> Pipeline<T> {
         self.chunk(stage, at).filter(|_| may)
     }
 
-    /// [`Pipeline::next`] has started this stage, in this way.
+    /// Records how [`Pipeline::next`] has started this stage.
     pub fn start(&mut self, stage: Stage, started: Started) {
         let Some(Chunk { is_last, .. }) = self.next(stage) else { return };
         match (stage, started) {
@@ -296,17 +300,17 @@ impl<T> Pipeline<T> {
         self.progress_mut(stage).started = self.after(at);
     }
 
-    /// The chunk that has been in this stage for longest.
+    /// The chunk that has been in this stage for the longest time.
     pub fn oldest(&self, stage: Stage) -> Option<Chunk<'_, T>> {
         let Progress { started, finished } = self.progress(stage);
         let is_tail = stage == Stage::Drain && self.tail == Tail::UnderWay;
         self.chunk(stage, finished).filter(|_| finished != started || is_tail)
     }
 
-    /// [`Pipeline::oldest`] is through this stage.
+    /// Records that [`Pipeline::oldest`] has finished this stage.
     ///
     /// # Errors
-    /// Lengths that cannot be, after which nothing has changed.
+    /// The lengths are impossible. Nothing has changed then.
     pub fn finish<E>(&mut self, stage: Stage, done: Done) -> Result<(), Failure<E>> {
         let Some(chunk) = self.oldest(stage) else { return Ok(()) };
         let Chunk { slot, len, .. } = chunk;
@@ -329,7 +333,7 @@ impl<T> Pipeline<T> {
         Ok(())
     }
 
-    /// Whether so much may have come with a chunk: the length of its transfer, where that is now
+    /// Checks the number of bytes of a chunk. Returns the length of the chunk's transfer, if it is now
     /// known.
     fn check<E>(&self, chunk: &Chunk<'_, T>, done: Done) -> Result<Option<u64>, Failure<E>> {
         let Done { bytes: came, of } = done;
@@ -339,7 +343,7 @@ impl<T> Pipeline<T> {
             (_, None) if !is_last => {
                 return Err(Failure::Unstaged { offset, came, chunk_bytes, len });
             }
-            // An ordinary message.
+            // The chunk is an ordinary message.
             (None, None) => return Ok(None),
             (None, Some(of)) if of > len => return Err(Failure::TooLong { of, len }),
             (None, Some(known)) | (Some(known), _) => known,
@@ -351,8 +355,8 @@ impl<T> Pipeline<T> {
         Ok(Some(known))
     }
 
-    /// The transfer that fills has so many bytes. Of what has not started of it, no more is kept
-    /// than these need, and one chunk at least: it ends the transfer.
+    /// Sets the length of the transfer that fills. Chunks that have not started are dropped if this
+    /// length does not need them. One chunk is always kept: it ends the transfer.
     fn settle(&mut self, of: Option<u64>) {
         let Progress { started, finished } = self.fill;
         let chunk_bytes = self.chunk_bytes;
@@ -365,7 +369,7 @@ impl<T> Pipeline<T> {
         transfer.of = Some(len);
     }
 
-    /// The chunk at a cursor, if it is that of a transfer.
+    /// The chunk at a cursor, if a transfer is there.
     fn chunk(&self, stage: Stage, at: Cursor) -> Option<Chunk<'_, T>> {
         if at.transfer >= self.next {
             return None;
@@ -411,7 +415,7 @@ fn index(transfer: u64) -> usize {
     (transfer % TRANSFERS_MAX as u64) as usize
 }
 
-/// Chunks of a transfer.
+/// The number of chunks of a transfer.
 fn chunks(len: u64, chunk_bytes: u32) -> u64 {
     len.div_ceil(chunk_bytes.into()).max(1)
 }

@@ -6,7 +6,7 @@ use core::net::{IpAddr, Ipv6Addr};
 use super::Access;
 use crate::auth::Secret;
 
-/// Global identifier of a port (`union ibv_gid`): for RoCEv2 an IPv6 address, or an IPv4 address
+/// Global identifier of a port (`union ibv_gid`). With RoCEv2 it is an IPv6 address, or an IPv4 address
 /// mapped into one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Gid(pub [u8; 16]);
@@ -34,18 +34,18 @@ impl fmt::Display for Gid {
     }
 }
 
-/// `IBV_LINK_LAYER_*`.
+/// Link layer of a port (`IBV_LINK_LAYER_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum LinkLayer {
-    /// InfiniBand: peers are named by LID.
+    /// InfiniBand: a LID names a peer.
     Infiniband = 1,
-    /// Ethernet, that is RoCE: peers are named by GID.
+    /// Ethernet, which means RoCE: a GID names a peer.
     #[default]
     Ethernet = 2,
 }
 
-/// `enum ibv_mtu`: path MTU, counted in payload bytes a packet.
+/// Path MTU in payload bytes per packet (`enum ibv_mtu`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum Mtu {
@@ -63,7 +63,7 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    /// The largest first.
+    /// All path MTUs, the largest first.
     pub const ALL: [Mtu; 5] = [Mtu::Mtu4096, Mtu::Mtu2048, Mtu::Mtu1024, Mtu::Mtu512, Mtu::Mtu256];
 
     /// Payload bytes of a full packet.
@@ -71,7 +71,7 @@ impl Mtu {
         128 << self as u32
     }
 
-    /// From the verbs' code; `None` where it is not one of the five.
+    /// Converts a code of the verbs; `None` if the code is not one of the five.
     pub fn from_code(code: u32) -> Option<Mtu> {
         Self::ALL.into_iter().find(|mtu| *mtu as u32 == code)
     }
@@ -82,77 +82,80 @@ impl Mtu {
     }
 }
 
-/// `enum ibv_port_state`, as far as anything depends on it.
+/// State of a port (`enum ibv_port_state`), reduced to the distinction that the protocol needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PortState {
-    /// No traffic passes.
+    /// The port is down: it carries no traffic.
     Down,
-    /// Up.
+    /// The port is up.
     #[default]
     Active,
 }
 
-/// What [`Nic::query_port`](super::Nic::query_port) tells.
+/// The attributes that [`Nic::query_port`](super::Nic::query_port) returns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortAttr {
-    /// Up or not.
+    /// State of the port: up or down.
     pub state: PortState,
-    /// InfiniBand or Ethernet.
+    /// Link layer of the port: InfiniBand or Ethernet.
     pub link_layer: LinkLayer,
-    /// Port number on its device, from 1.
+    /// Port number on the device, from 1.
     pub port_num: u8,
     /// Local identifier (InfiniBand only).
     pub lid: u16,
-    /// Largest path MTU that the port carries.
+    /// The largest path MTU that the port carries.
     pub active_mtu: Mtu,
-    /// Payload bytes of a longer packet that a software NIC can exchange with its like, to be
-    /// agreed with the peer; 0 where there is no such.
+    /// Payload bytes of the longer packets that a software NIC can exchange with another software NIC,
+    /// if both agree; 0 if the port has no longer packets.
     pub long_mtu_bytes: u32,
-    /// Global identifier, of the index below.
+    /// Global identifier at `gid_index`.
     pub gid: Gid,
-    /// Index of that GID in the port's table.
+    /// Index of `gid` in the port's GID table.
     pub gid_index: u8,
-    /// Megabit a second, all lanes.
+    /// Speed of all lanes together in megabits per second.
     pub speed_mbps: u32,
-    /// UDP port on which a software NIC receives; 0 for a real one, which uses 4791.
+    /// UDP port on which a software NIC receives; 0 for a real NIC, which uses 4791.
     pub udp_port: u16,
     /// UDP ports from which a software NIC sends.
     pub udp_source_ports: SourcePorts,
-    /// What this NIC can do beyond the verbs, to be agreed with the peer.
+    /// Capabilities of this NIC beyond the verbs, which both ends must agree on.
     pub options: QpOptions,
 }
 
-/// UDP ports from which a software NIC sends, those that are not 0. Each queue pair keeps to one,
-/// and queue pairs spread over them, as networks spread flows over paths by their ports.
+/// UDP ports from which a software NIC sends; entries of 0 are unused. Each queue pair always sends
+/// from the same port. Queue pairs spread over the ports, since networks spread flows over paths by
+/// port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SourcePorts(pub [u16; SourcePorts::MAX]);
 
 impl SourcePorts {
-    /// Ports that a software NIC may have.
+    /// The largest number of ports of a software NIC.
     pub const MAX: usize = 4;
 
-    /// The place of the port that a queue pair sends from; `None` where there are no ports.
+    /// Index of the port from which a queue pair sends; `None` if there are no ports.
     pub fn place(&self, qpn: u32) -> Option<usize> {
         let count = self.0.iter().take_while(|port| **port != 0).count();
         (qpn as usize).checked_rem(count)
     }
 
-    /// The port that a queue pair sends from; 0 where there are no ports.
+    /// The port from which a queue pair sends; 0 if there are no ports.
     pub fn port(&self, qpn: u32) -> u16 {
         self.place(qpn).map_or(0, |place| self.0[place])
     }
 }
 
 bitflags::bitflags! {
-    /// What two Invar software NICs may agree on beyond the verbs. A real NIC has none.
+    /// Capabilities beyond the verbs that two Invar software NICs may agree on. A real NIC has none of
+    /// them.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct QpOptions: u32 {
-        /// Every packet of a WRITE is a WRITE_ONLY with its own RETH, placed in any order, so that the
-        /// network may route adaptively and only lost packets are sent again; see [`crate::roce::qp`].
+        /// Every packet of a WRITE is a WRITE_ONLY with its own RETH, and the responder places packets
+        /// in any order. So the network may route adaptively, and only lost packets are sent again; see
+        /// [`crate::roce::qp`].
         const ADAPTIVE_ROUTING = 1;
         /// The ICRC also masks the IPv4 identification, which a UDP socket does not show.
         const ICRC_MASKS_IP_ID = 1 << 1;
-        /// Each packet ends with a tag that only the two ends can make, in place of the ICRC; see
+        /// Each packet ends with a tag instead of the ICRC. Only the two ends can make the tag; see
         /// [`PacketKeys`].
         const PACKET_TAGS = 1 << 2;
     }
@@ -161,55 +164,56 @@ bitflags::bitflags! {
 /// The keys of a connection whose packets carry tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketKeys {
-    /// For the packets that this end sends.
+    /// Key for the packets that this end sends.
     pub send: Secret,
-    /// For the packets that the peer sends.
+    /// Key for the packets that the peer sends.
     pub recv: Secret,
 }
 
-/// Enhanced connection establishment (`struct ibv_ece`): what a driver can do beyond the verbs'
-/// attributes, in its vendor's own words. What two ends have in common is agreed on while they
-/// connect: the connector offers, the acceptor's driver leaves of it what it can do as well.
+/// Enhanced connection establishment (`struct ibv_ece`): a driver's capabilities beyond the verbs'
+/// attributes, in a form that its vendor defines. The two ends agree on common options while they
+/// connect. The connector makes an offer, and the acceptor's driver keeps of the offer the options that
+/// it supports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ece {
-    /// Whose words the options are.
+    /// The vendor that defines the options.
     pub vendor_id: u32,
     /// The options.
     pub options: u32,
-    /// What there is behind them; none so far.
+    /// Mask of fields that extend this structure; no such fields exist yet.
     pub comp_mask: u32,
 }
 
-/// `struct ibv_qp_cap`.
+/// Capacities of a queue pair (`struct ibv_qp_cap`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpCap {
-    /// Work requests that may be outstanding on the send queue.
+    /// The largest number of outstanding work requests on the send queue.
     pub max_send_wr: u32,
-    /// Work requests that may be outstanding on the receive queue.
+    /// The largest number of outstanding work requests on the receive queue.
     pub max_recv_wr: u32,
-    /// Bytes that may be posted inline.
+    /// The largest number of bytes that may be posted inline.
     pub max_inline_data: u32,
 }
 
-/// `enum ibv_qp_state`.
+/// State of a queue pair (`enum ibv_qp_state`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum QpState {
-    /// Created; nothing may be posted.
+    /// Created: nothing may be posted.
     #[default]
     Reset,
-    /// Receives may be posted.
+    /// Initialized: receives may be posted.
     Init,
-    /// Ready to receive: packets are answered.
+    /// Ready to receive: the queue pair answers packets.
     Rtr,
     /// Ready to send.
     Rts,
-    /// Send queue drained: what was started completes, nothing new starts.
+    /// Send queue drained: started work completes, and no new work starts.
     Sqd,
-    /// Error: everything posted completes as flushed.
+    /// Error: all posted work completes as flushed.
     Err,
 }
 
-/// One move of the queue pair state machine with the attributes that it requires
+/// One move of the queue pair state machine, with the attributes that the move requires
 /// (`ibv_modify_qp`, IBTA §10.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpTransition {
@@ -217,11 +221,11 @@ pub enum QpTransition {
     Reset,
     /// RESET → INIT.
     Init {
-        /// `NCCL_IB_PKEY`.
+        /// Index of the partition key; `NCCL_IB_PKEY`.
         pkey_index: u16,
         /// Port of the device, from 1.
         port_num: u8,
-        /// What the peer may do through this queue pair.
+        /// Operations that the peer may use through this queue pair.
         access: Access,
     },
     /// INIT → RTR.
@@ -236,14 +240,14 @@ pub enum QpTransition {
     Err,
 }
 
-/// Where the peer is (`struct ibv_ah_attr`).
+/// Address of the peer (`struct ibv_ah_attr`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressVector {
-    /// Whether a global route header is used: always on Ethernet.
+    /// Whether packets have a global route header; always true on Ethernet.
     pub is_global: bool,
     /// The peer's GID.
     pub dgid: Gid,
-    /// Index of our GID.
+    /// Index of this end's GID.
     pub sgid_index: u8,
     /// IP time to live.
     pub hop_limit: u8,
@@ -253,35 +257,35 @@ pub struct AddressVector {
     pub dlid: u16,
     /// Service level; `NCCL_IB_SL`.
     pub sl: u8,
-    /// Our port.
+    /// Port number of this end.
     pub port_num: u8,
     /// UDP port of a peer that is a software NIC; 0 stands for 4791.
     pub udp_port: u16,
-    /// UDP port that such a peer's queue pair sends from; 0 for any.
+    /// UDP port from which the queue pair of such a peer sends; 0 stands for any port.
     pub udp_source_port: u16,
 }
 
-/// INIT → RTR.
+/// Attributes of the move INIT → RTR.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RtrAttr {
-    /// Agreed with the peer.
+    /// Path MTU that both ends agreed on.
     pub path_mtu: Mtu,
-    /// Payload bytes of a full packet, a multiple of 4, where both ends can do more than `path_mtu`;
-    /// what is no more than that has no meaning.
+    /// Payload bytes of a full packet, a multiple of 4, if both ends support longer packets than
+    /// `path_mtu`. A value that is not larger than `path_mtu` has no effect.
     pub long_mtu_bytes: u32,
-    /// The peer's queue pair, 24 bits.
+    /// Number of the peer's queue pair, 24 bits.
     pub dest_qp_num: u32,
     /// First packet sequence number that the peer will send.
     pub rq_psn: u32,
-    /// READs of the peer that may be outstanding here.
+    /// The largest number of the peer's READs that may be outstanding at this end.
     pub max_dest_rd_atomic: u8,
     /// Code of the wait that an RNR NAK asks for (IBTA table 46).
     pub min_rnr_timer: u8,
-    /// Where the peer is.
+    /// Address of the peer.
     pub ah: AddressVector,
-    /// Agreed with the peer.
+    /// Options that both ends agreed on.
     pub options: QpOptions,
-    /// The keys of tags, where both ends agreed on [`QpOptions::PACKET_TAGS`].
+    /// Keys of the packet tags, if both ends agreed on [`QpOptions::PACKET_TAGS`].
     pub packet_keys: Option<PacketKeys>,
 }
 
@@ -291,24 +295,24 @@ impl RtrAttr {
         self.path_mtu.bytes().max(self.long_mtu_bytes)
     }
 
-    /// Whether that is more than `path_mtu`.
+    /// Returns whether full packets are longer than `path_mtu`.
     pub fn is_long(&self) -> bool {
         self.long_mtu_bytes > self.path_mtu.bytes()
     }
 }
 
-/// RTR → RTS.
+/// Attributes of the move RTR → RTS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RtsAttr {
-    /// Local ACK timeout: 4.096 µs × 2^timeout; 0 is for ever. `NCCL_IB_TIMEOUT`.
+    /// Local ACK timeout: 4.096 µs × 2^timeout; 0 means no timeout. `NCCL_IB_TIMEOUT`.
     pub timeout: u8,
-    /// Retries before RETRY_EXC_ERR, 0 to 7. `NCCL_IB_RETRY_CNT`.
+    /// Number of retries before RETRY_EXC_ERR, 0 to 7. `NCCL_IB_RETRY_CNT`.
     pub retry_cnt: u8,
-    /// Retries after RNR NAKs, 0 to 7, where 7 is for ever; the software NIC ends those after
-    /// [`RNR_NS_MAX`](crate::roce::qp::RNR_NS_MAX).
+    /// Number of retries after RNR NAKs, 0 to 7; 7 means no limit. The software NIC ends unlimited
+    /// retries after [`RNR_NS_MAX`](crate::roce::qp::RNR_NS_MAX).
     pub rnr_retry: u8,
-    /// First packet sequence number that we send.
+    /// First packet sequence number that this end sends.
     pub sq_psn: u32,
-    /// READs that we may have outstanding.
+    /// The largest number of READs that this end may have outstanding.
     pub max_rd_atomic: u8,
 }

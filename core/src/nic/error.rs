@@ -1,4 +1,4 @@
-//! What went wrong in a call to a NIC.
+//! Errors of calls to a NIC.
 
 use core::fmt;
 
@@ -22,7 +22,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// The libibverbs function.
+    /// Name of the libibverbs function, or a description of the operation if there is no such function.
     pub const fn name(self) -> &'static str {
         match self {
             Verb::QueryPort => "ibv_query_port",
@@ -42,28 +42,29 @@ impl Verb {
     }
 }
 
-/// A verb that failed: which, with what `errno`, and why in a few words.
+/// A verb that failed, with its `errno` and a short cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NicError {
-    /// The call.
+    /// The verb that failed.
     pub verb: Verb,
-    /// The system's error number; 0 where there is none.
+    /// The system's error number; 0 if there is none.
     pub errno: i32,
     /// The cause as the adapter knows it: "send queue full", "not in state INIT".
     pub cause: &'static str,
-    /// For [`Verb::PostSend`]: which work request of the list was refused.
+    /// For [`Verb::PostSend`]: index of the refused work request in its list.
     pub index: u8,
-    /// What it was called with, as far as that says more: names and values; no name is no value.
+    /// Names and values of arguments that help to explain the error. An empty name marks an unused
+    /// entry.
     pub values: [(&'static str, u64); 3],
 }
 
 impl NicError {
-    /// An error that no list of work requests is part of.
+    /// Creates an error without arguments, whose `index` is 0.
     pub const fn new(verb: Verb, errno: i32, cause: &'static str) -> Self {
         NicError { verb, errno, cause, index: 0, values: [("", 0); 3] }
     }
 
-    /// With a value of the call; beyond three they are left out.
+    /// Adds an argument's name and value. An error has room for three; further ones are dropped.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: impl Into<u64>) -> Self {
         if let Some(free) = self.values.iter_mut().find(|(name, _)| name.is_empty()) {
@@ -91,8 +92,8 @@ impl fmt::Display for NicError {
 
 impl core::error::Error for NicError {}
 
-/// A completion queue that cannot be polled any more: overrun, or its device is gone. Small,
-/// since polling is what idle programs do.
+/// The error of a completion queue that can no longer be polled: the queue overran, or its device is
+/// gone. The type is small because idle programs poll all the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollError {
     /// The system's error number.

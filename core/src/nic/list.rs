@@ -1,32 +1,32 @@
-//! Work requests that are posted time and again, from where they lie.
+//! Lists of work requests that are posted many times from the same memory.
 
 use core::ptr;
 
 use super::{Link, NumSge, SendFlags, SendWr, Sge};
 
-/// Send work requests, which a driver can take as they lie: each is linked to its buffer and to the
-/// next, as long as the list stays where it was when it was posted before. So only the first post
-/// from a place looks at each of them.
+/// Send work requests in a form that a driver can take directly. Each request is linked to its buffer
+/// and to the next request. The links stay valid while the list stays at the address where it was
+/// linked, so only the first post from an address sets them.
 ///
-/// An adapter of such a driver takes them by [`SendList::linked`]. A request has a buffer, or none,
-/// for good: the one it is made with says so, by its `num_sge`.
+/// An adapter of such a driver gets the requests by [`SendList::linked`]. Whether a request has a
+/// buffer never changes: `num_sge` of the request passed to [`SendList::new`] decides.
 #[derive(Debug)]
 pub struct SendList<const N: usize> {
     wrs: [SendWr; N],
-    /// The address at which they were linked; 0 for none.
+    /// The address at which the requests were linked; 0 if they are not linked.
     linked_at: usize,
 }
 
-/// A work request of a list, to be changed in what does not touch its links.
+/// A work request of a list. Its methods change only fields that do not affect the links.
 pub struct Listed<'a>(&'a mut SendWr);
 
 impl<const N: usize> SendList<N> {
-    /// Not linked yet.
+    /// Creates a list that is not linked yet.
     pub const fn new(wrs: [SendWr; N]) -> Self {
         SendList { wrs, linked_at: 0 }
     }
 
-    /// The requests.
+    /// The requests of the list.
     #[inline(always)]
     pub const fn wrs(&self) -> &[SendWr; N] {
         &self.wrs
@@ -44,14 +44,14 @@ impl<const N: usize> SendList<N> {
         Listed(&mut self.wrs[i % N])
     }
 
-    /// Changes how request number `i` is carried out.
+    /// Sets the flags of request number `i`.
     pub fn set_flags(&mut self, i: usize, flags: SendFlags) {
         self.wrs[i % N].flags = flags;
         self.linked_at = 0;
     }
 
-    /// Where request number `from` lies, the head of a chain of it and all behind it that ends, if
-    /// the list is linked. It holds until the list is moved.
+    /// A pointer to request number `from`, if the list is linked. The request is the head of a chain
+    /// that ends with the last request of the list. The pointer is valid until the list is moved.
     #[inline(always)]
     pub fn linked(&mut self, from: usize) -> Option<*mut SendWr> {
         if self.linked_at != self.wrs.as_ptr().addr() {
@@ -60,8 +60,9 @@ impl<const N: usize> SendList<N> {
         self.wrs.get_mut(from).map(ptr::from_mut)
     }
 
-    /// Links each request to its buffer and to the next; not if one has bytes that are taken while
-    /// posting ([`SendFlags::INLINE`]), as those are to be looked at each time.
+    /// Links each request to its buffer and to the next request. A list with [`SendFlags::INLINE`] does
+    /// not count as linked: its bytes are copied while posting, so the driver must look at them each
+    /// time.
     pub fn link(&mut self) {
         let (mut next, mut flags) = (Link::NULL, SendFlags::empty());
         for wr in self.wrs.iter_mut().rev() {
@@ -75,25 +76,26 @@ impl<const N: usize> SendList<N> {
 }
 
 impl Listed<'_> {
-    /// What comes back in the completion.
+    /// Sets the number that the completion returns.
     #[inline(always)]
     pub const fn set_id(&mut self, wr_id: u64) {
         self.0.wr_id = wr_id;
     }
 
-    /// Immediate data.
+    /// Sets the immediate data.
     #[inline(always)]
     pub const fn set_imm(&mut self, imm_data: u32) {
         self.0.imm_data = imm_data;
     }
 
-    /// The peer's memory.
+    /// Sets address and key of the peer's memory.
     #[inline(always)]
     pub const fn set_remote(&mut self, addr: u64, rkey: u32) {
         (self.0.remote_addr, self.0.rkey) = (addr, rkey);
     }
 
-    /// Local bytes, of a request that has a buffer. While there are none the list is not to be posted.
+    /// Sets the local bytes of a request that has a buffer. Do not post the list while `sge` has no
+    /// bytes.
     #[inline(always)]
     pub const fn set_sge(&mut self, sge: Sge) {
         debug_assert!(matches!(self.0.num_sge, NumSge::One));
@@ -112,7 +114,7 @@ mod tests {
         SendList::new(NUM_SGE.map(wr))
     }
 
-    /// What a driver finds that begins at `from`.
+    /// Checks the chain that a driver finds at request number `from`.
     fn check(list: &mut SendList<3>, from: usize) {
         assert!(list.linked(from).is_none());
         list.link();

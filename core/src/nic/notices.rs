@@ -1,28 +1,29 @@
-//! What a device reports of a port beside completions.
+//! Reports of a device about a port, beside completions.
 
 use core::fmt;
 use core::time::Duration;
 
-/// What befell a port [lately](PortNotices::WITHIN), each with how long ago it last did. None of it ends a connection, but it may
-/// be why one has ended.
+/// Recent events of a port, each with the time since it last occurred; see [`PortNotices::WITHIN`]. No
+/// such event ends a connection, but it may be the reason why a connection has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortNotices {
-    /// `IBV_EVENT_PORT_ERR`.
+    /// Time since the port went down (`IBV_EVENT_PORT_ERR`).
     pub went_down: Option<Duration>,
-    /// `IBV_EVENT_PORT_ACTIVE`.
+    /// Time since the port came up (`IBV_EVENT_PORT_ACTIVE`).
     pub came_up: Option<Duration>,
-    /// `IBV_EVENT_GID_CHANGE`.
+    /// Time since the port's GID table changed (`IBV_EVENT_GID_CHANGE`).
     pub changed_gids: Option<Duration>,
-    /// Packets that could not be sent, and why not. A NIC in software knows that of its own host.
+    /// Reason and time of the last packets that could not be sent. A software NIC knows this for its
+    /// own host.
     pub could_not_send: Option<(&'static str, Duration)>,
 }
 
 impl PortNotices {
-    /// What came before it has nothing to do with what happens now: peers are given up within
-    /// minutes.
+    /// The age up to which an event counts as recent. Older events do not explain a current failure,
+    /// since peers are given up within minutes.
     pub const WITHIN: Duration = Duration::from_secs(300);
 
-    /// Whether there is nothing to tell.
+    /// Returns whether there are no events.
     pub fn is_empty(&self) -> bool {
         *self == PortNotices::default()
     }

@@ -4,20 +4,20 @@ use core::mem::offset_of;
 
 use static_assertions::{assert_eq_size, const_assert_eq};
 
-/// A local buffer (`struct ibv_sge`). Length 0 stands for no buffer at all: address and key are
-/// then not looked at.
+/// A local buffer (`struct ibv_sge`). A length of 0 means that there is no buffer; the address and the
+/// key are then ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Sge {
-    /// First byte.
+    /// Address of the first byte.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
-    /// Local key of the region that holds it.
+    /// Local key of the region that contains the buffer.
     pub lkey: u32,
 }
 
-/// `enum ibv_wr_opcode`.
+/// Operation of a send work request (`enum ibv_wr_opcode`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum SendOpcode {
@@ -28,28 +28,28 @@ pub enum SendOpcode {
     RdmaWriteWithImm = 1,
     /// SEND.
     Send = 2,
-    /// SEND with immediate.
+    /// SEND with immediate data.
     SendWithImm = 3,
     /// RDMA READ.
     RdmaRead = 4,
 }
 
 bitflags::bitflags! {
-    /// `enum ibv_send_flags`.
+    /// Flags of a send work request (`enum ibv_send_flags`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[repr(transparent)]
     pub struct SendFlags: u32 {
-        /// A completion is wanted.
+        /// The work request asks for a completion.
         const SIGNALED = 1 << 1;
-        /// The peer's completion asks for an event.
+        /// The peer's completion raises an event.
         const SOLICITED = 1 << 2;
-        /// The bytes are taken while posting; lkey is not looked at.
+        /// The bytes are copied while posting; the lkey is ignored.
         const INLINE = 1 << 3;
     }
 }
 
-/// `ibv_send_wr::num_sge`: a driver reads as many buffers behind `sg_list`, and a [`SendWr`] has
-/// room for one. So a program cannot say more:
+/// Number of buffers of a work request (`ibv_send_wr::num_sge`). A driver reads this number of buffers
+/// behind `sg_list`, and a [`SendWr`] has room for one. So the type allows no larger number:
 ///
 /// ```compile_fail,E0308
 /// use invar_core::nic::SendWr;
@@ -59,51 +59,52 @@ bitflags::bitflags! {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum NumSge {
-    /// No buffer.
+    /// The request has no buffer.
     #[default]
     Zero = 0,
-    /// [`SendWr::sge`].
+    /// The request has one buffer, [`SendWr::sge`].
     One = 1,
 }
 
-/// A pointer of a work request.
+/// A pointer inside a work request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Link(usize);
 
 impl Link {
-    /// To nothing.
+    /// The null pointer.
     pub const NULL: Link = Link(0);
 
-    /// To what a driver reads through it.
+    /// A pointer to `target`, which a driver may read through it.
     #[inline(always)]
     pub fn to<T>(target: *mut T) -> Self {
         Link(target.expose_provenance())
     }
 }
 
-/// `struct ibv_send_wr`, one buffer at most, laid out as that is as far as `rkey`, where RDMA and
-/// SEND end: an adapter can hand it to a driver as it lies. For that `next`, `sg_list` and `num_sge`
-/// are set, by [`SendList`](super::SendList) or the adapter; nobody else looks at them.
+/// A send work request with at most one buffer (`struct ibv_send_wr`). Up to `rkey`, where RDMA and
+/// SEND end, the layout is that of libibverbs, so an adapter can pass it to a driver directly. For such
+/// a driver [`SendList`](super::SendList) or the adapter sets `next`, `sg_list` and `num_sge`; no other
+/// code reads these fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct SendWr {
-    /// Comes back in the completion.
+    /// Number that the completion returns.
     pub wr_id: u64,
-    /// The next of a chain.
+    /// Pointer to the next request of a chain.
     pub next: Link,
-    /// To `sge`.
+    /// Pointer to `sge`.
     pub sg_list: Link,
-    /// How many buffers `sg_list` is of.
+    /// The number of buffers at `sg_list`.
     pub num_sge: NumSge,
-    /// What to do.
+    /// Operation of the request.
     pub opcode: SendOpcode,
-    /// How.
+    /// Flags of the request.
     pub flags: SendFlags,
-    /// Immediate data: four bytes that travel as they lie in memory, as `ibv_send_wr::imm_data`
-    /// does. NCCL puts a host-order integer there, and so do we.
+    /// Immediate data: four bytes that travel as they lie in memory, like `ibv_send_wr::imm_data`. NCCL
+    /// and Invar put an integer in host order there.
     pub imm_data: u32,
-    /// Start of the peer's memory (WRITE, READ).
+    /// Address of the peer's memory (WRITE, READ).
     pub remote_addr: u64,
     /// Key of the peer's memory (WRITE, READ).
     pub rkey: u32,
@@ -114,46 +115,47 @@ pub struct SendWr {
 const_assert_eq!(offset_of!(SendWr, opcode), 28);
 const_assert_eq!(offset_of!(SendWr, rkey), 48);
 
-/// Nothing, in a field that only an adapter needs, in requests of its own.
+/// A field that is always zero here. Only an adapter uses this field, in requests of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Nought<T>(T);
 
-/// `struct ibv_recv_wr`, one buffer at most. One without a buffer lies as a driver takes it.
+/// A receive work request with at most one buffer (`struct ibv_recv_wr`). A driver can take a request
+/// without a buffer directly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct RecvWr {
-    /// Comes back in the completion.
+    /// Number that the completion returns.
     pub wr_id: u64,
-    /// The next of a chain.
+    /// Pointer to the next request of a chain.
     pub next: Nought<usize>,
-    /// To `sge`.
+    /// Pointer to `sge`.
     pub sg_list: Nought<usize>,
-    /// Buffers.
+    /// The number of buffers.
     pub num_sge: Nought<u32>,
-    /// Where a SEND goes; unused by WRITE_WITH_IMM.
+    /// Destination of a SEND; WRITE_WITH_IMM does not use it.
     pub sge: Sge,
 }
 
-/// `enum ibv_wc_opcode`: what completed. A code that this table does not know is kept.
+/// Operation that completed (`enum ibv_wc_opcode`). Codes without a name here are kept as they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct WcOpcode(pub u32);
 
 impl WcOpcode {
-    /// A SEND of ours.
+    /// Completion of a SEND of this end.
     pub const SEND: Self = Self(0);
-    /// A WRITE of ours.
+    /// Completion of a WRITE of this end.
     pub const RDMA_WRITE: Self = Self(1);
-    /// A READ of ours.
+    /// Completion of a READ of this end.
     pub const RDMA_READ: Self = Self(2);
-    /// A SEND of the peer.
+    /// Completion of a receive by a SEND of the peer.
     pub const RECV: Self = Self(128);
-    /// A WRITE_WITH_IMM of the peer.
+    /// Completion of a receive by a WRITE_WITH_IMM of the peer.
     pub const RECV_RDMA_WITH_IMM: Self = Self(129);
 }
 
-/// `enum ibv_wc_status`. A code that this table does not know is kept.
+/// Status of a completion (`enum ibv_wc_status`). Codes without a name here are kept as they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct WcStatus(pub u32);
@@ -187,45 +189,46 @@ impl WcStatus {
 }
 
 bitflags::bitflags! {
-    /// `enum ibv_wc_flags`.
+    /// Flags of a completion (`enum ibv_wc_flags`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[repr(transparent)]
     pub struct WcFlags: u32 {
-        /// There is immediate data.
+        /// The completion has immediate data.
         const WITH_IMM = 1 << 1;
     }
 }
 
-/// `struct ibv_wc`, of the same layout: libibverbs can fill an array of them. Where `status` is
-/// not success only `wr_id`, `status`, `qp_num` and `vendor_err` mean anything (IBTA §11.4.2.1).
+/// A work completion with the layout of `struct ibv_wc`, so libibverbs can fill an array of them. If
+/// `status` is not success, only `wr_id`, `status`, `qp_num` and `vendor_err` are valid (IBTA
+/// §11.4.2.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Wc {
-    /// Of the work request.
+    /// Number of the work request that completed.
     pub wr_id: u64,
-    /// How it ended.
+    /// Status of the work request.
     pub status: WcStatus,
-    /// What it was.
+    /// Operation of the work request.
     pub opcode: WcOpcode,
-    /// The vendor's own code; for the software NIC the AETH syndrome, if there was one.
+    /// Error code of the vendor. The software NIC reports the AETH syndrome here, if there was one.
     pub vendor_err: u32,
-    /// Bytes received, or read.
+    /// Number of bytes received or read.
     pub byte_len: u32,
-    /// The peer's immediate data, if `flags` says so; see [`SendWr::imm_data`].
+    /// The peer's immediate data, if `flags` has [`WcFlags::WITH_IMM`]; see [`SendWr::imm_data`].
     pub imm_data: u32,
-    /// Our queue pair.
+    /// Number of this end's queue pair.
     pub qp_num: u32,
-    /// The peer's queue pair; of datagrams, as is what follows `flags`.
+    /// Number of the peer's queue pair. Only datagrams set this field and the fields behind `flags`.
     pub src_qp: u32,
-    /// What more there is.
+    /// Flags that tell which further fields are valid.
     pub flags: WcFlags,
-    /// P_Key index.
+    /// Index of the P_Key.
     pub pkey_index: u16,
     /// The peer's LID.
     pub slid: u16,
     /// Service level.
     pub sl: u8,
-    /// Low bits of the LID that was sent to.
+    /// Low bits of the destination LID.
     pub dlid_path_bits: u8,
 }
 

@@ -1,8 +1,8 @@
 //! Chunks as messages.
 //!
-//! A receive that has room for exactly a chunk and a trailer says that others of its transfer are
-//! posted behind it. Such a message ends with the trailer, whether it has all bytes of a chunk, the
-//! last ones of the sender's transfer, or none.
+//! If a receive has room for exactly a chunk and a trailer, other receives of its transfer are posted
+//! behind it. Its message ends with the trailer. Before the trailer comes a whole chunk, the last bytes
+//! of the sender's transfer, or nothing.
 //!
 //! ```text
 //! byte 0         len     len + 9          len + 17
@@ -17,12 +17,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
 use super::{Chunk, Done};
 
-/// Bytes of a trailer. An odd number: so is the room that asks for one, as is hardly any other.
+/// Bytes of a trailer. The number is odd so that the room that asks for a trailer is odd as well.
+/// Hardly any other receive has such a length.
 pub const TRAILER_BYTES: usize = 17;
 
 const MAGIC: [u8; 9] = *b"Invar:of\0";
 
-/// What ends a message of a transfer that goes on.
+/// The end of a message that is not the last of its receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trailer {
     /// Bytes of the sender's transfer.
@@ -44,7 +45,7 @@ pub struct NoTrailer;
 assert_eq_size!(TrailerBytes, [u8; TRAILER_BYTES]);
 
 impl Trailer {
-    /// The bytes of the wire.
+    /// Converts the trailer to the bytes of the wire.
     pub fn to_bytes(self) -> [u8; TRAILER_BYTES] {
         transmute!(TrailerBytes { magic: MAGIC, of: self.of.into() })
     }
@@ -55,25 +56,25 @@ impl Trailer {
         if magic == MAGIC { Ok(Trailer { of: of.get() }) } else { Err(NoTrailer) }
     }
 
-    /// The room that asks for one: of a chunk that is not its receive's last.
+    /// Length of a receive that asks for a trailer: the receive of a chunk that is not the last.
     pub const fn room(chunk_bytes: u32) -> u32 {
         chunk_bytes + TRAILER_BYTES as u32
     }
 }
 
 impl<T> Chunk<'_, T> {
-    /// What has come of one where that is one's own affair: all of it.
+    /// The result of a stage that involves no peer: all bytes of the chunk have moved.
     pub fn own(&self) -> Done {
         Done { bytes: self.len, of: Some(self.of) }
     }
 
-    /// Of one to be received: bytes to post a receive of.
+    /// Bytes of the receive to post for this chunk.
     pub fn room(&self) -> u32 {
         if self.is_last { self.len } else { Trailer::room(self.chunk_bytes) }
     }
 
-    /// What has come with a message of `came` bytes. `read` gives so many bytes from a place of it
-    /// on.
+    /// The result of receiving a message of `came` bytes. `read` returns the [`TRAILER_BYTES`] bytes at
+    /// an offset of the message.
     pub fn received(
         &self,
         came: u32,
@@ -87,8 +88,8 @@ impl<T> Chunk<'_, T> {
         trailer.unwrap_or(Done { bytes: came, of: None })
     }
 
-    /// Of one to be sent into a receive of `room` bytes: whether its message has a trailer. `None`:
-    /// it does not go there.
+    /// Whether the message of a chunk has a trailer when it is sent into a receive of `room` bytes.
+    /// `None` if the chunk does not fit this receive.
     pub fn trailer_into(&self, room: u32) -> Option<bool> {
         if room == Trailer::room(self.chunk_bytes) {
             Some(true)

@@ -10,7 +10,7 @@ use super::*;
 
 const CHUNK: u32 = 10;
 
-/// The same by lists: every chunk by itself, with what became of it.
+/// A model of the pipeline in plain lists: each chunk with its state.
 #[derive(Default)]
 struct Model {
     chunks: Vec<Naive>,
@@ -38,12 +38,12 @@ enum State {
     Filling,
     Filled,
     Draining,
-    /// The same, and it is to drain once more.
+    /// The chunk drains, and must drain once more.
     DrainingOnce,
     Done,
 }
 
-/// What a test sees of a chunk.
+/// The visible fields of a chunk.
 type Seen = (u64, usize, u64, u32, bool, u64);
 
 fn part(len: u64, offset: u64) -> u32 {
@@ -137,7 +137,7 @@ impl Model {
         Ok(())
     }
 
-    /// What is to come of a transfer is that long.
+    /// Sets the length of the chunks of transfer `at` that are still to come.
     fn end_at(&mut self, at: usize, len: u64) {
         self.transfers[at].of = Some(len);
         let is_waiting = |chunk: &Naive| chunk.transfer == at && chunk.state == State::Waiting;
@@ -156,7 +156,7 @@ impl Model {
         }
     }
 
-    /// What the pipeline must say about a chunk.
+    /// The chunk that the pipeline must report.
     fn seen(&self, number: Option<usize>, slots: usize) -> Option<Seen> {
         let number = number?;
         let Naive { transfer, offset, len, .. } = self.chunks[number];
@@ -174,7 +174,8 @@ fn seen(chunk: Option<Chunk<'_, u64>>) -> Option<Seen> {
 enum Op {
     Push(u64),
     Start(Stage, Started),
-    /// With the share of its room that the transfer has, in percent, and what is wrong.
+    /// A finished stage, the share of its room in percent that the transfer has, and the fault of the
+    /// message.
     Finish(Stage, u64, Wrong),
     Take(u64),
 }
@@ -274,15 +275,15 @@ proptest! {
     }
 }
 
-/// Does everything at once, and keeps what it was asked.
+/// A port that does all work at once and logs its calls.
 #[derive(Default)]
 struct AtOnce {
     log: Vec<(Stage, usize, u64, u32)>,
-    /// How many starts of [`Stage::Drain`] are put off first.
+    /// The number of starts of [`Stage::Drain`] to put off first.
     late: usize,
-    /// How many starts there must have been before the peer awaits no more.
+    /// The number of starts up to which the peer awaits more messages.
     awaited: usize,
-    /// How long it says that a transfer is, if not as long as its room.
+    /// The reported length of a transfer, if it differs from the room.
     of: Option<u64>,
 }
 
