@@ -1,21 +1,21 @@
 //! Connecting: from a handle to two comms with queue pairs in RTS.
 //!
-//! Read in this order: [`Handle`] names a listener; [`wire`] is what the two ends tell each other
-//! over TCP; [`stage`] is the machine that both step through; [`Connector`] and [`Acceptor`] drive
-//! it over a [`Stream`] and a [`Nic`](crate::nic::Nic), resumable at any byte.
+//! Read in this order: [`Handle`] names a listener. [`wire`] has the messages that the two ends
+//! exchange over TCP. [`stage`] is the state machine of both ends. [`Connector`] and [`Acceptor`] drive
+//! this machine over a [`Stream`] and a [`Nic`](crate::nic::Nic), and can resume at any byte.
 //!
 //! ```text
 //! connector  Start → Connect → Authenticate → Send → Connecting → PendingReady → Connected
 //!                    TCP up    proofs          info→  ←info, RTR, RTS  ready→
 //! acceptor   Start → Accept → Recv → Send → PendingReady → Connected
 //!                    TCP up   ←info, RTR, RTS  info→   ←ready
-//!
-//! The acceptor begins when its caller has proved itself ([`crate::auth`]): whoever listens sees to
-//! that.
 //! ```
 //!
-//! On the wire of NCCL 2.14 each end is Connected once its info is sent, and what follows happens
-//! in the first `isend` and `irecv` (`net_ib.cc ncclSendCheck`, `ncclRecvCheck`).
+//! The listener starts an acceptor only after the caller has proved that it knows the secret
+//! ([`crate::auth`]).
+//!
+//! On the wire of NCCL 2.14 each end is Connected once its info is sent. The rest happens in the first
+//! `isend` and `irecv` (`net_ib.cc ncclSendCheck`, `ncclRecvCheck`).
 
 mod accept;
 mod attempt;

@@ -10,15 +10,17 @@ use crate::comm::{RecvComm, control_bytes};
 use crate::error::{Error, Report};
 use crate::nic::Nic;
 
-/// Queue pairs that any connector may have; more only if this end is set to as many.
+/// Number of queue pairs that any connector may have. A connector gets more only if this end is set to
+/// more.
 const QPS_GRANTED: u16 = 16;
 
-/// Becomes a [`RecvComm`]: call [`Acceptor::poll`] until it does, or fails.
+/// Becomes a [`RecvComm`]: call [`Acceptor::poll`] until it returns the comm or an error.
 pub struct Acceptor<N: Nic, S>(Attempt<N, S>);
 
 impl<N: Nic, S: Stream> Acceptor<N, S> {
-    /// A connection over the `stream` of a caller that has proved itself, in the stage Start; or of
-    /// anybody ([`Session::UNKNOWN_PEER`]), as on the wire of NCCL 2.14.
+    /// Creates an acceptor in the stage Start, over the `stream` of a caller. The `session` shows that
+    /// the caller has proved itself; on the wire of NCCL 2.14 it is [`Session::UNKNOWN_PEER`], and the
+    /// caller may be anybody.
     pub fn new(
         nic: N,
         pd: N::Pd,
@@ -30,19 +32,20 @@ impl<N: Nic, S: Stream> Acceptor<N, S> {
         Acceptor(Attempt::new(Side::Acceptor, nic, pd, stream, session, settings, now_ns))
     }
 
-    /// Where the connection is.
+    /// Stage of the connection.
     pub fn stage(&self) -> Stage {
         self.0.stage
     }
 
-    /// Joins an error of this connection with both ends.
+    /// Joins an error of this connection with a description of both ends.
     pub fn report(&self, error: Error) -> Report<'_> {
         self.0.ends.report(error)
     }
 
-    /// Goes on as far as it can without waiting. `None`: call again.
+    /// Goes on as far as possible without waiting. After `None`, call again.
     ///
-    /// After an error, every call gives the same error; after the comm, [`Error::State`].
+    /// After an error, every call returns the same error. After the comm was returned, every call
+    /// returns [`Error::State`].
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<RecvComm<N, S>>, Error> {
         self.0.run(now_ns, step)
     }
@@ -89,7 +92,7 @@ fn step<N: Nic, S: Stream>(at: &mut Attempt<N, S>) -> Result<Option<RecvComm<N, 
     }
 }
 
-/// Creates and starts the queue pairs, and lays out what to tell of them.
+/// Creates and starts the queue pairs, and lays out the info about them for the connector.
 fn start_with_connector<N: Nic, S: Stream>(
     at: &mut Attempt<N, S>,
     preface: Option<Preface>,
@@ -108,7 +111,7 @@ fn start_with_connector<N: Nic, S: Stream>(
     verbs.start(&peer)?;
     let sizes_offset = RecvComm::<N, S>::sizes_offset(usize::from(depth));
     let sizes_addr = verbs.control_addr() + sizes_offset;
-    // What is left of the connector's offer.
+    // These are the options of the connector's offer that this end's driver kept.
     let ece = peer.ece.and_then(|_| verbs.ece());
     let ours = Preface { sizes_addr, sizes_rkey: verbs.control_rkey(), ece, ..ours };
     let info = verbs.info(peer.info.mtu);
@@ -118,7 +121,7 @@ fn start_with_connector<N: Nic, S: Stream>(
     Ok(())
 }
 
-/// Whether the connector's ready word is here (`net_ib.cc ncclRecvCheck`).
+/// Returns whether the connector's ready word has arrived (`net_ib.cc ncclRecvCheck`).
 pub(crate) fn is_ready(stream: &mut impl Stream, exchange: &mut Exchange) -> Result<bool, Error> {
     match exchange.recv(stream, Stage::PendingReady)? {
         None => Ok(false),

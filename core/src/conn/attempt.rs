@@ -1,4 +1,4 @@
-//! What connecting and accepting have in common: stage, deadline, and errors that stay.
+//! The common part of connecting and accepting: stage, deadline, and the first error.
 
 use super::link::{Exchange, Peer, Verbs, udp_port};
 use super::stage::{Side, Stage};
@@ -7,17 +7,17 @@ use crate::auth::Session;
 use crate::error::{Ends, Error};
 use crate::nic::{Nic, PortAttr};
 
-/// What a comm is made of.
+/// The parts of which a comm is made.
 pub(crate) struct Parts<N: Nic, S> {
     pub(crate) verbs: Verbs<N>,
     pub(crate) stream: S,
     pub(crate) ends: Ends,
     pub(crate) peer: Option<Peer>,
-    /// What is still to be exchanged, on a wire that leaves that to the first call.
+    /// The rest of the exchange, on a wire that leaves it to the comm's first call.
     pub(crate) pending: Option<Exchange>,
 }
 
-/// A connection that comes into being.
+/// A connection that is being set up.
 pub(super) struct Attempt<N: Nic, S> {
     side: Side,
     pub(super) stage: Stage,
@@ -28,10 +28,10 @@ pub(super) struct Attempt<N: Nic, S> {
     pub(super) ends: Ends,
     pub(super) exchange: Exchange,
     pub(super) stream: Option<S>,
-    /// Until there are queue pairs.
+    /// NIC and protection domain, until the queue pairs exist.
     idle: Option<(N, N::Pd)>,
     pub(super) verbs: Option<Verbs<N>>,
-    /// Once its message is here.
+    /// The peer, once its message has arrived.
     pub(super) peer: Option<Peer>,
 }
 
@@ -61,7 +61,7 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
         }
     }
 
-    /// Runs `step` until it would wait; keeps its error; judges the deadline.
+    /// Runs `step` until it would wait, keeps its error, and checks the deadline.
     pub(super) fn run<T>(
         &mut self,
         now_ns: u64,
@@ -93,14 +93,14 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
         self.stage = to;
     }
 
-    /// Whether the TCP connection is up.
+    /// Returns whether the TCP connection is up.
     pub(super) fn is_up(&mut self) -> Result<bool, Error> {
         let stage = self.stage;
         let failed = |error| Error::Stream { stage, error, got: 0, want: 0 };
         self.stream.as_mut().ok_or(GONE)?.poll_connected().map_err(failed)
     }
 
-    /// Whether the message that was laid out is sent.
+    /// Sends the message that was laid out; returns whether all of it is sent.
     pub(super) fn is_sent(&mut self) -> Result<bool, Error> {
         let stream = self.stream.as_mut().ok_or(GONE)?;
         self.exchange.send(stream, self.stage)
@@ -130,7 +130,7 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
         Ok(self.verbs.insert(verbs))
     }
 
-    /// Takes what the comm is made of; `lazy`: the rest of the exchange is the comm's.
+    /// Takes the parts of the comm. If `lazy` is set, the comm finishes the exchange.
     pub(super) fn finish(&mut self, lazy: bool) -> Result<Parts<N, S>, Error> {
         self.advance(Stage::Connected);
         Ok(Parts {
@@ -144,5 +144,5 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
     }
 }
 
-/// Nothing is left to connect with: the comm was given already.
+/// The error of a connection whose comm was already given away.
 pub(super) const GONE: Error = Error::PeerClosed(StreamError::Closed);

@@ -10,17 +10,17 @@ use crate::comm::{SendComm, control_bytes};
 use crate::error::{Ends, Error, Report};
 use crate::nic::Nic;
 
-/// Becomes a [`SendComm`]: call [`Connector::poll`] until it does, or fails.
+/// Becomes a [`SendComm`]: call [`Connector::poll`] until it returns the comm or an error.
 pub struct Connector<N: Nic, S> {
     attempt: Attempt<N, S>,
-    /// `None` where nobody proves who it is.
+    /// The proof exchange; `None` if the ends do not prove themselves.
     calling: Option<Calling>,
 }
 
 impl<N: Nic, S: Stream> Connector<N, S> {
-    /// A connection over `stream`, which may still be connecting, in the stage Start. `calling`
-    /// proves that this end knows the handle's secret, and has the peer prove that it does. `None`: the
-    /// peer may be anybody, as on the wire of NCCL 2.14.
+    /// Creates a connector in the stage Start over `stream`, which may still be connecting. `calling`
+    /// proves that this end knows the handle's secret, and makes the peer prove it as well. With `None`
+    /// the peer may be anybody, as on the wire of NCCL 2.14.
     pub fn new(
         nic: N,
         pd: N::Pd,
@@ -34,19 +34,20 @@ impl<N: Nic, S: Stream> Connector<N, S> {
         Connector { attempt, calling }
     }
 
-    /// Where the connection is.
+    /// Stage of the connection.
     pub fn stage(&self) -> Stage {
         self.attempt.stage
     }
 
-    /// Joins an error of this connection with both ends.
+    /// Joins an error of this connection with a description of both ends.
     pub fn report(&self, error: Error) -> Report<'_> {
         self.attempt.ends.report(error)
     }
 
-    /// Goes on as far as it can without waiting. `None`: call again.
+    /// Goes on as far as possible without waiting. After `None`, call again.
     ///
-    /// After an error, every call gives the same error; after the comm, [`Error::State`].
+    /// After an error, every call returns the same error. After the comm was returned, every call
+    /// returns [`Error::State`].
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<SendComm<N, S>>, Error> {
         let Connector { attempt, calling } = self;
         attempt.run(now_ns, |at| step(at, calling))
@@ -107,7 +108,7 @@ fn step<N: Nic, S: Stream>(
     }
 }
 
-/// Creates the queue pairs and the FIFO, and lays out what to tell of them.
+/// Creates the queue pairs and the FIFO, and lays out the info about them for the acceptor.
 fn lay_out_info<N: Nic, S: Stream>(at: &mut Attempt<N, S>) -> Result<(), Error> {
     let depth = at.settings.depth();
     let control_bytes = control_bytes(depth.into());
@@ -122,7 +123,8 @@ fn lay_out_info<N: Nic, S: Stream>(at: &mut Attempt<N, S>) -> Result<(), Error> 
     Ok(())
 }
 
-/// Once the acceptor's message is here: starts the queue pairs and lays out the ready word.
+/// Starts the queue pairs and lays out the ready word, once the acceptor's message has arrived. Returns
+/// `None` before.
 pub(crate) fn start_with_acceptor<N: Nic>(
     stream: &mut impl Stream,
     exchange: &mut Exchange,

@@ -1,4 +1,4 @@
-//! The handle: how a listener names itself to connectors, in 128 bytes copied as they are.
+//! The handle: 128 bytes that name a listener to connectors. Any channel may copy them.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -6,20 +6,20 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddr
 use super::Wire;
 use crate::auth::Secret;
 
-/// `NCCL_NET_HANDLE_MAXSIZE`.
+/// Bytes of a handle (`NCCL_NET_HANDLE_MAXSIZE`).
 pub const HANDLE_BYTES: usize = 128;
 
 const MAGIC: [u8; 4] = *b"INVH";
 const VERSION: u16 = 2;
 const SECRET_AT: usize = 32;
-/// Random bytes of a handle.
+/// Number of random bytes of a handle.
 pub const HANDLE_SECRET_BYTES: usize = 16;
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 
-/// Names a listener, and carries the secret that lets callers in. Copy its bytes to whoever shall
-/// connect, by a way that others cannot read. Where both ends share a key, the secret depends on that
-/// too, and others may read the handle.
+/// Names a listener, and carries the secret that admits callers. Copy its bytes to the connector over a
+/// channel that others cannot read. If both ends share a key, the secret depends on the key too, and
+/// others may read the handle.
 ///
 /// ```text
 /// ours        0 "INVH"   4 version u16   6 family u16 (4, 6)   8 port u16   12 scope id u32
@@ -32,25 +32,25 @@ const AF_INET6: u16 = 10;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Handle([u8; HANDLE_BYTES]);
 
-/// Bytes that are no handle.
+/// The reason why bytes are not a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandleError {
-    /// The first bytes are not ours.
+    /// The first bytes are not those of an Invar handle.
     Magic([u8; 4]),
-    /// A handle of Invar's wire, where one of NCCL 2.14's is expected.
+    /// The handle belongs to Invar's wire, but NCCL 2.14's wire is in use.
     OtherWire,
-    /// A handle of another version of Invar: theirs.
+    /// The handle has another version than this side knows: the handle's version.
     Version(u16),
-    /// An address family that is neither IPv4 nor IPv6.
+    /// The address family is neither IPv4 nor IPv6.
     Family(u16),
-    /// No port.
+    /// The port is 0.
     Port,
     /// The secret is zero.
     Secret,
 }
 
 impl Handle {
-    /// The handle of a listener at `addr`, with a random secret (not on NCCL's wire).
+    /// Creates the handle of a listener at `addr` with a random secret. NCCL's wire carries no secret.
     pub fn new(addr: SocketAddr, wire: Wire, secret: &[u8; HANDLE_SECRET_BYTES]) -> Self {
         let mut b = [0; HANDLE_BYTES];
         match wire {
@@ -90,11 +90,11 @@ impl Handle {
         Handle(b)
     }
 
-    /// Reads a handle of either wire from its bytes. [`Handle::addr`] says whether the handle is of
-    /// the wire that is spoken.
+    /// Reads a handle of either wire from its bytes. [`Handle::addr`] tells whether the handle belongs
+    /// to a given wire.
     ///
     /// # Errors
-    /// Bytes that are a handle of neither wire. The error says what is wrong with them on Invar's wire.
+    /// The bytes are a handle of neither wire. The error describes their fault on Invar's wire.
     pub fn from_bytes(bytes: [u8; HANDLE_BYTES]) -> Result<Self, HandleError> {
         let handle = Handle(bytes);
         let ours = handle.addr(Wire::Invar);
@@ -104,7 +104,7 @@ impl Handle {
         ours.map(|_| handle)
     }
 
-    /// A handle of bytes that nobody has read yet.
+    /// Wraps bytes as a handle without checking them.
     pub(crate) const fn unread(bytes: [u8; HANDLE_BYTES]) -> Self {
         Handle(bytes)
     }
@@ -114,7 +114,7 @@ impl Handle {
         &self.0
     }
 
-    /// Where the listener listens.
+    /// The address at which the listener listens.
     pub fn addr(&self, wire: Wire) -> Result<SocketAddr, HandleError> {
         let addr = match wire {
             Wire::Invar => self.ours()?,
@@ -123,8 +123,8 @@ impl Handle {
         if addr.port() == 0 { Err(HandleError::Port) } else { Ok(addr) }
     }
 
-    /// What a caller of the listener must know: the handle's secret, and the `key` that both ends
-    /// share, if there is one. On our wire.
+    /// The secret that a caller of the listener must know, on Invar's wire. It is derived from the
+    /// handle's secret and from `key`, if both ends share one.
     pub fn secret(&self, key: Option<&Secret>) -> Result<Secret, HandleError> {
         let bytes: [u8; HANDLE_SECRET_BYTES] = self.field(SECRET_AT);
         if bytes == [0; HANDLE_SECRET_BYTES] {
@@ -133,7 +133,7 @@ impl Handle {
         Ok(key.unwrap_or(&Secret::PUBLIC).derive(b"handle", &bytes))
     }
 
-    /// On our wire, whatever the port.
+    /// The address on Invar's wire, with any port.
     pub(crate) fn ours(&self) -> Result<SocketAddr, HandleError> {
         if self.field(0) != MAGIC {
             return Err(HandleError::Magic(self.field(0)));

@@ -1,4 +1,4 @@
-//! What both ends of a connection share: the queue pairs, and the exchange of bytes over TCP.
+//! The common parts of both ends of a connection: the queue pairs, and the exchange of bytes over TCP.
 
 use static_assertions::const_assert;
 use zerocopy::{FromBytes, IntoBytes};
@@ -28,9 +28,9 @@ pub(crate) struct Verbs<N: Nic> {
     control_mr: N::Mr,
     pub(crate) control: N::Memory,
     pub(crate) cq: N::Cq,
-    /// Of the queue pairs towards the peer, and of the control memory.
+    /// The protection domain of the queue pairs towards the peer, and of the control memory.
     pub(crate) pd: N::Pd,
-    /// What connections share.
+    /// The protection domain that all connections share.
     shared_pd: N::Pd,
     pub(crate) nic: N,
     pub(crate) port: PortAttr,
@@ -40,8 +40,8 @@ pub(crate) struct Verbs<N: Nic> {
 }
 
 impl<N: Nic> Verbs<N> {
-    /// Creates `qps` queue pairs in INIT and `control_bytes` of registered memory
-    /// (`net_ib.cc ncclIbInitVerbs`, `ncclIbCreateQp`).
+    /// Creates `qps` queue pairs in INIT and `control_bytes` of registered memory (`net_ib.cc
+    /// ncclIbInitVerbs`, `ncclIbCreateQp`).
     pub(crate) fn create(
         nic: N,
         shared_pd: N::Pd,
@@ -53,7 +53,8 @@ impl<N: Nic> Verbs<N> {
         let port = usable_port(&nic)?;
         let pd = nic.connection_pd(&shared_pd)?;
         let depth = u32::from(settings.depth());
-        // Receives and signaled slot writes, or signaled sends, of each queue pair; and flushes.
+        // Each queue pair needs room for receives and signaled slot writes, or for signaled sends.
+        // Flushes need more.
         let flushes = if settings.flush { depth as usize } else { 0 };
         let cq = nic.create_cq(2 * depth as usize * qps + flushes)?;
         let control = nic.alloc(control_bytes)?;
@@ -88,12 +89,12 @@ impl<N: Nic> Verbs<N> {
         core::iter::once(&self.qp).chain(&self.other_qps)
     }
 
-    /// How many queue pairs there are.
+    /// The number of queue pairs.
     pub(crate) fn qp_count(&self) -> u16 {
         1 + self.other_qps.len() as u16
     }
 
-    /// Destroys all queue pairs but the first `count`, of which the peer wants no more.
+    /// Destroys all queue pairs but the first `count`, since the peer wants only these.
     pub(crate) fn keep_qps(&mut self, count: u16) {
         self.other_qps.truncate(usize::from(count).saturating_sub(1));
     }
@@ -103,8 +104,8 @@ impl<N: Nic> Verbs<N> {
         self.session.first_psn(self.side, u16::MAX.into())
     }
 
-    /// A queue pair in INIT, and registered memory, for this end alone: in the domain that connections
-    /// share.
+    /// Creates a queue pair in INIT and registers memory, for this end's own use, in the domain that
+    /// connections share.
     pub(crate) fn create_own(
         &self,
         memory: &N::Memory,
@@ -115,8 +116,8 @@ impl<N: Nic> Verbs<N> {
         Ok((create_qp(nic, pd, &self.cq, &self.port, &self.settings, access)?, mr))
     }
 
-    /// INIT → RTR → RTS towards a queue pair of the peer, the sequence numbers of both being these:
-    /// ours, the peer's (`net_ib.cc ncclIbRtrQp`, `ncclIbRtsQp`).
+    /// Moves `qp` INIT → RTR → RTS towards the peer's queue pair `qpn`. The two sequence numbers are
+    /// those of this end and of the peer (`net_ib.cc ncclIbRtrQp`, `ncclIbRtsQp`).
     pub(crate) fn start_qp(
         &self,
         qp: &N::Qp,
@@ -160,7 +161,7 @@ impl<N: Nic> Verbs<N> {
         self.nic.modify_qp(qp, &QpTransition::Rts(rts))
     }
 
-    /// All queue pairs to RTS, the peer's in the same order.
+    /// Moves all queue pairs to RTS. The peer's queue pairs are in the same order.
     pub(crate) fn start(&self, peer: &Peer) -> Result<(), Error> {
         if peer.info.link_layer != self.port.link_layer {
             let theirs = peer.info.link_layer;
@@ -182,7 +183,7 @@ impl<N: Nic> Verbs<N> {
         Ok(())
     }
 
-    /// What is wrong with this end's own port, and would explain an error.
+    /// A fault of this end's own port that would explain an error.
     pub(crate) fn port_trouble(&self) -> Option<&'static str> {
         match usable_port(&self.nic) {
             Err(error) => Some(error.cause),
@@ -206,7 +207,7 @@ impl<N: Nic> Verbs<N> {
         self.control_mr.rkey()
     }
 
-    /// What we tell the peer; the caller adds FIFO and sizes.
+    /// The QP info for the peer. The caller adds the FIFO.
     pub(crate) fn info(&self, mtu: Mtu) -> QpInfo {
         QpInfo {
             lid: self.port.lid,
@@ -220,13 +221,14 @@ impl<N: Nic> Verbs<N> {
         }
     }
 
-    /// What the driver offers or has agreed to: for all queue pairs alike, as they are alike.
+    /// The driver's ECE offer, or the agreed options. One queue pair stands for all, since all are
+    /// alike.
     pub(crate) fn ece(&self) -> Option<Ece> {
         let is_wanted = self.settings.ece && self.settings.wire == Wire::Invar;
         is_wanted.then(|| self.nic.query_ece(&self.qp)).flatten()
     }
 
-    /// What this end allows.
+    /// The options that this end allows.
     fn options(&self) -> QpOptions {
         let tags = match self.settings.packet_auth {
             PacketAuth::Off => false,
@@ -238,14 +240,14 @@ impl<N: Nic> Verbs<N> {
         allowed & self.port.options
     }
 
-    /// The keys of tags, where both ends have agreed on them.
+    /// The keys of packet tags, if both ends have agreed on tags.
     fn packet_keys(&self, agreed: QpOptions) -> Option<PacketKeys> {
         let key = |side: Side| self.session.key(b"packet tags", &[side as u8]);
         agreed.contains(QpOptions::PACKET_TAGS).then_some(())?;
         Some(PacketKeys { send: key(self.side)?, recv: key(self.side.other())? })
     }
 
-    /// Our preface for the given depth.
+    /// This end's preface with the given FIFO depth.
     pub(crate) fn preface(&self, fifo_depth: u16) -> Preface {
         Preface {
             fifo_depth,
@@ -262,7 +264,7 @@ impl<N: Nic> Verbs<N> {
     }
 }
 
-/// The port, which must be up.
+/// Queries the port, and fails if the port is down.
 fn usable_port(nic: &impl Nic) -> Result<PortAttr, NicError> {
     let port = nic.query_port()?;
     match port.state {
@@ -271,7 +273,7 @@ fn usable_port(nic: &impl Nic) -> Result<PortAttr, NicError> {
     }
 }
 
-/// A queue pair in INIT.
+/// Creates a queue pair in INIT.
 fn create_qp<N: Nic>(
     nic: &N,
     pd: &N::Pd,
@@ -282,7 +284,7 @@ fn create_qp<N: Nic>(
 ) -> Result<N::Qp, NicError> {
     let depth = u32::from(settings.depth());
     let cap = QpCap {
-        // Two for each row, and as many again as there may be messages in groups.
+        // Each row needs two requests; messages in groups need up to one more for each row.
         max_send_wr: 3 * depth,
         max_recv_wr: depth,
         max_inline_data: if settings.use_inline { SLOT_BYTES as u32 } else { 0 },
@@ -293,7 +295,8 @@ fn create_qp<N: Nic>(
     Ok(qp)
 }
 
-/// Where packets come in at a port that says 0 where it has none of its own.
+/// The UDP port on which a port receives packets. An Ethernet port whose `own` is 0 uses 4791;
+/// InfiniBand gives 0.
 pub(super) fn udp_port(link_layer: LinkLayer, own: u16) -> u16 {
     match (link_layer, own) {
         (LinkLayer::Infiniband, _) => 0,
@@ -302,7 +305,7 @@ pub(super) fn udp_port(link_layer: LinkLayer, own: u16) -> u16 {
     }
 }
 
-/// What we know of the peer once its message is here.
+/// The description of the peer, from the peer's message.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub(crate) info: QpInfo,
@@ -311,21 +314,21 @@ pub(crate) struct Peer {
     pub(crate) udp_port: u16,
     pub(crate) udp_source_ports: SourcePorts,
     pub(crate) fifo_depth: u16,
-    /// Where the acceptor takes the sizes of grouped receives: address and key. Not on the wire
-    /// of NCCL 2.14.
+    /// Address and key of the memory where the acceptor takes the sizes of grouped receives. `None` on
+    /// the wire of NCCL 2.14.
     pub(crate) sizes: Option<(u64, u32)>,
-    /// What its driver offers or has agreed to, where both are of one vendor.
+    /// The peer driver's ECE offer or the agreed options, if both devices are of one vendor.
     pub(crate) ece: Option<Ece>,
-    /// As [`RtrAttr::long_mtu_bytes`].
+    /// Payload bytes of a long packet; see [`RtrAttr::long_mtu_bytes`].
     pub(crate) long_mtu_bytes: u32,
     pub(crate) device: DeviceName,
 }
 
 impl Peer {
-    /// `ours`: what this end says of itself.
+    /// Describes a peer by its message; `ours` is this end's preface.
     pub(crate) fn new(info: QpInfo, preface: Option<Preface>, ours: &Preface) -> Self {
         let Some(preface) = preface else { return Self::bare(info) };
-        // Whole words, as only the last packet of a message is padded.
+        // The length is a whole number of words, since only the last packet of a message is padded.
         let long_mtu_bytes = ours.long_mtu_bytes.min(preface.long_mtu_bytes) & !3;
         Peer {
             info,
@@ -334,7 +337,7 @@ impl Peer {
             udp_source_ports: preface.udp_source_ports,
             fifo_depth: preface.fifo_depth,
             sizes: Some((preface.sizes_addr, preface.sizes_rkey)),
-            // Another vendor's words mean nothing to our driver.
+            // This end's driver cannot interpret the options of another vendor.
             ece: preface
                 .ece
                 .filter(|theirs| ours.ece.is_some_and(|ours| ours.vendor_id == theirs.vendor_id)),
@@ -343,7 +346,7 @@ impl Peer {
         }
     }
 
-    /// What says no more than NCCL 2.14 does.
+    /// Describes a peer that tells no more than NCCL 2.14 does.
     pub(crate) fn bare(info: QpInfo) -> Self {
         Peer {
             info,
@@ -358,7 +361,7 @@ impl Peer {
         }
     }
 
-    /// Notes who the peer is, for messages.
+    /// Stores the peer's description in `ends`, for error messages.
     pub(crate) fn note(&self, ends: &mut Ends) {
         ends.peer_udp_port = udp_port(self.info.link_layer, self.udp_port);
         ends.peer_device = self.device.clone();
@@ -367,7 +370,7 @@ impl Peer {
     }
 }
 
-/// One message out and one in, resumable at any byte.
+/// One outgoing and one incoming message, resumable at any byte.
 pub(crate) struct Exchange {
     wire: Wire,
     out: heapless::Vec<u8, MESSAGE_BYTES_MAX>,
@@ -404,12 +407,12 @@ impl Exchange {
         debug_assert!(room.is_ok(), "the longest message fits");
     }
 
-    /// Awaits a message, or `bytes` of a word.
+    /// Prepares to receive a message or word of `bytes` bytes.
     pub(crate) fn expect(&mut self, bytes: usize) {
         (self.got, self.want) = (0, bytes.min(MESSAGE_BYTES_MAX));
     }
 
-    /// Awaits the peer's message.
+    /// Prepares to receive the peer's message.
     pub(crate) fn expect_message(&mut self) {
         self.expect(match self.wire {
             Wire::Invar => PREFACE_BYTES + QP_INFO_BYTES,
@@ -417,7 +420,7 @@ impl Exchange {
         });
     }
 
-    /// Whether everything is sent now.
+    /// Sends the rest of the message; returns whether all of it is sent.
     pub(crate) fn send(&mut self, stream: &mut impl Stream, stage: Stage) -> Result<bool, Error> {
         while self.sent < self.out.len() {
             match stream.send(&self.out[self.sent..]) {
@@ -429,7 +432,7 @@ impl Exchange {
         Ok(true)
     }
 
-    /// The awaited bytes, once they are all there.
+    /// The awaited bytes, once all of them have arrived.
     pub(crate) fn recv(
         &mut self,
         stream: &mut impl Stream,
@@ -441,7 +444,8 @@ impl Exchange {
                 Ok(n) => self.got += n.min(self.want - self.got),
                 Err(error) => return Err(self.failed(stage, error)),
             }
-            // A peer of our wire sends less than we wait for.
+            // A peer on Invar's wire sends fewer bytes than this end awaits, so its hello is recognised
+            // early.
             if self.wire == Wire::Nccl214 && self.want >= QP_INFO_BYTES {
                 let version = Hello::version_of(&self.input[..self.got]);
                 if let Some(theirs) = version {
@@ -452,8 +456,8 @@ impl Exchange {
         Ok(Some(&self.input[..self.want]))
     }
 
-    /// The peer's message, once it is all there. `qps`: how many the peer must have on a wire
-    /// that does not say.
+    /// The peer's message, once all of it has arrived. `qps` is the number of the peer's queue pairs on
+    /// a wire that does not transmit it.
     pub(crate) fn recv_message(
         &mut self,
         stream: &mut impl Stream,
@@ -480,7 +484,7 @@ impl Exchange {
         Ok(Some((preface, info)))
     }
 
-    /// The error of a deadline that has passed.
+    /// The error for a deadline that has passed.
     pub(crate) fn timed_out(&self, stage: Stage) -> Error {
         Error::Timeout { stage, got: self.got as u16, want: self.want as u16 }
     }

@@ -1,78 +1,82 @@
-//! What a connection is set up with.
+//! The settings of a connection.
 
 use crate::auth::Secret;
 use crate::fifo::{DEPTH_MAX, DEPTH_NCCL_2_14};
 use crate::nic::QpOptions;
 
-/// Queue pairs that a connection may have (`NCCL_IB_MAX_QPS`).
+/// The largest number of queue pairs of a connection (`NCCL_IB_MAX_QPS`).
 pub const QPS_MAX: usize = 128;
 
-/// What the two ends of a connection speak over TCP, and what of it the data path honours.
+/// The protocol that both ends speak over TCP, with its effects on the data path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Wire {
-    /// Ours: a preface names version and features; grouped receives learn real sizes.
+    /// Invar's own wire: a preface names version and features, and grouped receives learn real sizes.
     #[default]
     Invar,
-    /// The bare QP info of NCCL 2.14.3, FIFO depth 64, no preface. What is left of the handshake
-    /// when a comm is given waits as long as the peer's TCP connection is there, and not until a
-    /// deadline: a peer that has nothing to send for an hour sends its ready word after that hour.
+    /// The bare QP info of NCCL 2.14.3, with FIFO depth 64 and without a preface. A comm is given
+    /// before the handshake is over. The rest of the handshake waits while the peer's TCP connection is
+    /// open, without a deadline: a peer that first sends after an hour sends its ready word after that
+    /// hour.
     Nccl214,
 }
 
 /// Whether software NICs authenticate the packets of a connection ([`QpOptions::PACKET_TAGS`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PacketAuth {
-    /// No.
+    /// Packets are not authenticated.
     Off,
-    /// Between hosts, if the peer does so too; not over a loopback address. There the kernel lets no
-    /// unprivileged user send from the address and port of another socket.
+    /// Packets between hosts are authenticated if the peer agrees, but not over a loopback address.
+    /// There the kernel prevents unprivileged users from sending from the address and port of another
+    /// socket.
     #[default]
     Network,
-    /// Always: a peer that does not is refused.
+    /// Packets are always authenticated, and a peer that does not agree is refused.
     Always,
 }
 
 /// Settings of a connection; the defaults are those of NCCL's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// What is spoken.
+    /// The protocol of the connection.
     pub wire: Wire,
-    /// FIFO rows and requests, a power of two up to 256. The smaller of both ends holds; 64 on
-    /// the wire of NCCL 2.14.
+    /// Number of FIFO rows and requests, a power of two up to 256. The smaller number of both ends
+    /// applies; on the wire of NCCL 2.14 it is 64.
     pub fifo_depth: u16,
-    /// Queue pairs, 1 to [`QPS_MAX`] (`NCCL_IB_QPS_PER_CONNECTION`). The connector's number
-    /// holds on our wire; on NCCL 2.14's both ends must agree beforehand.
+    /// Number of queue pairs, 1 to [`QPS_MAX`] (`NCCL_IB_QPS_PER_CONNECTION`). On Invar's wire the
+    /// connector chooses; the acceptor grants at most 16, or its own number if that is larger. On NCCL
+    /// 2.14's wire both ends must be set to the same number.
     pub qps: u16,
-    /// `NCCL_IB_PKEY`.
+    /// Index of the partition key: `NCCL_IB_PKEY`.
     pub pkey_index: u16,
-    /// `NCCL_IB_SL`.
+    /// Service level: `NCCL_IB_SL`.
     pub sl: u8,
-    /// `NCCL_IB_TC`.
+    /// Traffic class: `NCCL_IB_TC`.
     pub traffic_class: u8,
-    /// `NCCL_IB_TIMEOUT`: 4.096 µs × 2^timeout.
+    /// Local ACK timeout: `NCCL_IB_TIMEOUT`; 4.096 µs × 2^timeout.
     pub timeout: u8,
-    /// `NCCL_IB_RETRY_CNT`.
+    /// Number of retries: `NCCL_IB_RETRY_CNT`.
     pub retry_cnt: u8,
-    /// `NCCL_IB_USE_INLINE`.
+    /// Whether slots are posted inline: `NCCL_IB_USE_INLINE`.
     pub use_inline: bool,
-    /// `NCCL_IB_ECE_ENABLE`, on our wire.
+    /// Whether ECE is used on Invar's wire: `NCCL_IB_ECE_ENABLE`.
     pub ece: bool,
-    /// Whether packets may be longer than the verbs' path MTUs where both NICs can do so.
+    /// Whether packets may be longer than the verbs' path MTUs, if both NICs support this.
     pub long_mtu: bool,
-    /// `NCCL_IB_AR_THRESHOLD`: a larger message goes as a WRITE, then an empty WRITE_WITH_IMM.
+    /// `NCCL_IB_AR_THRESHOLD`: a larger message is sent as a WRITE and then an empty WRITE_WITH_IMM.
     pub ar_threshold_bytes: u32,
-    /// Whether `iflush` reads back through a loopback queue pair: GPU memory on this device and
-    /// not `NCCL_GDR_FLUSH_DISABLE`.
+    /// Whether `iflush` reads back through a loopback queue pair. It does so for GPU memory on this
+    /// device, unless `NCCL_GDR_FLUSH_DISABLE` is set.
     pub flush: bool,
-    /// Whether a send longer than its receive is cut to the receive, rather than refused.
+    /// Whether a send that is longer than its receive is cut to the receive instead of refused.
     pub truncate: bool,
-    /// Options that this end allows; used are those that both ends and both NICs have.
+    /// Options that this end allows. A connection uses the options that both ends and both NICs have.
     pub options: QpOptions,
-    /// Whether packets carry tags, where this end's NIC can do that.
+    /// Whether packets carry tags, if this end's NIC supports tags.
     pub packet_auth: PacketAuth,
-    /// Time in which connect or accept must come to an end.
+    /// Time limit for connect or accept, in nanoseconds.
     pub timeout_ns: u64,
-    /// A key that both ends share beside the handle, which others may read then.
+    /// A key that both ends share in addition to the handle. With such a key, others may read the
+    /// handle.
     pub key: Option<Secret>,
 }
 
@@ -102,7 +106,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// FIFO rows that this end offers.
+    /// The number of FIFO rows that this end offers.
     pub(crate) fn depth(&self) -> u16 {
         match self.wire {
             Wire::Invar => self.fifo_depth,
@@ -110,7 +114,7 @@ impl Settings {
         }
     }
 
-    /// The name of the first setting that is out of its range.
+    /// A message about the first setting that is out of its range.
     pub(crate) fn fault(&self) -> Option<&'static str> {
         let depth = usize::from(self.depth());
         if !is_depth(depth) {
@@ -127,7 +131,7 @@ impl Settings {
     }
 }
 
-/// Whether a FIFO may have `depth` rows.
+/// Returns whether a FIFO may have `depth` rows.
 pub(crate) const fn is_depth(depth: usize) -> bool {
     depth.is_power_of_two() && depth <= DEPTH_MAX
 }

@@ -1,43 +1,44 @@
-//! The comm stage machine: which stage each side may go to from which.
+//! The state machine of a comm's setup: from each stage, the stages to which each side may go.
 
 use core::fmt;
 
-/// Stages of a connection, with NCCL's numbers (`ncclIbCommState`; Connecting and PendingReady
-/// as NCCL has had them since 2.17).
+/// Stages of a connection, with NCCL's numbers (`ncclIbCommState`). NCCL has Connecting and
+/// PendingReady since 2.17.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Stage {
-    /// Nothing happened yet.
+    /// Nothing has happened yet.
     Start = 0,
-    /// Connector: the TCP connection comes up.
+    /// Connector: waits until the TCP connection is up.
     Connect = 1,
-    /// Acceptor: a TCP connection is awaited.
+    /// Acceptor: waits for a TCP connection.
     Accept = 3,
-    /// Our info goes out.
+    /// Both sides: send this end's info.
     Send = 4,
-    /// Acceptor: the connector's info comes in.
+    /// Acceptor: receives the connector's info.
     Recv = 5,
-    /// Connector: the acceptor's info comes in.
+    /// Connector: receives the acceptor's info.
     Connecting = 6,
-    /// The comm is there.
+    /// The comm exists.
     Connected = 7,
-    /// The ready word goes out (connector) or comes in (acceptor).
+    /// The connector sends the ready word, and the acceptor receives it.
     PendingReady = 8,
-    /// Connector: both ends prove themselves, unless the peer may be anybody. Invar's alone.
+    /// Connector: both ends prove themselves, unless the peer may be anybody. Only Invar has this
+    /// stage.
     Authenticate = 9,
 }
 
-/// Which end.
+/// A side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
-    /// Becomes a `SendComm`.
+    /// The side that becomes a `SendComm`.
     Connector,
-    /// Becomes a `RecvComm`.
+    /// The side that becomes a `RecvComm`.
     Acceptor,
 }
 
 impl Side {
-    /// The other end.
+    /// The other side.
     pub const fn other(self) -> Side {
         match self {
             Side::Connector => Side::Acceptor,
@@ -60,8 +61,8 @@ impl Stage {
         Stage::PendingReady,
     ];
 
-    /// The stages that may follow, for one side. From Send it depends on the wire: NCCL 2.14's
-    /// is Connected then.
+    /// The stages that may follow for one side. After Send the wire decides: on NCCL 2.14's wire the
+    /// next stage is Connected.
     pub const fn next(self, side: Side) -> &'static [Stage] {
         use Side::{Acceptor, Connector};
         match (side, self) {

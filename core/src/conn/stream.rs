@@ -5,23 +5,23 @@ use core::net::SocketAddr;
 
 /// A connected, or connecting, byte stream that never blocks.
 pub trait Stream {
-    /// The peer's address, for messages; `None` where it is not known.
+    /// The peer's address, for messages; `None` if it is unknown.
     fn peer_addr(&self) -> Option<SocketAddr>;
-    /// Whether the connection is up yet.
+    /// Returns whether the connection is up.
     fn poll_connected(&mut self) -> Result<bool, StreamError>;
-    /// Sends what fits now and says how much; 0 where nothing fits.
+    /// Sends as many bytes as fit now, and returns their number; 0 if none fit.
     fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError>;
-    /// Receives what is there and says how much; 0 where nothing is there. The end of the stream
-    /// is [`StreamError::Closed`].
+    /// Receives the bytes that have arrived, and returns their number; 0 if none have. At the end of
+    /// the stream, the error is [`StreamError::Closed`].
     fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError>;
 }
 
-/// Why a stream is of no more use.
+/// The reason why a stream is no longer usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamError {
     /// The peer closed its end.
     Closed,
-    /// The system's error number.
+    /// The system returned this error number.
     Os(i32),
 }
 
@@ -39,7 +39,7 @@ impl fmt::Display for StreamError {
 
 impl core::error::Error for StreamError {}
 
-/// The errors that people meet, by Linux's numbers.
+/// Names of common errors, by Linux's numbers.
 const fn name(errno: i32) -> Option<&'static str> {
     Some(match errno {
         32 => "broken pipe",

@@ -1,4 +1,4 @@
-//! What the two ends tell each other over TCP: our preface, then NCCL's QP info, then a ready word.
+//! The messages that the two ends exchange over TCP: Invar's preface, NCCL's QP info, and a ready word.
 
 mod device_name;
 mod preface;

@@ -1,4 +1,4 @@
-//! Names of devices, as they go over the wire: for people to read.
+//! Names of devices as the wire carries them, for people to read.
 
 /// Bytes of a device name on the wire, padded with zeros.
 pub const DEVICE_NAME_BYTES: usize = 64;
@@ -6,7 +6,7 @@ pub const DEVICE_NAME_BYTES: usize = 64;
 /// A device's name, printable.
 pub type DeviceName = heapless::String<DEVICE_NAME_BYTES>;
 
-/// As much of a name as fits.
+/// Cuts a name to the characters that fit.
 pub(crate) fn shorten(name: &str) -> DeviceName {
     let mut device = DeviceName::new();
     for c in name.chars() {
@@ -23,7 +23,7 @@ pub(crate) fn encode(name: &DeviceName) -> [u8; DEVICE_NAME_BYTES] {
     bytes
 }
 
-/// What cannot be printed becomes a question mark.
+/// Reads a name; characters that cannot be printed become question marks.
 pub(crate) fn decode(bytes: &[u8; DEVICE_NAME_BYTES]) -> DeviceName {
     let name = bytes.split(|&c| c == 0).next().unwrap_or_default();
     name.iter().map(|&c| if c.is_ascii_graphic() { char::from(c) } else { '?' }).collect()

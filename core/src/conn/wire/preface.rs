@@ -1,4 +1,4 @@
-//! The preface: what our wire says before QP info.
+//! The preface, which precedes the QP info on Invar's wire.
 
 use core::fmt;
 
@@ -16,7 +16,7 @@ pub const PREFACE_BYTES: usize = size_of::<PrefaceBytes>();
 
 /// Feature: grouped receives learn real sizes, which the sender writes to `sizes_addr`.
 const GROUP_SIZES: u32 = 1;
-/// Feature: `ece` is what this end's driver offers, or has agreed to.
+/// Feature: `ece` holds the offer of this end's driver, or the agreed options.
 const ECE: u32 = 1 << 1;
 
 /// The preface on the wire, little-endian.
@@ -30,8 +30,8 @@ const ECE: u32 = 1 << 1;
 ///      | ece | long mtu | source ports | device name |
 /// ```
 ///
-/// `ece` is vendor, options and mask, a word each. The long MTU is a word; source ports are four
-/// UDP ports of two bytes, zero where there is none.
+/// `ece` has three words: vendor, options and mask. The long MTU is one word. The source ports are four
+/// UDP ports of two bytes; unused ports are zero.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PrefaceBytes {
@@ -51,49 +51,51 @@ pub struct PrefaceBytes {
 
 assert_eq_size!(PrefaceBytes, [u8; 120]);
 
-/// What an end is and offers.
+/// An end's description of itself and its offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Preface {
-    /// FIFO rows: the connector offers, the acceptor decides on no more.
+    /// Number of FIFO rows. The connector makes an offer, and the acceptor decides on at most that
+    /// number.
     pub fifo_depth: u16,
-    /// Queue pairs, the connector's choice.
+    /// Number of queue pairs. The connector asks for a number, and the acceptor may grant fewer.
     pub qp_count: u16,
-    /// What this end's NIC and settings allow.
+    /// Options that this end's NIC and settings allow.
     pub options: QpOptions,
-    /// UDP port of a software NIC, 0 for a real one.
+    /// UDP port of a software NIC; 0 for a real NIC.
     pub udp_port: u16,
     /// UDP ports from which a software NIC sends.
     pub udp_source_ports: SourcePorts,
-    /// Where the acceptor wants the sizes of grouped receives: rows of eight `u32`.
+    /// Address at which the acceptor takes the sizes of grouped receives: rows of eight `u32`.
     pub sizes_addr: u64,
-    /// Its key.
+    /// Remote key of the memory at `sizes_addr`.
     pub sizes_rkey: u32,
-    /// What this end's driver offers, or as acceptor has agreed to, where it knows of that.
+    /// The offer of this end's driver or, from an acceptor, the agreed options. `None` if the driver
+    /// does not know ECE.
     pub ece: Option<Ece>,
-    /// Payload of packets longer than any path MTU of the verbs, which this end's NIC and settings
-    /// allow; 0 for none. Agreed is the smaller of both ends'.
+    /// Payload bytes of packets longer than any path MTU of the verbs, if this end's NIC and settings
+    /// allow them; 0 for none. The two ends agree on the smaller of their values.
     pub long_mtu_bytes: u32,
     /// Name of this end's device.
     pub device: DeviceName,
 }
 
-/// Why a preface is refused.
+/// The reason for refusing a preface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrefaceError {
-    /// The peer speaks our wire, of that version, where NCCL 2.14's is expected.
+    /// The peer speaks Invar's wire, in this version, but NCCL 2.14's wire is expected.
     OtherWire(u16),
-    /// The peer lacks the feature of real sizes for grouped receives, which our wire requires.
+    /// The peer lacks real sizes for grouped receives, a feature that Invar's wire requires.
     Features(u32),
-    /// Not a power of two up to 256, or more than we offered.
+    /// The depth is not a power of two up to 256, or it is larger than this end's offer.
     FifoDepth(u16),
-    /// Not from 1 to 128, or not as many as we offered.
+    /// The number is not from 1 to 128, or it is larger than this end's offer.
     QpCount(u16),
-    /// An acceptor that takes no sizes: their address, or key, is 0.
+    /// The acceptor takes no sizes: their address or key is 0.
     Sizes(u64),
 }
 
 impl Preface {
-    /// The bytes of the wire.
+    /// Converts the preface to the bytes of the wire.
     pub fn to_bytes(&self) -> PrefaceBytes {
         let Ece { vendor_id, options, comp_mask } = self.ece.unwrap_or_default();
         let ece = if self.ece.is_some() { ECE } else { 0 };

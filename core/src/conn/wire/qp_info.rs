@@ -1,4 +1,4 @@
-//! QP info exactly as NCCL 2.14.3 lays it out (`net_ib.cc ncclIbQpInfo`).
+//! QP info in exactly the layout of NCCL 2.14.3 (`net_ib.cc ncclIbQpInfo`).
 
 use core::fmt;
 
@@ -21,8 +21,8 @@ pub const QP_INFO_BYTES: usize = size_of::<QpInfoBytes>();
 ///      +----+--------+-----------+----+-------------+----+----+----+---------+---------+
 /// ```
 ///
-/// NCCL leaves the padding, the unused `qpn` and, when it accepts, the FIFO fields as they happen
-/// to be: none of them is ever depended on. `spn` and `iid` are the GID's halves in wire order.
+/// NCCL does not initialise the padding, the unused `qpn` entries and, when it accepts, the FIFO
+/// fields. Invar never reads these bytes. `spn` and `iid` are the halves of the GID in wire order.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct QpInfoBytes {
@@ -46,14 +46,14 @@ const_assert_eq!(core::mem::offset_of!(QpInfoBytes, mtu), 536);
 const_assert_eq!(core::mem::offset_of!(QpInfoBytes, fifo_rkey), 540);
 const_assert_eq!(core::mem::offset_of!(QpInfoBytes, fifo_addr), 544);
 
-/// Where an end's queue pairs are and, from a connector, its FIFO.
+/// The queue pairs of an end and, from a connector, its FIFO.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QpInfo {
     /// Local identifier (InfiniBand).
     pub lid: u16,
     /// Port on the device, from 1.
     pub ib_port: u8,
-    /// InfiniBand or Ethernet.
+    /// Link layer: InfiniBand or Ethernet.
     pub link_layer: LinkLayer,
     /// Queue pair numbers, in the order in which both ends use them.
     pub qpns: heapless::Vec<u32, QPS_MAX>,
@@ -61,39 +61,39 @@ pub struct QpInfo {
     pub gid: Gid,
     /// Path MTU that this end offers, or has agreed to.
     pub mtu: Mtu,
-    /// Key of the connector's FIFO.
+    /// Remote key of the connector's FIFO.
     pub fifo_rkey: u32,
     /// Address of the connector's FIFO.
     pub fifo_addr: u64,
 }
 
-/// A field that no working peer sends.
+/// A field of the QP info with a value that no working peer sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpInfoError {
     /// `link_layer` is neither InfiniBand (1) nor Ethernet (2).
     LinkLayer(u8),
     /// `mtu` is not a code from 1 to 5.
     Mtu(u32),
-    /// A queue pair number that needs more than 24 bits, or is 0 or 1 (management).
+    /// A queue pair number needs more than 24 bits, or is 0 or 1 (management).
     Qpn {
-        /// Which.
+        /// Index of the queue pair.
         index: u8,
-        /// Its value.
+        /// Number of the queue pair.
         qpn: u32,
     },
-    /// An Ethernet peer without a GID.
+    /// An Ethernet peer has no GID.
     NoGid,
-    /// A connector whose FIFO has no address or no key, or lies off its 32-byte boundary.
+    /// The connector's FIFO has no address or no key, or its address is no multiple of 32.
     Fifo {
-        /// Its address.
+        /// Address of the FIFO.
         addr: u64,
-        /// Its key.
+        /// Remote key of the FIFO.
         rkey: u32,
     },
 }
 
 impl QpInfo {
-    /// The bytes of the wire; what is unused is zero.
+    /// Converts the info to the bytes of the wire; unused bytes are zero.
     pub fn to_bytes(&self) -> QpInfoBytes {
         let (spn, iid) = self.gid.0.split_at(8);
         let half = |bytes: &[u8]| core::array::from_fn(|i| bytes[i]);
@@ -111,7 +111,8 @@ impl QpInfo {
         }
     }
 
-    /// Reads the info of a peer with `qps` queue pairs, and its FIFO if it is a connector.
+    /// Reads the info of a peer with `qps` queue pairs; `with_fifo` says whether the peer is a
+    /// connector.
     pub fn parse(b: &QpInfoBytes, qps: usize, with_fifo: bool) -> Result<Self, QpInfoError> {
         let link_layer = match b.link_layer {
             1 => LinkLayer::Infiniband,
