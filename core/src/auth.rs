@@ -1,9 +1,7 @@
-//! Proof of who calls: both ends of a TCP connection show that they know a secret, and neither
-//! tells it.
+//! Authentication: both ends of a TCP connection prove that they know a secret, without revealing it.
 //!
-//! It comes before anything else on every connection between Invar's own ends. A caller that has
-//! not proved itself costs its socket and an [`Answering`], and nothing is allocated, created or
-//! read for it.
+//! This exchange comes first on every connection between Invar's own ends. A caller that has not proved
+//! itself costs a socket and an [`Answering`]. Nothing else is allocated, created or read for it.
 //!
 //! ```text
 //! caller                                      listener
@@ -13,10 +11,10 @@
 //!                                             ←  Proof
 //! ```
 //!
-//! A proof is HMAC-SHA-256 of who gives it and both hellos, with the secret as its key. The caller
-//! gives the first one, so that a listener tells strangers nothing that depends on the secret. Both
-//! nonces are random, so that no proof can be used twice. The same secret and hellos make the
-//! [`Session`], from which both ends derive what else they need, without sending it.
+//! A proof is an HMAC-SHA-256 with the secret as its key. It covers both hellos and the side that gives
+//! the proof. The caller gives its proof first, so a listener tells strangers nothing that depends on
+//! the secret. Both nonces are random, so no proof can be used twice. Secret and hellos also determine
+//! the [`Session`]. From it both ends derive further values, which they need not send.
 
 mod answering;
 mod calling;
@@ -42,7 +40,7 @@ pub const SECRET_BYTES: usize = 32;
 /// Random bytes, new for each connection.
 pub type Nonce = [u8; NONCE_BYTES];
 
-/// What both ends know and nobody else.
+/// A value that both ends know and nobody else.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Secret([u8; SECRET_BYTES]);
 
@@ -50,17 +48,18 @@ impl Secret {
     /// The secret of a service that is open to everybody.
     pub const PUBLIC: Secret = Secret([0; SECRET_BYTES]);
 
-    /// From its bytes.
+    /// Creates a secret from its bytes.
     pub const fn new(bytes: [u8; SECRET_BYTES]) -> Self {
         Secret(bytes)
     }
 
-    /// The bytes.
+    /// The secret's bytes.
     pub const fn as_bytes(&self) -> &[u8; SECRET_BYTES] {
         &self.0
     }
 
-    /// Another secret, for a purpose of its own: who knows it does not know this one.
+    /// Derives a secret for one purpose. An end that knows the derived secret does not know this
+    /// secret.
     #[must_use]
     pub fn derive(&self, label: &[u8], context: &[u8]) -> Secret {
         Secret(mac(&self.0, label, &[context]))
@@ -68,13 +67,13 @@ impl Secret {
 }
 
 impl fmt::Debug for Secret {
-    /// Keeps it.
+    /// Hides the secret's bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(…)")
     }
 }
 
-/// What a listener is for.
+/// The purpose of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Service {
@@ -100,25 +99,25 @@ impl Service {
     }
 }
 
-/// One connection whose ends know each other.
+/// A connection whose two ends have proved themselves to each other.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Session(Option<Secret>);
 
 impl Session {
-    /// On NCCL's wire, where nobody proves anything.
+    /// The session on NCCL's wire, where nobody proves anything.
     pub const UNKNOWN_PEER: Session = Session(None);
 
     fn new(secret: &Secret, caller: &Hello, listener: &Hello) -> Self {
         Session(Some(Secret(transcript(secret, b"session", caller, listener))))
     }
 
-    /// A key for a purpose of its own; `None` where the ends share no secret.
+    /// Derives a key for one purpose; `None` if the ends share no secret.
     pub fn key(&self, label: &[u8], context: &[u8]) -> Option<Secret> {
         Some(self.0?.derive(label, context))
     }
 
-    /// The first packet sequence number that one end sends on its queue pair number `index`; 0
-    /// where the ends share no secret.
+    /// The first packet sequence number that one end sends on its queue pair number `index`; 0 if the
+    /// ends share no secret.
     pub fn first_psn(&self, sender: Side, index: u32) -> u32 {
         let context = [sender as u8, index as u8, (index >> 8) as u8];
         let key = self.key(b"first PSN", &context);
@@ -127,31 +126,31 @@ impl Session {
 }
 
 impl fmt::Debug for Session {
-    /// Keeps its key.
+    /// Hides the session's key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() { "Session(…)" } else { "Session::UNKNOWN_PEER" })
     }
 }
 
-/// Why an end does not take the other for who it should be.
+/// The reason why an end does not accept the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuthError {
     /// The stream failed.
     Stream(StreamError),
-    /// The first bytes are not ours.
+    /// The first bytes are not those of Invar's hello.
     Magic([u8; 8]),
-    /// The peer speaks another version of this exchange: theirs.
+    /// The peer speaks another version of this exchange: the peer's version.
     Version(u16),
-    /// The listener is for something else, or the caller wants something else.
+    /// Listener and caller are for different services.
     Service {
-        /// What this end is for.
+        /// Service of this end.
         ours: Service,
-        /// The code of what the peer is for.
+        /// Code of the peer's service.
         theirs: u16,
     },
     /// The peer does not know the secret.
     Secret,
-    /// The listener hung up when it saw our proof, or before.
+    /// The listener closed the connection before it proved itself.
     HungUp,
 }
 
@@ -198,7 +197,8 @@ impl From<StreamError> for AuthError {
     }
 }
 
-/// HMAC-SHA-256 of a label, whose end cannot be mistaken, and what follows.
+/// Computes the HMAC-SHA-256 of a label and further parts. The label's length comes first, so its end
+/// is unambiguous.
 fn mac(key: &[u8], label: &[u8], parts: &[&[u8]]) -> [u8; 32] {
     let mut mac = HMAC::new(key);
     mac.update([label.len() as u8]);
@@ -213,7 +213,7 @@ fn transcript(secret: &Secret, label: &[u8], caller: &Hello, listener: &Hello) -
     mac(secret.as_bytes(), label, &[&caller.to_bytes(), &listener.to_bytes()])
 }
 
-/// Whether two proofs are the same, in a time that does not tell where they differ.
+/// Compares two proofs in a time that does not depend on where they differ.
 fn is_equal(a: &[u8; PROOF_BYTES], b: &[u8; PROOF_BYTES]) -> bool {
     core::hint::black_box(a.iter().zip(b).fold(0, |differ, (a, b)| differ | (a ^ b))) == 0
 }

@@ -1,7 +1,7 @@
-//! What can go wrong on a connection, and whose fault it is.
+//! The errors of a connection, and the party that must look for the cause.
 //!
-//! An [`Error`] is small, since data-path calls return it; [`Report`] joins it with both ends,
-//! the device and what to try.
+//! An [`Error`] is small, since data-path calls return it. A [`Report`] joins an error with both ends,
+//! the device and advice.
 
 mod completion;
 mod report;
@@ -18,29 +18,29 @@ use crate::conn::wire::{PrefaceError, QpInfoError};
 use crate::nic::{LinkLayer, NicError};
 use crate::socket::{FrameError, HelloError};
 
-/// Why a call on a connection failed.
+/// The reason why a call on a connection failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// A call that this state does not allow.
+    /// The connection's stage does not allow this call.
     State {
         /// The call: `connect`, `accept`.
         call: Side,
-        /// Where the connection is.
+        /// Stage of the connection.
         stage: Stage,
     },
-    /// A setting or argument out of its range; says which and what is allowed.
+    /// A setting or argument is out of its range; the text names it and the allowed range.
     Argument(&'static str),
-    /// A token that names no live request of this comm.
+    /// The token names no live request of this comm.
     UnknownRequest(u32),
-    /// A message or buffer longer than a slot can say (2³¹ − 1 bytes).
+    /// A message or buffer is longer than a slot can express (2³¹ − 1 bytes).
     TooLong(u32),
-    /// A send longer than its receive: the two sides disagree about the operation.
+    /// A send is longer than its receive: the two sides disagree about the operation.
     SizeMismatch {
         /// Bytes to send.
         local: u32,
         /// Bytes that the receiver has room for.
         remote: u32,
-        /// The message's tag.
+        /// Tag of the message.
         tag: u32,
     },
     /// The NIC refused a call.
@@ -49,20 +49,20 @@ pub enum Error {
     Completion(CompletionError),
     /// The TCP connection failed while connecting.
     Stream {
-        /// Where the connection was.
+        /// Stage of the connection at that time.
         stage: Stage,
-        /// What happened.
+        /// The stream's error.
         error: StreamError,
-        /// Bytes of the peer's message that had come.
+        /// Number of bytes of the peer's message that had arrived.
         got: u16,
         /// Bytes of the whole message.
         want: u16,
     },
-    /// The peer did not get on with connecting in time.
+    /// The peer did not continue the setup before the deadline.
     Timeout {
-        /// Where the connection was.
+        /// Stage of the connection at that time.
         stage: Stage,
-        /// Bytes of the peer's message that had come.
+        /// Number of bytes of the peer's message that had arrived.
         got: u16,
         /// Bytes of the whole message.
         want: u16,
@@ -73,51 +73,52 @@ pub enum Error {
     Unexpected,
     /// The two ends could not prove themselves to each other.
     Auth(AuthError),
-    /// The peer speaks something else.
+    /// The peer's preface is incompatible with this end.
     Preface(PrefaceError),
-    /// The peer's QP info cannot be.
+    /// The peer's QP info has an impossible value.
     QpInfo(QpInfoError),
     /// The ready word was not 1.
     Ready([u8; 4]),
-    /// What the peer says on a socket of the socket transport is no hello, or one that cannot be.
+    /// The peer's bytes on a socket of the socket transport are no hello, or a hello with impossible
+    /// values.
     Hello(HelloError),
     /// The peer sent a frame that no working peer sends.
     Frame(FrameError),
     /// One end is InfiniBand, the other Ethernet.
     LinkLayer {
-        /// This end.
+        /// Link layer of this end.
         ours: LinkLayer,
-        /// The peer.
+        /// Link layer of the peer.
         theirs: LinkLayer,
     },
-    /// This end's packets must carry tags, and the peer's do not.
+    /// This end's packets must carry tags, but the peer's packets carry none.
     PacketAuth,
-    /// A FIFO slot that no working receiver writes.
+    /// The peer wrote a FIFO slot that no working receiver writes.
     Slot {
-        /// Which field is wrong.
+        /// The wrong field.
         what: &'static str,
-        /// Its value.
+        /// The field's value.
         value: u64,
-        /// Which receive.
+        /// `idx` of the receive.
         idx: u64,
     },
     /// The peer reports more bytes than the receive has room for.
     Overrun {
-        /// Bytes reported.
+        /// Number of bytes reported.
         got: u32,
-        /// Bytes posted.
+        /// Number of bytes posted.
         posted: u32,
     },
-    /// A completion of no request that is under way.
+    /// A completion belongs to no request under way.
     UnknownCompletion {
-        /// Its `wr_id`.
+        /// The completion's `wr_id`.
         wr_id: u64,
-        /// Its queue pair.
+        /// Number of the completion's queue pair.
         qpn: u32,
     },
 }
 
-/// Whose fault an [`Error`] is, and so where to look first.
+/// The party that caused an [`Error`], and so the place to look first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -125,16 +126,16 @@ pub enum ErrorKind {
     Usage,
     /// This host: memory, device, limits.
     Local,
-    /// The peer works, but differently.
+    /// A peer that works, but with another protocol or other settings.
     Incompatible,
-    /// The peer misbehaved or died.
+    /// A peer that misbehaved or died.
     Peer,
-    /// What lies between, or a peer that is not reachable.
+    /// The network between the ends, or a peer that cannot be reached.
     Network,
 }
 
 impl Error {
-    /// Whose fault it is.
+    /// The party that caused the error.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::State { .. }
@@ -165,7 +166,7 @@ impl Error {
         }
     }
 
-    /// Whether the comm is of no more use after it.
+    /// Returns whether the comm is unusable after this error.
     pub fn is_fatal(&self) -> bool {
         self.kind() != ErrorKind::Usage
     }
@@ -236,7 +237,7 @@ impl From<NicError> for Error {
     }
 }
 
-/// How much of a message came, where one was awaited.
+/// Writes how much of a message arrived, if the connection awaited one.
 fn received(f: &mut fmt::Formatter<'_>, got: u16, want: u16) -> fmt::Result {
     if want == 0 { Ok(()) } else { write!(f, " ({got} of {want} bytes received)") }
 }

@@ -1,4 +1,4 @@
-//! The end that is called.
+//! The listener's side of the proof exchange.
 
 use static_assertions::const_assert;
 
@@ -6,8 +6,8 @@ use super::wire::Message;
 use super::{AuthError, Hello, Nonce, Secret, Service, Session, is_equal, transcript};
 use crate::conn::Stream;
 
-/// A listener's side of one caller, until that has proved itself. Call [`Answering::poll`] until
-/// there is a session, or an error: then drop it.
+/// A listener's state for one caller, until the caller has proved itself. Call [`Answering::poll`]
+/// until it returns a session or an error, and then drop this object.
 #[derive(Clone, Copy, Debug)]
 pub struct Answering {
     nonce: Nonce,
@@ -15,7 +15,7 @@ pub struct Answering {
     stage: Stage,
 }
 
-// A stranger costs this much, and its socket.
+// A stranger costs this much memory and its socket.
 const_assert!(size_of::<Answering>() <= 128);
 
 #[derive(Clone, Copy, Debug)]
@@ -27,16 +27,16 @@ enum Stage {
 }
 
 impl Answering {
-    /// For a caller who has said nothing yet. The nonce must be random.
+    /// Creates the state for a caller that has sent nothing yet. The nonce must be random.
     pub const fn new(nonce: Nonce) -> Self {
         Answering { nonce, message: Message::EMPTY, stage: Stage::AwaitHello }
     }
 
-    /// Goes on as far as it can without waiting. `None`: call again.
+    /// Goes on as far as possible without waiting. After `None`, call again.
     ///
     /// # Errors
-    /// The caller is none of ours, or does not know the secret. One that speaks another version, or
-    /// wants another service, has been told which ones are ours.
+    /// The caller does not speak this exchange, or does not know the secret. A caller with another
+    /// version or service has already received this end's version and service.
     pub fn poll(
         &mut self,
         secret: &Secret,

@@ -1,11 +1,11 @@
-//! The end that calls.
+//! The caller's side of the proof exchange.
 
 use super::wire::Message;
 use super::{AuthError, Hello, Nonce, Secret, Service, Session, is_equal, transcript};
 use crate::conn::{Stream, StreamError};
 
-/// A caller that proves itself and has the listener prove itself. Call [`Calling::poll`] until there
-/// is a session, or an error.
+/// A caller that proves itself and makes the listener prove itself. Call [`Calling::poll`] until it
+/// returns a session or an error.
 #[derive(Clone, Debug)]
 pub struct Calling {
     secret: Secret,
@@ -24,18 +24,18 @@ enum Stage {
 }
 
 impl Calling {
-    /// Calls a listener that knows `secret`. The nonce must be random.
+    /// Creates a call to a listener that knows `secret`. The nonce must be random.
     pub fn new(secret: Secret, service: Service, nonce: Nonce) -> Self {
         let ours = Hello::new(service, nonce);
         let message = Message::out(ours.to_bytes());
         Calling { secret, service, ours, message, stage: Stage::SayHello }
     }
 
-    /// Goes on as far as it can without waiting, over a stream that is connected. `None`: call
+    /// Goes on as far as possible without waiting, over a stream that is connected. After `None`, call
     /// again.
     ///
     /// # Errors
-    /// The listener is none of ours, or does not know the secret.
+    /// The listener does not speak this exchange, or does not know the secret.
     pub fn poll(&mut self, stream: &mut impl Stream) -> Result<Option<Session>, AuthError> {
         loop {
             match self.stage {
@@ -72,7 +72,7 @@ impl Calling {
     }
 }
 
-/// A listener that closes the connection says that it does not want us.
+/// Translates the end of the stream: a listener that closes the connection has refused this caller.
 fn hung_up(error: AuthError) -> AuthError {
     const ECONNRESET: i32 = 104;
     match error {

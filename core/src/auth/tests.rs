@@ -1,4 +1,4 @@
-//! Two ends in memory, and what strangers may try.
+//! Tests with two ends in memory, and attacks that strangers may try.
 
 extern crate std;
 
@@ -19,7 +19,7 @@ struct Way {
     is_closed: bool,
 }
 
-/// One end of a stream that moves a few bytes a call.
+/// One end of a stream that moves at most `chunk` bytes in each call.
 struct End {
     out: Rc<RefCell<Way>>,
     into: Rc<RefCell<Way>>,
@@ -70,7 +70,7 @@ fn calling(secret: Secret) -> Calling {
     Calling::new(secret, Service::Rdma, [1; NONCE_BYTES])
 }
 
-/// What both ends come to.
+/// The results of the caller and of the listener.
 fn meet(
     mut calling: Calling,
     secret: Secret,
@@ -152,7 +152,7 @@ fn another_version_or_service_is_named_at_both_ends() {
     assert_eq!(u16::from_le_bytes([answer[8], answer[9]]), VERSION, "it says its own");
 }
 
-/// A caller that says these bytes.
+/// The listener's result for a caller that sends these bytes.
 fn says(bytes: &[u8], nonce: u8) -> Result<Option<Session>, AuthError> {
     let [mut caller, mut listener] = ends(usize::MAX);
     caller.send(bytes).unwrap();

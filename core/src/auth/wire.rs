@@ -1,4 +1,4 @@
-//! What the two ends say: a hello, then a proof.
+//! The messages of the proof exchange: from each end a hello, then a proof.
 
 use static_assertions::assert_eq_size;
 use zerocopy::byteorder::little_endian::{U16, U32};
@@ -7,14 +7,15 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 use super::{AuthError, NONCE_BYTES, Nonce, Service};
 use crate::conn::{Stream, StreamError};
 
-/// Version of this exchange and all that follows it. Another one is another protocol.
+/// Version of this exchange and of everything after it. Other versions are incompatible.
 pub const VERSION: u16 = 3;
 /// Bytes of a hello.
 pub const HELLO_BYTES: usize = size_of::<HelloBytes>();
 /// Bytes of a proof.
 pub const PROOF_BYTES: usize = 32;
 
-/// Not text, and no QP info of NCCL's: its first word would be a LID above 0xffff.
+/// The first bytes of a hello. They are no text and no QP info of NCCL, whose first word would be a LID
+/// above 0xffff.
 const MAGIC: [u8; 8] = *b"\x89INVAR\r\n";
 
 /// A hello on the wire, little-endian.
@@ -37,7 +38,7 @@ struct HelloBytes {
 
 assert_eq_size!(HelloBytes, [u8; 32]);
 
-/// What each end says first.
+/// The first message of each end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     version: u16,
@@ -46,12 +47,12 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Of this version.
+    /// Creates a hello of this version.
     pub const fn new(service: Service, nonce: Nonce) -> Self {
         Hello { version: VERSION, service: service as u16, nonce }
     }
 
-    /// The bytes of the wire.
+    /// Converts the hello to the bytes of the wire.
     pub fn to_bytes(&self) -> [u8; HELLO_BYTES] {
         transmute!(HelloBytes {
             magic: MAGIC,
@@ -62,24 +63,25 @@ impl Hello {
         })
     }
 
-    /// Reads a peer's hello, of whatever version and service.
+    /// Reads a peer's hello of any version and service.
     ///
     /// # Errors
-    /// [`AuthError::Magic`].
+    /// [`AuthError::Magic`] if the bytes do not begin with Invar's magic.
     pub fn parse(bytes: &[u8; HELLO_BYTES]) -> Result<Self, AuthError> {
         Self::check_head(bytes)?;
         let HelloBytes { version, service, nonce, .. } = transmute!(*bytes);
         Ok(Hello { version: version.get(), service: service.get(), nonce })
     }
 
-    /// The version of a hello that begins with these bytes; `None` where they begin none, or it is
-    /// not there yet.
+    /// The version of a hello that begins with these bytes. `None` if they do not begin a hello, or if
+    /// the version has not arrived yet.
     pub fn version_of(bytes: &[u8]) -> Option<u16> {
         let version = bytes.strip_prefix(&MAGIC)?.first_chunk()?;
         Some(u16::from_le_bytes(*version))
     }
 
-    /// Judges the first bytes of a hello: a peer of another kind may never send a whole one.
+    /// Checks the first bytes of a hello early, since a peer of another kind may never send a whole
+    /// one.
     fn check_head(bytes: &[u8]) -> Result<(), AuthError> {
         let n = bytes.len().min(MAGIC.len());
         if bytes[..n] == MAGIC[..n] {
@@ -90,7 +92,7 @@ impl Hello {
         Err(AuthError::Magic(head))
     }
 
-    /// Whether an end for `ours` can go on with who says this.
+    /// Checks that an end for the service `ours` can continue with the sender of this hello.
     pub(super) fn check(&self, ours: Service) -> Result<(), AuthError> {
         if self.version != VERSION {
             Err(AuthError::Version(self.version))
@@ -102,7 +104,7 @@ impl Hello {
     }
 }
 
-/// A hello or a proof, on its way in or out, resumable at any byte.
+/// A hello or a proof on its way in or out, resumable at any byte.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
     bytes: [u8; HELLO_BYTES],
@@ -112,15 +114,15 @@ pub(super) struct Message {
 assert_eq_size!([u8; HELLO_BYTES], [u8; PROOF_BYTES]);
 
 impl Message {
-    /// To be received.
+    /// A message to receive.
     pub(super) const EMPTY: Message = Message::out([0; HELLO_BYTES]);
 
-    /// To be sent.
+    /// Creates a message to send.
     pub(super) const fn out(bytes: [u8; HELLO_BYTES]) -> Self {
         Message { bytes, moved: 0 }
     }
 
-    /// Whether it is sent.
+    /// Sends the rest of the message; returns whether all of it is sent.
     pub(super) fn send(&mut self, stream: &mut impl Stream) -> Result<bool, StreamError> {
         while let left @ [_, ..] = &self.bytes[self.moved.into()..] {
             match stream.send(left)? {
@@ -131,7 +133,7 @@ impl Message {
         Ok(true)
     }
 
-    /// Its bytes, once they are there.
+    /// The bytes of the message, once all of them have arrived.
     pub(super) fn recv(
         &mut self,
         stream: &mut impl Stream,
@@ -145,7 +147,7 @@ impl Message {
         Ok(Some(self.bytes))
     }
 
-    /// A hello, once it is there.
+    /// The received hello, once all of it has arrived.
     pub(super) fn recv_hello(
         &mut self,
         stream: &mut impl Stream,

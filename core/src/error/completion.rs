@@ -1,4 +1,4 @@
-//! Error completions: what the status means and what to try.
+//! Error completions: the meaning of each status, and advice.
 
 use core::fmt;
 
@@ -7,26 +7,26 @@ use crate::nic::WcStatus;
 
 /// A work request that ended in error.
 ///
-/// Opcode and length are not told: of a completion in error only `wr_id`, status, QP number and
-/// vendor error are valid (IBTA §11.4.2.1).
+/// Opcode and length are left out. In an error completion only `wr_id`, status, QP number and vendor
+/// error are valid (IBTA §11.4.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompletionError {
-    /// How it ended.
+    /// Status of the completion.
     pub status: WcStatus,
-    /// Our queue pair.
+    /// Number of this end's queue pair.
     pub qpn: u32,
-    /// The vendor's own code.
+    /// Error code of the vendor.
     pub vendor_err: u32,
     /// Local ACK timeout code of the queue pair: 4.096 µs × 2^timeout.
     pub timeout: u8,
-    /// Its retry count.
+    /// Retry count of the queue pair.
     pub retry_cnt: u8,
-    /// What was wrong with this end's own port when the completion came.
+    /// The fault of this end's own port when the completion came, if there was one.
     pub port_trouble: Option<&'static str>,
 }
 
 impl CompletionError {
-    /// Whose fault it is.
+    /// The party that caused the error.
     pub fn kind(&self) -> ErrorKind {
         if self.port_trouble.is_some() {
             return ErrorKind::Local;
@@ -44,7 +44,7 @@ impl CompletionError {
         }
     }
 
-    /// Seconds until a peer that does not answer is given up: (1 + retries) × 4.096 µs × 2^t.
+    /// Seconds after which a silent peer is given up: (1 + retries) × 4.096 µs × 2^t.
     fn give_up_s(&self) -> f32 {
         (1 + u32::from(self.retry_cnt)) as f32 * 4.096e-6 * (1u64 << self.timeout.min(31)) as f32
     }
@@ -73,7 +73,7 @@ impl fmt::Display for CompletionError {
     }
 }
 
-/// The name of a status, as libibverbs has it without `IBV_WC_`.
+/// Name of a status in libibverbs, without `IBV_WC_`.
 pub const fn status_name(status: WcStatus) -> &'static str {
     match status {
         WcStatus::SUCCESS => "SUCCESS",
@@ -104,7 +104,7 @@ pub const fn status_name(status: WcStatus) -> &'static str {
     }
 }
 
-/// What a status means for whoever must mend it.
+/// The meaning of a status, with advice for the person who must repair the fault.
 pub const fn hint(status: WcStatus) -> &'static str {
     match status {
         WcStatus::SUCCESS => "no error",

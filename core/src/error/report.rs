@@ -1,4 +1,4 @@
-//! An error together with both ends.
+//! An error together with a description of both ends.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -11,25 +11,25 @@ use crate::roce;
 /// Both ends of a connection, for messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ends {
-    /// This end's device.
+    /// Name of this end's device.
     pub device: DeviceName,
     /// This end's GID.
     pub gid: Gid,
-    /// This end's first queue pair; 0 before there is one.
+    /// Number of this end's first queue pair; 0 before it exists.
     pub qpn: u32,
-    /// The UDP port where this end takes packets; 0 on InfiniBand and before it is known.
+    /// UDP port on which this end receives packets; 0 on InfiniBand, and before it is known.
     pub udp_port: u16,
     /// The peer's address on the out-of-band connection.
     pub peer: Option<SocketAddr>,
-    /// The peer's device, where its wire tells.
+    /// Name of the peer's device, if the wire transmits it.
     pub peer_device: DeviceName,
     /// The peer's GID; zero before it is known.
     pub peer_gid: Gid,
-    /// The peer's first queue pair; 0 before it is known.
+    /// Number of the peer's first queue pair; 0 before it is known.
     pub peer_qpn: u32,
-    /// The UDP port that this end sends packets to; 0 on InfiniBand and before it is known.
+    /// UDP port to which this end sends packets; 0 on InfiniBand, and before it is known.
     pub peer_udp_port: u16,
-    /// What had befallen this end's port when the connection ended.
+    /// Recent events of this end's port when the connection ended.
     pub notices: PortNotices,
 }
 
@@ -44,7 +44,7 @@ impl Ends {
     }
 }
 
-/// Displays an error with both ends: what a person needs to know which machine to look at.
+/// Displays an error with both ends, so that a person knows at which machine to look.
 #[derive(Clone, Debug)]
 pub struct Report<'a> {
     error: Error,
@@ -75,12 +75,12 @@ impl fmt::Display for Report<'_> {
     }
 }
 
-/// This end and the peer, without UDP ports and what had befallen the port.
+/// Displays this end and the peer, without UDP ports and events of the port.
 impl fmt::Display for Ends {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Ends { device, gid, qpn, peer, peer_device, peer_gid, peer_qpn, .. } = self;
         write!(f, "{device}")?;
-        // Sockets have neither.
+        // Sockets have neither a GID nor a queue pair.
         if *gid != Gid::default() {
             write!(f, " (GID {gid}, QP {qpn:#x})")?;
         }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use crate::error::CompletionError;
 
-    /// What is said of UDP ports where an end gives up, or fails in another way.
+    /// The text about UDP ports in the report of an error completion with this status.
     fn said(status: WcStatus, udp_port: u16, peer_udp_port: u16) -> Option<std::string::String> {
         let (qpn, vendor_err, timeout, retry_cnt, port_trouble) = (1, 0, 14, 7, None);
         let error = CompletionError { status, qpn, vendor_err, timeout, retry_cnt, port_trouble };
