@@ -1,4 +1,4 @@
-//! How sizes are cut: steps and chunks of a point-to-point transfer, and the share of each queue pair.
+//! Division of sizes: steps and chunks of a point-to-point transfer, and the share of each queue pair.
 
 mod p2p;
 mod qp_split;

@@ -1,12 +1,10 @@
-//! Cache of memory registrations: a range of pages that is registered already is not registered
-//! again.
+//! Cache of memory registrations: pages that are already registered are not registered again.
 //!
-//! `ibv_reg_mr` pins pages and takes microseconds to milliseconds, so NCCL keeps what it
-//! registered, by page, with a reference count (`net_ib.cc ncclIbRegMrDmaBuf`,
-//! `ncclIbDeregMr`), in an array that it scans. Here the slots are a hash table, so that 10,000
-//! registrations cost no more than ten.
+//! `ibv_reg_mr` pins pages and takes microseconds to milliseconds. So NCCL keeps its registrations in
+//! an array, by page and with a reference count, and scans this array (`net_ib.cc ncclIbRegMrDmaBuf`,
+//! `ncclIbDeregMr`). Here the slots form a hash table, so 10,000 registrations cost no more than ten.
 //!
-//! The cache never calls a NIC, so that no lock on it need be held during `ibv_reg_mr`:
+//! The cache never calls a NIC, so the caller need not hold a lock on the cache during `ibv_reg_mr`:
 //!
 //! ```
 //! use invar_core::mr_cache::{Lookup, MrCache, Slot};
@@ -29,13 +27,13 @@
 //! # Ok::<(), invar_core::mr_cache::MrCacheError>(())
 //! ```
 //!
-//! Two callers share a registration only if they asked for the same pages. NCCL also takes a part of
-//! a registration for a hit. Then the whole stays registered until the part is released, though its
-//! owner has released it and unmapped the memory: a peer could still write there. Nothing can shrink
-//! the registration, since whoever holds the part has its keys.
+//! Two callers share a registration only if they asked for the same pages. In NCCL a part of a
+//! registration is a hit too. Then the whole registration stays until the part is released, even if its
+//! owner has released it and unmapped the memory. A peer could still write to that memory. Nothing can
+//! shrink the registration, since the holder of the part uses its keys.
 //!
-//! Whoever unmaps memory must have released every handle on it first, or a later lookup of the
-//! same addresses finds the pages that were there before.
+//! Before memory is unmapped, every handle on it must be released. Otherwise a later lookup of the same
+//! addresses finds the old pages.
 
 #[cfg(test)]
 mod tests;
@@ -44,15 +42,16 @@ use core::marker::PhantomData;
 
 use crate::nic::Access;
 
-/// No slot. Past the end of any storage, so that `get` answers `None`.
+/// The index of no slot. It lies past the end of any storage, so `get` returns `None`.
 const NIL: u32 = u32::MAX;
 
-/// Registrations of type `M` in caller-provided slots `S`: an array, a `Vec`, a borrowed slice.
+/// Registrations of type `M` in slots `S` that the caller provides: an array, a `Vec`, or a borrowed
+/// slice.
 #[derive(Debug)]
 pub struct MrCache<M, S> {
     slots: S,
     page_mask: u64,
-    /// First of the free slots, which hang together by their `next`.
+    /// First of the free slots, which are linked by `next`.
     free: u32,
     live: u32,
     mr: PhantomData<M>,
@@ -64,18 +63,18 @@ pub struct Slot<M> {
     range: PageRange,
     /// First slot of the hash bucket that has this slot's number.
     bucket: u32,
-    /// Next slot of the bucket that this slot is in, or the next free one.
+    /// Next slot in this slot's bucket, or next free slot.
     next: u32,
-    /// Raised whenever the slot is freed, so that old handles are known.
+    /// Counter that grows whenever the slot is freed, so that old handles are recognised.
     generation: u32,
     refs: u64,
     mr: Option<M>,
 }
 
-/// Whole pages, with what sets registrations of the same pages apart.
+/// A range of whole pages, with the domain and access flags of its registration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageRange {
-    /// Domain and access in one word.
+    /// Domain and access flags in one word.
     class: u64,
     addr: u64,
     end: u64,
@@ -88,69 +87,69 @@ pub struct MrHandle {
     generation: u32,
 }
 
-/// Answer of [`MrCache::lookup`].
+/// Result of [`MrCache::lookup`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a hit holds a reference"]
 pub enum Lookup {
-    /// Registered already; the handle is a reference of its own.
+    /// The pages are registered already. The handle is a reference of its own.
     Hit(MrHandle),
-    /// These pages are to be registered and given to [`MrCache::insert`].
+    /// The pages are not registered: register them and pass them to [`MrCache::insert`].
     Miss(PageRange),
 }
 
-/// Answer of [`MrCache::insert`].
+/// Result of [`MrCache::insert`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the handle is a reference, and `unused` is to be deregistered"]
 pub struct Inserted<M> {
     /// A reference to the registration that now covers the pages.
     pub handle: MrHandle,
-    /// The registration given, when another one came first since the lookup.
+    /// The caller's registration, if another thread has inserted one since the lookup.
     pub unused: Option<M>,
 }
 
-/// No slot is free: [`MrCache::grow`], and insert again.
+/// No slot is free: call [`MrCache::grow`] and insert again.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("MR cache: all slots are taken")]
 pub struct Full<M> {
-    /// The registration, given back.
+    /// The registration that could not be inserted.
     pub mr: M,
 }
 
-/// Misuse by the caller; nothing was changed.
+/// A wrong call; nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MrCacheError {
-    /// A page size that no machine has.
+    /// The page size is not a power of two.
     #[error("MR cache: page size {0} is not a power of two")]
     PageSize(u64),
-    /// Nothing to register.
+    /// The range has no bytes to register.
     #[error("MR cache: range at {addr:#x} is empty")]
     EmptyRange {
-        /// Where.
+        /// Address of the range.
         addr: u64,
     },
     /// The range passes the end of the address space.
     #[error("MR cache: {len} bytes at {addr:#x} pass the end of the address space")]
     RangeOverflow {
-        /// First byte.
+        /// Address of the first byte.
         addr: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
     },
     /// The handle was released before, or belongs to another cache.
     #[error("MR cache: handle {index}.{generation} is not a live registration")]
     StaleHandle {
-        /// Slot.
+        /// Index of the slot.
         index: u32,
-        /// Its generation when the handle was made.
+        /// Generation of the slot when the handle was made.
         generation: u32,
     },
 }
 
 impl<M, S: AsRef<[Slot<M>]> + AsMut<[Slot<M>]>> MrCache<M, S> {
-    /// An empty cache. Whatever the slots held is dropped.
+    /// Creates an empty cache, and drops the previous content of the slots.
     ///
-    /// `page_size` in bytes, a power of two.
+    /// `page_size` is in bytes and a power of two.
     pub fn new(slots: S, page_size: u64) -> Result<Self, MrCacheError> {
         if !page_size.is_power_of_two() {
             return Err(MrCacheError::PageSize(page_size));
@@ -161,11 +160,11 @@ impl<M, S: AsRef<[Slot<M>]> + AsMut<[Slot<M>]>> MrCache<M, S> {
         Ok(cache)
     }
 
-    /// Finds the live registration of the same `domain` and `access` of exactly the pages that hold
-    /// `len` bytes at `addr`, and takes a reference to it.
+    /// Finds the live registration of exactly the pages that contain `len` bytes at `addr`, and takes a
+    /// reference. The `domain` and `access` must be equal too.
     ///
-    /// `domain` tells apart what addresses alone do not: 0 for ordinary memory, a number of its
-    /// own for each DMA-BUF. Takes the same time for any number of registrations.
+    /// `domain` separates address spaces: 0 for ordinary memory, a number of its own for each DMA-BUF.
+    /// The lookup takes the same time for any number of registrations.
     pub fn lookup(
         &mut self,
         domain: u32,
@@ -196,8 +195,8 @@ impl<M, S: AsRef<[Slot<M>]> + AsMut<[Slot<M>]>> MrCache<M, S> {
         Ok(Inserted { handle, unused: None })
     }
 
-    /// Gives one reference back. With the last one the registration comes out, to be
-    /// deregistered.
+    /// Releases one reference. With the last reference it returns the registration, which the caller
+    /// must deregister.
     pub fn release(&mut self, handle: MrHandle) -> Result<Option<M>, MrCacheError> {
         let slots = self.slots.as_mut();
         let slot = slots
@@ -217,36 +216,38 @@ impl<M, S: AsRef<[Slot<M>]> + AsMut<[Slot<M>]>> MrCache<M, S> {
         Ok(mr)
     }
 
-    /// The registration that a handle refers to; `None` when the handle is stale.
+    /// The registration to which a handle refers; `None` if the handle is stale.
     pub fn get(&self, handle: MrHandle) -> Option<&M> {
         let slot = self.slots.as_ref().get(handle.index as usize)?;
         slot.mr.as_ref().filter(|_| slot.is_live(handle))
     }
 
-    /// Live registrations.
+    /// The number of live registrations.
     pub fn len(&self) -> usize {
         self.live as usize
     }
 
-    /// Whether nothing is registered.
+    /// Returns whether nothing is registered.
     pub fn is_empty(&self) -> bool {
         self.live == 0
     }
 
-    /// Whether [`insert`](Self::insert) has no slot left.
+    /// Returns whether [`insert`](Self::insert) has no slot left.
     pub fn is_full(&self) -> bool {
         self.free == NIL
     }
 
-    /// Every live registration with its pages and its count of references, in no order.
+    /// Every live registration with its pages and its number of references, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (PageRange, u64, &M)> {
         let slots = self.slots.as_ref().iter();
         slots.filter_map(|slot| Some((slot.range, slot.refs, slot.mr.as_ref()?)))
     }
 
-    /// Moves into larger storage and gives back the old, emptied; handles stay good.
+    /// Moves the registrations to larger storage, and returns the old storage, emptied. Handles stay
+    /// valid.
     ///
-    /// Storage that is smaller comes back as the error. What `larger` held is dropped.
+    /// If `larger` is smaller than the old storage, it comes back as the error. The previous content of
+    /// `larger` is dropped.
     pub fn grow(&mut self, mut larger: S) -> Result<S, S> {
         let old = self.slots.as_mut();
         let Some(head) = larger.as_mut().get_mut(..old.len()) else { return Err(larger) };
@@ -312,7 +313,8 @@ impl<M, S: AsRef<[Slot<M>]> + AsMut<[Slot<M>]>> MrCache<M, S> {
         slots[before as usize].next = next;
     }
 
-    /// Puts the live ones of the first `count` slots into buckets anew, as their number changed.
+    /// Puts the live slots among the first `count` into buckets again, since the number of buckets has
+    /// changed.
     fn rehash(&mut self, count: usize) {
         for slot in &mut self.slots.as_mut()[..count] {
             slot.bucket = NIL;
@@ -324,7 +326,7 @@ impl<M, S: AsRef<[Slot<M>]> + AsMut<[Slot<M>]>> MrCache<M, S> {
         }
     }
 
-    /// Empties the slots from `start` on and puts them before the free ones, the first first.
+    /// Empties the slots from `start` on and puts them in front of the free slots, in ascending order.
     fn free_from(&mut self, start: usize) {
         let slots = self.slots.as_mut();
         let count = slots.len().min(NIL as usize);
@@ -350,18 +352,18 @@ impl<M> Default for Slot<M> {
 }
 
 impl PageRange {
-    /// First byte, on a page boundary.
+    /// Address of the first byte, on a page boundary.
     pub fn addr(&self) -> u64 {
         self.addr
     }
 
-    /// Bytes, in whole pages.
+    /// Length in bytes, a whole number of pages.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> u64 {
         self.end - self.addr
     }
 
-    /// What the registration permits.
+    /// Access flags of the registration.
     pub fn access(&self) -> Access {
         Access::from_bits_retain(self.class as u32)
     }
@@ -371,13 +373,13 @@ impl PageRange {
         (self.class >> 32) as u32
     }
 
-    /// The hash bucket of these pages, of `count`.
+    /// The hash bucket of these pages, out of `count` buckets.
     fn bucket(&self, count: usize) -> usize {
-        // Fibonacci hashing, twice, since the addresses of pages differ in their middle bits.
+        // Fibonacci hashing is applied twice, since the addresses of pages differ in their middle bits.
         const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
         let mixed = (self.addr ^ self.class.rotate_left(17)).wrapping_mul(GOLDEN);
         let mixed = (mixed ^ mixed >> 32 ^ self.end).wrapping_mul(GOLDEN);
-        // The upper half, scaled to the number of buckets, which fits 32 bits.
+        // The upper half is scaled to the number of buckets, which fits in 32 bits.
         (((mixed >> 32) * count as u64) >> 32) as usize
     }
 }

@@ -1,46 +1,47 @@
-//! How far apart two PCI devices are.
+//! The distance between two PCI devices.
 
 use core::fmt;
 
-/// What lies between two PCI devices, nearest first; the names are those of `NCCL_NET_GDR_LEVEL`.
+/// The connection between two PCI devices, nearest first. The names are those of `NCCL_NET_GDR_LEVEL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PciDistance {
-    /// Nothing: they are functions of one device.
+    /// The two are functions of one device.
     Loc,
-    /// One PCIe switch.
+    /// One PCIe switch connects them.
     Pix,
-    /// Several PCIe switches, and no CPU.
+    /// Several PCIe switches connect them, and no CPU.
     Pxb,
-    /// The host bridge of a CPU (of a NUMA node).
+    /// The host bridge of a CPU (of a NUMA node) connects them.
     Phb,
-    /// The link between CPUs.
+    /// The link between CPUs connects them.
     Sys,
 }
 
-/// A PCI device as sysfs tells of it.
+/// A PCI device as sysfs describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciPlace<'a> {
-    /// What `/sys/bus/pci/devices/ADDRESS` links to.
+    /// Target of the link `/sys/bus/pci/devices/ADDRESS`.
     pub path: &'a str,
-    /// The content of its `numa_node`; `None` where the machine has but one.
+    /// Content of the device's `numa_node`; `None` if the machine has only one node.
     pub numa_node: Option<u32>,
 }
 
 impl PciDistance {
-    /// What lies between two devices (NCCL 2.5's `topo.cc pciDistance`, with the levels of today).
+    /// The distance between two devices (NCCL 2.5's `topo.cc pciDistance`, with today's levels).
     ///
     /// ```text
     ///   /sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:10.0/0000:3d:00.0
     ///                root       port         switch, up   switch, down the device
     /// ```
     ///
-    /// Below one switch they part at its downstream ports; what parts higher has more between it.
+    /// The paths of two devices below one switch part at its downstream ports. If they part higher up,
+    /// more lies between the devices.
     pub fn between(a: PciPlace<'_>, b: PciPlace<'_>) -> PciDistance {
         let shared = steps(a.path).zip(steps(b.path)).take_while(|(a, b)| a == b).count();
         let below = |place: PciPlace<'_>| steps(place.path).count() - shared;
         match (shared, below(a).max(below(b))) {
             (_, 0) => PciDistance::Loc,
-            // Not even a root complex in common.
+            // The paths do not even share a root complex.
             (0, _) if a.numa_node == b.numa_node && a.numa_node.is_some() => PciDistance::Phb,
             (0, _) => PciDistance::Sys,
             (_, 1) if same_device(a.path, b.path) => PciDistance::Loc,
@@ -50,7 +51,7 @@ impl PciDistance {
         }
     }
 
-    /// As `NCCL_NET_GDR_LEVEL` names it.
+    /// The name of the distance in `NCCL_NET_GDR_LEVEL`.
     pub const fn as_str(self) -> &'static str {
         match self {
             PciDistance::Loc => "LOC",
@@ -74,7 +75,7 @@ fn steps(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|step| !step.is_empty())
 }
 
-/// Whether they differ in their function at most.
+/// Returns whether the two addresses differ at most in their function.
 fn same_device(a: &str, b: &str) -> bool {
     matches!((a.rsplit_once('.'), b.rsplit_once('.')), (Some((a, _)), Some((b, _))) if a == b)
 }

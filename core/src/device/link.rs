@@ -2,39 +2,40 @@
 
 use core::fmt;
 
-/// What a link carries: `active_width` × `active_speed`.
+/// Data rate of a link: `active_width` × `active_speed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkRate {
-    /// Lanes side by side.
+    /// Number of parallel lanes.
     pub lanes: u32,
-    /// Megabit a second on each, in the round numbers that NCCL counts with.
+    /// Megabits per second of each lane, in the round numbers that NCCL uses.
     pub lane_mbps: u32,
-    /// The generation's name: `EDR`, `NDR`.
+    /// Name of the generation: `EDR`, `NDR`.
     pub speed_name: &'static str,
 }
 
-/// A port reports a code that no table has.
+/// A port reports a code that no table contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownLinkCode {
-    /// Which of the two fields.
+    /// The field with the unknown code.
     pub field: LinkField,
-    /// Its value.
+    /// Value of the field.
     pub code: u32,
 }
 
 /// A field of `ibv_port_attr`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkField {
-    /// `active_width`.
+    /// The field `active_width`.
     ActiveWidth,
-    /// `active_speed`, or `active_speed_ex` where that is not 0: XDR does not fit the former.
+    /// The field `active_speed`, or `active_speed_ex` if that is not 0. XDR does not fit into
+    /// `active_speed`.
     ActiveSpeed,
 }
 
 /// Code and lanes (IBTA PortInfo LinkWidthActive).
 const WIDTHS: [(u32, u32); 5] = [(1, 1), (2, 4), (4, 8), (8, 12), (16, 2)];
 
-/// Code, Mb/s a lane, name (IBTA PortInfo LinkSpeedActive, LinkSpeedExtActive). A lane of FDR10,
+/// Code, Mb/s of a lane, name (IBTA PortInfo LinkSpeedActive, LinkSpeedExtActive). A lane of FDR10,
 /// 10.3125 Gb/s, counts as 10.
 const SPEEDS: [(u32, u32, &str); 9] = [
     (1, 2_500, "SDR"),
@@ -49,10 +50,10 @@ const SPEEDS: [(u32, u32, &str); 9] = [
 ];
 
 impl LinkRate {
-    /// From the codes of a port (`net_ib.cc ncclIbWidth`, `ncclIbSpeed`).
+    /// Computes the rate from the codes of a port (`net_ib.cc ncclIbWidth`, `ncclIbSpeed`).
     ///
-    /// NCCL takes the last of its table for a code that it does not know; here it is an error, so
-    /// that nobody plans with a made-up speed.
+    /// For an unknown code NCCL takes the last entry of its table. Here an unknown code is an error, so
+    /// that nobody plans with an invented speed.
     pub fn from_codes(active_width: u32, active_speed: u32) -> Result<LinkRate, UnknownLinkCode> {
         use LinkField::{ActiveSpeed, ActiveWidth};
         let unknown = |field, code| UnknownLinkCode { field, code };
@@ -67,13 +68,13 @@ impl LinkRate {
         Ok(LinkRate { lanes, lane_mbps, speed_name })
     }
 
-    /// Megabit a second over all lanes.
+    /// Megabits per second of all lanes together.
     pub fn mbps(&self) -> u32 {
         self.lanes * self.lane_mbps
     }
 }
 
-/// As people write it: `4x EDR`.
+/// Writes the rate as people write it: `4x EDR`.
 impl fmt::Display for LinkRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}x {}", self.lanes, self.speed_name)

@@ -5,9 +5,9 @@
 //!   entry = name [":" port]
 //! ```
 //!
-//! `^` takes all but what is listed. Without `=` a name stands for all that begin with it. An
-//! empty list takes everything. Blanks around the list and its entries mean nothing. (NCCL:
-//! `parseStringList`, `matchIfList`, to which they are part of a name.)
+//! With `^` the list matches all devices but the listed ones. Without `=` a name matches every device
+//! whose name begins with it. An empty list matches all devices. Blanks around the list and its entries
+//! are ignored. (In NCCL's `parseStringList` and `matchIfList` blanks are part of a name.)
 
 use core::fmt;
 
@@ -19,35 +19,35 @@ pub struct NameFilter<'a> {
     list: &'a str,
 }
 
-/// One of the names.
+/// An entry of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NameEntry<'a> {
-    /// A device, or what devices begin with.
+    /// A device name, or the beginning of device names.
     pub name: &'a str,
-    /// The port; every port where there is none.
+    /// The port; `None` means every port.
     pub port: Option<u8>,
 }
 
-/// A list that means nothing.
+/// The reason why a list has no meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameFilterError<'a> {
-    /// NCCL reads the port as 0, which no port is.
+    /// The port is not a number. NCCL reads such a port as 0, which no port has.
     #[error("'{entry}': the port must be a number from 0 to 255")]
     Port {
-        /// As written.
+        /// The entry as written.
         entry: &'a str,
     },
-    /// NCCL skips the entry.
+    /// The entry has no device name. NCCL skips such an entry.
     #[error("'{entry}': a port without a device name")]
     NoName {
-        /// As written.
+        /// The entry as written.
         entry: &'a str,
     },
-    /// NCCL takes `^` with nothing after it to exclude everything.
+    /// The list names no device. In NCCL `^` without names excludes all devices.
     #[error("'{list}' lists no device")]
     Empty {
-        /// As written.
+        /// The list as written.
         list: &'a str,
     },
 }
@@ -62,7 +62,7 @@ impl fmt::Display for NameEntry<'_> {
 }
 
 impl<'a> NameFilter<'a> {
-    /// Reads a list.
+    /// Parses a list.
     pub fn parse(text: &'a str) -> Result<Self, NameFilterError<'a>> {
         let (exclude, list) = strip(text.trim_ascii(), '^');
         let (exact, list) = strip(list, '=');
@@ -75,16 +75,16 @@ impl<'a> NameFilter<'a> {
         Ok(NameFilter { exclude, exact, list })
     }
 
-    /// Whether the list takes this device. `port` is `None` where devices have no ports.
+    /// Returns whether the list matches this device. `port` is `None` if devices have no ports.
     pub fn matches(&self, name: &str, port: Option<u8>) -> bool {
         self.entries().next().is_none()
             || self.exclude != self.matching(name, port).next().is_some()
     }
 
-    /// The entry that speaks of this device only because it is the beginning of a longer number,
-    /// as `mlx5_1` is of `mlx5_10`: mostly not what was meant, and worth a warning.
+    /// The entry that matches this device only because it is the beginning of a longer number, as
+    /// `mlx5_1` is of `mlx5_10`. The user probably did not mean this device, so a warning is useful.
     ///
-    /// With `^` it is a device that is left out.
+    /// With `^` this is a device that the list excludes.
     pub fn cut_number(&self, name: &str, port: Option<u8>) -> Option<NameEntry<'a>> {
         let cuts = |entry: &NameEntry<'_>| {
             let rest = name.as_bytes().get(entry.name.len());
@@ -96,7 +96,7 @@ impl<'a> NameFilter<'a> {
         first.filter(|_| matching.all(|entry| cuts(&entry)))
     }
 
-    /// Whether what is listed is left out.
+    /// Returns whether the list excludes its entries.
     pub fn is_exclusion(&self) -> bool {
         self.exclude
     }
@@ -106,13 +106,13 @@ impl<'a> NameFilter<'a> {
         entries(self.list).filter_map(|entry| parse_entry(entry).ok())
     }
 
-    /// Whether an entry of the list speaks of this device.
+    /// Returns whether the entry matches this device.
     pub fn names(&self, entry: &NameEntry<'_>, name: &str, port: Option<u8>) -> bool {
         let same = if self.exact { name == entry.name } else { name.starts_with(entry.name) };
         same && (port.is_none() || entry.port.is_none() || port == entry.port)
     }
 
-    /// The entries that speak of this device.
+    /// The entries that match this device.
     fn matching<'s>(
         &'s self,
         name: &'s str,
@@ -179,7 +179,7 @@ mod tests {
             (" ^mlx5_0, mlx5_1:2 ", "mlx5_1", 2, false),
             ("mlx5_0, mlx5_1:2 ", "mlx5_1", 2, true),
             (" , ", "mlx5_0", 1, true),
-            // Only one of each sign is read, in this order.
+            // The parser reads only one of each sign, in this order.
             ("=^mlx5", "mlx5_0", 1, false),
             ("=^mlx5", "^mlx5", 1, true),
         ] {

@@ -2,8 +2,8 @@
 
 use core::fmt;
 
-/// The sysfs path of a PCI device, read as NCCL does to find the card: every function and virtual
-/// function of a card is the same path (`net_ib.cc ncclIbGetPciPath`).
+/// The sysfs path of a PCI device, reduced to its card as in NCCL. All functions and virtual functions
+/// of a card have the same reduced path (`net_ib.cc ncclIbGetPciPath`).
 ///
 /// ```text
 ///   /sys/devices/pci0000:00/0000:00:01.0/0000:3b:02.1
@@ -11,21 +11,22 @@ use core::fmt;
 ///                      last digit of the device ───┘ └─── function: both become 0
 /// ```
 ///
-/// Two of them are equal, and print the same, when they name one card. A path that does not end
-/// in a PCI address stands for itself; NCCL would overwrite its letters.
+/// Two paths are equal, and print alike, if they name one card. A path that does not end in a PCI
+/// address stays as it is; NCCL would overwrite its letters.
 #[derive(Clone, Copy, Debug, Eq)]
 pub struct PciPath<'a>(&'a str);
 
 impl<'a> PciPath<'a> {
-    /// From what `/sys/class/infiniband/NAME/device` links to.
+    /// Takes the target of the link `/sys/class/infiniband/NAME/device`.
     pub fn new(path: &'a str) -> Self {
         PciPath(path)
     }
 
-    /// What stays as it is, and what is written after it.
+    /// The part of the path that stays, and the text that replaces the rest.
     fn parts(&self) -> (&'a str, &'static str) {
         match self.0.as_bytes() {
-            // At least "/dddd:bb:dd.f" with the last device digit hexadecimal, the function 0-7.
+            // The path ends at least in "/dddd:bb:dd.f": the last device digit is hexadecimal, the
+            // function 0-7.
             [.., b':', d1, d0, b'.', b'0'..=b'7']
                 if d1.is_ascii_hexdigit() && d0.is_ascii_hexdigit() =>
             {
@@ -49,10 +50,10 @@ impl fmt::Display for PciPath<'_> {
     }
 }
 
-/// Number of the port on its card, from 0: how many devices found earlier are on the same one.
+/// Number of the port on its card, from 0: the number of earlier devices on the same card.
 ///
-/// Recent cards show each port as a device of its own with `port_num` 1, so that NCCL reports
-/// `port_num` plus this.
+/// Recent cards show each port as a separate device with `port_num` 1, so NCCL reports `port_num` plus
+/// this number.
 pub fn real_port<'a>(path: PciPath<'_>, earlier: impl IntoIterator<Item = PciPath<'a>>) -> usize {
     earlier.into_iter().filter(|other| *other == path).count()
 }

@@ -1,16 +1,16 @@
 //! Steps and chunks of a point-to-point transfer.
 //!
-//! The buffer between a GPU and the network is a ring of [`STEPS`] slots. A transfer passes
-//! through it in steps; a step carries a chunk, and for point-to-point transfers a chunk is one
-//! slice (collectives have several steps to a slice, and several slices to a chunk). Small
-//! transfers get smaller chunks, so that the network starts before the GPU has copied everything.
+//! The buffer between a GPU and the network is a ring of [`STEPS`] slots. A transfer passes through the
+//! ring in steps, and each step carries a chunk. In point-to-point transfers a chunk is one slice.
+//! (Collectives have several steps in a slice, and several slices in a chunk.) Small transfers have
+//! smaller chunks, so that the network starts before the GPU has copied all data.
 
 use core::num::NonZeroU32;
 
-/// Slots of the ring between GPU and network (`NCCL_STEPS`).
+/// Number of slots of the ring between GPU and network (`NCCL_STEPS`).
 pub const STEPS: u32 = 8;
 
-/// Which of NCCL's protocols a transfer uses.
+/// The protocol of NCCL that a transfer uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// 8-byte words, half of each a flag.
@@ -22,8 +22,8 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Bytes of a step: for the simple protocol what is configured (`p2pChunkSize`), else a slot
-    /// of the protocol's buffer.
+    /// Bytes of a step. The simple protocol uses the configured size (`p2pChunkSize`); the others use a
+    /// slot of their protocol's buffer.
     pub const fn step_bytes(self, buffer_bytes: u32, p2p_chunk_bytes: u32) -> u32 {
         match self {
             Protocol::Simple => p2p_chunk_bytes,
@@ -32,42 +32,42 @@ impl Protocol {
     }
 }
 
-/// What is to be moved.
+/// A transfer to divide into steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct P2pTransfer {
-    /// Bytes of the whole.
+    /// Bytes of the whole transfer.
     pub bytes: u64,
-    /// How.
+    /// Protocol of the transfer.
     pub protocol: Protocol,
     /// Bytes of a step; see [`Protocol::step_bytes`].
     pub step_bytes: NonZeroU32,
-    /// Whether the peer is reached through the network.
+    /// Whether the transfer goes over the network.
     pub network: bool,
     /// `NCCL_CHUNK_SIZE`, which overrides the computed size.
     pub chunk_bytes: Option<NonZeroU32>,
 }
 
-/// How it is moved (`proxy.cc ncclProxyComputeP2p`).
+/// The steps and chunks of a transfer (`proxy.cc ncclProxyComputeP2p`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct P2pSteps {
-    /// Steps to a slice: one.
+    /// Number of steps in a slice: one.
     pub slice_steps: u32,
-    /// Steps to a chunk: one.
+    /// Number of steps in a chunk: one.
     pub chunk_steps: u32,
     /// Bytes of a chunk, flags included.
     pub chunk_bytes: u32,
     /// Bytes of the transfer that a chunk carries.
     pub payload_bytes: u32,
-    /// Most bytes that a step moves (`nbytes`).
+    /// The largest number of bytes that a step moves (`nbytes`).
     pub step_bytes: u32,
-    /// Steps in all; one for an empty transfer.
+    /// Number of steps in all; one for an empty transfer.
     pub nsteps: u64,
 }
 
 impl P2pTransfer {
     /// Computes steps and chunks.
     ///
-    /// A chunk has at least one byte where NCCL would divide by zero, with steps of less than 4.
+    /// A chunk has at least one byte. NCCL would divide by zero for steps of fewer than 4 bytes.
     pub fn steps(&self) -> P2pSteps {
         let step_bytes = self.step_bytes.get();
         let step = u64::from(step_bytes);

@@ -1,11 +1,11 @@
-//! How a message is split over the queue pairs of a connection.
+//! The division of a message over the queue pairs of a connection.
 
-/// Every part but the last is a multiple of this, so that the LL and LL128 protocols, which look
-/// for flags inside lines of 128 bytes, find each line whole.
+/// Every part but the last is a multiple of this number of bytes. The LL and LL128 protocols look for
+/// flags inside lines of 128 bytes, so each line must stay whole.
 pub const QP_SPLIT_ALIGN: u32 = 128;
 
-/// The split of one buffer (`net_ib.cc ncclIbMultiSend`): each queue pair takes an equal share,
-/// rounded up to [`QP_SPLIT_ALIGN`], until nothing is left.
+/// The split of one buffer (`net_ib.cc ncclIbMultiSend`). Each queue pair takes an equal share, rounded
+/// up to [`QP_SPLIT_ALIGN`], until no bytes are left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpSplit {
     offset: u32,
@@ -16,16 +16,16 @@ pub struct QpSplit {
 /// The part of one queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpPart {
-    /// Bytes before it: all of them for the queue pairs that get nothing, where NCCL runs on past
-    /// the end of the buffer.
+    /// Offset of the part in the buffer. For a queue pair without bytes it is the length of the buffer,
+    /// where NCCL goes on past the buffer's end.
     pub offset: u32,
-    /// Bytes; 0 for the queue pairs that get nothing.
+    /// Length of the part in bytes; 0 for a queue pair without bytes.
     pub length: u32,
 }
 
 impl QpSplit {
-    /// Splits `size` bytes over `nqps` queue pairs; 0 counts as one. One division, and none where
-    /// the first takes all of a small message.
+    /// Splits `size` bytes over `nqps` queue pairs; 0 counts as one. This takes one division, or none
+    /// if the first queue pair takes all of a small message.
     #[inline]
     pub const fn new(size: u32, nqps: u32) -> Self {
         let each = if size <= QP_SPLIT_ALIGN || nqps == 0 { size } else { size.div_ceil(nqps) };
@@ -55,7 +55,7 @@ mod tests {
 
     use super::*;
 
-    /// Offset, within the message, and length for each queue pair, the way NCCL walks through them.
+    /// Offset within the message, and length, for each queue pair, computed as NCCL does.
     fn as_nccl(size: i64, nqps: i64) -> Vec<(i64, i64)> {
         let (mut parts, mut offset) = (Vec::new(), 0);
         for _ in 0..nqps {

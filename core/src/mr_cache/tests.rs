@@ -17,7 +17,7 @@ fn cache(count: usize) -> Cache {
     MrCache::new(slots(count), 4096).unwrap()
 }
 
-/// Looks up, and on a miss inserts `mr`.
+/// Looks a range up, and inserts `mr` if it is missing.
 fn register(cache: &mut Cache, access: Access, addr: u64, len: u64, mr: u32) -> MrHandle {
     match cache.lookup(0, access, addr, len).unwrap() {
         Lookup::Hit(handle) => handle,
@@ -128,7 +128,7 @@ fn ten_thousand_registrations_are_spread_over_the_buckets() {
         };
         let lengths: Vec<_> = cache.slots.iter().map(length).collect();
         assert_eq!(lengths.iter().sum::<usize>(), COUNT);
-        // Where each bucket is as likely as any other, one in 10^9 tables has a longer one.
+        // If all buckets are equally likely, one in 10^9 tables has a longer bucket.
         let longest = lengths.iter().max().unwrap();
         assert!(*longest <= 14, "{longest} of class {class}, {stride} pages apart");
     }
