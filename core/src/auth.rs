@@ -11,10 +11,11 @@
 //!                                             ←  Proof
 //! ```
 //!
-//! A proof is an HMAC-SHA-256 with the secret as its key. It covers both hellos and the side that gives
-//! the proof. The caller gives its proof first, so a listener tells strangers nothing that depends on
-//! the secret. Both nonces are random, so no proof can be used twice. Secret and hellos also determine
-//! the [`Session`]. From it both ends derive further values, which they need not send.
+//! A proof is an HMAC-SHA-256 with the secret as its key. The proof covers both hellos and the side
+//! that gives the proof. The caller gives its proof first, so a listener tells strangers nothing that
+//! depends on the secret. Both nonces are random, so no proof can be used twice. Secret and hellos also
+//! determine the [`Session`]. Both ends derive further values from the session, and need not send these
+//! values.
 
 mod answering;
 mod calling;

@@ -1,10 +1,10 @@
 //! Comms: the two ends of an established connection.
 //!
-//! A [`RecvComm`] posts receives. A receive is one request for up to eight buffers: a receive work
-//! request on each queue pair, and a row of FIFO slots written to the peer. A [`SendComm`] matches each
-//! send by tag against those rows and writes the data directly into the receiver's buffer. Both return
-//! a [`Request`], and `test` says when the request is done (`net_ib.cc ncclIbIsend`, `ncclIbIrecv`,
-//! `ncclIbTest`).
+//! A [`RecvComm`] posts receives. Each receive is one request for up to eight buffers. The comm posts a
+//! receive work request on each queue pair and writes a row of FIFO slots to the peer. A [`SendComm`]
+//! matches each send by tag against those rows and writes the data directly into the receiver's buffer.
+//! Both return a [`Request`], and `test` says when the request is done (`net_ib.cc ncclIbIsend`,
+//! `ncclIbIrecv`, `ncclIbTest`).
 
 mod base;
 mod closing;

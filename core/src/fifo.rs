@@ -1,9 +1,9 @@
 //! The FIFO: the receiver writes the addresses of its posted buffers here, in the sender's memory.
 //!
 //! The sender owns an array of `depth` rows of eight slots, registered for remote writes. To post a
-//! receive of `n` buffers, the receiver fills `n` slots of the next row in its own shadow of the FIFO
-//! and RDMA-writes them. The sender takes a row once each of its slots carries `idx == head + 1`
-//! (`net_ib.cc ncclIbSendFifo`, `ncclIbPostFifo`, `ncclIbIsend`).
+//! receive of `n` buffers, the receiver fills `n` slots of the next row in its own shadow of the FIFO.
+//! The receiver then RDMA-writes these slots to the sender. The sender takes a row once each of its
+//! slots carries `idx == head + 1` (`net_ib.cc ncclIbSendFifo`, `ncclIbPostFifo`, `ncclIbIsend`).
 //!
 //! ```text
 //! byte  0        8      12      16      20      24       32
@@ -65,8 +65,8 @@ const_assert!(DEPTH_MAX.is_power_of_two() && DEPTH_NCCL_2_14.is_power_of_two());
 pub struct Slot {
     /// Address of the receiver's buffer.
     pub addr: u64,
-    /// Length of the buffer in bytes. It is signed as in NCCL; a negative length is an error of the
-    /// peer.
+    /// Length of the buffer in bytes. The length is signed as in NCCL; a negative length is an error of
+    /// the peer.
     pub size: i32,
     /// Remote key of the buffer.
     pub rkey: u32,

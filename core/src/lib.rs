@@ -2,7 +2,7 @@
 //!
 //! Read the modules in the order in which a message passes them:
 //!
-//! 0. [`conn`] — a listener makes a handle. Both ends prove that they know its secret ([`auth`]). They
+//! 0. [`conn`] — a listener makes a handle. Both ends prove that they know its secret ([`auth`]). Both
 //!    exchange queue pair numbers, addresses and keys over TCP, and step through the stages to a
 //!    [`comm::SendComm`] and a [`comm::RecvComm`].
 //! 1. [`request`] — `irecv` takes a request; `isend` takes one when a matching slot has arrived.

@@ -28,9 +28,9 @@
 //! ```
 //!
 //! Two callers share a registration only if they asked for the same pages. In NCCL a part of a
-//! registration is a hit too. Then the whole registration stays until the part is released, even if its
-//! owner has released it and unmapped the memory. A peer could still write to that memory. Nothing can
-//! shrink the registration, since the holder of the part uses its keys.
+//! registration is a hit too. Then NCCL keeps the whole registration until the part is released, even
+//! if its owner has released it and unmapped the memory. A peer could still write to that memory.
+//! Nothing can shrink the registration, since the holder of the part uses its keys.
 //!
 //! Before memory is unmapped, every handle on it must be released. Otherwise a later lookup of the same
 //! addresses finds the old pages.
@@ -42,7 +42,7 @@ use core::marker::PhantomData;
 
 use crate::nic::Access;
 
-/// The index of no slot. It lies past the end of any storage, so `get` returns `None`.
+/// The index of no slot. This index lies past the end of any storage, so `get` returns `None`.
 const NIL: u32 = u32::MAX;
 
 /// Registrations of type `M` in slots `S` that the caller provides: an array, a `Vec`, or a borrowed

@@ -1,6 +1,6 @@
 //! The interface between the protocol and a NIC: all that a NIC must do for the protocol.
 //!
-//! [`Nic`] is the only trait between protocol and hardware. It uses the terms of the verbs
+//! [`Nic`] is the only trait between protocol and hardware. The trait uses the terms of the verbs
 //! (`ibv_alloc_pd`, `ibv_reg_mr`, `ibv_create_cq`, `ibv_create_qp`, `ibv_modify_qp`, `ibv_post_send`,
 //! `ibv_post_recv`, `ibv_poll_cq`). Numbers that cross the wire or a C boundary have the values of
 //! `infiniband/verbs.h`. Test every implementation with the conformance kit,
@@ -50,8 +50,8 @@ bitflags::bitflags! {
 /// Memory that can be registered with a NIC. All clones share the same memory.
 ///
 /// An adapter owns the bytes, or borrows them by an `unsafe` constructor of its own. The protocol uses
-/// the memory's address for descriptors. The protocol reads the content only of the small regions that
-/// it keeps itself (FIFO slots, sizes), as atomic words that a NIC may change at any time.
+/// the memory's address for descriptors. The protocol reads the content only of its own small regions
+/// (FIFO slots, sizes). A NIC may change these at any time, so the protocol reads them as atomic words.
 pub trait Memory: Clone {
     /// Address of the first byte, in the address space that work requests use.
     fn addr(&self) -> u64;
@@ -80,14 +80,14 @@ pub trait MemoryKeys {
 pub trait Nic {
     /// Memory that this NIC can reach.
     type Memory: Memory;
-    /// `struct ibv_pd`. Clones name the same protection domain, which exists until the last clone is
-    /// dropped.
+    /// A protection domain (`struct ibv_pd`). Clones name the same domain, which exists until the last
+    /// clone is dropped.
     type Pd: Clone;
-    /// `struct ibv_mr`.
+    /// A registered memory region (`struct ibv_mr`).
     type Mr: MemoryKeys;
-    /// `struct ibv_cq`.
+    /// A completion queue (`struct ibv_cq`).
     type Cq;
-    /// `struct ibv_qp`, reliable connection.
+    /// A queue pair for a reliable connection (`struct ibv_qp`).
     type Qp;
 
     /// Name of the device for people: `mlx5_0`, `soft0`.
@@ -101,7 +101,7 @@ pub trait Nic {
     }
     /// Allocates zeroed, page-aligned memory.
     fn alloc(&self, len: usize) -> Result<Self::Memory, NicError>;
-    /// `ibv_alloc_pd`.
+    /// Allocates a protection domain (`ibv_alloc_pd`).
     fn alloc_pd(&self) -> Result<Self::Pd, NicError>;
     /// Whether [`Nic::grant`] has an effect.
     const GRANTS: bool = false;

@@ -1,7 +1,7 @@
 //! Requests: a ring of fixed size that takes and frees a request in constant time.
 //!
 //! NCCL scans its array for a free request (`net_ib.cc ncclIbGetRequest`). Transfers end roughly in the
-//! order in which they began, so here each row of the FIFO has a fixed place in a ring, at both ends.
+//! order in which they began. So here each row of the FIFO has a fixed place in a ring, at both ends.
 //! The receiver has one request for each row; the sender has one for each message. The low bits of a
 //! request's token are its index in the ring. A new request may begin at an index once the previous
 //! request there is over. If a caller leaves a request untested, no request is free once the ring has
@@ -258,7 +258,7 @@ impl<T, const N: usize> Ring<T, N> {
         live.filter(|entry| entry.awaited != 0).for_each(|entry| entry.key |= CUT);
     }
 
-    /// The number of live requests. It takes linear time, so use it for reports only.
+    /// The number of live requests. The count takes linear time, so use it for reports only.
     pub(crate) fn live(&self) -> usize {
         self.entries.iter().filter(|entry| entry.key < BEYOND).count()
     }

@@ -13,10 +13,10 @@
 //!
 //! Chunks keep their order, also across transfers. Each chunk is one message, so a transfer of at most
 //! one chunk is an ordinary message. A longer receive consists of several messages, and all but the
-//! last have room for a [`Trailer`]. Its sender must stage too. The sender tells in the trailers how
-//! long its transfer is, which may be shorter than the receive. It fills the remaining messages with
-//! trailers alone. So the receive ends early ([`Done::of`]), and the send lasts as long as the receive
-//! ([`Started::AwaitsMore`]).
+//! last have room for a [`Trailer`]. The sender of a longer receive must stage too. The sender tells in
+//! the trailers how long its transfer is, which may be shorter than the receive. The sender fills the
+//! remaining messages with trailers alone. So the receive ends early ([`Done::of`]), and the send lasts
+//! as long as the receive ([`Started::AwaitsMore`]).
 //!
 //! The [`Pipeline`] decides which chunks may start and when a transfer is done. The host copies the
 //! chunks and chooses the NIC: it implements [`Port`].

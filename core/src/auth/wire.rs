@@ -14,8 +14,8 @@ pub const HELLO_BYTES: usize = size_of::<HelloBytes>();
 /// Bytes of a proof.
 pub const PROOF_BYTES: usize = 32;
 
-/// The first bytes of a hello. They are no text and no QP info of NCCL, whose first word would be a LID
-/// above 0xffff.
+/// The first bytes of a hello. These bytes are no text and no QP info of NCCL, whose first word would
+/// be a LID above 0xffff.
 const MAGIC: [u8; 8] = *b"\x89INVAR\r\n";
 
 /// A hello on the wire, little-endian.

@@ -270,8 +270,8 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         }
     }
 
-    /// Checks that the peer is still there. Between two comms the stream carries only a close notice
-    /// and the end of the stream.
+    /// Checks that the peer is still there. After the setup the stream carries only a close notice and
+    /// the end of the stream.
     pub(super) fn check_peer(&mut self) -> Result<(), Failed> {
         match self.gate {
             Gate::Pending => return Ok(()),

@@ -46,7 +46,7 @@ impl<N: Nic, S: Stream> Closing<N, S> {
         let mut wcs = [Wc::default(); POLL_BATCH];
         while !self.is_done {
             self.is_done = match self.verbs.nic.poll(&self.verbs.cq, &mut wcs) {
-                // Between two comms the stream now carries only the end of the stream.
+                // The sender sends nothing over the stream; only the end of the stream can come.
                 Ok(0) if self.stream.recv(&mut [0; 8]) == Ok(0) => return false,
                 Ok(0) | Err(_) => true,
                 Ok(n) => wcs[..n as usize].iter().any(is_last),

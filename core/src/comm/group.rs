@@ -30,7 +30,7 @@ pub(super) struct Group {
     empty: u32,
     /// Bytes of the matched messages.
     sizes: Sizes,
-    /// The WRITE of each message, whole, in the order of `order`, and then the work request that ends
+    /// The unsplit WRITE of each message, in the order of `order`, and then the work request that ends
     /// the group. So a group of any size is a chain that ends at the same index.
     wrs: SendList<{ END + 1 }>,
 }

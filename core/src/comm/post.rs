@@ -1,8 +1,8 @@
 //! Posting the work requests of matched messages (`net_ib.cc ncclIbMultiSend`).
 //!
-//! Each queue pair carries one share of every message. Shares are multiples of 128 bytes, since NCCL's
-//! LL and LL128 protocols need this. On each queue pair a message ends with one signaled
-//! WRITE_WITH_IMM, and the receiver counts one completion for each queue pair.
+//! Each queue pair carries one share of every message. All shares but the last are multiples of 128
+//! bytes, since NCCL's LL and LL128 protocols need this. On each queue pair a message or group ends
+//! with one signaled WRITE_WITH_IMM, and the receiver counts one completion for each queue pair.
 
 use super::sizes::{SIZES_ROW_BYTES, Sizes, SizesRow, sizes_offset};
 use crate::conn::Verbs;
@@ -13,9 +13,10 @@ use crate::nic::{Link, Listed, Memory, Nic, NicError, NumSge, SendFlags, SendOpc
 /// The destination of a comm's messages.
 pub(super) struct Target {
     pub(super) qps: u32,
-    /// The largest message that is a single work request on each queue pair.
+    /// Size in bytes of the largest message that is a single work request on each queue pair.
     ar_threshold_bytes: u32,
-    /// The largest message that fits whole into the work request of the first queue pair.
+    /// Size in bytes of the largest message that fits whole into the work request of the first queue
+    /// pair.
     pub(super) whole_bytes_max: u64,
     /// Address and key of the memory where the receiver takes the sizes of a group.
     sizes: Option<(u64, u32)>,

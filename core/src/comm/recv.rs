@@ -32,8 +32,8 @@ enum Await {
 /// The receiving end of a connection.
 pub struct RecvComm<N: Nic, S> {
     pub(super) base: Base<N, S, Flushes<N>, Receiving, ROWS>,
-    /// The receive work request of a row, posted on each queue pair. It has no buffer, since the data
-    /// comes by WRITE_WITH_IMM.
+    /// The receive work request of a row, posted on each queue pair. The work request has no buffer,
+    /// since the data comes by WRITE_WITH_IMM.
     recv_wr: RecvWr,
     /// Bytes received into each buffer of the receive that was last found done.
     received: Sizes,
@@ -45,8 +45,8 @@ pub struct RecvComm<N: Nic, S> {
     depth: usize,
     /// The keys that were granted to the peer last, indexed by the key's low bits.
     granted: [u32; GRANTED],
-    /// The largest number of buffers that one receive may group. It is at most the number of rows: a
-    /// peer with one request for each message could not have more messages under way.
+    /// The largest number of buffers that one receive may group. The FIFO has at least this number of
+    /// rows: a peer with one request for each message could not have more messages under way.
     group_max: usize,
 }
 
@@ -149,8 +149,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// own.
     ///
     /// # Errors
-    /// The errors are those of [`RecvComm::irecv`], except that a closed peer is no error: the comm
-    /// still flushes data that the peer sent before it closed.
+    /// The errors are those of [`RecvComm::irecv`]. A closed peer is no error here: the comm still
+    /// flushes data that the peer sent before it closed.
     pub fn iflush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, Error> {
         self.flush(bufs).map_err(|failed| self.base.error(failed))
     }
@@ -198,8 +198,9 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         })
     }
 
-    /// Closes the comm: tells the peer which messages have arrived (not on the wire of NCCL 2.14), and
-    /// lets the announced slots arrive. Dropping a comm does neither.
+    /// Closes the comm and tells the peer which messages have arrived (not on the wire of NCCL 2.14).
+    /// Poll the returned [`Closing`] until the announced slots have arrived at the peer. Dropping a
+    /// comm does none of this.
     pub fn close(mut self) -> Closing<N, S> {
         if self.base.gate == Gate::Open && self.base.verbs.settings.wire == Wire::Invar {
             while self.base.gate == Gate::Open && self.base.poll() {}

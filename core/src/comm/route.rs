@@ -1,4 +1,4 @@
-//! Which request a completion belongs to, and the data stored beside each request's key.
+//! Assigns each completion to its request, and defines the data stored beside each request's key.
 
 use static_assertions::assert_eq_size;
 
@@ -30,10 +30,10 @@ assert_eq_size!(Entry<Sending>, [u8; 16]);
 
 /// The data beside the request of a receive, which also belongs to one row of the FIFO.
 pub(super) struct Receiving {
-    /// The work request that writes this row's slots to the peer. It is reused on each turn of the
-    /// ring: it writes one slot, or the several slots of a group while that group is under way. The
-    /// receive has the same `wr_id`: the row in the lower half, and the number of buffers beyond the
-    /// first in the upper half.
+    /// The work request that writes this row's slots to the peer, reused on each turn of the ring. The
+    /// request writes one slot, or several while a group is under way. The receive has the same
+    /// `wr_id`: the row in the lower half, and the number of buffers beyond the first in the upper
+    /// half.
     pub(super) slots: SendList<1>,
     /// The number of completions that a receive in this row awaits.
     pub(super) events: u32,
@@ -54,12 +54,14 @@ impl Receiving {
     }
 }
 
-/// The bit that marks the `wr_id` of a group. It is the sign bit, so one instruction tests it.
+/// The bit that marks the `wr_id` of a group. The sign bit serves as this mark, so one instruction
+/// tests it.
 pub(super) const GROUP: u64 = 1 << 63;
 
-/// Completions of sends: each queue pair brings one completion for each request. The `wr_id` of a
-/// single message is the token of its request. The `wr_id` of a group holds [`GROUP`] and the token of
-/// the group's first request; its upper half is the number of other requests that end with it.
+/// Books the completions of sends. Each queue pair brings one completion for a single message or for a
+/// group. The `wr_id` of a single message is the token of its request. The `wr_id` of a group holds
+/// [`GROUP`] and the token of the group's first request. Bits 32 to 39 say how many other requests end
+/// with the first one.
 pub(super) struct Sent {
     /// The number of grouped messages that the NIC has not completed yet. At most as many as there are
     /// rows may be under way, since the send queue has room for no more.

@@ -200,8 +200,9 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.row = self.row.wrapping_add(1) & self.row_mask;
     }
 
-    /// The fast path of [`SendComm::isend`]. It sends a message of a group that has begun, or a message
-    /// whose row has one slot if the whole message fits into one work request on the first queue pair.
+    /// The fast path of [`SendComm::isend`]. The fast path sends a message of a group that has begun.
+    /// The fast path also sends a message whose row has one slot, if the first queue pair carries the
+    /// message in one work request.
     #[inline(always)]
     pub fn isend_fast(&mut self, buf: &SendBuf, tag: u32) -> Fast<Request> {
         if self.base.gate != Gate::Open {

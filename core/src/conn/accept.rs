@@ -111,7 +111,7 @@ fn start_with_connector<N: Nic, S: Stream>(
     verbs.start(&peer)?;
     let sizes_offset = RecvComm::<N, S>::sizes_offset(usize::from(depth));
     let sizes_addr = verbs.control_addr() + sizes_offset;
-    // These are the options of the connector's offer that this end's driver kept.
+    // This end's driver has kept these options of the connector's offer.
     let ece = peer.ece.and_then(|_| verbs.ece());
     let ours = Preface { sizes_addr, sizes_rkey: verbs.control_rkey(), ece, ..ours };
     let info = verbs.info(peer.info.mtu);

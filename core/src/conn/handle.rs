@@ -123,8 +123,8 @@ impl Handle {
         if addr.port() == 0 { Err(HandleError::Port) } else { Ok(addr) }
     }
 
-    /// The secret that a caller of the listener must know, on Invar's wire. It is derived from the
-    /// handle's secret and from `key`, if both ends share one.
+    /// The secret that a caller of the listener must know, on Invar's wire. The function derives this
+    /// secret from the handle's secret and from `key`, if both ends share one.
     pub fn secret(&self, key: Option<&Secret>) -> Result<Secret, HandleError> {
         let bytes: [u8; HANDLE_SECRET_BYTES] = self.field(SECRET_AT);
         if bytes == [0; HANDLE_SECRET_BYTES] {

@@ -11,7 +11,7 @@
 
 use core::fmt;
 
-/// A parsed list. It borrows the text.
+/// A parsed list. The list borrows its text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NameFilter<'a> {
     exclude: bool,

@@ -1,4 +1,4 @@
-//! Which ports belong to one card.
+//! Recognises the ports that belong to one card.
 
 use core::fmt;
 

@@ -2,7 +2,7 @@
 //!
 //! The buffer between a GPU and the network is a ring of [`STEPS`] slots. A transfer passes through the
 //! ring in steps, and each step carries a chunk. In point-to-point transfers a chunk is one slice.
-//! (Collectives have several steps in a slice, and several slices in a chunk.) Small transfers have
+//! Collectives have several steps in a slice, and several slices in a chunk. Small transfers have
 //! smaller chunks, so that the network starts before the GPU has copied all data.
 
 use core::num::NonZeroU32;

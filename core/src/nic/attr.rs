@@ -105,8 +105,8 @@ pub struct PortAttr {
     pub lid: u16,
     /// The largest path MTU that the port carries.
     pub active_mtu: Mtu,
-    /// Payload bytes of the longer packets that a software NIC can exchange with another software NIC,
-    /// if both agree; 0 if the port has no longer packets.
+    /// Payload bytes of the longer packets that two software NICs can exchange if both agree; 0 if the
+    /// port has no longer packets.
     pub long_mtu_bytes: u32,
     /// Global identifier at `gid_index`.
     pub gid: Gid,

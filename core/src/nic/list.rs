@@ -17,7 +17,7 @@ pub struct SendList<const N: usize> {
     linked_at: usize,
 }
 
-/// A work request of a list. Its methods change only fields that do not affect the links.
+/// A work request of a list. The methods change only fields that do not affect the links.
 pub struct Listed<'a>(&'a mut SendWr);
 
 impl<const N: usize> SendList<N> {

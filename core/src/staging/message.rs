@@ -1,8 +1,8 @@
 //! Chunks as messages.
 //!
 //! If a receive has room for exactly a chunk and a trailer, other receives of its transfer are posted
-//! behind it. Its message ends with the trailer. Before the trailer comes a whole chunk, the last bytes
-//! of the sender's transfer, or nothing.
+//! behind it. The received message ends with the trailer. Before the trailer comes a whole chunk, the
+//! last bytes of the sender's transfer, or nothing.
 //!
 //! ```text
 //! byte 0         len     len + 9          len + 17
