@@ -1,8 +1,7 @@
 //! A FIFO row that groups several receives, while its messages are matched. The slots stay where the
 //! peer wrote them: the sender reads and checks a message's destination when it adds the message.
 //!
-//! The immediate of a group has one bit for each buffer that received data (`net_ib.cc
-//! ncclIbMultiSend`).
+//! The immediate of a group has one bit for each buffer that received data (`net_ib.cc ncclIbMultiSend`).
 
 use super::SendBuf;
 use super::post::{Target, WRITE, with_imm};

@@ -40,8 +40,8 @@ pub(crate) struct Verbs<N: Nic> {
 }
 
 impl<N: Nic> Verbs<N> {
-    /// Creates `qps` queue pairs in INIT and `control_bytes` of registered memory (`net_ib.cc
-    /// ncclIbInitVerbs`, `ncclIbCreateQp`).
+    /// Creates `qps` queue pairs in INIT and `control_bytes` of registered memory
+    /// (`net_ib.cc ncclIbInitVerbs`, `ncclIbCreateQp`).
     pub(crate) fn create(
         nic: N,
         shared_pd: N::Pd,

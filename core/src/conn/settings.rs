@@ -14,9 +14,9 @@ pub enum Wire {
     #[default]
     Invar,
     /// The bare QP info of NCCL 2.14.3, with FIFO depth 64 and without a preface. A comm is given
-    /// before the handshake is over. The rest of the handshake has no deadline; it waits while the
-    /// peer's TCP connection is open. A peer that first sends after an hour sends its ready word after
-    /// that hour.
+    /// before the handshake is over. The rest of the handshake has no deadline: this end waits while
+    /// the peer's TCP connection is open. A peer that first sends after an hour sends its ready word
+    /// after that hour.
     Nccl214,
 }
 
@@ -64,7 +64,7 @@ pub struct Settings {
     pub long_mtu: bool,
     /// `NCCL_IB_AR_THRESHOLD`: a larger message is sent as a WRITE and then an empty WRITE_WITH_IMM.
     pub ar_threshold_bytes: u32,
-    /// Whether `iflush` reads back through a loopback queue pair. The flush is for GPU memory on this
+    /// Whether `iflush` reads back through a loopback queue pair. Set this for GPU memory on this
     /// device, unless `NCCL_GDR_FLUSH_DISABLE` is set.
     pub flush: bool,
     /// Whether a send that is longer than its receive is cut to the receive instead of refused.

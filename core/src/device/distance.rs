@@ -34,8 +34,8 @@ impl PciDistance {
     ///                root       port         switch, up   switch, down the device
     /// ```
     ///
-    /// The paths of two devices below one switch part at its downstream ports. If they part higher up,
-    /// more lies between the devices.
+    /// Two devices below one switch have paths that part at its downstream ports. If two paths part
+    /// higher up, more lies between the devices.
     pub fn between(a: PciPlace<'_>, b: PciPlace<'_>) -> PciDistance {
         let shared = steps(a.path).zip(steps(b.path)).take_while(|(a, b)| a == b).count();
         let below = |place: PciPlace<'_>| steps(place.path).count() - shared;

@@ -29,8 +29,8 @@ impl PortNotices {
     }
 }
 
-/// Lists the events: `went down 2.1 s before, came up 0.4 s before, could not send 0.4 s before (no
-/// route)`.
+/// Lists the events:
+/// `went down 2.1 s before, came up 0.4 s before, could not send 0.4 s before (no route)`.
 impl fmt::Display for PortNotices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let PortNotices { went_down, came_up, changed_gids, could_not_send } = *self;
