@@ -15,16 +15,17 @@ use crate::workspace::Workspace;
 use docs::Docs;
 use surface::Surface;
 
-/// The library, and the crates whose items it re-exports.
+/// The `invar` library and the crates whose items it re-exports.
 const CRATES: [&str; 5] = ["invar", "invar-core", "invar-linux", "invar-cuda", "invar-verbs"];
 
-/// The error of every function of the library.
+/// Every public function of the library returns this error.
 const ERROR: &str = "invar::error::Error";
 
-/// The layer below: its functions return the protocol's small error, for speed.
+/// The raw layer's paths begin with this. Its functions return the protocol's small error, for speed.
 const RAW: &str = "invar::raw::";
 
-/// Reports every type that users cannot name, and every function with another error.
+/// Reports every type that users cannot name, and every function that returns another error than
+/// [`ERROR`].
 pub(crate) fn run(shell: &Shell) -> Result<Outcome> {
     let target_dir = Workspace::load(shell)?.target_dir.join("api");
     let mut command = shell.cargo("doc --no-deps --target-dir");
@@ -47,7 +48,7 @@ fn check(docs: &Docs) -> Result<Vec<String>> {
     let mut findings = Vec::new();
     for item in &surface.items {
         let (is_ours, is_raw) = (item.krate == CRATES[0], item.public_path.starts_with(RAW));
-        // Whoever calls the methods of an adapter's type depends on that adapter.
+        // A user who calls methods of an adapter's type depends on that adapter anyway.
         if is_raw && !is_ours {
             continue;
         }

@@ -1,4 +1,4 @@
-//! `cargo xtask ci`: every check, one after the other.
+//! `cargo xtask ci`: runs every check, one after the other.
 
 mod cargo_steps;
 
@@ -12,15 +12,15 @@ use crate::shell::Shell;
 use crate::tool::{self, Tool};
 use crate::{api, fuzz, no_std, rxe, tidy};
 
-/// How a step that did not fail ended.
+/// The result of a step that did not fail.
 pub(crate) enum Outcome {
-    /// Everything it looks at is in order.
+    /// Everything that the step checks is in order.
     Passed,
-    /// There was nothing to look at; the text says what was missing.
+    /// There was nothing to check. The text says what was missing.
     Skipped(String),
 }
 
-/// One check.
+/// One check of `cargo xtask ci`.
 struct Step {
     name: &'static str,
     about: &'static str,
@@ -37,8 +37,8 @@ const fn step(
     Step { name, about, tool, run }
 }
 
-/// Cheapest first, so that a slip costs seconds; the tests last, so that cargo's own summary of
-/// them stands at the end of the output.
+/// All steps, the cheapest first, so that a slip costs seconds. The tests come last, so that cargo's
+/// own summary of them ends the output.
 const STEPS: [Step; 12] = [
     step("fmt", "rustfmt has nothing to change", None, cargo_steps::fmt),
     step("tidy", "file sizes, forbidden words, where unsafe stands", None, tidy::run),
@@ -81,7 +81,7 @@ fn names() -> PossibleValuesParser {
     PossibleValuesParser::new(STEPS.iter().map(|step| step.name))
 }
 
-/// Runs the steps that are asked for, and stops at the first that fails.
+/// Runs the steps that the user asked for, and stops at the first that fails.
 pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
     let wanted = |step: &&Step| args.only.is_empty() || args.only.iter().any(|n| n == step.name);
     let steps: Vec<&Step> = STEPS.iter().filter(wanted).collect();
@@ -104,11 +104,11 @@ pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Leaves one line: its name, how long it took, how it ended.
+/// Runs one step and prints one line: its name, its duration and its result.
 fn run_step(shell: &Shell, step: &Step) -> Result<()> {
     let name = step.name;
     if std::io::stdout().is_terminal() {
-        // What is running now; the line that it leaves comes over it.
+        // Show which step is running. The result line overwrites this text.
         print!("{name} ...\r");
         std::io::stdout().flush()?;
     }

@@ -1,7 +1,7 @@
-//! `cargo xtask docs`: writes what pages have from code and data.
+//! `cargo xtask docs`: writes the parts of pages that come from code and data.
 //!
-//! The table of settings in `docs/settings.md` is that of core. The plots of `docs/plots` are drawn from
-//! the values beside them.
+//! The table in `docs/settings.md` comes from the core's settings. The plots of `docs/plots` are drawn
+//! from the values beside them.
 
 use std::fmt::Write;
 use std::fs;
@@ -15,11 +15,11 @@ use crate::shell::Shell;
 
 const SETTINGS: &str = "docs/settings.md";
 const PLOTS: &str = "docs/plots";
-/// The table stands between these lines.
+/// The line before the table. [`END`] is the line after it.
 const BEGIN: &str = "<!-- cargo xtask docs writes this table from core/src/param.rs -->\n";
 const END: &str = "<!-- end of the table -->\n";
 
-/// Writes the files anew.
+/// Writes all generated files again.
 pub(crate) fn run(shell: &Shell) -> Result<()> {
     for (path, text) in files(shell.root())? {
         let path = shell.root().join(path);
@@ -28,7 +28,7 @@ pub(crate) fn run(shell: &Shell) -> Result<()> {
     Ok(())
 }
 
-/// Names each file that is not as [`run`] would write it.
+/// Names each file that differs from what [`run`] would write.
 pub(crate) fn check(root: &Path) -> Result<Vec<String>> {
     let is_old = |(path, text): &(PathBuf, String)| {
         fs::read_to_string(root.join(path)).map_or(true, |old| old != *text)
@@ -37,7 +37,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<String>> {
     Ok(old.map(|(path, _)| format!("{}: is old: run cargo xtask docs", path.display())).collect())
 }
 
-/// The files, by their paths in the repository.
+/// The generated files: their paths in the repository and their content.
 fn files(root: &Path) -> Result<Vec<(PathBuf, String)>> {
     let mut files = vec![(SETTINGS.into(), with_table(&read(&root.join(SETTINGS))?)?)];
     for figure in &FIGURES {
@@ -53,7 +53,7 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| path.display().to_string())
 }
 
-/// The page with the table as the code gives it.
+/// Replaces the table of the page by the current one.
 fn with_table(page: &str) -> Result<String> {
     let (before, rest) = page.split_once(BEGIN).with_context(|| missing(BEGIN))?;
     let (_, after) = rest.split_once(END).with_context(|| missing(END))?;

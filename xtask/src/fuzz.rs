@@ -1,4 +1,4 @@
-//! Runs the libFuzzer targets of fuzz/.
+//! Runs the libFuzzer targets of `fuzz/`.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +10,12 @@ use crate::shell::Shell;
 use crate::tool;
 use crate::workspace::Workspace;
 
-/// Enough to run every input of the corpus and to see that the target works at all.
+/// The time of a smoke run. It suffices to run every input of the corpus and to see that the target
+/// works at all.
 const SMOKE_SECONDS: u32 = 5;
 
-/// Sanitizers need a nightly compiler; overflow checks and debug assertions are on without.
+/// The options of cargo-fuzz. Sanitizers need a nightly compiler. Overflow checks and debug assertions
+/// are on without them.
 const OPTIONS: &str = "--fuzz-dir fuzz --sanitizer none";
 
 #[derive(clap::Args)]
@@ -25,12 +27,12 @@ pub(crate) struct Args {
     seconds: u32,
 }
 
-/// Every target for a few seconds.
+/// Runs every target for a few seconds.
 pub(crate) fn smoke(shell: &Shell) -> Result<Outcome> {
     run(shell, &Args { targets: Vec::new(), seconds: SMOKE_SECONDS })
 }
 
-/// Runs the targets, one after the other, and stops at the first that finds something.
+/// Runs the targets one after the other, and stops at the first that finds something.
 pub(crate) fn run(shell: &Shell, args: &Args) -> Result<Outcome> {
     tool::FUZZ.require(shell)?;
     let all = targets(shell)?;
@@ -41,7 +43,7 @@ pub(crate) fn run(shell: &Shell, args: &Args) -> Result<Outcome> {
         ensure!(all.contains(target), "fuzz/ has no target {target}; it has {}", all.join(", "));
     }
     let target_dir = Workspace::load(shell)?.target_dir.join("fuzz");
-    // All at once; the runs below find them built.
+    // Build all targets at once, so that the runs below find them built.
     let mut build = shell.cargo(&format!("fuzz build {OPTIONS}"));
     build.arg("--target-dir").arg(&target_dir);
     shell.run(build)?;
@@ -59,8 +61,8 @@ fn targets(shell: &Shell) -> Result<Vec<String>> {
     Ok(list.lines().map(str::to_owned).collect())
 }
 
-/// New inputs go to a corpus under `target_dir`, which grows from run to run; the one in fuzz/, if
-/// the target has one, is only read.
+/// Runs one target. New inputs go to a corpus under `target_dir`, which grows from run to run. The
+/// corpus in `fuzz/`, if the target has one, is only read.
 fn fuzz(shell: &Shell, target: &str, seconds: u32, target_dir: &Path) -> Result<()> {
     let found = target_dir.join("corpus").join(target);
     fs::create_dir_all(&found)?;
@@ -71,7 +73,7 @@ fn fuzz(shell: &Shell, target: &str, seconds: u32, target_dir: &Path) -> Result<
         command.arg(kept);
     }
     command.arg("--").arg(format!("-max_total_time={seconds}"));
-    // One input may not take longer than this, so that a hang is a finding.
+    // An input that takes longer than 10 s is a finding, since it may hang.
     command.arg("-timeout=10");
     if let Err(error) = shell.run(command) {
         bail!("{error:#}\nthe input that did it lies in fuzz/artifacts/{target}/");

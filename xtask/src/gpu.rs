@@ -1,4 +1,5 @@
-//! `cargo xtask gpu`: what only a machine with a GPU can show, kept with the machine's description.
+//! `cargo xtask gpu`: runs the checks that need a GPU and writes them down with the machine's
+//! description.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -15,7 +16,7 @@ pub(crate) struct Args {
     output: PathBuf,
 }
 
-/// What is asked about the machine; not every machine answers all of it.
+/// The commands that describe the machine. Not every machine has all of them.
 const MACHINE: [&str; 5] = [
     "uname -srm",
     "lscpu",
@@ -24,8 +25,8 @@ const MACHINE: [&str; 5] = [
     "rdma link",
 ];
 
-/// Runs the checks on every GPU, near NICs and far ones, by both bindings; measures staging beside
-/// plain copies; and writes down what was seen, if all went well.
+/// Runs the checks on every GPU, for near and for far NICs, with both CUDA bindings. Measures staging
+/// beside plain copies. Writes the report if all checks pass.
 pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
     let mut report =
         "# Seen on a machine with a GPU\n\n`cargo xtask gpu` has written this.\n".to_owned();
@@ -35,7 +36,7 @@ pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
     }
     let devices = shell.cargo("run --quiet --release -p invar-cli -- devices");
     add(&mut report, "`invar devices`", &shell.capture(devices)?)?;
-    // The trampolines of `cust` are for one architecture.
+    // The trampolines of the feature `cust` exist for x86-64 alone.
     let features: &[&str] = if cfg!(target_arch = "x86_64") { &["", "cust"] } else { &[""] };
     for feature in features {
         for level in ["PXB", "SYS"] {

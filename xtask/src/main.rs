@@ -1,4 +1,4 @@
-//! The one command that people and CI run: `cargo xtask ci`, and its parts by themselves.
+//! `cargo xtask`: the one command that people and CI run.
 
 #![allow(clippy::print_stdout, reason = "a command line tool")]
 

@@ -1,5 +1,5 @@
-//! Two proofs that invar-core needs neither std nor alloc. `cargo check` is none: it takes
-//! `extern crate std`.
+//! Proves in two ways that invar-core needs neither std nor alloc. `cargo check` proves nothing, since
+//! it accepts `extern crate std`.
 
 mod link;
 mod sysroot;
@@ -13,18 +13,18 @@ use crate::ci::Outcome;
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 
-/// The feature sets that devices and hosts use. `defmt` needs a linker script of its device, so
-/// that one is only compiled, in `cargo xtask ci --only features`.
+/// The feature sets that devices and hosts use. `defmt` needs the linker script of its device, so
+/// `cargo xtask ci --only features` just compiles it.
 const FEATURE_SETS: [&str; 2] = ["", "log"];
 
-/// Fails where a proof does.
+/// Runs both proofs.
 pub(crate) fn run(shell: &Shell) -> Result<Outcome> {
     let proof = Proof {
         shell,
         host: host(shell)?,
         target_dir: Workspace::load(shell)?.target_dir.join("no-std"),
     };
-    // The very versions of the dependencies that the workspace is tested with.
+    // Build with the dependency versions that the workspace is tested with.
     fs::copy(shell.root().join("Cargo.lock"), shell.root().join("xtask/no-std-proof/Cargo.lock"))
         .context("cannot copy Cargo.lock")?;
     sysroot::prove(&proof)?;
@@ -32,23 +32,23 @@ pub(crate) fn run(shell: &Shell) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// What both proofs build with.
+/// The settings with which both proofs build.
 struct Proof<'a> {
     shell: &'a Shell,
-    /// The triple that rustc builds for by itself.
+    /// The target triple for which rustc builds by default.
     host: String,
     target_dir: PathBuf,
 }
 
 impl Proof<'_> {
-    /// Builds the static library no-std-proof, with the toolchain's own libraries or those of
-    /// `sysroot`, and says where it lies.
+    /// Builds the static library no-std-proof and returns its path. It uses the toolchain's own
+    /// libraries, or those of `sysroot` if there is one.
     fn build(&self, features: &str, sysroot: Option<&Path>) -> Result<PathBuf> {
         let mut cargo = self.shell.cargo("build --manifest-path xtask/no-std-proof/Cargo.toml");
         cargo.args(["--features", features, "--target", &self.host]);
         cargo.arg("--target-dir").arg(&self.target_dir);
         if let Some(sysroot) = sysroot {
-            // As flags of the target they leave alone the procedural macros, which need std.
+            // Flags of the target do not apply to procedural macros, which need std.
             let triple = self.host.to_uppercase().replace('-', "_");
             let flags = format!("--sysroot={}", sysroot.display());
             cargo.env(format!("CARGO_TARGET_{triple}_RUSTFLAGS"), flags);

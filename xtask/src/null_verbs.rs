@@ -1,4 +1,4 @@
-//! The null libibverbs of `tests/null-verbs`, under the name by which programs find it.
+//! Builds the null libibverbs of `tests/null-verbs` and gives it the file name that programs look for.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 
-/// What the names of its functions begin with.
+/// The prefix of the names of the null libibverbs' functions.
 pub(crate) const FUNCTIONS: &str = "invar_null_verbs::";
 
-/// Builds it; gives the folder that `LD_LIBRARY_PATH` is to name.
+/// Builds the null libibverbs. Returns the folder to put into `LD_LIBRARY_PATH`.
 pub(crate) fn build(shell: &Shell) -> Result<PathBuf> {
     shell.run(shell.cargo("build --release --package invar-null-verbs"))?;
     let target_dir = Workspace::load(shell)?.target_dir;

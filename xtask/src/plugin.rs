@@ -1,4 +1,5 @@
-//! `cargo xtask plugin`: the shared library that NCCL loads, under the name by which it does.
+//! `cargo xtask plugin`: builds the shared library that NCCL loads, under the file name that NCCL
+//! expects.
 
 use std::fs;
 use std::ops::RangeInclusive;
@@ -9,14 +10,14 @@ use anyhow::{Context, Result, ensure};
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 
-/// What `NCCL_NET_PLUGIN=invar` opens.
+/// The file that NCCL opens for `NCCL_NET_PLUGIN=invar`.
 pub(crate) const NAME: &str = "libnccl-net-invar.so";
-/// Of the interface between NCCL and plugins, that it serves.
+/// The versions of NCCL's plugin interface that the plugin serves.
 pub(crate) const VERSIONS: RangeInclusive<u32> = 6..=12;
-/// What cargo builds: a crate's name has no hyphens.
+/// The file that cargo builds. Its name has no hyphens, because the crate's name has none.
 const BUILT: &str = "libnccl_net_invar.so";
 
-/// Builds it, says where it is and how it is used.
+/// Builds the plugin and prints its path and how to use it.
 pub(crate) fn run(shell: &Shell) -> Result<()> {
     let library = build(shell)?;
     println!("{}", library.display());
@@ -25,18 +26,18 @@ pub(crate) fn run(shell: &Shell) -> Result<()> {
     Ok(())
 }
 
-/// Builds it for release, without symbols; gives its path.
+/// Builds the plugin for release, without symbols. Returns its path.
 pub(crate) fn build(shell: &Shell) -> Result<PathBuf> {
     build_in(shell, "plugin", "-C strip=symbols")
 }
 
-/// Builds it for release, with the symbols by which instructions are counted; gives its path.
+/// Builds the plugin for release, with the symbols that instruction counts need. Returns its path.
 pub(crate) fn build_with_symbols(shell: &Shell) -> Result<PathBuf> {
     build_in(shell, "plugin-with-symbols", "")
 }
 
-/// A directory of its own: NCCL since 2.27 first looks for a library that is called `invar`, and
-/// beside what else cargo builds it would find the command.
+/// Builds the plugin into a directory of its own. NCCL since 2.27 looks for a library called `invar`
+/// first. In cargo's folder it would find the command of that name.
 fn build_in(shell: &Shell, directory: &str, rustc_flags: &str) -> Result<PathBuf> {
     let line = "rustc --release --package invar-nccl-plugin --lib --";
     shell.run(shell.cargo(&format!("{line} {rustc_flags}")))?;
@@ -44,7 +45,8 @@ fn build_in(shell: &Shell, directory: &str, rustc_flags: &str) -> Result<PathBuf
     let directory = target_dir.join(directory);
     fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
     let library = directory.join(NAME);
-    // Beside it and then over it: a process may have it open.
+    // Copy to a temporary file and rename that over the library, because a process may have the library
+    // open.
     let copy = directory.join(format!(".{NAME}"));
     let built = target_dir.join("release").join(BUILT);
     fs::copy(built, &copy).with_context(|| copy.display().to_string())?;
@@ -53,7 +55,7 @@ fn build_in(shell: &Shell, directory: &str, rustc_flags: &str) -> Result<PathBuf
     Ok(library)
 }
 
-/// Refuses a directory in which a loader finds anything else.
+/// Fails if the directory contains any other file, which NCCL could take for the plugin.
 fn is_alone(library: &Path) -> Result<()> {
     let directory = library.parent().context("a file is in a directory")?;
     for entry in fs::read_dir(directory)? {

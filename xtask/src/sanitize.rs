@@ -1,5 +1,5 @@
-//! Runs tests under the sanitizers of a nightly toolchain and under Miri, and the plugin's under
-//! valgrind, as far as this machine has them. It says what it did not run, and why.
+//! Runs tests under the sanitizers of a nightly toolchain and under Miri, and the plugin's tests under
+//! valgrind. It reports which of them this machine lacks, and why.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,7 +12,7 @@ use crate::no_std::host;
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 
-/// The toolchain that has sanitizers.
+/// The name of the toolchain that has sanitizers.
 const NIGHTLY: &str = "nightly";
 
 #[derive(clap::Args)]
@@ -37,8 +37,8 @@ enum Check {
     Valgrind,
 }
 
-/// The tests of one call of cargo. Those that load libraries of ours at run time are left out: a
-/// sanitizer has one runtime, in the program.
+/// The tests of one call of cargo. Tests that load Invar's libraries at run time are left out, because
+/// the sanitizer's one runtime is in the program.
 type Tests = &'static str;
 
 const ADDRESS: &[Tests] = &[
@@ -53,11 +53,11 @@ const ADDRESS: &[Tests] = &[
     "-p invar-nccl-plugin --lib --test plugin --test plugin_socket",
 ];
 const THREAD: &[Tests] = &["-p invar-linux --lib"];
-/// Miri knows neither sockets nor mapped memory, and the core needs none.
+/// Miri supports neither sockets nor mapped memory. The core needs none of them.
 const MIRI: &[Tests] = &["-p invar-core --lib"];
 const VALGRIND: &[Tests] = &["-p invar-nccl-plugin --test plugin --test plugin_socket"];
 
-/// Runs the checks, one after the other, and fails at the end where one of them did.
+/// Runs the checks one after the other. Fails at the end if a check failed.
 pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
     let all = Check::value_variants();
     let checks = if args.checks.is_empty() { all } else { &args.checks };
@@ -100,9 +100,9 @@ impl Check {
 
 struct Setup<'a> {
     shell: &'a Shell,
-    /// The triple of this machine.
+    /// The target triple of this machine.
     host: String,
-    /// Each check builds in a folder of its own below it, which may be deleted.
+    /// Each check builds in a folder of its own below this one. These folders may be deleted.
     target_dir: &'a Path,
     args: &'a Args,
 }
@@ -112,13 +112,13 @@ impl Setup<'_> {
         if let Some(why) = self.lacks(check) {
             return Ok(Outcome::Skipped(why));
         }
-        // What one finds does not keep the others from looking.
+        // Run all of the check's tests, even after one of them fails.
         let runs = check.tests().iter().map(|tests| self.shell.run(self.cargo(check, tests)));
         let failed: Vec<_> = runs.filter_map(|run| Some(format!("{:#}", run.err()?))).collect();
         if failed.is_empty() { Ok(Outcome::Passed) } else { bail!("{}", failed.join("; ")) }
     }
 
-    /// What the check needs and this machine has not.
+    /// Names what the check needs and this machine lacks.
     fn lacks(&self, check: Check) -> Option<String> {
         let says = |command| self.shell.read(command).ok();
         if check == Check::Valgrind {
@@ -163,15 +163,16 @@ impl Setup<'_> {
             }
             Check::Miri => {}
             Check::Address | Check::Thread => {
-                // To the compiler the installed standard library, which is not instrumented, has
-                // another ABI. With these two sanitizers it has not.
+                // The installed standard library is not instrumented, so the compiler takes its ABI for
+                // another one. With these two sanitizers the ABI is equal.
                 let name = check.name();
                 let flags = format!("-Zsanitizer={name} -Cunsafe-allow-abi-mismatch=sanitizer");
                 cargo.env(format!("CARGO_TARGET_{of_host}_RUSTFLAGS"), flags);
-                // As flags of a target that is named they leave alone build scripts and macros.
+                // With a named target, these flags do not apply to build scripts and macros.
                 cargo.args(["--target", &self.host, "--target-dir"]);
                 cargo.arg(self.target_dir.join(name));
-                // For the line of a finding; and instrumented code is slow enough.
+                // Keep line tables, so that a finding names its line. Optimise, since instrumented code
+                // is slow enough.
                 cargo.env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
                 cargo.env("CARGO_PROFILE_DEV_OPT_LEVEL", "1");
             }

@@ -7,14 +7,14 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Where commands run and what becomes of their output.
+/// Knows where commands run and whether their output is shown.
 pub(crate) struct Shell {
     root: PathBuf,
     verbose: bool,
 }
 
 impl Shell {
-    /// With `verbose`, the output of every command is shown as it comes.
+    /// Creates a shell. With `verbose` it shows the output of every command as it comes.
     pub(crate) fn new(verbose: bool) -> Result<Shell> {
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
         let root = manifest.parent().context("xtask/ lies directly in the repository's root")?;
@@ -26,15 +26,15 @@ impl Shell {
         &self.root
     }
 
-    /// A program, for one of the methods below.
+    /// A command for the program at `path`, to be run by one of the methods below.
     pub(crate) fn program(&self, path: &Path) -> Command {
         let mut command = Command::new(path);
         command.current_dir(&self.root);
         command
     }
 
-    /// A program and its arguments, separated by spaces. An argument that may hold a space itself
-    /// is added to the result.
+    /// A command from a program's name and its arguments, separated by spaces. Add an argument that may
+    /// contain a space to the result.
     pub(crate) fn command(&self, line: &str) -> Command {
         let (name, args) = line.split_once(' ').unwrap_or((line, ""));
         let mut command = self.program(Path::new(name));
@@ -42,7 +42,8 @@ impl Shell {
         command
     }
 
-    /// The cargo that runs this program, if one does, with arguments as of [`Shell::command`].
+    /// A command for the cargo that runs this program, or else for `cargo`. See [`Shell::command`] for
+    /// the arguments.
     pub(crate) fn cargo(&self, args: &str) -> Command {
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = self.program(Path::new(&cargo));
@@ -53,18 +54,19 @@ impl Shell {
         command
     }
 
-    /// Runs it to its end, showing its output only if it fails.
+    /// Runs the command to its end. Shows its output only if the command fails or `verbose` is set.
     pub(crate) fn run(&self, command: Command) -> Result<()> {
         if self.verbose { self.stream(command) } else { self.capture(command).map(drop) }
     }
 
-    /// Runs it to its end and returns its output, standard error included.
+    /// Runs the command to its end and returns its output, standard error included.
     pub(crate) fn capture(&self, mut command: Command) -> Result<String> {
         let line = line_of(&command);
         let (mut reader, writer) = std::io::pipe()?;
         command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
         let mut child = command.spawn().with_context(|| format!("cannot start `{line}`"))?;
-        // It holds the pipe's write ends: the read below would not end while it lives.
+        // The command holds the pipe's write ends. The read below would not end while the command
+        // lives.
         drop(command);
         let mut output = Vec::new();
         reader.read_to_end(&mut output)?;
@@ -77,7 +79,7 @@ impl Shell {
         Ok(output)
     }
 
-    /// Runs it to its end with its output going where ours goes.
+    /// Runs the command to its end. Its output goes where this program's output goes.
     pub(crate) fn stream(&self, mut command: Command) -> Result<()> {
         let line = line_of(&command);
         let status = command
@@ -90,7 +92,7 @@ impl Shell {
         Ok(())
     }
 
-    /// What it writes to standard output.
+    /// Runs the command and returns what it writes to standard output.
     pub(crate) fn read(&self, mut command: Command) -> Result<String> {
         let line = line_of(&command);
         let output = command.output().with_context(|| format!("cannot start `{line}`"))?;
@@ -102,7 +104,7 @@ impl Shell {
     }
 }
 
-/// The command as one would type it.
+/// The command as a user would type it.
 fn line_of(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let name = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy();

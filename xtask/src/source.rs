@@ -1,10 +1,9 @@
-//! Just enough of Rust's grammar to tell code from comments and literals.
+//! Distinguishes code from comments and literals, with as little of Rust's grammar as that needs.
 
 #[cfg(test)]
 mod tests;
 
-/// The source with the content of comments, strings and character literals blanked out. Lines stay
-/// where they are.
+/// Blanks out the content of comments, strings and character literals. Lines keep their numbers.
 pub(crate) fn code_only(source: &str) -> String {
     let mut code = String::with_capacity(source.len());
     let mut rest = source;
@@ -14,7 +13,7 @@ pub(crate) fn code_only(source: &str) -> String {
         if is_code {
             code.push_str(text);
         } else {
-            // A blank in its place, so that the words on both sides stay two.
+            // A blank keeps the words on both sides apart.
             code.push(' ');
             code.extend(text.chars().filter(|c| *c == '\n'));
         }
@@ -23,7 +22,7 @@ pub(crate) fn code_only(source: &str) -> String {
     code
 }
 
-/// Whether `code` has `word` as a whole identifier, and what follows it.
+/// The text after the first occurrence of `word` in `code` as a whole identifier.
 pub(crate) fn after_word<'a>(code: &'a str, word: &str) -> Option<&'a str> {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     code.match_indices(word).find_map(|(at, _)| {
@@ -33,8 +32,8 @@ pub(crate) fn after_word<'a>(code: &'a str, word: &str) -> Option<&'a str> {
     })
 }
 
-/// The bytes that the token at the start of `rest` takes, and whether they are code. `before` is
-/// the last character of code before it.
+/// The length in bytes of the token at the start of `rest`, and whether the token is code. `before` is
+/// the last character of code before the token.
 fn token(rest: &str, first: char, before: Option<char>) -> (usize, bool) {
     let in_word = before.is_some_and(|c| c.is_alphanumeric() || c == '_');
     match first {
@@ -47,7 +46,7 @@ fn token(rest: &str, first: char, before: Option<char>) -> (usize, bool) {
     }
 }
 
-/// Block comments nest.
+/// The length of a block comment. Block comments nest.
 fn block_comment(rest: &str) -> usize {
     let mut depth = 0;
     let mut at = 0;
@@ -69,7 +68,7 @@ fn block_comment(rest: &str) -> usize {
     at
 }
 
-/// From the opening quote to the closing one, past escapes.
+/// The length of a literal from the opening quote to the closing one, past escapes.
 fn quoted(rest: &str, quote: char) -> usize {
     let mut chars = rest.char_indices().skip(1);
     while let Some((at, c)) = chars.next() {
@@ -82,7 +81,7 @@ fn quoted(rest: &str, quote: char) -> usize {
     rest.len()
 }
 
-/// A character literal; `None` for a lifetime.
+/// The length of a character literal, or `None` for a lifetime.
 fn character(rest: &str) -> Option<usize> {
     let mut chars = rest[1..].chars();
     let content = chars.next()?;
@@ -90,7 +89,8 @@ fn character(rest: &str) -> Option<usize> {
     literal.then(|| quoted(rest, '\''))
 }
 
-/// `r"…"`, `br#"…"#`, `cr##"…"##`; `None` for anything else that starts with these letters.
+/// The length of a literal `r"…"`, `br#"…"#` or `cr##"…"##`. Returns `None` for anything else that
+/// starts with these letters.
 fn raw_string(rest: &str) -> Option<usize> {
     let body = rest.strip_prefix(['b', 'c']).unwrap_or(rest).strip_prefix('r')?;
     let after_hashes = body.trim_start_matches('#');

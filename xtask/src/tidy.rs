@@ -1,5 +1,5 @@
-//! `cargo xtask tidy`: the rules of CONTRIBUTING.md that neither rustfmt nor clippy knows, and whether
-//! `docs/settings.md` has the settings as the code does.
+//! `cargo xtask tidy`: checks rules of CONTRIBUTING.md that neither rustfmt nor clippy knows. It also
+//! checks that the generated parts of `docs` are up to date.
 
 mod file;
 mod listeners;
@@ -15,7 +15,7 @@ use crate::docs;
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 
-/// Reports everything that it finds, then fails if that is anything.
+/// Prints all findings. Fails if there are any.
 pub(crate) fn run(shell: &Shell) -> Result<Outcome> {
     let mut findings = Vec::new();
     for path in files(shell.root())? {
@@ -37,7 +37,7 @@ pub(crate) fn run(shell: &Shell) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Files that people write in, generated and hidden ones left out.
+/// The files that people write. Hidden and generated files are left out.
 fn files(root: &Path) -> Result<Vec<PathBuf>> {
     let (mut files, mut directories) = (Vec::new(), vec![root.to_owned()]);
     while let Some(directory) = directories.pop() {

@@ -1,4 +1,4 @@
-//! Programs that cargo does not bring along.
+//! Finds and installs programs that do not come with cargo.
 
 use std::process::Stdio;
 
@@ -6,22 +6,22 @@ use anyhow::{Result, bail};
 
 use crate::shell::Shell;
 
-/// A cargo subcommand from crates.io, at the version that this repository is checked with. Any
-/// version that is installed already is taken.
+/// A cargo subcommand from crates.io, with the version that this repository is checked with. If any
+/// version is installed, that version is used.
 pub(crate) struct Tool {
     name: &'static str,
     version: &'static str,
 }
 
-/// Feature powersets.
+/// Runs cargo for every set of features.
 pub(crate) const HACK: Tool = Tool { name: "cargo-hack", version: "0.6.46" };
-/// Licences, bans and sources of dependencies.
+/// Checks licences, bans and sources of dependencies.
 pub(crate) const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2" };
 /// Builds and runs libFuzzer targets.
 pub(crate) const FUZZ: Tool = Tool { name: "cargo-fuzz", version: "0.13.2" };
 
 impl Tool {
-    /// Fails with the line that installs it where it is missing.
+    /// Fails if the tool is missing. The error contains the command that installs it.
     pub(crate) fn require(&self, shell: &Shell) -> Result<()> {
         if !self.is_installed(shell) {
             bail!(
@@ -34,7 +34,7 @@ impl Tool {
         Ok(())
     }
 
-    /// Installs it where it is missing.
+    /// Installs the tool if it is missing.
     pub(crate) fn install(&self, shell: &Shell) -> Result<()> {
         if self.is_installed(shell) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What cargo knows of this workspace.
+//! Asks cargo about this workspace.
 
 use std::path::PathBuf;
 
@@ -9,26 +9,26 @@ use crate::shell::Shell;
 
 /// The part of `cargo metadata` that the steps need.
 pub(crate) struct Workspace {
-    /// Where cargo builds.
+    /// The directory in which cargo builds.
     pub(crate) target_dir: PathBuf,
-    /// The members.
+    /// The workspace's members.
     pub(crate) packages: Vec<Package>,
 }
 
 /// A member of the workspace.
 pub(crate) struct Package {
-    /// As `-p` takes it.
+    /// The package's name as `-p` takes it.
     pub(crate) name: String,
-    /// The line that a registry shows; empty where the manifest has none.
+    /// The line that a registry shows. It is empty if the manifest has none.
     pub(crate) description: String,
-    /// Whether it may go to a registry.
+    /// Whether the package may be published in a registry.
     pub(crate) public: bool,
-    /// Names of what it depends on, without dev- and build-dependencies.
+    /// The names of its dependencies, without dev- and build-dependencies.
     pub(crate) dependencies: Vec<String>,
 }
 
 impl Workspace {
-    /// Asks cargo.
+    /// Runs `cargo metadata`.
     pub(crate) fn load(shell: &Shell) -> Result<Workspace> {
         let json = shell.read(shell.cargo("metadata --no-deps --format-version 1"))?;
         parse(&json).context("cargo metadata says something unexpected")
@@ -49,7 +49,8 @@ fn package(value: &Value) -> Result<Package> {
     Ok(Package {
         name: value["name"].as_str().context("a package without a name")?.to_owned(),
         description: value["description"].as_str().unwrap_or_default().to_owned(),
-        // null: anywhere; a list: only to those registries; `publish = false` is the empty list.
+        // `null` allows any registry, a list allows those registries. `publish = false` is the empty
+        // list.
         public: value["publish"].as_array().is_none_or(|registries| !registries.is_empty()),
         dependencies: dependencies
             .iter()

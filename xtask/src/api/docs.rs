@@ -1,4 +1,4 @@
-//! The JSON of rustdoc, and how its items are found.
+//! Loads rustdoc's JSON and finds items in it.
 
 use std::collections::HashMap;
 use std::fs;
@@ -7,29 +7,29 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-/// The documentation of several crates.
+/// The rustdoc JSON of several crates.
 pub(super) struct Docs {
     crates: HashMap<String, Value>,
-    /// By its canonical path, the crate and the id of an item.
+    /// Maps an item's canonical path to its crate and its id.
     canonical: HashMap<String, (String, u64)>,
 }
 
-/// Where an item is defined.
+/// The path where an item is defined, and the crate that defines it.
 pub(super) struct ItemPath {
     pub(super) name: String,
     krate: String,
 }
 
 impl ItemPath {
-    /// Whether users need no re-export of the item: it is of the standard library, or of a macro that
-    /// gives a type its methods.
+    /// Whether users need no re-export of the item. This holds for the standard library, and for
+    /// `bitflags`, whose macro gives types their methods.
     pub(super) fn is_known(&self) -> bool {
         ["std", "core", "alloc", "bitflags"].contains(&self.krate.as_str())
     }
 }
 
 impl Docs {
-    /// Reads the files that rustdoc wrote for these packages.
+    /// Reads the JSON files that rustdoc wrote for `packages`.
     pub(super) fn load(folder: &Path, packages: &[&str]) -> Result<Self> {
         let mut docs = Docs { crates: HashMap::new(), canonical: HashMap::new() };
         for package in packages {
@@ -51,12 +51,12 @@ impl Docs {
         self.crates.get(krate)?["root"].as_u64()
     }
 
-    /// The item of that id in a crate's documentation.
+    /// The item with `id` in the documentation of `krate`.
     pub(super) fn item(&self, krate: &str, id: u64) -> Option<&Value> {
         self.crates.get(krate)?["index"].get(id.to_string())
     }
 
-    /// The path of an item that a crate's documentation mentions.
+    /// The path of an item that the documentation of `krate` mentions by `id`.
     pub(super) fn path(&self, krate: &str, id: u64) -> Option<ItemPath> {
         let json = self.crates.get(krate)?;
         let path = json["paths"].get(id.to_string())?;
@@ -68,7 +68,7 @@ impl Docs {
         Some(ItemPath { name, krate: owner })
     }
 
-    /// The crate and id under which an item itself is documented.
+    /// The crate and the id under which rustdoc documents the item itself, not a re-export of it.
     pub(super) fn definition(&self, krate: &str, id: u64) -> Option<(String, u64)> {
         if self.item(krate, id).is_some() {
             return Some((krate.to_owned(), id));
@@ -77,7 +77,7 @@ impl Docs {
     }
 }
 
-/// The kind of an item, and what rustdoc says of that kind.
+/// The kind of an item, and rustdoc's description for that kind.
 pub(super) fn inner(item: &Value) -> Option<(&str, &Value)> {
     item["inner"].as_object()?.iter().next().map(|(kind, inner)| (kind.as_str(), inner))
 }

@@ -1,4 +1,4 @@
-//! What the signature of a public item mentions.
+//! Finds the types, traits and errors that the signature of a public item mentions.
 
 use serde_json::Value;
 
@@ -8,12 +8,12 @@ use super::surface::Item;
 /// A type or trait that a signature mentions.
 pub(super) struct Used {
     pub(super) id: u64,
-    /// The part of the item that mentions it.
+    /// The part of the item that mentions the type.
     pub(super) place: String,
 }
 
-/// The types and traits that the public parts of an item mention. The types that an `impl` of a trait
-/// associates are left out: users name them by the trait.
+/// The types and traits that the public parts of an item mention. The associated types of a trait's
+/// `impl` are left out: users name them through the trait.
 pub(super) fn used(docs: &Docs, item: &Item) -> Vec<Used> {
     let mut used = Vec::new();
     for (place, part) in parts(docs, item) {
@@ -24,7 +24,7 @@ pub(super) fn used(docs: &Docs, item: &Item) -> Vec<Used> {
     used
 }
 
-/// The functions of an item that return a `Result`, and the path of its error.
+/// The functions of an item that return a `Result`, each with the path of its error type.
 pub(super) fn errors(docs: &Docs, item: &Item) -> Vec<(String, String)> {
     let mut errors = Vec::new();
     for (place, part) in parts(docs, item) {
@@ -41,7 +41,7 @@ pub(super) fn errors(docs: &Docs, item: &Item) -> Vec<(String, String)> {
     errors
 }
 
-/// The parts of an item that users see: a name, and rustdoc's description.
+/// The parts of an item that users see. Each part is a name and rustdoc's description.
 fn parts(docs: &Docs, item: &Item) -> Vec<(String, Value)> {
     let mut parts = Vec::new();
     let Some((kind, inner)) = docs.item(&item.krate, item.id).and_then(inner) else { return parts };
@@ -50,7 +50,7 @@ fn parts(docs: &Docs, item: &Item) -> Vec<(String, Value)> {
             add_member(docs, &item.krate, id, all, parts);
         }
     };
-    // An alias is itself a name for what it stands for.
+    // An alias gives its target a name, so users can name the target by the alias.
     if kind == "type_alias" {
         return parts;
     }
@@ -88,7 +88,7 @@ fn parts(docs: &Docs, item: &Item) -> Vec<(String, Value)> {
     parts
 }
 
-/// A field, variant or function, if it is public or `all` are.
+/// Adds a field, variant or function to `parts` if the member is public or `all` is set.
 fn add_member(docs: &Docs, krate: &str, id: u64, all: bool, parts: &mut Vec<(String, Value)>) {
     let Some(member) = docs.item(krate, id) else { return };
     if !all && member["visibility"] != "public" {
@@ -104,13 +104,14 @@ fn add_member(docs: &Docs, krate: &str, id: u64, all: bool, parts: &mut Vec<(Str
     }
 }
 
-/// The ids of all types and traits in a description.
+/// Collects the ids of all types and traits in a description.
 fn mentioned(part: &Value, ids: &mut Vec<u64>) {
     match part {
         Value::Object(fields) => {
             let path = fields.get("resolved_path").or_else(|| fields.get("trait"));
             ids.extend(path.and_then(|path| path["id"].as_u64()));
-            // A trait that an `impl` names stands by itself.
+            // A trait of an `impl` has its path and id in this object, without a `resolved_path` around
+            // them.
             if fields.contains_key("path") && fields.contains_key("args") {
                 ids.extend(fields.get("id").and_then(Value::as_u64));
             }

@@ -1,4 +1,4 @@
-//! The items that users of a crate can name.
+//! Collects the items that users of a crate can name.
 
 use std::collections::HashSet;
 
@@ -6,20 +6,20 @@ use serde_json::Value;
 
 use super::docs::{Docs, inner};
 
-/// All that users of a crate can name.
+/// All items that users of a crate can name.
 #[derive(Default)]
 pub(super) struct Surface {
     pub(super) items: Vec<Item>,
-    /// Canonical paths.
+    /// The canonical paths of these items and modules.
     named: HashSet<String>,
     visited: HashSet<(String, u64)>,
 }
 
-/// An item that is no module.
+/// An item other than a module.
 pub(super) struct Item {
     pub(super) krate: String,
     pub(super) id: u64,
-    /// A path by which users name it.
+    /// A path by which users name the item.
     pub(super) public_path: String,
 }
 
@@ -32,7 +32,7 @@ impl Surface {
         surface
     }
 
-    /// Whether users can name the item of that canonical path.
+    /// Whether users can name the item at the path `canonical`.
     pub(super) fn has(&self, canonical: &str) -> bool {
         self.named.contains(canonical)
     }
@@ -65,7 +65,7 @@ impl Surface {
         if let Some(path) = docs.path(krate, id) {
             self.named.insert(path.name);
         }
-        // Of crates that are not ours only the path is known.
+        // For a foreign crate, rustdoc's JSON has the path alone.
         let Some((krate, id)) = docs.definition(krate, id) else { return };
         if !self.visited.insert((krate.clone(), id)) {
             return;

@@ -1,4 +1,4 @@
-//! The steps that are a cargo command or two.
+//! The steps that run just a cargo command or two.
 
 use anyhow::Result;
 
@@ -6,11 +6,11 @@ use super::Outcome;
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 
-/// The crates that stand outside the workspace.
+/// The crates outside the workspace.
 const OUTSIDE: [&str; 2] = [FUZZ, "xtask/no-std-proof/Cargo.toml"];
 const FUZZ: &str = "fuzz/Cargo.toml";
 
-/// `default` is a name for one of the sets, and would only double their number.
+/// Every set of features. `default` names one of these sets and would only double their number.
 const FEATURE_SETS: &str = "--workspace --feature-powerset --exclude-features default";
 
 pub(super) fn fmt(shell: &Shell) -> Result<Outcome> {
@@ -21,8 +21,8 @@ pub(super) fn fmt(shell: &Shell) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Its database of advisories is left out: that needs more of the network than a registry. So is
-/// the no_std proof, which depends on invar-core alone.
+/// Runs cargo-deny without its database of advisories, which needs more of the network than a registry.
+/// The no_std proof is left out, since it depends on invar-core alone.
 pub(super) fn deny(shell: &Shell) -> Result<Outcome> {
     const CHECK: &str = "--all-features check bans licenses sources";
     shell.run(shell.cargo(&format!("deny --workspace {CHECK}")))?;
@@ -37,10 +37,11 @@ pub(super) fn clippy(shell: &Shell) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Without the tests' dependencies, whose features would hide one that a crate forgot to ask for.
+/// Checks every set of features without dev-dependencies. Their features would hide a feature that a
+/// crate forgot to ask for.
 pub(super) fn features(shell: &Shell) -> Result<Outcome> {
     shell.run(shell.cargo(&format!("hack check {FEATURE_SETS}")))?;
-    // What core says to defmt is left out on hosts, where nothing links with it.
+    // The core's `defmt` messages are left out on hosts, where nothing links with defmt.
     let mut command = shell.cargo("check --package invar-core --features defmt --target-dir");
     command.arg(Workspace::load(shell)?.target_dir.join("defmt"));
     command.env("RUSTFLAGS", "--cfg defmt_on_host -D warnings");
@@ -55,9 +56,8 @@ pub(super) fn doc(shell: &Shell) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Loom's atomics stand in for the processor's where this configuration is set, so that only the
-/// tests named `interleavings` are of use then. It has a target folder of its own: the flag would
-/// have everything built again.
+/// Runs the tests named `interleavings` with loom's atomics. Under `--cfg loom` no other test is of
+/// use. The step has its own target folder, because the flag would rebuild everything else.
 pub(super) fn loom(shell: &Shell) -> Result<Outcome> {
     let mut command =
         shell.cargo("test --release --package invar-core --lib interleavings --target-dir");
@@ -67,9 +67,9 @@ pub(super) fn loom(shell: &Shell) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The README's own command, shown as it runs: no crate has a feature then but core its `log`, for the
-/// others. Then the crates that have features without any, and with all of them, the libraries that
-/// tests load included.
+/// Runs the tests. The first command is the README's own, and its output is shown as it comes. There no
+/// crate has a feature except the core, which has `log` for the others. Then the crates that have
+/// features run without any, and with all of them. These runs include the libraries that tests load.
 pub(super) fn test(shell: &Shell) -> Result<Outcome> {
     const ALL: &str = "-p invar-core -p invar-cuda -p invar-testkit --all-features";
     shell.stream(shell.cargo("test --workspace"))?;

@@ -1,5 +1,5 @@
-//! The second proof: a program without an operating system links invar-core, and what is left for
-//! the linker to find is nothing but what every freestanding program brings.
+//! The second proof: a program without an operating system links invar-core. The linker may look only
+//! for symbols that every freestanding program brings.
 
 use std::collections::BTreeSet;
 
@@ -7,18 +7,18 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::{FEATURE_SETS, Proof};
 
-/// What the compiler calls by itself: a freestanding program brings the first five, the last
-/// two are for unwinding, which it has switched off.
+/// Symbols that the compiler refers to by itself. A freestanding program brings the first five. The
+/// last two are for unwinding, which such a program switches off.
 const COMPILERS_OWN: [&str; 7] =
     ["memcpy", "memmove", "memset", "memcmp", "bcmp", "rust_eh_personality", "_Unwind_Resume"];
 
-/// Parts of names that an allocator goes by, C's and Rust's.
+/// Parts of the symbol names of C's and Rust's allocators.
 const ALLOCATORS: [&str; 4] = ["__rust_alloc", "__rust_dealloc", "__rust_realloc", "malloc"];
 
 pub(super) fn prove(proof: &Proof<'_>) -> Result<()> {
     for features in FEATURE_SETS {
-        // Not nm: with a plugin for link-time optimisation installed, it looks at the bitcode in the
-        // toolchain's own objects, and shows none of their symbols.
+        // nm does not work here. If a plugin for link-time optimisation is installed, nm reads the
+        // bitcode in the toolchain's own objects and shows none of their symbols.
         let mut readelf = proof.shell.command("readelf --syms --wide");
         readelf.arg(proof.build(features, None)?);
         check(&proof.shell.read(readelf)?)
@@ -27,8 +27,9 @@ pub(super) fn prove(proof: &Proof<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `symbols` is what `readelf --syms --wide` says of the archive: a line a symbol, of number, value,
-/// size, type, binding, visibility, section and name, among other lines.
+/// Checks the symbols of the archive. `symbols` is the output of `readelf --syms --wide`. It has a line
+/// for each symbol, with number, value, size, type, binding, visibility, section and name, among other
+/// lines.
 fn check(symbols: &str) -> Result<()> {
     let (mut defined, mut undefined) = (BTreeSet::new(), BTreeSet::new());
     for line in symbols.lines() {
@@ -69,7 +70,7 @@ mod tests {
         \nFile: libno_std_proof.a(two.o)\n\
         \x20    1: 0000000000000000    32 FUNC    GLOBAL HIDDEN   275 core_panic\n";
 
-    /// With one more symbol, in `section`.
+    /// Checks [`CLEAN`] with one more symbol in `section`.
     fn with(section: &str, name: &str) -> anyhow::Result<()> {
         check(&format!(
             "{CLEAN}     2: 0000000000000000     0 NOTYPE  GLOBAL DEFAULT {section} {name}\n"

@@ -1,4 +1,4 @@
-//! The first proof: invar-core and all that it depends on compile where no std and no alloc exist.
+//! The first proof: invar-core and all its dependencies compile where std and alloc do not exist.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::{FEATURE_SETS, Proof};
 
-/// The libraries of the toolchain that the sysroot holds.
+/// The toolchain's libraries that the sysroot contains, as beginnings of file names.
 const LIBRARIES: [&str; 2] = ["libcore-", "libcompiler_builtins-"];
 
 pub(super) fn prove(proof: &Proof<'_>) -> Result<()> {
@@ -24,7 +24,7 @@ pub(super) fn prove(proof: &Proof<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Makes a sysroot of links to [`LIBRARIES`] and nothing else.
+/// Creates a sysroot that contains links to [`LIBRARIES`] and nothing else.
 fn make(proof: &Proof<'_>, sysroot: &Path) -> Result<()> {
     let toolchain = proof.shell.read(proof.shell.command("rustc --print sysroot"))?;
     let below = Path::new("lib/rustlib").join(&proof.host).join("lib");
@@ -46,7 +46,8 @@ fn make(proof: &Proof<'_>, sysroot: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The proof is worth something only if a crate that does use `library` fails in this sysroot.
+/// Checks that a crate that uses `library` fails in this sysroot. Otherwise the proof would be
+/// worthless.
 fn expect_missing(proof: &Proof<'_>, sysroot: &Path, library: &str) -> Result<()> {
     let probe = sysroot.join(format!("uses_{library}.rs"));
     fs::write(&probe, format!("#![no_std]\nextern crate {library};\n"))?;

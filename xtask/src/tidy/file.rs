@@ -1,4 +1,4 @@
-//! What a file may hold.
+//! Checks the rules for the content of a file.
 
 #[cfg(test)]
 mod tests;
@@ -9,20 +9,20 @@ use crate::source::{after_word, code_only};
 
 const LINES_MAX: usize = 500;
 
-/// How many lines above an unsafe block its reason may start.
+/// The number of lines above an unsafe block within which its reason may start.
 const SAFETY_LINES: usize = 8;
 
-/// Written in two halves: this file is checked too.
+/// Each word is written in two halves, because tidy checks this file too.
 const UNFINISHED_WORDS: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 const UNFINISHED_MACROS: [&str; 2] = ["todo", "unimplemented"];
 
-/// Names that say nothing of what is inside.
+/// Module names that say nothing about the content.
 const EMPTY_NAMES: [&str; 6] = ["util", "utils", "common", "helper", "helpers", "types"];
 
-/// Number of a line, counted from 1, and what is wrong with it.
+/// The number of a line, counted from 1, and what is wrong with the line.
 pub(super) type Finding = (usize, String);
 
-/// What is wrong with a file at `path`, which is relative to the repository's root.
+/// Checks a file. `path` is relative to the repository's root.
 pub(super) fn check(path: &Path, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
@@ -62,21 +62,22 @@ fn check_rust(path: &Path, text: &str, findings: &mut Vec<Finding>) {
     }
 }
 
-/// The module that a line of code declares.
+/// The name of the module that a line of code declares.
 fn module(code: &str) -> Option<&str> {
     let name = after_word(code, "mod")?.trim_start();
     let end = name.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(name.len());
     Some(&name[..end])
 }
 
-/// Whether what stands after `unsafe` makes it a promise (a block, an impl) and not a demand on
-/// the caller (a function, a trait), which its documentation states.
+/// Whether the code after `unsafe` is a promise (a block or an impl). A demand on the caller (a
+/// function or a trait) has its reason in its documentation.
 fn claims_safety(after: &str) -> bool {
     let after = after.trim_start();
     after.is_empty() || after.starts_with('{') || after.starts_with("impl")
 }
 
-/// Whether the last of `lines`, or one of the few above it, says why it is sound.
+/// Whether the last of `lines`, or one of the [`SAFETY_LINES`] above it, gives the reason for an unsafe
+/// block.
 fn has_reason(lines: &[&str]) -> bool {
     lines.iter().rev().take(1 + SAFETY_LINES).any(|line| line.contains("SAFETY:"))
 }

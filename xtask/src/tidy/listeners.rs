@@ -1,4 +1,4 @@
-//! Where the product lets others call it.
+//! Checks the places where the product lets others call it.
 
 #[cfg(test)]
 mod tests;
@@ -9,7 +9,8 @@ use std::path::Path;
 use super::file::Finding;
 use crate::source::{after_word, code_only};
 
-/// What makes a TCP listener. Only the listener that has callers prove themselves may have one.
+/// The words that create a TCP listener. Only the listener that demands a proof from its callers may
+/// use them.
 const TCP_LISTENER: [&str; 6] = [
     "TcpListener",
     "Type::STREAM",
@@ -19,12 +20,12 @@ const TCP_LISTENER: [&str; 6] = [
     "net::listen",
 ];
 
-/// Where that listener is: its socket, and what it does with callers. The third file makes a socket
-/// only to ask the kernel for its congestion controls.
+/// The files of that listener: its socket, and what it does with callers. The third file creates a
+/// socket only to ask the kernel for its congestion controls.
 const AUTH_LISTENER: [&str; 3] =
     ["os-linux/src/tcp.rs", "os-linux/src/tcp/callers.rs", "os-linux/src/tcp/congestion.rs"];
 
-/// What opens a door to others.
+/// The words that open a door: a socket to which others can send.
 const DOOR: [&str; 6] = [
     "AuthListener::bind",
     "AuthListener::with_handle",
@@ -34,8 +35,8 @@ const DOOR: [&str; 6] = [
     "UdpSocket",
 ];
 
-/// Every file of the product with a door, and the tests that send strangers there: files and functions.
-/// Unix sockets let in processes of the same user alone.
+/// Every file of the product with a door, and the tests that send strangers there, as files and
+/// functions. A Unix socket lets in only processes of its own user.
 const DOORS: [(&str, &[(&str, &str)]); 9] = [
     (
         "invar/src/raw/adapter/attempt.rs",
@@ -85,7 +86,7 @@ const UDP: &[(&str, &str)] = &[
     ),
 ];
 
-/// What of the table of doors is not so.
+/// Checks the table of doors against the files.
 pub(super) fn check_doors(root: &Path) -> Vec<String> {
     let mut findings = Vec::new();
     let read = |file: &str| fs::read_to_string(root.join(file)).unwrap_or_default();
@@ -104,7 +105,7 @@ fn has_function(text: &str, name: &str) -> bool {
     text.contains(&format!("fn {name}("))
 }
 
-/// The lines of a file that open doors, and how.
+/// The lines of a file that open doors, each with the word that opens it.
 fn doors(text: &str) -> impl Iterator<Item = (usize, &'static str)> {
     let lines = product_code(text).into_iter();
     lines.filter_map(|(number, line)| {
@@ -113,14 +114,14 @@ fn doors(text: &str) -> impl Iterator<Item = (usize, &'static str)> {
     })
 }
 
-/// What is wrong with the listeners of a file at `path`, which is relative to the repository's root.
+/// Checks the listeners of a file. `path` is relative to the repository's root.
 pub(super) fn check(path: &Path, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !is_product(path) || AUTH_LISTENER.iter().any(|file| path == Path::new(file)) {
         return findings;
     }
     let words = TCP_LISTENER.iter().chain(&["OobListener"]);
-    // A socket of one host has no callers from elsewhere.
+    // A Unix socket has no callers from other hosts.
     let is_unix = |line: &str| after_word(line, "AddressFamily::UNIX").is_some();
     for (number, line) in product_code(text).into_iter().filter(|(_, line)| !is_unix(line)) {
         for word in words.clone().filter(|word| after_word(&line, word).is_some()) {
@@ -136,7 +137,7 @@ pub(super) fn check(path: &Path, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// Whether the file is of what users run, and not of its tests.
+/// Whether the file belongs to the code that users run, and not to its tests.
 fn is_product(path: &Path) -> bool {
     let mut parts = path.iter().filter_map(|part| part.to_str());
     let is_source = matches!(
@@ -157,7 +158,7 @@ fn is_product(path: &Path) -> bool {
     is_source && !path.iter().any(|part| part == "tests" || part == "tests.rs")
 }
 
-/// The lines of code of a file, up to its tests, which come last.
+/// The lines of code of a file up to its tests, which come last.
 fn product_code(text: &str) -> Vec<(usize, String)> {
     let code = code_only(text);
     let lines = (1..).zip(code.lines().map(str::to_owned));

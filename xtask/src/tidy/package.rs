@@ -1,8 +1,8 @@
-//! What a manifest must say.
+//! Checks the manifests of packages.
 
 use crate::workspace::Package;
 
-/// All that invar-core may depend on: each works without std and alloc.
+/// The crates that invar-core may depend on. Each works without std and alloc.
 const CORE_DEPENDENCIES: [&str; 10] = [
     "bitflags",
     "crc32fast",
@@ -16,7 +16,7 @@ const CORE_DEPENDENCIES: [&str; 10] = [
     "zerocopy",
 ];
 
-/// What is wrong with the package.
+/// Checks a package.
 pub(super) fn check(package: &Package) -> Vec<String> {
     let name = &package.name;
     let mut findings = Vec::new();
