@@ -1,7 +1,7 @@
 //! Reads the profiles that `valgrind --tool=callgrind` writes.
 //!
-//! The format is described in valgrind's manual, "Callgrind Format Specification". Of it, this
-//! takes functions, their own cost and the cost of the calls between them, for the first event.
+//! The format is described in valgrind's manual, "Callgrind Format Specification". This parser reads
+//! functions, their own cost and the cost of the calls between them. It takes the first event alone.
 
 #[cfg(test)]
 mod tests;
@@ -10,17 +10,17 @@ use std::collections::HashMap;
 
 use anyhow::{Context, Result, bail};
 
-/// Costs of one run, in events (instructions, by default).
+/// The costs of one run, in events. The default event is an instruction.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Profile {
-    /// What each function costs by itself.
+    /// The cost of each function, without the functions that it calls.
     pub(super) own: HashMap<String, u64>,
-    /// What calls cost, all that happens below them included, by caller and callee.
+    /// The cost of calls by caller and callee. It includes everything that happens below a call.
     pub(super) calls: HashMap<(String, String), u64>,
 }
 
 impl Profile {
-    /// Reads the content of a file made by `--callgrind-out-file`.
+    /// Parses a file that `--callgrind-out-file` names.
     pub(super) fn parse(text: &str) -> Result<Profile> {
         let mut parser = Parser::default();
         for (number, line) in (1..).zip(text.lines()) {
@@ -29,13 +29,13 @@ impl Profile {
         Ok(parser.profile)
     }
 
-    /// All that was counted.
+    /// The sum of all counted events.
     pub(super) fn total(&self) -> u64 {
         self.own.values().sum()
     }
 
-    /// What is spent in the functions that `inside` names and in whatever they call, entered from
-    /// other functions.
+    /// The cost of all calls from a function outside the set to a function inside it. `inside` says
+    /// which functions are in the set.
     pub(super) fn below(&self, inside: impl Fn(&str) -> bool) -> u64 {
         let entered = |(caller, callee): &(String, String)| !inside(caller) && inside(callee);
         self.calls.iter().filter(|(call, _)| entered(call)).map(|(_, cost)| cost).sum()
@@ -44,13 +44,13 @@ impl Profile {
 
 struct Parser {
     profile: Profile,
-    /// How many columns of a cost line say where, before those that say how much.
+    /// The number of columns that hold the position. The cost follows them.
     positions: usize,
-    /// Names are written once and called by number from then on.
+    /// Maps a number to a name. A profile writes each name once and refers to it by number afterwards.
     names: HashMap<String, String>,
     function: String,
     callee: String,
-    /// The next cost line is that of a call to `callee`.
+    /// Whether the next cost line belongs to a call of `callee`.
     is_call: bool,
 }
 
@@ -77,14 +77,14 @@ impl Parser {
             ("cfn", Some('=')) => self.callee = self.name(&rest[1..])?,
             ("calls", Some('=')) => self.is_call = true,
             ("", Some('0'..='9' | '+' | '-' | '*')) => self.cost(line)?,
-            // Headers, source files and objects; comments and empty lines.
+            // Skip headers, source files, objects, comments and empty lines.
             (_, Some(':' | '=')) | ("", Some('#') | None) => {}
             _ => bail!("neither a cost nor a name"),
         }
         Ok(())
     }
 
-    /// `(7) main` gives number 7 its name, `(7)` takes it.
+    /// Resolves a name: `(7) main` defines number 7, and `(7)` refers to it.
     fn name(&mut self, text: &str) -> Result<String> {
         let Some((number, name)) = text.strip_prefix('(').and_then(|text| text.split_once(')'))
         else {
@@ -101,7 +101,7 @@ impl Parser {
     fn cost(&mut self, line: &str) -> Result<()> {
         let cost = match line.split_whitespace().nth(self.positions) {
             Some(word) => word.parse().context("the cost is no number")?,
-            // Zeroes at a line's end may be left out.
+            // The format lets a line omit zeroes at its end.
             None => 0,
         };
         if std::mem::take(&mut self.is_call) {

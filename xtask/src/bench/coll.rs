@@ -1,6 +1,6 @@
-//! All-reduce by `invar coll` beside Open MPI's, on this host, in turns: what counts is the ratio of
-//! their times. Beside the software NIC's stands what bare UDP takes. PyTorch's gloo, which is slower
-//! by far, runs once where there is one.
+//! Measures all-reduce by `invar coll` beside Open MPI's on this host. The programs run in turns, and
+//! the result is the ratio of their times. Where a case asks for it, bare UDP runs beside the software
+//! NIC. PyTorch's gloo, which is slower by far, runs once if it is installed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,15 +18,15 @@ use crate::shell::Shell;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// Odd, so that there is a middle one.
+/// An odd number, so that one run is the median.
 const RUNS: usize = 5;
 
-/// What Invar's time must be of Open MPI's at most, where it is to be better.
+/// Where Invar has to be faster, its time may be at most this share of Open MPI's time.
 const BETTER: f64 = 1.0 / 1.3;
-/// And of 8 bytes between two ranks by shared memory, µs.
+/// The most µs that 8 bytes between two ranks may take over shared memory.
 const SHORTEST_US: f64 = 2.0;
 
-/// Sizes that one start of the programs measures.
+/// The sizes that one start of the programs measures.
 struct Sizes {
     begin: u64,
     end: u64,
@@ -44,12 +44,12 @@ const SIZES: [Sizes; 3] = [
 struct Case {
     name: &'static str,
     ranks: u32,
-    /// What Open MPI is told to use.
+    /// The options of `mpirun` that choose Open MPI's transport.
     mpi: &'static str,
-    /// The same for Invar.
+    /// The variables that choose Invar's transport.
     env: &'static [(&'static str, &'static str)],
     shared_memory: bool,
-    /// Whether bare UDP is measured beside it.
+    /// Whether bare UDP is measured beside this case.
     over_udp: bool,
 }
 
@@ -60,7 +60,8 @@ const CASES: [Case; 4] = [
     Case {
         name: "shm-4",
         ranks: 4,
-        // In turn, as Invar's, where there are fewer processors: which ranks share one decides.
+        // Open MPI binds ranks to processors in turn, as Invar does. Where processors are few, the
+        // figures depend on which ranks share one.
         mpi: "--bind-to core:overload-allowed",
         env: &[],
         shared_memory: true,
@@ -84,14 +85,14 @@ const CASES: [Case; 4] = [
     },
 ];
 
-/// The reductions alone, beside a copy.
+/// The case that measures the reductions alone, beside memcpy.
 const REDUCE: &str = "reduce";
 
 pub(super) fn cases() -> Vec<&'static str> {
     CASES.iter().map(|case| case.name).chain([REDUCE]).collect()
 }
 
-/// Prints the tables and returns what misses its bar.
+/// Prints the tables and returns the cases that miss their bar.
 pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     if args.wants(REDUCE) {
         reduce(shell)?;
@@ -125,7 +126,7 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     Ok(missed)
 }
 
-/// A row for each size, a series for each case.
+/// Turns the ratios into a table with a row for each size and a series for each case.
 fn as_values(ratios: &[(&str, Vec<f64>)]) -> Values {
     let names: Vec<&str> = ratios.iter().map(|(name, _)| *name).collect();
     let about = format!("of medians of {RUNS} runs on this host");
@@ -136,7 +137,7 @@ fn as_values(ratios: &[(&str, Vec<f64>)]) -> Values {
     values
 }
 
-/// Sums of two operands, GB/s stored, beside memcpy.
+/// Measures sums of two operands beside memcpy, in GB/s of stored bytes.
 fn reduce(shell: &Shell) -> Result<()> {
     let target_dir = built(shell, "invar-testkit --example bench_reduce")?;
     let output = shell.capture(shell.program(&target_dir.join("release/examples/bench_reduce")))?;
@@ -154,22 +155,22 @@ fn reduce(shell: &Shell) -> Result<()> {
     Ok(())
 }
 
-/// µs of each size over bare UDP.
+/// Measures all-reduce over bare UDP. Returns µs for each size.
 fn udp(shell: &Shell, target_dir: &Path, sizes: &Sizes) -> Result<Vec<f64>> {
     let mut program = shell.program(&target_dir.join("release/examples/bench_udp_all_reduce"));
     program.args(sizes.args());
     sizes.times(&shell.capture(program)?)
 }
 
-/// What Invar is measured beside.
+/// The programs that Invar is measured beside.
 struct Others {
-    /// The program on Open MPI.
+    /// The all-reduce program that uses Open MPI.
     mpi: PathBuf,
-    /// A Python that has PyTorch with gloo.
+    /// A Python interpreter that has PyTorch with gloo.
     torch: Option<String>,
 }
 
-/// `INVAR_BENCH_PYTHON`, or else the Python of `PATH`, if it has PyTorch with gloo.
+/// Returns `INVAR_BENCH_PYTHON`, or else `python3`, if that interpreter has PyTorch with gloo.
 fn find_torch(shell: &Shell) -> Option<String> {
     let python = env::var("INVAR_BENCH_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let mut asked = shell.program(Path::new(&python));
@@ -181,7 +182,7 @@ fn find_torch(shell: &Shell) -> Option<String> {
     has_gloo.then_some(python)
 }
 
-/// The program on Open MPI.
+/// Compiles the all-reduce program with `mpicc`.
 fn build_mpi(shell: &Shell, target_dir: &Path) -> Result<PathBuf> {
     if Command::new("mpicc").arg("--version").output().is_err() {
         bail!(
@@ -197,8 +198,8 @@ fn build_mpi(shell: &Shell, target_dir: &Path) -> Result<PathBuf> {
 }
 
 impl Case {
-    /// Measures both in turn, so that what else the host does meets them alike. Gives what misses its
-    /// bar, and for each size Invar's share of Open MPI's time.
+    /// Measures Invar and the others in turn, so that other load on the host affects them alike.
+    /// Returns the sizes that miss their bar, and for each size Invar's share of Open MPI's time.
     fn compare(
         &self,
         shell: &Shell,
@@ -254,7 +255,7 @@ impl Case {
         }
     }
 
-    /// GB/s that each rank's link carries at least, as nccl-tests counts it.
+    /// The bus bandwidth in GB/s, as nccl-tests counts it: at least so much goes over each rank's link.
     fn busbw(&self, bytes: u64, us: f64) -> f64 {
         self.bus_bytes(bytes) / us / 1e3
     }
@@ -264,7 +265,7 @@ impl Case {
         bytes as f64 * 2.0 * (ranks - 1.0) / ranks
     }
 
-    /// µs of each size.
+    /// Runs `invar coll`. Returns µs for each size.
     fn invar(&self, shell: &Shell, target_dir: &Path, sizes: &Sizes) -> Result<Vec<f64>> {
         let json = target_dir.join("coll.json");
         let line = format!(
@@ -286,7 +287,7 @@ impl Case {
         times.collect()
     }
 
-    /// µs of each size.
+    /// Runs the Open MPI program. Returns µs for each size.
     fn open_mpi(&self, shell: &Shell, program: &Path, sizes: &Sizes) -> Result<Vec<f64>> {
         let mut mpirun = shell.command(&format!(
             "mpirun --allow-run-as-root --oversubscribe -np {} {}",
@@ -296,7 +297,7 @@ impl Case {
         sizes.times(&shell.capture(mpirun)?)
     }
 
-    /// µs of each size. It knows no shared memory.
+    /// Runs gloo, which has no transport over shared memory. Returns µs for each size.
     fn gloo(&self, shell: &Shell, python: &str, sizes: &Sizes) -> Result<Vec<f64>> {
         let mut program = shell.program(Path::new(python));
         program.arg("xtask/src/bench/coll/all_reduce.py").arg(self.ranks.to_string());
@@ -306,19 +307,19 @@ impl Case {
 }
 
 impl Sizes {
-    /// In bytes.
+    /// All sizes, in bytes.
     fn all(&self) -> Vec<u64> {
         let next = |bytes: &u64| Some(bytes * self.factor).filter(|bytes| *bytes <= self.end);
         std::iter::successors(Some(self.begin), next).collect()
     }
 
-    /// What the other programs are told.
+    /// The arguments by which the other programs learn the sizes.
     fn args(&self) -> [String; 5] {
         let Sizes { begin, end, factor, warmup, iterations } = self;
         [*begin, *end, *factor, u64::from(*warmup), u64::from(*iterations)].map(|n| n.to_string())
     }
 
-    /// µs of each size, of which the other programs print a line "bytes µs".
+    /// Parses the lines "bytes µs" that the other programs print. Returns µs for each size.
     fn times(&self, output: &str) -> Result<Vec<f64>> {
         let times = self.all().into_iter().map(|bytes| {
             let prefix = format!("{bytes} ");

@@ -1,8 +1,9 @@
-//! Instructions that operations take, counted by callgrind: the same on every run and host.
+//! Counts the instructions of operations with callgrind. The count is equal on every run and host.
 //!
-//! A program runs one case so many times and prints nothing: `PROGRAM CASE ITERATIONS`. It runs
-//! twice, for N and for 2 N iterations, and the difference is that of N iterations, without start
-//! and warm-up. Below it is a device that completes at once and is not counted.
+//! A program runs one case a given number of times and prints nothing: `PROGRAM CASE ITERATIONS`. The
+//! benchmark runs it for N and for 2 N iterations. The difference is the cost of N iterations, without
+//! start and warm-up. The device below the program completes at once, and its instructions are not
+//! counted.
 
 use std::fs;
 use std::path::Path;
@@ -15,37 +16,39 @@ use super::plot::{Figure, Values};
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 
-/// Cases that are counted alike.
+/// Cases whose instructions are counted in one way.
 pub(super) struct Suite {
     pub(super) cases: &'static [Case],
-    /// What the names of the device's functions begin with: they and what they call stand for the
-    /// driver, and are counted apart. They are not to be inlined, as verbs aren't.
+    /// The prefix of the names of the device's functions. These functions and their callees stand for
+    /// the driver and are counted apart. They must not be inlined, since verbs aren't.
     pub(super) device: &'static str,
-    /// What is counted, of all that runs.
+    /// Picks the instructions of a run that count.
     pub(super) counted: fn(&Profile) -> u64,
-    /// Variables of the programs.
+    /// The environment variables of the programs.
     pub(super) env: Vec<(&'static str, String)>,
-    /// What `--plot` draws, if anything.
+    /// The figure that `--plot` draws, if any.
     pub(super) figure: Option<&'static Figure>,
 }
 
-/// Beside what takes NCCL more, bars of messages would not be seen.
+/// The plot leaves out cases where NCCL takes more than this: bars of single messages would be
+/// invisible.
 const PLOTTED_MAX: u64 = 10_000;
 
 pub(super) struct Case {
     pub(super) name: &'static str,
-    /// In cargo's folder of release builds.
+    /// The program's name in cargo's folder of release builds.
     pub(super) program: &'static str,
     pub(super) argument: &'static str,
     pub(super) iterations: u64,
-    /// Instructions an operation that we may take.
+    /// The most instructions that Invar may take for an operation.
     pub(super) bar: Option<u64>,
-    /// What NCCL 2.14.3 takes for the same, measured over a null device of its own, where it was.
+    /// The instructions that NCCL 2.14.3 takes for this operation, if they were measured. NCCL ran over
+    /// a null device of its own.
     pub(super) nccl: Option<u64>,
 }
 
 impl Suite {
-    /// Prints the table and returns the cases that miss their bar. The programs are built by then.
+    /// Prints the table and returns the cases that miss their bar. The caller has built the programs.
     pub(super) fn run(&self, shell: &Shell, args: &Args) -> Result<Vec<String>> {
         let is_there = shell.read(shell.command("valgrind --version"));
         is_there.context("valgrind is missing: apt-get install valgrind")?;
@@ -96,10 +99,11 @@ impl Suite {
         self.cost(&once, &twice, case.iterations).with_context(|| case.name.to_owned())
     }
 
-    /// `once` ran `iterations`, `twice` ran double that.
+    /// The cost of one iteration. `once` is the profile of `iterations`, `twice` that of double the
+    /// number.
     fn cost(&self, once: &Profile, twice: &Profile, iterations: u64) -> Result<Cost> {
         let each = |once: u64, twice: u64| (twice as f64 - once as f64) / iterations as f64;
-        // Of libibverbs some functions go by the names that C gives them.
+        // Some functions of the null libibverbs have C names.
         let is_device = |name: &str| is_of(self.device, name) || name.starts_with("ibv_");
         let device = each(once.below(is_device), twice.below(is_device));
         let total = each((self.counted)(once), (self.counted)(twice));
@@ -114,17 +118,18 @@ impl Suite {
     }
 }
 
-/// Instructions for one operation.
+/// The instructions that one operation takes.
 #[derive(Debug, PartialEq)]
 struct Cost {
     ours: f64,
     device: f64,
-    /// By function, without what it calls, largest first; the device's too.
+    /// The cost of each function without its callees, largest first. The device's functions are among
+    /// them.
     functions: Vec<(String, f64)>,
 }
 
-/// `krate::f` and `<krate::Nic as …>::f` are of `krate::`, but not a function that has one of its
-/// types among its parameters.
+/// Whether `function` belongs to `path`. For `krate::`, `krate::f` and `<krate::Nic as …>::f` do. A
+/// function that has a type of `krate` among its parameters does not.
 pub(super) fn is_of(path: &str, function: &str) -> bool {
     function.trim_start_matches(['<', '&']).starts_with(path)
 }

@@ -1,7 +1,7 @@
-//! Plots of what was measured: a figure is a file of values, NAME.csv, and the SVG drawn from it.
+//! Plots the measurements. A figure consists of a file of values, NAME.csv, and the SVG drawn from it.
 //!
-//! `cargo xtask bench … --plot FOLDER` writes both from its run. `cargo xtask docs` draws the figures of
-//! `docs/plots` from their values.
+//! `cargo xtask bench … --plot FOLDER` writes both files from its run. `cargo xtask docs` draws the
+//! figures of `docs/plots` from their values.
 
 mod draw;
 
@@ -11,12 +11,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-/// What a figure shows, but for the values.
+/// The description of a figure, without its values.
 pub(crate) struct Figure {
-    /// Of its files.
+    /// The name of the figure's files, without the extension.
     pub(crate) name: &'static str,
     title: &'static str,
-    /// What the vertical axis counts.
+    /// The caption of the vertical axis.
     axis: &'static str,
     style: Style,
 }
@@ -60,10 +60,10 @@ pub(super) const PLUGIN: Figure = Figure {
     style: Style::Bars,
 };
 
-/// Those of `docs/plots`.
+/// All figures of `docs/plots`.
 pub(crate) const FIGURES: [Figure; 5] = [SOFT_NIC, SOCKET, COLL, PROTOCOL, PLUGIN];
 
-/// The least and the most of a value's runs; the same where there is one value.
+/// The least and the greatest value of several runs. Both are equal where there is one value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Span {
     least: f64,
@@ -86,7 +86,7 @@ pub(crate) struct Values {
 }
 
 impl Values {
-    /// Without rows.
+    /// Makes a table without rows.
     pub(super) fn new(about: String, series: &[&str]) -> Self {
         let series = series.iter().map(|name| (*name).to_owned()).collect();
         Values { about, series, rows: Vec::new() }
@@ -127,7 +127,7 @@ impl Values {
 }
 
 impl Span {
-    /// `None` for an empty text.
+    /// Parses `VALUE` or `LEAST..MOST`. An empty text gives `None`.
     fn parse(text: &str) -> Result<Option<Self>> {
         if text.is_empty() {
             return Ok(None);
@@ -147,12 +147,12 @@ impl Span {
 }
 
 impl Figure {
-    /// The SVG.
+    /// Draws the figure as SVG.
     pub(crate) fn draw(&self, values: &Values) -> Result<String> {
         draw::svg(self, values).with_context(|| format!("drawing {}", self.name))
     }
 
-    /// Writes both files into a folder, which is made if need be.
+    /// Writes the figure's CSV and SVG into `folder`, and creates the folder if it is missing.
     pub(super) fn write(&self, folder: &Path, values: &Values) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
         let write = |kind: &str, text: String| {
@@ -164,7 +164,7 @@ impl Figure {
     }
 }
 
-/// Bytes as a label.
+/// Formats a number of bytes as a label.
 pub(super) fn bytes(bytes: u64) -> String {
     match bytes {
         0..1024 => format!("{bytes} B"),

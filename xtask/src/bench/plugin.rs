@@ -1,5 +1,5 @@
-//! Instructions that the plugin takes between NCCL and libibverbs, over the null libibverbs of
-//! `tests/null-verbs`. What drives it is not counted.
+//! Counts the instructions that the plugin takes between NCCL and libibverbs. Below it is the null
+//! libibverbs of `tests/null-verbs`. The program that calls the plugin is not counted.
 
 use anyhow::{Context, Result};
 
@@ -26,7 +26,7 @@ const fn case(
     }
 }
 
-/// The bars are 0.6 of NCCL's, and NCCL's own where nothing is to be done.
+/// Each bar is 0.6 of NCCL's count. It is NCCL's own count where there is nothing to do.
 pub(super) const CASES: [Case; 9] = [
     case("plugin-msg8-w1", "msg8-w1", 4096, 374, 624),
     case("plugin-msg8-w32", "msg8-w32", 4096, 470, 785),
@@ -58,7 +58,7 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     .run(shell, args)
 }
 
-/// What the driver calls.
+/// Counts the functions that the driver program calls, without the program itself.
 fn counted(profile: &Profile) -> u64 {
     profile.below(|function| !is_of("bench_plugin::", function))
 }

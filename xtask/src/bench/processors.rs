@@ -1,31 +1,31 @@
-//! Where the two ends of a measurement run. Left to itself Linux at times keeps both on one processor,
-//! for seconds, and then they reach about half.
+//! Binds the two ends of a measurement to processors. Otherwise Linux sometimes keeps both on one
+//! processor for seconds, and then they reach about half of the throughput.
 
 use std::thread;
 
 use invar_linux::processors;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// A processor for each end; none where there are not two.
+/// A processor for each end. The value is `None` where the process has fewer than two processors.
 #[derive(Clone, Copy)]
 pub(super) struct Processors(Option<[CpuSet; 2]>);
 
 impl Processors {
-    /// Wherever Linux puts them.
+    /// Leaves the choice of processors to Linux.
     pub(super) const ANY: Processors = Processors(None);
 
-    /// The first two that this process may use.
+    /// The first two processors that this process may use.
     pub(super) fn two() -> Processors {
         let mut each = processors::allowed().into_iter();
         Processors(each.next().zip(each.next()).map(<[CpuSet; 2]>::from))
     }
 
-    /// Calls a function on the processor of an end, in a thread of its own. Threads and processes
-    /// that it starts stay there too.
+    /// Calls `call` in a new thread on the processor of `end`. Threads and processes that `call` starts
+    /// stay on that processor.
     pub(super) fn call<R: Send>(self, end: usize, call: impl FnOnce() -> R + Send) -> R {
         let Processors(Some(sets)) = self else { return call() };
         let bound = || {
-            // Anywhere else it is slower and as right.
+            // If the binding fails, `call` runs on any processor: slower, but correct.
             let _ = sched_setaffinity(None, &sets[end]);
             call()
         };

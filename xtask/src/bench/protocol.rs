@@ -1,6 +1,5 @@
-//! Instructions that the protocol takes, over the null NIC.
-//!
-//! The programs are in invar-testkit.
+//! Counts the instructions that the protocol takes over the null NIC. The programs are in
+//! invar-testkit.
 
 use anyhow::Result;
 
@@ -9,8 +8,9 @@ use super::instructions::{Case, Suite};
 use super::{Args, plot};
 use crate::shell::Shell;
 
-/// Calls into the protocol that are functions of their own. Where a case has them, what drives
-/// them is not counted; elsewhere they are part of the loop around them, and that is.
+/// The name of the calls into the protocol that are functions of their own. Where a case has such
+/// calls, the code around them is not counted. Elsewhere the calls are inlined into the loop, and the
+/// loop is counted.
 const CALLS: &str = "::call::Called as ";
 
 const fn message(name: &'static str, iterations: u64, bar: Option<u64>, nccl: u64) -> Case {
@@ -50,7 +50,7 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     Suite { cases: &CASES, device, counted, env: Vec::new(), figure }.run(shell, args)
 }
 
-/// All, or what is spent in calls if they are functions of their own.
+/// Counts all calls into the protocol if they are functions of their own, or else everything.
 pub(super) fn counted(profile: &Profile) -> u64 {
     match profile.below(|function| function.contains(CALLS)) {
         0 => profile.total(),

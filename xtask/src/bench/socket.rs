@@ -1,4 +1,4 @@
-//! The socket transport beside a bare TCP stream: two processes over loopback, both polling.
+//! Measures the socket transport beside a bare TCP stream. Two processes poll over loopback.
 
 use std::path::Path;
 
@@ -13,32 +13,33 @@ use crate::workspace::Workspace;
 
 const KIB: usize = 1 << 10;
 
-/// Odd, so that there is a middle one.
+/// An odd number, so that one run is the median.
 const RUNS: usize = 5;
 
-/// Messages under way.
+/// The number of messages in flight.
 const WINDOW: usize = 8;
 
-/// What one run of a stream moves, unless that were too many messages.
+/// The bytes that one run of a stream moves, unless that takes more than [`RUN_MESSAGES_MAX`] messages.
 const RUN_BYTES: usize = 1 << 30;
 const RUN_MESSAGES_MAX: usize = 50_000;
 
-/// Round trips of a run.
+/// The round trips of one run.
 const ROUND_TRIPS: usize = 10_000;
 
 struct Case {
-    /// Bytes of a message.
+    /// The size of a message in bytes.
     size: usize,
     measure: Measure,
-    /// The ratio to a bare stream that one socket must reach: at least, or of time at most.
+    /// The bar for one socket, as a ratio to a bare stream. It is a minimum for throughput and a
+    /// maximum for time.
     bar: f64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Measure {
-    /// µs.
+    /// Half a round trip, in µs.
     HalfRoundTrip,
-    /// Gbit/s.
+    /// Throughput, in Gbit/s.
     Throughput,
 }
 
@@ -56,18 +57,18 @@ const CASES: [Case; 7] = [
     stream(16 * 1024 * KIB, 0.95),
 ];
 
-/// What many sockets must reach of a bare stream's throughput on a host with two CPUs.
+/// The share of a bare stream's throughput that many sockets must reach on a host with two CPUs.
 const MANY_SOCKETS_BAR: f64 = 0.5;
 
 pub(super) struct Link {
     pub(super) name: &'static str,
-    /// What the program calls it.
+    /// The program's argument that selects this link.
     argument: &'static str,
 }
 
-/// The first is what the others are measured against. `socket-4x4` is asked for four threads with
-/// four sockets each. `raw` has the congestion control that Invar takes within a host, `raw-system`
-/// the system's.
+/// The other links are measured against the first one. `socket-4x4` asks for four threads with four
+/// sockets each. `raw` uses the congestion control that Invar chooses within a host, `raw-system` the
+/// system's.
 pub(super) const LINKS: [Link; 4] = [
     Link { name: "raw", argument: "raw" },
     Link { name: "socket", argument: "0x1" },
@@ -75,7 +76,7 @@ pub(super) const LINKS: [Link; 4] = [
     Link { name: "raw-system", argument: "raw-system" },
 ];
 
-/// Prints the table and returns what misses its bar.
+/// Prints the table and returns the cases that miss their bar.
 pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     let line = "build --release --package invar-testkit --bin bench_socket";
     shell.run(shell.cargo(line))?;
@@ -89,7 +90,7 @@ pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     println!("{:>10} {:12} {:>9} {:>9} {:>9} {:>6}", "", "", "median", "least", "most", "ratio");
     for case in &CASES {
         let mut values = vec![Vec::new(); links.len()];
-        // In turn, so that what else the host does meets them all.
+        // The links run in turns, so that other load on the host affects all of them.
         for _ in 0..RUNS {
             for (link, values) in links.iter().zip(&mut values) {
                 let value = measure(shell, &program, link, case);

@@ -1,5 +1,5 @@
-//! Throughput of `invar perf` over loopback, and of bare TCP and UDP between its runs; then what
-//! else the software NIC has to keep to: `namespaces`, `lossy`, `round_trip`, `fabric`.
+//! Measures the throughput of `invar perf` over loopback, with bare TCP and UDP between its runs. Then
+//! it checks the software NIC's other bars: `namespaces`, `lossy`, `round_trip`, `fabric`.
 
 mod fabric;
 mod lossy;
@@ -24,26 +24,26 @@ use crate::workspace::Workspace;
 const MIB: usize = 1 << 20;
 const SIZES: [usize; 2] = [MIB, 64 * MIB];
 
-/// What one run moves: about a second's worth.
+/// The bytes that one run moves: about a second's worth.
 const RUN_BYTES: usize = 4 << 30;
 const RUNS: usize = 5;
 
-/// Messages in flight.
+/// The number of messages in flight.
 const WINDOW: usize = 8;
 
-/// What `soft` has to reach with messages of 1 MiB.
+/// The throughput that `soft` must reach with messages of 1 MiB.
 const SOFT_BAR_GBITS: f64 = 30.0;
-/// What of other contenders' it has to reach with messages of any size.
+/// The shares of other contenders' throughput that `soft` must reach with messages of any size.
 const SOFT_BARS: [(&str, f64); 3] = [("tcp-blocking", 1.2), ("tcp-polled", 0.9), ("udp-gso", 0.5)];
 
 struct Contender {
     name: &'static str,
-    /// Gbit/s for messages of a size.
+    /// Measures the throughput in Gbit/s for messages of the given size.
     run: fn(&Shell, &Path, usize) -> Result<f64>,
 }
 
-/// `soft` is `invar perf` on a host without RDMA hardware: the software NIC. `soft-4096` has packets
-/// as foreign peers get them, of path MTU 4096; the packets of `soft-auth` carry tags.
+/// `soft` is `invar perf` on a host without RDMA hardware, over the software NIC. `soft-4096` sends
+/// packets with path MTU 4096, as foreign peers get them. The packets of `soft-auth` carry tags.
 const CONTENDERS: [Contender; 6] = [
     Contender { name: "tcp-blocking", run: |_, _, size| tcp(size, Wait::Block) },
     Contender { name: "tcp-polled", run: |_, _, size| tcp(size, Wait::Poll) },
@@ -66,7 +66,7 @@ pub(super) fn cases() -> Vec<&'static str> {
     names.chain(others).collect()
 }
 
-/// Prints the tables and returns what misses its bar.
+/// Prints the tables and returns the cases that miss their bar.
 pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     let mut missed = throughput(shell, args)?;
     if args.wants(namespaces::CASE) {
@@ -99,7 +99,7 @@ fn throughput(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     );
     for size in SIZES {
         let mut rates = vec![Vec::new(); contenders.len()];
-        // In turn, so that what else the host does meets them all.
+        // The contenders run in turns, so that other load on the host affects all of them.
         for _ in 0..RUNS {
             for (contender, rates) in contenders.iter().zip(&mut rates) {
                 let rate = (contender.run)(shell, &target_dir, size);
@@ -124,7 +124,7 @@ fn throughput(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     Ok(missed)
 }
 
-/// Which bars the software NIC misses, by all contenders' medians for messages of a size.
+/// The bars that the software NIC misses, given the medians of all contenders for messages of one size.
 fn misses(size: usize, medians: &BTreeMap<&str, f64>) -> Vec<String> {
     let Some(&soft) = medians.get("soft") else { return Vec::new() };
     let absolute = (size == MIB).then(|| (SOFT_BAR_GBITS, "Gbit/s".to_owned()));
@@ -139,7 +139,7 @@ fn misses(size: usize, medians: &BTreeMap<&str, f64>) -> Vec<String> {
         .collect()
 }
 
-/// Sorts them.
+/// The median of `rates`. This function sorts `rates`.
 pub(super) fn median(rates: &mut [f64]) -> f64 {
     rates.sort_by(f64::total_cmp);
     rates[rates.len() / 2]
@@ -165,7 +165,7 @@ fn invar_perf(shell: &Shell, target_dir: &Path, size: usize, set: &[Variable]) -
     gbits(&report(shell, target_dir, size, &["--window", &window, "-n", &count], set)?)
 }
 
-/// Builds a package's program and says where programs are.
+/// Builds a program of a package and returns the target folder.
 pub(super) fn built(shell: &Shell, what: &str) -> Result<PathBuf> {
     shell.run(shell.cargo(&format!("build --release --package {what}")))?;
     Ok(Workspace::load(shell)?.target_dir)
@@ -174,7 +174,8 @@ pub(super) fn built(shell: &Shell, what: &str) -> Result<PathBuf> {
 /// A variable of the environment and its value.
 type Variable = (&'static str, &'static str);
 
-/// The row of `invar perf` for messages of a size, with these variables set.
+/// The row that `invar perf` reports for messages of a size, with the variables `set` in its
+/// environment.
 fn report(
     shell: &Shell,
     target_dir: &Path,
@@ -191,7 +192,7 @@ fn report(
     row(&fs::read_to_string(&json)?).context("invar perf --json says something unexpected")
 }
 
-/// The row of the report of `invar perf --json`, if it has one.
+/// The first row of the report of `invar perf --json`. It is an error if bytes were wrong.
 fn row(json: &str) -> Result<Value> {
     let mut report: Value = serde_json::from_str(json)?;
     let row = report["rows"].get_mut(0).context("no row")?.take();

@@ -1,4 +1,4 @@
-//! A bare TCP stream: what the kernel moves when nothing stands above it.
+//! Measures a bare TCP stream: the kernel's own throughput without a protocol above it.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -10,37 +10,37 @@ use anyhow::{Context, Result, ensure};
 
 use super::processors::Processors;
 
-/// How an end waits for the other.
+/// How an end waits for its peer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// In the kernel.
+    /// The end sleeps in the kernel.
     Block,
-    /// By asking again.
+    /// The end retries its call.
     Poll,
 }
 
-/// No end waits longer for the other.
+/// The longest time that an end waits for its peer.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Prints which congestion control there is where nothing else is said: TCP's figures depend on it.
+/// Prints the system's default congestion control, because TCP's figures depend on it.
 pub(super) fn print_congestion_control() {
     let name = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
     let name = name.unwrap_or_else(|error| format!("unknown ({error})"));
     println!("the system's TCP congestion control is {}", name.trim_end());
 }
 
-/// The two ends of a stream, the one that sends first.
+/// The two ends of a stream: first the sender's, then the receiver's.
 pub(super) type Stream = (TcpStream, TcpStream);
 
-/// A stream over loopback.
+/// Opens a stream over loopback.
 pub(super) fn over_loopback() -> Result<Stream> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let sender = TcpStream::connect(listener.local_addr()?)?;
     Ok((sender, listener.accept()?.0))
 }
 
-/// Sends messages of `size` bytes from one thread to another, cycling through `window` buffers at
-/// either end, and returns seconds for `count` of them, after `window` to warm up.
+/// Sends `count` messages of `size` bytes from one thread to another and returns the seconds they took.
+/// Both ends cycle through `window` buffers, and `window` messages go ahead as warm-up.
 pub(super) fn seconds(
     (sender, receiver): Stream,
     size: usize,
@@ -79,13 +79,13 @@ fn send(mut end: End, size: usize, count: usize, window: usize) -> Result<f64> {
         for i in 0..count {
             end.write(&buffers[i % window])?;
         }
-        // Until the last byte is read, it has not arrived.
+        // The receiver answers with one byte after it has read the last message.
         end.read(&mut [0])?;
     }
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Written to, so that the pages are there before the clock runs.
+/// Fills the buffers, so that their pages exist before the clock starts.
 fn buffers(size: usize, window: usize) -> Vec<Vec<u8>> {
     vec![vec![0x5a; size]; window]
 }
@@ -120,13 +120,14 @@ impl End {
     }
 }
 
-/// Asks until there is something, or until the time is up.
+/// Repeats `call` until it has a result other than `WouldBlock`, or until [`TIMEOUT`] has passed.
 fn retry(mut call: impl FnMut() -> std::io::Result<usize>) -> std::io::Result<usize> {
     let mut deadline = None;
     loop {
         match call() {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                // A blocking socket has waited that long already; a polled one starts the clock.
+                // A blocking socket has waited for that time already. A polled socket starts the clock
+                // here.
                 if Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + TIMEOUT) {
                     return Err(error);
                 }

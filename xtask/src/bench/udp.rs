@@ -1,5 +1,5 @@
-//! Bare UDP over loopback with segmentation offload, as the software NIC sends: what the kernel
-//! leaves to whoever builds on it.
+//! Measures bare UDP over loopback with segmentation offload, as the software NIC sends. This is the
+//! throughput that the kernel leaves to a protocol above UDP.
 
 use std::io::ErrorKind;
 use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
@@ -11,19 +11,19 @@ use anyhow::{Result, ensure};
 use invar_linux::memory::Gather;
 use invar_linux::udp::{RxBatch, RxSocket, TxSocket};
 
-/// A full RoCEv2 packet of path MTU 4096: BTH, payload, ICRC.
+/// The size of a full RoCEv2 packet of path MTU 4096: BTH, payload, ICRC.
 const DATAGRAM_BYTES: usize = 12 + 4096 + 4;
-/// Datagrams a system call.
+/// The number of datagrams for each system call.
 const TRAIN: usize = 15;
-/// Trains that the receiver takes by one call.
+/// The number of trains that the receiver takes with one call.
 const BATCH_TRAINS: usize = 8;
-/// Not yet received; well within a receive buffer of 16 MiB.
+/// The most bytes that are sent and not yet received. They fit well into a receive buffer of 16 MiB.
 const IN_FLIGHT_BYTES: u64 = 1 << 20;
-/// Without a byte received.
+/// A run fails after this time without a received byte.
 const STALL: Duration = Duration::from_secs(5);
 
-/// Half the median round trip of a datagram of 8 bytes between two threads that only look for it,
-/// in microseconds.
+/// Half the median round trip of a datagram of 8 bytes, in microseconds. Two threads exchange it by
+/// polling.
 pub(super) fn half_round_trip_us(round_trips: usize) -> Result<f64> {
     let bind = || -> Result<UdpSocket> {
         let socket = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0))?;
@@ -63,7 +63,7 @@ fn await_datagram(socket: &UdpSocket) -> Result<()> {
     }
 }
 
-/// Seconds to move at least `bytes` from one thread to another.
+/// The seconds that it takes to move at least `bytes` from one thread to another.
 pub(super) fn seconds(bytes: usize) -> Result<f64> {
     let loopback = SocketAddr::from((Ipv6Addr::LOCALHOST, 0));
     let rx = RxSocket::bind(loopback)?;
@@ -109,7 +109,7 @@ fn receive(rx: &RxSocket, bytes: u64, received: &AtomicU64) -> Result<()> {
     Ok(())
 }
 
-/// Gives up where nothing moves any more: a datagram was lost.
+/// Ends the run with an error when nothing moves any more, because a datagram was lost.
 #[derive(Default)]
 struct Patience {
     calls: u32,

@@ -1,5 +1,5 @@
-//! Instructions that the protocol and the adapter of libibverbs take together, over the null
-//! libibverbs of `tests/null-verbs`.
+//! Counts the instructions that the protocol and the libibverbs adapter take together. Below them is
+//! the null libibverbs of `tests/null-verbs`.
 
 use anyhow::Result;
 
@@ -13,7 +13,7 @@ const fn case(name: &'static str, argument: &'static str, iterations: u64, nccl:
     Case { name, program: "bench_verbs", argument, iterations, bar: None, nccl: Some(nccl) }
 }
 
-/// Each call is a function of its own, as in the plugin.
+/// Each call is a function of its own here, as it is in the plugin.
 pub(super) const CASES: [Case; 6] = [
     case("verbs-msg8-w1", "msg8-w1-calls", 4096, 624),
     case("verbs-msg8-w32", "msg8-w32-calls", 4096, 785),

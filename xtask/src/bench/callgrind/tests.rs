@@ -1,6 +1,7 @@
 use super::*;
 
-/// `main` calls `send` twice and `poll` once; `send` and `poll` call the device, and that libc.
+/// `main` calls `send` twice and `poll` once. `send` and `poll` call the device, and the device calls
+/// libc.
 const SAMPLE: &str = "\
 # callgrind format
 version: 1
@@ -75,7 +76,7 @@ fn calls_carry_the_cost_below_them() {
     assert_eq!(profile.calls[&call], 130);
     assert_eq!(profile.below(|name| name.contains("null::")), 140);
     assert_eq!(profile.below(|name| name == "bench::main"), 0);
-    // Calls within the set are part of those that enter it.
+    // A call within the set is already part of the call that enters the set.
     assert_eq!(profile.below(|name| name.contains("null::") || name == "memcpy"), 140);
 }
 

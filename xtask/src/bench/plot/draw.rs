@@ -1,4 +1,4 @@
-//! A figure as SVG.
+//! Draws a figure as SVG.
 
 use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
@@ -8,7 +8,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use super::{Figure, Span, Style, Values};
 
 const SIZE: (u32, u32) = (800, 420);
-/// Told apart by people who see few colours (Okabe and Ito).
+/// Colours that colour-blind people can tell apart (Okabe and Ito).
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -17,7 +17,7 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
 ];
-/// Of the room that a row has, what its bars take.
+/// The share of a row's width that its bars take.
 const BARS_SHARE: f64 = 0.8;
 
 type Root<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -92,7 +92,7 @@ fn draw<'a>(
     Ok(())
 }
 
-/// The names of the series, side by side.
+/// Draws the names of the series side by side.
 fn legend<'a>(root: &Root<'a>, series: &[String]) -> Result<(), Box<dyn std::error::Error + 'a>> {
     const GAP: i32 = 34;
     let widths = series.iter().map(|name| 7 * name.chars().count() as i32 + GAP);
@@ -109,7 +109,7 @@ fn colour(series: usize) -> RGBColor {
     COLOURS[series % COLOURS.len()]
 }
 
-/// Writes with the top at a point.
+/// Draws a text whose top is at the point `at`.
 fn text<'a>(
     root: &Root<'a>,
     text: &str,

@@ -1,5 +1,5 @@
-//! What many connections cost, and what is left of the throughput when packets are lost. Between
-//! two software NICs of one process: `bench_soft`.
+//! Measures what many connections cost, and how much throughput remains when packets are lost.
+//! `bench_soft` runs two software NICs in one process.
 
 use std::path::Path;
 
@@ -14,12 +14,12 @@ pub(super) const LOSS: &str = "loss";
 
 const RUNS: usize = 3;
 
-/// Of what a message costs over one connection.
+/// The most that a message may cost over many connections, as a multiple of its cost over one.
 const CONNECTIONS_BAR: f64 = 2.0;
-/// Adaptive routing beside go-back-N, where one packet in a hundred is lost.
+/// The least speedup of adaptive routing over go-back-N where one packet in a hundred is lost.
 const LOSS_BAR: f64 = 3.0;
 
-/// Arguments of `bench_soft`.
+/// The arguments of `bench_soft`.
 struct Work {
     connections: u32,
     bytes: usize,
@@ -76,7 +76,7 @@ fn loss(shell: &Shell, target_dir: &Path) -> Result<Option<String>> {
     Ok(missed)
 }
 
-/// Median of some runs.
+/// The median of the seconds that [`RUNS`] runs of `bench_soft` print.
 fn seconds(shell: &Shell, target_dir: &Path, work: &Work) -> Result<f64> {
     let Work { connections, bytes, messages, drop_ppm, adaptive } = *work;
     let run = || -> Result<f64> {

@@ -1,5 +1,5 @@
-//! What is left of throughput and round trips where the receiving host of two namespaces loses
-//! packets at random, one way, and whole trains of them, as its kernel has not cut those.
+//! Measures throughput and round trips between two namespaces where the receiving host loses packets at
+//! random, in one direction. It loses whole trains, since its kernel has not yet cut them into packets.
 
 use anyhow::{Context, Result};
 use invar_testkit::namespaces::Hosts;
@@ -17,12 +17,12 @@ const SHORT_MESSAGES: usize = 10_000;
 const MTUS: [u32; 2] = [1500, 9000];
 const LOSSES_PER_MILLE: [u32; 3] = [0, 10, 50];
 
-/// Of the throughput without loss, at the most loss.
+/// The share of the throughput without loss that must remain at the highest loss.
 const THROUGHPUT_BAR: f64 = 0.5;
-/// Round trips of the median without loss, that 99 in 100 messages stay below at the most loss.
+/// At the highest loss, 99 of 100 messages take at most so many median round trips without loss.
 const ROUND_TRIPS_BAR: f64 = 10.0;
 
-/// Medians at one share of loss.
+/// The medians at one rate of loss.
 struct Measured {
     soft_gbits: f64,
     socket_gbits: f64,
@@ -77,7 +77,7 @@ fn measure(hosts: &Hosts, invar: &std::path::Path) -> Result<Measured> {
     Ok(Measured { soft_gbits, socket_gbits, p50_us, p99_us })
 }
 
-/// Which bars are missed, by what was measured without loss first and with the most last.
+/// The missed bars. The first row was measured without loss, the last row with the most.
 fn misses(mtu: u32, rows: &[Measured]) -> Vec<String> {
     let (Some(without), Some(with)) = (rows.first(), rows.last()) else { return Vec::new() };
     let rate = with.soft_gbits / without.soft_gbits;

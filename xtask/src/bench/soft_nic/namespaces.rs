@@ -1,5 +1,5 @@
-//! Throughput between two network namespaces: packets go through a virtual Ethernet, whose MTU they
-//! have to keep to. Either end has a processor of its own.
+//! Measures throughput between two network namespaces. Packets go through a virtual Ethernet and have
+//! to fit its MTU. Each end has a processor of its own.
 
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
@@ -19,7 +19,7 @@ pub(super) const CASE: &str = "namespaces";
 
 const RUNS: usize = 7;
 const MESSAGES: usize = 1000;
-/// Of a blocking TCP stream's throughput.
+/// The share of a blocking TCP stream's throughput that the software NIC must reach.
 const BAR: f64 = 1.0;
 
 pub(super) fn run(shell: &Shell) -> Result<Vec<String>> {
@@ -61,7 +61,8 @@ fn stream(hosts: &Hosts) -> Result<Stream> {
     Ok((sender, listener.accept()?.0))
 }
 
-/// The row of `invar perf` over a transport for messages of a size that host 1 sends to host 0.
+/// The row that `invar perf` reports over `transport` for messages of `size` bytes from host 1 to host
+/// 0.
 pub(super) fn perf(
     hosts: &Hosts,
     invar: &Path,
@@ -91,7 +92,7 @@ pub(super) fn perf(
     row(&String::from_utf8(output.stdout)?).map_err(|error| anyhow!("{error}: {text}"))
 }
 
-/// Ends with this, whatever the client did.
+/// Kills the server process when it is dropped, whatever the client did.
 struct Server(Child);
 
 impl Drop for Server {

@@ -1,4 +1,4 @@
-//! How long a message of 8 bytes is under way, beside a bare UDP datagram.
+//! Measures how long a message of 8 bytes takes, beside a bare UDP datagram.
 
 use anyhow::{Context, Result};
 
@@ -10,7 +10,7 @@ pub(super) const CASE: &str = "round-trip";
 
 const RUNS: usize = 5;
 const ROUND_TRIPS: usize = 20_000;
-/// Of the datagram's time.
+/// The most that a message may take, as a multiple of the datagram's time.
 const BAR: f64 = 1.5;
 
 pub(super) fn run(shell: &Shell) -> Result<Vec<String>> {
