@@ -1,4 +1,4 @@
-//! The step `vm` of `cargo xtask ci`: Linux's own RoCE, in a guest, as device and as peer.
+//! The step `vm` of `cargo xtask ci`: tests Linux's own RoCE in a guest, as device and as peer.
 
 mod coll;
 mod devices;
@@ -17,10 +17,10 @@ use crate::ci::Outcome;
 use crate::shell::Shell;
 use crate::vm;
 
-/// Seconds that a guest may take, on a host that does other things too.
+/// The most seconds that a guest may take. The host may be busy.
 const GUEST_LIMIT: &str = "600";
 
-/// Everything, one after the other.
+/// Runs all parts of the step, one after the other.
 pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
     if let Err(why) = vm::require(shell) {
         return Ok(Outcome::Skipped(format!("{why:#}")));
@@ -36,14 +36,15 @@ pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The kit that every NIC has to pass, on both ends of the guest's cable.
+/// Runs the conformance kit of every NIC on both ends of the guest's cable.
 fn conformance(shell: &Shell) -> Result<()> {
     let tests = built(shell, "test --no-run -p invar-testkit --test", "verbs_conformance")?;
     let line = format!("INVAR_TEST_RDMA=rxe_a,rxe_b {} --nocapture", tests.display());
     guest(shell, None, &line).map(drop)
 }
 
-/// What a shell command in the guest prints, with another one on the host meanwhile.
+/// Runs the shell command `line` in the guest and returns what it prints. `host` is a command that runs
+/// on the host meanwhile.
 fn guest(shell: &Shell, host: Option<&str>, line: &str) -> Result<String> {
     let mut command = shell.program(&env::current_exe()?);
     command.args(["vm", "--timeout", GUEST_LIMIT]);
@@ -54,7 +55,7 @@ fn guest(shell: &Shell, host: Option<&str>, line: &str) -> Result<String> {
     shell.read(command)
 }
 
-/// Builds what `cargo ARGS` builds, and gives the path of the program `name` in it.
+/// Runs `cargo ARGS` and returns the path of the program `name` that it builds.
 fn built(shell: &Shell, args: &str, name: &str) -> Result<PathBuf> {
     let line = format!("{args} {name} --message-format=json-render-diagnostics");
     let output = shell.read(shell.cargo(&line))?;

@@ -1,13 +1,13 @@
-//! `cargo xtask vm -- COMMAND`: a throw-away guest that has Linux's own RoCE, `rdma_rxe`.
+//! `cargo xtask vm -- COMMAND`: runs a command in a throw-away guest that has Linux's own RoCE,
+//! `rdma_rxe`.
 //!
-//! The guest is Debian's kernel and packages under QEMU, which emulates its processors: no KVM, no
-//! root and no RDMA hardware are needed. This checkout and its build directory are there under
-//! their own paths, so that what was built here runs there. `xtask/vm/init` says which RDMA
-//! devices there are.
+//! The guest runs Debian's kernel and packages under QEMU, which emulates its processors. So it needs
+//! no KVM, no root and no RDMA hardware. The guest sees this checkout and its build directory under
+//! their own paths, so programs built here run there. `xtask/vm/init` creates the RDMA devices.
 //!
-//! The first run builds the image in `target/vm` (about half a minute, 90 MB from Debian's
-//! mirror); it ends in a snapshot of the booted guest, from which each command starts within a
-//! second. Whatever a command does to the guest is gone with it.
+//! The first run builds the image in `target/vm` (about half a minute, 90 MB from Debian's mirror). The
+//! image ends with a snapshot of the booted guest, from which each command starts within a second.
+//! Every change that a command makes to the guest is lost with the guest.
 
 mod image;
 mod machine;
@@ -24,9 +24,9 @@ use crate::workspace::Workspace;
 use image::Image;
 use session::Session;
 
-/// The status where the time limit passed, as that of `timeout`.
+/// The exit status if the time limit passed, as `timeout` has it.
 const TIMED_OUT: u8 = 124;
-/// The status where it was not the command that failed.
+/// The exit status if something other than the command failed.
 const NOT_RUN: u8 = 125;
 
 #[derive(clap::Args)]
@@ -61,7 +61,7 @@ pub(crate) fn run(shell: &Shell, args: &Args) -> ExitCode {
     }
 }
 
-/// That there is a QEMU.
+/// Fails if QEMU is missing.
 pub(crate) fn require(shell: &Shell) -> Result<()> {
     let version = shell.read(shell.command(&format!("{} --version", machine::QEMU)));
     version.map(drop).context("no guest without QEMU: apt-get install qemu-system-x86")

@@ -1,4 +1,4 @@
-//! `invar coll` over rxe: every operation between two ranks, one at each end of the cable.
+//! Tests `invar coll` over rxe: every operation between two ranks, one at each end of the cable.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Deserializer, Value};
@@ -8,7 +8,7 @@ use crate::shell::Shell;
 
 const OPERATIONS: [&str; 7] =
     ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "sendrecv", "all_to_all"];
-/// The largest goes in several chunks on each channel.
+/// The sizes of messages. The largest message takes several chunks on each channel.
 const SIZES: &str = "--min-bytes 8 --max-bytes 512K --factor 256 --iters 1 --warmup 0";
 
 pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
@@ -29,7 +29,7 @@ pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
     check(&output).context("invar coll in the guest")
 }
 
-/// That there is a report of each operation, with every size, and no element was wrong.
+/// Checks that there is a report of each operation with every size, and that no element was wrong.
 fn check(output: &str) -> Result<()> {
     let reports = Deserializer::from_str(output).into_iter::<Value>();
     let reports = reports.collect::<Result<Vec<_>, _>>().with_context(|| output.to_owned())?;

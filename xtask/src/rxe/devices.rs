@@ -1,4 +1,4 @@
-//! `invar devices` in the guest: each device with its interface, its GID and its speed.
+//! Tests `invar devices` in the guest: it lists each device with its interface, its GID and its speed.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::guest;
 use crate::shell::Shell;
 
-/// Device, interface, address; as `xtask/vm/init` makes them.
+/// The device, interface and address of each RDMA device that `xtask/vm/init` creates.
 const DEVICES: [[&str; 3]; 3] = [
     ["rxe_a", "veth0", "192.0.2.1"],
     ["rxe_b", "veth1", "192.0.2.2"],
@@ -38,7 +38,7 @@ fn check(json: &str) -> Result<()> {
         for (key, value) in expected.as_object().into_iter().flatten() {
             ensure!(device[key] == *value, "{key} of {name} is not {value}: {device}");
         }
-        // QEMU's card tells no speed, for which the kernel takes 1 Gb/s.
+        // QEMU's network card reports no speed, so the kernel assumes 1 Gb/s.
         ensure!(device["speed_mbps"].as_u64() >= Some(1000), "{name} has no speed: {device}");
     }
     Ok(())

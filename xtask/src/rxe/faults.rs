@@ -1,41 +1,45 @@
-//! What befalls connections on a real device: each ends with an error that says so, leaves nothing
-//! behind, and the process goes on.
+//! Tests faults of connections on a real device. Each connection ends with an error that names the
+//! fault and leaves nothing behind, and the process goes on.
 
 use anyhow::{Result, bail, ensure};
 
 use super::{built, guest};
 use crate::shell::Shell;
 
-/// A peer that does not answer is given up after 4 s instead of half a minute: long enough for a
-/// killed one's TCP to be closed first, which on a busy machine has taken a second.
+/// Gives up a silent peer after 4 s instead of half a minute. A killed peer's TCP connection closes
+/// within that time, though it has taken a second on a busy machine.
 const HASTY: &str = "NCCL_IB_TIMEOUT=17 NCCL_IB_RETRY_CNT=6";
-/// In which time an end that has work under way has to say so, the guest being slow.
+/// The time in ms within which an end with work in flight must report the fault. The guest is slow.
 const MS_MAX: u64 = 45_000;
-/// And an idle one, which learns by TCP alone that its peer is gone: after 25 s at the most.
+/// The time in ms within which an idle end must report the fault. It learns of its peer's death by TCP
+/// alone, after at most 25 s.
 const IDLE_MS_MAX: u64 = 35_000;
 
-/// Something that happens while messages go.
+/// A fault that happens while messages are in flight.
 struct Fault {
     what: &'static str,
-    /// Devices of the client and of the server, in turns. Of rxe_a and rxe_b it befalls the former.
+    /// The devices of the client and the server. Each pair is one run. Of rxe_a and rxe_b the fault
+    /// hits rxe_a.
     ends: &'static [[&'static str; 2]],
-    /// Shell commands, see `xtask/vm/fault`.
+    /// The shell commands that cause the fault, see `xtask/vm/fault`.
     cause: &'static str,
     undo: &'static str,
-    /// Whether a client goes on by its open device, too: it connects to the same server again.
+    /// Whether the client connects to the same server again over its open device afterwards.
     goes_on: bool,
-    /// The client's exit status, and what its error says at least where it befalls its device.
+    /// The client's exit status. `says` are texts that its error contains if the fault hits the
+    /// client's device.
     status: u8,
     says: &'static [&'static str],
-    /// What the server's error says one of, nothing where it has none; both ends are always named.
+    /// The server's error contains one of these texts. `None` means that the server has no error. Every
+    /// error names both ends.
     server_says: Option<&'static [&'static str]>,
-    /// What the error of the end that it befalls adds, whatever it is.
+    /// A text that the error contains in any case if the fault hits that end.
     notice: &'static str,
 }
 
 const BOTH_WAYS: &[[&str; 2]] = &[["rxe_a", "rxe_b"], ["rxe_b", "rxe_a"]];
 const ONE_WAY: &[[&str; 2]] = &[["rxe_a", "rxe_b"]];
-/// A device that can be unplugged without another: both ends are on it.
+/// A device that can be unplugged without affecting another. Both ends are on it.
 const UNPLUGGED: &[[&str; 2]] = &[["rxe_c", "rxe_c"]];
 const PLUG_IN: &str = "ip link add veth2 type veth peer name veth3 && \
                        ip address add 203.0.113.1/24 dev veth2 && \
@@ -88,8 +92,8 @@ const FAULTS: [Fault; 8] = [
         notice: "",
     },
     Fault {
-        // A client that is stopped leaves the server nothing to do, and answers by TCP all the
-        // same, until it cannot be reached in any way.
+        // A stopped client leaves the server idle, but its kernel still answers over TCP. So the server
+        // notices nothing until the client's host cannot be reached.
         what: "the host of an idle end's peer vanishes",
         ends: ONE_WAY,
         cause: "kill -STOP $client; sleep 1; \
@@ -114,7 +118,7 @@ const FAULTS: [Fault; 8] = [
         notice: "the port of rxe_a changed its GIDs",
     },
     Fault {
-        // The command waits for the processes that use it, which go on.
+        // The command waits for the processes that use the device. Those processes go on.
         what: "the device is deleted",
         ends: ONE_WAY,
         cause: "rdma link delete rxe_a & delete=$!",
@@ -126,7 +130,8 @@ const FAULTS: [Fault; 8] = [
         notice: "",
     },
     Fault {
-        // It is gone for processes that use it, and its name is free when they have closed it.
+        // Processes that use the device lose it at once. Its name becomes free when they have closed
+        // it.
         what: "the device is unplugged",
         ends: UNPLUGGED,
         cause: "ip link delete veth2 & delete=$!",
@@ -139,8 +144,8 @@ const FAULTS: [Fault; 8] = [
     },
 ];
 
-/// A run that ends before it begins, or has a warning: what is the matter, the commands, the exit
-/// status of the last, and what is said.
+/// Runs that fail before they begin, or print a warning. Each has a title, the shell commands, the exit
+/// status of the last command, and texts that the output contains.
 const REFUSALS: [(&str, &str, u8, &[&str]); 6] = [
     (
         "memory cannot be locked",
@@ -227,7 +232,7 @@ pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
 }
 
 impl Fault {
-    /// What `xtask/vm/fault` prints, with these devices of client and server.
+    /// Checks the output of `xtask/vm/fault` for one pair of devices of client and server.
     fn check(&self, output: &str, ends: &[&str; 2]) -> Result<()> {
         let mut lines = output.lines();
         let [client, server] = ends;
@@ -256,7 +261,7 @@ impl Fault {
         Ok(())
     }
 
-    /// What `tests/examples/reconnect.rs` prints.
+    /// Checks the output of `tests/examples/reconnect.rs`.
     fn check_client(&self, output: &str) -> Result<()> {
         let mut lines = output.lines();
         let error = lines.next().and_then(|line| line.strip_prefix("failed: ")).unwrap_or_default();
@@ -271,12 +276,14 @@ impl Fault {
     }
 }
 
-/// What an end says where the other one has given up first, before what befell its own port.
+/// An end's error contains one of these texts if its peer gave up before the end noticed its own port's
+/// fault.
 const PEER_GONE: [&str; 2] = ["the peer has closed or is dead", HUNG_UP];
-/// And where it has nothing under way, by the connection that controls the measurement.
+/// An idle end's error contains this text: the measurement's control connection tells it that its
+/// peer gave up.
 const HUNG_UP: &str = "has hung up";
 
-/// How an end of a connection ended: `client 3 after 700 ms: ERROR`, or `server after …`.
+/// How an end of a connection ended, parsed from `client 3 after 700 ms: ERROR` or `server after …`.
 struct Ended<'a> {
     status: Option<u8>,
     ms: u64,

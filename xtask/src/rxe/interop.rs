@@ -1,8 +1,7 @@
-//! The software NIC and rxe as each other's peers, beside two rxe devices that are each other's.
+//! Tests the software NIC and rxe as each other's peers, and compares the result with two rxe devices.
 //!
-//! One program plays both sides of every scenario, whatever NIC it has (`invar_testkit::interop`),
-//! and writes down what they saw. What it writes is the same for two rxe devices and for one with
-//! the software NIC.
+//! One program plays both sides of every scenario on any NIC (`invar_testkit::interop`) and prints what
+//! they saw. The output for rxe and the software NIC must equal the output for two rxe devices.
 
 use std::path::Path;
 
@@ -11,12 +10,12 @@ use anyhow::{Result, bail};
 use super::{built, guest};
 use crate::shell::Shell;
 
-/// A netdev MTU for path MTUs up to 4096.
+/// Sets a netdev MTU that has room for path MTUs up to 4096.
 const JUMBO: &str = "for i in veth0 veth1 eth0; do ip link set $i mtu 4200; done";
-/// What befalls packets of the guest; the software NIC treats its own no better.
+/// Damages packets of the guest's end. The software NIC damages its own packets likewise.
 const LOSSY: &str = "tc qdisc add dev eth0 root netem delay 1ms reorder 99% loss 1% duplicate 1%";
 
-/// The software NIC's end of the cable, and where the two processes meet.
+/// The software NIC's end of the cable over IPv4, and the address where the two processes meet.
 const IPV4: Way =
     Way { device: "inet:rxe_t", address: "198.51.100.1", control: "198.51.100.1:7000", damage: "" };
 const IPV6: Way = Way {
@@ -30,8 +29,8 @@ struct Way {
     device: &'static str,
     address: &'static str,
     control: &'static str,
-    /// What befalls packets where they are lost, too: only over IPv6 does the software NIC see all
-    /// that the ICRC covers.
+    /// The damage to packets in runs with loss. Packets are corrupted over IPv6 alone, because only
+    /// there the software NIC sees everything that the ICRC covers.
     damage: &'static str,
 }
 
@@ -76,7 +75,7 @@ fn with_soft_nic(
     guest(shell, Some(&host), &line)
 }
 
-/// Fails with the lines that differ.
+/// Fails with the lines that differ between `seen` and `expected`.
 fn compare(what: &str, seen: &str, expected: &str) -> Result<()> {
     if seen.lines().count() != expected.lines().count() || expected.is_empty() {
         bail!("{what}: {} lines instead of {}", seen.lines().count(), expected.lines().count());

@@ -1,4 +1,4 @@
-//! `invar perf` over rxe: whole transfers, the handshake before them included.
+//! Tests `invar perf` over rxe: whole transfers, the handshake before them included.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -9,13 +9,13 @@ use crate::shell::Shell;
 const SIZES: &str = "--min-bytes 0 --max-bytes 1M --factor 32 --iters 20";
 
 pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
-    // Without a flag, it finds a device by itself.
+    // Without `--nic`, `invar perf` finds a device by itself.
     let output = guest(shell, None, &format!("{invar} perf {SIZES} --json -"))?;
     check(&output, "rxe_a").context("invar perf in the guest")?;
 
-    // The software NIC has to be where rxe sends to: it hears what the other end has, and on NCCL's
-    // wire takes that for granted. The host's end of the cable has room for 4096 bytes, the guest's
-    // has not.
+    // The software NIC has to use the UDP port that rxe sends to. On Invar's wire it learns the port
+    // from its peer, on NCCL's wire it assumes 4791. The host's end of the cable has room for path MTU
+    // 4096, the guest's has not.
     for wire in ["invar", "nccl-2.14"] {
         let wire = format!("INVAR_WIRE={wire}");
         let server = "--server 198.51.100.1:7001";
@@ -29,7 +29,8 @@ pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
     Ok(())
 }
 
-/// That all went over the RDMA device `nic` in packets that fit its link, and no byte was wrong.
+/// Checks that all transfers went over the RDMA device `nic`, that packets fit its link, and that no
+/// byte was wrong.
 fn check(json: &str, nic: &str) -> Result<()> {
     let result: Value = serde_json::from_str(json.trim()).with_context(|| json.to_owned())?;
     ensure!(result["transport"] == "ib" && result["nic"] == nic, "not over {nic}: {result}");

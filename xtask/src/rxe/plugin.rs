@@ -1,4 +1,4 @@
-//! The plugin for NCCL on the kernel's RoCE: every version, between two processes.
+//! Tests the NCCL plugin on the kernel's RoCE: every version of the interface, between two processes.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! The guest's kernel, its programs, and a snapshot of both running.
+//! Builds the guest's kernel, its programs, and a snapshot of both running.
 
 use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader, ErrorKind};
@@ -14,12 +14,13 @@ use crate::shell::Shell;
 const INIT: &str = include_str!("../../vm/init");
 const MACHINE: &str = include_str!("machine.rs");
 
-/// Debian's names; what they depend on comes along. The minus leaves one out.
+/// Names of Debian's packages, whose dependencies are installed with them. A name with a minus is left
+/// out.
 const PACKAGES: &str = "linux-image-amd64 initramfs-tools- busybox-static kmod bash iproute2 \
                         ibverbs-providers ibverbs-utils tcpdump";
 
-/// The kernel's modules that `init` loads, those that they need, and the ciphers and checksums
-/// that they ask for by name; below the modules' directory, each the beginning of a path.
+/// The modules that `init` loads and their dependencies, with the ciphers and checksums that they
+/// request by name. Each entry is the beginning of a path below the modules' directory.
 const MODULES: [&str; 19] = [
     "arch/x86/crypto/",
     "crypto/",
@@ -41,7 +42,7 @@ const MODULES: [&str; 19] = [
     "net/ipv6/",
     "net/sched/",
 ];
-/// What no program here reads.
+/// Directories that no program in the guest reads.
 const UNUSED: [&str; 5] = [
     "boot",
     "usr/share/doc",
@@ -50,17 +51,17 @@ const UNUSED: [&str; 5] = [
     "usr/lib/x86_64-linux-gnu/gconv",
 ];
 
-/// Under emulation, on a busy host.
+/// The time limit for a boot under emulation on a busy host.
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
 
-/// A directory with all that QEMU needs. It stays as it is as long as this lives.
+/// A directory with all files that QEMU needs. Nobody changes it while this value lives.
 pub(super) struct Image {
     directory: PathBuf,
     _lock: File,
 }
 
 impl Image {
-    /// The image below `target_dir`, built if it is not there or not what it would be now.
+    /// Returns the image below `target_dir`. Builds it if it is missing or if its recipe has changed.
     pub(super) fn ensure(shell: &Shell, target_dir: &Path, rebuild: bool) -> Result<Image> {
         let base = target_dir.join("vm");
         fs::create_dir_all(&base).with_context(|| base.display().to_string())?;
@@ -72,7 +73,8 @@ impl Image {
         lock.lock_shared()?;
         if rebuild || !is_current() {
             lock.lock()?;
-            // Another process may have been at it just now.
+            // Check again, because another process may have built the image before this one got the
+            // lock.
             if rebuild || !is_current() {
                 let new = Image { directory: base.join("new"), _lock: lock.try_clone()? };
                 new.build(shell).context("cannot build the guest's image")?;
@@ -93,12 +95,12 @@ impl Image {
         self.directory.join("initramfs")
     }
 
-    /// The guest's memory, as it was when the snapshot was taken.
+    /// The file with the guest's memory at the time of the snapshot.
     pub(super) fn ram(&self) -> PathBuf {
         self.directory.join("ram")
     }
 
-    /// And the rest of the machine.
+    /// The file with the rest of the machine's state.
     pub(super) fn state(&self) -> PathBuf {
         self.directory.join("state")
     }
@@ -117,7 +119,7 @@ impl Image {
         prune(&root)?;
         fs::write(root.join("init"), INIT)?;
         fs::set_permissions(root.join("init"), Permissions::from_mode(0o755))?;
-        // The guest's own, which is linked statically.
+        // Pack with the guest's own busybox, which is linked statically.
         let mut pack = shell.command("sh -c");
         pack.arg("find . | bin/busybox cpio -o -H newc >../initramfs").current_dir(&root);
         shell.run(pack)?;
@@ -127,7 +129,7 @@ impl Image {
         remove(&root)
     }
 
-    /// Boots, and keeps the machine as it is when its devices are there.
+    /// Boots the guest, and saves the machine when its devices exist.
     fn snapshot(&self) -> Result<()> {
         let wiring = Wiring { shares: [&self.directory; 2], host_up: None };
         let mut machine = Machine::start(self, Start::Boot, &wiring)?;
@@ -141,15 +143,15 @@ impl Image {
     }
 }
 
-/// What an image is made of; a snapshot fits only the machine that it was taken of. Debian's
-/// versions are left out: they change every day.
+/// Describes what an image is made of. A snapshot fits only the machine that it was taken of. Debian's
+/// versions are left out, because they change every day.
 fn recipe(shell: &Shell) -> Result<String> {
     let qemu = shell.read(shell.command(&format!("{QEMU} --version")))?;
     Ok(format!("{qemu}{PACKAGES}\n{MODULES:?}\n{MACHINE}\n{INIT}"))
 }
 
-/// Fetches what [`PACKAGES`] need on an empty system, with a state of apt's own below `apt`: as
-/// the host's sources have it, whatever the host has installed.
+/// Downloads [`PACKAGES`] with all that they need on an empty system. apt keeps its state below `apt`
+/// and uses the host's sources. The host's installed packages make no difference.
 fn download(shell: &Shell, apt: &Path) -> Result<Vec<PathBuf>> {
     let archives = apt.join("archives");
     for directory in [apt.join("lists/partial"), archives.join("partial")] {
@@ -183,7 +185,7 @@ fn unpack(shell: &Shell, packages: &[PathBuf], root: &Path) -> Result<()> {
         command.args([package, root]);
         shell.run(command)?;
     }
-    // Where Debian has merged them, no package brings the old names.
+    // Debian has merged these directories into `usr`, and no package brings the old names.
     for name in ["bin", "sbin", "lib", "lib64"] {
         if !root.join(name).exists() {
             symlink(Path::new("usr").join(name), root.join(name))?;
@@ -192,7 +194,7 @@ fn unpack(shell: &Shell, packages: &[PathBuf], root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Leaves out what would only take memory.
+/// Removes files that would only take memory.
 fn prune(root: &Path) -> Result<()> {
     for unused in UNUSED {
         remove(&root.join(unused))?;
@@ -217,7 +219,7 @@ fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     entries.map(|entry| Ok(entry?.path())).collect()
 }
 
-/// The one whose name begins with `prefix`.
+/// The one entry of `directory` whose name begins with `prefix`. Fails if there is not exactly one.
 fn only_entry(directory: &Path, prefix: &str) -> Result<PathBuf> {
     let begins = |path: &PathBuf| {
         path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
@@ -229,7 +231,7 @@ fn only_entry(directory: &Path, prefix: &str) -> Result<PathBuf> {
     }
 }
 
-/// A directory, if it is there.
+/// Removes a directory if it exists.
 fn remove(directory: &Path) -> Result<()> {
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != ErrorKind::NotFound => {

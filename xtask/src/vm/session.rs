@@ -1,4 +1,4 @@
-//! One command in a guest, and perhaps one on the host beside it.
+//! Runs one command in a guest, and possibly one on the host beside it.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
@@ -17,7 +17,7 @@ use super::machine::{Machine, Start, Wiring};
 
 const NAP: Duration = Duration::from_millis(20);
 
-/// What is to be run, and with what in sight.
+/// The commands to run and the directories that the guest sees.
 pub(super) struct Session<'a> {
     pub(super) root: &'a Path,
     pub(super) target_dir: &'a Path,
@@ -26,7 +26,8 @@ pub(super) struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// The guest's exit status, or the host's where that is 0; `None` where the time ran out.
+    /// Runs the commands. Returns the guest's exit status, or the host command's where that is 0.
+    /// Returns `None` if the time ran out.
     pub(super) fn run(&self, image: &Image, limit: Duration) -> Result<Option<u8>> {
         let end = Instant::now() + limit;
         let host_up = self.root.join("xtask/vm/host-up");
@@ -53,7 +54,8 @@ impl Session<'_> {
         };
         machine.wait()?;
         for copy in copies {
-            // It has printed what it had to, whether all of that found a reader or not.
+            // The copy has printed all output by now. A write may have failed because nobody reads any
+            // more.
             let _ = copy.join();
         }
         match host.as_mut().filter(|_| status == 0) {
@@ -62,8 +64,8 @@ impl Session<'_> {
         }
     }
 
-    /// What `xtask/vm/init` reads, each word ended by a zero byte: the time, the two shares, the
-    /// directory to start in, how many words the command has, and those.
+    /// The request that `xtask/vm/init` reads. A zero byte ends each word. The words are the time, the
+    /// two shares, the start directory, the number of the command's words, and those words.
     fn request(&self) -> Result<Vec<u8>> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
         let here = std::env::current_dir()?;
@@ -83,17 +85,17 @@ impl Session<'_> {
     }
 }
 
-/// Lines of the guest.
+/// Reads the lines that the guest sends over its control channel.
 struct Answers {
     stream: BufReader<UnixStream>,
     end: Instant,
 }
 
 impl Answers {
-    /// The next line, empty if the guest is gone; `None` when it is too late.
+    /// The next line. The line is empty if the guest is gone. Returns `None` if the time ran out.
     fn next(&mut self) -> Result<Option<String>> {
         let left = self.end.saturating_duration_since(Instant::now());
-        // No time at all would stand for all the time of the world.
+        // A timeout of zero would be refused, so wait for a moment at least.
         self.stream.get_ref().set_read_timeout(Some(left.max(NAP)))?;
         let mut line = String::new();
         match self.stream.read_line(&mut line) {
@@ -106,7 +108,8 @@ impl Answers {
     }
 }
 
-/// The command on the host; dropping this kills it and all that it has started.
+/// The command on the host. Dropping this value kills the command and all processes that it has
+/// started.
 struct Host(Child);
 
 impl Host {
@@ -114,7 +117,7 @@ impl Host {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "nsenter"]);
         command.arg(format!("--net={}", machine.network_namespace().display()));
-        // The first process of a process namespace takes all others with it.
+        // When the first process of a PID namespace ends, the kernel kills all others in it.
         command.args(["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"]);
         command.arg(line).stdin(Stdio::null());
         Ok(Host(command.spawn().context("cannot start the host's command")?))
@@ -133,24 +136,24 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The command may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// As a shell gives it.
+/// The exit status as a shell reports it: 128 plus the signal for a killed process.
 fn code(status: ExitStatus) -> u8 {
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
     u8::try_from(code).unwrap_or(u8::MAX)
 }
 
-/// Passes on what comes, for as long as there is something.
+/// Copies everything that arrives on `from` to `to`, in a thread of its own.
 fn copy(mut from: UnixStream, mut to: impl Write + Send + 'static) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         let copied = io::copy(&mut from, &mut to).and_then(|_| to.flush());
         if copied.is_err() {
-            // Nobody reads any more. The guest shall not wait for that.
+            // Nobody reads the output any more. Drain the channel, so that the guest does not wait.
             let _ = io::copy(&mut from, &mut io::sink());
         }
     })
