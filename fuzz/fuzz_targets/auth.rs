@@ -1,5 +1,5 @@
-//! Any bytes, in pieces of any size, from a stranger at either end of a proof, and from one who has
-//! proved itself to a rendezvous: nobody gets in without the secret, and nothing panics.
+//! Feeds any bytes, in pieces of any size, to the two ends of a proof and to a rendezvous that has
+//! accepted the peer's proof. No peer gets in without the secret, and nothing panics.
 #![no_main]
 
 use invar_core::auth::{Answering, Calling, NONCE_BYTES, SECRET_BYTES, Secret, Service, Session};

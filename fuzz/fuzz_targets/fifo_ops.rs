@@ -1,4 +1,4 @@
-//! Any calls on the two ends of a connection, judged by the naive model.
+//! Makes any calls on the two ends of a connection and compares them with the naive model.
 #![no_main]
 
 use invar_core::conn::{Settings, Wire};

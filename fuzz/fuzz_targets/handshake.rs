@@ -1,5 +1,5 @@
-//! Any bytes, or a sound message with some bytes changed, to either end of a connection that is
-//! coming up, in pieces of any size: there is a comm, or an error that stays, and no panic.
+//! Feeds bytes, in pieces of any size, to an end of a connection in setup. They are any bytes, or a
+//! valid message with some bytes changed. The result is a comm or a lasting error, and no panic.
 #![no_main]
 
 use std::fmt::Debug;
@@ -14,7 +14,7 @@ use invar_testkit::null::NullNic;
 use invar_testkit::pipe::Pipe;
 use libfuzzer_sys::fuzz_target;
 
-/// What the fuzzer decides.
+/// The choices of the fuzzer.
 struct Plan<'a> {
     settings: Settings,
     to_connector: bool,
@@ -44,13 +44,13 @@ fn all_of(pipe: &mut Pipe) -> Vec<u8> {
     bytes
 }
 
-/// What a peer that works says in the end's place.
+/// The bytes that a correct peer sends to this end.
 fn sound(plan: &Plan<'_>) -> Vec<u8> {
     let (mut connector, mut from_connector) = connector(plan.settings);
     let _ = connector.poll(0).expect("no error");
     let message = all_of(&mut from_connector);
     if !plan.to_connector {
-        // And the ready word.
+        // The connector's second message is the ready word.
         return [message, 1u32.to_ne_bytes().to_vec()].concat();
     }
     let (mut acceptor, mut from_acceptor) = acceptor(plan.settings);
@@ -71,14 +71,14 @@ fn bytes(plan: &Plan<'_>) -> Vec<u8> {
     bytes
 }
 
-/// Feeds the peer's bytes to `step` until it says that all is over.
+/// Feeds the peer's bytes to `step` until `step` returns a result or an error.
 fn feed<T: Debug + PartialEq>(
     plan: &Plan<'_>,
     mut there: Pipe,
     mut step: impl FnMut() -> Result<Option<T>, Error>,
 ) {
     for piece in bytes(plan).chunks(plan.piece_bytes) {
-        // An end that has failed may have closed.
+        // An end that has failed may have closed its pipe.
         let _ = there.send(piece);
         match step() {
             Ok(None) => {}
@@ -91,7 +91,8 @@ fn feed<T: Debug + PartialEq>(
         }
     }
     drop(there);
-    // The comm; what it says when it is first called; that its peer has closed.
+    // Three calls suffice: the first may return the comm, the second makes the comm's first call, the
+    // third sees the closed peer.
     let over = (0..3).any(|_| !matches!(step(), Ok(None)));
     assert!(over, "a peer that has closed is awaited");
 }
@@ -110,7 +111,7 @@ fuzz_target!(|data: &[u8]| {
         piece_bytes: usize::from(*piece) * 4 + 1,
         data,
     };
-    // On NCCL's wire the rest of the exchange happens in the first calls.
+    // On NCCL's wire the rest of the exchange happens in the first calls of the comm.
     if plan.to_connector {
         let (mut connector, there) = connector(plan.settings);
         let mut send = None;

@@ -1,4 +1,4 @@
-//! Any sequence of MR cache calls, judged by the naive model.
+//! Makes any sequence of MR cache calls and compares them with the naive model.
 #![no_main]
 
 use invar_testkit::model::mr_cache::{Op, World};

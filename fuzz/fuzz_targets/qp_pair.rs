@@ -1,10 +1,11 @@
-//! Two queue pairs over any link, judged by the naive model, or one of them told anything at all.
+//! Runs two queue pairs over any link and compares them with the naive model, or sends one of them any
+//! packets.
 #![no_main]
 
 use invar_testkit::model::roce::{Choices, Script, abuse, run};
 use libfuzzer_sys::fuzz_target;
 
-/// Fewer than it takes to make one end give up, whichever packets they hit.
+/// The most faults of the link. So few cannot make an end give up, whichever packets they hit.
 const FAULTS_MAX: u32 = 24;
 
 fuzz_target!(|data: &[u8]| {

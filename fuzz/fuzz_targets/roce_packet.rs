@@ -1,5 +1,5 @@
-//! Any bytes as a RoCEv2 packet and as an IP packet that carries one: what decodes encodes to the
-//! same bytes, and sender and receiver agree on its ICRC.
+//! Decodes any bytes as a RoCEv2 packet, and as an IP packet that carries one. A decoded packet encodes
+//! to the same bytes, and sender and receiver agree on its ICRC.
 #![no_main]
 
 use invar_core::roce::{Flow, HEADERS_BYTES_MAX, ICRC_BYTES, IpDatagram, Ipv4Id, Packet};
@@ -20,7 +20,7 @@ fn datagram(ip: &[u8]) {
     let Some((covered, _)) = datagram.udp_payload.split_last_chunk::<ICRC_BYTES>() else { return };
     let icrc = flow.icrc(Ipv4Id::Known(0), covered);
     let sound = [covered, &icrc].concat();
-    // A base transport header has 12 bytes.
+    // A base transport header (BTH) has 12 bytes.
     assert_eq!(flow.verify(Ipv4Id::Known(0), &sound), covered.len() >= 12);
 }
 

@@ -1,4 +1,5 @@
-//! Any calls and moves of bytes on the two ends of a socket connection, judged by the naive model.
+//! Makes any calls and moves any bytes on the two ends of a socket connection, and compares them with
+//! the naive model.
 #![no_main]
 
 use invar_testkit::model::socket::{Op, World};

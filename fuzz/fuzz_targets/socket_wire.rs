@@ -1,5 +1,6 @@
-//! Any bytes, in pieces of any size, from a hostile peer on the sockets of the socket transport:
-//! a connection, a place for each byte, or an error that stays; no panic, and no byte outside.
+//! Feeds any bytes from a hostile peer, in pieces of any size, to the sockets of the socket transport.
+//! The result is a connection, a place for each byte, or a lasting error. Nothing panics, and no byte
+//! lands outside its buffer.
 #![no_main]
 
 use invar_core::conn::Stream;
@@ -45,7 +46,7 @@ fn accept<'a>(pieces: impl Iterator<Item = &'a [u8]>) {
         let _ = theirs[i % 3].send(piece);
         let _ = lobby.poll(0).map_err(|refused| refused.to_string());
     }
-    // Whoever has not become a connection is refused in the end.
+    // In the end the lobby refuses every caller that has not become a connection.
     (0..3).for_each(|_| drop(lobby.poll(1)));
     assert!(matches!(lobby.poll(1), Ok(None)));
 }
