@@ -1,4 +1,4 @@
-//! The functions, as cuda.h declares them, with integers for enums and handles.
+//! The driver's functions as cuda.h declares them, with integers for enums and handles.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::io::Write;
@@ -17,10 +17,10 @@ use crate::{
 
 macro_rules! functions {
     ($(fn $name:ident($driver:ident $(, $arg:ident: $kind:ty)*) $body:block)+) => { $(
-        /// The driver's function of this name.
+        /// Stands in for the driver's function of this name.
         ///
         /// # Safety
-        /// As of the driver's.
+        /// The caller keeps the rules that cuda.h gives for this function.
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, reason = "the driver's own names")]
         pub(crate) unsafe extern "C" fn $name($($arg: $kind),*) -> Code {
@@ -33,12 +33,12 @@ macro_rules! functions {
     )+ };
 }
 
-/// Writes a result where the caller wants it.
+/// Writes a result to the address that the caller gave.
 fn put<T>(to: *mut T, value: T) -> Result<(), Code> {
     if to.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: the driver's caller gives a valid address.
+    // SAFETY: the driver's caller gives an address that is valid for writing a `T`.
     unsafe { to.write_unaligned(value) };
     Ok(())
 }
@@ -146,7 +146,8 @@ functions! {
     fn cuMemcpyHtoD_v2(driver, to: u64, from: *const u8, len: usize) {
         driver.context()?;
         let to = driver.memory.content(to, len)?;
-        // SAFETY: the driver's caller gives a valid range.
+        // SAFETY: the driver's caller gives a valid range of `len` bytes, and `content` has checked the
+        // GPU's range.
         unsafe { ptr::copy(from, to, len) };
         Ok(())
     }
@@ -154,7 +155,8 @@ functions! {
     fn cuMemcpyDtoH_v2(driver, to: *mut u8, from: u64, len: usize) {
         driver.context()?;
         let from = driver.memory.content(from, len)?;
-        // SAFETY: as above.
+        // SAFETY: the driver's caller gives a valid range of `len` bytes, and `content` has checked the
+        // GPU's range.
         unsafe { ptr::copy(from, to, len) };
         Ok(())
     }
@@ -183,7 +185,7 @@ functions! {
             return Err(INVALID_VALUE);
         }
         let content = driver.memory.pages(addr, len)?;
-        // SAFETY: so many bytes are there.
+        // SAFETY: `pages` has checked that `len` bytes are at `content`.
         let bytes = unsafe { std::slice::from_raw_parts(content, len) };
         let file = memfd_create("fake-dma-buf", MemfdFlags::CLOEXEC).map_err(|_| OUT_OF_MEMORY)?;
         let mut file = fs::File::from(file);
@@ -213,7 +215,7 @@ functions! {
         if attribute != 6 || is_of_host || value.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: the driver's caller gives an integer for this attribute.
+        // SAFETY: the driver's caller gives a pointer to an integer for this attribute.
         allocation.sync_memops = unsafe { *value } != 0;
         Ok(())
     }
@@ -246,10 +248,10 @@ functions! {
     }
 }
 
-/// The driver's function of this name, which needs no `cuInit`.
+/// Stands in for the driver's function of this name, which needs no `cuInit`.
 ///
 /// # Safety
-/// As of the driver's.
+/// The caller keeps the rules that cuda.h gives for this function.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "the driver's own name")]
 pub(crate) unsafe extern "C" fn cuGetErrorName(code: Code, name: *mut *const c_char) -> Code {

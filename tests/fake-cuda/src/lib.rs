@@ -1,22 +1,25 @@
-//! A stand-in for CUDA's driver library: as many of its functions as Invar calls, on host memory.
+//! A stand-in for CUDA's driver library. It has the functions that Invar calls, and works on host
+//! memory.
 //!
-//! Tests put it where a program finds `libcuda.so.1` first. It is strict where the driver is: calls
-//! before `cuInit`, without a context, with memory that was freed or is too short, fail. Addresses
-//! of GPU memory cannot be read by the CPU, are given out again once they are free, and each
-//! allocation has a number of its own. Asynchronous copies happen as late as they may: when the
-//! program asks for the event behind them. A NIC that stands for one with GPUDirect reaches GPU
-//! memory by two functions more ([`nic`]); it stays where it is when it is freed, as a DMA-BUF does.
+//! Tests put the stand-in where a program finds `libcuda.so.1` first. It is as strict as the driver.
+//! Calls fail before `cuInit`, without a context, or with memory that was freed or is too short. The
+//! CPU cannot read addresses of GPU memory. A freed address may be given out again, but each allocation
+//! has a number of its own. An asynchronous copy happens as late as it may: when the program queries
+//! the event behind the copy.
 //!
-//! What it does is set by variables, read when it is loaded:
+//! A NIC with GPUDirect reaches GPU memory by two more functions ([`nic`]). Memory that a NIC has
+//! reached keeps its place after it is freed, as a DMA-BUF does.
+//!
+//! The stand-in reads these variables when it is loaded:
 //!
 //! | variable | |
 //! |---|---|
-//! | `FAKE_CUDA_GPUS` | PCI addresses, separated by commas; one GPU if it is not set |
-//! | `FAKE_CUDA_ATTRIBUTES` | `NUMBER=VALUE,…`: attributes of all GPUs; `NUMBER=` is one that the driver does not know |
-//! | `FAKE_CUDA_FAIL` | `FUNCTION=CODE,…`: functions that fail, and with what |
-//! | `FAKE_CUDA_MANAGED` | 1: what is allocated is managed memory |
-//! | `FAKE_CUDA_QUERIES` | queries of an event for each operation before it; 1 if it is not set |
-//! | `FAKE_CUDA_CALLS` | file to which the name of each function called is appended, one a line, and `pinned BYTES` when that has changed |
+//! | `FAKE_CUDA_GPUS` | PCI addresses of the GPUs, separated by commas; default: one GPU |
+//! | `FAKE_CUDA_ATTRIBUTES` | `NUMBER=VALUE,…` for all GPUs; the driver does not know `NUMBER=` |
+//! | `FAKE_CUDA_FAIL` | `FUNCTION=CODE,…`: functions that fail, and their error codes |
+//! | `FAKE_CUDA_MANAGED` | 1: every allocation is managed memory |
+//! | `FAKE_CUDA_QUERIES` | queries of an event for each operation before it; default 1 |
+//! | `FAKE_CUDA_CALLS` | file for a line for each call, and `pinned BYTES` at each change |
 
 mod functions;
 mod memory;
@@ -33,7 +36,7 @@ use nic::DmaBuf;
 use settings::Settings;
 use stream::Streams;
 
-/// `CUresult`.
+/// The driver's `CUresult`.
 type Code = u32;
 
 const INVALID_VALUE: Code = 1;
@@ -47,11 +50,11 @@ const NOT_READY: Code = 600;
 #[derive(Default)]
 struct Driver {
     initialized: bool,
-    /// How often each GPU's primary context is retained.
+    /// The number of times that each GPU's primary context is retained.
     retained: Vec<u32>,
     memory: Memory,
     streams: Streams,
-    /// By inode.
+    /// The exported DMA-BUFs, by inode.
     dma_bufs: HashMap<u64, DmaBuf>,
 }
 
@@ -62,11 +65,11 @@ static DRIVER: LazyLock<Mutex<Driver>> = LazyLock::new(|| {
 });
 
 thread_local! {
-    /// GPUs whose contexts are current on this thread, the last one in force.
+    /// The GPUs whose contexts are current on this thread. The last one is in force.
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What every function begins with.
+/// Begins every function: notes the call, checks `cuInit` and locks the driver.
 fn driver(function: &str) -> Result<MutexGuard<'static, Driver>, Code> {
     SETTINGS.called(function)?;
     let driver = DRIVER.lock().unwrap();
@@ -74,7 +77,7 @@ fn driver(function: &str) -> Result<MutexGuard<'static, Driver>, Code> {
 }
 
 impl Driver {
-    /// Whose context it is.
+    /// The GPU to which a context belongs.
     fn gpu_of(&self, context: usize) -> Result<usize, Code> {
         let gpu = context.checked_sub(1).ok_or(INVALID_CONTEXT)?;
         let retained = self.retained.get(gpu).is_some_and(|retained| *retained > 0);

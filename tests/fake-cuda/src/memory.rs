@@ -1,4 +1,4 @@
-//! Memory of the fake GPUs, and pinned host memory.
+//! Memory of the stand-in's GPUs, and pinned host memory.
 
 use std::collections::BTreeMap;
 use std::{mem, ptr};
@@ -8,15 +8,16 @@ use rustix::param::page_size;
 
 use crate::{Code, INVALID_VALUE, OUT_OF_MEMORY};
 
-/// Addresses that stand for GPU memory: reserved, and out of the CPU's reach.
+/// The size of the address range that stands for GPU memory. It is reserved, and the CPU cannot access
+/// it.
 const ADDRESSES: usize = 16 << 30;
-/// What the driver's allocator rounds to.
+/// The driver's allocator rounds lengths to a multiple of this.
 const GRANULE: u64 = 2 << 20;
 
 #[derive(Default)]
 pub(crate) struct Memory {
     start: Option<u64>,
-    /// By first address.
+    /// The allocations, by first address.
     allocations: BTreeMap<u64, Allocation>,
     last_id: u64,
 }
@@ -27,9 +28,9 @@ pub(crate) struct Allocation {
     pub(crate) len: usize,
     pub(crate) is_host: bool,
     pub(crate) sync_memops: bool,
-    /// What a GPU's memory holds, in whole pages; of pinned memory the memory itself.
+    /// For a GPU's memory, its content in whole pages. For pinned memory, the memory itself.
     content: Box<[u8]>,
-    /// A NIC may reach the content, for ever.
+    /// Whether a NIC may reach the content. Such content is never freed.
     is_exposed: bool,
 }
 
@@ -42,7 +43,7 @@ impl Drop for Allocation {
 }
 
 impl Memory {
-    /// The lowest address where it fits, as the driver would.
+    /// Allocates at the lowest address with enough room, as the driver does.
     pub(crate) fn alloc(&mut self, gpu: usize, len: usize) -> Result<u64, Code> {
         if len == 0 {
             return Err(INVALID_VALUE);
@@ -83,13 +84,13 @@ impl Memory {
         Ok(())
     }
 
-    /// Bytes of the host that are pinned.
+    /// The number of pinned bytes of host memory.
     pub(crate) fn pinned(&self) -> usize {
         let of_host = self.allocations.values().filter(|allocation| allocation.is_host);
         of_host.map(|allocation| allocation.len).sum()
     }
 
-    /// The allocation that an address is in, and its first byte.
+    /// The first address of the allocation that contains `addr`, and that allocation.
     pub(crate) fn find(&mut self, addr: u64) -> Result<(u64, &mut Allocation), Code> {
         let (base, allocation) =
             self.allocations.range_mut(..=addr).next_back().ok_or(INVALID_VALUE)?;
@@ -100,7 +101,7 @@ impl Memory {
         }
     }
 
-    /// Where the content of a range of GPU memory is.
+    /// The address where the CPU finds a range of GPU memory.
     pub(crate) fn content(&mut self, addr: u64, len: usize) -> Result<*mut u8, Code> {
         let (base, allocation) = self.find(addr)?;
         let offset = (addr - base) as usize;
@@ -110,7 +111,8 @@ impl Memory {
         Ok(allocation.content[offset..].as_mut_ptr())
     }
 
-    /// The same for a NIC, up to the end of the last page.
+    /// The address where a NIC finds a range of GPU memory. The range may extend to the end of the last
+    /// page.
     pub(crate) fn pages(&mut self, addr: u64, len: usize) -> Result<*mut u8, Code> {
         let (base, allocation) = self.find(addr)?;
         let offset = (addr - base) as usize;
@@ -135,7 +137,8 @@ impl Memory {
             return Ok(start);
         }
         let (protection, flags) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: a new mapping, at an address of the kernel's choice.
+        // SAFETY: this is a new mapping at an address that the kernel chooses, so it touches no other
+        // memory.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), ADDRESSES, protection, flags) };
         let start = (start.map_err(|_| OUT_OF_MEMORY)?.addr() as u64).next_multiple_of(GRANULE);
         self.start = Some(start);

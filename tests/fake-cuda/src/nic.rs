@@ -1,5 +1,5 @@
-//! What a NIC's driver asks of the GPU's, in the kernel: where the memory is. Here a NIC in the same
-//! process asks.
+//! Tells a NIC where GPU memory is. In the kernel a NIC's driver asks the GPU's driver. Here a NIC in
+//! the same process asks.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -10,28 +10,28 @@ use std::ptr;
 
 use crate::DRIVER;
 
-/// Memory that was exported.
+/// GPU memory that was exported as a DMA-BUF.
 pub(crate) struct DmaBuf {
-    /// Where the CPU finds its first byte.
+    /// The address where the CPU finds the first byte.
     pub(crate) start: usize,
     pub(crate) len: usize,
 }
 
-/// Where the CPU finds `len` bytes at `addr` of a GPU's memory, as nvidia-peermem tells; null where
-/// that is no such memory.
+/// The address where the CPU finds `len` bytes at `addr` of GPU memory, as nvidia-peermem tells it.
+/// Returns null if `addr` is no GPU memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_pages(addr: u64, len: usize) -> *mut u8 {
     DRIVER.lock().unwrap().memory.pages(addr, len).unwrap_or(ptr::null_mut())
 }
 
-/// Where the CPU finds `len` bytes at `offset` of a DMA-BUF; null where `fd` is none that was
-/// exported here, or too short.
+/// The address where the CPU finds `len` bytes at `offset` of a DMA-BUF. Returns null if `fd` is no
+/// DMA-BUF of this library, or is too short.
 ///
 /// # Safety
-/// A descriptor that is open.
+/// The descriptor `fd` is open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fake_cuda_dma_buf(fd: c_int, offset: u64, len: usize) -> *mut u8 {
-    // SAFETY: open, and left so.
+    // SAFETY: the caller's descriptor is open, and `ManuallyDrop` keeps this function from closing it.
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
     let driver = DRIVER.lock().unwrap();
     let buf = file.metadata().ok().and_then(|data| driver.dma_bufs.get(&data.ino()));

@@ -1,4 +1,4 @@
-//! What the fake is told by its environment.
+//! The settings of the stand-in, read from the environment.
 
 use std::collections::HashMap;
 use std::env;
@@ -16,7 +16,8 @@ pub(crate) struct Settings {
     calls: Option<String>,
 }
 
-/// A GPU of compute capability 8.0, below no NIC, with a driver that has everything.
+/// The attributes of a GPU of compute capability 8.0 that is below no NIC. Its driver has every
+/// feature.
 const ATTRIBUTES: [(i32, i32); 6] = [(75, 8), (76, 0), (116, 1), (117, 0), (118, 0), (124, 1)];
 
 impl Settings {
@@ -45,13 +46,13 @@ impl Settings {
         self.attributes.get(&number).copied().flatten()
     }
 
-    /// Notes a call, and fails it where it is to fail.
+    /// Notes a call. Returns an error if the settings make this function fail.
     pub(crate) fn called(&self, function: &str) -> Result<(), Code> {
         self.note(function);
         self.fail.get(function).map_or(Ok(()), |code| Err(*code))
     }
 
-    /// Writes a line behind the calls.
+    /// Appends a line to the file of calls.
     pub(crate) fn note(&self, line: &str) {
         if let Some(path) = &self.calls {
             let file = OpenOptions::new().append(true).create(true).open(path);

@@ -1,10 +1,10 @@
-//! Streams and events.
+//! Streams and events of the stand-in.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::{Code, INVALID_HANDLE};
 
-/// Streams and events have numbers from one sequence, so that one is never taken for the other.
+/// Streams and events take their numbers from one sequence, so a stream is never taken for an event.
 #[derive(Default)]
 pub(crate) struct Streams {
     streams: HashMap<usize, VecDeque<Operation>>,
@@ -13,7 +13,7 @@ pub(crate) struct Streams {
 }
 
 pub(crate) enum Operation {
-    /// A copy between addresses that the CPU reaches.
+    /// A copy between two addresses that the CPU can access.
     Copy {
         to: usize,
         from: usize,
@@ -22,7 +22,7 @@ pub(crate) enum Operation {
     Event(usize),
 }
 
-/// An event that was recorded is done when its operation has left the stream.
+/// An event. After it is recorded, it is done when its operation has left the stream.
 #[derive(Default)]
 struct Event {
     stream: Option<usize>,
@@ -62,7 +62,7 @@ impl Streams {
         self.push(stream, Operation::Event(event))
     }
 
-    /// Whether an event is done. Each time that it has been asked for `queries` times, one
+    /// Whether an event is done. Each time that the program has queried the event `queries` times, one
     /// operation of its stream happens.
     pub(crate) fn query(&mut self, event: usize, queries: u32) -> Result<bool, Code> {
         let asked = self.events.get_mut(&event).ok_or(INVALID_HANDLE)?;
@@ -87,7 +87,7 @@ impl Streams {
         match self.streams.get_mut(&stream).and_then(VecDeque::pop_front) {
             Some(Operation::Copy { to, from, len }) => {
                 let (to, from) = (to as *mut u8, from as *const u8);
-                // SAFETY: the driver's caller keeps both ranges until the copy is done.
+                // SAFETY: the driver's caller keeps both ranges valid until the copy is done.
                 unsafe { std::ptr::copy(from, to, len) };
                 true
             }
