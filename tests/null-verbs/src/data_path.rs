@@ -1,4 +1,4 @@
-//! What programs call through the context's operations.
+//! The functions that programs call through the operations of a context.
 
 use std::ffi::c_int;
 use std::slice;
@@ -10,7 +10,7 @@ use invar_verbs::sys::*;
 use crate::resource::index;
 use crate::{SETTINGS, delay, fabric, fatal};
 
-/// By their codes.
+/// The opcodes, in the order of their codes in `verbs.h`.
 const OPCODES: [SendOpcode; 5] = [
     SendOpcode::RdmaWrite,
     SendOpcode::RdmaWriteWithImm,
@@ -26,14 +26,14 @@ pub(crate) unsafe extern "C" fn post_send(
 ) -> c_int {
     let mut fabric = fabric();
     while !next.is_null() {
-        // SAFETY: a chain of requests that ends in null.
+        // SAFETY: the caller gives a chain of valid requests that ends in null.
         let posted = match unsafe { read(next) } {
             Some(wr) => {
                 if wr.opcode == SendOpcode::RdmaRead {
                     note(&wr);
                 }
                 if SETTINGS.delay_polls > 0 {
-                    // SAFETY: a queue pair.
+                    // SAFETY: the caller gives a valid queue pair.
                     let cq = index(unsafe { (*qp).send_cq });
                     delay::put(index(qp), cq, wr, SETTINGS.delay_polls);
                     Ok(())
@@ -44,11 +44,11 @@ pub(crate) unsafe extern "C" fn post_send(
             None => Err(libc::EINVAL),
         };
         if let Err(errno) = posted {
-            // SAFETY: room to name a request.
+            // SAFETY: the caller gives a valid place for the refused request.
             unsafe { *bad = next };
             return errno;
         }
-        // SAFETY: as above.
+        // SAFETY: `next` is not null, so it is a request of the caller's chain.
         next = unsafe { (*next).next };
     }
     0
@@ -60,7 +60,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let mut fabric = fabric();
-    // SAFETY: a chain of requests that ends in null.
+    // SAFETY: the caller gives a chain of valid requests that ends in null.
     while let Some(raw) = unsafe { next.as_ref() } {
         let posted = match sge(raw.sg_list, raw.num_sge) {
             Some(sge) => {
@@ -70,7 +70,7 @@ pub(crate) unsafe extern "C" fn post_recv(
             None => Err(libc::EINVAL),
         };
         if let Err(errno) = posted {
-            // SAFETY: room to name a request.
+            // SAFETY: the caller gives a valid place for the refused request.
             unsafe { *bad = next };
             return errno;
         }
@@ -81,7 +81,7 @@ pub(crate) unsafe extern "C" fn post_recv(
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, wcs: *mut ibv_wc) -> c_int {
     let Ok(room) = usize::try_from(room) else { return -1 };
-    // SAFETY: room for so many completions, of which any bits are some.
+    // SAFETY: the caller gives room for `room` completions, and any bits are a valid `Wc`.
     let wcs: &mut [Wc] = unsafe { slice::from_raw_parts_mut(wcs, room) };
     let mut fabric = fabric();
     if SETTINGS.delay_polls > 0 {
@@ -95,7 +95,8 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, wcs: *mut 
     got as c_int
 }
 
-/// Carries out what has waited for this poll. Nobody is left to be told that it is refused.
+/// Carries out the requests that have waited for this poll. A refused request aborts the process, since
+/// no caller remains to be told.
 #[cold]
 fn carry_out(fabric: &mut Fabric, cq: usize) {
     for (qp, wr) in delay::take(cq) {
@@ -111,28 +112,30 @@ fn note(read: &SendWr) {
     SETTINGS.note(|| format!("RDMA_READ remote_addr={remote_addr:#x} length={}", sge.length));
 }
 
-/// In strict mode a completion must be a success, or follow one that is not.
+/// Checks a completion in strict mode: it must be a success, or flushed after an error.
 fn judge(wc: &Wc) {
     if ![WcStatus::SUCCESS, WcStatus::WR_FLUSH_ERR].contains(&wc.status) {
         fatal(&format!("QP {:#x}: work request {:#x}: {:?}", wc.qp_num, wc.wr_id, wc.status));
     }
 }
 
-/// What a refusal returns.
+/// The error code that a refused call returns.
 fn refused(qp: *mut ibv_qp, error: &NicError) -> c_int {
     if SETTINGS.is_strict {
-        // SAFETY: a queue pair.
+        // SAFETY: the caller gives a valid queue pair.
         fatal(&format!("QP {:#x}: {error}", unsafe { (*qp).qp_num }));
     }
     error.errno
 }
 
-/// Reads no field that is another operation's: programs may leave these out.
+/// Reads the fields of a request that its operation uses. Programs may leave the other fields
+/// uninitialised.
 ///
 /// # Safety
-/// A request.
+/// `raw` points to a valid request.
 unsafe fn read(raw: *const ibv_send_wr) -> Option<SendWr> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `raw` points to a valid request, and only fields of the
+    // operation are read.
     unsafe {
         Some(SendWr {
             wr_id: (*raw).wr_id,
@@ -147,12 +150,12 @@ unsafe fn read(raw: *const ibv_send_wr) -> Option<SendWr> {
     }
 }
 
-/// One buffer, or none.
+/// Reads a list of one buffer or none. A longer list gives `None`.
 fn sge(list: *mut ibv_sge, len: c_int) -> Option<Sge> {
     match len {
         0 => Some(Sge::default()),
         1 => {
-            // SAFETY: a list of one.
+            // SAFETY: the caller says that the list has one entry.
             let ibv_sge { addr, length, lkey } = unsafe { *list };
             Some(Sge { addr, length, lkey })
         }

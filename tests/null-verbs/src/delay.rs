@@ -1,4 +1,5 @@
-//! Work requests that are carried out some polls after they were posted, as a device takes its time.
+//! Delays work requests: each is carried out some polls after it was posted, since a device takes its
+//! time.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -6,18 +7,18 @@ use invar_core::nic::{SendFlags, SendWr};
 
 use crate::fatal;
 
-/// In the order in which they were posted.
+/// The delayed requests, in the order in which they were posted.
 static WAITING: Mutex<Vec<Waiting>> = Mutex::new(Vec::new());
 
 struct Waiting {
     cq: usize,
     qp: usize,
     wr: SendWr,
-    /// Polls of the completion queue still to come.
+    /// The polls of the completion queue that this request still waits for.
     polls: u32,
 }
 
-/// Lets a request of a queue pair wait for so many polls of its completion queue.
+/// Delays a request of the queue pair `qp` for `polls` polls of its completion queue.
 pub(crate) fn put(qp: usize, cq: usize, wr: SendWr, polls: u32) {
     if wr.flags.contains(SendFlags::INLINE) {
         fatal("inline data is not delayed: leave out NULL_VERBS_DELAY_POLLS or NCCL_IB_USE_INLINE");
@@ -25,7 +26,7 @@ pub(crate) fn put(qp: usize, cq: usize, wr: SendWr, polls: u32) {
     waiting().push(Waiting { cq, qp, wr, polls });
 }
 
-/// A completion queue is polled: what has waited long enough, by queue pair.
+/// Counts a poll of `cq`. Returns the requests that have waited long enough, each with its queue pair.
 pub(crate) fn take(cq: usize) -> Vec<(usize, SendWr)> {
     let mut waiting = waiting();
     let its = waiting.iter_mut().filter(|waiting| waiting.cq == cq);
@@ -34,7 +35,7 @@ pub(crate) fn take(cq: usize) -> Vec<(usize, SendWr)> {
     due.map(|Waiting { qp, wr, .. }| (qp, wr)).collect()
 }
 
-/// A queue pair ends, and with it what waits there.
+/// Drops the delayed requests of a queue pair that is destroyed.
 pub(crate) fn forget(qp: usize) {
     waiting().retain(|waiting| waiting.qp != qp);
 }

@@ -1,4 +1,4 @@
-//! Devices, their ports, and the events that they never have.
+//! Devices, their ports, and their asynchronous events, which never come.
 
 use std::ffi::{CString, c_char, c_int};
 use std::io::{PipeReader, PipeWriter, Read};
@@ -24,7 +24,7 @@ static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
     (0..SETTINGS.devices).map(device).collect()
 });
 
-/// Bytes of a [`Context`] before what libibverbs gives out of it.
+/// The offset in [`Context`] of the part that libibverbs hands out.
 const BEFORE_CONTEXT: usize = mem::offset_of!(Context, base.context);
 
 /// An open device.
@@ -32,7 +32,7 @@ const BEFORE_CONTEXT: usize = mem::offset_of!(Context, base.context);
 struct Context {
     base: verbs_context,
     events: PipeReader,
-    /// Keeps the other end open: nothing is to be read there, and no end either.
+    /// Keeps the write end of the pipe open, so that a reader finds neither data nor the end.
     _no_events: PipeWriter,
 }
 
@@ -42,7 +42,7 @@ extern "C" fn ibv_get_device_list(len: *mut c_int) -> *mut *mut ibv_device {
     let null = [ptr::null_mut()];
     let list: Box<[*mut ibv_device]> = DEVICES.iter().map(pointer).chain(null).collect();
     if !len.is_null() {
-        // SAFETY: the caller's number.
+        // SAFETY: the caller gives null or a valid place for the number.
         unsafe { *len = DEVICES.len() as c_int };
     }
     Box::into_raw(list).cast()
@@ -51,20 +51,21 @@ extern "C" fn ibv_get_device_list(len: *mut c_int) -> *mut *mut ibv_device {
 #[unsafe(no_mangle)]
 extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     let list = ptr::slice_from_raw_parts_mut(list, DEVICES.len() + 1);
-    // SAFETY: as `ibv_get_device_list` made it.
+    // SAFETY: `ibv_get_device_list` made this list of `DEVICES.len() + 1` entries by `Box::into_raw`.
     drop(unsafe { Box::from_raw(list) });
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
-    // SAFETY: a device of the list.
+    // SAFETY: the caller gives a device of the list, and each of these is a `Device`.
     unsafe { &*device.cast::<Device>() }.name.as_ptr()
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     let Ok((events, no_events)) = std::io::pipe() else { return ptr::null_mut() };
-    // SAFETY: pointers, functions that may be absent, and integers: all zeros is a value.
+    // SAFETY: the structure has pointers, functions that may be absent, and integers, for which zero is
+    // valid.
     let mut base: verbs_context = unsafe { mem::zeroed() };
     base.sz = size_of::<verbs_context>();
     base.query_port = Some(query_port);
@@ -80,15 +81,15 @@ extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    // SAFETY: as `ibv_open_device` made it.
+    // SAFETY: `ibv_open_device` made this context by `Box::into_raw`, and the caller closes it once.
     drop(unsafe { Box::from_raw(opened(context)) });
     0
 }
 
-/// Waits for ever, unless the caller has made the descriptor nonblocking.
+/// Blocks forever, unless the caller has made the descriptor nonblocking.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_async_event(context: *mut ibv_context, _: *mut ibv_async_event) -> c_int {
-    // SAFETY: an open device.
+    // SAFETY: the caller gives an open device.
     let context = unsafe { &*opened(context) };
     let _ = (&context.events).read(&mut [0]);
     -1
@@ -109,19 +110,19 @@ extern "C" fn ibv_fork_init() -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
-    // SAFETY: integers: all zeros is a value.
+    // SAFETY: the structure has integers alone, for which zero is valid.
     let mut device: ibv_device_attr = unsafe { mem::zeroed() };
     device.node_guid = (0x6e75_6c6c_0000_0000 + number(context) as u64).to_be();
     device.sys_image_guid = device.node_guid;
     device.max_qp = 1 << 20;
     device.max_pkeys = 1;
     device.phys_port_cnt = 1;
-    // SAFETY: room for the attributes.
+    // SAFETY: the caller gives room for the attributes.
     unsafe { attr.write(device) };
     0
 }
 
-/// Writes the fields that a caller of any version has, and none behind them.
+/// Writes the fields that callers of every version have. It writes none behind them.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_port(
     context: *mut ibv_context,
@@ -136,14 +137,14 @@ extern "C" fn ibv_query_port(
         false => (IBV_LINK_LAYER_ETHERNET, 0),
     };
     const MTU_4096: u32 = 5;
-    // SAFETY: room for the attributes, up to `flags` at least.
+    // SAFETY: the caller gives room for the attributes, up to `flags` at least.
     unsafe {
         (&raw mut (*attr).state).write(IBV_PORT_ACTIVE);
         (&raw mut (*attr).max_mtu).write(MTU_4096);
         (&raw mut (*attr).active_mtu).write(MTU_4096);
         (&raw mut (*attr).gid_tbl_len).write(1);
         (&raw mut (*attr).lid).write(lid);
-        // What `ibv_query_port_speed` says counts, if it says anything.
+        // If `ibv_query_port_speed` returns a speed, that speed counts instead of these codes.
         (&raw mut (*attr).active_width).write(2);
         (&raw mut (*attr).active_speed).write(64);
         (&raw mut (*attr).link_layer).write(link_layer);
@@ -151,27 +152,27 @@ extern "C" fn ibv_query_port(
     0
 }
 
-/// The same with what came later.
+/// Writes the fields of [`ibv_query_port`] and those of later versions.
 unsafe extern "C" fn query_port(
     context: *mut ibv_context,
     port_num: u8,
     attr: *mut ibv_port_attr,
     _: usize,
 ) -> c_int {
-    // SAFETY: room for the attributes: who calls this here has them all.
+    // SAFETY: a caller of this function has room for all attributes.
     unsafe { (&raw mut (*attr).active_speed_ex).write(SETTINGS.active_speed_ex) };
     ibv_query_port(context, port_num, attr)
 }
 
-/// 0, which is none, where the port's codes are to be read.
+/// Returns the port's speed. The value 0 means that the caller has to read the port's codes.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_port_speed(_: *mut ibv_context, _: u32, in_100_mbps: *mut u64) -> c_int {
-    // SAFETY: room for a number.
+    // SAFETY: the caller gives room for a number.
     unsafe { in_100_mbps.write(SETTINGS.mbps / 100) };
     0
 }
 
-/// `fe80::N` on InfiniBand, otherwise `::ffff:10.0.0.N`.
+/// Writes the GID: `fe80::N` on InfiniBand, `::ffff:10.0.0.N` otherwise.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_gid(
     context: *mut ibv_context,
@@ -187,7 +188,7 @@ extern "C" fn ibv_query_gid(
         true => [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last],
         false => [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, last],
     };
-    // SAFETY: room for a GID.
+    // SAFETY: the caller gives room for a GID.
     unsafe { gid.write(ibv_gid { raw }) };
     0
 }
@@ -197,6 +198,6 @@ fn opened(context: *mut ibv_context) -> *mut Context {
 }
 
 fn number(context: *mut ibv_context) -> usize {
-    // SAFETY: an open device, and one of the list.
+    // SAFETY: the caller gives an open device, whose `device` is one of the list.
     unsafe { &*(*context).device.cast::<Device>() }.number
 }

@@ -1,25 +1,26 @@
-//! A libibverbs without hardware: the null NIC's [`Fabric`] behind the functions of
+//! A libibverbs without hardware. It puts the null NIC's [`Fabric`] behind those functions of
 //! `infiniband/verbs.h` that Invar calls.
 //!
-//! Each work request is carried out, and completes, while it is posted, unless that is to wait; so
-//! what is measured over it is what stands above libibverbs. All devices reach each other, within one
-//! process, by the numbers of queue pairs alone. States, keys, bounds and the depths of queues are
-//! checked as hardware does it: what is wrong is refused, or completes in error. Where CUDA's driver
-//! is the stand-in of `tests/fake-cuda`, devices reach its GPUs' memory.
+//! A work request is carried out and completes while it is posted, unless `NULL_VERBS_DELAY_POLLS`
+//! delays it. So a measurement counts the code above libibverbs. All devices of one process reach each
+//! other, and queue pair numbers alone address a peer. States, keys, bounds and the depths of queues
+//! are checked as hardware checks them. A wrong request is refused, or completes in error. If CUDA's
+//! driver is the stand-in of `tests/fake-cuda`, devices reach the memory of its GPUs.
 //!
-//! A program finds it as `libibverbs.so.1` in its `LD_LIBRARY_PATH`. Variables, read once:
+//! A program finds this library as `libibverbs.so.1` in its `LD_LIBRARY_PATH`. The library reads these
+//! variables once:
 //!
 //! | variable | |
 //! |---|---|
-//! | `NULL_VERBS_DEVICES` | how many devices of one port there are, `null0` and so on; 1 if it is not set |
-//! | `NULL_VERBS_LINK` | `roce` or `ib`; `roce` if it is not set |
-//! | `NULL_VERBS_MBPS` | speed of the ports; 200000 if it is not set; 0: only their codes tell, 4x HDR |
-//! | `NULL_VERBS_ACTIVE_SPEED_EX` | the code that counts instead of HDR's: 256 is XDR |
-//! | `NULL_VERBS_DMA_BUF` | `yes`: DMA-BUFs can be registered; otherwise why not: `EOPNOTSUPP`, which it is if it is not set, or `EPROTONOSUPPORT` |
-//! | `NULL_VERBS_PEERMEM` | 1: a GPU's memory can be registered by its address |
-//! | `NULL_VERBS_CALLS` | file to which each registration and each READ is appended, one a line |
-//! | `NULL_VERBS_DELAY_POLLS` | after how many polls of its completion queue a send work request is carried out, at one of these; 0, while it is posted, if it is not set |
-//! | `NULL_VERBS_STRICT` | 1: what a device refuses, or completes in error, aborts the process, and says what it was |
+//! | `NULL_VERBS_DEVICES` | number of devices with one port, `null0` and so on; default 1 |
+//! | `NULL_VERBS_LINK` | `roce` or `ib`; default `roce` |
+//! | `NULL_VERBS_MBPS` | speed of the ports; default 200000; 0: only the codes tell it, 4x HDR |
+//! | `NULL_VERBS_ACTIVE_SPEED_EX` | the speed code that replaces HDR's: 256 is XDR |
+//! | `NULL_VERBS_DMA_BUF` | `yes`, or the error: `EOPNOTSUPP` (default) or `EPROTONOSUPPORT` |
+//! | `NULL_VERBS_PEERMEM` | 1: GPU memory can be registered by its address |
+//! | `NULL_VERBS_CALLS` | file for a line for each registration and each READ |
+//! | `NULL_VERBS_DELAY_POLLS` | a send is carried out in this poll of its CQ; 0 (default): while posted |
+//! | `NULL_VERBS_STRICT` | 1: a refused call or an error completion aborts with a message |
 
 mod data_path;
 mod delay;
@@ -38,13 +39,13 @@ use settings::Settings;
 
 static SETTINGS: LazyLock<Settings> = LazyLock::new(Settings::from_env);
 
-/// The state of all devices.
+/// Locks the state of all devices.
 fn fabric() -> MutexGuard<'static, Fabric> {
     static FABRIC: LazyLock<Mutex<Fabric>> = LazyLock::new(Mutex::default);
     FABRIC.lock().unwrap_or_else(|_| fatal("a call failed before"))
 }
 
-/// Ends the process.
+/// Prints the reason and aborts the process.
 #[cold]
 fn fatal(why: &str) -> ! {
     let _ = writeln!(std::io::stderr(), "null libibverbs: {why}");

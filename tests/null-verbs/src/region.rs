@@ -1,5 +1,5 @@
-//! Registered memory: of the host, and of GPUs where CUDA's driver is the one of `tests/fake-cuda`,
-//! which tells where the CPU finds it.
+//! Registered memory. It is host memory, or GPU memory if CUDA's driver is the one of
+//! `tests/fake-cuda`, which tells where the CPU finds it.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::mem;
@@ -45,7 +45,7 @@ extern "C" fn ibv_reg_mr_iova2(
     ibv_reg_mr(pd, addr, length, access as c_int)
 }
 
-/// What is asked without a descriptor, to see whether it can be done at all, is not noted.
+/// Registers a DMA-BUF. Programs probe for support without a descriptor; such a call is not noted.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_reg_dmabuf_mr(
     pd: *mut ibv_pd,
@@ -58,12 +58,13 @@ extern "C" fn ibv_reg_dmabuf_mr(
     if let Err(errno) = SETTINGS.dma_buf {
         return refused(errno);
     }
-    // As the kernel does (`UVERBS_METHOD_REG_DMABUF_MR`), before it looks at the descriptor.
+    // The kernel (`UVERBS_METHOD_REG_DMABUF_MR`) makes this check too, before it looks at the
+    // descriptor.
     let in_page = page_size() as u64 - 1;
     if offset & in_page != iova & in_page {
         return refused(libc::EINVAL);
     }
-    // SAFETY: a number is looked up.
+    // SAFETY: `fcntl` with `F_GETFD` looks up a number and accepts any.
     if unsafe { libc::fcntl(fd, libc::F_GETFD) } == -1 {
         return refused(libc::EBADF);
     }
@@ -84,7 +85,7 @@ extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     0
 }
 
-/// Registers memory that is at `memory` for the CPU and at `start` for work requests.
+/// Registers memory. The CPU finds it at `memory`, and work requests name it by `start`.
 fn register(
     pd: *mut ibv_pd,
     start: u64,
@@ -93,49 +94,49 @@ fn register(
     access: c_int,
 ) -> *mut ibv_mr {
     let Some(first) = NonNull::new(memory) else { return refused(libc::EFAULT) };
-    // SAFETY: the contract of registration: the memory is there until the region is gone, and
-    // nobody else's while it is transferred.
+    // SAFETY: by the contract of registration, the memory exists until the region is gone. Nobody else
+    // uses it while it is transferred.
     let memory = unsafe { HostMemory::from_raw(first, length, ()) };
     let access = Access::from_bits_truncate(access as u32);
     let index = fabric().reg_mr(index(pd), start, memory, access);
     let key = Fabric::key(index);
-    // SAFETY: a domain.
+    // SAFETY: the caller gives a valid protection domain.
     let context = unsafe { (*pd).context };
     let addr = ptr::without_provenance_mut(start as usize);
     let mr = ibv_mr { context, pd, addr, length, handle: 0, lkey: key, rkey: key };
     Object::give(mr, index)
 }
 
-/// Where a range of a GPU's memory is for the CPU; `None` where it is not a GPU's.
+/// The address where the CPU finds a range of GPU memory. Returns `None` if it is no GPU memory.
 fn gpu_pages(addr: u64, len: usize) -> Option<*mut u8> {
     let function = fake_cuda(c"fake_cuda_pages")?;
-    // SAFETY: this is how `tests/fake-cuda` declares it.
+    // SAFETY: this is the type that `tests/fake-cuda` declares for this function.
     let function = unsafe {
         mem::transmute::<NonNull<c_void>, extern "C" fn(u64, usize) -> *mut u8>(function)
     };
     Some(function(addr, len)).filter(|memory| !memory.is_null())
 }
 
-/// The same of a range of a DMA-BUF.
+/// The address where the CPU finds a range of a DMA-BUF, or `None`.
 fn gpu_dma_buf(fd: c_int, offset: u64, len: usize) -> Option<*mut u8> {
     let function = fake_cuda(c"fake_cuda_dma_buf")?;
-    // SAFETY: as above.
+    // SAFETY: this is the type that `tests/fake-cuda` declares for this function.
     let function = unsafe {
         mem::transmute::<NonNull<c_void>, unsafe extern "C" fn(c_int, u64, usize) -> *mut u8>(
             function,
         )
     };
-    // SAFETY: the descriptor is open.
+    // SAFETY: the caller has checked that the descriptor is open.
     Some(unsafe { function(fd, offset, len) }).filter(|memory| !memory.is_null())
 }
 
-/// A function of the stand-in for CUDA's driver, if this process has loaded that.
+/// Looks up a function of the stand-in for CUDA's driver, if this process has loaded that.
 fn fake_cuda(name: &CStr) -> Option<NonNull<c_void>> {
-    // SAFETY: loads nothing.
+    // SAFETY: with `RTLD_NOLOAD` the call loads no library and runs no code.
     let library =
         unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_NOW) };
     let library = NonNull::new(library)?;
-    // SAFETY: a library that is loaded, and stays so: whoever loaded it never closes it.
+    // SAFETY: the library is loaded and stays so, because its loader never closes it.
     unsafe {
         let function = libc::dlsym(library.as_ptr(), name.as_ptr());
         libc::dlclose(library.as_ptr());

@@ -9,7 +9,8 @@ use invar_verbs::sys::*;
 
 use crate::{delay, fabric};
 
-/// What a caller gets a pointer to: what the header shows of it, and which of the fabric's it is.
+/// An object to which a caller gets a pointer: the header's public part, and the object's index in the
+/// fabric.
 #[repr(C)]
 pub(crate) struct Object<T> {
     base: T,
@@ -22,15 +23,15 @@ impl<T> Object<T> {
     }
 }
 
-/// Which of the fabric's an object is.
+/// The index of an object in the fabric.
 pub(crate) fn index<T>(object: *mut T) -> usize {
-    // SAFETY: as `Object::give` made it, and not destroyed.
+    // SAFETY: `Object::give` made the object, and it is not destroyed.
     unsafe { (*object.cast::<Object<T>>()).index }
 }
 
-/// Takes an object back that is destroyed.
+/// Frees an object that the caller destroys. Returns its index in the fabric.
 pub(crate) fn end<T>(object: *mut T) -> usize {
-    // SAFETY: as `Object::give` made it; it is destroyed once.
+    // SAFETY: `Object::give` made the object, and it is destroyed once.
     unsafe { Box::from_raw(object.cast::<Object<T>>()) }.index
 }
 
@@ -63,10 +64,10 @@ extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     0
 }
 
-/// Reliable connections whose queues complete to one completion queue.
+/// Creates a reliable connection (RC). Both of its queues must complete to one completion queue.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    // SAFETY: attributes.
+    // SAFETY: the caller gives valid attributes.
     let init = unsafe { &*init };
     let ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, .. } = *init;
     if init.qp_type != IBV_QPT_RC || init.sq_sig_all != 0 || send_cq != recv_cq || !srq.is_null() {
@@ -75,7 +76,7 @@ extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mu
     let ibv_qp_cap { max_send_wr, max_recv_wr, max_inline_data, .. } = init.cap;
     let cap = QpCap { max_send_wr, max_recv_wr, max_inline_data };
     let index = fabric().create_qp(index(pd), index(send_cq), cap);
-    // SAFETY: a domain.
+    // SAFETY: the caller gives a valid protection domain.
     let context = unsafe { (*pd).context };
     let qp_num = Fabric::qpn(index);
     let qp = ibv_qp { context, qp_context, pd, send_cq, recv_cq, srq, handle: 0, qp_num };
@@ -90,9 +91,9 @@ extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     0
 }
 
-/// What is not made, and why.
+/// Sets `errno` and returns null for an object that is not created.
 pub(crate) fn refused<T>(errno: c_int) -> *mut T {
-    // SAFETY: this thread's own `errno`.
+    // SAFETY: the address is that of this thread's own `errno`.
     unsafe { *libc::__errno_location() = errno };
     ptr::null_mut()
 }

@@ -1,4 +1,4 @@
-//! What the environment says.
+//! The settings of the null libibverbs, read from the environment.
 
 use std::env;
 use std::ffi::c_int;
@@ -15,7 +15,7 @@ pub(crate) struct Settings {
     pub(crate) active_speed_ex: u32,
     pub(crate) delay_polls: u32,
     pub(crate) is_strict: bool,
-    /// Or with which error they are not registered.
+    /// Whether DMA-BUFs can be registered, or the error of the attempt.
     pub(crate) dma_buf: Result<(), c_int>,
     pub(crate) peermem: bool,
     calls: Option<String>,
@@ -47,7 +47,7 @@ impl Settings {
         }
     }
 
-    /// Notes a call.
+    /// Appends a call to the file of calls, if there is one.
     pub(crate) fn note(&self, call: impl FnOnce() -> String) {
         let Some(path) = &self.calls else { return };
         let file = OpenOptions::new().append(true).create(true).open(path);

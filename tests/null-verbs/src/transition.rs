@@ -1,4 +1,4 @@
-//! Moves of a queue pair: what the attributes of `ibv_modify_qp` mean.
+//! Translates the attributes of `ibv_modify_qp` into transitions of a queue pair.
 
 use std::ffi::c_int;
 
@@ -8,7 +8,7 @@ use invar_verbs::sys::*;
 use crate::fabric;
 use crate::resource::index;
 
-/// Attributes that a move needs (IBTA §11.2.5.2).
+/// The attributes that the transition to INIT needs (IBTA §11.2.5.2). RTR and RTS follow.
 const INIT: c_int = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
 const RTR: c_int = IBV_QP_AV
     | IBV_QP_PATH_MTU
@@ -21,7 +21,7 @@ const RTS: c_int =
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    // SAFETY: attributes.
+    // SAFETY: the caller gives valid attributes.
     let attr = unsafe { &*attr };
     let Some(transition) = transition(attr, mask) else { return libc::EINVAL };
     match fabric().modify_qp(index(qp), &transition) {
@@ -30,7 +30,8 @@ extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int
     }
 }
 
-/// `None` where attributes are missing or too many, or have values that none can have.
+/// The transition that the attributes ask for. Returns `None` if attributes are missing or superfluous,
+/// or have invalid values.
 fn transition(attr: &ibv_qp_attr, mask: c_int) -> Option<QpTransition> {
     let given = mask & !IBV_QP_STATE;
     if mask == given {

@@ -1,4 +1,4 @@
-//! The adapter of libibverbs, where libibverbs is this one.
+//! Tests the libibverbs adapter on the null libibverbs of this crate.
 
 mod adapter {
     mod allocations;
@@ -13,11 +13,11 @@ use std::process::Command;
 
 use invar_verbs::{VerbsConfig, VerbsNic};
 
-/// Set in the process that finds this library where it looks for libibverbs.
+/// This variable is set in the child process that finds the null libibverbs as its libibverbs.
 const CHILD: &str = "INVAR_TEST_NULL_VERBS";
 
-/// Runs `body`, of the test of this name, on two devices of this library: in a process of its own,
-/// for RoCE and for InfiniBand each.
+/// Runs `body` on two devices of the null libibverbs. The test named `test` runs again in a child
+/// process, once for RoCE and once for InfiniBand.
 fn on_devices(test: &str, body: impl FnOnce([VerbsNic; 2])) {
     if env::var_os(CHILD).is_some() {
         let open = |name| VerbsNic::open(&VerbsConfig::new(name)).expect("a device");

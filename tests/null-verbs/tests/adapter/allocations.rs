@@ -1,4 +1,4 @@
-//! The calls of the data path allocate nothing, from the protocol down to libibverbs.
+//! Checks that calls of the data path allocate nothing, from the protocol down to libibverbs.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -10,23 +10,26 @@ use invar_verbs::VerbsNic;
 
 use crate::on_devices;
 
-/// The system's allocator, which counts for each thread how often it is asked for memory.
+/// The system's allocator with a counter of allocations for each thread.
 struct Counting;
 
 thread_local! {
     static ASKED: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: all is the system's allocator; the counter needs no memory of it, nor is it ever dropped.
+// SAFETY: every call goes to the system's allocator. The counter needs no memory of it and is never
+// dropped.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ASKED.set(ASKED.get() + 1);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc`, which is the same for
+        // `System`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `GlobalAlloc::dealloc`, which is the same for
+        // `System`.
         unsafe { System.dealloc(start, layout) };
     }
 }
@@ -34,14 +37,14 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// How often `body` asks for memory.
+/// The number of allocations that `body` makes.
 fn asked(body: impl FnOnce()) -> u64 {
     let before = ASKED.get();
     body();
     ASKED.get() - before
 }
 
-/// More than the ring of requests and the FIFO hold.
+/// The number of rounds. It exceeds the rows of the request ring and of the FIFO.
 const ROUNDS: usize = 600;
 const LEN: u32 = 64;
 
@@ -61,7 +64,7 @@ impl Line {
         Line { duo, from, to }
     }
 
-    /// `n` messages into one receive, between calls that find nothing to do.
+    /// Passes `n` messages into one receive, between calls that find nothing to do.
     fn pass(&mut self, n: u32) {
         let Line { duo: Duo { send, recv, .. }, from, to } = self;
         let message = SendBuf { addr: from.addr(0), len: LEN, lkey: from.lkey() };

@@ -1,4 +1,4 @@
-//! It passes the conformance kit.
+//! Runs the NIC conformance kit on the libibverbs adapter.
 
 use invar_testkit::conformance::Testbed;
 use invar_testkit::nic_conformance;
