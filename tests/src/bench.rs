@@ -1,9 +1,9 @@
-//! Cases of the protocol over a NIC that completes at once, to be counted under callgrind by
-//! `cargo xtask bench`: `PROGRAM CASE ITERATIONS`.
+//! The protocol's benchmark cases over a NIC that completes at once. `cargo xtask bench` counts their
+//! instructions under callgrind: `PROGRAM CASE ITERATIONS`.
 //!
-//! Instructions an operation are the difference of two runs; so set-up and warm-up do not count.
-//! Each case runs in two ways: as in a Rust program, whose loop all calls are inlined into, and
-//! (`-calls`) through functions like those that a C program calls.
+//! The instructions of an operation are the difference between two runs, so set-up and warm-up do not
+//! count. Each case runs in two variants. In one, the compiler inlines all calls into the loop, as in a
+//! Rust program. In the other (`-calls`), the calls go through functions, as in a C program.
 
 use std::process::ExitCode;
 
@@ -20,7 +20,7 @@ use call::{Called, Calls, Inlined};
 const MESSAGE_BYTES: usize = 8;
 const CASES: &str = "msg8-w1, msg8-w32, msg8-q4, group8-w1, idle-test, idle-isend; each -calls too";
 
-/// What such a program does, with the ports that `ports` opens.
+/// Runs a benchmark program on the two ports that `ports` opens.
 pub fn main<N: Nic + Clone>(ports: impl FnOnce() -> [N; 2]) -> ExitCode {
     run_case(CASES, |case, n| match case.strip_suffix("-calls") {
         Some(case) => run::<N, Called>(ports(), case, n),
@@ -28,8 +28,8 @@ pub fn main<N: Nic + Clone>(ports: impl FnOnce() -> [N; 2]) -> ExitCode {
     })
 }
 
-/// Runs the case that this program's arguments name, as many times as they say; `run` says whether
-/// there is such a case.
+/// Runs the case that the program's arguments name, for the given number of iterations. `run` returns
+/// false if it does not know the case.
 pub fn run_case(cases: &str, run: impl FnOnce(&str, usize) -> bool) -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [case, iterations] = &args[..] else {
@@ -47,7 +47,7 @@ pub fn run_case(cases: &str, run: impl FnOnce(&str, usize) -> bool) -> ExitCode 
     ExitCode::SUCCESS
 }
 
-/// Whether there is such a case.
+/// Runs a case. Returns false if there is no such case.
 fn run<N: Nic + Clone, C: Calls>(ports: [N; 2], case: &str, n: usize) -> bool {
     match case {
         "msg8-w1" => Bench::new(ports, 1).messages::<C, 1>(n),
@@ -61,7 +61,7 @@ fn run<N: Nic + Clone, C: Calls>(ports: [N; 2], case: &str, n: usize) -> bool {
     true
 }
 
-/// Where a call leaves its request.
+/// A request before its call has filled it in.
 const NONE: Request = Request::from_raw(0);
 
 struct Bench<N: Nic> {
@@ -89,7 +89,7 @@ impl<N: Nic + Clone> Bench<N> {
         SendBuf { addr, len: MESSAGE_BYTES as u32, lkey: self.from.lkey() }
     }
 
-    /// `n` messages, `W` under way at a time.
+    /// Passes `n` messages, of which `W` are in flight at a time.
     #[inline(never)]
     fn messages<C: Calls, const W: usize>(mut self, n: usize) {
         let recv_bufs: [_; W] = std::array::from_fn(|i| [self.recv_buf(i, 0)]);
@@ -110,7 +110,7 @@ impl<N: Nic + Clone> Bench<N> {
         }
     }
 
-    /// `n` groups of eight messages.
+    /// Passes `n` groups of eight messages.
     #[inline(never)]
     fn groups<C: Calls>(mut self, n: usize) {
         let recv_bufs: [_; 8] = std::array::from_fn(|i| self.recv_buf(i, i as u32));
@@ -129,21 +129,21 @@ impl<N: Nic + Clone> Bench<N> {
         }
     }
 
-    /// `n` tests of a receive that nothing is sent to.
+    /// Makes `n` tests of a receive to which nothing is sent.
     #[inline(never)]
     fn idle_test<C: Calls>(mut self, n: usize) {
         let bufs = [self.recv_buf(0, 0)];
         let recv = &mut self.duo.recv;
         let mut request = NONE;
         check(C::irecv(recv, &bufs, &mut request));
-        // The first slot write asks for a completion: take it before.
+        // The first slot write asks for a completion. Take that completion before the loop.
         check(!C::test_recv(recv, &request, MESSAGE_BYTES as u32));
         for _ in 0..n {
             check(!C::test_recv(recv, &request, MESSAGE_BYTES as u32));
         }
     }
 
-    /// `n` sends for which no receive is posted.
+    /// Makes `n` sends for which no receive is posted.
     #[inline(never)]
     fn idle_isend<C: Calls>(mut self, n: usize) {
         let buf = self.send_buf(0);
@@ -154,7 +154,8 @@ impl<N: Nic + Clone> Bench<N> {
     }
 }
 
-/// As `assert!`, but of one place: the less there is in the loops, the better.
+/// Asserts a condition. All failures share one function, because the loops should contain as little
+/// code as possible.
 #[inline(always)]
 pub fn check(is_so: bool) {
     if !is_so {
@@ -168,15 +169,15 @@ fn unexpected() -> ! {
     panic!("a call did not do what it must");
 }
 
-/// The calls that count.
+/// The calls that are counted.
 mod call {
     use super::*;
 
     type Send<N> = SendComm<N, Pipe>;
     type Recv<N> = RecvComm<N, Pipe>;
 
-    /// As of the interface that NCCL loads. Each says whether it did what was asked for; a test,
-    /// whether it also came to the expected size.
+    /// The calls of the plugin interface that NCCL loads. Each returns whether it did its work. A test
+    /// also returns false if the size differs from the expected one.
     pub(super) trait Calls {
         #[inline(always)]
         fn irecv<N: Nic>(recv: &mut Recv<N>, bufs: &[RecvBuf], request: &mut Request) -> bool {
@@ -226,12 +227,12 @@ mod call {
         }
     }
 
-    /// Each part of the loop that it is called from.
+    /// Inlines each call into the loop around it.
     pub(super) struct Inlined;
 
     impl Calls for Inlined {}
 
-    /// Each a function of its own.
+    /// Makes each call a function of its own.
     pub(super) struct Called;
 
     impl Calls for Called {

@@ -1,4 +1,4 @@
-//! What a NIC must do for Invar to run on it, as one call for whoever ports one.
+//! Checks in one call whether a NIC does everything that Invar needs. Run it if you port a NIC.
 //!
 //! ```
 //! use invar_testkit::conformance::Testbed;
@@ -8,9 +8,9 @@
 //! nic_conformance(|| Testbed { ports: NullNic::ports(), pass: Box::new(|ns| ns) }, &[]);
 //! ```
 //!
-//! The checks are those of the verbs' rules that the protocol leans on, then the protocol itself
-//! with all answers checked. Every one runs on a testbed of its own. They begin with the least: the
-//! first that fails is the one to look at.
+//! The first checks cover the verbs' rules that the protocol relies on. The last run the protocol
+//! itself and check every answer. Each check runs on a testbed of its own. The simplest checks come
+//! first, so look at the first failure first.
 
 mod comms;
 mod errors;
@@ -29,24 +29,24 @@ use invar_core::nic::{Nic, QpOptions, RtsAttr, Wc, WcStatus};
 
 use crate::end::{End, Link};
 
-/// How long anything may take, in the testbed's time.
+/// The longest time that an operation may take, in the testbed's time.
 const PATIENCE_NS: u64 = 10_000_000_000;
-/// After how long without a completion there will be none.
+/// If no completion arrives within this time, none will.
 const QUIET_NS: u64 = 20_000_000;
-/// How long to leave the NIC alone between two looks.
+/// The time between two polls.
 const STEP_NS: u64 = 20_000;
 
-/// Two ports that can reach each other, and how to let time go by.
+/// Two ports that can reach each other, and a way to let time pass.
 pub struct Testbed<N> {
     /// The ports. They may be of one device.
     pub ports: [N; 2],
-    /// Lets at least so many nanoseconds go by, and says how many did: moves the clock where time
-    /// is not real. A NIC whose work is done within each call has nothing to do.
+    /// Lets at least the given number of nanoseconds pass and returns how many did. A simulated NIC
+    /// advances its clock here. A NIC that finishes its work within each call has nothing to do.
     pub pass: Box<dyn FnMut(u64) -> u64>,
 }
 
 impl<N> Testbed<N> {
-    /// Of NICs that work in real time.
+    /// A testbed of NICs that work in real time.
     pub fn in_real_time(ports: [N; 2]) -> Self {
         let pass = |ns| {
             let start = Instant::now();
@@ -57,11 +57,11 @@ impl<N> Testbed<N> {
     }
 }
 
-/// Runs every check on testbeds that `make` makes, but for those in `except`, by which a NIC is
-/// known to depart from the rules.
+/// Runs every check on testbeds that `make` creates. It leaves out the checks named in `except`, by
+/// which the NIC is known to depart from the rules.
 ///
 /// # Panics
-/// With all checks that failed, and why; with an exception that is no check.
+/// Panics with all checks that failed, and why. Panics if `except` names no check.
 pub fn nic_conformance<N: Nic + Clone>(mut make: impl FnMut() -> Testbed<N>, except: &[&str]) {
     let checks = [
         states::checks(),
@@ -87,7 +87,7 @@ pub fn nic_conformance<N: Nic + Clone>(mut make: impl FnMut() -> Testbed<N>, exc
     assert!(failures.is_empty(), "the NIC fails these checks:\n  {}", failures.join("\n  "));
 }
 
-/// What must be so, and how to see it.
+/// The rule that a check tests, and the function that tests it.
 type Check<N> = (&'static str, fn(&mut Bench<N>) -> Verdict);
 type Verdict<T = ()> = Result<T, String>;
 
@@ -121,7 +121,7 @@ impl<N: Nic + Clone> Bench<N> {
         passed_ns
     }
 
-    /// What both ports can do, with timeouts short enough for a test.
+    /// The best link that both ports support, with timeouts short enough for a test.
     fn link(&self) -> Verdict<Link> {
         let options = QpOptions::ICRC_MASKS_IP_ID;
         let mut link = Link { options, ..Link::default() };
@@ -133,12 +133,12 @@ impl<N: Nic + Clone> Bench<N> {
         Ok(link)
     }
 
-    /// Two ends of a connection with `len` bytes each.
+    /// Two connected ends with `len` bytes each.
     fn pair(&self, len: usize) -> Verdict<[End<N>; 2]> {
         Ok(End::pair(self.nics(), len, &self.link()?))
     }
 
-    /// The same, which gives up a dead or unready peer soon.
+    /// Two connected ends with `len` bytes each, which give up a dead or unready peer soon.
     fn hasty_pair(&self, len: usize) -> Verdict<[End<N>; 2]> {
         let rts = RtsAttr { timeout: 12, retry_cnt: 1, rnr_retry: 1, ..Link::default().rts };
         Ok(End::pair(self.nics(), len, &Link { rts, ..self.link()? }))
@@ -160,7 +160,7 @@ impl<N: Nic + Clone> Bench<N> {
         Err(format!("{what} did not come within {} s", PATIENCE_NS / 1_000_000_000))
     }
 
-    /// The next completion of an end, whatever it says.
+    /// The next completion of an end, whatever its status.
     fn completion(&mut self, end: &End<N>, what: &str) -> Verdict<Wc> {
         self.await_some(what, || {
             let mut wcs = [Wc::default()];
@@ -169,7 +169,7 @@ impl<N: Nic + Clone> Bench<N> {
         })
     }
 
-    /// The next completion, which must be of that work request and a success.
+    /// The next completion, which must be a success of the work request `wr_id`.
     fn success(&mut self, end: &End<N>, what: &str, wr_id: u64) -> Verdict<Wc> {
         let wc = self.completion(end, what)?;
         equal(
@@ -181,7 +181,7 @@ impl<N: Nic + Clone> Bench<N> {
         Ok(wc)
     }
 
-    /// The next completion, which must be of that work request and in error.
+    /// The next completion, which must report the work request `wr_id` with one of the errors `status`.
     fn failure(&mut self, end: &End<N>, what: &str, wr_id: u64, status: &[WcStatus]) -> Verdict {
         let wc = self.completion(end, what)?;
         equal(&format!("{what}: wr_id"), wc.wr_id, wr_id)?;
@@ -190,7 +190,7 @@ impl<N: Nic + Clone> Bench<N> {
         Ok(())
     }
 
-    /// That an end has no completion, and gets none.
+    /// Checks that an end has no completion and gets none.
     fn quiet(&mut self, end: &End<N>, what: &str) -> Verdict {
         let mut waited_ns = 0;
         while waited_ns < QUIET_NS {
@@ -208,7 +208,7 @@ fn poll<N: Nic + Clone>(end: &End<N>, wcs: &mut [Wc]) -> Verdict<usize> {
     Ok(n)
 }
 
-/// Bytes that differ from place to place, and from seed to seed.
+/// A pattern of bytes that depends on position and seed.
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| ((i ^ seed << 7).wrapping_mul(0x9e37_79b1) >> 13) as u8).collect()
 }

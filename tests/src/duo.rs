@@ -11,18 +11,18 @@ use invar_core::nic::{Access, Memory, MemoryKeys, Nic};
 
 use crate::pipe::Pipe;
 
-/// Calls of connect and accept after which a connection is given up.
+/// The number of calls of connect and accept after which a connection is given up.
 const POLLS_MAX: usize = 1_000_000;
 
 /// Both ends of a connection, and the protection domains for their buffers.
 pub struct Duo<N: Nic> {
-    /// Sends.
+    /// The sending comm.
     pub send: SendComm<N, Pipe>,
-    /// Receives.
+    /// The receiving comm.
     pub recv: RecvComm<N, Pipe>,
-    /// Of the sender.
+    /// The sender's protection domain.
     pub send_pd: N::Pd,
-    /// Of the receiver.
+    /// The receiver's protection domain.
     pub recv_pd: N::Pd,
 }
 
@@ -35,7 +35,7 @@ pub struct Buffer<N: Nic> {
 }
 
 impl<N: Nic> Buffer<N> {
-    /// `len` zeroed bytes that the NIC and peers may do anything with.
+    /// Registers `len` zeroed bytes that the NIC and its peers may read and write.
     pub fn new(nic: &N, pd: &N::Pd, len: usize) -> Self {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let memory = nic.alloc(len).expect("memory");
@@ -43,12 +43,12 @@ impl<N: Nic> Buffer<N> {
         Buffer { mr, memory }
     }
 
-    /// Address of the byte at `offset`.
+    /// The address of the byte at `offset`.
     pub fn addr(&self, offset: usize) -> u64 {
         self.memory.addr() + offset as u64
     }
 
-    /// Writes `bytes` at `offset`, while nobody else writes there.
+    /// Writes `bytes` at `offset`. Nobody else may write there meanwhile.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         for (range, word, part) in self.parts(offset, bytes.len()) {
             let bytes = &bytes[range];
@@ -61,7 +61,7 @@ impl<N: Nic> Buffer<N> {
         }
     }
 
-    /// The `len` bytes at `offset`.
+    /// Reads the `len` bytes at `offset`.
     pub fn read(&self, offset: usize, len: usize) -> Vec<u8> {
         let words = &self.memory.words()[offset / 8..(offset + len).div_ceil(8)];
         let mut bytes = Vec::with_capacity(8 * words.len());
@@ -73,7 +73,8 @@ impl<N: Nic> Buffer<N> {
         bytes
     }
 
-    /// Cuts a range at the borders of words: bytes of the range, the word, and bytes of the word.
+    /// Cuts a range at the borders of words. Each part has its range in the bytes, the word, and its
+    /// range in the word.
     fn parts(
         &self,
         offset: usize,
@@ -88,12 +89,12 @@ impl<N: Nic> Buffer<N> {
         })
     }
 
-    /// Local key.
+    /// The local key.
     pub fn lkey(&self) -> u32 {
         self.mr.lkey()
     }
 
-    /// Remote key.
+    /// The remote key.
     pub fn rkey(&self) -> u32 {
         self.mr.rkey()
     }
@@ -102,10 +103,10 @@ impl<N: Nic> Buffer<N> {
 /// Connects two ports with a pipe as the out-of-band stream. `idle` runs when both ends wait.
 ///
 /// # Errors
-/// The first error of either end.
+/// Returns the first error of either end.
 ///
 /// # Panics
-/// When neither end gets anywhere, which is a bug.
+/// Panics when neither end makes progress, which is a bug.
 pub fn connect<N: Nic + Clone>(
     nics: [&N; 2],
     settings: [Settings; 2],
@@ -114,13 +115,13 @@ pub fn connect<N: Nic + Clone>(
     connect_in(nics, [nics[0].alloc_pd()?, nics[1].alloc_pd()?], settings, idle)
 }
 
-/// [`connect`], in protection domains that there are.
+/// Connects two ports as [`connect`] does, in existing protection domains.
 ///
 /// # Errors
-/// As of [`connect`].
+/// Returns the first error of either end.
 ///
 /// # Panics
-/// As of [`connect`].
+/// Panics when neither end makes progress, which is a bug.
 pub fn connect_in<N: Nic + Clone>(
     nics: [&N; 2],
     [send_pd, recv_pd]: [N::Pd; 2],

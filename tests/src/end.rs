@@ -1,4 +1,4 @@
-//! One queue pair and what belongs to it, for tests at the level of the verbs.
+//! A queue pair with its resources, for tests at the level of the verbs.
 
 use std::time::{Duration, Instant};
 
@@ -10,54 +10,54 @@ use invar_core::nic::{
 
 use crate::duo::Buffer;
 
-/// How long a test waits for what has to happen.
+/// The longest time that a test waits for an event that must happen.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A queue pair with a completion queue and memory of its own.
 pub struct End<N: Nic> {
     /// The queue pair.
     pub qp: N::Qp,
-    /// Its memory.
+    /// The registered memory.
     pub buffer: Buffer<N>,
-    /// Of both its queues.
+    /// The completion queue of both of its queues.
     pub cq: N::Cq,
-    /// Of all of it.
+    /// The protection domain of the queue pair and the memory.
     pub pd: N::Pd,
-    /// Whose it is.
+    /// The NIC to which the queue pair belongs.
     pub nic: N,
 }
 
-/// What a peer has to know of an end.
+/// Everything that a peer has to know of an end.
 #[derive(Clone, Copy, Debug)]
 pub struct Address {
-    /// Number of the queue pair.
+    /// The number of the queue pair.
     pub qp_num: u32,
-    /// Global identifier of the port.
+    /// The global identifier (GID) of the port.
     pub gid: Gid,
-    /// UDP port of a software NIC, otherwise 0.
+    /// The UDP port of a software NIC, otherwise 0.
     pub udp_port: u16,
-    /// Beginning of the memory.
+    /// The first address of the memory.
     pub addr: u64,
-    /// Its key.
+    /// The rkey of the memory.
     pub rkey: u32,
 }
 
-/// How two ends are connected.
+/// The attributes by which two ends are connected.
 #[derive(Clone, Copy, Debug)]
 pub struct Link {
-    /// Packets of each end are this long at most.
+    /// The path MTU, which bounds the packets of each end.
     pub mtu: Mtu,
-    /// Or this long, if that is more.
+    /// The bound of Invar's long packets, if it is greater than the path MTU.
     pub long_mtu_bytes: u32,
-    /// What both agreed on.
+    /// The options that both ends agreed on.
     pub options: QpOptions,
     /// The key of the tags of both ends' packets, if they carry tags.
     pub packet_key: Option<Secret>,
-    /// Timeout and retries.
+    /// The timeout and the retries.
     pub rts: RtsAttr,
-    /// Code of the wait of a peer whose receiver is not ready.
+    /// The RNR timer code: how long a peer waits after an RNR NAK.
     pub min_rnr_timer: u8,
-    /// First packet sequence number, of both ends.
+    /// The first packet sequence number of both ends.
     pub psn: u32,
 }
 
@@ -76,13 +76,14 @@ impl Default for Link {
 }
 
 impl<N: Nic + Clone> End<N> {
-    /// A queue pair in state INIT, on `nic`, with `len` bytes of memory.
+    /// A queue pair in state INIT on `nic`, with `len` bytes of memory.
     pub fn new(nic: &N, len: usize) -> Self {
         let cap = QpCap { max_send_wr: 64, max_recv_wr: 64, max_inline_data: 64 };
         Self::with(nic, nic.alloc_pd().expect("domain"), &cap, 128, len)
     }
 
-    /// The same with caps, a depth of the completion queue, and a protection domain.
+    /// A queue pair in state INIT with the given caps, depth of the completion queue, and protection
+    /// domain.
     pub fn with(nic: &N, pd: N::Pd, cap: &QpCap, cq_depth: usize, len: usize) -> Self {
         let buffer = Buffer::new(nic, &pd, len);
         let cq = nic.create_cq(cq_depth).expect("completion queue");
@@ -93,7 +94,7 @@ impl<N: Nic + Clone> End<N> {
         End { qp, buffer, cq, pd, nic: nic.clone() }
     }
 
-    /// Where it is.
+    /// The address that a peer needs.
     pub fn address(&self) -> Address {
         let port = self.nic.query_port().expect("port");
         Address {
@@ -105,12 +106,12 @@ impl<N: Nic + Clone> End<N> {
         }
     }
 
-    /// To RTR and RTS, towards `peer`.
+    /// Moves the queue pair to RTR and RTS, connected to `peer`.
     pub fn connect(&self, peer: &End<N>, link: &Link) {
         self.connect_to(&peer.address(), link);
     }
 
-    /// The same, towards a peer of another process.
+    /// Moves the queue pair to RTR and RTS, connected to a peer in another process.
     pub fn connect_to(&self, peer: &Address, link: &Link) {
         let ours = self.nic.query_port().expect("port");
         let rtr = RtrAttr {
@@ -145,17 +146,18 @@ impl<N: Nic + Clone> End<N> {
         ends
     }
 
-    /// `len` bytes at `offset` of this end's memory.
+    /// The `len` bytes at `offset` of this end's memory.
     pub fn sge(&self, offset: usize, len: usize) -> Sge {
         Sge { addr: self.buffer.addr(offset), length: len as u32, lkey: self.buffer.lkey() }
     }
 
-    /// A signaled request between the beginning of our memory and of `peer`'s.
+    /// A signaled request between the beginning of this end's memory and that of `peer`.
     pub fn work(&self, opcode: SendOpcode, len: usize, peer: &End<N>) -> SendWr {
         self.work_at(opcode, len, &peer.address())
     }
 
-    /// The same, with a peer of another process.
+    /// A signaled request between the beginning of this end's memory and that of a peer in another
+    /// process.
     pub fn work_at(&self, opcode: SendOpcode, len: usize, peer: &Address) -> SendWr {
         SendWr {
             wr_id: 0x1234_5678_9abc_def0 ^ len as u64,
@@ -174,25 +176,26 @@ impl<N: Nic + Clone> End<N> {
         self.nic.post_send(&self.qp, &[*wr]).expect("posted");
     }
 
-    /// Posts a receive into the beginning of our memory.
+    /// Posts a receive into the beginning of this end's memory.
     pub fn post_recv(&self, wr_id: u64, len: usize) {
         let wr = RecvWr { wr_id, sge: self.sge(0, len), ..RecvWr::default() };
         self.nic.post_recv(&self.qp, &wr).expect("posted");
     }
 
-    /// The next completion of this end. No other end is polled meanwhile.
+    /// Waits for the next completion of this end. No other end is polled meanwhile.
     pub fn wait(&self) -> Wc {
         let mut wcs = [Wc::default()];
         patiently("a completion", || self.nic.poll(&self.cq, &mut wcs).expect("polled") == 1);
         wcs[0]
     }
 
-    /// That there is no completion now.
+    /// Whether there is no completion now.
     pub fn has_none(&self) -> bool {
         self.nic.poll(&self.cq, &mut [Wc::default()]) == Ok(0)
     }
 
-    /// Registers memory of ours once more, with other rights.
+    /// Registers memory once more, with other access rights. Returns the registration, the address and
+    /// the rkey.
     pub fn register(&self, memory: &N::Memory, access: Access) -> (N::Mr, u64, u32) {
         let mr = self.nic.reg_mr(&self.pd, memory, access).expect("registered");
         let key = mr.rkey();
@@ -200,10 +203,10 @@ impl<N: Nic + Clone> End<N> {
     }
 }
 
-/// Asks until the answer is yes.
+/// Repeats `ask` until it returns true.
 ///
 /// # Panics
-/// When that takes too long.
+/// Panics if that takes longer than 20 s.
 pub fn patiently(what: &str, mut ask: impl FnMut() -> bool) {
     let start = Instant::now();
     while !ask() {

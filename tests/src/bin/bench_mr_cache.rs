@@ -1,6 +1,6 @@
-//! Work for callgrind: `bench_mr_cache LIVE ITERS` looks up and releases one of `LIVE`
-//! registrations, `ITERS` times. The instructions of one such pair are the difference between two
-//! runs of different `ITERS`, divided by theirs.
+//! Measures the MR cache under callgrind. `bench_mr_cache LIVE ITERS` looks up and releases one of
+//! `LIVE` registrations, `ITERS` times. Two runs with different `ITERS` give the cost of one such pair:
+//! the difference of their instructions, divided by that of their `ITERS`.
 
 use std::hint::black_box;
 

@@ -1,4 +1,4 @@
-//! The cases of [`invar_testkit::bench`] over the null NIC, for `cargo xtask bench protocol`.
+//! Runs the cases of [`invar_testkit::bench`] over the null NIC, for `cargo xtask bench protocol`.
 
 use std::process::ExitCode;
 

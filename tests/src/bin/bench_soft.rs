@@ -1,7 +1,8 @@
-//! Two software NICs over loopback: `bench_soft CONNECTIONS BYTES MESSAGES DROP_PPM ADAPTIVE` writes
-//! `MESSAGES` messages of `BYTES`, over one connection after another, to a peer that only looks for
-//! packets, and prints how many seconds that took. Each way `DROP_PPM` of a million packets are
-//! lost; `ADAPTIVE` is 1 for adaptive routing, else 0.
+//! Measures two software NICs over loopback: `bench_soft CONNECTIONS BYTES MESSAGES DROP_PPM ADAPTIVE`.
+//!
+//! It writes `MESSAGES` messages of `BYTES` bytes to a peer that does nothing but poll for packets. The
+//! connections take turns. It prints the seconds that this takes. In each direction `DROP_PPM` of a
+//! million packets are lost. `ADAPTIVE` is 1 for adaptive routing, else 0.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -14,7 +15,7 @@ use invar_core::nic::{Nic, QpCap, QpOptions, SendOpcode, SendWr, WcStatus};
 use invar_linux::soft::{ImpairmentConfig, SoftConfig, SoftNic};
 use invar_testkit::end::{End, Link};
 
-/// Bytes under way, if that is not less than a message or more than `MESSAGES_MAX` of them.
+/// The bytes in flight. In any case at least one message and at most [`MESSAGES_MAX`] are in flight.
 const WINDOW_BYTES: u64 = 8 << 20;
 const MESSAGES_MAX: u64 = 64;
 

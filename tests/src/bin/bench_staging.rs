@@ -1,5 +1,5 @@
-//! Bytes a second between host and GPU: through the slots of a staging buffer, as staged messages
-//! are copied, and by one copy of all of it.
+//! Measures bytes per second between host and GPU in two ways. Staged messages copy through the slots
+//! of a staging buffer; a plain copy moves all bytes at once.
 
 #![allow(clippy::print_stdout, reason = "a command line tool")]
 
@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use invar_cuda::{Direction, Driver, Gpu, GpuMemory, StagingBuffer};
 
-/// Bytes copied each time.
+/// The number of bytes of each measurement.
 const LEN: usize = 256 << 20;
-/// How often, of which the fastest counts.
+/// The number of measurements. The fastest one counts.
 const TIMES: usize = 5;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -49,7 +49,7 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// Copies all of `memory` through the slots, each as soon as it is free.
+/// Copies all of `memory` through the slots. Each slot is used again as soon as it is free.
 fn staged(
     buffer: &mut StagingBuffer,
     memory: &GpuMemory,

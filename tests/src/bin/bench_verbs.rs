@@ -1,5 +1,5 @@
-//! The cases of [`invar_testkit::bench`] over libibverbs, for `cargo xtask bench verbs`: on the
-//! null libibverbs of `tests/null-verbs`, whose device completes at once.
+//! Runs the cases of [`invar_testkit::bench`] over libibverbs, for `cargo xtask bench verbs`. It runs
+//! on the null libibverbs of `tests/null-verbs`, whose device completes at once.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The protocol itself, with every answer held against a model.
+//! Runs the protocol itself and compares every answer with a model.
 
 use invar_core::conn::{Settings, Wire};
 use invar_core::nic::{Nic, QpOptions};
@@ -30,7 +30,8 @@ pub(super) fn checks<N: Nic + Clone>() -> Vec<Check<N>> {
     ]
 }
 
-/// That wire cannot say at which UDP port a NIC in software receives.
+/// Runs on NCCL's wire, unless a port is a software NIC on a UDP port other than RoCE's. NCCL's wire
+/// cannot tell the peer that port.
 fn nccl_wire<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     for nic in bench.nics() {
         let port = nic.query_port().map_err(|error| error.to_string())?;
@@ -51,7 +52,7 @@ fn run<N: Nic + Clone>(bench: &mut Bench<N>, settings: Settings, ops: usize) -> 
     let shape = Shape { message_bytes_max: 20_000, cells: 64, prompt: false };
     let mut traffic = Traffic::new([&a, &b], settings, duo, shape);
     let failed = |error| format!("a comm failed: {error}");
-    // Any fixed sequence will do: a multiplier of full period.
+    // Any fixed sequence will do. This multiplier gives the full period.
     let mut random = 0x2545_f491_4f6c_dd1d_u64;
     for _ in 0..ops {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

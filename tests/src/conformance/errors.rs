@@ -1,4 +1,4 @@
-//! Keys, bounds and rights: what is refused, with the status that verbs give.
+//! Checks keys, bounds and rights: a NIC refuses wrong requests with the status that the verbs specify.
 
 use invar_core::nic::{
     Access, MemoryKeys, Nic, QpCap, SendFlags, SendOpcode, SendWr, Sge, WcStatus,
@@ -24,13 +24,13 @@ const LEN: usize = 1024;
 const REMOTE: [SendOpcode; 3] =
     [SendOpcode::RdmaWrite, SendOpcode::RdmaWriteWithImm, SendOpcode::RdmaRead];
 
-/// Of a key or range of the peer's.
+/// The status for a wrong key or range of the peer.
 const OF_THE_PEER: &[WcStatus] = &[WcStatus::REM_ACCESS_ERR];
-/// Of one of ours; Linux's rxe gives the second for what is sent.
+/// The status for a wrong key or range of this end. Linux's rxe reports the second one for a send.
 const OF_OURS: &[WcStatus] = &[WcStatus::LOC_PROT_ERR, WcStatus::LOC_QP_OP_ERR];
 
-/// Posts a request that must fail with `status`, on a fresh connection, and sees that no byte of
-/// either end's memory has changed.
+/// Posts a request on a new connection that must fail with `status`. Checks that no byte of either
+/// end's memory has changed.
 fn refused<N: Nic + Clone>(
     bench: &mut Bench<N>,
     what: &str,
@@ -141,7 +141,7 @@ fn queue_pair_rights<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
         ends[0].connect(target, &link);
         target.connect(&ends[0], &link);
         let what = format!("a queue pair that permits {access:?}");
-        // Real devices answer either: the operation as such is invalid there.
+        // Real devices answer with either status. In the second the operation as such is invalid there.
         let wr = ends[0].work(opcode, LEN, target);
         target.buffer.write(0, &pattern(LEN, 2));
         ends[0].post(&wr);
@@ -182,7 +182,7 @@ fn deregistered<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let (mr, _, rkey) = ends[1].register(&ends[1].buffer.memory, access);
         drop(mr);
-        // Whoever comes next must not be reached by the old key.
+        // The old key must not reach the region that is registered next.
         let (_next, ..) = ends[1].register(&ends[1].buffer.memory, access);
         let status = OF_THE_PEER;
         let what = "a region that is deregistered";

@@ -1,4 +1,4 @@
-//! Room in queues, and what polls give.
+//! Checks the room in queues, and the order and number of completions that polls return.
 
 use invar_core::nic::{
     Nic, QpCap, QpTransition, RecvWr, SendFlags, SendOpcode, SendWr, Verb, Wc, WcStatus,
@@ -18,12 +18,12 @@ pub(super) fn checks<N: Nic + Clone>() -> Vec<Check<N>> {
     ]
 }
 
-/// More than any queue will hold that was asked for 64.
+/// More requests than a queue holds that was created for 64.
 const POSTS_MAX: u64 = 1 << 16;
 
 fn send_queue<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     let [a, b] = &bench.pair(64)?;
-    // The peer has no receive: nothing of this can complete.
+    // The peer has posted no receive, so none of these requests can complete.
     let wr = |wr_id| SendWr { wr_id, ..a.work(SendOpcode::RdmaWriteWithImm, 0, b) };
     let mut posted = 0;
     let refused = loop {
@@ -45,7 +45,7 @@ fn send_queue<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     a.post(&wr(posted));
     bench.success(a, "a send after a queue was full", posted)?;
 
-    // Of a list those before the refused one are posted.
+    // The NIC posts the requests of a list that come before the refused one.
     let list: Vec<SendWr> = (0..=posted.min(200)).map(wr).collect();
     if list.len() as u64 > posted {
         let error = a.nic.post_send(&a.qp, &list).err().ok_or("a list longer than the queue")?;
@@ -88,7 +88,7 @@ fn completion_queue<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
         for i in 0..32 {
             narrow.post(&SendWr { wr_id: i, ..narrow.work(SendOpcode::RdmaWrite, 8, &peer) });
         }
-        // Long enough for all of them, and none is taken.
+        // Wait long enough for all completions. No poll takes any of them meanwhile.
         bench.pass(super::QUIET_NS);
         for i in 0..32 {
             bench.success(&narrow, &format!("completion {i} of round {round}"), i)?;

@@ -1,4 +1,4 @@
-//! Peers that are not ready, or not there.
+//! Checks peers that are not ready, or do not exist.
 
 use invar_core::nic::{Nic, QpTransition, RtsAttr, SendOpcode, SendWr, WcStatus};
 
@@ -71,7 +71,7 @@ fn too_long<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
         b.post_recv(3, room);
         let wr = a.work(SendOpcode::Send, len, b);
         a.post(&wr);
-        // Devices differ in what they call it, and in which NAK they send.
+        // Devices differ in the error that they report and in the NAK that they send.
         let either = [WcStatus::LOC_LEN_ERR, WcStatus::LOC_QP_OP_ERR];
         bench.failure(b, "the receive", 3, &either)?;
         let either = [WcStatus::REM_INV_REQ_ERR, WcStatus::REM_OP_ERR];

@@ -1,4 +1,4 @@
-//! Resources end when their handles do, and can be had again.
+//! Checks that a resource ends with its handle and can be created again.
 
 use std::collections::HashSet;
 
@@ -65,7 +65,7 @@ fn reuse<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
         a.post(&wr);
         bench.success(a, &format!("a write in round {round}"), wr.wr_id)?;
         bench.success(b, &format!("a receive in round {round}"), round)?;
-        // What is under way when its queue pair ends must not reach the next one.
+        // A request in flight when its queue pair ends must not reach the next queue pair.
         a.post(&a.work(SendOpcode::RdmaWrite, 64, b));
     }
     Ok(())

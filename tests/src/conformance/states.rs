@@ -1,4 +1,4 @@
-//! The state machine of queue pairs (IBTA §10.3.1).
+//! Checks the state machine of queue pairs (IBTA §10.3.1).
 
 use invar_core::nic::{
     Access, Nic, NicError, QpTransition, RecvWr, RtrAttr, RtsAttr, SendOpcode, SendWr, Verb,
@@ -39,7 +39,7 @@ fn moves<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     let rtr = QpTransition::Rtr(rtr);
     let (sqd, resume) = (QpTransition::Sqd, QpTransition::Resume);
 
-    // From each state: the way there from RESET, and what is refused in it.
+    // For each state: the transitions from RESET to it, and the transitions that it refuses.
     let ways: [(&str, &[QpTransition], &[QpTransition]); 6] = [
         ("RESET", &[], &[rtr, rts(), sqd, resume]),
         ("INIT", &[INIT], &[rts(), sqd, resume]),
@@ -97,7 +97,7 @@ fn reset<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     let link = bench.link()?;
     for round in 0..3 {
         for end in &ends {
-            // What is still posted is forgotten without a completion.
+            // The transition to RESET drops posted requests without a completion.
             end.post_recv(100, 8);
         }
         for end in &ends {
@@ -134,8 +134,8 @@ fn resumes<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     Ok(())
 }
 
-/// Makes the move, for which a queue pair in SQD may have to have drained first: the kernel's rxe
-/// lets one that still drains go to ERR alone.
+/// Leaves SQD by the transition `to`, and retries while the NIC refuses it. A queue pair may have to
+/// drain first: the kernel's rxe lets one that still drains go to ERR alone.
 fn leave_sqd<N: Nic + Clone>(bench: &mut Bench<N>, end: &End<N>, to: QpTransition) -> Verdict {
     let mut last = Ok(());
     let moved = bench.await_some("the move", || {

@@ -1,4 +1,4 @@
-//! What is moved: bytes, immediates, order.
+//! Checks what transfers move: bytes, immediates and their order.
 
 use std::sync::atomic::Ordering;
 
@@ -68,7 +68,7 @@ fn all_sizes<N: Nic + Clone>(bench: &mut Bench<N>, link: &Link) -> Verdict {
     let mtu = link.mtu.bytes().max(link.long_mtu_bytes) as usize;
     let ends = End::pair(bench.nics(), (64 << 10) + GUARD, link);
     for opcode in OPCODES {
-        // 16 bytes less than three packets may be just those.
+        // A length of three packets less 16 bytes may take exactly three packets.
         for len in [0, 1, 7, mtu - 1, mtu, mtu + 1, 3 * mtu - 16, 3 * mtu, 64 << 10] {
             transfer(bench, &ends, opcode, len).map_err(|e| format!("{opcode:?} of {len}: {e}"))?;
         }
@@ -76,7 +76,7 @@ fn all_sizes<N: Nic + Clone>(bench: &mut Bench<N>, link: &Link) -> Verdict {
     Ok(())
 }
 
-/// Moves `len` bytes, and sees that nothing else moves.
+/// Moves `len` bytes, and checks that no other byte changes.
 fn transfer<N: Nic + Clone>(
     bench: &mut Bench<N>,
     [a, b]: &[End<N>; 2],
@@ -181,7 +181,7 @@ fn ordering<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     for round in 0..20 {
         let bytes = pattern(64 << 10, round);
         a.buffer.write(0, &bytes);
-        // Many to the same place, so that the last one counts.
+        // Write many times to one place. The last write must win.
         let mut wrs: Vec<SendWr> = (0..16)
             .map(|i| {
                 let sge = a.sge(i * 4096, 4096);
@@ -201,7 +201,7 @@ fn ordering<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
 
 fn inline<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     let [a, b] = &bench.pair(4096)?;
-    // Without a receive the requests wait, and must not look at their bytes again.
+    // Without a receive the requests wait. The NIC must not read their bytes again meanwhile.
     for i in 0..8u8 {
         let len = usize::from(i) * 4 + 1;
         a.buffer.write(0, &[i + 1; 64]);
@@ -226,7 +226,8 @@ fn inline<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     Ok(())
 }
 
-/// A FIFO's slots: 32 bytes whose last word is polled, by whom no completion tells anything.
+/// Writes slots like those of a FIFO: 32 bytes each, whose last word the receiver polls without any
+/// completion.
 fn slots<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
     let [a, b] = &bench.pair(4096)?;
     for idx in 1..=400u64 {

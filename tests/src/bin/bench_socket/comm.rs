@@ -1,4 +1,4 @@
-//! The socket transport.
+//! The link over the socket transport.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -28,14 +28,14 @@ pub(crate) struct Listening {
 }
 
 struct Comms {
-    // They end before the memory that they work on.
+    // The comms come first, so that they are dropped before the memory that they use.
     send: SendComm,
     recv: RecvComm,
     shape: Shape,
     memory: [HostMemory; 2],
 }
 
-/// `4x4`: threads, and sockets of each.
+/// Parses the number of threads and the number of sockets for each thread, such as `4x4`.
 pub(crate) fn choose_layout(text: &str) {
     let (threads, sockets) = text.split_once('x').expect("THREADSxSOCKETS");
     let number = |text: &str| Some(text.parse().expect("a number"));
@@ -78,7 +78,7 @@ impl Meeting for Listening {
         });
         let memory = [(); 2].map(|()| {
             let memory = HostMemory::alloc(shape.size * shape.window).expect("memory");
-            // Written to, so that the pages are there before the clock runs.
+            // Fill the memory, so that its pages exist before the clock starts.
             memory.write_at(0, &vec![0x5a; memory.len()]).expect("in range");
             memory
         });
@@ -98,7 +98,7 @@ impl Comms {
         let Shape { size, window } = self.shape;
         let addr = self.memory[1].addr() + ((i % window) * size) as u64;
         let buf = RecvBuf { addr, len: size as u32, tag: 0, rkey: 0 };
-        // SAFETY: the memory lives longer than the comm, and nobody else looks at it.
+        // SAFETY: the memory lives longer than the comm, and nobody else accesses it.
         unsafe { self.recv.irecv(&[buf]) }.expect("a receive")
     }
 
@@ -133,8 +133,8 @@ impl Link for Comms {
     }
 }
 
-/// Keeps a window of requests under way, the way NCCL does: starts what may start, tests the
-/// oldest.
+/// Keeps a window of requests in flight as NCCL does: it starts requests while there is room, and tests
+/// the oldest one.
 fn windowed(
     count: usize,
     comms: &mut Comms,

@@ -1,10 +1,12 @@
-//! The socket transport beside a bare TCP stream: two processes over loopback, both polling.
+//! Measures the socket transport beside a bare TCP stream. Two processes poll over loopback.
 //!
-//! `bench_socket LINK WORK SIZE COUNT WINDOW`, where LINK is `raw`, a stream with the congestion
-//! control that the transport has within a host, `raw-system`, one with the system's, or how many
-//! threads and sockets a thread the transport is asked for: `0x1`, `4x4`; WORK is `stream` or
-//! `pingpong`. Prints seconds for COUNT messages of SIZE bytes, WINDOW of them under way; or
-//! nanoseconds of half a round trip, the median of COUNT.
+//! Usage: `bench_socket LINK WORK SIZE COUNT WINDOW`.
+//!
+//! - LINK `raw` is a TCP stream with the congestion control that the transport uses within a host.
+//! - LINK `raw-system` is a TCP stream with the system's congestion control.
+//! - LINK `0x1` or `4x4` is the transport with this number of threads, and of sockets for each thread.
+//! - WORK `stream` prints the seconds for COUNT messages of SIZE bytes, of which WINDOW are in flight.
+//! - WORK `pingpong` prints half a round trip in nanoseconds, the median of COUNT.
 
 #![allow(clippy::print_stdout, reason = "a command line tool")]
 
@@ -16,33 +18,34 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// No end waits longer for the other.
+/// The longest time that an end waits for its peer.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Both ways between two processes.
+/// A link in both directions between two processes.
 trait Link {
-    /// Sends so many messages.
+    /// Sends `count` messages.
     fn send(&mut self, count: usize);
-    /// Receives so many.
+    /// Receives `count` messages.
     fn recv(&mut self, count: usize);
-    /// Sends one and receives one; the latter first, if `echo`.
+    /// Sends one message and receives one. With `echo` it receives first.
     fn exchange(&mut self, echo: bool);
 }
 
-/// What is to be measured.
+/// The size of the messages and the number of them in flight.
 #[derive(Clone, Copy)]
 struct Shape {
     size: usize,
     window: usize,
 }
 
-/// Where to find the other process: what it says in one line.
+/// A way for two processes to find each other by a line of text.
 trait Meeting {
-    /// Whoever waits for the other to come, and where that is.
+    /// Starts to listen. Returns the listener and its address as text.
     fn listen() -> (Self, String)
     where
         Self: Sized;
-    /// The link, once the other is there too; `peer` is where it waits.
+    /// Makes the link when the other process is there too. `peer` is the address at which that process
+    /// listens.
     fn join(self, peer: &str, is_first: bool, shape: Shape) -> Box<dyn Link>;
 }
 
@@ -63,7 +66,7 @@ fn main() {
     match (work.as_str(), peer) {
         ("stream", Some(_)) => {
             link.send(warm_up(count, shape) + count);
-            // Both have closed then, and neither before the other is done.
+            // The receiver's message arrives when both ends have finished, so neither closes too early.
             link.recv(1);
         }
         ("stream", None) => {
@@ -96,7 +99,7 @@ fn warm_up(count: usize, shape: Shape) -> usize {
     (count / 8).max(shape.window)
 }
 
-/// Both processes: the first starts the second, and each tells the other where it waits.
+/// Connects both processes. The first process starts the second, and each tells the other its address.
 fn meet<M: Meeting>(peer: Option<&str>, shape: Shape) -> (Box<dyn Link>, Option<Child>) {
     let (listening, here) = M::listen();
     if let Some(peer) = peer {
@@ -115,7 +118,7 @@ fn meet<M: Meeting>(peer: Option<&str>, shape: Shape) -> (Box<dyn Link>, Option<
     (listening.join(there.trim(), true, shape), Some(child))
 }
 
-/// Asks until there is an answer.
+/// Repeats `ask` until it has an answer.
 fn until<T>(mut ask: impl FnMut() -> Option<T>) -> T {
     let mut deadline = None;
     loop {

@@ -1,4 +1,4 @@
-//! A bare TCP stream.
+//! The link over a bare TCP stream.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,8 +8,8 @@ use rustix::net::sockopt::set_tcp_congestion;
 
 use crate::{Link, Meeting, Shape, until};
 
-/// `SYSTEMS`: with the system's congestion control, and else with the one that Invar has within a
-/// host.
+/// A listener for streams. With `SYSTEMS` they use the system's congestion control, otherwise the one
+/// that Invar uses within a host.
 pub(crate) struct Listening<const SYSTEMS: bool>(TcpListener);
 
 struct Stream {
@@ -35,7 +35,7 @@ impl<const SYSTEMS: bool> Meeting for Listening<SYSTEMS> {
         }
         stream.set_nodelay(true).expect("an option");
         stream.set_nonblocking(true).expect("an option");
-        // Written to, so that the pages are there before the clock runs.
+        // Fill the buffers, so that their pages exist before the clock starts.
         Box::new(Stream { stream, buffers: vec![vec![0x5a; shape.size]; shape.window] })
     }
 }
