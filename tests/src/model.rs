@@ -1,5 +1,5 @@
-//! Naive models: what a part of Invar must do, written in the most obvious way. Each comes with an
-//! operation type that property tests, the simulator and the fuzz targets share.
+//! Naive models of parts of Invar, written in the most obvious way. Each model has an operation type
+//! that property tests, the simulator and the fuzz targets share.
 
 pub mod coll;
 pub mod comm;

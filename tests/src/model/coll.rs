@@ -1,11 +1,11 @@
-//! What collectives do, by their definition: inputs that every type holds exactly, and the outputs
-//! that each rank must get.
+//! The definition of collectives. It has inputs that every data type holds exactly, and the output that
+//! each rank must get.
 
 use invar_core::coll::{Algorithm, DataType, ONE_SHOT_RANKS_MAX, Operation, RedOp};
 
 use crate::sim::Random;
 
-/// Every operation among `nranks`, each algorithm that there is for it, each root.
+/// Every operation among `nranks`, with each algorithm that exists for it and each root.
 pub fn all(nranks: u32) -> Vec<(Operation, Algorithm)> {
     use Algorithm::{OneShot, Ring, Tree, TwoShot};
     let mut all = vec![
@@ -31,26 +31,26 @@ pub fn all(nranks: u32) -> Vec<(Operation, Algorithm)> {
     all
 }
 
-/// Where in one memory a rank's input and output lie, apart or not, in elements.
+/// The positions of a rank's input and output within one memory, in elements. They may overlap.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Where the input begins.
+    /// The position of the input.
     pub input: usize,
-    /// How long it is.
+    /// The length of the input.
     pub input_len: usize,
-    /// Where the output begins.
+    /// The position of the output.
     pub output: usize,
-    /// How long it is.
+    /// The length of the output.
     pub output_len: usize,
-    /// Of all of it.
+    /// The length of the whole memory.
     pub len: usize,
 }
 
 impl Layout {
-    /// Of an operation of `count` at `rank` of `nranks`.
+    /// The layout for an operation of `count` elements at `rank` of `nranks`.
     ///
     /// # Panics
-    /// More elements than memory can have.
+    /// Panics if there are more elements than memory can have.
     pub fn new(
         operation: Operation,
         count: usize,
@@ -72,8 +72,8 @@ impl Layout {
     }
 }
 
-/// What `rank` puts in: `len` numbers, so small that neither rounding nor the order of a reduction
-/// makes a difference, in any type and among up to eight ranks.
+/// The input of `rank`: `len` small numbers. Among up to eight ranks, neither rounding nor the order of
+/// a reduction makes a difference for any data type.
 pub fn input(seed: u64, rank: u32, data_type: DataType, op: RedOp, len: usize) -> Vec<i64> {
     let mut random = Random::new(seed ^ (u64::from(rank) + 1) << 32);
     let signed = !matches!(data_type, DataType::U8 | DataType::U32 | DataType::U64);
@@ -87,15 +87,16 @@ pub fn input(seed: u64, rank: u32, data_type: DataType, op: RedOp, len: usize) -
     std::iter::repeat_with(value).take(len).collect()
 }
 
-/// What an element of an output must be: a fraction, which is a whole number but for averages.
+/// The value that an output element must have. It is a fraction, which is a whole number except for
+/// averages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
     numerator: i64,
     divisor: i64,
 }
 
-/// What `rank` must find in its output, of the inputs of all ranks; `None` where an element keeps
-/// what was there before.
+/// The output that `rank` must get for the inputs of all ranks. `None` stands for an element that keeps
+/// its old value.
 pub fn output(
     operation: Operation,
     op: RedOp,
@@ -139,10 +140,10 @@ fn reduce(op: RedOp, values: impl Iterator<Item = i64>) -> i64 {
     values.reduce(fold).unwrap_or_default()
 }
 
-/// An element as it is in memory.
+/// The bytes of an element in memory.
 pub type Bytes = heapless::Vec<u8, 8>;
 
-/// The bytes of a number in memory; modulo the range of integers.
+/// Encodes a number as bytes in memory, modulo the range of integer types.
 pub fn encode(data_type: DataType, value: i64) -> Bytes {
     match data_type {
         DataType::I8 | DataType::U8 => (value as u8).to_ne_bytes().into(),
@@ -155,7 +156,7 @@ pub fn encode(data_type: DataType, value: i64) -> Bytes {
     }
 }
 
-/// Of a whole number of at most eleven bits.
+/// The bits of an f16 for a whole number of at most eleven bits.
 fn f16_bits(value: i64) -> u16 {
     let sign = if value < 0 { 0x8000 } else { 0 };
     match value.unsigned_abs() {
@@ -169,7 +170,8 @@ fn f16_bits(value: i64) -> u16 {
 }
 
 impl Expected {
-    /// Whether `found` holds it. Averages of floats may be off by what was rounded on the way.
+    /// Whether `found` holds this value. Averages of floats may be off by the rounding of intermediate
+    /// results.
     pub fn is(self, data_type: DataType, found: &[u8]) -> bool {
         if self.divisor == 1 || !data_type.is_float() {
             return found == encode(data_type, self.numerator / self.divisor);
@@ -183,8 +185,8 @@ impl Expected {
             }
         };
         let exact = self.numerator as f64 / self.divisor as f64;
-        // A term is below 16 / ranks, a sum below 16; each of as many operations rounds by half a
-        // unit in the last place, and so by less than that of 16.
+        // A term is below 16 / ranks and a sum is below 16. Each operation rounds by half a unit in the
+        // last place, and so by less than half a unit of 16.
         (value - exact).abs() < self.divisor as f64 * 16.0 * 2f64.powi(-1 - fraction_bits)
     }
 }
@@ -217,7 +219,7 @@ mod tests {
             assert!(!quarter.is(data_type, &encode(data_type, 9)));
             assert_eq!(quarter.is(data_type, &encode(data_type, 2)), !data_type.is_float());
         }
-        // 2.25
+        // The value is 2.25.
         let quarter = Expected { numerator: 9, divisor: 4 };
         assert!(quarter.is(DataType::F16, &0x4080_u16.to_ne_bytes()));
         assert!(quarter.is(DataType::Bf16, &0x4010_u16.to_ne_bytes()));

@@ -1,8 +1,8 @@
-//! Operations on a pair of comms, and what they must come to.
+//! Runs operations on a pair of comms and checks their results.
 //!
-//! [`Op`] is one call on either end; [`Traffic`] carries it out on real comms, notes it in
-//! a list of what is posted, and holds every answer against that: each message is delivered once,
-//! in order of its tag, with its bytes and its size, and no request is lost.
+//! [`Op`] is one call on either end. [`Traffic`] makes the call on real comms, notes it in a list of
+//! posted receives, and compares every answer with that list. Each message is delivered once, in the
+//! order of its tag, with its bytes and its size. No request is lost.
 
 mod cells;
 mod ledger;
@@ -21,48 +21,49 @@ use ledger::{Expected, Ledger};
 
 pub use remains::Remains;
 
-/// One call.
+/// One call on a comm.
 #[derive(Clone, Copy, Debug)]
 pub enum Op {
-    /// `irecv` of 1 to 8 buffers; each takes four bits of `tags`, and its length depends on `len`.
+    /// `irecv` of 1 to 8 buffers. Each buffer takes four bits of `tags`, and its length depends on
+    /// `len`.
     Recv {
-        /// Buffers, less one.
+        /// The number of buffers, less one.
         nreqs: u8,
-        /// Their tags.
+        /// The buffers' tags.
         tags: u32,
-        /// Their lengths.
+        /// The buffers' lengths.
         len: u16,
     },
-    /// `isend` of any message, most of which nothing is posted for.
+    /// `isend` of any message. Most of these find no posted receive.
     Send {
-        /// Its tag.
+        /// The message's tag.
         tag: u8,
-        /// Its length, or a little more than what fits.
+        /// Determines the message's length, which may exceed that of the buffer.
         len: u16,
     },
-    /// `isend` of a message that a buffer waits for.
+    /// `isend` of a message for which a buffer waits.
     SendAwaited {
-        /// Which of the buffers that can be sent to.
+        /// Selects one of the buffers that the sender may send to.
         which: u8,
-        /// Its length.
+        /// Determines the message's length, which fits into the buffer.
         len: u16,
     },
-    /// `test` of a send under way.
+    /// `test` of a send in flight.
     TestSend(u8),
-    /// `test` of a receive under way.
+    /// `test` of a receive in flight.
     TestRecv(u8),
 }
 
 impl Op {
-    /// Bytes of an encoded operation.
+    /// The bytes of an encoded operation.
     pub const BYTES: usize = 8;
 
-    /// Any bytes as an operation, for a fuzzer or a random generator.
+    /// Decodes any bytes as an operation, for a fuzzer or a random generator.
     pub fn decode(bytes: [u8; Self::BYTES]) -> Op {
         let [kind, a, b, c, d, e, f, g] = bytes;
         let len = u16::from_le_bytes([f, g]);
         match kind % 8 {
-            // Most receives are of one buffer, and most tags are few.
+            // Most receives have one buffer, and most operations use few tags.
             0 => Op::Recv { nreqs: 0, tags: (a & 3).into(), len },
             1 => Op::Recv { nreqs: e % 8, tags: u32::from_le_bytes([a, b, c, d]), len },
             2 => {
@@ -76,23 +77,23 @@ impl Op {
     }
 }
 
-/// Runs operations, and then all that is under way to its end, over the null NIC.
+/// Runs operations over the null NIC, and then finishes all requests in flight.
 ///
 /// # Panics
-/// When an answer is not what it must be.
+/// Panics if an answer is wrong.
 pub fn run(settings: Settings, ops: impl IntoIterator<Item = Op>) {
     let nics: [NullNic; 2] = NullNic::ports();
     let [a, b] = &nics;
     let settings = [settings; 2];
     let mut duo = duo::connect([a, b], settings, || {}).expect("a connection");
-    // On the wire of NCCL 2.14 the ends get ready in their first calls, and the sender first.
+    // On the wire of NCCL 2.14 the ends finish their setup in their first calls, the sender first.
     assert_eq!(duo.send.isend(&SendBuf::default(), 0), Ok(None));
     let shape = Shape { message_bytes_max: 700, cells: 300, prompt: true };
     let mut traffic = Traffic::new([a, b], settings, duo, shape);
     for op in ops {
         traffic.apply(op).expect("a comm without faults");
     }
-    // The NIC is prompt: each step ends a message.
+    // The NIC completes at once, so each step ends a message.
     for _ in 0..DEPTH_MAX * RECVS_MAX + 1 {
         if traffic.finish().expect("a comm without faults") {
             return;
@@ -101,14 +102,14 @@ pub fn run(settings: Settings, ops: impl IntoIterator<Item = Op>) {
     panic!("requests are under way still");
 }
 
-/// How much goes on at a time.
+/// The amount of traffic.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Longest message.
+    /// The length of the longest message.
     pub message_bytes_max: usize,
-    /// Buffers of each end.
+    /// The number of buffers of each end.
     pub cells: usize,
-    /// Whether the NIC is done with each call when it returns: then every answer is known.
+    /// Whether the NIC has finished each call when the call returns. Then every answer is predictable.
     pub prompt: bool,
 }
 
@@ -129,7 +130,7 @@ pub struct Traffic<N: Nic> {
 
 struct Receiving {
     request: Request,
-    /// How many receives were posted before.
+    /// The number of receives posted before this one.
     row: u64,
     bufs: Vec<Buf>,
 }
@@ -137,34 +138,36 @@ struct Receiving {
 struct Buf {
     cell: Cell,
     len: u32,
-    /// Number and length of the message that goes here, once it is sent.
+    /// The number and the length of the message for this buffer, once it is sent.
     message: Option<(u64, u32)>,
 }
 
 struct Sending {
     request: Request,
     row: u64,
-    /// Which of the row's messages.
+    /// The index of this message in its row.
     r: usize,
     cell: Cell,
     len: u32,
 }
 
-/// Whether an answer is one to a request that is over: unknown, unless the comm has failed since.
+/// Whether `answer` refuses a finished request. The error is `UnknownRequest`, or a fatal one if the
+/// comm has failed since.
 fn is_refused(answer: Option<Error>, request: &Request) -> bool {
     answer.is_some_and(|e| e == Error::UnknownRequest(request.raw()) || e.is_fatal())
 }
 
-/// Whether the next request can be had.
+/// Whether the comm can give out the next request.
 #[derive(Debug, PartialEq, Eq)]
 enum Requests {
     Free,
-    /// One that began a whole ring ago is under way: then it cannot be had.
+    /// The request that began a whole ring ago is still in flight, so its place is taken.
     Blocked,
     Exhausted,
 }
 
-/// `live`: the numbers of the requests under way, of which `next` would be the next.
+/// Predicts the state of the ring. `live` has the numbers of the requests in flight, and `next` is the
+/// next number.
 fn free_requests(live: impl Iterator<Item = u64> + Clone, next: u64, depth: usize) -> Requests {
     if live.clone().count() == depth {
         Requests::Exhausted
@@ -176,7 +179,7 @@ fn free_requests(live: impl Iterator<Item = u64> + Clone, next: u64, depth: usiz
 }
 
 impl<N: Nic> Traffic<N> {
-    /// Traffic between `nics` over a connection between them that `settings` set up.
+    /// Traffic between `nics` over an existing connection with these `settings`.
     pub fn new(nics: [&N; 2], settings: [Settings; 2], duo: Duo<N>, shape: Shape) -> Self {
         let wire = settings[0].wire;
         let depth = match wire {
@@ -199,13 +202,13 @@ impl<N: Nic> Traffic<N> {
         }
     }
 
-    /// Carries one operation out.
+    /// Carries out one operation.
     ///
     /// # Errors
-    /// What ended the connection.
+    /// Returns the error that ended the connection.
     ///
     /// # Panics
-    /// When the answer is not what it must be.
+    /// Panics if the answer is wrong.
     pub fn apply(&mut self, op: Op) -> Result<(), Error> {
         match op {
             Op::Recv { nreqs, tags, len } => self.recv(nreqs, tags, len),
@@ -225,14 +228,14 @@ impl<N: Nic> Traffic<N> {
         Ok(())
     }
 
-    /// One step towards the end: sends what is awaited, and tests all that is under way. Says
-    /// whether everything is over.
+    /// Makes one step towards the end: sends messages for waiting buffers and tests all requests in
+    /// flight. Returns whether everything is over.
     ///
     /// # Errors
-    /// What ended the connection.
+    /// Returns the error that ended the connection.
     ///
     /// # Panics
-    /// When an answer is not what it must be.
+    /// Panics if an answer is wrong.
     pub fn finish(&mut self) -> Result<bool, Error> {
         self.duo.send.check_peer()?;
         self.duo.recv.check_peer()?;
@@ -247,17 +250,17 @@ impl<N: Nic> Traffic<N> {
         Ok(self.sends.is_empty() && self.recvs.is_empty())
     }
 
-    /// The comms.
+    /// The two comms.
     pub fn duo(&mut self) -> &mut Duo<N> {
         &mut self.duo
     }
 
-    /// Messages that were sent.
+    /// The number of messages that were sent.
     pub fn messages(&self) -> u64 {
         self.messages
     }
 
-    /// No request is leaked, and none is over before it was tested.
+    /// Checks that no request is leaked, and that none ends before it was tested.
     fn check_outstanding(&self) {
         assert_eq!(self.duo.send.outstanding(), self.sends.len(), "sends under way");
         assert_eq!(self.duo.recv.outstanding(), self.recvs.len(), "receives under way");
@@ -284,7 +287,7 @@ impl<N: Nic> Traffic<N> {
         let requests = free_requests(live, self.ledger.rows(), self.depth);
         match request {
             None => {
-                // The wire of NCCL 2.14 may still be waiting for its ready word.
+                // On the wire of NCCL 2.14 the comm may still be waiting for its ready word.
                 assert!(requests != Requests::Free || !self.shape.prompt, "no request is free");
                 bufs.into_iter().for_each(|buf| self.room.give(buf.cell));
             }
@@ -325,7 +328,7 @@ impl<N: Nic> Traffic<N> {
                 return Ok(());
             }
             (Ok(None), Expected::Nothing) => {}
-            // The row may not be here yet.
+            // The row of the FIFO may not have arrived yet.
             (Ok(None), _) if !self.shape.prompt => {}
             (Ok(None), Expected::Start { row, .. } | Expected::Mismatch { row, .. })
                 if self.is_full(row) => {}
@@ -354,7 +357,7 @@ impl<N: Nic> Traffic<N> {
         in_group || self.in_place_of(row).next().is_some()
     }
 
-    /// Sends under way of the rows that were where `row` is, whole rings ago.
+    /// The sends in flight of rows that had the place of `row` whole rings ago.
     fn in_place_of(&self, row: u64) -> impl Iterator<Item = &Sending> {
         let depth = self.depth as u64;
         self.sends

@@ -1,4 +1,4 @@
-//! Operations on an MR cache, and a list that is searched from end to end to judge them by.
+//! Operations on an MR cache, and the model that judges them: a list with a linear search.
 
 use invar_core::mr_cache::{Lookup, MrCache, MrCacheError, MrHandle, PageRange, Slot};
 use invar_core::nic::Access;
@@ -9,19 +9,19 @@ pub const PAGE: u64 = 4096;
 /// One call, or a few that belong together.
 #[derive(Clone, Copy, Debug)]
 pub enum Op {
-    /// Look up and, on a miss, register.
+    /// Looks up a range and, on a miss, registers it.
     Register(Request),
-    /// Look up; a miss fails to register.
+    /// Looks up a range. On a miss the registration fails.
     FailToRegister(Request),
     /// Two threads look up before either inserts.
     Race(Request, Request),
-    /// Release one of the references held, this one modulo their number.
+    /// Releases one of the references held. The index is taken modulo their number.
     Release(usize),
-    /// Release once more what was released before, this one modulo their number.
+    /// Releases a released reference once more. The index is taken modulo their number.
     ReleaseAgain(usize),
 }
 
-/// Arguments of a lookup.
+/// The arguments of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "those of `MrCache::lookup`")]
 pub struct Request {
@@ -31,7 +31,7 @@ pub struct Request {
     pub len: u64,
 }
 
-/// A cache beside its model. The registrations are numbered.
+/// A cache beside its model. Registrations are numbers.
 #[derive(Debug)]
 pub struct World {
     cache: MrCache<u64, Vec<Slot<u64>>>,
@@ -49,10 +49,10 @@ struct Entry {
 }
 
 impl Op {
-    /// Bytes of an encoded operation.
+    /// The bytes of an encoded operation.
     pub const BYTES: usize = 12;
 
-    /// Any bytes as an operation, for a fuzzer.
+    /// Decodes any bytes as an operation, for a fuzzer.
     pub fn decode(bytes: [u8; Self::BYTES]) -> Op {
         let [kind, rest @ ..] = bytes;
         let pick = usize::from(u16::from_le_bytes([rest[0], rest[1]]));
@@ -85,7 +85,7 @@ impl Default for World {
 }
 
 impl World {
-    /// Does the operations, then releases everything; panics where cache and model part.
+    /// Carries out the operations, then releases everything. Panics if cache and model differ.
     pub fn run(ops: impl IntoIterator<Item = Op>) {
         let mut world = World::default();
         for op in ops {
@@ -97,7 +97,7 @@ impl World {
         assert!(world.model.is_empty() && world.cache.is_empty());
     }
 
-    /// Does one operation on both.
+    /// Carries out one operation on both cache and model.
     pub fn apply(&mut self, op: Op) {
         match op {
             Op::Register(request) => {
@@ -134,7 +134,7 @@ impl World {
         self.compare();
     }
 
-    /// Looks up in both; the pages of a miss.
+    /// Looks up a range in both cache and model. Returns the pages of a miss.
     fn look_up(&mut self, request: Request) -> Option<PageRange> {
         let Request { domain, access, addr, len } = request;
         let answer = self.cache.lookup(domain, access, addr, len);

@@ -1,8 +1,8 @@
-//! A pair of [`Qp`](invar_core::roce::qp::Qp)s over a bad link, and what must come of it: the
-//! operations carried out one after the other on plain memory.
+//! Runs a pair of [`Qp`](invar_core::roce::qp::Qp)s over a bad link. The expected result is that of the
+//! operations, carried out one after the other on plain memory.
 //!
-//! A [`Script`] says what is posted, how the link behaves and when; [`run`] carries it out and
-//! judges it. Scripts come from a seed or, for fuzzing, from bytes.
+//! A [`Script`] says what the ends post and how the link behaves. [`run`] carries the script out and
+//! judges the result. Scripts come from a seed or, for fuzzing, from bytes.
 
 mod abuse;
 mod choices;

@@ -1,8 +1,8 @@
-//! Calls on the two ends of a socket connection, and what they must come to.
+//! Makes calls on the two ends of a socket connection and checks their results.
 //!
-//! [`Op`] is one call, or the move of a few bytes: every write and every read may be short, on
-//! each socket by itself. [`World`] carries it out, and holds the answers against this: message
-//! number k of a tag meets buffer number k of that tag, and nothing else happens.
+//! [`Op`] is one call, or the move of a few bytes. On each socket, every write and every read may be
+//! short. [`World`] carries out the operations and compares the answers with the rule: message number k
+//! of a tag meets buffer number k of that tag, and nothing else happens.
 
 mod host;
 mod wires;
@@ -17,29 +17,31 @@ use wires::Wires;
 /// One call, or one move of bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Op {
-    /// `isend` of a message: its tag, and about how long.
+    /// `isend` of a message, with its tag and its approximate length.
     Send(u8, u16),
-    /// `irecv` of 1 to 8 buffers: how many less one, four bits of a tag each, and about how long.
+    /// `irecv` of 1 to 8 buffers: their number less one, four bits of tag for each, and an approximate
+    /// length.
     Recv(u8, u32, u16),
-    /// `test` of a send under way.
+    /// `test` of a send in flight.
     TestSend(u8),
-    /// `test` of a receive under way.
+    /// `test` of a receive in flight.
     TestRecv(u8),
-    /// So many bytes are written to main.
+    /// The sender writes at most four times this number of bytes to the main socket.
     WriteMain(u16),
-    /// So many bytes, at most, are read from it.
+    /// The receiver reads at most four times this number of bytes from the main socket.
     ReadMain(u16),
-    /// So many bytes of frames are read from control; before that, those that are due go there.
+    /// The receiver writes its due frames to the control socket. Then the sender reads this number of
+    /// bytes from it.
     Control(u8),
-    /// A lane takes in and gives out so many bytes.
+    /// A lane, by its number, takes in and gives out at most this number of bytes.
     Lane(u8, u32),
 }
 
 impl Op {
-    /// Bytes of an encoded operation.
+    /// The bytes of an encoded operation.
     pub const BYTES: usize = 8;
 
-    /// Any bytes as an operation, for a fuzzer or a random generator.
+    /// Decodes any bytes as an operation, for a fuzzer or a random generator.
     pub fn decode(bytes: [u8; Self::BYTES]) -> Op {
         let [kind, a, b, c, d, e, f, g] = bytes;
         let short = u16::from_le_bytes([f, g]);
@@ -58,8 +60,8 @@ impl Op {
     }
 }
 
-/// A length out of 16 bits: most are short, some go over lanes, and a few are more than a sender
-/// may send ahead.
+/// Derives a length from 16 bits. Most lengths are short. Some messages go over lanes, and a few are
+/// longer than a sender may send ahead.
 fn length(short: u16) -> u32 {
     let low = u32::from(short >> 4);
     match short % 16 {
@@ -70,7 +72,7 @@ fn length(short: u16) -> u32 {
     }
 }
 
-/// Both ends of a connection, the bytes between them, and all that was asked of them.
+/// Both ends of a connection, the bytes between them, and all requests that were made of them.
 pub struct World {
     send: SendHost,
     recv: RecvHost,
@@ -80,10 +82,10 @@ pub struct World {
 }
 
 impl World {
-    /// Runs operations, then moves all bytes, and judges what came of it.
+    /// Runs operations, then moves all bytes, and judges the result.
     ///
     /// # Panics
-    /// When an answer is not what it must be.
+    /// Panics if an answer is wrong.
     pub fn run(lanes: u16, mismatches: bool, ops: impl IntoIterator<Item = Op>) {
         let mut world = World {
             send: SendHost::new(lanes),
@@ -109,7 +111,8 @@ impl World {
             Op::Send(tag, short) => {
                 let len = length(short);
                 match send.isend(len, tag.into(), wires) {
-                    // Refused for a buffer that is known and too short; it waits for another.
+                    // The sender refuses a message for a known buffer that is too short. The buffer
+                    // waits for another message.
                     Err(Error::SizeMismatch { local, remote, .. }) if self.mismatches => {
                         assert_eq!(local, len);
                         assert!(remote < len);
@@ -144,9 +147,9 @@ impl World {
         }
     }
 
-    /// Moves bytes until none are left that move.
+    /// Moves bytes until none can move any more.
     fn finish(&mut self) -> Result<(), Error> {
-        // A sender that waits hears of buffers once the receiver has looked often enough.
+        // A waiting sender hears of buffers after the receiver has looked often enough.
         for _ in 0..256 {
             self.send.write_main(&mut self.wires, usize::MAX);
             self.apply(Op::Control(u8::MAX))?;
@@ -165,12 +168,12 @@ impl World {
         Ok(())
     }
 
-    /// What must be after all bytes have moved.
+    /// Checks the state after all bytes have moved.
     fn judge(&mut self) {
         assert_eq!(self.send.sender.outstanding(), 0, "a send needs no buffer to be done");
         let messages = self.send.messages.clone();
         self.recv.judge(&messages);
-        // Whoever waited for a buffer is told of it.
+        // The sender has heard of every buffer that still waits, so a send to it starts.
         let mut counts = std::collections::HashMap::<u32, usize>::new();
         messages.iter().for_each(|message| *counts.entry(message.tag).or_default() += 1);
         for tag in 0..16 {
@@ -182,7 +185,8 @@ impl World {
         }
     }
 
-    /// An end has failed: it was a message too long for its buffer, and of a pair that met.
+    /// Checks the error of a failed end. It must name a message that was too long for the buffer that
+    /// it met.
     fn judge_end(&mut self, error: Error) {
         let Error::SizeMismatch { local, remote, tag } = error else { panic!("{error}") };
         assert!(self.mismatches && local > remote, "{error}");

@@ -1,14 +1,14 @@
-//! Buffers to send from and to receive into, in one registered region.
+//! Buffers to send from and to receive into, within one registered region.
 
 use invar_core::nic::Nic;
 
 use crate::duo::Buffer;
 
-/// Bytes at either side of a message that nobody may touch.
+/// The bytes on either side of a message that nobody may touch.
 const GUARD: usize = 16;
 const UNTOUCHED: u8 = 0xee;
 
-/// A buffer of its own, and how far off its 8-byte boundary it is used.
+/// One buffer, and the offset from its 8-byte boundary at which it is used.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cell {
     index: usize,
@@ -21,7 +21,7 @@ pub(super) struct Cells<N: Nic> {
     free: Vec<usize>,
 }
 
-/// The bytes of a message.
+/// The content of a message.
 fn contents(message: u64, len: u32) -> Vec<u8> {
     let first = (message as u8).wrapping_mul(101);
     (0..len).map(|i| first ^ (i as u8).wrapping_mul(3) ^ (i >> 8) as u8).collect()
@@ -54,17 +54,17 @@ impl<N: Nic> Cells<N> {
         self.buffer.addr(self.start(cell))
     }
 
-    /// Puts a message in.
+    /// Writes a message into the cell.
     pub(super) fn fill(&self, cell: &Cell, message: u64, len: u32) {
         self.buffer.write(self.start(cell), &contents(message, len));
     }
 
-    /// Takes every message out.
+    /// Restores the cell to its untouched state.
     pub(super) fn clear(&self, cell: &Cell) {
         self.buffer.write(cell.index * self.stride, &vec![UNTOUCHED; self.stride]);
     }
 
-    /// That the message is there, and nothing else was written.
+    /// Checks that the message is in the cell and that no other byte was written.
     pub(super) fn check(&self, cell: &Cell, message: u64, len: u32) {
         let found = self.buffer.read(cell.index * self.stride, self.stride);
         let mut expected = vec![UNTOUCHED; self.stride];

@@ -1,4 +1,4 @@
-//! What is posted and not yet sent to: a list, searched from its front.
+//! Posted buffers without a message: a list that is searched from its front.
 
 /// A buffer that waits for a message.
 #[derive(Debug)]
@@ -16,19 +16,19 @@ pub(super) struct Ledger {
     rows: u64,
 }
 
-/// What `isend` must answer.
+/// The answer that `isend` must give.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Expected {
-    /// No receive at the head takes this tag.
+    /// No buffer of the oldest receive has this tag.
     Nothing,
-    /// The one that does, of that row, is too short.
+    /// The matching buffer, in this row, is too short.
     Mismatch { row: u64, room: u32 },
-    /// `len` bytes go to buffer `r` of that row.
+    /// `len` bytes go to buffer `r` of this row.
     Start { row: u64, r: usize, len: u32 },
 }
 
 impl Ledger {
-    /// A receive of buffers with these tags and lengths; gives its number.
+    /// Posts a receive of buffers with these tags and lengths. Returns the receive's number.
     pub(super) fn post(&mut self, bufs: impl Iterator<Item = (u32, u32)>) -> u64 {
         let row = self.rows;
         self.rows += 1;
@@ -36,12 +36,12 @@ impl Ledger {
         row
     }
 
-    /// Receives posted.
+    /// The number of posted receives.
     pub(super) fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// What is due on a send of `len` bytes.
+    /// The answer that a send of `len` bytes must get.
     pub(super) fn expected(&self, tag: u32, len: u32, truncate: bool) -> Expected {
         match self.head().find(|waiting| waiting.tag == tag) {
             None => Expected::Nothing,
@@ -52,13 +52,13 @@ impl Ledger {
         }
     }
 
-    /// A message with this tag was sent.
+    /// Notes that a message with this tag was sent.
     pub(super) fn sent(&mut self, tag: u32) {
         let first = self.waiting.iter().position(|waiting| waiting.tag == tag);
         self.waiting.remove(first.expect("a buffer waited"));
     }
 
-    /// Tag and length of one of the buffers that can be sent to.
+    /// The tag and the length of one of the buffers that the sender may send to.
     pub(super) fn awaited(&self, which: usize) -> Option<(u32, u32)> {
         let count = self.head().count().max(1);
         self.head().nth(which % count).map(|waiting| (waiting.tag, waiting.room))

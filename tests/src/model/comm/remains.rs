@@ -1,4 +1,4 @@
-//! What is left of a connection when one of its ends has failed.
+//! The remains of a connection after one of its ends has failed.
 
 use invar_core::comm::{RecvComm, SendComm};
 use invar_core::nic::Nic;
@@ -7,11 +7,11 @@ use super::cells::Cells;
 use super::{Receiving, Sending, Traffic};
 use crate::pipe::Pipe;
 
-/// The end that has not failed, if there is one. Its peer has closed, as an application does with
-/// a comm that failed; so whatever it waits for must come to an end.
+/// The end that has not failed, if there is one. Its peer has closed, as an application closes a failed
+/// comm. So all its requests must end.
 pub struct Remains<N: Nic> {
     end: Option<End<N>>,
-    // Whatever is under way may still use them.
+    // Requests in flight may still use these buffers.
     _cells: [Cells<N>; 2],
 }
 
@@ -24,7 +24,7 @@ impl<N: Nic> Traffic<N> {
     /// Closes the end that has failed.
     ///
     /// # Panics
-    /// When no end has.
+    /// Panics if no end has failed.
     pub fn abandon(self) -> Remains<N> {
         let mut duo = self.duo;
         let end = match (duo.send.check_peer(), duo.recv.check_peer()) {
@@ -38,10 +38,10 @@ impl<N: Nic> Traffic<N> {
 }
 
 impl<N: Nic> Remains<N> {
-    /// Tests all that is under way, and says whether everything is over.
+    /// Tests all requests in flight. Returns whether everything is over.
     ///
     /// # Panics
-    /// When the end does not notice that its peer has closed.
+    /// Panics if the end does not notice that its peer has closed.
     pub fn finish(&mut self) -> bool {
         match &mut self.end {
             Some(End::Send(comm, sends)) if !sends.is_empty() => {

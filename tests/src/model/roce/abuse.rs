@@ -1,4 +1,4 @@
-//! Any calls and any packets, in any order: a queue pair must stay sound whatever it is told.
+//! Makes any calls and delivers any packets, in any order. A queue pair must stay sound in every case.
 
 use invar_core::nic::{
     QpState, QpTransition, RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc, WcStatus,
@@ -7,7 +7,7 @@ use invar_core::roce::{Aeth, Bth, Headers, ImmDt, Opcode, Packet, Psn, Reth, Syn
 
 use super::{Attr, Choices, Memory, Peer};
 
-/// More packets than this at a time no state of a queue pair may give.
+/// No state of a queue pair may produce more packets than this at a time.
 const TRANSMIT_MAX: usize = 4096;
 
 struct Abuse<'a, 'b> {
@@ -15,7 +15,7 @@ struct Abuse<'a, 'b> {
     peer: Peer,
     attr: Attr,
     now: u64,
-    /// Posted, and not known to be done; of sends, in order.
+    /// The posted requests that are not known to be done: sends, in order, and receives.
     posted: [Vec<u64>; 2],
     next_wr_id: u64,
 }
@@ -23,7 +23,8 @@ struct Abuse<'a, 'b> {
 /// Calls one queue pair `steps` times at random.
 ///
 /// # Panics
-/// It panicked, gave no end of packets, completed what was not posted, or forgot what was.
+/// Panics if the queue pair panics or produces packets without end. Panics if it completes a request
+/// that was not posted, or never completes one that was.
 pub fn abuse(steps: u32, choices: &mut Choices<'_>) {
     let attr = Attr {
         depth: 8,
@@ -41,7 +42,7 @@ pub fn abuse(steps: u32, choices: &mut Choices<'_>) {
         abuse.step();
         abuse.check();
     }
-    // In the end all that was posted completes.
+    // In the end every posted request completes.
     let Peer { qp, host } = &mut abuse.peer;
     qp.modify(&QpTransition::Err, host).unwrap();
     abuse.check();
@@ -75,7 +76,7 @@ impl Abuse<'_, '_> {
             rkey: self.key(),
             imm_data: 5,
             opcode: self.choices.one(&all),
-            // Signaled, so that it completes in any case.
+            // The request is signaled, so that it completes in any case.
             flags: SendFlags::SIGNALED | SendFlags::from_bits_truncate(self.choices.below(16)),
             ..SendWr::default()
         };
@@ -136,7 +137,7 @@ impl Abuse<'_, '_> {
         let choices = &mut *self.choices;
         let opcodes = if choices.percent(95) { 0x15 } else { 256 };
         let opcode = Opcode(choices.below(opcodes) as u8);
-        // About where either half is, as far as it got.
+        // Choose a PSN near the progress of the requester or the responder.
         let base = self.attr.psns[usize::from(!opcode.is_response())];
         let psn = Psn::new(base).add(match choices.below(8) {
             0 => choices.below(1 << 24),
@@ -165,7 +166,7 @@ impl Abuse<'_, '_> {
             _ => len,
         };
         let reth = Reth { va: self.addr(), rkey: self.key(), dma_len };
-        // Sometimes without what the opcode asks for: a decoder would not give such a packet.
+        // Sometimes leave out headers that the opcode needs. A decoder would not produce such a packet.
         let some = self.choices.percent(98);
         let headers = Headers {
             bth,
@@ -198,7 +199,7 @@ impl Abuse<'_, '_> {
         Sge { addr: self.addr(), length, lkey: self.key() }
     }
 
-    /// Completions are of what was posted: each once, sends in order.
+    /// Checks that each posted request completes at most once, and that sends complete in order.
     fn check(&mut self) {
         let Peer { qp, host } = &mut self.peer;
         let sends: Vec<Wc> = host.sends.drain(..).collect();

@@ -1,16 +1,17 @@
-//! Where a script's choices come from.
+//! The source of a script's choices.
 
 /// An endless source of choices.
 #[derive(Clone, Debug)]
 pub enum Choices<'a> {
-    /// SplitMix64.
+    /// The generator SplitMix64.
     Seed(u64),
-    /// One or more bytes a choice; 0 when they are used up, which is always the dullest choice.
+    /// One or more bytes for each choice. When the bytes are used up, each choice is 0, the dullest
+    /// one.
     Bytes(&'a [u8]),
 }
 
 impl Choices<'_> {
-    /// A number below `n`, which is not 0.
+    /// A number below `n`. `n` must not be 0.
     pub fn below(&mut self, n: u32) -> u32 {
         let word = match self {
             Choices::Seed(state) => {
@@ -30,12 +31,12 @@ impl Choices<'_> {
         (word % u64::from(n)) as u32
     }
 
-    /// True `percent` times of a hundred.
+    /// True in `percent` of a hundred calls.
     pub fn percent(&mut self, percent: u32) -> bool {
         self.below(100) >= 100 - percent
     }
 
-    /// One of them.
+    /// One of the given values.
     pub fn one<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len() as u32) as usize]
     }

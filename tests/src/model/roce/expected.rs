@@ -1,17 +1,17 @@
-//! What must come of a script: each operation at once, one after the other.
+//! The expected result of a script: each operation happens at once, one after the other.
 
 use invar_core::nic::{SendFlags, SendOpcode, Wc, WcFlags, WcOpcode, WcStatus};
 
 use super::{Op, Script};
 
-/// The inbox has three areas: what the peer WRITEs, what it SENDs, and what READs of our own
-/// bring. Each has one writer.
+/// The inbox has three areas: for the peer's WRITEs, for its SENDs, and for this end's READs. Each area
+/// has one writer.
 pub(super) const WRITES: u32 = 0;
 pub(super) const SENDS: u32 = 1;
 pub(super) const READS: u32 = 2;
 pub(super) const AREAS: u32 = 3;
 
-/// At one end.
+/// The expected state of one end.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Expected {
     pub(super) inbox: Vec<u8>,
@@ -20,7 +20,7 @@ pub(super) struct Expected {
 }
 
 impl Expected {
-    /// Before anything happens.
+    /// The state before the first operation.
     pub(super) fn new(script: &Script) -> Expected {
         let inbox = vec![0; (AREAS * script.area()) as usize];
         Expected { inbox, sends: Vec::new(), receives: Vec::new() }
@@ -32,7 +32,8 @@ pub(super) fn imm_data(number: u64) -> u32 {
     0xcafe_0000 | number as u32
 }
 
-/// Carries out operation `number` of an end, whose source and whose peer's source are given.
+/// Carries out operation `number` of an end. `sources` are the source memories of this end and of its
+/// peer.
 pub(super) fn apply(
     script: &Script,
     number: u64,

@@ -1,41 +1,41 @@
-//! Memory and completions of one end.
+//! The memory and the completions of one end.
 
 use std::collections::BTreeMap;
 
 use invar_core::nic::{Access, Wc};
 use invar_core::roce::qp::{AccessFault, Env, Payload, Queue, Region, Side};
 
-/// A registered region; its lkey and rkey are the same.
+/// A registered region. Its lkey and rkey are equal.
 #[derive(Clone, Debug)]
 pub struct Memory {
-    /// Names it.
+    /// The region's key.
     pub key: u32,
-    /// Of the first byte.
+    /// The address of the first byte.
     pub addr: u64,
-    /// What may be done with it.
+    /// The permitted accesses.
     pub access: Access,
-    /// Content.
+    /// The content.
     pub bytes: Vec<u8>,
 }
 
 impl Memory {
-    /// 16 KiB of zeros that everybody may read and write.
+    /// A region of 16 KiB of zeros with all access rights.
     pub fn open() -> Memory {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         Memory { key: 0x77, addr: 0x10_0000, access, bytes: vec![0; 16 * 1024] }
     }
 }
 
-/// One end's memory, and what completed there.
+/// The memory of one end, and the completions there.
 #[derive(Clone, Debug, Default)]
 pub struct Host {
-    /// All of its memory.
+    /// All regions.
     pub regions: Vec<Memory>,
-    /// In the order in which they came.
+    /// The completions of sends, in order of arrival.
     pub sends: Vec<Wc>,
-    /// In the order in which they came.
+    /// The completions of receives, in order of arrival.
     pub receives: Vec<Wc>,
-    /// Inline bytes by slot.
+    /// The inline bytes, by slot.
     pub inline: BTreeMap<u16, Vec<u8>>,
 }
 

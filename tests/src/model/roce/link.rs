@@ -1,4 +1,4 @@
-//! Datagrams under way.
+//! Datagrams in flight on a link.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,20 +8,20 @@ use invar_core::roce::{HEADERS_BYTES_MAX, ICRC_BYTES};
 
 use super::Choices;
 
-/// What a link does to packets.
+/// The faults of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Of a hundred packets.
+    /// Lost packets of a hundred.
     pub lost: u32,
-    /// Of a hundred packets.
+    /// Duplicated packets of a hundred.
     pub doubled: u32,
-    /// Of a hundred packets.
+    /// Delayed packets of a hundred.
     pub held_back: u32,
-    /// How many may still happen: after that the link is good.
+    /// The number of faults that may still happen. After them the link is good.
     pub left: u32,
 }
 
-/// Under way; in the order of arrival, then of sending.
+/// A datagram in flight. Datagrams are ordered by arrival, then by sending.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Datagram {
     at: u64,
@@ -30,7 +30,7 @@ struct Datagram {
     bytes: Vec<u8>,
 }
 
-/// Both directions of a link; time in nanoseconds.
+/// Both directions of a link. Times are in nanoseconds.
 pub(super) struct Link {
     faults: Faults,
     queue: BinaryHeap<Reverse<Datagram>>,
@@ -45,7 +45,7 @@ impl Link {
         Link { faults, queue: BinaryHeap::new(), sent: 0 }
     }
 
-    /// When the next datagram arrives.
+    /// The time at which the next datagram arrives.
     pub(super) fn next_at(&self) -> Option<u64> {
         self.queue.peek().map(|Reverse(first)| first.at)
     }
@@ -56,7 +56,7 @@ impl Link {
         self.queue.pop().map(|Reverse(Datagram { to, bytes, .. })| (to, bytes))
     }
 
-    /// Sends a datagram to the end `to`, or does not.
+    /// Sends a datagram to the end `to`, or loses it.
     pub(super) fn send(&mut self, now: u64, to: usize, bytes: Vec<u8>, choices: &mut Choices<'_>) {
         let Faults { lost, doubled, held_back, .. } = self.faults;
         let mut happens = |percent| {
@@ -78,7 +78,7 @@ impl Link {
     }
 }
 
-/// The UDP payload of a packet. Nothing here checks the ICRC.
+/// The UDP payload of a packet. Nothing in this model checks the ICRC.
 pub(super) fn datagram(transmit: &Transmit, payload: &[u8]) -> Vec<u8> {
     let mut headers = [0; HEADERS_BYTES_MAX];
     let n = transmit.headers.encode(&mut headers);

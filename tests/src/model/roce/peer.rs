@@ -11,7 +11,7 @@ use invar_core::roce::{Aeth, Bth, Headers, Opcode, Packet, Psn, Syndrome};
 
 use super::{Host, Memory};
 
-/// All attributes of an end, the peer's side second.
+/// All attributes of an end. In pairs the peer's value comes second.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "those of `RtrAttr`, `RtsAttr` and `QpCap`")]
 pub struct Attr {
@@ -20,7 +20,7 @@ pub struct Attr {
     pub depth: u32,
     pub access: Access,
     pub mtu: Mtu,
-    /// Payload bytes of a full packet, where both ends agreed on more.
+    /// The payload bytes of a full packet, if both ends agreed on more than the path MTU.
     pub long_mtu_bytes: u32,
     pub adaptive: bool,
     pub rd_atomic: u8,
@@ -52,13 +52,13 @@ impl Default for Attr {
 }
 
 impl Attr {
-    /// Those of the other end.
+    /// The attributes of the other end.
     pub fn peer(&self) -> Attr {
         let swapped = |[ours, theirs]: [u32; 2]| [theirs, ours];
         Attr { qpns: swapped(self.qpns), psns: swapped(self.psns), ..*self }
     }
 
-    /// The moves that lead to RTS.
+    /// The transitions from RESET to RTS.
     pub fn moves(&self) -> [QpTransition; 3] {
         let mut options = QpOptions::empty();
         options.set(QpOptions::ADAPTIVE_ROUTING, self.adaptive);
@@ -84,16 +84,16 @@ impl Attr {
     }
 }
 
-/// A queue pair with the host that it works for.
+/// A queue pair and its host.
 pub struct Peer {
-    /// In state RTS at first.
+    /// The queue pair.
     pub qp: Box<Qp<64, 64>>,
     /// Its memory and completions.
     pub host: Host,
 }
 
 impl Peer {
-    /// In state RTS.
+    /// A peer in state RTS.
     pub fn new(attr: &Attr, regions: Vec<Memory>) -> Peer {
         let mut peer = Peer::reset(attr, regions);
         for move_ in attr.moves() {
@@ -102,12 +102,13 @@ impl Peer {
         peer
     }
 
-    /// With 16 KiB of zeros that everybody may read and write, the same at both ends.
+    /// A peer with 16 KiB of zeros that everybody may read and write, at an address that is equal at
+    /// both ends.
     pub fn with_memory(attr: &Attr) -> Peer {
         Peer::new(attr, vec![Memory::open()])
     }
 
-    /// In state RESET.
+    /// A peer in state RESET.
     pub fn reset(attr: &Attr, regions: Vec<Memory>) -> Peer {
         let cap = QpCap { max_send_wr: attr.depth, max_recv_wr: attr.depth, max_inline_data: 64 };
         let mut qp = Box::new(Qp::new(attr.qpns[0], cap).unwrap());
@@ -122,7 +123,7 @@ impl Peer {
         Some((transmit, payload))
     }
 
-    /// The next packets, `packets_max` at most, that leave by one call.
+    /// The next packets that leave by one call, at most `packets_max`.
     pub fn transmit_run(&mut self, now: u64, packets_max: u32) -> Vec<(Transmit, Vec<u8>)> {
         let mut run = self.qp.poll_transmit_run(now, packets_max, &mut self.host);
         iter::from_fn(|| {
@@ -135,18 +136,18 @@ impl Peer {
         .collect()
     }
 
-    /// All packets that it sends now.
+    /// All packets that the queue pair sends now.
     pub fn transmit_all(&mut self, now: u64) -> Vec<(Transmit, Vec<u8>)> {
         iter::from_fn(|| self.transmit(now)).collect()
     }
 
-    /// Takes a packet as the other end gave it.
+    /// Receives a packet that the other end produced.
     pub fn receive(&mut self, now: u64, (transmit, payload): &(Transmit, Vec<u8>)) {
         let packet = Packet { headers: transmit.headers, payload, trailer: &[] };
         self.qp.handle_packet(now, &packet, &mut self.host);
     }
 
-    /// Posts a signaled request between the first region here and that of a twin.
+    /// Posts a signaled request between this end's first region and the peer's equal one.
     pub fn post(&mut self, wr_id: u64, opcode: SendOpcode, length: u32) {
         let Memory { key, addr, .. } = self.host.regions[0];
         let wr = SendWr {
@@ -170,7 +171,7 @@ impl Peer {
         self.qp.post_recv(&wr, &mut self.host).unwrap();
     }
 
-    /// Takes a packet that has these headers once `change` is done with them.
+    /// Receives a packet with these headers. `change` may alter the headers first.
     pub fn take(
         &mut self,
         now: u64,
@@ -186,18 +187,18 @@ impl Peer {
         self.qp.handle_packet(now, &packet, &mut self.host);
     }
 
-    /// Takes an acknowledge packet.
+    /// Receives an acknowledge packet.
     pub fn hear(&mut self, now: u64, psn: u32, syndrome: Syndrome) {
         let aeth = Some(Aeth { syndrome, msn: 0 });
         self.take(now, Opcode::ACKNOWLEDGE, psn, |headers| headers.aeth = aeth, &[]);
     }
 
-    /// How sends ended so far.
+    /// The ids and statuses of the completed sends.
     pub fn sends(&self) -> Vec<(u64, WcStatus)> {
         self.host.sends.iter().map(|wc| (wc.wr_id, wc.status)).collect()
     }
 
-    /// How receives ended so far.
+    /// The ids and statuses of the completed receives.
     pub fn receives(&self) -> Vec<(u64, WcStatus)> {
         self.host.receives.iter().map(|wc| (wc.wr_id, wc.status)).collect()
     }

@@ -1,4 +1,4 @@
-//! What two ends do with each other.
+//! The script of what two ends do with each other.
 
 use invar_core::nic::{Mtu, SendFlags, SendOpcode};
 
@@ -7,52 +7,52 @@ use super::{Choices, Faults};
 /// A work request of the send queue. Offsets are within the areas of `expected`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {
-    /// What to do.
+    /// The operation.
     pub opcode: SendOpcode,
-    /// Bytes.
+    /// The length in bytes.
     pub len: u32,
-    /// Where they come from.
+    /// The offset from which the bytes come.
     pub from: u32,
-    /// Where they go: of a SEND, where its receive points.
+    /// The offset to which the bytes go. For a SEND, the receive points there.
     pub to: u32,
-    /// Signaled, solicited, inline.
+    /// The flags: signaled, solicited, inline.
     pub flags: SendFlags,
 }
 
 impl Op {
-    /// Whether it completes a receive.
+    /// Whether the operation completes a receive.
     pub fn uses_receive(&self) -> bool {
         !matches!(self.opcode, SendOpcode::RdmaWrite | SendOpcode::RdmaRead)
     }
 }
 
-/// All of a run.
+/// Everything that defines a run.
 #[derive(Clone, Debug)]
 pub struct Script {
-    /// Path MTU.
+    /// The path MTU.
     pub mtu: Mtu,
-    /// Payload bytes of a full packet, where both ends agreed on more.
+    /// The payload bytes of a full packet, if both ends agreed on more than the path MTU.
     pub long_mtu_bytes: u32,
-    /// Both ends agreed on adaptive routing.
+    /// Whether both ends agreed on adaptive routing.
     pub adaptive: bool,
-    /// First PSN of each end.
+    /// The first PSN of each end.
     pub psns: [u32; 2],
-    /// READs that may be outstanding.
+    /// The number of READs that may be outstanding.
     pub rd_atomic: u8,
-    /// Most packets in flight.
+    /// The most packets in flight.
     pub window: u32,
-    /// What each end posts.
+    /// The operations that each end posts.
     pub ops: [Vec<Op>; 2],
-    /// When each end posts its next receive, after the one before.
+    /// The time after which each end posts its next receive.
     pub receive_pause_ns: u32,
-    /// When the first end drains its send queue, and for how long.
+    /// The time at which the first end drains its send queue, and the duration.
     pub drain: Option<(u64, u64)>,
-    /// Of the link between them.
+    /// The faults of the link between the ends.
     pub faults: Faults,
 }
 
 impl Script {
-    /// Bytes of an area, which is the longest message.
+    /// The bytes of an area. This is also the longest message.
     pub fn area(&self) -> u32 {
         64 * self.mtu_bytes()
     }
@@ -61,7 +61,7 @@ impl Script {
         self.mtu.bytes().max(self.long_mtu_bytes)
     }
 
-    /// Any script.
+    /// A script from any choices.
     pub fn new(choices: &mut Choices<'_>) -> Script {
         let mtu = match choices.below(16) {
             0..13 => Mtu::Mtu256,
@@ -108,8 +108,8 @@ impl Script {
         script
     }
 
-    /// Under adaptive routing WRITEs in flight at the same time must not overlap, as their order
-    /// is not kept: they go to where the last one ended.
+    /// Chooses an operation. Adaptive routing does not keep the order of WRITEs, so WRITEs in flight at
+    /// one time must not overlap. Each goes to the place where the last one ended.
     fn op(&self, end_of_last: u32, choices: &mut Choices<'_>) -> Op {
         use SendOpcode::{RdmaRead, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm};
         let mtu = self.mtu_bytes();
@@ -123,7 +123,7 @@ impl Script {
             5 => mtu + 1,
             6 => 2 * mtu,
             7 => 5 * mtu + 7,
-            // The first packet may have 16 bytes less than the others.
+            // The first packet may have 16 bytes less payload than the others.
             8 => 3 * mtu - 16 + choices.below(17),
             9 => 40 * mtu + 2,
             _ => choices.below(6 * mtu),

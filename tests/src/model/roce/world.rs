@@ -1,4 +1,4 @@
-//! Carries a script out.
+//! Carries out a script.
 
 use invar_core::nic::{Access, QpTransition, RecvWr, SendFlags, SendOpcode, SendWr, Sge, Wc};
 use invar_core::roce::Packet;
@@ -8,31 +8,31 @@ use super::expected::{AREAS, Expected, READS, SENDS, WRITES, apply, imm_data};
 use super::link::{Link, datagram};
 use super::{Attr, Choices, Memory, Op, Peer, Script};
 
-/// The region that is read: key, address, index.
+/// The region that operations read from: key, address, index.
 const SOURCE: (u32, u64, usize) = (0x501, 0x7f00_0000_0000, 0);
-/// The region that is written.
+/// The region that operations write to: key, address, index.
 const INBOX: (u32, u64, usize) = (0x602, 0x7f80_0000_1000, 1);
 const QPNS: [u32; 2] = [0x11, 0xff_ffff];
-/// Work requests that a queue holds: few, so that posting has to wait.
+/// The work requests that a queue holds. They are few, so that posting has to wait.
 const DEPTH: u32 = 4;
-/// By then a run must be over, however bad the link was.
+/// The time by which a run must be over, however bad the link was.
 const TIME_MAX_NS: u64 = 60_000_000_000;
 
-/// What a run came to.
+/// The outcome of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
-    /// Virtual time that it took.
+    /// The virtual time that the run took.
     pub time_ns: u64,
-    /// Of both ends.
+    /// The counters of both ends.
     pub counters: [Counters; 2],
 }
 
 struct End {
     peer: Peer,
-    /// What it posts, and how much of it was posted.
+    /// The operations that this end posts, and the number of posted ones.
     ops: Vec<Op>,
     posted: usize,
-    /// Where receives point, and how many were posted.
+    /// The operations whose receives this end posts, and the number of posted receives.
     receives: Vec<Op>,
     receives_posted: usize,
     next_receive_ns: u64,
@@ -46,10 +46,10 @@ struct World<'a, 'b> {
     now: u64,
 }
 
-/// Carries `script` out; `choices` decide what the link does with each packet.
+/// Carries out `script`. `choices` decide what the link does with each packet.
 ///
 /// # Panics
-/// Something was delivered wrong, twice, out of order or not at all.
+/// Panics if a message was delivered wrong, twice, out of order or not at all.
 pub fn run(script: &Script, choices: &mut Choices<'_>) -> Outcome {
     let ends = [0, 1].map(|end| End::new(script, end));
     let mut expected = [0, 1].map(|_| Expected::new(script));
@@ -76,7 +76,7 @@ pub fn run(script: &Script, choices: &mut Choices<'_>) -> Outcome {
         assert!(world.step(), "nothing left to happen at {} ns", world.now);
     }
     let time_ns = world.now;
-    // What is left on the link or to be acknowledged must change nothing.
+    // Packets that are left on the link, and late acknowledges, must change nothing.
     while world.step() {
         assert!(world.now < TIME_MAX_NS, "does not come to rest");
     }
@@ -91,13 +91,13 @@ pub fn run(script: &Script, choices: &mut Choices<'_>) -> Outcome {
     Outcome { time_ns, counters: world.ends.map(|end| *end.peer.qp.counters()) }
 }
 
-/// The model does not know of QP numbers.
+/// Removes QP numbers, which the model does not know.
 fn plain(wcs: &[Wc]) -> Vec<Wc> {
     wcs.iter().map(|wc| Wc { qp_num: 0, ..*wc }).collect()
 }
 
 impl World<'_, '_> {
-    /// Posts, sends, and moves on to the next arrival or deadline. `false` when there is none.
+    /// Posts, sends, and moves on to the next arrival or deadline. Returns `false` if there is none.
     fn step(&mut self) -> bool {
         self.drain();
         for end in &mut self.ends {
@@ -121,7 +121,7 @@ impl World<'_, '_> {
         let drain = self.script.drain.iter().flat_map(|&(at, pause)| [at, at + pause]);
         let times = deadlines.flatten().chain(self.link.next_at()).chain(drain);
         let Some(next) = times.filter(|&at| at > self.now).min() else { return false };
-        // Sometimes late, so that several packets are handled before the answer to the first.
+        // Sometimes be late, so that several packets are handled before the first is answered.
         self.now = next + self.choices.one(&[0, 0, 0, 20_000]);
         while let Some((to, bytes)) = self.link.receive(self.now) {
             let Peer { qp, host } = &mut self.ends[to].peer;
@@ -137,7 +137,7 @@ impl World<'_, '_> {
         true
     }
 
-    /// Stops and resumes the first end as the script has it.
+    /// Stops and resumes the first end's send queue as the script says.
     fn drain(&mut self) {
         use invar_core::nic::QpState::{Rts, Sqd};
         let Some((at, pause)) = self.script.drain else { return };

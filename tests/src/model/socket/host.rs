@@ -1,4 +1,5 @@
-//! What drives each end: buffers, requests, and the moves that the protocol asks for.
+//! Drives each end of the model's connection: its buffers, its requests, and the moves that the
+//! protocol asks for.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -16,7 +17,7 @@ pub(super) struct Message {
 
 pub(super) struct SendHost {
     pub(super) sender: Sender,
-    /// All that were taken on.
+    /// All messages that the sender accepted.
     pub(super) messages: Vec<Message>,
     under_way: Vec<(Request, usize)>,
 }
@@ -47,12 +48,12 @@ impl SendHost {
         Ok(())
     }
 
-    /// Writes so many bytes to main.
+    /// Writes at most `bytes` bytes to the main socket.
     pub(super) fn write_main(&mut self, wires: &mut Wires, bytes: usize) {
         let first = self.messages.len();
         let mut out = Vec::new();
         for outgoing in self.sender.outgoing() {
-            // A request's index is the low byte of its message's number.
+            // The index of a request is the low byte of its message's number.
             let seq = (0..first).rev().find(|seq| seq % 256 == outgoing.index).expect("a message");
             out.extend_from_slice(&outgoing.frame[outgoing.frame_written..]);
             out.extend(outgoing.payload.map(|at| pattern(seq, at as usize)));
@@ -75,18 +76,18 @@ pub(super) struct RecvHost {
     receiver: Receiver,
     staged: Vec<u8>,
     posts: Vec<Post>,
-    /// Which post the receive of each index is, and those parked.
+    /// Maps the index of a receive to its post. `parked` has the bytes of parked messages by index.
     by_index: HashMap<u8, usize>,
     parked: HashMap<u8, Vec<u8>>,
-    /// Parts that each lane brings: where to, first byte, bytes.
+    /// The parts of messages that each lane brings: the target, the first byte and the length.
     chunks: Vec<VecDeque<(Target, usize, usize)>>,
 }
 
 struct Post {
     bufs: Vec<Posted>,
-    /// As far as it was written to.
+    /// The content of each buffer, up to the last byte written.
     memory: Vec<Vec<u8>>,
-    /// `None` once it is done.
+    /// The request, or `None` once it is done.
     request: Option<Request>,
     sizes: Vec<u32>,
 }
@@ -109,7 +110,7 @@ impl RecvHost {
         let (memory, sizes) = (vec![Vec::new(); bufs.len()], Vec::new());
         match posted {
             Ok(None) => assert_eq!(self.receiver.outstanding(), 256, "no request is free"),
-            // One of the buffers is too short for a message that is there.
+            // One of the buffers is too short for a message that has arrived.
             Err(_) => self.posts.push(Post { bufs: bufs.to_vec(), memory, request: None, sizes }),
             Ok(Some(request)) => {
                 self.by_index.insert(request.index() as u8, self.posts.len());
@@ -137,7 +138,8 @@ impl RecvHost {
         Ok(())
     }
 
-    /// Reads bytes from main as a host does: payload to its place, the rest aside.
+    /// Reads bytes from the main socket as a host does. Payload goes to its place, other bytes go into
+    /// `staged`.
     pub(super) fn read_main(&mut self, wires: &mut Wires, bytes: usize) -> Result<(), Error> {
         self.settle()?;
         if !self.receiver.is_starved(self.staged.len()) {
@@ -184,7 +186,7 @@ impl RecvHost {
         }
     }
 
-    /// Does what is to be done with what is there.
+    /// Carries out the steps that the receiver asks for, with the staged bytes.
     fn settle(&mut self) -> Result<(), Error> {
         while let Some(step) = self.receiver.next(&self.staged)? {
             match step {
@@ -231,14 +233,14 @@ impl RecvHost {
         memory[offset..offset + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Room in buffer number `k` of a tag.
+    /// The length of buffer number `k` of a tag.
     pub(super) fn buffer(&self, tag: u32, k: usize) -> Option<u32> {
         let bufs = self.posts.iter().flat_map(|post| &post.bufs);
         bufs.filter(|buf| buf.tag == tag).nth(k).map(|buf| buf.len)
     }
 
-    /// Every buffer holds its message and nothing else; receives whose messages were all sent are
-    /// done, and no others.
+    /// Checks that every buffer holds its message and no other bytes. A receive must be done if all its
+    /// messages were sent, and must not be done otherwise.
     pub(super) fn judge(&self, messages: &[Message]) {
         let mut counts = HashMap::<u32, usize>::new();
         for post in &self.posts {

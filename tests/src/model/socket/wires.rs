@@ -1,4 +1,4 @@
-//! The bytes under way.
+//! The bytes in flight between the two ends.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ pub(super) fn pattern(seq: usize, at: usize) -> u8 {
     (seq.wrapping_mul(167) ^ at.wrapping_mul(31) ^ at >> 8) as u8
 }
 
-/// A part of a message that a lane has still to take in.
+/// A part of a message that a lane has yet to take in.
 struct Chunk {
     seq: usize,
     index: usize,
@@ -17,12 +17,12 @@ struct Chunk {
     left: usize,
 }
 
-/// Every socket of a connection, with as much room as anyone wants.
+/// The sockets of a connection, with unlimited room.
 pub(super) struct Wires {
     pub(super) control: VecDeque<u8>,
     pub(super) main: VecDeque<u8>,
     pub(super) lanes: Vec<VecDeque<u8>>,
-    /// What is not yet written to the lanes.
+    /// The parts of messages that are not yet written to the lanes.
     chunks: Vec<VecDeque<Chunk>>,
 }
 
@@ -41,7 +41,7 @@ impl Wires {
         self.chunks[usize::from(chunk.lane)].push_back(Chunk { seq, index, offset, left });
     }
 
-    /// Writes so many bytes to a lane.
+    /// Writes at most `bytes` bytes to a lane.
     pub(super) fn write_lane(&mut self, lane: u8, mut bytes: usize, sender: &mut Sender) {
         let Some(lane) = usize::from(lane).checked_rem(self.lanes.len()) else { return };
         while let Some(chunk) = self.chunks[lane].front_mut().filter(|_| bytes > 0) {
