@@ -13,7 +13,7 @@ use invar_linux::soft::Device;
 
 use super::{World, memory};
 
-/// The port of a host in a [`World`]; clones are the same port.
+/// The port of a host in a [`World`]. Clones are the same port.
 #[derive(Clone)]
 pub struct SimNic {
     world: World,
@@ -21,7 +21,7 @@ pub struct SimNic {
     name: Arc<str>,
 }
 
-/// Names an object of a host's device, and ends it when dropped.
+/// Names an object of a host's device, and destroys the object when dropped.
 struct Handle {
     world: World,
     host: usize,
@@ -53,7 +53,7 @@ impl SimNic {
         call(&mut self.world.net().hosts[self.host].device)
     }
 
-    /// Makes a call that may have something to send, and sends it.
+    /// Makes a call that may produce packets, and sends them.
     fn post<R>(&self, call: impl FnOnce(&mut Device) -> R) -> R {
         let mut net = self.world.net();
         let result = call(&mut net.hosts[self.host].device);

@@ -1,16 +1,16 @@
-//! Chances that a seed decides.
+//! Random choices that a seed decides.
 
-/// A stream of numbers (SplitMix64), the same for the same seed.
+/// A stream of numbers (SplitMix64). Equal seeds give equal streams.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The stream of a seed.
+    /// The stream for a seed.
     pub fn new(seed: u64) -> Self {
         Random(seed)
     }
 
-    /// Any number.
+    /// The next number, which may have any value.
     #[expect(clippy::should_implement_trait, reason = "never ends, and is no sequence of items")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -20,18 +20,18 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// A number below `end`; 0 where that is 0.
+    /// A number below `end`, or 0 if `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
-        // The bias is of no matter here.
+        // The small bias does not matter here.
         self.next() % end.max(1)
     }
 
-    /// Whether something happens that does so many times in a million.
+    /// Whether an event happens that has a probability of `ppm` in a million.
     pub fn chance(&mut self, ppm: u32) -> bool {
         self.below(1_000_000) < ppm.into()
     }
 
-    /// One of them.
+    /// One of the given values.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len() as u64) as usize]
     }

@@ -1,8 +1,9 @@
-//! Ranks that do collectives over a simulated network, all in one thread, and what they do when one
-//! of them dies.
+//! Ranks that run collectives over a simulated network, all in one thread. The histories include the
+//! death of a rank and the reaction of the others.
 //!
-//! A rank is what it is in a communicator: the schedules of [`invar_core::coll`], done by
-//! [`Plan`](invar::communicator::Plan)s over its links, on comms of the simulated NIC. Only what ranks hear of each other (`news.rs`) is a model of the rendezvous.
+//! A rank is the same code as in a communicator: the schedules of [`invar_core::coll`], which
+//! [`Plan`](invar::communicator::Plan)s run over links on comms of the simulated NIC. Only the news
+//! that ranks hear of each other (`news.rs`) is a model of the rendezvous.
 
 mod history;
 mod news;
@@ -14,33 +15,33 @@ use crate::duo;
 
 pub use history::run;
 
-/// How a history ended.
+/// The outcome of a history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// See [`World::trace`].
+    /// The digest that [`World::trace`] returns.
     pub trace: u64,
-    /// What ranks did to the end, each a part of an operation.
+    /// The parts of operations that ranks finished.
     pub parts: u64,
-    /// Ranks that did all of theirs.
+    /// The ranks that finished all of their parts.
     pub ranks_done: u64,
-    /// Ranks that heard of a failure from others.
+    /// The ranks that heard of a failure from others.
     pub ranks_told: u64,
-    /// Ranks that found one out by their own network.
+    /// The ranks that noticed a failure on their own network.
     pub ranks_failed: u64,
-    /// Ranks whose process was killed.
+    /// The ranks whose process was killed.
     pub killed: u64,
-    /// Ranks whose host was cut off.
+    /// The ranks whose host was cut off.
     pub cut_off: u64,
-    /// Links that were broken while both their ranks were well.
+    /// The links that were broken while both of their ranks were well.
     pub broken: u64,
-    /// What the wires did.
+    /// The counters of the wires.
     pub wire: WireCounters,
-    /// How long it took, in the time of its clock.
+    /// The duration in simulated time.
     pub end_ns: u64,
 }
 
 impl Outcome {
-    /// Adds what happened in another history.
+    /// Adds the outcome of another history.
     pub fn add(&mut self, other: &Outcome) {
         self.parts += other.parts;
         self.ranks_done += other.ranks_done;

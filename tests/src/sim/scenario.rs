@@ -1,5 +1,4 @@
-//! A history that a seed decides: hosts, links, comms, what these are asked to do, and what goes
-//! wrong meanwhile.
+//! A history that a seed decides: hosts, links, comms, the calls on the comms, and faults.
 
 use invar_core::conn::{Settings, Wire};
 use invar_core::nic::{Mtu, QpOptions};
@@ -10,29 +9,29 @@ use super::{Link, Random, SimNic, WireCounters, World};
 use crate::duo;
 use crate::model::comm::{Op, Remains, Shape, Traffic};
 
-/// How a history ended.
+/// The outcome of a history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// See [`World::trace`].
+    /// The digest that [`World::trace`] returns.
     pub trace: u64,
-    /// Messages sent.
+    /// The number of messages sent.
     pub messages: u64,
-    /// Comms that delivered all of theirs.
+    /// The comms that delivered all of their messages.
     pub comms_done: u64,
-    /// Comms that failed, with good reason.
+    /// The comms that failed for a good reason.
     pub comms_failed: u64,
-    /// What the wires did.
+    /// The counters of the wires.
     pub wire: WireCounters,
-    /// Packets that devices dropped as damaged.
+    /// The packets that devices dropped as damaged.
     pub icrc_bad: u64,
-    /// Packets that devices sent more than once.
+    /// The packets that devices sent more than once.
     pub retransmitted: u64,
-    /// How long it took, in the time of its clock.
+    /// The duration in simulated time.
     pub end_ns: u64,
 }
 
 impl Outcome {
-    /// Adds what happened in another history.
+    /// Adds the outcome of another history.
     pub fn add(&mut self, other: &Outcome) {
         self.messages += other.messages;
         self.comms_done += other.comms_done;
@@ -43,19 +42,19 @@ impl Outcome {
     }
 }
 
-/// Nothing takes longer than this, whatever goes wrong: eight timeouts of 67 ms, and all that
-/// may have to be sent again.
+/// No request takes longer than this, whatever goes wrong: eight timeouts of 67 ms, and all
+/// retransmissions.
 const PATIENCE_NS: u64 = 20_000_000_000;
 
-/// `NCCL_IB_TIMEOUT`: 67 ms.
+/// The value of `NCCL_IB_TIMEOUT`. It stands for 67 ms.
 const TIMEOUT: u8 = 14;
 
-/// Lives through the history of a seed.
+/// Runs the history of a seed.
 ///
 /// # Panics
-/// When a message is lost, doubled, out of order or damaged; when a comm fails without a reason,
-/// or waits for longer than anything may take; when a device has something left in the end. The seed
-/// is printed then.
+/// Panics if a message is lost, duplicated, out of order or damaged. Panics if a comm fails without a
+/// reason, or waits for longer than 20 s of simulated time. Panics if a device has resources left at
+/// the end. Then it prints the seed.
 pub fn run(seed: u64) -> Outcome {
     let _named = Named { seed, test: "simulation" };
     let mut history = History::new(seed);
@@ -71,16 +70,16 @@ struct History {
     nics: Vec<SimNic>,
     comms: Vec<Comm>,
     outcome: Outcome,
-    /// When ports come up again.
+    /// The times at which ports come up again, and their hosts.
     downs: Vec<(u64, usize)>,
-    /// How often something goes wrong, in a million actions.
+    /// The number of faults in a million actions.
     fault_ppm: u32,
 }
 
 struct Comm {
     hosts: [usize; 2],
     state: State,
-    /// Something happened after which it may fail.
+    /// Whether an event has happened after which this comm may fail.
     may_fail: bool,
 }
 
@@ -117,7 +116,7 @@ impl History {
         self.comms.push(Comm { hosts, state: State::Open(Box::new(traffic)), may_fail: false });
     }
 
-    /// Something is done, or goes wrong, and a little time passes.
+    /// Makes one call or causes a fault, and lets a little time pass.
     fn act(&mut self) {
         if self.random.chance(self.fault_ppm) {
             self.break_something();
@@ -133,7 +132,7 @@ impl History {
     fn break_something(&mut self) {
         let host = self.random.below(self.nics.len() as u64) as usize;
         match self.random.below(8) {
-            // For less time than all retries take.
+            // The port is down for less time than all retries take.
             0..=2 => {
                 self.world.set_up(host, false);
                 let until = self.world.now_ns() + self.random.below(40_000_000);
@@ -161,7 +160,7 @@ impl History {
         }
     }
 
-    /// Lets time go by; ports come up again on their way.
+    /// Lets time pass. Ports come up again when their time has come.
     fn pass(&mut self, ns: u64) {
         self.world.advance(ns);
         let now = self.world.now_ns();
@@ -174,7 +173,7 @@ impl History {
         });
     }
 
-    /// Brings everything that was begun to its end.
+    /// Finishes everything that was begun.
     fn finish(mut self) -> Outcome {
         let deadline_ns = self.world.now_ns() + PATIENCE_NS;
         let mut pause_ns = 10_000;
@@ -188,10 +187,10 @@ impl History {
             let now = self.world.now_ns();
             assert!(now < deadline_ns, "a request is under way after {PATIENCE_NS} ns");
             self.pass(pause_ns);
-            // Most end soon; the others wait for timeouts.
+            // Most requests end soon. The others wait for timeouts.
             pause_ns = (pause_ns + pause_ns / 16).min(1_000_000);
         }
-        // Whatever comes late meets nobody, and does no harm.
+        // A packet that arrives late meets no receiver and does no harm.
         self.comms.clear();
         self.pass(1_000_000_000);
 
@@ -211,7 +210,7 @@ impl History {
 }
 
 impl Comm {
-    /// Takes a step, which says whether it was the last.
+    /// Takes a step. The step returns whether it was the last.
     fn step(
         &mut self,
         outcome: &mut Outcome,
@@ -244,7 +243,7 @@ impl Comm {
     }
 }
 
-/// So many hosts, and what there may be between each of them and each, itself too.
+/// Creates `nhosts` hosts, and random links between each pair of hosts and from each host to itself.
 pub(super) fn network(random: &mut Random, nhosts: u32, ipv6: bool) -> (World, Vec<SimNic>) {
     let window_packets_max = random.pick(&[4, 16, 64, 256]);
     let tuning = Tuning { window_packets_max, ..Tuning::default() };
@@ -260,10 +259,10 @@ pub(super) fn network(random: &mut Random, nhosts: u32, ipv6: bool) -> (World, V
     (world, nics)
 }
 
-/// What two ends of a connection may have agreed on.
+/// Random settings that the two ends of a connection may have agreed on.
 pub(super) fn settings(random: &mut Random, ipv6: bool) -> Settings {
     Settings {
-        // Over IPv4 that wire has no way to agree on an ICRC that can be verified.
+        // Over IPv4, NCCL's wire has no way to agree on an ICRC that can be verified.
         wire: if ipv6 && random.chance(250_000) { Wire::Nccl214 } else { Wire::Invar },
         fifo_depth: 1 << random.below(9),
         qps: random.pick(&[1, 1, 1, 2, 4]),
@@ -280,7 +279,7 @@ pub(super) fn settings(random: &mut Random, ipv6: bool) -> Settings {
     }
 }
 
-/// A way between two hosts with up to `trouble` of each kind.
+/// A random link between two hosts. Each kind of fault has at most the chance `trouble`.
 fn link(random: &mut Random, trouble: u32) -> Link {
     let mut some = |end: u64| random.below(end + 1);
     let trouble = u64::from(trouble);

@@ -1,4 +1,4 @@
-//! Which histories a test lives through.
+//! Chooses the histories that a test runs.
 
 use std::ops::Range;
 use std::panic::catch_unwind;
@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::{env, io, io::Write, thread};
 
-/// A test gives up after so many histories have failed.
+/// A test gives up after this number of failed histories.
 const FAILURES_MAX: usize = 10;
 
-/// Lives through the histories of the seeds from 0 on, `count` in all, on all processors, and adds
-/// up their outcomes. Gives the number of histories and the sum.
+/// Runs `count` histories with the seeds from 0 on, on all processors. Returns the number of histories
+/// and the sum of their outcomes.
 ///
-/// `INVAR_SIM_SEEDS` is the number of histories instead, and `INVAR_SIM_SEED` the first seed; the
-/// latter alone asks for that one history.
+/// `INVAR_SIM_SEEDS` overrides the number of histories, and `INVAR_SIM_SEED` the first seed.
+/// `INVAR_SIM_SEED` alone asks for that one history.
 ///
 /// # Panics
-/// When a history fails, or when one of these variables is not a number.
+/// Panics if a history fails, or if one of these variables is not a number.
 pub fn live_through<T: Default + Send>(
     count: u64,
     run: fn(u64) -> T,
@@ -28,7 +28,7 @@ pub fn live_through<T: Default + Send>(
     assert!(failed.is_empty(), "the histories of seeds {failed:?} failed");
     let count = seeds.end - seeds.start;
     if asked.is_some() {
-        // Not by println: the test harness keeps what passing tests print to themselves.
+        // The test harness hides what passing tests print with println.
         let _ = writeln!(io::stderr(), "{count} histories passed: seeds {seeds:?}");
     }
     (count, total)
@@ -61,10 +61,10 @@ fn try_all<T: Default + Send>(
     sum.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Tells the seed of a history that ends in a panic.
+/// Prints the seed of a history that ends in a panic.
 pub(super) struct Named {
     pub(super) seed: u64,
-    /// Of `tests/tests`, which lives through it.
+    /// The test in `tests/tests` that runs the history.
     pub(super) test: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! Wires: what happens to packets between devices.
+//! Wires between devices, and the faults of packets on them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -8,26 +8,26 @@ use invar_linux::soft::{Train, TransmitSink};
 use super::SOURCE_PORTS;
 use super::random::Random;
 
-/// How packets fare on one way between two hosts. Chances are in a million.
+/// The properties of a link from one host to another. Probabilities are in parts per million.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Link {
-    /// From one host to the other.
+    /// The delay from one host to the other.
     pub delay_ns: u64,
-    /// Up to this much more, differently for each; packets stay in order.
+    /// The most additional delay, which differs for each packet. Packets stay in order.
     pub jitter_ns: u64,
-    /// Never arrives.
+    /// The probability that a packet is lost.
     pub loss_ppm: u32,
-    /// Arrives twice.
+    /// The probability that a packet arrives twice.
     pub duplicate_ppm: u32,
-    /// Is overtaken by those behind it.
+    /// The probability that later packets overtake a packet.
     pub reorder_ppm: u32,
-    /// By those of up to this much time.
+    /// The most time by which such a packet is held back.
     pub reorder_ns: u64,
-    /// Arrives with one to three bits changed.
+    /// The probability that a packet arrives with one to three bits changed.
     pub corrupt_ppm: u32,
 }
 
-/// What became of packets.
+/// The number of packets that had each fate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is a count of packets to which that happened")]
 pub struct WireCounters {
@@ -36,14 +36,14 @@ pub struct WireCounters {
     pub duplicated: u64,
     pub reordered: u64,
     pub corrupted: u64,
-    /// A port was down.
+    /// Packets that were lost because a port was down.
     pub cut: u64,
-    /// A slow receiver had no room.
+    /// Packets that were dropped because a slow receiver had no room.
     pub overflowed: u64,
 }
 
 impl WireCounters {
-    /// Adds those of another network.
+    /// Adds the counters of another network.
     pub fn add(&mut self, other: &WireCounters) {
         let WireCounters { sent, lost, duplicated, reordered, corrupted, cut, overflowed } = other;
         self.sent += sent;
@@ -70,7 +70,7 @@ pub(super) struct Wire {
     hosts: HashMap<IpAddr, usize>,
     ports: Vec<Port>,
     links: HashMap<(usize, usize), Way>,
-    /// By time, and among equals by order of sending.
+    /// The packets on their way, by time of arrival and then by order of sending.
     on_the_way: BTreeMap<(u64, u64), Arrival>,
     order: u64,
 }
@@ -83,11 +83,11 @@ struct Port {
 #[derive(Default)]
 struct Way {
     link: Link,
-    /// When the last packet that was not held back arrives.
+    /// The time at which the last packet that was not held back arrives.
     last_ns: u64,
 }
 
-/// What the trace tells apart.
+/// The fates of packets that the trace distinguishes.
 #[derive(Clone, Copy)]
 enum Fate {
     Sent = 1,
@@ -104,7 +104,7 @@ impl Wire {
     pub(super) fn new(seed: u64) -> Self {
         Wire {
             random: Random::new(seed),
-            // FNV-1a.
+            // The start value of FNV-1a.
             trace: 0xcbf2_9ce4_8422_2325,
             counters: WireCounters::default(),
             hosts: HashMap::new(),
@@ -136,7 +136,7 @@ impl Wire {
         self.on_the_way.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// A packet that arrives at a port that is up.
+    /// The next packet that arrives at a port that is up.
     pub(super) fn pop_due(&mut self, now_ns: u64) -> Option<Arrival> {
         while self.next_ns()? <= now_ns {
             let (_, arrival) = self.on_the_way.pop_first()?;
@@ -150,7 +150,7 @@ impl Wire {
         None
     }
 
-    /// Drops a packet for which a receiver has no room.
+    /// Drops a packet for which the receiver has no room.
     pub(super) fn overflow(&mut self, arrival: &Arrival) {
         self.counters.overflowed += 1;
         self.note(0, Fate::Overflowed, &arrival.bytes);
@@ -201,7 +201,7 @@ impl Wire {
         }
     }
 
-    /// So few bits that no packet's CRC can miss them.
+    /// Changes one to three bits. A packet's CRC detects so few changes in any case.
     fn corrupt(&mut self, now_ns: u64, bytes: &mut [u8]) {
         self.counters.corrupted += 1;
         self.note(now_ns, Fate::Corrupted, bytes);
@@ -211,8 +211,8 @@ impl Wire {
         }
     }
 
-    /// Adds to the digest what the seed decides. Of a packet that is its base transport header and
-    /// its length: further behind are addresses of this process's memory.
+    /// Adds to the digest everything that the seed decides. For a packet that is its base transport
+    /// header (BTH) and its length. Later bytes contain addresses of this process's memory.
     fn note(&mut self, now_ns: u64, fate: Fate, bytes: &[u8]) {
         let header = bytes.iter().take(12).copied();
         let numbers = [now_ns, fate as u64, bytes.len() as u64];

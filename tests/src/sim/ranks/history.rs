@@ -1,4 +1,4 @@
-//! A history: who is there, what they do, what goes wrong, and that it comes to a good end.
+//! One history: the ranks, their work, the faults, and the check that it ends well.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -18,19 +18,19 @@ use super::{Outcome, Random, SimNic, World, duo};
 use crate::sim::scenario;
 use crate::sim::seeds::Named;
 
-/// With nothing gone wrong, nothing takes longer than this.
+/// Without a fault, no operation takes longer than this.
 const PATIENCE_NS: u64 = 20_000_000_000;
-/// All retries of all that a link may have under way when it breaks, and of what comes later.
+/// The time for all retries of a broken link's requests, and of those that are posted later.
 const BROKEN_NS: u64 = 5_000_000_000;
-/// Nor does it take longer for a rank to hear of a failure, once the hub or its own network has.
+/// A rank hears of a failure within this time after the hub, or its own network, has noticed it.
 const SPARE_NS: u64 = 100_000_000;
 
-/// Lives through the history of a seed.
+/// Runs the history of a seed.
 ///
 /// # Panics
-/// When a rank's result is wrong; when a rank fails without a reason, does not name the one that is
-/// to blame, or hears of it later than it must; when anything is waited for without end, or left
-/// behind. The seed is printed then.
+/// Panics if a rank's result is wrong. Panics if a rank fails without a reason, does not name the rank
+/// to blame, or hears of the failure too late. Panics if a wait has no end, or if a resource is left
+/// behind. Then it prints the seed.
 pub fn run(seed: u64) -> Outcome {
     let _named = Named { seed, test: "simulated_ranks" };
     let mut random = Random::new(seed);
@@ -38,22 +38,23 @@ pub fn run(seed: u64) -> Outcome {
     History::new(&script, random).live()
 }
 
-/// What the ranks do, and what goes wrong.
+/// The work of the ranks, and the fault.
 struct Script {
     nranks: u32,
     channels: Channels,
     works: Vec<Work>,
-    /// And at which turn.
+    /// The fault, and the turn at which it happens.
     fault: Option<(Fault, u64)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// A rank's process ends: what it has is gone, and its connections are closed.
+    /// A rank's process ends. Its resources are gone and its connections are closed.
     Kill(u32),
-    /// A rank's host has no network any more.
+    /// A rank's host loses its network.
     CutOff(u32),
-    /// A queue pair of this of the connections fails, by its sender's side or its receiver's.
+    /// A queue pair of this connection fails, at the receiver's side if the flag is set or else at the
+    /// sender's.
     Break(u64, bool),
 }
 
@@ -78,14 +79,14 @@ impl Script {
             3 => Some(Fault::Break(random.next(), random.chance(500_000))),
             _ => None,
         };
-        // Histories differ much in length: as often in the first few turns as in the last many.
+        // Histories differ much in length. This spreads the fault evenly over short and long histories.
         let turns = 1 << random.below(13);
         let turn = random.below(turns);
         let fault = fault.map(|fault| (fault, turn));
         Script { nranks, channels: Channels { orders, slot_bytes }, works, fault }
     }
 
-    /// Which ranks send to which, and on which channels.
+    /// The pairs of ranks that send to each other, with their channels.
     fn ways(&self) -> BTreeSet<(u32, u32, u32)> {
         let mut ways = BTreeSet::new();
         for (work, rank) in
@@ -107,20 +108,20 @@ struct History<'s> {
     random: Random,
     world: World,
     script: &'s Script,
-    /// By number; `None`: killed.
+    /// The ranks, by number. A killed rank is `None`.
     ranks: Vec<Option<Rank>>,
     connections: Vec<Connection>,
-    /// Whether ranks take steps and move links in turns of their own.
+    /// Whether ranks take steps and move links in separate turns.
     apart: bool,
     news: News,
     outcome: Outcome,
-    /// Who may be blamed for what fails, and when that must be known at last.
+    /// The ranks that may be blamed for a failure, and the latest time at which it must be known.
     blame: Option<(Vec<u32>, u64)>,
     /// The rank that cannot be reached any more.
     cut_off: Option<u32>,
 }
 
-/// The ranks at both ends, and their queue pairs.
+/// The ranks at both ends of a connection, and their queue pairs.
 struct Connection {
     ranks: [u32; 2],
     qpns: [u32; 2],
@@ -153,7 +154,7 @@ impl<'s> History<'s> {
         let settings = Settings::default();
         let settings = NetSettings { slot_bytes: channels.slot_bytes, ..settings.into() };
         let rank = |nic: &SimNic, pd: u32| {
-            // Nobody connects to it there.
+            // Nobody connects to this address.
             let address = Ipv4Addr::UNSPECIFIED.into();
             let device = Device::on(nic.clone(), pd, address).expect("a device");
             let network = Network::open(vec![device], &settings, Abort::default());
@@ -197,7 +198,8 @@ impl<'s> History<'s> {
                 self.suffer(fault);
             }
             turns += 1;
-            // While somebody goes on, time goes by slowly; while all wait, faster and faster.
+            // While a rank makes progress, little time passes for each turn. While all wait, more and
+            // more time passes.
             let moved = if idle < self.ranks.len() {
                 pause_ns = self.random.below(5000);
                 let number = self.random.below(self.ranks.len() as u64) as usize;
@@ -220,12 +222,12 @@ impl<'s> History<'s> {
         self.end()
     }
 
-    /// A rank does something; whether that moved anything.
+    /// Lets a rank take a turn. Returns whether anything moved.
     fn turn(&mut self, number: usize, share: Share) -> bool {
         let now_ns = self.world.now_ns();
         let Some(rank) = &mut self.ranks[number] else { return false };
         let heard = match self.blame {
-            // Nothing reaches it, but that nothing does.
+            // Nothing reaches a cut-off rank, except the fact that its connection is lost.
             Some((_, known_ns)) if self.cut_off == Some(rank.number()) => {
                 (now_ns >= known_ns).then(|| "the rendezvous is lost".to_owned())
             }
@@ -276,7 +278,7 @@ impl<'s> History<'s> {
         }
     }
 
-    /// That each rank has done its part, or failed for the reason that there is, in time.
+    /// Checks that each rank has done its part, or failed in time and for the actual reason.
     fn judge(&mut self) {
         for rank in self.ranks.iter().flatten() {
             self.outcome.parts += rank.done as u64;
@@ -299,7 +301,7 @@ impl<'s> History<'s> {
         self.outcome.ranks_told -= self.outcome.ranks_failed;
     }
 
-    /// Lets all go, after which nothing is left.
+    /// Ends all ranks, and checks that no resource is left.
     fn end(mut self) -> Outcome {
         self.ranks.clear();
         self.world.advance(1_000_000_000);

@@ -1,28 +1,29 @@
-//! What ranks hear of each other: a model of the rendezvous, which tells all ranks of the first
-//! failure, and which rank that was.
+//! A model of the rendezvous. It tells all ranks of the first failure, and the number of the rank that
+//! failed.
 
 use super::Random;
 
-/// How long the hub takes to pass something on, at most.
+/// The longest time that the hub takes to pass news on.
 pub(super) const PASS_ON_NS: u64 = 2_000_000;
-/// How long it takes to notice that a process has ended, at most: its connection is closed.
+/// The longest time until the hub notices that a process has ended and its connection is closed.
 pub(super) const ENDED_NS: u64 = 1_000_000_000;
-/// How long it takes to notice that a host is cut off.
+/// The time until the hub notices that a host is cut off.
 pub(super) const CUT_OFF_NS: u64 = 30_000_000_000;
 
-/// The first failure.
+/// The first failure, if there was one.
 #[derive(Default)]
 pub(super) struct News(Option<Failure>);
 
 struct Failure {
     from: u32,
     text: String,
-    /// When each rank hears of it.
+    /// The time at which each rank hears of the failure.
     heard_ns: Vec<u64>,
 }
 
 impl News {
-    /// Something is known to the hub at `at_ns`. What is known earlier goes before it.
+    /// Reports a failure that the hub knows of at `at_ns`. A failure that is known earlier takes
+    /// precedence.
     pub(super) fn tell(
         &mut self,
         random: &mut Random,
@@ -37,7 +38,7 @@ impl News {
         }
     }
 
-    /// What a rank has heard of the others.
+    /// The failure that a rank has heard of, as text.
     pub(super) fn heard(&self, rank: u32, now_ns: u64) -> Option<String> {
         let Failure { from, text, heard_ns } = self.0.as_ref()?;
         (heard_ns[rank as usize] <= now_ns).then(|| format!("rank {from}: {text}"))

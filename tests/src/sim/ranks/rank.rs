@@ -1,4 +1,4 @@
-//! One rank: what it is at, and what came of it.
+//! One rank with its current work and its state.
 
 use invar::ErrorKind;
 use invar::communicator::net::Network;
@@ -6,42 +6,42 @@ use invar::communicator::{Links, Plan, Progress};
 
 use super::work::{Channels, Memory, Work};
 
-/// How long a rank that sees a peer's connection end waits for the reason.
+/// The time that a rank waits for news after a peer's connection has ended.
 const NEWS_WITHIN_NS: u64 = 300_000_000;
-/// What is under way when nothing is.
+/// The dump of a network without operations.
 const IDLE: &str = "ACTIVE LINKS\n[X]\n";
 
 /// A rank that is alive.
 pub(super) struct Rank {
-    // In the order in which they end: what uses the links, then these.
+    // The fields are dropped in this order: the plan uses the links, so it ends first.
     under_way: Option<(Plan, Memory)>,
     links: Links,
     network: Network,
     number: u32,
-    /// Works that are done.
+    /// The number of works that are done.
     pub(super) done: usize,
     pub(super) state: State,
 }
 
-/// How far it is.
+/// The state of a rank.
 pub(super) enum State {
     Working,
-    /// Its network says so; since when.
+    /// The rank's own network has reported a failure, at this time.
     Failing(String, u64),
-    /// It was told by others, or told them, at that time.
+    /// The rank was told of a failure or told others, at this time.
     Failed(String, u64),
-    /// All is done, and all that it sent is there.
+    /// All works are done, and the peers have everything that this rank sent.
     Over,
 }
 
-/// What a rank does in a turn.
+/// The share of the work that a rank does in a turn.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Share {
-    /// Steps of its plan, without a look at its links.
+    /// The rank takes steps of its plan and leaves its links alone.
     Steps,
-    /// What moves its links alone, as while it has no step to take.
+    /// The rank moves its links alone, as it does while it has no step to take.
     Links,
-    /// Both, as it does while it waits.
+    /// The rank does both, as it does while it waits.
     Both,
 }
 
@@ -49,13 +49,13 @@ impl Share {
     pub(super) const ALL: [Share; 3] = [Share::Steps, Share::Links, Share::Both];
 }
 
-/// What came of a turn.
+/// The result of a turn.
 pub(super) enum Turn {
-    /// Something moved.
+    /// The rank made progress.
     Moved,
-    /// It waits.
+    /// The rank waits.
     Waiting,
-    /// It has given up, and tells the others.
+    /// The rank has failed and tells the others why.
     Tells(String),
 }
 
@@ -72,7 +72,7 @@ impl Rank {
         matches!(self.state, State::Over | State::Failed(..))
     }
 
-    /// Does what it can do now. `heard` is what others have told of a failure.
+    /// Does all work that the rank can do now. `heard` is a failure that others have reported.
     pub(super) fn turn(
         &mut self,
         works: &[Work],
@@ -141,7 +141,7 @@ impl Rank {
         Ok(!matches!(progress, Progress::Waiting(_)))
     }
 
-    /// Nothing that it had under way goes on.
+    /// Marks the rank as failed. Its plan does not go on.
     fn fail(&mut self, text: String, now_ns: u64) {
         self.under_way = None;
         self.state = State::Failed(text, now_ns);

@@ -1,4 +1,4 @@
-//! What all ranks do at once, the memory that each has for it, and what must be in that afterwards.
+//! The work of all ranks: an operation, each rank's memory for it, and the expected result.
 
 use std::sync::Arc;
 
@@ -8,22 +8,22 @@ use invar_core::coll::{Algorithm, DataType, Operation, Order, RedOp, Task};
 use super::Random;
 use crate::model::coll::{self, Layout};
 
-/// What there is of channels and slots.
+/// The channels and the size of a slot.
 #[derive(Clone, Debug)]
 pub(super) struct Channels {
-    /// Of each channel.
+    /// The order of the ranks, for each channel.
     pub(super) orders: Vec<Order<Arc<[u32]>>>,
     pub(super) slot_bytes: usize,
 }
 
-/// A collective, or a shift: each rank sends to the one that is so many behind it.
+/// A collective, or a shift, in which each rank sends to the rank that is this number behind it.
 #[derive(Clone, Copy, Debug)]
 enum What {
     Collective(Operation, Algorithm),
     Shift(u32),
 }
 
-/// What all ranks do.
+/// The work of all ranks.
 #[derive(Debug)]
 pub(super) struct Work {
     what: What,
@@ -34,13 +34,13 @@ pub(super) struct Work {
     inputs: Vec<Vec<i64>>,
 }
 
-/// What one rank has for it.
+/// One rank's memory for the work.
 pub(super) struct Memory {
     bytes: Vec<u8>,
     layout: Layout,
 }
 
-/// In what no operation has written.
+/// The content of bytes that no operation has written.
 const UNTOUCHED: u8 = 0x55;
 
 impl Work {
@@ -54,7 +54,7 @@ impl Work {
             }
         };
         let (redop, data_type) = (random.pick(&RedOp::ALL), random.pick(&DataType::ALL));
-        // From nothing to more slots than a link has.
+        // Choose a length between zero and more slots than a link has.
         let elements = slot_bytes / data_type.bytes();
         let blocks = match what {
             What::Collective(operation, _) if of_blocks(operation) => u64::from(nranks),
@@ -79,7 +79,7 @@ impl Work {
         work
     }
 
-    /// What a rank does, in one plan.
+    /// The tasks of a rank, for one plan.
     pub(super) fn tasks(
         &self,
         channels: &Channels,
@@ -115,7 +115,7 @@ impl Work {
         })
     }
 
-    /// A rank's part, and the memory that it is on. The plan goes first.
+    /// A rank's plan and its memory. The plan must be dropped first.
     pub(super) fn begin(&self, channels: &Channels, rank: u32) -> (Plan, Memory) {
         let layout = self.layout(rank, self.inputs.len() as u32);
         let element_bytes = self.data_type.bytes();
@@ -127,8 +127,8 @@ impl Work {
         for task in self.tasks(channels, rank) {
             let redop = reduces(task.operation).then_some(self.redop);
             let order = channels.orders[task.channel as usize].clone();
-            // SAFETY: both are within the bytes, as the layout has them, which nobody touches as
-            // long as there is the plan.
+            // SAFETY: input and output are within `bytes`, as the layout says. Nobody touches the bytes
+            // while the plan exists.
             let added = unsafe {
                 let input = start.add(layout.input * element_bytes);
                 let output = start.add(layout.output * element_bytes);
@@ -139,7 +139,7 @@ impl Work {
         (plan, Memory { bytes, layout })
     }
 
-    /// That a rank has what it must have, by the definition of the operation.
+    /// Checks that a rank has the result that the definition of the operation demands.
     pub(super) fn check(&self, rank: u32, memory: &Memory) {
         let Work { redop, count, data_type, in_place, .. } = *self;
         let Memory { bytes, layout } = memory;
@@ -173,7 +173,7 @@ impl Work {
     fn layout(&self, rank: u32, nranks: u32) -> Layout {
         let operation = match self.what {
             What::Collective(operation, _) => operation,
-            // As much in as out, of every rank.
+            // A shift has as much input as output at every rank.
             What::Shift(_) => Operation::AllReduce,
         };
         Layout::new(operation, self.count, (rank, nranks), self.in_place)
@@ -186,7 +186,7 @@ impl What {
     }
 }
 
-/// Whether it has a block for each rank.
+/// Whether the operation has a block for each rank.
 fn of_blocks(operation: Operation) -> bool {
     matches!(operation, Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll)
 }
