@@ -1,8 +1,8 @@
-//! Runs a test where CUDA's driver is the stand-in of `tests/fake-cuda`, and libibverbs, if that is
-//! asked for, that of `tests/null-verbs`.
+//! Runs a test with the stand-in of `tests/fake-cuda` as CUDA's driver. If the test asks for it,
+//! `tests/null-verbs` stands in for libibverbs too.
 //!
-//! A process has one libcuda, from wherever its loader finds it, so that each such test is run in
-//! a process of its own, with what the stand-in is to be like in its environment.
+//! A process has one libcuda, from the place where its loader finds it. So each such test runs in a
+//! process of its own, and the environment configures the stand-in.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -11,12 +11,12 @@ use std::process::{Command, Output};
 
 use crate::shell;
 
-/// Set in the process that is to run the test itself.
+/// This variable is set in the child process that runs the test itself.
 const CHILD: &str = "INVAR_TEST_FAKE_CUDA";
 const CALLS: &str = "FAKE_CUDA_CALLS";
 const VERBS_CALLS: &str = "NULL_VERBS_CALLS";
 
-/// How the stand-in is to be; the variables are in `tests/fake-cuda/src/lib.rs`.
+/// The settings of the stand-in. `tests/fake-cuda/src/lib.rs` describes the variables.
 #[derive(Clone, Debug, Default)]
 pub struct FakeCuda {
     set: Vec<(&'static str, String)>,
@@ -25,45 +25,45 @@ pub struct FakeCuda {
 }
 
 impl FakeCuda {
-    /// One GPU, and a driver that has everything.
+    /// One GPU, and a driver that has every function.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets a variable, of the stand-in or another.
+    /// Sets a variable of the stand-in, or another one.
     #[must_use]
     pub fn set(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.set.push((name, value.into()));
         self
     }
 
-    /// Takes a function away, as of a driver older than it.
+    /// Removes a function, as if the driver were older than it.
     #[must_use]
     pub fn without(mut self, function: &'static str) -> Self {
         self.without.push(function);
         self
     }
 
-    /// With RDMA devices, `null0` and so on, that reach the memory of the GPUs; the variables are in
-    /// `tests/null-verbs/src/lib.rs`. What they refuse ends the process.
+    /// Adds RDMA devices, `null0` and so on, that reach the memory of the GPUs.
+    /// `tests/null-verbs/src/lib.rs` describes the variables. A refused call ends the process.
     #[must_use]
     pub fn with_null_verbs(mut self) -> Self {
         self.null_verbs = true;
         self.set("NULL_VERBS_STRICT", "1").set("NCCL_SOCKET_IFNAME", "lo")
     }
 
-    /// Whether this process was started to have the stand-in, with the settings that it needs.
+    /// Whether this process is a child with the stand-in and its settings.
     pub fn is_here() -> bool {
         std::env::var_os(CHILD).is_some()
     }
 
-    /// Runs `test`, a closure of a test function that does nothing else, with the stand-in.
+    /// Runs `test` with the stand-in. `test` is a closure, and its test function does nothing else.
     pub fn run<F: FnOnce()>(self, test: F) {
         if Self::is_here() {
             test();
             return;
         }
-        // `cuda::memory::a_test::{{closure}}`, after the name of the crate.
+        // The type name is `cuda::memory::a_test::{{closure}}`, after the name of the crate.
         let closure = std::any::type_name::<F>();
         let (_, function) = closure.split_once("::").expect("a path");
         let function = function.strip_suffix("::{{closure}}").expect("a closure");
@@ -77,7 +77,7 @@ impl FakeCuda {
         assert!(status.success() && ran, "{function} with fake CUDA: {status}\n{text}");
     }
 
-    /// Has a program find the stand-in, as long as what is returned is kept.
+    /// Lets a program find the stand-in, as long as the caller keeps the returned value.
     #[must_use = "the library is removed with it"]
     pub fn give_to(&self, command: &mut Command) -> Installed {
         let installed = Installed::new();
@@ -91,7 +91,7 @@ impl FakeCuda {
         installed
     }
 
-    /// Puts the library where the loader looks, under the names of the driver's.
+    /// Puts the libraries into `directory`, under the file names that the loader looks for.
     fn install(&self, directory: &Path) {
         let program = std::env::current_exe().expect("this program");
         if self.null_verbs {
@@ -110,12 +110,12 @@ impl FakeCuda {
     }
 }
 
-/// How often a function of the driver was called in this process so far.
+/// The number of calls of a driver's function in this process so far.
 pub fn calls(function: &str) -> usize {
     noted(CALLS).iter().filter(|call| *call == function).count()
 }
 
-/// Bytes of the host that are pinned in this process.
+/// The bytes of host memory that are pinned in this process.
 pub fn pinned() -> usize {
     let last = noted(CALLS).into_iter().rev().find_map(|line| {
         line.strip_prefix("pinned ").map(|bytes| bytes.parse().expect("a number"))
@@ -135,7 +135,7 @@ fn noted(variable: &str) -> Vec<String> {
     calls.lines().map(str::to_owned).collect()
 }
 
-/// Gives a function another name, by which nobody asks for it.
+/// Gives a function in the library another name, so that nobody finds it.
 fn rename(library: &mut [u8], function: &[u8]) {
     let mut found = false;
     for at in 0..library.len().saturating_sub(function.len()) {
@@ -147,7 +147,7 @@ fn rename(library: &mut [u8], function: &[u8]) {
     assert!(found, "the library has a {}", String::from_utf8_lossy(function));
 }
 
-/// A library in a directory of its own; it is removed with this.
+/// A directory with the libraries. Dropping this value removes it.
 pub struct Installed(PathBuf);
 
 impl Installed {

@@ -1,4 +1,4 @@
-//! A peer that knows the secret, over a plain socket: what it says afterwards is up to the test.
+//! A peer that knows the secret, over a plain socket. The test decides what it sends after the proof.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -6,26 +6,26 @@ use std::net::{SocketAddr, TcpStream};
 use invar_core::auth::{Answering, Calling, NONCE_BYTES, Secret, Service, Session};
 use invar_core::conn::{Handle, Stream, StreamError};
 
-/// Nonces of tests need not be random.
+/// The nonce of every proof. Nonces of tests need not be random.
 const NONCE: [u8; NONCE_BYTES] = [0x5a; NONCE_BYTES];
 
-/// Proves itself to the listener of a handle.
+/// Proves to a listener that this peer knows the secret of the listener's handle.
 pub fn call(stream: &mut TcpStream, handle: &Handle, service: Service) -> Session {
     prove(stream, handle.secret(None).expect("a handle of ours"), service)
 }
 
-/// Proves itself to a listener that knows the secret.
+/// Proves to a listener that this peer knows the secret.
 pub fn prove(stream: &mut TcpStream, secret: Secret, service: Service) -> Session {
     let mut calling = Calling::new(secret, service, NONCE);
     finish(stream, |stream| calling.poll(stream).expect("the listener knows the secret"))
 }
 
-/// Has a caller prove itself as a listener with this handle would.
+/// Accepts a caller's proof, as a listener with this handle does.
 pub fn answer(stream: &mut TcpStream, handle: &Handle, service: Service) -> Session {
     answer_with(stream, handle.secret(None).expect("a handle of ours"), service)
 }
 
-/// Has a caller prove itself as a listener with this secret would.
+/// Accepts a caller's proof, as a listener with this secret does.
 pub fn answer_with(stream: &mut TcpStream, secret: Secret, service: Service) -> Session {
     let mut answering = Answering::new(NONCE);
     finish(stream, |stream| {
@@ -45,7 +45,7 @@ fn finish(
     }
 }
 
-/// A socket whose calls wait.
+/// A socket whose calls block.
 struct Blocking<'a>(&'a mut TcpStream);
 
 impl Stream for Blocking<'_> {

@@ -1,9 +1,9 @@
-//! Two NICs, of whatever kind, that talk with each other from two processes.
+//! Two NICs of any kind communicate between two processes.
 //!
-//! Both processes walk through the same `scenario`s in step, over a TCP connection
-//! (`control`); in each, one end asks and the other answers (`exchange`). What the two see is
-//! a line of text that says nothing about whose NICs they are: two kinds of NIC agree where they
-//! give the same lines.
+//! Both processes walk through the same `scenario`s in step, over a TCP connection (`control`). In each
+//! scenario one end asks and the other answers (`exchange`). The two ends record what they see as a
+//! line of text, which does not depend on the kind of NIC. Two kinds of NIC agree if their lines are
+//! equal.
 
 mod control;
 mod exchange;
@@ -16,14 +16,14 @@ use invar_core::nic::Nic;
 pub use control::Control;
 pub use scenario::{Fault, Scenario, Table};
 
-/// Walks through all scenarios of a table, first with the process that listens as the one that
-/// answers, then with it as the one that asks. The one that connected writes down what came out.
+/// Walks through all scenarios of a table twice. First the listening process answers, then it asks. The
+/// process that connected writes the lines to `output`.
 ///
 /// # Errors
-/// The other process is gone, or out of step.
+/// Returns an error if the other process is gone or out of step.
 ///
 /// # Panics
-/// Where a call of the NIC fails that has to succeed.
+/// Panics if a NIC call fails that has to succeed.
 pub fn run<N: Nic + Clone>(
     nic: &N,
     control: &mut Control,

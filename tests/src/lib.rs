@@ -1,4 +1,4 @@
-//! What tests of Invar, and of NICs ported to it, are made of.
+//! The building blocks for tests of Invar and of NICs that are ported to it.
 
 pub mod bench;
 pub mod conformance;

@@ -1,5 +1,5 @@
-//! Two hosts, as far as the kernel is concerned: two network namespaces and a cable. To be made by
-//! root, with iproute2, and nftables where packets are to be lost.
+//! Two hosts as the kernel sees them: two network namespaces and a cable. Creating them needs root and
+//! iproute2, and also nftables to lose packets.
 
 use std::fs::File;
 use std::io;
@@ -11,25 +11,25 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// Their IPv4 addresses.
+/// The hosts' IPv4 addresses.
 pub const IPV4: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
-/// Their IPv6 addresses.
+/// The hosts' IPv6 addresses.
 pub const IPV6: [&str; 2] = ["2001:db8:7::1", "2001:db8:7::2"];
 
-/// The kernel takes up to a second to see a cable.
+/// The time limit for the cable. The kernel takes up to a second to see it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Two namespaces whose interfaces, `v0` in either, are the ends of one virtual Ethernet; gone with
-/// this.
+/// Two namespaces. The interfaces named `v0` in each are the ends of one virtual Ethernet. Dropping
+/// this value removes them.
 pub struct Hosts {
     names: [String; 2],
 }
 
 impl Hosts {
-    /// Makes them, with interfaces of this MTU.
+    /// Creates the namespaces, with interfaces of this MTU.
     ///
     /// # Errors
-    /// What keeps this process from doing so, in words.
+    /// Returns in words what keeps this process from creating them.
     pub fn new(mtu: u32) -> Result<Hosts, String> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -58,27 +58,27 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// `ip ARGS` on one of them, arguments separated by spaces: what it says.
+    /// Runs `ip ARGS` on a host and returns its output. Spaces separate the arguments.
     ///
     /// # Errors
-    /// What it says where it fails.
+    /// Returns the output of a call that fails.
     pub fn ip(&self, host: usize, args: &str) -> Result<String, String> {
         run("ip", &format!("-n {} {args}", self.names[host]))
     }
 
-    /// `tc ARGS` on one of them, as [`Hosts::ip`].
+    /// Runs `tc ARGS` on a host and returns its output, see [`Hosts::ip`].
     ///
     /// # Errors
-    /// What it says where it fails.
+    /// Returns the output of a call that fails.
     pub fn tc(&self, host: usize, args: &str) -> Result<String, String> {
         run("tc", &format!("-n {} {args}", self.names[host]))
     }
 
-    /// From now on one of them loses so many in a thousand of the UDP and TCP packets that come to
-    /// it, at random. A train of packets that the kernel has not cut counts as one.
+    /// Makes a host lose incoming UDP and TCP packets at random, `per_mille` of a thousand. A train
+    /// that the kernel has not cut into packets counts as one packet.
     ///
     /// # Errors
-    /// What `nft` says where it fails, or that it is not there.
+    /// Returns the output of `nft` if it fails, or an error that names its package if it is missing.
     pub fn lose(&self, host: usize, per_mille: u32) -> Result<(), String> {
         let rules = format!(
             "add table inet invar; delete table inet invar; table inet invar {{ chain in {{ type \
@@ -94,17 +94,18 @@ impl Hosts {
         Err(format!("nft, which needs nf_tables with numgen in the kernel: {}", text.trim()))
     }
 
-    /// A program on one of them; its arguments follow.
+    /// A command for a program on a host. The caller adds the arguments.
     pub fn program(&self, host: usize, program: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.names[host], program]);
         command
     }
 
-    /// Calls a function on one of them, in a thread of its own: sockets that it opens stay there.
+    /// Calls a function on a host, in a thread of its own. Sockets that the function opens stay on that
+    /// host.
     ///
     /// # Panics
-    /// Where the thread may not go there, or the function panics.
+    /// Panics if the thread may not enter the namespace, or if the function panics.
     pub fn call<R: Send>(&self, host: usize, call: impl FnOnce() -> R + Send) -> R {
         let within = || {
             let namespace = File::open(format!("/run/netns/{}", self.names[host]))?;

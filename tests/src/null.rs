@@ -1,7 +1,8 @@
-//! A NIC without a network: carries every work request out while it is posted.
+//! A NIC without a network. It carries out every work request while it is posted.
 //!
-//! All its ports live in one [`Fabric`], in one thread. It costs next to nothing, so what is
-//! measured over it is the protocol; and it checks states, keys and bounds as hardware does.
+//! All ports of the NIC live in one [`Fabric`], in one thread. The NIC costs next to nothing, so a
+//! measurement over it shows the cost of the protocol. It checks states, keys and bounds as hardware
+//! does.
 
 mod fabric;
 
@@ -17,7 +18,7 @@ use invar_linux::memory::HostMemory;
 
 pub use fabric::Fabric;
 
-/// A port of a [`Fabric`]; clones are the same port.
+/// A port of a [`Fabric`]. Clones are the same port.
 #[derive(Clone)]
 pub struct NullNic {
     fabric: Rc<RefCell<Fabric>>,
@@ -26,7 +27,7 @@ pub struct NullNic {
 }
 
 impl NullNic {
-    /// `N` ports on a fabric of their own.
+    /// Creates `N` ports on a fabric of their own.
     pub fn ports<const N: usize>() -> [NullNic; N] {
         let fabric = Rc::new(RefCell::new(Fabric::default()));
         std::array::from_fn(|i| NullNic {

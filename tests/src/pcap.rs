@@ -1,12 +1,12 @@
-//! Classic pcap files: what tcpdump and Wireshark read and write.
+//! Reads classic pcap files, the format of tcpdump and Wireshark.
 //!
 //! ```text
 //! file header   magic u32 | 2 u16 | 4 u16 | 0 u32 | 0 u32 | snap length u32 | link type u32
 //! each frame    seconds u32 | µs or ns u32 | captured bytes u32 | bytes on the wire u32 | bytes
 //! ```
 //!
-//! The magic tells byte order and the unit of time. Read in either order and unit;
-//! [`invar_linux::pcap`] writes them.
+//! The magic tells the byte order and the unit of time, and the reader supports all of them.
+//! [`invar_linux::pcap`] writes such files.
 
 use std::fmt;
 
@@ -15,14 +15,14 @@ const MAGIC_NS: u32 = 0xa1b2_3c4d;
 const FILE_HEADER_BYTES: usize = 24;
 const FRAME_HEADER_BYTES: usize = 16;
 
-/// What a frame begins with.
+/// The kind of header with which a frame begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkType {
     /// Ethernet (1).
     Ethernet,
     /// An IP header (101).
     Raw,
-    /// A link type that we do not know.
+    /// An unknown link type.
     Other(u32),
 }
 
@@ -36,18 +36,18 @@ impl LinkType {
     }
 }
 
-/// One captured frame.
+/// A captured frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// Since 1970.
+    /// The time since 1970, in nanoseconds.
     pub time_ns: u64,
-    /// From the link's header on; fewer than were on the wire, if the capture cut them off.
+    /// The bytes from the link's header on. The capture may have cut them off.
     pub bytes: &'a [u8],
     link: LinkType,
 }
 
 impl<'a> Frame<'a> {
-    /// The IP packet in it, with whatever pads it; `None` if there is none.
+    /// The IP packet in the frame, with any padding behind it, or `None`.
     pub fn ip(&self) -> Option<&'a [u8]> {
         match self.link {
             LinkType::Raw => Some(self.bytes),
@@ -60,16 +60,16 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// Why bytes are no pcap file.
+/// The reason why bytes are no pcap file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PcapError {
-    /// Not a pcap file: its first four bytes, in little endian.
+    /// The bytes are no pcap file. The field has their first four bytes in little endian.
     Magic(u32),
     /// The file ends within a header or a frame.
     Truncated {
-        /// Where that begins.
+        /// The offset where that header or frame begins.
         offset: usize,
-        /// Its bytes.
+        /// The bytes that it needs.
         needed: usize,
     },
 }
@@ -87,7 +87,7 @@ impl fmt::Display for PcapError {
 
 impl std::error::Error for PcapError {}
 
-/// The frames of a pcap file in memory. After an error there are no more.
+/// Iterates over the frames of a pcap file in memory. After an error the iterator ends.
 #[derive(Clone, Debug)]
 pub struct Reader<'a> {
     file: &'a [u8],
@@ -110,12 +110,12 @@ impl<'a> Reader<'a> {
             MAGIC_NS => 1,
             _ => return Err(PcapError::Magic(magic)),
         };
-        // The upper bits may say how long the frame check sequence is.
+        // The upper bits may tell the length of the frame check sequence.
         reader.link = LinkType::from_code(reader.u32(header, 20) & 0xffff);
         Ok(reader)
     }
 
-    /// What the frames begin with.
+    /// The kind of header with which the frames begin.
     pub fn link(&self) -> LinkType {
         self.link
     }

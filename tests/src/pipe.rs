@@ -1,4 +1,4 @@
-//! An out-of-band stream in memory, which delivers as little at a time as a test asks for.
+//! An out-of-band stream in memory. It moves as few bytes at a time as a test asks for.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use invar_core::conn::{Stream, StreamError};
 
-/// One end of a pipe; dropping it closes the other.
+/// One end of a pipe. Dropping it closes the pipe for the other end.
 #[derive(Debug)]
 pub struct Pipe {
     shared: Arc<Mutex<[Way; 2]>>,
     end: usize,
-    /// Bytes that one call moves at most.
+    /// The most bytes that one call moves.
     pub chunk_bytes_max: usize,
 }
 
-/// One direction.
+/// One direction of a pipe.
 #[derive(Debug, Default)]
 struct Way {
     bytes: VecDeque<u8>,
@@ -23,14 +23,14 @@ struct Way {
 }
 
 impl Pipe {
-    /// Two ends of one pipe.
+    /// The two ends of a new pipe.
     pub fn pair() -> (Pipe, Pipe) {
         let shared = Arc::<Mutex<[Way; 2]>>::default();
         let end = |end| Pipe { shared: Arc::clone(&shared), end, chunk_bytes_max: usize::MAX };
         (end(0), end(1))
     }
 
-    /// Whether they are the two ends of one pipe.
+    /// Whether `self` and `other` are the two ends of one pipe.
     pub fn is_other_end_of(&self, other: &Pipe) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared) && self.end != other.end
     }

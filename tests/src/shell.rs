@@ -1,8 +1,8 @@
-//! Programs that tests start, whatever the shell that started the tests.
+//! Gives the programs that tests start a clean environment, whatever shell started the tests.
 //!
-//! A shell ignores SIGINT for what runs in its background, `nohup` ignores SIGHUP, a supervisor may
-//! ignore SIGCHLD or block signals: all of that is inherited. So are the variables of whoever
-//! runs the tests.
+//! A shell ignores SIGINT for its background jobs, `nohup` ignores SIGHUP, and a supervisor may ignore
+//! SIGCHLD or block signals. Programs inherit all of that, and also the variables of the user who runs
+//! the tests.
 
 use std::ffi::OsString;
 use std::mem::MaybeUninit;
@@ -15,20 +15,20 @@ use std::sync::{Arc, LazyLock};
 use signal_hook::consts::{SIGCHLD, SIGPIPE};
 use signal_hook::flag;
 
-/// The command without the settings of whoever runs the tests, and with signals as a terminal has
-/// them.
+/// Removes the user's Invar and NCCL settings from the command, and gives it the signals that a
+/// terminal has.
 pub fn clean(command: &mut Command) -> &mut Command {
     default_signals();
     settings().fold(command, |command, name| command.env_remove(name))
 }
 
-/// Forgets the settings of whoever runs the tests, for what this process itself does.
+/// Removes the user's Invar and NCCL settings from the environment of this process.
 ///
 /// # Safety
 /// No other thread reads or sets variables meanwhile.
 pub unsafe fn forget_settings() {
     for name in settings() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that no other thread reads or sets variables.
         unsafe { std::env::remove_var(name) };
     }
 }
@@ -41,15 +41,16 @@ fn settings() -> impl Iterator<Item = OsString> {
     std::env::vars_os().map(|(name, _)| name).filter(is_setting)
 }
 
-/// Has no child that this thread starts inherit a blocked signal, or an ignored one: `execve(2)` resets
-/// those that have a handler. A signal that ends a process by default ends this one again.
+/// Keeps children of this thread from inheriting a blocked or an ignored signal. It installs handlers,
+/// since `execve(2)` resets signals that have one. A signal that ends a process by default still ends
+/// this process.
 pub fn default_signals() {
     unblock();
     static DONE: Once = Once::new();
     DONE.call_once(|| {
         // Rust ignores SIGPIPE by itself, and resets it for each child.
         for signal in ignored().filter(|signal| *signal != SIGPIPE) {
-            // Some cannot have a handler; nor is any test about those.
+            // Some signals cannot have a handler. No test is about those.
             let _ = match signal {
                 SIGCHLD => flag::register(signal, Arc::default()),
                 _ => flag::register_conditional_shutdown(signal, 128 + signal, always()),
@@ -58,10 +59,11 @@ pub fn default_signals() {
     });
 }
 
-/// In this thread, which a child has its mask from.
+/// Unblocks the signals of this thread. A child inherits its mask.
 fn unblock() {
     let mut none = MaybeUninit::uninit();
-    // SAFETY: room for a set, which the first call fills; the old mask is not wanted.
+    // SAFETY: there is room for a set, which the first call fills. A null pointer for the old mask is
+    // allowed.
     let rc = unsafe {
         libc::sigemptyset(none.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), ptr::null_mut())
@@ -86,7 +88,7 @@ fn ignored() -> impl Iterator<Item = i32> {
 mod tests {
     use super::*;
 
-    /// Set for the process that such a shell starts.
+    /// This variable is set for the process that such a shell starts.
     const STARTED: &str = "INVAR_TEST_SHELL";
 
     #[test]
@@ -106,7 +108,7 @@ mod tests {
             assert!(text.contains("ok. 1 passed"), "{text}{errors}");
             return;
         }
-        // SAFETY: a set that is filled before it is used, in this thread.
+        // SAFETY: the set is filled before it is used, and the mask is that of this thread.
         unsafe {
             let mut all = MaybeUninit::uninit();
             libc::sigfillset(all.as_mut_ptr());
@@ -120,7 +122,7 @@ mod tests {
         for line in ["SigIgn:", "SigBlk:"] {
             let mask = text.lines().find_map(|l| l.strip_prefix(line)).expect("a mask");
             let mask = u64::from_str_radix(mask.trim(), 16).expect("a number");
-            // Above are those of libc itself, and of real time.
+            // The higher bits are libc's own signals and real-time signals.
             assert_eq!(mask & ((1 << 31) - 1), 0, "{line}{mask:x}");
         }
         assert!(!text.contains(STARTED), "{text}");

@@ -1,9 +1,9 @@
-//! A whole network of software NICs from one seed: hosts, links, faults, and a clock that moves
-//! only when it is told.
+//! Simulates a whole network of software NICs from one seed: hosts, links, faults and a clock. The
+//! clock moves only when the caller advances it.
 //!
-//! The devices are those of the software NIC ([`invar_linux::soft::Device`]); only wires and clock
-//! are different. Nothing here depends on anything but the seed and the calls made, so that one
-//! seed is one history: [`World::trace`] tells whether two were the same.
+//! The devices are those of the software NIC ([`invar_linux::soft::Device`]). Only wires and clock
+//! differ. The result depends on the seed and on the calls alone, so one seed is one history.
+//! [`World::trace`] tells whether two histories were equal.
 
 mod memory;
 mod nic;
@@ -30,13 +30,13 @@ pub use wire::{Link, WireCounters};
 
 use wire::{Arrival, Outgoing, Wire};
 
-/// Steps without time going by after which something goes in circles.
+/// The most steps without time passing. More of them mean an endless loop.
 const STEPS_AT_ONCE_MAX: u32 = 1_000_000;
 
-/// UDP ports from which every host sends.
+/// The UDP ports from which every host sends.
 const SOURCE_PORTS: [u16; SourcePorts::MAX] = [0xc000, 0xc001, 0xc002, 0xc003];
 
-/// The network; clones are the same one.
+/// The simulated network. Clones are the same network.
 #[derive(Clone)]
 pub struct World(Arc<Mutex<Net>>);
 
@@ -51,21 +51,21 @@ struct Net {
 struct Host {
     device: Device,
     mtu: Mtu,
-    /// How long the host takes to handle a packet, and how many packets may wait meanwhile.
+    /// The time that the host takes to handle a packet. `queue_packets_max` packets may wait meanwhile.
     service_ns: u64,
     queue_packets_max: usize,
-    /// Packets that have arrived and wait, each with the time at which the host has handled it.
+    /// The packets that have arrived and wait, each with the time at which the host has handled it.
     queue: VecDeque<(u64, Arrival)>,
 }
 
 impl World {
-    /// A network without hosts. All its chances come from `seed`.
+    /// Creates a network without hosts. `seed` decides all random choices.
     pub fn new(seed: u64, ipv6: bool, tuning: Tuning) -> World {
         let wire = Wire::new(seed);
         World(Arc::new(Mutex::new(Net { now_ns: 0, hosts: Vec::new(), wire, ipv6, tuning })))
     }
 
-    /// A host with one port, numbered from 0.
+    /// Adds a host with one port. Hosts are numbered from 0.
     pub fn add_host(&self, mtu: Mtu) -> SimNic {
         let mut net = self.net();
         let number = net.hosts.len();
@@ -90,38 +90,38 @@ impl World {
         SimNic::new(self.clone(), number)
     }
 
-    /// How packets fare from one host to another, or to itself.
+    /// Sets the properties of the link from one host to another, or to itself.
     pub fn set_link(&self, from: usize, to: usize, link: Link) {
         self.net().wire.set_link(from, to, link);
     }
 
-    /// A port that is down takes and gives no packets. Packets that it took before still reach the
-    /// device.
+    /// Sets a port up or down. A port that is down takes and sends no packets. Packets that it took
+    /// before still reach the device.
     pub fn set_up(&self, host: usize, up: bool) {
         self.net().wire.set_up(host, up);
     }
 
-    /// From now on a host takes `service_ns` over each packet that comes in, and drops those that
-    /// come while `queue_packets_max` wait.
+    /// Slows a host down. It takes `service_ns` for each incoming packet, and drops packets that arrive
+    /// while `queue_packets_max` wait.
     pub fn slow_down(&self, host: usize, service_ns: u64, queue_packets_max: usize) {
         let host = &mut self.net().hosts[host];
         (host.service_ns, host.queue_packets_max) = (service_ns, queue_packets_max);
     }
 
-    /// Moves a queue pair to ERR behind its owner's back.
+    /// Moves a queue pair to ERR without its owner's knowledge.
     pub fn break_qp(&self, host: usize, qpn: u32) {
         let mut net = self.net();
-        // One that is gone by now cannot break any more.
+        // The queue pair may be destroyed by now.
         let _ = net.hosts[host].device.modify_qp(qpn, &QpTransition::Err);
         net.transmit(host);
     }
 
-    /// Nanoseconds since the beginning.
+    /// The nanoseconds since the start.
     pub fn now_ns(&self) -> u64 {
         self.net().now_ns
     }
 
-    /// Lets time go by, and everything happen that then happens.
+    /// Lets time pass and handles every event that is due.
     pub fn advance(&self, ns: u64) {
         let mut net = self.net();
         let end = net.now_ns.saturating_add(ns);
@@ -135,17 +135,17 @@ impl World {
         net.now_ns = end;
     }
 
-    /// A digest of every packet so far: when, from where to where, what, and what became of it.
+    /// A digest of every packet so far: its time, source, destination, content and fate.
     pub fn trace(&self) -> u64 {
         self.net().wire.trace
     }
 
-    /// What the wires did.
+    /// The counters of the wires.
     pub fn wire_counters(&self) -> WireCounters {
         self.net().wire.counters
     }
 
-    /// What a host's device counted.
+    /// The counters of a host's device.
     pub fn device_counters(&self, host: usize) -> DeviceCounters {
         self.net().hosts[host].device.counters()
     }
@@ -161,14 +161,14 @@ impl World {
 }
 
 impl Host {
-    /// When the host has handled the packet that has waited longest.
+    /// The time at which the host has handled the packet that has waited longest.
     fn handled_ns(&self) -> Option<u64> {
         self.queue.front().map(|(handled_ns, _)| *handled_ns)
     }
 }
 
 impl Net {
-    /// When something happens next.
+    /// The time of the next event.
     fn next_ns(&self) -> Option<u64> {
         let timers = self.hosts.iter().filter_map(|host| host.device.next_deadline_ns());
         let queues = self.hosts.iter().filter_map(Host::handled_ns);
@@ -176,7 +176,7 @@ impl Net {
         Some(next.max(self.now_ns))
     }
 
-    /// The next thing that happens: a packet, or a timer.
+    /// Handles the next event: a packet or a timer.
     fn step(&mut self) {
         let Some(at) = self.next_ns() else { return };
         self.now_ns = at;
@@ -203,13 +203,13 @@ impl Net {
         }
     }
 
-    /// Gives a packet to the device that it is for.
+    /// Hands a packet to the device of its destination.
     fn deliver(&mut self, Arrival { from, to, bytes }: Arrival) {
         self.hosts[to].device.handle_datagram(self.now_ns, from, &bytes);
         self.transmit(to);
     }
 
-    /// Puts on the wires what a host has to send.
+    /// Puts the packets that a host has to send on the wires.
     fn transmit(&mut self, host: usize) {
         let mut sink = Outgoing { from: host, now_ns: self.now_ns, wire: &mut self.wire };
         self.hosts[host].device.transmit(self.now_ns, &mut sink);
@@ -222,7 +222,8 @@ mod tests {
     use crate::end::{self, End};
     use invar_core::nic::{Nic, SendOpcode, Wc, WcStatus};
 
-    /// Four packets wait at the receiver, whose port goes down; later four packets must have room.
+    /// Four packets wait at the receiver when its port goes down. Later four other packets must have
+    /// room.
     #[test]
     fn packets_that_wait_when_a_port_goes_down_do_not_keep_their_room() {
         const MS: u64 = 1_000_000;

@@ -1,5 +1,6 @@
-//! The hostile kit: what anybody who reaches a TCP port may do there. Every listener of the product is
-//! tried with all of them; `cargo xtask tidy` has the table of listeners and their tests.
+//! The hostile kit: everything that a stranger can do at a TCP port that it reaches. Tests try every
+//! listener of the product with all strangers. `cargo xtask tidy` has the table of listeners and their
+//! tests.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -12,57 +13,58 @@ use invar_core::conn::{Stream, StreamError};
 
 use crate::sim::Random;
 
-/// A peer gets in within this, whoever else calls.
+/// A peer gets in within this time, whoever else calls.
 const IN_WITHIN: Duration = Duration::from_secs(1);
-/// A machine may be busy: the best of so many attempts counts.
+/// The number of attempts, of which the best counts, since the machine may be busy.
 const ATTEMPTS: u32 = 3;
-/// Memory that a process may take on while strangers call.
+/// The most memory that a process may take on while strangers call.
 const GROWTH_MAX: u64 = 32 << 20;
-/// A stranger waits no longer than this for a listener that does not answer.
+/// The longest time that a stranger waits for a listener that does not answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Connections of a stranger that has several.
+/// The number of connections of a stranger that opens several.
 const CROWD: usize = 64;
 
-/// A listener, and what its peers know.
+/// A listener, and what its peers know of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Door {
-    /// Where it listens.
+    /// The listener's address.
     pub addr: SocketAddr,
-    /// What it asks for. A stranger uses it to record a proof, and does not complete one with it.
+    /// The listener's secret. A stranger uses it to record a proof, and never completes a proof with
+    /// it.
     pub secret: Secret,
-    /// What it is for.
+    /// The listener's service.
     pub service: Service,
-    /// The process that has it.
+    /// The process that has the listener.
     pub process: u32,
 }
 
-/// A way to call without knowing the secret.
+/// A way to call a listener without knowing the secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stranger {
-    /// Connects, and says nothing.
+    /// Connects and sends nothing.
     Silent,
-    /// Connects and goes, many times.
+    /// Connects and closes, many times.
     Scanner,
-    /// Says a hello, a byte at a time.
+    /// Sends a hello, one byte at a time.
     Slow,
-    /// Says anything.
+    /// Sends random bytes.
     Garbage,
-    /// Says what a peer has said before.
+    /// Replays the bytes that a peer has sent before.
     Replay,
-    /// Speaks another version, or wants another service.
+    /// Sends another version, or asks for another service.
     WrongVersion,
-    /// Has more connections than a listener has places, and begins to say hello on each.
+    /// Opens more connections than a listener has places, and begins a hello on each.
     Greedy,
     /// Tries proofs.
     Guesser,
-    /// Stops amid what a peer says, after each number of bytes.
+    /// Stops within a peer's bytes, once after each number of bytes.
     Truncated,
-    /// Connects, says as much as fits, and goes, without a pause.
+    /// Connects, sends as much as fits, and closes, without a pause.
     Flooder,
 }
 
 impl Stranger {
-    /// All of them.
+    /// All strangers.
     pub const ALL: [Stranger; 10] = [
         Stranger::Silent,
         Stranger::Scanner,
@@ -76,7 +78,7 @@ impl Stranger {
         Stranger::Flooder,
     ];
 
-    /// Calls until `stop`; sets `there` once a peer that comes has to get past it.
+    /// Calls until `stop` is set. Sets `there` once a peer that arrives has to get past this stranger.
     fn call(self, door: &Door, random: &mut Random, there: &AtomicBool, stop: &AtomicBool) {
         let hello = Hello::new(door.service, [7; NONCE_BYTES]).to_bytes();
         let stopped = || stop.load(Ordering::Acquire);
@@ -122,7 +124,7 @@ impl Stranger {
             Stranger::Truncated => {
                 held.extend((0..HELLO_BYTES + PROOF_BYTES).filter_map(|len| {
                     let stream = saying(door, &[hello, [0; PROOF_BYTES]].concat()[..len])?;
-                    // It fails where the listener has hung up.
+                    // The call fails if the listener has hung up.
                     let _ = stream.shutdown(Shutdown::Write);
                     Some(stream)
                 }));
@@ -145,12 +147,12 @@ impl Stranger {
     }
 }
 
-/// Tries a listener with every stranger. `open` makes one, and gives what a peer does: it gets in, and
-/// finds that everything works and no byte has changed. What that returns is kept until the listener's
-/// memory has been looked at.
+/// Tries a listener with every stranger. `open` creates a listener and returns the visit of a peer. The
+/// peer gets in and checks that everything works and no byte has changed. The visit's result is kept
+/// until the listener's memory has been measured.
 ///
 /// # Panics
-/// Where a stranger keeps the peer out for more than a second, or has the process take on memory.
+/// Panics if a stranger keeps the peer out for more than a second, or makes the process take on memory.
 pub fn besiege<K, V: FnOnce() -> K>(what: &str, mut open: impl FnMut() -> (Door, V)) {
     const SEED: u64 = 0x5712_a49e;
     for stranger in Stranger::ALL {
@@ -162,7 +164,7 @@ pub fn besiege<K, V: FnOnce() -> K>(what: &str, mut open: impl FnMut() -> (Door,
             let (there, stop) = (AtomicBool::new(false), AtomicBool::new(false));
             let mut random = Random::new(SEED + u64::from(attempt));
             let took = thread::scope(|scope| {
-                // However the visit ends, the stranger does, too.
+                // The stranger stops when the visit ends, even by a panic.
                 let _stops = Stops(&stop);
                 scope.spawn(|| stranger.call(&door, &mut random, &there, &stop));
                 while !there.load(Ordering::Acquire) {
@@ -193,7 +195,7 @@ impl Drop for Stops<'_> {
     }
 }
 
-/// `None` where the listener is not reached: no more may fit into its queue.
+/// Connects to the listener. Returns `None` if that fails, since the listener's queue may be full.
 fn connect(door: &Door) -> Option<TcpStream> {
     let stream = TcpStream::connect_timeout(&door.addr, PATIENCE).ok()?;
     stream.set_nonblocking(true).ok()?;
@@ -206,7 +208,7 @@ fn saying(door: &Door, bytes: &[u8]) -> Option<TcpStream> {
     Some(stream)
 }
 
-/// As much as the listener takes. That it hangs up is what it should do.
+/// Sends as many bytes as the listener takes. The listener should hang up, so errors are ignored.
 fn say(stream: &mut TcpStream, bytes: &[u8]) {
     let _ = stream.write(bytes);
 }
@@ -226,7 +228,7 @@ fn recorded(door: &Door) -> Vec<u8> {
     recorder.said
 }
 
-/// Passes on a hello, and keeps the proof.
+/// Passes the hello on to the listener, and keeps the proof.
 struct Recorder {
     stream: TcpStream,
     said: Vec<u8>,
@@ -259,7 +261,7 @@ impl Stream for Recorder {
     }
 }
 
-/// Memory that a process has in use.
+/// The resident memory of a process.
 fn resident_bytes(process: u32) -> u64 {
     let statm = std::fs::read_to_string(format!("/proc/{process}/statm")).unwrap_or_default();
     let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());

@@ -1,11 +1,11 @@
-//! Trees that stand for `/sys`.
+//! Directory trees that stand in for `/sys`.
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A tree laid out as `/sys` is; it is removed with this.
+/// A tree with the layout of `/sys`. Dropping this value removes the tree.
 #[derive(Debug)]
 pub struct Tree(PathBuf);
 
@@ -13,7 +13,7 @@ impl Tree {
     /// The PCI address of [`Tree::new`]'s GPU.
     pub const GPU: &str = "0000:3d:00.0";
 
-    /// A GPU, an RDMA device below the same switch, and one at the other CPU.
+    /// A tree with a GPU, an RDMA device below the same switch, and another one at the other CPU.
     pub fn new(near: &str, far: &str) -> Self {
         let tree = Tree::empty();
         let switch = "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0";
@@ -33,7 +33,7 @@ impl Tree {
         Tree(root)
     }
 
-    /// Adds a GPU whose directory, below `devices/`, ends with its PCI address.
+    /// Adds a GPU. Its directory `path` below the root ends with its PCI address.
     pub fn gpu(&self, path: &str, numa_node: u32) {
         let (_, address) = path.rsplit_once('/').expect("a path");
         self.device(path, numa_node, &format!("bus/pci/devices/{address}"));
@@ -51,7 +51,7 @@ impl Tree {
         fs::write(path, format!("{line}\n")).expect("a file");
     }
 
-    /// Its root.
+    /// The root of the tree.
     pub fn root(&self) -> &Path {
         &self.0
     }

@@ -1,4 +1,4 @@
-//! How long the kernel waits for the peers of TCP connections, cut short so that tests need not.
+//! Shortens the kernel's time-outs for peers of TCP connections, so that tests need not wait.
 
 use std::fs;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -14,16 +14,17 @@ use rustix::net::sockopt::{
 const SECOND: Duration = Duration::from_secs(1);
 const SECOND_MS: u32 = 1000;
 
-/// Sets all time-outs of all TCP connections that this process has now to a second. A connection
-/// without a `TCP_USER_TIMEOUT` stays without one.
+/// Sets all time-outs of all current TCP connections of this process to a second. A connection without
+/// a `TCP_USER_TIMEOUT` stays without one.
 pub fn hasten() {
     let open = fs::read_dir("/proc/self/fd").expect("Linux has it");
     let numbers = open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     for number in numbers.collect::<Vec<RawFd>>() {
-        // SAFETY: only socket options are touched. If another thread has closed the descriptor, or
-        // opened another file in its place, the kernel says so, or another connection is hastened.
+        // SAFETY: the calls touch socket options alone. If another thread closes the descriptor, the
+        // kernel returns an error. If that thread opens another connection in its place, that one gets
+        // short time-outs.
         let socket = unsafe { BorrowedFd::borrow_raw(number) };
-        // Others are no sockets, or closed by now.
+        // Other descriptors are no sockets, or are closed by now.
         if socket_protocol(socket) == Ok(Some(ipproto::TCP)) {
             let _ = hasten_one(socket);
         }

@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 
 /// How long one process waits for the other, which may start later and compute more slowly.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Longer than any line.
+/// A bound that is longer than any line.
 const LINE_BYTES_MAX: u64 = 1 << 16;
 
-/// Lines to and from the other process.
+/// Sends lines to the other process and receives its lines.
 pub struct Control {
     stream: BufReader<TcpStream>,
     has_connected: bool,
 }
 
 impl Control {
-    /// Waits for the other process.
+    /// Waits for the other process to connect.
     pub fn accept(listener: &TcpListener) -> io::Result<Control> {
         listener.set_nonblocking(true)?;
         let (stream, _) = patiently(|| listener.accept())?;
@@ -25,7 +25,7 @@ impl Control {
         Control::new(stream, false)
     }
 
-    /// Finds the other process at `addr`.
+    /// Connects to the other process at `addr`.
     pub fn connect(addr: SocketAddr) -> io::Result<Control> {
         Control::new(patiently(|| TcpStream::connect(addr))?, true)
     }
@@ -37,7 +37,7 @@ impl Control {
         Ok(Control { stream: BufReader::new(stream), has_connected })
     }
 
-    /// Whether this process has connected, or else listened.
+    /// Whether this process has connected. Otherwise it has listened.
     pub fn has_connected(&self) -> bool {
         self.has_connected
     }
@@ -47,7 +47,7 @@ impl Control {
         self.stream.get_mut().write_all(format!("{line}\n").as_bytes())
     }
 
-    /// The next line.
+    /// Receives the next line.
     pub fn recv(&mut self) -> io::Result<String> {
         let mut line = String::new();
         self.stream.by_ref().take(LINE_BYTES_MAX).read_line(&mut line)?;
@@ -57,14 +57,14 @@ impl Control {
         }
     }
 
-    /// Sends a line, and gives the one that the other process sends at the same point.
+    /// Sends a line and returns the line that the other process sends at this point.
     pub fn swap(&mut self, line: &str) -> io::Result<String> {
         self.send(line)?;
         self.recv()
     }
 }
 
-/// Tries until it works, or has not for too long.
+/// Repeats `attempt` until it succeeds, or until [`PATIENCE`] has passed.
 fn patiently<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let start = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! One scenario, from fresh queue pairs to what both ends saw.
+//! Plays one scenario, from new queue pairs to the record of what both ends saw.
 
 use std::io::{self, ErrorKind};
 use std::net::Ipv6Addr;
@@ -15,20 +15,20 @@ use super::control::Control;
 use super::scenario::{Fault, Scenario};
 use crate::end::{Address, End, Link};
 
-/// Changes a key into one that nobody has.
+/// XOR with this constant changes a key into one that nobody has.
 const NOBODYS_KEY: u32 = 0x5555_5500;
-/// How long completions may take that have to come.
+/// The time limit for completions that must come.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long those may take that need not come.
+/// The time to wait for completions that may come.
 const QUIET: Duration = Duration::from_millis(200);
-/// How long a receive is missing that comes late: the first refusal has long been sent.
+/// The delay of a late receive. The responder has sent its first RNR NAK long before.
 const LATE: Duration = Duration::from_millis(30);
-/// Code of 40.96 ms, which is more than that.
+/// The RNR timer code of 40.96 ms, which is more than [`LATE`].
 const RNR_TIMER: u8 = 24;
-/// Code of 0.64 ms, where no receive ever comes.
+/// The RNR timer code of 0.64 ms, for scenarios where no receive ever comes.
 const RNR_TIMER_SHORT: u8 = 12;
 
-/// Plays one side of a scenario, and gives what the two sides saw.
+/// Plays one side of a scenario. Returns what the two sides saw.
 pub(super) fn run<N: Nic + Clone>(
     nic: &N,
     control: &mut Control,
@@ -68,21 +68,22 @@ pub(super) fn run<N: Nic + Clone>(
     Ok(format!("{} | {}", seen.0, seen.1))
 }
 
-/// How the two are connected. What only Invar's NICs can agree on is left away.
+/// The attributes of the connection. Options that only Invar's NICs can agree on are left out.
 fn link(scenario: &Scenario) -> Link {
     let rts = Link::default().rts;
     let (rts, min_rnr_timer) = match scenario.fault {
         Some(Fault::NoReceive) => (RtsAttr { rnr_retry: 2, ..rts }, RNR_TIMER_SHORT),
         Some(Fault::NoQueuePair) => (RtsAttr { retry_cnt: 2, ..rts }, RNR_TIMER),
         Some(_) => (RtsAttr { timeout: 16, retry_cnt: 6, rnr_retry: 6, ..rts }, RNR_TIMER),
-        // To rxe, 7 is for ever. With fewer it gives up where 7 packets are lost between two
-        // ACKs: each counts as a retry, whatever has arrived before it.
+        // To rxe, `retry_cnt` 7 means forever. With fewer retries rxe gives up when 7 packets are lost
+        // between two ACKs. It counts each as a retry, whatever has arrived before.
         None => (RtsAttr { timeout: 16, retry_cnt: 7, rnr_retry: 6, ..rts }, RNR_TIMER),
     };
     Link { mtu: scenario.mtu, options: QpOptions::empty(), rts, min_rnr_timer, ..Link::default() }
 }
 
-/// Posts the messages, and behind those that may fail an empty WRITE; says what is seen.
+/// Posts the messages, and an empty WRITE behind messages that may fail. Returns what the asking end
+/// sees.
 fn ask<N: Nic + Clone>(end: &End<N>, peer: &Address, scenario: &Scenario) -> String {
     let count = scenario.count;
     let mut wrs: Vec<SendWr> = (0..count).map(|i| message(end, peer, scenario, i)).collect();
@@ -131,7 +132,7 @@ fn post_receives<N: Nic + Clone>(end: &End<N>, scenario: &Scenario) {
     }
 }
 
-/// What is seen at the end that answers, once the other has seen all.
+/// Returns what the answering end sees after the asking end has finished.
 fn answer<N: Nic + Clone>(end: &End<N>, scenario: &Scenario) -> String {
     let count = if scenario.takes_receives() { scenario.count } else { 0 };
     let patience = if scenario.fault.is_some() { QUIET } else { PATIENCE };
@@ -139,7 +140,7 @@ fn answer<N: Nic + Clone>(end: &End<N>, scenario: &Scenario) -> String {
     told(end, scenario, &seen, if scenario.fault.is_some() { 0 } else { count }, false)
 }
 
-/// Up to `count` completions, within `patience`.
+/// Polls for up to `count` completions, for at most `patience`.
 fn completions<N: Nic + Clone>(end: &End<N>, count: usize, patience: Duration) -> Vec<Wc> {
     let (start, mut seen) = (Instant::now(), Vec::new());
     while seen.len() < count && start.elapsed() < patience {
@@ -152,7 +153,7 @@ fn completions<N: Nic + Clone>(end: &End<N>, count: usize, patience: Duration) -
     seen
 }
 
-/// The completions, and what has become of the end's memory.
+/// Describes the completions and the changes to the end's memory.
 fn told<N: Nic + Clone>(
     end: &End<N>,
     scenario: &Scenario,
@@ -185,7 +186,7 @@ fn told<N: Nic + Clone>(
     format!("{}memory {memory}", parts.collect::<String>())
 }
 
-/// What a completion says, as far as it means anything.
+/// Describes the fields of a completion that have a meaning.
 fn completion(number: usize, wc: &Wc) -> String {
     let mut text = status_name(wc.status).to_owned();
     if wc.wr_id != number as u64 {
@@ -199,14 +200,14 @@ fn completion(number: usize, wc: &Wc) -> String {
     if is_receive || wc.opcode == WcOpcode::RDMA_READ {
         text += &format!(" {} B", wc.byte_len);
     }
-    // Linux rxe sets the flag for what it has sent, too.
+    // Linux's rxe sets the flag for completed sends too.
     if is_receive && wc.flags.contains(WcFlags::WITH_IMM) {
         text += &format!(" imm {:#x}", wc.imm_data);
     }
     text
 }
 
-/// What the memory of either end holds at first.
+/// The initial content of an end's memory.
 fn pattern(scenario: &Scenario, asks: bool) -> Vec<u8> {
     let factor = if asks { 0x9e37_79b1 } else { 0x85eb_ca77 };
     (1..=scenario.region_bytes()).map(|i| (i.wrapping_mul(factor) >> 13) as u8).collect()

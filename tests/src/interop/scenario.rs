@@ -1,4 +1,4 @@
-//! What two NICs are to do with each other.
+//! The scenarios that two NICs play with each other.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use invar_core::nic::{Mtu, SendOpcode};
 /// A list of scenarios.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Table {
-    /// Every operation at every size that is special.
+    /// Every operation at every special size.
     Transfers,
     /// Requests that must fail, or must wait.
     Faults,
@@ -16,34 +16,34 @@ pub enum Table {
 /// Messages of one kind from one end to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scenario {
-    /// What the end that asks posts.
+    /// The operation that the asking end posts.
     pub opcode: SendOpcode,
-    /// Bytes of each message.
+    /// The bytes of each message.
     pub len: usize,
-    /// How many are posted at once.
+    /// The number of messages that are posted at once.
     pub count: usize,
-    /// Of the path.
+    /// The path MTU.
     pub mtu: Mtu,
-    /// What is wrong with it.
+    /// The fault of this scenario, if any.
     pub fault: Option<Fault>,
 }
 
-/// What one of the ends does wrong, on purpose.
+/// A deliberate mistake of one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The key of the remote memory is nobody's.
+    /// The key of the remote memory belongs to nobody.
     RemoteKey,
-    /// The remote range ends a byte behind the registered one.
+    /// The remote range ends one byte behind the registered range.
     RemoteRange,
-    /// The remote memory permits nothing of the kind.
+    /// The remote memory does not permit the operation.
     RemoteRights,
-    /// The buffer of the receive is a byte too short.
+    /// The buffer of the receive is one byte too short.
     ShortReceive,
-    /// The receive is posted when the request has been refused for a while.
+    /// The receive is posted after the request has been refused for a while.
     LateReceive,
     /// No receive is ever posted.
     NoReceive,
-    /// The queue pair that is to answer is gone.
+    /// The queue pair that should answer is gone.
     NoQueuePair,
 }
 
@@ -57,7 +57,7 @@ const OPCODES: [SendOpcode; 5] = [
 const MTUS: [Mtu; 2] = [Mtu::Mtu1024, Mtu::Mtu4096];
 
 impl Table {
-    /// All of it, in an order that both processes have.
+    /// All scenarios of the table, in the order that both processes use.
     pub fn scenarios(self) -> Vec<Scenario> {
         match self {
             Table::Transfers => transfers(),
@@ -93,7 +93,7 @@ fn faults() -> Vec<Scenario> {
     ] {
         for &fault in faults {
             for &opcode in opcodes {
-                // Of one packet, and of several.
+                // Messages of one packet and of several.
                 for len in [100, 10_000] {
                     let (mtu, fault) = (Mtu::Mtu1024, Some(fault));
                     scenarios.push(Scenario { opcode, len, count: 1, mtu, fault });
@@ -105,17 +105,17 @@ fn faults() -> Vec<Scenario> {
 }
 
 impl Scenario {
-    /// Bytes of memory of either end: whole words, with all messages behind each other.
+    /// The bytes of memory at either end: whole words with room for all messages one after the other.
     pub fn region_bytes(&self) -> usize {
         (self.len * self.count).next_multiple_of(8).max(8)
     }
 
-    /// Whether this is what is wrong.
+    /// Whether the scenario has this fault.
     pub fn is(&self, fault: Fault) -> bool {
         self.fault == Some(fault)
     }
 
-    /// Whether each message takes a receive of the end that answers.
+    /// Whether each message takes a receive of the answering end.
     pub fn takes_receives(&self) -> bool {
         !matches!(self.opcode, SendOpcode::RdmaWrite | SendOpcode::RdmaRead)
     }

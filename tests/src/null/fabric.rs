@@ -10,17 +10,17 @@ use invar_linux::memory::HostMemory;
 
 const EINVAL: i32 = 22;
 const ENOMEM: i32 = 12;
-/// The first numbers are for management (IBTA §10.2.4).
+/// The lowest queue pair numbers are for management (IBTA §10.2.4).
 const FIRST_QPN: usize = 0x10;
-/// Keys carry the region's index above a tag, so that none is 0.
+/// A key has the region's index above this tag, so that no key is 0.
 const KEY_TAG: u32 = 0x5a;
 const COPY_BYTES: usize = 4096;
 const SMALL_BYTES: usize = 64;
 
-/// All that the ports of one fabric share.
+/// The resources that all ports of one fabric share.
 ///
 /// # Panics
-/// Its methods, with an index of what is not there any more; and where a completion queue overruns.
+/// Methods panic on the index of a destroyed object, and if a completion queue overruns.
 #[derive(Default)]
 pub struct Fabric {
     qps: Vec<Option<Qp>>,
@@ -31,7 +31,7 @@ pub struct Fabric {
 
 struct Region {
     pd: usize,
-    /// Its first byte in work requests.
+    /// The address of the first byte in work requests.
     start: u64,
     memory: HostMemory,
     access: Access,
@@ -44,9 +44,9 @@ struct Cq {
 
 struct Completion {
     wc: Wc,
-    /// Whose it is.
+    /// The index of the queue pair.
     qp: usize,
-    /// Work requests that leave its send queue when this is polled.
+    /// The number of work requests that leave the send queue when this completion is polled.
     retires: u32,
 }
 
@@ -59,12 +59,12 @@ struct Qp {
     rtr: RtrAttr,
     rts: RtsAttr,
     receives: VecDeque<RecvWr>,
-    /// Work requests in the send queue: none leaves it before a completion, its own or of a later
-    /// one, is polled.
+    /// The work requests in the send queue. One leaves the queue when its completion, or that of a
+    /// later one, is polled.
     queued: u32,
-    /// Of those, how many were carried out since the last that completed.
+    /// The number of these that were carried out since the last completion.
     silent: u32,
-    /// Posted, and waiting for a receive of the peer: work request and its inline bytes.
+    /// The work requests that wait for a receive of the peer, each with its inline bytes.
     stalled: VecDeque<(SendWr, [u8; Qp::INLINE_BYTES])>,
 }
 
@@ -73,45 +73,46 @@ impl Qp {
 }
 
 impl Fabric {
-    /// Number of a queue pair.
+    /// The number of a queue pair.
     pub fn qpn(index: usize) -> u32 {
         (index + FIRST_QPN) as u32
     }
 
-    /// Key of a region, local and remote.
+    /// The key of a region, which serves as lkey and rkey.
     pub fn key(index: usize) -> u32 {
         (index as u32) << 8 | KEY_TAG
     }
 
-    /// `ibv_alloc_pd`. All objects are named by index.
+    /// Performs `ibv_alloc_pd`. The index in the result names the object, as in all calls of the
+    /// fabric.
     pub fn alloc_pd(&mut self) -> usize {
         self.pds += 1;
         self.pds
     }
 
-    /// `ibv_reg_mr_iova`.
+    /// Performs `ibv_reg_mr_iova`.
     pub fn reg_mr(&mut self, pd: usize, start: u64, memory: HostMemory, access: Access) -> usize {
         self.regions.push(Some(Region { pd, start, memory, access }));
         self.regions.len() - 1
     }
 
-    /// `ibv_dereg_mr`.
+    /// Performs `ibv_dereg_mr`.
     pub fn dereg_mr(&mut self, index: usize) {
         self.regions[index] = None;
     }
 
-    /// `ibv_create_cq`.
+    /// Performs `ibv_create_cq`.
     pub fn create_cq(&mut self, depth: usize) -> usize {
         self.cqs.push(Some(Cq { depth, completions: VecDeque::with_capacity(depth) }));
         self.cqs.len() - 1
     }
 
-    /// `ibv_destroy_cq`.
+    /// Performs `ibv_destroy_cq`.
     pub fn destroy_cq(&mut self, index: usize) {
         self.cqs[index] = None;
     }
 
-    /// `ibv_create_qp`.
+    /// Performs `ibv_create_qp`.
     pub fn create_qp(&mut self, pd: usize, cq: usize, cap: QpCap) -> usize {
         self.qps.push(Some(Qp {
             pd,
@@ -129,14 +130,14 @@ impl Fabric {
         self.qps.len() - 1
     }
 
-    /// `ibv_destroy_qp`.
+    /// Performs `ibv_destroy_qp`.
     pub fn destroy_qp(&mut self, index: usize) {
         self.qps[index] = None;
-        // Whoever waits for a receive of it waits for ever otherwise.
+        // A peer that waits for a receive of this queue pair would wait forever otherwise.
         self.retry_stalled_towards(index);
     }
 
-    /// `ibv_modify_qp`.
+    /// Performs `ibv_modify_qp`.
     pub fn modify_qp(&mut self, index: usize, transition: &QpTransition) -> Result<(), NicError> {
         let qp = self.qps[index].as_mut().expect("a live handle");
         let from = qp.state;
@@ -176,7 +177,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// `ibv_post_recv`.
+    /// Performs `ibv_post_recv`.
     pub fn post_recv(&mut self, index: usize, wr: &RecvWr) -> Result<(), NicError> {
         let qp = self.qps[index].as_mut().expect("a live handle");
         if qp.state == QpState::Reset {
@@ -194,7 +195,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// `ibv_post_send`: carries out what can be, before it returns.
+    /// Performs `ibv_post_send`. Carries out every request that need not wait, before it returns.
     pub fn post_send(&mut self, index: usize, wrs: &[SendWr]) -> Result<(), NicError> {
         for (i, wr) in wrs.iter().enumerate() {
             let qp = self.qps[index].as_mut().expect("a live handle");
@@ -229,21 +230,21 @@ impl Fabric {
         Ok(())
     }
 
-    /// `ibv_poll_cq`.
+    /// Performs `ibv_poll_cq`.
     pub fn poll(&mut self, index: usize, wcs: &mut [Wc]) -> u32 {
         let cq = self.cqs[index].as_mut().expect("a live handle");
         let n = wcs.len().min(cq.completions.len());
         for (to, Completion { wc, qp, retires }) in wcs.iter_mut().zip(cq.completions.drain(..n)) {
             *to = wc;
             if let Some(qp) = &mut self.qps[qp] {
-                // After a reset there is less than this tells of.
+                // After a reset the send queue has fewer requests than this completion retires.
                 qp.queued = qp.queued.saturating_sub(retires);
             }
         }
         n as u32
     }
 
-    /// Carries a work request out; `false` where it must wait for a receive of the peer.
+    /// Carries out a work request. Returns `false` if the request must wait for a receive of the peer.
     fn run(&mut self, index: usize, wr: &SendWr, inline: Option<&[u8]>) -> bool {
         let qp = self.qps[index].as_ref().expect("a live handle");
         let (pd, rnr_retry) = (qp.pd, qp.rts.rnr_retry);
@@ -274,7 +275,7 @@ impl Fabric {
         true
     }
 
-    /// Moves the bytes; `Ok(None)` where a receive is missing.
+    /// Moves the bytes of a work request. Returns `Ok(None)` if a receive is missing.
     fn carry(
         &mut self,
         pd: usize,
@@ -381,7 +382,7 @@ impl Fabric {
         self.push(index, wc, 0);
     }
 
-    /// Completes a work request of the send queue, and those before it that completed silently.
+    /// Completes a work request of the send queue, and the earlier ones that completed silently.
     fn complete_send(&mut self, index: usize, wc: Wc) {
         let silent = self.qps[index].as_mut().map_or(0, |qp| std::mem::take(&mut qp.silent));
         self.push(index, wc, silent + 1);
@@ -400,7 +401,7 @@ impl Fabric {
         self.fail(index);
     }
 
-    /// To state ERR: everything posted completes as flushed.
+    /// Moves a queue pair to ERR. Every posted request completes as flushed.
     fn fail(&mut self, index: usize) {
         let Some(qp) = &mut self.qps[index] else { return };
         qp.state = QpState::Err;
@@ -445,7 +446,7 @@ impl Fabric {
         }
     }
 
-    /// The memory that a key names, and where in it the address lies.
+    /// The memory that a key names, and the offset of the address in it.
     fn region(
         &self,
         pd: usize,
@@ -461,7 +462,7 @@ impl Fabric {
         ok.then_some((&region.memory, offset))
     }
 
-    /// Inline bytes need no key: they lie in some registered memory of this fabric.
+    /// Reads inline bytes. They need no key, and lie in some registered memory of this fabric.
     fn read_address(&self, addr: u64, to: &mut [u8]) {
         for region in self.regions.iter().flatten() {
             if let Some(offset) = addr.checked_sub(region.memory.addr())
