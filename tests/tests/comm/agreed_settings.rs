@@ -1,4 +1,4 @@
-//! What the two ends agree on, and settings and calls that are refused.
+//! Tests the settings that the two ends agree on, and settings and calls that are refused.
 
 use invar_core::comm::RecvBuf;
 use invar_core::conn::stage::Side;
@@ -8,7 +8,7 @@ use invar_testkit::duo::Buffer;
 
 use crate::rig::{self, Handshake};
 
-/// Receives that can be posted before the first of them ends.
+/// The number of receives that can be posted before the first of them ends.
 fn receives_posted(settings: [Settings; 2]) -> usize {
     let (nics, mut duo) = rig::connect(settings);
     let buffer = Buffer::new(&nics[1], &duo.recv_pd, 64);

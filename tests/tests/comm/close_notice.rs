@@ -1,4 +1,5 @@
-//! A receiver that closes says what has arrived, whether or not the NIC's acknowledges did.
+//! A receiver that closes tells the sender which messages have arrived, whether or not the NIC's
+//! acknowledges did.
 
 use invar_core::comm::{RecvBuf, Request, SendBuf};
 use invar_core::conn::{Settings, Wire};
@@ -9,7 +10,7 @@ use invar_testkit::null::NullNic;
 
 use crate::meddler::Meddler;
 
-/// A sender whose completions are held back, and a receiver.
+/// A sender whose completions are held back, and its receiver.
 struct Line {
     sender: Meddler,
     duo: Duo<Meddler>,
@@ -37,7 +38,7 @@ impl Line {
         self.duo.send.isend(&buf, 0).expect("isend").expect("a request")
     }
 
-    /// Receives and sends a message, of which the sender's NIC says nothing.
+    /// Sends and receives a message whose completion the sender's NIC holds back.
     fn deliver(&mut self) -> Request {
         let receive = self.post(1);
         let send = self.send();
@@ -89,7 +90,7 @@ fn a_send_that_did_not_arrive_fails_at_once() {
     let mut line = Line::new(Settings::default());
     let arrived = line.deliver();
     let _ = line.post(2);
-    // The group waits for its second message.
+    // The group still waits for its second message.
     let waiting = line.send();
     let Duo { mut send, recv, .. } = line.duo;
     drop(recv.close());

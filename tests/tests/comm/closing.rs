@@ -1,4 +1,4 @@
-//! A receiving comm that is closed lets what it has told the peer arrive.
+//! A receiving comm that closes waits until its last writes have reached the peer.
 
 use invar_core::comm::{Closing, RecvBuf};
 use invar_core::conn::Settings;
@@ -9,7 +9,7 @@ use invar_testkit::pipe::Pipe;
 
 use crate::meddler::Meddler;
 
-/// A receiver that waits for a message, and its sender; completions are held back.
+/// A receiver that waits for a message, and its sender. Completions are held back.
 struct Line {
     nic: Meddler,
     duo: Duo<Meddler>,
@@ -27,7 +27,7 @@ impl Line {
         Line { nic: b, duo, _to: to }
     }
 
-    /// Closes the receiver; gives the sender's half too, which is still there.
+    /// Closes the receiver. Also returns the sender's half, which still exists.
     fn close(self) -> (Meddler, Closing<Meddler, Pipe>, impl Sized) {
         let Duo { send, recv, .. } = self.duo;
         (self.nic, recv.close(), (send, self._to))

@@ -1,4 +1,4 @@
-//! What drivers agree on beyond the verbs, while their ends connect.
+//! Tests ECE: what the drivers of both ends agree on beyond the verbs while they connect.
 
 use invar_core::conn::{Settings, Wire};
 use invar_core::error::Error;
@@ -10,7 +10,7 @@ use crate::meddler::Meddler;
 
 const VENDOR: u32 = 0x15b3;
 
-/// Two NICs whose drivers can do so much.
+/// Two NICs whose drivers have these ECE capabilities: vendor and options.
 fn nics(eces: [Option<(u32, u32)>; 2]) -> [Meddler; 2] {
     let nics = NullNic::ports::<2>().map(Meddler::new);
     for (nic, ece) in nics.iter().zip(eces) {
@@ -20,7 +20,7 @@ fn nics(eces: [Option<(u32, u32)>; 2]) -> [Meddler; 2] {
     nics
 }
 
-/// What each driver is told, once the ends are connected: vendor and options, for each queue pair.
+/// The ECE vendor and options that each driver is told for each queue pair while the ends connect.
 fn told(nics: &[Meddler; 2], settings: [Settings; 2]) -> [Vec<(u32, u32)>; 2] {
     let [a, b] = nics;
     let duo = duo::connect([a, b], settings, || {});

@@ -1,5 +1,5 @@
-//! A work request that ends in error, and a peer that goes, end the comm: it says so on each call
-//! from then on, with both ends and what to try.
+//! A work request that ends in error ends the comm, and so does a peer that goes. Each later call
+//! returns the error, which names both ends and says what to try.
 
 use std::time::Duration;
 
@@ -193,7 +193,7 @@ fn a_verb_that_fails_ends_the_comm() {
     }
 }
 
-/// A connection whose receiver waits for a message, and what the receiver's NIC does.
+/// A connection whose receiver waits for a message, and the receiver's NIC.
 fn waiting_receiver() -> (Duo<Meddler>, Request, Meddler) {
     let nics: [NullNic; 2] = NullNic::ports();
     let [a, b] = nics.map(Meddler::new);

@@ -8,7 +8,7 @@ use invar_testkit::null::NullNic;
 
 use crate::rig;
 
-/// Room for each message.
+/// The room for each message, in bytes.
 const ROOM: usize = 64;
 
 struct Group {
@@ -28,7 +28,7 @@ impl Group {
         Group { duo, from, to }
     }
 
-    /// Buffers from place `first` on, with these tags.
+    /// Posts a receive of buffers from place `first` on, with these tags.
     fn irecv(&mut self, first: usize, tags: &[u32]) -> Request {
         let bufs: Vec<RecvBuf> = (first..)
             .zip(tags)
@@ -40,7 +40,7 @@ impl Group {
         self.duo.recv.irecv(&bufs).expect("irecv").expect("a request")
     }
 
-    /// What lies at a place, as a message of so many bytes.
+    /// Sends the message that lies at a place.
     fn isend(&mut self, place: usize, tag: u32) -> Result<Option<Request>, Error> {
         let (addr, lkey) = (self.from.addr(place * ROOM), self.from.lkey());
         self.duo.send.isend(&SendBuf { addr, len: len(place), lkey }, tag)
@@ -54,12 +54,12 @@ impl Group {
     }
 }
 
-/// Messages of all lengths from 0 on.
+/// The length of the message at a place. Every length from 0 on occurs.
 fn len(place: usize) -> u32 {
     (place % (ROOM + 1)) as u32
 }
 
-/// All orders of `n` things.
+/// All orders of `n` items.
 fn permutations(n: usize) -> Vec<Vec<usize>> {
     if n == 0 {
         return vec![Vec::new()];
@@ -138,7 +138,7 @@ fn thirty_two_full_groups_may_be_under_way_and_end_in_any_order() {
             sent.push((place, group.isend(place, place as u32 % 8).expect("isend").expect("one")));
         }
         assert_eq!(group.isend(0, 0), Ok(None), "all 256 requests are under way");
-        // An order that leaps about: 7 and 31 have no factor in common with what there is.
+        // Test in a scattered order. 7 and 31 have no factor in common with the numbers of requests.
         for i in 0..256 {
             let (place, request) = &sent[i * 31 % 256];
             assert_eq!(group.duo.send.test(request), Ok(Some(len(*place))));

@@ -1,5 +1,5 @@
-//! A peer that closes, falls silent, or speaks something else is an error that says so, on every
-//! call from then on.
+//! A peer that closes, falls silent, or speaks another protocol causes an error. Every later call
+//! returns this error.
 
 use std::rc::Rc;
 
@@ -23,7 +23,7 @@ fn settings(wire: Wire) -> Settings {
     Settings { wire, fifo_depth: 4, timeout_ns: DEADLINE_NS, ..Settings::default() }
 }
 
-/// A connector without a partner, and the pipe to where that would be.
+/// A connector without a peer, and the peer's end of its pipe.
 fn connector(wire: Wire) -> (Connector<NullNic, Pipe>, Pipe) {
     let [nic]: [NullNic; 1] = NullNic::ports();
     let pd = nic.alloc_pd().expect("a domain");
@@ -31,7 +31,7 @@ fn connector(wire: Wire) -> (Connector<NullNic, Pipe>, Pipe) {
     (Connector::new(nic, pd, here, None, settings(wire), 0), there)
 }
 
-/// An acceptor without one.
+/// An acceptor without a peer, and the peer's end of its pipe.
 fn acceptor(wire: Wire) -> (Acceptor<NullNic, Pipe>, Pipe) {
     let [nic]: [NullNic; 1] = NullNic::ports();
     let pd = nic.alloc_pd().expect("a domain");
@@ -39,7 +39,7 @@ fn acceptor(wire: Wire) -> (Acceptor<NullNic, Pipe>, Pipe) {
     (Acceptor::new(nic, pd, here, Session::UNKNOWN_PEER, settings(wire), 0), there)
 }
 
-/// The message of a connector that works.
+/// The message of a correct connector.
 fn message(wire: Wire) -> Vec<u8> {
     let (mut connector, mut there) = connector(wire);
     let _ = connector.poll(0).expect("no error");
@@ -49,7 +49,7 @@ fn message(wire: Wire) -> Vec<u8> {
     bytes
 }
 
-/// What an acceptor answers to these bytes, at once and from then on.
+/// The result of an acceptor that receives these bytes. An error must repeat on later calls.
 fn verdict(wire: Wire, bytes: &[u8]) -> (Result<bool, Error>, Acceptor<NullNic, Pipe>, Pipe) {
     let (mut acceptor, mut there) = acceptor(wire);
     there.send(bytes).expect("a pipe");
@@ -144,7 +144,7 @@ fn a_connection_that_never_comes_up_is_given_up_at_the_deadline() {
 
 #[test]
 fn ends_on_different_wires_each_say_so() {
-    // Ours calls one of NCCL's wire, which hangs up.
+    // An end on Invar's wire calls an end on NCCL's wire, which hangs up.
     let [nic]: [NullNic; 1] = NullNic::ports();
     let pd = nic.alloc_pd().expect("a domain");
     let (here, mut there) = Pipe::pair();
@@ -161,7 +161,7 @@ fn ends_on_different_wires_each_say_so() {
     assert_eq!(error.kind(), ErrorKind::Incompatible);
     assert!(error.to_string().contains("INVAR_WIRE"), "{error}");
 
-    // One of NCCL's wire calls ours.
+    // An end on NCCL's wire calls an end on Invar's wire.
     let (mut here, mut there) = Pipe::pair();
     there.send(&message(Wire::Nccl214)).expect("a pipe");
     let mut answering = Answering::new([2; NONCE_BYTES]);

@@ -1,5 +1,5 @@
-//! Connect and accept come to the same end wherever either of them has to wait, and in whatever
-//! order they are called.
+//! Connect and accept have one result, wherever either of them has to wait and in whatever order they
+//! are called.
 
 use invar_core::conn::stage::Side;
 use invar_core::conn::wire::{MESSAGE_BYTES_MAX, QP_INFO_BYTES};
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use crate::rig::Handshake;
 
-/// What each end moves in all: a message each way, and the ready word.
+/// The most bytes that each end moves: a message each way, and the ready word.
 const BYTES_MAX: usize = 2 * MESSAGE_BYTES_MAX + 4;
 
 fn settings(wire: Wire) -> [Settings; 2] {
@@ -36,8 +36,8 @@ fn either_end_may_have_to_wait_at_any_byte() {
 
 #[test]
 fn no_order_of_calls_matters() {
-    // Every message in two pieces: each end has six steps to take. In a schedule each bit is a
-    // call of one end; those with other than six of each hold one end back.
+    // Every message comes in two pieces, so each end has six steps to take. Each bit of a schedule is a
+    // call of one end. A schedule that does not have six of each holds one end back.
     const CALLS: u32 = 12;
     for wire in WIRES {
         for schedule in 0..1u32 << CALLS {

@@ -1,4 +1,4 @@
-//! Nothing that a peer or a NIC can come up with does more harm than an error that names it.
+//! Nothing that a peer or a NIC does causes more harm than an error that names it.
 
 use invar_core::auth::Session;
 use invar_core::comm::{RecvBuf, RecvComm, SendBuf, SendComm};
@@ -18,7 +18,7 @@ fn settings() -> Settings {
     Settings { wire: Wire::Nccl214, ..Settings::default() }
 }
 
-/// A sender whose receiver is written by hand.
+/// A sender whose receiver is a hand-written peer.
 fn sender() -> (SendComm<NullNic, Pipe>, RawPeer) {
     let [ours, theirs]: [NullNic; 2] = NullNic::ports();
     let pd = ours.alloc_pd().expect("a domain");
@@ -32,7 +32,7 @@ fn sender() -> (SendComm<NullNic, Pipe>, RawPeer) {
     (send.expect("a comm"), peer)
 }
 
-/// A receiver whose sender is written by hand, and a receive of ten bytes.
+/// A receiver whose sender is a hand-written peer, and a receive of ten bytes.
 fn receiver() -> (RecvComm<NullNic, Pipe>, RawPeer, RecvBuf) {
     let [ours, theirs]: [NullNic; 2] = NullNic::ports();
     let pd = ours.alloc_pd().expect("a domain");
@@ -127,7 +127,7 @@ fn more_bytes_than_were_asked_for_are_an_overrun() {
     assert_eq!(recv.irecv(&[room]), Err(overrun), "it stays");
 }
 
-/// What `test` says of a group of buffers of ten bytes, of which the peer writes `told`.
+/// The result of `test` for a group of buffers of ten bytes. The peer writes the sizes `told`.
 fn told_sizes<const N: usize>(told: &[u32]) -> Result<Option<Vec<u32>>, Error> {
     let nics: [NullNic; 2] = NullNic::ports();
     let [a, b] = &nics.map(Meddler::new);
@@ -143,7 +143,8 @@ fn told_sizes<const N: usize>(told: &[u32]) -> Result<Option<Vec<u32>>, Error> {
     for tag in 0..N as u32 {
         let _ = duo.send.isend(&SendBuf::default(), tag).expect("isend").expect("a request");
     }
-    // The sender's last request went to where the sizes come in: another of its kind follows.
+    // The sender's last request went to the place of the sizes. Another request with this target
+    // follows.
     let (_, sizes) = *a.plan.posted.borrow().last().expect("a request");
     let cap = QpCap { max_send_wr: 1, max_recv_wr: 1, max_inline_data: 0 };
     let ends =
@@ -180,8 +181,8 @@ fn bytes_after_the_handshake_are_unexpected() {
     assert_eq!(recv.irecv(&[room]), Err(Error::Unexpected), "it stays");
 }
 
-/// Two comms, the completions of whose NICs a test makes up; two receives are posted, and the
-/// first has its message.
+/// Two comms whose NICs' completions the test fakes. Two receives are posted, and the first has its
+/// message.
 fn meddled() -> (Duo<Meddler>, [Meddler; 2]) {
     let nics: [NullNic; 2] = NullNic::ports();
     let nics @ [a, b] = &nics.map(Meddler::new);

@@ -1,4 +1,4 @@
-//! How connections and comms behave, over a NIC without a network. A file for each behaviour.
+//! Tests how connections and comms behave over a NIC without a network. Each behaviour has a file.
 
 mod agreed_settings;
 mod close_notice;

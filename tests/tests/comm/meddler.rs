@@ -1,4 +1,4 @@
-//! A NIC that keeps a list of what is posted, and does what a test tells it.
+//! A NIC that records posted requests and misbehaves as a test tells it.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -10,28 +10,28 @@ use invar_core::nic::{
 use invar_linux::memory::HostMemory;
 use invar_testkit::null::{NullCq, NullMr, NullNic, NullQp};
 
-/// What a [`Meddler`] does beside its work.
+/// The records and instructions of a [`Meddler`].
 #[derive(Default)]
 pub(crate) struct Plan {
-    /// Every work request posted, with its queue pair.
+    /// Every posted work request, with its queue pair.
     pub(crate) posted: RefCell<Vec<(u32, SendWr)>>,
-    /// Every move of a queue pair, and what queue pairs were created for.
+    /// Every transition of a queue pair. `caps` has the capacities with which queue pairs were created.
     pub(crate) moves: RefCell<Vec<QpTransition>>,
     pub(crate) caps: RefCell<Vec<QpCap>>,
-    /// Completions that polls give before those that are true.
+    /// Fake completions, which polls return before the real ones.
     pub(crate) made_up: RefCell<Vec<Wc>>,
-    /// Completions stay where they are.
+    /// Whether polls hold completions back.
     pub(crate) holding: Cell<bool>,
     /// The verb that fails.
     pub(crate) failing: Cell<Option<Verb>>,
-    /// What an asynchronous event is said to have told.
+    /// The text of a fake asynchronous event.
     pub(crate) event: Cell<Option<&'static str>>,
-    /// What the driver can do of ECE, and what it was told of its peers.
+    /// The ECE capability of the driver. `eces_set` has the peers' values that the driver was told.
     pub(crate) ece: Cell<Option<Ece>>,
     pub(crate) eces_set: RefCell<Vec<Ece>>,
-    /// What the port is said to be.
+    /// Fake attributes of the port.
     pub(crate) port: Cell<Option<PortAttr>>,
-    /// What is said to have befallen it.
+    /// Fake notices of events on the port.
     pub(crate) notices: Cell<PortNotices>,
 }
 
@@ -106,7 +106,7 @@ impl Nic for Meddler {
         self.nic.modify_qp(qp, transition)
     }
 
-    /// Once a peer's is set, what both can do.
+    /// After a peer's ECE is set, returns the options that both drivers have.
     fn query_ece(&self, _: &NullQp) -> Option<Ece> {
         let ours = self.plan.ece.get()?;
         let theirs = self.plan.eces_set.borrow().last().map_or(u32::MAX, |ece| ece.options);

@@ -1,5 +1,5 @@
-//! On the wire of NCCL 2.14 both ends work with a peer that speaks its bare struct, whatever it
-//! leaves uninitialised, and finish the handshake in their first calls, without blocking.
+//! On the wire of NCCL 2.14 both ends work with a peer that sends NCCL's bare struct, whatever it
+//! leaves uninitialised. They finish the handshake in their first calls, without blocking.
 
 use invar_core::auth::Session;
 use invar_core::comm::{RecvBuf, SendBuf};
@@ -49,7 +49,7 @@ fn a_connector_sends_to_nccls_acceptor() {
         assert_eq!(peer.poll(), Ok(None));
         assert_eq!(to.read(0, 301), [vec![0x5c; 300], vec![0]].concat());
 
-        // A group: a bit for each buffer that got bytes.
+        // In a group each bit of the immediate stands for a buffer that got bytes.
         let slots = [5, 6].map(|tag| RawSlot { nreqs: 2, tag, idx: 2, ..slot });
         peer.post_row(1, &slots);
         let empty = send.isend(&message(0), 5).expect("isend").expect("a request");
@@ -88,7 +88,7 @@ fn an_acceptor_receives_from_nccls_connector() {
         assert_eq!((slot.addr, slot.rkey), (to.addr(64), to.rkey()));
         assert_eq!((slot.size, slot.nreqs, slot.tag, slot.idx), (100, 1, 8, 1));
         assert_eq!(recv.test(&received), Ok(None));
-        // NCCL's share of each queue pair, the size with each.
+        // NCCL gives each queue pair a share of the bytes, and puts the size into each immediate.
         peer.fifo.write(8192, &[0x77; 60]);
         for q in 0..qps {
             let length = if q == 0 { 60 } else { 0 };
@@ -99,7 +99,7 @@ fn an_acceptor_receives_from_nccls_connector() {
         assert_eq!(recv.test(&received), Ok(Some(&[60][..])));
         assert_eq!(to.read(64, 61), [vec![0x77; 60], vec![0]].concat());
 
-        // The next row is the next of 64, eight slots a row.
+        // The next row is the next of 64. Each row has eight slots.
         let group = recv.irecv(&[room(1), room(2), room(3)]).expect("irecv").expect("a request");
         let slots: Vec<_> = (0..3).map(|r| peer.slot(1, r)).collect();
         assert!(slots.iter().all(|slot| (slot.nreqs, slot.idx) == (3, 2)));

@@ -1,5 +1,4 @@
-//! Queue pairs are created and moved with the attributes that NCCL gives them, over the smaller
-//! MTU of both ends.
+//! Queue pairs are created and connected with NCCL's attributes, and with the smaller MTU of both ends.
 
 use std::rc::Rc;
 
@@ -16,7 +15,7 @@ use invar_testkit::pipe::Pipe;
 
 use crate::meddler::{Meddler, Plan};
 
-/// Two NICs whose ports are as `change` makes them.
+/// Two NICs whose port attributes `change` has altered.
 fn nics(change: impl Fn(usize, &mut PortAttr)) -> [Meddler; 2] {
     let nics: [NullNic; 2] = NullNic::ports();
     let mut i = 0;
@@ -30,7 +29,7 @@ fn nics(change: impl Fn(usize, &mut PortAttr)) -> [Meddler; 2] {
     })
 }
 
-/// The attributes with which queue pairs became ready to receive.
+/// The attributes with which queue pairs moved to RTR.
 fn rtr(plan: &Plan) -> Vec<RtrAttr> {
     let of = |to: &QpTransition| match to {
         QpTransition::Rtr(attr) => Some(*attr),
@@ -137,7 +136,7 @@ fn an_acceptor_that_answers_with_a_larger_mtu_is_not_followed() {
     let settings = Settings::default();
     let mut connector = Connector::new(a.1, 1, here, None, settings, 0);
     let mut acceptor = Acceptor::new(b.1, 2, there, Session::UNKNOWN_PEER, settings, 0);
-    // A man in the middle, who changes the answer.
+    // A man in the middle changes the answer.
     let mut message = [0; MESSAGE_BYTES_MAX];
     assert!(connector.poll(0).expect("no error").is_none());
     assert_eq!(here_far.recv(&mut message), Ok(MESSAGE_BYTES_MAX));
@@ -150,8 +149,8 @@ fn an_acceptor_that_answers_with_a_larger_mtu_is_not_followed() {
     assert_eq!(rtr(&a.0).iter().map(|attr| attr.path_mtu).collect::<Vec<_>>(), [Mtu::Mtu1024]);
 }
 
-/// Payload bytes of the packets that two ends agree on, given what their ports can do and whether
-/// their settings allow it.
+/// The payload bytes of packets that two ends agree on. `long_mtus` are the abilities of their ports,
+/// and `allowed` says whether their settings permit long packets.
 fn mtus_agreed(long_mtus: [u32; 2], allowed: [bool; 2]) -> [u32; 2] {
     let nics = nics(|i, port| {
         (port.active_mtu, port.long_mtu_bytes) = (Mtu::Mtu1024, long_mtus[i]);

@@ -1,5 +1,5 @@
-//! A peer written by hand on the wire of NCCL 2.14.3: bytes and verbs, none of our protocol code.
-//! What NCCL leaves uninitialised is garbage here.
+//! A hand-written peer on the wire of NCCL 2.14.3. It uses bytes and verbs, and none of Invar's
+//! protocol code. Everything that NCCL leaves uninitialised is garbage here.
 
 use invar_core::conn::Stream;
 use invar_core::nic::{
@@ -10,9 +10,9 @@ use invar_testkit::duo::Buffer;
 use invar_testkit::null::{NullCq, NullNic, NullQp};
 use invar_testkit::pipe::Pipe;
 
-/// Bytes of `struct ncclIbQpInfo`.
+/// The size of `struct ncclIbQpInfo`.
 const INFO_BYTES: usize = 552;
-/// `MAX_REQUESTS` × `NCCL_NET_IB_MAX_RECVS` × `sizeof(struct ncclIbSendFifo)`.
+/// The FIFO's size: `MAX_REQUESTS` × `NCCL_NET_IB_MAX_RECVS` × `sizeof(struct ncclIbSendFifo)`.
 const FIFO_BYTES: usize = 64 * 8 * 32;
 const GARBAGE: u8 = 0xa5;
 
@@ -22,9 +22,9 @@ pub(crate) struct RawPeer {
     pub(crate) pd: usize,
     qps: Vec<NullQp>,
     cq: NullCq,
-    /// Of a sender, where slots come in; of a receiver, from where they go out.
+    /// The memory of a sender's incoming slots, or of a receiver's outgoing slots.
     pub(crate) fifo: Buffer<NullNic>,
-    /// Of a receiver: address and key of the sender's FIFO.
+    /// For a receiver: the address and the key of the sender's FIFO.
     remote_fifo: (u64, u32),
 }
 
@@ -66,8 +66,8 @@ impl RawPeer {
         RawPeer { pipe, nic, pd, qps, cq, fifo, remote_fifo: (0, 0) }
     }
 
-    /// `ncclIbConnect` up to its info, or what `ncclIbAccept` answers. An acceptor has no FIFO to
-    /// tell of.
+    /// Sends the info of `ncclIbConnect` or the answer of `ncclIbAccept`. An acceptor has no FIFO to
+    /// announce.
     pub(crate) fn send_info(&mut self, is_connector: bool) {
         let mut info = [GARBAGE; INFO_BYTES];
         let gid = self.nic.query_port().expect("a port").gid.0;
@@ -85,8 +85,8 @@ impl RawPeer {
         assert_eq!(self.pipe.send(&info), Ok(INFO_BYTES));
     }
 
-    /// Takes the peer's info, of exactly its bytes, and starts the queue pairs. Gives its MTU's
-    /// code.
+    /// Receives the peer's info of exactly [`INFO_BYTES`] bytes and connects the queue pairs. Returns
+    /// the code of the peer's MTU.
     pub(crate) fn take_info(&mut self) -> u32 {
         let mut info = [0; INFO_BYTES];
         assert_eq!(self.pipe.recv(&mut info), Ok(INFO_BYTES));
@@ -106,12 +106,12 @@ impl RawPeer {
         word(536)
     }
 
-    /// The ready word, `int` 1.
+    /// Sends the ready word, an `int` of 1.
     pub(crate) fn send_ready(&mut self) {
         assert_eq!(self.pipe.send(&1u32.to_ne_bytes()), Ok(4));
     }
 
-    /// Whether a ready word came.
+    /// Receives the ready word. Returns whether it came.
     pub(crate) fn take_ready(&mut self) -> bool {
         let mut word = [0; 4];
         self.pipe.recv(&mut word) == Ok(4) && word == 1u32.to_ne_bytes()
@@ -134,14 +134,14 @@ impl RawPeer {
         );
     }
 
-    /// An unsignaled WRITE of `len` bytes at `offset` of the FIFO's memory.
+    /// Posts an unsignaled WRITE of `len` bytes from `offset` of the FIFO's memory.
     pub(crate) fn write(&self, q: usize, offset: usize, len: usize, to: (u64, u32)) {
         let sge = Sge { addr: self.fifo.addr(offset), length: len as u32, lkey: self.fifo.lkey() };
         let wr = SendWr { remote_addr: to.0, rkey: to.1, sge, ..SendWr::default() };
         self.nic.post_send(&self.qps[q], &[wr]).expect("post_send");
     }
 
-    /// As a sender: the slot at a place of its FIFO.
+    /// As a sender: reads a slot of its FIFO.
     pub(crate) fn slot(&self, row: usize, r: usize) -> RawSlot {
         let bytes = self.fifo.read(row * 256 + r * 32, 32);
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four"));
@@ -156,7 +156,7 @@ impl RawPeer {
         }
     }
 
-    /// As a sender: ends a message, or a group, on one queue pair.
+    /// As a sender: finishes a message, or a group, on one queue pair.
     pub(crate) fn write_with_imm(&self, q: usize, sge: Sge, to: (u64, u32), imm_data: u32) {
         let wr = SendWr {
             wr_id: 7,
@@ -171,7 +171,7 @@ impl RawPeer {
         self.nic.post_send(&self.qps[q], &[wr]).expect("post_send");
     }
 
-    /// The next completion.
+    /// Polls for the next completion.
     pub(crate) fn poll(&self) -> Result<Option<Wc>, PollError> {
         let mut wc = [Wc::default()];
         Ok((self.nic.poll(&self.cq, &mut wc)? == 1).then_some(wc[0]))

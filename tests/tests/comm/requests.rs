@@ -1,4 +1,4 @@
-//! Requests: when there are none, and which are refused.
+//! Tests when requests run out, and which requests are refused.
 
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::conn::Settings;
@@ -21,7 +21,8 @@ fn a_test_takes_all_completions_that_are_there() {
     let [first, second] =
         [(); 2].map(|()| duo.recv.irecv(&[room]).expect("irecv").expect("a request"));
     let _ = duo.send.isend(&SendBuf::default(), 0).expect("isend").expect("a request");
-    // A poll that gives the second's completion only; the next gives what is true, the first's.
+    // One poll returns just the completion of the second request. The next poll returns the real one,
+    // of the first request.
     let opcode = WcOpcode::RECV_RDMA_WITH_IMM;
     b.plan.made_up.borrow_mut().push(Wc { wr_id: 1, opcode, imm_data: 5, ..Wc::default() });
     assert_eq!(duo.recv.test(&first), Ok(Some(&[0][..])));
@@ -41,7 +42,7 @@ fn without_a_free_request_a_call_says_none_and_after_a_test_it_works() {
             std::iter::from_fn(|| duo.send.isend(&SendBuf::default(), 0).expect("isend")).collect();
         assert_eq!(sent.len(), 8);
         assert_eq!(duo.recv.irecv(&[room]), Ok(None));
-        // All receives are done, but none is tested: the sender has rows again only then.
+        // All receives are done, but none is tested. The sender gets rows again only after the tests.
         for (i, request) in received.iter().enumerate() {
             assert_eq!(duo.recv.outstanding(), 8 - i);
             assert_eq!(duo.recv.test(request), Ok(Some(&[0][..])));
@@ -73,7 +74,7 @@ fn a_request_that_is_done_or_of_nobody_is_refused() {
     }
     let text = Error::UnknownRequest(sent.raw()).to_string();
     assert!(text.contains("not under way"), "{text}");
-    // The comm goes on.
+    // The comm still works.
     let _ = duo.recv.irecv(&[room]).expect("irecv").expect("a request");
 }
 

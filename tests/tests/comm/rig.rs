@@ -1,5 +1,4 @@
-//! A connection between two ports of the null NIC, of which a test holds both ends and every byte
-//! in between.
+//! A connection between two ports of the null NIC. A test holds both ends and every byte in between.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -15,22 +14,22 @@ use invar_testkit::duo::{self, Buffer, Duo};
 use invar_testkit::null::NullNic;
 use invar_testkit::pipe::Pipe;
 
-/// A stream that is up when it is told, and moves no more bytes than it is allowed.
+/// A stream that connects when the test says so, and moves no more bytes than the test allows.
 pub(crate) struct Gated {
     pipe: Pipe,
     gate: Gate,
 }
 
-/// What a [`Gated`] stream may do; clones are the same gate.
+/// The permissions of a [`Gated`] stream. Clones are the same gate.
 #[derive(Clone)]
 pub(crate) struct Gate {
     pub(crate) up: Rc<Cell<bool>>,
-    /// Bytes that it may still send or receive.
+    /// The bytes that the stream may still send or receive.
     pub(crate) credit: Rc<Cell<usize>>,
 }
 
 impl Gated {
-    /// A stream that may do everything.
+    /// A stream with all permissions.
     pub(crate) fn new(pipe: Pipe) -> (Gated, Gate) {
         let up = Rc::new(Cell::new(true));
         let gate = Gate { up, credit: Rc::new(Cell::new(usize::MAX)) };
@@ -74,7 +73,7 @@ pub(crate) struct Handshake {
     pub(crate) nics: [NullNic; 2],
     pub(crate) connector: Connector<NullNic, Gated>,
     pub(crate) acceptor: Acceptor<NullNic, Gated>,
-    /// Of the connector's stream, and of the acceptor's.
+    /// The gates of the connector's stream and of the acceptor's.
     pub(crate) gates: [Gate; 2],
     pub(crate) send: Option<SendComm<NullNic, Gated>>,
     pub(crate) recv: Option<RecvComm<NullNic, Gated>>,
@@ -98,7 +97,7 @@ impl Handshake {
         }
     }
 
-    /// Lets one end go on, if it has no comm yet.
+    /// Lets one end continue, if it has no comm yet.
     pub(crate) fn poll(&mut self, side: Side) -> Result<(), Error> {
         match side {
             Side::Connector if self.send.is_none() => self.send = self.connector.poll(0)?,
@@ -108,7 +107,7 @@ impl Handshake {
         Ok(())
     }
 
-    /// Both ends in turn until there are two comms, which then carry a message.
+    /// Polls both ends in turn until there are two comms. These then carry a message.
     pub(crate) fn finish(mut self) {
         self.gates.iter().for_each(|gate| gate.credit.set(usize::MAX));
         for side in [Side::Connector, Side::Acceptor].into_iter().cycle().take(8) {
@@ -120,7 +119,7 @@ impl Handshake {
     }
 }
 
-/// Both ends of a connection that is up.
+/// Connects two ends.
 pub(crate) fn connect(settings: [Settings; 2]) -> ([NullNic; 2], Duo<NullNic>) {
     let nics: [NullNic; 2] = NullNic::ports();
     let [a, b] = &nics;
@@ -128,18 +127,18 @@ pub(crate) fn connect(settings: [Settings; 2]) -> ([NullNic; 2], Duo<NullNic>) {
     (nics, duo)
 }
 
-/// One message over two comms that have just come up.
+/// Passes one message over two new comms.
 pub(crate) fn carry_a_message<S: Stream>(
     nics: &[NullNic; 2],
     send: &mut SendComm<NullNic, S>,
     recv: &mut RecvComm<NullNic, S>,
 ) {
-    // A domain of its own would not do: keys are of the comms' domains, which are 1 and 2.
+    // Buffers need the protection domains of the comms, which are 1 and 2.
     let (from, to) = (Buffer::new(&nics[0], &1, 4096), Buffer::new(&nics[1], &2, 4096));
     from.write(0, b"over the wire");
     let message = SendBuf { addr: from.addr(0), len: 13, lkey: from.lkey() };
     let room = RecvBuf { addr: to.addr(5), len: 100, tag: 9, rkey: to.rkey() };
-    // On the wire of NCCL 2.14 the sender gets ready first.
+    // On the wire of NCCL 2.14 the sender finishes its setup first.
     assert_eq!(send.isend(&message, 9), Ok(None));
     let received = recv.irecv(&[room]).expect("irecv").expect("a request");
     let sent = send.isend(&message, 9).expect("isend").expect("a request");

@@ -1,5 +1,5 @@
-//! Messages of every size arrive whole, say how long they were, and go out as the work requests
-//! that NCCL posts.
+//! Messages of every size arrive whole and with their length. The sender posts the work requests that
+//! NCCL posts.
 
 use std::rc::Rc;
 
@@ -15,12 +15,12 @@ use crate::rig;
 
 const BYTES_MAX: usize = 20_000;
 
-/// One end sends to the other, and what it posts is seen.
+/// A connection in one direction whose posted requests are recorded.
 struct Line {
     duo: Duo<Meddler>,
     from: Buffer<Meddler>,
     to: Buffer<Meddler>,
-    /// Of the sender, and of the receiver.
+    /// The plans of the sender and of the receiver.
     plans: [Rc<Plan>; 2],
 }
 
@@ -42,7 +42,7 @@ impl Line {
         self.duo.recv.irecv(&[room]).expect("irecv").expect("a request")
     }
 
-    /// Sends `len` bytes into room for `room`; the work requests that it took.
+    /// Sends `len` bytes into room for `room` bytes. Returns the work requests of the sender.
     fn carry(&mut self, len: u32, room: u32) -> Vec<(u32, SendWr)> {
         let received = self.irecv(room);
         let message = SendBuf { addr: self.from.addr(0), len, lkey: self.from.lkey() };
@@ -100,7 +100,7 @@ fn an_empty_message_of_a_group_takes_no_work_of_its_own() {
     let posted = line.plans[0].posted.take();
     let works: Vec<_> = posted.iter().map(|(_, wr)| (wr.opcode, wr.sge.length)).collect();
     let write = SendOpcode::RdmaWrite;
-    // The last carries the sizes.
+    // The last request carries the sizes.
     assert_eq!(works, [(write, 8), (write, 16), (SendOpcode::RdmaWriteWithImm, 32)]);
     for (request, len) in sent {
         assert_eq!(line.duo.send.test(&request), Ok(Some(len)));

@@ -1,5 +1,5 @@
-//! Any calls on either end, in any order, deliver each message once, in order of its tag, with
-//! its bytes and sizes, and lose no request.
+//! Any calls on either end, in any order, deliver each message once, with its bytes and sizes. Messages
+//! arrive in the order of their tag, and no request is lost.
 
 use invar_core::conn::{Settings, Wire};
 use invar_testkit::model::comm::{self, Op};
@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 fn settings() -> impl Strategy<Value = Settings> {
     let wire = prop_oneof![3 => Just(Wire::Invar), 1 => Just(Wire::Nccl214)];
-    // Messages above and below the threshold; more queue pairs than lines to split over them.
+    // Messages are above and below the threshold. There may be more queue pairs than 128-byte shares to
+    // split over them.
     let threshold = prop_oneof![Just(0), Just(256), Just(8192)];
     let qps = prop_oneof![2 => Just(1), 1 => Just(2), 1 => Just(4), 1 => Just(7)];
     (wire, 0..=8u32, qps, threshold, any::<bool>(), any::<bool>()).prop_map(

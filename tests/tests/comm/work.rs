@@ -1,4 +1,4 @@
-//! What a tracer is told of a transfer is what was posted for it.
+//! A tracer is told exactly the work that was posted for a transfer.
 
 use invar_core::comm::{RecvBuf, Request, SendBuf, Work};
 use invar_core::conn::Settings;
@@ -46,7 +46,7 @@ impl Traced {
         Some(self.duo.send.work(sent)?.collect())
     }
 
-    /// What the sender has posted since it was asked last.
+    /// The requests that the sender has posted since the last call of this function.
     fn posted(&self) -> Vec<(u32, SendWr)> {
         self.nics[0].plan.posted.take()
     }
@@ -94,7 +94,7 @@ fn of_a_group_each_message_is_carried_by_writes_once_all_are_there() {
         let is_write = |posted: &(u32, SendWr)| posted.1.opcode == SendOpcode::RdmaWrite;
         let writes = traced.posted().into_iter().filter(is_write);
         assert_eq!(told, writes.map(|posted| work(&posted)).collect::<Vec<_>>(), "over {qps}");
-        // The next message is alone again.
+        // The next message is a single one again.
         let _ = traced.irecv(1);
         let alone = traced.isend(8, 0);
         let told = traced.work(&alone).expect("it is posted");
@@ -108,7 +108,7 @@ fn a_receive_awaits_one_work_request_on_each_queue_pair() {
     for n in [1, 8] {
         let received = traced.irecv(n);
         let told: Vec<Work> = traced.duo.recv.work(&received).collect();
-        // The write of its slots has the same number.
+        // The write of the receive's slots has this number.
         let wr_id = traced.nics[1].plan.posted.borrow().last().expect("slots").1.wr_id;
         let work = |qpn| Work { qpn, wr_id, opcode: None, length: 0 };
         assert_eq!(told, traced.duo.recv.qpns().map(work).collect::<Vec<_>>());
