@@ -1,4 +1,4 @@
-//! Schedules of collectives, run by ranks that wait for each other as ranks do.
+//! Runs schedules of collectives on model ranks that wait for each other as real ranks do.
 
 #[path = "coll_schedules/world.rs"]
 mod world;
@@ -8,7 +8,8 @@ use invar_testkit::model::coll;
 use proptest::prelude::*;
 use world::{Symbol, Work};
 
-/// By the definition of the operation, with a sum that no missing or doubled input passes.
+/// Compares the result with the definition of the operation. The sums reveal a missing or doubled
+/// input.
 fn check(work: &Work, seed: u64) {
     let (before, after) = work.run(seed);
     let nranks = before.len();

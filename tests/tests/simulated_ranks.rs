@@ -1,14 +1,14 @@
-//! Collectives over a simulated network that loses, delays and doubles packets, among ranks of which
-//! one may die at any time: each result is right, or the failure names who is to blame, in time.
+//! Ranks run collectives over a simulated network that loses, delays and doubles packets, and one rank
+//! may die at any time. Each result is right, or the failure names the rank to blame, in time.
 //!
-//! `INVAR_SIM_SEED` and `INVAR_SIM_SEEDS` ask for others than the first: see [`sim::live_through`].
+//! `INVAR_SIM_SEED` and `INVAR_SIM_SEEDS` choose other seeds, see [`sim::live_through`].
 
 use std::ops::Range;
 
 use invar_testkit::sim;
 use invar_testkit::sim::ranks::{self, Outcome};
 
-/// What CI takes time for.
+/// The number of histories that CI has time for.
 const HISTORIES: u64 = 500;
 
 #[test]
@@ -17,7 +17,7 @@ fn ranks_agree_or_know_who_is_to_blame() {
     if histories < 200 {
         return;
     }
-    // Everything happened that can.
+    // Every kind of event happened at least once.
     let Outcome { parts, ranks_done, ranks_told, ranks_failed, killed, cut_off, broken, .. } =
         total;
     let of_ranks = [parts, ranks_done, ranks_told, ranks_failed, killed, cut_off, broken];

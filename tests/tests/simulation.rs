@@ -1,13 +1,13 @@
-//! Thousands of histories of a whole network, each from a seed, in which nothing is lost, doubled,
-//! damaged or waited for without end.
+//! Runs thousands of histories of a whole network, each from a seed. No message is lost, doubled or
+//! damaged, and no wait is endless.
 //!
-//! `INVAR_SIM_SEED` and `INVAR_SIM_SEEDS` ask for others than the first: see [`sim::live_through`].
+//! `INVAR_SIM_SEED` and `INVAR_SIM_SEEDS` choose other seeds, see [`sim::live_through`].
 
 use std::ops::Range;
 
 use invar_testkit::sim::{self, Outcome, WireCounters};
 
-/// What CI takes time for.
+/// The number of histories that CI has time for.
 const HISTORIES: u64 = 4000;
 
 #[test]
@@ -16,7 +16,7 @@ fn nothing_goes_wrong_in_thousands_of_histories() {
     if histories < 500 {
         return;
     }
-    // Everything happened that can.
+    // Every kind of event happened at least once.
     let WireCounters { sent, lost, duplicated, reordered, corrupted, cut, overflowed } = total.wire;
     let of_wire = [sent, lost, duplicated, reordered, corrupted, cut, overflowed];
     let Outcome { messages, comms_done, comms_failed, icrc_bad, retransmitted, .. } = total;

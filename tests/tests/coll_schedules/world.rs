@@ -1,4 +1,4 @@
-//! Ranks that run their schedules over links of eight slots, whoever comes next by chance.
+//! Runs model ranks over links of eight slots. Chance decides which rank goes next.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,19 +8,20 @@ use invar_core::proxy::Direction;
 use invar_testkit::model::coll::Layout;
 use invar_testkit::sim::Random;
 
-/// An element that knows what became of it.
+/// An element that records what was done to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Symbol {
-    /// Of all that was reduced into it, modulo 2^64: no input is missing or there twice.
+    /// The sum of all inputs reduced into this element, modulo 2^64. It reveals an input that is
+    /// missing or there twice.
     pub(crate) sum: u64,
-    /// Changes with the order of reductions.
+    /// A value that depends on the order of reductions.
     pub(crate) trace: u64,
-    /// How many times it was said to be the result.
+    /// The number of times that a step declared this element a result.
     pub(crate) finished: u32,
 }
 
 impl Symbol {
-    /// An input.
+    /// An input element.
     pub(crate) fn new(value: u64) -> Self {
         Symbol { sum: value, trace: value, finished: 0 }
     }
@@ -35,7 +36,7 @@ impl Symbol {
     }
 }
 
-/// What all ranks do.
+/// The operation that all ranks perform.
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
     pub(crate) operation: Operation,
@@ -48,7 +49,7 @@ pub(crate) struct Work {
     pub(crate) in_place: bool,
 }
 
-/// What a rank has: its input and its output lie in one memory, apart or not.
+/// The memory of a rank, in which its input and its output lie. They may overlap.
 #[derive(Clone, Debug)]
 pub(crate) struct Buffers {
     memory: Vec<Symbol>,
@@ -63,12 +64,12 @@ impl Buffers {
         Buffers { memory, layout }
     }
 
-    /// The elements that the rank gets out.
+    /// The elements that the rank gets as output.
     pub(crate) fn output(&self) -> &[Symbol] {
         &self.memory[self.layout.output..][..self.layout.output_len]
     }
 
-    /// The elements from the beginning of what it puts in.
+    /// The elements from the beginning of the rank's input.
     pub(crate) fn input(&self) -> &[Symbol] {
         &self.memory[self.layout.input..]
     }
@@ -87,7 +88,7 @@ impl Work {
         Schedule::new(order, &task).unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
 
-    /// Runs it; the buffers of each rank before and after.
+    /// Runs the work. Returns the buffers of each rank before and after it.
     pub(crate) fn run(&self, seed: u64) -> (Vec<Buffers>, Vec<Buffers>) {
         let mut random = Random::new(seed);
         let nranks = self.order.len() as u32;
@@ -100,7 +101,7 @@ impl Work {
             .map(|(rank, channel)| Rank::new(rank, channel, self.schedule(order, rank, channel)))
             .collect();
         let mut links = Links::default();
-        // Some are served first whenever they can be, or everyone alike.
+        // Either some ranks always go first when they can, or all have equal chances.
         let favour = random.chance(500_000);
         let mut waiting: Vec<usize> = (0..ranks.len()).collect();
         for at in (1..waiting.len()).rev() {
@@ -129,7 +130,7 @@ impl Work {
     }
 }
 
-/// The slots under way, by sender, receiver and channel.
+/// The slots in flight, by sender, receiver and channel.
 #[derive(Default)]
 struct Links(BTreeMap<(u32, u32, u32), VecDeque<Vec<Symbol>>>);
 
@@ -139,7 +140,7 @@ impl Links {
     }
 }
 
-/// Slots of each direction with each peer.
+/// The number of slots in each direction with each peer.
 type Slots = BTreeMap<(bool, u32), u64>;
 
 #[derive(Debug)]
@@ -154,7 +155,7 @@ struct Rank<'a> {
 
 impl<'a> Rank<'a> {
     fn new(rank: u32, channel: u32, mut schedule: Schedule<&'a [u32]>) -> Self {
-        // Each peer is asked about once: an answer takes a walk through all steps.
+        // Ask for each peer's number of slots once, since each answer takes a walk through all steps.
         let mut announced = Slots::new();
         for step in schedule.clone() {
             announced.extend(step.recv.iter().map(|peer| ((false, *peer), 0)));
@@ -178,7 +179,7 @@ impl<'a> Rank<'a> {
         })
     }
 
-    /// Takes its next step; `false` if there was none.
+    /// Takes the rank's next step. Returns `false` if there was none.
     fn go(&mut self, work: &Work, buffers: &mut Buffers, links: &mut Links) -> bool {
         let Some(step) = std::mem::replace(&mut self.next, self.rest.next()) else {
             return false;

@@ -1,4 +1,4 @@
-//! What every rank hears when one does not do its part.
+//! Tests what every rank hears when one rank does not do its part.
 
 use std::time::Duration;
 

@@ -1,10 +1,11 @@
-//! Sends and receives, alone and together.
+//! Tests sends and receives, alone and in groups.
 
 use invar::{Communicator, ErrorKind, RedOp};
 
 use crate::rig::{every_way, ranks, settings};
 
-/// Of no elements, few, and as many as go in several chunks; each pair has its own.
+/// A message of no elements, of few, or of as many as take several chunks. Each pair of ranks has its
+/// own content.
 fn message(from: u32, to: u32, number: usize) -> Vec<u32> {
     let len = match number % 4 {
         0 => 0,
@@ -13,7 +14,7 @@ fn message(from: u32, to: u32, number: usize) -> Vec<u32> {
     (0..len).map(|i| i ^ from << 20 ^ to << 24 ^ (number as u32) << 28).collect()
 }
 
-/// Every rank sends to every other and itself at once.
+/// Every rank sends to every rank, itself included, in one group.
 pub(crate) fn exchange_all(communicator: &Communicator) {
     let (rank, nranks) = (communicator.rank(), communicator.nranks());
     let pairs: Vec<_> = (0..nranks).flat_map(|peer| [0, 1, 2, 3].map(|n| (peer, n))).collect();
@@ -153,7 +154,7 @@ fn a_group_has_every_collective_of_its_communicator() {
         group.all_gather_in_place(h).unwrap().reduce_scatter_in_place(i, op).unwrap();
         group.broadcast(j, 1).unwrap().reduce_in_place(k, op, 1).unwrap();
         group.run().unwrap();
-        // A reduce_scatter in place leaves other blocks than the rank's own undefined.
+        // A reduce_scatter in place leaves all blocks undefined except the rank's own.
         for outputs in [&mut want, &mut got] {
             let own = outputs[8][rank as usize];
             outputs[8] = [own; 3];
@@ -206,14 +207,14 @@ fn a_message_that_is_not_as_long_as_its_receive_is_an_error_that_names_the_sende
                     0 => communicator.send(&vec![7_u32; sent], 1),
                     _ => communicator.recv(&mut vec![0_u32; expected], 0),
                 };
-                // Who sends may be done with it before it is received.
+                // The sender may finish before the message is received.
                 done.and_then(|()| communicator.barrier()).unwrap_err().to_string()
             });
             let what = format!("{sent} for {expected}: {errors:?}");
             let told = ["do all ranks make the same calls", "collective mismatch: "];
             assert!(told.iter().any(|text| errors[1].contains(text)), "{what}");
             assert!(errors[1].starts_with("rank 0: "), "{what}");
-            // Who sends may see by itself what the receive is for, or hears of it.
+            // The sender may notice the mismatch by itself, or hear of it from the receiver.
             let sees = errors[0].starts_with("rank 1: ") && errors[0].contains(told[1]);
             assert!(sees || errors[0] == format!("rank 1: {}", errors[1]), "{what}");
         }

@@ -1,4 +1,4 @@
-//! Ranks on two hosts, as far as the kernel is concerned: some share memory, others do not.
+//! Ranks run on two hosts as the kernel sees them. Some ranks share memory, others do not.
 
 use half::f16;
 use invar::{Communicator, RedOp};
@@ -8,7 +8,7 @@ use crate::groups::exchange_all;
 use crate::operations::check_type;
 use crate::rig::{ranks_on, set};
 
-/// By which ways a rank reaches the others, as its dump says it.
+/// The ways by which a rank reaches the others, in the words of its dump.
 fn ways(places: &[usize], rank: usize) -> String {
     let others = (0..places.len()).filter(|other| *other != rank);
     let local: Vec<_> = others.filter(|other| places[*other] == places[rank]).collect();
@@ -22,7 +22,7 @@ fn ways(places: &[usize], rank: usize) -> String {
 fn check_everything(communicator: &Communicator) {
     check_type::<f32>(communicator, &[0, 1, 999], &RedOp::ALL);
     check_type::<f16>(communicator, &[20_001], &[RedOp::Sum]);
-    // As much as goes by several chunks on each channel.
+    // This many elements take several chunks on each channel.
     check_type::<i32>(communicator, &[150_001], &[RedOp::Max]);
     exchange_all(communicator);
 }

@@ -1,4 +1,4 @@
-//! A rank in a process of its own, which is killed: all others end soon, and name it.
+//! A rank in a process of its own is killed. All others end soon and name it.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -11,19 +11,19 @@ use invar_testkit::shell;
 
 use crate::rig::{PATIENCE, every_way};
 
-/// Where the other ranks are, by which way they are reached, and what to do with them.
+/// This variable tells the child process the address of the hub, the kind of links and the task.
 const ORDERS: &str = "INVAR_TEST_RANK";
 const SECRET: &str = "a word";
-/// Ranks, and which of them is killed.
+/// The number of ranks. [`VICTIM`] is the rank that is killed.
 const NRANKS: u32 = 3;
 const VICTIM: u32 = 1;
-/// Of a large operation.
+/// The elements of a large operation.
 const COUNT: usize = (6 << 20) + 1;
-/// Within a second, says the communicator; the machine may be busy. The ranks' own patience is far
-/// longer.
+/// The time limit for the other ranks. The communicator promises a second, but the machine may be busy.
+/// The ranks' own patience is far longer.
 const BOUND: Duration = Duration::from_secs(20);
 
-/// With a link to each other rank, unless the victim is to have none.
+/// Joins with a link to each other rank, unless the task is that the victim has none.
 fn join(id: &UniqueId, rank: u32, way: usize, task: &str) -> Communicator {
     let communicator = Communicator::join(id, rank, NRANKS, &every_way()[way]).unwrap();
     if task != "link" {
@@ -32,7 +32,7 @@ fn join(id: &UniqueId, rank: u32, way: usize, task: &str) -> Communicator {
     communicator
 }
 
-/// What all do again and again until the victim is gone.
+/// The operation that all ranks repeat until the victim is gone.
 fn operate(communicator: &Communicator, data: &mut [f32], task: &str) -> Result<(), Error> {
     if task != "link" {
         return communicator.all_reduce_in_place(data, RedOp::Max);
@@ -54,10 +54,10 @@ fn a_rank_that_works_or_idles_until_it_is_killed() {
     };
     let id = UniqueId::new(addr.parse().unwrap(), &invar::secret_of(SECRET));
     let communicator = join(&id, VICTIM, way.parse().unwrap(), task);
-    // The test harness writes on the same line.
+    // The test harness writes on the current line, so begin a new one.
     writeln!(io::stdout(), "\njoined").unwrap();
     if task != "work" {
-        // Up to its end, that of the other process.
+        // Wait until the other process ends.
         io::stdin().read_to_end(&mut Vec::new()).unwrap();
     }
     let mut data = vec![1.0_f32; COUNT];
@@ -78,8 +78,8 @@ fn start_victim(addr: &str, way: usize, task: &str) -> (Child, BufReader<ChildSt
     (child, stdout)
 }
 
-/// Kills it when all others have begun `begun` operations; it takes no part in the last of them if
-/// it does not work.
+/// Kills the victim when all others have begun `begun` operations. A victim that does not work takes no
+/// part in the last of them.
 fn check(way: usize, task: &str, begun: u32) {
     let at = ([127, 0, 0, 1], 0).into();
     let secret = Some(invar::secret_of(SECRET));
@@ -121,17 +121,17 @@ fn check(way: usize, task: &str, begun: u32) {
     child.wait().unwrap();
 }
 
-/// In the middle of one of many large operations, one after the other.
+/// Kills the victim in the middle of one of many large operations.
 fn check_amid_work(way: usize) {
     check(way, "work", 4);
 }
 
-/// While all others wait for it.
+/// Kills the victim while all others wait for it.
 fn check_idle(way: usize) {
     check(way, "idle", 1);
 }
 
-/// While a group of each other waits for its links with it.
+/// Kills the victim while a group of each other rank waits for its links with the victim.
 fn check_unlinked(way: usize) {
     check(way, "link", 1);
 }

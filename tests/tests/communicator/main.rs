@@ -1,5 +1,5 @@
-//! Communicators, over shared memory and over networks. Ranks are threads of this process, unless
-//! they are to be killed.
+//! Tests communicators, over shared memory and over networks. Ranks are threads of this process, unless
+//! a test kills them.
 
 mod failures;
 mod groups;

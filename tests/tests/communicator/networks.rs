@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::operations::check_type;
 use crate::rig::{PATIENCE, over, ranks, set, settings};
 
-/// Over the software NIC, with one more variable set.
+/// Settings for the software NIC, with one more variable set.
 fn over_soft_with(variable: (&str, &str)) -> Settings {
     set(&[("INVAR_TRANSPORT", "soft"), ("NCCL_SHM_DISABLE", "1"), variable])
 }
@@ -17,7 +17,7 @@ fn over_soft_with(variable: (&str, &str)) -> Settings {
 fn check_over(transport: &str, nranks: u32) {
     ranks(nranks, &over(transport), |communicator| {
         check_type::<f32>(&communicator, &[0, 1, 999, 50_001], &[RedOp::Avg]);
-        // As much as two ranks still do in one hop, and more.
+        // The sizes are the largest that two ranks still move in one hop, and more.
         check_type::<i32>(&communicator, &[60_001, 300_007], &[RedOp::Sum]);
         let rank = communicator.rank();
         let (sent, mut got) = (vec![rank; 100_000], vec![0; 100_000]);
@@ -64,7 +64,7 @@ fn counts_that_differ_are_told_over_a_network_too() {
 fn a_rank_that_fails_ends_the_others_over_a_network_too() {
     for transport in ["soft", "socket"] {
         let errors = ranks(3, &over(transport), |communicator| {
-            // Links come about; others may still be in it when rank 1 is out.
+            // The links are created here. Other ranks may still be in the barrier when rank 1 leaves.
             let mut done = communicator.barrier();
             if communicator.rank() == 1 {
                 communicator.abort("enough");
@@ -93,7 +93,7 @@ fn a_rank_says_by_which_ways_it_reaches_the_others() {
     }
 }
 
-/// What a trace has of an end of an entry: how often, by name.
+/// The number of trace entries with this name, for each of two phases.
 fn count(entries: &[Value], name: &str, ends: [&str; 2]) -> [usize; 2] {
     let is = |entry: &&Value, ph: &str| entry["name"] == name && entry["ph"] == ph;
     ends.map(|ph| entries.iter().filter(|entry| is(entry, ph)).count())
@@ -105,7 +105,7 @@ fn what_each_ranks_links_wait_for_is_traced() {
     fs::create_dir_all(&dir).unwrap();
     let path = |rank: u32| dir.join(format!("{rank}.json"));
     let pattern = dir.join("%r.json");
-    // Its thread may live longer than the links, whose trace is complete all the same.
+    // The dump's thread may live longer than the links, but the trace of the links must be complete.
     let dump = ("NCCL_PROXY_DUMP_SIGNAL", "12");
     let trace = ("INVAR_PROXY_TRACE", pattern.to_str().unwrap());
     let network = [("INVAR_TRANSPORT", "soft"), ("NCCL_SHM_DISABLE", "1")];

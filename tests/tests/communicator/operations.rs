@@ -1,4 +1,4 @@
-//! Every operation, type, reduction and number of ranks, against what they are by definition.
+//! Compares every operation, type, reduction and number of ranks with the definition of the operation.
 
 use half::{bf16, f16};
 use invar::{Communicator, RedOp, Settings};
@@ -6,12 +6,12 @@ use invar_core::coll::Operation;
 
 use crate::rig::{Case, Number, over, ranks, settings};
 
-/// Does one operation, out of place and in place.
+/// Performs one operation, out of place and in place.
 pub(crate) fn check<T: Number>(communicator: &Communicator, case: &Case) {
     let (rank, nranks) = (communicator.rank(), communicator.nranks() as usize);
     let Case { operation, op, count, .. } = *case;
     let input: Vec<T> = case.input(rank);
-    // What no operation gives.
+    // A value that no operation produces.
     let fill = T::of(&vec![0x55; size_of::<T>()]);
     let mut output = vec![fill; operation.output_count(count, rank, nranks as u32).unwrap()];
     match operation {
@@ -52,7 +52,7 @@ pub(crate) fn check<T: Number>(communicator: &Communicator, case: &Case) {
     case.check(rank, &input, &data);
 }
 
-/// Every operation on elements of a type, reducing by each of `ops`.
+/// Performs every operation on elements of a type, with the reductions `ops`.
 pub(crate) fn check_type<T: Number>(communicator: &Communicator, counts: &[usize], ops: &[RedOp]) {
     let nranks = communicator.nranks();
     for (seed, count) in counts.iter().copied().enumerate() {
@@ -113,7 +113,7 @@ fn an_even_number_of_ranks_agrees() {
     check_all(8, &settings());
 }
 
-/// More ranks than one shot is for.
+/// Eleven ranks are more than use the one-shot algorithm.
 #[test]
 fn many_ranks_agree() {
     ranks(11, &settings(), |communicator| {
@@ -121,7 +121,7 @@ fn many_ranks_agree() {
     });
 }
 
-/// As much as takes several windows of every schedule.
+/// The data takes several windows of every schedule.
 #[test]
 fn much_data_arrives_whole() {
     for nranks in [2, 3, 4] {
@@ -131,7 +131,8 @@ fn much_data_arrives_whole() {
     }
 }
 
-/// Every operation on about a million elements: several chunks on each channel, and a remainder.
+/// Performs every operation on about a million elements: several chunks on each channel, and a
+/// remainder.
 fn check_large<T: Number>(nranks: u32, len: usize, op: RedOp, settings: &Settings) {
     let (root, block) = (nranks - 1, len / nranks as usize);
     let cases = [
@@ -168,8 +169,8 @@ fn a_million_elements_arrive_whole_over_tcp() {
     check_large::<bf16>(5, MI - 1, RedOp::Avg, &over("socket"));
 }
 
-/// Two ranks exchange so much in one hop, in place: what is sent is soon written over, though the
-/// kernel has not taken it all.
+/// Two ranks exchange the data in one hop, in place. Received data soon overwrites the input, though
+/// the kernel may not have taken all of it.
 #[test]
 fn an_input_in_place_lasts_until_it_is_sent() {
     for settings in [over("soft"), over("socket")] {

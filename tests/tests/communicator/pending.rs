@@ -1,4 +1,4 @@
-//! Operations that go on behind their caller.
+//! Tests operations that proceed in the background, without their caller.
 
 use std::thread;
 

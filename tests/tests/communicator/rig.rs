@@ -1,4 +1,4 @@
-//! Ranks in threads, and elements of every type.
+//! Runs ranks in threads, on elements of every type.
 
 use std::net::Ipv4Addr;
 use std::sync::Barrier;
@@ -13,29 +13,29 @@ use invar_testkit::namespaces::{Hosts, IPV4};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What holds unless a test says otherwise; whatever the environment says.
+/// The default settings of a test. They do not depend on the environment.
 pub(crate) fn settings() -> Settings {
     Settings::default().connect_timeout(PATIENCE).collective_timeout(PATIENCE)
 }
 
-/// The same, with these variables set.
+/// The default settings of a test, with these variables set.
 pub(crate) fn set(variables: &[(&str, &str)]) -> Settings {
     let value = |name: &str| variables.iter().find(|(of, _)| *of == name).map(|(_, value)| *value);
     let settings = Settings::from_lookup(|name| value(name).map(str::to_owned)).unwrap();
     settings.connect_timeout(PATIENCE).collective_timeout(PATIENCE)
 }
 
-/// Over one kind of device, on loopback.
+/// Settings for one kind of device, on loopback.
 pub(crate) fn over(transport: &str) -> Settings {
     set(&[("INVAR_TRANSPORT", transport), ("NCCL_SHM_DISABLE", "1")])
 }
 
-/// By shared memory, and over each kind of device that every host has.
+/// Settings for shared memory, and for each kind of device that every host has.
 pub(crate) fn every_way() -> [Settings; 3] {
     [settings(), over("soft"), over("socket")]
 }
 
-/// Runs `run` as each of `nranks` ranks, and gives what came of each.
+/// Runs `run` as each of `nranks` ranks. Returns each rank's result.
 pub(crate) fn ranks<R: Send>(
     nranks: u32,
     settings: &Settings,
@@ -46,7 +46,8 @@ pub(crate) fn ranks<R: Send>(
     start(&hub.id(), nranks, settings, run, |_, rank| rank())
 }
 
-/// The same, each rank on the host of which `places` has the number, the rendezvous on the first.
+/// Runs `run` as each rank, on the host with the number in `places`. The rendezvous is on the first
+/// host.
 pub(crate) fn ranks_on<R: Send>(
     hosts: &Hosts,
     places: &[usize],
@@ -58,7 +59,7 @@ pub(crate) fn ranks_on<R: Send>(
     start(&hub.id(), nranks, settings, run, |rank, call| hosts.call(places[rank as usize], call))
 }
 
-/// `place`: calls what a rank does, wherever that is.
+/// Runs `run` as each rank. `place` calls a rank's function on the rank's host.
 fn start<R: Send>(
     id: &UniqueId,
     nranks: u32,
@@ -71,7 +72,7 @@ fn start<R: Send>(
         let rank = |rank| {
             let call = move || {
                 let communicator = Communicator::join(id, rank, nranks, settings);
-                // What one does then finds no other still on its way.
+                // Wait until all ranks have joined, so that none still joins when another one fails.
                 met.wait();
                 run(communicator.unwrap())
             };
@@ -82,7 +83,7 @@ fn start<R: Send>(
     })
 }
 
-/// An element that can be made from its bytes, and gives them.
+/// An element type that converts from and to bytes.
 pub(crate) trait Number: Element {
     fn of(bytes: &[u8]) -> Self;
     fn bytes(self) -> Bytes;
@@ -104,7 +105,7 @@ macro_rules! numbers {
 
 numbers!(i8, u8, i32, u32, i64, u64, f16, bf16, f32, f64);
 
-/// The inputs of all ranks, and what each must get out.
+/// The inputs of all ranks, and the expected output of each.
 pub(crate) struct Case {
     pub(crate) operation: Operation,
     pub(crate) op: RedOp,
@@ -133,7 +134,7 @@ impl Case {
         input.iter().map(|value| T::of(&encode(T::DATA_TYPE, *value))).collect()
     }
 
-    /// Whether a rank has got what it must; `before` is what was there.
+    /// Checks that a rank got the expected output. `before` is the previous content.
     pub(crate) fn check<T: Number>(&self, rank: u32, before: &[T], got: &[T]) {
         let want = output(self.operation, self.op, self.count, rank, &self.inputs);
         let (operation, op, count, nranks) =

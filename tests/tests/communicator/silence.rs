@@ -1,4 +1,4 @@
-//! A rank that is late is waited for. A host that is gone is noticed.
+//! Ranks wait for a late rank, and notice a host that is gone.
 
 use std::fs;
 use std::thread;
@@ -11,7 +11,7 @@ use invar_testkit::tcp_times::hasten;
 use crate::rig::{ranks_on, set};
 
 const COUNT: usize = 1 << 20;
-/// Far less than the ranks' own patience.
+/// The time limit, which is far below the ranks' own patience.
 const BOUND: Duration = Duration::from_secs(30);
 
 fn over_tcp() -> Settings {
@@ -22,8 +22,8 @@ fn hosts() -> Option<Hosts> {
     Hosts::new(1500).map_err(|error| eprintln!("skipped: no network namespaces here: {error}")).ok()
 }
 
-/// Over TCP, between hosts whose buffers take only a part of a chunk, rank 1 comes late to two
-/// operations. `hurry`: whether the time-outs of TCP are shortened.
+/// Lets rank 1 come late to two operations over TCP. The hosts' buffers take only a part of a chunk.
+/// `hurry` shortens TCP's time-outs.
 fn check_late(hurry: bool, late: Duration) {
     let Some(hosts) = hosts() else { return };
     for host in 0..2 {
@@ -33,7 +33,7 @@ fn check_late(hurry: bool, late: Duration) {
     ranks_on(&hosts, &[0, 1], &over_tcp(), |communicator| {
         let rank = communicator.rank();
         let mut data = vec![1.0_f32; COUNT];
-        // Makes the links.
+        // The first operation creates the links.
         communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
         if hurry {
             hasten();
@@ -70,7 +70,7 @@ fn a_rank_that_is_40_s_late_is_waited_for() {
     check_late(false, Duration::from_secs(40));
 }
 
-/// What the ranks of two hosts are told when the cable between them is cut while they do this.
+/// The errors of the ranks on two hosts after the cable between them is cut during `work`.
 fn errors_after_the_cut(work: impl Fn(&Communicator) -> Result<(), invar::Error> + Sync) {
     let Some(hosts) = hosts() else { return };
     let errors = ranks_on(&hosts, &[0, 1], &over_tcp(), |communicator| {

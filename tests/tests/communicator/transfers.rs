@@ -1,4 +1,4 @@
-//! Messages in groups that overlap in any way, over links that are all still to be made.
+//! Tests messages in groups that overlap in any way, over links that do not exist yet.
 
 use std::cmp::Reverse;
 
@@ -10,19 +10,20 @@ use crate::rig::{ranks, set};
 const NRANKS: u32 = 4;
 const CHUNK_BYTES: usize = 4096;
 
-/// A message from a rank to another.
+/// A message from one rank to another.
 #[derive(Clone, Copy, Debug)]
 struct Transfer {
     from: u32,
     to: u32,
     len: usize,
-    /// Whether who sends and who receives does it at once with what it has before.
+    /// Whether the sender, and whether the receiver, puts this transfer into one group with its
+    /// previous one.
     joined: [bool; 2],
 }
 
 impl Transfer {
     fn any() -> impl Strategy<Value = Transfer> {
-        // Those of several chunks go over both channels.
+        // Messages of several chunks go over both channels.
         let len = prop_oneof![0..3_usize, CHUNK_BYTES - 1..CHUNK_BYTES + 2, 1..20 * CHUNK_BYTES];
         (0..NRANKS, 1..NRANKS, len, any::<[bool; 2]>()).prop_map(|(from, far, len, joined)| {
             Transfer { from, to: (from + far) % NRANKS, len, joined }
@@ -46,8 +47,8 @@ impl Transfer {
     }
 }
 
-/// A rank's share of all transfers, in their order, but for those that it does at once. The first of
-/// all that are not done is under way at both its ends: each is done where it waits for no other.
+/// Splits a rank's share of the transfers, in their order, into groups. The first unfinished transfer
+/// is always in the current group at both of its ends, so no rank waits for another in a circle.
 fn groups(transfers: &[Transfer], rank: u32) -> Vec<Vec<(usize, Transfer)>> {
     let mut groups: Vec<Vec<(usize, Transfer)>> = Vec::new();
     for (number, transfer) in transfers.iter().copied().enumerate().filter(|(_, of)| of.has(rank)) {
@@ -56,7 +57,7 @@ fn groups(transfers: &[Transfer], rank: u32) -> Vec<Vec<(usize, Transfer)>> {
             _ => groups.push(vec![(number, transfer)]),
         }
     }
-    // Between two ranks the order is that of both.
+    // Between two ranks both keep the order of their transfers.
     groups.iter_mut().for_each(|group| group.sort_by_key(|(_, of)| Reverse(of.peer(rank))));
     groups
 }
@@ -96,7 +97,7 @@ fn take_part(communicator: &Communicator, transfers: &[Transfer]) {
 }
 
 proptest! {
-    // One that hangs takes long: a few attempts at a shorter one.
+    // A case that hangs takes long, so make few attempts to shrink it.
     #![proptest_config(ProptestConfig { max_shrink_iters: 8, ..ProptestConfig::with_cases(12) })]
 
     #[test]

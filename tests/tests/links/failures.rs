@@ -1,4 +1,4 @@
-//! Peers that are gone, strangers, and the end of a communicator.
+//! Tests peers that are gone, strangers, and the end of a communicator.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ use invar_linux::proxy::Abort;
 
 use crate::rig::{DEVICES, LIMIT, Rank, SLOT_BYTES, open, pair, settings};
 
-/// More than are listened to at a time.
+/// The number of strangers, which is more than a listener handles at a time.
 const STRANGERS: usize = 20;
 
-/// What a rank is told in the end, whose peer does nothing.
+/// The error that a rank gets in the end if its peer does nothing.
 fn error_of(rank: &mut Rank) -> String {
     let start = Instant::now();
     loop {
@@ -60,7 +60,7 @@ fn a_peer_that_goes_amid_a_transfer_ends_it() {
             });
             transfer.join().unwrap().to_string()
         });
-        // The links both ways may each have a connection and an error of their own.
+        // The links of the two directions may each have a connection, and so an error, of their own.
         for text in [text, error_of(&mut zero)] {
             assert!(text.starts_with("rank 1: ") && text.contains("to peer "), "{device}: {text}");
         }
@@ -120,7 +120,7 @@ fn more_bytes_than_a_slot_has_are_refused() {
     assert_eq!(error, format!("{} bytes for a slot of {SLOT_BYTES}", SLOT_BYTES + 1));
 }
 
-/// The first error of two attempts that are polled side by side; the first of them fails.
+/// The error of the first of two attempts that are polled in turns.
 fn error_beside(attempt: &mut LinkAttempt, other: &mut LinkAttempt) -> String {
     let start = Instant::now();
     loop {
@@ -145,7 +145,7 @@ fn who_knows_the_handle_and_not_the_key_is_no_sender() {
         let mut refused = stranger.connect(1, 0, 0, &handle).unwrap();
         let error = error_beside(&mut refused, &mut listening);
         assert!(error.contains("the listener hung up before it had proved"), "{error}");
-        // The one that it is for.
+        // The rank for which the listener waits now connects.
         let attempts = vec![zero.connect(1, 0, 0, &handle).unwrap(), listening];
         let ends = wait_for_links(attempts, LIMIT).expect(device);
         let [LinkEnds { send, .. }, LinkEnds { recv, .. }] = ends.try_into().ok().unwrap();

@@ -1,4 +1,4 @@
-//! Links between ranks over the network.
+//! Tests links between ranks over the network.
 
 mod failures;
 mod processes;

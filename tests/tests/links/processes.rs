@@ -1,4 +1,4 @@
-//! A rank in a process of its own, which is killed.
+//! A rank runs in a process of its own, which is killed.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -12,7 +12,8 @@ use crate::rig::{DEVICES, LIMIT, Rank, open, settings};
 
 const DEVICE: &str = "INVAR_TEST_LINK_DEVICE";
 
-/// Links of rank `number` with the other one, which writes its address and reads ours.
+/// Creates the links of rank `number` with the other rank. Each rank writes its address and reads the
+/// other's.
 fn connect(
     network: &Network,
     number: u32,
@@ -21,7 +22,7 @@ fn connect(
 ) -> LinkEnds {
     let (receiving, handle) = network.listen(1 - number, 0, 0).unwrap();
     let text: String = handle.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    // The test harness writes on the same line.
+    // The test harness writes on the current line, so begin a new one.
     writeln!(ours, "\naddress {text}").unwrap();
     ours.flush().unwrap();
     let mut lines = theirs.lines().map(Result::unwrap);
@@ -76,7 +77,7 @@ fn two_processes_exchange_and_one_that_is_killed_is_named_to_the_other() {
         rank.exchange(1, 100).expect(device);
         let text = std::thread::scope(|scope| {
             let survivor = scope.spawn(|| rank.exchange(2, 1 << 40).unwrap_err());
-            // SIGKILL.
+            // `kill` sends SIGKILL.
             child.kill().unwrap();
             child.wait().unwrap();
             survivor.join().unwrap().to_string()

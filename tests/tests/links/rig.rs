@@ -1,4 +1,4 @@
-//! Ranks with links to each other, and what goes over them.
+//! Ranks with links to each other, and the messages that go over them.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -8,14 +8,14 @@ use invar::{Device, Error, Settings};
 use invar_linux::proxy::Abort;
 use invar_testkit::sim::Random;
 
-/// Long enough for whatever a test waits for, on any machine.
+/// The time limit for everything that a test waits for. It is long enough for any machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const SLOT_BYTES: usize = 8 << 10;
 
-/// Loopback, by each transport that any host has.
+/// Devices on loopback, for each transport that every host has.
 pub(crate) const DEVICES: [&str; 5] =
     ["soft IPv4", "soft IPv6", "socket IPv4", "socket IPv6", SHARED];
-/// Where links both ways share a connection.
+/// The device on which the links of both directions share a connection.
 const SHARED: &str = "shared socket IPv4";
 
 pub(crate) fn open(device: &str) -> Device {
@@ -43,7 +43,7 @@ pub(crate) fn settings() -> NetSettings {
     NetSettings { slot_bytes: SLOT_BYTES, ..Settings::default().into() }
 }
 
-/// One of two ranks, with a link to the other and one from it on each channel.
+/// One of two ranks. On each channel it has a link to the other rank and a link from it.
 pub(crate) struct Rank {
     pub(crate) sends: Vec<NetSend>,
     pub(crate) recvs: Vec<NetRecv>,
@@ -86,8 +86,8 @@ pub(crate) fn pair(device: &str, channels: u16) -> [Rank; 2] {
 }
 
 impl Rank {
-    /// Sends and receives as many slots on each channel, of lengths that a seed decides, and looks
-    /// at what comes.
+    /// Sends and receives `steps` slots on each channel, and checks the received ones. `seed` decides
+    /// the lengths.
     pub(crate) fn exchange(&mut self, seed: u64, steps: u64) -> Result<(), Error> {
         let start = Instant::now();
         let channels = self.sends.len();
@@ -99,7 +99,7 @@ impl Rank {
                 if sent[channel] < steps
                     && let Some(slot) = link.free(message.len())?
                 {
-                    // SAFETY: the slot is this rank's until it is published.
+                    // SAFETY: the slot belongs to this rank until it is published.
                     unsafe { message.write(slot) };
                     link.publish(message.len())?;
                     sent[channel] += 1;
@@ -113,7 +113,7 @@ impl Rank {
                     && let Some((slot, len)) = link.full()?
                 {
                     assert_eq!(len, message.len(), "{message:?}");
-                    // SAFETY: the slot is this rank's until it is released.
+                    // SAFETY: the slot belongs to this rank until it is released.
                     unsafe { message.check(slot) };
                     link.release();
                     received[channel] += 1;
@@ -128,7 +128,7 @@ impl Rank {
     }
 }
 
-/// Both ranks at once, each in a thread of its own.
+/// Runs `work` on both ranks at once, each in a thread of its own.
 pub(crate) fn both(ranks: &mut [Rank; 2], work: impl Fn(&mut Rank) + Sync) {
     std::thread::scope(|scope| {
         for rank in ranks {
@@ -137,7 +137,7 @@ pub(crate) fn both(ranks: &mut [Rank; 2], work: impl Fn(&mut Rank) + Sync) {
     });
 }
 
-/// What is in a slot.
+/// The content of a slot.
 #[derive(Clone, Copy, Debug)]
 struct Message {
     seed: u64,
@@ -167,14 +167,16 @@ impl Message {
 
     unsafe fn write(&self, slot: NonNull<u8>) {
         for at in 0..self.len() {
-            // SAFETY: the caller's promise; no message is longer than a slot.
+            // SAFETY: the caller promises that the slot is its own, and no message is longer than a
+            // slot.
             unsafe { slot.add(at).write(self.byte(at)) };
         }
     }
 
     unsafe fn check(&self, slot: NonNull<u8>) {
         for at in 0..self.len() {
-            // SAFETY: as above.
+            // SAFETY: the caller promises that the slot is its own, and no message is longer than a
+            // slot.
             assert_eq!(unsafe { slot.add(at).read() }, self.byte(at), "byte {at} of {self:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! A rank that does not look after its links for a while is waited for.
+//! A rank waits for a peer that does not poll its links for a while.
 
 use std::thread;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use invar_testkit::tcp_times::hasten;
 
 use crate::rig::{DEVICES, pair};
 
-/// Slots that together are more than the kernel's buffers take.
+/// The number of slots, which together are more than the kernel's buffers take.
 const STEPS: u64 = 1000;
 const LATE: Duration = Duration::from_secs(3);
 

@@ -1,4 +1,4 @@
-//! What is published comes, in order, whoever moves it.
+//! Published slots arrive in order, whoever moves them.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ fn slots_of_any_length_come_both_ways_on_every_kind_of_device() {
     }
 }
 
-/// The rank publishes and goes away; a thread of its own makes the same calls meanwhile.
+/// A rank publishes slots and goes away. Another thread makes the rank's calls meanwhile.
 #[test]
 fn another_thread_may_move_what_a_rank_has_published() {
     for device in DEVICES {
