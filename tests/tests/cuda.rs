@@ -1,4 +1,4 @@
-//! CUDA's driver and GPU memory, with stand-ins for the driver and for NICs, and without a driver.
+//! Tests CUDA's driver and GPU memory with stand-ins for the driver and for NICs, and without a driver.
 
 mod cuda {
     mod budget;

@@ -1,5 +1,5 @@
-//! Transfers of memory that the NIC does not reach, through slots that it does, over simulated
-//! networks: copies take time, packets are lost, and every byte arrives once.
+//! Transfers memory that the NIC cannot access, through slots that it can, over simulated networks.
+//! Copies take time, packets are lost, and every byte arrives once.
 
 use invar_core::comm::{RecvBuf, Request, SendBuf};
 use invar_core::conn::{Settings, Wire};
@@ -16,19 +16,20 @@ use invar_testkit::sim::{Link, Random, SimNic, World};
 const CHUNK: usize = 4096;
 const SLOT: usize = (CHUNK + TRAILER_BYTES).next_multiple_of(8);
 
-/// Where a transfer is in the memory of its end, and its tag.
+/// The start of a transfer in the memory of its end, and its tag.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     start: usize,
     tag: u32,
 }
 
-/// One end: memory that only copies reach, and slots.
+/// One end: memory that only copies access, and slots.
 struct End<C> {
     comm: C,
     gpu: Vec<u8>,
     slots: Buffer<SimNic>,
-    /// Of each slot, what is on the wire, and when its copy is done.
+    /// The message of each slot on the wire. `copied_ns` has the time at which each slot's copy is
+    /// done.
     requests: Vec<Option<Request>>,
     copied_ns: Vec<u64>,
     world: World,
@@ -42,7 +43,7 @@ impl<C> End<C> {
         End { comm, gpu: Vec::new(), slots, requests, copied_ns, world: world.clone(), copy_ns }
     }
 
-    /// Copies one after the other.
+    /// Starts a copy. Copies happen one after the other.
     fn start_copy(&mut self, slot: usize) -> Started {
         let free_ns = self.copied_ns.iter().copied().max().unwrap_or(0).max(self.world.now_ns());
         self.copied_ns[slot] = free_ns + self.copy_ns;
@@ -54,11 +55,11 @@ impl<C> End<C> {
     }
 }
 
-/// What goes wrong at an end.
+/// The error of an end.
 #[derive(Debug, PartialEq, Eq)]
 enum Broken {
     Wire(Error),
-    /// A chunk at this byte meets a receive of so many.
+    /// A chunk at this byte meets a receive of this many bytes.
     Misfit(u64, u32),
 }
 
@@ -96,7 +97,7 @@ impl Port<Place> for End<invar_core::comm::SendComm<SimNic, Pipe>> {
             return Ok(sent.map_err(Broken::Wire)?.map(|_| chunk.own()));
         }
         let start = data.start + offset as usize;
-        // As late as may be: whoever looks too early sees what was there before.
+        // Copy as late as possible: a caller that looks too early sees the old content.
         Ok(self.is_copied(slot).then(|| {
             self.slots.write(slot * SLOT, &self.gpu[start..start + len as usize]);
             chunk.own()
@@ -136,7 +137,7 @@ impl Port<Place> for End<invar_core::comm::RecvComm<SimNic, Pipe>> {
     }
 }
 
-/// Both ends of a connection, with as many slots each and copies as slow.
+/// Both ends of a connection, with the given numbers of slots and duration of copies.
 struct Rig {
     world: World,
     send: End<invar_core::comm::SendComm<SimNic, Pipe>>,
@@ -167,7 +168,8 @@ impl Rig {
         }
     }
 
-    /// A transfer of `sent` bytes into room for `room`, each behind what its end has already.
+    /// Starts a transfer of `sent` bytes into room for `room` bytes. Each memory lies behind the end's
+    /// earlier ones.
     fn push(&mut self, random: &mut Random, sent: usize, room: usize, tag: u32) {
         let start = self.send.gpu.len();
         self.send.gpu.extend((0..sent).map(|_| random.next() as u8));
@@ -184,7 +186,7 @@ impl Rig {
         Ok(())
     }
 
-    /// How long it takes until all is done, in the world's time.
+    /// The simulated time until all transfers are done.
     fn finish(&mut self) -> u64 {
         let start_ns = self.world.now_ns();
         while !(self.outgoing.is_idle() && self.incoming.is_idle()) {
@@ -241,7 +243,7 @@ fn every_byte_arrives_whatever_the_network_and_the_copies_do() {
 
 #[test]
 fn copies_and_the_wire_work_at_the_same_time() {
-    // A copy takes as long as the way there and back.
+    // A copy takes as long as a round trip.
     let link = Link { delay_ns: 20_000, ..Link::default() };
     let took = |slots| {
         let mut rig = Rig::new(1, link, [slots; 2], 40_000);
@@ -304,7 +306,7 @@ fn a_message_of_a_whole_chunk_from_a_peer_that_does_not_stage_is_found_out() {
 fn a_transfer_of_one_chunk_is_an_ordinary_message() {
     let mut rig = Rig::new(1, Link::default(), [2; 2], 0);
     rig.push(&mut Random::new(7), 100, 0, 0);
-    // The other end takes it into memory that its NIC reaches.
+    // The other end receives into memory that its NIC can access.
     let (addr, rkey) = (rig.recv.slots.addr(0), rig.recv.slots.rkey());
     let buf = RecvBuf { addr, len: 500, tag: 0, rkey };
     let request = rig.recv.comm.irecv(&[buf]).unwrap().expect("room");

@@ -1,4 +1,4 @@
-//! How much memory of the host staged messages pin, over all connections of a process.
+//! Tests how much host memory staged messages pin, over all connections of a process.
 
 use invar::ErrorKind;
 use invar_core::staging::Trailer;
@@ -6,10 +6,10 @@ use invar_testkit::fake_cuda::{FakeCuda, calls, pinned};
 
 use super::transfer::{CHUNK, Rig, fake};
 
-/// Bytes of a slot, of which each end wants three.
+/// The bytes of a slot. Each end asks for three slots.
 const SLOT: usize = (Trailer::room(CHUNK as u32) as usize).next_multiple_of(64);
 
-/// So many slots for the process.
+/// A stand-in with a limit of `slots` slots for the process.
 fn with_slots(slots: usize) -> FakeCuda {
     fake().set("INVAR_STAGING_BYTES", (slots * SLOT).to_string())
 }

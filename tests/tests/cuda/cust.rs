@@ -1,4 +1,4 @@
-//! The driver through the bindings of `cust`.
+//! Tests the driver through the bindings of the crate `cust`.
 
 use invar_cuda::cust::error::CudaError;
 use invar_cuda::cust::memory::DeviceBuffer;
@@ -51,7 +51,7 @@ fn memory_is_copied_staged_and_exported_through_cust() {
         let mut bytes = [0; 5];
         staging.memory().read_at(0, &mut bytes).unwrap();
         assert_eq!(&bytes, b"alloy");
-        // Younger than cust's bindings.
+        // The function for DMA-BUFs is newer than cust's bindings.
         assert_eq!(memory.dma_buf().unwrap().offset, 0);
     });
 }
@@ -71,7 +71,7 @@ fn a_buffer_of_cust_is_memory_like_any_other() {
         assert_eq!(bytes, [1, 2, 3, 4, 5, 6, 7, 8]);
         let addr = memory.addr();
         assert!(Pointer::query(driver, addr).unwrap().is_some());
-        // On a thread that has no context of its own.
+        // Drop the memory on a thread that has no context of its own.
         std::thread::spawn(move || drop(memory)).join().unwrap();
         assert_eq!(Pointer::query(driver, addr), Ok(None));
     });

@@ -1,4 +1,4 @@
-//! GPU memory that the NIC reaches: over a null libibverbs beside the stand-in for CUDA's driver.
+//! Tests GPU memory that the NIC reaches. A null libibverbs runs beside the stand-in for CUDA's driver.
 
 use std::os::fd::AsFd;
 
@@ -13,7 +13,7 @@ use invar_testkit::sysfs::Tree;
 
 use super::transfer::Rig;
 
-/// NICs that register DMA-BUFs, however far away they are.
+/// NICs that register DMA-BUFs at any distance from the GPU.
 fn fake() -> FakeCuda {
     let fake = FakeCuda::new().with_null_verbs().set("NULL_VERBS_DMA_BUF", "yes");
     fake.set("NCCL_NET_GDR_LEVEL", "SYS").set("INVAR_SYSFS", "/nowhere")
@@ -23,20 +23,20 @@ fn rig() -> Rig {
     Rig::on(Device::open("null0").unwrap())
 }
 
-/// What was registered as a DMA-BUF.
+/// The registrations of DMA-BUFs so far.
 fn dma_bufs() -> Vec<String> {
     verbs_calls().into_iter().filter(|call| call.starts_with("ibv_reg_dmabuf_mr ")).collect()
 }
 
-/// Where READs were from.
+/// The READs so far, with their remote addresses.
 fn reads() -> Vec<String> {
     verbs_calls().into_iter().filter(|call| call.starts_with("RDMA_READ ")).collect()
 }
 
-/// Part of an allocation, which keeps it.
+/// A part of an allocation. The part keeps the allocation alive.
 fn part(memory: &GpuMemory, offset: usize, len: usize) -> GpuMemory {
     let addr = memory.addr() + offset as u64;
-    // SAFETY: `memory` is kept, and its bytes are touched by one transfer or copy at a time.
+    // SAFETY: the part keeps a clone of `memory`, and one transfer or copy at a time touches its bytes.
     unsafe { GpuMemory::from_raw(memory.gpu(), addr, len, memory.clone()) }
 }
 
@@ -49,7 +49,7 @@ fn memory_of_a_gpu_is_registered_as_a_dma_buf_of_whole_pages() {
         let memory = part(&memory, 2 * page_size() + 100, page_size());
         let region = MemoryRegion::on_gpu(&rig.device, &memory, &rig.settings).unwrap();
         assert_eq!(region.gpu_path().unwrap().decision.path, Path::DmaBuf);
-        // LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, RELAXED_ORDERING.
+        // The access flags are LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ and RELAXED_ORDERING.
         let registered = format!(
             "ibv_reg_dmabuf_mr offset=100 length={} iova={:#x} access=0x100007",
             page_size(),
@@ -118,7 +118,7 @@ fn of_several_regions_the_last_of_a_gpu_that_is_not_empty_is_read() {
         let (first, last) = (rig.gpu_region(0, 100), rig.gpu_region(0, 100));
         let host = rig.host_region(100);
         let read_at = |addr: u64| format!("RDMA_READ remote_addr={addr:#x} length=1");
-        // Addresses are in the order of registration.
+        // The addresses are in the order of registration.
         let starts: Vec<u64> = dma_bufs()
             .iter()
             .map(|call| call.split("iova=0x").nth(1).unwrap().split(' ').next().unwrap())
@@ -205,7 +205,7 @@ fn no_gpu_is_flushed_where_that_is_off_however_forced() {
     });
 }
 
-/// NICs that register memory by its address, and the tree that says so.
+/// NICs that register memory by its address, and the `/sys` tree with the kernel module for that.
 fn peermem() -> (FakeCuda, Tree) {
     let sysfs = Tree::new("null0", "null1");
     sysfs.file("module/nvidia_peermem/version", "550.54");
@@ -285,7 +285,7 @@ fn managed_memory_is_staged_where_the_nic_reaches_the_gpu() {
         rig.check(&region, &other);
         assert_eq!(dma_bufs(), [""; 0]);
         let range = GpuRange { addr: memory.addr(), len: 5000, dma_buf: None };
-        // SAFETY: nothing is transferred.
+        // SAFETY: the registration fails, and no transfer uses the memory.
         let error = unsafe { raw::register_gpu(&rig.device, &range) }.unwrap_err().to_string();
         assert!(error.ends_with("there is managed memory, which leaves the GPU"), "{error}");
     });
@@ -297,7 +297,7 @@ fn a_range_beyond_its_allocation_is_refused_and_both_are_named() {
         let rig = rig();
         let memory = GpuMemory::alloc(&Gpu::open(rig.driver, 0).unwrap(), 5000).unwrap();
         let range = GpuRange { addr: memory.addr() + 1000, len: 4001, dma_buf: None };
-        // SAFETY: nothing is transferred.
+        // SAFETY: the registration fails, and no transfer uses the memory.
         let error = unsafe { raw::register_gpu(&rig.device, &range) }.unwrap_err().to_string();
         let text = format!(
             "4001 bytes at {:#x} end beyond their allocation, 5000 bytes of GPU memory at {:#x}: \
@@ -318,7 +318,7 @@ fn memory_that_is_freed_while_it_is_registered_and_allocated_again_is_registered
             let dma_buf = memory.dma_buf().unwrap();
             let dma_buf = Some((dma_buf.as_fd(), dma_buf.offset));
             let range = GpuRange { addr: memory.addr(), len: memory.len(), dma_buf };
-            // SAFETY: nothing is transferred.
+            // SAFETY: no transfer uses the memory.
             unsafe { raw::register_gpu(&rig.device, &range) }.unwrap()
         };
         let memory = GpuMemory::alloc(&gpu, 5000).unwrap();

@@ -1,4 +1,4 @@
-//! What is found out about driver and GPUs.
+//! Tests what Invar finds out about the driver and the GPUs.
 
 use invar_cuda::flush::WritesOrdering;
 use invar_cuda::{Driver, Gpu, NoCuda};

@@ -1,5 +1,5 @@
-//! What only a GPU can show: `cargo xtask gpu`. Without one it is skipped, unless `INVAR_GPU=1` asks
-//! for it; and with the stand-in it is seen to work.
+//! Tests that need a real GPU: `cargo xtask gpu`. Without a GPU they are skipped, unless `INVAR_GPU=1`
+//! asks for them. One test runs them on the stand-in, to show that they work.
 
 use std::os::fd::AsFd;
 
@@ -10,7 +10,7 @@ use invar_testkit::fake_cuda::{FakeCuda, verbs_calls};
 
 use super::transfer::{Rig, pattern};
 
-/// A little more than what is registered and copied in one piece.
+/// The length is a little more than the unit of registrations and copies.
 const LEN: usize = (16 << 20) + 1234;
 
 /// Runs a check on each GPU of this machine.
@@ -64,7 +64,7 @@ fn every_device_moves_memory_of_a_gpu(gpu: &Gpu) {
     for info in Device::list().unwrap() {
         let mut rig = Rig::on(Device::open(&info.name).unwrap());
         for len in [1, 4096, LEN] {
-            // A receive may be longer than what comes.
+            // A receive may be longer than its message.
             let regions = [len, 2 * len + 1].map(|len| {
                 let memory = GpuMemory::alloc(gpu, len).unwrap();
                 MemoryRegion::on_gpu(&rig.device, &memory, &rig.settings).unwrap()

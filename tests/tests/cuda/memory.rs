@@ -1,4 +1,4 @@
-//! GPU memory: bytes, addresses, DMA-BUFs.
+//! Tests GPU memory: bytes, addresses, DMA-BUFs.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -105,7 +105,7 @@ fn a_dma_buf_is_of_whole_pages_around_the_memory() {
         let bytes: Vec<u8> = (0..memory.len()).map(|i| (i / 16) as u8).collect();
         memory.write_at(0, &bytes).unwrap();
         let (start, len) = (page_size() + 100, page_size());
-        // SAFETY: `memory` outlives it, and nobody writes.
+        // SAFETY: the part keeps a clone of `memory`, and nobody writes to it.
         let part = unsafe {
             GpuMemory::from_raw(memory.gpu(), memory.addr() + start as u64, len, memory.clone())
         };

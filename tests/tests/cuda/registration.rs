@@ -1,4 +1,4 @@
-//! Registrations of GPU memory over its life.
+//! Tests registrations of GPU memory over the memory's life.
 
 use invar::Device;
 use invar::raw::{self, GpuRange};
@@ -9,7 +9,7 @@ use invar_testkit::fake_cuda::{FakeCuda, calls};
 
 type Cache = MrCache<&'static str, Vec<Slot<&'static str>>>;
 
-/// Looks memory up as a host does that is about to register it.
+/// Looks up memory as an application does before it registers the memory.
 fn lookup(cache: &mut Cache, domains: &mut BufferDomains, memory: &GpuMemory) -> Lookup {
     let domain = domains.acquire(memory.pointer().unwrap().buffer_id);
     let len = memory.len() as u64;
@@ -67,7 +67,7 @@ fn copies_of_the_driver_are_made_to_wait_before_a_nic_is_given_memory() {
         let gpu = Gpu::open(Driver::open().unwrap(), 0).unwrap();
         GpuMemory::alloc(&gpu, 4096).unwrap().sync_memops().unwrap();
         assert_eq!(calls("cuPointerSetAttribute"), 1);
-        // SAFETY: never read or written.
+        // SAFETY: nobody reads or writes this memory.
         let unknown = unsafe { GpuMemory::from_raw(&gpu, 0x1000, 4096, ()) };
         assert_eq!(unknown.sync_memops().unwrap_err().code(), Some(1));
         assert_eq!(unknown.pointer().unwrap_err().code(), Some(1));
@@ -80,7 +80,7 @@ fn a_nic_that_does_not_reach_a_gpu_is_not_given_its_memory() {
         let device = Device::open_at("[::1]:0".parse().unwrap()).unwrap();
         let register = |addr| {
             let range = GpuRange { addr, len: 4096, dma_buf: None };
-            // SAFETY: nothing is transferred.
+            // SAFETY: the registration fails, and no transfer uses the memory.
             unsafe { raw::register_gpu(&device, &range) }.unwrap_err().to_string()
         };
         let gpu = Gpu::open(Driver::open().unwrap(), 0).unwrap();

@@ -1,4 +1,4 @@
-//! Pinned memory and the copies in and out of it.
+//! Tests pinned memory and the copies into and out of it.
 
 use invar_cuda::{Direction, Driver, Gpu, GpuMemory, MemoryError, StagingBuffer};
 use invar_testkit::fake_cuda::{FakeCuda, calls};
@@ -15,7 +15,7 @@ fn a_copy_is_done_when_the_driver_says_so_and_not_before() {
         memory.write_at(100, b"invar").unwrap();
         assert!(buffer.is_done(1).unwrap(), "nothing is under way");
         buffer.start(1, Direction::ToHost, &memory, 100, 5).unwrap();
-        // Two operations, the copy and its event, three queries each.
+        // There are two operations, the copy and its event, and each takes three queries.
         let asked = (1..).find(|_| buffer.is_done(1).unwrap());
         assert_eq!(asked, Some(6));
         let mut bytes = [0; 5];
@@ -68,7 +68,7 @@ fn a_slot_takes_no_second_copy_before_the_first_is_done() {
         assert_eq!(refused, MemoryError::Busy(1));
         assert_eq!((calls("cuMemcpyHtoDAsync_v2"), calls("cuMemFree_v2")), (1, 0));
         buffer.start(0, Direction::ToGpu, &second, 0, 256).unwrap();
-        // Nobody asked whether the first is done, and then it is.
+        // Nobody has asked whether the first copy is done. It completes nevertheless.
         let start = |_: &i32| buffer.start(1, Direction::ToGpu, &second, 0, 256).is_ok();
         assert!((1..100).find(start).is_some());
         assert_eq!(calls("cuMemFree_v2"), 1);

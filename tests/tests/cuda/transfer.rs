@@ -1,4 +1,4 @@
-//! Messages from and to GPU memory over the software NIC, which does not reach it.
+//! Tests messages from and to GPU memory over the software NIC, which cannot access that memory.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -14,7 +14,8 @@ use invar_testkit::fake_cuda::{FakeCuda, calls};
 const TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const CHUNK: usize = 4096;
 
-/// Both ends of a connection of a device with itself: of loopback, with small pieces, or another.
+/// Both ends of a connection of a device with itself. The device is on loopback with small chunks, or
+/// another one.
 pub(crate) struct Rig {
     pub(crate) send: SendComm,
     pub(crate) recv: RecvComm,
@@ -36,7 +37,7 @@ impl Rig {
         Self::between(device, Settings::from_env().unwrap())
     }
 
-    /// Where the receiver has settings of its own.
+    /// Connects a device with itself. The receiver has settings of its own.
     fn between(device: Device, of_receiver: Settings) -> Self {
         let settings = Settings::from_env().unwrap();
         let listener = Listener::bind(&device, &of_receiver).unwrap();
@@ -47,7 +48,7 @@ impl Rig {
         Rig { send, recv, device, settings, driver: Driver::open().unwrap() }
     }
 
-    /// Starts a flush, and waits for it; whether there was one to wait for.
+    /// Starts a flush and waits for it. Returns whether a flush was needed.
     pub(crate) fn flush(&mut self, bufs: &[(&MemoryRegion, Range<usize>)]) -> bool {
         match self.recv.iflush(bufs).unwrap() {
             Flush::Started(request) => {
@@ -69,7 +70,7 @@ impl Rig {
         MemoryRegion::new(&self.device, len).unwrap()
     }
 
-    /// Sends all of one region into all of another, which may be longer, and checks what came.
+    /// Sends all of one region into another, which may be longer, and checks the received bytes.
     pub(crate) fn check(&mut self, from: &MemoryRegion, to: &MemoryRegion) {
         from.write_at(0, &pattern(from.len())).unwrap();
         to.write_at(0, &vec![0x55; to.len()]).unwrap();
@@ -159,13 +160,13 @@ fn long_messages_pass_through_a_few_pieces_of_host_memory() {
         let (from, to) = (rig.gpu_region(0, 1_000_003), rig.gpu_region(0, 1_000_003));
         rig.check(&from, &to);
         rig.check(&to, &from);
-        // Three pieces at each end, pinned once.
+        // Each end pins three slots once.
         assert_eq!((calls("cuMemHostAlloc"), calls("cuMemAlloc_v2")), (2, 2));
         assert_eq!(calls("cuMemcpyDtoHAsync_v2"), 2 * 1_000_003_usize.div_ceil(CHUNK));
     });
 }
 
-/// Messages that are shorter than their receives, by whatever number of pieces.
+/// Messages may be shorter than their receives by any number of chunks.
 fn messages_may_be_shorter_than_their_receives(mut rig: Rig) {
     for len in [1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 9 * CHUNK + 5] {
         for room in [len, len + 1, len + CHUNK, len + 2 * CHUNK - 1, 40 * CHUNK] {
@@ -222,7 +223,7 @@ fn many_messages_are_under_way_at_once_and_end_in_any_order() {
             .map(|i| rig.send.isend(&from, sent(i), tag(i)).unwrap().expect("room"))
             .collect();
         patiently("transfers", || {
-            // The last first.
+            // Test the last request first.
             sends = std::mem::take(&mut sends)
                 .into_iter()
                 .rev()
@@ -291,7 +292,7 @@ fn misuse_is_refused_and_the_connection_goes_on() {
         refused(rig.send.isend(&from, 0..101, 1).unwrap_err(), "bytes 0..101 of a region of 100");
         rig.check(&from, &to);
         let memory = GpuMemory::alloc(&Gpu::open(rig.driver, 0).unwrap(), 1).unwrap();
-        // SAFETY: no bytes are there to be misused.
+        // SAFETY: the range has no bytes, so nobody accesses any.
         let empty = unsafe { GpuMemory::from_raw(memory.gpu(), memory.addr(), 0, ()) };
         let region = MemoryRegion::on_gpu(&rig.device, &empty, &rig.settings);
         refused(region.err().expect("no bytes"), "at least one byte");
@@ -325,7 +326,7 @@ fn a_copy_that_fails_ends_the_messages_and_says_so_each_time() {
     });
 }
 
-/// What comes of a message with which its two ends go about differently: the error of either.
+/// The error of the end that first reports one, for a message that the two ends handle differently.
 fn mismatch(rig: &mut Rig, from: &MemoryRegion, to: &MemoryRegion) -> Error {
     let receive = rig.recv.irecv(&[(to, 0..to.len(), 1)]).unwrap().expect("room");
     let (mut send, mut found) = (None, None);
@@ -348,7 +349,7 @@ fn mismatch(rig: &mut Rig, from: &MemoryRegion, to: &MemoryRegion) -> Error {
     found.expect("an error")
 }
 
-/// More than a chunk, that is staged at one end.
+/// A message of more than a chunk that one end alone stages is an error.
 fn what_is_staged_at_one_end_only_is_an_error_that_says_so(mut rig: Rig) {
     let (gpu, host) = (rig.gpu_region(0, 2 * CHUNK), rig.host_region(2 * CHUNK));
     let error = mismatch(&mut rig, &gpu, &host);
@@ -364,7 +365,7 @@ fn what_is_staged_at_one_end_only_is_an_error_that_says_so(mut rig: Rig) {
     let text =
         "(INVAR_STAGING_CHUNK_BYTES, and a trailer): what is longer must be staged at both ends";
     assert!(error.to_string().ends_with(text), "{error}");
-    // One that fits into a piece.
+    // Here the message fits into a chunk.
     let mut rig = Rig::on(rig.device.clone());
     let (gpu, host) = (rig.gpu_region(0, 2 * CHUNK), rig.host_region(CHUNK));
     let error = mismatch(&mut rig, &host, &gpu);
