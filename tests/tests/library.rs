@@ -1,4 +1,4 @@
-//! The library on loopback, over the software NIC where a test does not say otherwise.
+//! Tests the library on loopback, over the software NIC unless a test says otherwise.
 
 mod library {
     mod connecting;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use invar::{Device, Listener, MemoryRegion, RecvComm, Request, SendComm, Settings};
 
-/// More than anything takes that works.
+/// The time limit, which is longer than any working operation takes.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn loopback() -> Device {
@@ -47,7 +47,7 @@ fn connect(device: &Device, settings: &Settings) -> (SendComm, RecvComm) {
     (send.unwrap(), recv.unwrap())
 }
 
-/// A connection, and memory at both ends; at the sender's it is `pattern`.
+/// A connection with memory at both ends. The sender's memory contains `pattern`.
 struct Pair {
     send: SendComm,
     recv: RecvComm,
@@ -69,7 +69,7 @@ impl Pair {
         Pair { send, recv, from, to, device }
     }
 
-    /// Sends the first `len` bytes once the receiver has posted.
+    /// Sends the first `len` bytes once the receiver has posted a buffer.
     fn isend(&mut self, len: usize, tag: u32) -> Request {
         until("a slot", || self.send.isend(&self.from, 0..len, tag).unwrap())
     }

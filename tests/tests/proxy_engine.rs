@@ -1,4 +1,4 @@
-//! The proxy's engine, over a transport that is ready when chance will have it.
+//! Tests the proxy's engine over a transport that is ready by chance.
 
 #[path = "proxy_engine/refusals.rs"]
 mod refusals;
@@ -27,7 +27,7 @@ fn spec(direction: Direction, sharing: Sharing) -> ConnectionSpec {
     ConnectionSpec { direction, local_rank: 0, sharing, recv_group: None }
 }
 
-/// An operation over connection `id` of as many steps.
+/// An operation over connection `id` with `nsteps` steps.
 fn op(op_count: u64, id: u32, pattern: Pattern, nsteps: u64) -> Op {
     Op {
         op_count,
@@ -46,8 +46,8 @@ fn op(op_count: u64, id: u32, pattern: Pattern, nsteps: u64) -> Op {
     }
 }
 
-/// A world of a few connections: 0 and 1 have buffers of their own, 2 to 5 share buffers to send,
-/// 6 to 9 to receive, some of these over one comm.
+/// Opens ten connections. 0 and 1 have buffers of their own. 2 to 5 share buffers to send and 6 to 9
+/// share buffers to receive, some of them over one comm.
 fn open_all(engine: &mut HeapEngine) {
     let grouped = |comm| Some(RecvGroup { comm, buffers_max: 2 });
     for id in 0..10u32 {
@@ -75,7 +75,7 @@ fn is_send(id: u32) -> bool {
     matches!(id, 0 | 2..=5)
 }
 
-/// The connection that others wait with.
+/// The connection whose chain of waiting operations a connection joins.
 fn chain_of(id: u32) -> u32 {
     match id {
         0 | 1 => id,
@@ -84,7 +84,7 @@ fn chain_of(id: u32) -> u32 {
     }
 }
 
-/// Operation counts, each with the connections that it has an operation on, and their slices.
+/// Operation counts. Each has the connections that it has an operation on, and the slices of each.
 fn groups() -> impl Strategy<Value = Vec<BTreeMap<u32, u64>>> {
     let group = prop::collection::btree_map(0u32..10, 1u64..20, 1..8);
     prop::collection::vec(group, 1..12)
@@ -118,7 +118,7 @@ proptest! {
                 engine.progress(&mut transport, &mut ()).unwrap();
             }
         }
-        // A round moves something with a chance of a third, at least.
+        // A round moves something with a probability of at least a third.
         let mut rounds = 0;
         while !engine.is_idle() {
             engine.progress(&mut transport, &mut ()).unwrap();
@@ -144,7 +144,7 @@ fn operations_of_one_count_are_merged_where_buffers_are_shared_and_chained_where
                 [0-2|1| Send 100/0]\n| `-> [0-3|2| Send 100/0]\nv\n[X]\n";
     assert_eq!(engine.to_string(), dump);
 
-    // Those that waited take the place of those that are done.
+    // Waiting operations take the place of finished ones.
     let mut transport = Chance::always();
     for (op_count, id) in [(1, 2), (1, 3), (2, 2), (1, 0), (2, 0)] {
         transport.expect(&op(op_count, id, Pattern::Send, 1), chain_of(id));
@@ -159,7 +159,7 @@ fn the_dump_says_what_each_sub_waits_for() {
     for (pattern, states) in [(Pattern::Send, "IGSD"), (Pattern::Recv, "IRFGD")] {
         let stages: &[Stage] = match pattern {
             Pattern::Send => &[Stage::Post, Stage::Transmit, Stage::Complete],
-            // What is flushed is shown as flushing until the GPU has it.
+            // Flushed data is shown as flushing until the GPU has it.
             _ => &[Stage::Post, Stage::Receive, Stage::Transmit, Stage::Complete],
         };
         let id = u32::from(pattern == Pattern::Recv);
@@ -180,7 +180,7 @@ fn the_dump_says_what_each_sub_waits_for() {
             }
         }
     }
-    // Done while another sub is not.
+    // One sub is done while another is not.
     let mut engine = engine();
     open_all(&mut engine);
     let mut transport = Chance::always();

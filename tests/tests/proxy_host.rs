@@ -1,4 +1,4 @@
-//! The proxy's threads, with ranks in this process and in others.
+//! Tests the proxy's threads, with ranks in this process and in others.
 
 #[path = "proxy_host/host.rs"]
 mod host;
@@ -64,7 +64,7 @@ fn stop_waits_for_what_is_active_and_takes_nothing_new() {
     assert_eq!(gate.completed(), 20);
 }
 
-/// Sees whether the thread has gone to sleep.
+/// Records whether the thread has gone to sleep.
 #[derive(Clone, Default)]
 struct Asleep(Arc<AtomicBool>);
 
@@ -98,7 +98,7 @@ fn abort_ends_a_busy_thread_and_a_sleeping_one_and_a_rank_that_waits() {
         let failure = progress.stop().unwrap_err();
         assert!(matches!(*failure, ProgressFailure::Aborted), "{failure}");
     }
-    // Nobody takes what this rank posts.
+    // Nobody takes the operations that this rank posts.
     let shared = SharedOps::create(1).unwrap();
     let abort = Abort::default();
     let mut ops = RankOps::new(shared, 0, abort.clone(), LIMIT);
@@ -152,7 +152,7 @@ fn a_connection_is_closed_when_its_operations_are_done() {
     until(|| gate.asked());
     gate.set(true);
     until(|| gate.completed() == 3);
-    // What comes too late for it finds it closed, sooner or later.
+    // Operations that come too late find the memory closed, sooner or later.
     for op_count in 2.. {
         if ops.append(&op(op_count, 0, 1)).and_then(|()| ops.post()).is_err() {
             break;
@@ -162,7 +162,7 @@ fn a_connection_is_closed_when_its_operations_are_done() {
     assert!(error.ends_with("connection 0-0 is not open"), "{error}");
 }
 
-/// What is written, for those who read it.
+/// A writer whose text the test can read.
 #[derive(Clone, Default)]
 struct Written(Arc<Mutex<Vec<u8>>>);
 
@@ -206,11 +206,11 @@ fn a_signal_has_the_active_operations_written_busy_or_asleep() {
     gate.set(true);
     progress.stop().unwrap();
     drop(dump);
-    // It would end the process.
+    // Without the dump's thread the signal would end the process.
     kill();
 }
 
-/// Where a thread of this process may run, by its name.
+/// The processors on which a thread of this process may run, by the thread's name.
 fn runs_on(name: &str) -> Option<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     tasks.flatten().find_map(|task| {
@@ -236,7 +236,7 @@ fn both_threads_have_the_number_of_their_gpu_and_run_where_they_may() {
 
 #[test]
 fn a_signal_that_can_not_be_had_is_an_error() {
-    // SIGKILL, and one that the C library keeps for itself.
+    // Signal 9 is SIGKILL. The C library keeps signal 32 for itself.
     for signal in [9, 32] {
         let error = DumpOnSignal::spawn(signal, String::new, std::io::sink()).unwrap_err();
         let named = format!("NCCL_PROXY_DUMP_SIGNAL={signal}: ");

@@ -1,4 +1,4 @@
-//! Connecting, and what keeps a connection from coming about.
+//! Tests connection setup, and what prevents a connection.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -103,7 +103,7 @@ fn a_caller_that_speaks_something_else_is_refused_and_the_next_is_served() {
     let text = error.to_string();
     let named = "within 50 ms; a caller from [::1]:";
     assert!(text.contains(named) && text.contains("which is not Invar's hello"), "{text}");
-    // It is hung up on.
+    // The listener hangs up on the browser.
     let _ = browser.read_to_end(&mut Vec::new());
 
     let mut connecting = SendComm::connect(&device, &listener.handle(), &settings).unwrap();

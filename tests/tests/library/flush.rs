@@ -1,4 +1,4 @@
-//! Flushes read back through the NIC, where they are asked for.
+//! Tests flushes, which read back through the NIC if the settings ask for them.
 
 use invar::Flush;
 use invar_core::nic::Nic;
@@ -27,7 +27,7 @@ fn a_flush_is_not_needed_where_it_is_off() {
 
 #[test]
 fn what_came_is_flushed_after_the_peer_has_left() {
-    // With loss, since what is done at once says nothing of a flush that has to be waited for.
+    // Packets are lost, so that the flush does not complete at once and has to be waited for.
     let mut config = SoftConfig::new("lossy", "[::1]:0".parse().unwrap());
     config.impairment =
         Some(ImpairmentConfig { drop_ppm: 500_000, seed: 1, ..ImpairmentConfig::default() });

@@ -1,4 +1,4 @@
-//! A receiver over TCP that does not look for a while is waited for.
+//! A sender over TCP waits for a receiver that does not poll for a while.
 
 use std::thread;
 
@@ -7,10 +7,10 @@ use invar_testkit::tcp_times::hasten;
 use crate::*;
 
 const LONG: usize = 48 << 20;
-/// Messages that are sent before they are asked for.
+/// The size of messages that are sent before their receives are posted.
 const AHEAD: usize = 500_000;
 
-/// `hurry`: whether the time-outs of TCP are shortened.
+/// Lets the receiver pause for the time `late`. `hurry` shortens TCP's time-outs.
 fn check(hurry: bool, late: Duration) {
     let timeout = late + TIMEOUT;
     let mut pair = Pair::on(over_tcp(), &Settings::default(), LONG);

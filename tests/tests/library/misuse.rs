@@ -1,10 +1,10 @@
-//! What a program does wrong is refused by name, and the connection goes on.
+//! The library refuses a program's mistakes by name, and the connection still works.
 
 use invar::{ConnectionError, Error, ErrorKind};
 
 use crate::*;
 
-/// A message still passes.
+/// Checks that a message still passes.
 fn goes_on(pair: &mut Pair) {
     let receive = pair.recv.irecv(&[(&pair.to, 0..32, 1)]).unwrap().unwrap();
     let send = pair.isend(32, 1);

@@ -1,4 +1,4 @@
-//! Packets of the software NIC that carry tags.
+//! Tests packets of the software NIC that carry tags.
 
 use crate::*;
 
@@ -6,7 +6,7 @@ fn set(value: &'static str) -> Settings {
     Settings::from_lookup(|asked| (asked == "INVAR_SOFT_AUTH").then(|| value.to_owned())).unwrap()
 }
 
-/// Both ends, or why there are none.
+/// The result of connecting at both ends, with an error's text.
 fn ends(ours: &Settings, theirs: &Settings) -> [Result<(), String>; 2] {
     let device = loopback();
     let listener = Listener::bind(&device, theirs).unwrap();

@@ -1,4 +1,4 @@
-//! A peer that is gone ends what waits for it, soon and by name.
+//! When a peer is gone, pending requests end soon with an error that names the peer.
 
 use std::error::Error;
 
@@ -6,7 +6,7 @@ use invar::ErrorKind;
 
 use crate::*;
 
-/// Well above the time between two looks at the peer, well below any retry.
+/// The time limit. It is well above the time between two checks of the peer, and well below any retry.
 const SOON: Duration = Duration::from_secs(3);
 
 #[test]
@@ -22,7 +22,7 @@ fn a_sender_without_a_slot_learns_that_its_receiver_is_gone() {
     assert_eq!((error.device(), error.peer()), (Some(device.info().name.as_str()), peer));
     assert_eq!(error.rank(), None);
     assert!(error.to_string().ends_with(&error.source().unwrap().to_string()), "{error}");
-    // It stays so.
+    // Later calls return this error too.
     let error = send.isend(&from, 0..8, 1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Peer, "{error}");
 }
@@ -44,7 +44,7 @@ fn a_send_under_way_ends_when_its_receiver_is_gone() {
     let _ = pair.recv.irecv(&[(&pair.to, 0..BYTES, 1)]).unwrap().unwrap();
     let send = pair.isend(BYTES, 1);
     drop(pair.recv);
-    // All of it may have arrived just in time.
+    // All bytes may have arrived just in time.
     if let Err(error) = pair.send.wait(&send, SOON) {
         assert_eq!(error.kind(), ErrorKind::Peer, "{error}");
     }

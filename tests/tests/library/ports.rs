@@ -1,11 +1,12 @@
-//! Ports that settings fix.
+//! Tests ports that settings fix.
 
 use invar::PortRange;
 use invar_core::conn::Wire;
 
 use crate::*;
 
-/// So many that some are free, whatever else runs; below those that the kernel picks.
+/// A range of so many ports that some are free, whatever else runs. It is below the ports that the
+/// kernel picks.
 const PORTS: &str = "21000-21999";
 
 fn set(pairs: &'static [(&str, &str)]) -> Settings {

@@ -1,4 +1,4 @@
-//! Messages arrive, whole and where they belong.
+//! Messages arrive whole and in the right place.
 
 use crate::*;
 

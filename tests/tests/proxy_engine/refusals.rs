@@ -1,4 +1,4 @@
-//! What the engine does not take.
+//! Tests calls and operations that the engine refuses.
 
 use invar_core::math::Protocol;
 use invar_core::proxy::{
@@ -98,7 +98,7 @@ fn connections_are_opened_once_and_closed_when_nothing_uses_them() {
     assert_eq!(engine.open(id(0), own), Ok(()));
 }
 
-/// Breaks at one stage.
+/// A transport that fails at one stage.
 struct Broken(Stage);
 
 impl Transport for Broken {
@@ -124,7 +124,7 @@ fn a_failure_names_operation_peer_connection_and_stage() {
     assert_eq!(events.0, [Stage::Post, Stage::Receive]);
 }
 
-/// Stages that were passed.
+/// The stages that were passed.
 #[derive(Default)]
 struct Events(Vec<Stage>);
 

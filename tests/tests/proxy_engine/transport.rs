@@ -1,4 +1,4 @@
-//! A transport that is ready by chance, and holds the engine to its promises.
+//! A transport that is ready by chance, and checks that the engine keeps its promises.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -8,24 +8,24 @@ use invar_testkit::sim::Random;
 
 pub(crate) struct Chance {
     random: Random,
-    /// Ready that many times in a million.
+    /// The probability that the transport is ready, in a million.
     ready_ppm: u32,
-    /// Not ready for this stage once as many slices are past it.
+    /// The transport stops at this stage after this number of slices has passed it.
     stop: Option<(Stage, u64)>,
     connections: HashMap<ConnectionId, Line>,
-    /// Slots in use, of shared or own buffers, by the connection they belong to.
+    /// The slots in use, of shared or own buffers, by the connection to which they belong.
     slots: HashSet<(u32, u8)>,
-    /// Slices not completed, by chain and operation count.
+    /// The unfinished slices, by chain and operation count.
     left: BTreeMap<(u32, u64), u64>,
     completed: u64,
 }
 
-/// What is to come over one connection.
+/// The expected work of one connection.
 struct Line {
     chain: u32,
-    /// First step of the next operation to be expected.
+    /// The first step of the next expected operation.
     next: u64,
-    /// Slices to come, by stage: their first step.
+    /// The expected slices of each stage, by their first step.
     slices: [std::collections::VecDeque<(u64, u64)>; 5],
     past: [u64; 5],
 }
@@ -43,7 +43,7 @@ impl Chance {
         }
     }
 
-    /// One that is ready at once.
+    /// A transport that is always ready.
     pub(crate) fn always() -> Self {
         Chance { ready_ppm: 1_000_000, ..Chance::new(0) }
     }
@@ -56,7 +56,7 @@ impl Chance {
         self.completed
     }
 
-    /// To be called in the order of the operations.
+    /// Announces an operation. The caller announces operations in their order.
     pub(crate) fn expect(&mut self, op: &Op, chain: u32) {
         let line = self.connections.entry(op.connection).or_insert_with(|| Line {
             chain,
@@ -100,7 +100,7 @@ impl Chance {
         line.slices[stage as usize].pop_front();
         line.past[stage as usize] += 1;
         let chain = line.chain;
-        // Slots of a buffer of its own are counted by steps, so that any slice covers whole ones.
+        // The slots of a connection's own buffer count steps, so that any slice covers whole slots.
         let slots = (0..step.steps).map(|i| {
             let alone = chain == step.connection.0 && chain < 2;
             (chain, if alone { (step.slot + i) % STEPS as u8 } else { step.buffer_slot })

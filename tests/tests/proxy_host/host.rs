@@ -1,4 +1,4 @@
-//! A transport with a gate, and what the tests have in common.
+//! A transport with a gate, and functions that the tests share.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use invar_core::proxy::{
 };
 use invar_linux::proxy::{Abort, Progress, ProgressSettings, SharedOps};
 
-/// Long enough for whatever a test waits for, on any machine.
+/// The time limit for everything that a test waits for. It is long enough for any machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// Waits until something is so.
+/// Waits until `what` returns true.
 pub(crate) fn until(mut what: impl FnMut() -> bool) {
     let start = Instant::now();
     while !what() {
@@ -23,7 +23,7 @@ pub(crate) fn until(mut what: impl FnMut() -> bool) {
     }
 }
 
-/// Moves everything while the gate is open, and nothing while it is closed. Clones are the same.
+/// Moves everything while the gate is open, and nothing while it is closed. Clones are the same gate.
 #[derive(Clone, Default)]
 pub(crate) struct Gate(Arc<State>);
 
@@ -49,12 +49,12 @@ impl Gate {
         self.0.open.store(open, Ordering::Relaxed);
     }
 
-    /// Whether anything was to be moved yet.
+    /// Whether the engine has asked the transport for anything yet.
     pub(crate) fn asked(&self) -> bool {
         self.0.asked.load(Ordering::Relaxed)
     }
 
-    /// Slices that are done.
+    /// The number of finished slices.
     pub(crate) fn completed(&self) -> u64 {
         self.0.completed.load(Ordering::Relaxed)
     }
@@ -78,7 +78,7 @@ pub(crate) fn progress(shared: &SharedOps, gate: &Gate, abort: &Abort) -> Progre
     Progress::spawn(shared.clone(), settings, abort.clone(), gate.clone(), ()).unwrap()
 }
 
-/// A connection of a local rank that sends from buffers of its own.
+/// A connection of a local rank that sends from its own buffers.
 pub(crate) fn spec(local_rank: u32) -> ConnectionSpec {
     ConnectionSpec {
         direction: Direction::Send,

@@ -13,7 +13,7 @@ const ADDRESS: &str = "INVAR_TEST_PROXY";
 const RANK: &str = "INVAR_TEST_LOCAL_RANK";
 const POSTS: &str = "INVAR_TEST_POSTS";
 
-/// Starts this program again, to be the rank below, until it has begun.
+/// Starts this program again as the rank below, and waits until that has begun.
 fn start(service: &Service, rank: u32, posts: bool) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let mut child = shell::clean(&mut command)
@@ -29,7 +29,7 @@ fn start(service: &Service, rank: u32, posts: bool) -> Child {
     child
 }
 
-/// SIGKILL.
+/// Kills the process with SIGKILL.
 fn kill(mut child: Child) {
     child.kill().unwrap();
     child.wait().unwrap();
@@ -42,9 +42,9 @@ fn a_rank_that_posts_for_ever() {
     let rank = std::env::var(RANK).unwrap().parse().unwrap();
     let abort = Abort::default();
     let (_client, id, mut ops) = connect(&address, rank, &abort);
-    // It takes all free cells.
+    // The operation takes all free cells.
     ops.append(&op(0, id.0, 1)).unwrap();
-    // The test harness writes lines of its own.
+    // The test harness writes lines of its own, so begin a new line.
     std::io::stdout().write_all(b"\nbegun\n").unwrap();
     if std::env::var(POSTS).unwrap() != "true" {
         loop {

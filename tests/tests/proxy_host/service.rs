@@ -1,4 +1,4 @@
-//! Ranks that have connections set up.
+//! Ranks that ask the service to set up connections.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,11 +16,11 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use crate::host::{Gate, LIMIT, op, progress, spec, until};
 
-/// Opens a connection's way through the progress thread once it is connected.
+/// Opens a connection in the progress thread once the connection is connected.
 pub(crate) struct Host {
     connections: ProgressConnections,
     specs: HashMap<ConnectionId, ConnectionSpec>,
-    /// Never finishes what begins with this.
+    /// The service never finishes a request that begins with this byte.
     stuck: u8,
 }
 
@@ -151,7 +151,7 @@ fn a_peer_that_sends_no_requests_is_sent_away_and_others_go_on() {
     let address = SocketAddr::from_abstract_name(service.address()).unwrap();
     for garbage in [&[0xff; 4096][..], b"GET / HTTP/1.1\r\n\r\n..........", &[]] {
         let mut stranger = UnixStream::connect_addr(&address).unwrap();
-        // It may be sent away before it has said all.
+        // The service may hang up before the stranger has sent everything.
         let _ = stranger.write_all(garbage);
         let _ = stranger.shutdown(std::net::Shutdown::Write);
         let mut answer = Vec::new();
