@@ -1,5 +1,5 @@
-//! Senders share a receiver that is slower than they are: fairly, all of it, and without having it
-//! drop packets; and a sender keeps to the rate that it is given.
+//! Several senders share a receiver that is slower than they are. They share it fairly, use all of it,
+//! and cause no drops. A sender also keeps to its rate limit.
 
 use std::num::NonZeroU32;
 
@@ -31,7 +31,7 @@ impl Sender {
         Sender { from, to, under_way: 0, messages: 0 }
     }
 
-    /// Keeps as much under way as may be.
+    /// Keeps as many messages in flight as allowed.
     fn step(&mut self) {
         let mut wcs = [Wc::default(); UNDER_WAY as usize];
         let done = self.from.nic.poll(&self.from.cq, &mut wcs).unwrap();
@@ -49,15 +49,15 @@ impl Sender {
 
 #[derive(Debug, PartialEq)]
 struct Outcome {
-    /// Of each sender.
+    /// The throughput of each sender.
     mbps: [u64; 2],
     packets: u64,
     dropped: u64,
     trace: u64,
 }
 
-/// What two senders get through in half a second to a receiver of `mbps`, where packets of 2 ms may
-/// wait. The second begins 50 ms after the first.
+/// Measures the throughput of two senders to a receiver of `mbps` during half a second. The receiver's
+/// queue holds packets of 2 ms. The second sender begins 50 ms after the first.
 fn share(seed: u64, mbps: u64, options: QpOptions, tuning: Tuning) -> Outcome {
     let world = World::new(seed, true, tuning);
     let [a, b, receiver] = [(); 3].map(|()| world.add_host(Mtu::Mtu4096));

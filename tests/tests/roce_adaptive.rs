@@ -1,4 +1,5 @@
-//! Adaptive routing: packets of a WRITE in any order, holes asked for one by one.
+//! Tests adaptive routing: packets of a WRITE arrive in any order, and the responder asks for each
+//! hole.
 
 use invar_core::nic::{SendOpcode, WcFlags, WcOpcode, WcStatus};
 use invar_core::roce::qp::{Transmit, Tuning, rnr_timer_ns};
@@ -11,7 +12,7 @@ const HOLE_AGE: u64 = 200_000;
 
 type Packets = Vec<(Transmit, Vec<u8>)>;
 
-/// Two ends that agreed on it; the first one's memory is full of ones.
+/// Two ends that agreed on adaptive routing. The first one's memory is full of ones.
 fn pair() -> [Peer; 2] {
     let tuning = Tuning { hole_age_ns: HOLE_AGE, ..Tuning::default() };
     let attr = Attr { adaptive: true, tuning, ..Attr::default() };
@@ -30,7 +31,7 @@ fn opcodes(packets: &Packets) -> Vec<Opcode> {
     packets.iter().map(|(transmit, _)| transmit.headers.bth.opcode).collect()
 }
 
-/// PSN, counted from the first of the first end, and syndrome of acknowledges.
+/// The PSN of each acknowledge, relative to the first end's first PSN, and its syndrome.
 fn answers(packets: &Packets) -> Vec<(i32, Syndrome)> {
     let answer = |(transmit, _): &(Transmit, Vec<u8>)| {
         let Aeth { syndrome, .. } = transmit.headers.aeth?;
@@ -51,7 +52,7 @@ fn each_packet_of_a_write_names_its_own_memory() {
     assert_eq!(opcodes(&packets), [only, only, Opcode::WRITE_ONLY_IMM]);
     let reths: Vec<_> = packets.iter().map(|(transmit, _)| transmit.headers.reth).collect();
     let own = |va, dma_len| Some(Reth { va, rkey: KEY, dma_len });
-    // The last one of a WRITE_WITH_IMM names the whole message, for the completion's sake.
+    // The last packet of a WRITE_WITH_IMM names the whole message, since the completion needs it.
     assert_eq!(reths, [own(ADDR, 1024), own(ADDR + 1024, 1024), own(ADDR, 3000)]);
     assert!(packets.iter().all(|(transmit, _)| transmit.headers.bth.adaptive));
     let lengths: Vec<_> = packets.iter().map(|(_, payload)| payload.len()).collect();
@@ -90,7 +91,7 @@ fn just_the_holes_are_asked_for_and_sent_again_once_they_have_aged() {
     for lost_not in [0, 2, 3, 5, 8] {
         deliver(&mut b, &packets[lost_not..=lost_not]);
     }
-    // The acknowledges go up to the first hole.
+    // The acknowledge covers the packets before the first hole.
     let acks = b.transmit_all(0);
     assert_eq!(answers(&acks), [(0, ACK)]);
     deliver(&mut a, &acks);
@@ -106,7 +107,7 @@ fn just_the_holes_are_asked_for_and_sent_again_once_they_have_aged() {
     let psns: Vec<_> =
         again.iter().map(|(t, _)| t.headers.bth.psn.since(Psn::new(0xff_fffa))).collect();
     assert_eq!(psns, [1, 4, 6, 7]);
-    // Each may be the last one that was missing.
+    // Each packet may be the last missing one, so each asks for an acknowledge.
     assert!(again.iter().all(|(transmit, _)| transmit.headers.bth.ack_req));
     deliver(&mut b, again.iter().rev());
     let acks = b.transmit_all(0);
@@ -181,7 +182,7 @@ fn an_immediate_without_a_receive_waits_for_one() {
     a.post(2, SendOpcode::RdmaWrite, 64);
     let packets = a.transmit_all(0);
     deliver(&mut b, packets.iter().rev());
-    // Its data has come; the peer is told to ask again in a while.
+    // The data has arrived. The responder tells the peer to repeat the request later.
     let naks = b.transmit_all(0);
     assert_eq!(answers(&naks), [(1, Syndrome::RnrNak { timer: 12 })]);
     deliver(&mut a, &naks);
@@ -191,7 +192,7 @@ fn an_immediate_without_a_receive_waits_for_one() {
     assert_eq!(opcodes(&again), [Opcode::WRITE_ONLY_IMM]);
     deliver(&mut b, &again);
     assert_eq!(answers(&b.transmit_all(0)), [(1, Syndrome::RnrNak { timer: 12 })]);
-    // A receive lets it complete at once.
+    // A receive completes the message at once.
     b.post_receive(7, 0);
     assert_eq!(b.receives(), [(7, WcStatus::SUCCESS)]);
     let acks = b.transmit_all(0);

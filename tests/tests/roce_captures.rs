@@ -1,4 +1,4 @@
-//! Packets that the Linux kernel's software RoCE driver sent: see `tests/captures/README.md`.
+//! Decodes packets that the Linux kernel's software RoCE driver sent, see `tests/captures/README.md`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("captures")
 }
 
-/// IP packets of a capture, Ethernet's padding included.
+/// The IP packets of a capture, with Ethernet's padding.
 fn ip_packets(name: &str) -> Vec<Vec<u8>> {
     let path = directory().join(format!("{name}.pcap"));
     let file = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -21,12 +21,12 @@ fn ip_packets(name: &str) -> Vec<Vec<u8>> {
     frames.map(|frame| frame.unwrap().ip().expect("IP over Ethernet").to_vec()).collect()
 }
 
-/// A line of SUMMARY.txt: what a parser that shares nothing with this one found in a capture.
+/// A line of SUMMARY.txt: the findings of an independent parser for a capture.
 struct Summary {
     name: String,
     opcodes: String,
     syndromes: String,
-    /// Packets with a wrong ICRC; the rest does not count them.
+    /// The indices of packets with a wrong ICRC. The other fields do not count these packets.
     damaged: Vec<usize>,
 }
 
@@ -47,7 +47,7 @@ fn summaries() -> Vec<Summary> {
     text.lines().map(|line| parse(line).unwrap_or_else(|| panic!("SUMMARY.txt: {line}"))).collect()
 }
 
-/// `name xN, …` in the order of names; `-` if there is nothing.
+/// Formats counts as `name xN, …` in the order of names, or as `-` if there are none.
 fn counted(names: impl Iterator<Item = String>) -> String {
     let mut counts = BTreeMap::new();
     for name in names {
@@ -120,7 +120,7 @@ fn just_the_damaged_packets_fail_the_icrc() {
             if !verified {
                 failed.push(index);
             }
-            // A socket that knows addresses and identification comes to the same.
+            // A socket that knows addresses and identification gets this result too.
             let mut flow = Flow::new(datagram.src, datagram.dst).unwrap();
             let id = Ipv4Id::Known(u16::from_be_bytes([ip[4], ip[5]]));
             assert_eq!(flow.verify(id, datagram.udp_payload), verified, "{name}, packet {index}");
@@ -129,10 +129,10 @@ fn just_the_damaged_packets_fail_the_icrc() {
     }
 }
 
-/// The byte at an index of every message.
+/// Gives the byte at an index of every message.
 type Content = fn(usize) -> usize;
 
-/// What the captures of one operation carry: messages of 14 lengths, each of the same bytes.
+/// The messages in the captures of one operation. They have 14 lengths and one pattern of bytes.
 fn messages(mtu: usize, byte: Content) -> Vec<Vec<u8>> {
     let lengths = [
         [0, 1, 2, 3, 4, 5, 8].as_slice(),
@@ -145,7 +145,7 @@ fn messages(mtu: usize, byte: Content) -> Vec<Vec<u8>> {
 #[test]
 fn messages_come_out_whole() {
     let (pushed, pulled) = (|i| i % 251, |i| i % 241 + 1);
-    // With the opcodes that carry data, the path MTU, and the content.
+    // Each entry has the capture, the prefix of opcodes that carry data, the path MTU, and the content.
     let captures: [(&str, &str, usize, Content); 8] = [
         ("rc_write", "RC_WRITE", 1024, pushed),
         ("rc_write_imm", "RC_WRITE", 1024, pushed),

@@ -1,4 +1,4 @@
-//! How a requester ends when it has to, and that it does not otherwise: statuses, times, order.
+//! Tests how a requester fails, and that it does not fail without need: statuses, times, order.
 
 use invar_core::nic::{QpState, QpTransition, SendOpcode, SendWr, WcStatus};
 use invar_core::roce::qp::{RNR_NS_MAX, Tuning, ack_timeout_ns, rnr_timer_ns};
@@ -9,7 +9,7 @@ const KEY: u32 = 0x77;
 const ADDR: u64 = 0x10_0000;
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
-/// Runs an end whose peer is silent until nothing is left to happen. Gives the times of its
+/// Runs an end whose peer is silent until nothing is left to happen. Returns the times of its
 /// transmissions and of the end.
 fn run_alone(peer: &mut Peer) -> (Vec<u64>, u64) {
     let (mut now, mut times) = (0, Vec::new());
@@ -95,7 +95,7 @@ fn a_receiver_that_is_never_ready_ends_the_connection_after_its_retries() {
     assert_eq!(us.host.sends[0].vendor_err, 0x2c);
 }
 
-/// Answers what is sent by an RNR NAK until the queue pair fails; gives the time of that.
+/// Answers each packet with an RNR NAK until the queue pair fails. Returns the time of the failure.
 fn never_ready(us: &mut Peer, mut now: u64, psn: u32, timer: u8) -> u64 {
     loop {
         us.hear(now, psn, Syndrome::RnrNak { timer });
@@ -114,7 +114,7 @@ fn without_a_count_of_retries_a_receiver_that_is_never_ready_has_a_minute() {
         for wr_id in [1, 2, 3] {
             us.post(wr_id, SendOpcode::Send, 64);
         }
-        // What is acknowledged, be it late, begins the minute anew.
+        // A late acknowledge of one message starts the minute again.
         let late = 50_000_000_000;
         us.transmit_all(0);
         us.hear(0, 0xff_fffa, Syndrome::RnrNak { timer });
@@ -145,7 +145,7 @@ fn each_nak_ends_its_request_with_its_status() {
             us.post(wr_id, SendOpcode::RdmaWrite, 8);
         }
         us.transmit_all(0);
-        // It acknowledges what comes before the PSN that it names.
+        // The NAK acknowledges the packets before the PSN that it names.
         us.hear(1, 0xff_fffb, Syndrome::Nak(code));
         let flush = WcStatus::WR_FLUSH_ERR;
         assert_eq!(us.sends(), [(1, WcStatus::SUCCESS), (2, status), (3, flush)]);
@@ -188,12 +188,12 @@ fn one_acknowledge_completes_all_before_it_up_to_an_unanswered_read() {
     us.post(4, SendOpcode::Send, 0);
     let sent = us.transmit_all(0);
     assert_eq!(sent.len(), 3 + 1 + 1 + 1);
-    // The acknowledge of 4 tells that the responses to 3 were lost.
+    // The acknowledge of 4 shows that the responses to 3 were lost.
     us.hear(1, 0x00_0000, ACK);
     assert_eq!(us.sends(), [(1, WcStatus::SUCCESS), (2, WcStatus::SUCCESS)]);
     let again = us.transmit_all(1);
     assert_eq!(again, sent[4..]);
-    // Hearing so again changes nothing.
+    // A repeated acknowledge changes nothing.
     us.hear(2, 0x00_0000, ACK);
     assert!(us.transmit_all(2).is_empty());
 }
@@ -236,7 +236,7 @@ fn a_malformed_response_ends_the_connection() {
         assert_eq!(us.sends(), [(1, WcStatus::BAD_RESP_ERR)], "{opcode:?} {len}");
         assert_eq!(us.host.regions[0].bytes, [0; 16 * 1024]);
     }
-    // A response where a WRITE waits for its acknowledge.
+    // A READ response arrives where a WRITE waits for its acknowledge.
     let mut us = Peer::with_memory(&Attr::default());
     us.post(1, SendOpcode::RdmaWrite, 3);
     us.transmit_all(0);

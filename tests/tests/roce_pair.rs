@@ -1,5 +1,5 @@
-//! Two queue pairs over a link that loses, doubles and delays: everything arrives once, in order,
-//! whole, and within bounded time.
+//! Two queue pairs run over a link that loses, doubles and delays packets. Every message arrives once,
+//! in order, whole, and within bounded time.
 
 use invar_testkit::model::roce::{Choices, Script, abuse, run};
 

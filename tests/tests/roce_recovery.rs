@@ -1,4 +1,4 @@
-//! What is sent again after a loss, and what is not.
+//! Tests which packets are sent again after a loss, and which are not.
 
 use invar_core::nic::{SendOpcode, WcStatus};
 use invar_core::roce::qp::{Transmit, Tuning};
@@ -16,7 +16,7 @@ fn pair(adaptive: bool) -> [Peer; 2] {
     [Peer::with_memory(&attr), Peer::with_memory(&attr.peer())]
 }
 
-/// PSNs, counted from the first one.
+/// The PSNs, relative to the first one.
 fn psns(packets: &Packets) -> Vec<i32> {
     packets.iter().map(|(transmit, _)| transmit.headers.bth.psn.since(FIRST)).collect()
 }
@@ -35,7 +35,7 @@ fn all_from_the_missing_packet_on_is_sent_again_once() {
     }
     let naks = b.transmit_all(0);
     assert_eq!((psns(&naks), syndromes(&naks)), (vec![1], vec![MISSING]));
-    // However often that is heard.
+    // A repeated NAK does not repeat the packets.
     a.receive(0, &naks[0]);
     a.receive(0, &naks[0]);
     let again = a.transmit_all(0);
@@ -93,7 +93,7 @@ fn a_packet_that_came_after_all_is_not_sent_again() {
     sent.iter().for_each(|packet| b.receive(0, packet));
     b.transmit_all(0).iter().for_each(|packet| a.receive(0, packet));
     assert_eq!(a.sends(), [(1, WcStatus::SUCCESS)]);
-    // Nor is another one in its place, a receive window later.
+    // A packet that takes this one's place a receive window later is not sent again either.
     for wr_id in 0..1100 {
         a.post(wr_id, SendOpcode::RdmaWrite, 4);
         let sent = a.transmit_all(0);

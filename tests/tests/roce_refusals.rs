@@ -1,4 +1,4 @@
-//! What a responder refuses, and how: malformed requests, memory out of reach, wrong states.
+//! Tests what a responder refuses, and how: malformed requests, memory out of reach, wrong states.
 
 use invar_core::nic::{Access, Mtu, QpState, QpTransition, WcStatus};
 use invar_core::roce::{Headers, ImmDt, NakCode, Opcode, Psn, Reth, Syndrome};
@@ -7,10 +7,10 @@ use invar_testkit::model::roce::{Attr, Memory, Peer};
 const KEY: u32 = 0x77;
 const ADDR: u64 = 0x10_0000;
 
-/// A request packet of the peer, from its first PSN on.
+/// A request packet of the peer: opcode, RETH and payload bytes. PSNs count from the peer's first one.
 type Request = (Opcode, Option<(u64, u32, u32)>, usize);
 
-/// What B answers to the last of some requests, and how its first receive ends.
+/// The answer of the responder to the last request, and the status of its first receive.
 fn refused(attr: &Attr, requests: &[Request]) -> (Option<Syndrome>, Option<WcStatus>) {
     let mut us = Peer::with_memory(attr);
     us.post_receive(1, 2048);
@@ -32,7 +32,7 @@ fn refused(attr: &Attr, requests: &[Request]) -> (Option<Syndrome>, Option<WcSta
 fn a_malformed_request_is_refused() {
     let whole = |dma_len| Some((ADDR, KEY, dma_len));
     let cases: [&[Request]; 17] = [
-        // Out of order within a message.
+        // Packets in the wrong order within a message.
         &[(Opcode::SEND_MIDDLE, None, 1024)],
         &[(Opcode::SEND_LAST, None, 4)],
         &[(Opcode::WRITE_MIDDLE, None, 1024)],
@@ -48,7 +48,7 @@ fn a_malformed_request_is_refused() {
         &[(Opcode::WRITE_ONLY, whole(5), 4)],
         &[(Opcode::WRITE_FIRST, whole(2000), 1024), (Opcode::WRITE_LAST, None, 975)],
         &[(Opcode::READ_REQUEST, whole((1 << 31) + 1), 0)],
-        // What nobody here does.
+        // Operations that Invar does not support.
         &[(Opcode::FETCH_ADD, None, 0)],
         &[(Opcode::SEND_ONLY_INV, None, 0)],
         &[(Opcode(0x1f), None, 0)],
@@ -70,13 +70,13 @@ fn memory_is_reached_only_as_far_as_it_is_registered_and_permitted() {
             assert_eq!(refused(&Attr::default(), &[request]).0, no_access, "{va:x}");
         }
     }
-    // All of a message is looked at with its first packet.
+    // The first packet is checked against the range of the whole message.
     let first = (Opcode::WRITE_FIRST, Some((end - 2000, KEY, 2001)), 1024);
     assert_eq!(refused(&Attr::default(), &[first]).0, no_access);
-    // Of an empty message neither key nor address is.
+    // Neither key nor address of an empty message is checked.
     let empty = (Opcode::WRITE_ONLY_IMM, Some((0, 0, 0)), 0);
     assert_eq!(refused(&Attr::default(), &[empty]), (None, Some(WcStatus::SUCCESS)));
-    // The queue pair's own permission comes first, and is a matter of validity.
+    // The permissions of the queue pair come first. A violation makes the request invalid.
     let closed = Attr { access: Access::REMOTE_READ, ..Attr::default() };
     let write = (Opcode::WRITE_ONLY, Some((ADDR, KEY, 4)), 4);
     let invalid = Some(Syndrome::Nak(NakCode::InvalidRequest));
@@ -95,7 +95,7 @@ fn more_reads_than_agreed_are_refused() {
     for psn in 0x100..0x103 {
         us.take(0, Opcode::READ_REQUEST, psn, reth, &[]);
     }
-    // The two that were taken are answered all the same.
+    // The two READs that were accepted are answered nevertheless.
     let answers = us.transmit_all(0);
     let opcodes: Vec<_> = answers.iter().map(|(transmit, _)| transmit.headers.bth.opcode).collect();
     let response = Opcode::READ_RESPONSE_ONLY;

@@ -1,4 +1,4 @@
-//! How fast marked packets that are lost come again, and that no others do.
+//! Tests how fast lost packets with Invar's mark are sent again, and that no other packets are.
 
 use std::collections::VecDeque;
 
@@ -8,25 +8,25 @@ use invar_core::roce::{NakCode, Psn, Syndrome};
 use invar_testkit::model::roce::{Attr, Peer};
 
 const US: u64 = 1000;
-/// One way.
+/// The delay in one direction.
 const DELAY: u64 = 10 * US;
 const ROUND_TRIP: u64 = 2 * DELAY;
 const HOLE_AGE: u64 = 50 * US;
 const ACK_DELAY: u64 = 100 * US;
-/// Packets of a message that fills the memory.
+/// The packets of a message that fills the memory.
 const PACKETS: u32 = 16;
 const BYTES: u32 = PACKETS * 1024;
 const FIRST: Psn = Psn::new(0xff_fffa);
 
 type Packet = (Transmit, Vec<u8>);
 
-/// Two ends and the way between them.
+/// Two ends and the network between them.
 struct Network {
     ends: [Peer; 2],
     now: u64,
-    /// When it arrives, at which end, and the packet.
+    /// The packets in flight, each with its time of arrival and its destination.
     under_way: VecDeque<(u64, usize, Packet)>,
-    /// PSNs of requests from the first end, from 0 on, and how often each was sent.
+    /// How often each request packet of the first end was sent, by PSN from 0 on.
     sent: Vec<u32>,
 }
 
@@ -39,8 +39,8 @@ impl Network {
         Network { ends, now: 0, under_way: VecDeque::new(), sent: Vec::new() }
     }
 
-    /// Sends what there is to send. `lost(psn, time)` tells which requests of the first end are lost,
-    /// by PSN from 0 on and how often it was sent before; `ack_lost` whether answers are.
+    /// Sends all due packets. `lost(psn, times)` decides whether a request of the first end is lost, by
+    /// its PSN from 0 on and the number of earlier copies. `ack_lost` loses the answers.
     fn transmit(&mut self, lost: impl Fn(u32, u32) -> bool, ack_lost: bool) {
         for from in 0..2 {
             for packet in self.ends[from].transmit_all(self.now) {
@@ -60,7 +60,7 @@ impl Network {
         }
     }
 
-    /// Goes on to whatever happens next.
+    /// Moves on to the next event.
     fn advance(&mut self) {
         let arrival = self.under_way.front().map(|(at, ..)| *at);
         let timers = self.ends.iter().filter_map(|end| end.qp.deadline_ns());
@@ -73,8 +73,8 @@ impl Network {
         }
     }
 
-    /// Sends a WRITE of `bytes`, and says how long it took to complete. Loss as in `transmit`, PSNs
-    /// from that of its first packet on.
+    /// Sends a WRITE of `bytes` and returns the time until it completes. `lost` works as in `transmit`,
+    /// with PSNs relative to the WRITE's first packet.
     fn write(&mut self, bytes: u32, lost: impl Fn(u32, u32) -> bool) -> u64 {
         let (start, first) = (self.now, self.sent.len() as u32);
         self.ends[0].host.sends.clear();
@@ -89,7 +89,7 @@ impl Network {
         }
     }
 
-    /// Messages that tell both ends how long round trips take, and how long holes take to close.
+    /// Sends messages from which both ends learn the round trip and the time that holes take to close.
     fn warm_up(&mut self) {
         (0..20).for_each(|_| assert_eq!(self.write(BYTES, |_, _| false), ROUND_TRIP));
         self.write(BYTES, |psn, times| psn == 3 && times == 0);
@@ -101,7 +101,7 @@ impl Network {
     }
 }
 
-/// Each packet once, those in `again` so many times more.
+/// The expected counts: one for each packet, and `more` in addition for those in `again`.
 fn once_and(again: std::ops::Range<usize>, more: u32) -> Vec<u32> {
     (0..PACKETS as usize).map(|i| 1 + if again.contains(&i) { more } else { 0 }).collect()
 }
@@ -122,7 +122,7 @@ fn a_lost_retransmission_comes_again_within_a_few_round_trips() {
     let mut network = Network::new(true);
     network.warm_up();
     let took = network.write(BYTES, |psn, times| (4..10).contains(&psn) && times < 2);
-    // After the first time, twice as long as holes take to close, and a hole's age.
+    // The second repair waits for twice the time that holes take to close, and a hole's age.
     assert!(took <= 2 * HOLE_AGE + 6 * ROUND_TRIP, "{took} ns");
     assert_eq!(network.last_sent(), once_and(4..10, 2));
 }
@@ -133,7 +133,7 @@ fn a_lost_last_packet_comes_again_within_a_few_round_trips() {
         let mut network = Network::new(true);
         network.warm_up();
         let took = network.write(BYTES, |psn, times| psn + lost >= PACKETS && times == 0);
-        // Late after two round trips and the longest delay of an acknowledge.
+        // The acknowledge is late after two round trips and its longest delay.
         assert!(took <= ACK_DELAY + HOLE_AGE + 6 * ROUND_TRIP, "{lost} lost: {took} ns");
         let again: u32 = network.last_sent().iter().map(|times| times - 1).sum();
         assert!(again <= lost + 2, "{lost} lost: {again} sent again");
@@ -146,7 +146,7 @@ fn a_lost_message_of_one_packet_comes_again_and_so_does_its_retransmission() {
         let mut network = Network::new(true);
         (0..20).for_each(|_| assert_eq!(network.write(64, |_, _| false), ROUND_TRIP));
         let took = network.write(64, |_, times| times < times_lost);
-        // Each probe waits at most twice as long as the one before.
+        // Each probe waits at most twice as long as the previous one.
         let late = ACK_DELAY + 3 * ROUND_TRIP;
         assert!(took <= late * ((1 << times_lost) - 1) + ROUND_TRIP, "{times_lost}: {took} ns");
         assert_eq!(network.sent.last(), Some(&(1 + times_lost)));
@@ -203,7 +203,8 @@ fn packets_in_order_are_not_probed_before_their_time() {
     (0..20).for_each(|_| assert_eq!(network.write(BYTES, |_, _| false), ROUND_TRIP));
     let took = network.write(64, |_, times| times == 0);
     let probe = Tuning::default().probe_ns;
-    // The timer of acknowledges runs from the last one; sent again at the first look behind it.
+    // The acknowledge timer runs from the last acknowledge. The first check after it expires sends the
+    // packet again.
     assert!((probe..3 * probe).contains(&took), "{took} ns");
     assert_eq!(network.sent.last(), Some(&2));
 }

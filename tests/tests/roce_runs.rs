@@ -1,4 +1,4 @@
-//! Packets that leave by one call are those that would leave one by one.
+//! Packets that leave by one call equal the packets that would leave one by one.
 
 use invar_core::nic::{SendOpcode, WcStatus};
 use invar_core::roce::HEADERS_BYTES_MAX;
@@ -38,13 +38,13 @@ fn all_long_packets_of_a_write_but_the_last_are_equally_long() {
     }
 }
 
-/// Of headers and payload.
+/// The bytes of headers and payload.
 fn bytes((transmit, payload): &(Transmit, Vec<u8>)) -> usize {
     transmit.headers.encode(&mut [0; HEADERS_BYTES_MAX]) + payload.len()
 }
 
-/// Two ends that do the same, one of them by runs, and hear the same answers; of the packets to the
-/// other end one is lost.
+/// Runs two ends side by side, one of which sends by runs. Both get the same answers. One of the
+/// packets to the other end is lost.
 fn transfer(attr: &Attr, operation: SendOpcode, packets_max: u32) {
     let [mut single, mut runs] = [(); 2].map(|()| Peer::with_memory(attr));
     let mut far = Peer::with_memory(&attr.peer());

@@ -1,5 +1,5 @@
-//! What Linux rxe sent in the captures, and what a queue pair of ours sends in its place: as
-//! responder to rxe's requests, and as requester with the same work to do.
+//! Compares Linux rxe's packets in the captures with the packets of Invar's queue pair. The queue pair
+//! acts as responder to rxe's requests, and as requester with the same work.
 
 use std::fs;
 use std::path::Path;
@@ -10,11 +10,11 @@ use invar_testkit::model::roce::{Attr, Memory, Peer};
 use invar_testkit::pcap::Reader;
 
 const KERNELS: [&str; 2] = ["linux-6.1", "linux-6.12"];
-/// Memory that each side of the captures has, and where in it peers write and read.
+/// The size of each side's memory in the captures, and the offset where peers write and read.
 const MEMORY_BYTES: usize = 256 * 1024;
 const REMOTE_OFFSET: u64 = 65_536;
 
-/// UDP payloads of a capture that rxe took, and whether A sent them.
+/// The UDP payloads of a capture that rxe accepted, and whether A sent them.
 fn capture(kernel: &str, name: &str) -> Vec<(bool, Vec<u8>)> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("captures").join(kernel);
     let file = fs::read(path.join(format!("{name}.pcap"))).unwrap();
@@ -33,7 +33,8 @@ fn capture(kernel: &str, name: &str) -> Vec<(bool, Vec<u8>)> {
     packets
 }
 
-/// The ICRC does not cover the checksum of an IPv4 header, and the kernel looks at it.
+/// Whether the checksum of the IP header is right. The ICRC does not cover it, but the kernel checks
+/// it.
 fn ip_header_is_sound(ip: &[u8]) -> bool {
     let header = &ip[..usize::from(ip[0] & 15) * 4];
     let words = header.chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
@@ -41,7 +42,8 @@ fn ip_header_is_sound(ip: &[u8]) -> bool {
     ip[0] >> 4 == 6 || (sum & 0xffff) + (sum >> 16) == 0xffff
 }
 
-/// What matters of a response: AckReq and the reserved fields of rxe's are 0, as ours.
+/// The parts of a response to compare. In rxe's responses AckReq and the reserved fields are 0, as in
+/// Invar's.
 type Answer = (Opcode, u32, Option<Aeth>, Vec<u8>);
 
 fn answer(headers: &Headers, payload: &[u8]) -> Answer {
@@ -52,24 +54,24 @@ fn decode(bytes: &[u8]) -> Packet<'_> {
     Packet::decode(bytes).unwrap()
 }
 
-/// What rxe answered as B.
+/// The answers of rxe as B.
 fn answers_of_rxe(packets: &[(bool, Vec<u8>)]) -> Vec<Answer> {
     let from_b = packets.iter().filter(|(from_a, _)| !from_a).map(|(_, bytes)| decode(bytes));
     from_b.map(|packet| answer(&packet.headers, packet.payload)).collect()
 }
 
 fn attr(packets: &[(bool, Vec<u8>)], mtu: Mtu) -> Attr {
-    // In each capture both sides happen to have the same QP number.
+    // In each capture both sides happen to have one QP number.
     let qpn = decode(&packets[0].1).headers.bth.dest_qp;
     Attr { qpns: [qpn; 2], psns: [0xff_fffa, 0x100], mtu, ..Attr::default() }
 }
 
-/// B as the capture's requests suppose it to be: its key is theirs.
+/// B as the capture's requests expect it, with the key that they use.
 fn side_b(packets: &[(bool, Vec<u8>)], mtu: Mtu) -> Peer {
     let requests = packets.iter().filter(|(from_a, _)| *from_a).map(|(_, p)| decode(p));
     let reth = requests.filter_map(|packet| packet.headers.reth).next();
     let Reth { va, rkey, .. } = reth.unwrap_or_default();
-    // What READs find, counted from where they read.
+    // The bytes that READs find, relative to the offset where they read.
     let byte = |i: u64| (i.saturating_sub(REMOTE_OFFSET) % 241 + 1) as u8;
     let bytes = (0..MEMORY_BYTES as u64).map(byte).collect();
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
@@ -89,7 +91,8 @@ fn answers_to(peer: &mut Peer, bytes: &[u8]) -> Vec<Answer> {
     answers.map(|(transmit, payload)| answer(&transmit.headers, &payload)).collect()
 }
 
-/// Our answers to the requests of a capture; `prepare` is called before each with its number.
+/// Invar's answers to the requests of a capture. `prepare` is called before each request, with its
+/// number.
 fn our_answers(
     packets: &[(bool, Vec<u8>)],
     side: &mut Peer,
@@ -105,7 +108,7 @@ fn our_answers(
 
 #[test]
 fn answers_to_requests_are_those_of_rxe() {
-    // With the receive posted before each message of the sender's, where one is needed.
+    // Each entry says whether a receive is posted before each message of the sender.
     let names = [
         "rc_write",
         "rc_write_imm",
@@ -139,7 +142,8 @@ fn answers_to_requests_are_those_of_rxe() {
             let (mut ours, mut rxe) =
                 (our_answers(&packets, &mut side, |_, _| {}), answers_of_rxe(&packets));
             if name.contains("pipeline") {
-                // There a READ reads what a WRITE brought, a SEND overwrote, in our memory not.
+                // In this capture a READ reads the bytes of a WRITE that a SEND overwrote. Invar's
+                // memory lacks the SEND's bytes.
                 ours.iter_mut().chain(&mut rxe).for_each(|(.., payload)| payload.clear());
             }
             assert_eq!(ours, rxe, "{kernel}/{name}");
@@ -171,7 +175,7 @@ fn a_missing_receive_is_answered_as_by_rxe() {
         for name in ["rc_rnr", "rc_rnr_write_imm"] {
             let packets = capture(kernel, name);
             let mut side = side_b(&packets, Mtu::Mtu1024);
-            // In the captures the receive comes in time for the last request.
+            // In the captures the receive is posted just before the last request.
             let last = packets.iter().filter(|(from_a, _)| *from_a).count() - 1;
             let ours = our_answers(&packets, &mut side, |side, number| {
                 if number == last {
@@ -214,7 +218,7 @@ fn refusals_are_those_of_rxe_and_end_the_connection() {
     }
 }
 
-/// Posts to A what the capture's program posted, and compares requests and completions.
+/// Posts the work of the capture's program to A, and compares requests and completions.
 fn assert_requests(name: &str, ops: &[(SendOpcode, u32)], one_at_a_time: bool, ends: &[WcStatus]) {
     for kernel in KERNELS {
         let packets = capture(kernel, name);
@@ -252,11 +256,12 @@ fn assert_requests(name: &str, ops: &[(SendOpcode, u32)], one_at_a_time: bool, e
                 side.qp.handle_packet(0, packet, &mut side.host);
             }
         }
-        // Having heard of the refusal rxe sends no more; here all was sent before.
+        // After it hears of the refusal rxe sends no more. Here all packets were sent before the
+        // refusal.
         assert!(ours.len() == requests.len() || name == "rc_bad_rkey_write", "{kernel}/{name}");
         for ((transmit, payload), packet) in ours.iter().zip(&requests) {
             let (mut headers, mut rxe) = (transmit.headers, packet.headers);
-            // On the way through a message both ask for an acknowledge now and then.
+            // In the middle of a message both request an acknowledge now and then.
             headers.bth.ack_req &= headers.bth.opcode.position().unwrap().ends();
             rxe.bth.ack_req &= rxe.bth.opcode.position().unwrap().ends();
             assert_eq!(headers, rxe, "{kernel}/{name}");

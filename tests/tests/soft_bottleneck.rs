@@ -1,5 +1,5 @@
-//! Two senders on one host share a cable that is slower than they are: each gets its part, and few
-//! packets have to be sent twice.
+//! Two senders on one host share a cable that is slower than they are. Each gets its share, and few
+//! packets are sent twice.
 
 use std::net::SocketAddr;
 
@@ -10,7 +10,7 @@ use invar_testkit::namespaces::{Hosts, IPV6};
 
 const MESSAGE_BYTES: usize = 64 << 10;
 const UNDER_WAY: usize = 16;
-/// Before anything is counted, and then until all is.
+/// The messages before the count begins. [`COUNTED_MESSAGES`] follow them.
 const WARM_UP_MESSAGES: u64 = 200;
 const COUNTED_MESSAGES: u64 = 1000;
 
@@ -37,7 +37,7 @@ impl Sender {
         self.from.post(&self.from.work(SendOpcode::RdmaWrite, MESSAGE_BYTES, &self.to));
     }
 
-    /// Puts as much under way as is done.
+    /// Posts a new message for each finished one.
     fn step(&mut self) {
         let mut wcs = [Wc::default(); UNDER_WAY];
         let done = self.from.nic.poll(&self.from.cq, &mut wcs).unwrap();
@@ -51,7 +51,7 @@ impl Sender {
 
 #[test]
 fn two_senders_share_a_slow_cable() {
-    // Packets of 4 ms may wait.
+    // The queue holds packets of 4 ms.
     let bottleneck = "qdisc add dev v0 root tbf rate 500mbit burst 128kb limit 256kb";
     let made = Hosts::new(9000).and_then(|hosts| hosts.tc(1, bottleneck).map(|_| hosts));
     let hosts = match &made {

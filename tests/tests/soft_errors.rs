@@ -1,4 +1,4 @@
-//! What the software NIC refuses, and what becomes of work that fails.
+//! Tests what the software NIC refuses, and the outcome of failed work.
 
 use std::net::Ipv6Addr;
 
@@ -27,7 +27,7 @@ fn pair() -> [End<SoftNic>; 2] {
     pair_with(&Link::default())
 }
 
-/// That a request fails with `status`, at the end that posted it, and changes nothing.
+/// Checks that a request fails with `status` at the end that posted it, and changes nothing.
 fn fails([a, b]: &[End<SoftNic>; 2], wr: &SendWr, status: WcStatus) {
     a.buffer.memory.write_at(0, &[1; LEN]).unwrap();
     a.post(wr);
@@ -59,7 +59,7 @@ fn a_peers_region_left_by_one_byte_at_either_end() {
         let wr = SendWr { remote_addr: wr.remote_addr.wrapping_add_signed(offset), ..wr };
         fails(&ends, &wr, WcStatus::REM_ACCESS_ERR);
     }
-    // Whole, and the last byte by itself, are within.
+    // A range of all bytes, and the last byte alone, are within the region.
     let [a, b] = pair();
     a.post(&a.work(SendOpcode::RdmaWrite, LEN, &b));
     assert_eq!(a.wait().status, WcStatus::SUCCESS);
@@ -127,7 +127,7 @@ fn a_send_longer_than_the_receive() {
     let [a, b] = pair();
     b.post_recv(1, 8);
     a.post(&a.work(SendOpcode::Send, 9, &b));
-    // Both as with Linux rxe.
+    // Linux rxe reports these statuses too.
     assert_eq!(a.wait().status, WcStatus::REM_OP_ERR);
     assert_eq!(b.wait().status, WcStatus::LOC_QP_OP_ERR);
 }
@@ -153,7 +153,7 @@ fn a_receive_that_comes_late() {
     assert_eq!((a.wait().status, b.wait().status), (WcStatus::SUCCESS, WcStatus::SUCCESS));
 }
 
-/// Timeout of 4.2 ms, twice.
+/// A link with a timeout of 4.2 ms, twice.
 fn impatient() -> Link {
     let rts = RtsAttr { timeout: 10, retry_cnt: 1, ..Link::default().rts };
     Link { rts, ..Link::default() }
@@ -209,7 +209,7 @@ fn a_queue_that_is_full_takes_work_again_once_some_completed() {
     let nics = [open(), open()];
     let cap = QpCap { max_send_wr: 4, max_recv_wr: 2, max_inline_data: 0 };
     let ends = [0, 1].map(|i| End::with(&nics[i], nics[i].alloc_pd().unwrap(), &cap, 16, LEN));
-    // Nobody answers yet: the other end is not ready to receive.
+    // Nobody answers yet, since the other end is not ready to receive.
     ends[0].connect(&ends[1], &Link::default());
     let [a, b] = &ends;
     let wr = a.work(SendOpcode::RdmaWrite, 8, b);
@@ -236,7 +236,7 @@ fn a_completion_queue_that_runs_over_says_so_and_ends_its_queue_pair() {
     b.connect(&a, &Link::default());
     let wr = a.work(SendOpcode::RdmaWrite, 8, &b);
     (0..3).for_each(|_| a.post(&wr));
-    // The thread receives the acknowledges, so that all complete without a poll.
+    // The thread receives the acknowledges, so all requests complete without a poll.
     patiently("overrun", || a.qp.state() == QpState::Err);
     let mut wcs = [Wc::default(); 4];
     assert_eq!(a.nic.poll(&a.cq, &mut wcs), Ok(2));
@@ -274,7 +274,7 @@ fn calls_with_arguments_that_cannot_be() {
     let cause = "max_inline_data exceeds 1024 bytes";
     refused(nic.create_qp(&end.pd, &end.cq, &cap).map(drop), cause);
 
-    // All that may be asked for.
+    // The largest capacities that the NIC accepts.
     let cap = QpCap { max_send_wr: 2048, max_recv_wr: 2048, max_inline_data: 1024 };
     nic.create_qp(&end.pd, &end.cq, &cap).unwrap();
 

@@ -1,4 +1,5 @@
-//! Datagrams that are not for us, or from nobody we know, are counted and change nothing.
+//! The NIC counts datagrams that are not for it, or come from unknown senders, and changes nothing
+//! else.
 
 use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,19 +24,19 @@ impl Target {
         Target { ends, stranger: UdpSocket::bind("[::1]:0").unwrap() }
     }
 
-    /// Sends bytes to the second end, from an address like that of the first.
+    /// Sends bytes to the second end, from the IP address of the first end.
     fn send(&self, bytes: &[u8]) {
         let port = self.ends[1].nic.query_port().unwrap().udp_port;
         self.stranger.send_to(bytes, ("::1", port)).unwrap();
     }
 
-    /// Waits until `count` of the second end says `n`.
+    /// Waits until `count` returns `n` for the second end.
     fn expect(&self, n: u64, count: impl Fn(&DeviceCounters) -> u64) {
         let nic = &self.ends[1].nic;
         patiently("datagrams", || count(&nic.counters().device) == n);
     }
 
-    /// That the connection works, and nothing was written.
+    /// Checks that the connection works and that no byte was written.
     fn is_unharmed(&self) {
         let [a, b] = &self.ends;
         let mut bytes = [1; 64];
@@ -45,8 +46,8 @@ impl Target {
         assert_eq!(a.wait().status, WcStatus::SUCCESS);
     }
 
-    /// A WRITE that the second end would carry out, if only it came from the first; `change` may
-    /// spoil it.
+    /// A WRITE that the second end would carry out if it came from the first end. `change` may alter
+    /// its headers.
     fn write(&self, change: impl FnOnce(&mut Headers)) -> Vec<u8> {
         let b = &self.ends[1];
         let bth = Bth {
@@ -87,7 +88,7 @@ fn noise() {
     target.is_unharmed();
 }
 
-/// Ends a flood, however the test ends.
+/// Ends a flood when it is dropped, even by a panic.
 struct Stops<'a>(&'a AtomicBool);
 
 impl Drop for Stops<'_> {
@@ -106,7 +107,7 @@ fn a_flood_of_noise_and_forged_packets_harms_no_transfer() {
         .map(|i| match i % 2 {
             0 => (0..1 + random.below(1400)).map(|_| random.next() as u8).collect(),
             _ => target.write(|headers| {
-                // A number that is not the queue pair's.
+                // The number differs from that of the queue pair.
                 headers.bth.dest_qp = (ours ^ (1 + random.below(0xff_ffff) as u32)) & 0xff_ffff;
                 headers.bth.psn = Psn::new(random.next() as u32 & Psn::MASK);
             }),
@@ -117,7 +118,7 @@ fn a_flood_of_noise_and_forged_packets_harms_no_transfer() {
     thread::scope(|scope| {
         scope.spawn(move || {
             for (number, packet) in packets.iter().enumerate().cycle() {
-                // The kernel may have no room.
+                // The kernel's buffer may be full.
                 let _ = stranger.send_to(packet, ("::1", port));
                 there.store(true, Ordering::Release);
                 if stop.load(Ordering::Acquire) {
@@ -158,7 +159,7 @@ fn packets_cut_short_anywhere() {
 fn packets_with_any_bit_flipped() {
     let target = Target::new();
     let packet = target.write(|_| ());
-    // The ICRC does not cover byte 4 of the BTH: congestion marks.
+    // The ICRC does not cover byte 4 of the BTH, which has the congestion marks.
     let bits = (0..packet.len() * 8).filter(|bit| bit / 8 != 4);
     let count = bits.clone().count() as u64;
     for bit in bits {
@@ -174,7 +175,7 @@ fn packets_with_any_bit_flipped() {
 fn packets_for_queue_pairs_that_are_not_there() {
     let target = Target::new();
     let qpn = target.ends[1].nic.qp_num(&target.ends[1].qp);
-    // No place, the place of another, another use of the same place.
+    // The numbers name no slot, another slot, or another use of the queue pair's slot.
     for other in [0, 1, 0xff_ffff, qpn ^ 0x1_0000, qpn ^ 1] {
         target.send(&target.write(|headers| headers.bth.dest_qp = other));
     }

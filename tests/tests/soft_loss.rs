@@ -1,5 +1,5 @@
-//! Over a network that loses, doubles, delays and damages packets every message still arrives
-//! once and whole, in both modes and both directions.
+//! Over a network that loses, doubles, delays and damages packets, every message still arrives once and
+//! whole. This holds in both modes and both directions.
 
 use invar_core::comm::{RecvBuf, SendBuf};
 use invar_core::conn::Settings;

@@ -1,4 +1,4 @@
-//! Many queue pairs share one device.
+//! Tests many queue pairs on one device.
 
 use invar_core::nic::{Nic, QpCap, SendFlags, SendOpcode, SendWr, Sge, Wc, WcStatus};
 use invar_linux::soft::{SoftConfig, SoftNic};
@@ -79,7 +79,7 @@ fn queue_pairs_on_one_completion_queue_all_get_their_turn() {
     let nics = [open("left"), open("right")];
     let ends: Vec<[End<SoftNic>; 2]> =
         (0..8).map(|_| End::pair([&nics[0], &nics[1]], 1 << 20, &Link::default())).collect();
-    // A flood on the first, one small message on each other.
+    // Post a flood on the first queue pair, and one small message on each other.
     for [a, b] in &ends[..1] {
         (0..16).for_each(|_| a.post(&a.work(SendOpcode::RdmaWrite, 1 << 20, b)));
     }

@@ -49,14 +49,14 @@ fn when_neither_side_polls_a_write_still_arrives_and_is_seen_whole() {
             word.store(value, Ordering::Relaxed);
         }
         here.post(&here.work(SendOpcode::RdmaWrite, 32, &there));
-        // The last word is what shows that the others are there.
+        // The last word shows that the others have arrived.
         patiently("slot", || target[3].load(Ordering::Acquire) == round);
         let seen = [0, 1, 2].map(|i| target[i].load(Ordering::Relaxed));
         assert_eq!(seen, [round, !round, 7]);
     }
 }
 
-/// Most packets are lost, and nobody polls: the thread has to notice by the timer.
+/// Most packets are lost and nobody polls, so the thread has to notice the timer.
 fn is_sent_again(polled_before: bool) {
     let mut config = SoftConfig::new("here", "[::1]:0".parse().unwrap());
     config.impairment =

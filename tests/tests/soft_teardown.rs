@@ -1,5 +1,5 @@
-//! A software NIC leaves nothing behind. By itself in its process, since it counts what the
-//! process has open.
+//! A software NIC leaves nothing behind. The test runs alone in its process, since it counts the
+//! process's open files and threads.
 
 use invar_core::nic::{Nic, SendOpcode};
 use invar_linux::soft::{SoftConfig, SoftNic};
@@ -9,7 +9,8 @@ fn count(dir: &str) -> usize {
     std::fs::read_dir(dir).unwrap().count()
 }
 
-/// Of the process. A thread that was joined may be listed for a moment longer.
+/// Checks the descriptors and threads of the process. A joined thread may be listed for a moment
+/// longer.
 fn settles_to(fds: usize, threads: usize) {
     assert_eq!(count("/proc/self/fd"), fds);
     patiently("end of threads", || count("/proc/self/task") == threads);
@@ -24,7 +25,7 @@ fn no_thread_and_no_descriptor_whatever_the_order_of_dropping() {
     drop(open());
     settles_to(fds, threads);
 
-    // In the middle of work, the NIC's own handle first and its objects last.
+    // Drop in the middle of work, the NIC's own handle first and its objects last.
     let nics = [open(), open()];
     let ends = End::pair([&nics[0], &nics[1]], 1 << 20, &Link::default());
     assert!(count("/proc/self/fd") > fds);
@@ -40,7 +41,7 @@ fn no_thread_and_no_descriptor_whatever_the_order_of_dropping() {
     drop(buffer);
     settles_to(fds, threads);
 
-    // A thread that stands by, and one that sleeps for good.
+    // Drop one NIC whose thread stands by, and one whose thread sleeps.
     let nic = open();
     let cq = nic.create_cq(1).unwrap();
     assert_eq!(nic.poll(&cq, &mut []), Ok(0));

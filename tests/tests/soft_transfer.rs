@@ -1,5 +1,5 @@
-//! Every operation of the software NIC, over both IP versions and in both modes, moves exactly
-//! the bytes that it should.
+//! Every operation of the software NIC moves exactly the right bytes, over both IP versions and in both
+//! modes.
 
 use invar_core::nic::{
     Nic, QpOptions, SendFlags, SendList, SendOpcode, SendWr, WcFlags, WcOpcode, WcStatus,
@@ -10,7 +10,7 @@ use invar_testkit::end::{End, Link, patiently};
 
 const MTU: usize = 4096;
 const SIZES: [usize; 9] = [0, 1, 3, MTU - 1, MTU, MTU + 1, 64 << 10, (64 << 10) + 7, 1 << 20];
-/// Behind the bytes that may change.
+/// The bytes behind the message, which must not change.
 const GUARD: usize = 64;
 
 fn open(ip: &str) -> SoftNic {
@@ -30,8 +30,8 @@ fn content(memory: &HostMemory, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Runs `opcode` from one end to the other, whose memory then must hold what was sent, and
-/// nothing behind it must have changed.
+/// Runs `opcode` from one end to the other. Checks that the other end's memory holds the sent bytes and
+/// that nothing behind them has changed.
 fn transfer([a, b]: &[End<SoftNic>; 2], opcode: SendOpcode, len: usize, flags: SendFlags) {
     let what = format!("{opcode:?} of {len} bytes");
     let sent = fill(&a.buffer.memory, len + GUARD, len);
@@ -159,7 +159,7 @@ fn what_is_posted_ahead_leaves_in_one_train_and_also_where_no_call_follows() {
     patiently("a write that nobody hurries", || content(&b.buffer.memory, 64) == sent);
 
     let trains = || a.nic.counters().device.trains_sent;
-    // The NIC's thread may come between, now and then.
+    // The NIC's thread may interfere now and then, so retry.
     patiently("a train of four", || {
         let before = trains();
         (0..3).for_each(|_| post_ahead(SendFlags::empty()));

@@ -1,11 +1,11 @@
-//! Which acknowledges wait, and for what.
+//! Tests which acknowledges wait, and for what.
 
 use invar_core::nic::{QpOptions, RecvWr, SendOpcode};
 use invar_linux::soft::Patience;
 
 use super::{carry, deliver, pair, target};
 
-/// For requests to go with.
+/// Settings under which acknowledges wait for a request to go with.
 const WAITS: Patience = Patience { waits_since_ns: 0, stays_since_ns: u64::MAX };
 
 #[test]
@@ -17,7 +17,7 @@ fn the_acknowledge_of_a_short_message_may_wait_for_a_request_and_that_of_a_long_
         deliver(&mut a, &mut b, 1, |_| false);
         b.device.transmit_urgent(1, WAITS, &mut b.wire);
         assert_eq!((b.wire.trains.is_empty(), b.device.is_ready()), (waits, waits), "{len}");
-        // Not where a long message came behind.
+        // An acknowledge does not wait if a long message follows.
         a.write(a.qpn, 1025, target(&b));
         a.transmit(0);
         deliver(&mut a, &mut b, 1, |_| false);
@@ -55,14 +55,14 @@ fn acknowledges_of_many_queue_pairs_do_not_wait() {
     assert_eq!(b.wire.packets().len(), 19);
 }
 
-/// `a` writes to `b` 12 times, and `b` sends six requests of its own each time: in all more than an
-/// acknowledge waits for where they are sent at once. Packets of each train of `b`, and whether an
-/// acknowledge is due afterwards.
+/// `a` writes to `b` 12 times, and `b` sends six requests each time. These are more requests than an
+/// acknowledge waits for if they leave at once. Returns the packets of each train of `b`, and whether
+/// an acknowledge is due afterwards.
 fn answers(opcode: SendOpcode, stays_since_ns: u64) -> (Vec<usize>, bool) {
     let [mut a, mut b] = pair("::1", 64, QpOptions::empty());
     let mut trains = Vec::new();
     for now in 1..=12 {
-        // WRITEs alone leave them.
+        // A WRITE without an immediate leaves the receives posted.
         let _ = b.device.post_recv(b.qpn, &RecvWr::default());
         a.post(a.qpn, opcode, 8, target(&b));
         a.transmit(now);
@@ -86,7 +86,8 @@ fn the_acknowledge_of_writes_that_nobody_is_told_of_leaves_requests_to_themselve
     let write = SendOpcode::RdmaWrite;
     assert_eq!(answers(write, 0), (vec![6; 12], true));
     assert_eq!(answers(write, u64::MAX), (vec![7; 12], false));
-    // What came at time 1 is old, then what came at 2, and so on; from 6 on it is not.
+    // The messages of times 1 to 5 are old enough for an acknowledge in the next train. From 6 on they
+    // are not.
     let trains = [vec![7; 5], vec![6; 7]].concat();
     assert_eq!(answers(write, 5), (trains, true));
 }

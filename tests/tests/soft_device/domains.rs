@@ -1,12 +1,13 @@
-//! Domains of connections: a peer reaches what it was told of, whatever keys it knows.
+//! Tests the protection domains of connections: a peer reaches the memory that it was told of, whatever
+//! keys it knows.
 
 use invar_core::nic::{Access, Memory, QpOptions, QpTransition, WcStatus};
 use invar_linux::memory::HostMemory;
 
 use super::{End, carry, deliver, pair};
 
-/// `a` and `b`, where `b`'s queue pair has a domain of its own; and memory that `b` registered in the
-/// domain that all of its connections share.
+/// Ends `a` and `b`, where `b`'s queue pair has a domain of its own. Also returns memory that `b`
+/// registered in the domain that all of its connections share.
 fn connected() -> ([End; 2], u32, u32, HostMemory) {
     let [mut a, mut b] = pair("::1", 8, QpOptions::empty());
     let memory = HostMemory::alloc(8).unwrap();
@@ -23,7 +24,7 @@ fn connected() -> ([End; 2], u32, u32, HostMemory) {
     ([a, b], pd, key, memory)
 }
 
-/// How a WRITE of `a` to a key of `b` ends.
+/// The status of a WRITE by `a` to a key of `b`.
 fn write(a: &mut End, b: &mut End, to: (u64, u32)) -> WcStatus {
     a.write(a.qpn, 8, to);
     a.transmit(0);
@@ -65,7 +66,7 @@ fn a_grant_is_for_one_connection() {
 fn the_local_end_works_with_all_of_the_shared_domain() {
     let ([mut a, mut b], _, _, _) = connected();
     b.memory.write_at(0, &[0xdd; 8]).unwrap();
-    // `b` sends from memory of the shared domain to memory that `a` has in its queue pair's own.
+    // `b` sends from memory of the shared domain to memory in the domain of `a`'s queue pair.
     let target = (a.memory.addr(), a.key);
     assert_eq!(write(&mut b, &mut a, target), WcStatus::SUCCESS);
     let mut bytes = [0; 8];

@@ -1,4 +1,4 @@
-//! Much to send, and others who wait.
+//! Tests large amounts of data to send while other queue pairs wait.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn a_read_that_asks_for_very_much_is_answered_in_parts() {
     a.post(qpn, SendOpcode::RdmaRead, 8, target(&b));
     a.transmit(0);
     let mut request = a.wire.packets().remove(0);
-    // The length in the RETH. Over IPv4 no ICRC of a foreign peer is verified.
+    // Change the length in the RETH. Over IPv4 the ICRC of a foreign peer is not verified.
     request[24..28].copy_from_slice(&(LEN as u32).to_be_bytes());
     b.device.handle_datagram(
         0,
@@ -33,7 +33,7 @@ fn a_flood_on_one_queue_pair_does_not_keep_others_waiting() {
     let other = a.create_qp();
     a.start(other, b.address(), b.qpn ^ 1, QpOptions::empty());
     let flood = a.qpn;
-    // Opens the window of the first.
+    // This message opens the window of the first queue pair.
     a.write(flood, 1 << 20, target(&b));
     a.transmit(0);
     while !a.wire.trains.is_empty() {

@@ -1,4 +1,4 @@
-//! Queue pairs that are gone: their peers learn of all that arrived.
+//! Tests destroyed queue pairs: their peers learn of every message that arrived.
 
 use invar_core::nic::{QpOptions, WcStatus};
 use invar_core::roce::qp::Tuning;
@@ -8,7 +8,7 @@ use super::{End, PORTS, carry, deliver, pair, target};
 /// The retry time of [`End::start`]: three timeouts of code 14.
 const RETRY_TIME_NS: u64 = 3 * (4096 << 14);
 
-/// `a` writes to `b`, which destroys its queue pair before it has sent anything.
+/// `a` writes to `b`, and `b` destroys its queue pair before it has sent anything.
 fn written_and_destroyed(options: QpOptions) -> [End; 2] {
     let [mut a, mut b] = pair("::1", 8, options);
     a.write(a.qpn, 8, target(&b));
@@ -18,7 +18,7 @@ fn written_and_destroyed(options: QpOptions) -> [End; 2] {
     [a, b]
 }
 
-/// Lets `a` send its request again, and `b` answer if it does.
+/// Lets `a` send its request again, and `b` answer it if `b` still does.
 fn repeat(a: &mut End, b: &mut End, now: u64) {
     a.device.handle_timers(now);
     a.transmit(now);
@@ -95,7 +95,7 @@ fn of_very_many_the_oldest_gives_way() {
         b.start(qpn, peer, a.qpn, QpOptions::empty());
         b.device.destroy_qp(0, qpn);
     }
-    // Of one that lingers it is known where its peer is.
+    // The device still knows the peer of a queue pair that lingers.
     let mut lingers = |qpn| {
         let again = a.create_qp();
         a.start(again, b.address(), qpn, QpOptions::empty());

@@ -1,5 +1,5 @@
-//! The software NIC without its sockets, in virtual time: what it sends. When is in `timers`, much of
-//! it in `floods`.
+//! Tests the packets of the software NIC without its sockets, in virtual time. The times are tested in
+//! `timers`, and large amounts in `floods`.
 
 mod acknowledges;
 mod domains;
@@ -24,14 +24,14 @@ use invar_linux::soft::{Datagram, Device, DeviceConfig, Train, TransmitSink};
 const PORTS: [u16; 2] = [50_001, 50_002];
 const SOURCE_PORTS: SourcePorts = SourcePorts([PORTS[0], PORTS[1], 0, 0]);
 
-/// A train as it was sent.
+/// A train of datagrams that was sent.
 struct Sent {
     to: SocketAddr,
     source: usize,
     datagrams: Vec<Vec<u8>>,
 }
 
-/// Keeps what is sent, as long as there is room.
+/// Keeps sent trains as long as there is room.
 struct Wire {
     room: usize,
     trains: VecDeque<Sent>,
@@ -137,12 +137,12 @@ impl End {
         self.device.modify_qp(qpn, &QpTransition::Rts(rts)).unwrap();
     }
 
-    /// A WRITE of the first `len` bytes to the peer's.
+    /// Posts a WRITE of the first `len` bytes to the peer's memory.
     fn write(&mut self, qpn: u32, len: usize, peer: (u64, u32)) {
         self.post(qpn, SendOpcode::RdmaWrite, len, peer);
     }
 
-    /// A work request on the first `len` bytes of either end.
+    /// Posts a work request on the first `len` bytes of either end.
     fn post(&mut self, qpn: u32, opcode: SendOpcode, len: usize, peer: (u64, u32)) {
         let sge = Sge { addr: self.memory.addr(), length: len as u32, lkey: self.key };
         let (remote_addr, rkey) = peer;
@@ -176,7 +176,8 @@ fn pair(ip: &str, len: usize, options: QpOptions) -> [End; 2] {
     ends
 }
 
-/// Carries what was sent to the other end, but for datagrams that `lose` wants, and has that answer.
+/// Carries the sent datagrams to the other end and lets that answer. Datagrams that `lose` selects are
+/// lost.
 fn carry(from: &mut End, to: &mut End, now: u64, lose: impl FnMut(&[u8]) -> bool) {
     deliver(from, to, now, lose);
     to.transmit(now);
@@ -196,7 +197,7 @@ fn target(end: &End) -> (u64, u32) {
     (end.memory.addr(), end.key)
 }
 
-/// The whole IP packet around a datagram, checksums left out: the ICRC does not cover them.
+/// The whole IP packet around a datagram. It lacks checksums, which the ICRC does not cover.
 fn ip_packet(from: SocketAddr, to: SocketAddr, id: u16, datagram: &[u8]) -> Vec<u8> {
     let udp_len = (8 + datagram.len()) as u16;
     let mut packet = Vec::new();
@@ -274,11 +275,11 @@ fn a_train_is_as_long_as_packets_of_one_length_allow() {
         let trains = a.wire.trains.iter();
         trains.map(|train| train.datagrams.iter().map(Vec::len).collect()).collect()
     };
-    // The first packet of a message is longer by its RETH, the last one is short.
+    // The first packet of a message is longer by its RETH, and the last one is short.
     let middle = 12 + 1024 + 4;
     let in_order = [vec![middle + 16, middle], [vec![middle; 28], vec![20]].concat()];
     assert_eq!(lengths(QpOptions::empty()), in_order);
-    // Here each has a RETH.
+    // With adaptive routing each packet has a RETH.
     let adaptive = [[vec![middle + 16; 30], vec![36]].concat()];
     assert_eq!(lengths(QpOptions::ADAPTIVE_ROUTING), adaptive);
 }
@@ -287,7 +288,7 @@ fn a_train_is_as_long_as_packets_of_one_length_allow() {
 fn small_packets_of_several_queue_pairs_share_a_train() {
     let [mut a, b] = pair("::1", 64, QpOptions::empty());
     let peer = b.address();
-    // Of the same source port as the first.
+    // Select queue pairs with the source port of the first one.
     let more: Vec<u32> = (0..6).map(|_| a.create_qp()).collect();
     let same = |qpn: &&u32| **qpn as usize % PORTS.len() == a.qpn as usize % PORTS.len();
     let more: Vec<u32> = more.iter().filter(same).copied().collect();
@@ -306,7 +307,7 @@ fn small_packets_of_several_queue_pairs_share_a_train() {
 fn an_acknowledge_ends_the_train_of_requests_that_are_there_too_and_waits_for_no_longer_a_one() {
     for (len, before_ack) in [(64, 1), (64 * 1024, 62)] {
         let [mut a, mut b] = pair("::1", len, QpOptions::empty());
-        // Opens the window.
+        // This message opens the window.
         b.write(b.qpn, len, target(&a));
         while b.poll().is_empty() {
             b.transmit(0);
@@ -362,7 +363,7 @@ fn a_sink_without_room_delays_packets_and_loses_none() {
                 a.transmit(0);
             }
             assert!(!a.device.is_blocked());
-            // The two devices differ in addresses of memory only.
+            // The two devices differ in memory addresses alone.
             let psns = |packets: &[Vec<u8>]| -> Vec<(u32, usize)> {
                 let psn = |bytes: &[u8]| Packet::decode(bytes).unwrap().headers.bth.psn.get();
                 packets.iter().map(|packet| (psn(packet), packet.len())).collect()
@@ -391,13 +392,13 @@ fn what_waited_for_room_is_not_sent_once_its_memory_or_queue_pair_is_gone() {
             a.device.destroy_qp(0, a.qpn);
         } else {
             a.device.dereg_mr(a.key).unwrap();
-            // Takes the place of the other.
+            // The new region takes the place of the old one.
             a.device.reg_mr(a.pd, &secret, Access::empty()).unwrap();
         }
         a.wire.room = usize::MAX;
         a.transmit(0);
         assert!(!a.device.is_blocked());
-        // Of what was made up already only goes what has its memory, and nothing else.
+        // Of the prepared packets, only those whose memory still exists are sent.
         let packets = a.wire.packets();
         assert_eq!(packets.len(), if destroy { 2 } else { 1 });
         let payloads = packets.iter().map(|bytes| Packet::decode(bytes).unwrap().payload);
@@ -433,7 +434,8 @@ fn memory_that_changes_while_a_packet_waits_for_room_never_arrives_half_changed(
         let read = opcode == SendOpcode::RdmaRead;
         let mut arrived = [0; 1024];
         [&b, &a][usize::from(read)].memory.read_at(0, &mut arrived).unwrap();
-        // A request is read when it goes out, and dropped once; a response is a copy.
+        // A request is read when it goes out, and its damaged packet is dropped once. A response is a
+        // copy.
         assert_eq!(arrived[500..600], [if read { 1 } else { 2 }; 100]);
         assert_eq!(b.device.counters().icrc_bad, u64::from(!read));
         assert_eq!(a.device.counters().icrc_bad, 0);

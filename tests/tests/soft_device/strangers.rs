@@ -1,4 +1,4 @@
-//! Packets of strangers, and peers whose addresses are none.
+//! Tests packets of strangers, and peers with invalid addresses.
 
 use std::net::SocketAddr;
 
@@ -12,7 +12,7 @@ fn a_packet_from_another_port_than_the_peer_has_named_is_no_packet_of_the_peers(
     a.memory.write_at(0, &[0xee; 8]).unwrap();
     a.write(a.qpn, 8, target(&b));
     a.transmit(0);
-    // All but the port is right, the ICRC too, which would be the other port's.
+    // Everything but the port is right. The ICRC is right too, since it would be the other port's.
     let forged = a.wire.packets().remove(0);
     let ip = a.address().ip();
     let named = super::SOURCE_PORTS.port(a.qpn);

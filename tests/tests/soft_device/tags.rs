@@ -1,4 +1,4 @@
-//! Packets that carry tags in place of the ICRC.
+//! Tests packets that carry tags in place of the ICRC.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use super::{End, PORTS, carry, deliver, ip_packet, pair, target};
 
 const TAG_BYTES: usize = 16;
 
-/// Two ends whose packets carry tags, each with the key for what it sends.
+/// Two ends whose packets carry tags. Each of `keys` is the key for the packets of one end.
 fn tagged(ip: &str, len: usize, keys: [u8; 2], options: QpOptions) -> [End; 2] {
     let ip = ip.parse().unwrap();
     let mut ends = [End::new(ip, 4791, len), End::new(ip, 5000, len)];
@@ -66,7 +66,8 @@ fn a_packet_with_any_bit_changed_is_dropped() {
         b.device.handle_datagram(0, from, &changed);
     }
     let counters = b.device.counters();
-    // Changes of the queue pair's number go elsewhere; some make a packet too short for its opcode.
+    // A change in the number of the queue pair leads elsewhere. Some changes make a packet too short
+    // for its opcode.
     let dropped = counters.tag_bad + counters.malformed + counters.unknown_qp;
     assert_eq!(dropped, packet.len() as u64 * 8);
     assert_eq!((counters.unknown_qp, counters.qps.packets_received), (24, 0));
@@ -80,7 +81,8 @@ fn a_packet_with_any_bit_changed_is_dropped() {
 
 #[test]
 fn who_lacks_the_key_makes_no_packet_that_counts() {
-    // The right ICRC; the peer's key for the other direction; another connection's key.
+    // The forgeries have the right ICRC, the peer's key for the other direction, or another
+    // connection's key.
     let [mut a, b] = pair("192.0.2.1", 8, QpOptions::ICRC_MASKS_IP_ID);
     let forgers = [[2, 1], [3, 4]].map(|keys| tagged("192.0.2.1", 8, keys, QpOptions::empty()));
     let [real, mut victim] = tagged("192.0.2.1", 8, [1, 2], QpOptions::empty());
@@ -89,7 +91,7 @@ fn who_lacks_the_key_makes_no_packet_that_counts() {
     a.transmit(0);
     let mut forged = a.wire.packets();
     for [mut forger, other] in forgers {
-        // Devices of one seed have the same numbers, so all but the tag is as the real peer's.
+        // Devices of one seed have equal numbers, so only the tag differs from the real peer's.
         assert_eq!((forger.qpn, other.qpn), (real.qpn, victim.qpn));
         forger.write(forger.qpn, 8, target(&victim));
         forger.transmit(0);
@@ -141,7 +143,7 @@ fn packets_end_with_a_tag_of_sixteen_bytes_and_trains_stay_equally_long() {
     let [mut a, b] = tagged("192.0.2.1", 20_480, [1, 2], QpOptions::empty());
     a.write(a.qpn, 20_480, target(&b));
     a.transmit(0);
-    // The first packet is longer by its RETH, and so alone.
+    // The first packet is longer by its RETH, and so leaves alone.
     let train = &a.wire.trains[1];
     let lengths: Vec<usize> = train.datagrams[..10].iter().map(Vec::len).collect();
     assert_eq!(lengths, [12 + 1024 + TAG_BYTES; 10]);

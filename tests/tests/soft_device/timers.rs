@@ -1,4 +1,4 @@
-//! When a device wants to be called again, and what it does then.
+//! Tests when a device asks to be called again, and what it does then.
 
 use invar_core::nic::{QpOptions, WcStatus};
 use invar_core::roce::qp::{Tuning, ack_timeout_ns};
@@ -27,7 +27,7 @@ fn a_lost_packet_is_sent_again_when_its_timer_goes_off_and_the_device_tells_when
     let mut bytes = [0; 8];
     b.memory.read_at(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"payload!");
-    // What is left of the timer does nothing, and then there is none.
+    // The rest of the timer does nothing, and then no timer is left.
     while let Some(deadline) = a.device.next_deadline_ns() {
         a.device.handle_timers(deadline);
         a.transmit(deadline);
@@ -38,12 +38,12 @@ fn a_lost_packet_is_sent_again_when_its_timer_goes_off_and_the_device_tells_when
 #[test]
 fn a_timer_that_is_sooner_than_the_one_under_way_is_not_late() {
     let [mut a, mut b] = pair("::1", 4096, QpOptions::ADAPTIVE_ROUTING);
-    // The second end waits for an acknowledge ...
+    // The second end waits for an acknowledge.
     b.write(b.qpn, 8, target(&a));
     b.transmit(0);
     b.wire.trains.clear();
     assert_eq!(b.device.next_deadline_ns(), Some(Tuning::default().probe_ns));
-    // ... and sees a hole where the first packet is lost.
+    // The second end also sees a hole where the first packet is lost.
     a.write(a.qpn, 3000, target(&b));
     a.transmit(0);
     let mut first = true;
@@ -76,7 +76,7 @@ fn a_thousand_timers_go_off_in_order_each_at_its_time() {
     let qpns: Vec<u32> = (0..1000).map(|_| a.create_qp()).collect();
     for (i, &qpn) in (0..).zip(&qpns) {
         a.start(qpn, peer, b.qpn, QpOptions::empty());
-        // In no order.
+        // The times are in no order.
         let now = i * 7919 % 1000 * MS / 1000;
         a.write(qpn, 8, target(&b));
         a.transmit(now);
