@@ -1,4 +1,4 @@
-//! Every NIC of ours passes the conformance kit.
+//! Runs the conformance kit on every NIC of Invar.
 
 use invar_core::nic::Mtu;
 use invar_core::roce::qp::Tuning;

@@ -1,4 +1,4 @@
-//! The table of scenarios that two kinds of NIC are compared by, on two software NICs.
+//! Runs the table of scenarios that compares kinds of NICs on two software NICs.
 
 use std::net::TcpListener;
 use std::thread;
@@ -6,7 +6,7 @@ use std::thread;
 use invar_linux::soft::{SoftConfig, SoftNic};
 use invar_testkit::interop::{self, Control, Table};
 
-/// What is seen where the connecting side is another device on the same host.
+/// The lines that one process prints. The connecting side is another device on this host.
 fn seen(table: Table) -> Vec<String> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! The MR cache does what a list of registrations does that is searched from end to end.
+//! Compares the MR cache with a list of registrations and a linear search.
 
 use invar_core::nic::Access;
 use invar_testkit::model::mr_cache::{Op, PAGE, Request, World};
@@ -10,7 +10,7 @@ fn request(pages: u64) -> impl Strategy<Value = Request> {
         Just(Access::LOCAL_WRITE | Access::REMOTE_WRITE),
         Just(Access::LOCAL_WRITE | Access::RELAXED_ORDERING),
     ];
-    // Short ranges, and now and then one that covers many others.
+    // Most ranges are short, and a few cover many others.
     let len = prop_oneof![8 => 0..4 * PAGE, 1 => 0..pages * PAGE];
     (prop_oneof![Just(0), Just(7), Just(u32::MAX)], access, 0..pages * PAGE, len)
         .prop_map(|(domain, access, addr, len)| Request { domain, access, addr, len })

@@ -1,4 +1,5 @@
-//! The sockets of a connection find together, in any order and pieces; strangers are told why not.
+//! The sockets of a connection find each other in any order and in pieces of any size. Strangers are
+//! refused with a reason.
 
 use invar_core::conn::stage::Stage;
 use invar_core::conn::{Stream, StreamError};
@@ -15,7 +16,7 @@ fn settings(device: &str) -> Settings {
     Settings { device: device.try_into().unwrap(), timeout_ns: TIMEOUT_NS }
 }
 
-/// Our ends of so many sockets, and theirs.
+/// The two ends of `sockets` pipes: this side's and the peer's.
 fn pipes(sockets: usize, piece_bytes: usize) -> (Vec<Pipe>, Vec<Pipe>) {
     let pair = |_| {
         let (mut here, mut there) = Pipe::pair();
@@ -29,7 +30,7 @@ fn lobby() -> Lobby<Pipe> {
     Lobby::new(settings("eth1"))
 }
 
-/// A socket in the lobby, and what it said.
+/// A socket in the lobby whose peer has sent the bytes `said`.
 fn guest(lobby: &mut Lobby<Pipe>, said: &[u8]) -> Pipe {
     let (here, mut there) = Pipe::pair();
     assert_eq!(there.send(said), Ok(said.len()));
@@ -41,7 +42,7 @@ fn hello(index: u16, sockets: u16, session: u64) -> [u8; HELLO_BYTES] {
     Hello { index, sockets, session, device: "eth0".try_into().unwrap() }.to_bytes()
 }
 
-/// One whose peer may be anybody.
+/// A connector whose peer may be anybody.
 fn connector(sockets: Vec<Pipe>, session: u64) -> Connector<Pipe> {
     let sockets = sockets.into_iter().map(|socket| (socket, None));
     Connector::new(sockets, session, &settings("eth0"), 0)
@@ -51,7 +52,7 @@ fn refused(lobby: &mut Lobby<Pipe>, now_ns: u64) -> Refused {
     lobby.poll(now_ns).map(|links| links.map(|_| ())).unwrap_err()
 }
 
-/// Whether each socket of one end is the other end of the same socket of the other.
+/// Checks that each socket of one end is the other end of the same socket at the peer.
 fn assert_joined(sender: &Links<Pipe>, receiver: &Links<Pipe>) {
     assert!(sender.main.is_other_end_of(&receiver.main));
     assert_eq!(sender.lanes.len(), receiver.lanes.len());
@@ -71,7 +72,7 @@ proptest! {
             connectors.push(connector(ours, session));
             theirs.extend(there);
         }
-        // Some order that the number decides.
+        // The number decides the order of the sockets.
         let key = |i: usize| (i as u64 + 1).wrapping_mul(order | 1) >> 7;
         let mut numbered: Vec<(u64, Pipe)> =
             theirs.into_iter().enumerate().map(|(i, pipe)| (key(i), pipe)).collect();

@@ -3,7 +3,7 @@
 use invar_testkit::model::socket::{Op, World};
 use proptest::prelude::*;
 
-/// Sends and receives of few tags, and moves of bytes.
+/// Sends and receives of a few tags, and moves of bytes.
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         6 => (0u8..3, any::<u16>()).prop_map(|(tag, len)| Op::Send(tag, len)),

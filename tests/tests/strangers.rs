@@ -1,4 +1,4 @@
-//! Strangers at every listener of the library: none gets in, keeps a peer out, or costs much.
+//! Sends strangers to every listener of the library. None gets in, keeps a peer out, or costs much.
 
 use std::net::Ipv4Addr;
 use std::slice;
@@ -29,7 +29,8 @@ fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A peer connects to a listener and sends a message, of which all arrives, and nothing else.
+/// Connects a peer to a listener and sends a message. Checks that the message arrives whole and no
+/// other byte changes.
 fn visit(device: &Device, listener: &Listener, settings: &Settings) {
     let to = MemoryRegion::new(device, BYTES).unwrap();
     to.write_at(0, &[0xa5; BYTES]).unwrap();
@@ -106,14 +107,15 @@ fn a_link_between_ranks_keeps_strangers_off() {
             let [LinkEnds { send, .. }, LinkEnds { recv, .. }] = ends.try_into().ok().unwrap();
             let (mut send, mut recv) = (send.unwrap(), recv.unwrap());
             let slot = until("a slot", || send.free(BYTES / 2).unwrap());
-            // SAFETY: the slot is this rank's until it is published, and longer than that.
+            // SAFETY: the slot belongs to this rank until it is published, and has room for these
+            // bytes.
             unsafe { slot.write_bytes(7, BYTES / 2) };
             send.publish(BYTES / 2).unwrap();
             let (slot, len) = until("a message", || {
                 send.progress().unwrap();
                 recv.full().unwrap()
             });
-            // SAFETY: so many bytes are in the slot, which is this rank's until it is released.
+            // SAFETY: the slot has `len` bytes, and belongs to this rank until it is released.
             let bytes = unsafe { slice::from_raw_parts(slot.as_ptr(), len) };
             assert_eq!(bytes, [7; BYTES / 2]);
             recv.release();

@@ -1,18 +1,18 @@
-//! The conformance kit on an RDMA device of this host.
+//! Runs the conformance kit on an RDMA device of this host.
 
 use invar_testkit::conformance::Testbed;
 use invar_testkit::nic_conformance;
 use invar_verbs::{VerbsConfig, VerbsNic};
 
-/// Two names of devices that reach each other, or twice the same.
+/// This variable has the names of two devices that reach each other, or one name twice.
 const DEVICES: &str = "INVAR_TEST_RDMA";
 
-/// Where Linux's software RoCE (rxe, 6.1) departs from the rules; no connection of Invar's leans
-/// on either.
+/// The checks where Linux's software RoCE (rxe, 6.1) departs from the rules. Invar's connections rely
+/// on neither of these rules.
 const RXE_EXCEPTIONS: [&str; 2] = [
-    // A receive that is posted in ERR stays until something else wakes the responder.
+    // A receive that is posted in ERR stays until another event wakes the responder.
     "a queue pair in ERR flushes what is posted",
-    // Nothing wakes the requester.
+    // No event wakes the requester.
     "a drained send queue goes on when it is resumed",
 ];
 

@@ -1,4 +1,4 @@
-//! Connections that are used both ways.
+//! Tests connections that are used in both directions.
 
 use invar_core::conn::StreamError;
 use invar_core::error::Error;
@@ -7,7 +7,7 @@ use crate::rig::{Pair, until};
 
 const LAYOUTS: [(u16, u16); 3] = [(0, 0), (2, 0), (2, 2)];
 
-/// A pair, and one the other way over the same sockets.
+/// A pair, and another one in the opposite direction over the same sockets.
 fn both_ways(lanes: u16, threads: u16) -> (Pair, Pair) {
     let mut there = Pair::new(lanes, threads);
     let back = Pair::over(there.recv.way_back().unwrap(), there.send.way_back().unwrap());

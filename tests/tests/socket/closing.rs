@@ -1,4 +1,4 @@
-//! Ends that close, and those that are left.
+//! Tests ends that close, and the ends that remain.
 
 use invar_core::conn::StreamError;
 use invar_core::error::{Error, ErrorKind};
@@ -12,15 +12,15 @@ fn what_was_sent_arrives_after_the_sender_has_closed() {
         let len = |seed: usize| 1000 * (seed % 70);
         let sends = (0..100).map(|seed| pair.send(seed, len(seed), 0)).collect();
         pair.finish(sends, &[]);
-        // Another one in its place: this one closes.
+        // Another sender takes its place, so this one closes.
         pair.send = Pair::new(0, 0).send;
-        // Buffers are posted, and told of, to a sender that is gone.
+        // The receiver posts and announces buffers to a sender that is gone.
         for seed in 0..100 {
             let receives = [pair.recv(&[(70_000, 0)])];
             assert_eq!(pair.finish(vec![], &receives), [[len(seed) as u32]]);
             pair.check(&receives[0], 0, seed, len(seed));
         }
-        // Noticed while the last message came, or now.
+        // The receiver may have noticed the end while the last message came, or notices it now.
         let error = until("the end", || match pair.irecv(&[(1, 0)]) {
             Ok(receive) => pair.recv.test(&receive?.request).err(),
             Err(error) => Some(error),

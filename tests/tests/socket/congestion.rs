@@ -1,4 +1,4 @@
-//! Which congestion control connections have.
+//! Tests which congestion control connections use.
 
 use std::net::TcpListener;
 
@@ -9,7 +9,7 @@ use rustix::net::sockopt::tcp_congestion;
 
 use crate::rig::{Pair, loopback, settings};
 
-/// That of both ends of a connection within this host.
+/// The congestion control at both ends of a connection within this host.
 fn of_both_ends(family: AddressFamily, congestion: Congestion) -> [String; 2] {
     let device = loopback(family);
     let settings = Settings { congestion, ..settings(1, 0) };

@@ -1,4 +1,4 @@
-//! Connecting to peers that are not there, or are something else.
+//! Tests connecting to peers that do not exist or speak something else.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -89,7 +89,8 @@ fn strangers_are_turned_away_and_peers_still_come() {
 #[test]
 fn senders_may_connect_a_thousand_at_a_time() {
     const SENDERS: u64 = 1024;
-    // Two sockets each, both ends of which are here; and what other tests have open.
+    // Each connection has two sockets, both of whose ends are in this process. Other tests have files
+    // open too.
     let files = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
     let may = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);

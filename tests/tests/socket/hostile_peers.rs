@@ -1,4 +1,4 @@
-//! A peer that says hello as it should, and then whatever it likes.
+//! A peer sends a correct hello, and any bytes after it.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -16,7 +16,7 @@ use invar_testkit::insider;
 
 use crate::rig::{loopback, settings, until};
 
-/// A receiver, and a hostile sender's control, main and lanes.
+/// A receiver, and the hostile sender's control socket, main socket and lanes.
 fn receiver(lanes: u16) -> (RecvComm, Vec<TcpStream>) {
     let device = loopback(AddressFamily::Inet);
     let mut listener = Listener::bind(&device, PortRange::ANY, &settings(lanes, 0)).unwrap();
@@ -39,7 +39,7 @@ fn receiver(lanes: u16) -> (RecvComm, Vec<TcpStream>) {
     (comm, mallory.join().unwrap())
 }
 
-/// A sender, and a hostile receiver's control and main.
+/// A sender, and the hostile receiver's control socket and main socket.
 fn sender() -> (SendComm, Vec<TcpStream>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let device = loopback(AddressFamily::Inet);
@@ -71,11 +71,11 @@ fn message(seq: u32, len: u32, tag: u32) -> [u8; 16] {
     Frame { kind: FrameKind::Message, seq, len, tag }.to_bytes()
 }
 
-/// Posts a buffer of 100 bytes, and waits for what becomes of it.
+/// Posts a buffer of 100 bytes and waits for the outcome.
 fn outcome(comm: &mut RecvComm) -> Result<Vec<u32>, Error> {
     let mut bytes = [0u8; 100];
     let addr = bytes.as_mut_ptr().expose_provenance() as u64;
-    // SAFETY: the bytes outlive the receive, which is over or has failed when this returns.
+    // SAFETY: the bytes outlive the receive, which is over or has failed when this function returns.
     let request = unsafe { comm.irecv(&[RecvBuf { addr, len: 100, tag: 0, rkey: 0 }]) }?.unwrap();
     until("an outcome", || comm.test(&request).map(|sizes| sizes.map(<[u32]>::to_vec)).transpose())
 }
@@ -98,7 +98,7 @@ fn frames_that_cannot_be_end_the_connection_by_what_is_wrong() {
         assert_eq!(outcome(&mut comm), Err(error), "it stays");
         let text = comm.ends().report(error).to_string();
         assert!(text.starts_with("lo to peer 127.0.0.1:") && text.contains("(mallory0)"), "{text}");
-        // The stranger is not kept waiting.
+        // The receiver hangs up on the hostile peer at once.
         let mut rest = Vec::new();
         let _ = streams[1].read_to_end(&mut rest);
     }
@@ -109,7 +109,7 @@ fn more_ahead_than_is_allowed_is_not_taken_in() {
     let (mut comm, mut streams) = receiver(0);
     let stranger = std::thread::spawn(move || {
         for seq in 0..300 {
-            // An error once the receiver has had enough.
+            // The write fails once the receiver has hung up.
             let frame = [&message(seq, 1 << 16, 1)[..], &[0; 1 << 16]].concat();
             if streams[1].write_all(&frame).is_err() {
                 break;
@@ -169,7 +169,7 @@ fn a_sender_refuses_what_no_receiver_says() {
         assert_eq!(until("an error", || comm.check_peer().err()), error);
         assert_eq!(error.kind(), ErrorKind::Peer);
         let buf = SendBuf { addr: 0, len: 0, lkey: 0 };
-        // SAFETY: no bytes.
+        // SAFETY: the send has no bytes.
         assert_eq!(unsafe { comm.isend(&buf, 0) }, Err(error), "it stays");
     }
 }

@@ -1,5 +1,5 @@
-//! The socket transport over loopback: what arrives, in which order it may be asked for, and what
-//! a peer that misbehaves comes to.
+//! Tests the socket transport over loopback: which messages arrive, in which order requests may be
+//! tested, and the fate of misbehaving peers.
 
 mod both_ways;
 mod closing;

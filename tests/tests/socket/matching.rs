@@ -1,4 +1,4 @@
-//! Messages meet buffers by tag, whatever is asked for first.
+//! Messages meet buffers by tag, in whatever order requests are tested.
 
 use invar_core::error::{Error, ErrorKind};
 use invar_core::socket::{AHEAD_BYTES, AHEAD_MESSAGES};
@@ -26,12 +26,13 @@ fn requests_are_done_whatever_the_order_in_which_they_are_tested() {
 #[test]
 fn groups_of_eight_get_each_its_message_and_size_from_sends_in_any_order() {
     let mut pair = Pair::new(2, 1);
-    // 32 requests of 8 buffers each, before anything is tested.
+    // There are 32 requests of 8 buffers each before anything is tested.
     let bufs: Vec<(usize, u32)> = (0..8).map(|member| (70_000, 100 + member)).collect();
     let groups: Vec<Receive> = (0..32).map(|_| pair.recv(&bufs)).collect();
     let len = |group: usize, member: usize| [0, 1, 300, 66_000][(group + member) % 4];
     let mut sends = Vec::new();
-    // All of a tag, then all of the next: no group is whole before the last tag.
+    // All messages of one tag go before those of the next tag. No group is complete before the last
+    // tag.
     for member in [3, 7, 0, 1, 6, 2, 5, 4] {
         for group in 0..32 {
             let send = until("room to send", || {
@@ -120,7 +121,7 @@ fn a_send_longer_than_its_buffer_names_both_sizes_at_both_ends() {
         });
         assert_eq!(error, mismatch);
         assert_eq!(until("the sender's error", || pair.send.check_peer().err()), mismatch);
-        // Both stay.
+        // Both errors stay.
         assert_eq!(pair.irecv(&[(1, 5)]).err(), Some(mismatch));
         assert_eq!(pair.isend(0, 1, 5), Err(mismatch));
         let text = pair.send.ends().report(mismatch).to_string();

@@ -1,4 +1,4 @@
-//! Both ends of a connection in one thread, with the memory that they work on.
+//! Both ends of a connection in one thread, with their memory.
 
 use std::time::{Duration, Instant};
 
@@ -16,18 +16,18 @@ use invar_linux::tcp::Congestion;
 
 pub(crate) const SECOND_NS: u64 = 1_000_000_000;
 
-/// What a buffer holds before anything comes.
+/// The content of a buffer before a message arrives.
 pub(crate) const UNTOUCHED: u8 = 0xee;
 
 pub(crate) struct Pair {
-    // They end before the memory that they work on.
+    // The comms come first, so that they are dropped before the memory that they use.
     pub(crate) send: SendComm,
     pub(crate) recv: RecvComm,
     sent: Vec<Box<[u8]>>,
     received: Vec<Box<[u8]>>,
 }
 
-/// A receive under way, and its first buffer among all.
+/// A receive in flight, and the index of its first buffer among all buffers.
 pub(crate) struct Receive {
     pub(crate) request: Request,
     first: usize,
@@ -38,7 +38,7 @@ pub(crate) fn loopback(family: AddressFamily) -> SocketDevice {
     device_on("=lo", family)
 }
 
-/// The interface of this name, where the calling thread is.
+/// The device on the interface `name` in the calling thread's network namespace.
 pub(crate) fn device_on(name: &str, family: AddressFamily) -> SocketDevice {
     let names = NameFilter::parse(name).unwrap();
     devices(&Rules { names, family, comm_id: None }).unwrap().unwrap().remove(0)
@@ -63,7 +63,7 @@ pub(crate) fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Both ends of a connection that has been started.
+/// Finishes a connection that has been started. Returns both ends.
 pub(crate) fn finish_connecting(mut connecting: Connecting, listener: &mut Listener) -> Pair {
     let (mut send, mut recv) = (None, None);
     until("connecting", || {
@@ -114,11 +114,11 @@ impl Pair {
         let buf =
             SendBuf { addr: bytes.as_ptr().expose_provenance() as u64, len: len as u32, lkey: 0 };
         self.sent.push(bytes);
-        // SAFETY: the bytes stay, and nobody writes to them, until both ends are gone.
+        // SAFETY: the bytes stay until both ends are gone, and nobody writes to them.
         unsafe { self.send.isend(&buf, tag) }
     }
 
-    /// Posts buffers, each of a length and for a tag.
+    /// Posts a receive of buffers, each with a length and a tag.
     pub(crate) fn irecv(&mut self, bufs: &[(usize, u32)]) -> Result<Option<Receive>, Error> {
         let first = self.received.len();
         let mut post = |&(len, tag): &(usize, u32)| {
@@ -128,7 +128,8 @@ impl Pair {
             RecvBuf { addr, len: len as u32, tag, rkey: 0 }
         };
         let bufs: Vec<RecvBuf> = bufs.iter().map(&mut post).collect();
-        // SAFETY: the bytes stay until both ends are gone, and are looked at when they have come.
+        // SAFETY: the bytes stay until both ends are gone, and nobody reads them before they have
+        // arrived.
         let request = unsafe { self.recv.irecv(&bufs) }?;
         Ok(request.map(|request| Receive { request, first, count: bufs.len() }))
     }
@@ -141,7 +142,7 @@ impl Pair {
         self.irecv(bufs).unwrap().expect("room for one more")
     }
 
-    /// Waits for all of them, which are tested in this order, one after the other at each look.
+    /// Waits for all requests. Each round tests them in the given order.
     pub(crate) fn finish(&mut self, sends: Vec<Request>, receives: &[Receive]) -> Vec<Vec<u32>> {
         let mut sends: Vec<_> = sends.into_iter().map(Some).collect();
         let mut sizes: Vec<Option<Vec<u32>>> = vec![None; receives.len()];
@@ -161,7 +162,7 @@ impl Pair {
         sizes.into_iter().flatten().collect()
     }
 
-    /// A buffer of a receive holds `len` bytes of message `seed`, and nothing else.
+    /// Checks that a buffer of a receive holds `len` bytes of message `seed`, and no other bytes.
     pub(crate) fn check(&self, receive: &Receive, member: usize, seed: usize, len: usize) {
         assert!(member < receive.count);
         let bytes = &self.received[receive.first + member];

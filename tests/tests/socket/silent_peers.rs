@@ -1,4 +1,4 @@
-//! A receiver that is there and does not read is waited for. A host that is gone is noticed.
+//! A sender waits for a receiver that exists and does not read. It notices a host that is gone.
 
 use std::time::{Duration, Instant};
 
@@ -11,14 +11,14 @@ use invar_testkit::tcp_times::hasten;
 
 use crate::rig::{Pair, Receive, device_on, finish_connecting, settings, until};
 
-/// More than the buffers of a connection take.
+/// The size of a message that does not fit into a connection's buffers.
 const LONG: usize = 48 << 20;
-/// Messages that the buffers of the sending end take, and those of the receiving end do not.
+/// The number of messages that fit into the sender's buffers, but not into the receiver's.
 const MESSAGES: usize = 4;
 const BYTES: usize = 500_000;
 const LAYOUTS: [(u16, u16); 3] = [(0, 0), (2, 0), (2, 2)];
 
-/// A long message for a buffer that is posted, of which so much is sent as fits into the sockets.
+/// Sends a long message to a posted buffer. The sockets take only a part of it.
 fn stuck(pair: &mut Pair, seed: usize) -> (Request, Receive) {
     let receive = pair.recv(&[(LONG, 0)]);
     let send = until("news of the buffer", || {
@@ -29,7 +29,7 @@ fn stuck(pair: &mut Pair, seed: usize) -> (Request, Receive) {
     (send, receive)
 }
 
-/// Looks after sends, and nobody receives.
+/// Tests the sends while nobody receives.
 fn wait_for_nobody(pairs: &mut [(&mut Pair, &Request)], late: Duration) {
     let start = Instant::now();
     while start.elapsed() < late {
@@ -41,7 +41,7 @@ fn wait_for_nobody(pairs: &mut [(&mut Pair, &Request)], late: Duration) {
     }
 }
 
-/// `hurry`: whether the time-outs of TCP are shortened.
+/// Lets the receivers pause for the time `late`. `hurry` shortens TCP's time-outs.
 fn check_late(hurry: bool, late: Duration) {
     let mut pairs = LAYOUTS.map(|(lanes, threads)| Pair::new(lanes, threads));
     let mut work: Vec<_> = pairs.iter_mut().map(|pair| (stuck(pair, 1), pair)).collect();
@@ -116,24 +116,24 @@ fn between(hosts: &Hosts, lanes: u16, threads: u16) -> Pair {
     finish_connecting(connecting, &mut listener)
 }
 
-/// What an end is told in the end.
+/// Waits for the error of an end, and checks its code.
 fn told(what: &str, mut look: impl FnMut() -> Option<Error>) {
     let error = until(what, || {
         std::thread::sleep(Duration::from_micros(100));
         look()
     });
-    // ETIMEDOUT, or EHOSTUNREACH where no neighbour answers.
+    // The codes are ETIMEDOUT, and EHOSTUNREACH if no neighbour answers.
     let text = error.to_string();
     assert!(text.contains("(errno 110)") || text.contains("(errno 113)"), "{what}: {text}");
 }
 
-/// What is under way when the host vanishes.
+/// The messages in flight when the host vanishes.
 #[derive(Clone, Copy, Debug)]
 enum UnderWay {
     Nothing,
-    /// More than the receiver takes in.
+    /// A message that is longer than the receiver's buffers.
     Long,
-    /// The cable is cut first, so that what is sent then is never acknowledged.
+    /// A message that is sent after the cable is cut, so that it is never acknowledged.
     Unheard,
 }
 
@@ -157,7 +157,7 @@ fn check_vanished(under_way: UnderWay, (lanes, threads): (u16, u16), both_ways: 
             let unheard = pair.send(1, 100_000, 0);
             *send = Some(unheard).filter(|send| pair.send.test(send) == Ok(None));
         }
-        // The sender is told of a long one at once, and never hears it.
+        // The receiver announces a long buffer at once, but the sender never hears of it.
         let receive = receive.get_or_insert_with(|| pair.recv(&[(LONG, 0)]));
         assert_eq!(pair.recv.test(&receive.request), Ok(None));
     }
@@ -172,7 +172,7 @@ fn check_vanished(under_way: UnderWay, (lanes, threads): (u16, u16), both_ways: 
             if let Some(request) = &send {
                 match pair.send.test(request) {
                     Err(error) => return Some(error),
-                    // The kernel has it, and nobody acknowledges it.
+                    // The kernel has taken the message, and nobody acknowledges it.
                     Ok(Some(_)) => *send = None,
                     Ok(None) => {}
                 }

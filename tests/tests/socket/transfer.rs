@@ -17,7 +17,7 @@ fn messages_of_every_size_arrive_whole_over_every_layout() {
             {
                 let receive = pair.recv(&[(len, 7)]);
                 let send = until("a buffer", || {
-                    // One that is too long to go ahead waits until the buffer is known.
+                    // A message that is too long to go ahead waits until the sender knows the buffer.
                     let _ = pair.recv.test(&receive.request).unwrap();
                     pair.isend(seed, len, 7).unwrap()
                 });
@@ -38,7 +38,7 @@ fn many_messages_under_way_keep_their_bytes_and_their_order() {
         let mut sends = Vec::new();
         for seed in 0..60 {
             let send = until("room to send", || {
-                // What is ahead of its buffer moves, and news of buffers comes.
+                // These calls move messages that go ahead of their buffers, and bring news of buffers.
                 sends.retain(|send| pair.send.test(send).unwrap().is_none());
                 assert_eq!(pair.recv.test(&receives[59].request), Ok(None));
                 pair.isend(seed, len(seed), 0).unwrap()

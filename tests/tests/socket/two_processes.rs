@@ -1,4 +1,4 @@
-//! Both ends in processes of their own, as the benchmark has them.
+//! Both ends run in processes of their own, as in the benchmark.
 
 use std::process::Command;
 
