@@ -1,4 +1,5 @@
-//! Gives the programs that tests start a clean environment, whatever shell started the tests.
+//! Gives the programs that tests start a clean environment. It does not depend on the shell that
+//! started the tests.
 //!
 //! A shell ignores SIGINT for its background jobs, `nohup` ignores SIGHUP, and a supervisor may ignore
 //! SIGCHLD or block signals. Programs inherit all of that, and also the variables of the user who runs

@@ -128,14 +128,14 @@ fn refused(qp: *mut ibv_qp, error: &NicError) -> c_int {
     error.errno
 }
 
-/// Reads the fields of a request that its operation uses. Programs may leave the other fields
+/// Reads the fields that SEND, WRITE and READ use. Programs may leave the fields of other operations
 /// uninitialised.
 ///
 /// # Safety
 /// `raw` points to a valid request.
 unsafe fn read(raw: *const ibv_send_wr) -> Option<SendWr> {
-    // SAFETY: the caller promises that `raw` points to a valid request, and only fields of the
-    // operation are read.
+    // SAFETY: the caller promises that `raw` points to a valid request, and no field of another
+    // operation is read.
     unsafe {
         Some(SendWr {
             wr_id: (*raw).wr_id,

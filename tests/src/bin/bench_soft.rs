@@ -1,7 +1,7 @@
 //! Measures two software NICs over loopback: `bench_soft CONNECTIONS BYTES MESSAGES DROP_PPM ADAPTIVE`.
 //!
-//! It writes `MESSAGES` messages of `BYTES` bytes to a peer that does nothing but poll for packets. The
-//! connections take turns. It prints the seconds that this takes. In each direction `DROP_PPM` of a
+//! The program writes `MESSAGES` messages of `BYTES` bytes to a peer that just polls for packets. The
+//! connections take turns. The program prints the seconds that this takes. In each direction `DROP_PPM` of a
 //! million packets are lost. `ADAPTIVE` is 1 for adaptive routing, else 0.
 
 use std::collections::VecDeque;

@@ -42,7 +42,7 @@ impl Outcome {
     }
 }
 
-/// No request takes longer than this, whatever goes wrong: eight timeouts of 67 ms, and all
+/// The most time that a request takes with any faults: eight timeouts of 67 ms, and all
 /// retransmissions.
 const PATIENCE_NS: u64 = 20_000_000_000;
 

@@ -398,7 +398,7 @@ fn what_waited_for_room_is_not_sent_once_its_memory_or_queue_pair_is_gone() {
         a.wire.room = usize::MAX;
         a.transmit(0);
         assert!(!a.device.is_blocked());
-        // Of the prepared packets, only those whose memory still exists are sent.
+        // The device sends a prepared packet only if the packet's memory still exists.
         let packets = a.wire.packets();
         assert_eq!(packets.len(), if destroy { 2 } else { 1 });
         let payloads = packets.iter().map(|bytes| Packet::decode(bytes).unwrap().payload);
