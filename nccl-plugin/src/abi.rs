@@ -1,7 +1,7 @@
-//! What NCCL and a network plugin agree on: codes, functions of NCCL's, and a table of functions
-//! for each version (NCCL's `nccl_net.h` and `net_v6.h` to `net_v12.h`).
+//! The C interface between NCCL and a network plugin: result codes, callbacks, and a function table for
+//! each version (NCCL's `nccl_net.h` and `net_v6.h` to `net_v12.h`).
 //!
-//! Layouts are asserted here, and held against a C compiler by `tests/c_program.rs`.
+//! This module asserts the layouts; `tests/c_program.rs` compares them with a C compiler's.
 
 mod profiler;
 mod properties;
@@ -16,7 +16,7 @@ pub use table::{Absent, Net, TailV11, V6, V7, V8, V9, V10, V11, V12, Version};
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 
-/// `ncclResult_t`. An integer, since a C caller may give or take any.
+/// `ncclResult_t`, kept as an integer because a C caller may pass or return any value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Code(pub c_int);
@@ -24,15 +24,15 @@ pub struct Code(pub c_int);
 impl Code {
     /// `ncclSuccess`.
     pub const SUCCESS: Code = Code(0);
-    /// `ncclSystemError`: a system call, or the local device.
+    /// `ncclSystemError`: a system call or the local device failed.
     pub const SYSTEM_ERROR: Code = Code(2);
-    /// `ncclInternalError`: NCCL, or the plugin, is wrong.
+    /// `ncclInternalError`: NCCL or the plugin has a defect.
     pub const INTERNAL_ERROR: Code = Code(3);
     /// `ncclInvalidArgument`.
     pub const INVALID_ARGUMENT: Code = Code(4);
-    /// `ncclInvalidUsage`: settings, or ranks that disagree.
+    /// `ncclInvalidUsage`: the settings are invalid, or the ranks disagree.
     pub const INVALID_USAGE: Code = Code(5);
-    /// `ncclRemoteError`: the peer, or the way to it.
+    /// `ncclRemoteError`: the peer or the network path to it failed.
     pub const REMOTE_ERROR: Code = Code(6);
 }
 
@@ -47,7 +47,7 @@ pub const PTR_DMABUF: c_int = 4;
 /// `NCCL_NET_TRAFFIC_CLASS_UNDEF`.
 pub const TRAFFIC_CLASS_UNDEF: c_int = -1;
 
-/// `ncclDebugLogger_t`: level, subsystems, file or function, line, a format and what it formats.
+/// `ncclDebugLogger_t`: level, subsystems, file or function, line, format string and its arguments.
 pub type Logger = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
 
 /// `ncclDebugLogLevel`.
@@ -72,12 +72,12 @@ pub mod subsystem {
     pub const ALL: c_ulong = !0;
 }
 
-/// `ncclProfilerCallback_t`: event handle, what to do, NCCL's handle of the step that the event
-/// is part of, what the description is, and the description.
+/// `ncclProfilerCallback_t`: event handle, action, NCCL's handle of the step that the event belongs to,
+/// type of the description, and the description.
 pub type ProfilerCallback =
     unsafe extern "C" fn(*mut *mut c_void, c_int, *mut c_void, i64, *mut c_void) -> Code;
 
-/// `ncclNetCommConfig_v10_t` and later.
+/// `ncclNetCommConfig_v10_t` and its later versions.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CommConfig {

@@ -1,4 +1,4 @@
-//! Comms: the ends of connections that NCCL has, behind one trait for all kinds of NIC.
+//! Comms: NCCL's ends of connections, behind one trait for all kinds of NIC.
 
 mod recv;
 mod send;
@@ -17,31 +17,32 @@ use crate::profiler;
 use recv::Receiver;
 use send::Sender;
 
-/// Longest message: the 32-bit fields on the wire hold no more.
+/// Maximum message length in bytes: the 32-bit fields on the wire hold no more.
 const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 
-/// One end of a connection, as NCCL has it.
+/// NCCL's end of a connection.
 pub(crate) struct Comm {
-    /// From a box. The calls of NCCL have it for themselves, one at a time.
+    /// The end, leaked from a box. NCCL makes one call on a comm at a time, so a call may borrow the end
+    /// mutably.
     end: NonNull<dyn NetEnd>,
     kind: Kind,
     device: Device,
     device_number: c_int,
 }
 
-/// Which end a comm is.
+/// Direction of a comm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Send,
     Recv,
 }
 
-/// An end of a connection, with the calls of NCCL's table. Arguments are those of the table, which are
+/// An end of a connection with the calls of NCCL's function table. The arguments are the table's and are
 /// not checked yet.
 ///
 /// # Safety
-/// NCCL's contract holds for each unsafe function: pointers are null or point to what the table says,
-/// and memory stays registered and untouched until its request is done.
+/// NCCL's contract holds for each unsafe function. Pointers are null or point to what the table says.
+/// Memory stays registered and untouched until its request is done.
 pub(crate) trait NetEnd {
     unsafe extern "C" fn isend(
         &mut self,
@@ -54,7 +55,7 @@ pub(crate) trait NetEnd {
         wrong_end("isend")
     }
 
-    /// Sizes are `int` before v9 of the interface.
+    /// Posts a receive whose sizes are `int`, as before v9 of the interface.
     unsafe extern "C" fn irecv_int(
         &mut self,
         _n: c_int,
@@ -97,15 +98,15 @@ pub(crate) trait NetEnd {
         sizes: *mut c_int,
     ) -> Code;
 
-    /// What carries a request that is under way, if that is known already.
+    /// Returns what carries a pending request, or `None` if that is not known yet.
     fn carriers(&mut self, request: &Request) -> Option<Vec<Carrier>>;
 
-    /// Ends it.
+    /// Closes the end.
     fn close(self: Box<Self>);
 }
 
 impl Comm {
-    /// Makes a sending end known to NCCL; gives its handle.
+    /// Stores a sending end in the handle table and returns its handle.
     pub(crate) fn put_send(end: AnySend, device: (c_int, &Device)) -> Result<*mut c_void, Failed> {
         match end {
             AnySend::Verbs(end) => put_sender(*end, device),
@@ -115,7 +116,7 @@ impl Comm {
         }
     }
 
-    /// Makes a receiving end known to NCCL; gives its handle.
+    /// Stores a receiving end in the handle table and returns its handle.
     pub(crate) fn put_recv(end: AnyRecv, device: (c_int, &Device)) -> Result<*mut c_void, Failed> {
         match end {
             AnyRecv::Verbs(end) => put_receiver(*end, device),
@@ -130,40 +131,41 @@ impl Comm {
         &self.device
     }
 
-    /// The number of that device.
+    /// NCCL's number of the connection's device.
     pub(crate) fn device_number(&self) -> c_int {
         self.device_number
     }
 
-    /// Which end it is.
+    /// The direction of this comm.
     pub(crate) fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// The end itself.
+    /// Borrows the end of this comm.
     ///
     /// # Safety
-    /// No other call on the comm runs, as NCCL promises for each comm.
+    /// No other call on the comm runs; NCCL promises this for each comm.
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "the slot of a comm is shared, its end is not")]
     pub(crate) unsafe fn end(&self) -> &mut dyn NetEnd {
-        // SAFETY: it lives as long as the comm, and the caller's promise.
+        // SAFETY: The end lives as long as the comm, and the caller promises that no other borrow
+        // exists.
         unsafe { &mut *self.end.as_ptr() }
     }
 
-    /// What carries a request that is under way, if that is known already.
+    /// Returns what carries a pending request, or `None` if that is not known yet.
     ///
     /// # Safety
     /// No other call on the comm runs.
     pub(crate) unsafe fn carriers(&self, request: *mut c_void) -> Option<Vec<Carrier>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: The caller upholds this function's safety contract.
         unsafe { self.end() }.carriers(&Request::from_raw(handles::token(request)))
     }
 }
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        // SAFETY: it was made of a box in `put`, and goes with its comm.
+        // SAFETY: `put` leaked the pointer from a box, and only this drop turns it back into one.
         unsafe { Box::from_raw(self.end.as_ptr()) }.close();
     }
 }
@@ -182,7 +184,7 @@ fn put_receiver<E: RecvEnd + 'static>(
     put(Kind::Recv, device, |requests| Box::new(Receiver::new(end, requests)))
 }
 
-/// Makes the end that `make` gives known to NCCL; `make` gets the low half of the end's requests.
+/// Stores an end in the handle table; `make` makes the end from the low half of the end's requests.
 fn put(
     kind: Kind,
     (device_number, device): (c_int, &Device),
@@ -195,23 +197,23 @@ fn put(
     handle.ok_or_else(|| misused(format_args!("more than {} comms", handles::COMMS_MAX)))
 }
 
-/// Hands out the request that a call has started, or null: call again.
+/// Writes the request of a started call for NCCL, or null, which makes NCCL repeat the call.
 ///
 /// # Safety
-/// There is room for a request.
+/// `request` has room for a request.
 #[inline(always)]
 unsafe fn give(started: Option<Request>, requests: u32, request: *mut *mut c_void) -> Code {
     let given = match started {
         Some(started) => handles::request(started.raw(), requests),
         None => ptr::null_mut(),
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     unsafe { request.write(given) };
     Code::SUCCESS
 }
 
-/// What a test is about, and where it answers. It stands beside the end during the test, where it takes
-/// no registers: that saves 8 instructions for each test.
+/// The arguments of a test. Each end keeps them in a field during the test, where they take no
+/// registers: this saves 8 instructions per test.
 struct Asked {
     request: Request,
     done: *mut c_int,
@@ -225,13 +227,13 @@ impl Default for Asked {
 }
 
 impl Asked {
-    /// A request of one size is done.
+    /// Reports that a request with one size is done.
     ///
     /// # Safety
-    /// There is room for a flag, and for a size where `sizes` is not null.
+    /// `done` has room for a flag, and `sizes` is null or has room for a size.
     #[inline(always)]
     unsafe fn done(&self, size: u32) -> Code {
-        // SAFETY: the caller's promise.
+        // SAFETY: The caller upholds this function's safety contract.
         unsafe {
             self.done.write(1);
             if !self.sizes.is_null() {
@@ -241,19 +243,19 @@ impl Asked {
         Code::SUCCESS
     }
 
-    /// The request is pending.
+    /// Reports that the request is pending.
     ///
     /// # Safety
-    /// There is room for a flag.
+    /// `done` has room for a flag.
     #[inline(always)]
     unsafe fn pending(&self) -> Code {
-        // SAFETY: the caller's promise.
+        // SAFETY: The caller upholds this function's safety contract.
         unsafe { self.done.write(0) };
         Code::SUCCESS
     }
 }
 
-/// A call failed: logs the error with both ends.
+/// Logs the error of a failed call with both ends of the connection, and returns its code.
 #[cold]
 #[inline(never)]
 fn call_failed(end: &impl End, error: ConnectionError) -> Code {
@@ -276,7 +278,7 @@ fn close(comm: *mut c_void, kind: Kind) -> Outcome {
     }
     let slot: &Slot = handles::find(comm)
         .ok_or_else(|| misused(format_args!("close{kind:?}: {comm:p} is no comm that is open")))?;
-    // SAFETY: NCCL closes a comm once, and not during a call on it.
+    // SAFETY: NCCL closes a comm once, and makes no other call on the comm meanwhile.
     unsafe {
         if slot.comm().kind != kind {
             return Err(misused(format_args!("close{kind:?} of a comm of the other kind")));
@@ -287,14 +289,14 @@ fn close(comm: *mut c_void, kind: Kind) -> Outcome {
     Ok(())
 }
 
-/// A call that belongs to the other end of a connection.
+/// Reports a call that belongs to the other end of a connection.
 #[cold]
 #[inline(never)]
 fn wrong_end(function: &str) -> Code {
     misused(format_args!("{function} on the other end of a connection")).0
 }
 
-/// A size that no work request can hold.
+/// Reports a size that no work request can hold.
 #[cold]
 #[inline(never)]
 fn too_long(function: &str, size: usize) -> Code {

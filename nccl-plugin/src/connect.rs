@@ -1,4 +1,4 @@
-//! Connections: from `listen`, `connect` and `accept` to comms.
+//! Connection setup: from `listen`, `connect` and `accept` to comms.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -17,7 +17,7 @@ use crate::comm::Comm;
 use crate::host::{self, Context};
 use crate::outcome::{Failed, Outcome, call, code, failed, misused, null, refused};
 
-/// Peers that may be connecting to one listening comm at a time; more wait in the kernel.
+/// Maximum number of peers that connect to one listening comm at a time; more peers wait in the kernel.
 const PENDING_MAX: usize = 256;
 
 static LISTENERS: Registry<Listening> = Registry::new();
@@ -32,7 +32,7 @@ struct Listening {
     pending: Mutex<Vec<Accepting>>,
 }
 
-/// A connection that comes about.
+/// A connection attempt of `connect`.
 struct Trying {
     connecting: Connecting,
     number: c_int,
@@ -45,7 +45,7 @@ pub(crate) unsafe extern "C" fn listen(
     handle: *mut c_void,
     comm: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     call(|| unsafe { start_listening(Context::new(None)?, device, handle, comm) })
 }
 
@@ -56,12 +56,12 @@ pub(crate) unsafe extern "C" fn listen_v11(
     handle: *mut c_void,
     comm: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     call(|| unsafe { start_listening(Context::from_ptr(context)?, device, handle, comm) })
 }
 
 /// # Safety
-/// NCCL's contract of `listen`.
+/// The caller upholds NCCL's contract of `listen`.
 unsafe fn start_listening(
     context: Context,
     number: c_int,
@@ -78,7 +78,7 @@ unsafe fn start_listening(
     let bytes = *listener.handle().as_bytes();
     let wire = settings.wire();
     let listening = Listening { listener, number, device, wire, pending: Mutex::default() };
-    // SAFETY: room for a handle and a comm, NCCL promises.
+    // SAFETY: NCCL promises room for a handle and a comm.
     unsafe {
         handle.cast::<[u8; HANDLE_BYTES]>().write_unaligned(bytes);
         comm.write(LISTENERS.put(Arc::new(listening)).to_ptr());
@@ -88,7 +88,7 @@ unsafe fn start_listening(
 
 /// `accept` of v6.
 pub(crate) unsafe extern "C" fn accept_v6(listening: *mut c_void, comm: *mut *mut c_void) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     call(|| unsafe { go_on_accepting(listening, comm) })
 }
 
@@ -98,30 +98,30 @@ pub(crate) unsafe extern "C" fn accept(
     comm: *mut *mut c_void,
     _device_comm: *mut c_void,
 ) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     call(|| unsafe { go_on_accepting(listening, comm) })
 }
 
 /// # Safety
-/// NCCL's contract of `accept`.
+/// The caller upholds NCCL's contract of `accept`.
 unsafe fn go_on_accepting(listening: *mut c_void, comm: *mut *mut c_void) -> Outcome {
     if comm.is_null() {
         return Err(null("accept: comm"));
     }
-    // SAFETY: room for a comm, NCCL promises.
+    // SAFETY: NCCL promises that `comm` has room for a comm.
     unsafe { comm.write(ptr::null_mut()) };
     let listening = LISTENERS.get(Number::from_ptr(listening));
     let listening = listening.ok_or_else(|| misused("accept on what is no listening comm"))?;
     if let Some(end) = listening.poll()? {
         let made = Comm::put_recv(end, (listening.number, &listening.device))?;
-        // SAFETY: as above.
+        // SAFETY: NCCL promises that `comm` has room for a comm.
         unsafe { comm.write(made) };
     }
     Ok(())
 }
 
 impl Listening {
-    /// Goes on with all who have called, until one of them is connected.
+    /// Advances the connections of all callers until one is complete, and returns that one.
     fn poll(&self) -> Result<Option<invar::raw::AnyRecv>, Failed> {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         while pending.len() < PENDING_MAX
@@ -139,7 +139,7 @@ impl Listening {
                 }
                 Err(error) => {
                     drop(pending.remove(i));
-                    // It was logged where it came up.
+                    // The connection logged the error where it occurred.
                     if !self.is_stranger(&error) {
                         return Err(Failed(code(&error)));
                     }
@@ -149,15 +149,15 @@ impl Listening {
         Ok(None)
     }
 
-    /// Whether an error is of a caller who has given up, or may be no rank of ours: whom NCCL means
-    /// may still come. On the wire of NCCL 2.14 nobody proves who it is, so whatever a caller says
-    /// that cannot be is a stranger's.
+    /// Whether the error comes from a caller that gave up or may be no rank of ours. Such an error does
+    /// not end `accept`, because the peer that NCCL expects may still come. On the wire of NCCL 2.14 no
+    /// caller proves its identity, so every caller that sends invalid data counts as a stranger.
     fn is_stranger(&self, error: &Error) -> bool {
         let is_unknown = self.wire == Wire::Nccl214;
         match error.kind() {
             ErrorKind::Peer | ErrorKind::Network => true,
             ErrorKind::Incompatible => is_unknown,
-            // A peer's address that the device refuses.
+            // The device refused the peer's address.
             ErrorKind::Local => match error.connection() {
                 Some(ConnectionError::Nic(error)) => is_unknown && error.verb == Verb::ModifyQp,
                 _ => false,
@@ -167,25 +167,25 @@ impl Listening {
     }
 }
 
-/// `connect` of v6. A send must not be longer than its receive.
+/// `connect` of v6. A send that is longer than its receive is an error.
 pub(crate) unsafe extern "C" fn connect_v6(
     device: c_int,
     handle: *mut c_void,
     comm: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     call(|| unsafe { go_on_connecting(Context::new(None)?, false, device, handle, comm) })
 }
 
-/// `connect` of v7 to v9. A send is cut to its receive from here on, over every transport
-/// (`net_ib.cc ncclIbIsend` of NCCL after 2.14).
+/// `connect` of v7 to v9. Since v7, a send that is longer than its receive is cut to the receive's
+/// length on every transport (`net_ib.cc ncclIbIsend` of NCCL after 2.14).
 pub(crate) unsafe extern "C" fn connect(
     device: c_int,
     handle: *mut c_void,
     comm: *mut *mut c_void,
     _device_comm: *mut c_void,
 ) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     call(|| unsafe { go_on_connecting(Context::new(None)?, true, device, handle, comm) })
 }
 
@@ -198,9 +198,9 @@ pub(crate) unsafe extern "C" fn connect_v10(
     _device_comm: *mut c_void,
 ) -> Code {
     call(|| {
-        // SAFETY: null, or NCCL promises a configuration.
+        // SAFETY: NCCL promises that `config` is null or points to a configuration.
         let context = Context::new(unsafe { config.as_ref() })?;
-        // SAFETY: the caller's promise.
+        // SAFETY: The caller upholds this function's safety contract.
         unsafe { go_on_connecting(context, true, device, handle, comm) }
     })
 }
@@ -213,12 +213,12 @@ pub(crate) unsafe extern "C" fn connect_v11(
     comm: *mut *mut c_void,
     _device_comm: *mut c_void,
 ) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     call(|| unsafe { go_on_connecting(Context::from_ptr(context)?, true, device, handle, comm) })
 }
 
 /// # Safety
-/// NCCL's contract of `connect`.
+/// The caller upholds NCCL's contract of `connect`.
 unsafe fn go_on_connecting(
     context: Context,
     truncate: bool,
@@ -230,7 +230,7 @@ unsafe fn go_on_connecting(
         return Err(null("connect: handle or comm"));
     }
     let bytes = handle.cast::<[u8; HANDLE_BYTES]>();
-    // SAFETY: room for a comm, and a handle, NCCL promises.
+    // SAFETY: NCCL promises a handle and room for a comm.
     let mut handle = unsafe {
         comm.write(ptr::null_mut());
         bytes.read_unaligned()
@@ -256,12 +256,12 @@ unsafe fn go_on_connecting(
         ATTEMPTS.remove(attempt);
         set_stage(&mut handle, None);
     }
-    // SAFETY: as above.
+    // SAFETY: NCCL promises that the handle is writable.
     unsafe { bytes.write_unaligned(handle) };
-    // An error was logged where it came up.
+    // The connection logged the error where it occurred.
     if let Some(end) = polled.map_err(|error| Failed(code(&error)))? {
         let made = Comm::put_send(end, (trying.number, &trying.device))?;
-        // SAFETY: as above.
+        // SAFETY: NCCL promises that `comm` has room for a comm.
         unsafe { comm.write(made) };
     }
     Ok(())
@@ -279,13 +279,13 @@ pub(crate) unsafe extern "C" fn close_listen(comm: *mut c_void) -> Code {
     })
 }
 
-/// Gives up connections that nobody goes on with.
+/// Drops all connection attempts that nobody continues.
 pub(crate) fn abandon() {
     drop(std::mem::take(&mut ATTEMPTS.lock().entries));
 }
 
-/// Where a handle keeps how far its connection is: NCCL gives `connect` the same bytes at each
-/// call. The mark is of this process, since handles are copied between processes.
+/// Offset of the connection's state in a handle: NCCL passes the same bytes to each call of `connect`.
+/// The state starts with a mark of this process, because NCCL copies handles between processes.
 const STAGE: usize = HANDLE_BYTES - 16;
 
 fn mark() -> [u8; 8] {
@@ -305,7 +305,8 @@ fn set_stage(handle: &mut [u8; HANDLE_BYTES], number: Option<Number>) {
     to.copy_from_slice(&number.map_or(0, |number| number.0).to_ne_bytes());
 }
 
-/// How NCCL names a listening comm: a number that none before had, and none of [`Comm`].
+/// NCCL's name of a listening comm or a connection attempt: a number that is never reused and never the
+/// handle of a [`Comm`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Number(u64);
 
@@ -321,7 +322,7 @@ impl Number {
     }
 }
 
-/// What is looked up under a lock.
+/// A table of entries by number, behind a lock.
 struct Registry<T>(Mutex<Entries<T>>);
 
 struct Entries<T> {

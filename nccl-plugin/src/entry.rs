@@ -1,4 +1,5 @@
-//! The calls that NCCL makes for each message: each finds its comm and hands the call to its end.
+//! The calls that NCCL makes for each message: each finds its comm and passes the call to the comm's
+//! end.
 
 use std::ffi::{c_int, c_void};
 
@@ -17,8 +18,8 @@ pub(crate) unsafe extern "C" fn isend_int(
     mhandle: *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    // A negative size becomes one that is too long.
-    // SAFETY: the caller's promise.
+    // A negative size becomes a huge one, which `isend` refuses as too long.
+    // SAFETY: The caller upholds this function's safety contract.
     unsafe { isend(comm, data, size as usize, tag, mhandle, request) }
 }
 
@@ -32,7 +33,7 @@ pub(crate) unsafe extern "C" fn isend(
     request: *mut *mut c_void,
 ) -> Code {
     on_end(Function::ISend, comm, |end| {
-        // SAFETY: the caller's promise.
+        // SAFETY: The caller upholds this function's safety contract.
         unsafe { end.isend(data, size, tag, mhandle, request) }
     })
 }
@@ -47,7 +48,7 @@ pub(crate) unsafe extern "C" fn isend_v10(
     step: *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     unsafe {
         if !step.is_null() && profiler::is_wanted() {
             return isend_profiled(comm, data, size, tag, mhandle, step, request);
@@ -67,7 +68,7 @@ pub(crate) unsafe extern "C" fn irecv_int(
     request: *mut *mut c_void,
 ) -> Code {
     on_end(Function::IRecv, comm, |end| {
-        // SAFETY: the caller's promise.
+        // SAFETY: The caller upholds this function's safety contract.
         unsafe { end.irecv_int(n, data, sizes, tags, mhandles, request) }
     })
 }
@@ -83,7 +84,7 @@ pub(crate) unsafe extern "C" fn irecv(
     request: *mut *mut c_void,
 ) -> Code {
     on_end(Function::IRecv, comm, |end| {
-        // SAFETY: the caller's promise.
+        // SAFETY: The caller upholds this function's safety contract.
         unsafe { end.irecv(n, data, sizes, tags, mhandles, request) }
     })
 }
@@ -99,7 +100,8 @@ pub(crate) unsafe extern "C" fn irecv_v10(
     steps: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: the caller's promise. It names a step for all buffers of a receive, or for none.
+    // SAFETY: The caller upholds this function's safety contract. NCCL names a step for all buffers of a
+    // receive or for none.
     unsafe {
         if !steps.is_null() && !(*steps).is_null() && profiler::is_wanted() {
             return irecv_profiled(comm, n, data, sizes, tags, mhandles, steps, request);
@@ -118,7 +120,7 @@ pub(crate) unsafe extern "C" fn iflush(
     request: *mut *mut c_void,
 ) -> Code {
     on_end(Function::IFlush, comm, |end| {
-        // SAFETY: the caller's promise.
+        // SAFETY: The caller upholds this function's safety contract.
         unsafe { end.iflush(n, data, sizes, mhandles, request) }
     })
 }
@@ -130,15 +132,15 @@ pub(crate) unsafe extern "C" fn test(
     sizes: *mut c_int,
 ) -> Code {
     let Some(slot) = handles::find_by_request(request) else {
-        // SAFETY: the caller's promise.
+        // SAFETY: The caller upholds this function's safety contract.
         return unsafe { test_profiled(request, done, sizes) };
     };
-    // SAFETY: the caller's promise; NCCL makes one call on a comm at a time, and does not close the
-    // comm meanwhile.
+    // SAFETY: The caller upholds this function's safety contract. NCCL makes one call on a comm at a
+    // time and does not close the comm during a call.
     unsafe { slot.comm().end().test(request, done, sizes) }
 }
 
-/// Makes a call on the end of a comm.
+/// Finds the comm and makes a call on its end.
 #[inline(always)]
 fn on_end(
     function: Function,
@@ -146,11 +148,11 @@ fn on_end(
     call: impl FnOnce(&mut dyn NetEnd) -> Code,
 ) -> Code {
     let Some(slot) = handles::find(comm) else { return unknown(function, comm) };
-    // SAFETY: NCCL makes one call on a comm at a time, and does not close the comm meanwhile.
+    // SAFETY: NCCL makes one call on a comm at a time and does not close the comm during a call.
     call(unsafe { slot.comm().end() })
 }
 
-/// A send of which a profiler is told.
+/// Starts a send and its profiler events.
 #[cold]
 unsafe extern "C" fn isend_profiled(
     comm: *mut c_void,
@@ -161,13 +163,13 @@ unsafe extern "C" fn isend_profiled(
     step: *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     let code = unsafe { isend(comm, data, size, tag, mhandle, request) };
-    // SAFETY: as above; it succeeds only with room for a request.
+    // SAFETY: `isend` succeeds only on an open comm and with a request pointer that is not null.
     unsafe { start_events(code, comm, [Message { step, length: size }], request) }
 }
 
-/// A receive of which a profiler is told.
+/// Starts a receive and its profiler events.
 #[cold]
 unsafe extern "C" fn irecv_profiled(
     comm: *mut c_void,
@@ -179,11 +181,11 @@ unsafe extern "C" fn irecv_profiled(
     steps: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     let code = unsafe { irecv(comm, n, data, sizes, tags, mhandles, request) };
-    // SAFETY: it succeeds only with a number of buffers that can be, and NCCL promises n of each.
+    // SAFETY: `irecv` succeeds only with a valid `n`, and NCCL promises `n` entries in each array.
     let message = |i| unsafe { Message { step: *steps.add(i), length: *sizes.add(i) } };
-    // SAFETY: as in `isend_profiled`.
+    // SAFETY: `irecv` succeeds only on an open comm and with a request pointer that is not null.
     unsafe { start_events(code, comm, (0..n as usize).map(message), request) }
 }
 
@@ -197,7 +199,8 @@ unsafe fn start_events(
 ) -> Code {
     let (Code::SUCCESS, Some(slot)) = (code, handles::find(comm)) else { return code };
     caught(|| {
-        // SAFETY: the caller's promise; as NCCL has it, there is no other call on the comm.
+        // SAFETY: The caller promises that `request` points to a request. NCCL makes no other call on
+        // the comm.
         unsafe {
             if !(*request).is_null() {
                 profiler::go_on(comm, slot.comm());
@@ -208,7 +211,7 @@ unsafe fn start_events(
     })
 }
 
-/// Of a request that has events, if it is one at all.
+/// Tests a request that has profiler events; reports a misuse if the request is invalid.
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn test_profiled(
@@ -221,12 +224,12 @@ unsafe extern "C" fn test_profiled(
     }
     let plain = profiler::unmarked(request);
     if let Some(slot) = handles::find_by_request(plain) {
-        // SAFETY: as in `start_events`.
+        // SAFETY: NCCL makes no other call on the comm meanwhile.
         unsafe { profiler::go_on(handles::comm(plain), slot.comm()) };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     let code = unsafe { test(plain, done, sizes) };
-    // SAFETY: it succeeds only where `done` points to something.
+    // SAFETY: `test` succeeds only if `done` points to a flag.
     if code != Code::SUCCESS || unsafe { *done } != 0 {
         return caught(|| {
             profiler::stop(request);
@@ -236,7 +239,7 @@ unsafe extern "C" fn test_profiled(
     code
 }
 
-/// What was called.
+/// The function that NCCL called, for messages.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 enum Function {
@@ -246,8 +249,8 @@ enum Function {
     Test,
 }
 
-/// A call on what NCCL does not have of us. A C function, since those do not unwind: who calls it
-/// need not be prepared for that.
+/// Reports a call on an unknown comm or request. As a C function it never unwinds, so its callers need
+/// no code for unwinding.
 #[cold]
 #[inline(never)]
 extern "C" fn unknown(function: Function, what: *mut c_void) -> Code {

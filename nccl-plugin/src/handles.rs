@@ -6,13 +6,13 @@
 //! request    63 … 34  its token   33 … 32  zero           31 … 0  its comm, with REQUEST
 //! ```
 //!
-//! A generation counts the comms that a slot has had, from 1; after the last generation the slot stays
-//! empty. So a handle of a closed comm never names another comm, and a process can have a thousand
-//! million comms in its life.
+//! A generation counts the comms that a slot has had, starting at 1. After its last generation a slot
+//! stays empty. So the handle of a closed comm never names another comm, and a process can open about a
+//! thousand million comms.
 //!
-//! A slot is two cache lines, and a comm's handle contains the slot's offset: a call finds its comm in a
-//! few instructions, without a lock. NCCL must not close a comm during a call on it. A call that comes
-//! after the close is refused.
+//! A slot takes two cache lines, and a comm's handle contains the slot's offset. So a call finds its
+//! comm in a few instructions, without a lock. NCCL must not close a comm during a call on it. The table
+//! refuses a call that comes after the close.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -26,23 +26,23 @@ use static_assertions::const_assert_eq;
 use crate::comm::Comm;
 
 const SLOTS_MAX: usize = 1 << 16;
-/// Comms at a time: the first slot stays empty, so that null names no comm.
+/// Maximum number of open comms: the first slot stays empty, so that null names no comm.
 pub(crate) const COMMS_MAX: usize = SLOTS_MAX - 1;
 
 const SLOT_SHIFT: u32 = 7;
-/// Where the token begins in a request.
+/// Lowest bit of the token in a request.
 const TOKEN_SHIFT: u32 = 34;
 
-/// Where the upper and the lower bits of a generation begin in a handle.
+/// Lowest bit of the generation's upper part and of its lower part in a handle.
 const GENERATION_SHIFT: [u32; 2] = [23, 2];
-/// How many lower bits a generation has.
+/// Number of bits in the generation's lower part.
 const GENERATION_LOW_BITS: u32 = SLOT_SHIFT - GENERATION_SHIFT[1];
-/// The last generation that a slot has.
+/// The last generation of a slot.
 const GENERATION_MAX: u16 = (1 << (u32::BITS - GENERATION_SHIFT[0] + GENERATION_LOW_BITS)) - 1;
 
-/// Set in a request, and not in the handle of a comm. The profiler uses the bit below.
+/// A bit that is set in a request and clear in a comm's handle. The profiler uses the bit below it.
 const REQUEST: usize = 2;
-/// Names no request and no comm.
+/// A value that names neither a request nor a comm.
 const NONE: usize = 0;
 
 static SLOTS: [Slot; SLOTS_MAX] = [const { Slot::empty() }; SLOTS_MAX];
@@ -50,31 +50,31 @@ static SLOTS: [Slot; SLOTS_MAX] = [const { Slot::empty() }; SLOTS_MAX];
 static ALLOCATION: Mutex<Allocation> =
     Mutex::new(Allocation { free: Vec::new(), generations: Vec::new() });
 
-/// Room for a comm.
+/// One entry of the handle table: room for a comm.
 #[repr(C, align(128))]
 pub(crate) struct Slot {
     /// The handle of the comm in this slot, or [`NONE`].
     handle: AtomicUsize,
-    /// The low half of its requests; 0 while there is no comm.
+    /// The low half of the comm's requests; 0 while the slot is empty.
     requests: AtomicU32,
-    /// Written while the slot has no handle.
+    /// The comm; the table writes this field only while the slot has no handle.
     comm: UnsafeCell<MaybeUninit<Comm>>,
 }
 
 const_assert_eq!(size_of::<Slot>(), 1 << SLOT_SHIFT);
 
-// SAFETY: `comm` is written under the lock of `ALLOCATION`, before a handle is stored and after it
-// is taken away; between that it is only read.
+// SAFETY: The table writes `comm` under the lock of `ALLOCATION`, and only while the slot has no handle.
+// While the slot has a handle, all threads only read the field.
 unsafe impl Sync for Slot {}
 
 struct Allocation {
     free: Vec<u16>,
-    /// The last generation of each slot that was ever taken.
+    /// The last generation of each slot that has ever been used.
     generations: Vec<u16>,
 }
 
 impl Allocation {
-    /// A free slot, and the handle for the next comm in it.
+    /// Takes a free slot and returns its index and the handle of its next comm.
     fn take(&mut self) -> Option<(u16, usize)> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -94,7 +94,7 @@ impl Allocation {
         Some((index, handle | lower << GENERATION_SHIFT[1]))
     }
 
-    /// Frees a slot whose comm is closed.
+    /// Frees the slot of a closed comm.
     fn give_back(&mut self, index: u16) {
         if self.generations[usize::from(index)] < GENERATION_MAX {
             self.free.push(index);
@@ -111,91 +111,92 @@ impl Slot {
         }
     }
 
-    /// The comm in this slot.
+    /// Returns the comm in this slot.
     ///
     /// # Safety
-    /// It was found, and is not removed while the reference lives.
+    /// A lookup found this slot, and nobody removes the comm while the reference lives.
     #[inline(always)]
     pub(crate) unsafe fn comm(&self) -> &Comm {
-        // SAFETY: it is written before it can be found, and not again before it is removed.
+        // SAFETY: `put` writes the comm before a lookup can find it, and no one writes it again before
+        // `remove`.
         unsafe { (*self.comm.get()).assume_init_ref() }
     }
 }
 
-/// Lets null name no comm: the first slot gets handles that no caller has. The loader calls this when it
-/// loads the library, before any lookup.
+/// Gives the first slot handles that no caller has, so that null names no comm. The loader calls this
+/// function when it loads the library, before any lookup.
 extern "C" fn prepare() {
     let Slot { handle, requests, .. } = &SLOTS[0];
     handle.store(usize::MAX, Ordering::Release);
     requests.store(u32::MAX, Ordering::Release);
 }
 
-// SAFETY: the loader calls what is listed here, once, and this needs nothing to be prepared.
+// SAFETY: The loader calls each listed function once, and `prepare` needs no initialization.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static PREPARE: extern "C" fn() = prepare;
 
-/// The slot that a comm or a request names.
+/// Returns the slot that a comm's handle or a request names.
 #[inline(always)]
 fn slot(handle: usize) -> &'static Slot {
     let offset = handle & (SLOTS_MAX - 1) << SLOT_SHIFT;
-    // SAFETY: the offset of one of the slots.
+    // SAFETY: The mask keeps the offset within the table and on the start of a slot.
     unsafe { &*SLOTS.as_ptr().byte_add(offset) }
 }
 
-/// Finds a comm.
+/// Finds the slot of a comm.
 #[inline(always)]
 pub(crate) fn find(comm: *mut c_void) -> Option<&'static Slot> {
     let slot = slot(comm.addr());
     (slot.handle.load(Ordering::Acquire) == comm.addr()).then_some(slot)
 }
 
-/// Finds the comm of a request.
+/// Finds the slot of a request's comm.
 #[inline(always)]
 pub(crate) fn find_by_request(request: *mut c_void) -> Option<&'static Slot> {
     let slot = slot(request.addr());
     (slot.requests.load(Ordering::Acquire) == request.addr() as u32).then_some(slot)
 }
 
-/// The low half of a comm's requests; the token is the upper half.
+/// Returns the low half of a comm's requests; the token is the upper half.
 pub(crate) fn requests(comm: *mut c_void) -> u32 {
     (comm.addr() | REQUEST) as u32
 }
 
-/// The request of a token.
+/// Makes the request of a token.
 #[inline(always)]
 pub(crate) fn request(token: u32, requests: u32) -> *mut c_void {
     ptr::without_provenance_mut((token as usize) << TOKEN_SHIFT | requests as usize)
 }
 
-/// The token of a request.
+/// Returns the token of a request.
 #[inline(always)]
 pub(crate) fn token(request: *mut c_void) -> u32 {
     (request.addr() >> TOKEN_SHIFT) as u32
 }
 
-/// The comm of a request.
+/// Returns the comm's handle of a request.
 pub(crate) fn comm(request: *mut c_void) -> *mut c_void {
     request.map_addr(|request| request as u32 as usize & !REQUEST)
 }
 
-/// Stores the comm that `make` gives for its handle, and gives that handle; `None`, without a call of
-/// `make`, if no slot is free.
+/// Takes a free slot, stores the comm that `make` returns for the new handle, and returns that handle.
+/// Returns `None` without calling `make` if no slot is free.
 pub(crate) fn put(make: impl FnOnce(*mut c_void) -> Comm) -> Option<*mut c_void> {
     let mut allocation = allocation();
     let (index, handle) = allocation.take()?;
     let (slot, handle) = (&SLOTS[usize::from(index)], ptr::without_provenance_mut(handle));
-    // SAFETY: the lock is held, and no call finds a slot without a handle.
+    // SAFETY: This thread holds the lock, and no lookup finds a slot without a handle.
     unsafe { (*slot.comm.get()).write(make(handle)) };
     slot.requests.store(requests(handle), Ordering::Release);
     slot.handle.store(handle.addr(), Ordering::Release);
     Some(handle)
 }
 
-/// Takes a comm away.
+/// Removes a comm from the table and returns it.
 ///
 /// # Safety
-/// `slot` was found, and no other call on its comm runs.
+/// A lookup found `slot`, and no other call on its comm runs.
 pub(crate) unsafe fn remove(slot: &Slot) -> Option<Comm> {
     let mut allocation = allocation();
     let handle = slot.handle.swap(NONE, Ordering::AcqRel);
@@ -204,7 +205,8 @@ pub(crate) unsafe fn remove(slot: &Slot) -> Option<Comm> {
     }
     slot.requests.store(0, Ordering::Release);
     allocation.give_back((handle >> SLOT_SHIFT) as u16);
-    // SAFETY: it had a handle, which nobody finds any more, and the lock is held.
+    // SAFETY: The slot had a handle, so it holds a comm. No lookup finds it any more, and this thread
+    // holds the lock.
     Some(unsafe { (*slot.comm.get()).assume_init_read() })
 }
 

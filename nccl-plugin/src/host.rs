@@ -1,4 +1,4 @@
-//! The host: settings, devices, and who uses the plugin.
+//! State of the process: settings, devices, and the number of communicators that use the plugin.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -17,31 +17,31 @@ use crate::logger;
 use crate::outcome::{Failed, call, failed, misused, null, refused};
 use crate::profiler;
 
-/// What a communicator's context is: its traffic class, behind this mark.
+/// Offset that marks a context's value; the rest of the value is the communicator's traffic class.
 const CONTEXT: usize = 1 << 16;
 
 static HOST: Mutex<State> = Mutex::new(State { host: None, contexts: 0 });
 
 struct State {
     host: Option<Arc<Host>>,
-    /// Contexts that are not finalized.
+    /// Number of contexts that NCCL has not finalized.
     contexts: usize,
 }
 
-/// What was found when the plugin was started.
+/// Settings and devices that `init` found.
 pub(crate) struct Host {
     pub(crate) settings: Settings,
     devices: Vec<NetDevice>,
 }
 
-/// A device that NCCL may use. It is open as long as there is anything on it.
+/// A device that NCCL may use. The device stays open as long as an object on it lives.
 pub(crate) struct NetDevice {
     pub(crate) number: c_int,
     pub(crate) info: DeviceInfo,
     pub(crate) name: &'static CStr,
     pub(crate) pci_path: Option<&'static CStr>,
     pub(crate) guid: u64,
-    /// What memory can be registered with it.
+    /// Kinds of memory that the device can register, as [`PTR_HOST`] and others added up.
     pub(crate) ptr_support: c_int,
     opened: Mutex<WeakDevice>,
 }
@@ -72,10 +72,10 @@ pub(crate) unsafe extern "C" fn init_v11(
         if context.is_null() {
             return Err(null("init: context"));
         }
-        // SAFETY: null, or NCCL promises a configuration.
+        // SAFETY: NCCL promises that `config` is null or points to a configuration.
         let config = Context::new(unsafe { config.as_ref() })?;
         state.contexts += 1;
-        // SAFETY: room for it, NCCL promises.
+        // SAFETY: NCCL promises that `context` has room for a context.
         unsafe { context.write(config.to_ptr()) };
         Ok(())
     })
@@ -99,7 +99,7 @@ pub(crate) unsafe extern "C" fn finalize(context: *mut c_void) -> Code {
     })
 }
 
-/// `setNetAttr`: NCCL tells how a context's connections will be used. Nothing here depends on it.
+/// `setNetAttr`: NCCL passes hints on the use of a context's connections. The plugin ignores them.
 pub(crate) unsafe extern "C" fn set_net_attr(context: *mut c_void, _: *const c_void) -> Code {
     call(|| Context::from_ptr(context).map(drop))
 }
@@ -111,18 +111,18 @@ pub(crate) unsafe extern "C" fn devices(ndev: *mut c_int) -> Code {
             return Err(null("devices: ndev"));
         }
         let count = get()?.devices.len() as c_int;
-        // SAFETY: room for it, NCCL promises.
+        // SAFETY: NCCL promises that `ndev` has room for a number.
         unsafe { ndev.write(count) };
         Ok(())
     })
 }
 
-/// The host, between `init` and the last `finalize`.
+/// Returns the host, between `init` and the last `finalize`.
 pub(crate) fn get() -> Result<Arc<Host>, Failed> {
     state().host.clone().ok_or_else(|| misused("a call before init, or after the last finalize"))
 }
 
-/// Looks around, unless devices are numbered already for a communicator that still is there.
+/// Finds the settings and devices, unless a living communicator already uses the device numbers.
 fn start(
     logger: Option<Logger>,
     profiler: Option<ProfilerCallback>,
@@ -166,7 +166,7 @@ impl Host {
         Ok(Host { settings, devices })
     }
 
-    /// A device by the number that NCCL knows it by.
+    /// Returns the device that has this number in NCCL.
     pub(crate) fn device(&self, number: c_int) -> Result<&NetDevice, Failed> {
         let device = usize::try_from(number).ok().and_then(|number| self.devices.get(number));
         device.ok_or_else(|| {
@@ -188,7 +188,7 @@ impl NetDevice {
         }
     }
 
-    /// The device, opened by the first who needs it.
+    /// Returns the device; the first caller opens it.
     pub(crate) fn open(&self, settings: &Settings) -> Result<Device, Failed> {
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = opened.upgrade() {
@@ -200,8 +200,9 @@ impl NetDevice {
     }
 }
 
-/// What is used, as NCCL says it: `Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:192.0.2.2<0>`, and where
-/// connections are arranged on the devices themselves, `Using [0]eth0:192.0.2.2<0>`.
+/// The line that NCCL logs about the devices in use: `Using [0]mlx5_0:1/RoCE [RO]; OOB
+/// eth0:192.0.2.2<0>`. Where the devices are network interfaces, no OOB part follows: `Using
+/// [0]eth0:192.0.2.2<0>`.
 fn using<'a>(
     devices: impl Iterator<Item = &'a DeviceInfo>,
     oob_interface: &str,
@@ -226,8 +227,8 @@ fn using<'a>(
     line + ordering + &oob
 }
 
-/// An address on an interface, and no port, as `ncclSocketToString` has them. A link-local address is
-/// one only together with its interface.
+/// Formats an address without a port, as `ncclSocketToString` does. A link-local address needs its
+/// interface to be complete.
 fn endpoint(interface: &str, address: IpAddr) -> String {
     match address {
         IpAddr::V6(v6) if v6.is_unicast_link_local() => format!("{v6}%{interface}<0>"),
@@ -235,10 +236,10 @@ fn endpoint(interface: &str, address: IpAddr) -> String {
     }
 }
 
-/// What a communicator sets for its connections.
+/// A communicator's settings for its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Context {
-    /// Instead of `NCCL_IB_TC`.
+    /// The traffic class that replaces `NCCL_IB_TC`.
     traffic_class: Option<u8>,
 }
 
@@ -268,7 +269,7 @@ impl Context {
         }
     }
 
-    /// The settings of a connection.
+    /// Returns the settings of a connection: `settings` with this context's traffic class.
     pub(crate) fn apply(self, settings: &Settings) -> Settings {
         let settings = settings.clone();
         match self.traffic_class {
@@ -278,8 +279,8 @@ impl Context {
     }
 }
 
-/// What memory can be registered with a device. Only RDMA devices reach that of a GPU: of those it
-/// is said how, and what that comes to with each GPU.
+/// Returns the kinds of memory that a device can register. Only RDMA devices reach GPU memory. For each
+/// RDMA device this function logs its support, and its path to each GPU.
 fn ptr_support(info: &DeviceInfo, gpus: &[GpuInfo], settings: &Settings) -> c_int {
     if info.kind != DeviceKind::Verbs {
         return PTR_HOST;
@@ -301,7 +302,7 @@ fn ptr_support(info: &DeviceInfo, gpus: &[GpuInfo], settings: &Settings) -> c_in
     PTR_HOST + if peermem { PTR_CUDA } else { 0 } + if dma_buf { PTR_DMABUF } else { 0 }
 }
 
-/// Text for C that stays: NCCL keeps what it was told of devices. Each is kept once.
+/// Leaks text for C, because NCCL keeps the names of devices. Equal texts share one copy.
 fn forever(text: &str) -> &'static CStr {
     static TEXTS: Mutex<BTreeSet<&'static CStr>> = Mutex::new(BTreeSet::new());
     let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
@@ -320,7 +321,7 @@ mod tests {
 
     use super::*;
 
-    /// The device on loopback of this kind, as if it had another name, interface and address.
+    /// Returns the loopback device of this kind, with another name, interface and address.
     fn device(kind: DeviceKind, name: &str, netdev: &str, address: &str) -> DeviceInfo {
         let listed = Device::survey(&Settings::default()).unwrap().devices;
         let mut info = listed.into_iter().find(|info| info.kind == kind).unwrap();

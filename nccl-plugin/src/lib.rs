@@ -1,14 +1,18 @@
 //! `libnccl-net-invar.so`: Invar as a network plugin of NCCL.
 //!
-//! NCCL opens the library that `NCCL_NET_PLUGIN=invar` names and looks up the newest table of
-//! functions that it knows ([`abi`], `tables`). All versions are one implementation: `host` says
-//! which devices there are, `connect` makes comms, `entry` finds the comm of a call and goes on in `comm`,
-//! and `register` registers memory. NCCL holds numbers, which are looked up and checked (`handles`), so a
-//! call on a comm that is closed, or never was open, is an error and not a crash.
+//! NCCL opens the library that `NCCL_NET_PLUGIN=invar` names and looks up the newest function table that
+//! it supports ([`abi`], `tables`). One implementation serves all versions of the table:
 //!
-//! Nothing unwinds into C. A panic becomes `ncclInternalError` and a warning in NCCL's log (`outcome`). The
-//! fast paths of `isend`, `irecv` and `test` are the exception: a panic there ends the process, after its
-//! text is on standard error.
+//! - `host` lists the devices.
+//! - `connect` makes comms.
+//! - `entry` finds the comm of a call and passes the call to `comm`.
+//! - `register` registers memory.
+//! - `handles` maps the numbers that NCCL holds to comms. It checks each number, so a call on a closed
+//!   or unknown comm returns an error and does not crash.
+//!
+//! No panic unwinds into C. `outcome` turns a panic into `ncclInternalError` and a warning in NCCL's
+//! log. The fast paths of `isend`, `irecv` and `test` are the exception: a panic there prints its text
+//! to standard error and ends the process.
 
 pub mod abi;
 mod comm;

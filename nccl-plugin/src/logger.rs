@@ -1,4 +1,4 @@
-//! Messages, through NCCL's logger to wherever `NCCL_DEBUG` sends them.
+//! Log messages: the `log` crate's records go to NCCL's logger, and so to where `NCCL_DEBUG` says.
 
 use std::ffi::{CString, c_int};
 use std::ptr;
@@ -8,15 +8,15 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 
 use crate::abi::{Logger, log_level, subsystem};
 
-/// What NCCL gave last; null for none.
+/// The logger that NCCL passed last; null if NCCL passed none.
 static LOGGER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
-/// Sends all that this library and those below it log to `logger`, from now on.
+/// From now on, sends all log records of this library and the crates below it to `logger`.
 pub(crate) fn install(logger: Option<Logger>) {
     let logger = logger.map_or(ptr::null_mut(), |logger| logger as *mut ());
     LOGGER.store(logger, Ordering::Release);
     log::set_max_level(if logger.is_null() { LevelFilter::Off } else { LevelFilter::Debug });
-    // It stands already if this is not the first time.
+    // This fails if an earlier call has already set the logger, which is the same one.
     let _ = log::set_logger(&ToNccl);
 }
 
@@ -32,7 +32,7 @@ impl Log for ToNccl {
         if logger.is_null() {
             return;
         }
-        // SAFETY: it came from a function of this type, which NCCL keeps as long as the plugin.
+        // SAFETY: `install` made the pointer from a `Logger`, which NCCL keeps as long as the plugin.
         let logger = unsafe { std::mem::transmute::<*mut (), Logger>(logger) };
         let (level, subsystems) = match record.level() {
             Level::Error | Level::Warn => (log_level::WARN, subsystem::ALL),
@@ -43,7 +43,8 @@ impl Log for ToNccl {
         let message = text(format!("NET/Invar : {}", record.args()));
         let file = text(record.file().unwrap_or_default().to_owned());
         let line = record.line().and_then(|line| c_int::try_from(line).ok()).unwrap_or(0);
-        // SAFETY: NCCL's contract: C strings, and a format that takes one of them.
+        // SAFETY: All strings are C strings, and the format takes exactly one string, as NCCL's contract
+        // asks.
         unsafe {
             logger(level, subsystems, file.as_ptr(), line, c"%s".as_ptr(), message.as_ptr());
         }

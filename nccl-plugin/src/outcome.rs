@@ -1,4 +1,4 @@
-//! How a call ends: as a code, and where it fails with a message that says why.
+//! The result of a call: an NCCL code, and a logged message if the call fails.
 
 use std::any::Any;
 use std::fmt;
@@ -8,13 +8,13 @@ use invar::{ConnectionError, Error, ErrorKind};
 
 use crate::abi::Code;
 
-/// Why a call failed; the message is out already.
+/// A failed call, whose message has already been logged.
 pub(crate) struct Failed(pub(crate) Code);
 
-/// What a call gives.
+/// The result of a call's body.
 pub(crate) type Outcome = Result<(), Failed>;
 
-/// Runs the body of a call that NCCL makes. A panic ends here.
+/// Runs the body of a call from NCCL and turns a panic into an error code.
 #[inline(always)]
 pub(crate) fn call(body: impl FnOnce() -> Outcome) -> Code {
     caught(|| match body() {
@@ -23,7 +23,7 @@ pub(crate) fn call(body: impl FnOnce() -> Outcome) -> Code {
     })
 }
 
-/// As [`call`], for who has a code.
+/// Runs a body that returns a code, and turns a panic into an error code.
 #[inline(always)]
 pub(crate) fn caught(body: impl FnOnce() -> Code) -> Code {
     panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| panicked(&*panic))
@@ -40,7 +40,7 @@ fn panicked(panic: &dyn Any) -> Code {
     .0
 }
 
-/// NCCL calls what it should not.
+/// NCCL made an invalid call: logs the reason.
 #[cold]
 #[inline(never)]
 pub(crate) fn misused(why: impl fmt::Display) -> Failed {
@@ -48,7 +48,7 @@ pub(crate) fn misused(why: impl fmt::Display) -> Failed {
     Failed(Code::INTERNAL_ERROR)
 }
 
-/// A pointer that is null where a call needs one.
+/// A required pointer is null: logs its name.
 #[cold]
 #[inline(never)]
 pub(crate) fn null(what: &str) -> Failed {
@@ -56,7 +56,7 @@ pub(crate) fn null(what: &str) -> Failed {
     Failed(Code::INVALID_ARGUMENT)
 }
 
-/// The user asks for what cannot be.
+/// The user's settings are impossible: logs the error.
 #[cold]
 #[inline(never)]
 pub(crate) fn refused(error: &Error) -> Failed {
@@ -67,7 +67,7 @@ pub(crate) fn refused(error: &Error) -> Failed {
     })
 }
 
-/// A call failed below.
+/// An operation of the library failed: logs the error.
 #[cold]
 #[inline(never)]
 pub(crate) fn failed(error: &Error) -> Failed {
@@ -75,8 +75,12 @@ pub(crate) fn failed(error: &Error) -> Failed {
     Failed(code(error))
 }
 
-/// The code for an error: `ncclInvalidUsage` for ranks that disagree, `ncclRemoteError` for the
-/// peer and the way to it, `ncclSystemError` for this host, and `ncclInternalError` for NCCL.
+/// The NCCL code of an error:
+///
+/// - `ncclInvalidUsage`: the ranks disagree.
+/// - `ncclRemoteError`: the peer or the network path to it failed.
+/// - `ncclSystemError`: this host failed.
+/// - `ncclInternalError`: NCCL misused the plugin.
 pub(crate) fn code(error: &Error) -> Code {
     match (error.connection(), error.kind()) {
         (Some(ConnectionError::SizeMismatch { .. } | ConnectionError::TooLong(_)), _)

@@ -1,9 +1,9 @@
-//! Events for NCCL's profiler plugins: when a message starts and stops, on each queue pair or on
-//! the socket that announces it (NCCL's `net_ib_v1.h` and `net_socket_v1.h`, since v10). A send starts
-//! when it is posted: in a group with the last of that.
+//! Events for NCCL's profiler plugins: the start and stop of each message, on each queue pair or on the
+//! socket that announces the message (NCCL's `net_ib_v1.h` and `net_socket_v1.h`, since v10). A send
+//! starts when it is posted: sends of a group start when the last send of the group is posted.
 //!
-//! Only transfers for which NCCL names a step have events. Their requests bear a mark, so that all
-//! others pay for a look at one bit.
+//! Only transfers for which NCCL names a step have events. Their requests carry a mark, so all other
+//! requests cost one bit test.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -17,28 +17,28 @@ use crate::abi::{Code, Description, ProfilerCallback, QpWork, SocketWork};
 use crate::comm::{Comm, Kind};
 use crate::handles;
 
-/// Set in a request that has events: no comm is found by it.
+/// The bit that marks a request with events; no lookup finds a comm by a marked request.
 const MARK: usize = 1;
 
 /// `ncclProfilerNetEventStart`.
 const START: c_int = 0;
 /// `ncclProfilerNetEventStop`.
 const STOP: c_int = 1;
-/// `NCCL_PROFILER_NET_TYPE_IB`, and the version of what is described.
+/// `NCCL_PROFILER_NET_TYPE_IB` and the version of its description.
 const IB_V1: i64 = 1 << 16 | 1;
-/// `NCCL_PROFILER_NET_TYPE_SOCK`, likewise.
+/// `NCCL_PROFILER_NET_TYPE_SOCK` and the version of its description.
 const SOCKET_V1: i64 = 2 << 16 | 1;
-/// `IBV_WC_RECV_RDMA_WITH_IMM`: receives have no opcode before they complete.
+/// `IBV_WC_RECV_RDMA_WITH_IMM`, reported for a receive, which has no opcode before it completes.
 const RECV_RDMA_WITH_IMM: c_int = 129;
-/// `ncclProfileQp` and `ncclProfileSocket`, the first and only kind of each.
+/// `ncclProfileQp` and `ncclProfileSocket`, the only kind of their description.
 const FIRST_KIND: u8 = 1;
 
-/// What NCCL gave last; null for none.
+/// The callback that NCCL passed last; null if NCCL passed none.
 static CALLBACK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
 static TRANSFERS: Mutex<Transfers> = Mutex::new(Transfers { waiting: Vec::new(), started: None });
 
-/// What is to have events, by marked request.
+/// Transfers with events, by marked request.
 struct Transfers {
     /// Messages that are not posted yet.
     waiting: Vec<(usize, Vec<Message>)>,
@@ -49,20 +49,20 @@ struct Transfers {
 /// The profiler's handle of an event.
 struct Event(*mut c_void);
 
-/// A message that a profiler is told of.
+/// A message with profiler events.
 pub(crate) struct Message {
-    /// NCCL's handle of the step that it is part of; without one there are no events.
+    /// NCCL's handle of the step that the message belongs to; a null step means no events.
     pub(crate) step: *mut c_void,
-    /// Bytes.
+    /// Length of the message in bytes.
     pub(crate) length: usize,
 }
 
-// SAFETY: their pointers are only handed back.
+// SAFETY: The plugin only passes the pointer back to NCCL and never reads through it.
 unsafe impl Send for Event {}
-// SAFETY: as above.
+// SAFETY: The plugin only passes the pointer back to NCCL and never reads through it.
 unsafe impl Send for Message {}
 
-/// Calls `callback` from now on.
+/// Makes the plugin call `callback` for events from now on.
 pub(crate) fn install(callback: Option<ProfilerCallback>) {
     let callback = callback.map_or(ptr::null_mut(), |callback| callback as *mut ());
     CALLBACK.store(callback, Ordering::Release);
@@ -74,11 +74,11 @@ pub(crate) fn is_wanted() -> bool {
     !CALLBACK.load(Ordering::Relaxed).is_null()
 }
 
-/// Starts the events of a request of `comm`, for each message one on each queue pair, or one; gives
-/// the request that NCCL is to have.
+/// Starts the events of a request of `comm`: for each message, one event on each queue pair, or one on
+/// the socket. Returns the request that NCCL is to hold.
 ///
 /// # Safety
-/// There is no other call on the comm.
+/// No other call on the comm runs.
 pub(crate) unsafe fn start(
     request: *mut c_void,
     messages: impl IntoIterator<Item = Message>,
@@ -86,30 +86,32 @@ pub(crate) unsafe fn start(
 ) -> *mut c_void {
     let messages = messages.into_iter().filter(|message| !message.step.is_null()).collect();
     let marked = request.map_addr(|request| request | MARK);
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     if unsafe { start_posted(marked, messages, comm) } { marked } else { request }
 }
 
-/// Starts the events of what was posted on a comm since, with the last of a group.
+/// Starts the events of messages that have been posted on a comm since the last call, as the last send
+/// of a group posts the others.
 ///
 /// # Safety
-/// As of [`start`].
+/// No other call on the comm runs.
 pub(crate) unsafe fn go_on(number: *mut c_void, comm: &Comm) {
     let is_its = |(marked, _): &mut (usize, _)| comm_of(*marked) == number;
     let waiting: Vec<_> = transfers().waiting.extract_if(.., is_its).collect();
     for (marked, messages) in waiting {
-        // SAFETY: the caller's promise.
+        // SAFETY: The caller upholds this function's safety contract.
         unsafe { start_posted(ptr::without_provenance_mut(marked), messages, comm) };
     }
 }
 
-/// Starts the events of a request, or has it wait until it is posted; `false` where it has none.
+/// Starts the events of a request, or keeps them waiting until the request is posted. Returns `false` if
+/// the request has no events.
 ///
 /// # Safety
-/// As of [`start`].
+/// No other call on the comm runs.
 unsafe fn start_posted(marked: *mut c_void, messages: Vec<Message>, comm: &Comm) -> bool {
     let Some(callback) = callback() else { return false };
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     let Some(carriers) = (unsafe { comm.carriers(unmarked(marked)) }) else {
         transfers().waiting.push((marked.addr(), messages));
         return true;
@@ -141,11 +143,12 @@ fn queue_pair(device: c_int, work: &Work) -> QpWork {
     QpWork { device, wr_id, opcode, qp_num, length }
 }
 
-/// Starts an event; `None` where the profiler takes none.
+/// Starts an event; returns `None` if the profiler does not take the event.
 fn start_one<T>(callback: ProfilerCallback, step: *mut c_void, id: i64, about: T) -> Option<Event> {
     let mut description = Description { kind: FIRST_KIND, about };
     let (mut event, description) = (ptr::null_mut(), &raw mut description);
-    // SAFETY: NCCL's contract; the profiler copies the description, which is of that id.
+    // SAFETY: The arguments follow NCCL's contract: the profiler copies the description, whose type is
+    // `id`.
     let code = unsafe { callback(&mut event, START, step, id, description.cast()) };
     (code == Code::SUCCESS).then_some(Event(event))
 }
@@ -155,12 +158,12 @@ pub(crate) fn is_marked(request: *mut c_void) -> bool {
     request.addr() & MARK != 0
 }
 
-/// A request without its mark.
+/// Returns a request without its mark.
 pub(crate) fn unmarked(request: *mut c_void) -> *mut c_void {
     request.map_addr(|request| request & !MARK)
 }
 
-/// Stops the events of a request that is over.
+/// Stops the events of a completed request.
 pub(crate) fn stop(request: *mut c_void) {
     let stopped = {
         let Transfers { waiting, started } = &mut *transfers();
@@ -169,12 +172,12 @@ pub(crate) fn stop(request: *mut c_void) {
     };
     let Some(callback) = callback() else { return };
     for Event(mut event) in stopped.into_iter().flatten() {
-        // SAFETY: NCCL's contract; the handle is of an event that has started.
+        // SAFETY: The arguments follow NCCL's contract: the handle belongs to an event that has started.
         unsafe { callback(&mut event, STOP, ptr::null_mut(), 0, ptr::null_mut()) };
     }
 }
 
-/// Forgets the events of a comm that is closed: NCCL has closed their steps.
+/// Forgets the events of a closed comm, because NCCL has closed their steps.
 pub(crate) fn forget(comm: *mut c_void) {
     let Transfers { waiting, started } = &mut *transfers();
     waiting.retain(|(marked, _)| comm_of(*marked) != comm);
@@ -183,14 +186,15 @@ pub(crate) fn forget(comm: *mut c_void) {
     }
 }
 
-/// The comm of a marked request.
+/// Returns the comm of a marked request.
 fn comm_of(marked: usize) -> *mut c_void {
     handles::comm(unmarked(ptr::without_provenance_mut(marked)))
 }
 
 fn callback() -> Option<ProfilerCallback> {
     let callback = CALLBACK.load(Ordering::Acquire);
-    // SAFETY: it came from a function of this type, which NCCL keeps as long as the plugin.
+    // SAFETY: `install` made the pointer from a `ProfilerCallback`, which NCCL keeps as long as the
+    // plugin.
     (!callback.is_null())
         .then(|| unsafe { std::mem::transmute::<*mut (), ProfilerCallback>(callback) })
 }

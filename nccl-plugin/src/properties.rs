@@ -1,4 +1,4 @@
-//! What NCCL is told about a device, in each version's layout.
+//! The properties of a device in the layout of each version.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -11,10 +11,11 @@ use crate::handles::COMMS_MAX;
 use crate::host::{self, NetDevice};
 use crate::outcome::{call, null};
 
-/// Megabits a second of a link that does not tell.
+/// Speed in megabits per second that the plugin reports for a link of unknown speed.
 const SPEED_MBPS: u32 = 10_000;
-/// The longest message that NCCL is to make. Work requests could say a byte less than twice this,
-/// but NCCL cuts what is longer into pieces of this size, and those stay aligned.
+/// Maximum length of a message that the plugin reports to NCCL, in bytes. A work request could carry
+/// almost twice as much. But NCCL cuts longer messages into pieces of this size, and a power of two
+/// keeps the pieces aligned.
 const P2P_BYTES_MAX: usize = 1 << 30;
 /// `NCCL_NET_ID_UNDEF`.
 const UNDEFINED: i16 = -1;
@@ -29,18 +30,18 @@ pub(crate) unsafe extern "C" fn get_properties<P: Describe>(
             return Err(null("getProperties: properties"));
         }
         let described = P::describe(host::get()?.device(device)?);
-        // SAFETY: room for it, NCCL promises.
+        // SAFETY: NCCL promises that `properties` has room for the properties.
         unsafe { properties.write(described) };
         Ok(())
     })
 }
 
-/// A device as a version of the interface describes it.
+/// Describes a device in the layout of one version of the interface.
 pub(crate) trait Describe {
     fn describe(device: &NetDevice) -> Self;
 }
 
-/// What a field says that not all versions have.
+/// The value of a field that not all versions have.
 macro_rules! value {
     (reg_is_global, $device:ident) => {
         1
@@ -74,7 +75,7 @@ macro_rules! value {
     };
 }
 
-/// Lays out a version: the fields that all of them have, and its own.
+/// Implements `Describe` for a version: the fields that all versions share, and the version's own.
 macro_rules! describe {
     ($($name:ident { $($field:ident)* })+) => { $(
         impl Describe for $name {
@@ -116,7 +117,7 @@ describe! {
     }
 }
 
-/// A physical device is made of itself.
+/// The device list of a physical device, which consists of itself alone.
 fn itself<const DEVS_MAX: usize>(device: &NetDevice) -> VDeviceProps<DEVS_MAX> {
     let mut devs = [0; DEVS_MAX];
     devs[0] = device.number;

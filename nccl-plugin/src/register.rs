@@ -1,5 +1,5 @@
-//! Registered memory. What NCCL holds of it is the keys themselves, so the data path looks
-//! nothing up.
+//! Registered memory. The registration that NCCL holds contains the keys themselves, so the data path
+//! needs no lookup.
 //!
 //! ```text
 //! mhandle    63 … 32  lkey             31 … 0  rkey
@@ -16,13 +16,13 @@ use crate::comm::Comm;
 use crate::handles;
 use crate::outcome::{Failed, Outcome, call, failed, misused, null};
 
-/// The key for our own work requests.
+/// The local key, for our own work requests.
 #[inline(always)]
 pub(crate) fn lkey(mhandle: *mut c_void) -> u32 {
     (mhandle.addr() >> 32) as u32
 }
 
-/// The key for the peer's.
+/// The remote key, for the peer's work requests.
 #[inline(always)]
 pub(crate) fn rkey(mhandle: *mut c_void) -> u32 {
     mhandle.addr() as u32
@@ -39,7 +39,7 @@ pub(crate) unsafe extern "C" fn reg_mr_int(
     call(|| {
         let size =
             usize::try_from(size).map_err(|_| misused(format_args!("regMr of {size} bytes")))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: The caller upholds this function's safety contract.
         unsafe { register(comm, data, size, kind, None, mhandle) }
     })
 }
@@ -52,7 +52,7 @@ pub(crate) unsafe extern "C" fn reg_mr(
     kind: c_int,
     mhandle: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     call(|| unsafe { register(comm, data, size, kind, None, mhandle) })
 }
 
@@ -70,15 +70,14 @@ pub(crate) unsafe extern "C" fn reg_mr_dma_buf(
         if fd < 0 {
             return Err(misused(format_args!("regMrDmaBuf: {fd} is no file descriptor")));
         }
-        // SAFETY: NCCL keeps it open during the call.
+        // SAFETY: NCCL keeps the descriptor open during the call.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        // SAFETY: the caller's promise.
+        // SAFETY: The caller upholds this function's safety contract.
         unsafe { register(comm, data, size, kind, Some((fd, offset)), mhandle) }
     })
 }
 
-/// `deregMr`. There is nothing to end where nothing was registered: a null registration, which no
-/// `regMr` gives, succeeds, as in NCCL.
+/// `deregMr`. A null registration, which no `regMr` returns, succeeds as in NCCL.
 pub(crate) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void) -> Code {
     call(|| {
         // SAFETY: NCCL does not close a comm during a call on it.
@@ -92,7 +91,7 @@ pub(crate) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void
 }
 
 /// # Safety
-/// NCCL's contract of `regMr` and `regMrDmaBuf`.
+/// The caller upholds NCCL's contract of `regMr` and `regMrDmaBuf`.
 unsafe fn register(
     comm: *mut c_void,
     data: *mut c_void,
@@ -104,10 +103,10 @@ unsafe fn register(
     if mhandle.is_null() {
         return Err(null("regMr: registration"));
     }
-    // SAFETY: as in `dereg_mr`.
+    // SAFETY: NCCL does not close a comm during a call on it.
     let comm = unsafe { find("regMr", comm) }?;
     let data = NonNull::new(data.cast::<u8>()).ok_or_else(|| null("regMr: memory"))?;
-    // SAFETY: the memory is NCCL's, which keeps it until `deregMr` and out of the way of transfers.
+    // SAFETY: NCCL keeps the memory mapped until `deregMr`, and nothing else uses it during transfers.
     let keys = unsafe {
         match (kind, dma_buf) {
             (PTR_HOST, None) => raw::register(comm.device(), data, size),
@@ -120,16 +119,16 @@ unsafe fn register(
     };
     let keys = keys.map_err(|error| failed(&error))?;
     let keys = u64::from(keys.lkey) << 32 | u64::from(keys.rkey);
-    // SAFETY: room for it, NCCL promises.
+    // SAFETY: NCCL promises that `mhandle` has room for a registration.
     unsafe { mhandle.write(ptr::without_provenance_mut(keys as usize)) };
     Ok(())
 }
 
 /// # Safety
-/// The comm is not closed while the reference lives.
+/// Nobody closes the comm while the reference lives.
 unsafe fn find<'a>(function: &str, comm: *mut c_void) -> Result<&'a Comm, Failed> {
     let slot = handles::find(comm)
         .ok_or_else(|| misused(format_args!("{function}: {comm:p} is no comm that is open")))?;
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     Ok(unsafe { slot.comm() })
 }

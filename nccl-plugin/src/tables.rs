@@ -1,4 +1,4 @@
-//! The tables that NCCL looks up, one for each version.
+//! The function tables that NCCL looks up, one for each version of the interface.
 
 use std::ffi::c_char;
 
@@ -13,7 +13,7 @@ use crate::host::{devices, finalize, init, init_v10, init_v11, set_net_attr};
 use crate::properties::get_properties;
 use crate::register::{dereg_mr, reg_mr, reg_mr_dma_buf, reg_mr_int};
 
-/// What `NCCL_NET` calls this network.
+/// Name of the network, as `NCCL_NET` selects it.
 const NAME: *const c_char = c"Invar".as_ptr();
 
 macro_rules! table {
@@ -21,7 +21,7 @@ macro_rules! table {
         $symbol:ident: $version:ident, $init:ident, $listen:ident, $connect:ident, $accept:ident,
         $reg_mr:ident, $isend:ident, $irecv:ident, $tail:expr
     ) => {
-        /// The functions of this version.
+        /// The plugin's functions for this version of the interface.
         #[unsafe(no_mangle)]
         pub static $symbol: Net<$version> = Net {
             name: NAME,

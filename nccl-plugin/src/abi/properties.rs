@@ -1,21 +1,21 @@
-//! `ncclNetProperties_v*_t`: what a plugin tells about a device.
+//! `ncclNetProperties_v*_t`: the description of a device that a plugin returns to NCCL.
 
 use std::ffi::{c_char, c_int};
 
 use static_assertions::const_assert_eq;
 
-/// `ncclNetVDeviceProps_v*_t`: the physical devices that one is made of.
+/// `ncclNetVDeviceProps_v*_t`: the physical devices that a virtual device consists of.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct VDeviceProps<const DEVS_MAX: usize> {
-    /// How many.
+    /// Number of physical devices.
     pub ndevs: c_int,
-    /// Their numbers.
+    /// NCCL's numbers of the physical devices.
     pub devs: [c_int; DEVS_MAX],
 }
 
-/// The fields that start with `name`, up to and with `guid`, are the same in all versions; so are
-/// those from `speed` to `maxRecvs`.
+/// Defines one version of the properties. All versions share the fields from `name` to `ptrSupport` and
+/// the fields from `speed` to `maxRecvs`; the arguments are the fields between and after them.
 macro_rules! properties {
     (
         $(#[$doc:meta])* $name:ident
@@ -26,25 +26,25 @@ macro_rules! properties {
         #[derive(Clone, Copy, Debug)]
         #[repr(C)]
         pub struct $name {
-            /// For logs.
+            /// Name of the device, for logs.
             pub name: *const c_char,
-            /// Its directory in /sys; null where it is not on a PCI bus.
+            /// Directory of the PCI device in /sys; null if the device is not on a PCI bus.
             pub pci_path: *const c_char,
-            /// Of the card: devices of one guid share a port to the network.
+            /// GUID of the card; devices with the same GUID share a network port.
             pub guid: u64,
-            /// What memory can be registered: [`PTR_HOST`](super::PTR_HOST),
-            /// [`PTR_CUDA`](super::PTR_CUDA) and [`PTR_DMABUF`](super::PTR_DMABUF), added up.
+            /// Kinds of memory that the device can register: the sum of [`PTR_HOST`](super::PTR_HOST),
+            /// [`PTR_CUDA`](super::PTR_CUDA) and [`PTR_DMABUF`](super::PTR_DMABUF).
             pub ptr_support: c_int,
             $($(#[$before_doc])* pub $before: $before_type,)*
-            /// Megabits a second.
+            /// Speed in megabits per second.
             pub speed: c_int,
             /// Port number on the card.
             pub port: c_int,
-            /// Microseconds; 0 where it is not known.
+            /// Latency in microseconds; 0 if the latency is unknown.
             pub latency: f32,
-            /// Connections there can be.
+            /// Maximum number of connections.
             pub max_comms: c_int,
-            /// Buffers of a grouped receive.
+            /// Maximum number of buffers in a grouped receive.
             pub max_recvs: c_int,
             $($(#[$after_doc])* pub $after: $after_type,)*
         }
@@ -59,9 +59,9 @@ properties! {
 properties! {
     /// `ncclNetProperties_v7_t`.
     PropertiesV7 {} {
-        /// Offload to the GPU: 0, `NCCL_NET_DEVICE_HOST`, for none.
+        /// Type of the offload to the GPU: 0, `NCCL_NET_DEVICE_HOST`, means no offload.
         net_device_type: c_int,
-        /// Its version.
+        /// Version of the offload.
         net_device_version: c_int,
     }
 }
@@ -69,12 +69,12 @@ properties! {
 properties! {
     /// `ncclNetProperties_v8_t`.
     PropertiesV8 {
-        /// Whether a registration is good for every comm of the device.
+        /// Whether a registration is valid for all comms of the device.
         reg_is_global: c_int,
     } {
-        /// Offload to the GPU: 0, `NCCL_NET_DEVICE_HOST`, for none.
+        /// Type of the offload to the GPU: 0, `NCCL_NET_DEVICE_HOST`, means no offload.
         net_device_type: c_int,
-        /// Its version.
+        /// Version of the offload.
         net_device_version: c_int,
     }
 }
@@ -82,20 +82,20 @@ properties! {
 properties! {
     /// `ncclNetProperties_v9_t` and `_v10_t`.
     PropertiesV9 {
-        /// Whether a registration is good for every comm of the device.
+        /// Whether a registration is valid for all comms of the device.
         reg_is_global: c_int,
-        /// Whether received GPU memory must be flushed whatever the GPU.
+        /// Whether NCCL must flush received GPU memory on every GPU model.
         force_flush: c_int,
     } {
-        /// Offload to the GPU: 0, `NCCL_NET_DEVICE_HOST`, for none.
+        /// Type of the offload to the GPU: 0, `NCCL_NET_DEVICE_HOST`, means no offload.
         net_device_type: c_int,
-        /// Its version.
+        /// Version of the offload.
         net_device_version: c_int,
-        /// The device itself.
+        /// Physical devices of this device; Invar's devices consist of themselves alone.
         v_props: VDeviceProps<4>,
-        /// Longest message.
+        /// Maximum length of a point-to-point message in bytes.
         max_p2p_bytes: usize,
-        /// Longest message of a collective.
+        /// Maximum length of a collective's message in bytes.
         max_coll_bytes: usize,
     }
 }
@@ -103,49 +103,49 @@ properties! {
 properties! {
     /// `ncclNetProperties_v11_t`.
     PropertiesV11 {
-        /// Whether a registration is good for every comm of the device.
+        /// Whether a registration is valid for all comms of the device.
         reg_is_global: c_int,
-        /// Whether received GPU memory must be flushed whatever the GPU.
+        /// Whether NCCL must flush received GPU memory on every GPU model.
         force_flush: c_int,
     } {
-        /// Offload to the GPU: 0, `NCCL_NET_DEVICE_HOST`, for none.
+        /// Type of the offload to the GPU: 0, `NCCL_NET_DEVICE_HOST`, means no offload.
         net_device_type: c_int,
-        /// Its version.
+        /// Version of the offload.
         net_device_version: c_int,
-        /// The device itself.
+        /// Physical devices of this device; Invar's devices consist of themselves alone.
         v_props: VDeviceProps<4>,
-        /// Longest message.
+        /// Maximum length of a point-to-point message in bytes.
         max_p2p_bytes: usize,
-        /// Longest message of a collective.
+        /// Maximum length of a collective's message in bytes.
         max_coll_bytes: usize,
-        /// Requests that may be given as one.
+        /// Maximum number of requests that NCCL may pass as one.
         max_multi_request_size: c_int,
     }
 }
 
 properties! {
-    /// `ncclNetProperties_v12_t`. A virtual device may have eight physical ones from here on.
+    /// `ncclNetProperties_v12_t`. Since this version a virtual device has up to eight physical devices.
     PropertiesV12 {
-        /// Whether a registration is good for every comm of the device.
+        /// Whether a registration is valid for all comms of the device.
         reg_is_global: c_int,
-        /// Whether received GPU memory must be flushed whatever the GPU.
+        /// Whether NCCL must flush received GPU memory on every GPU model.
         force_flush: c_int,
     } {
-        /// Offload to the GPU: 0, `NCCL_NET_DEVICE_HOST`, for none.
+        /// Type of the offload to the GPU: 0, `NCCL_NET_DEVICE_HOST`, means no offload.
         net_device_type: c_int,
-        /// Its version.
+        /// Version of the offload.
         net_device_version: c_int,
-        /// The device itself.
+        /// Physical devices of this device; Invar's devices consist of themselves alone.
         v_props: VDeviceProps<8>,
-        /// Longest message.
+        /// Maximum length of a point-to-point message in bytes.
         max_p2p_bytes: usize,
-        /// Longest message of a collective.
+        /// Maximum length of a collective's message in bytes.
         max_coll_bytes: usize,
-        /// Requests that may be given as one.
+        /// Maximum number of requests that NCCL may pass as one.
         max_multi_request_size: c_int,
-        /// Rail that the device is on, or -1.
+        /// Rail of the device, or -1 if the rail is unknown.
         rail_id: i16,
-        /// Plane that the device is on, or -1.
+        /// Plane of the device, or -1 if the plane is unknown.
         plane_id: i16,
     }
 }

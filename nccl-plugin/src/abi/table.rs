@@ -1,8 +1,13 @@
-//! `ncclNet_v*_t`: the functions of a plugin, by version.
+//! `ncclNet_v*_t`: the function table of a plugin, in each version.
 //!
-//! What changed: v7 hands device handles to `connect` and `accept`; v8 registers more than 2 GiB,
-//! v9 sends it; v10 names the profiler's step of each transfer; v11 has contexts, one for each
-//! communicator, and ends them; v12 has other properties.
+//! Differences between the versions:
+//!
+//! - v7 passes device handles to `connect` and `accept`.
+//! - v8 registers more than 2 GiB at once.
+//! - v9 sends messages of more than 2 GiB.
+//! - v10 names the profiler's step of each transfer.
+//! - v11 has a context for each communicator, and `finalize` ends the context.
+//! - v12 has other device properties.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -13,46 +18,46 @@ use super::{
     PropertiesV9, PropertiesV11, PropertiesV12,
 };
 
-/// What sets a version of the interface apart.
+/// The types that differ between the versions of the interface.
 pub trait Version {
-    /// Describes a device.
+    /// Description of a device.
     type Properties;
-    /// Counts bytes to register.
+    /// Type of the number of bytes to register.
     type RegBytes;
-    /// Starts the plugin.
+    /// Type of `init`, which starts the plugin.
     type Init;
-    /// Listens.
+    /// Type of `listen`.
     type Listen;
-    /// Connects.
+    /// Type of `connect`.
     type Connect;
-    /// Accepts.
+    /// Type of `accept`.
     type Accept;
-    /// Sends.
+    /// Type of `isend`.
     type ISend;
-    /// Receives.
+    /// Type of `irecv`.
     type IRecv;
-    /// What follows the functions that all versions have.
+    /// The functions of this version behind those that all versions have.
     type Tail;
 }
 
-/// A table as NCCL looks it up, by the name `ncclNetPlugin_v` and the version.
+/// A function table; NCCL looks it up by the symbol `ncclNetPlugin_v` plus the version number.
 #[repr(C)]
 pub struct Net<V: Version> {
-    /// What `NCCL_NET` calls the network.
+    /// Name of the network, as `NCCL_NET` selects it.
     pub name: *const c_char,
-    /// Before all others.
+    /// Starts the plugin; NCCL calls this function before all others.
     pub init: V::Init,
-    /// How many devices there are.
+    /// Writes the number of devices.
     pub devices: unsafe extern "C" fn(*mut c_int) -> Code,
-    /// Describes one.
+    /// Describes a device.
     pub get_properties: unsafe extern "C" fn(c_int, *mut V::Properties) -> Code,
-    /// Writes the handle that names a listening comm.
+    /// Creates a listening comm and writes its handle.
     pub listen: V::Listen,
-    /// Becomes a sending comm, in as many calls as that takes.
+    /// Connects to a handle; NCCL repeats the call until the sending comm is there.
     pub connect: V::Connect,
-    /// Becomes a receiving comm, in as many calls as that takes.
+    /// Accepts a connection; NCCL repeats the call until the receiving comm is there.
     pub accept: V::Accept,
-    /// Registers memory: comm, memory, bytes, its kind, registration.
+    /// Registers memory. Arguments: comm, memory, bytes, kind of memory, registration.
     pub reg_mr: unsafe extern "C" fn(
         *mut c_void,
         *mut c_void,
@@ -60,8 +65,8 @@ pub struct Net<V: Version> {
         c_int,
         *mut *mut c_void,
     ) -> Code,
-    /// Registers memory that a file descriptor stands for: comm, memory, bytes, its kind, offset in
-    /// the descriptor, descriptor, registration.
+    /// Registers the memory behind a DMA-BUF file descriptor. Arguments: comm, memory, bytes, kind of
+    /// memory, offset in the DMA-BUF, descriptor, registration.
     pub reg_mr_dma_buf: unsafe extern "C" fn(
         *mut c_void,
         *mut c_void,
@@ -73,12 +78,12 @@ pub struct Net<V: Version> {
     ) -> Code,
     /// Ends a registration.
     pub dereg_mr: unsafe extern "C" fn(*mut c_void, *mut c_void) -> Code,
-    /// Starts to send.
+    /// Starts a send.
     pub isend: V::ISend,
-    /// Posts a receive of several buffers.
+    /// Posts a receive into one or several buffers.
     pub irecv: V::IRecv,
-    /// Makes received GPU memory visible: comm, number of buffers, and of each memory, bytes,
-    /// registration; request.
+    /// Makes received GPU memory visible to the GPU. Arguments: comm, number of buffers, then an array
+    /// each of memory, bytes and registrations, then the request.
     pub iflush: unsafe extern "C" fn(
         *mut c_void,
         c_int,
@@ -87,32 +92,32 @@ pub struct Net<V: Version> {
         *mut *mut c_void,
         *mut *mut c_void,
     ) -> Code,
-    /// Request, whether it is done, bytes of each of its buffers.
+    /// Tests a request. Arguments: request, whether the request is done, bytes of each of its buffers.
     pub test: unsafe extern "C" fn(*mut c_void, *mut c_int, *mut c_int) -> Code,
-    /// Ends a sending comm.
+    /// Closes a sending comm.
     pub close_send: unsafe extern "C" fn(*mut c_void) -> Code,
-    /// Ends a receiving comm.
+    /// Closes a receiving comm.
     pub close_recv: unsafe extern "C" fn(*mut c_void) -> Code,
-    /// Ends a listening comm.
+    /// Closes a listening comm.
     pub close_listen: unsafe extern "C" fn(*mut c_void) -> Code,
-    /// What came later.
+    /// The functions that only later versions have.
     pub tail: V::Tail,
 }
 
-// SAFETY: functions, and text that lives as long as the program.
+// SAFETY: The table holds only function pointers and a string of static lifetime.
 unsafe impl<V: Version> Sync for Net<V> {}
 
-/// A function that may be missing, and is.
+/// A function that the plugin does not provide: the pointer is null.
 pub type Absent = Option<unsafe extern "C" fn() -> Code>;
 
-/// The end of a table since v11.
+/// The functions behind the common ones since v11.
 #[repr(C)]
 pub struct TailV11 {
-    /// `getDeviceMr`, `irecvConsumed`: for offload to the GPU. `makeVDevice`: joins devices.
+    /// `getDeviceMr` and `irecvConsumed` (offload to the GPU), and `makeVDevice` (joins devices).
     pub absent: [Absent; 3],
     /// Ends a context.
     pub finalize: unsafe extern "C" fn(*mut c_void) -> Code,
-    /// Hints about the traffic of a context.
+    /// Receives hints about the traffic of a context.
     pub set_net_attr: unsafe extern "C" fn(*mut c_void, *const c_void) -> Code,
 }
 
@@ -125,15 +130,15 @@ type InitV11 = unsafe extern "C" fn(
     Option<Logger>,
     Option<ProfilerCallback>,
 ) -> Code;
-/// Device, handle, listening comm.
+/// Arguments: device, handle, listening comm.
 type Listen = unsafe extern "C" fn(c_int, *mut c_void, *mut *mut c_void) -> Code;
-/// Context first.
+/// Arguments: context, device, handle, listening comm.
 type ListenV11 = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, *mut *mut c_void) -> Code;
-/// Device, handle, sending comm.
+/// Arguments: device, handle, sending comm.
 type ConnectV6 = unsafe extern "C" fn(c_int, *mut c_void, *mut *mut c_void) -> Code;
-/// And a device handle.
+/// Arguments: device, handle, sending comm, device handle.
 type Connect = unsafe extern "C" fn(c_int, *mut c_void, *mut *mut c_void, *mut c_void) -> Code;
-/// Device, settings, handle, sending comm, device handle.
+/// Arguments: device, settings, handle, sending comm, device handle.
 type ConnectV10 = unsafe extern "C" fn(
     c_int,
     *const CommConfig,
@@ -141,17 +146,17 @@ type ConnectV10 = unsafe extern "C" fn(
     *mut *mut c_void,
     *mut c_void,
 ) -> Code;
-/// Context, device, handle, sending comm, device handle.
+/// Arguments: context, device, handle, sending comm, device handle.
 type ConnectV11 =
     unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, *mut *mut c_void, *mut c_void) -> Code;
-/// Listening comm, receiving comm.
+/// Arguments: listening comm, receiving comm.
 type AcceptV6 = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> Code;
-/// And a device handle.
+/// Arguments: listening comm, receiving comm, device handle.
 type Accept = unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut c_void) -> Code;
-/// Comm, memory, bytes, tag, registration, request.
+/// Arguments: comm, memory, bytes, tag, registration, request.
 type ISend<S> =
     unsafe extern "C" fn(*mut c_void, *mut c_void, S, c_int, *mut c_void, *mut *mut c_void) -> Code;
-/// Comm, memory, bytes, tag, registration, the profiler's step, request.
+/// Arguments: comm, memory, bytes, tag, registration, profiler step, request.
 type ISendV10 = unsafe extern "C" fn(
     *mut c_void,
     *mut c_void,
@@ -161,7 +166,7 @@ type ISendV10 = unsafe extern "C" fn(
     *mut c_void,
     *mut *mut c_void,
 ) -> Code;
-/// Comm, number of buffers, and of each memory, bytes, tag, registration; request.
+/// Arguments: comm, number of buffers, an array each of memory, bytes, tags and registrations, request.
 type IRecv<S> = unsafe extern "C" fn(
     *mut c_void,
     c_int,
@@ -171,8 +176,8 @@ type IRecv<S> = unsafe extern "C" fn(
     *mut *mut c_void,
     *mut *mut c_void,
 ) -> Code;
-/// Comm, number of buffers, and of each memory, bytes, tag, registration, the profiler's step;
-/// request.
+/// Arguments: comm, number of buffers, an array each of memory, bytes, tags, registrations and profiler
+/// steps, request.
 type IRecvV10 = unsafe extern "C" fn(
     *mut c_void,
     c_int,
@@ -209,37 +214,37 @@ macro_rules! versions {
 }
 
 versions! {
-    /// NCCL 2.13.
+    /// The interface since NCCL 2.13.
     V6 {
         PropertiesV6, c_int, Init, Listen, ConnectV6, AcceptV6, ISend<c_int>, IRecv<c_int>,
         (), functions: 16,
     }
-    /// NCCL 2.19.
+    /// The interface since NCCL 2.19.
     V7 {
         PropertiesV7, c_int, Init, Listen, Connect, Accept, ISend<c_int>, IRecv<c_int>,
         [Absent; 2], functions: 18,
     }
-    /// NCCL 2.20.
+    /// The interface since NCCL 2.20.
     V8 {
         PropertiesV8, usize, Init, Listen, Connect, Accept, ISend<c_int>, IRecv<c_int>,
         [Absent; 2], functions: 18,
     }
-    /// NCCL 2.24.
+    /// The interface since NCCL 2.24.
     V9 {
         PropertiesV9, usize, Init, Listen, Connect, Accept, ISend<usize>, IRecv<usize>,
         [Absent; 3], functions: 19,
     }
-    /// NCCL 2.26.
+    /// The interface since NCCL 2.26.
     V10 {
         PropertiesV9, usize, InitV10, Listen, ConnectV10, Accept, ISendV10, IRecvV10,
         [Absent; 3], functions: 19,
     }
-    /// NCCL 2.28.
+    /// The interface since NCCL 2.28.
     V11 {
         PropertiesV11, usize, InitV11, ListenV11, ConnectV11, Accept, ISendV10, IRecvV10,
         TailV11, functions: 21,
     }
-    /// NCCL 2.30.
+    /// The interface since NCCL 2.30.
     V12 {
         PropertiesV12, usize, InitV11, ListenV11, ConnectV11, Accept, ISendV10, IRecvV10,
         TailV11, functions: 21,

@@ -1,4 +1,4 @@
-//! The receiving end of a connection, with the calls of NCCL's table.
+//! The receiving end of a connection, with the calls of NCCL's function table.
 
 use std::ffi::{c_int, c_void};
 
@@ -12,7 +12,7 @@ use crate::register::rkey;
 
 pub(super) struct Receiver<E> {
     end: E,
-    /// The low half of its requests.
+    /// The low half of the end's requests.
     requests: u32,
     asked: Asked,
 }
@@ -23,13 +23,13 @@ impl<E> Receiver<E> {
     }
 }
 
-/// A size as a version of the interface counts it.
+/// A buffer size in the type that a version of the interface uses.
 trait Bytes: Copy {
     fn bytes(self) -> usize;
 }
 
 impl Bytes for c_int {
-    /// A negative size becomes one that is too long.
+    /// A negative size becomes a huge one, which `irecv` refuses as too long.
     #[inline(always)]
     fn bytes(self) -> usize {
         self as usize
@@ -53,7 +53,7 @@ impl<E: RecvEnd> NetEnd for Receiver<E> {
         mhandles: *mut *mut c_void,
         request: *mut *mut c_void,
     ) -> Code {
-        // SAFETY: the caller's promise.
+        // SAFETY: The caller upholds this function's safety contract.
         unsafe { self.irecv_any(n, data, sizes, tags, mhandles, request) }
     }
 
@@ -66,7 +66,7 @@ impl<E: RecvEnd> NetEnd for Receiver<E> {
         mhandles: *mut *mut c_void,
         request: *mut *mut c_void,
     ) -> Code {
-        // SAFETY: the caller's promise.
+        // SAFETY: The caller upholds this function's safety contract.
         unsafe { self.irecv_any(n, data, sizes, tags, mhandles, request) }
     }
 
@@ -90,21 +90,21 @@ impl<E: RecvEnd> NetEnd for Receiver<E> {
                 .0;
             };
             for (i, buf) in bufs.iter_mut().enumerate() {
-                // SAFETY: NCCL promises n of each.
+                // SAFETY: NCCL promises `n` entries in each array.
                 let (data, size, mhandle) =
                     unsafe { (*data.add(i), *sizes.add(i), *mhandles.add(i)) };
                 let Ok(len) = u32::try_from(size) else { return too_long("iflush", size as usize) };
                 *buf = FlushBuf { addr: data.addr() as u64, len, rkey: rkey(mhandle) };
             }
-            // SAFETY: NCCL promises what `RecvEnd` asks for.
+            // SAFETY: NCCL's contract of `iflush` includes the contract of `RecvEnd`.
             let started = match unsafe { self.end.iflush(bufs) } {
                 Ok(Flush::NotNeeded) => None,
                 Ok(Flush::Started(request)) => Some(request),
-                // A null request would tell NCCL that there is nothing to wait for.
+                // A null request would tell NCCL that it need not wait.
                 Ok(Flush::Busy) => return misused("iflush: too many requests are under way").0,
                 Err(error) => return call_failed(&self.end, error),
             };
-            // SAFETY: NCCL promises room for a request.
+            // SAFETY: NCCL promises that `request` has room for a request.
             unsafe { give(started, self.requests, request) }
         })
     }
@@ -119,7 +119,7 @@ impl<E: RecvEnd> NetEnd for Receiver<E> {
             return null("test: done").0;
         }
         self.asked = Asked { request: Request::from_raw(token(request)), done, sizes };
-        // SAFETY: NCCL promises room for what is asked for.
+        // SAFETY: NCCL promises that `done` and `sizes` have room for the answers.
         unsafe {
             match self.end.test_fast(&self.asked.request) {
                 Fast::Done(size) => self.asked.done(size),
@@ -139,10 +139,10 @@ impl<E: RecvEnd> NetEnd for Receiver<E> {
 }
 
 impl<E: RecvEnd> Receiver<E> {
-    /// `irecv`, with sizes as the version of the interface counts them.
+    /// `irecv` for either type of the sizes: tries the fast path first.
     ///
     /// # Safety
-    /// As of [`NetEnd::irecv`].
+    /// NCCL's contract holds, as [`NetEnd::irecv`] asks.
     #[inline(always)]
     unsafe fn irecv_any<S: Bytes>(
         &mut self,
@@ -157,7 +157,8 @@ impl<E: RecvEnd> Receiver<E> {
         if n != 1 || is_null || request.is_null() {
             return self.irecv_slow(n, data, sizes, tags, mhandles, request);
         }
-        // SAFETY: one of each, NCCL promises; then what `RecvEnd` asks for, and room for a request.
+        // SAFETY: NCCL promises one entry in each array, the contract of `RecvEnd`, and room for a
+        // request.
         unsafe {
             let size = (*sizes).bytes();
             if size > MESSAGE_BYTES_MAX {
@@ -170,7 +171,7 @@ impl<E: RecvEnd> Receiver<E> {
         }
     }
 
-    /// All of `irecv`.
+    /// The slow path of `irecv`: checks all arguments and handles all cases.
     #[inline(never)]
     extern "C" fn irecv_slow<S: Bytes>(
         &mut self,
@@ -191,7 +192,7 @@ impl<E: RecvEnd> Receiver<E> {
                 return null("irecv: memory, sizes, tags or registrations").0;
             }
             for (i, to) in bufs.iter_mut().enumerate() {
-                // SAFETY: NCCL promises n of each.
+                // SAFETY: NCCL promises `n` entries in each array.
                 let (data, size, tag, mhandle) = unsafe {
                     (*data.add(i), (*sizes.add(i)).bytes(), *tags.add(i), *mhandles.add(i))
                 };
@@ -203,7 +204,8 @@ impl<E: RecvEnd> Receiver<E> {
             if request.is_null() {
                 return null("irecv: request").0;
             }
-            // SAFETY: NCCL promises what `RecvEnd` asks for, and room for a request.
+            // SAFETY: NCCL's contract includes the contract of `RecvEnd`, and promises room for a
+            // request.
             unsafe {
                 match self.end.irecv(bufs) {
                     Ok(started) => give(started, self.requests, request),
@@ -213,11 +215,11 @@ impl<E: RecvEnd> Receiver<E> {
         })
     }
 
-    /// All of the test that is asked for.
+    /// The slow path of `test`: handles all cases for the request in `asked`.
     #[inline(never)]
     extern "C" fn test_slow(&mut self) -> Code {
         caught(|| {
-            // SAFETY: NCCL promises room for what is asked for; no size is above i32::MAX.
+            // SAFETY: NCCL promises room for the answers, and no size exceeds `i32::MAX`.
             unsafe {
                 match self.end.test(&self.asked.request, self.asked.sizes.cast()) {
                     Ok(Some(_)) => self.asked.done.write(1),

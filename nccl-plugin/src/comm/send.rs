@@ -1,4 +1,4 @@
-//! The sending end of a connection, with the calls of NCCL's table.
+//! The sending end of a connection, with the calls of NCCL's function table.
 
 use std::ffi::{c_int, c_void};
 
@@ -12,7 +12,7 @@ use crate::register::lkey;
 
 pub(super) struct Sender<E> {
     end: E,
-    /// The low half of its requests.
+    /// The low half of the end's requests.
     requests: u32,
     asked: Asked,
 }
@@ -36,7 +36,7 @@ impl<E: SendEnd> NetEnd for Sender<E> {
             return self.isend_slow(data, size, tag, mhandle, request);
         }
         let buf = SendBuf { addr: data.addr() as u64, len: size as u32, lkey: lkey(mhandle) };
-        // SAFETY: NCCL promises what `SendEnd` asks for, and room for a request.
+        // SAFETY: NCCL's contract includes the contract of `SendEnd`, and promises room for a request.
         unsafe {
             match self.end.isend_fast(&buf, tag as u32) {
                 Fast::Done(started) => give(Some(started), self.requests, request),
@@ -56,7 +56,7 @@ impl<E: SendEnd> NetEnd for Sender<E> {
             return null("test: done").0;
         }
         self.asked = Asked { request: Request::from_raw(token(request)), done, sizes };
-        // SAFETY: NCCL promises room for what is asked for.
+        // SAFETY: NCCL promises that `done` and `sizes` have room for the answers.
         unsafe {
             match self.end.test_fast(&self.asked.request) {
                 Fast::Done(size) => self.asked.done(size),
@@ -76,7 +76,7 @@ impl<E: SendEnd> NetEnd for Sender<E> {
 }
 
 impl<E: SendEnd> Sender<E> {
-    /// All of `isend`.
+    /// The slow path of `isend`: checks all arguments and handles all cases.
     #[inline(never)]
     extern "C" fn isend_slow(
         &mut self,
@@ -94,7 +94,8 @@ impl<E: SendEnd> Sender<E> {
                 return null("isend: registration or request").0;
             }
             let buf = SendBuf { addr: data.addr() as u64, len: size as u32, lkey: lkey(mhandle) };
-            // SAFETY: NCCL promises what `SendEnd` asks for, and room for a request.
+            // SAFETY: NCCL's contract includes the contract of `SendEnd`, and promises room for a
+            // request.
             unsafe {
                 match self.end.isend(&buf, tag as u32) {
                     Ok(started) => give(started, self.requests, request),
@@ -104,11 +105,11 @@ impl<E: SendEnd> Sender<E> {
         })
     }
 
-    /// All of the test that is asked for.
+    /// The slow path of `test`: handles all cases for the request in `asked`.
     #[inline(never)]
     extern "C" fn test_slow(&mut self) -> Code {
         caught(|| {
-            // SAFETY: NCCL promises room for what is asked for.
+            // SAFETY: NCCL promises that `done` and `sizes` have room for the answers.
             unsafe {
                 match self.end.test(&self.asked.request) {
                     Ok(Some(sent)) => self.asked.done(sent),
