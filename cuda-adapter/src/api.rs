@@ -63,7 +63,7 @@ macro_rules! functions {
                     let Some(function) = self.$name else {
                         return Err(CudaError::missing(stringify!($name)));
                     };
-                    // SAFETY: the caller's promise.
+                    // SAFETY: The caller upholds this function's safety contract.
                     match unsafe { function($($arg),*) } {
                         SUCCESS => Ok(()),
                         code => Err(CudaError::failed(stringify!($name), code)),
@@ -147,7 +147,7 @@ impl Api {
     /// # Safety
     /// The event lives.
     pub(crate) unsafe fn event_is_done(&self, event: CUevent) -> Result<bool, CudaError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: The caller upholds this function's safety contract.
         match unsafe { self.cuEventQuery(event) } {
             Ok(()) => Ok(true),
             Err(error) if error.code() == Some(NOT_READY) => Ok(false),

@@ -279,7 +279,7 @@ impl<'a> Scatter<'a> {
 ///
 /// The caller keeps the promises of [`HostMemory::from_raw`] for the bytes at `to`.
 pub(crate) unsafe fn write_raw(to: NonNull<u8>, bytes: &[u8]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     unsafe { copy::write(to, bytes, Edges::Bytes) };
 }
 
@@ -289,7 +289,7 @@ pub(crate) unsafe fn write_raw(to: NonNull<u8>, bytes: &[u8]) {
 ///
 /// The caller keeps the promises of [`HostMemory::from_raw`] for the bytes at `from`.
 pub(crate) unsafe fn read_raw(from: NonNull<u8>, bytes: &mut [u8]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: The caller upholds this function's safety contract.
     unsafe { copy::read(from, bytes, Edges::Bytes) };
 }
 

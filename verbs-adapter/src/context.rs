@@ -10,7 +10,7 @@ use crate::events::{News, Watcher};
 use crate::library::Library;
 use crate::sys::*;
 
-/// The devices that the kernel shows this process (`ibv_get_device_list`).
+/// The devices that the kernel shows to this process (`ibv_get_device_list`).
 pub(crate) struct DeviceList {
     library: &'static Library,
     list: *mut *mut ibv_device,
@@ -20,7 +20,7 @@ pub(crate) struct DeviceList {
 impl DeviceList {
     pub(crate) fn get(library: &'static Library) -> io::Result<DeviceList> {
         let mut len = 0;
-        // SAFETY: room for a number.
+        // SAFETY: `len` has room for a number.
         let list = unsafe { (library.get_device_list)(&mut len) };
         if list.is_null() {
             return Err(io::Error::last_os_error());
@@ -28,7 +28,7 @@ impl DeviceList {
         Ok(DeviceList { library, list, len: usize::try_from(len).unwrap_or(0) })
     }
 
-    /// Their names, in the library's order.
+    /// Returns the names of the devices, in the library's order.
     pub(crate) fn names(&self) -> impl Iterator<Item = String> {
         self.devices().map(|device| self.name(device))
     }
@@ -37,7 +37,7 @@ impl DeviceList {
     pub(crate) fn open(&self, name: &str) -> Result<Opened, OpenError> {
         let device = self.devices().find(|device| self.name(*device) == name);
         let device = device.ok_or_else(|| OpenError::NoDevice { device: name.to_owned() })?;
-        // SAFETY: a device of the list, which lives until the list is freed.
+        // SAFETY: The device belongs to the list, which is not freed before `self` is dropped.
         let raw = unsafe { (self.library.open_device)(device) };
         if raw.is_null() {
             let source = io::Error::last_os_error();
@@ -47,12 +47,12 @@ impl DeviceList {
     }
 
     fn devices(&self) -> impl Iterator<Item = *mut ibv_device> {
-        // SAFETY: the library gave an array of `len` devices, there until it is freed.
+        // SAFETY: The library returned an array of `len` devices, which lives until it is freed.
         (0..self.len).map(|i| unsafe { *self.list.add(i) })
     }
 
     fn name(&self, device: *mut ibv_device) -> String {
-        // SAFETY: a device of the list; its name is a string within it.
+        // SAFETY: The device belongs to the list, and its name is a string within the device.
         let name = unsafe { CStr::from_ptr((self.library.get_device_name)(device)) };
         name.to_string_lossy().into_owned()
     }
@@ -60,21 +60,21 @@ impl DeviceList {
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: what `get` was given, freed once. Open devices do not need it.
+        // SAFETY: `get` received this list, and it is freed once. Open devices do not need the list.
         unsafe { (self.library.free_device_list)(self.list) };
     }
 }
 
-/// A device that is open until this is dropped (`struct ibv_context`).
+/// An open device, closed on drop (`struct ibv_context`).
 pub(crate) struct Opened {
     raw: *mut ibv_context,
     library: &'static Library,
     name: String,
 }
 
-// SAFETY: libibverbs takes calls from any thread, on one context from several.
+// SAFETY: libibverbs accepts calls on a context from any thread, and from several threads at once.
 unsafe impl Send for Opened {}
-// SAFETY: as above.
+// SAFETY: libibverbs accepts calls on a context from any thread, and from several threads at once.
 unsafe impl Sync for Opened {}
 
 impl Opened {
@@ -90,11 +90,11 @@ impl Opened {
         &self.name
     }
 
-    /// `ibv_query_device`.
+    /// Reads the attributes of the device (`ibv_query_device`).
     pub(crate) fn query(&self) -> Result<ibv_device_attr, OpenError> {
-        // SAFETY: integers: all zeros is a value.
+        // SAFETY: The type consists of integers, for which all zeros is a valid value.
         let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: an open context, and room for the attributes.
+        // SAFETY: The context is open, and `attr` has room for the attributes.
         match unsafe { (self.library.query_device)(self.raw, &mut attr) } {
             0 => Ok(attr),
             errno => {
@@ -104,12 +104,13 @@ impl Opened {
         }
     }
 
-    /// `ibv_query_port`, with all attributes where the library's context has that call: the symbol
-    /// of this name gives those of the first version. What is not given is 0.
+    /// Reads the attributes of a port (`ibv_query_port`). If the library's context has the extended
+    /// call, it returns all attributes. The symbol of this name returns only those of the first version;
+    /// the rest is 0.
     pub(crate) fn query_port(&self, port_num: u8) -> io::Result<ibv_port_attr> {
-        // SAFETY: integers: all zeros is a value.
+        // SAFETY: The type consists of integers, for which all zeros is a valid value.
         let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: an open context, and room for the attributes.
+        // SAFETY: The context is open, and `attr` has room for the attributes.
         let rc = unsafe {
             match self.extended_query_port() {
                 Some(call) => call(self.raw, port_num, &mut attr, size_of::<ibv_port_attr>()),
@@ -123,14 +124,14 @@ impl Opened {
     }
 
     fn extended_query_port(&self) -> Option<QueryPort> {
-        // SAFETY: an open context.
+        // SAFETY: The context is open.
         if unsafe { (*self.raw).abi_compat }.addr() != VERBS_ABI_IS_EXTENDED {
             return None;
         }
         let extended = self.raw.wrapping_byte_sub(offset_of!(verbs_context, context));
         let extended = extended.cast::<verbs_context>();
-        // SAFETY: such a context is the end of a `verbs_context`, whose size stands before it. What
-        // else we know of it is there if it is as long as ours.
+        // SAFETY: An extended context is the end of a `verbs_context`, and the field before the context
+        // holds its size. The fields that we know exist if the size is at least ours.
         unsafe {
             match (*extended).sz >= size_of::<verbs_context>() {
                 true => (*extended).query_port,
@@ -142,7 +143,8 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // SAFETY: opened, and closed once; all that came of it holds it and is gone.
+        // SAFETY: The device was opened and is closed once. All objects made from it held it and are
+        // gone.
         let rc = unsafe { (self.library.close_device)(self.raw) };
         if rc != 0 {
             log::warn!("{}: ibv_close_device: {}", self.name, io::Error::last_os_error());
@@ -150,16 +152,16 @@ impl Drop for Opened {
     }
 }
 
-/// An open device whose events are watched, where libibverbs tells of them.
+/// An open device with a thread that watches its events, if libibverbs reports events.
 pub(crate) struct Context {
-    // Ends before the device is closed.
+    // The watcher ends before the device is closed, because fields drop in this order.
     _watcher: Option<Watcher>,
     news: Arc<News>,
     opened: Arc<Opened>,
 }
 
 impl Context {
-    /// Opens a device, for its port of this number.
+    /// Opens a device in order to use its port `port_num`.
     pub(crate) fn open(
         library: &'static Library,
         device: &str,
@@ -185,7 +187,7 @@ impl Context {
         self.opened.library
     }
 
-    /// What it has reported.
+    /// Returns the events that the device has reported.
     pub(crate) fn news(&self) -> &News {
         &self.news
     }

@@ -1,4 +1,4 @@
-//! Which ports of RDMA devices this host has (`net_ib.cc ncclIbInit`).
+//! The ports of this host's RDMA devices (`net_ib.cc ncclIbInit`).
 
 mod absent;
 
@@ -17,21 +17,22 @@ use crate::port::{Port, PortError};
 use crate::sysfs;
 use absent::Absence;
 
-/// Ports that are listed at the most, the first ones: NCCL 2.14.3 takes 16, later versions 32.
+/// Maximum number of listed ports; the list keeps the first ones. NCCL 2.14.3 takes 16, later versions
+/// 32.
 pub const PORTS_MAX: usize = 32;
 
-/// Which ports to list.
+/// Rules that decide which ports to list.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules<'a> {
     /// `NCCL_IB_HCA`.
     pub hca: NameFilter<'a>,
-    /// Which GID each port is to use.
+    /// Rules for choosing each port's GID.
     pub gid: GidRules,
-    /// Where the kernel tells about devices (`INVAR_SYSFS`).
+    /// The kernel's sysfs tree (`INVAR_SYSFS`).
     pub sysfs: &'a Path,
 }
 
-/// Every port, and of each the GID that is the best.
+/// Rules that list every port and choose the best GID for each.
 impl Default for Rules<'_> {
     fn default() -> Self {
         Rules { hca: NameFilter::default(), gid: GidRules::default(), sysfs: Path::new("/sys") }
@@ -41,51 +42,51 @@ impl Default for Rules<'_> {
 /// An active port.
 #[derive(Clone, Debug)]
 pub struct PortInfo {
-    /// `mlx5_0` for the first port of a device, `mlx5_0:2` for the second.
+    /// Name of the port: `mlx5_0` for the first port of a device, `mlx5_0:2` for the second.
     pub name: String,
-    /// The device, as libibverbs calls it.
+    /// Name of the device in libibverbs.
     pub device: String,
-    /// What the protocol needs to know, the number of the port in it.
+    /// Attributes of the port for the protocol, including the port number.
     pub attr: PortAttr,
-    /// The GID, and why it was chosen.
+    /// The chosen GID and the reason for the choice.
     pub gid: ChosenGid,
-    /// The network interface of that GID, where it can be seen.
+    /// The network interface of that GID, if an interface is visible.
     pub netdev: Option<String>,
     /// Global identifier of the device (`sys_image_guid`), in host order.
     pub guid: u64,
-    /// Its PCI path, the same for all functions of a card; a device in software has none.
+    /// PCI path of the device, equal for all functions of a card; a software device has none.
     pub pci_path: Option<String>,
     /// Number of the port on its card, from 1 (NCCL's `port`).
     pub card_port: u32,
-    /// Queue pairs that the device can have.
+    /// Maximum number of queue pairs of the device.
     pub qps_max: u32,
 }
 
 impl PortInfo {
-    /// The address that RoCE peers send to; InfiniBand has none.
+    /// Returns the address that RoCE peers send to; a port of InfiniBand has none.
     pub fn address(&self) -> Option<IpAddr> {
         let ip = self.attr.gid.ip();
         (self.attr.link_layer == LinkLayer::Ethernet).then_some(ip)
     }
 }
 
-/// The ports, and what was left out.
+/// The listed ports and the omitted ones.
 #[derive(Clone, Debug, Default)]
 pub struct Listing {
-    /// In the library's order.
+    /// The ports, in the library's order.
     pub ports: Vec<PortInfo>,
-    /// What was left out, and why.
+    /// The omitted devices and ports, with the reasons.
     pub omitted: Vec<Omission>,
 }
 
-/// A device or port that was left out; displays as a line for people.
+/// An omitted device or port; its `Display` is a line for messages.
 #[derive(Clone, Debug)]
 pub struct Omission {
-    /// The device, with its port; empty where it is about all of them.
+    /// Name of the device with its port; empty if the omission concerns all devices.
     pub name: String,
-    /// Why.
+    /// The reason for the omission.
     pub why: String,
-    /// Whether it would be there, had the user set nothing.
+    /// Whether a setting of the user causes the omission.
     pub by_setting: bool,
 }
 
@@ -109,7 +110,7 @@ impl Listing {
     }
 }
 
-/// The active ports that the rules take. What cannot be used is said in [`Listing::omitted`].
+/// Lists the active ports that the rules accept. [`Listing::omitted`] explains the rest.
 pub fn list(rules: &Rules<'_>) -> Listing {
     match Library::get() {
         Ok(library) => list_with(library, rules, sysfs::pci_path),
@@ -121,7 +122,7 @@ pub fn list(rules: &Rules<'_>) -> Listing {
     }
 }
 
-/// `pci_path` says on which PCI device a device is.
+/// Lists the ports of `library`; `pci_path` returns the PCI path of a device.
 fn list_with(
     library: &'static Library,
     rules: &Rules<'_>,
@@ -145,7 +146,7 @@ fn list_with(
             }
             Err(error) => {
                 listing.omit(&name, error, false);
-                // Which ports it has is not known.
+                // The ports of a device that does not open are unknown.
                 found.push((name, None));
             }
         }
@@ -171,7 +172,7 @@ fn list_with(
     listing
 }
 
-/// Adds what is listed to `listing`, and each port that there is to `found`.
+/// Adds the accepted ports of a device to `listing`, and all its ports to `found`.
 fn list_device(
     opened: &Opened,
     pci_path: Option<String>,
@@ -221,7 +222,7 @@ fn list_device(
             listing.omit(&name, format_args!("there are {PORTS_MAX} ports before it"), false);
             continue;
         }
-        // Every port of this device is on the same card, and has its own number there.
+        // All ports of one device are on one card, and each has its own number there.
         let others = listing.ports.iter().filter(|other| other.device != device);
         let others = others.filter_map(|other| other.pci_path.as_deref().map(PciPath::new));
         let before = pci_path.as_deref().map_or(0, |path| real_port(PciPath::new(path), others));
@@ -239,13 +240,14 @@ fn list_device(
     }
 }
 
-/// As [`PortInfo::name`].
+/// Returns the name of a port, as in [`PortInfo::name`].
 fn port_name(device: &str, port_num: u8) -> String {
     if port_num == 1 { device.to_owned() } else { format!("{device}:{port_num}") }
 }
 
-/// The interface that has the address of a GID. Of several the entry's number tells: by itself it
-/// may be that of another network namespace, in which each number means another interface.
+/// Returns the interface that has the address of a GID. If several interfaces have it, the entry's index
+/// decides. The index alone does not suffice: it may come from another network namespace, where it names
+/// another interface.
 fn netdev<'a>(entry: &GidEntry, interfaces: &'a [Interface]) -> Option<&'a Interface> {
     let ip = entry.gid.ip();
     let has_address = |i: &&Interface| i.addresses.iter().any(|addr| addr.ip == ip);

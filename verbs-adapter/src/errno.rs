@@ -1,14 +1,14 @@
-//! What error numbers of verbs mean.
+//! Explanations of the verbs' error numbers.
 
 use invar_core::nic::{NicError, Verb};
 
-/// The error of a verb that has set `errno`.
+/// Makes the error of a verb that has set `errno`.
 #[cold]
 pub(crate) fn last(verb: Verb) -> NicError {
     of(verb, std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }
 
-/// The error of a verb that has returned its number; some drivers return −1, and set `errno`.
+/// Makes the error of a verb that has returned its error number; some drivers return −1 and set `errno`.
 #[cold]
 pub(crate) fn of(verb: Verb, errno: i32) -> NicError {
     match errno {

@@ -1,9 +1,9 @@
-//! What a device reports beside completions (`ibv_get_async_event`): a thread for each open
-//! device waits for it.
+//! Asynchronous events of a device (`ibv_get_async_event`). One thread per open device waits for them.
 //!
-//! What concerns one queue pair or completion queue is noted with it, what ends the device with
-//! the device; whoever waits on a connection asks (`Nic::check`). What befalls the port ends
-//! nothing, and is told of a connection that has ended (`Nic::notices`). Everything is logged.
+//! An event on a queue pair or completion queue is recorded with that object. A fatal event is recorded
+//! with the device. A caller that waits on a connection checks these records (`Nic::check`). An event on
+//! the port ends nothing; reports of a failed connection mention it (`Nic::notices`). The thread logs
+//! every event.
 
 use std::ffi::{CStr, c_int};
 use std::io;
@@ -20,23 +20,23 @@ use crate::context::Opened;
 use crate::library::Library;
 use crate::sys::*;
 
-/// The event that ended something, if one has.
+/// The event that ended an object, if any.
 #[derive(Debug, Default)]
 pub(crate) struct Fate(AtomicU32);
 
 impl Fate {
-    /// Notes an event; the first stays.
+    /// Records an event; the first event stays.
     fn meet(&self, event_type: u32) {
         let _ = self.0.compare_exchange(0, event_type + 1, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// The event.
+    /// Returns the recorded event.
     pub(crate) fn event(&self) -> Option<u32> {
         self.0.load(Ordering::Acquire).checked_sub(1)
     }
 }
 
-/// What is known of an open device beside completions.
+/// The events of an open device.
 #[derive(Debug)]
 pub(crate) struct News {
     /// The event that ended the device.
@@ -45,7 +45,7 @@ pub(crate) struct News {
     port: Mutex<PortTimes>,
 }
 
-/// When the port was last reported to have done so.
+/// The times of the port's last events.
 #[derive(Clone, Copy, Debug, Default)]
 struct PortTimes {
     went_down: Option<Instant>,
@@ -54,12 +54,12 @@ struct PortTimes {
 }
 
 impl News {
-    /// Of a device that is opened for one of its ports.
+    /// Makes an empty record for a device that is opened for one of its ports.
     pub(crate) fn new(port_num: u8) -> Self {
         News { fate: Fate::default(), port_num, port: Mutex::default() }
     }
 
-    /// What has lately befallen the port.
+    /// Returns the recent events of the port.
     pub(crate) fn notices(&self) -> PortNotices {
         let PortTimes { went_down, came_up, changed_gids } =
             *self.port.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,15 +88,15 @@ impl News {
     }
 }
 
-/// The thread; it ends when this is dropped.
+/// The thread that watches a device; dropping this value ends the thread.
 pub(crate) struct Watcher {
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watcher {
-    /// Watches a device, which it keeps open, until dropped; `None` where libibverbs tells of no
-    /// events.
+    /// Watches a device until the result is dropped, and keeps the device open meanwhile. Returns `None`
+    /// if libibverbs reports no events.
     pub(crate) fn start(opened: Arc<Opened>, news: Arc<News>) -> io::Result<Option<Watcher>> {
         let library = opened.library();
         let (Some(get), Some(ack)) = (library.get_async_event, library.ack_async_event) else {
@@ -114,7 +114,7 @@ impl Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        // A write of 8 bytes to an eventfd that nobody else writes to does not fail.
+        // A write of 8 bytes to an eventfd without other writers does not fail.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -132,7 +132,7 @@ struct Watch {
 
 impl Watch {
     fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the context is open as long as `self.opened`, and so is its descriptor.
+        // SAFETY: The context and its descriptor stay open as long as `self.opened`.
         unsafe { BorrowedFd::borrow_raw((*self.opened.raw()).async_fd) }
     }
 
@@ -159,7 +159,7 @@ impl Watch {
             if events.contains(PollFlags::IN) {
                 self.take();
             } else if !events.is_empty() {
-                // A device that is unplugged hangs up.
+                // An unplugged device hangs up its descriptor.
                 self.news.fate.meet(IBV_EVENT_DEVICE_FATAL);
                 log::error!("{}: the device is gone", self.opened.name());
                 return;
@@ -170,12 +170,12 @@ impl Watch {
     fn take(&self) {
         let mut event =
             ibv_async_event { element: ibv_async_element { port_num: 0 }, event_type: 0 };
-        // SAFETY: an open context, and room for an event.
+        // SAFETY: The context is open, and `event` has room for an event.
         if unsafe { (self.get)(self.opened.raw(), &mut event) } != 0 {
             return;
         }
         self.book(&event);
-        // SAFETY: an event that was just got, acknowledged once.
+        // SAFETY: The call above has just returned the event, which is acknowledged once.
         unsafe { (self.ack)(&mut event) };
     }
 
@@ -184,8 +184,8 @@ impl Watch {
         let text = text(self.opened.library(), event.event_type);
         match event.event_type {
             IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
-                // SAFETY: an event of a queue pair names it, and it is not destroyed before the
-                // event is acknowledged; its context is a `Fate` that outlives it.
+                // SAFETY: The event names its queue pair, which is not destroyed before the event is
+                // acknowledged. The pair's context is a `Fate` that outlives the pair.
                 let (fate, qpn) = unsafe {
                     let qp = event.element.qp;
                     (&*(*qp).qp_context.cast::<Fate>(), (*qp).qp_num)
@@ -194,7 +194,8 @@ impl Watch {
                 log::error!("{name}: {text}, QP {qpn:#x}");
             }
             IBV_EVENT_CQ_ERR => {
-                // SAFETY: as above, of a completion queue.
+                // SAFETY: The event names its completion queue, which is not destroyed before the event
+                // is acknowledged. The queue's context is a `Fate` that outlives the queue.
                 let fate = unsafe { &*(*event.element.cq).cq_context.cast::<Fate>() };
                 fate.meet(event.event_type);
                 log::error!("{name}: {text}");
@@ -209,7 +210,7 @@ impl Watch {
             IBV_EVENT_PORT_ACTIVE..=IBV_EVENT_SM_CHANGE
             | IBV_EVENT_CLIENT_REREGISTER
             | IBV_EVENT_GID_CHANGE => {
-                // SAFETY: these events are of a port.
+                // SAFETY: All these events name a port.
                 let port_num = unsafe { event.element.port_num };
                 self.news.note_port(port_num, event.event_type);
                 match event.event_type {
@@ -226,16 +227,16 @@ impl Watch {
     }
 }
 
-/// libibverbs' words for an event.
+/// Returns libibverbs' text for an event.
 pub(crate) fn text(library: &Library, event_type: u32) -> &'static str {
-    // SAFETY: it takes any number and gives a constant, or null.
+    // SAFETY: The function takes any number and returns a constant string or null.
     let text = library.event_type_str.map(|event_type_str| unsafe { event_type_str(event_type) });
     let Some(text) = text.filter(|text| !text.is_null()) else { return own_text(event_type) };
-    // SAFETY: a constant that ends in NUL.
+    // SAFETY: The text is a constant string that ends in NUL.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("event")
 }
 
-/// Ours, for a library that has none.
+/// Returns our own text for an event, for a library that has none.
 fn own_text(event_type: u32) -> &'static str {
     match event_type {
         IBV_EVENT_CQ_ERR => "CQ error",

@@ -1,5 +1,5 @@
-//! A libibverbs of functions in this file, which note what is called, for tests of what real
-//! devices cannot be made to do.
+//! A fake libibverbs, which records its calls, for tests of conditions that real devices cannot be made
+//! to produce.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fs::File;
@@ -12,28 +12,28 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::library::Library;
 use crate::sys::*;
 
-/// What the fake has seen and is told; one test at a time has it.
+/// The fake's state; only one test at a time holds it.
 pub(crate) struct Fake {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// What is called, in order.
+/// The recorded calls, in order.
 static CALLS: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
-/// `wr_id`s of what is posted.
+/// The `wr_id`s of posted requests.
 static POSTED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
-/// The `wr_id` that a post refuses, and the error.
+/// The `wr_id` of the request to refuse, and the error to return.
 static REFUSED: Mutex<Option<(u64, c_int)>> = Mutex::new(None);
-/// Access flags of what is registered, by the call that did.
+/// Access flags of each registration, with the call that made it.
 static REGISTERED: Mutex<Vec<(&'static str, u32)>> = Mutex::new(Vec::new());
-/// Attributes of the moves of queue pairs, with the mask.
+/// Attributes and mask of each state transition of a queue pair.
 static MOVES: Mutex<Vec<(ibv_qp_attr, c_int)>> = Mutex::new(Vec::new());
-/// What the next moves return.
+/// The return code of the next state transitions.
 static MOVE_RC: Mutex<c_int> = Mutex::new(0);
-/// How many devices there are, and ports of each.
+/// Number of devices, and number of ports per device.
 static PORTS: Mutex<(usize, u8)> = Mutex::new((1, 2));
-/// Bytes of a `verbs_context` that a context says it is part of; 0: it is not.
+/// Claimed size in bytes of the `verbs_context` around a context; 0 means that there is none.
 static EXTENDED_BYTES: Mutex<usize> = Mutex::new(0);
-/// Where events of the open device come from.
+/// The source of the open device's events.
 static EVENTS: Mutex<Option<PipeWriter>> = Mutex::new(None);
 
 fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
@@ -55,22 +55,22 @@ impl Fake {
         Fake { _alone: alone }
     }
 
-    /// The same where a context is the end of so many bytes, and a link is faster than the library's
-    /// first version could say.
+    /// A fake whose context is the end of a `verbs_context` of so many bytes, with a link that is faster
+    /// than the library's first version could report.
     pub(crate) fn with_extended_context(bytes: usize) -> Fake {
         let fake = Self::new();
         *lock(&EXTENDED_BYTES) = bytes;
         fake
     }
 
-    /// The same with so many devices, of so many ports each; otherwise it is one of two.
+    /// A fake with so many devices and ports per device; `new` makes one device with two ports.
     pub(crate) fn with_ports(devices: usize, ports: u8) -> Fake {
         let fake = Self::new();
         *lock(&PORTS) = (devices, ports);
         fake
     }
 
-    /// What has to be called in some order, as it was.
+    /// Returns the recorded calls whose order matters.
     pub(crate) fn calls(&self) -> Vec<&'static str> {
         lock(&CALLS).clone()
     }
@@ -83,7 +83,7 @@ impl Fake {
         *lock(&MOVES).last().unwrap()
     }
 
-    /// Lets moves fail with this number.
+    /// Makes state transitions fail with this error number.
     pub(crate) fn refuse_moves(&self, errno: c_int) {
         *lock(&MOVE_RC) = errno;
     }
@@ -98,7 +98,8 @@ impl Fake {
 
     /// Raises an event on the open device.
     pub(crate) fn raise(&self, element: ibv_async_element, event_type: u32) {
-        // SAFETY: the larger variants of the union fill it.
+        // SAFETY: The test filled the union with a pointer, its largest variant, or the port number
+        // widened to it.
         let element = unsafe { element.qp }.addr() as u64;
         let mut bytes = element.to_ne_bytes().to_vec();
         bytes.extend(u64::from(event_type).to_ne_bytes());
@@ -108,15 +109,15 @@ impl Fake {
 
 extern "C" fn get_device_list(len: *mut c_int) -> *mut *mut ibv_device {
     let (devices, _) = *lock(&PORTS);
-    // SAFETY: the caller's number.
+    // SAFETY: `len` points to the caller's number.
     unsafe { *len = devices as c_int };
-    // Devices are only numbers, and null ends the list.
+    // Devices are plain numbers, and null ends the list.
     let list = (1..=devices).chain([0]).map(ptr::without_provenance_mut::<ibv_device>);
     Box::into_raw(list.collect::<Box<[_]>>()).cast()
 }
 
 extern "C" fn free_device_list(list: *mut *mut ibv_device) {
-    // SAFETY: as `get_device_list` made it, and nobody has it any more.
+    // SAFETY: `get_device_list` made the list, and nobody else holds it any more.
     unsafe {
         let len = (0..).take_while(|at: &usize| !(*list.add(*at)).is_null()).count() + 1;
         drop(Box::from_raw(ptr::slice_from_raw_parts_mut(list, len)));
@@ -126,7 +127,8 @@ extern "C" fn free_device_list(list: *mut *mut ibv_device) {
 extern "C" fn open_device(_: *mut ibv_device) -> *mut ibv_context {
     let (reader, writer) = std::io::pipe().unwrap();
     *lock(&EVENTS) = Some(writer);
-    // SAFETY: pointers, functions that may be absent, and integers: all zeros is a value.
+    // SAFETY: The type consists of pointers, optional functions and integers, for which all zeros is a
+    // valid value.
     let mut extended: verbs_context = unsafe { std::mem::zeroed() };
     extended.sz = *lock(&EXTENDED_BYTES);
     extended.query_port = Some(extended_query_port);
@@ -138,22 +140,22 @@ extern "C" fn open_device(_: *mut ibv_device) -> *mut ibv_context {
     context.ops.poll_cq = Some(poll_cq);
     context.ops.post_send = Some(post_send);
     context.ops.post_recv = Some(post_recv);
-    // SAFETY: a part of the box.
+    // SAFETY: The pointer goes to a field of the leaked box.
     unsafe { &raw mut (*Box::into_raw(Box::new(extended))).context }
 }
 
 extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     lock(&CALLS).push("close_device");
     let extended = context.wrapping_byte_sub(offset_of!(verbs_context, context));
-    // SAFETY: as `open_device` made it, and nobody has it any more.
+    // SAFETY: `open_device` made the box, and nobody else holds it any more.
     let extended = unsafe { Box::from_raw(extended.cast::<verbs_context>()) };
-    // SAFETY: likewise.
+    // SAFETY: `open_device` made the descriptor, and nobody else closes it.
     drop(unsafe { File::from_raw_fd(extended.context.async_fd) });
     0
 }
 
 extern "C" fn get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
-    // SAFETY: an open context, whose descriptor stays its own.
+    // SAFETY: The context is open, and `ManuallyDrop` leaves the descriptor with the context.
     let mut file = ManuallyDrop::new(unsafe { File::from_raw_fd((*context).async_fd) });
     let mut bytes = [0; 16];
     if file.read_exact(&mut bytes).is_err() {
@@ -162,7 +164,7 @@ extern "C" fn get_async_event(context: *mut ibv_context, event: *mut ibv_async_e
     let [element, event_type] =
         [0, 8].map(|at| u64::from_ne_bytes(bytes[at..][..8].try_into().unwrap()));
     let qp = ptr::with_exposed_provenance_mut(element as usize);
-    // SAFETY: room for an event.
+    // SAFETY: The caller gives room for an event.
     unsafe {
         *event =
             ibv_async_event { element: ibv_async_element { qp }, event_type: event_type as u32 }
@@ -171,7 +173,7 @@ extern "C" fn get_async_event(context: *mut ibv_context, event: *mut ibv_async_e
 }
 
 extern "C" fn query_port(_: *mut ibv_context, _: u8, attr: *mut ibv_port_attr) -> c_int {
-    // SAFETY: room for the attributes.
+    // SAFETY: The caller gives room for the attributes.
     let attr = unsafe { &mut *attr };
     (attr.state, attr.link_layer) = (IBV_PORT_ACTIVE, IBV_LINK_LAYER_ETHERNET);
     (attr.active_mtu, attr.gid_tbl_len, attr.active_width, attr.active_speed) = (5, 1, 2, 32);
@@ -185,29 +187,29 @@ unsafe extern "C" fn extended_query_port(
     attr_bytes: usize,
 ) -> c_int {
     assert_eq!(attr_bytes, size_of::<ibv_port_attr>());
-    // SAFETY: room for the attributes.
+    // SAFETY: The caller gives room for the attributes.
     unsafe { (*attr).active_speed_ex = 256 };
     query_port(context, port_num, attr)
 }
 
 extern "C" fn query_gid(_: *mut ibv_context, _: u8, _: c_int, gid: *mut ibv_gid) -> c_int {
-    // SAFETY: room for a GID.
+    // SAFETY: The caller gives room for a GID.
     unsafe { (*gid).raw = [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1] };
     0
 }
 
-/// An object whose first fields are those of `T`, and are 0 but for what `fill` sets.
+/// Makes an object whose leading fields are `T`'s; all fields are 0 except those that `fill` sets.
 fn object<T>(fill: impl FnOnce(&mut T)) -> *mut T {
-    // SAFETY: pointers and integers: all zeros is a value.
+    // SAFETY: `T` consists of pointers and integers, for which all zeros is a valid value.
     let mut object: Box<T> = Box::new(unsafe { std::mem::zeroed() });
     fill(&mut object);
     Box::into_raw(object)
 }
 
-/// Ends an object of `object`.
+/// Destroys an object that `object` made.
 fn end<T>(object: *mut T, call: &'static str) -> c_int {
     lock(&CALLS).push(call);
-    // SAFETY: made by `object`, ended once.
+    // SAFETY: `object` made the box, and it is destroyed once.
     drop(unsafe { Box::from_raw(object) });
     0
 }
@@ -260,7 +262,7 @@ extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
 }
 
 extern "C" fn create_qp(_: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    // SAFETY: attributes that are there.
+    // SAFETY: The caller passes valid attributes.
     let qp_context = unsafe { (*init).qp_context };
     object(|qp: &mut ibv_qp| (qp.qp_context, qp.qp_num) = (qp_context, 0x11))
 }
@@ -279,7 +281,7 @@ unsafe extern "C" fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     let refused = *lock(&REFUSED);
-    // SAFETY: a chain, and room to name one of it.
+    // SAFETY: The caller passes a chain that ends, and room for the refused request.
     unsafe {
         while let Some(request) = wr.as_ref() {
             if let Some((_, errno)) = refused.filter(|(wr_id, _)| *wr_id == request.wr_id) {
@@ -314,13 +316,13 @@ extern "C" fn event_text(event_type: u32) -> *const c_char {
     }
 }
 
-/// The library: an old one, without anything that is optional.
+/// An old library without any optional function.
 pub(crate) static LIBRARY: Library = OLD;
 
-/// The same with what allows relaxed ordering.
+/// An old library that also supports relaxed ordering.
 pub(crate) static WITH_IOVA2: Library = Library { reg_mr_iova2: Some(reg_mr_iova2), ..OLD };
 
-/// The same where queue pairs are always in ERR, and say so.
+/// An old library whose queue pairs are always in ERR and say so.
 pub(crate) static WITH_STATE: Library = Library { query_qp: Some(query_qp), ..OLD };
 
 unsafe extern "C" fn query_qp(
@@ -329,12 +331,12 @@ unsafe extern "C" fn query_qp(
     _: c_int,
     _: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: room for the attributes.
+    // SAFETY: The caller gives room for the attributes.
     unsafe { (*attr).qp_state = IBV_QPS_ERR };
     0
 }
 
-/// The least that there may be: transfers need no more.
+/// A library without any function that transfers do not need.
 pub(crate) static BARE: Library = Library {
     get_async_event: None,
     ack_async_event: None,
@@ -343,26 +345,26 @@ pub(crate) static BARE: Library = Library {
     ..OLD
 };
 
-/// One that is not made ready yet.
+/// A library that is not ready for forks yet.
 pub(crate) fn just_loaded() -> Library {
     OLD
 }
 
-/// The same with a driver of ECE, which takes offers of its own vendor.
+/// An old library with a driver of ECE, which accepts offers of its own vendor.
 pub(crate) static WITH_ECE: Library =
     Library { query_ece: Some(query_ece), set_ece: Some(set_ece), ..OLD };
 
-/// What the driver offers.
+/// The driver's ECE offer.
 pub(crate) const ECE: ibv_ece = ibv_ece { vendor_id: 0x15b3, options: 5, comp_mask: 0 };
 
 unsafe extern "C" fn query_ece(_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    // SAFETY: room for it.
+    // SAFETY: The caller gives room for the offer.
     unsafe { ece.write(ECE) };
     0
 }
 
 unsafe extern "C" fn set_ece(_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: The caller passes a valid offer.
     let ece = unsafe { *ece };
     if ece.vendor_id != ECE.vendor_id {
         return libc::EINVAL;
@@ -374,12 +376,12 @@ unsafe extern "C" fn set_ece(_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
 const OLD: Library = {
     extern "C" fn ack_async_event(_: *mut ibv_async_event) {}
     extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
-        // SAFETY: room for the attributes.
+        // SAFETY: The caller gives room for the attributes.
         unsafe { (*attr).phys_port_cnt = lock(&PORTS).1 };
         0
     }
     extern "C" fn modify_qp(_: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-        // SAFETY: attributes that are there.
+        // SAFETY: The caller passes valid attributes.
         lock(&MOVES).push((unsafe { *attr }, mask));
         *lock(&MOVE_RC)
     }

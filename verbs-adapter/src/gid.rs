@@ -1,8 +1,8 @@
-//! Which GID of a port to use.
+//! Choice of a port's GID.
 //!
-//! A RoCE port has a GID for each address of its interface and each version of RoCE, and both
-//! ends must pick ones that reach each other. Wrong choices are the usual cause of error 12, so
-//! the reason for the choice goes with it.
+//! A RoCE port has a GID for each address of its interface and each version of RoCE. Both ends must pick
+//! GIDs that reach each other. Wrong choices are the usual cause of error 12, so the reason for each
+//! choice is kept with it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,10 +14,10 @@ use invar_linux::interface::Interface;
 use crate::context::Opened;
 use crate::sys::*;
 
-/// What the user says about GIDs; the parameters of NCCL.
+/// The user's settings for GIDs, which are NCCL's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidRules {
-    /// `NCCL_IB_GID_INDEX`; `None` chooses by the rest.
+    /// `NCCL_IB_GID_INDEX`; `None` means that the other rules choose.
     pub index: Option<u8>,
     /// `NCCL_IB_ROCE_VERSION_NUM`.
     pub roce_version: u8,
@@ -38,7 +38,7 @@ impl From<&Params<'_>> for GidRules {
     }
 }
 
-/// What holds where the user says nothing.
+/// The rules for a user who sets nothing.
 impl Default for GidRules {
     fn default() -> Self {
         GidRules::from(&Params::default())
@@ -48,15 +48,15 @@ impl Default for GidRules {
 /// An entry of a port's GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Its place in the table.
+    /// Index of the entry in the table.
     pub index: u8,
-    /// The identifier.
+    /// The GID itself.
     pub gid: Gid,
-    /// 1 or 2; `None` where nothing tells.
+    /// Version of RoCE, 1 or 2; `None` if the version is unknown.
     pub roce_version: Option<u8>,
-    /// Number of the network interface; 0 where nothing tells.
+    /// Index of the network interface; 0 if the interface is unknown.
     pub ifindex: u32,
-    /// Bits of the subnet, where an interface of this network namespace has the address.
+    /// Prefix length of the subnet, if an interface of this network namespace has the address.
     pub prefix_len: Option<u8>,
 }
 
@@ -68,7 +68,7 @@ impl GidEntry {
     }
 }
 
-/// `[3] ::ffff:10.0.0.1 RoCE v2`
+/// Formats the entry as `[3] ::ffff:10.0.0.1 RoCE v2`.
 impl fmt::Display for GidEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{}] {}", self.index, self.gid)?;
@@ -79,33 +79,33 @@ impl fmt::Display for GidEntry {
     }
 }
 
-/// A GID to use, and why.
+/// The chosen GID and the reason for the choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChosenGid {
-    /// The entry.
+    /// The chosen entry.
     pub entry: GidEntry,
-    /// The reason, for people.
+    /// The reason for the choice, for messages.
     pub why: String,
 }
 
-/// No GID of a port can be used.
+/// The reason why no GID of a port can be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GidError {
-    /// `NCCL_IB_GID_INDEX` names an entry that there is not.
+    /// `NCCL_IB_GID_INDEX` names an entry that does not exist.
     #[error("NCCL_IB_GID_INDEX={index}: the port has {}", listed(.there_is))]
     NoSuchIndex {
-        /// What was asked for.
+        /// The requested index.
         index: u8,
-        /// What there is.
+        /// The entries of the table.
         there_is: Vec<GidEntry>,
     },
-    /// None is in the range that the user wants.
+    /// No GID is in the range that the user asks for.
     #[error("NCCL_IB_ADDR_RANGE: none of the port's GIDs is in it: {}", listed(.there_is))]
     OutOfRange {
-        /// What there is.
+        /// The entries of the table.
         there_is: Vec<GidEntry>,
     },
-    /// The table is empty: an interface without an address.
+    /// The table is empty: the network interface has no address.
     #[error("the port has no GID: has its network interface an address, and is it up?")]
     None,
 }
@@ -117,9 +117,9 @@ fn listed(entries: &[GidEntry]) -> String {
     entries.iter().map(GidEntry::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Reads the GID table of a port of RoCE, empty entries left out.
+/// Reads the GID table of a port, without empty entries.
 pub(crate) fn table(opened: &Opened, port_num: u8, len: usize) -> Vec<GidEntry> {
-    // Without the list nothing is known to be here, and all are equal in that.
+    // Without the list of interfaces no entry counts as local, so all entries are equal in that.
     let interfaces = Interface::list().unwrap_or_default();
     let prefix_len = |ip| {
         let mut addresses = interfaces.iter().flat_map(|i| &i.addresses);
@@ -133,13 +133,13 @@ pub(crate) fn table(opened: &Opened, port_num: u8, len: usize) -> Vec<GidEntry> 
         .collect()
 }
 
-/// Reads an entry; `None` is an empty one.
+/// Reads an entry of the GID table; `None` means that the entry is empty.
 pub(crate) fn read(opened: &Opened, port_num: u8, index: u8) -> Option<GidEntry> {
     let library = opened.library();
     if let Some(query_gid_ex) = library.query_gid_ex {
         let mut entry = ibv_gid_entry::default();
         let (port, size) = (u32::from(port_num), size_of::<ibv_gid_entry>());
-        // SAFETY: an open context, and room of the size that is told.
+        // SAFETY: The context is open, and `entry` has room for `size` bytes.
         let rc = unsafe { query_gid_ex(opened.raw(), port, u32::from(index), &mut entry, 0, size) };
         if rc == 0 {
             let roce_version = match entry.gid_type {
@@ -151,7 +151,7 @@ pub(crate) fn read(opened: &Opened, port_num: u8, index: u8) -> Option<GidEntry>
         }
     }
     let mut gid = ibv_gid::default();
-    // SAFETY: an open context, and room for a GID.
+    // SAFETY: The context is open, and `gid` has room for a GID.
     let rc = unsafe { (library.query_gid)(opened.raw(), port_num, i32::from(index), &mut gid) };
     if rc != 0 {
         return None;
@@ -166,13 +166,19 @@ fn entry_of(index: u8, gid: ibv_gid, roce_version: Option<u8>, ifindex: u32) -> 
     (!is_empty).then_some(GidEntry { index, gid, roce_version, ifindex, prefix_len: None })
 }
 
-/// Chooses from the table of a RoCE port (`net_ib.cc ncclIbGetGidIndex` of NCCL since 2.21).
+/// Chooses a GID from the table of a RoCE port (`net_ib.cc ncclIbGetGidIndex` of NCCL since 2.21).
 ///
-/// An index is taken at its word. Otherwise a range leaves out what is not in it, and of the
-/// rest the first is taken that has most of these, the weightiest first: the version of RoCE; an
-/// address of this network namespace, since a device also shows the GIDs of others; the family;
-/// the subnet of `peer`, the address by which a peer has come; an address that is routed. NCCL
-/// asks neither for the second nor for the fourth.
+/// If the user sets an index, the choice is that entry. Otherwise a range excludes the entries outside
+/// of it. The rules rank the remaining entries by these criteria, the most important first, and take the
+/// first of equals:
+///
+/// 1. The entry has the wanted version of RoCE.
+/// 2. The address belongs to this network namespace; a device also shows the GIDs of other namespaces.
+/// 3. The address has the wanted family.
+/// 4. The address is in the subnet of `peer`, the address from which the peer has connected.
+/// 5. The address is routable, not link-local.
+///
+/// NCCL does not check criteria 2 and 4.
 pub(crate) fn choose(
     table: &[GidEntry],
     rules: &GidRules,
@@ -189,7 +195,7 @@ pub(crate) fn choose(
     }
     let in_range = |entry: &&GidEntry| rules.range.is_none_or(|r| r.contains(entry.gid.ip()));
     let candidates = table.iter().filter(in_range);
-    // The last of equals is the maximum: from the end, that is the first.
+    // `max_by_key` returns the last of equal entries; in reverse order that is the table's first.
     let best = candidates.rev().max_by_key(|entry| Merits::of(entry, rules, peer));
     let Some(&entry) = best else {
         return Err(GidError::OutOfRange { there_is: table.to_vec() });
@@ -199,7 +205,7 @@ pub(crate) fn choose(
     Ok(ChosenGid { entry, why })
 }
 
-/// What speaks for a GID, the weightiest first.
+/// The criteria that favor a GID, the most important first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Merits {
     version: Fit,
@@ -239,7 +245,7 @@ impl Merits {
         }
     }
 
-    /// What it has, and what it lacks.
+    /// Describes which criteria the GID meets and which it does not.
     fn why(&self, rules: &GidRules, any_is_here: bool) -> String {
         let GidRules { roce_version, family, .. } = rules;
         let family = family.as_str();

@@ -1,11 +1,14 @@
-//! libibverbs as a NIC of Invar's: real RDMA hardware, and the kernel's software RoCE.
+//! libibverbs as a NIC of Invar: real RDMA hardware, and the kernel's software RoCE.
 //!
-//! The library is opened at run time, so that one binary serves hosts with and without it.
-//! [`list`] says what ports there are, and [`VerbsNic`] is one of them, opened.
+//! The adapter opens libibverbs at run time, so one binary serves hosts with and without the library.
+//! [`list`] lists the ports, and [`VerbsNic`] is an open port.
 //!
-//! `sys` is the part of `infiniband/verbs.h` that is used, checked in and held against the
-//! header by a test. `library` finds the functions, `context` opens devices, `events` watches
-//! them, `gid` chooses addresses, and `nic` is what the protocol sees.
+//! - `sys` declares the part of `infiniband/verbs.h` that the adapter uses. The file is checked in, and
+//!   a test compares it with the header.
+//! - `library` finds the functions of libibverbs.
+//! - `context` opens devices, and `events` watches them.
+//! - `gid` chooses addresses.
+//! - `nic` implements the `Nic` trait for the protocol.
 
 mod context;
 mod discover;
@@ -30,57 +33,57 @@ pub use library::LibraryError;
 pub use nic::{Cq, Mr, Pd, Qp, VerbsConfig, VerbsNic};
 pub use port::PortError;
 
-/// Whether PCIe relaxed ordering can be asked for: libibverbs has `ibv_reg_mr_iova2`.
+/// Whether Invar can request PCIe relaxed ordering: libibverbs has `ibv_reg_mr_iova2`.
 pub fn has_relaxed_ordering() -> bool {
     library::Library::get().is_ok_and(|library| library.reg_mr_iova2.is_some())
 }
 
-/// Why a device cannot be opened.
+/// The reason why a device cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// There is no libibverbs.
+    /// This host has no usable libibverbs.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// The kernel shows no devices.
+    /// libibverbs cannot list the devices of the kernel.
     #[error("ibv_get_device_list: {0}")]
     List(io::Error),
-    /// None has this name.
+    /// No RDMA device has this name.
     #[error("no RDMA device is called {device}")]
     NoDevice {
-        /// The name.
+        /// The requested name.
         device: String,
     },
-    /// It is there, and does not open.
+    /// The device exists but cannot be opened.
     #[error("ibv_open_device of {device}: {source}; may this process open /dev/infiniband?")]
     Open {
-        /// Its name.
+        /// Name of the device.
         device: String,
         /// The system's error.
         source: io::Error,
     },
-    /// It is open, and tells nothing.
+    /// The device is open, but its attributes cannot be read.
     #[error("ibv_query_device of {device}: {source}")]
     Query {
-        /// Its name.
+        /// Name of the device.
         device: String,
         /// The system's error.
         source: io::Error,
     },
-    /// Its events cannot be watched.
+    /// The events of the device cannot be watched.
     #[error("watching the events of {device}: {source}")]
     Events {
-        /// Its name.
+        /// Name of the device.
         device: String,
         /// The system's error.
         source: io::Error,
     },
-    /// The port cannot be used.
+    /// The port of the device cannot be used.
     #[error("{device}: {source}")]
     Port {
-        /// Its name.
+        /// Name of the device.
         device: String,
-        /// Which port, and why.
+        /// The port, and the reason.
         source: PortError,
     },
 }

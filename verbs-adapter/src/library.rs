@@ -1,20 +1,20 @@
-//! libibverbs, opened at run time: a host without it still runs, on other NICs.
+//! libibverbs, opened at run time: a host without the library still runs on other NICs.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use crate::sys::*;
 
-/// The versions under which the functions that were there from the beginning stand today.
+/// Symbol versions of the functions that libibverbs has had from the beginning, the newest first.
 const BASE_VERSIONS: [&CStr; 2] = [c"IBVERBS_1.1", c"IBVERBS_1.0"];
 
-/// Why libibverbs cannot be used.
+/// The reason why libibverbs cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LibraryError {
-    /// It is not installed, or cannot be loaded; the loader's words.
+    /// libibverbs is not installed or cannot be loaded; the field holds the loader's message.
     #[error("no libibverbs ({0})")]
     Absent(String),
-    /// It is there and lacks a function that all versions have.
+    /// libibverbs lacks a function that all versions of rdma-core have.
     #[error("libibverbs.so.1 has no {0}: not rdma-core's?")]
     Incomplete(&'static str),
 }
@@ -25,8 +25,8 @@ macro_rules! functions {
         optional { $($opt:ident: $opt_symbol:literal @ $version:literal,
             fn($($opt_arg:ty),*) $(-> $opt_ret:ty)?;)+ }
     ) => {
-        /// The functions of libibverbs. Those that came later than its first versions, and those
-        /// that transfers do not need, are optional: where one is missing, so is what it does.
+        /// The functions of libibverbs. Functions of later versions, and functions that transfers do not
+        /// need, are optional. Where an optional function is missing, its feature is missing too.
         pub(crate) struct Library {
             $(pub(crate) $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)+
             $(pub(crate) $opt: Option<unsafe extern "C" fn($($opt_arg),*) $(-> $opt_ret)?>,)+
@@ -45,7 +45,7 @@ macro_rules! functions {
                     let found = versioned(handle, $opt_symbol, $version);
                     let $opt = found.or_else(|| unversioned(handle, $opt_symbol));
                 )+
-                // SAFETY: the symbols have the types that verbs.h declares them with.
+                // SAFETY: The symbols have the types with which verbs.h declares them.
                 let library = unsafe {
                     Library {
                         $($name: std::mem::transmute::<
@@ -107,7 +107,8 @@ functions! {
 }
 
 impl Library {
-    /// The library, loaded at the first call and kept: drivers do not take to being unloaded.
+    /// Returns the library, loaded at the first call and never unloaded, because drivers do not support
+    /// unloading.
     pub(crate) fn get() -> Result<&'static Library, LibraryError> {
         static LIBRARY: OnceLock<Result<Library, LibraryError>> = OnceLock::new();
         let library = LIBRARY.get_or_init(|| {
@@ -117,11 +118,11 @@ impl Library {
         library.as_ref().map_err(Clone::clone)
     }
 
-    /// Lets this process fork while memory is registered.
+    /// Prepares this process to fork while memory is registered.
     pub(crate) fn ready_for_forks(self) -> Library {
         let Some(fork_init) = self.fork_init else { return self };
-        // SAFETY: no arguments; before any memory is registered, as it must be. It refuses only
-        // where forks need no care, or none can be taken.
+        // SAFETY: The function has no arguments, and the call comes before any registration, as
+        // required. It fails only where forks need no preparation or none is possible.
         let errno = unsafe { fork_init() };
         if errno != 0 {
             log::debug!("ibv_fork_init: {}", std::io::Error::from_raw_os_error(errno));
@@ -131,12 +132,12 @@ impl Library {
 }
 
 fn open(file: &CStr) -> Result<*mut c_void, LibraryError> {
-    // SAFETY: a string that ends in NUL; what its constructors do is rdma-core's business.
+    // SAFETY: The string ends in NUL. The constructors of rdma-core's library are trusted.
     let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if !handle.is_null() {
         return Ok(handle);
     }
-    // SAFETY: it gives a string that stays until the next call of the loader by this thread.
+    // SAFETY: The loader's string stays valid until this thread's next call of the loader.
     let text = unsafe {
         let text = libc::dlerror();
         if text.is_null() { c"the loader gives no reason" } else { CStr::from_ptr(text) }
@@ -145,13 +146,13 @@ fn open(file: &CStr) -> Result<*mut c_void, LibraryError> {
 }
 
 fn versioned(handle: *mut c_void, symbol: &CStr, version: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a handle of `dlopen`, and strings that end in NUL.
+    // SAFETY: `dlopen` returned the handle, and the strings end in NUL.
     let found = unsafe { libc::dlvsym(handle, symbol.as_ptr(), version.as_ptr()) };
     (!found.is_null()).then_some(found)
 }
 
 fn unversioned(handle: *mut c_void, symbol: &CStr) -> Option<*mut c_void> {
-    // SAFETY: as above.
+    // SAFETY: `dlopen` returned the handle, and the string ends in NUL.
     let found = unsafe { libc::dlsym(handle, symbol.as_ptr()) };
     (!found.is_null()).then_some(found)
 }

@@ -1,4 +1,4 @@
-//! A port of an RDMA device as the protocol sees it.
+//! A port of an RDMA device, as the protocol uses it.
 
 mod handles;
 mod post;
@@ -23,22 +23,22 @@ use crate::{OpenError, errno, memlock};
 
 pub use handles::{Cq, Mr, Pd, Qp};
 
-/// What a port is opened with.
+/// Settings to open a port with.
 #[derive(Clone, Debug)]
 pub struct VerbsConfig {
-    /// For people: [`PortInfo::name`](crate::PortInfo::name).
+    /// Name for messages: [`PortInfo::name`](crate::PortInfo::name).
     pub name: String,
-    /// As libibverbs calls it.
+    /// Name of the device in libibverbs.
     pub device: String,
     /// Number of the port, from 1.
     pub port_num: u8,
-    /// Which GID to use.
+    /// Rules for choosing the GID.
     pub gid: GidRules,
 }
 
 impl VerbsConfig {
-    /// A port by its name, [`PortInfo::name`](crate::PortInfo::name): `mlx5_0`, or `mlx5_0:2` for
-    /// the second port. The GID is chosen automatically.
+    /// Settings for a port by its name, [`PortInfo::name`](crate::PortInfo::name): `mlx5_0`, or
+    /// `mlx5_0:2` for the second port. [`VerbsNic`] chooses the GID automatically.
     pub fn new(name: &str) -> Self {
         let number = name.rsplit_once(':').and_then(|(device, n)| Some((device, n.parse().ok()?)));
         let (device, port_num) = number.unwrap_or((name, 1));
@@ -47,20 +47,20 @@ impl VerbsConfig {
     }
 }
 
-/// A port of an RDMA device; clones are the same one. The device closes, and the thread that
-/// watches its events ends, when the last clone and the last of its objects are gone.
+/// An open port of an RDMA device; clones share the port. When the last clone and the last object of the
+/// port are gone, the device closes and the thread that watches its events ends.
 #[derive(Clone)]
 pub struct VerbsNic(Arc<Inner>);
 
 struct Inner {
     config: VerbsConfig,
-    /// Whom it is to reach.
+    /// Address of the peer to reach, if one is set.
     peer: Option<IpAddr>,
     context: Arc<Context>,
 }
 
 impl VerbsNic {
-    /// Opens a port that may be up or down, and must have a GID to use.
+    /// Opens a port. The port may be up or down, but needs a usable GID.
     pub fn open(config: &VerbsConfig) -> Result<VerbsNic, OpenError> {
         Self::open_with(Library::get()?, config)
     }
@@ -77,8 +77,8 @@ impl VerbsNic {
         Ok(VerbsNic(Arc::new(Inner { config, peer: None, context })))
     }
 
-    /// The same port for connections with a peer that is reached at `peer` by other means: of
-    /// GIDs that are otherwise equal, one in its subnet is taken.
+    /// Returns this port for connections with a peer whose out-of-band address is `peer`. Among
+    /// otherwise equal GIDs, the port then prefers one in the peer's subnet.
     #[must_use]
     pub fn towards(&self, peer: IpAddr) -> Self {
         let Inner { config, context, .. } = &*self.0;
@@ -86,13 +86,12 @@ impl VerbsNic {
         VerbsNic(Arc::new(Inner { config, peer: Some(peer), context }))
     }
 
-    /// Registers memory that another driver has exported, such as that of a GPU
-    /// (`ibv_reg_dmabuf_mr`).
+    /// Registers memory that another driver has exported, such as GPU memory (`ibv_reg_dmabuf_mr`).
     ///
-    /// `iova` is the address by which work requests name its first byte.
+    /// Work requests name the first byte of the memory by the address `iova`.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` where libibverbs, driver or kernel cannot.
+    /// `EOPNOTSUPP` if libibverbs, the driver or the kernel does not support DMA-BUF.
     pub fn reg_dmabuf_mr(
         &self,
         pd: &Pd,
@@ -106,14 +105,15 @@ impl VerbsNic {
         handles::Mr::of_dmabuf(pd, dmabuf, offset, len, iova, access)
     }
 
-    /// Registers memory that the CPU does not reach by its address, such as that of a GPU where a
-    /// kernel module knows its pages (nvidia-peermem).
+    /// Registers memory that the CPU cannot access at its address. An example is GPU memory, where a
+    /// kernel module (nvidia-peermem) knows the pages.
     ///
     /// # Errors
-    /// `EFAULT` where no module knows them.
+    /// `EFAULT` if no kernel module knows the pages.
     ///
     /// # Safety
-    /// Until the region is gone, the memory stays where it is, and what is transferred from it and
+    /// Until the region is gone, the memory stays at its address. During a transfer nobody else accesses
+    /// the transferred bytes.
     /// to it is nobody else's.
     pub unsafe fn reg_foreign_mr(
         &self,
@@ -123,22 +123,22 @@ impl VerbsNic {
         access: Access,
     ) -> Result<Mr, NicError> {
         self.check_owner(&pd.0.context, Verb::RegMr)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: The caller upholds this function's safety contract.
         unsafe { handles::Mr::of_foreign(pd, addr, len, access) }
     }
 
-    /// As libibverbs calls the device.
+    /// Returns the name of the device in libibverbs.
     pub fn device(&self) -> &str {
         &self.0.config.device
     }
 
-    /// Whether DMA-BUF memory can be registered: asked with a descriptor that is none, as the
-    /// error tells (`net_ib.cc ncclIbDmaBufSupport`).
+    /// Whether DMA-BUF memory can be registered. The function tries an invalid descriptor, and the error
+    /// code tells (`net_ib.cc ncclIbDmaBufSupport`).
     pub fn has_dmabuf(&self, pd: &Pd) -> bool {
         handles::has_dmabuf(pd)
     }
 
-    /// Refuses an object of another device.
+    /// Returns an error if an object belongs to another device.
     fn check_owner(&self, other: &Arc<Context>, verb: Verb) -> Result<(), NicError> {
         if Arc::ptr_eq(&self.0.context, other) {
             return Ok(());
@@ -158,7 +158,7 @@ impl Nic for VerbsNic {
         &self.0.config.name
     }
 
-    /// Chooses the GID anew: addresses come and go.
+    /// Reads the port and chooses its GID anew, because addresses change over time.
     fn query_port(&self) -> Result<PortAttr, NicError> {
         let Inner { config, peer, context } = &*self.0;
         let VerbsConfig { name, port_num, gid, .. } = config;
@@ -199,7 +199,8 @@ impl Nic for VerbsNic {
         Pd::alloc(&self.0.context)
     }
 
-    /// [`Access::RELAXED_ORDERING`] is left out where libibverbs has no `ibv_reg_mr_iova2`.
+    /// Registers memory. The call leaves out [`Access::RELAXED_ORDERING`] if libibverbs has no
+    /// `ibv_reg_mr_iova2`.
     fn reg_mr(&self, pd: &Pd, memory: &HostMemory, access: Access) -> Result<Mr, NicError> {
         self.check_owner(&pd.0.context, Verb::RegMr)?;
         Mr::register(pd, memory, access)

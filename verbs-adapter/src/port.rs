@@ -1,4 +1,4 @@
-//! A port, as it is now.
+//! The current state of a port.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,10 +10,10 @@ use crate::context::Opened;
 use crate::gid::{self, ChosenGid, GidEntry, GidError, GidRules};
 use crate::sys::*;
 
-/// What is wrong with a port.
+/// The reason why a port cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
-    /// The call failed.
+    /// `ibv_query_port` failed.
     #[error("ibv_query_port of port {port_num}: {source}")]
     Query {
         /// Number of the port.
@@ -21,32 +21,33 @@ pub enum PortError {
         /// The system's error.
         source: io::Error,
     },
-    /// It is neither InfiniBand nor Ethernet.
+    /// The port is neither InfiniBand nor Ethernet.
     #[error("port {port_num} has link layer {code}, neither InfiniBand (1) nor Ethernet (2)")]
     LinkLayer {
         /// Number of the port.
         port_num: u8,
-        /// `link_layer`.
+        /// The value of `link_layer`.
         code: u8,
     },
-    /// It has no GID to use.
+    /// The port has no usable GID.
     #[error("port {port_num}: {source}")]
     Gid {
         /// Number of the port.
         port_num: u8,
-        /// Which, and what there is.
+        /// The GIDs that the user asked for and that the port has.
         source: GidError,
     },
 }
 
-/// A port and the GID that is used on it.
+/// A port and the GID that Invar uses on it.
 pub(crate) struct Port {
     pub(crate) attr: PortAttr,
     pub(crate) gid: ChosenGid,
 }
 
 impl Port {
-    /// `ibv_query_port` and the GID table, for a connection with `peer` if there is to be one.
+    /// Reads the port and its GID table, and chooses a GID, for a connection with `peer` if one is
+    /// given.
     pub(crate) fn read(
         opened: &Opened,
         port_num: u8,
@@ -88,7 +89,7 @@ impl Port {
     }
 }
 
-/// On InfiniBand peers are named by LID within their subnet; the GID is for messages.
+/// On InfiniBand, LIDs name peers within their subnet; Invar uses the GID only in messages.
 fn gid_of_infiniband(table: &[GidEntry], rules: &GidRules) -> ChosenGid {
     let index = rules.index.unwrap_or(0);
     let nameless =
@@ -97,18 +98,18 @@ fn gid_of_infiniband(table: &[GidEntry], rules: &GidRules) -> ChosenGid {
     ChosenGid { entry, why: "InfiniBand: peers are named by LID".to_owned() }
 }
 
-/// Megabits a second; 0 where the driver's codes are unknown.
+/// Speed in megabits per second; 0 if the driver's codes are unknown.
 fn speed_mbps(opened: &Opened, port_num: u8, raw: &ibv_port_attr) -> u32 {
-    // What a link of several ports carries is beyond what the codes can say.
+    // The codes cannot express the speed of a link that aggregates several ports.
     if let Some(query_port_speed) = opened.library().query_port_speed {
         let mut in_100_mbps = 0;
-        // SAFETY: an open context, and room for a number.
+        // SAFETY: The context is open, and `in_100_mbps` has room for a number.
         let rc = unsafe { query_port_speed(opened.raw(), port_num.into(), &mut in_100_mbps) };
         if rc == 0 && in_100_mbps > 0 {
             return u32::try_from(in_100_mbps.saturating_mul(100)).unwrap_or(u32::MAX);
         }
     }
-    // XDR does not fit the older field (`net_ib.cc ncclIbInit`).
+    // The code of XDR does not fit the older field (`net_ib.cc ncclIbInit`).
     let active_speed = match raw.active_speed_ex {
         0 => raw.active_speed.into(),
         code => code,

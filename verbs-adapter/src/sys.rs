@@ -1,9 +1,8 @@
-//! What is used of `infiniband/verbs.h` (rdma-core), and no more.
+//! The part of `infiniband/verbs.h` (rdma-core) that the adapter uses.
 //!
-//! The types have the header's names, so that its documentation is theirs. Of structures that
-//! libibverbs allocates only the leading fields stand here, and C enumerations are integers: a
-//! library that is newer than this file may give any value. `sys/tests.rs` holds all of it
-//! against the header.
+//! The types have the header's names, so the header's documentation applies to them. Structures that
+//! libibverbs allocates have only their leading fields here. C enumerations are integers, because a
+//! library newer than this file may return any value. `sys/tests.rs` compares this file with the header.
 
 #![allow(non_camel_case_types, missing_docs, reason = "the names of verbs.h, documented there")]
 
@@ -13,13 +12,13 @@ use std::mem::MaybeUninit;
 #[cfg(test)]
 mod tests;
 
-/// `struct ibv_device`, looked at only through functions.
+/// `struct ibv_device`, accessed only through functions.
 #[repr(C)]
 pub struct ibv_device {
     _opaque: [u8; 0],
 }
 
-/// `struct ibv_context_ops`: what C programs call through inline functions.
+/// `struct ibv_context_ops`: the operations that the header's inline functions call.
 #[repr(C)]
 pub struct ibv_context_ops {
     _before_poll_cq: [*const c_void; 11],
@@ -44,14 +43,14 @@ pub struct ibv_context {
     pub async_fd: c_int,
     pub num_comp_vectors: c_int,
     pub mutex: libc::pthread_mutex_t,
-    /// [`VERBS_ABI_IS_EXTENDED`] where this is part of a `verbs_context`.
+    /// [`VERBS_ABI_IS_EXTENDED`] if this context is part of a `verbs_context`.
     pub abi_compat: *mut c_void,
 }
 
 /// `__VERBS_ABI_IS_EXTENDED`
 pub const VERBS_ABI_IS_EXTENDED: usize = usize::MAX;
 
-/// The end of `struct verbs_context`, which grows at its beginning: there are `sz` bytes of it.
+/// The end of `struct verbs_context`, which grows at its beginning; `sz` is its whole size in bytes.
 #[repr(C)]
 pub struct verbs_context {
     pub query_port: Option<QueryPort>,
@@ -60,7 +59,7 @@ pub struct verbs_context {
     pub context: ibv_context,
 }
 
-/// The last is how many bytes of the attributes there are.
+/// The last argument is the size of the attributes in bytes.
 pub type QueryPort = unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int;
 
 #[repr(C)]
@@ -116,8 +115,8 @@ pub struct ibv_device_attr {
     pub phys_port_cnt: u8,
 }
 
-/// The symbol `ibv_query_port` fills it up to `flags`, `verbs_context::query_port` as far as the
-/// library knows it.
+/// Port attributes. The symbol `ibv_query_port` fills them up to `flags`; `verbs_context::query_port`
+/// fills all that the library knows.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_port_attr {
@@ -143,9 +142,9 @@ pub struct ibv_port_attr {
     pub link_layer: u8,
     pub flags: u8,
     pub port_cap_flags2: u16,
-    /// Since 2023; 0 where `active_speed` says it all.
+    /// The speed code of newer headers, since 2023; 0 if `active_speed` suffices.
     pub active_speed_ex: u32,
-    /// For a library that writes more than it should.
+    /// Spare room for a library that writes more than the size that it was told.
     _room: [u8; 64],
 }
 
@@ -288,7 +287,7 @@ pub struct ibv_sge {
     pub lkey: u32,
 }
 
-/// The fields behind `rkey` are of other operations than ours; no driver looks at them for these.
+/// A send request. Fields behind `rkey` belong to other operations; no driver reads them for ours.
 #[repr(C)]
 pub struct ibv_send_wr {
     pub wr_id: u64,
@@ -311,13 +310,13 @@ pub struct ibv_recv_wr {
     pub num_sge: c_int,
 }
 
-/// `struct ibv_wc`: core's completions are laid out as it is.
+/// `struct ibv_wc`: core's completions have its layout.
 pub use invar_core::nic::Wc as ibv_wc;
 
 pub type GetAsyncEvent = unsafe extern "C" fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
 pub type AckAsyncEvent = unsafe extern "C" fn(*mut ibv_async_event);
 
-/// `element` is a union: a queue pair, a completion queue, a port number.
+/// An asynchronous event. The union `element` names a queue pair, a completion queue or a port number.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_async_event {

@@ -1,18 +1,18 @@
-//! What only sysfs tells of RDMA devices. In a container much of it may not be readable, so that
-//! all of it is optional.
+//! Facts about RDMA devices that only sysfs knows. A container may not be able to read sysfs, so all
+//! results are optional.
 
 use std::fs;
 use std::path::Path;
 
 const CLASS: &str = "/sys/class/infiniband";
 
-/// The PCI device that a device is on; one in software is on none.
+/// Returns the path of a device's PCI device; a software device has none.
 pub(crate) fn pci_path(device: &str) -> Option<String> {
     let link = Path::new(CLASS).join(device).join("device");
     fs::canonicalize(link).ok()?.into_os_string().into_string().ok()
 }
 
-/// Version of RoCE of an entry of a GID table.
+/// Returns the RoCE version of an entry of the GID table.
 pub(crate) fn gid_type(device: &str, port_num: u8, index: u8) -> Option<u8> {
     let path = format!("{CLASS}/{device}/ports/{port_num}/gid_attrs/types/{index}");
     match fs::read_to_string(path).ok()?.trim_end() {

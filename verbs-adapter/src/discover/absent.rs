@@ -1,4 +1,4 @@
-//! Why a host has no RDMA devices that a program can use, and what to do about it.
+//! The reason why a host has no usable RDMA devices, and the remedy.
 
 use std::fs;
 use std::io;
@@ -6,18 +6,18 @@ use std::path::Path;
 
 use crate::library::LibraryError;
 
-/// What keeps libibverbs from listing devices.
+/// The reason why libibverbs lists no devices.
 pub(super) enum Absence<'a> {
-    /// It is not there.
+    /// libibverbs is missing or unusable.
     Library(&'a LibraryError),
-    /// It fails.
+    /// libibverbs fails to list devices.
     Failed(&'a io::Error),
-    /// It lists none.
+    /// libibverbs lists no devices.
     Empty,
 }
 
 impl Absence<'_> {
-    /// A line for people. `sysfs` and `dev` are where the kernel has its trees of these names.
+    /// Explains the absence in one line. `sysfs` and `dev` are the paths of the kernel's trees.
     pub(super) fn explain(&self, sysfs: &Path, dev: &Path) -> String {
         let names = names(&sysfs.join("class/infiniband")).join(", ");
         let has_devices = !names.is_empty();
@@ -48,7 +48,7 @@ impl Absence<'_> {
     }
 }
 
-/// libibverbs says so where `/sys/class/infiniband_verbs` is missing.
+/// libibverbs returns ENOSYS if `/sys/class/infiniband_verbs` is missing.
 fn is_unknown_to_kernel(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOSYS)
 }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
     use std::path::PathBuf;
 
-    /// A directory with these in it; it is removed with this.
+    /// A temporary directory with these subdirectories; dropping the value removes it.
     struct Tree(PathBuf);
 
     impl Tree {

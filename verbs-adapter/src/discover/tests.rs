@@ -3,12 +3,12 @@ use invar_linux::interface::InterfaceAddress;
 use super::*;
 use crate::fake::{Fake, LIBRARY};
 
-/// All ports, of devices on the PCI devices that `pci_path` says.
+/// Lists all ports, with each device on the PCI device that `pci_path` returns.
 fn list_all(pci_path: fn(&str) -> Option<String>) -> Listing {
     list_with(&LIBRARY, &Rules::default(), pci_path)
 }
 
-/// Ports of the fake's device, which has two, and what was said of the setting.
+/// Lists the ports of the fake's device, which has two, and the messages about the setting.
 fn listed(hca: &str) -> (Vec<String>, Vec<String>) {
     let _fake = Fake::new();
     let hca = NameFilter::parse(hca).unwrap();
@@ -50,7 +50,7 @@ fn who_leaves_out_all_devices_is_told_which_there_are() {
     assert_eq!(said, ["NCCL_IB_HCA leaves out all RDMA devices: fake0, fake0:2"]);
 }
 
-/// Names and numbers on their card.
+/// Returns the name of each port and its number on the card.
 fn on_cards(listing: &Listing) -> Vec<(&str, u32)> {
     listing.ports.iter().map(|port| (port.name.as_str(), port.card_port)).collect()
 }
@@ -77,7 +77,7 @@ fn a_speed_that_only_all_attributes_tell_is_found_where_the_context_has_them() {
     };
     let known = size_of::<crate::sys::verbs_context>();
     assert_eq!(speed(Fake::new()), 100_000);
-    // A library from before the call, whose place is not part of its context.
+    // An older library's context is too short to contain the call.
     assert_eq!(speed(Fake::with_extended_context(known - 8)), 100_000);
     assert_eq!(speed(Fake::with_extended_context(known)), 800_000);
     assert_eq!(speed(Fake::with_extended_context(known + 8)), 800_000);
@@ -141,7 +141,7 @@ fn an_interface_is_that_of_a_gid_by_its_address_and_of_several_by_its_number() {
     assert_eq!(found("fe80::1", 2), Some("eth0"));
     assert_eq!(found("fe80::1", 3), Some("eth1"));
     assert_eq!(found("fe80::1", 0), Some("eth0"));
-    // Numbers of another network namespace, where 3 is another interface than here.
+    // In another network namespace the index 3 names another interface than here.
     assert_eq!(found("10.0.0.1", 3), Some("eth2"));
     assert_eq!(found("10.9.9.9", 3), None);
 }

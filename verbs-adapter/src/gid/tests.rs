@@ -2,7 +2,7 @@ use std::net::IpAddr;
 
 use super::*;
 
-/// `v1 here 10.0.0.1`, each entry at its place in the list.
+/// Parses entries such as `v1 here 10.0.0.1`, each with its position in the list as the index.
 fn table(entries: &[&str]) -> Vec<GidEntry> {
     let entry = |(index, text): (u8, &&str)| {
         let words: Vec<&str> = text.split(' ').collect();
@@ -23,7 +23,7 @@ fn chosen(entries: &[&str], rules: &GidRules) -> (u8, String) {
     (chosen.entry.index, chosen.why)
 }
 
-/// As Linux fills the table of a port with an IPv4 and an IPv6 address.
+/// The table that Linux builds for a port with an IPv4 and an IPv6 address.
 const USUAL: [&str; 6] = [
     "v1 here fe80::1",
     "v2 here fe80::1",
@@ -94,7 +94,7 @@ fn of_equals_the_one_in_the_peers_subnet_is_taken() {
     assert_eq!(towards("10.0.1.9"), (1, true));
     assert_eq!(towards("10.0.0.9"), (0, true));
     assert_eq!(towards("192.0.2.1"), (0, false));
-    // The family goes before it: both ends must choose the same.
+    // The family outranks the peer's subnet, because both ends must choose the same family.
     assert_eq!(towards("fd00::9"), (0, false));
 }
 

@@ -1,6 +1,6 @@
-//! What the verbs give out. Each handle keeps what it was made of, so that everything is
-//! released once and in the order that libibverbs demands: queue pairs before their completion
-//! queue, regions before their protection domain, all before the device.
+//! The objects of the verbs. Each handle keeps the objects that it depends on. So libibverbs releases
+//! everything once and in the required order: queue pairs before their completion queue, regions before
+//! their protection domain, all before the device.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -21,26 +21,26 @@ use crate::library::Library;
 use crate::sys::*;
 use crate::{errno, memlock};
 
-/// A protection domain; clones are the same one.
+/// A protection domain; clones share the domain.
 #[derive(Clone)]
 pub struct Pd(pub(super) Arc<PdInner>);
 
 pub(super) struct PdInner {
     raw: NonNull<ibv_pd>,
-    /// Addresses of registered host memory, by lkey: what the CPU may read for work that is posted
-    /// inline.
+    /// Address ranges of registered host memory, by lkey: the memory that the CPU may read for inline
+    /// work requests.
     ranges: RwLock<FxHashMap<u32, Range<u64>>>,
     pub(super) context: Arc<Context>,
 }
 
-// SAFETY: libibverbs takes calls about an object from any thread, and from several at once.
+// SAFETY: libibverbs accepts calls on an object from any thread, and from several threads at once.
 unsafe impl Send for PdInner {}
-// SAFETY: as above.
+// SAFETY: libibverbs accepts calls on an object from any thread, and from several threads at once.
 unsafe impl Sync for PdInner {}
 
 impl Pd {
     pub(super) fn alloc(context: &Arc<Context>) -> Result<Pd, NicError> {
-        // SAFETY: an open context.
+        // SAFETY: The context is open.
         let raw = unsafe { (context.library().alloc_pd)(context.raw()) };
         let raw = NonNull::new(raw).ok_or_else(|| errno::last(Verb::AllocPd))?;
         let (ranges, context) = (RwLock::default(), Arc::clone(context));
@@ -49,17 +49,17 @@ impl Pd {
 }
 
 impl PdInner {
-    /// Keeps everything registered that is, while it is looked at.
+    /// Returns the registered ranges. No region is deregistered while the result lives.
     pub(super) fn ranges(&self) -> Ranges<'_> {
         Ranges(self.ranges.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// The registered ranges of host memory, which stay so as long as this lives.
+/// The registered ranges of host memory, which stay registered as long as this value lives.
 pub(super) struct Ranges<'a>(RwLockReadGuard<'a, FxHashMap<u32, Range<u64>>>);
 
 impl Ranges<'_> {
-    /// Whether the bytes lie in the range that their key names.
+    /// Whether the bytes lie in the range of their key.
     pub(super) fn cover(&self, sge: &Sge) -> bool {
         let Some(end) = sge.addr.checked_add(sge.length.into()) else { return false };
         let range = self.0.get(&sge.lkey);
@@ -69,7 +69,8 @@ impl Ranges<'_> {
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        // SAFETY: allocated, and released once; what was made of it held it and is gone.
+        // SAFETY: The domain was allocated and is released once. All objects made from it held it and
+        // are gone.
         let rc = unsafe { (self.context.library().dealloc_pd)(self.raw.as_ptr()) };
         note(&self.context, "ibv_dealloc_pd", rc);
     }
@@ -80,20 +81,21 @@ pub struct Mr {
     raw: NonNull<ibv_mr>,
     lkey: u32,
     rkey: u32,
-    /// Where its memory is the host's.
+    /// The registered memory, if it is host memory.
     memory: ManuallyDrop<Option<HostMemory>>,
     pd: Pd,
 }
 
-// SAFETY: as `PdInner`.
+// SAFETY: libibverbs accepts calls on an object from any thread, and from several threads at once.
 unsafe impl Send for Mr {}
-// SAFETY: as `PdInner`.
+// SAFETY: libibverbs accepts calls on an object from any thread, and from several threads at once.
 unsafe impl Sync for Mr {}
 
 impl Mr {
     pub(super) fn register(pd: &Pd, memory: &HostMemory, access: Access) -> Result<Mr, NicError> {
         let len = memory.len();
-        // SAFETY: `memory` is mapped as long as it lives, which is until the region is gone.
+        // SAFETY: `memory` stays mapped as long as the handle holds it, which is until the region is
+        // gone.
         let mr = unsafe { reg_mr(pd, memory.addr(), len, access) };
         let mr = Mr::new(mr, Verb::RegMr, pd, Some(memory.clone())).map_err(|error| {
             let error = error.with("bytes", len as u64);
@@ -109,14 +111,14 @@ impl Mr {
     }
 
     /// # Safety
-    /// As of [`VerbsNic::reg_foreign_mr`](super::VerbsNic::reg_foreign_mr).
+    /// The caller upholds the contract of [`VerbsNic::reg_foreign_mr`](super::VerbsNic::reg_foreign_mr).
     pub(super) unsafe fn of_foreign(
         pd: &Pd,
         addr: u64,
         len: usize,
         access: Access,
     ) -> Result<Mr, NicError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: The caller upholds this function's safety contract.
         let mr = unsafe { reg_mr(pd, addr, len, access) };
         Mr::new(mr, Verb::RegMr, pd, None)
             .map_err(|error| error.with("bytes", len as u64).with("address", addr))
@@ -135,7 +137,7 @@ impl Mr {
             .map_err(|error| error.with("bytes of a DMA-BUF", len as u64).with("offset", offset))
     }
 
-    /// What a registration gave; null is an error.
+    /// Makes the handle of a registration; a null `raw` is an error.
     fn new(
         raw: *mut ibv_mr,
         verb: Verb,
@@ -143,7 +145,7 @@ impl Mr {
         memory: Option<HostMemory>,
     ) -> Result<Mr, NicError> {
         let raw = NonNull::new(raw).ok_or_else(|| errno::last(verb))?;
-        // SAFETY: a region that was just registered.
+        // SAFETY: The registration just succeeded, so `raw` points to a region.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
         Ok(Mr { raw, lkey, rkey, memory: ManuallyDrop::new(memory), pd: pd.clone() })
     }
@@ -166,26 +168,26 @@ impl Drop for Mr {
             ranges.remove(&self.lkey);
         }
         let context = &self.pd.0.context;
-        // SAFETY: registered, and released once.
+        // SAFETY: The region was registered and is released once.
         let rc = unsafe { (context.library().dereg_mr)(self.raw.as_ptr()) };
         note(context, "ibv_dereg_mr", rc);
         if rc == 0 {
-            // SAFETY: dropped once; the device does not reach it any more. Where that is not
-            // sure the memory stays as it is for ever.
+            // SAFETY: The memory is dropped once, and the device no longer reaches it. If deregistration
+            // failed, the device may still reach the memory, so the handle leaks it.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
         }
     }
 }
 
-/// Null, and `errno`, where it fails.
+/// Registers memory; on failure returns null and sets `errno`.
 ///
 /// # Safety
-/// The memory stays until the region is gone.
+/// The memory stays mapped until the region is gone.
 unsafe fn reg_mr(pd: &Pd, addr: u64, len: usize, access: Access) -> *mut ibv_mr {
     let PdInner { raw, context, .. } = &*pd.0;
     let start = ptr::with_exposed_provenance_mut(addr as usize);
     let plain = access - Access::RELAXED_ORDERING;
-    // SAFETY: a domain that is there, and the caller's promise.
+    // SAFETY: The domain exists, and the caller promises that the memory stays.
     unsafe {
         match context.library().reg_mr_iova2 {
             Some(reg_mr_iova2) if access != plain => {
@@ -196,7 +198,7 @@ unsafe fn reg_mr(pd: &Pd, addr: u64, len: usize, access: Access) -> *mut ibv_mr 
     }
 }
 
-/// Null, and `errno`, where it fails.
+/// Registers DMA-BUF memory; on failure returns null and sets `errno`.
 fn reg_dmabuf_mr(
     pd: &Pd,
     offset: u64,
@@ -207,19 +209,18 @@ fn reg_dmabuf_mr(
 ) -> *mut ibv_mr {
     let PdInner { raw, context, .. } = &*pd.0;
     let Some(reg_dmabuf_mr) = context.library().reg_dmabuf_mr else {
-        // SAFETY: this thread's own `errno`.
+        // SAFETY: The write goes to this thread's own `errno`.
         unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
         return ptr::null_mut();
     };
-    // SAFETY: a domain that is there; what the descriptor is the kernel finds out, and it holds
-    // the memory behind it.
+    // SAFETY: The domain exists. The kernel checks the descriptor and holds the memory behind it.
     unsafe { reg_dmabuf_mr(raw.as_ptr(), offset, len, iova, fd, access.bits() as c_int) }
 }
 
 pub(super) fn has_dmabuf(pd: &Pd) -> bool {
     let mr = reg_dmabuf_mr(pd, 0, 0, 0, -1, Access::empty());
     let error = io::Error::last_os_error().raw_os_error();
-    // A region, which cannot be, is released at once.
+    // The registration cannot succeed; if it did, dropping the handle would release the region.
     let refused = Mr::new(mr, Verb::RegDmabufMr, pd, None).is_err();
     refused && !matches!(error, Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT))
 }
@@ -237,24 +238,25 @@ struct CqInner {
     context: Arc<Context>,
 }
 
-// SAFETY: as `PdInner`.
+// SAFETY: libibverbs accepts calls on an object from any thread, and from several threads at once.
 unsafe impl Send for CqInner {}
-// SAFETY: as `PdInner`.
+// SAFETY: libibverbs accepts calls on an object from any thread, and from several threads at once.
 unsafe impl Sync for CqInner {}
-// SAFETY: as `PdInner`.
+// SAFETY: libibverbs accepts calls on an object from any thread, and from several threads at once.
 unsafe impl Send for Cq {}
-// SAFETY: as `PdInner`.
+// SAFETY: libibverbs accepts calls on an object from any thread, and from several threads at once.
 unsafe impl Sync for Cq {}
 
 impl Cq {
     pub(super) fn create(context: &Arc<Context>, depth: usize) -> Result<Cq, NicError> {
-        // SAFETY: an open context.
+        // SAFETY: The context is open.
         let poll_cq = unsafe { (*context.raw()).ops.poll_cq };
         let poll_cq = poll_cq.ok_or_else(|| lacks(Verb::CreateCq))?;
         let mut fate = Box::<Fate>::default();
         let note: *mut Fate = &mut *fate;
         let cqe = c_int::try_from(depth).unwrap_or(c_int::MAX);
-        // SAFETY: an open context; the note stays where it is until the queue is destroyed.
+        // SAFETY: The context is open, and the boxed `Fate` keeps its address until the queue is
+        // destroyed.
         let raw = unsafe {
             (context.library().create_cq)(context.raw(), cqe, note.cast(), ptr::null_mut(), 0)
         };
@@ -271,7 +273,8 @@ impl Cq {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        // SAFETY: created, and destroyed once; the queue pairs on it held it and are gone.
+        // SAFETY: The queue was created and is destroyed once. All queue pairs on it held it and are
+        // gone.
         let rc = unsafe { (self.context.library().destroy_cq)(self.raw.as_ptr()) };
         note(&self.context, "ibv_destroy_cq", rc);
     }
@@ -282,10 +285,10 @@ pub struct Qp {
     pub(super) raw: NonNull<ibv_qp>,
     pub(super) post_send: PostSend,
     pub(super) post_recv: PostRecv,
-    /// Where a driver says which request it refuses, null before. Here, so that no call needs room
-    /// for it.
+    /// The send request that a driver refuses, written by the driver; null otherwise. The field saves
+    /// each call a stack slot.
     pub(super) bad: Cell<*mut c_void>,
-    /// The same of receives, which nobody asks for.
+    /// The receive request that a driver refuses, which nobody reads.
     pub(super) bad_recv: Cell<*mut c_void>,
     qp_num: u32,
     fate: Box<Fate>,
@@ -293,13 +296,14 @@ pub struct Qp {
     pub(super) pd: Arc<PdInner>,
 }
 
-// SAFETY: as `PdInner`; what is of one call at a time makes it no `Sync`.
+// SAFETY: libibverbs accepts calls on an object from any thread. The cells serve one call at a time, so
+// the type is not `Sync`.
 unsafe impl Send for Qp {}
 
 impl Qp {
     pub(super) fn create(pd: &Pd, cq: &Cq, cap: &QpCap) -> Result<Qp, NicError> {
         let context = &pd.0.context;
-        // SAFETY: an open context.
+        // SAFETY: The context is open.
         let (post_send, post_recv) = unsafe {
             let ops = &(*context.raw()).ops;
             (ops.post_send, ops.post_recv)
@@ -324,8 +328,8 @@ impl Qp {
             qp_type: IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: a domain and a queue that are there, of one device; the note stays where it is
-        // until the queue pair is destroyed.
+        // SAFETY: The domain and the queue exist and belong to one device. The boxed `Fate` keeps its
+        // address until the queue pair is destroyed.
         let raw = unsafe { (context.library().create_qp)(pd.0.raw.as_ptr(), &mut init) };
         let raw = NonNull::new(raw).ok_or_else(|| {
             errno::last(Verb::CreateQp)
@@ -333,7 +337,7 @@ impl Qp {
                 .with("max_recv_wr", cap.max_recv_wr)
                 .with("max_inline_data", cap.max_inline_data)
         })?;
-        // SAFETY: a queue pair that was just created.
+        // SAFETY: The queue pair has just been created.
         let qp_num = unsafe { (*raw.as_ptr()).qp_num };
         let (cq, pd) = (Arc::clone(&cq.inner), Arc::clone(&pd.0));
         let [bad, bad_recv] = [const { Cell::new(ptr::null_mut()) }; 2];
@@ -356,7 +360,8 @@ impl Qp {
         self.qp_num
     }
 
-    /// The event that ended it, if one has; and the one that ended its completion queue.
+    /// Returns the event that ended the queue pair, if any, and the event that ended its completion
+    /// queue.
     pub(super) fn fates(&self) -> [&Fate; 2] {
         [&self.fate, &self.cq.fate]
     }
@@ -364,18 +369,19 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        // SAFETY: created, and destroyed once. It waits until its events are acknowledged.
+        // SAFETY: The queue pair was created and is destroyed once. The call waits until its events are
+        // acknowledged.
         let rc = unsafe { (self.library().destroy_qp)(self.raw()) };
         note(&self.pd.context, "ibv_destroy_qp", rc);
     }
 }
 
-/// A driver without a function of the data path.
+/// Makes the error for a driver that lacks a function of the data path.
 fn lacks(verb: Verb) -> NicError {
     NicError::new(verb, libc::EOPNOTSUPP, "the driver has no post_send, post_recv or poll_cq")
 }
 
-/// Logs what a release says: nobody can do anything about it.
+/// Logs a failed release, which nobody can handle.
 fn note(context: &Context, verb: &str, rc: c_int) {
     if rc != 0 {
         let error = io::Error::from_raw_os_error(rc.abs());

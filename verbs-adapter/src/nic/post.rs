@@ -1,5 +1,5 @@
-//! The data path: core's requests are libibverbs' and go to the driver as they lie, through the
-//! context's operations, as C's inline functions do.
+//! The data path. Core's work requests have the layout of libibverbs', so the driver takes them without
+//! a copy. Calls go through the context's operation table, as in the inline functions of `verbs.h`.
 
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -24,7 +24,7 @@ assert_same_offsets!(SendWr ibv_send_wr: wr_id wr_id, next next, sg_list sg_list
 assert_same_offsets!(RecvWr ibv_recv_wr: wr_id wr_id, next next, sg_list sg_list, num_sge num_sge);
 assert_same_offsets!(Sge ibv_sge: addr addr, length length, lkey lkey);
 
-/// Requests that are copied into one chain.
+/// Maximum number of requests that one chain of copies holds.
 const CHAIN: usize = 16;
 
 impl Qp {
@@ -35,45 +35,45 @@ impl Qp {
         }
     }
 
-    /// Posts the requests of a list from number `from` on.
+    /// Posts the requests of a list, starting with number `from`.
     #[inline(always)]
     pub(super) fn post_list<const N: usize>(
         &self,
         list: &mut SendList<N>,
         from: usize,
     ) -> Result<(), NicError> {
-        // A number, as small as a register: the error is not made before it is known that there is one.
+        // The return code fits a register; the code below builds the error only after a failure.
         let rc = match list.linked(from) {
-            // SAFETY: a chain that ends, of requests that are linked; none of it is inline.
+            // SAFETY: The chain is linked and ends, and none of its requests is inline.
             Some(start) => unsafe { self.post_chain(start) },
             None => self.post_unlinked(list, from),
         };
         if rc == 0 {
             return Ok(());
         }
-        // Of one request the list need not be remembered during the call.
+        // With a list of one request, the index is always 0, so the call need not keep the list.
         let index = if N == 1 { 0 } else { self.refused(list.wrs_from(from)) };
         Err(self.send_error(index, rc))
     }
 
-    /// Posts a list that is not linked where it lies, or with inline data.
+    /// Posts a list that is not linked yet, or that has inline data.
     #[cold]
     #[inline(never)]
     fn post_unlinked<const N: usize>(&self, list: &mut SendList<N>, from: usize) -> c_int {
         list.link();
         match list.linked(from) {
-            // SAFETY: as in `post_list`.
+            // SAFETY: The chain is linked and ends, and none of its requests is inline.
             Some(start) => unsafe { self.post_chain(start) },
             None => self.post_copies(list.wrs_from(from)),
         }
     }
 
-    /// Posts copies of requests, which are linked as a driver takes them. What is refused is named
-    /// where it lies in `wrs`.
+    /// Posts copies of requests, linked as a driver expects. If a request is refused, `self.bad` names
+    /// the original in `wrs`.
     #[inline(never)]
     fn post_copies(&self, wrs: &[SendWr]) -> c_int {
-        // What is posted inline the CPU reads, whatever its address is: it must be a region's, until
-        // it is posted.
+        // The CPU reads inline data at any address that a request names. So the address must lie in a
+        // registered region, which the guard keeps registered until the post.
         let ranges = wrs.iter().any(is_inline).then(|| self.pd.ranges());
         let is_held = |wr: &SendWr| ranges.as_ref().is_none_or(|ranges| ranges.cover(&wr.sge));
         let refused = wrs.iter().position(|wr| is_inline(wr) && !is_held(wr));
@@ -87,7 +87,8 @@ impl Qp {
                 wr.num_sge = if wr.sge.length > 0 { NumSge::One } else { NumSge::Zero };
                 next = Link::to(wr);
             }
-            // SAFETY: they are linked, and what is inline has been looked at.
+            // SAFETY: The chain is linked and ends, and every inline request lies in a registered
+            // region.
             let rc = unsafe { self.post_chain(chain.as_mut_ptr()) };
             if rc != 0 {
                 self.refuse(wrs.get(self.refused(chain)));
@@ -101,24 +102,24 @@ impl Qp {
         0
     }
 
-    /// Posts requests that are linked; gives what the driver does, 0 for success.
+    /// Posts a linked chain and returns the driver's code, 0 for success.
     ///
     /// # Safety
-    /// They end, and what is inline stays readable meanwhile.
+    /// The chain ends, and inline data stays readable during the call.
     #[inline(always)]
     unsafe fn post_chain(&self, start: *mut SendWr) -> c_int {
-        // SAFETY: a queue pair that is there, and a chain of requests that ends. Drivers take what
-        // they need of it before they return, and look only at the fields of our operations, which
-        // a `SendWr` has. Buffers are named by key, which the device checks.
+        // SAFETY: The queue pair exists, and the chain ends. The driver copies what it needs before it
+        // returns. It reads only the fields of our operations, all of which a `SendWr` has. Requests
+        // name buffers by key, and the device checks the keys.
         unsafe { (self.post_send)(self.raw(), start.cast(), self.bad.as_ptr().cast()) }
     }
 
-    /// Says which request is refused, as a driver does.
+    /// Records the refused request, as a driver does.
     fn refuse(&self, wr: Option<&SendWr>) {
         self.bad.set(wr.map_or(ptr::null_mut(), |wr| ptr::from_ref(wr).cast_mut().cast()));
     }
 
-    /// Which of these requests was refused. A driver that does not say refused the first.
+    /// Returns the index of the refused request. If the driver did not name one, it refused the first.
     #[cold]
     #[inline(never)]
     fn refused(&self, wrs: &[SendWr]) -> usize {
@@ -143,7 +144,7 @@ impl Qp {
         if rc == 0 { Ok(()) } else { Err(self.recv_error(rc)) }
     }
 
-    /// A receive without a buffer, which lies as a driver takes it.
+    /// Posts a receive without a buffer; the driver takes `wr` without a copy.
     #[inline(always)]
     pub(super) fn post_empty_recv(&self, wr: &RecvWr) -> Result<(), NicError> {
         let rc = self.post_one_recv(ptr::from_ref(wr).cast_mut().cast());
@@ -156,7 +157,7 @@ impl Qp {
         self.with_state(errno::of(Verb::PostRecv, rc))
     }
 
-    /// A receive that has a buffer.
+    /// Posts a receive that has a buffer.
     #[inline(never)]
     fn post_recv_into(&self, wr: &RecvWr) -> c_int {
         let Sge { addr, length, lkey } = wr.sge;
@@ -168,7 +169,8 @@ impl Qp {
 
     #[inline(always)]
     fn post_one_recv(&self, wr: *mut ibv_recv_wr) -> c_int {
-        // SAFETY: as in `post_chain`.
+        // SAFETY: The queue pair exists, and the chain is one valid request, which the driver copies
+        // before it returns.
         unsafe { (self.post_recv)(self.raw(), wr, self.bad_recv.as_ptr().cast()) }
     }
 }
@@ -179,12 +181,13 @@ fn is_inline(wr: &SendWr) -> bool {
 }
 
 impl Cq {
-    /// The driver fills core's completions, whose layout is `ibv_wc`'s.
+    /// Polls the completion queue. The driver writes core's completions directly, because their layout
+    /// is that of `ibv_wc`.
     #[inline(always)]
     pub(super) fn poll(&self, wcs: &mut [Wc]) -> Result<u32, PollError> {
         let room = c_int::try_from(wcs.len()).unwrap_or(c_int::MAX);
-        // SAFETY: a queue that is there, and room for as many completions as are asked for; any
-        // bits are a `Wc`.
+        // SAFETY: The queue exists, and `wcs` has room for `room` completions. Any bit pattern is a
+        // valid `Wc`.
         let rc = unsafe { (self.poll_cq)(self.raw.as_ptr(), room, wcs.as_mut_ptr().cast()) };
         match rc {
             0 => Ok(0),

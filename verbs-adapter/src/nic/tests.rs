@@ -7,12 +7,12 @@ use super::*;
 use crate::fake::{BARE, ECE, Fake, LIBRARY, WITH_ECE, WITH_IOVA2, WITH_STATE, just_loaded};
 use crate::sys::*;
 
-/// More than any event takes.
+/// A timeout longer than any event takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 const CAP: QpCap = QpCap { max_send_wr: 8, max_recv_wr: 8, max_inline_data: 64 };
 
-/// Dropped from the top: what calls the fake is gone before another test may have it.
+/// Fields drop from the top: the objects that call the fake are gone before another test can take it.
 struct Rig {
     qp: Qp,
     cq: Cq,
@@ -35,7 +35,7 @@ impl Rig {
         Rig { qp, cq, pd, nic, fake }
     }
 
-    /// What the device is said to have reported of a queue pair, once it has.
+    /// Waits for the device's reported event of a queue pair, and returns it.
     fn report(&self, qp: &Qp) -> NicError {
         let start = Instant::now();
         loop {
@@ -63,7 +63,7 @@ fn everything_is_released_once_in_the_order_that_libibverbs_demands() {
     let Rig { qp, cq, pd, nic, fake } = Rig::new();
     let memory = nic.alloc(64).unwrap();
     let mr = nic.reg_mr(&pd, &memory, Access::LOCAL_WRITE).unwrap();
-    // The worst of orders.
+    // Drops the objects in the worst order.
     drop((nic, pd, cq, mr));
     assert_eq!(fake.calls(), ["reg_mr", "dereg_mr"]);
     drop(qp);
@@ -145,7 +145,7 @@ fn a_soft_peer_that_hardware_cannot_send_to_is_refused_by_its_port() {
     };
     let text = towards(40_000).to_string();
     assert!(text.ends_with("set INVAR_SOFT_PORT=4791 there; the peer's UDP port 40000"), "{text}");
-    // The fake refuses all others, as a kernel would.
+    // The fake refuses all other moves, as a kernel would.
     assert_eq!((towards(4791).errno, towards(0).errno), (libc::EINVAL, libc::EINVAL));
 }
 
@@ -188,7 +188,7 @@ fn what_befalls_the_port_ends_nothing_and_is_told() {
     let rig = Rig::new();
     assert!(rig.nic.notices().is_empty());
     let port = |port_num| ibv_async_element { port_num };
-    // Port 2 is another's.
+    // Port 2 is not the rig's port.
     rig.fake.raise(port(2), IBV_EVENT_PORT_ERR);
     rig.fake.raise(port(1), IBV_EVENT_SM_CHANGE);
     rig.fake.raise(port(1), IBV_EVENT_PORT_ACTIVE);
@@ -228,7 +228,7 @@ fn relaxed_ordering_is_asked_for_where_it_is_wanted_and_can_be_had() {
         rig.nic.reg_mr(&rig.pd, &memory, access).unwrap();
         assert_eq!(rig.fake.registered(), [(call, flags)], "setting {setting}");
     }
-    // A flag that nobody could pass on is left out.
+    // Without `ibv_reg_mr_iova2` the adapter leaves out a flag that it could not pass on.
     let rig = Rig::new();
     let memory = rig.nic.alloc(64).unwrap();
     let access = Access::LOCAL_WRITE | Access::RELAXED_ORDERING;

@@ -1,4 +1,4 @@
-//! Moves of a queue pair in libibverbs' words.
+//! State transitions of a queue pair, expressed in the attributes of libibverbs.
 
 use std::ffi::c_int;
 use std::mem;
@@ -9,7 +9,7 @@ use super::handles::Qp;
 use crate::sys::*;
 use crate::{errno, gid};
 
-/// Where every device of RoCEv2 takes packets (IBTA Annex A17).
+/// The UDP port on which every RoCEv2 device receives packets (IBTA Annex A17).
 const ROCE_UDP_PORT: u16 = 4791;
 
 impl Qp {
@@ -23,7 +23,7 @@ impl Qp {
             return Err(error.with("the peer's UDP port", ah.udp_port));
         }
         let (mut attr, mask) = attributes(transition);
-        // SAFETY: a queue pair that is there, and attributes of the types that the mask names.
+        // SAFETY: The queue pair exists, and the attributes that the mask names are set.
         let rc = unsafe { (self.library().modify_qp)(self.raw(), &mut attr, mask) };
         if rc == 0 {
             return Ok(());
@@ -49,7 +49,7 @@ impl Qp {
         })
     }
 
-    /// An error of a call that the state may not have allowed, with the state.
+    /// Adds the queue pair's state to an error that the state may have caused.
     #[cold]
     pub(super) fn with_state(&self, error: NicError) -> NicError {
         match self.state().filter(|_| error.errno == libc::EINVAL) {
@@ -58,12 +58,12 @@ impl Qp {
         }
     }
 
-    /// The state that it is in, where libibverbs can tell (`ibv_query_qp`).
+    /// Returns the state of the queue pair, if libibverbs can tell (`ibv_query_qp`).
     fn state(&self) -> Option<&'static str> {
         let query_qp = self.library().query_qp?;
-        // SAFETY: integers and pointers: all zeros is a value.
+        // SAFETY: The types consist of integers and pointers, for which all zeros is a valid value.
         let (mut attr, mut init): (ibv_qp_attr, ibv_qp_init_attr) = unsafe { mem::zeroed() };
-        // SAFETY: a queue pair that is there, and room for what it is and was made with.
+        // SAFETY: The queue pair exists, and both arguments have room for the result.
         let rc = unsafe { query_qp(self.raw(), &mut attr, IBV_QP_STATE, &mut init) };
         if rc != 0 {
             return None;
@@ -83,17 +83,17 @@ impl Qp {
     pub(super) fn ece(&self) -> Option<Ece> {
         let query_ece = self.library().query_ece?;
         let mut ece = ibv_ece::default();
-        // SAFETY: a queue pair that is there, and room for what it says.
+        // SAFETY: The queue pair exists, and `ece` has room for the result.
         let rc = unsafe { query_ece(self.raw(), &mut ece) };
         let ibv_ece { vendor_id, options, comp_mask } = ece;
-        // A driver that has it and says nothing by it is as one without.
+        // A driver may have the call and report vendor 0: then it has no ECE options.
         (rc == 0 && vendor_id != 0).then_some(Ece { vendor_id, options, comp_mask })
     }
 
     pub(super) fn set_ece(&self, ece: &Ece) -> Result<(), NicError> {
         let Ece { vendor_id, options, comp_mask } = *ece;
         let mut raw = ibv_ece { vendor_id, options, comp_mask };
-        // SAFETY: a queue pair that is there.
+        // SAFETY: The queue pair exists.
         let set = self.library().set_ece.map(|set_ece| unsafe { set_ece(self.raw(), &mut raw) });
         match set.unwrap_or(libc::EOPNOTSUPP) {
             0 => Ok(()),
@@ -103,7 +103,7 @@ impl Qp {
         }
     }
 
-    /// What may keep a queue pair from a peer that is named by GID.
+    /// Looks for a reason why a queue pair cannot reach a peer that is named by GID.
     fn trouble_with(&self, ah: &AddressVector) -> Option<&'static str> {
         if !ah.is_global {
             return None;
@@ -118,9 +118,9 @@ impl Qp {
     }
 }
 
-/// Attributes of a move, and which of them it sets (IBTA §11.2.5.2).
+/// Returns the attributes of a transition and the mask of those that it sets (IBTA §11.2.5.2).
 fn attributes(transition: &QpTransition) -> (ibv_qp_attr, c_int) {
-    // SAFETY: integers: all zeros is a value.
+    // SAFETY: The type consists of integers, for which all zeros is a valid value.
     let mut attr: ibv_qp_attr = unsafe { mem::zeroed() };
     let (state, mask) = match transition {
         QpTransition::Reset => (IBV_QPS_RESET, 0),

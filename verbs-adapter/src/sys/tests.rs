@@ -1,4 +1,4 @@
-//! The binding against the system's header, by its C compiler.
+//! Compares the binding with the system's header, with the help of the C compiler.
 
 use std::fs;
 use std::mem::offset_of;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::*;
 
-/// What C says, as an expression that is a number, and what we say.
+/// A C expression with a numeric value, and our value of it.
 type Row = (String, usize);
 
 macro_rules! offsets {
@@ -32,7 +32,7 @@ macro_rules! constants {
 
 fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    // Of those that libibverbs allocates, and of port attributes, ours may not be the whole.
+    // Structures that libibverbs allocates, and port attributes, may be shorter here than in the header.
     sizes!(rows; ibv_device_attr, ibv_gid = "union ibv_gid", ibv_gid_entry, ibv_qp_cap,
         ibv_qp_init_attr, ibv_global_route, ibv_ah_attr, ibv_qp_attr, ibv_sge, ibv_send_wr,
         ibv_recv_wr, ibv_wc, ibv_async_event, ibv_context_ops, ibv_context, ibv_mr, ibv_ece);
@@ -83,7 +83,7 @@ fn rows() -> Vec<Row> {
         IBV_EVENT_PORT_ERR, IBV_EVENT_SM_CHANGE, IBV_EVENT_QP_LAST_WQE_REACHED,
         IBV_EVENT_CLIENT_REREGISTER, IBV_EVENT_GID_CHANGE,
     }
-    // What core's values are taken for as they are.
+    // The verbs constants that core's values must equal.
     use invar_core::nic::{Access, Mtu, SendFlags, SendOpcode, WcFlags, WcOpcode, WcStatus};
     let same = [
         ("IBV_ACCESS_LOCAL_WRITE", Access::LOCAL_WRITE.bits()),
@@ -115,7 +115,7 @@ fn rows() -> Vec<Row> {
     rows
 }
 
-/// What the header says to each row; `None` where there is no compiler or no header.
+/// Returns the header's value of each row, or `None` without a compiler or header.
 fn of_the_header(rows: &[Row]) -> Option<Vec<usize>> {
     let expressions: Vec<&str> = rows.iter().map(|(text, _)| text.as_str()).collect();
     let program = format!(
@@ -162,7 +162,8 @@ fn the_binding_is_laid_out_as_the_systems_header() {
 
 #[test]
 fn there_is_room_for_port_attributes_that_grow() {
-    // 48 bytes in rdma-core 1, then 52, and 56 with `active_speed_ex`, which a header may lack.
+    // The size was 48 bytes in rdma-core 1, then 52, then 56 with `active_speed_ex`, which a header may
+    // lack.
     assert_eq!(offset_of!(ibv_port_attr, active_speed_ex), 52);
     assert!(size_of::<ibv_port_attr>() >= 120);
 }
