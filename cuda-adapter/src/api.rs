@@ -1,9 +1,9 @@
 //! The functions of CUDA's driver API that Invar calls.
 //!
-//! They are looked up by name in a library that is opened at run time. `cudarc` and `cust` declare
-//! them too, but as functions that return a Rust enum, which a driver newer than the bindings may
-//! leave, and `cudarc`'s panic where the driver is too old to have one. Here a function that is
-//! not there is an error like any other, and a result is a number.
+//! This module looks up the functions by name in a library that it opens at run time. `cudarc` and
+//! `cust` declare the functions too, but with a Rust enum as the result. A driver newer than the
+//! bindings may return a value outside of that enum. `cudarc`'s functions also panic if the driver is
+//! too old to have them. Here a missing function is an ordinary error, and a result is a number.
 
 #[cfg(feature = "cust")]
 mod cust;
@@ -18,30 +18,31 @@ pub(crate) use cust::function as from_cust;
 
 /// `CUDA_SUCCESS`.
 const SUCCESS: u32 = 0;
-/// `CUDA_ERROR_INVALID_VALUE`: also what the driver answers about memory that is not its own.
+/// `CUDA_ERROR_INVALID_VALUE`: the driver also returns it for memory that is not its own.
 pub(crate) const INVALID_VALUE: u32 = 1;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub(crate) const OUT_OF_MEMORY: u32 = 2;
-/// `CUDA_ERROR_NOT_READY`: not an error, but the answer of a query.
+/// `CUDA_ERROR_NOT_READY`: a query's answer for unfinished work, not an error.
 const NOT_READY: u32 = 600;
 
 macro_rules! functions {
     ($($name:ident($($arg:ident: $kind:ty),*);)+) => {
-        /// A driver: its functions, each where the library has it.
+        /// The functions of a driver; a function that the library lacks is `None`.
         #[expect(non_snake_case, reason = "the driver's own names")]
         pub(crate) struct Api { $($name: Option<unsafe extern "C" fn($($kind),*) -> u32>,)+ }
 
         impl Api {
-            /// Looks every function up.
+            /// Looks up every function.
             ///
             /// # Safety
-            /// What `function` gives for a name is the driver's function of that name, for ever.
+            /// For each name, `function` returns the driver's function of that name, which stays loaded
+            /// for ever.
             unsafe fn load(function: impl Fn(&'static str) -> Option<*const ()>) -> Self {
                 $(
                     #[expect(non_snake_case, reason = "the driver's own names")]
                     let $name = function(stringify!($name)).map(|address| {
-                        // SAFETY: by the caller's promise it is this function, whose signature is
-                        // that of cuda.h with integers for enums.
+                        // SAFETY: The caller promises that the address is this function. Its signature
+                        // is that of cuda.h, with integers for enums.
                         unsafe {
                             std::mem::transmute::<
                                 *const (),
@@ -57,7 +58,8 @@ macro_rules! functions {
                 /// Calls the driver's function of this name.
                 ///
                 /// # Safety
-                /// As cuda.h demands: pointers are valid, handles live.
+                /// The arguments meet the requirements of cuda.h: pointers are valid, and handles are
+                /// live.
                 #[expect(non_snake_case, reason = "the driver's own names")]
                 pub(crate) unsafe fn $name(&self, $($arg: $kind),*) -> Result<(), CudaError> {
                     let Some(function) = self.$name else {
@@ -110,9 +112,9 @@ functions! {
 }
 
 impl Api {
-    /// From the libcuda that `cudarc` finds; `None` where there is none.
+    /// Opens the libcuda that `cudarc` finds; returns `None` if this host has none.
     pub(crate) fn open() -> Option<Self> {
-        // SAFETY: opens and closes the library, which is made for that.
+        // SAFETY: The call only opens and closes libcuda, which supports that.
         if !unsafe { sys::is_culib_present() } {
             return None;
         }
@@ -120,32 +122,32 @@ impl Api {
         Some(unsafe { Self::load(symbol) })
     }
 
-    /// From the bindings of `cust`, and from libcuda what is younger than they; `None` where there
-    /// is no libcuda.
+    /// Takes the functions from the bindings of `cust`, and those that `cust` lacks from libcuda.
+    /// Returns `None` if this host has no libcuda.
     #[cfg(feature = "cust")]
     pub(crate) fn open_cust() -> Option<Self> {
-        // SAFETY: as in `open`.
+        // SAFETY: The call only opens and closes libcuda, which supports that.
         if !unsafe { sys::is_culib_present() } {
             return None;
         }
-        // SAFETY: cust's functions are the driver's, by way of the trampolines.
+        // SAFETY: The trampolines make cust's functions jump to the driver's functions.
         Some(unsafe { Self::load(|name| from_cust(name).or_else(|| symbol(name))) })
     }
 
-    /// Whether memory can be exported as DMA-BUFs.
+    /// Whether the driver can export memory as a DMA-BUF.
     pub(crate) fn exports_dma_bufs(&self) -> bool {
         self.cuMemGetHandleForAddressRange.is_some()
     }
 
-    /// Whether there is a call that makes what NICs wrote visible.
+    /// Whether the driver has a call that makes a NIC's writes visible.
     pub(crate) fn flushes_writes(&self) -> bool {
         self.cuFlushGPUDirectRDMAWrites.is_some()
     }
 
-    /// Whether what was recorded is done.
+    /// Whether the work recorded in an event is done.
     ///
     /// # Safety
-    /// The event lives.
+    /// The event is live.
     pub(crate) unsafe fn event_is_done(&self, event: CUevent) -> Result<bool, CudaError> {
         // SAFETY: The caller upholds this function's safety contract.
         match unsafe { self.cuEventQuery(event) } {
@@ -156,11 +158,11 @@ impl Api {
     }
 }
 
-/// What the driver calls an error, once there is a driver.
+/// Returns the driver's name for an error code; works once a driver is open.
 pub(crate) fn error_name(code: u32) -> &'static str {
     let unknown = "an error without a name";
     let Some(function) = symbol("cuGetErrorName") else { return unknown };
-    // SAFETY: the signature is cuda.h's, with an integer for the enum.
+    // SAFETY: The signature is that of cuda.h, with an integer for the enum.
     let function = unsafe {
         std::mem::transmute::<
             *const (),
@@ -168,16 +170,17 @@ pub(crate) fn error_name(code: u32) -> &'static str {
         >(function)
     };
     let mut name = std::ptr::null();
-    // SAFETY: the driver writes the address of a constant of its own, or null.
+    // SAFETY: The driver writes the address of one of its constants, or null.
     match unsafe { function(code, &mut name) } {
-        // SAFETY: the driver stays loaded.
+        // SAFETY: The text is a constant of the driver, which stays loaded.
         SUCCESS if !name.is_null() => unsafe { CStr::from_ptr(name) }.to_str().unwrap_or(unknown),
         _ => unknown,
     }
 }
 
-/// The address of a function in the libcuda that `cudarc` has open. Only where there is one.
+/// Returns the address of a function in the libcuda that `cudarc` has open. Call this only where libcuda
+/// exists.
 fn symbol(name: &str) -> Option<*const ()> {
-    // SAFETY: an address is read, and nothing called.
+    // SAFETY: The lookup reads an address and calls nothing.
     unsafe { sys::culib().get::<*const ()>(name.as_bytes()) }.ok().map(|symbol| *symbol)
 }

@@ -1,14 +1,14 @@
-//! Which GPU memory is which, over time.
+//! Numbers that tell allocations of GPU memory apart over time.
 
 use std::collections::HashMap;
 
-/// Numbers for allocations of GPU memory, to be the `domain` of
+/// Numbers for allocations of GPU memory, used as the `domain` of
 /// [`MrCache::lookup`](invar_core::mr_cache::MrCache::lookup).
 ///
-/// GPU memory that is freed and allocated again often has the same address, while a registration
-/// of it goes on to reach what lay there before. CUDA gives each allocation a number that never
-/// comes again ([`Pointer::buffer_id`](crate::Pointer::buffer_id)), but of 64 bits; here it has one
-/// that fits, as long as something of it is registered.
+/// GPU memory that is freed and allocated again often gets the same address. A registration of the old
+/// memory still reaches the old bytes. CUDA gives each allocation a 64-bit number that it never reuses
+/// ([`Pointer::buffer_id`](crate::Pointer::buffer_id)). This table maps that number to one of 32 bits
+/// while the allocation has a registration.
 #[derive(Debug, Default)]
 pub struct BufferDomains {
     of_buffer: HashMap<u64, Domain>,
@@ -22,7 +22,8 @@ struct Domain {
 }
 
 impl BufferDomains {
-    /// The number of an allocation, never 0, which is that of host memory; for one registration.
+    /// Adds a registration of an allocation and returns the allocation's number. The number is never 0,
+    /// which stands for host memory.
     pub fn acquire(&mut self, buffer_id: u64) -> u32 {
         if let Some(domain) = self.of_buffer.get_mut(&buffer_id) {
             domain.registrations += 1;
@@ -33,7 +34,7 @@ impl BufferDomains {
         number
     }
 
-    /// One registration less.
+    /// Removes one registration of an allocation.
     pub fn release(&mut self, buffer_id: u64) {
         if let Some(domain) = self.of_buffer.get_mut(&buffer_id) {
             domain.registrations -= 1;

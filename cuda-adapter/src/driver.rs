@@ -1,4 +1,4 @@
-//! CUDA's driver.
+//! Loads CUDA's driver and lists its GPUs.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -6,24 +6,24 @@ use std::sync::OnceLock;
 use crate::api::Api;
 use crate::{CudaError, GpuInfo, NoCuda};
 
-/// CUDA's driver, started; copies are the same one.
+/// CUDA's driver, loaded and initialized; copies share the driver.
 #[derive(Clone, Copy)]
 pub struct Driver {
     api: &'static Api,
 }
 
 impl Driver {
-    /// Loads libcuda and starts it, the first time that it is called; gives the same answer ever
-    /// after. It creates no context on any GPU.
+    /// Loads and initializes libcuda at the first call; later calls return the same result. The call
+    /// creates no context on any GPU.
     ///
     /// # Errors
-    /// Why there is no CUDA.
+    /// The reason why this process cannot use CUDA.
     pub fn open() -> Result<Driver, NoCuda> {
         static OPENED: OnceLock<Result<Api, NoCuda>> = OnceLock::new();
         Self::started(OPENED.get_or_init(|| start(Api::open())))
     }
 
-    /// As [`Driver::open`], through the bindings of `cust`.
+    /// Opens the driver through the bindings of `cust`; otherwise works as [`Driver::open`].
     #[cfg(feature = "cust")]
     pub fn open_cust() -> Result<Driver, NoCuda> {
         static OPENED: OnceLock<Result<Api, NoCuda>> = OnceLock::new();
@@ -34,18 +34,18 @@ impl Driver {
         opened.as_ref().map(|api| Driver { api }).map_err(|error| *error)
     }
 
-    /// The version of CUDA that the driver has, as 1000 × major + 10 × minor.
+    /// Returns the CUDA version of the driver, as 1000 × major + 10 × minor.
     pub fn version(&self) -> Result<u32, CudaError> {
         let mut version = 0;
-        // SAFETY: the driver writes an integer.
+        // SAFETY: The driver writes an integer to `version`.
         unsafe { self.api.cuDriverGetVersion(&mut version) }?;
         Ok(u32::try_from(version).unwrap_or(0))
     }
 
-    /// The GPUs that this process sees (`CUDA_VISIBLE_DEVICES`), in the driver's order.
+    /// Lists the GPUs that this process sees (`CUDA_VISIBLE_DEVICES`), in the driver's order.
     pub fn gpus(&self) -> Result<Vec<GpuInfo>, CudaError> {
         let mut count = 0;
-        // SAFETY: the driver writes an integer.
+        // SAFETY: The driver writes an integer to `count`.
         unsafe { self.api.cuDeviceGetCount(&mut count) }?;
         (0..count).map(|ordinal| GpuInfo::query(self.api, ordinal)).collect()
     }
@@ -63,7 +63,7 @@ impl fmt::Debug for Driver {
 
 fn start(api: Option<Api>) -> Result<Api, NoCuda> {
     let api = api.ok_or(NoCuda::NoLibrary)?;
-    // SAFETY: takes no pointers.
+    // SAFETY: The function takes no pointers.
     unsafe { api.cuInit(0) }.map_err(NoCuda::Init)?;
     Ok(api)
 }

@@ -1,21 +1,21 @@
-//! What can go wrong with CUDA.
+//! Errors of CUDA.
 
 use invar_linux::memory::OutOfRange;
 
 use crate::api::error_name;
 
-/// There is no CUDA to be used here, and why.
+/// The reason why this process cannot use CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoCuda {
-    /// No driver.
+    /// The host has no driver.
     #[error("no libcuda.so.1 here: NVIDIA's driver is not installed, or not in this container")]
     NoLibrary,
-    /// A driver that does not start.
+    /// The driver does not initialize.
     #[error("{0}: `nvidia-smi` tells whether the driver and its GPUs are well")]
     Init(CudaError),
 }
 
-/// A call to the driver that failed.
+/// A failed call of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]
 pub struct CudaError(Kind);
@@ -28,25 +28,25 @@ enum Kind {
     Missing(&'static str),
 }
 
-/// A copy to or from GPU memory that failed.
+/// A failed copy to or from GPU memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
-    /// Bytes that are not there.
+    /// The range exceeds the memory.
     #[error(transparent)]
     Range(#[from] OutOfRange),
-    /// A copy from or to a slot of a [`StagingBuffer`](crate::StagingBuffer) that has one under way.
+    /// The slot of a [`StagingBuffer`](crate::StagingBuffer) has an unfinished copy.
     #[error(
         "slot {0} of the pinned host memory has a copy under way: ask whether that is done before \
          another starts"
     )]
     Busy(usize),
-    /// The driver.
+    /// The driver returned an error.
     #[error(transparent)]
     Cuda(#[from] CudaError),
 }
 
 impl CudaError {
-    /// What the driver answered (`CUresult`); `None` where it lacks the function.
+    /// Returns the driver's result code (`CUresult`), or `None` if the driver lacks the function.
     pub fn code(&self) -> Option<u32> {
         match self.0 {
             Kind::Failed { code, .. } => Some(code),

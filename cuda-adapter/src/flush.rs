@@ -1,9 +1,9 @@
-//! What makes received bytes visible to a GPU.
+//! Flushing: making received bytes visible to a GPU.
 //!
-//! A NIC says that a message is there as soon as it has written it, but the bytes may still be on
-//! their way to the GPU's memory when the GPU learns of them. A read behind them pushes them
-//! through: an RDMA READ of the NIC from that memory (`net_ib.cc ncclIbIflush`), or a call to the
-//! driver. Newer GPUs keep such writes in order by themselves.
+//! A NIC reports a message as soon as it has written it. But the bytes may still be on their way to the
+//! GPU's memory when the GPU learns of them. A read that follows the bytes pushes them through. The read
+//! is either an RDMA READ of that memory by the NIC (`net_ib.cc ncclIbIflush`) or a call of the driver.
+//! Newer GPUs keep such writes in order without a flush.
 
 use std::fmt;
 
@@ -12,45 +12,45 @@ use invar_core::param::Params;
 use crate::GpuInfo;
 use crate::gdr::Path;
 
-/// Who sees a NIC's writes to a GPU in their order, without a flush
+/// Who sees a NIC's writes to a GPU in order, without a flush
 /// (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WritesOrdering {
-    /// Nobody.
+    /// Nobody sees the writes in order.
     Nobody,
-    /// The GPU itself.
+    /// The GPU itself sees the writes in order.
     Owner,
-    /// Every GPU of the machine.
+    /// Every GPU of the machine sees the writes in order.
     AllGpus,
 }
 
-/// How to flush.
+/// The way to flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Not at all.
+    /// No flush.
     None,
-    /// By [`Gpu::flush_writes`](crate::Gpu::flush_writes), which returns when it is done.
+    /// A flush by [`Gpu::flush_writes`](crate::Gpu::flush_writes), which returns when the flush is done.
     Driver,
-    /// By a READ through the NIC (`RecvComm::iflush`).
+    /// A flush by a READ through the NIC (`RecvComm::iflush`).
     Read,
 }
 
-/// How to flush, and why so.
+/// The way to flush, and the reason for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flush {
-    /// How.
+    /// The way to flush.
     pub method: Method,
-    /// In words that continue "flush by the driver: …".
+    /// The reason, in words that continue "flush by the driver: …".
     pub reason: &'static str,
 }
 
-/// The user's say.
+/// The user's settings for flushes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     /// Never flush (`NCCL_GDR_FLUSH_DISABLE`).
     pub disable: bool,
-    /// Flush also where the GPU sees the NIC's writes in their order (`NCCL_NET_FORCE_FLUSH`); but
-    /// not what is staged, and not where `disable` is set.
+    /// Flush even if the GPU sees the NIC's writes in order (`NCCL_NET_FORCE_FLUSH`). This setting
+    /// affects neither staged bytes nor a process that sets `disable`.
     pub force: bool,
 }
 
@@ -61,7 +61,7 @@ impl From<&Params<'_>> for Policy {
 }
 
 impl WritesOrdering {
-    /// From the driver's number; a number in between orders for no more than the one below it.
+    /// Converts the driver's number; a number between two known ones counts as the lower one.
     pub(crate) fn from_code(code: u32) -> Self {
         match code {
             0..100 => WritesOrdering::Nobody,
@@ -71,10 +71,10 @@ impl WritesOrdering {
     }
 }
 
-/// How to flush messages that came to `gpu` by `path`.
+/// Decides how to flush messages that reached `gpu` by `path`.
 ///
-/// Of GPUs whose driver does not tell, those before Hopper need it, as NCCL has it
-/// (`paths.cc ncclTopoNeedFlush`).
+/// If the driver does not report the ordering, GPUs before Hopper need a flush, as in NCCL (`paths.cc
+/// ncclTopoNeedFlush`).
 pub fn decide(gpu: &GpuInfo, path: Path, policy: Policy) -> Flush {
     let none = |reason| Flush { method: Method::None, reason };
     if path == Path::Staging {

@@ -1,4 +1,4 @@
-//! By which way bytes get between a GPU and a NIC.
+//! The path by which bytes get between a GPU and a NIC.
 
 use std::fmt;
 
@@ -7,45 +7,45 @@ use invar_core::param::Params;
 
 use crate::{GpuInfo, Peermem, Sysfs};
 
-/// The way between the memory of a GPU and a NIC.
+/// The path between the memory of a GPU and a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
-    /// The NIC reaches it, registered as a DMA-BUF.
+    /// The NIC accesses GPU memory that is registered as a DMA-BUF.
     DmaBuf,
-    /// The NIC reaches it, registered by its address, which a kernel module makes possible.
+    /// The NIC accesses GPU memory that is registered by its address, with the help of a kernel module.
     Peermem,
-    /// The driver copies it to and from pinned host memory.
+    /// The driver copies the bytes to and from pinned host memory.
     Staging,
 }
 
-/// The way, and why this one.
+/// The chosen path and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// The way.
+    /// The chosen path.
     pub path: Path,
-    /// In words that continue "staging: …".
+    /// The reason, in words that continue "staging: …".
     pub reason: String,
 }
 
-/// What a NIC can do with memory that is not the host's.
+/// The kinds of non-host memory that a NIC can access.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NicReach {
-    /// Nothing: it is software, and touches memory with the CPU.
+    /// The NIC is software: it accesses memory with the CPU, so only host memory.
     Software,
-    /// It is an RDMA device.
+    /// The NIC is an RDMA device.
     Rdma {
-        /// As libibverbs calls it.
+        /// Name of the device in libibverbs.
         device: String,
-        /// Whether its driver and the kernel register DMA-BUFs (`ibv_reg_dmabuf_mr` of descriptor
-        /// -1 fails with EBADF, not with EOPNOTSUPP or EPROTONOSUPPORT).
+        /// Whether its driver and the kernel can register a DMA-BUF. The test: `ibv_reg_dmabuf_mr` of
+        /// descriptor -1 fails with EBADF, not with EOPNOTSUPP or EPROTONOSUPPORT.
         dma_buf: bool,
     },
 }
 
-/// The user's say.
+/// The user's settings for GPUDirect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// The farthest that a GPU may be from a NIC that reaches it (`NCCL_NET_GDR_LEVEL`).
+    /// Maximum distance between a GPU and a NIC that accesses its memory (`NCCL_NET_GDR_LEVEL`).
     pub level: PciDistance,
     /// Whether DMA-BUFs may be used (`NCCL_DMABUF_ENABLE`).
     pub dma_buf: bool,
@@ -57,7 +57,7 @@ impl From<&Params<'_>> for Policy {
     }
 }
 
-/// What the host has for NICs to reach GPUs.
+/// The host's facilities for GPUDirect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     sysfs: Sysfs,
@@ -65,18 +65,18 @@ pub struct Host {
 }
 
 impl Host {
-    /// Looks.
+    /// Reads the host's facilities from sysfs.
     pub fn probe(sysfs: Sysfs) -> Self {
         Host { peermem: sysfs.peermem(), sysfs }
     }
 
-    /// The module that lets NICs register GPU memory by its address, if one is loaded.
+    /// Returns the kernel module that lets NICs register GPU memory by address, if one is loaded.
     pub fn peermem(&self) -> Option<&Peermem> {
         self.peermem.as_ref()
     }
 
-    /// Decides for one GPU and one NIC: DMA-BUF where both have it, else the module where it is
-    /// loaded, else staging (`net.cc` and `paths.cc ncclTopoCheckGdr`).
+    /// Chooses the path between a GPU and a NIC: DMA-BUF if both support it, else the kernel module if
+    /// it is loaded, else staging (`net.cc` and `paths.cc ncclTopoCheckGdr`).
     pub fn decide(&self, gpu: &GpuInfo, nic: &NicReach, policy: Policy) -> Decision {
         let staging = |reason: String| Decision { path: Path::Staging, reason };
         let NicReach::Rdma { device, dma_buf } = nic else {
@@ -128,7 +128,7 @@ impl Host {
 }
 
 impl Path {
-    /// Whether the NIC reaches the GPU's memory.
+    /// Whether the NIC accesses the GPU's memory directly.
     pub fn is_direct(self) -> bool {
         self != Path::Staging
     }

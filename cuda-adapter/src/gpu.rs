@@ -1,4 +1,4 @@
-//! GPUs.
+//! GPUs: their attributes, and GPUs in use.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
@@ -13,30 +13,30 @@ use crate::api::Api;
 use crate::flush::WritesOrdering;
 use crate::{CudaError, Driver, memory};
 
-/// What the driver tells about a GPU.
+/// The driver's facts about a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuInfo {
-    /// Its number for this process.
+    /// CUDA's number of the GPU in this process.
     pub ordinal: u32,
-    /// What it is sold as.
+    /// Product name of the GPU.
     pub name: String,
-    /// Its place on the PCI bus as sysfs writes it: `0000:3b:00.0`.
+    /// PCI address of the GPU as sysfs writes it: `0000:3b:00.0`.
     pub pci_bus_id: String,
-    /// Compute capability: major and minor.
+    /// Compute capability: major and minor number.
     pub compute_capability: (u32, u32),
-    /// Whether other PCI devices may read and write its memory; `None` with a driver before 11.3,
-    /// which does not tell.
+    /// Whether other PCI devices can read and write the GPU's memory; `None` with a driver before 11.3,
+    /// which does not report this.
     pub gpudirect: Option<bool>,
-    /// Whether its memory can be exported as a DMA-BUF.
+    /// Whether the GPU's memory can be exported as a DMA-BUF.
     pub dma_buf: bool,
-    /// Who sees writes of a NIC in order without a flush; `None` where the driver does not tell.
+    /// Who sees a NIC's writes in order without a flush; `None` if the driver does not report this.
     pub writes_ordering: Option<WritesOrdering>,
-    /// Whether the host may flush a NIC's writes by a call (`cuFlushGPUDirectRDMAWrites`).
+    /// Whether the host can flush a NIC's writes by a call (`cuFlushGPUDirectRDMAWrites`).
     pub host_flush: bool,
 }
 
-/// A GPU in use; clones are the same one. It holds the GPU's primary context, which the CUDA
-/// runtime and `cust` use too.
+/// A GPU in use; clones share it. The value holds the GPU's primary context, which the CUDA runtime and
+/// `cust` also use.
 #[derive(Clone)]
 pub struct Gpu(Arc<Inner>);
 
@@ -47,12 +47,12 @@ struct Inner {
     context: CUcontext,
 }
 
-// SAFETY: a context may be used from every thread, which first makes it current there.
+// SAFETY: Any thread may use the context, after it has made the context current.
 unsafe impl Send for Inner {}
-// SAFETY: as above; the driver locks.
+// SAFETY: Any thread may use the context, and the driver locks internally.
 unsafe impl Sync for Inner {}
 
-/// The GPU's context is this thread's current one until this is dropped.
+/// A guard: until it is dropped, the GPU's context is the current one of this thread.
 pub(crate) struct Current {
     api: &'static Api,
 }
@@ -60,56 +60,56 @@ pub(crate) struct Current {
 impl Deref for Current {
     type Target = Api;
 
-    // Borrowed, so that no call that needs the context is made after it.
+    // The result borrows the guard, so no call that needs the context comes after the guard's end.
     fn deref(&self) -> &Api {
         self.api
     }
 }
 
 impl Gpu {
-    /// Takes a GPU into use by its number.
+    /// Opens a GPU by its number.
     pub fn open(driver: Driver, ordinal: u32) -> Result<Gpu, CudaError> {
         let api = driver.api();
         let number = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
         let info = GpuInfo::query(api, number)?;
         let device = device(api, number)?;
         let mut context = ptr::null_mut();
-        // SAFETY: the driver writes a handle, which `Inner` gives back.
+        // SAFETY: The driver writes a handle to `context`, and `Inner` releases it.
         unsafe { api.cuDevicePrimaryCtxRetain(&mut context, device) }?;
         Ok(Gpu(Arc::new(Inner { driver, info, device, context })))
     }
 
-    /// What it is.
+    /// Returns the facts about this GPU.
     pub fn info(&self) -> &GpuInfo {
         &self.0.info
     }
 
-    /// The driver that runs it.
+    /// Returns the driver that runs this GPU.
     pub fn driver(&self) -> Driver {
         self.0.driver
     }
 
-    /// Zeroed host memory of `len` bytes, at least one, that stays where it is and that this and
-    /// every other GPU copies to and from without help of the CPU.
+    /// Allocates `len` bytes of zeroed, pinned host memory; `len` is at least 1. The memory keeps its
+    /// address, and every GPU copies to and from it without help of the CPU.
     pub fn pinned(&self, len: usize) -> Result<HostMemory, CudaError> {
         memory::pinned(self, len)
     }
 
-    /// Waits until all that NICs have written to the GPU's memory is seen by it
-    /// (`cuFlushGPUDirectRDMAWrites`). Only where [`GpuInfo::host_flush`] says so.
+    /// Waits until the GPU sees all that NICs have written to its memory (`cuFlushGPUDirectRDMAWrites`).
+    /// Call this only if [`GpuInfo::host_flush`] is true.
     pub fn flush_writes(&self) -> Result<(), CudaError> {
         use cudarc::driver::sys::{
             CUflushGPUDirectRDMAWritesScope as Scope, CUflushGPUDirectRDMAWritesTarget as Target,
         };
         let target = Target::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX as u32;
         let scope = Scope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER as u32;
-        // SAFETY: takes no pointers.
+        // SAFETY: The function takes no pointers.
         unsafe { self.enter()?.cuFlushGPUDirectRDMAWrites(target, scope) }
     }
 
     pub(crate) fn enter(&self) -> Result<Current, CudaError> {
         let api = self.0.driver.api();
-        // SAFETY: the context is retained.
+        // SAFETY: `Inner` retains the context.
         unsafe { api.cuCtxPushCurrent_v2(self.0.context) }?;
         Ok(Current { api })
     }
@@ -123,8 +123,8 @@ impl fmt::Debug for Gpu {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Fails only when the process ends and the driver is gone already.
-        // SAFETY: retained once, by `Gpu::open`.
+        // This call fails only when the process ends and the driver is gone already.
+        // SAFETY: `Gpu::open` retained the context once.
         let _ = unsafe { self.driver.api().cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }
@@ -132,8 +132,8 @@ impl Drop for Inner {
 impl Drop for Current {
     fn drop(&mut self) {
         let mut context = ptr::null_mut();
-        // As above.
-        // SAFETY: the driver writes a handle.
+        // This call fails only when the process ends and the driver is gone already.
+        // SAFETY: The driver writes a handle to `context`.
         let _ = unsafe { self.api.cuCtxPopCurrent_v2(&mut context) };
     }
 }
@@ -141,10 +141,10 @@ impl Drop for Current {
 impl GpuInfo {
     pub(crate) fn query(api: &Api, ordinal: c_int) -> Result<GpuInfo, CudaError> {
         let device = device(api, ordinal)?;
-        // Drivers answer an attribute that is younger than they with an error.
+        // A driver answers an attribute that is newer than itself with an error.
         let attribute = |attribute: Attribute| {
             let mut value = 0;
-            // SAFETY: the driver writes an integer.
+            // SAFETY: The driver writes an integer to `value`.
             unsafe { api.cuDeviceGetAttribute(&mut value, attribute as c_int, device) }
                 .ok()
                 .and_then(|()| u32::try_from(value).ok())
@@ -154,9 +154,9 @@ impl GpuInfo {
         let is_one = |value: Option<u32>| value.map(|value| value != 0);
         Ok(GpuInfo {
             ordinal: ordinal.cast_unsigned(),
-            // SAFETY: the driver writes at most so many bytes, with a NUL.
+            // SAFETY: The driver writes at most `len` bytes, including a NUL.
             name: text(|to, len| unsafe { api.cuDeviceGetName(to, len, device) })?,
-            // SAFETY: as above.
+            // SAFETY: The driver writes at most `len` bytes, including a NUL.
             pci_bus_id: text(|to, len| unsafe { api.cuDeviceGetPCIBusId(to, len, device) })?
                 .to_ascii_lowercase(),
             compute_capability: (major.unwrap_or(0), minor.unwrap_or(0)),
@@ -180,7 +180,7 @@ const FLUSH_BY_HOST: u32 = 1;
 
 fn device(api: &Api, ordinal: c_int) -> Result<CUdevice, CudaError> {
     let mut device = 0;
-    // SAFETY: the driver writes a number.
+    // SAFETY: The driver writes a number to `device`.
     unsafe { api.cuDeviceGet(&mut device, ordinal) }?;
     Ok(device)
 }

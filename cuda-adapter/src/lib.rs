@@ -1,24 +1,24 @@
 //! GPU memory for Invar.
 //!
-//! A NIC reads and writes GPU memory itself where the machine allows it (GPUDirect RDMA: by DMA-BUF
-//! or by the module nvidia-peermem); elsewhere the bytes go through pinned host memory (staging).
-//! [`gdr`] decides for each pair of GPU and NIC and says why; [`flush`] decides what makes received
-//! bytes visible to the GPU.
+//! Where the machine allows it, a NIC reads and writes GPU memory itself (GPUDirect RDMA: by DMA-BUF or
+//! by the kernel module nvidia-peermem). Elsewhere the bytes go through pinned host memory (staging).
+//! [`gdr`] chooses the path for each pair of GPU and NIC and gives the reason. [`flush`] chooses how
+//! received bytes become visible to the GPU.
 //!
-//! CUDA's driver is loaded at run time. Where there is none, [`Driver::open`] says so ([`NoCuda`])
-//! and nothing else of CUDA is called.
+//! The crate loads CUDA's driver at run time. Without a driver, [`Driver::open`] returns [`NoCuda`], and
+//! the crate calls nothing else of CUDA.
 //!
-//! - [`Driver`], [`Gpu`]: what there is, and a GPU in use.
-//! - [`GpuMemory`]: memory of a GPU, its [`DmaBuf`], copies to and from it; [`Pointer`] says what
-//!   an address is.
-//! - [`StagingBuffer`]: pinned host memory and asynchronous copies in and out of it, for the
-//!   pipeline of [`invar_core::staging`].
-//! - [`BufferDomains`]: keeps registrations of memory that was freed apart from those of memory
-//!   that came to lie at the same address.
-//! - [`Sysfs`]: what the kernel tells.
+//! - [`Driver`], [`Gpu`]: the driver with its list of GPUs, and an opened GPU.
+//! - [`GpuMemory`]: memory of a GPU, its [`DmaBuf`], and copies to and from it. [`Pointer`] tells what
+//!   lies at an address.
+//! - [`StagingBuffer`]: pinned host memory with asynchronous copies in and out of it, for the pipeline
+//!   of [`invar_core::staging`].
+//! - [`BufferDomains`]: separates registrations of freed memory from those of new memory at the same
+//!   address.
+//! - [`Sysfs`]: the kernel's facts about devices and modules.
 //!
-//! With the feature `cust`, the driver may also be the one that the bindings of `cust` call
-//! (`Driver::open_cust`), and a program that uses `cust` starts where there is no CUDA.
+//! With the feature `cust`, the crate can also call the driver through the bindings of `cust`
+//! (`Driver::open_cust`). A program that uses `cust` then starts on hosts without CUDA.
 
 mod api;
 mod domain;

@@ -1,4 +1,4 @@
-//! Memory of a GPU.
+//! GPU memory and pinned host memory.
 
 use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
@@ -15,48 +15,48 @@ use crate::{CudaError, Gpu, MemoryError, Pointer};
 
 /// A range of a GPU's memory; clones share it.
 ///
-/// The CPU does not reach it: bytes are copied in and out, by the driver. As with host memory that
-/// a NIC may write, what others change meanwhile is seen old or new.
+/// The CPU cannot access the bytes; the driver copies them in and out. If others change the bytes during
+/// a copy, the copy may see old or new bytes, as with host memory that a NIC may write.
 #[derive(Clone, Debug)]
 pub struct GpuMemory {
     gpu: Gpu,
     addr: u64,
     len: usize,
-    // Frees the bytes when the last clone goes.
+    // The owner frees the bytes when the last clone goes.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-/// GPU memory as a file descriptor that other devices' drivers understand
-/// (`ibv_reg_dmabuf_mr(pd, offset, len, iova, fd, access)`). The memory may be freed before it; the
-/// bytes then live as long as the descriptor and what was made from it.
+/// GPU memory as a file descriptor for the drivers of other devices (`ibv_reg_dmabuf_mr(pd, offset, len,
+/// iova, fd, access)`). If the program frees the memory first, the bytes live as long as the descriptor
+/// and the objects made from it.
 #[derive(Debug)]
 pub struct DmaBuf {
     fd: OwnedFd,
-    /// Where in the buffer the memory begins.
+    /// Offset in the buffer at which the memory begins.
     pub offset: u64,
-    /// Bytes of the memory.
+    /// Length of the memory in bytes.
     pub len: usize,
-    /// The memory's address on the GPU, by which work requests name it.
+    /// Address of the memory on the GPU, which work requests use.
     pub iova: u64,
 }
 
 impl GpuMemory {
-    /// `len` bytes of the GPU, at least one; what they hold is undefined.
+    /// Allocates `len` bytes on the GPU, at least one; their content is undefined.
     pub fn alloc(gpu: &Gpu, len: usize) -> Result<Self, CudaError> {
         let mut addr = 0;
-        // SAFETY: the driver writes an address, which `Allocation` frees.
+        // SAFETY: The driver writes an address to `addr`, and `Allocation` frees that memory.
         unsafe { gpu.enter()?.cuMemAlloc_v2(&mut addr, len) }?;
         let owner = Allocation { gpu: gpu.clone(), addr };
         Ok(GpuMemory { gpu: gpu.clone(), addr, len, _owner: Arc::new(owner) })
     }
 
-    /// Memory of the host application, `len` bytes at `addr` on `gpu`. `keep_alive` is dropped with
-    /// the last clone.
+    /// Wraps memory of the host application: `len` bytes at `addr` on `gpu`. The last clone drops
+    /// `keep_alive`.
     ///
     /// # Safety
     ///
-    /// Until `keep_alive` is dropped, the bytes stay allocated, and nobody else writes those that a
-    /// copy or a transfer under way reads or writes.
+    /// Until `keep_alive` is dropped, the bytes stay allocated. Nobody else writes the bytes that an
+    /// unfinished copy or transfer reads or writes.
     pub unsafe fn from_raw(
         gpu: &Gpu,
         addr: u64,
@@ -66,63 +66,63 @@ impl GpuMemory {
         GpuMemory { gpu: gpu.clone(), addr, len, _owner: Arc::new(keep_alive) }
     }
 
-    /// The GPU that it belongs to.
+    /// Returns the GPU that the memory belongs to.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
-    /// First byte, on the GPU.
+    /// Returns the address of the first byte on the GPU.
     pub fn addr(&self) -> u64 {
         self.addr
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Copies bytes in, and waits until they are there.
+    /// Copies bytes into the memory, and waits until they are there.
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
         let to = self.locate(offset, bytes.len())?;
         let current = self.gpu.enter()?;
-        // SAFETY: both ranges are there, and nobody writes `bytes`.
+        // SAFETY: Both ranges exist, and nobody writes `bytes` during the call.
         Ok(unsafe { current.cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len()) }?)
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out of the memory.
     pub fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), MemoryError> {
         let from = self.locate(offset, bytes.len())?;
         let current = self.gpu.enter()?;
-        // SAFETY: both ranges are there, and `bytes` is ours alone.
+        // SAFETY: Both ranges exist, and this call borrows `bytes` exclusively.
         Ok(unsafe { current.cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), from, bytes.len()) }?)
     }
 
-    /// What the driver says about it.
+    /// Returns the driver's facts about the memory.
     ///
     /// # Errors
-    /// Memory that CUDA does not know, which only [`GpuMemory::from_raw`] can be given.
+    /// CUDA does not know the memory; this is possible only with [`GpuMemory::from_raw`].
     pub fn pointer(&self) -> Result<Pointer, CudaError> {
         let pointer = Pointer::query(self.gpu.driver(), self.addr)?;
         pointer.ok_or_else(|| CudaError::failed("cuPointerGetAttribute", INVALID_VALUE))
     }
 
-    /// Makes the driver's own copies to and from the allocation wait until they are done, so that a
-    /// NIC sees them (`CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`). To be called before a NIC is given it.
+    /// Makes the driver's copies to and from the allocation synchronous, so that a NIC sees them
+    /// (`CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`). Call this before a NIC gets the memory.
     pub fn sync_memops(&self) -> Result<(), CudaError> {
         let on: c_uint = 1;
         let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as u32;
         let current = self.gpu.enter()?;
-        // SAFETY: the driver reads an integer.
+        // SAFETY: The driver reads an integer from `on`.
         unsafe { current.cuPointerSetAttribute((&raw const on).cast(), attribute, self.addr) }
     }
 
-    /// Exports it as a DMA-BUF; only where [`GpuInfo::dma_buf`](crate::GpuInfo::dma_buf) says so.
-    /// The buffer is of whole host pages, as the driver demands.
+    /// Exports the memory as a DMA-BUF. Call this only if [`GpuInfo::dma_buf`](crate::GpuInfo::dma_buf)
+    /// is true. The buffer consists of whole host pages, as the driver demands.
     pub fn dma_buf(&self) -> Result<DmaBuf, CudaError> {
         let page_mask = page_size() as u64 - 1;
         let start = self.addr & !page_mask;
@@ -132,14 +132,14 @@ impl GpuMemory {
         let to = (&raw mut fd).cast::<c_void>();
         let len = (end - start) as usize;
         let current = self.gpu.enter()?;
-        // SAFETY: for this type of handle the driver writes an `int`.
+        // SAFETY: For this type of handle the driver writes an `int` to `fd`.
         unsafe { current.cuMemGetHandleForAddressRange(to, start, len, kind, 0) }?;
-        // SAFETY: a descriptor made for the caller.
+        // SAFETY: The driver made the descriptor for the caller, who owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(DmaBuf { fd, offset: self.addr - start, len: self.len, iova: self.addr })
     }
 
-    /// The address of a range.
+    /// Returns the address of a range, if the range lies in the memory.
     pub(crate) fn locate(&self, offset: usize, len: usize) -> Result<u64, OutOfRange> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len => Ok(self.addr + offset as u64),
@@ -161,7 +161,8 @@ mod adopted {
     use super::GpuMemory;
     use crate::Gpu;
 
-    /// A buffer of `cust`; it frees its memory in whatever context is current.
+    /// A buffer of `cust`. It frees its memory in the current context, so the drop makes the GPU's
+    /// context current.
     struct Adopted<T: DeviceCopy>(Gpu, Option<DeviceBuffer<T>>);
 
     impl<T: DeviceCopy> Drop for Adopted<T> {
@@ -173,20 +174,20 @@ mod adopted {
     }
 
     impl GpuMemory {
-        /// Memory that a program has from `cust`, which was allocated on `gpu`.
+        /// Wraps a buffer that the program has from `cust`, allocated on `gpu`.
         pub fn from_cust<T>(gpu: &Gpu, buffer: DeviceBuffer<T>) -> Self
         where
             T: DeviceCopy + Send + Sync + 'static,
         {
             let (addr, len) = (buffer.as_device_ptr().as_raw(), buffer.len() * size_of::<T>());
             let owner = Adopted(gpu.clone(), Some(buffer));
-            // SAFETY: the buffer, which nobody else holds, keeps its memory until it is dropped.
+            // SAFETY: The buffer keeps its memory until it is dropped, and nobody else holds the buffer.
             unsafe { GpuMemory::from_raw(gpu, addr, len, owner) }
         }
     }
 }
 
-/// Memory to be freed.
+/// GPU memory that is freed on drop.
 struct Allocation {
     gpu: Gpu,
     addr: u64,
@@ -194,43 +195,43 @@ struct Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // An error is that of an earlier call, or the process ends.
-        // SAFETY: exactly what `GpuMemory::alloc` got, and nobody holds it any more.
+        // An error belongs to an earlier call, or means that the process ends.
+        // SAFETY: `GpuMemory::alloc` got this address, and nobody holds the memory any more.
         let _ = self.gpu.enter().and_then(|c| unsafe { c.cuMemFree_v2(self.addr) });
     }
 }
 
-/// Pinned host memory to be freed.
+/// Pinned host memory that is freed on drop.
 struct Pinned {
     gpu: Gpu,
     start: NonNull<u8>,
 }
 
-// SAFETY: owns its bytes, which have no thread affinity.
+// SAFETY: The value owns its bytes, which belong to no thread.
 unsafe impl Send for Pinned {}
-// SAFETY: never dereferenced through `&Pinned`.
+// SAFETY: Nobody dereferences the pointer through `&Pinned`.
 unsafe impl Sync for Pinned {}
 
 impl Drop for Pinned {
     fn drop(&mut self) {
         let start = self.start.as_ptr().cast();
-        // As for `Allocation`.
-        // SAFETY: exactly what `pinned` got, and nobody holds it any more.
+        // An error belongs to an earlier call, or means that the process ends.
+        // SAFETY: `pinned` got this address, and nobody holds the memory any more.
         let _ = self.gpu.enter().and_then(|c| unsafe { c.cuMemFreeHost(start) });
     }
 }
 
-/// See [`Gpu::pinned`].
+/// Allocates the memory of [`Gpu::pinned`].
 pub(crate) fn pinned(gpu: &Gpu, len: usize) -> Result<HostMemory, CudaError> {
     let mut start = ptr::null_mut();
-    // SAFETY: the driver writes an address, which `Pinned` frees.
+    // SAFETY: The driver writes an address to `start`, and `Pinned` frees that memory.
     unsafe { gpu.enter()?.cuMemHostAlloc(&mut start, len, FOR_EVERY_GPU) }?;
     let start = NonNull::new(start.cast::<u8>()).expect("success is memory");
     let owner = Pinned { gpu: gpu.clone(), start };
-    // What lay there before is nobody's to be sent.
-    // SAFETY: so many bytes were allocated, and nobody else knows of them.
+    // Zeroing keeps old content from being sent to a peer.
+    // SAFETY: The driver allocated `len` bytes, and nobody else knows their address.
     unsafe { start.write_bytes(0, len) };
-    // SAFETY: valid until `owner` is dropped; nobody else has the address.
+    // SAFETY: The memory is valid until `owner` is dropped, and nobody else has the address.
     Ok(unsafe { HostMemory::from_raw(start, len, owner) })
 }
 

@@ -1,4 +1,4 @@
-//! What an address is to CUDA.
+//! CUDA's facts about an address.
 
 use std::ffi::c_int;
 
@@ -7,35 +7,36 @@ use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute as Attribute};
 use crate::api::{Api, INVALID_VALUE};
 use crate::{CudaError, Driver};
 
-/// What lies at an address that CUDA knows.
+/// The allocation at an address that CUDA knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pointer {
-    /// Whose memory it is.
+    /// The kind of memory.
     pub kind: PointerKind,
-    /// The GPU that it was allocated on.
+    /// The GPU on which the memory was allocated.
     pub gpu: u32,
-    /// The allocation's number, which no other allocation of this process ever has
+    /// Number of the allocation; no other allocation of this process ever gets it
     /// (`CU_POINTER_ATTRIBUTE_BUFFER_ID`).
     pub buffer_id: u64,
-    /// First byte of the allocation.
+    /// Address of the allocation's first byte.
     pub base: u64,
-    /// Bytes of the allocation.
+    /// Length of the allocation in bytes.
     pub len: usize,
 }
 
-/// Whose memory.
+/// A kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PointerKind {
-    /// A GPU's.
+    /// Memory of a GPU.
     Device,
-    /// The host's, pinned by CUDA.
+    /// Host memory that CUDA has pinned.
     Host,
-    /// Managed: it moves between GPU and host. No NIC can be given it.
+    /// Managed memory, which moves between GPU and host. A NIC cannot use it.
     Managed,
 }
 
 impl Pointer {
-    /// Asks the driver; `None` where CUDA does not know the address, as of ordinary host memory.
+    /// Asks the driver about an address. Returns `None` if CUDA does not know the address, as with
+    /// ordinary host memory.
     pub fn query(driver: Driver, addr: u64) -> Result<Option<Pointer>, CudaError> {
         let api = driver.api();
         let kind: u32 = match attribute(api, Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, addr) {
@@ -62,17 +63,17 @@ impl Pointer {
     }
 }
 
-/// An attribute whose value is of type `T`: cuda.h names the type of each.
+/// Reads an attribute whose value has the type `T`; cuda.h names the type of each attribute.
 fn attribute<T: Integer>(api: &Api, attribute: Attribute, addr: u64) -> Result<T, CudaError> {
     let mut value = T::default();
     let to = (&raw mut value).cast();
-    // SAFETY: the driver writes at most 8 bytes, of the attribute's type, and `Integer` says of
-    // which; it does not follow `addr`.
+    // SAFETY: The driver writes at most 8 bytes, a value of the attribute's type, which is the `Integer`
+    // type `T`. The driver does not dereference `addr`.
     unsafe { api.cuPointerGetAttribute(to, attribute as u32, addr) }?;
     Ok(value)
 }
 
-/// A type that attributes have.
+/// A type that a pointer attribute can have.
 trait Integer: Default {}
 impl Integer for c_int {}
 impl Integer for u32 {}

@@ -10,17 +10,17 @@ use invar_linux::memory::{HostMemory, OutOfRange};
 use crate::api::{Api, OUT_OF_MEMORY};
 use crate::{CudaError, Gpu, GpuMemory, MemoryError};
 
-/// Which way a copy goes.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the GPU to the host, before it is sent.
+    /// From the GPU to the host, before a send.
     ToHost,
-    /// From the host to the GPU, after it was received.
+    /// From the host to the GPU, after a receive.
     ToGpu,
 }
 
-/// Slots of pinned host memory, each of which one copy at a time goes in or out of. This is what a
-/// [`Port`](invar_core::staging::Port) has its copies done by.
+/// Slots of pinned host memory, with at most one copy in or out of each slot at a time. A
+/// [`Port`](invar_core::staging::Port) uses this buffer for its copies.
 pub struct StagingBuffer {
     gpu: Gpu,
     stream: CUstream,
@@ -29,26 +29,26 @@ pub struct StagingBuffer {
     memory: HostMemory,
 }
 
-/// A slot's event, and the GPU memory that a copy is at work in.
+/// The event of a slot, and the GPU memory of the slot's unfinished copy.
 struct Slot {
     event: CUevent,
     copying: Option<GpuMemory>,
 }
 
-// SAFETY: streams and events may be used from every thread on which their context is current.
+// SAFETY: Any thread may use streams and events, after it has made their context current.
 unsafe impl Send for StagingBuffer {}
 
 impl StagingBuffer {
-    /// `slots` times `slot_bytes` of pinned memory, beside `gpu`.
+    /// Allocates `slots` × `slot_bytes` bytes of pinned memory for copies to and from `gpu`.
     pub fn new(gpu: &Gpu, slots: usize, slot_bytes: usize) -> Result<Self, CudaError> {
         let len = slots.checked_mul(slot_bytes);
         let len = len.ok_or_else(|| CudaError::failed("cuMemHostAlloc", OUT_OF_MEMORY))?;
         let memory = gpu.pinned(len)?;
         let current = gpu.enter()?;
         let mut stream = ptr::null_mut();
-        // Of its own, so that copies wait for nothing that the program runs.
+        // The stream is non-blocking, so copies do not wait for the program's work.
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the driver writes a handle, which `drop` gives back.
+        // SAFETY: The driver writes a handle to `stream`, and `drop` destroys it.
         unsafe { current.cuStreamCreate(&mut stream, flags) }?;
         let empty = Vec::with_capacity(slots);
         let mut buffer =
@@ -60,27 +60,26 @@ impl StagingBuffer {
         Ok(buffer)
     }
 
-    /// The pinned memory of all slots, one after the other, to be registered with a NIC.
+    /// Returns the pinned memory of all slots in sequence, for registration with a NIC.
     pub fn memory(&self) -> &HostMemory {
         &self.memory
     }
 
-    /// The GPU that it is beside.
+    /// Returns the GPU of the copies.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
-    /// Bytes of a slot.
+    /// Returns the length of a slot in bytes.
     pub fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }
 
-    /// Starts to copy between the first `len` bytes of a slot and `offset` of `memory`, which is of
-    /// the same GPU.
+    /// Starts a copy between the first `len` bytes of a slot and `memory` at `offset`. `memory` must
+    /// belong to the same GPU.
     ///
     /// # Errors
-    /// Bytes that are not in the slot or in the memory; a copy of the slot that is still under way;
-    /// the driver's.
+    /// The range exceeds the slot or the memory, the slot has an unfinished copy, or the driver fails.
     pub fn start(
         &mut self,
         slot: usize,
@@ -99,8 +98,8 @@ impl StagingBuffer {
         let Slot { event, copying } = &mut self.slots[slot];
         let of_host = self.memory.as_ptr().wrapping_add(slot * self.slot_bytes).cast::<c_void>();
         let current = self.gpu.enter()?;
-        // SAFETY: both ranges are there; `copying` keeps the GPU's, and `drop` waits for all
-        // copies before the host's is freed. The bytes of the host are touched by atomics only.
+        // SAFETY: Both ranges exist. `copying` keeps the GPU memory alive, and `drop` waits for all
+        // copies before the host memory is freed. All other accesses to the host bytes are atomic.
         unsafe {
             match direction {
                 Direction::ToHost => {
@@ -112,11 +111,12 @@ impl StagingBuffer {
             }
         }
         *copying = Some(memory.clone());
-        // SAFETY: both live.
+        // SAFETY: The event and the stream are live.
         let recorded = unsafe { current.cuEventRecord(*event, self.stream) };
         if let Err(error) = recorded {
-            // The event still tells of the copy before, so only the stream says when this one is over.
-            // SAFETY: the stream lives.
+            // The event still reports the previous copy, so only the stream tells when this copy is
+            // done.
+            // SAFETY: The stream is live.
             unsafe { current.cuStreamSynchronize(self.stream) }?;
             *copying = None;
             return Err(error.into());
@@ -124,11 +124,11 @@ impl StagingBuffer {
         Ok(())
     }
 
-    /// Whether the last copy of a slot is done. Does not wait.
+    /// Whether the last copy of a slot is done; returns without waiting.
     pub fn is_done(&mut self, slot: usize) -> Result<bool, CudaError> {
         let Some(Slot { event, copying }) = self.slots.get_mut(slot) else { return Ok(true) };
         if copying.is_some() {
-            // SAFETY: the event lives.
+            // SAFETY: The event is live.
             if !unsafe { self.gpu.driver().api().event_is_done(*event) }? {
                 return Ok(false);
             }
@@ -141,8 +141,8 @@ impl StagingBuffer {
 impl Drop for StagingBuffer {
     fn drop(&mut self) {
         let Ok(current) = self.gpu.enter() else { return };
-        // Errors are those of earlier calls: there is nothing left to do about them.
-        // SAFETY: nobody else has the handles, and the copies are done when the stream is.
+        // Errors belong to earlier calls, and nobody can handle them here.
+        // SAFETY: Nobody else has the handles, and all copies are done when the stream is idle.
         unsafe {
             let _ = current.cuStreamSynchronize(self.stream);
             for slot in &self.slots {
@@ -161,7 +161,7 @@ impl fmt::Debug for StagingBuffer {
 
 fn create_event(api: &Api) -> Result<CUevent, CudaError> {
     let mut event = ptr::null_mut();
-    // SAFETY: the driver writes a handle.
+    // SAFETY: The driver writes a handle to `event`.
     unsafe { api.cuEventCreate(&mut event, CUevent_flags::CU_EVENT_DISABLE_TIMING as u32) }?;
     Ok(event)
 }

@@ -52,7 +52,7 @@ pub struct PortInfo {
     pub gid: ChosenGid,
     /// The network interface of that GID, if an interface is visible.
     pub netdev: Option<String>,
-    /// Global identifier of the device (`sys_image_guid`), in host order.
+    /// GUID of the device (`sys_image_guid`), in host byte order.
     pub guid: u64,
     /// PCI path of the device, equal for all functions of a card; a software device has none.
     pub pci_path: Option<String>,

@@ -1,13 +1,13 @@
-//! The driver through the bindings of `cust`.
+//! CUDA's driver through the bindings of `cust`.
 //!
-//! `cust` declares the driver's functions as ones that the linker must find, and a program linked
-//! to libcuda does not start where there is none. So they are defined here, each as a jump to
-//! where its slot points: at first to code that looks the function up in the libcuda that `cudarc`
-//! opens, and from then on to that function. They are hidden, that is seen by nothing but the
-//! program or library that they are linked into.
+//! `cust` declares the driver's functions as symbols that the linker must resolve, and a program linked
+//! to libcuda does not start without libcuda. So this module defines these symbols. Each one jumps to
+//! the address in its slot. At first the slot points to code that looks up the function in the libcuda
+//! that `cudarc` opens. From then on the slot points to that function. The symbols are hidden: only the
+//! program or library that contains them sees them.
 //!
-//! `cust` by itself works as well, before a [`Driver`](crate::Driver) is opened and without one;
-//! where there is no libcuda its calls give `NotInitialized`.
+//! `cust` also works on its own, before or without an open [`Driver`](crate::Driver). Without libcuda
+//! its calls return `NotInitialized`.
 
 use std::ffi::{CStr, c_char};
 
@@ -16,16 +16,16 @@ compile_error!(
     "the feature `cust` of invar-cuda is for x86-64 Linux; without it, all Linux will do"
 );
 
-/// `CUDA_ERROR_NOT_INITIALIZED`: what a function gives that is not there. The bindings of `cust`
-/// know it.
+/// `CUDA_ERROR_NOT_INITIALIZED`: the result of a missing function. The bindings of `cust` know this
+/// code.
 const NOT_INITIALIZED: u32 = 3;
 
 macro_rules! trampolines {
     ($($name:ident)+) => {
         $(
-            // Each has sections of its own, so that the linker drops what nobody calls. They are
-            // weak, since the tests of this crate have them twice: of themselves, and of the library
-            // that their tools are linked to.
+            // Each trampoline has sections of its own, so the linker drops unused ones. The symbols are
+            // weak, because this crate's tests contain them twice: once in the tests themselves and once
+            // in the library that their tools link.
             std::arch::global_asm!(
                 concat!(".pushsection .text.invar_", stringify!($name), ",\"ax\",@progbits"),
                 concat!(".weak ", stringify!($name)),
@@ -47,7 +47,7 @@ macro_rules! trampolines {
             );
         )+
 
-        /// The address of a function that `cust` declares, by its name.
+        /// Returns the address of a function that `cust` declares, by its name.
         pub(crate) fn function(name: &str) -> Option<*const ()> {
             match name {
                 $(stringify!($name) => Some(cust::sys::$name as *const ()),)+
@@ -57,8 +57,9 @@ macro_rules! trampolines {
     };
 }
 
-// In: the address of the name in rax, of the slot in r10, and the arguments of a function of the
-// driver, none of which is a floating-point number. The six that lie in registers are kept.
+// Input: the address of the name in rax, the address of the slot in r10, and the arguments of a driver
+// function, none of which is a floating-point number. The code preserves the six registers that hold
+// arguments.
 std::arch::global_asm!(
     ".pushsection .text.invar_cuda_bind,\"ax\",@progbits",
     ".type invar_cuda_bind,@function",
@@ -85,11 +86,11 @@ std::arch::global_asm!(
     bind = sym bind,
 );
 
-/// Where a function is, by its name.
+/// Returns the address of a function by its name.
 extern "C" fn bind(name: *const c_char) -> *const () {
-    // SAFETY: a trampoline gives its own constant.
+    // SAFETY: A trampoline passes its own constant, which ends in NUL.
     let name = unsafe { CStr::from_ptr(name) };
-    // SAFETY: opens and closes the library, which is made for that.
+    // SAFETY: The call only opens and closes libcuda, which supports that.
     let is_there = unsafe { cudarc::driver::sys::is_culib_present() };
     let symbol = name.to_str().ok().filter(|_| is_there).and_then(super::symbol);
     symbol.unwrap_or(absent as *const ())
@@ -99,7 +100,7 @@ extern "C" fn absent() -> u32 {
     NOT_INITIALIZED
 }
 
-// What `cust` calls, and what Invar calls of it.
+// The functions that `cust` calls, and those that Invar calls through `cust`.
 trampolines! {
     cuArray3DCreate_v2 cuArray3DGetDescriptor_v2 cuArrayDestroy cuCtxCreate_v2 cuCtxDestroy_v2
     cuCtxGetApiVersion cuCtxGetCacheConfig cuCtxGetCurrent cuCtxGetDevice cuCtxGetFlags

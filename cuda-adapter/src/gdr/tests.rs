@@ -2,7 +2,7 @@ use invar_testkit::sysfs::Tree;
 
 use super::*;
 
-/// A GPU below the same switch as `mlx5_0`, with a driver that can do everything.
+/// A GPU below the same switch as `mlx5_0`, with a driver that supports everything.
 pub(crate) fn gpu() -> GpuInfo {
     GpuInfo {
         ordinal: 0,
@@ -16,7 +16,7 @@ pub(crate) fn gpu() -> GpuInfo {
     }
 }
 
-/// Where that GPU is.
+/// A machine that contains the GPU of `gpu`.
 struct Machine(Tree);
 
 impl Machine {
@@ -112,8 +112,8 @@ fn a_nic_in_software_is_staged_whatever_the_gpu_can_do() {
     assert_eq!(decision.to_string(), "staging: the NIC is software and reaches host memory only");
 }
 
-/// NICs by how far they are from the GPU, and whether each level of `NCCL_NET_GDR_LEVEL` allows
-/// that.
+/// NICs with their distance from the GPU, and whether each level of `NCCL_NET_GDR_LEVEL` allows that
+/// distance.
 const DISTANCES: [(&str, Option<&str>, [bool; 5]); 7] = [
     ("same_card", Some("LOC"), [true, true, true, true, true]),
     ("same_switch", Some("PIX"), [false, true, true, true, true]),
@@ -126,7 +126,8 @@ const DISTANCES: [(&str, Option<&str>, [bool; 5]); 7] = [
 const LEVELS: [PciDistance; 5] =
     [PciDistance::Loc, PciDistance::Pix, PciDistance::Pxb, PciDistance::Phb, PciDistance::Sys];
 
-/// `NCCL_DMABUF_ENABLE`, the GPU's driver, the NIC's driver and the kernel; and what is missing.
+/// `NCCL_DMABUF_ENABLE`, support by the GPU's driver, support by the NIC's driver and the kernel, and
+/// the missing part.
 const DMA_BUF: [(bool, bool, bool, &str); 8] = [
     (true, true, true, ""),
     (true, true, false, "the NIC's driver or the kernel registers no DMA-BUF"),
@@ -138,7 +139,7 @@ const DMA_BUF: [(bool, bool, bool, &str); 8] = [
     (false, false, false, "NCCL_DMABUF_ENABLE=0"),
 ];
 
-/// Where a module shows itself, the one that is named first before the others, and as what.
+/// The file that shows a module, and the module's name; earlier entries win.
 const MODULES: [(&str, &str); 4] = [
     ("kernel/mm/memory_peers/nvidia-peermem/version", "nvidia-peermem 1"),
     ("kernel/mm/memory_peers/nv_mem/version", "nv_peer_mem 2"),
@@ -146,7 +147,7 @@ const MODULES: [(&str, &str); 4] = [
     ("module/nvidia_peermem/version", "nvidia-peermem 4"),
 ];
 
-/// A machine with a NIC at each distance.
+/// Makes a machine with a NIC at each distance.
 fn machine_of_all_distances() -> Tree {
     let tree = Tree::empty();
     let switch = "devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0";
@@ -164,7 +165,7 @@ fn machine_of_all_distances() -> Tree {
     tree
 }
 
-/// What is to be decided where the way is not too long and the GPU is willing.
+/// The expected decision if the distance is allowed and the GPU supports GPUDirect.
 fn among_near(distance: &str, missing: &str, module: Option<&str>) -> String {
     match (missing, module) {
         ("", _) => format!("GPUDirect by DMA-BUF: {distance}, and both have it"),
