@@ -2,11 +2,11 @@
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds of `CLOCK_MONOTONIC`: since boot, never going back, the same for every process of
-/// this host. What `invar-core` takes as `now_ns`. Costs about 20 ns.
+/// Returns the nanoseconds of `CLOCK_MONOTONIC`: they count from boot, never go back, and are the same
+/// for every process of this host. `invar-core` takes them as `now_ns`. A call takes about 20 ns.
 pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
-    // Neither is ever negative, and 2^64 ns are 584 years of uptime.
+    // Neither field is ever negative, and 2^64 ns are 584 years of uptime.
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 

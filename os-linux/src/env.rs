@@ -1,32 +1,32 @@
-//! Environment variables and what the host tells about itself.
+//! Environment variables and facts about the host.
 
 use rustix::process::{Resource, getrlimit};
 
-/// The value of an environment variable; `None` where it is not set.
+/// Returns the value of an environment variable, or `None` if the variable is not set.
 ///
-/// Bytes that are not UTF-8 are replaced, so that whoever parses the value can refuse and show it.
+/// Bytes that are not UTF-8 are replaced, so a parser can refuse the value and show it.
 pub fn var(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
-/// The names of the environment variables that are set to something.
+/// Returns the names of the environment variables that are not empty.
 pub fn names() -> Vec<String> {
     let set = std::env::vars_os().filter(|(_, value)| !value.is_empty());
     set.map(|(name, _)| name.to_string_lossy().into_owned()).collect()
 }
 
-/// This host's name, with its domain if it has one: what `gethostname(2)` gives.
+/// Returns this host's name, including its domain if it has one, as `gethostname(2)` does.
 pub fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Bytes in a page of memory, a power of two.
+/// Returns the size of a memory page in bytes, a power of two.
 pub fn page_size() -> usize {
     rustix::param::page_size()
 }
 
-/// How many bytes this process may lock, as registering memory with a NIC does (`ulimit -l`, in
-/// bytes); `None` is no limit.
+/// Returns how many bytes this process may lock (`ulimit -l`, in bytes), or `None` without a limit.
+/// Registering memory with a NIC locks it.
 pub fn memlock_limit_bytes() -> Option<u64> {
     getrlimit(Resource::Memlock).current
 }

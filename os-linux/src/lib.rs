@@ -1,12 +1,19 @@
 //! The parts of Linux that Invar uses.
 //!
-//! The protocol is in `invar-core` and touches no clock, no socket, no pointer. This crate wires
-//! it to the operating system: [`memory`] that NICs read and write, [`tcp`] for the handshake,
-//! a NIC in software ([`soft`]) over [`udp`] and captures of its packets ([`pcap`]), the transport
-//! over TCP for hosts without RDMA ([`socket`]), what the [`proxy`] needs, memory that processes
-//! share ([`shm`]), how ranks find together ([`rendezvous`]), network [`interface`]s, the
-//! [`ports`] that listeners take, the [`processors`], [`random`] numbers, the [`clock`] and the
-//! [`env`](mod@env)ironment.
+//! The protocol is in `invar-core`, which uses no clock, no socket and no pointer. This crate connects
+//! the protocol to the operating system:
+//!
+//! - [`memory`]: memory that NICs read and write
+//! - [`tcp`]: the TCP connections of the handshake
+//! - [`soft`]: a NIC in software over [`udp`], with captures of its packets ([`pcap`])
+//! - [`socket`]: the transport over TCP for hosts without RDMA
+//! - [`proxy`]: the proxy's threads and shared memory
+//! - [`shm`]: memory that processes share
+//! - [`rendezvous`]: how ranks find each other
+//! - [`interface`]: network interfaces
+//! - [`ports`]: the ports that listeners take
+//! - [`processors`], [`random`], [`clock`], [`env`](mod@env): processors, random numbers, the clock and
+//!   the environment
 
 pub mod clock;
 pub mod env;

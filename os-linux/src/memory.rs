@@ -1,24 +1,24 @@
 //! Host memory that a NIC may read and write.
 //!
-//! A NIC, a peer across the network, and other threads change these bytes at any time, and no
-//! compiler knows. A `&[u8]` into them would promise the opposite, so safe code never gets one.
-//! It gets three things: copies in and out ([`HostMemory::write_at`], [`HostMemory::read_at`]),
-//! the content as atomic words ([`Memory::words`]), and an opaque piece of a gather list
-//! ([`HostMemory::gather`]) for the kernel to read.
+//! A NIC, a peer across the network, and other threads change these bytes at any time, without the
+//! compiler's knowledge. A `&[u8]` into them would promise the opposite, so safe code never gets one.
+//! Safe code has three ways of access: copies in and out ([`HostMemory::write_at`],
+//! [`HostMemory::read_at`]), the content as atomic words ([`Memory::words`]), and an opaque piece of a
+//! gather list ([`HostMemory::gather`]) for the kernel to read.
 //!
 //! # Why this is sound
 //!
-//! Every byte of an allocated region belongs to one aligned 8-byte cell, and whatever runs in
-//! this process touches it only through atomic operations of exactly that cell: whole words by
-//! loads and stores, parts of words by compare-and-swap. There is thus no data race, and no race
-//! between atomics of different widths, whatever safe code does. Devices and the kernel (which
-//! reads gather lists) stand outside of the program and see what atomics promise them.
+//! Every byte of an allocated region belongs to one aligned 8-byte cell. All code in this process
+//! accesses the byte only through atomic operations on exactly that cell: loads and stores of whole
+//! words, and compare-and-swap for parts of words. So there is no data race, and no race between atomics
+//! of different widths, whatever safe code does. Devices and the kernel (which reads gather lists) are
+//! outside of the program and see what atomics guarantee them.
 //!
-//! Memory of a host application ([`HostMemory::from_raw`]) has its edges where the application
-//! wants them, and plain code next to them. There parts of words are copied byte by byte, so that
-//! not even a neighbour's value is written back.
+//! Memory of a host application ([`HostMemory::from_raw`]) may start and end at any byte, with ordinary
+//! data of the application next to it. There, parts of words are copied byte by byte, so that no copy
+//! writes back a neighbour's bytes.
 //!
-//! Bulk copies are as fast as `memcpy`; `memory/copy.rs` says how.
+//! Bulk copies are as fast as `memcpy`; `memory/copy.rs` explains how.
 
 mod copy;
 
@@ -36,49 +36,50 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use crate::env::page_size;
 use copy::Edges;
 
-/// Regions from this size on ask for transparent huge pages.
+/// Regions of at least this size ask for transparent huge pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// A range of host memory; clones share it. See the [module](self) for what may be done with it.
+/// A range of host memory; clones share it. The [module](self) explains the allowed accesses.
 #[derive(Clone, Debug)]
 pub struct HostMemory {
     start: NonNull<u8>,
     len: usize,
     words: NonNull<[AtomicU64]>,
     edges: Edges,
-    // Frees the bytes when the last clone goes.
+    // The owner frees the bytes when the last clone goes.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: `start` is only dereferenced by atomic operations (module documentation) and by the
-// kernel; the owner keeps it valid wherever the last clone is dropped.
+// SAFETY: Only atomic operations (module documentation) and the kernel dereference `start`. The owner
+// keeps the memory valid, wherever the last clone is dropped.
 unsafe impl Send for HostMemory {}
-// SAFETY: as above; no method needs exclusive access.
+// SAFETY: Only atomic operations and the kernel access the memory, and no method needs exclusive access.
 unsafe impl Sync for HostMemory {}
 
-/// A range that does not lie within its region.
+/// A range that exceeds its region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bytes {offset}..+{len} asked of a region of {region_len} bytes")]
 pub struct OutOfRange {
-    /// First byte asked for.
+    /// Offset of the first requested byte.
     pub offset: usize,
-    /// Bytes asked for.
+    /// Number of requested bytes.
     pub len: usize,
-    /// Bytes there are.
+    /// Length of the region in bytes.
     pub region_len: usize,
 }
 
 impl HostMemory {
-    /// Zeroed memory, page-aligned, from the kernel. Pages are backed when first touched.
+    /// Allocates zeroed, page-aligned memory from the kernel. The kernel backs pages when they are first
+    /// touched.
     ///
-    /// Fails with the error of `mmap(2)`: `ENOMEM` where there is no room for `len` bytes.
+    /// The call fails with the error of `mmap(2)`: `ENOMEM` if there is no room for `len` bytes.
     pub fn alloc(len: usize) -> io::Result<Self> {
         let mapping = Mapping::new(len)?;
         let (start, words) = (mapping.start, whole_words(mapping.start, len));
         Ok(HostMemory { start, len, words, edges: Edges::Words, _owner: Arc::new(mapping) })
     }
 
-    /// Allocates memory for `Nic::alloc`, with a NIC's kind of error.
+    /// Allocates memory for `Nic::alloc` and returns a NIC's type of error.
     pub fn for_nic(len: usize) -> Result<Self, NicError> {
         HostMemory::alloc(len).map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(0);
@@ -86,15 +87,15 @@ impl HostMemory {
         })
     }
 
-    /// Memory of the host application. `keep_alive` is dropped with the last clone.
+    /// Wraps memory of the host application. The last clone drops `keep_alive`.
     ///
     /// # Safety
     ///
-    /// - Until `keep_alive` is dropped, `start..start + len` is valid for reads on every thread,
-    ///   and for writes if [`write_at`](Self::write_at) or a registration lets anything write.
-    /// - Bytes that a copy or a transfer under way writes are not accessed by anyone else, and
-    ///   bytes that it reads are not written by anyone else, except by atomic operations on whole
-    ///   aligned 8-byte words.
+    /// - Until `keep_alive` is dropped, `start..start + len` is valid for reads on every thread. It is
+    ///   also valid for writes if [`write_at`](Self::write_at) or a registration lets anything write.
+    /// - While a copy or transfer writes bytes, nobody else accesses them. While a copy or transfer
+    ///   reads bytes, nobody else writes them. Atomic operations on whole aligned 8-byte words are an
+    ///   exception to both.
     pub unsafe fn from_raw(
         start: NonNull<u8>,
         len: usize,
@@ -104,41 +105,44 @@ impl HostMemory {
         HostMemory { start, len, words, edges: Edges::Bytes, _owner: Arc::new(keep_alive) }
     }
 
-    /// First byte. Dereferencing it is subject to the rules of the [module](self).
+    /// Returns a pointer to the first byte. Dereferencing it is subject to the rules of the
+    /// [module](self).
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Copies `bytes` in, from lower addresses to higher.
+    /// Copies `bytes` in, from lower addresses to higher ones.
     ///
-    /// Each aligned 8-byte word that the range covers whole is written by one atomic store, and
-    /// the last word (or part of one) has release ordering: whoever reads it with acquire
-    /// ordering, by [`words`](Memory::words) or [`read_at`](Self::read_at), and sees the new
-    /// value, sees all of `bytes`. A slot whose last word is its sequence number can be polled.
+    /// One atomic store writes each aligned 8-byte word that the range covers entirely. The store of the
+    /// last word, or of a part of it, has release ordering. So a reader with acquire ordering that sees
+    /// the new last word sees all of `bytes`, through [`words`](Memory::words) or
+    /// [`read_at`](Self::read_at). A reader can therefore poll a slot whose last word is its sequence
+    /// number.
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfRange> {
         self.check(offset, bytes.len())?;
-        // SAFETY: the range is in the region, which stays valid while `self` lives and is
-        // accessed by the cells of `self.edges` only (module documentation, `from_raw`).
+        // SAFETY: The range is in the region, which stays valid while `self` lives. All accesses to the
+        // region use the cells of `self.edges` (module documentation, `from_raw`).
         unsafe { copy::write(self.start.add(offset), bytes, self.edges) };
         Ok(())
     }
 
-    /// Copies bytes out, with acquire ordering: if they show the end of a
-    /// [`write_at`](Self::write_at), what is read later shows all of it.
+    /// Copies bytes out with acquire ordering: if they show the end of a [`write_at`](Self::write_at),
+    /// later reads show all of it.
     ///
-    /// Words that change meanwhile are seen old or new, never mixed.
+    /// If a word changes during the copy, the copy sees the old or the new word, never a mixture.
     pub fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), OutOfRange> {
         self.check(offset, bytes.len())?;
-        // SAFETY: as in `write_at`.
+        // SAFETY: The range is in the region, which stays valid while `self` lives. All accesses to the
+        // region use the cells of `self.edges`.
         unsafe { copy::read(self.start.add(offset), bytes, self.edges) };
         fence(Ordering::Acquire);
         Ok(())
     }
 
-    /// A range as a piece of a gather list, to be read by the kernel.
+    /// Returns a range as a piece of a gather list, for the kernel to read.
     pub fn gather(&self, offset: usize, len: usize) -> Result<Gather<'_>, OutOfRange> {
         self.check(offset, len)?;
-        // SAFETY: the offset is within the region.
+        // SAFETY: `check` ensures that the offset is within the region.
         let start = unsafe { self.start.add(offset) };
         Ok(Gather::new(start, len))
     }
@@ -160,15 +164,17 @@ impl Memory for HostMemory {
         self.len
     }
 
-    /// Empty too for memory of a host application that is not 8-byte aligned.
+    /// Returns the whole words of the region; memory of a host application that is not 8-byte aligned
+    /// has none.
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: `whole_words` gave aligned words within the region, which is valid while `self`
-        // lives, and whole words are accessed as such only (module documentation, `from_raw`).
+        // SAFETY: `whole_words` returns aligned words within the region, which is valid while `self`
+        // lives. All accesses to whole words are atomic accesses of these words (module documentation,
+        // `from_raw`).
         unsafe { self.words.as_ref() }
     }
 }
 
-/// The whole words of a region; none where it is not aligned.
+/// Returns the whole words of a region; an unaligned region has none.
 fn whole_words(start: NonNull<u8>, len: usize) -> NonNull<[AtomicU64]> {
     let start = start.cast::<AtomicU64>();
     if start.is_aligned() {
@@ -178,8 +184,8 @@ fn whole_words(start: NonNull<u8>, len: usize) -> NonNull<[AtomicU64]> {
     }
 }
 
-/// A piece of a gather list (`struct iovec`): bytes that the kernel reads during a system call
-/// and that may be changing meanwhile.
+/// A piece of a gather list (`struct iovec`): bytes that the kernel reads during a system call. The
+/// bytes may change during the call.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Gather<'a> {
@@ -187,37 +193,37 @@ pub struct Gather<'a> {
     borrowed: PhantomData<&'a [u8]>,
 }
 
-// SAFETY: stands for a shared borrow of bytes that nothing in the program reads through it.
+// SAFETY: The value stands for a shared borrow, and no code in the program reads the bytes through it.
 unsafe impl Send for Gather<'_> {}
-// SAFETY: as above.
+// SAFETY: The value stands for a shared borrow, and no code in the program reads the bytes through it.
 unsafe impl Sync for Gather<'_> {}
 
 impl<'a> Gather<'a> {
-    /// Bytes that do not change.
+    /// Makes a piece from bytes that do not change.
     pub fn bytes(bytes: &'a [u8]) -> Self {
         Gather::new(NonNull::from(bytes).cast(), bytes.len())
     }
 
-    /// Number of bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.iovec.iov_len
     }
 
-    /// Whether it has no bytes.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes that may be changing.
+    /// Makes a piece from bytes that may change.
     ///
     /// # Safety
     ///
-    /// They are valid for reads by the kernel while the piece lives.
+    /// The bytes are valid for reads by the kernel while the piece lives.
     pub(crate) unsafe fn from_raw(start: NonNull<u8>, len: usize) -> Self {
         Gather::new(start, len)
     }
 
-    /// The part `range` of this piece; the range is cut off at the end.
+    /// Returns the part `range` of this piece, cut off at the piece's end.
     pub fn part(&self, range: Range<usize>) -> Self {
         let end = range.end.min(self.len());
         let start = range.start.min(end);
@@ -228,7 +234,7 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// Takes `next` in, if it begins where this one ends. Says whether it did.
+    /// Appends `next` if it begins where this piece ends. Returns whether it did.
     #[inline]
     pub fn extend(&mut self, next: &Gather<'a>) -> bool {
         let end = self.iovec.iov_base.cast::<u8>().wrapping_add(self.len());
@@ -255,18 +261,18 @@ pub(crate) struct Scatter<'a> {
 }
 
 impl<'a> Scatter<'a> {
-    /// Bytes of one's own.
+    /// Makes a piece from exclusively borrowed bytes.
     pub(crate) fn bytes(bytes: &'a mut [u8]) -> Self {
         let len = bytes.len();
-        // SAFETY: borrowed for writing as long as the piece lives.
+        // SAFETY: The bytes are borrowed for writing as long as the piece lives.
         unsafe { Scatter::from_raw(NonNull::from(bytes).cast(), len) }
     }
 
-    /// Bytes that others may look at.
+    /// Makes a piece from bytes that others may read.
     ///
     /// # Safety
     ///
-    /// They are valid for writes by the kernel while the piece lives.
+    /// The bytes are valid for writes by the kernel while the piece lives.
     pub(crate) unsafe fn from_raw(start: NonNull<u8>, len: usize) -> Self {
         let iovec = libc::iovec { iov_base: start.as_ptr().cast(), iov_len: len };
         Scatter { iovec, borrowed: PhantomData }
@@ -293,15 +299,15 @@ pub(crate) unsafe fn read_raw(from: NonNull<u8>, bytes: &mut [u8]) {
     unsafe { copy::read(from, bytes, Edges::Bytes) };
 }
 
-/// Anonymous memory of the kernel, whole pages.
+/// Anonymous memory of the kernel, in whole pages.
 struct Mapping {
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: owns its pages and has no thread affinity.
+// SAFETY: The value owns its pages, which belong to no thread.
 unsafe impl Send for Mapping {}
-// SAFETY: never dereferenced through `&Mapping`.
+// SAFETY: Nobody dereferences the pointer through `&Mapping`.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -309,7 +315,7 @@ impl Mapping {
         // mmap refuses a length of 0.
         let len =
             len.max(1).checked_next_multiple_of(page_size()).ok_or(rustix::io::Errno::NOMEM)?;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nobody else's memory.
+        // SAFETY: A new mapping at an address of the kernel's choice overlaps no other memory.
         let start = unsafe {
             mmap_anonymous(
                 ptr::null_mut(),
@@ -319,8 +325,8 @@ impl Mapping {
             )
         }?;
         if len >= HUGE_PAGE_BYTES {
-            // Only a hint: a kernel without huge pages refuses, and nothing is lost.
-            // SAFETY: our own mapping; the advice does not change its content.
+            // The advice is only a hint: a kernel without huge pages refuses it without harm.
+            // SAFETY: The mapping is our own, and the advice does not change its content.
             let _ = unsafe { madvise(start, len, Advice::LinuxHugepage) };
         }
         let start = NonNull::new(start.cast()).expect("mmap never maps page 0 unasked");
@@ -330,7 +336,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly what `new` mapped, and nobody holds it any more.
+        // SAFETY: `new` mapped exactly this range, and nobody holds it any more.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert_eq!(unmapped, Ok(()));
     }

@@ -1,17 +1,17 @@
-//! Classic pcap files of IP packets, as Wireshark and tshark read them.
+//! Classic pcap files of IP packets, for Wireshark and tshark.
 
 use std::io::{self, Write};
 
-/// Times in nanoseconds, all words in little endian.
+/// The magic number of files with timestamps in nanoseconds; all words are little-endian.
 const MAGIC_NS: u32 = 0xa1b2_3c4d;
-/// Version 2.4, as two half words.
+/// Version 2.4 as two half words.
 const VERSION: u32 = 4 << 16 | 2;
-/// Longer than any frame.
+/// Maximum length of a captured frame; no frame is longer.
 const SNAP_BYTES: u32 = 0x4_0000;
-/// Frames begin with their IP header.
+/// Link type of frames that begin with their IP header.
 const LINKTYPE_RAW: u32 = 101;
 
-/// Writes a file, frame by frame.
+/// Writes a pcap file, frame by frame.
 #[derive(Debug)]
 pub struct Writer<W: Write> {
     file: W,
@@ -24,7 +24,7 @@ impl<W: Write> Writer<W> {
         Ok(Writer { file })
     }
 
-    /// Appends an IP packet, given in two parts, that was seen `time_ns` after 1970. The format's
+    /// Appends an IP packet, given in two parts, with the timestamp `time_ns` after 1970. The format's
     /// seconds end in 2106.
     pub fn write(&mut self, time_ns: u64, headers: &[u8], payload: &[u8]) -> io::Result<()> {
         let len = u32::try_from(headers.len() + payload.len()).map_err(io::Error::other)?;
@@ -34,7 +34,7 @@ impl<W: Write> Writer<W> {
         self.file.write_all(payload)
     }
 
-    /// Brings everything to the file.
+    /// Flushes all data to the file.
     pub fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
     }

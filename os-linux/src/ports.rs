@@ -1,14 +1,14 @@
-//! Listening at the first port of a range that is free.
+//! Listening on the first free port of a range.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 
 use invar_core::param::PortRange;
 
-/// Binds at `addr`, and where that has no port, at the first of `range` that is free there.
+/// Binds at `addr`; if `addr` has port 0, binds at the first free port of `range`.
 ///
 /// # Errors
-/// If no port of the range is free, the error names the range by `variable`, which sets it.
+/// If no port of the range is free, the error names the range and the `variable` that sets it.
 pub fn bind_in_range<T>(
     mut addr: SocketAddr,
     range: PortRange,
@@ -46,7 +46,7 @@ mod tests {
 
     use crate::tcp::OobListener;
 
-    /// Two ports side by side that are free for TCP and UDP, and stay so while they are held.
+    /// Finds two adjacent ports that are free for TCP and UDP, and holds them.
     fn two_ports() -> (PortRange, Vec<(OobListener, UdpSocket)>) {
         let held = |port| {
             let addr = (Ipv4Addr::LOCALHOST, port);
@@ -75,7 +75,7 @@ mod tests {
         let text = OobListener::bind(addr, PortRange::only(first)).unwrap_err().to_string();
         let says = format!("INVAR_PORT_RANGE={first}: port {first} is taken at 127.0.0.1; a range");
         assert!(text.starts_with(&says), "{text}");
-        // The second one is free now.
+        // The second port is free now.
         drop(held.pop());
         let port = bind().unwrap().local_addr().unwrap().port();
         assert_eq!(port, *range.ports().end());

@@ -1,4 +1,4 @@
-//! Processors, one by one.
+//! The processors that threads may run on.
 
 use std::fs;
 use std::ops::RangeInclusive;
@@ -6,8 +6,8 @@ use std::path::Path;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// The processors that this thread may run on, one set each, in the order of their numbers; none if the
-/// kernel does not say.
+/// Returns the processors that this thread may run on, one set each, in ascending order. Returns none if
+/// the kernel does not say.
 pub fn allowed() -> Vec<CpuSet> {
     let Ok(allowed) = sched_getaffinity(None) else { return Vec::new() };
     let one = |cpu| {
@@ -18,25 +18,27 @@ pub fn allowed() -> Vec<CpuSet> {
     (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).map(one).collect()
 }
 
-/// Bytes of [`allowed_bits`].
+/// Length of [`allowed_bits`] in bytes.
 pub const BITS_BYTES: usize = CpuSet::MAX_CPU / 8;
 
-/// The processors that this thread may run on, one bit each, lowest first; all if the kernel does not say.
+/// Returns the processors that this thread may run on, one bit each, lowest first; all bits if the
+/// kernel does not say.
 pub fn allowed_bits() -> [u8; BITS_BYTES] {
     let Ok(allowed) = sched_getaffinity(None) else { return [0xff; _] };
     let bit = |cpu: usize| u8::from(allowed.is_set(cpu)) << (cpu % 8);
     std::array::from_fn(|byte| (0..8).map(|cpu| bit(8 * byte + cpu)).sum())
 }
 
-/// The processors that this thread may run on and that are near a device, by the kernel's directories of the
-/// devices on the PCI bus; `None` where there are none, or the kernel does not say.
+/// Returns the processors that this thread may run on and that are near one of the devices. `pci_paths`
+/// are the sysfs directories of the PCI devices. Returns `None` if there are no such processors, or the
+/// kernel does not say.
 pub fn near<P: AsRef<Path>>(pci_paths: impl IntoIterator<Item = P>) -> Option<CpuSet> {
     let allowed = sched_getaffinity(None).ok()?;
     let mut near = CpuSet::new();
     for path in pci_paths {
         let list = fs::read_to_string(path.as_ref().join("local_cpulist")).unwrap_or_default();
         let cpus = list.trim().split(',').filter_map(range).flatten();
-        // The kernel may count beyond what a set has room for.
+        // The kernel may list processors beyond the size of a set.
         cpus.take_while(|cpu| *cpu < CpuSet::MAX_CPU)
             .filter(|cpu| allowed.is_set(*cpu))
             .for_each(|cpu| near.set(cpu));
@@ -44,7 +46,7 @@ pub fn near<P: AsRef<Path>>(pci_paths: impl IntoIterator<Item = P>) -> Option<Cp
     (near.count() > 0).then_some(near)
 }
 
-/// `3`, or `0-3`.
+/// Parses `3` or `0-3`.
 fn range(text: &str) -> Option<RangeInclusive<usize>> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     Some(first.parse().ok()?..=last.parse().ok()?)

@@ -1,9 +1,10 @@
-//! The proxy's threads, and what its processes share; `invar_core::proxy` is what they do.
+//! The proxy's threads and the memory that its processes share; `invar_core::proxy` has their logic.
 //!
-//! A host runs a [`Service`] and a [`Progress`] for each GPU. A rank asks the service for
-//! connections with a [`ProxyClient`], and is given the [`SharedOps`] with the first; it posts
-//! operations with [`RankOps`], and the progress thread moves them, or the rank itself while it waits,
-//! by a [`Driver`], which also says what is active ([`DumpOnSignal`]). An [`Abort`] ends all of it.
+//! A host runs a [`Service`] and a [`Progress`] for each GPU. A rank asks the service for connections
+//! with a [`ProxyClient`], and receives the [`SharedOps`] with the first connection. The rank posts
+//! operations with [`RankOps`], and the progress thread moves them. While the rank waits, it can move
+//! them itself with a [`Driver`], which also lists active operations ([`DumpOnSignal`]). An [`Abort`]
+//! ends everything.
 
 mod abort;
 mod banks;

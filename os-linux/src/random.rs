@@ -1,10 +1,10 @@
-//! Random numbers of the operating system (`getrandom`).
+//! Random numbers from the operating system (`getrandom`).
 
 use std::io;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// Bytes that nobody can guess.
+/// Returns bytes that nobody can guess.
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let mut filled = 0;

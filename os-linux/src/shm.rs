@@ -1,8 +1,8 @@
 //! Memory that the processes of a host share.
 //!
-//! It is a file without a name: its descriptor goes from process to process over a Unix socket,
-//! and nothing is left behind when the last of them ends, however it does. Its size is sealed, so
-//! that no process can take pages from under another.
+//! The memory is an unnamed file. Its descriptor goes from process to process over a Unix socket.
+//! Nothing is left behind when the last process ends, whatever ends it. The size of the file is sealed,
+//! so no process can take pages away from another.
 
 mod ring;
 mod share;
@@ -21,9 +21,9 @@ pub use share::Offer;
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Shared memory, mapped; clones are of the same mapping. Pages are backed when first touched.
+/// Mapped shared memory; clones share the mapping. The kernel backs pages when they are first touched.
 ///
-/// What is behind [`start`](Self::start) other processes read and write at any time.
+/// Other processes may read and write the bytes behind [`start`](Self::start) at any time.
 #[derive(Clone, Debug)]
 pub struct SharedMemory(Arc<Mapping>);
 
@@ -34,13 +34,13 @@ struct Mapping {
     len: usize,
 }
 
-// SAFETY: owns its pages and has no thread affinity.
+// SAFETY: The value owns its pages, which belong to no thread.
 unsafe impl Send for Mapping {}
-// SAFETY: never dereferenced through `&Mapping`.
+// SAFETY: Nobody dereferences the pointer through `&Mapping`.
 unsafe impl Sync for Mapping {}
 
 impl SharedMemory {
-    /// New memory of `len` bytes, all zero; `name` is what `/proc` shows.
+    /// Creates zeroed memory of `len` bytes; `/proc` shows `name`.
     pub fn create(name: &str, len: usize) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(memfd_create(name, flags)?);
@@ -49,9 +49,9 @@ impl SharedMemory {
         map(file.into(), len)
     }
 
-    /// Memory that another process created.
+    /// Maps memory that another process created.
     ///
-    /// Fails with `InvalidData` where the file's size is not sealed.
+    /// The call fails with `InvalidData` if the size of the file is not sealed.
     pub fn from_fd(file: OwnedFd) -> io::Result<Self> {
         let file = File::from(file);
         if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)) {
@@ -64,17 +64,18 @@ impl SharedMemory {
         map(file.into(), len)
     }
 
-    /// A descriptor of it, to be given to another process.
+    /// Returns a descriptor of the memory, to send to another process.
     pub fn to_fd(&self) -> io::Result<OwnedFd> {
         self.0.file.try_clone()
     }
 
-    /// First byte, at the start of a page. It is mapped while this or a clone lives.
+    /// Returns a pointer to the first byte, at the start of a page. The memory stays mapped while this
+    /// value or a clone lives.
     pub fn start(&self) -> NonNull<u8> {
         self.0.start
     }
 
-    /// Bytes there are, at least 1.
+    /// Returns the length in bytes, at least 1.
     #[expect(clippy::len_without_is_empty, reason = "it never is")]
     pub fn len(&self) -> usize {
         self.0.len
@@ -83,14 +84,14 @@ impl SharedMemory {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly what `map` mapped, and the last that has it.
+        // SAFETY: `map` mapped exactly this range, and this is its last owner.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert_eq!(unmapped, Ok(()));
     }
 }
 
 fn map(file: OwnedFd, len: usize) -> io::Result<SharedMemory> {
-    // SAFETY: a new mapping at an address of the kernel's choice touches nobody else's memory.
+    // SAFETY: A new mapping at an address of the kernel's choice overlaps no other memory.
     let start = unsafe {
         mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)
     }?;
@@ -114,7 +115,7 @@ mod tests {
         let theirs = SharedMemory::from_fd(ours.to_fd().unwrap()).unwrap();
         assert_eq!(theirs.len(), 10_000);
         assert_ne!(ours.start(), theirs.start());
-        // SAFETY: both are mapped, and nothing else has them.
+        // SAFETY: Both mappings exist, and nothing else uses them.
         unsafe {
             ours.start().add(9_999).write(7);
             assert_eq!(theirs.start().add(9_999).read(), 7);

@@ -1,4 +1,4 @@
-//! A RoCEv2 NIC in software, over UDP: RDMA without RDMA hardware.
+//! A RoCEv2 NIC in software over UDP: RDMA without RDMA hardware.
 //!
 //! ```text
 //! SoftNic        the verbs, for any thread      nic.rs
@@ -8,10 +8,10 @@
 //!     RxSocket, Sockets                         udp.rs, sockets.rs
 //! ```
 //!
-//! What is done for each byte: the sender computes the ICRC, a packet at a time in the nearest
-//! cache, and the kernel copies the payload from where it lies into its packets; at the other end
-//! the kernel copies it out, the receiver verifies the ICRC and copies the payload to its place.
-//! System calls carry trains of packets, not packets.
+//! Cost per byte: the sender computes the ICRC of one packet at a time in the nearest cache. The kernel
+//! then copies the payload from registered memory into its packets. On the other end the kernel copies
+//! the payload out, and the receiver verifies the ICRC and copies the payload to its destination. Each
+//! system call carries a train of packets.
 
 mod capture;
 pub mod device;

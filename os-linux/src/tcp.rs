@@ -1,7 +1,7 @@
-//! The out-of-band channel: TCP on which the two ends of a comm agree.
+//! The out-of-band channel: the TCP connection on which the two ends of a comm agree.
 //!
-//! Nothing here blocks. A stream that has no bytes or no room answers 0, a listener that has no
-//! caller answers `None`, and whoever polls keeps the deadline.
+//! No call blocks. A stream without bytes or room returns 0, and a listener without a caller returns
+//! `None`. The polling caller enforces deadlines.
 
 mod callers;
 mod congestion;
@@ -25,29 +25,29 @@ use crate::ports::bind_in_range;
 pub use callers::{AUTH_WITHIN_NS, AuthListener, Proof, TurnedAway, WhyNot};
 pub use congestion::{Congestion, CongestionRefused};
 
-/// Callers that may wait to be accepted; the kernel cuts it to `net.core.somaxconn`.
+/// Length of the accept queue; the kernel limits it to `net.core.somaxconn`.
 const BACKLOG: i32 = 16_384;
 
-/// The kernel gives up a peer whose host says nothing for so long: by keepalive while nothing that was
-/// sent waits for an acknowledgement, and otherwise by `TCP_USER_TIMEOUT` (`tcp(7)`).
+/// Time after which the kernel gives up a peer whose host is silent (`tcp(7)`). Without unacknowledged
+/// data, keepalive detects the silence; otherwise `TCP_USER_TIMEOUT` does.
 ///
-/// That option also ends a connection whose peer is there and does not read, once its buffers are
-/// full. So connections that carry messages are without it, and notice a host that has vanished by
+/// `TCP_USER_TIMEOUT` also ends a connection whose peer is alive but does not read, once the buffers are
+/// full. So connections that carry messages do not set this option. They notice a vanished host through
 /// the keepalive of another connection with the same peer.
 pub const SILENCE_MAX: Duration = Duration::from_secs(25);
 
-/// The kernel probes a silent peer after 10 s, and gives it up 15 s later.
+/// The kernel probes a silent peer after 10 s and gives it up 15 s later.
 const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(10))
     .with_interval(Duration::from_secs(5))
     .with_retries(3);
 
-/// A listener for peers.
+/// A TCP listener for peers.
 #[derive(Debug)]
 pub struct OobListener(TcpListener);
 
 impl OobListener {
-    /// Listens at `addr`; where that has no port, at the first of `ports` that is free.
+    /// Listens at `addr`; if `addr` has port 0, listens at the first free port of `ports`.
     pub fn bind(addr: SocketAddr, ports: PortRange) -> io::Result<Self> {
         bind_in_range(addr, ports, "INVAR_PORT_RANGE", Self::bind_at)
     }
@@ -55,7 +55,7 @@ impl OobListener {
     fn bind_at(addr: SocketAddr) -> io::Result<Self> {
         let socket = new_socket(addr)?;
         if addr.port() != 0 {
-            // A port that somebody chose is to be had again right after a restart.
+            // A chosen port is available again right after a restart.
             socket.set_reuse_address(true)?;
         }
         socket.bind(&addr.into())?;
@@ -63,14 +63,14 @@ impl OobListener {
         Ok(OobListener(socket.into()))
     }
 
-    /// The address at which the listener listens, with its port.
+    /// Returns the address on which the listener listens, with its port.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }
 
-    /// The next peer that has connected; `None` where there is none yet.
+    /// Returns the next connected peer, or `None` if no peer has connected yet.
     ///
-    /// An error is about this host (`EMFILE`, `ENOMEM`): a peer that gave up meanwhile is none.
+    /// An error concerns this host (`EMFILE`, `ENOMEM`). A peer that gave up meanwhile is no error.
     pub fn accept(&self) -> io::Result<Option<OobStream>> {
         match self.0.accept() {
             Ok((stream, peer)) => {
@@ -90,18 +90,18 @@ impl AsFd for OobListener {
     }
 }
 
-/// A connection with a peer. Dropping it closes it.
+/// A connection with a peer. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct OobStream {
     stream: TcpStream,
-    /// Kept, since the kernel knows it only while there is a connection.
+    /// Address of the peer, stored because the kernel knows it only while the connection exists.
     peer: SocketAddr,
-    /// The first error of the connection, which the kernel tells only once, to one of the handles.
+    /// The first error of the connection, shared because the kernel reports it once, to one handle only.
     error: Arc<OnceLock<StreamError>>,
 }
 
 impl OobStream {
-    /// Starts to connect to `addr`. Ask [`poll_connected`](Stream::poll_connected) how it goes.
+    /// Starts to connect to `addr`. [`poll_connected`](Stream::poll_connected) reports the progress.
     pub fn connect(addr: SocketAddr) -> Result<Self, StreamError> {
         let socket = new_socket(addr).map_err(os)?;
         tune(&socket).map_err(os)?;
@@ -117,19 +117,20 @@ impl OobStream {
         OobStream { stream, peer, error: Arc::default() }
     }
 
-    /// Lets a peer that does not read take as long as it likes, while its host answers. A host that
-    /// vanishes amid a transfer is then noticed only by another connection with it.
+    /// Allows a peer any time to read, as long as its host answers. Only another connection then notices
+    /// a host that vanishes during a transfer.
     pub(crate) fn wait_for_reader(&self) -> io::Result<()> {
         SockRef::from(&self.stream).set_tcp_user_timeout(None)
     }
 
-    /// Gives up a peer that acknowledges nothing for [`SILENCE_MAX`], or does not read for so long
-    /// once its buffers are full. A new connection does so.
+    /// Gives up a peer that acknowledges nothing for [`SILENCE_MAX`], or does not read for so long once
+    /// the buffers are full. New connections have this setting.
     pub(crate) fn bound_silence(&self) -> io::Result<()> {
         SockRef::from(&self.stream).set_tcp_user_timeout(Some(SILENCE_MAX))
     }
 
-    /// Why the peer's host is out of reach, if the kernel has found that out. Reads nothing.
+    /// Returns the reason why the peer's host is unreachable, if the kernel knows. The call reads
+    /// nothing.
     pub(crate) fn unreachable(&self) -> Option<StreamError> {
         let mut fds = [PollFd::new(&self.stream, PollFlags::empty())];
         if matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1)) {
@@ -140,35 +141,35 @@ impl OobStream {
     }
 
     fn note(&self, error: StreamError) {
-        // Only the first counts.
+        // Only the first error counts.
         let _ = self.error.set(error);
     }
 
-    /// Acknowledges what came, if that has to be done yet, and lets what comes next wait for more
-    /// to acknowledge or for the next call, 40 ms at most.
+    /// Acknowledges received data, if the acknowledge is still due. The acknowledge of later data waits
+    /// for more data or for the next call, at most 40 ms.
     ///
-    /// Where a peer sends and gets no answer on the same connection, the kernel would acknowledge
-    /// each short message while it is read, which takes longer than reading it does.
+    /// If a peer sends and gets no answer on the same connection, the kernel would acknowledge each
+    /// short message during its read. That takes longer than the read itself.
     pub(crate) fn acknowledge(&self) {
-        // As the kernel pleases: nothing depends on it. It forgets the second after each pause.
+        // Both calls are only hints. After each pause in the traffic the kernel forgets the second one.
         let _ = set_tcp_quickack(&self.stream, true);
         let _ = set_tcp_quickack(&self.stream, false);
     }
 
-    /// Our end.
+    /// Returns the address of our end.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.stream.local_addr()
     }
 
-    /// Ends what this end sends and receives; what was sent still goes out.
+    /// Ends sending and receiving; data already sent still leaves.
     pub fn shutdown(&self) {
-        // It fails where there is no connection any more.
+        // The call fails only if the connection no longer exists.
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 
-    /// Sends no more; what was sent still goes out, and the peer then reads the end.
+    /// Ends sending; data already sent still leaves, and the peer then reads the end of the stream.
     pub(crate) fn end_sending(&self) {
-        // As above.
+        // The call fails only if the connection no longer exists.
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
     }
 
@@ -177,7 +178,7 @@ impl OobStream {
         matches!(ends, (Ok(ours), Ok(theirs)) if ours == theirs)
     }
 
-    /// Another handle of the same connection, so that one thread may send while another receives.
+    /// Returns another handle of the connection, so that one thread can send while another receives.
     pub fn try_clone(&self) -> io::Result<Self> {
         let (stream, error) = (self.stream.try_clone()?, Arc::clone(&self.error));
         Ok(OobStream { stream, peer: self.peer, error })
@@ -195,8 +196,9 @@ impl Stream for OobStream {
         Some(self.peer)
     }
 
-    /// `ECONNREFUSED` and `ETIMEDOUT` may pass: connect anew. The first is also where nobody listened
-    /// and the kernel has connected the socket to itself, from the port that it called.
+    /// Checks whether the connection is established. After `ECONNREFUSED` or `ETIMEDOUT` a new attempt
+    /// may succeed. `ECONNREFUSED` is also the answer if nobody listened and the kernel connected the
+    /// socket to itself, from the port that it called.
     fn poll_connected(&mut self) -> Result<bool, StreamError> {
         let mut fds = [PollFd::new(&self.stream, PollFlags::OUT)];
         match poll(&mut fds, Some(&Timespec::default())) {
@@ -206,7 +208,8 @@ impl Stream for OobStream {
         }
         match self.stream.take_error().map_err(os)? {
             None if self.is_with_itself() => {
-                // Closed, it leaves nothing behind: the port is free for who is to listen there.
+                // With this setting the close leaves nothing behind, so the port is free for the
+                // expected listener.
                 SockRef::from(&self.stream).set_linger(Some(Duration::ZERO)).map_err(os)?;
                 Err(StreamError::Os(libc::ECONNREFUSED))
             }
@@ -234,14 +237,14 @@ impl Stream for OobStream {
     }
 }
 
-/// Non-blocking, closed on exec.
+/// Makes a non-blocking socket that closes on exec.
 fn new_socket(addr: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     Ok(socket)
 }
 
-/// No delays; and the connection fails [`SILENCE_MAX`] after the peer's host or the network to it is
+/// Disables delays. The connection fails [`SILENCE_MAX`] after the peer's host or the network to it is
 /// gone.
 pub(crate) fn tune(socket: &impl AsFd) -> io::Result<()> {
     let socket = SockRef::from(socket);
@@ -254,14 +257,15 @@ fn is_not_now(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// Whether the kernel says so of a host that does not answer, or to which there is no way.
+/// Whether the error means that a host does not answer or has no route.
 fn is_unreachable(error: &StreamError) -> bool {
     use libc::{EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH, ETIMEDOUT};
     let StreamError::Os(errno) = error else { return false };
     [ETIMEDOUT, EHOSTUNREACH, EHOSTDOWN, ENETUNREACH, ENETDOWN].contains(errno)
 }
 
-/// `accept(2)` hands on what went wrong with the connection that it would have returned.
+/// Whether the error concerns one connection: `accept(2)` also reports errors of the connection that it
+/// would have returned.
 fn is_about_one_peer(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -283,7 +287,7 @@ fn is_about_one_peer(error: &io::Error) -> bool {
 }
 
 pub(crate) fn os(error: io::Error) -> StreamError {
-    // Every error here comes from a system call, but for those that std makes up for itself.
+    // Every error here comes from a system call, except for those that std creates itself.
     StreamError::Os(error.raw_os_error().unwrap_or(libc::EIO))
 }
 

@@ -1,4 +1,4 @@
-//! Unix sockets between the processes of one user on one host, and file descriptors over them.
+//! Unix sockets that carry file descriptors between processes of one user on one host.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -19,10 +19,10 @@ use rustix::net::{
     connect, recvmsg, sendmsg, socket_with,
 };
 
-/// Between two looks at a queue of callers that is full.
+/// Interval between two attempts to connect to a full queue.
 const RETRY_AFTER: Duration = Duration::from_millis(5);
 
-/// A listening socket, and its name in the abstract namespace, which leaves no file behind.
+/// Returns a listening socket and its name in the abstract namespace, which leaves no file behind.
 pub(crate) fn listen(purpose: &str) -> io::Result<(UnixListener, String)> {
     static LAST: AtomicU32 = AtomicU32::new(0);
     loop {
@@ -33,24 +33,24 @@ pub(crate) fn listen(purpose: &str) -> io::Result<(UnixListener, String)> {
                 listener.set_nonblocking(true)?;
                 return Ok((listener, name));
             }
-            // Another container has a process of our number.
+            // Another container may have a process with this number.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && number < u32::MAX => {}
             Err(error) => return Err(error),
         }
     }
 }
 
-/// A stream of messages that file descriptors may come with. It never blocks.
+/// A non-blocking stream of messages that may carry file descriptors.
 #[derive(Debug)]
 pub(crate) struct FdStream {
     stream: UnixStream,
-    /// The bytes still to be sent, and the descriptor that goes with the first byte.
+    /// The unsent bytes, and the descriptors that go with the first byte of each message.
     out: VecDeque<(Vec<u8>, Option<OwnedFd>)>,
 }
 
 impl FdStream {
-    /// Connects to a listener by its name. If its queue of callers is full, waits for room, `within` at
-    /// most: a call that blocks would wait for ever.
+    /// Connects to a listener by its name. If the listener's queue is full, the call waits for room, at
+    /// most `within`. A blocking connect would wait for ever.
     pub(crate) fn connect(name: &str, within: Duration) -> io::Result<Self> {
         let addr = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -72,7 +72,8 @@ impl FdStream {
         }
     }
 
-    /// Fails for a peer of another user: names in the abstract namespace have no permissions.
+    /// Wraps a stream; fails if the peer is another user, because names in the abstract namespace have
+    /// no permissions.
     pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let (theirs, ours) = (socket_peercred(&stream)?.uid, rustix::process::geteuid());
@@ -83,8 +84,8 @@ impl FdStream {
         Ok(FdStream { stream, out: VecDeque::new() })
     }
 
-    /// Receives what is there, with a file descriptor where one comes. `None` where nothing is
-    /// there yet; the end of the stream is an `UnexpectedEof`.
+    /// Receives available bytes, and a file descriptor if one comes with them. Returns `None` if nothing
+    /// is available. The end of the stream is an `UnexpectedEof`.
     pub(crate) fn recv(&self, space: &mut [u8]) -> io::Result<Option<(usize, Option<OwnedFd>)>> {
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut room);
@@ -110,13 +111,13 @@ impl FdStream {
         }
     }
 
-    /// Puts a message behind those that are still to be sent, and sends what fits.
+    /// Queues a message behind the unsent ones, and sends as much as fits.
     pub(crate) fn send(&mut self, bytes: Vec<u8>, fd: Option<OwnedFd>) -> io::Result<()> {
         self.out.push_back((bytes, fd));
         self.flush()
     }
 
-    /// Sends what fits.
+    /// Sends as much as fits.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         while let Some((bytes, fd)) = self.out.front_mut() {
             let fds: Vec<BorrowedFd<'_>> = fd.iter().map(AsFd::as_fd).collect();
@@ -141,12 +142,12 @@ impl FdStream {
         Ok(())
     }
 
-    /// Whether all is sent.
+    /// Whether everything is sent.
     pub(crate) fn is_flushed(&self) -> bool {
         self.out.is_empty()
     }
 
-    /// The events to wait for, given whether there is room for more.
+    /// Returns the events to wait for; `room` says whether the caller has room to receive.
     pub(crate) fn interest(&self, room: bool) -> PollFlags {
         let mut interest = PollFlags::empty();
         interest.set(PollFlags::IN, room);
@@ -161,7 +162,7 @@ impl AsFd for FdStream {
     }
 }
 
-/// Waits until one of `fds` is ready, for `timeout` at most.
+/// Waits until one of `fds` is ready, at most `timeout`.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> {
     let timeout = Timespec::try_from(timeout).map_err(|_| Errno::INVAL)?;
     match poll(fds, Some(&timeout)) {

@@ -1,34 +1,34 @@
-//! Copies between private bytes and memory that others change meanwhile.
+//! Copies between private bytes and memory that others change during the copy.
 //!
-//! Shared memory is accessed by its aligned 8-byte words, each by one atomic operation. LLVM does
-//! not merge such operations into vectors, which leaves a plain loop at two thirds of the speed
-//! of `memcpy`; `rep movsq` is by definition that same loop, done by the processor at full speed.
+//! Each access to shared memory is one atomic operation on an aligned 8-byte word. LLVM does not merge
+//! such operations into vectors, so a plain loop reaches only two thirds of the speed of `memcpy`. `rep
+//! movsq` is by definition the same loop, and the processor executes it at full speed.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 const WORD: usize = size_of::<AtomicU64>();
 
-/// How to access a part of a word, at either end of a range.
+/// How to access part of a word at either end of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Edges {
-    /// The byte is accessed as the whole word around it, which all belongs to the region.
+    /// As part of the whole word, which belongs to the region entirely.
     Words,
-    /// Byte by byte, since the rest of the word may be somebody else's.
+    /// Byte by byte, because the rest of the word may belong to somebody else.
     Bytes,
 }
 
-/// Copies `from` to `to`, upwards, the last word or part of one with release ordering.
+/// Copies `from` to `to` in ascending order; the last word, or part of a word, has release ordering.
 ///
 /// # Safety
 ///
-/// The bytes at `to` (with [`Edges::Words`] also those that share a word with them) are valid for
-/// writes, and conflicting accesses are atomic and of the same cells.
+/// The bytes at `to` are valid for writes; with [`Edges::Words`] so are all bytes that share a word with
+/// them. Conflicting accesses are atomic and use the same cells.
 pub(super) unsafe fn write(to: NonNull<u8>, from: &[u8], edges: Edges) {
     let (head, words) = split(to, from.len());
     let (head, rest) = from.split_at(head);
     let (body, tail) = rest.split_at(words * WORD);
-    // SAFETY: the three parts lie in the caller's range, and `body` starts on a word.
+    // SAFETY: The three parts lie in the caller's range, and `body` starts at a word boundary.
     unsafe {
         write_edge(to, head, edges);
         write_words(to.add(head.len()).cast(), body);
@@ -36,16 +36,16 @@ pub(super) unsafe fn write(to: NonNull<u8>, from: &[u8], edges: Edges) {
     }
 }
 
-/// Copies `from` to `to`, relaxed.
+/// Copies `from` to `to` with relaxed ordering.
 ///
 /// # Safety
 ///
-/// The caller keeps the promises of [`write`], for reads.
+/// The contract of [`write`] holds, for reads.
 pub(super) unsafe fn read(from: NonNull<u8>, to: &mut [u8], edges: Edges) {
     let (head, words) = split(from, to.len());
     let (head, rest) = to.split_at_mut(head);
     let (body, tail) = rest.split_at_mut(words * WORD);
-    // SAFETY: the three parts lie in the caller's range, and `body` starts on a word.
+    // SAFETY: The three parts lie in the caller's range, and `body` starts at a word boundary.
     unsafe {
         read_edge(from, head, edges);
         read_words(from.add(head.len()).cast(), body);
@@ -53,7 +53,7 @@ pub(super) unsafe fn read(from: NonNull<u8>, to: &mut [u8], edges: Edges) {
     }
 }
 
-/// Bytes before the first whole word, and number of whole words.
+/// Returns the number of bytes before the first whole word, and the number of whole words.
 fn split(start: NonNull<u8>, len: usize) -> (usize, usize) {
     let head = (start.addr().get().wrapping_neg() % WORD).min(len);
     (head, (len - head) / WORD)
@@ -61,11 +61,12 @@ fn split(start: NonNull<u8>, len: usize) -> (usize, usize) {
 
 /// # Safety
 ///
-/// The caller keeps the promises of [`write`]. `to` is aligned and `from` a multiple of the word size.
+/// The contract of [`write`] holds. `to` is aligned, and the length of `from` is a multiple of the word
+/// size.
 unsafe fn write_words(to: NonNull<AtomicU64>, from: &[u8]) {
     let Some((bulk, last)) = from.split_last_chunk::<WORD>() else { return };
     let words = bulk.len() / WORD;
-    // SAFETY: by the caller's promise there are `words + 1` words, used as atomics.
+    // SAFETY: The caller promises `words + 1` words, which all code accesses as atomics.
     unsafe {
         if words >= STRING_COPY_WORDS_MIN {
             string_copy(to.as_ptr().cast(), bulk.as_ptr(), words);
@@ -80,10 +81,11 @@ unsafe fn write_words(to: NonNull<AtomicU64>, from: &[u8]) {
 
 /// # Safety
 ///
-/// The caller keeps the promises of [`read`]. `from` is aligned and `to` a multiple of the word size.
+/// The contract of [`read`] holds. `from` is aligned, and the length of `to` is a multiple of the word
+/// size.
 unsafe fn read_words(from: NonNull<AtomicU64>, to: &mut [u8]) {
     let words = to.len() / WORD;
-    // SAFETY: by the caller's promise there are `words` words, used as atomics.
+    // SAFETY: The caller promises `words` words, which all code accesses as atomics.
     unsafe {
         if words >= STRING_COPY_WORDS_MIN {
             string_copy(to.as_mut_ptr(), from.as_ptr().cast(), words);
@@ -97,7 +99,7 @@ unsafe fn read_words(from: NonNull<AtomicU64>, to: &mut [u8]) {
 
 /// # Safety
 ///
-/// The caller keeps the promises of [`write`]. The bytes lie within one word.
+/// The contract of [`write`] holds. The bytes lie within one word.
 unsafe fn write_edge(to: NonNull<u8>, from: &[u8], edges: Edges) {
     if from.is_empty() {
         return;
@@ -109,13 +111,13 @@ unsafe fn write_edge(to: NonNull<u8>, from: &[u8], edges: Edges) {
             mask[at..at + from.len()].fill(0xff);
             value[at..at + from.len()].copy_from_slice(from);
             let (mask, value) = (u64::from_ne_bytes(mask), u64::from_ne_bytes(value));
-            // SAFETY: the whole word belongs to the region and is an atomic.
+            // SAFETY: The whole word belongs to the region, and all code accesses it as an atomic.
             let word = unsafe { to.sub(at).cast::<AtomicU64>().as_ref() };
             word.update(Ordering::Release, Ordering::Relaxed, |old| old & !mask | value);
         }
         Edges::Bytes => {
             for (i, byte) in from.iter().enumerate() {
-                // SAFETY: in the caller's range.
+                // SAFETY: The byte lies in the caller's range.
                 let cell = unsafe { to.add(i).cast::<AtomicU8>().as_ref() };
                 cell.store(*byte, Ordering::Release);
             }
@@ -125,7 +127,7 @@ unsafe fn write_edge(to: NonNull<u8>, from: &[u8], edges: Edges) {
 
 /// # Safety
 ///
-/// The caller keeps the promises of [`read`]. The bytes lie within one word.
+/// The contract of [`read`] holds. The bytes lie within one word.
 unsafe fn read_edge(from: NonNull<u8>, to: &mut [u8], edges: Edges) {
     if to.is_empty() {
         return;
@@ -133,14 +135,14 @@ unsafe fn read_edge(from: NonNull<u8>, to: &mut [u8], edges: Edges) {
     match edges {
         Edges::Words => {
             let at = from.addr().get() % WORD;
-            // SAFETY: the whole word belongs to the region and is an atomic.
+            // SAFETY: The whole word belongs to the region, and all code accesses it as an atomic.
             let word = unsafe { from.sub(at).cast::<AtomicU64>().as_ref() };
             let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
             to.copy_from_slice(&bytes[at..at + to.len()]);
         }
         Edges::Bytes => {
             for (i, byte) in to.iter_mut().enumerate() {
-                // SAFETY: in the caller's range.
+                // SAFETY: The byte lies in the caller's range.
                 let cell = unsafe { from.add(i).cast::<AtomicU8>().as_ref() };
                 *byte = cell.load(Ordering::Relaxed);
             }
@@ -148,24 +150,24 @@ unsafe fn read_edge(from: NonNull<u8>, to: &mut [u8], edges: Edges) {
     }
 }
 
-/// Below this many words the loop is faster. (On an AMD EPYC it moves 24 GB/s against 16 with 256
-/// bytes, 30 against 38 with 1 KiB, 33 against 48 with 4 KiB; `memcpy` 47.)
+/// Below this number of words the loop is faster. (On an AMD EPYC the loop and the instruction move 24
+/// and 16 GB/s with 256 bytes, 30 and 38 with 1 KiB, 33 and 48 with 4 KiB; `memcpy` moves 47.)
 #[cfg(target_arch = "x86_64")]
 const STRING_COPY_WORDS_MIN: usize = 96;
 
-/// On a processor without such an instruction the loop copies everything.
+/// On a processor without such an instruction, the loop copies everything.
 #[cfg(not(target_arch = "x86_64"))]
 const STRING_COPY_WORDS_MIN: usize = usize::MAX;
 
-/// Copies words as relaxed loads and stores of one word each would.
+/// Copies words with the same effect as relaxed loads and stores of one word each.
 ///
 /// # Safety
 ///
-/// Valid for `words` words of reads and writes, not overlapping; whichever side is shared is
-/// aligned, so that the moves of the instruction are atomic.
+/// Both sides are valid for `words` words and do not overlap. The shared side is aligned, so the moves
+/// of the instruction are atomic.
 #[cfg(target_arch = "x86_64")]
 unsafe fn string_copy(to: *mut u8, from: *const u8, words: usize) {
-    // SAFETY: by the caller's promise; the ABI has the direction flag clear.
+    // SAFETY: The caller promises valid ranges, and the ABI keeps the direction flag clear.
     unsafe {
         std::arch::asm!(
             "rep movsq",

@@ -1,29 +1,29 @@
-//! The flag that ends every wait.
+//! The abort flag, which ends every wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long anything sleeps before it looks at the flag again, should nobody wake it.
+/// The longest sleep of any thread before it checks the flag again, if nobody wakes it.
 pub(super) const TICK: Duration = Duration::from_millis(100);
 
-/// A communicator's abort flag (`abortFlag`); clones share it. Once set it stays.
+/// A communicator's abort flag (`abortFlag`); clones share it. Once set, the flag stays set.
 #[derive(Clone, Debug, Default)]
 pub struct Abort(Arc<AtomicBool>);
 
 impl Abort {
-    /// Ends every loop and every wait that has a clone, within a tenth of a second.
+    /// Sets the flag. This ends every loop and every wait that has a clone, within a tenth of a second.
     pub fn set(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Whether it is set.
+    /// Whether the flag is set.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
 
-/// Why a wait ended without what was waited for.
+/// The reason why a wait failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WaitError {
     /// The communicator is aborted.
@@ -34,7 +34,7 @@ pub enum WaitError {
     TimedOut(Duration),
 }
 
-/// A wait that has an end.
+/// A wait that ends at an abort or a timeout.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bound<'a> {
     abort: &'a Abort,
@@ -47,7 +47,7 @@ impl<'a> Bound<'a> {
         Bound { abort, start: Instant::now(), timeout }
     }
 
-    /// How long to sleep before looking again.
+    /// Returns how long to sleep before the next check, or the reason why the wait is over.
     pub(super) fn nap(&self) -> Result<Duration, WaitError> {
         if self.abort.is_set() {
             return Err(WaitError::Aborted);

@@ -2,7 +2,7 @@
 
 use invar_core::proxy::{BANK_LEN, Banks};
 
-/// Banks on the heap, as many as are asked for.
+/// Banks on the heap, without a limit on their number.
 #[derive(Debug)]
 pub struct HeapBanks<T>(Vec<Box<[T; BANK_LEN]>>);
 
@@ -22,7 +22,7 @@ impl<T: Default> Banks<T> for HeapBanks<T> {
     }
 
     fn grow(&mut self) -> bool {
-        // By way of a slice: a bank may be too large for the stack.
+        // The bank is built as a slice, because an array may be too large for the stack.
         let bank: Box<[T]> = (0..BANK_LEN).map(|_| T::default()).collect();
         bank.try_into().map(|bank| self.0.push(bank)).is_ok()
     }

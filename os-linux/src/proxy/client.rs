@@ -14,32 +14,32 @@ use crate::unix::{FdStream, wait};
 
 type HeapCalls = Calls<OwnedFd, HeapBanks<Option<Expected<OwnedFd>>>>;
 
-/// Asks a proxy to set connections up. Dropping it ends the session, and its connections.
+/// Asks a proxy to set up connections. Dropping the client ends the session and its connections.
 #[derive(Debug)]
 pub struct ProxyClient {
     address: String,
     stream: FdStream,
-    /// Large, and moved with this.
+    /// The calls are large, so a box keeps them from being moved with the client.
     calls: Box<HeapCalls>,
     abort: Abort,
     timeout: Duration,
 }
 
-/// Why a request comes to nothing.
+/// The reason why a request failed, with the proxy's address.
 #[derive(Debug, thiserror::Error)]
 #[error("proxy {address}: {error}")]
 pub struct ClientError {
-    /// The proxy.
+    /// Address of the proxy.
     pub address: String,
-    /// Why.
+    /// The reason.
     #[source]
     pub error: ClientErrorKind,
 }
 
-/// Why a request comes to nothing.
+/// The reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientErrorKind {
-    /// The proxy did not do it.
+    /// The proxy refused the request.
     #[error("{kind:?}: refused: {text}")]
     Refused {
         /// The request.
@@ -47,10 +47,10 @@ pub enum ClientErrorKind {
         /// The proxy's reason.
         text: String,
     },
-    /// The request cannot be made, or the answer does not fit the request.
+    /// The request is invalid, or the answer does not match the request.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The proxy can't be reached, or not any more.
+    /// The proxy cannot be reached, or no longer.
     #[error("{0}; has that process ended?")]
     Io(#[from] io::Error),
     /// The answer took too long.
@@ -59,8 +59,8 @@ pub enum ClientErrorKind {
 }
 
 impl ProxyClient {
-    /// Connects to a proxy of the same user on this host, whose calls shall take no longer than
-    /// `timeout` each.
+    /// Connects to a proxy of the same user on this host. Each call fails if it takes longer than
+    /// `timeout`.
     pub fn connect(address: &str, abort: Abort, timeout: Duration) -> Result<Self, ClientError> {
         let failed =
             |error: io::Error| ClientError { address: address.to_owned(), error: error.into() };
@@ -74,7 +74,8 @@ impl ProxyClient {
         })
     }
 
-    /// A new connection, and the pool of operations where it needs one.
+    /// Opens a connection and returns its id. The proxy also sends the pool of operations if the
+    /// connection needs it.
     pub fn open(&mut self, init: Init) -> Result<(ConnectionId, Option<OwnedFd>), ClientError> {
         let mut id = [0; 4];
         let body = init.to_bytes();
@@ -82,7 +83,7 @@ impl ProxyClient {
         Ok((ConnectionId(u32::from_le_bytes(id)), fd))
     }
 
-    /// Begins a request, to be polled.
+    /// Starts a request; [`ProxyClient::poll`] checks its progress.
     pub fn call(
         &mut self,
         kind: Kind,
@@ -97,8 +98,8 @@ impl ProxyClient {
         })
     }
 
-    /// Whether a request is done. Copies its response, which is as long as was said, and gives the
-    /// file descriptor that came with it.
+    /// Whether a request is done. If so, copies its response, which has the announced length, and
+    /// returns the file descriptor that came with it.
     pub fn poll(
         &mut self,
         call: CallId,
@@ -107,7 +108,7 @@ impl ProxyClient {
         self.named(|client| client.poll_once(call, response))
     }
 
-    /// Makes a request and waits for its response, and the file descriptor that comes with it.
+    /// Makes a request, waits for its response, and returns the file descriptor that came with it.
     pub fn call_blocking(
         &mut self,
         kind: Kind,
@@ -119,7 +120,7 @@ impl ProxyClient {
         self.wait(call, response)
     }
 
-    /// Waits for the response to a request that is under way, as [`ProxyClient::poll`].
+    /// Waits for the response to a pending request; returns the same as [`ProxyClient::poll`].
     pub fn wait(
         &mut self,
         call: CallId,
@@ -139,7 +140,7 @@ impl ProxyClient {
         })
     }
 
-    /// Tells the proxy to end once all ranks are done, and ends the session.
+    /// Asks the proxy to end once all ranks are done, and ends the session.
     pub fn stop(mut self) -> Result<(), ClientError> {
         let message = HeapCalls::tell(Kind::Stop).to_vec();
         self.named(|client| {
@@ -154,7 +155,7 @@ impl ProxyClient {
         })
     }
 
-    /// Sends and receives what can be, and looks.
+    /// Sends and receives as much as possible without waiting, and checks a request.
     fn poll_once(
         &mut self,
         call: CallId,
@@ -195,12 +196,12 @@ mod tests {
         let timeout = Duration::from_secs(60);
         let mut client = ProxyClient::connect(&name, Abort::default(), timeout).unwrap();
         let (mut proxy, _) = listener.accept().unwrap();
-        // More than the kernel takes before anything is read.
+        // This is more than the kernel accepts before the proxy reads anything.
         while client.stream.is_flushed() {
             client.call(Kind::Setup, ConnectionId::default(), &[0; 1000], 0).unwrap();
         }
         let stopping = thread::spawn(move || client.stop().unwrap());
-        // Time in which it would have gone without having said all.
+        // In this time a client that does not wait would end before it has sent everything.
         thread::sleep(Duration::from_millis(200));
         let mut heard = Vec::new();
         proxy.read_to_end(&mut heard).unwrap();

@@ -1,4 +1,4 @@
-//! On a signal (`NCCL_PROXY_DUMP_SIGNAL`), a thread writes the operations under way.
+//! Prints the pending operations on a signal (`NCCL_PROXY_DUMP_SIGNAL`).
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -8,16 +8,17 @@ use signal_hook::iterator::{Handle, Signals};
 
 use super::thread;
 
-/// Writes what a function says on each signal, in a thread of its own, until this is dropped. The
-/// signal ends the process neither before that nor after it, and what others do on it is done too.
+/// Writes the text of a function on each signal, in its own thread, until this value is dropped. The
+/// signal never ends the process, neither before the drop nor after it. Other handlers of the signal
+/// still run.
 #[derive(Debug)]
 pub struct DumpOnSignal(Handle);
 
 impl DumpOnSignal {
-    /// Has `dump` written to `to` on `signal`.
+    /// On each `signal`, writes the text that `dump` returns to `to`.
     ///
     /// # Errors
-    /// A signal that nobody can wait for, and what the kernel says.
+    /// The signal cannot be handled, or the kernel refuses.
     pub fn spawn(
         signal: u8,
         dump: impl Fn() -> String + Send + 'static,
@@ -31,12 +32,12 @@ impl DumpOnSignal {
         if FORBIDDEN.contains(&number) {
             return Err(refused(&"nothing else can be done on it"));
         }
-        // Of those that there are, the C library keeps two for itself.
+        // The C library reserves two of the existing signals for itself.
         let mut signals = Signals::new([number]).map_err(|error| refused(&error))?;
         let handle = signals.handle();
         thread::spawn("invar-dump".to_owned(), None, move || {
             for _ in signals.forever() {
-                // Nobody is there to be told that it can't be written.
+                // Nobody can receive the error if the write fails.
                 let _ = to.write_all(dump().as_bytes()).and_then(|()| to.flush());
             }
         })?;
@@ -45,7 +46,7 @@ impl DumpOnSignal {
 }
 
 impl Drop for DumpOnSignal {
-    /// The thread ends by itself: it may have to wait until somebody reads what it writes.
+    /// Ends the thread without waiting for it, because its write may block until somebody reads.
     fn drop(&mut self) {
         self.0.close();
     }

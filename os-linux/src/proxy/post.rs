@@ -1,4 +1,4 @@
-//! A rank's operations, on their way to a proxy.
+//! A rank's end of the operation pool: posts operations to a proxy.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use invar_core::proxy::{Appended, Op, PostError, Poster};
 use super::abort::{Abort, Bound, WaitError};
 use super::{SharedOps, futex};
 
-/// Posts one local rank's operations to one proxy. There must be just one for each rank.
+/// Posts the operations of one local rank to one proxy. Each rank has exactly one such object.
 #[derive(Debug)]
 pub struct RankOps {
     shared: SharedOps,
@@ -17,30 +17,30 @@ pub struct RankOps {
     timeout: Duration,
 }
 
-/// Why operations can't be posted.
+/// The reason why operations cannot be posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RankOpsError {
-    /// They can't at all.
+    /// The pool refuses the operation.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// The proxy gave no cell back in time.
+    /// The proxy returned no free cell in time.
     #[error("local rank {rank} waits for the proxy to take operations: {error}")]
     Wait {
-        /// The rank.
+        /// The local rank.
         rank: u32,
-        /// Why no longer.
+        /// The reason why the wait ended.
         error: WaitError,
     },
 }
 
 impl RankOps {
-    /// For local rank `rank`. Waits for the proxy for `timeout` at most.
+    /// Makes the poster of local rank `rank`, which waits at most `timeout` for the proxy.
     pub fn new(shared: SharedOps, rank: u32, abort: Abort, timeout: Duration) -> Self {
         RankOps { shared, rank, poster: Poster::new(rank), abort, timeout }
     }
 
-    /// Takes an operation, to be posted by [`RankOps::post`]. Waits while the proxy has not given
-    /// back the cells of earlier ones.
+    /// Appends an operation, which [`RankOps::post`] posts. Waits while the proxy has not returned the
+    /// cells of earlier operations.
     pub fn append(&mut self, op: &Op) -> Result<(), RankOpsError> {
         let bound = Bound::new(&self.abort, self.timeout);
         let pool = self.shared.pool();
@@ -65,7 +65,7 @@ impl RankOps {
         }
     }
 
-    /// Posts all that was appended, together.
+    /// Posts all appended operations together.
     pub fn post(&mut self) -> Result<(), RankOpsError> {
         let pool = self.shared.pool();
         if self.poster.post(pool)? {

@@ -1,4 +1,4 @@
-//! The thread that moves operations (`proxy.cc ncclProxyProgress`).
+//! The progress thread, which moves operations (`proxy.cc ncclProxyProgress`).
 
 mod driver;
 mod mailbox;
@@ -26,11 +26,11 @@ use mover::Mover;
 
 type HeapEngine = Engine<HeapBanks<Slot<Args>>, HeapBanks<Option<Connection>>>;
 
-/// How to run it.
+/// Settings of a progress thread.
 pub struct ProgressSettings {
-    /// The GPU that it serves, for its name.
+    /// The GPU that the thread serves; part of the thread's name.
     pub device: u32,
-    /// Processors that it may run on; `None` for all.
+    /// Processors that the thread may run on; `None` means all.
     pub cpus: Option<CpuSet>,
     /// `NCCL_PROXY_APPEND_BATCH_SIZE`.
     pub append_batch: u32,
@@ -39,14 +39,15 @@ pub struct ProgressSettings {
 }
 
 impl Default for ProgressSettings {
-    /// NCCL's defaults.
+    /// Returns NCCL's defaults.
     fn default() -> Self {
         ProgressSettings { device: 0, cpus: None, append_batch: 16, append_every: 8 }
     }
 }
 
 impl From<&Params<'_>> for ProgressSettings {
-    /// What `NCCL_PROXY_APPEND_BATCH_SIZE` and `NCCL_PROGRESS_APPENDOP_FREQ` say, on all processors.
+    /// Takes `NCCL_PROXY_APPEND_BATCH_SIZE` and `NCCL_PROGRESS_APPENDOP_FREQ`, and allows all
+    /// processors.
     fn from(params: &Params<'_>) -> Self {
         ProgressSettings {
             append_batch: params.proxy_append_batch,
@@ -56,19 +57,19 @@ impl From<&Params<'_>> for ProgressSettings {
     }
 }
 
-/// Why the thread ended before it was told to.
+/// The reason why the thread ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgressFailure<E: Display + Debug> {
     /// The communicator is aborted.
     #[error("the communicator was aborted")]
     Aborted,
-    /// The transport can go no further.
+    /// The transport failed.
     #[error(transparent)]
     Transport(ProgressError<E>),
-    /// An operation that a rank posted cannot be moved.
+    /// A rank posted an operation that cannot be moved.
     #[error(transparent)]
     Take(TakeError<AppendError>),
-    /// A connection can't be opened.
+    /// A connection cannot be opened.
     #[error(transparent)]
     Open(OpenError),
     /// The thread panicked: a defect of the transport or of this program.
@@ -85,7 +86,7 @@ pub struct Progress<E: Display + Debug> {
 }
 
 impl<E: Display + Debug + Send + Sync + 'static> Progress<E> {
-    /// Starts it for the ranks of `shared`. `probe` is told what happens.
+    /// Starts the thread for the ranks of `shared`. The thread reports its events to `probe`.
     pub fn spawn<T>(
         shared: SharedOps,
         settings: ProgressSettings,
@@ -105,23 +106,23 @@ impl<E: Display + Debug + Send + Sync + 'static> Progress<E> {
         Ok(Progress { mailbox, driver, thread: Some(thread) })
     }
 
-    /// To tell it of connections.
+    /// Returns a handle that tells the thread about connections.
     pub fn connections(&self) -> ProgressConnections {
         ProgressConnections(Arc::clone(&self.mailbox))
     }
 
-    /// For callers that move operations themselves while they wait.
+    /// Returns a driver for callers that move operations themselves while they wait.
     pub fn driver(&self) -> Driver<E> {
         self.driver.clone()
     }
 
-    /// Whether it has ended, though not told to; [`Progress::stop`] says why.
+    /// Whether the thread has ended without being told to; [`Progress::stop`] returns the reason.
     pub fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Ends it: ranks can post no more, and what they have posted is moved to its end. Another
-    /// thread may abort meanwhile.
+    /// Ends the thread. Ranks can post no more operations, and the thread first completes all posted
+    /// ones. Another thread may set the abort flag meanwhile.
     pub fn stop(mut self) -> Result<(), Arc<ProgressFailure<E>>> {
         self.close();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
@@ -132,7 +133,7 @@ impl<E: Display + Debug + Send + Sync + 'static> Progress<E> {
 }
 
 impl<E: Display + Debug> Progress<E> {
-    /// Takes no more operations, and has the thread look.
+    /// Closes the list of posted operations and wakes the thread.
     fn close(&self) {
         let posted = self.mailbox.shared.pool().posted();
         posted.close();
@@ -145,7 +146,7 @@ impl<E: Display + Debug> Drop for Progress<E> {
         if let Some(thread) = self.thread.take() {
             self.mailbox.abort.set();
             self.close();
-            // Why it ended, nobody asks.
+            // Nobody asks for the reason of the end here.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! The thread that sets connections up (`proxy.cc ncclProxyService`).
+//! The service thread, which sets up connections (`proxy.cc ncclProxyService`).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,17 +18,17 @@ use super::abort::TICK;
 use super::{Abort, HeapBanks, thread};
 use crate::unix::{FdStream, listen, wait};
 
-/// Most pieces of requests that are read before others have their turn.
+/// Maximum number of reads from one rank before other ranks have their turn.
 const READS_MAX: usize = 64;
-/// How long to sleep while requests are pending, which nothing tells us of.
+/// Sleep between checks of pending requests, because nothing signals their progress.
 const PENDING_NAP: Duration = Duration::from_micros(200);
 
-/// How to run it.
+/// Settings of a service.
 #[derive(Debug, Default)]
 pub struct ServiceSettings {
-    /// The GPU that it serves, for its name.
+    /// The GPU that the service serves; part of the thread's name.
     pub device: u32,
-    /// Processors that it may run on; `None` for all.
+    /// Processors that the thread may run on; `None` means all.
     pub cpus: Option<CpuSet>,
 }
 
@@ -41,7 +41,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts it; `setup` does the work.
+    /// Starts the service; `setup` sets up the connections.
     pub fn spawn<S>(settings: ServiceSettings, abort: Abort, setup: S) -> io::Result<Self>
     where
         S: Setup<Fd = OwnedFd> + Send + 'static,
@@ -67,13 +67,13 @@ impl Service {
         Ok(Service { address, end, thread: Some(thread) })
     }
 
-    /// The name by which ranks [connect](super::ProxyClient::connect).
+    /// Returns the address to which ranks [connect](super::ProxyClient::connect).
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Waits for its end, which comes when a rank has asked for it and all sessions have ended, or
-    /// with the communicator's abort.
+    /// Waits for the service's end. It ends once a rank has asked for the end and all sessions are over,
+    /// or when the communicator is aborted.
     pub fn join(mut self) -> io::Result<()> {
         self.thread.take().map_or(Ok(()), joined)
     }
@@ -83,7 +83,7 @@ impl Drop for Service {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
             self.end.store(true, Ordering::Release);
-            // Why it ended, nobody asks.
+            // Nobody asks for the reason of the end here.
             let _ = joined(thread);
         }
     }
@@ -93,17 +93,17 @@ fn joined(thread: JoinHandle<io::Result<()>>) -> io::Result<()> {
     thread.join().unwrap_or_else(|_| Err(io::Error::other("the service thread panicked")))
 }
 
-/// The thread's own.
+/// The state of the service thread.
 struct Serving<S> {
     listener: UnixListener,
     peers: Vec<Peer>,
-    /// Sessions that there ever were.
+    /// Number of sessions since the start.
     sessions: u32,
-    /// When the host could last take no rank in, for want of descriptors or memory.
+    /// Time at which the host last lacked the descriptors or memory to accept a rank.
     refused: Option<Instant>,
     connections: Connections<HeapBanks<Slot<Place>>>,
     setup: S,
-    /// A rank has asked for the end.
+    /// Whether a rank has asked for the end.
     stopping: bool,
 }
 
@@ -117,13 +117,13 @@ impl Peer {
         self.stream.interest(self.is_heard())
     }
 
-    /// Whether to read. Who does not read what it is told is not listened to.
+    /// Whether to read from the rank. The service reads only from ranks that read its replies.
     fn is_heard(&self) -> bool {
         self.stream.is_flushed()
     }
 
-    /// Does what the rank asks for. An event that it gives ends the session, as does an error: the
-    /// rank is gone, or sends what is no request.
+    /// Handles the requests of the rank. A returned event or an error ends the session: the rank is
+    /// gone, or it sent an invalid request.
     fn serve<S: Setup<Fd = OwnedFd>>(
         &mut self,
         connections: &mut Connections<HeapBanks<Slot<Place>>>,
@@ -134,7 +134,7 @@ impl Peer {
             if !self.is_heard() {
                 break;
             }
-            // A rank has no reason to send a file descriptor; it is closed.
+            // A rank has no reason to send a file descriptor; the drop closes it.
             let Some((n, _)) = self.stream.recv(self.session.space())? else { break };
             match self.session.filled(n, connections, setup).map_err(io::Error::other)? {
                 None => {}
@@ -142,7 +142,7 @@ impl Peer {
                 end => return Ok(end),
             }
         }
-        // Each pending one is asked once.
+        // This loop checks each pending request once.
         for _ in 0..self.session.pending() {
             if let Some(reply) = self.session.progress(connections, setup) {
                 self.send(reply)?;
@@ -194,13 +194,13 @@ impl<S: Setup<Fd = OwnedFd>> Serving<S> {
         wait(&mut fds, timeout)
     }
 
-    /// Whether to take ranks in now.
+    /// Whether the service accepts ranks now.
     fn takes_in(&self) -> bool {
         self.refused.is_none_or(|refused| refused.elapsed() >= TICK)
     }
 
-    /// Takes ranks in. One too many, or of another user, is sent away. Where the host can't, the
-    /// ranks that are there go on, and those that wait are looked at again a little later.
+    /// Accepts ranks. The service rejects a rank of another user, and a rank beyond the maximum. If the
+    /// host lacks resources, existing sessions continue, and the service accepts again a little later.
     fn accept(&mut self) {
         while self.takes_in() {
             match self.listener.accept() {
@@ -216,7 +216,7 @@ impl<S: Setup<Fd = OwnedFd>> Serving<S> {
                     self.refused = None;
                     return;
                 }
-                // The rank gave up meanwhile.
+                // The rank gave up before the service accepted it.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     if self.refused.replace(Instant::now()).is_none() {

@@ -1,4 +1,4 @@
-//! The pool of operations in memory that processes share.
+//! The pool of operations in shared memory.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,10 +8,10 @@ use invar_core::proxy::{Cell, Head, LOCAL_RANKS_MAX, OPS_PER_RANK, OpPool};
 
 use crate::shm::SharedMemory;
 
-/// `INVP`, and the version of the layout.
+/// The bytes `INVP` and the version of the layout.
 const MAGIC: [u32; 2] = [u32::from_be_bytes(*b"INVP"), 1];
 
-/// The head of the memory. After it come a [`Head`] for each rank's free cells, and the cells.
+/// The start of the memory. A [`Head`] for each rank's free cells follows it, then the cells.
 #[repr(C, align(64))]
 struct Start {
     magic: [u32; 2],
@@ -19,7 +19,7 @@ struct Start {
     posted: Head,
 }
 
-/// Operations that ranks and a proxy share; clones are of the same memory.
+/// Operations that ranks and a proxy share; clones refer to the same memory.
 #[derive(Clone, Debug)]
 pub struct SharedOps {
     memory: SharedMemory,
@@ -27,27 +27,27 @@ pub struct SharedOps {
 }
 
 impl SharedOps {
-    /// A new pool with all cells free, for 1 to [`LOCAL_RANKS_MAX`] ranks.
+    /// Creates a pool with free cells only, for 1 to [`LOCAL_RANKS_MAX`] ranks.
     pub fn create(nranks: usize) -> io::Result<Self> {
         let memory = SharedMemory::create("invar-proxy-ops", len_of(nranks)?)?;
         let header = Start { magic: MAGIC, nranks: nranks as u32, posted: Head::default() };
         let shared = SharedOps { memory, nranks };
-        // SAFETY: the memory is as long as `len_of` says, which is at least a `Start`, and new.
+        // SAFETY: The memory is new, and its length by `len_of` is at least that of a `Start`.
         unsafe { shared.start().write(header) };
         shared.pool().fill();
         Ok(shared)
     }
 
-    /// The pool in memory that another process created.
+    /// Opens the pool in memory that another process created.
     ///
-    /// Fails with `InvalidData` where the file is no such pool, or its size is not sealed.
+    /// The call fails with `InvalidData` if the file is no such pool or its size is not sealed.
     pub fn from_fd(file: OwnedFd) -> io::Result<Self> {
         let memory = SharedMemory::from_fd(file)?;
         if memory.len() < size_of::<Start>() {
             return Err(no_pool("too small"));
         }
         let start = memory.start().cast::<Start>();
-        // SAFETY: the memory holds a `Start`, of which any bytes are one.
+        // SAFETY: The memory is long enough for a `Start`, and any bytes are a valid `Start`.
         let (magic, nranks) = unsafe { ((*start.as_ptr()).magic, (*start.as_ptr()).nranks) };
         let nranks = nranks as usize;
         if magic != MAGIC || len_of(nranks).ok() != Some(memory.len()) {
@@ -56,12 +56,12 @@ impl SharedOps {
         Ok(SharedOps { memory, nranks })
     }
 
-    /// The pool.
+    /// Returns the pool.
     pub fn pool(&self) -> OpPool<'_> {
         let (start, nranks) = (self.start(), self.nranks);
-        // SAFETY: `len_of` has room for this many heads and cells behind the `Start`, each aligned
-        // like it; heads and cells are atomics, for which any bytes are a value; they are mapped
-        // while `self` lives.
+        // SAFETY: By `len_of`, the memory has room for this many heads and cells after the `Start`, with
+        // their alignment. Heads and cells consist of atomics, for which any bytes are valid. The memory
+        // stays mapped while `self` lives.
         let (posted, free, cells) = unsafe {
             let free = start.add(1).cast::<Head>();
             let cells = free.add(nranks).cast::<Cell>();
@@ -74,7 +74,7 @@ impl SharedOps {
         OpPool::new(posted, free, cells).expect("as many cells for each rank")
     }
 
-    /// A descriptor of the memory, to be given to a rank.
+    /// Returns a descriptor of the memory, to send to a rank.
     pub fn to_fd(&self) -> io::Result<OwnedFd> {
         self.memory.to_fd()
     }
@@ -84,7 +84,7 @@ impl SharedOps {
     }
 }
 
-/// Bytes of the memory.
+/// Returns the length of the memory in bytes.
 fn len_of(nranks: usize) -> io::Result<usize> {
     if !(1..=LOCAL_RANKS_MAX).contains(&nranks) {
         let what = format!("a pool for {nranks} ranks, of 1 to {LOCAL_RANKS_MAX}");

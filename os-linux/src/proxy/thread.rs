@@ -1,12 +1,11 @@
-//! How the proxy's threads are started.
+//! Starts the proxy's threads.
 
 use std::io;
 use std::thread::{self, JoinHandle};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Starts a thread with a name, on `cpus` where there are any. A thread's name has room for 15
-/// bytes; the rest is cut off.
+/// Starts a named thread, on `cpus` if given. The kernel cuts a thread's name off after 15 bytes.
 pub(super) fn spawn<R: Send + 'static>(
     name: String,
     cpus: Option<CpuSet>,
@@ -14,7 +13,7 @@ pub(super) fn spawn<R: Send + 'static>(
 ) -> io::Result<JoinHandle<R>> {
     thread::Builder::new().name(name).spawn(move || {
         if let Some(cpus) = cpus {
-            // Anywhere else it is slower and as right.
+            // On other processors the thread is slower, but still correct.
             let _ = sched_setaffinity(None, &cpus);
         }
         run()

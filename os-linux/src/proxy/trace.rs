@@ -7,29 +7,30 @@ use serde::Serialize;
 
 use crate::clock::now_ns;
 
-/// Writes a trace as it goes, all of it whenever the thread goes to sleep, and its end when it is
-/// dropped; an error cuts it off.
+/// Writes a trace. All entries are flushed whenever the thread goes to sleep, and the end when the trace
+/// is dropped. An error cuts the trace off.
 ///
-/// On the thread's line stand the times when it is idle, sleeps, and takes operations; each slice
-/// of steps has a line of its own, by what it waits for.
+/// The thread's line shows when the thread is idle, sleeps, and takes operations. Each slice of steps
+/// has its own line, which shows what the slice waits for.
 #[derive(Debug)]
 pub struct ChromeTrace<W: Write> {
     out: W,
     pid: u32,
-    /// The GPU, as the thread's number.
+    /// The GPU's number, used as the thread id.
     tid: u32,
     begun: bool,
-    /// Nothing is written after an error.
+    /// Whether an error occurred; the trace writes nothing after an error.
     failed: bool,
 }
 
-/// One entry (`ph`: `B` and `E` begin and end on the thread, `b` and `e` beside it).
+/// One trace entry. `ph` is `B` or `E` for the begin and end on the thread's line, `b` or `e` for those
+/// on another line.
 #[derive(Serialize)]
 struct Entry<'a> {
     name: &'a str,
     cat: &'a str,
     ph: char,
-    /// Microseconds.
+    /// Timestamp in microseconds.
     ts: f64,
     pid: u32,
     tid: u32,
@@ -54,30 +55,30 @@ enum Args {
     },
 }
 
-/// A step of a connection or of a link, as a trace names it.
+/// A step of a connection or of a link, as a trace shows it.
 #[derive(Clone, Copy, Debug)]
 pub struct TracedStep {
-    /// Its connection or link, by a number that no other one of the trace has.
+    /// Number of the step's connection or link, unique within the trace.
     pub connection: u32,
-    /// With which rank.
+    /// Rank of the peer.
     pub peer: u32,
-    /// On which channel.
+    /// Channel of the connection.
     pub channel: u16,
-    /// Its number, counted since the connection was opened.
+    /// Number of the step, counted since the connection was opened.
     pub step: u64,
-    /// Of which operation, where that is known.
+    /// Number of the step's operation, if known.
     pub op_count: Option<u64>,
 }
 
 impl TracedStep {
-    /// No two that go on at once have the same.
+    /// Returns an id that no other concurrent step has.
     fn id(&self) -> String {
         format!("{:x}.{:x}", self.connection, self.step)
     }
 }
 
 impl<W: Write> ChromeTrace<W> {
-    /// A trace of the progress thread of a GPU.
+    /// Makes a trace of a GPU's progress thread.
     pub fn new(out: W, device: u32) -> Self {
         let pid = std::process::id();
         ChromeTrace { out, pid, tid: device, begun: false, failed: false }
@@ -96,19 +97,19 @@ impl<W: Write> ChromeTrace<W> {
         self.failed = self.failed || serde_json::to_writer(&mut self.out, &entry).is_err();
     }
 
-    /// A step begins to wait for something, beside the thread's line.
+    /// Records that a step begins to wait, on the step's own line.
     pub fn begin_wait(&mut self, name: &str, step: &TracedStep) {
         let TracedStep { op_count, peer, channel, step: number, .. } = *step;
         let args = Args::Slice { op_count, peer, channel, step: number };
         self.write(name, "NET", 'b', Some(step.id()), Some(args));
     }
 
-    /// A step has what it waited for.
+    /// Records that a step has what it waited for.
     pub fn end_wait(&mut self, name: &str, step: &TracedStep) {
         self.write(name, "NET", 'e', Some(step.id()), None);
     }
 
-    /// Writes all that is known out; an error cuts the trace off.
+    /// Flushes all entries; an error cuts the trace off.
     pub fn flush(&mut self) {
         self.failed = self.failed || self.out.flush().is_err();
     }
@@ -136,13 +137,13 @@ impl<W: Write> Drop for ChromeTrace<W> {
     fn drop(&mut self) {
         self.write_raw(if self.begun { "\n]\n" } else { "[]\n" });
         if !self.failed {
-            // Nobody is there to be told.
+            // Nobody can receive the error here.
             let _ = self.out.flush();
         }
     }
 }
 
-/// NCCL's name for the state in which a slice waits after a stage.
+/// Returns NCCL's name for the wait of a slice after a stage.
 fn waits_after(direction: Direction, stage: Stage) -> Option<&'static str> {
     Some(match (direction, stage) {
         (_, Stage::Complete) => return None,

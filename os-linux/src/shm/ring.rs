@@ -5,12 +5,13 @@
 //!  128 B      64 B each                                       slot_bytes each
 //! ```
 //!
-//! A stamp says that its slot is full: the number of the message (from 1, wrapping) above its
-//! length. So one cache line that changes hands carries a short message; a long one lies in its
-//! slot. The one other word, `released`, counts what was emptied. Each word has one writer.
+//! A stamp shows that its slot is full: it holds the message's number (from 1, wrapping) in its upper
+//! half and the length in its lower half. So a short message needs only one cache line to change hands;
+//! a long message lies in its slot. The only other word, `released`, counts the emptied slots. Each word
+//! has one writer.
 //!
-//! Neither side trusts the other: a length is checked against the slot, a count against what was
-//! sent. What is in a slot may still change while it is read, so it is handed out as a pointer.
+//! Neither side trusts the other: a length is checked against the slot, and a count against what was
+//! sent. The peer may still change a slot during a read, so callers get a pointer to it.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -19,49 +20,49 @@ use invar_core::math::STEPS;
 
 use super::SharedMemory;
 
-/// Bytes that go beside the stamp of a message.
+/// Maximum bytes of a message that fits next to its stamp.
 pub const INLINE_BYTES_MAX: usize = 64 - size_of::<u64>();
 
 const SLOTS: u32 = STEPS;
-/// Two cache lines: processors fetch them in pairs.
+/// The count takes two cache lines, because processors fetch lines in pairs.
 const RELEASED_BYTES: usize = 128;
 const CELL_BYTES: usize = 64;
-/// Slots begin on a page, so that slots of any size are aligned.
+/// Slots begin on a page boundary, so slots of any size are aligned.
 const SLOTS_AT: usize = 4096;
-/// The most bytes of a slot: the largest number of whole pages that a stamp can tell.
+/// Maximum size of a slot in bytes: the largest number of whole pages whose length fits a stamp.
 const SLOT_BYTES_MAX: usize = u32::MAX as usize & !(SLOTS_AT - 1);
 const _: () = assert!(RELEASED_BYTES + SLOTS as usize * CELL_BYTES <= SLOTS_AT);
 
-/// How rings lie in a piece of memory, one behind the other.
+/// The layout of consecutive rings in a piece of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLayout {
     slot_bytes: usize,
 }
 
-/// The other side wrote something that is not allowed.
+/// The other side wrote an invalid value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
-    /// More bytes than a slot has.
+    /// A message is longer than its slot.
     #[error("a message of {len} bytes in a slot of {slot_bytes} of shared memory")]
     Length {
-        /// Bytes that the stamp tells of.
+        /// Length in the stamp.
         len: usize,
-        /// Bytes of a slot.
+        /// Length of a slot.
         slot_bytes: usize,
     },
-    /// More slots emptied than were filled.
+    /// The count of emptied slots exceeds that of filled ones.
     #[error("{released} slots of shared memory emptied, of {sent} filled")]
     Released {
-        /// Emptied, as the other side says.
+        /// Number of emptied slots, as the other side claims.
         released: u32,
-        /// Filled.
+        /// Number of filled slots.
         sent: u32,
     },
 }
 
 impl RingLayout {
-    /// Of rings with slots of `slot_bytes`, rounded up to whole pages. `None` where a message could
-    /// be longer than a stamp can say (4 GiB), or a ring than there are addresses.
+    /// Makes the layout of rings with slots of `slot_bytes`, rounded up to whole pages. Returns `None`
+    /// if a message could exceed the length that fits a stamp (4 GiB), or a ring the address space.
     pub const fn new(slot_bytes: usize) -> Option<Self> {
         if slot_bytes > SLOT_BYTES_MAX {
             return None;
@@ -73,14 +74,14 @@ impl RingLayout {
         }
     }
 
-    /// Bytes that a message may have.
+    /// Returns the maximum length of a message in bytes.
     pub const fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }
 
-    /// Bytes of a ring.
+    /// Returns the length of a ring in bytes.
     pub const fn ring_bytes(&self) -> usize {
-        // `new` has seen that this has an end.
+        // `new` has checked that this does not overflow.
         SLOTS_AT + SLOTS as usize * self.slot_bytes
     }
 
@@ -89,7 +90,7 @@ impl RingLayout {
         let at = at
             .filter(|at| at.checked_add(self.ring_bytes()).is_some_and(|end| end <= memory.len()));
         let at = at.expect("as many rings as there is memory for");
-        // SAFETY: within the mapping, which `Ring` keeps.
+        // SAFETY: The ring lies within the mapping, which `Ring` keeps.
         let start = unsafe { memory.start().add(at) };
         Ring { start, slot_bytes: self.slot_bytes, _memory: memory.clone() }
     }
@@ -103,63 +104,66 @@ struct Ring {
     _memory: SharedMemory,
 }
 
-// SAFETY: the mapping is kept, and has no thread affinity.
+// SAFETY: `Ring` keeps the mapping, which belongs to no thread.
 unsafe impl Send for Ring {}
 
 impl Ring {
     fn released(&self) -> &AtomicU32 {
-        // SAFETY: at the start of the ring, page-aligned; atomic for all who access it.
+        // SAFETY: The word is at the page-aligned start of the ring, and everyone accesses it as an
+        // atomic.
         unsafe { self.start.cast().as_ref() }
     }
 
     fn cell(&self, index: u32) -> NonNull<u8> {
         let at = RELEASED_BYTES + (index % SLOTS) as usize * CELL_BYTES;
-        // SAFETY: before `SLOTS_AT`, within the ring.
+        // SAFETY: The cell lies before `SLOTS_AT`, within the ring.
         unsafe { self.start.add(at) }
     }
 
     fn stamp(&self, index: u32) -> &AtomicU64 {
-        // SAFETY: the head of a cell, aligned to 64; atomic for all who access it.
+        // SAFETY: The stamp is at the start of a 64-byte aligned cell, and everyone accesses it as an
+        // atomic.
         unsafe { self.cell(index).cast().as_ref() }
     }
 
-    /// The place of a message of `len` bytes.
+    /// Returns the location of a message of `len` bytes.
     fn payload(&self, index: u32, len: usize) -> NonNull<u8> {
         if len <= INLINE_BYTES_MAX {
-            // SAFETY: in the cell, behind its stamp.
+            // SAFETY: The location is in the cell, behind its stamp.
             return unsafe { self.cell(index).add(size_of::<u64>()) };
         }
         let at = SLOTS_AT + (index % SLOTS) as usize * self.slot_bytes;
-        // SAFETY: within the ring.
+        // SAFETY: The slot lies within the ring.
         unsafe { self.start.add(at) }
     }
 }
 
-/// The stamp of message number `index`, counted from 0.
+/// Returns the stamp of message number `index`, counted from 0.
 fn stamp(index: u32, len: usize) -> u64 {
     u64::from(index.wrapping_add(1)) << 32 | len as u64
 }
 
-/// The end that fills. There must be just one for each ring.
+/// The sending end, which fills slots. Each ring has exactly one.
 #[derive(Debug)]
 pub struct SendRing {
     ring: Ring,
-    /// Slots filled, wrapping.
+    /// Number of filled slots, wrapping.
     sent: u32,
-    /// Slots emptied, when last looked at.
+    /// Number of emptied slots at the last check.
     released: u32,
 }
 
 impl SendRing {
-    /// Makes this end of ring `number`, in memory that was all zero.
+    /// Makes the sending end of ring `number`, in memory that was zeroed.
     ///
     /// # Panics
-    /// The memory has no such ring.
+    /// Panics if the memory has no such ring.
     pub fn new(memory: &SharedMemory, layout: RingLayout, number: usize) -> Self {
         SendRing { ring: layout.ring(memory, number), sent: 0, released: 0 }
     }
 
-    /// The place for a message of `len` bytes, at most a slot's; `None` if every slot is full.
+    /// Returns the location for a message of `len` bytes, at most a slot's length; `None` if every slot
+    /// is full.
     #[inline]
     pub fn free(&mut self, len: usize) -> Result<Option<NonNull<u8>>, RingError> {
         debug_assert!(len <= self.ring.slot_bytes);
@@ -176,7 +180,7 @@ impl SendRing {
         Ok(Some(self.ring.payload(self.sent, len)))
     }
 
-    /// Gives the slot that [`free`](Self::free) gave, for the same length, to the other side.
+    /// Hands the slot of the last [`free`](Self::free) to the other side; `len` is the same as there.
     #[inline]
     pub fn publish(&mut self, len: usize) {
         debug_assert!(self.sent.wrapping_sub(self.released) < SLOTS, "`free` comes first");
@@ -185,24 +189,24 @@ impl SendRing {
     }
 }
 
-/// The end that empties. There must be just one for each ring.
+/// The receiving end, which empties slots. Each ring has exactly one.
 #[derive(Debug)]
 pub struct RecvRing {
     ring: Ring,
-    /// Slots emptied, wrapping.
+    /// Number of emptied slots, wrapping.
     released: u32,
 }
 
 impl RecvRing {
-    /// Makes this end of ring `number`, in memory that was all zero.
+    /// Makes the receiving end of ring `number`, in memory that was zeroed.
     ///
     /// # Panics
-    /// The memory has no such ring.
+    /// Panics if the memory has no such ring.
     pub fn new(memory: &SharedMemory, layout: RingLayout, number: usize) -> Self {
         RecvRing { ring: layout.ring(memory, number), released: 0 }
     }
 
-    /// The next message and its length; `None`: it is not there yet.
+    /// Returns the next message and its length, or `None` if no message has arrived yet.
     #[inline]
     pub fn full(&mut self) -> Result<Option<(NonNull<u8>, usize)>, RingError> {
         let stamp = self.ring.stamp(self.released).load(Ordering::Acquire);
@@ -216,7 +220,7 @@ impl RecvRing {
         Ok(Some((self.ring.payload(self.released, len), len)))
     }
 
-    /// Gives the slot that [`full`](Self::full) gave back to the other side.
+    /// Hands the slot of the last [`full`](Self::full) back to the other side.
     #[inline]
     pub fn release(&mut self) {
         self.released = self.released.wrapping_add(1);
@@ -240,7 +244,7 @@ mod tests {
 
     fn send(ring: &mut SendRing, bytes: &[u8]) -> bool {
         let Some(to) = ring.free(bytes.len()).unwrap() else { return false };
-        // SAFETY: the slot is ours until it is published, and has room.
+        // SAFETY: The slot is ours until it is published, and has enough room.
         unsafe { to.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
         ring.publish(bytes.len());
         true
@@ -248,7 +252,7 @@ mod tests {
 
     fn recv(ring: &mut RecvRing) -> Option<Vec<u8>> {
         let (from, len) = ring.full().unwrap()?;
-        // SAFETY: the slot is ours until it is released.
+        // SAFETY: The slot is ours until it is released.
         let bytes = (0..len).map(|i| unsafe { from.add(i).read() }).collect();
         ring.release();
         Some(bytes)

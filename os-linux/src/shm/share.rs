@@ -1,4 +1,4 @@
-//! Giving shared memory to other processes of this host.
+//! Passes shared memory to other processes of this host.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixListener;
@@ -12,12 +12,12 @@ use crate::random::random;
 use crate::unix::{FdStream, listen, wait};
 
 const TOKEN_BYTES: usize = 16;
-/// Time in which a caller must show the token.
+/// Time within which a caller must send the token.
 const SHOW_WITHIN: Duration = Duration::from_secs(5);
-/// Between two looks at the flag that ends a wait.
+/// Interval between two checks of the abort flag.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Memory that is given to whoever knows the address.
+/// Offers memory to every process that knows the address and the token.
 #[derive(Debug)]
 pub struct Offer {
     listener: UnixListener,
@@ -26,18 +26,19 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Begins to listen.
+    /// Starts to listen.
     pub fn new() -> io::Result<Self> {
         let (listener, name) = listen("shm")?;
         Ok(Offer { listener, name, token: random()? })
     }
 
-    /// The address and the token, which the program gives to the other processes, and to nobody else.
+    /// Returns the address with the token. The program sends it to the other processes and to nobody
+    /// else.
     pub fn address(&self) -> Vec<u8> {
         [&self.token, self.name.as_bytes()].concat()
     }
 
-    /// Gives the memory to `count` processes. Waits for them, `within` at most, and until `abort`.
+    /// Passes the memory to `count` processes. Waits for them until `within` is over or `abort` is set.
     pub fn serve(
         &self,
         memory: &SharedMemory,
@@ -49,7 +50,7 @@ impl Offer {
         let mut given = 0;
         while given < count {
             match self.listener.accept() {
-                // What goes wrong with one of them is that one's fault.
+                // A failure with one caller does not concern the others.
                 Ok((stream, _)) => match FdStream::new(stream).and_then(|peer| {
                     self.give(peer, memory, deadline.min(Instant::now() + SHOW_WITHIN), abort)
                 }) {
@@ -92,8 +93,8 @@ impl Offer {
 }
 
 impl SharedMemory {
-    /// The memory that another process offers at `address`. Waits for it, `within` at most, and
-    /// until `abort`.
+    /// Fetches the memory that another process offers at `address`. Waits until `within` is over or
+    /// `abort` is set.
     pub fn fetch(address: &[u8], within: Duration, abort: &Abort) -> io::Result<Self> {
         let deadline = Instant::now() + within;
         let Some((token, name)) = address.split_first_chunk::<TOKEN_BYTES>() else {
@@ -108,7 +109,7 @@ impl SharedMemory {
     }
 }
 
-/// Receives so many bytes, and what came with them.
+/// Receives `N` bytes and the descriptor that came with them.
 fn recv_exact<const N: usize>(
     peer: &mut FdStream,
     deadline: Instant,
@@ -131,7 +132,7 @@ fn recv_exact<const N: usize>(
     Ok((bytes, fd))
 }
 
-/// How long to wait before looking at the flag again.
+/// Returns how long to wait before the next check of the abort flag.
 fn left_until(deadline: Instant, abort: &Abort) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() || abort.is_set() {
@@ -159,7 +160,7 @@ mod tests {
             assert!(SharedMemory::fetch(&forged, PATIENCE, &abort).is_err());
             for byte in [5, 6] {
                 let theirs = SharedMemory::fetch(&offer.address(), PATIENCE, &abort).unwrap();
-                // SAFETY: both are mapped, and nobody else looks.
+                // SAFETY: Both mappings exist, and nothing else uses them.
                 unsafe {
                     theirs.start().write(byte);
                     assert_eq!(memory.start().read(), byte);
@@ -176,7 +177,7 @@ mod tests {
         let (soon, abort) = (Duration::from_millis(20), Abort::default());
         let error = offer.serve(&memory, 1, soon, &abort).unwrap_err();
         assert_eq!(error.to_string(), "0 of 1 came for it within 20ms");
-        // A process that listens, and is silent.
+        // This process listens and stays silent.
         let error = SharedMemory::fetch(&offer.address(), soon, &abort).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert!(SharedMemory::fetch(b"short", PATIENCE, &abort).is_err());

@@ -1,4 +1,4 @@
-//! The packets that a device sends and receives, for people who look at packets.
+//! Packet capture: writes the packets that a device sends and receives to a file.
 
 use std::fs::File;
 use std::io::{self, BufWriter};
@@ -11,14 +11,14 @@ use super::device::{Route, Train};
 use crate::pcap::Writer;
 use crate::udp::Datagram;
 
-/// The value of header fields that a UDP socket does not tell of a received packet.
+/// The values of header fields that a UDP socket does not report for a received packet.
 const HOP_LIMIT_UNKNOWN: u8 = 64;
 const IDENTIFICATION_UNKNOWN: u16 = 0;
 
 /// A pcap file that grows with each packet.
 pub(super) struct Capture {
     file: Writer<BufWriter<File>>,
-    /// The address at which the device receives.
+    /// The address on which the device receives.
     address: SocketAddr,
     failed: Option<io::Error>,
 }
@@ -29,7 +29,8 @@ impl Capture {
         Ok(Capture { file, address, failed: None })
     }
 
-    /// A train that left from `src`, the IPv4 identifications of its datagrams given by index.
+    /// Records a train that left from `src`; `ip_id` returns the IPv4 identification of a datagram by
+    /// its index.
     pub(super) fn sent(
         &mut self,
         train: &Train<'_>,
@@ -55,7 +56,7 @@ impl Capture {
         self.add(&headers, datagram.bytes);
     }
 
-    /// Brings all packets to the file, or says what kept them from getting there.
+    /// Writes all remaining packets to the file, or returns the error that kept packets out of it.
     pub(super) fn finish(mut self) -> io::Result<()> {
         match self.failed {
             Some(error) => Err(error),
@@ -63,7 +64,7 @@ impl Capture {
         }
     }
 
-    /// After an error, nothing more: a file with a hole would mislead.
+    /// Adds a packet. After an error it adds no more, because a file with a gap would mislead.
     fn add(&mut self, headers: &IpHeaders, udp_payload: &[u8]) {
         if self.failed.is_none() {
             self.failed = self.write(headers, udp_payload).err();

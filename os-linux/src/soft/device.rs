@@ -1,13 +1,13 @@
 //! A RoCEv2 NIC without sockets, threads or clock.
 //!
-//! The resources of the verbs and their checks, around the engine of [`invar_core::roce::qp`].
-//! Datagrams, time and work requests go in; completions, and trains of datagrams for a
-//! [`TransmitSink`], come out. [`SoftNic`](super::SoftNic) puts it on UDP sockets, a simulator can
-//! put it on wires of its own.
+//! The device has the resources of the verbs and their checks, around the engine of
+//! [`invar_core::roce::qp`]. Its input is datagrams, time and work requests. Its output is completions,
+//! and trains of datagrams for a [`TransmitSink`]. [`SoftNic`](super::SoftNic) runs the device on UDP
+//! sockets. A simulator can run it on simulated wires.
 //!
-//! After any batch of calls, call [`Device::transmit`], and [`Device::handle_timers`] at
-//! [`Device::next_deadline_ns`]. Nothing here costs more with more queue pairs, but for
-//! [`Device::counters`].
+//! After any batch of calls, call [`Device::transmit`]. Call [`Device::handle_timers`] at
+//! [`Device::next_deadline_ns`]. The cost of a call does not grow with the number of queue pairs; only
+//! [`Device::counters`] is an exception.
 
 mod completion;
 mod counters;
@@ -43,13 +43,13 @@ pub use counters::DeviceCounters;
 pub use train::{Datagram, Route, Train, TransmitSink};
 pub use transmit::Patience;
 
-/// Queue pairs that a device may have: of their numbers of 24 bits one in 256 is in use.
+/// Maximum number of queue pairs of a device: 1 in 256 of the 24-bit queue pair numbers is in use.
 pub const QPS_MAX: usize = 1 << 16;
-/// Memory regions that a device may have: of their keys of 32 bits one in 256 is in use.
+/// Maximum number of memory regions of a device: 1 in 256 of the 32-bit keys is in use.
 pub const REGIONS_MAX: usize = 1 << 24;
-/// Completion queues that a device may have.
+/// Maximum number of completion queues of a device.
 const CQS_MAX: usize = 1 << 24;
-/// Completions that a queue may hold.
+/// Maximum number of completions that a queue can hold.
 pub const CQ_DEPTH_MAX: usize = 1 << 22;
 
 /// The configuration of a device.
@@ -57,17 +57,17 @@ pub const CQ_DEPTH_MAX: usize = 1 << 22;
 pub struct DeviceConfig {
     /// The address to which peers send. Its IP address is the GID.
     pub address: SocketAddr,
-    /// UDP ports from which packets leave; at least one.
+    /// UDP ports that packets leave from; at least one.
     pub source_ports: SourcePorts,
-    /// The seed of the random numbers of queue pairs and keys. If strangers reach the device,
-    /// only it may know the seed.
+    /// Seed of the random queue pair numbers and keys. If strangers can reach the device, only the
+    /// device may know the seed.
     pub seed: [u8; 32],
-    /// For each queue pair.
+    /// Tuning of each queue pair.
     pub tuning: Tuning,
 }
 
-/// The device; see the [module](self). Names of objects are those that the verbs give: queue pair
-/// number, key, and numbers of their own kind for the others.
+/// A software RoCEv2 device; see the [module](self). A queue pair is named by its number, a region by
+/// its key, and each other object by a number of its own kind.
 pub struct Device {
     config: DeviceConfig,
     regions: Regions,
@@ -76,7 +76,7 @@ pub struct Device {
     lingerers: Lingerers,
     /// Queue pairs that may have something to send.
     ready: VecDeque<u32>,
-    /// The one of them that goes first.
+    /// The queue pair with the latest posted send, which sends first.
     posted: Option<u32>,
     timers: Timers,
     staging: Staging,
@@ -84,10 +84,10 @@ pub struct Device {
 }
 
 impl Device {
-    /// A device without any objects.
+    /// Makes a device without any objects.
     ///
     /// # Panics
-    /// Without a source port.
+    /// Panics if `config` has no source port.
     pub fn new(config: DeviceConfig) -> Self {
         assert!(config.source_ports.port(0) != 0, "a device sends from at least one port");
         let names = |kind, bits| Names::new(&config.seed, kind, bits);
@@ -105,36 +105,38 @@ impl Device {
         }
     }
 
-    /// The configuration of the device.
+    /// Returns the configuration of the device.
     pub fn config(&self) -> &DeviceConfig {
         &self.config
     }
 
-    /// `ibv_alloc_pd`. A protection domain is only a number, never given again.
+    /// Allocates a protection domain (`ibv_alloc_pd`): a number that the device never reuses.
     pub fn alloc_pd(&mut self) -> u32 {
         self.regions.alloc_pd()
     }
 
-    /// [`Nic::connection_pd`](invar_core::nic::Nic::connection_pd) of a domain.
+    /// Allocates the domain of one connection
+    /// ([`Nic::connection_pd`](invar_core::nic::Nic::connection_pd)).
     pub fn alloc_connection_pd(&mut self, parent: u32) -> u32 {
         self.regions.alloc_connection_pd(parent)
     }
 
-    /// `ibv_dealloc_pd`.
+    /// Frees a protection domain (`ibv_dealloc_pd`).
     pub fn dealloc_pd(&mut self, pd: u32) {
         self.regions.dealloc_pd(pd);
     }
 
-    /// [`Nic::grant`](invar_core::nic::Nic::grant): lets the peer of a connection, which has this
-    /// domain, reach a region.
+    /// Lets the peer of a connection access a region ([`Nic::grant`](invar_core::nic::Nic::grant)). `pd`
+    /// is the connection's domain.
     pub fn grant(&mut self, pd: u32, key: u32) {
         self.regions.grant(pd, key);
     }
 
-    /// `ibv_reg_mr`: the answer is lkey and rkey in one.
+    /// Registers memory (`ibv_reg_mr`) and returns the key, which is both lkey and rkey.
     ///
     /// # Errors
-    /// `EINVAL`: remote writes without local ones. `ENOMEM`: 2^24 regions are registered.
+    /// `EINVAL`: the access flags allow remote writes but no local writes. `ENOMEM`: 2^24 regions are
+    /// registered.
     pub fn reg_mr(
         &mut self,
         pd: u32,
@@ -154,16 +156,16 @@ impl Device {
         }
     }
 
-    /// `ibv_dereg_mr`: at once, whatever is under way; uses from now on are access errors. Gives
-    /// the memory back, so that the caller decides where it is freed.
+    /// Deregisters memory (`ibv_dereg_mr`) immediately, even during transfers; later uses of the key are
+    /// access errors. Returns the memory, so the caller decides where it is freed.
     pub fn dereg_mr(&mut self, key: u32) -> Option<HostMemory> {
         self.regions.remove(key).map(|region| region.memory)
     }
 
-    /// `ibv_create_cq`.
+    /// Creates a completion queue (`ibv_create_cq`).
     ///
     /// # Errors
-    /// `EINVAL`: depth 0 or beyond [`CQ_DEPTH_MAX`].
+    /// `EINVAL`: the depth is 0 or exceeds [`CQ_DEPTH_MAX`].
     pub fn create_cq(&mut self, depth: usize) -> Result<u32, NicError> {
         let refuse = |errno, cause| Err(NicError::new(Verb::CreateCq, errno, cause));
         if !(1..=CQ_DEPTH_MAX).contains(&depth) {
@@ -175,16 +177,16 @@ impl Device {
         }
     }
 
-    /// `ibv_destroy_cq`. What its queue pairs still complete is lost.
+    /// Destroys a completion queue (`ibv_destroy_cq`). Later completions of its queue pairs are lost.
     pub fn destroy_cq(&mut self, cq: u32) {
         self.cqs.remove(cq);
     }
 
-    /// `ibv_create_qp`; the answer is the queue pair number.
+    /// Creates a queue pair (`ibv_create_qp`) and returns its number.
     ///
     /// # Errors
-    /// `EINVAL`: more than 2048 work requests on a queue, or 1024 bytes inline. `ENOMEM`: there
-    /// are [`QPS_MAX`] queue pairs.
+    /// `EINVAL`: the caller asks for more than 2048 work requests on a queue, or for more than 1024
+    /// bytes of inline data. `ENOMEM`: the device has [`QPS_MAX`] queue pairs.
     pub fn create_qp(&mut self, pd: u32, cq: u32, cap: &QpCap) -> Result<u32, NicError> {
         let Device { qps, lingerers, .. } = self;
         let lingers = |qpn| lingerers.contains(qpn);
@@ -194,9 +196,9 @@ impl Device {
         }
     }
 
-    /// `ibv_destroy_qp`. Work requests under way vanish. The next [`Device::transmit`] sends the
-    /// acknowledge that was due, and requests that the peer sends again are acknowledged for as long
-    /// as it may retry.
+    /// Destroys a queue pair (`ibv_destroy_qp`). Its pending work requests vanish. The next
+    /// [`Device::transmit`] sends the acknowledge that was due. While the peer may retry, the device
+    /// still acknowledges its repeated requests.
     pub fn destroy_qp(&mut self, now_ns: u64, qpn: u32) {
         if let Some(qp) = self.qps.remove(qpn) {
             self.counters.retire(qp.counters());
@@ -204,15 +206,15 @@ impl Device {
         }
     }
 
-    /// `ibv_query_qp`, as far as the state goes; `None` where there is no such queue pair.
+    /// Returns the state of a queue pair (`ibv_query_qp`), or `None` if the queue pair does not exist.
     pub fn qp_state(&self, qpn: u32) -> Option<QpState> {
         self.qps.get(qpn).map(QueuePair::state)
     }
 
-    /// `ibv_modify_qp`.
+    /// Moves a queue pair to another state (`ibv_modify_qp`).
     ///
     /// # Errors
-    /// `EINVAL`: a move that does not exist, or an attribute out of range.
+    /// `EINVAL`: the transition does not exist, or an attribute is out of range.
     pub fn modify_qp(&mut self, qpn: u32, transition: &QpTransition) -> Result<(), NicError> {
         let connected = match transition {
             QpTransition::Rtr(attr) => {
@@ -233,12 +235,12 @@ impl Device {
         })
     }
 
-    /// `ibv_post_send` of one request. The bytes of an inline one are taken now, and as safe code
-    /// reads no memory that it was not given, they too have to lie in registered memory.
+    /// Posts one send request (`ibv_post_send`). The call copies inline data immediately. Inline data
+    /// must lie in registered memory too, because safe code reads no other memory.
     ///
     /// # Errors
-    /// `ENOMEM`: the queue is full. `EINVAL`: the state is not RTS, SQD or ERR, or the request
-    /// could never be carried out.
+    /// `ENOMEM`: the queue is full. `EINVAL`: the state is not RTS, SQD or ERR, or the request can never
+    /// succeed.
     pub fn post_send(&mut self, qpn: u32, wr: &SendWr) -> Result<(), NicError> {
         self.with_qp(qpn, Verb::PostSend, |qp, env| {
             if !wr.flags.contains(SendFlags::INLINE) || wr.sge.length == 0 {
@@ -256,23 +258,24 @@ impl Device {
             regions.fetch(bytes, qp.inline.get_mut(slot, sge.length));
             Ok(())
         })?;
-        // Before the acknowledges that others owe: somebody waits for this one.
+        // This queue pair sends before the acknowledges of others, because the caller waits for this
+        // request.
         self.posted = Some(qpn);
         Ok(())
     }
 
-    /// `ibv_post_recv`.
+    /// Posts a receive request (`ibv_post_recv`).
     ///
     /// # Errors
-    /// `ENOMEM`: the queue is full. `EINVAL`: in state RESET.
+    /// `ENOMEM`: the queue is full. `EINVAL`: the queue pair is in state RESET.
     pub fn post_recv(&mut self, qpn: u32, wr: &RecvWr) -> Result<(), NicError> {
         self.with_qp(qpn, Verb::PostRecv, |qp, env| qp.post_recv(wr, env))
     }
 
-    /// `ibv_poll_cq`: takes up to `wcs.len()` completions, oldest first, and says how many.
+    /// Takes up to `wcs.len()` completions, oldest first, and returns their number (`ibv_poll_cq`).
     ///
     /// # Errors
-    /// `EOVERFLOW`: more completed than the queue holds. `EINVAL`: there is no such queue.
+    /// `EOVERFLOW`: the queue overflowed. `EINVAL`: the queue does not exist.
     #[inline]
     pub fn poll(&mut self, cq: u32, wcs: &mut [Wc]) -> Result<u32, PollError> {
         match self.cqs.get_mut(cq) {
@@ -281,7 +284,7 @@ impl Device {
         }
     }
 
-    /// Whether it has no queue pairs, completion queues and regions.
+    /// Whether the device has no queue pairs, no completion queues and no regions.
     pub fn is_empty(&self) -> bool {
         let Device { regions, cqs, qps, .. } = self;
         regions.table.is_empty() && cqs.is_empty() && qps.is_empty()
@@ -293,18 +296,18 @@ impl Device {
         !self.ready.is_empty() || self.lingerers.is_ready() || self.is_blocked()
     }
 
-    /// Whether acknowledges [wait](Device::transmit_urgent), or a poll left something to be sent.
+    /// Whether postponed acknowledges [wait](Device::transmit_urgent), or a poll left packets to send.
     #[inline]
     pub(super) fn owes(&self) -> bool {
         (!self.ready.is_empty() || self.lingerers.is_ready()) && !self.is_blocked()
     }
 
-    /// The counters so far, summed over all queue pairs.
+    /// Returns the counters so far, summed over all queue pairs.
     pub fn counters(&self) -> DeviceCounters {
         self.counters.total(self.qps.iter().map(QueuePair::counters))
     }
 
-    /// Runs one call on a queue pair, and sees to what may follow from it.
+    /// Runs one call on a queue pair and handles its consequences.
     #[inline]
     fn with_qp<R>(
         &mut self,
@@ -324,14 +327,14 @@ impl Device {
 }
 
 impl QueuePair {
-    /// After any call on the engine: lists the queue pair for [`Device::transmit`], and ends it
-    /// where its completions are lost.
+    /// Runs after every call on the engine: lists the queue pair for [`Device::transmit`], and moves it
+    /// to ERR if its completion queue overflowed.
     #[inline]
     fn follow_up(&mut self, qpn: u32, env: &mut Surroundings<'_>, ready: &mut VecDeque<u32>) {
         if env.cqs.get(self.cq).is_some_and(CompletionQueue::overrun)
             && self.state() != QpState::Err
         {
-            // A move that exists from every state.
+            // This transition exists from every state.
             let moved = self.modify(&QpTransition::Err, env);
             debug_assert_eq!(moved, Ok(()));
         }

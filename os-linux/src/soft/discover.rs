@@ -1,4 +1,4 @@
-//! Which software NICs a host can have.
+//! Lists the software NICs that a host can have.
 
 use std::cmp::Reverse;
 use std::io;
@@ -9,11 +9,11 @@ use invar_core::param::AddressFamily;
 use super::nic::SoftConfig;
 use crate::interface::{Interface, InterfaceAddress};
 
-/// One for each interface that is up and has an address of `family`: `soft0`, `soft1`, … by the
-/// interfaces' numbers, loopback last.
+/// Returns one software NIC for each interface that is up and has an address of `family`. The names are
+/// `soft0`, `soft1`, … in the order of interface indices, with loopback last.
 ///
-/// Where there is a choice it is a global IPv6 address, over which every ICRC can be verified,
-/// then IPv4, then link-local.
+/// If an interface has several addresses, the NIC prefers a global IPv6 address, because the ICRC of
+/// every packet can be verified over it. IPv4 comes second, and link-local IPv6 last.
 pub fn devices(family: AddressFamily) -> io::Result<Vec<SoftConfig>> {
     Ok(devices_on(Interface::list()?, family))
 }
@@ -23,7 +23,7 @@ fn devices_on(mut interfaces: Vec<Interface>, family: AddressFamily) -> Vec<Soft
     interfaces.sort_by_key(|interface| (interface.loopback, interface.index));
     let addresses = interfaces.iter().filter_map(|interface| {
         let of_family = interface.addresses.iter().filter(|address| family.takes(address.ip));
-        // The first of several that are equally good.
+        // `min_by_key` returns the first of equally good addresses.
         of_family.min_by_key(|address| Reverse(preference(address)))
     });
     addresses

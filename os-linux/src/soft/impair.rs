@@ -1,26 +1,27 @@
-//! A bad network, for tests and measurements.
+//! A simulated bad network, for tests and measurements.
 
 use super::device::{Datagram, Route, Train};
 
-/// The impairments of packets on their way out, each with its chances in a million.
+/// Faults that hit outgoing packets, each with its probability in parts per million.
 ///
-/// Trains are sent in pieces, so that over IPv4 a peer that does not leave the identification out
-/// of the ICRC may see packets as damaged.
+/// The impairment sends a train in pieces. So over IPv4, a peer that includes the identification in the
+/// ICRC may see packets as damaged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImpairmentConfig {
-    /// Lost.
+    /// Probability that a packet is lost.
     pub drop_ppm: u32,
-    /// Sent twice.
+    /// Probability that a packet is sent twice.
     pub duplicate_ppm: u32,
-    /// Held back behind up to [`REORDER_PACKETS_MAX`] later ones; where none follow, lost.
+    /// Probability that a packet is held back behind up to [`REORDER_PACKETS_MAX`] later ones; if too
+    /// few follow, it is lost.
     pub reorder_ppm: u32,
-    /// A byte of it changed.
+    /// Probability that one bit of a packet is flipped.
     pub corrupt_ppm: u32,
-    /// Decides which packets it hits.
+    /// Seed that decides which packets are hit.
     pub seed: u64,
 }
 
-/// How far a packet may fall behind.
+/// Maximum number of packets that can overtake a packet.
 pub const REORDER_PACKETS_MAX: u32 = 8;
 
 pub(super) struct Impairment {
@@ -49,8 +50,8 @@ impl Impairment {
         Impairment { config, state: config.seed, late: None }
     }
 
-    /// Hands what is left of a train to `send`. All of it counts as sent: what `send` has no
-    /// room for is lost too.
+    /// Passes the surviving packets of a train to `send`. The whole train counts as sent, so packets
+    /// that `send` has no room for are lost too.
     pub(super) fn pass(
         &mut self,
         train: Train<'_>,
@@ -62,7 +63,7 @@ impl Impairment {
                 send(Train { route, segment_bytes: first.wire_bytes(), datagrams });
             }
         };
-        // Where the datagrams begin that nothing has happened to yet.
+        // Index of the first datagram that is not handled yet.
         let mut run = 0;
         for (i, datagram) in datagrams.iter().enumerate() {
             let fate = self.fate();
@@ -85,7 +86,7 @@ impl Impairment {
                 Fate::Delay => {
                     let packets_to_go = self.random() as u32 % REORDER_PACKETS_MAX + 1;
                     let (route, bytes) = (train.route, datagram.to_vec());
-                    // One at a time: an earlier one that still waits is lost.
+                    // Only one packet waits at a time: an earlier one that still waits is lost.
                     self.late = Some(Late { route, bytes, packets_to_go });
                 }
             }
@@ -120,7 +121,7 @@ impl Impairment {
         Fate::Pass
     }
 
-    /// SplitMix64.
+    /// Returns the next random number of SplitMix64.
     fn random(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -134,7 +135,8 @@ impl Impairment {
 mod tests {
     use super::*;
 
-    /// What 30 trains of 10 packets, each its own number, look like behind `config`.
+    /// Returns the packets that arrive behind `config` if 30 trains of 10 packets are sent; each packet
+    /// is its own number.
     fn behind(config: ImpairmentConfig) -> Vec<Vec<u8>> {
         let mut impairment = Impairment::new(config);
         let mut out = Vec::new();

@@ -1,4 +1,4 @@
-//! The software NIC as the protocol sees it.
+//! The software NIC, as the protocol uses it.
 
 mod handles;
 
@@ -30,32 +30,33 @@ use handles::OwnedPd;
 
 pub use handles::{Cq, Mr, Pd, Qp};
 
-/// Speed of a link whose driver does not tell, as that of loopback.
+/// Speed assumed for a link whose driver does not report one, such as loopback.
 const SPEED_MBPS: u32 = 10_000;
 
 /// The configuration of a software NIC.
 #[derive(Clone, Debug)]
 pub struct SoftConfig {
-    /// Name for people.
+    /// Name for messages.
     pub name: String,
-    /// An address of this host. The UDP port is where packets come in: 4791 for peers that are
-    /// no software NIC of Invar, 0 for one of `ports`.
+    /// An address of this host. The UDP port is the one that receives packets. Port 4791 serves peers
+    /// that are no software NIC of Invar; port 0 means a port of `ports`.
     pub address: SocketAddr,
-    /// The ports from which the NIC takes the first free one, if the port of `address` is 0.
+    /// If the port of `address` is 0, the NIC takes the first free port of this range.
     pub ports: PortRange,
-    /// Largest path MTU, if less than the interface carries; below 4096 no longer packets are agreed
-    /// on either.
+    /// Maximum path MTU, if it is to be less than the interface carries. Below 4096, the NIC agrees on
+    /// no longer packets either.
     pub path_mtu_max: Mtu,
-    /// Sockets to send by, each with a port of its own: 1 to [`SourcePorts::MAX`].
+    /// Number of sockets for sending, each with its own port: 1 to [`SourcePorts::MAX`].
     pub source_ports: usize,
-    /// How queue pairs send; `None` for what suits the interface and the receive buffer.
+    /// Tuning of the queue pairs; `None` means values that suit the interface and the receive buffer.
     pub tuning: Option<Tuning>,
-    /// A bad network.
+    /// A simulated bad network.
     pub impairment: Option<ImpairmentConfig>,
 }
 
 impl SoftConfig {
-    /// The usual: all that the interface carries, four sockets to send by.
+    /// Makes the default configuration: the largest MTU that the interface carries, and four sockets for
+    /// sending.
     pub fn new(name: impl Into<String>, address: SocketAddr) -> Self {
         SoftConfig {
             name: name.into(),
@@ -72,18 +73,18 @@ impl SoftConfig {
 /// The counters of a software NIC.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SoftCounters {
-    /// Packets, and what became of them.
+    /// Packet counters.
     pub device: DeviceCounters,
-    /// Trains that the kernel refused to send.
+    /// Number of trains that the kernel refused to send.
     pub send_errors: u64,
-    /// Why it refused the last one.
+    /// Reason for the last refusal.
     pub last_send_error: Option<String>,
 }
 
-/// A RoCEv2 NIC in software; clones are the same NIC. It ends, with its thread and its sockets,
-/// when the last clone and the last of its objects are gone.
+/// A RoCEv2 NIC in software; clones share the NIC. When the last clone and the last of its objects are
+/// gone, the NIC ends its thread and closes its sockets.
 ///
-/// Any thread may call any method; one lock is behind all of them.
+/// Any thread may call any method; one lock protects all of them.
 #[derive(Clone)]
 pub struct SoftNic(Arc<Owner>);
 
@@ -98,7 +99,7 @@ impl Drop for Owner {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
             self.port.stop(thread.thread());
-            // It panicked or not: either way it is over.
+            // The thread is over in either case, even if it panicked.
             let _ = thread.join();
         }
     }
@@ -159,7 +160,7 @@ impl SoftNic {
         Ok(SoftNic(Arc::new(Owner { name: config.name.clone(), attr, port, thread: Some(thread) })))
     }
 
-    /// The counters so far.
+    /// Returns the counters so far.
     pub fn counters(&self) -> SoftCounters {
         let moving = self.port().lock();
         let (send_errors, last) = moving.sockets.errors();
@@ -170,9 +171,9 @@ impl SoftNic {
         }
     }
 
-    /// Writes the packets that go out and come in from now on into a pcap file, which begins
-    /// anew. Of a received packet's IP header only the addresses are known; the ICRC of one from
-    /// a foreign IPv4 peer does not fit the rest of it.
+    /// From now on, writes all sent and received packets into a pcap file, which starts empty. For a
+    /// received packet, only the addresses of the IP header are known. So the ICRC of a packet from a
+    /// foreign IPv4 peer does not match the recorded header.
     pub fn capture(&self, file: File) -> io::Result<()> {
         let attr = self.0.attr;
         let capture = Capture::new(file, SocketAddr::new(attr.gid.ip(), attr.udp_port))?;
@@ -180,7 +181,7 @@ impl SoftNic {
         Ok(())
     }
 
-    /// Ends [`SoftNic::capture`], and says whether all packets are in the file.
+    /// Ends [`SoftNic::capture`]; returns an error if packets are missing in the file.
     pub fn end_capture(&self) -> io::Result<()> {
         let capture = self.port().lock().sockets.capture.take();
         capture.map_or(Ok(()), Capture::finish)
@@ -191,7 +192,7 @@ impl SoftNic {
         &self.0.port
     }
 
-    /// Refuses an object of another NIC.
+    /// Returns an error if an object belongs to another NIC.
     fn check(&self, other: &SoftNic, verb: Verb) -> Result<(), NicError> {
         if Arc::ptr_eq(&self.0, &other.0) {
             return Ok(());
@@ -269,7 +270,7 @@ impl Nic for SoftNic {
         self.port().post(|device| device.modify_qp(qp.qpn, transition))
     }
 
-    /// Sends as much as the window lets out before it returns.
+    /// Posts the requests. Before the call returns, it sends as much as the window allows.
     #[inline]
     fn post_send(&self, qp: &Qp, wrs: &[SendWr]) -> Result<(), NicError> {
         self.check(&qp.nic, Verb::PostSend)?;
@@ -293,7 +294,8 @@ impl Nic for SoftNic {
         self.port().post_ahead(|device| device.post_recv(qp.qpn, wr))
     }
 
-    /// If there are no completions, receives packets that have arrived and sends the answers.
+    /// Takes completions. If there are none, the call receives packets that have arrived and sends the
+    /// answers.
     #[inline]
     fn poll(&self, cq: &Cq, wcs: &mut [Wc]) -> Result<u32, PollError> {
         cq.nic.port().poll(cq.number, wcs)
@@ -311,7 +313,7 @@ impl Nic for SoftNic {
 
     #[inline]
     fn progress(&self) {
-        // An error comes again, in a poll, which can tell it.
+        // The error occurs again in a poll, which can report it.
         let _ = self.port().progress();
     }
 }
@@ -322,8 +324,8 @@ fn post_each(device: &mut Device, qpn: u32, wrs: &[SendWr]) -> Result<(), NicErr
     })
 }
 
-/// Packets that a receive buffer holds, as the kernel counts: a packet that comes alone takes up
-/// to twice its length, and the `buffer_bytes` are what both ends usually have.
+/// Returns the number of packets that fit into a receive buffer by the kernel's accounting. A packet
+/// that arrives alone counts up to twice its length. Both ends usually have `buffer_bytes`.
 fn window_packets(buffer_bytes: usize, mtu: Mtu) -> u32 {
     let packet_bytes = 2 * mtu.bytes() as usize + 1024;
     let packets = u32::try_from(buffer_bytes / packet_bytes).unwrap_or(u32::MAX);

@@ -1,18 +1,20 @@
-//! A device on its sockets, and who moves it.
+//! A device on its sockets, and the callers that drive it.
 //!
-//! The device has no hardware that would work by itself. Two move it, under one lock:
+//! The device has no hardware that works by itself. Two callers drive it, under one lock:
 //!
-//! - the application: posting sends at once, and polling receives, runs timers and sends. What a
-//!   poll with completions to hand out would send, the next call sends: most often the application
-//!   answers them with something more urgent than an acknowledge, which then goes with it. For the
-//!   same reason the acknowledge of a short message waits [`ACK_WAIT_NS`] for something to go with,
-//!   and that of WRITEs of which nobody is told does not even go with that for [`ACK_STAY_NS`];
-//! - a thread, once the application has not polled for [`STAND_BY_NS`]: peers may read and write
-//!   our memory, or wait for an acknowledge, while the application computes. It sleeps until
-//!   something arrives or a timer is due.
+//! - The application drives the device. A post sends immediately. A poll receives, runs timers and
+//!   sends. If a poll returns completions, it sends nothing; the next call does. The application usually
+//!   answers completions with a more urgent message, and the acknowledge can then leave together with
+//!   that message. For the same reason, the acknowledge of a short message waits [`ACK_WAIT_NS`] for
+//!   another packet. The acknowledge of WRITEs that notify nobody stays behind even then, for
+//!   [`ACK_STAY_NS`].
+//! - A thread drives the device once the application has not polled for [`STAND_BY_NS`]. Peers may read
+//!   and write our memory or wait for an acknowledge while the application computes. The thread sleeps
+//!   until a packet arrives or a timer is due.
 //!
-//! While the application polls, the thread only looks once each [`STAND_BY_NS`] whether that is
-//! still so: a thread that waited for packets too would be woken for each, just to find it taken.
+//! While the application polls, the thread only checks once per [`STAND_BY_NS`] whether the application
+//! still polls. If the thread also waited for packets, each packet would wake it, only to find that the
+//! application has taken the packet.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,45 +29,47 @@ use super::sockets::Sockets;
 use crate::clock::now_ns;
 use crate::udp::{RxBatch, RxSocket};
 
-/// How long after its last poll the application counts as one that polls. So long a peer may have to
-/// wait for it to be seen that it does no longer; and so often the thread takes its core away.
+/// The application counts as polling for this long after its last poll. A peer may have to wait this
+/// long until the thread notices that polling has stopped. At this interval the thread interrupts the
+/// application's core.
 const STAND_BY_NS: u64 = 4_000_000;
-/// When to try again to send what the sockets had no room for.
+/// Delay after which the device retries to send packets that the sockets had no room for.
 const BLOCKED_NS: u64 = 100_000;
-/// Trains taken by one system call; more would no longer be in the cache when they are placed.
+/// Maximum number of trains that one system call receives; with more, the first would leave the cache
+/// before their payload is copied.
 const BATCH_TRAINS: usize = 8;
 
-/// How long the acknowledge of a short message waits for something to go with, which saves a system
-/// call: about as long as an application takes from one short message to the next. If it sends
-/// something meanwhile, the wait begins anew, as there will be more.
+/// Time that the acknowledge of a short message waits for another packet, which saves a system call. The
+/// value is about the time that an application takes between two short messages. If the application
+/// sends meanwhile, the wait starts anew, because more sends are likely.
 const ACK_WAIT_NS: u64 = 20_000;
-/// How long at most: a peer may wait for this acknowledge and nothing else.
+/// Maximum time that an acknowledge waits, because a peer may wait for this acknowledge alone.
 const ACK_WAIT_MAX_NS: u64 = 100_000;
 
-/// How long the acknowledge of WRITEs of which nobody is told, as the protocol's own are, leaves the
-/// messages to themselves that are sent meanwhile, where they are sent often. A message that goes by
-/// itself is half a microsecond faster than with an acknowledge behind it.
+/// Time that the acknowledge of WRITEs that notify nobody, such as the protocol's own, stays behind
+/// other messages. This applies only while messages are sent often. A message that leaves alone is half
+/// a microsecond faster than one followed by an acknowledge.
 const ACK_STAY_NS: u64 = ACK_WAIT_MAX_NS / 2;
 
 pub(super) struct Port {
     rx: RxSocket,
     moving: Mutex<Moving>,
-    /// When the application last polled.
+    /// Time of the application's last poll.
     last_poll_ns: AtomicU64,
-    /// Until when the thread sleeps, if nothing arrives; 0 while it is awake or soon will be.
-    /// Set under the lock.
+    /// Time until which the thread sleeps if no packet arrives; 0 while the thread is awake or about to
+    /// wake. Written under the lock.
     wakes_ns: AtomicU64,
     stop: AtomicBool,
 }
 
-/// The state that only one thread may have at a time.
+/// The state that only one thread may access at a time.
 pub(super) struct Moving {
     pub(super) device: Device,
     pub(super) sockets: Sockets,
     batch: RxBatch,
-    /// When the application last posted something to send at once.
+    /// Time of the application's last post that sends immediately.
     posted_ns: u64,
-    /// Whether that was soon after it had done so before.
+    /// Whether that post came soon after the previous one.
     posts_often: bool,
 }
 
@@ -86,14 +90,14 @@ impl Port {
         }
     }
 
-    /// For calls that send nothing.
+    /// Locks the state, for calls that send nothing.
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Moving> {
-        // Whoever panicked, the device checks what it is given and stays consistent.
+        // The device checks its input and stays consistent even if a holder of the lock panicked.
         self.moving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a call that may have something to send, and sends it.
+    /// Makes a call on the device and sends the resulting packets.
     #[inline]
     pub(super) fn post<R>(&self, call: impl FnOnce(&mut Device) -> R) -> R {
         let moving = &mut *self.lock();
@@ -106,7 +110,7 @@ impl Port {
         result
     }
 
-    /// Makes a call after which nothing is to be sent at once: the next one sends it, or the thread.
+    /// Makes a call on the device without sending; the next call or the thread sends.
     #[inline]
     pub(super) fn post_ahead<R>(&self, call: impl FnOnce(&mut Device) -> R) -> R {
         let moving = &mut *self.lock();
@@ -115,7 +119,7 @@ impl Port {
         result
     }
 
-    /// Takes completions; moves the device where there are none.
+    /// Takes completions; drives the device if there are none.
     #[inline]
     pub(super) fn poll(&self, cq: u32, wcs: &mut [Wc]) -> Result<u32, PollError> {
         let moving = &mut *self.lock();
@@ -139,7 +143,7 @@ impl Port {
         Ok(n)
     }
 
-    /// Does the work of a poll that finds no completion.
+    /// Drives the device like a poll that finds no completion.
     #[inline]
     pub(super) fn progress(&self) -> io::Result<()> {
         let moving = &mut *self.lock();
@@ -151,7 +155,7 @@ impl Port {
         received
     }
 
-    /// Wakes the thread where it would sleep past a deadline that is new.
+    /// Wakes the thread if it would sleep past a new deadline.
     #[inline]
     fn wake_in_time(&self, moving: &Moving, now: u64) {
         let wakes = self.wakes_ns.load(Ordering::Relaxed);
@@ -161,7 +165,7 @@ impl Port {
         }
     }
 
-    /// The thread, until [`Port::stop`].
+    /// Runs the thread until [`Port::stop`].
     pub(super) fn serve(&self) {
         while !self.stop.load(Ordering::Acquire) {
             let now = now_ns();
@@ -169,14 +173,14 @@ impl Port {
             if quiet < STAND_BY_NS {
                 thread::park_timeout(Duration::from_nanos(STAND_BY_NS - quiet));
             } else if self.serve_once(now).is_err() {
-                // The next poll of the application meets the error too. Not to be tried at full
-                // speed.
+                // The application's next poll meets the error too. The pause keeps the thread from
+                // retrying at full speed.
                 thread::park_timeout(Duration::from_nanos(STAND_BY_NS));
             }
         }
     }
 
-    /// Moves the device, and sleeps until it has to be moved again.
+    /// Drives the device, and sleeps until the next packet or deadline.
     fn serve_once(&self, now: u64) -> io::Result<()> {
         let due = {
             let moving = &mut *self.lock();
@@ -201,7 +205,7 @@ impl Port {
 }
 
 impl Moving {
-    /// Receives what has arrived, and runs what is due.
+    /// Receives packets that have arrived, and runs due timers.
     #[inline]
     fn receive(&mut self, rx: &RxSocket, now: u64) -> io::Result<()> {
         let Moving { device, sockets, batch, .. } = self;
@@ -218,7 +222,7 @@ impl Moving {
         received.map(|_| ())
     }
 
-    /// Sends what there is to send, but for acknowledges that still may wait.
+    /// Sends all pending packets, except acknowledges that may still wait.
     #[inline]
     fn transmit(&mut self, now: u64) {
         let quiet = now.saturating_sub(self.posted_ns) >= ACK_WAIT_NS;
@@ -231,7 +235,7 @@ impl Moving {
         self.device.transmit_urgent(now, patience, &mut self.sockets);
     }
 
-    /// When the device is next to be moved, if nothing arrives; `u64::MAX` for never.
+    /// Returns the time at which the device is due if no packet arrives; `u64::MAX` means never.
     #[inline]
     fn due_ns(&self, now: u64) -> u64 {
         if self.device.owes() {

@@ -1,4 +1,4 @@
-//! The sockets that packets leave by.
+//! The sockets that send packets.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use super::impair::Impairment;
 use crate::memory::Gather;
 use crate::udp::{SEGMENTS_MAX, SendError, TxSocket};
 
-/// Pieces of a train: the payloads, and what lies around them.
+/// Maximum number of pieces of a train: the payloads and the bytes around them.
 const PIECES_MAX: usize = 2 * SEGMENTS_MAX + 1;
 
 /// A pool of sockets, one for each source port of the device.
@@ -24,21 +24,21 @@ pub(super) struct Sockets {
     last_error: Option<(SendError, Instant)>,
 }
 
-/// Trains to one address, one after the other, after which more of them are to be expected.
+/// After this many consecutive trains to one address, more trains to it are likely.
 const HABIT_TRAINS: u32 = 32;
 
-/// A socket, and what it was last told to write into IP headers.
+/// A socket and the IP header fields that it last set.
 struct Lane {
     socket: TxSocket,
     traffic_class: u8,
     hop_limit: u8,
-    /// The destination of the last trains, and their number.
+    /// Destination of the last trains; `trains` is the number of consecutive trains to it.
     last: Option<SocketAddr>,
     trains: u32,
 }
 
 impl Sockets {
-    /// `count` sockets at `address`, whatever its port, on ports that the kernel picks.
+    /// Binds `count` sockets at the IP address of `address`, on ports that the kernel picks.
     pub(super) fn bind(
         mut address: SocketAddr,
         count: usize,
@@ -64,7 +64,8 @@ impl Sockets {
         Ok(ports)
     }
 
-    /// Trains that the kernel refused, and why and when it did the last one.
+    /// Returns the number of trains that the kernel refused, and the reason and time of the last
+    /// refusal.
     pub(super) fn errors(&self) -> (u64, Option<&(SendError, Instant)>) {
         (self.errors, self.last_error.as_ref())
     }
@@ -87,7 +88,7 @@ impl TransmitSink for Sockets {
                 }
                 taken
             }
-            // To the protocol they are lost, and it is for its retries to notice.
+            // The protocol treats the packets as lost, and its retries recover them.
             Err(error) => {
                 *errors += 1;
                 *last_error = Some((error, Instant::now()));
@@ -113,7 +114,7 @@ impl Lane {
         let Train { route, segment_bytes, .. } = *train;
         let Route { to, traffic_class, hop_limit, .. } = route;
         let refused = |source| SendError { to, segment_bytes, source };
-        // A system call, but only where queue pairs of different classes alternate.
+        // This system call happens only when queue pairs of different traffic classes alternate.
         if self.traffic_class != traffic_class {
             self.socket.set_traffic_class(traffic_class).map_err(refused)?;
             self.traffic_class = traffic_class;

@@ -1,8 +1,9 @@
-//! A listener that gives out callers who have proved themselves.
+//! A listener that returns only callers that have proved themselves.
 //!
-//! Until then a caller costs its socket and some 200 bytes, has two seconds, and keeps nobody
-//! waiting: where there are too many, the oldest of whoever has the most gives way, once it has had a
-//! moment to prove itself. Until that moment is over others wait in the kernel's queue.
+//! Before its proof a caller costs its socket and about 200 bytes, has two seconds, and delays nobody.
+//! If there are too many callers, the listener drops the oldest caller of the address with the most
+//! callers, once that caller has had a moment for its proof. Until then, new callers wait in the
+//! kernel's queue.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -20,45 +21,45 @@ use rustix::process::{Resource, getrlimit};
 use super::{OobListener, OobStream};
 use crate::random::random;
 
-/// How long a caller may take to prove itself, of the time that this end attends to its callers.
+/// Time within which a caller must prove itself; only time in which this end polls counts.
 pub const AUTH_WITHIN_NS: u64 = 2_000_000_000;
-/// Between two polls no more than this counts: on a busy host it is this end that is late.
+/// Maximum time that counts between two polls: on a busy host, this end causes longer delays.
 const ATTENTION_NS: u64 = 100_000_000;
-/// Callers that may be about to prove themselves.
+/// Maximum number of callers that have not proved themselves.
 const PENDING_MAX: usize = 4096;
-/// No caller gives way to others before it has had this long: of many peers that call at once, none is
-/// to lose its connection.
+/// Time that every caller has before it can lose its place to others. If many peers call at once, none
+/// of them loses its connection.
 const MOMENT_NS: u64 = 50_000_000;
-/// Callers taken in, and heard, by one call of [`AuthListener::poll`].
+/// Maximum number of callers that one call of [`AuthListener::poll`] accepts or hears.
 const BATCH: usize = 64;
-/// Names the listening socket among the events; callers are counted from 0.
+/// Event number of the listening socket; callers are numbered from 0.
 const LISTENER: u64 = u64::MAX;
 
-/// The secret that callers must know.
+/// The proof that callers must give.
 #[derive(Clone, Copy, Debug)]
 pub enum Proof {
-    /// This secret; and they must want this service.
+    /// Callers must know this secret and ask for this service.
     Secret(Secret, Service),
-    /// Nothing: on the wire of NCCL 2.14 nobody can prove who it is. A caller is given out once it
-    /// has sent as much as NCCL says first.
+    /// Callers prove nothing, because the wire of NCCL 2.14 has no proof. The listener returns a caller
+    /// once it has sent as much as NCCL's first message.
     NcclHello,
 }
 
-/// Listens on TCP for callers who know a secret.
+/// A TCP listener for callers that know a secret.
 #[derive(Debug)]
 pub struct AuthListener {
     listener: OobListener,
     proof: Proof,
     epoll: OwnedFd,
     pending: HashMap<u64, Pending>,
-    /// In the order in which they came; some are gone.
+    /// Numbers of the callers in order of arrival; some callers are gone.
     oldest: VecDeque<u64>,
     by_source: HashMap<IpAddr, usize>,
     next: u64,
     pending_max: usize,
-    /// The time that this end has attended to its callers; all deadlines are by it.
+    /// Total time that this end has polled; all deadlines refer to it.
     attended_ns: u64,
-    /// When that was counted.
+    /// Time of the last poll.
     polled_ns: Option<u64>,
     ready: VecDeque<(OobStream, Session)>,
     turned_away: TurnedAway,
@@ -72,28 +73,28 @@ struct Pending {
     deadline_ns: u64,
 }
 
-/// Callers that a listener has turned away.
+/// The callers that a listener has turned away.
 #[derive(Clone, Debug, Default)]
 pub struct TurnedAway {
-    /// How many.
+    /// Number of callers.
     pub count: u64,
-    /// The last one, and why.
+    /// Address of the last caller, and the reason.
     pub last: Option<(SocketAddr, WhyNot)>,
 }
 
-/// Why a caller was turned away.
+/// The reason why the listener turned a caller away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhyNot {
-    /// The caller is no Invar, or does not know the secret.
+    /// The caller does not speak Invar's protocol, or does not know the secret.
     Auth(AuthError),
-    /// The caller sent too little for two seconds.
+    /// The caller sent too little within two seconds.
     Silent,
-    /// Others needed its place.
+    /// Other callers needed the caller's place.
     Crowded,
 }
 
 impl AuthListener {
-    /// Listens at `addr`; where that has no port, at the first of `ports` that is free.
+    /// Listens at `addr`; if `addr` has port 0, listens at the first free port of `ports`.
     pub fn bind(addr: SocketAddr, ports: PortRange, proof: Proof) -> io::Result<Self> {
         let listener = OobListener::bind(addr, ports)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -117,7 +118,7 @@ impl AuthListener {
         })
     }
 
-    /// Listens for whoever has the handle, and the `key` if there is one.
+    /// Listens for callers that have the handle, and the `key` if there is one.
     pub fn with_handle(
         addr: SocketAddr,
         ports: PortRange,
@@ -127,7 +128,7 @@ impl AuthListener {
     ) -> io::Result<(Self, Handle)> {
         let secret = random()?;
         let proof = |handle: &Handle| match wire {
-            // Sixteen random bytes are not zero.
+            // Sixteen random bytes are never all zero.
             Wire::Invar => handle.secret(key).map(|secret| Proof::Secret(secret, service)),
             Wire::Nccl214 => Ok(Proof::NcclHello),
         };
@@ -137,21 +138,21 @@ impl AuthListener {
         Ok((listener, handle))
     }
 
-    /// The address at which the listener listens, with its port.
+    /// Returns the address on which the listener listens, with its port.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Callers that were turned away so far.
+    /// Returns the callers turned away so far.
     pub fn turned_away(&self) -> &TurnedAway {
         &self.turned_away
     }
 
-    /// The next caller that has proved itself, without waiting; `None`: call again, at the latest
-    /// when [`AsFd::as_fd`] is readable.
+    /// Returns the next caller that has proved itself, without waiting. On `None` call again, at the
+    /// latest when [`AsFd::as_fd`] is readable.
     ///
     /// # Errors
-    /// This host has no descriptors or memory to give, and no stranger holds any of them.
+    /// This host has no descriptors or memory left, and no unproved caller holds any of them.
     pub fn poll(&mut self, now_ns: u64) -> io::Result<Option<(OobStream, Session)>> {
         if let Some(caller) = self.ready.pop_front() {
             return Ok(Some(caller));
@@ -164,7 +165,7 @@ impl AuthListener {
                 number => self.hear(number),
             }
         }
-        // Last: who has spoken in time was heard.
+        // This comes last, so that every caller that spoke in time is heard first.
         self.turn_away_silent();
         Ok(self.ready.pop_front())
     }
@@ -200,7 +201,7 @@ impl AuthListener {
         Ok(())
     }
 
-    /// Goes on with a caller that has said something.
+    /// Continues with a caller that has sent something.
     fn hear(&mut self, number: u64) {
         let Some(pending) = self.pending.get_mut(&number) else { return };
         let heard = match &self.proof {
@@ -216,7 +217,7 @@ impl AuthListener {
             Ok(None) => {}
             Ok(Some(session)) => {
                 if let Some(Pending { stream, .. }) = self.remove(number) {
-                    // It fails only for a descriptor that is not there.
+                    // The call fails only if the descriptor does not exist.
                     let _ = epoll::delete(&self.epoll, &stream);
                     self.ready.push_back((stream, session));
                 }
@@ -236,8 +237,8 @@ impl AuthListener {
         }
     }
 
-    /// Turns the oldest caller away of the address that has the most. False if that one has only just
-    /// come.
+    /// Turns away the oldest caller of the address with the most callers. Returns false if that caller
+    /// has only just arrived.
     fn make_room(&mut self) -> bool {
         let most = self.by_source.iter().max_by_key(|(_, count)| **count);
         let Some(source) = most.map(|(source, _)| *source) else { return false };
@@ -257,7 +258,7 @@ impl AuthListener {
         let Some(pending) = self.remove(number) else { return };
         self.turned_away.count += 1;
         self.turned_away.last = Some((pending.source, why));
-        // A flood of callers is not to become a flood of lines.
+        // The warning comes only at powers of two, so that a flood of callers does not flood the log.
         if self.turned_away.count.is_power_of_two() {
             log::warn!("{}", self.turned_away);
         }
@@ -274,7 +275,7 @@ impl AuthListener {
     }
 }
 
-/// Readable when [`AuthListener::poll`] may have something to do before a caller's time is up.
+/// The descriptor is readable when [`AuthListener::poll`] may have work before a caller's time is up.
 impl AsFd for AuthListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
@@ -303,11 +304,11 @@ impl fmt::Display for WhyNot {
     }
 }
 
-/// The callers that have sent something, at most [`BATCH`] of them, without waiting. Not by rustix, which
-/// leaves a register unset that valgrind takes for an argument of the system call.
+/// Returns at most [`BATCH`] callers that have sent something, without waiting. The call does not use
+/// rustix, which leaves a register unset that valgrind takes for an argument of the system call.
 fn ready(epoll: &OwnedFd) -> io::Result<impl Iterator<Item = u64> + use<>> {
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
-    // SAFETY: there is room for as many events as are asked for.
+    // SAFETY: `events` has room for the `BATCH` events that the call asks for.
     let n = unsafe { libc::epoll_wait(epoll.as_raw_fd(), events.as_mut_ptr(), BATCH as i32, 0) };
     let n = match usize::try_from(n) {
         Ok(n) => n,

@@ -9,13 +9,13 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
 
 use super::OobStream;
 
-/// Which congestion control data connections have: by default the system's between hosts, and reno
-/// within one, where there is no network that could be congested. One that paces, as BBR does, has
-/// half the throughput there.
+/// The congestion control of data connections. The default between hosts is the system's. The default
+/// within a host is reno, because there is no network that could be congested. A control that paces,
+/// such as BBR, has half the throughput there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Congestion(Option<String>);
 
-/// A congestion control that this process may not choose.
+/// The kernel refuses a congestion control to this process.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the kernel refuses this TCP congestion control ({errno}); it allows: {allowed}")]
 pub struct CongestionRefused {
@@ -24,13 +24,13 @@ pub struct CongestionRefused {
 }
 
 impl Congestion {
-    /// The default within a host. The kernel has it without any module.
+    /// The default within a host. The kernel has reno without any module.
     pub const WITHIN_A_HOST: &str = "reno";
 
-    /// This one for all connections.
+    /// Uses the named congestion control for all connections.
     ///
     /// # Errors
-    /// The kernel does not know it, or lets only root choose it.
+    /// The kernel does not know the name, or lets only root choose it.
     pub fn named(name: &str) -> Result<Self, CongestionRefused> {
         let refused = |errno| {
             let allowed = fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control");
@@ -43,12 +43,12 @@ impl Congestion {
         Ok(Congestion(Some(name.to_owned())))
     }
 
-    /// Has a connection, which may still be on its way, controlled so.
+    /// Applies this congestion control to a connection, which may still be connecting.
     pub(crate) fn control(&self, stream: &OobStream) -> io::Result<()> {
         match &self.0 {
             Some(name) => set_tcp_congestion(stream, name)?,
             None if is_one_host(stream.peer.ip(), stream.local_addr()?.ip()) => {
-                // Another one does, more slowly.
+                // If the kernel refuses, the connection keeps its control, which works more slowly.
                 if let Err(errno) = set_tcp_congestion(stream, Self::WITHIN_A_HOST) {
                     let name = Self::WITHIN_A_HOST;
                     log::trace!("no {name} for a connection within this host: {errno}");
@@ -60,8 +60,8 @@ impl Congestion {
     }
 }
 
-/// Whether both ends of a connection are on this host: the kernel has it start at the address that it
-/// leads to then, unless somebody chose another one; and loopback leads to no other host.
+/// Whether both ends of a connection are on this host. For such a connection the kernel uses the peer's
+/// address as the source, unless somebody chose another one. Loopback leads to no other host.
 fn is_one_host(peer: IpAddr, local: IpAddr) -> bool {
     peer.to_canonical().is_loopback() || peer == local
 }

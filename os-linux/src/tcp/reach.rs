@@ -1,4 +1,4 @@
-//! Calls that wait, each for a bounded time.
+//! Blocking calls with a deadline.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,14 +12,14 @@ use super::{AuthListener, OobStream, os};
 use crate::random::random;
 use crate::unix::wait;
 
-/// The longest that a call sleeps before it looks at its deadline.
+/// The longest sleep of a call before it checks its deadline.
 const TICK: Duration = Duration::from_millis(100);
 
 impl OobStream {
-    /// Connects to `addr`, and waits until `deadline` at most.
+    /// Connects to `addr`, and waits at most until `deadline`.
     ///
     /// # Errors
-    /// The kernel's, or `ETIMEDOUT` at the deadline.
+    /// The kernel's error, or `ETIMEDOUT` at the deadline.
     pub fn connect_by(addr: SocketAddr, deadline: Instant) -> Result<Self, StreamError> {
         let mut stream = OobStream::connect(addr)?;
         while !stream.poll_connected()? {
@@ -32,11 +32,11 @@ impl OobStream {
         Ok(stream)
     }
 
-    /// Proves this end to the listener, and has the listener prove itself. `None` if that has not
-    /// happened by `deadline`.
+    /// Authenticates this end and the listener to each other. Returns `None` if this is not complete by
+    /// `deadline`.
     ///
     /// # Errors
-    /// The listener is none of ours, or does not know the secret.
+    /// The listener does not speak Invar's protocol, or does not know the secret.
     pub fn authenticate(
         &mut self,
         secret: Secret,
@@ -56,19 +56,19 @@ impl OobStream {
         }
     }
 
-    /// Waits until [`Stream::recv`] has something to give, `within` at most.
+    /// Waits until [`Stream::recv`] has bytes, at most `within`.
     pub fn wait_for_bytes(&self, within: Duration) -> io::Result<()> {
         wait(&mut [PollFd::new(self, PollFlags::IN)], within)
     }
 
-    /// Waits until [`Stream::send`] takes something, `within` at most.
+    /// Waits until [`Stream::send`] accepts bytes, at most `within`.
     pub fn wait_for_room(&self, within: Duration) -> io::Result<()> {
         wait(&mut [PollFd::new(self, PollFlags::OUT)], within)
     }
 }
 
 impl AuthListener {
-    /// Waits until [`AuthListener::poll`] may have something to do, `within` at most.
+    /// Waits until [`AuthListener::poll`] may have work, at most `within`.
     pub fn wait(&self, within: Duration) -> io::Result<()> {
         wait(&mut [PollFd::new(self, PollFlags::IN)], within)
     }

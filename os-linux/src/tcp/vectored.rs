@@ -1,4 +1,4 @@
-//! Many pieces by one system call.
+//! Sends and receives many pieces by one system call.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -11,22 +11,22 @@ use crate::memory::{Gather, Scatter};
 use crate::udp::message_header;
 
 impl OobStream {
-    /// Sends the bytes of `pieces`, as many as fit now, and says how many; 0 where nothing fits.
+    /// Sends as many bytes of `pieces` as fit now and returns their number, or 0 if nothing fits.
     pub(crate) fn send_gather(&self, pieces: &[Gather<'_>]) -> Result<usize, StreamError> {
         let (socket, flags) = (self.stream.as_raw_fd(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         // `Gather` is a transparent `iovec`, and the kernel does not write to the list.
         let list: *mut libc::iovec = pieces.as_ptr().cast_mut().cast();
         let sent = match pieces.len() {
             1 => {
-                // SAFETY: there is one.
+                // SAFETY: The list has exactly one piece.
                 let piece = unsafe { *list };
-                // SAFETY: what the piece points to is borrowed.
+                // SAFETY: The piece borrows the memory that it points to.
                 unsafe { libc::send(socket, piece.iov_base, piece.iov_len, flags) }
             }
             len => {
                 let header = message_header(ptr::null_mut(), 0, list, len);
-                // SAFETY: the list is as long as the header says and outlives the call, and so
-                // does what its pieces point to, which they borrow.
+                // SAFETY: The list has the length in the header and outlives the call. Each piece
+                // borrows the memory that it points to.
                 unsafe { libc::sendmsg(socket, &header, flags) }
             }
         };
@@ -38,24 +38,25 @@ impl OobStream {
             .inspect_err(|error| self.note(*error))
     }
 
-    /// Receives into `pieces`, which are not all empty, what is there, and says how many bytes; 0
-    /// where nothing is there. The end of the stream is [`StreamError::Closed`], or the error that
-    /// another handle of the connection was told of.
+    /// Receives available bytes into `pieces`, which are not all empty, and returns their number, or 0
+    /// if nothing is available. The end of the stream is [`StreamError::Closed`], or the error that
+    /// another handle of the connection received.
     pub(crate) fn recv_scatter(&self, pieces: &mut [Scatter<'_>]) -> Result<usize, StreamError> {
         let (socket, flags) = (self.stream.as_raw_fd(), libc::MSG_DONTWAIT);
         // `Scatter` is a transparent `iovec`.
         let list: *mut libc::iovec = pieces.as_mut_ptr().cast();
         let received = match pieces.len() {
             1 => {
-                // SAFETY: there is one.
+                // SAFETY: The list has exactly one piece.
                 let piece = unsafe { *list };
-                // Most looks find nothing, and this spares them a list that the kernel fetches.
-                // SAFETY: what the piece points to is borrowed for writing.
+                // Most calls find no bytes, and without a list the kernel has less to fetch.
+                // SAFETY: The piece borrows the memory that it points to for writing.
                 unsafe { libc::recv(socket, piece.iov_base, piece.iov_len, flags) }
             }
             len => {
                 let mut header = message_header(ptr::null_mut(), 0, list.cast(), len);
-                // SAFETY: as above, of each piece.
+                // SAFETY: The list has the length in the header and outlives the call. Each piece
+                // borrows its memory for writing.
                 unsafe { libc::recvmsg(socket, &mut header, flags) }
             }
         };
@@ -66,7 +67,7 @@ impl OobStream {
     }
 }
 
-/// Bytes that a call moved, of what it returned.
+/// Converts the result of a call into the number of moved bytes.
 fn moved(result: isize) -> io::Result<usize> {
     if let Ok(bytes) = usize::try_from(result) {
         return Ok(bytes);

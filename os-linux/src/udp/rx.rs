@@ -1,4 +1,4 @@
-//! Receiving.
+//! The receiving socket.
 
 use std::ffi::c_int;
 use std::io;
@@ -14,13 +14,13 @@ use socket2::Socket;
 
 use super::{Control, UDP_NO_CHECK6_RX, bind, grow_buffer, message_header, set_option};
 
-/// Trains taken by one system call.
+/// Maximum number of trains that one system call receives.
 const MESSAGES_MAX: usize = 16;
 
-/// Room for the longest train.
+/// Length of a buffer that holds the longest train.
 const MESSAGE_BYTES_MAX: usize = 1 << 16;
 
-/// The socket on which a software NIC receives. Any thread may use it.
+/// The receiving socket of a software NIC. Any thread may use it.
 #[derive(Debug)]
 pub struct RxSocket {
     socket: Socket,
@@ -29,7 +29,7 @@ pub struct RxSocket {
 }
 
 impl RxSocket {
-    /// Listens at `addr`; port 0 is one that the kernel picks.
+    /// Binds at `addr`; for port 0 the kernel picks a port.
     pub fn bind(addr: SocketAddr) -> io::Result<Self> {
         let socket = bind(addr)?;
         grow_buffer(&socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF)?;
@@ -41,32 +41,32 @@ impl RxSocket {
         Ok(RxSocket { socket, wake, offload })
     }
 
-    /// The address at which the socket receives, with its port.
+    /// Returns the address on which the socket receives, with its port.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let addr = self.socket.local_addr()?;
         Ok(addr.as_socket().expect("bound to an IP address"))
     }
 
-    /// Whether the kernel hands over whole trains (`UDP_GRO`, Linux 5.0).
+    /// Whether the kernel delivers whole trains (`UDP_GRO`, Linux 5.0).
     pub fn offload(&self) -> bool {
         self.offload
     }
 
-    /// Size of the receive buffer that the kernel granted, counted in its own way (a datagram
-    /// takes up more than its bytes).
+    /// Returns the size of the receive buffer that the kernel granted, by the kernel's accounting: a
+    /// datagram counts more than its bytes.
     pub fn buffer_bytes(&self) -> io::Result<usize> {
         self.socket.recv_buffer_size()
     }
 
-    /// Fills `batch` with what has arrived, oldest first, forgetting what was in it. Says how many
-    /// trains there are now; 0 where nothing has arrived.
+    /// Replaces the content of `batch` by the trains that have arrived, oldest first. Returns the number
+    /// of trains; 0 if none has arrived.
     ///
-    /// Asks for one train, and for more while as many come as were asked for: to learn that there
-    /// is no second one takes the kernel as long as the first.
+    /// The call asks for one train. While it gets as many trains as it asked for, later calls ask for
+    /// more. To find out that there is no second train takes the kernel as long as the first train.
     pub fn recv_batch(&self, batch: &mut RxBatch) -> io::Result<usize> {
         let wanted = batch.wanted;
         (batch.len, batch.wanted) = (0, 1);
-        // As long as the longest batch, but most of them are of one train.
+        // This list has room for the longest batch, but most batches are one train.
         let mut headers = heapless::Vec::<libc::mmsghdr, MESSAGES_MAX>::new();
         let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; MESSAGES_MAX];
         let buffers = batch.bytes.chunks_exact_mut(MESSAGE_BYTES_MAX);
@@ -81,8 +81,8 @@ impl RxSocket {
             msg_hdr.msg_controllen = size_of_val(&message.control) as _;
             let _ = headers.push(libc::mmsghdr { msg_hdr, msg_len: 0 });
         }
-        // SAFETY: no more headers than there are messages, each with a buffer, a source and a
-        // control area of the lengths given, all borrowed from `batch` for longer than the call.
+        // SAFETY: There are no more headers than messages. Each has a buffer, a source and a control
+        // area of the given lengths, all borrowed from `batch` for longer than the call.
         let received = unsafe {
             libc::recvmmsg(
                 self.socket.as_raw_fd(),
@@ -95,7 +95,7 @@ impl RxSocket {
         if received < 0 {
             let error = io::Error::last_os_error();
             return match error.raw_os_error() {
-                // A refusal is about a datagram sent earlier, not about this call.
+                // A refusal concerns an earlier datagram, not this call.
                 Some(libc::EAGAIN | libc::EINTR | libc::ECONNREFUSED) => Ok(0),
                 _ => Err(error),
             };
@@ -111,14 +111,14 @@ impl RxSocket {
         Ok(batch.len)
     }
 
-    /// Sleeps until datagrams have arrived, somebody calls [`wake`](Self::wake), or `timeout` is
-    /// over (`None` is no limit). Says whether datagrams have arrived. One wake ends one wait.
+    /// Sleeps until datagrams arrive, somebody calls [`wake`](Self::wake), or `timeout` is over (`None`
+    /// means no limit). Returns whether datagrams have arrived. One wake ends one wait.
     pub fn wait_readable(&self, timeout: Option<Duration>) -> io::Result<bool> {
         let mut fds = [
             PollFd::new(&self.socket, PollFlags::IN),
             PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
         ];
-        // A timeout that the kernel cannot hold is centuries long.
+        // A timeout that does not fit the kernel's type is centuries long.
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => {}
@@ -126,7 +126,7 @@ impl RxSocket {
             Err(errno) => return Err(errno.into()),
         }
         if !fds[1].revents().is_empty() {
-            // Empties the counter; another waiter may have been faster.
+            // The read empties the counter; another waiter may have been faster.
             match rustix::io::read(&self.wake, &mut [0; 8]) {
                 Ok(_) | Err(Errno::AGAIN) => {}
                 Err(errno) => return Err(errno.into()),
@@ -135,33 +135,33 @@ impl RxSocket {
         Ok(!fds[0].revents().is_empty())
     }
 
-    /// Ends a [`wait_readable`](Self::wait_readable), the one under way or else the next.
+    /// Ends the current [`wait_readable`](Self::wait_readable), or else the next one.
     pub fn wake(&self) {
-        // The only error is that the counter is full, and then a wake is pending already.
+        // The write fails only if the counter is full, and then a wake is already pending.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 
-/// Buffers for what one system call receives.
+/// Buffers for the trains that one system call receives.
 pub struct RxBatch {
     bytes: Box<[u8]>,
     messages: Box<[Message]>,
     len: usize,
-    /// How many trains to ask for next.
+    /// Number of trains that the next call asks for.
     wanted: usize,
 }
 
-/// A datagram as it was sent.
+/// A received datagram, as its sender sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram<'a> {
-    /// The sender's address.
+    /// Address of the sender.
     pub source: SocketAddr,
-    /// Its payload, UDP's header left out.
+    /// Payload of the datagram, without UDP's header.
     pub bytes: &'a [u8],
 }
 
 impl RxBatch {
-    /// Room for `messages` trains, 1 to 16, of 64 KiB each.
+    /// Makes room for `messages` trains, 1 to 16, of 64 KiB each.
     pub fn new(messages: usize) -> Self {
         let messages = messages.clamp(1, MESSAGES_MAX);
         RxBatch {
@@ -172,7 +172,8 @@ impl RxBatch {
         }
     }
 
-    /// The datagrams received last, in order of arrival, trains cut into what was sent.
+    /// Returns the datagrams of the last receive in order of arrival, with trains cut into their
+    /// datagrams.
     pub fn datagrams(&self) -> impl Iterator<Item = Datagram<'_>> {
         let buffers = self.bytes.chunks_exact(MESSAGE_BYTES_MAX);
         self.messages[..self.len].iter().zip(buffers).flat_map(|(message, buffer)| {
@@ -184,7 +185,7 @@ impl RxBatch {
     }
 }
 
-/// The kernel's description of one train.
+/// The kernel's description of a train.
 #[derive(Clone)]
 struct Message {
     source: libc::sockaddr_in6,
@@ -195,16 +196,16 @@ struct Message {
 
 impl Message {
     const EMPTY: Message = Message {
-        // SAFETY: integers: all zeros is a value.
+        // SAFETY: The type consists of integers, for which all zeros is a valid value.
         source: unsafe { mem::zeroed() },
-        // SAFETY: as above.
+        // SAFETY: The type consists of integers, for which all zeros is a valid value.
         control: unsafe { mem::zeroed() },
         len: 0,
         segment_bytes: MESSAGE_BYTES_MAX,
     };
 
-    /// Length of all datagrams of the train but the last, from the control message; a lone
-    /// datagram has none.
+    /// Reads the length of all datagrams but the last from the control message; a single datagram has no
+    /// such message.
     fn told_segment_bytes(&self, message: &libc::msghdr) -> usize {
         let Control { header, data, .. } = self.control;
         let told = message.msg_controllen as u64 >= Control::<c_int>::LEN as u64
@@ -215,7 +216,8 @@ impl Message {
 
     fn source(&self) -> SocketAddr {
         if c_int::from(self.source.sin6_family) == libc::AF_INET {
-            // SAFETY: the kernel wrote a `sockaddr_in`, which is shorter and no more aligned.
+            // SAFETY: The kernel wrote a `sockaddr_in`, which is shorter and needs no stricter
+            // alignment.
             let v4 = unsafe { (&raw const self.source).cast::<libc::sockaddr_in>().read() };
             let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
             SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into()

@@ -1,4 +1,4 @@
-//! Sending.
+//! The sending socket.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -13,19 +13,20 @@ use socket2::{SockAddr, Socket};
 use super::{Control, DATAGRAM_BYTES_MAX, bind, grow_buffer, message_header, set_option};
 use crate::memory::Gather;
 
-/// Most datagrams in a train (`UDP_MAX_SEGMENTS` of kernels before 6.9; later ones take 128).
+/// Maximum number of datagrams in a train (`UDP_MAX_SEGMENTS` of kernels before 6.9; later ones take
+/// 128).
 pub const SEGMENTS_MAX: usize = 64;
 
-/// Most pieces of the gather list that one datagram may touch.
+/// Maximum number of gather list pieces that one datagram may span.
 pub const PIECES_MAX: usize = 8;
 
-/// UDP ports that RoCE packets come from (Linux `IB_ROCE_UDP_ENCAP_VALID_PORT_MIN` and `_MAX`).
+/// Source ports of RoCE packets (Linux `IB_ROCE_UDP_ENCAP_VALID_PORT_MIN` and `_MAX`).
 const SOURCE_PORTS: RangeInclusive<u16> = 0xc000..=0xffff;
 
 /// A socket that sends packets as a RoCE device would. Any thread may use it.
 ///
-/// Datagrams are never fragmented (`IP_MTU_DISCOVER` is `DO`): while the socket expects no peer,
-/// this is what makes the IPv4 identification predictable, see [`ip_id`](Self::ip_id).
+/// The socket never fragments datagrams (`IP_MTU_DISCOVER` is `DO`). Therefore the IPv4 identification
+/// is predictable while the socket expects no peer; see [`ip_id`](Self::ip_id).
 #[derive(Debug)]
 pub struct TxSocket {
     pub(super) socket: Socket,
@@ -34,20 +35,20 @@ pub struct TxSocket {
     pub(super) offload: AtomicBool,
 }
 
-/// Datagrams that the kernel refused to send.
+/// The kernel refused to send datagrams.
 #[derive(Debug, thiserror::Error)]
 #[error("sending datagrams of {segment_bytes} bytes to {to}: {source}{}", hint(self))]
 pub struct SendError {
-    /// The destination of the packets.
+    /// Destination of the datagrams.
     pub to: SocketAddr,
-    /// How long they were.
+    /// Length of each datagram in bytes.
     pub segment_bytes: usize,
-    /// Why not.
+    /// The kernel's error.
     pub source: io::Error,
 }
 
 impl SendError {
-    /// Why not, where more is known than the error's own words say.
+    /// Returns the reason, if more is known than the text of the error says.
     pub fn reason(&self) -> Option<&'static str> {
         match self.source.raw_os_error()? {
             libc::EMSGSIZE => Some("the MTU of the interface, or of the path, is smaller"),
@@ -59,7 +60,7 @@ impl SendError {
 }
 
 impl TxSocket {
-    /// A socket at `local`, from which the packets will seem to come; port 0 is any that is free.
+    /// Binds a socket at `local`, the source address of the packets; port 0 means any free port.
     pub fn bind(local: SocketAddr) -> io::Result<Self> {
         let socket = bind_firmly(local)?;
         grow_buffer(&socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)?;
@@ -69,21 +70,21 @@ impl TxSocket {
             (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
         };
         set_option(&socket, level, discover, mode)?;
-        // Size 0 leaves offload off by default and asks only whether the kernel knows it.
+        // Size 0 leaves offload off by default; the call only checks that the kernel supports it.
         let offload = set_option(&socket, libc::IPPROTO_UDP, libc::UDP_SEGMENT, 0).is_ok();
         let offload = AtomicBool::new(offload);
         Ok(TxSocket { socket, ipv6: local.is_ipv6(), connected: None, offload })
     }
 
-    /// The source address of the packets, with its port.
+    /// Returns the source address of the packets, with its port.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let addr = self.socket.local_addr()?;
         Ok(addr.as_socket().expect("bound to an IP address"))
     }
 
-    /// Tells the kernel where most datagrams will go. It looks up the route to there once, not for
-    /// each train, which saves half a microsecond of each; to other addresses it sends as before.
-    /// Has the kernel count the IPv4 identification from now on.
+    /// Tells the kernel where most datagrams go. The kernel then looks up the route once instead of once
+    /// per train, which saves half a microsecond per train. Datagrams to other addresses go as before.
+    /// From now on the kernel counts the IPv4 identification.
     pub fn expect_peer(&mut self, to: SocketAddr) -> io::Result<()> {
         if self.connected != Some(to) {
             self.socket.connect(&to.into())?;
@@ -92,7 +93,8 @@ impl TxSocket {
         Ok(())
     }
 
-    /// Makes the IPv4 identification predictable again. Over IPv6, which has none, this does nothing.
+    /// Makes the IPv4 identification predictable again. Over IPv6, which has no identification, the call
+    /// does nothing.
     pub fn expect_any(&mut self) -> io::Result<()> {
         if !self.ipv6 && self.connected.is_some() {
             rustix::net::connect_unspec(&self.socket)?;
@@ -101,7 +103,7 @@ impl TxSocket {
         Ok(())
     }
 
-    /// Sets the type of service (IPv4) or traffic class (IPv6) of what is sent from now on.
+    /// Sets the type of service (IPv4) or traffic class (IPv6) of later datagrams.
     pub fn set_traffic_class(&self, traffic_class: u8) -> io::Result<()> {
         if self.ipv6 {
             self.socket.set_tclass_v6(traffic_class.into())
@@ -110,7 +112,7 @@ impl TxSocket {
         }
     }
 
-    /// Sets the time to live (IPv4) or hop limit (IPv6) of what is sent from now on; not 0.
+    /// Sets the time to live (IPv4) or hop limit (IPv6) of later datagrams; 0 is invalid.
     pub fn set_hop_limit(&self, hop_limit: u8) -> io::Result<()> {
         if self.ipv6 {
             self.socket.set_unicast_hops_v6(hop_limit.into())
@@ -119,34 +121,34 @@ impl TxSocket {
         }
     }
 
-    /// Whether the kernel cuts trains (`UDP_SEGMENT`, Linux 4.18). Where it turns out that it
-    /// does not, this becomes false and stays so.
+    /// Whether the kernel cuts trains (`UDP_SEGMENT`, Linux 4.18). If the kernel turns out not to, this
+    /// becomes false for good.
     pub fn offload(&self) -> bool {
         self.offload.load(Ordering::Relaxed)
     }
 
-    /// How many datagrams of `segment_bytes` each fit into one [`send_segments`](
+    /// Returns how many datagrams of `segment_bytes` each fit into one [`send_segments`](
     /// Self::send_segments): at least 1, at most [`SEGMENTS_MAX`].
     pub fn segments_max(segment_bytes: usize) -> usize {
         (DATAGRAM_BYTES_MAX / segment_bytes.max(1)).clamp(1, SEGMENTS_MAX)
     }
 
-    /// The IPv4 identification that datagram `index` of a [`send_segments`](Self::send_segments)
-    /// will have, for its ICRC: the index where the kernel cuts the train, 0 where each goes by
-    /// itself. IPv6 has none, and while a peer is [expected](Self::expect_peer) nobody can know it.
+    /// Returns the IPv4 identification that datagram `index` of a [`send_segments`](Self::send_segments)
+    /// will have, for the ICRC. The identification is the index if the kernel cuts the train, and 0 if
+    /// each datagram is sent alone. IPv6 has none. While the socket [expects](Self::expect_peer) a peer,
+    /// the identification is unknown.
     ///
-    /// When a kernel that was thought to cut trains refuses, the datagrams at hand are sent all
-    /// the same, with identification 0. That happens once in the life of a socket; to the receiver
-    /// they are lost.
+    /// If a kernel unexpectedly refuses to cut a train, the socket still sends the datagrams, with
+    /// identification 0. To the receiver they are lost. This happens at most once per socket.
     pub fn ip_id(&self, index: usize) -> u16 {
         if self.offload() { index as u16 } else { 0 }
     }
 
-    /// Sends a train to `to`: the bytes of `pieces`, cut into datagrams of `segment_bytes`, the
-    /// last of which may be shorter. A datagram may be spread over [`PIECES_MAX`] pieces.
+    /// Sends a train to `to`: the bytes of `pieces`, cut into datagrams of `segment_bytes`. The last
+    /// datagram may be shorter. A datagram may span up to [`PIECES_MAX`] pieces.
     ///
-    /// Says how many datagrams went out, from the front; fewer than there are (0 too) where the
-    /// kernel has no room just now. An error means that none went out.
+    /// Returns how many datagrams left, counted from the front. The number is less than the whole, or 0,
+    /// if the kernel has no room at present. An error means that none left.
     pub fn send_segments(
         &self,
         to: SocketAddr,
@@ -190,8 +192,8 @@ impl TxSocket {
         }
         match self.send_message(to, pieces, Some(segment_bytes as u16)) {
             Ok(sent) => Ok(if sent { segments } else { 0 }),
-            // The route leads through a device or a tunnel that cannot have trains, or the
-            // datagrams are too long for it in either way, which they will say by themselves.
+            // The route leads through a device or tunnel without offload. Or the datagrams are too long,
+            // which sending them one by one will show.
             Err(refused) if refuses_offload(&refused) => {
                 let sent = self.send_singly(to, pieces, segment_bytes, segments)?;
                 if sent > 0 {
@@ -203,7 +205,7 @@ impl TxSocket {
         }
     }
 
-    /// One system call for each datagram.
+    /// Sends each datagram by its own system call.
     fn send_singly(
         &self,
         to: Option<&SockAddr>,
@@ -230,14 +232,15 @@ impl TxSocket {
             match self.send_message(to, &datagram[..len], None) {
                 Ok(true) => sent += 1,
                 Err(error) if sent == 0 => return Err(error),
-                // An error that stays will come back with the next call.
+                // A permanent error comes back with the next call.
                 Ok(false) | Err(_) => break,
             }
         }
         Ok(sent)
     }
 
-    /// One `sendmsg(2)`, without an address to where the socket is connected. Says whether the kernel had room.
+    /// Makes one `sendmsg(2)`, without an address if the socket is connected. Returns whether the kernel
+    /// had room.
     fn send_message(
         &self,
         to: Option<&SockAddr>,
@@ -246,7 +249,7 @@ impl TxSocket {
     ) -> io::Result<bool> {
         let control = segment_bytes
             .map(|bytes| Control::<u16>::new(libc::IPPROTO_UDP, libc::UDP_SEGMENT, bytes));
-        // `Gather` is a transparent `iovec`; the kernel writes to neither list nor name.
+        // `Gather` is a transparent `iovec`, and the kernel writes to neither the list nor the name.
         let mut header = message_header(
             to.map_or(ptr::null_mut(), |to| to.as_ptr().cast_mut().cast()),
             to.map_or(0, SockAddr::len),
@@ -258,8 +261,8 @@ impl TxSocket {
             header.msg_controllen = size_of_val(control) as _;
         }
         for _ in 0..2 {
-            // SAFETY: name, gather list and control message are as long as the header says and
-            // outlive the call; what the pieces point to is borrowed for the call.
+            // SAFETY: Name, gather list and control message have the lengths in the header and outlive
+            // the call. The call borrows the memory of the pieces.
             let sent =
                 unsafe { libc::sendmsg(self.socket.as_raw_fd(), &header, libc::MSG_DONTWAIT) };
             if sent >= 0 {
@@ -268,20 +271,20 @@ impl TxSocket {
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
                 Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR) => return Ok(false),
-                // An ICMP answer to an earlier datagram, maybe from another peer than this one's.
-                // Asking has cleared it.
+                // This is an ICMP answer to an earlier datagram, perhaps from another peer. Reading the
+                // error has cleared it.
                 Some(libc::ECONNREFUSED) => {}
                 _ => return Err(error),
             }
         }
-        // The expected peer refuses each at once: they are lost, and it is the protocol that counts
-        // its retries.
+        // The expected peer refuses every datagram. The datagrams are lost, and the protocol counts its
+        // retries.
         Ok(true)
     }
 }
 
-/// A socket whose port is asked for: the kernel takes one that it has picked itself back when the
-/// socket no longer expects a peer (`udp_disconnect`).
+/// Makes a socket at an explicit port. The kernel takes back a port that it picked itself when the
+/// socket stops expecting a peer (`udp_disconnect`).
 fn bind_firmly(mut local: SocketAddr) -> io::Result<Socket> {
     if local.port() != 0 {
         return bind(local);

@@ -1,8 +1,8 @@
-//! Operations that are moved by who waits for them.
+//! Operations that their waiting callers move.
 //!
-//! What moves them is behind a lock, and whoever has the lock moves. A caller that waits for its
-//! operations anyway tries the lock, and spares them the way through another thread. The thread
-//! keeps off while callers do so, and goes on with what they leave behind a moment later.
+//! The mover is behind a lock, and the holder of the lock moves operations. A caller that waits for its
+//! operations tries the lock, which saves the detour through another thread. The progress thread keeps
+//! away while callers do so. A moment later it continues with what they leave.
 
 use std::fmt::{self, Debug, Display};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -18,19 +18,19 @@ use super::mover::{Mover, Round};
 use crate::proxy::abort::TICK;
 use crate::proxy::futex;
 
-/// How long the thread sleeps while callers move operations: they leave without waking it, which
-/// would cost them more than their operations do.
+/// Time that the thread sleeps while callers move operations. A caller leaves without waking the thread,
+/// because the wake-up would cost more than the caller's operations.
 const NAP: Duration = Duration::from_millis(1);
-/// Naps after the last caller, until the thread sleeps until it is woken.
+/// Number of naps after the last caller's round, before the thread sleeps until somebody wakes it.
 const NAPS: u32 = 100;
 
-/// Moves operations in the threads of those who wait for them. Clones move the same.
+/// Moves operations in the threads that wait for them. Clones move the same operations.
 pub struct Driver<E: Display + Debug>(pub(super) Arc<dyn Drive<E>>);
 
 impl<E: Display + Debug> Driver<E> {
-    /// Moves each slice that is ready by a stage and takes what is posted, unless another thread is
-    /// at it. Says whether there was anything. What a caller leaves behind the progress thread
-    /// goes on with, one or two milliseconds after its last round.
+    /// Moves each ready slice by one stage and takes posted operations, unless another thread does so.
+    /// Returns whether anything moved. The progress thread continues one or two milliseconds after a
+    /// caller's last round.
     ///
     /// # Errors
     /// The proxy has ended. Every later call returns the same failure.
@@ -39,19 +39,19 @@ impl<E: Display + Debug> Driver<E> {
         self.0.round()
     }
 
-    /// Has the progress thread look at what was posted, if it sleeps until it is woken: for who may
-    /// not come back for a round.
+    /// Wakes the progress thread if it sleeps until a wake-up, so that it takes posted operations. Call
+    /// this if no other round may follow.
     #[inline]
     pub fn wake(&self) {
         self.0.wake();
     }
 
-    /// Why nothing is moved any more.
+    /// Returns the reason why the proxy moves nothing any more.
     pub fn failure(&self) -> Option<Arc<ProgressFailure<E>>> {
         self.0.failure()
     }
 
-    /// The active operations, in the form of `NCCL_PROXY_DUMP_SIGNAL`.
+    /// Lists the active operations in the form of `NCCL_PROXY_DUMP_SIGNAL`.
     pub fn dump(&self) -> String {
         self.0.dump()
     }
@@ -69,7 +69,7 @@ impl<E: Display + Debug> Debug for Driver<E> {
     }
 }
 
-/// [`Shared`] of any transport.
+/// The methods of [`Shared`] that do not depend on the transport.
 pub(super) trait Drive<E: Display + Debug>: Send + Sync {
     fn round(&self) -> Result<bool, Arc<ProgressFailure<E>>>;
     fn wake(&self);
@@ -77,14 +77,14 @@ pub(super) trait Drive<E: Display + Debug>: Send + Sync {
     fn dump(&self) -> String;
 }
 
-/// The state that the thread and its callers share.
+/// The state that the progress thread and its callers share.
 pub(super) struct Shared<T: Transport<Error: Debug>, P> {
     mailbox: Arc<Mailbox>,
     mover: Mutex<Mover<T, P>>,
     failure: OnceLock<Arc<ProgressFailure<T::Error>>>,
-    /// Whether a caller has made a round since the thread last looked.
+    /// Whether a caller has made a round since the thread last checked.
     driven: AtomicBool,
-    /// Whether the thread sleeps until it is woken.
+    /// Whether the thread sleeps until a wake-up.
     asleep: AtomicBool,
 }
 
@@ -99,7 +99,7 @@ impl<T: Transport<Error: Debug>, P: Probe> Shared<T, P> {
         }
     }
 
-    /// The thread's loop, to the end of all operations.
+    /// Runs the thread's loop until all operations have ended.
     pub(super) fn run(&self) {
         let mut naps_left = 0;
         while self.failure.get().is_none() {
@@ -120,11 +120,11 @@ impl<T: Transport<Error: Debug>, P: Probe> Shared<T, P> {
                 Round::Ended => break,
             }
         }
-        // Ranks need not wait for what nobody moves.
+        // Closing the list keeps ranks from waiting for operations that nobody moves.
         self.posted().close();
     }
 
-    /// A round by who has the lock; nobody has it after a panic.
+    /// Makes a round with the lock's guard; `None` means that an earlier holder panicked.
     fn locked(
         &self,
         mover: Option<MutexGuard<'_, Mover<T, P>>>,
@@ -132,14 +132,14 @@ impl<T: Transport<Error: Debug>, P: Probe> Shared<T, P> {
     ) -> Result<Round, Arc<ProgressFailure<T::Error>>> {
         let round = mover.map_or(Err(ProgressFailure::Panicked), |mut mover| mover.round(look));
         round.map_err(|failure| {
-            // The first is the cause. Who finds the list closed asks for it.
+            // The first failure is the cause, and callers that find the list closed ask for it.
             let failure = Arc::clone(self.failure.get_or_init(|| Arc::new(failure)));
             self.posted().close();
             failure
         })
     }
 
-    /// Until a rank posts something, a caller makes a round, or it is to stop.
+    /// Sleeps until a rank posts, a caller makes a round, or the thread is to stop.
     fn sleep(&self) {
         self.record(Event::Sleep);
         self.asleep.store(true, SeqCst);
@@ -183,7 +183,7 @@ where
         };
         if !self.driven.load(SeqCst) {
             self.driven.store(true, SeqCst);
-            // So that it naps from now on, and finds what we leave behind.
+            // The wake-up makes the thread nap from now on, so it finds what this caller leaves.
             self.wake();
         }
         Ok(self.locked(mover, true)? == Round::Moved)

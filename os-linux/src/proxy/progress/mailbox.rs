@@ -1,4 +1,4 @@
-//! The messages to a progress thread about connections.
+//! Messages about connections to a progress thread.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,27 +13,27 @@ use super::HeapEngine;
 use crate::proxy::abort::Bound;
 use crate::proxy::{Abort, SharedOps, futex};
 
-/// How long to wait for cells to be taken back, which takes the thread a round or two.
+/// Maximum time to wait until the thread reclaims cells, which takes it a round or two.
 const RECLAIM_WITHIN: Duration = Duration::from_secs(1);
 const RECLAIM_NAP: Duration = Duration::from_micros(50);
 
-/// Tells the progress thread of connections. Clones tell the same thread.
+/// Tells a progress thread about connections. Clones tell the same thread.
 #[derive(Clone, Debug)]
 pub struct ProgressConnections(pub(super) Arc<Mailbox>);
 
 impl ProgressConnections {
-    /// Opens a connection, before any operation that names it: one that is posted later finds it.
+    /// Opens a connection. Call this before anyone posts an operation that names the connection.
     pub fn open(&self, id: ConnectionId, spec: ConnectionSpec) {
         self.tell(Command::Open(id, spec));
     }
 
-    /// Closes a connection once all that was posted is done with it.
+    /// Closes a connection once no posted operation uses it.
     pub fn close(&self, id: ConnectionId) {
         self.tell(Command::Close(id));
     }
 
-    /// Takes back the cells of a local rank that is gone, all that it held. Whoever is that rank
-    /// next may be told of the pool then.
+    /// Reclaims all cells of a local rank that is gone. Afterwards the pool may be given to the next
+    /// rank of that number.
     pub fn reclaim(&self, local_rank: u32) {
         let Mailbox { shared, abort, reclaim, .. } = &*self.0;
         let bit = 1u64.checked_shl(local_rank).unwrap_or(0);
@@ -42,13 +42,13 @@ impl ProgressConnections {
         futex::wake(posted);
         let bound = Bound::new(abort, RECLAIM_WITHIN);
         while reclaim.load(Ordering::Acquire) & bit != 0 && !posted.is_closed() {
-            // It is taken back later then, or nobody is left to need it.
+            // At a timeout the thread reclaims the cells later; after an abort nobody needs them.
             let Ok(nap) = bound.nap() else { return };
             thread::sleep(nap.min(RECLAIM_NAP));
         }
     }
 
-    /// A descriptor of the pool of operations, for a rank.
+    /// Returns a descriptor of the pool of operations, to send to a rank.
     pub fn to_fd(&self) -> io::Result<OwnedFd> {
         self.0.shared.to_fd()
     }
@@ -66,9 +66,9 @@ pub(super) struct Mailbox {
     pub(super) shared: SharedOps,
     pub(super) abort: Abort,
     commands: Mutex<Vec<Command>>,
-    /// Whether there are any, so that looking is cheap. Set under the lock.
+    /// Whether commands wait, so that the check is cheap. Written under the lock.
     waiting: AtomicBool,
-    /// Ranks, a bit each, whose cells are to be taken back.
+    /// Ranks whose cells are to be reclaimed, one bit each.
     pub(super) reclaim: AtomicU64,
 }
 
@@ -89,7 +89,7 @@ impl Mailbox {
         }
     }
 
-    /// Does what others have said.
+    /// Executes the waiting commands.
     pub(super) fn obey(
         &self,
         engine: &mut HeapEngine,
@@ -112,18 +112,18 @@ impl Mailbox {
         Ok(())
     }
 
-    /// Whether others have said something of connections.
+    /// Whether commands wait.
     fn is_waiting(&self) -> bool {
         self.waiting.load(Ordering::Acquire)
     }
 
-    /// Whether there is anything but operations to see to.
+    /// Whether the thread has anything to do besides operations.
     pub(super) fn calls(&self) -> bool {
         self.is_waiting() || self.abort.is_set() || self.reclaim.load(Ordering::Relaxed) != 0
     }
 
     fn commands(&self) -> MutexGuard<'_, Vec<Command>> {
-        // Whoever panicked, a list of commands is one.
+        // A list of commands stays valid even if a holder of the lock panicked.
         self.commands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

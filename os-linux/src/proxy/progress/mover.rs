@@ -9,14 +9,14 @@ use super::mailbox::Mailbox;
 use super::{HeapEngine, ProgressFailure, ProgressSettings};
 use crate::proxy::{HeapBanks, futex};
 
-/// The part that moves operations. Its holder is the only one that moves them.
+/// The object that moves operations. Only the holder of its lock moves them.
 pub(super) struct Mover<T, P> {
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) engine: HeapEngine,
     pub(super) taker: Taker,
     pub(super) batch: u32,
     pub(super) pace: Pace,
-    /// Connections to be closed when nothing uses them.
+    /// Connections to close once nothing uses them.
     pub(super) closing: Vec<ConnectionId>,
     pub(super) transport: T,
     pub(super) probe: P,
@@ -25,13 +25,13 @@ pub(super) struct Mover<T, P> {
 /// The result of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Round {
-    /// Something was moved, or taken.
+    /// The round moved or took something.
     Moved,
     /// The active operations wait for the GPU or the network.
     Waiting,
-    /// Nothing is active.
+    /// No operation is active.
     Idle,
-    /// Nothing is, and nothing will be.
+    /// No operation is active, and none will follow.
     Ended,
 }
 
@@ -39,7 +39,7 @@ impl<T: Transport, P: Probe> Mover<T, P>
 where
     T::Error: std::fmt::Debug,
 {
-    /// With nothing to move.
+    /// Makes a mover without operations.
     pub(super) fn new(
         mailbox: &Arc<Mailbox>,
         settings: &ProgressSettings,
@@ -58,13 +58,12 @@ where
         }
     }
 
-    /// Moves each slice that is ready by a stage, and takes new operations, if told to `look` for
-    /// them or when it is time to.
+    /// Moves each ready slice by one stage. Takes new operations if `look` is set or if it is time to.
     pub(super) fn round(&mut self, look: bool) -> Result<Round, ProgressFailure<T::Error>> {
         if self.mailbox.abort.is_set() {
             return Err(ProgressFailure::Aborted);
         }
-        // What a caller has just posted goes in the same round.
+        // Operations that the caller has just posted move in the same round.
         let taken = if look { self.take()? } else { 0 };
         let moved = self
             .engine
@@ -75,7 +74,7 @@ where
         if !(look || due) {
             return Ok(Round::Moved);
         }
-        // Looked at before taking: what was posted before it was closed is then taken.
+        // The check comes before `take`: operations posted before the close are then taken.
         let closed = self.mailbox.shared.pool().posted().is_closed();
         if taken + self.take()? > 0 {
             return Ok(Round::Moved);
@@ -90,12 +89,12 @@ where
         })
     }
 
-    /// The active operations, in the form of `NCCL_PROXY_DUMP_SIGNAL`.
+    /// Lists the active operations in the form of `NCCL_PROXY_DUMP_SIGNAL`.
     pub(super) fn dump(&self) -> String {
         self.engine.to_string()
     }
 
-    /// Takes new operations; says how many.
+    /// Takes new operations and returns their number.
     fn take(&mut self) -> Result<u32, ProgressFailure<T::Error>> {
         let Mover { mailbox, engine, taker, closing, probe, batch, .. } = self;
         let pool = mailbox.shared.pool();
@@ -105,7 +104,7 @@ where
         probe.record(Event::Append);
         let mut failed = Ok(());
         let taken = taker.take(pool, *batch, |rank, op| {
-            // The rank was told of its connection after we were.
+            // The rank learns of its connection after this thread, so a command for it already waits.
             if failed.is_ok() {
                 failed = mailbox.obey(engine, closing);
             }
@@ -120,7 +119,7 @@ where
         Ok(taken.ops)
     }
 
-    /// Takes back the cells of ranks that are gone.
+    /// Reclaims the cells of ranks that are gone.
     fn reclaim(&mut self) -> Result<(), ProgressFailure<T::Error>> {
         let Mover { mailbox, taker, .. } = self;
         let gone = mailbox.reclaim.load(Ordering::Acquire);
@@ -137,11 +136,12 @@ where
         Ok(())
     }
 
-    /// Closes what is to be closed and used by nothing. All that was posted is taken by now.
+    /// Closes connections that wait for their close and are unused. At this point the mover has taken
+    /// all posted operations.
     fn close_unused(&mut self) -> Result<(), ProgressFailure<T::Error>> {
         let Mover { mailbox, engine, closing, transport, .. } = self;
         mailbox.obey(engine, closing).map_err(ProgressFailure::Open)?;
-        // The later share the buffers of the earlier.
+        // Later connections share the buffers of earlier ones, so the loop closes them first.
         closing.sort_unstable();
         let mut left = closing.len();
         while let Some(at) = left.checked_sub(1) {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use invar_core::nic::{PollError, Wc};
 
-/// Completions in order, at most as many as were asked for.
+/// A queue of completions in order, at most `depth` at a time.
 pub(super) struct CompletionQueue {
     ring: VecDeque<Wc>,
     depth: usize,
@@ -16,8 +16,8 @@ impl CompletionQueue {
         CompletionQueue { ring: VecDeque::with_capacity(depth), depth, overrun: false }
     }
 
-    /// Adds a completion, unless that would be one too many, now or before: a queue that lost
-    /// one is of no more use (`IBV_EVENT_CQ_ERR`), and its queue pairs go to ERR.
+    /// Adds a completion. If the queue is full, it overflows for good (`IBV_EVENT_CQ_ERR`): it drops
+    /// this and all later completions, and its queue pairs go to ERR.
     #[inline]
     pub(super) fn push(&mut self, wc: Wc) {
         self.overrun |= self.ring.len() == self.depth;
@@ -30,10 +30,10 @@ impl CompletionQueue {
         self.overrun
     }
 
-    /// Moves the oldest completions to the front of `wcs` and says how many.
+    /// Moves the oldest completions to the front of `wcs` and returns their number.
     ///
     /// # Errors
-    /// `EOVERFLOW`, once those from before the queue ran over are taken.
+    /// `EOVERFLOW`: the queue has overflowed, and all completions from before the overflow are taken.
     #[inline]
     pub(super) fn poll(&mut self, wcs: &mut [Wc]) -> Result<u32, PollError> {
         let n = wcs.len().min(self.ring.len());

@@ -2,49 +2,49 @@
 
 use invar_core::roce::qp;
 
-/// All counts of a device so far.
+/// The counts of a device since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounters {
-    /// Datagrams given to the sink and taken.
+    /// Datagrams that the sink has taken.
     pub packets_sent: u64,
-    /// Bytes in them, IP and UDP headers left out.
+    /// Bytes of the sent datagrams, without IP and UDP headers.
     pub bytes_sent: u64,
-    /// Calls of the sink that they took.
+    /// Calls of the sink that took datagrams.
     pub trains_sent: u64,
-    /// Times that the sink had no room.
+    /// Calls of the sink that found it full.
     pub sink_full: u64,
-    /// Datagrams that came in, whatever became of them.
+    /// Datagrams that arrived, including those that were dropped.
     pub packets_received: u64,
-    /// Bytes in them, IP and UDP headers left out.
+    /// Bytes of the received datagrams, without IP and UDP headers.
     pub bytes_received: u64,
-    /// Datagrams dropped since they are no packets.
+    /// Datagrams dropped because they are no packets.
     pub malformed: u64,
-    /// Packets dropped since there is no such queue pair, or no longer.
+    /// Packets dropped because their queue pair does not exist or no longer exists.
     pub unknown_qp: u64,
-    /// Packets dropped since their queue pair has no peer yet.
+    /// Packets dropped because their queue pair has no peer yet.
     pub unconnected: u64,
-    /// Packets dropped since they did not come from the peer's address.
+    /// Packets dropped because they did not come from the peer's address.
     pub wrong_source: u64,
-    /// Packets dropped since they were damaged on the way.
+    /// Packets dropped because their ICRC is wrong, so they were damaged on the way.
     pub icrc_bad: u64,
-    /// Packets dropped since their tag is not one that the peer made.
+    /// Packets dropped because the peer did not make their tag.
     pub tag_bad: u64,
-    /// Packets taken though their ICRC could not be verified: IPv4, from a peer that covers the
-    /// identification by it.
+    /// Packets accepted without verifying their ICRC: IPv4 packets of a peer whose ICRC covers the
+    /// identification.
     pub icrc_unverified: u64,
-    /// Packets dropped since they belong to another partition.
+    /// Packets dropped because they belong to another partition.
     pub wrong_pkey: u64,
-    /// All queue pairs together, those that are gone too.
+    /// Sum over all queue pairs, including destroyed ones.
     pub qps: qp::Counters,
 }
 
 impl DeviceCounters {
-    /// Keeps what a queue pair counted that is going.
+    /// Adds the counts of a queue pair that is being destroyed.
     pub(super) fn retire(&mut self, qp: &qp::Counters) {
         add(&mut self.qps, qp);
     }
 
-    /// With those of the queue pairs that there are.
+    /// Returns the counts including those of the living queue pairs.
     pub(super) fn total<'a>(mut self, qps: impl Iterator<Item = &'a qp::Counters>) -> Self {
         qps.for_each(|qp| add(&mut self.qps, qp));
         self
@@ -52,7 +52,7 @@ impl DeviceCounters {
 }
 
 fn add(total: &mut qp::Counters, qp: &qp::Counters) {
-    // By name, so that the compiler misses a counter that is new.
+    // Naming every field makes the compiler report a counter that is missing here.
     let qp::Counters {
         packets_sent,
         packets_retransmitted,

@@ -1,8 +1,8 @@
-//! Queue pairs that were destroyed and still answer their peers.
+//! Destroyed queue pairs that still answer their peers.
 //!
-//! A peer whose last acknowledge was lost sends its request again. Without an answer it would
-//! report a message as failed that has arrived. So what is left of a queue pair answers for as long
-//! as the peer may retry, as TCP does in TIME_WAIT.
+//! A peer whose last acknowledge was lost repeats its request. Without an answer the peer would report a
+//! failed message, although the message has arrived. So the rest of a queue pair answers for as long as
+//! the peer may retry, as TCP does in TIME_WAIT.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,18 +11,19 @@ use invar_core::roce::qp::{self, Transmit};
 
 use super::queue_pair::{Path, QueuePair};
 
-/// Queue pairs that linger at a time, of some 250 bytes each. Beyond it the oldest ends early.
+/// Maximum number of lingering queue pairs, of about 250 bytes each. Beyond the maximum, the oldest ends
+/// early.
 const LINGERING_MAX: usize = 4096;
-/// The longest that a queue pair lingers.
+/// Maximum time that a queue pair lingers.
 const LINGER_MAX_NS: u64 = 60_000_000_000;
 
 /// The queue pairs that linger.
 #[derive(Default)]
 pub(super) struct Lingerers {
     by_qpn: HashMap<u32, Lingerer>,
-    /// In the order in which they were destroyed.
+    /// Numbers of the lingering queue pairs, in the order of their destruction.
     oldest: VecDeque<u32>,
-    /// The queue pairs that may have an answer to send.
+    /// Lingering queue pairs that may have an answer to send.
     ready: VecDeque<u32>,
 }
 
@@ -33,7 +34,7 @@ struct Lingerer {
 }
 
 impl Lingerers {
-    /// Keeps what answers for a queue pair that is destroyed, if it has a peer.
+    /// Keeps the answering part of a destroyed queue pair, if the queue pair has a peer.
     pub(super) fn add(&mut self, now_ns: u64, qpn: u32, qp: QueuePair) {
         let retry_time_ns = qp.retry_time_ns().unwrap_or(LINGER_MAX_NS);
         let (Some(answers), Some(path)) = (qp.lingering(), qp.path) else { return };
@@ -53,13 +54,13 @@ impl Lingerers {
         self.by_qpn.contains_key(&qpn)
     }
 
-    /// The way to the peer of a queue pair that lingers.
+    /// Returns the path to the peer of a lingering queue pair.
     pub(super) fn path(&mut self, now_ns: u64, qpn: u32) -> Option<&mut Path> {
         let lingerer = self.by_qpn.get_mut(&qpn)?;
         (now_ns < lingerer.until_ns).then_some(&mut lingerer.path)
     }
 
-    /// Takes a packet for a queue pair that lingers; whether it is answered.
+    /// Handles a packet for a lingering queue pair; returns whether the queue pair answers it.
     pub(super) fn handle_packet(&mut self, qpn: u32, packet: &Packet<'_>) -> bool {
         let lingerer = self.by_qpn.get_mut(&qpn);
         let is_answered = lingerer.is_some_and(|lingerer| lingerer.answers.handle_packet(packet));
@@ -74,7 +75,7 @@ impl Lingerers {
         !self.ready.is_empty()
     }
 
-    /// An answer to send, and the way that it takes.
+    /// Returns the next answer to send, and its path.
     pub(super) fn poll_transmit(&mut self) -> Option<(Transmit, &mut Path)> {
         while let Some(qpn) = self.ready.pop_front() {
             let transmit = self.by_qpn.get_mut(&qpn).and_then(|l| l.answers.poll_transmit());

@@ -1,4 +1,4 @@
-//! A queue pair of the device: the engine, and what the device knows of the peer.
+//! A queue pair of the device: the engine, and the device's knowledge of the peer.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::ops::Range;
@@ -18,25 +18,24 @@ use super::table::Table;
 use super::tags::{TAG_BYTES, Tags};
 use super::train::Route;
 
-/// Most work requests on either queue.
+/// Maximum number of work requests on either queue.
 pub(super) const WORK_REQUESTS_MAX: u32 = 2048;
-/// Most bytes posted inline.
+/// Maximum bytes of inline data.
 pub(super) const INLINE_BYTES_MAX: u32 = 1024;
 
-/// The default partition, in which all of RoCE is; the top bit tells full members from limited
-/// ones.
+/// The default partition, which all of RoCE uses; the top bit distinguishes full from limited members.
 const PKEY: u16 = 0x7fff;
 
-/// The engine in the size that fits; each send takes about 72 bytes, each receive 32.
+/// The engine in the smallest size that fits. Each send takes about 72 bytes, each receive 32.
 ///
-/// The first is that of NCCL 2.14's FIFO depth, 64, the second that of ours, 256.
+/// The small size fits NCCL 2.14's FIFO depth of 64, the medium size fits ours of 256.
 enum Engine {
     Small(Box<Qp<128, 64>>),
     Medium(Box<Qp<512, 256>>),
     Large(Box<Qp<{ WORK_REQUESTS_MAX as usize }, { WORK_REQUESTS_MAX as usize }>>),
 }
 
-/// The same call on an engine of any size.
+/// Makes the same call on an engine of any size.
 macro_rules! engine {
     ($engine:expr, $qp:ident => $call:expr) => {
         match $engine {
@@ -52,33 +51,33 @@ pub(super) struct QueuePair {
     pub(super) pd: u32,
     pub(super) cq: u32,
     pub(super) inline: Inline,
-    /// The peer, known from RTR on.
+    /// The path to the peer, known since the transition to RTR.
     pub(super) path: Option<Path>,
-    /// Whether it is in the list of those that may have something to send.
+    /// Whether the device's list of queue pairs with pending packets contains this one.
     pub(super) listed: bool,
-    /// When its earliest timer goes off; `u64::MAX` where it has none.
+    /// Time of the earliest armed timer; `u64::MAX` if none is armed.
     pub(super) armed_ns: u64,
 }
 
-/// Copies of inline bytes, by slot of the send queue.
+/// Copies of inline data, by slot of the send queue.
 pub(super) struct Inline {
     bytes: Vec<u8>,
     slot_bytes: usize,
 }
 
-/// The way to the peer.
+/// The path to the peer.
 pub(super) struct Path {
     pub(super) route: Route,
     outgoing: Flow,
-    /// Makes and checks tags, if packets carry tags in place of the ICRC.
+    /// Makes and checks tags, if packets carry tags instead of the ICRC.
     tags: Option<Box<Tags>>,
-    /// The UDP port that the peer's packets come from; 0 for any.
+    /// UDP source port of the peer's packets; 0 means any port.
     source_port: u16,
-    /// The last address that packets came from.
+    /// The last address from which packets came, with the state that verifies them.
     incoming: Option<(SocketAddr, Flow)>,
 }
 
-/// The parts of its device that an engine reaches.
+/// The parts of the device that an engine can access.
 pub(super) struct Surroundings<'a> {
     pub(super) regions: &'a Regions,
     pub(super) cqs: &'a mut Table<CompletionQueue>,
@@ -106,15 +105,16 @@ impl Env for Surroundings<'_> {
 
     #[inline]
     fn complete(&mut self, _: Queue, wc: Wc) {
-        // A queue pair whose completion queue is gone has nobody to tell.
+        // If the completion queue is gone, nobody can receive the completion.
         if let Some(cq) = self.cqs.get_mut(self.cq) {
             cq.push(wc);
         }
     }
 }
 
-/// Never inlined: an unoptimized build keeps copies of an engine on the stack, and would keep those
-/// of all sizes on it at once, together more than half of a thread's 2 MiB.
+/// Makes an engine on the heap. The function is never inlined: an unoptimized build keeps copies of an
+/// engine on the stack. Inlining would put the copies of all sizes there at once, more than half of a
+/// thread's 2 MiB.
 #[inline(never)]
 fn boxed<const SQ: usize, const RQ: usize>(
     qpn: u32,
@@ -186,7 +186,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Posts a send; the answer is its slot, where an inline request wants its bytes.
+    /// Posts a send and returns its slot, into which the caller copies inline data.
     #[inline]
     pub(super) fn post_send(
         &mut self,
@@ -245,16 +245,16 @@ impl QueuePair {
 }
 
 impl Inline {
-    /// Of a queue pair that posts nothing.
+    /// The inline data of a queue pair that posts nothing.
     pub(super) const NONE: Inline = Inline { bytes: Vec::new(), slot_bytes: 0 };
 
-    /// Bytes that were posted.
+    /// Returns posted inline data.
     #[inline]
     pub(super) fn get(&self, slot: u16, offset: u32, len: u32) -> &[u8] {
         &self.bytes[self.range(slot, offset, len)]
     }
 
-    /// Where they go when they are.
+    /// Returns the room for inline data that is being posted.
     #[inline]
     pub(super) fn get_mut(&mut self, slot: u16, len: u32) -> &mut [u8] {
         let range = self.range(slot, 0, len);
@@ -268,7 +268,7 @@ impl Inline {
 }
 
 impl Path {
-    /// The way from `local` by the source port `source.1` to the peer that `attr` names.
+    /// Makes the path from `local`, with the source port `source.1`, to the peer that `attr` names.
     pub(super) fn new(
         local: SocketAddr,
         source: (usize, u16),
@@ -277,7 +277,7 @@ impl Path {
         let refuse = |cause| NicError::new(Verb::ModifyQp, libc::EINVAL, cause);
         let port = if attr.ah.udp_port == 0 { UDP_PORT } else { attr.ah.udp_port };
         let peer = match (attr.ah.dgid.ip(), local) {
-            // A link-local address means something on our own link only.
+            // A link-local address is valid on our own link only.
             (IpAddr::V6(ip), SocketAddr::V6(local)) if ip.is_unicast_link_local() => {
                 SocketAddrV6::new(ip, port, 0, local.scope_id()).into()
             }
@@ -287,7 +287,7 @@ impl Path {
         if peer.ip().is_unspecified() || peer.ip().is_multicast() || is_broadcast {
             return Err(refuse("the peer's GID is no address of a host"));
         }
-        // Otherwise a peer elsewhere could aim our packets at services of this host.
+        // Without this check a remote peer could aim our packets at services of this host.
         if peer.ip().is_loopback() && !local.ip().is_loopback() {
             return Err(refuse("the peer's GID is a loopback address, and this device's is not"));
         }
@@ -297,7 +297,7 @@ impl Path {
             to: peer,
             source: source.0,
             traffic_class: attr.ah.traffic_class,
-            // As the kernel's driver does where none is given.
+            // If no hop limit is given, use 64 as the kernel's driver does.
             hop_limit: if attr.ah.hop_limit == 0 { 64 } else { attr.ah.hop_limit },
             masks_ip_id: attr.options.contains(QpOptions::ICRC_MASKS_IP_ID),
         };
@@ -305,21 +305,21 @@ impl Path {
         Ok(Path { route, outgoing, tags, source_port: attr.ah.udp_source_port, incoming: None })
     }
 
-    /// Notes the sequence number of the first request that this end will send.
+    /// Sets the sequence number of the first request that this end sends.
     pub(super) fn set_first_psn(&mut self, psn: Psn) {
         if let Some(tags) = &mut self.tags {
             tags.set_first_psn(psn);
         }
     }
 
-    /// Bytes of what [`Path::end_packet`] writes.
+    /// Length of the trailer that [`Path::end_packet`] writes.
     #[inline]
     pub(super) fn check_bytes(&self) -> usize {
         if self.tags.is_some() { TAG_BYTES } else { ICRC_BYTES }
     }
 
-    /// Writes what ends a packet, tag or ICRC, to the front of `out`. `packet` is all that goes
-    /// before.
+    /// Writes the trailer of a packet, tag or ICRC, to the front of `out`. `packet` is everything before
+    /// the trailer.
     #[inline]
     pub(super) fn end_packet(&mut self, id: Ipv4Id, bth: &Bth, packet: &[u8], out: &mut [u8]) {
         match &mut self.tags {
@@ -328,8 +328,8 @@ impl Path {
         }
     }
 
-    /// The packet that came in `bytes` from `from`, if it is the peer's and undamaged; counts why
-    /// not.
+    /// Decodes the packet in `bytes` if it comes from the peer and is undamaged; otherwise counts the
+    /// reason and returns `None`.
     #[inline]
     pub(super) fn admit<'a>(
         &mut self,
@@ -367,13 +367,13 @@ impl Path {
         Some(packet)
     }
 
-    /// Whether the IP header that the ICRC covers can be known: IPv6 always, IPv4 from a peer
-    /// that leaves out what a UDP socket does not show.
+    /// Whether the receiver can know the IP header that the ICRC covers. This always holds for IPv6. For
+    /// IPv4 it holds if the peer excludes the fields that a UDP socket does not show.
     fn verifies(&self) -> bool {
         self.route.to.is_ipv6() || self.route.masks_ip_id
     }
 
-    /// Whether a datagram from `from` ends with its right ICRC.
+    /// Whether a datagram from `from` ends with the right ICRC.
     #[inline]
     fn verify(&mut self, from: SocketAddr, local: SocketAddr, bytes: &[u8]) -> bool {
         if self.incoming.as_ref().is_none_or(|(source, _)| *source != from) {

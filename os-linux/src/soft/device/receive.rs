@@ -1,4 +1,4 @@
-//! Datagrams coming in.
+//! Handling of incoming datagrams.
 
 use std::net::SocketAddr;
 
@@ -8,16 +8,17 @@ use super::Device;
 use super::queue_pair::Surroundings;
 
 impl Device {
-    /// Takes a datagram that came to the device's address from `from`. What is not for us is
-    /// counted and dropped.
+    /// Handles a datagram from `from` that arrived at the device's address. The device counts and drops
+    /// datagrams that it does not accept.
     ///
-    /// A packet of a connection whose [packets carry tags](invar_core::nic::QpOptions::PACKET_TAGS) must have the
-    /// right one. Of others the ICRC is verified where the receiver can know the IP header that it covers: over IPv6,
-    /// and over IPv4 from peers that agreed on
-    /// [`ICRC_MASKS_IP_ID`](invar_core::nic::QpOptions::ICRC_MASKS_IP_ID). Of other IPv4 peers a
-    /// UDP socket hides the identification: what guards their packets is the checksum of the link,
-    /// and UDP's where they compute one (Linux rxe does not). They are counted as
-    /// [`icrc_unverified`](super::DeviceCounters::icrc_unverified).
+    /// If the connection's [packets carry tags](invar_core::nic::QpOptions::PACKET_TAGS), the tag must
+    /// be right. Otherwise the device verifies the ICRC if it can know the IP header that the ICRC
+    /// covers. That is the case over IPv6, and over IPv4 with peers that agreed on
+    /// [`ICRC_MASKS_IP_ID`](invar_core::nic::QpOptions::ICRC_MASKS_IP_ID).
+    ///
+    /// For other IPv4 peers, a UDP socket hides the identification. The checksum of the link protects
+    /// their packets, and so does UDP's checksum if the peer computes one (Linux rxe does not). The
+    /// device counts such packets as [`icrc_unverified`](super::DeviceCounters::icrc_unverified).
     #[inline]
     pub fn handle_datagram(&mut self, now_ns: u64, from: SocketAddr, bytes: &[u8]) {
         let Device { config, counters, qps, lingerers, .. } = self;

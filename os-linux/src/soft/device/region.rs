@@ -1,4 +1,4 @@
-//! Registered memory: the bounds within which work requests and peers may touch it.
+//! Registered memory and the checks that bound accesses of work requests and peers.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,42 +8,42 @@ use invar_core::roce::qp::{AccessFault, Region, Side};
 use super::table::Table;
 use crate::memory::HostMemory;
 
-/// One registration; its name is both keys.
+/// A registered region; its name in the table is both lkey and rkey.
 pub(super) struct MemoryRegion {
     pub(super) memory: HostMemory,
     pub(super) access: Access,
     pub(super) pd: u32,
 }
 
-/// All registrations of a device, and the domains that they are in.
+/// All regions of a device and their protection domains.
 pub(super) struct Regions {
     pub(super) table: Table<MemoryRegion>,
-    /// The last domain.
+    /// Number of the last allocated domain.
     pds: u32,
-    /// The regions of each connection's protection domain.
+    /// The state of each connection's protection domain.
     connections: HashMap<u32, ConnectionPd>,
 }
 
-/// The domain of one connection, whose local end also reaches the regions of `parent`.
+/// The domain of one connection; the local end also has access to the regions of `parent`.
 struct ConnectionPd {
     parent: u32,
-    /// Regions of `parent` that the peer was told of.
+    /// Keys of the regions of `parent` that the peer has been told of.
     granted: HashSet<u32>,
 }
 
 impl Regions {
-    /// No registrations, in no domains.
+    /// Makes a table without regions and domains.
     pub(super) fn new(table: Table<MemoryRegion>) -> Self {
         Regions { table, pds: 0, connections: HashMap::new() }
     }
 
-    /// A domain, under a number that none had before.
+    /// Allocates a domain with a number that no earlier domain had.
     pub(super) fn alloc_pd(&mut self) -> u32 {
         self.pds += 1;
         self.pds
     }
 
-    /// A domain for one connection.
+    /// Allocates the domain of one connection.
     pub(super) fn alloc_connection_pd(&mut self, parent: u32) -> u32 {
         let pd = self.alloc_pd();
         self.connections.insert(pd, ConnectionPd { parent, granted: HashSet::new() });
@@ -54,14 +54,14 @@ impl Regions {
         self.connections.remove(&pd);
     }
 
-    /// Lets the peer of a connection reach a region of the parent of its domain.
+    /// Lets the peer of a connection access a region of the parent domain.
     pub(super) fn grant(&mut self, pd: u32, key: u32) {
         if let Some(connection) = self.connections.get_mut(&pd) {
             connection.granted.insert(key);
         }
     }
 
-    /// Takes the region of a key away.
+    /// Removes and returns the region of a key.
     pub(super) fn remove(&mut self, key: u32) -> Option<MemoryRegion> {
         let region = self.table.remove(key)?;
         for connection in self.connections.values_mut() {
@@ -70,7 +70,7 @@ impl Regions {
         Some(region)
     }
 
-    /// Whether a queue pair of domain `pd` may use a region for work of its own, or its peer's.
+    /// Whether a queue pair of domain `pd` may use a region, for its own work or for its peer's.
     #[inline]
     fn permits(&self, pd: u32, key: u32, region: &MemoryRegion, side: Side) -> bool {
         if region.pd == pd {
@@ -80,8 +80,8 @@ impl Regions {
         region.pd == connection.parent && (side == Side::Local || connection.granted.contains(&key))
     }
 
-    /// The bytes that a key and an address mean to a queue pair of domain `pd`. The range is
-    /// exact: not a byte around it, whatever the page size.
+    /// Finds the bytes that a key and an address mean to a queue pair of domain `pd`. The check is exact
+    /// to the byte, whatever the page size.
     #[inline]
     pub(super) fn resolve(
         &self,
@@ -94,7 +94,7 @@ impl Regions {
         let region = self.table.get(key).ok_or(AccessFault)?;
         let offset = addr.wrapping_sub(region.memory.addr());
         let size = region.memory.len() as u64;
-        // An address below the region wraps to far above it.
+        // An address below the region wraps to an offset far above the region's end.
         if region.access.contains(need)
             && offset <= size
             && u64::from(len) <= size - offset
@@ -106,7 +106,7 @@ impl Regions {
         }
     }
 
-    /// Copies `bytes` to a place that was resolved. Nothing where the region has ended since.
+    /// Copies `bytes` to a resolved range. Does nothing if the region has ended since.
     #[inline]
     pub(super) fn place(&self, to: Region, bytes: &[u8]) {
         if let Some(region) = self.table.get(to.index) {
@@ -115,14 +115,14 @@ impl Regions {
         }
     }
 
-    /// `len` bytes at a place that was resolved: the memory, and where in it they begin. `None`
-    /// where the region has ended since.
+    /// Returns the memory, offset and length of a resolved range, or `None` if the region has ended
+    /// since.
     #[inline]
     pub(super) fn range(&self, at: Region, len: usize) -> Option<(&HostMemory, usize, usize)> {
         Some((&self.table.get(at.index)?.memory, at.offset as usize, len))
     }
 
-    /// Copies bytes out of a place that was resolved; false where the region has ended since.
+    /// Copies bytes out of a resolved range; returns false if the region has ended since.
     #[inline]
     pub(super) fn fetch(&self, from: Region, bytes: &mut [u8]) -> bool {
         match self.table.get(from.index) {

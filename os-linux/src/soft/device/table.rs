@@ -1,12 +1,12 @@
-//! Objects under random names.
+//! Tables of objects under random names.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use hmac_sha256::Hash;
 
-/// Objects of one kind. Their names are random, so that who was not told a name cannot guess it,
-/// and what carries the name of a removed object finds nothing.
+/// Objects of one kind under random names. Nobody can guess a name, and the name of a removed object
+/// finds nothing.
 pub(super) struct Table<T> {
     objects: HashMap<u32, T, BuildHasherDefault<Spread>>,
     names: Names,
@@ -14,13 +14,13 @@ pub(super) struct Table<T> {
 }
 
 impl<T> Table<T> {
-    /// No objects yet, at most `len_max`, under names of `bits` bits.
+    /// Makes an empty table for at most `len_max` objects.
     pub(super) fn new(len_max: usize, names: Names) -> Self {
         Table { objects: HashMap::default(), names, len_max }
     }
 
-    /// Puts in what `make` makes for the name that it is given; `None` where the table is full.
-    /// No name is one that `is_taken` elsewhere.
+    /// Stores the object that `make` returns for a new name. Returns `None` if the table is full. The
+    /// new name is never one for which `is_taken` returns true.
     pub(super) fn insert<E>(
         &mut self,
         is_taken: impl Fn(u32) -> bool,
@@ -64,7 +64,7 @@ impl<T> Table<T> {
     }
 }
 
-/// Random numbers of up to 32 bits, from a seed: SHA-256 of the seed and a counter.
+/// Random numbers of up to 32 bits: SHA-256 of a seed and a counter.
 pub(super) struct Names {
     seed: [u8; 32],
     bits: u32,
@@ -72,8 +72,8 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Of `bits` bits, and never 0 ("none" to NCCL's protocol) nor 1 (a queue pair number that
-    /// InfiniBand keeps for itself). `kind` tells those of one seed apart.
+    /// Makes a sequence of names with `bits` bits. A name is never 0 ("none" in NCCL's protocol) or 1 (a
+    /// queue pair number that InfiniBand reserves). `kind` separates the sequences of one seed.
     pub(super) fn new(seed: &[u8; 32], kind: u8, bits: u32) -> Self {
         let mut hash = Hash::new();
         hash.update(seed);
@@ -96,7 +96,7 @@ impl Names {
     }
 }
 
-/// Names are random already; this only brings their bits to where a table looks.
+/// A hasher for names, which are random already: it only moves their bits to where the table reads them.
 #[derive(Default)]
 struct Spread(u64);
 

@@ -1,9 +1,9 @@
-//! Tags: how the two ends of a connection know each other's packets.
+//! Packet tags, by which the two ends of a connection authenticate each other's packets.
 //!
-//! A tag is the message authentication code of AEGIS-128L over a packet, from its BTH to its
-//! padding, and takes the place of the ICRC. The nonce is how often the packet's sequence number
-//! has passed 2^24, so a recorded packet is not valid again when its number comes again. Before
-//! that it is a duplicate, which the engine knows.
+//! A tag is the message authentication code of AEGIS-128L over a packet, from its BTH to its padding. It
+//! takes the place of the ICRC. The nonce is the number of times that the packet's sequence number has
+//! passed 2^24. So a recorded packet is not valid again when its sequence number comes again. Before
+//! that, a replayed packet is a duplicate, which the engine detects.
 
 use aegis::aegis128l::Aegis128LMac;
 
@@ -11,36 +11,36 @@ use invar_core::auth::Secret;
 use invar_core::nic::PacketKeys;
 use invar_core::roce::{Bth, Psn};
 
-/// Bytes of a tag.
+/// Length of a tag in bytes.
 pub(super) const TAG_BYTES: usize = 16;
 
-/// Bits of a sequence number on the wire.
+/// Number of bits in a sequence number on the wire.
 const PSN_BITS: u32 = 24;
 
-/// Makes the tags of packets to the peer, and checks those of its packets.
+/// Makes the tags of packets to the peer and checks the tags of the peer's packets.
 pub(super) struct Tags {
     send: Tagger,
     recv: Tagger,
-    /// The latest request that this end has sent. Responses of the peer answer one near it.
+    /// The latest request that this end has sent. The peer's responses answer a request near it.
     sent: LongPsn,
-    /// The latest request that the peer has sent. Responses of this end answer one near it.
+    /// The latest request that the peer has sent. This end's responses answer a request near it.
     received: LongPsn,
 }
 
-/// The tags of one direction.
+/// The tag state of one direction.
 struct Tagger {
     key: [u8; 16],
     epoch: u64,
-    /// After key and nonce, before a packet.
+    /// The MAC state after key and nonce, before a packet.
     start: Aegis128LMac<TAG_BYTES>,
 }
 
-/// A sequence number with the bits that the wire leaves out.
+/// A sequence number with the upper bits that the wire leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct LongPsn(u64);
 
 impl LongPsn {
-    /// The number of a packet that is less than 2^23 away from this one.
+    /// Extends the sequence number of a packet that is less than 2^23 away from this one.
     fn near(self, psn: Psn) -> LongPsn {
         let distance = psn.since(Psn::new(self.0 as u32));
         LongPsn(self.0.wrapping_add_signed(distance.into()))
@@ -63,7 +63,7 @@ impl Tagger {
         Aegis128LMac::new_with_nonce(key, &nonce)
     }
 
-    /// What is to be told the packet.
+    /// Returns the MAC state for a packet of this epoch.
     #[inline]
     fn at(&mut self, epoch: u64) -> Aegis128LMac<TAG_BYTES> {
         if self.epoch != epoch {
@@ -74,18 +74,18 @@ impl Tagger {
 }
 
 impl Tags {
-    /// `first` is the peer's first sequence number.
+    /// Makes the tags of a connection; `first` is the peer's first sequence number.
     pub(super) fn new(keys: &PacketKeys, first: Psn) -> Self {
         let (send, recv) = (Tagger::new(&keys.send), Tagger::new(&keys.recv));
         Tags { send, recv, sent: LongPsn(0), received: LongPsn(first.get().into()) }
     }
 
-    /// The first sequence number of this end.
+    /// Sets the first sequence number of this end.
     pub(super) fn set_first_psn(&mut self, first: Psn) {
         self.sent = LongPsn(first.get().into());
     }
 
-    /// The tag of a packet to the peer.
+    /// Makes the tag of a packet to the peer.
     #[inline]
     pub(super) fn make(&mut self, bth: &Bth, packet: &[u8]) -> [u8; TAG_BYTES] {
         let psn = if bth.opcode.is_response() {
@@ -100,7 +100,7 @@ impl Tags {
         mac.finalize()
     }
 
-    /// Whether a packet, which ends with its tag, is the peer's.
+    /// Whether the peer made a packet, which ends with its tag.
     #[inline]
     pub(super) fn verify(&mut self, bth: &Bth, packet: &[u8]) -> bool {
         let Some((packet, tag)) = packet.split_last_chunk::<TAG_BYTES>() else { return false };
@@ -124,7 +124,7 @@ mod tests {
 
     const PACKET: &[u8] = b"a packet";
 
-    /// The tags of two ends whose first sequence numbers are these: of the first, of the second.
+    /// Makes the tag states of two ends from their first sequence numbers.
     fn ends(firsts: [u32; 2]) -> [Tags; 2] {
         let [one, other] = [1, 2].map(|key| Secret::new([key; 32]));
         let tags = |send, recv, [sent, received]: [u32; 2]| {
@@ -151,7 +151,7 @@ mod tests {
         for step in 0..100u32 {
             let psn = 0xff_fff0 + step * 0x20_0001;
             assert!(pass(&mut a, &mut b, bth(Opcode::WRITE_ONLY, psn)), "{step}");
-            // Of the last READ's answer, a long way ahead; and of what is long acknowledged.
+            // These responses answer a READ far ahead, and requests that are long acknowledged.
             for near in [0, 0x1f_ffff, 0u32.wrapping_sub(0x1f_ffff)] {
                 let ack = bth(Opcode::ACKNOWLEDGE, psn.wrapping_add(near));
                 assert!(pass(&mut b, &mut a, ack), "{step} {near:#x}");

@@ -1,4 +1,4 @@
-//! When queue pairs want to be called again.
+//! Timers of the queue pairs.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -6,19 +6,19 @@ use std::collections::BinaryHeap;
 use super::Device;
 use super::queue_pair::Surroundings;
 
-/// Deadlines, soonest first.
+/// The deadlines of queue pairs, soonest first.
 ///
-/// A deadline moves with every acknowledge, nearly always to later. So a queue pair stays where it
-/// once was put, and only when that time comes is looked at and put where it belongs then: under
-/// load it moves once in a timer's length, not once a packet. Each knows the earliest time that it
-/// was put to (`armed_ns`), and what else of it is in here has no effect.
+/// Each acknowledge moves a deadline, nearly always to a later time. So an entry keeps its time in the
+/// heap. When that time comes, the device checks the queue pair and enters its current deadline. Under
+/// load an entry moves once per timer period, not once per packet. Each queue pair knows the earliest
+/// time of its entries (`armed_ns`); its other entries have no effect.
 #[derive(Default)]
 pub(super) struct Timers {
     heap: BinaryHeap<Reverse<(u64, u32)>>,
 }
 
 impl Timers {
-    /// Sees to it that a queue pair is looked at by its deadline.
+    /// Makes the device check a queue pair by its deadline.
     #[inline]
     pub(super) fn arm(&mut self, qpn: u32, deadline_ns: u64, armed_ns: &mut u64) {
         if deadline_ns < *armed_ns {
@@ -31,7 +31,8 @@ impl Timers {
         self.heap.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// A queue pair that is to be looked at now. `armed_ns` tells of each that there is.
+    /// Returns a queue pair that is due now. `armed_ns` returns the armed time of a queue pair, if it
+    /// exists.
     fn pop_due(&mut self, now_ns: u64, armed_ns: impl Fn(u32) -> Option<u64>) -> Option<u32> {
         while self.next_ns()? <= now_ns {
             let Reverse((at, qpn)) = self.heap.pop()?;
@@ -44,7 +45,7 @@ impl Timers {
 }
 
 impl Device {
-    /// Runs what is due. To be called at [`Device::next_deadline_ns`]; more often does no harm.
+    /// Runs due timers. Call this at [`Device::next_deadline_ns`]; more calls do no harm.
     #[inline]
     pub fn handle_timers(&mut self, now_ns: u64) {
         let Device { timers, qps, regions, cqs, ready, .. } = self;
@@ -63,8 +64,9 @@ impl Device {
         }
     }
 
-    /// When [`Device::handle_timers`] and [`Device::transmit`] are due, on the clock of their
-    /// `now_ns`; `None` for not before something else happens. May be too early, never too late.
+    /// Returns the time at which [`Device::handle_timers`] and [`Device::transmit`] are due, on the
+    /// clock of their `now_ns`. Returns `None` if nothing is due before the next other call. The result
+    /// may be too early, but never too late.
     #[inline]
     pub fn next_deadline_ns(&self) -> Option<u64> {
         self.timers.next_ns()
@@ -81,9 +83,9 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        /// The deadline of a queue pair moves to so long from now, or away.
+        /// The deadline of a queue pair moves to this long after now, or is removed.
         Move(usize, Option<u64>),
-        /// So much time passes.
+        /// This much time passes.
         Pass(u64),
     }
 
@@ -103,7 +105,7 @@ mod tests {
             for (i, step) in (1..).zip(steps) {
                 match step {
                     Step::Move(qp, in_ns) => {
-                        // No two are the same, so that what is there twice was put there twice.
+                        // All deadlines differ, so an entry that appears twice was entered twice.
                         deadlines[qp] = in_ns.map_or(NEVER, |ns| now + ns * 1024 + i);
                         timers.arm(qp as u32, deadlines[qp], &mut armed[qp]);
                     }

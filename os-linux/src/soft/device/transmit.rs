@@ -1,11 +1,11 @@
-//! Packets going out, in trains.
+//! Sending of packets in trains.
 //!
-//! The kernel reads the payload of a request from where it lies, by a gather list, after us: the
-//! ICRC is computed over a copy of each packet that is gone from the nearest cache by the next
-//! one. An application that changes memory while a work request sends it, which none allows,
-//! thus makes a packet that is dropped and sent again. A READ response is of memory that may
-//! change at any time, and a short payload is not worth an entry of the list: these are copied
-//! behind their headers.
+//! The kernel reads the payload of a request directly from registered memory, through a gather list,
+//! after the device. The device computes the ICRC over a copy of each packet, and the next packet
+//! overwrites that copy in the nearest cache. If an application changes memory while a work request
+//! sends it, which the verbs forbid, the peer drops the packet and the device repeats it. The device
+//! copies two kinds of payload behind their headers. A READ response concerns memory that may change at
+//! any time. A short payload is not worth an entry of the list.
 
 use heapless::Vec;
 
@@ -19,63 +19,65 @@ use super::train::{Datagram, Route, Train, TransmitSink};
 use super::{Device, DeviceCounters};
 use crate::udp::{SEGMENTS_MAX, TRAIN_BYTES_MAX};
 
-/// Packets of one queue pair before the next one has its turn.
+/// Number of packets that one queue pair sends before the next one has its turn.
 const TURN_PACKETS: u32 = SEGMENTS_MAX as u32;
 
-/// Packets of one call: windows bound requests, but a READ may ask for gigabytes, and what others send
-/// meanwhile has to be received.
+/// Maximum number of packets per call. Windows bound requests, but a READ may ask for gigabytes, and the
+/// device must receive meanwhile.
 const CALL_PACKETS_MAX: u32 = 4096;
 
-/// More queue pairs than this do not wait: looking at each again would cost more than it saves.
+/// Maximum number of queue pairs whose acknowledges wait: checking more of them again would cost more
+/// than the wait saves.
 const WAITING_MAX: usize = 8;
 
-/// A payload as long as this is sent from where it lies.
+/// Minimum length of a payload that the kernel reads from registered memory.
 const GATHER_BYTES_MIN: usize = 1024;
 const PAYLOAD_BYTES_MAX: usize = LONG_MTU_BYTES_MAX as usize;
 
-/// The train that is being made up.
+/// The train that is being built.
 pub(super) struct Staging {
-    /// The bytes of its packets, one behind the other.
+    /// The bytes of the packets in sequence.
     bytes: Box<[u8]>,
     laid: Vec<Laid, SEGMENTS_MAX>,
-    /// Packets at the front that are sent.
+    /// Number of packets at the front that are sent.
     sent: usize,
-    /// Bytes of all packets, on the wire.
+    /// Bytes of all packets on the wire.
     wire_bytes: usize,
     route: Option<Route>,
     segment_bytes: usize,
-    /// The packets that did not fit into a train that the sink had no room for.
+    /// The packets that did not fit into the train when the sink was full.
     held: Option<(u32, Transmit)>,
-    /// The packet whose ICRC is being computed, where its payload is to be gathered.
+    /// The packet whose ICRC is being computed, if its payload is to be gathered.
     packet: Box<Contiguous>,
 }
 
-/// Headers up to [`HEADERS_BYTES_MAX`], and from there on the payload, which copies fastest to the
-/// start of a cache line.
+/// Headers up to [`HEADERS_BYTES_MAX`], then the payload, which copies fastest to the start of a cache
+/// line.
 #[repr(align(64))]
 struct Contiguous([u8; HEADERS_BYTES_MAX + PAYLOAD_BYTES_MAX]);
 
-/// A packet of the train that is being made up.
+/// A packet of the train that is being built.
 #[derive(Clone, Copy)]
 struct Laid {
-    /// One past its last byte in the buffer.
+    /// End of the packet's bytes in the buffer.
     end: usize,
     wire_bytes: usize,
-    /// The place of the payload in the buffer, if the payload is to be gathered; and the payload.
+    /// For a gathered payload: its position in the buffer, its region and its length.
     payload: Option<(usize, Region, usize)>,
 }
 
 /// The sink has no room.
 struct Full;
 
-/// Which acknowledges [`Device::transmit_urgent`] keeps back: of what came after these times, on the
-/// clock of `now_ns`.
+/// The acknowledges that [`Device::transmit_urgent`] holds back: those of packets that arrived after
+/// these times, on the clock of `now_ns`.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// Those that [may wait](invar_core::roce::qp::Qp::may_wait) leave with what else their queue pair
-    /// has to send.
+    /// Acknowledges that [may wait](invar_core::roce::qp::Qp::may_wait) since this time leave only
+    /// together with other packets of their queue pair.
     pub waits_since_ns: u64,
-    /// Those that [stay](invar_core::roce::qp::Qp::stays) do not leave with it either.
+    /// Acknowledges that [stay](invar_core::roce::qp::Qp::stays) since this time do not leave with other
+    /// packets either.
     pub stays_since_ns: u64,
 }
 
@@ -97,18 +99,19 @@ impl Staging {
         }
     }
 
-    /// Whether a packet of `bytes` may be the next one of the train.
+    /// Whether a packet of `bytes` can be the next one of the train.
     fn takes(&self, route: &Route, bytes: usize) -> bool {
         self.route.as_ref() == Some(route)
             && !self.laid.is_full()
-            // A shorter one ends the train.
+            // A shorter packet ends the train.
             && self.wire_bytes == self.laid.len() * self.segment_bytes
             && bytes <= self.segment_bytes
             && self.wire_bytes + bytes <= TRAIN_BYTES_MAX
     }
 
-    /// Gives the sink what is there, and says how many packets it took; `None` where a payload is no
-    /// longer there. The list is made where it is used: it is too long to be moved for each train.
+    /// Passes the unsent packets to the sink and returns the number that it took, or `None` if a
+    /// payload's region has ended. The function builds the list in place, because the list is too long
+    /// to be moved for each train.
     fn send(&self, route: Route, regions: &Regions, sink: &mut impl TransmitSink) -> Option<usize> {
         let mut datagrams = Vec::<Datagram<'_>, SEGMENTS_MAX>::new();
         let mut start = 0;
@@ -128,7 +131,7 @@ impl Staging {
         Some(sink.send(Train { route, segment_bytes, datagrams }))
     }
 
-    /// Sends what is there.
+    /// Sends the train.
     fn flush(
         &mut self,
         regions: &Regions,
@@ -136,8 +139,8 @@ impl Staging {
         counters: &mut DeviceCounters,
     ) -> Result<(), Full> {
         let Some(route) = self.route else { return Ok(()) };
-        // Memory that was deregistered while the train waited: the train counts as lost, and
-        // sending it again will find the memory gone.
+        // Memory was deregistered while the train waited: the train counts as lost, and the retry will
+        // find the memory gone.
         let Some(taken) = self.send(route, regions, sink) else {
             self.clear();
             return Ok(());
@@ -161,7 +164,7 @@ impl Staging {
         (self.sent, self.wire_bytes, self.route) = (0, 0, None);
     }
 
-    /// Adds packets; keeps those that the sink has no room for.
+    /// Adds packets to the train; keeps those that the sink has no room for.
     #[inline]
     fn add_run(
         &mut self,
@@ -186,7 +189,7 @@ impl Staging {
         }
     }
 
-    /// Adds a packet, sending what is there if it does not fit behind that.
+    /// Adds a packet to the train; if it does not fit, sends the train first.
     fn add(
         &mut self,
         transmit: &Transmit,
@@ -224,7 +227,7 @@ impl Staging {
             }
             _ => None,
         };
-        // Room for the longest headers is copied, which takes less time than just as much as there is.
+        // Copying the maximum length of headers is faster than copying their actual length.
         let laid = &mut self.bytes[start..];
         laid[..HEADERS_BYTES_MAX].copy_from_slice(&headers);
         let packet = if gathered.is_some() {
@@ -248,7 +251,7 @@ impl Staging {
             Payload::Memory { region, .. } => regions.fetch(region, payload),
         };
         if !there {
-            // Deregistered while the packet was held: it too counts as lost.
+            // The region was deregistered while the packet waited: the packet counts as lost too.
             if self.laid.is_empty() {
                 self.route = None;
             }
@@ -258,7 +261,7 @@ impl Staging {
         path.end_packet(id, bth, packet, &mut check);
         let mut end = start + packet_len;
         if gathered.is_some() {
-            // The padding is there: room for headers is zero behind them.
+            // The bytes after the headers are zero, so the padding is already in place.
             end -= payload_len;
         }
         self.bytes[end..end + check_bytes].copy_from_slice(&check[..check_bytes]);
@@ -270,14 +273,15 @@ impl Staging {
 }
 
 impl Device {
-    /// Sends what there is to send, each queue pair some packets at a time, until the sink has no
-    /// room: then call again, at the latest at [`Device::next_deadline_ns`]. Of very much it sends a
-    /// part, and is [ready](Device::is_ready) to send the next.
+    /// Sends pending packets until the sink has no room, a few packets of each queue pair at a time. If
+    /// the sink is full, call again, at the latest at [`Device::next_deadline_ns`]. If very many packets
+    /// are pending, the call sends a part of them, and the device stays [ready](Device::is_ready).
     pub fn transmit(&mut self, now_ns: u64, sink: &mut impl TransmitSink) {
         let _ = self.try_transmit(now_ns, sink, Patience::NONE);
     }
 
-    /// The same, but for acknowledges that have time.
+    /// Sends pending packets as [`Device::transmit`] does, except acknowledges that `patience` holds
+    /// back.
     pub fn transmit_urgent(
         &mut self,
         now_ns: u64,
@@ -287,7 +291,7 @@ impl Device {
         let _ = self.try_transmit(now_ns, sink, patience);
     }
 
-    /// Whether the sink had no room for what is to be sent.
+    /// Whether packets wait because the sink had no room.
     pub fn is_blocked(&self) -> bool {
         self.staging.route.is_some()
     }
@@ -313,7 +317,7 @@ impl Device {
             // If the sink has no room, the answer counts as lost.
             staging.add(&answer, path, &Inline::NONE, regions, sink, counters)?;
         }
-        // How many at the end of the list wait.
+        // Number of queue pairs at the end of the list that wait.
         let mut waiting = 0;
         let mut left = CALL_PACKETS_MAX;
         while left > 0 && waiting < ready.len() {

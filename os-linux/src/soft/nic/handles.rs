@@ -1,4 +1,5 @@
-//! The objects of the verbs. Each keeps its NIC, and dropping it ends the object in the NIC.
+//! The objects of the verbs. Each handle keeps its NIC, and dropping the handle ends the object in the
+//! NIC.
 
 use std::sync::Arc;
 
@@ -7,11 +8,11 @@ use invar_core::nic::{MemoryKeys, QpState};
 use super::SoftNic;
 use crate::clock::now_ns;
 
-/// A protection domain; clones are the same one.
+/// A protection domain; clones share the domain.
 #[derive(Clone)]
 pub struct Pd(pub(super) Arc<OwnedPd>);
 
-/// Ends with its last clone.
+/// A protection domain that ends with its last clone.
 pub(super) struct OwnedPd {
     pub(super) nic: SoftNic,
     pub(super) number: u32,
@@ -23,7 +24,7 @@ impl Drop for OwnedPd {
     }
 }
 
-/// A registered region: exactly its bytes, and not the rest of its pages.
+/// A registered region. It covers exactly the registered bytes, not the rest of their pages.
 pub struct Mr {
     pub(super) nic: SoftNic,
     pub(super) key: u32,
@@ -42,7 +43,7 @@ impl MemoryKeys for Mr {
 impl Drop for Mr {
     fn drop(&mut self) {
         let memory = self.nic.port().lock().device.dereg_mr(self.key);
-        // Without the lock: its owner may do as it likes when it goes.
+        // The drop happens without the lock, because the memory's owner may run any code on drop.
         drop(memory);
     }
 }
@@ -66,7 +67,7 @@ pub struct Qp {
 }
 
 impl Qp {
-    /// The state that it is in.
+    /// Returns the state of the queue pair.
     pub fn state(&self) -> QpState {
         let state = self.nic.port().lock().device.qp_state(self.qpn);
         state.expect("it is there as long as its handle")
