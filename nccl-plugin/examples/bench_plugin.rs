@@ -1,8 +1,8 @@
-//! Runs one case through the table of the plugin that NCCL loads, both ends in this thread, to be
-//! counted under callgrind by `cargo xtask bench plugin`: `bench_plugin CASE ITERATIONS`.
+//! Runs one case through the function table that NCCL loads, with both ends in this thread:
+//! `bench_plugin CASE ITERATIONS`. `cargo xtask bench plugin` counts the instructions under callgrind.
 //!
-//! It opens `libnccl-net-invar.so` by that name, over whatever RDMA device there is. What counts
-//! is what its calls into the library cost; the loops here do not.
+//! The program opens `libnccl-net-invar.so` by that name and uses whatever RDMA device exists. Only the
+//! cost of the calls into the library counts; the loops here do not.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::process::ExitCode;
@@ -35,14 +35,14 @@ fn main() -> ExitCode {
     })
 }
 
-/// What a call gives, where it gives anything.
+/// The initial value of results.
 const NONE: *mut c_void = ptr::null_mut();
 
 struct Bench {
     net: &'static Net<V6>,
     send: *mut c_void,
     recv: *mut c_void,
-    /// Registered with both ends.
+    /// The sender's memory, registered with the sending end.
     from: Vec<u8>,
     to: Vec<u8>,
     from_mr: *mut c_void,
@@ -51,10 +51,10 @@ struct Bench {
 
 impl Bench {
     fn new(queue_pairs: u32) -> Self {
-        // SAFETY: no other thread runs yet.
+        // SAFETY: No other thread runs yet.
         unsafe { std::env::set_var("NCCL_IB_QPS_PER_CONNECTION", queue_pairs.to_string()) };
         let net = open();
-        // SAFETY: no logger; then as NCCL calls it, with room for each result.
+        // SAFETY: The calls follow NCCL's contract: no logger, and room for each result.
         let (send, recv) = unsafe {
             ok((net.init)(None));
             let (mut handle, mut listening) = ([0u8; HANDLE_BYTES], NONE);
@@ -87,7 +87,8 @@ impl Bench {
         let mut tags: [c_int; N] = std::array::from_fn(|i| i as c_int);
         let mut mrs = [self.to_mr; N];
         let mut request = NONE;
-        // SAFETY: N of each, in registered memory, and room for a request.
+        // SAFETY: Each array has `N` entries, in registered memory, and `request` has room for a
+        // request.
         ok(unsafe {
             (self.net.irecv)(
                 self.recv,
@@ -106,21 +107,21 @@ impl Bench {
     fn isend(&mut self, message: usize, tag: usize) -> *mut c_void {
         let data = self.from[message * MESSAGE_BYTES..].as_mut_ptr().cast();
         let (size, tag, mut request) = (MESSAGE_BYTES as c_int, tag as c_int, NONE);
-        // SAFETY: registered memory, and room for a request.
+        // SAFETY: The memory is registered, and `request` has room for a request.
         ok(unsafe { (self.net.isend)(self.send, data, size, tag, self.from_mr, &mut request) });
         request
     }
 
-    /// Whether a request is done, and of the right size.
+    /// Whether a request is done, with the right size.
     #[inline(always)]
     fn test(&mut self, request: *mut c_void) -> bool {
         let (mut done, mut sizes) = (0, [0; 8]);
-        // SAFETY: a request that is not done, and room for both.
+        // SAFETY: The request is not done, and the call gives room for the flag and the sizes.
         ok(unsafe { (self.net.test)(request, &mut done, sizes.as_mut_ptr()) });
         done == 1 && sizes[0] == MESSAGE_BYTES as c_int
     }
 
-    /// `n` messages, `W` under way at a time.
+    /// Runs `n` messages, `W` of them pending at a time.
     fn messages<const W: usize>(mut self, n: usize) {
         let (mut received, mut sent) = ([NONE; W], [NONE; W]);
         for _ in 0..n / W {
@@ -139,7 +140,7 @@ impl Bench {
         }
     }
 
-    /// `n` groups of eight messages.
+    /// Runs `n` groups of eight messages.
     fn groups(mut self, n: usize) {
         for _ in 0..n {
             let received = self.irecv::<8>(0);
@@ -156,17 +157,17 @@ impl Bench {
         }
     }
 
-    /// `n` tests of a receive that nothing is sent to.
+    /// Runs `n` tests of a receive that no send matches.
     fn idle_test(mut self, n: usize) {
         let request = self.irecv::<1>(0);
-        // The first slot write asks for a completion: take it before.
+        // The first slot write asks for a completion, which this test takes before the loop.
         check(!self.test(request));
         for _ in 0..n {
             check(!self.test(request));
         }
     }
 
-    /// `n` tests, by turns, of receives that nothing is sent to.
+    /// Runs `n` tests of receives that no send matches, in turn.
     fn idle_test_in_turn(mut self, n: usize) {
         let requests = [(); 3].map(|()| self.irecv::<1>(0));
         check(!self.test(requests[0]));
@@ -175,16 +176,17 @@ impl Bench {
         }
     }
 
-    /// `n` sends for which no receive is posted.
+    /// Runs `n` sends for which no receive is posted.
     fn idle_isend(mut self, n: usize) {
         for _ in 0..n {
             check(self.isend(0, 0).is_null());
         }
     }
 
-    /// `n` times, memory is registered that is registered already or is not, and released.
+    /// Registers and deregisters memory `n` times; `already` says whether the memory is registered
+    /// already.
     fn registrations(self, n: usize, already: bool) {
-        // Every other page, so that each is a region of its own.
+        // The registered pages are not adjacent, so each is a region of its own.
         let memory = vec![0; 2 * REGISTRATIONS * PAGE_BYTES];
         let page = |i: usize| &memory[i * PAGE_BYTES..][..PAGE_BYTES];
         for i in 0..REGISTRATIONS {
@@ -193,7 +195,7 @@ impl Bench {
         for i in 0..n {
             let one = 2 * (i * 7919 % REGISTRATIONS) + usize::from(!already);
             let mr = register(self.net, self.send, page(one));
-            // SAFETY: just registered.
+            // SAFETY: The memory has just been registered.
             ok(unsafe { (self.net.dereg_mr)(self.send, mr) });
         }
     }
@@ -201,7 +203,7 @@ impl Bench {
 
 fn open() -> &'static Net<V6> {
     const LIBRARY: &CStr = c"libnccl-net-invar.so";
-    // SAFETY: a library of ours, and the type that it has under this name. It is never closed.
+    // SAFETY: The library is our own, and the symbol has this type. The library is never closed.
     let net = unsafe {
         let library = libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
         assert!(!library.is_null(), "{LIBRARY:?} is not found");
@@ -213,7 +215,7 @@ fn open() -> &'static Net<V6> {
 #[inline(always)]
 fn register(net: &Net<V6>, comm: *mut c_void, memory: &[u8]) -> *mut c_void {
     let (data, size, mut mr) = (memory.as_ptr().cast_mut().cast(), memory.len() as c_int, NONE);
-    // SAFETY: memory, and room for a registration.
+    // SAFETY: The memory exists, and `mr` has room for a registration.
     ok(unsafe { (net.reg_mr)(comm, data, size, PTR_HOST, &mut mr) });
     mr
 }

@@ -1,6 +1,6 @@
-//! The plugin as C programs see it: the layouts of a C compiler, and `tests/c/drive.c`, which
-//! opens the shared library by its name, in two processes, and makes the calls that NCCL makes.
-//! RDMA devices are those of the null libibverbs, `tests/null-verbs`, with both ends in one process.
+//! Tests the plugin from C: the layouts of a C compiler, and `tests/c/drive.c`. That program opens the
+//! shared library by its name, in two processes, and makes the calls of NCCL. The RDMA devices are those
+//! of the null libibverbs, `tests/null-verbs`, with both ends in one process.
 
 mod plugin {
     mod gpu_log;
@@ -19,13 +19,13 @@ use nccl_net_invar::abi::{
     V12, Version,
 };
 
-/// Versions of the interface.
+/// The versions of the plugin interface.
 const VERSIONS: std::ops::RangeInclusive<u32> = 6..=12;
 
-/// For names of files that no two tests share.
+/// Numbers the built programs, so that no two tests share a file name.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// Whether a program that a test needs is there; says so where it is not.
+/// Whether a program that a test needs exists; prints a message if it does not.
 fn is_there(program: &str) -> bool {
     shell::default_signals();
     let there = Command::new(program).arg("--version").output().is_ok();
@@ -37,7 +37,7 @@ fn is_there(program: &str) -> bool {
 
 /// Builds a program of `tests/c` for one version.
 fn compile(source: &str, version: u32) -> PathBuf {
-    // A program that runs cannot be written over.
+    // Each build has its own file, because a running program cannot be overwritten.
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let name = format!("{source}-v{version}-{number}");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -49,12 +49,12 @@ fn compile(source: &str, version: u32) -> PathBuf {
     program
 }
 
-/// A directory of libraries under the names by which programs open them: the plugin, and where
-/// `transport` is `ib` the null libibverbs.
+/// Returns a directory with the libraries under the names by which programs open them: the plugin, and
+/// the null libibverbs if `transport` is `ib`.
 fn library_path(transport: &str) -> PathBuf {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lib").join(transport);
     fs::create_dir_all(&directory).unwrap();
-    // Cargo builds them for the tests, too, and puts them beside them.
+    // Cargo also builds the libraries for the tests, and puts them next to the tests.
     let tests = env::current_exe().unwrap();
     let libraries = [
         ("libnccl_net_invar.so", "libnccl-net-invar.so"),
@@ -70,13 +70,13 @@ fn library_path(transport: &str) -> PathBuf {
     directory
 }
 
-/// Runs `drive` over a transport, perhaps as the argument of another program. `lanes` are queue pairs;
-/// more than one are over TCP threads, each with two sockets.
+/// Runs `drive` over a transport, optionally as the argument of another program. `lanes` is the number
+/// of queue pairs; over TCP, more than one means that many threads with two sockets each.
 fn drive(before: &[&str], program: &Path, transport: &str, lanes: u32) {
     let mut line: Vec<&str> = before.to_vec();
     line.extend([program.to_str().unwrap(), "libnccl-net-invar.so"]);
     if transport == "ib" {
-        // The null libibverbs does not leave a process.
+        // The devices of the null libibverbs do not reach another process.
         line.push("threads");
     }
     let mut command = Command::new(line[0]);
@@ -90,7 +90,7 @@ fn drive(before: &[&str], program: &Path, transport: &str, lanes: u32) {
         command.env("NCCL_SOCKET_NTHREADS", lanes.to_string());
         command.env("NCCL_NSOCKS_PERTHREAD", "2");
     }
-    // Off in some of the runs: the program knows what is to be logged.
+    // Some runs disable relaxed ordering, because the program checks the log for it.
     command.env("NCCL_IB_PCI_RELAXED_ORDERING", if lanes > 1 { "0" } else { "2" });
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
@@ -98,7 +98,7 @@ fn drive(before: &[&str], program: &Path, transport: &str, lanes: u32) {
     assert_eq!(output.stdout, b"ok\n");
 }
 
-/// A name of ours as NCCL writes it.
+/// Converts a Rust field name to NCCL's spelling.
 fn camel(name: &str) -> String {
     let mut words = name.split('_');
     let first = words.next().map(str::to_owned);
@@ -106,7 +106,7 @@ fn camel(name: &str) -> String {
     first.into_iter().chain(words.map(capital)).collect()
 }
 
-/// Where the fields of a structure are, as `layout.c` prints it.
+/// Lists the offsets of a structure's fields, in the format of `layout.c`.
 macro_rules! fields {
     ($lines:ident, $type:ty as $name:literal: $($field:ident)*) => { $(
         let field = camel(stringify!($field));
@@ -114,7 +114,7 @@ macro_rules! fields {
     )* };
 }
 
-/// What `layout.c` prints of a version, from our side.
+/// Lists our layout of a version, in the format of `layout.c`.
 macro_rules! layout {
     ($version:ty, $tail:ty: $($property:ident)*; $($tail_lines:expr)?) => {{
         type Properties = <$version as Version>::Properties;
@@ -135,7 +135,7 @@ macro_rules! layout {
     }};
 }
 
-/// What v11 has at the end of its table, which is at `tail`.
+/// Lists the end of v11's table, which begins at `tail`.
 fn tail_v11(tail: usize) -> [String; 2] {
     assert_eq!(offset_of!(TailV11, absent), 0);
     let (finalize, attributes) = (offset_of!(TailV11, finalize), offset_of!(TailV11, set_net_attr));
@@ -145,7 +145,7 @@ fn tail_v11(tail: usize) -> [String; 2] {
     ]
 }
 
-/// What versions since v10 have beside the table.
+/// Lists the structures besides the table that versions since v10 have.
 fn beside_the_table() -> Vec<String> {
     let mut lines = vec![format!("config_t {}", size_of::<CommConfig>())];
     fields!(lines, CommConfig as "config_t": traffic_class);
@@ -229,7 +229,7 @@ fn messages_go_over_several_sockets_and_threads() {
     }
 }
 
-/// What `listen` prints over a transport.
+/// Returns the output of `listen` over a transport.
 fn listen(transport: &str, arguments: &[&str], set: &[(&str, &str)]) -> String {
     let mut command = Command::new(compile("listen", 9));
     shell::clean(&mut command).arg("libnccl-net-invar.so").args(arguments);
@@ -291,7 +291,7 @@ fn nothing_is_leaked_and_no_access_is_invalid() {
     let valgrind = [
         "valgrind",
         "--quiet",
-        // It runs one thread at a time: the other is to have its turn, though this one spins.
+        // Valgrind runs one thread at a time, so a spinning thread must let the other have its turn.
         "--fair-sched=try",
         "--leak-check=full",
         "--errors-for-leak-kinds=definite,indirect",

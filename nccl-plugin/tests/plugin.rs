@@ -1,5 +1,5 @@
-//! The plugin through its tables, as NCCL calls it, with both ends in this process: on the NIC in
-//! software.
+//! Tests the plugin through its function tables, as NCCL calls it, with both ends in this process, on
+//! the software NIC.
 
 mod plugin {
     mod connecting;
@@ -13,5 +13,5 @@ mod plugin {
 }
 
 const TRANSPORT: &str = "soft";
-/// What the names of its devices begin with.
+/// Prefix of the device names.
 const DEVICE: &str = "soft";

@@ -1,5 +1,5 @@
-//! GPU memory through the plugin's tables, as NCCL registers and flushes it: over a null libibverbs
-//! beside a stand-in for CUDA's driver.
+//! Tests GPU memory through the plugin's function tables, as NCCL registers and flushes it. The device
+//! is a null libibverbs, next to a stand-in for CUDA's driver.
 
 mod plugin {
     mod gpu;

@@ -1,5 +1,5 @@
-//! The plugin through its tables, as NCCL calls it, with both ends in this process: over a null
-//! libibverbs. CUDA's driver is a stand-in.
+//! Tests the plugin through its function tables, as NCCL calls it, with both ends in this process, over
+//! a null libibverbs. A stand-in replaces CUDA's driver.
 
 mod plugin {
     mod delayed;

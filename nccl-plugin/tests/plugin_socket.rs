@@ -1,4 +1,5 @@
-//! The plugin through its tables, as NCCL calls it, with both ends in this process: over TCP.
+//! Tests the plugin through its function tables, as NCCL calls it, with both ends in this process, over
+//! TCP.
 
 mod plugin {
     mod connecting;
@@ -13,5 +14,5 @@ mod plugin {
 }
 
 const TRANSPORT: &str = "socket";
-/// What the names of its devices begin with.
+/// Prefix of the device names.
 const DEVICE: &str = "lo";

@@ -1,5 +1,5 @@
-//! The plugin over a null libibverbs, and strangers who call it. A process of its own: its memory is
-//! looked at.
+//! Tests strangers that call the plugin over a null libibverbs. The test has its own process, because it
+//! checks the process's memory use.
 
 mod plugin {
     #[allow(dead_code, unused_imports, reason = "the other tests' too")]

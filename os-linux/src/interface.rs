@@ -1,4 +1,4 @@
-//! Network interfaces: what there is, and which to use.
+//! Network interfaces: lists them and chooses which to use.
 
 mod find;
 mod resolve;
@@ -19,33 +19,34 @@ use socket2::{Domain, SockAddr, SockAddrStorage, Socket, Type, socklen_t};
 
 use crate::udp::TRAIN_BYTES_MAX;
 
-/// The bytes that RoCEv2 may put around the payload of a packet, as Linux counts it (`iboe_get_mtu`): IPv6
+/// Maximum bytes that RoCEv2 adds around the payload of a packet, as Linux counts (`iboe_get_mtu`): IPv6
 /// 40, UDP 8, BTH 12, extended headers 4 + 28, ICRC 4.
 const ROCE_OVERHEAD_BYTES: u32 = 96;
 
-/// The bytes that are really there at most behind the IP header, of what Invar sends: UDP 8, BTH 12, RETH 16,
-/// ImmDt 4, tag 16.
+/// Maximum bytes that Invar's packets have behind the IP header, besides the payload: UDP 8, BTH 12,
+/// RETH 16, ImmDt 4, tag 16.
 const LONG_OVERHEAD_BYTES: u32 = 56;
 const IPV4_BYTES: u32 = 20;
 const IPV6_BYTES: u32 = 40;
 
-/// The bytes that a UDP socket sends around the payload of a packet in the middle of a message: BTH 12, tag 16.
+/// Bytes that a UDP socket sends around the payload of a packet in the middle of a message: BTH 12, tag
+/// 16.
 const MIDDLE_OVERHEAD_BYTES: u32 = 28;
 
 /// A network interface of this host, in this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name; the alias (`eth0:1`) where an address has one.
+    /// Name of the interface; the alias (`eth0:1`) if an address has one.
     pub name: String,
-    /// Its number, which scopes link-local addresses.
+    /// Index of the interface, which scopes link-local addresses.
     pub index: u32,
-    /// Whether it is up and has a link.
+    /// Whether the interface is up and has a link.
     pub up: bool,
-    /// Whether nothing on it leaves the host.
+    /// Whether no packet on the interface leaves the host.
     pub loopback: bool,
-    /// Longest IP packet, in bytes.
+    /// Maximum length of an IP packet in bytes.
     pub mtu: u32,
-    /// Its addresses: IPv4, then IPv6, link-local ones last.
+    /// Addresses of the interface: IPv4, then IPv6, link-local ones last.
     pub addresses: Vec<InterfaceAddress>,
 }
 
@@ -54,14 +55,14 @@ pub struct Interface {
 pub struct InterfaceAddress {
     /// The address.
     pub ip: IpAddr,
-    /// How many of its bits name the subnet.
+    /// Number of bits in the subnet prefix.
     pub prefix_len: u8,
-    /// The interface that a link-local address is about; 0 for others.
+    /// Index of the interface for a link-local address; 0 for other addresses.
     pub scope_id: u32,
 }
 
 impl Interface {
-    /// All interfaces, in the kernel's order.
+    /// Lists all interfaces in the kernel's order.
     pub fn list() -> io::Result<Vec<Interface>> {
         let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)
             .or_else(|_| Socket::new(Domain::IPV6, Type::DGRAM, None))?;
@@ -69,7 +70,7 @@ impl Interface {
         for entry in entries()? {
             let at = match interfaces.iter().position(|known| known.name == entry.name) {
                 Some(at) => at,
-                // One that vanished meanwhile has no MTU.
+                // An interface that vanished meanwhile has no MTU.
                 None => match describe(&socket, &entry) {
                     Some(interface) => {
                         interfaces.push(interface);
@@ -86,45 +87,46 @@ impl Interface {
         Ok(interfaces)
     }
 
-    /// The interface that has `ip`, any of its addresses on loopback.
+    /// Returns the interface that has `ip`; a loopback interface has all addresses of its subnet.
     pub fn holding(ip: IpAddr) -> io::Result<Option<Interface>> {
         Ok(Self::list()?.into_iter().find(|interface| interface.holds(ip)))
     }
 
-    /// Whether `ip` is one of its addresses; on loopback, any of its subnet.
+    /// Whether the interface has `ip`; a loopback interface has all addresses of its subnet.
     pub fn holds(&self, ip: IpAddr) -> bool {
         self.addresses.iter().any(|addr| addr.ip == ip || self.loopback && addr.shares_subnet(ip))
     }
 
-    /// The address to use, with port 0; `None` where there is none of that family or the interface
-    /// is down.
+    /// Returns the address to use, with port 0. Returns `None` if the interface is down or has no
+    /// address of that family.
     pub fn addr(&self, family: AddressFamily) -> Option<SocketAddr> {
         let mut addresses = self.addresses.iter().filter(|_| self.up);
         addresses.find(|addr| addr.is_of(family)).map(InterfaceAddress::socket_addr)
     }
 
-    /// The directory of `sysfs`, usually `/sys`, about the interface.
+    /// Returns the interface's directory in `sysfs`, usually `/sys`.
     pub fn directory(&self, sysfs: &Path) -> PathBuf {
-        // An alias (`eth0:1`) is no device of its own.
+        // An alias (`eth0:1`) has no device of its own.
         let name = self.name.split(':').next().unwrap_or_default();
         sysfs.join("class/net").join(name)
     }
 
-    /// Speed of the link in megabits a second, where the driver tells; see [`Interface::directory`].
+    /// Returns the link speed in megabits per second, if the driver reports it; see
+    /// [`Interface::directory`].
     pub fn speed_mbps(&self, sysfs: &Path) -> Option<u32> {
         let text = fs::read_to_string(self.directory(sysfs).join("speed")).ok()?;
-        // -1, or an error on reading, is what drivers say that do not know.
+        // Drivers without a known speed report -1, or an error on reading.
         text.trim().parse().ok().filter(|speed| *speed > 0)
     }
 
-    /// The largest RoCE path MTU whose packets fit; `None` where not even the smallest does.
+    /// Returns the largest RoCE path MTU whose packets fit, or `None` if not even the smallest fits.
     pub fn path_mtu(&self) -> Option<Mtu> {
         Mtu::fitting(self.mtu.saturating_sub(ROCE_OVERHEAD_BYTES))
     }
 
-    /// Payload bytes of the packets that software NICs at this address and another agree on: whole
-    /// cache lines, as many as fit, or fewer where these would leave a sixteenth of a train empty. 0 where
-    /// that is no more than the path MTU.
+    /// Returns the payload length that software NICs at this address and another agree on. The length is
+    /// a multiple of the cache line: the largest that fits, or less if that would leave a sixteenth of a
+    /// train empty. Returns 0 if the result does not exceed the path MTU.
     pub fn long_mtu_bytes(&self, address: IpAddr) -> u32 {
         let ip_bytes = if address.is_ipv4() { IPV4_BYTES } else { IPV6_BYTES };
         let overhead = ip_bytes + LONG_OVERHEAD_BYTES;
@@ -142,7 +144,7 @@ impl Interface {
 }
 
 impl InterfaceAddress {
-    /// With port 0.
+    /// Returns the address as a socket address with port 0.
     pub fn socket_addr(&self) -> SocketAddr {
         match self.ip {
             IpAddr::V4(_) => SocketAddr::new(self.ip, 0),
@@ -154,7 +156,7 @@ impl InterfaceAddress {
         family.takes(self.ip)
     }
 
-    /// Whether `other` is in the same subnet, as far as bits tell.
+    /// Whether `other` is in the same subnet, judged by the prefix bits.
     fn shares_subnet(&self, other: IpAddr) -> bool {
         let differing = match (self.ip, other) {
             (IpAddr::V4(a), IpAddr::V4(b)) => u128::from(a.to_bits() ^ b.to_bits()) << 96,
@@ -168,7 +170,7 @@ impl InterfaceAddress {
 fn describe(socket: &Socket, entry: &Entry) -> Option<Interface> {
     let flag = |flag: c_int| entry.flags & flag as u32 != 0;
     let name = CString::new(entry.name.as_str()).ok()?;
-    // SAFETY: a string that ends in NUL.
+    // SAFETY: The string ends in NUL.
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
     Some(Interface {
         index,
@@ -180,51 +182,51 @@ fn describe(socket: &Socket, entry: &Entry) -> Option<Interface> {
     })
 }
 
-/// Asked of the kernel, as sysfs may show another network namespace than ours.
+/// Returns the MTU. The kernel answers, because sysfs may show another network namespace than ours.
 fn mtu(socket: &Socket, name: &CStr) -> Option<u32> {
-    // SAFETY: integers: all zeros is a value.
+    // SAFETY: The type consists of integers, for which all zeros is a valid value.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
-    // The last byte stays 0.
+    // The last byte of the name stays 0.
     let room = request.ifr_name.len() - 1;
     for (to, from) in request.ifr_name[..room].iter_mut().zip(name.to_bytes()) {
         *to = *from as _;
     }
     // SAFETY: SIOCGIFMTU reads the name and writes the MTU, both within `request`.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &mut request) };
-    // SAFETY: an integer, whatever was written.
+    // SAFETY: The field is an integer, and any bits are a valid integer.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     (result == 0).then(|| u32::try_from(mtu).ok())?
 }
 
-/// An address, or a link without one.
+/// An entry of `getifaddrs(3)`: an address, or a link without one.
 struct Entry {
     name: String,
     flags: u32,
     address: Option<InterfaceAddress>,
 }
 
-/// The list that `getifaddrs(3)` gives.
+/// Returns the list of `getifaddrs(3)`.
 fn entries() -> io::Result<Vec<Entry>> {
     let mut first = ptr::null_mut();
-    // SAFETY: on success it stores a list, which is given back below.
+    // SAFETY: On success the call stores a list, which the code below frees.
     if unsafe { libc::getifaddrs(&mut first) } != 0 {
         return Err(io::Error::last_os_error());
     }
     let mut entries = Vec::new();
     let mut next = first;
-    // SAFETY: the list is linked by pointers that are valid until it is given back.
+    // SAFETY: The pointers that link the list are valid until the list is freed.
     while let Some(entry) = unsafe { next.as_ref() } {
-        // SAFETY: a string that ends in NUL.
+        // SAFETY: The name is a string that ends in NUL.
         let name = unsafe { CStr::from_ptr(entry.ifa_name) };
         entries.push(Entry {
             name: name.to_string_lossy().into_owned(),
             flags: entry.ifa_flags,
-            // SAFETY: each null or a socket address.
+            // SAFETY: Each pointer is null or points to a socket address.
             address: unsafe { address(entry.ifa_addr, entry.ifa_netmask) },
         });
         next = entry.ifa_next;
     }
-    // SAFETY: what `getifaddrs` gave, and no reference into it is left.
+    // SAFETY: `getifaddrs` returned the list, and no reference into it is left.
     unsafe { libc::freeifaddrs(first) };
     Ok(entries)
 }
@@ -236,12 +238,12 @@ unsafe fn address(
     addr: *const libc::sockaddr,
     mask: *const libc::sockaddr,
 ) -> Option<InterfaceAddress> {
-    // SAFETY: as promised by the caller.
+    // SAFETY: The caller upholds this function's safety contract.
     let (addr, mask) = unsafe { (socket_addr(addr)?, socket_addr(mask)) };
     let prefix_len = match mask.map(|mask| mask.ip()) {
         Some(IpAddr::V4(mask)) => mask.to_bits().count_ones(),
         Some(IpAddr::V6(mask)) => mask.to_bits().count_ones(),
-        // A point-to-point link.
+        // A point-to-point link has no mask.
         None => {
             if addr.is_ipv4() {
                 32
@@ -257,20 +259,20 @@ unsafe fn address(
     Some(InterfaceAddress { ip: addr.ip(), prefix_len: prefix_len as u8, scope_id })
 }
 
-/// `None` for null and for other families than IP.
+/// Converts a socket address; returns `None` for null and for families other than IP.
 ///
 /// # Safety
 ///
 /// The caller keeps the promises of [`address`].
 unsafe fn socket_addr(addr: *const libc::sockaddr) -> Option<SocketAddr> {
-    // SAFETY: as promised by the caller.
+    // SAFETY: The caller upholds this function's safety contract.
     let len = match c_int::from(unsafe { addr.as_ref() }?.sa_family) {
         libc::AF_INET => size_of::<libc::sockaddr_in>(),
         libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
         _ => return None,
     };
     let mut storage = SockAddrStorage::zeroed();
-    // SAFETY: `len` bytes are there, by the family, and the storage has room for any.
+    // SAFETY: An address of this family has `len` bytes, and the storage has room for any address.
     unsafe {
         ptr::copy_nonoverlapping(addr.cast::<u8>(), (&raw mut storage).cast(), len);
         SockAddr::new(storage, len as socklen_t).as_socket()

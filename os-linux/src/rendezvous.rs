@@ -1,8 +1,8 @@
-//! How the ranks of a communicator find together: `invar_core::rendezvous` over TCP.
+//! The rendezvous of a communicator's ranks: `invar_core::rendezvous` over TCP.
 //!
-//! One process runs the [`Hub`], every rank has a [`Bootstrap`]. The connections stay as long as
-//! the communicator does: a process that ends, however it does, closes its own, and the hub tells
-//! all others which rank that was.
+//! One process runs the [`Hub`], and every rank has a [`Bootstrap`]. The connections stay as long as the
+//! communicator. A process that ends, for any reason, closes its connection, and the hub tells all
+//! others which rank that was.
 
 mod bootstrap;
 mod connection;
@@ -18,11 +18,11 @@ use invar_core::rendezvous::Member;
 pub use bootstrap::{Bootstrap, BootstrapError, Failure};
 pub use hub::Hub;
 
-/// How long a thread sleeps before it looks whether it is to end.
+/// The longest sleep of a thread before it checks whether it is to end.
 const TICK: Duration = Duration::from_millis(100);
 
-/// This process, where the calling thread is. Threads of the same boot, network namespace and user
-/// can give each other memory over Unix sockets.
+/// Describes this process and the namespace of the calling thread. Threads of the same boot, network
+/// namespace and user can pass each other memory over Unix sockets.
 pub fn this_member() -> Member {
     let boot_id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let namespace = rustix::fs::stat("/proc/thread-self/ns/net").map_or(0, |stat| stat.st_ino);
@@ -36,16 +36,16 @@ pub fn this_member() -> Member {
     Member { host, pid: std::process::id().into() }
 }
 
-/// When a time that begins now is over; one longer than a clock can tell, in a century.
+/// Returns the end of a time that begins now; if a clock cannot represent it, a time in a century.
 fn deadline(within: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     let now = Instant::now();
     now.checked_add(within).unwrap_or(now + CENTURY)
 }
 
-/// The secret that a word stands for, so that people may choose one. It takes a good part of a second's
-/// tenth, and 19 MiB, by Argon2id, so that who listens at the rendezvous' port in its place can try few
-/// words a second.
+/// Derives a secret from a word, so that people can choose a word. Argon2id takes almost a tenth of a
+/// second and 19 MiB. So an attacker who listens at the rendezvous' port in its place can try only a few
+/// words per second.
 pub fn secret_of(word: &str) -> Secret {
     let mut secret = [0; SECRET_BYTES];
     let hashed = Argon2::default().hash_password_into(word.as_bytes(), SALT, &mut secret);
@@ -53,7 +53,7 @@ pub fn secret_of(word: &str) -> Secret {
     Secret::new(secret)
 }
 
-/// All ranks must come to the same secret, before they have heard of each other.
+/// The salt is constant, because all ranks must derive the same secret before they communicate.
 const SALT: &[u8] = b"Invar's rendezvous";
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! The socket transport: messages over TCP, where there is no RDMA (`net_socket.cc`).
 //!
-//! The protocol is [`invar_core::socket`]; this wires it to sockets, memory and threads. Frames
-//! and short messages are gathered, many to a system call; what comes is read right to where it
-//! belongs where that is known, and by the way of a small buffer where it is not. Bytes move in
-//! [`SendComm::test`] and [`RecvComm::test`], of any request, and over lanes in helper threads if
-//! there are such. A connection on which nothing is tested does not move.
+//! [`invar_core::socket`] is the protocol; this module connects it to sockets, memory and threads. One
+//! system call gathers many frames and short messages. If the destination of received bytes is known,
+//! the kernel writes them there directly; otherwise they pass through a small buffer. [`SendComm::test`]
+//! and [`RecvComm::test`] of any request move bytes of all requests. Helper threads, if there are any,
+//! move the bytes of lanes. Without a test, a connection does not move.
 
 mod connect;
 mod device;

@@ -4,15 +4,15 @@ use std::thread;
 
 use super::rig::*;
 
-/// A number that NCCL passes from thread to thread.
+/// A comm's handle that NCCL passes from thread to thread.
 #[derive(Clone, Copy)]
 struct Sendable(*mut c_void);
 
-// SAFETY: not an address.
+// SAFETY: The value is a number and no address.
 unsafe impl Send for Sendable {}
 
 fn close(send: *mut c_void, recv: *mut c_void) {
-    // SAFETY: nobody uses them any more.
+    // SAFETY: Nobody uses the comms any more.
     unsafe {
         assert_eq!((net.close_send)(send), Code::SUCCESS);
         assert_eq!((net.close_recv)(recv), Code::SUCCESS);
@@ -64,11 +64,11 @@ fn a_handle_may_be_used_again_when_its_connection_is_there() {
 #[test]
 fn a_handle_of_nobody_is_an_error() {
     let mut handle = Listening::new().handle;
-    // Its listener is closed by now.
+    // The listener of this handle is already closed.
     let code = until("an error", || {
         let mut comm = ptr::dangling_mut();
         let handle = handle.as_mut_ptr().cast();
-        // SAFETY: a handle, and room for a comm.
+        // SAFETY: The handle is valid, and `comm` has room for a comm.
         let code = unsafe { (net.connect)(0, handle, &mut comm, ptr::null_mut()) };
         assert!(comm.is_null());
         (code != Code::SUCCESS).then_some(code)

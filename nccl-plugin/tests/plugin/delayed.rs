@@ -1,20 +1,20 @@
-//! Ends and registrations that go while a device is still at work: one that carries out what is posted
-//! only when it has been asked for completions a second time since.
+//! Closes ends and registrations while a device still works. The device executes a posted request only
+//! after two later polls for completions.
 
 use invar_testkit::fake_cuda::FakeCuda;
 
 use super::rig::*;
 
-/// Several pages: what is registered of one end's memory is not all there is of the other's.
+/// Several pages: the registered part of one end's memory is not all of the other end's memory.
 const MEMORY: usize = 3 * 4096;
 
-/// What fails is to be reported, not to end the process.
+/// Makes a slow device that reports failures and does not end the process.
 fn slow() -> FakeCuda {
     let fake = FakeCuda::new().with_null_verbs();
     fake.set("NULL_VERBS_STRICT", "0").set("NULL_VERBS_DELAY_POLLS", "2")
 }
 
-/// A receive of which the sender knows, and a send to it that the device has not begun with.
+/// Posts a receive that the sender knows of, and a send to it that the device has not started.
 fn under_way(pair: &Pair) -> [*mut c_void; 2] {
     let received = pair.post(&[(0, 64, 5)]);
     let (code, nothing) = pair.isend(0, 64, 5);
@@ -39,7 +39,7 @@ fn failed(request: *mut c_void) -> Code {
     })
 }
 
-/// The plugin goes on with new connections.
+/// Checks that the plugin still makes new connections.
 fn check_another() {
     let pair = Pair::new(MEMORY);
     let [sent, received] = under_way(&pair);

@@ -1,4 +1,4 @@
-//! Sends where messages go ahead of their receives, as over TCP.
+//! Tests sends whose messages go ahead of their receives, as over TCP.
 
 use super::rig::*;
 
@@ -29,7 +29,7 @@ fn a_send_that_went_ahead_is_cut_to_its_receive_since_v7() {
     let pair = Pair::new(4096);
     let sends = [(200, 1), (200, 2), (50, 1)].map(|(len, tag)| pair.send(0, len, tag));
     wait(&sends);
-    // The message of tag 1 is parked, as a buffer waits for the one behind it.
+    // The message of tag 1 is parked, because a buffer waits for the message behind it.
     let second = pair.post(&[(1000, 100, 2)]);
     assert_eq!(wait(&[second])[0][0], 100);
     let (first, third) = (pair.post(&[(0, 100, 1)]), pair.post(&[(2000, 60, 1)]));

@@ -1,4 +1,4 @@
-//! What a profiler is told of transfers over queue pairs (`ncclProfilerCallback_t`, since v10).
+//! Tests the profiler's events of transfers over queue pairs (`ncclProfilerCallback_t`, since v10).
 
 use std::sync::Mutex;
 
@@ -14,7 +14,7 @@ const RDMA_WRITE: c_int = 0;
 const RDMA_WRITE_WITH_IMM: c_int = 1;
 const RECV_RDMA_WITH_IMM: c_int = 129;
 
-/// An event of this process, which runs one test.
+/// An event that the plugin reported; this process runs only one test.
 #[derive(Clone, Copy)]
 struct Told {
     step: usize,
@@ -24,7 +24,7 @@ struct Told {
 
 static TOLD: Mutex<Vec<Told>> = Mutex::new(Vec::new());
 
-/// NCCL's callback: its handles are numbers of events, from 1.
+/// NCCL's callback: its handles are the numbers of events, from 1.
 unsafe extern "C" fn profiler(
     event: *mut *mut c_void,
     what: c_int,
@@ -33,7 +33,7 @@ unsafe extern "C" fn profiler(
     about: *mut c_void,
 ) -> Code {
     let mut told = TOLD.lock().unwrap();
-    // SAFETY: the plugin has room for a handle, and describes what starts.
+    // SAFETY: The plugin gives room for a handle, and describes the event that starts.
     unsafe {
         if what == 0 {
             let Description { kind, about: work } = *about.cast::<Description<QpWork>>();
@@ -48,21 +48,21 @@ unsafe extern "C" fn profiler(
     Code::SUCCESS
 }
 
-/// Events told of since there were `before` of them.
+/// Returns the events after the first `before` ones.
 fn told_since(before: usize) -> Vec<Told> {
     TOLD.lock().unwrap()[before..].to_vec()
 }
 
-/// Of these events of one step: opcode and bytes of each.
+/// Returns the opcode and the bytes of each event of one step.
 fn of_step(told: &[Told], step: usize) -> Vec<(c_int, usize)> {
     let its = told.iter().filter(|told| told.step == step);
     its.map(|told| (told.work.opcode, told.work.length)).collect()
 }
 
-/// A connection over four queue pairs, of which a profiler is told.
+/// Makes a connection over four queue pairs, with a profiler.
 fn profiled() -> Pair {
     let pair = Pair::new(4096);
-    // SAFETY: no logger, and a callback that stays.
+    // SAFETY: There is no logger, and the callback stays valid.
     assert_eq!(unsafe { (v10.init)(None, Some(profiler)) }, Code::SUCCESS);
     pair
 }
@@ -72,7 +72,7 @@ fn four_queue_pairs() -> FakeCuda {
     fake.set("NCCL_IB_QPS_PER_CONNECTION", "4")
 }
 
-/// A receive of a buffer for each step, whose number is the tag too.
+/// Posts a receive with one buffer per step; the tag of a buffer is the step's number.
 fn irecv(pair: &Pair, steps: &[usize]) -> *mut c_void {
     let n = steps.len();
     let mut data = vec![pair.to.as_ptr().cast_mut().cast(); n];
@@ -80,7 +80,7 @@ fn irecv(pair: &Pair, steps: &[usize]) -> *mut c_void {
     let mut tags: Vec<c_int> = steps.iter().map(|step| *step as c_int).collect();
     let mut steps: Vec<_> = steps.iter().map(|step| ptr::without_provenance_mut(*step)).collect();
     let mut request = ptr::null_mut();
-    // SAFETY: n of each, in registered memory.
+    // SAFETY: Each array has `n` entries, and the memory is registered.
     let code = unsafe {
         (v10.irecv)(
             pair.recv,
@@ -97,11 +97,11 @@ fn irecv(pair: &Pair, steps: &[usize]) -> *mut c_void {
     request
 }
 
-/// A send to the buffer of that tag.
+/// Sends to the buffer of that tag.
 fn isend(pair: &Pair, size: usize, tag: usize, step: usize) -> *mut c_void {
     let (data, tag) = (pair.from.as_ptr().cast_mut().cast(), tag as c_int);
     let (step, mut request) = (ptr::without_provenance_mut(step), ptr::null_mut());
-    // SAFETY: registered memory.
+    // SAFETY: The memory is registered.
     let code = unsafe { (v10.isend)(pair.send, data, size, tag, pair.from_mr, step, &mut request) };
     assert_eq!((code, request.is_null()), (Code::SUCCESS, false));
     request
@@ -144,7 +144,7 @@ fn the_messages_of_a_group_start_with_the_last_of_them() {
         assert_eq!(of_step(&told, 16), [256, 256, 256, 232].map(|bytes| (RDMA_WRITE, bytes)));
         wait(&[first, second, received]);
         assert!(told_since(0).iter().all(|told| told.is_over));
-        // Of one that never goes, nothing is told.
+        // A message that never leaves has no events.
         let before = told_since(0).len();
         irecv(&pair, &[7, 8]);
         isend(&pair, 300, 7, 17);

@@ -1,4 +1,4 @@
-//! GPU memory, of a GPU that may see the NIC's writes too late.
+//! Tests GPU memory, with a GPU that may see the NIC's writes too late.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
@@ -31,7 +31,7 @@ impl Ends {
         Ends { send, recv }
     }
 
-    /// Moves a message.
+    /// Sends a message and checks it at the receiver.
     fn check(
         &self,
         (from, from_mr): (&GpuMemory, *mut c_void),
@@ -42,7 +42,7 @@ impl Ends {
         to.write_at(0, &vec![0; to.len()]).unwrap();
         let mut data = to.addr() as usize as *mut c_void;
         let (mut size, mut tag, mut mr, mut receive) = (to.len(), 3, to_mr, ptr::null_mut());
-        // SAFETY: registered memory.
+        // SAFETY: The memory is registered.
         let code = unsafe {
             (net.irecv)(self.recv, 1, &mut data, &mut size, &mut tag, &mut mr, &mut receive)
         };
@@ -50,7 +50,7 @@ impl Ends {
         let data = from.addr() as usize as *mut c_void;
         let send = until("a receive", || {
             let mut send = ptr::null_mut();
-            // SAFETY: as above.
+            // SAFETY: The memory is registered.
             let code = unsafe { (net.isend)(self.send, data, from.len(), 3, from_mr, &mut send) };
             assert_eq!(code, Code::SUCCESS);
             (!send.is_null()).then_some(send)
@@ -64,7 +64,7 @@ impl Ends {
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        // SAFETY: nobody uses them any more.
+        // SAFETY: Nobody uses the comms any more.
         unsafe {
             assert_eq!((net.close_send)(self.send), Code::SUCCESS);
             assert_eq!((net.close_recv)(self.recv), Code::SUCCESS);
@@ -72,20 +72,20 @@ impl Drop for Ends {
     }
 }
 
-/// `regMr`, and its code.
+/// Calls `regMr`, and returns its code and the registration.
 fn reg_mr(comm: *mut c_void, addr: u64, len: usize) -> (Code, *mut c_void) {
     let mut mr = ptr::null_mut();
-    // SAFETY: room for a registration.
+    // SAFETY: `mr` has room for a registration.
     let code = unsafe { (net.reg_mr)(comm, addr as usize as *mut c_void, len, PTR_CUDA, &mut mr) };
     (code, mr)
 }
 
-/// `regMrDmaBuf` as NCCL calls it: with a descriptor that it closes when that is done.
+/// Calls `regMrDmaBuf` as NCCL does: with a descriptor that NCCL closes after the call.
 fn reg_dma_buf(comm: *mut c_void, memory: &GpuMemory) -> *mut c_void {
     let dma_buf = memory.dma_buf().unwrap();
     let (data, fd) = (memory.addr() as usize as *mut c_void, dma_buf.as_fd().as_raw_fd());
     let mut mr = ptr::null_mut();
-    // SAFETY: a descriptor that is open, and room for a registration.
+    // SAFETY: The descriptor is open, and `mr` has room for a registration.
     let code = unsafe {
         (net.reg_mr_dma_buf)(comm, data, memory.len(), PTR_CUDA, dma_buf.offset, fd, &mut mr)
     };
@@ -94,17 +94,17 @@ fn reg_dma_buf(comm: *mut c_void, memory: &GpuMemory) -> *mut c_void {
 }
 
 fn dereg(comm: *mut c_void, mr: *mut c_void) -> Code {
-    // SAFETY: nothing is under way there.
+    // SAFETY: No transfer uses the registration.
     unsafe { (net.dereg_mr)(comm, mr) }
 }
 
-/// `iflush` of some buffers: whether there was one to wait for.
+/// Calls `iflush` for some buffers, and returns whether there was a request to wait for.
 fn flush(comm: *mut c_void, bufs: &[(u64, c_int, *mut c_void)]) -> bool {
     let mut data: Vec<_> = bufs.iter().map(|buf| buf.0 as usize as *mut c_void).collect();
     let mut sizes: Vec<_> = bufs.iter().map(|buf| buf.1).collect();
     let mut mrs: Vec<_> = bufs.iter().map(|buf| buf.2).collect();
     let mut request = ptr::dangling_mut();
-    // SAFETY: as many of each as is said.
+    // SAFETY: Each array has as many entries as `n` says.
     let code = unsafe {
         let n = bufs.len() as c_int;
         (net.iflush)(comm, n, data.as_mut_ptr(), sizes.as_mut_ptr(), mrs.as_mut_ptr(), &mut request)
@@ -116,7 +116,7 @@ fn flush(comm: *mut c_void, bufs: &[(u64, c_int, *mut c_void)]) -> bool {
     !request.is_null()
 }
 
-/// Lines that begin so.
+/// Returns the recorded calls that begin with `what`.
 fn noted(what: &str) -> Vec<String> {
     verbs_calls().into_iter().filter(|call| call.starts_with(what)).collect()
 }
@@ -124,7 +124,7 @@ fn noted(what: &str) -> Vec<String> {
 fn ptr_support() -> c_int {
     init();
     let mut properties = MaybeUninit::uninit();
-    // SAFETY: room for them.
+    // SAFETY: `properties` has room for the properties.
     unsafe {
         assert_eq!((net.get_properties)(0, properties.as_mut_ptr()), Code::SUCCESS);
         properties.assume_init().ptr_support
@@ -175,7 +175,7 @@ fn a_dma_buf_is_registered_moved_flushed_and_given_back() {
         let (from, to) = (GpuMemory::alloc(&gpu, 70_000), GpuMemory::alloc(&gpu, 70_000));
         let (from, to) = (from.unwrap(), to.unwrap());
         let (from_mr, to_mr) = (reg_dma_buf(ends.send, &from), reg_dma_buf(ends.recv, &to));
-        // Whole pages, since they are what is registered once.
+        // The plugin registers whole pages, once each.
         let whole = format!("ibv_reg_dmabuf_mr offset=0 length=73728 iova={:#x} ", to.addr());
         assert!(noted("ibv_reg_dmabuf_mr")[1].starts_with(&whole), "{:?}", verbs_calls());
         ends.check((&from, from_mr), (&to, to_mr));
@@ -250,7 +250,7 @@ fn memory_at_an_address_that_was_freed_is_not_what_lay_there_before() {
             ends.check((&from, from_mr), (&to, to_mr));
             registrations.push(to_mr);
             addresses.push(to.addr());
-            // Freed, and not deregistered.
+            // The memory is freed while its registration stays.
         }
         assert_eq!(addresses, [addresses[0]; 3], "the test needs the same address again");
         for mr in registrations {
@@ -284,7 +284,7 @@ fn a_range_that_ends_beyond_its_allocation_is_refused() {
         let (data, fd) = (memory.addr() as usize as *mut c_void, dma_buf.as_fd().as_raw_fd());
         for len in [4097, usize::MAX] {
             let mut mr = ptr::null_mut();
-            // SAFETY: a descriptor that is open, and room for a registration.
+            // SAFETY: The descriptor is open, and `mr` has room for a registration.
             let code =
                 unsafe { (net.reg_mr_dma_buf)(ends.recv, data, len, PTR_CUDA, 0, fd, &mut mr) };
             assert_eq!((code, mr.is_null()), (Code::INTERNAL_ERROR, true), "{len}");

@@ -1,4 +1,4 @@
-//! What NCCL's log says of GPUs and RDMA devices when the plugin starts.
+//! Tests the lines about GPUs and RDMA devices that the plugin logs when it starts.
 
 use std::env;
 use std::process::Command;
@@ -9,17 +9,17 @@ use invar_testkit::sysfs::Tree;
 
 use crate::{compile, is_there};
 
-/// A device that registers DMA-BUFs.
+/// Makes a device that registers DMA-BUFs.
 fn fake() -> FakeCuda {
     FakeCuda::new().with_null_verbs().set("NULL_VERBS_DMA_BUF", "yes")
 }
 
-/// A GPU beside that device.
+/// Makes a machine with a GPU near that device.
 fn near() -> Tree {
     Tree::new("null0", "null1")
 }
 
-/// What is logged at level INFO (3) must have these lines, behind the name of the network.
+/// Checks that the log at level INFO (3) has these lines, behind the name of the network.
 fn check(fake: FakeCuda, sysfs: &Tree, lines: &[&str]) {
     if !is_there("gcc") {
         return;

@@ -1,4 +1,4 @@
-//! A receiver that does not test for a while is waited for.
+//! Tests that the sender waits for a receiver that does not test for a while.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use invar_testkit::tcp_times::hasten;
 use super::rig::*;
 
 const LONG: usize = 48 << 20;
-/// Messages that are sent before they are asked for.
+/// Number of messages that are sent before the receiver asks for them.
 const AHEAD: usize = 500_000;
 
-/// `hurry`: whether the time-outs of TCP are shortened.
+/// Runs the test; `hurry` says whether TCP's timeouts are shortened.
 fn check(hurry: bool, late: Duration) {
     let pair = Pair::new(LONG);
     let sent: Vec<_> = (0..4).map(|i| pair.send(i * AHEAD, AHEAD, 1)).collect();

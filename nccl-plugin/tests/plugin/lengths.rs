@@ -1,4 +1,4 @@
-//! Sends longer than their receives: what becomes of them depends on the version alone.
+//! Tests sends that are longer than their receives: the result depends only on the version.
 
 use nccl_net_invar::tables::{
     ncclNetPlugin_v7 as v7, ncclNetPlugin_v8 as v8, ncclNetPlugin_v10 as v10,
@@ -9,11 +9,11 @@ use super::rig::*;
 
 type Handle = [u8; HANDLE_BYTES];
 
-/// A call of the `connect` of a version since v7.
+/// Calls the `connect` of a version since v7.
 fn connect_by(version: u32, context: *mut c_void, handle: &mut Handle) -> Option<*mut c_void> {
     let (handle, none) = (handle.as_mut_ptr().cast(), ptr::null_mut());
     let mut comm = ptr::null_mut();
-    // SAFETY: a handle, and room for a comm.
+    // SAFETY: The handle is valid, and `comm` has room for a comm.
     let code = unsafe {
         match version {
             7 => (v7.connect)(0, handle, &mut comm, none),
@@ -33,7 +33,7 @@ fn v6_refuses_a_send_that_is_longer_than_its_receive() {
     let pair = Pair::with(4096, connect_v6);
     let recv = pair.post(&[(0, 100, 0)]);
     let mut send: *mut c_void = ptr::null_mut();
-    // Where the sender does not know of the receive yet, both ends learn of it by `test`.
+    // If the sender does not know of the receive yet, both ends learn of the error by `test`.
     let code = until("an error", || {
         if send.is_null() {
             let (code, request) = pair.isend(0, 200, 0);
@@ -59,7 +59,7 @@ fn since_v7_a_send_is_cut_to_its_receive() {
             assert_eq!(sizes[0][0], room as c_int, "v{version}: {len} bytes for {room}");
             assert!(pair.to[..room] == pair.from[..room]);
             assert!(pair.to[room..].iter().all(|byte| *byte == 0), "v{version}");
-            // The next one is not harmed.
+            // The next message arrives unharmed.
             let recv = pair.post(&[(room, 300, 0)]);
             let send = pair.send(0, 300, 0);
             assert_eq!(wait(&[recv, send])[0][0], 300);

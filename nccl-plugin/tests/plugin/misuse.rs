@@ -1,4 +1,4 @@
-//! Calls that NCCL should not make: each gives a code, and nothing else happens.
+//! Tests calls that NCCL must not make: each returns an error code and has no other effect.
 
 use super::rig::*;
 
@@ -11,7 +11,7 @@ fn null_pointers_are_refused() {
     let (mut done, null) = (0, ptr::null_mut());
     let mut data: *mut c_void = pair.to.as_ptr().cast_mut().cast();
     let (mut size, mut tag, mut to_mr) = (8usize, 0, pair.to_mr);
-    // SAFETY: the others are there.
+    // SAFETY: All pointers that are not null are valid.
     let codes = unsafe {
         [
             (net.devices)(ptr::null_mut()),
@@ -66,10 +66,10 @@ fn null_pointers_are_refused() {
         ]
     };
     assert_eq!(codes, [Code::INVALID_ARGUMENT; 17]);
-    // Sizes nobody wants.
+    // NCCL may pass null for the sizes.
     let send = pair.send(0, 8, 0);
     until("a send", || {
-        // SAFETY: room for `done`.
+        // SAFETY: `done` has room for a flag.
         assert_eq!(unsafe { (net.test)(send, &mut done, ptr::null_mut()) }, Code::SUCCESS);
         (done == 1).then_some(())
     });
@@ -87,7 +87,7 @@ fn what_is_no_comm_and_no_request_is_refused_by_every_call() {
     };
     for wrong in [1usize, 0x1000, 0x7fff_ffff_f000, usize::MAX, closed.addr()] {
         let wrong: *mut c_void = ptr::without_provenance_mut(wrong);
-        // SAFETY: all but the comm is in order.
+        // SAFETY: All arguments except the comm are valid.
         let codes = unsafe {
             [
                 (net.isend)(wrong, data, 8, 0, mr, &mut request),
@@ -105,7 +105,7 @@ fn what_is_no_comm_and_no_request_is_refused_by_every_call() {
         };
         assert_eq!(codes, [Code::INTERNAL_ERROR; 11], "{wrong:p}");
     }
-    // SAFETY: null is nothing to test.
+    // SAFETY: A null request names nothing, so the plugin accesses no memory through it.
     let code = unsafe { (net.test)(ptr::null_mut(), &mut done, ptr::null_mut()) };
     assert_eq!(code, Code::INTERNAL_ERROR);
 }
@@ -114,9 +114,9 @@ fn what_is_no_comm_and_no_request_is_refused_by_every_call() {
 fn closing_nothing_succeeds_and_closing_twice_does_not() {
     let (pair, listening) = (Pair::new(64), Listening::new());
     let (send, recv, comm) = (pair.send, pair.recv, listening.comm);
-    // These close, and see that it succeeds.
+    // These drops close the comms and check that closing succeeds.
     drop((pair, listening));
-    // SAFETY: nobody uses them any more.
+    // SAFETY: Nobody uses the comms any more.
     unsafe {
         for close in [net.close_send, net.close_recv, net.close_listen] {
             assert_eq!(close(ptr::null_mut()), Code::SUCCESS);
@@ -134,7 +134,7 @@ fn the_wrong_end_is_refused() {
     let mut data: *mut c_void = pair.to.as_ptr().cast_mut().cast();
     let (mut size, mut tag, mut mr, mut flushed) = (8usize, 0, pair.to_mr, 8);
     let mut request = ptr::null_mut();
-    // SAFETY: all but the comm is in order.
+    // SAFETY: All arguments except the comm are valid.
     let codes = unsafe {
         [
             (net.isend)(pair.recv, data, 8, 0, mr, &mut request),
@@ -168,12 +168,12 @@ fn numbers_and_sizes_out_of_range_are_refused() {
     pair.post(&[(0, 8, 0)]);
     assert_eq!(pair.isend(0, too_long, 0).0, Code::INVALID_USAGE);
     let (data, mut request) = (pair.from.as_ptr().cast_mut().cast(), ptr::null_mut());
-    // SAFETY: all but the size is in order.
+    // SAFETY: All arguments except the size are valid.
     let code = unsafe { (v6.isend)(pair.send, data, -1, 0, pair.from_mr, &mut request) };
     assert_eq!(code, Code::INVALID_USAGE);
     let (mut handle, mut comm) = ([0u8; HANDLE_BYTES], ptr::null_mut());
     for device in [-1, 1, 1000] {
-        // SAFETY: all but the device is in order.
+        // SAFETY: All arguments except the device are valid.
         let code = unsafe { (net.listen)(device, handle.as_mut_ptr().cast(), &mut comm) };
         assert_eq!(code, Code::INTERNAL_ERROR, "device {device}");
     }

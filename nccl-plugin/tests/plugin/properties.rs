@@ -1,4 +1,4 @@
-//! What each version tells about a device.
+//! Tests the device properties of each version.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -11,10 +11,10 @@ use super::rig::*;
 fn properties<V: Version>(table: &Net<V>) -> V::Properties {
     init();
     let mut properties = MaybeUninit::uninit();
-    // SAFETY: room for them.
+    // SAFETY: `properties` has room for the properties.
     let code = unsafe { (table.get_properties)(0, properties.as_mut_ptr()) };
     assert_eq!(code, Code::SUCCESS);
-    // SAFETY: they are written.
+    // SAFETY: The successful call has written the properties.
     unsafe { properties.assume_init() }
 }
 
@@ -22,7 +22,7 @@ fn properties<V: Version>(table: &Net<V>) -> V::Properties {
 fn every_version_has_one_loopback_device_and_its_name() {
     init();
     let mut ndev = 0;
-    // SAFETY: room for a number.
+    // SAFETY: `ndev` has room for a number.
     assert_eq!(unsafe { (net.devices)(&mut ndev) }, Code::SUCCESS);
     assert_eq!(ndev, 1);
     let names = [
@@ -35,7 +35,7 @@ fn every_version_has_one_loopback_device_and_its_name() {
         properties(&ncclNetPlugin_v12).name,
     ];
     for name in names {
-        // SAFETY: a C string that stays.
+        // SAFETY: The name is a C string that stays valid.
         let name = unsafe { CStr::from_ptr(name) };
         assert!(name.to_str().unwrap().starts_with(crate::DEVICE), "{name:?}");
     }

@@ -1,4 +1,4 @@
-//! Registered memory.
+//! Tests memory registrations.
 
 use super::rig::*;
 
@@ -7,18 +7,18 @@ fn pages_that_are_registered_are_not_registered_again() {
     let pair = Pair::new(64 << 10);
     let (again, once_more) = (reg(pair.send, &pair.from), reg(pair.send, &pair.from));
     assert_eq!((again, once_more), (pair.from_mr, pair.from_mr));
-    // SAFETY: nothing is under way.
+    // SAFETY: No transfer uses the registrations.
     unsafe {
         assert_eq!((net.dereg_mr)(pair.send, again), Code::SUCCESS);
         assert_eq!((net.dereg_mr)(pair.send, once_more), Code::SUCCESS);
     }
-    // The first still holds.
+    // The first registration is still valid.
     let (recv, send) = (pair.post(&[(0, 64 << 10, 0)]), pair.send(0, 64 << 10, 0));
     wait(&[recv, send]);
     assert_eq!(pair.to, pair.from);
 }
 
-/// The owner of the whole may unmap it then, and nothing may touch it any more.
+/// Afterwards the owner may unmap the whole memory, so no transfer may access it any more.
 #[test]
 fn a_registration_ends_though_a_part_of_it_is_registered_too() {
     let pair = Pair::new(4096);
@@ -26,7 +26,7 @@ fn a_registration_ends_though_a_part_of_it_is_registered_too() {
     let whole = reg(pair.send, &memory);
     let part = reg(pair.send, &memory[8192..12288]);
     assert_ne!(whole, part);
-    // SAFETY: nothing is under way.
+    // SAFETY: No transfer uses the registrations.
     unsafe {
         assert_eq!((net.dereg_mr)(pair.send, whole), Code::SUCCESS);
         assert_eq!((net.dereg_mr)(pair.send, whole), Code::INTERNAL_ERROR);
@@ -39,7 +39,7 @@ fn a_registration_ends_with_its_last_reference() {
     let pair = Pair::new(4096);
     let memory = vec![1u8; 1 << 20];
     let mr = reg(pair.send, &memory);
-    // SAFETY: nothing is under way.
+    // SAFETY: No transfer uses the registration.
     unsafe {
         assert_eq!((net.dereg_mr)(pair.send, mr), Code::SUCCESS);
         assert_eq!((net.dereg_mr)(pair.send, mr), Code::INTERNAL_ERROR);
@@ -50,7 +50,7 @@ fn a_registration_ends_with_its_last_reference() {
 fn ending_no_registration_succeeds() {
     let pair = Pair::new(4096);
     for comm in [pair.send, pair.recv] {
-        // SAFETY: there is nothing to end.
+        // SAFETY: A null registration names nothing, so the call ends nothing.
         assert_eq!(unsafe { (net.dereg_mr)(comm, ptr::null_mut()) }, Code::SUCCESS);
     }
 }
@@ -59,7 +59,7 @@ fn ending_no_registration_succeeds() {
 fn a_registration_is_good_for_every_comm_of_the_device() {
     let (one, other) = (Pair::new(4096), Pair::new(4096));
     let mr = reg(one.send, &one.from);
-    // SAFETY: nothing is under way.
+    // SAFETY: No transfer uses the registration.
     assert_eq!(unsafe { (net.dereg_mr)(other.recv, mr) }, Code::SUCCESS);
 }
 
@@ -68,7 +68,7 @@ fn only_host_memory_that_there_is_can_be_registered() {
     let pair = Pair::new(4096);
     let data = pair.from.as_ptr().cast_mut().cast();
     let mut mr = ptr::null_mut();
-    // SAFETY: it is refused before it is looked at.
+    // SAFETY: The plugin refuses each call before it accesses the memory.
     unsafe {
         for (size, kind) in [(8, 4), (8, 0), (0, PTR_HOST), (usize::MAX, PTR_HOST)] {
             let code = (net.reg_mr)(pair.send, data, size, kind, &mut mr);
@@ -85,7 +85,7 @@ fn memory_of_a_gpu_is_refused_where_the_device_does_not_reach_it() {
     let data = pair.from.as_ptr().cast_mut().cast();
     let mut mr = ptr::null_mut();
     let reg_dma_buf = net.reg_mr_dma_buf;
-    // SAFETY: it is refused before it is looked at.
+    // SAFETY: The plugin refuses each call before it accesses the memory.
     unsafe {
         let code = (net.reg_mr)(pair.send, data, 8, PTR_CUDA, &mut mr);
         assert_ne!(code, Code::SUCCESS, "without CUDA, and host memory");

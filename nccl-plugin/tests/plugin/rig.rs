@@ -1,4 +1,4 @@
-//! Both ends of connections, by the calls of the table.
+//! Both ends of connections, driven by the calls of the function table.
 
 pub(crate) use std::ffi::{c_int, c_void};
 pub(crate) use std::ptr;
@@ -17,51 +17,53 @@ use invar_testkit::sysfs::Tree;
 
 use crate::TRANSPORT;
 
-/// More than anything takes that works.
+/// A timeout longer than any successful step takes.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Of the device on loopback.
+/// Speed of the loopback device in megabits per second.
 pub(crate) const SPEED_MBPS: c_int = 25_000;
 
 /// Starts the plugin on this program's transport, once for all tests.
 pub(crate) fn init() {
     static INIT: Once = Once::new();
     INIT.call_once(|| {
-        // Loopback tells no speed.
+        // Loopback reports no speed, so this tree does.
         let tree = Tree::empty();
         tree.file("class/net/lo/speed", &SPEED_MBPS.to_string());
         let own = tree.root().display().to_string();
-        // Who needs devices in it has set one.
+        // A test that needs devices in sysfs has set its own tree.
         let sysfs = std::env::var("INVAR_SYSFS").unwrap_or(own);
         if !FakeCuda::is_here() {
-            // SAFETY: as below.
+            // SAFETY: Every test calls this function first, so no other thread reads the environment
+            // meanwhile.
             unsafe { shell::forget_settings() };
         }
         let rules =
             [("INVAR_TRANSPORT", TRANSPORT), ("NCCL_SOCKET_IFNAME", "lo"), ("INVAR_SYSFS", &sysfs)];
         for (name, value) in rules {
-            // SAFETY: every test comes by here before it does anything else.
+            // SAFETY: Every test calls this function first, so no other thread reads the environment
+            // meanwhile.
             unsafe { std::env::set_var(name, value) };
         }
-        // SAFETY: no logger.
+        // SAFETY: The call passes no logger.
         assert_eq!(unsafe { (net.init)(None) }, Code::SUCCESS);
         let mut context = ptr::null_mut();
-        // SAFETY: room for a context.
+        // SAFETY: `context` has room for a context.
         let code = unsafe { (v11.init)(&mut context, 0, ptr::null(), None, None) };
         assert_eq!(code, Code::SUCCESS);
         CONTEXT.store(context, Ordering::Relaxed);
     });
 }
 
-/// The context of a communicator that stays, so that no test ends the plugin for the others.
+/// Context of a communicator that is never finalized, so that no test ends the plugin for the others.
 static CONTEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// That context, after [`init`].
+/// Returns that communicator's context, after [`init`].
 pub(crate) fn context() -> *mut c_void {
     CONTEXT.load(Ordering::Relaxed)
 }
 
-/// Asks until there is an answer.
+/// Polls until there is an answer.
 pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
@@ -73,7 +75,7 @@ pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A listening comm, and the handle that names it.
+/// A listening comm and its handle.
 pub(crate) struct Listening {
     pub(crate) comm: *mut c_void,
     pub(crate) handle: [u8; HANDLE_BYTES],
@@ -83,23 +85,23 @@ impl Listening {
     pub(crate) fn new() -> Self {
         init();
         let (mut comm, mut handle) = (ptr::null_mut(), [0; HANDLE_BYTES]);
-        // SAFETY: room for a handle and a comm.
+        // SAFETY: The call gives room for a handle and a comm.
         let code = unsafe { (net.listen)(0, handle.as_mut_ptr().cast(), &mut comm) };
         assert_eq!(code, Code::SUCCESS);
         assert!(!comm.is_null());
         Listening { comm, handle }
     }
 
-    /// A call of `accept`.
+    /// Calls `accept` once.
     pub(crate) fn accept(&self) -> Option<*mut c_void> {
         let mut comm = ptr::dangling_mut();
-        // SAFETY: room for a comm.
+        // SAFETY: `comm` has room for a comm.
         let code = unsafe { (net.accept)(self.comm, &mut comm, ptr::null_mut()) };
         assert_eq!(code, Code::SUCCESS);
         (!comm.is_null()).then_some(comm)
     }
 
-    /// Both ends of a connection.
+    /// Connects both ends.
     pub(crate) fn pair(
         &self,
         handle: &mut [u8; HANDLE_BYTES],
@@ -116,32 +118,32 @@ impl Listening {
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it any more.
+        // SAFETY: Nobody uses the comm any more.
         assert_eq!(unsafe { (net.close_listen)(self.comm) }, Code::SUCCESS);
     }
 }
 
-/// A call of `connect`, which goes on where the handle says.
+/// Calls `connect` once; the handle keeps the state between calls.
 pub(crate) fn connect(handle: &mut [u8; HANDLE_BYTES]) -> Option<*mut c_void> {
     let mut comm = ptr::dangling_mut();
     let handle = handle.as_mut_ptr().cast();
-    // SAFETY: a handle, and room for a comm.
+    // SAFETY: The handle is valid, and `comm` has room for a comm.
     let code = unsafe { (net.connect)(0, handle, &mut comm, ptr::null_mut()) };
     assert_eq!(code, Code::SUCCESS);
     (!comm.is_null()).then_some(comm)
 }
 
-/// A call of v6's `connect`.
+/// Calls `connect` of v6 once.
 pub(crate) fn connect_v6(handle: &mut [u8; HANDLE_BYTES]) -> Option<*mut c_void> {
     let mut comm = ptr::dangling_mut();
-    // SAFETY: a handle, and room for a comm.
+    // SAFETY: The handle is valid, and `comm` has room for a comm.
     let code = unsafe { (v6.connect)(0, handle.as_mut_ptr().cast(), &mut comm) };
     assert_eq!(code, Code::SUCCESS);
     (!comm.is_null()).then_some(comm)
 }
 
-/// Both ends of a connection, and memory that is registered with each. A test that ends one of them
-/// itself leaves null there.
+/// Both ends of a connection, and memory registered with each. A test that closes an end itself leaves
+/// null there.
 pub(crate) struct Pair {
     pub(crate) send: *mut c_void,
     pub(crate) recv: *mut c_void,
@@ -152,7 +154,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// The sender's memory is a pattern, the receiver's is zero.
+    /// Connects both ends; the sender's memory has a pattern, the receiver's is zero.
     pub(crate) fn new(bytes: usize) -> Self {
         Self::with(bytes, connect)
     }
@@ -170,7 +172,7 @@ impl Pair {
         Pair { send, recv, from, to, from_mr, to_mr }
     }
 
-    /// A call of `irecv` with these offsets, sizes and tags.
+    /// Calls `irecv` with these offsets, sizes and tags.
     pub(crate) fn irecv(&self, bufs: &[(usize, usize, c_int)]) -> (Code, *mut c_void) {
         let to = self.to.as_ptr().cast_mut();
         let mut data: Vec<_> = bufs.iter().map(|buf| to.wrapping_add(buf.0).cast()).collect();
@@ -178,7 +180,7 @@ impl Pair {
         let mut tags: Vec<_> = bufs.iter().map(|buf| buf.2).collect();
         let mut mrs = vec![self.to_mr; bufs.len()];
         let mut request = ptr::dangling_mut();
-        // SAFETY: as many of each as is said, within registered memory.
+        // SAFETY: Each array has `bufs.len()` entries, within registered memory.
         let code = unsafe {
             (net.irecv)(
                 self.recv,
@@ -193,16 +195,16 @@ impl Pair {
         (code, request)
     }
 
-    /// A call of `isend`.
+    /// Calls `isend` once.
     pub(crate) fn isend(&self, offset: usize, size: usize, tag: c_int) -> (Code, *mut c_void) {
         let data = self.from.as_ptr().wrapping_add(offset).cast_mut().cast();
         let mut request = ptr::dangling_mut();
-        // SAFETY: registered memory.
+        // SAFETY: The memory is registered.
         let code = unsafe { (net.isend)(self.send, data, size, tag, self.from_mr, &mut request) };
         (code, request)
     }
 
-    /// Posts a receive.
+    /// Posts a receive, which must succeed.
     pub(crate) fn post(&self, bufs: &[(usize, usize, c_int)]) -> *mut c_void {
         let (code, request) = self.irecv(bufs);
         assert_eq!(code, Code::SUCCESS);
@@ -210,7 +212,7 @@ impl Pair {
         request
     }
 
-    /// Sends once the receiver has posted.
+    /// Sends a message once the receiver has posted its buffer.
     pub(crate) fn send(&self, offset: usize, size: usize, tag: c_int) -> *mut c_void {
         until("a receive", || {
             let (code, request) = self.isend(offset, size, tag);
@@ -219,22 +221,22 @@ impl Pair {
         })
     }
 
-    /// Ends the sending end, unless it has ended.
+    /// Closes the sending end, unless it is closed already.
     pub(crate) fn close_send(&mut self) {
         if !self.send.is_null() {
             dereg(self.send, &mut self.from_mr);
-            // SAFETY: nobody uses it any more.
+            // SAFETY: Nobody uses the comm any more.
             let code =
                 unsafe { (net.close_send)(std::mem::replace(&mut self.send, ptr::null_mut())) };
             assert_eq!(code, Code::SUCCESS);
         }
     }
 
-    /// The same of the receiving end.
+    /// Closes the receiving end, unless it is closed already.
     pub(crate) fn close_recv(&mut self) {
         if !self.recv.is_null() {
             dereg(self.recv, &mut self.to_mr);
-            // SAFETY: nobody uses it any more.
+            // SAFETY: Nobody uses the comm any more.
             let code =
                 unsafe { (net.close_recv)(std::mem::replace(&mut self.recv, ptr::null_mut())) };
             assert_eq!(code, Code::SUCCESS);
@@ -249,9 +251,9 @@ impl Drop for Pair {
     }
 }
 
-/// Gives a registration back.
+/// Deregisters memory.
 pub(crate) fn dereg(comm: *mut c_void, mr: &mut *mut c_void) {
-    // SAFETY: nothing goes by it any more.
+    // SAFETY: No transfer uses the registration any more.
     let code = unsafe { (net.dereg_mr)(comm, std::mem::replace(mr, ptr::null_mut())) };
     assert_eq!(code, Code::SUCCESS);
 }
@@ -260,24 +262,24 @@ pub(crate) fn dereg(comm: *mut c_void, mr: &mut *mut c_void) {
 pub(crate) fn reg(comm: *mut c_void, memory: &[u8]) -> *mut c_void {
     let mut mr = ptr::null_mut();
     let data = memory.as_ptr().cast_mut().cast();
-    // SAFETY: memory, and room for a registration.
+    // SAFETY: The memory exists, and `mr` has room for a registration.
     let code = unsafe { (net.reg_mr)(comm, data, memory.len(), PTR_HOST, &mut mr) };
     assert_eq!(code, Code::SUCCESS);
     assert!(!mr.is_null());
     mr
 }
 
-/// A call of `test`: the sizes, where the request is done.
+/// Calls `test` once; returns the sizes if the request is done.
 pub(crate) fn test(request: *mut c_void) -> Result<Option<[c_int; 8]>, Code> {
     let (mut done, mut sizes) = (-1, [-1; 8]);
-    // SAFETY: room for both.
+    // SAFETY: The call gives room for the flag and the sizes.
     match unsafe { (net.test)(request, &mut done, sizes.as_mut_ptr()) } {
         Code::SUCCESS => Ok((done == 1).then_some(sizes)),
         code => Err(code),
     }
 }
 
-/// Waits until requests are done, asking all of them in turn, so that they may end in any order.
+/// Waits until all requests are done. Tests them in turn, so they may finish in any order.
 pub(crate) fn wait(requests: &[*mut c_void]) -> Vec<[c_int; 8]> {
     let mut sizes = vec![None; requests.len()];
     until("a request", || {

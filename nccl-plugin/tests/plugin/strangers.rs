@@ -1,4 +1,4 @@
-//! Strangers at a listening comm of the plugin.
+//! Tests strangers that call a listening comm of the plugin.
 
 use invar::{Handle, Wire};
 use invar_core::auth::Service;

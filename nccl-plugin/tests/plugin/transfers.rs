@@ -1,4 +1,4 @@
-//! Messages.
+//! Tests messages between both ends.
 
 use std::thread;
 
@@ -21,7 +21,7 @@ fn a_group_has_the_size_of_each_of_its_messages() {
     let pair = Pair::new(8 << 10);
     let room = |i: usize| (i << 10, 1 << 10, i as c_int);
     let recv = pair.post(&(0..8).map(room).collect::<Vec<_>>());
-    // In another order than they are posted.
+    // The sends come in another order than the receives.
     let sends: Vec<_> =
         [3, 1, 7, 0, 2, 6, 5, 4].map(|i| pair.send(i << 10, 100 * i, i as c_int)).to_vec();
     wait(&sends);
@@ -45,7 +45,7 @@ fn thirty_two_receives_of_eight_buffers_go_before_the_first_test() {
     for i in 0..32 * 8 {
         requests.push(pair.send(i * SIZE, SIZE, (i % 8) as c_int));
     }
-    // The last first.
+    // The test waits for the last requests first.
     requests.reverse();
     wait(&requests);
     assert_eq!(pair.to, pair.from);
@@ -69,7 +69,7 @@ fn a_flush_of_host_memory_is_done_at_once() {
     let pair = Pair::new(64);
     let mut data: *mut c_void = pair.to.as_ptr().cast_mut().cast();
     let (mut size, mut mr, mut request) = (8, pair.to_mr, ptr::dangling_mut());
-    // SAFETY: one of each.
+    // SAFETY: Each array has one entry.
     let code = unsafe { (net.iflush)(pair.recv, 1, &mut data, &mut size, &mut mr, &mut request) };
     assert_eq!((code, request), (Code::SUCCESS, ptr::null_mut()));
 }

@@ -1,4 +1,4 @@
-//! Sends where messages wait for their receives, as on an RDMA device.
+//! Tests sends that wait for their receives, as on an RDMA device.
 
 use super::rig::*;
 

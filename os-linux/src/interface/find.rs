@@ -1,4 +1,4 @@
-//! Which interfaces to use, as NCCL chooses them (`socket.cc ncclFindInterfaces`, 2.14.3).
+//! Chooses interfaces as NCCL does (`socket.cc ncclFindInterfaces`, 2.14.3).
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ pub struct Rules<'a> {
     pub names: NameFilter<'a>,
     /// `NCCL_SOCKET_FAMILY`.
     pub family: AddressFamily,
-    /// `NCCL_COMM_ID`: where rank 0 is.
+    /// `NCCL_COMM_ID`: the address of rank 0.
     pub comm_id: Option<SocketAddr>,
 }
 
@@ -28,21 +28,25 @@ pub struct Found<'a> {
     pub addr: SocketAddr,
 }
 
-/// There is no interface to use.
+/// The error that no interface is usable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoInterface {
-    /// The interfaces of this host, in words.
+    /// The interfaces of this host, for the message.
     there_is: String,
 }
 
 /// Chooses interfaces, the best first.
 ///
-/// A list of names is taken at its word. Otherwise it is the first of these that there are:
-/// InfiniBand's (`ib…`); the one in the subnet of [`comm_id`](Rules::comm_id); all others but
-/// `docker…` and `lo…`; `docker…`; `lo…`.
+/// If the user lists names, exactly these count. Otherwise the result is the first non-empty set of:
 ///
-/// Other than in NCCL, interfaces that are down do not count, an address of `comm_id`'s subnet
-/// must be of the family asked for, and `::1` is taken where there is nothing else.
+/// 1. InfiniBand interfaces (`ib…`)
+/// 2. the interface in the subnet of [`comm_id`](Rules::comm_id)
+/// 3. all others except `docker…` and `lo…`
+/// 4. `docker…`
+/// 5. `lo…`
+///
+/// Unlike NCCL, interfaces that are down do not count, an address in `comm_id`'s subnet must have the
+/// requested family, and `::1` is used if nothing else exists.
 pub fn find<'a>(
     interfaces: &'a [Interface],
     rules: &Rules<'_>,
@@ -69,10 +73,10 @@ pub fn find<'a>(
     if found.is_empty() { Err(NoInterface::among(interfaces)) } else { Ok(found) }
 }
 
-/// The address from which `comm_id` is reached directly.
+/// Returns the address that is in the subnet of `comm_id`.
 fn in_subnet<'a>(interfaces: &'a [Interface], rules: &Rules<'_>) -> Option<Found<'a>> {
     let comm_id = rules.comm_id?;
-    // The same link-local subnet is on every link; which one is meant the scope says.
+    // Every link has the same link-local subnet; the scope tells which link is meant.
     let scope_id = match comm_id {
         SocketAddr::V4(_) => 0,
         SocketAddr::V6(v6) => v6.scope_id(),

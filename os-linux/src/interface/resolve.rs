@@ -5,9 +5,9 @@ use std::ffi::CString;
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 
-/// The addresses that `HOST:PORT` means, at least one: `10.0.0.1:80`, `[fd00::1]:80`,
-/// `[fe80::1%eth0]:80`, or a name, for which the resolver is asked. That may take seconds. Without
-/// a port it is `default_port`, if there is one; an address of IPv6 needs no brackets then.
+/// Returns the addresses that `HOST:PORT` names, at least one. Examples: `10.0.0.1:80`, `[fd00::1]:80`,
+/// `[fe80::1%eth0]:80`, or a name. For a name the call asks the resolver, which may take seconds. If the
+/// text has no port, the port is `default_port`, if given; an IPv6 address then needs no brackets.
 pub fn resolve(host_port: &str, default_port: Option<u16>) -> io::Result<Vec<SocketAddr>> {
     let explain = |error: io::Error| {
         let what = match (error.kind(), default_port) {
@@ -27,7 +27,7 @@ pub fn resolve(host_port: &str, default_port: Option<u16>) -> io::Result<Vec<Soc
     if addrs.is_empty() { Err(explain(io::ErrorKind::NotFound.into())) } else { Ok(addrs) }
 }
 
-/// With `port` where there is none.
+/// Adds `port` if the text has none.
 fn with_port(host: &str, port: u16) -> Cow<'_, str> {
     let is_bare_v6 = host.split('%').next().is_some_and(|ip| ip.parse::<Ipv6Addr>().is_ok());
     if is_bare_v6 {
@@ -50,8 +50,8 @@ fn look_up(host_port: &str) -> io::Result<Vec<SocketAddr>> {
     }
 }
 
-/// `[ADDRESS%INTERFACE]:PORT`, which the standard library knows with numbers only; `None` for all
-/// other forms.
+/// Parses `[ADDRESS%INTERFACE]:PORT`, which the standard library supports with interface numbers only.
+/// Returns `None` for all other forms.
 fn scoped(host_port: &str) -> Option<io::Result<SocketAddr>> {
     let (host, port) = host_port.strip_prefix('[')?.split_once("]:")?;
     let (ip, scope) = host.split_once('%')?;
@@ -65,7 +65,7 @@ fn scope_id(scope: &str) -> io::Result<u32> {
         return Ok(number);
     }
     let name = CString::new(scope)?;
-    // SAFETY: a string that ends in NUL.
+    // SAFETY: The string ends in NUL.
     match unsafe { libc::if_nametoindex(name.as_ptr()) } {
         0 => Err(io::Error::new(
             io::ErrorKind::NotFound,

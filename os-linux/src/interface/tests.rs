@@ -30,7 +30,7 @@ fn host() -> Vec<Interface> {
     ]
 }
 
-/// What is found among `interfaces`, as `name address`.
+/// Returns the interfaces that `find` chooses among `interfaces`, as `name address`.
 fn found(interfaces: &[Interface], names: &str, family: AddressFamily, id: &str) -> Vec<String> {
     let rules = Rules {
         names: NameFilter::parse(names).unwrap(),
@@ -181,7 +181,7 @@ fn host_and_port_are_resolved_in_every_form() {
         error,
         "'fd00::1' is no HOST:PORT: an address of IPv6 goes in brackets, as in [::1]:80"
     );
-    // What cannot be a name, so that no resolver is asked.
+    // This text cannot be a name, so no resolver is asked.
     let error = resolve("no name:80", None).unwrap_err().to_string();
     assert!(error.starts_with("'no name:80' is not found: "), "{error}");
     for text in ["[fe80::1%none-such]:80", "fe80::1%none-such"] {

@@ -5,10 +5,10 @@ use proptest::prelude::*;
 use std::sync::Barrier;
 use std::thread;
 
-/// Long enough for loop and string copy, at every alignment of both ends.
+/// Length that uses both the loop and the string copy, at every alignment of both ends.
 const LEN: usize = 2048;
 
-/// Memory of "an application": bytes around the region must stay as they are.
+/// Memory of a simulated application: bytes around the region must not change.
 struct App {
     cells: Arc<[AtomicU64]>,
     region: HostMemory,
@@ -20,7 +20,7 @@ impl App {
         let cells: Arc<[AtomicU64]> =
             (0..(start + len) / 8 + 2).map(|_| AtomicU64::new(u64::MAX)).collect();
         let first = NonNull::from(&cells[0]).cast::<u8>();
-        // SAFETY: within the cells, which the Arc keeps and only atomics access.
+        // SAFETY: The region lies within the cells, which the Arc keeps and only atomics access.
         let region = unsafe { HostMemory::from_raw(first.add(start), len, cells.clone()) };
         region.write_at(0, &vec![0; len]).unwrap();
         App { cells, region, start }
@@ -113,7 +113,7 @@ fn ranges_outside_of_the_region_are_refused() {
 fn clones_share_the_bytes_and_the_last_one_lets_them_go() {
     let owner = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
     let start = NonNull::from(&owner[0]).cast();
-    // SAFETY: the array lives in the Arc, and only atomics access it.
+    // SAFETY: The Arc keeps the array, and only atomics access it.
     let memory = unsafe { HostMemory::from_raw(start, 16, owner.clone()) };
     let clone = memory.clone();
     memory.write_at(8, &7u64.to_ne_bytes()).unwrap();
@@ -145,7 +145,7 @@ fn who_sees_the_last_word_of_a_write_sees_all_of_it() {
             let mut last = 0;
             while last < 20_000 {
                 last = memory.words()[words - 1].load(Ordering::Acquire);
-                // Later rounds may have begun to overwrite, earlier ones must not show.
+                // Later rounds may already overwrite words, but no word may show an earlier round.
                 let oldest = memory.words().iter().map(|w| w.load(Ordering::Relaxed)).min();
                 assert!(oldest >= Some(last), "{oldest:?} under {last}");
             }
@@ -179,7 +179,7 @@ fn a_part_of_a_gather_piece_stays_within_it() {
     let piece = Gather::bytes(&bytes);
     let content = |piece: Gather<'_>| {
         let start = piece.iovec.iov_base.cast::<u8>();
-        // SAFETY: a part of `bytes`, which live and do not change.
+        // SAFETY: The piece is a part of `bytes`, which live and do not change.
         unsafe { slice::from_raw_parts(start, piece.len()) }.to_vec()
     };
     assert_eq!(content(piece.part(2..5)), b"234");

@@ -1,4 +1,4 @@
-//! A rank's connection with the hub.
+//! A rank's connection to the hub.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -20,20 +20,19 @@ use super::{TICK, deadline, this_member};
 use crate::proxy::Abort;
 use crate::unix::wait;
 
-/// The hub, which knows who is missing, has the word for so long.
+/// Extra time in which the hub, which knows the missing ranks, can report them.
 const VERDICT: Duration = Duration::from_secs(2);
-/// A longer blob goes in several messages.
+/// Maximum bytes of a message; a longer blob takes several messages.
 const PIECE_BYTES: usize = SEALED_BYTES_MAX;
-/// Bytes of blobs that nobody has asked for, their lengths with them.
+/// Maximum bytes of blobs that nobody has asked for, including their lengths.
 const UNASKED_BYTES_MAX: usize = 256 << 20;
-/// Bytes of a blob, of which all must fit in there.
+/// Maximum bytes of a blob, which must fit into that limit.
 const BLOB_BYTES_MAX: usize = UNASKED_BYTES_MAX - size_of::<u32>();
-/// The most time for the last message of a rank that fails or leaves.
+/// Maximum time for the last message of a rank that fails or leaves.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// A rank among the others: blobs of bytes from each to each (`bootstrapSend`, `bootstrapRecv`,
-/// `bootstrapAllGather`), and word of who has failed. Dropped, it tells the others that this rank
-/// is done.
+/// A rank's access to the others: it sends blobs of bytes to any rank (`bootstrapSend`, `bootstrapRecv`,
+/// `bootstrapAllGather`) and learns of failures. Dropping it tells the others that this rank is done.
 #[derive(Debug)]
 pub struct Bootstrap {
     rank: u32,
@@ -47,13 +46,13 @@ pub struct Bootstrap {
     watch: Option<JoinHandle<()>>,
 }
 
-/// Why a communicator can't go on.
+/// The reason why a communicator cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{text}", Rank(*.rank))]
 pub struct Failure {
-    /// Whose fault it is; `None` where that is no rank's.
+    /// The rank that caused the failure; `None` if no rank did.
     pub rank: Option<u32>,
-    /// The reason, in words.
+    /// The reason in words.
     pub text: String,
 }
 
@@ -65,71 +64,70 @@ impl std::fmt::Display for Rank {
     }
 }
 
-/// Why a rank is not in, or does not get what it asks for.
+/// The reason why a rank could not join or receive.
 #[derive(Debug, thiserror::Error)]
 pub enum BootstrapError {
     /// The rank could not join.
     #[error("rank {rank} joining at {addr}: {text}")]
     Join {
-        /// Who.
+        /// The rank that tried to join.
         rank: u32,
-        /// Where.
+        /// Address of the rendezvous.
         addr: SocketAddr,
-        /// Why.
+        /// The reason.
         text: String,
     },
-    /// Rank and hub could not prove themselves to each other.
+    /// The rank and the hub could not authenticate to each other.
     #[error("the rendezvous at {addr}: {error}")]
     Auth {
-        /// Where.
+        /// Address of the rendezvous.
         addr: SocketAddr,
-        /// Why.
+        /// The reason.
         error: AuthError,
     },
     /// A rank has failed.
     #[error(transparent)]
     Failed(#[from] Failure),
-    /// This host.
+    /// This host's system returned an error.
     #[error("a rendezvous: {0}")]
     Io(#[from] io::Error),
-    /// Nothing came.
+    /// No blob came in time.
     #[error("rank {from} said nothing for {within:?}")]
     TimedOut {
-        /// The rank that said nothing.
+        /// The rank that sent nothing.
         from: u32,
-        /// How long it was waited for.
+        /// The time that this rank waited.
         within: Duration,
     },
 }
 
-/// The state that the watching thread shares with the rank.
+/// The state that the watching thread and the rank share.
 #[derive(Debug)]
 struct Shared {
     blobs: Mutex<Blobs>,
     news: Condvar,
-    /// The rank whose process has the hub.
+    /// The rank whose process runs the hub.
     host: Option<u32>,
-    /// Set once there is a failure.
+    /// A flag that is set with the first failure.
     failed: Abort,
     failure: OnceLock<Failure>,
-    /// Which ranks are done.
+    /// Whether each rank is done.
     left: Box<[AtomicBool]>,
-    /// Whether the hub is gone, and with good reason: the rank that has it was done.
+    /// Whether the hub is gone without a failure, because the rank that runs it was done.
     alone: AtomicBool,
     closing: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Blobs {
-    /// By who sent them and their tag: bytes of one blob after the other, each behind its length.
+    /// By sender and tag: the bytes of consecutive blobs, each behind its length.
     waiting: HashMap<(u32, u32), VecDeque<u8>>,
     bytes: usize,
 }
 
 impl Bootstrap {
-    /// Joins as `rank` of `nranks`, and waits until all are there, `within` at most, and two seconds
-    /// for the hub to say who is not. A hub that
-    /// does not listen yet may come meanwhile.
+    /// Joins as `rank` of `nranks`, and waits at most `within` until all ranks are there, plus two
+    /// seconds for the hub's report of missing ranks. The hub may start to listen during this time.
     pub fn join(
         id: &UniqueId,
         (rank, nranks): (u32, u32),
@@ -194,28 +192,28 @@ impl Bootstrap {
         Ok(Bootstrap { rank, nranks, local_ip, key, sender, told, shared, watch: Some(watch) })
     }
 
-    /// The key that all ranks of this communicator share, and nobody else.
+    /// Returns the key that all ranks of this communicator share, and nobody else.
     pub fn key(&self) -> &Secret {
         &self.key
     }
 
-    /// This rank.
+    /// Returns the number of this rank.
     pub fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn nranks(&self) -> u32 {
         self.nranks
     }
 
-    /// This host's address towards the hub; IPv4 as such.
+    /// Returns this host's address towards the hub; an IPv4 address is never mapped to IPv6.
     pub fn local_ip(&self) -> IpAddr {
         self.local_ip.to_canonical()
     }
 
-    /// Sends a blob of up to 256 MiB to a rank, and waits until the kernel has all of it. Those of one
-    /// tag come in order; tags are for the callers to agree on.
+    /// Sends a blob of up to 256 MiB to a rank, and waits until the kernel has all of it. Blobs with the
+    /// same tag arrive in order; the callers agree on the tags.
     pub fn send(&self, to: u32, tag: u32, blob: &[u8]) -> Result<(), BootstrapError> {
         if blob.len() > BLOB_BYTES_MAX {
             let what = format!("a blob of {} bytes: at most {BLOB_BYTES_MAX} can be", blob.len());
@@ -234,10 +232,10 @@ impl Bootstrap {
         Ok(self.check()?)
     }
 
-    /// The next blob of a rank with a tag. Waits for it, `within` at most.
+    /// Receives the next blob of a rank with a tag, and waits at most `within`.
     ///
     /// # Errors
-    /// None that long, or a rank that has failed; or this one has left.
+    /// No blob came in time, a rank has failed, or the sending rank has left.
     pub fn recv(&self, from: u32, tag: u32, within: Duration) -> Result<Vec<u8>, BootstrapError> {
         let deadline = deadline(within);
         let mut blobs = self.shared.blobs();
@@ -254,10 +252,10 @@ impl Bootstrap {
         }
     }
 
-    /// Returns the next blob of a rank with a tag, if it has come.
+    /// Returns the next blob of a rank with a tag, if it has arrived.
     ///
     /// # Errors
-    /// The blob cannot come any more: a rank has failed, or this one has left.
+    /// The blob cannot arrive any more, because a rank has failed or the sending rank has left.
     pub fn try_recv(&self, from: u32, tag: u32) -> Result<Option<Vec<u8>>, BootstrapError> {
         Ok(self.look(&mut self.shared.blobs(), from, tag)?)
     }
@@ -270,7 +268,8 @@ impl Bootstrap {
         if self.is_alone() {
             return Err(self.lost(&Lost::Closed));
         }
-        // What it sent before is there: who takes that in needs the blobs that are locked here.
+        // All earlier blobs of that rank are already in `blobs`, because adding one needs the lock held
+        // here.
         if self.has_left(from) {
             let text = "it has left the communicator, and is waited for".to_owned();
             return Err(Failure { rank: Some(from), text });
@@ -278,7 +277,7 @@ impl Bootstrap {
         Ok(None)
     }
 
-    /// Every rank's blob, by rank, this one's with them.
+    /// Gathers the blobs of all ranks, including this one's, in the order of ranks.
     pub fn all_gather(
         &self,
         tag: u32,
@@ -293,7 +292,8 @@ impl Bootstrap {
         (0..self.nranks).map(of).collect()
     }
 
-    /// Tells all ranks that this one can't go on. The first failure of all stays; whether it is this.
+    /// Tells all ranks that this rank cannot continue. Returns whether this is the first failure, which
+    /// is the one that stays.
     pub fn fail(&self, text: &str) -> bool {
         let failure = Failure { rank: Some(self.rank), text: text.to_owned() };
         let first = self.shared.fail(failure);
@@ -307,7 +307,7 @@ impl Bootstrap {
         first
     }
 
-    /// A flag that is set with the first failure.
+    /// Returns a flag that is set with the first failure.
     pub fn abort(&self) -> Abort {
         self.shared.failed.clone()
     }
@@ -319,7 +319,7 @@ impl Bootstrap {
         }
     }
 
-    /// Whether a rank has failed; costs next to nothing while none has.
+    /// Returns the failure if a rank has failed. The check costs almost nothing while none has.
     #[inline]
     pub fn check(&self) -> Result<(), Failure> {
         match self.shared.failed.is_set() {
@@ -328,21 +328,21 @@ impl Bootstrap {
         }
     }
 
-    /// Whether a rank is done: what it sent before may still be under way.
+    /// Whether a rank is done. Its earlier messages may still be on the way.
     pub fn has_left(&self, rank: u32) -> bool {
         self.shared.has_left(rank)
     }
 
-    /// Whether the hub is gone, without a failure: the rank that had it was done. What others do
-    /// from now on is not heard of.
+    /// Whether the hub is gone without a failure, because the rank that ran it was done. From then on
+    /// this rank learns nothing of the others.
     pub fn is_alone(&self) -> bool {
         self.shared.alone.load(Ordering::Acquire)
     }
 
-    /// Says why this rank can't go on, or that it is done.
+    /// Sends the last message of this rank: a failure, or that the rank is done.
     fn say_last(&self, kind: Kind, body: &[u8]) {
         let (mut sender, start) = (self.sender(), Instant::now());
-        // Where the hub is gone everybody knows, or nobody needs to be told.
+        // If the hub is gone, everybody knows already, or nobody needs to know.
         let _ = sender
             .send(Header::new(kind, body.len()), body)
             .and_then(|()| sender.drain(|| start.elapsed() < LAST_WORDS));
@@ -374,7 +374,7 @@ impl Shared {
         self.blobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first one stays. Whether this is it.
+    /// Records a failure; the first one stays. Returns whether this is the first.
     fn fail(&self, failure: Failure) -> bool {
         let first = self.failure.set(failure).is_ok();
         self.failed.set();
@@ -382,7 +382,7 @@ impl Shared {
         first
     }
 
-    /// Takes in what the hub says, until there is no more.
+    /// Handles the hub's messages until the connection ends.
     fn watch(&self, mut connection: Connection) {
         let lost = loop {
             if self.closing.load(Ordering::Acquire) {
@@ -411,7 +411,7 @@ impl Shared {
         }
     }
 
-    /// The hub is gone, and with it the rank that has it.
+    /// Records that the hub is gone, and with it the rank that runs it.
     fn lost(&self, lost: &Lost) {
         let text = match self.host {
             Some(_) if self.host_has_left() => {
@@ -458,7 +458,7 @@ impl Shared {
 }
 
 impl Blobs {
-    /// The next blob, if it is whole.
+    /// Takes the next blob, if it is complete.
     fn take(&mut self, from: (u32, u32)) -> Option<Vec<u8>> {
         let waiting = self.waiting.get_mut(&from)?;
         let mut len = [0; 4];

@@ -1,4 +1,4 @@
-//! Messages over a TCP connection, without blocking.
+//! Non-blocking messages over a TCP connection.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,7 +12,7 @@ use super::TICK;
 use crate::tcp::OobStream;
 use crate::unix::wait;
 
-/// Why a connection is over.
+/// The reason why a connection is over.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Lost {
     #[error("its connection was closed: its process has ended, or was killed")]
@@ -34,20 +34,20 @@ impl From<StreamError> for Lost {
     }
 }
 
-/// One end of a connection between a rank and the hub, who have proved themselves to each other.
+/// One end of an authenticated connection between a rank and the hub.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: OobStream,
     incoming: Incoming,
-    /// The bytes still to be sent.
+    /// The unsent bytes.
     out: Vec<u8>,
-    /// The seals of messages from this end, and from the other.
+    /// `ours` seals the messages of this end, `theirs` those of the other end.
     ours: Seal,
     theirs: Seal,
 }
 
 impl Connection {
-    /// The end at which `speaker` is.
+    /// Makes the end of `speaker`.
     pub(super) fn new(stream: OobStream, session: &Session, speaker: Speaker) -> Self {
         let other = match speaker {
             Speaker::Hub => Speaker::Rank,
@@ -57,8 +57,8 @@ impl Connection {
         Connection { stream, incoming: Incoming::default(), out: Vec::new(), ours, theirs }
     }
 
-    /// Another handle of the same end, so that one thread may send while another receives: this one
-    /// sends from now on, and the other receives.
+    /// Makes another handle of this end, so that one thread can send while another receives. From now on
+    /// this handle sends, and the other one receives.
     pub(super) fn receiver(&mut self) -> io::Result<Self> {
         Ok(Connection {
             stream: self.stream.try_clone()?,
@@ -69,7 +69,7 @@ impl Connection {
         })
     }
 
-    /// Receives what is there, until a message is whole.
+    /// Receives available bytes until a message is complete.
     pub(super) fn recv(&mut self) -> Result<Option<(Header, Vec<u8>)>, Lost> {
         loop {
             let n = self.stream.recv(self.incoming.space())?;
@@ -83,8 +83,8 @@ impl Connection {
         }
     }
 
-    /// Puts a message behind those that are still to be sent, and sends what fits now. The rest leaves
-    /// by [`flush`](Self::flush) or [`drain`](Self::drain).
+    /// Queues a message behind the unsent ones, and sends as much as fits now. [`flush`](Self::flush) or
+    /// [`drain`](Self::drain) sends the rest.
     pub(super) fn send(&mut self, header: Header, body: &[u8]) -> Result<(), Lost> {
         let (header, tag) = self.ours.seal(header, body);
         self.out.extend_from_slice(&header);
@@ -97,7 +97,7 @@ impl Connection {
         self.send(message.header, &message.body)
     }
 
-    /// Sends what fits now.
+    /// Sends as much as fits now.
     pub(super) fn flush(&mut self) -> Result<(), Lost> {
         while !self.out.is_empty() {
             match self.stream.send(&self.out)? {
@@ -108,8 +108,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends the rest, and waits for room as long as `go_on` holds. The kernel ends the connection of a
-    /// peer that makes no room for [`SILENCE_MAX`](crate::tcp::SILENCE_MAX).
+    /// Sends the rest, and waits for room while `go_on` returns true. The kernel ends the connection if
+    /// the peer makes no room for [`SILENCE_MAX`](crate::tcp::SILENCE_MAX).
     pub(super) fn drain(&mut self, go_on: impl Fn() -> bool) -> Result<(), Lost> {
         while !self.out.is_empty() && go_on() {
             wait(&mut [PollFd::new(&*self, PollFlags::OUT)], TICK).map_err(Lost::Os)?;
@@ -118,17 +118,17 @@ impl Connection {
         Ok(())
     }
 
-    /// Bytes that are still to be sent.
+    /// Returns the number of unsent bytes.
     pub(super) fn unsent_bytes(&self) -> usize {
         self.out.len()
     }
 
-    /// Says nothing more, and hears nothing more.
+    /// Ends sending and receiving.
     pub(super) fn shutdown(&self) {
         self.stream.shutdown();
     }
 
-    /// The events to wait for, given whether this end receives more.
+    /// Returns the events to wait for; `receives` says whether this end receives more.
     pub(super) fn interest(&self, receives: bool) -> PollFlags {
         let mut interest = PollFlags::empty();
         interest.set(PollFlags::IN, receives);

@@ -1,4 +1,5 @@
-//! The hub at which ranks meet. It lets ranks in, passes on their messages, and tells who is gone.
+//! The hub at which ranks meet. It admits ranks, forwards their messages, and reports ranks that are
+//! gone.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,18 +24,18 @@ use crate::random::random;
 use crate::tcp::{AuthListener, Proof, TurnedAway};
 use crate::unix::wait;
 
-/// Time between a rank's proof and its joining. A host may be very busy while its ranks start.
+/// Maximum time between a rank's proof and its join message. A host may be very busy while its ranks
+/// start.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(20);
-/// While so many bytes wait to be passed on to a rank, the hub takes in no more from any.
+/// While this many bytes wait for any rank, the hub reads from no rank.
 const UNSENT_BYTES_MAX: usize = 1 << 20;
-/// How long a hub that is let go waits for the ranks to leave.
+/// Time that a dropped hub waits for the ranks to leave.
 const LINGER: Duration = Duration::from_secs(2);
-/// Between two looks at whether they have.
+/// Interval between two checks whether the ranks have left.
 const NAP: Duration = Duration::from_millis(1);
 
-/// The hub of one communicator, in a thread of its own, which ends with the last rank. Dropped, it
-/// waits for that two seconds at most; the thread goes on where ranks are still there, as long as
-/// the process does.
+/// The hub of one communicator, in its own thread, which ends with the last rank. Dropping it waits at
+/// most two seconds for that. If ranks are still there, the thread continues until the process ends.
 #[derive(Debug)]
 pub struct Hub {
     id: UniqueId,
@@ -43,9 +44,9 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Listens at `addr`, and where that has no port, at the first of `ports` that is free, for
-    /// `nranks` ranks, which have `within` to come. The address must be one that they can reach.
-    /// Without a `secret` it makes one up.
+    /// Listens at `addr` for `nranks` ranks; if `addr` has port 0, on the first free port of `ports`.
+    /// The ranks must join within `within`, and must be able to reach the address. Without a `secret`
+    /// the hub makes one up.
     pub fn listen(
         addr: SocketAddr,
         ports: PortRange,
@@ -78,7 +79,7 @@ impl Hub {
         Ok(Hub { id, closing, thread: Some(thread) })
     }
 
-    /// The id that every rank needs to join.
+    /// Returns the id that every rank needs to join.
     pub fn id(&self) -> UniqueId {
         self.id
     }
@@ -100,10 +101,10 @@ struct Meeting {
     roster: Roster,
     deadline: Instant,
     within: Duration,
-    /// They have proved themselves, and not joined.
+    /// Callers that have proved themselves and not joined yet.
     newcomers: Vec<Newcomer>,
     ranks: Vec<Rank>,
-    /// Why this host could last take no caller in.
+    /// The last error with which this host could not accept a caller.
     refused: Option<io::Error>,
     started: bool,
 }
@@ -118,7 +119,7 @@ struct Rank {
     rank: u32,
     member: Member,
     connection: Connection,
-    /// Whether the rank said that it is done.
+    /// Whether the rank has said that it is done.
     left: bool,
 }
 
@@ -164,7 +165,7 @@ impl Meeting {
             fds.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
         }
         if wait(&mut fds, TICK).is_err() {
-            // This host is short of memory: go on slowly.
+            // This host is short of memory: continue slowly.
             thread::sleep(TICK);
         }
     }
@@ -178,7 +179,7 @@ impl Meeting {
                     self.newcomers.push(Newcomer { connection, is_refused: false, since });
                 }
                 Ok(None) => return,
-                // It may pass; the ranks' deadline stands.
+                // The error may be temporary; the ranks' deadline stays the same.
                 Err(error) => {
                     self.refused = Some(error);
                     thread::sleep(NAP);
@@ -190,13 +191,13 @@ impl Meeting {
 
     fn admit(&mut self) {
         for mut newcomer in std::mem::take(&mut self.newcomers) {
-            // What it has said counts, however late this thread comes to hear it.
+            // A message that has arrived counts, however late this thread reads it.
             match newcomer.connection.recv() {
                 Ok(None) if newcomer.since.elapsed() >= HANDSHAKE_WITHIN => {}
                 Ok(None) if newcomer.connection.flush().is_ok() => self.newcomers.push(newcomer),
                 Ok(None) | Err(_) => {}
                 Ok(Some((header, body))) => {
-                    // Who was refused has nothing more to say.
+                    // A refused rank has nothing more to say.
                     if newcomer.is_refused {
                         continue;
                     }
@@ -204,7 +205,7 @@ impl Meeting {
                         Ok((rank, member)) => {
                             let mut connection = newcomer.connection;
                             let welcome = Message::new(Kind::Welcome, &[]);
-                            // Who is gone is found out by receiving.
+                            // If the rank is gone, receiving will show it.
                             let _ = connection.say(&welcome);
                             self.ranks.push(Rank { rank, member, connection, left: false });
                         }
@@ -232,12 +233,12 @@ impl Meeting {
         self.started = true;
     }
 
-    /// Whether a rank takes in what it is told more slowly than others tell it.
+    /// Whether a rank reads its messages more slowly than others send them.
     fn is_clogged(&self) -> bool {
         self.ranks.iter().any(|rank| rank.connection.unsent_bytes() >= UNSENT_BYTES_MAX)
     }
 
-    /// Passes on what there is.
+    /// Forwards the available messages.
     fn serve(&mut self) {
         let mut lost: Vec<(u32, Lost)> = Vec::new();
         for rank in &mut self.ranks {
@@ -252,7 +253,7 @@ impl Meeting {
                     Ok(Some((header, body))) => {
                         rank.left |= header.kind == Kind::Left;
                         let header = Header { from: rank.rank, ..header };
-                        // Nobody says anything else after it joined.
+                        // A rank that has joined sends no other kinds.
                         if let Kind::Blob | Kind::Failed | Kind::Left = header.kind {
                             self.tell(header, &body);
                         }
@@ -276,19 +277,19 @@ impl Meeting {
         }
     }
 
-    /// Says something to the rank that it is for, or to all but the one that it is from.
+    /// Sends a message to its addressee, or to all ranks except the sender.
     fn tell(&mut self, header: Header, body: &[u8]) {
         for rank in &mut self.ranks {
             let meant = header.to == NOBODY || header.to == rank.rank;
             if meant && rank.rank != header.from {
-                // An error is found again when this rank is flushed, or read from.
+                // Flushing or reading this rank will show the error again.
                 let _ = rank.connection.send(header, body);
             }
         }
     }
 }
 
-/// The reasons that may have kept ranks out, as the end of an error's text.
+/// Formats the reasons that may have kept ranks out, as the end of an error's text.
 fn why_not(turned_away: &TurnedAway, refused: Option<&io::Error>) -> String {
     let mut text = String::new();
     if turned_away.count > 0 {

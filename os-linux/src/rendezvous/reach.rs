@@ -1,4 +1,4 @@
-//! How a rank reaches the hub.
+//! Connects a rank to the hub.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -12,17 +12,17 @@ use super::BootstrapError;
 use super::connection::{Connection, Lost};
 use crate::tcp::OobStream;
 
-/// Between two attempts to reach a hub that does not listen yet.
+/// Interval between two attempts to reach a hub that does not listen yet.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
 
-/// Why there is no connection with the hub.
+/// The reason why there is no connection to the hub.
 pub(super) enum Unreached {
-    /// Its host is there, and refuses.
+    /// The hub's host is alive and refuses the connection.
     Nobody,
     Lost(Lost),
 }
 
-/// Connects; tries again while nobody listens there.
+/// Connects to the hub; retries while nobody listens there.
 pub(super) fn connect(addr: SocketAddr, deadline: Instant) -> Result<OobStream, Unreached> {
     loop {
         let error = match OobStream::connect_by(addr, deadline) {
@@ -39,7 +39,7 @@ pub(super) fn connect(addr: SocketAddr, deadline: Instant) -> Result<OobStream, 
     }
 }
 
-/// Proves this rank to the hub, and has it prove itself; `None` where that takes too long.
+/// Authenticates the rank and the hub to each other; returns `None` if this takes too long.
 pub(super) fn authenticate(
     mut stream: OobStream,
     id: &UniqueId,

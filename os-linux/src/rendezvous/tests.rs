@@ -46,7 +46,7 @@ fn all_ranks_get_what_each_says() {
     assert!(heard.iter().all(|heard| *heard == all));
 }
 
-/// More than the kernel takes at once.
+/// Makes a blob that is larger than the kernel accepts at once.
 fn long_blob(rank: u32) -> Vec<u8> {
     (0..32 << 20_u32).map(|at| (at ^ at >> 8 ^ at >> 16 ^ rank) as u8).collect()
 }
@@ -81,7 +81,7 @@ fn a_rank_that_takes_in_slowly_holds_up_who_sends_and_misses_nothing() {
             zero.send(1, 7, &blob).unwrap();
             zero
         });
-        // Time in which the hub would have taken all of it in.
+        // In this time the hub would have read everything if it had no limit.
         thread::sleep(Duration::from_secs(3));
         assert!(!sent.is_finished(), "the hub keeps all of it");
         let len = blob.len() as u32;
@@ -151,7 +151,7 @@ fn the_first_failure_reaches_every_rank_and_stays() {
         assert_eq!(error.to_string(), failure.to_string());
         bootstrap.fail("too late");
         assert_eq!(bootstrap.check(), Err(failure.clone()));
-        // Nobody leaves before all have heard.
+        // Every rank waits until all have heard of the failure.
         while !(0..3).all(|rank| rank == bootstrap.rank() || bootstrap.has_left(rank)) {
             if bootstrap.rank() > 0 {
                 break;
@@ -208,7 +208,7 @@ fn callers_who_say_nothing_keep_no_rank_out() {
     });
 }
 
-/// The next message.
+/// Waits for the next message.
 fn hear(connection: &mut Connection) -> (Header, Vec<u8>) {
     let start = Instant::now();
     loop {
@@ -220,7 +220,7 @@ fn hear(connection: &mut Connection) -> (Header, Vec<u8>) {
     }
 }
 
-/// Joins, up to the start, and then neither says nor hears anything.
+/// Joins up to the start, and then neither sends nor receives.
 fn join_by_hand(id: &UniqueId, who: (u32, u32)) -> Connection {
     let deadline = Instant::now() + PATIENCE;
     let stream = reach::connect(id.addr(), deadline).ok().unwrap();
@@ -234,7 +234,7 @@ fn join_by_hand(id: &UniqueId, who: (u32, u32)) -> Connection {
     }
 }
 
-/// Lets rank 1 of two in, as a hub that rank 0 has, which then leaves; and is gone.
+/// Acts as a hub that rank 0 runs: admits rank 1 of two, announces that rank 0 leaves, and ends.
 fn hub_of_a_rank_that_leaves(mut listener: AuthListener) {
     let (stream, session) = loop {
         match listener.poll(now_ns()).unwrap() {
@@ -315,7 +315,7 @@ fn who_has_a_wrong_secret_size_or_rank_is_told_so_and_disturbs_nobody() {
     assert!(other.contains("hung up before it had proved who it is: it knows another"), "{other}");
     assert!(error(&id, (0, 3)).ends_with("rank 0 counts on 3 ranks, the communicator has 2"));
     assert!(error(&id, (2, 2)).ends_with("there is no rank 2: of 2 ranks the first is 0"));
-    // Somebody who says nothing.
+    // This caller stays silent.
     let _silent = TcpStream::connect(id.addr()).unwrap();
     thread::scope(|scope| {
         for rank in [0, 1] {
@@ -330,7 +330,7 @@ fn a_rank_that_is_there_twice_is_refused_once() {
     let id = hub.id();
     thread::scope(|scope| {
         let twins = [(); 2].map(|()| scope.spawn(|| Bootstrap::join(&id, (0, 2), PATIENCE)));
-        // The one that is refused is back before the other rank comes.
+        // The refused twin returns before the other rank joins.
         let mut twins = Vec::from(twins);
         let refused = loop {
             match twins.iter().position(|twin| twin.is_finished()) {
@@ -353,7 +353,7 @@ fn a_hub_may_come_later_than_a_rank() {
         Bootstrap::join(&UniqueId::new(addr, &SECRET), (0, 1), PATIENCE).map(drop)
     });
     let hub = loop {
-        // Another test may have the port for a moment.
+        // Another test may hold the port for a moment.
         match Hub::listen(addr, PortRange::ANY, 1, Some(SECRET), PATIENCE) {
             Ok(hub) => break hub,
             Err(_) => thread::yield_now(),
@@ -370,7 +370,7 @@ fn who_comes_when_all_have_joined_is_told_that_nobody_listens() {
     let _there = Bootstrap::join(&id, (0, 1), PATIENCE).unwrap();
     let since = Instant::now();
     let late = || Bootstrap::join(&id, (0, 1), Duration::from_millis(50)).unwrap_err().to_string();
-    // The hub may be about to stop listening.
+    // The hub may not have stopped listening yet.
     while !late().ends_with(
         ": nobody listens there any more, or yet, within 50ms: either all ranks have joined \
          already, or rank 0 has given up or not started",

@@ -1,4 +1,4 @@
-//! Connecting: from a handle to both ends.
+//! Connection setup: from a handle to both ends.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,20 +16,20 @@ use crate::tcp::{AuthListener, Congestion, OobStream, TurnedAway, os};
 /// The settings of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Sockets and threads; the connector's number of sockets holds.
+    /// Number of sockets and threads; the connector decides the number of sockets.
     pub layout: Layout,
-    /// Time in which connect or accept must come to an end.
+    /// Maximum time for connect or accept.
     pub timeout_ns: u64,
-    /// The congestion control of the sockets, for bytes that this end sends.
+    /// Congestion control of the sockets, for bytes that this end sends.
     pub congestion: Congestion,
-    /// A key that both ends share beside the handle.
+    /// A key that both ends share in addition to the handle.
     pub key: Option<Secret>,
-    /// Whether a send longer than its receive is cut to the receive, rather than refused. The sending
-    /// end's holds.
+    /// Whether a send longer than its receive is cut to the receive's length; otherwise it is an error.
+    /// The sender's setting decides.
     pub truncate: bool,
 }
 
-/// Waits for senders.
+/// Listens for senders.
 #[derive(Debug)]
 pub struct Listener {
     callers: AuthListener,
@@ -39,34 +39,34 @@ pub struct Listener {
     congestion: Congestion,
 }
 
-/// Why there is no connection to be had from a listener just now.
+/// The reason why the listener returns no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum AcceptError {
-    /// One peer was turned away; others may come.
+    /// One peer was refused; others may come.
     #[error("{0}")]
     Refused(Box<Refused>),
-    /// This host has no descriptors or memory to give.
+    /// This host has no descriptors or memory left.
     #[error("accepting a connection: {0}")]
     Host(#[from] io::Error),
 }
 
-/// Why no connection can even be tried.
+/// The reason why a connection attempt cannot start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// The handle is none.
+    /// The handle is invalid.
     #[error(transparent)]
     Handle(#[from] HandleError),
-    /// This host has no socket to give, or no way there.
+    /// This host has no socket left, or no route.
     #[error("connecting to {addr}: {error}")]
     Unreached {
-        /// The address of the listener.
+        /// Address of the listener.
         addr: SocketAddr,
-        /// Why it is not reached.
+        /// The reason why the address cannot be reached.
         error: StreamError,
     },
 }
 
-/// A connection to a listener that is not there yet. Dropping it gives it up.
+/// A pending connection to a listener. Dropping it gives the connection up.
 #[must_use = "it goes on only when it is polled"]
 #[derive(Debug)]
 pub struct Connecting {
@@ -83,7 +83,7 @@ impl Settings {
 }
 
 impl Listener {
-    /// Listens at the device's address, at the first of `ports` that is free.
+    /// Listens at the device's address, on the first free port of `ports`.
     pub fn bind(device: &SocketDevice, ports: PortRange, settings: &Settings) -> io::Result<Self> {
         let (service, key) = (Service::Tcp, settings.key.as_ref());
         let (callers, handle) =
@@ -93,22 +93,22 @@ impl Listener {
         Ok(Listener { callers, handle, lobby, threads, congestion })
     }
 
-    /// The handle by which senders connect: 128 bytes, which the program brings to each sender. Any number
-    /// of senders may use it.
+    /// Returns the handle by which senders connect: 128 bytes, which the program passes to each sender.
+    /// Any number of senders may use it.
     pub fn handle(&self) -> Handle {
         self.handle
     }
 
-    /// Callers who did not prove that they have the handle.
+    /// Returns the callers that did not prove that they have the handle.
     pub fn turned_away(&self) -> &TurnedAway {
         self.callers.turned_away()
     }
 
-    /// The next connection, without waiting; `None`: call again.
+    /// Returns the next connection without waiting. On `None` call again.
     ///
     /// # Errors
-    /// A peer that is gone, is none of ours or takes too long, by name; or this host's own. The
-    /// listener goes on.
+    /// A peer is gone, does not speak Invar's protocol, or takes too long; the error names the peer. Or
+    /// this host has no resources left. The listener continues in all cases.
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<RecvComm>, AcceptError> {
         while self.lobby.has_room()
             && let Some((stream, _)) = self.callers.poll(now_ns)?
@@ -152,25 +152,25 @@ impl Connecting {
         Ok(Connecting { connector: Box::new(connector), threads: layout.threads, truncate })
     }
 
-    /// Goes on without waiting; `None`: call again.
+    /// Advances the connection without waiting. On `None` call again.
     ///
     /// # Errors
-    /// A peer that is not reached, is none of ours, or takes too long. Every later call gives the
-    /// same.
+    /// The peer cannot be reached, does not speak Invar's protocol, or takes too long. Every later call
+    /// returns the same error.
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<SendComm>, Error> {
         let Some(links) = self.connector.poll(now_ns)? else { return Ok(None) };
         Ok(Some(SendComm::new(links, self.threads, self.truncate)))
     }
 
-    /// Joins an error of this connection with both ends.
+    /// Combines an error of this connection with the names of both ends.
     pub fn report(&self, error: Error) -> Report<'_> {
         self.connector.report(error)
     }
 }
 
-/// Makes a new socket one of a connection for messages. Of these, each end has one at least on which
-/// it sends nothing, so that keepalive tells it of a host that has vanished: the sender has control,
-/// the receiver has main.
+/// Prepares a new socket for a connection that carries messages. Each end has at least one socket on
+/// which it sends nothing, so that keepalive detects a vanished host. For the sender that is control,
+/// for the receiver main.
 fn prepare(stream: &OobStream, congestion: &Congestion) -> io::Result<()> {
     stream.wait_for_reader()?;
     congestion.control(stream)

@@ -1,4 +1,4 @@
-//! Which devices the socket transport has: network interfaces.
+//! The devices of the socket transport: network interfaces.
 
 use std::fs;
 use std::io;
@@ -9,16 +9,16 @@ use invar_core::socket::Layout;
 
 use crate::interface::{self, Interface, NoInterface, Rules};
 
-/// A network interface, and the address that peers reach it by.
+/// A network interface and the address by which peers reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketDevice {
     /// The interface.
     pub interface: Interface,
-    /// Its address, with port 0 and with its scope.
+    /// Address of the interface, with port 0 and with its scope.
     pub address: SocketAddr,
 }
 
-/// The interfaces that the rules allow, the best first; or why there is none.
+/// Lists the interfaces that the rules allow, the best first, or returns the reason why there is none.
 pub fn devices(rules: &Rules<'_>) -> io::Result<Result<Vec<SocketDevice>, NoInterface>> {
     let interfaces = Interface::list()?;
     Ok(interface::find(&interfaces, rules).map(|found| {
@@ -31,18 +31,19 @@ pub fn devices(rules: &Rules<'_>) -> io::Result<Result<Vec<SocketDevice>, NoInte
 }
 
 impl SocketDevice {
-    /// Its name: that of the interface.
+    /// Returns the name of the interface.
     pub fn name(&self) -> &str {
         &self.interface.name
     }
 
-    /// Its place on the PCI bus, as `sysfs` has it; `None` for what has none.
+    /// Returns the PCI directory of the interface in `sysfs`; `None` if the interface is not on a PCI
+    /// bus.
     pub fn pci_path(&self, sysfs: &Path) -> Option<PathBuf> {
         fs::canonicalize(self.card(sysfs)).ok()
     }
 
-    /// Sockets and helper threads for `NCCL_SOCKET_NTHREADS` and `NCCL_NSOCKS_PERTHREAD`, `None`
-    /// being automatic; see [`Layout::choose`].
+    /// Returns the numbers of sockets and helper threads by `NCCL_SOCKET_NTHREADS` and
+    /// `NCCL_NSOCKS_PERTHREAD`; `None` means automatic. [`Layout::choose`] has the rules.
     pub fn layout(
         &self,
         threads: Option<u32>,
@@ -54,8 +55,8 @@ impl SocketDevice {
         Layout::choose(threads, sockets_per_thread, vendor.as_deref().map(str::trim), cpus)
     }
 
-    /// The address of a peer as seen from here: a link-local one is on this device's link, whatever
-    /// number that link has on the peer's host.
+    /// Returns the address of a peer as this device reaches it. A link-local address is on this device's
+    /// link, whatever index that link has on the peer's host.
     pub(super) fn on_this_link(&self, peer: SocketAddr) -> SocketAddr {
         match peer {
             SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {

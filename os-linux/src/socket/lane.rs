@@ -1,4 +1,4 @@
-//! Lanes: sockets over which chunks go, in the order in which they were queued.
+//! Lanes: sockets that carry chunks in the order in which they were queued.
 
 mod worker;
 
@@ -14,28 +14,28 @@ use crate::memory::{Gather, Scatter};
 use crate::tcp::OobStream;
 use worker::Worker;
 
-/// Which way the chunks go.
+/// The direction of the chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     Send,
     Recv,
 }
 
-/// The lanes of one end; `O` says whose a chunk is.
+/// The lanes of one end; `O` names the owner of a chunk.
 ///
-/// Worker threads move the chunks, or, if there are none, whoever calls [`Lanes::collect`].
+/// Worker threads move the chunks. If there are no workers, the caller of [`Lanes::collect`] moves them.
 pub(super) struct Lanes<O> {
-    // Ends, and waits for, the threads.
+    // Dropping the workers ends their threads and waits for them.
     workers: Vec<Worker>,
     lanes: Vec<(Arc<Lane>, VecDeque<O>)>,
 }
 
-/// One lane, of which each field but the queue belongs to whoever moves its chunks.
+/// One lane. All fields except the queue belong to the thread that moves the lane's chunks.
 struct Lane {
     stream: OobStream,
     way: Way,
     queue: Mutex<Queue>,
-    /// Chunks that were moved whole and not yet collected.
+    /// Number of chunks that are completely moved and not yet collected.
     moved: AtomicUsize,
 }
 
@@ -51,12 +51,12 @@ struct Piece {
     len: usize,
 }
 
-// SAFETY: memory that `Lanes::push` was promised for the lane, whichever thread moves it.
+// SAFETY: The caller of `Lanes::push` promised the memory to the lane, whichever thread moves it.
 unsafe impl Send for Piece {}
 
 impl<O> Lanes<O> {
-    /// Lanes over `streams`, with no more threads than that; and with none, where the system has
-    /// no more to give.
+    /// Makes lanes over `streams`, with at most as many threads as lanes. If the system cannot start the
+    /// threads, the lanes have none.
     pub(super) fn new(
         streams: impl IntoIterator<Item = OobStream>,
         way: Way,
@@ -79,24 +79,24 @@ impl<O> Lanes<O> {
     ///
     /// # Safety
     ///
-    /// The bytes are valid for the way that the lanes go, under the terms of
-    /// [`HostMemory::from_raw`](crate::memory::HostMemory::from_raw), until the chunk is collected
-    /// or the lanes are dropped.
+    /// The bytes are valid for the direction of the lanes, under the terms of
+    /// [`HostMemory::from_raw`](crate::memory::HostMemory::from_raw), until the chunk is collected or
+    /// the lanes are dropped.
     pub(super) unsafe fn push(&mut self, lane: usize, start: NonNull<u8>, len: usize, owner: O) {
         let (lane, owners) = &mut self.lanes[lane];
         owners.push_back(owner);
         lane.lock().chunks.push_back(Piece { start, len });
     }
 
-    /// Lets the workers know of chunks that were queued.
+    /// Wakes the workers after chunks were queued.
     pub(super) fn wake(&self) {
         self.workers.iter().for_each(Worker::wake);
     }
 
-    /// Takes note of chunks that were moved.
+    /// Calls `done` for each chunk that has moved.
     ///
     /// # Errors
-    /// A lane on which nothing moves any more.
+    /// A lane has failed and moves no more chunks.
     pub(super) fn collect(&mut self, mut done: impl FnMut(O)) -> Result<(), StreamError> {
         for (lane, owners) in self.lanes.iter_mut().filter(|(_, owners)| !owners.is_empty()) {
             while self.workers.is_empty() && lane.step() {}
@@ -112,7 +112,7 @@ impl<O> Lanes<O> {
         Ok(())
     }
 
-    /// The sockets that carry chunks, and the number of threads that move them.
+    /// Returns the sockets that carry chunks, and the number of threads that move them.
     pub(super) fn streams(&self) -> (impl Iterator<Item = &OobStream>, u16) {
         (self.lanes.iter().map(|(lane, _)| &lane.stream), self.workers.len() as u16)
     }
@@ -124,31 +124,31 @@ impl<O> Lanes<O> {
 }
 
 impl Lane {
-    /// Moves bytes of the first chunk; whether any could be. One thread does this at a time.
+    /// Moves bytes of the first chunk; returns whether any byte moved. Only one thread calls this at a time.
     fn step(&self) -> bool {
-        // Not locked while the kernel copies.
+        // The queue is not locked while the kernel copies.
         let (first, error) = {
             let queue = self.lock();
             (queue.chunks.front().copied(), queue.error)
         };
         let Some(Piece { start, len }) = first.filter(|_| error.is_none()) else { return false };
         let moved = match self.way {
-            // SAFETY: by the promise to `Lanes::push`; the chunk is not collected.
+            // SAFETY: The caller of `Lanes::push` promised the bytes, and the chunk is not collected yet.
             Way::Send => self.stream.send_gather(&[unsafe { Gather::from_raw(start, len) }]),
-            // SAFETY: as above.
+            // SAFETY: The caller of `Lanes::push` promised the bytes, and the chunk is not collected yet.
             Way::Recv => self.stream.recv_scatter(&mut [unsafe { Scatter::from_raw(start, len) }]),
         };
         let mut queue = self.lock();
         match moved {
             Ok(bytes) if bytes < len => {
-                // SAFETY: within the chunk.
+                // SAFETY: The new start lies within the chunk.
                 let start = unsafe { start.add(bytes) };
                 queue.chunks[0] = Piece { start, len: len - bytes };
                 bytes > 0
             }
             Ok(_) => {
                 queue.chunks.pop_front();
-                // What was received is seen by whoever collects it.
+                // Release ordering shows the received bytes to the thread that collects the chunk.
                 self.moved.fetch_add(1, Ordering::Release);
                 true
             }

@@ -1,4 +1,4 @@
-//! The receiving end.
+//! The receiving end of a connection.
 
 mod inbox;
 
@@ -17,15 +17,15 @@ use super::send::{cloned, pointer};
 use crate::tcp::OobStream;
 use inbox::Inbox;
 
-/// The receiving end of a connection. Dropping it closes it.
+/// The receiving end of a connection. Dropping it closes the connection.
 pub struct RecvComm {
-    /// What the sender writes to; `None` once the connection has failed. Its threads end before
-    /// anything else.
+    /// The sockets that the sender writes to; `None` once the connection has failed. This field drops
+    /// first, so its threads end before anything else.
     links: Option<Inbound>,
     receiver: Box<Receiver>,
     inbox: Inbox,
     control: OobStream,
-    /// Frames that are being sent over control.
+    /// Buffer of the frames that are being sent over control.
     news: [u8; 64 * FRAME_BYTES],
     news_unsent: std::ops::Range<usize>,
     ends: Ends,
@@ -34,7 +34,7 @@ pub struct RecvComm {
 struct Inbound {
     lanes: Lanes<Target>,
     main: OobStream,
-    /// How main ended, while lanes still bring what was sent before.
+    /// The error that ended main, while lanes still deliver earlier bytes.
     end: Option<StreamError>,
 }
 
@@ -54,10 +54,11 @@ impl RecvComm {
         }
     }
 
-    /// The sending end of messages back, as [`SendComm::way_back`] is the receiving one.
+    /// Makes the sending end for messages in the other direction; [`SendComm::way_back`] makes the
+    /// receiving end.
     ///
     /// # Errors
-    /// `ENOTCONN` where the connection has failed, or what the system says.
+    /// `ENOTCONN` if the connection has failed, or the system's error.
     pub fn way_back(&mut self) -> io::Result<SendComm> {
         self.goes_both_ways();
         let Some(Inbound { lanes, main, .. }) = &self.links else {
@@ -65,20 +66,20 @@ impl RecvComm {
         };
         let (lanes, threads) = lanes.streams();
         let links = cloned(&self.control, main, lanes, &self.ends)?;
-        // What goes this way is as long as both ends agree.
+        // Both ends agree on the lengths of messages in this direction, so none is cut.
         Ok(SendComm::new(links, threads, false))
     }
 
-    /// Posts a receive of 1 to 8 buffers, each for a message with its tag. `None`, where no
-    /// request is free: call again. Keys are not looked at.
+    /// Posts a receive of 1 to 8 buffers, each for one message with the buffer's tag. On `None` no
+    /// request is free: call again. Keys are ignored.
     ///
     /// # Errors
-    /// [`Error::Argument`] or [`Error::TooLong`] for buffers that cannot be; the connection goes
-    /// on. Others stay: every later call gives the same.
+    /// [`Error::Argument`] or [`Error::TooLong`] if a buffer is invalid; the connection continues. All
+    /// other errors are permanent: every later call returns the same one.
     ///
     /// # Safety
-    /// The buffers stay valid, and are not accessed by anyone else but by atomic operations on
-    /// whole aligned words, until the request is done or this end is dropped.
+    /// Until the request is done or this end is dropped, the buffers stay valid. Nobody else accesses
+    /// them, except by atomic operations on whole aligned words.
     pub unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, Error> {
         let mut posted = [Posted { len: 0, tag: 0 }; RECVS_MAX];
         let Some(posted) = posted.get_mut(..bufs.len()) else {
@@ -101,11 +102,11 @@ impl RecvComm {
         }
     }
 
-    /// Whether a receive is done, and then the bytes of each buffer in the order in which they
-    /// were posted; the request is then over. Moves what there is to move, of all requests.
+    /// Whether a receive is done. If so, returns the length of each message in the order of the buffers,
+    /// and the request is over. The call moves bytes of all requests.
     ///
     /// # Errors
-    /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
+    /// [`Error::UnknownRequest`], or the error that ended the connection, which every call returns.
     pub fn test(&mut self, request: &Request) -> Result<Option<&[u32]>, Error> {
         if self.receiver.is_waiting(request) {
             self.progress();
@@ -113,12 +114,12 @@ impl RecvComm {
         self.receiver.test(request)
     }
 
-    /// Looks whether the peer's host is still there, of which main tells nothing while it has
-    /// something to send as well. Costs a system call: for now and then, by an end that waits. When
-    /// the peer closes, such an end notices by itself.
+    /// Checks whether the peer's host is still alive. Main does not detect this while it also has data
+    /// to send. The call costs a system call, so a waiting end makes it only now and then. A waiting end
+    /// notices by itself when the peer closes.
     ///
     /// # Errors
-    /// The connection has failed. Requests that are done can still be tested.
+    /// The connection has failed. Completed requests can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
         if let Some(error) = self.control.unreachable() {
             self.receiver.fail(Error::PeerClosed(error));
@@ -127,17 +128,17 @@ impl RecvComm {
         self.receiver.end().map_or(Ok(()), Err)
     }
 
-    /// Receives under way: posted, and not yet tested as done.
+    /// Returns the number of receives that are posted and not yet tested as done.
     pub fn outstanding(&self) -> usize {
         self.receiver.outstanding()
     }
 
-    /// The socket on which every message is announced; the one of news, once that is closed.
+    /// Returns the socket that announces every message; the control socket once main is closed.
     pub fn main_socket(&self) -> BorrowedFd<'_> {
         self.links.as_ref().map_or(self.control.as_fd(), |links| links.main.as_fd())
     }
 
-    /// Both ends.
+    /// Returns the names of both ends.
     pub fn ends(&self) -> &Ends {
         &self.ends
     }
@@ -155,7 +156,7 @@ impl RecvComm {
         self.close_if_over();
     }
 
-    /// Tells the sender of buffers, if it is time.
+    /// Sends the sender news about posted buffers, if it is time.
     fn tell(&mut self) {
         loop {
             if self.news_unsent.is_empty() {
@@ -167,14 +168,15 @@ impl RecvComm {
             match self.control.send(&self.news[self.news_unsent.clone()]) {
                 Ok(0) => return,
                 Ok(sent) => self.news_unsent.start += sent,
-                // The sender is gone; whether it has sent all before, the other sockets say.
+                // The sender is gone; the other sockets show whether all its data has arrived.
                 Err(_) => self.news_unsent = 0..0,
             }
         }
     }
 
-    /// A connection that has failed leaves no sender waiting: it is told of what was posted, which
-    /// may say why, and its sockets are closed, both ways if they are used both ways.
+    /// Closes a failed connection, so that no sender waits for it. The function first sends the news of
+    /// posted buffers, which may contain the reason. It closes both directions of the sockets if both
+    /// are in use.
     fn close_if_over(&mut self) {
         if self.receiver.end().is_none() || self.links.is_none() {
             return;
@@ -188,14 +190,15 @@ impl RecvComm {
 }
 
 impl Drop for RecvComm {
-    /// Where the other way is still open, the peer learns here that nothing more is received.
+    /// Ends sending on control. If the other direction is still open, this tells the peer that nothing
+    /// more is received.
     fn drop(&mut self) {
         self.control.end_sending();
     }
 }
 
 impl Inbound {
-    /// Moves what is there to where it belongs.
+    /// Moves available bytes to their destinations.
     fn progress(&mut self, receiver: &mut Receiver, inbox: &mut Inbox) -> Result<(), Error> {
         self.lanes.collect(|to| receiver.chunk_done(to)).map_err(Error::PeerClosed)?;
         if !receiver.is_starved(inbox.staged().len()) {
@@ -219,7 +222,7 @@ impl Inbound {
         }
     }
 
-    /// Does what is to be done with what is staged.
+    /// Handles the staged bytes.
     fn settle(&mut self, receiver: &mut Receiver, inbox: &mut Inbox) -> Result<(), Error> {
         let mut is_spread = false;
         while let Some(step) = receiver.next(inbox.staged())? {
@@ -229,9 +232,9 @@ impl Inbound {
                 Step::Spread { to, chunks } => {
                     for chunk in chunks {
                         let (start, len) = (inbox.at(to, chunk.offset), chunk.len as usize);
-                        // SAFETY: a part of a buffer or parking place that the message fits into,
-                        // which stays until the message is whole, or this end is dropped, and its
-                        // lanes first.
+                        // SAFETY: The chunk is a part of a buffer or parking place that the message fits
+                        // into. That memory stays until the message is complete or this end is dropped,
+                        // and this end drops its lanes first.
                         unsafe { self.lanes.push(chunk.lane.into(), start, len, to) };
                     }
                     is_spread = true;

@@ -1,4 +1,4 @@
-//! The sending end.
+//! The sending end of a connection.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,33 +15,33 @@ use super::lane::{Lanes, Way};
 use crate::memory::{Gather, Scatter, read_raw};
 use crate::tcp::OobStream;
 
-/// Messages, and about how many bytes, that go into one system call.
+/// Maximum number of messages, and approximate maximum of bytes, in one system call.
 const BATCH_MESSAGES: usize = 16;
 const BATCH_BYTES: usize = 1 << 20;
 
-/// Up to so many bytes, frame included, a message alone is rather put together here: a list of two
-/// pieces takes the kernel longer.
+/// Up to this length, frame included, the sender copies a single message together, because the kernel
+/// takes longer for a list of two pieces.
 const COPIED_BYTES: usize = 1024;
 
-/// The sending end of a connection. Dropping it closes it; what was sent still arrives.
+/// The sending end of a connection. Dropping it closes the connection; data already sent still arrives.
 pub struct SendComm {
-    // Its threads end before anything else.
+    // This field drops first, so its threads end before anything else.
     lanes: Lanes<usize>,
     sender: Box<Sender>,
     main: OobStream,
     control: OobStream,
-    /// First bytes of the messages, by the index of their requests.
+    /// Addresses of the messages' first bytes, by the index of their requests.
     starts: Box<[NonNull<u8>; DEPTH_MAX]>,
-    /// The buffer in which a short message is put together.
+    /// The buffer in which a short message is assembled.
     short: Box<[u8; COPIED_BYTES]>,
     ends: Ends,
 }
 
-// SAFETY: the pointers are to memory that `isend` was promised, whichever thread goes on.
+// SAFETY: The caller of `isend` promised the memory behind the pointers, whichever thread continues.
 unsafe impl Send for SendComm {}
 
 impl SendComm {
-    /// `truncates`: whether a message longer than its buffer is cut to it.
+    /// Makes a sending end; `truncates` says whether a message longer than its buffer is cut.
     pub(super) fn new(links: Links<OobStream>, threads: u16, truncates: bool) -> Self {
         let Links { control, main, lanes, ends } = links;
         let sender = Box::new(Sender::new(lanes.len() as u16).truncating(truncates));
@@ -50,12 +50,13 @@ impl SendComm {
         SendComm { lanes, sender, main, control, starts, short: Box::new([0; COPIED_BYTES]), ends }
     }
 
-    /// The receiving end of messages back, over the same sockets: each is a stream both ways, of
-    /// which this end uses one. For once, where the peer does the same before it sends: an
-    /// acknowledgement then travels with the next message back, and not as a packet of its own.
+    /// Makes the receiving end for messages in the other direction over the same sockets. Each socket is
+    /// a stream in both directions, and this end uses only one. Call this at most once, and the peer
+    /// must do the same before it sends. An acknowledgement then travels with the next message back
+    /// instead of in its own packet.
     ///
-    /// Sockets are closed with the later of both ends. What is then unread resets them, so that
-    /// both sides have to have received all that was sent.
+    /// The sockets close when both ends are dropped. Unread bytes then reset them, so both sides must
+    /// first have received everything.
     pub fn way_back(&mut self) -> io::Result<RecvComm> {
         let (lanes, threads) = self.lanes.streams();
         let links = cloned(&self.control, &self.main, lanes, &self.ends)?;
@@ -64,17 +65,18 @@ impl SendComm {
         Ok(comm)
     }
 
-    /// Takes on a message, whether or not the peer has posted a buffer for it: up to 4 MiB in 256
-    /// messages may go ahead. `None`, where that or the requests are used up: call again.
+    /// Starts to send a message, whether or not the peer has posted a buffer for it: up to 4 MiB in 256
+    /// messages may go ahead. Returns `None` if that limit or the requests are used up: call again.
     ///
     /// The message moves when any request is tested. Keys are ignored.
     ///
     /// # Errors
-    /// [`Error::SizeMismatch`] where the buffer is known and shorter, unless messages are cut
-    /// ([`Settings::truncate`](super::Settings)), and [`Error::TooLong`]: the connection goes on. Others stay: every later call gives the same.
+    /// [`Error::SizeMismatch`] if the buffer is known to be shorter and messages are not cut
+    /// ([`Settings::truncate`](super::Settings)), and [`Error::TooLong`]: the connection continues. All
+    /// other errors are permanent: every later call returns the same one.
     ///
     /// # Safety
-    /// The buffer stays valid, and is not written by anyone, until the request is done or this
+    /// The buffer stays valid, and nobody writes it, until the request is done or this end is dropped.
     /// end is dropped.
     pub unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
         let start = pointer(buf.addr, buf.len)?;
@@ -86,7 +88,8 @@ impl SendComm {
         if chunks.clone().next().is_some() {
             for chunk in chunks {
                 let (offset, len) = (chunk.offset as usize, chunk.len as usize);
-                // SAFETY: a part of the buffer, of which the caller promises what `push` asks for.
+                // SAFETY: The chunk is a part of the buffer, and the caller promises what `push` asks
+                // for.
                 unsafe {
                     let start = start.add(offset);
                     self.lanes.push(chunk.lane.into(), start, len, request.row());
@@ -97,8 +100,8 @@ impl SendComm {
         Ok(Some(request))
     }
 
-    /// The bytes of the buffer that a message with `tag` would meet; `None`, where the peer has
-    /// posted none.
+    /// Returns the length of the buffer that the next message with `tag` would meet, or `None` if the
+    /// peer has posted none.
     ///
     /// # Errors
     /// The connection has failed.
@@ -109,11 +112,11 @@ impl SendComm {
         Ok(self.sender.room(tag))
     }
 
-    /// Whether a send is done, and then how many bytes it sent; the request is then over. Moves
-    /// what there is to move, of all requests.
+    /// Whether a send is done. If so, returns the number of sent bytes, and the request is over. The
+    /// call moves bytes of all requests.
     ///
     /// # Errors
-    /// [`Error::UnknownRequest`]; or what ended the connection, the same on every call.
+    /// [`Error::UnknownRequest`], or the error that ended the connection, which every call returns.
     pub fn test(&mut self, request: &Request) -> Result<Option<u32>, Error> {
         match self.sender.test(request) {
             Ok(None) => {
@@ -124,26 +127,26 @@ impl SendComm {
         }
     }
 
-    /// Looks whether the peer still has its end open, which an idle end does not notice by
-    /// itself. Costs a system call: for now and then.
+    /// Checks whether the peer's end is still open, which an idle end does not notice by itself. The
+    /// call costs a system call, so make it only now and then.
     ///
     /// # Errors
-    /// The connection has failed. Requests that are done can still be tested.
+    /// The connection has failed. Completed requests can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
         self.read_control()
     }
 
-    /// Sends under way: taken on, and not yet tested as done.
+    /// Returns the number of sends that have started and are not yet tested as done.
     pub fn outstanding(&self) -> usize {
         self.sender.outstanding()
     }
 
-    /// The socket on which every message is announced.
+    /// Returns the socket that announces every message.
     pub fn main_socket(&self) -> BorrowedFd<'_> {
         self.main.as_fd()
     }
 
-    /// Both ends.
+    /// Returns the names of both ends.
     pub fn ends(&self) -> &Ends {
         &self.ends
     }
@@ -157,7 +160,7 @@ impl SendComm {
         }
     }
 
-    /// Writes frames and payload to main, as much as there is room for.
+    /// Writes as many frames and as much payload to main as fit.
     fn write_main(&mut self) -> Result<(), StreamError> {
         loop {
             let (sent, bytes) = match self.sender.only_outgoing() {
@@ -171,13 +174,14 @@ impl SendComm {
         }
     }
 
-    /// Writes a short message: how many bytes of how many.
+    /// Writes a short message; returns the number of written bytes and the total.
     fn write_copied(&mut self, message: &Outgoing) -> Result<(usize, usize), StreamError> {
         let Outgoing { index, frame, frame_written, payload } = message;
         let (frame, short) = (&frame[*frame_written..], &mut self.short[..message.bytes()]);
         let (copied_frame, copied_payload) = short.split_at_mut(frame.len());
         copied_frame.copy_from_slice(frame);
-        // SAFETY: within the message, which is not done, and which whoever sent it promised to keep.
+        // SAFETY: The range lies within a message that is not done, whose memory the caller of `isend`
+        // keeps.
         unsafe {
             let start = self.starts[*index].add(payload.start as usize);
             read_raw(start, copied_payload);
@@ -185,14 +189,14 @@ impl SendComm {
         Ok((self.main.send_gather(&[Gather::bytes(short)])?, short.len()))
     }
 
-    /// Writes several messages, or a long one: how many bytes of how many.
+    /// Writes several messages or a long one; returns the number of written bytes and the total.
     fn write_batch(&mut self) -> Result<(usize, usize), StreamError> {
         let mut frames = [([0; FRAME_BYTES], 0); BATCH_MESSAGES];
         let mut payloads = [(NonNull::dangling(), 0); BATCH_MESSAGES];
         let (mut count, mut bytes) = (0, 0);
         for outgoing in self.sender.outgoing().take(BATCH_MESSAGES) {
             let offset = outgoing.payload.start as usize;
-            // SAFETY: within the message.
+            // SAFETY: The offset lies within the message.
             let start = unsafe { self.starts[outgoing.index].add(offset) };
             payloads[count] = (start, outgoing.payload.len());
             frames[count] = (outgoing.frame, outgoing.frame_written);
@@ -206,14 +210,14 @@ impl SendComm {
         for (i, (frame, written)) in frames[..count].iter().enumerate() {
             pieces[2 * i] = Gather::bytes(&frame[*written..]);
             let (start, len) = payloads[i];
-            // SAFETY: a part of a message that is not done, which whoever sent it promised
-            // to keep.
+            // SAFETY: The range is a part of a message that is not done, whose memory the caller of
+            // `isend` keeps.
             pieces[2 * i + 1] = unsafe { Gather::from_raw(start, len) };
         }
         Ok((self.main.send_gather(&pieces[..2 * count])?, bytes))
     }
 
-    /// Takes what the peer has posted.
+    /// Reads the peer's news about posted buffers.
     fn read_control(&mut self) -> Result<(), Error> {
         let mut bytes = [0; 256 * FRAME_BYTES];
         loop {
@@ -232,7 +236,7 @@ impl SendComm {
         }
     }
 
-    /// A socket is of no more use. Why, the peer may have told.
+    /// Records that a socket has failed. The peer may have sent the reason.
     #[cold]
     fn broken(&mut self, error: StreamError) {
         if self.read_control().is_ok() {
@@ -242,19 +246,19 @@ impl SendComm {
 }
 
 impl Drop for SendComm {
-    /// Where the other way is still open, the peer learns here that nothing more comes.
+    /// Ends sending. If the other direction is still open, this tells the peer that nothing more comes.
     fn drop(&mut self) {
         self.main.end_sending();
         self.lanes.streams().0.for_each(OobStream::end_sending);
     }
 }
 
-/// The sockets of a connection once more, for messages the other way.
+/// Duplicates the sockets of a connection, for messages in the other direction.
 ///
-/// Both ends now send on all sockets, so that none is left to keepalive. Control gives up a silent
-/// peer instead. The frames on it are few, since a sender reads those of its peer at the latest when
-/// [`AHEAD_MESSAGES`](invar_core::socket::AHEAD_MESSAGES) are ahead. So the buffers of a peer that
-/// does not read still take them in, and its host acknowledges them.
+/// Both ends then send on all sockets, so no socket is left to keepalive. Instead, control gives up a
+/// silent peer. Control carries few frames, because a sender reads its peer's frames at the latest when
+/// [`AHEAD_MESSAGES`](invar_core::socket::AHEAD_MESSAGES) are ahead. So the buffers of a peer that does
+/// not read still accept these frames, and the peer's host acknowledges them.
 pub(super) fn cloned<'a>(
     control: &OobStream,
     main: &OobStream,
@@ -270,7 +274,7 @@ pub(super) fn cloned<'a>(
     })
 }
 
-/// An address of a buffer, of which an empty one may have none.
+/// Converts the address of a buffer to a pointer; an empty buffer may have the address 0.
 pub(super) fn pointer(addr: u64, len: u32) -> Result<NonNull<u8>, Error> {
     match NonNull::new(std::ptr::with_exposed_provenance_mut(addr as usize)) {
         Some(start) => Ok(start),

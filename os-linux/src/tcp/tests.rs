@@ -18,7 +18,7 @@ fn listener(host: &str) -> OobListener {
     OobListener::bind(SocketAddr::new(host.parse().unwrap(), 0), PortRange::ANY).unwrap()
 }
 
-/// Both ends of a connection: who connected, who accepted.
+/// Returns both ends of a connection: the connecting one, then the accepting one.
 fn pair(host: &str) -> (OobStream, OobStream) {
     let listener = listener(host);
     let mut caller = OobStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -63,7 +63,7 @@ fn nobody_waits_where_there_is_nothing() {
     assert_eq!(called.recv(&mut [0; 8]), Ok(0));
     assert_eq!(called.recv(&mut []), Ok(0));
     let bytes = vec![0; 1 << 16];
-    // The receiver takes nothing, so there is room for so much and no more.
+    // The receiver reads nothing, so only a limited amount fits.
     let sent = until("filling the buffers", || {
         (caller.send(&bytes) == Ok(0)).then(|| caller.send(&bytes))
     });
@@ -93,7 +93,7 @@ fn a_peer_that_closes_is_told_apart_from_one_that_breaks_off() {
     assert_eq!(receive_one(&mut called), Ok(7), "what was sent before still comes");
     assert_eq!(receive_one(&mut called), Err(StreamError::Closed));
     assert_eq!(receive_one(&mut called), Err(StreamError::Closed));
-    // The kernel answers bytes to a closed socket with a reset, and after that knows of no peer.
+    // The kernel answers bytes to a closed socket with a reset, and then knows no peer any more.
     let error = until("the reset", || called.send(&[9]).err());
     assert!([StreamError::Os(libc::ECONNRESET), StreamError::Closed].contains(&error));
 
@@ -116,7 +116,7 @@ fn a_port_where_nobody_listens_refuses() {
 #[test]
 fn a_socket_that_the_kernel_has_connected_to_itself_has_been_refused_and_frees_the_port() {
     for host in ["127.0.0.1", "::1"] {
-        // Bound by hand to the port that it calls, as by chance to one of the ephemeral ports.
+        // The test binds the socket to the port that it calls, as chance may do with an ephemeral port.
         let addr = SocketAddr::new(host.parse().unwrap(), 0);
         let socket = new_socket(addr).unwrap();
         socket.bind(&addr.into()).unwrap();
@@ -133,7 +133,7 @@ fn a_socket_that_the_kernel_has_connected_to_itself_has_been_refused_and_frees_t
 
 #[test]
 fn a_connection_under_way_neither_sends_nor_fails() {
-    // A listener whose queue is full answers no further caller.
+    // A listener whose queue is full answers no more callers.
     let full = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     full.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     full.listen(0).unwrap();

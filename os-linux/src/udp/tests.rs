@@ -10,7 +10,7 @@ use crate::memory::{Gather, HostMemory};
 
 const LOCALHOSTS: [&str; 2] = ["127.0.0.1:0", "[::1]:0"];
 
-/// Long enough for any scheduler; a test that waits for it has failed.
+/// A timeout longer than any scheduling delay; a test that reaches it has failed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn pair(localhost: &str) -> (TxSocket, RxSocket, SocketAddr) {
@@ -37,7 +37,7 @@ fn receive(rx: &RxSocket, batch: &mut RxBatch, count: usize, source: SocketAddr)
     all
 }
 
-/// Datagrams of one size but for the last, each in pieces cut anywhere.
+/// A train of datagrams of equal size, except for the last, with the positions of cuts.
 fn train() -> impl Strategy<Value = (usize, Vec<u8>, Vec<usize>)> {
     (1..5000usize, 0..SEGMENTS_MAX).prop_flat_map(|(segment_bytes, segments)| {
         let whole = segments % TxSocket::segments_max(segment_bytes) * segment_bytes;
@@ -47,7 +47,7 @@ fn train() -> impl Strategy<Value = (usize, Vec<u8>, Vec<usize>)> {
     })
 }
 
-/// The pieces of a train: every datagram is cut at `cuts`, and an empty piece ends the list.
+/// Returns the pieces of a train: every datagram is cut at `cuts`, and an empty piece ends the list.
 fn pieces<'a>(bytes: &'a [u8], segment_bytes: usize, cuts: &[usize]) -> Vec<Gather<'a>> {
     let mut cuts = cuts.to_vec();
     cuts.sort_unstable();
@@ -105,7 +105,7 @@ fn the_longest_train_of_every_path_mtu_is_one_system_call() {
 #[test]
 fn a_socket_on_which_the_kernel_refuses_trains_goes_on_without() {
     let (tx, rx, to) = pair("127.0.0.1:0");
-    // The kernel sends no trains without checksums: EINVAL, as an unable device gives EIO.
+    // Without checksums the kernel refuses trains with EINVAL, as an incapable device does with EIO.
     set_option(&tx.socket, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
     assert!(tx.offload());
     assert_eq!((tx.ip_id(0), tx.ip_id(3)), (0, 3));
@@ -153,7 +153,7 @@ fn the_refusal_of_one_peer_loses_nothing_that_goes_to_another() {
 
 #[test]
 fn an_error_names_destination_and_cause() {
-    // Fits into a datagram, but with its headers not into loopback's 65 536 bytes.
+    // This length fits into a datagram, but with its headers not into loopback's 65 536 bytes.
     let (tx, _rx, to) = pair("[::1]:0");
     let bytes = vec![0; DATAGRAM_BYTES_MAX];
     let error = tx.send_segments(to, &[Gather::bytes(&bytes)], DATAGRAM_BYTES_MAX).unwrap_err();
@@ -249,7 +249,7 @@ fn a_socket_that_expects_a_peer_sends_to_others_too() {
 
 #[test]
 fn a_socket_that_expects_any_peer_again_numbers_its_packets_as_before() {
-    // Where no other test's packets are.
+    // No other test sends packets from this address.
     let (mut tx, rx, to) = pair("127.83.1.7:0");
     let source = tx.local_addr().unwrap();
     let wires = match Socket::new(Domain::IPV4, Type::from(libc::SOCK_RAW), Some(Protocol::UDP)) {

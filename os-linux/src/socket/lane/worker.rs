@@ -1,4 +1,4 @@
-//! A thread that moves the chunks of some lanes, and sleeps where none moves.
+//! A thread that moves the chunks of some lanes, and sleeps while none can move.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,10 +10,10 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::{Lane, Way};
 
-/// Longest sleep. What there is to do wakes a worker; this is for what nobody thought of.
+/// The longest sleep. New work wakes a worker; the limit covers a wake-up that is missed.
 const SLEEP_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// Ends, and is waited for, when it is dropped.
+/// A worker thread. Dropping this value ends the thread and waits for it.
 pub(super) struct Worker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -21,7 +21,7 @@ pub(super) struct Worker {
 
 struct Shared {
     lanes: Vec<Arc<Lane>>,
-    /// Readable once there is something new.
+    /// An event descriptor that is readable when there is new work.
     news: OwnedFd,
     is_over: AtomicBool,
 }
@@ -39,7 +39,7 @@ impl Worker {
     }
 
     pub(super) fn wake(&self) {
-        // It fails only where so many are there to be read that one more is not needed.
+        // The write fails only if the counter is full, and then a wake-up is already pending.
         let _ = rustix::io::write(&self.shared.news, &1u64.to_ne_bytes());
     }
 }
@@ -49,7 +49,7 @@ impl Drop for Worker {
         self.shared.is_over.store(true, Ordering::Relaxed);
         self.wake();
         if let Some(thread) = self.thread.take() {
-            // It panicked or not: either way it is over.
+            // The thread is over in either case, even if it panicked.
             let _ = thread.join();
         }
     }
@@ -58,7 +58,7 @@ impl Drop for Worker {
 impl Shared {
     fn run(&self) {
         while !self.is_over.load(Ordering::Relaxed) {
-            // Each lane in its turn, so that none starves the others.
+            // The loop serves each lane in turn, so that none starves the others.
             let moved = self.lanes.iter().filter(|lane| lane.step()).count();
             if moved == 0 {
                 self.sleep();
@@ -66,7 +66,7 @@ impl Shared {
         }
     }
 
-    /// Sleeps until a socket is ready that a chunk waits for, or there is news.
+    /// Sleeps until a socket that a chunk waits for is ready, or new work arrives.
     fn sleep(&self) {
         let waiting = self.lanes.iter().filter(|lane| lane.is_waiting());
         let ready = |lane: &Lane| match lane.way {
@@ -76,7 +76,7 @@ impl Shared {
         let mut fds: Vec<PollFd<'_>> =
             waiting.map(|lane| PollFd::new(&lane.stream, ready(lane))).collect();
         fds.push(PollFd::new(&self.news, PollFlags::IN));
-        // However it ends, the lanes are looked at next.
+        // The loop checks the lanes next, whatever the result.
         let _ = poll(&mut fds, Some(&SLEEP_MAX));
         let _ = rustix::io::read(&self.news, &mut [0; 8]);
     }

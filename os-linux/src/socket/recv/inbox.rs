@@ -1,4 +1,5 @@
-//! The places to which received bytes go: buffers, parking places, and a stage for what is not yet understood.
+//! The destinations of received bytes: buffers, parking places, and a stage for bytes whose destination
+//! is unknown.
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -14,33 +15,34 @@ use crate::memory::{HostMemory, Scatter, write_raw};
 use crate::socket::send::pointer;
 use crate::tcp::OobStream;
 
-/// Bytes that are read without knowing where they belong. Many short messages come by one call.
+/// Maximum number of bytes that are read before their destination is known. One call reads many short
+/// messages.
 const STAGE_BYTES: usize = 64 << 10;
 
-/// From this length on a message is rather read right to where it belongs, by a call of its own,
-/// than copied once more...
+/// A message of at least this length is read directly into its destination by a call of its own, which
+/// saves a copy.
 const LONG_BYTES: usize = 16 << 10;
 
-/// ...and behind it just as much as brings the next frame along.
+/// After a long message, only this many further bytes are read, enough for the next frame.
 const STAGE_BEHIND_LONG_BYTES: usize = 2 << 10;
 
 pub(super) struct Inbox {
-    /// First bytes of the buffers, by the index of their receives.
+    /// Addresses of the buffers' first bytes, by the index of their receives.
     starts: Box<[[NonNull<u8>; RECVS_MAX]; DEPTH_MAX]>,
     parked: HashMap<u8, HostMemory>,
     stage: Box<[u8; STAGE_BYTES]>,
-    /// Bytes of the stage that were read and not yet taken.
+    /// `first..end` is the range of the stage that was read and not yet consumed.
     first: usize,
     end: usize,
-    /// Length of the message that came last.
+    /// Length of the last message.
     last_bytes: usize,
-    /// Whether nothing goes back that would acknowledge what comes.
+    /// Whether no message in the other direction acknowledges the received ones.
     is_one_way: bool,
-    /// Whether something short came since main was last acknowledged.
+    /// Whether a short message has come since the last acknowledge on main.
     owes_ack: bool,
 }
 
-// SAFETY: the pointers are to memory that `irecv` was promised, whichever thread goes on.
+// SAFETY: The caller of `irecv` promised the memory behind the pointers, whichever thread continues.
 unsafe impl Send for Inbox {}
 
 impl Inbox {
@@ -57,12 +59,12 @@ impl Inbox {
         }
     }
 
-    /// Messages go back over main, and acknowledge those that come.
+    /// Notes that messages go back over main and acknowledge the received ones.
     pub(super) fn goes_both_ways(&mut self) {
         self.is_one_way = false;
     }
 
-    /// The buffers of a receive.
+    /// Stores the buffers of a receive.
     pub(super) fn note(&mut self, index: usize, bufs: &[RecvBuf]) -> Result<(), Error> {
         for (start, buf) in self.starts[index].iter_mut().zip(bufs) {
             *start = pointer(buf.addr, buf.len)?;
@@ -70,7 +72,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Bytes that were read and not yet taken.
+    /// Returns the bytes that were read and not yet consumed.
     pub(super) fn staged(&self) -> &[u8] {
         &self.stage[self.first..self.end]
     }
@@ -79,27 +81,27 @@ impl Inbox {
         self.first += bytes;
     }
 
-    /// Copies what is staged of a payload of which `len` bytes are awaited, and says how many.
+    /// Copies the staged part of a payload, of which `len` bytes are awaited, and returns its length.
     pub(super) fn place(&mut self, to: Target, offset: u32, len: u32) -> u32 {
         if offset == 0 {
             self.last_bytes = len as usize;
         }
         let now = self.staged().len().min(len as usize);
-        // SAFETY: the message fits into its buffer, which the caller of `irecv` has promised until
-        // the receive is done; or into its parking place.
+        // SAFETY: The message fits into its buffer, which the caller of `irecv` keeps until the receive
+        // is done, or into its parking place.
         unsafe { write_raw(self.at(to, offset), &self.staged()[..now]) };
         self.first += now;
         now as u32
     }
 
-    /// Reads what main has, and says how many bytes that was: awaited payload right to its place,
-    /// what is behind it to the stage.
+    /// Reads available bytes from main and returns their number. Awaited payload goes directly to its
+    /// destination, and the bytes behind it go to the stage.
     pub(super) fn read(
         &mut self,
         main: &OobStream,
         receiver: &mut Receiver,
     ) -> Result<usize, StreamError> {
-        // Less than a frame, if anything.
+        // At most a part of a frame is left in the stage.
         self.stage.copy_within(self.first..self.end, 0);
         (self.first, self.end) = (0, self.end - self.first);
         let Some((to, range)) = receiver.awaited() else {
@@ -109,7 +111,7 @@ impl Inbox {
             let read = main.recv_scatter(&mut [stage])?;
             self.end += read;
             match read {
-                // Now that there is nothing to do, and before there is: it takes as long as a send.
+                // Acknowledge while there is no other work, because it takes as long as a send.
                 0 if self.owes_ack && self.is_one_way => {
                     main.acknowledge();
                     self.owes_ack = false;
@@ -121,7 +123,8 @@ impl Inbox {
         };
         let (start, len) = (self.at(to, range.start), range.len());
         let most = if len < LONG_BYTES { STAGE_BYTES } else { STAGE_BEHIND_LONG_BYTES };
-        // SAFETY: as in `place`.
+        // SAFETY: The range lies within a message that fits into its buffer, which the caller of `irecv`
+        // keeps, or into its parking place.
         let payload = unsafe { Scatter::from_raw(start, len) };
         let read = main.recv_scatter(&mut [payload, Scatter::bytes(&mut self.stage[..most])])?;
         let placed = read.min(len);
@@ -130,7 +133,7 @@ impl Inbox {
         Ok(read)
     }
 
-    /// Byte `offset` of a message that belongs there.
+    /// Returns the destination of byte `offset` of a message.
     pub(super) fn at(&self, to: Target, offset: u32) -> NonNull<u8> {
         let start = match to {
             Target::Buffer { index, member } => {
@@ -142,11 +145,11 @@ impl Inbox {
                 memory.expect("the protocol parks where it has made a place")
             }
         };
-        // SAFETY: within the message, and so within what is there.
+        // SAFETY: The offset lies within the message, and so within its destination.
         unsafe { start.add(offset as usize) }
     }
 
-    /// Makes a parking place.
+    /// Allocates a parking place.
     pub(super) fn park(&mut self, place: u8, len: u32) -> Result<(), Error> {
         let memory = HostMemory::alloc(len as usize).map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(0);
@@ -160,13 +163,14 @@ impl Inbox {
         Ok(())
     }
 
-    /// Moves a parked message to its buffer.
+    /// Copies a parked message to its buffer.
     pub(super) fn unpark(&mut self, place: u8, to: Target, len: u32) {
         let Some(memory) = self.parked.remove(&place) else { return };
         let mut bytes = vec![0; len as usize];
         let copied = memory.read_at(0, &mut bytes);
         debug_assert_eq!(copied, Ok(()), "it is as long as the message");
-        // SAFETY: as in `place`.
+        // SAFETY: The message fits into its buffer, which the caller of `irecv` keeps until the receive
+        // is done.
         unsafe { write_raw(self.at(to, 0), &bytes) };
     }
 }

@@ -1,4 +1,4 @@
-//! Strangers at a listener, who neither get in nor keep anybody out.
+//! Strangers at a listener, who neither get in nor keep others out.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -21,7 +21,7 @@ fn stranger(listener: &AuthListener) -> TcpStream {
     TcpStream::connect(listener.local_addr().unwrap()).unwrap()
 }
 
-/// One from another address of loopback.
+/// Connects a stranger from another loopback address.
 fn stranger_from(listener: &AuthListener, last: u8) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from(([127, 0, 0, last], 0)).into()).unwrap();
@@ -29,7 +29,7 @@ fn stranger_from(listener: &AuthListener, last: u8) -> TcpStream {
     socket.into()
 }
 
-/// A caller who goes on by itself.
+/// A caller that authenticates in the background.
 struct Peer {
     stream: OobStream,
     calling: Calling,
@@ -50,12 +50,12 @@ impl Peer {
     }
 }
 
-/// Has a peer prove itself, at a time when no stranger's is up.
+/// Lets a peer authenticate at a time when no stranger's deadline has passed.
 fn get_in(listener: &mut AuthListener, now_ns: u64) {
     get_in_at(listener, |_| now_ns);
 }
 
-/// Has a peer prove itself, at the times of so many polls. Gives the last of them.
+/// Lets a peer authenticate; `time` returns the time of each poll. Returns the time of the last poll.
 fn get_in_at(listener: &mut AuthListener, time: impl Fn(u64) -> u64) -> u64 {
     let mut peer = Peer::new(listener, SECRET);
     let (mut ours, mut theirs) = (None, None);
@@ -127,7 +127,7 @@ fn where_too_many_call_the_oldest_gives_way_of_the_address_that_has_the_most() {
     assert_eq!(listener.turned_away().count, 0, "each has had no more than a moment");
     let mut now_ns = MOMENT_NS;
     for _ in 0..10 {
-        // A moment passes whenever nothing more happens in this one.
+        // A moment passes whenever nothing more happens.
         now_ns = get_in_at(&mut listener, |polls| now_ns + polls / 1000 * MOMENT_NS);
     }
     assert!(listener.pending.len() <= 8);
