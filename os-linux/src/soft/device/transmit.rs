@@ -73,11 +73,11 @@ struct Full;
 /// these times, on the clock of `now_ns`.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// Acknowledges that [may wait](invar_core::roce::qp::Qp::may_wait) since this time leave only
-    /// together with other packets of their queue pair.
+    /// Acknowledges of packets after this time that [may wait](invar_core::roce::qp::Qp::may_wait) leave
+    /// only together with other packets of their queue pair.
     pub waits_since_ns: u64,
-    /// Acknowledges that [stay](invar_core::roce::qp::Qp::stays) since this time do not leave with other
-    /// packets either.
+    /// Acknowledges of packets after this time that [stay](invar_core::roce::qp::Qp::stays) do not leave
+    /// with other packets either.
     pub stays_since_ns: u64,
 }
 
