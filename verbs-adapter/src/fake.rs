@@ -98,8 +98,8 @@ impl Fake {
 
     /// Raises an event on the open device.
     pub(crate) fn raise(&self, element: ibv_async_element, event_type: u32) {
-        // SAFETY: The test filled the union with a pointer, its largest variant, or the port number
-        // widened to it.
+        // SAFETY: A queue pair or completion queue fills the whole union. A port number fills only the first
+        // four bytes, and the reader of a port event uses only these.
         let element = unsafe { element.qp }.addr() as u64;
         let mut bytes = element.to_ne_bytes().to_vec();
         bytes.extend(u64::from(event_type).to_ne_bytes());

@@ -58,7 +58,7 @@ macro_rules! trampolines {
 }
 
 // Input: the address of the name in rax, the address of the slot in r10, and the arguments of a driver
-// function, none of which is a floating-point number. The code preserves the six registers that hold
+// function. No argument is a floating-point number. The code preserves the six registers that hold
 // arguments.
 std::arch::global_asm!(
     ".pushsection .text.invar_cuda_bind,\"ax\",@progbits",

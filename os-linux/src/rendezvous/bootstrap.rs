@@ -268,8 +268,8 @@ impl Bootstrap {
         if self.is_alone() {
             return Err(self.lost(&Lost::Closed));
         }
-        // All earlier blobs of that rank are already in `blobs`, because adding one needs the lock held
-        // here.
+        // The watching thread adds a rank's blobs before it notes that the rank has left, and adding needs
+        // the lock that is held here. So no blob of that rank is missing.
         if self.has_left(from) {
             let text = "it has left the communicator, and is waited for".to_owned();
             return Err(Failure { rank: Some(from), text });

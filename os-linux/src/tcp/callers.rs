@@ -1,9 +1,8 @@
 //! A listener that returns only callers that have proved themselves.
 //!
-//! Before its proof a caller costs its socket and about 200 bytes, has two seconds, and delays nobody.
-//! If there are too many callers, the listener drops the oldest caller of the address with the most
-//! callers, once that caller has had a moment for its proof. Until then, new callers wait in the
-//! kernel's queue.
+//! Before its proof a caller costs its socket and about 200 bytes, has two seconds, and delays nobody. If
+//! there are too many callers, the listener drops the oldest caller of the address with the most callers.
+//! Each caller first has a moment for its proof. Until then, new callers wait in the kernel's queue.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
