@@ -6,7 +6,7 @@
 //!   sends. If a poll returns completions, it sends nothing; the next call does. The application usually
 //!   answers completions with a more urgent message, and the acknowledge can then leave together with
 //!   that message. For the same reason, the acknowledge of a short message waits [`ACK_WAIT_NS`] for
-//!   another packet. The acknowledge of WRITEs that notify nobody stays behind even then, for
+//!   another packet. The acknowledge of WRITEs that notify nobody is held back even then, for
 //!   [`ACK_STAY_NS`].
 //! - A thread drives the device once the application has not polled for [`STAND_BY_NS`]. Peers may read
 //!   and write our memory or wait for an acknowledge while the application computes. The thread sleeps
@@ -46,9 +46,9 @@ const ACK_WAIT_NS: u64 = 20_000;
 /// Maximum time that an acknowledge waits, because a peer may wait for this acknowledge alone.
 const ACK_WAIT_MAX_NS: u64 = 100_000;
 
-/// Time that the acknowledge of WRITEs that notify nobody, such as the protocol's own, stays behind
-/// other messages. This applies only while messages are sent often. A message that leaves alone is half
-/// a microsecond faster than one followed by an acknowledge.
+/// Time for which the acknowledge of WRITEs that notify nobody, such as the protocol's own, is held back
+/// even if other messages leave. This applies only while messages are sent often. A message that leaves
+/// alone is half a microsecond faster than one followed by an acknowledge.
 const ACK_STAY_NS: u64 = ACK_WAIT_MAX_NS / 2;
 
 pub(super) struct Port {
