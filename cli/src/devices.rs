@@ -8,7 +8,8 @@ use invar::{Device, DeviceInfo, DeviceKind, GpuPath, LinkLayer, Settings};
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::output::{print, tell};
+use crate::logger::tell;
+use crate::output::print;
 
 /// List the devices of this host.
 #[derive(clap::Args)]

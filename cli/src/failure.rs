@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::{fmt, io};
 
-use crate::output::tell;
+use crate::logger::tell;
 
 /// Bytes were wrong.
 pub(crate) const WRONG: u8 = 1;

@@ -1,9 +1,10 @@
-//! The log, on stderr.
+//! Lines for people on stderr: the log, and what the command has to say.
+
+use std::fmt;
+use std::io::{self, Write};
 
 use invar::LogLevel;
 use log::{LevelFilter, Log, Metadata, Record};
-
-use crate::output::tell;
 
 struct Stderr;
 
@@ -33,4 +34,10 @@ pub(crate) fn init(level: LogLevel) {
     if log::set_logger(&Stderr).is_ok() {
         log::set_max_level(filter);
     }
+}
+
+/// Writes a line for people on stderr by one call, so that lines of several processes do not mix.
+pub(crate) fn tell(text: impl fmt::Display) {
+    // If stderr is closed there is nobody to tell.
+    let _ = io::stderr().write_all(format!("invar: {text}\n").as_bytes());
 }

@@ -1,6 +1,5 @@
 //! The places to which results go.
 
-use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
@@ -51,12 +50,6 @@ impl Outputs {
 pub(crate) fn print(mut file: impl Write, what: &str, text: &str) -> Result<(), Failure> {
     let written = writeln!(file, "{text}").and_then(|()| file.flush());
     written.map_err(|error| Failure::unwritten(what, &error))
-}
-
-/// Writes a line for people on stderr by one call, so that lines of several processes do not mix.
-pub(crate) fn tell(text: impl fmt::Display) {
-    // If stderr is closed there is nobody to tell.
-    let _ = io::stderr().write_all(format!("invar: {text}\n").as_bytes());
 }
 
 /// Creates a file.

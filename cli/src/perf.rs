@@ -192,8 +192,8 @@ impl Chosen {
     }
 }
 
-/// The device to use towards a peer that is reached from `local`. Without a name this is the first RDMA
-/// device, or else the software NIC at `local`. Two software NICs need addresses of one family.
+/// The device to use towards a peer that is reached from `local`. Without a name this is the first NIC
+/// that the program brings, else the first RDMA device, or else the software NIC at `local`. Two software NICs need addresses of one family.
 fn choose(nic: Option<&str>, local: IpAddr, settings: &Settings) -> Result<Chosen, Failure> {
     let info = match nic {
         Some(name) => named(name, settings)?,
@@ -228,13 +228,18 @@ fn settings_for(settings: &Settings, ours: DeviceKind, theirs: &str) -> Settings
     }
 }
 
+/// Whether a device goes before those in software: a NIC that the program brings, or an RDMA device.
+fn is_hardware(info: &DeviceInfo) -> bool {
+    matches!(info.kind, DeviceKind::Custom | DeviceKind::Verbs)
+}
+
 /// The device to use without a name; `None` for the software NIC at `local`.
 fn usual(local: IpAddr, settings: &Settings) -> Result<Option<DeviceInfo>, Failure> {
     let Survey { mut devices, left_out, .. } = Device::survey(settings)?;
     devices.retain(|info| settings.takes(info.kind));
     let first = |is: &dyn Fn(&DeviceInfo) -> bool| devices.iter().find(|info| is(info)).cloned();
-    if let Some(rdma) = first(&|info| info.kind == DeviceKind::Verbs) {
-        return Ok(Some(rdma));
+    if let Some(nic) = first(&is_hardware) {
+        return Ok(Some(nic));
     }
     if settings.takes(DeviceKind::Soft) {
         return Ok(None);

@@ -35,9 +35,9 @@ struct Shown<'a> {
     /// `default` or `environment`.
     source: String,
     default: &'a str,
-    /// Which values there are, in words.
+    /// The allowed values, in words.
     values: String,
-    /// What a number counts; empty for what is no number.
+    /// The unit of a number; empty for a variable that is no number.
     unit: &'a str,
     read_by: String,
     meaning: &'a str,

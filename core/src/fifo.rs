@@ -62,7 +62,7 @@ const_assert!(DEPTH_MAX.is_power_of_two() && DEPTH_NCCL_2_14.is_power_of_two());
 
 /// The values of a slot: the sender may write up to `size` bytes to `addr` under `rkey`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Slot {
+pub struct FifoSlot {
     /// Address of the receiver's buffer.
     pub addr: u64,
     /// Length of the buffer in bytes. The length is signed as in NCCL; a negative length is an error of
@@ -78,7 +78,7 @@ pub struct Slot {
     pub idx: u64,
 }
 
-impl Slot {
+impl FifoSlot {
     /// Converts the slot to the bytes of the wire.
     pub fn to_bytes(&self) -> SlotBytes {
         SlotBytes {
@@ -93,9 +93,9 @@ impl Slot {
 }
 
 /// Any bytes form a slot; the sender checks each field.
-impl From<&SlotBytes> for Slot {
+impl From<&SlotBytes> for FifoSlot {
     fn from(bytes: &SlotBytes) -> Self {
-        Slot {
+        FifoSlot {
             addr: bytes.addr.get(),
             size: bytes.size.get(),
             rkey: bytes.rkey.get(),
@@ -155,7 +155,7 @@ impl<'a, W: Word> Row<'a, W> {
 
     /// Fills a slot of the receiver's shadow.
     #[inline(always)]
-    pub(crate) fn store(&self, slot: usize, value: &Slot) {
+    pub(crate) fn store(&self, slot: usize, value: &FifoSlot) {
         let Some(w) = self.0.get(slot) else { return };
         w[0].store(value.addr.to_le(), Ordering::Relaxed);
         let size_rkey = u64::from(value.size as u32) | u64::from(value.rkey) << 32;
@@ -258,7 +258,7 @@ mod tests {
         ) {
             let memory = words();
             let memory = &memory[..];
-            let value = Slot { addr, size, rkey, nreqs, tag, idx };
+            let value = FifoSlot { addr, size, rkey, nreqs, tag, idx };
             let there = Row::of(memory, row).unwrap();
             there.store(slot, &value);
             let loaded = there.load(slot, idx).unwrap();
@@ -275,7 +275,7 @@ mod tests {
             }
             let wire = value.to_bytes();
             prop_assert_eq!(wire.as_bytes(), &bytes);
-            prop_assert_eq!(Slot::from(&value.to_bytes()), value);
+            prop_assert_eq!(FifoSlot::from(&value.to_bytes()), value);
         }
     }
 
@@ -292,7 +292,7 @@ mod tests {
 
     #[test]
     fn slot_bytes_match_what_nccl_writes() {
-        let slot = Slot {
+        let slot = FifoSlot {
             addr: 0x0102_0304_0506_0708,
             size: 4096,
             rkey: 0xaabb_ccdd,

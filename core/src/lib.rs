@@ -18,7 +18,7 @@
 //!
 //! Further modules: [`param`] has the user's settings, and [`device`] the rules for device names, links
 //! and cards. [`mr_cache`] keeps memory registrations, [`staging`] passes GPU memory through host
-//! memory, and [`math`] divides sizes.
+//! memory, [`topology`] has the neighbours of a rank, and [`math`] divides sizes.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -44,3 +44,4 @@ pub mod request;
 pub mod roce;
 pub mod socket;
 pub mod staging;
+pub mod topology;

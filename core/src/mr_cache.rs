@@ -7,10 +7,10 @@
 //! The cache never calls a NIC, so the caller need not hold a lock on the cache during `ibv_reg_mr`:
 //!
 //! ```
-//! use invar_core::mr_cache::{Lookup, MrCache, Slot};
+//! use invar_core::mr_cache::{Lookup, MrCache, MrSlot};
 //! use invar_core::nic::Access;
 //!
-//! let slots: [Slot<u32>; 4] = core::array::from_fn(|_| Slot::default());
+//! let slots: [MrSlot<u32>; 4] = core::array::from_fn(|_| MrSlot::default());
 //! let mut cache = MrCache::new(slots, 4096)?;
 //! let handle = match cache.lookup(0, Access::LOCAL_WRITE, 0x1234, 100)? {
 //!     Lookup::Hit(handle) => handle,
@@ -59,7 +59,7 @@ pub struct MrCache<M, S> {
 
 /// Room for one registration.
 #[derive(Debug)]
-pub struct Slot<M> {
+pub struct MrSlot<M> {
     range: PageRange,
     /// First slot of the hash bucket that has this slot's number.
     bucket: u32,
@@ -146,7 +146,7 @@ pub enum MrCacheError {
     },
 }
 
-impl<M, S: AsRef<[Slot<M>]> + AsMut<[Slot<M>]>> MrCache<M, S> {
+impl<M, S: AsRef<[MrSlot<M>]> + AsMut<[MrSlot<M>]>> MrCache<M, S> {
     /// Creates an empty cache, and drops the previous content of the slots.
     ///
     /// `page_size` is in bytes and a power of two.
@@ -253,7 +253,7 @@ impl<M, S: AsRef<[Slot<M>]> + AsMut<[Slot<M>]>> MrCache<M, S> {
         let Some(head) = larger.as_mut().get_mut(..old.len()) else { return Err(larger) };
         let old_len = old.len();
         head.swap_with_slice(old);
-        old.fill_with(Slot::default);
+        old.fill_with(MrSlot::default);
         core::mem::swap(&mut self.slots, &mut larger);
         self.free_from(old_len);
         self.rehash(old_len);
@@ -300,7 +300,7 @@ impl<M, S: AsRef<[Slot<M>]> + AsMut<[Slot<M>]>> MrCache<M, S> {
     /// Takes a slot out of its bucket.
     fn unchain(&mut self, index: u32) {
         let slots = self.slots.as_mut();
-        let Slot { range, next, .. } = slots[index as usize];
+        let MrSlot { range, next, .. } = slots[index as usize];
         let bucket = range.bucket(slots.len());
         let mut before = slots[bucket].bucket;
         if before == index {
@@ -331,23 +331,23 @@ impl<M, S: AsRef<[Slot<M>]> + AsMut<[Slot<M>]>> MrCache<M, S> {
         let slots = self.slots.as_mut();
         let count = slots.len().min(NIL as usize);
         for (index, slot) in slots.iter_mut().enumerate().take(count).skip(start).rev() {
-            *slot = Slot::default();
+            *slot = MrSlot::default();
             slot.next = self.free;
             self.free = index as u32;
         }
     }
 }
 
-impl<M> Slot<M> {
+impl<M> MrSlot<M> {
     fn is_live(&self, handle: MrHandle) -> bool {
         self.generation == handle.generation && self.mr.is_some()
     }
 }
 
-impl<M> Default for Slot<M> {
+impl<M> Default for MrSlot<M> {
     fn default() -> Self {
         let range = PageRange::default();
-        Slot { range, bucket: NIL, next: NIL, generation: 0, refs: 0, mr: None }
+        MrSlot { range, bucket: NIL, next: NIL, generation: 0, refs: 0, mr: None }
     }
 }
 

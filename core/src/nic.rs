@@ -16,6 +16,7 @@ mod list;
 mod notices;
 mod wr;
 
+use core::net::IpAddr;
 use core::sync::atomic::AtomicU64;
 
 pub use attr::{
@@ -94,6 +95,15 @@ pub trait Nic {
     fn name(&self) -> &str;
     /// Queries the port and its GID (`ibv_query_port` and `ibv_query_gid`).
     fn query_port(&self) -> Result<PortAttr, NicError>;
+    /// Returns the NIC for connections with the peer whose out-of-band address is `_peer`. A port with
+    /// several GIDs may then choose one in the peer's subnet.
+    #[must_use]
+    fn towards(&self, _peer: IpAddr) -> Self
+    where
+        Self: Clone,
+    {
+        self.clone()
+    }
     /// Queries an entry of the port's GID table (`ibv_query_gid`). The default implementation knows one
     /// GID.
     fn query_gid(&self, _index: u8) -> Result<Gid, NicError> {

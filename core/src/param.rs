@@ -40,13 +40,13 @@ pub struct ParamInfo {
     pub name: &'static str,
     /// What an unset variable stands for, as a user would write it.
     pub default: &'static str,
-    /// Which values the parser takes.
+    /// The values that the parser takes.
     pub allowed: Allowed,
-    /// What a number counts; empty where the value is a switch, a word or a list.
+    /// The unit of a number; empty where the value is a switch, a word or a list.
     pub unit: &'static str,
-    /// Which of Invar's programs the variable changes.
+    /// The programs of Invar that read the variable.
     pub readers: Readers,
-    /// What the variable does.
+    /// A sentence that says what the variable does.
     pub meaning: &'static str,
     /// How and why the default differs from NCCL 2.14.3's; empty where it does not.
     pub differs: &'static str,
@@ -59,7 +59,7 @@ impl ParamInfo {
     }
 }
 
-/// Which of Invar's programs a variable changes.
+/// The programs of Invar that read a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readers {
     /// The plugin, programs that link the library, and the command.
@@ -280,8 +280,8 @@ params! {
     /// Folder in which the kernel describes PCI devices and network interfaces; containers may mount
     /// it elsewhere.
     INVAR_SYSFS => sysfs: &'a str = "/sys", Allowed::Path;
-    /// Transport to use: RDMA (ib), TCP (socket), the software NIC (soft), or the best that the host
-    /// has (auto).
+    /// Transport to use: RDMA (ib), TCP (socket), the software NIC (soft), a NIC that the program brings
+    /// (custom), or the best that the host has (auto).
     INVAR_TRANSPORT => transport: TransportChoice = "auto", TransportChoice::ALLOWED;
     /// The most detailed level of messages that are logged; the plugin follows NCCL_DEBUG instead.
     INVAR_LOG => log: LogLevel = "warn", LogLevel::ALLOWED, readers: Library;

@@ -9,7 +9,7 @@
 //! 2. [`OpPool`] is memory that the ranks of a host share with the proxy. A [`Poster`] puts operations
 //!    in, and a [`Taker`] takes them out. Neither ever waits for a lock.
 //! 3. [`Engine`] merges operations into [`Args`] with several [`Sub`]s and moves each through its
-//!    [`Stage`]s over a [`Transport`]. [`Pace`] says when the engine looks for new operations.
+//!    [`OpStage`]s over a [`Transport`]. [`Pace`] says when the engine looks for new operations.
 //! 4. [`Calls`] and [`Session`] handle the requests by which a rank has connections set up.
 //!
 //! The host provides threads and shared memory, and it implements waiting and waking.
@@ -17,6 +17,7 @@
 mod banks;
 mod collective;
 mod engine;
+mod link;
 mod list;
 mod op;
 mod pace;
@@ -24,16 +25,16 @@ mod pattern;
 mod pool;
 mod request;
 
-pub use banks::{BANK_LEN, Banks, Pool, Slot};
+pub use banks::{BANK_LEN, BankSlot, Banks, Pool};
 pub use collective::{Algorithm, CollSteps, CollTransfer, Collective};
 pub use engine::{
-    AppendError, Args, CloseError, Connection, ConnectionSpec, Engine, Event, OpenError, Probe,
-    ProgressError, RecvGroup, SUBS_MAX, Sharing, Stage, Step, Sub, Transport,
+    AppendError, Args, CloseError, Connection, ConnectionSpec, Engine, Event, OpStage, OpenError,
+    Probe, ProgressError, ProxySlice, RecvGroup, SUBS_MAX, Sharing, Sub, Transport,
 };
 pub use list::{Closed, Head};
 pub use op::{Cell, ConnectionId, Op, OpError};
 pub use pace::Pace;
-pub use pattern::{Channel, Direction, LEGS_MAX, Leg, Pattern, Ring, TREE_ARITY_MAX, Tree};
+pub use pattern::{Channel, LEGS_MAX, Leg, Pattern};
 pub use pool::{
     Appended, LOCAL_RANKS_MAX, OPS_PER_RANK, OpPool, PostError, Poster, TakeError, Taken, Taker,
 };

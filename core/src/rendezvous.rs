@@ -8,7 +8,7 @@
 //! Read the types in this order:
 //!
 //! 1. [`UniqueId`] is given to every rank beforehand.
-//! 2. [`Message`] goes over a connection: a header, and a body that ends with a tag.
+//! 2. [`RendezvousMessage`] goes over a connection: a header, and a body that ends with a tag.
 //! 3. [`Seal`] makes and checks these tags.
 //! 4. [`join`] and [`admit`] add a rank, at the rank's end and at the hub's end.
 //! 5. [`Roster`] is the hub's list of joined ranks.
@@ -23,9 +23,11 @@ mod unique_id;
 
 pub use crate::inbox::FrameError;
 pub use join::{JoinError, Member, admit, join, joined};
-pub use message::{HEADER_BYTES, Header, Incoming, Kind, Message, NOBODY};
+pub use message::{
+    HEADER_BYTES, Header, Incoming, Kind, NOBODY, RendezvousMessage, SEALED_BYTES_MAX, TAG_BYTES,
+};
 pub use roster::{RANKS_MAX, Refusal, Roster};
-pub use seal::{SEALED_BYTES_MAX, Seal, Speaker, TAG_BYTES};
+pub use seal::{Seal, Speaker};
 pub use unique_id::{COMMUNICATOR_ID_BYTES, UNIQUE_ID_BYTES, UniqueId, UniqueIdError};
 
 #[cfg(all(test, not(loom)))]

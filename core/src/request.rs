@@ -74,7 +74,7 @@ impl Request {
 /// `N` requests, each with a `T` beside it.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(crate) struct Ring<T, const N: usize = ROWS> {
+pub(crate) struct RequestRing<T, const N: usize = ROWS> {
     entries: [Entry<T>; N],
     /// The number of the next request; its low bits are the request's index. Numbers whose low bits are
     /// no index of this ring are skipped.
@@ -85,11 +85,10 @@ pub(crate) struct Ring<T, const N: usize = ROWS> {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Entry<T> {
-    /// The token of the request that lives here, with [`CUT`] set if it will never be done. Otherwise
-    /// [`FREE`] or [`BEYOND`].
+    /// The token of the request that lives here, with [`DONE`] set once all its completions have
+    /// arrived, or [`CUT`] if they never will. Otherwise [`FREE`] or [`BEYOND`].
     key: u32,
-    /// The number of completions still awaited, negative if too many came. The field lies beside `key`,
-    /// so that one comparison of both tells "done".
+    /// The number of completions still awaited, negative if too many came.
     awaited: i32,
     pub(crate) value: T,
 }
@@ -97,6 +96,7 @@ pub(crate) struct Entry<T> {
 const FREE: u32 = u32::MAX;
 /// The key of an entry that a smaller ring does not use.
 const BEYOND: u32 = FREE - 1;
+const DONE: u32 = 1 << 31;
 const CUT: u32 = 1 << 30;
 const FLUSH: u32 = 1 << 29;
 /// The bits of a request's number.
@@ -120,10 +120,16 @@ impl<T> Entry<T> {
     #[inline(always)]
     pub(crate) fn book(&mut self) -> bool {
         self.awaited = self.awaited.wrapping_sub(1);
-        self.awaited >= 0
+        match self.awaited {
+            ..0 => return false,
+            0 => self.key |= DONE,
+            1.. => {}
+        }
+        true
     }
 
     /// Returns whether all awaited completions have arrived.
+    #[inline(always)]
     pub(crate) fn is_complete(&self) -> bool {
         self.awaited == 0
     }
@@ -133,29 +139,31 @@ impl<T> Entry<T> {
         self.key < BEYOND && self.awaited != 0
     }
 
-    /// Marks all awaited completions as arrived.
+    /// Marks all awaited completions as arrived. A free entry stays free.
     #[inline(always)]
     pub(crate) fn finish(&mut self) {
         self.awaited = 0;
+        self.key |= DONE;
     }
 
     /// Marks the request that lives here as done, even if it was [cut short](Ring::cut_short).
     pub(crate) fn finish_late(&mut self) {
         if self.key < BEYOND {
-            (self.key, self.awaited) = (self.key & !CUT, 0);
+            self.key &= !CUT;
+            self.finish();
         }
     }
 
-    /// Returns whether `token` lives here: its request waits or is done.
+    /// Returns whether `token` lives here and its request awaits completions.
     #[inline(always)]
-    pub(crate) fn is_live(&self, token: u32) -> bool {
+    pub(crate) fn is_pending(&self, token: u32) -> bool {
         self.key == token
     }
 
     /// Returns whether `token` lives here and its request is done.
     #[inline(always)]
     pub(crate) fn is_done(&self, token: u32) -> bool {
-        u64::from(self.key) | u64::from(self.awaited as u32) << 32 == u64::from(token)
+        self.key == token | DONE
     }
 
     /// Returns whether `token` lived here and its request will never be done.
@@ -166,7 +174,6 @@ impl<T> Entry<T> {
     /// Ends the request that lives here, and returns the value beside it.
     #[inline(always)]
     pub(crate) fn end(&mut self) -> &mut T {
-        // Both fields become all ones, which takes one store.
         (self.key, self.awaited) = (FREE, -1);
         &mut self.value
     }
@@ -181,17 +188,17 @@ impl<T> Entry<T> {
     }
 }
 
-impl<T, const N: usize> Ring<T, N> {
+impl<T, const N: usize> RequestRing<T, N> {
     /// Creates a ring of `depth` entries, a power of two up to `N`. `value` gives the value beside each
     /// index.
     pub(crate) fn new(depth: usize, mut value: impl FnMut(usize) -> T) -> Self {
         let key = |index| if index < depth { FREE } else { BEYOND };
         let entry = |index| Entry { key: key(index), awaited: -1, value: value(index) };
-        Ring { entries: core::array::from_fn(entry), next: 0 }
+        RequestRing { entries: core::array::from_fn(entry), next: 0 }
     }
 
     /// The next request and its entry, if the entry is free. The caller arms the entry and then calls
-    /// [`Ring::advance`].
+    /// [`RequestRing::advance`].
     #[inline(always)]
     pub(crate) fn next_free(&mut self) -> Option<(Request, &mut Entry<T>)> {
         let token = self.next & NUMBER;
@@ -221,8 +228,8 @@ impl<T, const N: usize> Ring<T, N> {
         self.next = self.next.wrapping_add(RECVS_MAX as u32);
     }
 
-    /// Wraps around at the end of a ring of fewer than `N` entries. Call this after [`Ring::next_free`]
-    /// returned `None`. Returns whether the ring was at its end.
+    /// Wraps around at the end of a ring of fewer than `N` entries. Call this after
+    /// [`RequestRing::next_free`] returned `None`. Returns whether the ring was at its end.
     #[cold]
     #[inline(never)]
     pub(crate) fn come_around(&mut self) -> bool {
@@ -277,7 +284,7 @@ mod tests {
             operations in prop::collection::vec(any::<(u8, prop::sample::Index)>(), 0..400),
         ) {
             let depth = 1 << depth_log2;
-            let mut ring = Ring::<usize, ROWS>::new(depth, |index| index);
+            let mut ring = RequestRing::<usize, ROWS>::new(depth, |index| index);
             // The numbers start near their end, so that they wrap around.
             ring.next = 0u32.wrapping_sub(256 * laps);
             let mut count = 0;
@@ -326,11 +333,12 @@ mod tests {
                     _ => {}
                 }
                 for &(token, _, awaited) in &live {
-                    prop_assert!(ring.at(token).is_live(token));
+                    prop_assert_eq!(ring.at(token).is_pending(token), awaited != 0);
                     prop_assert_eq!(ring.at(token).is_done(token), awaited == 0);
                 }
                 for &token in &dead {
-                    prop_assert!(!ring.at(token).is_live(token));
+                    let entry = ring.at(token);
+                    prop_assert!(!entry.is_pending(token) && !entry.is_done(token));
                 }
                 prop_assert_eq!(ring.live(), live.len());
             }
@@ -338,7 +346,7 @@ mod tests {
 
         #[test]
         fn no_made_up_token_is_live(raw: u32, taken in 0usize..8) {
-            let mut ring = Ring::<(), ROWS>::new(8, |_| ());
+            let mut ring = RequestRing::<(), ROWS>::new(8, |_| ());
             let mut live: heapless::Vec<u32, 8> = heapless::Vec::new();
             for _ in 0..taken {
                 let (request, entry) = ring.next_free().unwrap();
@@ -347,16 +355,16 @@ mod tests {
                 live.push(request.raw()).unwrap();
             }
             let token = Request::from_raw(raw).raw();
-            prop_assert_eq!(ring.at(token).is_live(token), live.contains(&token));
+            prop_assert_eq!(ring.at(token).is_pending(token), live.contains(&token));
             prop_assert!(!ring.at(token).is_done(token));
             ring.cut_short();
             prop_assert_eq!(ring.at(token).is_cut_short(token), live.contains(&token));
-            prop_assert!(!ring.at(token).is_live(token));
+            prop_assert!(!ring.at(token).is_pending(token));
         }
 
         #[test]
         fn a_completion_too_many_is_noticed(events in 1u32..100) {
-            let mut ring = Ring::<(), ROWS>::new(1, |_| ());
+            let mut ring = RequestRing::<(), ROWS>::new(1, |_| ());
             let (request, entry) = ring.next_free().unwrap();
             entry.arm(request.raw(), events);
             for _ in 0..events {
@@ -366,6 +374,7 @@ mod tests {
             prop_assert!(ring.at(0).is_done(request.raw()));
             prop_assert!(!ring.at(0).book());
             prop_assert!(!ring.at(0).book());
+            ring.cut_short();
             prop_assert!(!ring.at(0).is_done(request.raw()));
         }
     }

@@ -16,9 +16,9 @@
 //! messages wait for no round trip. A receiver parks a message without a buffer only if another buffer
 //! waits for something behind it. A receiver parks no more than that.
 //!
-//! Read the types in this order. [`Frame`] and [`Hello`] are the bytes. [`Connector`] and [`Lobby`]
-//! gather the sockets of a connection at both ends. [`Sender`] and [`Receiver`] say which bytes belong
-//! where. No type sees payload: all types name ranges of the requests' buffers.
+//! Read the types in this order. [`Frame`] and [`Hello`] are the bytes. [`Connector`] and
+//! [`PendingConnections`] gather the sockets of a connection at both ends. [`Sender`] and [`Receiver`]
+//! say which bytes belong where. No type sees payload: all types name ranges of the requests' buffers.
 
 mod accept;
 mod connect;
@@ -28,10 +28,10 @@ mod send;
 mod tag_queue;
 mod wire;
 
-pub use accept::{Lobby, Refused};
-pub use connect::{Connector, Links, Settings};
+pub use accept::{PendingConnections, Refused};
+pub use connect::{Connector, HandshakeSettings, Links};
 pub use layout::{CHUNK_BYTES_MIN, Chunk, Chunks, LANES_MAX, Layout};
-pub use recv::{Posted, Receiver, Step, Target};
+pub use recv::{Posted, Receiver, RecvStep, Target};
 pub use send::{Outgoing, Sender};
 pub use wire::{FRAME_BYTES, Frame, FrameError, FrameKind, HELLO_BYTES, Hello, HelloError};
 

@@ -37,7 +37,7 @@ pub const TRANSFERS_MAX: usize = 32;
 
 /// The two stages of a chunk, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum ChunkStage {
     /// The chunk's bytes come into its slot.
     Fill,
     /// The chunk's bytes leave the slot.
@@ -76,7 +76,7 @@ pub enum Started {
     AwaitsMore,
 }
 
-/// The result of a finished stage. For [`Stage::Drain`] the values have no meaning.
+/// The result of a finished stage. For [`ChunkStage::Drain`] the values have no meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     /// Bytes of the chunk.
@@ -94,12 +94,15 @@ pub trait Port<T> {
     type Error;
 
     /// Starts a stage of a chunk.
-    fn start(&mut self, stage: Stage, chunk: &Chunk<'_, T>) -> Result<Started, Self::Error>;
+    fn start(&mut self, stage: ChunkStage, chunk: &Chunk<'_, T>) -> Result<Started, Self::Error>;
 
     /// Returns the result of a chunk's stage, or `None` if the stage is not finished yet. The pipeline
     /// asks only about the oldest chunk of each stage.
-    fn finished(&mut self, stage: Stage, chunk: &Chunk<'_, T>)
-    -> Result<Option<Done>, Self::Error>;
+    fn finished(
+        &mut self,
+        stage: ChunkStage,
+        chunk: &Chunk<'_, T>,
+    ) -> Result<Option<Done>, Self::Error>;
 }
 
 /// A failure that ends a pipeline: later transfers would be cut wrongly, or its slots are still in use.
@@ -256,7 +259,7 @@ impl<T> Pipeline<T> {
     /// Starts and finishes all stages that it can, without waiting.
     pub fn advance<P: Port<T>>(&mut self, port: &mut P) -> Result<(), Failure<P::Error>> {
         // A drained chunk frees its slot, so another chunk may fill that slot in the second pass.
-        for stage in [Stage::Fill, Stage::Drain, Stage::Fill] {
+        for stage in [ChunkStage::Fill, ChunkStage::Drain, ChunkStage::Fill] {
             while let Some(chunk) = self.oldest(stage) {
                 let Some(done) = port.finished(stage, &chunk).map_err(Failure::Port)? else {
                     break;
@@ -275,35 +278,35 @@ impl<T> Pipeline<T> {
     }
 
     /// The chunk that may start this stage next.
-    pub fn next(&self, stage: Stage) -> Option<Chunk<'_, T>> {
+    pub fn next(&self, stage: ChunkStage) -> Option<Chunk<'_, T>> {
         let at = self.progress(stage).started;
         let may = match stage {
-            Stage::Fill => at.chunk < self.drain.finished.chunk + self.slots,
-            Stage::Drain => at.chunk < self.fill.finished.chunk && self.tail != Tail::UnderWay,
+            ChunkStage::Fill => at.chunk < self.drain.finished.chunk + self.slots,
+            ChunkStage::Drain => at.chunk < self.fill.finished.chunk && self.tail != Tail::UnderWay,
         };
         self.chunk(stage, at).filter(|_| may)
     }
 
     /// Records how [`Pipeline::next`] has started this stage.
-    pub fn start(&mut self, stage: Stage, started: Started) {
+    pub fn start(&mut self, stage: ChunkStage, started: Started) {
         let Some(Chunk { is_last, .. }) = self.next(stage) else { return };
         match (stage, started) {
             (_, Started::NotYet) => return,
-            (Stage::Drain, Started::AwaitsMore) if is_last => {
+            (ChunkStage::Drain, Started::AwaitsMore) if is_last => {
                 self.tail = Tail::UnderWay;
                 return;
             }
-            (Stage::Drain, _) => self.tail = Tail::No,
-            (Stage::Fill, _) => {}
+            (ChunkStage::Drain, _) => self.tail = Tail::No,
+            (ChunkStage::Fill, _) => {}
         }
         let at = self.progress(stage).started;
         self.progress_mut(stage).started = self.after(at);
     }
 
     /// The chunk that has been in this stage for the longest time.
-    pub fn oldest(&self, stage: Stage) -> Option<Chunk<'_, T>> {
+    pub fn oldest(&self, stage: ChunkStage) -> Option<Chunk<'_, T>> {
         let Progress { started, finished } = self.progress(stage);
-        let is_tail = stage == Stage::Drain && self.tail == Tail::UnderWay;
+        let is_tail = stage == ChunkStage::Drain && self.tail == Tail::UnderWay;
         self.chunk(stage, finished).filter(|_| finished != started || is_tail)
     }
 
@@ -311,16 +314,16 @@ impl<T> Pipeline<T> {
     ///
     /// # Errors
     /// The lengths are impossible. Nothing has changed then.
-    pub fn finish<E>(&mut self, stage: Stage, done: Done) -> Result<(), Failure<E>> {
+    pub fn finish<E>(&mut self, stage: ChunkStage, done: Done) -> Result<(), Failure<E>> {
         let Some(chunk) = self.oldest(stage) else { return Ok(()) };
         let Chunk { slot, len, .. } = chunk;
-        if stage == Stage::Fill {
+        if stage == ChunkStage::Fill {
             let of = self.check(&chunk, done)?;
             self.settle(of);
             self.filled[slot] = done.bytes.min(len);
         }
         let Progress { started, finished } = self.progress(stage);
-        if stage == Stage::Drain {
+        if stage == ChunkStage::Drain {
             if let Some(transfer) = &mut self.transfers[index(finished.transfer)] {
                 transfer.moved += u64::from(len);
             }
@@ -370,7 +373,7 @@ impl<T> Pipeline<T> {
     }
 
     /// The chunk at a cursor, if a transfer is there.
-    fn chunk(&self, stage: Stage, at: Cursor) -> Option<Chunk<'_, T>> {
+    fn chunk(&self, stage: ChunkStage, at: Cursor) -> Option<Chunk<'_, T>> {
         if at.transfer >= self.next {
             return None;
         }
@@ -378,8 +381,8 @@ impl<T> Pipeline<T> {
         let (of, chunk_bytes, offset) = (of.unwrap_or(*len), self.chunk_bytes, at.offset);
         let slot = (at.chunk % self.slots) as usize;
         let len = match stage {
-            Stage::Fill => rest(of, offset, chunk_bytes) as u32,
-            Stage::Drain => self.filled[slot],
+            ChunkStage::Fill => rest(of, offset, chunk_bytes) as u32,
+            ChunkStage::Drain => self.filled[slot],
         };
         let is_last = self.after(at).transfer != at.transfer;
         Some(Chunk { data, slot, offset, len, is_last, of, chunk_bytes })
@@ -396,17 +399,17 @@ impl<T> Pipeline<T> {
         }
     }
 
-    fn progress(&self, stage: Stage) -> Progress {
+    fn progress(&self, stage: ChunkStage) -> Progress {
         match stage {
-            Stage::Fill => self.fill,
-            Stage::Drain => self.drain,
+            ChunkStage::Fill => self.fill,
+            ChunkStage::Drain => self.drain,
         }
     }
 
-    fn progress_mut(&mut self, stage: Stage) -> &mut Progress {
+    fn progress_mut(&mut self, stage: ChunkStage) -> &mut Progress {
         match stage {
-            Stage::Fill => &mut self.fill,
-            Stage::Drain => &mut self.drain,
+            ChunkStage::Fill => &mut self.fill,
+            ChunkStage::Drain => &mut self.drain,
         }
     }
 }

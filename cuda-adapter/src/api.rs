@@ -8,16 +8,15 @@
 #[cfg(feature = "cust")]
 mod cust;
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUstream};
 
 use crate::CudaError;
+use crate::library::{SUCCESS, symbol};
 #[cfg(feature = "cust")]
 pub(crate) use cust::function as from_cust;
 
-/// `CUDA_SUCCESS`.
-const SUCCESS: u32 = 0;
 /// `CUDA_ERROR_INVALID_VALUE`: the driver also returns it for memory that is not its own.
 pub(crate) const INVALID_VALUE: u32 = 1;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -156,31 +155,4 @@ impl Api {
             Err(error) => Err(error),
         }
     }
-}
-
-/// Returns the driver's name for an error code; works once a driver is open.
-pub(crate) fn error_name(code: u32) -> &'static str {
-    let unknown = "an error without a name";
-    let Some(function) = symbol("cuGetErrorName") else { return unknown };
-    // SAFETY: The signature is that of cuda.h, with an integer for the enum.
-    let function = unsafe {
-        std::mem::transmute::<
-            *const (),
-            unsafe extern "C" fn(code: u32, name: *mut *const c_char) -> u32,
-        >(function)
-    };
-    let mut name = std::ptr::null();
-    // SAFETY: The driver writes the address of one of its constants, or null.
-    match unsafe { function(code, &mut name) } {
-        // SAFETY: The text is a constant of the driver, which stays loaded.
-        SUCCESS if !name.is_null() => unsafe { CStr::from_ptr(name) }.to_str().unwrap_or(unknown),
-        _ => unknown,
-    }
-}
-
-/// Returns the address of a function in the libcuda that `cudarc` has open. Call this only where libcuda
-/// exists.
-fn symbol(name: &str) -> Option<*const ()> {
-    // SAFETY: The lookup reads an address and calls nothing.
-    unsafe { sys::culib().get::<*const ()>(name.as_bytes()) }.ok().map(|symbol| *symbol)
 }

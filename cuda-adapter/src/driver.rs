@@ -1,10 +1,10 @@
-//! Loads CUDA's driver and lists its GPUs.
+//! Loads CUDA's driver.
 
 use std::fmt;
 use std::sync::OnceLock;
 
 use crate::api::Api;
-use crate::{CudaError, GpuInfo, NoCuda};
+use crate::{CudaError, NoCuda};
 
 /// CUDA's driver, loaded and initialized; copies share the driver.
 #[derive(Clone, Copy)]
@@ -40,14 +40,6 @@ impl Driver {
         // SAFETY: The driver writes an integer to `version`.
         unsafe { self.api.cuDriverGetVersion(&mut version) }?;
         Ok(u32::try_from(version).unwrap_or(0))
-    }
-
-    /// Lists the GPUs that this process sees (`CUDA_VISIBLE_DEVICES`), in the driver's order.
-    pub fn gpus(&self) -> Result<Vec<GpuInfo>, CudaError> {
-        let mut count = 0;
-        // SAFETY: The driver writes an integer to `count`.
-        unsafe { self.api.cuDeviceGetCount(&mut count) }?;
-        (0..count).map(|ordinal| GpuInfo::query(self.api, ordinal)).collect()
     }
 
     pub(crate) fn api(&self) -> &'static Api {

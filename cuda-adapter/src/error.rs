@@ -2,7 +2,7 @@
 
 use invar_linux::memory::OutOfRange;
 
-use crate::api::error_name;
+use crate::library::error_name;
 
 /// The reason why this process cannot use CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

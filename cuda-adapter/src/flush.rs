@@ -11,18 +11,7 @@ use invar_core::param::Params;
 
 use crate::GpuInfo;
 use crate::gdr::Path;
-
-/// Who sees a NIC's writes to a GPU in order, without a flush
-/// (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum WritesOrdering {
-    /// Nobody sees the writes in order.
-    Nobody,
-    /// The GPU itself sees the writes in order.
-    Owner,
-    /// Every GPU of the machine sees the writes in order.
-    AllGpus,
-}
+pub use crate::gpu::WritesOrdering;
 
 /// The way to flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,17 +46,6 @@ pub struct Policy {
 impl From<&Params<'_>> for Policy {
     fn from(params: &Params<'_>) -> Self {
         Policy { disable: params.gdr_flush_disable, force: params.net_force_flush }
-    }
-}
-
-impl WritesOrdering {
-    /// Converts the driver's number; a number between two known ones counts as the lower one.
-    pub(crate) fn from_code(code: u32) -> Self {
-        match code {
-            0..100 => WritesOrdering::Nobody,
-            100..200 => WritesOrdering::Owner,
-            _ => WritesOrdering::AllGpus,
-        }
     }
 }
 

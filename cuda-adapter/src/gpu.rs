@@ -7,11 +7,9 @@ use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute as Attribute};
-use invar_linux::memory::HostMemory;
 
 use crate::api::Api;
-use crate::flush::WritesOrdering;
-use crate::{CudaError, Driver, memory};
+use crate::{CudaError, Driver};
 
 /// The driver's facts about a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +31,18 @@ pub struct GpuInfo {
     pub writes_ordering: Option<WritesOrdering>,
     /// Whether the host can flush a NIC's writes by a call (`cuFlushGPUDirectRDMAWrites`).
     pub host_flush: bool,
+}
+
+/// Who sees a NIC's writes to a GPU in order, without a flush
+/// (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WritesOrdering {
+    /// Nobody sees the writes in order.
+    Nobody,
+    /// The GPU itself sees the writes in order.
+    Owner,
+    /// Every GPU of the machine sees the writes in order.
+    AllGpus,
 }
 
 /// A GPU in use; clones share it. The value holds the GPU's primary context, which the CUDA runtime and
@@ -89,12 +99,6 @@ impl Gpu {
         self.0.driver
     }
 
-    /// Allocates `len` bytes of zeroed, pinned host memory; `len` is at least 1. The memory keeps its
-    /// address, and every GPU copies to and from it without help of the CPU.
-    pub fn pinned(&self, len: usize) -> Result<HostMemory, CudaError> {
-        memory::pinned(self, len)
-    }
-
     /// Waits until the GPU sees all that NICs have written to its memory (`cuFlushGPUDirectRDMAWrites`).
     /// Call this only if [`GpuInfo::host_flush`] is true.
     pub fn flush_writes(&self) -> Result<(), CudaError> {
@@ -112,6 +116,17 @@ impl Gpu {
         // SAFETY: `Inner` retains the context.
         unsafe { api.cuCtxPushCurrent_v2(self.0.context) }?;
         Ok(Current { api })
+    }
+}
+
+impl WritesOrdering {
+    /// Converts the driver's number; a number between two known ones counts as the lower one.
+    pub(crate) fn from_code(code: u32) -> Self {
+        match code {
+            0..100 => WritesOrdering::Nobody,
+            100..200 => WritesOrdering::Owner,
+            _ => WritesOrdering::AllGpus,
+        }
     }
 }
 
@@ -138,8 +153,18 @@ impl Drop for Current {
     }
 }
 
+impl Driver {
+    /// Lists the GPUs that this process sees (`CUDA_VISIBLE_DEVICES`), in the driver's order.
+    pub fn gpus(&self) -> Result<Vec<GpuInfo>, CudaError> {
+        let mut count = 0;
+        // SAFETY: The driver writes an integer to `count`.
+        unsafe { self.api().cuDeviceGetCount(&mut count) }?;
+        (0..count).map(|ordinal| GpuInfo::query(self.api(), ordinal)).collect()
+    }
+}
+
 impl GpuInfo {
-    pub(crate) fn query(api: &Api, ordinal: c_int) -> Result<GpuInfo, CudaError> {
+    fn query(api: &Api, ordinal: c_int) -> Result<GpuInfo, CudaError> {
         let device = device(api, ordinal)?;
         // A driver answers an attribute that is newer than itself with an error.
         let attribute = |attribute: Attribute| {

@@ -27,6 +27,7 @@ mod error;
 pub mod flush;
 pub mod gdr;
 mod gpu;
+mod library;
 mod memory;
 mod pointer;
 mod staging;

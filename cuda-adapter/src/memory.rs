@@ -221,18 +221,21 @@ impl Drop for Pinned {
     }
 }
 
-/// Allocates the memory of [`Gpu::pinned`].
-pub(crate) fn pinned(gpu: &Gpu, len: usize) -> Result<HostMemory, CudaError> {
-    let mut start = ptr::null_mut();
-    // SAFETY: The driver writes an address to `start`, and `Pinned` frees that memory.
-    unsafe { gpu.enter()?.cuMemHostAlloc(&mut start, len, FOR_EVERY_GPU) }?;
-    let start = NonNull::new(start.cast::<u8>()).expect("success is memory");
-    let owner = Pinned { gpu: gpu.clone(), start };
-    // Zeroing keeps old content from being sent to a peer.
-    // SAFETY: The driver allocated `len` bytes, and nobody else knows their address.
-    unsafe { start.write_bytes(0, len) };
-    // SAFETY: The memory is valid until `owner` is dropped, and nobody else has the address.
-    Ok(unsafe { HostMemory::from_raw(start, len, owner) })
+impl Gpu {
+    /// Allocates `len` bytes of zeroed, pinned host memory; `len` is at least 1. The memory keeps its
+    /// address, and every GPU copies to and from it without help of the CPU.
+    pub fn pinned(&self, len: usize) -> Result<HostMemory, CudaError> {
+        let mut start = ptr::null_mut();
+        // SAFETY: The driver writes an address to `start`, and `Pinned` frees that memory.
+        unsafe { self.enter()?.cuMemHostAlloc(&mut start, len, FOR_EVERY_GPU) }?;
+        let start = NonNull::new(start.cast::<u8>()).expect("success is memory");
+        let owner = Pinned { gpu: self.clone(), start };
+        // Zeroing keeps old content from being sent to a peer.
+        // SAFETY: The driver allocated `len` bytes, and nobody else knows their address.
+        unsafe { start.write_bytes(0, len) };
+        // SAFETY: The memory is valid until `owner` is dropped, and nobody else has the address.
+        Ok(unsafe { HostMemory::from_raw(start, len, owner) })
+    }
 }
 
 /// `CU_MEMHOSTALLOC_PORTABLE`.

@@ -24,13 +24,13 @@ pub enum Direction {
 pub struct StagingBuffer {
     gpu: Gpu,
     stream: CUstream,
-    slots: Vec<Slot>,
+    slots: Vec<StagingSlot>,
     slot_bytes: usize,
     memory: HostMemory,
 }
 
 /// The event of a slot, and the GPU memory of the slot's unfinished copy.
-struct Slot {
+struct StagingSlot {
     event: CUevent,
     copying: Option<GpuMemory>,
 }
@@ -55,7 +55,7 @@ impl StagingBuffer {
             StagingBuffer { gpu: gpu.clone(), stream, slots: empty, slot_bytes, memory };
         for _ in 0..slots {
             let event = create_event(&current)?;
-            buffer.slots.push(Slot { event, copying: None });
+            buffer.slots.push(StagingSlot { event, copying: None });
         }
         Ok(buffer)
     }
@@ -95,7 +95,7 @@ impl StagingBuffer {
         if !self.is_done(slot)? {
             return Err(MemoryError::Busy(slot));
         }
-        let Slot { event, copying } = &mut self.slots[slot];
+        let StagingSlot { event, copying } = &mut self.slots[slot];
         let of_host = self.memory.as_ptr().wrapping_add(slot * self.slot_bytes).cast::<c_void>();
         let current = self.gpu.enter()?;
         // SAFETY: Both ranges exist. `copying` keeps the GPU memory alive, and `drop` waits for all
@@ -126,7 +126,9 @@ impl StagingBuffer {
 
     /// Whether the last copy of a slot is done; returns without waiting.
     pub fn is_done(&mut self, slot: usize) -> Result<bool, CudaError> {
-        let Some(Slot { event, copying }) = self.slots.get_mut(slot) else { return Ok(true) };
+        let Some(StagingSlot { event, copying }) = self.slots.get_mut(slot) else {
+            return Ok(true);
+        };
         if copying.is_some() {
             // SAFETY: The event is live.
             if !unsafe { self.gpu.driver().api().event_is_done(*event) }? {

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use invar_core::auth::Session;
 use invar_core::comm::{RecvBuf, SendBuf};
 use invar_core::conn::wire::MESSAGE_BYTES_MAX;
-use invar_core::conn::{Acceptor, Connector, Settings, Stream, Wire};
+use invar_core::conn::{Acceptor, CommSettings, Connector, Stream, Wire};
 use invar_core::error::Error;
 use invar_core::nic::Nic;
 use invar_testkit::null::NullNic;
@@ -16,21 +16,21 @@ use libfuzzer_sys::fuzz_target;
 
 /// The choices of the fuzzer.
 struct Plan<'a> {
-    settings: Settings,
+    settings: CommSettings,
     to_connector: bool,
     changed: bool,
     piece_bytes: usize,
     data: &'a [u8],
 }
 
-fn connector(settings: Settings) -> (Connector<NullNic, Pipe>, Pipe) {
+fn connector(settings: CommSettings) -> (Connector<NullNic, Pipe>, Pipe) {
     let [nic]: [NullNic; 1] = NullNic::ports();
     let pd = nic.alloc_pd().expect("a domain");
     let (here, there) = Pipe::pair();
     (Connector::new(nic, pd, here, None, settings, 0), there)
 }
 
-fn acceptor(settings: Settings) -> (Acceptor<NullNic, Pipe>, Pipe) {
+fn acceptor(settings: CommSettings) -> (Acceptor<NullNic, Pipe>, Pipe) {
     let [nic]: [NullNic; 1] = NullNic::ports();
     let pd = nic.alloc_pd().expect("a domain");
     let (here, there) = Pipe::pair();
@@ -100,11 +100,11 @@ fn feed<T: Debug + PartialEq>(
 fuzz_target!(|data: &[u8]| {
     let Some(([flags, piece], data)) = data.split_first_chunk() else { return };
     let plan = Plan {
-        settings: Settings {
+        settings: CommSettings {
             wire: if flags & 1 == 0 { Wire::Invar } else { Wire::Nccl214 },
             qps: if flags & 8 == 0 { 1 } else { 5 },
             fifo_depth: 4,
-            ..Settings::default()
+            ..CommSettings::default()
         },
         to_connector: flags & 2 != 0,
         changed: flags & 4 != 0,

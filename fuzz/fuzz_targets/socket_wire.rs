@@ -6,13 +6,14 @@
 use invar_core::conn::Stream;
 use invar_core::error::Error;
 use invar_core::socket::{
-    AHEAD_BYTES, Connector, Lobby, Posted, Receiver, Sender, Settings, Step, Target,
+    AHEAD_BYTES, Connector, HandshakeSettings, PendingConnections, Posted, Receiver, RecvStep,
+    Sender, Target,
 };
 use invar_testkit::pipe::Pipe;
 use libfuzzer_sys::fuzz_target;
 
-fn settings() -> Settings {
-    Settings { device: "eth0".try_into().expect("short"), timeout_ns: 1 }
+fn settings() -> HandshakeSettings {
+    HandshakeSettings { device: "eth0".try_into().expect("short"), timeout_ns: 1 }
 }
 
 fn connect<'a>(pieces: impl Iterator<Item = &'a [u8]>) {
@@ -35,20 +36,20 @@ fn connect<'a>(pieces: impl Iterator<Item = &'a [u8]>) {
 }
 
 fn accept<'a>(pieces: impl Iterator<Item = &'a [u8]>) {
-    let mut lobby = Lobby::new(settings());
+    let mut pending = PendingConnections::new(settings());
     let mut theirs = Vec::new();
     for _ in 0..3 {
         let (here, there) = Pipe::pair();
-        lobby.enter(here, 0);
+        pending.enter(here, 0);
         theirs.push(there);
     }
     for (i, piece) in pieces.enumerate() {
         let _ = theirs[i % 3].send(piece);
-        let _ = lobby.poll(0).map_err(|refused| refused.to_string());
+        let _ = pending.poll(0).map_err(|refused| refused.to_string());
     }
-    // In the end the lobby refuses every caller that has not become a connection.
-    (0..3).for_each(|_| drop(lobby.poll(1)));
-    assert!(matches!(lobby.poll(1), Ok(None)));
+    // In the end every caller that has not become a connection is refused.
+    (0..3).for_each(|_| drop(pending.poll(1)));
+    assert!(matches!(pending.poll(1), Ok(None)));
 }
 
 fn receive<'a>(lanes: u16, pieces: impl Iterator<Item = &'a [u8]>) {
@@ -73,19 +74,19 @@ fn receive<'a>(lanes: u16, pieces: impl Iterator<Item = &'a [u8]>) {
                 Target::Parked(place) => parked[usize::from(place)],
             };
             match step {
-                Step::Skip(bytes) => drop(staged.drain(..bytes)),
-                Step::Place { to, offset, len } => {
+                RecvStep::Skip(bytes) => drop(staged.drain(..bytes)),
+                RecvStep::Place { to, offset, len } => {
                     assert!(offset + len <= room(to, &parked));
                     let now = staged.len().min(len as usize);
                     staged.drain(..now);
                     receiver.placed(now as u32);
                 }
-                Step::Spread { to, chunks } => {
+                RecvStep::Spread { to, chunks } => {
                     assert!(chunks.clone().all(|c| c.offset + c.len <= room(to, &parked)));
                     chunks.for_each(|_| receiver.chunk_done(to));
                 }
-                Step::Park { place, len } => parked[usize::from(place)] = len,
-                Step::Unpark { len, .. } => assert!(len <= ROOM),
+                RecvStep::Park { place, len } => parked[usize::from(place)] = len,
+                RecvStep::Unpark { len, .. } => assert!(len <= ROOM),
             }
             assert!(staged.len() < piece.len() + AHEAD_BYTES as usize);
         }

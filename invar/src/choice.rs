@@ -6,7 +6,6 @@ use invar_core::nic::Gid;
 use invar_core::param::{AddressFamily, TransportChoice};
 use invar_linux::interface::Interface;
 
-use crate::connect::interfaces_for;
 use crate::error::Kind;
 use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 
@@ -22,7 +21,8 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Chooses by `INVAR_TRANSPORT`. Without it RDMA devices go before TCP, and TCP before the software NIC.
+    /// Chooses by `INVAR_TRANSPORT`. Without it NICs that the program [provides](crate::provide) go first,
+    /// then RDMA devices, TCP, and the software NIC.
     ///
     /// Devices in software must be on an interface that `NCCL_SOCKET_IFNAME` and `NCCL_SOCKET_FAMILY`
     /// allow. Loopback is the last resort.
@@ -32,7 +32,7 @@ impl Choice {
     pub fn make(settings: &Settings) -> Result<Self, Error> {
         let interfaces = Interface::list()
             .map_err(|error| Error::io("listing the network interfaces", error))?;
-        let allowed = interfaces_for(settings, &interfaces)?;
+        let allowed = settings.allowed_interfaces(&interfaces)?;
         let Survey { mut devices, left_out } = Device::survey(settings)?;
         devices.retain_mut(|device| {
             let on = allowed.iter().find(|found| found.interface.name == device.netdev);

@@ -95,7 +95,7 @@ use crate::{Error, Settings};
 pub use element::Element;
 pub use group::Group;
 pub use invar_core::coll::{Algorithm, Operation, Order, OrderError, Task};
-pub use invar_core::proxy::{Ring, Tree};
+pub use invar_core::topology::{Ring, Tree};
 pub use job::Progress;
 pub use links::Links;
 pub use pending::Pending;

@@ -4,14 +4,14 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use invar_core::conn::Handle;
-use invar_core::device::NameFilter;
+use invar_core::conn::{self, Handle};
 use invar_linux::clock::now_ns;
-use invar_linux::interface::{self, Found, Interface, Rules};
+use invar_linux::interface::Interface;
 
 use crate::error::Kind;
 use crate::raw::{AnyRecv, AnySend, Attempt, Listen};
-use crate::{Device, Error, RecvComm, SendComm, Settings, staged};
+use crate::settings::StagingSize;
+use crate::{Device, Error, GpuSupport, RecvComm, SendComm, Settings};
 
 /// Time between two polls of a connection that a caller waits for.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
@@ -35,7 +35,7 @@ impl Listener {
         settings.check(device.info())?;
         let addr = oob_addr(device, settings)?;
         let ports = settings.tcp_ports();
-        let listen = device.adapter().listen(addr, ports, settings.for_device(device))?;
+        let listen = device.adapter().listen(addr, ports, conn_settings(device, settings))?;
         Ok(Listener { listen, device: device.clone(), settings: settings.clone() })
     }
 
@@ -97,7 +97,7 @@ impl Listener {
 pub struct Accepting {
     attempt: Attempt<AnyRecv>,
     device: Device,
-    staging: staged::Size,
+    staging: StagingSize,
 }
 
 impl Accepting {
@@ -131,17 +131,27 @@ impl Accepting {
 pub struct Connecting {
     attempt: Attempt<AnySend>,
     device: Device,
-    staging: staged::Size,
+    staging: StagingSize,
 }
 
-impl Connecting {
-    pub(crate) fn start(
+impl SendComm {
+    /// Begins to connect `device` to the listener that made `handle`.
+    ///
+    /// # Errors
+    /// The settings do not allow the device, the handle is of another wire, or TCP refuses at once.
+    pub fn connect(
         device: &Device,
         handle: &Handle,
         settings: &Settings,
-    ) -> Result<Self, Error> {
+    ) -> Result<Connecting, Error> {
+        Connecting::start(device, handle, settings)
+    }
+}
+
+impl Connecting {
+    fn start(device: &Device, handle: &Handle, settings: &Settings) -> Result<Self, Error> {
         settings.check(device.info())?;
-        let attempt = device.adapter().connect(handle, settings.for_device(device))?;
+        let attempt = device.adapter().connect(handle, conn_settings(device, settings))?;
         Ok(Connecting { attempt, device: device.clone(), staging: settings.gpu.staging })
     }
 
@@ -180,6 +190,13 @@ fn until_there<T>(mut poll: impl FnMut() -> Result<Option<T>, Error>) -> Result<
     }
 }
 
+/// The settings for a connection of this device.
+fn conn_settings(device: &Device, settings: &Settings) -> conn::CommSettings {
+    // The host may have no GPU at all; NCCL does not check that either (`net_ib.cc ncclIbAccept`).
+    let reaches_gpus = || device.gpu_support(settings) != GpuSupport::default();
+    settings.for_device(device.info(), reaches_gpus)
+}
+
 /// The address at which a listener of the device listens on TCP.
 fn oob_addr(device: &Device, settings: &Settings) -> Result<SocketAddr, Error> {
     if settings.socket_ifname.is_empty() {
@@ -187,18 +204,7 @@ fn oob_addr(device: &Device, settings: &Settings) -> Result<SocketAddr, Error> {
     }
     let interfaces =
         Interface::list().map_err(|error| Error::io("listing the network interfaces", error))?;
-    let found = interfaces_for(settings, &interfaces)?;
+    let found = settings.allowed_interfaces(&interfaces)?;
     let first = found.first().map(|found| found.addr);
     first.map_or_else(|| device.socket_addr(), Ok)
-}
-
-/// The interfaces that `NCCL_SOCKET_IFNAME` and `NCCL_SOCKET_FAMILY` allow: one or more, the best first.
-pub(crate) fn interfaces_for<'a>(
-    settings: &Settings,
-    interfaces: &'a [Interface],
-) -> Result<Vec<Found<'a>>, Error> {
-    let names = NameFilter::parse(&settings.socket_ifname)
-        .map_err(|error| Kind::Setting(format!("NCCL_SOCKET_IFNAME: {error}")))?;
-    let rules = Rules { names, family: settings.socket_family, comm_id: None };
-    Ok(interface::find(interfaces, &rules).map_err(Kind::NoInterface)?)
 }

@@ -1,5 +1,6 @@
-//! The devices of a host, and open devices.
+//! Lists and opens the devices of a host.
 
+mod custom;
 mod rdma;
 
 use std::fmt;
@@ -9,103 +10,17 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 
 use invar_core::device::data_access;
-use invar_core::nic::{Access, Gid, LinkLayer, Mtu, Nic, NicError, PortState};
+use invar_core::nic::{Access, Gid, LinkLayer, Nic, NicError};
 use invar_core::param::{AddressFamily, PortRange};
 use invar_linux::interface::{Found, Interface};
 use invar_linux::socket::SocketDevice;
 use invar_linux::soft::{self, SoftConfig, SoftNic};
 
-use crate::connect::interfaces_for;
+use crate::device_info::{DeviceInfo, DeviceKind, Survey};
 use crate::error::Kind;
-use crate::raw::{Adapter, HostNic, OverTcp, Registrations, adapt, adapt_in};
+use crate::raw::{Adapter, NicKind, OverTcp, Registrations, adapt};
 use crate::settings::RdmaRules;
-use crate::{Error, Settings};
-
-/// The UDP port of RoCEv2 (IBTA Annex A17). A peer that learns no other port sends its packets there.
-pub const ROCE_UDP_PORT: u16 = 4791;
-
-/// The kind of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum DeviceKind {
-    /// A port of an RDMA device, through libibverbs.
-    Verbs,
-    /// TCP on a network interface.
-    Socket,
-    /// The software NIC on a network interface: RoCEv2 over UDP.
-    Soft,
-    /// A NIC that the program brings ([`Device::on`]).
-    Custom,
-}
-
-/// The name of the kind in `INVAR_TRANSPORT`.
-impl fmt::Display for DeviceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            DeviceKind::Verbs => "ib",
-            DeviceKind::Socket => "socket",
-            DeviceKind::Soft => "soft",
-            DeviceKind::Custom => "custom",
-        })
-    }
-}
-
-/// A device that this host has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DeviceInfo {
-    /// The name: `mlx5_0`, `mlx5_0:2` for a second port, `soft0`.
-    pub name: String,
-    /// The kind of device.
-    pub kind: DeviceKind,
-    /// The network interface of the device; empty if an RDMA device does not name one.
-    pub netdev: String,
-    /// The address at which peers connect to the device over TCP. An RDMA device without an address
-    /// has that of the interface which NCCL would take.
-    pub address: IpAddr,
-    /// All addresses at which the device can be opened.
-    pub addresses: Vec<IpAddr>,
-    /// The global identifier to which packets for the device are sent.
-    pub gid: Gid,
-    /// The index of the GID in the port's table; 0 for a device in software.
-    pub gid_index: u8,
-    /// The reason why this GID of the table was chosen; empty for a device in software.
-    pub gid_why: String,
-    /// InfiniBand or Ethernet.
-    pub link_layer: LinkLayer,
-    /// The largest path MTU.
-    pub mtu: Mtu,
-    /// Payload bytes of the longer packets that two software NICs may agree on; 0 if there are none.
-    pub long_mtu_bytes: u32,
-    /// Megabits a second; `None` if the interface does not tell.
-    pub speed_mbps: Option<u32>,
-    /// Whether the port has a link.
-    pub up: bool,
-    /// The UDP port at which packets arrive; `None` before the device is open.
-    pub udp_port: Option<u16>,
-    /// The place of the device on the PCI bus; `None` if it has no PCI device.
-    pub pci_path: Option<String>,
-    /// The global identifier of the card; `None` for a device in software.
-    pub guid: Option<u64>,
-    /// The number of the port on the card, from 1.
-    pub card_port: u32,
-    /// The most queue pairs of the device; `None` if there is no limit.
-    pub qps_max: Option<u32>,
-    /// The most buffers of one grouped receive.
-    pub recvs_max: usize,
-    /// Whether the device registers memory with PCIe relaxed ordering.
-    pub relaxed_ordering: bool,
-}
-
-/// The devices of a host, and the devices that cannot be used.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct Survey {
-    /// All devices, in the order of [`Device::list`].
-    pub devices: Vec<DeviceInfo>,
-    /// One line for each RDMA device that is left out, or for the reason why there are none.
-    pub left_out: Vec<String>,
-}
+use crate::{Error, Settings, provided};
 
 /// An open device. Clones are handles of the same device, which closes with the last of its handles,
 /// comms and regions.
@@ -123,8 +38,8 @@ struct Inner {
 }
 
 impl Device {
-    /// Lists the devices of this host that the environment allows, in a stable order: RDMA devices, then
-    /// devices in software, those on loopback last.
+    /// Lists the devices of this host that the environment allows, in a stable order: the NICs that the
+    /// program [provides](crate::provide), RDMA devices, then devices in software, those on loopback last.
     ///
     /// # Errors
     /// See [`Device::survey`].
@@ -139,10 +54,19 @@ impl Device {
     /// A setting has a value that is not allowed, or leaves out every RDMA device of the host.
     pub fn survey(settings: &Settings) -> Result<Survey, Error> {
         settings.usable()?;
-        let Survey { mut devices, left_out } = rdma::survey(settings)?;
+        let Survey { mut devices, mut left_out } = Survey::default();
+        for provided in provided::survey() {
+            match provided {
+                Ok(info) => devices.push(info),
+                Err(error) => left_out.push(error.to_string()),
+            }
+        }
+        let rdma = rdma::survey(settings)?;
+        devices.extend(rdma.devices);
+        left_out.extend(rdma.left_out);
         let interfaces = Interface::list().map_err(listing)?;
         let configs = soft::devices(AddressFamily::Any).map_err(listing)?;
-        let found = interfaces_for(settings, &interfaces).unwrap_or_default();
+        let found = settings.allowed_interfaces(&interfaces).unwrap_or_default();
         let sysfs = settings.gpu.sysfs.root();
         devices.extend(found.into_iter().map(|found| describe_socket(found, sysfs)));
         devices.extend(configs.iter().filter_map(|config| describe(config, &interfaces, sysfs)));
@@ -165,7 +89,7 @@ impl Device {
     /// Opens a software NIC at `addr`, an address of this host. Packets arrive at its UDP port.
     ///
     /// With port 0 the NIC takes a free port of `INVAR_SOFT_PORT`, which peers learn while they connect.
-    /// A peer that is no Invar sends to [`ROCE_UDP_PORT`].
+    /// A peer that is no Invar sends to [`ROCE_UDP_PORT`](crate::ROCE_UDP_PORT).
     ///
     /// # Errors
     /// This host does not have the address, or the port is taken.
@@ -203,46 +127,13 @@ impl Device {
             DeviceKind::Verbs => return Self::open_rdma(info, &settings.rdma),
             DeviceKind::Socket => return Self::open_socket(info, settings),
             DeviceKind::Soft => {}
-            DeviceKind::Custom => return Err(no_device(&info.name, &Survey::default())),
+            DeviceKind::Custom => {
+                let gone = || Err(no_device(&info.name, &Survey::default()));
+                return provided::open(&info.name).unwrap_or_else(gone);
+            }
         }
         let addr = SocketAddr::new(info.address, 0);
         Self::open_soft(info, scoped(info, addr)?, settings.udp_ports())
-    }
-
-    /// Makes a device of a NIC and a protection domain that the program brings. Its listeners listen at
-    /// `address`.
-    ///
-    /// # Errors
-    /// The NIC cannot tell the state of its port.
-    pub fn on<N: HostNic>(nic: N, pd: N::Pd, address: IpAddr) -> Result<Self, Error> {
-        let name = nic.name().to_owned();
-        let failed = |source: NicError| Kind::Nic { device: name.clone(), source };
-        let port = nic.query_port().map_err(failed)?;
-        let info = DeviceInfo {
-            name: name.clone(),
-            kind: DeviceKind::Custom,
-            netdev: String::new(),
-            address,
-            addresses: vec![address],
-            gid: port.gid,
-            gid_index: port.gid_index,
-            gid_why: String::new(),
-            link_layer: port.link_layer,
-            mtu: port.active_mtu,
-            long_mtu_bytes: port.long_mtu_bytes,
-            speed_mbps: Some(port.speed_mbps),
-            up: port.state == PortState::Active,
-            udp_port: Some(port.udp_port).filter(|udp_port| *udp_port != 0),
-            pci_path: None,
-            guid: None,
-            card_port: port.port_num.into(),
-            qps_max: None,
-            recvs_max: invar_core::fifo::RECVS_MAX,
-            relaxed_ordering: false,
-        };
-        let adapter = adapt_in(nic, pd);
-        let (registrations, data_access) = (Registrations::new(), data_access(0, false));
-        Ok(Device(Arc::new(Inner { info, data_access, registrations, adapter, soft: None })))
     }
 
     fn open_rdma(info: &DeviceInfo, rules: &RdmaRules) -> Result<Self, Error> {
@@ -284,7 +175,8 @@ impl Device {
                 Error::io(format_args!("opening {} at {}", info.name, addr.ip()), error)
             })?;
         let failed = |source: NicError| Kind::Nic { device: info.name.clone(), source };
-        let adapter = adapt(nic.clone()).map_err(failed)?;
+        let pd = nic.alloc_pd().map_err(failed)?;
+        let adapter = adapt(nic.clone(), pd, NicKind::SOFT);
         let port = nic.query_port().map_err(failed)?;
         let info = DeviceInfo {
             address: addr.ip(),

@@ -63,6 +63,8 @@ pub(crate) enum Kind {
     Rdma(#[from] invar_verbs::OpenError),
     #[error("{device}: {source}")]
     Nic { device: String, source: NicError },
+    #[error("opening {name}: {source}")]
+    Provided { name: String, source: Box<dyn std::error::Error + Send + Sync> },
     #[error(transparent)]
     Range(#[from] OutOfRange),
     #[error(transparent)]
@@ -114,9 +116,11 @@ impl Error {
             | Kind::MrCache(_)
             | Kind::Handle(_)
             | Kind::UniqueId(_) => ErrorKind::Usage,
-            Kind::NoInterface(_) | Kind::Io { .. } | Kind::Rdma(_) | Kind::Nic { .. } => {
-                ErrorKind::Local
-            }
+            Kind::NoInterface(_)
+            | Kind::Io { .. }
+            | Kind::Rdma(_)
+            | Kind::Nic { .. }
+            | Kind::Provided { .. } => ErrorKind::Local,
             Kind::Gpu(MemoryError::Range(_) | MemoryError::Busy(_)) => ErrorKind::Usage,
             Kind::Gpu(MemoryError::Cuda(_)) | Kind::NoCuda(_) => ErrorKind::Local,
             Kind::Staging { kind, .. } => *kind,
@@ -244,6 +248,7 @@ impl About {
     fn of(cause: &Kind) -> Self {
         let device = match cause {
             Kind::Connection { device, .. } | Kind::Nic { device, .. } => Some(device.clone()),
+            Kind::Provided { name, .. } => Some(name.clone()),
             _ => None,
         };
         let peer = match cause {

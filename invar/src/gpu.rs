@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use invar_core::param::Params;
-use invar_cuda::{CudaError, Driver, GpuInfo, GpuMemory, PointerKind, Sysfs, flush, gdr};
+use invar_cuda::{CudaError, Driver, GpuInfo, GpuMemory, PointerKind, flush, gdr};
 
 use crate::error::Kind;
-use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, staged};
+use crate::settings::GpuRules;
+use crate::{Device, DeviceInfo, DeviceKind, Error, Settings};
 
 /// The way by which messages get between a GPU's memory and a device, and the flush that makes them
 /// visible to the GPU. Its display includes the reasons.
@@ -51,15 +51,6 @@ impl fmt::Display for GpuSupport {
     }
 }
 
-/// The settings that are about GPU memory.
-#[derive(Clone, Debug)]
-pub(crate) struct GpuRules {
-    pub(crate) sysfs: Sysfs,
-    path: gdr::Policy,
-    pub(crate) flush: flush::Policy,
-    pub(crate) staging: staged::Size,
-}
-
 impl Device {
     /// Decides by which way messages get between a GPU's memory and this device.
     pub fn gpu_path(&self, gpu: &GpuInfo, settings: &Settings) -> GpuPath {
@@ -98,10 +89,10 @@ impl DeviceInfo {
     /// Decides [`Device::gpu_path`] for each GPU and a device that is not open.
     ///
     /// # Errors
-    /// An RDMA device cannot be opened.
+    /// A device that may reach GPU memory cannot be opened.
     pub fn gpu_paths(&self, gpus: &[GpuInfo], settings: &Settings) -> Result<Vec<GpuPath>, Error> {
         let reach = match self.kind {
-            DeviceKind::Verbs if !gpus.is_empty() => {
+            DeviceKind::Verbs | DeviceKind::Custom if !gpus.is_empty() => {
                 Device::open_for(self, settings)?.adapter().gpu_reach()
             }
             _ => gdr::NicReach::Software,
@@ -121,16 +112,5 @@ impl GpuPath {
 impl fmt::Display for GpuPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}; {}", self.decision, self.flush)
-    }
-}
-
-impl From<&Params<'_>> for GpuRules {
-    fn from(params: &Params<'_>) -> Self {
-        GpuRules {
-            sysfs: Sysfs::new(params.sysfs),
-            path: params.into(),
-            flush: params.into(),
-            staging: params.into(),
-        }
     }
 }

@@ -71,6 +71,11 @@
 //! `INVAR_STAGING_CHUNK_BYTES` each. A message longer than one piece is cut. Then both ends must stage,
 //! with pieces of one size, and the receive must be as long as the send.
 //!
+//! # Other NICs
+//!
+//! A NIC that Invar does not know implements [`nic::Nic`], the only trait between protocol and hardware.
+//! [`provide`] brings it to the process, where it is a device as all others.
+//!
 //! # Examples
 //!
 //! The folder `examples` has programs that run on any host: `send_file`, `many_connections`,
@@ -81,10 +86,12 @@ pub mod communicator;
 mod connect;
 pub mod cuda;
 mod device;
+mod device_info;
 mod error;
 mod gpu;
 mod hub;
 mod memory;
+mod provided;
 pub mod raw;
 mod recv;
 mod request;
@@ -96,7 +103,8 @@ mod wait;
 pub use choice::Choice;
 pub use communicator::{Communicator, Element, Group, Pending, net};
 pub use connect::{Accepting, Connecting, Listener};
-pub use device::{Device, DeviceInfo, DeviceKind, ROCE_UDP_PORT, Survey, WeakDevice};
+pub use device::{Device, WeakDevice};
+pub use device_info::{DeviceInfo, DeviceKind, ROCE_UDP_PORT, Survey};
 pub use error::Error;
 pub use gpu::{GpuPath, GpuSupport, gpus};
 pub use half::{bf16, f16};
@@ -116,6 +124,7 @@ pub use invar_core::param::{
 pub use invar_core::rendezvous::{UniqueId, UniqueIdError};
 pub use invar_linux::rendezvous::secret_of;
 pub use memory::MemoryRegion;
+pub use provided::provide;
 pub use recv::{Flush, Received, RecvComm};
 pub use request::Request;
 pub use send::SendComm;

@@ -11,14 +11,18 @@
 //! for that kind. [`AnySend`] and [`AnyRecv`] tell the kind, so the caller needs no indirect calls.
 
 mod adapter;
+mod boxed;
 mod end;
+mod nic;
 mod registration;
 mod socket;
 mod watch;
 
-pub(crate) use adapter::{Adapter, Attempt, Listen, Registration, adapt, adapt_in};
-pub use adapter::{HostNic, On, RecvOn, SendOn};
+pub(crate) use adapter::{Adapter, Attempt, Listen, Registration, adapt};
+pub use adapter::{On, RecvOn, SendOn};
 pub use end::{AnyRecv, AnySend, CLOSE_MAX, Carrier, End, RecvEnd, SendEnd};
+pub(crate) use nic::NicKind;
+pub use nic::{GpuNic, SharedNic};
 pub(crate) use registration::Registrations;
 pub use registration::{GpuRange, Keys, deregister, register, register_gpu};
 pub(crate) use socket::OverTcp;

@@ -10,7 +10,8 @@ use invar_cuda::flush::Method;
 use crate::error::Kind;
 use crate::raw::{self, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd};
 use crate::request::{Of, UnderWay};
-use crate::staged::{self, Staged};
+use crate::settings::StagingSize;
+use crate::staged::Staged;
 use crate::wait::wait;
 use crate::{Device, Error, MemoryRegion, Request};
 
@@ -58,7 +59,7 @@ pub enum Flush {
 }
 
 impl RecvComm {
-    pub(crate) fn new(end: Box<dyn RecvEnd>, device: Device, staging: staged::Size) -> Self {
+    pub(crate) fn new(end: Box<dyn RecvEnd>, device: Device, staging: StagingSize) -> Self {
         let (receives, flushes) = (UnderWay::new(DEPTH_MAX), UnderWay::new(DEPTH_MAX));
         let (end, staged) = (ClosedOnDrop(Some(end)), Staged::new(staging));
         RecvComm { end, receives, flushes, staged, device }

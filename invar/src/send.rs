@@ -4,14 +4,14 @@ use std::ops::Range;
 use std::time::Duration;
 
 use invar_core::comm::Request as CoreRequest;
-use invar_core::conn::Handle;
 use invar_core::error::Ends;
 
 use crate::raw::{SendBuf, SendEnd};
 use crate::request::{Of, UnderWay};
-use crate::staged::{self, Staged};
+use crate::settings::StagingSize;
+use crate::staged::Staged;
 use crate::wait::wait;
-use crate::{Connecting, Device, Error, MemoryRegion, Request, Settings};
+use crate::{Device, Error, MemoryRegion, Request};
 
 /// The sending end of a connection. Dropping it closes the connection.
 pub struct SendComm {
@@ -23,19 +23,7 @@ pub struct SendComm {
 }
 
 impl SendComm {
-    /// Begins to connect `device` to the listener that made `handle`.
-    ///
-    /// # Errors
-    /// The settings do not allow the device, the handle is of another wire, or TCP refuses at once.
-    pub fn connect(
-        device: &Device,
-        handle: &Handle,
-        settings: &Settings,
-    ) -> Result<Connecting, Error> {
-        Connecting::start(device, handle, settings)
-    }
-
-    pub(crate) fn new(end: Box<dyn SendEnd>, device: Device, staging: staged::Size) -> Self {
+    pub(crate) fn new(end: Box<dyn SendEnd>, device: Device, staging: StagingSize) -> Self {
         SendComm {
             end,
             under_way: UnderWay::new(CoreRequest::INDEX_END),

@@ -5,6 +5,7 @@
 //! of a connection from these values.
 
 mod effect;
+mod gpu;
 mod remarks;
 mod set;
 mod unknown;
@@ -21,7 +22,7 @@ use invar_verbs::GidRules;
 
 use crate::Error;
 use crate::error::Kind;
-use crate::gpu::GpuRules;
+pub(crate) use gpu::{GpuRules, StagingSize};
 pub use set::{RelaxedOrdering, RoceVersion};
 
 /// The settings of connections. The environment gives the values; the program may override them.
@@ -42,7 +43,7 @@ pub struct Settings {
     set: BTreeMap<&'static str, (String, Source)>,
     /// The reason why a value is refused.
     refused: Option<String>,
-    conn: conn::Settings,
+    conn: conn::CommSettings,
     /// Whether to flush; `None` means that connections flush if the device could reach GPUs.
     flush: Option<bool>,
     /// Whether the network routes adaptively; `None` means that InfiniBand does.
@@ -219,7 +220,7 @@ impl Settings {
         params: &Params<'_>,
         socket_ifname: String,
         hca: String,
-        program: conn::Settings,
+        program: conn::CommSettings,
     ) -> Self {
         Settings {
             conn: conn_settings(params, program),
@@ -260,8 +261,8 @@ impl Settings {
 }
 
 /// Creates the settings of a connection. `program` has the settings that no variable sets.
-fn conn_settings(params: &Params<'_>, program: conn::Settings) -> conn::Settings {
-    conn::Settings {
+fn conn_settings(params: &Params<'_>, program: conn::CommSettings) -> conn::CommSettings {
+    conn::CommSettings {
         wire: match params.wire {
             Wire::Invar => conn::Wire::Invar,
             Wire::Nccl214 => conn::Wire::Nccl214,
@@ -289,7 +290,7 @@ fn conn_settings(params: &Params<'_>, program: conn::Settings) -> conn::Settings
 /// The settings if the environment sets no variable.
 impl Default for Settings {
     fn default() -> Self {
-        let conn = conn::Settings::default();
+        let conn = conn::CommSettings::default();
         Self::of(&Params::default(), String::new(), String::new(), conn)
     }
 }

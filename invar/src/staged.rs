@@ -12,36 +12,17 @@ use std::ops::Range;
 
 use invar_core::comm;
 use invar_core::error::{Error as CoreError, ErrorKind};
-use invar_core::param::Params;
 use invar_core::staging::{Failure, Pipeline, Trailer};
 use invar_cuda::GpuMemory;
 
 use crate::error::Kind;
 use crate::raw::RecvEnd;
+use crate::settings::StagingSize;
 use crate::{Device, Error, MemoryRegion};
 use lookalike::Lookalikes;
-use wire::{Broken, Slots, Through, Wire};
+use wire::{Broken, Slots, StagedWire, Through};
 
-/// How much host memory messages may pass through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Size {
-    pub(crate) chunk_bytes: u32,
-    pub(crate) slots: usize,
-    /// Bytes for all ends of the process.
-    pub(crate) bytes_max: u64,
-}
-
-impl From<&Params<'_>> for Size {
-    fn from(params: &Params<'_>) -> Self {
-        Size {
-            chunk_bytes: params.staging_chunk_bytes,
-            slots: params.staging_slots.into(),
-            bytes_max: params.staging_bytes,
-        }
-    }
-}
-
-impl Size {
+impl StagingSize {
     /// An error of a connection, and what may be behind it where a message meets a receive of just a
     /// chunk and a trailer.
     pub(crate) fn explain(self, error: CoreError, failed: Error) -> Error {
@@ -60,7 +41,7 @@ impl Size {
 
 /// The staged messages of an end.
 pub(crate) struct Staged {
-    size: Size,
+    size: StagingSize,
     active: Option<Box<Active>>,
     lookalikes: Lookalikes,
     /// The error that ended the staged messages. Every later call returns it.
@@ -68,24 +49,24 @@ pub(crate) struct Staged {
 }
 
 struct Active {
-    size: Size,
-    pipeline: Pipeline<Message>,
+    size: StagingSize,
+    pipeline: Pipeline<StagedMessage>,
     slots: Slots,
 }
 
 /// A message, or the room for one.
-pub(crate) struct Message {
+pub(crate) struct StagedMessage {
     region: MemoryRegion,
     start: usize,
     tag: u32,
 }
 
 impl Staged {
-    pub(crate) fn new(size: Size) -> Self {
+    pub(crate) fn new(size: StagingSize) -> Self {
         Staged { size, active: None, lookalikes: Lookalikes::default(), failed: None }
     }
 
-    pub(crate) fn size(&self) -> Size {
+    pub(crate) fn size(&self) -> StagingSize {
         self.size
     }
 
@@ -110,7 +91,7 @@ impl Staged {
             );
             return Err(Kind::Usage(text).into());
         }
-        let message = Message { region: region.clone(), start: range.start, tag };
+        let message = StagedMessage { region: region.clone(), start: range.start, tag };
         Ok(active.pipeline.push(message, range.len() as u64).ok())
     }
 
@@ -123,7 +104,7 @@ impl Staged {
 
     /// Goes on with all messages, without waiting.
     #[inline]
-    pub(crate) fn advance<W: Wire + ?Sized>(&mut self, end: &mut W) -> Result<(), Error> {
+    pub(crate) fn advance<W: StagedWire + ?Sized>(&mut self, end: &mut W) -> Result<(), Error> {
         self.standing()?;
         match &mut self.active {
             Some(active) if !active.pipeline.is_idle() => active.advance(end).map_err(|error| {
@@ -192,13 +173,13 @@ impl Staged {
 }
 
 impl Active {
-    fn new(device: &Device, memory: &GpuMemory, size: Size) -> Result<Self, Error> {
+    fn new(device: &Device, memory: &GpuMemory, size: StagingSize) -> Result<Self, Error> {
         let slots = Slots::new(device, memory, size)?;
         let pipeline = Pipeline::new(size.chunk_bytes, slots.count());
         Ok(Active { size, pipeline, slots })
     }
 
-    fn advance<W: Wire + ?Sized>(&mut self, end: &mut W) -> Result<(), Error> {
+    fn advance<W: StagedWire + ?Sized>(&mut self, end: &mut W) -> Result<(), Error> {
         let mut through = Through { slots: &mut self.slots, end };
         let Err(failure) = self.pipeline.advance(&mut through) else { return Ok(()) };
         Err(match failure {

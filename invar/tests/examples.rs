@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::{env, fs};
 
 use invar_testkit::fake_cuda::FakeCuda;
+use invar_testkit::pattern::pattern;
 use invar_testkit::shell;
 
 /// Both need no hardware: the software NIC, and TCP.
@@ -47,7 +48,7 @@ impl Files {
         let folder = env::temp_dir().join(format!("invar-examples-{name}-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("a folder");
         let (file, copy) = (folder.join("file"), folder.join("copy"));
-        let content: Vec<u8> = (0..len).map(|i| (i * 7 + i / 251) as u8).collect();
+        let content = pattern(0, len);
         fs::write(&file, content).expect("a file");
         Files { folder, file, copy }
     }

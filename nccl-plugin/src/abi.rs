@@ -1,7 +1,7 @@
 //! The C interface between NCCL and a network plugin: result codes, callbacks, and a function table for
 //! each version (NCCL's `nccl_net.h` and `net_v6.h` to `net_v12.h`).
 //!
-//! This module asserts the layouts; `tests/c_program.rs` compares them with a C compiler's.
+//! This module asserts the layouts; `tests/c_program/` compares them with a C compiler's.
 
 mod profiler;
 mod properties;

@@ -279,9 +279,10 @@ pub(crate) unsafe extern "C" fn close_listen(comm: *mut c_void) -> Code {
     })
 }
 
-/// Drops all connection attempts that nobody continues.
-pub(crate) fn abandon() {
-    drop(std::mem::take(&mut ATTEMPTS.lock().entries));
+/// `finalize`. The last one drops all connection attempts that nobody continues.
+pub(crate) unsafe extern "C" fn finalize(context: *mut c_void) -> Code {
+    let abandon = || drop(std::mem::take(&mut ATTEMPTS.lock().entries));
+    call(|| host::end_context(context, abandon))
 }
 
 /// Offset of the connection's state in a handle: NCCL passes the same bytes to each call of `connect`.

@@ -7,7 +7,7 @@ use crate::abi::Code;
 use crate::comm::NetEnd;
 use crate::handles;
 use crate::outcome::{caught, misused};
-use crate::profiler::{self, Message};
+use crate::profiler::{self, ProfiledMessage};
 
 /// `isend` before v9.
 pub(crate) unsafe extern "C" fn isend_int(
@@ -137,7 +137,7 @@ pub(crate) unsafe extern "C" fn test(
     };
     // SAFETY: The caller upholds this function's safety contract. NCCL makes one call on a comm at a
     // time and does not close the comm during a call.
-    unsafe { slot.comm().end().test(request, done, sizes) }
+    unsafe { slot.comm().test(request, done, sizes) }
 }
 
 /// Finds the comm and makes a call on its end.
@@ -166,7 +166,7 @@ unsafe extern "C" fn isend_profiled(
     // SAFETY: The caller upholds this function's safety contract.
     let code = unsafe { isend(comm, data, size, tag, mhandle, request) };
     // SAFETY: `isend` succeeds only on an open comm and with a request pointer that is not null.
-    unsafe { start_events(code, comm, [Message { step, length: size }], request) }
+    unsafe { start_events(code, comm, [ProfiledMessage { step, length: size }], request) }
 }
 
 /// Starts a receive and its profiler events.
@@ -184,7 +184,7 @@ unsafe extern "C" fn irecv_profiled(
     // SAFETY: The caller upholds this function's safety contract.
     let code = unsafe { irecv(comm, n, data, sizes, tags, mhandles, request) };
     // SAFETY: `irecv` succeeds only with a valid `n`, and NCCL promises `n` entries in each array.
-    let message = |i| unsafe { Message { step: *steps.add(i), length: *sizes.add(i) } };
+    let message = |i| unsafe { ProfiledMessage { step: *steps.add(i), length: *sizes.add(i) } };
     // SAFETY: `irecv` succeeds only on an open comm and with a request pointer that is not null.
     unsafe { start_events(code, comm, (0..n as usize).map(message), request) }
 }
@@ -194,7 +194,7 @@ unsafe extern "C" fn irecv_profiled(
 unsafe fn start_events(
     code: Code,
     comm: *mut c_void,
-    messages: impl IntoIterator<Item = Message>,
+    messages: impl IntoIterator<Item = ProfiledMessage>,
     request: *mut *mut c_void,
 ) -> Code {
     let (Code::SUCCESS, Some(slot)) = (code, handles::find(comm)) else { return code };

@@ -45,14 +45,14 @@ const REQUEST: usize = 2;
 /// A value that names neither a request nor a comm.
 const NONE: usize = 0;
 
-static SLOTS: [Slot; SLOTS_MAX] = [const { Slot::empty() }; SLOTS_MAX];
+static SLOTS: [HandleSlot; SLOTS_MAX] = [const { HandleSlot::empty() }; SLOTS_MAX];
 
 static ALLOCATION: Mutex<Allocation> =
     Mutex::new(Allocation { free: Vec::new(), generations: Vec::new() });
 
 /// One entry of the handle table: room for a comm.
 #[repr(C, align(128))]
-pub(crate) struct Slot {
+pub(crate) struct HandleSlot {
     /// The handle of the comm in this slot, or [`NONE`].
     handle: AtomicUsize,
     /// The low half of the comm's requests; 0 while the slot is empty.
@@ -61,11 +61,11 @@ pub(crate) struct Slot {
     comm: UnsafeCell<MaybeUninit<Comm>>,
 }
 
-const_assert_eq!(size_of::<Slot>(), 1 << SLOT_SHIFT);
+const_assert_eq!(size_of::<HandleSlot>(), 1 << SLOT_SHIFT);
 
 // SAFETY: The table writes `comm` under the lock of `ALLOCATION`, and only while the slot has no handle.
 // While the slot has a handle, all threads only read the field.
-unsafe impl Sync for Slot {}
+unsafe impl Sync for HandleSlot {}
 
 struct Allocation {
     free: Vec<u16>,
@@ -102,9 +102,9 @@ impl Allocation {
     }
 }
 
-impl Slot {
+impl HandleSlot {
     const fn empty() -> Self {
-        Slot {
+        HandleSlot {
             handle: AtomicUsize::new(NONE),
             requests: AtomicU32::new(0),
             comm: UnsafeCell::new(MaybeUninit::zeroed()),
@@ -126,7 +126,7 @@ impl Slot {
 /// Gives the first slot handles that no caller has, so that null names no comm. The loader calls this
 /// function when it loads the library, before any lookup.
 extern "C" fn prepare() {
-    let Slot { handle, requests, .. } = &SLOTS[0];
+    let HandleSlot { handle, requests, .. } = &SLOTS[0];
     handle.store(usize::MAX, Ordering::Release);
     requests.store(u32::MAX, Ordering::Release);
 }
@@ -138,7 +138,7 @@ static PREPARE: extern "C" fn() = prepare;
 
 /// Returns the slot that a comm's handle or a request names.
 #[inline(always)]
-fn slot(handle: usize) -> &'static Slot {
+fn slot(handle: usize) -> &'static HandleSlot {
     let offset = handle & (SLOTS_MAX - 1) << SLOT_SHIFT;
     // SAFETY: The mask keeps the offset within the table and on the start of a slot.
     unsafe { &*SLOTS.as_ptr().byte_add(offset) }
@@ -146,14 +146,14 @@ fn slot(handle: usize) -> &'static Slot {
 
 /// Finds the slot of a comm.
 #[inline(always)]
-pub(crate) fn find(comm: *mut c_void) -> Option<&'static Slot> {
+pub(crate) fn find(comm: *mut c_void) -> Option<&'static HandleSlot> {
     let slot = slot(comm.addr());
     (slot.handle.load(Ordering::Acquire) == comm.addr()).then_some(slot)
 }
 
 /// Finds the slot of a request's comm.
 #[inline(always)]
-pub(crate) fn find_by_request(request: *mut c_void) -> Option<&'static Slot> {
+pub(crate) fn find_by_request(request: *mut c_void) -> Option<&'static HandleSlot> {
     let slot = slot(request.addr());
     (slot.requests.load(Ordering::Acquire) == request.addr() as u32).then_some(slot)
 }
@@ -197,7 +197,7 @@ pub(crate) fn put(make: impl FnOnce(*mut c_void) -> Comm) -> Option<*mut c_void>
 ///
 /// # Safety
 /// A lookup found `slot`, and no other call on its comm runs.
-pub(crate) unsafe fn remove(slot: &Slot) -> Option<Comm> {
+pub(crate) unsafe fn remove(slot: &HandleSlot) -> Option<Comm> {
     let mut allocation = allocation();
     let handle = slot.handle.swap(NONE, Ordering::AcqRel);
     if handle == NONE {

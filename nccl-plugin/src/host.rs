@@ -12,9 +12,8 @@ use invar::{Choice, Device, DeviceInfo, DeviceKind, GpuSupport, LinkLayer, Setti
 use crate::abi::{
     Code, CommConfig, Logger, PTR_CUDA, PTR_DMABUF, PTR_HOST, ProfilerCallback, TRAFFIC_CLASS_UNDEF,
 };
-use crate::connect;
 use crate::logger;
-use crate::outcome::{Failed, call, failed, misused, null, refused};
+use crate::outcome::{Failed, Outcome, call, failed, misused, null, refused};
 use crate::profiler;
 
 /// Offset that marks a context's value; the rest of the value is the communicator's traffic class.
@@ -81,22 +80,20 @@ pub(crate) unsafe extern "C" fn init_v11(
     })
 }
 
-/// `finalize`.
-pub(crate) unsafe extern "C" fn finalize(context: *mut c_void) -> Code {
-    call(|| {
-        Context::from_ptr(context)?;
-        let mut state = state();
-        match state.contexts {
-            0 => return Err(misused("finalize without init")),
-            1 => {
-                state.host = None;
-                connect::abandon();
-            }
-            _ => {}
+/// Ends a context of NCCL. With the last one the host ends, and `abandon` ends what still connects.
+pub(crate) fn end_context(context: *mut c_void, abandon: impl FnOnce()) -> Outcome {
+    Context::from_ptr(context)?;
+    let mut state = state();
+    match state.contexts {
+        0 => return Err(misused("finalize without init")),
+        1 => {
+            state.host = None;
+            abandon();
         }
-        state.contexts -= 1;
-        Ok(())
-    })
+        _ => {}
+    }
+    state.contexts -= 1;
+    Ok(())
 }
 
 /// `setNetAttr`: NCCL passes hints on the use of a context's connections. The plugin ignores them.
@@ -146,8 +143,8 @@ impl Host {
         let settings = Settings::from_env().map_err(|error| refused(&error))?;
         let Choice { devices, reason, oob } =
             Choice::make(&settings).map_err(|error| refused(&error))?;
-        let is_rdma = devices.iter().any(|info| info.kind == DeviceKind::Verbs);
-        let gpus = if is_rdma { invar::gpus() } else { Ok(Vec::new()) };
+        let may_reach_gpus = devices.iter().any(may_reach_gpus);
+        let gpus = if may_reach_gpus { invar::gpus() } else { Ok(Vec::new()) };
         let gpus = gpus.unwrap_or_else(|error| {
             log::info!("no GPUs: {error}");
             Vec::new()
@@ -279,10 +276,15 @@ impl Context {
     }
 }
 
-/// Returns the kinds of memory that a device can register. Only RDMA devices reach GPU memory. For each
-/// RDMA device this function logs its support, and its path to each GPU.
+/// Whether a device of this kind may reach GPU memory: an RDMA device, or a NIC that the program brings.
+fn may_reach_gpus(info: &DeviceInfo) -> bool {
+    matches!(info.kind, DeviceKind::Verbs | DeviceKind::Custom)
+}
+
+/// Returns the kinds of memory that a device can register. For each device that may reach GPU memory this
+/// function logs its support, and its path to each GPU.
 fn ptr_support(info: &DeviceInfo, gpus: &[GpuInfo], settings: &Settings) -> c_int {
-    if info.kind != DeviceKind::Verbs {
+    if !may_reach_gpus(info) {
         return PTR_HOST;
     }
     let device = match Device::open_for(info, settings) {

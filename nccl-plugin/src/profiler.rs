@@ -41,7 +41,7 @@ static TRANSFERS: Mutex<Transfers> = Mutex::new(Transfers { waiting: Vec::new(),
 /// Transfers with events, by marked request.
 struct Transfers {
     /// Messages that are not posted yet.
-    waiting: Vec<(usize, Vec<Message>)>,
+    waiting: Vec<(usize, Vec<ProfiledMessage>)>,
     /// Events that have started.
     started: Option<HashMap<usize, Vec<Event>>>,
 }
@@ -50,7 +50,7 @@ struct Transfers {
 struct Event(*mut c_void);
 
 /// A message with profiler events.
-pub(crate) struct Message {
+pub(crate) struct ProfiledMessage {
     /// NCCL's handle of the step that the message belongs to; a null step means no events.
     pub(crate) step: *mut c_void,
     /// Length of the message in bytes.
@@ -60,7 +60,7 @@ pub(crate) struct Message {
 // SAFETY: The plugin only passes the pointer back to NCCL and never reads through it.
 unsafe impl Send for Event {}
 // SAFETY: The plugin only passes the pointer back to NCCL and never reads through it.
-unsafe impl Send for Message {}
+unsafe impl Send for ProfiledMessage {}
 
 /// Makes the plugin call `callback` for events from now on.
 pub(crate) fn install(callback: Option<ProfilerCallback>) {
@@ -81,7 +81,7 @@ pub(crate) fn is_wanted() -> bool {
 /// No other call on the comm runs.
 pub(crate) unsafe fn start(
     request: *mut c_void,
-    messages: impl IntoIterator<Item = Message>,
+    messages: impl IntoIterator<Item = ProfiledMessage>,
     comm: &Comm,
 ) -> *mut c_void {
     let messages = messages.into_iter().filter(|message| !message.step.is_null()).collect();
@@ -109,7 +109,7 @@ pub(crate) unsafe fn go_on(number: *mut c_void, comm: &Comm) {
 ///
 /// # Safety
 /// No other call on the comm runs.
-unsafe fn start_posted(marked: *mut c_void, messages: Vec<Message>, comm: &Comm) -> bool {
+unsafe fn start_posted(marked: *mut c_void, messages: Vec<ProfiledMessage>, comm: &Comm) -> bool {
     let Some(callback) = callback() else { return false };
     // SAFETY: The caller upholds this function's safety contract.
     let Some(carriers) = (unsafe { comm.carriers(unmarked(marked)) }) else {
@@ -117,7 +117,7 @@ unsafe fn start_posted(marked: *mut c_void, messages: Vec<Message>, comm: &Comm)
         return true;
     };
     let mut started = Vec::new();
-    for Message { step, length } in messages {
+    for ProfiledMessage { step, length } in messages {
         let start = |carrier: &Carrier| match *carrier {
             Carrier::Work(work) => {
                 start_one(callback, step, IB_V1, queue_pair(comm.device_number(), &work))

@@ -9,6 +9,7 @@ mod plugin {
     mod registration;
     mod rig;
     mod transfers;
+    mod versions;
     mod waiting;
 }
 

@@ -11,6 +11,7 @@ mod plugin {
     mod registration;
     mod rig;
     mod transfers;
+    mod versions;
 }
 
 const TRANSPORT: &str = "socket";

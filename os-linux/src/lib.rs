@@ -15,6 +15,7 @@
 //! - [`processors`], [`random`], [`clock`], [`env`](mod@env): processors, random numbers, the clock and
 //!   the environment
 
+pub mod abort;
 pub mod clock;
 pub mod env;
 pub mod interface;

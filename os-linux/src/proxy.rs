@@ -3,11 +3,11 @@
 //! A host runs a [`Service`] and a [`Progress`] for each GPU. A rank asks the service for connections
 //! with a [`ProxyClient`], and receives the [`SharedOps`] with the first connection. The rank posts
 //! operations with [`RankOps`], and the progress thread moves them. While the rank waits, it can move
-//! them itself with a [`Driver`], which also lists active operations ([`DumpOnSignal`]). An [`Abort`]
+//! them itself with a [`Driver`], which also lists active operations ([`DumpOnSignal`]). An [`Abort`](crate::abort::Abort)
 //! ends everything.
 
-mod abort;
 mod banks;
+mod bound;
 mod client;
 mod dump;
 mod futex;
@@ -18,8 +18,8 @@ mod shared;
 mod thread;
 mod trace;
 
-pub use abort::{Abort, WaitError};
 pub use banks::HeapBanks;
+pub use bound::WaitError;
 pub use client::{ClientError, ClientErrorKind, ProxyClient};
 pub use dump::DumpOnSignal;
 pub use post::{RankOps, RankOpsError};

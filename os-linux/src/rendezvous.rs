@@ -6,6 +6,7 @@
 
 mod bootstrap;
 mod connection;
+mod error;
 mod hub;
 mod reach;
 
@@ -15,7 +16,8 @@ use argon2::Argon2;
 use invar_core::auth::{SECRET_BYTES, Secret};
 use invar_core::rendezvous::Member;
 
-pub use bootstrap::{Bootstrap, BootstrapError, Failure};
+pub use bootstrap::Bootstrap;
+pub use error::{BootstrapError, Failure};
 pub use hub::Hub;
 
 /// The longest sleep of a thread before it checks whether it is to end.

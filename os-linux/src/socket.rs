@@ -12,7 +12,7 @@ mod lane;
 mod recv;
 mod send;
 
-pub use connect::{AcceptError, ConnectError, Connecting, Listener, Settings};
+pub use connect::{AcceptError, ConnectError, Connecting, Listener, SocketSettings};
 pub use device::{SocketDevice, devices};
 pub use recv::RecvComm;
 pub use send::SendComm;

@@ -22,7 +22,7 @@ mod port;
 mod sockets;
 
 pub use device::{
-    Datagram, Device, DeviceConfig, DeviceCounters, Patience, Route, Train, TransmitSink,
+    AckDelay, Datagram, Device, DeviceConfig, DeviceCounters, Route, Train, TransmitSink,
 };
 pub use discover::devices;
 pub use impair::{ImpairmentConfig, REORDER_PACKETS_MAX};

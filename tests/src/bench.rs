@@ -8,7 +8,7 @@
 use std::process::ExitCode;
 
 use invar_core::comm::{RecvBuf, RecvComm, Request, SendBuf, SendComm};
-use invar_core::conn::Settings;
+use invar_core::conn::CommSettings;
 use invar_core::error::Error;
 use invar_core::nic::Nic;
 
@@ -72,7 +72,7 @@ struct Bench<N: Nic> {
 
 impl<N: Nic + Clone> Bench<N> {
     fn new([a, b]: [N; 2], qps: u16) -> Self {
-        let settings = Settings { qps, ..Settings::default() };
+        let settings = CommSettings { qps, ..CommSettings::default() };
         let duo = duo::connect([&a, &b], [settings; 2], || {}).expect("a connection");
         let from = Buffer::new(&a, &duo.send_pd, 4096);
         let to = Buffer::new(&b, &duo.recv_pd, 4096);

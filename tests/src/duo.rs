@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use invar_core::auth::Session;
 use invar_core::comm::{RecvComm, SendComm};
-use invar_core::conn::{Acceptor, Connector, Settings};
+use invar_core::conn::{Acceptor, CommSettings, Connector};
 use invar_core::error::Error;
 use invar_core::nic::{Access, Memory, MemoryKeys, Nic};
 
@@ -109,7 +109,7 @@ impl<N: Nic> Buffer<N> {
 /// Panics when neither end makes progress, which is a bug.
 pub fn connect<N: Nic + Clone>(
     nics: [&N; 2],
-    settings: [Settings; 2],
+    settings: [CommSettings; 2],
     idle: impl FnMut(),
 ) -> Result<Duo<N>, Error> {
     connect_in(nics, [nics[0].alloc_pd()?, nics[1].alloc_pd()?], settings, idle)
@@ -125,7 +125,7 @@ pub fn connect<N: Nic + Clone>(
 pub fn connect_in<N: Nic + Clone>(
     nics: [&N; 2],
     [send_pd, recv_pd]: [N::Pd; 2],
-    settings: [Settings; 2],
+    settings: [CommSettings; 2],
     mut idle: impl FnMut(),
 ) -> Result<Duo<N>, Error> {
     let (here, there) = Pipe::pair();

@@ -1,7 +1,5 @@
 //! A queue pair with its resources, for tests at the level of the verbs.
 
-use std::time::{Duration, Instant};
-
 use invar_core::auth::Secret;
 use invar_core::nic::{
     Access, AddressVector, Gid, Memory, MemoryKeys, Mtu, Nic, PacketKeys, QpCap, QpOptions,
@@ -9,9 +7,7 @@ use invar_core::nic::{
 };
 
 use crate::duo::Buffer;
-
-/// The longest time that a test waits for an event that must happen.
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::wait::until;
 
 /// A queue pair with a completion queue and memory of its own.
 pub struct End<N: Nic> {
@@ -185,7 +181,7 @@ impl<N: Nic + Clone> End<N> {
     /// Waits for the next completion of this end. No other end is polled meanwhile.
     pub fn wait(&self) -> Wc {
         let mut wcs = [Wc::default()];
-        patiently("a completion", || self.nic.poll(&self.cq, &mut wcs).expect("polled") == 1);
+        until("a completion", || self.nic.poll(&self.cq, &mut wcs).expect("polled") == 1);
         wcs[0]
     }
 
@@ -200,17 +196,5 @@ impl<N: Nic + Clone> End<N> {
         let mr = self.nic.reg_mr(&self.pd, memory, access).expect("registered");
         let key = mr.rkey();
         (mr, memory.addr(), key)
-    }
-}
-
-/// Repeats `ask` until it returns true.
-///
-/// # Panics
-/// Panics if that takes longer than 20 s.
-pub fn patiently(what: &str, mut ask: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !ask() {
-        assert!(start.elapsed() < PATIENCE, "no {what} in {PATIENCE:?}");
-        std::thread::yield_now();
     }
 }

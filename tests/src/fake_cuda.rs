@@ -7,12 +7,10 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
-use crate::shell;
+use crate::child;
 
-/// This variable is set in the child process that runs the test itself.
-const CHILD: &str = "INVAR_TEST_FAKE_CUDA";
 const CALLS: &str = "FAKE_CUDA_CALLS";
 const VERBS_CALLS: &str = "NULL_VERBS_CALLS";
 
@@ -52,29 +50,9 @@ impl FakeCuda {
         self.set("NULL_VERBS_STRICT", "1").set("NCCL_SOCKET_IFNAME", "lo")
     }
 
-    /// Whether this process is a child with the stand-in and its settings.
-    pub fn is_here() -> bool {
-        std::env::var_os(CHILD).is_some()
-    }
-
     /// Runs `test` with the stand-in. `test` is a closure, and its test function does nothing else.
     pub fn run<F: FnOnce()>(self, test: F) {
-        if Self::is_here() {
-            test();
-            return;
-        }
-        // The type name is `cuda::memory::a_test::{{closure}}`, after the name of the crate.
-        let closure = std::any::type_name::<F>();
-        let (_, function) = closure.split_once("::").expect("a path");
-        let function = function.strip_suffix("::{{closure}}").expect("a closure");
-        let mut command = Command::new(std::env::current_exe().expect("this program"));
-        let _installed = self.give_to(shell::clean(&mut command));
-        command.args([function, "--exact", "--nocapture"]).env(CHILD, "1");
-        let child = command.output().expect("a process");
-        let Output { status, stdout, stderr } = child;
-        let text = String::from_utf8_lossy(&stdout) + String::from_utf8_lossy(&stderr);
-        let ran = text.contains("test result: ok. 1 passed");
-        assert!(status.success() && ran, "{function} with fake CUDA: {status}\n{text}");
+        child::run(|command| self.give_to(command), test);
     }
 
     /// Lets a program find the stand-in, as long as the caller keeps the returned value.

@@ -1,15 +1,18 @@
 //! The building blocks for tests of Invar and of NICs that are ported to it.
 
 pub mod bench;
+pub mod child;
 pub mod conformance;
 pub mod duo;
 pub mod end;
 pub mod fake_cuda;
 pub mod insider;
 pub mod interop;
+pub mod library;
 pub mod model;
 pub mod namespaces;
 pub mod null;
+pub mod pattern;
 pub mod pcap;
 pub mod pipe;
 pub mod shell;
@@ -17,5 +20,6 @@ pub mod sim;
 pub mod strangers;
 pub mod sysfs;
 pub mod tcp_times;
+pub mod wait;
 
 pub use conformance::nic_conformance;

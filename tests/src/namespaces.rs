@@ -58,6 +58,13 @@ impl Hosts {
         Ok(hosts)
     }
 
+    /// Creates the namespaces, as [`Hosts::new`] does. Where that fails, it prints the reason and returns
+    /// `None`: the test is skipped.
+    pub fn or_skip(mtu: u32) -> Option<Hosts> {
+        let skip = |error| eprintln!("skipped: no network namespaces here: {error}");
+        Hosts::new(mtu).map_err(skip).ok()
+    }
+
     /// Runs `ip ARGS` on a host and returns its output. Spaces separate the arguments.
     ///
     /// # Errors

@@ -187,7 +187,8 @@ pub fn besiege<K, V: FnOnce() -> K>(what: &str, mut open: impl FnMut() -> (Door,
     }
 }
 
-struct Stops<'a>(&'a AtomicBool);
+/// Sets the flag when it is dropped.
+pub struct Stops<'a>(pub &'a AtomicBool);
 
 impl Drop for Stops<'_> {
     fn drop(&mut self) {

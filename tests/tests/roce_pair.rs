@@ -2,11 +2,12 @@
 //! in order, whole, and within bounded time.
 
 use invar_testkit::model::roce::{Choices, Script, abuse, run};
+use invar_testkit::sim::Random;
 
 #[test]
 fn all_operations_arrive_over_any_link() {
     for seed in 0..2000 {
-        let mut choices = Choices::Seed(seed);
+        let mut choices = Choices::Random(Random::new(seed));
         let script = Script::new(&mut choices);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             run(&script, &mut choices);
@@ -18,7 +19,8 @@ fn all_operations_arrive_over_any_link() {
 #[test]
 fn no_call_and_no_packet_does_harm() {
     for seed in 0..1000 {
-        let outcome = std::panic::catch_unwind(|| abuse(200, &mut Choices::Seed(seed)));
+        let outcome =
+            std::panic::catch_unwind(|| abuse(200, &mut Choices::Random(Random::new(seed))));
         assert!(outcome.is_ok(), "seed {seed}");
     }
 }

@@ -5,15 +5,16 @@ use invar_core::conn::stage::Stage;
 use invar_core::conn::{Stream, StreamError};
 use invar_core::error::{Error, ErrorKind};
 use invar_core::socket::{
-    Connector, HELLO_BYTES, Hello, HelloError, Links, Lobby, Refused, Settings,
+    Connector, HELLO_BYTES, HandshakeSettings, Hello, HelloError, Links, PendingConnections,
+    Refused,
 };
 use invar_testkit::pipe::Pipe;
 use proptest::prelude::*;
 
 const TIMEOUT_NS: u64 = 1000;
 
-fn settings(device: &str) -> Settings {
-    Settings { device: device.try_into().unwrap(), timeout_ns: TIMEOUT_NS }
+fn settings(device: &str) -> HandshakeSettings {
+    HandshakeSettings { device: device.try_into().unwrap(), timeout_ns: TIMEOUT_NS }
 }
 
 /// The two ends of `sockets` pipes: this side's and the peer's.
@@ -26,15 +27,15 @@ fn pipes(sockets: usize, piece_bytes: usize) -> (Vec<Pipe>, Vec<Pipe>) {
     (0..sockets).map(pair).unzip()
 }
 
-fn lobby() -> Lobby<Pipe> {
-    Lobby::new(settings("eth1"))
+fn pending() -> PendingConnections<Pipe> {
+    PendingConnections::new(settings("eth1"))
 }
 
-/// A socket in the lobby whose peer has sent the bytes `said`.
-fn guest(lobby: &mut Lobby<Pipe>, said: &[u8]) -> Pipe {
+/// A pending socket whose peer has sent the bytes `said`.
+fn caller(pending: &mut PendingConnections<Pipe>, said: &[u8]) -> Pipe {
     let (here, mut there) = Pipe::pair();
     assert_eq!(there.send(said), Ok(said.len()));
-    lobby.enter(here, 0);
+    pending.enter(here, 0);
     there
 }
 
@@ -48,8 +49,8 @@ fn connector(sockets: Vec<Pipe>, session: u64) -> Connector<Pipe> {
     Connector::new(sockets, session, &settings("eth0"), 0)
 }
 
-fn refused(lobby: &mut Lobby<Pipe>, now_ns: u64) -> Refused {
-    lobby.poll(now_ns).map(|links| links.map(|_| ())).unwrap_err()
+fn refused(pending: &mut PendingConnections<Pipe>, now_ns: u64) -> Refused {
+    pending.poll(now_ns).map(|links| links.map(|_| ())).unwrap_err()
 }
 
 /// Checks that each socket of one end is the other end of the same socket at the peer.
@@ -65,7 +66,7 @@ proptest! {
     fn sockets_find_together_in_any_order_and_pieces(
         lanes in 0usize..=64, piece_bytes in 1usize..200, order: u64, both: bool,
     ) {
-        let mut lobby = lobby();
+        let mut pending = pending();
         let (mut connectors, mut theirs) = (Vec::new(), Vec::new());
         for session in 0..=u64::from(both) {
             let (ours, there) = pipes(lanes + 2, piece_bytes);
@@ -77,7 +78,7 @@ proptest! {
         let mut numbered: Vec<(u64, Pipe)> =
             theirs.into_iter().enumerate().map(|(i, pipe)| (key(i), pipe)).collect();
         numbered.sort_by_key(|(key, _)| *key);
-        numbered.into_iter().for_each(|(_, pipe)| lobby.enter(pipe, 0));
+        numbered.into_iter().for_each(|(_, pipe)| pending.enter(pipe, 0));
         let (mut senders, mut receivers) = (vec![None, None], Vec::new());
         for _ in 0..HELLO_BYTES * 2 + 4 {
             for (connector, links) in connectors.iter_mut().zip(&mut senders) {
@@ -85,7 +86,7 @@ proptest! {
                     *links = connector.poll(0).unwrap();
                 }
             }
-            receivers.extend(lobby.poll(0).unwrap());
+            receivers.extend(pending.poll(0).unwrap());
         }
         prop_assert_eq!(receivers.len(), connectors.len());
         for receiver in receivers {
@@ -103,64 +104,65 @@ proptest! {
 
 #[test]
 fn an_odd_caller_is_refused_by_what_it_says_and_others_go_on() {
-    let mut lobby = lobby();
-    let _odd = guest(&mut lobby, &hello(9, 2, 1));
-    let error = refused(&mut lobby, 0).error;
+    let mut pending = pending();
+    let _odd = caller(&mut pending, &hello(9, 2, 1));
+    let error = refused(&mut pending, 0).error;
     assert_eq!(error, Error::Hello(HelloError::Index(9)));
     assert_eq!(error.kind(), ErrorKind::Incompatible);
-    let mut control = guest(&mut lobby, &hello(0, 2, 1));
-    assert!(lobby.poll(0).unwrap().is_none());
-    let _main = guest(&mut lobby, &hello(1, 2, 1));
-    assert!(lobby.poll(0).unwrap().is_some());
+    let mut control = caller(&mut pending, &hello(0, 2, 1));
+    assert!(pending.poll(0).unwrap().is_none());
+    let _main = caller(&mut pending, &hello(1, 2, 1));
+    assert!(pending.poll(0).unwrap().is_some());
     assert_eq!(control.recv(&mut [0; 200]), Ok(HELLO_BYTES), "the answer");
 }
 
 #[test]
 fn a_socket_that_contradicts_the_others_is_refused_and_they_are_not() {
-    let mut lobby = lobby();
-    let _control = guest(&mut lobby, &hello(0, 3, 1));
+    let mut pending = pending();
+    let _control = caller(&mut pending, &hello(0, 3, 1));
     for (index, sockets, error) in [(0, 3, HelloError::Index(0)), (1, 4, HelloError::Sockets(4))] {
-        let _stranger = guest(&mut lobby, &hello(index, sockets, 1));
-        assert_eq!(refused(&mut lobby, 0).error, Error::Hello(error));
+        let _stranger = caller(&mut pending, &hello(index, sockets, 1));
+        assert_eq!(refused(&mut pending, 0).error, Error::Hello(error));
     }
-    let _rest = [1, 2].map(|index| guest(&mut lobby, &hello(index, 3, 1)));
-    assert_eq!(lobby.poll(0).unwrap().unwrap().lanes.len(), 1);
+    let _rest = [1, 2].map(|index| caller(&mut pending, &hello(index, 3, 1)));
+    assert_eq!(pending.poll(0).unwrap().unwrap().lanes.len(), 1);
 }
 
 #[test]
 fn silence_is_refused_when_the_time_is_up() {
-    let mut lobby = lobby();
-    let _silent = guest(&mut lobby, b"");
-    let _halting = guest(&mut lobby, &hello(0, 2, 1)[..60]);
-    let _alone = guest(&mut lobby, &hello(1, 2, 2));
-    assert!(lobby.poll(TIMEOUT_NS - 1).unwrap().is_none());
-    let mut errors: Vec<Error> = (0..3).map(|_| refused(&mut lobby, TIMEOUT_NS).error).collect();
+    let mut pending = pending();
+    let _silent = caller(&mut pending, b"");
+    let _halting = caller(&mut pending, &hello(0, 2, 1)[..60]);
+    let _alone = caller(&mut pending, &hello(1, 2, 2));
+    assert!(pending.poll(TIMEOUT_NS - 1).unwrap().is_none());
+    let mut errors: Vec<Error> = (0..3).map(|_| refused(&mut pending, TIMEOUT_NS).error).collect();
     errors.sort_by_key(|error| error.to_string());
     let timeout = |got| Error::Timeout { stage: Stage::Recv, got, want: 80 };
     let missing = Error::Hello(HelloError::Missing { came: 1, of: 2 });
     assert_eq!(errors, [missing, timeout(0), timeout(60)]);
-    assert!(lobby.poll(TIMEOUT_NS).unwrap().is_none());
+    assert!(pending.poll(TIMEOUT_NS).unwrap().is_none());
 }
 
 #[test]
 fn a_socket_that_closes_before_its_hello_is_refused() {
-    let mut lobby = lobby();
-    drop(guest(&mut lobby, &hello(0, 2, 1)[..7]));
+    let mut pending = pending();
+    drop(caller(&mut pending, &hello(0, 2, 1)[..7]));
     let closed = |got| Error::Stream {
         stage: Stage::Recv,
         error: StreamError::Closed,
         got,
         want: HELLO_BYTES as u16,
     };
-    assert_eq!(refused(&mut lobby, 0).error, closed(7));
+    assert_eq!(refused(&mut pending, 0).error, closed(7));
 }
 
 #[test]
 fn a_lobby_takes_no_more_than_it_has_room_for() {
-    let mut lobby = lobby();
-    let guests: Vec<Pipe> = (0..2400).map(|_| guest(&mut lobby, b"")).collect();
-    assert!(!lobby.has_room());
-    let turned_away = guests.into_iter().filter_map(|mut guest| guest.recv(&mut [0]).err()).count();
+    let mut pending = pending();
+    let callers: Vec<Pipe> = (0..2400).map(|_| caller(&mut pending, b"")).collect();
+    assert!(!pending.has_room());
+    let turned_away =
+        callers.into_iter().filter_map(|mut caller| caller.recv(&mut [0]).err()).count();
     assert_eq!(turned_away, 2400 - 2304);
 }
 

@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 
 use invar_core::nic::{Nic, SendOpcode, Wc, WcStatus};
 use invar_linux::soft::{SoftConfig, SoftNic};
-use invar_testkit::end::{End, Link, patiently};
+use invar_testkit::end::{End, Link};
 use invar_testkit::namespaces::{Hosts, IPV6};
+use invar_testkit::wait::until;
 
 const MESSAGE_BYTES: usize = 64 << 10;
 const UNDER_WAY: usize = 16;
@@ -61,7 +62,7 @@ fn two_senders_share_a_slow_cable() {
     let receiver = open(hosts, 0);
     let mut senders = [(); 2].map(|()| Sender::new(hosts, &receiver));
     let mut until = |messages| {
-        patiently("messages", || {
+        until("messages", || {
             senders.iter_mut().for_each(Sender::step);
             senders.iter().map(|sender| sender.messages).sum::<u64>() >= messages
         });

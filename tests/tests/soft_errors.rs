@@ -7,8 +7,9 @@ use invar_core::nic::{
     SendWr, Sge, Wc, WcOpcode, WcStatus,
 };
 use invar_linux::soft::{SoftConfig, SoftNic};
-use invar_testkit::end::{End, Link, patiently};
+use invar_testkit::end::{End, Link};
 use invar_testkit::namespaces::{Hosts, IPV6};
+use invar_testkit::wait::until;
 
 const LEN: usize = 8192;
 const ENOMEM: i32 = 12;
@@ -34,9 +35,7 @@ fn fails([a, b]: &[End<SoftNic>; 2], wr: &SendWr, status: WcStatus) {
     let done = a.wait();
     assert_eq!((done.wr_id, done.status), (wr.wr_id, status));
     assert_eq!(a.qp.state(), QpState::Err);
-    let mut bytes = [0; LEN];
-    b.buffer.memory.read_at(0, &mut bytes).unwrap();
-    assert_eq!(bytes, [0; LEN]);
+    assert_eq!(b.buffer.read(0, LEN), [0; LEN]);
 }
 
 #[test]
@@ -145,7 +144,7 @@ fn a_receive_that_never_comes() {
 fn a_receive_that_comes_late() {
     let [a, b] = pair();
     a.post(&a.work(SendOpcode::Send, 8, &b));
-    patiently("RNR NAK", || {
+    until("RNR NAK", || {
         assert!(a.has_none());
         a.nic.counters().device.qps.rnr_naks_received > 0
     });
@@ -237,7 +236,7 @@ fn a_completion_queue_that_runs_over_says_so_and_ends_its_queue_pair() {
     let wr = a.work(SendOpcode::RdmaWrite, 8, &b);
     (0..3).for_each(|_| a.post(&wr));
     // The thread receives the acknowledges, so all requests complete without a poll.
-    patiently("overrun", || a.qp.state() == QpState::Err);
+    until("overrun", || a.qp.state() == QpState::Err);
     let mut wcs = [Wc::default(); 4];
     assert_eq!(a.nic.poll(&a.cq, &mut wcs), Ok(2));
     for wc in &wcs[..2] {

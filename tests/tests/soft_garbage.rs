@@ -9,8 +9,10 @@ use std::time::Duration;
 use invar_core::nic::{Nic, SendOpcode, WcStatus};
 use invar_core::roce::{Bth, Flow, HEADERS_BYTES_MAX, Headers, Ipv4Id, Opcode, Psn, Reth};
 use invar_linux::soft::{DeviceCounters, SoftConfig, SoftNic};
-use invar_testkit::end::{End, Link, patiently};
+use invar_testkit::end::{End, Link};
 use invar_testkit::sim::Random;
+use invar_testkit::strangers::Stops;
+use invar_testkit::wait::until;
 
 struct Target {
     ends: [End<SoftNic>; 2],
@@ -33,15 +35,13 @@ impl Target {
     /// Waits until `count` returns `n` for the second end.
     fn expect(&self, n: u64, count: impl Fn(&DeviceCounters) -> u64) {
         let nic = &self.ends[1].nic;
-        patiently("datagrams", || count(&nic.counters().device) == n);
+        until("datagrams", || count(&nic.counters().device) == n);
     }
 
     /// Checks that the connection works and that no byte was written.
     fn is_unharmed(&self) {
         let [a, b] = &self.ends;
-        let mut bytes = [1; 64];
-        b.buffer.memory.read_at(0, &mut bytes).unwrap();
-        assert_eq!(bytes, [0; 64]);
+        assert_eq!(b.buffer.read(0, 64), [0; 64]);
         a.post(&a.work(SendOpcode::RdmaRead, 64, b));
         assert_eq!(a.wait().status, WcStatus::SUCCESS);
     }
@@ -88,15 +88,6 @@ fn noise() {
     target.is_unharmed();
 }
 
-/// Ends a flood when it is dropped, even by a panic.
-struct Stops<'a>(&'a AtomicBool);
-
-impl Drop for Stops<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
-    }
-}
-
 #[test]
 fn a_flood_of_noise_and_forged_packets_harms_no_transfer() {
     const SEED: u64 = 0xf100d;
@@ -130,13 +121,12 @@ fn a_flood_of_noise_and_forged_packets_harms_no_transfer() {
             }
         });
         let _stops = Stops(stop);
-        patiently("a packet", || there.load(Ordering::Acquire));
+        until("a packet", || there.load(Ordering::Acquire));
         for round in 1..=100_u8 {
             a.buffer.write(0, &[round; 64]);
             a.post(&a.work(SendOpcode::RdmaWrite, 32, b));
             let status = a.wait().status;
-            let mut bytes = [0; 64];
-            b.buffer.memory.read_at(0, &mut bytes).unwrap();
+            let bytes = b.buffer.read(0, 64);
             let how = format!("round {round}, seed {SEED:#x}: {bytes:?}");
             assert_eq!(status, WcStatus::SUCCESS, "{how}");
             assert!(bytes[..32] == [round; 32] && bytes[32..] == [0; 32], "{how}");
@@ -209,16 +199,12 @@ fn packets_from_another_address_than_the_peers() {
     let qpn = b.nic.qp_num(&b.qp).to_be_bytes();
     let packet = [&[0x0a, 0, 0xff, 0xff][..], &qpn, &[0; 40]].concat();
     stranger.send_to(&packet, ("127.0.0.1", b.nic.query_port().unwrap().udp_port)).unwrap();
-    patiently("datagram", || b.nic.counters().device.wrong_source == 1);
+    until("datagram", || b.nic.counters().device.wrong_source == 1);
 }
 
 #[test]
 fn the_packet_that_the_others_are_made_of_would_be_carried_out() {
     let target = Target::new();
     target.send(&target.write(|_| ()));
-    let mut bytes = [0; 4];
-    patiently("write", || {
-        target.ends[1].buffer.memory.read_at(0, &mut bytes).unwrap();
-        bytes == *b"spam"
-    });
+    until("write", || target.ends[1].buffer.read(0, 4) == b"spam");
 }

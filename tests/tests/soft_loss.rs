@@ -2,11 +2,13 @@
 //! whole. This holds in both modes and both directions.
 
 use invar_core::comm::{RecvBuf, SendBuf};
-use invar_core::conn::Settings;
+use invar_core::conn::CommSettings;
 use invar_core::nic::{Nic, QpOptions, SendFlags, SendOpcode, SendWr, WcOpcode, WcStatus};
 use invar_linux::soft::{ImpairmentConfig, SoftConfig, SoftNic};
 use invar_testkit::duo::{self, Buffer};
-use invar_testkit::end::{End, Link, patiently};
+use invar_testkit::end::{End, Link};
+use invar_testkit::pattern::pattern;
+use invar_testkit::wait::until;
 
 const MESSAGES: usize = 24;
 const LEN: usize = 100_001;
@@ -23,21 +25,13 @@ fn open(seed: u64) -> SoftNic {
     SoftNic::open(&config).unwrap()
 }
 
-fn content(end: &End<SoftNic>) -> Vec<u8> {
-    let mut bytes = vec![0; LEN];
-    end.buffer.memory.read_at(0, &mut bytes).unwrap();
-    bytes
-}
-
-fn pattern(i: usize) -> Vec<u8> {
-    (0..LEN).map(|at| (at * 7 + i * 31) as u8).collect()
-}
-
 fn verbs(options: QpOptions) {
     let nics = [open(11), open(12)];
-    let [a, b] = End::pair([&nics[0], &nics[1]], LEN, &Link { options, ..Link::default() });
+    // Buffers are read in words of 8 bytes.
+    let len = LEN.next_multiple_of(8);
+    let [a, b] = End::pair([&nics[0], &nics[1]], len, &Link { options, ..Link::default() });
     for i in 0..MESSAGES {
-        let sent = pattern(i);
+        let sent = pattern(i, LEN);
         a.buffer.memory.write_at(0, &sent).unwrap();
         b.post_recv(i as u64, LEN);
         let opcode = [SendOpcode::RdmaWriteWithImm, SendOpcode::Send][i % 2];
@@ -45,13 +39,13 @@ fn verbs(options: QpOptions) {
         let [sender, receiver] = [a.wait(), b.wait()];
         assert_eq!((sender.status, receiver.status), (WcStatus::SUCCESS, WcStatus::SUCCESS));
         assert_eq!((receiver.wr_id, receiver.byte_len as usize), (i as u64, LEN));
-        assert!(content(&b) == sent, "message {i}");
+        assert!(b.buffer.read(0, LEN) == sent, "message {i}");
 
-        b.buffer.memory.write_at(0, &pattern(i + 100)).unwrap();
+        b.buffer.memory.write_at(0, &pattern(i + 100, LEN)).unwrap();
         a.post(&a.work(SendOpcode::RdmaRead, LEN, &b));
         let done = a.wait();
         assert_eq!((done.status, done.opcode), (WcStatus::SUCCESS, WcOpcode::RDMA_READ));
-        assert!(content(&a) == pattern(i + 100), "READ {i}");
+        assert!(a.buffer.read(0, LEN) == pattern(i + 100, LEN), "READ {i}");
     }
     let counters = nics.map(|nic| nic.counters().device);
     assert!(counters[0].qps.packets_retransmitted > 0, "the network was bad");
@@ -89,20 +83,20 @@ fn many_requests_at_once_complete_in_order() {
 #[test]
 fn a_whole_connection_of_the_protocol() {
     let nics = [open(31), open(32)];
-    let settings = Settings { qps: 2, ..Settings::default() };
+    let settings = CommSettings { qps: 2, ..CommSettings::default() };
     let mut duo = duo::connect([&nics[0], &nics[1]], [settings; 2], || ()).unwrap();
     let len = 40_000;
     let source = Buffer::new(&nics[0], &duo.send_pd, len);
     let target = Buffer::new(&nics[1], &duo.recv_pd, len);
     for i in 0..MESSAGES {
-        let sent = &pattern(i)[..len];
+        let sent = &pattern(i, LEN)[..len];
         source.memory.write_at(0, sent).unwrap();
         let buf = RecvBuf { addr: target.addr(0), len: len as u32, tag: 9, rkey: target.rkey() };
         let receive = duo.recv.irecv(&[buf]).unwrap().unwrap();
         let buf = SendBuf { addr: source.addr(0), len: len as u32, lkey: source.lkey() };
         let mut send = None;
         let (mut sent_len, mut received) = (None, None);
-        patiently("message", || {
+        until("message", || {
             nics[0].progress();
             if send.is_none() {
                 send = duo.send.isend(&buf, 9).unwrap();
@@ -118,8 +112,6 @@ fn a_whole_connection_of_the_protocol() {
             sent_len.is_some() && received.is_some()
         });
         assert_eq!(received.unwrap(), [len as u32]);
-        let mut bytes = vec![0; len];
-        target.memory.read_at(0, &mut bytes).unwrap();
-        assert!(bytes == sent, "message {i}");
+        assert!(target.read(0, len) == sent, "message {i}");
     }
 }

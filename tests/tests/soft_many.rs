@@ -2,7 +2,8 @@
 
 use invar_core::nic::{Nic, QpCap, SendFlags, SendOpcode, SendWr, Sge, Wc, WcStatus};
 use invar_linux::soft::{SoftConfig, SoftNic};
-use invar_testkit::end::{End, Link, patiently};
+use invar_testkit::end::{End, Link};
+use invar_testkit::wait::until;
 
 const QPS: usize = 256;
 
@@ -43,9 +44,7 @@ fn each_of_256_carries_its_own_bytes() {
         let done = b.wait();
         assert_eq!((done.wr_id, done.imm_data), (i as u64, i as u32));
         assert_eq!(a.wait().status, WcStatus::SUCCESS);
-        let mut bytes = [0; 10_000];
-        b.buffer.memory.read_at(0, &mut bytes).unwrap();
-        assert_eq!(bytes, [i as u8; 10_000]);
+        assert_eq!(b.buffer.read(0, 10_000), [i as u8; 10_000]);
         assert!(a.has_none() && b.has_none());
     }
 }
@@ -64,9 +63,7 @@ fn many_threads_use_one_nic_at_once() {
                     a.buffer.memory.write_at(0, &[value; 5000]).unwrap();
                     a.post(&a.work(SendOpcode::RdmaWrite, 5000, &b));
                     assert_eq!(a.wait().status, WcStatus::SUCCESS);
-                    let mut bytes = [0; 5000];
-                    b.buffer.memory.read_at(0, &mut bytes).unwrap();
-                    assert_eq!(bytes, [value; 5000]);
+                    assert_eq!(b.buffer.read(0, 5000), [value; 5000]);
                 }
             });
         }
@@ -92,7 +89,7 @@ fn queue_pairs_on_one_completion_queue_all_get_their_turn() {
     let mut wcs = [Wc::default(); 16];
     let [a, _] = &ends[0];
     let mut done = 0;
-    patiently("flood", || {
+    until("flood", || {
         done += a.nic.poll(&a.cq, &mut wcs).unwrap();
         done == 16
     });

@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use invar_core::nic::{Memory, SendOpcode, WcStatus};
 use invar_linux::soft::{ImpairmentConfig, SoftConfig, SoftNic};
-use invar_testkit::end::{End, Link, patiently};
+use invar_testkit::end::{End, Link};
+use invar_testkit::wait::until;
 
 fn pair(len: usize) -> [End<SoftNic>; 2] {
     let open = |name| SoftNic::open(&SoftConfig::new(name, "[::1]:0".parse().unwrap())).unwrap();
@@ -18,15 +19,12 @@ fn by_a_target_that_never_polled() {
     here.buffer.memory.write_at(0, &bytes).unwrap();
     here.post(&here.work(SendOpcode::RdmaWrite, bytes.len(), &there));
     assert_eq!(here.wait().status, WcStatus::SUCCESS);
-    let mut written = vec![0; bytes.len()];
-    there.buffer.memory.read_at(0, &mut written).unwrap();
-    assert!(written == bytes);
+    assert!(there.buffer.read(0, bytes.len()) == bytes);
 
     there.buffer.memory.write_at(0, &vec![0xa5; bytes.len()]).unwrap();
     here.post(&here.work(SendOpcode::RdmaRead, bytes.len(), &there));
     assert_eq!(here.wait().status, WcStatus::SUCCESS);
-    let mut read = vec![0; bytes.len()];
-    here.buffer.memory.read_at(0, &mut read).unwrap();
+    let read = here.buffer.read(0, bytes.len());
     assert!(read.iter().all(|&byte| byte == 0xa5));
 }
 
@@ -50,7 +48,7 @@ fn when_neither_side_polls_a_write_still_arrives_and_is_seen_whole() {
         }
         here.post(&here.work(SendOpcode::RdmaWrite, 32, &there));
         // The last word shows that the others have arrived.
-        patiently("slot", || target[3].load(Ordering::Acquire) == round);
+        until("slot", || target[3].load(Ordering::Acquire) == round);
         let seen = [0, 1, 2].map(|i| target[i].load(Ordering::Relaxed));
         assert_eq!(seen, [round, !round, 7]);
     }
@@ -70,7 +68,7 @@ fn is_sent_again(polled_before: bool) {
     here.buffer.memory.words()[0].store(77, Ordering::Relaxed);
     here.post(&here.work(SendOpcode::RdmaWrite, 8, &there));
     let target = &there.buffer.memory.words()[0];
-    patiently("write", || target.load(Ordering::Acquire) == 77);
+    until("write", || target.load(Ordering::Acquire) == 77);
     assert!(nics[0].counters().device.qps.packets_retransmitted > 0, "packets were lost");
 }
 

@@ -3,7 +3,8 @@
 
 use invar_core::nic::{Nic, SendOpcode};
 use invar_linux::soft::{SoftConfig, SoftNic};
-use invar_testkit::end::{End, Link, patiently};
+use invar_testkit::end::{End, Link};
+use invar_testkit::wait::until;
 
 fn count(dir: &str) -> usize {
     std::fs::read_dir(dir).unwrap().count()
@@ -13,7 +14,7 @@ fn count(dir: &str) -> usize {
 /// longer.
 fn settles_to(fds: usize, threads: usize) {
     assert_eq!(count("/proc/self/fd"), fds);
-    patiently("end of threads", || count("/proc/self/task") == threads);
+    until("end of threads", || count("/proc/self/task") == threads);
 }
 
 #[test]

@@ -4,9 +4,10 @@
 use invar_core::nic::{
     Nic, QpOptions, SendFlags, SendList, SendOpcode, SendWr, WcFlags, WcOpcode, WcStatus,
 };
-use invar_linux::memory::HostMemory;
 use invar_linux::soft::{SoftConfig, SoftNic};
-use invar_testkit::end::{End, Link, patiently};
+use invar_testkit::end::{End, Link};
+use invar_testkit::pattern::pattern;
+use invar_testkit::wait::until;
 
 const MTU: usize = 4096;
 const SIZES: [usize; 9] = [0, 1, 3, MTU - 1, MTU, MTU + 1, 64 << 10, (64 << 10) + 7, 1 << 20];
@@ -17,16 +18,9 @@ fn open(ip: &str) -> SoftNic {
     SoftNic::open(&SoftConfig::new("soft", format!("{ip}:0").parse().unwrap())).unwrap()
 }
 
-fn fill(memory: &HostMemory, len: usize, seed: usize) -> Vec<u8> {
-    let bytes: Vec<u8> =
-        (0..len).map(|i| ((i ^ seed).wrapping_mul(0x9e37_79b1) >> 11) as u8).collect();
-    memory.write_at(0, &bytes).unwrap();
-    bytes
-}
-
-fn content(memory: &HostMemory, len: usize) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    memory.read_at(0, &mut bytes).unwrap();
+fn fill(end: &End<SoftNic>, len: usize, seed: usize) -> Vec<u8> {
+    let bytes = pattern(seed, len);
+    end.buffer.write(0, &bytes);
     bytes
 }
 
@@ -34,8 +28,8 @@ fn content(memory: &HostMemory, len: usize) -> Vec<u8> {
 /// that nothing behind them has changed.
 fn transfer([a, b]: &[End<SoftNic>; 2], opcode: SendOpcode, len: usize, flags: SendFlags) {
     let what = format!("{opcode:?} of {len} bytes");
-    let sent = fill(&a.buffer.memory, len + GUARD, len);
-    let old = fill(&b.buffer.memory, len + GUARD, !len);
+    let sent = fill(a, len + GUARD, len);
+    let old = fill(b, len + GUARD, !len);
     let received = match opcode {
         SendOpcode::RdmaWrite | SendOpcode::RdmaRead => None,
         SendOpcode::RdmaWriteWithImm => Some((WcOpcode::RECV_RDMA_WITH_IMM, true)),
@@ -70,7 +64,7 @@ fn transfer([a, b]: &[End<SoftNic>; 2], opcode: SendOpcode, len: usize, flags: S
             assert_eq!(done.imm_data, wr.imm_data, "{what}");
         }
     }
-    let now = content(&target.buffer.memory, len + GUARD);
+    let now = target.buffer.read(0, len + GUARD);
     assert!(now[..len] == *expected, "{what}: bytes differ");
     assert!(now[len..] == *untouched, "{what}: more than the message was written");
     assert!(a.has_none() && b.has_none(), "{what}: one completion too many");
@@ -132,7 +126,7 @@ fn a_queue_pair_that_is_its_own_peer_reads_back() {
     let wr = SendWr { sge: end.sge(8, 8), ..end.work(SendOpcode::RdmaRead, 8, &end) };
     end.post(&wr);
     assert_eq!(end.wait().status, WcStatus::SUCCESS);
-    assert_eq!(content(&end.buffer.memory, 16), b"ABCDEFGHABCDEFGH");
+    assert_eq!(end.buffer.read(0, 16), b"ABCDEFGHABCDEFGH");
 }
 
 #[test]
@@ -154,13 +148,13 @@ fn what_is_posted_ahead_leaves_in_one_train_and_also_where_no_call_follows() {
         let wr = SendWr { flags, ..a.work(SendOpcode::RdmaWrite, 64, &b) };
         a.nic.post_list_ahead(&a.qp, &mut SendList::new([wr]), 0).unwrap();
     };
-    let sent = fill(&a.buffer.memory, 64, 1);
+    let sent = fill(&a, 64, 1);
     post_ahead(SendFlags::empty());
-    patiently("a write that nobody hurries", || content(&b.buffer.memory, 64) == sent);
+    until("a write that nobody hurries", || b.buffer.read(0, 64) == sent);
 
     let trains = || a.nic.counters().device.trains_sent;
     // The NIC's thread may interfere now and then, so retry.
-    patiently("a train of four", || {
+    until("a train of four", || {
         let before = trains();
         (0..3).for_each(|_| post_ahead(SendFlags::empty()));
         post_ahead(SendFlags::SIGNALED);

@@ -2,12 +2,13 @@
 //! Copies take time, packets are lost, and every byte arrives once.
 
 use invar_core::comm::{RecvBuf, Request, SendBuf};
-use invar_core::conn::{Settings, Wire};
+use invar_core::conn::{CommSettings, Wire};
 use invar_core::error::Error;
 use invar_core::nic::Mtu;
 use invar_core::roce::qp::Tuning;
 use invar_core::staging::{
-    Chunk, Done, Failure, Pipeline, Port, Stage, Started, TRAILER_BYTES, TRANSFERS_MAX, Trailer,
+    Chunk, ChunkStage, Done, Failure, Pipeline, Port, Started, TRAILER_BYTES, TRANSFERS_MAX,
+    Trailer,
 };
 use invar_testkit::duo::{Buffer, Duo, connect};
 use invar_testkit::pipe::Pipe;
@@ -66,8 +67,8 @@ enum Broken {
 impl Port<Place> for End<invar_core::comm::SendComm<SimNic, Pipe>> {
     type Error = Broken;
 
-    fn start(&mut self, stage: Stage, chunk: &Chunk<'_, Place>) -> Result<Started, Broken> {
-        if stage == Stage::Fill {
+    fn start(&mut self, stage: ChunkStage, chunk: &Chunk<'_, Place>) -> Result<Started, Broken> {
+        if stage == ChunkStage::Fill {
             return Ok(self.start_copy(chunk.slot));
         }
         let (start, tag) = (chunk.slot * SLOT, chunk.data.tag);
@@ -90,9 +91,13 @@ impl Port<Place> for End<invar_core::comm::SendComm<SimNic, Pipe>> {
         })
     }
 
-    fn finished(&mut self, stage: Stage, chunk: &Chunk<'_, Place>) -> Result<Option<Done>, Broken> {
+    fn finished(
+        &mut self,
+        stage: ChunkStage,
+        chunk: &Chunk<'_, Place>,
+    ) -> Result<Option<Done>, Broken> {
         let Chunk { data, slot, offset, len, .. } = *chunk;
-        if stage == Stage::Drain {
+        if stage == ChunkStage::Drain {
             let sent = self.comm.test(self.requests[slot].as_ref().expect("started"));
             return Ok(sent.map_err(Broken::Wire)?.map(|_| chunk.own()));
         }
@@ -108,8 +113,8 @@ impl Port<Place> for End<invar_core::comm::SendComm<SimNic, Pipe>> {
 impl Port<Place> for End<invar_core::comm::RecvComm<SimNic, Pipe>> {
     type Error = Broken;
 
-    fn start(&mut self, stage: Stage, chunk: &Chunk<'_, Place>) -> Result<Started, Broken> {
-        if stage == Stage::Drain {
+    fn start(&mut self, stage: ChunkStage, chunk: &Chunk<'_, Place>) -> Result<Started, Broken> {
+        if stage == ChunkStage::Drain {
             return Ok(self.start_copy(chunk.slot));
         }
         let (addr, rkey) = (self.slots.addr(chunk.slot * SLOT), self.slots.rkey());
@@ -120,9 +125,13 @@ impl Port<Place> for End<invar_core::comm::RecvComm<SimNic, Pipe>> {
         Ok(if started { Started::Whole } else { Started::NotYet })
     }
 
-    fn finished(&mut self, stage: Stage, chunk: &Chunk<'_, Place>) -> Result<Option<Done>, Broken> {
+    fn finished(
+        &mut self,
+        stage: ChunkStage,
+        chunk: &Chunk<'_, Place>,
+    ) -> Result<Option<Done>, Broken> {
         let Chunk { data, slot, offset, len, .. } = *chunk;
-        if stage == Stage::Fill {
+        if stage == ChunkStage::Fill {
             let sizes = self.comm.test(self.requests[slot].as_ref().expect("started"));
             let Some([came]) = sizes.map_err(Broken::Wire)? else { return Ok(None) };
             let message = self.slots.read(slot * SLOT, *came as usize);
@@ -153,7 +162,7 @@ impl Rig {
         for (from, to) in [(0, 1), (1, 0)] {
             world.set_link(from, to, link);
         }
-        let settings = Settings { wire: Wire::Invar, timeout: 14, ..Settings::default() };
+        let settings = CommSettings { wire: Wire::Invar, timeout: 14, ..CommSettings::default() };
         let duo = connect([&nics[0], &nics[1]], [settings; 2], || world.advance(20_000));
         let Duo { send, recv, send_pd, recv_pd } = duo.expect("connected");
         let buffers =

@@ -2,16 +2,16 @@
 
 use std::net::Ipv4Addr;
 use std::slice;
-use std::time::{Duration, Instant};
 
 use invar::net::{LinkEnds, NetSettings, Network, wait_for_links};
-use invar::{Device, Handle, Hub, Listener, MemoryRegion, PortRange, SendComm, Settings, Wire};
+use invar::{Device, Handle, Hub, Listener, MemoryRegion, PortRange, Settings, Wire};
 use invar_core::auth::{SECRET_BYTES, Secret, Service};
-use invar_linux::proxy::Abort;
+use invar_linux::abort::Abort;
 use invar_linux::rendezvous::Bootstrap;
+use invar_testkit::library::{connect, content, first_device, settings};
 use invar_testkit::strangers::{Door, besiege};
+use invar_testkit::wait::{LIMIT, until};
 
-const PATIENCE: Duration = Duration::from_secs(20);
 const BYTES: usize = 4096;
 
 fn door(handle: &Handle, service: Service) -> Door {
@@ -19,31 +19,12 @@ fn door(handle: &Handle, service: Service) -> Door {
     Door { addr, secret: handle.secret(None).unwrap(), service, process: std::process::id() }
 }
 
-fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(answer) = poll() {
-            return answer;
-        }
-        assert!(start.elapsed() < PATIENCE, "{what} took for ever");
-    }
-}
-
 /// Connects a peer to a listener and sends a message. Checks that the message arrives whole and no
 /// other byte changes.
 fn visit(device: &Device, listener: &Listener, settings: &Settings) {
     let to = MemoryRegion::new(device, BYTES).unwrap();
     to.write_at(0, &[0xa5; BYTES]).unwrap();
-    let mut connecting = SendComm::connect(device, &listener.handle(), settings).unwrap();
-    let (mut accepting, mut send, mut recv) = (None, None, None);
-    until("a connection", || {
-        send = send.take().or_else(|| connecting.poll().unwrap());
-        accepting = accepting.take().or_else(|| listener.accept().unwrap());
-        let accepted = accepting.as_mut().and_then(|one| one.poll().unwrap());
-        recv = recv.take().or(accepted);
-        (send.is_some() && recv.is_some()).then_some(())
-    });
-    let (mut send, mut recv) = (send.unwrap(), recv.unwrap());
+    let (mut send, mut recv) = connect(device, listener, settings);
     let from = MemoryRegion::new(device, BYTES).unwrap();
     from.write_at(0, &[7; BYTES]).unwrap();
     let receive = recv.irecv(&[(&to, 0..BYTES / 2, 1)]).unwrap().unwrap();
@@ -55,8 +36,7 @@ fn visit(device: &Device, listener: &Listener, settings: &Settings) {
         arrived = arrived || recv.test(&receive).unwrap().is_some();
         (is_sent && arrived).then_some(())
     });
-    let mut bytes = [0; BYTES];
-    to.read_at(0, &mut bytes).unwrap();
+    let bytes = content(&to, BYTES);
     assert!(bytes[..BYTES / 2] == [7; BYTES / 2] && bytes[BYTES / 2..] == [0xa5; BYTES / 2]);
 }
 
@@ -73,16 +53,13 @@ fn a_listener_for_the_software_nic_keeps_strangers_off() {
 
 #[test]
 fn a_listener_for_tcp_keeps_strangers_off() {
-    let set = [
+    let settings = settings(&[
         ("INVAR_TRANSPORT", "socket"),
         ("NCCL_SOCKET_IFNAME", "=lo"),
         ("NCCL_SOCKET_FAMILY", "AF_INET"),
-    ];
-    let value = |name: &str| set.iter().find(|(of, _)| *of == name).map(|(_, value)| *value);
-    let settings = Settings::from_lookup(|name| value(name).map(str::to_owned)).unwrap();
+    ]);
     besiege("the library over TCP", || {
-        let info = &Device::survey(&settings).unwrap().devices[0];
-        let device = Device::open_for(info, &settings).unwrap();
+        let device = first_device(&settings);
         let listener = Listener::bind(&device, &settings).unwrap();
         let door = door(&listener.handle(), Service::Tcp);
         let settings = settings.clone();
@@ -103,7 +80,7 @@ fn a_link_between_ranks_keeps_strangers_off() {
         let door = door(&handle, Service::Rdma);
         let visit = move || {
             let sending = zero.connect(1, 0, 0, &handle).unwrap();
-            let ends = wait_for_links(vec![sending, receiving], PATIENCE).unwrap();
+            let ends = wait_for_links(vec![sending, receiving], LIMIT).unwrap();
             let [LinkEnds { send, .. }, LinkEnds { recv, .. }] = ends.try_into().ok().unwrap();
             let (mut send, mut recv) = (send.unwrap(), recv.unwrap());
             let slot = until("a slot", || send.free(BYTES / 2).unwrap());
@@ -130,12 +107,12 @@ fn a_rendezvous_keeps_strangers_off() {
     let secret = Secret::new([3; SECRET_BYTES]);
     besiege("the rendezvous", || {
         let at = (Ipv4Addr::LOCALHOST, 0).into();
-        let hub = Hub::listen(at, PortRange::ANY, 1, Some(secret), PATIENCE).unwrap();
+        let hub = Hub::listen(at, PortRange::ANY, 1, Some(secret), LIMIT).unwrap();
         let (addr, process) = (hub.id().addr(), std::process::id());
         let door = Door { addr, secret, service: Service::Rendezvous, process };
         let visit = move || {
-            let rank = Bootstrap::join(&hub.id(), (0, 1), PATIENCE).unwrap();
-            assert_eq!(rank.all_gather(1, b"all there", PATIENCE).unwrap(), [b"all there"]);
+            let rank = Bootstrap::join(&hub.id(), (0, 1), LIMIT).unwrap();
+            assert_eq!(rank.all_gather(1, b"all there", LIMIT).unwrap(), [b"all there"]);
         };
         (door, visit)
     });

@@ -10,7 +10,7 @@ use invar_core::device::{NameFilter, PciPath, real_port};
 use invar_core::nic::{LinkLayer, PortAttr, PortState};
 use invar_linux::interface::Interface;
 
-use crate::context::{DeviceList, Opened};
+use crate::device::{DeviceList, Opened};
 use crate::gid::{ChosenGid, GidEntry, GidRules};
 use crate::library::Library;
 use crate::port::{Port, PortError};

@@ -16,7 +16,7 @@ use std::time::Instant;
 use invar_core::nic::PortNotices;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-use crate::context::Opened;
+use crate::device::Opened;
 use crate::library::Library;
 use crate::sys::*;
 

@@ -1,5 +1,9 @@
-//! A fake libibverbs, which records its calls, for tests of conditions that real devices cannot be made
+//! A scripted libibverbs, which records its calls, for tests of conditions that real devices cannot be made
 //! to produce.
+//!
+//! The null libibverbs (`tests/null-verbs`) is another thing: a device that works, behind the loader. It
+//! refuses what hardware refuses, and a process has one. This one accepts any call, and each test makes it
+//! refuse calls, lack functions and raise events. Its functions have this crate's private types.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fs::File;
@@ -7,7 +11,7 @@ use std::io::{PipeWriter, Read, Write};
 use std::mem::{ManuallyDrop, offset_of};
 use std::os::fd::{FromRawFd, IntoRawFd};
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::library::Library;
 use crate::sys::*;
@@ -17,41 +21,49 @@ pub(crate) struct Fake {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// The recorded calls, in order.
-static CALLS: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
-/// The `wr_id`s of posted requests.
-static POSTED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
-/// The `wr_id` of the request to refuse, and the error to return.
-static REFUSED: Mutex<Option<(u64, c_int)>> = Mutex::new(None);
-/// Access flags of each registration, with the call that made it.
-static REGISTERED: Mutex<Vec<(&'static str, u32)>> = Mutex::new(Vec::new());
-/// Attributes and mask of each state transition of a queue pair.
-static MOVES: Mutex<Vec<(ibv_qp_attr, c_int)>> = Mutex::new(Vec::new());
-/// The return code of the next state transitions.
-static MOVE_RC: Mutex<c_int> = Mutex::new(0);
-/// Number of devices, and number of ports per device.
-static PORTS: Mutex<(usize, u8)> = Mutex::new((1, 2));
-/// Claimed size in bytes of the `verbs_context` around a context; 0 means that there is none.
-static EXTENDED_BYTES: Mutex<usize> = Mutex::new(0);
-/// The source of the open device's events.
-static EVENTS: Mutex<Option<PipeWriter>> = Mutex::new(None);
+/// What a test sets, and what it reads.
+#[derive(Default)]
+struct State {
+    /// The recorded calls, in order.
+    calls: Vec<&'static str>,
+    /// The `wr_id`s of posted requests.
+    posted: Vec<u64>,
+    /// The `wr_id` of the request to refuse, and the error to return.
+    refused: Option<(u64, c_int)>,
+    /// Access flags of each registration, with the call that made it.
+    registered: Vec<(&'static str, u32)>,
+    /// Attributes and mask of each state transition of a queue pair.
+    moves: Vec<(ibv_qp_attr, c_int)>,
+    /// The return code of the next state transitions.
+    move_rc: c_int,
+    /// Number of devices, and number of ports per device.
+    ports: (usize, u8),
+    /// Claimed size in bytes of the `verbs_context` around a context; 0 means that there is none.
+    extended_bytes: usize,
+    /// The source of the open device's events: the address of each in turn.
+    events: Option<PipeWriter>,
+}
 
 fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn state() -> MutexGuard<'static, State> {
+    static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
+    lock(&STATE)
+}
+
 impl Fake {
+    /// A fake with one device of two ports.
     pub(crate) fn new() -> Fake {
+        Self::with_ports(1, 2)
+    }
+
+    /// A fake with so many devices and ports per device.
+    pub(crate) fn with_ports(devices: usize, ports: u8) -> Fake {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = lock(&ALONE);
-        lock(&CALLS).clear();
-        lock(&POSTED).clear();
-        lock(&REGISTERED).clear();
-        lock(&MOVES).clear();
-        *lock(&REFUSED) = None;
-        *lock(&MOVE_RC) = 0;
-        *lock(&PORTS) = (1, 2);
-        *lock(&EXTENDED_BYTES) = 0;
+        *state() = State { ports: (devices, ports), ..State::default() };
         Fake { _alone: alone }
     }
 
@@ -59,56 +71,46 @@ impl Fake {
     /// than the library's first version could report.
     pub(crate) fn with_extended_context(bytes: usize) -> Fake {
         let fake = Self::new();
-        *lock(&EXTENDED_BYTES) = bytes;
-        fake
-    }
-
-    /// A fake with so many devices and ports per device; `new` makes one device with two ports.
-    pub(crate) fn with_ports(devices: usize, ports: u8) -> Fake {
-        let fake = Self::new();
-        *lock(&PORTS) = (devices, ports);
+        state().extended_bytes = bytes;
         fake
     }
 
     /// Returns the recorded calls whose order matters.
     pub(crate) fn calls(&self) -> Vec<&'static str> {
-        lock(&CALLS).clone()
+        state().calls.clone()
     }
 
     pub(crate) fn registered(&self) -> Vec<(&'static str, u32)> {
-        lock(&REGISTERED).clone()
+        state().registered.clone()
     }
 
     pub(crate) fn last_move(&self) -> (ibv_qp_attr, c_int) {
-        *lock(&MOVES).last().unwrap()
+        *state().moves.last().unwrap()
     }
 
     /// Makes state transitions fail with this error number.
     pub(crate) fn refuse_moves(&self, errno: c_int) {
-        *lock(&MOVE_RC) = errno;
+        state().move_rc = errno;
     }
 
     pub(crate) fn posted(&self) -> Vec<u64> {
-        lock(&POSTED).clone()
+        state().posted.clone()
     }
 
     pub(crate) fn refuse(&self, wr_id: u64, errno: c_int) {
-        *lock(&REFUSED) = Some((wr_id, errno));
+        state().refused = Some((wr_id, errno));
     }
 
     /// Raises an event on the open device.
     pub(crate) fn raise(&self, element: ibv_async_element, event_type: u32) {
-        // SAFETY: A queue pair or completion queue fills the whole union. A port number fills only the first
-        // four bytes, and the reader of a port event uses only these.
-        let element = unsafe { element.qp }.addr() as u64;
-        let mut bytes = element.to_ne_bytes().to_vec();
-        bytes.extend(u64::from(event_type).to_ne_bytes());
-        lock(&EVENTS).as_mut().unwrap().write_all(&bytes).unwrap();
+        let event = Box::into_raw(Box::new(ibv_async_event { element, event_type }));
+        let bytes = event.expose_provenance().to_ne_bytes();
+        state().events.as_mut().unwrap().write_all(&bytes).unwrap();
     }
 }
 
 extern "C" fn get_device_list(len: *mut c_int) -> *mut *mut ibv_device {
-    let (devices, _) = *lock(&PORTS);
+    let (devices, _) = state().ports;
     // SAFETY: `len` points to the caller's number.
     unsafe { *len = devices as c_int };
     // Devices are plain numbers, and null ends the list.
@@ -126,11 +128,11 @@ extern "C" fn free_device_list(list: *mut *mut ibv_device) {
 
 extern "C" fn open_device(_: *mut ibv_device) -> *mut ibv_context {
     let (reader, writer) = std::io::pipe().unwrap();
-    *lock(&EVENTS) = Some(writer);
+    state().events = Some(writer);
     // SAFETY: The type consists of pointers, optional functions and integers, for which all zeros is a
     // valid value.
     let mut extended: verbs_context = unsafe { std::mem::zeroed() };
-    extended.sz = *lock(&EXTENDED_BYTES);
+    extended.sz = state().extended_bytes;
     extended.query_port = Some(extended_query_port);
     let context = &mut extended.context;
     if extended.sz > 0 {
@@ -145,7 +147,7 @@ extern "C" fn open_device(_: *mut ibv_device) -> *mut ibv_context {
 }
 
 extern "C" fn close_device(context: *mut ibv_context) -> c_int {
-    lock(&CALLS).push("close_device");
+    state().calls.push("close_device");
     let extended = context.wrapping_byte_sub(offset_of!(verbs_context, context));
     // SAFETY: `open_device` made the box, and nobody else holds it any more.
     let extended = unsafe { Box::from_raw(extended.cast::<verbs_context>()) };
@@ -157,18 +159,13 @@ extern "C" fn close_device(context: *mut ibv_context) -> c_int {
 extern "C" fn get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
     // SAFETY: The context is open, and `ManuallyDrop` leaves the descriptor with the context.
     let mut file = ManuallyDrop::new(unsafe { File::from_raw_fd((*context).async_fd) });
-    let mut bytes = [0; 16];
+    let mut bytes = [0; size_of::<usize>()];
     if file.read_exact(&mut bytes).is_err() {
         return -1;
     }
-    let [element, event_type] =
-        [0, 8].map(|at| u64::from_ne_bytes(bytes[at..][..8].try_into().unwrap()));
-    let qp = ptr::with_exposed_provenance_mut(element as usize);
-    // SAFETY: The caller gives room for an event.
-    unsafe {
-        *event =
-            ibv_async_event { element: ibv_async_element { qp }, event_type: event_type as u32 }
-    };
+    let raised = ptr::with_exposed_provenance_mut(usize::from_ne_bytes(bytes));
+    // SAFETY: `Fake::raise` made the box and wrote its address once. The caller gives room for an event.
+    unsafe { *event = *Box::<ibv_async_event>::from_raw(raised) };
     0
 }
 
@@ -208,7 +205,7 @@ fn object<T>(fill: impl FnOnce(&mut T)) -> *mut T {
 
 /// Destroys an object that `object` made.
 fn end<T>(object: *mut T, call: &'static str) -> c_int {
-    lock(&CALLS).push(call);
+    state().calls.push(call);
     // SAFETY: `object` made the box, and it is destroyed once.
     drop(unsafe { Box::from_raw(object) });
     0
@@ -238,8 +235,8 @@ extern "C" fn reg_mr_iova2(
 }
 
 fn register(call: &'static str, access: u32) -> *mut ibv_mr {
-    lock(&CALLS).push("reg_mr");
-    lock(&REGISTERED).push((call, access));
+    state().calls.push("reg_mr");
+    state().registered.push((call, access));
     object(|mr: &mut ibv_mr| (mr.lkey, mr.rkey) = (7, 8))
 }
 
@@ -280,7 +277,8 @@ unsafe extern "C" fn post_send(
     mut wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    let refused = *lock(&REFUSED);
+    let mut state = state();
+    let refused = state.refused;
     // SAFETY: The caller passes a chain that ends, and room for the refused request.
     unsafe {
         while let Some(request) = wr.as_ref() {
@@ -288,7 +286,7 @@ unsafe extern "C" fn post_send(
                 *bad = wr;
                 return errno;
             }
-            lock(&POSTED).push(request.wr_id);
+            state.posted.push(request.wr_id);
             wr = request.next;
         }
     }
@@ -369,7 +367,7 @@ unsafe extern "C" fn set_ece(_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     if ece.vendor_id != ECE.vendor_id {
         return libc::EINVAL;
     }
-    lock(&POSTED).push(ece.options.into());
+    state().posted.push(ece.options.into());
     0
 }
 
@@ -377,16 +375,16 @@ const OLD: Library = {
     extern "C" fn ack_async_event(_: *mut ibv_async_event) {}
     extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
         // SAFETY: The caller gives room for the attributes.
-        unsafe { (*attr).phys_port_cnt = lock(&PORTS).1 };
+        unsafe { (*attr).phys_port_cnt = state().ports.1 };
         0
     }
     extern "C" fn modify_qp(_: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
         // SAFETY: The caller passes valid attributes.
-        lock(&MOVES).push((unsafe { *attr }, mask));
-        *lock(&MOVE_RC)
+        state().moves.push((unsafe { *attr }, mask));
+        state().move_rc
     }
     extern "C" fn fork_init() -> c_int {
-        lock(&CALLS).push("fork_init");
+        state().calls.push("fork_init");
         0
     }
     Library {

@@ -11,7 +11,7 @@ use invar_core::nic::Gid;
 use invar_core::param::{AddressFamily, Params, Subnet};
 use invar_linux::interface::Interface;
 
-use crate::context::Opened;
+use crate::device::Opened;
 use crate::sys::*;
 
 /// The user's settings for GIDs, which are NCCL's parameters.

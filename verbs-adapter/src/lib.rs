@@ -11,6 +11,7 @@
 //! - `nic` implements the `Nic` trait for the protocol.
 
 mod context;
+mod device;
 mod discover;
 mod errno;
 mod events;

@@ -77,15 +77,6 @@ impl VerbsNic {
         Ok(VerbsNic(Arc::new(Inner { config, peer: None, context })))
     }
 
-    /// Returns this port for connections with a peer whose out-of-band address is `peer`. Among
-    /// otherwise equal GIDs, the port then prefers one in the peer's subnet.
-    #[must_use]
-    pub fn towards(&self, peer: IpAddr) -> Self {
-        let Inner { config, context, .. } = &*self.0;
-        let (config, context) = (config.clone(), Arc::clone(context));
-        VerbsNic(Arc::new(Inner { config, peer: Some(peer), context }))
-    }
-
     /// Registers memory that another driver has exported, such as GPU memory (`ibv_reg_dmabuf_mr`).
     ///
     /// Work requests name the first byte of the memory by the address `iova`.
@@ -189,6 +180,13 @@ impl Nic for VerbsNic {
         let entry = gid::read(context.opened(), config.port_num, index);
         let empty = || NicError::new(Verb::QueryPort, libc::ENODATA, "the entry is empty");
         entry.map(|entry| entry.gid).ok_or_else(empty)
+    }
+
+    /// Among otherwise equal GIDs, the port then prefers one in the peer's subnet.
+    fn towards(&self, peer: IpAddr) -> Self {
+        let Inner { config, context, .. } = &*self.0;
+        let (config, context) = (config.clone(), Arc::clone(context));
+        VerbsNic(Arc::new(Inner { config, peer: Some(peer), context }))
     }
 
     fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use invar_core::device::LinkRate;
 use invar_core::nic::{Gid, LinkLayer, Mtu, PortAttr, PortState, QpOptions};
 
-use crate::context::Opened;
+use crate::device::Opened;
 use crate::gid::{self, ChosenGid, GidEntry, GidError, GidRules};
 use crate::sys::*;
 

@@ -23,36 +23,36 @@ use plot::{Figure, Values};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// All groups, if none is named.
+    /// The group to measure. Without a name, all groups are measured.
     group: Option<Group>,
-    /// Run only the cases with these names.
+    /// Measure only the cases with these names.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     case: Vec<String>,
-    /// Where instructions are counted: show the functions that cost most, so many a case.
+    /// For instruction counts: show the K most expensive functions of each case.
     #[arg(long, value_name = "K", default_value_t = 0)]
     top: usize,
-    /// Fail where a case misses its bar.
+    /// Fail if a case misses its bar.
     #[arg(long)]
     check: bool,
-    /// Also write the results into this folder, as values and as plots.
+    /// Also write the results into this folder, as values (CSV) and as plots (SVG).
     #[arg(long, value_name = "FOLDER")]
     plot: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Group {
-    /// Instructions an operation, counted by callgrind: the same on every run and host.
+    /// Instructions of an operation, counted by callgrind. Every run and every host gives equal counts.
     Protocol,
-    /// The same, with the adapter of libibverbs below the protocol.
+    /// Instructions of an operation, with the libibverbs adapter below the protocol.
     Verbs,
-    /// The same, through the table that NCCL calls.
+    /// Instructions of an operation, through the function table that NCCL calls.
     Plugin,
-    /// The software NIC over loopback, and the kernel's own transports in the same minute: only the
-    /// ratios mean something elsewhere.
+    /// The software NIC over loopback, beside the kernel's transports in the same minute. Only the ratios
+    /// hold on other hosts.
     SoftNic,
-    /// The socket transport beside a bare TCP stream, in the same way.
+    /// The socket transport beside a bare TCP stream in the same minute.
     Socket,
-    /// All-reduce beside Open MPI's (which must be installed), in the same way.
+    /// All-reduce beside Open MPI's in the same minute. Open MPI must be installed.
     Coll,
 }
 

@@ -21,7 +21,7 @@ pub(crate) enum Outcome {
 }
 
 /// One check of `cargo xtask ci`.
-struct Step {
+struct CiStep {
     name: &'static str,
     about: &'static str,
     tool: Option<Tool>,
@@ -33,15 +33,15 @@ const fn step(
     about: &'static str,
     tool: Option<Tool>,
     run: fn(&Shell) -> Result<Outcome>,
-) -> Step {
-    Step { name, about, tool, run }
+) -> CiStep {
+    CiStep { name, about, tool, run }
 }
 
 /// All steps, the cheapest first, so that a slip costs seconds. The tests come last, so that cargo's
 /// own summary of them ends the output.
-const STEPS: [Step; 12] = [
+const STEPS: [CiStep; 12] = [
     step("fmt", "rustfmt has nothing to change", None, cargo_steps::fmt),
-    step("tidy", "file sizes, forbidden words, where unsafe stands", None, tidy::run),
+    step("tidy", "file sizes, forbidden words, places of unsafe", None, tidy::run),
     step("deny", "licences, bans and sources of dependencies", Some(tool::DENY), cargo_steps::deny),
     step(
         "clippy",
@@ -58,9 +58,9 @@ const STEPS: [Step; 12] = [
     step("doc", "rustdoc is silent", None, cargo_steps::doc),
     step("api", "users of invar can name every type of its public signatures", None, api::run),
     step("no-std", "invar-core needs neither std nor alloc", None, no_std::run),
-    step("loom", "what processes share, on every interleaving of threads", None, cargo_steps::loom),
-    step("fuzz", "a few seconds of each fuzz target", Some(tool::FUZZ), fuzz::smoke),
-    step("vm", "the kernel's RoCE as device and as peer, in a guest", None, rxe::step),
+    step("loom", "every interleaving of processes in shared memory", None, cargo_steps::loom),
+    step("fuzz", "each fuzz target runs for a few seconds", Some(tool::FUZZ), fuzz::smoke),
+    step("vm", "the kernel's RoCE works as device and as peer, in a guest", None, rxe::step),
     step("test", "cargo test --workspace", None, cargo_steps::test),
 ];
 
@@ -69,10 +69,10 @@ pub(crate) struct Args {
     /// Run only these steps.
     #[arg(long, value_name = "STEP", value_delimiter = ',', value_parser = names())]
     only: Vec<String>,
-    /// Name the steps and stop.
+    /// List the steps and stop.
     #[arg(long)]
     list: bool,
-    /// Install the cargo tools that are missing first.
+    /// First install the cargo tools that are missing.
     #[arg(long)]
     install: bool,
 }
@@ -83,8 +83,8 @@ fn names() -> PossibleValuesParser {
 
 /// Runs the steps that the user asked for, and stops at the first that fails.
 pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
-    let wanted = |step: &&Step| args.only.is_empty() || args.only.iter().any(|n| n == step.name);
-    let steps: Vec<&Step> = STEPS.iter().filter(wanted).collect();
+    let wanted = |step: &&CiStep| args.only.is_empty() || args.only.iter().any(|n| n == step.name);
+    let steps: Vec<&CiStep> = STEPS.iter().filter(wanted).collect();
     if args.list {
         for step in steps {
             println!("{:9} {}", step.name, step.about);
@@ -105,7 +105,7 @@ pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
 }
 
 /// Runs one step and prints one line: its name, its duration and its result.
-fn run_step(shell: &Shell, step: &Step) -> Result<()> {
+fn run_step(shell: &Shell, step: &CiStep) -> Result<()> {
     let name = step.name;
     if std::io::stdout().is_terminal() {
         // Show which step is running. The result line overwrites this text.

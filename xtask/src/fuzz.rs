@@ -20,9 +20,9 @@ const OPTIONS: &str = "--fuzz-dir fuzz --sanitizer none";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// All targets, if none is named.
+    /// The targets to run. Without a name, all targets run.
     targets: Vec<String>,
-    /// How long each target runs.
+    /// The time in seconds for which each target runs.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
 }

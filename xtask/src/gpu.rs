@@ -11,7 +11,7 @@ use crate::shell::Shell;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Where to write what was seen, from the repository's root
+    /// The file for the report, relative to the repository's root.
     #[arg(default_value = "docs/gpu.md")]
     output: PathBuf,
 }

@@ -30,7 +30,7 @@ use crate::shell::Shell;
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Checks, fuzzing and benchmarks of this repository")]
 struct Args {
-    /// Show the output of every command as it comes, not only of the one that failed.
+    /// Show the output of every command at once, not only of a command that fails.
     #[arg(short, long, global = true)]
     verbose: bool,
     #[command(subcommand)]
@@ -39,26 +39,26 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run every check, cheapest first, and stop at the first that fails.
+    /// Run every check, the cheapest first, and stop at the first that fails.
     Ci(ci::Args),
-    /// Check what rustfmt and clippy don't: file sizes, forbidden words, where `unsafe` stands, the
-    /// table of settings.
+    /// Check the rules that rustfmt and clippy do not know: file sizes, forbidden words, places of
+    /// `unsafe`, the table of settings.
     Tidy,
-    /// Write the table of settings and the plots in docs, as code and data have them.
+    /// Write the table of settings from the code, and the plots in docs from their data.
     Docs,
     /// Prove that invar-core needs neither std nor alloc.
     NoStd,
-    /// Run fuzz targets, each for a bounded time.
+    /// Run the fuzz targets, each for a bounded time.
     Fuzz(fuzz::Args),
-    /// Run tests under sanitizers, Miri and valgrind, as far as this machine has them.
+    /// Run tests under sanitizers, Miri and valgrind, if this machine has them.
     Sanitize(sanitize::Args),
     /// Build `libnccl-net-invar.so`, the plugin that NCCL loads.
     Plugin,
-    /// Run what needs a GPU, measure staging beside plain copies, and write down what was seen.
+    /// Run the tests that need a GPU, measure staging beside plain copies, and write a report.
     Gpu(gpu::Args),
-    /// Measure, beside what NCCL or the operating system does in the same run.
+    /// Measure Invar beside NCCL, the kernel's transports and Open MPI, in one run.
     Bench(bench::Args),
-    /// Run a command in a throw-away guest that has the kernel's software RoCE.
+    /// Run a command in a throw-away guest with the kernel's software RoCE.
     Vm(vm::Args),
 }
 

@@ -17,23 +17,22 @@ const NIGHTLY: &str = "nightly";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// All of them, if none is named.
+    /// The checks to run. Without a name, all checks run.
     checks: Vec<Check>,
-    /// Only tests whose names contain this.
+    /// Run only tests whose names contain this text.
     #[arg(long)]
     filter: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Check {
-    /// AddressSanitizer, and LeakSanitizer with it: accesses out of bounds or after a free, and
-    /// memory that nobody frees.
+    /// AddressSanitizer with LeakSanitizer: accesses out of bounds or after a free, and memory leaks.
     Address,
     /// ThreadSanitizer: data races.
     Thread,
-    /// Miri: undefined behaviour of any kind, in what it can interpret.
+    /// Miri: undefined behaviour of any kind, in code that Miri can interpret.
     Miri,
-    /// Valgrind's memcheck.
+    /// Valgrind's memcheck: invalid accesses, uninitialized values and memory leaks.
     Valgrind,
 }
 

@@ -31,22 +31,22 @@ const NOT_RUN: u8 = 125;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// What to run in the guest, in the current directory. Its exit status becomes ours; 124 says
-    /// that the time limit passed, 125 that the guest failed.
+    /// The command to run in the guest, in the current directory. Its exit status becomes the status of
+    /// this program. 124 means that the time limit passed, 125 that the guest failed.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
-    /// A shell command to run on the host meanwhile, at the other end of rxe_t's cable: in a
-    /// network namespace with the addresses 198.51.100.1 and 2001:db8:b::1. Needs root. Its exit
-    /// status counts where the guest's is 0.
+    /// A shell command to run on the host meanwhile, at the other end of rxe_t's cable. It runs in a
+    /// network namespace with the addresses 198.51.100.1 and 2001:db8:b::1, and needs root. Its exit
+    /// status counts if the guest's is 0.
     #[arg(long, value_name = "COMMAND")]
     host: Option<OsString>,
-    /// How many seconds all of it may take; then everything is killed.
+    /// The time limit in seconds for the guest and the host's command. After it both are killed.
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     timeout: u64,
-    /// Build the image again, with the packages that Debian has now.
+    /// Build the image again, with Debian's current packages.
     #[arg(long)]
     rebuild: bool,
-    /// Install QEMU with apt-get where it is missing. Needs root.
+    /// Install QEMU with apt-get if it is missing. Needs root.
     #[arg(long)]
     install: bool,
 }

@@ -13,7 +13,8 @@ use rustix::thread::sched_setaffinity;
 
 use super::{Args, SECRET, measure, options};
 use crate::failure::Failure;
-use crate::output::{Outputs, tell};
+use crate::logger::tell;
+use crate::output::Outputs;
 use crate::parent::{await_children, die_with};
 use crate::resolved;
 

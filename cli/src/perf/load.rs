@@ -16,7 +16,7 @@ const BUSY_PERCENT_MIN: u64 = 20;
 pub(super) struct Load {
     /// Their numbers, as `0-1,4`.
     cores: String,
-    /// Of their time, on average.
+    /// How much of these cores' time other work takes, on average.
     percent: u64,
 }
 

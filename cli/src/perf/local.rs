@@ -9,7 +9,7 @@ use std::{env, process, thread};
 use invar::{Device, DeviceKind, Settings};
 
 use super::server::LISTENING;
-use super::{Args, named};
+use super::{Args, is_hardware, named};
 use crate::failure::Failure;
 use crate::parent::await_children;
 
@@ -63,7 +63,7 @@ pub(super) fn start(args: &Args, settings: &Settings) -> Result<(Server, SocketA
 }
 
 /// The loopback address at which client and server meet. Its family is that of the named device, or of
-/// the first RDMA device. Without either it is the address of the last device, which is on loopback. If
+/// the first NIC that is no software of ours. Without either it is the address of the last device, which is on loopback. If
 /// both processes need one UDP port, the server has an address of its own.
 fn address(args: &Args, settings: &Settings) -> Result<IpAddr, Failure> {
     if args.nic.is_none() && settings.udp_ports().single().is_some() {
@@ -73,7 +73,7 @@ fn address(args: &Args, settings: &Settings) -> Result<IpAddr, Failure> {
     devices.retain(|info| settings.takes(info.kind) || info.kind == DeviceKind::Soft);
     let used = match &args.nic {
         Some(name) => Some(named(name, settings)?),
-        None => devices.iter().find(|info| info.kind == DeviceKind::Verbs).cloned(),
+        None => devices.iter().find(|info| is_hardware(info)).cloned(),
     };
     if let Some(used) = used {
         return Ok(match used.address {

@@ -11,7 +11,7 @@ use invar::{MemoryRegion, Request};
 
 use super::link::Link;
 use super::message::{Kind, Pass, slot_bytes};
-use super::pattern::{Pattern, Way};
+use super::pattern::{Flow, Pattern};
 use crate::failure::Failure;
 
 /// Time after which a peer that moves nothing is stuck.
@@ -42,12 +42,12 @@ impl Slots {
 
 /// A wait for messages that has a bound.
 #[derive(Default)]
-struct Patience {
+struct StallTimer {
     idle_calls: u32,
     since: Option<Instant>,
 }
 
-impl Patience {
+impl StallTimer {
     /// Notes that something moved.
     #[inline]
     fn renew(&mut self) {
@@ -103,14 +103,14 @@ impl Link {
     /// Sends the messages of a pass. The clock starts once the first `lead` messages are done and no other
     /// has started. Returns the time from then until all messages are done.
     pub(super) fn transmit(&mut self, pass: &Pass, lead: u64) -> Result<Duration, Failure> {
-        let pattern = Pattern::new(self.seed, pass.number, Way::ToServer, pass.size);
+        let pattern = Pattern::new(self.seed, pass.number, Flow::ToServer, pass.size);
         let all_there = self.post_empty()?;
         let Link { send, outgoing, recvs, requests, .. } = self;
         let size = pass.size as usize;
         requests.clear();
         requests.resize_with(usize::from(pass.slots), || None);
         let (mut to_start, mut to_end) = (Slots::new(pass), Slots::new(pass));
-        let mut patience = Patience::default();
+        let mut stall = StallTimer::default();
         let (mut started, mut done, mut tag) = (0, 0, 0);
         // The slot of the next message, whose bytes are written but whose send has not started.
         let mut ready: Option<(usize, usize)> = None;
@@ -146,12 +146,12 @@ impl Link {
                 requests[oldest] = None;
                 oldest = to_end.advance().0;
                 done += 1;
-                patience.renew();
+                stall.renew();
                 if done == lead {
                     start = Instant::now();
                 }
             } else {
-                patience.idle()?;
+                stall.idle()?;
             }
         }
         let elapsed = start.elapsed();
@@ -164,7 +164,7 @@ impl Link {
     /// one of the pass.
     pub(super) fn receive(&mut self, pass: &Pass) -> Result<u64, Failure> {
         self.end_last()?;
-        let pattern = Pattern::new(self.seed, pass.number, Way::ToServer, pass.size);
+        let pattern = Pattern::new(self.seed, pass.number, Flow::ToServer, pass.size);
         let told = self.told(pass.size) as usize;
         let Link { recv, incoming, recvs, requests, .. } = self;
         let recvs = *recvs;
@@ -173,7 +173,7 @@ impl Link {
         requests.clear();
         requests.resize_with(rows, || None);
         let (mut to_post, mut to_check) = (Slots::new(pass), Slots::new(pass));
-        let mut patience = Patience::default();
+        let mut stall = StallTimer::default();
         let (mut posted, mut done, mut wrong) = (0, 0, 0);
         let (mut newest, mut oldest) = (0, 0);
         while done < pass.messages {
@@ -195,7 +195,7 @@ impl Link {
                 None => None,
             };
             let Some(received) = received else {
-                patience.idle()?;
+                stall.idle()?;
                 continue;
             };
             requests[oldest] = None;
@@ -209,7 +209,7 @@ impl Link {
                 };
                 done += 1;
             }
-            patience.renew();
+            stall.renew();
         }
         let Link { send, outgoing, all_there, .. } = self;
         *all_there = Some(patiently(|| Ok(send.isend(outgoing, 0..0, 0)?))?);
@@ -245,7 +245,7 @@ impl Link {
         pass: &Pass,
         mut took: impl FnMut(u64, Duration),
     ) -> Result<u64, Failure> {
-        let (there, back) = self.ways(pass);
+        let (there, back) = self.flows(pass);
         let mut wrong = 0;
         let mut ahead = [self.post(pass, 0)?, self.post(pass, 1)?];
         for message in 0..pass.messages {
@@ -269,7 +269,7 @@ impl Link {
     /// Answers the messages of [`Link::ping`].
     pub(super) fn pong(&mut self, pass: &Pass) -> Result<u64, Failure> {
         self.end_last()?;
-        let (there, back) = self.ways(pass);
+        let (there, back) = self.flows(pass);
         let mut wrong = 0;
         let mut ahead = [self.post(pass, 0)?, self.post(pass, 1)?];
         for message in 0..pass.messages {
@@ -285,9 +285,9 @@ impl Link {
         Ok(wrong)
     }
 
-    fn ways(&self, pass: &Pass) -> (Pattern, Pattern) {
-        let way = |way| Pattern::new(self.seed, pass.number, way, pass.size);
-        (way(Way::ToServer), way(Way::ToClient))
+    fn flows(&self, pass: &Pass) -> (Pattern, Pattern) {
+        let flow = |flow| Pattern::new(self.seed, pass.number, flow, pass.size);
+        (flow(Flow::ToServer), flow(Flow::ToClient))
     }
 
     /// Posts the receive of number `message`, if the pass has so many. Two receives are posted
@@ -323,11 +323,11 @@ impl Link {
 /// Asks until there is an answer.
 #[inline]
 fn patiently<T>(mut ask: impl FnMut() -> Result<Option<T>, Failure>) -> Result<T, Failure> {
-    let mut patience = Patience::default();
+    let mut stall = StallTimer::default();
     loop {
         if let Some(answer) = ask()? {
             return Ok(answer);
         }
-        patience.idle()?;
+        stall.idle()?;
     }
 }

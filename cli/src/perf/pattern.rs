@@ -9,12 +9,12 @@ const STAMP_BYTES: usize = 8;
 
 /// The direction of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Flow {
     ToServer,
     ToClient,
 }
 
-/// The bytes of every message of one pass, one way: a function of seed, pass, way, size, message
+/// The bytes of every message of one pass, in one direction: a function of seed, pass, direction, size, message
 /// and offset.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pattern {
@@ -23,8 +23,8 @@ pub(super) struct Pattern {
 }
 
 impl Pattern {
-    pub(super) fn new(seed: u64, pass: u32, way: Way, size: u32) -> Self {
-        let key = mix(seed ^ mix(u64::from(pass) << 1 | u64::from(way == Way::ToClient)));
+    pub(super) fn new(seed: u64, pass: u32, flow: Flow, size: u32) -> Self {
+        let key = mix(seed ^ mix(u64::from(pass) << 1 | u64::from(flow == Flow::ToClient)));
         Pattern { key: mix(key ^ u64::from(size)), size: size as usize }
     }
 
@@ -151,7 +151,7 @@ mod tests {
     fn each_wrong_byte_is_counted_and_only_those() {
         let region = region(1 << 17);
         for size in [0u32, 1, 7, 8, 9, 15, 16, 17, 4096, 32 << 10, (64 << 10) + 3] {
-            let pattern = Pattern::new(1, 2, Way::ToServer, size);
+            let pattern = Pattern::new(1, 2, Flow::ToServer, size);
             let size = size as usize;
             for at in [0, 64] {
                 pattern.fill(&region, at, 9).unwrap();
@@ -177,7 +177,7 @@ mod tests {
     fn a_stamp_is_both_ends_of_the_whole_message() {
         let region = region(4096);
         for size in 0..40 {
-            let pattern = Pattern::new(5, 0, Way::ToClient, size);
+            let pattern = Pattern::new(5, 0, Flow::ToClient, size);
             pattern.stamp(&region, 0, 3).unwrap();
             assert_eq!(pattern.stamp_wrong(&region, 0, 3).unwrap(), 0);
             if size <= 16 {
@@ -187,22 +187,22 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_another_message_pass_way_size_or_run_are_wrong() {
+    fn bytes_of_another_message_pass_flow_size_or_run_are_wrong() {
         let region = region(4096);
-        let pattern = |seed, pass, way, size| Pattern::new(seed, pass, way, size);
-        pattern(1, 1, Way::ToServer, 4096).fill(&region, 0, 1).unwrap();
+        let pattern = |seed, pass, flow, size| Pattern::new(seed, pass, flow, size);
+        pattern(1, 1, Flow::ToServer, 4096).fill(&region, 0, 1).unwrap();
         let wrong = |pattern: Pattern, message| pattern.wrong(&region, 0, message).unwrap();
-        assert_eq!(wrong(pattern(1, 1, Way::ToServer, 4096), 1), 0);
+        assert_eq!(wrong(pattern(1, 1, Flow::ToServer, 4096), 1), 0);
         for (pattern, message) in [
-            (pattern(1, 1, Way::ToServer, 4096), 2),
-            (pattern(1, 2, Way::ToServer, 4096), 1),
-            (pattern(1, 1, Way::ToClient, 4096), 1),
-            (pattern(2, 1, Way::ToServer, 4096), 1),
+            (pattern(1, 1, Flow::ToServer, 4096), 2),
+            (pattern(1, 2, Flow::ToServer, 4096), 1),
+            (pattern(1, 1, Flow::ToClient, 4096), 1),
+            (pattern(2, 1, Flow::ToServer, 4096), 1),
         ] {
             // One byte in 256 is right by chance.
             assert!(wrong(pattern, message) > 4000);
         }
-        assert!(wrong(pattern(1, 1, Way::ToServer, 4000), 1) > 3900);
+        assert!(wrong(pattern(1, 1, Flow::ToServer, 4000), 1) > 3900);
     }
 
     proptest! {
@@ -210,7 +210,7 @@ mod tests {
         fn any_piece_is_a_piece_of_the_whole(
             message: u64, offset in 0usize..100, len in 0usize..100,
         ) {
-            let pattern = Pattern::new(7, 7, Way::ToServer, 200);
+            let pattern = Pattern::new(7, 7, Flow::ToServer, 200);
             let mut whole = [0; 200];
             pattern.generate(message, 0, &mut whole);
             let mut piece = vec![0; len];

@@ -29,7 +29,7 @@ pub(super) struct Header {
     pub(super) window: u16,
     pub(super) adaptive_routing: bool,
     pub(super) check: bool,
-    /// What else this host did before the run.
+    /// The cores that other work kept busy before the run.
     pub(super) load: Option<Load>,
 }
 

@@ -20,7 +20,8 @@ use super::link::Plan;
 use super::message::{Kind, Ready, Reply, Request, Setup, slot_bytes};
 use super::{Args, choose, settings_for};
 use crate::failure::Failure;
-use crate::output::{print, tell};
+use crate::logger::tell;
+use crate::output::print;
 use crate::parent::die_with;
 
 /// Time after which a client that asks for nothing is given up.

@@ -216,7 +216,9 @@ fn a_rank_that_is_killed_ends_the_others_who_name_it() {
         };
         let mut runs: Vec<(u32, Run)> = (0..3).map(|number| (number, start(number))).collect();
         // A rank watches the others once all have met.
-        until(|| runs.iter().all(|(_, run)| has_thread(run, "invar-watch")));
+        watch("the watching threads", || {
+            runs.iter().all(|(_, run)| has_thread(run, "invar-watch"))
+        });
         let mut killed = runs.swap_remove(victim);
         killed.1.0.kill().unwrap();
         for (_, run) in runs {
@@ -231,7 +233,7 @@ const DUMP: (&str, &str) = ("NCCL_PROXY_DUMP_SIGNAL", "10");
 
 /// Signals a process as soon as it can bear it. What it says first.
 fn ask(run: &mut Run) -> String {
-    until(|| has_thread(run, "invar-dump"));
+    watch("the dumping thread", || has_thread(run, "invar-dump"));
     kill_process(Pid::from_child(&run.0), Signal::USR1).unwrap();
     line_of(run.0.stderr.as_mut().expect("a pipe"))
 }
@@ -279,14 +281,6 @@ fn who_started_the_ranks_bears_the_signal_too() {
     let said = ask(&mut run);
     assert!(said.starts_with("invar: each rank is a process that says how it stands: kill -10"));
     ask_to_the_end(run).ok();
-}
-
-fn until(is: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !is() {
-        assert!(start.elapsed() < Duration::from_secs(30), "it did not come about");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Whether a process has a thread whose name begins so.

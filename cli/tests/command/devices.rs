@@ -8,6 +8,13 @@ use invar_testkit::sysfs::Tree;
 
 use crate::*;
 
+/// `invar ARGS` with the stand-ins.
+fn run_with(fake: &FakeCuda, args: &[&str]) -> Outcome {
+    let mut command = invar(args);
+    let _installed = fake.give_to(&mut command);
+    Run::start(&mut command).wait()
+}
+
 #[test]
 fn devices_are_listed_with_loopback_as_the_last() {
     let outcome = run(&["devices", "--json"]);
@@ -48,12 +55,7 @@ fn the_mtu_of_a_device_is_the_one_that_is_measured_with() {
 #[test]
 fn each_device_says_what_it_is_and_how_much_it_can_do() {
     let fake = FakeCuda::new().with_null_verbs().set("NULL_VERBS_LINK", "ib");
-    let run = |args: &[&str]| {
-        let mut command = invar(args);
-        let _installed = fake.give_to(&mut command);
-        Run::start(&mut command).wait()
-    };
-    let outcome = run(&["devices", "--json"]);
+    let outcome = run_with(&fake, &["devices", "--json"]);
     let devices = json(&outcome.ok().stdout);
     let devices = devices.as_array().unwrap();
     let shown = |device: &serde_json::Value| {
@@ -63,7 +65,7 @@ fn each_device_says_what_it_is_and_how_much_it_can_do() {
     };
     assert_eq!(shown(&devices[0]), r#""InfiniBand" "6e756c6c00000000" true 1 1048576 4096 8"#);
     assert_eq!(shown(devices.last().unwrap()), r#""Ethernet" null false 1 null 8128 8"#);
-    let table = run(&["devices"]);
+    let table = run_with(&fake, &["devices"]);
     let lines: Vec<&str> = table.ok().stdout.lines().collect();
     let column = lines[0].find("link layer").expect("a column");
     assert!(lines[1][column..].starts_with("InfiniBand "), "{}", table.stdout);
@@ -73,12 +75,7 @@ fn each_device_says_what_it_is_and_how_much_it_can_do() {
 #[test]
 fn each_device_says_how_it_gets_at_each_gpu() {
     let fake = FakeCuda::new().set("FAKE_CUDA_GPUS", "0000:3D:00.0,0000:86:00.0");
-    let run = |args: &[&str]| {
-        let mut command = invar(args);
-        let _installed = fake.give_to(&mut command);
-        Run::start(&mut command).wait()
-    };
-    let outcome = run(&["devices", "--json"]);
+    let outcome = run_with(&fake, &["devices", "--json"]);
     let devices = json(&outcome.ok().stdout);
     let path = "staging: the NIC is software and reaches host memory only";
     let flush = "no flush: the driver's copies are seen by what follows them";
@@ -89,7 +86,7 @@ fn each_device_says_how_it_gets_at_each_gpu() {
         assert_eq!((&first["path"], &first["flush"]), (&path.into(), &flush.into()));
     }
     let line = format!("soft0 and GPU 0 (Fake GPU 0, 0000:3d:00.0): {path}; {flush}");
-    let table = run(&["devices"]);
+    let table = run_with(&fake, &["devices"]);
     assert!(table.ok().stdout.lines().any(|shown| shown == line), "{}", table.stdout);
 }
 
@@ -99,10 +96,8 @@ fn an_rdma_device_says_by_which_way_it_reaches_a_gpu_and_why() {
     let fake = FakeCuda::new().with_null_verbs().set("NULL_VERBS_DEVICES", "2");
     let fake = fake.set("INVAR_SYSFS", sysfs.root().display().to_string());
     let shown = |fake: &FakeCuda, dma_buf: &str| {
-        let mut command = invar(&["devices"]);
-        command.env("INVAR_TRANSPORT", "ib").env("NULL_VERBS_DMA_BUF", dma_buf);
-        let _installed = fake.give_to(&mut command);
-        let outcome = Run::start(&mut command).wait();
+        let fake = fake.clone().set("INVAR_TRANSPORT", "ib").set("NULL_VERBS_DMA_BUF", dma_buf);
+        let outcome = run_with(&fake, &["devices"]);
         let about = outcome.ok().stdout.lines().filter(|line| line.contains(" and GPU 0 "));
         about.filter(|line| line.starts_with("null")).map(str::to_owned).collect::<Vec<_>>()
     };
@@ -131,9 +126,7 @@ fn a_link_of_any_generation_has_its_speed() {
         for (name, value) in variables {
             fake = fake.set(name, *value);
         }
-        let mut command = invar(&["devices", "--json"]);
-        let _installed = fake.give_to(&mut command);
-        let outcome = Run::start(&mut command).wait();
+        let outcome = run_with(&fake, &["devices", "--json"]);
         json(&outcome.ok().stdout)[0]["speed_mbps"].as_u64()
     };
     let by_codes = ("NULL_VERBS_MBPS", "0");
@@ -147,10 +140,8 @@ fn a_link_of_any_generation_has_its_speed() {
 fn a_name_that_is_the_beginning_of_a_longer_number_is_warned_of_where_it_takes_and_leaves_out() {
     let fake = FakeCuda::new().with_null_verbs().set("NULL_VERBS_DEVICES", "11");
     let run = |hca: &str| {
-        let mut command = invar(&["devices", "--json"]);
-        command.env("INVAR_LOG", "warn").env("NCCL_IB_HCA", hca);
-        let _installed = fake.give_to(&mut command);
-        let outcome = Run::start(&mut command).wait();
+        let fake = fake.clone().set("INVAR_LOG", "warn").set("NCCL_IB_HCA", hca);
+        let outcome = run_with(&fake, &["devices", "--json"]);
         let devices = json(&outcome.ok().stdout);
         let verbs = devices.as_array().unwrap().iter().filter(|device| device["kind"] == "ib");
         let warnings = outcome.stderr.lines().filter_map(|line| line.strip_prefix("invar: warn: "));
@@ -167,10 +158,8 @@ fn a_name_that_is_the_beginning_of_a_longer_number_is_warned_of_where_it_takes_a
 /// `invar ARGS` where libibverbs has so many devices, and the kernel those of `sysfs`.
 fn with_verbs(args: &[&str], devices: &str, sysfs: &Tree, hca: &str) -> Outcome {
     let fake = FakeCuda::new().with_null_verbs().set("NULL_VERBS_DEVICES", devices);
-    let mut command = invar(args);
-    command.env("INVAR_SYSFS", sysfs.root()).env("NCCL_IB_HCA", hca);
-    let _installed = fake.give_to(&mut command);
-    Run::start(&mut command).wait()
+    let fake = fake.set("INVAR_SYSFS", sysfs.root().display().to_string());
+    run_with(&fake.set("NCCL_IB_HCA", hca), args)
 }
 
 #[test]
@@ -204,10 +193,7 @@ fn a_list_of_devices_that_are_not_there_is_refused_with_what_there_is() {
     }
     // What is not to be used need not be there, nor does what is left out.
     let fake = FakeCuda::new().with_null_verbs().set("NULL_VERBS_DEVICES", "0");
-    let mut command = invar(&perf);
-    command.env("NCCL_IB_HCA", "mlx5_9").env("INVAR_TRANSPORT", "soft");
-    let _installed = fake.give_to(&mut command);
-    Run::start(&mut command).wait().ok();
+    run_with(&fake.set("NCCL_IB_HCA", "mlx5_9").set("INVAR_TRANSPORT", "soft"), &perf).ok();
     let outcome = with_verbs(&["devices"], "2", &Tree::empty(), "^null");
     let says = "invar: NCCL_IB_HCA leaves out all RDMA devices: null0, null1\n";
     assert!(outcome.ok().stderr.contains(says), "{}", outcome.stderr);
@@ -215,9 +201,8 @@ fn a_list_of_devices_that_are_not_there_is_refused_with_what_there_is() {
 
 #[test]
 fn without_gpus_it_is_said_why_and_the_devices_are_listed() {
-    let mut command = invar(&["devices", "--json"]);
-    let _installed = FakeCuda::new().set("FAKE_CUDA_FAIL", "cuInit=100").give_to(&mut command);
-    let outcome = Run::start(&mut command).wait();
+    let fake = FakeCuda::new().set("FAKE_CUDA_FAIL", "cuInit=100");
+    let outcome = run_with(&fake, &["devices", "--json"]);
     let why = "invar: no GPUs: cuInit failed: CUDA_ERROR_NO_DEVICE (100)";
     assert!(outcome.ok().stderr.contains(why), "{}", outcome.stderr);
     assert!(!json(&outcome.stdout).as_array().unwrap().is_empty());

@@ -20,11 +20,8 @@ fn signal(run: &Run, signal: Signal) {
 fn let_it_begin(run: &mut Run) {
     let line = run.line();
     assert!(line.starts_with("# invar perf"), "{line}");
-    let (start, connected) = (Instant::now(), ticks(run));
-    while ticks(run) < connected + 20 {
-        assert!(start.elapsed() < SOON, "it does nothing");
-        thread::sleep(Duration::from_millis(2));
-    }
+    let connected = ticks(run);
+    watch("computing", || ticks(run) >= connected + 20);
 }
 
 /// Clock ticks that a process has computed for, of which a second has 100 (`proc_pid_stat(5)`).
@@ -84,11 +81,7 @@ fn the_second_process_never_outlives_the_first() {
         assert_eq!(children.len(), 1);
         signal(&parent, ending);
         assert_eq!(soon(parent).status, None, "ended by the signal");
-        let start = Instant::now();
-        while is_running(children[0]) {
-            assert!(start.elapsed() < SOON, "the second process is still there");
-            thread::sleep(Duration::from_millis(2));
-        }
+        watch("the end of the second process", || !is_running(children[0]));
     }
 }
 

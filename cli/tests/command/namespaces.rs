@@ -4,11 +4,6 @@ use invar_testkit::namespaces::{Hosts, IPV4, IPV6};
 
 use crate::*;
 
-/// `None`, and a line that says so, where this process may not make namespaces.
-fn hosts(mtu: u32) -> Option<Hosts> {
-    Hosts::new(mtu).map_err(|error| eprintln!("skipped: no network namespaces here: {error}")).ok()
-}
-
 /// `invar ARGS` on one of the hosts.
 fn invar(hosts: &Hosts, host: usize, args: &[&str]) -> Command {
     bare(hosts.program(host, env!("CARGO_BIN_EXE_invar")), args)
@@ -47,7 +42,7 @@ fn measure(
 
 #[test]
 fn two_hosts_measure_over_ipv4_and_ipv6_with_the_mtu_of_their_link() {
-    let Some(hosts) = hosts(1500) else { return };
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
     for (addrs, mtu) in [(IPV4, 1408), (IPV6, 1344)] {
         let result = measure(&hosts, addrs[0], &[], &[]);
         assert_eq!(result["path_mtu"], mtu);
@@ -62,7 +57,7 @@ fn two_hosts_measure_over_ipv4_and_ipv6_with_the_mtu_of_their_link() {
 
 #[test]
 fn the_wire_of_nccl_2_14_works_between_two_hosts() {
-    let Some(hosts) = hosts(1500) else { return };
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
     let wire = [("INVAR_WIRE", "nccl-2.14")];
     let result = measure(&hosts, IPV4[0], &["--qps", "3"], &wire);
     assert_eq!(result["path_mtu"], 1024);
@@ -73,7 +68,7 @@ fn the_wire_of_nccl_2_14_works_between_two_hosts() {
 
 #[test]
 fn ends_of_different_wires_both_say_so() {
-    let Some(hosts) = hosts(1500) else { return };
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
     let (ours, nccl) = ([("INVAR_WIRE", "invar")], [("INVAR_WIRE", "nccl-2.14")]);
     for (there, here) in [(ours, nccl), (nccl, ours)] {
         let mut command = invar(&hosts, 0, &["perf", "--server"]);
@@ -94,7 +89,7 @@ fn ends_of_different_wires_both_say_so() {
 /// In a namespace, since others may be at the one UDP port of that wire here.
 #[test]
 fn the_wire_of_nccl_2_14_works_between_two_processes_of_a_host() {
-    let Some(hosts) = hosts(1500) else { return };
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
     let mut command = invar(&hosts, 0, &["perf", "-e", "8", "-n", "2", "--json", "-"]);
     let outcome = Run::start(command.env("INVAR_WIRE", "nccl-2.14")).wait();
     let result = json(&outcome.ok().stdout);
@@ -106,7 +101,7 @@ fn the_wire_of_nccl_2_14_works_between_two_processes_of_a_host() {
 
 #[test]
 fn a_named_device_is_used_at_its_address_of_the_peers_family() {
-    let Some(hosts) = hosts(9000) else { return };
+    let Some(hosts) = Hosts::or_skip(9000) else { return };
     let result = measure(&hosts, IPV4[0], &["--nic", "soft0"], &[]);
     assert_eq!(result["path_mtu"], 8128);
     assert_eq!(result["address"], IPV4[1]);
@@ -114,17 +109,13 @@ fn a_named_device_is_used_at_its_address_of_the_peers_family() {
 
 #[test]
 fn ranks_go_over_the_interface_that_is_named_and_else_where_the_rendezvous_is() {
-    let Some(hosts) = hosts(1500) else { return };
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
     hosts.ip(0, "link add v1 type veth peer name v2").unwrap();
     hosts.ip(0, "addr add 198.51.100.1/24 dev v1").unwrap();
     for name in ["v1", "v2"] {
         hosts.ip(0, &format!("link set {name} up")).unwrap();
     }
-    let start = Instant::now();
-    while !hosts.ip(0, "-br link show v1").unwrap().contains(" UP ") {
-        assert!(start.elapsed() < TIMEOUT, "no link");
-        thread::sleep(Duration::from_millis(10));
-    }
+    watch("a link", || hosts.ip(0, "-br link show v1").unwrap().contains(" UP "));
     let ranks = |transport: &str, names: &str, family: &str| {
         let mut command = invar(&hosts, 0, &["coll", "all_reduce", "-e", "64", "-n", "5"]);
         command.env("INVAR_TRANSPORT", transport).env("NCCL_SHM_DISABLE", "1");
@@ -157,7 +148,7 @@ fn ranks_go_over_the_interface_that_is_named_and_else_where_the_rendezvous_is() 
 
 #[test]
 fn ranks_of_a_host_whose_loopback_is_ipv6_alone_meet_there() {
-    let Some(hosts) = hosts(1500) else { return };
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
     hosts.ip(0, "addr del 127.0.0.1/8 dev lo").unwrap();
     let mut command = invar(&hosts, 0, &["coll", "all_reduce", "-e", "64", "-n", "5"]);
     Run::start(&mut command).wait().ok();
@@ -172,17 +163,13 @@ fn under_way(hosts: &Hosts, env: [&[(&str, &str)]; 2]) -> [Run; 2] {
     let sizes = ["-b", "64K", "-e", "64K", "-n", "100000000"];
     let endless = [&["perf", "--no-check", "--connect", &addr], &sizes[..]].concat();
     let client = Run::start(invar(hosts, 1, &endless).envs(env[1].iter().copied()));
-    let start = Instant::now();
-    while sent_bytes(hosts, 1) < 16 << 20 {
-        assert!(start.elapsed() < TIMEOUT, "no messages");
-        thread::sleep(Duration::from_millis(10));
-    }
+    watch("messages", || sent_bytes(hosts, 1) >= 16 << 20);
     [server, client]
 }
 
 #[test]
 fn a_host_that_is_cut_off_is_noticed() {
-    let Some(hosts) = hosts(1500) else { return };
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
     // 4.096 µs × 2^12, three times: the peer is given up after 50 ms.
     let hasty = [("NCCL_IB_TIMEOUT", "12"), ("NCCL_IB_RETRY_CNT", "2")];
     let [_server, client] = under_way(&hosts, [&[], &hasty]);
@@ -197,7 +184,7 @@ fn a_host_that_is_cut_off_is_noticed() {
 /// packets for ever: only TCP finds out (`invar_linux::tcp::SILENCE_MAX`).
 #[test]
 fn an_idle_end_notices_that_the_other_host_has_vanished() {
-    let Some(hosts) = hosts(1500) else { return };
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
     let [server, _client] = under_way(&hosts, [&[("NCCL_IB_TIMEOUT", "0")], &[]]);
     hosts.ip(1, "link set v0 down").unwrap();
     let outcome = server.wait();

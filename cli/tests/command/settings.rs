@@ -2,7 +2,7 @@
 
 use crate::*;
 
-/// What `invar settings` prints of a variable, with the environment that `set` gives.
+/// Runs `invar settings` in the environment that `set` gives, and returns what it prints of a variable.
 fn shown(name: &str, set: &[(&str, &str)]) -> serde_json::Value {
     let mut command = invar(&["settings", "--json", name]);
     let outcome = Run::start(command.envs(set.iter().copied())).wait();

@@ -2,7 +2,7 @@
 
 use static_assertions::const_assert;
 
-use super::wire::Message;
+use super::wire::AuthMessage;
 use super::{AuthError, Hello, Nonce, Secret, Service, Session, is_equal, transcript};
 use crate::conn::Stream;
 
@@ -11,15 +11,15 @@ use crate::conn::Stream;
 #[derive(Clone, Copy, Debug)]
 pub struct Answering {
     nonce: Nonce,
-    message: Message,
-    stage: Stage,
+    message: AuthMessage,
+    stage: AnswerStage,
 }
 
 // A stranger costs this much memory and its socket.
 const_assert!(size_of::<Answering>() <= 128);
 
 #[derive(Clone, Copy, Debug)]
-enum Stage {
+enum AnswerStage {
     AwaitHello,
     SayHello(Hello),
     AwaitProof(Hello),
@@ -29,7 +29,7 @@ enum Stage {
 impl Answering {
     /// Creates the state for a caller that has sent nothing yet. The nonce must be random.
     pub const fn new(nonce: Nonce) -> Self {
-        Answering { nonce, message: Message::EMPTY, stage: Stage::AwaitHello }
+        Answering { nonce, message: AuthMessage::EMPTY, stage: AnswerStage::AwaitHello }
     }
 
     /// Goes on as far as possible without waiting. After `None`, call again.
@@ -46,27 +46,29 @@ impl Answering {
         let ours = Hello::new(service, self.nonce);
         loop {
             match self.stage {
-                Stage::AwaitHello => {
+                AnswerStage::AwaitHello => {
                     let Some(theirs) = self.message.recv_hello(stream)? else { return Ok(None) };
-                    self.stage = Stage::SayHello(theirs);
-                    self.message = Message::out(ours.to_bytes());
+                    self.stage = AnswerStage::SayHello(theirs);
+                    self.message = AuthMessage::out(ours.to_bytes());
                 }
-                Stage::SayHello(theirs) => {
+                AnswerStage::SayHello(theirs) => {
                     if !self.message.send(stream)? {
                         return Ok(None);
                     }
                     theirs.check(service)?;
-                    (self.stage, self.message) = (Stage::AwaitProof(theirs), Message::EMPTY);
+                    (self.stage, self.message) =
+                        (AnswerStage::AwaitProof(theirs), AuthMessage::EMPTY);
                 }
-                Stage::AwaitProof(theirs) => {
+                AnswerStage::AwaitProof(theirs) => {
                     let Some(proof) = self.message.recv(stream)? else { return Ok(None) };
                     if !is_equal(&proof, &transcript(secret, b"caller", &theirs, &ours)) {
                         return Err(AuthError::Secret);
                     }
                     let proof = transcript(secret, b"listener", &theirs, &ours);
-                    (self.stage, self.message) = (Stage::Prove(theirs), Message::out(proof));
+                    (self.stage, self.message) =
+                        (AnswerStage::Prove(theirs), AuthMessage::out(proof));
                 }
-                Stage::Prove(theirs) => {
+                AnswerStage::Prove(theirs) => {
                     if !self.message.send(stream)? {
                         return Ok(None);
                     }

@@ -1,6 +1,6 @@
 //! The caller's side of the proof exchange.
 
-use super::wire::Message;
+use super::wire::AuthMessage;
 use super::{AuthError, Hello, Nonce, Secret, Service, Session, is_equal, transcript};
 use crate::conn::{Stream, StreamError};
 
@@ -11,12 +11,12 @@ pub struct Calling {
     secret: Secret,
     service: Service,
     ours: Hello,
-    message: Message,
-    stage: Stage,
+    message: AuthMessage,
+    stage: CallStage,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Stage {
+enum CallStage {
     SayHello,
     AwaitHello,
     Prove(Hello),
@@ -27,8 +27,8 @@ impl Calling {
     /// Creates a call to a listener that knows `secret`. The nonce must be random.
     pub fn new(secret: Secret, service: Service, nonce: Nonce) -> Self {
         let ours = Hello::new(service, nonce);
-        let message = Message::out(ours.to_bytes());
-        Calling { secret, service, ours, message, stage: Stage::SayHello }
+        let message = AuthMessage::out(ours.to_bytes());
+        Calling { secret, service, ours, message, stage: CallStage::SayHello }
     }
 
     /// Goes on as far as possible without waiting, over a stream that is connected. After `None`, call
@@ -39,26 +39,28 @@ impl Calling {
     pub fn poll(&mut self, stream: &mut impl Stream) -> Result<Option<Session>, AuthError> {
         loop {
             match self.stage {
-                Stage::SayHello => {
+                CallStage::SayHello => {
                     if !self.message.send(stream)? {
                         return Ok(None);
                     }
-                    (self.stage, self.message) = (Stage::AwaitHello, Message::EMPTY);
+                    (self.stage, self.message) = (CallStage::AwaitHello, AuthMessage::EMPTY);
                 }
-                Stage::AwaitHello => {
+                CallStage::AwaitHello => {
                     let theirs = self.message.recv_hello(stream).map_err(hung_up)?;
                     let Some(theirs) = theirs else { return Ok(None) };
                     theirs.check(self.service)?;
                     let proof = transcript(&self.secret, b"caller", &self.ours, &theirs);
-                    (self.stage, self.message) = (Stage::Prove(theirs), Message::out(proof));
+                    (self.stage, self.message) =
+                        (CallStage::Prove(theirs), AuthMessage::out(proof));
                 }
-                Stage::Prove(theirs) => {
+                CallStage::Prove(theirs) => {
                     if !self.message.send(stream)? {
                         return Ok(None);
                     }
-                    (self.stage, self.message) = (Stage::AwaitProof(theirs), Message::EMPTY);
+                    (self.stage, self.message) =
+                        (CallStage::AwaitProof(theirs), AuthMessage::EMPTY);
                 }
-                Stage::AwaitProof(theirs) => {
+                CallStage::AwaitProof(theirs) => {
                     let proof = self.message.recv(stream).map_err(|error| hung_up(error.into()))?;
                     let Some(proof) = proof else { return Ok(None) };
                     let expected = transcript(&self.secret, b"listener", &self.ours, &theirs);

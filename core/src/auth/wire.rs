@@ -106,20 +106,20 @@ impl Hello {
 
 /// A hello or a proof on its way in or out, resumable at any byte.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Message {
+pub(super) struct AuthMessage {
     bytes: [u8; HELLO_BYTES],
     moved: u8,
 }
 
 assert_eq_size!([u8; HELLO_BYTES], [u8; PROOF_BYTES]);
 
-impl Message {
+impl AuthMessage {
     /// A message to receive.
-    pub(super) const EMPTY: Message = Message::out([0; HELLO_BYTES]);
+    pub(super) const EMPTY: AuthMessage = AuthMessage::out([0; HELLO_BYTES]);
 
     /// Creates a message to send.
     pub(super) const fn out(bytes: [u8; HELLO_BYTES]) -> Self {
-        Message { bytes, moved: 0 }
+        AuthMessage { bytes, moved: 0 }
     }
 
     /// Sends the rest of the message; returns whether all of it is sent.

@@ -1,6 +1,6 @@
 //! Puts the ranks of a communicator in a row, which determines the ring and the trees.
 
-use crate::proxy::{Ring, Tree};
+use crate::topology::{Ring, Tree};
 
 /// A row that contains each rank once, so that neighbours in the row are close to each other.
 ///

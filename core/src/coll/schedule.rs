@@ -9,7 +9,7 @@ mod tree;
 use self::cut::Cut;
 use super::{Algorithm, ONE_SHOT_RANKS_MAX, Operation, Order, Task, TaskError};
 use crate::math::STEPS;
-use crate::proxy::{Direction, Ring, Tree};
+use crate::topology::{Direction, Ring, Tree};
 
 /// Number of chunks by which a rank sends ahead of the chunks that come back. The number is large
 /// enough to keep both directions busy, and smaller than the number of a link's slots.

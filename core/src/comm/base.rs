@@ -8,10 +8,10 @@
 use super::Request;
 use super::notice::NoticeReader;
 use super::route::Route;
-use crate::conn::{Exchange, Parts, Settings, Stream, StreamError, Verbs};
+use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs};
 use crate::error::{CompletionError, Ends, Error, Report};
 use crate::nic::{Nic, NicError, PollError, Wc, WcStatus};
-use crate::request::Ring;
+use crate::request::RequestRing;
 
 /// The largest number of completions taken in one poll.
 const POLL_BATCH: usize = 32;
@@ -63,7 +63,7 @@ pub(super) enum Settled {
 #[repr(C)]
 pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     /// This field comes first, so that the address of a request needs no addition.
-    pub(super) reqs: Ring<T, REQS>,
+    pub(super) reqs: RequestRing<T, REQS>,
     wcs: [Wc; POLL_BATCH],
     pub(super) gate: Gate,
     /// The error that ended the connection, when the gate is `Closed` or `Failed`.
@@ -80,7 +80,7 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
 }
 
 impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T, REQS> {
-    pub(super) fn new(parts: Parts<N, S>, reqs: Ring<T, REQS>, route: R) -> Self {
+    pub(super) fn new(parts: Parts<N, S>, reqs: RequestRing<T, REQS>, route: R) -> Self {
         let Parts { verbs, stream, ends, pending, .. } = parts;
         Base {
             reqs,
@@ -154,39 +154,46 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
     #[inline(always)]
     pub(super) fn test(&mut self, request: &Request) -> Fast<u32> {
         let entry = self.reqs.at(request.raw());
-        if entry.is_done(request.raw()) {
-            return R::take(entry);
-        }
-        if !entry.is_live(request.raw()) {
-            return Fast::Slow;
+        if !entry.is_pending(request.raw()) {
+            return if entry.is_done(request.raw()) { R::take(entry) } else { Fast::Slow };
         }
         match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {
             Ok(0) => Fast::Pending,
-            polled => self.test_polled(request, polled),
+            Ok(1) => self.test_polled(request),
+            Ok(polled) => self.test_polled_many(request, polled),
+            Err(error) => self.test_poll_failed(error),
         }
     }
 
-    /// Books the completions that a test has polled, and ends the request if it is then done. This code
-    /// is a function of its own so that a test without completions saves few registers.
+    /// Books the one completion that a test has polled, and ends the request if it is then done. This
+    /// code is a function of its own so that a test without completions saves few registers.
     #[inline(never)]
-    fn test_polled(&mut self, request: &Request, polled: Result<u32, PollError>) -> Fast<u32> {
+    fn test_polled(&mut self, request: &Request) -> Fast<u32> {
         let Self { wcs: [wc, ..], reqs, route, .. } = self;
-        if polled != Ok(1) || wc.status != WcStatus::SUCCESS || !R::is_single(wc) {
-            return self.test_polled_slow(request, polled);
+        if wc.status != WcStatus::SUCCESS || !R::is_single(wc) {
+            return self.test_polled_many(request, 1);
         }
         if !route.book(reqs, wc) {
             return self.test_failed();
         }
-        let entry = reqs.at(request.raw());
-        if entry.is_done(request.raw()) { R::take(entry) } else { Fast::Slow }
+        self.take_if_done(request)
     }
 
     #[inline(never)]
-    fn test_polled_slow(&mut self, request: &Request, polled: Result<u32, PollError>) -> Fast<u32> {
-        match polled {
-            Ok(polled) => self.book(polled),
-            Err(error) => self.poll_failed(error),
-        }
+    fn test_polled_many(&mut self, request: &Request, polled: u32) -> Fast<u32> {
+        self.book(polled);
+        self.take_if_done(request)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn test_poll_failed(&mut self, error: PollError) -> Fast<u32> {
+        self.poll_failed(error);
+        Fast::Slow
+    }
+
+    #[inline(always)]
+    fn take_if_done(&mut self, request: &Request) -> Fast<u32> {
         let entry = self.reqs.at(request.raw());
         if entry.is_done(request.raw()) { R::take(entry) } else { Fast::Slow }
     }
@@ -195,7 +202,8 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
     #[cold]
     #[inline(never)]
     fn test_failed(&mut self) -> Fast<u32> {
-        self.completion_failed(0);
+        let [wc, ..] = self.wcs;
+        self.completion_failed(&wc);
         Fast::Slow
     }
 
@@ -206,7 +214,7 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
                 self.reqs.at(token).end();
                 return Settled::Done;
             }
-            if !self.reqs.at(token).is_live(token) {
+            if !self.reqs.at(token).is_pending(token) {
                 return Settled::Unknown;
             }
             if !self.poll() {
@@ -232,24 +240,24 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
     #[inline(always)]
     fn book(&mut self, polled: u32) {
         let Self { wcs, reqs, route, .. } = self;
-        for (i, wc) in wcs.iter().enumerate().take(polled as usize) {
+        for wc in &wcs[..(polled as usize).min(POLL_BATCH)] {
             if wc.status != WcStatus::SUCCESS || !route.book(reqs, wc) {
-                return self.completion_failed(i);
+                let failed = *wc;
+                return self.completion_failed(&failed);
             }
         }
     }
 
-    /// Fails the comm because of completion number `i` of the last poll.
+    /// Fails the comm because of a completion with an error status, or one that no request awaits.
     #[cold]
     #[inline(never)]
-    fn completion_failed(&mut self, i: usize) {
-        let wc = self.wcs[i % POLL_BATCH];
+    fn completion_failed(&mut self, wc: &Wc) {
         let error = if wc.status == WcStatus::SUCCESS {
             Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num }
         } else {
             // A peer that has closed may have reported over the stream that all messages have arrived.
             let _ = self.notice.read(&mut self.stream);
-            let Settings { timeout, retry_cnt, .. } = self.verbs.settings;
+            let CommSettings { timeout, retry_cnt, .. } = self.verbs.settings;
             let port_trouble = self.verbs.port_trouble();
             let (status, qpn, vendor_err) = (wc.status, wc.qp_num, wc.vendor_err);
             let error =

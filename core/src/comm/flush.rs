@@ -8,7 +8,7 @@ use crate::nic::{
     Access, Memory, MemoryKeys, Nic, NicError, PortAttr, QpOptions, SendFlags, SendOpcode, SendWr,
     Sge,
 };
-use crate::request::Ring;
+use crate::request::RequestRing;
 
 /// Received memory to flush.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub enum Flush {
 /// The flushes of a comm.
 pub(super) struct Flushes<N: Nic> {
     reader: Option<Reader<N>>,
-    reqs: Ring<()>,
+    reqs: RequestRing<()>,
 }
 
 /// A queue pair that is connected to itself.
@@ -50,7 +50,7 @@ struct Reader<N: Nic> {
 impl<N: Nic> Flushes<N> {
     pub(super) fn create(verbs: &Verbs<N>) -> Result<Self, Error> {
         let reader = if verbs.settings.flush { Some(Reader::create(verbs)?) } else { None };
-        Ok(Flushes { reader, reqs: Ring::new(verbs.settings.depth().into(), |_| ()) })
+        Ok(Flushes { reader, reqs: RequestRing::new(verbs.settings.depth().into(), |_| ()) })
     }
 
     /// Starts to read one byte of the last buffer that has bytes.
@@ -78,8 +78,8 @@ impl<N: Nic> Flushes<N> {
     }
 
     /// Returns whether `token` names a flush that is not over.
-    pub(super) fn is_live(&mut self, token: u32) -> bool {
-        self.reqs.at(token).is_live(token)
+    pub(super) fn is_pending(&mut self, token: u32) -> bool {
+        self.reqs.at(token).is_pending(token)
     }
 
     /// Ends the flush of `token` if it is done, and returns whether it was.

@@ -80,7 +80,7 @@ impl Group {
 
     /// The first buffer that waits for its message. One buffer always waits while the group is matched.
     #[inline(always)]
-    fn next(&self) -> usize {
+    pub(super) fn next(&self) -> usize {
         self.order[self.waiting % RECVS_MAX] as usize % RECVS_MAX
     }
 
@@ -157,6 +157,7 @@ impl Group {
     }
 
     /// The index where the group begins, in `order` and in `wrs`.
+    #[inline(always)]
     fn start(&self) -> usize {
         END - self.nreqs.min(END)
     }

@@ -3,6 +3,8 @@
 mod buf;
 mod settle;
 
+use core::hint::cold_path;
+
 use buf::slot;
 
 use super::base::{Base, Failed, Fast, Gate};
@@ -14,20 +16,13 @@ use super::{Flush, FlushBuf, Request, notice};
 use crate::conn::{Parts, Stream, Verbs, Wire, is_ready};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{LEN_MAX, RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES};
-use crate::nic::{Memory, Nic, NumSge, RecvWr, SendFlags, SendList, SendWr, Sge};
-use crate::request::{ROWS, Ring};
+use crate::nic::{Memory, Nic, NicError, NumSge, RecvWr, SendFlags, SendList, SendWr, Sge};
+use crate::request::{ROWS, RequestRing};
 
 pub use buf::RecvBuf;
 
 /// The number of granted keys that a comm remembers.
 const GRANTED: usize = 8;
-
-/// Whether a peer may already wait for a row of slots.
-#[derive(Clone, Copy)]
-enum Await {
-    Now,
-    Later,
-}
 
 /// The receiving end of a connection.
 pub struct RecvComm<N: Nic, S> {
@@ -80,7 +75,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             let slots = SendList::new([slots_wr]);
             Receiving { slots, events, imm: 0, sizes: [0; RECVS_MAX] }
         };
-        let mut rows = Ring::new(depth, receiving);
+        let mut rows = RequestRing::new(depth, receiving);
         // One write in each turn of the ring asks for a completion, because otherwise the send queue
         // never drains. The request of row 0 awaits that completion too.
         let Receiving { slots, events, .. } = &mut rows.at(0).value;
@@ -112,13 +107,16 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let [buf] = bufs else {
             return self.irecv_slow(bufs).map_err(|failed| self.base.error(failed));
         };
-        self.irecv_one(buf, Await::Now)
+        self.irecv_one(buf, Self::post)
     }
 
     /// The fast path of [`RecvComm::irecv`], for one buffer.
+    ///
+    /// `started` gets the request before the work requests are posted; see
+    /// [`SendComm::isend_fast`](super::SendComm::isend_fast).
     #[inline(always)]
-    pub fn irecv_fast(&mut self, buf: &RecvBuf) -> Fast<Request> {
-        self.irecv_single(buf, Await::Now)
+    pub fn irecv_fast(&mut self, buf: &RecvBuf, started: impl FnOnce(Request)) -> Fast<()> {
+        self.irecv_single(buf, started, Self::post)
     }
 
     /// Posts a receive of one buffer ahead of need: no send waits for this buffer yet, since other
@@ -128,15 +126,20 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// # Errors
     /// This call fails with the same errors as [`RecvComm::irecv`].
     pub fn irecv_ahead(&mut self, buf: &RecvBuf) -> Result<Option<Request>, Error> {
-        self.irecv_one(buf, Await::Later)
+        self.irecv_one(buf, Self::post_ahead)
     }
 
     /// Posts a receive of one buffer by the fast path, or else by the slow path.
     #[inline(always)]
-    fn irecv_one(&mut self, buf: &RecvBuf, awaited: Await) -> Result<Option<Request>, Error> {
-        match self.irecv_single(buf, awaited) {
-            Fast::Done(_) if self.base.gate == Gate::Failed => Err(self.base.error(Failed)),
-            Fast::Done(request) => Ok(Some(request)),
+    fn irecv_one(
+        &mut self,
+        buf: &RecvBuf,
+        post: impl FnOnce(&mut Self),
+    ) -> Result<Option<Request>, Error> {
+        let mut started = None;
+        match self.irecv_single(buf, |request| started = Some(request), post) {
+            Fast::Done(()) if self.base.gate == Gate::Failed => Err(self.base.error(Failed)),
+            Fast::Done(()) => Ok(started),
             _ => {
                 let posted = self.irecv_slow(core::slice::from_ref(buf));
                 posted.map_err(|failed| self.base.error(failed))
@@ -251,8 +254,17 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// Posts a receive of one buffer.
     #[inline(always)]
-    fn irecv_single(&mut self, buf: &RecvBuf, awaited: Await) -> Fast<Request> {
-        if self.base.gate != Gate::Open || !buf.is_sound() {
+    fn irecv_single(
+        &mut self,
+        buf: &RecvBuf,
+        started: impl FnOnce(Request),
+        post: impl FnOnce(&mut Self),
+    ) -> Fast<()> {
+        if self.base.gate != Gate::Open {
+            cold_path();
+            return Fast::Slow;
+        }
+        if !buf.is_sound() {
             return Fast::Slow;
         }
         let Base { reqs, verbs, .. } = &mut self.base;
@@ -264,9 +276,10 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         entry.value.sizes[0] = buf.len;
         entry.arm(request.raw(), entry.value.events);
         self.recv_wr.wr_id = request.row() as u64;
+        started(request);
         // If posting fails, the test of the request fails too.
-        let _ = self.post(awaited);
-        Fast::Done(request)
+        post(self);
+        Fast::Done(())
     }
 
     /// The slow path of [`RecvComm::irecv`].
@@ -289,7 +302,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let row = Row::of(verbs.control.words(), request.row() as u8);
         let Some(row) = row else { return Ok(None) };
         let Receiving { slots, events, sizes, .. } = &mut entry.value;
-        let (events, nreqs) = (*events, bufs.len());
+        let (events, nreqs, idx) = (*events, bufs.len(), self.idx);
         // An absent buffer takes any size.
         *sizes = [u32::MAX; RECVS_MAX];
         for ((r, buf), size) in bufs.iter().enumerate().zip(sizes) {
@@ -298,7 +311,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             }
             *size = buf.len;
             grant(verbs, &mut self.granted, buf.rkey);
-            row.store(r, &slot(buf, nreqs as u32, self.idx));
+            row.store(r, &slot(buf, nreqs as u32, idx));
         }
         let wr_id = request.row() as u64 | (nreqs as u64 - 1) << 32;
         if verbs.settings.use_inline && nreqs > 1 {
@@ -308,42 +321,56 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         set_slots(slots, wr_id, nreqs);
         self.recv_wr.wr_id = wr_id;
         entry.arm(request.raw(), events);
-        self.post(Await::Now)?;
-        Ok(Some(request))
+        self.post();
+        if self.base.gate == Gate::Failed { Err(Failed) } else { Ok(Some(request)) }
     }
 
     /// Posts a receive on each queue pair, then the row of slots on the first. Takes the next
-    /// request, which is armed.
+    /// request, which is armed. If the NIC refuses a work request, the comm fails.
     #[inline(never)]
-    fn post(&mut self, awaited: Await) -> Result<(), Failed> {
+    fn post(&mut self) {
+        self.post_row(|nic, qp, slots| nic.post_list(qp, slots, 0));
+    }
+
+    /// Posts as [`RecvComm::post`] does, for a row that no send waits for yet.
+    #[inline(never)]
+    fn post_ahead(&mut self) {
+        self.post_row(|nic, qp, slots| nic.post_list_ahead(qp, slots, 0));
+    }
+
+    #[inline(always)]
+    fn post_row(
+        &mut self,
+        post_slots: impl FnOnce(&N, &N::Qp, &mut SendList<1>) -> Result<(), NicError>,
+    ) {
         let Self { base: Base { verbs, .. }, recv_wr, .. } = self;
         if let Err(error) = verbs.nic.post_empty_recv(&verbs.qp, recv_wr) {
-            return Err(self.base.nic_failed(error));
+            self.base.nic_failed(error);
+            return;
         }
-        if !verbs.other_qps.is_empty() {
-            self.post_on_others()?;
+        if !verbs.other_qps.is_empty() && self.post_on_others().is_err() {
+            return;
         }
         let Self { base: Base { reqs, verbs, .. }, .. } = self;
         let Receiving { slots, .. } = &mut reqs.at(reqs.next().raw()).value;
-        let posted = match awaited {
-            Await::Now => verbs.nic.post_list(&verbs.qp, slots, 0),
-            Await::Later => verbs.nic.post_list_ahead(&verbs.qp, slots, 0),
-        };
-        if let Err(error) = posted {
-            return Err(self.base.nic_failed(error));
+        if let Err(error) = post_slots(&verbs.nic, &verbs.qp, slots) {
+            self.base.nic_failed(error);
+            return;
         }
         reqs.advance();
         self.idx += 1;
-        Ok(())
     }
 
     /// Posts the receive on all queue pairs but the first.
     #[inline(never)]
     fn post_on_others(&mut self) -> Result<(), Failed> {
         let Self { base: Base { verbs, .. }, recv_wr, .. } = self;
-        let mut qps = verbs.other_qps.iter();
-        qps.try_for_each(|qp| verbs.nic.post_empty_recv(qp, recv_wr))
-            .map_err(|error| self.base.nic_failed(error))
+        for qp in &verbs.other_qps {
+            if let Err(error) = verbs.nic.post_empty_recv(qp, recv_wr) {
+                return Err(self.base.nic_failed(error));
+            }
+        }
+        Ok(())
     }
 
     /// Refuses a receive because of one of its buffers.

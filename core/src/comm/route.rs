@@ -6,7 +6,7 @@ use super::base::Fast;
 use super::flush::Flushes;
 use super::sizes::Sizes;
 use crate::nic::{Nic, SendList, Wc, WcOpcode};
-use crate::request::{Entry, MESSAGES, ROWS, Ring};
+use crate::request::{Entry, MESSAGES, ROWS, RequestRing};
 
 /// Books the completions of one kind of comm.
 pub(super) trait Route<T, const N: usize> {
@@ -16,7 +16,7 @@ pub(super) trait Route<T, const N: usize> {
     /// Whether a completion ends no other request than its own.
     fn is_single(wc: &Wc) -> bool;
     /// Books a completion that succeeded; `false` if no request awaits it.
-    fn book(&mut self, reqs: &mut Ring<T, N>, wc: &Wc) -> bool;
+    fn book(&mut self, reqs: &mut RequestRing<T, N>, wc: &Wc) -> bool;
 }
 
 /// The data beside the request of a sent message.
@@ -80,7 +80,7 @@ impl Route<Sending, MESSAGES> for Sent {
     }
 
     #[inline(always)]
-    fn book(&mut self, reqs: &mut Ring<Sending, MESSAGES>, wc: &Wc) -> bool {
+    fn book(&mut self, reqs: &mut RequestRing<Sending, MESSAGES>, wc: &Wc) -> bool {
         let is_awaited = reqs.at(wc.wr_id as u32).book();
         if wc.wr_id & GROUP != 0 {
             self.book_group(reqs, wc.wr_id);
@@ -92,7 +92,7 @@ impl Route<Sending, MESSAGES> for Sent {
 impl Sent {
     /// Ends the other messages of a group once the group's last completion is booked.
     #[inline(never)]
-    fn book_group(&mut self, reqs: &mut Ring<Sending, MESSAGES>, wr_id: u64) {
+    fn book_group(&mut self, reqs: &mut RequestRing<Sending, MESSAGES>, wr_id: u64) {
         let [first, others @ ..] = reqs.row(wr_id as u32);
         if first.is_complete() {
             let nreqs = 1 + u64::from((wr_id >> 32) as u8);
@@ -122,7 +122,7 @@ impl<N: Nic> Route<Receiving, ROWS> for Flushes<N> {
     /// Each queue pair brings the same immediate: the whole size of a single message, not the share
     /// of that queue pair.
     #[inline(always)]
-    fn book(&mut self, reqs: &mut Ring<Receiving, ROWS>, wc: &Wc) -> bool {
+    fn book(&mut self, reqs: &mut RequestRing<Receiving, ROWS>, wc: &Wc) -> bool {
         match wc.opcode {
             WcOpcode::RECV_RDMA_WITH_IMM => {
                 let entry = reqs.at(wc.wr_id as u32);

@@ -15,7 +15,7 @@ use crate::conn::{Parts, Stream, start_with_acceptor};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{LEN_MAX, RECVS_MAX, Room, Row, SlotWords};
 use crate::nic::{Memory, Nic, NumSge, SendList, SendWr, Sge};
-use crate::request::{MESSAGES, Ring};
+use crate::request::{MESSAGES, RequestRing};
 
 /// Memory to send from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let depth = parts.peer.as_ref().map_or(offered, |peer| usize::from(peer.fifo_depth));
         let sizes = parts.peer.as_ref().and_then(|peer| peer.sizes);
         let target = Target::new(&parts.verbs, sizes);
-        let reqs = Ring::new(depth * RECVS_MAX, |_| Sending { len: 0 });
+        let reqs = RequestRing::new(depth * RECVS_MAX, |_| Sending { len: 0 });
         let base = Base::new(parts, reqs, Sent { grouped: 0 });
         SendComm {
             base,
@@ -79,9 +79,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// usable. Any connection error is final: every later call returns the same error.
     #[inline(always)]
     pub fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
-        match self.isend_fast(buf, tag) {
-            Fast::Done(_) if self.base.gate == Gate::Failed => Err(self.base.error(Failed)),
-            Fast::Done(request) => Ok(Some(request)),
+        let mut started = None;
+        match self.isend_fast(buf, tag, |request| started = Some(request)) {
+            Fast::Done(()) if self.base.gate == Gate::Failed => Err(self.base.error(Failed)),
+            Fast::Done(()) => Ok(started),
             Fast::Pending => Ok(None),
             Fast::Slow => self.isend_slow(buf, tag).map_err(|failed| self.base.error(failed)),
         }
@@ -200,11 +201,18 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.row = self.row.wrapping_add(1) & self.row_mask;
     }
 
-    /// The fast path of [`SendComm::isend`]. The fast path sends a message of a group that has begun.
-    /// The fast path also sends a message whose row has one slot, if the first queue pair carries the
-    /// message in one work request.
+    /// The fast path of [`SendComm::isend`], for a message whose row has one slot, if the first queue
+    /// pair carries the message in one work request.
+    ///
+    /// `started` gets the request before the work request is posted. So a caller keeps no registers over
+    /// the post, which saves 6 instructions.
     #[inline(always)]
-    pub fn isend_fast(&mut self, buf: &SendBuf, tag: u32) -> Fast<Request> {
+    pub fn isend_fast(
+        &mut self,
+        buf: &SendBuf,
+        tag: u32,
+        started: impl FnOnce(Request),
+    ) -> Fast<()> {
         if self.base.gate != Gate::Open {
             return Fast::Slow;
         }
@@ -226,14 +234,26 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         wr.set_remote(room.addr, room.rkey);
         wr.set_sge(Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey });
         wr.set_imm(buf.len);
+        started(request);
         // If posting fails, the test of the request fails too.
-        let _ = self.post_whole();
-        Fast::Done(request)
+        self.post_whole();
+        Fast::Done(())
     }
 
-    /// The slow path of [`SendComm::isend`].
+    /// The slow path of [`SendComm::isend`]. Most such messages belong to a group.
     #[inline(never)]
     fn isend_slow(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
+        let mut started = None;
+        match self.isend_grouped_fast(buf, tag, |request| started = Some(request)) {
+            Fast::Done(()) if self.base.gate == Gate::Failed => Err(Failed),
+            Fast::Done(()) => Ok(started),
+            _ => self.isend_any(buf, tag),
+        }
+    }
+
+    /// Sends a message that no fast path can send.
+    #[inline(never)]
+    fn isend_any(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Failed> {
         if self.base.gate == Gate::Group {
             return self.send_in_group(buf, tag);
         }
@@ -291,16 +311,16 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Posts the message of its own that is laid out, and takes its row: all of it on the first
     /// queue pair, nothing on the others.
     #[inline(never)]
-    fn post_whole(&mut self) -> Result<(), Failed> {
+    fn post_whole(&mut self) {
         let Self { base: Base { verbs, .. }, wr, .. } = self;
         if let Err(error) = verbs.nic.post_list(&verbs.qp, wr, 0) {
-            return Err(self.base.nic_failed(error));
+            self.base.nic_failed(error);
+            return;
         }
-        if !verbs.other_qps.is_empty() {
-            self.post_on_others()?;
+        if !verbs.other_qps.is_empty() && self.post_on_others().is_err() {
+            return;
         }
         self.advance();
-        Ok(())
     }
 
     /// Posts the end of the message on all queue pairs but the first.
@@ -311,9 +331,12 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let mut end = tail.wr(0);
         end.set_id(wr.wr_id);
         end.set_imm(wr.imm_data);
-        let mut qps = verbs.other_qps.iter();
-        qps.try_for_each(|qp| verbs.nic.post_list(qp, tail, 0))
-            .map_err(|error| self.base.nic_failed(error))
+        for qp in &verbs.other_qps {
+            if let Err(error) = verbs.nic.post_list(qp, tail, 0) {
+                return Err(self.base.nic_failed(error));
+            }
+        }
+        Ok(())
     }
 
     /// Continues at the start of the ring of requests, if `next` has reached the ring's end.

@@ -1,10 +1,11 @@
 //! The accepting end: from a TCP stream to a [`RecvComm`] (`net_ib.cc ncclIbAccept`).
 
 use super::attempt::{Attempt, GONE};
-use super::link::{Exchange, Peer};
+use super::link::Peer;
+use super::ready::is_ready;
 use super::stage::{Side, Stage};
 use super::wire::{Preface, QpInfo, READY};
-use super::{Settings, Stream, Wire};
+use super::{CommSettings, Stream, Wire};
 use crate::auth::Session;
 use crate::comm::{RecvComm, control_bytes};
 use crate::error::{Error, Report};
@@ -26,7 +27,7 @@ impl<N: Nic, S: Stream> Acceptor<N, S> {
         pd: N::Pd,
         stream: S,
         session: Session,
-        settings: Settings,
+        settings: CommSettings,
         now_ns: u64,
     ) -> Self {
         Acceptor(Attempt::new(Side::Acceptor, nic, pd, stream, session, settings, now_ns))
@@ -119,13 +120,4 @@ fn start_with_connector<N: Nic, S: Stream>(
     peer.note(&mut at.ends);
     at.peer = Some(peer);
     Ok(())
-}
-
-/// Returns whether the connector's ready word has arrived (`net_ib.cc ncclRecvCheck`).
-pub(crate) fn is_ready(stream: &mut impl Stream, exchange: &mut Exchange) -> Result<bool, Error> {
-    match exchange.recv(stream, Stage::PendingReady)? {
-        None => Ok(false),
-        Some(word) if word == READY => Ok(true),
-        Some(word) => Err(Error::Ready(core::array::from_fn(|i| word[i]))),
-    }
 }

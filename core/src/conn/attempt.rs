@@ -2,7 +2,7 @@
 
 use super::link::{Exchange, Peer, Verbs, udp_port};
 use super::stage::{Side, Stage};
-use super::{Settings, Stream, StreamError};
+use super::{CommSettings, Stream, StreamError};
 use crate::auth::Session;
 use crate::error::{Ends, Error};
 use crate::nic::{Nic, PortAttr};
@@ -23,7 +23,7 @@ pub(super) struct Attempt<N: Nic, S> {
     pub(super) stage: Stage,
     failed: Option<Error>,
     deadline_ns: u64,
-    pub(super) settings: Settings,
+    pub(super) settings: CommSettings,
     pub(super) session: Session,
     pub(super) ends: Ends,
     pub(super) exchange: Exchange,
@@ -42,7 +42,7 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
         pd: N::Pd,
         stream: S,
         session: Session,
-        settings: Settings,
+        settings: CommSettings,
         now_ns: u64,
     ) -> Self {
         Attempt {

@@ -1,13 +1,13 @@
 //! The connecting end: from a TCP stream to a [`SendComm`] (`net_ib.cc ncclIbConnect`).
 
 use super::attempt::{Attempt, GONE};
-use super::link::{Exchange, Peer, Verbs};
+use super::ready::start_with_acceptor;
 use super::stage::{Side, Stage};
-use super::wire::{PrefaceError, QpInfo, READY};
-use super::{Settings, Stream, Wire};
+use super::wire::QpInfo;
+use super::{CommSettings, Stream, Wire};
 use crate::auth::{Calling, Session};
 use crate::comm::{SendComm, control_bytes};
-use crate::error::{Ends, Error, Report};
+use crate::error::{Error, Report};
 use crate::nic::Nic;
 
 /// Becomes a [`SendComm`]: call [`Connector::poll`] until it returns the comm or an error.
@@ -26,7 +26,7 @@ impl<N: Nic, S: Stream> Connector<N, S> {
         pd: N::Pd,
         stream: S,
         calling: Option<Calling>,
-        settings: Settings,
+        settings: CommSettings,
         now_ns: u64,
     ) -> Self {
         let session = Session::UNKNOWN_PEER;
@@ -121,35 +121,4 @@ fn lay_out_info<N: Nic, S: Stream>(at: &mut Attempt<N, S>) -> Result<(), Error> 
     let preface = verbs.preface(depth);
     at.exchange.put_message(&preface, &info);
     Ok(())
-}
-
-/// Starts the queue pairs and lays out the ready word, once the acceptor's message has arrived. Returns
-/// `None` before.
-pub(crate) fn start_with_acceptor<N: Nic>(
-    stream: &mut impl Stream,
-    exchange: &mut Exchange,
-    verbs: &mut Verbs<N>,
-    ends: &mut Ends,
-) -> Result<Option<Peer>, Error> {
-    let qps = usize::from(verbs.qp_count());
-    let message = exchange.recv_message(stream, Stage::Connecting, qps, false)?;
-    let Some((preface, mut info)) = message else { return Ok(None) };
-    if let Some(preface) = &preface {
-        if usize::from(preface.qp_count) > qps {
-            return Err(Error::Preface(PrefaceError::QpCount(preface.qp_count)));
-        }
-        verbs.keep_qps(preface.qp_count);
-        if preface.fifo_depth > verbs.settings.depth() {
-            return Err(Error::Preface(PrefaceError::FifoDepth(preface.fifo_depth)));
-        }
-        if preface.sizes_addr == 0 || preface.sizes_rkey == 0 {
-            return Err(Error::Preface(PrefaceError::Sizes(preface.sizes_addr)));
-        }
-    }
-    info.mtu = info.mtu.min(verbs.port.active_mtu);
-    let peer = Peer::new(info, preface, &verbs.preface(verbs.settings.depth()));
-    peer.note(ends);
-    verbs.start(&peer)?;
-    exchange.put(&READY);
-    Ok(Some(peer))
 }

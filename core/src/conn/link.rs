@@ -8,7 +8,7 @@ use super::wire::{
     DeviceName, MESSAGE_BYTES_MAX, PREFACE_BYTES, Preface, PrefaceBytes, PrefaceError,
     QP_INFO_BYTES, QpInfo, QpInfoBytes,
 };
-use super::{PacketAuth, QPS_MAX, Settings, Stream, StreamError, Wire};
+use super::{CommSettings, PacketAuth, QPS_MAX, Stream, StreamError, Wire};
 use crate::auth::{Hello, Session};
 use crate::error::{Ends, Error};
 use crate::fifo::{DEPTH_NCCL_2_14, SLOT_BYTES};
@@ -34,7 +34,7 @@ pub(crate) struct Verbs<N: Nic> {
     shared_pd: N::Pd,
     pub(crate) nic: N,
     pub(crate) port: PortAttr,
-    pub(crate) settings: Settings,
+    pub(crate) settings: CommSettings,
     side: Side,
     session: Session,
 }
@@ -46,7 +46,7 @@ impl<N: Nic> Verbs<N> {
         nic: N,
         shared_pd: N::Pd,
         (side, session): (Side, Session),
-        settings: Settings,
+        settings: CommSettings,
         qps: usize,
         control_bytes: usize,
     ) -> Result<Self, NicError> {
@@ -279,7 +279,7 @@ fn create_qp<N: Nic>(
     pd: &N::Pd,
     cq: &N::Cq,
     port: &PortAttr,
-    settings: &Settings,
+    settings: &CommSettings,
     access: Access,
 ) -> Result<N::Qp, NicError> {
     let depth = u32::from(settings.depth());

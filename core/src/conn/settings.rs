@@ -36,7 +36,7 @@ pub enum PacketAuth {
 
 /// Settings of a connection; the defaults are those of NCCL's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct CommSettings {
     /// The protocol of the connection.
     pub wire: Wire,
     /// Number of FIFO rows and requests, a power of two up to 256. The smaller number of both ends
@@ -80,9 +80,9 @@ pub struct Settings {
     pub key: Option<Secret>,
 }
 
-impl Default for Settings {
+impl Default for CommSettings {
     fn default() -> Self {
-        Settings {
+        CommSettings {
             wire: Wire::Invar,
             fifo_depth: DEPTH_MAX as u16,
             qps: 1,
@@ -105,7 +105,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl CommSettings {
     /// The number of FIFO rows that this end offers.
     pub(crate) fn depth(&self) -> u16 {
         match self.wire {

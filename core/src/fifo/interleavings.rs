@@ -19,9 +19,9 @@ impl Word for AtomicU64 {
 }
 
 /// A slot whose fields all depend on the number of its receive.
-fn slot(idx: u64) -> Slot {
+fn slot(idx: u64) -> FifoSlot {
     let n = idx as u32;
-    Slot { addr: 100 + idx, size: 200 + n as i32, rkey: 300 + n, nreqs: 1, tag: 400 + n, idx }
+    FifoSlot { addr: 100 + idx, size: 200 + n as i32, rkey: 300 + n, nreqs: 1, tag: 400 + n, idx }
 }
 
 /// The writer stands for the receiver, whose NIC writes the last word of a slot last. The writer reuses
@@ -49,7 +49,7 @@ fn a_slot_that_is_there_is_there_as_a_whole() {
                     None => thread::yield_now(),
                 }
             };
-            let Slot { addr, size, rkey, nreqs, tag, .. } = slot(idx);
+            let FifoSlot { addr, size, rkey, nreqs, tag, .. } = slot(idx);
             assert_eq!(seen.room(), Room { addr, size, rkey });
             assert_eq!(seen.nreqs_tag(), (nreqs, tag));
             assert!(seen.is_single(tag));

@@ -5,12 +5,12 @@ use std::vec::Vec;
 
 use super::*;
 
-type Cache = MrCache<u32, Vec<Slot<u32>>>;
+type Cache = MrCache<u32, Vec<MrSlot<u32>>>;
 
 const RW: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 
-fn slots(count: usize) -> Vec<Slot<u32>> {
-    (0..count).map(|_| Slot::default()).collect()
+fn slots(count: usize) -> Vec<MrSlot<u32>> {
+    (0..count).map(|_| MrSlot::default()).collect()
 }
 
 fn cache(count: usize) -> Cache {
@@ -122,7 +122,7 @@ fn ten_thousand_registrations_are_spread_over_the_buckets() {
             };
             let _ = cache.insert(pages, 0).unwrap();
         }
-        let length = |slot: &Slot<u32>| {
+        let length = |slot: &MrSlot<u32>| {
             let next = |index: &u32| cache.slots.get(*index as usize).map(|slot| slot.next);
             core::iter::successors(Some(slot.bucket), next).filter(|at| *at != NIL).count()
         };

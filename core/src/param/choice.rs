@@ -75,6 +75,8 @@ choice! {
         Socket = "socket",
         /// The software RoCEv2 NIC.
         Soft = "soft",
+        /// A NIC that the program brings.
+        Custom = "custom",
     }
 }
 

@@ -37,13 +37,13 @@ pub struct Pool<T, B> {
 
 /// An element of a [`Pool`]'s banks.
 #[derive(Debug, Default)]
-pub struct Slot<T> {
+pub struct BankSlot<T> {
     value: T,
     taken: bool,
     next_free: Option<u32>,
 }
 
-impl<T, B: Banks<Slot<T>>> Pool<T, B> {
+impl<T, B: Banks<BankSlot<T>>> Pool<T, B> {
     /// Creates a pool in `banks`, which must hold default values.
     pub fn new(banks: B) -> Self {
         Pool { banks, touched: 0, free: None, element: core::marker::PhantomData }

@@ -14,11 +14,12 @@ mod progress;
 mod transport;
 
 pub use append::AppendError;
-pub use args::{Args, SUBS_MAX, Stage, Sub};
-pub use transport::{Event, Probe, ProgressError, Step, Transport};
+pub use args::{Args, OpStage, SUBS_MAX, Sub};
+pub use transport::{Event, Probe, ProgressError, ProxySlice, Transport};
 
-use super::{Banks, ConnectionId, Direction, Pool, Slot};
+use super::{BankSlot, Banks, ConnectionId, Pool};
 use crate::fifo::RECVS_MAX;
+use crate::topology::Direction;
 
 /// The state that the engine keeps for one connection.
 #[derive(Clone, Debug)]
@@ -107,7 +108,7 @@ pub struct Engine<A, C> {
     active: Option<(u32, u32)>,
 }
 
-impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
+impl<A: Banks<BankSlot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
     /// Creates an engine without connections and operations.
     pub fn new(args: A, connections: C) -> Self {
         Engine { args: Pool::new(args), connections, active: None }

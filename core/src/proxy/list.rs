@@ -6,36 +6,8 @@
 //! is killed at any point therefore leaves the list whole. No process takes out a single cell, so a
 //! head that has changed and changed back does no harm (there is no ABA problem).
 
-#[cfg(not(all(loom, test)))]
-pub(super) use core::sync::atomic::{AtomicU32, Ordering};
-#[cfg(all(loom, test))]
-pub(super) use loom::sync::atomic::{AtomicU32, Ordering};
-
 use super::Cell;
-
-/// The index of a cell, or the end of a list. Zero means the end, so zeroed memory is an empty list.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Link(u32);
-
-impl Link {
-    pub(super) const END: Link = Link(0);
-
-    pub(super) const fn to(index: u32) -> Self {
-        Link(index + 1)
-    }
-
-    pub(super) const fn index(self) -> Option<u32> {
-        self.0.checked_sub(1)
-    }
-
-    pub(super) const fn word(self) -> u32 {
-        self.0
-    }
-
-    pub(super) const fn from_word(word: u32) -> Self {
-        Link(word)
-    }
-}
+use super::link::{AtomicU32, Link, Ordering};
 
 /// The head of the list is closed, so the list takes in no more cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

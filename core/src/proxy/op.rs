@@ -1,6 +1,6 @@
 //! An operation, and the cell of shared memory that holds it.
 
-use super::list::{AtomicU32, Link, Ordering};
+use super::link::{AtomicU32, Link, Ordering};
 use super::{BANK_LEN, Pattern};
 use crate::math::{Protocol, STEPS};
 

@@ -1,18 +1,9 @@
 //! Patterns say how data travels between ranks, and with which peers a rank needs a proxy.
 
-/// Most children of a rank in a tree (`NCCL_MAX_TREE_ARITY`).
-pub const TREE_ARITY_MAX: usize = 3;
+use crate::topology::{Direction, Ring, TREE_ARITY_MAX, Tree};
+
 /// Most legs of a pattern, reached by going up and down a tree.
 pub const LEGS_MAX: usize = 2 * (TREE_ARITY_MAX + 1);
-
-/// Direction in which data goes over a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// From this rank to the peer.
-    Send,
-    /// From the peer to this rank.
-    Recv,
-}
 
 /// A pattern by which data travels between ranks (`ncclPattern_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,24 +48,6 @@ impl Pattern {
         Pattern::Send,
         Pattern::Recv,
     ];
-}
-
-/// A rank's neighbours on a ring.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ring {
-    /// The rank that data comes from.
-    pub prev: u32,
-    /// The rank that data goes to.
-    pub next: u32,
-}
-
-/// A rank's neighbours in a tree.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tree {
-    /// The parent's rank; `None` at the root.
-    pub up: Option<u32>,
-    /// The children's ranks.
-    pub down: [Option<u32>; TREE_ARITY_MAX],
 }
 
 /// The peers that a rank's channel connects it with (`ncclChannel`).
@@ -166,8 +139,8 @@ mod tests {
     extern crate std;
     use std::vec::Vec;
 
-    use super::Direction::{Recv, Send};
     use super::*;
+    use crate::topology::Direction::{Recv, Send};
 
     fn legs(channel: &Channel, pattern: Pattern, root: u32) -> Vec<(Direction, u32, u8)> {
         channel.legs(pattern, root).iter().map(|leg| (leg.direction, leg.peer, leg.index)).collect()

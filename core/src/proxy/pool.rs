@@ -16,7 +16,7 @@ mod tests;
 pub use poster::{Appended, PostError, Poster};
 pub use taker::{TakeError, Taken, Taker};
 
-use super::list::Link;
+use super::link::Link;
 use super::{Cell, Head};
 
 /// Number of cells of a rank (`MAX_OPS_PER_PEER`): two rounds of 16 operations on each of 32 channels.

@@ -9,7 +9,7 @@
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::message::{Header, Kind, Message};
+use super::message::{Header, Kind, RendezvousMessage};
 use super::roster::{Refusal, Roster};
 
 /// Identity of a process, unique among all processes.
@@ -54,9 +54,9 @@ pub enum JoinError {
 }
 
 /// Builds a rank's first message, which says that it is `rank` of `nranks`.
-pub fn join(rank: u32, nranks: u32, member: Member) -> Message {
+pub fn join(rank: u32, nranks: u32, member: Member) -> RendezvousMessage {
     let join = Join { rank: U32::new(rank), nranks: U32::new(nranks), member };
-    Message::new(Kind::Join, join.as_bytes())
+    RendezvousMessage::new(Kind::Join, join.as_bytes())
 }
 
 /// Handles the hub's answer to a [`join`] message.

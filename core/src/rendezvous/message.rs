@@ -3,11 +3,14 @@
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::seal::SEALED_BYTES_MAX;
 use crate::inbox::{self, BODY_BYTES_MAX, FrameError, Inbox};
 
 /// Length of the header before a message's body, in bytes.
 pub const HEADER_BYTES: usize = size_of::<HeaderBytes>();
+/// Length of a tag in bytes. The tag is the last part of a body.
+pub const TAG_BYTES: usize = 16;
+/// Maximum length of a body without its tag, in bytes.
+pub const SEALED_BYTES_MAX: usize = BODY_BYTES_MAX - TAG_BYTES;
 /// Stands in place of a rank: no rank, or all ranks.
 pub const NOBODY: u32 = u32::MAX;
 
@@ -117,21 +120,21 @@ impl inbox::Header for Header {
 
 /// A message to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
+pub struct RendezvousMessage {
     /// Header of the message.
     pub header: Header,
     /// Body of the message.
     pub body: heapless::Vec<u8, BODY_BYTES_MAX>,
 }
 
-impl Message {
+impl RendezvousMessage {
     /// Builds a message from the hub or to the hub, about no rank. A body that exceeds
     /// [`SEALED_BYTES_MAX`] is cut.
     pub fn new(kind: Kind, body: &[u8]) -> Self {
         let body = &body[..body.len().min(SEALED_BYTES_MAX)];
         // The body fits, because it was cut.
         let body = heapless::Vec::from_slice(body).unwrap_or_default();
-        Message { header: Header::new(kind, body.len()), body }
+        RendezvousMessage { header: Header::new(kind, body.len()), body }
     }
 }
 

@@ -2,14 +2,8 @@
 
 use hmac_sha256::HMAC;
 
-use super::message::{HEADER_BYTES, Header};
+use super::message::{HEADER_BYTES, Header, TAG_BYTES};
 use crate::auth::{Secret, Session};
-use crate::inbox::BODY_BYTES_MAX;
-
-/// Length of a tag in bytes. The tag is the last part of a body.
-pub const TAG_BYTES: usize = 16;
-/// Maximum length of a body without its tag, in bytes.
-pub const SEALED_BYTES_MAX: usize = BODY_BYTES_MAX - TAG_BYTES;
 
 /// The end of a connection that sends a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +34,8 @@ impl Seal {
         Seal { key, count: 0 }
     }
 
-    /// Returns the header and the tag of the next message, whose body has at most [`SEALED_BYTES_MAX`]
-    /// bytes.
+    /// Returns the header and the tag of the next message, whose body has at most
+    /// [`SEALED_BYTES_MAX`](super::SEALED_BYTES_MAX) bytes.
     pub fn seal(&mut self, header: Header, body: &[u8]) -> ([u8; HEADER_BYTES], [u8; TAG_BYTES]) {
         let header = Header { len: (body.len() + TAG_BYTES) as u32, ..header }.to_bytes();
         let tag = self.tag(&header, body);

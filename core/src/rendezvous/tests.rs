@@ -17,8 +17,8 @@ fn meet(
     let said = join(rank, nranks, Member::default());
     let admitted = admit(said.header, &said.body, roster).map(|(rank, _)| rank);
     let answer = match &admitted {
-        Ok(_) => Message::new(Kind::Welcome, &[]),
-        Err(refusal) => Message::new(Kind::Refused, refusal.to_string().as_bytes()),
+        Ok(_) => RendezvousMessage::new(Kind::Welcome, &[]),
+        Err(refusal) => RendezvousMessage::new(Kind::Refused, refusal.to_string().as_bytes()),
     };
     (admitted, joined(answer.header, &answer.body))
 }

@@ -325,16 +325,16 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
         self.responder.may_wait(since_ns) && self.requester.is_idle()
     }
 
-    /// Returns whether [`Qp::may_wait`] is true and the messages are WRITEs without immediate. Usually
-    /// nobody waits for the acknowledge of such WRITEs, so it need not even leave with the requests
-    /// just sent. One packet takes an adapter less time than two. The acknowledge then leaves behind
-    /// the next requests.
-    pub fn stays(&mut self, since_ns: u64) -> bool {
-        let stays = self.responder.is_silent() && self.may_wait(since_ns);
-        if stays {
+    /// Defers the acknowledge if [`Qp::may_wait`] is true and the messages are WRITEs without immediate.
+    /// Returns whether it is deferred. Usually nobody waits for the acknowledge of such WRITEs, so it
+    /// need not even leave with the requests just sent. One packet takes an adapter less time than two.
+    /// A deferred acknowledge leaves behind the next requests.
+    pub fn defer_ack(&mut self, since_ns: u64) -> bool {
+        let deferred = self.responder.is_silent() && self.may_wait(since_ns);
+        if deferred {
             self.before_ack = 0;
         }
-        stays
+        deferred
     }
 
     fn next_transmit(

@@ -1,20 +1,20 @@
 //! The accepting end of connections. Sockets arrive in any order, for several connections at a time.
 
-use super::connect::{HelloReader, Links, SOCKETS_MAX, Settings};
+use super::connect::{HandshakeSettings, HelloReader, Links, SOCKETS_MAX};
 use super::wire::{HELLO_BYTES, Hello, HelloError};
 use crate::conn::Stream;
 use crate::conn::stage::{Side, Stage};
 use crate::error::{Ends, Error};
 
 /// Maximum number of waiting sockets: enough for 1,024 connections without lanes, and some strangers.
-const GUESTS_MAX: usize = 2304;
+const PENDING_MAX: usize = 2304;
 
 /// Accepted sockets that wait. A socket leaves when all sockets of its connection have arrived and the
 /// connection is answered.
 #[derive(Debug)]
-pub struct Lobby<S> {
-    guests: heapless::Vec<Guest<S>, GUESTS_MAX>,
-    settings: Settings,
+pub struct PendingConnections<S> {
+    sockets: heapless::Vec<PendingSocket<S>, PENDING_MAX>,
+    settings: HandshakeSettings,
 }
 
 /// A socket that leads to no connection, and the reason.
@@ -27,7 +27,7 @@ pub struct Refused {
 }
 
 #[derive(Debug)]
-struct Guest<S> {
+struct PendingSocket<S> {
     stream: S,
     reader: HelloReader,
     hello: Option<Hello>,
@@ -40,30 +40,30 @@ struct Guest<S> {
     deadline_ns: u64,
 }
 
-impl<S: Stream> Lobby<S> {
-    /// Creates a lobby without sockets.
-    pub fn new(settings: Settings) -> Self {
-        Lobby { guests: heapless::Vec::new(), settings }
+impl<S: Stream> PendingConnections<S> {
+    /// Creates an empty set of pending connections.
+    pub fn new(settings: HandshakeSettings) -> Self {
+        PendingConnections { sockets: heapless::Vec::new(), settings }
     }
 
-    /// Returns whether one more socket may enter. If the lobby is full, a socket must have stayed
-    /// silent in a call of [`Lobby::poll`].
+    /// Returns whether one more socket may enter. If there is no room, a socket must have stayed
+    /// silent in a call of [`PendingConnections::poll`].
     pub fn has_room(&self) -> bool {
-        !self.guests.is_full() || self.oldest_silent().is_some()
+        !self.sockets.is_full() || self.oldest_silent().is_some()
     }
 
-    /// Adds an accepted socket. If the lobby is full, the socket that has been silent for longest is
+    /// Adds an accepted socket. If there is no room, the socket that has been silent for longest is
     /// closed. If no socket has been silent, the new socket is closed.
     pub fn enter(&mut self, stream: S, now_ns: u64) {
-        if self.guests.is_full()
+        if self.sockets.is_full()
             && let Some(at) = self.oldest_silent()
         {
-            warn!("{}: {GUESTS_MAX} sockets wait; the oldest stranger gives way", Side::Acceptor);
-            self.refuse(at, self.guests[at].overdue());
+            warn!("{}: {PENDING_MAX} sockets wait; the oldest stranger gives way", Side::Acceptor);
+            self.refuse(at, self.sockets[at].overdue());
         }
         let deadline_ns = now_ns.saturating_add(self.settings.timeout_ns);
         let reader = HelloReader::new();
-        let guest = Guest {
+        let socket = PendingSocket {
             stream,
             reader,
             hello: None,
@@ -72,8 +72,8 @@ impl<S: Stream> Lobby<S> {
             answered: 0,
             deadline_ns,
         };
-        if self.guests.push(guest).is_err() {
-            warn!("{}: {GUESTS_MAX} sockets wait already; one is turned away", Side::Acceptor);
+        if self.sockets.push(socket).is_err() {
+            warn!("{}: {PENDING_MAX} sockets wait already; one is turned away", Side::Acceptor);
         }
     }
 
@@ -81,16 +81,16 @@ impl<S: Stream> Lobby<S> {
     ///
     /// # Errors
     /// A socket failed, sent no valid hello in time, or waited too long for others of its connection.
-    /// The lobby closes it. The lobby also closes the other sockets of that connection, unless the
+    /// This call closes that socket. It also closes the other sockets of the connection, unless the
     /// hello contradicts theirs. Other connections go on.
     #[expect(clippy::result_large_err, reason = "the core has no boxes, and connections are few")]
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<Links<S>>, Refused> {
-        for at in 0..self.guests.len() {
+        for at in 0..self.sockets.len() {
             if let Err(error) = self.listen_to(at, now_ns) {
                 return Err(self.refuse(at, error));
             }
         }
-        for at in 0..self.guests.len() {
+        for at in 0..self.sockets.len() {
             match self.complete(at) {
                 Ok(None) => {}
                 Ok(links) => return Ok(links),
@@ -102,28 +102,28 @@ impl<S: Stream> Lobby<S> {
 
     /// Finds the socket that has waited longest, among those that were read and have not said hello.
     fn oldest_silent(&self) -> Option<usize> {
-        let guests = self.guests.iter().enumerate();
-        let silent = guests.filter(|(_, guest)| guest.was_heard && guest.hello.is_none());
-        silent.min_by_key(|(_, guest)| guest.deadline_ns).map(|(at, _)| at)
+        let sockets = self.sockets.iter().enumerate();
+        let silent = sockets.filter(|(_, socket)| socket.was_heard && socket.hello.is_none());
+        silent.min_by_key(|(_, socket)| socket.deadline_ns).map(|(at, _)| at)
     }
 
     /// Reads the hello of a socket and checks it.
     fn listen_to(&mut self, at: usize, now_ns: u64) -> Result<(), Error> {
-        let guest = &mut self.guests[at];
-        guest.was_heard = true;
-        if guest.hello.is_none() {
-            guest.hello = guest.reader.read(&mut guest.stream, Stage::Recv)?;
-            if let Some(hello) = guest.hello.clone() {
+        let socket = &mut self.sockets[at];
+        socket.was_heard = true;
+        if socket.hello.is_none() {
+            socket.hello = socket.reader.read(&mut socket.stream, Stage::Recv)?;
+            if let Some(hello) = socket.hello.clone() {
                 self.judge(at, &hello)?;
                 self.count(&hello);
             }
         }
-        let guest = &self.guests[at];
-        if now_ns < guest.deadline_ns {
+        let socket = &self.sockets[at];
+        if now_ns < socket.deadline_ns {
             return Ok(());
         }
-        match &guest.hello {
-            None => Err(guest.overdue()),
+        match &socket.hello {
+            None => Err(socket.overdue()),
             Some(hello) => {
                 let came = self.of_session(hello.session).count() as u16;
                 Err(Error::Hello(HelloError::Missing { came, of: hello.sockets }))
@@ -133,8 +133,8 @@ impl<S: Stream> Lobby<S> {
 
     /// Checks that a hello fits the other hellos of its connection.
     fn judge(&self, at: usize, hello: &Hello) -> Result<(), Error> {
-        let others = self.guests.iter().enumerate().filter(|(other, _)| *other != at);
-        for other in others.filter_map(|(_, guest)| guest.hello.as_ref()) {
+        let others = self.sockets.iter().enumerate().filter(|(other, _)| *other != at);
+        for other in others.filter_map(|(_, socket)| socket.hello.as_ref()) {
             if other.session == hello.session {
                 if other.sockets != hello.sockets {
                     return Err(Error::Hello(HelloError::Sockets(hello.sockets)));
@@ -152,27 +152,27 @@ impl<S: Stream> Lobby<S> {
         if self.of_session(hello.session).count() < usize::from(hello.sockets) {
             return;
         }
-        let is_control = |guest: &&mut Guest<S>| {
-            let theirs = guest.hello.as_ref();
+        let is_control = |socket: &&mut PendingSocket<S>| {
+            let theirs = socket.hello.as_ref();
             theirs.is_some_and(|other| other.session == hello.session && other.index == 0)
         };
-        if let Some(control) = self.guests.iter_mut().find(is_control) {
+        if let Some(control) = self.sockets.iter_mut().find(is_control) {
             control.is_whole = true;
         }
     }
 
     /// Answers the connection whose control socket is at index `at`, if all its sockets have arrived.
     fn complete(&mut self, at: usize) -> Result<Option<Links<S>>, Error> {
-        let guest = &self.guests[at];
-        if !guest.is_whole {
+        let socket = &self.sockets[at];
+        if !socket.is_whole {
             return Ok(None);
         }
-        let Some(hello) = guest.hello.clone() else { return Ok(None) };
+        let Some(hello) = socket.hello.clone() else { return Ok(None) };
         let answer = Hello { device: self.settings.device.clone(), ..hello }.to_bytes();
-        let guest = &mut self.guests[at];
+        let socket = &mut self.sockets[at];
         let failed = |error| Error::Stream { stage: Stage::Send, error, got: 0, want: 0 };
-        guest.answered += guest.stream.send(&answer[guest.answered..]).map_err(failed)?;
-        if guest.answered < HELLO_BYTES {
+        socket.answered += socket.stream.send(&answer[socket.answered..]).map_err(failed)?;
+        if socket.answered < HELLO_BYTES {
             return Ok(None);
         }
         let ends = self.ends(at);
@@ -182,13 +182,14 @@ impl<S: Stream> Lobby<S> {
     /// Takes the sockets of a complete connection.
     fn take_out(&mut self, session: u64, ends: Ends) -> Option<Links<S>> {
         let mut sockets = heapless::Vec::<(u16, S), SOCKETS_MAX>::new();
-        let is_of =
-            |guest: &Guest<S>| guest.hello.as_ref().filter(|h| h.session == session).is_some();
-        while let Some(at) = self.guests.iter().position(is_of) {
-            let guest = self.guests.swap_remove(at);
-            let index = guest.hello.map_or(0, |hello| hello.index);
+        let is_of = |socket: &PendingSocket<S>| {
+            socket.hello.as_ref().filter(|h| h.session == session).is_some()
+        };
+        while let Some(at) = self.sockets.iter().position(is_of) {
+            let socket = self.sockets.swap_remove(at);
+            let index = socket.hello.map_or(0, |hello| hello.index);
             // The push succeeds: there are at most as many sockets as indices, and all indices differ.
-            let _ = sockets.push((index, guest.stream));
+            let _ = sockets.push((index, socket.stream));
         }
         sockets.sort_unstable_by_key(|(index, _)| *index);
         Links::gather(sockets.into_iter().map(|(_, stream)| stream), ends)
@@ -197,12 +198,12 @@ impl<S: Stream> Lobby<S> {
     /// Closes a socket and the other sockets of its connection.
     fn refuse(&mut self, at: usize, error: Error) -> Refused {
         let ends = self.ends(at);
-        let guest = self.guests.swap_remove(at);
+        let socket = self.sockets.swap_remove(at);
         // A socket that repeats the hello of another one may be a stranger's, so that connection
         // stays.
         let is_doubtful =
             matches!(error, Error::Hello(HelloError::Index(_) | HelloError::Sockets(_)));
-        if let Some(hello) = guest.hello.filter(|_| !is_doubtful) {
+        if let Some(hello) = socket.hello.filter(|_| !is_doubtful) {
             drop(self.take_out(hello.session, Ends::default()));
         }
         warn!("{}: {}", Side::Acceptor, ends.report(error));
@@ -210,19 +211,19 @@ impl<S: Stream> Lobby<S> {
     }
 
     fn of_session(&self, session: u64) -> impl Iterator<Item = &Hello> {
-        let hellos = self.guests.iter().filter_map(|guest| guest.hello.as_ref());
+        let hellos = self.sockets.iter().filter_map(|socket| socket.hello.as_ref());
         hellos.filter(move |hello| hello.session == session)
     }
 
     fn ends(&self, at: usize) -> Ends {
-        let Guest { stream, hello, .. } = &self.guests[at];
+        let PendingSocket { stream, hello, .. } = &self.sockets[at];
         let peer_device = hello.as_ref().map(|hello| hello.device.clone()).unwrap_or_default();
         let device = self.settings.device.clone();
         Ends { device, peer: stream.peer_addr(), peer_device, ..Ends::default() }
     }
 }
 
-impl<S> Guest<S> {
+impl<S> PendingSocket<S> {
     /// The timeout error for a socket that had its time to say hello.
     fn overdue(&self) -> Error {
         let (got, want) = self.reader.progress();
@@ -277,41 +278,44 @@ mod tests {
         Caller(heapless::Vec::from_slice(&hello.to_bytes()).unwrap())
     }
 
-    fn lobby() -> Lobby<Caller> {
-        Lobby::new(Settings { device: DeviceName::default(), timeout_ns: 1_000_000 })
+    fn pending() -> PendingConnections<Caller> {
+        PendingConnections::new(HandshakeSettings {
+            device: DeviceName::default(),
+            timeout_ns: 1_000_000,
+        })
     }
 
     #[test]
     fn where_strangers_have_all_places_the_oldest_gives_way() {
-        let mut lobby = lobby();
+        let mut pending = pending();
         // A socket that arrives before all others, and whose connection is not complete yet.
-        lobby.enter(rank(1, 0), 0);
-        for now_ns in 1..GUESTS_MAX as u64 {
-            lobby.enter(stranger(), now_ns);
+        pending.enter(rank(1, 0), 0);
+        for now_ns in 1..PENDING_MAX as u64 {
+            pending.enter(stranger(), now_ns);
         }
-        assert!(!lobby.has_room(), "nobody has been listened to");
-        assert!(matches!(lobby.poll(300), Ok(None)));
+        assert!(!pending.has_room(), "nobody has been listened to");
+        assert!(matches!(pending.poll(300), Ok(None)));
         for index in 0..2 {
-            assert!(lobby.has_room());
-            lobby.enter(rank(2, index), 300);
+            assert!(pending.has_room());
+            pending.enter(rank(2, index), 300);
         }
-        assert!(matches!(lobby.poll(300), Ok(Some(_))), "both sockets are there");
-        lobby.enter(rank(1, 1), 300);
-        assert!(matches!(lobby.poll(300), Ok(Some(_))), "who said hello has kept its place");
-        let left: heapless::Vec<u64, GUESTS_MAX> =
-            lobby.guests.iter().map(|guest| guest.deadline_ns - 1_000_000).collect();
+        assert!(matches!(pending.poll(300), Ok(Some(_))), "both sockets are there");
+        pending.enter(rank(1, 1), 300);
+        assert!(matches!(pending.poll(300), Ok(Some(_))), "who said hello has kept its place");
+        let left: heapless::Vec<u64, PENDING_MAX> =
+            pending.sockets.iter().map(|socket| socket.deadline_ns - 1_000_000).collect();
         assert_eq!(left.iter().min(), Some(&3), "1 and 2 had to go");
     }
 
     #[test]
     fn who_has_said_hello_gives_way_to_nobody() {
-        let mut lobby = lobby();
-        for session in 0..GUESTS_MAX as u64 {
-            lobby.enter(rank(session, 0), 0);
+        let mut pending = pending();
+        for session in 0..PENDING_MAX as u64 {
+            pending.enter(rank(session, 0), 0);
         }
-        assert!(matches!(lobby.poll(1), Ok(None)));
-        assert!(!lobby.has_room());
-        lobby.enter(stranger(), 1);
-        assert!(lobby.guests.iter().all(|guest| guest.hello.is_some()));
+        assert!(matches!(pending.poll(1), Ok(None)));
+        assert!(!pending.has_room());
+        pending.enter(stranger(), 1);
+        assert!(pending.sockets.iter().all(|socket| socket.hello.is_some()));
     }
 }

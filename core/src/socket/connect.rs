@@ -13,7 +13,7 @@ pub(super) const SOCKETS_MAX: usize = LANES_MAX + 2;
 
 /// Settings of a new connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct HandshakeSettings {
     /// Name of this end's device.
     pub device: DeviceName,
     /// Time limit for a connect or an accept.
@@ -63,7 +63,7 @@ impl<S: Stream> Connector<S> {
     pub fn new(
         sockets: impl IntoIterator<Item = (S, Option<Calling>)>,
         session: u64,
-        settings: &Settings,
+        settings: &HandshakeSettings,
         now_ns: u64,
     ) -> Self {
         let stage = Stage::Connect;

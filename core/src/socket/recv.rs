@@ -13,7 +13,7 @@ use super::{AHEAD_BYTES, AHEAD_MESSAGES, BUFFERS_MAX, Chunks};
 use crate::comm::Request;
 use crate::error::Error;
 use crate::fifo::{DEPTH_MAX, RECVS_MAX};
-use crate::request::Ring;
+use crate::request::RequestRing;
 use parked::Parked;
 
 /// A quarter of the limits on what a sender may send ahead. When the unannounced buffers reach one of
@@ -52,7 +52,7 @@ pub enum Target {
 
 /// The next action of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum RecvStep {
     /// Skip this many bytes: a frame, or the part of a message that its buffer has no room for.
     Skip(usize),
     /// Move the next bytes, as many as have arrived up to `len`, to `offset` of `to`. Then report them
@@ -127,7 +127,7 @@ enum Main {
 /// Says where arriving bytes belong, and tracks each receive until it is done.
 #[derive(Debug)]
 pub struct Receiver {
-    reqs: Ring<Receiving>,
+    reqs: RequestRing<Receiving>,
     /// Buffers that no message has met.
     buffers: TagQueue<(u8, u8), BUFFERS_MAX>,
     /// Messages that were taken from the socket before their buffers were posted.
@@ -154,7 +154,7 @@ impl Receiver {
     /// Creates the receiver of an open connection with this many lanes.
     pub fn new(lanes: u16) -> Self {
         Receiver {
-            reqs: Ring::new(DEPTH_MAX, |_| Receiving::default()),
+            reqs: RequestRing::new(DEPTH_MAX, |_| Receiving::default()),
             buffers: TagQueue::new(),
             parked: Parked::new(),
             news: Deque::new(),
@@ -218,7 +218,7 @@ impl Receiver {
         if entry.end_if_done(token) {
             return Ok(Some(&entry.value.sizes[..entry.value.nreqs]));
         }
-        if entry.is_live(token) {
+        if entry.is_pending(token) {
             return Ok(None);
         }
         let is_cut_short = entry.is_cut_short(token);
@@ -227,8 +227,7 @@ impl Receiver {
 
     /// Returns whether a receive is under way and not done.
     pub fn is_waiting(&mut self, request: &Request) -> bool {
-        let entry = self.reqs.at(request.raw());
-        entry.is_live(request.raw()) && !entry.is_done(request.raw())
+        self.reqs.at(request.raw()).is_pending(request.raw())
     }
 
     /// Returns the next action for `staged`: the bytes that main has brought and that are neither
@@ -237,7 +236,7 @@ impl Receiver {
     ///
     /// # Errors
     /// A frame is not valid, or a message is longer than its buffer. Either error ends the connection.
-    pub fn next(&mut self, staged: &[u8]) -> Result<Option<Step>, Error> {
+    pub fn next(&mut self, staged: &[u8]) -> Result<Option<RecvStep>, Error> {
         if let Some(error) = self.end {
             return Err(error);
         }
@@ -245,7 +244,7 @@ impl Receiver {
             let to = Target::Buffer { index, member };
             let len = self.reqs.at(index.into()).value.sizes[usize::from(member)];
             self.arrived(to);
-            return Ok(Some(Step::Unpark { place, to, len }));
+            return Ok(Some(RecvStep::Unpark { place, to, len }));
         }
         loop {
             match self.main {
@@ -255,7 +254,7 @@ impl Receiver {
                 }
                 Main::Park { place, len } => {
                     self.main = Main::Message { to: Target::Parked(place), len };
-                    return Ok(Some(Step::Park { place, len }));
+                    return Ok(Some(RecvStep::Park { place, len }));
                 }
                 Main::Message { to, len } if is_long(len, self.lanes) => {
                     self.main = Main::Frame;
@@ -268,14 +267,14 @@ impl Receiver {
                 Main::Message { to, len } => self.main = Main::Payload { to, offset: 0, len },
                 Main::Payload { .. } if staged.is_empty() => return Ok(None),
                 Main::Payload { to, offset, len } => {
-                    return Ok(Some(Step::Place { to, offset, len }));
+                    return Ok(Some(RecvStep::Place { to, offset, len }));
                 }
                 Main::Excess(0) => self.main = Main::Frame,
                 Main::Excess(_) if staged.is_empty() => return Ok(None),
                 Main::Excess(len) => {
                     let skipped = staged.len().min(len as usize);
                     self.main = Main::Excess(len - skipped as u32);
-                    return Ok(Some(Step::Skip(skipped)));
+                    return Ok(Some(RecvStep::Skip(skipped)));
                 }
             }
         }
@@ -410,7 +409,7 @@ impl Receiver {
 
     /// Handles a frame on main. Its message goes to its buffer if one is posted. Without one, it is
     /// parked if other buffers wait. Otherwise it stays in the socket.
-    fn admit(&mut self, bytes: &[u8; FRAME_BYTES]) -> Result<Option<Step>, Error> {
+    fn admit(&mut self, bytes: &[u8; FRAME_BYTES]) -> Result<Option<RecvStep>, Error> {
         let frame = Frame::parse_message(bytes, self.frame_seq).map_err(Error::Frame)?;
         let Frame { len, tag, kind, .. } = frame;
         let to_fit = kind == FrameKind::MessageToFit;
@@ -434,20 +433,20 @@ impl Receiver {
     }
 
     /// Steps from a frame to its message.
-    fn begin(&mut self, message: Main) -> Step {
+    fn begin(&mut self, message: Main) -> RecvStep {
         self.main = message;
         self.frame_seq = self.frame_seq.wrapping_add(1);
-        Step::Skip(FRAME_BYTES)
+        RecvStep::Skip(FRAME_BYTES)
     }
 
     /// Returns the chunks of a message that comes over the lanes.
-    fn spread(&mut self, to: Target, len: u32) -> Step {
+    fn spread(&mut self, to: Target, len: u32) -> RecvStep {
         let chunks = Chunks::new(len, self.lanes, self.next_lane);
         self.next_lane = chunks.lane_after();
         if let Some(left) = self.chunks(to) {
             *left = chunks.left() as u8;
         }
-        Step::Spread { to, chunks }
+        RecvStep::Spread { to, chunks }
     }
 
     /// Number of chunks of a message that are still to arrive.

@@ -9,7 +9,7 @@ use super::{AHEAD_BYTES, AHEAD_MESSAGES, BUFFERS_MAX, Chunks};
 use crate::comm::Request;
 use crate::error::Error;
 use crate::fifo::DEPTH_MAX;
-use crate::request::Ring;
+use crate::request::RequestRing;
 
 /// State of a send that the request itself does not hold.
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,7 +23,7 @@ struct Sending {
 /// The caller reports the bytes that it wrote and read. The sender touches no payload.
 #[derive(Debug)]
 pub struct Sender {
-    reqs: Ring<Sending>,
+    reqs: RequestRing<Sending>,
     /// Room of each peer buffer that no message has met.
     buffers: TagQueue<u32, BUFFERS_MAX>,
     /// Length of each message that was sent ahead of its buffer.
@@ -71,7 +71,7 @@ impl Sender {
     /// Creates the sender of an open connection with this many lanes.
     pub fn new(lanes: u16) -> Self {
         Sender {
-            reqs: Ring::new(DEPTH_MAX, |_| Sending::default()),
+            reqs: RequestRing::new(DEPTH_MAX, |_| Sending::default()),
             buffers: TagQueue::new(),
             ahead: TagQueue::new(),
             ahead_bytes: 0,
@@ -164,7 +164,7 @@ impl Sender {
         if entry.end_if_done(token) {
             return Ok(Some(entry.value.len));
         }
-        if entry.is_live(token) {
+        if entry.is_pending(token) {
             return Ok(None);
         }
         let is_cut_short = entry.is_cut_short(token);

@@ -68,20 +68,20 @@ impl Model {
         self.chunks.iter().position(|chunk| states.contains(&chunk.state))
     }
 
-    fn next(&self, stage: Stage, slots: usize) -> Option<usize> {
+    fn next(&self, stage: ChunkStage, slots: usize) -> Option<usize> {
         let busy = |chunk: &&Naive| ![State::Waiting, State::Done].contains(&chunk.state);
         match stage {
-            Stage::Fill if self.chunks.iter().filter(busy).count() == slots => None,
-            Stage::Fill => self.first(&[State::Waiting]),
-            Stage::Drain if self.first(&[State::DrainingOnce]).is_some() => None,
-            Stage::Drain => self.first(&[State::Filled]),
+            ChunkStage::Fill if self.chunks.iter().filter(busy).count() == slots => None,
+            ChunkStage::Fill => self.first(&[State::Waiting]),
+            ChunkStage::Drain if self.first(&[State::DrainingOnce]).is_some() => None,
+            ChunkStage::Drain => self.first(&[State::Filled]),
         }
     }
 
-    fn oldest(&self, stage: Stage) -> Option<usize> {
+    fn oldest(&self, stage: ChunkStage) -> Option<usize> {
         match stage {
-            Stage::Fill => self.first(&[State::Filling]),
-            Stage::Drain => self.first(&[State::Draining, State::DrainingOnce]),
+            ChunkStage::Fill => self.first(&[State::Filling]),
+            ChunkStage::Drain => self.first(&[State::Draining, State::DrainingOnce]),
         }
     }
 
@@ -95,21 +95,21 @@ impl Model {
         of.all(|chunk| chunk.state == State::Done)
     }
 
-    fn start(&mut self, stage: Stage, slots: usize, started: Started) {
+    fn start(&mut self, stage: ChunkStage, slots: usize, started: Started) {
         let Some(number) = self.next(stage, slots) else { return };
         let is_last = self.is_last(number);
         self.chunks[number].state = match (stage, started) {
             (_, Started::NotYet) => return,
-            (Stage::Fill, _) => State::Filling,
-            (Stage::Drain, Started::AwaitsMore) if is_last => State::DrainingOnce,
-            (Stage::Drain, _) => State::Draining,
+            (ChunkStage::Fill, _) => State::Filling,
+            (ChunkStage::Drain, Started::AwaitsMore) if is_last => State::DrainingOnce,
+            (ChunkStage::Drain, _) => State::Draining,
         };
     }
 
-    fn finish(&mut self, stage: Stage, done: Done) -> Result<(), Failure<()>> {
+    fn finish(&mut self, stage: ChunkStage, done: Done) -> Result<(), Failure<()>> {
         let Some(number) = self.oldest(stage) else { return Ok(()) };
         let Naive { transfer: at, offset, len, state } = self.chunks[number];
-        if stage == Stage::Drain {
+        if stage == ChunkStage::Drain {
             self.transfers[at].moved += u64::from(len);
             let again = Naive { len: 0, state: State::Filled, ..self.chunks[number] };
             let over = Naive { state: State::Done, ..self.chunks[number] };
@@ -173,10 +173,10 @@ fn seen(chunk: Option<Chunk<'_, u64>>) -> Option<Seen> {
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Push(u64),
-    Start(Stage, Started),
+    Start(ChunkStage, Started),
     /// A finished stage, the share of its room in percent that the transfer has, and the fault of the
     /// message.
-    Finish(Stage, u64, Wrong),
+    Finish(ChunkStage, u64, Wrong),
     Take(u64),
 }
 
@@ -189,7 +189,7 @@ enum Wrong {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let stage = prop_oneof![Just(Stage::Fill), Just(Stage::Drain)];
+    let stage = prop_oneof![Just(ChunkStage::Fill), Just(ChunkStage::Drain)];
     let started = prop_oneof![
         1 => Just(Started::NotYet),
         4 => Just(Started::Whole),
@@ -259,7 +259,7 @@ proptest! {
                     live.retain(|other| !(is_there && *other == number));
                 }
             }
-            for stage in [Stage::Fill, Stage::Drain] {
+            for stage in [ChunkStage::Fill, ChunkStage::Drain] {
                 let next = model.seen(model.next(stage, slots), slots);
                 prop_assert_eq!(seen(pipeline.next(stage)), next);
                 let oldest = model.seen(model.oldest(stage), slots);
@@ -278,8 +278,8 @@ proptest! {
 /// A port that does all work at once and logs its calls.
 #[derive(Default)]
 struct AtOnce {
-    log: Vec<(Stage, usize, u64, u32)>,
-    /// The number of starts of [`Stage::Drain`] to put off first.
+    log: Vec<(ChunkStage, usize, u64, u32)>,
+    /// The number of starts of [`ChunkStage::Drain`] to put off first.
     late: usize,
     /// The number of starts up to which the peer awaits more messages.
     awaited: usize,
@@ -290,17 +290,21 @@ struct AtOnce {
 impl Port<()> for AtOnce {
     type Error = &'static str;
 
-    fn start(&mut self, stage: Stage, chunk: &Chunk<'_, ()>) -> Result<Started, Self::Error> {
-        if stage == Stage::Drain && self.late > 0 {
+    fn start(&mut self, stage: ChunkStage, chunk: &Chunk<'_, ()>) -> Result<Started, Self::Error> {
+        if stage == ChunkStage::Drain && self.late > 0 {
             self.late -= 1;
             return Ok(Started::NotYet);
         }
         self.log.push((stage, chunk.slot, chunk.offset, chunk.len));
-        let is_awaited = stage == Stage::Drain && self.log.len() < self.awaited;
+        let is_awaited = stage == ChunkStage::Drain && self.log.len() < self.awaited;
         Ok(if is_awaited { Started::AwaitsMore } else { Started::Whole })
     }
 
-    fn finished(&mut self, _: Stage, chunk: &Chunk<'_, ()>) -> Result<Option<Done>, Self::Error> {
+    fn finished(
+        &mut self,
+        _: ChunkStage,
+        chunk: &Chunk<'_, ()>,
+    ) -> Result<Option<Done>, Self::Error> {
         let done = Done { bytes: chunk.len, of: Some(self.of.unwrap_or(chunk.of)) };
         if chunk.offset == 666 { Err("broken") } else { Ok(Some(done)) }
     }
@@ -318,11 +322,12 @@ fn slots_fill_while_others_wait_to_drain() {
     let (mut pipeline, mut port) = (Pipeline::new(8, 2), AtOnce { late: 1, ..AtOnce::default() });
     assert_eq!(pipeline.push((), 20), Ok(0));
     pipeline.advance(&mut port).unwrap();
-    let filled = [(Stage::Fill, 0, 0, 8), (Stage::Fill, 1, 8, 8)];
+    let filled = [(ChunkStage::Fill, 0, 0, 8), (ChunkStage::Fill, 1, 8, 8)];
     assert_eq!(port.log, filled);
     advance_to_the_end(&mut pipeline, &mut port);
-    let mut fills: Vec<_> = port.log.iter().filter(|(stage, ..)| *stage == Stage::Fill).collect();
-    assert_eq!(fills.pop(), Some(&(Stage::Fill, 0, 16, 4)));
+    let mut fills: Vec<_> =
+        port.log.iter().filter(|(stage, ..)| *stage == ChunkStage::Fill).collect();
+    assert_eq!(fills.pop(), Some(&(ChunkStage::Fill, 0, 16, 4)));
     assert_eq!(pipeline.take(0), Some(((), 20)));
     assert_eq!(pipeline.take(0), None);
 }
@@ -332,7 +337,7 @@ fn a_transfer_without_bytes_is_a_chunk_without_bytes() {
     let (mut pipeline, mut port) = (Pipeline::new(8, 2), AtOnce::default());
     assert_eq!(pipeline.push((), 0), Ok(0));
     advance_to_the_end(&mut pipeline, &mut port);
-    assert_eq!(port.log, [(Stage::Fill, 0, 0, 0), (Stage::Drain, 0, 0, 0)]);
+    assert_eq!(port.log, [(ChunkStage::Fill, 0, 0, 0), (ChunkStage::Drain, 0, 0, 0)]);
     assert_eq!(pipeline.take(0), Some(((), 0)));
 }
 
@@ -352,12 +357,12 @@ fn a_receive_ends_early_with_one_more_message_than_was_posted() {
     let (mut pipeline, mut port) =
         (Pipeline::new(8, 2), AtOnce { of: Some(3), ..AtOnce::default() });
     assert_eq!(pipeline.push((), 100), Ok(0));
-    pipeline.start(Stage::Fill, Started::Whole);
-    pipeline.start(Stage::Fill, Started::Whole);
-    assert_eq!(pipeline.finish::<()>(Stage::Fill, Done { bytes: 3, of: Some(3) }), Ok(()));
+    pipeline.start(ChunkStage::Fill, Started::Whole);
+    pipeline.start(ChunkStage::Fill, Started::Whole);
+    assert_eq!(pipeline.finish::<()>(ChunkStage::Fill, Done { bytes: 3, of: Some(3) }), Ok(()));
     advance_to_the_end(&mut pipeline, &mut port);
-    let fills: Vec<_> = port.log.iter().filter(|(stage, ..)| *stage == Stage::Fill).collect();
-    assert_eq!(fills, [&(Stage::Fill, 0, 16, 0)], "two are posted already");
+    let fills: Vec<_> = port.log.iter().filter(|(stage, ..)| *stage == ChunkStage::Fill).collect();
+    assert_eq!(fills, [&(ChunkStage::Fill, 0, 16, 0)], "two are posted already");
     assert_eq!(pipeline.take(0), Some(((), 3)));
 }
 
@@ -367,7 +372,7 @@ fn a_send_goes_on_as_long_as_more_is_awaited_and_none_overtakes_it() {
         (Pipeline::new(8, 4), AtOnce { awaited: 6, ..AtOnce::default() });
     assert_eq!((pipeline.push((), 12), pipeline.push((), 1)), (Ok(0), Ok(1)));
     advance_to_the_end(&mut pipeline, &mut port);
-    let drains = port.log.iter().filter(|(stage, ..)| *stage == Stage::Drain);
+    let drains = port.log.iter().filter(|(stage, ..)| *stage == ChunkStage::Drain);
     let drains: Vec<_> = drains.map(|(_, slot, offset, len)| (*slot, *offset, *len)).collect();
     assert_eq!(drains, [(0, 0, 8), (1, 8, 4), (1, 8, 0), (2, 0, 1)]);
     assert_eq!((pipeline.take(0), pipeline.take(1)), (Some(((), 12)), Some(((), 1))));
@@ -377,9 +382,9 @@ fn a_send_goes_on_as_long_as_more_is_awaited_and_none_overtakes_it() {
 fn a_peer_that_cuts_otherwise_is_named() {
     let mut pipeline = Pipeline::new(8, 2);
     assert_eq!(pipeline.push((), 20), Ok(0));
-    pipeline.start(Stage::Fill, Started::Whole);
+    pipeline.start(ChunkStage::Fill, Started::Whole);
     let mut failure = |bytes, of| {
-        pipeline.finish::<&str>(Stage::Fill, Done { bytes, of }).unwrap_err().to_string()
+        pipeline.finish::<&str>(ChunkStage::Fill, Done { bytes, of }).unwrap_err().to_string()
     };
     assert_eq!(
         failure(4, None),

@@ -13,14 +13,15 @@ use std::sync::mpsc::{Sender, channel};
 use invar::{Accepting, Connecting, Device, DeviceKind, Handle, Listener, SendComm, Settings};
 use invar_core::param::{ParamInfo, Params, TABLE};
 use invar_core::proxy::{ConnectionId, ConnectionSpec, Init, Setup, Sharing};
+use invar_linux::abort::Abort;
 use invar_linux::processors;
 use invar_linux::proxy::{
-    Abort, ChromeTrace, DumpOnSignal, Progress, ProgressConnections, ProgressSettings, Service,
+    ChromeTrace, DumpOnSignal, Progress, ProgressConnections, ProgressSettings, Service,
     ServiceSettings, SharedOps,
 };
 
-use crate::ring::Ring;
-use crate::transport::{End, Wire, Wires};
+use crate::ring::SharedRing;
+use crate::transport::{End, ProxyWire, Wires};
 use crate::{NRANKS, SERVICE};
 
 /// Serves the ranks of `producer`, to its end.
@@ -89,19 +90,19 @@ struct Host {
     device: Device,
     settings: Settings,
     connections: ProgressConnections,
-    made: Sender<(ConnectionId, Wire)>,
+    made: Sender<(ConnectionId, ProxyWire)>,
     places: HashMap<ConnectionId, Place>,
 }
 
 /// How far a connection is.
 struct Place {
     init: Init,
-    stage: Stage,
+    stage: KernelStage,
     /// Its ring, for the rank.
     ring: Option<OwnedFd>,
 }
 
-enum Stage {
+enum KernelStage {
     New,
     Listening(Box<Listener>, Option<Accepting>),
     Connecting(Connecting),
@@ -122,7 +123,7 @@ impl Setup for Host {
 
     /// Gives the pool of operations to the rank.
     fn open(&mut self, id: ConnectionId, init: Init) -> Result<Option<OwnedFd>, Self::Error> {
-        self.places.insert(id, Place { init, stage: Stage::New, ring: None });
+        self.places.insert(id, Place { init, stage: KernelStage::New, ring: None });
         Ok(Some(self.connections.to_fd()?))
     }
 
@@ -143,7 +144,7 @@ impl Setup for Host {
             let handle = listener.handle();
             let room: &mut [u8; invar::HANDLE_BYTES] = response.try_into()?;
             *room = *handle.as_bytes();
-            self.place(id)?.stage = Stage::Listening(Box::new(listener), None);
+            self.place(id)?.stage = KernelStage::Listening(Box::new(listener), None);
         }
         Ok(true)
     }
@@ -157,28 +158,28 @@ impl Setup for Host {
     ) -> Result<bool, Self::Error> {
         let (device, settings) = (self.device.clone(), self.settings.clone());
         let place = self.place(id)?;
-        if matches!(place.stage, Stage::New) {
+        if matches!(place.stage, KernelStage::New) {
             let handle = Handle::from_bytes(request.try_into()?)?;
-            place.stage = Stage::Connecting(SendComm::connect(&device, &handle, &settings)?);
+            place.stage = KernelStage::Connecting(SendComm::connect(&device, &handle, &settings)?);
         }
         let end = match &mut place.stage {
-            Stage::Listening(listener, accepting) => {
+            KernelStage::Listening(listener, accepting) => {
                 if accepting.is_none() {
                     *accepting = listener.accept()?;
                 }
                 let end = accepting.as_mut().map_or(Ok(None), Accepting::poll_raw)?;
                 end.map(|end| End::Recv(end.boxed()))
             }
-            Stage::Connecting(connecting) => {
+            KernelStage::Connecting(connecting) => {
                 connecting.poll_raw()?.map(|end| End::Send(end.boxed()))
             }
-            Stage::New | Stage::Connected => None,
+            KernelStage::New | KernelStage::Connected => None,
         };
         let Some(end) = end else { return Ok(false) };
-        let ring = Ring::create()?;
-        (place.stage, place.ring) = (Stage::Connected, Some(ring.to_fd()?));
+        let ring = SharedRing::create()?;
+        (place.stage, place.ring) = (KernelStage::Connected, Some(ring.to_fd()?));
         let Init { direction, local_rank, .. } = place.init;
-        self.made.send((id, Wire::new(end, device, ring)?))?;
+        self.made.send((id, ProxyWire::new(end, device, ring)?))?;
         let sharing = Sharing::Own;
         self.connections
             .open(id, ConnectionSpec { direction, local_rank, sharing, recv_group: None });

@@ -1,4 +1,4 @@
-//! What a GPU's kernel does: it fills and empties slots, and waits on flags in memory.
+//! The part of a GPU's kernel: it fills and empties slots, and waits on flags in memory.
 
 use std::error::Error;
 use std::time::Instant;
@@ -6,11 +6,11 @@ use std::time::Instant;
 use invar_core::math::STEPS;
 
 use crate::LIMIT;
-use crate::ring::{Ring, STEP_BYTES};
+use crate::ring::{STEP_BYTES, SharedRing};
 
 /// One end of an operation, at a slice after the other.
 pub(crate) struct Slices<'r> {
-    pub(crate) ring: &'r Ring,
+    pub(crate) ring: &'r SharedRing,
     /// The first step of the next slice.
     pub(crate) step: u64,
     /// Steps of a slice.
@@ -37,7 +37,7 @@ impl Slices<'_> {
         Ok(())
     }
 
-    /// What has come in the next slice, which is to be as long as `elements`.
+    /// Waits for the next slice and copies it to `elements`, which must be as long.
     pub(crate) fn recv(&mut self, elements: &mut [u32]) -> Result<(), Box<dyn Error>> {
         let (end, len) = (self.step + self.steps, size_of_val(elements));
         until(|| self.ring.tail() >= end)?;

@@ -8,13 +8,15 @@ use std::thread;
 use invar::HANDLE_BYTES;
 use invar_core::math::{P2pTransfer, Protocol, STEPS};
 use invar_core::proxy::{
-    Algorithm, CallId, Channel, CollTransfer, Collective, ConnectionId, Direction, Init, Kind, Leg,
-    Op, Pattern, Ring as Neighbours,
+    Algorithm, CallId, Channel, CollTransfer, Collective, ConnectionId, Init, Kind, Leg, Op,
+    Pattern,
 };
-use invar_linux::proxy::{Abort, ProxyClient, RankOps, SharedOps};
+use invar_core::topology::{Direction, Ring as Neighbours};
+use invar_linux::abort::Abort;
+use invar_linux::proxy::{ProxyClient, RankOps, SharedOps};
 
 use crate::kernel::Slices;
-use crate::ring::{Ring, STEP_BYTES};
+use crate::ring::{STEP_BYTES, SharedRing};
 use crate::{ELEMENTS, LIMIT, NRANKS};
 
 /// Connections are for collectives (0), or for sends and receives (1).
@@ -49,7 +51,7 @@ struct Rank {
 
 struct Connection {
     id: ConnectionId,
-    ring: Ring,
+    ring: SharedRing,
     /// Steps so far.
     step: u64,
 }
@@ -119,7 +121,7 @@ fn connect(service: &str) -> Result<Vec<Rank>, Box<dyn Error>> {
             rank.client.wait(call, &mut [])?;
             let none = 0_u32.to_le_bytes();
             let fd = rank.client.call_blocking(Kind::ConvertFd, id, &none, &mut [])?;
-            let ring = Ring::from_fd(fd.ok_or("the proxy gave no ring")?)?;
+            let ring = SharedRing::from_fd(fd.ok_or("the proxy gave no ring")?)?;
             rank.connections.insert(leg, Connection { id, ring, step: 0 });
         }
     }

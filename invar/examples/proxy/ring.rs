@@ -34,18 +34,18 @@ struct Flags {
 struct Count(AtomicU64);
 
 /// One mapping of it.
-pub(crate) struct Ring(SharedMemory);
+pub(crate) struct SharedRing(SharedMemory);
 
-impl Ring {
+impl SharedRing {
     pub(crate) fn create() -> io::Result<Self> {
-        SharedMemory::create("invar-example", SLOTS_AT + SLOTS_BYTES).map(Ring)
+        SharedMemory::create("invar-example", SLOTS_AT + SLOTS_BYTES).map(SharedRing)
     }
 
     /// What another process has created.
     pub(crate) fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         let memory = SharedMemory::from_fd(fd)?;
         match memory.len() == SLOTS_AT + SLOTS_BYTES {
-            true => Ok(Ring(memory)),
+            true => Ok(SharedRing(memory)),
             false => Err(io::Error::new(io::ErrorKind::InvalidData, "no ring of this example")),
         }
     }

@@ -7,21 +7,21 @@ use std::sync::mpsc::Receiver;
 use invar::raw::{Keys, RecvBuf, RecvEnd, Request, SendBuf, SendEnd};
 use invar::{Device, Error};
 use invar_core::math::STEPS;
-use invar_core::proxy::{ConnectionId, Stage, Step, Transport};
+use invar_core::proxy::{ConnectionId, OpStage, ProxySlice, Transport};
 
-use crate::ring::{Ring, STEP_BYTES};
+use crate::ring::{STEP_BYTES, SharedRing};
 
 /// The messages of a connection need no telling apart.
 const TAG: u32 = 0;
 
 /// A connection: it is made by the service, and moved by the engine.
-pub(crate) struct Wire {
+pub(crate) struct ProxyWire {
     // Ends before the registration, and that before the memory.
     end: End,
     requests: [Option<Request>; STEPS as usize],
     keys: Keys,
     device: Device,
-    ring: Ring,
+    ring: SharedRing,
 }
 
 /// Which way it goes.
@@ -32,24 +32,24 @@ pub(crate) enum End {
     Closed,
 }
 
-impl Wire {
-    pub(crate) fn new(end: End, device: Device, ring: Ring) -> Result<Self, Error> {
+impl ProxyWire {
+    pub(crate) fn new(end: End, device: Device, ring: SharedRing) -> Result<Self, Error> {
         let (start, len) = ring.slots();
         // SAFETY: the ring stays mapped until `drop` has deregistered it. Kernel and network take turns
         // at each slot, as the flags say.
         let keys = unsafe { invar::raw::register(&device, start, len) }?;
-        Ok(Wire { end, requests: Default::default(), keys, device, ring })
+        Ok(ProxyWire { end, requests: Default::default(), keys, device, ring })
     }
 
-    fn advance(&mut self, stage: Stage, step: &Step) -> Result<bool, Error> {
-        let Wire { end, requests, keys, ring, .. } = self;
+    fn advance(&mut self, stage: OpStage, step: &ProxySlice) -> Result<bool, Error> {
+        let ProxyWire { end, requests, keys, ring, .. } = self;
         let request = &mut requests[usize::from(step.slot)];
         let (first, steps) = (step.step, u64::from(step.steps));
         let addr = ring.slot(first).as_ptr().expose_provenance() as u64;
         // Whatever the other process says, no more than the slice has.
         let most = (step.slice_bytes as usize).min(usize::from(step.steps) * STEP_BYTES) as u32;
         match (end, stage) {
-            (End::Send(end), Stage::Transmit) => {
+            (End::Send(end), OpStage::Transmit) => {
                 if ring.tail() < first + steps {
                     return Ok(false);
                 }
@@ -58,7 +58,7 @@ impl Wire {
                 *request = unsafe { end.isend(&buf, TAG) }.map_err(|error| end.failed(error))?;
                 Ok(request.is_some())
             }
-            (End::Send(end), Stage::Complete) => {
+            (End::Send(end), OpStage::Complete) => {
                 let Some(sent) = request.as_ref() else { return Ok(false) };
                 let is_sent = end.test(sent).map_err(|error| end.failed(error))?.is_some();
                 if is_sent {
@@ -67,14 +67,14 @@ impl Wire {
                 }
                 Ok(is_sent)
             }
-            (End::Recv(end), Stage::Post) => {
+            (End::Recv(end), OpStage::Post) => {
                 let buf = RecvBuf { addr, len: most, tag: TAG, rkey: keys.rkey };
                 // SAFETY: the ring is registered, and the kernel leaves what it has emptied alone.
                 let posted = unsafe { end.irecv(&[buf]) };
                 *request = posted.map_err(|error| end.failed(error))?;
                 Ok(request.is_some())
             }
-            (End::Recv(end), Stage::Receive) => {
+            (End::Recv(end), OpStage::Receive) => {
                 let Some(posted) = request.as_ref() else { return Ok(false) };
                 let mut size = 0;
                 // SAFETY: the receive has one buffer.
@@ -87,14 +87,14 @@ impl Wire {
                 Ok(true)
             }
             // The slot is the network's until the kernel has emptied it.
-            (End::Recv(_), Stage::Complete) => Ok(ring.head() >= first + steps),
+            (End::Recv(_), OpStage::Complete) => Ok(ring.head() >= first + steps),
             // The ring is in host memory; the kernel sees by the flags what it may fill or empty.
             _ => Ok(true),
         }
     }
 }
 
-impl Drop for Wire {
+impl Drop for ProxyWire {
     fn drop(&mut self) {
         self.end = End::Closed;
         if let Err(error) = invar::raw::deregister(&self.device, self.keys) {
@@ -105,14 +105,14 @@ impl Drop for Wire {
 
 /// All connections.
 pub(crate) struct Wires {
-    pub(crate) made: Receiver<(ConnectionId, Wire)>,
-    pub(crate) wires: HashMap<ConnectionId, Wire>,
+    pub(crate) made: Receiver<(ConnectionId, ProxyWire)>,
+    pub(crate) wires: HashMap<ConnectionId, ProxyWire>,
 }
 
 impl Transport for Wires {
     type Error = Error;
 
-    fn advance(&mut self, stage: Stage, steps: &[Step]) -> Result<bool, Error> {
+    fn advance(&mut self, stage: OpStage, steps: &[ProxySlice]) -> Result<bool, Error> {
         // Each receive is a request of its own, since connections share no buffers.
         let [step] = steps else { return Ok(false) };
         self.wires.extend(self.made.try_iter());

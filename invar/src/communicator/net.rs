@@ -56,7 +56,7 @@ use status::LinkStatuses;
 use trace::LinkTrace;
 
 pub use attempt::{LinkAttempt, LinkEnds, wait_for_links};
-pub use invar_linux::proxy::Abort;
+pub use invar_linux::abort::Abort;
 pub use recv::NetRecv;
 pub use send::NetSend;
 pub(super) use status::LinkDump;

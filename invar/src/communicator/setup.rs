@@ -15,7 +15,6 @@ use super::local::Local;
 use super::net::{NetSettings, Network};
 use super::pending_link::{CHANNELS_PER_DEVICE, Connector};
 use super::tags;
-use crate::connect::interfaces_for;
 use crate::device::no_device;
 use crate::error::Kind;
 use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
@@ -186,8 +185,8 @@ fn open_towards(info: &DeviceInfo, towards: IpAddr, settings: &Settings) -> Resu
 }
 
 /// Opens the devices that the data goes over. If `coll_nic` names a device, that is the only one.
-/// Otherwise it is every RDMA device with a link. Without RDMA devices it is the software NIC, or TCP,
-/// on one interface. `NCCL_SOCKET_IFNAME` names that interface; by default it is the one with the
+/// Otherwise it is every NIC with a link that the program provides, or without one every RDMA device with
+/// a link. Without both it is the software NIC, or TCP, on one interface. `NCCL_SOCKET_IFNAME` names that interface; by default it is the one with the
 /// address `towards`, which leads to the rendezvous.
 fn devices(settings: &Settings, towards: IpAddr) -> Result<Vec<Device>, Error> {
     let survey = Device::survey(settings)?;
@@ -197,13 +196,12 @@ fn devices(settings: &Settings, towards: IpAddr) -> Result<Vec<Device>, Error> {
         return Ok(vec![open_towards(info, towards, settings)?]);
     }
     let Survey { devices, left_out } = survey;
-    let is_rdma = |info: &&DeviceInfo| info.kind == DeviceKind::Verbs && info.up;
-    let rdma: Vec<_> = match settings.takes(DeviceKind::Verbs) {
-        true => devices.iter().filter(is_rdma).collect(),
-        false => Vec::new(),
-    };
-    if !rdma.is_empty() {
-        return rdma.into_iter().map(|info| Device::open_for(info, settings)).collect();
+    for kind in [DeviceKind::Custom, DeviceKind::Verbs] {
+        let is_usable = |info: &&DeviceInfo| info.kind == kind && info.up && settings.takes(kind);
+        let mut nics = devices.iter().filter(is_usable).peekable();
+        if nics.peek().is_some() {
+            return nics.map(|info| Device::open_for(info, settings)).collect();
+        }
     }
     let is_soft = settings.takes(DeviceKind::Soft);
     if !is_soft && !settings.takes(DeviceKind::Socket) {
@@ -216,7 +214,7 @@ fn devices(settings: &Settings, towards: IpAddr) -> Result<Vec<Device>, Error> {
     if settings.socket_ifname.is_empty() {
         interfaces.retain(|interface| interface.holds(towards));
     }
-    let found = interfaces_for(settings, &interfaces).map_err(|error| {
+    let found = settings.allowed_interfaces(&interfaces).map_err(|error| {
         Kind::Setting(format!("to go the way of {towards}, which leads to the rendezvous: {error}"))
     })?;
     let Found { interface, addr } =

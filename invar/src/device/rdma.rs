@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use invar_core::device::{self, NameFilter};
 use invar_core::fifo::RECVS_MAX;
-use invar_core::nic::Access;
+use invar_core::nic::{Access, Nic};
 use invar_core::param::AddressFamily;
 use invar_linux::interface::{self, Interface};
 use invar_verbs::{Listing, PortInfo, Rules, VerbsConfig, VerbsNic};
 
-use super::{DeviceInfo, DeviceKind, ROCE_UDP_PORT, Survey, listing};
+use super::listing;
+use crate::device_info::{DeviceInfo, DeviceKind, ROCE_UDP_PORT, Survey};
 use crate::error::Kind;
-use crate::raw::{Adapter, adapt};
+use crate::raw::{Adapter, NicKind, adapt};
 use crate::settings::RdmaRules;
 use crate::{Error, Settings};
 
@@ -66,7 +67,8 @@ pub(super) fn open(info: &DeviceInfo, rules: &RdmaRules) -> Result<Arc<dyn Adapt
     let config = VerbsConfig { gid: rules.gid, ..VerbsConfig::new(&info.name) };
     let nic = VerbsNic::open(&config).map_err(Kind::Rdma)?;
     let failed = |source| Kind::Nic { device: info.name.clone(), source };
-    Ok(adapt(nic).map_err(failed)?)
+    let pd = nic.alloc_pd().map_err(failed)?;
+    Ok(adapt(nic, pd, NicKind::VERBS))
 }
 
 /// `None` on a host without any address, which nobody can connect to.

@@ -70,12 +70,44 @@ pub trait SendEnd: End {
     /// stays registered, and nobody writes it, until the request is done or this end is dropped.
     unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError>;
 
-    /// The fast path of [`SendEnd::isend`].
+    /// The fast path of [`SendEnd::isend`]. `started` gets the request before anything is posted.
     ///
     /// # Safety
     /// The caller makes the promises of [`SendEnd::isend`].
     #[inline(always)]
-    unsafe fn isend_fast(&mut self, _buf: &SendBuf, _tag: u32) -> Fast<Request> {
+    unsafe fn isend_fast(
+        &mut self,
+        _buf: &SendBuf,
+        _tag: u32,
+        _started: impl FnOnce(Request),
+    ) -> Fast<()>
+    where
+        Self: Sized,
+    {
+        Fast::Slow
+    }
+
+    /// Begins to match a group of receives, if the peer has posted one and none has begun. Returns whether
+    /// a group has begun now.
+    fn begin_next_group(&mut self) -> bool {
+        false
+    }
+
+    /// The fast path of [`SendEnd::isend`] for the next message of a group that has begun. `started` gets
+    /// the request before anything is posted.
+    ///
+    /// # Safety
+    /// The caller makes the promises of [`SendEnd::isend`].
+    #[inline(always)]
+    unsafe fn isend_grouped_fast(
+        &mut self,
+        _buf: &SendBuf,
+        _tag: u32,
+        _started: impl FnOnce(Request),
+    ) -> Fast<()>
+    where
+        Self: Sized,
+    {
         Fast::Slow
     }
 
@@ -128,12 +160,16 @@ pub trait RecvEnd: End {
         unsafe { self.irecv(std::slice::from_ref(buf)) }
     }
 
-    /// The fast path of [`RecvEnd::irecv`], for one buffer.
+    /// The fast path of [`RecvEnd::irecv`], for one buffer. `started` gets the request before anything is
+    /// posted.
     ///
     /// # Safety
     /// The caller makes the promises of [`RecvEnd::irecv`].
     #[inline(always)]
-    unsafe fn irecv_fast(&mut self, _buf: &RecvBuf) -> Fast<Request> {
+    unsafe fn irecv_fast(&mut self, _buf: &RecvBuf, _started: impl FnOnce(Request)) -> Fast<()>
+    where
+        Self: Sized,
+    {
         Fast::Slow
     }
 

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use invar_core::mr_cache::{Full, Inserted, Lookup, MrCache, MrHandle, PageRange, Slot};
+use invar_core::mr_cache::{Full, Inserted, Lookup, MrCache, MrHandle, MrSlot, PageRange};
 use invar_core::nic::Access;
 use invar_cuda::{BufferDomains, Driver, Pointer, PointerKind};
 use invar_linux::env::page_size;
@@ -150,7 +150,7 @@ pub fn deregister(device: &Device, keys: Keys) -> Result<(), Error> {
 pub(crate) struct Registrations(Mutex<Cache>);
 
 struct Cache {
-    pages: MrCache<Entry, Vec<Slot<Entry>>>,
+    pages: MrCache<Entry, Vec<MrSlot<Entry>>>,
     by_lkey: FxHashMap<u32, (Keys, MrHandle)>,
     gpu_buffers: BufferDomains,
 }
@@ -231,7 +231,7 @@ impl Cache {
 
     fn grow(&mut self) {
         let slots = (2 * self.pages.len()).max(64);
-        let larger = (0..slots).map(|_| Slot::default()).collect();
+        let larger = (0..slots).map(|_| MrSlot::default()).collect();
         let grown = self.pages.grow(larger);
         debug_assert!(grown.is_ok(), "it is larger");
     }

@@ -17,7 +17,7 @@ use invar_cuda::gdr::NicReach;
 use invar_linux::clock::now_ns;
 use invar_linux::memory::HostMemory;
 use invar_linux::socket::{
-    self, AcceptError, ConnectError, Connecting, RecvComm, SendComm, Settings, SocketDevice,
+    self, AcceptError, ConnectError, Connecting, RecvComm, SendComm, SocketDevice, SocketSettings,
 };
 use invar_linux::tcp::{Congestion, TurnedAway};
 
@@ -45,10 +45,10 @@ impl OverTcp {
         OverTcp { device, layout, congestion, keys: Keys::default() }
     }
 
-    fn settings(&self, settings: conn::Settings) -> Settings {
+    fn settings(&self, settings: conn::CommSettings) -> SocketSettings {
         let (layout, congestion) = (self.layout, self.congestion.clone());
-        let conn::Settings { timeout_ns, key, truncate, .. } = settings;
-        Settings { layout, timeout_ns, congestion, key, truncate }
+        let conn::CommSettings { timeout_ns, key, truncate, .. } = settings;
+        SocketSettings { layout, timeout_ns, congestion, key, truncate }
     }
 }
 
@@ -75,7 +75,7 @@ impl Adapter for OverTcp {
         &self,
         _: SocketAddr,
         ports: PortRange,
-        settings: conn::Settings,
+        settings: conn::CommSettings,
     ) -> Result<Box<dyn Listen>, Error> {
         let ip = self.device.address.ip();
         let failed = |error| Error::io(format_args!("listening at {ip}"), error);
@@ -87,7 +87,7 @@ impl Adapter for OverTcp {
     fn connect(
         &self,
         handle: &Handle,
-        settings: conn::Settings,
+        settings: conn::CommSettings,
     ) -> Result<Attempt<AnySend>, Error> {
         match Connecting::start(&self.device, handle, &self.settings(settings), now_ns()) {
             Ok(connecting) => Ok(Box::new(connecting)),

@@ -3,15 +3,16 @@
 use std::time::Duration;
 
 use invar_core::conn;
+use invar_core::device::NameFilter;
 use invar_core::nic::LinkLayer;
 use invar_core::param::{LogLevel, PortRange, TransportChoice};
+use invar_linux::interface::{self, Found, Interface, Rules};
 use invar_linux::tcp::Congestion;
 
 use super::{Settings, remarks};
-use crate::device::ROCE_UDP_PORT;
+use crate::Error;
+use crate::device_info::{DeviceInfo, DeviceKind, ROCE_UDP_PORT};
 use crate::error::Kind;
-use crate::gpu::GpuSupport;
-use crate::{Device, DeviceInfo, DeviceKind, Error};
 
 impl Settings {
     /// Returns the most detailed level of messages to log (`INVAR_LOG`). The library logs through the
@@ -56,6 +57,7 @@ impl Settings {
             TransportChoice::Ib => kind == DeviceKind::Verbs,
             TransportChoice::Soft => kind == DeviceKind::Soft,
             TransportChoice::Socket => kind == DeviceKind::Socket,
+            TransportChoice::Custom => kind == DeviceKind::Custom,
         }
     }
 
@@ -77,12 +79,27 @@ impl Settings {
         })
     }
 
-    /// Returns the settings for a connection of this device.
-    pub(crate) fn for_device(&self, device: &Device) -> conn::Settings {
-        let mut conn = self.for_port(device.info().link_layer);
-        // The host may have no GPU at all; NCCL does not check that either (`net_ib.cc ncclIbAccept`).
-        let reached = || device.gpu_support(self) != GpuSupport::default();
-        conn.flush = self.flush.unwrap_or_else(|| !self.gpu.flush.disable && reached());
+    /// Returns the network interfaces that `NCCL_SOCKET_IFNAME` and `NCCL_SOCKET_FAMILY` allow: one or
+    /// more, the best first.
+    pub(crate) fn allowed_interfaces<'a>(
+        &self,
+        interfaces: &'a [Interface],
+    ) -> Result<Vec<Found<'a>>, Error> {
+        let names = NameFilter::parse(&self.socket_ifname)
+            .map_err(|error| Kind::Setting(format!("NCCL_SOCKET_IFNAME: {error}")))?;
+        let rules = Rules { names, family: self.socket_family, comm_id: None };
+        Ok(interface::find(interfaces, &rules).map_err(Kind::NoInterface)?)
+    }
+
+    /// Returns the settings for a connection of this device. `reaches_gpus` says whether the device can
+    /// register GPU memory.
+    pub(crate) fn for_device(
+        &self,
+        device: &DeviceInfo,
+        reaches_gpus: impl FnOnce() -> bool,
+    ) -> conn::CommSettings {
+        let mut conn = self.for_port(device.link_layer);
+        conn.flush = self.flush.unwrap_or_else(|| !self.gpu.flush.disable && reaches_gpus());
         conn
     }
 
@@ -98,7 +115,7 @@ impl Settings {
     }
 
     /// Returns the settings for a port of this link layer.
-    pub(super) fn for_port(&self, link_layer: LinkLayer) -> conn::Settings {
+    pub(super) fn for_port(&self, link_layer: LinkLayer) -> conn::CommSettings {
         let mut conn = self.conn;
         let adaptive = self.is_adaptive(link_layer);
         // If the network keeps packets in order, one WRITE_WITH_IMM suffices. NCCL 2.14 looks only at

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use invar_core::error::ErrorKind;
 
-use super::Size;
 use crate::Error;
 use crate::error::Kind;
+use crate::settings::StagingSize;
 
 static PINNED: Budget = Budget { in_use: AtomicU64::new(0) };
 
@@ -22,7 +22,7 @@ pub(super) struct Share<'a> {
     slot_bytes: u64,
 }
 
-impl Size {
+impl StagingSize {
     /// Slots for an end on that device: as many as it is to have, or as there are left.
     pub(super) fn take_share(self, device: &str) -> Result<Share<'static>, Error> {
         let (wanted, slot_bytes, bytes_max) = (self.slots, self.slot_bytes(), self.bytes_max);

@@ -4,14 +4,15 @@ use invar_core::comm;
 use invar_core::device::data_access;
 use invar_core::error::Error as CoreError;
 use invar_core::nic::Memory;
-use invar_core::staging::{Chunk, Done, Port, Stage, Started, TRAILER_BYTES, Trailer};
+use invar_core::staging::{Chunk, ChunkStage, Done, Port, Started, TRAILER_BYTES, Trailer};
 use invar_cuda::{Direction, Gpu, GpuMemory, MemoryError, StagingBuffer};
 use invar_linux::memory::HostMemory;
 
+use super::StagedMessage;
 use super::budget::Share;
-use super::{Message, Size};
 use crate::error::Kind;
 use crate::raw::{End, Keys, RecvBuf, RecvEnd, Registration, SendBuf, SendEnd};
+use crate::settings::StagingSize;
 use crate::{Device, Error};
 
 /// Slots begin at multiples of a cache line.
@@ -28,7 +29,11 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    pub(super) fn new(device: &Device, memory: &GpuMemory, size: Size) -> Result<Self, Error> {
+    pub(super) fn new(
+        device: &Device,
+        memory: &GpuMemory,
+        size: StagingSize,
+    ) -> Result<Self, Error> {
         let share = size.take_share(&device.info().name)?;
         let buffer = StagingBuffer::new(memory.gpu(), share.slots(), size.slot_bytes())
             .map_err(|error| Kind::Gpu(error.into()))?;
@@ -55,7 +60,7 @@ impl Slots {
     }
 }
 
-impl Size {
+impl StagingSize {
     /// Bytes of a slot: a chunk, and a trailer.
     pub(super) fn slot_bytes(self) -> usize {
         (Trailer::room(self.chunk_bytes) as usize).next_multiple_of(ALIGN_BYTES)
@@ -76,9 +81,9 @@ impl Place<'_> {
 }
 
 /// An end of a connection, one message at a time: what goes out of a slot or into it.
-pub(crate) trait Wire: End {
+pub(crate) trait StagedWire: End {
     /// Which stage of a chunk its copy is; the other one is its message.
-    const COPY: Stage;
+    const COPY: ChunkStage;
     const DIRECTION: Direction;
 
     /// Starts a chunk's message; gives its request, where that is possible.
@@ -88,27 +93,27 @@ pub(crate) trait Wire: End {
     unsafe fn start(
         &mut self,
         place: &Place<'_>,
-        chunk: &Chunk<'_, Message>,
+        chunk: &Chunk<'_, StagedMessage>,
     ) -> Result<(Option<comm::Request>, Started), Broken>;
 
     fn finished(
         &mut self,
         request: &comm::Request,
         place: &Place<'_>,
-        chunk: &Chunk<'_, Message>,
+        chunk: &Chunk<'_, StagedMessage>,
     ) -> Result<Option<Done>, Broken>;
 }
 
-impl Wire for dyn SendEnd {
-    const COPY: Stage = Stage::Fill;
+impl StagedWire for dyn SendEnd {
+    const COPY: ChunkStage = ChunkStage::Fill;
     const DIRECTION: Direction = Direction::ToHost;
 
     unsafe fn start(
         &mut self,
         place: &Place<'_>,
-        chunk: &Chunk<'_, Message>,
+        chunk: &Chunk<'_, StagedMessage>,
     ) -> Result<(Option<comm::Request>, Started), Broken> {
-        let Chunk { data: &Message { tag, .. }, mut len, of, chunk_bytes, .. } = *chunk;
+        let Chunk { data: &StagedMessage { tag, .. }, mut len, of, chunk_bytes, .. } = *chunk;
         let Some(room) = self.room(tag).map_err(Broken::Wire)? else {
             return Ok((None, Started::NotYet));
         };
@@ -131,21 +136,21 @@ impl Wire for dyn SendEnd {
         &mut self,
         request: &comm::Request,
         _: &Place<'_>,
-        chunk: &Chunk<'_, Message>,
+        chunk: &Chunk<'_, StagedMessage>,
     ) -> Result<Option<Done>, Broken> {
         let sent = self.test(request).map_err(Broken::Wire)?;
         Ok(sent.map(|_| chunk.own()))
     }
 }
 
-impl Wire for dyn RecvEnd {
-    const COPY: Stage = Stage::Drain;
+impl StagedWire for dyn RecvEnd {
+    const COPY: ChunkStage = ChunkStage::Drain;
     const DIRECTION: Direction = Direction::ToGpu;
 
     unsafe fn start(
         &mut self,
         place: &Place<'_>,
-        chunk: &Chunk<'_, Message>,
+        chunk: &Chunk<'_, StagedMessage>,
     ) -> Result<(Option<comm::Request>, Started), Broken> {
         let (len, tag, rkey) = (chunk.room(), chunk.data.tag, place.keys.rkey);
         // SAFETY: the caller's promise.
@@ -157,7 +162,7 @@ impl Wire for dyn RecvEnd {
         &mut self,
         request: &comm::Request,
         place: &Place<'_>,
-        chunk: &Chunk<'_, Message>,
+        chunk: &Chunk<'_, StagedMessage>,
     ) -> Result<Option<Done>, Broken> {
         let mut came = 0;
         // SAFETY: the receive has one buffer.
@@ -194,10 +199,14 @@ pub(super) struct Through<'a, W: ?Sized> {
     pub(super) end: &'a mut W,
 }
 
-impl<W: Wire + ?Sized> Port<Message> for Through<'_, W> {
+impl<W: StagedWire + ?Sized> Port<StagedMessage> for Through<'_, W> {
     type Error = Broken;
 
-    fn start(&mut self, stage: Stage, chunk: &Chunk<'_, Message>) -> Result<Started, Broken> {
+    fn start(
+        &mut self,
+        stage: ChunkStage,
+        chunk: &Chunk<'_, StagedMessage>,
+    ) -> Result<Started, Broken> {
         let Chunk { data: message, slot, offset, len, .. } = *chunk;
         if stage == W::COPY {
             if let Some(memory) = message.region.staged().filter(|_| len > 0) {
@@ -219,8 +228,8 @@ impl<W: Wire + ?Sized> Port<Message> for Through<'_, W> {
 
     fn finished(
         &mut self,
-        stage: Stage,
-        chunk: &Chunk<'_, Message>,
+        stage: ChunkStage,
+        chunk: &Chunk<'_, StagedMessage>,
     ) -> Result<Option<Done>, Broken> {
         if stage == W::COPY {
             let done = self.slots.buffer.is_done(chunk.slot);

@@ -1,8 +1,8 @@
-// Drives the plugin as NCCL does: opens it by name, in two processes, a receiver and a sender,
-// and moves messages between them.
+// Drives the plugin as NCCL does. Two processes, a receiver and a sender, open the plugin by name and
+// move messages.
 //
-//   drive LIBRARY            prints "ok" and exits with 0, or says what is wrong and exits with 1
-//   drive LIBRARY threads    the same with both in one process, for devices that do not leave it
+//   drive LIBRARY            prints "ok" and exits with 0, or prints the fault and exits with 1
+//   drive LIBRARY threads    runs both ends in one process, for devices that reach no other process
 #define _GNU_SOURCE
 #include "net.h"
 #include <dirent.h>
@@ -45,7 +45,7 @@ static int is_set(const char* variable, const char* value) {
   return set && strcmp(set, value) == 0;
 }
 
-// Whether memory is registered with relaxed ordering: with RDMA devices, unless it is off.
+// Whether the plugin registers memory with relaxed ordering: on RDMA devices, unless it is off.
 static int is_relaxed(void) { return is_set("INVAR_TRANSPORT", "ib") && !is_set("NCCL_IB_PCI_RELAXED_ORDERING", "0"); }
 
 static void logger(int level, unsigned long subsystems, const char* file, int line, const char* format, ...) {
@@ -62,7 +62,7 @@ static void logger(int level, unsigned long subsystems, const char* file, int li
       CHECK(strcmp(on, "[0]lo:127.0.0.1<0>") == 0);
     } else {
       const char* hca = getenv("NCCL_IB_HCA");
-      const char* name = is_set("INVAR_TRANSPORT", "soft") ? "soft" : hca ? hca : "null";
+      const char* name = is_set("INVAR_TRANSPORT", "soft") ? "soft" : is_set("INVAR_TRANSPORT", "custom") ? "unix" : hca ? hca : "null";
       CHECK(strncmp(on, "[0]", 3) == 0 && strncmp(on + 3, name, strlen(name)) == 0);
       const char* port = strchr(on, ':');
       CHECK(port && strcmp(port, is_relaxed() ? ":1/RoCE [RO]; OOB lo:127.0.0.1<0>" : ":1/RoCE; OOB lo:127.0.0.1<0>") == 0);
@@ -72,7 +72,7 @@ static void logger(int level, unsigned long subsystems, const char* file, int li
 }
 
 #if API >= 10
-// What NCCL names a message's step by, and the events that are told of it.
+// The address by which NCCL names a message's step, and the number of events that started and stopped.
 static int step_of_nccl;
 static _Atomic int started, stopped;
 static int profiler(void** event, int what, void* step, int64_t id, void* description) {
@@ -97,7 +97,8 @@ static int profiler(void** event, int what, void* step, int64_t id, void* descri
 }
 #endif
 
-// In the place of the C library's: a host of eight CPUs, so that the plugin has threads of its own.
+// Takes the place of the C library's function and reports eight CPUs, so that the plugin starts helper
+// threads.
 int sched_getaffinity(pid_t process, size_t bytes, cpu_set_t* cpus) {
   (void)process;
   CPU_ZERO_S(bytes, cpus);
@@ -105,7 +106,8 @@ int sched_getaffinity(pid_t process, size_t bytes, cpu_set_t* cpus) {
   return 0;
 }
 
-// Likewise: none of them is rationed.
+// Takes the place of the C library's function and hides the control group, so that no quota limits the
+// CPUs.
 int open64(const char* path, int flags, ...) {
   if (strcmp(path, "/proc/self/cgroup") == 0) return errno = ENOENT, -1;
   va_list mode;
@@ -238,7 +240,7 @@ static void wait_for(void* request, int* sizes) {
   }
 }
 
-// What both sides know: sizes of single messages, and of those of a group.
+// Both sides know these sizes: of single messages, and of a group's messages.
 static const size_t SIZES[] = {8, 0, 1, 4096, 65537, MIB, 8};
 enum { SINGLES = sizeof SIZES / sizeof *SIZES };
 static size_t group_size(int i) { return (size_t)i * 1000; }
@@ -257,7 +259,7 @@ static void receiver(void* comm, unsigned char* memory, void* mhandle) {
     OK(net->iflush(comm, 1, &data, &got, &mhandle, &flush));
     if (flush) wait_for(flush, NULL);
   }
-  // Groups, as many as there may be, before the first is tested.
+  // Post as many groups as possible before the test of the first.
   void* requests[WINDOW];
   unsigned char* end = memory + MIB;
   for (int w = 0; w < WINDOW; w++) {
@@ -272,7 +274,7 @@ static void receiver(void* comm, unsigned char* memory, void* mhandle) {
     }
     requests[w] = irecv(comm, GROUP, data, sizes, tags, mhandles);
   }
-  // In turn, over and over, as NCCL does. Where nobody is told, nothing is over.
+  // Test in turn, over and over, as NCCL does. A test without `done` must fail and end nothing.
   int done[WINDOW] = {0}, got[GROUP], untold = 1;
   for (int left = WINDOW; left > 0; alarm_clock()) {
     for (int w = WINDOW - 1; w >= 0; w--) {
@@ -303,7 +305,7 @@ static void sender(void* comm, unsigned char* memory, void* mhandle) {
   for (int w = 0; w < WINDOW; w++) {
     unsigned char* data = memory + (size_t)w * 8192;
     fill(data, 8192, w);
-    for (int i = GROUP - 1; i >= 0; i--) // other than posted
+    for (int i = GROUP - 1; i >= 0; i--) // in another order than the receives
       requests[w * GROUP + i] = isend(comm, data, group_size(i), i, mhandle);
   }
   for (int i = 0; i < WINDOW * GROUP; i++) wait_for(requests[i], NULL);
@@ -338,15 +340,15 @@ static void check_properties(void) {
   }
 }
 
-// An end, and the pipes between it and the other.
+// An end, and its pipes to and from the other end.
 typedef struct {
   int in, out, is_sender;
 } end_t;
 
-// Of this process, without the plugin's.
+// Threads and sockets of this process before it loads the plugin.
 static int threads_before, sockets_before;
 
-// What one end does from first to last.
+// Runs one end.
 static void* side(void* end_of) {
   const end_t* end = end_of;
   who = end->is_sender ? "sender" : "receiver";
@@ -374,10 +376,10 @@ static void* side(void* end_of) {
   if (is_set("INVAR_TRANSPORT", "socket")) {
     int helpers = asked("NCCL_SOCKET_NTHREADS");
     CHECK(threads() == threads_before + helpers);
-    // Beside those for long messages: one for short ones, and one to look whether the peer is there.
+    // Beside the sockets for long messages there are main and control.
     CHECK(sockets() == sockets_before + 2 + helpers * asked("NCCL_NSOCKS_PERTHREAD"));
   }
-  // Neither leaves before the other has all that it waits for.
+  // Neither end leaves before the other has all its messages.
   char there = 1;
   CHECK(write(end->out, &there, 1) == 1 && read(end->in, &there, 1) == 1);
   OK(net->deregMr(comm, mhandle));
@@ -386,7 +388,7 @@ static void* side(void* end_of) {
   return NULL;
 }
 
-// Opens the plugin, runs the ends that this process has, and closes it.
+// Opens the plugin, runs the ends of this process, and closes the plugin.
 static void run(const char* library, end_t* ends, int n) {
   threads_before = threads();
   sockets_before = sockets();
@@ -401,7 +403,7 @@ static void run(const char* library, end_t* ends, int n) {
   started = stopped = 0;
 #endif
   int done;
-  CHECK(net->test(NULL, &done, NULL) != 0);  // before init nothing is anything
+  CHECK(net->test(NULL, &done, NULL) != 0);  // before init every call fails
   OK(init());
   CHECK(logged_using);
   check_properties();
@@ -419,7 +421,7 @@ static void run(const char* library, end_t* ends, int n) {
   OK(net->finalize(context));
 #endif
   OK(dlclose(opened));
-  // A thread that was joined may be listed for a moment longer.
+  // The kernel may list a joined thread for a moment longer.
   while (threads() != threads_before) {
     alarm_clock();
     sched_yield();
@@ -434,7 +436,7 @@ int main(int argc, char** argv) {
   CHECK(pipe(there) == 0 && pipe(back) == 0);
   end_t ends[2] = {{back[0], there[1], 0}, {there[0], back[1], 1}};
   pid_t child = in_threads ? -1 : fork();
-  // Twice: the plugin can be started again.
+  // Run twice, because NCCL may start the plugin again.
   for (int i = 0; i < 2; i++) run(argv[1], &ends[child == 0], in_threads ? 2 : 1);
   if (child == 0) return 0;
   int status = 0;

@@ -1,4 +1,4 @@
-// Prints where a C compiler puts what src/abi.rs lays out.
+// Prints the sizes and offsets that a C compiler gives the structures of src/abi.rs.
 #include "net.h"
 #include <stdio.h>
 

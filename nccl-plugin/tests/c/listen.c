@@ -1,7 +1,7 @@
-// Shows what the plugin gives and warns of when NCCL listens.
+// Shows the result and the warnings of `listen`.
 //
-//   listen LIBRARY          prints each warning, and the code
-//   listen LIBRARY panic    the same, of a call that panics, and of one after it
+//   listen LIBRARY          prints each warning, and the result code
+//   listen LIBRARY panic    makes one call that panics and one that does not, and prints both
 #include "net.h"
 #include <dlfcn.h>
 #include <errno.h>
@@ -16,8 +16,8 @@
 
 static int broken;
 
-// In the place of the C library's. Rust's standard library panics where there is no random number to
-// seed its hash maps with, and a device that opens has one.
+// Takes the place of the C library's function. Rust's standard library panics if it gets no random
+// number for the seed of a hash map, and an open device has a hash map.
 ssize_t getrandom(void* buffer, size_t size, unsigned flags) {
   (void)flags;
   if (broken) return errno = EIO, -1;
@@ -50,7 +50,7 @@ int main(int argc, char** argv) {
   if (!net) return fprintf(stderr, "%s\n", dlerror()), 1;
   if (net->init(logger) != SUCCESS) return 1;
   for (broken = argc > 2; broken >= 0; broken--) {
-    // The seed is kept for each thread.
+    // Each thread keeps its seed, so each call gets a thread of its own.
     pthread_t thread;
     if (pthread_create(&thread, NULL, listen_once, net) || pthread_join(thread, NULL)) return 1;
   }

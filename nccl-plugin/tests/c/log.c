@@ -1,6 +1,6 @@
-// Shows what the plugin logs when NCCL starts it.
+// Shows the plugin's log messages when NCCL starts the plugin.
 //
-//   log LIBRARY    prints each line that is logged, behind its level
+//   log LIBRARY    prints each message behind its level
 #include "net.h"
 #include <dlfcn.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-// What NCCL expects of a network plugin, for the version that API says (6 to 12).
+// NCCL's interface of a network plugin, in version API (6 to 12).
 // Written from the facts in NCCL's net_v6.h to net_v12.h; see also src/abi.rs.
 #pragma once
 #include <stddef.h>
@@ -15,7 +15,7 @@ typedef struct {
   int trafficClass;
 } config_t;
 
-// What a profiler is told of work on a queue pair, and on a socket (net_ib_v1.h, net_socket_v1.h).
+// A profiler's description of work on a queue pair, and on a socket (net_ib_v1.h, net_socket_v1.h).
 typedef struct {
   uint8_t type;
   union {

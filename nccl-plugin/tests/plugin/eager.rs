@@ -1,6 +1,7 @@
 //! Tests sends whose messages go ahead of their receives, as over TCP.
 
 use super::rig::*;
+use super::versions::connect_by;
 
 #[test]
 fn a_send_goes_ahead_of_its_receive() {
@@ -15,7 +16,7 @@ fn a_send_goes_ahead_of_its_receive() {
 
 #[test]
 fn a_send_longer_than_its_receive_is_refused_by_v6_where_the_receiver_learns_of_it() {
-    let pair = Pair::with(4096, connect_v6);
+    let pair = Pair::with(4096, |handle| connect_by(6, handle));
     let send = pair.send(0, 200, 0);
     wait(&[send]);
     let recv = pair.post(&[(0, 100, 0)]);

@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use invar::cuda::{Driver, Gpu, GpuMemory};
 use invar_testkit::fake_cuda::{FakeCuda, calls, verbs_calls};
+use invar_testkit::pattern::pattern;
 use invar_testkit::sysfs::Tree;
+use nccl_net_invar::abi::{PTR_CUDA, PTR_DMABUF};
 
 use super::rig::*;
 
@@ -37,7 +39,7 @@ impl Ends {
         (from, from_mr): (&GpuMemory, *mut c_void),
         (to, to_mr): (&GpuMemory, *mut c_void),
     ) {
-        let bytes: Vec<u8> = (0..from.len()).map(|i| (i * 11 + i / 251) as u8).collect();
+        let bytes = pattern(0, from.len());
         from.write_at(0, &bytes).unwrap();
         to.write_at(0, &vec![0; to.len()]).unwrap();
         let mut data = to.addr() as usize as *mut c_void;

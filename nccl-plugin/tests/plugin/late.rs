@@ -1,9 +1,10 @@
 //! Tests that the sender waits for a receiver that does not test for a while.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use invar_testkit::tcp_times::hasten;
+use invar_testkit::wait::throughout;
 
 use super::rig::*;
 
@@ -31,11 +32,7 @@ fn check(hurry: bool, late: Duration) {
         assert_eq!(code, Code::SUCCESS);
         (!request.is_null()).then_some(request)
     });
-    let start = Instant::now();
-    while start.elapsed() < late {
-        assert_eq!(test(send), Ok(None), "more than fits into the sockets");
-        thread::sleep(Duration::from_millis(1));
-    }
+    throughout(late, || assert_eq!(test(send), Ok(None), "more than fits into the sockets"));
     wait(&[send, recv]);
     assert!(pair.to == pair.from);
 }

@@ -1,36 +1,11 @@
 //! Tests sends that are longer than their receives: the result depends only on the version.
 
-use nccl_net_invar::tables::{
-    ncclNetPlugin_v7 as v7, ncclNetPlugin_v8 as v8, ncclNetPlugin_v10 as v10,
-    ncclNetPlugin_v12 as v12,
-};
-
 use super::rig::*;
-
-type Handle = [u8; HANDLE_BYTES];
-
-/// Calls the `connect` of a version since v7.
-fn connect_by(version: u32, context: *mut c_void, handle: &mut Handle) -> Option<*mut c_void> {
-    let (handle, none) = (handle.as_mut_ptr().cast(), ptr::null_mut());
-    let mut comm = ptr::null_mut();
-    // SAFETY: The handle is valid, and `comm` has room for a comm.
-    let code = unsafe {
-        match version {
-            7 => (v7.connect)(0, handle, &mut comm, none),
-            8 => (v8.connect)(0, handle, &mut comm, none),
-            9 => (net.connect)(0, handle, &mut comm, none),
-            10 => (v10.connect)(0, ptr::null(), handle, &mut comm, none),
-            11 => (v11.connect)(context, 0, handle, &mut comm, none),
-            _ => (v12.connect)(context, 0, handle, &mut comm, none),
-        }
-    };
-    assert_eq!(code, Code::SUCCESS);
-    (!comm.is_null()).then_some(comm)
-}
+use super::versions::connect_by;
 
 #[test]
 fn v6_refuses_a_send_that_is_longer_than_its_receive() {
-    let pair = Pair::with(4096, connect_v6);
+    let pair = Pair::with(4096, |handle| connect_by(6, handle));
     let recv = pair.post(&[(0, 100, 0)]);
     let mut send: *mut c_void = ptr::null_mut();
     // If the sender does not know of the receive yet, both ends learn of the error by `test`.
@@ -48,11 +23,9 @@ fn v6_refuses_a_send_that_is_longer_than_its_receive() {
 
 #[test]
 fn since_v7_a_send_is_cut_to_its_receive() {
-    init();
-    let context = context();
     for version in 7..=12 {
         for (len, room) in [(200, 100), (200, 0), (1 << 20, 1000), (1 << 20, (1 << 20) - 1)] {
-            let pair = Pair::with(2 << 20, |handle| connect_by(version, context, handle));
+            let pair = Pair::with(2 << 20, |handle| connect_by(version, handle));
             let recv = pair.post(&[(0, room, 0)]);
             let send = pair.send(0, len, 0);
             let sizes = wait(&[recv, send]);

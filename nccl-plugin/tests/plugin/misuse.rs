@@ -1,5 +1,7 @@
 //! Tests calls that NCCL must not make: each returns an error code and has no other effect.
 
+use nccl_net_invar::tables::ncclNetPlugin_v6 as v6;
+
 use super::rig::*;
 
 #[test]

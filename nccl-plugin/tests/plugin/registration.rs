@@ -1,5 +1,8 @@
 //! Tests memory registrations.
 
+use nccl_net_invar::abi::{PTR_CUDA, PTR_DMABUF};
+use nccl_net_invar::tables::ncclNetPlugin_v6 as v6;
+
 use super::rig::*;
 
 #[test]

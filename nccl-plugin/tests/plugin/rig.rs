@@ -4,43 +4,41 @@ pub(crate) use std::ffi::{c_int, c_void};
 pub(crate) use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::time::{Duration, Instant};
 
-pub(crate) use nccl_net_invar::abi::{Code, HANDLE_BYTES, PTR_CUDA, PTR_DMABUF, PTR_HOST};
-pub(crate) use nccl_net_invar::tables::{
-    ncclNetPlugin_v6 as v6, ncclNetPlugin_v9 as net, ncclNetPlugin_v11 as v11,
-};
+pub(crate) use invar_testkit::wait::until;
+pub(crate) use nccl_net_invar::abi::{Code, HANDLE_BYTES, PTR_HOST};
+pub(crate) use nccl_net_invar::tables::ncclNetPlugin_v9 as net;
+use nccl_net_invar::tables::ncclNetPlugin_v11 as v11;
 
-use invar_testkit::fake_cuda::FakeCuda;
-use invar_testkit::shell;
+use invar_testkit::pattern::pattern;
 use invar_testkit::sysfs::Tree;
+use invar_testkit::{child, shell};
 
 use crate::TRANSPORT;
-
-/// A timeout longer than any successful step takes.
-const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Speed of the loopback device in megabits per second.
 pub(crate) const SPEED_MBPS: c_int = 25_000;
 
-/// Starts the plugin on this program's transport, once for all tests.
-pub(crate) fn init() {
+/// Starts the plugin, once for all tests of this process. Returns the context of a communicator that is
+/// never finalized, so that no test ends the plugin for the others.
+pub(crate) fn init() -> *mut c_void {
     static INIT: Once = Once::new();
+    static CONTEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
     INIT.call_once(|| {
         // Loopback reports no speed, so this tree does.
         let tree = Tree::empty();
         tree.file("class/net/lo/speed", &SPEED_MBPS.to_string());
         let own = tree.root().display().to_string();
-        // A test that needs devices in sysfs has set its own tree.
-        let sysfs = std::env::var("INVAR_SYSFS").unwrap_or(own);
-        if !FakeCuda::is_here() {
+        if !child::is_here() {
             // SAFETY: Every test calls this function first, so no other thread reads the environment
             // meanwhile.
             unsafe { shell::forget_settings() };
         }
         let rules =
-            [("INVAR_TRANSPORT", TRANSPORT), ("NCCL_SOCKET_IFNAME", "lo"), ("INVAR_SYSFS", &sysfs)];
-        for (name, value) in rules {
+            [("INVAR_TRANSPORT", TRANSPORT), ("NCCL_SOCKET_IFNAME", "lo"), ("INVAR_SYSFS", &own)];
+        // A test with a process of its own may have its own settings.
+        for (name, value) in rules.into_iter().filter(|(name, _)| std::env::var_os(name).is_none())
+        {
             // SAFETY: Every test calls this function first, so no other thread reads the environment
             // meanwhile.
             unsafe { std::env::set_var(name, value) };
@@ -53,26 +51,7 @@ pub(crate) fn init() {
         assert_eq!(code, Code::SUCCESS);
         CONTEXT.store(context, Ordering::Relaxed);
     });
-}
-
-/// Context of a communicator that is never finalized, so that no test ends the plugin for the others.
-static CONTEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-
-/// Returns that communicator's context, after [`init`].
-pub(crate) fn context() -> *mut c_void {
     CONTEXT.load(Ordering::Relaxed)
-}
-
-/// Polls until there is an answer.
-pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(start.elapsed() < TIMEOUT, "{what} takes too long");
-        std::thread::yield_now();
-    }
 }
 
 /// A listening comm and its handle.
@@ -133,15 +112,6 @@ pub(crate) fn connect(handle: &mut [u8; HANDLE_BYTES]) -> Option<*mut c_void> {
     (!comm.is_null()).then_some(comm)
 }
 
-/// Calls `connect` of v6 once.
-pub(crate) fn connect_v6(handle: &mut [u8; HANDLE_BYTES]) -> Option<*mut c_void> {
-    let mut comm = ptr::dangling_mut();
-    // SAFETY: The handle is valid, and `comm` has room for a comm.
-    let code = unsafe { (v6.connect)(0, handle.as_mut_ptr().cast(), &mut comm) };
-    assert_eq!(code, Code::SUCCESS);
-    (!comm.is_null()).then_some(comm)
-}
-
 /// Both ends of a connection, and memory registered with each. A test that closes an end itself leaves
 /// null there.
 pub(crate) struct Pair {
@@ -166,7 +136,7 @@ impl Pair {
         let listening = Listening::new();
         let mut handle = listening.handle;
         let (send, recv) = listening.pair(&mut handle, connect);
-        let from: Vec<u8> = (0..bytes).map(|i| (i * 7 + i / 251) as u8).collect();
+        let from = pattern(0, bytes);
         let to = vec![0; bytes];
         let (from_mr, to_mr) = (reg(send, &from), reg(recv, &to));
         Pair { send, recv, from, to, from_mr, to_mr }
@@ -288,6 +258,6 @@ pub(crate) fn wait(requests: &[*mut c_void]) -> Vec<[c_int; 8]> {
                 *sizes = test(*request).unwrap();
             }
         }
-        sizes.iter().copied().collect()
+        sizes.iter().copied().collect::<Option<Vec<_>>>()
     })
 }

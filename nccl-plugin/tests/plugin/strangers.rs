@@ -1,23 +1,40 @@
 //! Tests strangers that call a listening comm of the plugin.
 
+use std::process::Command;
+
 use invar::{Handle, Wire};
 use invar_core::auth::Service;
+use invar_testkit::child;
 use invar_testkit::fake_cuda::FakeCuda;
 use invar_testkit::strangers::{Door, besiege};
 
 use super::rig::*;
 
-#[test]
-fn a_listening_comm_keeps_strangers_off() {
-    match crate::TRANSPORT {
-        "ib" => FakeCuda::new().with_null_verbs().run(|| besieged(Service::Rdma)),
-        "socket" => besieged(Service::Tcp),
-        _ => besieged(Service::Rdma),
+/// The listening comm's process must not take on memory, so each test has a process of its own.
+fn over(transport: &str) -> impl FnOnce(&mut Command) {
+    move |command| {
+        command.env("INVAR_TRANSPORT", transport);
     }
 }
 
-fn besieged(service: Service) {
-    besiege(&format!("the plugin, {}", crate::TRANSPORT), || {
+#[test]
+fn a_listening_comm_on_the_software_nic_keeps_strangers_off() {
+    child::run(over("soft"), || besieged("the plugin, on the software NIC", Service::Rdma));
+}
+
+#[test]
+fn a_listening_comm_over_tcp_keeps_strangers_off() {
+    child::run(over("socket"), || besieged("the plugin, over TCP", Service::Tcp));
+}
+
+#[test]
+fn a_listening_comm_on_an_rdma_device_keeps_strangers_off() {
+    let fake = FakeCuda::new().with_null_verbs();
+    fake.run(|| besieged("the plugin, on an RDMA device", Service::Rdma));
+}
+
+fn besieged(what: &str, service: Service) {
+    besiege(what, || {
         let listening = Listening::new();
         let handle = Handle::from_bytes(listening.handle).unwrap();
         let addr = handle.addr(Wire::Invar).unwrap();

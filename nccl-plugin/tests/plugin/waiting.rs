@@ -1,6 +1,7 @@
 //! Tests sends that wait for their receives, as on an RDMA device.
 
 use super::rig::*;
+use super::versions::connect_by;
 
 #[test]
 fn a_send_waits_for_its_receive() {
@@ -15,7 +16,7 @@ fn a_send_waits_for_its_receive() {
 
 #[test]
 fn a_send_that_v6_refuses_leaves_its_receive_to_the_next() {
-    let pair = Pair::with(4096, connect_v6);
+    let pair = Pair::with(4096, |handle| connect_by(6, handle));
     let recv = pair.post(&[(0, 100, 0)]);
     let code = until("a receive", || match pair.isend(0, 200, 0) {
         (Code::SUCCESS, request) if request.is_null() => None,

@@ -8,8 +8,9 @@ use std::time::Duration;
 use invar_core::proxy::{CallError, CallId, Calls, ConnectionId, Expected, Init, Kind, Outcome};
 use rustix::event::PollFd;
 
-use super::abort::{Bound, WaitError};
-use super::{Abort, HeapBanks};
+use super::HeapBanks;
+use super::bound::{Bound, WaitError};
+use crate::abort::Abort;
 use crate::unix::{FdStream, wait};
 
 type HeapCalls = Calls<OwnedFd, HeapBanks<Option<Expected<OwnedFd>>>>;

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use invar_core::proxy::{Appended, Op, PostError, Poster};
 
-use super::abort::{Abort, Bound, WaitError};
+use super::bound::{Bound, WaitError};
 use super::{SharedOps, futex};
+use crate::abort::Abort;
 
 /// Posts the operations of one local rank to one proxy. Each rank has exactly one such object.
 #[derive(Debug)]

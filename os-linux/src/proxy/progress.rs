@@ -14,17 +14,18 @@ use std::thread::JoinHandle;
 
 use invar_core::param::Params;
 use invar_core::proxy::{
-    AppendError, Args, Connection, Engine, OpenError, Probe, ProgressError, Slot, TakeError,
+    AppendError, Args, BankSlot, Connection, Engine, OpenError, Probe, ProgressError, TakeError,
     Transport,
 };
 use rustix::thread::CpuSet;
 
-use super::{Abort, HeapBanks, SharedOps, futex, thread};
+use super::{HeapBanks, SharedOps, futex, thread};
+use crate::abort::Abort;
 use driver::Shared;
 use mailbox::Mailbox;
 use mover::Mover;
 
-type HeapEngine = Engine<HeapBanks<Slot<Args>>, HeapBanks<Option<Connection>>>;
+type HeapEngine = Engine<HeapBanks<BankSlot<Args>>, HeapBanks<Option<Connection>>>;
 
 /// Settings of a progress thread.
 pub struct ProgressSettings {

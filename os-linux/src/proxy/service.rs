@@ -9,13 +9,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use invar_core::proxy::{
-    Connections, LOCAL_RANKS_MAX, Pending, Place, Reply, Session, SessionEvent, Setup, Slot,
+    BankSlot, Connections, LOCAL_RANKS_MAX, Pending, Place, Reply, Session, SessionEvent, Setup,
 };
 use rustix::event::{PollFd, PollFlags};
 use rustix::thread::CpuSet;
 
-use super::abort::TICK;
-use super::{Abort, HeapBanks, thread};
+use super::bound::TICK;
+use super::{HeapBanks, thread};
+use crate::abort::Abort;
 use crate::unix::{FdStream, listen, wait};
 
 /// Maximum number of reads from one rank before other ranks have their turn.
@@ -101,7 +102,7 @@ struct Serving<S> {
     sessions: u32,
     /// Time at which the host last lacked the descriptors or memory to accept a rank.
     refused: Option<Instant>,
-    connections: Connections<HeapBanks<Slot<Place>>>,
+    connections: Connections<HeapBanks<BankSlot<Place>>>,
     setup: S,
     /// Whether a rank has asked for the end.
     stopping: bool,
@@ -126,7 +127,7 @@ impl Peer {
     /// gone, or it sent an invalid request.
     fn serve<S: Setup<Fd = OwnedFd>>(
         &mut self,
-        connections: &mut Connections<HeapBanks<Slot<Place>>>,
+        connections: &mut Connections<HeapBanks<BankSlot<Place>>>,
         setup: &mut S,
     ) -> io::Result<Option<SessionEvent<OwnedFd>>> {
         self.stream.flush()?;

@@ -2,7 +2,8 @@
 
 use std::io::Write;
 
-use invar_core::proxy::{Direction, Event, Probe, Stage, Step};
+use invar_core::proxy::{Event, OpStage, Probe, ProxySlice};
+use invar_core::topology::Direction;
 use serde::Serialize;
 
 use crate::clock::now_ns;
@@ -114,8 +115,8 @@ impl<W: Write> ChromeTrace<W> {
         self.failed = self.failed || self.out.flush().is_err();
     }
 
-    fn slice(&mut self, step: &Step, stage: Stage) {
-        let stages = Stage::of(step.direction);
+    fn slice(&mut self, step: &ProxySlice, stage: OpStage) {
+        let stages = OpStage::of(step.direction);
         let before = stages.iter().rev().find(|before| **before < stage);
         let traced = TracedStep {
             connection: step.connection.0,
@@ -144,13 +145,13 @@ impl<W: Write> Drop for ChromeTrace<W> {
 }
 
 /// Returns NCCL's name for the wait of a slice after a stage.
-fn waits_after(direction: Direction, stage: Stage) -> Option<&'static str> {
+fn waits_after(direction: Direction, stage: OpStage) -> Option<&'static str> {
     Some(match (direction, stage) {
-        (_, Stage::Complete) => return None,
-        (Direction::Send, Stage::Transmit) => "SendWait",
+        (_, OpStage::Complete) => return None,
+        (Direction::Send, OpStage::Transmit) => "SendWait",
         (Direction::Send, _) => "SendGPUWait",
-        (Direction::Recv, Stage::Post) => "RecvWait",
-        (Direction::Recv, Stage::Receive) => "RecvFlushWait",
+        (Direction::Recv, OpStage::Post) => "RecvWait",
+        (Direction::Recv, OpStage::Receive) => "RecvFlushWait",
         (Direction::Recv, _) => "RecvGPUWait",
     })
 }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use invar_core::auth::Session;
 use invar_core::conn::{Stream, StreamError};
-use invar_core::rendezvous::{FrameError, Header, Incoming, Message, Seal, Speaker};
+use invar_core::rendezvous::{FrameError, Header, Incoming, RendezvousMessage, Seal, Speaker};
 use rustix::event::{PollFd, PollFlags};
 
 use super::TICK;
@@ -93,7 +93,7 @@ impl Connection {
         self.flush()
     }
 
-    pub(super) fn say(&mut self, message: &Message) -> Result<(), Lost> {
+    pub(super) fn say(&mut self, message: &RendezvousMessage) -> Result<(), Lost> {
         self.send(message.header, &message.body)
     }
 

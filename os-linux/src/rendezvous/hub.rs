@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use invar_core::auth::{Secret, Service};
 use invar_core::param::PortRange;
 use invar_core::rendezvous::{
-    COMMUNICATOR_ID_BYTES, Header, Kind, Member, Message, NOBODY, Roster, SEALED_BYTES_MAX,
-    Speaker, UniqueId, admit,
+    COMMUNICATOR_ID_BYTES, Header, Kind, Member, NOBODY, RendezvousMessage, Roster,
+    SEALED_BYTES_MAX, Speaker, UniqueId, admit,
 };
 use rustix::event::{PollFd, PollFlags};
 
@@ -204,14 +204,14 @@ impl Meeting {
                     match admit(header, &body, &mut self.roster) {
                         Ok((rank, member)) => {
                             let mut connection = newcomer.connection;
-                            let welcome = Message::new(Kind::Welcome, &[]);
+                            let welcome = RendezvousMessage::new(Kind::Welcome, &[]);
                             // If the rank is gone, receiving will show it.
                             let _ = connection.say(&welcome);
                             self.ranks.push(Rank { rank, member, connection, left: false });
                         }
                         Err(refusal) => {
                             let text = refusal.to_string();
-                            let refused = Message::new(Kind::Refused, text.as_bytes());
+                            let refused = RendezvousMessage::new(Kind::Refused, text.as_bytes());
                             newcomer.is_refused = true;
                             if newcomer.connection.say(&refused).is_ok() {
                                 self.newcomers.push(newcomer);

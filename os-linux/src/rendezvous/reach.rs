@@ -8,8 +8,8 @@ use invar_core::auth::Service;
 use invar_core::conn::StreamError;
 use invar_core::rendezvous::{Speaker, UniqueId};
 
-use super::BootstrapError;
 use super::connection::{Connection, Lost};
+use super::error::BootstrapError;
 use crate::tcp::OobStream;
 
 /// Interval between two attempts to reach a hub that does not listen yet.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use invar_core::auth::{Secret, Service};
 use invar_core::param::PortRange;
 use invar_core::rendezvous::{
-    COMMUNICATOR_ID_BYTES, Header, Kind, Message, Roster, Speaker, UniqueId, admit, join,
+    COMMUNICATOR_ID_BYTES, Header, Kind, RendezvousMessage, Roster, Speaker, UniqueId, admit, join,
 };
 
 use super::connection::Connection;
@@ -245,7 +245,7 @@ fn hub_of_a_rank_that_leaves(mut listener: AuthListener) {
     let mut connection = Connection::new(stream, &session, Speaker::Hub);
     let (header, body) = hear(&mut connection);
     admit(header, &body, &mut Roster::new(2).unwrap()).unwrap();
-    connection.say(&Message::new(Kind::Welcome, &[])).unwrap();
+    connection.say(&RendezvousMessage::new(Kind::Welcome, &[])).unwrap();
     let id = [0; COMMUNICATOR_ID_BYTES];
     connection.send(Header { tag: 0, ..Header::new(Kind::Started, id.len()) }, &id).unwrap();
     connection.send(Header { from: 0, ..Header::new(Kind::Left, 0) }, &[]).unwrap();

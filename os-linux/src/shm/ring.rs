@@ -85,29 +85,29 @@ impl RingLayout {
         SLOTS_AT + SLOTS as usize * self.slot_bytes
     }
 
-    fn ring(&self, memory: &SharedMemory, number: usize) -> Ring {
+    fn ring(&self, memory: &SharedMemory, number: usize) -> ShmRing {
         let at = self.ring_bytes().checked_mul(number);
         let at = at
             .filter(|at| at.checked_add(self.ring_bytes()).is_some_and(|end| end <= memory.len()));
         let at = at.expect("as many rings as there is memory for");
-        // SAFETY: The ring lies within the mapping, which `Ring` keeps.
+        // SAFETY: The ring lies within the mapping, which `ShmRing` keeps.
         let start = unsafe { memory.start().add(at) };
-        Ring { start, slot_bytes: self.slot_bytes, _memory: memory.clone() }
+        ShmRing { start, slot_bytes: self.slot_bytes, _memory: memory.clone() }
     }
 }
 
 /// A ring in mapped memory.
 #[derive(Debug)]
-struct Ring {
+struct ShmRing {
     start: NonNull<u8>,
     slot_bytes: usize,
     _memory: SharedMemory,
 }
 
-// SAFETY: `Ring` keeps the mapping, which belongs to no thread.
-unsafe impl Send for Ring {}
+// SAFETY: `ShmRing` keeps the mapping, which belongs to no thread.
+unsafe impl Send for ShmRing {}
 
-impl Ring {
+impl ShmRing {
     fn released(&self) -> &AtomicU32 {
         // SAFETY: The word is at the page-aligned start of the ring, and everyone accesses it as an
         // atomic.
@@ -146,7 +146,7 @@ fn stamp(index: u32, len: usize) -> u64 {
 /// The sending end, which fills slots. Each ring has exactly one.
 #[derive(Debug)]
 pub struct SendRing {
-    ring: Ring,
+    ring: ShmRing,
     /// Number of filled slots, wrapping.
     sent: u32,
     /// Number of emptied slots at the last check.
@@ -192,7 +192,7 @@ impl SendRing {
 /// The receiving end, which empties slots. Each ring has exactly one.
 #[derive(Debug)]
 pub struct RecvRing {
-    ring: Ring,
+    ring: ShmRing,
     /// Number of emptied slots, wrapping.
     released: u32,
 }

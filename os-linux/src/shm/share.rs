@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::SharedMemory;
-use crate::proxy::Abort;
+use crate::abort::Abort;
 use crate::random::random;
 use crate::unix::{FdStream, listen, wait};
 

@@ -7,7 +7,7 @@ use invar_core::auth::{Calling, Secret, Service};
 use invar_core::conn::{Handle, HandleError, StreamError, Wire};
 use invar_core::error::{Error, Report};
 use invar_core::param::PortRange;
-use invar_core::socket::{self, Connector, Layout, Lobby, Refused};
+use invar_core::socket::{self, Connector, Layout, PendingConnections, Refused};
 
 use super::{RecvComm, SendComm, SocketDevice};
 use crate::random::random;
@@ -15,7 +15,7 @@ use crate::tcp::{AuthListener, Congestion, OobStream, TurnedAway, os};
 
 /// The settings of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct SocketSettings {
     /// Number of sockets and threads; the connector decides the number of sockets.
     pub layout: Layout,
     /// Maximum time for connect or accept.
@@ -34,7 +34,7 @@ pub struct Settings {
 pub struct Listener {
     callers: AuthListener,
     handle: Handle,
-    lobby: Box<Lobby<OobStream>>,
+    pending: Box<PendingConnections<OobStream>>,
     threads: u16,
     congestion: Congestion,
 }
@@ -75,22 +75,26 @@ pub struct Connecting {
     truncate: bool,
 }
 
-impl Settings {
-    fn of(&self, device: &SocketDevice) -> socket::Settings {
+impl SocketSettings {
+    fn of(&self, device: &SocketDevice) -> socket::HandshakeSettings {
         let name = device.name().chars().filter(char::is_ascii).collect();
-        socket::Settings { device: name, timeout_ns: self.timeout_ns }
+        socket::HandshakeSettings { device: name, timeout_ns: self.timeout_ns }
     }
 }
 
 impl Listener {
     /// Listens at the device's address, on the first free port of `ports`.
-    pub fn bind(device: &SocketDevice, ports: PortRange, settings: &Settings) -> io::Result<Self> {
+    pub fn bind(
+        device: &SocketDevice,
+        ports: PortRange,
+        settings: &SocketSettings,
+    ) -> io::Result<Self> {
         let (service, key) = (Service::Tcp, settings.key.as_ref());
         let (callers, handle) =
             AuthListener::with_handle(device.address, ports, Wire::Invar, service, key)?;
-        let lobby = Box::new(Lobby::new(settings.of(device)));
+        let pending = Box::new(PendingConnections::new(settings.of(device)));
         let (threads, congestion) = (settings.layout.threads, settings.congestion.clone());
-        Ok(Listener { callers, handle, lobby, threads, congestion })
+        Ok(Listener { callers, handle, pending, threads, congestion })
     }
 
     /// Returns the handle by which senders connect: 128 bytes, which the program passes to each sender.
@@ -110,13 +114,13 @@ impl Listener {
     /// A peer is gone, does not speak Invar's protocol, or takes too long; the error names the peer. Or
     /// this host has no resources left. The listener continues in all cases.
     pub fn poll(&mut self, now_ns: u64) -> Result<Option<RecvComm>, AcceptError> {
-        while self.lobby.has_room()
+        while self.pending.has_room()
             && let Some((stream, _)) = self.callers.poll(now_ns)?
         {
             prepare(&stream, &self.congestion)?;
-            self.lobby.enter(stream, now_ns);
+            self.pending.enter(stream, now_ns);
         }
-        match self.lobby.poll(now_ns) {
+        match self.pending.poll(now_ns) {
             Ok(None) => Ok(None),
             Ok(Some(links)) => Ok(Some(RecvComm::new(links, self.threads))),
             Err(refused) => Err(AcceptError::Refused(Box::new(refused))),
@@ -132,7 +136,7 @@ impl Connecting {
     pub fn start(
         device: &SocketDevice,
         handle: &Handle,
-        settings: &Settings,
+        settings: &SocketSettings,
         now_ns: u64,
     ) -> Result<Self, ConnectError> {
         let addr = device.on_this_link(handle.addr(Wire::Invar)?);
@@ -148,7 +152,7 @@ impl Connecting {
         let sockets = sockets.collect::<Result<Vec<_>, ConnectError>>()?;
         let session = u64::from_ne_bytes(random().map_err(|error| unreached(os(error)))?);
         let connector = Connector::new(sockets, session, &settings.of(device), now_ns);
-        let Settings { layout, truncate, .. } = *settings;
+        let SocketSettings { layout, truncate, .. } = *settings;
         Ok(Connecting { connector: Box::new(connector), threads: layout.threads, truncate })
     }
 

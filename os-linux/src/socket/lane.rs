@@ -16,7 +16,7 @@ use worker::Worker;
 
 /// The direction of the chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum LaneDirection {
     Send,
     Recv,
 }
@@ -33,7 +33,7 @@ pub(super) struct Lanes<O> {
 /// One lane. All fields except the queue belong to the thread that moves the lane's chunks.
 struct Lane {
     stream: OobStream,
-    way: Way,
+    direction: LaneDirection,
     queue: Mutex<Queue>,
     /// Number of chunks that are completely moved and not yet collected.
     moved: AtomicUsize,
@@ -59,12 +59,12 @@ impl<O> Lanes<O> {
     /// threads, the lanes have none.
     pub(super) fn new(
         streams: impl IntoIterator<Item = OobStream>,
-        way: Way,
+        direction: LaneDirection,
         threads: u16,
     ) -> Self {
         let lane = |stream| {
             let queue = Mutex::new(Queue { chunks: VecDeque::new(), error: None });
-            Arc::new(Lane { stream, way, queue, moved: AtomicUsize::new(0) })
+            Arc::new(Lane { stream, direction, queue, moved: AtomicUsize::new(0) })
         };
         let lanes: Vec<Arc<Lane>> = streams.into_iter().map(lane).collect();
         let threads = usize::from(threads).min(lanes.len());
@@ -132,11 +132,17 @@ impl Lane {
             (queue.chunks.front().copied(), queue.error)
         };
         let Some(Piece { start, len }) = first.filter(|_| error.is_none()) else { return false };
-        let moved = match self.way {
-            // SAFETY: The caller of `Lanes::push` promised the bytes, and the chunk is not collected yet.
-            Way::Send => self.stream.send_gather(&[unsafe { Gather::from_raw(start, len) }]),
-            // SAFETY: The caller of `Lanes::push` promised the bytes, and the chunk is not collected yet.
-            Way::Recv => self.stream.recv_scatter(&mut [unsafe { Scatter::from_raw(start, len) }]),
+        let moved = match self.direction {
+            LaneDirection::Send => {
+                // SAFETY: The caller of `Lanes::push` promised the bytes, and the chunk is not collected
+                // yet.
+                self.stream.send_gather(&[unsafe { Gather::from_raw(start, len) }])
+            }
+            LaneDirection::Recv => {
+                // SAFETY: The caller of `Lanes::push` promised the bytes, and the chunk is not collected
+                // yet.
+                self.stream.recv_scatter(&mut [unsafe { Scatter::from_raw(start, len) }])
+            }
         };
         let mut queue = self.lock();
         match moved {

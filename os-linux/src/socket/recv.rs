@@ -9,10 +9,10 @@ use invar_core::comm::{RecvBuf, Request};
 use invar_core::conn::{Stream, StreamError};
 use invar_core::error::{Ends, Error};
 use invar_core::fifo::RECVS_MAX;
-use invar_core::socket::{FRAME_BYTES, Links, Posted, Receiver, Step, Target};
+use invar_core::socket::{FRAME_BYTES, Links, Posted, Receiver, RecvStep, Target};
 
 use super::SendComm;
-use super::lane::{Lanes, Way};
+use super::lane::{LaneDirection, Lanes};
 use super::send::{cloned, pointer};
 use crate::tcp::OobStream;
 use inbox::Inbox;
@@ -42,7 +42,7 @@ impl RecvComm {
     pub(super) fn new(links: Links<OobStream>, threads: u16) -> Self {
         let Links { control, main, lanes, ends } = links;
         let receiver = Box::new(Receiver::new(lanes.len() as u16));
-        let lanes = Lanes::new(lanes, Way::Recv, threads);
+        let lanes = Lanes::new(lanes, LaneDirection::Recv, threads);
         RecvComm {
             links: Some(Inbound { lanes, main, end: None }),
             receiver,
@@ -227,9 +227,11 @@ impl Inbound {
         let mut is_spread = false;
         while let Some(step) = receiver.next(inbox.staged())? {
             match step {
-                Step::Skip(bytes) => inbox.skip(bytes),
-                Step::Place { to, offset, len } => receiver.placed(inbox.place(to, offset, len)),
-                Step::Spread { to, chunks } => {
+                RecvStep::Skip(bytes) => inbox.skip(bytes),
+                RecvStep::Place { to, offset, len } => {
+                    receiver.placed(inbox.place(to, offset, len))
+                }
+                RecvStep::Spread { to, chunks } => {
                     for chunk in chunks {
                         let (start, len) = (inbox.at(to, chunk.offset), chunk.len as usize);
                         // SAFETY: The chunk is a part of a buffer or parking place that the message fits
@@ -239,8 +241,8 @@ impl Inbound {
                     }
                     is_spread = true;
                 }
-                Step::Park { place, len } => inbox.park(place, len)?,
-                Step::Unpark { place, to, len } => inbox.unpark(place, to, len),
+                RecvStep::Park { place, len } => inbox.park(place, len)?,
+                RecvStep::Unpark { place, to, len } => inbox.unpark(place, to, len),
             }
         }
         if is_spread {

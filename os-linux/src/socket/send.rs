@@ -11,7 +11,7 @@ use invar_core::fifo::DEPTH_MAX;
 use invar_core::socket::{FRAME_BYTES, Links, Outgoing, Sender};
 
 use super::RecvComm;
-use super::lane::{Lanes, Way};
+use super::lane::{LaneDirection, Lanes};
 use crate::memory::{Gather, Scatter, read_raw};
 use crate::tcp::OobStream;
 
@@ -45,7 +45,7 @@ impl SendComm {
     pub(super) fn new(links: Links<OobStream>, threads: u16, truncates: bool) -> Self {
         let Links { control, main, lanes, ends } = links;
         let sender = Box::new(Sender::new(lanes.len() as u16).truncating(truncates));
-        let lanes = Lanes::new(lanes, Way::Send, threads);
+        let lanes = Lanes::new(lanes, LaneDirection::Send, threads);
         let starts = Box::new([NonNull::dangling(); DEPTH_MAX]);
         SendComm { lanes, sender, main, control, starts, short: Box::new([0; COPIED_BYTES]), ends }
     }
@@ -72,8 +72,8 @@ impl SendComm {
     ///
     /// # Errors
     /// [`Error::SizeMismatch`] if the buffer is known to be shorter and messages are not cut
-    /// ([`Settings::truncate`](super::Settings)), and [`Error::TooLong`]: the connection continues. All
-    /// other errors are permanent: every later call returns the same one.
+    /// ([`SocketSettings::truncate`](super::SocketSettings)), and [`Error::TooLong`]: the connection
+    /// continues. All other errors are permanent: every later call returns the same one.
     ///
     /// # Safety
     /// The buffer stays valid, and nobody writes it, until the request is done or this end is dropped.

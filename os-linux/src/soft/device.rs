@@ -33,7 +33,7 @@ use invar_core::roce::qp::{Side, Tuning};
 use crate::memory::HostMemory;
 use completion::CompletionQueue;
 use linger::Lingerers;
-use queue_pair::{Path, QueuePair, Surroundings};
+use queue_pair::{DeviceEnv, Path, QueuePair};
 use region::{MemoryRegion, Regions};
 use table::{Names, Table};
 use timers::Timers;
@@ -41,7 +41,7 @@ use transmit::Staging;
 
 pub use counters::DeviceCounters;
 pub use train::{Datagram, Route, Train, TransmitSink};
-pub use transmit::Patience;
+pub use transmit::AckDelay;
 
 /// Maximum number of queue pairs of a device: 1 in 256 of the 24-bit queue pair numbers is in use.
 pub const QPS_MAX: usize = 1 << 16;
@@ -313,13 +313,13 @@ impl Device {
         &mut self,
         qpn: u32,
         verb: Verb,
-        call: impl FnOnce(&mut QueuePair, &mut Surroundings<'_>) -> Result<R, NicError>,
+        call: impl FnOnce(&mut QueuePair, &mut DeviceEnv<'_>) -> Result<R, NicError>,
     ) -> Result<R, NicError> {
         let Some(qp) = self.qps.get_mut(qpn) else {
             return Err(NicError::new(verb, libc::EINVAL, "no such queue pair"));
         };
         let (pd, cq) = (qp.pd, qp.cq);
-        let mut env = Surroundings { regions: &self.regions, cqs: &mut self.cqs, pd, cq };
+        let mut env = DeviceEnv { regions: &self.regions, cqs: &mut self.cqs, pd, cq };
         let result = call(qp, &mut env);
         qp.follow_up(qpn, &mut env, &mut self.ready);
         result
@@ -330,7 +330,7 @@ impl QueuePair {
     /// Runs after every call on the engine: lists the queue pair for [`Device::transmit`], and moves it
     /// to ERR if its completion queue overflowed.
     #[inline]
-    fn follow_up(&mut self, qpn: u32, env: &mut Surroundings<'_>, ready: &mut VecDeque<u32>) {
+    fn follow_up(&mut self, qpn: u32, env: &mut DeviceEnv<'_>, ready: &mut VecDeque<u32>) {
         if env.cqs.get(self.cq).is_some_and(CompletionQueue::overrun)
             && self.state() != QpState::Err
         {

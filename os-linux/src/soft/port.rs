@@ -7,7 +7,7 @@
 //!   answers completions with a more urgent message, and the acknowledge can then leave together with
 //!   that message. For the same reason, the acknowledge of a short message waits [`ACK_WAIT_NS`] for
 //!   another packet. The acknowledge of WRITEs that notify nobody is held back even then, for
-//!   [`ACK_STAY_NS`].
+//!   [`ACK_DEFER_NS`].
 //! - A thread drives the device once the application has not polled for [`STAND_BY_NS`]. Peers may read
 //!   and write our memory or wait for an acknowledge while the application computes. The thread sleeps
 //!   until a packet arrives or a timer is due.
@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use invar_core::nic::{PollError, Wc};
 
-use super::device::{Device, Patience};
+use super::device::{AckDelay, Device};
 use super::sockets::Sockets;
 use crate::clock::now_ns;
 use crate::udp::{RxBatch, RxSocket};
@@ -49,7 +49,7 @@ const ACK_WAIT_MAX_NS: u64 = 100_000;
 /// Time for which the acknowledge of WRITEs that notify nobody, such as the protocol's own, is held back
 /// even if other messages leave. This applies only while messages are sent often. A message that leaves
 /// alone is half a microsecond faster than one followed by an acknowledge.
-const ACK_STAY_NS: u64 = ACK_WAIT_MAX_NS / 2;
+const ACK_DEFER_NS: u64 = ACK_WAIT_MAX_NS / 2;
 
 pub(super) struct Port {
     rx: RxSocket,
@@ -227,12 +227,12 @@ impl Moving {
     fn transmit(&mut self, now: u64) {
         let quiet = now.saturating_sub(self.posted_ns) >= ACK_WAIT_NS;
         let waits_ns = if quiet { ACK_WAIT_NS } else { ACK_WAIT_MAX_NS };
-        let stays_ns = if self.posts_often { ACK_STAY_NS } else { 0 };
-        let patience = Patience {
+        let defer_ns = if self.posts_often { ACK_DEFER_NS } else { 0 };
+        let delay = AckDelay {
             waits_since_ns: now.saturating_sub(waits_ns),
-            stays_since_ns: now.saturating_sub(stays_ns),
+            deferred_since_ns: now.saturating_sub(defer_ns),
         };
-        self.device.transmit_urgent(now, patience, &mut self.sockets);
+        self.device.transmit_urgent(now, delay, &mut self.sockets);
     }
 
     /// Returns the time at which the device is due if no packet arrives; `u64::MAX` means never.

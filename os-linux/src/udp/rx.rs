@@ -145,7 +145,7 @@ impl RxSocket {
 /// Buffers for the trains that one system call receives.
 pub struct RxBatch {
     bytes: Box<[u8]>,
-    messages: Box<[Message]>,
+    messages: Box<[ReceivedTrain]>,
     len: usize,
     /// Number of trains that the next call asks for.
     wanted: usize,
@@ -166,7 +166,7 @@ impl RxBatch {
         let messages = messages.clamp(1, MESSAGES_MAX);
         RxBatch {
             bytes: vec![0; messages * MESSAGE_BYTES_MAX].into_boxed_slice(),
-            messages: vec![Message::EMPTY; messages].into_boxed_slice(),
+            messages: vec![ReceivedTrain::EMPTY; messages].into_boxed_slice(),
             len: 0,
             wanted: 1,
         }
@@ -187,15 +187,15 @@ impl RxBatch {
 
 /// The kernel's description of a train.
 #[derive(Clone)]
-struct Message {
+struct ReceivedTrain {
     source: libc::sockaddr_in6,
     control: Control<c_int>,
     len: usize,
     segment_bytes: usize,
 }
 
-impl Message {
-    const EMPTY: Message = Message {
+impl ReceivedTrain {
+    const EMPTY: ReceivedTrain = ReceivedTrain {
         // SAFETY: The type consists of integers, for which all zeros is a valid value.
         source: unsafe { mem::zeroed() },
         // SAFETY: The type consists of integers, for which all zeros is a valid value.

@@ -4,7 +4,7 @@
 
 use std::hint::black_box;
 
-use invar_core::mr_cache::{Lookup, MrCache, Slot};
+use invar_core::mr_cache::{Lookup, MrCache, MrSlot};
 use invar_core::nic::Access;
 
 const PAGE: u64 = 4096;
@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err("usage: bench_mr_cache LIVE ITERS".into());
     };
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-    let slots: Vec<Slot<u64>> = (0..live).map(|_| Slot::default()).collect();
+    let slots: Vec<MrSlot<u64>> = (0..live).map(|_| MrSlot::default()).collect();
     let mut cache = MrCache::new(slots, PAGE)?;
     // Buffers of two pages, two pages apart, in a scattered order.
     let place = |i: u64| i.wrapping_mul(0x9e37_79b1) % live * 4 * PAGE;

@@ -1,6 +1,6 @@
 //! Runs the protocol itself and compares every answer with a model.
 
-use invar_core::conn::{Settings, Wire};
+use invar_core::conn::{CommSettings, Wire};
 use invar_core::nic::{Nic, QpOptions};
 use invar_core::roce::UDP_PORT;
 
@@ -11,21 +11,25 @@ use crate::model::comm::{Op, Shape, Traffic};
 pub(super) fn checks<N: Nic + Clone>() -> Vec<Check<N>> {
     vec![
         ("comms deliver every message once, in order, whole", |bench| {
-            run(bench, Settings::default(), 300)
+            run(bench, CommSettings::default(), 300)
         }),
         ("comms over four queue pairs", |bench| {
-            run(bench, Settings { qps: 4, ar_threshold_bytes: 512, ..Settings::default() }, 300)
+            run(
+                bench,
+                CommSettings { qps: 4, ar_threshold_bytes: 512, ..CommSettings::default() },
+                300,
+            )
         }),
         ("comms with slots posted inline", |bench| {
-            run(bench, Settings { use_inline: true, ..Settings::default() }, 200)
+            run(bench, CommSettings { use_inline: true, ..CommSettings::default() }, 200)
         }),
         ("comms with a FIFO of few rows", |bench| {
-            run(bench, Settings { fifo_depth: 2, ..Settings::default() }, 200)
+            run(bench, CommSettings { fifo_depth: 2, ..CommSettings::default() }, 200)
         }),
         ("comms on the wire of NCCL 2.14", nccl_wire),
         ("comms in adaptive-routing mode, where both ports have it", |bench| {
             let options = QpOptions::all();
-            run(bench, Settings { options, qps: 2, ..Settings::default() }, 200)
+            run(bench, CommSettings { options, qps: 2, ..CommSettings::default() }, 200)
         }),
     ]
 }
@@ -39,10 +43,10 @@ fn nccl_wire<N: Nic + Clone>(bench: &mut Bench<N>) -> Verdict {
             return Ok(());
         }
     }
-    run(bench, Settings { wire: Wire::Nccl214, ..Settings::default() }, 200)
+    run(bench, CommSettings { wire: Wire::Nccl214, ..CommSettings::default() }, 200)
 }
 
-fn run<N: Nic + Clone>(bench: &mut Bench<N>, settings: Settings, ops: usize) -> Verdict {
+fn run<N: Nic + Clone>(bench: &mut Bench<N>, settings: CommSettings, ops: usize) -> Verdict {
     let settings = [settings; 2];
     let [a, b] = bench.nics().map(N::clone);
     let duo = duo::connect([&a, &b], settings, || {

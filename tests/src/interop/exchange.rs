@@ -14,6 +14,7 @@ use invar_core::nic::{
 use super::control::Control;
 use super::scenario::{Fault, Scenario};
 use crate::end::{Address, End, Link};
+use crate::pattern::pattern;
 
 /// XOR with this constant changes a key into one that nobody has.
 const NOBODYS_KEY: u32 = 0x5555_5500;
@@ -36,7 +37,7 @@ pub(super) fn run<N: Nic + Clone>(
     asks: bool,
 ) -> io::Result<String> {
     let end = End::new(nic, scenario.region_bytes());
-    end.buffer.write(0, &pattern(scenario, asks));
+    end.buffer.write(0, &content(scenario, asks));
     let mut address = end.address();
     let local_only = scenario.is(Fault::RemoteRights).then(|| {
         let (mr, _, rkey) = end.register(&end.buffer.memory, Access::LOCAL_WRITE);
@@ -173,7 +174,7 @@ fn told<N: Nic + Clone>(
         parts.push((expected - seen.len(), "missing".to_owned()));
     }
     let memory = end.buffer.read(0, scenario.region_bytes());
-    let (ours, theirs) = (pattern(scenario, asks), pattern(scenario, !asks));
+    let (ours, theirs) = (content(scenario, asks), content(scenario, !asks));
     let moved = scenario.len * scenario.count;
     let memory = if memory == ours {
         "unchanged"
@@ -208,9 +209,8 @@ fn completion(number: usize, wc: &Wc) -> String {
 }
 
 /// The initial content of an end's memory.
-fn pattern(scenario: &Scenario, asks: bool) -> Vec<u8> {
-    let factor = if asks { 0x9e37_79b1 } else { 0x85eb_ca77 };
-    (1..=scenario.region_bytes()).map(|i| (i.wrapping_mul(factor) >> 13) as u8).collect()
+fn content(scenario: &Scenario, asks: bool) -> Vec<u8> {
+    pattern(usize::from(asks), scenario.region_bytes())
 }
 
 fn write_address(address: &Address) -> String {

@@ -9,7 +9,7 @@ mod ledger;
 mod remains;
 
 use invar_core::comm::{RecvBuf, Request, SendBuf};
-use invar_core::conn::{Settings, Wire};
+use invar_core::conn::{CommSettings, Wire};
 use invar_core::error::Error;
 use invar_core::fifo::{DEPTH_MAX, RECVS_MAX};
 use invar_core::nic::Nic;
@@ -81,7 +81,7 @@ impl Op {
 ///
 /// # Panics
 /// Panics if an answer is wrong.
-pub fn run(settings: Settings, ops: impl IntoIterator<Item = Op>) {
+pub fn run(settings: CommSettings, ops: impl IntoIterator<Item = Op>) {
     let nics: [NullNic; 2] = NullNic::ports();
     let [a, b] = &nics;
     let settings = [settings; 2];
@@ -180,7 +180,7 @@ fn free_requests(live: impl Iterator<Item = u64> + Clone, next: u64, depth: usiz
 
 impl<N: Nic> Traffic<N> {
     /// Traffic between `nics` over an existing connection with these `settings`.
-    pub fn new(nics: [&N; 2], settings: [Settings; 2], duo: Duo<N>, shape: Shape) -> Self {
+    pub fn new(nics: [&N; 2], settings: [CommSettings; 2], duo: Duo<N>, shape: Shape) -> Self {
         let wire = settings[0].wire;
         let depth = match wire {
             Wire::Nccl214 => 64,

@@ -1,6 +1,6 @@
 //! Operations on an MR cache, and the model that judges them: a list with a linear search.
 
-use invar_core::mr_cache::{Lookup, MrCache, MrCacheError, MrHandle, PageRange, Slot};
+use invar_core::mr_cache::{Lookup, MrCache, MrCacheError, MrHandle, MrSlot, PageRange};
 use invar_core::nic::Access;
 
 /// The page size of every [`World`].
@@ -34,7 +34,7 @@ pub struct Request {
 /// A cache beside its model. Registrations are numbers.
 #[derive(Debug)]
 pub struct World {
-    cache: MrCache<u64, Vec<Slot<u64>>>,
+    cache: MrCache<u64, Vec<MrSlot<u64>>>,
     model: Vec<Entry>,
     held: Vec<(MrHandle, u64)>,
     released: Vec<MrHandle>,
@@ -163,7 +163,7 @@ impl World {
         let inserted = self.cache.insert(pages, mr).unwrap_or_else(|full| {
             assert_eq!((full.mr, self.cache.is_full()), (mr, true));
             let more = self.cache.len() * 2 + 1;
-            let larger = (0..more).map(|_| Slot::default()).collect();
+            let larger = (0..more).map(|_| MrSlot::default()).collect();
             self.cache.grow(larger).expect("larger storage");
             self.cache.insert(pages, mr).expect("a free slot")
         });

@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use invar::raw::{AnyRecv, AnySend, GpuRange, HostNic, RecvOn, SendOn};
 use invar_core::nic::{
     Access, Gid, LinkLayer, MemoryKeys, Nic, NicError, PollError, PortAttr, PortState, QpCap,
-    QpOptions, QpTransition, RecvWr, SendWr, Verb, Wc,
+    QpOptions, QpTransition, RecvWr, SendWr, Wc,
 };
-use invar_cuda::gdr::NicReach;
 use invar_linux::memory::HostMemory;
 use invar_linux::soft::Device;
 
@@ -97,28 +95,6 @@ impl MemoryKeys for SimMr {
 
     fn rkey(&self) -> u32 {
         self.0.number
-    }
-}
-
-impl HostNic for SimNic {
-    fn now_ns(&self) -> u64 {
-        self.world.now_ns()
-    }
-
-    fn any_send(end: Box<SendOn<Self>>) -> AnySend {
-        AnySend::Custom(end)
-    }
-
-    fn any_recv(end: Box<RecvOn<Self>>) -> AnyRecv {
-        AnyRecv::Custom(end)
-    }
-
-    fn gpu_reach(&self, _: &u32) -> NicReach {
-        NicReach::Software
-    }
-
-    unsafe fn reg_gpu_mr(&self, _: &u32, _: &GpuRange<'_>, _: Access) -> Result<SimMr, NicError> {
-        Err(NicError::new(Verb::RegMr, 0, "a simulated NIC does not reach GPU memory"))
     }
 }
 

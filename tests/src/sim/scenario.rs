@@ -1,6 +1,6 @@
 //! A history that a seed decides: hosts, links, comms, the calls on the comms, and faults.
 
-use invar_core::conn::{Settings, Wire};
+use invar_core::conn::{CommSettings, Wire};
 use invar_core::nic::{Mtu, QpOptions};
 use invar_core::roce::qp::Tuning;
 
@@ -260,8 +260,8 @@ pub(super) fn network(random: &mut Random, nhosts: u32, ipv6: bool) -> (World, V
 }
 
 /// Random settings that the two ends of a connection may have agreed on.
-pub(super) fn settings(random: &mut Random, ipv6: bool) -> Settings {
-    Settings {
+pub(super) fn settings(random: &mut Random, ipv6: bool) -> CommSettings {
+    CommSettings {
         // Over IPv4, NCCL's wire has no way to agree on an ICRC that can be verified.
         wire: if ipv6 && random.chance(250_000) { Wire::Nccl214 } else { Wire::Invar },
         fifo_depth: 1 << random.below(9),
@@ -275,7 +275,7 @@ pub(super) fn settings(random: &mut Random, ipv6: bool) -> Settings {
         } else {
             QpOptions::ICRC_MASKS_IP_ID
         },
-        ..Settings::default()
+        ..CommSettings::default()
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use invar_core::coll::{Algorithm, DataType, Operation, Order, Schedule, Step, Task};
 use invar_core::math::STEPS;
-use invar_core::proxy::Direction;
+use invar_core::topology::Direction;
 use invar_testkit::model::coll::Layout;
 use invar_testkit::sim::Random;
 

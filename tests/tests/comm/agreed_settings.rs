@@ -2,14 +2,14 @@
 
 use invar_core::comm::RecvBuf;
 use invar_core::conn::stage::Side;
-use invar_core::conn::{Settings, Wire};
+use invar_core::conn::{CommSettings, Wire};
 use invar_core::error::{Error, ErrorKind};
 use invar_testkit::duo::Buffer;
 
 use crate::rig::{self, Handshake};
 
 /// The number of receives that can be posted before the first of them ends.
-fn receives_posted(settings: [Settings; 2]) -> usize {
+fn receives_posted(settings: [CommSettings; 2]) -> usize {
     let (nics, mut duo) = rig::connect(settings);
     let buffer = Buffer::new(&nics[1], &duo.recv_pd, 64);
     let room = RecvBuf { addr: buffer.addr(0), len: 64, tag: 0, rkey: buffer.rkey() };
@@ -20,7 +20,7 @@ fn receives_posted(settings: [Settings; 2]) -> usize {
 #[test]
 fn the_smaller_fifo_depth_holds() {
     for (connector, acceptor) in [(256, 256), (64, 256), (256, 64), (1, 256), (256, 1), (2, 8)] {
-        let depth = |fifo_depth| Settings { fifo_depth, ..Settings::default() };
+        let depth = |fifo_depth| CommSettings { fifo_depth, ..CommSettings::default() };
         let posted = receives_posted([depth(connector), depth(acceptor)]);
         assert_eq!(posted, usize::from(connector.min(acceptor)), "{connector} and {acceptor}");
     }
@@ -28,31 +28,31 @@ fn the_smaller_fifo_depth_holds() {
 
 #[test]
 fn the_wire_of_nccl_2_14_has_64_rows_whatever_is_set() {
-    let settings = Settings { wire: Wire::Nccl214, fifo_depth: 256, ..Settings::default() };
+    let settings = CommSettings { wire: Wire::Nccl214, fifo_depth: 256, ..CommSettings::default() };
     assert_eq!(receives_posted([settings; 2]), 64);
 }
 
 #[test]
 fn the_connectors_number_of_queue_pairs_holds() {
     for qps in [1, 2, 4, 128] {
-        let settings = |qps| Settings { qps, fifo_depth: 4, ..Settings::default() };
+        let settings = |qps| CommSettings { qps, fifo_depth: 4, ..CommSettings::default() };
         Handshake::new([settings(qps), settings(3)]).finish();
         let wire = Wire::Nccl214;
-        Handshake::new([Settings { wire, qps, ..Settings::default() }; 2]).finish();
+        Handshake::new([CommSettings { wire, qps, ..CommSettings::default() }; 2]).finish();
     }
 }
 
 #[test]
 fn settings_out_of_range_are_named_on_the_first_call() {
-    let usual = Settings::default();
+    let usual = CommSettings::default();
     let cases = [
-        (Settings { fifo_depth: 0, ..usual }, "fifo_depth"),
-        (Settings { fifo_depth: 3, ..usual }, "fifo_depth"),
-        (Settings { fifo_depth: 512, ..usual }, "fifo_depth"),
-        (Settings { qps: 0, ..usual }, "qps"),
-        (Settings { qps: 129, ..usual }, "qps"),
-        (Settings { timeout: 32, ..usual }, "timeout"),
-        (Settings { retry_cnt: 8, ..usual }, "retry_cnt"),
+        (CommSettings { fifo_depth: 0, ..usual }, "fifo_depth"),
+        (CommSettings { fifo_depth: 3, ..usual }, "fifo_depth"),
+        (CommSettings { fifo_depth: 512, ..usual }, "fifo_depth"),
+        (CommSettings { qps: 0, ..usual }, "qps"),
+        (CommSettings { qps: 129, ..usual }, "qps"),
+        (CommSettings { timeout: 32, ..usual }, "timeout"),
+        (CommSettings { retry_cnt: 8, ..usual }, "retry_cnt"),
     ];
     for (settings, name) in cases {
         let mut handshake = Handshake::new([settings; 2]);
@@ -67,7 +67,7 @@ fn settings_out_of_range_are_named_on_the_first_call() {
 #[test]
 fn connect_and_accept_give_their_comm_once() {
     for wire in [Wire::Invar, Wire::Nccl214] {
-        let mut handshake = Handshake::new([Settings { wire, ..Settings::default() }; 2]);
+        let mut handshake = Handshake::new([CommSettings { wire, ..CommSettings::default() }; 2]);
         for side in [Side::Connector, Side::Acceptor].into_iter().cycle().take(6) {
             handshake.poll(side).expect("no error");
         }

@@ -2,7 +2,7 @@
 //! acknowledges did.
 
 use invar_core::comm::{RecvBuf, Request, SendBuf};
-use invar_core::conn::{Settings, Wire};
+use invar_core::conn::{CommSettings, Wire};
 use invar_core::error::Error;
 use invar_core::nic::{Wc, WcStatus};
 use invar_testkit::duo::{self, Buffer, Duo};
@@ -19,7 +19,7 @@ struct Line {
 }
 
 impl Line {
-    fn new(settings: Settings) -> Line {
+    fn new(settings: CommSettings) -> Line {
         let [a, b] = NullNic::ports::<2>().map(Meddler::new);
         let duo = duo::connect([&a, &b], [settings; 2], || {}).expect("connected");
         let from = Buffer::new(&a, &duo.send_pd, 64);
@@ -51,7 +51,7 @@ impl Line {
 #[test]
 fn a_send_that_arrived_is_done_though_its_acknowledge_was_lost() {
     for fifo_depth in [2, 256] {
-        let mut line = Line::new(Settings { fifo_depth, ..Settings::default() });
+        let mut line = Line::new(CommSettings { fifo_depth, ..CommSettings::default() });
         let sends = [line.deliver(), line.deliver()];
         let Duo { mut send, recv, .. } = line.duo;
         drop(recv.close());
@@ -64,7 +64,7 @@ fn a_send_that_arrived_is_done_though_its_acknowledge_was_lost() {
 
 #[test]
 fn a_send_that_arrived_is_done_though_the_nic_gave_it_up() {
-    let mut line = Line::new(Settings::default());
+    let mut line = Line::new(CommSettings::default());
     let request = line.deliver();
     let Duo { mut send, recv, .. } = line.duo;
     drop(recv.close());
@@ -76,7 +76,7 @@ fn a_send_that_arrived_is_done_though_the_nic_gave_it_up() {
 
 #[test]
 fn the_messages_of_a_group_that_arrived_are_done() {
-    let mut line = Line::new(Settings::default());
+    let mut line = Line::new(CommSettings::default());
     let _ = line.post(3);
     let sends = [line.send(), line.send(), line.send()];
     let Duo { mut send, recv, .. } = line.duo;
@@ -87,7 +87,7 @@ fn the_messages_of_a_group_that_arrived_are_done() {
 
 #[test]
 fn a_send_that_did_not_arrive_fails_at_once() {
-    let mut line = Line::new(Settings::default());
+    let mut line = Line::new(CommSettings::default());
     let arrived = line.deliver();
     let _ = line.post(2);
     // The group still waits for its second message.
@@ -101,7 +101,7 @@ fn a_send_that_did_not_arrive_fails_at_once() {
 
 #[test]
 fn on_the_wire_of_nccl_2_14_nothing_is_said() {
-    let mut line = Line::new(Settings { wire: Wire::Nccl214, ..Settings::default() });
+    let mut line = Line::new(CommSettings { wire: Wire::Nccl214, ..CommSettings::default() });
     let request = loop {
         let room = RecvBuf { addr: line.to.addr(0), len: 64, tag: 0, rkey: line.to.rkey() };
         let _ = line.duo.recv.irecv(&[room]).expect("irecv");

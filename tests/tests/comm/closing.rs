@@ -1,7 +1,7 @@
 //! A receiving comm that closes waits until its last writes have reached the peer.
 
 use invar_core::comm::{Closing, RecvBuf};
-use invar_core::conn::Settings;
+use invar_core::conn::CommSettings;
 use invar_core::nic::{SendFlags, SendOpcode, Verb, Wc, WcStatus};
 use invar_testkit::duo::{self, Buffer, Duo};
 use invar_testkit::null::NullNic;
@@ -19,7 +19,8 @@ struct Line {
 impl Line {
     fn new() -> Line {
         let [a, b] = NullNic::ports::<2>().map(Meddler::new);
-        let mut duo = duo::connect([&a, &b], [Settings::default(); 2], || {}).expect("connected");
+        let mut duo =
+            duo::connect([&a, &b], [CommSettings::default(); 2], || {}).expect("connected");
         let to = Buffer::new(&b, &duo.recv_pd, 64);
         let room = RecvBuf { addr: to.addr(0), len: 64, tag: 0, rkey: to.rkey() };
         let _ = duo.recv.irecv(&[room]).expect("irecv").expect("a request");
@@ -50,7 +51,7 @@ fn it_is_over_once_all_that_was_posted_before_has_completed() {
 #[test]
 fn it_is_over_at_once_where_nothing_waits() {
     let [a, b] = NullNic::ports::<2>().map(Meddler::new);
-    let duo = duo::connect([&a, &b], [Settings::default(); 2], || {}).expect("connected");
+    let duo = duo::connect([&a, &b], [CommSettings::default(); 2], || {}).expect("connected");
     b.plan.holding.set(true);
     assert!(duo.recv.close().poll());
     assert!(b.plan.posted.borrow().is_empty());

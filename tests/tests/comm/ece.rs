@@ -1,6 +1,6 @@
 //! Tests ECE: what the drivers of both ends agree on beyond the verbs while they connect.
 
-use invar_core::conn::{Settings, Wire};
+use invar_core::conn::{CommSettings, Wire};
 use invar_core::error::Error;
 use invar_core::nic::{Ece, Verb};
 use invar_testkit::duo;
@@ -21,7 +21,7 @@ fn nics(eces: [Option<(u32, u32)>; 2]) -> [Meddler; 2] {
 }
 
 /// The ECE vendor and options that each driver is told for each queue pair while the ends connect.
-fn told(nics: &[Meddler; 2], settings: [Settings; 2]) -> [Vec<(u32, u32)>; 2] {
+fn told(nics: &[Meddler; 2], settings: [CommSettings; 2]) -> [Vec<(u32, u32)>; 2] {
     let [a, b] = nics;
     let duo = duo::connect([a, b], settings, || {});
     drop(duo.expect("a connection"));
@@ -29,8 +29,8 @@ fn told(nics: &[Meddler; 2], settings: [Settings; 2]) -> [Vec<(u32, u32)>; 2] {
     [a, b].map(|nic| nic.plan.eces_set.borrow().iter().map(of).collect())
 }
 
-fn usual() -> Settings {
-    Settings { qps: 2, ..Settings::default() }
+fn usual() -> CommSettings {
+    CommSettings { qps: 2, ..CommSettings::default() }
 }
 
 #[test]
@@ -43,8 +43,8 @@ fn the_acceptor_learns_the_offer_and_the_connector_what_is_left_of_it() {
 
 #[test]
 fn drivers_are_told_nothing_unless_both_ends_know_of_it() {
-    let (ours, off) = (Some((VENDOR, 7)), Settings { ece: false, ..usual() });
-    let nccl = Settings { wire: Wire::Nccl214, ..usual() };
+    let (ours, off) = (Some((VENDOR, 7)), CommSettings { ece: false, ..usual() });
+    let nccl = CommSettings { wire: Wire::Nccl214, ..usual() };
     let cases = [
         ([ours, None], [usual(); 2]),
         ([None, ours], [usual(); 2]),

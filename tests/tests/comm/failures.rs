@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
-use invar_core::conn::{Settings, StreamError};
+use invar_core::conn::{CommSettings, StreamError};
 use invar_core::error::{Error, ErrorKind};
 use invar_core::nic::{Gid, Nic, PortAttr, PortNotices, PortState, Verb, Wc, WcStatus};
 use invar_testkit::duo::{self, Buffer, Duo};
@@ -21,7 +21,7 @@ struct Line {
 
 impl Line {
     fn new() -> Self {
-        let (nics, duo) = rig::connect([Settings::default(); 2]);
+        let (nics, duo) = rig::connect([CommSettings::default(); 2]);
         let from = Buffer::new(&nics[0], &duo.send_pd, 64);
         let to = Buffer::new(&nics[1], &duo.recv_pd, 64);
         Line { duo, from, to }
@@ -143,8 +143,9 @@ fn what_a_peer_sent_before_it_closed_can_be_collected_and_the_rest_is_an_error()
 
 #[test]
 fn what_a_peer_sent_before_it_closed_is_flushed_as_ever() {
-    let flush = Settings { flush: true, ..Settings::default() };
-    let (nics, Duo { send, mut recv, recv_pd, .. }) = rig::connect([Settings::default(), flush]);
+    let flush = CommSettings { flush: true, ..CommSettings::default() };
+    let (nics, Duo { send, mut recv, recv_pd, .. }) =
+        rig::connect([CommSettings::default(), flush]);
     let to = Buffer::new(&nics[1], &recv_pd, 64);
     let buf = |len| FlushBuf { addr: to.addr(0), len, rkey: to.rkey() };
     drop(send);
@@ -175,7 +176,7 @@ fn a_verb_that_fails_ends_the_comm() {
     for verb in [Verb::PostRecv, Verb::PostSend, Verb::PollCq] {
         let nics: [NullNic; 2] = NullNic::ports();
         let [a, b] = nics.map(Meddler::new);
-        let settings = [Settings::default(); 2];
+        let settings = [CommSettings::default(); 2];
         let mut duo = duo::connect([&a, &b], settings, || {}).expect("a connection");
         let to = Buffer::new(&b, &duo.recv_pd, 64);
         let room = RecvBuf { addr: to.addr(0), len: 64, tag: 0, rkey: to.rkey() };
@@ -197,7 +198,8 @@ fn a_verb_that_fails_ends_the_comm() {
 fn waiting_receiver() -> (Duo<Meddler>, Request, Meddler) {
     let nics: [NullNic; 2] = NullNic::ports();
     let [a, b] = nics.map(Meddler::new);
-    let mut duo = duo::connect([&a, &b], [Settings::default(); 2], || {}).expect("a connection");
+    let mut duo =
+        duo::connect([&a, &b], [CommSettings::default(); 2], || {}).expect("a connection");
     let to = Buffer::new(&b, &duo.recv_pd, 64);
     let room = RecvBuf { addr: to.addr(0), len: 64, tag: 0, rkey: to.rkey() };
     let request = duo.recv.irecv(&[room]).expect("irecv").expect("a request");

@@ -1,7 +1,7 @@
 //! A receive of up to eight buffers is one request, whatever the order of its messages.
 
 use invar_core::comm::{RecvBuf, Request, SendBuf};
-use invar_core::conn::{Settings, Wire};
+use invar_core::conn::{CommSettings, Wire};
 use invar_core::error::Error;
 use invar_testkit::duo::{Buffer, Duo};
 use invar_testkit::null::NullNic;
@@ -18,7 +18,7 @@ struct Group {
 }
 
 impl Group {
-    fn new(settings: Settings) -> Self {
+    fn new(settings: CommSettings) -> Self {
         let (nics, mut duo) = rig::connect([settings; 2]);
         let from = Buffer::new(&nics[0], &duo.send_pd, 32 * 8 * ROOM);
         let to = Buffer::new(&nics[1], &duo.recv_pd, 32 * 8 * ROOM);
@@ -80,7 +80,7 @@ fn permutations(n: usize) -> Vec<Vec<usize>> {
 fn messages_of_a_group_may_come_in_any_order() {
     for n in 1..=6 {
         for order in permutations(n) {
-            let mut group = Group::new(Settings { fifo_depth: 8, ..Settings::default() });
+            let mut group = Group::new(CommSettings { fifo_depth: 8, ..CommSettings::default() });
             let tags: Vec<u32> = (0..n as u32).map(|r| 100 + r).collect();
             let received = group.irecv(0, &tags);
             let mut sent = Vec::new();
@@ -102,7 +102,7 @@ fn messages_of_a_group_may_come_in_any_order() {
 
 #[test]
 fn equal_tags_in_a_group_are_taken_in_order() {
-    let mut group = Group::new(Settings::default());
+    let mut group = Group::new(CommSettings::default());
     let received = group.irecv(10, &[5, 6, 5, 5]);
     for (place, tag) in [(10, 5), (12, 5), (13, 5), (11, 6)] {
         let _ = group.isend(place, tag).expect("isend").expect("a request");
@@ -114,7 +114,7 @@ fn equal_tags_in_a_group_are_taken_in_order() {
 
 #[test]
 fn a_group_waits_for_the_messages_of_all_its_tags() {
-    let mut group = Group::new(Settings::default());
+    let mut group = Group::new(CommSettings::default());
     let first = group.irecv(0, &[1, 2]);
     let second = group.irecv(2, &[3]);
     assert_eq!(group.isend(2, 3), Ok(None), "the group is at the head");
@@ -130,7 +130,7 @@ fn a_group_waits_for_the_messages_of_all_its_tags() {
 #[test]
 fn thirty_two_full_groups_may_be_under_way_and_end_in_any_order() {
     for qps in [1, 4] {
-        let mut group = Group::new(Settings { qps, ..Settings::default() });
+        let mut group = Group::new(CommSettings { qps, ..CommSettings::default() });
         let tags: Vec<u32> = (0..8).collect();
         let mut received: Vec<_> = (0..32).map(|g| (g, group.irecv(8 * g, &tags))).collect();
         let mut sent = Vec::new();
@@ -156,7 +156,7 @@ fn thirty_two_full_groups_may_be_under_way_and_end_in_any_order() {
 
 #[test]
 fn on_the_wire_of_nccl_2_14_a_group_learns_only_which_buffers_got_bytes() {
-    let mut group = Group::new(Settings { wire: Wire::Nccl214, ..Settings::default() });
+    let mut group = Group::new(CommSettings { wire: Wire::Nccl214, ..CommSettings::default() });
     let received = group.irecv(0, &[0, 1, 2]);
     for r in 0..3 {
         let _ = group.isend(r, r as u32).expect("isend").expect("a request");
@@ -168,7 +168,7 @@ fn on_the_wire_of_nccl_2_14_a_group_learns_only_which_buffers_got_bytes() {
 
 #[test]
 fn a_receive_takes_one_to_eight_buffers_and_no_more_than_there_are_rows() {
-    let mut group = Group::new(Settings { fifo_depth: 4, ..Settings::default() });
+    let mut group = Group::new(CommSettings { fifo_depth: 4, ..CommSettings::default() });
     let buf = RecvBuf { addr: group.to.addr(0), len: 1, tag: 0, rkey: group.to.rkey() };
     for count in [0, 9, 20, 5] {
         let error = group.duo.recv.irecv(&vec![buf; count]).expect_err("refused");

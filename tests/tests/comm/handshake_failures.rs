@@ -6,7 +6,7 @@ use std::rc::Rc;
 use invar_core::auth::{Answering, Calling, HELLO_BYTES, NONCE_BYTES, Secret, Service, Session};
 use invar_core::conn::stage::{Side, Stage};
 use invar_core::conn::wire::{MESSAGE_BYTES_MAX, QP_INFO_BYTES};
-use invar_core::conn::{Acceptor, Connector, Settings, Stream, StreamError, Wire};
+use invar_core::conn::{Acceptor, CommSettings, Connector, Stream, StreamError, Wire};
 use invar_core::error::{Error, ErrorKind};
 use invar_core::nic::{LinkLayer, Nic, PortAttr, PortState, Verb};
 use invar_testkit::null::NullNic;
@@ -19,8 +19,8 @@ use crate::rig::Handshake;
 const DEADLINE_NS: u64 = 1_000_000;
 const MESSAGE: u16 = MESSAGE_BYTES_MAX as u16;
 
-fn settings(wire: Wire) -> Settings {
-    Settings { wire, fifo_depth: 4, timeout_ns: DEADLINE_NS, ..Settings::default() }
+fn settings(wire: Wire) -> CommSettings {
+    CommSettings { wire, fifo_depth: 4, timeout_ns: DEADLINE_NS, ..CommSettings::default() }
 }
 
 /// A connector without a peer, and the peer's end of its pipe.

@@ -3,7 +3,7 @@
 
 use invar_core::conn::stage::Side;
 use invar_core::conn::wire::{MESSAGE_BYTES_MAX, QP_INFO_BYTES};
-use invar_core::conn::{Settings, Wire};
+use invar_core::conn::{CommSettings, Wire};
 use proptest::prelude::*;
 
 use crate::rig::Handshake;
@@ -11,8 +11,8 @@ use crate::rig::Handshake;
 /// The most bytes that each end moves: a message each way, and the ready word.
 const BYTES_MAX: usize = 2 * MESSAGE_BYTES_MAX + 4;
 
-fn settings(wire: Wire) -> [Settings; 2] {
-    [Settings { wire, fifo_depth: 4, ..Settings::default() }; 2]
+fn settings(wire: Wire) -> [CommSettings; 2] {
+    [CommSettings { wire, fifo_depth: 4, ..CommSettings::default() }; 2]
 }
 
 const WIRES: [Wire; 2] = [Wire::Invar, Wire::Nccl214];

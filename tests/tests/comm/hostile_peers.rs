@@ -2,7 +2,7 @@
 
 use invar_core::auth::Session;
 use invar_core::comm::{RecvBuf, RecvComm, SendBuf, SendComm};
-use invar_core::conn::{Acceptor, Connector, Settings, Stream, Wire};
+use invar_core::conn::{Acceptor, CommSettings, Connector, Stream, Wire};
 use invar_core::error::{Error, ErrorKind};
 use invar_core::nic::{Nic, QpCap, SendOpcode, SendWr, Sge, Wc, WcOpcode, WcStatus};
 use invar_testkit::duo::{self, Buffer, Duo};
@@ -14,8 +14,8 @@ use proptest::prelude::*;
 use crate::meddler::Meddler;
 use crate::raw_peer::{RawPeer, RawSlot};
 
-fn settings() -> Settings {
-    Settings { wire: Wire::Nccl214, ..Settings::default() }
+fn settings() -> CommSettings {
+    CommSettings { wire: Wire::Nccl214, ..CommSettings::default() }
 }
 
 /// A sender whose receiver is a hand-written peer.
@@ -131,7 +131,7 @@ fn more_bytes_than_were_asked_for_are_an_overrun() {
 fn told_sizes<const N: usize>(told: &[u32]) -> Result<Option<Vec<u32>>, Error> {
     let nics: [NullNic; 2] = NullNic::ports();
     let [a, b] = &nics.map(Meddler::new);
-    let mut duo = duo::connect([a, b], [Settings::default(); 2], || {}).expect("a connection");
+    let mut duo = duo::connect([a, b], [CommSettings::default(); 2], || {}).expect("a connection");
     let to = Buffer::new(b, &duo.recv_pd, 64);
     let rooms: [RecvBuf; N] = std::array::from_fn(|tag| RecvBuf {
         addr: to.addr(0),
@@ -186,7 +186,7 @@ fn bytes_after_the_handshake_are_unexpected() {
 fn meddled() -> (Duo<Meddler>, [Meddler; 2]) {
     let nics: [NullNic; 2] = NullNic::ports();
     let nics @ [a, b] = &nics.map(Meddler::new);
-    let mut duo = duo::connect([a, b], [Settings::default(); 2], || {}).expect("a connection");
+    let mut duo = duo::connect([a, b], [CommSettings::default(); 2], || {}).expect("a connection");
     let to = Buffer::new(b, &duo.recv_pd, 64);
     let room = RecvBuf { addr: to.addr(0), len: 10, tag: 0, rkey: to.rkey() };
     for _ in 0..2 {

@@ -3,7 +3,7 @@
 
 use invar_core::auth::Session;
 use invar_core::comm::{RecvBuf, SendBuf};
-use invar_core::conn::{Acceptor, Connector, Settings, Stream, Wire};
+use invar_core::conn::{Acceptor, CommSettings, Connector, Stream, Wire};
 use invar_core::error::{Error, ErrorKind};
 use invar_core::nic::{Nic, Sge, WcOpcode};
 use invar_testkit::duo::Buffer;
@@ -12,8 +12,8 @@ use invar_testkit::pipe::Pipe;
 
 use crate::raw_peer::{RawPeer, RawSlot};
 
-fn settings(qps: u16) -> Settings {
-    Settings { wire: Wire::Nccl214, qps, ..Settings::default() }
+fn settings(qps: u16) -> CommSettings {
+    CommSettings { wire: Wire::Nccl214, qps, ..CommSettings::default() }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use invar_core::auth::Session;
 use invar_core::conn::wire::{MESSAGE_BYTES_MAX, PREFACE_BYTES};
-use invar_core::conn::{Acceptor, Connector, Settings, Stream, Wire};
+use invar_core::conn::{Acceptor, CommSettings, Connector, Stream, Wire};
 use invar_core::nic::{
     Access, AddressVector, LinkLayer, Mtu, Nic, PortAttr, QpCap, QpOptions, QpTransition, RtrAttr,
     RtsAttr,
@@ -40,7 +40,7 @@ fn rtr(plan: &Plan) -> Vec<RtrAttr> {
 
 #[test]
 fn attributes_are_those_of_nccl() {
-    let settings = Settings {
+    let settings = CommSettings {
         qps: 2,
         fifo_depth: 32,
         pkey_index: 3,
@@ -49,7 +49,7 @@ fn attributes_are_those_of_nccl() {
         timeout: 18,
         retry_cnt: 6,
         use_inline: true,
-        ..Settings::default()
+        ..CommSettings::default()
     };
     let nics = nics(|i, port| port.gid_index = i as u8 + 3);
     let [a, b] = &nics;
@@ -104,7 +104,7 @@ fn attributes_are_those_of_nccl() {
 fn an_infiniband_port_names_its_peer_by_lid() {
     let nics = nics(|i, port| (port.link_layer, port.lid) = (LinkLayer::Infiniband, i as u16 + 70));
     let [a, b] = &nics;
-    let _duo = duo::connect([a, b], [Settings::default(); 2], || {}).expect("a connection");
+    let _duo = duo::connect([a, b], [CommSettings::default(); 2], || {}).expect("a connection");
     for (nic, dlid) in nics.iter().zip([71, 70]) {
         let [attr] = rtr(&nic.plan)[..] else { panic!("one queue pair") };
         assert_eq!((attr.ah.is_global, attr.ah.dlid), (false, dlid));
@@ -117,7 +117,7 @@ fn the_smaller_mtu_of_both_ends_is_used() {
         for mtus in [[Mtu::Mtu4096, Mtu::Mtu1024], [Mtu::Mtu512, Mtu::Mtu2048]] {
             let nics = nics(|i, port| port.active_mtu = mtus[i]);
             let [a, b] = &nics;
-            let settings = Settings { wire, ..Settings::default() };
+            let settings = CommSettings { wire, ..CommSettings::default() };
             let mut duo = duo::connect([a, b], [settings; 2], || {}).expect("a connection");
             assert_eq!(duo.send.isend(&Default::default(), 0), Ok(None));
             for nic in &nics {
@@ -133,7 +133,7 @@ fn an_acceptor_that_answers_with_a_larger_mtu_is_not_followed() {
     let nics = nics(|_, port| port.active_mtu = Mtu::Mtu1024);
     let [a, b] = nics.map(|nic| (Rc::clone(&nic.plan), nic));
     let [(here, mut here_far), (there, mut there_far)] = [Pipe::pair(), Pipe::pair()];
-    let settings = Settings::default();
+    let settings = CommSettings::default();
     let mut connector = Connector::new(a.1, 1, here, None, settings, 0);
     let mut acceptor = Acceptor::new(b.1, 2, there, Session::UNKNOWN_PEER, settings, 0);
     // A man in the middle changes the answer.
@@ -155,7 +155,7 @@ fn mtus_agreed(long_mtus: [u32; 2], allowed: [bool; 2]) -> [u32; 2] {
     let nics = nics(|i, port| {
         (port.active_mtu, port.long_mtu_bytes) = (Mtu::Mtu1024, long_mtus[i]);
     });
-    let settings = allowed.map(|long_mtu| Settings { long_mtu, ..Settings::default() });
+    let settings = allowed.map(|long_mtu| CommSettings { long_mtu, ..CommSettings::default() });
     let _duo = duo::connect([&nics[0], &nics[1]], settings, || {}).expect("a connection");
     nics.each_ref().map(|nic| {
         let [attr] = rtr(&nic.plan)[..] else { panic!("one queue pair") };
@@ -184,7 +184,7 @@ fn what_one_end_alone_can_do_is_not_used() {
     for (ours, theirs) in [(both, QpOptions::empty()), (QpOptions::ADAPTIVE_ROUTING, both)] {
         let nics = nics(|i, port| port.options = [ours, theirs][i]);
         let [a, b] = &nics;
-        let settings = Settings { options: both, ..Settings::default() };
+        let settings = CommSettings { options: both, ..CommSettings::default() };
         let _duo = duo::connect([a, b], [settings; 2], || {}).expect("a connection");
         for nic in &nics {
             let [attr] = rtr(&nic.plan)[..] else { panic!("one queue pair") };

@@ -1,7 +1,7 @@
 //! Tests when requests run out, and which requests are refused.
 
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
-use invar_core::conn::Settings;
+use invar_core::conn::CommSettings;
 use invar_core::error::Error;
 use invar_core::nic::{Wc, WcOpcode};
 use invar_testkit::duo::{self, Buffer};
@@ -15,7 +15,7 @@ use crate::rig;
 fn a_test_takes_all_completions_that_are_there() {
     let nics: [NullNic; 2] = NullNic::ports();
     let [a, b] = &nics.map(Meddler::new);
-    let mut duo = duo::connect([a, b], [Settings::default(); 2], || {}).expect("a connection");
+    let mut duo = duo::connect([a, b], [CommSettings::default(); 2], || {}).expect("a connection");
     let to = Buffer::new(b, &duo.recv_pd, 64);
     let room = RecvBuf { addr: to.addr(0), len: 8, tag: 0, rkey: to.rkey() };
     let [first, second] =
@@ -31,7 +31,8 @@ fn a_test_takes_all_completions_that_are_there() {
 
 #[test]
 fn without_a_free_request_a_call_says_none_and_after_a_test_it_works() {
-    let (nics, mut duo) = rig::connect([Settings { fifo_depth: 8, ..Settings::default() }; 2]);
+    let (nics, mut duo) =
+        rig::connect([CommSettings { fifo_depth: 8, ..CommSettings::default() }; 2]);
     let to = Buffer::new(&nics[1], &duo.recv_pd, 64);
     let room = RecvBuf { addr: to.addr(0), len: 1, tag: 0, rkey: to.rkey() };
     for _ in 0..3 {
@@ -60,7 +61,7 @@ fn without_a_free_request_a_call_says_none_and_after_a_test_it_works() {
 
 #[test]
 fn a_request_that_is_done_or_of_nobody_is_refused() {
-    let (nics, mut duo) = rig::connect([Settings::default(); 2]);
+    let (nics, mut duo) = rig::connect([CommSettings::default(); 2]);
     let to = Buffer::new(&nics[1], &duo.recv_pd, 64);
     let room = RecvBuf { addr: to.addr(0), len: 1, tag: 0, rkey: to.rkey() };
     let received = duo.recv.irecv(&[room]).expect("irecv").expect("a request");
@@ -80,7 +81,7 @@ fn a_request_that_is_done_or_of_nobody_is_refused() {
 
 #[test]
 fn a_request_goes_through_a_plain_number() {
-    let (nics, mut duo) = rig::connect([Settings::default(); 2]);
+    let (nics, mut duo) = rig::connect([CommSettings::default(); 2]);
     let to = Buffer::new(&nics[1], &duo.recv_pd, 64);
     let room = RecvBuf { addr: to.addr(0), len: 1, tag: 0, rkey: to.rkey() };
     let received = duo.recv.irecv(&[room]).expect("irecv").expect("a request").raw();
@@ -91,8 +92,8 @@ fn a_request_goes_through_a_plain_number() {
 
 #[test]
 fn a_flush_reads_back_and_is_a_request() {
-    let flush = Settings { flush: true, fifo_depth: 4, ..Settings::default() };
-    let (nics, mut duo) = rig::connect([Settings::default(), flush]);
+    let flush = CommSettings { flush: true, fifo_depth: 4, ..CommSettings::default() };
+    let (nics, mut duo) = rig::connect([CommSettings::default(), flush]);
     let to = Buffer::new(&nics[1], &duo.recv_pd, 64);
     let buf = |len| FlushBuf { addr: to.addr(0), len, rkey: to.rkey() };
     assert_eq!(duo.recv.iflush(&[buf(0), buf(0)]), Ok(Flush::NotNeeded), "no bytes");
@@ -111,7 +112,7 @@ fn a_flush_reads_back_and_is_a_request() {
     }
     assert_eq!(duo.recv.iflush(&[buf(1)]), Ok(Flush::Busy));
 
-    let (nics, mut duo) = rig::connect([Settings::default(); 2]);
+    let (nics, mut duo) = rig::connect([CommSettings::default(); 2]);
     let to = Buffer::new(&nics[1], &duo.recv_pd, 64);
     let buf = FlushBuf { addr: to.addr(0), len: 1, rkey: to.rkey() };
     assert_eq!(duo.recv.iflush(&[buf]), Ok(Flush::NotNeeded), "flushing is off");
@@ -119,8 +120,8 @@ fn a_flush_reads_back_and_is_a_request() {
 
 #[test]
 fn a_flush_of_memory_that_is_not_there_fails_the_comm() {
-    let flush = Settings { flush: true, ..Settings::default() };
-    let (_, mut duo) = rig::connect([Settings::default(), flush]);
+    let flush = CommSettings { flush: true, ..CommSettings::default() };
+    let (_, mut duo) = rig::connect([CommSettings::default(), flush]);
     let buf = FlushBuf { addr: 4096, len: 1, rkey: 0xdead };
     let Flush::Started(request) = duo.recv.iflush(&[buf]).expect("iflush") else {
         panic!("a flush is needed")
@@ -133,7 +134,7 @@ fn a_flush_of_memory_that_is_not_there_fails_the_comm() {
 proptest! {
     #[test]
     fn no_made_up_request_is_taken_for_one_that_is_under_way(raw: u32, count in 0usize..6) {
-        let (nics, mut duo) = rig::connect([Settings { fifo_depth: 8, ..Settings::default() }; 2]);
+        let (nics, mut duo) = rig::connect([CommSettings { fifo_depth: 8, ..CommSettings::default() }; 2]);
         let to = Buffer::new(&nics[1], &duo.recv_pd, 64);
         let room = RecvBuf { addr: to.addr(0), len: 1, tag: 0, rkey: to.rkey() };
         let mut real = Vec::new();

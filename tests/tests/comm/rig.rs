@@ -7,7 +7,7 @@ use std::rc::Rc;
 use invar_core::auth::Session;
 use invar_core::comm::{RecvBuf, RecvComm, SendBuf, SendComm};
 use invar_core::conn::stage::Side;
-use invar_core::conn::{Acceptor, Connector, Settings, Stream, StreamError};
+use invar_core::conn::{Acceptor, CommSettings, Connector, Stream, StreamError};
 use invar_core::error::Error;
 use invar_core::nic::Nic;
 use invar_testkit::duo::{self, Buffer, Duo};
@@ -80,7 +80,7 @@ pub(crate) struct Handshake {
 }
 
 impl Handshake {
-    pub(crate) fn new(settings: [Settings; 2]) -> Self {
+    pub(crate) fn new(settings: [CommSettings; 2]) -> Self {
         let nics: [NullNic; 2] = NullNic::ports();
         let (here, there) = Pipe::pair();
         let (here, here_gate) = Gated::new(here);
@@ -120,7 +120,7 @@ impl Handshake {
 }
 
 /// Connects two ends.
-pub(crate) fn connect(settings: [Settings; 2]) -> ([NullNic; 2], Duo<NullNic>) {
+pub(crate) fn connect(settings: [CommSettings; 2]) -> ([NullNic; 2], Duo<NullNic>) {
     let nics: [NullNic; 2] = NullNic::ports();
     let [a, b] = &nics;
     let duo = duo::connect([a, b], settings, || {}).expect("a connection");

@@ -4,11 +4,12 @@
 use std::rc::Rc;
 
 use invar_core::comm::{RecvBuf, SendBuf};
-use invar_core::conn::{Settings, Wire};
+use invar_core::conn::{CommSettings, Wire};
 use invar_core::error::Error;
 use invar_core::nic::{SendFlags, SendOpcode, SendWr};
 use invar_testkit::duo::{self, Buffer, Duo};
 use invar_testkit::null::NullNic;
+use invar_testkit::pattern::pattern;
 
 use crate::meddler::{Meddler, Plan};
 use crate::rig;
@@ -25,14 +26,14 @@ struct Line {
 }
 
 impl Line {
-    fn new(settings: Settings) -> Self {
+    fn new(settings: CommSettings) -> Self {
         let nics: [NullNic; 2] = NullNic::ports();
         let [a, b] = nics.map(Meddler::new);
         let mut duo = duo::connect([&a, &b], [settings; 2], || {}).expect("a connection");
         assert_eq!(duo.send.isend(&Default::default(), 0), Ok(None));
         let from = Buffer::new(&a, &duo.send_pd, BYTES_MAX);
         let to = Buffer::new(&b, &duo.recv_pd, BYTES_MAX);
-        from.write(0, &(0..BYTES_MAX).map(|i| (i % 251) as u8).collect::<Vec<_>>());
+        from.write(0, &pattern(0, BYTES_MAX));
         Line { duo, from, to, plans: [Rc::clone(&a.plan), Rc::clone(&b.plan)] }
     }
 
@@ -63,7 +64,7 @@ impl Line {
 fn every_size_over_any_number_of_queue_pairs_arrives_whole() {
     for wire in [Wire::Invar, Wire::Nccl214] {
         for qps in [1, 2, 3, 4, 7, 128] {
-            let mut line = Line::new(Settings { wire, qps, ..Settings::default() });
+            let mut line = Line::new(CommSettings { wire, qps, ..CommSettings::default() });
             for len in [0, 1, 127, 128, 129, 255, 256, 511, 513, 4096, 8191, 8192, 8193, 19_000] {
                 let posted = line.carry(len, len);
                 let with_imm: Vec<_> = posted
@@ -86,7 +87,7 @@ fn every_size_over_any_number_of_queue_pairs_arrives_whole() {
 
 #[test]
 fn an_empty_message_of_a_group_takes_no_work_of_its_own() {
-    let mut line = Line::new(Settings::default());
+    let mut line = Line::new(CommSettings::default());
     let room = |i: usize| {
         let (addr, rkey) = (line.to.addr(64 * i), line.to.rkey());
         RecvBuf { addr, len: 64, tag: i as u32, rkey }
@@ -110,7 +111,7 @@ fn an_empty_message_of_a_group_takes_no_work_of_its_own() {
 
 #[test]
 fn above_the_adaptive_routing_threshold_the_immediate_goes_apart() {
-    let mut line = Line::new(Settings { ar_threshold_bytes: 8192, ..Settings::default() });
+    let mut line = Line::new(CommSettings { ar_threshold_bytes: 8192, ..CommSettings::default() });
     let posted = line.carry(8192, 8192);
     assert_eq!(posted.len(), 1);
     let posted = line.carry(8193, 8193);
@@ -120,17 +121,17 @@ fn above_the_adaptive_routing_threshold_the_immediate_goes_apart() {
     assert_eq!((end.opcode, end.sge.length), (SendOpcode::RdmaWriteWithImm, 0));
     assert_eq!((end.imm_data, end.flags), (8193, SendFlags::SIGNALED));
 
-    let mut always = Line::new(Settings { ar_threshold_bytes: 0, ..Settings::default() });
+    let mut always = Line::new(CommSettings { ar_threshold_bytes: 0, ..CommSettings::default() });
     assert_eq!(always.carry(1, 1).len(), 2);
     assert_eq!(always.carry(0, 1).len(), 1);
-    let never = Settings { ar_threshold_bytes: u32::MAX, ..Settings::default() };
+    let never = CommSettings { ar_threshold_bytes: u32::MAX, ..CommSettings::default() };
     assert_eq!(Line::new(never).carry(19_000, 19_000).len(), 1);
 }
 
 #[test]
 fn the_sizes_of_a_group_are_written_once_whatever_the_number_of_queue_pairs() {
     for (wire, written) in [(Wire::Invar, 1), (Wire::Nccl214, 0)] {
-        let mut line = Line::new(Settings { wire, qps: 4, ..Settings::default() });
+        let mut line = Line::new(CommSettings { wire, qps: 4, ..CommSettings::default() });
         let room = |tag| RecvBuf { addr: line.to.addr(0), len: 8, tag, rkey: line.to.rkey() };
         let received = line.duo.recv.irecv(&[room(0), room(1)]).expect("irecv").expect("a request");
         line.plans[0].posted.borrow_mut().clear();
@@ -146,7 +147,8 @@ fn the_sizes_of_a_group_are_written_once_whatever_the_number_of_queue_pairs() {
 
 #[test]
 fn one_slot_write_in_each_turn_of_the_fifo_asks_for_a_completion() {
-    let mut line = Line::new(Settings { fifo_depth: 4, use_inline: true, ..Settings::default() });
+    let mut line =
+        Line::new(CommSettings { fifo_depth: 4, use_inline: true, ..CommSettings::default() });
     for _ in 0..12 {
         line.carry(1, 1);
     }
@@ -161,7 +163,7 @@ fn one_slot_write_in_each_turn_of_the_fifo_asks_for_a_completion() {
 
 #[test]
 fn a_send_longer_than_its_receive_is_refused_and_the_comm_goes_on() {
-    let mut line = Line::new(Settings::default());
+    let mut line = Line::new(CommSettings::default());
     let received = line.irecv(100);
     let message = |len| SendBuf { addr: line.from.addr(0), len, lkey: line.from.lkey() };
     let (long, right) = (message(101), message(100));
@@ -180,7 +182,7 @@ fn a_send_longer_than_its_receive_is_refused_and_the_comm_goes_on() {
 #[test]
 fn a_send_longer_than_its_receive_is_cut_where_that_is_asked_for() {
     for qps in [1, 4] {
-        let mut line = Line::new(Settings { truncate: true, qps, ..Settings::default() });
+        let mut line = Line::new(CommSettings { truncate: true, qps, ..CommSettings::default() });
         line.carry(19_000, 100);
         line.carry(19_000, 9_000);
         line.carry(5, 0);
@@ -189,7 +191,7 @@ fn a_send_longer_than_its_receive_is_cut_where_that_is_asked_for() {
 
 #[test]
 fn a_length_that_no_slot_can_say_is_refused_and_the_comm_goes_on() {
-    let mut line = Line::new(Settings { truncate: true, ..Settings::default() });
+    let mut line = Line::new(CommSettings { truncate: true, ..CommSettings::default() });
     let received = line.irecv(100);
     let long = 1 << 31;
     let message = SendBuf { addr: line.from.addr(0), len: long, lkey: line.from.lkey() };
@@ -207,7 +209,7 @@ fn a_length_that_no_slot_can_say_is_refused_and_the_comm_goes_on() {
 
 #[test]
 fn a_send_without_a_receive_for_its_tag_waits() {
-    let (nics, mut duo) = rig::connect([Settings::default(); 2]);
+    let (nics, mut duo) = rig::connect([CommSettings::default(); 2]);
     let buffer = Buffer::new(&nics[1], &duo.recv_pd, 8);
     let nothing = SendBuf::default();
     assert_eq!(duo.send.isend(&nothing, 1), Ok(None));
@@ -224,7 +226,7 @@ fn a_send_without_a_receive_for_its_tag_waits() {
 
 #[test]
 fn the_room_for_a_message_is_that_of_the_buffer_which_it_would_meet() {
-    let (nics, mut duo) = rig::connect([Settings::default(); 2]);
+    let (nics, mut duo) = rig::connect([CommSettings::default(); 2]);
     let buffer = Buffer::new(&nics[1], &duo.recv_pd, 30);
     assert_eq!(duo.send.isend(&SendBuf::default(), 1), Ok(None));
     assert_eq!(duo.send.room(1), Ok(None), "nothing is posted");

@@ -1,7 +1,7 @@
 //! A tracer is told exactly the work that was posted for a transfer.
 
 use invar_core::comm::{RecvBuf, Request, SendBuf, Work};
-use invar_core::conn::Settings;
+use invar_core::conn::CommSettings;
 use invar_core::nic::{SendOpcode, SendWr};
 use invar_testkit::duo::{self, Buffer, Duo};
 use invar_testkit::null::NullNic;
@@ -21,7 +21,7 @@ impl Traced {
     fn new(qps: u16) -> Self {
         let nics: [NullNic; 2] = NullNic::ports();
         let nics @ [a, b] = &nics.map(Meddler::new);
-        let settings = Settings { qps, ar_threshold_bytes: 4096, ..Settings::default() };
+        let settings = CommSettings { qps, ar_threshold_bytes: 4096, ..CommSettings::default() };
         let duo = duo::connect([a, b], [settings; 2], || {}).expect("a connection");
         let from = Buffer::new(a, &duo.send_pd, ROOM);
         let to = Buffer::new(b, &duo.recv_pd, ROOM);

@@ -28,10 +28,7 @@ fn check_everything(communicator: &Communicator) {
 }
 
 fn check_over(transport: &str) {
-    let hosts = match Hosts::new(1500) {
-        Ok(hosts) => hosts,
-        Err(error) => return eprintln!("skipped: no network namespaces here: {error}"),
-    };
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
     let settings = set(&[("INVAR_TRANSPORT", transport)]);
     for places in [&[0, 0, 1][..], &[0, 1, 1, 0], &[0, 0, 0, 1], &[1, 0, 1, 1]] {
         ranks_on(&hosts, places, &settings, |communicator| {

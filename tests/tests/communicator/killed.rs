@@ -1,13 +1,14 @@
 //! A rank in a process of its own is killed. All others end soon and name it.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use invar::{Communicator, Error, Hub, PortRange, RedOp, UniqueId};
-use invar_testkit::shell;
+use invar_testkit::child;
+use invar_testkit::wait::watch;
 
 use crate::rig::{PATIENCE, every_way};
 
@@ -65,10 +66,7 @@ fn a_rank_that_works_or_idles_until_it_is_killed() {
 }
 
 fn start_victim(addr: &str, way: usize, task: &str) -> (Child, BufReader<ChildStdout>) {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    let mut child = shell::clean(&mut command)
-        .args(["--exact", "--ignored", "--nocapture"])
-        .arg("killed::a_rank_that_works_or_idles_until_it_is_killed")
+    let mut child = child::command("killed::a_rank_that_works_or_idles_until_it_is_killed")
         .env(ORDERS, format!("{addr} {way} {task}"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -104,11 +102,8 @@ fn check(way: usize, task: &str, begun: u32) {
             survivors.clone().map(|rank| scope.spawn(move || survive(rank))).collect();
         let joined = stdout.lines().map(Result::unwrap).any(|line| line == "joined");
         assert!(joined, "it has not joined");
-        let start = Instant::now();
-        while survivors.clone().any(|rank| counts[rank as usize].load(Ordering::Relaxed) < begun) {
-            assert!(start.elapsed() < PATIENCE, "they do not work: {counts:?}");
-            thread::sleep(Duration::from_millis(1));
-        }
+        let has_begun = |rank: u32| counts[rank as usize].load(Ordering::Relaxed) >= begun;
+        watch("the survivors' operations", || survivors.clone().all(has_begun));
         child.kill().unwrap();
         let killed = Instant::now();
         for thread in threads {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use half::{bf16, f16};
 use invar::{Communicator, Element, Hub, PortRange, RedOp, Settings, UniqueId};
 use invar_core::coll::Operation;
+use invar_testkit::library;
 use invar_testkit::model::coll::{Bytes, encode, input, output};
 use invar_testkit::namespaces::{Hosts, IPV4};
 
@@ -15,14 +16,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The default settings of a test. They do not depend on the environment.
 pub(crate) fn settings() -> Settings {
-    Settings::default().connect_timeout(PATIENCE).collective_timeout(PATIENCE)
+    set(&[])
 }
 
 /// The default settings of a test, with these variables set.
 pub(crate) fn set(variables: &[(&str, &str)]) -> Settings {
-    let value = |name: &str| variables.iter().find(|(of, _)| *of == name).map(|(_, value)| *value);
-    let settings = Settings::from_lookup(|name| value(name).map(str::to_owned)).unwrap();
-    settings.connect_timeout(PATIENCE).collective_timeout(PATIENCE)
+    library::settings(variables).connect_timeout(PATIENCE).collective_timeout(PATIENCE)
 }
 
 /// Settings for one kind of device, on loopback.

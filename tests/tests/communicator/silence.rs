@@ -18,14 +18,10 @@ fn over_tcp() -> Settings {
     set(&[("INVAR_TRANSPORT", "socket")])
 }
 
-fn hosts() -> Option<Hosts> {
-    Hosts::new(1500).map_err(|error| eprintln!("skipped: no network namespaces here: {error}")).ok()
-}
-
 /// Lets rank 1 come late to two operations over TCP. The hosts' buffers take only a part of a chunk.
 /// `hurry` shortens TCP's time-outs.
 fn check_late(hurry: bool, late: Duration) {
-    let Some(hosts) = hosts() else { return };
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
     for host in 0..2 {
         let write = || fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 16384 16384");
         hosts.call(host, write).unwrap();
@@ -72,7 +68,7 @@ fn a_rank_that_is_40_s_late_is_waited_for() {
 
 /// The errors of the ranks on two hosts after the cable between them is cut during `work`.
 fn errors_after_the_cut(work: impl Fn(&Communicator) -> Result<(), invar::Error> + Sync) {
-    let Some(hosts) = hosts() else { return };
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
     let errors = ranks_on(&hosts, &[0, 1], &over_tcp(), |communicator| {
         communicator.barrier().unwrap();
         hasten();

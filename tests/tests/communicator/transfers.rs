@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 
 use invar::Communicator;
+use invar_testkit::pattern::pattern;
 use proptest::prelude::*;
 
 use crate::rig::{ranks, set};
@@ -43,7 +44,7 @@ impl Transfer {
     }
 
     fn message(&self, number: usize) -> Vec<u8> {
-        (0..self.len).map(|i| (i * 7 + i / 251 + number * 31) as u8).collect()
+        pattern(number, self.len)
     }
 }
 

@@ -1,15 +1,18 @@
 //! Tests GPU memory that the NIC reaches. A null libibverbs runs beside the stand-in for CUDA's driver.
 
+use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 
 use invar::cuda::gdr::Path;
 use invar::cuda::{Gpu, GpuMemory, PointerKind};
 use invar::raw::{self, GpuRange};
 use invar::{Device, ErrorKind, MemoryRegion};
+use invar_core::nic::Nic;
 use invar_linux::env::page_size;
-use invar_testkit::end::patiently;
 use invar_testkit::fake_cuda::{FakeCuda, calls, verbs_calls};
 use invar_testkit::sysfs::Tree;
+use invar_testkit::wait::until;
+use invar_verbs::{VerbsConfig, VerbsNic};
 
 use super::transfer::Rig;
 
@@ -61,6 +64,26 @@ fn memory_of_a_gpu_is_registered_as_a_dma_buf_of_whole_pages() {
 }
 
 #[test]
+fn a_brought_nic_reaches_gpu_memory_only_if_its_device_is_made_for_that() {
+    fake().run(|| {
+        let open = || {
+            let nic = VerbsNic::open(&VerbsConfig::new("null0")).unwrap();
+            let pd = nic.alloc_pd().unwrap();
+            (nic, pd, Ipv4Addr::LOCALHOST.into())
+        };
+        let ((nic, pd, address), (gpu_nic, gpu_pd, _)) = (open(), open());
+        let with = Rig::on(Device::on_gpu_nic(gpu_nic, gpu_pd, address).unwrap());
+        let without = Rig::on(Device::on(nic, pd, address).unwrap());
+        for (mut rig, path, registered) in [(without, Path::Staging, 0), (with, Path::DmaBuf, 2)] {
+            let (from, to) = (rig.gpu_region(0, 5000), rig.gpu_region(0, 5000));
+            assert_eq!(from.gpu_path().unwrap().decision.path, path);
+            rig.check(&from, &to);
+            assert_eq!(dma_bufs().len(), registered);
+        }
+    });
+}
+
+#[test]
 fn messages_go_from_gpu_to_gpu_and_to_hosts_without_a_copy() {
     fake().set("FAKE_CUDA_GPUS", "0000:3d:00.0,0000:86:00.0").run(|| {
         let mut rig = rig();
@@ -84,13 +107,13 @@ fn a_group_of_receives_takes_memory_of_a_gpu_that_the_nic_reaches() {
         from.write_at(0, &[7; 100]).unwrap();
         let receive = rig.recv.irecv(&[(&to, 0..100, 1), (&to, 100..200, 2)]).unwrap().unwrap();
         let mut sends = Vec::new();
-        patiently("sends", || {
+        until("sends", || {
             if let Some(send) = rig.send.isend(&from, 0..100, 1 + sends.len() as u32).unwrap() {
                 sends.push(send);
             }
             sends.len() == 2
         });
-        patiently("a receive", || rig.recv.test(&receive).unwrap().is_some());
+        until("a receive", || rig.recv.test(&receive).unwrap().is_some());
         let mut bytes = [0; 200];
         to.read_at(0, &mut bytes).unwrap();
         assert_eq!(bytes, [7; 200]);

@@ -7,8 +7,9 @@ use invar::cuda::flush::Method;
 use invar::cuda::{Driver, Gpu, GpuMemory, Pointer, PointerKind};
 use invar::{Device, MemoryRegion};
 use invar_testkit::fake_cuda::{FakeCuda, verbs_calls};
+use invar_testkit::pattern::pattern;
 
-use super::transfer::{Rig, pattern};
+use super::transfer::Rig;
 
 /// The length is a little more than the unit of registrations and copies.
 const LEN: usize = (16 << 20) + 1234;
@@ -36,10 +37,10 @@ fn on_each_gpu(check: impl Fn(&Gpu)) {
 
 fn memory_of_a_gpu_works(gpu: &Gpu) {
     let memory = GpuMemory::alloc(gpu, LEN).unwrap();
-    memory.write_at(0, &pattern(LEN)).unwrap();
+    memory.write_at(0, &pattern(0, LEN)).unwrap();
     let mut bytes = vec![0; LEN - 7];
     memory.read_at(7, &mut bytes).unwrap();
-    assert_eq!(bytes, &pattern(LEN)[7..]);
+    assert_eq!(bytes, &pattern(0, LEN)[7..]);
     let pointer = memory.pointer().unwrap();
     assert_eq!((pointer.kind, pointer.gpu), (PointerKind::Device, gpu.info().ordinal));
     assert!((pointer.base..pointer.base + pointer.len as u64).contains(&memory.addr()));

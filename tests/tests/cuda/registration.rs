@@ -2,12 +2,12 @@
 
 use invar::Device;
 use invar::raw::{self, GpuRange};
-use invar_core::mr_cache::{Lookup, MrCache, Slot};
+use invar_core::mr_cache::{Lookup, MrCache, MrSlot};
 use invar_core::nic::Access;
 use invar_cuda::{BufferDomains, Driver, Gpu, GpuMemory};
 use invar_testkit::fake_cuda::{FakeCuda, calls};
 
-type Cache = MrCache<&'static str, Vec<Slot<&'static str>>>;
+type Cache = MrCache<&'static str, Vec<MrSlot<&'static str>>>;
 
 /// Looks up memory as an application does before it registers the memory.
 fn lookup(cache: &mut Cache, domains: &mut BufferDomains, memory: &GpuMemory) -> Lookup {
@@ -20,7 +20,7 @@ fn lookup(cache: &mut Cache, domains: &mut BufferDomains, memory: &GpuMemory) ->
 fn memory_at_an_address_that_was_freed_is_registered_anew() {
     FakeCuda::new().run(|| {
         let gpu = Gpu::open(Driver::open().unwrap(), 0).unwrap();
-        let mut cache = Cache::new((0..4).map(|_| Slot::default()).collect(), 4096).unwrap();
+        let mut cache = Cache::new((0..4).map(|_| MrSlot::default()).collect(), 4096).unwrap();
         let mut domains = BufferDomains::default();
 
         let first = GpuMemory::alloc(&gpu, 1 << 20).unwrap();

@@ -8,8 +8,10 @@ use invar::{
     Device, Error, ErrorKind, Flush, Listener, MemoryRegion, RecvComm, SendComm, Settings,
 };
 use invar_core::staging::Trailer;
-use invar_testkit::end::patiently;
 use invar_testkit::fake_cuda::{FakeCuda, calls};
+use invar_testkit::library::{connect, content, settings};
+use invar_testkit::pattern::pattern;
+use invar_testkit::wait::until;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const CHUNK: usize = 4096;
@@ -41,10 +43,7 @@ impl Rig {
     fn between(device: Device, of_receiver: Settings) -> Self {
         let settings = Settings::from_env().unwrap();
         let listener = Listener::bind(&device, &of_receiver).unwrap();
-        let connecting = SendComm::connect(&device, &listener.handle(), &settings).unwrap();
-        let sender = std::thread::spawn(|| connecting.wait().unwrap());
-        let recv = listener.accept_within(TIMEOUT).unwrap();
-        let send = sender.join().unwrap();
+        let (send, recv) = connect(&device, &listener, &settings);
         Rig { send, recv, device, settings, driver: Driver::open().unwrap() }
     }
 
@@ -52,7 +51,7 @@ impl Rig {
     pub(crate) fn flush(&mut self, bufs: &[(&MemoryRegion, Range<usize>)]) -> bool {
         match self.recv.iflush(bufs).unwrap() {
             Flush::Started(request) => {
-                patiently("a flush", || self.recv.test(&request).unwrap().is_some());
+                until("a flush", || self.recv.test(&request).unwrap().is_some());
                 true
             }
             Flush::NotNeeded => false,
@@ -72,12 +71,12 @@ impl Rig {
 
     /// Sends all of one region into another, which may be longer, and checks the received bytes.
     pub(crate) fn check(&mut self, from: &MemoryRegion, to: &MemoryRegion) {
-        from.write_at(0, &pattern(from.len())).unwrap();
+        from.write_at(0, &pattern(0, from.len())).unwrap();
         to.write_at(0, &vec![0x55; to.len()]).unwrap();
         let receive = self.recv.irecv(&[(to, 0..to.len(), 7)]).unwrap().expect("room");
         let mut send = None;
         let (mut sent, mut received) = (None, None);
-        patiently("transfer", || {
+        until("transfer", || {
             if send.is_none() {
                 send = self.send.isend(from, 0..from.len(), 7).unwrap();
             }
@@ -93,19 +92,9 @@ impl Rig {
         assert_eq!(received.expect("received").sizes(), [from.len()]);
         let content = content(to, to.len());
         let (came, rest) = content.split_at(from.len());
-        assert_eq!(came, pattern(from.len()));
+        assert_eq!(came, pattern(0, from.len()));
         assert!(rest.iter().all(|byte| *byte == 0x55), "nothing beyond what was sent");
     }
-}
-
-pub(crate) fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|i| (i * 7 + i / 251) as u8).collect()
-}
-
-fn content(region: &MemoryRegion, len: usize) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    region.read_at(0, &mut bytes).unwrap();
-    bytes
 }
 
 #[test]
@@ -197,7 +186,7 @@ fn a_message_without_bytes_meets_a_long_receive() {
         let receive = rig.recv.irecv(&[(&to, 0..5 * CHUNK, 1)]).unwrap().expect("room");
         let send = rig.send.isend(&from, 0..0, 1).unwrap().expect("begun");
         let (mut sent, mut received) = (None, None);
-        patiently("transfer", || {
+        until("transfer", || {
             sent = sent.or_else(|| rig.send.test(&send).unwrap());
             received = received.or_else(|| rig.recv.test(&receive).unwrap());
             sent.is_some() && received.is_some()
@@ -212,7 +201,7 @@ fn many_messages_are_under_way_at_once_and_end_in_any_order() {
     fake().set("FAKE_CUDA_QUERIES", "2").run(|| {
         let mut rig = Rig::new();
         let (from, to) = (rig.gpu_region(0, 20 * CHUNK), rig.gpu_region(0, 40 * CHUNK));
-        from.write_at(0, &pattern(20 * CHUNK)).unwrap();
+        from.write_at(0, &pattern(0, 20 * CHUNK)).unwrap();
         let sent = |i: usize| i * 2 * CHUNK..(i * 2 + 1 + i % 2) * CHUNK - i / 4;
         let room = |i: usize| i * 4 * CHUNK..(i * 4 + 1 + i % 4) * CHUNK;
         let tag = |i: usize| i as u32 / 2;
@@ -222,7 +211,7 @@ fn many_messages_are_under_way_at_once_and_end_in_any_order() {
         let mut sends: Vec<_> = (0..10)
             .map(|i| rig.send.isend(&from, sent(i), tag(i)).unwrap().expect("room"))
             .collect();
-        patiently("transfers", || {
+        until("transfers", || {
             // Test the last request first.
             sends = std::mem::take(&mut sends)
                 .into_iter()
@@ -330,7 +319,7 @@ fn a_copy_that_fails_ends_the_messages_and_says_so_each_time() {
 fn mismatch(rig: &mut Rig, from: &MemoryRegion, to: &MemoryRegion) -> Error {
     let receive = rig.recv.irecv(&[(to, 0..to.len(), 1)]).unwrap().expect("room");
     let (mut send, mut found) = (None, None);
-    patiently("an error", || {
+    until("an error", || {
         if send.is_none() {
             match rig.send.isend(from, 0..from.len(), 1) {
                 Ok(begun) => send = begun,
@@ -425,11 +414,7 @@ fn over_tcp_it_is_too() {
 fn chunks_of_another_size_are_refused_by_name() {
     fake().run(|| {
         let device = Device::open_at("[::1]:0".parse().unwrap()).unwrap();
-        let larger = |name: &'static str| match name {
-            "INVAR_STAGING_CHUNK_BYTES" => Some("8192".to_owned()),
-            _ => None,
-        };
-        let mut rig = Rig::between(device, Settings::from_lookup(larger).unwrap());
+        let mut rig = Rig::between(device, settings(&[("INVAR_STAGING_CHUNK_BYTES", "8192")]));
         let (from, to) = (rig.gpu_region(0, 5 * CHUNK), rig.gpu_region(0, 5 * CHUNK));
         let error = mismatch(&mut rig, &from, &to);
         let text = "in chunks of 4096 meets a receive of 8209 bytes";

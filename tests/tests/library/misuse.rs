@@ -8,8 +8,8 @@ use crate::*;
 fn goes_on(pair: &mut Pair) {
     let receive = pair.recv.irecv(&[(&pair.to, 0..32, 1)]).unwrap().unwrap();
     let send = pair.isend(32, 1);
-    assert_eq!(pair.recv.wait(&receive, TIMEOUT).unwrap().sizes(), [32]);
-    pair.send.wait(&send, TIMEOUT).unwrap();
+    assert_eq!(pair.recv.wait(&receive, LIMIT).unwrap().sizes(), [32]);
+    pair.send.wait(&send, LIMIT).unwrap();
 }
 
 fn usage<T>(result: Result<T, Error>) -> String {
@@ -60,8 +60,8 @@ fn a_request_ends_once_and_only_in_its_own_comm() {
     assert_eq!(usage(other.test(&receive)), "a request of another comm");
     assert_eq!(usage(pair.send.test(&others)), "a request of another comm");
     let send = pair.isend(32, 1);
-    pair.recv.wait(&receive, TIMEOUT).unwrap();
-    pair.send.wait(&send, TIMEOUT).unwrap();
+    pair.recv.wait(&receive, LIMIT).unwrap();
+    pair.send.wait(&send, LIMIT).unwrap();
     assert!(usage(pair.recv.test(&receive)).contains("done already"));
     assert!(usage(pair.send.test(&send)).contains("done already"));
     goes_on(&mut pair);
@@ -81,16 +81,16 @@ fn a_send_longer_than_its_receive_names_both_sizes_or_is_cut() {
     assert!(!error.is_connection_lost(), "{error}");
     assert!(error.to_string().contains("send of 64 bytes meets a receive of 16 bytes"), "{error}");
     let send = pair.isend(16, 1);
-    pair.recv.wait(&receive, TIMEOUT).unwrap();
-    pair.send.wait(&send, TIMEOUT).unwrap();
+    pair.recv.wait(&receive, LIMIT).unwrap();
+    pair.send.wait(&send, LIMIT).unwrap();
     goes_on(&mut pair);
 
     let mut cut = Pair::new(&Settings::default().truncate(true), 64);
     let receive = cut.recv.irecv(&[(&cut.to, 0..16, 1)]).unwrap().unwrap();
     let send = cut.isend(64, 1);
-    assert_eq!(cut.recv.wait(&receive, TIMEOUT).unwrap().sizes(), [16]);
-    assert_eq!(cut.send.wait(&send, TIMEOUT).unwrap(), 16);
-    assert_eq!(content(&cut.to, 64), [&pattern(16)[..], &[0; 48]].concat());
+    assert_eq!(cut.recv.wait(&receive, LIMIT).unwrap().sizes(), [16]);
+    assert_eq!(cut.send.wait(&send, LIMIT).unwrap(), 16);
+    assert_eq!(content(&cut.to, 64), [&pattern(0, 16)[..], &[0; 48]].concat());
 }
 
 #[test]
@@ -106,20 +106,17 @@ fn devices_and_regions_that_cannot_be_are_refused() {
 
 #[test]
 fn settings_that_a_device_does_not_fit_are_named() {
-    let set = |name, value: &str| {
-        Settings::from_lookup(|asked| (asked == name).then(|| value.to_owned())).unwrap()
-    };
     let device = loopback();
     for word in ["ib", "socket"] {
-        let settings = set("INVAR_TRANSPORT", word);
+        let settings = settings(&[("INVAR_TRANSPORT", word)]);
         let text = usage(Listener::bind(&device, &settings));
         let name = &device.info().name;
         assert_eq!(text, format!("INVAR_TRANSPORT={word}: {name} is a device of transport soft"));
     }
     for word in ["auto", "soft"] {
-        assert!(Listener::bind(&device, &set("INVAR_TRANSPORT", word)).is_ok());
+        assert!(Listener::bind(&device, &settings(&[("INVAR_TRANSPORT", word)])).is_ok());
     }
-    let text = usage(Listener::bind(&device, &set("INVAR_WIRE", "nccl-2.14")));
+    let text = usage(Listener::bind(&device, &settings(&[("INVAR_WIRE", "nccl-2.14")])));
     assert!(
         text.starts_with("INVAR_WIRE=nccl-2.14: ")
             && text.ends_with("only 4791: set INVAR_SOFT_PORT=4791"),

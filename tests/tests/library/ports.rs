@@ -9,16 +9,9 @@ use crate::*;
 /// kernel picks.
 const PORTS: &str = "21000-21999";
 
-fn set(pairs: &'static [(&str, &str)]) -> Settings {
-    Settings::from_lookup(|asked| {
-        pairs.iter().find(|(name, _)| *name == asked).map(|(_, value)| (*value).to_owned())
-    })
-    .unwrap()
-}
-
 #[test]
 fn nics_and_listeners_take_ports_of_their_ranges_and_each_end_knows_the_others() {
-    let settings = set(&[("INVAR_SOFT_PORT", PORTS), ("INVAR_PORT_RANGE", PORTS)]);
+    let settings = settings(&[("INVAR_SOFT_PORT", PORTS), ("INVAR_PORT_RANGE", PORTS)]);
     let range = PortRange::parse(PORTS).unwrap().ports();
     let open = || Device::open_at_for("::1".parse().unwrap(), &settings).unwrap();
     let devices = [open(), open()];
@@ -30,7 +23,7 @@ fn nics_and_listeners_take_ports_of_their_ranges_and_each_end_knows_the_others()
     assert!(range.contains(&port), "{port}");
     let connecting = SendComm::connect(&devices[1], &listener.handle(), &settings).unwrap();
     let sender = std::thread::spawn(|| connecting.wait().unwrap());
-    let recv = listener.accept_within(TIMEOUT).unwrap();
+    let recv = listener.accept_within(LIMIT).unwrap();
     let send = sender.join().unwrap();
     let of = |ends: &invar::Ends| [ends.peer_udp_port, ends.udp_port];
     assert_eq!([of(send.ends()), of(recv.ends())], [ports, [ports[1], ports[0]]]);
@@ -38,7 +31,7 @@ fn nics_and_listeners_take_ports_of_their_ranges_and_each_end_knows_the_others()
 
 #[test]
 fn on_the_wire_of_nccl_2_14_the_port_is_that_of_roce_unless_another_is_set() {
-    let ports = |pairs| set(pairs).udp_ports().ports();
+    let ports = |pairs: &[_]| settings(pairs).udp_ports().ports();
     assert_eq!(ports(&[]), 0..=0);
     assert_eq!(ports(&[("INVAR_WIRE", "nccl-2.14")]), 4791..=4791);
     assert_eq!(ports(&[("INVAR_WIRE", "nccl-2.14"), ("INVAR_SOFT_PORT", "7")]), 7..=7);

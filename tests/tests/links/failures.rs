@@ -1,30 +1,26 @@
 //! Tests peers that are gone, strangers, and the end of a communicator.
 
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use invar::Handle;
 use invar::net::{LinkAttempt, LinkEnds, NetSettings, Network, wait_for_links};
 use invar_core::auth::{SECRET_BYTES, Secret};
 use invar_core::conn::Wire;
-use invar_linux::proxy::Abort;
+use invar_linux::abort::Abort;
+use invar_testkit::wait::{LIMIT, until};
 
-use crate::rig::{DEVICES, LIMIT, Rank, SLOT_BYTES, open, pair, settings};
+use crate::rig::{DEVICES, Rank, SLOT_BYTES, open, pair, settings};
 
 /// The number of strangers, which is more than a listener handles at a time.
 const STRANGERS: usize = 20;
 
 /// The error that a rank gets in the end if its peer does nothing.
 fn error_of(rank: &mut Rank) -> String {
-    let start = Instant::now();
-    loop {
+    until("an error", || {
         let sent = rank.sends[0].progress().map(drop);
-        if let Err(error) = sent.and_then(|()| rank.recvs[0].progress()) {
-            return error.to_string();
-        }
-        assert!(start.elapsed() < LIMIT, "{}", rank.network.dump());
-        std::thread::yield_now();
-    }
+        Some(sent.and_then(|()| rank.recvs[0].progress()).err()?.to_string())
+    })
 }
 
 #[test]
@@ -94,18 +90,17 @@ fn what_is_under_way_is_shown_by_rank_and_channel() {
             assert_eq!(one.recvs[0].full().expect(device), None);
             assert_eq!(one.network.dump(), shown(&format!("[-|{message}| Recv 0R/0]")), "{device}");
             zero.sends[0].publish(5).expect(device);
-            let start = Instant::now();
-            while one.recvs[0].full().expect(device).is_none() {
+            until("a slot", || {
                 zero.sends[0].progress().expect(device);
-                assert!(start.elapsed() < LIMIT, "{}", zero.network.dump());
-            }
+                one.recvs[0].full().expect(device).is_some()
+            });
             assert_eq!(one.network.dump(), shown(&format!("[-|{message}| Recv 0G/0]")), "{device}");
             one.recvs[0].release();
             assert_eq!(one.network.dump(), "ACTIVE LINKS\n[X]\n", "{device}");
-            while !zero.sends[0].has_delivered().expect(device) {
+            until("a delivery", || {
                 one.recvs[0].progress().expect(device);
-                assert!(start.elapsed() < LIMIT, "{}", zero.network.dump());
-            }
+                zero.sends[0].has_delivered().expect(device)
+            });
             assert_eq!(zero.network.dump(), "ACTIVE LINKS\n[X]\n", "{device}");
             zero.sends[0].free(5).expect(device).expect("a slot is free");
         }
@@ -122,14 +117,11 @@ fn more_bytes_than_a_slot_has_are_refused() {
 
 /// The error of the first of two attempts that are polled in turns.
 fn error_beside(attempt: &mut LinkAttempt, other: &mut LinkAttempt) -> String {
-    let start = Instant::now();
-    loop {
-        if let Err(error) = attempt.poll() {
-            return error.to_string();
-        }
-        assert!(other.poll().unwrap().is_none());
-        assert!(start.elapsed() < LIMIT);
-    }
+    until("an error", || {
+        let error = attempt.poll().err().map(|error| error.to_string());
+        assert!(error.is_some() || other.poll().unwrap().is_none());
+        error
+    })
 }
 
 #[test]
@@ -151,11 +143,10 @@ fn who_knows_the_handle_and_not_the_key_is_no_sender() {
         let [LinkEnds { send, .. }, LinkEnds { recv, .. }] = ends.try_into().ok().unwrap();
         let (mut send, mut recv) = (send.unwrap(), recv.unwrap());
         send.publish(0).unwrap();
-        let start = Instant::now();
-        while recv.full().unwrap().is_none() {
+        until("a slot", || {
             send.progress().unwrap();
-            assert!(start.elapsed() < LIMIT);
-        }
+            recv.full().unwrap().is_some()
+        });
     }
 }
 

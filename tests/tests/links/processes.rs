@@ -1,14 +1,15 @@
 //! A rank runs in a process of its own, which is killed.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Stdio};
 
 use invar::net::{LinkEnds, Network, wait_for_links};
 use invar::{HANDLE_BYTES, Handle};
-use invar_linux::proxy::Abort;
-use invar_testkit::shell;
+use invar_linux::abort::Abort;
+use invar_testkit::child;
+use invar_testkit::wait::LIMIT;
 
-use crate::rig::{DEVICES, LIMIT, Rank, open, settings};
+use crate::rig::{DEVICES, Rank, open, settings};
 
 const DEVICE: &str = "INVAR_TEST_LINK_DEVICE";
 
@@ -56,10 +57,7 @@ fn a_rank_that_exchanges_until_it_is_killed() {
 }
 
 fn start(device: &str) -> (Child, ChildStdin, impl BufRead) {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    let mut child = shell::clean(&mut command)
-        .args(["--exact", "--ignored", "--nocapture"])
-        .arg("processes::a_rank_that_exchanges_until_it_is_killed")
+    let mut child = child::command("processes::a_rank_that_exchanges_until_it_is_killed")
         .env(DEVICE, device)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -1,15 +1,15 @@
 //! Ranks with links to each other, and the messages that go over them.
 
 use std::ptr::NonNull;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use invar::net::{LinkAttempt, NetRecv, NetSend, NetSettings, Network, wait_for_links};
 use invar::{Device, Error, Settings};
-use invar_linux::proxy::Abort;
+use invar_linux::abort::Abort;
+use invar_testkit::library::{self, first_device};
 use invar_testkit::sim::Random;
+use invar_testkit::wait::LIMIT;
 
-/// The time limit for everything that a test waits for. It is long enough for any machine.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const SLOT_BYTES: usize = 8 << 10;
 
 /// Devices on loopback, for each transport that every host has.
@@ -25,18 +25,11 @@ pub(crate) fn open(device: &str) -> Device {
         "socket IPv4" | SHARED => "AF_INET",
         _ => "AF_INET6",
     };
-    let settings = Settings::from_lookup(|name| {
-        let value = match name {
-            "INVAR_TRANSPORT" => "socket",
-            "NCCL_SOCKET_IFNAME" => "=lo",
-            "NCCL_SOCKET_FAMILY" => family,
-            _ => return None,
-        };
-        Some(value.to_owned())
-    });
-    let settings = settings.unwrap();
-    let survey = Device::survey(&settings).unwrap();
-    Device::open_for(&survey.devices[0], &settings).unwrap()
+    first_device(&library::settings(&[
+        ("INVAR_TRANSPORT", "socket"),
+        ("NCCL_SOCKET_IFNAME", "=lo"),
+        ("NCCL_SOCKET_FAMILY", family),
+    ]))
 }
 
 pub(crate) fn settings() -> NetSettings {

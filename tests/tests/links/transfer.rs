@@ -2,9 +2,10 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
-use crate::rig::{DEVICES, LIMIT, both, pair};
+use invar_testkit::wait::until;
+
+use crate::rig::{DEVICES, both, pair};
 
 #[test]
 fn slots_of_any_length_come_both_ways_on_every_kind_of_device() {
@@ -32,19 +33,10 @@ fn another_thread_may_move_what_a_rank_has_published() {
                 }
             });
             for step in 0..100_usize {
-                let start = Instant::now();
-                while send.lock().unwrap()[0].free(step).expect(device).is_none() {
-                    assert!(start.elapsed() < LIMIT);
-                    std::thread::yield_now();
-                }
+                until("a free slot", || send.lock().unwrap()[0].free(step).expect(device));
                 send.lock().unwrap()[0].publish(step).expect(device);
-                let len = loop {
-                    if let Some((_, len)) = recv.lock().unwrap()[0].full().expect(device) {
-                        break len;
-                    }
-                    assert!(start.elapsed() < LIMIT);
-                    std::thread::yield_now();
-                };
+                let (_, len) =
+                    until("a full slot", || recv.lock().unwrap()[0].full().expect(device));
                 assert_eq!(len, step, "{device}");
                 recv.lock().unwrap()[0].release();
             }

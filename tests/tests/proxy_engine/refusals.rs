@@ -2,9 +2,10 @@
 
 use invar_core::math::Protocol;
 use invar_core::proxy::{
-    AppendError, CloseError, ConnectionId, ConnectionSpec, Direction, Event, Op, OpError,
-    OpenError, Pattern, Sharing, Stage, Step, Transport,
+    AppendError, CloseError, ConnectionId, ConnectionSpec, Event, Op, OpError, OpStage, OpenError,
+    Pattern, ProxySlice, Sharing, Transport,
 };
+use invar_core::topology::Direction;
 
 use crate::transport::Chance;
 use crate::{engine, op, open_all, spec};
@@ -99,12 +100,12 @@ fn connections_are_opened_once_and_closed_when_nothing_uses_them() {
 }
 
 /// A transport that fails at one stage.
-struct Broken(Stage);
+struct Broken(OpStage);
 
 impl Transport for Broken {
     type Error = &'static str;
 
-    fn advance(&mut self, stage: Stage, _: &[Step]) -> Result<bool, Self::Error> {
+    fn advance(&mut self, stage: OpStage, _: &[ProxySlice]) -> Result<bool, Self::Error> {
         if stage == self.0 { Err("the cable is out") } else { Ok(true) }
     }
 }
@@ -115,18 +116,18 @@ fn a_failure_names_operation_peer_connection_and_stage() {
     open_all(&mut engine);
     engine.append(0, &op(0x2a, 7, Pattern::Recv, 1)).unwrap();
     let mut events = Events::default();
-    let error = engine.progress(&mut Broken(Stage::Flush), &mut events).unwrap_err();
+    let error = engine.progress(&mut Broken(OpStage::Flush), &mut events).unwrap_err();
     assert_eq!(
         error.to_string(),
         "operation 0x2a, Recv with rank 107 on channel 7 over connection 0-7, Flush of step 0: \
          the cable is out"
     );
-    assert_eq!(events.0, [Stage::Post, Stage::Receive]);
+    assert_eq!(events.0, [OpStage::Post, OpStage::Receive]);
 }
 
 /// The stages that were passed.
 #[derive(Default)]
-struct Events(Vec<Stage>);
+struct Events(Vec<OpStage>);
 
 impl invar_core::proxy::Probe for Events {
     fn record(&mut self, event: Event) {

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use invar_core::math::STEPS;
-use invar_core::proxy::{ConnectionId, Direction, Op, Stage, Step, Transport};
+use invar_core::proxy::{ConnectionId, Op, OpStage, ProxySlice, Transport};
+use invar_core::topology::Direction;
 use invar_testkit::sim::Random;
 
 pub(crate) struct Chance {
@@ -11,7 +12,7 @@ pub(crate) struct Chance {
     /// The probability that the transport is ready, in a million.
     ready_ppm: u32,
     /// The transport stops at this stage after this number of slices has passed it.
-    stop: Option<(Stage, u64)>,
+    stop: Option<(OpStage, u64)>,
     connections: HashMap<ConnectionId, Line>,
     /// The slots in use, of shared or own buffers, by the connection to which they belong.
     slots: HashSet<(u32, u8)>,
@@ -48,7 +49,7 @@ impl Chance {
         Chance { ready_ppm: 1_000_000, ..Chance::new(0) }
     }
 
-    pub(crate) fn stop_at(&mut self, stage: Stage, slices: u64) {
+    pub(crate) fn stop_at(&mut self, stage: OpStage, slices: u64) {
         self.stop = Some((stage, slices));
     }
 
@@ -73,18 +74,18 @@ impl Chance {
             op.nsteps / u64::from(op.slice_steps);
     }
 
-    fn check(&mut self, stage: Stage, step: &Step) {
+    fn check(&mut self, stage: OpStage, step: &ProxySlice) {
         let line = &self.connections[&step.connection];
         let slice = (step.step, step.op_count);
         assert_eq!(line.slices[stage as usize].front(), Some(&slice), "{stage:?} {step:?}");
-        let stages = Stage::of(step.direction);
+        let stages = OpStage::of(step.direction);
         let at = stages.iter().position(|other| *other == stage).expect("a stage of the direction");
         if at > 0 {
             let before = stages[at - 1];
             assert!(line.past[before as usize] > line.past[stage as usize], "{stage:?} {step:?}");
         }
         if line.chain < 2 {
-            let next_transmitted = line.slices[Stage::Transmit as usize].front();
+            let next_transmitted = line.slices[OpStage::Transmit as usize].front();
             let all_before_are =
                 next_transmitted.is_none_or(|(_, op_count)| *op_count >= step.op_count);
             assert!(all_before_are, "others of its chain are not on their way");
@@ -95,7 +96,7 @@ impl Chance {
         assert_eq!(u64::from(step.slot), step.step % u64::from(STEPS));
     }
 
-    fn pass(&mut self, stage: Stage, step: &Step) {
+    fn pass(&mut self, stage: OpStage, step: &ProxySlice) {
         let line = self.connections.get_mut(&step.connection).expect("a connection");
         line.slices[stage as usize].pop_front();
         line.past[stage as usize] += 1;
@@ -106,12 +107,12 @@ impl Chance {
             (chain, if alone { (step.slot + i) % STEPS as u8 } else { step.buffer_slot })
         });
         match stage {
-            Stage::Post if step.steps == 1 || chain < 2 => {
+            OpStage::Post if step.steps == 1 || chain < 2 => {
                 for slot in slots {
                     assert!(slot.1 < 16 && self.slots.insert(slot), "slot in use: {step:?}");
                 }
             }
-            Stage::Complete => {
+            OpStage::Complete => {
                 slots.for_each(|slot| {
                     self.slots.remove(&slot);
                 });
@@ -130,8 +131,8 @@ impl Chance {
 impl Transport for Chance {
     type Error = &'static str;
 
-    fn advance(&mut self, stage: Stage, steps: &[Step]) -> Result<bool, Self::Error> {
-        let grouped = steps[0].direction == Direction::Recv && stage <= Stage::Flush;
+    fn advance(&mut self, stage: OpStage, steps: &[ProxySlice]) -> Result<bool, Self::Error> {
+        let grouped = steps[0].direction == Direction::Recv && stage <= OpStage::Flush;
         assert!(steps.len() == 1 || grouped && steps.len() <= 2, "{stage:?} {steps:?}");
         steps.iter().for_each(|step| self.check(stage, step));
         let past = self.connections[&steps[0].connection].past[stage as usize];

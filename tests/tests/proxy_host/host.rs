@@ -3,25 +3,14 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use invar_core::math::Protocol;
 use invar_core::proxy::{
-    ConnectionId, ConnectionSpec, Direction, Op, Pattern, Sharing, Stage, Step, Transport,
+    ConnectionId, ConnectionSpec, Op, OpStage, Pattern, ProxySlice, Sharing, Transport,
 };
-use invar_linux::proxy::{Abort, Progress, ProgressSettings, SharedOps};
-
-/// The time limit for everything that a test waits for. It is long enough for any machine.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
-
-/// Waits until `what` returns true.
-pub(crate) fn until(mut what: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !what() {
-        assert!(start.elapsed() < LIMIT, "waited for {LIMIT:?}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
+use invar_core::topology::Direction;
+use invar_linux::abort::Abort;
+use invar_linux::proxy::{Progress, ProgressSettings, SharedOps};
 
 /// Moves everything while the gate is open, and nothing while it is closed. Clones are the same gate.
 #[derive(Clone, Default)]
@@ -63,10 +52,10 @@ impl Gate {
 impl Transport for Gate {
     type Error = Infallible;
 
-    fn advance(&mut self, stage: Stage, steps: &[Step]) -> Result<bool, Infallible> {
+    fn advance(&mut self, stage: OpStage, steps: &[ProxySlice]) -> Result<bool, Infallible> {
         self.0.asked.store(true, Ordering::Relaxed);
         let open = self.0.open.load(Ordering::Relaxed);
-        if open && stage == Stage::Complete {
+        if open && stage == OpStage::Complete {
             self.0.completed.fetch_add(steps.len() as u64, Ordering::Relaxed);
         }
         Ok(open)

@@ -1,12 +1,14 @@
 //! Ranks in processes of their own, which may be killed at any moment.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
-use invar_linux::proxy::{Abort, Service, ServiceSettings, SharedOps};
-use invar_testkit::shell;
+use invar_linux::abort::Abort;
+use invar_linux::proxy::{Service, ServiceSettings, SharedOps};
+use invar_testkit::child;
+use invar_testkit::wait::watch;
 
-use crate::host::{Gate, op, progress, until};
+use crate::host::{Gate, op, progress};
 use crate::service::{Host, connect};
 
 const ADDRESS: &str = "INVAR_TEST_PROXY";
@@ -15,9 +17,7 @@ const POSTS: &str = "INVAR_TEST_POSTS";
 
 /// Starts this program again as the rank below, and waits until that has begun.
 fn start(service: &Service, rank: u32, posts: bool) -> Child {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    let mut child = shell::clean(&mut command)
-        .args(["--exact", "--ignored", "--nocapture", "processes::a_rank_that_posts_for_ever"])
+    let mut child = child::command("processes::a_rank_that_posts_for_ever")
         .env(ADDRESS, service.address())
         .env(RANK, rank.to_string())
         .env(POSTS, posts.to_string())
@@ -70,7 +70,7 @@ fn a_rank_that_is_killed_while_it_posts_does_not_keep_others_from_posting() {
     for rank in 1..=5 {
         let child = start(&service, rank, true);
         let before = gate.completed();
-        until(|| gate.completed() > before + 1000);
+        watch("slices", || gate.completed() > before + 1000);
         kill(child);
         assert!(!progress.has_ended());
         ops.append(&op(rank.into(), id.0, 1)).unwrap();
@@ -92,7 +92,7 @@ fn the_cells_that_a_rank_held_when_it_was_killed_are_its_successors() {
         assert_eq!(gate.completed(), 0);
     }
     let child = start(&service, 0, true);
-    until(|| gate.completed() > 5000);
+    watch("slices", || gate.completed() > 5000);
     kill(child);
     drop(service);
     progress.stop().unwrap();

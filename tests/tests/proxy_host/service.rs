@@ -7,14 +7,17 @@ use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 
-use invar_core::proxy::{ConnectionId, ConnectionSpec, Direction, Init, Kind, Setup};
+use invar_core::proxy::{ConnectionId, ConnectionSpec, Init, Kind, Setup};
+use invar_core::topology::Direction;
+use invar_linux::abort::Abort;
 use invar_linux::proxy::{
-    Abort, ClientErrorKind, ProgressConnections, ProxyClient, RankOps, Service, ServiceSettings,
+    ClientErrorKind, ProgressConnections, ProxyClient, RankOps, Service, ServiceSettings,
     SharedOps, WaitError,
 };
+use invar_testkit::wait::{LIMIT, watch};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-use crate::host::{Gate, LIMIT, op, progress, spec, until};
+use crate::host::{Gate, op, progress, spec};
 
 /// Opens a connection in the progress thread once the connection is connected.
 pub(crate) struct Host {
@@ -97,7 +100,7 @@ fn ranks_connect_post_and_leave_and_the_service_ends_when_told_to() {
         ops.append(&op(1, id.0, 5)).unwrap();
         ops.post().unwrap();
     }
-    until(|| gate.completed() == 15);
+    watch("slices", || gate.completed() == 15);
 
     let (client, id, _) = &mut clients[1];
     let fd = client.call_blocking(Kind::ConvertFd, *id, &42u32.to_le_bytes(), &mut []).unwrap();

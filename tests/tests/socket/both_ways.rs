@@ -2,8 +2,9 @@
 
 use invar_core::conn::StreamError;
 use invar_core::error::Error;
+use invar_testkit::wait::until;
 
-use crate::rig::{Pair, until};
+use crate::rig::Pair;
 
 const LAYOUTS: [(u16, u16); 3] = [(0, 0), (2, 0), (2, 2)];
 

@@ -2,8 +2,9 @@
 
 use invar_core::conn::StreamError;
 use invar_core::error::{Error, ErrorKind};
+use invar_testkit::wait::until;
 
-use crate::rig::{Pair, until};
+use crate::rig::Pair;
 
 #[test]
 fn what_was_sent_arrives_after_the_sender_has_closed() {

@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 
 use invar_core::param::{AddressFamily, PortRange};
-use invar_linux::socket::{Listener, Settings};
+use invar_linux::socket::{Listener, SocketSettings};
 use invar_linux::tcp::Congestion;
 use rustix::net::sockopt::tcp_congestion;
 
@@ -12,7 +12,7 @@ use crate::rig::{Pair, loopback, settings};
 /// The congestion control at both ends of a connection within this host.
 fn of_both_ends(family: AddressFamily, congestion: Congestion) -> [String; 2] {
     let device = loopback(family);
-    let settings = Settings { congestion, ..settings(1, 0) };
+    let settings = SocketSettings { congestion, ..settings(1, 0) };
     let mut listener = Listener::bind(&device, PortRange::ANY, &settings).unwrap();
     let Pair { send, recv, .. } = &Pair::connect(&mut listener, &device, &settings);
     [send.main_socket(), recv.main_socket()].map(|socket| tcp_congestion(socket).unwrap())

@@ -8,16 +8,17 @@ use invar_core::conn::{HANDLE_SECRET_BYTES, Handle, HandleError, StreamError, Wi
 use invar_core::error::{Error, ErrorKind};
 use invar_core::param::{AddressFamily, PortRange};
 use invar_linux::clock::now_ns;
-use invar_linux::socket::{ConnectError, Connecting, Listener, Settings};
+use invar_linux::socket::{ConnectError, Connecting, Listener, SocketSettings};
+use invar_testkit::wait::until;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::rig::{Pair, loopback, settings, until};
+use crate::rig::{Pair, loopback, settings};
 
-fn hasty() -> Settings {
-    Settings { timeout_ns: 50_000_000, ..settings(1, 0) }
+fn hasty() -> SocketSettings {
+    SocketSettings { timeout_ns: 50_000_000, ..settings(1, 0) }
 }
 
-fn connect_to(addr: SocketAddr, settings: &Settings) -> (Connecting, Error) {
+fn connect_to(addr: SocketAddr, settings: &SocketSettings) -> (Connecting, Error) {
     let device = loopback(AddressFamily::Inet);
     let handle = Handle::new(addr, Wire::Invar, &[1; HANDLE_SECRET_BYTES]);
     let mut connecting = Connecting::start(&device, &handle, settings, now_ns()).unwrap();

@@ -13,8 +13,9 @@ use invar_core::socket::{Frame, FrameError, FrameKind, HELLO_BYTES, Hello};
 use invar_linux::clock::now_ns;
 use invar_linux::socket::{Connecting, Listener, RecvComm, SendComm};
 use invar_testkit::insider;
+use invar_testkit::wait::until;
 
-use crate::rig::{loopback, settings, until};
+use crate::rig::{loopback, settings};
 
 /// A receiver, and the hostile sender's control socket, main socket and lanes.
 fn receiver(lanes: u16) -> (RecvComm, Vec<TcpStream>) {

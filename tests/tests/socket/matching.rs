@@ -2,8 +2,9 @@
 
 use invar_core::error::{Error, ErrorKind};
 use invar_core::socket::{AHEAD_BYTES, AHEAD_MESSAGES};
+use invar_testkit::wait::until;
 
-use crate::rig::{Pair, Receive, until};
+use crate::rig::{Pair, Receive};
 
 #[test]
 fn requests_are_done_whatever_the_order_in_which_they_are_tested() {

@@ -1,7 +1,5 @@
 //! Both ends of a connection in one thread, with their memory.
 
-use std::time::{Duration, Instant};
-
 use invar_core::comm::{RecvBuf, Request, SendBuf};
 use invar_core::device::NameFilter;
 use invar_core::error::Error;
@@ -10,9 +8,11 @@ use invar_core::socket::Layout;
 use invar_linux::clock::now_ns;
 use invar_linux::interface::Rules;
 use invar_linux::socket::{
-    Connecting, Listener, RecvComm, SendComm, Settings, SocketDevice, devices,
+    Connecting, Listener, RecvComm, SendComm, SocketDevice, SocketSettings, devices,
 };
 use invar_linux::tcp::Congestion;
+use invar_testkit::pattern::{pattern, pattern_byte};
+use invar_testkit::wait::until;
 
 pub(crate) const SECOND_NS: u64 = 1_000_000_000;
 
@@ -44,23 +44,9 @@ pub(crate) fn device_on(name: &str, family: AddressFamily) -> SocketDevice {
     devices(&Rules { names, family, comm_id: None }).unwrap().unwrap().remove(0)
 }
 
-pub(crate) fn settings(lanes: u16, threads: u16) -> Settings {
+pub(crate) fn settings(lanes: u16, threads: u16) -> SocketSettings {
     let (layout, congestion) = (Layout { lanes, threads }, Congestion::default());
-    Settings { layout, timeout_ns: 20 * SECOND_NS, congestion, key: None, truncate: false }
-}
-
-/// Polls until there is an answer.
-pub(crate) fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        for _ in 0..64 {
-            if let Some(answer) = poll() {
-                return answer;
-            }
-        }
-        assert!(start.elapsed() < Duration::from_secs(30), "{what} took for ever");
-        std::thread::yield_now();
-    }
+    SocketSettings { layout, timeout_ns: 20 * SECOND_NS, congestion, key: None, truncate: false }
 }
 
 /// Finishes a connection that has been started. Returns both ends.
@@ -72,11 +58,6 @@ pub(crate) fn finish_connecting(mut connecting: Connecting, listener: &mut Liste
         (send.is_some() && recv.is_some()).then_some(())
     });
     Pair::over(send.unwrap(), recv.unwrap())
-}
-
-/// Byte `at` of message `seed`.
-fn pattern(seed: usize, at: usize) -> u8 {
-    (seed.wrapping_mul(167) ^ at.wrapping_mul(31) ^ at >> 8) as u8
 }
 
 impl Pair {
@@ -93,7 +74,7 @@ impl Pair {
     pub(crate) fn connect(
         listener: &mut Listener,
         device: &SocketDevice,
-        settings: &Settings,
+        settings: &SocketSettings,
     ) -> Pair {
         let handle = listener.handle();
         finish_connecting(Connecting::start(device, &handle, settings, now_ns()).unwrap(), listener)
@@ -110,7 +91,7 @@ impl Pair {
         len: usize,
         tag: u32,
     ) -> Result<Option<Request>, Error> {
-        let bytes: Box<[u8]> = (0..len).map(|at| pattern(seed, at)).collect();
+        let bytes = pattern(seed, len).into_boxed_slice();
         let buf =
             SendBuf { addr: bytes.as_ptr().expose_provenance() as u64, len: len as u32, lkey: 0 };
         self.sent.push(bytes);
@@ -166,7 +147,7 @@ impl Pair {
     pub(crate) fn check(&self, receive: &Receive, member: usize, seed: usize, len: usize) {
         assert!(member < receive.count);
         let bytes = &self.received[receive.first + member];
-        let wrong = (0..len).find(|&at| bytes[at] != pattern(seed, at));
+        let wrong = (0..len).find(|&at| bytes[at] != pattern_byte(seed, at));
         assert_eq!(wrong, None, "first wrong byte of message {seed}, {len} bytes");
         assert!(bytes[len..].iter().all(|&byte| byte == UNTOUCHED), "beyond message {seed}");
     }

@@ -1,6 +1,6 @@
 //! A sender waits for a receiver that exists and does not read. It notices a host that is gone.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use invar_core::comm::Request;
 use invar_core::error::Error;
@@ -8,8 +8,9 @@ use invar_core::param::{AddressFamily, PortRange};
 use invar_linux::socket::{Connecting, Listener};
 use invar_testkit::namespaces::Hosts;
 use invar_testkit::tcp_times::hasten;
+use invar_testkit::wait::{throughout, until, watch};
 
-use crate::rig::{Pair, Receive, device_on, finish_connecting, settings, until};
+use crate::rig::{Pair, Receive, device_on, finish_connecting, settings};
 
 /// The size of a message that does not fit into a connection's buffers.
 const LONG: usize = 48 << 20;
@@ -31,14 +32,12 @@ fn stuck(pair: &mut Pair, seed: usize) -> (Request, Receive) {
 
 /// Tests the sends while nobody receives.
 fn wait_for_nobody(pairs: &mut [(&mut Pair, &Request)], late: Duration) {
-    let start = Instant::now();
-    while start.elapsed() < late {
+    throughout(late, || {
         for (pair, send) in &mut *pairs {
             pair.send.check_peer().unwrap();
             assert_eq!(pair.send.test(send), Ok(None));
         }
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    });
 }
 
 /// Lets the receivers pause for the time `late`. `hurry` shortens TCP's time-outs.
@@ -117,11 +116,8 @@ fn between(hosts: &Hosts, lanes: u16, threads: u16) -> Pair {
 }
 
 /// Waits for the error of an end, and checks its code.
-fn told(what: &str, mut look: impl FnMut() -> Option<Error>) {
-    let error = until(what, || {
-        std::thread::sleep(Duration::from_micros(100));
-        look()
-    });
+fn told(what: &str, look: impl FnMut() -> Option<Error>) {
+    let error = watch(what, look);
     // The codes are ETIMEDOUT, and EHOSTUNREACH if no neighbour answers.
     let text = error.to_string();
     assert!(text.contains("(errno 110)") || text.contains("(errno 113)"), "{what}: {text}");
@@ -138,10 +134,7 @@ enum UnderWay {
 }
 
 fn check_vanished(under_way: UnderWay, (lanes, threads): (u16, u16), both_ways: bool) {
-    let hosts = match Hosts::new(1500) {
-        Ok(hosts) => hosts,
-        Err(error) => return eprintln!("skipped: no network namespaces here: {error}"),
-    };
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
     let mut there = between(&hosts, lanes, threads);
     let mut back = both_ways
         .then(|| Pair::over(there.recv.way_back().unwrap(), there.send.way_back().unwrap()));

@@ -2,8 +2,9 @@
 
 use invar_core::param::{AddressFamily, PortRange};
 use invar_linux::socket::Listener;
+use invar_testkit::wait::until;
 
-use crate::rig::{Pair, loopback, settings, until};
+use crate::rig::{Pair, loopback, settings};
 
 const LAYOUTS: [(u16, u16); 5] = [(0, 0), (1, 0), (1, 1), (5, 2), (64, 16)];
 

@@ -1,12 +1,12 @@
 //! Tests which acknowledges wait, and for what.
 
 use invar_core::nic::{QpOptions, RecvWr, SendOpcode};
-use invar_linux::soft::Patience;
+use invar_linux::soft::AckDelay;
 
 use super::{carry, deliver, pair, target};
 
 /// Settings under which acknowledges wait for a request to go with.
-const WAITS: Patience = Patience { waits_since_ns: 0, stays_since_ns: u64::MAX };
+const WAITS: AckDelay = AckDelay { waits_since_ns: 0, deferred_since_ns: u64::MAX };
 
 #[test]
 fn the_acknowledge_of_a_short_message_may_wait_for_a_request_and_that_of_a_long_one_may_not() {
@@ -58,7 +58,7 @@ fn acknowledges_of_many_queue_pairs_do_not_wait() {
 /// `a` writes to `b` 12 times, and `b` sends six requests each time. These are more requests than an
 /// acknowledge waits for if they leave at once. Returns the packets of each train of `b`, and whether
 /// an acknowledge is due afterwards.
-fn answers(opcode: SendOpcode, stays_since_ns: u64) -> (Vec<usize>, bool) {
+fn answers(opcode: SendOpcode, deferred_since_ns: u64) -> (Vec<usize>, bool) {
     let [mut a, mut b] = pair("::1", 64, QpOptions::empty());
     let mut trains = Vec::new();
     for now in 1..=12 {
@@ -68,8 +68,8 @@ fn answers(opcode: SendOpcode, stays_since_ns: u64) -> (Vec<usize>, bool) {
         a.transmit(now);
         deliver(&mut a, &mut b, now, |_| false);
         (0..6).for_each(|_| b.write(b.qpn, 8, target(&a)));
-        let patience = Patience { waits_since_ns: 0, stays_since_ns };
-        b.device.transmit_urgent(now, patience, &mut b.wire);
+        let delay = AckDelay { waits_since_ns: 0, deferred_since_ns };
+        b.device.transmit_urgent(now, delay, &mut b.wire);
         trains.extend(b.wire.trains.iter().map(|train| train.datagrams.len()));
         deliver(&mut b, &mut a, now, |_| false);
     }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use invar_core::auth::Secret;
 use invar_core::nic::{PacketKeys, QpOptions, SendOpcode, WcStatus};
+use invar_testkit::pattern::pattern;
 
 use super::{End, PORTS, carry, deliver, ip_packet, pair, target};
 
@@ -29,7 +30,7 @@ fn writes_and_reads_of_all_lengths_pass_with_tags_in_order_and_not() {
         for ip in ["192.0.2.1", "2001:db8::1"] {
             for len in [0, 1, 3, 1023, 1024, 5000, 70_001] {
                 let [mut a, mut b] = tagged(ip, len.max(1), [1, 2], options);
-                let sent: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+                let sent = pattern(0, len);
                 a.memory.write_at(0, &sent).unwrap();
                 a.write(a.qpn, len, target(&b));
                 b.post(b.qpn, SendOpcode::RdmaRead, len, target(&a));

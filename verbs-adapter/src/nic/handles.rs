@@ -15,7 +15,8 @@ use invar_core::nic::{Access, Memory, MemoryKeys, NicError, QpCap, Sge, Verb};
 use invar_linux::memory::HostMemory;
 use rustc_hash::FxHashMap;
 
-use crate::context::{Context, Opened};
+use crate::context::Context;
+use crate::device::Opened;
 use crate::events::Fate;
 use crate::library::Library;
 use crate::sys::*;

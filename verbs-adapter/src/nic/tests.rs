@@ -12,6 +12,18 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 const CAP: QpCap = QpCap { max_send_wr: 8, max_recv_wr: 8, max_inline_data: 64 };
 
+/// Polls until there is an answer. The testkit's waits would bring a second copy of this crate.
+fn until<T>(mut poll: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = poll() {
+            return answer;
+        }
+        assert!(start.elapsed() < PATIENCE, "no event in {PATIENCE:?}");
+        std::thread::yield_now();
+    }
+}
+
 /// Fields drop from the top: the objects that call the fake are gone before another test can take it.
 struct Rig {
     qp: Qp,
@@ -37,14 +49,7 @@ impl Rig {
 
     /// Waits for the device's reported event of a queue pair, and returns it.
     fn report(&self, qp: &Qp) -> NicError {
-        let start = Instant::now();
-        loop {
-            if let Err(error) = self.nic.check(qp) {
-                return error;
-            }
-            assert!(start.elapsed() < PATIENCE, "no event in {PATIENCE:?}");
-            std::thread::yield_now();
-        }
+        until(|| self.nic.check(qp).err())
     }
 }
 
@@ -192,14 +197,7 @@ fn what_befalls_the_port_ends_nothing_and_is_told() {
     rig.fake.raise(port(2), IBV_EVENT_PORT_ERR);
     rig.fake.raise(port(1), IBV_EVENT_SM_CHANGE);
     rig.fake.raise(port(1), IBV_EVENT_PORT_ACTIVE);
-    let told = |is_it: fn(&PortNotices) -> bool| {
-        let start = Instant::now();
-        while !is_it(&rig.nic.notices()) {
-            assert!(start.elapsed() < PATIENCE, "no notice in {PATIENCE:?}");
-            std::thread::yield_now();
-        }
-        rig.nic.notices()
-    };
+    let told = |is_it: fn(&PortNotices) -> bool| until(|| Some(rig.nic.notices()).filter(is_it));
     let notices = told(|notices| notices.came_up.is_some());
     assert_eq!((notices.went_down, notices.changed_gids), (None, None));
     rig.fake.raise(port(1), IBV_EVENT_PORT_ERR);

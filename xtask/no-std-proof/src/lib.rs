@@ -13,12 +13,13 @@ use core::panic::PanicInfo;
 
 use invar_core::auth::Session;
 use invar_core::comm::{FlushBuf, RecvBuf, SendBuf};
-use invar_core::conn::{Acceptor, Connector, Settings};
+use invar_core::conn::{Acceptor, CommSettings, Connector};
 use invar_core::error::Error;
-use invar_core::mr_cache::{Lookup, MrCache, Slot};
+use invar_core::mr_cache::{Lookup, MrCache, MrSlot};
 use invar_core::nic::{Access, Gid, NicError, QpCap, QpTransition, RecvWr, SendWr, Verb};
 use invar_core::roce::Packet;
 use invar_core::roce::qp::Qp;
+use spin::{Mutex, Once};
 
 use port::Nothing;
 
@@ -54,7 +55,7 @@ pub extern "C" fn invar_no_std_connection(now_ns: u64) -> usize {
 }
 
 fn connection(now_ns: u64) -> Result<(), Error> {
-    let settings = Settings::default();
+    let settings = CommSettings::default();
     let mut connector = Connector::new(Nothing, (), Nothing, None, settings, now_ns);
     let mut acceptor = Acceptor::new(Nothing, (), Nothing, Session::UNKNOWN_PEER, settings, now_ns);
     let (send, recv) = (connector.poll(now_ns)?, acceptor.poll(now_ns)?);
@@ -87,11 +88,16 @@ pub extern "C" fn invar_no_std_queue_pair(now_ns: u64, byte: u8) -> bool {
     qp.poll_transmit(now_ns, &mut env).is_some()
 }
 
-/// Registrations that are cached.
+/// The registrations of the device. Several contexts share them: threads, cores, interrupts.
+static REGISTRATIONS: Once<Mutex<MrCache<u32, [MrSlot<u32>; 4]>>> = Once::new();
+
+/// Registrations that are cached. Each context may call this at any time.
 #[unsafe(no_mangle)]
 pub extern "C" fn invar_no_std_mr_cache(addr: u64, len: u64) -> usize {
-    let slots: [Slot<u32>; 4] = core::array::from_fn(|_| Slot::default());
-    let Ok(mut cache) = MrCache::new(slots, 4096) else { return 0 };
+    let slots = || core::array::from_fn(|_| MrSlot::default());
+    let shared = REGISTRATIONS.try_call_once(|| MrCache::new(slots(), 4096).map(Mutex::new));
+    let Ok(shared) = shared else { return 0 };
+    let mut cache = shared.lock();
     if let Ok(Lookup::Miss(pages)) = cache.lookup(0, Access::LOCAL_WRITE, addr, len)
         && let Ok(inserted) = cache.insert(pages, 1)
     {

@@ -54,10 +54,10 @@ pub(super) fn half_round_trip_us(round_trips: usize) -> Result<f64> {
 }
 
 fn await_datagram(socket: &UdpSocket) -> Result<()> {
-    let mut patience = Patience::default();
+    let mut stall = StallTimer::default();
     loop {
         match socket.recv(&mut [0; 8]) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => patience.check(0)?,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => stall.check(0)?,
             result => return Ok(result.map(|_| ())?),
         }
     }
@@ -83,10 +83,10 @@ pub(super) fn seconds(bytes: usize) -> Result<f64> {
 fn send(tx: &TxSocket, to: SocketAddr, bytes: u64, received: &AtomicU64) -> Result<()> {
     let train = vec![0x5a; TRAIN * DATAGRAM_BYTES];
     let mut sent = 0;
-    let mut patience = Patience::default();
+    let mut stall = StallTimer::default();
     while sent < bytes {
         let there = received.load(Ordering::Relaxed);
-        patience.check(there)?;
+        stall.check(there)?;
         if sent - there < IN_FLIGHT_BYTES {
             let datagrams = tx.send_segments(to, &[Gather::bytes(&train)], DATAGRAM_BYTES)?;
             sent += (datagrams * DATAGRAM_BYTES) as u64;
@@ -97,26 +97,26 @@ fn send(tx: &TxSocket, to: SocketAddr, bytes: u64, received: &AtomicU64) -> Resu
 
 fn receive(rx: &RxSocket, bytes: u64, received: &AtomicU64) -> Result<()> {
     let mut batch = RxBatch::new(BATCH_TRAINS);
-    let mut patience = Patience::default();
+    let mut stall = StallTimer::default();
     let mut total = 0;
     while total < bytes {
         if rx.recv_batch(&mut batch)? > 0 {
             total += batch.datagrams().map(|datagram| datagram.bytes.len() as u64).sum::<u64>();
             received.store(total, Ordering::Relaxed);
         }
-        patience.check(total)?;
+        stall.check(total)?;
     }
     Ok(())
 }
 
 /// Ends the run with an error when nothing moves any more, because a datagram was lost.
 #[derive(Default)]
-struct Patience {
+struct StallTimer {
     calls: u32,
     seen: Option<(u64, Instant)>,
 }
 
-impl Patience {
+impl StallTimer {
     fn check(&mut self, now_at: u64) -> Result<()> {
         self.calls = self.calls.wrapping_add(1);
         if !self.calls.is_multiple_of(4096) {

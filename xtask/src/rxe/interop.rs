@@ -16,16 +16,20 @@ const JUMBO: &str = "for i in veth0 veth1 eth0; do ip link set $i mtu 4200; done
 const LOSSY: &str = "tc qdisc add dev eth0 root netem delay 1ms reorder 99% loss 1% duplicate 1%";
 
 /// The software NIC's end of the cable over IPv4, and the address where the two processes meet.
-const IPV4: Way =
-    Way { device: "inet:rxe_t", address: "198.51.100.1", control: "198.51.100.1:7000", damage: "" };
-const IPV6: Way = Way {
+const IPV4: InteropCase = InteropCase {
+    device: "inet:rxe_t",
+    address: "198.51.100.1",
+    control: "198.51.100.1:7000",
+    damage: "",
+};
+const IPV6: InteropCase = InteropCase {
     device: "inet6:rxe_t",
     address: "2001:db8:b::1",
     control: "[2001:db8:b::1]:7000",
     damage: "corrupt 1%",
 };
 
-struct Way {
+struct InteropCase {
     device: &'static str,
     address: &'static str,
     control: &'static str,
@@ -63,11 +67,11 @@ fn between_rxe_devices(shell: &Shell, peer: &Path, table: &str) -> Result<String
 fn with_soft_nic(
     shell: &Shell,
     peer: &Path,
-    way: &Way,
+    way: &InteropCase,
     table: &str,
     lossy: bool,
 ) -> Result<String> {
-    let (peer, Way { device, address, control, damage }) = (peer.display(), way);
+    let (peer, InteropCase { device, address, control, damage }) = (peer.display(), way);
     let (impair, flag) =
         if lossy { (format!("{LOSSY} {damage}"), "lossy") } else { ("true".into(), "") };
     let host = format!("{peer} soft:{address} listen {control} {table} {flag}");

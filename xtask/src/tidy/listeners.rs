@@ -43,14 +43,20 @@ const DOORS: [(&str, &[(&str, &str)]); 9] = [
         &[
             ("tests/tests/strangers.rs", "a_listener_for_the_software_nic_keeps_strangers_off"),
             ("tests/tests/strangers.rs", "a_link_between_ranks_keeps_strangers_off"),
-            ("nccl-plugin/tests/plugin/strangers.rs", "a_listening_comm_keeps_strangers_off"),
+            (
+                "nccl-plugin/tests/plugin/strangers.rs",
+                "a_listening_comm_on_the_software_nic_keeps_strangers_off",
+            ),
         ],
     ),
     (
         "os-linux/src/socket/connect.rs",
         &[
             ("tests/tests/strangers.rs", "a_listener_for_tcp_keeps_strangers_off"),
-            ("nccl-plugin/tests/plugin/strangers.rs", "a_listening_comm_keeps_strangers_off"),
+            (
+                "nccl-plugin/tests/plugin/strangers.rs",
+                "a_listening_comm_over_tcp_keeps_strangers_off",
+            ),
         ],
     ),
     (

@@ -1,4 +1,4 @@
-//! One QEMU process, and the channels to what runs in it.
+//! One QEMU process, and the channels to the programs in its guest.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -14,57 +14,60 @@ use super::image::Image;
 
 /// The emulator.
 pub(super) const QEMU: &str = "qemu-system-x86_64";
-/// Enough for two processes with some hundred megabytes each; only what is touched is taken.
+/// The guest's memory. It has room for two processes with some hundred megabytes each. The host takes
+/// only the touched pages.
 const MEMORY_MIB: u32 = 2048;
-/// How long QEMU may take to open a channel, or to end once its guest has.
+/// The time in which QEMU must open a channel, or end after its guest has ended.
 const PATIENCE: Duration = Duration::from_secs(20);
 const NAP: Duration = Duration::from_millis(5);
-/// The clock is QEMU's, which nobody else disturbs; and there is nothing to hide from.
+/// The kernel may rely on the clock, which is QEMU's own. It needs no mitigations, because the guest
+/// hides nothing.
 const KERNEL_OPTIONS: &str = "console=ttyS0 quiet panic=-1 reboot=t tsc=reliable no_timer_check \
                               mitigations=off random.trust_cpu=on net.ifnames=0";
-/// Of QEMU and of the guest's kernel; told when something goes wrong.
+/// The logs of QEMU and of the guest's kernel. An error shows both.
 const LOGS: [&str; 2] = ["qemu.log", "console.log"];
 const LOG_BYTES_MAX: usize = 4000;
 
-/// The guest's memory is a file of the image, and no part of what QEMU writes or reads.
+/// QEMU leaves the guest's memory out of the state that it writes and reads, because the memory is a
+/// file of the image.
 const WITHOUT_MEMORY: &str = "migrate_set_capability x-ignore-shared on";
 
-/// How a guest comes to life.
+/// The way in which a guest starts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Start {
-    /// From its kernel. Its memory becomes the image's.
+    /// The guest boots its kernel. Its memory becomes the image's.
     Boot,
-    /// From the image's snapshot, in a copy of its memory, once the monitor is told to.
+    /// The guest continues from the image's snapshot, in a copy of the memory, after a monitor command.
     Resume,
 }
 
-/// What a guest is connected to.
+/// The connections between a guest and the host.
 pub(super) struct Wiring<'a> {
     /// Directories that the guest can mount, under the tags `root` and `target`.
     pub(super) shares: [&'a Path; 2],
-    /// The script that sets up the host's end of the guest's network interface, which then is a
-    /// TAP device in a network namespace of its own. Without one, packets go nowhere.
+    /// The script that sets up the host's end of the guest's network interface. That end is a TAP device
+    /// in a network namespace of its own. Without a script, packets go nowhere.
     pub(super) host_up: Option<&'a Path>,
 }
 
-/// A running QEMU; killed when this is dropped, or when the process that started it dies.
+/// A running QEMU. It is killed when this value is dropped, or when the process that started it dies.
 pub(super) struct Machine {
     qemu: Qemu,
-    /// Takes QEMU's own commands.
+    /// Takes commands for QEMU itself.
     monitor: UnixStream,
-    /// Between us and `xtask/vm/init`, which knows this and the next two as ports 1, 2 and 3.
+    /// The channel to `xtask/vm/init`, which knows this channel and the next two as ports 1, 2 and 3.
     pub(super) control: UnixStream,
-    /// What the guest's command writes to standard output.
+    /// The standard output of the guest's command.
     pub(super) output: UnixStream,
-    /// And to standard error.
+    /// The standard error of the guest's command.
     pub(super) errors: UnixStream,
 }
 
-/// In the order in which QEMU opens them, waiting for us each time.
+/// The channels in the order in which QEMU opens them. QEMU waits for a connection to each.
 const CHANNELS: [&str; 4] = ["monitor", "control", "output", "errors"];
 
 impl Machine {
-    /// Starts QEMU, and connects with all of its channels.
+    /// Starts QEMU and connects to all its channels.
     pub(super) fn start(image: &Image, start: Start, wiring: &Wiring<'_>) -> Result<Machine> {
         let mut qemu = Qemu::start(image, start, wiring)?;
         let mut streams = Vec::new();
@@ -76,7 +79,7 @@ impl Machine {
         Ok(Machine { qemu, monitor, control, output, errors })
     }
 
-    /// Lets the guest go on from the image's snapshot.
+    /// Continues the guest from the image's snapshot.
     pub(super) fn resume(&mut self, image: &Image) -> Result<()> {
         let state = image.state();
         writeln!(self.monitor, "{WITHOUT_MEMORY}")?;
@@ -84,7 +87,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Keeps the guest as it is in the image, and ends. Its memory is there already.
+    /// Saves the guest's state in the image, which has its memory already, and ends QEMU.
     pub(super) fn freeze(&mut self, image: &Image) -> Result<()> {
         let state = image.state();
         writeln!(self.monitor, "{WITHOUT_MEMORY}")?;
@@ -96,7 +99,7 @@ impl Machine {
         Ok(())
     }
 
-    /// A path that leads to the network namespace of a machine with a `host_up`.
+    /// The path of the network namespace of a machine with a `host_up`.
     pub(super) fn network_namespace(&self) -> PathBuf {
         format!("/proc/{}/ns/net", self.qemu.child.id()).into()
     }
@@ -111,13 +114,13 @@ impl Machine {
         Ok(())
     }
 
-    /// `what` went wrong, and what QEMU and the guest's kernel said before.
+    /// An error text: `what` failed, and the logs of QEMU and of the guest's kernel.
     pub(super) fn failure(&self, what: &str) -> String {
         self.qemu.failure(what)
     }
 }
 
-/// The process, and where its sockets and logs are.
+/// The process, and the folder with its sockets and logs.
 struct Qemu {
     child: Child,
     scratch: PathBuf,
@@ -125,11 +128,11 @@ struct Qemu {
 
 impl Qemu {
     fn start(image: &Image, start: Start, wiring: &Wiring<'_>) -> Result<Qemu> {
-        // Not below the build directory, whose path may be longer than a socket's can be.
+        // The build directory's path may be too long for a socket, so the folder is elsewhere.
         let scratch = std::env::temp_dir().join(format!("invar-vm-{}", std::process::id()));
         fs::create_dir(&scratch).with_context(|| scratch.display().to_string())?;
         let log = File::create(scratch.join(LOGS[0]))?;
-        // Both replace themselves by what they are to start, so that the child is QEMU.
+        // Both programs replace themselves by the next program, so the child is QEMU.
         let mut command = Command::new("setpriv");
         if wiring.host_up.is_some() {
             command = Command::new("unshare");

@@ -1,7 +1,7 @@
 //! Steps from peer to peer (`sendrecv.h`).
 
 use super::{Schedule, Step};
-use crate::proxy::Direction;
+use crate::topology::Direction;
 
 impl<R: AsRef<[u32]>> Schedule<R> {
     pub(super) fn all_to_all_phases(&self) -> u32 {

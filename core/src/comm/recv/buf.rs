@@ -1,6 +1,8 @@
 //! Memory to receive into, and its FIFO slot.
 
-use crate::fifo::{LEN_MAX, Slot};
+use core::hint::cold_path;
+
+use crate::fifo::{FifoSlot, LEN_MAX};
 
 /// Memory to receive into.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,9 +23,11 @@ impl RecvBuf {
     pub(super) fn is_sound(&self) -> bool {
         // Each check is a branch of its own, which a valid buffer never takes.
         if self.addr == 0 {
+            cold_path();
             return false;
         }
         if self.rkey == 0 {
+            cold_path();
             return false;
         }
         self.len <= LEN_MAX
@@ -32,7 +36,7 @@ impl RecvBuf {
 
 /// The slot that describes a buffer to the peer.
 #[inline(always)]
-pub(super) fn slot(buf: &RecvBuf, nreqs: u32, idx: u64) -> Slot {
+pub(super) fn slot(buf: &RecvBuf, nreqs: u32, idx: u64) -> FifoSlot {
     let RecvBuf { addr, len, tag, rkey } = *buf;
-    Slot { addr, size: len as i32, rkey, nreqs, tag, idx }
+    FifoSlot { addr, size: len as i32, rkey, nreqs, tag, idx }
 }

@@ -29,9 +29,12 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// Returns whether a flush is done, if `token` names a flush.
     fn settle_flush(&mut self, token: u32) -> Result<bool, Failed> {
         let base = &mut self.base;
-        while base.gate != Gate::Failed && base.route.is_live(token) {
+        while base.gate != Gate::Failed {
             if base.route.end_if_done(token) {
                 return Ok(true);
+            }
+            if !base.route.is_pending(token) {
+                break;
             }
             if !base.poll() {
                 return Ok(false);

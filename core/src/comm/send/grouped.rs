@@ -6,7 +6,7 @@ use crate::comm::group::Group;
 use crate::comm::post::post_parts;
 use crate::comm::{Request, SendBuf};
 use crate::conn::Stream;
-use crate::fifo::{RECVS_MAX, Row};
+use crate::fifo::{LEN_MAX, RECVS_MAX, Room, Row};
 use crate::nic::{Memory, Nic};
 
 /// Numbers of slots of a row that is matched as a group. A message in a row of one slot ends with its
@@ -34,6 +34,50 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         Fast::Done(())
     }
 
+    /// The fast path of [`SendComm::isend`] for the next message of a group that has begun. `started`
+    /// gets the request before anything is posted.
+    #[inline(always)]
+    pub fn isend_grouped_fast(
+        &mut self,
+        buf: &SendBuf,
+        tag: u32,
+        started: impl FnOnce(Request),
+    ) -> Fast<()> {
+        if self.base.gate != Gate::Group {
+            return Fast::Slow;
+        }
+        let row = Row::of(self.base.verbs.control.words(), self.row);
+        let Some(row) = row else { return Fast::Slow };
+        let slot = row.seen(self.group.next());
+        // An empty message has no work request, so the slow path adds it.
+        let has_bytes = buf.len.wrapping_sub(1) < LEN_MAX;
+        if slot.tag() != tag || !has_bytes {
+            return Fast::Slow;
+        }
+        let room = slot.room();
+        if !room.holds(buf.len) || room.addr == 0 || room.rkey == 0 {
+            return Fast::Slow;
+        }
+        started(self.add_to_group(buf, &room));
+        if self.group.is_complete() {
+            // If posting fails, the test of the request fails too.
+            let _ = self.send_group();
+        }
+        Fast::Done(())
+    }
+
+    /// Begins to match the row at the head, if this row is a complete group. Returns whether it has begun
+    /// one. A caller of [`SendComm::isend_grouped_fast`] calls this function once for each group, because
+    /// it takes more registers than the fast path.
+    #[inline(never)]
+    pub fn begin_next_group(&mut self) -> bool {
+        if self.base.gate != Gate::Open {
+            return false;
+        }
+        let nreqs = self.slot().map_or(0, |slot| slot.nreqs_tag().0 as usize);
+        GROUP_NREQS.contains(&nreqs) && self.begin_group(nreqs) == Fast::Done(())
+    }
+
     /// Matches any message of the group at the head.
     pub(super) fn send_in_group(
         &mut self,
@@ -48,15 +92,22 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return Err(self.bad_slot(what, value));
         }
         let len = self.fit(buf.len, tag, room.size as u32)?;
-        let Self { base: Base { reqs, .. }, group, target, .. } = self;
-        let request = group.add(&SendBuf { len, ..*buf }, &room);
-        let entry = reqs.at(request.raw());
-        entry.arm(request.raw(), target.qps);
-        entry.value.len = len;
+        let request = self.add_to_group(&SendBuf { len, ..*buf }, &room);
         if self.group.is_complete() {
             self.send_group()?;
         }
         Ok(Some(request))
+    }
+
+    /// Adds the message of the group's next buffer, with destination `room`.
+    #[inline(always)]
+    fn add_to_group(&mut self, buf: &SendBuf, room: &Room) -> Request {
+        let Self { base: Base { reqs, .. }, group, target, .. } = self;
+        let request = group.add(buf, room);
+        let entry = reqs.at(request.raw());
+        entry.arm(request.raw(), target.qps);
+        entry.value.len = buf.len;
+        request
     }
 
     /// Sends the group, all of whose messages are matched.

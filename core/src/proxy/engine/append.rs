@@ -1,7 +1,8 @@
 //! The engine merges a new operation, chains it, or makes it active at once (`proxy.cc ProxyAppend`).
 
 use super::{Args, Connection, Engine, Sub};
-use crate::proxy::{Banks, ConnectionId, Direction, Op, OpError, Pattern, Slot};
+use crate::proxy::{BankSlot, Banks, ConnectionId, Op, OpError, Pattern};
+use crate::topology::Direction;
 
 /// The reason why the engine can't move an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -81,7 +82,7 @@ pub enum AppendError {
     },
 }
 
-impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
+impl<A: Banks<BankSlot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
     /// Takes an operation that local rank `rank` posted.
     pub fn append(&mut self, rank: u32, op: &Op) -> Result<(), AppendError> {
         let (id, op_count) = (op.connection, op.op_count);

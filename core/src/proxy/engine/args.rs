@@ -1,7 +1,8 @@
 //! Operations in the form in which the engine moves them.
 
-use super::super::{ConnectionId, Direction, Op, Pattern};
+use super::super::{ConnectionId, Op, Pattern};
 use crate::math::{Protocol, STEPS};
+use crate::topology::Direction;
 
 /// Most subs of an operation: the number of slots of a buffer that connections share
 /// (`NCCL_SHARED_STEPS`). NCCL leaves room for 32 subs but has no slot for the second 16.
@@ -13,7 +14,7 @@ pub const SUBS_MAX: usize = 16;
 /// A send goes through Post, Transmit and Complete; a receive goes through all stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
-pub enum Stage {
+pub enum OpStage {
     /// `posted`: a slot of the buffer is free. For a send, the GPU may fill the slot; for a receive,
     /// the network may fill it.
     Post,
@@ -28,10 +29,10 @@ pub enum Stage {
     Complete,
 }
 
-impl Stage {
+impl OpStage {
     /// Returns the stages of a direction, in order.
-    pub const fn of(direction: Direction) -> &'static [Stage] {
-        use Stage::{Complete, Flush, Post, Receive, Transmit};
+    pub const fn of(direction: Direction) -> &'static [OpStage] {
+        use OpStage::{Complete, Flush, Post, Receive, Transmit};
         match direction {
             Direction::Send => &[Post, Transmit, Complete],
             Direction::Recv => &[Post, Receive, Flush, Transmit, Complete],
@@ -54,7 +55,7 @@ pub struct Sub {
     /// Number of subs, from this one on, that one request serves; 0 for the subs after the first of a
     /// group.
     pub(super) group_len: u8,
-    /// Number of steps that are past each stage, indexed by [`Stage`].
+    /// Number of steps that are past each stage, indexed by [`OpStage`].
     pub(super) counts: [u64; 5],
 }
 
@@ -74,12 +75,12 @@ impl Sub {
     }
 
     /// Number of steps that are past a stage.
-    pub(super) fn count(&self, stage: Stage) -> u64 {
+    pub(super) fn count(&self, stage: OpStage) -> u64 {
         self.counts[stage as usize]
     }
 
     pub(super) fn is_done(&self) -> bool {
-        self.count(Stage::Complete) == self.nsteps
+        self.count(OpStage::Complete) == self.nsteps
     }
 }
 
@@ -179,7 +180,7 @@ impl Args {
     /// Operations over connections that share buffers must wait, because the owner of a slot depends on
     /// the operation.
     pub(super) fn is_passed_on(&self) -> bool {
-        !self.shared && self.subs.iter().all(|sub| sub.count(Stage::Transmit) == sub.nsteps)
+        !self.shared && self.subs.iter().all(|sub| sub.count(OpStage::Transmit) == sub.nsteps)
     }
 
     /// Whether each sub would still have at least one slice of the shared buffer after adding one more

@@ -14,11 +14,12 @@
 
 use core::fmt;
 
-use super::{Args, Connection, Engine, Stage, Sub};
+use super::{Args, Connection, Engine, OpStage, Sub};
 use crate::math::STEPS;
-use crate::proxy::{BANK_LEN, Banks, Direction, Pattern, Slot};
+use crate::proxy::{BANK_LEN, BankSlot, Banks, Pattern};
+use crate::topology::Direction;
 
-impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> fmt::Display for Engine<A, C> {
+impl<A: Banks<BankSlot<Args>>, C: Banks<Option<Connection>>> fmt::Display for Engine<A, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ACTIVE OPS\n")?;
         let mut at = self.active.map(|(first, _)| first);
@@ -71,14 +72,14 @@ impl fmt::Display for Listed<'_> {
 /// match.
 fn state(sub: &Sub, direction: Direction) -> char {
     let past = |stage| sub.count(stage);
-    let (posted, done) = (past(Stage::Post), past(Stage::Complete));
+    let (posted, done) = (past(OpStage::Post), past(OpStage::Complete));
     match direction {
         _ if posted < sub.nsteps && posted < done.saturating_add(u64::from(STEPS)) => 'I',
-        Direction::Send if past(Stage::Transmit) < posted => 'G',
-        Direction::Send if done < past(Stage::Transmit) => 'S',
-        Direction::Recv if past(Stage::Receive) < posted => 'R',
-        Direction::Recv if past(Stage::Transmit) < past(Stage::Receive) => 'F',
-        Direction::Recv if done < past(Stage::Transmit) => 'G',
+        Direction::Send if past(OpStage::Transmit) < posted => 'G',
+        Direction::Send if done < past(OpStage::Transmit) => 'S',
+        Direction::Recv if past(OpStage::Receive) < posted => 'R',
+        Direction::Recv if past(OpStage::Transmit) < past(OpStage::Receive) => 'F',
+        Direction::Recv if done < past(OpStage::Transmit) => 'G',
         _ => 'D',
     }
 }

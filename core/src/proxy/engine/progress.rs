@@ -1,12 +1,14 @@
 //! A round over the active operations (`proxy.cc progressOps`, `net.cc sendProxyProgress` and
 //! `recvProxyProgress`).
 
-use super::{Args, Connection, Engine, Event, Probe, ProgressError, Stage, Step, Sub, Transport};
+use super::{
+    Args, Connection, Engine, Event, OpStage, Probe, ProgressError, ProxySlice, Sub, Transport,
+};
 use crate::fifo::RECVS_MAX;
 use crate::math::STEPS;
-use crate::proxy::{Banks, Slot};
+use crate::proxy::{BankSlot, Banks};
 
-impl<A: Banks<Slot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
+impl<A: Banks<BankSlot<Args>>, C: Banks<Option<Connection>>> Engine<A, C> {
     /// Moves each ready slice by one stage. Returns whether any slice moved; if none did, the engine
     /// was idle.
     ///
@@ -139,12 +141,12 @@ impl Args {
         }
         let mut moved = false;
         let mut before = None;
-        for &stage in Stage::of(self.direction) {
+        for &stage in OpStage::of(self.direction) {
             let mut start = 0;
             while start < self.subs.len() {
                 // One network request serves a whole group; the GPU handles each connection by itself.
                 let len = match stage {
-                    Stage::Transmit | Stage::Complete => 1,
+                    OpStage::Transmit | OpStage::Complete => 1,
                     _ => usize::from(self.subs[start].group_len).max(1),
                 };
                 moved |= self.advance_group(start..start + len, before, stage, transport, probe)?;
@@ -160,18 +162,18 @@ impl Args {
     fn advance_group<T: Transport>(
         &mut self,
         group: core::ops::Range<usize>,
-        before: Option<Stage>,
-        stage: Stage,
+        before: Option<OpStage>,
+        stage: OpStage,
         transport: &mut T,
         probe: &mut impl Probe,
     ) -> Result<bool, ProgressError<T::Error>> {
         let slice = u64::from(self.slice_steps);
         let depth = self.depth();
-        let mut steps = heapless::Vec::<Step, RECVS_MAX>::new();
+        let mut steps = heapless::Vec::<ProxySlice, RECVS_MAX>::new();
         for sub in self.subs[group.clone()].iter().filter(|sub| sub.count(stage) < sub.nsteps) {
             let limit = match before {
                 Some(before) => sub.count(before),
-                None => sub.count(Stage::Complete).saturating_add(depth),
+                None => sub.count(OpStage::Complete).saturating_add(depth),
             };
             if limit < sub.count(stage).saturating_add(slice) {
                 return Ok(false);
@@ -207,15 +209,15 @@ impl Args {
         let done = connection.as_ref().map_or(0, |connection| connection.done);
         let mut moved = false;
         let mut before = None;
-        for &stage in Stage::of(self.direction) {
+        for &stage in OpStage::of(self.direction) {
             let sub = &self.subs[0];
             let count = sub.count(stage);
             let limit = match before {
-                Some(_) if self.early && stage == Stage::Complete => 0,
+                Some(_) if self.early && stage == OpStage::Complete => 0,
                 Some(before) => sub.count(before),
                 // The earlier operations of the chain hold the slots of their steps that are not done.
                 None if self.early => (depth + done).saturating_sub(sub.base),
-                None => sub.count(Stage::Complete).saturating_add(depth),
+                None => sub.count(OpStage::Complete).saturating_add(depth),
             };
             before = Some(stage);
             if count >= sub.nsteps || limit < count.saturating_add(slice) {
@@ -229,16 +231,16 @@ impl Args {
             }
         }
         if let (Some(connection), Some(sub), false) = (connection, self.subs.first(), self.early) {
-            connection.done = sub.base.wrapping_add(sub.count(Stage::Complete));
+            connection.done = sub.base.wrapping_add(sub.count(OpStage::Complete));
         }
         Ok(moved)
     }
 
-    fn step(&self, sub: &Sub, stage: Stage, depth: u64) -> Step {
+    fn step(&self, sub: &Sub, stage: OpStage, depth: u64) -> ProxySlice {
         let count = sub.count(stage);
         let step = sub.base.wrapping_add(count);
         let slot = (step % u64::from(STEPS)) as u8;
-        Step {
+        ProxySlice {
             connection: sub.connection,
             direction: self.direction,
             channel: sub.channel,
@@ -261,8 +263,8 @@ impl Args {
 /// Asks the transport to bring a slice of some steps past a stage. Returns whether it did.
 fn bring<T: Transport>(
     transport: &mut T,
-    stage: Stage,
-    steps: &[Step],
+    stage: OpStage,
+    steps: &[ProxySlice],
 ) -> Result<bool, ProgressError<T::Error>> {
     transport.advance(stage, steps).map_err(|error| ProgressError { stage, step: steps[0], error })
 }

@@ -2,15 +2,16 @@
 
 use core::fmt;
 
-use super::Stage;
+use super::OpStage;
 use crate::math::Protocol;
-use crate::proxy::{ConnectionId, Direction};
+use crate::proxy::ConnectionId;
+use crate::topology::Direction;
 
 /// Moves slices of steps between GPU and network.
 ///
 /// The transport stores its data for a slice in progress (requests, sizes) by connection and
-/// [`Step::slot`]. The engine knows which slice may come next. The transport moves all subs of a slice
-/// of `steps`, or none.
+/// [`ProxySlice::slot`]. The engine knows which slice may come next. The transport moves all subs of a
+/// slice of `steps`, or none.
 pub trait Transport {
     /// The reason why the transport can't continue.
     type Error: fmt::Display;
@@ -18,7 +19,7 @@ pub trait Transport {
     /// Brings a slice past `stage`. Returns `false` if the slice is not ready yet; the engine then asks
     /// again.
     ///
-    /// `steps` usually has one element. For a receive, up to [`Stage::Flush`], it has as many as one
+    /// `steps` usually has one element. For a receive, up to [`OpStage::Flush`], it has as many as one
     /// request serves ([`RecvGroup`](super::RecvGroup)). The first element names the request.
     ///
     /// | stage | send | recv |
@@ -28,7 +29,7 @@ pub trait Transport {
     /// | `Flush` | | `test` the flush |
     /// | `Transmit` | if the GPU has filled the slot, `isend` | tell the GPU that the slot is filled |
     /// | `Complete` | `test` the request; the slot is free | check whether the GPU has used the slot |
-    fn advance(&mut self, stage: Stage, steps: &[Step]) -> Result<bool, Self::Error>;
+    fn advance(&mut self, stage: OpStage, steps: &[ProxySlice]) -> Result<bool, Self::Error>;
 
     /// Releases all resources of a connection. No later operation names the connection.
     fn close(&mut self, _connection: ConnectionId) {}
@@ -36,7 +37,7 @@ pub trait Transport {
 
 /// A slice of steps of one sub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct ProxySlice {
     /// The connection that the slice goes over.
     pub connection: ConnectionId,
     /// The direction of the slice.
@@ -83,9 +84,9 @@ pub enum Event {
     /// A slice is past a stage.
     Step {
         /// The slice.
-        step: Step,
+        step: ProxySlice,
         /// The stage that the slice has passed.
-        stage: Stage,
+        stage: OpStage,
     },
 }
 
@@ -104,16 +105,16 @@ impl Probe for () {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgressError<E> {
     /// The stage that the transport could not bring the slice past.
-    pub stage: Stage,
+    pub stage: OpStage,
     /// The slice that failed; the first slice, if one request serves several.
-    pub step: Step,
+    pub step: ProxySlice,
     /// The transport's error.
     pub error: E,
 }
 
 impl<E: fmt::Display> fmt::Display for ProgressError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Step { op_count, direction, peer, channel, connection, step, .. } = self.step;
+        let ProxySlice { op_count, direction, peer, channel, connection, step, .. } = self.step;
         write!(
             f,
             "operation {op_count:#x}, {direction:?} with rank {peer} on channel {channel} over \

@@ -1,7 +1,7 @@
 //! The poster is the rank's side of the pool.
 
 use super::OpPool;
-use crate::proxy::list::Link;
+use crate::proxy::link::Link;
 use crate::proxy::{Closed, Op, OpError};
 
 /// Puts one rank's operations into a pool (`ncclLocalOpAppend`, `ncclProxyPost`).

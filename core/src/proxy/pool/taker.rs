@@ -1,7 +1,7 @@
 //! The taker is the proxy's side of the pool.
 
 use super::OpPool;
-use crate::proxy::list::Link;
+use crate::proxy::link::Link;
 use crate::proxy::{Op, OpError};
 
 /// Takes posted operations out of a pool (`ncclProxyGetPostedOps`). Each pool must have exactly one

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use super::wire::Init;
-use crate::proxy::{Banks, ConnectionId, Pool, Slot};
+use crate::proxy::{BankSlot, Banks, ConnectionId, Pool};
 
 /// The functions of a host's transports that set up connections.
 pub trait Setup {
@@ -87,7 +87,7 @@ pub struct Connections<B> {
     pool: Pool<Place, B>,
 }
 
-impl<B: Banks<Slot<Place>>> Connections<B> {
+impl<B: Banks<BankSlot<Place>>> Connections<B> {
     /// Creates an empty set of connections, in memory that holds default values.
     pub fn new(banks: B) -> Self {
         Connections { pool: Pool::new(banks) }

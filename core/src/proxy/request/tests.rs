@@ -10,7 +10,8 @@ use std::vec::Vec;
 
 use super::wire::{Request, Response};
 use super::*;
-use crate::proxy::{BANK_LEN, Banks, ConnectionId, Direction, Slot};
+use crate::proxy::{BANK_LEN, BankSlot, Banks, ConnectionId};
+use crate::topology::Direction;
 
 /// Memory of at most one bank.
 struct OneBank<T>(Option<Box<[T; BANK_LEN]>>);
@@ -103,7 +104,7 @@ impl Setup for Reversing {
 struct World {
     calls: SmallCalls,
     session: SmallSession,
-    connections: Connections<OneBank<Slot<Place>>>,
+    connections: Connections<OneBank<BankSlot<Place>>>,
     setup: Reversing,
     to_proxy: VecDeque<u8>,
     /// Bytes to the rank, and the file descriptor that comes with each byte.

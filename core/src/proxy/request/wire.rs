@@ -4,7 +4,8 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::inbox::{FrameError, Header};
-use crate::proxy::{ConnectionId, Direction};
+use crate::proxy::ConnectionId;
+use crate::topology::Direction;
 
 /// Length in bytes of a request's header.
 pub const REQUEST_BYTES: usize = size_of::<RequestBytes>();

@@ -21,7 +21,7 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
     /// peer, so the result is `None`.
     pub fn lingering(&self) -> Option<Lingering> {
         let has_peer = self.path.mtu_bytes > 0;
-        has_peer.then(|| self.responder.lingering(self.path))
+        has_peer.then(|| Lingering::new(self.path, self.responder.last_state()))
     }
 
     /// Time for which the peer may send a request again, if its timeout and retries are like ours.
@@ -32,7 +32,7 @@ impl<const SQ: usize, const RQ: usize> Qp<SQ, RQ> {
 }
 
 impl Lingering {
-    pub(super) fn new(path: Path, expected: Psn, msn: u32, answer: Answer) -> Self {
+    fn new(path: Path, (expected, msn, answer): (Psn, u32, Answer)) -> Self {
         // An answer that needs a repeated request or a receive is of no use any more.
         let is_last_word = matches!(answer, Answer::Ack | Answer::Refuse { .. });
         let answer = if is_last_word { answer } else { Answer::None };

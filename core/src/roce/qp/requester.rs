@@ -17,7 +17,7 @@ mod response;
 mod wqe;
 
 use super::pace::Pacer;
-use super::ring::Ring;
+use super::ring::QueueRing;
 use super::rtt::RoundTrip;
 use super::timer::{AckTimer, Expired};
 use super::window::Window;
@@ -28,7 +28,7 @@ use repair::Repair;
 use wqe::SendWqe;
 
 pub(super) struct Requester<const SQ: usize> {
-    queue: Ring<SendWqe, SQ>,
+    queue: QueueRing<SendWqe, SQ>,
     /// Number of the work request to send next, and index of its next packet.
     cursor: u32,
     cursor_packet: u32,
@@ -61,7 +61,7 @@ pub(super) struct Requester<const SQ: usize> {
 impl<const SQ: usize> Requester<SQ> {
     pub(super) fn new() -> Self {
         let mut requester = Requester {
-            queue: Ring::new(),
+            queue: QueueRing::new(),
             cursor: 0,
             cursor_packet: 0,
             oldest: Psn::default(),
@@ -117,7 +117,7 @@ impl<const SQ: usize> Requester<SQ> {
 
     pub(super) fn post(&mut self, wr: &SendWr) -> Option<u16> {
         let number = self.queue.push(SendWqe { wr: wr.into(), ..SendWqe::default() })?;
-        Some(Ring::<SendWqe, SQ>::slot(number))
+        Some(QueueRing::<SendWqe, SQ>::slot(number))
     }
 
     pub(super) fn deadline_ns(&self) -> Option<u64> {
@@ -231,7 +231,7 @@ impl<const SQ: usize> Requester<SQ> {
             return Ok(None);
         };
         let Some(wqe) = self.queue.get(number) else { return Ok(None) };
-        let slot = Ring::<SendWqe, SQ>::slot(number);
+        let slot = QueueRing::<SendWqe, SQ>::slot(number);
         let run = wqe.alike(packet, path).min(most);
         let Some(mut transmit) = wqe.packet(slot, packet, run, psn, path, env) else {
             return self.fault(number, path, env);

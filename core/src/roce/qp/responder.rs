@@ -6,9 +6,8 @@ mod marked;
 
 use heapless::{HistoryBuf, Vec};
 
-use super::linger::Lingering;
 use super::reorder::Reorder;
-use super::ring::Ring;
+use super::ring::QueueRing;
 use super::{Counters, Env, Fatal, MESSAGE_BYTES_MAX, Path, Queue, RD_ATOMIC_MAX, Side};
 use crate::nic::{Access, RecvWr, RtrAttr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 use crate::roce::{Headers, ImmDt, NakCode, Opcode, Packet, Position, Psn, Reth};
@@ -20,7 +19,7 @@ const REPLIES_MAX: usize = 2 * RD_ATOMIC_MAX as usize;
 
 /// The message that has begun and not ended.
 #[derive(Clone, Copy, Default)]
-enum Message {
+enum ResponderMessage {
     #[default]
     None,
     /// A SEND that fills the oldest receive.
@@ -62,11 +61,11 @@ struct Receive {
 }
 
 pub(super) struct Responder<const RQ: usize> {
-    queue: Ring<Receive, RQ>,
+    queue: QueueRing<Receive, RQ>,
     expected: Psn,
     /// Number of completed messages, 24 bits.
     msn: u32,
-    message: Message,
+    message: ResponderMessage,
     /// The peer knows that it must send `expected` again. Until then the responder silently drops
     /// later packets.
     gap_reported: bool,
@@ -88,10 +87,10 @@ impl<const RQ: usize> Responder<RQ> {
         let mut reorder = Reorder::default();
         reorder.set_hole_age(super::Tuning::default().hole_age_ns);
         Responder {
-            queue: Ring::new(),
+            queue: QueueRing::new(),
             expected: Psn::default(),
             msn: 0,
-            message: Message::None,
+            message: ResponderMessage::None,
             gap_reported: false,
             answer: Answer::None,
             due: Due::default(),
@@ -114,8 +113,10 @@ impl<const RQ: usize> Responder<RQ> {
         self.max_dest_rd_atomic = attr.max_dest_rd_atomic;
     }
 
-    pub(super) fn lingering(&self, path: Path) -> Lingering {
-        Lingering::new(path, self.expected, self.msn, self.answer)
+    /// Returns what a lingering queue pair goes on with: the expected PSN, the MSN, and the answer to
+    /// send.
+    pub(super) fn last_state(&self) -> (Psn, u32, Answer) {
+        (self.expected, self.msn, self.answer)
     }
 
     pub(super) fn posted(&self) -> u32 {
@@ -199,7 +200,7 @@ impl<const RQ: usize> Responder<RQ> {
                 Ok(())
             }
             Refusal::Error(code, status) => {
-                let has_receive = matches!(self.message, Message::Send { .. });
+                let has_receive = matches!(self.message, ResponderMessage::Send { .. });
                 if (has_receive || uses_receive(opcode))
                     && let Some(recv) = self.queue.pop()
                 {
@@ -223,9 +224,9 @@ impl<const RQ: usize> Responder<RQ> {
             return Err(INVALID);
         };
         let begun = match self.message {
-            Message::None => None,
-            Message::Send { .. } => Some(Operation::Send),
-            Message::Write { .. } => Some(Operation::Write),
+            ResponderMessage::None => None,
+            ResponderMessage::Send { .. } => Some(Operation::Send),
+            ResponderMessage::Write { .. } => Some(Operation::Write),
         };
         let continues = (!position.begins()).then_some(operation);
         if begun != continues || !permitted(operation, path) {
@@ -237,7 +238,7 @@ impl<const RQ: usize> Responder<RQ> {
             Operation::Read => return self.execute_read(&packet.headers, path, env),
         }
         if position.ends() {
-            self.message = Message::None;
+            self.message = ResponderMessage::None;
             self.count_message();
         }
         Ok(1)
@@ -252,7 +253,7 @@ impl<const RQ: usize> Responder<RQ> {
     ) -> Result<(), Refusal> {
         let Some(&recv) = self.queue.front() else { return Err(Refusal::NotReady) };
         let received = match self.message {
-            Message::Send { received } => received,
+            ResponderMessage::Send { received } => received,
             _ => 0,
         };
         let len = packet.payload.len() as u32;
@@ -273,7 +274,7 @@ impl<const RQ: usize> Responder<RQ> {
             env.place(to.map_err(|_| NO_LOCAL_ACCESS)?, packet.payload);
         }
         let received = received + len;
-        self.message = Message::Send { received };
+        self.message = ResponderMessage::Send { received };
         if position.ends() {
             self.complete_receive(WcOpcode::RECV, received, packet.headers.imm, path, env);
         }
@@ -292,7 +293,7 @@ impl<const RQ: usize> Responder<RQ> {
             return Err(Refusal::NotReady);
         }
         let (va, rkey, left, length) = match (self.message, reth) {
-            (Message::Write { va, rkey, left, length }, _) => (va, rkey, left, length),
+            (ResponderMessage::Write { va, rkey, left, length }, _) => (va, rkey, left, length),
             (_, Some(Reth { va, rkey, dma_len })) => (va, rkey, dma_len, dma_len),
             (_, None) => return Err(INVALID),
         };
@@ -310,7 +311,7 @@ impl<const RQ: usize> Responder<RQ> {
         }
         place_write(va, rkey, packet.payload, env)?;
         let va = va.wrapping_add(len.into());
-        self.message = Message::Write { va, rkey, left: left - len, length };
+        self.message = ResponderMessage::Write { va, rkey, left: left - len, length };
         if imm.is_some() {
             self.complete_receive(WcOpcode::RECV_RDMA_WITH_IMM, length, imm, path, env);
         }

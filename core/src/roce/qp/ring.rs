@@ -2,7 +2,7 @@
 
 /// A ring of at most `N` elements, where `N` is a power of two. Numbers wrap at 2^32. An element lies
 /// at its number modulo `N`.
-pub(super) struct Ring<T, const N: usize> {
+pub(super) struct QueueRing<T, const N: usize> {
     slots: [T; N],
     /// Number of the oldest element.
     head: u32,
@@ -10,14 +10,14 @@ pub(super) struct Ring<T, const N: usize> {
     tail: u32,
 }
 
-impl<T: Copy + Default, const N: usize> Ring<T, N> {
+impl<T: Copy + Default, const N: usize> QueueRing<T, N> {
     const MASK: u32 = {
         assert!(N.is_power_of_two() && N <= 1 << 16, "a power of two, up to 65536");
         N as u32 - 1
     };
 
     pub(super) fn new() -> Self {
-        Ring { slots: [T::default(); N], head: 0, tail: 0 }
+        QueueRing { slots: [T::default(); N], head: 0, tail: 0 }
     }
 
     pub(super) fn len(&self) -> u32 {
@@ -78,7 +78,7 @@ mod tests {
             start: u32,
             pushes in proptest::collection::vec(any::<bool>(), 0..200),
         ) {
-            let mut ring = Ring::<u32, 8> { head: start, tail: start, ..Ring::new() };
+            let mut ring = QueueRing::<u32, 8> { head: start, tail: start, ..QueueRing::new() };
             let mut model = VecDeque::new();
             for (i, push) in (0..).zip(pushes) {
                 if push {

@@ -21,9 +21,11 @@ impl RoundTrip {
         }
     }
 
-    /// Notes that a probe is sent. If the acknowledge was only late, the next probe must leave later.
-    /// So the measurement goes on and enters the smoothed round trip. [`RoundTrip::on_ack`] does not
-    /// return it, because it does not say how long packets travel.
+    /// Notes that a probe is sent, because the packet was lost or its acknowledge is late. If it was
+    /// late, the next probe must leave later. So the measurement goes on and enters the smoothed round
+    /// trip, as two round trips at most: otherwise each loss would delay the probes of the next losses.
+    /// [`RoundTrip::on_ack`] does not return such a measurement, because it does not say how long packets
+    /// travel.
     pub(super) fn on_probe(&mut self) {
         self.probed = true;
     }
@@ -36,6 +38,7 @@ impl RoundTrip {
         self.smoothed = Some(match self.smoothed {
             None => (rtt, rtt / 2),
             Some((mean, deviation)) => {
+                let rtt = if self.probed { rtt.min(2 * mean) } else { rtt };
                 (mean - mean / 8 + rtt / 8, deviation - deviation / 4 + mean.abs_diff(rtt) / 4)
             }
         });
@@ -101,6 +104,34 @@ mod tests {
         assert!(rtt.long_ns().unwrap() >= 1600, "{:?}", rtt.long_ns());
         rtt.on_transmit(1, Psn::new(20));
         assert_eq!(rtt.on_ack(801, Psn::new(21)), Some(800));
+    }
+
+    #[test]
+    fn losses_hardly_delay_the_probes_of_later_losses() {
+        let mut rtt = RoundTrip::default();
+        for i in 0..200 {
+            rtt.on_transmit(9000 * i, Psn::new(i as u32));
+            let is_lost = i % 10 == 9;
+            if is_lost {
+                rtt.on_probe();
+            }
+            rtt.on_ack(9000 * i + if is_lost { 2000 } else { 100 }, Psn::new(i as u32 + 1));
+        }
+        assert!(rtt.long_ns().unwrap() < 300, "{:?}", rtt.long_ns());
+    }
+
+    #[test]
+    fn a_path_that_has_become_longer_is_learned() {
+        let mut rtt = RoundTrip::default();
+        for i in 0..100 {
+            rtt.on_transmit(90_000 * i, Psn::new(i as u32));
+            let round_trip = if i < 10 { 100 } else { 5000 };
+            if rtt.long_ns().is_some_and(|long_ns| long_ns < round_trip) {
+                rtt.on_probe();
+            }
+            rtt.on_ack(90_000 * i + round_trip, Psn::new(i as u32 + 1));
+        }
+        assert!(rtt.long_ns().unwrap() > 5000, "{:?}", rtt.long_ns());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::socket::{AHEAD_BYTES, AHEAD_MESSAGES};
 /// The places for parked messages, and the messages in them.
 #[derive(Debug)]
 pub(super) struct Parked {
-    places: [Option<Message>; AHEAD_MESSAGES],
+    places: [Option<ParkedMessage>; AHEAD_MESSAGES],
     /// Messages that no buffer has met. The length of this queue and `bytes` say how far ahead the
     /// sender is, as the receiver sees it.
     waiting: TagQueue<u8, AHEAD_MESSAGES>,
@@ -18,7 +18,7 @@ pub(super) struct Parked {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Message {
+struct ParkedMessage {
     len: u32,
     /// The message's buffer may be shorter than the message.
     to_fit: bool,
@@ -56,7 +56,7 @@ impl Parked {
         if !self.waiting.push(tag, place) {
             return None;
         }
-        let message = Message { len, to_fit, chunks: 0, is_whole: false, buffer: None };
+        let message = ParkedMessage { len, to_fit, chunks: 0, is_whole: false, buffer: None };
         self.places[usize::from(place)] = Some(message);
         self.bytes += len;
         Some(place)
@@ -68,7 +68,7 @@ impl Parked {
         let place = self.waiting.take(tag)?;
         let message = self.places[usize::from(place)].as_mut()?;
         message.buffer = Some((index, member));
-        let Message { len, to_fit, is_whole, .. } = *message;
+        let ParkedMessage { len, to_fit, is_whole, .. } = *message;
         self.bytes -= len;
         if is_whole {
             self.leaving.push_back(place).unwrap_or_default();
@@ -98,7 +98,7 @@ impl Parked {
     /// Takes the next message that is ready to move: its place, and its buffer.
     pub(super) fn leave(&mut self) -> Option<(u8, (u8, u8))> {
         let place = self.leaving.pop_front()?;
-        let Message { buffer, .. } = self.places[usize::from(place)].take()?;
+        let ParkedMessage { buffer, .. } = self.places[usize::from(place)].take()?;
         Some((place, buffer?))
     }
 }

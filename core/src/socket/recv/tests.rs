@@ -35,8 +35,8 @@ impl Inbound {
     fn message(&mut self, len: u32) {
         let frame = Frame { kind: FrameKind::Message, seq: self.messages, len, tag: TAG };
         let skip = self.receiver.next(&frame.to_bytes());
-        assert_eq!(skip, Ok(Some(Step::Skip(FRAME_BYTES))));
-        assert!(matches!(self.receiver.next(&[0]), Ok(Some(Step::Place { .. }))));
+        assert_eq!(skip, Ok(Some(RecvStep::Skip(FRAME_BYTES))));
+        assert!(matches!(self.receiver.next(&[0]), Ok(Some(RecvStep::Place { .. }))));
         self.receiver.placed(len);
         self.messages += 1;
     }
@@ -106,17 +106,17 @@ fn what_of_a_message_its_buffer_has_no_room_for_is_skipped_however_it_comes() {
         inbound.messages += 1;
         let frame = Frame { kind: FrameKind::MessageToFit, seq, len, tag: TAG };
         let receiver = &mut inbound.receiver;
-        assert_eq!(receiver.next(&frame.to_bytes()), Ok(Some(Step::Skip(FRAME_BYTES))));
+        assert_eq!(receiver.next(&frame.to_bytes()), Ok(Some(RecvStep::Skip(FRAME_BYTES))));
         // Deliver the payload one byte at a time.
         for at in 0..len {
             assert_eq!(receiver.next(&[]), Ok(None));
             assert!(receiver.is_starved(0));
             let step = receiver.next(&[0]).unwrap().unwrap();
             if at < room {
-                assert!(matches!(step, Step::Place { offset, .. } if offset == at));
+                assert!(matches!(step, RecvStep::Place { offset, .. } if offset == at));
                 receiver.placed(1);
             } else {
-                assert_eq!((step, receiver.awaited()), (Step::Skip(1), None));
+                assert_eq!((step, receiver.awaited()), (RecvStep::Skip(1), None));
             }
         }
         assert_eq!(receiver.test(&request), Ok(Some(&[room][..])));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use invar_core::proxy::Direction;
+use invar_core::topology::Direction;
 
 use super::id::LinkId;
 use super::ring::LinkRing;
@@ -22,7 +22,7 @@ const ACCEPTING_MAX: usize = 16;
 pub struct LinkAttempt {
     id: LinkId,
     both_ways: bool,
-    stage: Stage,
+    stage: AttemptStage,
     parts: LinkParts,
 }
 
@@ -34,7 +34,7 @@ pub struct LinkEnds {
     pub recv: Option<NetRecv>,
 }
 
-enum Stage {
+enum AttemptStage {
     Connecting(Connecting),
     Listening(Box<Incoming>),
     /// The attempt has returned its ends.
@@ -71,7 +71,7 @@ impl LinkAttempt {
     ) -> Result<(Self, Handle), Error> {
         let listener = Listener::bind(&parts.device, settings)?;
         let handle = listener.handle();
-        let stage = Stage::Listening(Box::new(Incoming { listener, accepting: Vec::new() }));
+        let stage = AttemptStage::Listening(Box::new(Incoming { listener, accepting: Vec::new() }));
         Ok((LinkAttempt { id, both_ways, stage, parts }, handle))
     }
 
@@ -85,7 +85,7 @@ impl LinkAttempt {
     ) -> Result<Self, Error> {
         let connecting = SendComm::connect(&parts.device, handle, settings);
         let connecting = connecting.map_err(|error| error.of_rank(id.peer))?;
-        Ok(LinkAttempt { id, both_ways, stage: Stage::Connecting(connecting), parts })
+        Ok(LinkAttempt { id, both_ways, stage: AttemptStage::Connecting(connecting), parts })
     }
 
     /// Returns the rank at the other end.
@@ -104,7 +104,7 @@ impl LinkAttempt {
         }
         let ends = self.try_poll().map_err(|error| error.of_rank(self.id.peer))?;
         if ends.is_some() {
-            self.stage = Stage::Over;
+            self.stage = AttemptStage::Over;
         }
         Ok(ends)
     }
@@ -112,7 +112,7 @@ impl LinkAttempt {
     fn try_poll(&mut self) -> Result<Option<LinkEnds>, Error> {
         let LinkAttempt { id, both_ways, stage, parts } = self;
         match stage {
-            Stage::Connecting(connecting) => {
+            AttemptStage::Connecting(connecting) => {
                 let Some(end) = connecting.poll_raw()? else { return Ok(None) };
                 let mut end = end.boxed();
                 let back =
@@ -120,7 +120,7 @@ impl LinkAttempt {
                 let recv = back.map(|back| parts.receiver(*id, back)).transpose()?;
                 Ok(Some(LinkEnds { send: Some(parts.sender(*id, end)?), recv }))
             }
-            Stage::Listening(incoming) => {
+            AttemptStage::Listening(incoming) => {
                 let Some(end) = incoming.poll()? else { return Ok(None) };
                 let mut end = end.boxed();
                 let back =
@@ -128,7 +128,7 @@ impl LinkAttempt {
                 let send = back.map(|back| parts.sender(*id, back)).transpose()?;
                 Ok(Some(LinkEnds { send, recv: Some(parts.receiver(*id, end)?) }))
             }
-            Stage::Over => Ok(None),
+            AttemptStage::Over => Ok(None),
         }
     }
 }

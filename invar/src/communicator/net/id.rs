@@ -1,6 +1,6 @@
 //! Identifiers of links and of their ends.
 
-use invar_core::proxy::Direction;
+use invar_core::topology::Direction;
 
 /// A link of a rank, identified by the rank at the other end and the channel.
 #[derive(Clone, Copy, Debug)]

@@ -25,7 +25,7 @@ pub struct NetSend {
     // The end must be dropped before the memory of the slots.
     end: Box<dyn SendEnd>,
     /// The messages that are published and not done, by step.
-    messages: [Message; SLOTS],
+    messages: [NetMessage; SLOTS],
     published: u64,
     started: u64,
     done: u64,
@@ -40,7 +40,7 @@ pub struct NetSend {
 }
 
 /// The memory and the length of a message.
-struct Message {
+struct NetMessage {
     start: NonNull<u8>,
     len: u32,
     /// The request of the message, once the message is started.
@@ -57,7 +57,7 @@ impl NetSend {
         let start = ring.slot(0);
         NetSend {
             end,
-            messages: std::array::from_fn(|_| Message { start, len: 0, request: None }),
+            messages: std::array::from_fn(|_| NetMessage { start, len: 0, request: None }),
             published: 0,
             started: 0,
             done: 0,
@@ -132,7 +132,7 @@ impl NetSend {
             // `free` has returned no slot, so there is nothing to publish.
             return Ok(());
         }
-        self.messages[index(self.published)] = Message { start, len: len as u32, request: None };
+        self.messages[index(self.published)] = NetMessage { start, len: len as u32, request: None };
         self.published += 1;
         self.slot += 1;
         self.progress().map(drop)

@@ -16,8 +16,8 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use invar_core::proxy::Direction;
-use invar_linux::proxy::Abort;
+use invar_core::topology::Direction;
+use invar_linux::abort::Abort;
 
 use super::id::{EndId, LinkId};
 use super::trace::LinkTrace;

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::BufWriter;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use invar_core::proxy::Direction;
+use invar_core::topology::Direction;
 use invar_linux::proxy::{ChromeTrace, TracedStep};
 
 use super::id::{EndId, LinkId};

@@ -12,10 +12,10 @@ use invar_linux::clock::now_ns;
 use invar_linux::random::random;
 use invar_linux::tcp::{AuthListener, OobStream, TurnedAway};
 
-use super::{HostNic, On};
+use super::{On, RecvOn, SendOn};
 use crate::Error;
 use crate::error::Kind;
-use crate::raw::{AnyRecv, AnySend};
+use crate::raw::{AnyRecv, AnySend, SharedNic};
 
 /// A listener that peers connect to.
 pub(crate) trait Listen: Send + Sync {
@@ -35,25 +35,27 @@ pub(crate) trait Poll<C>: Send {
 }
 
 /// Listens by TCP for peers that want to send to a NIC.
-pub(super) fn listen<N: HostNic>(
+pub(super) fn listen<N: SharedNic>(
     (nic, pd): (&N, &N::Pd),
+    wrap: WrapRecv<N>,
     addr: SocketAddr,
     ports: PortRange,
-    settings: conn::Settings,
+    settings: conn::CommSettings,
 ) -> Result<Box<dyn Listen>, Error> {
     let failed = |error| Error::io(format_args!("listening at {}", addr.ip()), error);
     let (service, key) = (Service::Rdma, settings.key.as_ref());
     let listener = AuthListener::with_handle(addr, ports, settings.wire, service, key);
     let (callers, handle) = listener.map_err(failed)?;
     let callers = Mutex::new(callers);
-    Ok(Box::new(Listening { callers, handle, settings, pd: pd.clone(), nic: nic.clone() }))
+    Ok(Box::new(Listening { callers, handle, settings, wrap, pd: pd.clone(), nic: nic.clone() }))
 }
 
 /// Connects a NIC to the address in a handle.
-pub(super) fn connect<N: HostNic>(
+pub(super) fn connect<N: SharedNic>(
     (nic, pd): (&N, &N::Pd),
+    wrap: WrapSend<N>,
     handle: &Handle,
-    settings: conn::Settings,
+    settings: conn::CommSettings,
 ) -> Result<Attempt<AnySend>, Error> {
     let addr = handle.addr(settings.wire).map_err(Kind::Handle)?;
     let calling = match settings.wire {
@@ -70,19 +72,20 @@ pub(super) fn connect<N: HostNic>(
     })?;
     let nic = towards_peer(nic, &stream);
     let side = Connector::new(nic.clone(), pd.clone(), stream, calling, settings, now_ns());
-    Ok(Box::new(Trying { side, nic }))
+    Ok(Box::new(Trying { side, wrap, nic }))
 }
 
 /// A TCP listener on which peers arrange connections of NICs.
-struct Listening<N: HostNic> {
+struct Listening<N: SharedNic> {
     callers: Mutex<AuthListener>,
     handle: Handle,
-    settings: conn::Settings,
+    settings: conn::CommSettings,
+    wrap: WrapRecv<N>,
     pd: N::Pd,
     nic: N,
 }
 
-impl<N: HostNic> Listen for Listening<N> {
+impl<N: SharedNic> Listen for Listening<N> {
     fn handle(&self) -> Handle {
         self.handle
     }
@@ -94,7 +97,7 @@ impl<N: HostNic> Listen for Listening<N> {
         let Some((stream, session)) = caller.map_err(failed)? else { return Ok(None) };
         let (nic, pd) = (towards_peer(&self.nic, &stream), self.pd.clone());
         let side = Acceptor::new(nic.clone(), pd, stream, session, self.settings, now_ns);
-        Ok(Some(Box::new(Trying { side, nic })))
+        Ok(Some(Box::new(Trying { side, wrap: self.wrap, nic })))
     }
 
     fn turned_away(&self) -> TurnedAway {
@@ -104,31 +107,36 @@ impl<N: HostNic> Listen for Listening<N> {
 }
 
 /// Returns the NIC for connections with the peer at the other end of a stream.
-fn towards_peer<N: HostNic>(nic: &N, stream: &OobStream) -> N {
-    stream.peer_addr().map_or_else(|| nic.clone(), |peer| nic.towards(peer))
+fn towards_peer<N: SharedNic>(nic: &N, stream: &OobStream) -> N {
+    stream.peer_addr().map_or_else(|| nic.clone(), |peer| nic.towards(peer.ip().to_canonical()))
 }
 
 /// One side of a connection that is being made.
-struct Trying<S, N> {
+struct Trying<S, W, N> {
     side: S,
+    wrap: W,
     nic: N,
 }
 
-impl<N: HostNic> Poll<AnySend> for Trying<Connector<N, OobStream>, N> {
+/// Wraps the end that a connection gets.
+type WrapSend<N> = fn(Box<SendOn<N>>) -> AnySend;
+type WrapRecv<N> = fn(Box<RecvOn<N>>) -> AnyRecv;
+
+impl<N: SharedNic> Poll<AnySend> for Trying<Connector<N, OobStream>, WrapSend<N>, N> {
     fn poll(&mut self, now_ns: u64) -> Result<Option<AnySend>, Error> {
         match self.side.poll(now_ns) {
             Ok(None) => Ok(None),
-            Ok(Some(comm)) => Ok(Some(N::any_send(Box::new(On::new(comm, &self.nic))))),
+            Ok(Some(comm)) => Ok(Some((self.wrap)(Box::new(On::new(comm, &self.nic))))),
             Err(error) => Err(Error::reported(error, self.side.report(error))),
         }
     }
 }
 
-impl<N: HostNic> Poll<AnyRecv> for Trying<Acceptor<N, OobStream>, N> {
+impl<N: SharedNic> Poll<AnyRecv> for Trying<Acceptor<N, OobStream>, WrapRecv<N>, N> {
     fn poll(&mut self, now_ns: u64) -> Result<Option<AnyRecv>, Error> {
         match self.side.poll(now_ns) {
             Ok(None) => Ok(None),
-            Ok(Some(comm)) => Ok(Some(N::any_recv(Box::new(On::new(comm, &self.nic))))),
+            Ok(Some(comm)) => Ok(Some((self.wrap)(Box::new(On::new(comm, &self.nic))))),
             Err(error) => Err(Error::reported(error, self.side.report(error))),
         }
     }

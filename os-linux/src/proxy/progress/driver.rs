@@ -15,7 +15,7 @@ use invar_core::proxy::{Event, Head, Probe, Transport};
 use super::ProgressFailure;
 use super::mailbox::Mailbox;
 use super::mover::{Mover, Round};
-use crate::proxy::abort::TICK;
+use crate::proxy::bound::TICK;
 use crate::proxy::futex;
 
 /// Time that the thread sleeps while callers move operations. A caller leaves without waking the thread,

@@ -10,8 +10,9 @@ use std::time::Duration;
 use invar_core::proxy::{ConnectionId, ConnectionSpec, OpenError};
 
 use super::HeapEngine;
-use crate::proxy::abort::Bound;
-use crate::proxy::{Abort, SharedOps, futex};
+use crate::abort::Abort;
+use crate::proxy::bound::Bound;
+use crate::proxy::{SharedOps, futex};
 
 /// Maximum time to wait until the thread reclaims cells, which takes it a round or two.
 const RECLAIM_WITHIN: Duration = Duration::from_secs(1);

@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::{Lane, Way};
+use super::{Lane, LaneDirection};
 
 /// The longest sleep. New work wakes a worker; the limit covers a wake-up that is missed.
 const SLEEP_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -69,9 +69,9 @@ impl Shared {
     /// Sleeps until a socket that a chunk waits for is ready, or new work arrives.
     fn sleep(&self) {
         let waiting = self.lanes.iter().filter(|lane| lane.is_waiting());
-        let ready = |lane: &Lane| match lane.way {
-            Way::Send => PollFlags::OUT,
-            Way::Recv => PollFlags::IN,
+        let ready = |lane: &Lane| match lane.direction {
+            LaneDirection::Send => PollFlags::OUT,
+            LaneDirection::Recv => PollFlags::IN,
         };
         let mut fds: Vec<PollFd<'_>> =
             waiting.map(|lane| PollFd::new(&lane.stream, ready(lane))).collect();

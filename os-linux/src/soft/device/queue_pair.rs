@@ -78,14 +78,14 @@ pub(super) struct Path {
 }
 
 /// The parts of the device that an engine can access.
-pub(super) struct Surroundings<'a> {
+pub(super) struct DeviceEnv<'a> {
     pub(super) regions: &'a Regions,
     pub(super) cqs: &'a mut Table<CompletionQueue>,
     pub(super) pd: u32,
     pub(super) cq: u32,
 }
 
-impl Env for Surroundings<'_> {
+impl Env for DeviceEnv<'_> {
     #[inline]
     fn resolve(
         &mut self,
@@ -174,7 +174,7 @@ impl QueuePair {
     pub(super) fn modify(
         &mut self,
         transition: &QpTransition,
-        env: &mut Surroundings<'_>,
+        env: &mut DeviceEnv<'_>,
     ) -> Result<(), NicError> {
         engine!(&mut self.engine, qp => qp.modify(transition, env))?;
         if let QpTransition::Reset = transition {
@@ -191,7 +191,7 @@ impl QueuePair {
     pub(super) fn post_send(
         &mut self,
         wr: &SendWr,
-        env: &mut Surroundings<'_>,
+        env: &mut DeviceEnv<'_>,
     ) -> Result<u16, NicError> {
         engine!(&mut self.engine, qp => qp.post_send(wr, env))
     }
@@ -199,7 +199,7 @@ impl QueuePair {
     pub(super) fn post_recv(
         &mut self,
         wr: &RecvWr,
-        env: &mut Surroundings<'_>,
+        env: &mut DeviceEnv<'_>,
     ) -> Result<(), NicError> {
         engine!(&mut self.engine, qp => qp.post_recv(wr, env))
     }
@@ -209,7 +209,7 @@ impl QueuePair {
         &mut self,
         now_ns: u64,
         packet: &Packet<'_>,
-        env: &mut Surroundings<'_>,
+        env: &mut DeviceEnv<'_>,
     ) {
         engine!(&mut self.engine, qp => qp.handle_packet(now_ns, packet, env));
     }
@@ -219,7 +219,7 @@ impl QueuePair {
         &mut self,
         now_ns: u64,
         packets_max: u32,
-        env: &mut Surroundings<'_>,
+        env: &mut DeviceEnv<'_>,
     ) -> Option<Transmit> {
         engine!(&mut self.engine, qp => qp.poll_transmit_run(now_ns, packets_max, env))
     }
@@ -230,11 +230,11 @@ impl QueuePair {
     }
 
     #[inline]
-    pub(super) fn stays(&mut self, since_ns: u64) -> bool {
-        engine!(&mut self.engine, qp => qp.stays(since_ns))
+    pub(super) fn defer_ack(&mut self, since_ns: u64) -> bool {
+        engine!(&mut self.engine, qp => qp.defer_ack(since_ns))
     }
 
-    pub(super) fn handle_timeout(&mut self, now_ns: u64, env: &mut Surroundings<'_>) {
+    pub(super) fn handle_timeout(&mut self, now_ns: u64, env: &mut DeviceEnv<'_>) {
         engine!(&mut self.engine, qp => qp.handle_timeout(now_ns, env));
     }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use invar_core::roce::Packet;
 
 use super::Device;
-use super::queue_pair::Surroundings;
+use super::queue_pair::DeviceEnv;
 
 impl Device {
     /// Handles a datagram from `from` that arrived at the device's address. The device counts and drops
@@ -46,7 +46,7 @@ impl Device {
         };
         let Some(packet) = path.admit(from, config.address, bytes, counters) else { return };
         let (pd, cq) = (qp.pd, qp.cq);
-        let mut env = Surroundings { regions: &self.regions, cqs: &mut self.cqs, pd, cq };
+        let mut env = DeviceEnv { regions: &self.regions, cqs: &mut self.cqs, pd, cq };
         qp.handle_packet(now_ns, &packet, &mut env);
         qp.follow_up(qpn, &mut env, &mut self.ready);
     }

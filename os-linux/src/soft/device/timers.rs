@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::Device;
-use super::queue_pair::Surroundings;
+use super::queue_pair::DeviceEnv;
 
 /// The deadlines of queue pairs, soonest first.
 ///
@@ -58,7 +58,7 @@ impl Device {
                 continue;
             }
             let (pd, cq) = (qp.pd, qp.cq);
-            let mut env = Surroundings { regions, cqs, pd, cq };
+            let mut env = DeviceEnv { regions, cqs, pd, cq };
             qp.handle_timeout(now_ns, &mut env);
             qp.follow_up(qpn, &mut env, ready);
         }
@@ -82,17 +82,17 @@ mod tests {
     const NEVER: u64 = u64::MAX;
 
     #[derive(Clone, Debug)]
-    enum Step {
+    enum TimerStep {
         /// The deadline of a queue pair moves to this long after now, or is removed.
         Move(usize, Option<u64>),
         /// This much time passes.
         Pass(u64),
     }
 
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
+    fn steps() -> impl Strategy<Value = Vec<TimerStep>> {
         let step = prop_oneof![
-            (0..QPS, proptest::option::of(0u64..1000)).prop_map(|(qp, at)| Step::Move(qp, at)),
-            (0u64..300).prop_map(Step::Pass),
+            (0..QPS, proptest::option::of(0u64..1000)).prop_map(|(qp, at)| TimerStep::Move(qp, at)),
+            (0u64..300).prop_map(TimerStep::Pass),
         ];
         proptest::collection::vec(step, 0..300)
     }
@@ -104,12 +104,12 @@ mod tests {
             let (mut now, mut deadlines, mut armed) = (0, [NEVER; QPS], [NEVER; QPS]);
             for (i, step) in (1..).zip(steps) {
                 match step {
-                    Step::Move(qp, in_ns) => {
+                    TimerStep::Move(qp, in_ns) => {
                         // All deadlines differ, so an entry that appears twice was entered twice.
                         deadlines[qp] = in_ns.map_or(NEVER, |ns| now + ns * 1024 + i);
                         timers.arm(qp as u32, deadlines[qp], &mut armed[qp]);
                     }
-                    Step::Pass(ns) => now += ns * 1024,
+                    TimerStep::Pass(ns) => now += ns * 1024,
                 }
                 while let Some(qpn) = timers.pop_due(now, |qpn| Some(armed[qpn as usize])) {
                     let qp = qpn as usize;

@@ -12,7 +12,7 @@ use heapless::Vec;
 use invar_core::roce::qp::{LONG_MTU_BYTES_MAX, Payload, Region, Transmit};
 use invar_core::roce::{HEADERS_BYTES_MAX, Ipv4Id};
 
-use super::queue_pair::{Inline, Path, QueuePair, Surroundings};
+use super::queue_pair::{DeviceEnv, Inline, Path, QueuePair};
 use super::region::Regions;
 use super::tags::TAG_BYTES;
 use super::train::{Datagram, Route, Train, TransmitSink};
@@ -72,17 +72,17 @@ struct Full;
 /// The acknowledges that [`Device::transmit_urgent`] holds back: those of packets that arrived after
 /// these times, on the clock of `now_ns`.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct AckDelay {
     /// Acknowledges of packets after this time that [may wait](invar_core::roce::qp::Qp::may_wait) leave
     /// only together with other packets of their queue pair.
     pub waits_since_ns: u64,
-    /// Acknowledges of packets after this time that [stay](invar_core::roce::qp::Qp::stays) do not leave
-    /// with other packets either.
-    pub stays_since_ns: u64,
+    /// Acknowledges of packets after this time that are [deferred](invar_core::roce::qp::Qp::defer_ack)
+    /// do not leave with other packets either.
+    pub deferred_since_ns: u64,
 }
 
-impl Patience {
-    const NONE: Patience = Patience { waits_since_ns: u64::MAX, stays_since_ns: u64::MAX };
+impl AckDelay {
+    const NONE: AckDelay = AckDelay { waits_since_ns: u64::MAX, deferred_since_ns: u64::MAX };
 }
 
 impl Staging {
@@ -277,18 +277,13 @@ impl Device {
     /// the sink is full, call again, at the latest at [`Device::next_deadline_ns`]. If very many packets
     /// are pending, the call sends a part of them, and the device stays [ready](Device::is_ready).
     pub fn transmit(&mut self, now_ns: u64, sink: &mut impl TransmitSink) {
-        let _ = self.try_transmit(now_ns, sink, Patience::NONE);
+        let _ = self.try_transmit(now_ns, sink, AckDelay::NONE);
     }
 
-    /// Sends pending packets as [`Device::transmit`] does, except acknowledges that `patience` holds
+    /// Sends pending packets as [`Device::transmit`] does, except acknowledges that `delay` holds
     /// back.
-    pub fn transmit_urgent(
-        &mut self,
-        now_ns: u64,
-        patience: Patience,
-        sink: &mut impl TransmitSink,
-    ) {
-        let _ = self.try_transmit(now_ns, sink, patience);
+    pub fn transmit_urgent(&mut self, now_ns: u64, delay: AckDelay, sink: &mut impl TransmitSink) {
+        let _ = self.try_transmit(now_ns, sink, delay);
     }
 
     /// Whether packets wait because the sink had no room.
@@ -300,7 +295,7 @@ impl Device {
         &mut self,
         now_ns: u64,
         sink: &mut impl TransmitSink,
-        patience: Patience,
+        delay: AckDelay,
     ) -> Result<(), Full> {
         let Device {
             regions, cqs, qps, lingerers, ready, posted, timers, staging, counters, ..
@@ -324,7 +319,7 @@ impl Device {
             let posted = posted.take();
             let Some(qpn) = posted.or_else(|| ready.pop_front()) else { break };
             let Some(qp) = qps.get_mut(qpn).filter(|qp| qp.listed) else { continue };
-            if posted.is_none() && waiting < WAITING_MAX && qp.may_wait(patience.waits_since_ns) {
+            if posted.is_none() && waiting < WAITING_MAX && qp.may_wait(delay.waits_since_ns) {
                 waiting += 1;
                 ready.push_back(qpn);
                 continue;
@@ -332,21 +327,21 @@ impl Device {
             waiting = 0;
             qp.listed = false;
             let (pd, cq) = (qp.pd, qp.cq);
-            let mut env = Surroundings { regions, cqs, pd, cq };
+            let mut env = DeviceEnv { regions, cqs, pd, cq };
             let most = TURN_PACKETS.min(left);
             let (mut turn, mut added) = (most, Ok(()));
-            let mut stays = false;
+            let mut deferred = false;
             while turn > 0
                 && added.is_ok()
-                && !stays
+                && !deferred
                 && let Some(run) = qp.poll_transmit_run(now_ns, turn, &mut env)
             {
                 turn -= 1 + run.following;
                 added = staging.add_run(run, qp, regions, sink, counters);
-                stays = ready.len() < WAITING_MAX && qp.stays(patience.stays_since_ns);
+                deferred = ready.len() < WAITING_MAX && qp.defer_ack(delay.deferred_since_ns);
             }
             left -= most - turn;
-            if turn == 0 || added.is_err() || stays {
+            if turn == 0 || added.is_err() || deferred {
                 qp.listed = posted.is_some();
                 qp.follow_up(qpn, &mut env, ready);
             }

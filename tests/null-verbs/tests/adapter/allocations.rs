@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
-use invar_core::conn::Settings;
+use invar_core::conn::CommSettings;
 use invar_testkit::duo::{self, Buffer, Duo};
 use invar_verbs::VerbsNic;
 
@@ -56,7 +56,7 @@ struct Line {
 }
 
 impl Line {
-    fn new(nics: &[VerbsNic; 2], settings: Settings) -> Self {
+    fn new(nics: &[VerbsNic; 2], settings: CommSettings) -> Self {
         let [a, b] = nics;
         let duo = duo::connect([a, b], [settings; 2], || {}).expect("a connection");
         let from = Buffer::new(a, &duo.send_pd, LEN as usize);
@@ -94,15 +94,14 @@ impl Line {
 
 #[test]
 fn sends_receives_tests_and_flushes_allocate_nothing() {
-    let test = "adapter::allocations::sends_receives_tests_and_flushes_allocate_nothing";
-    on_devices(test, |nics| {
+    on_devices(|nics| {
         assert!(asked(|| drop(std::hint::black_box(Box::new(1)))) > 0, "it counts");
-        let base = Settings { flush: true, ..Settings::default() };
+        let base = CommSettings { flush: true, ..CommSettings::default() };
         for settings in [
             base,
-            Settings { qps: 4, ..base },
-            Settings { use_inline: true, ..base },
-            Settings { ar_threshold_bytes: 1, ..base },
+            CommSettings { qps: 4, ..base },
+            CommSettings { use_inline: true, ..base },
+            CommSettings { ar_threshold_bytes: 1, ..base },
         ] {
             let mut line = Line::new(&nics, settings);
             for n in [1, 8] {

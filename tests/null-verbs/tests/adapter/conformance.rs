@@ -7,7 +7,7 @@ use crate::on_devices;
 
 #[test]
 fn the_adapter_passes_on_roce_and_infiniband() {
-    on_devices("adapter::conformance::the_adapter_passes_on_roce_and_infiniband", |nics| {
+    on_devices(|nics| {
         nic_conformance(|| Testbed::in_real_time(nics.clone()), &[]);
     });
 }

@@ -13,7 +13,7 @@ use invar_linux::clock::now_ns;
 use invar_linux::interface::Rules;
 use invar_linux::memory::HostMemory;
 use invar_linux::socket::{
-    Connecting, Listener, RecvComm, SendComm, Settings, SocketDevice, devices,
+    Connecting, Listener, RecvComm, SendComm, SocketDevice, SocketSettings, devices,
 };
 use invar_linux::tcp::Congestion;
 
@@ -23,7 +23,7 @@ static LAYOUT: OnceLock<Layout> = OnceLock::new();
 
 pub(crate) struct Listening {
     device: SocketDevice,
-    settings: Settings,
+    settings: SocketSettings,
     listener: Listener,
 }
 
@@ -53,8 +53,13 @@ impl Meeting for Listening {
         let device = device();
         let layout = LAYOUT.get().copied().unwrap_or_default();
         let congestion = Congestion::default();
-        let settings =
-            Settings { layout, timeout_ns: 10_000_000_000, congestion, key: None, truncate: false };
+        let settings = SocketSettings {
+            layout,
+            timeout_ns: 10_000_000_000,
+            congestion,
+            key: None,
+            truncate: false,
+        };
         let listener = Listener::bind(&device, PortRange::ANY, &settings).expect("a listener");
         let handle = listener.handle();
         let here = handle.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();

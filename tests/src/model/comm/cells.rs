@@ -3,6 +3,7 @@
 use invar_core::nic::Nic;
 
 use crate::duo::Buffer;
+use crate::pattern::pattern;
 
 /// The bytes on either side of a message that nobody may touch.
 const GUARD: usize = 16;
@@ -19,12 +20,6 @@ pub(super) struct Cells<N: Nic> {
     buffer: Buffer<N>,
     stride: usize,
     free: Vec<usize>,
-}
-
-/// The content of a message.
-fn contents(message: u64, len: u32) -> Vec<u8> {
-    let first = (message as u8).wrapping_mul(101);
-    (0..len).map(|i| first ^ (i as u8).wrapping_mul(3) ^ (i >> 8) as u8).collect()
 }
 
 impl<N: Nic> Cells<N> {
@@ -56,7 +51,7 @@ impl<N: Nic> Cells<N> {
 
     /// Writes a message into the cell.
     pub(super) fn fill(&self, cell: &Cell, message: u64, len: u32) {
-        self.buffer.write(self.start(cell), &contents(message, len));
+        self.buffer.write(self.start(cell), &pattern(message as usize, len as usize));
     }
 
     /// Restores the cell to its untouched state.
@@ -69,7 +64,7 @@ impl<N: Nic> Cells<N> {
         let found = self.buffer.read(cell.index * self.stride, self.stride);
         let mut expected = vec![UNTOUCHED; self.stride];
         let start = GUARD + cell.shift;
-        expected[start..][..len as usize].copy_from_slice(&contents(message, len));
+        expected[start..][..len as usize].copy_from_slice(&pattern(message as usize, len as usize));
         if found != expected {
             let at = (0..self.stride).find(|at| found[*at] != expected[*at]);
             panic!("byte {at:?} is wrong where message {message} has {start}..+{len}");

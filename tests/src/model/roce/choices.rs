@@ -1,10 +1,12 @@
 //! The source of a script's choices.
 
+use crate::sim::Random;
+
 /// An endless source of choices.
 #[derive(Clone, Debug)]
 pub enum Choices<'a> {
-    /// The generator SplitMix64.
-    Seed(u64),
+    /// A stream without end.
+    Random(Random),
     /// One or more bytes for each choice. When the bytes are used up, each choice is 0, the dullest
     /// one.
     Bytes(&'a [u8]),
@@ -14,13 +16,7 @@ impl Choices<'_> {
     /// A number below `n`. `n` must not be 0.
     pub fn below(&mut self, n: u32) -> u32 {
         let word = match self {
-            Choices::Seed(state) => {
-                *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                let mut z = *state;
-                z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-                z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-                z ^ z >> 31
-            }
+            Choices::Random(random) => random.next(),
             Choices::Bytes(bytes) => {
                 let taken = if n <= 256 { 1 } else { 4 }.min(bytes.len());
                 let (now, later) = bytes.split_at(taken);

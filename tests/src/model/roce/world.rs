@@ -7,6 +7,7 @@ use invar_core::roce::qp::{Counters, Tuning};
 use super::expected::{AREAS, Expected, READS, SENDS, WRITES, apply, imm_data};
 use super::link::{Link, datagram};
 use super::{Attr, Choices, Memory, Op, Peer, Script};
+use crate::pattern::pattern;
 
 /// The region that operations read from: key, address, index.
 const SOURCE: (u32, u64, usize) = (0x501, 0x7f00_0000_0000, 0);
@@ -155,7 +156,7 @@ impl End {
     fn new(script: &Script, end: usize) -> End {
         let area = script.area() as usize;
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let source = (0..area).map(|i| (i % 251) as u8 ^ end as u8).collect();
+        let source = pattern(end, area);
         let inbox = vec![0; AREAS as usize * area];
         let regions = [(SOURCE, Access::REMOTE_READ, source), (INBOX, all, inbox)];
         let regions =

@@ -5,9 +5,10 @@ use std::collections::{HashMap, VecDeque};
 
 use invar_core::comm::Request;
 use invar_core::error::Error;
-use invar_core::socket::{Posted, Receiver, Sender, Step, Target};
+use invar_core::socket::{Posted, Receiver, RecvStep, Sender, Target};
 
-use super::wires::{Wires, pattern};
+use super::wires::Wires;
+use crate::pattern::pattern_byte;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
@@ -56,7 +57,7 @@ impl SendHost {
             // The index of a request is the low byte of its message's number.
             let seq = (0..first).rev().find(|seq| seq % 256 == outgoing.index).expect("a message");
             out.extend_from_slice(&outgoing.frame[outgoing.frame_written..]);
-            out.extend(outgoing.payload.map(|at| pattern(seq, at as usize)));
+            out.extend(outgoing.payload.map(|at| pattern_byte(seq, at as usize)));
             if out.len() >= bytes {
                 break;
             }
@@ -190,24 +191,24 @@ impl RecvHost {
     fn settle(&mut self) -> Result<(), Error> {
         while let Some(step) = self.receiver.next(&self.staged)? {
             match step {
-                Step::Skip(bytes) => drop(self.staged.drain(..bytes)),
-                Step::Place { to, offset, len } => {
+                RecvStep::Skip(bytes) => drop(self.staged.drain(..bytes)),
+                RecvStep::Place { to, offset, len } => {
                     let now = self.staged.len().min(len as usize);
                     let bytes: Vec<u8> = self.staged.drain(..now).collect();
                     self.write(to, offset as usize, &bytes);
                     self.receiver.placed(now as u32);
                 }
-                Step::Spread { to, chunks } => {
+                RecvStep::Spread { to, chunks } => {
                     for chunk in chunks {
                         let part = (to, chunk.offset as usize, chunk.len as usize);
                         self.chunks[usize::from(chunk.lane)].push_back(part);
                     }
                 }
-                Step::Park { place, len } => {
+                RecvStep::Park { place, len } => {
                     let old = self.parked.insert(place, vec![0; len as usize]);
                     assert_eq!(old, None, "a place that is taken");
                 }
-                Step::Unpark { place, to, len } => {
+                RecvStep::Unpark { place, to, len } => {
                     let bytes = self.parked.remove(&place).expect("a place");
                     assert_eq!(bytes.len(), len as usize);
                     self.write(to, 0, &bytes);
@@ -253,7 +254,7 @@ impl RecvHost {
                 let len = met.map_or(0, |(_, message)| message.len as usize);
                 assert_eq!(memory.len(), len, "nothing is missing, nor written beyond the message");
                 let is_right = |(at, byte): (usize, &u8)| {
-                    met.is_some_and(|(seq, _)| *byte == pattern(seq, at))
+                    met.is_some_and(|(seq, _)| *byte == pattern_byte(seq, at))
                 };
                 let wrong = memory.iter().enumerate().position(|at| !is_right(at));
                 assert_eq!(wrong, None, "first wrong byte of {len}, tag {}", buf.tag);

@@ -4,10 +4,7 @@ use std::collections::VecDeque;
 
 use invar_core::socket::Sender;
 
-/// Byte `at` of message number `seq`.
-pub(super) fn pattern(seq: usize, at: usize) -> u8 {
-    (seq.wrapping_mul(167) ^ at.wrapping_mul(31) ^ at >> 8) as u8
-}
+use crate::pattern::pattern_byte;
 
 /// A part of a message that a lane has yet to take in.
 struct Chunk {
@@ -47,7 +44,7 @@ impl Wires {
         while let Some(chunk) = self.chunks[lane].front_mut().filter(|_| bytes > 0) {
             let now = chunk.left.min(bytes);
             let (seq, from) = (chunk.seq, chunk.offset);
-            self.lanes[lane].extend((from..from + now).map(|at| pattern(seq, at)));
+            self.lanes[lane].extend((from..from + now).map(|at| pattern_byte(seq, at)));
             (chunk.offset, chunk.left, bytes) = (from + now, chunk.left - now, bytes - now);
             if chunk.left == 0 {
                 sender.chunk_done(chunk.index);

@@ -9,7 +9,7 @@ use invar::raw::{End, On};
 use invar::{Device, Settings};
 use invar_core::coll::{Order, Schedule};
 use invar_core::nic::Nic;
-use invar_linux::proxy::Abort;
+use invar_linux::abort::Abort;
 
 use super::news::{CUT_OFF_NS, ENDED_NS, News, PASS_ON_NS};
 use super::rank::{Rank, Share, State, Turn};
@@ -171,8 +171,12 @@ impl<'s> History<'s> {
                     world.advance(20_000)
                 });
             let duo = duo.expect("nothing has gone wrong yet");
-            let send = Box::new(On::new(duo.send, &nics[f]));
-            let recv = Box::new(On::new(duo.recv, &nics[t]));
+            let clock = || {
+                let world = world.clone();
+                move || world.now_ns()
+            };
+            let send = Box::new(On::with_clock(duo.send, &nics[f], clock()));
+            let recv = Box::new(On::with_clock(duo.recv, &nics[t], clock()));
             let qpns = [send.ends().qpn, recv.ends().qpn];
             self.connections.push(Connection { ranks: [from, to], qpns });
             let (links, network) = &mut ranks[f];

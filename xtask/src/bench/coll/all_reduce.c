@@ -1,6 +1,6 @@
-/* MPI_Allreduce of floats: for each size from argv[1] to argv[2] bytes by a factor of argv[3], after
- * argv[4] calls that do not count, the time of argv[5] calls, one after the other, of the slowest
- * rank: a line "bytes µs" for each. Every sum is checked once. */
+/* Measures MPI_Allreduce of floats. The sizes go from argv[1] to argv[2] bytes by a factor of argv[3].
+ * For each size the program makes argv[4] calls to warm up, and then argv[5] calls that count. It
+ * prints a line "bytes µs" with the slowest rank's time for a call. It checks the sum of each size once. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

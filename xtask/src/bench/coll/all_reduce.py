@@ -1,7 +1,8 @@
-"""torch.distributed.all_reduce of floats over gloo, in argv[1] processes; the rest as all_reduce.c:
-for each size from argv[2] to argv[3] bytes by a factor of argv[4], after argv[5] calls that do not
-count, the time of argv[6] calls, one after the other, of the slowest rank: a line "bytes µs" for
-each. Every sum is checked once.
+"""Measures torch.distributed.all_reduce of floats over gloo, in argv[1] processes, as all_reduce.c does.
+
+The sizes go from argv[2] to argv[3] bytes by a factor of argv[4]. For each size the program makes argv[5]
+calls to warm up, and then argv[6] calls that count. It prints a line "bytes µs" with the slowest rank's
+time for a call. It checks the sum of each size once.
 """
 
 import os
@@ -19,7 +20,7 @@ def measure(rank, store, nranks, begin, end, factor, warmup, iterations):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=nranks)
     size = begin
     while size <= end:
-        # The sum comes in place: zeros stay zeros, however often they are summed.
+        # The sum replaces the input. Zeros stay zeros after any number of sums.
         zeros = torch.zeros(size // 4)
         for _ in range(warmup):
             dist.all_reduce(zeros)

@@ -6,7 +6,7 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::{Memory, op};
-use crate::proxy::list::Link;
+use crate::proxy::link::Link;
 use crate::proxy::{Appended, OpPool, PostError, Poster, TakeError, Taker};
 
 /// The next action of a rank or the proxy.

@@ -1,7 +1,7 @@
 //! Packets of adaptive routing: the responder places them as they come and completes them in order.
 
 use super::{
-    Answer, Due, INVALID, Message, Operation, Refusal, Responder, check_memory, permitted,
+    Answer, Due, INVALID, Operation, Refusal, Responder, ResponderMessage, check_memory, permitted,
     place_write,
 };
 use crate::nic::{Access, WcOpcode};
@@ -112,7 +112,7 @@ impl<const RQ: usize> Responder<RQ> {
         env: &mut impl Env,
     ) -> Result<Option<Immediate>, Refusal> {
         let Headers { bth, reth, imm, .. } = packet.headers;
-        let (Some(reth), Message::None) = (reth, self.message) else {
+        let (Some(reth), ResponderMessage::None) = (reth, self.message) else {
             return Err(INVALID);
         };
         if !matches!(bth.opcode, Opcode::WRITE_ONLY | Opcode::WRITE_ONLY_IMM)

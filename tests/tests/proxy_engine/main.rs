@@ -1,23 +1,22 @@
 //! Tests the proxy's engine over a transport that is ready by chance.
 
-#[path = "proxy_engine/refusals.rs"]
 mod refusals;
-#[path = "proxy_engine/transport.rs"]
 mod transport;
 
 use std::collections::BTreeMap;
 
 use invar_core::math::Protocol;
 use invar_core::proxy::{
-    Args, Connection, ConnectionId, ConnectionSpec, Direction, Engine, Op, Pattern, RecvGroup,
-    SUBS_MAX, Sharing, Slot, Stage,
+    Args, BankSlot, Connection, ConnectionId, ConnectionSpec, Engine, Op, OpStage, Pattern,
+    RecvGroup, SUBS_MAX, Sharing,
 };
+use invar_core::topology::Direction;
 use invar_linux::proxy::HeapBanks;
 use invar_testkit::sim::Random;
 use proptest::prelude::*;
 use transport::Chance;
 
-type HeapEngine = Engine<HeapBanks<Slot<Args>>, HeapBanks<Option<Connection>>>;
+type HeapEngine = Engine<HeapBanks<BankSlot<Args>>, HeapBanks<Option<Connection>>>;
 
 fn engine() -> HeapEngine {
     Engine::new(HeapBanks::default(), HeapBanks::default())
@@ -157,10 +156,10 @@ fn operations_of_one_count_are_merged_where_buffers_are_shared_and_chained_where
 #[test]
 fn the_dump_says_what_each_sub_waits_for() {
     for (pattern, states) in [(Pattern::Send, "IGSD"), (Pattern::Recv, "IRFGD")] {
-        let stages: &[Stage] = match pattern {
-            Pattern::Send => &[Stage::Post, Stage::Transmit, Stage::Complete],
+        let stages: &[OpStage] = match pattern {
+            Pattern::Send => &[OpStage::Post, OpStage::Transmit, OpStage::Complete],
             // Flushed data is shown as flushing until the GPU has it.
-            _ => &[Stage::Post, Stage::Receive, Stage::Transmit, Stage::Complete],
+            _ => &[OpStage::Post, OpStage::Receive, OpStage::Transmit, OpStage::Complete],
         };
         let id = u32::from(pattern == Pattern::Recv);
         for (passed, state) in states.chars().enumerate() {
@@ -203,7 +202,7 @@ fn a_collective_shows_the_states_of_its_directions() {
         engine.append(0, &op).unwrap();
         transport.expect(&op, id);
     }
-    transport.stop_at(Stage::Transmit, 0);
+    transport.stop_at(OpStage::Transmit, 0);
     for _ in 0..5 {
         engine.progress(&mut transport, &mut ()).unwrap();
     }

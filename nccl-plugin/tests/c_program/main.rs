@@ -2,9 +2,7 @@
 //! shared library by its name, in two processes, and makes the calls of NCCL. The RDMA devices are those
 //! of the null libibverbs, `tests/null-verbs`, with both ends in one process.
 
-mod plugin {
-    mod gpu_log;
-}
+mod gpu_log;
 
 use std::env;
 use std::fs;

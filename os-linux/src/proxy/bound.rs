@@ -1,27 +1,11 @@
-//! The abort flag, which ends every wait.
+//! Waits that end at an abort or a timeout.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use crate::abort::Abort;
 
 /// The longest sleep of any thread before it checks the flag again, if nobody wakes it.
 pub(super) const TICK: Duration = Duration::from_millis(100);
-
-/// A communicator's abort flag (`abortFlag`); clones share it. Once set, the flag stays set.
-#[derive(Clone, Debug, Default)]
-pub struct Abort(Arc<AtomicBool>);
-
-impl Abort {
-    /// Sets the flag. This ends every loop and every wait that has a clone, within a tenth of a second.
-    pub fn set(&self) {
-        self.0.store(true, Ordering::Release);
-    }
-
-    /// Whether the flag is set.
-    pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
-}
 
 /// The reason why a wait failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

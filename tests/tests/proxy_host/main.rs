@@ -1,21 +1,21 @@
 //! Tests the proxy's threads, with ranks in this process and in others.
 
-#[path = "proxy_host/host.rs"]
 mod host;
-#[path = "proxy_host/processes.rs"]
 mod processes;
-#[path = "proxy_host/service.rs"]
 mod service;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use host::{Gate, LIMIT, op, progress, spec, until};
-use invar_core::proxy::{AppendError, ConnectionId, Direction, Event, Probe, TakeError};
+use host::{Gate, op, progress, spec};
+use invar_core::proxy::{AppendError, ConnectionId, Event, Probe, TakeError};
+use invar_core::topology::Direction;
+use invar_linux::abort::Abort;
 use invar_linux::proxy::{
-    Abort, ChromeTrace, DumpOnSignal, Progress, ProgressFailure, ProgressSettings, RankOps,
-    RankOpsError, Service, ServiceSettings, SharedOps, WaitError,
+    ChromeTrace, DumpOnSignal, Progress, ProgressFailure, ProgressSettings, RankOps, RankOpsError,
+    Service, ServiceSettings, SharedOps, WaitError,
 };
+use invar_testkit::wait::{LIMIT, watch};
 use service::Host;
 
 #[test]
@@ -54,7 +54,7 @@ fn stop_waits_for_what_is_active_and_takes_nothing_new() {
     ops.append(&op(1, 0, 20)).unwrap();
     ops.post().unwrap();
     let stopping = std::thread::spawn(move || progress.stop());
-    until(|| shared.pool().posted().is_closed());
+    watch("the end of the pool", || shared.pool().posted().is_closed());
     ops.append(&op(2, 0, 1)).unwrap();
     let error = ops.post().unwrap_err();
     assert_eq!(error.to_string(), "local rank 0: the proxy has been told to stop");
@@ -85,16 +85,16 @@ fn abort_ends_a_busy_thread_and_a_sleeping_one_and_a_rank_that_waits() {
         let progress =
             Progress::spawn(shared.clone(), settings, abort.clone(), gate.clone(), asleep.clone())
                 .unwrap();
-        until(|| asleep.0.load(Ordering::Relaxed));
+        watch("the engine's sleep", || asleep.0.load(Ordering::Relaxed));
         if busy {
             progress.connections().open(ConnectionId(0), spec(0));
             let mut ops = RankOps::new(shared, 0, abort.clone(), LIMIT);
             ops.append(&op(1, 0, 1)).unwrap();
             ops.post().unwrap();
-            until(|| gate.asked());
+            watch("the first question", || gate.asked());
         }
         abort.set();
-        until(|| progress.has_ended());
+        watch("the end of the engine", || progress.has_ended());
         let failure = progress.stop().unwrap_err();
         assert!(matches!(*failure, ProgressFailure::Aborted), "{failure}");
     }
@@ -127,7 +127,7 @@ fn a_failure_ends_the_thread_and_says_why() {
     let mut ops = RankOps::new(shared, 0, abort, LIMIT);
     ops.append(&op(3, 5, 1)).unwrap();
     ops.post().unwrap();
-    until(|| progress.has_ended());
+    watch("the end of the engine", || progress.has_ended());
     let error = progress.stop().unwrap_err();
     let connection = ConnectionId(5);
     let expected = AppendError::NotOpen { op_count: 3, connection };
@@ -149,9 +149,9 @@ fn a_connection_is_closed_when_its_operations_are_done() {
     ops.append(&op(1, 0, 3)).unwrap();
     ops.post().unwrap();
     connections.close(ConnectionId(0));
-    until(|| gate.asked());
+    watch("the first question", || gate.asked());
     gate.set(true);
-    until(|| gate.completed() == 3);
+    watch("slices", || gate.completed() == 3);
     // Operations that come too late find the memory closed, sooner or later.
     for op_count in 2.. {
         if ops.append(&op(op_count, 0, 1)).and_then(|()| ops.post()).is_err() {
@@ -195,14 +195,16 @@ fn a_signal_has_the_active_operations_written_busy_or_asleep() {
     let dump = DumpOnSignal::spawn(number, move || driver.dump(), written.clone()).unwrap();
     let kill = || rustix::process::kill_process(rustix::process::getpid(), signal).unwrap();
     kill();
-    until(|| written.text() == "ACTIVE OPS\n[X]\n");
+    watch("an empty list", || written.text() == "ACTIVE OPS\n[X]\n");
     progress.connections().open(ConnectionId(0), spec(0));
     let mut ops = RankOps::new(shared, 0, abort, LIMIT);
     ops.append(&op(9, 0, 1)).unwrap();
     ops.post().unwrap();
-    until(|| gate.asked());
+    watch("the first question", || gate.asked());
     kill();
-    until(|| written.text().ends_with("ACTIVE OPS\n[0-0|9| Send 100I/0]\n|\nv\n[X]\n"));
+    watch("a list of operations", || {
+        written.text().ends_with("ACTIVE OPS\n[0-0|9| Send 100I/0]\n|\nv\n[X]\n")
+    });
     gate.set(true);
     progress.stop().unwrap();
     drop(dump);
@@ -229,7 +231,9 @@ fn both_threads_have_the_number_of_their_gpu_and_run_where_they_may() {
     let host = Host::new(progress.connections());
     let _service = Service::spawn(ServiceSettings { device: 7, cpus }, abort, host).unwrap();
     for name in ["InvarProgress 7", "InvarService 7"] {
-        until(|| runs_on(name).is_some_and(|cpus| cpus.parse::<usize>().is_ok()));
+        watch("a pinned thread", || {
+            runs_on(name).is_some_and(|cpus| cpus.parse::<usize>().is_ok())
+        });
     }
     progress.stop().unwrap();
 }
@@ -262,7 +266,7 @@ fn the_trace_is_json_in_which_everything_that_begins_ends() {
         ops.append(&invar_core::proxy::Op { pattern, ..op(1, id, 2) }).unwrap();
     }
     ops.post().unwrap();
-    until(|| gate.completed() == 4);
+    watch("slices", || gate.completed() == 4);
     progress.stop().unwrap();
 
     let entries: Vec<serde_json::Value> = serde_json::from_str(&written.text()).unwrap();

@@ -1,6 +1,5 @@
 //! Runs schedules of collectives on model ranks that wait for each other as real ranks do.
 
-#[path = "coll_schedules/world.rs"]
 mod world;
 
 use invar_core::coll::{Algorithm, DataType, Operation, Order, Schedule, Task, TaskError};

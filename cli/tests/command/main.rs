@@ -1,19 +1,17 @@
 //! The command as a user runs it.
 
-mod command {
-    mod capture;
-    mod coll;
-    mod devices;
-    mod gone;
-    mod local;
-    mod namespaces;
-    mod ports;
-    mod refusals;
-    mod settings;
-    mod strangers;
-    mod unread;
-    mod wrong_bytes;
-}
+mod capture;
+mod coll;
+mod devices;
+mod gone;
+mod local;
+mod namespaces;
+mod ports;
+mod refusals;
+mod settings;
+mod strangers;
+mod unread;
+mod wrong_bytes;
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -21,9 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use invar_testkit::shell;
-
-/// More than any run of these tests takes.
-const TIMEOUT: Duration = Duration::from_secs(60);
+use invar_testkit::wait::watch;
 
 /// What a run came to.
 struct Outcome {
@@ -63,14 +59,7 @@ impl Run {
     }
 
     fn wait(mut self) -> Outcome {
-        let start = Instant::now();
-        let status = loop {
-            if let Some(status) = self.0.try_wait().expect("a process") {
-                break status;
-            }
-            assert!(start.elapsed() < TIMEOUT, "the run took for ever");
-            thread::sleep(Duration::from_millis(2));
-        };
+        let status = watch("the end of the run", || self.0.try_wait().expect("a process"));
         let mut outcome =
             Outcome { status: status.code(), stdout: String::new(), stderr: String::new() };
         if let Some(mut pipe) = self.0.stdout.take() {

@@ -1,0 +1,132 @@
+//! The command `invar` as a library, for programs that bring a NIC.
+//!
+//! A port's command is a program that provides its NIC and calls [`run`]:
+//!
+//! ```no_run
+//! # fn provide() {}
+//! fn main() -> std::process::ExitCode {
+//!     // Calls `invar::provide`.
+//!     provide();
+//!     invar_cli::run()
+//! }
+//! ```
+
+mod coll;
+mod devices;
+mod failure;
+mod logger;
+mod output;
+mod parent;
+mod perf;
+mod ports;
+mod settings;
+mod size;
+
+use std::env;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+use invar::{LogLevel, Settings};
+use invar_linux::interface::resolve;
+
+use failure::Failure;
+use logger::tell;
+
+/// NCCL's network transport: measure it, and see what it runs on.
+///
+/// Environment variables set what no flag does: `invar settings` shows all of them.
+#[derive(Parser)]
+#[command(name = "invar", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Perf(perf::Args),
+    Coll(coll::Args),
+    Devices(devices::Args),
+    Settings(settings::Args),
+}
+
+impl Command {
+    /// Whether another process of this command started this one, and reports for both.
+    fn is_child(&self) -> bool {
+        match self {
+            Command::Perf(args) => args.is_child(),
+            Command::Coll(args) => args.is_child(),
+            Command::Devices(_) | Command::Settings(_) => false,
+        }
+    }
+}
+
+/// Runs the command with the arguments of the process.
+pub fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if is_help(error.kind()) => error.exit(),
+        Err(error) => return Failure::usage(one_line(&error)).report(),
+    };
+    match execute(cli.command) {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn execute(command: Command) -> Result<ExitCode, Failure> {
+    let mut settings = Settings::from_env()?;
+    let remarks = settings.take_remarks();
+    // The command reports its own failure. The log would repeat that, so there is a log only on request.
+    if env::var_os("INVAR_LOG").is_some() {
+        logger::init(settings.log_level());
+    }
+    if settings.log_level() >= LogLevel::Warn && !command.is_child() {
+        remarks.iter().for_each(|remark| tell(format_args!("warning: {remark}")));
+    }
+    match command {
+        Command::Settings(args) => settings::run(&args, &settings),
+        Command::Perf(args) => perf::run(&args, &settings),
+        Command::Coll(args) => coll::run(&args, &settings),
+        Command::Devices(args) => devices::run(&args, &settings),
+    }
+}
+
+/// Resolves `HOST:PORT`, or `HOST` if there is a default port, to addresses.
+fn resolved(addr: &str, default_port: Option<u16>) -> Result<Vec<SocketAddr>, Failure> {
+    resolve(addr, default_port).map_err(|error| match error.kind() {
+        std::io::ErrorKind::InvalidInput => Failure::usage(error),
+        _ => Failure::new(error),
+    })
+}
+
+/// Whether clap's message is to be printed whole, because it is a help text or the version.
+fn is_help(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    )
+}
+
+/// The first paragraph of clap's message, without its decoration.
+fn one_line(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let paragraph = text.lines().take_while(|line| !line.trim().is_empty());
+    let line = paragraph.map(str::trim).collect::<Vec<_>>().join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_flags_are_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,93 @@
+//! Ends as trait objects are ends too. So callers that are generic over ends can take any end. Their sends
+//! and receives have no fast path, because a fast path is generic.
+
+use invar_core::comm::{Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf};
+use invar_core::error::{Ends, Error as CoreError};
+
+use super::{Carrier, End, RecvEnd, SendEnd};
+use crate::Error;
+
+macro_rules! impl_end {
+    ($trait:path) => {
+        impl End for Box<dyn $trait> {
+            fn ends(&self) -> &Ends {
+                (**self).ends()
+            }
+
+            fn carriers(&mut self, request: &Request) -> Option<Vec<Carrier>> {
+                (**self).carriers(request)
+            }
+
+            fn needs_calls(&self) -> bool {
+                (**self).needs_calls()
+            }
+
+            fn close(self: Box<Self>) {
+                (*self).close();
+            }
+
+            #[inline(always)]
+            fn test_fast(&mut self, request: &Request) -> Fast<u32> {
+                (**self).test_fast(request)
+            }
+        }
+    };
+}
+
+impl_end!(SendEnd);
+impl_end!(RecvEnd);
+
+impl SendEnd for Box<dyn SendEnd> {
+    #[inline(always)]
+    unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError> {
+        // SAFETY: the caller makes the promises of `isend`.
+        unsafe { (**self).isend(buf, tag) }
+    }
+
+    #[inline(always)]
+    fn room(&mut self, tag: u32) -> Result<Option<u32>, CoreError> {
+        (**self).room(tag)
+    }
+
+    #[inline(always)]
+    fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {
+        (**self).test(request)
+    }
+
+    fn way_back(&mut self) -> Result<Option<Box<dyn RecvEnd>>, Error> {
+        (**self).way_back()
+    }
+}
+
+impl RecvEnd for Box<dyn RecvEnd> {
+    #[inline(always)]
+    unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, CoreError> {
+        // SAFETY: the caller makes the promises of `irecv`.
+        unsafe { (**self).irecv(bufs) }
+    }
+
+    #[inline(always)]
+    unsafe fn irecv_ahead(&mut self, buf: &RecvBuf) -> Result<Option<Request>, CoreError> {
+        // SAFETY: the caller makes the promises of `irecv`.
+        unsafe { (**self).irecv_ahead(buf) }
+    }
+
+    unsafe fn iflush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, CoreError> {
+        // SAFETY: the caller makes the promises of `irecv`.
+        unsafe { (**self).iflush(bufs) }
+    }
+
+    #[inline(always)]
+    unsafe fn test(
+        &mut self,
+        request: &Request,
+        sizes: *mut u32,
+    ) -> Result<Option<usize>, CoreError> {
+        // SAFETY: the caller makes the promises of `test`.
+        unsafe { (**self).test(request, sizes) }
+    }
+
+    fn way_back(&mut self) -> Result<Option<Box<dyn SendEnd>>, Error> {
+        (**self).way_back()
+    }
+}

@@ -1,0 +1,13 @@
+//! Tests the plugin through its function tables, as NCCL calls it, each test in a process of its own. Most
+//! tests run over a null libibverbs, next to a stand-in for CUDA's driver.
+
+mod plugin {
+    mod delayed;
+    mod events;
+    mod gpu;
+    mod rig;
+    mod strangers;
+}
+
+/// The transport of tests that name no other.
+const TRANSPORT: &str = "ib";

@@ -1,0 +1,52 @@
+//! Settings and connections of the library `invar`, in one process.
+
+use invar::{Device, Listener, MemoryRegion, RecvComm, SendComm, Settings};
+
+use crate::wait::until;
+
+/// The settings that these variables make, without the environment of this process.
+///
+/// # Panics
+/// Panics if a value is refused.
+pub fn settings(variables: &[(&str, &str)]) -> Settings {
+    let value = |name: &str| variables.iter().find(|(of, _)| *of == name).map(|(_, value)| *value);
+    Settings::from_lookup(|name| value(name).map(str::to_owned)).expect("valid settings")
+}
+
+/// The first device that these settings leave.
+///
+/// # Panics
+/// Panics if there is no such device.
+pub fn first_device(settings: &Settings) -> Device {
+    let survey = Device::survey(settings).expect("a survey");
+    Device::open_for(&survey.devices[0], settings).expect("a device")
+}
+
+/// Connects `device` with a listener of this process.
+///
+/// # Panics
+/// Panics if an end fails, or after [`LIMIT`](crate::wait::LIMIT).
+pub fn connect(device: &Device, listener: &Listener, settings: &Settings) -> (SendComm, RecvComm) {
+    let connecting = SendComm::connect(device, &listener.handle(), settings);
+    let mut connecting = connecting.expect("a valid handle");
+    let (mut accepting, mut send, mut recv) = (None, None, None);
+    until("a connection", || {
+        send = send.take().or_else(|| connecting.poll().expect("the sender connects"));
+        accepting = accepting.take().or_else(|| listener.accept().expect("a listener"));
+        let accepted =
+            accepting.as_mut().and_then(|one| one.poll().expect("the receiver connects"));
+        recv = recv.take().or(accepted);
+        send.is_some() && recv.is_some()
+    });
+    send.zip(recv).expect("both ends")
+}
+
+/// The first `len` bytes of a region.
+///
+/// # Panics
+/// Panics if the region is shorter.
+pub fn content(region: &MemoryRegion, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    region.read_at(0, &mut bytes).expect("a region of so many bytes");
+    bytes
+}
