@@ -1,7 +1,6 @@
 //! All links of a rank, by channel and peer.
 
 use std::collections::BTreeMap;
-use std::mem;
 use std::time::{Duration, Instant};
 
 use invar_linux::rendezvous::Bootstrap;
@@ -186,20 +185,23 @@ impl Links {
     }
 
     /// Adds the links that have been completed. Returns a peer whose link is still missing.
+    ///
+    /// After an error the other attempts go on to exist, until [`cut`](Self::cut): a peer that connects
+    /// must not be refused before it knows the reason.
     #[cold]
     fn take_in(&mut self) -> Result<Option<u32>, Error> {
-        for mut pending in mem::take(&mut self.pending) {
-            let Some(connector) = &self.connector else { break };
-            match pending.poll(connector)? {
-                None => self.pending.push(pending),
-                Some(LinkEnds { send, recv }) => {
-                    if let Some(link) = send {
-                        self.add_send(pending.channel, link);
-                    }
-                    if let Some(link) = recv {
-                        self.add_recv(pending.channel, link);
-                    }
-                }
+        let mut next = 0;
+        while let (Some(connector), Some(pending)) = (&self.connector, self.pending.get_mut(next)) {
+            let Some(LinkEnds { send, recv }) = pending.poll(connector)? else {
+                next += 1;
+                continue;
+            };
+            let channel = self.pending.remove(next).channel;
+            if let Some(link) = send {
+                self.add_send(channel, link);
+            }
+            if let Some(link) = recv {
+                self.add_recv(channel, link);
             }
         }
         Ok(self.pending.first().map(|pending| pending.peer))
