@@ -117,11 +117,17 @@ impl Session {
         Some(self.0?.derive(label, context))
     }
 
+    /// Derives a key for queue pairs that have been replaced `attempt` times.
+    pub(crate) fn qp_key(&self, label: &[u8], context: &[u8], attempt: u32) -> Option<Secret> {
+        let key = self.key(label, context)?;
+        Some(if attempt == 0 { key } else { key.derive(b"attempt", &attempt.to_le_bytes()) })
+    }
+
     /// The first packet sequence number that one end sends on its queue pair number `index`; 0 if the
-    /// ends share no secret.
-    pub fn first_psn(&self, sender: Side, index: u32) -> u32 {
+    /// ends share no secret. `attempt` says how often the queue pairs have been replaced.
+    pub fn first_psn(&self, sender: Side, index: u32, attempt: u32) -> u32 {
         let context = [sender as u8, index as u8, (index >> 8) as u8];
-        let key = self.key(b"first PSN", &context);
+        let key = self.qp_key(b"first PSN", &context, attempt);
         key.map_or(0, |Secret([a, b, c, ..])| u32::from_le_bytes([a, b, c, 0]) & Psn::MASK)
     }
 }

@@ -8,10 +8,11 @@
 
 mod base;
 mod closing;
+mod control;
 mod flush;
 mod group;
-mod notice;
 mod post;
+mod recovery;
 mod recv;
 mod route;
 mod send;

@@ -32,7 +32,7 @@ pub use accept::Acceptor;
 pub(crate) use attempt::Parts;
 pub use connect::Connector;
 pub use handle::{HANDLE_BYTES, HANDLE_SECRET_BYTES, Handle, HandleError};
-pub(crate) use link::{Exchange, Peer, Verbs};
+pub(crate) use link::{Exchange, FENCE, Peer, Verbs, fence};
 pub(crate) use ready::{is_ready, start_with_acceptor};
 pub use settings::{CommSettings, PacketAuth, QPS_MAX, Wire};
 pub use stream::{Stream, StreamError};

@@ -4,11 +4,13 @@
 //! the device and advice.
 
 mod completion;
+mod recovery;
 mod report;
 
 use core::fmt;
 
 pub use completion::{CompletionError, hint, status_name};
+pub use recovery::RecoveryError;
 pub use report::{Ends, Report};
 
 use crate::auth::AuthError;
@@ -69,8 +71,17 @@ pub enum Error {
     },
     /// The peer closed its end of an established connection, or its host is gone.
     PeerClosed(StreamError),
-    /// The peer sent bytes over TCP after the end of the exchange.
+    /// The peer's end of the connection has failed.
+    PeerFailed,
+    /// The peer sent bytes over TCP that are no message, or that make no sense.
     Unexpected,
+    /// New queue pairs did not work either.
+    Recovery(RecoveryError),
+    /// The NIC reported a message as delivered, and the peer has not received it.
+    NotDelivered {
+        /// Number of the peer's receive, counted from 1.
+        idx: u64,
+    },
     /// The two ends could not prove themselves to each other.
     Auth(AuthError),
     /// The peer's preface is incompatible with this end.
@@ -143,14 +154,18 @@ impl Error {
             | Error::UnknownRequest(_)
             | Error::TooLong(_)
             | Error::SizeMismatch { .. } => ErrorKind::Usage,
-            Error::Nic(_) | Error::UnknownCompletion { .. } => ErrorKind::Local,
+            Error::Nic(_) | Error::UnknownCompletion { .. } | Error::NotDelivered { .. } => {
+                ErrorKind::Local
+            }
             Error::Completion(c) => c.kind(),
             Error::Stream { error: StreamError::Os(_), .. } | Error::Timeout { .. } => {
                 ErrorKind::Network
             }
+            Error::Recovery(_) => ErrorKind::Network,
             Error::Hello(HelloError::Missing { .. }) => ErrorKind::Network,
             Error::Stream { error: StreamError::Closed, .. }
             | Error::PeerClosed(_)
+            | Error::PeerFailed
             | Error::Unexpected
             | Error::QpInfo(_)
             | Error::Ready(_)
@@ -164,6 +179,11 @@ impl Error {
             | Error::LinkLayer { .. }
             | Error::PacketAuth => ErrorKind::Incompatible,
         }
+    }
+
+    /// Returns whether the peer's end is gone. What it sent before counts.
+    pub(crate) fn is_peer_gone(&self) -> bool {
+        matches!(self, Error::PeerClosed(_) | Error::PeerFailed)
     }
 
     /// Returns whether the comm is unusable after this error.
@@ -199,8 +219,17 @@ impl fmt::Display for Error {
                 received(f, *got, *want)
             }
             Error::PeerClosed(error) => write!(f, "{error}; the peer has closed or is dead"),
+            Error::PeerFailed => {
+                f.write_str("the peer's end has failed: its error says why, look at its log")
+            }
+            Error::Recovery(error) => error.fmt(f),
+            Error::NotDelivered { idx } => write!(
+                f,
+                "the NIC reported message {idx} as delivered, but the peer has not received it: \
+                 its bytes are lost; check that firmware and driver of both NICs are current"
+            ),
             Error::Unexpected => {
-                f.write_str("the peer sent bytes over TCP after the end of the exchange")
+                f.write_str("the peer sent bytes over TCP that make no sense after the handshake")
             }
             Error::Auth(error) => write!(f, "no proof of who the peer is: {error}"),
             Error::Preface(error) => write!(f, "incompatible peer: {error}"),

@@ -36,6 +36,11 @@ pub mod fifo;
 mod inbox;
 pub mod math;
 pub mod mr_cache;
+#[cfg(feature = "mutants")]
+pub mod mutant;
+#[cfg(not(feature = "mutants"))]
+#[allow(dead_code, reason = "nothing plants a bug")]
+mod mutant;
 pub mod nic;
 pub mod param;
 pub mod proxy;

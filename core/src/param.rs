@@ -166,11 +166,12 @@ params! {
     NCCL_IB_ADDR_RANGE => ib_addr_range: Option<Subnet> = "", Allowed::Subnet,
         differs: "Not in 2.14.3.";
     /// A NIC waits 4.096 µs × 2^value for an acknowledge before it sends a packet again; 0 waits
-    /// for ever.
-    NCCL_IB_TIMEOUT => ib_timeout: u8 = "20", int(0, 31), unit: "exponent",
+    /// for ever. -1: 14 (67 ms) if both ends recover, see INVAR_RECOVERY_TIMEOUT_MS, else 20.
+    NCCL_IB_TIMEOUT => ib_timeout: Option<u8> = "-1", auto_or_int(-1, 0, 31), unit: "exponent",
         differs: "18 (1.07 s) in 2.14.3, too short where routes change; 20 (4.29 s) since 2.23.";
-    /// A NIC sends a packet again this often before the connection fails.
-    NCCL_IB_RETRY_CNT => ib_retry_cnt: u8 = "7", int(0, 7), unit: "retries";
+    /// A NIC sends a packet again this often before the queue pair fails. -1: 6 if both ends recover,
+    /// else 7.
+    NCCL_IB_RETRY_CNT => ib_retry_cnt: Option<u8> = "-1", auto_or_int(-1, 0, 7), unit: "retries";
     /// Index of the partition key.
     NCCL_IB_PKEY => ib_pkey_index: u16 = "0", int(0, 65_535), unit: "index";
     /// 1 sends FIFO slots inline in the work request.
@@ -256,6 +257,11 @@ params! {
     INVAR_PORT_RANGE => port_range: PortRange = "0", Allowed::Ports;
     /// A connection that is not complete after this time fails.
     INVAR_CONNECT_TIMEOUT_MS => connect_timeout_ms: u32 = "30000", int(1, 86_400_000),
+        unit: "ms";
+    /// A connection whose queue pairs fail makes new ones, and sends again what has not arrived. The
+    /// connection fails if this does not succeed within this time. 0: the first failure ends the
+    /// connection, as it does if the peer has 0, or on NCCL 2.14's wire.
+    INVAR_RECOVERY_TIMEOUT_MS => recovery_timeout_ms: u32 = "60000", int(0, 86_400_000),
         unit: "ms";
     /// Each rank writes to this file what each message over the network waited for, as a trace for Chrome
     /// and Perfetto. `%r` stands for the rank, which otherwise follows the name. Links are slower with

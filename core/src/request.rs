@@ -134,6 +134,22 @@ impl<T> Entry<T> {
         self.awaited == 0
     }
 
+    /// The number of completions that the request still awaits. It is 0 for a request that is done, and
+    /// negative for a free entry.
+    pub(crate) fn awaited(&self) -> i32 {
+        self.awaited
+    }
+
+    /// The request of a message or receive that lives here, if it awaits completions.
+    pub(crate) fn awaiting(&self) -> Option<Request> {
+        self.is_awaiting().then(|| Request::from_raw(self.key))
+    }
+
+    /// Makes the incomplete request that lives here await `events` completions again.
+    pub(crate) fn rearm(&mut self, events: u32) {
+        self.awaited = events as i32;
+    }
+
     /// Returns whether an incomplete request lives here.
     pub(crate) fn is_awaiting(&self) -> bool {
         self.key < BEYOND && self.awaited != 0
@@ -263,6 +279,13 @@ impl<T, const N: usize> RequestRing<T, N> {
     pub(crate) fn cut_short(&mut self) {
         let live = self.entries.iter_mut().filter(|entry| entry.key < BEYOND);
         live.filter(|entry| entry.awaited != 0).for_each(|entry| entry.key |= CUT);
+    }
+
+    /// The requests that await completions, each as its number and the value beside it. The order is that
+    /// of the entries.
+    pub(crate) fn awaiting(&self) -> impl Iterator<Item = (u32, &T)> {
+        let entries = self.entries.iter().filter(|entry| entry.is_awaiting());
+        entries.map(|entry| (entry.key & NUMBER, &entry.value))
     }
 
     /// The number of live requests. The count takes linear time, so use it for reports only.

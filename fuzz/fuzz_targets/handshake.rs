@@ -121,7 +121,7 @@ fuzz_target!(|data: &[u8]| {
                 Ok(None)
             }
             Some(send) => match send.isend(&SendBuf::default(), 0)? {
-                None => send.check_peer().map(|()| None),
+                None => send.check_peer(0).map(|()| None),
                 sent => Ok(sent),
             },
         });

@@ -283,6 +283,7 @@ fn conn_settings(params: &Params<'_>, program: conn::CommSettings) -> conn::Comm
             Some(true) => conn::PacketAuth::Always,
         },
         timeout_ns: u64::from(params.connect_timeout_ms) * 1_000_000,
+        recovery_timeout_ns: u64::from(params.recovery_timeout_ms) * 1_000_000,
         ..program
     }
 }

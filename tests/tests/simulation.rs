@@ -13,14 +13,16 @@ const HISTORIES: u64 = 4000;
 #[test]
 fn nothing_goes_wrong_in_thousands_of_histories() {
     let (histories, total) = sim::live_through(HISTORIES, sim::run, Outcome::add);
+    eprintln!("{total:?}");
     if histories < 500 {
         return;
     }
     // Every kind of event happened at least once.
     let WireCounters { sent, lost, duplicated, reordered, corrupted, cut, overflowed } = total.wire;
     let of_wire = [sent, lost, duplicated, reordered, corrupted, cut, overflowed];
-    let Outcome { messages, comms_done, comms_failed, icrc_bad, retransmitted, .. } = total;
-    let of_hosts = [messages, comms_done, comms_failed, icrc_bad, retransmitted];
+    let Outcome { messages, comms_done, comms_failed, recoveries, .. } = total;
+    let Outcome { icrc_bad, retransmitted, .. } = total;
+    let of_hosts = [messages, comms_done, comms_failed, recoveries, icrc_bad, retransmitted];
     assert!(of_wire.iter().chain(&of_hosts).all(|count| *count > 0), "{total:?}");
 }
 

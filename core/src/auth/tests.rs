@@ -118,13 +118,13 @@ fn sessions_differ_by_secret_and_nonces_and_give_each_end_and_queue_pair_its_own
     let mut psns: Vec<u32> = sessions
         .iter()
         .flat_map(|session| [Side::Connector, Side::Acceptor].map(|side| (session, side)))
-        .flat_map(|(session, side)| (0..300).map(move |index| session.first_psn(side, index)))
+        .flat_map(|(session, side)| (0..300).map(move |index| session.first_psn(side, index, 0)))
         .collect();
     assert!(psns.iter().all(|psn| *psn <= Psn::MASK));
     psns.sort_unstable();
     psns.dedup();
     assert!(psns.len() > 1790, "of 1800 numbers of 24 bits hardly two are the same");
-    assert_eq!(Session::UNKNOWN_PEER.first_psn(Side::Connector, 0), 0);
+    assert_eq!(Session::UNKNOWN_PEER.first_psn(Side::Connector, 0, 0), 0);
 }
 
 #[test]

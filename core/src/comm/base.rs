@@ -6,9 +6,10 @@
 //! [`Failed`].
 
 use super::Request;
-use super::notice::NoticeReader;
+use super::control::{Control, ControlReader, ControlWriter};
+use super::recovery::Recovery;
 use super::route::Route;
-use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs};
+use crate::conn::{Exchange, Parts, Stream, StreamError, Verbs};
 use crate::error::{CompletionError, Ends, Error, Report};
 use crate::nic::{Nic, NicError, PollError, Wc, WcStatus};
 use crate::request::RequestRing;
@@ -25,6 +26,8 @@ pub(super) enum Gate {
     Group,
     /// The first calls finish the exchange of connection data (wire of NCCL 2.14).
     Pending,
+    /// New queue pairs are made; see [`super::recovery`].
+    Recovering,
     /// The peer has closed. Completions that have arrived can still be collected.
     Closed,
     Failed,
@@ -74,14 +77,19 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     pub(super) route: R,
     pub(super) verbs: Verbs<N>,
     pub(super) stream: S,
-    pub(super) notice: NoticeReader,
+    pub(super) control_in: ControlReader,
+    pub(super) control_out: ControlWriter,
+    /// The number of rows that have arrived, if the peer has closed and said so.
+    pub(super) rows_done: Option<u64>,
+    pub(super) recovery: Recovery,
     pub(super) ends: Ends,
     pub(super) pending: Option<Exchange>,
 }
 
-impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T, REQS> {
+impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R, T, REQS> {
     pub(super) fn new(parts: Parts<N, S>, reqs: RequestRing<T, REQS>, route: R) -> Self {
-        let Parts { verbs, stream, ends, pending, .. } = parts;
+        let Parts { verbs, stream, ends, pending, peer } = parts;
+        let recovers = peer.is_some_and(|peer| peer.recovers);
         Base {
             reqs,
             wcs: [Wc::default(); POLL_BATCH],
@@ -91,7 +99,10 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
             route,
             verbs,
             stream,
-            notice: NoticeReader::default(),
+            control_in: ControlReader::new(),
+            control_out: ControlWriter::new(),
+            rows_done: None,
+            recovery: Recovery::new(recovers),
             ends,
             pending,
         }
@@ -109,6 +120,10 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         if error.is_fatal() && self.gate != Gate::Failed {
             self.close(Gate::Failed, error);
             self.reqs.cut_short();
+            if self.recovery.is_agreed() {
+                // Otherwise the peer would wait for new queue pairs.
+                self.control_out.send(&mut self.stream, &Control::Failed);
+            }
         }
         self.error = Some(error);
         Failed
@@ -234,37 +249,59 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         true
     }
 
-    /// Books the polled completions. The comm fails if a completion has an error status or if no
-    /// request awaits it. The completions behind the failed one are dropped, since the comm's requests
-    /// are cut short.
+    /// Books the polled completions. The comm fails, or recovers, if a completion has an error status. It
+    /// fails if no request awaits a completion. The completions behind the failed one are dropped if the
+    /// comm fails, since the comm's requests are cut short.
     #[inline(always)]
     fn book(&mut self, polled: u32) {
         let Self { wcs, reqs, route, .. } = self;
-        for wc in &wcs[..(polled as usize).min(POLL_BATCH)] {
+        for (index, wc) in wcs[..(polled as usize).min(POLL_BATCH)].iter().enumerate() {
             if wc.status != WcStatus::SUCCESS || !route.book(reqs, wc) {
-                let failed = *wc;
-                return self.completion_failed(&failed);
+                return self.book_failed(index, polled);
             }
         }
     }
 
-    /// Fails the comm because of a completion with an error status, or one that no request awaits.
+    /// Handles the failed completion `index`, and books the completions behind it.
+    #[cold]
+    #[inline(never)]
+    fn book_failed(&mut self, index: usize, polled: u32) {
+        let [failed, ..] = self.wcs[index..] else { return };
+        self.completion_failed(&failed);
+        for index in index + 1..(polled as usize).min(POLL_BATCH) {
+            let wc = self.wcs[index];
+            if self.gate == Gate::Failed {
+                return;
+            }
+            if wc.status != WcStatus::SUCCESS || !self.route.book(&mut self.reqs, &wc) {
+                self.completion_failed(&wc);
+            }
+        }
+    }
+
+    /// Handles a completion with an error status, or one that no request awaits: the comm recovers or
+    /// fails.
     #[cold]
     #[inline(never)]
     fn completion_failed(&mut self, wc: &Wc) {
-        let error = if wc.status == WcStatus::SUCCESS {
-            Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num }
-        } else {
-            // A peer that has closed may have reported over the stream that all messages have arrived.
-            let _ = self.notice.read(&mut self.stream);
-            let CommSettings { timeout, retry_cnt, .. } = self.verbs.settings;
-            let port_trouble = self.verbs.port_trouble();
-            let (status, qpn, vendor_err) = (wc.status, wc.qp_num, wc.vendor_err);
-            let error =
-                CompletionError { status, qpn, vendor_err, timeout, retry_cnt, port_trouble };
-            Error::Completion(error)
-        };
-        self.fail(error);
+        if wc.status == WcStatus::SUCCESS {
+            self.fail(Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num });
+            return;
+        }
+        if self.recovery.is_under_way() {
+            return self.recovery.flushed(wc);
+        }
+        let (timeout, retry_cnt) = self.verbs.settings.retries(self.recovery.is_agreed());
+        let port_trouble = self.verbs.port_trouble();
+        let (status, qpn, vendor_err) = (wc.status, wc.qp_num, wc.vendor_err);
+        let error = CompletionError { status, qpn, vendor_err, timeout, retry_cnt, port_trouble };
+        let is_open = matches!(self.gate, Gate::Open | Gate::Group);
+        if is_open && self.recovery.may_help(status) {
+            return self.suspect(Some(error));
+        }
+        // A peer that has closed may have reported over the stream that all messages have arrived.
+        let _ = self.hear();
+        self.fail(Error::Completion(error));
     }
 
     /// Fails a test because `token` names a request that is neither waiting nor done.
@@ -278,19 +315,22 @@ impl<N: Nic, S: Stream, R: Route<T, REQS>, T, const REQS: usize> Base<N, S, R, T
         }
     }
 
-    /// Checks that the peer is still there. After the setup the stream carries only a close notice and
-    /// the end of the stream.
+    /// Checks that the peer is still there, and whether it makes new queue pairs.
     pub(super) fn check_peer(&mut self) -> Result<(), Failed> {
         match self.gate {
-            Gate::Pending => return Ok(()),
+            Gate::Pending | Gate::Recovering => return Ok(()),
             Gate::Closed | Gate::Failed => return Err(self.refuse()),
             Gate::Open | Gate::Group => {}
         }
         let checked = self.verbs.qps().try_for_each(|qp| self.verbs.nic.check(qp));
         checked.map_err(|error| self.nic_failed(error))?;
-        let error = match self.notice.read(&mut self.stream) {
+        let error = match self.hear() {
+            Ok(()) if self.recovery.is_behind() => {
+                self.suspect(None);
+                return Ok(());
+            }
             Ok(()) => return Ok(()),
-            Err(error @ Error::PeerClosed(_)) => error,
+            Err(error) if error.is_peer_gone() => error,
             Err(error) => return Err(self.fail(error)),
         };
         // By now the completion queue contains everything that the peer sent before it closed.

@@ -2,7 +2,7 @@
 //! (`net_ib.cc ncclIbIflush`).
 
 use super::Request;
-use crate::conn::{Peer, Verbs};
+use crate::conn::{Peer, Verbs, fence};
 use crate::error::Error;
 use crate::nic::{
     Access, Memory, MemoryKeys, Nic, NicError, PortAttr, QpOptions, SendFlags, SendOpcode, SendWr,
@@ -36,7 +36,8 @@ pub enum Flush {
 /// The flushes of a comm.
 pub(super) struct Flushes<N: Nic> {
     reader: Option<Reader<N>>,
-    reqs: RequestRing<()>,
+    /// The flushes under way, each with what it reads.
+    reqs: RequestRing<FlushBuf>,
 }
 
 /// A queue pair that is connected to itself.
@@ -50,7 +51,10 @@ struct Reader<N: Nic> {
 impl<N: Nic> Flushes<N> {
     pub(super) fn create(verbs: &Verbs<N>) -> Result<Self, Error> {
         let reader = if verbs.settings.flush { Some(Reader::create(verbs)?) } else { None };
-        Ok(Flushes { reader, reqs: RequestRing::new(verbs.settings.depth().into(), |_| ()) })
+        Ok(Flushes {
+            reader,
+            reqs: RequestRing::new(verbs.settings.depth().into(), |_| FlushBuf::default()),
+        })
     }
 
     /// Starts to read one byte of the last buffer that has bytes.
@@ -62,17 +66,8 @@ impl<N: Nic> Flushes<N> {
         let wr_id = request.raw().into();
         let request = request.of_flush();
         entry.arm(request.raw(), 1);
-        let sge = Sge { addr: reader.memory.addr(), length: 1, lkey: reader.mr.lkey() };
-        let wr = SendWr {
-            wr_id,
-            remote_addr: buf.addr,
-            rkey: buf.rkey,
-            sge,
-            opcode: SendOpcode::RdmaRead,
-            flags: SendFlags::SIGNALED,
-            ..SendWr::default()
-        };
-        nic.post_send(&reader.qp, &[wr])?;
+        entry.value = *buf;
+        reader.read(nic, wr_id, buf)?;
         self.reqs.advance();
         Ok(Flush::Started(request))
     }
@@ -92,6 +87,19 @@ impl<N: Nic> Flushes<N> {
         self.reqs.at(wr_id as u32).book()
     }
 
+    /// Stops the queue pair, and returns how many completions of the fence follow.
+    pub(super) fn fence(&self, nic: &N) -> u32 {
+        self.reader.as_ref().map_or(0, |reader| fence(nic, &reader.qp, false))
+    }
+
+    /// Replaces the stopped queue pair, and starts all flushes under way again.
+    pub(super) fn renew(&mut self, verbs: &Verbs<N>) -> Result<(), NicError> {
+        let Some(reader) = &mut self.reader else { return Ok(()) };
+        *reader = Reader::create(verbs)?;
+        let mut under_way = self.reqs.awaiting();
+        under_way.try_for_each(|(wr_id, buf)| reader.read(&verbs.nic, wr_id.into(), buf))
+    }
+
     /// The number of flushes under way.
     pub(super) fn outstanding(&self) -> usize {
         self.reqs.live()
@@ -99,7 +107,7 @@ impl<N: Nic> Flushes<N> {
 }
 
 impl<N: Nic> Reader<N> {
-    fn create(verbs: &Verbs<N>) -> Result<Self, Error> {
+    fn create(verbs: &Verbs<N>) -> Result<Self, NicError> {
         let memory = verbs.nic.alloc(size_of::<u64>())?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
         let (qp, mr) = verbs.create_own(&memory, access)?;
@@ -110,5 +118,20 @@ impl<N: Nic> Reader<N> {
         let ourselves = Peer { options, udp_port, udp_source_ports, ..Peer::bare(info) };
         verbs.start_qp(&qp, qpn, [verbs.loopback_psn(); 2], &ourselves)?;
         Ok(Reader { qp, mr, memory })
+    }
+
+    /// Starts to read the first byte of a buffer.
+    fn read(&self, nic: &N, wr_id: u64, buf: &FlushBuf) -> Result<(), NicError> {
+        let sge = Sge { addr: self.memory.addr(), length: 1, lkey: self.mr.lkey() };
+        let wr = SendWr {
+            wr_id,
+            remote_addr: buf.addr,
+            rkey: buf.rkey,
+            sge,
+            opcode: SendOpcode::RdmaRead,
+            flags: SendFlags::SIGNALED,
+            ..SendWr::default()
+        };
+        nic.post_send(&self.qp, &[wr])
     }
 }

@@ -1,6 +1,7 @@
 //! The receiving end (`net_ib.cc ncclIbIrecv`, `ncclIbPostFifo`, `ncclIbTest`).
 
 mod buf;
+mod repost;
 mod settle;
 
 use core::hint::cold_path;
@@ -9,10 +10,11 @@ use buf::slot;
 
 use super::base::{Base, Failed, Fast, Gate};
 use super::closing::Closing;
+use super::control::Control;
 use super::flush::Flushes;
-use super::route::Receiving;
+use super::route::{Arrivals, Receiving};
 use super::sizes::{Sizes, sizes_offset};
-use super::{Flush, FlushBuf, Request, notice};
+use super::{Flush, FlushBuf, Request};
 use crate::conn::{Parts, Stream, Verbs, Wire, is_ready};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{LEN_MAX, RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES};
@@ -26,7 +28,7 @@ const GRANTED: usize = 8;
 
 /// The receiving end of a connection.
 pub struct RecvComm<N: Nic, S> {
-    pub(super) base: Base<N, S, Flushes<N>, Receiving, ROWS>,
+    pub(super) base: Base<N, S, Arrivals<N>, Receiving, ROWS>,
     /// The receive work request of a row, posted on each queue pair. The work request has no buffer,
     /// since the data comes by WRITE_WITH_IMM.
     recv_wr: RecvWr,
@@ -81,7 +83,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let Receiving { slots, events, .. } = &mut rows.at(0).value;
         slots.set_flags(0, flags | SendFlags::SIGNALED);
         *events += 1;
-        let base = Base::new(parts, rows, flushes);
+        let base = Base::new(parts, rows, Arrivals { flushes, turns_written: 0 });
         Ok(RecvComm {
             base,
             recv_wr: RecvWr::default(),
@@ -188,46 +190,58 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         self.base.test(request)
     }
 
-    /// Checks that the peer still has its end open. An idle comm does not notice a closed peer by
-    /// itself. On a host this check costs a system call, so call it only from time to time.
+    /// Checks that the peer still has its end open, and continues a recovery; see
+    /// [`SendComm::check_peer`](super::SendComm::check_peer).
     ///
     /// # Errors
     /// [`Error::PeerClosed`] if the peer has closed. Requests that are complete can still be tested.
-    pub fn check_peer(&mut self) -> Result<(), Error> {
-        self.base.check_peer().map_err(|failed| {
+    pub fn check_peer(&mut self, now_ns: u64) -> Result<(), Error> {
+        let checked = self.base.check_peer().and_then(|()| self.recover(now_ns));
+        checked.map_err(|failed| {
             // No peer is left that could send.
             self.base.reqs.cut_short();
             self.base.error(failed)
         })
     }
 
+    /// The number of times that the queue pairs have been replaced.
+    pub fn attempts(&self) -> u32 {
+        self.base.recovery.attempt()
+    }
+
+    /// Returns whether new queue pairs are being made. Then call [`RecvComm::check_peer`] often.
+    pub fn is_recovering(&self) -> bool {
+        self.base.gate == Gate::Recovering
+    }
+
     /// Closes the comm and tells the peer which messages have arrived (not on the wire of NCCL 2.14).
     /// Poll the returned [`Closing`] until the announced slots have arrived at the peer. Dropping a
     /// comm does none of this.
     pub fn close(mut self) -> Closing<N, S> {
-        if self.base.gate == Gate::Open && self.base.verbs.settings.wire == Wire::Invar {
-            while self.base.gate == Gate::Open && self.base.poll() {}
-            let rows_done = self.rows_done();
-            notice::send(&mut self.base.stream, rows_done);
+        let may_tell = |gate| matches!(gate, Gate::Open | Gate::Recovering);
+        if may_tell(self.base.gate) && self.base.verbs.settings.wire == Wire::Invar {
+            while may_tell(self.base.gate) && self.base.poll() {}
+            let rows_done = self.rows_arrived();
+            let Base { control_out, stream, .. } = &mut self.base;
+            control_out.send(stream, &Control::Close { rows_done });
         }
         // If a receive is done, its slots had arrived.
         let is_waiting = self.base.gate == Gate::Open && self.base.reqs.live() > 0;
         let [slots] = *self.base.reqs.at(0).value.slots.wrs();
-        let Base { route: flushes, verbs, stream, .. } = self.base;
+        let Base { route: Arrivals { flushes, .. }, verbs, stream, .. } = self.base;
         Closing::new(flushes, verbs, stream, is_waiting.then_some(&slots))
     }
 
     /// The number of receives and flushes that have started and were not yet tested as done.
     pub fn outstanding(&self) -> usize {
-        self.base.reqs.live() + self.base.route.outstanding()
+        self.base.reqs.live() + self.base.route.flushes.outstanding()
     }
 
-    /// The number of complete receives before the first incomplete one, whether or not they were
-    /// tested.
-    fn rows_done(&mut self) -> u64 {
+    /// The number of receives that have arrived, whether or not they were tested.
+    fn rows_arrived(&mut self) -> u64 {
         let (posted, depth) = (self.rows_posted(), self.depth as u64);
-        let mut rows = posted.saturating_sub(depth)..posted;
-        rows.find(|row| self.base.reqs.at((row % depth) as u32).is_awaiting()).unwrap_or(posted)
+        let Base { reqs, route, .. } = &mut self.base;
+        route.rows_arrived(reqs, posted, depth)
     }
 
     /// The number of receives posted.
@@ -394,9 +408,10 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             // Data that a peer sent before it closed has arrived, and is flushed as usual.
             Gate::Open | Gate::Closed => {}
             Gate::Pending => return Err(self.base.fail(Error::Argument(FLUSH_TOO_EARLY))),
+            Gate::Recovering => return Ok(Flush::Busy),
             Gate::Group | Gate::Failed => return Err(self.base.refuse()),
         }
-        let Base { route: flushes, verbs, .. } = &mut self.base;
+        let Base { route: Arrivals { flushes, .. }, verbs, .. } = &mut self.base;
         flushes.start(&verbs.nic, bufs).map_err(|error| self.base.nic_failed(error))
     }
 
@@ -404,8 +419,10 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// (`net_ib.cc ncclRecvCheck`). Returns whether the gate is now open.
     #[cold]
     fn pass(&mut self) -> Result<bool, Failed> {
-        if self.base.gate != Gate::Pending {
-            return Err(self.base.refuse());
+        match self.base.gate {
+            Gate::Pending => {}
+            Gate::Recovering => return Ok(false),
+            _ => return Err(self.base.refuse()),
         }
         let Base { stream, pending, .. } = &mut self.base;
         let ready = match pending {

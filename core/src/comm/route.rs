@@ -2,31 +2,42 @@
 
 use static_assertions::assert_eq_size;
 
+use super::SendBuf;
 use super::base::Fast;
 use super::flush::Flushes;
 use super::sizes::Sizes;
-use crate::nic::{Nic, SendList, Wc, WcOpcode};
+use crate::conn::Verbs;
+use crate::mutant::{Mutant, is_planted};
+use crate::nic::{Nic, NicError, SendList, Wc, WcOpcode};
 use crate::request::{Entry, MESSAGES, ROWS, RequestRing};
 
 /// Books the completions of one kind of comm.
-pub(super) trait Route<T, const N: usize> {
+pub(super) trait Route<N: Nic, T, const REQS: usize> {
     /// Ends a request that is done and returns its bytes. Returns [`Fast::Slow`] and keeps the request
     /// if it has several sizes, or a size that is too large.
     fn take(entry: &mut Entry<T>) -> Fast<u32>;
     /// Whether a completion ends no other request than its own.
     fn is_single(wc: &Wc) -> bool;
     /// Books a completion that succeeded; `false` if no request awaits it.
-    fn book(&mut self, reqs: &mut RequestRing<T, N>, wc: &Wc) -> bool;
+    fn book(&mut self, reqs: &mut RequestRing<T, REQS>, wc: &Wc) -> bool;
+    /// The number of rows to report to the peer, after the queue pairs have stopped. `rows` is the number
+    /// of rows that this end has sent or posted.
+    fn rows_to_report(&self, reqs: &mut RequestRing<T, REQS>, rows: u64, depth: u64) -> u64;
+    /// Stops the queue pairs of the route's own, and returns how many completions of the fence follow.
+    fn fence(&self, _nic: &N) -> u32 {
+        0
+    }
+    /// Replaces the stopped queue pairs of the route's own.
+    fn renew(&mut self, _verbs: &Verbs<N>) -> Result<(), NicError> {
+        Ok(())
+    }
 }
 
-/// The data beside the request of a sent message.
-#[repr(align(8))]
-pub(super) struct Sending {
-    /// Length of the message in bytes.
-    pub(super) len: u32,
-}
+/// The data beside the request of a sent message: its bytes, which may have to be sent again.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Sending(pub(super) SendBuf);
 
-assert_eq_size!(Entry<Sending>, [u8; 16]);
+assert_eq_size!(Entry<Sending>, [u8; 24]);
 
 /// The data beside the request of a receive, which also belongs to one row of the FIFO.
 pub(super) struct Receiving {
@@ -68,10 +79,10 @@ pub(super) struct Sent {
     pub(super) grouped: u64,
 }
 
-impl Route<Sending, MESSAGES> for Sent {
+impl<N: Nic> Route<N, Sending, MESSAGES> for Sent {
     #[inline(always)]
     fn take(entry: &mut Entry<Sending>) -> Fast<u32> {
-        Fast::Done(entry.end().len)
+        Fast::Done(entry.end().0.len)
     }
 
     #[inline(always)]
@@ -86,6 +97,10 @@ impl Route<Sending, MESSAGES> for Sent {
             self.book_group(reqs, wc.wr_id);
         }
         is_awaited
+    }
+
+    fn rows_to_report(&self, _: &mut RequestRing<Sending, MESSAGES>, rows: u64, _: u64) -> u64 {
+        rows
     }
 }
 
@@ -104,7 +119,33 @@ impl Sent {
 }
 
 /// Books receives, writes of slots, and flushes.
-impl<N: Nic> Route<Receiving, ROWS> for Flushes<N> {
+pub(super) struct Arrivals<N: Nic> {
+    pub(super) flushes: Flushes<N>,
+    /// The number of signaled writes of slots that have completed: one in each turn of the ring.
+    pub(super) turns_written: u64,
+}
+
+impl<N: Nic> Arrivals<N> {
+    /// The number of posted rows that have arrived. Rows arrive in order.
+    ///
+    /// A row in which the write of its slots is signaled awaits one completion more, which says nothing
+    /// about the row's arrival.
+    pub(super) fn rows_arrived(
+        &self,
+        reqs: &mut RequestRing<Receiving, ROWS>,
+        posted: u64,
+        depth: u64,
+    ) -> u64 {
+        let mut rows = posted.saturating_sub(depth)..posted;
+        let is_awaited = |row: &u64| {
+            let is_unwritten = row % depth == 0 && row / depth >= self.turns_written;
+            reqs.at((row % depth) as u32).awaited() > i32::from(is_unwritten)
+        };
+        rows.find(is_awaited).unwrap_or(posted)
+    }
+}
+
+impl<N: Nic> Route<N, Receiving, ROWS> for Arrivals<N> {
     #[inline(always)]
     fn take(entry: &mut Entry<Receiving>) -> Fast<u32> {
         let Receiving { imm, sizes, .. } = &entry.value;
@@ -129,8 +170,33 @@ impl<N: Nic> Route<Receiving, ROWS> for Flushes<N> {
                 entry.value.imm = wc.imm_data;
                 entry.book()
             }
-            WcOpcode::RDMA_READ => self.end(wc.wr_id),
-            _ => reqs.at(wc.wr_id as u32).book(),
+            WcOpcode::RDMA_READ => self.flushes.end(wc.wr_id),
+            _ => {
+                self.turns_written += 1;
+                reqs.at(wc.wr_id as u32).book()
+            }
         }
+    }
+
+    fn rows_to_report(
+        &self,
+        reqs: &mut RequestRing<Receiving, ROWS>,
+        rows: u64,
+        depth: u64,
+    ) -> u64 {
+        let arrived = self.rows_arrived(reqs, rows, depth);
+        match arrived {
+            1.. if is_planted(Mutant::ReportTooFew) => arrived - 1,
+            _ if is_planted(Mutant::ReportTooMany) => rows.min(arrived + 1),
+            _ => arrived,
+        }
+    }
+
+    fn fence(&self, nic: &N) -> u32 {
+        self.flushes.fence(nic)
+    }
+
+    fn renew(&mut self, verbs: &Verbs<N>) -> Result<(), NicError> {
+        self.flushes.renew(verbs)
     }
 }

@@ -2,6 +2,7 @@
 
 mod closed;
 mod grouped;
+mod resend;
 
 use grouped::GROUP_NREQS;
 
@@ -53,7 +54,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let depth = parts.peer.as_ref().map_or(offered, |peer| usize::from(peer.fifo_depth));
         let sizes = parts.peer.as_ref().and_then(|peer| peer.sizes);
         let target = Target::new(&parts.verbs, sizes);
-        let reqs = RequestRing::new(depth * RECVS_MAX, |_| Sending { len: 0 });
+        let reqs = RequestRing::new(depth * RECVS_MAX, |_| Sending::default());
         let base = Base::new(parts, reqs, Sent { grouped: 0 });
         SendComm {
             base,
@@ -132,16 +133,28 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.test(request)
     }
 
-    /// Checks that the peer still has its end open. An idle comm does not notice a closed peer by
-    /// itself. On a host this check costs a system call, so call it only from time to time.
+    /// Checks that the peer still has its end open, and continues a recovery. An idle comm does not
+    /// notice a closed peer by itself. On a host this check costs a system call, so call it only from time
+    /// to time. `now_ns` is the time of any clock that never goes back.
     ///
     /// # Errors
     /// [`Error::PeerClosed`] if the peer has closed. Requests that are complete can still be tested.
-    pub fn check_peer(&mut self) -> Result<(), Error> {
-        self.base.check_peer().map_err(|failed| {
+    pub fn check_peer(&mut self, now_ns: u64) -> Result<(), Error> {
+        let checked = self.base.check_peer().and_then(|()| self.recover(now_ns));
+        checked.map_err(|failed| {
             self.heed_notice();
             self.base.error(failed)
         })
+    }
+
+    /// The number of times that the queue pairs have been replaced.
+    pub fn attempts(&self) -> u32 {
+        self.base.recovery.attempt()
+    }
+
+    /// Returns whether new queue pairs are being made. Then call [`SendComm::check_peer`] often.
+    pub fn is_recovering(&self) -> bool {
+        self.base.gate == Gate::Recovering
     }
 
     /// The number of sends that have started and were not yet tested as done.
@@ -175,7 +188,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let token = request.raw();
         match self.base.settle(token) {
             Settled::Pending => Ok(None),
-            Settled::Done => Ok(Some(self.base.reqs.at(token).value.len)),
+            Settled::Done => Ok(Some(self.base.reqs.at(token).value.0.len)),
             Settled::Unknown if self.heed_notice() => self.test_slow(request),
             Settled::Unknown => Err(self.base.unsettled(token)),
         }
@@ -227,7 +240,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return Fast::Slow;
         }
         let Some((request, entry)) = self.base.reqs.next_free() else { return Fast::Slow };
-        entry.value.len = buf.len;
+        entry.value = Sending(*buf);
         entry.arm(request.raw(), self.target.qps);
         let mut wr = self.wr.wr(0);
         wr.set_id(request.raw().into());
@@ -293,7 +306,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return self.send_around(buf, tag);
         };
         entry.arm(request.raw(), self.target.qps);
-        entry.value.len = buf.len;
+        entry.value = Sending(*buf);
         let whole = SendWr {
             remote_addr: room.addr,
             rkey: room.rkey,
@@ -369,8 +382,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// (`net_ib.cc ncclSendCheck`). Returns whether the exchange is over.
     #[cold]
     fn pass(&mut self) -> Result<bool, Failed> {
-        if self.base.gate != Gate::Pending {
-            return Err(self.base.refuse());
+        match self.base.gate {
+            Gate::Pending => {}
+            Gate::Recovering => return Ok(false),
+            _ => return Err(self.base.refuse()),
         }
         self.exchange().map_err(|error| self.base.fail(error))
     }

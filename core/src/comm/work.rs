@@ -31,7 +31,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return None;
         }
         let Self { base, target, .. } = self;
-        let len = base.reqs.at(request.raw()).value.len;
+        let len = base.reqs.at(request.raw()).value.0.len;
         let wr_id = if is_grouped { 0 } else { request.raw().into() };
         let is_apart = target.is_apart(len);
         let mut split = QpSplit::new(len, target.qps);

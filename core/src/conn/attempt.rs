@@ -111,7 +111,7 @@ impl<N: Nic, S: Stream> Attempt<N, S> {
         &mut self,
         qps: usize,
         control_bytes: usize,
-    ) -> Result<&Verbs<N>, Error> {
+    ) -> Result<&mut Verbs<N>, Error> {
         let (nic, pd) = self.idle.take().ok_or(GONE)?;
         let us = (self.side, self.session);
         let verbs = Verbs::create(nic, pd, us, self.settings, qps, control_bytes)?;

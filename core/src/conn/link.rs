@@ -14,7 +14,8 @@ use crate::error::{Ends, Error};
 use crate::fifo::{DEPTH_NCCL_2_14, SLOT_BYTES};
 use crate::nic::{
     Access, AddressVector, Ece, LinkLayer, Memory, MemoryKeys, Mtu, Nic, NicError, PacketKeys,
-    PortAttr, PortState, QpCap, QpOptions, QpTransition, RtrAttr, RtsAttr, SourcePorts, Verb,
+    PortAttr, PortState, QpCap, QpOptions, QpTransition, RecvWr, RtrAttr, RtsAttr, SendFlags,
+    SendOpcode, SendWr, SourcePorts, Verb,
 };
 use crate::roce::UDP_PORT;
 
@@ -37,7 +38,14 @@ pub(crate) struct Verbs<N: Nic> {
     pub(crate) settings: CommSettings,
     side: Side,
     session: Session,
+    /// How often the queue pairs have been replaced.
+    attempt: u32,
+    /// The peer driver's ECE options, which each queue pair needs.
+    peer_ece: Option<Ece>,
 }
+
+/// The `wr_id` of the last work requests on a queue pair that stops. No other work request has it.
+pub(crate) const FENCE: u64 = u64::MAX - 1;
 
 impl<N: Nic> Verbs<N> {
     /// Creates `qps` queue pairs in INIT and `control_bytes` of registered memory
@@ -56,7 +64,13 @@ impl<N: Nic> Verbs<N> {
         // Each queue pair needs room for receives and signaled slot writes, or for signaled sends.
         // Flushes need more.
         let flushes = if settings.flush { depth as usize } else { 0 };
-        let cq = nic.create_cq(2 * depth as usize * qps + flushes)?;
+        let QpCap { max_send_wr, max_recv_wr, .. } = capacities(&settings);
+        let completions = match settings.recovers() {
+            // If queue pairs stop, all their work requests complete.
+            true => (max_send_wr + max_recv_wr) as usize * qps + flushes + 1,
+            false => 2 * depth as usize * qps + flushes,
+        };
+        let cq = nic.create_cq(completions)?;
         let control = nic.alloc(control_bytes)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let control_mr = nic.reg_mr(&pd, &control, access)?;
@@ -81,6 +95,8 @@ impl<N: Nic> Verbs<N> {
             settings,
             side,
             session,
+            attempt: 0,
+            peer_ece: None,
         })
     }
 
@@ -94,6 +110,26 @@ impl<N: Nic> Verbs<N> {
         1 + self.other_qps.len() as u16
     }
 
+    /// Stops all queue pairs: afterwards the peer can neither write through them nor get an answer.
+    /// Returns how many completions with the `wr_id` [`FENCE`] will follow. When these have arrived, so
+    /// has every other completion of the queue pairs.
+    pub(crate) fn fence(&self) -> u32 {
+        self.qps().map(|qp| fence(&self.nic, qp, true)).sum()
+    }
+
+    /// Replaces the queue pairs by new ones in INIT, on the port as it is now. The old queue pairs must
+    /// have stopped.
+    pub(crate) fn renew(&mut self, attempt: u32) -> Result<(), NicError> {
+        let port = usable_port(&self.nic)?;
+        let Self { nic, pd, cq, settings, .. } = &*self;
+        let create = || create_qp(nic, pd, cq, &port, settings, Access::REMOTE_WRITE);
+        let first = create()?;
+        let others = self.other_qps.iter().map(|_| create());
+        let others = others.collect::<Result<heapless::Vec<_, { QPS_MAX - 1 }>, _>>()?;
+        (self.qp, self.other_qps, self.port, self.attempt) = (first, others, port, attempt);
+        Ok(())
+    }
+
     /// Destroys all queue pairs but the first `count`, since the peer wants only these.
     pub(crate) fn keep_qps(&mut self, count: u16) {
         self.other_qps.truncate(usize::from(count).saturating_sub(1));
@@ -101,7 +137,7 @@ impl<N: Nic> Verbs<N> {
 
     /// The first sequence number of a queue pair that is connected to itself.
     pub(crate) fn loopback_psn(&self) -> u32 {
-        self.session.first_psn(self.side, u16::MAX.into())
+        self.session.first_psn(self.side, u16::MAX.into(), self.attempt)
     }
 
     /// Creates a queue pair in INIT and registers memory, for this end's own use, in the domain that
@@ -151,18 +187,13 @@ impl<N: Nic> Verbs<N> {
             packet_keys: self.packet_keys(peer.options),
         };
         self.nic.modify_qp(qp, &QpTransition::Rtr(rtr))?;
-        let rts = RtsAttr {
-            timeout: settings.timeout,
-            retry_cnt: settings.retry_cnt,
-            rnr_retry: 7,
-            sq_psn,
-            max_rd_atomic: 1,
-        };
+        let (timeout, retry_cnt) = settings.retries(peer.recovers);
+        let rts = RtsAttr { timeout, retry_cnt, rnr_retry: 7, sq_psn, max_rd_atomic: 1 };
         self.nic.modify_qp(qp, &QpTransition::Rts(rts))
     }
 
     /// Moves all queue pairs to RTS. The peer's queue pairs are in the same order.
-    pub(crate) fn start(&self, peer: &Peer) -> Result<(), Error> {
+    pub(crate) fn start(&mut self, peer: &Peer) -> Result<(), Error> {
         if peer.info.link_layer != self.port.link_layer {
             let theirs = peer.info.link_layer;
             return Err(Error::LinkLayer { ours: self.port.link_layer, theirs });
@@ -172,11 +203,14 @@ impl<N: Nic> Verbs<N> {
         if must_tag && !peer.options.contains(QpOptions::PACKET_TAGS) {
             return Err(Error::PacketAuth);
         }
+        if self.attempt == 0 {
+            self.peer_ece = peer.ece;
+        }
         for (index, (qp, &qpn)) in (0..).zip(self.qps().zip(&peer.info.qpns)) {
-            if let Some(ece) = &peer.ece {
+            if let Some(ece) = &self.peer_ece {
                 self.nic.set_ece(qp, ece)?;
             }
-            let first_psn = |side| self.session.first_psn(side, index);
+            let first_psn = |side| self.session.first_psn(side, index, self.attempt);
             let psns = [self.side, self.side.other()].map(first_psn);
             self.start_qp(qp, qpn, psns, peer)?;
         }
@@ -242,7 +276,8 @@ impl<N: Nic> Verbs<N> {
 
     /// The keys of packet tags, if both ends have agreed on tags.
     fn packet_keys(&self, agreed: QpOptions) -> Option<PacketKeys> {
-        let key = |side: Side| self.session.key(b"packet tags", &[side as u8]);
+        // No two queue pairs may use a key with the same sequence numbers.
+        let key = |side| self.session.qp_key(b"packet tags", &[side as u8], self.attempt);
         agreed.contains(QpOptions::PACKET_TAGS).then_some(())?;
         Some(PacketKeys { send: key(self.side)?, recv: key(self.side.other())? })
     }
@@ -258,6 +293,7 @@ impl<N: Nic> Verbs<N> {
             sizes_addr: 0,
             sizes_rkey: 0,
             ece: self.ece(),
+            recovers: self.settings.recovers(),
             long_mtu_bytes: if self.settings.long_mtu { self.port.long_mtu_bytes } else { 0 },
             device: Ends::local(self.nic.name(), self.port.gid).device,
         }
@@ -273,6 +309,33 @@ fn usable_port(nic: &impl Nic) -> Result<PortAttr, NicError> {
     }
 }
 
+/// Each row needs two send requests; messages in groups need up to one more for each row. A fence needs
+/// one of each kind.
+fn capacities(settings: &CommSettings) -> QpCap {
+    let (depth, fence) = (u32::from(settings.depth()), u32::from(settings.recovers()));
+    QpCap {
+        max_send_wr: 3 * depth + fence,
+        max_recv_wr: depth + fence,
+        max_inline_data: if settings.use_inline { SLOT_BYTES as u32 } else { 0 },
+    }
+}
+
+/// Moves a queue pair to ERR and posts work requests that complete last. Returns their number.
+pub(crate) fn fence<N: Nic>(nic: &N, qp: &N::Qp, with_recv: bool) -> u32 {
+    let stop = || nic.modify_qp(qp, &QpTransition::Err);
+    let (flags, opcode) = (SendFlags::SIGNALED, SendOpcode::RdmaWrite);
+    let last = SendWr { wr_id: FENCE, flags, opcode, ..SendWr::default() };
+    let recv = RecvWr { wr_id: FENCE, ..RecvWr::default() };
+    if stop().is_err() {
+        return 0;
+    }
+    let posted = u32::from(nic.post_send(qp, &[last]).is_ok())
+        + u32::from(with_recv && nic.post_recv(qp, &recv).is_ok());
+    // Some drivers look for new receives of a stopped queue pair only while it changes its state.
+    let _ = stop();
+    posted
+}
+
 /// Creates a queue pair in INIT.
 fn create_qp<N: Nic>(
     nic: &N,
@@ -282,14 +345,7 @@ fn create_qp<N: Nic>(
     settings: &CommSettings,
     access: Access,
 ) -> Result<N::Qp, NicError> {
-    let depth = u32::from(settings.depth());
-    let cap = QpCap {
-        // Each row needs two requests; messages in groups need up to one more for each row.
-        max_send_wr: 3 * depth,
-        max_recv_wr: depth,
-        max_inline_data: if settings.use_inline { SLOT_BYTES as u32 } else { 0 },
-    };
-    let qp = nic.create_qp(pd, cq, &cap)?;
+    let qp = nic.create_qp(pd, cq, &capacities(settings))?;
     let (pkey_index, port_num) = (settings.pkey_index, port.port_num);
     nic.modify_qp(&qp, &QpTransition::Init { pkey_index, port_num, access })?;
     Ok(qp)
@@ -319,6 +375,8 @@ pub(crate) struct Peer {
     pub(crate) sizes: Option<(u64, u32)>,
     /// The peer driver's ECE offer or the agreed options, if both devices are of one vendor.
     pub(crate) ece: Option<Ece>,
+    /// Whether both ends make new queue pairs when old ones fail.
+    pub(crate) recovers: bool,
     /// Payload bytes of a long packet; see [`RtrAttr::long_mtu_bytes`].
     pub(crate) long_mtu_bytes: u32,
     pub(crate) device: DeviceName,
@@ -341,6 +399,7 @@ impl Peer {
             ece: preface
                 .ece
                 .filter(|theirs| ours.ece.is_some_and(|ours| ours.vendor_id == theirs.vendor_id)),
+            recovers: ours.recovers && preface.recovers,
             long_mtu_bytes,
             device: preface.device,
         }
@@ -356,6 +415,7 @@ impl Peer {
             fifo_depth: DEPTH_NCCL_2_14 as u16,
             sizes: None,
             ece: None,
+            recovers: false,
             long_mtu_bytes: 0,
             device: DeviceName::new(),
         }

@@ -132,6 +132,46 @@ impl<C, N: Clone> On<C, N> {
     }
 }
 
+/// The functions of both kinds of comms that the watch needs.
+trait Watched {
+    fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError>;
+    fn is_recovering(&self) -> bool;
+}
+
+impl<N: SharedNic, S: Stream> Watched for comm::SendComm<N, S> {
+    fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
+        comm::SendComm::check_peer(self, now_ns)
+    }
+
+    fn is_recovering(&self) -> bool {
+        comm::SendComm::is_recovering(self)
+    }
+}
+
+impl<N: SharedNic, S: Stream> Watched for comm::RecvComm<N, S> {
+    fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
+        comm::RecvComm::check_peer(self, now_ns)
+    }
+
+    fn is_recovering(&self) -> bool {
+        comm::RecvComm::is_recovering(self)
+    }
+}
+
+/// Checks the peer now and then, after a call that found nothing to do. During a recovery every such
+/// call continues the recovery.
+fn idle<C: Watched, N>(end: &mut On<C, N>) -> Result<(), CoreError> {
+    let On { comm, watch, clock, .. } = end;
+    if comm.is_recovering() {
+        watch.hasten();
+    }
+    watch.idle(|| now_ns(clock), |now_ns| comm.check_peer(now_ns))?;
+    if comm.is_recovering() {
+        watch.hasten();
+    }
+    Ok(())
+}
+
 /// Returns the time of an end's clock, by default that of the system.
 fn now_ns(clock: &Option<Clock>) -> u64 {
     clock.as_ref().map_or_else(clock::now_ns, |now_ns| now_ns())
@@ -161,7 +201,7 @@ impl<N: SharedNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
         if request.is_none() {
             // The peer's slot may still be in a socket's buffer.
             self.nic.progress();
-            self.watch.idle(|| now_ns(&self.clock), || self.comm.check_peer())?;
+            idle(self)?;
         }
         Ok(request)
     }
@@ -201,7 +241,7 @@ impl<N: SharedNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
         let room = self.comm.room(tag)?;
         if room.is_none() {
             self.nic.progress();
-            self.watch.idle(|| now_ns(&self.clock), || self.comm.check_peer())?;
+            idle(self)?;
         }
         Ok(room)
     }
@@ -209,7 +249,7 @@ impl<N: SharedNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
     fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {
         let sent = self.comm.test(request)?;
         if sent.is_none() {
-            self.watch.idle(|| now_ns(&self.clock), || self.comm.check_peer())?;
+            idle(self)?;
         }
         Ok(sent)
     }
@@ -247,7 +287,7 @@ impl<N: SharedNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
     unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, CoreError> {
         let request = self.comm.irecv(bufs)?;
         if request.is_none() {
-            self.watch.idle(|| now_ns(&self.clock), || self.comm.check_peer())?;
+            idle(self)?;
         }
         Ok(request)
     }
@@ -260,7 +300,7 @@ impl<N: SharedNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
     unsafe fn irecv_ahead(&mut self, buf: &RecvBuf) -> Result<Option<Request>, CoreError> {
         let request = self.comm.irecv_ahead(buf)?;
         if request.is_none() {
-            self.watch.idle(|| now_ns(&self.clock), || self.comm.check_peer())?;
+            idle(self)?;
         }
         Ok(request)
     }
@@ -280,7 +320,7 @@ impl<N: SharedNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
             return Ok(Some(received.len()));
         }
         if !request.is_flush() {
-            self.watch.idle(|| now_ns(&self.clock), || self.comm.check_peer())?;
+            idle(self)?;
         }
         Ok(None)
     }

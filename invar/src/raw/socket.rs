@@ -167,7 +167,7 @@ impl SendEnd for SocketSend {
         // SAFETY: the caller has promised what `isend` demands.
         let request = unsafe { self.comm.isend(buf, tag) }?;
         if request.is_none() {
-            self.watch.idle(now_ns, || self.comm.check_peer())?;
+            self.watch.idle(now_ns, |_| self.comm.check_peer())?;
         }
         Ok(request)
     }
@@ -175,7 +175,7 @@ impl SendEnd for SocketSend {
     fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {
         let sent = self.comm.test(request)?;
         if sent.is_none() {
-            self.watch.idle(now_ns, || self.comm.check_peer())?;
+            self.watch.idle(now_ns, |_| self.comm.check_peer())?;
         }
         Ok(sent)
     }
@@ -222,7 +222,7 @@ impl RecvEnd for SocketRecv {
             unsafe { super::end::copy_sizes(received, sizes) };
             return Ok(Some(received.len()));
         }
-        self.watch.idle(now_ns, || self.comm.check_peer())?;
+        self.watch.idle(now_ns, |_| self.comm.check_peer())?;
         Ok(None)
     }
 

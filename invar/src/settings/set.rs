@@ -320,6 +320,13 @@ impl Settings {
         self.with("INVAR_CONNECT_TIMEOUT_MS", milliseconds(timeout))
     }
 
+    /// Sets for how long a connection whose queue pairs fail tries to make new ones, in whole milliseconds
+    /// (`INVAR_RECOVERY_TIMEOUT_MS`). With zero the first failure ends the connection.
+    #[must_use]
+    pub fn recovery_timeout(self, timeout: Duration) -> Self {
+        self.with("INVAR_RECOVERY_TIMEOUT_MS", timeout.as_nanos().div_ceil(1_000_000))
+    }
+
     /// Sets whether a send that is longer than its receive is truncated rather than refused.
     #[must_use]
     pub fn truncate(mut self, on: bool) -> Self {

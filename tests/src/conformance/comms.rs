@@ -64,7 +64,7 @@ fn run<N: Nic + Clone>(bench: &mut Bench<N>, settings: CommSettings, ops: usize)
         bench.pass(STEP_NS / 4);
     }
     for _ in 0..PATIENCE_NS / STEP_NS {
-        if traffic.finish().map_err(failed)? {
+        if traffic.finish(0).map_err(failed)? {
             return Ok(());
         }
         bench.pass(STEP_NS);

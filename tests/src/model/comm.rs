@@ -95,7 +95,7 @@ pub fn run(settings: CommSettings, ops: impl IntoIterator<Item = Op>) {
     }
     // The NIC completes at once, so each step ends a message.
     for _ in 0..DEPTH_MAX * RECVS_MAX + 1 {
-        if traffic.finish().expect("a comm without faults") {
+        if traffic.finish(0).expect("a comm without faults") {
             return;
         }
     }
@@ -236,9 +236,8 @@ impl<N: Nic> Traffic<N> {
     ///
     /// # Panics
     /// Panics if an answer is wrong.
-    pub fn finish(&mut self) -> Result<bool, Error> {
-        self.duo.send.check_peer()?;
-        self.duo.recv.check_peer()?;
+    pub fn finish(&mut self, now_ns: u64) -> Result<bool, Error> {
+        self.check_peers(now_ns, [true; 2])?;
         self.send_awaited(0, 77)?;
         for i in (0..self.sends.len()).rev() {
             self.test_send(i)?;
@@ -248,6 +247,20 @@ impl<N: Nic> Traffic<N> {
         }
         self.check_outstanding();
         Ok(self.sends.is_empty() && self.recvs.is_empty())
+    }
+
+    /// Checks the peers of some ends, at the given time. This also continues a recovery.
+    ///
+    /// # Errors
+    /// Returns the error that ended the connection.
+    pub fn check_peers(&mut self, now_ns: u64, [send, recv]: [bool; 2]) -> Result<(), Error> {
+        if send {
+            self.duo.send.check_peer(now_ns)?;
+        }
+        if recv {
+            self.duo.recv.check_peer(now_ns)?;
+        }
+        Ok(())
     }
 
     /// The two comms.

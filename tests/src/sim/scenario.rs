@@ -20,6 +20,8 @@ pub struct Outcome {
     pub comms_done: u64,
     /// The comms that failed for a good reason.
     pub comms_failed: u64,
+    /// The sets of queue pairs that comms have made after a failure.
+    pub recoveries: u64,
     /// The counters of the wires.
     pub wire: WireCounters,
     /// The packets that devices dropped as damaged.
@@ -36,6 +38,7 @@ impl Outcome {
         self.messages += other.messages;
         self.comms_done += other.comms_done;
         self.comms_failed += other.comms_failed;
+        self.recoveries += other.recoveries;
         self.wire.add(&other.wire);
         self.icrc_bad += other.icrc_bad;
         self.retransmitted += other.retransmitted;
@@ -48,6 +51,11 @@ const PATIENCE_NS: u64 = 20_000_000_000;
 
 /// The value of `NCCL_IB_TIMEOUT`. It stands for 67 ms.
 const TIMEOUT: u8 = 14;
+
+/// The time in which a comm that recovers must work again, and the longest outage. After an outage the
+/// retries of the last attempt may have just begun.
+const RECOVERY_NS: u64 = 6_000_000_000;
+const OUTAGE_NS: u64 = 4_000_000_000;
 
 /// Runs the history of a seed.
 ///
@@ -79,6 +87,8 @@ struct History {
 struct Comm {
     hosts: [usize; 2],
     state: State,
+    /// Whether the comm survives faults that last for less than [`RECOVERY_NS`].
+    recovers: bool,
     /// Whether an event has happened after which this comm may fail.
     may_fail: bool,
 }
@@ -103,6 +113,14 @@ impl History {
         history
     }
 
+    /// Checks the peer at some ends of a comm. A recovery goes on only there.
+    fn look(&mut self, which: usize) {
+        let ends = [0; 2].map(|_| self.random.chance(500_000));
+        let now_ns = self.world.now_ns();
+        let comm = &mut self.comms[which];
+        comm.step(&mut self.outcome, |traffic| traffic.check_peers(now_ns, ends).map(|()| false));
+    }
+
     fn connect(&mut self, ipv6: bool) {
         let hosts = [0; 2].map(|_| self.random.below(self.nics.len() as u64) as usize);
         let random = &mut self.random;
@@ -110,10 +128,12 @@ impl History {
         let [a, b] = hosts.map(|host| &self.nics[host]);
         let duo = duo::connect([a, b], [settings; 2], || self.world.advance(20_000))
             .expect("nothing has gone wrong yet");
+        let recovers = settings.recovery_timeout_ns > 0 && settings.wire == Wire::Invar;
         let message_bytes_max = random.pick(&[64, 3000, 20_000]);
         let shape = Shape { message_bytes_max, cells: 40, prompt: false };
         let traffic = Traffic::new([a, b], [settings; 2], duo, shape);
-        self.comms.push(Comm { hosts, state: State::Open(Box::new(traffic)), may_fail: false });
+        let state = State::Open(Box::new(traffic));
+        self.comms.push(Comm { hosts, state, recovers, may_fail: false });
     }
 
     /// Makes one call or causes a fault, and lets a little time pass.
@@ -124,6 +144,9 @@ impl History {
         let which = self.random.below(self.comms.len() as u64) as usize;
         let op = Op::decode(self.random.next().to_le_bytes());
         self.comms[which].step(&mut self.outcome, |traffic| traffic.apply(op).map(|()| false));
+        if self.random.chance(300_000) {
+            self.look(which);
+        }
         let longest_ns = if self.random.chance(50_000) { 2_000_000 } else { 20_000 };
         let ns = self.random.below(longest_ns);
         self.pass(ns);
@@ -131,7 +154,7 @@ impl History {
 
     fn break_something(&mut self) {
         let host = self.random.below(self.nics.len() as u64) as usize;
-        match self.random.below(8) {
+        match self.random.below(10) {
             // The port is down for less time than all retries take.
             0..=2 => {
                 self.world.set_up(host, false);
@@ -142,7 +165,16 @@ impl History {
                 let service_ns = self.random.below(4000) + 1;
                 self.world.slow_down(host, service_ns, self.random.below(60) as usize + 4);
             }
-            6 => {
+            // The port is down for longer than all retries take.
+            6 | 7 => {
+                self.world.set_up(host, false);
+                let until = self.world.now_ns() + self.random.below(OUTAGE_NS);
+                self.downs.push((until, host));
+                let touched = self.comms.iter_mut().filter(|comm| comm.hosts.contains(&host));
+                touched.for_each(|comm| comm.may_fail |= !comm.recovers);
+            }
+            // The port is down for ever.
+            8 => {
                 self.world.set_up(host, false);
                 self.downs.retain(|(_, down)| *down != host);
                 let touched = self.comms.iter_mut().filter(|comm| comm.hosts.contains(&host));
@@ -155,7 +187,7 @@ impl History {
                 let end = self.random.below(2) as usize;
                 let ends = [traffic.duo().send.ends().qpn, traffic.duo().recv.ends().qpn];
                 self.world.break_qp(comm.hosts[end], ends[end]);
-                comm.may_fail = true;
+                comm.may_fail |= !comm.recovers;
             }
         }
     }
@@ -179,7 +211,8 @@ impl History {
         let mut pause_ns = 10_000;
         loop {
             for comm in &mut self.comms {
-                comm.step(&mut self.outcome, |traffic| traffic.finish());
+                let now_ns = self.world.now_ns();
+                comm.step(&mut self.outcome, |traffic| traffic.finish(now_ns));
             }
             if self.comms.iter().all(|comm| matches!(comm.state, State::Over)) {
                 break;
@@ -222,6 +255,7 @@ impl Comm {
             State::Open(traffic) => match step(traffic) {
                 Ok(false) => return,
                 Ok(true) => {
+                    outcome.recoveries += u64::from(traffic.duo().send.attempts());
                     outcome.messages += traffic.messages();
                     outcome.comms_done += 1;
                     true
@@ -266,10 +300,11 @@ pub(super) fn settings(random: &mut Random, ipv6: bool) -> CommSettings {
         wire: if ipv6 && random.chance(250_000) { Wire::Nccl214 } else { Wire::Invar },
         fifo_depth: 1 << random.below(9),
         qps: random.pick(&[1, 1, 1, 2, 4]),
-        timeout: TIMEOUT,
+        timeout: Some(TIMEOUT),
         use_inline: random.chance(500_000),
         ar_threshold_bytes: random.pick(&[0, 1000, 8192]),
         truncate: random.chance(500_000),
+        recovery_timeout_ns: if random.chance(500_000) { RECOVERY_NS } else { 0 },
         options: if random.chance(500_000) {
             QpOptions::all()
         } else {

@@ -56,9 +56,9 @@ fn a_send_that_arrived_is_done_though_its_acknowledge_was_lost() {
         let Duo { mut send, recv, .. } = line.duo;
         drop(recv.close());
         let is_closed = |error| matches!(error, Err(Error::PeerClosed(_)));
-        assert!(is_closed(send.check_peer()));
+        assert!(is_closed(send.check_peer(0)));
         assert_eq!(sends.map(|request| send.test(&request)), [Ok(Some(8)); 2]);
-        assert!(is_closed(send.check_peer()), "and nothing new can begin");
+        assert!(is_closed(send.check_peer(0)), "and nothing new can begin");
     }
 }
 
@@ -81,7 +81,7 @@ fn the_messages_of_a_group_that_arrived_are_done() {
     let sends = [line.send(), line.send(), line.send()];
     let Duo { mut send, recv, .. } = line.duo;
     drop(recv.close());
-    assert!(send.check_peer().is_err());
+    assert!(send.check_peer(0).is_err());
     assert_eq!(sends.map(|request| send.test(&request)), [Ok(Some(8)); 3]);
 }
 
@@ -94,7 +94,7 @@ fn a_send_that_did_not_arrive_fails_at_once() {
     let waiting = line.send();
     let Duo { mut send, recv, .. } = line.duo;
     drop(recv.close());
-    assert!(send.check_peer().is_err());
+    assert!(send.check_peer(0).is_err());
     assert_eq!(send.test(&arrived), Ok(Some(8)));
     assert!(matches!(send.test(&waiting), Err(Error::PeerClosed(_))));
 }
@@ -112,6 +112,6 @@ fn on_the_wire_of_nccl_2_14_nothing_is_said() {
     };
     let Duo { mut send, recv, .. } = line.duo;
     drop(recv.close());
-    assert!(send.check_peer().is_err());
+    assert!(send.check_peer(0).is_err());
     assert_eq!(send.test(&request), Ok(None), "the NIC may still say that it arrived");
 }

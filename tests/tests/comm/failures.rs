@@ -21,7 +21,7 @@ struct Line {
 
 impl Line {
     fn new() -> Self {
-        let (nics, duo) = rig::connect([CommSettings::default(); 2]);
+        let (nics, duo) = rig::connect([rig::fragile(); 2]);
         let from = Buffer::new(&nics[0], &duo.send_pd, 64);
         let to = Buffer::new(&nics[1], &duo.recv_pd, 64);
         Line { duo, from, to }
@@ -56,7 +56,7 @@ fn a_buffer_deregistered_while_receiving_is_a_remote_access_error() {
     for _ in 0..2 {
         assert_eq!(line.duo.send.test(&sent), Err(error));
         assert_eq!(line.duo.send.isend(&message, 0), Err(error));
-        assert_eq!(line.duo.send.check_peer(), Err(error));
+        assert_eq!(line.duo.send.check_peer(0), Err(error));
     }
     let report = line.duo.send.report(error).to_string();
     let ends = line.duo.send.ends();
@@ -127,34 +127,33 @@ fn what_a_peer_sent_before_it_closed_can_be_collected_and_the_rest_is_an_error()
         let _ = line.duo.send.isend(&message, 0).expect("isend").expect("a request");
     }
     let Duo { send, mut recv, .. } = line.duo;
-    assert_eq!(recv.check_peer(), Ok(()));
+    assert_eq!(recv.check_peer(0), Ok(()));
     drop(send);
     let closed = Error::PeerClosed(StreamError::Closed);
-    assert_eq!(recv.check_peer(), Err(closed));
+    assert_eq!(recv.check_peer(0), Err(closed));
     assert_eq!(recv.test(&too), Ok(Some(&[64][..])));
     assert_eq!(recv.test(&waiting), Err(closed));
     assert_eq!(recv.test(&complete), Ok(Some(&[64][..])));
     assert_eq!(recv.test(&complete), Err(Error::UnknownRequest(complete.raw())));
     assert_eq!(recv.irecv(&[room]), Err(closed));
-    assert_eq!(recv.check_peer(), Err(closed));
+    assert_eq!(recv.check_peer(0), Err(closed));
     let report = recv.report(closed).to_string();
     assert!(report.contains("null0") && report.contains("closed"), "{report}");
 }
 
 #[test]
 fn what_a_peer_sent_before_it_closed_is_flushed_as_ever() {
-    let flush = CommSettings { flush: true, ..CommSettings::default() };
-    let (nics, Duo { send, mut recv, recv_pd, .. }) =
-        rig::connect([CommSettings::default(), flush]);
+    let flush = CommSettings { flush: true, ..rig::fragile() };
+    let (nics, Duo { send, mut recv, recv_pd, .. }) = rig::connect([rig::fragile(), flush]);
     let to = Buffer::new(&nics[1], &recv_pd, 64);
     let buf = |len| FlushBuf { addr: to.addr(0), len, rkey: to.rkey() };
     drop(send);
     let closed = Error::PeerClosed(StreamError::Closed);
-    assert_eq!(recv.check_peer(), Err(closed));
+    assert_eq!(recv.check_peer(0), Err(closed));
     assert_eq!(recv.iflush(&[buf(0)]), Ok(Flush::NotNeeded));
     let Ok(Flush::Started(request)) = recv.iflush(&[buf(9)]) else { panic!("nothing flushed") };
     assert_eq!(recv.test(&request), Ok(Some(&[][..])));
-    assert_eq!(recv.check_peer(), Err(closed));
+    assert_eq!(recv.check_peer(0), Err(closed));
 }
 
 #[test]
@@ -166,7 +165,7 @@ fn a_sender_too_can_collect_what_was_complete_when_its_peer_closed() {
     let Duo { mut send, recv, .. } = line.duo;
     drop(recv);
     let closed = Error::PeerClosed(StreamError::Closed);
-    assert_eq!(send.check_peer(), Err(closed));
+    assert_eq!(send.check_peer(0), Err(closed));
     assert_eq!(send.test(&sent), Ok(Some(64)));
     assert_eq!(send.isend(&message, 0), Err(closed));
 }
@@ -176,7 +175,7 @@ fn a_verb_that_fails_ends_the_comm() {
     for verb in [Verb::PostRecv, Verb::PostSend, Verb::PollCq] {
         let nics: [NullNic; 2] = NullNic::ports();
         let [a, b] = nics.map(Meddler::new);
-        let settings = [CommSettings::default(); 2];
+        let settings = [rig::fragile(); 2];
         let mut duo = duo::connect([&a, &b], settings, || {}).expect("a connection");
         let to = Buffer::new(&b, &duo.recv_pd, 64);
         let room = RecvBuf { addr: to.addr(0), len: 64, tag: 0, rkey: to.rkey() };
@@ -198,8 +197,7 @@ fn a_verb_that_fails_ends_the_comm() {
 fn waiting_receiver() -> (Duo<Meddler>, Request, Meddler) {
     let nics: [NullNic; 2] = NullNic::ports();
     let [a, b] = nics.map(Meddler::new);
-    let mut duo =
-        duo::connect([&a, &b], [CommSettings::default(); 2], || {}).expect("a connection");
+    let mut duo = duo::connect([&a, &b], [rig::fragile(); 2], || {}).expect("a connection");
     let to = Buffer::new(&b, &duo.recv_pd, 64);
     let room = RecvBuf { addr: to.addr(0), len: 64, tag: 0, rkey: to.rkey() };
     let request = duo.recv.irecv(&[room]).expect("irecv").expect("a request");
@@ -230,9 +228,9 @@ fn an_error_completion_names_what_is_wrong_with_the_own_port() {
 #[test]
 fn a_device_that_reports_its_end_ends_a_comm_that_waits() {
     let (mut duo, request, nic) = waiting_receiver();
-    assert_eq!(duo.recv.check_peer(), Ok(()));
+    assert_eq!(duo.recv.check_peer(0), Ok(()));
     nic.plan.event.set(Some("device fatal"));
-    let error = duo.recv.check_peer().expect_err("the device is of no use");
+    let error = duo.recv.check_peer(0).expect_err("the device is of no use");
     assert_eq!(error.to_string(), "the device (ibv_get_async_event) failed: device fatal");
     assert_eq!(duo.recv.test(&request), Err(error));
 }
@@ -260,13 +258,13 @@ fn what_had_befallen_the_port_is_told_of_any_end_and_stays_as_it_was_then() {
     let (mut duo, _, nic) = waiting_receiver();
     nic.plan.notices.set(notices);
     drop(duo.send);
-    let error = duo.recv.check_peer().expect_err("the peer is gone");
+    let error = duo.recv.check_peer(0).expect_err("the peer is gone");
     assert_eq!(error, Error::PeerClosed(StreamError::Closed));
     let text = duo.recv.report(error).to_string();
     assert!(text.ends_with(told), "{text}");
 
     let (mut duo, _, _) = waiting_receiver();
     drop(duo.send);
-    let error = duo.recv.check_peer().expect_err("the peer is gone");
+    let error = duo.recv.check_peer(0).expect_err("the peer is gone");
     assert!(!duo.recv.report(error).to_string().contains("the port of"));
 }

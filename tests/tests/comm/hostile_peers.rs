@@ -78,7 +78,7 @@ fn a_slot_that_cannot_be_is_an_error_that_names_the_field_and_stays() {
             assert_eq!(error.to_string(), format!("the peer posted receive 1 with {what}"));
             for _ in 0..2 {
                 assert_eq!(send.isend(&SendBuf::default(), 0), Err(error));
-                assert_eq!(send.check_peer(), Err(error));
+                assert_eq!(send.check_peer(0), Err(error));
             }
         }
     }
@@ -175,9 +175,9 @@ fn sizes_of_buffers_that_a_group_does_not_have_say_nothing() {
 fn bytes_after_the_handshake_are_unexpected() {
     let (mut recv, mut peer, room) = receiver();
     let _ = recv.irecv(&[room]).expect("irecv").expect("a request");
-    assert_eq!(recv.check_peer(), Ok(()));
+    assert_eq!(recv.check_peer(0), Ok(()));
     assert_eq!(peer.pipe.send(b"x"), Ok(1));
-    assert_eq!(recv.check_peer(), Err(Error::Unexpected));
+    assert_eq!(recv.check_peer(0), Err(Error::Unexpected));
     assert_eq!(recv.irecv(&[room]), Err(Error::Unexpected), "it stays");
 }
 

@@ -13,6 +13,7 @@ mod meddler;
 mod nccl_wire;
 mod queue_pairs;
 mod raw_peer;
+mod recovery;
 mod requests;
 mod rig;
 mod sizes;

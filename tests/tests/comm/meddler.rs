@@ -20,7 +20,7 @@ pub(crate) struct Plan {
     pub(crate) caps: RefCell<Vec<QpCap>>,
     /// Fake completions, which polls return before the real ones.
     pub(crate) made_up: RefCell<Vec<Wc>>,
-    /// Whether polls hold completions back.
+    /// Whether polls hold the real completions back.
     pub(crate) holding: Cell<bool>,
     /// The verb that fails.
     pub(crate) failing: Cell<Option<Verb>>,
@@ -136,13 +136,14 @@ impl Nic for Meddler {
         if self.plan.failing.get() == Some(Verb::PollCq) {
             return Err(PollError { errno: 75 });
         }
-        if self.plan.holding.get() {
-            return Ok(0);
-        }
         let mut made_up = self.plan.made_up.borrow_mut();
         let n = made_up.len().min(wcs.len());
         wcs.iter_mut().zip(made_up.drain(..n)).for_each(|(to, wc)| *to = wc);
-        if n > 0 { Ok(n as u32) } else { self.nic.poll(cq, wcs) }
+        match n {
+            0 if self.plan.holding.get() => Ok(0),
+            0 => self.nic.poll(cq, wcs),
+            _ => Ok(n as u32),
+        }
     }
 
     fn check(&self, _: &NullQp) -> Result<(), NicError> {

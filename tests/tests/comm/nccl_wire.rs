@@ -127,7 +127,7 @@ fn a_ready_word_in_pieces_is_awaited() {
     assert!(early.to_string().starts_with("iflush in stage PendingReady: "), "{early}");
     for byte in 1u32.to_ne_bytes() {
         assert_eq!(recv.irecv(&[room]), Ok(None));
-        assert_eq!(recv.check_peer(), Ok(()), "the word is not taken from under irecv");
+        assert_eq!(recv.check_peer(0), Ok(()), "the word is not taken from under irecv");
         assert_eq!(peer.pipe.send(&[byte]), Ok(1));
     }
     let _ = recv.irecv(&[room]).expect("irecv").expect("a request");

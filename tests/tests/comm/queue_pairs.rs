@@ -46,10 +46,10 @@ fn attributes_are_those_of_nccl() {
         pkey_index: 3,
         sl: 5,
         traffic_class: 106,
-        timeout: 18,
-        retry_cnt: 6,
+        timeout: Some(18),
+        retry_cnt: Some(6),
         use_inline: true,
-        ..CommSettings::default()
+        ..crate::rig::fragile()
     };
     let nics = nics(|i, port| port.gid_index = i as u8 + 3);
     let [a, b] = &nics;

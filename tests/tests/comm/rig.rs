@@ -119,6 +119,11 @@ impl Handshake {
     }
 }
 
+/// Settings of a connection that ends with the first error.
+pub(crate) fn fragile() -> CommSettings {
+    CommSettings { recovery_timeout_ns: 0, ..CommSettings::default() }
+}
+
 /// Connects two ends.
 pub(crate) fn connect(settings: [CommSettings; 2]) -> ([NullNic; 2], Duo<NullNic>) {
     let nics: [NullNic; 2] = NullNic::ports();

@@ -2,6 +2,7 @@
 //! a test kills them.
 
 mod failures;
+mod flaps;
 mod groups;
 mod hosts;
 mod killed;

@@ -67,8 +67,8 @@ fn connection(now_ns: u64) -> Result<(), Error> {
         send.test(&sent)?;
     }
     let _ = recv.iflush(&[FlushBuf::default()])?;
-    send.check_peer()?;
-    recv.check_peer()?;
+    send.check_peer(0)?;
+    recv.check_peer(0)?;
     recv.close().poll();
     Ok(())
 }

@@ -30,10 +30,10 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     fn settle_flush(&mut self, token: u32) -> Result<bool, Failed> {
         let base = &mut self.base;
         while base.gate != Gate::Failed {
-            if base.route.end_if_done(token) {
+            if base.route.flushes.end_if_done(token) {
                 return Ok(true);
             }
-            if !base.route.is_pending(token) {
+            if !base.route.flushes.is_pending(token) {
                 break;
             }
             if !base.poll() {

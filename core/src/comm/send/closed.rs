@@ -5,7 +5,6 @@ use super::SendComm;
 use crate::comm::base::Gate;
 use crate::conn::{Stream, StreamError};
 use crate::error::Error;
-use crate::fifo::RECVS_MAX;
 use crate::nic::Nic;
 
 impl<N: Nic, S: Stream> SendComm<N, S> {
@@ -15,17 +14,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         if self.has_heeded {
             return false;
         }
-        let Some(rows_done) = self.base.notice.rows_done() else { return false };
+        let Some(rows_done) = self.base.rows_done else { return false };
         self.has_heeded = true;
-        let depth = u64::from(self.row_mask) + 1;
-        let rows_sent = self.rows_sent();
-        // An unsent group has taken the requests of the oldest row.
-        let rows = if self.group.is_complete() { depth } else { depth - 1 };
         self.base.reqs.cut_short();
-        for row in rows_sent.saturating_sub(rows)..rows_sent.min(rows_done) {
-            let first = (row % depth) as usize * RECVS_MAX;
-            self.base.reqs.row(first as u32).iter_mut().for_each(|entry| entry.finish_late());
-        }
+        self.finish_rows(rows_done);
         self.base.close(Gate::Closed, Error::PeerClosed(StreamError::Closed));
         true
     }

@@ -4,6 +4,7 @@ use super::SendComm;
 use crate::comm::base::{Base, Failed, Fast, Gate};
 use crate::comm::group::Group;
 use crate::comm::post::post_parts;
+use crate::comm::route::Sending;
 use crate::comm::{Request, SendBuf};
 use crate::conn::Stream;
 use crate::fifo::{LEN_MAX, RECVS_MAX, Room, Row};
@@ -106,7 +107,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let request = group.add(buf, room);
         let entry = reqs.at(request.raw());
         entry.arm(request.raw(), target.qps);
-        entry.value.len = buf.len;
+        entry.value = Sending(*buf);
         request
     }
 

@@ -18,6 +18,8 @@ pub const PREFACE_BYTES: usize = size_of::<PrefaceBytes>();
 const GROUP_SIZES: u32 = 1;
 /// Feature: `ece` holds the offer of this end's driver, or the agreed options.
 const ECE: u32 = 1 << 1;
+/// Feature: this end makes new queue pairs when old ones fail.
+const RECOVERY: u32 = 1 << 2;
 
 /// The preface on the wire, little-endian.
 ///
@@ -72,6 +74,8 @@ pub struct Preface {
     /// The offer of this end's driver or, from an acceptor, the agreed options. `None` if the driver
     /// does not know ECE.
     pub ece: Option<Ece>,
+    /// Whether this end makes new queue pairs when old ones fail. Both ends must.
+    pub recovers: bool,
     /// Payload bytes of packets longer than any path MTU of the verbs, if this end's NIC and settings
     /// allow them; 0 for none. The two ends agree on the smaller of their values.
     pub long_mtu_bytes: u32,
@@ -99,10 +103,11 @@ impl Preface {
     pub fn to_bytes(&self) -> PrefaceBytes {
         let Ece { vendor_id, options, comp_mask } = self.ece.unwrap_or_default();
         let ece = if self.ece.is_some() { ECE } else { 0 };
+        let recovery = if self.recovers { RECOVERY } else { 0 };
         PrefaceBytes {
             fifo_depth: self.fifo_depth.into(),
             qp_count: self.qp_count.into(),
-            features: (GROUP_SIZES | ece).into(),
+            features: (GROUP_SIZES | ece | recovery).into(),
             options: self.options.bits().into(),
             udp_port: self.udp_port.into(),
             zero: [0; 6],
@@ -139,6 +144,7 @@ impl Preface {
             sizes_addr: b.sizes_addr.get(),
             sizes_rkey: b.sizes_rkey.get(),
             ece: (b.features.get() & ECE != 0).then_some(ece),
+            recovers: b.features.get() & RECOVERY != 0,
             long_mtu_bytes: b.long_mtu_bytes.get(),
             device: decode(&b.device),
         })
@@ -187,6 +193,7 @@ mod tests {
             sizes_addr: 0x1000,
             sizes_rkey: 7,
             ece: (options & 1 != 0).then_some(Ece { vendor_id: 0x15b3, options, comp_mask: 0 }),
+            recovers: options & 2 != 0,
             long_mtu_bytes: options >> 4,
             device: heapless::String::try_from(device).unwrap(),
         }

@@ -27,7 +27,7 @@ impl<N: Nic> Traffic<N> {
     /// Panics if no end has failed.
     pub fn abandon(self) -> Remains<N> {
         let mut duo = self.duo;
-        let end = match (duo.send.check_peer(), duo.recv.check_peer()) {
+        let end = match (duo.send.check_peer(0), duo.recv.check_peer(0)) {
             (Err(_), Err(_)) => None,
             (Err(_), Ok(())) => Some(End::Recv(Box::new(duo.recv), self.recvs)),
             (Ok(()), Err(_)) => Some(End::Send(Box::new(duo.send), self.sends)),
@@ -45,12 +45,12 @@ impl<N: Nic> Remains<N> {
     pub fn finish(&mut self) -> bool {
         match &mut self.end {
             Some(End::Send(comm, sends)) if !sends.is_empty() => {
-                assert!(comm.check_peer().is_err(), "the peer has closed");
+                assert!(comm.check_peer(0).is_err(), "the peer has closed");
                 sends.retain(|sending| comm.test(&sending.request) == Ok(None));
                 sends.is_empty()
             }
             Some(End::Recv(comm, recvs)) if !recvs.is_empty() => {
-                assert!(comm.check_peer().is_err(), "the peer has closed");
+                assert!(comm.check_peer(0).is_err(), "the peer has closed");
                 recvs.retain(|recv| comm.test(&recv.request) == Ok(None));
                 recvs.is_empty()
             }

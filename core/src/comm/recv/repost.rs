@@ -1,0 +1,78 @@
+//! The receiver's part of a recovery: it posts the receives again that wait for data, and writes the
+//! slots again that the sender has not used.
+
+use super::RecvComm;
+use crate::comm::base::{Base, Failed, Gate};
+use crate::comm::recovery::Recovering;
+use crate::conn::Stream;
+use crate::error::Error;
+use crate::mutant::{Mutant, is_planted};
+use crate::nic::{Nic, RecvWr};
+
+impl<N: Nic, S: Stream> RecvComm<N, S> {
+    /// Continues a recovery; see [`recovery`](crate::comm::recovery).
+    #[cold]
+    pub(super) fn recover(&mut self, now_ns: u64) -> Result<(), Failed> {
+        while self.base.gate == Gate::Recovering {
+            let (posted, depth) = (self.rows_posted(), self.depth as u64);
+            match self.base.recover(now_ns, posted, depth)? {
+                Recovering::Waiting => return Ok(()),
+                Recovering::Started { rows } => self.post_again(rows)?,
+                Recovering::Resumed { rows } => self.write_again(rows)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts the receives of all rows that have not arrived. The peer has sent `rows_sent` rows.
+    fn post_again(&mut self, rows_sent: u64) -> Result<(), Failed> {
+        let (posted, depth) = (self.rows_posted(), self.depth as u64);
+        let arrived = self.rows_arrived();
+        if !(arrived..=posted).contains(&rows_sent) {
+            return Err(self.base.fail(Error::Unexpected));
+        }
+        let Base { reqs, verbs, route, .. } = &mut self.base;
+        let qps = u32::from(verbs.qp_count());
+        for row in posted.saturating_sub(depth)..posted {
+            let entry = reqs.at((row % depth) as u32);
+            // The signaled write of slots completes only if the slots are written again.
+            let is_signaled = row % depth == 0;
+            let is_rewritten = row >= rows_sent;
+            if is_signaled && !is_planted(Mutant::AwaitOldSlots) {
+                route.turns_written = row / depth + u64::from(!is_rewritten);
+            }
+            if row < arrived {
+                if entry.is_awaiting() {
+                    entry.finish();
+                }
+                continue;
+            }
+            let awaits_old = is_planted(Mutant::AwaitOldSlots);
+            entry.rearm(qps + u32::from(is_signaled && (is_rewritten || awaits_old)));
+            if row == arrived && is_planted(Mutant::RepostTooFew) {
+                continue;
+            }
+            let [slots] = entry.value.slots.wrs();
+            let recv = RecvWr { wr_id: slots.wr_id, ..RecvWr::default() };
+            let posted = verbs.qps().try_for_each(|qp| verbs.nic.post_empty_recv(qp, &recv));
+            if let Err(error) = posted {
+                return Err(self.base.nic_failed(error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the slots of all rows again that the peer has not sent.
+    fn write_again(&mut self, rows_sent: u64) -> Result<(), Failed> {
+        let (posted, depth) = (self.rows_posted(), self.depth as u64);
+        let Base { reqs, verbs, .. } = &mut self.base;
+        let first = rows_sent + u64::from(is_planted(Mutant::RewriteTooFew));
+        for row in first..posted {
+            let slots = &mut reqs.at((row % depth) as u32).value.slots;
+            if let Err(error) = verbs.nic.post_list(&verbs.qp, slots, 0) {
+                return Err(self.base.nic_failed(error));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,118 @@
+//! The sender's part of a recovery: it finishes the sends that have arrived, and sends the others again.
+
+use super::SendComm;
+use super::grouped::GROUP_NREQS;
+use crate::comm::base::{Base, Failed, Gate};
+use crate::comm::group::Group;
+use crate::comm::post::{post_parts, post_single, with_imm};
+use crate::comm::recovery::Recovering;
+use crate::conn::Stream;
+use crate::error::Error;
+use crate::fifo::{RECVS_MAX, Room, Row};
+use crate::mutant::{Mutant, is_planted};
+use crate::nic::{Memory, Nic, SendWr, Sge};
+
+impl<N: Nic, S: Stream> SendComm<N, S> {
+    /// Continues a recovery; see [`recovery`](crate::comm::recovery).
+    #[cold]
+    pub(super) fn recover(&mut self, now_ns: u64) -> Result<(), Failed> {
+        while self.base.gate == Gate::Recovering {
+            match self.base.recover(now_ns, self.rows_sent(), self.depth())? {
+                Recovering::Waiting => return Ok(()),
+                // The peer writes slots, and the sender needs to post nothing for them.
+                Recovering::Started { .. } => {}
+                Recovering::Resumed { rows } => self.resend(rows)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of rows of the FIFO.
+    fn depth(&self) -> u64 {
+        u64::from(self.row_mask) + 1
+    }
+
+    /// Finishes the sends of all rows before `rows_arrived`, and sends the others again.
+    fn resend(&mut self, rows_arrived: u64) -> Result<(), Failed> {
+        let rows_sent = self.rows_sent();
+        if rows_arrived > rows_sent || rows_sent - rows_arrived > self.depth() {
+            return Err(self.base.fail(Error::Unexpected));
+        }
+        if !is_planted(Mutant::ForgetArrived) {
+            let rows = if is_planted(Mutant::FinishAll) { rows_sent } else { rows_arrived };
+            self.finish_rows(rows);
+        }
+        if !is_planted(Mutant::CountGroupTwice) {
+            self.base.route.grouped = 0;
+        }
+        let first = rows_arrived + u64::from(is_planted(Mutant::ResendTooFew));
+        let mut rows = first..rows_sent;
+        if is_planted(Mutant::ResendInWrongOrder) {
+            return rows.rev().try_for_each(|row| self.resend_row(row));
+        }
+        rows.try_for_each(|row| self.resend_row(row))
+    }
+
+    /// Marks the sends of all rows before `rows_arrived` as done.
+    pub(super) fn finish_rows(&mut self, rows_arrived: u64) {
+        let (depth, rows_sent) = (self.depth(), self.rows_sent());
+        // An unsent group has taken the requests of the oldest row.
+        let rows = if self.group.is_complete() { depth } else { depth - 1 };
+        for row in rows_sent.saturating_sub(rows)..rows_sent.min(rows_arrived) {
+            let first = (row % depth) as usize * RECVS_MAX;
+            self.base.reqs.row(first as u32).iter_mut().for_each(|entry| entry.finish_late());
+        }
+    }
+
+    /// Sends a row again. Its slots are still in the FIFO, since the receiver overwrites them only after
+    /// the row has arrived.
+    fn resend_row(&mut self, row: u64) -> Result<(), Failed> {
+        let idx = row + 1;
+        let at = (row % self.depth()) as u8;
+        let Self { base: Base { reqs, verbs, route, .. }, target, .. } = self;
+        let entries = reqs.row(u32::from(at) * RECVS_MAX as u32);
+        let Some(first) = entries[0].awaiting() else {
+            return Err(self.base.fail(Error::NotDelivered { idx }));
+        };
+        let slots = Row::of(verbs.control.words(), at);
+        let Some((slots, slot)) =
+            slots.and_then(|slots| slots.load(0, idx).map(|slot| (slots, slot)))
+        else {
+            return Err(self.base.fail(Error::Unexpected));
+        };
+        let nreqs = slot.nreqs_tag().0 as usize;
+        let fits = |room: &Room, len: u32| room.check().is_ok() && room.holds(len);
+        let posted = if nreqs == 1 {
+            let (room, mut buf) = (slot.room(), entries[0].value.0);
+            buf.addr += u64::from(is_planted(Mutant::ResendOtherBytes) && buf.len > 0);
+            if !fits(&room, buf.len) {
+                return Err(self.base.fail(Error::Unexpected));
+            }
+            entries[0].rearm(target.qps);
+            let whole = SendWr {
+                remote_addr: room.addr,
+                rkey: room.rkey,
+                sge: Sge { addr: buf.addr, length: buf.len, lkey: buf.lkey },
+                ..with_imm(first.raw(), buf.len)
+            };
+            post_single(verbs, target, &whole)
+        } else if GROUP_NREQS.contains(&nreqs) {
+            let mut group = Group::new(target);
+            group.begin(nreqs, first);
+            for (r, entry) in entries.iter_mut().enumerate().take(nreqs) {
+                let (room, buf) = (slots.seen(r).room(), entry.value.0);
+                if !fits(&room, buf.len) {
+                    return Err(self.base.fail(Error::Unexpected));
+                }
+                entry.rearm(target.qps);
+                let _ = group.add(&buf, &room);
+            }
+            route.grouped += nreqs as u64;
+            let (_, start) = group.finish(verbs, target, at);
+            post_parts(verbs, group.wrs(), start)
+        } else {
+            return Err(self.base.fail(Error::Unexpected));
+        };
+        posted.map_err(|error| self.base.nic_failed(error))
+    }
+}

@@ -1,0 +1,76 @@
+//! Bugs that tests plant, one at a time, to prove that the simulator catches them. Without the feature
+//! `mutants` there are none.
+
+#[cfg(feature = "mutants")]
+use core::sync::atomic::{AtomicU8, Ordering};
+
+macro_rules! mutants {
+    ($($(#[doc = $text:literal])+ $name:ident,)+) => {
+        /// A bug in the recovery of a connection.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum Mutant {
+            $($(#[doc = $text])+ $name,)+
+        }
+
+        impl Mutant {
+            /// Every bug.
+            pub const ALL: &[Mutant] = &[$(Mutant::$name,)+];
+        }
+    };
+}
+
+mutants! {
+    /// The queue pairs are replaced without waiting for the completions of the old ones.
+    NoDrain,
+    /// The receiver reports a row as arrived that has not arrived.
+    ReportTooMany,
+    /// The receiver reports an arrived row as missing.
+    ReportTooFew,
+    /// The sender sends the first missing row not again.
+    ResendTooFew,
+    /// The sender sends the missing rows again in the wrong order.
+    ResendInWrongOrder,
+    /// The sender sends other bytes than the first time.
+    ResendOtherBytes,
+    /// The sender does not finish the sends that have arrived.
+    ForgetArrived,
+    /// The sender takes all sends for arrived.
+    FinishAll,
+    /// The sender counts grouped messages twice.
+    CountGroupTwice,
+    /// The receiver posts no receive again for the first missing row.
+    RepostTooFew,
+    /// The receiver does not write the first unused row of slots again.
+    RewriteTooFew,
+    /// The receiver waits for the completion of slots that it does not write again.
+    AwaitOldSlots,
+    /// An end uses its new queue pairs before the peer is ready.
+    NotReady,
+    /// A later attempt of the peer is ignored.
+    IgnoreLaterAttempt,
+    /// A group of messages that was being matched is forgotten.
+    ForgetGroup,
+}
+
+/// 0, or one more than the number of the planted bug.
+#[cfg(feature = "mutants")]
+static PLANTED: AtomicU8 = AtomicU8::new(0);
+
+/// Plants a bug in all connections of this process, in place of the one planted before.
+#[cfg(feature = "mutants")]
+pub fn plant(mutant: Option<Mutant>) {
+    PLANTED.store(mutant.map_or(0, |mutant| mutant as u8 + 1), Ordering::Relaxed);
+}
+
+/// Whether a bug is planted.
+#[inline(always)]
+pub(crate) fn is_planted(mutant: Mutant) -> bool {
+    #[cfg(feature = "mutants")]
+    return PLANTED.load(Ordering::Relaxed) == mutant as u8 + 1;
+    #[cfg(not(feature = "mutants"))]
+    {
+        let _ = mutant;
+        false
+    }
+}

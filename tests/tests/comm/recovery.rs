@@ -1,0 +1,192 @@
+//! Queue pairs that fail are replaced, and every message arrives once.
+
+use invar_core::comm::{RecvBuf, Request, SendBuf};
+use invar_core::conn::CommSettings;
+use invar_core::error::{Error, ErrorKind};
+use invar_core::nic::{Nic, PortAttr, PortState, QpTransition, Verb, Wc, WcStatus};
+use invar_testkit::duo::{self, Buffer, Duo};
+use invar_testkit::null::NullNic;
+
+use crate::meddler::Meddler;
+use crate::rig;
+
+const SECOND: u64 = 1_000_000_000;
+
+struct Line {
+    nics: [Meddler; 2],
+    duo: Duo<Meddler>,
+    from: Buffer<Meddler>,
+    to: Buffer<Meddler>,
+    now_ns: u64,
+}
+
+impl Line {
+    fn new(settings: [CommSettings; 2]) -> Self {
+        let nics: [NullNic; 2] = NullNic::ports();
+        let nics = nics.map(Meddler::new);
+        let [a, b] = &nics;
+        let duo = duo::connect([a, b], settings, || {}).expect("a connection");
+        let from = Buffer::new(a, &duo.send_pd, 4096);
+        let to = Buffer::new(b, &duo.recv_pd, 4096);
+        Line { nics, duo, from, to, now_ns: 5 * SECOND }
+    }
+
+    fn irecv(&mut self, place: usize) -> Option<Request> {
+        let (addr, rkey) = (self.to.addr(64 * place), self.to.rkey());
+        let buf = RecvBuf { addr, len: 64, tag: 0, rkey };
+        self.duo.recv.irecv(&[buf]).expect("irecv")
+    }
+
+    fn isend(&mut self, place: usize) -> Option<Request> {
+        self.from.write(64 * place, &[place as u8 + 1; 64]);
+        let buf = SendBuf { addr: self.from.addr(64 * place), len: 64, lkey: self.from.lkey() };
+        self.duo.send.isend(&buf, 0).expect("isend")
+    }
+
+    /// Adds an error to the completions of one end, 0 for the sender.
+    fn break_end(&mut self, end: usize, status: WcStatus) {
+        self.nics[end].plan.made_up.borrow_mut().push(Wc { status, ..Wc::default() });
+    }
+
+    /// Lets the polls of both ends hold completions back, or not.
+    fn hold(&self, holding: bool) {
+        self.nics.iter().for_each(|nic| nic.plan.holding.set(holding));
+    }
+
+    /// Lets both ends go on for `ms` milliseconds.
+    fn pass(&mut self, ms: u64) -> Result<(), Error> {
+        for _ in 0..ms {
+            self.now_ns += 1_000_000;
+            self.duo.send.check_peer(self.now_ns)?;
+            self.duo.recv.check_peer(self.now_ns)?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn messages_under_way_arrive_after_either_end_has_failed() {
+    for (end, qps) in [(0, 1), (1, 1), (0, 4), (1, 4)] {
+        let settings = CommSettings { qps, ..CommSettings::default() };
+        let mut line = Line::new([settings; 2]);
+        line.hold(true);
+        let received: Vec<Request> = (0..4).map(|i| line.irecv(i).expect("a request")).collect();
+        let sent: Vec<Request> = (0..2).map(|i| line.isend(i).expect("a request")).collect();
+        line.break_end(end, WcStatus::RETRY_EXC_ERR);
+        let tested = match end {
+            0 => line.duo.send.test(&sent[1]).map(|_| ()),
+            _ => line.duo.recv.test(&received[3]).map(|_| ()),
+        };
+        assert_eq!(tested, Ok(()));
+        line.hold(false);
+        assert!(line.duo.send.is_recovering() || line.duo.recv.is_recovering());
+        line.pass(5).expect("a recovery");
+        assert_eq!([line.duo.send.attempts(), line.duo.recv.attempts()], [1, 1]);
+        let late: Vec<Request> = (2..4).map(|i| line.isend(i).expect("a request")).collect();
+        for request in sent.iter().chain(&late) {
+            assert_eq!(line.duo.send.test(request), Ok(Some(64)));
+        }
+        for (place, request) in received.iter().enumerate() {
+            assert_eq!(line.duo.recv.test(request).map(|sizes| sizes.is_some()), Ok(true));
+            assert_eq!(line.to.read(64 * place, 64), [place as u8 + 1; 64]);
+        }
+    }
+}
+
+#[test]
+fn calls_made_meanwhile_find_nothing_to_do() {
+    let mut line = Line::new([CommSettings::default(); 2]);
+    let received = line.irecv(0).expect("a request");
+    line.break_end(1, WcStatus::WR_FLUSH_ERR);
+    assert_eq!(line.duo.recv.test(&received), Ok(None));
+    assert_eq!(line.duo.recv.test(&received), Ok(None));
+    assert!(line.irecv(1).is_none());
+    line.pass(5).expect("a recovery");
+    assert!(line.irecv(1).is_some());
+}
+
+#[test]
+fn queue_pairs_of_an_attempt_share_no_sequence_numbers_with_earlier_ones() {
+    let mut line = Line::new([CommSettings::default(); 2]);
+    let stopped = |line: &Line| {
+        let moves = line.nics.each_ref().map(|nic| nic.plan.moves.take());
+        moves.iter().flatten().filter(|to| **to == QpTransition::Err).count()
+    };
+    assert_eq!(stopped(&line), 0);
+    line.break_end(0, WcStatus::RETRY_EXC_ERR);
+    let received = line.irecv(0).expect("a request");
+    let sent = line.isend(0).expect("a request");
+    let _ = line.duo.send.test(&sent);
+    let before: Vec<u32> = line.duo.send.qpns().chain(line.duo.recv.qpns()).collect();
+    line.pass(5).expect("a recovery");
+    assert!(stopped(&line) >= 2, "each end stops its queue pair");
+    let after: Vec<u32> = line.duo.send.qpns().chain(line.duo.recv.qpns()).collect();
+    assert!(before.iter().all(|qpn| !after.contains(qpn)), "{before:?} {after:?}");
+    assert_eq!(line.duo.recv.test(&received).map(|sizes| sizes.is_some()), Ok(true));
+}
+
+#[test]
+fn a_port_that_stays_down_is_named_after_the_time_that_is_set() {
+    let settings = CommSettings { recovery_timeout_ns: 3 * SECOND, ..CommSettings::default() };
+    let mut line = Line::new([settings; 2]);
+    let received = line.irecv(0).expect("a request");
+    let port = line.nics[1].query_port().expect("a port");
+    line.nics[1].plan.port.set(Some(PortAttr { state: PortState::Down, ..port }));
+    line.break_end(1, WcStatus::RETRY_EXC_ERR);
+    assert_eq!(line.duo.recv.test(&received), Ok(None));
+    line.pass(2900).expect("there is time left");
+    let error = line.pass(1200).expect_err("too long");
+    let Error::Recovery(recovery) = error else { panic!("{error}") };
+    assert_eq!(error.kind(), ErrorKind::Network);
+    assert_eq!((recovery.verb, recovery.trouble), (Verb::QueryPort, "the port is down"));
+    assert!((3000..4100).contains(&recovery.waited_ms), "{recovery:?}");
+    let text = error.to_string();
+    for part in ["RETRY_EXC_ERR", "over 3", "the port is down", "INVAR_RECOVERY_TIMEOUT_MS"] {
+        assert!(text.contains(part), "{part} in: {text}");
+    }
+    // The other end learns it too.
+    line.now_ns += SECOND;
+    assert_eq!(line.duo.send.check_peer(line.now_ns), Err(Error::PeerFailed));
+}
+
+#[test]
+fn a_port_that_comes_up_again_carries_the_messages() {
+    let mut line = Line::new([CommSettings::default(); 2]);
+    let received = line.irecv(0).expect("a request");
+    let port = line.nics[0].query_port().expect("a port");
+    line.nics[0].plan.port.set(Some(PortAttr { state: PortState::Down, ..port }));
+    line.hold(true);
+    let sent = line.isend(0).expect("a request");
+    line.break_end(0, WcStatus::RETRY_EXC_ERR);
+    assert_eq!(line.duo.send.test(&sent), Ok(None));
+    line.hold(false);
+    line.pass(20_000).expect("there is time left");
+    assert!(line.duo.send.is_recovering());
+    line.nics[0].plan.port.set(None);
+    line.pass(1100).expect("a recovery");
+    assert_eq!(line.duo.send.test(&sent), Ok(Some(64)));
+    assert_eq!(line.duo.recv.test(&received).map(|sizes| sizes.is_some()), Ok(true));
+}
+
+#[test]
+fn an_error_that_no_queue_pair_can_mend_ends_both_ends_at_once() {
+    let mut line = Line::new([CommSettings::default(); 2]);
+    let _received = line.irecv(0).expect("a request");
+    line.break_end(0, WcStatus::REM_ACCESS_ERR);
+    let sent = line.isend(0).expect("a request");
+    let error = line.duo.send.test(&sent).expect_err("an access error");
+    assert!(matches!(error, Error::Completion(error) if error.status == WcStatus::REM_ACCESS_ERR));
+    assert_eq!(line.duo.recv.check_peer(line.now_ns), Err(Error::PeerFailed));
+}
+
+#[test]
+fn a_connection_with_an_end_that_does_not_recover_fails_at_once() {
+    for settings in
+        [[CommSettings::default(), rig::fragile()], [rig::fragile(), CommSettings::default()]]
+    {
+        let mut line = Line::new(settings);
+        let received = line.irecv(0).expect("a request");
+        line.break_end(1, WcStatus::WR_FLUSH_ERR);
+        assert!(line.duo.recv.test(&received).is_err());
+    }
+}
