@@ -9,6 +9,7 @@
 mod base;
 mod closing;
 mod control;
+mod fast;
 mod flush;
 mod group;
 mod post;
@@ -16,14 +17,16 @@ mod recovery;
 mod recv;
 mod route;
 mod send;
+mod send_buf;
 mod sizes;
 mod work;
 
-pub use base::Fast;
 pub use closing::Closing;
+pub use fast::Fast;
 pub use flush::{Flush, FlushBuf};
 pub use recv::{RecvBuf, RecvComm};
-pub use send::{SendBuf, SendComm};
+pub use send::SendComm;
+pub use send_buf::SendBuf;
 pub use work::Work;
 
 pub(crate) use sizes::control_bytes;

@@ -3,9 +3,9 @@
 //!
 //! The immediate of a group has one bit for each buffer that received data (`net_ib.cc ncclIbMultiSend`).
 
-use super::SendBuf;
 use super::post::{Target, WRITE, with_imm};
 use super::route::GROUP;
+use super::send_buf::SendBuf;
 use super::sizes::Sizes;
 use crate::conn::Verbs;
 use crate::fifo::{RECVS_MAX, Room, Row, SlotWords};

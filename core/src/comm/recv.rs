@@ -8,9 +8,10 @@ use core::hint::cold_path;
 
 use buf::slot;
 
-use super::base::{Base, Failed, Fast, Gate};
+use super::base::{Base, Failed, Gate};
 use super::closing::Closing;
 use super::control::Control;
+use super::fast::Fast;
 use super::flush::Flushes;
 use super::route::{Arrivals, Receiving};
 use super::sizes::{Sizes, sizes_offset};

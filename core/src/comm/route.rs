@@ -2,9 +2,9 @@
 
 use static_assertions::assert_eq_size;
 
-use super::SendBuf;
-use super::base::Fast;
+use super::fast::Fast;
 use super::flush::Flushes;
+use super::send_buf::SendBuf;
 use super::sizes::Sizes;
 use crate::conn::Verbs;
 use crate::mutant::{Mutant, is_planted};

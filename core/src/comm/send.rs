@@ -7,27 +7,18 @@ mod resend;
 use grouped::GROUP_NREQS;
 
 use super::Request;
-use super::base::{Base, Failed, Fast, Gate, Settled};
+use super::base::{Base, Failed, Gate, Settled};
+use super::fast::Fast;
 use super::group::Group;
 use super::post::{Target, post_single, with_imm};
 use super::route::{Sending, Sent};
+use super::send_buf::SendBuf;
 use crate::conn::stage::Stage;
 use crate::conn::{Parts, Stream, start_with_acceptor};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{LEN_MAX, RECVS_MAX, Room, Row, SlotWords};
 use crate::nic::{Memory, Nic, NumSge, SendList, SendWr, Sge};
 use crate::request::{MESSAGES, RequestRing};
-
-/// Memory to send from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SendBuf {
-    /// Address of the first byte.
-    pub addr: u64,
-    /// Length in bytes, at most 2³¹ − 1. A message may have length 0.
-    pub len: u32,
-    /// Local key of the region that contains the memory.
-    pub lkey: u32,
-}
 
 /// The sending end of a connection.
 pub struct SendComm<N: Nic, S> {

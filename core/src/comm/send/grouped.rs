@@ -1,7 +1,8 @@
 //! Sends into grouped receives.
 
 use super::SendComm;
-use crate::comm::base::{Base, Failed, Fast, Gate};
+use crate::comm::base::{Base, Failed, Gate};
+use crate::comm::fast::Fast;
 use crate::comm::group::Group;
 use crate::comm::post::post_parts;
 use crate::comm::route::Sending;
