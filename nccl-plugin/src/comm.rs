@@ -6,13 +6,12 @@ mod send;
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 
-use invar::raw::{AnyRecv, AnySend, Carrier, End, Fast, RecvEnd, Request, SendEnd};
+use invar::raw::{Carrier, End, Fast, RecvEnd, Request, SendEnd};
 use invar::{ConnectionError, Device};
 
 use crate::abi::Code;
-use crate::handles::{self, HandleSlot};
-use crate::outcome::{Failed, Outcome, call, failed, misused, null};
-use crate::profiler;
+use crate::outcome::{failed, misused, null};
+use crate::request;
 
 use recv::Receiver;
 use send::Sender;
@@ -115,26 +114,31 @@ pub(crate) trait NetEnd {
 }
 
 impl Comm {
-    /// Stores a sending end in the handle table and returns its handle.
-    pub(crate) fn put_send(end: AnySend, device: (c_int, &Device)) -> Result<*mut c_void, Failed> {
-        match end {
-            AnySend::Verbs(end) => put_sender(*end, device),
-            AnySend::Socket(end) => put_sender(*end, device),
-            AnySend::Soft(end) => put_sender(*end, device),
-            AnySend::Custom(end) => put_sender(end, device),
-            _ => Err(misused("a device of a kind that this plugin does not know")),
-        }
+    /// Makes the comm of a sending end; `handle` is the comm's handle.
+    pub(crate) fn sending<E: SendEnd + 'static>(
+        end: E,
+        handle: *mut c_void,
+        device: (c_int, &Device),
+    ) -> Self {
+        Self::new(Kind::Send, Sender::new(end, request::low_half(handle)), device)
     }
 
-    /// Stores a receiving end in the handle table and returns its handle.
-    pub(crate) fn put_recv(end: AnyRecv, device: (c_int, &Device)) -> Result<*mut c_void, Failed> {
-        match end {
-            AnyRecv::Verbs(end) => put_receiver(*end, device),
-            AnyRecv::Socket(end) => put_receiver(*end, device),
-            AnyRecv::Soft(end) => put_receiver(*end, device),
-            AnyRecv::Custom(end) => put_receiver(end, device),
-            _ => Err(misused("a device of a kind that this plugin does not know")),
-        }
+    /// Makes the comm of a receiving end; `handle` is the comm's handle.
+    pub(crate) fn receiving<E: RecvEnd + 'static>(
+        end: E,
+        handle: *mut c_void,
+        device: (c_int, &Device),
+    ) -> Self {
+        Self::new(Kind::Recv, Receiver::new(end, request::low_half(handle)), device)
+    }
+
+    fn new<E: NetEnd + 'static>(
+        kind: Kind,
+        end: E,
+        (device_number, device): (c_int, &Device),
+    ) -> Self {
+        let end = NonNull::from(Box::leak(Box::new(end)));
+        Comm { end, test: E::test, kind, device: device.clone(), device_number }
     }
 
     /// The device of the connection.
@@ -175,7 +179,7 @@ impl Comm {
         done: *mut c_int,
         sizes: *mut c_int,
     ) -> Code {
-        // SAFETY: `put` took the function and the end from one type, and the caller upholds the rest of
+        // SAFETY: `new` took the function and the end from one type, and the caller upholds the rest of
         // the contract.
         unsafe { (self.test)(request, done, sizes, self.end.cast()) }
     }
@@ -186,42 +190,15 @@ impl Comm {
     /// No other call on the comm runs.
     pub(crate) unsafe fn carriers(&self, request: *mut c_void) -> Option<Vec<Carrier>> {
         // SAFETY: The caller upholds this function's safety contract.
-        unsafe { self.end() }.carriers(&Request::from_raw(handles::token(request)))
+        unsafe { self.end() }.carriers(&Request::from_raw(request::token(request)))
     }
 }
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        // SAFETY: `put` leaked the pointer from a box, and only this drop turns it back into one.
+        // SAFETY: `new` leaked the pointer from a box, and only this drop turns it back into one.
         unsafe { Box::from_raw(self.end.as_ptr()) }.close();
     }
-}
-
-fn put_sender<E: SendEnd + 'static>(
-    end: E,
-    device: (c_int, &Device),
-) -> Result<*mut c_void, Failed> {
-    put(Kind::Send, device, |requests| Sender::new(end, requests))
-}
-
-fn put_receiver<E: RecvEnd + 'static>(
-    end: E,
-    device: (c_int, &Device),
-) -> Result<*mut c_void, Failed> {
-    put(Kind::Recv, device, |requests| Receiver::new(end, requests))
-}
-
-/// Stores an end in the handle table; `make` makes the end from the low half of the end's requests.
-fn put<E: NetEnd + 'static>(
-    kind: Kind,
-    (device_number, device): (c_int, &Device),
-    make: impl FnOnce(u32) -> E,
-) -> Result<*mut c_void, Failed> {
-    let handle = handles::put(|handle| {
-        let end = NonNull::from(Box::leak(Box::new(make(handles::requests(handle)))));
-        Comm { end, test: E::test, kind, device: device.clone(), device_number }
-    });
-    handle.ok_or_else(|| misused(format_args!("more than {} comms", handles::COMMS_MAX)))
 }
 
 /// Writes the request of a started call for NCCL, or null, which makes NCCL repeat the call.
@@ -229,9 +206,9 @@ fn put<E: NetEnd + 'static>(
 /// # Safety
 /// `request` has room for a request.
 #[inline(always)]
-unsafe fn give(started: Option<Request>, requests: u32, request: *mut *mut c_void) -> Code {
+unsafe fn give(started: Option<Request>, low_half: u32, request: *mut *mut c_void) -> Code {
     let given = match started {
-        Some(started) => handles::request(started.raw(), requests),
+        Some(started) => request::with_token(started.raw(), low_half),
         None => ptr::null_mut(),
     };
     // SAFETY: The caller upholds this function's safety contract.
@@ -272,7 +249,7 @@ impl Asked {
         }
         // SAFETY: The caller's promise.
         unsafe { done.write(0) };
-        *self = Asked { request: Request::from_raw(handles::token(request)), done, sizes };
+        *self = Asked { request: Request::from_raw(request::token(request)), done, sizes };
         match end.test_fast(&self.request) {
             // SAFETY: The caller's promise.
             Fast::Done(size) => Some(unsafe { self.done(size) }),
@@ -303,33 +280,6 @@ impl Asked {
 #[inline(never)]
 fn call_failed(end: &impl End, error: ConnectionError) -> Code {
     failed(&end.failed(error)).0
-}
-
-/// `closeSend`.
-pub(crate) unsafe extern "C" fn close_send(comm: *mut c_void) -> Code {
-    call(|| close(comm, Kind::Send))
-}
-
-/// `closeRecv`.
-pub(crate) unsafe extern "C" fn close_recv(comm: *mut c_void) -> Code {
-    call(|| close(comm, Kind::Recv))
-}
-
-fn close(comm: *mut c_void, kind: Kind) -> Outcome {
-    if comm.is_null() {
-        return Ok(());
-    }
-    let slot: &HandleSlot = handles::find(comm)
-        .ok_or_else(|| misused(format_args!("close{kind:?}: {comm:p} is no comm that is open")))?;
-    // SAFETY: NCCL closes a comm once, and makes no other call on the comm meanwhile.
-    unsafe {
-        if slot.comm().kind != kind {
-            return Err(misused(format_args!("close{kind:?} of a comm of the other kind")));
-        }
-        drop(handles::remove(slot));
-    }
-    profiler::forget(comm);
-    Ok(())
 }
 
 /// Reports a call that belongs to the other end of a connection.

@@ -13,8 +13,8 @@ use invar::{
 use invar_core::nic::Verb;
 
 use crate::abi::{Code, CommConfig, HANDLE_BYTES};
-use crate::comm::Comm;
 use crate::host::{self, Context};
+use crate::lifetime::{put_recv, put_send};
 use crate::outcome::{Failed, Outcome, call, code, failed, misused, null, refused};
 
 /// Maximum number of peers that connect to one listening comm at a time; more peers wait in the kernel.
@@ -113,7 +113,7 @@ unsafe fn go_on_accepting(listening: *mut c_void, comm: *mut *mut c_void) -> Out
     let listening = LISTENERS.get(Number::from_ptr(listening));
     let listening = listening.ok_or_else(|| misused("accept on what is no listening comm"))?;
     if let Some(end) = listening.poll()? {
-        let made = Comm::put_recv(end, (listening.number, &listening.device))?;
+        let made = put_recv(end, (listening.number, &listening.device))?;
         // SAFETY: NCCL promises that `comm` has room for a comm.
         unsafe { comm.write(made) };
     }
@@ -260,7 +260,7 @@ unsafe fn go_on_connecting(
     unsafe { bytes.write_unaligned(handle) };
     // The connection logged the error where it occurred.
     if let Some(end) = polled.map_err(|error| Failed(code(&error)))? {
-        let made = Comm::put_send(end, (trying.number, &trying.device))?;
+        let made = put_send(end, (trying.number, &trying.device))?;
         // SAFETY: NCCL promises that `comm` has room for a comm.
         unsafe { comm.write(made) };
     }

@@ -8,6 +8,7 @@ use crate::comm::NetEnd;
 use crate::handles;
 use crate::outcome::{caught, misused};
 use crate::profiler::{self, ProfiledMessage};
+use crate::request;
 
 /// `isend` before v9.
 pub(crate) unsafe extern "C" fn isend_int(
@@ -225,7 +226,7 @@ unsafe extern "C" fn test_profiled(
     let plain = profiler::unmarked(request);
     if let Some(slot) = handles::find_by_request(plain) {
         // SAFETY: NCCL makes no other call on the comm meanwhile.
-        unsafe { profiler::go_on(handles::comm(plain), slot.comm()) };
+        unsafe { profiler::go_on(request::comm(plain), slot.comm()) };
     }
     // SAFETY: The caller upholds this function's safety contract.
     let code = unsafe { test(plain, done, sizes) };

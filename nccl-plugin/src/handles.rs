@@ -3,7 +3,6 @@
 //! ```text
 //! comm       63 … 32  zero           31 … 23  upper bits of the generation   22 … 7  slot, not 0
 //!                                     6 … 2   lower bits of the generation   1 … 0  zero
-//! request    63 … 34  its token   33 … 32  zero           31 … 0  its comm, with REQUEST
 //! ```
 //!
 //! A generation counts the comms that a slot has had, starting at 1. After its last generation a slot
@@ -24,14 +23,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use static_assertions::const_assert_eq;
 
 use crate::comm::Comm;
+use crate::request;
 
 const SLOTS_MAX: usize = 1 << 16;
 /// Maximum number of open comms: the first slot stays empty, so that null names no comm.
 pub(crate) const COMMS_MAX: usize = SLOTS_MAX - 1;
 
 const SLOT_SHIFT: u32 = 7;
-/// Lowest bit of the token in a request.
-const TOKEN_SHIFT: u32 = 34;
 
 /// Lowest bit of the generation's upper part and of its lower part in a handle.
 const GENERATION_SHIFT: [u32; 2] = [23, 2];
@@ -40,8 +38,6 @@ const GENERATION_LOW_BITS: u32 = SLOT_SHIFT - GENERATION_SHIFT[1];
 /// The last generation of a slot.
 const GENERATION_MAX: u16 = (1 << (u32::BITS - GENERATION_SHIFT[0] + GENERATION_LOW_BITS)) - 1;
 
-/// A bit that is set in a request and clear in a comm's handle. The profiler uses the bit below it.
-const REQUEST: usize = 2;
 /// A value that names neither a request nor a comm.
 const NONE: usize = 0;
 
@@ -158,28 +154,6 @@ pub(crate) fn find_by_request(request: *mut c_void) -> Option<&'static HandleSlo
     (slot.requests.load(Ordering::Acquire) == request.addr() as u32).then_some(slot)
 }
 
-/// Returns the low half of a comm's requests; the token is the upper half.
-pub(crate) fn requests(comm: *mut c_void) -> u32 {
-    (comm.addr() | REQUEST) as u32
-}
-
-/// Makes the request of a token.
-#[inline(always)]
-pub(crate) fn request(token: u32, requests: u32) -> *mut c_void {
-    ptr::without_provenance_mut((token as usize) << TOKEN_SHIFT | requests as usize)
-}
-
-/// Returns the token of a request.
-#[inline(always)]
-pub(crate) fn token(request: *mut c_void) -> u32 {
-    (request.addr() >> TOKEN_SHIFT) as u32
-}
-
-/// Returns the comm's handle of a request.
-pub(crate) fn comm(request: *mut c_void) -> *mut c_void {
-    request.map_addr(|request| request as u32 as usize & !REQUEST)
-}
-
 /// Takes a free slot, stores the comm that `make` returns for the new handle, and returns that handle.
 /// Returns `None` without calling `make` if no slot is free.
 pub(crate) fn put(make: impl FnOnce(*mut c_void) -> Comm) -> Option<*mut c_void> {
@@ -188,7 +162,7 @@ pub(crate) fn put(make: impl FnOnce(*mut c_void) -> Comm) -> Option<*mut c_void>
     let (slot, handle) = (&SLOTS[usize::from(index)], ptr::without_provenance_mut(handle));
     // SAFETY: This thread holds the lock, and no lookup finds a slot without a handle.
     unsafe { (*slot.comm.get()).write(make(handle)) };
-    slot.requests.store(requests(handle), Ordering::Release);
+    slot.requests.store(request::low_half(handle), Ordering::Release);
     slot.handle.store(handle.addr(), Ordering::Release);
     Some(handle)
 }

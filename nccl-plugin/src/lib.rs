@@ -4,11 +4,13 @@
 //! it supports ([`abi`], `tables`). One implementation serves all versions of the table:
 //!
 //! - `host` lists the devices.
-//! - `connect` makes comms.
+//! - `connect` makes connections.
+//! - `lifetime` stores their ends as comms, and closes comms.
 //! - `entry` finds the comm of a call and passes the call to `comm`.
 //! - `register` registers memory.
 //! - `handles` maps the numbers that NCCL holds to comms. It checks each number, so a call on a closed
 //!   or unknown comm returns an error and does not crash.
+//! - `request` and `mhandle` lay out the numbers of requests and registrations.
 //!
 //! No panic unwinds into C. `outcome` turns a panic into `ncclInternalError` and a warning in NCCL's
 //! log. The fast paths of `isend`, `irecv` and `test` are the exception: a panic there prints its text
@@ -20,9 +22,12 @@ mod connect;
 mod entry;
 mod handles;
 mod host;
+mod lifetime;
 mod logger;
+mod mhandle;
 mod outcome;
 mod profiler;
 mod properties;
 mod register;
+mod request;
 pub mod tables;

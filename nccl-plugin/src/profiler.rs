@@ -15,7 +15,7 @@ use invar::raw::{Carrier, Work};
 
 use crate::abi::{Code, Description, ProfilerCallback, QpWork, SocketWork};
 use crate::comm::{Comm, Kind};
-use crate::handles;
+use crate::request;
 
 /// The bit that marks a request with events; no lookup finds a comm by a marked request.
 const MARK: usize = 1;
@@ -188,7 +188,7 @@ pub(crate) fn forget(comm: *mut c_void) {
 
 /// Returns the comm of a marked request.
 fn comm_of(marked: usize) -> *mut c_void {
-    handles::comm(unmarked(ptr::without_provenance_mut(marked)))
+    request::comm(unmarked(ptr::without_provenance_mut(marked)))
 }
 
 fn callback() -> Option<ProfilerCallback> {

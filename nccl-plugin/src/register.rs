@@ -1,32 +1,16 @@
-//! Registered memory. The registration that NCCL holds contains the keys themselves, so the data path
-//! needs no lookup.
-//!
-//! ```text
-//! mhandle    63 … 32  lkey             31 … 0  rkey
-//! ```
+//! Registered memory.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
-use invar::raw::{self, GpuRange, Keys};
+use invar::raw::{self, GpuRange};
 
 use crate::abi::{Code, PTR_CUDA, PTR_HOST};
 use crate::comm::Comm;
 use crate::handles;
+use crate::mhandle;
 use crate::outcome::{Failed, Outcome, call, failed, misused, null};
-
-/// The local key, for our own work requests.
-#[inline(always)]
-pub(crate) fn lkey(mhandle: *mut c_void) -> u32 {
-    (mhandle.addr() >> 32) as u32
-}
-
-/// The remote key, for the peer's work requests.
-#[inline(always)]
-pub(crate) fn rkey(mhandle: *mut c_void) -> u32 {
-    mhandle.addr() as u32
-}
 
 /// `regMr` before v8.
 pub(crate) unsafe extern "C" fn reg_mr_int(
@@ -85,8 +69,7 @@ pub(crate) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void
         if mhandle.is_null() {
             return Ok(());
         }
-        let keys = Keys { lkey: lkey(mhandle), rkey: rkey(mhandle) };
-        raw::deregister(comm.device(), keys).map_err(|error| failed(&error))
+        raw::deregister(comm.device(), mhandle::keys(mhandle)).map_err(|error| failed(&error))
     })
 }
 
@@ -118,9 +101,8 @@ unsafe fn register(
         }
     };
     let keys = keys.map_err(|error| failed(&error))?;
-    let keys = u64::from(keys.lkey) << 32 | u64::from(keys.rkey);
     // SAFETY: NCCL promises that `mhandle` has room for a registration.
-    unsafe { mhandle.write(ptr::without_provenance_mut(keys as usize)) };
+    unsafe { mhandle.write(mhandle::with_keys(keys)) };
     Ok(())
 }
 

@@ -3,13 +3,13 @@
 use std::ffi::c_char;
 
 use crate::abi::{Net, TailV11, V6, V7, V8, V9, V10, V11, V12, Version};
-use crate::comm::{close_recv, close_send};
 use crate::connect::{
     accept, accept_v6, close_listen, connect, connect_v6, connect_v10, connect_v11, finalize,
     listen, listen_v11,
 };
 use crate::entry::{iflush, irecv, irecv_int, irecv_v10, isend, isend_int, isend_v10, test};
 use crate::host::{devices, init, init_v10, init_v11, set_net_attr};
+use crate::lifetime::{close_recv, close_send};
 use crate::properties::get_properties;
 use crate::register::{dereg_mr, reg_mr, reg_mr_dma_buf, reg_mr_int};
 

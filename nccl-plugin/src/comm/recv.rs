@@ -7,19 +7,19 @@ use invar::raw::{Carrier, Fast, Flush, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd, Re
 
 use super::{Asked, MESSAGE_BYTES_MAX, NetEnd, call_failed, give, too_long};
 use crate::abi::Code;
+use crate::mhandle::rkey;
 use crate::outcome::{caught, misused, null};
-use crate::register::rkey;
 
 pub(super) struct Receiver<E> {
     end: E,
     /// The low half of the end's requests.
-    requests: u32,
+    low_half: u32,
     asked: Asked,
 }
 
 impl<E> Receiver<E> {
-    pub(super) fn new(end: E, requests: u32) -> Self {
-        Receiver { end, requests, asked: Asked::default() }
+    pub(super) fn new(end: E, low_half: u32) -> Self {
+        Receiver { end, low_half, asked: Asked::default() }
     }
 }
 
@@ -105,7 +105,7 @@ impl<E: RecvEnd> NetEnd for Receiver<E> {
                 Err(error) => return call_failed(&self.end, error),
             };
             // SAFETY: NCCL promises that `request` has room for a request.
-            unsafe { give(started, self.requests, request) }
+            unsafe { give(started, self.low_half, request) }
         })
     }
 
@@ -146,7 +146,7 @@ impl<E: RecvEnd> Receiver<E> {
         mhandles: *mut *mut c_void,
         request: *mut *mut c_void,
     ) -> Code {
-        let Self { end, requests, .. } = self;
+        let Self { end, low_half, .. } = self;
         let mut post_one = || {
             if n != 1 || request.is_null() {
                 return None;
@@ -159,7 +159,7 @@ impl<E: RecvEnd> Receiver<E> {
                     return None;
                 }
                 let buf = buf(only(data)?, size, only(tags)?, only(mhandles)?);
-                let started = |started| _ = give(Some(started), *requests, request);
+                let started = |started| _ = give(Some(started), *low_half, request);
                 (end.irecv_fast(&buf, started) == Fast::Done(())).then_some(Code::SUCCESS)
             }
         };
@@ -203,7 +203,7 @@ impl<E: RecvEnd> Receiver<E> {
             // request.
             unsafe {
                 match self.end.irecv(bufs) {
-                    Ok(started) => give(started, self.requests, request),
+                    Ok(started) => give(started, self.low_half, request),
                     Err(error) => call_failed(&self.end, error),
                 }
             }

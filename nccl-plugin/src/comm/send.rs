@@ -7,19 +7,19 @@ use invar::raw::{Carrier, Fast, Request, SendBuf, SendEnd};
 
 use super::{Asked, MESSAGE_BYTES_MAX, NetEnd, call_failed, give, too_long};
 use crate::abi::Code;
+use crate::mhandle::lkey;
 use crate::outcome::{caught, null};
-use crate::register::lkey;
 
 pub(super) struct Sender<E> {
     end: E,
     /// The low half of the end's requests.
-    requests: u32,
+    low_half: u32,
     asked: Asked,
 }
 
 impl<E> Sender<E> {
-    pub(super) fn new(end: E, requests: u32) -> Self {
-        Sender { end, requests, asked: Asked::default() }
+    pub(super) fn new(end: E, low_half: u32) -> Self {
+        Sender { end, low_half, asked: Asked::default() }
     }
 }
 
@@ -35,10 +35,10 @@ impl<E: SendEnd> NetEnd for Sender<E> {
         if size > MESSAGE_BYTES_MAX || mhandle.is_null() || request.is_null() {
             return self.isend_slow(data, size, tag, mhandle, request);
         }
-        let Self { end, requests, .. } = self;
+        let Self { end, low_half, .. } = self;
         // SAFETY: NCCL's contract includes the contract of `SendEnd`, and promises room for a request.
         unsafe {
-            let give = |started| give(started, *requests, request);
+            let give = |started| give(started, *low_half, request);
             let started = |request| _ = give(Some(request));
             match end.isend_fast(&buf(data, size, mhandle), tag as u32, started) {
                 Fast::Done(()) => Code::SUCCESS,
@@ -86,10 +86,10 @@ impl<E: SendEnd> Sender<E> {
         mhandle: *mut c_void,
         request: *mut *mut c_void,
     ) -> Code {
-        let Self { end, requests, .. } = self;
+        let Self { end, low_half, .. } = self;
         // SAFETY: The caller upholds this function's safety contract.
         unsafe {
-            let started = |started| _ = give(Some(started), *requests, request);
+            let started = |started| _ = give(Some(started), *low_half, request);
             match end.isend_grouped_fast(&buf(data, size, mhandle), tag as u32, started) {
                 Fast::Done(()) => Code::SUCCESS,
                 _ => self.isend_first(data, size, tag, mhandle, request),
@@ -139,7 +139,7 @@ impl<E: SendEnd> Sender<E> {
             // request.
             unsafe {
                 match self.end.isend(&buf(data, size, mhandle), tag as u32) {
-                    Ok(started) => give(started, self.requests, request),
+                    Ok(started) => give(started, self.low_half, request),
                     Err(error) => call_failed(&self.end, error),
                 }
             }
