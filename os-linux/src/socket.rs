@@ -6,9 +6,11 @@
 //! and [`RecvComm::test`] of any request move bytes of all requests. Helper threads, if there are any,
 //! move the bytes of lanes. Without a test, a connection does not move.
 
+mod both_ways;
 mod connect;
 mod device;
 mod lane;
+mod pointer;
 mod recv;
 mod send;
 

@@ -2,7 +2,6 @@
 
 mod inbox;
 
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use invar_core::comm::{RecvBuf, Request};
@@ -11,9 +10,8 @@ use invar_core::error::{Ends, Error};
 use invar_core::fifo::RECVS_MAX;
 use invar_core::socket::{FRAME_BYTES, Links, Posted, Receiver, RecvStep, Target};
 
-use super::SendComm;
 use super::lane::{LaneDirection, Lanes};
-use super::send::{cloned, pointer};
+use super::pointer::pointer;
 use crate::tcp::OobStream;
 use inbox::Inbox;
 
@@ -21,19 +19,19 @@ use inbox::Inbox;
 pub struct RecvComm {
     /// The sockets that the sender writes to; `None` once the connection has failed. This field drops
     /// first, so its threads end before anything else.
-    links: Option<Inbound>,
+    pub(super) links: Option<Inbound>,
     receiver: Box<Receiver>,
     inbox: Inbox,
-    control: OobStream,
+    pub(super) control: OobStream,
     /// Buffer of the frames that are being sent over control.
     news: [u8; 64 * FRAME_BYTES],
     news_unsent: std::ops::Range<usize>,
-    ends: Ends,
+    pub(super) ends: Ends,
 }
 
-struct Inbound {
-    lanes: Lanes<Target>,
-    main: OobStream,
+pub(super) struct Inbound {
+    pub(super) lanes: Lanes<Target>,
+    pub(super) main: OobStream,
     /// The error that ended main, while lanes still deliver earlier bytes.
     end: Option<StreamError>,
 }
@@ -52,22 +50,6 @@ impl RecvComm {
             news_unsent: 0..0,
             ends,
         }
-    }
-
-    /// Makes the sending end for messages in the other direction; [`SendComm::way_back`] makes the
-    /// receiving end.
-    ///
-    /// # Errors
-    /// `ENOTCONN` if the connection has failed, or the system's error.
-    pub fn way_back(&mut self) -> io::Result<SendComm> {
-        self.goes_both_ways();
-        let Some(Inbound { lanes, main, .. }) = &self.links else {
-            return Err(io::ErrorKind::NotConnected.into());
-        };
-        let (lanes, threads) = lanes.streams();
-        let links = cloned(&self.control, main, lanes, &self.ends)?;
-        // Both ends agree on the lengths of messages in this direction, so none is cut.
-        Ok(SendComm::new(links, threads, false))
     }
 
     /// Posts a receive of 1 to 8 buffers, each for one message with the buffer's tag. On `None` no

@@ -1,6 +1,5 @@
 //! The sending end of a connection.
 
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 
@@ -10,8 +9,8 @@ use invar_core::error::{Ends, Error};
 use invar_core::fifo::DEPTH_MAX;
 use invar_core::socket::{FRAME_BYTES, Links, Outgoing, Sender};
 
-use super::RecvComm;
 use super::lane::{LaneDirection, Lanes};
+use super::pointer::pointer;
 use crate::memory::{Gather, Scatter, read_raw};
 use crate::tcp::OobStream;
 
@@ -26,15 +25,15 @@ const COPIED_BYTES: usize = 1024;
 /// The sending end of a connection. Dropping it closes the connection; data already sent still arrives.
 pub struct SendComm {
     // This field drops first, so its threads end before anything else.
-    lanes: Lanes<usize>,
+    pub(super) lanes: Lanes<usize>,
     sender: Box<Sender>,
-    main: OobStream,
-    control: OobStream,
+    pub(super) main: OobStream,
+    pub(super) control: OobStream,
     /// Addresses of the messages' first bytes, by the index of their requests.
     starts: Box<[NonNull<u8>; DEPTH_MAX]>,
     /// The buffer in which a short message is assembled.
     short: Box<[u8; COPIED_BYTES]>,
-    ends: Ends,
+    pub(super) ends: Ends,
 }
 
 // SAFETY: The caller of `isend` promised the memory behind the pointers, whichever thread continues.
@@ -50,21 +49,6 @@ impl SendComm {
         SendComm { lanes, sender, main, control, starts, short: Box::new([0; COPIED_BYTES]), ends }
     }
 
-    /// Makes the receiving end for messages in the other direction over the same sockets. Each socket is
-    /// a stream in both directions, and this end uses only one. Call this at most once, and the peer
-    /// must do the same before it sends. An acknowledgement then travels with the next message back
-    /// instead of in its own packet.
-    ///
-    /// The sockets close when both ends are dropped. Unread bytes then reset them, so both sides must
-    /// first have received everything.
-    pub fn way_back(&mut self) -> io::Result<RecvComm> {
-        let (lanes, threads) = self.lanes.streams();
-        let links = cloned(&self.control, &self.main, lanes, &self.ends)?;
-        let mut comm = RecvComm::new(links, threads);
-        comm.goes_both_ways();
-        Ok(comm)
-    }
-
     /// Starts to send a message, whether or not the peer has posted a buffer for it: up to 4 MiB in 256
     /// messages may go ahead. Returns `None` if that limit or the requests are used up: call again.
     ///
@@ -77,7 +61,6 @@ impl SendComm {
     ///
     /// # Safety
     /// The buffer stays valid, and nobody writes it, until the request is done or this end is dropped.
-    /// end is dropped.
     pub unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, Error> {
         let start = pointer(buf.addr, buf.len)?;
         if self.sender.wants_news(buf.len, tag) {
@@ -250,35 +233,5 @@ impl Drop for SendComm {
     fn drop(&mut self) {
         self.main.end_sending();
         self.lanes.streams().0.for_each(OobStream::end_sending);
-    }
-}
-
-/// Duplicates the sockets of a connection, for messages in the other direction.
-///
-/// Both ends then send on all sockets, so no socket is left to keepalive. Instead, control gives up a
-/// silent peer. Control carries few frames, because a sender reads its peer's frames at the latest when
-/// [`AHEAD_MESSAGES`](invar_core::socket::AHEAD_MESSAGES) are ahead. So the buffers of a peer that does
-/// not read still accept these frames, and the peer's host acknowledges them.
-pub(super) fn cloned<'a>(
-    control: &OobStream,
-    main: &OobStream,
-    lanes: impl Iterator<Item = &'a OobStream>,
-    ends: &Ends,
-) -> io::Result<Links<OobStream>> {
-    control.bound_silence()?;
-    Ok(Links {
-        control: control.try_clone()?,
-        main: main.try_clone()?,
-        lanes: lanes.map(OobStream::try_clone).collect::<io::Result<_>>()?,
-        ends: ends.clone(),
-    })
-}
-
-/// Converts the address of a buffer to a pointer; an empty buffer may have the address 0.
-pub(super) fn pointer(addr: u64, len: u32) -> Result<NonNull<u8>, Error> {
-    match NonNull::new(std::ptr::with_exposed_provenance_mut(addr as usize)) {
-        Some(start) => Ok(start),
-        None if len == 0 => Ok(NonNull::dangling()),
-        None => Err(Error::Argument("a buffer at address 0")),
     }
 }

@@ -12,7 +12,7 @@ use invar_core::nic::{NicError, Verb};
 use invar_core::socket::{Receiver, Target};
 
 use crate::memory::{HostMemory, Scatter, write_raw};
-use crate::socket::send::pointer;
+use crate::socket::pointer::pointer;
 use crate::tcp::OobStream;
 
 /// Maximum number of bytes that are read before their destination is known. One call reads many short
