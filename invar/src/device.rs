@@ -1,7 +1,9 @@
 //! Lists and opens the devices of a host.
 
 mod custom;
+mod provided;
 mod rdma;
+mod registration;
 
 use std::fmt;
 use std::fs::File;
@@ -18,9 +20,13 @@ use invar_linux::soft::{self, SoftConfig, SoftNic};
 
 use crate::device_info::{DeviceInfo, DeviceKind, Survey};
 use crate::error::Kind;
-use crate::raw::{Adapter, NicKind, OverTcp, Registrations, adapt};
+use crate::raw::{Adapter, NicKind, OverTcp, adapt};
 use crate::settings::RdmaRules;
-use crate::{Error, Settings, provided};
+use crate::{Error, Settings};
+use registration::Registrations;
+
+pub use provided::provide;
+pub use registration::{Keys, deregister, register, register_gpu};
 
 /// An open device. Clones are handles of the same device, which closes with the last of its handles,
 /// comms and regions.

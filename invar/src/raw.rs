@@ -13,19 +13,21 @@
 mod adapter;
 mod boxed;
 mod end;
+mod kind;
 mod nic;
-mod registration;
+mod on;
+mod over_tcp;
 mod socket;
 mod watch;
 
+pub use crate::device::{Keys, deregister, register, register_gpu};
 pub(crate) use adapter::{Adapter, Attempt, Listen, Registration, adapt};
-pub use adapter::{On, RecvOn, SendOn};
-pub use end::{AnyRecv, AnySend, CLOSE_MAX, Carrier, End, RecvEnd, SendEnd};
-pub(crate) use nic::NicKind;
-pub use nic::{GpuNic, SharedNic};
-pub(crate) use registration::Registrations;
-pub use registration::{GpuRange, Keys, deregister, register, register_gpu};
-pub(crate) use socket::OverTcp;
+pub use end::{CLOSE_MAX, Carrier, End, RecvEnd, SendEnd};
+pub(crate) use kind::NicKind;
+pub use kind::{AnyRecv, AnySend};
+pub use nic::{GpuNic, GpuRange, SharedNic};
+pub use on::{On, RecvOn, SendOn};
+pub(crate) use over_tcp::OverTcp;
 pub use socket::{SocketRecv, SocketSend};
 
 // Signatures of this crate mention these types.

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use invar_core::device::data_access;
 use invar_core::nic::{NicError, PortState};
 
+use super::registration::Registrations;
 use super::{Device, DeviceInfo, DeviceKind, Inner};
 use crate::Error;
 use crate::error::Kind;
-use crate::raw::{GpuNic, NicKind, Registrations, SharedNic, adapt};
+use crate::raw::{GpuNic, NicKind, SharedNic, adapt};
 
 impl Device {
     /// Makes a device of a NIC and a protection domain that the program brings. Its listeners listen at

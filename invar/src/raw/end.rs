@@ -1,14 +1,11 @@
-//! The traits of both ends of a connection, and the kinds of ends.
+//! The traits of both ends of a connection.
 
 use std::os::fd::RawFd;
 use std::time::Duration;
 
 use invar_core::comm::{Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf, Work};
 use invar_core::error::{Ends, Error as CoreError};
-use invar_linux::soft::SoftNic;
-use invar_verbs::VerbsNic;
 
-use super::{RecvOn, SendOn, SocketRecv, SocketSend};
 use crate::Error;
 
 /// Most time that [`End::close`] may take.
@@ -202,56 +199,6 @@ pub trait RecvEnd: End {
     /// Fails if a system call fails.
     fn way_back(&mut self) -> Result<Option<Box<dyn SendEnd>>, Error> {
         Ok(None)
-    }
-}
-
-/// A sending end on any NIC.
-#[non_exhaustive]
-pub enum AnySend {
-    /// A sending end on an RDMA device.
-    Verbs(Box<SendOn<VerbsNic>>),
-    /// A sending end over TCP.
-    Socket(Box<SocketSend>),
-    /// A sending end on the software NIC.
-    Soft(Box<SendOn<SoftNic>>),
-    /// A sending end on a NIC that the caller brought.
-    Custom(Box<dyn SendEnd>),
-}
-
-/// A receiving end on any NIC.
-#[non_exhaustive]
-pub enum AnyRecv {
-    /// A receiving end on an RDMA device.
-    Verbs(Box<RecvOn<VerbsNic>>),
-    /// A receiving end over TCP.
-    Socket(Box<SocketRecv>),
-    /// A receiving end on the software NIC.
-    Soft(Box<RecvOn<SoftNic>>),
-    /// A receiving end on a NIC that the caller brought.
-    Custom(Box<dyn RecvEnd>),
-}
-
-impl AnySend {
-    /// Returns the end as a trait object, for callers that do not need its kind.
-    pub fn boxed(self) -> Box<dyn SendEnd> {
-        match self {
-            AnySend::Verbs(end) => end,
-            AnySend::Socket(end) => end,
-            AnySend::Soft(end) => end,
-            AnySend::Custom(end) => end,
-        }
-    }
-}
-
-impl AnyRecv {
-    /// Returns the end as a trait object, for callers that do not need its kind.
-    pub fn boxed(self) -> Box<dyn RecvEnd> {
-        match self {
-            AnyRecv::Verbs(end) => end,
-            AnyRecv::Socket(end) => end,
-            AnyRecv::Soft(end) => end,
-            AnyRecv::Custom(end) => end,
-        }
     }
 }
 

@@ -12,10 +12,11 @@ use invar_linux::clock::now_ns;
 use invar_linux::random::random;
 use invar_linux::tcp::{AuthListener, OobStream, TurnedAway};
 
-use super::{On, RecvOn, SendOn};
 use crate::Error;
 use crate::error::Kind;
-use crate::raw::{AnyRecv, AnySend, SharedNic};
+use crate::raw::kind::{AnyRecv, AnySend};
+use crate::raw::nic::SharedNic;
+use crate::raw::on::{On, RecvOn, SendOn};
 
 /// A listener that peers connect to.
 pub(crate) trait Listen: Send + Sync {

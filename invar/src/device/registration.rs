@@ -1,6 +1,5 @@
 //! Registers the program's own memory with a device, each range of pages once.
 
-use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,21 +10,10 @@ use invar_linux::env::page_size;
 use invar_linux::memory::HostMemory;
 use rustc_hash::FxHashMap;
 
-use super::Registration;
+use super::Device;
+use crate::Error;
 use crate::error::Kind;
-use crate::{Device, Error};
-
-/// A range of a GPU's memory.
-#[derive(Clone, Copy, Debug)]
-pub struct GpuRange<'a> {
-    /// The address of the first byte, on the GPU.
-    pub addr: u64,
-    /// Number of bytes.
-    pub len: usize,
-    /// A DMA-BUF for the registration, and the offset at which the range begins in it. If there is
-    /// none, the range is registered by its address, which a kernel module must know (nvidia-peermem).
-    pub dma_buf: Option<(BorrowedFd<'a>, u64)>,
-}
+use crate::raw::{GpuRange, Registration};
 
 /// The keys by which work requests name registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

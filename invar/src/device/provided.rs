@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::Device;
 use crate::error::Kind;
-use crate::{Device, DeviceInfo, Error};
+use crate::{DeviceInfo, Error};
 
 type OpenError = Box<dyn std::error::Error + Send + Sync>;
 type Open = dyn Fn() -> Result<Device, OpenError> + Send + Sync;
