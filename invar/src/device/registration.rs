@@ -48,6 +48,8 @@ pub unsafe fn register(device: &Device, start: NonNull<u8>, len: usize) -> Resul
 }
 
 /// Registers the pages that hold a range of a GPU's memory, like [`register`]. If memory is freed and
+/// allocated again at the same address, it is registered again.
+///
 /// # Errors
 /// Fails if [`register`] would fail, or if there is no CUDA. Fails if CUDA does not know the memory, or
 /// if the range is in more than one allocation.
