@@ -23,56 +23,21 @@ mod wire;
 
 use core::fmt;
 
-use hmac_sha256::HMAC;
-
 use crate::conn::StreamError;
 use crate::conn::stage::Side;
 use crate::roce::Psn;
+use crate::secret::mac;
 
+pub use crate::secret::{SECRET_BYTES, Secret};
 pub use answering::Answering;
 pub use calling::Calling;
 pub use wire::{HELLO_BYTES, Hello, PROOF_BYTES, VERSION};
 
 /// Bytes of a nonce.
 pub const NONCE_BYTES: usize = 16;
-/// Bytes of a secret.
-pub const SECRET_BYTES: usize = 32;
 
 /// Random bytes, new for each connection.
 pub type Nonce = [u8; NONCE_BYTES];
-
-/// A value that both ends know and nobody else.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Secret([u8; SECRET_BYTES]);
-
-impl Secret {
-    /// The secret of a service that is open to everybody.
-    pub const PUBLIC: Secret = Secret([0; SECRET_BYTES]);
-
-    /// Creates a secret from its bytes.
-    pub const fn new(bytes: [u8; SECRET_BYTES]) -> Self {
-        Secret(bytes)
-    }
-
-    /// The secret's bytes.
-    pub const fn as_bytes(&self) -> &[u8; SECRET_BYTES] {
-        &self.0
-    }
-
-    /// Derives a secret for one purpose. An end that knows the derived secret does not know this
-    /// secret.
-    #[must_use]
-    pub fn derive(&self, label: &[u8], context: &[u8]) -> Secret {
-        Secret(mac(&self.0, label, &[context]))
-    }
-}
-
-impl fmt::Debug for Secret {
-    /// Hides the secret's bytes.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
-    }
-}
 
 /// The purpose of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -109,7 +74,7 @@ impl Session {
     pub const UNKNOWN_PEER: Session = Session(None);
 
     fn new(secret: &Secret, caller: &Hello, listener: &Hello) -> Self {
-        Session(Some(Secret(transcript(secret, b"session", caller, listener))))
+        Session(Some(Secret::new(transcript(secret, b"session", caller, listener))))
     }
 
     /// Derives a key for one purpose; `None` if the ends share no secret.
@@ -128,7 +93,9 @@ impl Session {
     pub fn first_psn(&self, sender: Side, index: u32, attempt: u32) -> u32 {
         let context = [sender as u8, index as u8, (index >> 8) as u8];
         let key = self.qp_key(b"first PSN", &context, attempt);
-        key.map_or(0, |Secret([a, b, c, ..])| u32::from_le_bytes([a, b, c, 0]) & Psn::MASK)
+        let Some(key) = key else { return 0 };
+        let [a, b, c, ..] = *key.as_bytes();
+        u32::from_le_bytes([a, b, c, 0]) & Psn::MASK
     }
 }
 
@@ -202,18 +169,6 @@ impl From<StreamError> for AuthError {
     fn from(error: StreamError) -> Self {
         AuthError::Stream(error)
     }
-}
-
-/// Computes the HMAC-SHA-256 of a label and further parts. The label's length comes first, so its end
-/// is unambiguous.
-fn mac(key: &[u8], label: &[u8], parts: &[&[u8]]) -> [u8; 32] {
-    let mut mac = HMAC::new(key);
-    mac.update([label.len() as u8]);
-    mac.update(label);
-    for part in parts {
-        mac.update(part);
-    }
-    mac.finalize()
 }
 
 fn transcript(secret: &Secret, label: &[u8], caller: &Hello, listener: &Hello) -> [u8; 32] {

@@ -47,6 +47,7 @@ pub mod proxy;
 pub mod rendezvous;
 pub mod request;
 pub mod roce;
+mod secret;
 pub mod socket;
 pub mod staging;
 pub mod topology;

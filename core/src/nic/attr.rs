@@ -4,7 +4,7 @@ use core::fmt;
 use core::net::{IpAddr, Ipv6Addr};
 
 use super::Access;
-use crate::auth::Secret;
+use crate::secret::Secret;
 
 /// Global identifier of a port (`union ibv_gid`). With RoCEv2 it is an IPv6 address, or an IPv4 address
 /// mapped into one.
