@@ -15,6 +15,7 @@ pub mod null;
 pub mod pattern;
 pub mod pcap;
 pub mod pipe;
+pub mod random;
 pub mod shell;
 pub mod sim;
 pub mod strangers;

@@ -7,7 +7,6 @@
 
 mod memory;
 mod nic;
-mod random;
 pub mod ranks;
 mod scenario;
 mod seeds;
@@ -23,7 +22,6 @@ use invar_core::roce::qp::Tuning;
 use invar_linux::soft::{Device, DeviceConfig, DeviceCounters};
 
 pub use nic::{SimCq, SimMr, SimNic, SimQp};
-pub use random::Random;
 pub use scenario::{Outcome, run};
 pub use seeds::live_through;
 pub use wire::{Link, WireCounters};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use invar_core::auth::{Calling, HELLO_BYTES, Hello, NONCE_BYTES, PROOF_BYTES, Secret, Service};
 use invar_core::conn::{Stream, StreamError};
 
-use crate::sim::Random;
+use crate::random::Random;
 
 /// A peer gets in within this time, whoever else calls.
 const IN_WITHIN: Duration = Duration::from_secs(1);

@@ -2,7 +2,7 @@
 //! in order, whole, and within bounded time.
 
 use invar_testkit::model::roce::{Choices, Script, abuse, run};
-use invar_testkit::sim::Random;
+use invar_testkit::random::Random;
 
 #[test]
 fn all_operations_arrive_over_any_link() {

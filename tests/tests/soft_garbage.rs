@@ -10,7 +10,7 @@ use invar_core::nic::{Nic, SendOpcode, WcStatus};
 use invar_core::roce::{Bth, Flow, HEADERS_BYTES_MAX, Headers, Ipv4Id, Opcode, Psn, Reth};
 use invar_linux::soft::{DeviceCounters, SoftConfig, SoftNic};
 use invar_testkit::end::{End, Link};
-use invar_testkit::sim::Random;
+use invar_testkit::random::Random;
 use invar_testkit::strangers::Stops;
 use invar_testkit::wait::until;
 

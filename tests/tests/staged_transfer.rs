@@ -12,7 +12,8 @@ use invar_core::staging::{
 };
 use invar_testkit::duo::{Buffer, Duo, connect};
 use invar_testkit::pipe::Pipe;
-use invar_testkit::sim::{Link, Random, SimNic, World};
+use invar_testkit::random::Random;
+use invar_testkit::sim::{Link, SimNic, World};
 
 const CHUNK: usize = 4096;
 const SLOT: usize = (CHUNK + TRAILER_BYTES).next_multiple_of(8);

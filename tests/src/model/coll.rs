@@ -3,7 +3,7 @@
 
 use invar_core::coll::{Algorithm, DataType, ONE_SHOT_RANKS_MAX, Operation, RedOp};
 
-use crate::sim::Random;
+use crate::random::Random;
 
 /// Every operation among `nranks`, with each algorithm that exists for it and each root.
 pub fn all(nranks: u32) -> Vec<(Operation, Algorithm)> {

@@ -10,7 +10,7 @@ mod news;
 mod rank;
 mod work;
 
-use super::{Random, SimNic, WireCounters, World};
+use super::{SimNic, WireCounters, World};
 use crate::duo;
 
 pub use history::run;

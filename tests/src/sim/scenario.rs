@@ -5,9 +5,10 @@ use invar_core::nic::{Mtu, QpOptions};
 use invar_core::roce::qp::Tuning;
 
 use super::seeds::Named;
-use super::{Link, Random, SimNic, WireCounters, World};
+use super::{Link, SimNic, WireCounters, World};
 use crate::duo;
 use crate::model::comm::{Op, Remains, Shape, Traffic};
+use crate::random::Random;
 
 /// The outcome of a history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use invar_linux::soft::{Train, TransmitSink};
 
 use super::SOURCE_PORTS;
-use super::random::Random;
+use crate::random::Random;
 
 /// The properties of a link from one host to another. Probabilities are in parts per million.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use invar_core::coll::{Algorithm, DataType, Operation, Order, Schedule, Step, Ta
 use invar_core::math::STEPS;
 use invar_core::topology::Direction;
 use invar_testkit::model::coll::Layout;
-use invar_testkit::sim::Random;
+use invar_testkit::random::Random;
 
 /// An element that records what was done to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use invar::net::{LinkAttempt, NetRecv, NetSend, NetSettings, Network, wait_for_l
 use invar::{Device, Error, Settings};
 use invar_linux::abort::Abort;
 use invar_testkit::library::{self, first_device};
-use invar_testkit::sim::Random;
+use invar_testkit::random::Random;
 use invar_testkit::wait::LIMIT;
 
 pub(crate) const SLOT_BYTES: usize = 8 << 10;

@@ -12,7 +12,7 @@ use invar_core::proxy::{
 };
 use invar_core::topology::Direction;
 use invar_linux::proxy::HeapBanks;
-use invar_testkit::sim::Random;
+use invar_testkit::random::Random;
 use proptest::prelude::*;
 use transport::Chance;
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use invar_core::math::STEPS;
 use invar_core::proxy::{ConnectionId, Op, OpStage, ProxySlice, Transport};
 use invar_core::topology::Direction;
-use invar_testkit::sim::Random;
+use invar_testkit::random::Random;
 
 pub(crate) struct Chance {
     random: Random,

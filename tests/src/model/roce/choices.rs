@@ -1,6 +1,6 @@
 //! The source of a script's choices.
 
-use crate::sim::Random;
+use crate::random::Random;
 
 /// An endless source of choices.
 #[derive(Clone, Debug)]

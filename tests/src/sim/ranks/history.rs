@@ -14,7 +14,8 @@ use invar_linux::abort::Abort;
 use super::news::{CUT_OFF_NS, ENDED_NS, News, PASS_ON_NS};
 use super::rank::{Rank, Share, State, Turn};
 use super::work::{Channels, Work};
-use super::{Outcome, Random, SimNic, World, duo};
+use super::{Outcome, SimNic, World, duo};
+use crate::random::Random;
 use crate::sim::scenario;
 use crate::sim::seeds::Named;
 

@@ -1,7 +1,7 @@
 //! A model of the rendezvous. It tells all ranks of the first failure, and the number of the rank that
 //! failed.
 
-use super::Random;
+use crate::random::Random;
 
 /// The longest time that the hub takes to pass news on.
 pub(super) const PASS_ON_NS: u64 = 2_000_000;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use invar::communicator::Plan;
 use invar_core::coll::{Algorithm, DataType, Operation, Order, RedOp, Task};
 
-use super::Random;
 use crate::model::coll::{self, Layout};
+use crate::random::Random;
 
 /// The channels and the size of a slot.
 #[derive(Clone, Debug)]
