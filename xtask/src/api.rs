@@ -9,7 +9,7 @@ mod surface;
 
 use anyhow::{Result, bail, ensure};
 
-use crate::ci::Outcome;
+use crate::outcome::Outcome;
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 use docs::Docs;

@@ -8,17 +8,10 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use clap::builder::PossibleValuesParser;
 
+use crate::outcome::Outcome;
 use crate::shell::Shell;
 use crate::tool::{self, Tool};
 use crate::{api, fuzz, no_std, rxe, tidy};
-
-/// The result of a step that did not fail.
-pub(crate) enum Outcome {
-    /// Everything that the step checks is in order.
-    Passed,
-    /// There was nothing to check. The text says what was missing.
-    Skipped(String),
-}
 
 /// One check of `cargo xtask ci`.
 struct CiStep {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
 
-use crate::ci::Outcome;
+use crate::outcome::Outcome;
 use crate::shell::Shell;
 use crate::tool;
 use crate::workspace::Workspace;

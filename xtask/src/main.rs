@@ -10,6 +10,7 @@ mod fuzz;
 mod gpu;
 mod no_std;
 mod null_verbs;
+mod outcome;
 mod plugin;
 mod rxe;
 mod sanitize;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::ci::Outcome;
+use crate::outcome::Outcome;
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 

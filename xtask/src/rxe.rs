@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::ci::Outcome;
+use crate::outcome::Outcome;
 use crate::shell::Shell;
 use crate::vm;
 

@@ -7,8 +7,8 @@ use std::process::Command;
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 
-use crate::ci::Outcome;
 use crate::no_std::host;
+use crate::outcome::Outcome;
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 

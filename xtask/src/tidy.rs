@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::ci::Outcome;
 use crate::docs;
+use crate::outcome::Outcome;
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 

@@ -9,6 +9,7 @@
 //! image ends with a snapshot of the booted guest, from which each command starts within a second.
 //! Every change that a command makes to the guest is lost with the guest.
 
+mod build;
 mod image;
 mod machine;
 mod session;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::Outcome;
+use crate::outcome::Outcome;
 use crate::shell::Shell;
 use crate::workspace::Workspace;
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use super::image::Image;
 use super::machine::{Machine, QEMU, Start, Wiring};
 use crate::shell::Shell;
 
@@ -54,12 +55,6 @@ const UNUSED: [&str; 5] = [
 /// The time limit for a boot under emulation on a busy host.
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
 
-/// A directory with all files that QEMU needs. Nobody changes it while this value lives.
-pub(super) struct Image {
-    directory: PathBuf,
-    _lock: File,
-}
-
 impl Image {
     /// Returns the image below `target_dir`. Builds it if it is missing or if its recipe has changed.
     pub(super) fn ensure(shell: &Shell, target_dir: &Path, rebuild: bool) -> Result<Image> {
@@ -76,7 +71,7 @@ impl Image {
             // Check again, because another process may have built the image before this one got the
             // lock.
             if rebuild || !is_current() {
-                let new = Image { directory: base.join("new"), _lock: lock.try_clone()? };
+                let new = Image::new(base.join("new"), lock.try_clone()?);
                 new.build(shell).context("cannot build the guest's image")?;
                 fs::write(new.directory.join("recipe"), &recipe)?;
                 remove(&directory)?;
@@ -84,29 +79,9 @@ impl Image {
             }
             lock.lock_shared()?;
         }
-        Ok(Image { directory, _lock: lock })
+        Ok(Image::new(directory, lock))
     }
 
-    pub(super) fn kernel(&self) -> PathBuf {
-        self.directory.join("vmlinuz")
-    }
-
-    pub(super) fn initramfs(&self) -> PathBuf {
-        self.directory.join("initramfs")
-    }
-
-    /// The file with the guest's memory at the time of the snapshot.
-    pub(super) fn ram(&self) -> PathBuf {
-        self.directory.join("ram")
-    }
-
-    /// The file with the rest of the machine's state.
-    pub(super) fn state(&self) -> PathBuf {
-        self.directory.join("state")
-    }
-}
-
-impl Image {
     fn build(&self, shell: &Shell) -> Result<()> {
         remove(&self.directory)?;
         let [apt, root] = ["apt", "root"].map(|name| self.directory.join(name));
