@@ -193,7 +193,8 @@ impl Chosen {
 }
 
 /// The device to use towards a peer that is reached from `local`. Without a name this is the first NIC
-/// that the program brings, else the first RDMA device, or else the software NIC at `local`. Two software NICs need addresses of one family.
+/// that the program brings, else the first RDMA device, or else the software NIC at `local`. Two software
+/// NICs need addresses of one family.
 fn choose(nic: Option<&str>, local: IpAddr, settings: &Settings) -> Result<Chosen, Failure> {
     let info = match nic {
         Some(name) => named(name, settings)?,

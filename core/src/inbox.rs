@@ -27,8 +27,8 @@ pub(crate) trait Header: Copy {
 
 /// The message that is under way.
 ///
-/// It is read piece by piece: [`Inbox::space`] never reaches past the end of a message, so what
-/// comes with it (a file descriptor) is known to be part of it, and what follows stays in the
+/// The caller reads the message piece by piece. [`Inbox::space`] never reaches past the end of a message.
+/// So a file descriptor that comes with the bytes belongs to this message, and later messages stay in the
 /// stream until there is room.
 #[derive(Debug)]
 pub(crate) struct Inbox<H> {

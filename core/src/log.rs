@@ -2,16 +2,16 @@
 //! `defmt`, to both, or nowhere, which is the default. `defmt` is for devices without an operating
 //! system: on a host nothing links with its symbols, so the feature does nothing there.
 //!
-//! `trace! debug! info! warn! error!` take what `format_args!` takes. defmt would rather have the
-//! values and format them on the host, but then every type, ours and others', would have to
-//! implement its trait; it is given the finished text, so that one line of code serves both.
+//! `trace! debug! info! warn! error!` take the arguments of `format_args!`. defmt could take the values and
+//! format them on the host, but then every type would have to implement defmt's trait. So defmt gets the
+//! finished text, and one line of code serves both.
 
 macro_rules! levels {
     ($dollar:tt $($level:ident)+) => { $(
         #[allow(unused_macros, reason = "each level is there whether or not a message has it")]
         macro_rules! $level {
             ($dollar($arg:tt)+) => {{
-                // The arguments are type-checked, and count as used, whatever the features.
+                // With any features the arguments are type-checked and count as used.
                 if false {
                     let _ = ::core::format_args!($dollar($arg)+);
                 }

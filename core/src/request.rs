@@ -1,11 +1,12 @@
 //! Requests: a ring of fixed size that takes and frees a request in constant time.
 //!
-//! NCCL scans its array for a free request (`net_ib.cc ncclIbGetRequest`). Transfers end roughly in the
-//! order in which they began. So here each row of the FIFO has a fixed place in a ring, at both ends.
-//! The receiver has one request for each row; the sender has one for each message. The low bits of a
-//! request's token are its index in the ring. A new request may begin at an index once the previous
-//! request there is over. If a caller leaves a request untested, no request is free once the ring has
-//! come around to it.
+//! NCCL scans its array for a free request (`net_ib.cc ncclIbGetRequest`). Invar takes the requests in the
+//! order of a ring, because transfers end roughly in the order in which they began. The receiver has one
+//! request for each row of the FIFO, and the sender has one for each message.
+//!
+//! The low bits of a request's token are its index in the ring. A request can begin once the previous
+//! request at its index is over. A request is over only when the caller has tested it as done. If the
+//! caller leaves a request untested, the ring stops at its index, and no request is free.
 
 use core::hint::cold_path;
 
@@ -35,8 +36,8 @@ impl Request {
         self.0 as usize % Self::INDEX_END
     }
 
-    /// Index of the request below 256, for kinds with one request for each row. Sends over a NIC have
-    /// several requests for each row, so they need [`Request::index`].
+    /// Index of the row to which the request belongs, below 256, for kinds with one request for each row.
+    /// Sends over a NIC have several requests for each row, so they need [`Request::index`].
     #[inline(always)]
     pub const fn row(&self) -> usize {
         self.0 as usize % ROWS
@@ -162,7 +163,7 @@ impl<T> Entry<T> {
         self.key |= DONE;
     }
 
-    /// Marks the request that lives here as done, even if it was [cut short](Ring::cut_short).
+    /// Marks the request that lives here as done, even if it was [cut short](RequestRing::cut_short).
     pub(crate) fn finish_late(&mut self) {
         if self.key < BEYOND {
             self.key &= !CUT;

@@ -10,7 +10,7 @@
 //! let settings = Settings::from_env()?;
 //! let address = "127.0.0.1:0".parse()?;
 //! let hub = Hub::listen(address, settings.tcp_ports(), 2, None, Duration::from_secs(30))?;
-//! // Two ranks, as a rule in two processes; 128 bytes get to each in some way of the program's own.
+//! // Two ranks. Most programs have one in each process, and bring the 128 bytes of `id` to each.
 //! let id = hub.id();
 //! let ranks = [0, 1].map(|rank| {
 //!     let settings = settings.clone();

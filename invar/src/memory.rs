@@ -23,8 +23,8 @@ use crate::{Device, Error, GpuPath, Settings};
 ///
 /// # Access of peers
 ///
-/// [`RecvComm::irecv`](crate::RecvComm::irecv) tells the region's key to the peer. With the key,
-/// any peer of an RDMA device can reach the whole region for as long as the region exists. The software NIC lets a
+/// [`RecvComm::irecv`](crate::RecvComm::irecv) tells the region's key to the peer. With the key, any peer
+/// of an RDMA device can reach the whole region for as long as the region exists. The software NIC lets a
 /// peer reach only the regions that its own connection has told it of, and only their exact bytes.
 /// Hardware protects whole pages, which the region does not share with other memory.
 #[derive(Clone)]

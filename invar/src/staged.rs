@@ -1,8 +1,8 @@
 //! Messages from and to GPU memory that the NIC does not reach.
 //!
-//! They pass through pinned host memory, chunk by chunk ([`invar_core::staging`]): here the
-//! pipeline gets its copies done by the GPU's driver, and its messages by an end of a connection.
-//! A comm has one [`Staged`], which comes to life with the first such message.
+//! Each message passes through pinned host memory, chunk by chunk. The pipeline of
+//! [`invar_core::staging`] orders the chunks. This module lets the GPU's driver copy them, and an end of a
+//! connection carry them. A comm has one [`Staged`], which takes no memory before the first such message.
 
 mod budget;
 mod lookalike;
@@ -23,8 +23,8 @@ use lookalike::Lookalikes;
 use wire::{Broken, Slots, StagedWire, Through};
 
 impl StagingSize {
-    /// An error of a connection, and what may be behind it where a message meets a receive of just a
-    /// chunk and a trailer.
+    /// Adds a hint to the error of a send whose receive has room for exactly a chunk and a trailer:
+    /// the peer may stage the message, and this end does not.
     pub(crate) fn explain(self, error: CoreError, failed: Error) -> Error {
         let CoreError::SizeMismatch { remote, .. } = error else { return failed };
         if remote != Trailer::room(self.chunk_bytes) {
@@ -70,7 +70,8 @@ impl Staged {
         self.size
     }
 
-    /// Begins a message and gives its number. `None`, where too many are under way: call again.
+    /// Begins a message and returns its number. Returns `None` if too many messages are under way: call
+    /// again.
     pub(crate) fn begin(
         &mut self,
         device: &Device,
@@ -95,14 +96,14 @@ impl Staged {
         Ok(active.pipeline.push(message, range.len() as u64).ok())
     }
 
-    /// Whether a message with this tag is under way, which no other may overtake.
+    /// Whether a message with this tag is under way. No other message with the tag may overtake it.
     #[inline]
     pub(crate) fn has(&self, tag: u32) -> bool {
         let mut active = self.active.iter();
         active.any(|active| active.pipeline.pending().any(|message| message.tag == tag))
     }
 
-    /// Goes on with all messages, without waiting.
+    /// Moves all messages on, without waiting.
     #[inline]
     pub(crate) fn advance<W: StagedWire + ?Sized>(&mut self, end: &mut W) -> Result<(), Error> {
         self.standing()?;
@@ -115,8 +116,8 @@ impl Staged {
         }
     }
 
-    /// Messages that come to memory which is not staged are looked at where the peer may think that
-    /// it is.
+    /// Notes the buffers of a receive that the peer may take for staged memory. [`Staged::came`] checks
+    /// their messages. The memory of these buffers is not staged.
     #[inline]
     pub(crate) fn watch(
         &mut self,
@@ -131,7 +132,8 @@ impl Staged {
         }
     }
 
-    /// Such a message has come, of so many bytes in each buffer.
+    /// Checks the messages of a receive that is done; `sizes` are the bytes in each buffer. Fails if a
+    /// message is a piece of a staged send.
     #[inline]
     pub(crate) fn came(
         &mut self,
@@ -158,7 +160,7 @@ impl Staged {
         }
     }
 
-    /// The bytes of a message that is done, which is then over; `None`, where it is not.
+    /// Ends a message that is done and returns its bytes. Returns `None` if the message is not done.
     pub(crate) fn take(&mut self, number: u64) -> Result<Option<usize>, Error> {
         let Some(Active { pipeline, .. }) = self.active.as_deref_mut() else { return Ok(None) };
         match pipeline.take(number) {

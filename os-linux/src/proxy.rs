@@ -3,8 +3,8 @@
 //! A host runs a [`Service`] and a [`Progress`] for each GPU. A rank asks the service for connections
 //! with a [`ProxyClient`], and receives the [`SharedOps`] with the first connection. The rank posts
 //! operations with [`RankOps`], and the progress thread moves them. While the rank waits, it can move
-//! them itself with a [`Driver`], which also lists active operations ([`DumpOnSignal`]). An [`Abort`](crate::abort::Abort)
-//! ends everything.
+//! them itself with a [`Driver`], which also lists active operations ([`DumpOnSignal`]). An
+//! [`Abort`](crate::abort::Abort) ends everything.
 
 mod banks;
 mod bound;

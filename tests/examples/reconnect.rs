@@ -1,9 +1,9 @@
-//! A client that goes on with a new connection after something has befallen its device.
+//! A client that continues with a new connection after its device has failed.
 //!
-//! `reconnect rxe_a rxe_b 'ip link set veth0 down' 'ip link set veth0 up'`: sends messages from the
-//! one device to the other, which a process of its own has, does the one to them, and the other once
-//! its sends fail; then it connects again, by the same open device. When that connection is gone too,
-//! it holds no more of the kernel than before the first.
+//! `reconnect rxe_a rxe_b 'ip link set veth0 down' 'ip link set veth0 up'` sends messages from the first
+//! device to the second, which another process has. It runs the first command, and the second command once
+//! its sends fail. Then it connects again, by the same open device. When the new connection is gone too, the
+//! client holds no more of the kernel's objects than before the first connection.
 
 use std::env;
 use std::error::Error;
@@ -19,9 +19,9 @@ const MESSAGE_BYTES: usize = 256 << 10;
 /// Messages that show that a connection works.
 const MESSAGES: u32 = 20;
 const TAG: u32 = 7;
-/// More than any one message takes, and any fault to be noticed.
+/// A message takes less time, and so does the notice of a fault.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What was mended need not work at once.
+/// The time in which a mended device works again.
 const MENDED_WITHIN: Duration = Duration::from_secs(30);
 
 type Done<T> = Result<T, Box<dyn Error>>;

@@ -105,7 +105,6 @@ impl VerbsNic {
     /// # Safety
     /// Until the region is gone, the memory stays at its address. During a transfer nobody else accesses
     /// the transferred bytes.
-    /// to it is nobody else's.
     pub unsafe fn reg_foreign_mr(
         &self,
         pd: &Pd,

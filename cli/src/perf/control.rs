@@ -205,7 +205,7 @@ mod tests {
                 let (mut stream, _) = listener.accept().unwrap();
                 stream.write_all(bytes).unwrap();
                 stream.shutdown(std::net::Shutdown::Write).unwrap();
-                // Until the client has gone: a reset could overtake what it is to read.
+                // Wait until the client has gone: a reset could overtake the bytes that it has not read.
                 while !matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)) {}
             });
             Control::connect(&[addr]).map(drop).unwrap_err().to_string()

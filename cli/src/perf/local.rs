@@ -62,9 +62,9 @@ pub(super) fn start(args: &Args, settings: &Settings) -> Result<(Server, SocketA
     Ok((server, addr))
 }
 
-/// The loopback address at which client and server meet. Its family is that of the named device, or of
-/// the first NIC that is no software of ours. Without either it is the address of the last device, which is on loopback. If
-/// both processes need one UDP port, the server has an address of its own.
+/// The loopback address at which client and server meet. Its family is the family of the named device, or
+/// of the first NIC that is not Invar's software. Without either, the address is that of the last device,
+/// which is on loopback. If both processes need one UDP port, the server has an address of its own.
 fn address(args: &Args, settings: &Settings) -> Result<IpAddr, Failure> {
     if args.nic.is_none() && settings.udp_ports().single().is_some() {
         return Ok(Ipv4Addr::new(127, 0, 0, 2).into());

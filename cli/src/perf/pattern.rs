@@ -14,8 +14,8 @@ pub(super) enum Flow {
     ToClient,
 }
 
-/// The bytes of every message of one pass, in one direction: a function of seed, pass, direction, size, message
-/// and offset.
+/// The bytes of all messages of one pass, in one direction. Seed, pass, direction, size, message and
+/// offset determine each byte.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pattern {
     key: u64,

@@ -44,17 +44,17 @@ choice! {
 choice! {
     /// Families of IP addresses.
     AddressFamily {
-        /// Either.
+        /// Both families.
         Any = "any",
-        /// IPv4.
+        /// Only IPv4.
         Inet = "AF_INET",
-        /// IPv6.
+        /// Only IPv6.
         Inet6 = "AF_INET6",
     }
 }
 
 impl AddressFamily {
-    /// Whether an address is of it.
+    /// Whether an address belongs to this family.
     pub const fn takes(self, ip: IpAddr) -> bool {
         match self {
             AddressFamily::Any => true,
@@ -71,7 +71,7 @@ choice! {
         Auto = "auto",
         /// IB verbs on an RDMA device.
         Ib = "ib",
-        /// TCP.
+        /// The socket transport, over TCP.
         Socket = "socket",
         /// The software RoCEv2 NIC.
         Soft = "soft",
@@ -81,19 +81,19 @@ choice! {
 }
 
 choice! {
-    /// How much is logged; each level has those before it.
+    /// How much is logged. Each level includes the levels before it.
     LogLevel {
-        /// Nothing.
+        /// No messages.
         Off = "off",
-        /// What failed.
+        /// Failures.
         Error = "error",
-        /// What may go wrong.
+        /// Things that may go wrong.
         Warn = "warn",
-        /// What was chosen, and why.
+        /// Choices, with their reasons.
         Info = "info",
-        /// Each step of setting up.
+        /// Each step of a setup.
         Debug = "debug",
-        /// Each message.
+        /// Fine details.
         Trace = "trace",
     }
 }

@@ -10,8 +10,8 @@
 //!
 //! The kernels do what those of a GPU do: they touch only memory, and never make a system call for
 //! data. Ranks shift data around a ring by sends and receives, and then reduce it by NCCL's ring
-//! all-reduce. The proxy keeps the data of all ranks, over the software NIC or, with `INVAR_TRANSPORT=socket`,
-//! over TCP.
+//! all-reduce. The proxy moves the data of all ranks, over the software NIC or, with
+//! `INVAR_TRANSPORT=socket`, over TCP.
 //!
 //! ```sh
 //! cargo run --release -p invar --example proxy

@@ -215,7 +215,7 @@ impl Rank {
                     let start = (turn + which * chunk).min(data.len());
                     start..(start + chunk).min(data.len())
                 };
-                // What was added to last goes on to the next rank.
+                // The rank sends on the part to which it added last.
                 let (sent, received) = (range(step), range(step + 1));
                 let slices = (steps.chunk_steps / steps.slice_steps) as usize;
                 for slice in 0..slices {

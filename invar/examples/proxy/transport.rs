@@ -46,7 +46,7 @@ impl ProxyWire {
         let request = &mut requests[usize::from(step.slot)];
         let (first, steps) = (step.step, u64::from(step.steps));
         let addr = ring.slot(first).as_ptr().expose_provenance() as u64;
-        // Whatever the other process says, no more than the slice has.
+        // The other process may claim more bytes than the slice has.
         let most = (step.slice_bytes as usize).min(usize::from(step.steps) * STEP_BYTES) as u32;
         match (end, stage) {
             (End::Send(end), OpStage::Transmit) => {

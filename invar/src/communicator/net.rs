@@ -10,7 +10,7 @@
 //!
 //! let device = invar::Device::open_at("127.0.0.1:0".parse()?)?;
 //! let settings = NetSettings::from(invar::Settings::from_env()?);
-//! // Two ranks, as a rule on two hosts.
+//! // Two ranks. Most programs have them on two hosts.
 //! let zero = Network::open(vec![device.clone()], &settings, Abort::default())?;
 //! let one = Network::open(vec![device], &settings, Abort::default())?;
 //! let (receiving, handle) = one.listen(0, 0, 0)?;

@@ -184,10 +184,11 @@ fn open_towards(info: &DeviceInfo, towards: IpAddr, settings: &Settings) -> Resu
     Device::open_at_for(address, settings)
 }
 
-/// Opens the devices that the data goes over. If `coll_nic` names a device, that is the only one.
-/// Otherwise it is every NIC with a link that the program provides, or without one every RDMA device with
-/// a link. Without both it is the software NIC, or TCP, on one interface. `NCCL_SOCKET_IFNAME` names that interface; by default it is the one with the
-/// address `towards`, which leads to the rendezvous.
+/// Opens the devices that carry the data. If `coll_nic` names a device, the function opens only this
+/// device. Otherwise it opens all NICs with a link that the program provides. Without any, it opens all
+/// RDMA devices with a link. Without these, it opens the software NIC, or TCP, on one interface.
+/// `NCCL_SOCKET_IFNAME` names the interface. By default it is the interface with the address `towards`,
+/// which leads to the rendezvous.
 fn devices(settings: &Settings, towards: IpAddr) -> Result<Vec<Device>, Error> {
     let survey = Device::survey(settings)?;
     if let Some(name) = &settings.coll_nic {

@@ -44,7 +44,7 @@ pub(super) fn survey(settings: &Settings) -> Result<Survey, Error> {
     })
 }
 
-/// Where there is no port to use: refuses what was set by hand and is why, or names a port.
+/// Fails if a setting of the user leaves no usable port. Otherwise the host may have none.
 fn refuse_without(listed: &Listing, hca: NameFilter<'_>, rules: &RdmaRules) -> Result<(), Error> {
     let mut by_setting = listed.omitted.iter().filter(|omission| omission.by_setting);
     if let Some(omission) = by_setting.next() {

@@ -1,4 +1,4 @@
-//! How much host memory the ends of this process pin, all together.
+//! The budget of pinned host memory, which all ends of this process share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ use crate::settings::StagingSize;
 static PINNED: Budget = Budget { in_use: AtomicU64::new(0) };
 
 struct Budget {
-    /// Bytes.
+    /// Number of pinned bytes.
     in_use: AtomicU64,
 }
 
@@ -23,7 +23,7 @@ pub(super) struct Share<'a> {
 }
 
 impl StagingSize {
-    /// Slots for an end on that device: as many as it is to have, or as there are left.
+    /// Takes the slots of an end on `device`: the number in the settings, or fewer if fewer are left.
     pub(super) fn take_share(self, device: &str) -> Result<Share<'static>, Error> {
         let (wanted, slot_bytes, bytes_max) = (self.slots, self.slot_bytes(), self.bytes_max);
         let share = PINNED.take(bytes_max, slot_bytes as u64, wanted as u64).map_err(|in_use| {

@@ -1,17 +1,18 @@
-//! Receives that a peer takes for pieces of a staged one, as they have just that room.
+//! Receives that a peer may take for pieces of a staged receive, because they have the same length.
 
 use invar_core::comm;
 use invar_core::staging::{TRAILER_BYTES, Trailer};
 
 use crate::MemoryRegion;
 
-/// The receives under way whose length is that of a staged piece. Usually there are none.
+/// The receives under way that have the length of a staged piece. Usually there are none.
 #[derive(Default)]
 pub(super) struct Lookalikes(Vec<Lookalike>);
 
 struct Lookalike {
-    /// Index of its request, and which of its buffers.
+    /// Index of the receive's request.
     request: usize,
+    /// Index of the buffer in the receive.
     member: usize,
     region: MemoryRegion,
     start: usize,
@@ -35,8 +36,8 @@ impl Lookalikes {
         self.0.push(Lookalike { request, member, region, start });
     }
 
-    /// A request is done, and so much came into its buffers: what is wrong, where a peer that stages
-    /// has taken one of them for another.
+    /// Checks a request that is done; `sizes` are the bytes in each buffer. Returns an error text if the
+    /// peer took a buffer for a piece of a staged receive.
     #[cold]
     pub(super) fn check(&mut self, request: &comm::Request, sizes: &[usize]) -> Option<String> {
         let of_request = self.0.extract_if(.., |lookalike| lookalike.request == request.index());

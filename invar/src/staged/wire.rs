@@ -18,11 +18,11 @@ use crate::{Device, Error};
 /// Slots begin at multiples of a cache line.
 const ALIGN_BYTES: usize = 64;
 
-/// Pinned host memory, registered, and what is on the wire from or to each slot.
+/// Pinned and registered host memory, cut into slots, and the request that is under way for each slot.
 pub(super) struct Slots {
     requests: Vec<Option<comm::Request>>,
     keys: Keys,
-    // Ends before the memory.
+    // The registration ends before the memory.
     _registration: Registration,
     buffer: StagingBuffer,
     _share: Share<'static>,
@@ -61,13 +61,13 @@ impl Slots {
 }
 
 impl StagingSize {
-    /// Bytes of a slot: a chunk, and a trailer.
+    /// Bytes of a slot, which has room for a chunk and a trailer.
     pub(super) fn slot_bytes(self) -> usize {
         (Trailer::room(self.chunk_bytes) as usize).next_multiple_of(ALIGN_BYTES)
     }
 }
 
-/// A slot, for a message.
+/// The memory of a slot, and its keys.
 pub(crate) struct Place<'a> {
     memory: &'a HostMemory,
     start: usize,
@@ -80,13 +80,13 @@ impl Place<'_> {
     }
 }
 
-/// An end of a connection, one message at a time: what goes out of a slot or into it.
+/// An end of a connection that sends messages from slots, or receives messages into slots.
 pub(crate) trait StagedWire: End {
-    /// Which stage of a chunk its copy is; the other one is its message.
+    /// The stage in which the GPU copies a chunk. In the other stage the chunk is on the wire.
     const COPY: ChunkStage;
     const DIRECTION: Direction;
 
-    /// Starts a chunk's message; gives its request, where that is possible.
+    /// Starts a chunk's message. Returns no request if the message cannot start yet.
     ///
     /// # Safety
     /// The caller keeps the promises of [`SendEnd::isend`] and [`RecvEnd::irecv`].
@@ -218,8 +218,9 @@ impl<W: StagedWire + ?Sized> Port<StagedMessage> for Through<'_, W> {
             }
             return Ok(Started::Whole);
         }
-        // SAFETY: the slot is registered, and the pipeline's until the message is done; its bytes
-        // are touched by the GPU's copies only, which go before it or after it. The end goes first.
+        // SAFETY: the slot is registered, and belongs to the pipeline until the message is done. Only
+        // the GPU's copies touch its bytes, before or after the message. The end is dropped before the
+        // slots.
         let (request, started) = unsafe { self.end.start(&self.slots.place(slot), chunk) }?;
         let is_started = request.is_some();
         self.slots.requests[slot] = request;

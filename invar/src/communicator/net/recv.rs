@@ -102,7 +102,6 @@ impl NetRecv {
     ///
     /// The `len` bytes at `to` are valid for writes. Nobody else accesses them until this function
     /// returns the message or this end is dropped.
-    /// is given or this end is dropped.
     #[inline]
     pub(in crate::communicator) unsafe fn full_at(
         &mut self,
