@@ -34,7 +34,12 @@ const fn step(
 /// own summary of them ends the output.
 const STEPS: [CiStep; 12] = [
     step("fmt", "rustfmt has nothing to change", None, cargo_steps::fmt),
-    step("tidy", "file sizes, forbidden words, places of unsafe", None, tidy::run),
+    step(
+        "tidy",
+        "file sizes, forbidden words, places of unsafe, circles of modules",
+        None,
+        tidy::run,
+    ),
     step("deny", "licences, bans and sources of dependencies", Some(tool::DENY), cargo_steps::deny),
     step(
         "clippy",

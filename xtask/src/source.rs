@@ -1,7 +1,10 @@
 //! Distinguishes code from comments and literals, with as little of Rust's grammar as that needs.
 
+mod names;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use names::Names;
 
 /// Blanks out the content of comments, strings and character literals. Lines keep their numbers.
 pub(crate) fn code_only(source: &str) -> String {

@@ -1,6 +1,7 @@
 //! `cargo xtask tidy`: checks rules of CONTRIBUTING.md that neither rustfmt nor clippy knows. It also
 //! checks that the generated parts of `docs` are up to date.
 
+mod circles;
 mod file;
 mod listeners;
 mod package;
@@ -17,7 +18,7 @@ use crate::workspace::Workspace;
 
 /// Prints all findings. Fails if there are any.
 pub(crate) fn run(shell: &Shell) -> Result<Outcome> {
-    let mut findings = Vec::new();
+    let (mut findings, mut texts) = (Vec::new(), Vec::new());
     for path in files(shell.root())? {
         let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         let path = path.strip_prefix(shell.root())?;
@@ -26,7 +27,9 @@ pub(crate) fn run(shell: &Shell) -> Result<Outcome> {
         {
             findings.push(format!("{}:{line}: {message}", path.display()));
         }
+        texts.push((path.to_owned(), text));
     }
+    findings.extend(circles::check(&texts));
     findings.extend(docs::check(shell.root())?);
     findings.extend(listeners::check_doors(shell.root()));
     findings.extend(Workspace::load(shell)?.packages.iter().flat_map(package::check));
