@@ -13,6 +13,7 @@ mod fast;
 mod flush;
 mod group;
 mod post;
+mod recover;
 mod recovery;
 mod recv;
 mod route;

@@ -39,7 +39,7 @@ pub mod mr_cache;
 #[cfg(feature = "mutants")]
 pub mod mutant;
 #[cfg(not(feature = "mutants"))]
-#[allow(dead_code, reason = "nothing plants a bug")]
+#[allow(dead_code, unreachable_pub, reason = "nothing plants a bug")]
 mod mutant;
 pub mod nic;
 pub mod param;

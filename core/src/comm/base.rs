@@ -52,6 +52,8 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     pub(super) reqs: RequestRing<T, REQS>,
     wcs: [Wc; POLL_BATCH],
     pub(super) gate: Gate,
+    /// The gate that a recovery restores.
+    pub(super) resume: Gate,
     /// The error that ended the connection, when the gate is `Closed` or `Failed`.
     end: Option<Error>,
     /// The error of the call that failed last.
@@ -77,6 +79,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             reqs,
             wcs: [Wc::default(); POLL_BATCH],
             gate: if pending.is_some() { Gate::Pending } else { Gate::Open },
+            resume: Gate::Open,
             end: None,
             error: None,
             route,

@@ -1,4 +1,5 @@
-//! Recovery: both ends replace queue pairs that have failed, and no message is lost or comes twice.
+//! Recovery: both ends replace queue pairs that have failed, and no message is lost or comes twice. This
+//! is its state; `recover.rs` drives it.
 //!
 //! 1. **Fence.** An end whose queue pair failed, or whose peer says so, stops all its queue pairs and
 //!    waits for their last completions. From then on the peer can write nothing at this end, so this end
@@ -25,65 +26,55 @@
 //!
 //! [`CommSettings::recovery_timeout_ns`]: crate::conn::CommSettings::recovery_timeout_ns
 
-use super::base::{Base, Failed, Gate};
-use super::control::{CLOSED, Control, Report};
-use super::route::Route;
-use crate::conn::{FENCE, Peer, Stream};
-use crate::error::{CompletionError, Error, RecoveryError};
+use super::control::Report;
+use crate::conn::FENCE;
+use crate::error::{CompletionError, Error};
 use crate::mutant::{Mutant, is_planted};
-use crate::nic::{Nic, NicError, Verb, Wc, WcStatus};
-use crate::roce::qp::ack_timeout_ns;
+use crate::nic::{Wc, WcStatus};
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// Time in which stopped queue pairs must deliver their last completions. After that the queue pairs are
-/// destroyed, which stops them too, but may lose completions of messages that have arrived.
-const DRAIN_NS: u64 = SECOND_NS;
 /// The first and the longest pause between two attempts that failed at this end.
 const PAUSE_NS: core::ops::RangeInclusive<u64> = 1_000_000..=SECOND_NS;
-/// The fault of queue pairs that fail again before they have carried anything.
-const NO_ANSWER: &str = "the peer's queue pair did not answer";
 /// The numbers of the attempts of both ends differ by less than this.
 const AHEAD_MAX: u32 = 1 << 16;
 
 /// The state of a connection's recovery.
 pub(super) struct Recovery {
     /// Whether both ends recover.
-    is_agreed: bool,
-    stage: RecoveryStage,
+    pub(super) is_agreed: bool,
+    pub(super) stage: RecoveryStage,
     /// The number of the queue pairs that are in use, or that are being made.
-    attempt: u32,
+    pub(super) attempt: u32,
     /// The peer's latest report.
-    peer: Option<Report>,
+    pub(super) peer: Option<Report>,
     /// The latest attempt for which the peer is ready.
-    peer_ready: u32,
-    /// The gate to restore.
-    gate: Gate,
+    pub(super) peer_ready: u32,
     /// This end's error, if it has seen one.
-    cause: Option<CompletionError>,
+    pub(super) cause: Option<CompletionError>,
     /// The completions of the fence that are still awaited, and the time until which to wait for them.
-    awaited: u32,
-    drained_by_ns: u64,
+    pub(super) awaited: u32,
+    pub(super) drained_by_ns: u64,
     /// The time before which no new queue pairs are made.
-    not_before_ns: u64,
-    pause_ns: u64,
-    trouble: Trouble,
+    pub(super) not_before_ns: u64,
+    pub(super) pause_ns: u64,
+    pub(super) trouble: Trouble,
 }
 
 /// How long a connection has been without progress.
 #[derive(Default)]
-struct Trouble {
+pub(super) struct Trouble {
     /// The time at which the connection stopped working.
-    began_ns: Option<u64>,
+    pub(super) began_ns: Option<u64>,
     /// The time at which it worked again.
-    resumed_ns: u64,
+    pub(super) resumed_ns: u64,
     /// The rows of both ends when it worked again.
-    rows: [u64; 2],
-    attempts: u32,
+    pub(super) rows: [u64; 2],
+    pub(super) attempts: u32,
 }
 
 /// The position of a recovery; see the picture above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RecoveryStage {
+pub(super) enum RecoveryStage {
     /// There is no recovery.
     Open,
     Suspected,
@@ -94,17 +85,6 @@ enum RecoveryStage {
     Ready,
 }
 
-/// What the comm must do next.
-pub(super) enum Recovering {
-    /// Nothing: call again.
-    Waiting,
-    /// The queue pairs have started: post what they need before the peer uses them. The peer has
-    /// reported this number of rows.
-    Started { rows: u64 },
-    /// The connection works again: send what is missing. The peer has reported this number of rows.
-    Resumed { rows: u64 },
-}
-
 impl Recovery {
     pub(super) fn new(is_agreed: bool) -> Self {
         Recovery {
@@ -113,7 +93,6 @@ impl Recovery {
             attempt: 0,
             peer: None,
             peer_ready: 0,
-            gate: Gate::Open,
             cause: None,
             awaited: 0,
             drained_by_ns: 0,
@@ -175,18 +154,25 @@ impl Recovery {
     }
 
     /// The peer's report of this attempt.
-    fn report(&self) -> Option<&Report> {
+    pub(super) fn report(&self) -> Option<&Report> {
         self.peer.as_ref().filter(|report| report.attempt == self.attempt)
     }
 
     /// Takes the next number: that of the peer's attempt, if the peer is ahead.
-    fn count_attempt(&mut self) {
+    pub(super) fn count_attempt(&mut self) {
         let peer = self.peer.as_ref().map_or(0, |report| report.attempt);
         self.attempt = peer.max(self.attempt.saturating_add(1));
         self.trouble.attempts = self.trouble.attempts.saturating_add(1);
     }
 
-    fn pause(&mut self, now_ns: u64) {
+    /// Ends the recovery: the connection works again.
+    pub(super) fn resume(&mut self, now_ns: u64, rows: [u64; 2]) {
+        (self.stage, self.pause_ns) = (RecoveryStage::Open, *PAUSE_NS.start());
+        self.trouble.resume(now_ns, rows);
+    }
+
+    /// Puts the next attempt off.
+    pub(super) fn pause(&mut self, now_ns: u64) {
         self.not_before_ns = now_ns.saturating_add(self.pause_ns);
         self.pause_ns = (2 * self.pause_ns).min(*PAUSE_NS.end());
     }
@@ -195,7 +181,7 @@ impl Recovery {
 impl Trouble {
     /// Notes that the connection has stopped working. The trouble goes on if the connection has worked
     /// only for a short time.
-    fn begin(&mut self, now_ns: u64, short_ns: u64) {
+    pub(super) fn begin(&mut self, now_ns: u64, short_ns: u64) {
         let is_new = now_ns.saturating_sub(self.resumed_ns) > short_ns;
         if is_new || self.began_ns.is_none() {
             (self.began_ns, self.attempts) = (Some(now_ns), 0);
@@ -203,214 +189,14 @@ impl Trouble {
     }
 
     /// Notes the rows of both ends. The trouble is over if there are more than before.
-    fn resume(&mut self, now_ns: u64, rows: [u64; 2]) {
+    pub(super) fn resume(&mut self, now_ns: u64, rows: [u64; 2]) {
         if self.rows != rows {
             (self.rows, self.began_ns) = (rows, None);
         }
         self.resumed_ns = now_ns;
     }
 
-    fn waited_ns(&self, now_ns: u64) -> u64 {
+    pub(super) fn waited_ns(&self, now_ns: u64) -> u64 {
         now_ns.saturating_sub(self.began_ns.unwrap_or(now_ns))
-    }
-}
-
-impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R, T, REQS> {
-    /// Begins a recovery because of this end's error, or because the peer asks for it.
-    #[cold]
-    pub(super) fn suspect(&mut self, cause: Option<CompletionError>) {
-        match cause {
-            Some(error) => {
-                info!("{}; new queue pairs will be made", self.report(Error::Completion(error)));
-            }
-            None => info!("{}: the peer makes new queue pairs", self.ends),
-        }
-        let Self { recovery, gate, .. } = self;
-        (recovery.gate, recovery.cause) = (*gate, cause);
-        recovery.stage = RecoveryStage::Suspected;
-        *gate = Gate::Recovering;
-    }
-
-    /// Continues a recovery as far as possible without waiting. `rows` is the number of rows that this
-    /// end has sent or posted, in a FIFO of `depth` rows.
-    pub(super) fn recover(
-        &mut self,
-        now_ns: u64,
-        rows: u64,
-        depth: u64,
-    ) -> Result<Recovering, Failed> {
-        loop {
-            match self.hear() {
-                Ok(()) => {}
-                Err(error) if error.is_peer_gone() => {
-                    while self.gate != Gate::Failed && self.poll() {}
-                    self.close(Gate::Closed, error);
-                    return Err(self.refuse());
-                }
-                Err(error) => return Err(self.fail(error)),
-            }
-            match self.recovery.stage {
-                RecoveryStage::Open => return Ok(Recovering::Waiting),
-                RecoveryStage::Suspected => {
-                    let (timeout, retry_cnt) = self.verbs.settings.retries(true);
-                    // Some NICs take four times as long to give up a peer.
-                    let short_ns =
-                        4 * (1 + u64::from(retry_cnt)) * ack_timeout_ns(timeout).unwrap_or(0);
-                    self.recovery.trouble.begin(now_ns, short_ns + SECOND_NS);
-                    self.recovery.awaited = self.verbs.fence() + self.route.fence(&self.verbs.nic);
-                    self.recovery.drained_by_ns = now_ns.saturating_add(DRAIN_NS);
-                    self.recovery.stage = RecoveryStage::Draining;
-                }
-                RecoveryStage::Draining => {
-                    while self.gate == Gate::Recovering
-                        && !is_planted(Mutant::NoDrain)
-                        && self.poll()
-                    {}
-                    if self.gate != Gate::Recovering {
-                        return Err(self.refuse());
-                    }
-                    let is_drained = self.recovery.awaited == 0 || is_planted(Mutant::NoDrain);
-                    if !is_drained && now_ns < self.recovery.drained_by_ns {
-                        return Ok(Recovering::Waiting);
-                    }
-                    let silence = NicError::new(Verb::PollCq, 0, NO_ANSWER);
-                    self.give_up_if_late(now_ns, silence)?;
-                    self.recovery.count_attempt();
-                    self.recovery.stage = RecoveryStage::Stopped;
-                }
-                RecoveryStage::Stopped => {
-                    if now_ns < self.recovery.not_before_ns {
-                        return Ok(Recovering::Waiting);
-                    }
-                    if let Err(error) = self.renew(rows, depth) {
-                        self.postpone(now_ns, error)?;
-                        return Ok(Recovering::Waiting);
-                    }
-                    self.recovery.stage = RecoveryStage::Reported;
-                }
-                // The peer could not use this attempt and has begun another one.
-                _ if self.recovery.is_behind() => self.recovery.stage = RecoveryStage::Suspected,
-                RecoveryStage::Reported => {
-                    let Some(report) = self.recovery.report().cloned() else {
-                        return Ok(Recovering::Waiting);
-                    };
-                    let rows = report.rows;
-                    match self.start_anew(report) {
-                        Ok(()) => {}
-                        Err(Error::Nic(error)) => {
-                            self.postpone(now_ns, error)?;
-                            self.recovery.stage = RecoveryStage::Suspected;
-                            return Ok(Recovering::Waiting);
-                        }
-                        Err(error) => return Err(self.fail(error)),
-                    }
-                    self.recovery.stage = RecoveryStage::Started;
-                    return Ok(Recovering::Started { rows });
-                }
-                RecoveryStage::Started => {
-                    let attempt = self.recovery.attempt;
-                    self.control_out.send(&mut self.stream, &Control::Ready { attempt });
-                    self.recovery.stage = RecoveryStage::Ready;
-                }
-                RecoveryStage::Ready => {
-                    let Some(Report { rows: theirs, .. }) = self.recovery.report() else {
-                        return Ok(Recovering::Waiting);
-                    };
-                    let is_ready = self.recovery.peer_ready == self.recovery.attempt;
-                    if !is_ready && !is_planted(Mutant::NotReady) {
-                        return Ok(Recovering::Waiting);
-                    }
-                    let theirs = *theirs;
-                    self.resume(now_ns, [rows, theirs]);
-                    return Ok(Recovering::Resumed { rows: theirs });
-                }
-            }
-        }
-    }
-
-    /// Creates new queue pairs and tells the peer of them.
-    fn renew(&mut self, rows: u64, depth: u64) -> Result<(), NicError> {
-        let Self { verbs, route, reqs, recovery, ends, .. } = self;
-        let attempt = recovery.attempt;
-        verbs.renew(attempt)?;
-        route.renew(verbs)?;
-        (ends.qpn, ends.gid) = (verbs.nic.qp_num(&verbs.qp), verbs.port.gid);
-        let report = Report {
-            attempt,
-            rows: route.rows_to_report(reqs, rows, depth),
-            preface: verbs.preface(depth as u16),
-            info: verbs.info(verbs.port.active_mtu),
-        };
-        self.control_out.send(&mut self.stream, &Control::Report(report));
-        Ok(())
-    }
-
-    /// Starts the new queue pairs towards those of the peer.
-    fn start_anew(&mut self, report: Report) -> Result<(), Error> {
-        let Report { preface, mut info, .. } = report;
-        if preface.qp_count != self.verbs.qp_count() {
-            return Err(Error::Unexpected);
-        }
-        info.mtu = info.mtu.min(self.verbs.port.active_mtu);
-        let ours = self.verbs.preface(preface.fifo_depth);
-        let peer = Peer::new(info, Some(preface), &ours);
-        peer.note(&mut self.ends);
-        self.verbs.start(&peer)
-    }
-
-    /// Pauses after an attempt that failed at this end with `error`.
-    fn postpone(&mut self, now_ns: u64, error: NicError) -> Result<(), Failed> {
-        self.give_up_if_late(now_ns, error)?;
-        self.recovery.pause(now_ns);
-        Ok(())
-    }
-
-    /// Fails the comm if it has not worked for too long. `error` is the fault of the last attempt.
-    fn give_up_if_late(&mut self, now_ns: u64, error: NicError) -> Result<(), Failed> {
-        let Self { recovery, verbs, .. } = self;
-        let waited_ns = recovery.trouble.waited_ns(now_ns);
-        if waited_ns < verbs.settings.recovery_timeout_ns {
-            return Ok(());
-        }
-        let error = RecoveryError {
-            cause: recovery.cause.map(|error| error.status),
-            attempts: recovery.trouble.attempts,
-            waited_ms: (waited_ns / 1_000_000) as u32,
-            verb: error.verb,
-            errno: error.errno,
-            trouble: error.cause,
-        };
-        Err(self.fail(Error::Recovery(error)))
-    }
-
-    fn resume(&mut self, now_ns: u64, rows: [u64; 2]) {
-        let Self { recovery, gate, .. } = self;
-        recovery.stage = RecoveryStage::Open;
-        recovery.pause_ns = *PAUSE_NS.start();
-        recovery.trouble.resume(now_ns, rows);
-        *gate = if is_planted(Mutant::ForgetGroup) { Gate::Open } else { recovery.gate };
-        info!("{}: the new queue pairs work (attempt {})", self.ends, self.recovery.attempt);
-    }
-
-    /// Reads the messages of the peer that have arrived.
-    ///
-    /// # Errors
-    /// [`Error::PeerClosed`] after a close notice or at the end of the stream, [`Error::PeerFailed`], or
-    /// another error for any other bytes.
-    pub(super) fn hear(&mut self) -> Result<(), Error> {
-        let Self { control_in, control_out, stream, recovery, verbs, rows_done, .. } = self;
-        control_out.flush(stream);
-        while let Some(message) = control_in.recv(stream, verbs.qp_count())? {
-            match message {
-                Control::Report(report) => recovery.heard(report)?,
-                Control::Ready { attempt } => recovery.heard_ready(attempt)?,
-                Control::Failed => return Err(Error::PeerFailed),
-                Control::Close { rows_done: rows } => {
-                    *rows_done = Some(rows);
-                    return Err(CLOSED);
-                }
-            }
-        }
-        Ok(())
     }
 }

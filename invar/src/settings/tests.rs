@@ -39,8 +39,8 @@ fn what_the_program_says_goes_before_the_environment() {
 
 #[test]
 fn a_value_that_cannot_be_is_named_with_what_is_allowed() {
-    let error = from(&[("NCCL_IB_TIMEOUT", "32")]).unwrap_err();
-    assert_eq!(error.to_string(), "NCCL_IB_TIMEOUT=32: must be a number from 0 to 31");
+    let error = from(&[("NCCL_IB_QPS_PER_CONNECTION", "129")]).unwrap_err();
+    assert_eq!(error.to_string(), "NCCL_IB_QPS_PER_CONNECTION=129: must be a number from 1 to 128");
     assert_eq!(error.kind(), invar_core::error::ErrorKind::Usage);
 }
 
@@ -110,6 +110,7 @@ fn each_method() -> Vec<(Settings, &'static str, &'static str)> {
         (new().soft_auth(conn::PacketAuth::Always), "INVAR_SOFT_AUTH", "1"),
         (new().listen_ports(ports), "INVAR_PORT_RANGE", "7-9"),
         (new().connect_timeout(Duration::from_micros(1500)), "INVAR_CONNECT_TIMEOUT_MS", "2"),
+        (new().recovery_timeout(Duration::ZERO), "INVAR_RECOVERY_TIMEOUT_MS", "0"),
         (new().proxy_trace(Path::new("/tmp/%r")), "INVAR_PROXY_TRACE", "/tmp/%r"),
         (new().collective_timeout(Duration::from_secs(2)), "INVAR_COLL_TIMEOUT_MS", "2000"),
         (new().staging_chunk_bytes(8192), "INVAR_STAGING_CHUNK_BYTES", "8192"),

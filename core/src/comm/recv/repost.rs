@@ -3,7 +3,7 @@
 
 use super::RecvComm;
 use crate::comm::base::{Base, Failed, Gate};
-use crate::comm::recovery::Recovering;
+use crate::comm::recover::Recovering;
 use crate::conn::Stream;
 use crate::error::Error;
 use crate::mutant::{Mutant, is_planted};

@@ -5,7 +5,7 @@ use super::grouped::GROUP_NREQS;
 use crate::comm::base::{Base, Failed, Gate};
 use crate::comm::group::Group;
 use crate::comm::post::{post_parts, post_single, with_imm};
-use crate::comm::recovery::Recovering;
+use crate::comm::recover::Recovering;
 use crate::conn::Stream;
 use crate::error::Error;
 use crate::fifo::{RECVS_MAX, Room, Row};

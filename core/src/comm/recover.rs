@@ -1,0 +1,226 @@
+//! Drives the recovery of a comm through the stages of [`super::recovery`].
+
+use super::base::{Base, Failed, Gate};
+use super::control::{CLOSED, Control, Report};
+use super::recovery::RecoveryStage;
+use super::route::Route;
+use crate::conn::{Peer, Stream};
+use crate::error::{CompletionError, Error, RecoveryError};
+use crate::mutant::{Mutant, is_planted};
+use crate::nic::{Nic, NicError, Verb};
+use crate::roce::qp::ack_timeout_ns;
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// Time in which stopped queue pairs must deliver their last completions. After that the queue pairs are
+/// destroyed, which stops them too, but may lose completions of messages that have arrived.
+const DRAIN_NS: u64 = SECOND_NS;
+/// The fault of queue pairs that fail again before they have carried anything.
+const NO_ANSWER: &str = "the peer's queue pair did not answer";
+
+/// What the comm must do next.
+pub(super) enum Recovering {
+    /// Nothing: call again.
+    Waiting,
+    /// The queue pairs have started: post what they need before the peer uses them. The peer has
+    /// reported this number of rows.
+    Started { rows: u64 },
+    /// The connection works again: send what is missing. The peer has reported this number of rows.
+    Resumed { rows: u64 },
+}
+
+impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R, T, REQS> {
+    /// Begins a recovery because of this end's error, or because the peer asks for it.
+    #[cold]
+    pub(super) fn suspect(&mut self, cause: Option<CompletionError>) {
+        match cause {
+            Some(error) => {
+                info!("{}; new queue pairs will be made", self.report(Error::Completion(error)));
+            }
+            None => info!("{}: the peer makes new queue pairs", self.ends),
+        }
+        let Self { recovery, gate, resume, .. } = self;
+        (recovery.cause, recovery.stage) = (cause, RecoveryStage::Suspected);
+        *resume = core::mem::replace(gate, Gate::Recovering);
+    }
+
+    /// Continues a recovery as far as possible without waiting. `rows` is the number of rows that this
+    /// end has sent or posted, in a FIFO of `depth` rows.
+    pub(super) fn recover(
+        &mut self,
+        now_ns: u64,
+        rows: u64,
+        depth: u64,
+    ) -> Result<Recovering, Failed> {
+        loop {
+            match self.hear() {
+                Ok(()) => {}
+                Err(error) if error.is_peer_gone() => {
+                    while self.gate != Gate::Failed && self.poll() {}
+                    self.close(Gate::Closed, error);
+                    return Err(self.refuse());
+                }
+                Err(error) => return Err(self.fail(error)),
+            }
+            match self.recovery.stage {
+                RecoveryStage::Open => return Ok(Recovering::Waiting),
+                RecoveryStage::Suspected => {
+                    let (timeout, retry_cnt) = self.verbs.settings.retries(true);
+                    // Some NICs take four times as long to give up a peer.
+                    let short_ns =
+                        4 * (1 + u64::from(retry_cnt)) * ack_timeout_ns(timeout).unwrap_or(0);
+                    self.recovery.trouble.begin(now_ns, short_ns + SECOND_NS);
+                    self.recovery.awaited = self.verbs.fence() + self.route.fence(&self.verbs.nic);
+                    self.recovery.drained_by_ns = now_ns.saturating_add(DRAIN_NS);
+                    self.recovery.stage = RecoveryStage::Draining;
+                }
+                RecoveryStage::Draining => {
+                    while self.gate == Gate::Recovering
+                        && !is_planted(Mutant::NoDrain)
+                        && self.poll()
+                    {}
+                    if self.gate != Gate::Recovering {
+                        return Err(self.refuse());
+                    }
+                    let is_drained = self.recovery.awaited == 0 || is_planted(Mutant::NoDrain);
+                    if !is_drained && now_ns < self.recovery.drained_by_ns {
+                        return Ok(Recovering::Waiting);
+                    }
+                    let silence = NicError::new(Verb::PollCq, 0, NO_ANSWER);
+                    self.give_up_if_late(now_ns, silence)?;
+                    self.recovery.count_attempt();
+                    self.recovery.stage = RecoveryStage::Stopped;
+                }
+                RecoveryStage::Stopped => {
+                    if now_ns < self.recovery.not_before_ns {
+                        return Ok(Recovering::Waiting);
+                    }
+                    if let Err(error) = self.renew(rows, depth) {
+                        self.postpone(now_ns, error)?;
+                        return Ok(Recovering::Waiting);
+                    }
+                    self.recovery.stage = RecoveryStage::Reported;
+                }
+                // The peer could not use this attempt and has begun another one.
+                _ if self.recovery.is_behind() => self.recovery.stage = RecoveryStage::Suspected,
+                RecoveryStage::Reported => {
+                    let Some(report) = self.recovery.report().cloned() else {
+                        return Ok(Recovering::Waiting);
+                    };
+                    let rows = report.rows;
+                    match self.start_anew(report) {
+                        Ok(()) => {}
+                        Err(Error::Nic(error)) => {
+                            self.postpone(now_ns, error)?;
+                            self.recovery.stage = RecoveryStage::Suspected;
+                            return Ok(Recovering::Waiting);
+                        }
+                        Err(error) => return Err(self.fail(error)),
+                    }
+                    self.recovery.stage = RecoveryStage::Started;
+                    return Ok(Recovering::Started { rows });
+                }
+                RecoveryStage::Started => {
+                    let attempt = self.recovery.attempt;
+                    self.control_out.send(&mut self.stream, &Control::Ready { attempt });
+                    self.recovery.stage = RecoveryStage::Ready;
+                }
+                RecoveryStage::Ready => {
+                    let Some(Report { rows: theirs, .. }) = self.recovery.report() else {
+                        return Ok(Recovering::Waiting);
+                    };
+                    let is_ready = self.recovery.peer_ready == self.recovery.attempt;
+                    if !is_ready && !is_planted(Mutant::NotReady) {
+                        return Ok(Recovering::Waiting);
+                    }
+                    let theirs = *theirs;
+                    self.resume(now_ns, [rows, theirs]);
+                    return Ok(Recovering::Resumed { rows: theirs });
+                }
+            }
+        }
+    }
+
+    /// Creates new queue pairs and tells the peer of them.
+    fn renew(&mut self, rows: u64, depth: u64) -> Result<(), NicError> {
+        let Self { verbs, route, reqs, recovery, ends, .. } = self;
+        let attempt = recovery.attempt;
+        verbs.renew(attempt)?;
+        route.renew(verbs)?;
+        (ends.qpn, ends.gid) = (verbs.nic.qp_num(&verbs.qp), verbs.port.gid);
+        let report = Report {
+            attempt,
+            rows: route.rows_to_report(reqs, rows, depth),
+            preface: verbs.preface(depth as u16),
+            info: verbs.info(verbs.port.active_mtu),
+        };
+        self.control_out.send(&mut self.stream, &Control::Report(report));
+        Ok(())
+    }
+
+    /// Starts the new queue pairs towards those of the peer.
+    fn start_anew(&mut self, report: Report) -> Result<(), Error> {
+        let Report { preface, mut info, .. } = report;
+        if preface.qp_count != self.verbs.qp_count() {
+            return Err(Error::Unexpected);
+        }
+        info.mtu = info.mtu.min(self.verbs.port.active_mtu);
+        let ours = self.verbs.preface(preface.fifo_depth);
+        let peer = Peer::new(info, Some(preface), &ours);
+        peer.note(&mut self.ends);
+        self.verbs.start(&peer)
+    }
+
+    /// Pauses after an attempt that failed at this end with `error`.
+    fn postpone(&mut self, now_ns: u64, error: NicError) -> Result<(), Failed> {
+        self.give_up_if_late(now_ns, error)?;
+        self.recovery.pause(now_ns);
+        Ok(())
+    }
+
+    /// Fails the comm if it has not worked for too long. `error` is the fault of the last attempt.
+    fn give_up_if_late(&mut self, now_ns: u64, error: NicError) -> Result<(), Failed> {
+        let Self { recovery, verbs, .. } = self;
+        let waited_ns = recovery.trouble.waited_ns(now_ns);
+        if waited_ns < verbs.settings.recovery_timeout_ns {
+            return Ok(());
+        }
+        let error = RecoveryError {
+            cause: recovery.cause.map(|error| error.status),
+            attempts: recovery.trouble.attempts,
+            waited_ms: (waited_ns / 1_000_000) as u32,
+            verb: error.verb,
+            errno: error.errno,
+            trouble: error.cause,
+        };
+        Err(self.fail(Error::Recovery(error)))
+    }
+
+    fn resume(&mut self, now_ns: u64, rows: [u64; 2]) {
+        let Self { recovery, gate, resume, .. } = self;
+        recovery.resume(now_ns, rows);
+        *gate = if is_planted(Mutant::ForgetGroup) { Gate::Open } else { *resume };
+        info!("{}: the new queue pairs work (attempt {})", self.ends, self.recovery.attempt);
+    }
+
+    /// Reads the messages of the peer that have arrived.
+    ///
+    /// # Errors
+    /// [`Error::PeerClosed`] after a close notice or at the end of the stream, [`Error::PeerFailed`], or
+    /// another error for any other bytes.
+    pub(super) fn hear(&mut self) -> Result<(), Error> {
+        let Self { control_in, control_out, stream, recovery, verbs, rows_done, .. } = self;
+        control_out.flush(stream);
+        while let Some(message) = control_in.recv(stream, verbs.qp_count())? {
+            match message {
+                Control::Report(report) => recovery.heard(report)?,
+                Control::Ready { attempt } => recovery.heard_ready(attempt)?,
+                Control::Failed => return Err(Error::PeerFailed),
+                Control::Close { rows_done: rows } => {
+                    *rows_done = Some(rows);
+                    return Err(CLOSED);
+                }
+            }
+        }
+        Ok(())
+    }
+}
