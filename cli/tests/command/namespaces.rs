@@ -171,11 +171,8 @@ fn under_way(hosts: &Hosts, env: [&[(&str, &str)]; 2]) -> [Run; 2] {
 fn a_host_that_is_cut_off_is_noticed() {
     let Some(hosts) = Hosts::or_skip(1500) else { return };
     // 4.096 µs × 2^12, three times: the peer is given up after 50 ms.
-    let hasty = [
-        ("NCCL_IB_TIMEOUT", "12"),
-        ("NCCL_IB_RETRY_CNT", "2"),
-        ("INVAR_RECOVERY_TIMEOUT_MS", "0"),
-    ];
+    let hasty =
+        [("NCCL_IB_TIMEOUT", "12"), ("NCCL_IB_RETRY_CNT", "2"), ("INVAR_RECOVERY_TIMEOUT_MS", "0")];
     let [_server, client] = under_way(&hosts, [&[], &hasty]);
     hosts.ip(0, "link set v0 down").unwrap();
     let outcome = client.wait();
