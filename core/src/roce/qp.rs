@@ -39,6 +39,7 @@ mod counters;
 mod env;
 mod linger;
 mod pace;
+mod phase;
 mod psn_set;
 mod reorder;
 mod requester;
@@ -62,6 +63,7 @@ use state::{EINVAL, ENOMEM};
 pub use counters::Counters;
 pub use env::{AccessFault, Env, Payload, Queue, Region, Side, Transmit};
 pub use linger::Lingering;
+pub use phase::{RequesterPhase, ResponderPhase};
 pub use timer::{RNR_NS_MAX, ack_timeout_ns, rnr_timer_ns};
 pub use tuning::Tuning;
 

@@ -28,7 +28,7 @@ use invar_core::nic::{
     Access, NicError, PollError, QpCap, QpState, QpTransition, RecvWr, SendFlags, SendWr,
     SourcePorts, Verb, Wc,
 };
-use invar_core::roce::qp::{Side, Tuning};
+use invar_core::roce::qp::{RequesterPhase, ResponderPhase, Side, Tuning};
 
 use crate::memory::HostMemory;
 use completion::CompletionQueue;
@@ -209,6 +209,12 @@ impl Device {
     /// Returns the state of a queue pair (`ibv_query_qp`), or `None` if the queue pair does not exist.
     pub fn qp_state(&self, qpn: u32) -> Option<QpState> {
         self.qps.get(qpn).map(QueuePair::state)
+    }
+
+    /// Returns the phases of a queue pair's requester and responder, or `None` if the queue pair does
+    /// not exist.
+    pub fn qp_phases(&self, qpn: u32) -> Option<(RequesterPhase, ResponderPhase)> {
+        self.qps.get(qpn).map(QueuePair::phases)
     }
 
     /// Moves a queue pair to another state (`ibv_modify_qp`).

@@ -65,6 +65,11 @@ impl Reorder {
         *self = Reorder { hole_age_ns, closing_ns, ..Reorder::default() };
     }
 
+    /// Returns whether no packet came ahead of its turn.
+    pub(super) fn is_empty(&self) -> bool {
+        self.seen.is_empty()
+    }
+
     pub(super) fn contains(&self, psn: Psn) -> bool {
         self.seen.contains(psn)
     }

@@ -111,6 +111,16 @@ impl<const SQ: usize> Requester<SQ> {
         self.queue.get(self.cursor).is_none() && self.repair.is_idle()
     }
 
+    /// Returns whether packets are to be sent again, or were and are not acknowledged yet.
+    pub(super) fn is_recovering(&self) -> bool {
+        self.recover.since(self.oldest) > 0 || self.next != self.end || !self.repair.is_idle()
+    }
+
+    /// Returns whether the requester waits after an RNR NAK.
+    pub(super) fn waits_for_receiver(&self) -> bool {
+        self.timer.waits_for_receiver()
+    }
+
     pub(super) fn may_read(&self) -> bool {
         self.max_rd_atomic > 0
     }

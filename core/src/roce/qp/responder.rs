@@ -119,6 +119,16 @@ impl<const RQ: usize> Responder<RQ> {
         (self.expected, self.msn, self.answer)
     }
 
+    /// Returns whether the peer must send a packet again.
+    pub(super) fn misses_packet(&self) -> bool {
+        self.gap_reported || !self.reorder.is_empty()
+    }
+
+    /// Returns whether a message of several packets has begun and not ended.
+    pub(super) fn is_in_message(&self) -> bool {
+        !matches!(self.message, ResponderMessage::None)
+    }
+
     pub(super) fn posted(&self) -> u32 {
         self.queue.len()
     }

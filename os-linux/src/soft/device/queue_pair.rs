@@ -7,7 +7,8 @@ use invar_core::nic::{
     Access, NicError, QpCap, QpOptions, QpState, QpTransition, RecvWr, RtrAttr, SendWr, Verb, Wc,
 };
 use invar_core::roce::qp::{
-    AccessFault, Counters, Env, Lingering, Qp, Queue, Region, Side, Transmit, Tuning,
+    AccessFault, Counters, Env, Lingering, Qp, Queue, Region, RequesterPhase, ResponderPhase, Side,
+    Transmit, Tuning,
 };
 use invar_core::roce::{Bth, Flow, ICRC_BYTES, Ipv4Id, Packet, Psn, UDP_PORT};
 
@@ -165,6 +166,10 @@ impl QueuePair {
     #[inline]
     pub(super) fn qpn(&self) -> u32 {
         engine!(&self.engine, qp => qp.qpn())
+    }
+
+    pub(super) fn phases(&self) -> (RequesterPhase, ResponderPhase) {
+        engine!(&self.engine, qp => qp.phases())
     }
 
     pub(super) fn state(&self) -> QpState {
