@@ -25,6 +25,7 @@ mod work;
 pub use closing::Closing;
 pub use fast::Fast;
 pub use flush::{Flush, FlushBuf};
+pub use recovery::RecoveryStage;
 pub use recv::{RecvBuf, RecvComm};
 pub use send::SendComm;
 pub use send_buf::SendBuf;

@@ -5,28 +5,33 @@
 //! differ. The result depends on the seed and on the calls alone, so one seed is one history.
 //! [`World::trace`] tells whether two histories were equal.
 
+mod campaign;
+mod coverage;
 mod memory;
 mod nic;
-pub mod ranks;
+mod outcome;
+mod ranks;
 mod scenario;
-mod seeds;
+mod simulation;
 mod wire;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use invar_core::nic::{Mtu, QpTransition, SourcePorts};
+use invar_core::nic::{Mtu, QpState, QpTransition, RtrAttr, SourcePorts};
 use invar_core::roce::UDP_PORT;
-use invar_core::roce::qp::Tuning;
+use invar_core::roce::qp::{RequesterPhase, ResponderPhase, Tuning};
 use invar_linux::soft::{Device, DeviceConfig, DeviceCounters};
 
+pub use campaign::{Campaign, Failure, Progress, Summary};
+pub use coverage::{Coverage, Fault, FaultRow, Machine, State};
 pub use nic::{SimCq, SimMr, SimNic, SimQp};
-pub use scenario::{Outcome, run};
-pub use seeds::live_through;
+pub use outcome::{Event, Outcome};
+pub use simulation::{COMMS, RANKS, SIMULATIONS, Simulation, TWICE_EVERY};
 pub use wire::{Link, WireCounters};
 
-use wire::{Arrival, Outgoing, Wire};
+use wire::{Arrival, Heading, Outgoing, Wire};
 
 /// The most steps without time passing. More of them mean an endless loop.
 const STEPS_AT_ONCE_MAX: u32 = 1_000_000;
@@ -44,6 +49,9 @@ struct Net {
     wire: Wire,
     ipv6: bool,
     tuning: Tuning,
+    coverage: Coverage,
+    /// The queue pair that sends to a queue pair. Both have the numbers of their host and of their own.
+    peers: HashMap<(usize, u32), (usize, u32)>,
 }
 
 struct Host {
@@ -60,7 +68,15 @@ impl World {
     /// Creates a network without hosts. `seed` decides all random choices.
     pub fn new(seed: u64, ipv6: bool, tuning: Tuning) -> World {
         let wire = Wire::new(seed);
-        World(Arc::new(Mutex::new(Net { now_ns: 0, hosts: Vec::new(), wire, ipv6, tuning })))
+        World(Arc::new(Mutex::new(Net {
+            now_ns: 0,
+            hosts: Vec::new(),
+            wire,
+            ipv6,
+            tuning,
+            coverage: Coverage::default(),
+            peers: HashMap::new(),
+        })))
     }
 
     /// Adds a host with one port. Hosts are numbered from 0.
@@ -114,6 +130,27 @@ impl World {
         net.transmit(host);
     }
 
+    /// Records a fault that the caller injects, and the states of the machines that the fault hits. The
+    /// world itself records the faults of packets.
+    pub fn note_fault(&self, fault: Fault, states: impl IntoIterator<Item = State>) {
+        // The iterator may ask the world itself.
+        let states: Vec<State> = states.into_iter().collect();
+        let net = &mut *self.net();
+        net.wire.digest([net.now_ns, fault as u64]);
+        net.wire.digest(states.iter().map(|state| *state as u64));
+        net.coverage.note(fault, states);
+    }
+
+    /// The states of a queue pair's requester and responder.
+    pub fn qp_states(&self, host: usize, qpn: u32) -> [State; 2] {
+        self.net().qp_states((host, qpn))
+    }
+
+    /// The faults so far, with the states that they met.
+    pub fn coverage(&self) -> Coverage {
+        self.net().coverage.clone()
+    }
+
     /// The nanoseconds since the start.
     pub fn now_ns(&self) -> u64 {
         self.net().now_ns
@@ -133,7 +170,8 @@ impl World {
         net.now_ns = end;
     }
 
-    /// A digest of every packet so far: its time, source, destination, content and fate.
+    /// A digest of every packet so far, with its time, header and fate, and of every
+    /// [fault](World::note_fault).
     pub fn trace(&self) -> u64 {
         self.net().wire.trace
     }
@@ -184,7 +222,7 @@ impl Net {
                 self.deliver(packet);
             }
         } else if let Some(packet) = self.wire.pop_due(at) {
-            let host = &mut self.hosts[packet.to];
+            let host = &mut self.hosts[packet.heading.to];
             if host.service_ns == 0 && host.queue.is_empty() {
                 self.deliver(packet);
             } else if host.queue.len() >= host.queue_packets_max {
@@ -199,18 +237,64 @@ impl Net {
             self.hosts[host].device.handle_timers(at);
             self.transmit(host);
         }
+        self.record_packet_faults();
     }
 
     /// Hands a packet to the device of its destination.
-    fn deliver(&mut self, Arrival { from, to, bytes }: Arrival) {
-        self.hosts[to].device.handle_datagram(self.now_ns, from, &bytes);
-        self.transmit(to);
+    fn deliver(&mut self, Arrival { from, heading, bytes }: Arrival) {
+        self.hosts[heading.to].device.handle_datagram(self.now_ns, from, &bytes);
+        self.transmit(heading.to);
     }
 
     /// Puts the packets that a host has to send on the wires.
     fn transmit(&mut self, host: usize) {
         let mut sink = Outgoing { from: host, now_ns: self.now_ns, wire: &mut self.wire };
         self.hosts[host].device.transmit(self.now_ns, &mut sink);
+        self.record_packet_faults();
+    }
+
+    /// Notes that a queue pair of a host sends to the peer that `attr` names.
+    fn learn_peer(&mut self, host: usize, qpn: u32, attr: &RtrAttr) {
+        if let Some(peer) = self.wire.host_of(attr.ah.dgid.ip()) {
+            self.peers.insert((peer, attr.dest_qp_num), (host, qpn));
+        }
+    }
+
+    /// Records the faults of packets since the last call. Each fault hits the queue pairs at both ends.
+    fn record_packet_faults(&mut self) {
+        while let Some((fault, Heading { to, dest_qp, is_response })) = self.wire.faults.pop() {
+            let near = self.peers.get(&(to, dest_qp)).map(|peer| self.qp_states(*peer));
+            let [requester, responder] = self.qp_states((to, dest_qp));
+            let far = if is_response { requester } else { responder };
+            let near =
+                near.map(|[requester, responder]| if is_response { responder } else { requester });
+            self.coverage.note(fault, near.into_iter().chain([far]));
+        }
+    }
+
+    fn qp_states(&self, (host, qpn): (usize, u32)) -> [State; 2] {
+        let device = &self.hosts[host].device;
+        let (Some(state), Some((requester, responder))) =
+            (device.qp_state(qpn), device.qp_phases(qpn))
+        else {
+            return [State::RequesterDestroyed, State::ResponderDestroyed];
+        };
+        let requester = match (state, requester) {
+            (QpState::Err, _) => State::RequesterFailed,
+            (QpState::Reset | QpState::Init | QpState::Rtr, _) => State::RequesterStarting,
+            (_, RequesterPhase::Idle) => State::RequesterIdle,
+            (_, RequesterPhase::Sending) => State::RequesterSending,
+            (_, RequesterPhase::Recovering) => State::RequesterRecovering,
+            (_, RequesterPhase::ReceiverNotReady) => State::RequesterReceiverNotReady,
+        };
+        let responder = match (state, responder) {
+            (QpState::Err, _) => State::ResponderFailed,
+            (QpState::Reset | QpState::Init, _) => State::ResponderStarting,
+            (_, ResponderPhase::Ready) => State::ResponderReady,
+            (_, ResponderPhase::InMessage) => State::ResponderInMessage,
+            (_, ResponderPhase::PacketMissing) => State::ResponderPacketMissing,
+        };
+        [requester, responder]
     }
 }
 
@@ -241,5 +325,43 @@ mod tests {
             assert!(wcs[..4].iter().all(|wc| wc.status == WcStatus::SUCCESS), "{wcs:?}");
         }
         assert_eq!(world.wire_counters().overflowed, 0);
+    }
+
+    /// The world knows both ends of a packet's connection, whatever the fate of the packet.
+    #[test]
+    fn the_fault_of_a_packet_meets_the_states_of_both_ends() {
+        const WHILE_NS: u64 = 20_000_000;
+        let world = World::new(1, true, Tuning::default());
+        let nics = [(); 2].map(|()| world.add_host(Mtu::Mtu1024));
+        let [from, to] = End::pair([&nics[0], &nics[1]], 64, &end::Link::default());
+        let met = |state| world.coverage().met(Fault::Lost, state);
+        let all_lost = Link { loss_ppm: 1_000_000, ..Link::default() };
+        let qpn = from.nic.qp_num(&from.qp);
+
+        world.set_link(0, 1, all_lost);
+        assert_eq!(world.qp_states(0, qpn), [State::RequesterIdle, State::ResponderReady]);
+        from.post(&from.work(SendOpcode::RdmaWrite, 8, &to));
+        assert_eq!((met(State::RequesterSending), met(State::ResponderReady)), (1, 1));
+        assert_eq!(world.qp_states(0, qpn)[0], State::RequesterSending);
+        world.advance(WHILE_NS);
+        assert_eq!(world.qp_states(0, qpn)[0], State::RequesterRecovering);
+        assert!(met(State::RequesterRecovering) > 0, "no packet was sent again");
+        let lost = world.coverage().injected(Fault::Lost);
+        assert_eq!(met(State::ResponderReady), lost);
+
+        // Now the answers are lost, and then the host that answers has closed.
+        world.set_link(0, 1, Link::default());
+        world.set_link(1, 0, all_lost);
+        let before = met(State::RequesterRecovering);
+        world.advance(WHILE_NS);
+        assert!(met(State::RequesterRecovering) > before, "no answer is lost");
+        drop(to);
+        world.advance(WHILE_NS);
+        assert!(met(State::ResponderDestroyed) > 0, "a destroyed queue pair answers");
+        world.break_qp(0, qpn);
+        assert_eq!(world.qp_states(0, qpn), [State::RequesterFailed, State::ResponderFailed]);
+        drop(from);
+        let destroyed = [State::RequesterDestroyed, State::ResponderDestroyed];
+        assert_eq!(world.qp_states(0, qpn), destroyed);
     }
 }

@@ -17,8 +17,9 @@ fn every_planted_bug_is_caught() {
         .iter()
         .map(|mutant| {
             plant(Some(*mutant));
-            let fails =
-                |seed: &u64| panic::catch_unwind(AssertUnwindSafe(|| sim::run(*seed))).is_err();
+            let fails = |seed: &u64| {
+                panic::catch_unwind(AssertUnwindSafe(|| (sim::COMMS.run)(*seed))).is_err()
+            };
             (*mutant, (0..HISTORIES).find(fails))
         })
         .collect();

@@ -10,12 +10,6 @@
 //!    it is ready. Then the receiver writes the slots again that the sender has not used, and the sender
 //!    sends the rows again that have not arrived.
 //!
-//! ```text
-//! Suspected → Draining → Stopped → Reported → Started → Ready → (no recovery)
-//!     ↑                     |          |                  |
-//!     └─────────────────────┴──────────┴──────────────────┘  an error, or a later attempt of the peer
-//! ```
-//!
 //! Each set of queue pairs has a number, its *attempt*. If one end has to begin again, it takes the next
 //! number, and the other end follows. The order of rows is the same at both ends, so on each queue pair
 //! the receives and the messages meet in the same order as before.
@@ -72,16 +66,28 @@ pub(super) struct Trouble {
     pub(super) attempts: u32,
 }
 
-/// The position of a recovery; see the picture above.
+/// The position of a recovery.
+///
+/// ```text
+/// Suspected → Draining → Stopped → Reported → Started → Ready → Open
+///     ↑                     |          |                  |
+///     └─────────────────────┴──────────┴──────────────────┘  an error, or a later attempt of the peer
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RecoveryStage {
+pub enum RecoveryStage {
     /// There is no recovery.
     Open,
+    /// A queue pair has failed, or the peer has stopped its queue pairs.
     Suspected,
+    /// The queue pairs are stopped, and their last completions are awaited.
     Draining,
+    /// All completions are there. The port may be down, so that no new queue pair can be made.
     Stopped,
+    /// The peer was told of new queue pairs, and its report is awaited.
     Reported,
+    /// The new queue pairs work at this end.
     Started,
+    /// The peer's word that its queue pairs work is awaited.
     Ready,
 }
 
@@ -105,6 +111,10 @@ impl Recovery {
     /// Whether both ends recover.
     pub(super) const fn is_agreed(&self) -> bool {
         self.is_agreed
+    }
+
+    pub(super) const fn stage(&self) -> RecoveryStage {
+        self.stage
     }
 
     /// The number of the queue pairs in use, counted from 0.

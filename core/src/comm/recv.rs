@@ -13,6 +13,7 @@ use super::closing::Closing;
 use super::control::Control;
 use super::fast::Fast;
 use super::flush::Flushes;
+use super::recovery::RecoveryStage;
 use super::route::{Arrivals, Receiving};
 use super::sizes::{Sizes, sizes_offset};
 use super::{Flush, FlushBuf, Request};
@@ -210,9 +211,10 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         self.base.recovery.attempt()
     }
 
-    /// Returns whether new queue pairs are being made. Then call [`RecvComm::check_peer`] often.
-    pub fn is_recovering(&self) -> bool {
-        self.base.gate == Gate::Recovering
+    /// The stage of a recovery, if new queue pairs are being made. Then call
+    /// [`RecvComm::check_peer`] often.
+    pub fn recovery_stage(&self) -> Option<RecoveryStage> {
+        (self.base.gate == Gate::Recovering).then(|| self.base.recovery.stage())
     }
 
     /// Closes the comm and tells the peer which messages have arrived (not on the wire of NCCL 2.14).

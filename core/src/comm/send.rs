@@ -11,6 +11,7 @@ use super::base::{Base, Failed, Gate, Settled};
 use super::fast::Fast;
 use super::group::Group;
 use super::post::{Target, post_single, with_imm};
+use super::recovery::RecoveryStage;
 use super::route::{Sending, Sent};
 use super::send_buf::SendBuf;
 use crate::conn::stage::Stage;
@@ -143,9 +144,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         self.base.recovery.attempt()
     }
 
-    /// Returns whether new queue pairs are being made. Then call [`SendComm::check_peer`] often.
-    pub fn is_recovering(&self) -> bool {
-        self.base.gate == Gate::Recovering
+    /// The stage of a recovery, if new queue pairs are being made. Then call
+    /// [`SendComm::check_peer`] often.
+    pub fn recovery_stage(&self) -> Option<RecoveryStage> {
+        (self.base.gate == Gate::Recovering).then(|| self.base.recovery.stage())
     }
 
     /// The number of sends that have started and were not yet tested as done.

@@ -50,7 +50,7 @@ impl<N: SharedNic, S: Stream> Watched for comm::SendComm<N, S> {
     }
 
     fn is_recovering(&self) -> bool {
-        comm::SendComm::is_recovering(self)
+        self.recovery_stage().is_some()
     }
 }
 
@@ -60,7 +60,7 @@ impl<N: SharedNic, S: Stream> Watched for comm::RecvComm<N, S> {
     }
 
     fn is_recovering(&self) -> bool {
-        comm::RecvComm::is_recovering(self)
+        self.recovery_stage().is_some()
     }
 }
 

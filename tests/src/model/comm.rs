@@ -8,7 +8,7 @@ mod cells;
 mod ledger;
 mod remains;
 
-use invar_core::comm::{RecvBuf, Request, SendBuf};
+use invar_core::comm::{RecoveryStage, RecvBuf, Request, SendBuf};
 use invar_core::conn::{CommSettings, Wire};
 use invar_core::error::Error;
 use invar_core::fifo::{DEPTH_MAX, RECVS_MAX};
@@ -19,7 +19,7 @@ use crate::null::NullNic;
 use cells::{Cell, Cells};
 use ledger::{Expected, Ledger};
 
-pub use remains::Remains;
+pub use remains::{End, Remains};
 
 /// One call on a comm.
 #[derive(Clone, Copy, Debug)]
@@ -266,6 +266,21 @@ impl<N: Nic> Traffic<N> {
     /// The two comms.
     pub fn duo(&mut self) -> &mut Duo<N> {
         &mut self.duo
+    }
+
+    /// The numbers of the queue pairs that the sender and the receiver use first.
+    pub fn qpns(&self) -> [u32; 2] {
+        [self.duo.send.ends().qpn, self.duo.recv.ends().qpn]
+    }
+
+    /// The stages of a recovery at the sender and at the receiver.
+    pub fn recovery_stages(&self) -> [Option<RecoveryStage>; 2] {
+        [self.duo.send.recovery_stage(), self.duo.recv.recovery_stage()]
+    }
+
+    /// The number of sends and of receives in flight.
+    pub fn in_flight(&self) -> [usize; 2] {
+        [self.sends.len(), self.recvs.len()]
     }
 
     /// The number of messages that were sent.

@@ -168,6 +168,9 @@ impl Nic for SimNic {
     }
 
     fn modify_qp(&self, qp: &SimQp, transition: &QpTransition) -> Result<(), NicError> {
+        if let QpTransition::Rtr(attr) = transition {
+            self.world.net().learn_peer(self.host, qp.0.number, attr);
+        }
         self.post(|device| device.modify_qp(qp.0.number, transition))
     }
 

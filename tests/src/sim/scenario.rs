@@ -1,50 +1,14 @@
 //! A history that a seed decides: hosts, links, comms, the calls on the comms, and faults.
 
+use invar_core::comm::RecoveryStage;
 use invar_core::conn::{CommSettings, Wire};
 use invar_core::nic::{Mtu, QpOptions};
 use invar_core::roce::qp::Tuning;
 
-use super::seeds::Named;
-use super::{Link, SimNic, WireCounters, World};
+use super::{Event, Fault, Link, Outcome, SimNic, State as MachineState, World};
 use crate::duo;
-use crate::model::comm::{Op, Remains, Shape, Traffic};
+use crate::model::comm::{End, Op, Remains, Shape, Traffic};
 use crate::random::Random;
-
-/// The outcome of a history.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
-    /// The digest that [`World::trace`] returns.
-    pub trace: u64,
-    /// The number of messages sent.
-    pub messages: u64,
-    /// The comms that delivered all of their messages.
-    pub comms_done: u64,
-    /// The comms that failed for a good reason.
-    pub comms_failed: u64,
-    /// The sets of queue pairs that comms have made after a failure.
-    pub recoveries: u64,
-    /// The counters of the wires.
-    pub wire: WireCounters,
-    /// The packets that devices dropped as damaged.
-    pub icrc_bad: u64,
-    /// The packets that devices sent more than once.
-    pub retransmitted: u64,
-    /// The duration in simulated time.
-    pub end_ns: u64,
-}
-
-impl Outcome {
-    /// Adds the outcome of another history.
-    pub fn add(&mut self, other: &Outcome) {
-        self.messages += other.messages;
-        self.comms_done += other.comms_done;
-        self.comms_failed += other.comms_failed;
-        self.recoveries += other.recoveries;
-        self.wire.add(&other.wire);
-        self.icrc_bad += other.icrc_bad;
-        self.retransmitted += other.retransmitted;
-    }
-}
 
 /// The most time that a request takes with any faults: eight timeouts of 67 ms, and all
 /// retransmissions.
@@ -63,9 +27,8 @@ const OUTAGE_NS: u64 = 4_000_000_000;
 /// # Panics
 /// Panics if a message is lost, duplicated, out of order or damaged. Panics if a comm fails without a
 /// reason, or waits for longer than 20 s of simulated time. Panics if a device has resources left at
-/// the end. Then it prints the seed.
-pub fn run(seed: u64) -> Outcome {
-    let _named = Named { seed, test: "simulation" };
+/// the end.
+pub(super) fn run(seed: u64) -> Outcome {
     let mut history = History::new(seed);
     for _ in 0..history.random.below(150) + 30 {
         history.act();
@@ -105,7 +68,7 @@ impl History {
         let mut random = Random::new(seed);
         let (ipv6, nhosts) = (random.chance(500_000), random.below(3) as u32 + 2);
         let (world, nics) = network(&mut random, nhosts, ipv6);
-        let fault_ppm = random.pick(&[0, 0, 10_000, 40_000]);
+        let fault_ppm = random.pick(&[0, 0, 10_000, 40_000, 150_000]);
         let (comms, outcome, downs) = (Vec::new(), Outcome::default(), Vec::new());
         let mut history = History { random, world, nics, comms, outcome, downs, fault_ppm };
         for _ in 0..history.random.below(3) + 1 {
@@ -158,16 +121,19 @@ impl History {
         match self.random.below(10) {
             // The port is down for less time than all retries take.
             0..=2 => {
+                self.note_fault(Fault::PortDown, host);
                 self.world.set_up(host, false);
                 let until = self.world.now_ns() + self.random.below(40_000_000);
                 self.downs.push((until, host));
             }
             3..=5 => {
+                self.note_fault(Fault::HostSlow, host);
                 let service_ns = self.random.below(4000) + 1;
                 self.world.slow_down(host, service_ns, self.random.below(60) as usize + 4);
             }
             // The port is down for longer than all retries take.
             6 | 7 => {
+                self.note_fault(Fault::PortOut, host);
                 self.world.set_up(host, false);
                 let until = self.world.now_ns() + self.random.below(OUTAGE_NS);
                 self.downs.push((until, host));
@@ -176,6 +142,7 @@ impl History {
             }
             // The port is down for ever.
             8 => {
+                self.note_fault(Fault::PortGone, host);
                 self.world.set_up(host, false);
                 self.downs.retain(|(_, down)| *down != host);
                 let touched = self.comms.iter_mut().filter(|comm| comm.hosts.contains(&host));
@@ -184,13 +151,25 @@ impl History {
             _ => {
                 let which = self.random.below(self.comms.len() as u64) as usize;
                 let comm = &mut self.comms[which];
-                let State::Open(traffic) = &mut comm.state else { return };
+                let State::Open(traffic) = &comm.state else { return };
                 let end = self.random.below(2) as usize;
-                let ends = [traffic.duo().send.ends().qpn, traffic.duo().recv.ends().qpn];
-                self.world.break_qp(comm.hosts[end], ends[end]);
+                let qpn = traffic.qpns()[end];
+                let states = self.world.qp_states(comm.hosts[end], qpn);
+                let states = states.into_iter().chain([comm.machines(&self.world)[end]]);
+                self.world.note_fault(Fault::QpBroken, states);
+                self.world.break_qp(comm.hosts[end], qpn);
                 comm.may_fail |= !comm.recovers;
             }
         }
+    }
+
+    /// Records a fault that hits a whole host: each end of a comm there.
+    fn note_fault(&self, fault: Fault, host: usize) {
+        let ends = self.comms.iter().flat_map(|comm| {
+            let ends = comm.hosts.into_iter().zip(comm.machines(&self.world));
+            ends.filter(|(at, _)| *at == host).map(|(_, state)| state)
+        });
+        self.world.note_fault(fault, ends);
     }
 
     /// Lets time pass. Ports come up again when their time has come.
@@ -228,22 +207,68 @@ impl History {
         self.comms.clear();
         self.pass(1_000_000_000);
 
-        let mut outcome = self.outcome;
-        outcome.trace = self.world.trace();
-        outcome.wire = self.world.wire_counters();
-        outcome.end_ns = self.world.now_ns();
+        let mut outcome = self.outcome.end(&self.world);
         for nic in &self.nics {
             let host = nic.host();
             assert!(self.world.has_nothing(host), "something is left on host {host}");
             let counters = self.world.device_counters(host);
-            outcome.icrc_bad += counters.icrc_bad;
-            outcome.retransmitted += counters.qps.packets_retransmitted;
+            outcome.count(Event::DamageDetected, counters.icrc_bad);
+            outcome.count(Event::PacketSentAgain, counters.qps.packets_retransmitted);
         }
         outcome
     }
 }
 
 impl Comm {
+    /// The states of the sending and of the receiving end.
+    fn machines(&self, world: &World) -> [MachineState; 2] {
+        use MachineState as Is;
+        match &self.state {
+            State::Over => [Is::SenderClosed, Is::ReceiverClosed],
+            State::Failed(remains) => match remains.open_end() {
+                Some(End::Sender) => [Is::SenderPeerClosed, Is::ReceiverClosed],
+                Some(End::Receiver) => [Is::SenderClosed, Is::ReceiverPeerClosed],
+                None => [Is::SenderClosed, Is::ReceiverClosed],
+            },
+            State::Open(traffic) => {
+                let [send_qpn, recv_qpn] = traffic.qpns();
+                let [sends, recvs] = traffic.in_flight();
+                let [sender, _] = world.qp_states(self.hosts[0], send_qpn);
+                let [_, receiver] = world.qp_states(self.hosts[1], recv_qpn);
+                // On the wire of NCCL 2.14 the receiver waits until the sender has started.
+                let starting = sender == Is::RequesterStarting;
+                let sender = match sender {
+                    Is::RequesterFailed => Is::SenderQpFailed,
+                    _ if starting => Is::SenderSettingUp,
+                    _ if sends > 0 => Is::SenderBusy,
+                    _ => Is::SenderIdle,
+                };
+                let receiver = match receiver {
+                    Is::ResponderFailed => Is::ReceiverQpFailed,
+                    _ if starting => Is::ReceiverSettingUp,
+                    _ if recvs > 0 => Is::ReceiverBusy,
+                    _ => Is::ReceiverIdle,
+                };
+                let [sending, receiving] = traffic.recovery_stages();
+                let sender = sending.map_or(sender, |stage| match stage {
+                    RecoveryStage::Suspected => Is::SenderSuspected,
+                    RecoveryStage::Draining => Is::SenderDraining,
+                    RecoveryStage::Stopped => Is::SenderStopped,
+                    RecoveryStage::Reported => Is::SenderReported,
+                    _ => Is::SenderReady,
+                });
+                let receiver = receiving.map_or(receiver, |stage| match stage {
+                    RecoveryStage::Suspected => Is::ReceiverSuspected,
+                    RecoveryStage::Draining => Is::ReceiverDraining,
+                    RecoveryStage::Stopped => Is::ReceiverStopped,
+                    RecoveryStage::Reported => Is::ReceiverReported,
+                    _ => Is::ReceiverReady,
+                });
+                [sender, receiver]
+            }
+        }
+    }
+
     /// Takes a step. The step returns whether it was the last.
     fn step(
         &mut self,
@@ -256,9 +281,9 @@ impl Comm {
             State::Open(traffic) => match step(traffic) {
                 Ok(false) => return,
                 Ok(true) => {
-                    outcome.recoveries += u64::from(traffic.duo().send.attempts());
-                    outcome.messages += traffic.messages();
-                    outcome.comms_done += 1;
+                    outcome.count(Event::Recovery, u64::from(traffic.duo().send.attempts()));
+                    outcome.count(Event::MessageSent, traffic.messages());
+                    outcome.count(Event::CommDone, 1);
                     true
                 }
                 Err(error) => {
@@ -271,8 +296,8 @@ impl Comm {
         if over {
             self.state = State::Over;
         } else if let State::Open(traffic) = std::mem::replace(&mut self.state, State::Over) {
-            outcome.comms_failed += 1;
-            outcome.messages += traffic.messages();
+            outcome.count(Event::CommFailed, 1);
+            outcome.count(Event::MessageSent, traffic.messages());
             self.state = State::Failed(Box::new(traffic.abandon()));
         }
     }

@@ -1,6 +1,6 @@
 //! Queue pairs that fail are replaced, and every message arrives once.
 
-use invar_core::comm::{RecvBuf, Request, SendBuf};
+use invar_core::comm::{RecoveryStage, RecvBuf, Request, SendBuf};
 use invar_core::conn::CommSettings;
 use invar_core::error::{Error, ErrorKind};
 use invar_core::nic::{Nic, PortAttr, PortState, QpTransition, Verb, Wc, WcStatus};
@@ -79,7 +79,8 @@ fn messages_under_way_arrive_after_either_end_has_failed() {
         };
         assert_eq!(tested, Ok(()));
         line.hold(false);
-        assert!(line.duo.send.is_recovering() || line.duo.recv.is_recovering());
+        let stages = [line.duo.send.recovery_stage(), line.duo.recv.recovery_stage()];
+        assert_eq!(stages[end], Some(RecoveryStage::Suspected));
         line.pass(5).expect("a recovery");
         assert_eq!([line.duo.send.attempts(), line.duo.recv.attempts()], [1, 1]);
         let late: Vec<Request> = (2..4).map(|i| line.isend(i).expect("a request")).collect();
@@ -161,7 +162,7 @@ fn a_port_that_comes_up_again_carries_the_messages() {
     assert_eq!(line.duo.send.test(&sent), Ok(None));
     line.hold(false);
     line.pass(20_000).expect("there is time left");
-    assert!(line.duo.send.is_recovering());
+    assert_eq!(line.duo.send.recovery_stage(), Some(RecoveryStage::Stopped));
     line.nics[0].plan.port.set(None);
     line.pass(1100).expect("a recovery");
     assert_eq!(line.duo.send.test(&sent), Ok(Some(64)));

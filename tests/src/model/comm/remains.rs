@@ -10,12 +10,21 @@ use crate::pipe::Pipe;
 /// The end that has not failed, if there is one. Its peer has closed, as an application closes a failed
 /// comm. So all its requests must end.
 pub struct Remains<N: Nic> {
-    end: Option<End<N>>,
+    end: Option<Open<N>>,
     // Requests in flight may still use these buffers.
     _cells: [Cells<N>; 2],
 }
 
-enum End<N: Nic> {
+/// An end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The end that sends.
+    Sender,
+    /// The end that receives.
+    Receiver,
+}
+
+enum Open<N: Nic> {
     Send(Box<SendComm<N, Pipe>>, Vec<Sending>),
     Recv(Box<RecvComm<N, Pipe>>, Vec<Receiving>),
 }
@@ -29,8 +38,8 @@ impl<N: Nic> Traffic<N> {
         let mut duo = self.duo;
         let end = match (duo.send.check_peer(0), duo.recv.check_peer(0)) {
             (Err(_), Err(_)) => None,
-            (Err(_), Ok(())) => Some(End::Recv(Box::new(duo.recv), self.recvs)),
-            (Ok(()), Err(_)) => Some(End::Send(Box::new(duo.send), self.sends)),
+            (Err(_), Ok(())) => Some(Open::Recv(Box::new(duo.recv), self.recvs)),
+            (Ok(()), Err(_)) => Some(Open::Send(Box::new(duo.send), self.sends)),
             (Ok(()), Ok(())) => panic!("a comm gave an error that no end remembers"),
         };
         Remains { end, _cells: [self.source, self.room] }
@@ -38,18 +47,26 @@ impl<N: Nic> Traffic<N> {
 }
 
 impl<N: Nic> Remains<N> {
+    /// The end that has not failed, if there is one.
+    pub fn open_end(&self) -> Option<End> {
+        self.end.as_ref().map(|end| match end {
+            Open::Send(..) => End::Sender,
+            Open::Recv(..) => End::Receiver,
+        })
+    }
+
     /// Tests all requests in flight. Returns whether everything is over.
     ///
     /// # Panics
     /// Panics if the end does not notice that its peer has closed.
     pub fn finish(&mut self) -> bool {
         match &mut self.end {
-            Some(End::Send(comm, sends)) if !sends.is_empty() => {
+            Some(Open::Send(comm, sends)) if !sends.is_empty() => {
                 assert!(comm.check_peer(0).is_err(), "the peer has closed");
                 sends.retain(|sending| comm.test(&sending.request) == Ok(None));
                 sends.is_empty()
             }
-            Some(End::Recv(comm, recvs)) if !recvs.is_empty() => {
+            Some(Open::Recv(comm, recvs)) if !recvs.is_empty() => {
                 assert!(comm.check_peer(0).is_err(), "the peer has closed");
                 recvs.retain(|recv| comm.test(&recv.request) == Ok(None));
                 recvs.is_empty()

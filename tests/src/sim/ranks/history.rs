@@ -14,10 +14,9 @@ use invar_linux::abort::Abort;
 use super::news::{CUT_OFF_NS, ENDED_NS, News, PASS_ON_NS};
 use super::rank::{Rank, Share, State, Turn};
 use super::work::{Channels, Work};
-use super::{Outcome, SimNic, World, duo};
+use super::{Event, Fault, MachineState, Outcome, SimNic, World, duo};
 use crate::random::Random;
 use crate::sim::scenario;
-use crate::sim::seeds::Named;
 
 /// Without a fault, no operation takes longer than this.
 const PATIENCE_NS: u64 = 20_000_000_000;
@@ -31,9 +30,8 @@ const SPARE_NS: u64 = 100_000_000;
 /// # Panics
 /// Panics if a rank's result is wrong. Panics if a rank fails without a reason, does not name the rank
 /// to blame, or hears of the failure too late. Panics if a wait has no end, or if a resource is left
-/// behind. Then it prints the seed.
-pub fn run(seed: u64) -> Outcome {
-    let _named = Named { seed, test: "simulated_ranks" };
+/// behind.
+pub(in crate::sim) fn run(seed: u64) -> Outcome {
     let mut random = Random::new(seed);
     let script = Script::new(&mut random);
     History::new(&script, random).live()
@@ -45,11 +43,11 @@ struct Script {
     channels: Channels,
     works: Vec<Work>,
     /// The fault, and the turn at which it happens.
-    fault: Option<(Fault, u64)>,
+    fault: Option<(RankFault, u64)>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+enum RankFault {
     /// A rank's process ends. Its resources are gone and its connections are closed.
     Kill(u32),
     /// A rank's host loses its network.
@@ -75,9 +73,9 @@ impl Script {
         let works = (0..nworks).map(|_| Work::new(random, nranks, slot_bytes)).collect();
         let rank = random.below(nranks.into()) as u32;
         let fault = match random.below(6) {
-            0 | 1 => Some(Fault::Kill(rank)),
-            2 => Some(Fault::CutOff(rank)),
-            3 => Some(Fault::Break(random.next(), random.chance(500_000))),
+            0 | 1 => Some(RankFault::Kill(rank)),
+            2 => Some(RankFault::CutOff(rank)),
+            3 => Some(RankFault::Break(random.next(), random.chance(500_000))),
             _ => None,
         };
         // Histories differ much in length. This spreads the fault evenly over short and long histories.
@@ -242,7 +240,7 @@ impl<'s> History<'s> {
             Turn::Moved => true,
             Turn::Waiting => false,
             Turn::Tells(text) => {
-                self.outcome.ranks_failed += 1;
+                self.outcome.count(Event::RankFailed, 1);
                 if self.cut_off != Some(rank.number()) {
                     let from = (rank.number(), self.script.nranks);
                     self.news.tell(&mut self.random, now_ns, from, text);
@@ -252,19 +250,19 @@ impl<'s> History<'s> {
         }
     }
 
-    fn suffer(&mut self, fault: Fault) {
+    fn suffer(&mut self, fault: RankFault) {
         let (now_ns, nranks) = (self.world.now_ns(), self.script.nranks);
         match fault {
-            Fault::Kill(rank) => {
+            RankFault::Kill(rank) => {
+                self.world.note_fault(Fault::RankKilled, self.machine(rank));
                 self.ranks[rank as usize] = None;
-                self.outcome.killed += 1;
                 let known_ns = now_ns + self.random.below(ENDED_NS);
                 let text = "its process has ended".to_owned();
                 self.news.tell(&mut self.random, known_ns, (rank, nranks), text);
                 self.blame = Some((vec![rank], known_ns + PASS_ON_NS));
             }
-            Fault::CutOff(rank) => {
-                self.outcome.cut_off += 1;
+            RankFault::CutOff(rank) => {
+                self.world.note_fault(Fault::PortGone, self.machine(rank));
                 self.world.set_up(rank as usize, false);
                 self.cut_off = Some(rank);
                 let known_ns = now_ns + CUT_OFF_NS;
@@ -272,21 +270,30 @@ impl<'s> History<'s> {
                 self.news.tell(&mut self.random, known_ns, (rank, nranks), text);
                 self.blame = Some((vec![rank], known_ns + PASS_ON_NS));
             }
-            Fault::Break(which, receiver) => {
+            RankFault::Break(which, receiver) => {
                 let which = which as usize % self.connections.len().max(1);
                 let Some(Connection { ranks, qpns }) = self.connections.get(which) else { return };
                 let end = usize::from(receiver);
-                self.outcome.broken += 1;
+                let states = self.world.qp_states(ranks[end] as usize, qpns[end]);
+                let machines = ranks.iter().filter_map(|rank| self.machine(*rank));
+                self.world.note_fault(Fault::QpBroken, states.into_iter().chain(machines));
                 self.world.break_qp(ranks[end] as usize, qpns[end]);
                 self.blame = Some((ranks.to_vec(), now_ns + BROKEN_NS));
             }
         }
     }
 
+    /// The state of a rank that is alive.
+    fn machine(&self, rank: u32) -> Option<MachineState> {
+        let rank = self.ranks[rank as usize].as_ref()?;
+        Some(rank.machine(&self.script.works))
+    }
+
     /// Checks that each rank has done its part, or failed in time and for the actual reason.
     fn judge(&mut self) {
+        let mut failed = 0;
         for rank in self.ranks.iter().flatten() {
-            self.outcome.parts += rank.done as u64;
+            self.outcome.count(Event::PartDone, rank.done as u64);
             match &rank.state {
                 State::Failed(text, at_ns) => {
                     let Some((to_blame, known_ns)) = &self.blame else {
@@ -298,12 +305,13 @@ impl<'s> History<'s> {
                     assert!(named || of_itself, "rank {} does not say who: {text}", rank.number());
                     let late = at_ns.saturating_sub(known_ns + SPARE_NS);
                     assert_eq!(late, 0, "rank {} is late: {text}", rank.number());
-                    self.outcome.ranks_told += 1;
+                    failed += 1;
                 }
-                _ => self.outcome.ranks_done += 1,
+                _ => self.outcome.count(Event::RankDone, 1),
             }
         }
-        self.outcome.ranks_told -= self.outcome.ranks_failed;
+        let told = failed - self.outcome.counted(Event::RankFailed);
+        self.outcome.count(Event::RankTold, told);
     }
 
     /// Ends all ranks, and checks that no resource is left.
@@ -313,10 +321,6 @@ impl<'s> History<'s> {
         for host in 0..self.script.nranks as usize {
             assert!(self.world.has_nothing(host), "something is left on host {host}");
         }
-        let mut outcome = self.outcome;
-        outcome.trace = self.world.trace();
-        outcome.wire = self.world.wire_counters();
-        outcome.end_ns = self.world.now_ns();
-        outcome
+        self.outcome.end(&self.world)
     }
 }

@@ -4,6 +4,7 @@ use invar::ErrorKind;
 use invar::communicator::net::Network;
 use invar::communicator::{Links, Plan, Progress};
 
+use super::MachineState;
 use super::work::{Channels, Memory, Work};
 
 /// The time that a rank waits for news after a peer's connection has ended.
@@ -70,6 +71,20 @@ impl Rank {
 
     pub(super) fn is_over(&self) -> bool {
         matches!(self.state, State::Over | State::Failed(..))
+    }
+
+    /// The state for the record of faults.
+    pub(super) fn machine(&self, works: &[Work]) -> MachineState {
+        match &self.state {
+            State::Working => match works.get(self.done) {
+                None => MachineState::RankDraining,
+                Some(_) if self.under_way.is_none() => MachineState::RankBetween,
+                Some(work) => work.machine(),
+            },
+            State::Failing(..) => MachineState::RankFailing,
+            State::Failed(..) => MachineState::RankFailed,
+            State::Over => MachineState::RankOver,
+        }
     }
 
     /// Does all work that the rank can do now. `heard` is a failure that others have reported.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use invar::communicator::Plan;
 use invar_core::coll::{Algorithm, DataType, Operation, Order, RedOp, Task};
 
+use super::MachineState;
 use crate::model::coll::{self, Layout};
 use crate::random::Random;
 
@@ -77,6 +78,20 @@ impl Work {
         };
         work.inputs = (0..nranks).map(input).collect();
         work
+    }
+
+    /// The state of a rank that is at this work.
+    pub(super) fn machine(&self) -> MachineState {
+        match self.what {
+            What::Collective(Operation::AllReduce, _) => MachineState::RankAllReduce,
+            What::Collective(Operation::AllGather, _) => MachineState::RankAllGather,
+            What::Collective(Operation::ReduceScatter, _) => MachineState::RankReduceScatter,
+            What::Collective(Operation::Broadcast { .. }, _) => MachineState::RankBroadcast,
+            What::Collective(Operation::Reduce { .. }, _) => MachineState::RankReduce,
+            What::Collective(Operation::AllToAll, _) => MachineState::RankAllToAll,
+            What::Collective(Operation::Send { .. } | Operation::Recv { .. }, _)
+            | What::Shift(_) => MachineState::RankShift,
+        }
     }
 
     /// The tasks of a rank, for one plan.

@@ -1,0 +1,154 @@
+//! The table of the simulations.
+
+use std::sync::atomic::AtomicBool;
+use std::{env, io, io::Write, thread};
+
+use super::campaign::Campaign;
+use super::{Event, Fault, FaultRow, Machine, Outcome, ranks, scenario};
+
+/// The variable that asks a test for one history. Its value is the seed.
+const SEED: &str = "INVAR_SIM_SEED";
+/// One of so many seeds is lived through twice, to see that one seed is one history.
+pub const TWICE_EVERY: u64 = 64;
+
+/// A kind of histories, each of which a seed decides.
+#[derive(Clone, Copy)]
+pub struct Simulation {
+    /// The name that `cargo xtask campaign` takes.
+    pub name: &'static str,
+    /// The test in `tests/tests` that runs it. If a history fails, the test repeats this one alone.
+    pub test: &'static str,
+    /// Runs the history of a seed. A history that ends badly panics.
+    pub run: fn(u64) -> Outcome,
+    /// The faults that it injects.
+    pub faults: &'static [FaultRow],
+    /// The events that it counts.
+    pub events: &'static [Event],
+}
+
+/// Every simulation. To add one, add a row here and a test to `tests/tests`.
+pub const SIMULATIONS: [Simulation; 2] = [COMMS, RANKS];
+
+const QUEUE_PAIR: &[Machine] = &[Machine::Requester, Machine::Responder];
+const COMM: &[Machine] = &[Machine::Sender, Machine::Receiver];
+
+/// Pairs of comms send to each other.
+pub const COMMS: Simulation = Simulation {
+    name: "comms",
+    test: "simulation",
+    run: scenario::run,
+    faults: &[
+        (Fault::Lost, QUEUE_PAIR),
+        (Fault::Duplicated, QUEUE_PAIR),
+        (Fault::Reordered, QUEUE_PAIR),
+        (Fault::Corrupted, QUEUE_PAIR),
+        (Fault::Cut, QUEUE_PAIR),
+        (Fault::Overflowed, QUEUE_PAIR),
+        (Fault::PortDown, COMM),
+        (Fault::PortOut, COMM),
+        (Fault::PortGone, COMM),
+        (Fault::HostSlow, COMM),
+        (
+            Fault::QpBroken,
+            &[Machine::Requester, Machine::Responder, Machine::Sender, Machine::Receiver],
+        ),
+    ],
+    events: &[
+        Event::PacketSent,
+        Event::DamageDetected,
+        Event::PacketSentAgain,
+        Event::MessageSent,
+        Event::CommDone,
+        Event::CommFailed,
+        Event::Recovery,
+    ],
+};
+
+/// Ranks run collectives, and one may die.
+pub const RANKS: Simulation = Simulation {
+    name: "ranks",
+    test: "simulated_ranks",
+    run: ranks::run,
+    faults: &[
+        (Fault::Lost, QUEUE_PAIR),
+        (Fault::Duplicated, QUEUE_PAIR),
+        (Fault::Reordered, QUEUE_PAIR),
+        (Fault::Corrupted, QUEUE_PAIR),
+        (Fault::Cut, QUEUE_PAIR),
+        (Fault::PortGone, &[Machine::Rank]),
+        (Fault::QpBroken, &[Machine::Requester, Machine::Responder, Machine::Rank]),
+        (Fault::RankKilled, &[Machine::Rank]),
+    ],
+    events: &[
+        Event::PacketSent,
+        Event::PartDone,
+        Event::RankDone,
+        Event::RankTold,
+        Event::RankFailed,
+    ],
+};
+
+impl Simulation {
+    /// Runs the histories of the seeds below `count` on all processors, for a test. If the environment
+    /// has `INVAR_SIM_SEED`, runs the history of that seed alone.
+    ///
+    /// # Panics
+    /// Panics if a history fails. Panics if a fault or an event of the simulation never happened in
+    /// `count` histories. Panics if the variable is not a number.
+    pub fn live_through(&self, count: u64) {
+        let jobs = thread::available_parallelism().map_or(1, usize::from);
+        let stop = AtomicBool::new(false);
+        let seed = asked();
+        let (seeds, twice_every) = match seed {
+            Some(seed) => (seed..seed.saturating_add(1), 1),
+            None => (0..count, TWICE_EVERY),
+        };
+        let summary =
+            Campaign { simulation: self, seeds, jobs, twice_every, stop: &stop }.run(|_| ());
+        if let Some(failure) = summary.failure {
+            panic!("{failure}");
+        }
+        if let Some(seed) = seed {
+            // The test harness hides what passing tests print with println.
+            let _ = writeln!(io::stderr(), "the history of seed {seed} passed, twice");
+            return;
+        }
+        for (fault, _) in self.faults {
+            assert!(summary.total.coverage.injected(*fault) > 0, "no fault {}", fault.name());
+        }
+        for event in self.events {
+            assert!(summary.total.counted(*event) > 0, "no {}", event.name());
+        }
+    }
+}
+
+/// The seed that the environment asks for.
+fn asked() -> Option<u64> {
+    let value = env::var(SEED).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{SEED}={value} is not a number")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn one_seed_is_one_history_and_another_seed_another() {
+        for simulation in SIMULATIONS {
+            let run = |first: u64| (first..first + 20).map(simulation.run).collect::<Vec<_>>();
+            let (first, again, others) = (run(0), run(0), run(20));
+            assert_eq!(first, again);
+            assert!(first.iter().zip(&others).all(|(one, other)| one.trace != other.trace));
+        }
+    }
+
+    #[test]
+    fn each_simulation_has_its_test() {
+        for Simulation { name, test, .. } in SIMULATIONS {
+            let path = format!("{}/tests/{test}.rs", env!("CARGO_MANIFEST_DIR"));
+            assert!(Path::new(&path).is_file(), "{name} has no test {path}");
+        }
+    }
+}
