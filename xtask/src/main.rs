@@ -4,6 +4,7 @@
 
 mod api;
 mod bench;
+mod campaign;
 mod ci;
 mod docs;
 mod fuzz;
@@ -51,6 +52,10 @@ enum Command {
     NoStd,
     /// Run the fuzz targets, each for a bounded time.
     Fuzz(fuzz::Args),
+    /// Run many simulated histories in a release build, and count which fault met which state of a
+    /// machine. Stop at the first history that fails, and print the command that repeats it. Ctrl-C
+    /// ends the campaign with the summary so far.
+    Campaign(campaign::Args),
     /// Run tests under sanitizers, Miri and valgrind, if this machine has them.
     Sanitize(sanitize::Args),
     /// Build `libnccl-net-invar.so`, the plugin that NCCL loads.
@@ -71,6 +76,7 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::Docs => docs::run(&shell),
         Command::NoStd => no_std::run(&shell).map(drop),
         Command::Fuzz(args) => fuzz::run(&shell, &args).map(drop),
+        Command::Campaign(args) => campaign::run(&shell, &args),
         Command::Sanitize(args) => sanitize::run(&shell, &args),
         Command::Plugin => plugin::run(&shell),
         Command::Gpu(args) => gpu::run(&shell, &args),
