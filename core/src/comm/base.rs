@@ -13,7 +13,7 @@ use super::route::Route;
 use crate::conn::{Exchange, Parts, Stream, StreamError, Verbs};
 use crate::error::{CompletionError, Ends, Error, Report};
 use crate::nic::{Nic, NicError, PollError, Wc, WcStatus};
-use crate::request::RequestRing;
+use crate::request::{Progress, RequestRing};
 
 /// The largest number of completions taken in one poll.
 const POLL_BATCH: usize = 32;
@@ -154,10 +154,26 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     /// Tests a request. [`Fast::Done`] gives the request's bytes if the request has exactly one size.
     #[inline(always)]
     pub(super) fn test(&mut self, request: &Request) -> Fast<u32> {
-        let entry = self.reqs.at(request.raw());
-        if !entry.is_pending(request.raw()) {
-            return if entry.is_done(request.raw()) { R::take(entry) } else { Fast::Slow };
+        match self.take(request) {
+            Fast::Pending => self.poll_for(request),
+            ended => ended,
         }
+    }
+
+    /// Tests a request without a poll.
+    #[inline(always)]
+    pub(super) fn take(&mut self, request: &Request) -> Fast<u32> {
+        let entry = self.reqs.at(request.raw());
+        match entry.progress(request.raw()) {
+            Progress::Pending => Fast::Pending,
+            Progress::Done => R::take(entry),
+            Progress::Unknown => Fast::Slow,
+        }
+    }
+
+    /// Polls once for a request that is pending, and tests this request.
+    #[inline(always)]
+    pub(super) fn poll_for(&mut self, request: &Request) -> Fast<u32> {
         match self.verbs.nic.poll(&self.verbs.cq, &mut self.wcs) {
             Ok(0) => Fast::Pending,
             Ok(1) => self.test_polled(request),

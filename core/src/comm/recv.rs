@@ -171,7 +171,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// [`Error::UnknownRequest`], or the error that ended the connection, which every call repeats.
     #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<&[u32]>, Error> {
-        match self.test_fast(request) {
+        match self.base.test(request) {
             Fast::Done(size) => {
                 self.received[0] = size;
                 Ok(Some(&self.received[..1]))
@@ -185,11 +185,17 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         }
     }
 
-    /// The fast path of [`RecvComm::test`], for a receive of one buffer. [`Fast::Done`] gives the bytes
-    /// received.
+    /// The first step of the fast path of [`RecvComm::test`]: takes the result of a request of one buffer that is
+    /// done. [`Fast::Done`] gives the bytes received. After [`Fast::Pending`] call [`RecvComm::poll_fast`].
     #[inline(always)]
-    pub fn test_fast(&mut self, request: &Request) -> Fast<u32> {
-        self.base.test(request)
+    pub fn take_fast(&mut self, request: &Request) -> Fast<u32> {
+        self.base.take(request)
+    }
+
+    /// The second step of the fast path of [`RecvComm::test`]: polls once for a pending request.
+    #[inline(always)]
+    pub fn poll_fast(&mut self, request: &Request) -> Fast<u32> {
+        self.base.poll_for(request)
     }
 
     /// Checks that the peer still has its end open, and continues a recovery; see

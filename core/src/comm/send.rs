@@ -112,17 +112,24 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// [`Error::UnknownRequest`], or the error that ended the connection, which every call repeats.
     #[inline(always)]
     pub fn test(&mut self, request: &Request) -> Result<Option<u32>, Error> {
-        match self.test_fast(request) {
+        match self.base.test(request) {
             Fast::Done(len) => Ok(Some(len)),
             Fast::Pending => Ok(None),
             Fast::Slow => self.test_slow(request).map_err(|failed| self.base.error(failed)),
         }
     }
 
-    /// The fast path of [`SendComm::test`].
+    /// The first step of the fast path of [`SendComm::test`]: takes the result of a request that is
+    /// done. [`Fast::Done`] gives the bytes sent. After [`Fast::Pending`] call [`SendComm::poll_fast`].
     #[inline(always)]
-    pub fn test_fast(&mut self, request: &Request) -> Fast<u32> {
-        self.base.test(request)
+    pub fn take_fast(&mut self, request: &Request) -> Fast<u32> {
+        self.base.take(request)
+    }
+
+    /// The second step of the fast path of [`SendComm::test`]: polls once for a pending request.
+    #[inline(always)]
+    pub fn poll_fast(&mut self, request: &Request) -> Fast<u32> {
+        self.base.poll_for(request)
     }
 
     /// Checks that the peer still has its end open, and continues a recovery. An idle comm does not

@@ -27,8 +27,13 @@ macro_rules! impl_end {
             }
 
             #[inline(always)]
-            fn test_fast(&mut self, request: &Request) -> Fast<u32> {
-                (**self).test_fast(request)
+            fn take_fast(&mut self, request: &Request) -> Fast<u32> {
+                (**self).take_fast(request)
+            }
+
+            #[inline(always)]
+            fn poll_fast(&mut self, request: &Request) -> Fast<u32> {
+                (**self).poll_fast(request)
             }
         }
     };

@@ -40,9 +40,16 @@ pub trait End: Send {
     /// that takes no longer than [`CLOSE_MAX`].
     fn close(self: Box<Self>) {}
 
-    /// The fast path of a test, for a request of one size. Returns the bytes of that size.
+    /// The first step of the fast path of a test, for a request of one size. If the request is done, takes
+    /// its result, which is the bytes of that size. After [`Fast::Pending`] call [`End::poll_fast`].
     #[inline(always)]
-    fn test_fast(&mut self, _request: &Request) -> Fast<u32> {
+    fn take_fast(&mut self, _request: &Request) -> Fast<u32> {
+        Fast::Slow
+    }
+
+    /// The second step of the fast path of a test: polls once for a pending request.
+    #[inline(always)]
+    fn poll_fast(&mut self, _request: &Request) -> Fast<u32> {
         Fast::Slow
     }
 

@@ -93,8 +93,13 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
     }
 
     #[inline(always)]
-    fn test_fast(&mut self, request: &Request) -> Fast<u32> {
-        match self.comm.test_fast(request) {
+    fn take_fast(&mut self, request: &Request) -> Fast<u32> {
+        self.comm.take_fast(request)
+    }
+
+    #[inline(always)]
+    fn poll_fast(&mut self, request: &Request) -> Fast<u32> {
+        match self.comm.poll_fast(request) {
             Fast::Pending if self.watch.is_due() => Fast::Slow,
             tested => tested,
         }
@@ -171,8 +176,13 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
     }
 
     #[inline(always)]
-    fn test_fast(&mut self, request: &Request) -> Fast<u32> {
-        match self.comm.test_fast(request) {
+    fn take_fast(&mut self, request: &Request) -> Fast<u32> {
+        self.comm.take_fast(request)
+    }
+
+    #[inline(always)]
+    fn poll_fast(&mut self, request: &Request) -> Fast<u32> {
+        match self.comm.poll_fast(request) {
             Fast::Pending if self.watch.is_due() => Fast::Slow,
             tested => tested,
         }

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use invar::raw::{Carrier, Fast, Request, SendBuf, SendEnd};
 
-use super::{Asked, MESSAGE_BYTES_MAX, NetEnd, call_failed, give, too_long};
+use super::{Asked, MESSAGE_BYTES_MAX, NetEnd, answer, call_failed, give, too_long};
 use crate::abi::Code;
 use crate::mhandle::lkey;
 use crate::outcome::{caught, null};
@@ -153,7 +153,7 @@ impl<E: SendEnd> Sender<E> {
             // SAFETY: NCCL promises that `done` and `sizes` have room for the answers.
             unsafe {
                 match self.end.test(&self.asked.request) {
-                    Ok(Some(sent)) => self.asked.done(sent),
+                    Ok(Some(sent)) => answer(sent, self.asked.done, self.asked.sizes),
                     Ok(None) => Code::SUCCESS,
                     Err(error) => call_failed(&self.end, error),
                 }
