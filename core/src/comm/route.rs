@@ -106,7 +106,7 @@ impl<N: Nic> Route<N, Sending, MESSAGES> for Sent {
 
 impl Sent {
     /// Ends the other messages of a group once the group's last completion is booked.
-    #[inline(never)]
+    #[inline(always)]
     fn book_group(&mut self, reqs: &mut RequestRing<Sending, MESSAGES>, wr_id: u64) {
         let [first, others @ ..] = reqs.row(wr_id as u32);
         if first.is_complete() {
