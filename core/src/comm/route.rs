@@ -1,5 +1,7 @@
 //! Assigns each completion to its request, and defines the data stored beside each request's key.
 
+use core::hint::cold_path;
+
 use static_assertions::assert_eq_size;
 
 use super::fast::Fast;
@@ -170,7 +172,11 @@ impl<N: Nic> Route<N, Receiving, ROWS> for Arrivals<N> {
                 entry.value.imm = wc.imm_data;
                 entry.book()
             }
-            WcOpcode::RDMA_READ => self.flushes.end(wc.wr_id),
+            WcOpcode::RDMA_READ => {
+                // Otherwise each message would be compared with this opcode first.
+                cold_path();
+                self.flushes.end(wc.wr_id)
+            }
             _ => {
                 self.turns_written += 1;
                 reqs.at(wc.wr_id as u32).book()
