@@ -61,6 +61,7 @@ impl Group {
 
     /// Returns whether all `nreqs` slots of a row have arrived. The caller has already seen the first
     /// slot.
+    #[inline(always)]
     pub(super) fn is_there(row: &Row<'_>, nreqs: usize, idx: u64) -> bool {
         let is_there = |r: usize| row.load(r, idx).is_some();
         // A full row needs no comparison with the count.
@@ -71,6 +72,7 @@ impl Group {
     }
 
     /// Begins to match a row of `nreqs` slots, 2 to 8; `first` is the request of its first message.
+    #[inline(always)]
     pub(super) fn begin(&mut self, nreqs: usize, first: Request) {
         (self.first, self.nreqs, self.empty) = (first, nreqs, 0);
         self.waiting = self.start();

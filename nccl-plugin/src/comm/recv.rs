@@ -1,6 +1,7 @@
 //! The receiving end of a connection, with the calls of NCCL's function table.
 
 use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use invar::raw::{Carrier, Fast, Flush, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd, Request};
@@ -178,7 +179,7 @@ impl<E: RecvEnd> Receiver<E> {
         request: *mut *mut c_void,
     ) -> Code {
         caught(|| {
-            let mut bufs = [RecvBuf::default(); RECVS_MAX];
+            let mut bufs = [const { MaybeUninit::uninit() }; RECVS_MAX];
             let Some(bufs) = usize::try_from(n).ok().and_then(|n| bufs.get_mut(..n)) else {
                 return misused(format_args!("irecv of {n} buffers; 1 to {RECVS_MAX} are allowed"))
                     .0;
@@ -194,8 +195,10 @@ impl<E: RecvEnd> Receiver<E> {
                 if size > MESSAGE_BYTES_MAX {
                     return too_long("irecv", size);
                 }
-                *to = buf(data, size, tag, mhandle);
+                to.write(buf(data, size, tag, mhandle));
             }
+            // SAFETY: The loop has written each buffer.
+            let bufs = unsafe { bufs.assume_init_ref() };
             if request.is_null() {
                 return null("irecv: request").0;
             }

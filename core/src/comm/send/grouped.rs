@@ -18,6 +18,7 @@ pub(super) const GROUP_NREQS: core::ops::RangeInclusive<usize> = 2..=RECVS_MAX;
 impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Begins to match the row at the head, which has `nreqs` slots, 2 to 8. The row must be complete
     /// and all its requests free. Returns [`Fast::Slow`] if a request is not free.
+    #[inline(always)]
     pub(super) fn begin_group(&mut self, nreqs: usize) -> Fast<()> {
         let Self { base: Base { reqs, route, verbs, gate, .. }, group, .. } = self;
         let Some(row) = Row::of(verbs.control.words(), self.row) else { return Fast::Pending };
