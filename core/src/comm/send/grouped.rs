@@ -70,9 +70,9 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     }
 
     /// Begins to match the row at the head, if this row is a complete group. Returns whether it has begun
-    /// one. A caller of [`SendComm::isend_grouped_fast`] calls this function once for each group, because
-    /// it takes more registers than the fast path.
-    #[inline(never)]
+    /// one. A caller of [`SendComm::isend_grouped_fast`] calls this function once for each group, in a
+    /// function of its own, because it takes more registers than the fast path.
+    #[inline(always)]
     pub fn begin_next_group(&mut self) -> bool {
         if self.base.gate != Gate::Open {
             return false;
