@@ -20,6 +20,7 @@
 mod accept;
 mod attempt;
 mod connect;
+mod exchange;
 mod handle;
 mod link;
 mod ready;
@@ -31,8 +32,9 @@ pub mod wire;
 pub use accept::Acceptor;
 pub(crate) use attempt::Parts;
 pub use connect::Connector;
+pub(crate) use exchange::Exchange;
 pub use handle::{HANDLE_BYTES, HANDLE_SECRET_BYTES, Handle, HandleError};
-pub(crate) use link::{Exchange, FENCE, Peer, Verbs, fence};
+pub(crate) use link::{FENCE, Peer, Verbs, fence};
 pub(crate) use ready::{is_ready, start_with_acceptor};
 pub use settings::{CommSettings, PacketAuth, QPS_MAX, Wire};
 pub use stream::{Stream, StreamError};

@@ -21,6 +21,8 @@ macro_rules! mutants {
 }
 
 mutants! {
+    /// The old queue pairs work until they are replaced.
+    NoFence,
     /// The queue pairs are replaced without waiting for the completions of the old ones.
     NoDrain,
     /// The receiver reports a row as arrived that has not arrived.
@@ -45,8 +47,6 @@ mutants! {
     RewriteTooFew,
     /// The receiver waits for the completion of slots that it does not write again.
     AwaitOldSlots,
-    /// An end uses its new queue pairs before the peer is ready.
-    NotReady,
     /// A later attempt of the peer is ignored.
     IgnoreLaterAttempt,
     /// A group of messages that was being matched is forgotten.

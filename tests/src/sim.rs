@@ -19,7 +19,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use invar_core::nic::{Mtu, QpState, QpTransition, RtrAttr, SourcePorts};
+use invar_core::nic::{Mtu, PollError, QpState, QpTransition, RtrAttr, SourcePorts, Wc};
 use invar_core::roce::UDP_PORT;
 use invar_core::roce::qp::{RequesterPhase, ResponderPhase, Tuning};
 use invar_linux::soft::{Device, DeviceConfig, DeviceCounters};
@@ -49,6 +49,7 @@ struct Net {
     wire: Wire,
     ipv6: bool,
     tuning: Tuning,
+    completion_delay_ns_max: u64,
     coverage: Coverage,
     /// The queue pair that sends to a queue pair. Both have the numbers of their host and of their own.
     peers: HashMap<(usize, u32), (usize, u32)>,
@@ -60,6 +61,9 @@ struct Host {
     /// The time that the host takes to handle a packet. `queue_packets_max` packets may wait meanwhile.
     service_ns: u64,
     queue_packets_max: usize,
+    /// The completions that no poll returns yet, by completion queue, each with the time from which polls
+    /// return it.
+    unseen: HashMap<u32, VecDeque<(u64, Wc)>>,
     /// The packets that have arrived and wait, each with the time at which the host has handled it.
     queue: VecDeque<(u64, Arrival)>,
 }
@@ -74,6 +78,7 @@ impl World {
             wire,
             ipv6,
             tuning,
+            completion_delay_ns_max: 0,
             coverage: Coverage::default(),
             peers: HashMap::new(),
         })))
@@ -99,7 +104,8 @@ impl World {
         let (service_ns, queue_packets_max) = (0, usize::MAX);
         net.wire.add_host(ip);
         let queue = VecDeque::new();
-        net.hosts.push(Host { device, mtu, service_ns, queue_packets_max, queue });
+        let unseen = HashMap::new();
+        net.hosts.push(Host { device, mtu, service_ns, queue_packets_max, unseen, queue });
         drop(net);
         SimNic::new(self.clone(), number)
     }
@@ -113,6 +119,11 @@ impl World {
     /// before still reach the device.
     pub fn set_up(&self, host: usize, up: bool) {
         self.net().wire.set_up(host, up);
+    }
+
+    /// Lets polls return each completion up to `ns` later than it came about.
+    pub fn delay_completions(&self, ns: u64) {
+        self.net().completion_delay_ns_max = ns;
     }
 
     /// Slows a host down. It takes `service_ns` for each incoming packet, and drops packets that arrive
@@ -240,6 +251,32 @@ impl Net {
         self.record_packet_faults();
     }
 
+    /// Returns the completions of a queue that may be seen by now.
+    fn poll(&mut self, host: usize, cq: u32, wcs: &mut [Wc]) -> Result<u32, PollError> {
+        let Net { now_ns, hosts, wire, completion_delay_ns_max, .. } = self;
+        let Host { device, unseen, .. } = &mut hosts[host];
+        if *completion_delay_ns_max == 0 {
+            return device.poll(cq, wcs);
+        }
+        let unseen = unseen.entry(cq).or_default();
+        let mut new = [Wc::default(); 32];
+        loop {
+            let n = device.poll(cq, &mut new)? as usize;
+            for wc in &new[..n] {
+                // Completions of a queue stay in order.
+                let last_ns = unseen.back().map_or(0, |(at_ns, _)| *at_ns);
+                let at_ns = *now_ns + wire.random.below(*completion_delay_ns_max + 1);
+                unseen.push_back((at_ns.max(last_ns), *wc));
+            }
+            if n < new.len() {
+                break;
+            }
+        }
+        let n = unseen.iter().take(wcs.len()).take_while(|(at_ns, _)| at_ns <= now_ns).count();
+        wcs.iter_mut().zip(unseen.drain(..n)).for_each(|(to, (_, wc))| *to = wc);
+        Ok(n as u32)
+    }
+
     /// Hands a packet to the device of its destination.
     fn deliver(&mut self, Arrival { from, heading, bytes }: Arrival) {
         self.hosts[heading.to].device.handle_datagram(self.now_ns, from, &bytes);
@@ -302,7 +339,7 @@ impl Net {
 mod tests {
     use super::*;
     use crate::end::{self, End};
-    use invar_core::nic::{Nic, SendOpcode, Wc, WcStatus};
+    use invar_core::nic::{Nic, SendOpcode, WcStatus};
 
     /// Four packets wait at the receiver when its port goes down. Later four other packets must have
     /// room.

@@ -61,6 +61,7 @@ const FAILED: [u8; 8] = *b"\x89ENDED\r\n";
 
 /// A message of one end to the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "there is no allocator, and few messages are sent")]
 pub(super) enum Control {
     /// The receiver closes. All receives before number `rows_done`, counted from 0, are complete.
     Close { rows_done: u64 },
@@ -232,7 +233,7 @@ mod tests {
 
         fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError> {
             let room = buf.iter_mut().take(self.credit);
-            let filled = room.map_while(|room| Some(*room = self.bytes.pop_front()?));
+            let filled = room.map_while(|room| self.bytes.pop_front().map(|byte| *room = byte));
             Ok(filled.count())
         }
     }

@@ -69,7 +69,10 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                     let short_ns =
                         4 * (1 + u64::from(retry_cnt)) * ack_timeout_ns(timeout).unwrap_or(0);
                     self.recovery.trouble.begin(now_ns, short_ns + SECOND_NS);
-                    self.recovery.awaited = self.verbs.fence() + self.route.fence(&self.verbs.nic);
+                    self.recovery.awaited = match is_planted(Mutant::NoFence) {
+                        true => 0,
+                        false => self.verbs.fence() + self.route.fence(&self.verbs.nic),
+                    };
                     self.recovery.drained_by_ns = now_ns.saturating_add(DRAIN_NS);
                     self.recovery.stage = RecoveryStage::Draining;
                 }
@@ -128,8 +131,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                     let Some(Report { rows: theirs, .. }) = self.recovery.report() else {
                         return Ok(Recovering::Waiting);
                     };
-                    let is_ready = self.recovery.peer_ready == self.recovery.attempt;
-                    if !is_ready && !is_planted(Mutant::NotReady) {
+                    if self.recovery.peer_ready != self.recovery.attempt {
                         return Ok(Recovering::Waiting);
                     }
                     let theirs = *theirs;

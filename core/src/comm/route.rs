@@ -140,7 +140,7 @@ impl<N: Nic> Arrivals<N> {
     ) -> u64 {
         let mut rows = posted.saturating_sub(depth)..posted;
         let is_awaited = |row: &u64| {
-            let is_unwritten = row % depth == 0 && row / depth >= self.turns_written;
+            let is_unwritten = row.is_multiple_of(depth) && row / depth >= self.turns_written;
             reqs.at((row % depth) as u32).awaited() > i32::from(is_unwritten)
         };
         rows.find(is_awaited).unwrap_or(posted)

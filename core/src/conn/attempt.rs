@@ -1,6 +1,7 @@
 //! The common part of connecting and accepting: stage, deadline, and the first error.
 
-use super::link::{Exchange, Peer, Verbs, udp_port};
+use super::exchange::Exchange;
+use super::link::{Peer, Verbs, udp_port};
 use super::stage::{Side, Stage};
 use super::{CommSettings, Stream, StreamError};
 use crate::auth::Session;

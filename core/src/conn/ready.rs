@@ -1,7 +1,8 @@
 //! The last steps of both ends. On the wire of NCCL 2.14 the comms take them.
 
 use super::Stream;
-use super::link::{Exchange, Peer, Verbs};
+use super::exchange::Exchange;
+use super::link::{Peer, Verbs};
 use super::stage::Stage;
 use super::wire::{PrefaceError, READY};
 use crate::error::{Ends, Error};

@@ -1,5 +1,6 @@
 //! Runs many histories of a simulation on many threads, and stops at the first that fails.
 
+mod live_through;
 mod panics;
 mod report;
 

@@ -69,6 +69,7 @@ impl Handle {
 impl Drop for SimCq {
     fn drop(&mut self) {
         self.0.end(Device::destroy_cq);
+        self.0.world.net().hosts[self.0.host].unseen.remove(&self.0.number);
     }
 }
 
@@ -78,6 +79,9 @@ impl Drop for SimQp {
         let mut net = world.net();
         let now_ns = net.now_ns;
         net.hosts[*host].device.destroy_qp(now_ns, *number);
+        // As libibverbs does, for its providers of real NICs.
+        let unseen = net.hosts[*host].unseen.values_mut();
+        unseen.for_each(|unseen| unseen.retain(|(_, wc)| wc.qp_num != *number));
         net.transmit(*host);
     }
 }
@@ -187,6 +191,6 @@ impl Nic for SimNic {
     }
 
     fn poll(&self, cq: &SimCq, wcs: &mut [Wc]) -> Result<u32, PollError> {
-        self.device(|device| device.poll(cq.0.number, wcs))
+        self.world.net().poll(self.host, cq.0.number, wcs)
     }
 }

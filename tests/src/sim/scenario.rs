@@ -68,6 +68,7 @@ impl History {
         let mut random = Random::new(seed);
         let (ipv6, nhosts) = (random.chance(500_000), random.below(3) as u32 + 2);
         let (world, nics) = network(&mut random, nhosts, ipv6);
+        world.delay_completions(random.pick(&[0, 3_000, 100_000]));
         let fault_ppm = random.pick(&[0, 0, 10_000, 40_000, 150_000]);
         let (comms, outcome, downs) = (Vec::new(), Outcome::default(), Vec::new());
         let mut history = History { random, world, nics, comms, outcome, downs, fault_ppm };

@@ -74,6 +74,6 @@ pub(super) fn test(shell: &Shell) -> Result<Outcome> {
     const ALL: &str = "-p invar-core -p invar-cuda -p invar-testkit --all-features";
     shell.stream(shell.cargo("test --workspace"))?;
     shell.stream(shell.cargo("test -p invar-core --no-default-features"))?;
-    shell.stream(shell.cargo(&format!("test {ALL} --lib --test cuda")))?;
+    shell.stream(shell.cargo(&format!("test {ALL} --lib --test cuda --test mutants")))?;
     Ok(Outcome::Passed)
 }
