@@ -279,6 +279,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             self.fail(Error::UnknownCompletion { wr_id: wc.wr_id, qpn: wc.qp_num });
             return;
         }
+        self.route.failed(&self.verbs.nic, wc.qp_num);
         if self.recovery.is_under_way() {
             return self.recovery.flushed(wc);
         }

@@ -36,6 +36,8 @@ pub enum Flush {
 /// The flushes of a comm.
 pub(super) struct Flushes<N: Nic> {
     reader: Option<Reader<N>>,
+    /// Whether the queue pair has failed. Then flushes wait until it is replaced.
+    is_broken: bool,
     /// The flushes under way, each with what it reads.
     reqs: RequestRing<FlushBuf>,
 }
@@ -53,6 +55,7 @@ impl<N: Nic> Flushes<N> {
         let reader = if verbs.settings.flush { Some(Reader::create(verbs)?) } else { None };
         Ok(Flushes {
             reader,
+            is_broken: false,
             reqs: RequestRing::new(verbs.settings.depth().into(), |_| FlushBuf::default()),
         })
     }
@@ -67,7 +70,9 @@ impl<N: Nic> Flushes<N> {
         let request = request.of_flush();
         entry.arm(request.raw(), 1);
         entry.value = *buf;
-        reader.read(nic, wr_id, buf)?;
+        if !self.is_broken {
+            reader.read(nic, wr_id, buf)?;
+        }
         self.reqs.advance();
         Ok(Flush::Started(request))
     }
@@ -87,15 +92,23 @@ impl<N: Nic> Flushes<N> {
         self.reqs.at(wr_id as u32).book()
     }
 
-    /// Stops the queue pair, and returns how many completions of the fence follow.
-    pub(super) fn fence(&self, nic: &N) -> u32 {
-        self.reader.as_ref().map_or(0, |reader| fence(nic, &reader.qp, false))
+    /// Notes that a queue pair has failed, which may be the one of the flushes.
+    pub(super) fn failed(&mut self, nic: &N, qpn: u32) {
+        self.is_broken |= self.reader.as_ref().is_some_and(|reader| nic.qp_num(&reader.qp) == qpn);
     }
 
-    /// Replaces the stopped queue pair, and starts all flushes under way again.
+    /// Stops the queue pair if it has failed, and returns how many completions of the fence follow. A
+    /// queue pair that works goes on: the flushes do not depend on the peer.
+    pub(super) fn fence(&self, nic: &N) -> u32 {
+        let reader = self.reader.as_ref().filter(|_| self.is_broken);
+        reader.map_or(0, |reader| fence(nic, &reader.qp, false))
+    }
+
+    /// Replaces the queue pair if it has failed, and starts all flushes under way again.
     pub(super) fn renew(&mut self, verbs: &Verbs<N>) -> Result<(), NicError> {
-        let Some(reader) = &mut self.reader else { return Ok(()) };
+        let Some(reader) = self.reader.as_mut().filter(|_| self.is_broken) else { return Ok(()) };
         *reader = Reader::create(verbs)?;
+        self.is_broken = false;
         let mut under_way = self.reqs.awaiting();
         under_way.try_for_each(|(wr_id, buf)| reader.read(&verbs.nic, wr_id.into(), buf))
     }

@@ -34,7 +34,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     pub(super) fn suspect(&mut self, cause: Option<CompletionError>) {
         match cause {
             Some(error) => {
-                info!("{}; new queue pairs will be made", self.report(Error::Completion(error)));
+                warn!("{}; new queue pairs will be made", self.report(Error::Completion(error)));
             }
             None => info!("{}: the peer makes new queue pairs", self.ends),
         }
@@ -201,7 +201,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let Self { recovery, gate, resume, .. } = self;
         recovery.resume(now_ns, rows);
         *gate = if is_planted(Mutant::ForgetGroup) { Gate::Open } else { *resume };
-        info!("{}: the new queue pairs work (attempt {})", self.ends, self.recovery.attempt);
+        warn!("{}: new queue pairs work (attempt {})", self.ends, self.recovery.attempt);
     }
 
     /// Reads the messages of the peer that have arrived.

@@ -415,9 +415,8 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     fn flush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, Failed> {
         match self.base.gate {
             // Data that a peer sent before it closed has arrived, and is flushed as usual.
-            Gate::Open | Gate::Closed => {}
+            Gate::Open | Gate::Closed | Gate::Recovering => {}
             Gate::Pending => return Err(self.base.fail(Error::Argument(FLUSH_TOO_EARLY))),
-            Gate::Recovering => return Ok(Flush::Busy),
             Gate::Group | Gate::Failed => return Err(self.base.refuse()),
         }
         let Base { route: Arrivals { flushes, .. }, verbs, .. } = &mut self.base;

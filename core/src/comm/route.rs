@@ -25,6 +25,8 @@ pub(super) trait Route<N: Nic, T, const REQS: usize> {
     /// The number of rows to report to the peer, after the queue pairs have stopped. `rows` is the number
     /// of rows that this end has sent or posted.
     fn rows_to_report(&self, reqs: &mut RequestRing<T, REQS>, rows: u64, depth: u64) -> u64;
+    /// Notes that a queue pair has failed.
+    fn failed(&mut self, _nic: &N, _qpn: u32) {}
     /// Stops the queue pairs of the route's own, and returns how many completions of the fence follow.
     fn fence(&self, _nic: &N) -> u32 {
         0
@@ -196,6 +198,10 @@ impl<N: Nic> Route<N, Receiving, ROWS> for Arrivals<N> {
             _ if is_planted(Mutant::ReportTooMany) => rows.min(arrived + 1),
             _ => arrived,
         }
+    }
+
+    fn failed(&mut self, nic: &N, qpn: u32) {
+        self.flushes.failed(nic, qpn);
     }
 
     fn fence(&self, nic: &N) -> u32 {

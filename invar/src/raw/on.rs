@@ -235,7 +235,8 @@ impl<N: SharedNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
             unsafe { copy_sizes(received, sizes) };
             return Ok(Some(received.len()));
         }
-        if !request.is_flush() {
+        // A flush does not depend on the peer, but it may wait for a new queue pair.
+        if !request.is_flush() || self.comm.recovery_stage().is_some() {
             idle(self)?;
         }
         Ok(None)

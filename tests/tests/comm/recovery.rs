@@ -1,6 +1,6 @@
 //! Queue pairs that fail are replaced, and every message arrives once.
 
-use invar_core::comm::{RecoveryStage, RecvBuf, Request, SendBuf};
+use invar_core::comm::{Flush, FlushBuf, RecoveryStage, RecvBuf, Request, SendBuf};
 use invar_core::conn::CommSettings;
 use invar_core::error::{Error, ErrorKind};
 use invar_core::nic::{Nic, PortAttr, PortState, QpTransition, Verb, Wc, WcStatus};
@@ -189,5 +189,27 @@ fn a_connection_with_an_end_that_does_not_recover_fails_at_once() {
         let received = line.irecv(0).expect("a request");
         line.break_end(1, WcStatus::WR_FLUSH_ERR);
         assert!(line.duo.recv.test(&received).is_err());
+    }
+}
+
+#[test]
+fn a_flush_whose_queue_pair_has_failed_is_done_with_a_new_one() {
+    let flush = CommSettings { flush: true, ..CommSettings::default() };
+    let mut line = Line::new([CommSettings::default(), flush]);
+    let (addr, rkey) = (line.to.addr(0), line.to.rkey());
+    let buf = FlushBuf { addr, len: 8, rkey };
+    line.hold(true);
+    let Flush::Started(early) = line.duo.recv.iflush(&[buf]).unwrap() else { panic!("started") };
+    // The queue pair of the flushes is the only one on which this end has posted.
+    let [(qpn, _)] = line.nics[1].plan.posted.take()[..] else { panic!("one READ") };
+    let wc = Wc { status: WcStatus::RETRY_EXC_ERR, qp_num: qpn, ..Wc::default() };
+    line.nics[1].plan.made_up.borrow_mut().push(wc);
+    assert_eq!(line.duo.recv.test(&early), Ok(None));
+    let Flush::Started(late) = line.duo.recv.iflush(&[buf]).unwrap() else { panic!("started") };
+    assert!(line.nics[1].plan.posted.take().is_empty(), "it waits for the new queue pair");
+    line.hold(false);
+    line.pass(5).expect("a recovery");
+    for request in [early, late] {
+        assert_eq!(line.duo.recv.test(&request).map(|sizes| sizes.is_some()), Ok(true));
     }
 }
