@@ -166,12 +166,11 @@ params! {
     NCCL_IB_ADDR_RANGE => ib_addr_range: Option<Subnet> = "", Allowed::Subnet,
         differs: "Not in 2.14.3.";
     /// A NIC waits 4.096 µs × 2^value for an acknowledge before it sends a packet again; 0 waits
-    /// for ever. -1: 14 (67 ms) if both ends recover, see INVAR_RECOVERY_TIMEOUT_MS, else 20.
-    NCCL_IB_TIMEOUT => ib_timeout: Option<u8> = "-1", auto_or_int(-1, 0, 31), unit: "exponent",
+    /// for ever.
+    NCCL_IB_TIMEOUT => ib_timeout: u8 = "20", int(0, 31), unit: "exponent",
         differs: "18 (1.07 s) in 2.14.3, too short where routes change; 20 (4.29 s) since 2.23.";
-    /// A NIC sends a packet again this often before the queue pair fails. -1: 6 if both ends recover,
-    /// else 7.
-    NCCL_IB_RETRY_CNT => ib_retry_cnt: Option<u8> = "-1", auto_or_int(-1, 0, 7), unit: "retries";
+    /// A NIC sends a packet again this often before the queue pair fails.
+    NCCL_IB_RETRY_CNT => ib_retry_cnt: u8 = "7", int(0, 7), unit: "retries";
     /// Index of the partition key.
     NCCL_IB_PKEY => ib_pkey_index: u16 = "0", int(0, 65_535), unit: "index";
     /// 1 sends FIFO slots inline in the work request.

@@ -163,8 +163,7 @@ impl Rig {
         for (from, to) in [(0, 1), (1, 0)] {
             world.set_link(from, to, link);
         }
-        let settings =
-            CommSettings { wire: Wire::Invar, timeout: Some(14), ..CommSettings::default() };
+        let settings = CommSettings { wire: Wire::Invar, timeout: 14, ..CommSettings::default() };
         let duo = connect([&nics[0], &nics[1]], [settings; 2], || world.advance(20_000));
         let Duo { send, recv, send_pd, recv_pd } = duo.expect("connected");
         let buffers =

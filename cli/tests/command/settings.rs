@@ -14,13 +14,10 @@ fn shown(name: &str, set: &[(&str, &str)]) -> serde_json::Value {
 #[test]
 fn each_value_says_where_it_comes_from() {
     let unset = shown("NCCL_IB_TIMEOUT", &[]);
-    assert_eq!([&unset["value"], &unset["source"]], ["-1", "default"]);
-    assert_eq!(
-        [&unset["unit"], &unset["values"]],
-        ["exponent", "a number from 0 to 31, or -1 (automatic)"]
-    );
+    assert_eq!([&unset["value"], &unset["source"]], ["20", "default"]);
+    assert_eq!([&unset["unit"], &unset["values"]], ["exponent", "a number from 0 to 31"]);
     let set = shown("NCCL_IB_TIMEOUT", &[("NCCL_IB_TIMEOUT", "22")]);
-    assert_eq!([&set["value"], &set["source"], &set["default"]], ["22", "environment", "-1"]);
+    assert_eq!([&set["value"], &set["source"], &set["default"]], ["22", "environment", "20"]);
 }
 
 #[test]

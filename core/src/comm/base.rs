@@ -10,7 +10,7 @@ use super::control::{Control, ControlReader, ControlWriter};
 use super::fast::Fast;
 use super::recovery::Recovery;
 use super::route::Route;
-use crate::conn::{Exchange, Parts, Stream, StreamError, Verbs};
+use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs};
 use crate::error::{CompletionError, Ends, Error, Report};
 use crate::nic::{Nic, NicError, PollError, Wc, WcStatus};
 use crate::request::{Progress, RequestRing};
@@ -283,12 +283,12 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         if self.recovery.is_under_way() {
             return self.recovery.flushed(wc);
         }
-        let (timeout, retry_cnt) = self.verbs.settings.retries(self.recovery.is_agreed());
+        let CommSettings { timeout, retry_cnt, .. } = self.verbs.settings;
         let port_trouble = self.verbs.port_trouble();
         let (status, qpn, vendor_err) = (wc.status, wc.qp_num, wc.vendor_err);
         let error = CompletionError { status, qpn, vendor_err, timeout, retry_cnt, port_trouble };
         let is_open = matches!(self.gate, Gate::Open | Gate::Group);
-        if is_open && self.recovery.may_help(status) {
+        if is_open && self.recovery.may_help(&error) {
             return self.suspect(Some(error));
         }
         // A peer that has closed may have reported over the stream that all messages have arrived.

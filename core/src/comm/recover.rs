@@ -4,7 +4,7 @@ use super::base::{Base, Failed, Gate};
 use super::control::{CLOSED, Control, Report};
 use super::recovery::RecoveryStage;
 use super::route::Route;
-use crate::conn::{Peer, Stream};
+use crate::conn::{CommSettings, Peer, Stream};
 use crate::error::{CompletionError, Error, RecoveryError};
 use crate::mutant::{Mutant, is_planted};
 use crate::nic::{Nic, NicError, Verb};
@@ -14,6 +14,8 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// Time in which stopped queue pairs must deliver their last completions. After that the queue pairs are
 /// destroyed, which stops them too, but may lose completions of messages that have arrived.
 const DRAIN_NS: u64 = SECOND_NS;
+/// The fault of a peer whose program makes no calls.
+const NO_REPORT: &str = "the peer's program makes no calls on this connection";
 /// The fault of queue pairs that fail again before they have carried anything.
 const NO_ANSWER: &str = "the peer's queue pair did not answer";
 
@@ -32,11 +34,13 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     /// Begins a recovery because of this end's error, or because the peer asks for it.
     #[cold]
     pub(super) fn suspect(&mut self, cause: Option<CompletionError>) {
+        // While a network is down, attempt follows attempt. The log names fewer and fewer of them.
+        let is_told = self.recovery.trouble.attempts.is_power_of_two();
         match cause {
-            Some(error) => {
+            Some(error) if is_told || self.recovery.trouble.attempts == 0 => {
                 warn!("{}; new queue pairs will be made", self.report(Error::Completion(error)));
             }
-            None => info!("{}: the peer makes new queue pairs", self.ends),
+            _ => info!("{}: the peer or a later error asks for new queue pairs", self.ends),
         }
         let Self { recovery, gate, resume, .. } = self;
         (recovery.cause, recovery.stage) = (cause, RecoveryStage::Suspected);
@@ -64,7 +68,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             match self.recovery.stage {
                 RecoveryStage::Open => return Ok(Recovering::Waiting),
                 RecoveryStage::Suspected => {
-                    let (timeout, retry_cnt) = self.verbs.settings.retries(true);
+                    let CommSettings { timeout, retry_cnt, .. } = self.verbs.settings;
                     // Some NICs take four times as long to give up a peer.
                     let short_ns =
                         4 * (1 + u64::from(retry_cnt)) * ack_timeout_ns(timeout).unwrap_or(0);
@@ -107,7 +111,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                 _ if self.recovery.is_behind() => self.recovery.stage = RecoveryStage::Suspected,
                 RecoveryStage::Reported => {
                     let Some(report) = self.recovery.report().cloned() else {
-                        return Ok(Recovering::Waiting);
+                        return self.wait_for_peer(now_ns);
                     };
                     let rows = report.rows;
                     match self.start_anew(report) {
@@ -129,10 +133,10 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                 }
                 RecoveryStage::Ready => {
                     let Some(Report { rows: theirs, .. }) = self.recovery.report() else {
-                        return Ok(Recovering::Waiting);
+                        return self.wait_for_peer(now_ns);
                     };
                     if self.recovery.peer_ready != self.recovery.attempt {
-                        return Ok(Recovering::Waiting);
+                        return self.wait_for_peer(now_ns);
                     }
                     let theirs = *theirs;
                     self.resume(now_ns, [rows, theirs]);
@@ -155,6 +159,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             preface: verbs.preface(depth as u16),
             info: verbs.info(verbs.port.active_mtu),
         };
+        debug!("{}: attempt {attempt}, {} rows", self.ends, report.rows);
         self.control_out.send(&mut self.stream, &Control::Report(report));
         Ok(())
     }
@@ -172,8 +177,15 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         self.verbs.start(&peer)
     }
 
+    /// Waits for the peer's part, but not for too long: its program may be waiting for this end.
+    fn wait_for_peer(&mut self, now_ns: u64) -> Result<Recovering, Failed> {
+        self.give_up_if_late(now_ns, NicError::new(Verb::CreateQp, 0, NO_REPORT))?;
+        Ok(Recovering::Waiting)
+    }
+
     /// Pauses after an attempt that failed at this end with `error`.
     fn postpone(&mut self, now_ns: u64, error: NicError) -> Result<(), Failed> {
+        debug!("{}: no new queue pairs yet: {error}", self.ends);
         self.give_up_if_late(now_ns, error)?;
         self.recovery.pause(now_ns);
         Ok(())
@@ -200,8 +212,12 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     fn resume(&mut self, now_ns: u64, rows: [u64; 2]) {
         let Self { recovery, gate, resume, .. } = self;
         recovery.resume(now_ns, rows);
+        let attempt = recovery.attempt;
         *gate = if is_planted(Mutant::ForgetGroup) { Gate::Open } else { *resume };
-        warn!("{}: new queue pairs work (attempt {})", self.ends, self.recovery.attempt);
+        match self.recovery.trouble.attempts.is_power_of_two() {
+            true => warn!("{}: new queue pairs work (attempt {attempt})", self.ends),
+            false => info!("{}: new queue pairs work (attempt {attempt})", self.ends),
+        }
     }
 
     /// Reads the messages of the peer that have arrived.

@@ -14,9 +14,9 @@
 //! number, and the other end follows. The order of rows is the same at both ends, so on each queue pair
 //! the receives and the messages meet in the same order as before.
 //!
-//! An end that has reported waits for its peer without a limit, because the peer answers only in calls
-//! of its program. If the peer's process or host is gone, the stream ends. Each end limits the time in
-//! which its own attempts fail ([`CommSettings::recovery_timeout_ns`]).
+//! An end answers only in calls of its program on this connection. If the peer's process or host is gone,
+//! the stream ends. Each end fails if the connection has not worked for
+//! [`CommSettings::recovery_timeout_ns`], be it for its own port or for a peer that does not answer.
 //!
 //! [`CommSettings::recovery_timeout_ns`]: crate::conn::CommSettings::recovery_timeout_ns
 
@@ -127,11 +127,13 @@ impl Recovery {
         self.stage != RecoveryStage::Open
     }
 
-    /// Whether new queue pairs may help after an error completion.
-    pub(super) fn may_help(&self, status: WcStatus) -> bool {
+    /// Whether new queue pairs may help after an error completion. If a port is down, some drivers report
+    /// other errors than a peer that is silent.
+    pub(super) fn may_help(&self, error: &CompletionError) -> bool {
         use WcStatus as Status;
         let of_network = [Status::RETRY_EXC_ERR, Status::RESP_TIMEOUT_ERR, Status::WR_FLUSH_ERR];
-        self.is_agreed && of_network.contains(&status)
+        let is_of_port = error.port_trouble.is_some();
+        self.is_agreed && (is_of_port || of_network.contains(&error.status))
     }
 
     /// Whether the peer has begun an attempt that this end has not begun.

@@ -179,8 +179,13 @@ impl<N: Nic> Verbs<N> {
             packet_keys: self.packet_keys(peer.options),
         };
         self.nic.modify_qp(qp, &QpTransition::Rtr(rtr))?;
-        let (timeout, retry_cnt) = settings.retries(peer.recovers);
-        let rts = RtsAttr { timeout, retry_cnt, rnr_retry: 7, sq_psn, max_rd_atomic: 1 };
+        let rts = RtsAttr {
+            timeout: settings.timeout,
+            retry_cnt: settings.retry_cnt,
+            rnr_retry: 7,
+            sq_psn,
+            max_rd_atomic: 1,
+        };
         self.nic.modify_qp(qp, &QpTransition::Rts(rts))
     }
 

@@ -52,12 +52,10 @@ pub struct CommSettings {
     pub sl: u8,
     /// Traffic class: `NCCL_IB_TC`.
     pub traffic_class: u8,
-    /// Local ACK timeout: `NCCL_IB_TIMEOUT`; 4.096 µs × 2^timeout. By default 14 if both ends recover,
-    /// because then a failure that is noticed early costs little; otherwise 20.
-    pub timeout: Option<u8>,
-    /// Number of retries: `NCCL_IB_RETRY_CNT`. By default 6 if both ends recover, because Linux's rxe
-    /// takes 7 as no limit; otherwise 7.
-    pub retry_cnt: Option<u8>,
+    /// Local ACK timeout: `NCCL_IB_TIMEOUT`; 4.096 µs × 2^timeout.
+    pub timeout: u8,
+    /// Number of retries: `NCCL_IB_RETRY_CNT`.
+    pub retry_cnt: u8,
     /// Whether slots are posted inline: `NCCL_IB_USE_INLINE`.
     pub use_inline: bool,
     /// Whether ECE is used on Invar's wire: `NCCL_IB_ECE_ENABLE`.
@@ -94,8 +92,8 @@ impl Default for CommSettings {
             pkey_index: 0,
             sl: 0,
             traffic_class: 0,
-            timeout: None,
-            retry_cnt: None,
+            timeout: 20,
+            retry_cnt: 7,
             use_inline: false,
             ece: true,
             long_mtu: true,
@@ -125,12 +123,6 @@ impl CommSettings {
         self.recovery_timeout_ns > 0 && self.wire == Wire::Invar
     }
 
-    /// The ACK timeout and the number of retries of a connection that recovers, or does not.
-    pub(crate) fn retries(&self, recovers: bool) -> (u8, u8) {
-        let (timeout, retry_cnt) = if recovers { (14, 6) } else { (20, 7) };
-        (self.timeout.unwrap_or(timeout), self.retry_cnt.unwrap_or(retry_cnt))
-    }
-
     /// A message about the first setting that is out of its range.
     pub(crate) fn fault(&self) -> Option<&'static str> {
         let depth = usize::from(self.depth());
@@ -138,9 +130,9 @@ impl CommSettings {
             Some("fifo_depth is not a power of two from 1 to 256")
         } else if !(1..=QPS_MAX).contains(&usize::from(self.qps)) {
             Some("qps is not from 1 to 128")
-        } else if self.timeout.is_some_and(|timeout| timeout > 31) {
+        } else if self.timeout > 31 {
             Some("timeout is not from 0 to 31")
-        } else if self.retry_cnt.is_some_and(|retry_cnt| retry_cnt > 7) {
+        } else if self.retry_cnt > 7 {
             Some("retry_cnt is not from 0 to 7")
         } else {
             None

@@ -16,7 +16,7 @@ fn with<'a>(name: &'static str, value: &'a str) -> Result<Params<'a>, ParamError
 #[test]
 fn defaults_are_those_of_nccl_but_for_the_documented_ones() {
     let params = Params::default();
-    assert_eq!((params.ib_gid_index, params.ib_timeout, params.ib_retry_cnt), (None, None, None));
+    assert_eq!((params.ib_gid_index, params.ib_timeout, params.ib_retry_cnt), (None, 20, 7));
     assert_eq!((params.ib_ar_threshold, params.ib_qps_per_connection), (8192, 1));
     assert_eq!((params.ib_pci_relaxed_ordering, params.ib_adaptive_routing), (2, None));
     assert_eq!((params.ib_disable, params.gdr_flush_disable), (false, false));
@@ -40,8 +40,8 @@ fn every_row_says_what_it_means_and_names_are_unique() {
 
 #[test]
 fn empty_and_padded_values_are_as_in_nccl() {
-    assert_eq!(with("NCCL_IB_TIMEOUT", "").unwrap().ib_timeout, None);
-    assert_eq!(with("NCCL_IB_TIMEOUT", " 22 ").unwrap().ib_timeout, Some(22));
+    assert_eq!(with("NCCL_IB_TIMEOUT", "").unwrap().ib_timeout, 20);
+    assert_eq!(with("NCCL_IB_TIMEOUT", " 22 ").unwrap().ib_timeout, 22);
     assert_eq!(with("NCCL_IB_TC", "0x6A").unwrap().ib_tc, 106);
     assert_eq!(with("NCCL_IB_TC", "0152").unwrap().ib_tc, 106);
 }
@@ -73,26 +73,10 @@ fn every_kind_of_value_is_read() {
 #[test]
 fn what_is_not_allowed_is_an_error_that_names_the_variable() {
     for (name, value, message) in [
-        (
-            "NCCL_IB_TIMEOUT",
-            "32",
-            "NCCL_IB_TIMEOUT=32: must be a number from 0 to 31, or -1 (automatic)",
-        ),
-        (
-            "NCCL_IB_TIMEOUT",
-            "-2",
-            "NCCL_IB_TIMEOUT=-2: must be a number from 0 to 31, or -1 (automatic)",
-        ),
-        (
-            "NCCL_IB_TIMEOUT",
-            "22s",
-            "NCCL_IB_TIMEOUT=22s: must be a number from 0 to 31, or -1 (automatic)",
-        ),
-        (
-            "NCCL_IB_TIMEOUT",
-            " ",
-            "NCCL_IB_TIMEOUT= : must be a number from 0 to 31, or -1 (automatic)",
-        ),
+        ("NCCL_IB_TIMEOUT", "32", "NCCL_IB_TIMEOUT=32: must be a number from 0 to 31"),
+        ("NCCL_IB_TIMEOUT", "-2", "NCCL_IB_TIMEOUT=-1: must be a number from 0 to 31"),
+        ("NCCL_IB_TIMEOUT", "22s", "NCCL_IB_TIMEOUT=22s: must be a number from 0 to 31"),
+        ("NCCL_IB_TIMEOUT", " ", "NCCL_IB_TIMEOUT= : must be a number from 0 to 31"),
         ("NCCL_IB_DISABLE", "yes", "NCCL_IB_DISABLE=yes: must be a number from 0 to 1"),
         (
             "NCCL_IB_GID_INDEX",

@@ -327,7 +327,7 @@ pub(super) fn settings(random: &mut Random, ipv6: bool) -> CommSettings {
         wire: if ipv6 && random.chance(250_000) { Wire::Nccl214 } else { Wire::Invar },
         fifo_depth: 1 << random.below(9),
         qps: random.pick(&[1, 1, 1, 2, 4]),
-        timeout: Some(TIMEOUT),
+        timeout: TIMEOUT,
         use_inline: random.chance(500_000),
         ar_threshold_bytes: random.pick(&[0, 1000, 8192]),
         truncate: random.chance(500_000),

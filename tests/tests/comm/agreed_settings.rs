@@ -51,8 +51,8 @@ fn settings_out_of_range_are_named_on_the_first_call() {
         (CommSettings { fifo_depth: 512, ..usual }, "fifo_depth"),
         (CommSettings { qps: 0, ..usual }, "qps"),
         (CommSettings { qps: 129, ..usual }, "qps"),
-        (CommSettings { timeout: Some(32), ..usual }, "timeout"),
-        (CommSettings { retry_cnt: Some(8), ..usual }, "retry_cnt"),
+        (CommSettings { timeout: 32, ..usual }, "timeout"),
+        (CommSettings { retry_cnt: 8, ..usual }, "retry_cnt"),
     ];
     for (settings, name) in cases {
         let mut handshake = Handshake::new([settings; 2]);

@@ -46,8 +46,8 @@ fn attributes_are_those_of_nccl() {
         pkey_index: 3,
         sl: 5,
         traffic_class: 106,
-        timeout: Some(18),
-        retry_cnt: Some(6),
+        timeout: 18,
+        retry_cnt: 6,
         use_inline: true,
         ..crate::rig::fragile()
     };

@@ -213,3 +213,21 @@ fn a_flush_whose_queue_pair_has_failed_is_done_with_a_new_one() {
         assert_eq!(line.duo.recv.test(&request).map(|sizes| sizes.is_some()), Ok(true));
     }
 }
+
+#[test]
+fn a_peer_that_makes_no_calls_is_not_waited_for_for_ever() {
+    let settings = CommSettings { recovery_timeout_ns: 3 * SECOND, ..CommSettings::default() };
+    let mut line = Line::new([settings; 2]);
+    let received = line.irecv(0).expect("a request");
+    line.break_end(1, WcStatus::WR_FLUSH_ERR);
+    assert_eq!(line.duo.recv.test(&received), Ok(None));
+    let mut wait = |ms: u64| {
+        (0..ms).try_for_each(|_| {
+            line.now_ns += 1_000_000;
+            line.duo.recv.check_peer(line.now_ns)
+        })
+    };
+    wait(2900).expect("there is time left");
+    let error = wait(200).expect_err("too long");
+    assert!(error.to_string().contains("makes no calls"), "{error}");
+}

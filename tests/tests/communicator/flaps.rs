@@ -30,7 +30,7 @@ fn ranks_work_on_after_their_cable_was_out() {
             }
             over.store(true, Ordering::Release);
         });
-        let soft = set(&[("INVAR_TRANSPORT", "soft")]);
+        let soft = set(&[("INVAR_TRANSPORT", "soft"), ("NCCL_IB_TIMEOUT", "13")]);
         let rounds = ranks_on(&hosts, &[0, 1], &soft, |communicator| {
             let (mut rounds, mut after) = (0, None);
             // Both ranks must stop after the same round.

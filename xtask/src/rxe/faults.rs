@@ -1,5 +1,6 @@
-//! Tests faults of connections on a real device. Each connection ends with an error that names the
-//! fault and leaves nothing behind, and the process goes on.
+//! Tests faults of connections on a real device. A connection that does not recover ends with an error
+//! that names the fault and leaves nothing behind, and the process goes on. A connection that recovers
+//! outlives an interruption.
 
 use anyhow::{Result, bail, ensure};
 
@@ -8,7 +9,7 @@ use crate::shell::Shell;
 
 /// Gives up a silent peer after 4 s instead of half a minute. A killed peer's TCP connection closes
 /// within that time, though it has taken a second on a busy machine.
-const HASTY: &str = "NCCL_IB_TIMEOUT=17 NCCL_IB_RETRY_CNT=6";
+const HASTY: &str = "INVAR_RECOVERY_TIMEOUT_MS=0 NCCL_IB_TIMEOUT=17 NCCL_IB_RETRY_CNT=6";
 /// The time in ms within which an end with work in flight must report the fault. The guest is slow.
 const MS_MAX: u64 = 45_000;
 /// The time in ms within which an idle end must report the fault. It learns of its peer's death by TCP
@@ -144,6 +145,15 @@ const FAULTS: [Fault; 8] = [
     },
 ];
 
+/// Interruptions of rxe_a's network that a connection outlives, as shell commands.
+const INTERRUPTIONS: [(&str, &str); 2] = [
+    ("the link is down for 2 s", "ip link set veth0 down; sleep 2; ip link set veth0 up"),
+    (
+        "no packet arrives for 5 s",
+        "tc qdisc add dev veth0 root netem loss 100%; sleep 5; tc qdisc del dev veth0 root",
+    ),
+];
+
 /// Runs that fail before they begin, or print a warning. Each has a title, the shell commands, the exit
 /// status of the last command, and texts that the output contains.
 const REFUSALS: [(&str, &str, u8, &[&str]); 6] = [
@@ -216,6 +226,15 @@ pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
             }
         }
     }
+    for (what, cause) in INTERRUPTIONS {
+        for [client, server] in BOTH_WAYS {
+            let line = format!("xtask/vm/flap {invar} {client} {server} '{cause}'");
+            let output = guest(shell, None, &line)?;
+            if let Err(why) = check_interruption(&output) {
+                bail!("where {what}, from {client}: {why}; the guest said:\n{output}");
+            }
+        }
+    }
     for (what, line, status, says) in REFUSALS {
         let line = format!(
             "{{ {}; }} 2>&1; echo \"status $?\"",
@@ -228,6 +247,17 @@ pub(super) fn run(shell: &Shell, invar: &str) -> Result<()> {
             "where {what}: no {status}, or the output lacks one of {says:?}: {output}"
         );
     }
+    Ok(())
+}
+
+/// Checks the output of `xtask/vm/flap`: both ends made new queue pairs, and no byte was wrong.
+fn check_interruption(output: &str) -> Result<()> {
+    let mut lines = output.lines();
+    ensure!(lines.next() == Some("client 0 server 0"), "an end has failed");
+    let counts = lines.next().and_then(|line| line.split_once(' '));
+    ensure!(counts.is_some_and(|(a, b)| a != "0" && b != "0"), "an end made no new queue pairs");
+    let row = lines.next().unwrap_or_default();
+    ensure!(row.split_whitespace().last() == Some("0"), "bytes are wrong: {row}");
     Ok(())
 }
 
