@@ -36,7 +36,7 @@ pub use invar_core::comm::{RecvComm as NicRecvComm, SendComm as NicSendComm};
 pub use invar_core::conn::stage::{Side, Stage};
 pub use invar_core::conn::wire::{PrefaceError, QpInfoError};
 pub use invar_core::conn::{Stream, StreamError};
-pub use invar_core::error::{CompletionError, Report};
+pub use invar_core::error::{CompletionError, RecoveryError, Report};
 pub use invar_core::socket::{FrameError, HelloError};
 pub use invar_cuda::gdr::NicReach;
 pub use invar_linux::memory::HostMemory;
