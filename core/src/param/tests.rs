@@ -74,7 +74,7 @@ fn every_kind_of_value_is_read() {
 fn what_is_not_allowed_is_an_error_that_names_the_variable() {
     for (name, value, message) in [
         ("NCCL_IB_TIMEOUT", "32", "NCCL_IB_TIMEOUT=32: must be a number from 0 to 31"),
-        ("NCCL_IB_TIMEOUT", "-2", "NCCL_IB_TIMEOUT=-1: must be a number from 0 to 31"),
+        ("NCCL_IB_TIMEOUT", "-1", "NCCL_IB_TIMEOUT=-1: must be a number from 0 to 31"),
         ("NCCL_IB_TIMEOUT", "22s", "NCCL_IB_TIMEOUT=22s: must be a number from 0 to 31"),
         ("NCCL_IB_TIMEOUT", " ", "NCCL_IB_TIMEOUT= : must be a number from 0 to 31"),
         ("NCCL_IB_DISABLE", "yes", "NCCL_IB_DISABLE=yes: must be a number from 0 to 1"),

@@ -8,6 +8,7 @@ use invar::communicator::net::{NetSettings, Network};
 use invar::raw::{End, On};
 use invar::{Device, Settings};
 use invar_core::coll::{Order, Schedule};
+use invar_core::conn::CommSettings;
 use invar_core::nic::Nic;
 use invar_linux::abort::Abort;
 
@@ -162,7 +163,10 @@ impl<'s> History<'s> {
         };
         let mut ranks: Vec<_> = nics.iter().zip(&pds).map(|(nic, pd)| rank(nic, *pd)).collect();
         for (from, to, channel) in self.script.ways() {
+            // A rank that has nothing to do makes no calls, so a link whose queue pair breaks then would
+            // only fail after the time of a recovery. These histories are about failures.
             let settings = scenario::settings(&mut self.random, ipv6);
+            let settings = CommSettings { recovery_timeout_ns: 0, ..settings };
             let (f, t) = (from as usize, to as usize);
             let world = &self.world;
             let duo =
