@@ -18,7 +18,8 @@
 //!
 //! Further modules: [`param`] has the user's settings, and [`device`] the rules for device names, links
 //! and cards. [`mr_cache`] keeps memory registrations, [`staging`] passes GPU memory through host
-//! memory, [`topology`] has the neighbours of a rank, and [`math`] divides sizes.
+//! memory, [`topology`] has the neighbours of a rank, and [`math`] divides sizes. [`bias`] lets a second
+//! thread look after a comm now and then.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -27,6 +28,7 @@
 mod log;
 
 pub mod auth;
+pub mod bias;
 pub mod coll;
 pub mod comm;
 pub mod conn;

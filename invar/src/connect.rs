@@ -107,8 +107,8 @@ impl Accepting {
     /// The peer is gone, is incompatible, or took longer than [`Settings::connect_timeout`]. Every
     /// later call returns that error too.
     pub fn poll(&mut self) -> Result<Option<RecvComm>, Error> {
-        let end = self.poll_raw()?;
-        Ok(end.map(|end| RecvComm::new(end.boxed(), self.device.clone(), self.staging)))
+        let Some(end) = self.poll_raw()? else { return Ok(None) };
+        Ok(Some(RecvComm::new(end.kept()?, self.device.clone(), self.staging)))
     }
 
     /// Continues like [`Accepting::poll`], and returns the raw end of the connection. The caller of a
@@ -161,8 +161,8 @@ impl Connecting {
     /// The listener cannot be reached, is incompatible, or took longer than
     /// [`Settings::connect_timeout`]. Every later call returns that error too.
     pub fn poll(&mut self) -> Result<Option<SendComm>, Error> {
-        let end = self.poll_raw()?;
-        Ok(end.map(|end| SendComm::new(end.boxed(), self.device.clone(), self.staging)))
+        let Some(end) = self.poll_raw()? else { return Ok(None) };
+        Ok(Some(SendComm::new(end.kept()?, self.device.clone(), self.staging)))
     }
 
     /// Continues like [`Connecting::poll`], and returns the raw end of the connection. The caller of a

@@ -231,7 +231,7 @@ impl RecvComm {
     }
 
     /// The devices, addresses and queue pairs of both ends of the connection.
-    pub fn ends(&self) -> &Ends {
+    pub fn ends(&self) -> Ends {
         self.end.ends()
     }
 

@@ -129,7 +129,7 @@ impl SendComm {
     }
 
     /// The devices, addresses and queue pairs of both ends of the connection.
-    pub fn ends(&self) -> &Ends {
+    pub fn ends(&self) -> Ends {
         self.end.ends()
     }
 

@@ -5,12 +5,13 @@ mod send;
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
-use invar::raw::{Carrier, End, Fast, RecvEnd, Request, SendEnd};
+use invar::raw::{Biased, Carrier, End, Fast, Keeper, Keeping, RecvEnd, Request, SendEnd, Tend};
 use invar::{ConnectionError, Device};
 
 use crate::abi::Code;
-use crate::outcome::{failed, misused, null};
+use crate::outcome::{caught, failed, misused, null};
 use crate::request;
 
 use recv::Receiver;
@@ -21,8 +22,10 @@ const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 
 /// NCCL's end of a connection.
 pub(crate) struct Comm {
-    /// The end, leaked from a box. NCCL makes one call on a comm at a time, so a call may borrow the end
-    /// mutably.
+    // The keeper forgets the end before the end is closed.
+    _keeping: Keeping,
+    /// The end, under a lock that is biased towards NCCL's calls. NCCL makes one at a time. The pointer is
+    /// an [`Arc`]'s.
     end: NonNull<dyn NetEnd>,
     /// [`NetEnd::test`] of the end.
     test: Test,
@@ -50,7 +53,7 @@ type Test = unsafe extern "C" fn(*mut c_void, *mut c_int, *mut c_int, NonNull<c_
 /// Memory stays registered and untouched until its request is done.
 pub(crate) trait NetEnd {
     unsafe extern "C" fn isend(
-        &mut self,
+        &self,
         _data: *mut c_void,
         _size: usize,
         _tag: c_int,
@@ -62,7 +65,7 @@ pub(crate) trait NetEnd {
 
     /// Posts a receive whose sizes are `int`, as before v9 of the interface.
     unsafe extern "C" fn irecv_int(
-        &mut self,
+        &self,
         _n: c_int,
         _data: *mut *mut c_void,
         _sizes: *mut c_int,
@@ -74,7 +77,7 @@ pub(crate) trait NetEnd {
     }
 
     unsafe extern "C" fn irecv(
-        &mut self,
+        &self,
         _n: c_int,
         _data: *mut *mut c_void,
         _sizes: *mut usize,
@@ -86,7 +89,7 @@ pub(crate) trait NetEnd {
     }
 
     unsafe extern "C" fn iflush(
-        &mut self,
+        &self,
         _n: c_int,
         _data: *mut *mut c_void,
         _sizes: *mut c_int,
@@ -107,10 +110,13 @@ pub(crate) trait NetEnd {
         Self: Sized;
 
     /// Returns what carries a pending request, or `None` if that is not known yet.
-    fn carriers(&mut self, request: &Request) -> Option<Vec<Carrier>>;
+    unsafe fn carriers(&self, request: &Request) -> Option<Vec<Carrier>>;
 
     /// Closes the end.
-    fn close(self: Box<Self>);
+    ///
+    /// # Safety
+    /// The caller calls this once, and makes no call afterwards.
+    unsafe fn close(&self);
 }
 
 impl Comm {
@@ -119,8 +125,9 @@ impl Comm {
         end: E,
         handle: *mut c_void,
         device: (c_int, &Device),
+        keeper: &Keeper,
     ) -> Self {
-        Self::new(Kind::Send, Sender::new(end, request::low_half(handle)), device)
+        Self::new(Kind::Send, Sender::new(end, request::low_half(handle)), device, keeper)
     }
 
     /// Makes the comm of a receiving end; `handle` is the comm's handle.
@@ -128,17 +135,27 @@ impl Comm {
         end: E,
         handle: *mut c_void,
         device: (c_int, &Device),
+        keeper: &Keeper,
     ) -> Self {
-        Self::new(Kind::Recv, Receiver::new(end, request::low_half(handle)), device)
+        Self::new(Kind::Recv, Receiver::new(end, request::low_half(handle)), device, keeper)
     }
 
-    fn new<E: NetEnd + 'static>(
+    fn new<T: Tend + 'static>(
         kind: Kind,
-        end: E,
+        end: T,
         (device_number, device): (c_int, &Device),
-    ) -> Self {
-        let end = NonNull::from(Box::leak(Box::new(end)));
-        Comm { end, test: E::test, kind, device: device.clone(), device_number }
+        keeper: &Keeper,
+    ) -> Self
+    where
+        Biased<T>: NetEnd,
+    {
+        let end = Arc::new(Biased::new(end));
+        let keeping = keeper.keep(Arc::clone(&end));
+        // SAFETY: An `Arc`'s pointer is not null.
+        let end: NonNull<dyn NetEnd> =
+            unsafe { NonNull::new_unchecked(Arc::into_raw(end).cast_mut()) };
+        let (test, device) = (<Biased<T> as NetEnd>::test, device.clone());
+        Comm { _keeping: keeping, end, test, kind, device, device_number }
     }
 
     /// The device of the connection.
@@ -156,16 +173,11 @@ impl Comm {
         self.kind
     }
 
-    /// Borrows the end of this comm.
-    ///
-    /// # Safety
-    /// No other call on the comm runs; NCCL promises this for each comm.
+    /// The end of this comm.
     #[inline(always)]
-    #[expect(clippy::mut_from_ref, reason = "the slot of a comm is shared, its end is not")]
-    pub(crate) unsafe fn end(&self) -> &mut dyn NetEnd {
-        // SAFETY: The end lives as long as the comm, and the caller promises that no other borrow
-        // exists.
-        unsafe { &mut *self.end.as_ptr() }
+    pub(crate) fn end(&self) -> &dyn NetEnd {
+        // SAFETY: The end lives as long as the comm.
+        unsafe { self.end.as_ref() }
     }
 
     /// Tests a request of this comm.
@@ -190,14 +202,18 @@ impl Comm {
     /// No other call on the comm runs.
     pub(crate) unsafe fn carriers(&self, request: *mut c_void) -> Option<Vec<Carrier>> {
         // SAFETY: The caller upholds this function's safety contract.
-        unsafe { self.end() }.carriers(&Request::from_raw(request::token(request)))
+        unsafe { self.end().carriers(&Request::from_raw(request::token(request))) }
     }
 }
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        // SAFETY: `new` leaked the pointer from a box, and only this drop turns it back into one.
-        unsafe { Box::from_raw(self.end.as_ptr()) }.close();
+        // SAFETY: NCCL makes no call on a comm that it has closed. The pointer came from an `Arc`, and only
+        // this drop turns it back into one.
+        unsafe {
+            self.end().close();
+            drop(Arc::from_raw(self.end.as_ptr()));
+        }
     }
 }
 
@@ -224,6 +240,18 @@ struct Asked {
     sizes: *mut c_int,
 }
 
+/// Makes a call on an end that may take the slower lock.
+///
+/// # Safety
+/// No other call of NCCL on the end runs.
+unsafe fn call<T: Tend>(end: &Biased<T>, make: impl FnOnce(&mut T) -> Code) -> Code {
+    // SAFETY: NCCL is the owner of the end, and the caller promises one call at a time.
+    caught(|| unsafe { invar::raw::call(end, make) })
+}
+
+// SAFETY: Only NCCL's calls use the pointers, one call at a time.
+unsafe impl Send for Asked {}
+
 impl Default for Asked {
     fn default() -> Self {
         Asked { request: Request::from_raw(0), done: ptr::null_mut(), sizes: ptr::null_mut() }
@@ -231,6 +259,17 @@ impl Default for Asked {
 }
 
 impl Asked {
+    /// Keeps the arguments of a test, and reports its request as pending.
+    fn keep(&mut self, request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> Code {
+        if done.is_null() {
+            return null("test: done").0;
+        }
+        // SAFETY: NCCL promises that `done` has room for a flag.
+        unsafe { done.write(0) };
+        *self = Asked { request: Request::from_raw(request::token(request)), done, sizes };
+        Code::SUCCESS
+    }
+
     /// Tries the fast path of NCCL's `test`. Returns `None` if the slow path must answer. By then the
     /// arguments are kept here, and the request is reported as pending. A request that is done already
     /// needs neither: this saves 6 instructions.

@@ -143,11 +143,7 @@ pub(crate) unsafe extern "C" fn test(
 
 /// Finds the comm and makes a call on its end.
 #[inline(always)]
-fn on_end(
-    function: Function,
-    comm: *mut c_void,
-    call: impl FnOnce(&mut dyn NetEnd) -> Code,
-) -> Code {
+fn on_end(function: Function, comm: *mut c_void, call: impl FnOnce(&dyn NetEnd) -> Code) -> Code {
     let Some(slot) = handles::find(comm) else { return unknown(function, comm) };
     // SAFETY: NCCL makes one call on a comm at a time and does not close the comm during a call.
     call(unsafe { slot.comm().end() })

@@ -3,12 +3,12 @@
 use std::ffi::{c_int, c_void};
 
 use invar::Device;
-use invar::raw::{AnyRecv, AnySend, RecvEnd, SendEnd};
+use invar::raw::{AnyRecv, AnySend, Keeper, RecvEnd, SendEnd};
 
 use crate::abi::Code;
 use crate::comm::{Comm, Kind};
 use crate::handles::{self, HandleSlot};
-use crate::outcome::{Failed, Outcome, call, misused};
+use crate::outcome::{Failed, Outcome, call, failed, misused};
 use crate::profiler;
 
 /// Stores a sending end in the handle table and returns its handle.
@@ -37,14 +37,16 @@ fn put_sender<E: SendEnd + 'static>(
     end: E,
     device: (c_int, &Device),
 ) -> Result<*mut c_void, Failed> {
-    handles::put(|handle| Comm::sending(end, handle, device)).ok_or_else(too_many)
+    let keeper = Keeper::of_process().map_err(|error| failed(&error))?;
+    handles::put(|handle| Comm::sending(end, handle, device, &keeper)).ok_or_else(too_many)
 }
 
 fn put_receiver<E: RecvEnd + 'static>(
     end: E,
     device: (c_int, &Device),
 ) -> Result<*mut c_void, Failed> {
-    handles::put(|handle| Comm::receiving(end, handle, device)).ok_or_else(too_many)
+    let keeper = Keeper::of_process().map_err(|error| failed(&error))?;
+    handles::put(|handle| Comm::receiving(end, handle, device, &keeper)).ok_or_else(too_many)
 }
 
 fn unknown_kind() -> Failed {

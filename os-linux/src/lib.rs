@@ -11,11 +11,13 @@
 //! - [`shm`]: memory that processes share
 //! - [`rendezvous`]: how ranks find each other
 //! - [`interface`]: network interfaces
+//! - [`biased`]: values that one thread uses all the time and another one now and then
 //! - [`ports`]: the ports that listeners take
 //! - [`processors`], [`random`], [`clock`], [`env`](mod@env): processors, random numbers, the clock and
 //!   the environment
 
 pub mod abort;
+pub mod biased;
 pub mod clock;
 pub mod env;
 pub mod interface;

@@ -312,7 +312,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         }
     }
 
-    /// Checks that the peer is still there, and whether it makes new queue pairs.
+    /// Takes the completions that have arrived. Checks that the peer is still there, and whether it makes
+    /// new queue pairs.
     pub(super) fn check_peer(&mut self) -> Result<(), Failed> {
         match self.gate {
             Gate::Pending | Gate::Recovering => return Ok(()),
@@ -321,6 +322,13 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         }
         let checked = self.verbs.qps().try_for_each(|qp| self.verbs.nic.check(qp));
         checked.map_err(|error| self.nic_failed(error))?;
+        // The program may never test the request whose queue pair has failed.
+        while matches!(self.gate, Gate::Open | Gate::Group) && self.poll() {}
+        match self.gate {
+            Gate::Pending | Gate::Recovering => return Ok(()),
+            Gate::Closed | Gate::Failed => return Err(self.refuse()),
+            Gate::Open | Gate::Group => {}
+        }
         let error = match self.hear() {
             Ok(()) if self.recovery.is_behind() => {
                 self.suspect(None);

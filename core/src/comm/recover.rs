@@ -14,8 +14,9 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// Time in which stopped queue pairs must deliver their last completions. After that the queue pairs are
 /// destroyed, which stops them too, but may lose completions of messages that have arrived.
 const DRAIN_NS: u64 = SECOND_NS;
-/// The fault of a peer whose program makes no calls.
-const NO_REPORT: &str = "the peer's program makes no calls on this connection";
+/// The fault of a peer that does not tell of new queue pairs.
+const NO_REPORT: &str =
+    "the peer has made no new queue pairs: its port may be down, or its process stopped";
 /// The fault of queue pairs that fail again before they have carried anything.
 const NO_ANSWER: &str = "the peer's queue pair did not answer";
 
@@ -177,7 +178,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         self.verbs.start(&peer)
     }
 
-    /// Waits for the peer's part, but not for too long: its program may be waiting for this end.
+    /// Waits for the peer's part, but not for too long: its port may be down for good.
     fn wait_for_peer(&mut self, now_ns: u64) -> Result<Recovering, Failed> {
         self.give_up_if_late(now_ns, NicError::new(Verb::CreateQp, 0, NO_REPORT))?;
         Ok(Recovering::Waiting)

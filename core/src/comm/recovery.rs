@@ -14,7 +14,8 @@
 //! number, and the other end follows. The order of rows is the same at both ends, so on each queue pair
 //! the receives and the messages meet in the same order as before.
 //!
-//! An end answers only in calls of its program on this connection. If the peer's process or host is gone,
+//! An end answers in calls of its program on this connection, and in calls of `check_peer`, which hosts make
+//! from another thread. If the peer's process or host is gone,
 //! the stream ends. Each end fails if the connection has not worked for
 //! [`CommSettings::recovery_timeout_ns`], be it for its own port or for a peer that does not answer.
 //!

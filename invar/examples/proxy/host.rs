@@ -10,6 +10,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
+use invar::raw::{AnyRecv, AnySend};
 use invar::{Accepting, Connecting, Device, DeviceKind, Handle, Listener, SendComm, Settings};
 use invar_core::param::{ParamInfo, Params, TABLE};
 use invar_core::proxy::{ConnectionId, ConnectionSpec, Init, Setup, Sharing};
@@ -168,10 +169,10 @@ impl Setup for Host {
                     *accepting = listener.accept()?;
                 }
                 let end = accepting.as_mut().map_or(Ok(None), Accepting::poll_raw)?;
-                end.map(|end| End::Recv(end.boxed()))
+                end.map(AnyRecv::kept).transpose()?.map(End::Recv)
             }
             KernelStage::Connecting(connecting) => {
-                connecting.poll_raw()?.map(|end| End::Send(end.boxed()))
+                connecting.poll_raw()?.map(AnySend::kept).transpose()?.map(End::Send)
             }
             KernelStage::New | KernelStage::Connected => None,
         };

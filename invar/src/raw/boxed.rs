@@ -4,13 +4,13 @@
 use invar_core::comm::{Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
 
-use super::{Carrier, End, RecvEnd, SendEnd};
+use super::{Care, Carrier, End, RecvEnd, SendEnd};
 use crate::Error;
 
 macro_rules! impl_end {
     ($trait:path) => {
         impl End for Box<dyn $trait> {
-            fn ends(&self) -> &Ends {
+            fn ends(&self) -> Ends {
                 (**self).ends()
             }
 
@@ -24,6 +24,14 @@ macro_rules! impl_end {
 
             fn close(self: Box<Self>) {
                 (*self).close();
+            }
+
+            fn look(&mut self) -> Care {
+                (**self).look()
+            }
+
+            fn care(&self) -> Care {
+                (**self).care()
             }
 
             #[inline(always)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use invar_core::comm::{Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf, Work};
 use invar_core::error::{Ends, Error as CoreError};
 
+use super::keeper::Care;
 use crate::Error;
 
 /// Most time that [`End::close`] may take.
@@ -24,7 +25,7 @@ pub enum Carrier {
 /// The functions that both ends of a connection have.
 pub trait End: Send {
     /// Returns the names of both ends, for messages.
-    fn ends(&self) -> &Ends;
+    fn ends(&self) -> Ends;
 
     /// Returns the carriers of a pending request, in the order in which the data is cut to them. For a
     /// receive of several buffers, returns the carriers of each buffer. Returns `None` if the request
@@ -39,6 +40,18 @@ pub trait End: Send {
     /// Ends the connection. A receiving end first tells the peer of the buffers that it has posted, if
     /// that takes no longer than [`CLOSE_MAX`].
     fn close(self: Box<Self>) {}
+
+    /// Checks whether the peer is still there, and continues a recovery. Call this now and then, more often
+    /// during a recovery.
+    fn look(&mut self) -> Care {
+        Care::None
+    }
+
+    /// Returns how much care this end needs after a call.
+    #[inline(always)]
+    fn care(&self) -> Care {
+        Care::None
+    }
 
     /// The first step of the fast path of a test, for a request of one size. If the request is done, takes
     /// its result, which is the bytes of that size. After [`Fast::Pending`] call [`End::poll_fast`].
@@ -62,7 +75,8 @@ pub trait End: Send {
 
 /// The sending end of a connection; see [`comm::SendComm`](invar_core::comm::SendComm).
 ///
-/// Calls that find nothing to do check now and then whether the peer is still there.
+/// Somebody must call [`End::look`] now and then; a [`Keeper`](super::Keeper) does that for each end that is
+/// wrapped in [`Kept`](super::Kept).
 pub trait SendEnd: End {
     /// Starts to send, if the peer has posted a receive for `tag`. If it returns `None`, call again.
     ///

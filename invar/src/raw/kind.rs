@@ -6,9 +6,12 @@ use invar_linux::soft::SoftNic;
 use invar_verbs::VerbsNic;
 
 use super::end::{RecvEnd, SendEnd};
+use super::keeper::Keeper;
+use super::kept::Kept;
 use super::nic::{GpuNic, GpuRange, SharedNic};
 use super::on::{RecvOn, SendOn};
 use super::socket::{SocketRecv, SocketSend};
+use crate::Error;
 
 /// A sending end on any NIC.
 #[non_exhaustive]
@@ -37,26 +40,36 @@ pub enum AnyRecv {
 }
 
 impl AnySend {
-    /// Returns the end as a trait object, for callers that do not need its kind.
-    pub fn boxed(self) -> Box<dyn SendEnd> {
-        match self {
-            AnySend::Verbs(end) => end,
-            AnySend::Socket(end) => end,
-            AnySend::Soft(end) => end,
-            AnySend::Custom(end) => end,
-        }
+    /// Lets the keeper of this process look after the end. The result suits callers that do not need the
+    /// end's kind.
+    ///
+    /// # Errors
+    /// Fails if [`Keeper::of_process`] fails.
+    pub fn kept(self) -> Result<Box<dyn SendEnd>, Error> {
+        let keeper = &Keeper::of_process()?;
+        Ok(match self {
+            AnySend::Verbs(end) => Box::new(Kept::new(*end, keeper)),
+            AnySend::Socket(end) => Box::new(Kept::new(*end, keeper)),
+            AnySend::Soft(end) => Box::new(Kept::new(*end, keeper)),
+            AnySend::Custom(end) => Box::new(Kept::new(end, keeper)),
+        })
     }
 }
 
 impl AnyRecv {
-    /// Returns the end as a trait object, for callers that do not need its kind.
-    pub fn boxed(self) -> Box<dyn RecvEnd> {
-        match self {
-            AnyRecv::Verbs(end) => end,
-            AnyRecv::Socket(end) => end,
-            AnyRecv::Soft(end) => end,
-            AnyRecv::Custom(end) => end,
-        }
+    /// Lets the keeper of this process look after the end. The result suits callers that do not need the
+    /// end's kind.
+    ///
+    /// # Errors
+    /// Fails if [`Keeper::of_process`] fails.
+    pub fn kept(self) -> Result<Box<dyn RecvEnd>, Error> {
+        let keeper = &Keeper::of_process()?;
+        Ok(match self {
+            AnyRecv::Verbs(end) => Box::new(Kept::new(*end, keeper)),
+            AnyRecv::Socket(end) => Box::new(Kept::new(*end, keeper)),
+            AnyRecv::Soft(end) => Box::new(Kept::new(*end, keeper)),
+            AnyRecv::Custom(end) => Box::new(Kept::new(end, keeper)),
+        })
     }
 }
 

@@ -7,15 +7,19 @@ use invar_linux::clock;
 use invar_linux::tcp::OobStream;
 
 use super::end::{CLOSE_MAX, Carrier, End, RecvEnd, SendEnd, copy_sizes};
+use super::keeper::Care;
 use super::nic::SharedNic;
-use super::watch::PeerWatch;
+use super::peer::PeerState;
 
 /// A comm on its NIC. The NIC outlives the comm.
+#[repr(C)]
 pub struct On<C, N> {
+    /// The comm comes first, so that its address needs no addition.
     pub(super) comm: C,
-    pub(super) watch: PeerWatch,
     nic: N,
+    /// The clock of a network that has a time of its own.
     clock: Option<Clock>,
+    peer: PeerState,
 }
 
 /// Returns the time of a network in nanoseconds.
@@ -29,7 +33,7 @@ pub type RecvOn<N> = On<comm::RecvComm<N, OobStream>, N>;
 impl<C, N: Clone> On<C, N> {
     /// Wraps a connected comm.
     pub fn new(comm: C, nic: &N) -> Self {
-        On { comm, watch: PeerWatch::default(), nic: nic.clone(), clock: None }
+        On { comm, nic: nic.clone(), clock: None, peer: PeerState::default() }
     }
 
     /// Wraps a connected comm on a network that has a time of its own, such as a simulated network.
@@ -38,13 +42,17 @@ impl<C, N: Clone> On<C, N> {
     }
 }
 
-/// The functions of both kinds of comms that the watch needs.
-trait Watched {
+/// The functions of all kinds of comms that are needed to look after them.
+pub(super) trait Tended {
+    /// Checks whether the peer is still there, and continues a recovery.
     fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError>;
-    fn is_recovering(&self) -> bool;
+
+    fn is_recovering(&self) -> bool {
+        false
+    }
 }
 
-impl<N: SharedNic, S: Stream> Watched for comm::SendComm<N, S> {
+impl<N: SharedNic, S: Stream> Tended for comm::SendComm<N, S> {
     fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
         comm::SendComm::check_peer(self, now_ns)
     }
@@ -54,7 +62,7 @@ impl<N: SharedNic, S: Stream> Watched for comm::SendComm<N, S> {
     }
 }
 
-impl<N: SharedNic, S: Stream> Watched for comm::RecvComm<N, S> {
+impl<N: SharedNic, S: Stream> Tended for comm::RecvComm<N, S> {
     fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
         comm::RecvComm::check_peer(self, now_ns)
     }
@@ -64,32 +72,54 @@ impl<N: SharedNic, S: Stream> Watched for comm::RecvComm<N, S> {
     }
 }
 
-/// Checks the peer now and then, after a call that found nothing to do. During a recovery every such
-/// call continues the recovery.
-fn idle<C: Watched, N>(end: &mut On<C, N>) -> Result<(), CoreError> {
-    let On { comm, watch, clock, .. } = end;
-    if comm.is_recovering() {
-        watch.hasten();
+#[expect(private_bounds, reason = "these are the four kinds of comms")]
+impl<C: Tended, N> On<C, N> {
+    /// Continues a recovery, or returns the error of an end whose peer has gone. Call this after a call
+    /// that found nothing to do.
+    #[inline(always)]
+    pub(super) fn idle(&mut self) -> Result<(), CoreError> {
+        if self.care() == Care::None { Ok(()) } else { self.check_peer() }
     }
-    watch.idle(|| now_ns(clock), |now_ns| comm.check_peer(now_ns))?;
-    if comm.is_recovering() {
-        watch.hasten();
-    }
-    Ok(())
-}
 
-/// Returns the time of an end's clock, by default that of the system.
-fn now_ns(clock: &Option<Clock>) -> u64 {
-    clock.as_ref().map_or_else(clock::now_ns, |now_ns| now_ns())
+    #[inline(always)]
+    pub(super) fn care(&self) -> Care {
+        if self.comm.is_recovering() {
+            Care::Recovery
+        } else if self.peer == PeerState::Closed {
+            Care::Closed
+        } else {
+            Care::None
+        }
+    }
+
+    /// Checks whether the peer is still there, and continues a recovery.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn check_peer(&mut self) -> Result<(), CoreError> {
+        let now_ns = self.clock.as_ref().map_or_else(clock::now_ns, |now_ns| now_ns());
+        let checked = self.comm.check_peer(now_ns);
+        checked.or_else(|error| self.peer.failed(error, now_ns))
+    }
 }
 
 impl<N: SharedNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
-    fn ends(&self) -> &Ends {
-        self.comm.ends()
+    fn ends(&self) -> Ends {
+        self.comm.ends().clone()
     }
 
     fn carriers(&mut self, request: &Request) -> Option<Vec<Carrier>> {
         Some(self.comm.work(request)?.map(Carrier::Work).collect())
+    }
+
+    fn look(&mut self) -> Care {
+        // The program's next call returns the error.
+        let _ = self.check_peer();
+        self.care()
+    }
+
+    #[inline(always)]
+    fn care(&self) -> Care {
+        On::care(self)
     }
 
     #[inline(always)]
@@ -99,10 +129,7 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
 
     #[inline(always)]
     fn poll_fast(&mut self, request: &Request) -> Fast<u32> {
-        match self.comm.poll_fast(request) {
-            Fast::Pending if self.watch.is_due() => Fast::Slow,
-            tested => tested,
-        }
+        self.comm.poll_fast(request)
     }
 }
 
@@ -112,7 +139,7 @@ impl<N: SharedNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
         if request.is_none() {
             // The peer's slot may still be in a socket's buffer.
             self.nic.progress();
-            idle(self)?;
+            self.idle()?;
         }
         Ok(request)
     }
@@ -127,7 +154,7 @@ impl<N: SharedNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
         match self.comm.isend_fast(buf, tag, started) {
             Fast::Pending => {
                 self.nic.progress();
-                if self.watch.is_due() { Fast::Slow } else { Fast::Pending }
+                Fast::Pending
             }
             ended => ended,
         }
@@ -152,7 +179,7 @@ impl<N: SharedNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
         let room = self.comm.room(tag)?;
         if room.is_none() {
             self.nic.progress();
-            idle(self)?;
+            self.idle()?;
         }
         Ok(room)
     }
@@ -160,19 +187,30 @@ impl<N: SharedNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
     fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {
         let sent = self.comm.test(request)?;
         if sent.is_none() {
-            idle(self)?;
+            self.idle()?;
         }
         Ok(sent)
     }
 }
 
 impl<N: SharedNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
-    fn ends(&self) -> &Ends {
-        self.comm.ends()
+    fn ends(&self) -> Ends {
+        self.comm.ends().clone()
     }
 
     fn carriers(&mut self, request: &Request) -> Option<Vec<Carrier>> {
         Some(self.comm.work(request).map(Carrier::Work).collect())
+    }
+
+    fn look(&mut self) -> Care {
+        // The program's next call returns the error.
+        let _ = self.check_peer();
+        self.care()
+    }
+
+    #[inline(always)]
+    fn care(&self) -> Care {
+        On::care(self)
     }
 
     #[inline(always)]
@@ -182,10 +220,7 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
 
     #[inline(always)]
     fn poll_fast(&mut self, request: &Request) -> Fast<u32> {
-        match self.comm.poll_fast(request) {
-            Fast::Pending if self.watch.is_due() => Fast::Slow,
-            tested => tested,
-        }
+        self.comm.poll_fast(request)
     }
 
     fn close(self: Box<Self>) {
@@ -203,7 +238,7 @@ impl<N: SharedNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
     unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, CoreError> {
         let request = self.comm.irecv(bufs)?;
         if request.is_none() {
-            idle(self)?;
+            self.idle()?;
         }
         Ok(request)
     }
@@ -216,7 +251,7 @@ impl<N: SharedNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
     unsafe fn irecv_ahead(&mut self, buf: &RecvBuf) -> Result<Option<Request>, CoreError> {
         let request = self.comm.irecv_ahead(buf)?;
         if request.is_none() {
-            idle(self)?;
+            self.idle()?;
         }
         Ok(request)
     }
@@ -237,7 +272,7 @@ impl<N: SharedNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
         }
         // A flush does not depend on the peer, but it may wait for a new queue pair.
         if !request.is_flush() || self.comm.recovery_stage().is_some() {
-            idle(self)?;
+            self.idle()?;
         }
         Ok(None)
     }

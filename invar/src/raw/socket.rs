@@ -4,11 +4,11 @@ use std::os::fd::AsRawFd;
 
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
-use invar_linux::clock::now_ns;
 use invar_linux::socket::{RecvComm, SendComm};
 
 use super::end::{Carrier, End, RecvEnd, SendEnd, copy_sizes};
-use super::on::On;
+use super::keeper::Care;
+use super::on::{On, Tended};
 use crate::Error;
 
 /// A sending end over TCP.
@@ -16,9 +16,31 @@ pub type SocketSend = On<SendComm, ()>;
 /// A receiving end over TCP.
 pub type SocketRecv = On<RecvComm, ()>;
 
+impl Tended for SendComm {
+    fn check_peer(&mut self, _: u64) -> Result<(), CoreError> {
+        SendComm::check_peer(self)
+    }
+}
+
+impl Tended for RecvComm {
+    fn check_peer(&mut self, _: u64) -> Result<(), CoreError> {
+        RecvComm::check_peer(self)
+    }
+}
+
 impl End for SocketSend {
-    fn ends(&self) -> &Ends {
-        self.comm.ends()
+    fn ends(&self) -> Ends {
+        self.comm.ends().clone()
+    }
+
+    fn look(&mut self) -> Care {
+        // The program's next call returns the error.
+        let _ = self.check_peer();
+        self.care()
+    }
+
+    fn care(&self) -> Care {
+        On::care(self)
     }
 
     fn carriers(&mut self, _: &Request) -> Option<Vec<Carrier>> {
@@ -39,7 +61,7 @@ impl SendEnd for SocketSend {
         // SAFETY: the caller has promised what `isend` demands.
         let request = unsafe { self.comm.isend(buf, tag) }?;
         if request.is_none() {
-            self.watch.idle(now_ns, |_| self.comm.check_peer())?;
+            self.idle()?;
         }
         Ok(request)
     }
@@ -47,7 +69,7 @@ impl SendEnd for SocketSend {
     fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {
         let sent = self.comm.test(request)?;
         if sent.is_none() {
-            self.watch.idle(now_ns, |_| self.comm.check_peer())?;
+            self.idle()?;
         }
         Ok(sent)
     }
@@ -61,8 +83,18 @@ impl SendEnd for SocketSend {
 }
 
 impl End for SocketRecv {
-    fn ends(&self) -> &Ends {
-        self.comm.ends()
+    fn ends(&self) -> Ends {
+        self.comm.ends().clone()
+    }
+
+    fn look(&mut self) -> Care {
+        // The program's next call returns the error.
+        let _ = self.check_peer();
+        self.care()
+    }
+
+    fn care(&self) -> Care {
+        On::care(self)
     }
 
     fn carriers(&mut self, _: &Request) -> Option<Vec<Carrier>> {
@@ -94,7 +126,7 @@ impl RecvEnd for SocketRecv {
             unsafe { copy_sizes(received, sizes) };
             return Ok(Some(received.len()));
         }
-        self.watch.idle(now_ns, |_| self.comm.check_peer())?;
+        self.idle()?;
         Ok(None)
     }
 

@@ -1,18 +1,22 @@
 //! The receiving end of a connection, with the calls of NCCL's function table.
 
 use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::NonNull;
 
-use invar::raw::{Carrier, Fast, Flush, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd, Request};
+use invar::raw::{
+    Biased, Care, Carrier, Fast, Flush, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd, Request, Tend,
+};
 
-use super::{Asked, MESSAGE_BYTES_MAX, NetEnd, call_failed, give, too_long};
+use super::{Asked, MESSAGE_BYTES_MAX, NetEnd, call, call_failed, give, too_long};
 use crate::abi::Code;
 use crate::mhandle::rkey;
-use crate::outcome::{caught, misused, null};
+use crate::outcome::{misused, null};
 
+#[repr(C)]
 pub(super) struct Receiver<E> {
-    end: E,
+    /// The end; `close` takes it. It comes first, so that its address needs no addition.
+    end: ManuallyDrop<E>,
     /// The low half of the end's requests.
     low_half: u32,
     asked: Asked,
@@ -20,7 +24,7 @@ pub(super) struct Receiver<E> {
 
 impl<E> Receiver<E> {
     pub(super) fn new(end: E, low_half: u32) -> Self {
-        Receiver { end, low_half, asked: Asked::default() }
+        Receiver { end: ManuallyDrop::new(end), low_half, asked: Asked::default() }
     }
 }
 
@@ -44,9 +48,19 @@ impl Bytes for usize {
     }
 }
 
-impl<E: RecvEnd> NetEnd for Receiver<E> {
+impl<E: RecvEnd> Tend for Receiver<E> {
+    fn look(&mut self) -> Care {
+        self.end.look()
+    }
+
+    fn care(&self) -> Care {
+        self.end.care()
+    }
+}
+
+impl<E: RecvEnd> NetEnd for Biased<Receiver<E>> {
     unsafe extern "C" fn irecv_int(
-        &mut self,
+        &self,
         n: c_int,
         data: *mut *mut c_void,
         sizes: *mut c_int,
@@ -55,11 +69,11 @@ impl<E: RecvEnd> NetEnd for Receiver<E> {
         request: *mut *mut c_void,
     ) -> Code {
         // SAFETY: The caller upholds this function's safety contract.
-        unsafe { self.irecv_any(n, data, sizes, tags, mhandles, request) }
+        unsafe { Receiver::irecv_any(self, n, data, sizes, tags, mhandles, request) }
     }
 
     unsafe extern "C" fn irecv(
-        &mut self,
+        &self,
         n: c_int,
         data: *mut *mut c_void,
         sizes: *mut usize,
@@ -68,18 +82,18 @@ impl<E: RecvEnd> NetEnd for Receiver<E> {
         request: *mut *mut c_void,
     ) -> Code {
         // SAFETY: The caller upholds this function's safety contract.
-        unsafe { self.irecv_any(n, data, sizes, tags, mhandles, request) }
+        unsafe { Receiver::irecv_any(self, n, data, sizes, tags, mhandles, request) }
     }
 
     unsafe extern "C" fn iflush(
-        &mut self,
+        &self,
         n: c_int,
         data: *mut *mut c_void,
         sizes: *mut c_int,
         mhandles: *mut *mut c_void,
         request: *mut *mut c_void,
     ) -> Code {
-        caught(|| {
+        let start = |this: &mut Receiver<E>| {
             if data.is_null() || sizes.is_null() || mhandles.is_null() || request.is_null() {
                 return null("iflush: memory, sizes, registrations or request").0;
             }
@@ -98,16 +112,18 @@ impl<E: RecvEnd> NetEnd for Receiver<E> {
                 *buf = FlushBuf { addr: data.addr() as u64, len, rkey: rkey(mhandle) };
             }
             // SAFETY: NCCL's contract of `iflush` includes the contract of `RecvEnd`.
-            let started = match unsafe { self.end.iflush(bufs) } {
+            let started = match unsafe { this.end.iflush(bufs) } {
                 Ok(Flush::NotNeeded) => None,
                 Ok(Flush::Started(request)) => Some(request),
                 // A null request would tell NCCL that it need not wait.
                 Ok(Flush::Busy) => return misused("iflush: too many requests are under way").0,
-                Err(error) => return call_failed(&self.end, error),
+                Err(error) => return call_failed(&*this.end, error),
             };
             // SAFETY: NCCL promises that `request` has room for a request.
-            unsafe { give(started, self.low_half, request) }
-        })
+            unsafe { give(started, this.low_half, request) }
+        };
+        // SAFETY: NCCL makes one call on an end at a time.
+        unsafe { call(self, start) }
     }
 
     unsafe extern "C" fn test(
@@ -116,19 +132,32 @@ impl<E: RecvEnd> NetEnd for Receiver<E> {
         sizes: *mut c_int,
         end: NonNull<c_void>,
     ) -> Code {
-        // SAFETY: The caller gives a pointer to an end of this type, which nobody else borrows.
-        let this: &mut Self = unsafe { end.cast().as_mut() };
-        // SAFETY: NCCL promises that `done` and `sizes` have room for the answers, or are null.
-        let answer = unsafe { this.asked.test_fast(&mut this.end, request, done, sizes) };
-        answer.unwrap_or_else(|| this.test_slow())
+        // SAFETY: The caller gives a pointer to an end of this type.
+        let this: &Self = unsafe { end.cast().as_ref() };
+        // SAFETY: NCCL makes one call on an end at a time.
+        if let Some(mut entered) = unsafe { this.enter() } {
+            let Receiver { end, asked, .. } = &mut *entered;
+            // SAFETY: NCCL promises that `done` and `sizes` have room for the answers, or are null.
+            if let Some(code) = unsafe { asked.test_fast(&mut **end, request, done, sizes) } {
+                return code;
+            }
+            drop(entered);
+            return Receiver::test_slow(this);
+        }
+        Receiver::test_locked(request, done, sizes, this)
     }
 
-    fn carriers(&mut self, request: &Request) -> Option<Vec<Carrier>> {
-        self.end.carriers(request)
+    unsafe fn carriers(&self, request: &Request) -> Option<Vec<Carrier>> {
+        // SAFETY: The caller upholds this function's safety contract.
+        unsafe { invar::raw::call(self, |this| this.end.carriers(request)) }
     }
 
-    fn close(self: Box<Self>) {
-        Box::new(self.end).close();
+    unsafe fn close(&self) {
+        // SAFETY: The caller makes no other call.
+        let mut locked = unsafe { self.lock() };
+        locked.leave_for_ever();
+        // SAFETY: Nobody uses the end any more.
+        Box::new(unsafe { ManuallyDrop::take(&mut locked.end) }).close();
     }
 }
 
@@ -139,7 +168,7 @@ impl<E: RecvEnd> Receiver<E> {
     /// NCCL's contract holds, as [`NetEnd::irecv`] asks.
     #[inline(always)]
     unsafe fn irecv_any<S: Bytes>(
-        &mut self,
+        this: &Biased<Self>,
         n: c_int,
         data: *mut *mut c_void,
         sizes: *mut S,
@@ -147,11 +176,13 @@ impl<E: RecvEnd> Receiver<E> {
         mhandles: *mut *mut c_void,
         request: *mut *mut c_void,
     ) -> Code {
-        let Self { end, low_half, .. } = self;
-        let mut post_one = || {
+        let post_one = || {
             if n != 1 || request.is_null() {
                 return None;
             }
+            // SAFETY: NCCL makes one call on an end at a time.
+            let mut entered = unsafe { this.enter() }?;
+            let Self { end, low_half, .. } = &mut *entered;
             // SAFETY: NCCL promises one entry in each array, the contract of `RecvEnd`, and room for a
             // request.
             unsafe {
@@ -164,13 +195,14 @@ impl<E: RecvEnd> Receiver<E> {
                 (end.irecv_fast(&buf, started) == Fast::Done(())).then_some(Code::SUCCESS)
             }
         };
-        post_one().unwrap_or_else(|| self.irecv_slow(n, data, sizes, tags, mhandles, request))
+        post_one()
+            .unwrap_or_else(|| Self::irecv_slow(this, n, data, sizes, tags, mhandles, request))
     }
 
     /// The slow path of `irecv`: checks all arguments and handles all cases.
     #[inline(never)]
     extern "C" fn irecv_slow<S: Bytes>(
-        &mut self,
+        this: &Biased<Self>,
         n: c_int,
         data: *mut *mut c_void,
         sizes: *mut S,
@@ -178,7 +210,7 @@ impl<E: RecvEnd> Receiver<E> {
         mhandles: *mut *mut c_void,
         request: *mut *mut c_void,
     ) -> Code {
-        caught(|| {
+        let post = |this: &mut Self| {
             let mut bufs = [const { MaybeUninit::uninit() }; RECVS_MAX];
             let Some(bufs) = usize::try_from(n).ok().and_then(|n| bufs.get_mut(..n)) else {
                 return misused(format_args!("irecv of {n} buffers; 1 to {RECVS_MAX} are allowed"))
@@ -205,28 +237,45 @@ impl<E: RecvEnd> Receiver<E> {
             // SAFETY: NCCL's contract includes the contract of `RecvEnd`, and promises room for a
             // request.
             unsafe {
-                match self.end.irecv(bufs) {
-                    Ok(started) => give(started, self.low_half, request),
-                    Err(error) => call_failed(&self.end, error),
+                match this.end.irecv(bufs) {
+                    Ok(started) => give(started, this.low_half, request),
+                    Err(error) => call_failed(&*this.end, error),
                 }
             }
-        })
+        };
+        // SAFETY: NCCL makes one call on an end at a time.
+        unsafe { call(this, post) }
+    }
+
+    /// `test` while the end must not be entered by the fast way.
+    #[cold]
+    extern "C" fn test_locked(
+        request: *mut c_void,
+        done: *mut c_int,
+        sizes: *mut c_int,
+        this: &Biased<Self>,
+    ) -> Code {
+        // SAFETY: NCCL makes one call on an end at a time.
+        let kept = unsafe { this.lock() }.asked.keep(request, done, sizes);
+        if kept == Code::SUCCESS { Self::test_slow(this) } else { kept }
     }
 
     /// The slow path of `test`: handles all cases for the request in `asked`.
     #[inline(never)]
-    extern "C" fn test_slow(&mut self) -> Code {
-        caught(|| {
+    extern "C" fn test_slow(this: &Biased<Self>) -> Code {
+        let test = |this: &mut Self| {
             // SAFETY: NCCL promises room for the answers, and no size exceeds `i32::MAX`.
             unsafe {
-                match self.end.test(&self.asked.request, self.asked.sizes.cast()) {
-                    Ok(Some(_)) => self.asked.done.write(1),
+                match this.end.test(&this.asked.request, this.asked.sizes.cast()) {
+                    Ok(Some(_)) => this.asked.done.write(1),
                     Ok(None) => {}
-                    Err(error) => return call_failed(&self.end, error),
+                    Err(error) => return call_failed(&*this.end, error),
                 }
                 Code::SUCCESS
             }
-        })
+        };
+        // SAFETY: NCCL makes one call on an end at a time.
+        unsafe { call(this, test) }
     }
 }
 

@@ -1,17 +1,20 @@
 //! The sending end of a connection, with the calls of NCCL's function table.
 
 use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-use invar::raw::{Carrier, Fast, Request, SendBuf, SendEnd};
+use invar::raw::{Biased, Care, Carrier, Fast, Request, SendBuf, SendEnd, Tend};
 
-use super::{Asked, MESSAGE_BYTES_MAX, NetEnd, answer, call_failed, give, too_long};
+use super::{Asked, MESSAGE_BYTES_MAX, NetEnd, answer, call, call_failed, give, too_long};
 use crate::abi::Code;
 use crate::mhandle::lkey;
-use crate::outcome::{caught, null};
+use crate::outcome::null;
 
+#[repr(C)]
 pub(super) struct Sender<E> {
-    end: E,
+    /// The end; `close` takes it. It comes first, so that its address needs no addition.
+    end: ManuallyDrop<E>,
     /// The low half of the end's requests.
     low_half: u32,
     asked: Asked,
@@ -19,13 +22,23 @@ pub(super) struct Sender<E> {
 
 impl<E> Sender<E> {
     pub(super) fn new(end: E, low_half: u32) -> Self {
-        Sender { end, low_half, asked: Asked::default() }
+        Sender { end: ManuallyDrop::new(end), low_half, asked: Asked::default() }
     }
 }
 
-impl<E: SendEnd> NetEnd for Sender<E> {
+impl<E: SendEnd> Tend for Sender<E> {
+    fn look(&mut self) -> Care {
+        self.end.look()
+    }
+
+    fn care(&self) -> Care {
+        self.end.care()
+    }
+}
+
+impl<E: SendEnd> NetEnd for Biased<Sender<E>> {
     unsafe extern "C" fn isend(
-        &mut self,
+        &self,
         data: *mut c_void,
         size: usize,
         tag: c_int,
@@ -33,9 +46,13 @@ impl<E: SendEnd> NetEnd for Sender<E> {
         request: *mut *mut c_void,
     ) -> Code {
         if size > MESSAGE_BYTES_MAX || mhandle.is_null() || request.is_null() {
-            return self.isend_slow(data, size, tag, mhandle, request);
+            return Sender::isend_slow(self, data, size, tag, mhandle, request);
         }
-        let Self { end, low_half, .. } = self;
+        // SAFETY: NCCL makes one call on an end at a time.
+        let Some(mut entered) = (unsafe { self.enter() }) else {
+            return Sender::isend_slow(self, data, size, tag, mhandle, request);
+        };
+        let Sender { end, low_half, .. } = &mut *entered;
         // SAFETY: NCCL's contract includes the contract of `SendEnd`, and promises room for a request.
         unsafe {
             let give = |started| give(started, *low_half, request);
@@ -43,7 +60,10 @@ impl<E: SendEnd> NetEnd for Sender<E> {
             match end.isend_fast(&buf(data, size, mhandle), tag as u32, started) {
                 Fast::Done(()) => Code::SUCCESS,
                 Fast::Pending => give(None),
-                Fast::Slow => self.isend_grouped(data, size, tag, mhandle, request),
+                Fast::Slow => {
+                    drop(entered);
+                    Sender::isend_grouped(self, data, size, tag, mhandle, request)
+                }
             }
         }
     }
@@ -54,19 +74,32 @@ impl<E: SendEnd> NetEnd for Sender<E> {
         sizes: *mut c_int,
         end: NonNull<c_void>,
     ) -> Code {
-        // SAFETY: The caller gives a pointer to an end of this type, which nobody else borrows.
-        let this: &mut Self = unsafe { end.cast().as_mut() };
-        // SAFETY: NCCL promises that `done` and `sizes` have room for the answers, or are null.
-        let answer = unsafe { this.asked.test_fast(&mut this.end, request, done, sizes) };
-        answer.unwrap_or_else(|| this.test_slow())
+        // SAFETY: The caller gives a pointer to an end of this type.
+        let this: &Self = unsafe { end.cast().as_ref() };
+        // SAFETY: NCCL makes one call on an end at a time.
+        if let Some(mut entered) = unsafe { this.enter() } {
+            let Sender { end, asked, .. } = &mut *entered;
+            // SAFETY: NCCL promises that `done` and `sizes` have room for the answers, or are null.
+            if let Some(code) = unsafe { asked.test_fast(&mut **end, request, done, sizes) } {
+                return code;
+            }
+            drop(entered);
+            return Sender::test_slow(this);
+        }
+        Sender::test_locked(request, done, sizes, this)
     }
 
-    fn carriers(&mut self, request: &Request) -> Option<Vec<Carrier>> {
-        self.end.carriers(request)
+    unsafe fn carriers(&self, request: &Request) -> Option<Vec<Carrier>> {
+        // SAFETY: The caller upholds this function's safety contract.
+        unsafe { invar::raw::call(self, |this| this.end.carriers(request)) }
     }
 
-    fn close(self: Box<Self>) {
-        Box::new(self.end).close();
+    unsafe fn close(&self) {
+        // SAFETY: The caller makes no other call.
+        let mut locked = unsafe { self.lock() };
+        locked.leave_for_ever();
+        // SAFETY: Nobody uses the end any more.
+        Box::new(unsafe { ManuallyDrop::take(&mut locked.end) }).close();
     }
 }
 
@@ -79,21 +112,25 @@ impl<E: SendEnd> Sender<E> {
     /// registration nor `request` is null.
     #[inline(never)]
     unsafe extern "C" fn isend_grouped(
-        &mut self,
+        this: &Biased<Self>,
         data: *mut c_void,
         size: usize,
         tag: c_int,
         mhandle: *mut c_void,
         request: *mut *mut c_void,
     ) -> Code {
-        let Self { end, low_half, .. } = self;
-        // SAFETY: The caller upholds this function's safety contract.
+        // SAFETY: The caller upholds this function's safety contract, and NCCL makes one call on an end at
+        // a time.
         unsafe {
-            let started = |started| _ = give(Some(started), *low_half, request);
-            match end.isend_grouped_fast(&buf(data, size, mhandle), tag as u32, started) {
-                Fast::Done(()) => Code::SUCCESS,
-                _ => self.isend_first(data, size, tag, mhandle, request),
+            if let Some(mut entered) = this.enter() {
+                let Self { end, low_half, .. } = &mut *entered;
+                let started = |started| _ = give(Some(started), *low_half, request);
+                let buf = buf(data, size, mhandle);
+                if let Fast::Done(()) = end.isend_grouped_fast(&buf, tag as u32, started) {
+                    return Code::SUCCESS;
+                }
             }
+            Self::isend_first(this, data, size, tag, mhandle, request)
         }
     }
 
@@ -104,31 +141,33 @@ impl<E: SendEnd> Sender<E> {
     /// The caller makes the promises of [`Sender::isend_grouped`].
     #[inline(never)]
     unsafe extern "C" fn isend_first(
-        &mut self,
+        this: &Biased<Self>,
         data: *mut c_void,
         size: usize,
         tag: c_int,
         mhandle: *mut c_void,
         request: *mut *mut c_void,
     ) -> Code {
-        if !self.end.begin_next_group() {
-            return self.isend_slow(data, size, tag, mhandle, request);
+        // SAFETY: NCCL makes one call on an end at a time.
+        let has_begun = unsafe { this.enter() }.is_some_and(|mut this| this.end.begin_next_group());
+        if !has_begun {
+            return Self::isend_slow(this, data, size, tag, mhandle, request);
         }
         // SAFETY: The caller upholds this function's safety contract.
-        unsafe { self.isend_grouped(data, size, tag, mhandle, request) }
+        unsafe { Self::isend_grouped(this, data, size, tag, mhandle, request) }
     }
 
     /// The slow path of `isend`: checks all arguments and handles all cases.
     #[inline(never)]
     extern "C" fn isend_slow(
-        &mut self,
+        this: &Biased<Self>,
         data: *mut c_void,
         size: usize,
         tag: c_int,
         mhandle: *mut c_void,
         request: *mut *mut c_void,
     ) -> Code {
-        caught(|| {
+        let post = |this: &mut Self| {
             if size > MESSAGE_BYTES_MAX {
                 return too_long("isend", size);
             }
@@ -138,27 +177,44 @@ impl<E: SendEnd> Sender<E> {
             // SAFETY: NCCL's contract includes the contract of `SendEnd`, and promises room for a
             // request.
             unsafe {
-                match self.end.isend(&buf(data, size, mhandle), tag as u32) {
-                    Ok(started) => give(started, self.low_half, request),
-                    Err(error) => call_failed(&self.end, error),
+                match this.end.isend(&buf(data, size, mhandle), tag as u32) {
+                    Ok(started) => give(started, this.low_half, request),
+                    Err(error) => call_failed(&*this.end, error),
                 }
             }
-        })
+        };
+        // SAFETY: NCCL makes one call on an end at a time.
+        unsafe { call(this, post) }
+    }
+
+    /// `test` while the end must not be entered by the fast way.
+    #[cold]
+    extern "C" fn test_locked(
+        request: *mut c_void,
+        done: *mut c_int,
+        sizes: *mut c_int,
+        this: &Biased<Self>,
+    ) -> Code {
+        // SAFETY: NCCL makes one call on an end at a time.
+        let kept = unsafe { this.lock() }.asked.keep(request, done, sizes);
+        if kept == Code::SUCCESS { Self::test_slow(this) } else { kept }
     }
 
     /// The slow path of `test`: handles all cases for the request in `asked`.
     #[inline(never)]
-    extern "C" fn test_slow(&mut self) -> Code {
-        caught(|| {
+    extern "C" fn test_slow(this: &Biased<Self>) -> Code {
+        let test = |this: &mut Self| {
             // SAFETY: NCCL promises that `done` and `sizes` have room for the answers.
             unsafe {
-                match self.end.test(&self.asked.request) {
-                    Ok(Some(sent)) => answer(sent, self.asked.done, self.asked.sizes),
+                match this.end.test(&this.asked.request) {
+                    Ok(Some(sent)) => answer(sent, this.asked.done, this.asked.sizes),
                     Ok(None) => Code::SUCCESS,
-                    Err(error) => call_failed(&self.end, error),
+                    Err(error) => call_failed(&*this.end, error),
                 }
             }
-        })
+        };
+        // SAFETY: NCCL makes one call on an end at a time.
+        unsafe { call(this, test) }
     }
 }
 

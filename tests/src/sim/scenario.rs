@@ -19,8 +19,8 @@ const TIMEOUT: u8 = 14;
 
 /// The time in which a comm that recovers must work again, and the longest outage. After an outage the
 /// retries of the last attempt may have just begun.
-const RECOVERY_NS: u64 = 6_000_000_000;
-const OUTAGE_NS: u64 = 4_000_000_000;
+pub(super) const RECOVERY_NS: u64 = 6_000_000_000;
+pub(super) const OUTAGE_NS: u64 = 4_000_000_000;
 
 /// Runs the history of a seed.
 ///

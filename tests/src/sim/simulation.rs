@@ -69,6 +69,7 @@ pub const RANKS: Simulation = Simulation {
         (Fault::Reordered, QUEUE_PAIR),
         (Fault::Corrupted, QUEUE_PAIR),
         (Fault::Cut, QUEUE_PAIR),
+        (Fault::PortOut, &[Machine::Rank]),
         (Fault::PortGone, &[Machine::Rank]),
         (Fault::QpBroken, &[Machine::Requester, Machine::Responder, Machine::Rank]),
         (Fault::RankKilled, &[Machine::Rank]),

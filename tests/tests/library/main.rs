@@ -2,6 +2,7 @@
 
 mod connecting;
 mod flush;
+mod idle_ends;
 mod late;
 mod misuse;
 mod packet_auth;
@@ -9,6 +10,7 @@ mod peer_gone;
 mod ports;
 mod transfer;
 
+use std::thread;
 use std::time::Duration;
 
 use invar::{Device, Listener, MemoryRegion, RecvComm, Request, SendComm, Settings};

@@ -25,7 +25,7 @@ fn nics_and_listeners_take_ports_of_their_ranges_and_each_end_knows_the_others()
     let sender = std::thread::spawn(|| connecting.wait().unwrap());
     let recv = listener.accept_within(LIMIT).unwrap();
     let send = sender.join().unwrap();
-    let of = |ends: &invar::Ends| [ends.peer_udp_port, ends.udp_port];
+    let of = |ends: invar::Ends| [ends.peer_udp_port, ends.udp_port];
     assert_eq!([of(send.ends()), of(recv.ends())], [ports, [ports[1], ports[0]]]);
 }
 

@@ -114,7 +114,7 @@ impl LinkAttempt {
         match stage {
             AttemptStage::Connecting(connecting) => {
                 let Some(end) = connecting.poll_raw()? else { return Ok(None) };
-                let mut end = end.boxed();
+                let mut end = end.kept()?;
                 let back =
                     if *both_ways { Some(end.way_back()?.ok_or_else(one_way)?) } else { None };
                 let recv = back.map(|back| parts.receiver(*id, back)).transpose()?;
@@ -122,7 +122,7 @@ impl LinkAttempt {
             }
             AttemptStage::Listening(incoming) => {
                 let Some(end) = incoming.poll()? else { return Ok(None) };
-                let mut end = end.boxed();
+                let mut end = end.kept()?;
                 let back =
                     if *both_ways { Some(end.way_back()?.ok_or_else(one_way)?) } else { None };
                 let send = back.map(|back| parts.sender(*id, back)).transpose()?;

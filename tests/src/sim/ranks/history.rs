@@ -5,10 +5,10 @@ use std::net::Ipv4Addr;
 
 use invar::communicator::Links;
 use invar::communicator::net::{NetSettings, Network};
-use invar::raw::{End, On};
+use invar::raw::{End, Keeper, Kept, On};
 use invar::{Device, Settings};
 use invar_core::coll::{Order, Schedule};
-use invar_core::conn::CommSettings;
+use invar_core::conn::{CommSettings, Wire};
 use invar_core::nic::Nic;
 use invar_linux::abort::Abort;
 
@@ -17,12 +17,14 @@ use super::rank::{Rank, Share, State, Turn};
 use super::work::{Channels, Work};
 use super::{Event, Fault, MachineState, Outcome, SimNic, World, duo};
 use crate::random::Random;
-use crate::sim::scenario;
+use crate::sim::scenario::{self, OUTAGE_NS, RECOVERY_NS};
 
 /// Without a fault, no operation takes longer than this.
 const PATIENCE_NS: u64 = 20_000_000_000;
 /// The time for all retries of a broken link's requests, and of those that are posted later.
 const BROKEN_NS: u64 = 5_000_000_000;
+/// The keepers look after the connections about so often.
+const LOOK_EVERY_NS: u64 = 50_000_000;
 /// A rank hears of a failure within this time after the hub, or its own network, has noticed it.
 const SPARE_NS: u64 = 100_000_000;
 
@@ -45,6 +47,8 @@ struct Script {
     works: Vec<Work>,
     /// The fault, and the turn at which it happens.
     fault: Option<(RankFault, u64)>,
+    /// Whether connections recover.
+    recovers: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +60,8 @@ enum RankFault {
     /// A queue pair of this connection fails, at the receiver's side if the flag is set or else at the
     /// sender's.
     Break(u64, bool),
+    /// A rank's port is down for some time. Connections that do not recover may fail.
+    Flap(u32),
 }
 
 impl Script {
@@ -73,17 +79,19 @@ impl Script {
         let nworks = random.below(4) + 1;
         let works = (0..nworks).map(|_| Work::new(random, nranks, slot_bytes)).collect();
         let rank = random.below(nranks.into()) as u32;
-        let fault = match random.below(6) {
+        let recovers = random.chance(500_000);
+        let fault = match random.below(8) {
             0 | 1 => Some(RankFault::Kill(rank)),
             2 => Some(RankFault::CutOff(rank)),
-            3 => Some(RankFault::Break(random.next(), random.chance(500_000))),
+            3 | 4 => Some(RankFault::Break(random.next(), random.chance(500_000))),
+            5 if recovers => Some(RankFault::Flap(rank)),
             _ => None,
         };
         // Histories differ much in length. This spreads the fault evenly over short and long histories.
         let turns = 1 << random.below(13);
         let turn = random.below(turns);
         let fault = fault.map(|fault| (fault, turn));
-        Script { nranks, channels: Channels { orders, slot_bytes }, works, fault }
+        Script { nranks, channels: Channels { orders, slot_bytes }, works, fault, recovers }
     }
 
     /// The pairs of ranks that send to each other, with their channels.
@@ -110,6 +118,8 @@ struct History<'s> {
     script: &'s Script,
     /// The ranks, by number. A killed rank is `None`.
     ranks: Vec<Option<Rank>>,
+    /// The keeper of each rank's process, and the time of its next look.
+    keepers: Vec<(Keeper, u64)>,
     connections: Vec<Connection>,
     /// Whether ranks take steps and move links in separate turns.
     apart: bool,
@@ -119,6 +129,8 @@ struct History<'s> {
     blame: Option<(Vec<u32>, u64)>,
     /// The rank that cannot be reached any more.
     cut_off: Option<u32>,
+    /// The rank whose port is down, and the time at which the port comes up again.
+    down: Option<(u32, u64)>,
 }
 
 /// The ranks at both ends of a connection, and their queue pairs.
@@ -137,12 +149,14 @@ impl<'s> History<'s> {
             world,
             script,
             ranks: Vec::new(),
+            keepers: (0..script.nranks).map(|_| (Keeper::without_thread(), 0)).collect(),
             connections: Vec::new(),
             apart,
             news: News::default(),
             outcome: Outcome::default(),
             blame: None,
             cut_off: None,
+            down: None,
         };
         history.connect(&nics, ipv6);
         history
@@ -163,10 +177,13 @@ impl<'s> History<'s> {
         };
         let mut ranks: Vec<_> = nics.iter().zip(&pds).map(|(nic, pd)| rank(nic, *pd)).collect();
         for (from, to, channel) in self.script.ways() {
-            // A rank that has nothing to do makes no calls, so a link whose queue pair breaks then would
-            // only fail after the time of a recovery. These histories are about failures.
-            let settings = scenario::settings(&mut self.random, ipv6);
-            let settings = CommSettings { recovery_timeout_ns: 0, ..settings };
+            let mut settings = scenario::settings(&mut self.random, ipv6);
+            if self.script.recovers {
+                let recovery_timeout_ns = RECOVERY_NS;
+                settings = CommSettings { wire: Wire::Invar, recovery_timeout_ns, ..settings };
+            } else {
+                settings.recovery_timeout_ns = 0;
+            }
             let (f, t) = (from as usize, to as usize);
             let world = &self.world;
             let duo =
@@ -178,8 +195,10 @@ impl<'s> History<'s> {
                 let world = world.clone();
                 move || world.now_ns()
             };
-            let send = Box::new(On::with_clock(duo.send, &nics[f], clock()));
-            let recv = Box::new(On::with_clock(duo.recv, &nics[t], clock()));
+            let send = On::with_clock(duo.send, &nics[f], clock());
+            let recv = On::with_clock(duo.recv, &nics[t], clock());
+            let send = Box::new(Kept::new(send, &self.keepers[f].0));
+            let recv = Box::new(Kept::new(recv, &self.keepers[t].0));
             let qpns = [send.ends().qpn, recv.ends().qpn];
             self.connections.push(Connection { ranks: [from, to], qpns });
             let (links, network) = &mut ranks[f];
@@ -205,6 +224,8 @@ impl<'s> History<'s> {
                 self.suffer(fault);
             }
             turns += 1;
+            self.come_up();
+            self.keep();
             // While a rank makes progress, little time passes for each turn. While all wait, more and
             // more time passes.
             let moved = if idle < self.ranks.len() {
@@ -274,6 +295,11 @@ impl<'s> History<'s> {
                 self.news.tell(&mut self.random, known_ns, (rank, nranks), text);
                 self.blame = Some((vec![rank], known_ns + PASS_ON_NS));
             }
+            RankFault::Flap(rank) => {
+                self.world.note_fault(Fault::PortOut, self.machine(rank));
+                self.world.set_up(rank as usize, false);
+                self.down = Some((rank, now_ns + self.random.below(OUTAGE_NS)));
+            }
             RankFault::Break(which, receiver) => {
                 let which = which as usize % self.connections.len().max(1);
                 let Some(Connection { ranks, qpns }) = self.connections.get(which) else { return };
@@ -282,8 +308,28 @@ impl<'s> History<'s> {
                 let machines = ranks.iter().filter_map(|rank| self.machine(*rank));
                 self.world.note_fault(Fault::QpBroken, states.into_iter().chain(machines));
                 self.world.break_qp(ranks[end] as usize, qpns[end]);
-                self.blame = Some((ranks.to_vec(), now_ns + BROKEN_NS));
+                if !self.script.recovers {
+                    self.blame = Some((ranks.to_vec(), now_ns + BROKEN_NS));
+                }
             }
+        }
+    }
+
+    /// Lets the keepers look whose time has come. A busy host delays its keeper.
+    fn keep(&mut self) {
+        let now_ns = self.world.now_ns();
+        for (keeper, look_ns) in &mut self.keepers {
+            if *look_ns <= now_ns {
+                keeper.look();
+                *look_ns = now_ns + self.random.below(2 * LOOK_EVERY_NS);
+            }
+        }
+    }
+
+    /// Brings a port up whose time has come.
+    fn come_up(&mut self) {
+        if let Some((rank, _)) = self.down.take_if(|(_, until)| *until <= self.world.now_ns()) {
+            self.world.set_up(rank as usize, true);
         }
     }
 

@@ -1,0 +1,287 @@
+//! The keeper: a thread that looks after the ends of connections while their program does something else.
+//!
+//! It checks whether each peer is still there, and it recovers connections. Without it, an end would
+//! recover only in calls on that end. A program that waits for one connection would never mend the other,
+//! for which its peer may be waiting.
+
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use invar_linux::biased::Biased;
+
+use crate::Error;
+
+/// Time between two looks at an end.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Time between two looks at an end that recovers.
+const URGENT_EVERY: Duration = Duration::from_millis(1);
+/// Time for each end between two looks, so that many ends do not keep a processor busy.
+const LOOK_EVERY_PER_END: Duration = Duration::from_micros(200);
+
+/// The keeper of this process, while there are connections.
+static OF_PROCESS: Mutex<Weak<Running>> = Mutex::new(Weak::new());
+
+/// How much care an end needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Care {
+    /// A look now and then is enough.
+    None,
+    /// The end recovers, and needs looks often.
+    Recovery,
+    /// The connection has ended, and every call must return its error.
+    Closed,
+}
+
+/// An end that a keeper can look after.
+pub trait Tend: Send {
+    /// Does what [`End::look`](super::End::look) does.
+    fn look(&mut self) -> Care;
+    /// Does what [`End::care`](super::End::care) does.
+    fn care(&self) -> Care;
+}
+
+/// What the keeper needs of an end that another thread uses.
+trait Visited: Send + Sync {
+    /// Looks after the end. Returns whether the end needs the next look soon.
+    fn look(&self) -> bool;
+}
+
+impl<T: Tend> Visited for Biased<T> {
+    fn look(&self) -> bool {
+        let care = self.visit(|end| {
+            let care = Tend::look(&mut **end);
+            end.set_slow(care != Care::None);
+            care
+        });
+        care == Some(Care::Recovery)
+    }
+}
+
+/// Makes a call on an end that a keeper looks after.
+///
+/// # Safety
+/// The caller makes the promises of [`Biased::enter`].
+#[inline(always)]
+pub unsafe fn call<T: Tend, R>(end: &Biased<T>, call: impl FnOnce(&mut T) -> R) -> R {
+    // SAFETY: The caller makes the promises.
+    if let Some(mut end) = unsafe { end.enter() } {
+        let result = call(&mut end);
+        if end.care() != Care::None {
+            end.set_slow();
+        }
+        return result;
+    }
+    // SAFETY: The caller makes the promises.
+    let mut end = unsafe { end.lock() };
+    let result = call(&mut end);
+    let care = end.care();
+    end.set_slow(care != Care::None);
+    result
+}
+
+/// Looks after ends of connections.
+#[derive(Clone)]
+pub struct Keeper {
+    ends: Arc<Ends>,
+    /// The thread that looks. It ends with the last keeper of the process.
+    _running: Option<Arc<Running>>,
+}
+
+/// Makes the keeper forget an end when it is dropped.
+#[must_use = "the keeper forgets the end when this value is dropped"]
+pub struct Keeping {
+    keeper: Keeper,
+    end: Arc<dyn Visited>,
+}
+
+#[derive(Default)]
+struct Ends {
+    list: Mutex<List>,
+    /// Tells the thread that the list has an end again, or that the thread shall stop.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct List {
+    ends: Vec<Arc<dyn Visited>>,
+    is_over: bool,
+}
+
+struct Running {
+    ends: Arc<Ends>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Keeper {
+    /// Returns the keeper of this process, and starts its thread if there is none.
+    ///
+    /// # Errors
+    /// Fails if the system has no room for a thread.
+    pub fn of_process() -> Result<Self, Error> {
+        let mut of_process = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = match of_process.upgrade() {
+            Some(running) => running,
+            None => {
+                let failed = |error| Error::io("starting the thread that keeps connections", error);
+                let running = Arc::new(Running::start().map_err(failed)?);
+                *of_process = Arc::downgrade(&running);
+                running
+            }
+        };
+        Ok(Keeper { ends: Arc::clone(&running.ends), _running: Some(running) })
+    }
+
+    /// Returns a keeper without a thread. Its owner calls [`Keeper::look`] now and then. Simulations use
+    /// such a keeper.
+    pub fn without_thread() -> Self {
+        Keeper { ends: Arc::default(), _running: None }
+    }
+
+    /// Looks after each end once.
+    pub fn look(&self) {
+        for end in self.ends.list().ends.clone() {
+            end.look();
+        }
+    }
+
+    /// Looks after an end until the result is dropped.
+    pub fn keep<T: Tend + 'static>(&self, end: Arc<Biased<T>>) -> Keeping {
+        self.keep_visited(end)
+    }
+
+    fn keep_visited(&self, end: Arc<dyn Visited>) -> Keeping {
+        let mut list = self.ends.list();
+        list.ends.push(Arc::clone(&end));
+        self.ends.changed.notify_one();
+        Keeping { keeper: self.clone(), end }
+    }
+}
+
+impl Drop for Keeping {
+    fn drop(&mut self) {
+        self.keeper.ends.list().ends.retain(|end| !Arc::ptr_eq(end, &self.end));
+    }
+}
+
+impl Ends {
+    fn list(&self) -> MutexGuard<'_, List> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The thread: looks after all ends at intervals, and after those that recover more often.
+    fn run(&self) {
+        let mut urgent: Vec<Arc<dyn Visited>> = Vec::new();
+        let mut left = Duration::ZERO;
+        while let Some(ends) = self.wait(if urgent.is_empty() { left } else { URGENT_EVERY }) {
+            left = left.saturating_sub(URGENT_EVERY);
+            if urgent.is_empty() || left.is_zero() {
+                left = LOOK_EVERY.max(LOOK_EVERY_PER_END * ends.len() as u32);
+                urgent = ends;
+            }
+            urgent.retain(|end| end.look());
+        }
+    }
+
+    /// Sleeps for some time, and longer while there is no end. Returns `None` if the thread shall stop.
+    fn wait(&self, time: Duration) -> Option<Vec<Arc<dyn Visited>>> {
+        let list = self.list();
+        let is_idle = |list: &mut List| !list.is_over;
+        let waited = self.changed.wait_timeout_while(list, time, is_idle);
+        let (list, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let is_empty = |list: &mut List| list.ends.is_empty() && !list.is_over;
+        let waited = self.changed.wait_while(list, is_empty);
+        let list = waited.unwrap_or_else(PoisonError::into_inner);
+        (!list.is_over).then(|| list.ends.clone())
+    }
+}
+
+impl Running {
+    fn start() -> io::Result<Self> {
+        let ends = Arc::<Ends>::default();
+        let thread = thread::Builder::new().name("invar-keeper".to_owned()).spawn({
+            let ends = Arc::clone(&ends);
+            move || ends.run()
+        })?;
+        Ok(Running { ends, thread: Some(thread) })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.ends.list().is_over = true;
+        self.ends.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // The thread does not panic unless an end does.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Instant;
+
+    #[derive(Default)]
+    struct Counted {
+        looks: AtomicU32,
+        is_urgent: bool,
+    }
+
+    impl Visited for Counted {
+        fn look(&self) -> bool {
+            self.looks.fetch_add(1, Ordering::Relaxed);
+            self.is_urgent
+        }
+    }
+
+    fn wait_for(end: &Counted, looks: u32) {
+        let start = Instant::now();
+        while end.looks.load(Ordering::Relaxed) < looks {
+            assert!(start.elapsed() < Duration::from_secs(60), "the keeper does not look");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn ends_are_looked_after_until_they_are_dropped() {
+        let keeper = Keeper::of_process().unwrap();
+        let [first, second] = [Arc::new(Counted::default()), Arc::new(Counted::default())];
+        let _first = keeper.keep_visited(first.clone());
+        let keeping = keeper.keep_visited(second.clone());
+        wait_for(&first, 2);
+        wait_for(&second, 2);
+        drop(keeping);
+        // One look may be under way.
+        let looks = second.looks.load(Ordering::Relaxed);
+        wait_for(&first, first.looks.load(Ordering::Relaxed) + 3);
+        assert!(second.looks.load(Ordering::Relaxed) <= looks + 1);
+        assert!(Arc::strong_count(&second) <= 2);
+    }
+
+    #[test]
+    fn an_end_that_recovers_is_looked_after_more_often_than_others() {
+        let keeper = Keeper::of_process().unwrap();
+        let urgent = Arc::new(Counted { is_urgent: true, ..Counted::default() });
+        let other = Arc::new(Counted::default());
+        let _keeping = [keeper.keep_visited(urgent.clone()), keeper.keep_visited(other.clone())];
+        wait_for(&other, 2);
+        let before = [&urgent, &other].map(|end| end.looks.load(Ordering::Relaxed));
+        wait_for(&other, before[1] + 4);
+        let urgent = urgent.looks.load(Ordering::Relaxed) - before[0];
+        assert!(urgent > 8, "{urgent} looks");
+    }
+
+    #[test]
+    fn a_keeper_without_a_thread_looks_when_it_is_told_to() {
+        let keeper = Keeper::without_thread();
+        let end = Arc::new(Counted::default());
+        let _keeping = keeper.keep_visited(end.clone());
+        keeper.look();
+        keeper.look();
+        assert_eq!(end.looks.load(Ordering::Relaxed), 2);
+    }
+}

@@ -1,0 +1,122 @@
+//! An end that the keeper looks after.
+
+use std::mem::ManuallyDrop;
+
+use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
+use invar_core::error::{Ends, Error as CoreError};
+use invar_linux::biased::Owner;
+
+use super::end::{Carrier, End, RecvEnd, SendEnd};
+use super::keeper::{Care, Keeper, Keeping, Tend, call};
+use crate::Error;
+
+/// An end that a [`Keeper`] looks after between calls.
+pub struct Kept<E> {
+    // The keeper forgets the end before the end is dropped.
+    keeping: Keeping,
+    keeper: Keeper,
+    end: Owner<E>,
+    needs_calls: bool,
+}
+
+impl<E: End> Tend for ManuallyDrop<E> {
+    fn look(&mut self) -> Care {
+        (**self).look()
+    }
+
+    fn care(&self) -> Care {
+        (**self).care()
+    }
+}
+
+impl<E: End + 'static> Kept<E> {
+    /// Lets a keeper look after an end.
+    pub fn new(end: E, keeper: &Keeper) -> Self {
+        let (needs_calls, end) = (end.needs_calls(), Owner::new(end));
+        Kept { keeping: keeper.keep(end.shared()), keeper: keeper.clone(), end, needs_calls }
+    }
+
+    fn call<R>(&mut self, make: impl FnOnce(&mut E) -> R) -> R {
+        // SAFETY: `self` is the only owner and is borrowed mutably.
+        unsafe { call(self.end.biased(), |end| make(end)) }
+    }
+}
+
+impl<E: End + 'static> End for Kept<E> {
+    fn ends(&self) -> Ends {
+        self.end.read(End::ends)
+    }
+
+    fn carriers(&mut self, request: &Request) -> Option<Vec<Carrier>> {
+        self.call(|end| end.carriers(request))
+    }
+
+    fn needs_calls(&self) -> bool {
+        self.needs_calls
+    }
+
+    fn close(self: Box<Self>) {
+        let Kept { keeping, end, .. } = *self;
+        drop(keeping);
+        Box::new(end.into_inner()).close();
+    }
+
+    fn look(&mut self) -> Care {
+        self.call(End::look)
+    }
+
+    fn care(&self) -> Care {
+        self.end.read(End::care)
+    }
+}
+
+impl<E: SendEnd + 'static> SendEnd for Kept<E> {
+    unsafe fn isend(&mut self, buf: &SendBuf, tag: u32) -> Result<Option<Request>, CoreError> {
+        // SAFETY: the caller has promised what `isend` demands.
+        self.call(|end| unsafe { end.isend(buf, tag) })
+    }
+
+    fn room(&mut self, tag: u32) -> Result<Option<u32>, CoreError> {
+        self.call(|end| end.room(tag))
+    }
+
+    fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {
+        self.call(|end| end.test(request))
+    }
+
+    fn way_back(&mut self) -> Result<Option<Box<dyn RecvEnd>>, Error> {
+        let end = self.call(SendEnd::way_back)?;
+        Ok(end.map(|end| Box::new(Kept::new(end, &self.keeper)) as _))
+    }
+}
+
+impl<E: RecvEnd + 'static> RecvEnd for Kept<E> {
+    unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, CoreError> {
+        // SAFETY: the caller has promised what `irecv` demands.
+        self.call(|end| unsafe { end.irecv(bufs) })
+    }
+
+    unsafe fn irecv_ahead(&mut self, buf: &RecvBuf) -> Result<Option<Request>, CoreError> {
+        // SAFETY: the caller has promised what `irecv_ahead` demands.
+        self.call(|end| unsafe { end.irecv_ahead(buf) })
+    }
+
+    unsafe fn iflush(&mut self, bufs: &[FlushBuf]) -> Result<Flush, CoreError> {
+        // SAFETY: the caller has promised what `iflush` demands.
+        self.call(|end| unsafe { end.iflush(bufs) })
+    }
+
+    unsafe fn test(
+        &mut self,
+        request: &Request,
+        sizes: *mut u32,
+    ) -> Result<Option<usize>, CoreError> {
+        // SAFETY: the caller has promised what `test` demands.
+        self.call(|end| unsafe { end.test(request, sizes) })
+    }
+
+    fn way_back(&mut self) -> Result<Option<Box<dyn SendEnd>>, Error> {
+        let end = self.call(RecvEnd::way_back)?;
+        Ok(end.map(|end| Box::new(Kept::new(end, &self.keeper)) as _))
+    }
+}

@@ -1,0 +1,312 @@
+//! A biased lock: an owner uses a value all the time, and a visitor now and then.
+//!
+//! The owner pays two stores and a load for each call. A visit costs a system call that makes every
+//! processor that runs this process execute a memory barrier; see [`invar_core::bias`].
+
+use std::cell::UnsafeCell;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use invar_core::bias::Bias;
+use rustix::thread::{MembarrierCommand, membarrier};
+
+/// The number of looks at an owner that is inside before a visit is put off. An owner stays inside for
+/// less than a microsecond, unless its thread loses its processor.
+const LOOKS_MAX: u32 = 100;
+
+/// Whether the kernel has the barrier. Without it, owners always take the slower lock.
+static HAS_BARRIER: LazyLock<bool> = LazyLock::new(|| {
+    let registered = membarrier(MembarrierCommand::RegisterPrivateExpedited);
+    registered.and_then(|()| membarrier(MembarrierCommand::PrivateExpedited)).is_ok()
+});
+
+/// A value under a biased lock.
+#[repr(C)]
+pub struct Biased<T> {
+    /// The value comes first, so that its address needs no addition.
+    value: UnsafeCell<T>,
+    bias: Bias,
+    /// The slower lock. It holds whether the value has gone.
+    slow: Mutex<bool>,
+}
+
+// SAFETY: A reference to the value exists only while its holder is inside by `bias`, or holds `slow` while
+// nobody is inside. So the value is moved between threads, and never shared.
+unsafe impl<T: Send> Sync for Biased<T> {}
+
+/// The only owner of a value. Others visit the value.
+pub struct Owner<T>(Arc<Biased<ManuallyDrop<T>>>);
+
+/// The owner is inside by its fast way.
+pub struct Entered<'a, T>(&'a Biased<T>);
+
+/// The slower lock is held.
+pub struct Locked<'a, T> {
+    biased: &'a Biased<T>,
+    gone: MutexGuard<'a, bool>,
+}
+
+impl<T> Biased<T> {
+    /// Takes a value.
+    pub fn new(value: T) -> Self {
+        let bias = Bias::default();
+        bias.set_slow(!*HAS_BARRIER);
+        Biased { bias, slow: Mutex::new(false), value: UnsafeCell::new(value) }
+    }
+}
+
+impl<T> Biased<T> {
+    /// For the owner: enters by the fast way. After `None` call [`Biased::lock`].
+    ///
+    /// # Safety
+    /// All calls of this function and of [`Biased::lock`] come from one owner, which makes one at a time,
+    /// and drops the result before the next.
+    #[inline(always)]
+    pub unsafe fn enter(&self) -> Option<Entered<'_, T>> {
+        self.bias.enter().then_some(Entered(self))
+    }
+
+    /// For the owner: enters by the slower lock, which a visitor may hold.
+    ///
+    /// # Safety
+    /// The caller makes the promises of [`Biased::enter`].
+    pub unsafe fn lock(&self) -> Locked<'_, T> {
+        Locked { biased: self, gone: self.slow.lock().unwrap_or_else(PoisonError::into_inner) }
+    }
+
+    /// Calls a function with the value. Returns `None` if the value has gone, or if the owner stays
+    /// inside: then try again later.
+    pub fn visit<R>(&self, visit: impl FnOnce(&mut Locked<'_, T>) -> R) -> Option<R> {
+        let gone = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
+        if *gone {
+            return None;
+        }
+        self.bias.request();
+        let visited = self.await_owner().then(|| visit(&mut Locked { biased: self, gone }));
+        self.bias.withdraw();
+        visited
+    }
+
+    /// Waits until the owner is outside. Returns `false` if that takes too long.
+    fn await_owner(&self) -> bool {
+        if *HAS_BARRIER && membarrier(MembarrierCommand::PrivateExpedited).is_err() {
+            return false;
+        }
+        (0..LOOKS_MAX).any(|_| {
+            let is_outside = !self.bias.is_inside();
+            if !is_outside {
+                thread::yield_now();
+            }
+            is_outside
+        })
+    }
+}
+
+impl<T> Owner<T> {
+    /// Takes a value.
+    pub fn new(value: T) -> Self {
+        Owner(Arc::new(Biased::new(ManuallyDrop::new(value))))
+    }
+
+    /// The value for visitors. They find it as long as the owner exists.
+    pub fn shared(&self) -> Arc<Biased<ManuallyDrop<T>>> {
+        Arc::clone(&self.0)
+    }
+
+    /// The lock and the value.
+    #[inline(always)]
+    pub fn biased(&self) -> &Biased<ManuallyDrop<T>> {
+        &self.0
+    }
+
+    /// Enters by the fast way. After `None` call [`Owner::lock`].
+    #[inline(always)]
+    pub fn enter(&mut self) -> Option<Entered<'_, ManuallyDrop<T>>> {
+        // SAFETY: This is the only owner, and the result borrows it mutably.
+        unsafe { self.0.enter() }
+    }
+
+    /// Enters by the slower lock, which a visitor may hold.
+    pub fn lock(&mut self) -> Locked<'_, ManuallyDrop<T>> {
+        // SAFETY: This is the only owner, and the result borrows it mutably.
+        unsafe { self.0.lock() }
+    }
+
+    /// Calls a function with the value.
+    pub fn read<R>(&self, read: impl FnOnce(&T) -> R) -> R {
+        // SAFETY: `Entered` does not exist now, because it would borrow the owner mutably. The lock
+        // excludes visitors, and other calls of this function.
+        let locked = unsafe { self.0.lock() };
+        read(&locked)
+    }
+
+    /// Takes the value. Later visitors find none.
+    pub fn into_inner(self) -> T {
+        // SAFETY: The owner is never used again, nor dropped.
+        unsafe { ManuallyDrop::new(self).take() }
+    }
+
+    /// # Safety
+    /// The caller calls this once, and uses the owner no more.
+    unsafe fn take(&mut self) -> T {
+        let mut end = self.lock();
+        end.leave_for_ever();
+        // SAFETY: The lock is held, and nobody enters any more.
+        unsafe { ManuallyDrop::take(&mut end) }
+    }
+}
+
+impl<T> Drop for Owner<T> {
+    fn drop(&mut self) {
+        // SAFETY: Nobody uses the owner after its drop.
+        drop(unsafe { self.take() });
+    }
+}
+
+impl<T> Entered<'_, T> {
+    /// Makes the owner take the slower lock from now on.
+    pub fn set_slow(&mut self) {
+        self.0.bias.set_slow(true);
+    }
+}
+
+impl<T> Drop for Entered<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.bias.leave();
+    }
+}
+
+impl<T> Deref for Entered<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: The owner is inside, and `self` is its only way to the value.
+        unsafe { &*self.0.value.get() }
+    }
+}
+
+impl<T> DerefMut for Entered<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: The owner is inside, and `self` is its only way to the value.
+        unsafe { &mut *self.0.value.get() }
+    }
+}
+
+impl<T> Locked<'_, T> {
+    /// Makes the owner take the slower lock from now on, or allows the fast way again.
+    pub fn set_slow(&mut self, is_slow: bool) {
+        self.biased.bias.set_slow(is_slow || !*HAS_BARRIER);
+    }
+
+    /// Keeps visitors away from now on.
+    pub fn leave_for_ever(&mut self) {
+        *self.gone = true;
+    }
+}
+
+impl<T> Deref for Locked<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: The lock is held. An owner that holds it is not inside by the fast way, and a visitor
+        // has waited until the owner was outside.
+        unsafe { &*self.biased.value.get() }
+    }
+}
+
+impl<T> DerefMut for Locked<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: As in `deref`, and `self` is the only way to the value.
+        unsafe { &mut *self.biased.value.get() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// A value that shows if two threads change it at once.
+    #[derive(Default)]
+    struct Pair(u64, u64);
+
+    impl Pair {
+        fn add(&mut self) {
+            let seen = self.0;
+            self.0 = seen + 1;
+            self.1 += 1;
+            assert_eq!(self.0, self.1);
+        }
+    }
+
+    fn own(owner: &mut Owner<Pair>) {
+        if let Some(mut pair) = owner.enter() {
+            return pair.add();
+        }
+        owner.lock().add();
+    }
+
+    #[test]
+    fn visits_and_calls_never_overlap() {
+        const VISITS: u64 = 2000;
+        let mut owner = Owner::new(Pair::default());
+        let (visited, is_over) = (owner.shared(), Arc::new(AtomicBool::new(false)));
+        let visiting = thread::spawn({
+            let is_over = Arc::clone(&is_over);
+            move || {
+                let mut visits = 0;
+                while visits < VISITS {
+                    visits += u64::from(visited.visit(|pair| pair.add()).is_some());
+                }
+                is_over.store(true, Ordering::Relaxed);
+            }
+        });
+        let mut calls = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            own(&mut owner);
+            calls += 1;
+        }
+        visiting.join().unwrap();
+        assert_eq!(owner.into_inner().0, calls + VISITS);
+    }
+
+    #[test]
+    fn an_owner_that_shall_be_slow_takes_the_lock_until_it_may_be_fast_again() {
+        let mut owner = Owner::new(0);
+        let may_be_fast = *HAS_BARRIER;
+        let visitor = owner.shared();
+        visitor.visit(|value| value.set_slow(true)).expect("a value");
+        assert!(owner.enter().is_none());
+        owner.lock().set_slow(false);
+        assert_eq!(owner.enter().is_some(), may_be_fast);
+    }
+
+    #[test]
+    fn an_owner_that_is_inside_is_not_visited() {
+        let mut owner = Owner::new(0);
+        let visitor = owner.shared();
+        let Some(entered) = owner.enter() else { return };
+        assert!(visitor.visit(|_| ()).is_none());
+        drop(entered);
+        assert!(visitor.visit(|_| ()).is_some());
+    }
+
+    #[test]
+    fn a_visitor_finds_nothing_after_the_owner_has_gone() {
+        let owner = Owner::new(Arc::new(()));
+        let visitor = owner.shared();
+        let value = owner.into_inner();
+        assert!(visitor.visit(|_| ()).is_none());
+        let owner = Owner::new(value);
+        let visitor = owner.shared();
+        let value = owner.read(Arc::clone);
+        drop(owner);
+        assert!(visitor.visit(|_| ()).is_none());
+        assert_eq!(Arc::strong_count(&value), 1);
+    }
+}
