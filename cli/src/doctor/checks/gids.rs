@@ -1,0 +1,133 @@
+//! The GID tables of RoCE ports.
+
+use std::net::IpAddr;
+
+use invar_linux::interface::Interface;
+
+use crate::doctor::host::Host;
+use crate::doctor::rdma::{Gid, RdmaDevice, RdmaPort};
+use crate::doctor::report::{Finding, Report, Severity};
+
+pub(super) fn check(host: &Host, report: &mut Report) {
+    let devices = RdmaDevice::all(host);
+    let is_roce = |port: &&RdmaPort| !port.is_infiniband && port.is_active();
+    let ports: Vec<&RdmaPort> =
+        devices.iter().flat_map(|device| &device.ports).filter(is_roce).collect();
+    if ports.is_empty() {
+        return report.well("no active port of RoCE, which alone needs a GID of an address");
+    }
+    let interfaces = host.interfaces();
+    for port in ports {
+        check_port(host, port, &interfaces, report);
+    }
+}
+
+/// The address that a GID stands for.
+fn ip(gid: &Gid) -> IpAddr {
+    gid.address.to_ipv4_mapped().map_or(IpAddr::V6(gid.address), IpAddr::V4)
+}
+
+fn is_link_local(gid: &Gid) -> bool {
+    match ip(gid) {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    }
+}
+
+fn check_port(host: &Host, port: &RdmaPort, interfaces: &[Interface], report: &mut Report) {
+    let netdev = port.netdev().unwrap_or("INTERFACE");
+    let find = |severity, id, what: String, costs: &str, mend: String| Finding {
+        severity,
+        id,
+        subject: port.title.clone(),
+        what,
+        costs: costs.to_owned(),
+        mend,
+    };
+    let add = format!("ip address add ADDRESS/LENGTH dev {netdev}");
+    if port.gids.is_empty() {
+        let what = "its GID table is empty: its interface has no address, or is in another network \
+                    namespace";
+        let costs = "Invar and NCCL do not use this port";
+        return report.find(find(Severity::Bad, "gid-none", what.to_owned(), costs, add));
+    }
+    let v2: Vec<&Gid> = port.gids.iter().filter(|gid| gid.is_roce_v2).collect();
+    if v2.is_empty() {
+        let what = "none of its GIDs is of RoCE v2".to_owned();
+        let costs = "RoCE v1 is not routed, and peers with RoCE v2 do not answer (error 12)";
+        let mend = format!("cma_roce_mode -d {} -p {} -m 2", device(port), port.number);
+        report.find(find(Severity::Bad, "gid-no-roce-v2", what, costs, mend));
+    } else if v2.iter().all(|gid| is_link_local(gid)) {
+        let what = format!("all its GIDs of RoCE v2 are link-local, as {}", ip(v2[0]));
+        let costs = "it reaches only peers of its own link, and none behind a router";
+        report.find(find(Severity::Warn, "gid-link-local", what, costs, add));
+    }
+    let mut is_well = !v2.is_empty();
+    for gid in v2.iter().filter(|gid| !is_link_local(gid)) {
+        if let Some(stale) = stale(port, gid, interfaces) {
+            report.find(stale);
+            is_well = false;
+        }
+    }
+    if let Some(index) = host.params().ib_gid_index {
+        is_well &= chosen(port, index, report);
+    }
+    if is_well {
+        let listed: Vec<String> =
+            v2.iter().map(|gid| format!("[{}] {}", gid.index, ip(gid))).collect();
+        report.well(format!("{}: RoCE v2 at {}", port.title, listed.join(", ")));
+    }
+}
+
+/// A GID whose address this network namespace does not have.
+fn stale(port: &RdmaPort, gid: &Gid, interfaces: &[Interface]) -> Option<Finding> {
+    let address = ip(gid);
+    if interfaces.iter().any(|interface| interface.holds(address)) {
+        return None;
+    }
+    let Gid { index, netdev, .. } = gid;
+    let is_here = interfaces.iter().any(|interface| interface.name == *netdev);
+    let costs = "connections that choose this GID end with error 12 after half a minute";
+    let (id, what, mend) = if is_here {
+        let what = format!("GID [{index}] is {address}, which {netdev} no longer has");
+        // A GID entry follows its interface's addresses when the interface goes up.
+        ("gid-stale", what, format!("ip link set {netdev} down && ip link set {netdev} up"))
+    } else {
+        let netdev = if netdev.is_empty() { "its interface" } else { netdev };
+        let what =
+            format!("GID [{index}] is {address}, and {netdev} is not in this network namespace");
+        let mend = "docker run --network=host …   # Kubernetes: hostNetwork, or an interface of \
+                    the device by multus";
+        ("gid-foreign", what, mend.to_owned())
+    };
+    let (subject, costs) = (port.title.clone(), costs.to_owned());
+    Some(Finding { severity: Severity::Bad, id, subject, what, costs, mend })
+}
+
+/// Checks the entry that `NCCL_IB_GID_INDEX` chooses, and returns whether it is a good one.
+fn chosen(port: &RdmaPort, index: u8, report: &mut Report) -> bool {
+    let entry = port.gids.iter().find(|gid| gid.index == index);
+    let (severity, id, what) = match entry {
+        None => (Severity::Bad, "gid-index-empty", format!("{index} is an empty entry")),
+        Some(gid) if !gid.is_roce_v2 => {
+            (Severity::Warn, "gid-index-v1", format!("{index} is {} of RoCE v1", ip(gid)))
+        }
+        Some(gid) if is_link_local(gid) => {
+            (Severity::Warn, "gid-index-link-local", format!("{index} is link-local, {}", ip(gid)))
+        }
+        Some(_) => return true,
+    };
+    report.find(Finding {
+        severity,
+        id,
+        subject: "NCCL_IB_GID_INDEX".to_owned(),
+        what: format!("{what} of {}", port.title),
+        costs: "the port is left out, or its connections end with error 12".to_owned(),
+        mend: "unset NCCL_IB_GID_INDEX   # Invar then chooses an entry of RoCE v2".to_owned(),
+    });
+    false
+}
+
+fn device(port: &RdmaPort) -> &str {
+    port.title.split(' ').next().unwrap_or_default()
+}
