@@ -12,6 +12,9 @@ use std::time::Duration;
 
 use invar_core::param::Params;
 use invar_linux::interface::Interface;
+use invar_linux::tcp::Congestion;
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
+use rustix::net::{AddressFamily, SocketType, socket};
 
 /// The flag with which `open(2)` never waits.
 const NEVER_WAITS: i32 = rustix::fs::OFlags::NONBLOCK.bits() as i32;
@@ -46,6 +49,10 @@ pub(crate) trait System {
     /// The path MTUs of the active ports that Invar takes, by device and port.
     fn path_mtus(&self) -> BTreeMap<(String, u8), u32>;
     fn has_relaxed_ordering(&self) -> bool;
+    /// Whether the kernel lets this process use a congestion control of TCP.
+    fn takes_congestion(&self, name: &str) -> bool;
+    /// Whether this process may make socket buffers longer than `net.core.*mem_max`.
+    fn forces_buffers(&self) -> bool;
     /// Opens a file for reading and writing, and closes it.
     fn open(&self, path: &Path) -> io::Result<()>;
 }
@@ -242,6 +249,17 @@ impl System for ThisHost {
 
     fn has_relaxed_ordering(&self) -> bool {
         invar_verbs::has_relaxed_ordering()
+    }
+
+    fn takes_congestion(&self, name: &str) -> bool {
+        Congestion::named(name).is_ok()
+    }
+
+    fn forces_buffers(&self) -> bool {
+        let probe = socket(AddressFamily::INET, SocketType::DGRAM, None);
+        probe.is_ok_and(|probe| {
+            set_socket_recv_buffer_size_force(probe, invar_linux::udp::BUFFER_BYTES).is_ok()
+        })
     }
 
     fn open(&self, path: &Path) -> io::Result<()> {

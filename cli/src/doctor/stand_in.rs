@@ -32,6 +32,8 @@ pub(crate) struct Facts {
     pub(crate) libibverbs: Libibverbs,
     pub(crate) path_mtus: BTreeMap<(String, u8), u32>,
     pub(crate) relaxed_ordering: bool,
+    pub(crate) takes_congestion: bool,
+    pub(crate) forces_buffers: bool,
     /// The error of each attempt to open a device's file.
     pub(crate) open_errno: Option<i32>,
 }
@@ -66,6 +68,14 @@ impl System for Facts {
         self.relaxed_ordering
     }
 
+    fn takes_congestion(&self, _: &str) -> bool {
+        self.takes_congestion
+    }
+
+    fn forces_buffers(&self) -> bool {
+        self.forces_buffers
+    }
+
     fn open(&self, path: &Path) -> io::Result<()> {
         match self.open_errno {
             Some(errno) => Err(io::Error::from_raw_os_error(errno)),
@@ -97,6 +107,8 @@ impl StandIn {
             libibverbs: Libibverbs::Missing("no libibverbs (libibverbs.so.1: no such file)".into()),
             path_mtus: BTreeMap::new(),
             relaxed_ordering: true,
+            takes_congestion: false,
+            forces_buffers: false,
             open_errno: None,
         };
         StandIn { tree, env: BTreeMap::new(), facts }

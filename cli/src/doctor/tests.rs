@@ -130,5 +130,7 @@ fn settings_that_are_refused_or_unknown_are_found() {
             "note setting-nccl-only NCCL_SOCKET_INLINE"
         ]
     );
-    assert!(host.examine().finding("setting-unknown").what.ends_with("is NCCL_IB_TIMEOUT meant?"));
+    let what = host.examine().finding("setting-unknown").what.clone();
+    assert!(what.starts_with("set, and neither Invar nor NCCL reads a variable of that name"));
+    assert!(what.ends_with("is NCCL_IB_TIMEOUT meant?"), "{what}");
 }

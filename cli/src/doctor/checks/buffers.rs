@@ -78,6 +78,9 @@ fn check_limit(host: &Host, limit: &Limit, report: &mut Report) {
     if now >= *least {
         return report.well(format!("{name} is {now}"));
     }
+    if file.ends_with("mem_max") && host.system.forces_buffers() {
+        return report.well(format!("{name} is {now}, which does not bind this process"));
+    }
     let words: Vec<&str> = text.split_whitespace().collect();
     let value = match words.as_slice() {
         [min, first, _] => format!("'{min} {first} {least}'"),

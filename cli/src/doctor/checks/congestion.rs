@@ -8,6 +8,10 @@ use crate::doctor::report::{Finding, Report, Severity};
 const ALLOWED: &str = "net.ipv4.tcp_allowed_congestion_control";
 
 pub(super) fn check(host: &Host, report: &mut Report) {
+    let asked = host.params().socket_congestion;
+    if let Some(name) = asked.filter(|name| host.system.takes_congestion(name)) {
+        return report.well(format!("INVAR_SOCKET_CONGESTION={name} is allowed"));
+    }
     let list = |name: &str| {
         let text = host.proc.known(&format!("sys/net/ipv4/{name}"))?;
         Some(text.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
@@ -18,7 +22,7 @@ pub(super) fn check(host: &Host, report: &mut Report) {
         return report.unseen("/proc/sys/net/ipv4 does not show the kernel's congestion controls");
     };
     let has = |list: &[String], name: &str| list.iter().any(|known| known == name);
-    if let Some(name) = host.params().socket_congestion {
+    if let Some(name) = asked {
         let find = |id, what: String, mend: String| Finding {
             severity: Severity::Bad,
             id,
@@ -31,12 +35,9 @@ pub(super) fn check(host: &Host, report: &mut Report) {
             let what = format!("the kernel has no {name}; it has {}", available.join(" "));
             return report.find(find("congestion-unknown", what, format!("modprobe tcp_{name}")));
         }
-        if !has(&allowed, name) {
-            let what = format!("only root may use {name}; all may use {}", allowed.join(" "));
-            let mend = format!("sysctl -w {ALLOWED}='{} {name}'", allowed.join(" "));
-            return report.find(find("congestion-refused", what, mend));
-        }
-        return report.well(format!("INVAR_SOCKET_CONGESTION={name} is allowed"));
+        let what = format!("only root may use {name}; all may use {}", allowed.join(" "));
+        let mend = format!("sysctl -w {ALLOWED}='{} {name}'", allowed.join(" "));
+        return report.find(find("congestion-refused", what, mend));
     }
     let own = Congestion::WITHIN_A_HOST;
     if has(&allowed, own) {

@@ -62,46 +62,51 @@ fn check_port(host: &Host, port: &RdmaPort, interfaces: &[Interface], report: &m
         let costs = "it reaches only peers of its own link, and none behind a router";
         report.find(find(Severity::Warn, "gid-link-local", what, costs, add));
     }
-    let mut is_well = !v2.is_empty();
-    for gid in v2.iter().filter(|gid| !is_link_local(gid)) {
-        if let Some(stale) = stale(port, gid, interfaces) {
-            report.find(stale);
-            is_well = false;
-        }
-    }
+    let strays = strays(port, &v2, interfaces);
+    let mut is_well = !v2.is_empty() && strays.is_empty();
+    strays.into_iter().for_each(|finding| report.find(finding));
     if let Some(index) = host.params().ib_gid_index {
         is_well &= chosen(port, index, report);
     }
     if is_well {
-        let listed: Vec<String> =
-            v2.iter().map(|gid| format!("[{}] {}", gid.index, ip(gid))).collect();
-        report.well(format!("{}: RoCE v2 at {}", port.title, listed.join(", ")));
+        report.well(format!("{}: RoCE v2 at {}", port.title, listed(&v2)));
     }
 }
 
-/// A GID whose address this network namespace does not have.
-fn stale(port: &RdmaPort, gid: &Gid, interfaces: &[Interface]) -> Option<Finding> {
-    let address = ip(gid);
-    if interfaces.iter().any(|interface| interface.holds(address)) {
-        return None;
-    }
-    let Gid { index, netdev, .. } = gid;
-    let is_here = interfaces.iter().any(|interface| interface.name == *netdev);
-    let costs = "connections that choose this GID end with error 12 after half a minute";
-    let (id, what, mend) = if is_here {
-        let what = format!("GID [{index}] is {address}, which {netdev} no longer has");
-        // A GID entry follows its interface's addresses when the interface goes up.
-        ("gid-stale", what, format!("ip link set {netdev} down && ip link set {netdev} up"))
-    } else {
+/// Finds GIDs of RoCE v2 whose address this network namespace does not have.
+fn strays(port: &RdmaPort, v2: &[&Gid], interfaces: &[Interface]) -> Vec<Finding> {
+    let is_stray =
+        |gid: &&&Gid| !is_link_local(gid) && !interfaces.iter().any(|i| i.holds(ip(gid)));
+    let is_here = |gid: &&Gid| interfaces.iter().any(|interface| interface.name == gid.netdev);
+    let strays = v2.iter().filter(is_stray).copied();
+    let (stale, foreign): (Vec<&Gid>, Vec<&Gid>) = strays.partition(is_here);
+    let find = |id, gids: &[&Gid], why: &str, mend: String| {
+        let netdev = &gids.first()?.netdev;
         let netdev = if netdev.is_empty() { "its interface" } else { netdev };
-        let what =
-            format!("GID [{index}] is {address}, and {netdev} is not in this network namespace");
-        let mend = "docker run --network=host …   # Kubernetes: hostNetwork, or an interface of \
-                    the device by multus";
-        ("gid-foreign", what, mend.to_owned())
+        Some(Finding {
+            severity: Severity::Bad,
+            id,
+            subject: port.title.clone(),
+            what: format!("it has GIDs {}, but {netdev} {why}", listed(gids)),
+            costs: "connections that choose such a GID end with error 12 after half a minute"
+                .to_owned(),
+            mend,
+        })
     };
-    let (subject, costs) = (port.title.clone(), costs.to_owned());
-    Some(Finding { severity: Severity::Bad, id, subject, what, costs, mend })
+    let netdev = port.netdev().unwrap_or("INTERFACE");
+    // The kernel makes the table anew when the interface goes up.
+    let again = format!("ip link set {netdev} down && ip link set {netdev} up");
+    let share = "docker run --network=host …   # Kubernetes: hostNetwork, or an interface of the \
+                 device by multus";
+    let stale = find("gid-stale", &stale, "no longer has these addresses", again);
+    let why = "is not in this network namespace";
+    stale.into_iter().chain(find("gid-foreign", &foreign, why, share.to_owned())).collect()
+}
+
+/// GIDs as `[3] 10.0.0.1, [4] 10.0.0.2`.
+fn listed(gids: &[&Gid]) -> String {
+    let one = |gid: &&Gid| format!("[{}] {}", gid.index, ip(gid));
+    gids.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 /// Checks the entry that `NCCL_IB_GID_INDEX` chooses, and returns whether it is a good one.

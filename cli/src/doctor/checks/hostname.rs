@@ -7,6 +7,17 @@ use crate::doctor::report::{Finding, Report, Severity};
 
 pub(super) fn check(host: &Host, report: &mut Report) {
     let name = host.system.hostname();
+    // Linux names a host so before somebody names it.
+    if name == "(none)" {
+        return report.find(Finding {
+            severity: Severity::Note,
+            id: "hostname-none",
+            subject: String::new(),
+            what: "the host has no name".to_owned(),
+            costs: "a program that looks for its own address by name fails".to_owned(),
+            mend: "hostnamectl hostname NAME".to_owned(),
+        });
+    }
     let interfaces = host.interfaces();
     let outside = interfaces.iter().filter(|interface| interface.up && !interface.loopback);
     let address =

@@ -87,7 +87,7 @@ fn plugin(host: &Host, folders: &[PathBuf], report: &mut Report) {
         return unnamed(&ours, &named(UNNAMED), net, report);
     };
     if asked.eq_ignore_ascii_case("none") {
-        if ours.is_empty() && net != Some("Invar") {
+        if ours.is_empty() && !is_ours(net) {
             return report.well("NCCL_NET_PLUGIN=none: NCCL loads no plugin");
         }
         let what = "none keeps NCCL from loading a plugin".to_owned();
@@ -106,7 +106,7 @@ fn plugin(host: &Host, folders: &[PathBuf], report: &mut Report) {
             false => [named(&format!("libnccl-net-{name}.so")), named(name)].concat(),
         };
         let Some(first) = candidates.first() else {
-            report.find(missing(name, &ours));
+            report.find(missing(name, &ours, net));
             continue;
         };
         for other in &loader::distinct(candidates.clone())[1..] {
@@ -141,7 +141,7 @@ fn plugin(host: &Host, folders: &[PathBuf], report: &mut Report) {
 
 /// Without `NCCL_NET_PLUGIN`.
 fn unnamed(ours: &[PathBuf], others: &[PathBuf], net: Option<&str>, report: &mut Report) {
-    let wants_us = net == Some("Invar");
+    let wants_us = is_ours(net);
     match (others.first(), ours.first()) {
         (Some(other), Some(_)) => report.find(find(
             Severity::Warn,
@@ -159,7 +159,7 @@ fn unnamed(ours: &[PathBuf], others: &[PathBuf], net: Option<&str>, report: &mut
             NOT_USED,
             NAME_IT.to_owned(),
         )),
-        (_, None) if wants_us => report.find(missing("invar", ours)),
+        (_, None) if wants_us => report.find(missing("invar", ours, net)),
         (Some(other), None) => {
             report.well(format!("NCCL loads {}; Invar's plugin is not there", shown(other)))
         }
@@ -171,8 +171,7 @@ fn unnamed(ours: &[PathBuf], others: &[PathBuf], net: Option<&str>, report: &mut
 fn network(net: Option<&str>, report: &mut Report) {
     let export = "export NCCL_NET=Invar".to_owned();
     match net {
-        // NCCL compares the names without regard to case.
-        Some(net) if net.eq_ignore_ascii_case("Invar") => {}
+        Some(_) if is_ours(net) => {}
         Some(net) => report.find(find(
             Severity::Bad,
             "net-other",
@@ -192,15 +191,22 @@ fn network(net: Option<&str>, report: &mut Report) {
     }
 }
 
-fn missing(name: &str, ours: &[PathBuf]) -> Finding {
+/// Whether `NCCL_NET` names Invar. NCCL compares the names without regard to case.
+fn is_ours(net: Option<&str>) -> bool {
+    net.is_some_and(|net| net.eq_ignore_ascii_case("Invar"))
+}
+
+fn missing(name: &str, ours: &[PathBuf], net: Option<&str>) -> Finding {
     let what =
         format!("{name}: the loader's folders have neither libnccl-net-{name}.so nor {name}");
+    // NCCL does not replace a network that NCCL_NET names.
+    let costs = if is_ours(net) { "NCCL does not start" } else { NOT_USED };
     let mend = match ours.first() {
         Some(_) => NAME_IT.to_owned(),
         None => "cargo xtask plugin && export LD_LIBRARY_PATH=$PWD/target/plugin:$LD_LIBRARY_PATH"
             .to_owned(),
     };
-    find(Severity::Bad, "plugin-missing", "NCCL_NET_PLUGIN", what, NOT_USED, mend)
+    find(Severity::Bad, "plugin-missing", "NCCL_NET_PLUGIN", what, costs, mend)
 }
 
 fn shown(path: &Path) -> String {

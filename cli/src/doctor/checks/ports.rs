@@ -144,7 +144,7 @@ fn filter(host: &Host, devices: &[RdmaDevice], report: &mut Report) {
         costs: "Invar and NCCL do not use the devices that you mean".to_owned(),
         mend: format!("export NCCL_IB_HCA={}", names.join(",")),
     };
-    if !ports().any(|(name, port)| filter.matches(&name, Some(port))) {
+    if filter.is_exclusion() && !ports().any(|(name, port)| filter.matches(&name, Some(port))) {
         return report.find(find(format!("{text} leaves out all of {}", names.join(", "))));
     }
     for entry in filter.entries() {

@@ -14,7 +14,7 @@ pub(super) fn check(host: &Host, report: &mut Report) {
             report.find(Finding {
                 severity: Severity::Bad,
                 id: "setting-refused",
-                what: text,
+                what: without(&name, &text),
                 costs: "Invar does not start".to_owned(),
                 mend: format!(
                     "unset {name}   # `invar settings` shows the values that are allowed"
@@ -55,9 +55,16 @@ fn remarked(remark: String) -> Finding {
     Finding {
         severity: Severity::Warn,
         id,
-        what: remark,
+        what: without(&name, &remark),
         costs: costs.to_owned(),
         mend: format!("unset {name}   # `invar settings` shows all variables"),
         subject: name,
     }
+}
+
+/// A text that begins with a name, without that name.
+fn without(name: &str, text: &str) -> String {
+    let rest = text.strip_prefix(name).unwrap_or(text);
+    let rest = rest.strip_prefix(" is ").or_else(|| rest.strip_prefix('=')).unwrap_or(rest);
+    rest.to_owned()
 }

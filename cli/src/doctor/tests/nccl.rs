@@ -25,8 +25,10 @@ fn a_plugin_that_is_named_and_missing() {
     assert!(report.finding("plugin-missing").mend.starts_with("cargo xtask plugin && export LD_"));
     host.set("NCCL_NET_PLUGIN", "/opt/none.so");
     assert_eq!(host.findings(), ["bad plugin-missing NCCL_NET_PLUGIN"]);
+    assert!(host.examine().finding("plugin-missing").costs.starts_with("NCCL uses a network of"));
     host.env.remove("NCCL_NET_PLUGIN");
     host.set("NCCL_NET", "Invar");
+    assert_eq!(host.examine().finding("plugin-missing").costs, "NCCL does not start");
     assert_eq!(host.findings(), ["bad plugin-missing NCCL_NET_PLUGIN"]);
 }
 

@@ -149,6 +149,8 @@ fn a_setting_that_names_no_device() {
     assert_eq!(host.examine().finding("hca-unknown").what, "mlx5_7 is none of mlx5_0, mlx5_1");
     host.set("NCCL_IB_HCA", "^mlx5");
     assert_eq!(host.findings(), ["bad hca-unknown NCCL_IB_HCA"]);
+    host.set("NCCL_IB_HCA", "ib");
+    assert_eq!(host.examine().finding("hca-unknown").what, "ib is none of mlx5_0, mlx5_1");
     host.set("NCCL_IB_HCA", "=mlx5_1:1");
     assert_eq!(host.findings(), [""; 0]);
 }
@@ -243,7 +245,7 @@ fn a_gid_whose_address_is_gone() {
     let report = host.examine();
     assert_eq!(
         report.finding("gid-stale").what,
-        "GID [4] is 10.1.0.200, which roce0 no longer has"
+        "it has GIDs [4] 10.1.0.200, but roce0 no longer has these addresses"
     );
 }
 
@@ -255,7 +257,7 @@ fn a_gid_of_another_network_namespace() {
     let report = host.examine();
     assert_eq!(
         report.finding("gid-foreign").what,
-        "GID [3] is 10.1.0.1, and roce0 is not in this network namespace"
+        "it has GIDs [3] 10.1.0.1, but roce0 is not in this network namespace"
     );
 }
 
