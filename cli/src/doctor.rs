@@ -8,6 +8,7 @@ mod checks;
 mod host;
 mod loader;
 mod pci;
+mod peer;
 mod rdma;
 mod report;
 #[cfg(test)]
@@ -17,8 +18,11 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use invar::Settings;
+
 use crate::failure::{Failure, WRONG};
 use crate::output::print;
+use crate::perf::probe;
 use checks::{CHECKS, Check};
 use host::Host;
 use report::Report;
@@ -38,7 +42,7 @@ pub(crate) struct Args {
     checks: Vec<String>,
 
     /// List the checks
-    #[arg(long, conflicts_with_all = ["checks", "verbose", "root"])]
+    #[arg(long, conflicts_with_all = ["checks", "verbose", "root", "peer"])]
     list: bool,
 
     /// Also show what is well
@@ -48,6 +52,16 @@ pub(crate) struct Args {
     /// Print JSON: an object with the findings
     #[arg(long)]
     json: bool,
+
+    /// Send messages between every device of this host and of the host at this address, which runs
+    /// `invar doctor --serve`. Other checks run only if they are named [default port: 14791]
+    #[arg(long, value_name = "HOST[:PORT]")]
+    peer: Option<String>,
+
+    /// Serve clients of --peer, one after another [default: at TCP port 14791 of all addresses]
+    #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = probe::ADDRESS)]
+    #[arg(conflicts_with_all = ["checks", "list", "verbose", "json", "peer", "root"])]
+    serve: Option<String>,
 
     /// Read the kernel's and the administrator's files below DIR, where a container has its host's root.
     /// Interfaces, limits and libibverbs remain those of this process
@@ -61,12 +75,22 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         print(io::stdout(), "the list", &text)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let checks = chosen(&args.checks)?;
+    if let Some(addr) = &args.serve {
+        probe::serve(addr, &Settings::from_env()?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let checks = match (&args.peer, args.checks.as_slice()) {
+        (Some(_), []) => Vec::new(),
+        (_, names) => chosen(names)?,
+    };
     if let Some(root) = args.root.as_ref().filter(|root| !root.is_dir()) {
         return Err(Failure::usage(format!("--root {}: there is no such folder", root.display())));
     }
     let host = Host::here(args.root.as_deref());
-    let report = examine(&host, &checks);
+    let mut report = examine(&host, &checks);
+    if let Some(addr) = &args.peer {
+        peer::check(addr, &Settings::from_env()?, &mut report)?;
+    }
     let text = match args.json {
         true => report.as_json(&host.system.hostname()).map_err(Failure::new)?,
         false => report.as_text(args.verbose),

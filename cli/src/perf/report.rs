@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use super::load::Load;
@@ -40,17 +40,17 @@ pub(super) struct Row {
     iters: u64,
     /// Microseconds of one message.
     time_us: f64,
-    algbw_gbytes_per_s: f64,
+    pub(super) algbw_gbytes_per_s: f64,
     msgs_per_s: f64,
     /// How many bytes were wrong.
     pub(super) wrong: u64,
-    latency_us: Latency,
+    pub(super) latency_us: Latency,
 }
 
 /// Half round trips, in microseconds.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Latency {
-    p50: f64,
+    pub(super) p50: f64,
     p99: f64,
 }
 
@@ -112,9 +112,13 @@ impl Report {
 
     /// Prints the head of the table; rows follow.
     pub(super) fn head(&mut self, header: Header, rows: usize) -> Result<(), Failure> {
+        let is_silent = self.outputs.is_silent();
         let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
         self.bar = ProgressBar::new(rows as u64)
             .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        if is_silent {
+            self.bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
         let text = head(&header);
         self.header = Some(header);
         self.print(&text)
@@ -134,10 +138,12 @@ impl Report {
     }
 
     /// Ends the progress indicator; writes the JSON if there is a whole result.
-    pub(super) fn finish(mut self, is_whole: bool) -> Result<(), Failure> {
+    pub(super) fn finish(mut self, is_whole: bool) -> Result<(Option<Header>, Vec<Row>), Failure> {
         self.bar.finish_and_clear();
-        let (Some(header), true) = (&self.header, is_whole) else { return Ok(()) };
-        self.outputs.json(&Content { header, rows: &self.rows })
+        if let (Some(header), true) = (&self.header, is_whole) {
+            self.outputs.json(&Content { header, rows: &self.rows })?;
+        }
+        Ok((self.header, self.rows))
     }
 
     fn print(&mut self, text: &str) -> Result<(), Failure> {
