@@ -34,6 +34,8 @@ pub(crate) struct Tried {
     pub(crate) path_mtu: Option<u32>,
     /// Half a round trip of a short message, at the median.
     pub(crate) half_round_trip_us: f64,
+    /// The fastest half round trip, which other work of the hosts delays least.
+    pub(crate) fastest_us: f64,
     /// The bandwidth of long messages.
     pub(crate) gbytes_per_s: f64,
     /// How many bytes were wrong.
@@ -113,6 +115,7 @@ impl Peer {
         Ok(Tried {
             path_mtu: header.path_mtu,
             half_round_trip_us: short.latency_us.p50,
+            fastest_us: short.latency_us.min,
             gbytes_per_s: long.algbw_gbytes_per_s,
             wrong: measured.wrong,
         })

@@ -52,6 +52,8 @@ pub(super) struct Row {
 pub(super) struct Latency {
     pub(super) p50: f64,
     p99: f64,
+    #[serde(skip)]
+    pub(super) min: f64,
 }
 
 impl Row {
@@ -84,7 +86,7 @@ impl Latency {
             let rank = (half_ns.len() * percent).div_ceil(100).max(1);
             half_ns.get(rank - 1).map_or(0.0, |ns| *ns as f64 / 1000.0)
         };
-        Latency { p50: percentile(50), p99: percentile(99) }
+        Latency { p50: percentile(50), p99: percentile(99), min: percentile(0) }
     }
 }
 
@@ -196,7 +198,7 @@ fn head(header: &Header) -> String {
 
 fn line(row: &Row) -> String {
     let Row { size, iters, time_us, algbw_gbytes_per_s, msgs_per_s, wrong, latency_us } = row;
-    let Latency { p50, p99 } = latency_us;
+    let Latency { p50, p99, .. } = latency_us;
     format!(
         " {size:>9} {iters:>9} {time_us:>11.2} {algbw_gbytes_per_s:>8.3} {msgs_per_s:>10.0} \
          {p50:>9.2} {p99:>9.2} {wrong:>7}"
@@ -218,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_row_is_of_one_message() {
-        let latency = Latency { p50: 1.0, p99: 2.0 };
+        let latency = Latency { p50: 1.0, p99: 2.0, min: 0.5 };
         let row = Row::new(1 << 20, 1000, Duration::from_millis(500), 3, latency);
         assert_eq!((row.time_us, row.msgs_per_s), (500.0, 2000.0));
         assert!((row.algbw_gbytes_per_s - 2.097_152).abs() < 1e-9);

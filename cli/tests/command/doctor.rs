@@ -61,6 +61,9 @@ fn names_and_flags_that_cannot_be_are_refused() {
         (&["doctor", "--root", "/nonesuch"], "--root /nonesuch: there is no such folder"),
         (&["doctor", "--list", "gids"], "--list"),
         (&["doctor", "--yaml"], "--yaml"),
+        (&["doctor", "--peer", ""], "'' is no HOST and no HOST:PORT"),
+        (&["doctor", "--peer", "h", "--serve"], "cannot be used with"),
+        (&["doctor", "--serve", "10.0.0.1:x"], "'10.0.0.1:x' is no HOST and no HOST:PORT"),
     ] {
         let outcome = run(args);
         assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(2), ""), "{args:?}");
@@ -152,4 +155,36 @@ fn the_limit_on_locked_memory_holds_for_root_of_a_container() {
     let Some(outcome) = unshared("-r", "ulimit -l 64;", &args) else { return };
     assert_eq!(ids(&outcome), ["memlock-limit"]);
     assert!(outcome.stdout.contains("this process may lock 64 KiB"), "{}", outcome.stdout);
+}
+
+#[test]
+fn a_peer_where_nobody_listens_is_found() {
+    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = unused.local_addr().unwrap().to_string();
+    drop(unused);
+    let outcome = run(&["doctor", "--json", "--peer", &addr]);
+    assert_eq!(ids(&outcome), ["peer-silent"]);
+    assert_eq!(json(&outcome.stdout)["checks"], serde_json::json!(["peer"]));
+    let outcome = run(&["doctor", "--json", "--peer", &addr, "settings"]);
+    assert_eq!(json(&outcome.stdout)["checks"], serde_json::json!(["settings", "peer"]));
+}
+
+#[test]
+fn a_server_of_one_device_offers_that_device_alone() {
+    let devices = json(&run(&["devices", "--json"]).ok().stdout);
+    let loopback = devices.as_array().unwrap().last().unwrap()["name"].as_str().unwrap().to_owned();
+    let args = ["perf", "--server", "127.0.0.1:0", "--keep", "--nic", &loopback];
+    let (server, addr) = server(&mut invar(&args));
+    for _ in 0..2 {
+        let outcome = run(&["doctor", "--json", "--peer", &addr]);
+        assert_eq!(ids(&outcome), [""; 0]);
+        let report = json(&outcome.stdout);
+        let [well] = &report["well"].as_array().unwrap()[..] else { panic!("{report}") };
+        let what = well["what"].as_str().unwrap();
+        assert!(
+            what.starts_with(&format!("{loopback} to {loopback} of {addr}: path MTU 8128, ")),
+            "{what}"
+        );
+    }
+    drop(server);
 }
