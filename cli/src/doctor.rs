@@ -7,6 +7,7 @@
 mod checks;
 mod host;
 mod loader;
+mod losses;
 mod pci;
 mod peer;
 mod rdma;
@@ -89,7 +90,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let host = Host::here(args.root.as_deref());
     let mut report = examine(&host, &checks);
     if let Some(addr) = &args.peer {
-        peer::check(addr, &Settings::from_env()?, &mut report)?;
+        peer::check(addr, &Settings::from_env()?, &host, &mut report)?;
     }
     let text = match args.json {
         true => report.as_json(&host.system.hostname()).map_err(Failure::new)?,

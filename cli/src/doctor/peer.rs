@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use invar::{Device, Settings};
 
+use super::host::Host;
+use super::losses::Losses;
 use super::report::{Finding, Report, Severity};
 use crate::failure::Failure;
 use crate::perf::probe::{Peer, Tried};
@@ -24,7 +26,12 @@ struct Pair {
 }
 
 /// Tries every pair of devices of one transport.
-pub(super) fn check(addr: &str, settings: &Settings, report: &mut Report) -> Result<(), Failure> {
+pub(super) fn check(
+    addr: &str,
+    settings: &Settings,
+    host: &Host,
+    report: &mut Report,
+) -> Result<(), Failure> {
     report.begin(NAME);
     let peer = match Peer::call(addr) {
         Ok(peer) => peer,
@@ -62,8 +69,35 @@ pub(super) fn check(addr: &str, settings: &Settings, report: &mut Report) -> Res
         ours: ours.name,
         theirs: theirs.name,
     });
-    tell(addr, &tried.collect::<Vec<_>>(), report);
+    let before = Losses::read(host);
+    let tried: Vec<Pair> = tried.collect();
+    let lost = Losses::read(host).since(&before);
+    tell(addr, &tried, report);
+    tell_losses(&lost, report);
     Ok(())
+}
+
+/// Reports counters that grew meanwhile. Other programs of the host may be the reason.
+fn tell_losses(lost: &[(String, u64)], report: &mut Report) {
+    if lost.is_empty() {
+        report.well("no counter of lost packets grew meanwhile");
+    }
+    for (name, grown) in lost {
+        let mend = match name.split_once(' ') {
+            None => {
+                "nstat -az   # then the limits of `invar doctor buffers`, the NIC and the switch"
+            }
+            Some(_) => "rdma statistic show   # then the cable, and flow control at NIC and switch",
+        };
+        report.find(Finding {
+            severity: Severity::Note,
+            id: "peer-loss",
+            subject: name.clone(),
+            what: format!("this counter of the host grew by {grown} while the pairs were tried"),
+            costs: "each lost packet delays its message".to_owned(),
+            mend: mend.to_owned(),
+        });
+    }
 }
 
 /// Reports each pair. A device that reaches the peer somehow may lead to another network than one of the

@@ -226,10 +226,14 @@ impl StandIn {
         self.env.insert(name.to_owned(), value.to_owned());
     }
 
+    /// The host as it is now.
+    pub(crate) fn host(&self) -> Host {
+        Host::at(Some(self.tree.root()), self.env.clone(), Box::new(self.facts.clone()))
+    }
+
     /// Runs all checks.
     pub(crate) fn examine(&self) -> Report {
-        let host = Host::at(Some(self.tree.root()), self.env.clone(), Box::new(self.facts.clone()));
-        let report = super::examine(&host, &chosen(&[]).unwrap());
+        let report = super::examine(&self.host(), &chosen(&[]).unwrap());
         assert_eq!(CHECKS.len(), report_checks(&report));
         report
     }

@@ -177,10 +177,12 @@ fn a_server_of_one_device_offers_that_device_alone() {
     let (server, addr) = server(&mut invar(&args));
     for _ in 0..2 {
         let outcome = run(&["doctor", "--json", "--peer", &addr]);
-        assert_eq!(ids(&outcome), [""; 0]);
+        outcome.ok();
         let report = json(&outcome.stdout);
-        let [well] = &report["well"].as_array().unwrap()[..] else { panic!("{report}") };
-        let what = well["what"].as_str().unwrap();
+        let well = report["well"].as_array().unwrap();
+        let pairs = well.iter().map(|well| well["what"].as_str().unwrap());
+        let pairs: Vec<&str> = pairs.filter(|what| what.contains(" to ")).collect();
+        let [what] = pairs[..] else { panic!("{report}") };
         assert!(
             what.starts_with(&format!("{loopback} to {loopback} of {addr}: path MTU 8128, ")),
             "{what}"

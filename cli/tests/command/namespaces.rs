@@ -211,7 +211,6 @@ fn the_doctor_tries_every_pair_of_devices_of_two_hosts() {
         .iter()
         .map(|well| well["what"].as_str().unwrap())
         .collect();
-    assert_eq!(well.len(), 2, "{well:?}");
     assert!(
         well[0].starts_with(&format!("v0 to v0 of {listening}: half a round trip ")),
         "{well:?}"
@@ -231,9 +230,11 @@ fn the_doctor_tries_every_pair_of_devices_of_two_hosts() {
     }
     let (status, report) = examine();
     assert_eq!(status, Some(1), "{report}");
+    // The kernel may have sent a segment again, which is a note.
     let findings = report["findings"].as_array().unwrap();
-    assert_eq!(findings.len(), 2, "{report}");
-    for finding in findings {
+    let bad: Vec<_> = findings.iter().filter(|finding| finding["severity"] != "note").collect();
+    assert_eq!(bad.len(), 2, "{report}");
+    for finding in bad {
         assert_eq!(
             (&finding["id"], &finding["severity"]),
             (&"pair-unreachable".into(), &"bad".into())
@@ -241,5 +242,7 @@ fn the_doctor_tries_every_pair_of_devices_of_two_hosts() {
         let subject = finding["subject"].as_str().unwrap();
         assert!(subject.starts_with("d0 to v0 of ") || subject.starts_with("soft"), "{report}");
     }
-    assert_eq!(report["well"].as_array().unwrap().len(), 2, "{report}");
+    let well = report["well"].as_array().unwrap();
+    let pairs = well.iter().filter(|well| well["what"].as_str().unwrap().contains(" to "));
+    assert_eq!(pairs.count(), 2, "{report}");
 }
