@@ -62,45 +62,56 @@ fn check_port(host: &Host, port: &RdmaPort, interfaces: &[Interface], report: &m
         let costs = "it reaches only peers of its own link, and none behind a router";
         report.find(find(Severity::Warn, "gid-link-local", what, costs, add));
     }
-    let strays = strays(port, &v2, interfaces);
-    let mut is_well = !v2.is_empty() && strays.is_empty();
+    let has_good = v2.iter().any(|gid| !is_link_local(gid) && is_held(gid, interfaces));
+    let strays = strays(port, &v2, has_good, interfaces);
+    let mut is_well = has_good && strays.is_empty();
     strays.into_iter().for_each(|finding| report.find(finding));
     if let Some(index) = host.params().ib_gid_index {
-        is_well &= chosen(port, index, report);
+        is_well &= chosen(port, index, interfaces, report);
     }
     if is_well {
         report.well(format!("{}: RoCE v2 at {}", port.title, listed(&v2)));
     }
 }
 
-/// Finds GIDs of RoCE v2 whose address this network namespace does not have.
-fn strays(port: &RdmaPort, v2: &[&Gid], interfaces: &[Interface]) -> Vec<Finding> {
-    let is_stray =
-        |gid: &&&Gid| !is_link_local(gid) && !interfaces.iter().any(|i| i.holds(ip(gid)));
+/// Whether an interface of this network namespace has the GID's address.
+fn is_held(gid: &Gid, interfaces: &[Interface]) -> bool {
+    interfaces.iter().any(|interface| interface.holds(ip(gid)))
+}
+
+/// Finds GIDs of RoCE v2 whose address this network namespace does not have. If the port also has a good
+/// GID, Invar takes that one. A device shows the GIDs of all namespaces, so others may be there on purpose.
+fn strays(port: &RdmaPort, v2: &[&Gid], has_good: bool, interfaces: &[Interface]) -> Vec<Finding> {
+    let is_stray = |gid: &&&Gid| !is_link_local(gid) && !is_held(gid, interfaces);
     let is_here = |gid: &&Gid| interfaces.iter().any(|interface| interface.name == gid.netdev);
     let strays = v2.iter().filter(is_stray).copied();
     let (stale, foreign): (Vec<&Gid>, Vec<&Gid>) = strays.partition(is_here);
-    let find = |id, gids: &[&Gid], why: &str, mend: String| {
-        let netdev = &gids.first()?.netdev;
+    let costs = match has_good {
+        true => "Invar takes another GID; programs that choose one of these end with error 12",
+        false => "connections end with error 12 after half a minute",
+    };
+    let find = |id, with_good, gids: &[&Gid], why: &str, mend: String| {
+        let netdev = gids.first()?.netdev.as_str();
         let netdev = if netdev.is_empty() { "its interface" } else { netdev };
         Some(Finding {
-            severity: Severity::Bad,
+            severity: if has_good { with_good } else { Severity::Bad },
             id,
             subject: port.title.clone(),
             what: format!("it has GIDs {}, but {netdev} {why}", listed(gids)),
-            costs: "connections that choose such a GID end with error 12 after half a minute"
-                .to_owned(),
+            costs: costs.to_owned(),
             mend,
         })
     };
-    let netdev = port.netdev().unwrap_or("INTERFACE");
     // The kernel makes the table anew when the interface goes up.
+    let netdev = stale.first().map_or("INTERFACE", |gid| gid.netdev.as_str());
     let again = format!("ip link set {netdev} down && ip link set {netdev} up");
     let share = "docker run --network=host …   # Kubernetes: hostNetwork, or an interface of the \
                  device by multus";
-    let stale = find("gid-stale", &stale, "no longer has these addresses", again);
+    let why = "no longer has these addresses";
+    let stale = find("gid-stale", Severity::Warn, &stale, why, again);
     let why = "is not in this network namespace";
-    stale.into_iter().chain(find("gid-foreign", &foreign, why, share.to_owned())).collect()
+    let foreign = find("gid-foreign", Severity::Note, &foreign, why, share.to_owned());
+    stale.into_iter().chain(foreign).collect()
 }
 
 /// GIDs as `[3] 10.0.0.1, [4] 10.0.0.2`.
@@ -110,7 +121,7 @@ fn listed(gids: &[&Gid]) -> String {
 }
 
 /// Checks the entry that `NCCL_IB_GID_INDEX` chooses, and returns whether it is a good one.
-fn chosen(port: &RdmaPort, index: u8, report: &mut Report) -> bool {
+fn chosen(port: &RdmaPort, index: u8, interfaces: &[Interface], report: &mut Report) -> bool {
     let entry = port.gids.iter().find(|gid| gid.index == index);
     let (severity, id, what) = match entry {
         None => (Severity::Bad, "gid-index-empty", format!("{index} is an empty entry")),
@@ -119,6 +130,10 @@ fn chosen(port: &RdmaPort, index: u8, report: &mut Report) -> bool {
         }
         Some(gid) if is_link_local(gid) => {
             (Severity::Warn, "gid-index-link-local", format!("{index} is link-local, {}", ip(gid)))
+        }
+        Some(gid) if !is_held(gid, interfaces) => {
+            let what = format!("{index} is {}, which no interface here has,", ip(gid));
+            (Severity::Bad, "gid-index-stray", what)
         }
         Some(_) => return true,
     };

@@ -1,5 +1,7 @@
 //! libibverbs, its drivers, and the files by which programs reach RDMA devices.
 
+use std::io;
+
 use crate::doctor::host::{Host, Libibverbs};
 use crate::doctor::report::{Finding, Report, Severity};
 
@@ -12,6 +14,7 @@ const ETHERNET_CLASS: &str = "0x0200";
 
 const UNUSED: &str =
     "Invar and NCCL do not use the RDMA devices; messages go over TCP, many times slower";
+const ONE: &str = "Invar and NCCL do not use this device";
 const INSTALL: &str =
     "apt-get install libibverbs1 ibverbs-providers   # Fedora, RHEL: dnf install libibverbs";
 
@@ -31,7 +34,7 @@ pub(super) fn check(host: &Host, report: &mut Report) {
             mend: "unset NCCL_IB_DISABLE".to_owned(),
         });
     }
-    let has_files = files(host, &names, report);
+    let closed = files(host, &devices, report);
     match host.system.libibverbs() {
         Libibverbs::Missing(error) => report.find(Finding {
             severity: Severity::Bad,
@@ -42,7 +45,7 @@ pub(super) fn check(host: &Host, report: &mut Report) {
             mend: INSTALL.to_owned(),
         }),
         // The missing files are the reason.
-        Libibverbs::Failed(_) | Libibverbs::Lists(_) if !has_files => {}
+        Libibverbs::Failed(_) if !closed.is_empty() => {}
         Libibverbs::Failed(error) => report.find(Finding {
             severity: Severity::Bad,
             id: "libibverbs-fails",
@@ -52,7 +55,7 @@ pub(super) fn check(host: &Host, report: &mut Report) {
             mend: "modprobe ib_uverbs".to_owned(),
         }),
         Libibverbs::Lists(listed) => {
-            for device in &devices {
+            for device in devices.iter().filter(|device| !closed.contains(device)) {
                 if listed.contains(device) {
                     report.well(format!("libibverbs lists {device}"));
                 } else {
@@ -63,18 +66,18 @@ pub(super) fn check(host: &Host, report: &mut Report) {
     }
 }
 
-/// Checks the character devices, and returns whether all of them are there.
-fn files(host: &Host, names: &str, report: &mut Report) -> bool {
-    let mut find = |id, subject: &str, what: String, mend: &str| {
+/// Checks the character devices, and returns the RDMA devices that this process cannot open.
+fn files(host: &Host, devices: &[String], report: &mut Report) -> Vec<String> {
+    let names = devices.join(", ");
+    let mut find = |severity, id, subject: &str, what: String, costs: &str, mend: &str| {
         report.find(Finding {
-            severity: Severity::Bad,
+            severity,
             id,
             subject: subject.to_owned(),
             what,
-            costs: UNUSED.to_owned(),
+            costs: costs.to_owned(),
             mend: mend.to_owned(),
         });
-        false
     };
     let container = "docker run --device=/dev/infiniband --ulimit memlock=-1 …   # Kubernetes: the \
                      RDMA device plugin";
@@ -83,22 +86,31 @@ fn files(host: &Host, names: &str, report: &mut Report) -> bool {
     let uverbs: Vec<&String> = class.iter().filter(|name| name.starts_with("uverbs")).collect();
     if uverbs.is_empty() {
         let what = format!("the kernel has {names}, but its module ib_uverbs is not loaded");
-        return find("uverbs-missing", "", what, "modprobe ib_uverbs");
+        find(Severity::Bad, "uverbs-missing", "", what, UNUSED, "modprobe ib_uverbs");
+        return devices.to_vec();
     }
     if !host.dev.has("infiniband") {
         let what = format!("the kernel has {names}, but there is no such folder");
-        return find("dev-infiniband-missing", "/dev/infiniband", what, load);
+        find(Severity::Bad, "dev-infiniband-missing", "/dev/infiniband", what, UNUSED, load);
+        return devices.to_vec();
     }
-    let mut all = true;
-    for name in uverbs {
+    let opened: Vec<io::Result<()>> = uverbs
+        .iter()
+        .map(|name| host.system.open(&host.dev.path(&format!("infiniband/{name}"))))
+        .collect();
+    // A container may have some devices of its host on purpose.
+    let is_share = host.is_container() && opened.iter().any(Result::is_ok);
+    let severity = if is_share { Severity::Note } else { Severity::Bad };
+    let mut closed = Vec::new();
+    for (name, opened) in uverbs.into_iter().zip(opened) {
         let device = host.sys.known(&format!("class/infiniband_verbs/{name}/ibdev"));
         let device = device.unwrap_or_else(|| name.clone());
         let file = format!("/dev/infiniband/{name}");
-        match host.system.open(&host.dev.path(&format!("infiniband/{name}"))) {
-            Ok(()) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+        match opened {
+            Ok(()) => continue,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let what = format!("there is no such file, by which programs reach {device}");
-                all = find("uverbs-file-missing", &file, what, load);
+                find(severity, "uverbs-file-missing", &file, what, ONE, load);
             }
             Err(error) => {
                 let what = format!("this process may not open {device}: {error}");
@@ -107,15 +119,16 @@ fn files(host: &Host, names: &str, report: &mut Report) -> bool {
                 } else {
                     format!("chmod a+rw {file}   # for ever: a rule of udev with MODE=\"0666\"")
                 };
-                all = find("uverbs-refused", &file, what, &mend);
+                find(severity, "uverbs-refused", &file, what, ONE, &mend);
             }
         }
+        closed.push(device);
     }
-    if all {
+    if closed.is_empty() {
         report
             .well("/dev/infiniband has a file for each RDMA device, and this process may open it");
     }
-    all
+    closed
 }
 
 fn provider_missing(host: &Host, device: &str) -> Finding {
@@ -126,7 +139,7 @@ fn provider_missing(host: &Host, device: &str) -> Finding {
         id: "provider-missing",
         subject: device.to_owned(),
         what: format!("libibverbs does not list this device{of}: it lacks the device's provider"),
-        costs: "Invar and NCCL do not use this device".to_owned(),
+        costs: ONE.to_owned(),
         mend: "apt-get install ibverbs-providers   # Fedora, RHEL: dnf install libibverbs"
             .to_owned(),
     }

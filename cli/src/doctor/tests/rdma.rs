@@ -57,6 +57,10 @@ fn a_file_that_is_missing_or_refused() {
     let mut host = StandIn::rdma();
     host.remove("dev/infiniband/uverbs1");
     assert_eq!(host.findings(), ["bad uverbs-file-missing /dev/infiniband/uverbs1"]);
+    // A container may have some devices of its host on purpose.
+    host.tree.file(".dockerenv", "");
+    assert_eq!(host.findings(), ["note uverbs-file-missing /dev/infiniband/uverbs1"]);
+    host.remove(".dockerenv");
     host.tree.file("dev/infiniband/uverbs1", "");
     host.facts.open_errno = Some(13);
     assert_eq!(
@@ -241,11 +245,27 @@ fn a_port_without_gids() {
 fn a_gid_whose_address_is_gone() {
     let host = StandIn::rdma();
     host.gid(0, 4, &format!("{V4}:0a01:00c8"), "RoCE v2");
-    assert_eq!(host.findings(), ["bad gid-stale mlx5_0 port 1"]);
+    assert_eq!(host.findings(), ["warn gid-stale mlx5_0 port 1"]);
     let report = host.examine();
     assert_eq!(
         report.finding("gid-stale").what,
         "it has GIDs [4] 10.1.0.200, but roce0 no longer has these addresses"
+    );
+}
+
+#[test]
+fn gids_of_other_namespaces_matter_less_beside_a_good_one() {
+    let mut host = StandIn::rdma();
+    host.gid(0, 4, &format!("{V4}:0a01:00c8"), "RoCE v2");
+    host.port(0, "gid_attrs/ndevs/4", "macvlan3");
+    assert_eq!(host.findings(), ["note gid-foreign mlx5_0 port 1"]);
+    host.set("NCCL_IB_GID_INDEX", "4");
+    let found = host.findings();
+    assert_eq!(found[0], "bad gid-index-stray NCCL_IB_GID_INDEX");
+    // The other card has no entry 4.
+    assert_eq!(
+        found[1..],
+        ["bad gid-index-empty NCCL_IB_GID_INDEX", "note gid-foreign mlx5_0 port 1"]
     );
 }
 
