@@ -59,6 +59,8 @@ pub(super) fn run(args: &Serving, addr: SocketAddr, settings: &Settings) -> Resu
     if let Some(name) = &args.nic {
         super::named(name, settings)?;
     }
+    // This opens RDMA devices for a moment. A server that has said where it listens holds none.
+    let offers = offers(args.nic.as_deref(), settings)?;
     let listener = bind(addr, settings)?;
     let addr = listener.local_addr().map_err(|error| Failure::io("the listener", &error))?;
     let port = addr.port();
@@ -66,7 +68,6 @@ pub(super) fn run(args: &Serving, addr: SocketAddr, settings: &Settings) -> Resu
     print(io::stdout(), "where to connect", &line)?;
     let (to_serve, heard) = mpsc::sync_channel(0);
     let known = Mutex::default();
-    let offers = offers(args.nic.as_deref(), settings)?;
     let transports =
         Transports { nic: args.nic.clone(), settings: settings.clone(), known, offers };
     let callers = Callers::new(args.child_of.is_none(), transports);
