@@ -13,6 +13,7 @@
 
 mod coll;
 mod devices;
+mod doctor;
 mod failure;
 mod logger;
 mod output;
@@ -49,6 +50,7 @@ enum Command {
     Perf(perf::Args),
     Coll(coll::Args),
     Devices(devices::Args),
+    Doctor(doctor::Args),
     Settings(settings::Args),
 }
 
@@ -58,7 +60,7 @@ impl Command {
         match self {
             Command::Perf(args) => args.is_child(),
             Command::Coll(args) => args.is_child(),
-            Command::Devices(_) | Command::Settings(_) => false,
+            Command::Devices(_) | Command::Doctor(_) | Command::Settings(_) => false,
         }
     }
 }
@@ -77,21 +79,29 @@ pub fn run() -> ExitCode {
 }
 
 fn execute(command: Command) -> Result<ExitCode, Failure> {
+    let is_child = command.is_child();
+    match command {
+        // To this command a refused variable is a finding.
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Settings(args) => settings::run(&args, &settings_for(is_child)?),
+        Command::Perf(args) => perf::run(&args, &settings_for(is_child)?),
+        Command::Coll(args) => coll::run(&args, &settings_for(is_child)?),
+        Command::Devices(args) => devices::run(&args, &settings_for(is_child)?),
+    }
+}
+
+/// Reads the environment, and tells what is odd about it.
+fn settings_for(is_child: bool) -> Result<Settings, Failure> {
     let mut settings = Settings::from_env()?;
     let remarks = settings.take_remarks();
     // The command reports its own failure. The log would repeat that, so there is a log only on request.
     if env::var_os("INVAR_LOG").is_some() {
         logger::init(settings.log_level());
     }
-    if settings.log_level() >= LogLevel::Warn && !command.is_child() {
+    if settings.log_level() >= LogLevel::Warn && !is_child {
         remarks.iter().for_each(|remark| tell(format_args!("warning: {remark}")));
     }
-    match command {
-        Command::Settings(args) => settings::run(&args, &settings),
-        Command::Perf(args) => perf::run(&args, &settings),
-        Command::Coll(args) => coll::run(&args, &settings),
-        Command::Devices(args) => devices::run(&args, &settings),
-    }
+    Ok(settings)
 }
 
 /// Resolves `HOST:PORT`, or `HOST` if there is a default port, to addresses.

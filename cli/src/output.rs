@@ -10,18 +10,34 @@ use crate::failure::Failure;
 
 /// A table for people, and JSON on request.
 pub(crate) struct Outputs {
-    /// The table goes to stdout, or to stderr if this is `None`.
-    table: Option<io::Stdout>,
+    table: Table,
     json: Option<Box<dyn Write>>,
 }
 
+/// The place of the table.
+enum Table {
+    Stdout(io::Stdout),
+    Stderr,
+    Nowhere,
+}
+
 impl Outputs {
+    /// Sends nothing anywhere.
+    pub(crate) fn silent() -> Self {
+        Outputs { table: Table::Nowhere, json: None }
+    }
+
+    /// Whether nothing goes anywhere.
+    pub(crate) fn is_silent(&self) -> bool {
+        matches!(self.table, Table::Nowhere) && self.json.is_none()
+    }
+
     /// Sends the table to stdout and JSON into a new file, or JSON to stdout and the table to stderr.
     pub(crate) fn open(json: Option<&Path>) -> Result<Self, Failure> {
         let (table, json): (_, Option<Box<dyn Write>>) = match json {
-            None => (Some(io::stdout()), None),
-            Some(path) if path == Path::new("-") => (None, Some(Box::new(io::stdout()))),
-            Some(path) => (Some(io::stdout()), Some(Box::new(created(path)?))),
+            None => (Table::Stdout(io::stdout()), None),
+            Some(path) if path == Path::new("-") => (Table::Stderr, Some(Box::new(io::stdout()))),
+            Some(path) => (Table::Stdout(io::stdout()), Some(Box::new(created(path)?))),
         };
         Ok(Outputs { table, json })
     }
@@ -29,8 +45,9 @@ impl Outputs {
     /// Prints one or more lines of the table.
     pub(crate) fn line(&mut self, text: &str) -> Result<(), Failure> {
         match &mut self.table {
-            Some(stdout) => print(stdout, "the table", text),
-            None => {
+            Table::Stdout(stdout) => print(stdout, "the table", text),
+            Table::Nowhere => Ok(()),
+            Table::Stderr => {
                 // The user asked for JSON, which may have a reader even if stderr has none.
                 let _ = writeln!(io::stderr(), "{text}");
                 Ok(())

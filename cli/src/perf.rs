@@ -3,7 +3,8 @@
 //! Read in this order: [`client`] asks for one pass after another, and [`server`] takes part. They
 //! exchange the lines of [`message`] over [`control`]. A [`link`] is the two connections between them. A
 //! [`pass`] sends messages over the link. A [`pattern`] gives the bytes of messages. [`report`] prints.
-//! With no flag the server is a second process that this one starts: [`local`].
+//! With no flag the server is a second process that this one starts: [`local`]. [`probe`] tries pairs of
+//! devices, for `invar doctor`.
 
 mod client;
 mod control;
@@ -13,6 +14,7 @@ mod local;
 mod message;
 mod pass;
 mod pattern;
+pub(crate) mod probe;
 mod report;
 mod server;
 
@@ -133,7 +135,13 @@ impl Args {
 pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure> {
     let settings = &args.ports.apply(settings);
     if let Some(addr) = &args.server {
-        server::run(args, resolved(addr, Some(SERVER_PORT))?[0], settings)?;
+        let serving = server::Serving {
+            nic: args.nic.clone(),
+            keep: args.keep,
+            child_of: args.child_of,
+            elsewhere: "invar perf --connect",
+        };
+        server::run(&serving, resolved(addr, Some(SERVER_PORT))?[0], settings)?;
         return Ok(ExitCode::SUCCESS);
     }
     let job = client::Job::new(args, settings)?;
@@ -141,10 +149,10 @@ pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     // Before a second process of this one is other work.
     let load = load::Load::measure();
     let wrong = match &args.connect {
-        Some(addr) => client::run(&job, load, outputs, &resolved(addr, Some(SERVER_PORT))?)?,
+        Some(addr) => client::run(&job, load, outputs, &resolved(addr, Some(SERVER_PORT))?)?.wrong,
         None => {
             let (server, addr) = local::start(args, settings)?;
-            let wrong = client::run(&job, load, outputs, &[addr])?;
+            let wrong = client::run(&job, load, outputs, &[addr])?.wrong;
             server.end();
             wrong
         }

@@ -138,9 +138,29 @@ impl Settings {
     /// # Errors
     /// Fails if a variable has an invalid value. The error names the variable and the allowed values.
     pub fn from_env() -> Result<Self, Error> {
-        let mut settings = Self::from_lookup(invar_linux::env::var)?;
-        settings.remarks.extend(unknown::remarks(invar_linux::env::names()));
+        let lookup = |name: &str| invar_linux::env::var(name);
+        let settings = Self::from_named(lookup, invar_linux::env::names())?;
         remarks::log_once(&settings.remarks);
+        Ok(settings)
+    }
+
+    /// Reads the settings like [`Settings::from_env`], but from `vars`, and logs nothing. The
+    /// [remarks](Self::take_remarks) are about these variables.
+    ///
+    /// # Errors
+    /// Fails as [`Settings::from_env`] does.
+    pub fn from_vars(vars: &BTreeMap<String, String>) -> Result<Self, Error> {
+        let set = vars.iter().filter(|(_, value)| !value.is_empty());
+        Self::from_named(|name| vars.get(name).cloned(), set.map(|(name, _)| name.clone()))
+    }
+
+    /// Reads the settings from `lookup`, and remarks on `names`, the variables that are not empty.
+    fn from_named(
+        lookup: impl FnMut(&'static str) -> Option<String>,
+        names: impl IntoIterator<Item = String>,
+    ) -> Result<Self, Error> {
+        let mut settings = Self::from_lookup(lookup)?;
+        settings.remarks.extend(unknown::remarks(names));
         Ok(settings)
     }
 

@@ -31,7 +31,7 @@ pub const TRAIN_BYTES_MAX: usize = invar_core::roce::qp::TRAIN_BYTES_MAX as usiz
 
 /// Requested size of the socket buffers. The kernel counts about 70 KiB for a train, and the buffer must
 /// last while the receiver is not scheduled for a few milliseconds.
-const BUFFER_BYTES: usize = 16 << 20;
+pub const BUFFER_BYTES: usize = 16 << 20;
 
 // From linux/udp.h; the libc crate defines this constant for other targets only.
 const UDP_NO_CHECK6_RX: c_int = 102;

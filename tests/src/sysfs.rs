@@ -51,6 +51,13 @@ impl Tree {
         fs::write(path, format!("{line}\n")).expect("a file");
     }
 
+    /// Adds a link to another path of the tree.
+    pub fn link(&self, path: &str, target: &str) {
+        let path = self.0.join(path);
+        fs::create_dir_all(path.parent().expect("below the root")).expect("a directory");
+        symlink(self.0.join(target), path).expect("a link");
+    }
+
     /// The root of the tree.
     pub fn root(&self) -> &Path {
         &self.0

@@ -10,6 +10,7 @@ use invar_core::device::{NameFilter, PciPath, real_port};
 use invar_core::nic::{LinkLayer, PortAttr, PortState};
 use invar_linux::interface::Interface;
 
+use crate::OpenError;
 use crate::device::{DeviceList, Opened};
 use crate::gid::{ChosenGid, GidEntry, GidRules};
 use crate::library::Library;
@@ -120,6 +121,15 @@ pub fn list(rules: &Rules<'_>) -> Listing {
             listing
         }
     }
+}
+
+/// Returns the names of the devices that libibverbs lists, without opening any.
+///
+/// # Errors
+/// libibverbs cannot be loaded, or cannot list the devices of the kernel.
+pub fn device_names() -> Result<Vec<String>, OpenError> {
+    let devices = DeviceList::get(Library::get()?).map_err(OpenError::List)?;
+    Ok(devices.names().collect())
 }
 
 /// Lists the ports of `library`; `pci_path` returns the PCI path of a device.

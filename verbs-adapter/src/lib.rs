@@ -28,9 +28,10 @@ mod sysfs;
 
 use std::io;
 
-pub use discover::{Listing, Omission, PORTS_MAX, PortInfo, Rules, list};
+pub use discover::{Listing, Omission, PORTS_MAX, PortInfo, Rules, device_names, list};
 pub use gid::{ChosenGid, GidEntry, GidError, GidRules};
 pub use library::LibraryError;
+pub use memlock::limit_bytes as memlock_limit_bytes;
 pub use nic::{Cq, Mr, Pd, Qp, VerbsConfig, VerbsNic};
 pub use port::PortError;
 

@@ -13,7 +13,7 @@ const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
 ///
 /// The kernel exempts processes with CAP_IPC_LOCK in the initial user namespace (`ib_umem_get`). In
 /// another namespace, such as that of a rootless container, the limit applies even to root.
-pub(crate) fn limit_bytes() -> Option<u64> {
+pub fn limit_bytes() -> Option<u64> {
     let is_capable =
         capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
     // If /proc does not tell, assume the initial namespace, because few processes are in another.

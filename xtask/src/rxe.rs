@@ -2,6 +2,7 @@
 
 mod coll;
 mod devices;
+mod doctor;
 mod faults;
 mod interop;
 mod perf;
@@ -29,6 +30,7 @@ pub(crate) fn step(shell: &Shell) -> Result<Outcome> {
     conformance(shell)?;
     let invar = built(shell, "build -p invar-cli --bin", "invar")?.display().to_string();
     devices::run(shell, &invar)?;
+    doctor::run(shell, &invar)?;
     perf::run(shell, &invar)?;
     coll::run(shell, &invar)?;
     faults::run(shell, &invar)?;

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use invar::{Device, DeviceInfo, DeviceKind, Listener, Settings};
@@ -11,7 +11,7 @@ use super::control::Control;
 use super::link::{Link, Plan};
 use super::load::Load;
 use super::message::{
-    BUFFER_BYTES, Kind, Pass, Ready, Reply, Request, SLOTS_MIN, Setup, slot_bytes,
+    BUFFER_BYTES, Kind, Offer, Pass, Ready, Reply, Request, SLOTS_MIN, Setup, slot_bytes,
 };
 use super::report::{Header, Latency, Report, Row};
 use super::{Args, choose, named, settings_for};
@@ -30,13 +30,27 @@ const TIMED: Duration = Duration::from_millis(200);
 const PING_PONG: Duration = Duration::from_millis(80);
 /// Time for a reply. The server checks bytes after they have arrived.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// Bytes of the messages of a brief measurement, and their number.
+const BRIEF: (u32, u32) = (8, 64 << 10);
+const BRIEF_ITERS: u32 = 100;
 /// Time between two polls of connections that are not complete.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// The results of a measurement.
+pub(super) struct Measured {
+    /// How many bytes were wrong.
+    pub(super) wrong: u64,
+    /// `None` if nothing was measured.
+    pub(super) header: Option<Header>,
+    pub(super) rows: Vec<Row>,
+}
 
 /// The measurement that the user asks for.
 pub(super) struct Job {
     settings: Settings,
     nic: Option<String>,
+    /// The server's device; `None` leaves it to the server.
+    peer_nic: Option<String>,
     sizes: Vec<u32>,
     iters: Option<u32>,
     warmup: u32,
@@ -81,6 +95,7 @@ impl Job {
             adaptive_routing: args.adaptive_routing.then_some(true),
             settings,
             nic: args.nic.clone(),
+            peer_nic: None,
             sizes: args.sizes.series(),
             iters: args.iters,
             warmup: args.warmup,
@@ -88,6 +103,25 @@ impl Job {
             recvs: args.recvs,
             check: !args.no_check,
         })
+    }
+
+    /// A measurement of a few short and long messages between two devices.
+    pub(super) fn brief(nic: &str, peer_nic: &str, settings: Settings) -> Self {
+        Job {
+            nic: Some(nic.to_owned()),
+            peer_nic: Some(peer_nic.to_owned()),
+            sizes: vec![BRIEF.0, BRIEF.1],
+            iters: Some(BRIEF_ITERS),
+            warmup: 5,
+            window: None,
+            recvs: 1,
+            qps: settings.queue_pairs(),
+            check: true,
+            adaptive_routing: None,
+            of_queue_pairs: None,
+            pcap: None,
+            settings,
+        }
     }
 
     fn window(&self, requests_max: u16) -> u16 {
@@ -118,13 +152,25 @@ fn enough(requests_max: u16) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Measures with a server, and returns how many bytes were wrong.
+/// Asks a server for its devices. Returns them with the control connection's own addresses, first that of
+/// this end.
+pub(super) fn offers(server: &[SocketAddr]) -> Result<(Vec<Offer>, [IpAddr; 2]), Failure> {
+    let mut control = Control::connect(server)?;
+    let devices = match control.recv(ANSWER_WITHIN)? {
+        Reply::Device { devices, .. } => devices,
+        reply => return Err(unexpected(&control, reply)),
+    };
+    control.send(&Request::Bye)?;
+    Ok((devices, [control.local_ip()?, control.peer().ip().to_canonical()]))
+}
+
+/// Measures with a server, and returns the results.
 pub(super) fn run(
     job: &Job,
     load: Option<Load>,
     outputs: Outputs,
     server: &[SocketAddr],
-) -> Result<u64, Failure> {
+) -> Result<Measured, Failure> {
     let mut control = Control::connect(server)?;
     let mut report = Report::new(outputs);
     let result = measure(job, load, &mut control, &mut report);
@@ -145,8 +191,9 @@ pub(super) fn run(
             _ => failure,
         }
     });
-    report.finish(result.is_ok())?;
-    result
+    let (header, rows) = report.finish(result.is_ok())?;
+    let wrong = result?;
+    Ok(Measured { wrong, header, rows })
 }
 
 fn measure(
@@ -157,7 +204,11 @@ fn measure(
 ) -> Result<u64, Failure> {
     let chosen = choose(job.nic.as_deref(), control.local_ip()?, &job.settings)?;
     let theirs = match control.recv(ANSWER_WITHIN)? {
-        Reply::Device { transport } => transport,
+        Reply::Device { transport, devices } => {
+            let asked =
+                devices.into_iter().find(|offer| Some(&offer.name) == job.peer_nic.as_ref());
+            asked.map_or(transport, |offer| offer.transport)
+        }
         reply => return Err(unexpected(control, reply)),
     };
     let settings = &settings_for(&job.settings, chosen.kind(), &theirs);
@@ -175,6 +226,7 @@ fn measure(
     let size_max = job.sizes.last().copied().unwrap_or(0);
     control.send(&Request::Setup(Setup {
         transport: kind.to_string(),
+        nic: job.peer_nic.clone(),
         seed,
         handle: listener.handle(),
         qps: job.qps,

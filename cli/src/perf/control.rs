@@ -166,7 +166,7 @@ fn as_io(error: StreamError) -> io::Error {
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => {
-            ", so nobody listens there: does `invar perf --server` run on that host, at that port?"
+            ", so nobody listens there: does `invar perf --server` or `invar doctor --serve` run on that host, at that port?"
         }
         io::ErrorKind::TimedOut => {
             ", so the host is down, or a firewall drops what goes to that port: --server ADDR:PORT \

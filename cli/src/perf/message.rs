@@ -15,7 +15,7 @@ pub(super) enum Request {
     Setup(Setup),
     /// Asks the server to take part in a pass.
     Pass(Pass),
-    /// Ends the session.
+    /// Ends the session, or the call of a client that asks for nothing.
     Bye,
 }
 
@@ -27,6 +27,9 @@ pub(super) enum Reply {
     Device {
         /// The transport of the server's device.
         transport: String,
+        /// The devices that a client may ask for, at most [`OFFERS_MAX`].
+        #[serde(default)]
+        devices: Vec<Offer>,
     },
     /// Answers a setup.
     Ready(Ready),
@@ -42,11 +45,26 @@ pub(super) enum Reply {
     },
 }
 
+/// The most devices that a server offers. A line has room for their names.
+pub(super) const OFFERS_MAX: usize = 32;
+
+/// A device of the server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Offer {
+    pub(crate) name: String,
+    pub(crate) transport: String,
+    /// Whether only this host reaches the device.
+    pub(crate) is_loopback: bool,
+}
+
 /// The setup of a session, as the client wants it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Setup {
     /// The transport of the client's device.
     pub(super) transport: String,
+    /// The device of the server that the client wants; `None` leaves it to the server.
+    #[serde(default)]
+    pub(super) nic: Option<String>,
     /// The seed of the patterns.
     pub(super) seed: u64,
     /// The handle by which the server sends to the client.
@@ -167,6 +185,7 @@ mod tests {
         let address = "127.0.0.1:1".parse().unwrap();
         Setup {
             transport: String::new(),
+            nic: None,
             seed: 1,
             handle: Handle::new(address, invar::Wire::Invar, &[0xa5; 16]),
             qps: 1,

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use super::load::Load;
@@ -40,18 +40,20 @@ pub(super) struct Row {
     iters: u64,
     /// Microseconds of one message.
     time_us: f64,
-    algbw_gbytes_per_s: f64,
+    pub(super) algbw_gbytes_per_s: f64,
     msgs_per_s: f64,
     /// How many bytes were wrong.
     pub(super) wrong: u64,
-    latency_us: Latency,
+    pub(super) latency_us: Latency,
 }
 
 /// Half round trips, in microseconds.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Latency {
-    p50: f64,
+    pub(super) p50: f64,
     p99: f64,
+    #[serde(skip)]
+    pub(super) min: f64,
 }
 
 impl Row {
@@ -84,7 +86,7 @@ impl Latency {
             let rank = (half_ns.len() * percent).div_ceil(100).max(1);
             half_ns.get(rank - 1).map_or(0.0, |ns| *ns as f64 / 1000.0)
         };
-        Latency { p50: percentile(50), p99: percentile(99) }
+        Latency { p50: percentile(50), p99: percentile(99), min: percentile(0) }
     }
 }
 
@@ -112,9 +114,13 @@ impl Report {
 
     /// Prints the head of the table; rows follow.
     pub(super) fn head(&mut self, header: Header, rows: usize) -> Result<(), Failure> {
+        let is_silent = self.outputs.is_silent();
         let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
         self.bar = ProgressBar::new(rows as u64)
             .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        if is_silent {
+            self.bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
         let text = head(&header);
         self.header = Some(header);
         self.print(&text)
@@ -134,10 +140,12 @@ impl Report {
     }
 
     /// Ends the progress indicator; writes the JSON if there is a whole result.
-    pub(super) fn finish(mut self, is_whole: bool) -> Result<(), Failure> {
+    pub(super) fn finish(mut self, is_whole: bool) -> Result<(Option<Header>, Vec<Row>), Failure> {
         self.bar.finish_and_clear();
-        let (Some(header), true) = (&self.header, is_whole) else { return Ok(()) };
-        self.outputs.json(&Content { header, rows: &self.rows })
+        if let (Some(header), true) = (&self.header, is_whole) {
+            self.outputs.json(&Content { header, rows: &self.rows })?;
+        }
+        Ok((self.header, self.rows))
     }
 
     fn print(&mut self, text: &str) -> Result<(), Failure> {
@@ -190,7 +198,7 @@ fn head(header: &Header) -> String {
 
 fn line(row: &Row) -> String {
     let Row { size, iters, time_us, algbw_gbytes_per_s, msgs_per_s, wrong, latency_us } = row;
-    let Latency { p50, p99 } = latency_us;
+    let Latency { p50, p99, .. } = latency_us;
     format!(
         " {size:>9} {iters:>9} {time_us:>11.2} {algbw_gbytes_per_s:>8.3} {msgs_per_s:>10.0} \
          {p50:>9.2} {p99:>9.2} {wrong:>7}"
@@ -212,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_row_is_of_one_message() {
-        let latency = Latency { p50: 1.0, p99: 2.0 };
+        let latency = Latency { p50: 1.0, p99: 2.0, min: 0.5 };
         let row = Row::new(1 << 20, 1000, Duration::from_millis(500), 3, latency);
         assert_eq!((row.time_us, row.msgs_per_s), (500.0, 2000.0));
         assert!((row.algbw_gbytes_per_s - 2.097_152).abs() < 1e-9);

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
-use invar::{Listener, Settings};
+use invar::{Device, Listener, Settings};
 use invar_core::auth::{Secret, Service};
 use invar_core::conn::Stream;
 use invar_linux::clock::now_ns;
@@ -17,8 +17,8 @@ use invar_linux::tcp::{AuthListener, OobStream, Proof};
 
 use super::control::Control;
 use super::link::Plan;
-use super::message::{Kind, Ready, Reply, Request, Setup, slot_bytes};
-use super::{Args, choose, settings_for};
+use super::message::{Kind, OFFERS_MAX, Offer, Ready, Reply, Request, Setup, slot_bytes};
+use super::{choose, settings_for};
 use crate::failure::Failure;
 use crate::logger::tell;
 use crate::output::print;
@@ -40,21 +40,36 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The text before the address in the line that names the server's address.
 pub(super) const LISTENING: &str = "invar perf: listening at ";
 
-pub(super) fn run(args: &Args, addr: SocketAddr, settings: &Settings) -> Result<(), Failure> {
+/// The clients that a server takes, and how it serves them.
+pub(super) struct Serving {
+    /// The only device; `None` for any.
+    pub(super) nic: Option<String>,
+    /// Whether the server serves one client after another.
+    pub(super) keep: bool,
+    /// The process with which the server ends, and which reports for both.
+    pub(super) child_of: Option<u32>,
+    /// The command of the other end.
+    pub(super) elsewhere: &'static str,
+}
+
+pub(super) fn run(args: &Serving, addr: SocketAddr, settings: &Settings) -> Result<(), Failure> {
     if let Some(parent) = args.child_of {
         die_with(parent)?;
     }
     if let Some(name) = &args.nic {
         super::named(name, settings)?;
     }
+    // This opens RDMA devices for a moment. A server that has said where it listens holds none.
+    let offers = offers(args.nic.as_deref(), settings)?;
     let listener = bind(addr, settings)?;
     let addr = listener.local_addr().map_err(|error| Failure::io("the listener", &error))?;
     let port = addr.port();
-    let line = format!("{LISTENING}{addr}; elsewhere: invar perf --connect HOST:{port}");
+    let line = format!("{LISTENING}{addr}; elsewhere: {} HOST:{port}", args.elsewhere);
     print(io::stdout(), "where to connect", &line)?;
     let (to_serve, heard) = mpsc::sync_channel(0);
     let known = Mutex::default();
-    let transports = Transports { nic: args.nic.clone(), settings: settings.clone(), known };
+    let transports =
+        Transports { nic: args.nic.clone(), settings: settings.clone(), known, offers };
     let callers = Callers::new(args.child_of.is_none(), transports);
     thread::spawn(move || take_calls(listener, Arc::new(callers), &to_serve));
     for mut client in heard {
@@ -76,6 +91,16 @@ struct Transports {
     nic: Option<String>,
     settings: Settings,
     known: Mutex<HashMap<IpAddr, String>>,
+    /// The devices that clients may ask for.
+    offers: Vec<Offer>,
+}
+
+/// The devices of this host that clients may ask for.
+fn offers(nic: Option<&str>, settings: &Settings) -> Result<Vec<Offer>, Failure> {
+    let devices = Device::survey(settings)?.devices.into_iter();
+    let devices = devices.filter(|info| settings.takes(info.kind));
+    let devices = devices.filter(|info| nic.is_none_or(|nic| nic == info.name));
+    Ok(devices.filter_map(|info| Offer::of(&info)).take(OFFERS_MAX).collect())
 }
 
 impl Transports {
@@ -98,10 +123,16 @@ struct Client {
 
 impl Client {
     /// Serves the client until its goodbye.
-    fn serve(&mut self, args: &Args, settings: &Settings) -> Result<(), Failure> {
+    fn serve(&mut self, args: &Serving, settings: &Settings) -> Result<(), Failure> {
         let Client { control, setup } = self;
         let settings = adjusted(settings, setup);
-        let chosen = choose(args.nic.as_deref(), control.local_ip()?, &settings)?;
+        let nic = match (&setup.nic, &args.nic) {
+            (Some(asked), Some(only)) if asked != only => {
+                return Err(Failure::new(format_args!("{asked}: this server has only {only}")));
+            }
+            (asked, only) => asked.as_deref().or(only.as_deref()),
+        };
+        let chosen = choose(nic, control.local_ip()?, &settings)?;
         let settings = settings_for(&settings, chosen.kind(), &setup.transport);
         let device = chosen.open(&settings)?;
         let listener = Listener::bind(&device, &settings)?;
@@ -256,7 +287,8 @@ fn hear_out(stream: OobStream, peer: SocketAddr, callers: &Callers, to_serve: &S
         return;
     }
     let mut client = match setup {
-        Ok(setup) => Client { control, setup },
+        Ok(Some(setup)) => Client { control, setup },
+        Ok(None) => return,
         Err(failure) => return callers.turned_away(1, turn_away(control, &failure)),
     };
     let start = Instant::now();
@@ -274,15 +306,19 @@ fn hear_out(stream: OobStream, peer: SocketAddr, callers: &Callers, to_serve: &S
     }
 }
 
-/// Tells a client which device it meets, and hears its setup.
-fn setup(control: &mut Control, transports: &Transports) -> Result<Setup, Failure> {
+/// Tells a client which device it meets, and hears its setup. Returns `None` if that is all that the client
+/// wants to know.
+fn setup(control: &mut Control, transports: &Transports) -> Result<Option<Setup>, Failure> {
     let transport = transports.at(control.local_ip()?)?;
-    control.send(&Reply::Device { transport })?;
-    let Request::Setup(setup) = control.recv(CLIENT_WITHIN)? else {
-        return Err(Failure::new("the client did not say what it wants"));
-    };
-    setup.check().map_err(Failure::new)?;
-    Ok(setup)
+    control.send(&Reply::Device { transport, devices: transports.offers.clone() })?;
+    match control.recv(CLIENT_WITHIN)? {
+        Request::Setup(setup) => {
+            setup.check().map_err(Failure::new)?;
+            Ok(Some(setup))
+        }
+        Request::Bye => Ok(None),
+        Request::Pass(_) => Err(Failure::new("the client did not say what it wants")),
+    }
 }
 
 /// Tells a client why it is not served, or no longer served. Returns this end's own line about that.

@@ -3,6 +3,7 @@
 mod capture;
 mod coll;
 mod devices;
+mod doctor;
 mod gone;
 mod local;
 mod namespaces;

@@ -192,3 +192,59 @@ fn an_idle_end_notices_that_the_other_host_has_vanished() {
     assert_eq!(outcome.status, Some(3), "{}", outcome.stderr);
     assert!(outcome.line().contains("connection timed out (errno 110)"), "{}", outcome.stderr);
 }
+
+#[test]
+fn the_doctor_tries_every_pair_of_devices_of_two_hosts() {
+    let Some(hosts) = Hosts::or_skip(1500) else { return };
+    let (_server, listening) =
+        server(&mut invar(&hosts, 0, &["doctor", "--serve", &format!("{}:0", IPV4[0])]));
+    let examine = || {
+        let args = ["doctor", "--json", "--peer", &listening];
+        let outcome = Run::start(&mut invar(&hosts, 1, &args)).wait();
+        (outcome.status, json(&outcome.stdout))
+    };
+    let (status, report) = examine();
+    assert_eq!((status, report["is_well"].as_bool()), (Some(0), Some(true)), "{report}");
+    let well: Vec<&str> = report["well"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|well| well["what"].as_str().unwrap())
+        .collect();
+    assert!(
+        well[0].starts_with(&format!("v0 to v0 of {listening}: half a round trip ")),
+        "{well:?}"
+    );
+    assert!(
+        well[1].starts_with(&format!("soft0 to soft0 of {listening}: path MTU 1408, ")),
+        "{well:?}"
+    );
+    // This address has no way back.
+    for command in [
+        "link add d0 type veth peer name d1",
+        "addr add 198.51.100.9/24 dev d0",
+        "link set d1 up",
+        "link set d0 up",
+    ] {
+        hosts.ip(1, command).unwrap();
+    }
+    // The kernel may take a second to see the cable.
+    watch("d0", || hosts.ip(1, "-br link show d0").unwrap().contains(" UP ").then_some(()));
+    let (status, report) = examine();
+    assert_eq!(status, Some(1), "{report}");
+    // The kernel may have sent a segment again, which is a note.
+    let findings = report["findings"].as_array().unwrap();
+    let bad: Vec<_> = findings.iter().filter(|finding| finding["severity"] != "note").collect();
+    assert!(!bad.is_empty(), "{report}");
+    for finding in bad {
+        assert_eq!(
+            (&finding["id"], &finding["severity"]),
+            (&"pair-unreachable".into(), &"bad".into())
+        );
+        let subject = finding["subject"].as_str().unwrap();
+        assert!(subject.starts_with("d0 to v0 of ") || subject.starts_with("soft"), "{report}");
+    }
+    let well = report["well"].as_array().unwrap();
+    let pairs = well.iter().filter(|well| well["what"].as_str().unwrap().contains(" to "));
+    assert_eq!(pairs.count(), 2, "{report}");
+}

@@ -29,6 +29,8 @@ fn every_command_ends_without_a_word() {
     for args in [
         &["devices"][..],
         &["devices", "--json"],
+        &["doctor", "--verbose"],
+        &["doctor", "--list"],
         &["perf"],
         &["perf", "--json", "-"],
         &["perf", "--server", "127.0.0.1:0"],
@@ -36,7 +38,7 @@ fn every_command_ends_without_a_word() {
         &["coll", "all_reduce", "--no-check"],
         &["coll", "all_reduce", "--ranks", "3", "--json", "-"],
     ] {
-        let takes_sizes = args[0] != "devices" && !args.contains(&"--server");
+        let takes_sizes = !["devices", "doctor"].contains(&args[0]) && !args.contains(&"--server");
         let outcome = unread(&[args, if takes_sizes { &SMALL } else { &[] }].concat());
         assert_eq!(outcome.status, UNREAD, "{args:?}: {}", outcome.stderr);
         assert_eq!(errors(&outcome), [""; 0], "{args:?}");

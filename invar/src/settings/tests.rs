@@ -178,3 +178,18 @@ fn a_value_says_where_it_comes_from_and_a_secret_is_not_shown() {
     assert_eq!(shown("NCCL_IB_QPS_PER_CONNECTION"), ("2", Source::Program));
     assert_eq!(shown("INVAR_COLL_SECRET"), ("********", Source::Environment));
 }
+
+#[test]
+fn a_set_of_variables_is_read_as_the_environment_is() {
+    let vars = |vars: &[(&str, &str)]| {
+        let owned = vars.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Settings::from_vars(&owned.collect())
+    };
+    let set = [("INVAR_FIFO_DEPTH", "64"), ("NCCL_IB_TIMOUT", "22"), ("INVAR_EMPTY", "")];
+    let mut settings = vars(&set).unwrap();
+    assert_eq!(settings.requests_max(), 64);
+    let remarks = settings.take_remarks();
+    assert!(remarks.len() == 1 && remarks[0].starts_with("NCCL_IB_TIMOUT is set"), "{remarks:?}");
+    let refused = vars(&[("INVAR_FIFO_DEPTH", "7")]).unwrap_err().to_string();
+    assert!(refused.starts_with("INVAR_FIFO_DEPTH=7: must be a power of two"), "{refused}");
+}

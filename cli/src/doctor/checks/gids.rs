@@ -1,0 +1,153 @@
+//! The GID tables of RoCE ports.
+
+use std::net::IpAddr;
+
+use invar_linux::interface::Interface;
+
+use crate::doctor::host::Host;
+use crate::doctor::rdma::{Gid, RdmaDevice, RdmaPort};
+use crate::doctor::report::{Finding, Report, Severity};
+
+pub(super) fn check(host: &Host, report: &mut Report) {
+    let devices = RdmaDevice::all(host);
+    let is_roce = |port: &&RdmaPort| !port.is_infiniband && port.is_active();
+    let ports: Vec<&RdmaPort> =
+        devices.iter().flat_map(|device| &device.ports).filter(is_roce).collect();
+    if ports.is_empty() {
+        return report.well("no active port of RoCE, which alone needs a GID of an address");
+    }
+    let interfaces = host.interfaces();
+    for port in ports {
+        check_port(host, port, &interfaces, report);
+    }
+}
+
+/// The address that a GID stands for.
+fn ip(gid: &Gid) -> IpAddr {
+    gid.address.to_ipv4_mapped().map_or(IpAddr::V6(gid.address), IpAddr::V4)
+}
+
+fn is_link_local(gid: &Gid) -> bool {
+    match ip(gid) {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    }
+}
+
+fn check_port(host: &Host, port: &RdmaPort, interfaces: &[Interface], report: &mut Report) {
+    let netdev = port.netdev().unwrap_or("INTERFACE");
+    let find = |severity, id, what: String, costs: &str, mend: String| Finding {
+        severity,
+        id,
+        subject: port.title.clone(),
+        what,
+        costs: costs.to_owned(),
+        mend,
+    };
+    let add = format!("ip address add ADDRESS/LENGTH dev {netdev}");
+    if port.gids.is_empty() {
+        let what = "its GID table is empty: its interface has no address, or is in another network \
+                    namespace";
+        let costs = "Invar and NCCL do not use this port";
+        return report.find(find(Severity::Bad, "gid-none", what.to_owned(), costs, add));
+    }
+    let v2: Vec<&Gid> = port.gids.iter().filter(|gid| gid.is_roce_v2).collect();
+    if v2.is_empty() {
+        let what = "none of its GIDs is of RoCE v2".to_owned();
+        let costs = "RoCE v1 is not routed, and peers with RoCE v2 do not answer (error 12)";
+        let mend = format!("cma_roce_mode -d {} -p {} -m 2", device(port), port.number);
+        report.find(find(Severity::Bad, "gid-no-roce-v2", what, costs, mend));
+    } else if v2.iter().all(|gid| is_link_local(gid)) {
+        let what = format!("all its GIDs of RoCE v2 are link-local, as {}", ip(v2[0]));
+        let costs = "it reaches only peers of its own link, and none behind a router";
+        report.find(find(Severity::Warn, "gid-link-local", what, costs, add));
+    }
+    let has_good = v2.iter().any(|gid| !is_link_local(gid) && is_held(gid, interfaces));
+    let strays = strays(port, &v2, has_good, interfaces);
+    let mut is_well = has_good && strays.is_empty();
+    strays.into_iter().for_each(|finding| report.find(finding));
+    if let Some(index) = host.params().ib_gid_index {
+        is_well &= chosen(port, index, interfaces, report);
+    }
+    if is_well {
+        report.well(format!("{}: RoCE v2 at {}", port.title, listed(&v2)));
+    }
+}
+
+/// Whether an interface of this network namespace has the GID's address.
+fn is_held(gid: &Gid, interfaces: &[Interface]) -> bool {
+    interfaces.iter().any(|interface| interface.holds(ip(gid)))
+}
+
+/// Finds GIDs of RoCE v2 whose address this network namespace does not have. If the port also has a good
+/// GID, Invar takes that one. A device shows the GIDs of all namespaces, so others may be there on purpose.
+fn strays(port: &RdmaPort, v2: &[&Gid], has_good: bool, interfaces: &[Interface]) -> Vec<Finding> {
+    let is_stray = |gid: &&&Gid| !is_link_local(gid) && !is_held(gid, interfaces);
+    let is_here = |gid: &&Gid| interfaces.iter().any(|interface| interface.name == gid.netdev);
+    let strays = v2.iter().filter(is_stray).copied();
+    let (stale, foreign): (Vec<&Gid>, Vec<&Gid>) = strays.partition(is_here);
+    let costs = match has_good {
+        true => "Invar takes another GID; programs that choose one of these end with error 12",
+        false => "connections end with error 12 after half a minute",
+    };
+    let find = |id, with_good, gids: &[&Gid], why: &str, mend: String| {
+        let netdev = gids.first()?.netdev.as_str();
+        let netdev = if netdev.is_empty() { "its interface" } else { netdev };
+        Some(Finding {
+            severity: if has_good { with_good } else { Severity::Bad },
+            id,
+            subject: port.title.clone(),
+            what: format!("it has GIDs {}, but {netdev} {why}", listed(gids)),
+            costs: costs.to_owned(),
+            mend,
+        })
+    };
+    // The kernel makes the table anew when the interface goes up.
+    let netdev = stale.first().map_or("INTERFACE", |gid| gid.netdev.as_str());
+    let again = format!("ip link set {netdev} down && ip link set {netdev} up");
+    let share = "docker run --network=host …   # Kubernetes: hostNetwork, or an interface of the \
+                 device by multus";
+    let why = "no longer has these addresses";
+    let stale = find("gid-stale", Severity::Warn, &stale, why, again);
+    let why = "is not in this network namespace";
+    let foreign = find("gid-foreign", Severity::Note, &foreign, why, share.to_owned());
+    stale.into_iter().chain(foreign).collect()
+}
+
+/// GIDs as `[3] 10.0.0.1, [4] 10.0.0.2`.
+fn listed(gids: &[&Gid]) -> String {
+    let one = |gid: &&Gid| format!("[{}] {}", gid.index, ip(gid));
+    gids.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// Checks the entry that `NCCL_IB_GID_INDEX` chooses, and returns whether it is a good one.
+fn chosen(port: &RdmaPort, index: u8, interfaces: &[Interface], report: &mut Report) -> bool {
+    let entry = port.gids.iter().find(|gid| gid.index == index);
+    let (severity, id, what) = match entry {
+        None => (Severity::Bad, "gid-index-empty", format!("{index} is an empty entry")),
+        Some(gid) if !gid.is_roce_v2 => {
+            (Severity::Warn, "gid-index-v1", format!("{index} is {} of RoCE v1", ip(gid)))
+        }
+        Some(gid) if is_link_local(gid) => {
+            (Severity::Warn, "gid-index-link-local", format!("{index} is link-local, {}", ip(gid)))
+        }
+        Some(gid) if !is_held(gid, interfaces) => {
+            let what = format!("{index} is {}, which no interface here has,", ip(gid));
+            (Severity::Bad, "gid-index-stray", what)
+        }
+        Some(_) => return true,
+    };
+    report.find(Finding {
+        severity,
+        id,
+        subject: "NCCL_IB_GID_INDEX".to_owned(),
+        what: format!("{what} of {}", port.title),
+        costs: "the port is left out, or its connections end with error 12".to_owned(),
+        mend: "unset NCCL_IB_GID_INDEX   # Invar then chooses an entry of RoCE v2".to_owned(),
+    });
+    false
+}
+
+fn device(port: &RdmaPort) -> &str {
+    port.title.split(' ').next().unwrap_or_default()
+}

@@ -1,0 +1,155 @@
+//! The ports of RDMA devices: their links and the speed of those.
+
+use std::collections::BTreeMap;
+
+use invar_core::device::NameFilter;
+
+use crate::doctor::host::Host;
+use crate::doctor::rdma::{RdmaDevice, RdmaPort};
+use crate::doctor::report::{Finding, Report, Severity};
+
+pub(super) fn check(host: &Host, report: &mut Report) {
+    let devices = RdmaDevice::all(host);
+    if devices.is_empty() {
+        return report.well("no RDMA device");
+    }
+    filter(host, &devices, report);
+    let ports = || devices.iter().flat_map(|device| &device.ports);
+    let has_active = ports().any(RdmaPort::is_active);
+    for port in ports() {
+        match port.state.as_str() {
+            "" => report.unseen(format!("{}: /sys does not show its state", port.title)),
+            "ACTIVE" => link(port, report),
+            _ => report.find(down(port, has_active)),
+        }
+    }
+    compare(host, &devices, report);
+}
+
+/// A port that carries nothing. Cards often have a second port that nobody uses.
+fn down(port: &RdmaPort, has_active: bool) -> Finding {
+    let RdmaPort { title, state, phys_state, .. } = port;
+    let netdev = port.netdev().unwrap_or("INTERFACE");
+    let (why, mend) = match (state.as_str(), phys_state.as_str()) {
+        ("INIT" | "ARMED", _) => (
+            "it has a link, and no subnet manager has configured it".to_owned(),
+            "systemctl start opensm   # on one host of the network, or on a switch".to_owned(),
+        ),
+        (_, "Disabled") if !port.is_infiniband => {
+            ("its interface is switched off".to_owned(), format!("ip link set {netdev} up"))
+        }
+        (_, "Disabled") => {
+            ("it is switched off".to_owned(), format!("ibportstate -D 0 {} enable", port.number))
+        }
+        (_, "") => ("it has no link".to_owned(), format!("ethtool {netdev}")),
+        _ if port.is_infiniband => (
+            format!("it has no link ({phys_state}): look at cable and switch"),
+            "iblinkinfo".to_owned(),
+        ),
+        _ => (
+            format!("it has no link ({phys_state}): look at cable and switch"),
+            format!("ethtool {netdev}"),
+        ),
+    };
+    Finding {
+        severity: if has_active { Severity::Warn } else { Severity::Bad },
+        id: "port-down",
+        subject: title.clone(),
+        what: format!("the port is {state}: {why}"),
+        costs: "Invar and NCCL leave this port out".to_owned(),
+        mend,
+    }
+}
+
+/// The link of an active port.
+fn link(port: &RdmaPort, report: &mut Report) {
+    let layer = if port.is_infiniband { "InfiniBand" } else { "Ethernet" };
+    let RdmaPort { title, rate, .. } = port;
+    if port.is_infiniband && rate.contains("(1X ") {
+        return report.find(Finding {
+            severity: Severity::Warn,
+            id: "link-narrow",
+            subject: title.clone(),
+            what: format!("the link has one of its lanes: {rate}"),
+            costs: "a quarter of the speed; the other lanes failed when the link came up"
+                .to_owned(),
+            mend: "iblinkinfo   # then clean or change the cable".to_owned(),
+        });
+    }
+    report.well(format!("{title}: active, {layer}, {rate}"));
+}
+
+/// Finds ports that are slower than others of the same model.
+fn compare(host: &Host, devices: &[RdmaDevice], report: &mut Report) {
+    let mut best: BTreeMap<(String, String, bool), (f64, String)> = BTreeMap::new();
+    let model = |device: &RdmaDevice| {
+        let text = |file| host.sys.known(&device.pci_file(file));
+        Some((text("vendor")?, text("device")?))
+    };
+    let active = || {
+        devices.iter().filter_map(|device| Some((model(device)?, device))).flat_map(
+            |((vendor, model), device)| {
+                let ports = device.ports.iter().filter(|port| port.is_active());
+                ports.filter_map(move |port| {
+                    let key = (vendor.clone(), model.clone(), port.is_infiniband);
+                    Some((key, port, port.gbps()?))
+                })
+            },
+        )
+    };
+    for (key, port, gbps) in active() {
+        let entry = best.entry(key).or_insert((gbps, port.title.clone()));
+        if gbps > entry.0 {
+            *entry = (gbps, port.title.clone());
+        }
+    }
+    for (key, port, gbps) in active() {
+        let (most, other) = &best[&key];
+        if gbps < *most {
+            report.find(Finding {
+                severity: Severity::Warn,
+                id: "port-slow",
+                subject: port.title.clone(),
+                what: format!(
+                    "{gbps} Gb/s, while {other}, on a card of the same model, has {most}"
+                ),
+                costs: "ranks that share the work wait for the slowest port".to_owned(),
+                mend: match port.netdev() {
+                    Some(netdev) => format!("ethtool {netdev}   # then the switch's port"),
+                    None => "iblinkinfo   # then the cable and the switch's port".to_owned(),
+                },
+            });
+        }
+    }
+}
+
+/// Finds an `NCCL_IB_HCA` that fits no device.
+fn filter(host: &Host, devices: &[RdmaDevice], report: &mut Report) {
+    let Some(text) = host.var("NCCL_IB_HCA") else { return };
+    // The check `settings` reports a list that has no meaning.
+    let Ok(filter) = NameFilter::parse(text) else { return };
+    let ports = || {
+        let pairs = |device: &'_ RdmaDevice| {
+            let name = device.name.clone();
+            device.ports.iter().map(move |port| (name.clone(), port.number)).collect::<Vec<_>>()
+        };
+        devices.iter().flat_map(pairs)
+    };
+    let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+    let find = |what: String| Finding {
+        severity: Severity::Bad,
+        id: "hca-unknown",
+        subject: "NCCL_IB_HCA".to_owned(),
+        what,
+        costs: "Invar and NCCL do not use the devices that you mean".to_owned(),
+        mend: format!("export NCCL_IB_HCA={}", names.join(",")),
+    };
+    if filter.is_exclusion() && !ports().any(|(name, port)| filter.matches(&name, Some(port))) {
+        return report.find(find(format!("{text} leaves out all of {}", names.join(", "))));
+    }
+    for entry in filter.entries() {
+        if !ports().any(|(name, port)| filter.names(&entry, &name, Some(port))) {
+            report.find(find(format!("{entry} is none of {}", names.join(", "))));
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Hosts with GPUs.
+
+use std::fs;
+
+use crate::doctor::stand_in::StandIn;
+
+/// Below the bridge of the first RDMA device.
+const NEAR: &str = "pci0000:3a/0000:3a:00.0/0000:3d:00.0";
+const BRIDGE: &str = "sys/devices/pci0000:3a/0000:3a:00.0";
+
+#[test]
+fn a_kernel_that_lets_no_nic_reach_a_gpu() {
+    let mut host = StandIn::rdma();
+    host.gpu(NEAR);
+    assert_eq!(host.findings(), [""; 0]);
+    host.set("NCCL_DMABUF_ENABLE", "0");
+    assert_eq!(host.findings(), ["warn gpudirect-none"]);
+    host.env.clear();
+    host.tree.file("proc/sys/kernel/osrelease", "5.4.0-150-generic");
+    assert_eq!(host.findings(), ["warn gpudirect-none"]);
+    assert!(
+        host.examine().finding("gpudirect-none").what.contains("Linux 5.4.0-150-generic lets no")
+    );
+    host.tree
+        .file("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550");
+    assert_eq!(host.examine().finding("gpudirect-none").mend, "modprobe nvidia-peermem");
+    host.tree.file("sys/kernel/mm/memory_peers/nvidia-peermem/version", "550");
+    assert_eq!(host.findings(), [""; 0]);
+}
+
+#[test]
+fn a_gpu_without_its_driver_or_its_file() {
+    let host = StandIn::plain();
+    host.gpu("pci0000:00/0000:01:00.0");
+    assert_eq!(host.findings(), [""; 0]);
+    host.remove("dev/nvidiactl");
+    assert_eq!(host.findings(), ["note gpu-no-file /dev/nvidiactl"]);
+    host.remove("proc/driver");
+    assert_eq!(host.findings(), ["warn gpu-no-driver nvidia"]);
+}
+
+#[test]
+fn a_gpu_far_from_all_nics() {
+    let mut host = StandIn::rdma();
+    host.gpu("pci0000:d7/0000:d7:00.0/0000:d8:00.0");
+    assert_eq!(host.findings(), ["note gpu-far 0000:d8:00.0"]);
+    host.set("NCCL_NET_GDR_LEVEL", "SYS");
+    assert_eq!(host.findings(), [""; 0]);
+}
+
+#[test]
+fn a_bridge_that_redirects_transfers_to_the_cpu() {
+    let host = StandIn::rdma();
+    host.gpu(NEAR);
+    let config = |control: u8| {
+        let mut bytes = vec![0; 4096];
+        bytes[0x100..0x102].copy_from_slice(&[0x0d, 0]);
+        bytes[0x106] = control;
+        bytes
+    };
+    for (bridge, control) in [("0000:3a:00.0", 0x1d), ("0000:3a:01.0", 0)] {
+        let path = host.tree.root().join(format!("sys/devices/pci0000:3a/{bridge}/config"));
+        fs::write(path, config(control)).unwrap();
+    }
+    let report = host.examine();
+    assert_eq!(report.short(), ["warn acs-redirects 0000:3a:00.0"]);
+    assert!(
+        report
+            .finding("acs-redirects")
+            .mend
+            .starts_with("setpci -s 0000:3a:00.0 ECAP_ACS+6.w=0000")
+    );
+    assert!(report.lines()[1].is_empty());
+    fs::write(host.tree.root().join(BRIDGE).join("config"), [0; 64]).unwrap();
+    assert_eq!(host.findings(), [""; 0]);
+    assert_eq!(host.examine().lines()[1].len(), 1);
+}
+
+#[test]
+fn an_iommu_weighs_more_with_a_gpu() {
+    let host = StandIn::rdma();
+    host.gpu(NEAR);
+    host.pci("iommu_group/type", "DMA");
+    assert_eq!(host.findings(), ["warn iommu-translates mlx5_0"]);
+}

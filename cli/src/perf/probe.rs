@@ -1,0 +1,123 @@
+//! Tries of pairs of devices, for `invar doctor`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use invar::{DeviceInfo, DeviceKind, Settings};
+
+pub(crate) use super::message::Offer;
+use super::server::{self, Serving};
+use super::{SERVER_IP, SERVER_PORT, client};
+use crate::failure::{Failure, line};
+use crate::output::Outputs;
+use crate::resolved;
+
+/// The default address of a server.
+pub(crate) const ADDRESS: &str = SERVER_IP;
+
+/// A pair of devices that do not reach each other fails within about these times.
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+const ACK_WITHIN: Duration = Duration::from_millis(250);
+
+/// The server of `invar doctor --peer`.
+pub(crate) struct Peer {
+    addrs: Vec<SocketAddr>,
+    /// The server's devices.
+    pub(crate) devices: Vec<Offer>,
+    /// Whether the server is on this host.
+    pub(crate) is_here: bool,
+}
+
+/// The results of a try.
+pub(crate) struct Tried {
+    /// Payload bytes of a packet; `None` over TCP.
+    pub(crate) path_mtu: Option<u32>,
+    /// Half a round trip of a short message, at the median.
+    pub(crate) half_round_trip_us: f64,
+    /// The fastest half round trip, which other work of the hosts delays least.
+    pub(crate) fastest_us: f64,
+    /// The bandwidth of long messages.
+    pub(crate) gbytes_per_s: f64,
+    /// How many bytes were wrong.
+    pub(crate) wrong: u64,
+}
+
+/// Serves clients of `invar doctor --peer`, one after another.
+pub(crate) fn serve(addr: &str, settings: &Settings) -> Result<(), Failure> {
+    let elsewhere = "invar doctor --peer";
+    let serving = Serving { nic: None, keep: true, child_of: None, elsewhere };
+    server::run(&serving, resolved(addr, Some(SERVER_PORT))?[0], settings)
+}
+
+impl Offer {
+    /// Returns `None` for a device in software that has only link-local addresses. Whether those reach a
+    /// peer depends on the link that the peer takes.
+    pub(super) fn of(info: &DeviceInfo) -> Option<Self> {
+        let is_soft = matches!(info.kind, DeviceKind::Soft | DeviceKind::Socket);
+        let has_only = |is: fn(&IpAddr) -> bool| is_soft && info.addresses.iter().all(is);
+        (!has_only(is_link_local)).then(|| Offer {
+            name: info.name.clone(),
+            transport: info.kind.to_string(),
+            is_loopback: has_only(IpAddr::is_loopback),
+        })
+    }
+}
+
+fn is_link_local(ip: &IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    }
+}
+
+impl Peer {
+    /// Asks the server at `addr` for its devices.
+    pub(crate) fn call(addr: &str) -> Result<Self, Failure> {
+        let addrs = resolved(addr, Some(SERVER_PORT))?;
+        let (mut devices, [ours, theirs]) = client::offers(&addrs)?;
+        // The peer may be anybody, and these words go to a terminal.
+        for offer in &mut devices {
+            offer.name = line(&offer.name);
+            offer.transport = line(&offer.transport);
+        }
+        Ok(Peer { addrs, devices, is_here: ours == theirs })
+    }
+
+    /// The pairs of devices of one transport that may reach each other.
+    pub(crate) fn pairs(&self, devices: &[DeviceInfo]) -> Vec<(Offer, Offer)> {
+        let reaches = |offer: &&Offer| self.is_here || !offer.is_loopback;
+        let ours: Vec<Offer> = devices.iter().filter_map(Offer::of).collect();
+        let ours = ours.iter().filter(reaches);
+        let pair = |ours: &Offer| {
+            let theirs = self.devices.iter().filter(reaches);
+            let equal = theirs.filter(|theirs| theirs.transport == ours.transport);
+            // Loopback reaches loopback alone.
+            let equal = equal.filter(|theirs| theirs.is_loopback == ours.is_loopback);
+            equal.map(|theirs| (ours.clone(), theirs.clone())).collect::<Vec<_>>()
+        };
+        ours.flat_map(pair).collect()
+    }
+
+    /// Sends messages between two devices and checks them.
+    pub(crate) fn try_pair(
+        &self,
+        nic: &str,
+        peer_nic: &str,
+        settings: &Settings,
+    ) -> Result<Tried, Failure> {
+        let settings = settings.clone().connect_timeout(CONNECT_WITHIN);
+        let settings = settings.ack_timeout(ACK_WITHIN).recovery_timeout(Duration::ZERO);
+        let job = client::Job::brief(nic, peer_nic, settings);
+        let measured = client::run(&job, None, Outputs::silent(), &self.addrs)?;
+        let (Some(header), [short, long]) = (&measured.header, &measured.rows[..]) else {
+            return Err(Failure::new("the server ended before the measurement"));
+        };
+        Ok(Tried {
+            path_mtu: header.path_mtu,
+            half_round_trip_us: short.latency_us.p50,
+            fastest_us: short.latency_us.min,
+            gbytes_per_s: long.algbw_gbytes_per_s,
+            wrong: measured.wrong,
+        })
+    }
+}

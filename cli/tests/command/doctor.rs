@@ -1,0 +1,192 @@
+//! `invar doctor`.
+
+use std::path::Path;
+use std::process::Command;
+
+use invar_testkit::fake_cuda::FakeCuda;
+use invar_testkit::sysfs::Tree;
+use serde_json::Value;
+
+use crate::*;
+
+/// The words for programs of all findings.
+fn ids(outcome: &Outcome) -> Vec<String> {
+    let report = json(&outcome.stdout);
+    let is_well = report["is_well"].as_bool().expect("a truth value");
+    assert_eq!(outcome.status, Some(if is_well { 0 } else { 1 }), "{}", outcome.stdout);
+    let id = |finding: &Value| finding["id"].as_str().expect("a word").to_owned();
+    report["findings"].as_array().expect("a list").iter().map(id).collect()
+}
+
+/// A tree with a RoCE device of the kernel.
+fn tree(device: &str) -> Tree {
+    let tree = Tree::empty();
+    for (file, text) in [
+        ("state", "4: ACTIVE"),
+        ("link_layer", "Ethernet"),
+        ("rate", "200 Gb/sec (4X HDR)"),
+        ("gids/0", "0000:0000:0000:0000:0000:ffff:7f00:0001"),
+        ("gid_attrs/types/0", "RoCE v2"),
+        ("gid_attrs/ndevs/0", "lo"),
+    ] {
+        tree.file(&format!("sys/class/infiniband/{device}/ports/1/{file}"), text);
+    }
+    tree.file("sys/class/infiniband_verbs/uverbs0/ibdev", device);
+    tree.file("dev/infiniband/uverbs0", "");
+    tree
+}
+
+fn root(tree: &Tree) -> String {
+    tree.root().display().to_string()
+}
+
+#[test]
+fn the_exit_status_says_whether_this_host_is_well() {
+    let outcome = run(&["doctor", "--json"]);
+    ids(&outcome);
+    let listed = json(&run(&["doctor", "--list", "--json"]).ok().stdout);
+    let names: Vec<&Value> =
+        listed.as_array().unwrap().iter().map(|check| &check["name"]).collect();
+    let report = json(&outcome.stdout);
+    assert_eq!(report["checks"].as_array().unwrap().iter().collect::<Vec<_>>(), names);
+    let text = run(&["doctor", "--verbose"]);
+    assert_eq!(text.status, outcome.status);
+    assert!(text.stdout.lines().last().unwrap().starts_with("14 checks: "), "{}", text.stdout);
+}
+
+#[test]
+fn names_and_flags_that_cannot_be_are_refused() {
+    for (args, words) in [
+        (&["doctor", "gid"][..], "gid: there is no such check; there is settings, "),
+        (&["doctor", "--root", "/nonesuch"], "--root /nonesuch: there is no such folder"),
+        (&["doctor", "--list", "gids"], "--list"),
+        (&["doctor", "--yaml"], "--yaml"),
+        (&["doctor", "--peer", ""], "'' is no HOST and no HOST:PORT"),
+        (&["doctor", "--peer", "h", "--serve"], "cannot be used with"),
+        (&["doctor", "--serve", "10.0.0.1:x"], "'10.0.0.1:x' is no HOST and no HOST:PORT"),
+    ] {
+        let outcome = run(args);
+        assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(2), ""), "{args:?}");
+        assert!(outcome.line().contains(words), "{}", outcome.line());
+    }
+}
+
+#[test]
+fn a_refused_variable_is_a_finding_and_ends_no_check() {
+    let mut command = invar(&["doctor", "settings", "memlock", "--json"]);
+    let outcome = Run::start(command.env("INVAR_FIFO_DEPTH", "7")).wait();
+    assert_eq!(ids(&outcome), ["setting-refused"]);
+    assert_eq!((outcome.status, outcome.stderr.as_str()), (Some(1), ""));
+    assert!(outcome.stdout.contains("\"check\": \"memlock\""), "{}", outcome.stdout);
+}
+
+#[test]
+fn a_device_that_libibverbs_does_not_list_is_found() {
+    let fake = FakeCuda::new().with_null_verbs();
+    let found = |device: &str| {
+        let tree = tree(device);
+        let mut command = invar(&["doctor", "verbs", "--json", "--root", &root(&tree)]);
+        let _installed = fake.give_to(&mut command);
+        ids(&Run::start(&mut command).wait())
+    };
+    assert_eq!(found("null0"), [""; 0]);
+    assert_eq!(found("null1"), ["provider-missing"]);
+}
+
+#[test]
+fn the_sysfs_of_the_settings_is_the_one_that_is_read() {
+    let tree = tree("null0");
+    tree.file("sys/class/infiniband/null0/ports/1/state", "1: DOWN");
+    let mut command = invar(&["doctor", "ports", "--json"]);
+    command.env("INVAR_SYSFS", format!("{}/sys", root(&tree)));
+    assert_eq!(ids(&Run::start(&mut command).wait()), ["port-down"]);
+}
+
+#[test]
+fn files_that_never_end_do_not_keep_it_waiting() {
+    let tree = tree("null0");
+    tree.file("usr/lib/other", "");
+    tree.file("proc/sys/net/core/other", "");
+    for file in ["usr/lib/libnccl.so.2", "proc/sys/net/core/rmem_max", "dev/infiniband/uverbs1"] {
+        let made = shell::clean(&mut Command::new("mkfifo")).arg(tree.root().join(file)).status();
+        assert!(made.expect("mkfifo").success());
+    }
+    tree.file("sys/class/infiniband_verbs/uverbs1/ibdev", "null1");
+    let outcome = run(&["doctor", "--json", "--root", &root(&tree)]);
+    ids(&outcome);
+    assert!(outcome.stdout.contains("net.core.rmem_max: '' is no number"), "{}", outcome.stdout);
+}
+
+/// `invar ARGS` as root of a user namespace of its own; `None` where the kernel forbids that.
+fn unshared(flags: &str, shell_line: &str, args: &[&str]) -> Option<Outcome> {
+    let mut probe = Command::new("unshare");
+    let may = shell::clean(&mut probe).args([flags, "true"]).output();
+    if !may.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: no `unshare {flags}` here");
+        return None;
+    }
+    let mut command = Command::new("unshare");
+    shell::clean(&mut command).args([
+        flags,
+        "sh",
+        "-c",
+        &format!("{shell_line} exec \"$0\" \"$@\""),
+    ]);
+    command.arg(Path::new(env!("CARGO_BIN_EXE_invar"))).args(args);
+    Some(Run::start(&mut command).wait())
+}
+
+#[test]
+fn a_namespace_without_an_interface_that_is_up() {
+    let args = ["doctor", "--json", "interfaces"];
+    let Some(outcome) = unshared("-rn", "", &args) else { return };
+    assert_eq!(ids(&outcome), ["interface-none"]);
+    let Some(outcome) = unshared("-rn", "ip link set lo up || exit 9;", &args) else { return };
+    // A host without iproute2.
+    if outcome.status != Some(9) {
+        assert_eq!(ids(&outcome), ["interface-loopback"]);
+    }
+}
+
+#[test]
+fn the_limit_on_locked_memory_holds_for_root_of_a_container() {
+    let tree = tree("null0");
+    let args = ["doctor", "--json", "memlock", "--root", &root(&tree)];
+    let Some(outcome) = unshared("-r", "ulimit -l 64;", &args) else { return };
+    assert_eq!(ids(&outcome), ["memlock-limit"]);
+    assert!(outcome.stdout.contains("this process may lock 64 KiB"), "{}", outcome.stdout);
+}
+
+#[test]
+fn a_peer_where_nobody_listens_is_found() {
+    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = unused.local_addr().unwrap().to_string();
+    drop(unused);
+    let outcome = run(&["doctor", "--json", "--peer", &addr]);
+    assert_eq!(ids(&outcome), ["peer-silent"]);
+    assert_eq!(json(&outcome.stdout)["checks"], serde_json::json!(["peer"]));
+    let outcome = run(&["doctor", "--json", "--peer", &addr, "settings"]);
+    assert_eq!(json(&outcome.stdout)["checks"], serde_json::json!(["settings", "peer"]));
+}
+
+#[test]
+fn a_server_of_one_device_offers_that_device_alone() {
+    let devices = json(&run(&["devices", "--json"]).ok().stdout);
+    let loopback = devices.as_array().unwrap().last().unwrap()["name"].as_str().unwrap().to_owned();
+    let args = ["perf", "--server", "127.0.0.1:0", "--keep", "--nic", &loopback];
+    let (server, addr) = server(&mut invar(&args));
+    for _ in 0..2 {
+        let outcome = run(&["doctor", "--json", "--peer", &addr]);
+        outcome.ok();
+        let report = json(&outcome.stdout);
+        let well = report["well"].as_array().unwrap();
+        let pairs = well.iter().map(|well| well["what"].as_str().unwrap());
+        let pairs: Vec<&str> = pairs.filter(|what| what.contains(" to ")).collect();
+        let [what] = pairs[..] else { panic!("{report}") };
+        assert!(
+            what.starts_with(&format!("{loopback} to {loopback} of {addr}: path MTU 8128, ")),
+            "{what}"
+        );
+    }
+    drop(server);
+}
