@@ -13,6 +13,7 @@
 
 mod coll;
 mod devices;
+mod exports;
 mod failure;
 mod logger;
 mod output;
@@ -27,7 +28,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use invar::{LogLevel, Settings};
 use invar_linux::interface::resolve;
 
@@ -49,6 +50,7 @@ enum Command {
     Perf(perf::Args),
     Coll(coll::Args),
     Devices(devices::Args),
+    Env(exports::Args),
     Settings(settings::Args),
 }
 
@@ -58,9 +60,14 @@ impl Command {
         match self {
             Command::Perf(args) => args.is_child(),
             Command::Coll(args) => args.is_child(),
-            Command::Devices(_) | Command::Settings(_) => false,
+            Command::Devices(_) | Command::Env(_) | Command::Settings(_) => false,
         }
     }
+}
+
+/// The definition of the command's arguments, for manual pages and shell completions.
+pub fn definition() -> clap::Command {
+    Cli::command()
 }
 
 /// Runs the command with the arguments of the process.
@@ -91,6 +98,7 @@ fn execute(command: Command) -> Result<ExitCode, Failure> {
         Command::Perf(args) => perf::run(&args, &settings),
         Command::Coll(args) => coll::run(&args, &settings),
         Command::Devices(args) => devices::run(&args, &settings),
+        Command::Env(args) => exports::run(&args),
     }
 }
 
@@ -123,10 +131,9 @@ fn one_line(error: &clap::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_flags_are_consistent() {
-        Cli::command().debug_assert();
+        definition().debug_assert();
     }
 }

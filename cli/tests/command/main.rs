@@ -3,6 +3,7 @@
 mod capture;
 mod coll;
 mod devices;
+mod exports;
 mod gone;
 mod local;
 mod namespaces;
