@@ -21,6 +21,7 @@ enum Outcome {
 /// Checks the packages in a directory. `work` is a directory for clean roots, removed at the end.
 pub(crate) fn run(packages: &Path, work: &Path) -> Result<()> {
     let found = |ending: &str| package(packages, ending);
+    fs::create_dir_all(work).with_context(|| work.display().to_string())?;
     let mut outcomes = vec![("wheel", wheel::check(&found(".whl")?, &work.join("venv")))];
     match Root::create(&work.join("root")) {
         Ok(root) => {
@@ -44,6 +45,7 @@ pub(crate) fn run(packages: &Path, work: &Path) -> Result<()> {
             }
         }
     }
+    root::remove(work)?;
     ensure!(failed == 0, "{failed} packages do not work");
     Ok(())
 }
