@@ -66,7 +66,8 @@ fn copyright(product: &Product) -> String {
          Copyright (c) The Invar authors\n\
          License: MIT or Apache-2.0, as you like.\n\
          \n\
-         LICENSE-MIT and LICENSE-APACHE beside this file have the texts.\n\
+         LICENSE-MIT beside this file has the text of the first licence, and\n\
+         /usr/share/common-licenses/Apache-2.0 that of the second.\n\
          THIRD-PARTY-LICENSES.txt has the licences of the crates in the binaries.\n",
         product.homepage
     )
