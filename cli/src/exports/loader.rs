@@ -1,5 +1,6 @@
 //! Asks the dynamic loader, so that the answer is the one that NCCL would get.
 
+use std::error::Error;
 use std::ffi::{CStr, OsStr, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
@@ -16,7 +17,11 @@ impl Loaded {
         // SAFETY: loading runs the library's constructors. The caller names only NCCL and its plugin, which
         // the user's programs load in the same way.
         let library = unsafe { Library::new(name.as_ref()) };
-        library.map(Loaded).map_err(|error| error.to_string())
+        // The loader's own words are the source of the error.
+        library.map(Loaded).map_err(|error| match error.source() {
+            Some(source) => source.to_string(),
+            None => error.to_string(),
+        })
     }
 
     /// Whether the library has the symbol.

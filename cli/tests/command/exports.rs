@@ -134,6 +134,8 @@ fn what_is_no_plugin_or_no_nccl_that_invar_serves_is_refused() {
     assert!(line.contains("is NCCL 2.13.12") && line.contains("2.14"), "{line}");
     assert!(refusal(&plugin, &plugin).contains("ncclGetVersion"));
     assert!(refusal(&nccl, &nccl).contains("is no network plugin"));
+    let code = folder.0.join(format!("{PLUGIN}.c"));
+    assert!(refusal(&code, &nccl).contains(&format!("{}: ", code.display())));
     assert!(refusal(&plugin, &folder.0.join("none")).contains("no such file"));
     assert!(refusal(&folder.0.join("none"), &nccl).contains("--plugin"));
 }
