@@ -14,6 +14,7 @@
 mod coll;
 mod devices;
 mod doctor;
+mod exports;
 mod failure;
 mod logger;
 mod output;
@@ -28,7 +29,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use invar::{LogLevel, Settings};
 use invar_linux::interface::resolve;
 
@@ -51,6 +52,7 @@ enum Command {
     Coll(coll::Args),
     Devices(devices::Args),
     Doctor(doctor::Args),
+    Env(exports::Args),
     Settings(settings::Args),
 }
 
@@ -60,9 +62,16 @@ impl Command {
         match self {
             Command::Perf(args) => args.is_child(),
             Command::Coll(args) => args.is_child(),
-            Command::Devices(_) | Command::Doctor(_) | Command::Settings(_) => false,
+            Command::Devices(_) | Command::Doctor(_) | Command::Env(_) | Command::Settings(_) => {
+                false
+            }
         }
     }
+}
+
+/// The definition of the command's arguments, for manual pages and shell completions.
+pub fn definition() -> clap::Command {
+    Cli::command()
 }
 
 /// Runs the command with the arguments of the process.
@@ -83,6 +92,7 @@ fn execute(command: Command) -> Result<ExitCode, Failure> {
     match command {
         // To this command a refused variable is a finding.
         Command::Doctor(args) => doctor::run(&args),
+        Command::Env(args) => exports::run(&args),
         Command::Settings(args) => settings::run(&args, &settings_for(is_child)?),
         Command::Perf(args) => perf::run(&args, &settings_for(is_child)?),
         Command::Coll(args) => coll::run(&args, &settings_for(is_child)?),
@@ -133,10 +143,9 @@ fn one_line(error: &clap::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_flags_are_consistent() {
-        Cli::command().debug_assert();
+        definition().debug_assert();
     }
 }

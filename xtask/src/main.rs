@@ -6,6 +6,7 @@ mod api;
 mod bench;
 mod campaign;
 mod ci;
+mod dist;
 mod docs;
 mod fuzz;
 mod gpu;
@@ -60,6 +61,9 @@ enum Command {
     Sanitize(sanitize::Args),
     /// Build `libnccl-net-invar.so`, the plugin that NCCL loads.
     Plugin,
+    /// Build the packages of Invar into target/dist: tarball, Debian package, RPM, wheel, bill of
+    /// materials and checksums.
+    Dist(dist::Args),
     /// Run the tests that need a GPU, measure staging beside plain copies, and write a report.
     Gpu(gpu::Args),
     /// Measure Invar beside NCCL, the kernel's transports and Open MPI, in one run.
@@ -79,6 +83,7 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::Campaign(args) => campaign::run(&shell, &args),
         Command::Sanitize(args) => sanitize::run(&shell, &args),
         Command::Plugin => plugin::run(&shell),
+        Command::Dist(args) => dist::run(&shell, &args),
         Command::Gpu(args) => gpu::run(&shell, &args),
         Command::Bench(args) => bench::run(&shell, &args),
         Command::Vm(args) => return Ok(vm::run(&shell, &args)),

@@ -4,6 +4,7 @@ mod capture;
 mod coll;
 mod devices;
 mod doctor;
+mod exports;
 mod gone;
 mod local;
 mod namespaces;

@@ -1,0 +1,141 @@
+//! `invar env`. Stand-ins for the plugin and for NCCL are compiled here.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::{env, process};
+
+use crate::*;
+
+const PLUGIN: &str = "libnccl-net-invar.so";
+const NCCL: &str = "libnccl.so.2";
+
+/// A directory that this test removes.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = env::temp_dir().join(format!("invar-env-{name}-{}", process::id()));
+        fs::create_dir_all(&path).expect("a directory");
+        Folder(path.canonicalize().expect("a directory"))
+    }
+
+    /// Compiles a shared library.
+    fn library(&self, name: &str, source: &str) -> PathBuf {
+        let (code, library) = (self.0.join(format!("{name}.c")), self.0.join(name));
+        fs::write(&code, source).expect("a file");
+        let mut compiler = Command::new("cc");
+        compiler.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&code);
+        assert!(compiler.status().expect("a C compiler").success());
+        library
+    }
+
+    fn plugin(&self) -> PathBuf {
+        self.library(PLUGIN, "int ncclNetPlugin_v6, ncclNetPlugin_v9;")
+    }
+
+    fn nccl(&self, version: u32) -> PathBuf {
+        let source = format!("int ncclGetVersion(int *v) {{ *v = {version}; return 0; }}");
+        self.library(NCCL, &source)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// `invar env ARGS` on a host without a Python environment.
+fn invar_env(args: &[&str]) -> Command {
+    let mut command = invar(&["env"]);
+    command.args(args);
+    for name in ["VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn variables(plugin: &Path, nccl: &Path, loader_path: &Path) -> serde_json::Value {
+    let mut command = invar_env(&["--json", "--plugin"]);
+    command.arg(plugin).arg("--nccl").arg(nccl).env("LD_LIBRARY_PATH", loader_path);
+    json(&Run::start(&mut command).wait().ok().stdout)
+}
+
+#[test]
+fn an_old_nccl_gets_the_directory_and_a_later_one_the_path() {
+    let folder = Folder::new("versions");
+    let (plugin, nccl) = (folder.plugin(), folder.nccl(21403));
+    let shown = variables(&plugin, &nccl, Path::new("/none"));
+    assert_eq!([&shown["nccl"]["version"], &shown["environment"]["NCCL_NET"]], ["2.14.3", "Invar"]);
+    assert_eq!(shown["plugin"]["interfaces"], serde_json::json!([6, 9]));
+    assert_eq!(shown["environment"]["NCCL_NET_PLUGIN"], "invar");
+    let expected = format!("{}:/none", folder.0.display());
+    assert_eq!(shown["environment"]["LD_LIBRARY_PATH"], expected);
+
+    folder.nccl(22807);
+    let shown = variables(&plugin, &folder.0, Path::new("/none"));
+    assert_eq!(shown["environment"]["NCCL_NET_PLUGIN"], plugin.display().to_string());
+    assert!(shown["environment"].get("LD_LIBRARY_PATH").is_none());
+}
+
+#[test]
+fn a_plugin_that_the_loader_finds_needs_only_its_name() {
+    let folder = Folder::new("found");
+    let (plugin, nccl) = (folder.plugin(), folder.nccl(21403));
+    let shown = variables(&plugin, &nccl, &folder.0);
+    assert_eq!(shown["plugin"]["loader_finds_it"], true);
+    assert!(shown["environment"].get("LD_LIBRARY_PATH").is_none());
+    // Another plugin of that name is not this one.
+    let other = Folder::new("other");
+    other.plugin();
+    let shown = variables(&plugin, &nccl, &other.0);
+    assert_eq!(shown["plugin"]["loader_finds_it"], false);
+}
+
+#[test]
+fn a_shell_evaluates_the_lines() {
+    let folder = Folder::new("it's a shell");
+    let plugin = folder.plugin();
+    let mut command = invar_env(&["--plugin"]);
+    let lines = Run::start(command.arg(&plugin)).wait().ok().stdout.clone();
+    let mut shell =
+        bare(Command::new("sh"), &["-c", "eval \"$1\"; echo $NCCL_NET_PLUGIN; echo \"$P\""]);
+    // The name `P` stands for the variable below, since the shell itself needs no library.
+    let lines = lines.replace("LD_LIBRARY_PATH=", "P=");
+    let outcome = Run::start(shell.args(["sh", &lines])).wait();
+    assert_eq!(outcome.ok().stdout, format!("invar\n{}\n", folder.0.display()));
+}
+
+#[test]
+fn a_host_without_the_plugin_gets_an_error_that_names_the_ways_out() {
+    let folder = Folder::new("bare");
+    let command = folder.0.join("invar");
+    fs::copy(env!("CARGO_BIN_EXE_invar"), &command).expect("a copy of the command");
+    // The loader stops its search at a file that is no library, so an installed plugin does not count.
+    let broken = folder.0.join("broken");
+    fs::create_dir(&broken).expect("a directory");
+    fs::write(broken.join(PLUGIN), "no library").expect("a file");
+    let mut command = bare(Command::new(command), &["env"]);
+    let outcome = Run::start(command.env("LD_LIBRARY_PATH", broken)).wait();
+    assert_eq!(outcome.status, Some(3), "{}", outcome.stdout);
+    let line = outcome.line();
+    assert!(line.contains(PLUGIN) && line.contains("--plugin"), "{line}");
+}
+
+#[test]
+fn what_is_no_plugin_or_no_nccl_that_invar_serves_is_refused() {
+    let folder = Folder::new("refused");
+    let (plugin, nccl) = (folder.plugin(), folder.nccl(21312));
+    let refusal = |plugin: &Path, nccl: &Path| {
+        let mut command = invar_env(&["--plugin"]);
+        Run::start(command.arg(plugin).arg("--nccl").arg(nccl)).wait().line().to_owned()
+    };
+    let line = refusal(&plugin, &nccl);
+    assert!(line.contains("is NCCL 2.13.12") && line.contains("2.14"), "{line}");
+    assert!(refusal(&plugin, &plugin).contains("ncclGetVersion"));
+    assert!(refusal(&nccl, &nccl).contains("is no network plugin"));
+    let code = folder.0.join(format!("{PLUGIN}.c"));
+    assert!(refusal(&code, &nccl).contains(&format!("{}: ", code.display())));
+    assert!(refusal(&plugin, &folder.0.join("none")).contains("no such file"));
+    assert!(refusal(&folder.0.join("none"), &nccl).contains("--plugin"));
+}

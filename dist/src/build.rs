@@ -1,0 +1,103 @@
+//! Builds the binaries without the paths of this machine.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::dependencies::BINARIES;
+use crate::shell;
+
+/// The profile in the workspace's `Cargo.toml`, and the folder that cargo builds it in.
+const PROFILE: &str = "distribution";
+/// A larger plugin would be a mistake: it is loaded into every process of a job.
+const PLUGIN_BYTES_MAX: usize = 5_000_000;
+
+/// The stripped binaries.
+pub(crate) struct Binaries {
+    pub(crate) command: Vec<u8>,
+    pub(crate) plugin: Vec<u8>,
+}
+
+/// The directory in which cargo builds.
+pub(crate) fn target_directory() -> Result<PathBuf> {
+    let args = ["metadata", "--no-deps", "--locked", "--format-version", "1"];
+    let metadata: Value = serde_json::from_str(&shell::read(shell::cargo(&args)?)?)?;
+    let target =
+        metadata["target_directory"].as_str().context("cargo names no target directory")?;
+    Ok(target.into())
+}
+
+/// Builds the command and the plugin, and checks them.
+pub(crate) fn run(target: &Path) -> Result<Binaries> {
+    let replaced = replaced_paths(target)?;
+    let option = |prefix: &str| {
+        let pairs = replaced.iter().map(|(path, name)| format!("{prefix}{path}={name}"));
+        pairs.collect::<Vec<_>>()
+    };
+    let mut command = shell::cargo(&["build", "--locked", "--profile", PROFILE])?;
+    for package in BINARIES {
+        command.args(["--package", package]);
+    }
+    command.arg("--target-dir").arg(target);
+    // The variable separates flags by this character. It replaces the user's own flags.
+    command.env("CARGO_ENCODED_RUSTFLAGS", option("--remap-path-prefix=").join("\u{1f}"));
+    command.env("CFLAGS", option("-ffile-prefix-map=").join(" "));
+    shell::read(command)?;
+    let read = |name: &str| {
+        let path = target.join(PROFILE).join(name);
+        fs::read(&path).with_context(|| path.display().to_string())
+    };
+    let binaries = Binaries { command: read("invar")?, plugin: read("libnccl_net_invar.so")? };
+    check("the command", &binaries.command, &replaced)?;
+    check("the plugin", &binaries.plugin, &replaced)?;
+    let bytes = binaries.plugin.len();
+    ensure!(bytes < PLUGIN_BYTES_MAX, "the plugin has {bytes} bytes, more than {PLUGIN_BYTES_MAX}");
+    Ok(binaries)
+}
+
+/// The paths of this machine and their names in the binaries. Of several that fit, the last one holds.
+fn replaced_paths(target: &Path) -> Result<Vec<(String, String)>> {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
+    let home = home.context("neither CARGO_HOME nor HOME is set")?;
+    let sysroot = shell::read(shell::command("rustc", &["--print", "sysroot"])?)?;
+    let text = |path: &Path| {
+        path.to_str().map(str::to_owned).with_context(|| format!("{}: no UTF-8", path.display()))
+    };
+    let mut replaced = vec![
+        (text(&home)?, "/cargo".to_owned()),
+        (sysroot.trim().to_owned(), "/rust".to_owned()),
+        (text(&shell::root()?)?, "/invar".to_owned()),
+        (text(target)?, "/target".to_owned()),
+    ];
+    // Each registry has a folder whose name depends on cargo's settings.
+    for entry in fs::read_dir(home.join("registry/src")).into_iter().flatten() {
+        replaced.push((text(&entry?.path())?, "/crates".to_owned()));
+    }
+    Ok(replaced)
+}
+
+/// Fails if the binary still has one of the paths.
+fn check(what: &str, binary: &[u8], replaced: &[(String, String)]) -> Result<()> {
+    for (path, _) in replaced {
+        let has_path = binary.windows(path.len()).any(|window| window == path.as_bytes());
+        ensure!(!has_path, "{what} contains the path {path}: a build elsewhere would differ");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_binary_with_a_path_of_the_build_is_refused() {
+        let replaced = [("/home/me".to_owned(), "/invar".to_owned())];
+        assert!(check("it", b"..../invar/core....", &replaced).is_ok());
+        let error = check("it", b"..../home/me/core....", &replaced).unwrap_err().to_string();
+        assert!(error.contains("it contains the path /home/me"), "{error}");
+    }
+}
