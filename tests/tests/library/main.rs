@@ -2,7 +2,6 @@
 
 mod connecting;
 mod flush;
-mod idle_ends;
 mod late;
 mod misuse;
 mod packet_auth;
@@ -10,7 +9,6 @@ mod peer_gone;
 mod ports;
 mod transfer;
 
-use std::thread;
 use std::time::Duration;
 
 use invar::{Device, Listener, MemoryRegion, RecvComm, Request, SendComm, Settings};

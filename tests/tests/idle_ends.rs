@@ -2,10 +2,14 @@
 
 use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
 
+use invar::{Device, Handle, Listener, MemoryRegion, SendComm, Settings};
+use invar_testkit::library::{self, content};
 use invar_testkit::namespaces::{Hosts, IPV4};
-
-use crate::*;
+use invar_testkit::pattern::pattern;
+use invar_testkit::wait::until;
 
 /// The time for which the cable is out: longer than all retries of a queue pair.
 const OUTAGE: Duration = Duration::from_millis(1500);
@@ -15,7 +19,7 @@ const BYTES: usize = 64;
 
 /// A message between the threads that play the hosts.
 enum Note {
-    Handle(invar::Handle),
+    Handle(Handle),
     Posted,
     Seen,
     CableIsOut,
