@@ -7,7 +7,7 @@
 //! - The owner has entered before, and the visitor sees that it is inside.
 //! - The owner enters later, and sees the visitor's request.
 //!
-//! An owner that sees a request takes a slower lock, which the visitor holds during the visit.
+//! An owner that sees a request takes a mutex, which the visitor holds during the visit.
 
 #[cfg(not(all(loom, test)))]
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -17,20 +17,20 @@ use loom::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 /// A visitor wants to come in, or is inside.
 const VISIT: u8 = 1;
-/// The owner always takes the slower lock.
+/// The owner always takes the mutex.
 const SLOW: u8 = 2;
 
 /// The words of a biased lock.
 #[derive(Debug, Default)]
 pub struct Bias {
-    /// Whether the owner is inside by its fast way.
+    /// Whether the owner is inside by its fast path.
     is_inside: AtomicBool,
-    /// Nonzero while the owner must take the slower lock.
+    /// Nonzero while the owner must take the mutex.
     requests: AtomicU8,
 }
 
 impl Bias {
-    /// For the owner: enters by the fast way. If it returns `false`, take the slower lock. Otherwise call
+    /// For the owner: enters by the fast path. If it returns `false`, take the mutex. Otherwise call
     /// [`Bias::leave`] afterwards.
     #[inline(always)]
     pub fn enter(&self) -> bool {
@@ -50,13 +50,13 @@ impl Bias {
         self.is_inside.store(false, Ordering::Release);
     }
 
-    /// For the visitor, with the slower lock held: asks the owner to stay out. Then cause a barrier on
+    /// For the visitor, with the mutex held: asks the owner to stay out. Then cause a barrier on
     /// all processors, and wait until [`Bias::is_inside`] returns `false`.
     pub fn request(&self) {
         self.requests.fetch_or(VISIT, Ordering::Relaxed);
     }
 
-    /// For the visitor: whether the owner is still inside by its fast way.
+    /// For the visitor: whether the owner is still inside by its fast path.
     pub fn is_inside(&self) -> bool {
         self.is_inside.load(Ordering::Acquire)
     }
@@ -66,7 +66,7 @@ impl Bias {
         self.requests.fetch_and(!VISIT, Ordering::Release);
     }
 
-    /// For whoever holds the slower lock: whether the owner shall always take that lock.
+    /// For whoever holds the mutex: whether the owner shall always take that lock.
     pub fn set_slow(&self, is_slow: bool) {
         match is_slow {
             true => self.requests.fetch_or(SLOW, Ordering::Relaxed),
@@ -136,7 +136,21 @@ mod interleavings {
             shared.own();
             shared.own();
             visitor.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn two_visitors_take_turns() {
+        loom::model(|| {
+            let shared = Arc::new(Shared::default());
+            let visitors = [(); 2].map(|()| {
+                let visitor = Arc::clone(&shared);
+                thread::spawn(move || visitor.visit())
+            });
             shared.own();
+            let [first, second] = visitors;
+            first.join().unwrap();
+            second.join().unwrap();
         });
     }
 }

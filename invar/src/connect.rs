@@ -9,7 +9,7 @@ use invar_linux::clock::now_ns;
 use invar_linux::interface::Interface;
 
 use crate::error::Kind;
-use crate::raw::{AnyRecv, AnySend, Attempt, Listen};
+use crate::raw::{AnyRecv, AnySend, Attempt, Keeper, Listen};
 use crate::settings::StagingSize;
 use crate::{Device, Error, GpuSupport, RecvComm, SendComm, Settings};
 
@@ -57,7 +57,8 @@ impl Listener {
     pub fn accept(&self) -> Result<Option<Accepting>, Error> {
         let Some(attempt) = self.listen.accept()? else { return Ok(None) };
         let staging = self.settings.gpu.staging;
-        Ok(Some(Accepting { attempt, device: self.device.clone(), staging }))
+        let (device, keeper) = (self.device.clone(), Keeper::of_process()?);
+        Ok(Some(Accepting { attempt, device, staging, keeper }))
     }
 
     /// Waits until a peer has called and is connected, at most `timeout`.
@@ -98,6 +99,7 @@ pub struct Accepting {
     attempt: Attempt<AnyRecv>,
     device: Device,
     staging: StagingSize,
+    keeper: Keeper,
 }
 
 impl Accepting {
@@ -108,7 +110,7 @@ impl Accepting {
     /// later call returns that error too.
     pub fn poll(&mut self) -> Result<Option<RecvComm>, Error> {
         let Some(end) = self.poll_raw()? else { return Ok(None) };
-        Ok(Some(RecvComm::new(end.kept()?, self.device.clone(), self.staging)))
+        Ok(Some(RecvComm::new(end.kept(&self.keeper), self.device.clone(), self.staging)))
     }
 
     /// Continues like [`Accepting::poll`], and returns the raw end of the connection. The caller of a
@@ -132,6 +134,7 @@ pub struct Connecting {
     attempt: Attempt<AnySend>,
     device: Device,
     staging: StagingSize,
+    keeper: Keeper,
 }
 
 impl SendComm {
@@ -152,7 +155,9 @@ impl Connecting {
     fn start(device: &Device, handle: &Handle, settings: &Settings) -> Result<Self, Error> {
         settings.check(device.info())?;
         let attempt = device.adapter().connect(handle, conn_settings(device, settings))?;
-        Ok(Connecting { attempt, device: device.clone(), staging: settings.gpu.staging })
+        let (device, staging, keeper) =
+            (device.clone(), settings.gpu.staging, Keeper::of_process()?);
+        Ok(Connecting { attempt, device, staging, keeper })
     }
 
     /// Continues the handshake without waiting. Returns `None` until the connection is complete.
@@ -162,7 +167,7 @@ impl Connecting {
     /// [`Settings::connect_timeout`]. Every later call returns that error too.
     pub fn poll(&mut self) -> Result<Option<SendComm>, Error> {
         let Some(end) = self.poll_raw()? else { return Ok(None) };
-        Ok(Some(SendComm::new(end.kept()?, self.device.clone(), self.staging)))
+        Ok(Some(SendComm::new(end.kept(&self.keeper), self.device.clone(), self.staging)))
     }
 
     /// Continues like [`Connecting::poll`], and returns the raw end of the connection. The caller of a

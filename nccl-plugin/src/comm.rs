@@ -22,8 +22,8 @@ const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 
 /// NCCL's end of a connection.
 pub(crate) struct Comm {
-    // The keeper forgets the end before the end is closed.
-    _keeping: Keeping,
+    /// Dropped first, so that the keeper forgets the end before it is closed.
+    keeping: Option<Keeping>,
     /// The end, under a lock that is biased towards NCCL's calls. NCCL makes one at a time. The pointer is
     /// an [`Arc`]'s.
     end: NonNull<dyn NetEnd>,
@@ -155,7 +155,7 @@ impl Comm {
         let end: NonNull<dyn NetEnd> =
             unsafe { NonNull::new_unchecked(Arc::into_raw(end).cast_mut()) };
         let (test, device) = (<Biased<T> as NetEnd>::test, device.clone());
-        Comm { _keeping: keeping, end, test, kind, device, device_number }
+        Comm { keeping: Some(keeping), end, test, kind, device, device_number }
     }
 
     /// The device of the connection.
@@ -208,6 +208,7 @@ impl Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
+        drop(self.keeping.take());
         // SAFETY: NCCL makes no call on a comm that it has closed. The pointer came from an `Arc`, and only
         // this drop turns it back into one.
         unsafe {
@@ -240,7 +241,7 @@ struct Asked {
     sizes: *mut c_int,
 }
 
-/// Makes a call on an end that may take the slower lock.
+/// Makes a call on an end that may take the mutex.
 ///
 /// # Safety
 /// No other call of NCCL on the end runs.

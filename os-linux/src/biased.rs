@@ -13,10 +13,10 @@ use invar_core::bias::Bias;
 use rustix::thread::{MembarrierCommand, membarrier};
 
 /// The number of looks at an owner that is inside before a visit is put off. An owner stays inside for
-/// less than a microsecond, unless its thread loses its processor.
+/// one call, unless its thread loses its processor.
 const LOOKS_MAX: u32 = 100;
 
-/// Whether the kernel has the barrier. Without it, owners always take the slower lock.
+/// Whether the kernel has the barrier. Without it, owners always take the mutex.
 static HAS_BARRIER: LazyLock<bool> = LazyLock::new(|| {
     let registered = membarrier(MembarrierCommand::RegisterPrivateExpedited);
     registered.and_then(|()| membarrier(MembarrierCommand::PrivateExpedited)).is_ok()
@@ -28,7 +28,7 @@ pub struct Biased<T> {
     /// The value comes first, so that its address needs no addition.
     value: UnsafeCell<T>,
     bias: Bias,
-    /// The slower lock. It holds whether the value has gone.
+    /// The mutex. It holds whether the value has gone.
     slow: Mutex<bool>,
 }
 
@@ -39,10 +39,10 @@ unsafe impl<T: Send> Sync for Biased<T> {}
 /// The only owner of a value. Others visit the value.
 pub struct Owner<T>(Arc<Biased<ManuallyDrop<T>>>);
 
-/// The owner is inside by its fast way.
+/// The owner is inside by its fast path.
 pub struct Entered<'a, T>(&'a Biased<T>);
 
-/// The slower lock is held.
+/// The mutex is held.
 pub struct Locked<'a, T> {
     biased: &'a Biased<T>,
     gone: MutexGuard<'a, bool>,
@@ -58,17 +58,17 @@ impl<T> Biased<T> {
 }
 
 impl<T> Biased<T> {
-    /// For the owner: enters by the fast way. After `None` call [`Biased::lock`].
+    /// For the owner: enters by the fast path. After `None` call [`Biased::lock`].
     ///
     /// # Safety
     /// All calls of this function and of [`Biased::lock`] come from one owner, which makes one at a time,
     /// and drops the result before the next.
     #[inline(always)]
     pub unsafe fn enter(&self) -> Option<Entered<'_, T>> {
-        self.bias.enter().then_some(Entered(self))
+        self.bias.enter().then(|| Entered(self))
     }
 
-    /// For the owner: enters by the slower lock, which a visitor may hold.
+    /// For the owner: enters by the mutex, which a visitor may hold.
     ///
     /// # Safety
     /// The caller makes the promises of [`Biased::enter`].
@@ -83,10 +83,9 @@ impl<T> Biased<T> {
         if *gone {
             return None;
         }
+        let mut visited = Visited(Locked { biased: self, gone });
         self.bias.request();
-        let visited = self.await_owner().then(|| visit(&mut Locked { biased: self, gone }));
-        self.bias.withdraw();
-        visited
+        self.await_owner().then(|| visit(&mut visited.0))
     }
 
     /// Waits until the owner is outside. Returns `false` if that takes too long.
@@ -101,6 +100,15 @@ impl<T> Biased<T> {
             }
             is_outside
         })
+    }
+}
+
+/// A visit. Its drop ends the request first and then unlocks.
+struct Visited<'a, T>(Locked<'a, T>);
+
+impl<T> Drop for Visited<'_, T> {
+    fn drop(&mut self) {
+        self.0.biased.bias.withdraw();
     }
 }
 
@@ -121,14 +129,14 @@ impl<T> Owner<T> {
         &self.0
     }
 
-    /// Enters by the fast way. After `None` call [`Owner::lock`].
+    /// Enters by the fast path. After `None` call [`Owner::lock`].
     #[inline(always)]
     pub fn enter(&mut self) -> Option<Entered<'_, ManuallyDrop<T>>> {
         // SAFETY: This is the only owner, and the result borrows it mutably.
         unsafe { self.0.enter() }
     }
 
-    /// Enters by the slower lock, which a visitor may hold.
+    /// Enters by the mutex, which a visitor may hold.
     pub fn lock(&mut self) -> Locked<'_, ManuallyDrop<T>> {
         // SAFETY: This is the only owner, and the result borrows it mutably.
         unsafe { self.0.lock() }
@@ -143,30 +151,31 @@ impl<T> Owner<T> {
     }
 
     /// Takes the value. Later visitors find none.
-    pub fn into_inner(self) -> T {
-        // SAFETY: The owner is never used again, nor dropped.
-        unsafe { ManuallyDrop::new(self).take() }
+    pub fn into_inner(mut self) -> T {
+        self.take().expect("only this function and the drop take the value")
     }
 
-    /// # Safety
-    /// The caller calls this once, and uses the owner no more.
-    unsafe fn take(&mut self) -> T {
-        let mut end = self.lock();
-        end.leave_for_ever();
-        // SAFETY: The lock is held, and nobody enters any more.
-        unsafe { ManuallyDrop::take(&mut end) }
+    /// Takes the value, if it is still there.
+    fn take(&mut self) -> Option<T> {
+        let mut locked = self.lock();
+        if *locked.gone {
+            return None;
+        }
+        locked.end_visits();
+        // SAFETY: The value is there, and nobody uses it any more: visitors find that it has gone, and the
+        // callers of this function consume the owner.
+        Some(unsafe { ManuallyDrop::take(&mut locked) })
     }
 }
 
 impl<T> Drop for Owner<T> {
     fn drop(&mut self) {
-        // SAFETY: Nobody uses the owner after its drop.
-        drop(unsafe { self.take() });
+        drop(self.take());
     }
 }
 
 impl<T> Entered<'_, T> {
-    /// Makes the owner take the slower lock from now on.
+    /// Makes the owner take the mutex from now on.
     pub fn set_slow(&mut self) {
         self.0.bias.set_slow(true);
     }
@@ -198,13 +207,13 @@ impl<T> DerefMut for Entered<'_, T> {
 }
 
 impl<T> Locked<'_, T> {
-    /// Makes the owner take the slower lock from now on, or allows the fast way again.
+    /// Makes the owner take the mutex from now on, or allows the fast path again.
     pub fn set_slow(&mut self, is_slow: bool) {
         self.biased.bias.set_slow(is_slow || !*HAS_BARRIER);
     }
 
     /// Keeps visitors away from now on.
-    pub fn leave_for_ever(&mut self) {
+    pub fn end_visits(&mut self) {
         *self.gone = true;
     }
 }
@@ -213,7 +222,7 @@ impl<T> Deref for Locked<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: The lock is held. An owner that holds it is not inside by the fast way, and a visitor
+        // SAFETY: The lock is held. An owner that holds it is not inside by the fast path, and a visitor
         // has waited until the owner was outside.
         unsafe { &*self.biased.value.get() }
     }
@@ -229,7 +238,7 @@ impl<T> DerefMut for Locked<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     /// A value that shows if two threads change it at once.
     #[derive(Default)]
@@ -254,29 +263,31 @@ mod tests {
     #[test]
     fn visits_and_calls_never_overlap() {
         const VISITS: u64 = 2000;
+        const VISITORS: u64 = 2;
         let mut owner = Owner::new(Pair::default());
-        let (visited, is_over) = (owner.shared(), Arc::new(AtomicBool::new(false)));
-        let visiting = thread::spawn({
-            let is_over = Arc::clone(&is_over);
-            move || {
+        let visiting = Arc::new(AtomicU64::new(VISITORS));
+        let visitors = (0..VISITORS).map(|_| {
+            let (visited, visiting) = (owner.shared(), Arc::clone(&visiting));
+            thread::spawn(move || {
                 let mut visits = 0;
                 while visits < VISITS {
                     visits += u64::from(visited.visit(|pair| pair.add()).is_some());
                 }
-                is_over.store(true, Ordering::Relaxed);
-            }
+                visiting.fetch_sub(1, Ordering::Relaxed);
+            })
         });
+        let visitors: Vec<_> = visitors.collect();
         let mut calls = 0;
-        while !is_over.load(Ordering::Relaxed) {
+        while visiting.load(Ordering::Relaxed) > 0 {
             own(&mut owner);
             calls += 1;
         }
-        visiting.join().unwrap();
-        assert_eq!(owner.into_inner().0, calls + VISITS);
+        visitors.into_iter().for_each(|visitor| visitor.join().unwrap());
+        assert_eq!(owner.into_inner().0, calls + VISITORS * VISITS);
     }
 
     #[test]
-    fn an_owner_that_shall_be_slow_takes_the_lock_until_it_may_be_fast_again() {
+    fn a_slow_owner_takes_the_lock_until_it_may_be_fast_again() {
         let mut owner = Owner::new(0);
         let may_be_fast = *HAS_BARRIER;
         let visitor = owner.shared();
@@ -302,6 +313,7 @@ mod tests {
         let visitor = owner.shared();
         let value = owner.into_inner();
         assert!(visitor.visit(|_| ()).is_none());
+        assert_eq!((Arc::strong_count(&visitor), Arc::strong_count(&value)), (1, 1));
         let owner = Owner::new(value);
         let visitor = owner.shared();
         let value = owner.read(Arc::clone);

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
-use invar::raw::{AnyRecv, AnySend};
+use invar::raw::Keeper;
 use invar::{Accepting, Connecting, Device, DeviceKind, Handle, Listener, SendComm, Settings};
 use invar_core::param::{ParamInfo, Params, TABLE};
 use invar_core::proxy::{ConnectionId, ConnectionSpec, Init, Setup, Sharing};
@@ -163,16 +163,17 @@ impl Setup for Host {
             let handle = Handle::from_bytes(request.try_into()?)?;
             place.stage = KernelStage::Connecting(SendComm::connect(&device, &handle, &settings)?);
         }
+        let keeper = Keeper::of_process()?;
         let end = match &mut place.stage {
             KernelStage::Listening(listener, accepting) => {
                 if accepting.is_none() {
                     *accepting = listener.accept()?;
                 }
                 let end = accepting.as_mut().map_or(Ok(None), Accepting::poll_raw)?;
-                end.map(AnyRecv::kept).transpose()?.map(End::Recv)
+                end.map(|end| End::Recv(end.kept(&keeper)))
             }
             KernelStage::Connecting(connecting) => {
-                connecting.poll_raw()?.map(AnySend::kept).transpose()?.map(End::Send)
+                connecting.poll_raw()?.map(|end| End::Send(end.kept(&keeper)))
             }
             KernelStage::New | KernelStage::Connected => None,
         };

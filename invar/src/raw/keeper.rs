@@ -1,13 +1,14 @@
 //! The keeper: a thread that looks after the ends of connections while their program does something else.
 //!
-//! It checks whether each peer is still there, and it recovers connections. Without it, an end would
-//! recover only in calls on that end. A program that waits for one connection would never mend the other,
-//! for which its peer may be waiting.
+//! It checks whether each peer is still there, and it recovers connections. A program may wait for
+//! connection A while its peer waits for connection B. If B fails, only the keeper mends B.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use invar_linux::biased::Biased;
 
@@ -18,7 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Time between two looks at an end that recovers.
 const URGENT_EVERY: Duration = Duration::from_millis(1);
 /// Time for each end between two looks, so that many ends do not keep a processor busy.
-const LOOK_EVERY_PER_END: Duration = Duration::from_micros(200);
+const PER_END: Duration = Duration::from_micros(200);
 
 /// The keeper of this process, while there are connections.
 static OF_PROCESS: Mutex<Weak<Running>> = Mutex::new(Weak::new());
@@ -36,9 +37,9 @@ pub enum Care {
 
 /// An end that a keeper can look after.
 pub trait Tend: Send {
-    /// Does what [`End::look`](super::End::look) does.
+    /// Checks the peer and continues a recovery; see [`End::look`](super::End::look).
     fn look(&mut self) -> Care;
-    /// Does what [`End::care`](super::End::care) does.
+    /// Returns how much care the end needs; see [`End::care`](super::End::care).
     fn care(&self) -> Care;
 }
 
@@ -51,7 +52,13 @@ trait Visited: Send + Sync {
 impl<T: Tend> Visited for Biased<T> {
     fn look(&self) -> bool {
         let care = self.visit(|end| {
-            let care = Tend::look(&mut **end);
+            let looked = catch_unwind(AssertUnwindSafe(|| Tend::look(&mut **end)));
+            let Ok(care) = looked else {
+                // The other ends still need the thread.
+                log::error!("a defect: looking after a connection panicked, and is given up");
+                end.end_visits();
+                return Care::None;
+            };
             end.set_slow(care != Care::None);
             care
         });
@@ -110,6 +117,8 @@ struct List {
 }
 
 struct Running {
+    /// The process of the thread. A child of `fork` has none.
+    process: u32,
     ends: Arc<Ends>,
     thread: Option<JoinHandle<()>>,
 }
@@ -121,7 +130,8 @@ impl Keeper {
     /// Fails if the system has no room for a thread.
     pub fn of_process() -> Result<Self, Error> {
         let mut of_process = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
-        let running = match of_process.upgrade() {
+        let running = of_process.upgrade();
+        let running = match running.filter(|running| running.process == process::id()) {
             Some(running) => running,
             None => {
                 let failed = |error| Error::io("starting the thread that keeps connections", error);
@@ -141,7 +151,8 @@ impl Keeper {
 
     /// Looks after each end once.
     pub fn look(&self) {
-        for end in self.ends.list().ends.clone() {
+        let ends = self.ends.list().ends.clone();
+        for end in ends {
             end.look();
         }
     }
@@ -173,11 +184,17 @@ impl Ends {
     /// The thread: looks after all ends at intervals, and after those that recover more often.
     fn run(&self) {
         let mut urgent: Vec<Arc<dyn Visited>> = Vec::new();
-        let mut left = Duration::ZERO;
-        while let Some(ends) = self.wait(if urgent.is_empty() { left } else { URGENT_EVERY }) {
-            left = left.saturating_sub(URGENT_EVERY);
-            if urgent.is_empty() || left.is_zero() {
-                left = LOOK_EVERY.max(LOOK_EVERY_PER_END * ends.len() as u32);
+        let mut next_full = Instant::now();
+        loop {
+            let left = next_full.saturating_duration_since(Instant::now());
+            let pause = match urgent.len() as u32 {
+                0 => left,
+                count => left.min(URGENT_EVERY.max(PER_END * count)),
+            };
+            let Some(ends) = self.wait(pause) else { return };
+            let now = Instant::now();
+            if now >= next_full {
+                next_full = now + LOOK_EVERY.max(PER_END * ends.len() as u32);
                 urgent = ends;
             }
             urgent.retain(|end| end.look());
@@ -204,7 +221,7 @@ impl Running {
             let ends = Arc::clone(&ends);
             move || ends.run()
         })?;
-        Ok(Running { ends, thread: Some(thread) })
+        Ok(Running { process: process::id(), ends, thread: Some(thread) })
     }
 }
 
@@ -212,9 +229,11 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.ends.list().is_over = true;
         self.ends.changed.notify_one();
-        if let Some(thread) = self.thread.take() {
-            // The thread does not panic unless an end does.
-            let _ = thread.join();
+        match self.thread.take() {
+            // The thread catches panics.
+            Some(thread) if self.process == process::id() => drop(thread.join()),
+            // The thread was not copied by `fork`.
+            thread => std::mem::forget(thread),
         }
     }
 }
@@ -223,7 +242,6 @@ impl Drop for Running {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
-    use std::time::Instant;
 
     #[derive(Default)]
     struct Counted {

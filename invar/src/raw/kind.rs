@@ -11,7 +11,6 @@ use super::kept::Kept;
 use super::nic::{GpuNic, GpuRange, SharedNic};
 use super::on::{RecvOn, SendOn};
 use super::socket::{SocketRecv, SocketSend};
-use crate::Error;
 
 /// A sending end on any NIC.
 #[non_exhaustive]
@@ -40,36 +39,26 @@ pub enum AnyRecv {
 }
 
 impl AnySend {
-    /// Lets the keeper of this process look after the end. The result suits callers that do not need the
-    /// end's kind.
-    ///
-    /// # Errors
-    /// Fails if [`Keeper::of_process`] fails.
-    pub fn kept(self) -> Result<Box<dyn SendEnd>, Error> {
-        let keeper = &Keeper::of_process()?;
-        Ok(match self {
+    /// Lets a keeper look after the end. The result suits callers that do not need the end's kind.
+    pub fn kept(self, keeper: &Keeper) -> Box<dyn SendEnd> {
+        match self {
             AnySend::Verbs(end) => Box::new(Kept::new(*end, keeper)),
             AnySend::Socket(end) => Box::new(Kept::new(*end, keeper)),
             AnySend::Soft(end) => Box::new(Kept::new(*end, keeper)),
             AnySend::Custom(end) => Box::new(Kept::new(end, keeper)),
-        })
+        }
     }
 }
 
 impl AnyRecv {
-    /// Lets the keeper of this process look after the end. The result suits callers that do not need the
-    /// end's kind.
-    ///
-    /// # Errors
-    /// Fails if [`Keeper::of_process`] fails.
-    pub fn kept(self) -> Result<Box<dyn RecvEnd>, Error> {
-        let keeper = &Keeper::of_process()?;
-        Ok(match self {
+    /// Lets a keeper look after the end. The result suits callers that do not need the end's kind.
+    pub fn kept(self, keeper: &Keeper) -> Box<dyn RecvEnd> {
+        match self {
             AnyRecv::Verbs(end) => Box::new(Kept::new(*end, keeper)),
             AnyRecv::Socket(end) => Box::new(Kept::new(*end, keeper)),
             AnyRecv::Soft(end) => Box::new(Kept::new(*end, keeper)),
             AnyRecv::Custom(end) => Box::new(Kept::new(end, keeper)),
-        })
+        }
     }
 }
 

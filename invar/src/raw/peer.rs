@@ -10,7 +10,7 @@ const LAST_DATA_NS: u64 = 50_000_000;
 pub(super) enum PeerState {
     #[default]
     Open,
-    /// The peer had closed at this time.
+    /// The peer closed before this time.
     Closing { since_ns: u64 },
     /// Every call returns the error of the peer.
     Closed,

@@ -155,9 +155,11 @@ impl<E: RecvEnd> NetEnd for Biased<Receiver<E>> {
     unsafe fn close(&self) {
         // SAFETY: The caller makes no other call.
         let mut locked = unsafe { self.lock() };
-        locked.leave_for_ever();
+        locked.end_visits();
         // SAFETY: Nobody uses the end any more.
-        Box::new(unsafe { ManuallyDrop::take(&mut locked.end) }).close();
+        let end = unsafe { ManuallyDrop::take(&mut locked.end) };
+        drop(locked);
+        Box::new(end).close();
     }
 }
 
@@ -247,7 +249,7 @@ impl<E: RecvEnd> Receiver<E> {
         unsafe { call(this, post) }
     }
 
-    /// `test` while the end must not be entered by the fast way.
+    /// `test` while the end takes the mutex.
     #[cold]
     extern "C" fn test_locked(
         request: *mut c_void,

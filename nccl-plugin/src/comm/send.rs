@@ -50,7 +50,7 @@ impl<E: SendEnd> NetEnd for Biased<Sender<E>> {
         }
         // SAFETY: NCCL makes one call on an end at a time.
         let Some(mut entered) = (unsafe { self.enter() }) else {
-            return Sender::isend_slow(self, data, size, tag, mhandle, request);
+            return Sender::isend_locked(self, data, size, tag, mhandle, request);
         };
         let Sender { end, low_half, .. } = &mut *entered;
         // SAFETY: NCCL's contract includes the contract of `SendEnd`, and promises room for a request.
@@ -97,9 +97,11 @@ impl<E: SendEnd> NetEnd for Biased<Sender<E>> {
     unsafe fn close(&self) {
         // SAFETY: The caller makes no other call.
         let mut locked = unsafe { self.lock() };
-        locked.leave_for_ever();
+        locked.end_visits();
         // SAFETY: Nobody uses the end any more.
-        Box::new(unsafe { ManuallyDrop::take(&mut locked.end) }).close();
+        let end = unsafe { ManuallyDrop::take(&mut locked.end) };
+        drop(locked);
+        Box::new(end).close();
     }
 }
 
@@ -187,7 +189,20 @@ impl<E: SendEnd> Sender<E> {
         unsafe { call(this, post) }
     }
 
-    /// `test` while the end must not be entered by the fast way.
+    /// `isend` while the end takes the mutex.
+    #[cold]
+    extern "C" fn isend_locked(
+        this: &Biased<Self>,
+        data: *mut c_void,
+        size: usize,
+        tag: c_int,
+        mhandle: *mut c_void,
+        request: *mut *mut c_void,
+    ) -> Code {
+        Self::isend_slow(this, data, size, tag, mhandle, request)
+    }
+
+    /// `test` while the end takes the mutex.
     #[cold]
     extern "C" fn test_locked(
         request: *mut c_void,

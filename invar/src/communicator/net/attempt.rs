@@ -9,7 +9,7 @@ use super::ring::LinkRing;
 use super::status::LinkStatuses;
 use super::{NetRecv, NetSend};
 use crate::error::Kind;
-use crate::raw::{AnyRecv, RecvEnd, SendEnd};
+use crate::raw::{AnyRecv, Keeper, RecvEnd, SendEnd};
 use crate::wait::wait;
 use crate::{Accepting, Connecting, Device, Error, Handle, Listener, SendComm, Settings};
 
@@ -24,6 +24,7 @@ pub struct LinkAttempt {
     both_ways: bool,
     stage: AttemptStage,
     parts: LinkParts,
+    keeper: Keeper,
 }
 
 /// The ends of the links of a successful attempt: one end, or both ends of a shared connection.
@@ -72,7 +73,8 @@ impl LinkAttempt {
         let listener = Listener::bind(&parts.device, settings)?;
         let handle = listener.handle();
         let stage = AttemptStage::Listening(Box::new(Incoming { listener, accepting: Vec::new() }));
-        Ok((LinkAttempt { id, both_ways, stage, parts }, handle))
+        let keeper = Keeper::of_process()?;
+        Ok((LinkAttempt { id, both_ways, stage, parts, keeper }, handle))
     }
 
     /// Starts to connect to the peer's listener.
@@ -85,7 +87,8 @@ impl LinkAttempt {
     ) -> Result<Self, Error> {
         let connecting = SendComm::connect(&parts.device, handle, settings);
         let connecting = connecting.map_err(|error| error.of_rank(id.peer))?;
-        Ok(LinkAttempt { id, both_ways, stage: AttemptStage::Connecting(connecting), parts })
+        let (stage, keeper) = (AttemptStage::Connecting(connecting), Keeper::of_process()?);
+        Ok(LinkAttempt { id, both_ways, stage, parts, keeper })
     }
 
     /// Returns the rank at the other end.
@@ -110,11 +113,11 @@ impl LinkAttempt {
     }
 
     fn try_poll(&mut self) -> Result<Option<LinkEnds>, Error> {
-        let LinkAttempt { id, both_ways, stage, parts } = self;
+        let LinkAttempt { id, both_ways, stage, parts, keeper } = self;
         match stage {
             AttemptStage::Connecting(connecting) => {
                 let Some(end) = connecting.poll_raw()? else { return Ok(None) };
-                let mut end = end.kept()?;
+                let mut end = end.kept(keeper);
                 let back =
                     if *both_ways { Some(end.way_back()?.ok_or_else(one_way)?) } else { None };
                 let recv = back.map(|back| parts.receiver(*id, back)).transpose()?;
@@ -122,7 +125,7 @@ impl LinkAttempt {
             }
             AttemptStage::Listening(incoming) => {
                 let Some(end) = incoming.poll()? else { return Ok(None) };
-                let mut end = end.kept()?;
+                let mut end = end.kept(keeper);
                 let back =
                     if *both_ways { Some(end.way_back()?.ok_or_else(one_way)?) } else { None };
                 let send = back.map(|back| parts.sender(*id, back)).transpose()?;

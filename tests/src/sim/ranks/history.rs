@@ -23,7 +23,7 @@ use crate::sim::scenario::{self, OUTAGE_NS, RECOVERY_NS};
 const PATIENCE_NS: u64 = 20_000_000_000;
 /// The time for all retries of a broken link's requests, and of those that are posted later.
 const BROKEN_NS: u64 = 5_000_000_000;
-/// The keepers look after the connections about so often.
+/// Each keeper looks about once in this time.
 const LOOK_EVERY_NS: u64 = 50_000_000;
 /// A rank hears of a failure within this time after the hub, or its own network, has noticed it.
 const SPARE_NS: u64 = 100_000_000;
@@ -315,7 +315,7 @@ impl<'s> History<'s> {
         }
     }
 
-    /// Lets the keepers look whose time has come. A busy host delays its keeper.
+    /// Calls each keeper whose next look is due. A busy host delays its keeper.
     fn keep(&mut self) {
         let now_ns = self.world.now_ns();
         for (keeper, look_ns) in &mut self.keepers {
