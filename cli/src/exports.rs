@@ -12,7 +12,7 @@ use std::{env, io};
 
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, line};
 use crate::output::print;
 use nccl::{Nccl, NcclVersion};
 use plugin::Plugin;
@@ -114,7 +114,9 @@ fn as_shell(
         Some(nccl) => nccl.to_string(),
         None => "no NCCL found; these lines suit NCCL 2.14 and later".to_owned(),
     };
-    let mut lines = vec![format!("# plugin: {}", plugin.path.display()), format!("# {about_nccl}")];
+    // A line break would end the comment, and a shell would run the rest.
+    let plugin = line(&plugin.path.display());
+    let mut lines = vec![format!("# plugin: {plugin}"), format!("# {}", line(&about_nccl))];
     for (name, value) in environment {
         lines.push(format!("export {name}={}", quoted(value)));
     }
@@ -173,6 +175,13 @@ mod tests {
     fn a_shell_reads_a_value_as_one_word() {
         assert_eq!(quoted("/opt/a-b:/c"), "/opt/a-b:/c");
         assert_eq!(quoted("/opt/it's here"), r"'/opt/it'\''s here'");
+    }
+
+    #[test]
+    fn no_part_of_a_path_becomes_a_command() {
+        let strange = Plugin { path: "/a\ntouch b/libnccl-net-invar.so".into(), ..plugin(true) };
+        let text = as_shell(&strange, None, &BTreeMap::new());
+        assert!(text.lines().all(|line| line.starts_with("# ")), "{text}");
     }
 
     #[test]

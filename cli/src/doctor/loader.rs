@@ -25,8 +25,11 @@ pub(crate) fn folders(host: &Host) -> Vec<PathBuf> {
         next += 1;
         let text = host.root.known(&file).unwrap_or_default();
         for line in text.lines().map(|line| line.split('#').next().unwrap_or_default().trim()) {
-            match line.strip_prefix("include ") {
-                Some(pattern) => files.extend(matching(host, pattern.trim())),
+            match line.strip_prefix("include").filter(|rest| rest.starts_with([' ', '\t'])) {
+                Some(patterns) => {
+                    let patterns = patterns.split_whitespace();
+                    files.extend(patterns.flat_map(|pattern| matching(host, &file, pattern)));
+                }
                 None if line.starts_with('/') => folders.push(line.to_owned()),
                 None => {}
             }
@@ -38,10 +41,16 @@ pub(crate) fn folders(host: &Host) -> Vec<PathBuf> {
     paths.filter(|path| seen.insert(path.clone())).collect()
 }
 
-/// The files of a pattern such as `/etc/ld.so.conf.d/*.conf`.
-fn matching(host: &Host, pattern: &str) -> Vec<String> {
-    let (folder, file) = pattern.rsplit_once('/').unwrap_or(("etc", pattern));
-    let Some((before, after)) = file.split_once('*') else { return vec![pattern.to_owned()] };
+/// The files of a pattern such as `/etc/ld.so.conf.d/*.conf`. A relative pattern begins in the folder of
+/// the file `including`.
+fn matching(host: &Host, including: &str, pattern: &str) -> Vec<String> {
+    let beside = including.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let pattern = match pattern.starts_with('/') {
+        true => pattern.to_owned(),
+        false => format!("{beside}/{pattern}"),
+    };
+    let (folder, file) = pattern.rsplit_once('/').unwrap_or_default();
+    let Some((before, after)) = file.split_once('*') else { return vec![pattern] };
     let mut names = host.root.names(folder);
     names.retain(|name| name.starts_with(before) && name.ends_with(after));
     names.into_iter().map(|name| format!("{folder}/{name}")).collect()

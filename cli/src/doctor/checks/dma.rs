@@ -98,7 +98,10 @@ fn redirections(host: &Host, devices: &[String], gpus: &[String], report: &mut R
             what: "this PCIe bridge redirects transfers between GPU and NIC to the CPU (ACS)"
                 .to_owned(),
             costs: "GPUDirect runs at a part of its speed".to_owned(),
-            mend: format!("setpci -s {bridge} ECAP_ACS+6.w=0000   # or switch ACS off in the BIOS"),
+            mend: format!(
+                "setpci -s {bridge} ECAP_ACS+6.w=0000   # or switch ACS off in the BIOS; not if virtual \
+                 machines have devices below this bridge, since ACS isolates them"
+            ),
             subject: bridge,
         });
     }

@@ -104,7 +104,10 @@ fn strays(port: &RdmaPort, v2: &[&Gid], has_good: bool, interfaces: &[Interface]
     };
     // The kernel makes the table anew when the interface goes up.
     let netdev = stale.first().map_or("INTERFACE", |gid| gid.netdev.as_str());
-    let again = format!("ip link set {netdev} down && ip link set {netdev} up");
+    let again = format!(
+        "ip link set {netdev} down && ip link set {netdev} up   # this drops the interface's static \
+         routes; do not log in over it"
+    );
     let share = "docker run --network=host …   # Kubernetes: hostNetwork, or an interface of the \
                  device by multus";
     let why = "no longer has these addresses";

@@ -8,9 +8,9 @@ use crate::doctor::report::{Finding, Report, Severity};
 
 /// The beginnings of names that container engines, hypervisors and network plugins give to interfaces.
 /// Such an interface leads to this host's guests only.
-const VIRTUAL: [&str; 13] = [
-    "docker", "virbr", "br-", "veth", "vnet", "cni", "flannel", "cali", "lxc", "lxd", "podman",
-    "kube", "ifb",
+const VIRTUAL: [&str; 12] = [
+    "docker", "virbr", "veth", "vnet", "cni", "flannel", "cali", "lxc", "lxd", "podman", "kube",
+    "ifb",
 ];
 
 pub(super) fn check(host: &Host, report: &mut Report) {
@@ -92,7 +92,14 @@ pub(super) fn check(host: &Host, report: &mut Report) {
 }
 
 fn is_virtual(name: &str) -> bool {
-    VIRTUAL.iter().any(|prefix| name.starts_with(prefix))
+    VIRTUAL.iter().any(|prefix| name.starts_with(prefix)) || is_of_docker(name)
+}
+
+/// Whether this is a bridge that Docker made for a network: `br-` and 12 hexadecimal digits. Other bridges
+/// `br-…` may have the host's own address.
+fn is_of_docker(name: &str) -> bool {
+    let id = name.strip_prefix("br-");
+    id.is_some_and(|id| id.len() == 12 && id.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 fn none(set: Option<&str>, interfaces: &[Interface], error: &str) -> Finding {

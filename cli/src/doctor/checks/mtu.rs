@@ -51,8 +51,9 @@ pub(super) fn check(host: &Host, report: &mut Report) {
                     );
                     let costs = format!("{} times as many packets as needed", allowed / now);
                     let mend = format!(
-                        "ip link set {netdev} down && ip link set {netdev} up   # the \
-                                        driver then reads the MTU again"
+                        "ip link set {netdev} down && ip link set {netdev} up   # the driver then \
+                         reads the MTU again; this drops the interface's static routes, so do not \
+                         log in over it"
                     );
                     report.find(find(Severity::Warn, "path-mtu-low", what, costs, mend));
                 }

@@ -117,8 +117,8 @@ fn plugin(host: &Host, folders: &[PathBuf], report: &mut Report) {
                 format!("{} hides this plugin", shown(first)),
                 "NCCL may load an old plugin, and unequal plugins do not connect",
                 format!(
-                    "rm {}   # or put {} first in LD_LIBRARY_PATH",
-                    shown(first),
+                    "export LD_LIBRARY_PATH={}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}   # if NCCL \
+                     shall load the hidden one; if not, uninstall that one",
                     folder(other)
                 ),
             ));
