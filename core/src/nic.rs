@@ -23,7 +23,7 @@ pub use attr::{
     AddressVector, Ece, Gid, LinkLayer, Mtu, PacketKeys, PortAttr, PortState, QpCap, QpOptions,
     QpState, QpTransition, RtrAttr, RtsAttr, SourcePorts,
 };
-pub use error::{NicError, PollError, Verb};
+pub use error::{NicError, PollError, Refusal, Refused, Verb};
 pub use list::{Listed, SendList};
 pub use notices::PortNotices;
 pub use wr::{
@@ -161,33 +161,49 @@ pub trait Nic {
     /// [`NicError::index`] are posted.
     fn post_send(&self, qp: &Self::Qp, wrs: &[SendWr]) -> Result<(), NicError>;
     /// Posts the work requests of a reusable list, from number `from` on.
+    ///
+    /// # Errors
+    /// `refusal` has the error of [`Nic::post_send`].
     #[inline(always)]
     fn post_list<const L: usize>(
         &self,
         qp: &Self::Qp,
         list: &mut SendList<L>,
         from: usize,
-    ) -> Result<(), NicError> {
-        self.post_send(qp, list.wrs_from(from))
+        refusal: &mut Refusal,
+    ) -> Result<(), Refused> {
+        self.post_send(qp, list.wrs_from(from)).map_err(|error| refusal.because(error))
     }
     /// Posts a list as [`Nic::post_list`] does, for requests whose effect nobody waits for. A NIC whose
     /// sends are system calls may send these together with the requests posted next, or in the next
     /// poll.
+    ///
+    /// # Errors
+    /// `refusal` has the error of [`Nic::post_send`].
     #[inline(always)]
     fn post_list_ahead<const L: usize>(
         &self,
         qp: &Self::Qp,
         list: &mut SendList<L>,
         from: usize,
-    ) -> Result<(), NicError> {
-        self.post_list(qp, list, from)
+        refusal: &mut Refusal,
+    ) -> Result<(), Refused> {
+        self.post_list(qp, list, from, refusal)
     }
     /// Posts one receive work request (`ibv_post_recv`).
     fn post_recv(&self, qp: &Self::Qp, wr: &RecvWr) -> Result<(), NicError>;
     /// Posts one receive work request that has no buffer.
+    ///
+    /// # Errors
+    /// `refusal` has the error of [`Nic::post_recv`].
     #[inline(always)]
-    fn post_empty_recv(&self, qp: &Self::Qp, wr: &RecvWr) -> Result<(), NicError> {
-        self.post_recv(qp, wr)
+    fn post_empty_recv(
+        &self,
+        qp: &Self::Qp,
+        wr: &RecvWr,
+        refusal: &mut Refusal,
+    ) -> Result<(), Refused> {
+        self.post_recv(qp, wr).map_err(|error| refusal.because(error))
     }
     /// Takes up to `wcs.len()` completions, oldest first, and returns their number (`ibv_poll_cq`).
     fn poll(&self, cq: &Self::Cq, wcs: &mut [Wc]) -> Result<u32, PollError>;

@@ -43,7 +43,7 @@ pub use invar_core::conn::{Stream, StreamError};
 pub use invar_core::error::{CompletionError, RecoveryError, Report};
 pub use invar_core::socket::{FrameError, HelloError};
 pub use invar_cuda::gdr::NicReach;
-pub use invar_linux::biased::Biased;
+pub use invar_linux::biased::{Biased, Entered};
 pub use invar_linux::memory::HostMemory;
 pub use invar_linux::socket::{RecvComm as SocketRecvComm, SendComm as SocketSendComm};
 pub use invar_linux::soft::SoftNic;

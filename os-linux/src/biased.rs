@@ -40,6 +40,7 @@ unsafe impl<T: Send> Sync for Biased<T> {}
 pub struct Owner<T>(Arc<Biased<ManuallyDrop<T>>>);
 
 /// The owner is inside by its fast path.
+#[repr(transparent)]
 pub struct Entered<'a, T>(&'a Biased<T>);
 
 /// The mutex is held.
@@ -174,7 +175,13 @@ impl<T> Drop for Owner<T> {
     }
 }
 
-impl<T> Entered<'_, T> {
+impl<'a, T> Entered<'a, T> {
+    /// Leaves, and returns the lock.
+    #[inline(always)]
+    pub fn leave(entered: Self) -> &'a Biased<T> {
+        entered.0
+    }
+
     /// Makes the owner take the mutex from now on.
     pub fn set_slow(&mut self) {
         self.0.bias.set_slow(true);

@@ -2,7 +2,7 @@
 //! modes.
 
 use invar_core::nic::{
-    Nic, QpOptions, SendFlags, SendList, SendOpcode, SendWr, WcFlags, WcOpcode, WcStatus,
+    Nic, QpOptions, Refusal, SendFlags, SendList, SendOpcode, SendWr, WcFlags, WcOpcode, WcStatus,
 };
 use invar_linux::soft::{SoftConfig, SoftNic};
 use invar_testkit::end::{End, Link};
@@ -146,7 +146,7 @@ fn what_is_posted_ahead_leaves_in_one_train_and_also_where_no_call_follows() {
     let [a, b] = End::pair([&open("[::1]"), &open("[::1]")], 64, &Link::default());
     let post_ahead = |flags| {
         let wr = SendWr { flags, ..a.work(SendOpcode::RdmaWrite, 64, &b) };
-        a.nic.post_list_ahead(&a.qp, &mut SendList::new([wr]), 0).unwrap();
+        a.nic.post_list_ahead(&a.qp, &mut SendList::new([wr]), 0, &mut Refusal::default()).unwrap();
     };
     let sent = fill(&a, 64, 1);
     post_ahead(SendFlags::empty());

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use invar_core::nic::{
     Access, Ece, Gid, Nic, NicError, PollError, PortAttr, PortNotices, QpCap, QpTransition, RecvWr,
-    SendList, SendWr, Verb, Wc,
+    Refusal, Refused, SendList, SendWr, Verb, Wc,
 };
 use invar_linux::memory::HostMemory;
 
@@ -240,8 +240,9 @@ impl Nic for VerbsNic {
         qp: &Qp,
         list: &mut SendList<L>,
         from: usize,
-    ) -> Result<(), NicError> {
-        qp.post_list(list, from)
+        refusal: &mut Refusal,
+    ) -> Result<(), Refused> {
+        qp.post_list(list, from, refusal)
     }
 
     #[inline(always)]
@@ -250,8 +251,8 @@ impl Nic for VerbsNic {
     }
 
     #[inline(always)]
-    fn post_empty_recv(&self, qp: &Qp, wr: &RecvWr) -> Result<(), NicError> {
-        qp.post_empty_recv(wr)
+    fn post_empty_recv(&self, qp: &Qp, wr: &RecvWr, refusal: &mut Refusal) -> Result<(), Refused> {
+        qp.post_empty_recv(wr, refusal)
     }
 
     #[inline(always)]

@@ -12,7 +12,7 @@ use super::recovery::Recovery;
 use super::route::Route;
 use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs};
 use crate::error::{CompletionError, Ends, Error, Report};
-use crate::nic::{Nic, NicError, PollError, Wc, WcStatus};
+use crate::nic::{Nic, NicError, PollError, Refusal, Refused, Wc, WcStatus};
 use crate::request::{Progress, RequestRing};
 
 /// The largest number of completions taken in one poll.
@@ -61,6 +61,8 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     /// The route may own a queue pair, so it is declared, and released, before the completion queue.
     pub(super) route: R,
     pub(super) verbs: Verbs<N>,
+    /// The error of a post that was refused.
+    pub(super) refusal: Refusal,
     pub(super) stream: S,
     pub(super) control_in: ControlReader,
     pub(super) control_out: ControlWriter,
@@ -84,6 +86,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             error: None,
             route,
             verbs,
+            refusal: Refusal::default(),
             stream,
             control_in: ControlReader::new(),
             control_out: ControlWriter::new(),
@@ -127,6 +130,14 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     #[inline(never)]
     pub(super) fn nic_failed(&mut self, error: NicError) -> Failed {
         self.fail(error.into())
+    }
+
+    /// Fails a call because the NIC refused a post; [`Base::refusal`] has the error.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn refused(&mut self, refused: Refused) -> Failed {
+        let error = self.refusal.take(refused);
+        self.nic_failed(error)
     }
 
     /// Fails the comm because its completion queue cannot be polled.
@@ -182,9 +193,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         }
     }
 
-    /// Books the one completion that a test has polled, and ends the request if it is then done. This
-    /// code is a function of its own so that a test without completions saves few registers.
-    #[inline(never)]
+    /// Books the one completion that a test has polled, and ends the request if it is then done.
+    #[inline(always)]
     fn test_polled(&mut self, request: &Request) -> Fast<u32> {
         let Self { wcs: [wc, ..], reqs, route, .. } = self;
         // The slow path books the completion again. A completion that nobody awaits fails there too.

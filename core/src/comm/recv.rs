@@ -20,7 +20,7 @@ use super::{Flush, FlushBuf, Request};
 use crate::conn::{Parts, Stream, Verbs, Wire, is_ready};
 use crate::error::{Ends, Error, Report};
 use crate::fifo::{LEN_MAX, RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES};
-use crate::nic::{Memory, Nic, NicError, NumSge, RecvWr, SendFlags, SendList, SendWr, Sge};
+use crate::nic::{Memory, Nic, NumSge, RecvWr, SendFlags, SendList, SendWr, Sge};
 use crate::request::{ROWS, RequestRing};
 
 pub use buf::RecvBuf;
@@ -111,16 +111,27 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let [buf] = bufs else {
             return self.irecv_slow(bufs).map_err(|failed| self.base.error(failed));
         };
-        self.irecv_one(buf, Self::post)
+        self.irecv_one::<false>(buf)
     }
 
-    /// The fast path of [`RecvComm::irecv`], for one buffer.
+    /// The fast path of [`RecvComm::irecv`].
     ///
-    /// `started` gets the request before the work requests are posted; see
+    /// `started` gets the request of one buffer before the work requests are posted; see
     /// [`SendComm::isend_fast`](super::SendComm::isend_fast).
     #[inline(always)]
-    pub fn irecv_fast(&mut self, buf: &RecvBuf, started: impl FnOnce(Request)) -> Fast<()> {
-        self.irecv_single(buf, started, Self::post)
+    pub fn irecv_fast(&mut self, bufs: &[RecvBuf], started: impl FnOnce(Request)) -> Fast<()> {
+        if let [buf] = bufs {
+            return self.irecv_single::<false>(buf, started);
+        }
+        match self.irecv_slow(bufs) {
+            Ok(Some(request)) => {
+                started(request);
+                Fast::Done(())
+            }
+            Ok(None) => Fast::Pending,
+            // The whole call fails for the same reason.
+            Err(Failed) => Fast::Slow,
+        }
     }
 
     /// Posts a receive of one buffer ahead of need: no send waits for this buffer yet, since other
@@ -130,18 +141,14 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// # Errors
     /// This call fails with the same errors as [`RecvComm::irecv`].
     pub fn irecv_ahead(&mut self, buf: &RecvBuf) -> Result<Option<Request>, Error> {
-        self.irecv_one(buf, Self::post_ahead)
+        self.irecv_one::<true>(buf)
     }
 
     /// Posts a receive of one buffer by the fast path, or else by the slow path.
     #[inline(always)]
-    fn irecv_one(
-        &mut self,
-        buf: &RecvBuf,
-        post: impl FnOnce(&mut Self),
-    ) -> Result<Option<Request>, Error> {
+    fn irecv_one<const AHEAD: bool>(&mut self, buf: &RecvBuf) -> Result<Option<Request>, Error> {
         let mut started = None;
-        match self.irecv_single(buf, |request| started = Some(request), post) {
+        match self.irecv_single::<AHEAD>(buf, |request| started = Some(request)) {
             Fast::Done(()) if self.base.gate == Gate::Failed => Err(self.base.error(Failed)),
             Fast::Done(()) => Ok(started),
             _ => {
@@ -190,6 +197,17 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     #[inline(always)]
     pub fn take_fast(&mut self, request: &Request) -> Fast<u32> {
         self.base.take(request)
+    }
+
+    /// The fast path of [`RecvComm::test`] for a request of several buffers that is done. Returns the bytes
+    /// received into each buffer.
+    #[inline(always)]
+    pub fn take_group_fast(&mut self, request: &Request) -> Option<&[u32]> {
+        let token = request.raw();
+        if !self.base.reqs.at(token).end_if_done(token) || self.read_sizes(token).is_err() {
+            return None;
+        }
+        Some(&self.received[..self.received_len.min(RECVS_MAX)])
     }
 
     /// The second step of the fast path of [`RecvComm::test`]: polls once for a pending request.
@@ -277,17 +295,18 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// Posts a receive of one buffer.
     #[inline(always)]
-    fn irecv_single(
+    fn irecv_single<const AHEAD: bool>(
         &mut self,
         buf: &RecvBuf,
         started: impl FnOnce(Request),
-        post: impl FnOnce(&mut Self),
     ) -> Fast<()> {
         if self.base.gate != Gate::Open {
             cold_path();
             return Fast::Slow;
         }
+        // Without the hint, LLVM joins these checks into one, which takes more registers.
         if !buf.is_sound() {
+            cold_path();
             return Fast::Slow;
         }
         let Base { reqs, verbs, .. } = &mut self.base;
@@ -301,7 +320,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         self.recv_wr.wr_id = request.row() as u64;
         started(request);
         // If posting fails, the test of the request fails too.
-        post(self);
+        self.post::<AHEAD>();
         Fast::Done(())
     }
 
@@ -344,40 +363,31 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         set_slots(slots, wr_id, nreqs);
         self.recv_wr.wr_id = wr_id;
         entry.arm(request.raw(), events);
-        self.post();
+        self.post::<false>();
         if self.base.gate == Gate::Failed { Err(Failed) } else { Ok(Some(request)) }
     }
 
     /// Posts a receive on each queue pair, then the row of slots on the first. Takes the next
-    /// request, which is armed. If the NIC refuses a work request, the comm fails.
-    #[inline(never)]
-    fn post(&mut self) {
-        self.post_row(|nic, qp, slots| nic.post_list(qp, slots, 0));
-    }
-
-    /// Posts as [`RecvComm::post`] does, for a row that no send waits for yet.
-    #[inline(never)]
-    fn post_ahead(&mut self) {
-        self.post_row(|nic, qp, slots| nic.post_list_ahead(qp, slots, 0));
-    }
-
+    /// request, which is armed. If the NIC refuses a work request, the comm fails. `AHEAD` says that no
+    /// send waits for the row yet.
     #[inline(always)]
-    fn post_row(
-        &mut self,
-        post_slots: impl FnOnce(&N, &N::Qp, &mut SendList<1>) -> Result<(), NicError>,
-    ) {
-        let Self { base: Base { verbs, .. }, recv_wr, .. } = self;
-        if let Err(error) = verbs.nic.post_empty_recv(&verbs.qp, recv_wr) {
-            self.base.nic_failed(error);
+    fn post<const AHEAD: bool>(&mut self) {
+        let Self { base: Base { verbs, refusal, .. }, recv_wr, .. } = self;
+        if let Err(refused) = verbs.nic.post_empty_recv(&verbs.qp, recv_wr, refusal) {
+            self.base.refused(refused);
             return;
         }
         if !verbs.other_qps.is_empty() && self.post_on_others().is_err() {
             return;
         }
-        let Self { base: Base { reqs, verbs, .. }, .. } = self;
+        let Self { base: Base { reqs, verbs, refusal, .. }, .. } = self;
         let Receiving { slots, .. } = &mut reqs.at(reqs.next().raw()).value;
-        if let Err(error) = post_slots(&verbs.nic, &verbs.qp, slots) {
-            self.base.nic_failed(error);
+        let posted = match AHEAD {
+            true => verbs.nic.post_list_ahead(&verbs.qp, slots, 0, refusal),
+            false => verbs.nic.post_list(&verbs.qp, slots, 0, refusal),
+        };
+        if let Err(refused) = posted {
+            self.base.refused(refused);
             return;
         }
         reqs.advance();
@@ -387,10 +397,10 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// Posts the receive on all queue pairs but the first.
     #[inline(never)]
     fn post_on_others(&mut self) -> Result<(), Failed> {
-        let Self { base: Base { verbs, .. }, recv_wr, .. } = self;
+        let Self { base: Base { verbs, refusal, .. }, recv_wr, .. } = self;
         for qp in &verbs.other_qps {
-            if let Err(error) = verbs.nic.post_empty_recv(qp, recv_wr) {
-                return Err(self.base.nic_failed(error));
+            if let Err(refused) = verbs.nic.post_empty_recv(qp, recv_wr, refusal) {
+                return Err(self.base.refused(refused));
             }
         }
         Ok(())

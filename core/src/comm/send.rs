@@ -325,9 +325,9 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// queue pair, nothing on the others.
     #[inline(never)]
     fn post_whole(&mut self) {
-        let Self { base: Base { verbs, .. }, wr, .. } = self;
-        if let Err(error) = verbs.nic.post_list(&verbs.qp, wr, 0) {
-            self.base.nic_failed(error);
+        let Self { base: Base { verbs, refusal, .. }, wr, .. } = self;
+        if let Err(refused) = verbs.nic.post_list(&verbs.qp, wr, 0, refusal) {
+            self.base.refused(refused);
             return;
         }
         if !verbs.other_qps.is_empty() && self.post_on_others().is_err() {
@@ -339,14 +339,14 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Posts the end of the message on all queue pairs but the first.
     #[inline(never)]
     fn post_on_others(&mut self) -> Result<(), Failed> {
-        let Self { base: Base { verbs, .. }, wr, tail, .. } = self;
+        let Self { base: Base { verbs, refusal, .. }, wr, tail, .. } = self;
         let [wr] = wr.wrs();
         let mut end = tail.wr(0);
         end.set_id(wr.wr_id);
         end.set_imm(wr.imm_data);
         for qp in &verbs.other_qps {
-            if let Err(error) = verbs.nic.post_list(qp, tail, 0) {
-                return Err(self.base.nic_failed(error));
+            if let Err(refused) = verbs.nic.post_list(qp, tail, 0, refusal) {
+                return Err(self.base.refused(refused));
             }
         }
         Ok(())

@@ -92,6 +92,30 @@ impl fmt::Display for NicError {
 
 impl core::error::Error for NicError {}
 
+/// The place where a post of the data path leaves its error. An error in the answer would fill the stack
+/// frame of every caller, and so cost 4 instructions per post.
+#[derive(Debug, Default)]
+pub struct Refusal(Option<NicError>);
+
+/// A post was refused. The [`Refusal`] of the call has the error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused;
+
+impl Refusal {
+    /// Stores the error of a post.
+    #[cold]
+    #[inline(never)]
+    pub fn because(&mut self, error: NicError) -> Refused {
+        self.0 = Some(error);
+        Refused
+    }
+
+    /// Takes the error of the post that was refused.
+    pub fn take(&mut self, _: Refused) -> NicError {
+        self.0.take().unwrap_or(NicError::new(Verb::PostSend, 0, "the adapter gives no reason"))
+    }
+}
+
 /// The error of a completion queue that can no longer be polled: the queue overran, or its device is
 /// gone. The type is small because idle programs poll all the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

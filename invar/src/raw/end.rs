@@ -178,16 +178,25 @@ pub trait RecvEnd: End {
         unsafe { self.irecv(std::slice::from_ref(buf)) }
     }
 
-    /// The fast path of [`RecvEnd::irecv`], for one buffer. `started` gets the request before anything is
-    /// posted.
+    /// The fast path of [`RecvEnd::irecv`]. `started` gets the request.
     ///
     /// # Safety
     /// The caller makes the promises of [`RecvEnd::irecv`].
     #[inline(always)]
-    unsafe fn irecv_fast(&mut self, _buf: &RecvBuf, _started: impl FnOnce(Request)) -> Fast<()>
+    unsafe fn irecv_fast(&mut self, _bufs: &[RecvBuf], _started: impl FnOnce(Request)) -> Fast<()>
     where
         Self: Sized,
     {
+        Fast::Slow
+    }
+
+    /// The fast path of a test for a receive of several buffers that is done. If it is, writes the number of
+    /// received bytes of each buffer to `sizes`, and the request is over.
+    ///
+    /// # Safety
+    /// The caller makes the promises of [`RecvEnd::test`].
+    #[inline(always)]
+    unsafe fn take_group_fast(&mut self, _request: &Request, _sizes: *mut u32) -> Fast<()> {
         Fast::Slow
     }
 
@@ -231,6 +240,8 @@ pub(super) unsafe fn copy_sizes(received: &[u32], sizes: *mut u32) {
     if sizes.is_null() {
         return;
     }
-    // SAFETY: the caller has promised that `sizes` has room for all sizes.
-    unsafe { sizes.copy_from_nonoverlapping(received.as_ptr(), received.len()) };
+    for (i, received) in received.iter().enumerate() {
+        // SAFETY: the caller has promised that `sizes` has room for all sizes.
+        unsafe { sizes.add(i).write(*received) };
+    }
 }

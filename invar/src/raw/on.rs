@@ -244,8 +244,16 @@ impl<N: SharedNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
     }
 
     #[inline(always)]
-    unsafe fn irecv_fast(&mut self, buf: &RecvBuf, started: impl FnOnce(Request)) -> Fast<()> {
-        self.comm.irecv_fast(buf, started)
+    unsafe fn irecv_fast(&mut self, bufs: &[RecvBuf], started: impl FnOnce(Request)) -> Fast<()> {
+        self.comm.irecv_fast(bufs, started)
+    }
+
+    #[inline(always)]
+    unsafe fn take_group_fast(&mut self, request: &Request, sizes: *mut u32) -> Fast<()> {
+        let Some(received) = self.comm.take_group_fast(request) else { return Fast::Slow };
+        // SAFETY: the caller has promised that `sizes` is null or has room for all sizes.
+        unsafe { copy_sizes(received, sizes) };
+        Fast::Done(())
     }
 
     unsafe fn irecv_ahead(&mut self, buf: &RecvBuf) -> Result<Option<Request>, CoreError> {

@@ -1,11 +1,14 @@
 //! The receiving end of a connection, with the calls of NCCL's function table.
 
 use std::ffi::{c_int, c_void};
+use std::hint::cold_path;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::NonNull;
+use std::slice;
 
 use invar::raw::{
-    Biased, Care, Carrier, Fast, Flush, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd, Request, Tend,
+    Biased, Care, Carrier, Entered, Fast, Flush, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd, Request,
+    Tend,
 };
 
 use super::{Asked, MESSAGE_BYTES_MAX, NetEnd, call, call_failed, give, too_long};
@@ -137,12 +140,12 @@ impl<E: RecvEnd> NetEnd for Biased<Receiver<E>> {
         // SAFETY: NCCL makes one call on an end at a time.
         if let Some(mut entered) = unsafe { this.enter() } {
             let Receiver { end, asked, .. } = &mut *entered;
-            // SAFETY: NCCL promises that `done` and `sizes` have room for the answers, or are null.
+            // SAFETY: NCCL promises that `done` has room for the flag, and that `sizes` has room for the
+            // sizes or is null.
             if let Some(code) = unsafe { asked.test_fast(&mut **end, request, done, sizes) } {
                 return code;
             }
-            drop(entered);
-            return Receiver::test_slow(this);
+            return Receiver::test_group(entered);
         }
         Receiver::test_locked(request, done, sizes, this)
     }
@@ -179,7 +182,9 @@ impl<E: RecvEnd> Receiver<E> {
         request: *mut *mut c_void,
     ) -> Code {
         let post_one = || {
+            // The hint keeps LLVM from joining the checks, which would take more registers.
             if n != 1 || request.is_null() {
+                cold_path();
                 return None;
             }
             // SAFETY: NCCL makes one call on an end at a time.
@@ -190,11 +195,13 @@ impl<E: RecvEnd> Receiver<E> {
             unsafe {
                 let size = only(sizes)?.bytes();
                 if size > MESSAGE_BYTES_MAX {
+                    cold_path();
                     return None;
                 }
                 let buf = buf(only(data)?, size, only(tags)?, only(mhandles)?);
                 let started = |started| _ = give(Some(started), *low_half, request);
-                (end.irecv_fast(&buf, started) == Fast::Done(())).then_some(Code::SUCCESS)
+                (end.irecv_fast(slice::from_ref(&buf), started) == Fast::Done(()))
+                    .then_some(Code::SUCCESS)
             }
         };
         post_one()
@@ -212,41 +219,53 @@ impl<E: RecvEnd> Receiver<E> {
         mhandles: *mut *mut c_void,
         request: *mut *mut c_void,
     ) -> Code {
-        let post = |this: &mut Self| {
-            let mut bufs = [const { MaybeUninit::uninit() }; RECVS_MAX];
-            let Some(bufs) = usize::try_from(n).ok().and_then(|n| bufs.get_mut(..n)) else {
-                return misused(format_args!("irecv of {n} buffers; 1 to {RECVS_MAX} are allowed"))
-                    .0;
-            };
-            if data.is_null() || sizes.is_null() || tags.is_null() || mhandles.is_null() {
-                return null("irecv: memory, sizes, tags or registrations").0;
+        let mut bufs = [const { MaybeUninit::uninit() }; RECVS_MAX];
+        let Some(bufs) = usize::try_from(n).ok().and_then(|n| bufs.get_mut(..n)) else {
+            return misused(format_args!("irecv of {n} buffers; 1 to {RECVS_MAX} are allowed")).0;
+        };
+        if data.is_null() || sizes.is_null() || tags.is_null() || mhandles.is_null() {
+            return null("irecv: memory, sizes, tags or registrations").0;
+        }
+        if request.is_null() {
+            return null("irecv: request").0;
+        }
+        for (i, to) in bufs.iter_mut().enumerate() {
+            // SAFETY: NCCL promises `n` entries in each array.
+            let (data, size, tag, mhandle) =
+                unsafe { (*data.add(i), (*sizes.add(i)).bytes(), *tags.add(i), *mhandles.add(i)) };
+            if size > MESSAGE_BYTES_MAX {
+                return too_long("irecv", size);
             }
-            for (i, to) in bufs.iter_mut().enumerate() {
-                // SAFETY: NCCL promises `n` entries in each array.
-                let (data, size, tag, mhandle) = unsafe {
-                    (*data.add(i), (*sizes.add(i)).bytes(), *tags.add(i), *mhandles.add(i))
-                };
-                if size > MESSAGE_BYTES_MAX {
-                    return too_long("irecv", size);
-                }
-                to.write(buf(data, size, tag, mhandle));
-            }
-            // SAFETY: The loop has written each buffer.
-            let bufs = unsafe { bufs.assume_init_ref() };
-            if request.is_null() {
-                return null("irecv: request").0;
-            }
+            to.write(buf(data, size, tag, mhandle));
+        }
+        // SAFETY: The loop has written each buffer.
+        let bufs = unsafe { bufs.assume_init_ref() };
+        // SAFETY: NCCL makes one call on an end at a time.
+        if let Some(mut entered) = unsafe { this.enter() } {
+            let Self { end, low_half, .. } = &mut *entered;
             // SAFETY: NCCL's contract includes the contract of `RecvEnd`, and promises room for a
             // request.
             unsafe {
-                match this.end.irecv(bufs) {
-                    Ok(started) => give(started, this.low_half, request),
-                    Err(error) => call_failed(&*this.end, error),
+                let started = |started| _ = give(Some(started), *low_half, request);
+                if end.irecv_fast(bufs, started) == Fast::Done(()) {
+                    return Code::SUCCESS;
                 }
             }
-        };
-        // SAFETY: NCCL makes one call on an end at a time.
-        unsafe { call(this, post) }
+        }
+        Self::irecv_any_case(this, bufs, request)
+    }
+
+    /// Posts a receive that no fast path can post.
+    #[inline(never)]
+    fn irecv_any_case(this: &Biased<Self>, bufs: &[RecvBuf], request: *mut *mut c_void) -> Code {
+        // SAFETY: NCCL makes one call on an end at a time. Its contract includes the contract of `RecvEnd`,
+        // and promises room for a request.
+        unsafe {
+            call(this, |this| match this.end.irecv(bufs) {
+                Ok(started) => give(started, this.low_half, request),
+                Err(error) => call_failed(&*this.end, error),
+            })
+        }
     }
 
     /// `test` while the end takes the mutex.
@@ -257,9 +276,23 @@ impl<E: RecvEnd> Receiver<E> {
         sizes: *mut c_int,
         this: &Biased<Self>,
     ) -> Code {
-        // SAFETY: NCCL makes one call on an end at a time.
-        let kept = unsafe { this.lock() }.asked.keep(request, done, sizes);
-        if kept == Code::SUCCESS { Self::test_slow(this) } else { kept }
+        // SAFETY: NCCL makes one call on an end at a time, and promises room for the flag.
+        unsafe { this.lock().asked.keep(request, done, sizes) };
+        Self::test_slow(this)
+    }
+
+    /// `test` of a receive of several buffers that is done; tries the slow path for others.
+    #[inline(never)]
+    extern "C" fn test_group(mut entered: Entered<'_, Self>) -> Code {
+        let Self { end, asked: Asked { request, done, sizes }, .. } = &mut *entered;
+        // SAFETY: NCCL promises room for the answers, and no size exceeds `i32::MAX`.
+        unsafe {
+            if end.take_group_fast(request, sizes.cast()) == Fast::Done(()) {
+                done.write(1);
+                return Code::SUCCESS;
+            }
+        }
+        Self::test_slow(Entered::leave(entered))
     }
 
     /// The slow path of `test`: handles all cases for the request in `asked`.
@@ -288,8 +321,12 @@ impl<E: RecvEnd> Receiver<E> {
 /// The array is null or has one entry.
 #[inline(always)]
 unsafe fn only<T: Copy>(array: *const T) -> Option<T> {
+    if array.is_null() {
+        cold_path();
+        return None;
+    }
     // SAFETY: The caller upholds this function's safety contract.
-    (!array.is_null()).then(|| unsafe { *array })
+    Some(unsafe { *array })
 }
 
 #[inline(always)]

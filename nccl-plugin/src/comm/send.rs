@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-use invar::raw::{Biased, Care, Carrier, Fast, Request, SendBuf, SendEnd, Tend};
+use invar::raw::{Biased, Care, Carrier, Entered, Fast, Request, SendBuf, SendEnd, Tend};
 
 use super::{Asked, MESSAGE_BYTES_MAX, NetEnd, answer, call, call_failed, give, too_long};
 use crate::abi::Code;
@@ -60,10 +60,7 @@ impl<E: SendEnd> NetEnd for Biased<Sender<E>> {
             match end.isend_fast(&buf(data, size, mhandle), tag as u32, started) {
                 Fast::Done(()) => Code::SUCCESS,
                 Fast::Pending => give(None),
-                Fast::Slow => {
-                    drop(entered);
-                    Sender::isend_grouped(self, data, size, tag, mhandle, request)
-                }
+                Fast::Slow => Sender::isend_grouped(entered, data, size, tag, mhandle, request),
             }
         }
     }
@@ -79,7 +76,8 @@ impl<E: SendEnd> NetEnd for Biased<Sender<E>> {
         // SAFETY: NCCL makes one call on an end at a time.
         if let Some(mut entered) = unsafe { this.enter() } {
             let Sender { end, asked, .. } = &mut *entered;
-            // SAFETY: NCCL promises that `done` and `sizes` have room for the answers, or are null.
+            // SAFETY: NCCL promises that `done` has room for the flag, and that `sizes` has room for the
+            // sizes or is null.
             if let Some(code) = unsafe { asked.test_fast(&mut **end, request, done, sizes) } {
                 return code;
             }
@@ -114,25 +112,22 @@ impl<E: SendEnd> Sender<E> {
     /// registration nor `request` is null.
     #[inline(never)]
     unsafe extern "C" fn isend_grouped(
-        this: &Biased<Self>,
+        mut entered: Entered<'_, Self>,
         data: *mut c_void,
         size: usize,
         tag: c_int,
         mhandle: *mut c_void,
         request: *mut *mut c_void,
     ) -> Code {
-        // SAFETY: The caller upholds this function's safety contract, and NCCL makes one call on an end at
-        // a time.
+        let Self { end, low_half, .. } = &mut *entered;
+        // SAFETY: The caller upholds this function's safety contract, which includes the contract of
+        // `SendEnd`.
         unsafe {
-            if let Some(mut entered) = this.enter() {
-                let Self { end, low_half, .. } = &mut *entered;
-                let started = |started| _ = give(Some(started), *low_half, request);
-                let buf = buf(data, size, mhandle);
-                if let Fast::Done(()) = end.isend_grouped_fast(&buf, tag as u32, started) {
-                    return Code::SUCCESS;
-                }
+            let started = |started| _ = give(Some(started), *low_half, request);
+            match end.isend_grouped_fast(&buf(data, size, mhandle), tag as u32, started) {
+                Fast::Done(()) => Code::SUCCESS,
+                _ => Self::isend_first(entered, data, size, tag, mhandle, request),
             }
-            Self::isend_first(this, data, size, tag, mhandle, request)
         }
     }
 
@@ -143,20 +138,18 @@ impl<E: SendEnd> Sender<E> {
     /// The caller makes the promises of [`Sender::isend_grouped`].
     #[inline(never)]
     unsafe extern "C" fn isend_first(
-        this: &Biased<Self>,
+        mut entered: Entered<'_, Self>,
         data: *mut c_void,
         size: usize,
         tag: c_int,
         mhandle: *mut c_void,
         request: *mut *mut c_void,
     ) -> Code {
-        // SAFETY: NCCL makes one call on an end at a time.
-        let has_begun = unsafe { this.enter() }.is_some_and(|mut this| this.end.begin_next_group());
-        if !has_begun {
-            return Self::isend_slow(this, data, size, tag, mhandle, request);
+        if entered.end.begin_next_group() {
+            // SAFETY: The caller upholds this function's safety contract.
+            return unsafe { Self::isend_grouped(entered, data, size, tag, mhandle, request) };
         }
-        // SAFETY: The caller upholds this function's safety contract.
-        unsafe { Self::isend_grouped(this, data, size, tag, mhandle, request) }
+        Self::isend_slow(Entered::leave(entered), data, size, tag, mhandle, request)
     }
 
     /// The slow path of `isend`: checks all arguments and handles all cases.
@@ -210,9 +203,9 @@ impl<E: SendEnd> Sender<E> {
         sizes: *mut c_int,
         this: &Biased<Self>,
     ) -> Code {
-        // SAFETY: NCCL makes one call on an end at a time.
-        let kept = unsafe { this.lock() }.asked.keep(request, done, sizes);
-        if kept == Code::SUCCESS { Self::test_slow(this) } else { kept }
+        // SAFETY: NCCL makes one call on an end at a time, and promises room for the flag.
+        unsafe { this.lock().asked.keep(request, done, sizes) };
+        Self::test_slow(this)
     }
 
     /// The slow path of `test`: handles all cases for the request in `asked`.

@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 
 use invar_core::nic::{
     Access, Gid, LinkLayer, Mtu, Nic, NicError, PollError, PortAttr, PortNotices, PortState, QpCap,
-    QpOptions, QpTransition, RecvWr, SendList, SendWr, SourcePorts, Verb, Wc,
+    QpOptions, QpTransition, RecvWr, Refusal, Refused, SendList, SendWr, SourcePorts, Verb, Wc,
 };
 use invar_core::param::PortRange;
 use invar_core::roce::qp::{Tuning, WINDOW_PACKETS_MAX};
@@ -283,9 +283,12 @@ impl Nic for SoftNic {
         qp: &Qp,
         list: &mut SendList<L>,
         from: usize,
-    ) -> Result<(), NicError> {
-        self.check(&qp.nic, Verb::PostSend)?;
-        self.port().post_ahead(|device| post_each(device, qp.qpn, list.wrs_from(from)))
+        refusal: &mut Refusal,
+    ) -> Result<(), Refused> {
+        let wrs = list.wrs_from(from);
+        let checked = self.check(&qp.nic, Verb::PostSend);
+        let post = || self.port().post_ahead(|device| post_each(device, qp.qpn, wrs));
+        checked.and_then(|()| post()).map_err(|error| refusal.because(error))
     }
 
     #[inline]

@@ -6,7 +6,8 @@ use std::mem::offset_of;
 use std::ptr;
 
 use invar_core::nic::{
-    Link, NicError, NumSge, PollError, RecvWr, SendFlags, SendList, SendWr, Sge, Verb, Wc,
+    Link, NicError, NumSge, PollError, RecvWr, Refusal, Refused, SendFlags, SendList, SendWr, Sge,
+    Verb, Wc,
 };
 
 use super::handles::{Cq, Qp};
@@ -41,8 +42,8 @@ impl Qp {
         &self,
         list: &mut SendList<N>,
         from: usize,
-    ) -> Result<(), NicError> {
-        // The return code fits a register; the code below builds the error only after a failure.
+        refusal: &mut Refusal,
+    ) -> Result<(), Refused> {
         let rc = match list.linked(from) {
             // SAFETY: The chain is linked and ends, and none of its requests is inline.
             Some(start) => unsafe { self.post_chain(start) },
@@ -51,9 +52,19 @@ impl Qp {
         if rc == 0 {
             return Ok(());
         }
-        // With a list of one request, the index is always 0, so the call need not keep the list.
-        let index = if N == 1 { 0 } else { self.refused(list.wrs_from(from)) };
-        Err(self.send_error(index, rc))
+        Err(self.list_refused(list, from, rc, refusal))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn list_refused<const N: usize>(
+        &self,
+        list: &SendList<N>,
+        from: usize,
+        rc: c_int,
+        refusal: &mut Refusal,
+    ) -> Refused {
+        refusal.because(self.send_error(self.refused(list.wrs_from(from)), rc))
     }
 
     /// Posts a list that is not linked yet, or that has inline data.
@@ -137,18 +148,28 @@ impl Qp {
 
     #[inline(always)]
     pub(super) fn post_recv(&self, wr: &RecvWr) -> Result<(), NicError> {
-        if wr.sge.length == 0 {
-            return self.post_empty_recv(wr);
-        }
-        let rc = self.post_recv_into(wr);
+        let rc = match wr.sge.length {
+            0 => self.post_one_recv(ptr::from_ref(wr).cast_mut().cast()),
+            _ => self.post_recv_into(wr),
+        };
         if rc == 0 { Ok(()) } else { Err(self.recv_error(rc)) }
     }
 
     /// Posts a receive without a buffer; the driver takes `wr` without a copy.
     #[inline(always)]
-    pub(super) fn post_empty_recv(&self, wr: &RecvWr) -> Result<(), NicError> {
+    pub(super) fn post_empty_recv(
+        &self,
+        wr: &RecvWr,
+        refusal: &mut Refusal,
+    ) -> Result<(), Refused> {
         let rc = self.post_one_recv(ptr::from_ref(wr).cast_mut().cast());
-        if rc == 0 { Ok(()) } else { Err(self.recv_error(rc)) }
+        if rc == 0 { Ok(()) } else { Err(self.recv_refused(rc, refusal)) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn recv_refused(&self, rc: c_int, refusal: &mut Refusal) -> Refused {
+        refusal.because(self.recv_error(rc))
     }
 
     #[cold]

@@ -31,7 +31,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         if !(arrived..=posted).contains(&rows_sent) {
             return Err(self.base.fail(Error::Unexpected));
         }
-        let Base { reqs, verbs, route, .. } = &mut self.base;
+        let Base { reqs, verbs, refusal, route, .. } = &mut self.base;
         let qps = u32::from(verbs.qp_count());
         for row in posted.saturating_sub(depth)..posted {
             let entry = reqs.at((row % depth) as u32);
@@ -54,9 +54,10 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             }
             let [slots] = entry.value.slots.wrs();
             let recv = RecvWr { wr_id: slots.wr_id, ..RecvWr::default() };
-            let posted = verbs.qps().try_for_each(|qp| verbs.nic.post_empty_recv(qp, &recv));
-            if let Err(error) = posted {
-                return Err(self.base.nic_failed(error));
+            let posted =
+                verbs.qps().try_for_each(|qp| verbs.nic.post_empty_recv(qp, &recv, refusal));
+            if let Err(refused) = posted {
+                return Err(self.base.refused(refused));
             }
         }
         Ok(())
@@ -65,12 +66,12 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// Writes the slots of all rows again that the peer has not sent.
     fn write_again(&mut self, rows_sent: u64) -> Result<(), Failed> {
         let (posted, depth) = (self.rows_posted(), self.depth as u64);
-        let Base { reqs, verbs, .. } = &mut self.base;
+        let Base { reqs, verbs, refusal, .. } = &mut self.base;
         let first = rows_sent + u64::from(is_planted(Mutant::RewriteTooFew));
         for row in first..posted {
             let slots = &mut reqs.at((row % depth) as u32).value.slots;
-            if let Err(error) = verbs.nic.post_list(&verbs.qp, slots, 0) {
-                return Err(self.base.nic_failed(error));
+            if let Err(refused) = verbs.nic.post_list(&verbs.qp, slots, 0, refusal) {
+                return Err(self.base.refused(refused));
             }
         }
         Ok(())

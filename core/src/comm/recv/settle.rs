@@ -45,7 +45,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
 
     /// Reads the sizes of a group: those that the peer wrote before its immediate, or else the
     /// immediate's bits. For a single message, this function reads the size that is too large.
-    fn read_sizes(&mut self, token: u32) -> Result<(), Failed> {
+    pub(super) fn read_sizes(&mut self, token: u32) -> Result<(), Failed> {
         let Base { reqs, verbs, .. } = &mut self.base;
         let receiving = &mut reqs.at(token).value;
         let offset = sizes_offset(self.depth) + token as usize % ROWS * SIZES_ROW_BYTES;

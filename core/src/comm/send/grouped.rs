@@ -116,14 +116,14 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Sends the group, all of whose messages are matched.
     #[inline(never)]
     fn send_group(&mut self) -> Result<(), Failed> {
-        let Self { base: Base { route, verbs, .. }, group, target, .. } = self;
+        let Self { base: Base { route, verbs, refusal, .. }, group, target, .. } = self;
         route.grouped += group.nreqs() as u64;
         let is_whole = group.is_full() && target.qps == 1;
         let (list, start) = group.finish(verbs, target, self.row);
         if !is_whole {
             self.post_group_parts(start)?;
-        } else if let Err(error) = verbs.nic.post_list(&verbs.qp, list, start) {
-            return Err(self.base.nic_failed(error));
+        } else if let Err(refused) = verbs.nic.post_list(&verbs.qp, list, start, refusal) {
+            return Err(self.base.refused(refused));
         }
         self.base.gate = Gate::Open;
         self.advance();
