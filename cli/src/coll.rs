@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use invar::{DataType, RedOp, Settings};
+use invar::{DataType, Launch, RedOp, Settings};
 
 use crate::failure::{Failure, WRONG};
 use crate::ports::Ports;
@@ -21,19 +21,25 @@ use crate::size::Sizes;
 
 /// The variable with the secret by which ranks join.
 const SECRET: &str = "INVAR_COLL_SECRET";
+/// The number of ranks on this host, if neither a flag nor a launcher gives one.
+const RANKS: u32 = 2;
 
 /// Measure collectives among ranks, and check the result.
 ///
-/// With --ranks alone every rank is a process on this host. If the host has enough processors, each
-/// rank gets one of its own. On several hosts, start each rank with --rank, --ranks, and --root
-/// HOST:PORT. Rank 0 listens at that address of its host. Give all ranks one secret word in
-/// INVAR_COLL_SECRET. Without the word rank 0 makes one up and prints it.
+/// A launcher starts the ranks on several hosts: torchrun, srun, mpirun of Open MPI or MPICH, or an
+/// indexed job of Kubernetes. The command finds rank and ranks in the launcher's variables.
+///
+/// With --ranks, or without a launcher, every rank is a process on this host. If the host has enough
+/// processors, each rank gets one of its own. Without a launcher on several hosts, start each rank with
+/// --rank, --ranks, and --root HOST:PORT. Rank 0 listens at that address of its host. Give all ranks one
+/// secret word in INVAR_COLL_SECRET. Without the word rank 0 makes one up and prints it.
 ///
 /// Ranks of one host share memory, unless NCCL_SHM_DISABLE=1. All ranks must measure the same operation
 /// with the same flags. The first difference is an error.
 ///
 /// The columns follow nccl-tests: the size is that of the larger of a rank's two buffers, the time is an
-/// average over iterations and ranks, and busbw is algbw times the share that each link carries.
+/// average over iterations and ranks, and busbw is algbw times the share that each link carries. The
+/// first figures are of calls with two buffers, the second of calls in place.
 ///
 /// Exit status: 0 all is well, 1 elements were wrong, 2 a flag or variable is not allowed, 141 nobody
 /// reads the results any more, 3 anything else.
@@ -43,9 +49,9 @@ pub(crate) struct Args {
     #[arg(value_enum)]
     operation: Operation,
 
-    /// Number of ranks
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    ranks: u32,
+    /// Number of ranks [default: as many as the launcher started, else 2]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    ranks: Option<u32>,
 
     /// Number of this rank, from 0
     #[arg(long, requires = "root")]
@@ -121,15 +127,32 @@ enum Operation {
 }
 
 pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure> {
-    args.check()?;
+    args.sizes.check()?;
     let mut settings = args.ports.apply(settings);
     if let Some(name) = &args.nic {
         settings = settings.communicator_nic(name);
     }
     let settings = &settings;
-    let wrong = match args.rank {
-        None => return launch::all(args, settings),
-        Some(rank) => launch::one(args, settings, rank)?,
+    let wrong = match (args.rank, args.ranks) {
+        (Some(rank), nranks) => {
+            let nranks = nranks.unwrap_or(RANKS);
+            args.check(nranks)?;
+            launch::one(args, settings, rank, nranks)?
+        }
+        (None, Some(nranks)) => {
+            args.check(nranks)?;
+            return launch::all(args, settings, nranks);
+        }
+        (None, None) => match Launch::from_env()?.filter(|launch| launch.nranks > 1) {
+            Some(launch) => {
+                args.check(launch.nranks)?;
+                launch::launched(args, settings, &launch)?
+            }
+            None => {
+                args.check(RANKS)?;
+                return launch::all(args, settings, RANKS);
+            }
+        },
     };
     Ok(if wrong > 0 { ExitCode::from(WRONG) } else { ExitCode::SUCCESS })
 }
@@ -139,12 +162,11 @@ impl Args {
         self.child_of.is_some()
     }
 
-    fn check(&self) -> Result<(), Failure> {
-        let Args { sizes, ranks, root_rank, rank, .. } = self;
-        sizes.check()?;
-        for (flag, rank) in [("--rank", rank), ("--root-rank", &Some(*root_rank))] {
-            if let Some(rank) = rank.filter(|rank| rank >= ranks) {
-                let text = format!("{flag} {rank}: of --ranks {ranks} the last is {}", ranks - 1);
+    /// Refuses ranks that are not among `nranks`.
+    fn check(&self, nranks: u32) -> Result<(), Failure> {
+        for (flag, rank) in [("--rank", self.rank), ("--root-rank", Some(self.root_rank))] {
+            if let Some(rank) = rank.filter(|rank| *rank >= nranks) {
+                let text = format!("{flag} {rank}: of {nranks} ranks the last is {}", nranks - 1);
                 return Err(Failure::usage(text));
             }
         }

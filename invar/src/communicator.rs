@@ -90,7 +90,8 @@ use self::call::{Call, in_place, typed};
 use self::dump::Dump;
 use self::engine::Engine;
 use self::pending::Queue;
-use crate::{Error, Settings};
+use crate::error::Kind;
+use crate::{Error, Launch, Meeting, Settings};
 
 pub use element::Element;
 pub use group::Group;
@@ -123,6 +124,8 @@ pub struct Communicator {
     transport: String,
     within: Duration,
     _on_signal: Option<DumpOnSignal>,
+    /// The meeting place, if a launcher started this process. It goes last.
+    _meeting: Option<Meeting>,
 }
 
 struct Core {
@@ -150,7 +153,28 @@ impl Communicator {
         let core = Core { bootstrap, engine: Mutex::new(engine), queue: Queue::default() };
         let (core, worker) = (Arc::new(core), Mutex::default());
         let within = settings.connect_within();
-        Ok(Communicator { core, worker, dump, transport, within, _on_signal: on_signal })
+        let (_on_signal, _meeting) = (on_signal, None);
+        Ok(Communicator { core, worker, dump, transport, within, _on_signal, _meeting })
+    }
+
+    /// Joins the ranks of this process' job, as its launcher describes them: torchrun, Open MPI's or
+    /// MPICH's `mpirun`, Slurm's `srun`, or an indexed job of Kubernetes. See [`Launch`].
+    ///
+    /// A job has one such communicator at a time. An MPI program under MPICH's `mpirun` must call
+    /// [`join`](Self::join) instead, since it needs its connection to the launcher itself.
+    ///
+    /// # Errors
+    /// No launcher started this process, or joining fails.
+    pub fn from_env(settings: &Settings) -> Result<Self, Error> {
+        let launch = Launch::from_env()?.ok_or_else(|| {
+            let text = "no launcher started this process: use Communicator::join, or in an indexed job \
+                        of Kubernetes set WORLD_SIZE";
+            Kind::Usage(text.to_owned())
+        })?;
+        let meeting = launch.meet(settings)?;
+        let mut joined = Self::join(&meeting.id, launch.rank, launch.nranks, settings)?;
+        joined._meeting = Some(meeting);
+        Ok(joined)
     }
 
     /// Returns this rank's number, from 0.

@@ -50,7 +50,8 @@
 //! # Collectives
 //!
 //! A [`Communicator`] joins several ranks: it sums, gathers and scatters vectors, and sends messages
-//! between any two ranks.
+//! between any two ranks. [`Communicator::from_env`] joins the ranks that a launcher started: torchrun,
+//! Slurm, Open MPI, MPICH, or Kubernetes.
 //!
 //! # Errors
 //!
@@ -81,6 +82,15 @@
 //! The folder `examples` has programs that run on any host: `send_file`, `many_connections`,
 //! `all_reduce` and `gpu_memory`.
 
+/// The programs of these pages run as tests.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../docs/tutorial-library.md")]
+    mod tutorial {}
+    #[doc = include_str!("../../docs/launchers.md")]
+    mod launchers {}
+}
+
 mod choice;
 pub mod communicator;
 mod connect;
@@ -90,6 +100,7 @@ mod device_info;
 mod error;
 mod gpu;
 mod hub;
+mod launcher;
 mod memory;
 pub mod raw;
 mod recv;
@@ -122,6 +133,7 @@ pub use invar_core::param::{
 };
 pub use invar_core::rendezvous::{UniqueId, UniqueIdError};
 pub use invar_linux::rendezvous::secret_of;
+pub use launcher::{Launch, Launcher, Meeting};
 pub use memory::MemoryRegion;
 pub use recv::{Flush, Received, RecvComm};
 pub use request::Request;

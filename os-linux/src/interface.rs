@@ -157,7 +157,7 @@ impl InterfaceAddress {
     }
 
     /// Whether `other` is in the same subnet, judged by the prefix bits.
-    fn shares_subnet(&self, other: IpAddr) -> bool {
+    pub fn shares_subnet(&self, other: IpAddr) -> bool {
         let differing = match (self.ip, other) {
             (IpAddr::V4(a), IpAddr::V4(b)) => u128::from(a.to_bits() ^ b.to_bits()) << 96,
             (IpAddr::V6(a), IpAddr::V6(b)) => a.to_bits() ^ b.to_bits(),

@@ -23,6 +23,7 @@ pub mod env;
 pub mod interface;
 pub mod memory;
 pub mod pcap;
+pub mod pmi;
 pub mod ports;
 pub mod processors;
 pub mod proxy;

@@ -6,7 +6,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, io, process, thread};
 
-use invar::{Communicator, Hub, Settings, UniqueId};
+use invar::{Communicator, Hub, Launch, Settings, UniqueId};
 use invar_linux::processors;
 use invar_linux::proxy::DumpOnSignal;
 use rustix::thread::sched_setaffinity;
@@ -24,25 +24,28 @@ const END_WITHIN: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// Starts every rank on this host, and waits for all of them.
-pub(super) fn all(args: &Args, settings: &Settings) -> Result<ExitCode, Failure> {
+pub(super) fn all(args: &Args, settings: &Settings, nranks: u32) -> Result<ExitCode, Failure> {
     let failed = |error| Failure::io("starting the ranks", &error);
     await_children()?;
     // Rank 0 needs this to work. Check it before the other ranks wait for a rank 0 that cannot.
     drop(Outputs::open(args.json.as_deref())?);
     let secret = secret().map_or_else(made_up, Ok).map_err(failed)?;
     // On loopback, of which a host may have one family only.
-    let on = |ip: IpAddr| hub(SocketAddr::new(ip, 0), args.ranks, &secret, settings);
+    let on = |ip: IpAddr| hub(SocketAddr::new(ip, 0), nranks, &secret, settings);
     let hub = on(Ipv4Addr::LOCALHOST.into())
         .or_else(|failure| on(Ipv6Addr::LOCALHOST.into()).map_err(|_| failure))?;
     let _on_signal = settings.dump_signal().map(ranks_are_children).transpose().map_err(failed)?;
     let mut ranks = Ranks(Vec::new());
-    for rank in 0..args.ranks {
+    for rank in 0..nranks {
         let mut command = Command::new(env::current_exe().map_err(failed)?);
         // Behind `coll`, and before a `--` that may be among the flags, which hold for all.
         let mut flags = env::args_os().skip(1);
         command.args(flags.next());
         command.args(["--rank", &rank.to_string(), "--root", &hub.id().addr().to_string()]);
         command.args(["--child-of", &process::id().to_string()]).env(SECRET, &secret);
+        if args.ranks.is_none() {
+            command.args(["--ranks", &nranks.to_string()]);
+        }
         command.args(flags);
         command.stdin(Stdio::null());
         if rank > 0 {
@@ -53,8 +56,13 @@ pub(super) fn all(args: &Args, settings: &Settings) -> Result<ExitCode, Failure>
     ranks.wait()
 }
 
-/// Runs this process as one rank. Returns how many elements were wrong on all ranks.
-pub(super) fn one(args: &Args, settings: &Settings, rank: u32) -> Result<u64, Failure> {
+/// Runs this process as the rank that its flags name. Returns how many elements were wrong on all ranks.
+pub(super) fn one(
+    args: &Args,
+    settings: &Settings,
+    rank: u32,
+    nranks: u32,
+) -> Result<u64, Failure> {
     let started = args.child_of.map(die_with).transpose()?.is_some();
     if started {
         bind(rank);
@@ -77,15 +85,37 @@ pub(super) fn one(args: &Args, settings: &Settings, rank: u32) -> Result<u64, Fa
     }
     // Who started the ranks has the hub.
     let _hub = match rank == 0 && !started {
-        true => Some(hub(addr, args.ranks, &secret, settings)?),
+        true => Some(hub(addr, nranks, &secret, settings)?),
         false => None,
     };
+    let id = UniqueId::new(addr, &invar::secret_of(&secret));
+    measured(args, settings, &id, rank, nranks)
+}
+
+/// Runs this process as a rank of a launcher's job. Returns how many elements were wrong on all ranks.
+pub(super) fn launched(args: &Args, settings: &Settings, launch: &Launch) -> Result<u64, Failure> {
+    let meeting = launch.meet(settings)?;
+    if meeting.is_public && launch.rank == 0 {
+        tell(format_args!(
+            "{SECRET} is not set: whoever knows this {} job and reaches its port can join",
+            launch.launcher
+        ));
+    }
+    measured(args, settings, &meeting.id, launch.rank, launch.nranks)
+}
+
+fn measured(
+    args: &Args,
+    settings: &Settings,
+    id: &UniqueId,
+    rank: u32,
+    nranks: u32,
+) -> Result<u64, Failure> {
     let outputs = match rank {
         0 => Some(Outputs::open(args.json.as_deref())?),
         _ => None,
     };
-    let id = UniqueId::new(addr, &invar::secret_of(&secret));
-    let communicator = Communicator::join(&id, rank, args.ranks, settings)?;
+    let communicator = Communicator::join(id, rank, nranks, settings)?;
     options::agree(&communicator, args)?;
     measure::run(&communicator, args, settings, outputs)
 }

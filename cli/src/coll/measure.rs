@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use invar::{Communicator, DataType, RedOp, Settings, TransportChoice};
+use rustix::system::uname;
 
-use super::report::{Header, Report, Row};
+use super::report::{Figures, Header, Host, Report, Row};
 use super::sample::{Sample, input, is_right, reduced};
 use super::{Args, Operation};
 use crate::failure::Failure;
@@ -17,6 +18,8 @@ const TIMED: Duration = Duration::from_millis(200);
 const SHARED_MEMORY: &str = "shared memory";
 /// Iterations that find out how long one takes.
 const TRIAL: u32 = 3;
+/// The value of elements that no rank has written.
+const UNTOUCHED: u32 = 99;
 
 /// Measures all sizes, and prints if this rank has outputs. Returns how many elements were wrong on all
 /// ranks.
@@ -28,6 +31,7 @@ pub(super) fn run(
 ) -> Result<u64, Failure> {
     let header = Header {
         transport: communicator.transport().to_owned(),
+        hosts: hosts(communicator)?,
         unused: unused(communicator, args, settings),
         version: env!("CARGO_PKG_VERSION"),
         nranks: communicator.nranks(),
@@ -53,13 +57,31 @@ pub(super) fn run(
             DataType::F64 => bench.row::<f64>(size),
             DataType::Bf16 => bench.row::<bf16>(size),
         }?;
-        wrong += row.wrong;
+        wrong += row.out_of_place.wrong + row.in_place.as_ref().map_or(0, |figures| figures.wrong);
         if let Some(report) = &mut report {
             report.row(row)?;
         }
     }
     report.map_or(Ok(()), Report::finish)?;
     Ok(wrong)
+}
+
+/// The hosts of the ranks, in the order of their first ranks.
+fn hosts(communicator: &Communicator) -> Result<Vec<Host>, Failure> {
+    let name = uname().nodename().to_string_lossy().into_owned();
+    let about = serde_json::to_vec(&(name, communicator.transport())).map_err(Failure::new)?;
+    let mut hosts: Vec<Host> = Vec::new();
+    for (about, rank) in communicator.exchange(&about)?.iter().zip(0..) {
+        let (name, transport): (String, String) =
+            serde_json::from_slice(about).map_err(|error| {
+                Failure::new(format_args!("rank {rank} does not name its host: {error}"))
+            })?;
+        match hosts.iter_mut().find(|host| host.name == name && host.transport == transport) {
+            Some(host) => host.ranks.push(rank),
+            None => hosts.push(Host { name, transport, ranks: vec![rank] }),
+        }
+    }
+    Ok(hosts)
 }
 
 /// The flags and variables that have no effect because all ranks share memory.
@@ -109,7 +131,44 @@ impl Bench<'_> {
         let value = |i: usize| T::of(input(*redop, i, rank, nranks));
         let source: Vec<T> = (0..inputs).map(value).collect();
         let mut target = vec![T::of(0); outputs];
-        let mut call = || self.call(&source, &mut target);
+        let bytes = inputs.max(outputs) * size_of::<T>();
+        let (iters, seconds) = self.timed(|| self.call(&source, &mut target))?;
+        let wrong = match self.args.no_check {
+            true => 0,
+            false => self.wrong(&source, &mut target)?,
+        };
+        let in_place = match self.in_place_at(inputs) {
+            None => None,
+            Some(at) => {
+                let mut data = vec![T::of(UNTOUCHED); inputs.max(outputs)];
+                data[at..][..inputs].copy_from_slice(&source);
+                let (_, seconds) = self.timed(|| self.call_in_place(&mut data))?;
+                let wrong = match self.args.no_check {
+                    true => 0,
+                    false => self.wrong_in_place(&source, &mut data, at)?,
+                };
+                Some(Figures::new(bytes, seconds, operation.bus_factor(nranks), wrong))
+            }
+        };
+        Ok(Row {
+            op: operation.name(),
+            size: bytes,
+            count,
+            data_type: self.args.data_type.name(),
+            redop: if operation.reduces() { redop.name() } else { "none" },
+            root: if operation.has_root() { i64::from(*root_rank) } else { -1 },
+            iters,
+            out_of_place: Figures::new(bytes, seconds, operation.bus_factor(nranks), wrong),
+            in_place,
+        })
+    }
+
+    /// Warms up, and then measures calls. Returns their number, and the seconds of one by the average of all
+    /// ranks.
+    fn timed(
+        &self,
+        mut call: impl FnMut() -> Result<(), invar::Error>,
+    ) -> Result<(u64, f64), Failure> {
         for _ in 0..self.args.warmup {
             call()?;
         }
@@ -124,26 +183,19 @@ impl Bench<'_> {
         }
         let mut seconds = [start.elapsed().as_secs_f64() / iters as f64];
         self.communicator.all_reduce_in_place(&mut seconds, RedOp::Avg)?;
-        let wrong = match self.args.no_check {
-            true => 0,
-            false => self.wrong(&source, &mut target)?,
-        };
-        let [seconds] = seconds;
-        let bytes = inputs.max(outputs) * size_of::<T>();
-        let algbw = bytes as f64 / seconds / 1e9;
-        Ok(Row {
-            op: operation.name(),
-            size: bytes,
-            count,
-            data_type: self.args.data_type.name(),
-            redop: if operation.reduces() { redop.name() } else { "none" },
-            root: if operation.has_root() { i64::from(*root_rank) } else { -1 },
-            iters,
-            time_us: seconds * 1e6,
-            algbw_gbytes_per_s: algbw,
-            busbw_gbytes_per_s: algbw * operation.bus_factor(nranks),
-            wrong,
-        })
+        Ok((iters, seconds[0]))
+    }
+
+    /// Where a rank's input lies in its only buffer; `None` if the operation has no form in place.
+    fn in_place_at(&self, inputs: usize) -> Option<usize> {
+        match self.args.operation {
+            Operation::AllReduce
+            | Operation::Broadcast
+            | Operation::Reduce
+            | Operation::ReduceScatter => Some(0),
+            Operation::AllGather => Some(self.communicator.rank() as usize * inputs),
+            Operation::Sendrecv | Operation::AllToAll => None,
+        }
     }
 
     /// The number of iterations that take about the wanted time, by rank 0's clock.
@@ -189,29 +241,75 @@ impl Bench<'_> {
         }
     }
 
+    fn call_in_place<T: Sample>(&self, data: &mut [T]) -> Result<(), invar::Error> {
+        let Args { operation, redop, root_rank, .. } = self.args;
+        let communicator = self.communicator;
+        match operation {
+            Operation::AllReduce => communicator.all_reduce_in_place(data, *redop),
+            Operation::AllGather => communicator.all_gather_in_place(data),
+            Operation::ReduceScatter => communicator.reduce_scatter_in_place(data, *redop),
+            Operation::Broadcast => communicator.broadcast(data, *root_rank),
+            Operation::Reduce => communicator.reduce_in_place(data, *redop, *root_rank),
+            Operation::Sendrecv | Operation::AllToAll => unreachable!("no form in place"),
+        }
+    }
+
     /// Runs the operation once more, into fresh memory. Returns how many elements are wrong on all ranks.
     fn wrong<T: Sample>(&self, source: &[T], target: &mut [T]) -> Result<u64, Failure> {
+        target.fill(T::of(UNTOUCHED));
+        self.call(source, target)?;
+        self.count_wrong(target)
+    }
+
+    /// Does the same in place. At a rank that is not the root a reduce leaves its input.
+    fn wrong_in_place<T: Sample>(
+        &self,
+        source: &[T],
+        data: &mut [T],
+        at: usize,
+    ) -> Result<u64, Failure> {
+        data.fill(T::of(UNTOUCHED));
+        data[at..][..source.len()].copy_from_slice(source);
+        self.call_in_place(data)?;
+        let Args { operation, root_rank, .. } = self.args;
+        let (rank, nranks) = (self.communicator.rank(), self.communicator.nranks());
+        if *operation == Operation::Reduce && rank != *root_rank {
+            let changed = data.iter().zip(source).filter(|(a, b)| a.value() != b.value()).count();
+            return self.total(changed);
+        }
+        let block = data.len() / nranks as usize;
+        let result = match operation {
+            Operation::ReduceScatter => &data[rank as usize * block..][..block],
+            _ => &data[..],
+        };
+        self.count_wrong(result)
+    }
+
+    /// Compares a result with the operation's definition. Returns how many elements are wrong on all ranks.
+    fn count_wrong<T: Sample>(&self, result: &[T]) -> Result<u64, Failure> {
         let Args { operation, redop, root_rank, .. } = self.args;
         let (rank, nranks) = (self.communicator.rank(), self.communicator.nranks());
-        let untouched = T::of(99);
-        target.fill(untouched);
-        self.call(source, target)?;
-        let block = target.len() / nranks as usize;
+        let block = result.len() / nranks as usize;
         let of = |i: usize, rank: u32| f64::from(input(*redop, i, rank, nranks));
         let want = |i: usize| match operation {
             Operation::AllReduce => reduced(*redop, i, nranks),
-            Operation::ReduceScatter => reduced(*redop, rank as usize * target.len() + i, nranks),
+            Operation::ReduceScatter => reduced(*redop, rank as usize * result.len() + i, nranks),
             Operation::AllGather => of(i % block, (i / block) as u32),
             Operation::AllToAll => of(rank as usize * block + i % block, (i / block) as u32),
             Operation::Broadcast => of(i, *root_rank),
             Operation::Reduce if rank == *root_rank => reduced(*redop, i, nranks),
-            Operation::Reduce => untouched.value(),
+            Operation::Reduce => f64::from(UNTOUCHED),
             Operation::Sendrecv => of(i, (rank + nranks - 1) % nranks),
         };
-        let wrong = target.iter().enumerate().filter(|(i, got)| !is_right(**got, want(*i)));
-        let mut wrong = [wrong.count() as u64];
-        self.communicator.all_reduce_in_place(&mut wrong, RedOp::Sum)?;
-        Ok(wrong[0])
+        let wrong = result.iter().enumerate().filter(|(i, got)| !is_right(**got, want(*i)));
+        self.total(wrong.count())
+    }
+
+    /// Adds up a number of all ranks.
+    fn total(&self, number: usize) -> Result<u64, Failure> {
+        let mut total = [number as u64];
+        self.communicator.all_reduce_in_place(&mut total, RedOp::Sum)?;
+        Ok(total[0])
     }
 }
 

@@ -51,6 +51,10 @@ fn ranks_on_this_host_agree_on_every_operation() {
             assert_eq!(row["op"], operation);
             assert_eq!((&row["wrong"], &row["type"]), (&Value::from(0), &Value::from("half")));
             assert!(row["busbw_gbytes_per_s"].is_number() && row["count"].is_u64(), "{row}");
+            let has_one_buffer = !["sendrecv", "all_to_all"].contains(&operation);
+            let in_place = &row["in_place"];
+            assert_eq!(in_place["wrong"] == 0, has_one_buffer, "{row}");
+            assert_eq!(in_place["busbw_gbytes_per_s"].is_number(), has_one_buffer, "{row}");
         }
     }
 }
@@ -295,7 +299,7 @@ fn flags_that_cannot_be_are_refused() {
     for (flags, what) in [
         (&["all_reduce", "--ranks", "0"][..], "--ranks"),
         (&["all_reduce", "-b", "8", "-e", "4"], "--min-bytes 8 is more than --max-bytes 4"),
-        (&["broadcast", "-r", "2"], "--root-rank 2: of --ranks 2 the last is 1"),
+        (&["broadcast", "-r", "2"], "--root-rank 2: of 2 ranks the last is 1"),
         (&["all_reduce", "--rank", "0"], "--root"),
         (&["all_reduce", "--rank", "0", "--root", "[::1]:0"], "--root [::1]:0: no rank"),
         (&["all_reduce", "-d", "int9"], "no such type"),

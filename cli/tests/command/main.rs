@@ -6,6 +6,7 @@ mod devices;
 mod doctor;
 mod exports;
 mod gone;
+mod launched;
 mod local;
 mod namespaces;
 mod ports;

@@ -1,0 +1,231 @@
+//! Brings the ranks of a launch to one place.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use invar_core::param::PortRange;
+use invar_core::rendezvous::{UNIQUE_ID_BYTES, UniqueId};
+use invar_linux::interface::{Interface, resolve};
+use invar_linux::pmi::Client;
+use invar_linux::rendezvous::secret_of;
+
+use super::description::Place;
+use super::{Launch, Launcher, Meeting};
+use crate::error::Kind;
+use crate::{Error, Hub, Settings};
+
+/// The ports from which a job takes one by its identity, unless `INVAR_PORT_RANGE` names others. They are
+/// below the ports that Linux gives out by itself.
+const PORTS: std::ops::RangeInclusive<u16> = 20_000..=29_999;
+/// Time between two questions for a name that is not known yet.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+/// The key under which rank 0 tells the others where they meet.
+const KEY: &str = "invar-rendezvous";
+
+pub(super) fn meet(launch: &Launch, settings: &Settings) -> Result<Meeting, Error> {
+    settings.usable()?;
+    match &launch.place {
+        Place::Pmi { descriptor } => over_pmi(launch, *descriptor, settings),
+        Place::Host { hosts, job, is_secret } => {
+            let port = port_of(job, settings.tcp_ports());
+            let word = launch.word.clone();
+            let is_public = word.is_none() && !is_secret;
+            let word = word.unwrap_or_else(|| format!("{} {job}", launch.launcher));
+            let addr = address(launch, hosts, settings)?;
+            let hub = match launch.rank {
+                0 => Some(listen(launch, port, &word, settings)?),
+                _ => None,
+            };
+            let id = UniqueId::new(SocketAddr::new(addr, port), &secret_of(&word));
+            Ok(Meeting { id, is_public, _hub: hub })
+        }
+    }
+}
+
+/// Rank 0 makes up a secret, and the launcher carries it to the others.
+fn over_pmi(launch: &Launch, descriptor: i32, settings: &Settings) -> Result<Meeting, Error> {
+    let within = settings.connect_within();
+    let failed = |error| Error::io(format_args!("PMI_FD={descriptor}"), error);
+    let mut client = Client::open(descriptor, within).map_err(failed)?;
+    let mut hub = None;
+    if launch.rank == 0 {
+        let addr = own_address(settings)?;
+        let made = Hub::listen(
+            SocketAddr::new(addr, 0),
+            settings.tcp_ports(),
+            launch.nranks,
+            None,
+            within,
+        )?;
+        client.put(KEY, &to_hex(made.id().as_bytes())).map_err(failed)?;
+        hub = Some(made);
+    }
+    client.barrier().map_err(failed)?;
+    let text = client.get(KEY).map_err(failed)?;
+    client.finalize().map_err(failed)?;
+    let bytes = from_hex(&text).ok_or_else(|| Kind::Usage(format!("{KEY}={text} is no id")))?;
+    let id = UniqueId::from_bytes(bytes).map_err(Kind::UniqueId)?;
+    Ok(Meeting { id, is_public: false, _hub: hub })
+}
+
+/// Rank 0 listens at all addresses, since its host may have several names.
+fn listen(launch: &Launch, port: u16, word: &str, settings: &Settings) -> Result<Hub, Error> {
+    let hub = |ip: IpAddr| {
+        let addr = SocketAddr::new(ip, port);
+        let (ports, within) = (settings.tcp_ports(), settings.connect_within());
+        Hub::listen(addr, ports, launch.nranks, Some(secret_of(word)), within)
+    };
+    // A host may have one family only.
+    hub(Ipv6Addr::UNSPECIFIED.into())
+        .or_else(|failed| hub(Ipv4Addr::UNSPECIFIED.into()).map_err(|_| failed))
+}
+
+/// The address of rank 0 for this rank.
+fn address(launch: &Launch, hosts: &[String], settings: &Settings) -> Result<IpAddr, Error> {
+    let interfaces =
+        Interface::list().map_err(|error| Error::io("listing the network interfaces", error))?;
+    let found = addresses(hosts, settings.connect_within())?;
+    let ours = found.iter().find(|(_, ip)| interfaces.iter().any(|on| on.holds(*ip)));
+    if let Some((host, ip)) = ours {
+        let is_local = ip.is_loopback();
+        // Some distributions give a host's own name an address on loopback.
+        let is_asked = host == "localhost" || host.parse() == Ok(*ip);
+        return if is_local && !is_asked { own_address(settings) } else { Ok(*ip) };
+    }
+    if launch.rank == 0 {
+        let text = format!(
+            "{} says that rank 0 is on {}, and this host, with rank 0, has no such address",
+            launch.launcher,
+            hosts.join(" or ")
+        );
+        let hint = match launch.launcher {
+            Launcher::OpenMpi => "; start mpirun on the host of rank 0",
+            _ => "",
+        };
+        return Err(Kind::Usage(text + hint).into());
+    }
+    let is_near = |ip: IpAddr| {
+        let mut addresses = interfaces.iter().flat_map(|interface| &interface.addresses);
+        addresses.any(|addr| addr.shares_subnet(ip))
+    };
+    let near = found.iter().find(|(_, ip)| is_near(*ip)).or_else(|| found.first());
+    let (_, ip) = near.expect("a name that was found has an address");
+    Ok(*ip)
+}
+
+/// All addresses of the hosts, each with its host. Asks again while no name is known: a pod gets its name
+/// when it starts.
+fn addresses(hosts: &[String], within: Duration) -> Result<Vec<(String, IpAddr)>, Error> {
+    let start = Instant::now();
+    loop {
+        let (mut found, mut last) = (Vec::new(), None);
+        for host in hosts {
+            match resolve(host, Some(0)) {
+                Ok(addresses) => {
+                    found.extend(addresses.iter().map(|addr| (host.clone(), addr.ip())));
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        match last {
+            Some(error) if found.is_empty() => {
+                let is_final = error.kind() == io::ErrorKind::InvalidInput;
+                if is_final || start.elapsed() + ASK_EVERY > within {
+                    return Err(Error::io("rank 0's host", error));
+                }
+            }
+            _ => return Ok(found),
+        }
+        thread::sleep(ASK_EVERY);
+    }
+}
+
+/// The address of this host that NCCL's rules choose.
+fn own_address(settings: &Settings) -> Result<IpAddr, Error> {
+    let interfaces =
+        Interface::list().map_err(|error| Error::io("listing the network interfaces", error))?;
+    let allowed = settings.allowed_interfaces(&interfaces)?;
+    Ok(allowed.first().expect("one or more").addr.ip())
+}
+
+/// The port of a job: all its ranks get the same, and two jobs seldom do.
+fn port_of(job: &str, range: PortRange) -> u16 {
+    let ports = if range.is_any() { PORTS } else { range.ports() };
+    // FNV-1a: the same on every host, unlike the hashes of the standard library.
+    let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    ports.start() + (hash % ports.len() as u64) as u16
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> Option<[u8; UNIQUE_ID_BYTES]> {
+    let mut bytes = [0; UNIQUE_ID_BYTES];
+    let digits = text.as_bytes();
+    if digits.len() != 2 * bytes.len() || !digits.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_agree_on_a_port_in_the_range() {
+        let range = PortRange::parse("7000-7009").unwrap();
+        let ports: Vec<u16> = (0..100).map(|job| port_of(&job.to_string(), range)).collect();
+        assert!(ports.iter().all(|port| (7000..=7009).contains(port)));
+        assert!(ports.iter().any(|port| *port != ports[0]));
+        assert_eq!(port_of("4711 0", PortRange::ANY), port_of("4711 0", PortRange::ANY));
+        assert!(PORTS.contains(&port_of("4711 0", PortRange::ANY)));
+    }
+
+    #[test]
+    fn an_id_survives_as_text() {
+        let bytes = std::array::from_fn(|i| i as u8);
+        assert_eq!(from_hex(&to_hex(&bytes)), Some(bytes));
+        assert_eq!(from_hex("00"), None);
+        assert_eq!(from_hex(&"+1".repeat(UNIQUE_ID_BYTES)), None);
+    }
+
+    #[test]
+    fn ranks_that_a_launcher_started_meet() {
+        let settings = Settings::default();
+        let rank = |rank: &'static str| {
+            let settings = settings.clone();
+            thread::spawn(move || {
+                let set = [
+                    ("RANK", rank),
+                    ("WORLD_SIZE", "2"),
+                    ("MASTER_ADDR", "127.0.0.1"),
+                    ("MASTER_PORT", "29500"),
+                    ("TORCHELASTIC_RUN_ID", "ranks_that_a_launcher_started_meet"),
+                ];
+                let value = |name: &str| {
+                    let pair = set.iter().find(|(other, _)| *other == name);
+                    pair.map(|(_, value)| (*value).to_owned())
+                };
+                let launch = Launch::from_lookup(value).unwrap().unwrap();
+                let meeting = launch.meet(&settings).unwrap();
+                assert!(meeting.is_public);
+                let ranks =
+                    crate::Communicator::join(&meeting.id, launch.rank, launch.nranks, &settings);
+                let mut sum = [1_u32 + launch.rank];
+                ranks.unwrap().all_reduce_in_place(&mut sum, crate::RedOp::Sum).unwrap();
+                sum[0]
+            })
+        };
+        let ranks = ["1", "0"].map(rank);
+        assert_eq!(ranks.map(|rank| rank.join().unwrap()), [3, 3]);
+    }
+}
