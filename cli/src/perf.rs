@@ -7,20 +7,27 @@
 //! devices, for `invar doctor`.
 
 mod client;
+mod compare;
 mod control;
+mod flow;
+mod latency;
 mod link;
 mod load;
 mod local;
 mod message;
+mod pair;
 mod pass;
 mod pattern;
+mod plot;
 pub(crate) mod probe;
 mod report;
 mod server;
+mod usage;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use crate::failure::{Failure, WRONG};
 use crate::output::Outputs;
@@ -28,7 +35,8 @@ use crate::ports::Ports;
 use crate::resolved;
 use crate::size::Sizes;
 use clap::builder::RangedU64ValueParser;
-use invar::{Device, DeviceInfo, DeviceKind, PortRange, ROCE_UDP_PORT, Settings, Survey};
+use client::Extras;
+use invar::{Device, DeviceInfo, DeviceKind, Launch, PortRange, ROCE_UDP_PORT, Settings, Survey};
 
 /// The address at which a server listens by default.
 const SERVER_IP: &str = "[::]";
@@ -49,6 +57,8 @@ const SERVER_PORT: u16 = 14791;
 /// the first and last bytes of each message. A pass of its own checks all bytes, unless --no-check is
 /// given.
 ///
+/// A launcher of two processes starts both ends, as in `srun -N 2 invar perf`: rank 0 serves rank 1.
+///
 /// Exit status: 0 all is well, 1 bytes were wrong, 2 a flag or variable is not allowed, 141 nobody reads
 /// the results any more, 3 anything else.
 #[derive(clap::Args)]
@@ -66,6 +76,19 @@ pub(crate) struct Args {
     /// Messages that are timed [default: about 0.2 s of them]
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     iters: Option<u32>,
+
+    /// Time for the timed messages of each size, and again for the single ones [default: about 0.2 s]
+    #[arg(short = 'D', long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(conflicts_with = "iters")]
+    duration: Option<Duration>,
+
+    /// Send both ways at once in the timed pass; algbw and msg/s are then of both ways together
+    #[arg(long, conflicts_with = "rate")]
+    bidirectional: bool,
+
+    /// Send at most so many gigabits in a second, in the pass with several messages at a time
+    #[arg(long, value_name = "GBIT/S", value_parser = rate)]
+    rate: Option<f64>,
 
     /// Messages before the timed ones
     #[arg(short = 'w', long, default_value_t = 5)]
@@ -101,6 +124,26 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
+    /// Print the distribution of half round trips of each size, up to p99.99
+    #[arg(long)]
+    histogram: bool,
+
+    /// Draw bandwidth and half round trips into FILE, as SVG
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+
+    /// Print the results of two files side by side, and measure nothing. The files come from --json
+    #[arg(long, value_name = "FILE", num_args = 2, exclusive = true)]
+    compare: Vec<PathBuf>,
+
+    /// Index of this end's GID on RoCE (NCCL_IB_GID_INDEX)
+    #[arg(long, value_name = "INDEX")]
+    gid_index: Option<u8>,
+
+    /// TCP port of the server [default: 14791]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+
     /// Write the packets of this end into FILE, for Wireshark. Only the software NIC can
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
@@ -109,7 +152,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = SERVER_IP)]
     #[arg(conflicts_with_all = [
         "connect", "min_bytes", "max_bytes", "factor", "iters", "warmup", "window", "recvs", "qps",
-        "check", "no_check", "adaptive_routing", "json", "pcap",
+        "check", "no_check", "adaptive_routing", "json", "pcap", "duration", "rate", "histogram",
+        "plot", "bidirectional",
     ])]
     server: Option<String>,
 
@@ -130,34 +174,67 @@ impl Args {
     pub(crate) fn is_child(&self) -> bool {
         self.child_of.is_some()
     }
+
+    fn serving(&self) -> server::Serving {
+        server::Serving { nic: self.nic.clone(), keep: self.keep, child_of: self.child_of }
+    }
 }
 
 pub(crate) fn run(args: &Args, settings: &Settings) -> Result<ExitCode, Failure> {
-    let settings = &args.ports.apply(settings);
+    if !args.compare.is_empty() {
+        compare::run(&args.compare)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut settings = args.ports.apply(settings);
+    if let Some(index) = args.gid_index {
+        settings = settings.gid_index(index);
+    }
+    let settings = &settings;
+    let port = args.port.unwrap_or(SERVER_PORT);
     if let Some(addr) = &args.server {
-        let serving = server::Serving {
-            nic: args.nic.clone(),
-            keep: args.keep,
-            child_of: args.child_of,
-            elsewhere: "invar perf --connect",
-        };
-        server::run(&serving, resolved(addr, Some(SERVER_PORT))?[0], settings)?;
+        let addr = resolved(addr, Some(port))?[0];
+        let elsewhere = "invar perf --connect";
+        server::run(&args.serving(), addr, settings, |addr| server::announce(addr, elsewhere))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let launch = match &args.connect {
+        Some(_) => None,
+        None => Launch::from_env()?.filter(|launch| launch.nranks > 1),
+    };
+    if let Some(launch) = launch.as_ref().filter(|launch| pair::serves(launch)) {
+        pair::serve(launch, args, settings)?;
         return Ok(ExitCode::SUCCESS);
     }
     let job = client::Job::new(args, settings)?;
     let outputs = Outputs::open(args.json.as_deref())?;
+    let extras = Extras { plot: args.plot.clone(), histogram: args.histogram };
     // Before a second process of this one is other work.
     let load = load::Load::measure();
-    let wrong = match &args.connect {
-        Some(addr) => client::run(&job, load, outputs, &resolved(addr, Some(SERVER_PORT))?)?.wrong,
-        None => {
+    let measure = |server: &[SocketAddr]| client::run(&job, load, outputs, extras, server);
+    let measured = match (&args.connect, &launch) {
+        (Some(addr), _) => measure(&resolved(addr, Some(port))?)?,
+        (None, Some(launch)) => measure(&[pair::server(launch, settings)?])?,
+        (None, None) => {
             let (server, addr) = local::start(args, settings)?;
-            let wrong = client::run(&job, load, outputs, &[addr])?.wrong;
+            let measured = measure(&[addr])?;
             server.end();
-            wrong
+            measured
         }
     };
-    Ok(if wrong > 0 { ExitCode::from(WRONG) } else { ExitCode::SUCCESS })
+    Ok(if measured.wrong > 0 { ExitCode::from(WRONG) } else { ExitCode::SUCCESS })
+}
+
+fn seconds(text: &str) -> Result<Duration, &'static str> {
+    let allowed = "must be a number of seconds from 0.01 to 86400";
+    let seconds: f64 = text.parse().map_err(|_| allowed)?;
+    let is_allowed = (0.01..=86_400.0).contains(&seconds);
+    if is_allowed { Ok(Duration::from_secs_f64(seconds)) } else { Err(allowed) }
+}
+
+fn rate(text: &str) -> Result<f64, &'static str> {
+    let allowed = "must be a number of gigabits in a second from 0.001 to 10000";
+    let rate: f64 = text.parse().map_err(|_| allowed)?;
+    if (0.001..=10_000.0).contains(&rate) { Ok(rate) } else { Err(allowed) }
 }
 
 /// Finds the device of a name, and does not open it.
@@ -268,6 +345,15 @@ fn usual(local: IpAddr, settings: &Settings) -> Result<Option<DeviceInfo>, Failu
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_and_rates_are_in_bounds() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(rate("2.5"), Ok(2.5));
+        for text in ["", "0", "-1", "inf", "NaN", "1e9"] {
+            assert!(seconds(text).is_err() && rate(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn a_software_nic_is_where_an_rdma_device_sends_to() {

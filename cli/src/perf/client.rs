@@ -3,17 +3,22 @@
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use invar::{Device, DeviceInfo, DeviceKind, Listener, Settings};
 
 use super::control::Control;
+use super::latency::{Latency, Recorder};
 use super::link::{Link, Plan};
 use super::load::Load;
 use super::message::{
     BUFFER_BYTES, Kind, Offer, Pass, Ready, Reply, Request, SLOTS_MIN, Setup, slot_bytes,
 };
-use super::report::{Header, Latency, Report, Row};
+use super::pattern::Flow;
+use super::plot;
+use super::report::{Header, Report, Row};
+use super::usage::Used;
 use super::{Args, choose, named, settings_for};
 use crate::failure::{Failure, line};
 use crate::output::{Outputs, created};
@@ -36,6 +41,15 @@ const BRIEF_ITERS: u32 = 100;
 /// Time between two polls of connections that are not complete.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
+/// What to show beside the table.
+#[derive(Default)]
+pub(super) struct Extras {
+    /// The file for a picture.
+    pub(super) plot: Option<PathBuf>,
+    /// Whether to print the distribution of half round trips.
+    pub(super) histogram: bool,
+}
+
 /// The results of a measurement.
 pub(super) struct Measured {
     /// How many bytes were wrong.
@@ -54,6 +68,12 @@ pub(super) struct Job {
     sizes: Vec<u32>,
     iters: Option<u32>,
     warmup: u32,
+    /// The time of each timed pass; `None` for the default.
+    duration: Option<Duration>,
+    /// Bits in a second that this end may send in a timed pass.
+    rate_bits: Option<f64>,
+    /// Whether the timed messages go both ways at once.
+    both_ways: bool,
     window: Option<u16>,
     recvs: u16,
     qps: u16,
@@ -99,6 +119,9 @@ impl Job {
             sizes: args.sizes.series(),
             iters: args.iters,
             warmup: args.warmup,
+            duration: args.duration,
+            both_ways: args.bidirectional,
+            rate_bits: args.rate.map(|gigabits| gigabits * 1e9),
             window: args.window,
             recvs: args.recvs,
             check: !args.no_check,
@@ -113,6 +136,9 @@ impl Job {
             sizes: vec![BRIEF.0, BRIEF.1],
             iters: Some(BRIEF_ITERS),
             warmup: 5,
+            duration: None,
+            both_ways: false,
+            rate_bits: None,
             window: None,
             recvs: 1,
             qps: settings.queue_pairs(),
@@ -122,6 +148,13 @@ impl Job {
             pcap: None,
             settings,
         }
+    }
+
+    /// The least time between the starts of two messages.
+    fn pace(&self, size: u32) -> Option<Duration> {
+        let bits = 8.0 * f64::from(size);
+        // Pacing is off for a message that would never leave.
+        Duration::try_from_secs_f64(bits / self.rate_bits?).ok().filter(|pace| !pace.is_zero())
     }
 
     fn window(&self, requests_max: u16) -> u16 {
@@ -169,10 +202,11 @@ pub(super) fn run(
     job: &Job,
     load: Option<Load>,
     outputs: Outputs,
+    extras: Extras,
     server: &[SocketAddr],
 ) -> Result<Measured, Failure> {
     let mut control = Control::connect(server)?;
-    let mut report = Report::new(outputs);
+    let mut report = Report::new(outputs, extras.histogram);
     let result = measure(job, load, &mut control, &mut report);
     let result = result.map_err(|failure| {
         if failure.is_unread() {
@@ -193,6 +227,9 @@ pub(super) fn run(
     });
     let (header, rows) = report.finish(result.is_ok())?;
     let wrong = result?;
+    if let (Some(path), Some(header)) = (&extras.plot, &header) {
+        plot::write(path, header, &rows)?;
+    }
     Ok(Measured { wrong, header, rows })
 }
 
@@ -234,6 +271,7 @@ fn measure(
         recvs: job.recvs,
         size_max,
         region_bytes: job.region_bytes() as u64,
+        both_ways: job.both_ways,
     }))?;
     let ready = match control.recv(ANSWER_WITHIN)? {
         Reply::Ready(ready) => ready,
@@ -247,7 +285,7 @@ fn measure(
         listener: &listener,
         peer: ready.handle,
         outgoing_bytes: job.region_bytes(),
-        incoming_bytes: slot_bytes(size_max),
+        incoming_bytes: if job.both_ways { job.region_bytes() } else { slot_bytes(size_max) },
         recvs: job.recvs,
         seed,
     };
@@ -291,6 +329,7 @@ fn header(job: &Job, load: Option<Load>, device: &Device, ready: &Ready, theirs:
         window: job.window(ready.requests_max),
         adaptive_routing: is_nic && job.settings.routes_adaptively(info),
         check: job.check,
+        bidirectional: job.both_ways,
         load,
     }
 }
@@ -301,6 +340,14 @@ fn unexpected(control: &Control, reply: Reply) -> Failure {
         Reply::Failed { text } => Failure::new(format_args!("the server: {text}")),
         _ => Failure::new(format_args!("{} answers what was not asked", control.peer())),
     }
+}
+
+/// The results of a pass to the server.
+struct Streamed {
+    /// What the messages after the lead took.
+    used: Used,
+    wrong: u64,
+    peer_cpu_percent: Option<f64>,
 }
 
 /// A measurement under way.
@@ -319,7 +366,7 @@ impl Session<'_> {
         if self.job.check {
             let slots = self.job.slots(size, self.requests_max);
             let messages = (CHECK_BYTES / u64::from(size.max(1))).clamp(2, 2 * u64::from(slots));
-            wrong = self.stream(Kind::Check, size, messages, 0)?.1;
+            wrong = self.stream(Kind::Check, size, messages, 0)?.wrong;
         }
         report.begin(size, "timing");
         let (iters, trial_wrong) = match self.job.iters {
@@ -328,13 +375,20 @@ impl Session<'_> {
         };
         let iters = self.whole_groups(iters);
         let warmup = self.whole_groups(u64::from(self.job.warmup));
-        let (elapsed, timed_wrong) = self.stream(Kind::Stream, size, warmup + iters, warmup)?;
+        let timed = self.stream(self.timed(), size, warmup + iters, warmup)?;
         report.begin(size, "latency");
-        let (latency, latency_wrong) = self.latency(size, iters, elapsed / iters as u32)?;
+        let message = timed.used.elapsed.div_f64(iters as f64);
+        let (latency, latency_wrong) = self.latency(size, iters, message)?;
         // Nothing is known of a server's numbers.
-        let wrong = [wrong, trial_wrong, timed_wrong, latency_wrong];
+        let wrong = [wrong, trial_wrong, timed.wrong, latency_wrong];
         let wrong = wrong.into_iter().fold(0, u64::saturating_add);
-        Ok(Row::new(size, iters, elapsed, wrong, latency))
+        let ways = if self.job.both_ways { 2 } else { 1 };
+        Ok(Row::new(size, [iters, ways], timed.used, timed.peer_cpu_percent, wrong, latency))
+    }
+
+    /// The kind of a timed pass.
+    fn timed(&self) -> Kind {
+        if self.job.both_ways { Kind::Exchange } else { Kind::Stream }
     }
 
     /// Finds how many messages take long enough to be timed.
@@ -342,14 +396,15 @@ impl Session<'_> {
         let lead = u64::from(self.job.slots(size, self.requests_max));
         let (mut messages, mut wrong) = (self.whole_groups(4), 0);
         loop {
-            let (elapsed, trial_wrong) = self.stream(Kind::Stream, size, lead + messages, lead)?;
-            wrong = trial_wrong.saturating_add(wrong);
+            let trial = self.stream(self.timed(), size, lead + messages, lead)?;
+            let elapsed = trial.used.elapsed;
+            wrong = trial.wrong.saturating_add(wrong);
             let fitting = |time: Duration| {
                 let times = time.as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
                 (messages as f64 * times) as u64
             };
             if elapsed >= TRIAL / 2 {
-                return Ok((fitting(TIMED).max(4), wrong));
+                return Ok((fitting(self.job.duration.unwrap_or(TIMED)).max(4), wrong));
             }
             messages = self.whole_groups(fitting(TRIAL).clamp(2 * messages, 32 * messages));
         }
@@ -363,47 +418,60 @@ impl Session<'_> {
         message: Duration,
     ) -> Result<(Latency, u64), Failure> {
         let round_trip = 2 * message + Duration::from_micros(20);
-        let fitting = (PING_PONG.as_nanos() / round_trip.as_nanos()) as u64;
+        let time = self.job.duration.unwrap_or(PING_PONG);
+        let fitting = (time.as_nanos() / round_trip.as_nanos()) as u64;
         let messages = self.job.iters.map_or(fitting.max(4), |_| iters.min(fitting.max(4)));
         // The first messages meet cold caches and a sleeping server.
         let lead = messages.div_ceil(10);
-        let pass = self.pass(Kind::PingPong, size, lead + messages, 1)?;
-        let mut half_ns = Vec::with_capacity(messages as usize);
+        let pass = self.pass(Kind::PingPong, size, [lead + messages, lead], 1)?;
+        let mut recorder = Recorder::new();
         let wrong = self.link.ping(&pass, |message, round_trip| {
             if message >= lead {
-                half_ns.push(round_trip.as_nanos() as u64 / 2);
+                recorder.record(round_trip / 2);
             }
         })?;
-        Ok((Latency::new(&mut half_ns), self.answer()?.saturating_add(wrong)))
+        Ok((recorder.latency(), self.answer()?.0.saturating_add(wrong)))
     }
 
-    /// Runs a pass to the server. Returns its time and how many bytes were wrong.
+    /// Runs a pass to the server.
     fn stream(
         &mut self,
         kind: Kind,
         size: u32,
         messages: u64,
         lead: u64,
-    ) -> Result<(Duration, u64), Failure> {
+    ) -> Result<Streamed, Failure> {
         let messages = self.whole_groups(messages);
         let slots = self.job.slots(size, self.requests_max);
-        let pass = self.pass(kind, size, messages, slots)?;
-        let elapsed = self.link.transmit(&pass, lead)?;
-        Ok((elapsed, self.answer()?))
+        let pass = self.pass(kind, size, [messages, lead], slots)?;
+        let (wrong, used) = match kind {
+            Kind::Exchange => self.link.exchange(&pass, Flow::ToServer)?,
+            Kind::Stream => (0, self.link.transmit(&pass, self.job.pace(size))?),
+            Kind::Check | Kind::PingPong => (0, self.link.transmit(&pass, None)?),
+        };
+        let (theirs, peer_cpu_percent) = self.answer()?;
+        self.link.end_last()?;
+        Ok(Streamed { used, wrong: theirs.saturating_add(wrong), peer_cpu_percent })
     }
 
-    fn pass(&mut self, kind: Kind, size: u32, messages: u64, slots: u16) -> Result<Pass, Failure> {
+    fn pass(
+        &mut self,
+        kind: Kind,
+        size: u32,
+        [messages, lead]: [u64; 2],
+        slots: u16,
+    ) -> Result<Pass, Failure> {
         self.passes += 1;
-        let pass = Pass { number: self.passes, kind, size, messages, slots };
+        let pass = Pass { number: self.passes, kind, size, messages, lead, slots };
         self.control.send(&Request::Pass(pass))?;
         Ok(pass)
     }
 
-    /// Waits for the server's count of wrong bytes.
-    fn answer(&mut self) -> Result<u64, Failure> {
+    /// Waits for the server's count of wrong bytes, and its processor time in percent.
+    fn answer(&mut self) -> Result<(u64, Option<f64>), Failure> {
         let reply = self.control.recv(ANSWER_WITHIN);
         match reply.map_err(|failure| self.link.uncontrolled(failure))? {
-            Reply::Done { wrong } => Ok(wrong),
+            Reply::Done { wrong, cpu_percent } => Ok((wrong, cpu_percent)),
             reply => Err(unexpected(self.control, reply)),
         }
     }

@@ -22,6 +22,8 @@ pub(super) struct Link {
     pub(super) seed: u64,
     /// Room for the requests of a pass, so that a timed pass allocates nothing.
     pub(super) requests: Vec<Option<Request>>,
+    /// The same for the receives of a pass that goes both ways.
+    pub(super) receives: Vec<Option<Request>>,
     /// The empty message by which the server said that it has all messages of the last pass.
     pub(super) all_there: Option<Request>,
 }
@@ -71,6 +73,7 @@ impl Plan<'_> {
                         moves_in_calls: self.device.info().kind == DeviceKind::Socket,
                         seed: self.seed,
                         requests: Vec::with_capacity(256),
+                        receives: Vec::with_capacity(256),
                         all_there: None,
                     });
                 }

@@ -49,6 +49,9 @@ pub(super) fn start(args: &Args, settings: &Settings) -> Result<(Server, SocketA
     if let Some(name) = &args.nic {
         command.args(["--nic", name]);
     }
+    if let Some(index) = args.gid_index {
+        command.args(["--gid-index", &index.to_string()]);
+    }
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(failed)?;
     let stdout = child.stdout.take();
     let server = Server(child);

@@ -37,6 +37,10 @@ pub(super) enum Reply {
     Done {
         /// How many bytes were wrong.
         wrong: u64,
+        /// Processor time of the server's process in percent, after the lead. An older server does not
+        /// tell.
+        #[serde(default)]
+        cpu_percent: Option<f64>,
     },
     /// Answers any message with a failure, and ends the session.
     Failed {
@@ -78,6 +82,9 @@ pub(super) struct Setup {
     pub(super) size_max: u32,
     /// Bytes of memory for messages to the server.
     pub(super) region_bytes: u64,
+    /// Whether passes go both ways, so that messages to the client get as much memory.
+    #[serde(default)]
+    pub(super) both_ways: bool,
 }
 
 /// The server's answer to a setup.
@@ -104,6 +111,9 @@ pub(super) struct Pass {
     pub(super) size: u32,
     /// The number of messages, a multiple of the setup's `recvs`.
     pub(super) messages: u64,
+    /// The messages before the timed ones.
+    #[serde(default)]
+    pub(super) lead: u64,
     /// Messages under way, each with a slot of memory; a multiple of `recvs`.
     pub(super) slots: u16,
 }
@@ -114,6 +124,9 @@ pub(super) enum Kind {
     Check,
     /// Messages go to the server, which checks both ends of each message.
     Stream,
+    /// Messages go to the server and, at the same time, as many to the client. Both ends of each message are
+    /// checked.
+    Exchange,
     /// Single messages go to the server and back. Both ends of each message are checked.
     PingPong,
 }
@@ -151,6 +164,7 @@ impl Setup {
             || !grouped(messages)
             || !grouped(u64::from(slots))
             || slots > slots_max
+            || kind == Kind::Exchange && !self.both_ways
             || bytes > self.region_bytes
         {
             return Err(format!("a pass of {messages} times {size} bytes in {slots} slots"));
@@ -193,10 +207,12 @@ mod tests {
             recvs: 4,
             size_max: 1000,
             region_bytes: 8 * 1024,
+            both_ways: false,
         }
     }
 
-    const PASS: Pass = Pass { number: 1, kind: Kind::Stream, size: 1000, messages: 16, slots: 8 };
+    const PASS: Pass =
+        Pass { number: 1, kind: Kind::Stream, size: 1000, messages: 16, lead: 0, slots: 8 };
 
     #[test]
     fn requests_survive_the_line() {
@@ -253,6 +269,8 @@ mod tests {
     fn passes_that_do_not_fit_their_setup_are_refused() {
         assert_eq!(setup().check(), Ok(()));
         assert_eq!(setup().check_pass(&PASS), Ok(()));
+        let exchange = Pass { kind: Kind::Exchange, ..PASS };
+        assert_eq!(Setup { both_ways: true, ..setup() }.check_pass(&exchange), Ok(()));
         let ping_pong = Pass { kind: Kind::PingPong, slots: 1, messages: 3, ..PASS };
         assert_eq!(setup().check_pass(&ping_pong), Ok(()));
         for pass in [
@@ -264,6 +282,7 @@ mod tests {
             Pass { slots: 12, ..PASS },
             Pass { slots: 260, size: 1, ..PASS },
             Pass { slots: 4, ..ping_pong },
+            Pass { kind: Kind::Exchange, ..PASS },
         ] {
             assert!(setup().check_pass(&pass).is_err(), "{pass:?}");
         }

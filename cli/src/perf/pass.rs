@@ -1,78 +1,48 @@
 //! A pass: messages of one size, from the view of each end.
-//!
-//! The loops here are timed. They allocate nothing and make no system call of their own while messages
-//! flow.
 
-use std::ops::Range;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use invar::{MemoryRegion, Request};
+use invar::{MemoryRegion, RecvComm, Request};
 
+use super::flow::{Receiving, Sending, StallTimer};
 use super::link::Link;
-use super::message::{Kind, Pass, slot_bytes};
+use super::message::Pass;
 use super::pattern::{Flow, Pattern};
+use super::usage::{Stretch, Used};
 use crate::failure::Failure;
 
-/// Time after which a peer that moves nothing is stuck.
-const STALL: Duration = Duration::from_secs(60);
-/// Calls without progress until other threads may run, and until the clock is read.
-const IDLE_CALLS: u32 = 16;
-
-/// The places of a pass's messages in a region: slots, used one after another and again.
-struct Slots {
-    stride: usize,
-    count: usize,
-    next: usize,
-}
-
-impl Slots {
-    fn new(pass: &Pass) -> Self {
-        Slots { stride: slot_bytes(pass.size), count: usize::from(pass.slots), next: 0 }
-    }
-
-    /// The slot after the last one: its number and its offset.
-    #[inline]
-    fn advance(&mut self) -> (usize, usize) {
-        let slot = self.next;
-        self.next = if slot + 1 == self.count { 0 } else { slot + 1 };
-        (slot, slot * self.stride)
-    }
-}
-
-/// A wait for messages that has a bound.
+/// The receive of the peer's empty message, behind those of a pass. While it is polled, the software NIC
+/// acknowledges the messages before it.
 #[derive(Default)]
-struct StallTimer {
-    idle_calls: u32,
-    since: Option<Instant>,
+struct LastReceive {
+    posted: Option<Request>,
+    has_come: bool,
 }
 
-impl StallTimer {
-    /// Notes that something moved.
-    #[inline]
-    fn renew(&mut self) {
-        self.idle_calls = 0;
-    }
-
-    /// Notes a call without progress, and fails if there were none for too long.
-    #[inline]
-    fn idle(&mut self) -> Result<(), Failure> {
-        self.idle_calls = self.idle_calls.wrapping_add(1);
-        if self.idle_calls.is_multiple_of(IDLE_CALLS) { self.wait() } else { Ok(()) }
-    }
-
-    #[cold]
-    fn wait(&mut self) -> Result<(), Failure> {
-        if self.idle_calls == IDLE_CALLS {
-            self.since = Some(Instant::now());
+impl LastReceive {
+    /// Posts the receive, or looks at it. Returns whether the message is there.
+    fn poll(&mut self, recv: &mut RecvComm, incoming: &MemoryRegion) -> Result<bool, Failure> {
+        match &self.posted {
+            None => self.posted = recv.irecv(&[(incoming, 0..0, 0)])?,
+            Some(posted) if !self.has_come => self.has_come = recv.test(posted)?.is_some(),
+            Some(_) => {}
         }
-        if self.since.is_some_and(|since| since.elapsed() >= STALL) {
-            let text = format!("no message for {} s, though the peer is there", STALL.as_secs());
-            return Err(Failure::new(text));
-        }
-        // On a busy host the peer may wait for this thread's processor.
-        thread::yield_now();
-        Ok(())
+        Ok(self.has_come)
+    }
+}
+
+/// Pacing: the least time between the starts of two messages, and the messages from which it counts.
+struct Pace {
+    each: Duration,
+    lead: u64,
+}
+
+impl Pace {
+    /// How many messages may have started, this long after those of the lead were done.
+    #[inline]
+    fn started_max(&self, elapsed: Duration) -> u64 {
+        let more = elapsed.as_nanos() / self.each.as_nanos().max(1);
+        self.lead.saturating_add(u64::try_from(more).unwrap_or(u64::MAX)).saturating_add(1)
     }
 }
 
@@ -100,125 +70,129 @@ impl Link {
         })
     }
 
-    /// Sends the messages of a pass. The clock starts once the first `lead` messages are done and no other
-    /// has started. Returns the time from then until all messages are done.
-    pub(super) fn transmit(&mut self, pass: &Pass, lead: u64) -> Result<Duration, Failure> {
+    /// Sends the messages of a pass, each at least `pace` after the one before. The clock starts once the
+    /// first messages, those of the lead, are done and no other has started. Returns the time from then until
+    /// all messages are done.
+    pub(super) fn transmit(
+        &mut self,
+        pass: &Pass,
+        pace: Option<Duration>,
+    ) -> Result<Used, Failure> {
         let pattern = Pattern::new(self.seed, pass.number, Flow::ToServer, pass.size);
         let all_there = self.post_empty()?;
         let Link { send, outgoing, recvs, requests, .. } = self;
-        let size = pass.size as usize;
-        requests.clear();
-        requests.resize_with(usize::from(pass.slots), || None);
-        let (mut to_start, mut to_end) = (Slots::new(pass), Slots::new(pass));
+        let mut sending = Sending::new(pass, pattern, *recvs, requests);
+        let pace = pace.map(|each| Pace { each, lead: pass.lead });
         let mut stall = StallTimer::default();
-        let (mut started, mut done, mut tag) = (0, 0, 0);
-        // The slot of the next message, whose bytes are written but whose send has not started.
-        let mut ready: Option<(usize, usize)> = None;
-        let mut oldest = to_end.advance().0;
-        let mut start = Instant::now();
-        while done < pass.messages {
-            let last = if done < lead { lead } else { pass.messages };
-            while started < last && started - done < u64::from(pass.slots) {
-                let (slot, at) = match ready {
-                    Some(ready) => ready,
-                    None => {
-                        let (slot, at) = to_start.advance();
-                        match pass.kind {
-                            Kind::Check => pattern.fill(outgoing, at, started)?,
-                            Kind::Stream | Kind::PingPong => {
-                                pattern.stamp(outgoing, at, started)?
-                            }
-                        }
-                        *ready.insert((slot, at))
-                    }
-                };
-                let Some(request) = send.isend(outgoing, at..at + size, tag)? else { break };
-                requests[slot] = Some(request);
-                ready = None;
-                started += 1;
-                tag = if tag + 1 == *recvs as u32 { 0 } else { tag + 1 };
-            }
-            let is_done = match &requests[oldest] {
-                Some(request) => send.test(request)?.is_some(),
-                None => false,
+        let mut stretch = Stretch::begin();
+        while !sending.is_done() {
+            let started_max = match &pace {
+                Some(pace) if sending.done >= pass.lead => pace.started_max(stretch.elapsed()),
+                _ => u64::MAX,
             };
-            if is_done {
-                requests[oldest] = None;
-                oldest = to_end.advance().0;
-                done += 1;
+            if sending.advance(send, outgoing, requests, started_max)? {
                 stall.renew();
-                if done == lead {
-                    start = Instant::now();
+                if sending.done == pass.lead {
+                    stretch = Stretch::begin();
+                }
+            } else if sending.started == sending.done && sending.started >= started_max {
+                // The peer waits for this end, which is not stuck.
+                stall.renew();
+            } else {
+                stall.idle()?;
+            }
+        }
+        let used = stretch.end();
+        patiently(|| Ok(self.recv.test(&all_there)?))?;
+        Ok(used)
+    }
+
+    /// Receives the messages of a pass. Returns how many bytes were wrong, and the time that the messages
+    /// after the lead took. Then an empty message tells the client that all are there. While that message is
+    /// polled, the software NIC acknowledges the last one of the pass.
+    pub(super) fn receive(&mut self, pass: &Pass) -> Result<(u64, Used), Failure> {
+        self.end_last()?;
+        let pattern = Pattern::new(self.seed, pass.number, Flow::ToServer, pass.size);
+        let told = self.told(pass.size) as usize;
+        let Link { recv, incoming, recvs, requests, .. } = self;
+        let mut receiving = Receiving::new(pass, pattern, [*recvs, told], requests);
+        let mut stall = StallTimer::default();
+        let mut stretch = Stretch::begin();
+        let mut is_timed = pass.lead == 0;
+        while !receiving.is_done() {
+            if receiving.advance(recv, incoming, requests)? {
+                stall.renew();
+                if !is_timed && receiving.done >= pass.lead {
+                    is_timed = true;
+                    stretch = Stretch::begin();
                 }
             } else {
                 stall.idle()?;
             }
         }
-        let elapsed = start.elapsed();
-        patiently(|| Ok(self.recv.test(&all_there)?))?;
-        Ok(elapsed)
-    }
-
-    /// Receives the messages of a pass, and returns how many bytes were wrong. Then an empty message tells
-    /// the client that all are there. While that message is polled, the software NIC acknowledges the last
-    /// one of the pass.
-    pub(super) fn receive(&mut self, pass: &Pass) -> Result<u64, Failure> {
-        self.end_last()?;
-        let pattern = Pattern::new(self.seed, pass.number, Flow::ToServer, pass.size);
-        let told = self.told(pass.size) as usize;
-        let Link { recv, incoming, recvs, requests, .. } = self;
-        let recvs = *recvs;
-        let size = pass.size as usize;
-        let rows = usize::from(pass.slots) / recvs;
-        requests.clear();
-        requests.resize_with(rows, || None);
-        let (mut to_post, mut to_check) = (Slots::new(pass), Slots::new(pass));
-        let mut stall = StallTimer::default();
-        let (mut posted, mut done, mut wrong) = (0, 0, 0);
-        let (mut newest, mut oldest) = (0, 0);
-        while done < pass.messages {
-            while posted < pass.messages && requests[newest].is_none() {
-                let at = to_post.next * to_post.stride;
-                let buf = |r: usize| {
-                    let at = at + r * to_post.stride;
-                    (&*incoming, at..at + size, r as u32)
-                };
-                let bufs: [(&MemoryRegion, Range<usize>, u32); 8] = std::array::from_fn(buf);
-                let Some(request) = recv.irecv(&bufs[..recvs])? else { break };
-                requests[newest] = Some(request);
-                newest = if newest + 1 == rows { 0 } else { newest + 1 };
-                (0..recvs).for_each(|_| _ = to_post.advance());
-                posted += recvs as u64;
-            }
-            let received = match &requests[oldest] {
-                Some(request) => recv.test(request)?,
-                None => None,
-            };
-            let Some(received) = received else {
-                stall.idle()?;
-                continue;
-            };
-            requests[oldest] = None;
-            oldest = if oldest + 1 == rows { 0 } else { oldest + 1 };
-            for got in received.sizes() {
-                let (_, at) = to_check.advance();
-                wrong += got.abs_diff(told) as u64;
-                wrong += match pass.kind {
-                    Kind::Check => pattern.wrong(incoming, at, done)?,
-                    Kind::Stream | Kind::PingPong => pattern.stamp_wrong(incoming, at, done)?,
-                };
-                done += 1;
-            }
-            stall.renew();
-        }
+        let (wrong, used) = (receiving.wrong, stretch.end());
         let Link { send, outgoing, all_there, .. } = self;
         *all_there = Some(patiently(|| Ok(send.isend(outgoing, 0..0, 0)?))?);
-        Ok(wrong)
+        Ok((wrong, used))
     }
 
-    /// Waits for the empty message of the last pass. The client's next message acknowledges it, if nothing
+    /// Sends the messages of a pass and receives as many at the same time. Returns how many bytes were wrong,
+    /// and the time from the end of the lead until all messages are there and all are sent. The last message
+    /// each way is empty. Each end polls until it has come.
+    pub(super) fn exchange(&mut self, pass: &Pass, ours: Flow) -> Result<(u64, Used), Failure> {
+        self.end_last()?;
+        let (there, back) = self.flows(pass);
+        let (outward, inward) = match ours {
+            Flow::ToServer => (there, back),
+            Flow::ToClient => (back, there),
+        };
+        let told = self.told(pass.size) as usize;
+        let is_tcp = self.moves_in_calls;
+        let Link { send, recv, outgoing, incoming, recvs, requests, receives, all_there, .. } =
+            self;
+        let mut last = LastReceive::default();
+        let mut sending = Sending::new(pass, outward, *recvs, requests);
+        let mut receiving = Receiving::new(pass, inward, [*recvs, told], receives);
+        let mut stall = StallTimer::default();
+        let mut stretch = Stretch::begin();
+        while !sending.is_done() || !receiving.is_done() {
+            let mut moved = false;
+            if !sending.is_done() && sending.advance(send, outgoing, requests, u64::MAX)? {
+                moved = true;
+                if sending.done == pass.lead {
+                    stretch = Stretch::begin();
+                }
+            }
+            if receiving.is_done() {
+                last.poll(recv, incoming)?;
+            } else {
+                moved |= receiving.advance(recv, incoming, receives)?;
+            }
+            if moved { stall.renew() } else { stall.idle()? }
+        }
+        let (wrong, used) = (receiving.wrong, stretch.end());
+        let (mut has_started, mut has_left) = (false, false);
+        patiently(|| {
+            match all_there {
+                Some(sent) => has_left = send.test(sent)?.is_some(),
+                None if !has_started => *all_there = send.isend(outgoing, 0..0, 0)?,
+                None => {}
+            }
+            has_started |= all_there.is_some();
+            if has_left {
+                *all_there = None;
+            }
+            let has_come = last.poll(recv, incoming)?;
+            // Over TCP the message would not leave without a test.
+            let is_on_its_way = has_left || has_started && !is_tcp;
+            Ok((has_come && is_on_its_way).then_some(()))
+        })?;
+        Ok((wrong, used))
+    }
+
+    /// Waits for this end's empty message of the last pass. The peer's next message acknowledges it, if nothing
     /// has before.
-    fn end_last(&mut self) -> Result<(), Failure> {
+    pub(super) fn end_last(&mut self) -> Result<(), Failure> {
         let sent = self.all_there.take();
         self.finish(sent)
     }
@@ -329,5 +303,20 @@ fn patiently<T>(mut ask: impl FnMut() -> Result<Option<T>, Failure>) -> Result<T
             return Ok(answer);
         }
         stall.idle()?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pace_lets_one_message_start_each_time() {
+        let pace = Pace { each: Duration::from_micros(10), lead: 5 };
+        let started_max = |us| pace.started_max(Duration::from_micros(us));
+        assert_eq!(
+            [started_max(0), started_max(9), started_max(10), started_max(99)],
+            [6, 6, 7, 15]
+        );
     }
 }

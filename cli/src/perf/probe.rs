@@ -44,9 +44,9 @@ pub(crate) struct Tried {
 
 /// Serves clients of `invar doctor --peer`, one after another.
 pub(crate) fn serve(addr: &str, settings: &Settings) -> Result<(), Failure> {
-    let elsewhere = "invar doctor --peer";
-    let serving = Serving { nic: None, keep: true, child_of: None, elsewhere };
-    server::run(&serving, resolved(addr, Some(SERVER_PORT))?[0], settings)
+    let serving = Serving { nic: None, keep: true, child_of: None };
+    let addr = resolved(addr, Some(SERVER_PORT))?[0];
+    server::run(&serving, addr, settings, |addr| server::announce(addr, "invar doctor --peer"))
 }
 
 impl Offer {
@@ -108,7 +108,8 @@ impl Peer {
         let settings = settings.clone().connect_timeout(CONNECT_WITHIN);
         let settings = settings.ack_timeout(ACK_WITHIN).recovery_timeout(Duration::ZERO);
         let job = client::Job::brief(nic, peer_nic, settings);
-        let measured = client::run(&job, None, Outputs::silent(), &self.addrs)?;
+        let measured =
+            client::run(&job, None, Outputs::silent(), client::Extras::default(), &self.addrs)?;
         let (Some(header), [short, long]) = (&measured.header, &measured.rows[..]) else {
             return Err(Failure::new("the server ended before the measurement"));
         };

@@ -1,12 +1,13 @@
 //! The table and the JSON of `invar perf`.
 
 use std::net::IpAddr;
-use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
+use super::latency::Latency;
 use super::load::Load;
+use super::usage::Used;
 use crate::failure::Failure;
 use crate::output::Outputs;
 use crate::size;
@@ -29,6 +30,8 @@ pub(super) struct Header {
     pub(super) window: u16,
     pub(super) adaptive_routing: bool,
     pub(super) check: bool,
+    /// Whether the timed messages went both ways at once.
+    pub(super) bidirectional: bool,
     /// The cores that other work kept busy before the run.
     pub(super) load: Option<Load>,
 }
@@ -36,57 +39,42 @@ pub(super) struct Header {
 /// The results of one size.
 #[derive(Serialize)]
 pub(super) struct Row {
-    size: u32,
+    pub(super) size: u32,
     iters: u64,
     /// Microseconds of one message.
     time_us: f64,
     pub(super) algbw_gbytes_per_s: f64,
     msgs_per_s: f64,
+    /// Processor time of each end's process in percent; `None` if a server does not tell.
+    cpu_percent: f64,
+    peer_cpu_percent: Option<f64>,
     /// How many bytes were wrong.
     pub(super) wrong: u64,
     pub(super) latency_us: Latency,
 }
 
-/// Half round trips, in microseconds.
-#[derive(Clone, Copy, Serialize)]
-pub(super) struct Latency {
-    pub(super) p50: f64,
-    p99: f64,
-    #[serde(skip)]
-    pub(super) min: f64,
-}
-
 impl Row {
+    /// `used` is what the timed messages took: so many each way, and one way or two.
     pub(super) fn new(
         size: u32,
-        iters: u64,
-        elapsed: Duration,
+        [iters, ways]: [u64; 2],
+        used: Used,
+        peer_cpu_percent: Option<f64>,
         wrong: u64,
         latency_us: Latency,
     ) -> Self {
-        let time_s = elapsed.as_secs_f64().max(1e-9) / iters as f64;
+        let time_s = used.elapsed.as_secs_f64().max(1e-9) / iters as f64;
         Row {
             size,
             iters,
             time_us: time_s * 1e6,
-            algbw_gbytes_per_s: f64::from(size) / time_s / 1e9,
-            msgs_per_s: 1.0 / time_s,
+            algbw_gbytes_per_s: ways as f64 * f64::from(size) / time_s / 1e9,
+            msgs_per_s: ways as f64 / time_s,
+            cpu_percent: used.percent(),
+            peer_cpu_percent,
             wrong,
             latency_us,
         }
-    }
-}
-
-impl Latency {
-    /// Summarizes one or more values, which this sorts.
-    pub(super) fn new(half_ns: &mut [u64]) -> Self {
-        half_ns.sort_unstable();
-        // The nearest rank is the least value that so many percent do not exceed.
-        let percentile = |percent: usize| {
-            let rank = (half_ns.len() * percent).div_ceil(100).max(1);
-            half_ns.get(rank - 1).map_or(0.0, |ns| *ns as f64 / 1000.0)
-        };
-        Latency { p50: percentile(50), p99: percentile(99), min: percentile(0) }
     }
 }
 
@@ -95,6 +83,8 @@ pub(super) struct Report {
     outputs: Outputs,
     header: Option<Header>,
     rows: Vec<Row>,
+    /// Whether to print the distribution of each row's half round trips.
+    histogram: bool,
     /// The progress indicator, which shows on a terminal only.
     bar: ProgressBar,
 }
@@ -108,8 +98,8 @@ struct Content<'a> {
 }
 
 impl Report {
-    pub(super) fn new(outputs: Outputs) -> Self {
-        Report { outputs, header: None, rows: Vec::new(), bar: ProgressBar::hidden() }
+    pub(super) fn new(outputs: Outputs, histogram: bool) -> Self {
+        Report { outputs, header: None, rows: Vec::new(), histogram, bar: ProgressBar::hidden() }
     }
 
     /// Prints the head of the table; rows follow.
@@ -143,6 +133,11 @@ impl Report {
     pub(super) fn finish(mut self, is_whole: bool) -> Result<(Option<Header>, Vec<Row>), Failure> {
         self.bar.finish_and_clear();
         if let (Some(header), true) = (&self.header, is_whole) {
+            if self.histogram {
+                for row in &self.rows {
+                    self.outputs.line(&row.latency_us.lines(&size::show(row.size)))?;
+                }
+            }
             self.outputs.json(&Content { header, rows: &self.rows })?;
         }
         Ok((self.header, self.rows))
@@ -157,7 +152,11 @@ impl Report {
 fn head(header: &Header) -> String {
     let Header { version, nic, transport, address, peer_nic, peer, path_mtu, .. } = header;
     let Header { peer_transport, .. } = header;
-    let Header { qps, recvs, window, adaptive_routing, check, load, .. } = header;
+    let Header { qps, recvs, window, adaptive_routing, check, bidirectional, load, .. } = header;
+    let (each, both) = match bidirectional {
+        true => (" each way", "# algbw, msg/s: of both ways together\n"),
+        false => ("", ""),
+    };
     let onoff = |on: &bool| if *on { "on" } else { "off" };
     let path_mtu = path_mtu.map_or(String::new(), |bytes| format!(", path MTU {bytes}"));
     let unlike = match transport == peer_transport {
@@ -171,61 +170,59 @@ fn head(header: &Header) -> String {
          # transport {transport}{unlike}{path_mtu}, {qps}recvs {recvs}, window {window}\n\
          # adaptive routing {}, check {}\n\
          {load}\
-         # time: average of a message, with up to {window} on their way\n\
+         # time: average of a message, with up to {window} on their way{each}\n\
+         {both}\
          # p50, p99: half a round trip, with one message on its way\n\
-         #{:>9} {:>9} {:>11} {:>8} {:>10} {:>9} {:>9} {:>7}\n\
-         #{:>9} {:>9} {:>11} {:>8} {:>10} {:>9} {:>9} {:>7}",
+         # cpu: processor time of this end's process during the timed messages\n\
+         #{}\n#{}",
         onoff(adaptive_routing),
         onoff(check),
-        "size",
-        "iters",
-        "time",
-        "algbw",
-        "msg/s",
-        "p50",
-        "p99",
-        "#wrong",
-        "(B)",
-        "",
-        "(us)",
-        "(GB/s)",
-        "",
-        "(us)",
-        "(us)",
-        "(B)",
+        columns(["size", "iters", "time", "algbw", "msg/s", "p50", "p99", "cpu", "#wrong"]),
+        columns(["(B)", "", "(us)", "(GB/s)", "", "(us)", "(us)", "(%)", "(B)"]),
     )
 }
 
 fn line(row: &Row) -> String {
-    let Row { size, iters, time_us, algbw_gbytes_per_s, msgs_per_s, wrong, latency_us } = row;
-    let Latency { p50, p99, .. } = latency_us;
-    format!(
-        " {size:>9} {iters:>9} {time_us:>11.2} {algbw_gbytes_per_s:>8.3} {msgs_per_s:>10.0} \
-         {p50:>9.2} {p99:>9.2} {wrong:>7}"
-    )
+    let cells = [
+        row.size.to_string(),
+        row.iters.to_string(),
+        format!("{:.2}", row.time_us),
+        format!("{:.3}", row.algbw_gbytes_per_s),
+        format!("{:.0}", row.msgs_per_s),
+        format!("{:.2}", row.latency_us.p50),
+        format!("{:.2}", row.latency_us.p99),
+        format!("{:.0}", row.cpu_percent),
+        row.wrong.to_string(),
+    ];
+    format!(" {}", columns(cells.each_ref().map(String::as_str)))
+}
+
+fn columns(cells: [&str; 9]) -> String {
+    let widths = [9, 8, 11, 8, 9, 8, 8, 4, 6];
+    let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:>width$}"));
+    padded.collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::latency::Recorder;
     use super::*;
 
     #[test]
-    fn percentiles_are_the_nearest_rank() {
-        let mut values: Vec<u64> = (1..=1000).rev().map(|us| us * 1000).collect();
-        let latency = Latency::new(&mut values);
-        assert_eq!((latency.p50, latency.p99), (500.0, 990.0));
-        let latency = Latency::new(&mut [7000]);
-        assert_eq!((latency.p50, latency.p99), (7.0, 7.0));
-    }
-
-    #[test]
     fn a_row_is_of_one_message() {
-        let latency = Latency { p50: 1.0, p99: 2.0, min: 0.5 };
-        let row = Row::new(1 << 20, 1000, Duration::from_millis(500), 3, latency);
+        let used =
+            Used { elapsed: Duration::from_millis(500), processor: Duration::from_millis(250) };
+        let mut recorder = Recorder::new();
+        recorder.record(Duration::from_micros(1));
+        let row = Row::new(1 << 20, [1000, 1], used, Some(99.0), 3, recorder.latency());
         assert_eq!((row.time_us, row.msgs_per_s), (500.0, 2000.0));
         assert!((row.algbw_gbytes_per_s - 2.097_152).abs() < 1e-9);
         let json = serde_json::to_string(&row).unwrap();
         assert!(json.starts_with(r#"{"size":1048576,"iters":1000,"time_us":500.0,"algbw_gbytes"#));
-        assert!(json.ends_with(r#""wrong":3,"latency_us":{"p50":1.0,"p99":2.0}}"#), "{json}");
+        let text = r#""cpu_percent":50.0,"peer_cpu_percent":99.0,"wrong":3,"latency_us":{"p50":1"#;
+        assert!(json.contains(text), "{json}");
+        assert_eq!(line(&row).len(), 80, "{}", line(&row));
     }
 }

@@ -18,6 +18,7 @@ use invar_linux::tcp::{AuthListener, OobStream, Proof};
 use super::control::Control;
 use super::link::Plan;
 use super::message::{Kind, OFFERS_MAX, Offer, Ready, Reply, Request, Setup, slot_bytes};
+use super::pattern::Flow;
 use super::{choose, settings_for};
 use crate::failure::Failure;
 use crate::logger::tell;
@@ -48,11 +49,21 @@ pub(super) struct Serving {
     pub(super) keep: bool,
     /// The process with which the server ends, and which reports for both.
     pub(super) child_of: Option<u32>,
-    /// The command of the other end.
-    pub(super) elsewhere: &'static str,
 }
 
-pub(super) fn run(args: &Serving, addr: SocketAddr, settings: &Settings) -> Result<(), Failure> {
+/// Prints where a server listens, and the command of the other end.
+pub(super) fn announce(addr: SocketAddr, elsewhere: &str) -> Result<(), Failure> {
+    let line = format!("{LISTENING}{addr}; elsewhere: {elsewhere} HOST:{}", addr.port());
+    print(io::stdout(), "where to connect", &line)
+}
+
+/// Serves clients. Calls `announce` with the address once the server listens.
+pub(super) fn run(
+    args: &Serving,
+    addr: SocketAddr,
+    settings: &Settings,
+    announce: impl FnOnce(SocketAddr) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     if let Some(parent) = args.child_of {
         die_with(parent)?;
     }
@@ -63,9 +74,7 @@ pub(super) fn run(args: &Serving, addr: SocketAddr, settings: &Settings) -> Resu
     let offers = offers(args.nic.as_deref(), settings)?;
     let listener = bind(addr, settings)?;
     let addr = listener.local_addr().map_err(|error| Failure::io("the listener", &error))?;
-    let port = addr.port();
-    let line = format!("{LISTENING}{addr}; elsewhere: {} HOST:{port}", args.elsewhere);
-    print(io::stdout(), "where to connect", &line)?;
+    announce(addr)?;
     let (to_serve, heard) = mpsc::sync_channel(0);
     let known = Mutex::default();
     let transports =
@@ -148,7 +157,10 @@ impl Client {
             settings: &settings,
             listener: &listener,
             peer: setup.handle,
-            outgoing_bytes: slot_bytes(setup.size_max),
+            outgoing_bytes: match setup.both_ways {
+                true => setup.region_bytes as usize,
+                false => slot_bytes(setup.size_max),
+            },
             incoming_bytes: setup.region_bytes as usize,
             recvs: setup.recvs,
             seed: setup.seed,
@@ -176,11 +188,18 @@ impl Client {
             match control.recv(CLIENT_WITHIN).map_err(|failure| link.uncontrolled(failure))? {
                 Request::Pass(pass) => {
                     setup.check_pass(&pass).map_err(Failure::new)?;
-                    let wrong = match pass.kind {
-                        Kind::Check | Kind::Stream => link.receive(&pass)?,
-                        Kind::PingPong => link.pong(&pass)?,
+                    let (wrong, cpu_percent) = match pass.kind {
+                        Kind::Check | Kind::Stream => {
+                            let (wrong, used) = link.receive(&pass)?;
+                            (wrong, Some(used.percent()))
+                        }
+                        Kind::Exchange => {
+                            let (wrong, used) = link.exchange(&pass, Flow::ToClient)?;
+                            (wrong, Some(used.percent()))
+                        }
+                        Kind::PingPong => (link.pong(&pass)?, None),
                     };
-                    control.send(&Reply::Done { wrong })?;
+                    control.send(&Reply::Done { wrong, cpu_percent })?;
                 }
                 Request::Bye => return Ok(()),
                 Request::Setup(_) => {

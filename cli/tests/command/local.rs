@@ -27,6 +27,9 @@ fn two_processes_measure_each_size_and_find_no_wrong_byte() {
         assert!(
             number(&latency["p50"]) > 0.0 && number(&latency["p50"]) <= number(&latency["p99"])
         );
+        assert!(number(&latency["p99"]) <= number(&latency["p9999"]), "{row}");
+        assert!(number(&row["cpu_percent"]) > 0.0, "{row}");
+        assert!(number(&row["peer_cpu_percent"]) > 0.0, "{row}");
     }
     // With the JSON on stdout the table is on stderr.
     let lines: Vec<&str> = outcome.stderr.lines().collect();
@@ -35,7 +38,7 @@ fn two_processes_measure_each_size_and_find_no_wrong_byte() {
     assert!(table.iter().all(|line| line.starts_with("  ")), "{}", outcome.stderr);
     let titles = head[head.len() - 2];
     assert!(titles.contains("size") && titles.ends_with("#wrong"), "{titles}");
-    for title in ["# time: ", "# p50, p99: "] {
+    for title in ["# time: ", "# p50, p99: ", "# cpu: "] {
         assert!(head.iter().any(|line| line.starts_with(title)), "{}", outcome.stderr);
     }
     assert!(lines.iter().all(|line| line.len() <= 80), "{}", outcome.stderr);
@@ -88,6 +91,64 @@ fn json_goes_into_a_file_and_the_table_to_stdout() {
     let is_row = |line: &&str| !line.starts_with('#');
     assert_eq!(outcome.ok().stdout.lines().filter(is_row).count(), 1);
     assert_eq!(outcome.stderr, "");
+}
+
+#[test]
+fn a_run_leaves_a_picture_a_histogram_and_results_to_compare() {
+    let directory = std::env::temp_dir().join(format!("invar-perf-plot-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let path = |name: &str| directory.join(name).to_str().unwrap().to_owned();
+    let (plot, before, after) = (path("plot.svg"), path("before.json"), path("after.json"));
+    let sizes = ["perf", "-b", "8", "-e", "4K", "-f", "512", "-n", "20"];
+    let extras = ["--plot", &plot, "--histogram", "--json", &before];
+    let outcome = run(&[&sizes[..], &extras].concat());
+    let lines: Vec<&str> = outcome.ok().stdout.lines().collect();
+    let percentiles =
+        |line: &&&str| line.contains("half round trips in us") && line.contains("p99.99");
+    assert_eq!(lines.iter().filter(percentiles).count(), 2, "{}", outcome.stdout);
+    assert!(lines.last().unwrap().starts_with("# <= "), "{}", outcome.stdout);
+    assert!(std::fs::read_to_string(&plot).unwrap().starts_with("<svg "));
+    run(&[&sizes[..], &["--json", &after]].concat()).ok();
+    let outcome = run(&["perf", "--compare", &before, &after]);
+    let rows = outcome.ok().stdout.lines().filter(|line| !line.starts_with('#')).count();
+    assert_eq!(rows, 2, "{}", outcome.stdout);
+    let outcome = run(&["perf", "--compare", &before, &plot]);
+    std::fs::remove_dir_all(&directory).unwrap();
+    assert_eq!(outcome.status, Some(2));
+    assert!(outcome.line().contains("plot.svg: no results of invar perf --json"));
+}
+
+#[test]
+fn both_ways_at_once_every_byte_arrives() {
+    for (transport, flags) in [
+        ("soft", &["--recvs", "4", "--window", "8"][..]),
+        ("soft", &["--qps", "2"]),
+        ("socket", &["--window", "4"]),
+    ] {
+        let sizes = ["perf", "--bidirectional", "-b", "8", "-e", "1M", "-f", "512", "-n", "24"];
+        let mut command = invar(&[&sizes[..], flags, &["--json", "-"]].concat());
+        command.env("INVAR_TRANSPORT", transport).env("NCCL_SOCKET_IFNAME", "lo");
+        let result = json(&Run::start(&mut command).wait().ok().stdout);
+        assert_eq!(result["bidirectional"], true);
+        for row in result["rows"].as_array().unwrap() {
+            assert_eq!((&row["wrong"], &row["iters"]), (&0.into(), &24.into()), "{row}");
+            let number = |name: &str| row[name].as_f64().unwrap();
+            let rate = number("msgs_per_s") * number("time_us");
+            assert!((rate - 2e6).abs() < 1.0, "two messages in the time of one: {row}");
+        }
+    }
+}
+
+#[test]
+fn a_rate_and_a_duration_bound_the_timed_messages() {
+    let flags = ["--duration", "0.1", "--rate", "0.1", "--gid-index", "0", "--json", "-"];
+    let outcome = run(&[&["perf", "-b", "4K", "-e", "4K"][..], &flags].concat());
+    let result = json(&outcome.ok().stdout);
+    let row = &result["rows"][0];
+    // A tenth of a gigabit in a second is 0.0125 GB/s. The first message waits for nothing.
+    let bandwidth = row["algbw_gbytes_per_s"].as_f64().unwrap();
+    assert!(bandwidth < 0.0150, "{row}");
+    assert_eq!(row["wrong"], 0);
 }
 
 #[test]
