@@ -80,8 +80,12 @@ pub(crate) unsafe extern "C" fn init_v11(
     })
 }
 
-/// Ends a context of NCCL. With the last one the host ends, and `abandon` ends what still connects.
+/// Ends a context of NCCL. With the last one the host ends, and `abandon` ends what still connects. NCCL 2.28
+/// and 2.29 end a null context after `init` has failed.
 pub(crate) fn end_context(context: *mut c_void, abandon: impl FnOnce()) -> Outcome {
+    if context.is_null() {
+        return Ok(());
+    }
     Context::from_ptr(context)?;
     let mut state = state();
     match state.contexts {

@@ -19,28 +19,40 @@ const BUILT: &str = "libnccl_net_invar.so";
 
 /// Builds the plugin and prints its path and how to use it.
 pub(crate) fn run(shell: &Shell) -> Result<()> {
-    let library = build(shell)?;
+    let library = build(shell, Profile::Release)?;
     println!("{}", library.display());
     let directory = library.parent().context("a file is in a directory")?;
     println!("LD_LIBRARY_PATH={} NCCL_NET_PLUGIN=invar NCCL_NET=Invar", directory.display());
     Ok(())
 }
 
-/// Builds the plugin for release, without symbols. Returns its path.
-pub(crate) fn build(shell: &Shell) -> Result<PathBuf> {
-    build_in(shell, "plugin", "-C strip=symbols")
+/// How the plugin is built.
+#[derive(Clone, Copy)]
+pub(crate) enum Profile {
+    /// For users: optimized, without symbols.
+    Release,
+    /// Optimized, with the symbols that instruction counts need.
+    Symbols,
+    /// As the tests build it: with assertions, in less time.
+    Dev,
 }
 
-/// Builds the plugin for release, with the symbols that instruction counts need. Returns its path.
-pub(crate) fn build_with_symbols(shell: &Shell) -> Result<PathBuf> {
-    build_in(shell, "plugin-with-symbols", "")
+impl Profile {
+    /// The directory of cargo's output, the directory for the plugin alone, and the flags.
+    fn layout(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Profile::Release => ("release", "plugin", "--release -- -C strip=symbols"),
+            Profile::Symbols => ("release", "plugin-with-symbols", "--release --"),
+            Profile::Dev => ("debug", "plugin-dev", "--"),
+        }
+    }
 }
 
-/// Builds the plugin into a directory of its own. NCCL since 2.27 looks for a library called `invar`
-/// first. In cargo's folder it would find the command of that name.
-fn build_in(shell: &Shell, directory: &str, rustc_flags: &str) -> Result<PathBuf> {
-    let line = "rustc --release --package invar-nccl-plugin --lib --";
-    shell.run(shell.cargo(&format!("{line} {rustc_flags}")))?;
+/// Builds the plugin into a directory of its own. Returns its path. NCCL since 2.27 looks for a library
+/// called `invar` first. In cargo's folder it would find the command of that name.
+pub(crate) fn build(shell: &Shell, profile: Profile) -> Result<PathBuf> {
+    let (built_in, directory, flags) = profile.layout();
+    shell.run(shell.cargo(&format!("rustc --package invar-nccl-plugin --lib {flags}")))?;
     let target_dir = Workspace::load(shell)?.target_dir;
     let directory = target_dir.join(directory);
     fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
@@ -48,7 +60,7 @@ fn build_in(shell: &Shell, directory: &str, rustc_flags: &str) -> Result<PathBuf
     // Copy to a temporary file and rename that over the library, because a process may have the library
     // open.
     let copy = directory.join(format!(".{NAME}"));
-    let built = target_dir.join("release").join(BUILT);
+    let built = target_dir.join(built_in).join(BUILT);
     fs::copy(built, &copy).with_context(|| copy.display().to_string())?;
     fs::rename(&copy, &library).with_context(|| library.display().to_string())?;
     is_alone(&library)?;

@@ -1,6 +1,6 @@
 //! Tests calls that NCCL must not make: each returns an error code and has no other effect.
 
-use nccl_net_invar::tables::ncclNetPlugin_v6 as v6;
+use nccl_net_invar::tables::{ncclNetPlugin_v6 as v6, ncclNetPlugin_v11 as v11};
 
 use super::rig::*;
 
@@ -179,4 +179,16 @@ fn numbers_and_sizes_out_of_range_are_refused() {
         let code = unsafe { (net.listen)(device, handle.as_mut_ptr().cast(), &mut comm) };
         assert_eq!(code, Code::INTERNAL_ERROR, "device {device}");
     }
+}
+
+/// NCCL 2.28 and 2.29 do so after `init` has failed.
+#[test]
+fn the_end_of_a_context_that_init_did_not_make_ends_nothing() {
+    init();
+    // SAFETY: a null context is allowed.
+    assert_eq!(unsafe { (v11.tail.finalize)(ptr::null_mut()) }, Code::SUCCESS);
+    let mut count = 0;
+    // SAFETY: `count` has room for a number.
+    assert_eq!(unsafe { (net.devices)(&mut count) }, Code::SUCCESS);
+    assert_eq!(count, 1);
 }

@@ -42,7 +42,7 @@ pub(super) const CASES: [Case; 9] = [
 pub(super) fn run(shell: &Shell, args: &Args) -> Result<Vec<String>> {
     let line = "build --release --package invar-nccl-plugin --example bench_plugin";
     shell.run(shell.cargo(line))?;
-    let library = plugin::build_with_symbols(shell)?;
+    let library = plugin::build(shell, plugin::Profile::Symbols)?;
     let folder = library.parent().context("a file is in a folder")?;
     let path = format!("{}:{}", null_verbs::build(shell)?.display(), folder.display());
     let env =

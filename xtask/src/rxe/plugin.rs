@@ -11,7 +11,7 @@ use crate::workspace::Workspace;
 
 /// Runs `nccl-plugin/tests/c/drive.c` in the guest, over one and over four queue pairs.
 pub(super) fn run(shell: &Shell) -> Result<()> {
-    let library = plugin::build(shell)?;
+    let library = plugin::build(shell, plugin::Profile::Release)?;
     let directory = library.parent().context("a file is in a directory")?;
     let programs = Workspace::load(shell)?.target_dir.join("plugin-programs");
     fs::create_dir_all(&programs)?;
