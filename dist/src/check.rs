@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::crates::{self, Interfaces};
 use crate::shell;
 use root::{Root, is_installed};
 
@@ -34,6 +35,8 @@ pub(crate) fn run(packages: &Path, work: &Path) -> Result<()> {
             outcomes.push(("deb, tarball and rpm", Ok(Outcome::Skipped(why))));
         }
     }
+    outcomes.push(("crates", compiled(work)));
+    outcomes.push(("interfaces", compared()));
     let mut failed = 0;
     for (name, outcome) in outcomes {
         match outcome {
@@ -48,6 +51,19 @@ pub(crate) fn run(packages: &Path, work: &Path) -> Result<()> {
     root::remove(work)?;
     ensure!(failed == 0, "{failed} packages do not work");
     Ok(())
+}
+
+/// Each crate must build by itself, from the files that it packs.
+fn compiled(work: &Path) -> Result<Outcome> {
+    crates::verify(work)?;
+    Ok(Outcome::Passed("each builds from its packed files".to_owned()))
+}
+
+fn compared() -> Result<Outcome> {
+    Ok(match crates::compare_interfaces()? {
+        Interfaces::Kept(tag) => Outcome::Passed(format!("they keep what {tag} had")),
+        Interfaces::NotCompared(why) => Outcome::Skipped(why),
+    })
 }
 
 /// The one file with this ending.

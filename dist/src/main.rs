@@ -5,6 +5,7 @@
 mod archive;
 mod build;
 mod check;
+mod crates;
 mod deb;
 mod dependencies;
 mod elf;
@@ -75,15 +76,23 @@ fn run(args: &Args) -> Result<()> {
     println!("glibc {}.{} or later; {} crates", glibc.major, glibc.minor, crates.len());
     println!("{:>10} bytes  the command, stripped", product.command.len());
     println!("{:>10} bytes  the plugin, stripped", product.plugin.len());
+    let work = target.join("dist-check");
     let mut files = packages(&product)?;
+    files.extend(crates::build(&work).context("the crates")?);
     if args.check {
-        ensure!(packages(&product)? == files, "packing twice gave two results");
+        let again = build::run(&work).context("a second build")?;
+        let is_same = again.command == product.command && again.plugin == product.plugin;
+        ensure!(is_same, "two builds in two folders gave two results");
+        println!("two builds in two folders gave the same bytes");
+        let mut again = packages(&product)?;
+        again.extend(crates::build(&work)?);
+        ensure!(again == files, "packing twice gave two results");
         println!("packing twice gave the same bytes");
     }
     files.push((format!("invar-{}.cdx.json", product.version), bill.into_bytes()));
     let directory = target.join("dist");
     write(&directory, files)?;
-    if args.check { check::run(&directory, &target.join("dist-check")) } else { Ok(()) }
+    if args.check { check::run(&directory, &work) } else { Ok(()) }
 }
 
 /// All packages with their file names.

@@ -1,7 +1,10 @@
 //! `cargo xtask docs`: writes the parts of pages that come from code and data.
 //!
 //! The table in `docs/settings.md` comes from the core's settings. The plots of `docs/plots` are drawn
-//! from the values beside them.
+//! from the values beside them. Then mdBook makes the site of all pages ([`book`]).
+
+mod book;
+mod links;
 
 use std::fmt::Write;
 use std::fs;
@@ -25,16 +28,19 @@ pub(crate) fn run(shell: &Shell) -> Result<()> {
         let path = shell.root().join(path);
         fs::write(&path, text).with_context(|| path.display().to_string())?;
     }
-    Ok(())
+    book::build(shell)
 }
 
-/// Names each file that differs from what [`run`] would write.
+/// Names each file that differs from what [`run`] would write, each link that leads nowhere, and each page that
+/// the site lacks.
 pub(crate) fn check(root: &Path) -> Result<Vec<String>> {
     let is_old = |(path, text): &(PathBuf, String)| {
         fs::read_to_string(root.join(path)).map_or(true, |old| old != *text)
     };
     let old = files(root)?.into_iter().filter(is_old);
-    Ok(old.map(|(path, _)| format!("{}: is old: run cargo xtask docs", path.display())).collect())
+    let old = old.map(|(path, _)| format!("{}: is old: run cargo xtask docs", path.display()));
+    let pages = links::pages(root)?;
+    Ok(old.chain(links::check(root, &pages)).chain(book::check(root, &pages)?).collect())
 }
 
 /// The generated files: their paths in the repository and their content.

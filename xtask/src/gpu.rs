@@ -1,64 +1,116 @@
-//! `cargo xtask gpu`: runs the checks that need a GPU and writes them down with the machine's
-//! description.
+//! `cargo xtask gpu`: runs the checks that need a GPU, and real NCCL through PyTorch.
+//!
+//! Everything runs from a bundle: a folder with programs and the script `run.py`, which writes the report. A
+//! machine with a GPU needs neither Rust nor a network for it. `--bundle` packs the folder.
 
-use std::fmt::Write;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
+use crate::plugin::{self, Profile};
 use crate::shell::Shell;
+use crate::workspace::Workspace;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The file for the report, relative to the repository's root.
     #[arg(default_value = "docs/gpu.md")]
     output: PathBuf,
+    /// Pack the bundle for another machine, and run nothing.
+    #[arg(long, conflicts_with = "output")]
+    bundle: bool,
 }
 
-/// The commands that describe the machine. Not every machine has all of them.
-const MACHINE: [&str; 5] = [
-    "uname -srm",
-    "lscpu",
-    "nvidia-smi --query-gpu=name,pci.bus_id,driver_version,memory.total --format=csv",
-    "nvidia-smi topo -m",
-    "rdma link",
-];
+/// The bundle's folder, which is also the name of the archive.
+const NAME: &str = "invar-gpu";
+/// Larger archives do not pass to every machine.
+const ARCHIVE_BYTES_MAX: u64 = 50_000_000;
+const SCRIPTS: [&str; 2] = ["run.py", "two_ranks.py"];
+/// Sets of features of the tests. The trampolines of the feature `cust` exist for x86-64 alone.
+const FEATURES: &[(&str, &str)] = if cfg!(target_arch = "x86_64") {
+    &[("cuda", ""), ("cuda-cust", "cust")]
+} else {
+    &[("cuda", "")]
+};
 
-/// Runs the checks on every GPU, for near and for far NICs, with both CUDA bindings. Measures staging
-/// beside plain copies. Writes the report if all checks pass.
+/// Makes the bundle, and runs or packs it.
 pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
-    let mut report =
-        "# Seen on a machine with a GPU\n\n`cargo xtask gpu` has written this.\n".to_owned();
-    for line in MACHINE {
-        let answer = shell.capture(shell.command(line)).unwrap_or_else(|error| error.to_string());
-        add(&mut report, &format!("`{line}`"), &answer)?;
+    let target = Workspace::load(shell)?.target_dir;
+    let folder = make(shell, &target)?;
+    if args.bundle {
+        return pack(shell, &folder);
     }
-    let devices = shell.cargo("run --quiet --release -p invar-cli -- devices");
-    add(&mut report, "`invar devices`", &shell.capture(devices)?)?;
-    // The trampolines of the feature `cust` exist for x86-64 alone.
-    let features: &[&str] = if cfg!(target_arch = "x86_64") { &["", "cust"] } else { &[""] };
-    for feature in features {
-        for level in ["PXB", "SYS"] {
-            let title = format!("Checks, features [{feature}], NCCL_NET_GDR_LEVEL={level}");
-            add(&mut report, &title, &shell.capture(checks(shell, feature, level))?)?;
-        }
+    let mut script = shell.command("python3");
+    script.arg(folder.join("run.py")).arg(shell.root().join(&args.output));
+    shell.stream(script)
+}
+
+/// Builds the bundle's folder.
+fn make(shell: &Shell, target: &Path) -> Result<PathBuf> {
+    let folder = target.join(NAME);
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
     }
-    let bench = shell.cargo("run --quiet --release -p invar-testkit --bin bench_staging");
-    add(&mut report, "Staging beside one copy of all", &shell.capture(bench)?)?;
-    let output = shell.root().join(&args.output);
-    std::fs::write(&output, report).with_context(|| output.display().to_string())?;
-    println!("written: {}", output.display());
+    for part in ["bin", "lib", "tests"] {
+        fs::create_dir_all(folder.join(part)).with_context(|| folder.display().to_string())?;
+    }
+    for (name, features) in FEATURES {
+        let line = "test --release -p invar-testkit --test cuda --no-run --features";
+        let mut test = shell.cargo(line);
+        test.arg(features);
+        let program = built(shell, test, "cuda")?;
+        add(shell, &program, &folder.join("tests").join(name))?;
+    }
+    let bench = shell.cargo("build --release -p invar-testkit --bin bench_staging");
+    let bench = built(shell, bench, "bench_staging")?;
+    add(shell, &bench, &folder.join("tests/bench_staging"))?;
+    let command = built(shell, shell.cargo("build --release -p invar-cli"), "invar")?;
+    add(shell, &command, &folder.join("bin/invar"))?;
+    // NCCL takes any other file beside it for the plugin.
+    add(shell, &plugin::build(shell, Profile::Release)?, &folder.join("lib").join(plugin::NAME))?;
+    for script in SCRIPTS {
+        let from = shell.root().join("xtask/gpu").join(script);
+        fs::copy(&from, folder.join(script)).with_context(|| from.display().to_string())?;
+    }
+    Ok(folder)
+}
+
+/// Runs a build, and returns the program of that name.
+fn built(shell: &Shell, mut command: Command, name: &str) -> Result<PathBuf> {
+    command.arg("--message-format=json");
+    let output = shell.read(command)?;
+    let messages = output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut programs = messages.filter_map(|message| {
+        let is_wanted = message["target"]["name"] == name;
+        let program = message["executable"].as_str().filter(|_| is_wanted)?;
+        Some(PathBuf::from(program))
+    });
+    programs.next().with_context(|| format!("cargo built no {name}"))
+}
+
+/// Copies a program without its symbols.
+fn add(shell: &Shell, from: &Path, to: &Path) -> Result<()> {
+    let mut strip = shell.command("strip -o");
+    strip.arg(to).arg(from);
+    shell.run(strip)
+}
+
+fn pack(shell: &Shell, folder: &Path) -> Result<()> {
+    let archive = folder.with_extension("tar.gz");
+    let parent = folder.parent().context("the folder is in target")?;
+    let mut tar = shell.command("tar --create --gzip --sort=name --owner=0 --group=0 --file");
+    tar.arg(&archive).arg("--directory").arg(parent).arg(NAME);
+    shell.run(tar)?;
+    let bytes = fs::metadata(&archive).with_context(|| archive.display().to_string())?.len();
+    ensure!(
+        bytes <= ARCHIVE_BYTES_MAX,
+        "{}: {bytes} bytes, more than {ARCHIVE_BYTES_MAX}",
+        archive.display()
+    );
+    println!("{bytes} bytes  {}", archive.display());
+    println!("there: tar -xzf {NAME}.tar.gz && python3 {NAME}/run.py gpu.md");
     Ok(())
-}
-
-fn checks(shell: &Shell, feature: &str, level: &str) -> Command {
-    let mut checks = shell.cargo("test --quiet --release -p invar-testkit --test cuda");
-    checks.args(["--features", feature, "hardware", "--", "--nocapture", "--test-threads=1"]);
-    checks.env("INVAR_GPU", "1").env("NCCL_NET_GDR_LEVEL", level);
-    checks
-}
-
-fn add(report: &mut String, title: &str, text: &str) -> Result<()> {
-    Ok(write!(report, "\n## {title}\n\n```text\n{}\n```\n", text.trim_end())?)
 }

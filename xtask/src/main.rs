@@ -10,6 +10,8 @@ mod dist;
 mod docs;
 mod fuzz;
 mod gpu;
+mod launchers;
+mod nccl;
 mod no_std;
 mod null_verbs;
 mod outcome;
@@ -47,7 +49,8 @@ enum Command {
     /// Check the rules that rustfmt and clippy do not know: file sizes, forbidden words, places of
     /// `unsafe`, the table of settings.
     Tidy,
-    /// Write the table of settings from the code, and the plots in docs from their data.
+    /// Write the table of settings from the code, and the plots in docs from their data. Build the site
+    /// into target/book.
     Docs,
     /// Prove that invar-core needs neither std nor alloc.
     NoStd,
@@ -61,6 +64,12 @@ enum Command {
     Sanitize(sanitize::Args),
     /// Build `libnccl-net-invar.so`, the plugin that NCCL loads.
     Plugin,
+    /// Start the command by the launchers of this machine: Open MPI, MPICH, torchrun, and a Slurm of two
+    /// nodes in namespaces.
+    Launchers,
+    /// Load the plugin into releases of NCCL, which come from the Python package index. No GPU is
+    /// needed. Check which network each release picks, also where the plugin fails.
+    Nccl(nccl::Args),
     /// Build the packages of Invar into target/dist: tarball, Debian package, RPM, wheel, bill of
     /// materials and checksums.
     Dist(dist::Args),
@@ -83,6 +92,8 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::Campaign(args) => campaign::run(&shell, &args),
         Command::Sanitize(args) => sanitize::run(&shell, &args),
         Command::Plugin => plugin::run(&shell),
+        Command::Launchers => launchers::run(&shell),
+        Command::Nccl(args) => nccl::run(&shell, &args),
         Command::Dist(args) => dist::run(&shell, &args),
         Command::Gpu(args) => gpu::run(&shell, &args),
         Command::Bench(args) => bench::run(&shell, &args),

@@ -20,15 +20,19 @@ pub(crate) const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2" };
 /// Builds and runs libFuzzer targets.
 pub(crate) const FUZZ: Tool = Tool { name: "cargo-fuzz", version: "0.13.2" };
 
+/// Makes the site.
+pub(crate) const MDBOOK: Tool = Tool { name: "mdbook", version: "0.5.4" };
+
 impl Tool {
     /// Fails if the tool is missing. The error contains the command that installs it.
     pub(crate) fn require(&self, shell: &Shell) -> Result<()> {
         if !self.is_installed(shell) {
             bail!(
-                "{} is missing: cargo install --locked {}@{}, or cargo xtask ci --install",
+                "{} is missing: cargo install --locked {}@{}{}",
                 self.name,
                 self.name,
-                self.version
+                self.version,
+                if self.name.starts_with("cargo-") { ", or cargo xtask ci --install" } else { "" }
             );
         }
         Ok(())
@@ -44,9 +48,11 @@ impl Tool {
     }
 
     fn is_installed(&self, shell: &Shell) -> bool {
+        // Cargo passes the name of its subcommand on.
+        let subcommand = self.name.strip_prefix("cargo-");
         shell
             .command(self.name)
-            .args([self.name.trim_start_matches("cargo-"), "--version"])
+            .args(subcommand.into_iter().chain(["--version"]))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
