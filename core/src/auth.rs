@@ -11,6 +11,9 @@
 //!                                             ←  Proof
 //! ```
 //!
+//! A caller that makes a connection anew ([`Service::Resume`]) sends the [`SessionId`] right after its hello.
+//! The secret is then that of this session.
+//!
 //! A proof is an HMAC-SHA-256 with the secret as its key. The proof covers both hellos and the side
 //! that gives the proof. The caller gives its proof first, so a listener tells strangers nothing that
 //! depends on the secret. Both nonces are random, so no proof can be used twice. Secret and hellos also
@@ -51,7 +54,12 @@ pub enum Service {
     Rendezvous = 3,
     /// A server of the command `invar perf`.
     Perf = 4,
+    /// Connections that are made anew beside queue pairs that live ([`Resume`]).
+    Resume = 5,
 }
+
+/// The service of a listener that does not know the session of its caller.
+const NO_SERVICE: u16 = 0;
 
 impl Service {
     fn name(code: u16) -> Option<&'static str> {
@@ -60,6 +68,7 @@ impl Service {
             2 => "connections over TCP",
             3 => "the rendezvous of a communicator",
             4 => "invar perf",
+            5 => "connections that are made anew",
             _ => return None,
         })
     }
@@ -82,6 +91,12 @@ impl Session {
         Some(self.0?.derive(label, context))
     }
 
+    /// What both ends need to make the connection anew; `None` if they share no secret.
+    pub fn resume(&self) -> Option<Resume> {
+        let id = SessionId(*self.key(b"resume id", b"")?.as_bytes());
+        Some(Resume { id, secret: self.key(b"resume", b"")? })
+    }
+
     /// Derives a key for queue pairs that have been replaced `attempt` times.
     pub(crate) fn qp_key(&self, label: &[u8], context: &[u8], attempt: u32) -> Option<Secret> {
         let key = self.key(label, context)?;
@@ -97,6 +112,20 @@ impl Session {
         let [a, b, c, ..] = *key.as_bytes();
         u32::from_le_bytes([a, b, c, 0]) & Psn::MASK
     }
+}
+
+/// The name of a session, by which a caller asks for it. The name is no secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SessionId(pub(crate) [u8; SECRET_BYTES]);
+
+/// The name of a session, and the secret with which its ends prove themselves when they make their
+/// connection anew. Nobody else can derive them.
+#[derive(Clone, Debug)]
+pub struct Resume {
+    /// The name of the session.
+    pub id: SessionId,
+    /// The secret of both ends.
+    pub secret: Secret,
 }
 
 impl fmt::Debug for Session {
@@ -124,6 +153,8 @@ pub enum AuthError {
     },
     /// The peer does not know the secret.
     Secret,
+    /// The listener does not know the session that the caller wants to resume.
+    UnknownSession,
     /// The listener closed the connection before it proved itself.
     HungUp,
 }
@@ -153,6 +184,10 @@ impl fmt::Display for AuthError {
             AuthError::Secret => f.write_str(
                 "the peer does not know the secret: it is not the end that the handle, or the \
                  unique id, was made for",
+            ),
+            AuthError::UnknownSession => f.write_str(
+                "the listener does not know this connection: the peer's end is closed, or its \
+                 process is another one by now",
             ),
             AuthError::HungUp => f.write_str(
                 "the listener hung up before it had proved who it is: it knows another secret, \

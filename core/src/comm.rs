@@ -12,6 +12,7 @@ mod control;
 mod fast;
 mod flush;
 mod group;
+mod line;
 mod post;
 mod recover;
 mod recovery;

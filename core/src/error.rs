@@ -4,12 +4,14 @@
 //! the device and advice.
 
 mod completion;
+mod line;
 mod recovery;
 mod report;
 
 use core::fmt;
 
 pub use completion::{CompletionError, hint, status_name};
+pub use line::LineError;
 pub use recovery::RecoveryError;
 pub use report::{Ends, Report};
 
@@ -71,6 +73,8 @@ pub enum Error {
     },
     /// The peer closed its end of an established connection, or its host is gone.
     PeerClosed(StreamError),
+    /// The TCP connection beside the queue pairs was lost and could not be made anew.
+    Line(LineError),
     /// The peer's end of the connection has failed.
     PeerFailed,
     /// The peer sent bytes over TCP that are no message, or that make no sense.
@@ -161,7 +165,7 @@ impl Error {
             Error::Stream { error: StreamError::Os(_), .. } | Error::Timeout { .. } => {
                 ErrorKind::Network
             }
-            Error::Recovery(_) => ErrorKind::Network,
+            Error::Recovery(_) | Error::Line(_) => ErrorKind::Network,
             Error::Hello(HelloError::Missing { .. }) => ErrorKind::Network,
             Error::Stream { error: StreamError::Closed, .. }
             | Error::PeerClosed(_)
@@ -183,7 +187,7 @@ impl Error {
 
     /// Returns whether the peer's end is gone. What it sent before counts.
     pub(crate) fn is_peer_gone(&self) -> bool {
-        matches!(self, Error::PeerClosed(_) | Error::PeerFailed)
+        matches!(self, Error::PeerClosed(_) | Error::Line(_) | Error::PeerFailed)
     }
 
     /// Returns whether the comm is unusable after this error.
@@ -219,6 +223,7 @@ impl fmt::Display for Error {
                 received(f, *got, *want)
             }
             Error::PeerClosed(error) => write!(f, "{error}; the peer has closed or is dead"),
+            Error::Line(error) => error.fmt(f),
             Error::PeerFailed => {
                 f.write_str("the peer's end has failed: its error says why, look at its log")
             }

@@ -51,6 +51,10 @@ mutants! {
     IgnoreLaterAttempt,
     /// A group of messages that was being matched is forgotten.
     ForgetGroup,
+    /// An end forgets the messages beside the queue pairs that the peer may not have.
+    ForgetKept,
+    /// Half a message of a lost stream is joined with the first bytes of the next stream.
+    KeepHalfMessage,
 }
 
 /// 0, or one more than the number of the planted bug.

@@ -252,7 +252,8 @@ params! {
     /// does between hosts, unless the peer has 0.
     INVAR_SOFT_AUTH => soft_auth: Option<bool> = "-2", auto_or_int(-2, 0, 1);
     /// TCP ports of listeners: each takes the first free port. A communicator needs a port for its
-    /// rendezvous, and each rank one for each link from another rank over the network.
+    /// rendezvous, and each rank one for each link from another rank over the network. Each address with
+    /// connections over a NIC needs one more, unless the range is a single port.
     INVAR_PORT_RANGE => port_range: PortRange = "0", Allowed::Ports;
     /// A connection that is not complete after this time fails.
     INVAR_CONNECT_TIMEOUT_MS => connect_timeout_ms: u32 = "30000", int(1, 86_400_000),

@@ -6,6 +6,7 @@
 mod callers;
 mod congestion;
 mod reach;
+mod renewal;
 mod vectored;
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -14,6 +15,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use invar_core::auth::Session;
+use invar_core::conn::stage::Side;
 use invar_core::conn::{Stream, StreamError};
 use invar_core::param::PortRange;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,6 +24,7 @@ use rustix::net::sockopt::set_tcp_quickack;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::ports::bind_in_range;
+use renewal::{Door, Renewal};
 
 pub use callers::{AUTH_WITHIN_NS, AuthListener, Proof, TurnedAway, WhyNot};
 pub use congestion::{Congestion, CongestionRefused};
@@ -98,6 +102,9 @@ pub struct OobStream {
     peer: SocketAddr,
     /// The first error of the connection, shared because the kernel reports it once, to one handle only.
     error: Arc<OnceLock<StreamError>>,
+    /// The listener at which the peer may call again.
+    door: Option<Arc<Door>>,
+    renewal: Option<Renewal>,
 }
 
 impl OobStream {
@@ -114,7 +121,16 @@ impl OobStream {
     }
 
     fn new(stream: TcpStream, peer: SocketAddr) -> Self {
-        OobStream { stream, peer, error: Arc::default() }
+        OobStream { stream, peer, error: Arc::default(), door: None, renewal: None }
+    }
+
+    /// Lets the peer make this connection anew. It calls a listener of this process at the address of this
+    /// end, on a port of `ports`. Without a free port the connection is not made anew.
+    pub fn answer_renewals(&mut self, ports: PortRange) {
+        match Door::of_process(&self.stream, ports) {
+            Ok(door) => self.door = door,
+            Err(error) => log::warn!("a TCP connection that is lost cannot be made anew: {error}"),
+        }
     }
 
     /// Allows a peer any time to read, as long as its host answers. Only another connection then notices
@@ -181,7 +197,7 @@ impl OobStream {
     /// Returns another handle of the connection, so that one thread can send while another receives.
     pub fn try_clone(&self) -> io::Result<Self> {
         let (stream, error) = (self.stream.try_clone()?, Arc::clone(&self.error));
-        Ok(OobStream { stream, peer: self.peer, error })
+        Ok(OobStream { stream, peer: self.peer, error, door: None, renewal: None })
     }
 }
 
@@ -234,6 +250,23 @@ impl Stream for OobStream {
             Err(error) if is_not_now(&error) => Ok(0),
             Err(error) => Err(os(error)),
         }
+    }
+
+    fn renewal_port(&self) -> u16 {
+        self.door.as_ref().map_or(0, |door| door.port())
+    }
+
+    fn prepare_renewal(&mut self, side: Side, session: &Session, peer_port: u16) -> bool {
+        self.renewal = Renewal::new(self, side, session, peer_port);
+        self.renewal.is_some()
+    }
+
+    fn renew(&mut self) -> Result<bool, StreamError> {
+        let Some(renewal) = &mut self.renewal else { return Err(StreamError::Closed) };
+        let Some(new) = renewal.poll()? else { return Ok(false) };
+        let OobStream { stream, peer, error, .. } = new;
+        (self.stream, self.peer, self.error) = (stream, peer, error);
+        Ok(true)
     }
 }
 

@@ -9,7 +9,7 @@ use invar_core::conn::{Acceptor, CommSettings, Connector};
 use invar_core::error::Error;
 use invar_core::nic::{Access, Memory, MemoryKeys, Nic};
 
-use crate::pipe::Pipe;
+use crate::pipe::{Cable, Pipe};
 
 /// The number of calls of connect and accept after which a connection is given up.
 const POLLS_MAX: usize = 1_000_000;
@@ -20,6 +20,8 @@ pub struct Duo<N: Nic> {
     pub send: SendComm<N, Pipe>,
     /// The receiving comm.
     pub recv: RecvComm<N, Pipe>,
+    /// The network of the stream between the ends.
+    pub cable: Cable,
     /// The sender's protection domain.
     pub send_pd: N::Pd,
     /// The receiver's protection domain.
@@ -129,6 +131,7 @@ pub fn connect_in<N: Nic + Clone>(
     mut idle: impl FnMut(),
 ) -> Result<Duo<N>, Error> {
     let (here, there) = Pipe::pair();
+    let cable = here.cable();
     let mut connector =
         Connector::new(nics[0].clone(), send_pd.clone(), here, None, settings[0], 0);
     let mut acceptor = Acceptor::new(
@@ -153,7 +156,7 @@ pub fn connect_in<N: Nic + Clone>(
         idle();
     }
     match (send, recv) {
-        (Some(send), Some(recv)) => Ok(Duo { send, recv, send_pd, recv_pd }),
+        (Some(send), Some(recv)) => Ok(Duo { send, recv, cable, send_pd, recv_pd }),
         _ => panic!("no connection after {POLLS_MAX} polls of both ends"),
     }
 }

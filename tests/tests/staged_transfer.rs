@@ -173,7 +173,7 @@ impl Rig {
         }
         let settings = CommSettings { wire: Wire::Invar, timeout: 14, ..CommSettings::default() };
         let duo = connect([&nics[0], &nics[1]], [settings; 2], || world.advance(20_000));
-        let Duo { send, recv, send_pd, recv_pd } = duo.expect("connected");
+        let Duo { send, recv, send_pd, recv_pd, .. } = duo.expect("connected");
         let buffers =
             [(0, send_pd), (1, recv_pd)].map(|(i, pd)| Buffer::new(&nics[i], &pd, slots[i] * SLOT));
         let [from, to] = buffers;

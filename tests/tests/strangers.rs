@@ -1,13 +1,18 @@
 //! Sends strangers to every listener of the library. None gets in, keeps a peer out, or costs much.
 
-use std::net::Ipv4Addr;
-use std::slice;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Instant;
+use std::{slice, thread};
 
 use invar::net::{LinkEnds, NetSettings, Network, wait_for_links};
 use invar::{Device, Handle, Hub, Listener, MemoryRegion, PortRange, Settings, Wire};
 use invar_core::auth::{SECRET_BYTES, Secret, Service};
+use invar_core::conn::stage::Side;
+use invar_core::conn::{Stream, StreamError};
 use invar_linux::abort::Abort;
+use invar_linux::clock::now_ns;
 use invar_linux::rendezvous::Bootstrap;
+use invar_linux::tcp::{AuthListener, OobStream, Proof};
 use invar_testkit::library::{connect, content, first_device, settings};
 use invar_testkit::strangers::{Door, besiege};
 use invar_testkit::wait::{LIMIT, until};
@@ -115,5 +120,74 @@ fn a_rendezvous_keeps_strangers_off() {
             assert_eq!(rank.all_gather(1, b"all there", LIMIT).unwrap(), [b"all there"]);
         };
         (door, visit)
+    });
+}
+
+/// The two ends of a TCP connection that can be made anew.
+fn renewable_pair() -> (Door, [OobStream; 2]) {
+    let secret = Secret::new([7; SECRET_BYTES]);
+    let proof = Proof::Secret(secret, Service::Rdma);
+    let addr = (Ipv4Addr::LOCALHOST, 0).into();
+    let mut listener = AuthListener::bind(addr, PortRange::ANY, proof).unwrap();
+    let addr = listener.local_addr().unwrap();
+    let deadline = Instant::now() + LIMIT;
+    thread::scope(|scope| {
+        let call = scope.spawn(move || {
+            let mut stream = OobStream::connect_by(addr, deadline).unwrap();
+            let session = stream.authenticate(secret, Service::Rdma, deadline).unwrap().unwrap();
+            (stream, session)
+        });
+        let (mut answers, session) = until("a caller", || listener.poll(now_ns()).unwrap());
+        answers.answer_renewals(PortRange::ANY);
+        let port = answers.renewal_port();
+        assert!(answers.prepare_renewal(Side::Acceptor, &session, 0));
+        let (mut calls, session) = call.join().unwrap();
+        assert!(calls.prepare_renewal(Side::Connector, &session, port));
+        let (addr, process) = (SocketAddr::new(addr.ip(), port), std::process::id());
+        // A stranger knows neither this session nor its secret.
+        let door = Door { addr, secret, service: Service::Resume, process };
+        (door, [calls, answers])
+    })
+}
+
+#[test]
+fn a_door_for_lost_connections_keeps_strangers_off() {
+    besiege("a door for lost connections", || {
+        let (door, [mut calls, mut answers]) = renewable_pair();
+        let visit = move || {
+            let mut is_new = [false; 2];
+            until("a new connection", || {
+                for (stream, is_new) in [&mut calls, &mut answers].into_iter().zip(&mut is_new) {
+                    *is_new = *is_new || stream.renew().unwrap();
+                }
+                is_new.iter().all(|is_new| *is_new).then_some(())
+            });
+            assert_eq!(answers.send(b"again").unwrap(), 5);
+            let mut bytes = [0; 5];
+            let got = until("bytes", || match calls.recv(&mut bytes).unwrap() {
+                0 => None,
+                n => Some(n),
+            });
+            assert_eq!(&bytes[..got], &b"again"[..got]);
+        };
+        (door, visit)
+    });
+}
+
+#[test]
+fn a_peer_that_has_forgotten_a_connection_is_told_apart_from_one_that_is_out_of_reach() {
+    let (_, [mut calls, answers]) = renewable_pair();
+    // Another connection of the process keeps the door open.
+    let (_, [_, mut other]) = renewable_pair();
+    drop(answers);
+    until("an answer", || {
+        assert_eq!(other.renew(), Ok(false));
+        match calls.renew() {
+            Ok(false) => None,
+            answer => {
+                assert_eq!(answer, Err(StreamError::Closed));
+                Some(())
+            }
+        }
     });
 }

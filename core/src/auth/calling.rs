@@ -1,7 +1,9 @@
 //! The caller's side of the proof exchange.
 
 use super::wire::AuthMessage;
-use super::{AuthError, Hello, Nonce, Secret, Service, Session, is_equal, transcript};
+use super::{
+    AuthError, Hello, Nonce, Resume, Secret, Service, Session, SessionId, is_equal, transcript,
+};
 use crate::conn::{Stream, StreamError};
 
 /// A caller that proves itself and makes the listener prove itself. Call [`Calling::poll`] until it
@@ -10,6 +12,8 @@ use crate::conn::{Stream, StreamError};
 pub struct Calling {
     secret: Secret,
     service: Service,
+    /// The session to resume.
+    session: Option<SessionId>,
     ours: Hello,
     message: AuthMessage,
     stage: CallStage,
@@ -18,6 +22,7 @@ pub struct Calling {
 #[derive(Clone, Copy, Debug)]
 enum CallStage {
     SayHello,
+    NameSession,
     AwaitHello,
     Prove(Hello),
     AwaitProof(Hello),
@@ -28,7 +33,13 @@ impl Calling {
     pub fn new(secret: Secret, service: Service, nonce: Nonce) -> Self {
         let ours = Hello::new(service, nonce);
         let message = AuthMessage::out(ours.to_bytes());
-        Calling { secret, service, ours, message, stage: CallStage::SayHello }
+        Calling { secret, service, session: None, ours, message, stage: CallStage::SayHello }
+    }
+
+    /// Creates a call to the listener that answers for the peer of a session. The nonce must be random.
+    pub fn resuming(resume: &Resume, nonce: Nonce) -> Self {
+        let calling = Self::new(resume.secret, Service::Resume, nonce);
+        Calling { session: Some(resume.id), ..calling }
     }
 
     /// Goes on as far as possible without waiting, over a stream that is connected. After `None`, call
@@ -40,6 +51,15 @@ impl Calling {
         loop {
             match self.stage {
                 CallStage::SayHello => {
+                    if !self.message.send(stream)? {
+                        return Ok(None);
+                    }
+                    (self.stage, self.message) = match self.session {
+                        Some(id) => (CallStage::NameSession, AuthMessage::out(id.0)),
+                        None => (CallStage::AwaitHello, AuthMessage::EMPTY),
+                    };
+                }
+                CallStage::NameSession => {
                     if !self.message.send(stream)? {
                         return Ok(None);
                     }

@@ -195,17 +195,63 @@ fn the_bytes_are_these() {
     let secret = Secret::new(core::array::from_fn(|i| i as u8));
     let caller = Hello::new(Service::Rdma, [0xa1; NONCE_BYTES]);
     let listener = Hello::new(Service::Rdma, [0xb2; NONCE_BYTES]);
-    assert_eq!(&caller.to_bytes()[..16], b"\x89INVAR\r\n\x03\0\x01\0\0\0\0\0");
+    assert_eq!(&caller.to_bytes()[..16], b"\x89INVAR\r\n\x04\0\x01\0\0\0\0\0");
     assert_eq!(Hello::parse(&caller.to_bytes()), Ok(caller));
     // Computed with Python's hmac.
     let golden: [(&[u8], [u8; 8]); 3] = [
-        (b"caller", [0x0b, 0x5d, 0x19, 0x36, 0x36, 0x2e, 0x1b, 0x4a]),
-        (b"listener", [0x37, 0xb2, 0xec, 0x44, 0x6a, 0xfb, 0x1f, 0xc1]),
-        (b"session", [0xf1, 0x89, 0xc5, 0xa5, 0x1c, 0x47, 0x3e, 0x1e]),
+        (b"caller", [0xdc, 0xd1, 0x5f, 0xef, 0x75, 0xa2, 0xbe, 0xb4]),
+        (b"listener", [0x34, 0x03, 0xea, 0x1b, 0x78, 0x2b, 0xc5, 0xab]),
+        (b"session", [0x7f, 0xf6, 0xe7, 0x47, 0x48, 0xf8, 0x09, 0xf2]),
     ];
     for (label, expected) in golden {
         let proof = transcript(&secret, label, &caller, &listener);
         assert_eq!(proof[..8], expected, "{label:?}");
+    }
+}
+
+/// Lets a caller resume a session at a listener that knows one session and its secret.
+fn resume(
+    caller: &Resume,
+    known: &Resume,
+    chunk: usize,
+) -> (Result<Session, AuthError>, Result<SessionId, AuthError>) {
+    let [mut calls, mut answers] = ends(chunk);
+    let mut calling = Calling::resuming(caller, [1; NONCE_BYTES]);
+    let mut answering = Answering::new([2; NONCE_BYTES]);
+    let secret_of = |id: &SessionId| (*id == known.id).then_some(known.secret);
+    let (mut called, mut answered) = (None, None);
+    for _ in 0..1000 {
+        called = called.or_else(|| calling.poll(&mut calls).transpose());
+        answered = answered.or_else(|| {
+            let answered = answering.poll_resumed(secret_of, &mut answers).transpose();
+            if matches!(answered, Some(Err(_))) {
+                answers.out.borrow_mut().is_closed = true;
+            }
+            answered
+        });
+        if let (Some(called), Some(answered)) = (called, answered) {
+            return (called, answered);
+        }
+    }
+    panic!("they wait for each other: {called:?}, {answered:?}");
+}
+
+#[test]
+fn a_session_is_resumed_only_by_an_end_that_knows_its_secret() {
+    let resume_of = |nonce| {
+        let calling = Calling::new(OURS, Service::Rdma, [nonce; NONCE_BYTES]);
+        meet(calling, OURS, Service::Rdma, 99)[0].unwrap().resume().unwrap()
+    };
+    let (ours, other) = (resume_of(1), resume_of(3));
+    assert!(Session::UNKNOWN_PEER.resume().is_none());
+    for chunk in 1..=70 {
+        let (called, answered) = resume(&ours, &ours, chunk);
+        assert!(called.is_ok() && answered == Ok(ours.id), "{chunk}: {called:?} {answered:?}");
+        let unknown = AuthError::UnknownSession;
+        assert_eq!(resume(&other, &ours, chunk), (Err(unknown), Err(unknown)));
+        let thief = Resume { id: ours.id, secret: other.secret };
+        let (called, answered) = resume(&thief, &ours, chunk);
+        assert_eq!((called, answered), (Err(AuthError::HungUp), Err(AuthError::Secret)));
     }
 }
 

@@ -4,11 +4,11 @@ use static_assertions::assert_eq_size;
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
-use super::{AuthError, NONCE_BYTES, Nonce, Service};
+use super::{AuthError, NO_SERVICE, NONCE_BYTES, Nonce, Service};
 use crate::conn::{Stream, StreamError};
 
 /// Version of this exchange and of everything after it. Other versions are incompatible.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Bytes of a hello.
 pub const HELLO_BYTES: usize = size_of::<HelloBytes>();
 /// Bytes of a proof.
@@ -50,6 +50,16 @@ impl Hello {
     /// Creates a hello of this version.
     pub const fn new(service: Service, nonce: Nonce) -> Self {
         Hello { version: VERSION, service: service as u16, nonce }
+    }
+
+    /// Creates the hello of a listener that does not know the session of its caller.
+    pub(super) const fn of_unknown_session(nonce: Nonce) -> Self {
+        Hello { version: VERSION, service: NO_SERVICE, nonce }
+    }
+
+    /// Whether the sender of this hello asks for a session by its name.
+    pub(super) fn names_session(&self) -> bool {
+        self.version == VERSION && self.service == Service::Resume as u16
     }
 
     /// Converts the hello to the bytes of the wire.
@@ -96,6 +106,8 @@ impl Hello {
     pub(super) fn check(&self, ours: Service) -> Result<(), AuthError> {
         if self.version != VERSION {
             Err(AuthError::Version(self.version))
+        } else if ours == Service::Resume && self.service == NO_SERVICE {
+            Err(AuthError::UnknownSession)
         } else if self.service != ours as u16 {
             Err(AuthError::Service { ours, theirs: self.service })
         } else {

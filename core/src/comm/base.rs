@@ -6,8 +6,9 @@
 //! [`Failed`].
 
 use super::Request;
-use super::control::{Control, ControlReader, ControlWriter};
+use super::control::Control;
 use super::fast::Fast;
+use super::line::Line;
 use super::recovery::Recovery;
 use super::route::Route;
 use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs};
@@ -63,9 +64,7 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     pub(super) verbs: Verbs<N>,
     /// The error of a post that was refused.
     pub(super) refusal: Refusal,
-    pub(super) stream: S,
-    pub(super) control_in: ControlReader,
-    pub(super) control_out: ControlWriter,
+    pub(super) line: Line<S>,
     /// The number of rows that have arrived, if the peer has closed and said so.
     pub(super) rows_done: Option<u64>,
     pub(super) recovery: Recovery,
@@ -76,7 +75,8 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
 impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R, T, REQS> {
     pub(super) fn new(parts: Parts<N, S>, reqs: RequestRing<T, REQS>, route: R) -> Self {
         let Parts { verbs, stream, ends, pending, peer } = parts;
-        let recovers = peer.is_some_and(|peer| peer.recovers);
+        let peer_port = peer.filter(|peer| peer.recovers).map(|peer| peer.renewal_port);
+        let line = Line::new(stream, verbs.side, &verbs.session, peer_port);
         Base {
             reqs,
             wcs: [Wc::default(); POLL_BATCH],
@@ -87,11 +87,9 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             route,
             verbs,
             refusal: Refusal::default(),
-            stream,
-            control_in: ControlReader::new(),
-            control_out: ControlWriter::new(),
+            line,
             rows_done: None,
-            recovery: Recovery::new(recovers),
+            recovery: Recovery::new(peer_port.is_some()),
             ends,
             pending,
         }
@@ -111,7 +109,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             self.reqs.cut_short();
             if self.recovery.is_agreed() {
                 // Otherwise the peer would wait for new queue pairs.
-                self.control_out.send(&mut self.stream, &Control::Failed);
+                self.line.send(&Control::Failed);
             }
         }
         self.error = Some(error);
@@ -324,7 +322,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
 
     /// Takes the completions that have arrived. Checks that the peer is still there, and whether it makes
     /// new queue pairs.
-    pub(super) fn check_peer(&mut self) -> Result<(), Failed> {
+    pub(super) fn check_peer(&mut self, now_ns: u64) -> Result<(), Failed> {
         match self.gate {
             Gate::Pending | Gate::Recovering => return Ok(()),
             Gate::Closed | Gate::Failed => return Err(self.refuse()),
@@ -339,7 +337,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             Gate::Closed | Gate::Failed => return Err(self.refuse()),
             Gate::Open | Gate::Group => {}
         }
-        let error = match self.hear() {
+        let heard = self.mend_line(now_ns, false).and_then(|()| self.hear());
+        let error = match heard {
             Ok(()) if self.recovery.is_behind() => {
                 self.suspect(None);
                 return Ok(());

@@ -5,6 +5,10 @@
 //!   still delivers the stream.
 //! - The two ends make new queue pairs after a failure; see [`super::recovery`].
 //! - An end whose comm has failed says so, because its peer may wait for new queue pairs.
+//!
+//! Messages are numbered, and each message says how many of the peer's have arrived. So no message is lost
+//! or taken twice where the stream is made anew; see [`super::line`]. A report replaces the messages before
+//! it, so an end keeps few messages.
 
 use static_assertions::assert_eq_size;
 use zerocopy::byteorder::little_endian::U64;
@@ -15,20 +19,26 @@ use crate::conn::wire::{
 };
 use crate::conn::{Stream, StreamError};
 use crate::error::Error;
+use crate::mutant::{Mutant, is_planted};
 
 /// The head of each message, little-endian.
 ///
 /// ```text
-/// byte 0       8       16
-///      +-------+-------+
-///      | magic | value |
-///      +-------+-------+
+/// byte 0       8       16       24      32
+///      +-------+-------+--------+-------+
+///      | magic | value | number | heard |
+///      +-------+-------+--------+-------+
 /// ```
+///
+/// `number` counts the messages of one end from 0. `heard` is the number that the end awaits next from its
+/// peer.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct HeadBytes {
     magic: [u8; 8],
     value: U64,
+    number: U64,
+    heard: U64,
 }
 
 /// The body of [`Control::Report`], which follows its head.
@@ -50,7 +60,7 @@ struct ReportBytes {
 const HEAD_BYTES: usize = size_of::<HeadBytes>();
 const REPORT_BYTES: usize = HEAD_BYTES + size_of::<ReportBytes>();
 
-assert_eq_size!(HeadBytes, [u8; 16]);
+assert_eq_size!(HeadBytes, [u8; 32]);
 assert_eq_size!(ReportBytes, [u8; 8 + PREFACE_BYTES + QP_INFO_BYTES]);
 assert_eq_size!([u8; size_of::<ReportBytes>()], [u8; 8 + MESSAGE_BYTES_MAX]);
 
@@ -85,32 +95,51 @@ pub(super) struct Report {
     pub(super) info: QpInfo,
 }
 
-/// Sends messages over the stream of a comm.
+/// Bytes that a writer keeps: a message that is half sent, a report, and the short messages after it.
+const KEPT_BYTES_MAX: usize = 2 * REPORT_BYTES + 4 * HEAD_BYTES;
+
+/// Sends messages over the stream of a comm, and keeps those that the peer may not have.
 pub(super) struct ControlWriter {
-    out: heapless::Vec<u8, { 2 * REPORT_BYTES }>,
+    /// Whole messages, in the order of their numbers.
+    kept: heapless::Vec<u8, KEPT_BYTES_MAX>,
+    /// The number of bytes of `kept` that this stream has taken.
+    sent: usize,
+    /// The number of the next message.
+    next: u64,
 }
 
 /// Receives messages from the stream of a comm.
 pub(super) struct ControlReader {
     bytes: [u8; REPORT_BYTES],
     got: usize,
+    /// The number of the message that is awaited.
+    next: u64,
+    /// The number of this end's message that the peer awaits.
+    heard: u64,
+}
+
+/// Returns the length in bytes of the message that begins with a head.
+fn message_bytes(head: &HeadBytes) -> usize {
+    if head.magic == REPORT { REPORT_BYTES } else { HEAD_BYTES }
 }
 
 impl ControlWriter {
     pub(super) const fn new() -> Self {
-        ControlWriter { out: heapless::Vec::new() }
+        ControlWriter { kept: heapless::Vec::new(), sent: 0, next: 0 }
     }
 
-    /// Sends a message, or as much of it as the stream takes now. [`ControlWriter::flush`] sends the
-    /// rest. Returns `false` if earlier messages fill the buffer, because the peer reads nothing.
-    pub(super) fn send(&mut self, stream: &mut impl Stream, message: &Control) -> bool {
+    /// Lays out a message, which [`ControlWriter::flush`] sends. `heard` is the number that this end awaits
+    /// next from its peer. Returns `false` if earlier messages fill the buffer, because the peer reads
+    /// nothing.
+    pub(super) fn put(&mut self, message: &Control, heard: u64) -> bool {
         let (magic, value) = match message {
             Control::Close { rows_done } => (CLOSE, *rows_done),
             Control::Report(report) => (REPORT, report.attempt.into()),
             Control::Ready { attempt } => (READY, (*attempt).into()),
             Control::Failed => (FAILED, 0),
         };
-        let head = HeadBytes { magic, value: value.into() };
+        let head =
+            HeadBytes { magic, value: value.into(), number: self.next.into(), heard: heard.into() };
         let body = match message {
             Control::Report(Report { rows, preface, info, .. }) => Some(ReportBytes {
                 rows: (*rows).into(),
@@ -119,31 +148,87 @@ impl ControlWriter {
             }),
             _ => None,
         };
-        let body = body.as_ref().map_or(&[][..], IntoBytes::as_bytes);
-        let has_room = self.out.len() + HEAD_BYTES + body.len() <= self.out.capacity();
-        if has_room {
-            let _ = self.out.extend_from_slice(head.as_bytes());
-            let _ = self.out.extend_from_slice(body);
+        if body.is_some() {
+            // The peer needs no older report, and no word about an older attempt.
+            self.forget(|_, is_half_sent| !is_half_sent);
         }
-        self.flush(stream);
-        has_room
+        let body = body.as_ref().map_or(&[][..], IntoBytes::as_bytes);
+        if self.kept.len() + HEAD_BYTES + body.len() > self.kept.capacity() {
+            return false;
+        }
+        let _ = self.kept.extend_from_slice(head.as_bytes());
+        let _ = self.kept.extend_from_slice(body);
+        self.next = self.next.saturating_add(1);
+        true
+    }
+
+    /// Forgets the messages that the peer has. `heard` is the number that the peer awaits next.
+    ///
+    /// # Errors
+    /// [`Error::Unexpected`] if the peer has heard more than this end has said.
+    pub(super) fn acknowledged(&mut self, heard: u64) -> Result<(), Error> {
+        self.forget(|head, is_half_sent| !is_half_sent && head.number.get() < heard);
+        if heard <= self.next { Ok(()) } else { Err(Error::Unexpected) }
+    }
+
+    /// Forgets the messages for which `is_over` says so. It gets each message's head, and whether the stream
+    /// has taken a part of the message.
+    fn forget(&mut self, is_over: impl Fn(&HeadBytes, bool) -> bool) {
+        let mut at = 0;
+        while let Some((head, _)) =
+            self.kept.get(at..).and_then(|rest| HeadBytes::read_from_prefix(rest).ok())
+        {
+            let end = at + message_bytes(&head);
+            if !is_over(&head, at < self.sent && self.sent < end) {
+                at = end;
+                continue;
+            }
+            self.kept.copy_within(end.., at);
+            self.kept.truncate(self.kept.len() - (end - at));
+            if self.sent >= end {
+                self.sent -= end - at;
+            }
+        }
     }
 
     /// Sends what the stream takes. If the stream has ended, the reader notices it.
     pub(super) fn flush(&mut self, stream: &mut impl Stream) {
-        while !self.out.is_empty()
-            && let Ok(sent @ 1..) = stream.send(&self.out)
+        while self.sent < self.kept.len()
+            && let Ok(sent @ 1..) = stream.send(&self.kept[self.sent..])
         {
-            let sent = sent.min(self.out.len());
-            self.out.rotate_left(sent);
-            self.out.truncate(self.out.len() - sent);
+            self.sent = self.kept.len().min(self.sent + sent);
         }
+    }
+
+    /// Sends all kept messages again, over a new stream.
+    pub(super) fn renewed(&mut self) {
+        if is_planted(Mutant::ForgetKept) {
+            self.kept.clear();
+        }
+        self.sent = 0;
     }
 }
 
 impl ControlReader {
     pub(super) const fn new() -> Self {
-        ControlReader { bytes: [0; REPORT_BYTES], got: 0 }
+        ControlReader { bytes: [0; REPORT_BYTES], got: 0, next: 0, heard: 0 }
+    }
+
+    /// The number of the message that is awaited.
+    pub(super) const fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The number of this end's message that the peer awaits.
+    pub(super) const fn heard(&self) -> u64 {
+        self.heard
+    }
+
+    /// Forgets the part of a message that has arrived: it comes again, over a new stream.
+    pub(super) fn renewed(&mut self) {
+        if !is_planted(Mutant::KeepHalfMessage) {
+            self.got = 0;
+        }
     }
 
     /// Returns the next message that has arrived completely. `qps` is the number of the peer's queue
@@ -164,7 +249,10 @@ impl ControlReader {
             };
             if self.got >= want {
                 self.got = 0;
-                return self.parse(qps).map(Some);
+                if let Some(message) = self.parse(qps)? {
+                    return Ok(Some(message));
+                }
+                continue;
             }
             match stream.recv(&mut self.bytes[self.got..want]) {
                 Ok(0) => return Ok(None),
@@ -178,12 +266,19 @@ impl ControlReader {
         }
     }
 
-    fn parse(&self, qps: u16) -> Result<Control, Error> {
+    /// Reads the message that has arrived. Returns `None` if it had arrived before.
+    fn parse(&mut self, qps: u16) -> Result<Option<Control>, Error> {
         let (head, body) =
             HeadBytes::ref_from_prefix(&self.bytes).map_err(|_| Error::Unexpected)?;
+        self.heard = self.heard.max(head.heard.get());
+        let number = head.number.get();
+        if number < self.next {
+            return Ok(None);
+        }
+        self.next = number.saturating_add(1);
         let value = head.value.get();
         let attempt = || u32::try_from(value).map_err(|_| Error::Unexpected);
-        Ok(match head.magic {
+        Ok(Some(match head.magic {
             CLOSE => Control::Close { rows_done: value },
             READY => Control::Ready { attempt: attempt()? },
             REPORT => {
@@ -196,7 +291,7 @@ impl ControlReader {
             }
             FAILED => Control::Failed,
             _ => return Err(Error::Unexpected),
-        })
+        }))
     }
 }
 
@@ -205,6 +300,9 @@ pub(super) const CLOSED: Error = Error::PeerClosed(StreamError::Closed);
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+    use std::vec::Vec;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -249,6 +347,7 @@ mod tests {
             sizes_rkey: 0,
             ece: None,
             recovers: true,
+            renewal_port: 0,
             long_mtu_bytes: 0,
             device: DeviceName::new(),
         };
@@ -274,31 +373,70 @@ mod tests {
         ]
     }
 
+    /// Moves messages until none is on its way.
+    fn drain(
+        writer: &mut ControlWriter,
+        reader: &mut ControlReader,
+        stream: &mut Slow,
+    ) -> Vec<Control> {
+        let mut received = Vec::new();
+        for _ in 0..3000 {
+            writer.flush(stream);
+            received.extend(reader.recv(stream, 3).unwrap());
+        }
+        received
+    }
+
+    /// What a peer must learn of messages: a report replaces those before it.
+    fn needed(sent: &[Control]) -> &[Control] {
+        let last = sent.iter().rposition(|message| matches!(message, Control::Report(_)));
+        &sent[last.unwrap_or(0)..]
+    }
+
     proptest! {
         #[test]
         fn messages_survive_a_stream_that_moves_few_bytes_at_once(
-            sent in prop::collection::vec(any_control(), 1..4), credit in 1usize..2000,
+            sent in prop::collection::vec(any_control(), 1..6), credit in 1usize..2000,
         ) {
             let mut stream = Slow { bytes: heapless::Deque::new(), credit };
             let (mut writer, mut reader) = (ControlWriter::new(), ControlReader::new());
             for message in &sent {
-                let is_taken = writer.send(&mut stream, message);
-                prop_assert!(is_taken || sent.len() > 2);
-                if !is_taken {
-                    return Ok(());
+                prop_assume!(writer.put(message, 0));
+                writer.flush(&mut stream);
+            }
+            let received = drain(&mut writer, &mut reader, &mut stream);
+            prop_assert!(received.ends_with(needed(&sent)), "{:?}", received);
+            prop_assert_eq!(reader.next(), sent.len() as u64);
+        }
+
+        #[test]
+        fn no_message_is_lost_or_taken_twice_where_the_stream_is_lost(
+            sent in prop::collection::vec((any_control(), 0usize..1500, any::<bool>()), 1..5),
+        ) {
+            let mut stream = Slow { bytes: heapless::Deque::new(), credit: 2000 };
+            let (mut writer, mut reader) = (ControlWriter::new(), ControlReader::new());
+            let mut received = Vec::new();
+            for (message, arrive, is_heard) in &sent {
+                prop_assume!(writer.put(message, 0));
+                writer.flush(&mut stream);
+                // The stream is lost after this many bytes have arrived.
+                stream.bytes.truncate(*arrive);
+                while let Some(message) = reader.recv(&mut stream, 3).unwrap() {
+                    received.push(message);
+                }
+                stream.bytes.clear();
+                reader.renewed();
+                writer.renewed();
+                if *is_heard {
+                    prop_assert_eq!(writer.acknowledged(reader.next()), Ok(()));
                 }
             }
-            for message in sent {
-                let mut received = None;
-                for _ in 0..2000 {
-                    writer.flush(&mut stream);
-                    received = reader.recv(&mut stream, 3).unwrap();
-                    if received.is_some() {
-                        break;
-                    }
-                }
-                prop_assert_eq!(received, Some(message));
-            }
+            received.extend(drain(&mut writer, &mut reader, &mut stream));
+            let all: Vec<Control> = sent.into_iter().map(|(message, ..)| message).collect();
+            prop_assert!(received.ends_with(needed(&all)), "{:?}", received);
+            // The messages arrive in their order, and none twice.
+            let mut left = all.iter();
+            prop_assert!(received.iter().all(|message| left.any(|sent| sent == message)));
         }
 
         #[test]
@@ -309,5 +447,10 @@ mod tests {
             let mut reader = ControlReader::new();
             while let Ok(Some(_)) = reader.recv(&mut stream, 128) {}
         }
+    }
+
+    #[test]
+    fn a_peer_that_has_heard_more_than_was_said_is_refused() {
+        assert_eq!(ControlWriter::new().acknowledged(1), Err(Error::Unexpected));
     }
 }

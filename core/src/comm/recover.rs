@@ -2,6 +2,7 @@
 
 use super::base::{Base, Failed, Gate};
 use super::control::{CLOSED, Control, Report};
+use super::line::LineNews;
 use super::recovery::RecoveryStage;
 use super::route::Route;
 use crate::conn::{CommSettings, Peer, Stream};
@@ -57,7 +58,9 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         depth: u64,
     ) -> Result<Recovering, Failed> {
         loop {
-            match self.hear() {
+            let is_urgent = self.recovery.is_peer_late(now_ns);
+            let heard = self.mend_line(now_ns, is_urgent).and_then(|()| self.hear());
+            match heard {
                 Ok(()) => {}
                 Err(error) if error.is_peer_gone() => {
                     while self.gate != Gate::Failed && self.poll() {}
@@ -107,6 +110,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                         return Ok(Recovering::Waiting);
                     }
                     self.recovery.stage = RecoveryStage::Reported;
+                    self.recovery.await_peer(now_ns);
                 }
                 // The peer could not use this attempt and has begun another one.
                 _ if self.recovery.is_behind() => self.recovery.stage = RecoveryStage::Suspected,
@@ -129,7 +133,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                 }
                 RecoveryStage::Started => {
                     let attempt = self.recovery.attempt;
-                    self.control_out.send(&mut self.stream, &Control::Ready { attempt });
+                    self.line.send(&Control::Ready { attempt });
                     self.recovery.stage = RecoveryStage::Ready;
                 }
                 RecoveryStage::Ready => {
@@ -161,7 +165,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             info: verbs.info(verbs.port.active_mtu),
         };
         debug!("{}: attempt {attempt}, {} rows", self.ends, report.rows);
-        self.control_out.send(&mut self.stream, &Control::Report(report));
+        self.line.send(&Control::Report(report));
         Ok(())
     }
 
@@ -221,15 +225,32 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         }
     }
 
+    /// Makes the stream anew if it is lost, or if `is_urgent`; see [`Line::mend`](super::line::Line::mend).
+    pub(super) fn mend_line(&mut self, now_ns: u64, is_urgent: bool) -> Result<(), Error> {
+        let patience_ns = self.verbs.settings.recovery_timeout_ns;
+        match self.line.mend(now_ns, is_urgent, patience_ns)? {
+            LineNews::None => {}
+            LineNews::Lost(error) => {
+                warn!("{}: {error}: the TCP connection will be made anew", self.ends);
+            }
+            LineNews::Renewed { was_lost: true } => {
+                warn!("{}: the TCP connection was made anew", self.ends);
+            }
+            LineNews::Renewed { was_lost: false } => {
+                info!("{}: the TCP connection was made anew", self.ends);
+            }
+        }
+        Ok(())
+    }
+
     /// Reads the messages of the peer that have arrived.
     ///
     /// # Errors
     /// [`Error::PeerClosed`] after a close notice or at the end of the stream, [`Error::PeerFailed`], or
     /// another error for any other bytes.
     pub(super) fn hear(&mut self) -> Result<(), Error> {
-        let Self { control_in, control_out, stream, recovery, verbs, rows_done, .. } = self;
-        control_out.flush(stream);
-        while let Some(message) = control_in.recv(stream, verbs.qp_count())? {
+        let Self { line, recovery, verbs, rows_done, .. } = self;
+        while let Some(message) = line.recv(verbs.qp_count())? {
             match message {
                 Control::Report(report) => recovery.heard(report)?,
                 Control::Ready { attempt } => recovery.heard_ready(attempt)?,

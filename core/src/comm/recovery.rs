@@ -30,6 +30,8 @@ use crate::nic::{Wc, WcStatus};
 const SECOND_NS: u64 = 1_000_000_000;
 /// The first and the longest pause between two attempts that failed at this end.
 const PAUSE_NS: core::ops::RangeInclusive<u64> = 1_000_000..=SECOND_NS;
+/// The shortest and the longest time after which a peer that does not answer is called again.
+const LATE_NS: core::ops::RangeInclusive<u64> = 500_000_000..=8 * SECOND_NS;
 /// The numbers of the attempts of both ends differ by less than this.
 const AHEAD_MAX: u32 = 1 << 16;
 
@@ -52,6 +54,9 @@ pub(super) struct Recovery {
     /// The time before which no new queue pairs are made.
     pub(super) not_before_ns: u64,
     pub(super) pause_ns: u64,
+    /// The time after which a peer that has not answered is late, and the pause before it is late again.
+    late_ns: Option<u64>,
+    late_pause_ns: u64,
     pub(super) trouble: Trouble,
 }
 
@@ -105,6 +110,8 @@ impl Recovery {
             drained_by_ns: 0,
             not_before_ns: 0,
             pause_ns: *PAUSE_NS.start(),
+            late_ns: None,
+            late_pause_ns: *LATE_NS.start(),
             trouble: Trouble::default(),
         }
     }
@@ -181,7 +188,24 @@ impl Recovery {
     /// Ends the recovery: the connection works again.
     pub(super) fn resume(&mut self, now_ns: u64, rows: [u64; 2]) {
         (self.stage, self.pause_ns) = (RecoveryStage::Open, *PAUSE_NS.start());
+        (self.late_ns, self.late_pause_ns) = (None, *LATE_NS.start());
         self.trouble.resume(now_ns, rows);
+    }
+
+    /// Begins to wait for the peer's answer.
+    pub(super) fn await_peer(&mut self, now_ns: u64) {
+        self.late_ns.get_or_insert(now_ns.saturating_add(self.late_pause_ns));
+    }
+
+    /// Whether the peer should have answered by now. Then its messages may be held up: after an outage TCP
+    /// waits long before it sends again. Says so at growing intervals.
+    pub(super) fn is_peer_late(&mut self, now_ns: u64) -> bool {
+        let is_late = self.late_ns.is_some_and(|late_ns| now_ns >= late_ns);
+        if is_late {
+            self.late_pause_ns = (2 * self.late_pause_ns).min(*LATE_NS.end());
+            self.late_ns = Some(now_ns.saturating_add(self.late_pause_ns));
+        }
+        is_late
     }
 
     /// Puts the next attempt off.

@@ -222,7 +222,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// # Errors
     /// [`Error::PeerClosed`] if the peer has closed. Requests that are complete can still be tested.
     pub fn check_peer(&mut self, now_ns: u64) -> Result<(), Error> {
-        let checked = self.base.check_peer().and_then(|()| self.recover(now_ns));
+        let checked = self.base.check_peer(now_ns).and_then(|()| self.recover(now_ns));
         checked.map_err(|failed| {
             // No peer is left that could send.
             self.base.reqs.cut_short();
@@ -249,14 +249,13 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         if may_tell(self.base.gate) && self.base.verbs.settings.wire == Wire::Invar {
             while may_tell(self.base.gate) && self.base.poll() {}
             let rows_done = self.rows_arrived();
-            let Base { control_out, stream, .. } = &mut self.base;
-            control_out.send(stream, &Control::Close { rows_done });
+            self.base.line.send(&Control::Close { rows_done });
         }
         // If a receive is done, its slots had arrived.
         let is_waiting = self.base.gate == Gate::Open && self.base.reqs.live() > 0;
         let [slots] = *self.base.reqs.at(0).value.slots.wrs();
-        let Base { route: Arrivals { flushes, .. }, verbs, stream, .. } = self.base;
-        Closing::new(flushes, verbs, stream, is_waiting.then_some(&slots))
+        let Base { route: Arrivals { flushes, .. }, verbs, line, .. } = self.base;
+        Closing::new(flushes, verbs, line.stream, is_waiting.then_some(&slots))
     }
 
     /// The number of receives and flushes that have started and were not yet tested as done.
@@ -442,9 +441,9 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             Gate::Recovering => return Ok(false),
             _ => return Err(self.base.refuse()),
         }
-        let Base { stream, pending, .. } = &mut self.base;
+        let Base { line, pending, .. } = &mut self.base;
         let ready = match pending {
-            Some(exchange) => is_ready(stream, exchange),
+            Some(exchange) => is_ready(&mut line.stream, exchange),
             None => Ok(true),
         };
         match ready {

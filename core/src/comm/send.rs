@@ -139,7 +139,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// # Errors
     /// [`Error::PeerClosed`] if the peer has closed. Requests that are complete can still be tested.
     pub fn check_peer(&mut self, now_ns: u64) -> Result<(), Error> {
-        let checked = self.base.check_peer().and_then(|()| self.recover(now_ns));
+        let checked = self.base.check_peer(now_ns).and_then(|()| self.recover(now_ns));
         checked.map_err(|failed| {
             self.heed_notice();
             self.base.error(failed)
@@ -391,7 +391,8 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     }
 
     fn exchange(&mut self) -> Result<bool, Error> {
-        let Base { stream, verbs, ends, pending, .. } = &mut self.base;
+        let Base { line, verbs, ends, pending, .. } = &mut self.base;
+        let stream = &mut line.stream;
         let Some(exchange) = pending else { return Ok(true) };
         if ends.peer_qpn == 0 && start_with_acceptor(stream, exchange, verbs, ends)?.is_none() {
             return Ok(false);

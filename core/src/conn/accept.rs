@@ -105,6 +105,7 @@ fn start_with_connector<N: Nic, S: Stream>(
     }
     let depth = at.settings.depth();
     let control_bytes = control_bytes(depth.into());
+    let renewal_port = at.stream.as_ref().map_or(0, S::renewal_port);
     let verbs = at.create_verbs(usize::from(at.settings.qps), control_bytes)?;
     info.mtu = info.mtu.min(verbs.port.active_mtu);
     let ours = verbs.preface(depth);
@@ -114,7 +115,7 @@ fn start_with_connector<N: Nic, S: Stream>(
     let sizes_addr = verbs.control_addr() + sizes_offset;
     // This end's driver has kept these options of the connector's offer.
     let ece = peer.ece.and_then(|_| verbs.ece());
-    let ours = Preface { sizes_addr, sizes_rkey: verbs.control_rkey(), ece, ..ours };
+    let ours = Preface { sizes_addr, sizes_rkey: verbs.control_rkey(), ece, renewal_port, ..ours };
     let info = verbs.info(peer.info.mtu);
     at.exchange.put_message(&ours, &info);
     peer.note(&mut at.ends);

@@ -3,6 +3,9 @@
 use core::fmt;
 use core::net::SocketAddr;
 
+use super::stage::Side;
+use crate::auth::Session;
+
 /// A connected, or connecting, byte stream that never blocks.
 pub trait Stream {
     /// The peer's address, for messages; `None` if it is unknown.
@@ -14,6 +17,27 @@ pub trait Stream {
     /// Receives the bytes that have arrived, and returns their number; 0 if none have. At the end of
     /// the stream, the error is [`StreamError::Closed`].
     fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError>;
+
+    /// The port at which this end answers a peer that makes the connection anew; 0 if it never answers.
+    fn renewal_port(&self) -> u16 {
+        0
+    }
+
+    /// Prepares for the loss of this connection. `peer_port` is the [`Stream::renewal_port`] of the peer,
+    /// at which a connector calls. Returns whether [`Stream::renew`] may succeed.
+    fn prepare_renewal(&mut self, _side: Side, _session: &Session, _peer_port: u16) -> bool {
+        false
+    }
+
+    /// Makes the connection anew, as far as possible without waiting. The connector calls, and the
+    /// acceptor takes the peer's call if there is one. Returns whether a new connection has replaced this
+    /// one. A connector that has begun to call goes on until there is an answer.
+    ///
+    /// # Errors
+    /// [`StreamError::Closed`] if the peer's end lives no more.
+    fn renew(&mut self) -> Result<bool, StreamError> {
+        Err(StreamError::Closed)
+    }
 }
 
 /// The reason why a stream is no longer usable.
@@ -23,6 +47,15 @@ pub enum StreamError {
     Closed,
     /// The system returned this error number.
     Os(i32),
+}
+
+impl StreamError {
+    /// Whether the peer's host, or somebody on the way, has ended the connection.
+    pub(crate) fn is_reset(self) -> bool {
+        const EPIPE: i32 = 32;
+        const ECONNRESET: i32 = 104;
+        matches!(self, StreamError::Os(EPIPE | ECONNRESET))
+    }
 }
 
 impl fmt::Display for StreamError {

@@ -10,7 +10,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use invar_core::auth::{Answering, AuthError, Secret, Service, Session};
+use invar_core::auth::{Answering, AuthError, Resume, Secret, Service, Session, SessionId};
 use invar_core::conn::wire::QP_INFO_BYTES;
 use invar_core::conn::{Handle, Stream, Wire};
 use invar_core::param::PortRange;
@@ -39,6 +39,8 @@ const LISTENER: u64 = u64::MAX;
 pub enum Proof {
     /// Callers must know this secret and ask for this service.
     Secret(Secret, Service),
+    /// Callers must know the secret of a session that they name, and that this end expects.
+    Session,
     /// Callers prove nothing, because the wire of NCCL 2.14 has no proof. The listener returns a caller
     /// once it has sent as much as NCCL's first message.
     NcclHello,
@@ -61,6 +63,9 @@ pub struct AuthListener {
     /// Time of the last poll.
     polled_ns: Option<u64>,
     ready: VecDeque<(OobStream, Session)>,
+    /// The sessions that callers may resume.
+    expected: HashMap<SessionId, Secret>,
+    resumed: VecDeque<(OobStream, SessionId)>,
     turned_away: TurnedAway,
 }
 
@@ -113,6 +118,8 @@ impl AuthListener {
             attended_ns: 0,
             polled_ns: None,
             ready: VecDeque::new(),
+            expected: HashMap::new(),
+            resumed: VecDeque::new(),
             turned_away: TurnedAway::default(),
         })
     }
@@ -169,6 +176,30 @@ impl AuthListener {
         Ok(self.ready.pop_front())
     }
 
+    /// Expects a caller that resumes a session.
+    pub(super) fn expect(&mut self, Resume { id, secret }: &Resume) {
+        self.expected.insert(*id, *secret);
+    }
+
+    /// Expects no caller of a session any more.
+    pub(super) fn forget(&mut self, id: &SessionId) {
+        self.expected.remove(id);
+    }
+
+    /// Returns the next caller that has resumed a session, as [`AuthListener::poll`] does.
+    ///
+    /// # Errors
+    /// See [`AuthListener::poll`].
+    pub(super) fn poll_resumed(
+        &mut self,
+        now_ns: u64,
+    ) -> io::Result<Option<(OobStream, SessionId)>> {
+        if self.resumed.is_empty() {
+            self.poll(now_ns)?;
+        }
+        Ok(self.resumed.pop_front())
+    }
+
     fn take_in(&mut self) -> io::Result<()> {
         for _ in 0..BATCH {
             if self.pending.len() >= self.pending_max && !self.make_room() {
@@ -203,26 +234,46 @@ impl AuthListener {
     /// Continues with a caller that has sent something.
     fn hear(&mut self, number: u64) {
         let Some(pending) = self.pending.get_mut(&number) else { return };
+        let Pending { stream, answering, .. } = pending;
         let heard = match &self.proof {
-            Proof::Secret(secret, service) => {
-                pending.answering.poll(secret, *service, &mut pending.stream)
+            Proof::Secret(secret, service) => answering.poll(secret, *service, stream),
+            Proof::Session => {
+                let secret_of = |id: &SessionId| self.expected.get(id).copied();
+                match answering.poll_resumed(secret_of, stream) {
+                    Ok(Some(id)) => return self.resume(number, id),
+                    Ok(None) => Ok(None),
+                    Err(error) => Err(error),
+                }
             }
             Proof::NcclHello => {
-                let waiting = rustix::io::ioctl_fionread(&pending.stream).unwrap_or(0);
+                let waiting = rustix::io::ioctl_fionread(&*stream).unwrap_or(0);
                 Ok((waiting >= QP_INFO_BYTES as u64).then_some(Session::UNKNOWN_PEER))
             }
         };
         match heard {
             Ok(None) => {}
             Ok(Some(session)) => {
-                if let Some(Pending { stream, .. }) = self.remove(number) {
-                    // The call fails only if the descriptor does not exist.
-                    let _ = epoll::delete(&self.epoll, &stream);
+                if let Some(stream) = self.let_in(number) {
                     self.ready.push_back((stream, session));
                 }
             }
             Err(error) => self.turn_away(number, WhyNot::Auth(error)),
         }
+    }
+
+    /// Lets a caller in that has resumed a session.
+    fn resume(&mut self, number: u64, id: SessionId) {
+        if let Some(stream) = self.let_in(number) {
+            self.resumed.push_back((stream, id));
+        }
+    }
+
+    /// Takes the stream of a caller that has proved itself.
+    fn let_in(&mut self, number: u64) -> Option<OobStream> {
+        let Pending { stream, .. } = self.remove(number)?;
+        // The call fails only if the descriptor does not exist.
+        let _ = epoll::delete(&self.epoll, &stream);
+        Some(stream)
     }
 
     fn turn_away_silent(&mut self) {

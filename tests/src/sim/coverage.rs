@@ -68,6 +68,8 @@ kinds! {
         PortGone = "port gone",
         HostSlow = "host slow",
         QpBroken = "QP broken",
+        LineLost = "TCP lost",
+        LineOut = "TCP out",
         RankKilled = "rank killed",
     }
 }

@@ -12,6 +12,7 @@ kinds! {
         MessageSent = "messages sent",
         CommDone = "comms that delivered all messages",
         CommFailed = "comms that failed for a good reason",
+        LineRenewed = "TCP connections made anew",
         Recovery = "sets of queue pairs made after a failure",
         PartDone = "parts of operations that ranks finished",
         RankDone = "ranks that finished all of their parts",

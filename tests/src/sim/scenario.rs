@@ -8,6 +8,7 @@ use invar_core::roce::qp::Tuning;
 use super::{Event, Fault, Link, Outcome, SimNic, State as MachineState, World};
 use crate::duo;
 use crate::model::comm::{End, Op, Remains, Shape, Traffic};
+use crate::pipe::Cable;
 use crate::random::Random;
 
 /// The most time that a request takes with any faults: eight timeouts of 67 ms, and all
@@ -21,6 +22,9 @@ const TIMEOUT: u8 = 14;
 /// retries of the last attempt may have just begun.
 pub(super) const RECOVERY_NS: u64 = 6_000_000_000;
 pub(super) const OUTAGE_NS: u64 = 4_000_000_000;
+
+/// The longest time after which an end learns that its peer has lost their stream.
+const KEEPALIVE_NS: u64 = 1_000_000_000;
 
 /// Runs the history of a seed.
 ///
@@ -44,6 +48,10 @@ struct History {
     outcome: Outcome,
     /// The times at which ports come up again, and their hosts.
     downs: Vec<(u64, usize)>,
+    /// The times at which streams work again, and their comms.
+    outs: Vec<(u64, usize)>,
+    /// The times at which both ends of a stream know that it is broken, and the comms.
+    cuts: Vec<(u64, usize)>,
     /// The number of faults in a million actions.
     fault_ppm: u32,
 }
@@ -51,6 +59,8 @@ struct History {
 struct Comm {
     hosts: [usize; 2],
     state: State,
+    /// The network of the stream beside the queue pairs.
+    cable: Cable,
     /// Whether the comm survives faults that last for less than [`RECOVERY_NS`].
     recovers: bool,
     /// Whether an event has happened after which this comm may fail.
@@ -70,8 +80,10 @@ impl History {
         let (world, nics) = network(&mut random, nhosts, ipv6);
         world.delay_completions(random.pick(&[0, 3_000, 100_000]));
         let fault_ppm = random.pick(&[0, 0, 10_000, 40_000, 150_000]);
-        let (comms, outcome, downs) = (Vec::new(), Outcome::default(), Vec::new());
-        let mut history = History { random, world, nics, comms, outcome, downs, fault_ppm };
+        let (comms, outcome) = (Vec::new(), Outcome::default());
+        let [downs, outs, cuts] = [const { Vec::new() }; 3];
+        let mut history =
+            History { random, world, nics, comms, outcome, downs, outs, cuts, fault_ppm };
         for _ in 0..history.random.below(3) + 1 {
             history.connect(ipv6);
         }
@@ -83,7 +95,9 @@ impl History {
         let ends = [0; 2].map(|_| self.random.chance(500_000));
         let now_ns = self.world.now_ns();
         let comm = &mut self.comms[which];
-        comm.step(&mut self.outcome, |traffic| traffic.check_peers(now_ns, ends).map(|()| false));
+        comm.step(&mut self.outcome, now_ns, |traffic| {
+            traffic.check_peers(now_ns, ends).map(|()| false)
+        });
     }
 
     fn connect(&mut self, ipv6: bool) {
@@ -96,9 +110,13 @@ impl History {
         let recovers = settings.recovery_timeout_ns > 0 && settings.wire == Wire::Invar;
         let message_bytes_max = random.pick(&[64, 3000, 20_000]);
         let shape = Shape { message_bytes_max, cells: 40, prompt: false };
+        let cable = duo.cable.clone();
+        if random.chance(500_000) {
+            cable.set_pieces(random.pick(&[20, 300]));
+        }
         let traffic = Traffic::new([a, b], [settings; 2], duo, shape);
         let state = State::Open(Box::new(traffic));
-        self.comms.push(Comm { hosts, state, recovers, may_fail: false });
+        self.comms.push(Comm { hosts, state, cable, recovers, may_fail: false });
     }
 
     /// Makes one call or causes a fault, and lets a little time pass.
@@ -108,7 +126,9 @@ impl History {
         }
         let which = self.random.below(self.comms.len() as u64) as usize;
         let op = Op::decode(self.random.next().to_le_bytes());
-        self.comms[which].step(&mut self.outcome, |traffic| traffic.apply(op).map(|()| false));
+        let now_ns = self.world.now_ns();
+        let comm = &mut self.comms[which];
+        comm.step(&mut self.outcome, now_ns, |traffic| traffic.apply(op).map(|()| false));
         if self.random.chance(300_000) {
             self.look(which);
         }
@@ -119,7 +139,7 @@ impl History {
 
     fn break_something(&mut self) {
         let host = self.random.below(self.nics.len() as u64) as usize;
-        match self.random.below(10) {
+        match self.random.below(13) {
             // The port is down for less time than all retries take.
             0..=2 => {
                 self.note_fault(Fault::PortDown, host);
@@ -140,6 +160,18 @@ impl History {
                 self.downs.push((until, host));
                 let touched = self.comms.iter_mut().filter(|comm| comm.hosts.contains(&host));
                 touched.for_each(|comm| comm.may_fail |= !comm.recovers);
+                if self.random.chance(500_000) {
+                    // The streams use the same network.
+                    let touched = |which: &usize| self.comms[*which].hosts.contains(&host);
+                    let touched: Vec<usize> = (0..self.comms.len()).filter(touched).collect();
+                    touched.into_iter().for_each(|which| self.take_line_out(which));
+                }
+            }
+            // The stream beside the queue pairs is lost, for one end or for both.
+            10 | 11 => self.lose_line(),
+            12 => {
+                let which = self.random.below(self.comms.len() as u64) as usize;
+                self.take_line_out(which);
             }
             // The port is down for ever.
             8 => {
@@ -164,6 +196,33 @@ impl History {
         }
     }
 
+    /// Breaks the stream of a comm, for one end or for both.
+    fn lose_line(&mut self) {
+        let which = self.random.below(self.comms.len() as u64) as usize;
+        let ends = self.random.pick(&[[true, true], [true, false], [false, true]]);
+        let comm = &mut self.comms[which];
+        self.world.note_fault(Fault::LineLost, comm.machines(&self.world));
+        comm.cable.cut(ends);
+        comm.may_fail |= !comm.recovers;
+        let known_ns = self.world.now_ns() + self.random.below(KEEPALIVE_NS);
+        self.cuts.push((known_ns, which));
+    }
+
+    /// Takes the network of a stream out for some time. The stream may be lost meanwhile.
+    fn take_line_out(&mut self, which: usize) {
+        let comm = &mut self.comms[which];
+        self.world.note_fault(Fault::LineOut, comm.machines(&self.world));
+        comm.cable.set_out(true);
+        let until = self.world.now_ns() + self.random.below(OUTAGE_NS);
+        self.outs.retain(|(_, out)| *out != which);
+        self.outs.push((until, which));
+        if self.random.chance(500_000) {
+            comm.may_fail |= !comm.recovers;
+            let lost_ns = self.world.now_ns() + self.random.below(OUTAGE_NS);
+            self.cuts.push((lost_ns.min(until), which));
+        }
+    }
+
     /// Records a fault that hits a whole host: each end of a comm there.
     fn note_fault(&self, fault: Fault, host: usize) {
         let ends = self.comms.iter().flat_map(|comm| {
@@ -184,6 +243,19 @@ impl History {
             }
             until > now
         });
+        let comms = &self.comms;
+        self.outs.retain(|&(until, which)| {
+            if until <= now {
+                comms[which].cable.set_out(false);
+            }
+            until > now
+        });
+        self.cuts.retain(|&(at, which)| {
+            if at <= now {
+                comms[which].cable.cut([true; 2]);
+            }
+            at > now
+        });
     }
 
     /// Finishes everything that was begun.
@@ -193,7 +265,7 @@ impl History {
         loop {
             for comm in &mut self.comms {
                 let now_ns = self.world.now_ns();
-                comm.step(&mut self.outcome, |traffic| traffic.finish(now_ns));
+                comm.step(&mut self.outcome, now_ns, |traffic| traffic.finish(now_ns));
             }
             if self.comms.iter().all(|comm| matches!(comm.state, State::Over)) {
                 break;
@@ -204,6 +276,9 @@ impl History {
             // Most requests end soon. The others wait for timeouts.
             pause_ns = (pause_ns + pause_ns / 16).min(1_000_000);
         }
+        let renewals = self.comms.iter().map(|comm| comm.cable.renewals() as u64).sum();
+        self.outcome.count(Event::LineRenewed, renewals);
+        [&mut self.outs, &mut self.cuts].into_iter().for_each(Vec::clear);
         // A packet that arrives late meets no receiver and does no harm.
         self.comms.clear();
         self.pass(1_000_000_000);
@@ -274,11 +349,12 @@ impl Comm {
     fn step(
         &mut self,
         outcome: &mut Outcome,
+        now_ns: u64,
         step: impl FnOnce(&mut Traffic<SimNic>) -> Result<bool, invar_core::error::Error>,
     ) {
         let over = match &mut self.state {
             State::Over => return,
-            State::Failed(remains) => remains.finish(),
+            State::Failed(remains) => remains.finish(now_ns),
             State::Open(traffic) => match step(traffic) {
                 Ok(false) => return,
                 Ok(true) => {

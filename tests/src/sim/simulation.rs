@@ -46,6 +46,8 @@ pub const COMMS: Simulation = Simulation {
             Fault::QpBroken,
             &[Machine::Requester, Machine::Responder, Machine::Sender, Machine::Receiver],
         ),
+        (Fault::LineLost, COMM),
+        (Fault::LineOut, COMM),
     ],
     events: &[
         Event::PacketSent,
@@ -54,6 +56,7 @@ pub const COMMS: Simulation = Simulation {
         Event::MessageSent,
         Event::CommDone,
         Event::CommFailed,
+        Event::LineRenewed,
         Event::Recovery,
     ],
 };

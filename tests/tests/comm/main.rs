@@ -14,6 +14,7 @@ mod nccl_wire;
 mod queue_pairs;
 mod raw_peer;
 mod recovery;
+mod recovery_interleavings;
 mod requests;
 mod rig;
 mod sizes;

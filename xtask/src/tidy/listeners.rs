@@ -37,7 +37,7 @@ const DOOR: [&str; 6] = [
 
 /// Every file of the product with a door, and the tests that send strangers there, as files and
 /// functions. A Unix socket lets in only processes of its own user.
-const DOORS: [(&str, &[(&str, &str)]); 9] = [
+const DOORS: [(&str, &[(&str, &str)]); 10] = [
     (
         "invar/src/raw/adapter/attempt.rs",
         &[
@@ -58,6 +58,10 @@ const DOORS: [(&str, &[(&str, &str)]); 9] = [
                 "a_listening_comm_over_tcp_keeps_strangers_off",
             ),
         ],
+    ),
+    (
+        "os-linux/src/tcp/renewal.rs",
+        &[("tests/tests/strangers.rs", "a_door_for_lost_connections_keeps_strangers_off")],
     ),
     (
         "os-linux/src/rendezvous/hub.rs",

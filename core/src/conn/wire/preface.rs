@@ -26,13 +26,13 @@ const RECOVERY: u32 = 1 << 2;
 /// ```text
 /// byte 0            8            12           14         16         20        24         26
 ///      +------------+------------+------------+----------+----------+---------+----------+------+
-///      | sizes_addr | sizes_rkey | fifo_depth | qp_count | features | options | udp_port | zero |
+///      | sizes_addr | sizes_rkey | fifo_depth | qp_count | features | options | udp_port | more |
 ///      +------------+------------+------------+----------+----------+---------+----------+------+
 ///      32    44         48             56            120
 ///      | ece | long mtu | source ports | device name |
 /// ```
 ///
-/// `ece` has three words: vendor, options and mask. The long MTU is one word. The source ports are four
+/// `more` has the renewal port (2 bytes) and 4 zero bytes. `ece` has three words: vendor, options and mask. The long MTU is one word. The source ports are four
 /// UDP ports of two bytes; unused ports are zero.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -44,7 +44,8 @@ pub struct PrefaceBytes {
     features: U32,
     options: U32,
     udp_port: U16,
-    zero: [u8; 6],
+    renewal_port: U16,
+    zero: [u8; 4],
     ece: [U32; 3],
     long_mtu_bytes: U32,
     udp_source_ports: [U16; SourcePorts::MAX],
@@ -76,6 +77,9 @@ pub struct Preface {
     pub ece: Option<Ece>,
     /// Whether this end makes new queue pairs when old ones fail. Both ends must.
     pub recovers: bool,
+    /// TCP port at which the acceptor answers a connector that makes their TCP connection anew; 0 for
+    /// none.
+    pub renewal_port: u16,
     /// Payload bytes of packets longer than any path MTU of the verbs, if this end's NIC and settings
     /// allow them; 0 for none. The two ends agree on the smaller of their values.
     pub long_mtu_bytes: u32,
@@ -110,7 +114,8 @@ impl Preface {
             features: (GROUP_SIZES | ece | recovery).into(),
             options: self.options.bits().into(),
             udp_port: self.udp_port.into(),
-            zero: [0; 6],
+            renewal_port: self.renewal_port.into(),
+            zero: [0; 4],
             sizes_rkey: self.sizes_rkey.into(),
             sizes_addr: self.sizes_addr.into(),
             ece: [vendor_id, options, comp_mask].map(U32::new),
@@ -145,6 +150,7 @@ impl Preface {
             sizes_rkey: b.sizes_rkey.get(),
             ece: (b.features.get() & ECE != 0).then_some(ece),
             recovers: b.features.get() & RECOVERY != 0,
+            renewal_port: b.renewal_port.get(),
             long_mtu_bytes: b.long_mtu_bytes.get(),
             device: decode(&b.device),
         })
@@ -194,6 +200,7 @@ mod tests {
             sizes_rkey: 7,
             ece: (options & 1 != 0).then_some(Ece { vendor_id: 0x15b3, options, comp_mask: 0 }),
             recovers: options & 2 != 0,
+            renewal_port: qp_count,
             long_mtu_bytes: options >> 4,
             device: heapless::String::try_from(device).unwrap(),
         }

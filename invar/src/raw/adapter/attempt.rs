@@ -48,7 +48,15 @@ pub(super) fn listen<N: SharedNic>(
     let listener = AuthListener::with_handle(addr, ports, settings.wire, service, key);
     let (callers, handle) = listener.map_err(failed)?;
     let callers = Mutex::new(callers);
-    Ok(Box::new(Listening { callers, handle, settings, wrap, pd: pd.clone(), nic: nic.clone() }))
+    Ok(Box::new(Listening {
+        callers,
+        handle,
+        ports,
+        settings,
+        wrap,
+        pd: pd.clone(),
+        nic: nic.clone(),
+    }))
 }
 
 /// Connects a NIC to the address in a handle.
@@ -80,6 +88,7 @@ pub(super) fn connect<N: SharedNic>(
 struct Listening<N: SharedNic> {
     callers: Mutex<AuthListener>,
     handle: Handle,
+    ports: PortRange,
     settings: conn::CommSettings,
     wrap: WrapRecv<N>,
     pd: N::Pd,
@@ -95,7 +104,10 @@ impl<N: SharedNic> Listen for Listening<N> {
         let failed = |error| Error::io("accepting a connection", error);
         let now_ns = now_ns();
         let caller = self.callers.lock().unwrap_or_else(PoisonError::into_inner).poll(now_ns);
-        let Some((stream, session)) = caller.map_err(failed)? else { return Ok(None) };
+        let Some((mut stream, session)) = caller.map_err(failed)? else { return Ok(None) };
+        if self.settings.recovery_timeout_ns > 0 && self.settings.wire == Wire::Invar {
+            stream.answer_renewals(self.ports);
+        }
         let (nic, pd) = (towards_peer(&self.nic, &stream), self.pd.clone());
         let side = Acceptor::new(nic.clone(), pd, stream, session, self.settings, now_ns);
         Ok(Some(Box::new(Trying { side, wrap: self.wrap, nic })))

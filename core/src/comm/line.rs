@@ -1,0 +1,163 @@
+//! The line: the stream beside the queue pairs, which is made anew where it is lost.
+//!
+//! The kernel gives a TCP connection up when the network is out for some time, though the peer lives. Then
+//! the end that called calls again ([`Stream::renew`]), and both ends send the messages again that the
+//! other may not have. The queue pairs need no line and go on meanwhile.
+//!
+//! Whether the peer lives: a peer that closes its end, or dies, ends the stream in order
+//! ([`StreamError::Closed`]), or its host refuses the next call. Both are errors at once.
+
+use super::control::{Control, ControlReader, ControlWriter};
+use crate::auth::Session;
+use crate::conn::stage::Side;
+use crate::conn::{Stream, StreamError};
+use crate::error::{Error, LineError};
+
+/// Time for a connector to call again after somebody has reset the connection. A connector that lives and
+/// has a network learns of the reset at once.
+const RESET_NS: u64 = 2_000_000_000;
+
+/// The stream of a comm, with its messages.
+pub(super) struct Line<S> {
+    pub(super) stream: S,
+    side: Side,
+    /// Whether the stream can be made anew.
+    is_renewable: bool,
+    /// Whether this end calls the peer. Then the peer may have given up this stream for the new one.
+    is_calling: bool,
+    loss: Option<Loss>,
+    reader: ControlReader,
+    writer: ControlWriter,
+}
+
+/// What has changed about a line.
+pub(super) enum LineNews {
+    None,
+    /// The stream is lost.
+    Lost(StreamError),
+    /// The stream was made anew.
+    Renewed {
+        /// Whether the old one was lost.
+        was_lost: bool,
+    },
+}
+
+/// The loss of a stream.
+struct Loss {
+    error: StreamError,
+    /// The time at which the loss was seen.
+    since_ns: Option<u64>,
+}
+
+impl<S: Stream> Line<S> {
+    /// A line over the stream of the handshake. If `peer_port` is given, both ends make the stream anew.
+    pub(super) fn new(
+        mut stream: S,
+        side: Side,
+        session: &Session,
+        peer_port: Option<u16>,
+    ) -> Self {
+        let is_renewable =
+            peer_port.is_some_and(|port| stream.prepare_renewal(side, session, port));
+        let (reader, writer) = (ControlReader::new(), ControlWriter::new());
+        Line { stream, side, is_renewable, is_calling: false, loss: None, reader, writer }
+    }
+
+    /// Sends a message, now or over the next stream.
+    pub(super) fn send(&mut self, message: &Control) {
+        self.writer.put(message, self.reader.next());
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        if self.loss.is_none() {
+            self.writer.flush(&mut self.stream);
+        }
+    }
+
+    /// Returns the next message that has arrived completely. A stream that is lost has none. `qps` is the
+    /// number of the peer's queue pairs.
+    ///
+    /// # Errors
+    /// [`Error::PeerClosed`] if the peer has closed its end. Another error for bytes that are no message.
+    pub(super) fn recv(&mut self, qps: u16) -> Result<Option<Control>, Error> {
+        loop {
+            self.flush();
+            if self.loss.is_some() {
+                return Ok(None);
+            }
+            match self.reader.recv(&mut self.stream, qps) {
+                Ok(Some(message)) => {
+                    self.writer.acknowledged(self.reader.heard())?;
+                    return Ok(Some(message));
+                }
+                Err(Error::PeerClosed(error)) if self.is_renewable => self.lose(error)?,
+                ended => return ended,
+            }
+        }
+    }
+
+    /// Handles the end of the stream.
+    fn lose(&mut self, error: StreamError) -> Result<(), Error> {
+        let is_in_order = error == StreamError::Closed && !self.is_calling;
+        if is_in_order {
+            // A connector closes its old stream after it has called again.
+            let is_new = self.side == Side::Acceptor && self.stream.renew() == Ok(true);
+            if !is_new {
+                return Err(Error::PeerClosed(error));
+            }
+            self.renewed();
+        } else {
+            self.loss = Some(Loss { error, since_ns: None });
+        }
+        Ok(())
+    }
+
+    /// Makes the stream anew if it is lost, or if `is_urgent`: the peer should have answered. The line may be
+    /// lost for `patience_ns`.
+    ///
+    /// # Errors
+    /// [`Error::PeerClosed`] if the peer lives no more, [`Error::Line`] if the time is over.
+    pub(super) fn mend(
+        &mut self,
+        now_ns: u64,
+        is_urgent: bool,
+        patience_ns: u64,
+    ) -> Result<LineNews, Error> {
+        let is_due = self.side == Side::Acceptor || self.loss.is_some() || self.is_calling;
+        if !self.is_renewable || !(is_due || is_urgent) {
+            return Ok(LineNews::None);
+        }
+        match self.stream.renew() {
+            Ok(true) => {
+                let was_lost = self.loss.is_some();
+                self.renewed();
+                return Ok(LineNews::Renewed { was_lost });
+            }
+            Ok(false) => self.is_calling = self.side == Side::Connector,
+            Err(error) => return Err(Error::PeerClosed(error)),
+        }
+        let Some(Loss { error, since_ns }) = &mut self.loss else {
+            return Ok(LineNews::None);
+        };
+        let Some(since_ns) = *since_ns else {
+            *since_ns = Some(now_ns);
+            return Ok(LineNews::Lost(*error));
+        };
+        let lost_ns = now_ns.saturating_sub(since_ns);
+        let is_reset = error.is_reset() && self.side == Side::Acceptor;
+        if lost_ns < if is_reset { RESET_NS.min(patience_ns) } else { patience_ns } {
+            return Ok(LineNews::None);
+        }
+        let lost_ms = (lost_ns / 1_000_000) as u32;
+        Err(Error::Line(LineError { error: *error, lost_ms, side: self.side }))
+    }
+
+    /// Goes on over a new stream.
+    fn renewed(&mut self) {
+        self.reader.renewed();
+        self.writer.renewed();
+        (self.is_calling, self.loss) = (false, None);
+        self.flush();
+    }
+}
