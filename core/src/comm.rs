@@ -21,6 +21,7 @@ mod route;
 mod send;
 mod send_buf;
 mod sizes;
+mod watch;
 mod work;
 
 pub use closing::Closing;

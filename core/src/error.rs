@@ -12,7 +12,7 @@ use core::fmt;
 
 pub use completion::{CompletionError, hint, status_name};
 pub use line::LineError;
-pub use recovery::RecoveryError;
+pub use recovery::{RecoveryError, Suspicion};
 pub use report::{Ends, Report};
 
 use crate::auth::AuthError;

@@ -212,6 +212,12 @@ pub trait Nic {
     fn check(&self, _qp: &Self::Qp) -> Result<(), NicError> {
         Ok(())
     }
+    /// Counts the reports of the device after which queue pairs may carry nothing any more: the port went
+    /// down, or its GIDs changed. After a report the protocol looks at the port, and replaces the queue
+    /// pairs if they are of no more use.
+    fn port_changes(&self) -> u32 {
+        0
+    }
     /// Recent reports of the device about the port. The protocol asks for them when a connection has
     /// ended.
     fn notices(&self) -> PortNotices {

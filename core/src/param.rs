@@ -266,6 +266,9 @@ params! {
     /// connection, as it does if the peer has 0, or on NCCL 2.14's wire.
     INVAR_RECOVERY_TIMEOUT_MS => recovery_timeout_ms: u32 = "60000", int(0, 86_400_000),
         unit: "ms";
+    /// A connection replaces its queue pairs if nothing is acknowledged for this time and the peer says twice
+    /// that nothing has come. Long messages get more time. 0: only the device's own reports count.
+    INVAR_SUSPECT_AFTER_MS => suspect_after_ms: u32 = "500", int(0, 86_400_000), unit: "ms";
     /// Each rank writes to this file what each message over the network waited for, as a trace for Chrome
     /// and Perfetto. `%r` stands for the rank, which otherwise follows the name. Links are slower with
     /// it, and messages in shared memory are not traced.

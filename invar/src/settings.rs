@@ -306,6 +306,7 @@ fn conn_settings(params: &Params<'_>, program: conn::CommSettings) -> conn::Comm
         },
         timeout_ns: u64::from(params.connect_timeout_ms) * 1_000_000,
         recovery_timeout_ns: u64::from(params.recovery_timeout_ms) * 1_000_000,
+        suspect_after_ns: u64::from(params.suspect_after_ms) * 1_000_000,
         ..program
     }
 }

@@ -50,6 +50,8 @@ struct Net {
     ipv6: bool,
     tuning: Tuning,
     completion_delay_ns_max: u64,
+    /// Whether devices report that their port went down.
+    reports_ports: bool,
     coverage: Coverage,
     /// The queue pair that sends to a queue pair. Both have the numbers of their host and of their own.
     peers: HashMap<(usize, u32), (usize, u32)>,
@@ -61,6 +63,8 @@ struct Host {
     /// The time that the host takes to handle a packet. `queue_packets_max` packets may wait meanwhile.
     service_ns: u64,
     queue_packets_max: usize,
+    /// The number of times that the port went down.
+    downs: u32,
     /// The completions that no poll returns yet, by completion queue, each with the time from which polls
     /// return it.
     unseen: HashMap<u32, VecDeque<(u64, Wc)>>,
@@ -79,6 +83,7 @@ impl World {
             ipv6,
             tuning,
             completion_delay_ns_max: 0,
+            reports_ports: false,
             coverage: Coverage::default(),
             peers: HashMap::new(),
         })))
@@ -105,7 +110,8 @@ impl World {
         net.wire.add_host(ip);
         let queue = VecDeque::new();
         let unseen = HashMap::new();
-        net.hosts.push(Host { device, mtu, service_ns, queue_packets_max, unseen, queue });
+        let host = Host { device, mtu, service_ns, queue_packets_max, downs: 0, unseen, queue };
+        net.hosts.push(host);
         drop(net);
         SimNic::new(self.clone(), number)
     }
@@ -118,7 +124,14 @@ impl World {
     /// Sets a port up or down. A port that is down takes and sends no packets. Packets that it took
     /// before still reach the device.
     pub fn set_up(&self, host: usize, up: bool) {
-        self.net().wire.set_up(host, up);
+        let net = &mut *self.net();
+        net.wire.set_up(host, up);
+        net.hosts[host].downs += u32::from(!up);
+    }
+
+    /// Lets devices report that their port went down.
+    pub fn report_ports(&self) {
+        self.net().reports_ports = true;
     }
 
     /// Lets polls return each completion up to `ns` later than it came about.

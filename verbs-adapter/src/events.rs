@@ -1,8 +1,9 @@
 //! Asynchronous events of a device (`ibv_get_async_event`). One thread per open device waits for them.
 //!
 //! An event on a queue pair or completion queue is recorded with that object. A fatal event is recorded
-//! with the device. A caller that waits on a connection checks these records (`Nic::check`). An event on
-//! the port ends nothing; reports of a failed connection mention it (`Nic::notices`). The thread logs
+//! with the device. A caller that waits on a connection checks these records (`Nic::check`). After an event on
+//! the port, connections look whether their queue pairs still have a port (`Nic::port_changes`), and reports
+//! of a failed connection mention the event (`Nic::notices`). The thread logs
 //! every event.
 
 use std::ffi::{CStr, c_int};
@@ -43,6 +44,8 @@ pub(crate) struct News {
     pub(crate) fate: Fate,
     port_num: u8,
     port: Mutex<PortTimes>,
+    /// The number of events after which the port may be of no more use.
+    changes: AtomicU32,
 }
 
 /// The times of the port's last events.
@@ -56,7 +59,12 @@ struct PortTimes {
 impl News {
     /// Makes an empty record for a device that is opened for one of its ports.
     pub(crate) fn new(port_num: u8) -> Self {
-        News { fate: Fate::default(), port_num, port: Mutex::default() }
+        News { fate: Fate::default(), port_num, port: Mutex::default(), changes: AtomicU32::new(0) }
+    }
+
+    /// Returns the number of events after which the port may be of no more use.
+    pub(crate) fn port_changes(&self) -> u32 {
+        self.changes.load(Ordering::Relaxed)
     }
 
     /// Returns the recent events of the port.
@@ -85,6 +93,9 @@ impl News {
             _ => return,
         };
         *time = Some(Instant::now());
+        if event_type != IBV_EVENT_PORT_ACTIVE {
+            self.changes.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -215,8 +226,8 @@ impl Watch {
                 self.news.note_port(port_num, event.event_type);
                 match event.event_type {
                     IBV_EVENT_PORT_ERR => log::warn!(
-                        "{name}: {text}, port {port_num}: what is under way waits for the link, \
-                         and fails when its retries are used up"
+                        "{name}: {text}, port {port_num}: connections wait for the link, if \
+                         they recover (INVAR_RECOVERY_TIMEOUT_MS)"
                     ),
                     IBV_EVENT_GID_CHANGE => log::warn!("{name}: {text}, port {port_num}"),
                     _ => log::info!("{name}: {text}, port {port_num}"),

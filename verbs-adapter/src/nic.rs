@@ -271,6 +271,10 @@ impl Nic for VerbsNic {
         }
     }
 
+    fn port_changes(&self) -> u32 {
+        self.0.context.news().port_changes()
+    }
+
     fn notices(&self) -> PortNotices {
         self.0.context.news().notices()
     }

@@ -11,8 +11,9 @@ use super::fast::Fast;
 use super::line::Line;
 use super::recovery::Recovery;
 use super::route::Route;
+use super::watch::{Rows, Verdict, Watch, patience_ns};
 use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs};
-use crate::error::{CompletionError, Ends, Error, Report};
+use crate::error::{CompletionError, Ends, Error, Report, Suspicion};
 use crate::nic::{Nic, NicError, PollError, Refusal, Refused, Wc, WcStatus};
 use crate::request::{Progress, RequestRing};
 
@@ -68,6 +69,9 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     /// The number of rows that have arrived, if the peer has closed and said so.
     pub(super) rows_done: Option<u64>,
     pub(super) recovery: Recovery,
+    pub(super) watch: Watch,
+    /// The number of reports about the port that were heeded.
+    port_changes: u32,
     pub(super) ends: Ends,
     pub(super) pending: Option<Exchange>,
 }
@@ -76,6 +80,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     pub(super) fn new(parts: Parts<N, S>, reqs: RequestRing<T, REQS>, route: R) -> Self {
         let Parts { verbs, stream, ends, pending, peer } = parts;
         let peer_port = peer.filter(|peer| peer.recovers).map(|peer| peer.renewal_port);
+        let port_changes = verbs.nic.port_changes();
         let line = Line::new(stream, verbs.side, &verbs.session, peer_port);
         Base {
             reqs,
@@ -90,6 +95,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             line,
             rows_done: None,
             recovery: Recovery::new(peer_port.is_some()),
+            watch: Watch::default(),
+            port_changes,
             ends,
             pending,
         }
@@ -302,7 +309,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let error = CompletionError { status, qpn, vendor_err, timeout, retry_cnt, port_trouble };
         let is_open = matches!(self.gate, Gate::Open | Gate::Group);
         if is_open && self.recovery.may_help(&error) {
-            return self.suspect(Some(error));
+            info!("{}", self.report(Error::Completion(error)));
+            return self.suspect(Suspicion::Completion(error.status));
         }
         // A peer that has closed may have reported over the stream that all messages have arrived.
         let _ = self.hear();
@@ -317,6 +325,22 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             Gate::Failed => self.refuse(),
             Gate::Closed if self.reqs.at(token).is_cut_short(token) => self.refuse(),
             _ => self.fail(Error::UnknownRequest(token)),
+        }
+    }
+
+    /// Asks the peer about rows that make no progress, or suspects the queue pairs. `seen_counts` says whether
+    /// rows that the peer has seen await nothing more.
+    pub(super) fn watch(&mut self, now_ns: u64, rows: Rows, seen_counts: bool) {
+        let CommSettings { suspect_after_ns, .. } = self.verbs.settings;
+        let is_open = matches!(self.gate, Gate::Open | Gate::Group);
+        if !is_open || !self.recovery.is_agreed() || suspect_after_ns == 0 {
+            return;
+        }
+        let patience_ns = patience_ns(suspect_after_ns, rows.bytes, self.verbs.port.speed_mbps);
+        match self.watch.look(now_ns, rows, seen_counts, patience_ns) {
+            Verdict::Fine => {}
+            Verdict::Ask => self.line.send(&Control::Ask { rows: rows.said }),
+            Verdict::Suspect => self.suspect(Suspicion::Silence),
         }
     }
 
@@ -337,10 +361,17 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             Gate::Closed | Gate::Failed => return Err(self.refuse()),
             Gate::Open | Gate::Group => {}
         }
+        if self.recovery.is_agreed() && self.port_changes != self.verbs.nic.port_changes() {
+            self.port_changes = self.verbs.nic.port_changes();
+            if let Some(trouble) = self.verbs.port_trouble() {
+                self.suspect(Suspicion::Port(trouble));
+                return Ok(());
+            }
+        }
         let heard = self.mend_line(now_ns, false).and_then(|()| self.hear());
         let error = match heard {
             Ok(()) if self.recovery.is_behind() => {
-                self.suspect(None);
+                self.suspect(Suspicion::Peer);
                 return Ok(());
             }
             Ok(()) => return Ok(()),

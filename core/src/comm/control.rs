@@ -4,6 +4,7 @@
 //!   be lost, and once the receiver's process has ended, nobody repeats that acknowledge. The kernel
 //!   still delivers the stream.
 //! - The two ends make new queue pairs after a failure; see [`super::recovery`].
+//! - An end whose rows make no progress asks which of them have come; see [`super::watch`].
 //! - An end whose comm has failed says so, because its peer may wait for new queue pairs.
 //!
 //! Messages are numbered, and each message says how many of the peer's have arrived. So no message is lost
@@ -68,6 +69,9 @@ const CLOSE: [u8; 8] = *b"\x89CLOSE\r\n";
 const REPORT: [u8; 8] = *b"\x89AGAIN\r\n";
 const READY: [u8; 8] = *b"\x89READY\r\n";
 const FAILED: [u8; 8] = *b"\x89ENDED\r\n";
+const ASK: [u8; 8] = *b"\x89WHERE\r\n";
+const SEEN: [u8; 8] = *b"\x89SEEN!\r\n";
+const ALL: [[u8; 8]; 6] = [CLOSE, REPORT, READY, FAILED, ASK, SEEN];
 
 /// A message of one end to the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +83,10 @@ pub(super) enum Control {
     Report(Report),
     /// This end's queue pairs of attempt `attempt` send and receive.
     Ready { attempt: u32 },
+    /// This end has sent or posted so many rows. Which of them have come?
+    Ask { rows: u64 },
+    /// So many rows of the peer have come, as far as it has asked.
+    Seen { rows: u64 },
     /// This end's comm has failed.
     Failed,
 }
@@ -96,7 +104,7 @@ pub(super) struct Report {
 }
 
 /// Bytes that a writer keeps: a message that is half sent, a report, and the short messages after it.
-const KEPT_BYTES_MAX: usize = 2 * REPORT_BYTES + 4 * HEAD_BYTES;
+const KEPT_BYTES_MAX: usize = 2 * REPORT_BYTES + 8 * HEAD_BYTES;
 
 /// Sends messages over the stream of a comm, and keeps those that the peer may not have.
 pub(super) struct ControlWriter {
@@ -136,6 +144,8 @@ impl ControlWriter {
             Control::Close { rows_done } => (CLOSE, *rows_done),
             Control::Report(report) => (REPORT, report.attempt.into()),
             Control::Ready { attempt } => (READY, (*attempt).into()),
+            Control::Ask { rows } => (ASK, *rows),
+            Control::Seen { rows } => (SEEN, *rows),
             Control::Failed => (FAILED, 0),
         };
         let head =
@@ -260,7 +270,7 @@ impl ControlReader {
                 Err(error) => return Err(Error::PeerClosed(error)),
             }
             let magic = &self.bytes[..self.got.min(CLOSE.len())];
-            if ![CLOSE, REPORT, READY, FAILED].iter().any(|known| known.starts_with(magic)) {
+            if !ALL.iter().any(|known| known.starts_with(magic)) {
                 return Err(Error::Unexpected);
             }
         }
@@ -289,6 +299,8 @@ impl ControlReader {
                 let rows = body.rows.get();
                 Control::Report(Report { attempt: attempt()?, rows, preface, info })
             }
+            ASK => Control::Ask { rows: value },
+            SEEN => Control::Seen { rows: value },
             FAILED => Control::Failed,
             _ => return Err(Error::Unexpected),
         }))
@@ -369,6 +381,8 @@ mod tests {
             any::<u64>().prop_map(|rows_done| Control::Close { rows_done }),
             any::<u32>().prop_map(|attempt| Control::Ready { attempt }),
             Just(Control::Failed),
+            any::<u64>().prop_map(|rows| Control::Ask { rows }),
+            any::<u64>().prop_map(|rows| Control::Seen { rows }),
             (any::<u32>(), any::<u64>()).prop_map(|(attempt, rows)| report(attempt, rows, 3)),
         ]
     }
@@ -440,9 +454,9 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..2000), head in 0..5) {
+        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..2000), head in 0..7) {
             let mut stream = Slow { bytes: heapless::Deque::new(), credit: 700 };
-            let head = [&CLOSE[..], &REPORT, &READY, &FAILED, &[]][head as usize];
+            let head = [&CLOSE[..], &REPORT, &READY, &FAILED, &ASK, &SEEN, &[]][head as usize];
             head.iter().chain(&bytes).for_each(|byte| stream.bytes.push_back(*byte).unwrap());
             let mut reader = ControlReader::new();
             while let Ok(Some(_)) = reader.recv(&mut stream, 128) {}

@@ -26,6 +26,8 @@ pub(super) struct Line<S> {
     /// Whether this end calls the peer. Then the peer may have given up this stream for the new one.
     is_calling: bool,
     loss: Option<Loss>,
+    /// The number of the message that was awaited when the line was looked at last, and the time since then.
+    heard: (u64, u64),
     reader: ControlReader,
     writer: ControlWriter,
 }
@@ -60,13 +62,29 @@ impl<S: Stream> Line<S> {
         let is_renewable =
             peer_port.is_some_and(|port| stream.prepare_renewal(side, session, port));
         let (reader, writer) = (ControlReader::new(), ControlWriter::new());
-        Line { stream, side, is_renewable, is_calling: false, loss: None, reader, writer }
+        Line {
+            stream,
+            side,
+            is_renewable,
+            is_calling: false,
+            loss: None,
+            heard: (0, 0),
+            reader,
+            writer,
+        }
     }
 
     /// Sends a message, now or over the next stream.
     pub(super) fn send(&mut self, message: &Control) {
         self.writer.put(message, self.reader.next());
         self.flush();
+    }
+
+    /// The times since the peer was heard of last, and since the stream was lost, if it is.
+    pub(super) fn silence_ns(&self, now_ns: u64) -> (u64, Option<u64>) {
+        let lost_ns = self.loss.as_ref().map(|loss| loss.since_ns.unwrap_or(now_ns));
+        let since = |at_ns: u64| now_ns.saturating_sub(at_ns);
+        (since(self.heard.1), lost_ns.map(since))
     }
 
     fn flush(&mut self) {
@@ -117,19 +135,24 @@ impl<S: Stream> Line<S> {
     /// lost for `patience_ns`.
     ///
     /// # Errors
-    /// [`Error::PeerClosed`] if the peer lives no more, [`Error::Line`] if the time is over.
+    /// [`Error::PeerClosed`] if the peer lives no more or has reset the stream, [`Error::Line`] if the time is
+    /// over.
     pub(super) fn mend(
         &mut self,
         now_ns: u64,
         is_urgent: bool,
         patience_ns: u64,
     ) -> Result<LineNews, Error> {
+        if self.heard.0 != self.reader.next() || self.heard.1 == 0 {
+            self.heard = (self.reader.next(), now_ns);
+        }
         let is_due = self.side == Side::Acceptor || self.loss.is_some() || self.is_calling;
         if !self.is_renewable || !(is_due || is_urgent) {
             return Ok(LineNews::None);
         }
         match self.stream.renew() {
             Ok(true) => {
+                self.heard.1 = now_ns;
                 let was_lost = self.loss.is_some();
                 self.renewed();
                 return Ok(LineNews::Renewed { was_lost });
@@ -148,6 +171,9 @@ impl<S: Stream> Line<S> {
         let is_reset = error.is_reset() && self.side == Side::Acceptor;
         if lost_ns < if is_reset { RESET_NS.min(patience_ns) } else { patience_ns } {
             return Ok(LineNews::None);
+        }
+        if is_reset {
+            return Err(Error::PeerClosed(*error));
         }
         let lost_ms = (lost_ns / 1_000_000) as u32;
         Err(Error::Line(LineError { error: *error, lost_ms, side: self.side }))

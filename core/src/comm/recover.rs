@@ -6,7 +6,7 @@ use super::line::LineNews;
 use super::recovery::RecoveryStage;
 use super::route::Route;
 use crate::conn::{CommSettings, Peer, Stream};
-use crate::error::{CompletionError, Error, RecoveryError};
+use crate::error::{Error, RecoveryError, Suspicion};
 use crate::mutant::{Mutant, is_planted};
 use crate::nic::{Nic, NicError, Verb};
 use crate::roce::qp::ack_timeout_ns;
@@ -33,19 +33,20 @@ pub(super) enum Recovering {
 }
 
 impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R, T, REQS> {
-    /// Begins a recovery because of this end's error, or because the peer asks for it.
+    /// Begins a recovery because of a suspicion.
     #[cold]
-    pub(super) fn suspect(&mut self, cause: Option<CompletionError>) {
+    pub(super) fn suspect(&mut self, why: Suspicion) {
         // While a network is down, attempt follows attempt. The log names fewer and fewer of them.
-        let is_told = self.recovery.trouble.attempts.is_power_of_two();
-        match cause {
-            Some(error) if is_told || self.recovery.trouble.attempts == 0 => {
-                warn!("{}; new queue pairs will be made", self.report(Error::Completion(error)));
-            }
-            _ => info!("{}: the peer or a later error asks for new queue pairs", self.ends),
+        let attempts = self.recovery.trouble.attempts;
+        if why != Suspicion::Peer && (attempts == 0 || attempts.is_power_of_two()) {
+            warn!("{}: {why}; new queue pairs will be made", self.ends);
+        } else {
+            info!("{}: {why}; new queue pairs will be made", self.ends);
         }
-        let Self { recovery, gate, resume, .. } = self;
-        (recovery.cause, recovery.stage) = (cause, RecoveryStage::Suspected);
+        let Self { recovery, gate, resume, watch, .. } = self;
+        watch.restart();
+        recovery.stage = RecoveryStage::Suspected;
+        recovery.cause = why;
         *resume = core::mem::replace(gate, Gate::Recovering);
     }
 
@@ -76,7 +77,8 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                     // Some NICs take four times as long to give up a peer.
                     let short_ns =
                         4 * (1 + u64::from(retry_cnt)) * ack_timeout_ns(timeout).unwrap_or(0);
-                    self.recovery.trouble.begin(now_ns, short_ns + SECOND_NS);
+                    let cause = self.recovery.cause;
+                    self.recovery.trouble.begin(now_ns, short_ns + SECOND_NS, cause);
                     self.recovery.awaited = match is_planted(Mutant::NoFence) {
                         true => 0,
                         false => self.verbs.fence() + self.route.fence(&self.verbs.nic),
@@ -98,7 +100,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                     }
                     let silence = NicError::new(Verb::PollCq, 0, NO_ANSWER);
                     self.give_up_if_late(now_ns, silence)?;
-                    self.recovery.count_attempt();
+                    self.recovery.count_attempt(now_ns);
                     self.recovery.stage = RecoveryStage::Stopped;
                 }
                 RecoveryStage::Stopped => {
@@ -198,15 +200,20 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
 
     /// Fails the comm if it has not worked for too long. `error` is the fault of the last attempt.
     fn give_up_if_late(&mut self, now_ns: u64, error: NicError) -> Result<(), Failed> {
-        let Self { recovery, verbs, .. } = self;
+        let Self { recovery, verbs, line, .. } = self;
         let waited_ns = recovery.trouble.waited_ns(now_ns);
         if waited_ns < verbs.settings.recovery_timeout_ns {
             return Ok(());
         }
+        let (heard_ns, lost_ns) = line.silence_ns(now_ns);
+        let ms = |ns: u64| (ns / 1_000_000) as u32;
         let error = RecoveryError {
-            cause: recovery.cause.map(|error| error.status),
+            cause: recovery.trouble.cause.unwrap_or(recovery.cause),
             attempts: recovery.trouble.attempts,
-            waited_ms: (waited_ns / 1_000_000) as u32,
+            waited_ms: ms(waited_ns),
+            attempt_ms: ms(now_ns.saturating_sub(recovery.trouble.attempt_ns)),
+            heard_ms: ms(heard_ns),
+            line_lost_ms: lost_ns.map(ms),
             verb: error.verb,
             errno: error.errno,
             trouble: error.cause,
@@ -249,11 +256,13 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     /// [`Error::PeerClosed`] after a close notice or at the end of the stream, [`Error::PeerFailed`], or
     /// another error for any other bytes.
     pub(super) fn hear(&mut self) -> Result<(), Error> {
-        let Self { line, recovery, verbs, rows_done, .. } = self;
+        let Self { line, recovery, watch, verbs, rows_done, .. } = self;
         while let Some(message) = line.recv(verbs.qp_count())? {
             match message {
                 Control::Report(report) => recovery.heard(report)?,
                 Control::Ready { attempt } => recovery.heard_ready(attempt)?,
+                Control::Ask { rows } => watch.question = Some(rows),
+                Control::Seen { rows } => watch.heard(rows),
                 Control::Failed => return Err(Error::PeerFailed),
                 Control::Close { rows_done: rows } => {
                     *rows_done = Some(rows);

@@ -23,7 +23,7 @@
 
 use super::control::Report;
 use crate::conn::FENCE;
-use crate::error::{CompletionError, Error};
+use crate::error::{CompletionError, Error, Suspicion};
 use crate::mutant::{Mutant, is_planted};
 use crate::nic::{Wc, WcStatus};
 
@@ -46,8 +46,8 @@ pub(super) struct Recovery {
     pub(super) peer: Option<Report>,
     /// The latest attempt for which the peer is ready.
     pub(super) peer_ready: u32,
-    /// This end's error, if it has seen one.
-    pub(super) cause: Option<CompletionError>,
+    /// The reason for the recovery.
+    pub(super) cause: Suspicion,
     /// The completions of the fence that are still awaited, and the time until which to wait for them.
     pub(super) awaited: u32,
     pub(super) drained_by_ns: u64,
@@ -70,6 +70,10 @@ pub(super) struct Trouble {
     /// The rows of both ends when it worked again.
     pub(super) rows: [u64; 2],
     pub(super) attempts: u32,
+    /// The reason for which the connection stopped working.
+    pub(super) cause: Option<Suspicion>,
+    /// The time of the last attempt.
+    pub(super) attempt_ns: u64,
 }
 
 /// The position of a recovery.
@@ -105,7 +109,7 @@ impl Recovery {
             attempt: 0,
             peer: None,
             peer_ready: 0,
-            cause: None,
+            cause: Suspicion::Peer,
             awaited: 0,
             drained_by_ns: 0,
             not_before_ns: 0,
@@ -179,10 +183,11 @@ impl Recovery {
     }
 
     /// Takes the next number: that of the peer's attempt, if the peer is ahead.
-    pub(super) fn count_attempt(&mut self) {
+    pub(super) fn count_attempt(&mut self, now_ns: u64) {
         let peer = self.peer.as_ref().map_or(0, |report| report.attempt);
         self.attempt = peer.max(self.attempt.saturating_add(1));
         self.trouble.attempts = self.trouble.attempts.saturating_add(1);
+        self.trouble.attempt_ns = now_ns;
     }
 
     /// Ends the recovery: the connection works again.
@@ -218,10 +223,10 @@ impl Recovery {
 impl Trouble {
     /// Notes that the connection has stopped working. The trouble goes on if the connection has worked
     /// only for a short time.
-    pub(super) fn begin(&mut self, now_ns: u64, short_ns: u64) {
+    pub(super) fn begin(&mut self, now_ns: u64, short_ns: u64, cause: Suspicion) {
         let is_new = now_ns.saturating_sub(self.resumed_ns) > short_ns;
         if is_new || self.began_ns.is_none() {
-            (self.began_ns, self.attempts) = (Some(now_ns), 0);
+            (self.began_ns, self.attempts, self.cause) = (Some(now_ns), 0, Some(cause));
         }
     }
 

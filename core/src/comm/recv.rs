@@ -222,7 +222,10 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// # Errors
     /// [`Error::PeerClosed`] if the peer has closed. Requests that are complete can still be tested.
     pub fn check_peer(&mut self, now_ns: u64) -> Result<(), Error> {
-        let checked = self.base.check_peer(now_ns).and_then(|()| self.recover(now_ns));
+        let checked = self.base.check_peer(now_ns).and_then(|()| {
+            self.watch(now_ns);
+            self.recover(now_ns)
+        });
         checked.map_err(|failed| {
             // No peer is left that could send.
             self.base.reqs.cut_short();
@@ -267,7 +270,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     fn rows_arrived(&mut self) -> u64 {
         let (posted, depth) = (self.rows_posted(), self.depth as u64);
         let Base { reqs, route, .. } = &mut self.base;
-        route.rows_arrived(reqs, posted, depth)
+        route.rows_arrived(reqs, posted.saturating_sub(depth)..posted, depth)
     }
 
     /// The number of receives posted.

@@ -1,6 +1,7 @@
 //! Assigns each completion to its request, and defines the data stored beside each request's key.
 
 use core::hint::cold_path;
+use core::ops::Range;
 
 use static_assertions::assert_eq_size;
 
@@ -130,17 +131,18 @@ pub(super) struct Arrivals<N: Nic> {
 }
 
 impl<N: Nic> Arrivals<N> {
-    /// The number of posted rows that have arrived. Rows arrive in order.
+    /// The number of rows that have arrived, of which `rows` are those that may not have. Rows arrive in
+    /// order.
     ///
     /// A row in which the write of its slots is signaled awaits one completion more, which says nothing
     /// about the row's arrival.
     pub(super) fn rows_arrived(
         &self,
         reqs: &mut RequestRing<Receiving, ROWS>,
-        posted: u64,
+        mut rows: Range<u64>,
         depth: u64,
     ) -> u64 {
-        let mut rows = posted.saturating_sub(depth)..posted;
+        let posted = rows.end;
         let is_awaited = |row: &u64| {
             let is_unwritten = row.is_multiple_of(depth) && row / depth >= self.turns_written;
             reqs.at((row % depth) as u32).awaited() > i32::from(is_unwritten)
@@ -193,7 +195,7 @@ impl<N: Nic> Route<N, Receiving, ROWS> for Arrivals<N> {
         rows: u64,
         depth: u64,
     ) -> u64 {
-        let arrived = self.rows_arrived(reqs, rows, depth);
+        let arrived = self.rows_arrived(reqs, rows.saturating_sub(depth)..rows, depth);
         match arrived {
             1.. if is_planted(Mutant::ReportTooFew) => arrived - 1,
             _ if is_planted(Mutant::ReportTooMany) => rows.min(arrived + 1),

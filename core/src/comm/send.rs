@@ -139,7 +139,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// # Errors
     /// [`Error::PeerClosed`] if the peer has closed. Requests that are complete can still be tested.
     pub fn check_peer(&mut self, now_ns: u64) -> Result<(), Error> {
-        let checked = self.base.check_peer(now_ns).and_then(|()| self.recover(now_ns));
+        let checked = self.base.check_peer(now_ns).and_then(|()| {
+            self.watch(now_ns);
+            self.recover(now_ns)
+        });
         checked.map_err(|failed| {
             self.heed_notice();
             self.base.error(failed)

@@ -78,6 +78,9 @@ pub struct CommSettings {
     /// Nanoseconds for which a connection tries to make new queue pairs after a failure; 0 to fail at
     /// once. A connection recovers only if this is not 0 at both ends (not on NCCL 2.14's wire).
     pub recovery_timeout_ns: u64,
+    /// Nanoseconds without progress after which queue pairs are suspected, if the peer says that nothing has
+    /// come; 0 for never.
+    pub suspect_after_ns: u64,
     /// A key that both ends share in addition to the handle. With such a key, others may read the
     /// handle.
     pub key: Option<Secret>,
@@ -104,6 +107,7 @@ impl Default for CommSettings {
             packet_auth: PacketAuth::default(),
             timeout_ns: 30_000_000_000,
             recovery_timeout_ns: 60_000_000_000,
+            suspect_after_ns: 500_000_000,
             key: None,
         }
     }

@@ -327,6 +327,13 @@ impl Settings {
         self.with("INVAR_RECOVERY_TIMEOUT_MS", timeout.as_nanos().div_ceil(1_000_000))
     }
 
+    /// Sets after which time without progress a connection suspects its queue pairs, in whole milliseconds
+    /// (`INVAR_SUSPECT_AFTER_MS`). With zero only the device's own reports count.
+    #[must_use]
+    pub fn suspect_after(self, time: Duration) -> Self {
+        self.with("INVAR_SUSPECT_AFTER_MS", time.as_nanos().div_ceil(1_000_000))
+    }
+
     /// Sets whether a send that is longer than its receive is truncated rather than refused.
     #[must_use]
     pub fn truncate(mut self, on: bool) -> Self {

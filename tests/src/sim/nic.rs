@@ -136,6 +136,11 @@ impl Nic for SimNic {
         })
     }
 
+    fn port_changes(&self) -> u32 {
+        let net = self.world.net();
+        if net.reports_ports { net.hosts[self.host].downs } else { 0 }
+    }
+
     fn alloc(&self, len: usize) -> Result<HostMemory, NicError> {
         memory::alloc(len)
     }

@@ -79,6 +79,9 @@ impl History {
         let (ipv6, nhosts) = (random.chance(500_000), random.below(3) as u32 + 2);
         let (world, nics) = network(&mut random, nhosts, ipv6);
         world.delay_completions(random.pick(&[0, 3_000, 100_000]));
+        if random.chance(500_000) {
+            world.report_ports();
+        }
         let fault_ppm = random.pick(&[0, 0, 10_000, 40_000, 150_000]);
         let (comms, outcome) = (Vec::new(), Outcome::default());
         let [downs, outs, cuts] = [const { Vec::new() }; 3];
@@ -407,6 +410,7 @@ pub(super) fn settings(random: &mut Random, ipv6: bool) -> CommSettings {
         use_inline: random.chance(500_000),
         ar_threshold_bytes: random.pick(&[0, 1000, 8192]),
         truncate: random.chance(500_000),
+        suspect_after_ns: random.pick(&[0, 3_000_000, 30_000_000, 500_000_000]),
         recovery_timeout_ns: if random.chance(500_000) { RECOVERY_NS } else { 0 },
         options: if random.chance(500_000) {
             QpOptions::all()

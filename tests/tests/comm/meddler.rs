@@ -33,6 +33,8 @@ pub(crate) struct Plan {
     pub(crate) port: Cell<Option<PortAttr>>,
     /// Fake notices of events on the port.
     pub(crate) notices: Cell<PortNotices>,
+    /// The number of the device's reports about its port.
+    pub(crate) port_changes: Cell<u32>,
 }
 
 /// A null NIC under a [`Plan`].
@@ -149,6 +151,10 @@ impl Nic for Meddler {
     fn check(&self, _: &NullQp) -> Result<(), NicError> {
         let failed = |cause| Err(NicError::new(Verb::AsyncEvent, 0, cause));
         self.plan.event.get().map_or(Ok(()), failed)
+    }
+
+    fn port_changes(&self) -> u32 {
+        self.plan.port_changes.get()
     }
 
     fn notices(&self) -> PortNotices {

@@ -142,7 +142,13 @@ fn a_port_that_stays_down_is_named_after_the_time_that_is_set() {
     assert_eq!((recovery.verb, recovery.trouble), (Verb::QueryPort, "the port is down"));
     assert!((3000..4100).contains(&recovery.waited_ms), "{recovery:?}");
     let text = error.to_string();
-    for part in ["RETRY_EXC_ERR", "over 3", "the port is down", "INVAR_RECOVERY_TIMEOUT_MS"] {
+    for part in [
+        "RETRY_EXC_ERR",
+        "over 3",
+        "the port is down",
+        "the peer was heard of last 3.",
+        "INVAR_RECOVERY_TIMEOUT_MS",
+    ] {
         assert!(text.contains(part), "{part} in: {text}");
     }
     // The other end learns it too.
@@ -230,4 +236,108 @@ fn a_peer_that_makes_no_calls_is_not_waited_for_for_ever() {
     wait(2900).expect("there is time left");
     let error = wait(200).expect_err("too long");
     assert!(error.to_string().contains("has made no new queue pairs"), "{error}");
+}
+
+#[test]
+fn a_port_that_reports_a_fault_is_not_used_until_it_works_again() {
+    for end in 0..2 {
+        let mut line = Line::new([CommSettings::default(); 2]);
+        let port = line.nics[end].query_port().expect("a port");
+        line.nics[end].plan.port.set(Some(PortAttr { state: PortState::Down, ..port }));
+        line.pass(10).expect("nobody has reported anything");
+        assert_eq!([line.duo.send.recovery_stage(), line.duo.recv.recovery_stage()], [None; 2]);
+        line.nics[end].plan.port_changes.set(1);
+        line.pass(100).expect("there is time left");
+        let stages = [line.duo.send.recovery_stage(), line.duo.recv.recovery_stage()];
+        assert_eq!(stages[end], Some(RecoveryStage::Stopped));
+        line.nics[end].plan.port.set(None);
+        line.pass(1100).expect("a recovery");
+        assert_eq!([line.duo.send.attempts(), line.duo.recv.attempts()], [1, 1]);
+        let received = line.irecv(0).expect("a request");
+        let sent = line.isend(0).expect("a request");
+        assert_eq!(line.duo.send.test(&sent), Ok(Some(64)));
+        assert_eq!(line.duo.recv.test(&received).map(|sizes| sizes.is_some()), Ok(true));
+    }
+}
+
+#[test]
+fn a_report_about_a_port_that_works_again_changes_nothing() {
+    let mut line = Line::new([CommSettings::default(); 2]);
+    line.nics.iter().for_each(|nic| nic.plan.port_changes.set(2));
+    line.pass(100).expect("no fault");
+    assert_eq!([line.duo.send.attempts(), line.duo.recv.attempts()], [0, 0]);
+}
+
+#[test]
+fn messages_that_do_not_arrive_though_the_peer_answers_are_sent_again_within_a_second() {
+    let mut line = Line::new([CommSettings::default(); 2]);
+    let received = line.irecv(0).expect("a request");
+    line.hold(true);
+    let sent = line.isend(0).expect("a request");
+    line.pass(400).expect("there is time left");
+    assert_eq!([line.duo.send.attempts(), line.duo.recv.attempts()], [0, 0]);
+    line.pass(550).expect("a recovery");
+    assert!(line.duo.send.attempts() > 0 || line.duo.send.recovery_stage().is_some());
+    line.hold(false);
+    line.pass(1100).expect("a recovery");
+    assert_eq!(line.duo.send.attempts(), line.duo.recv.attempts());
+    assert_eq!(line.duo.send.test(&sent), Ok(Some(64)));
+    assert_eq!(line.duo.recv.test(&received).map(|sizes| sizes.is_some()), Ok(true));
+}
+
+#[test]
+fn a_peer_that_is_stopped_is_no_reason_to_replace_queue_pairs() {
+    let mut line = Line::new([CommSettings::default(); 2]);
+    let received = line.irecv(0).expect("a request");
+    line.hold(true);
+    let sent = line.isend(0).expect("a request");
+    for _ in 0..20_000 {
+        line.now_ns += 1_000_000;
+        line.duo.send.check_peer(line.now_ns).expect("the peer is there");
+        assert_eq!(line.duo.send.recovery_stage(), None);
+    }
+    line.hold(false);
+    line.pass(10).expect("it goes on");
+    assert_eq!([line.duo.send.attempts(), line.duo.recv.attempts()], [0, 0]);
+    assert_eq!(line.duo.send.test(&sent), Ok(Some(64)));
+    assert_eq!(line.duo.recv.test(&received).map(|sizes| sizes.is_some()), Ok(true));
+}
+
+#[test]
+fn receives_for_which_nobody_sends_are_no_reason_to_replace_queue_pairs() {
+    let mut line = Line::new([CommSettings::default(); 2]);
+    let received = line.irecv(0).expect("a request");
+    line.pass(20_000).expect("nothing has failed");
+    assert_eq!([line.duo.send.attempts(), line.duo.recv.attempts()], [0, 0]);
+    let sent = line.isend(0).expect("a request");
+    assert_eq!(line.duo.send.test(&sent), Ok(Some(64)));
+    assert_eq!(line.duo.recv.test(&received).map(|sizes| sizes.is_some()), Ok(true));
+}
+
+#[test]
+fn an_end_whose_stream_stays_lost_says_so_with_the_time() {
+    for (end, ends, text) in [
+        (0, [true, false], "no call reached the peer's host in 3"),
+        (1, [false, true], "the peer has not called again in 3"),
+    ] {
+        let settings = CommSettings { recovery_timeout_ns: 3 * SECOND, ..CommSettings::default() };
+        let mut line = Line::new([settings; 2]);
+        line.duo.cable.cut(ends);
+        line.duo.cable.set_out(true);
+        line.pass(2900).expect("there is time left");
+        let error = line.pass(300).expect_err("too long").to_string();
+        assert!(error.contains("was lost (connection timed out (errno 110))"), "{end}: {error}");
+        assert!(error.contains(text), "{end}: {error}");
+        assert!(error.contains("INVAR_RECOVERY_TIMEOUT_MS"), "{end}: {error}");
+    }
+}
+
+#[test]
+fn a_peer_that_is_gone_when_it_is_called_again_is_an_error_at_once() {
+    let line = Line::new([CommSettings::default(); 2]);
+    let Line { duo: Duo { mut send, recv, cable, .. }, now_ns, .. } = line;
+    cable.cut([true; 2]);
+    drop(recv);
+    let error = (1..5).find_map(|ms| send.check_peer(now_ns + ms * 1_000_000).err());
+    assert!(matches!(error, Some(Error::PeerClosed(_))), "{error:?}");
 }

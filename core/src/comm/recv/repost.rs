@@ -3,7 +3,9 @@
 
 use super::RecvComm;
 use crate::comm::base::{Base, Failed, Gate};
+use crate::comm::control::Control;
 use crate::comm::recover::Recovering;
+use crate::comm::watch::Rows;
 use crate::conn::Stream;
 use crate::error::Error;
 use crate::mutant::{Mutant, is_planted};
@@ -22,6 +24,24 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             }
         }
         Ok(())
+    }
+
+    /// Answers the peer's question about its rows, and looks whether the peer has this end's slots.
+    #[cold]
+    pub(super) fn watch(&mut self, now_ns: u64) {
+        if self.base.gate == Gate::Failed {
+            return;
+        }
+        let (said, depth) = (self.rows_posted(), self.depth as u64);
+        let Base { reqs, route, watch, .. } = &mut self.base;
+        // Most looks find an end at rest.
+        let first = watch.done.max(said.saturating_sub(depth));
+        let over = route.rows_arrived(reqs, first..said, depth);
+        watch.done = over;
+        if let Some(asked) = self.base.watch.question.take() {
+            self.base.line.send(&Control::Seen { rows: over.min(asked) });
+        }
+        self.base.watch(now_ns, Rows { said, over, bytes: 0 }, true);
     }
 
     /// Posts the receives of all rows that have not arrived. The peer has sent `rows_sent` rows.

@@ -3,14 +3,17 @@
 use super::SendComm;
 use super::grouped::GROUP_NREQS;
 use crate::comm::base::{Base, Failed, Gate};
+use crate::comm::control::Control;
 use crate::comm::group::Group;
 use crate::comm::post::{post_parts, post_single, with_imm};
 use crate::comm::recover::Recovering;
+use crate::comm::watch::Rows;
 use crate::conn::Stream;
 use crate::error::Error;
 use crate::fifo::{RECVS_MAX, Room, Row};
 use crate::mutant::{Mutant, is_planted};
 use crate::nic::{Memory, Nic, SendWr, Sge};
+use crate::request::Entry;
 
 impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Continues a recovery; see [`recovery`](crate::comm::recovery).
@@ -51,6 +54,44 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             return rows.rev().try_for_each(|row| self.resend_row(row));
         }
         rows.try_for_each(|row| self.resend_row(row))
+    }
+
+    /// Answers the peer's question about its slots, and looks at the progress of this end's rows.
+    #[cold]
+    pub(super) fn watch(&mut self, now_ns: u64) {
+        if self.base.gate == Gate::Failed {
+            return;
+        }
+        if let Some(asked) = self.base.watch.question.take() {
+            let rows = self.slots_seen(asked);
+            self.base.line.send(&Control::Seen { rows });
+        }
+        let (depth, said) = (self.depth(), self.rows_sent());
+        let rows = if self.group.is_complete() { depth } else { depth - 1 };
+        let Self { base: Base { reqs, watch, .. }, .. } = self;
+        // Most looks find an end at rest.
+        let mut rows = watch.done.max(said.saturating_sub(rows))..said;
+        let entries = |row: u64| (row % depth) as u32 * RECVS_MAX as u32;
+        let over = rows.find(|row| reqs.row(entries(*row)).iter().any(Entry::is_awaiting));
+        let over = over.unwrap_or(said);
+        watch.done = over;
+        let bytes = match over < said {
+            true => reqs.row(entries(over)).iter().map(|entry| u64::from(entry.value.0.len)).sum(),
+            false => 0,
+        };
+        self.base.watch(now_ns, Rows { said, over, bytes }, false);
+    }
+
+    /// The number of the peer's rows whose slots have come, of the first `asked` ones.
+    fn slots_seen(&self, asked: u64) -> u64 {
+        let sent = self.rows_sent();
+        let asked = asked.min(sent + self.depth());
+        let words = self.base.verbs.control.words();
+        let is_there = |row: &u64| {
+            let slots = Row::of(words, (row % self.depth()) as u8);
+            slots.is_some_and(|slots| slots.load(0, row + 1).is_some())
+        };
+        (sent..asked).take_while(is_there).last().map_or(sent, |row| row + 1)
     }
 
     /// Marks the sends of all rows before `rows_arrived` as done.
