@@ -268,6 +268,10 @@ impl Stream for OobStream {
         (self.stream, self.peer, self.error) = (stream, peer, error);
         Ok(true)
     }
+
+    fn host_answers(&self) -> Option<bool> {
+        reach::unacknowledged(self).map(|bytes| bytes == 0)
+    }
 }
 
 /// Makes a non-blocking socket that closes on exec.

@@ -20,6 +20,7 @@ mod rxe;
 mod sanitize;
 mod shell;
 mod source;
+mod stuck;
 mod tidy;
 mod tool;
 mod vm;
@@ -62,6 +63,8 @@ enum Command {
     Campaign(campaign::Args),
     /// Run tests under sanitizers, Miri and valgrind, if this machine has them.
     Sanitize(sanitize::Args),
+    /// Inject faults, and check that the right end, rank or network is blamed.
+    Stuck(stuck::Args),
     /// Build `libnccl-net-invar.so`, the plugin that NCCL loads.
     Plugin,
     /// Start the command by the launchers of this machine: Open MPI, MPICH, torchrun, and a Slurm of two
@@ -91,6 +94,7 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::Fuzz(args) => fuzz::run(&shell, &args).map(drop),
         Command::Campaign(args) => campaign::run(&shell, &args),
         Command::Sanitize(args) => sanitize::run(&shell, &args),
+        Command::Stuck(args) => stuck::run(&shell, &args),
         Command::Plugin => plugin::run(&shell),
         Command::Launchers => launchers::run(&shell),
         Command::Nccl(args) => nccl::run(&shell, &args),

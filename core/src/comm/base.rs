@@ -16,6 +16,7 @@ use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs};
 use crate::error::{CompletionError, Ends, Error, Report, Suspicion};
 use crate::nic::{Nic, NicError, PollError, Refusal, Refused, Wc, WcStatus};
 use crate::request::{Progress, RequestRing};
+use crate::stall::{self, Counts, Role, Wait};
 
 /// The largest number of completions taken in one poll.
 const POLL_BATCH: usize = 32;
@@ -70,6 +71,8 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     pub(super) rows_done: Option<u64>,
     pub(super) recovery: Recovery,
     pub(super) watch: Watch,
+    /// Finds out why the connection stands still.
+    pub(super) stalls: stall::Watch,
     /// The number of reports about the port that were heeded.
     port_changes: u32,
     pub(super) ends: Ends,
@@ -77,8 +80,15 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
 }
 
 impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R, T, REQS> {
-    pub(super) fn new(parts: Parts<N, S>, reqs: RequestRing<T, REQS>, route: R) -> Self {
+    pub(super) fn new(
+        parts: Parts<N, S>,
+        role: Role,
+        reqs: RequestRing<T, REQS>,
+        route: R,
+    ) -> Self {
         let Parts { verbs, stream, ends, pending, peer } = parts;
+        let shares_views = peer.as_ref().is_some_and(|peer| peer.shares_views);
+        let stalls = stall::Watch::new(verbs.settings.stall, role, shares_views, false);
         let peer_port = peer.filter(|peer| peer.recovers).map(|peer| peer.renewal_port);
         let port_changes = verbs.nic.port_changes();
         let line = Line::new(stream, verbs.side, &verbs.session, peer_port);
@@ -97,6 +107,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             recovery: Recovery::new(peer_port.is_some()),
             watch: Watch::default(),
             port_changes,
+            stalls,
             ends,
             pending,
         }
@@ -128,6 +139,25 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         self.gate = gate;
         self.end = Some(error);
         self.ends.notices = self.verbs.nic.notices();
+        self.ends.stall = self.stalls.verdict();
+    }
+
+    /// Notes a call of the program, which a host does now and then; see [`Watch::is_armed`].
+    pub(super) fn called(&mut self, wait: Wait, now_ns: u64) {
+        self.stalls.called(wait, now_ns);
+    }
+
+    /// Looks whether the connection stands still. Asks the peer for its view, answers the peer, and warns.
+    pub(super) fn look_for_stall(&mut self, counts: Counts, now_ns: u64) {
+        let Self { stalls, line, ends, .. } = self;
+        stalls.look(counts, now_ns);
+        // What was sent before now has had time to arrive.
+        if let Some(verdict) = stalls.warning(now_ns, || line.host_answers()) {
+            verdict.tell(ends);
+        }
+        if let Some((view, asks)) = stalls.to_send(now_ns) {
+            line.send(&Control::View { view, asks });
+        }
     }
 
     /// Fails a call because the NIC returned an error.

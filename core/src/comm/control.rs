@@ -6,6 +6,7 @@
 //! - The two ends make new queue pairs after a failure; see [`super::recovery`].
 //! - An end whose rows make no progress asks which of them have come; see [`super::watch`].
 //! - An end whose comm has failed says so, because its peer may wait for new queue pairs.
+//! - An end that stands still asks the peer for its view; see [`stall`](crate::stall).
 //!
 //! Messages are numbered, and each message says how many of the peer's have arrived. So no message is lost
 //! or taken twice where the stream is made anew; see [`super::line`]. A report replaces the messages before
@@ -21,6 +22,7 @@ use crate::conn::wire::{
 use crate::conn::{Stream, StreamError};
 use crate::error::Error;
 use crate::mutant::{Mutant, is_planted};
+use crate::stall::{EndView, VIEW_BYTES, ViewBytes};
 
 /// The head of each message, little-endian.
 ///
@@ -60,6 +62,8 @@ struct ReportBytes {
 
 const HEAD_BYTES: usize = size_of::<HeadBytes>();
 const REPORT_BYTES: usize = HEAD_BYTES + size_of::<ReportBytes>();
+/// Bytes of a [`Control::View`].
+const VIEW_MESSAGE_BYTES: usize = HEAD_BYTES + VIEW_BYTES;
 
 assert_eq_size!(HeadBytes, [u8; 32]);
 assert_eq_size!(ReportBytes, [u8; 8 + PREFACE_BYTES + QP_INFO_BYTES]);
@@ -71,7 +75,8 @@ const READY: [u8; 8] = *b"\x89READY\r\n";
 const FAILED: [u8; 8] = *b"\x89ENDED\r\n";
 const ASK: [u8; 8] = *b"\x89WHERE\r\n";
 const SEEN: [u8; 8] = *b"\x89SEEN!\r\n";
-const ALL: [[u8; 8]; 6] = [CLOSE, REPORT, READY, FAILED, ASK, SEEN];
+const ALL: [[u8; 8]; 7] = [CLOSE, REPORT, READY, FAILED, ASK, SEEN, VIEW];
+const VIEW: [u8; 8] = *b"\x89STUCK\r\n";
 
 /// A message of one end to the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +94,12 @@ pub(super) enum Control {
     Seen { rows: u64 },
     /// This end's comm has failed.
     Failed,
+    /// This end's view.
+    View {
+        view: EndView,
+        /// Whether this end asks for the peer's view.
+        asks: bool,
+    },
 }
 
 /// The report of an end about its stopped queue pairs, and its new queue pairs.
@@ -128,7 +139,11 @@ pub(super) struct ControlReader {
 
 /// Returns the length in bytes of the message that begins with a head.
 fn message_bytes(head: &HeadBytes) -> usize {
-    if head.magic == REPORT { REPORT_BYTES } else { HEAD_BYTES }
+    match head.magic {
+        REPORT => REPORT_BYTES,
+        VIEW => VIEW_MESSAGE_BYTES,
+        _ => HEAD_BYTES,
+    }
 }
 
 impl ControlWriter {
@@ -147,22 +162,30 @@ impl ControlWriter {
             Control::Ask { rows } => (ASK, *rows),
             Control::Seen { rows } => (SEEN, *rows),
             Control::Failed => (FAILED, 0),
+            Control::View { asks, .. } => (VIEW, u64::from(*asks)),
         };
         let head =
             HeadBytes { magic, value: value.into(), number: self.next.into(), heard: heard.into() };
+        let (report, view);
         let body = match message {
-            Control::Report(Report { rows, preface, info, .. }) => Some(ReportBytes {
-                rows: (*rows).into(),
-                preface: preface.to_bytes(),
-                info: info.to_bytes(),
-            }),
-            _ => None,
+            Control::Report(Report { rows, preface, info, .. }) => {
+                let (preface, info) = (preface.to_bytes(), info.to_bytes());
+                report = ReportBytes { rows: (*rows).into(), preface, info };
+                report.as_bytes()
+            }
+            Control::View { view: of, .. } => {
+                view = of.to_bytes();
+                view.as_bytes()
+            }
+            _ => &[],
         };
-        if body.is_some() {
+        match magic {
             // The peer needs no older report, and no word about an older attempt.
-            self.forget(|_, is_half_sent| !is_half_sent);
+            REPORT => self.forget(|_, is_half_sent| !is_half_sent),
+            // Views must leave room for other messages.
+            VIEW => self.forget(|head, is_half_sent| !is_half_sent && head.magic == VIEW),
+            _ => {}
         }
-        let body = body.as_ref().map_or(&[][..], IntoBytes::as_bytes);
         if self.kept.len() + HEAD_BYTES + body.len() > self.kept.capacity() {
             return false;
         }
@@ -255,6 +278,7 @@ impl ControlReader {
         loop {
             let want = match self.bytes.first_chunk() {
                 Some(&REPORT) if self.got >= HEAD_BYTES => REPORT_BYTES,
+                Some(&VIEW) if self.got >= HEAD_BYTES => VIEW_MESSAGE_BYTES,
                 _ => HEAD_BYTES,
             };
             if self.got >= want {
@@ -302,6 +326,10 @@ impl ControlReader {
             ASK => Control::Ask { rows: value },
             SEEN => Control::Seen { rows: value },
             FAILED => Control::Failed,
+            VIEW => {
+                let (view, _) = ViewBytes::ref_from_prefix(body).map_err(|_| Error::Unexpected)?;
+                Control::View { view: EndView::parse(view), asks: value & 1 != 0 }
+            }
             _ => return Err(Error::Unexpected),
         }))
     }
@@ -360,6 +388,7 @@ mod tests {
             ece: None,
             recovers: true,
             renewal_port: 0,
+            shares_views: true,
             long_mtu_bytes: 0,
             device: DeviceName::new(),
         };
@@ -454,9 +483,9 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..2000), head in 0..7) {
+        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..2000), head in 0..8) {
             let mut stream = Slow { bytes: heapless::Deque::new(), credit: 700 };
-            let head = [&CLOSE[..], &REPORT, &READY, &FAILED, &ASK, &SEEN, &[]][head as usize];
+            let head = [&CLOSE[..], &REPORT, &READY, &FAILED, &ASK, &SEEN, &VIEW, &[]][head as usize];
             head.iter().chain(&bytes).for_each(|byte| stream.bytes.push_back(*byte).unwrap());
             let mut reader = ControlReader::new();
             while let Ok(Some(_)) = reader.recv(&mut stream, 128) {}

@@ -74,6 +74,11 @@ impl<S: Stream> Line<S> {
         }
     }
 
+    /// Returns whether the peer's host has acknowledged all that was sent; see [`Stream::host_answers`].
+    pub(super) fn host_answers(&self) -> Option<bool> {
+        if self.loss.is_some() { Some(false) } else { self.stream.host_answers() }
+    }
+
     /// Sends a message, now or over the next stream.
     pub(super) fn send(&mut self, message: &Control) {
         self.writer.put(message, self.reader.next());

@@ -256,7 +256,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     /// [`Error::PeerClosed`] after a close notice or at the end of the stream, [`Error::PeerFailed`], or
     /// another error for any other bytes.
     pub(super) fn hear(&mut self) -> Result<(), Error> {
-        let Self { line, recovery, watch, verbs, rows_done, .. } = self;
+        let Self { line, recovery, watch, stalls, verbs, rows_done, .. } = self;
         while let Some(message) = line.recv(verbs.qp_count())? {
             match message {
                 Control::Report(report) => recovery.heard(report)?,
@@ -264,6 +264,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                 Control::Ask { rows } => watch.question = Some(rows),
                 Control::Seen { rows } => watch.heard(rows),
                 Control::Failed => return Err(Error::PeerFailed),
+                Control::View { view, asks } => stalls.heard(view, asks),
                 Control::Close { rows_done: rows } => {
                     *rows_done = Some(rows);
                     return Err(CLOSED);

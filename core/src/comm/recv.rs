@@ -3,6 +3,7 @@
 mod buf;
 mod repost;
 mod settle;
+mod stall;
 
 use core::hint::cold_path;
 
@@ -22,6 +23,7 @@ use crate::error::{Ends, Error, Report};
 use crate::fifo::{LEN_MAX, RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES};
 use crate::nic::{Memory, Nic, NumSge, RecvWr, SendFlags, SendList, SendWr, Sge};
 use crate::request::{ROWS, RequestRing};
+use crate::stall::Role;
 
 pub use buf::RecvBuf;
 
@@ -85,7 +87,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let Receiving { slots, events, .. } = &mut rows.at(0).value;
         slots.set_flags(0, flags | SendFlags::SIGNALED);
         *events += 1;
-        let base = Base::new(parts, rows, Arrivals { flushes, turns_written: 0 });
+        let base = Base::new(parts, Role::Receiver, rows, Arrivals { flushes, turns_written: 0 });
         Ok(RecvComm {
             base,
             recv_wr: RecvWr::default(),
@@ -226,6 +228,9 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
             self.watch(now_ns);
             self.recover(now_ns)
         });
+        if checked.is_ok() {
+            self.look_for_stall(now_ns);
+        }
         checked.map_err(|failed| {
             // No peer is left that could send.
             self.base.reqs.cut_short();

@@ -292,6 +292,7 @@ impl<N: Nic> Verbs<N> {
             ece: self.ece(),
             recovers: self.settings.recovers(),
             renewal_port: 0,
+            shares_views: true,
             long_mtu_bytes: if self.settings.long_mtu { self.port.long_mtu_bytes } else { 0 },
             device: Ends::local(self.nic.name(), self.port.gid).device,
         }
@@ -377,6 +378,8 @@ pub(crate) struct Peer {
     pub(crate) recovers: bool,
     /// See [`Preface::renewal_port`].
     pub(crate) renewal_port: u16,
+    /// Whether both ends exchange views.
+    pub(crate) shares_views: bool,
     /// Payload bytes of a long packet; see [`RtrAttr::long_mtu_bytes`].
     pub(crate) long_mtu_bytes: u32,
     pub(crate) device: DeviceName,
@@ -401,6 +404,7 @@ impl Peer {
                 .filter(|theirs| ours.ece.is_some_and(|ours| ours.vendor_id == theirs.vendor_id)),
             recovers: ours.recovers && preface.recovers,
             renewal_port: preface.renewal_port,
+            shares_views: ours.shares_views && preface.shares_views,
             long_mtu_bytes,
             device: preface.device,
         }
@@ -418,6 +422,7 @@ impl Peer {
             ece: None,
             recovers: false,
             renewal_port: 0,
+            shares_views: false,
             long_mtu_bytes: 0,
             device: DeviceName::new(),
         }

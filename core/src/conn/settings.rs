@@ -3,6 +3,7 @@
 use crate::auth::Secret;
 use crate::fifo::{DEPTH_MAX, DEPTH_NCCL_2_14};
 use crate::nic::QpOptions;
+use crate::stall::StallSettings;
 
 /// The largest number of queue pairs of a connection (`NCCL_IB_MAX_QPS`).
 pub const QPS_MAX: usize = 128;
@@ -81,6 +82,8 @@ pub struct CommSettings {
     /// Nanoseconds without progress after which queue pairs are suspected, if the peer says that nothing has
     /// come; 0 for never.
     pub suspect_after_ns: u64,
+    /// How the connection looks for stalls.
+    pub stall: StallSettings,
     /// A key that both ends share in addition to the handle. With such a key, others may read the
     /// handle.
     pub key: Option<Secret>,
@@ -108,6 +111,7 @@ impl Default for CommSettings {
             timeout_ns: 30_000_000_000,
             recovery_timeout_ns: 60_000_000_000,
             suspect_after_ns: 500_000_000,
+            stall: StallSettings::default(),
             key: None,
         }
     }

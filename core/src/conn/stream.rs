@@ -38,6 +38,12 @@ pub trait Stream {
     fn renew(&mut self) -> Result<bool, StreamError> {
         Err(StreamError::Closed)
     }
+
+    /// Returns whether the peer's host has acknowledged all bytes that were sent, if that is known. The
+    /// host may do so although the peer's process reads nothing.
+    fn host_answers(&self) -> Option<bool> {
+        None
+    }
 }
 
 /// The reason why a stream is no longer usable.

@@ -9,6 +9,7 @@ use invar_core::coll::{Operation, Order, Task};
 use invar_linux::rendezvous::Bootstrap;
 
 use super::backoff::{Backoff, Idle};
+use super::board::Board;
 use super::call::{Call, Work};
 use super::choose::Facts;
 use super::job::Progress;
@@ -29,6 +30,8 @@ pub(super) struct Engine {
     /// Whether this host has more ranks than processors.
     pub(super) crowded: bool,
     pub(super) timeout: Duration,
+    /// What this rank is at, for the other ranks.
+    pub(super) board: Arc<Board>,
 }
 
 /// If a rank sees a peer's connection end, it waits this long for the reason from the hub.
@@ -91,7 +94,14 @@ impl Engine {
                 Ok(advance)
             }
             // The ranks must know the reason before they see links end.
-            Err(error) => Err(failed(&at_work.0.bootstrap, error)),
+            Err(error) => {
+                let error = match at_work.0.board.told() {
+                    Some(verdict) => error.after(&verdict),
+                    None => error,
+                };
+                at_work.0.board.leave();
+                Err(failed(&at_work.0.bootstrap, error))
+            }
         }
     }
 
@@ -108,6 +118,12 @@ impl Engine {
                 // SAFETY: the caller has promised what `next_plan` demands.
                 let next = unsafe { self.next_plan(batch) }?;
                 let Some(next) = next else { return Ok(Advance::Done) };
+                // The first transfer stands for all of a group.
+                let mut works = batch.calls.as_ref().iter().map(|call| call.work);
+                let transfer = || works.find(|work| work.operation.is_transfer());
+                if let Some(work) = next.0.or_else(transfer) {
+                    self.board.enter(&work);
+                }
                 next.1.prepare(&mut self.links)?;
                 batch.current = Some(next);
                 continue;
@@ -117,6 +133,7 @@ impl Engine {
                 (Progress::Done, None) => {
                     backoff.renew();
                     *grace = Grace::None;
+                    self.board.leave();
                     if let Some((Some(work), plan)) = current.take() {
                         self.last = Some((work, plan));
                     }
@@ -125,13 +142,17 @@ impl Engine {
                 (Progress::Moved, _) => {
                     backoff.renew();
                     *grace = Grace::None;
+                    self.board.moved();
                     return Ok(Advance::Moved);
                 }
                 (Progress::Waiting(peer), _) | (Progress::Done, Some(peer)) => peer,
             };
             match backoff.idle() {
                 Idle::Again => {}
-                Idle::Look => grace.look_after(&self.bootstrap, peer)?,
+                Idle::Look => {
+                    self.board.wait_for(peer);
+                    grace.look_after(&self.bootstrap, peer)?;
+                }
                 Idle::TooLong(waited) => {
                     let turned_away = self.links.turned_away(peer);
                     let text = format!("it did not do its part within {waited:?}{turned_away}");

@@ -4,6 +4,7 @@ use std::os::fd::AsRawFd;
 
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
+use invar_core::stall::Wait;
 use invar_linux::socket::{RecvComm, SendComm};
 
 use super::end::{Carrier, End, RecvEnd, SendEnd, copy_sizes};
@@ -17,14 +18,32 @@ pub type SocketSend = On<SendComm, ()>;
 pub type SocketRecv = On<RecvComm, ()>;
 
 impl Tended for SendComm {
-    fn check_peer(&mut self, _: u64) -> Result<(), CoreError> {
+    fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
+        self.look_for_stall(now_ns);
         SendComm::check_peer(self)
+    }
+
+    fn notes_call(&self) -> bool {
+        SendComm::notes_call(self)
+    }
+
+    fn called(&mut self, wait: Wait, now_ns: u64) {
+        SendComm::called(self, wait, now_ns);
     }
 }
 
 impl Tended for RecvComm {
-    fn check_peer(&mut self, _: u64) -> Result<(), CoreError> {
+    fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
+        self.look_for_stall(now_ns);
         RecvComm::check_peer(self)
+    }
+
+    fn notes_call(&self) -> bool {
+        RecvComm::notes_call(self)
+    }
+
+    fn called(&mut self, wait: Wait, now_ns: u64) {
+        RecvComm::called(self, wait, now_ns);
     }
 }
 
@@ -41,6 +60,10 @@ impl End for SocketSend {
 
     fn care(&self) -> Care {
         On::care(self)
+    }
+
+    fn called(&mut self) {
+        self.note(Wait::None);
     }
 
     fn carriers(&mut self, _: &Request) -> Option<Vec<Carrier>> {
@@ -61,7 +84,7 @@ impl SendEnd for SocketSend {
         // SAFETY: the caller has promised what `isend` demands.
         let request = unsafe { self.comm.isend(buf, tag) }?;
         if request.is_none() {
-            self.idle()?;
+            self.idle(Wait::Send { tag, len: buf.len })?;
         }
         Ok(request)
     }
@@ -69,7 +92,7 @@ impl SendEnd for SocketSend {
     fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {
         let sent = self.comm.test(request)?;
         if sent.is_none() {
-            self.idle()?;
+            self.idle(Wait::Test)?;
         }
         Ok(sent)
     }
@@ -95,6 +118,10 @@ impl End for SocketRecv {
 
     fn care(&self) -> Care {
         On::care(self)
+    }
+
+    fn called(&mut self) {
+        self.note(Wait::None);
     }
 
     fn carriers(&mut self, _: &Request) -> Option<Vec<Carrier>> {
@@ -126,7 +153,7 @@ impl RecvEnd for SocketRecv {
             unsafe { copy_sizes(received, sizes) };
             return Ok(Some(received.len()));
         }
-        self.idle()?;
+        self.idle(Wait::Test)?;
         Ok(None)
     }
 

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-use invar::raw::{Biased, Care, Carrier, Entered, Fast, Request, SendBuf, SendEnd, Tend};
+use invar::raw::{Biased, Care, Carrier, Entered, Fast, Request, SendBuf, SendEnd, Snapshot, Tend};
 
 use super::{Asked, MESSAGE_BYTES_MAX, NetEnd, answer, call, call_failed, give, too_long};
 use crate::abi::Code;
@@ -33,6 +33,14 @@ impl<E: SendEnd> Tend for Sender<E> {
 
     fn care(&self) -> Care {
         self.end.care()
+    }
+
+    fn called(&mut self) {
+        self.end.called();
+    }
+
+    fn snapshot(&self) -> Option<Snapshot> {
+        self.end.snapshot()
     }
 }
 

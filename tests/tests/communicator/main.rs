@@ -12,4 +12,5 @@ mod pending;
 mod posted;
 mod rig;
 mod silence;
+mod stuck;
 mod transfers;

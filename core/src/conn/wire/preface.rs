@@ -20,6 +20,8 @@ const GROUP_SIZES: u32 = 1;
 const ECE: u32 = 1 << 1;
 /// Feature: this end makes new queue pairs when old ones fail.
 const RECOVERY: u32 = 1 << 2;
+/// Feature: this end answers a peer that asks what it waits for.
+const VIEWS: u32 = 1 << 3;
 
 /// The preface on the wire, little-endian.
 ///
@@ -80,6 +82,8 @@ pub struct Preface {
     /// TCP port at which the acceptor answers a connector that makes their TCP connection anew; 0 for
     /// none.
     pub renewal_port: u16,
+    /// Whether this end exchanges views; see [`stall`](crate::stall).
+    pub shares_views: bool,
     /// Payload bytes of packets longer than any path MTU of the verbs, if this end's NIC and settings
     /// allow them; 0 for none. The two ends agree on the smaller of their values.
     pub long_mtu_bytes: u32,
@@ -108,10 +112,11 @@ impl Preface {
         let Ece { vendor_id, options, comp_mask } = self.ece.unwrap_or_default();
         let ece = if self.ece.is_some() { ECE } else { 0 };
         let recovery = if self.recovers { RECOVERY } else { 0 };
+        let views = if self.shares_views { VIEWS } else { 0 };
         PrefaceBytes {
             fifo_depth: self.fifo_depth.into(),
             qp_count: self.qp_count.into(),
-            features: (GROUP_SIZES | ece | recovery).into(),
+            features: (GROUP_SIZES | ece | recovery | views).into(),
             options: self.options.bits().into(),
             udp_port: self.udp_port.into(),
             renewal_port: self.renewal_port.into(),
@@ -151,6 +156,7 @@ impl Preface {
             ece: (b.features.get() & ECE != 0).then_some(ece),
             recovers: b.features.get() & RECOVERY != 0,
             renewal_port: b.renewal_port.get(),
+            shares_views: b.features.get() & VIEWS != 0,
             long_mtu_bytes: b.long_mtu_bytes.get(),
             device: decode(&b.device),
         })
@@ -201,6 +207,7 @@ mod tests {
             ece: (options & 1 != 0).then_some(Ece { vendor_id: 0x15b3, options, comp_mask: 0 }),
             recovers: options & 2 != 0,
             renewal_port: qp_count,
+            shares_views: options & 4 != 0,
             long_mtu_bytes: options >> 4,
             device: heapless::String::try_from(device).unwrap(),
         }
