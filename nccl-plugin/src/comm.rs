@@ -11,7 +11,7 @@ use invar::raw::{Biased, Carrier, End, Fast, Keeper, Keeping, RecvEnd, Request, 
 use invar::{ConnectionError, Device};
 
 use crate::abi::Code;
-use crate::outcome::{caught, failed, misused};
+use crate::outcome::{caught, failed, misused, null};
 use crate::request;
 
 use recv::Receiver;
@@ -50,8 +50,6 @@ type Test = unsafe extern "C" fn(*mut c_void, *mut c_int, *mut c_int, NonNull<c_
 ///
 /// # Safety
 /// NCCL's contract holds for each unsafe function. Pointers are null or point to what the table says.
-/// The flag of a test is never null: NCCL reads it after each test, so a check would cost 2 instructions
-/// for nothing.
 /// Memory stays registered and untouched until its request is done.
 pub(crate) trait NetEnd {
     unsafe extern "C" fn isend(
@@ -185,8 +183,7 @@ impl Comm {
     /// Tests a request of this comm.
     ///
     /// # Safety
-    /// No other call on the comm runs. `done` has room for the flag, and `sizes` is null or has room for the
-    /// sizes.
+    /// No other call on the comm runs. `done` and `sizes` are null or have room for the answers.
     #[inline(always)]
     pub(crate) unsafe fn test(
         &self,
@@ -264,13 +261,14 @@ impl Default for Asked {
 
 impl Asked {
     /// Keeps the arguments of a test, and reports its request as pending.
-    ///
-    /// # Safety
-    /// `done` has room for a flag.
-    unsafe fn keep(&mut self, request: *mut c_void, done: *mut c_int, sizes: *mut c_int) {
-        // SAFETY: The caller's promise.
+    fn keep(&mut self, request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> Code {
+        if done.is_null() {
+            return null("test: done").0;
+        }
+        // SAFETY: NCCL promises that `done` has room for a flag.
         unsafe { done.write(0) };
         *self = Asked { request: Request::from_raw(request::token(request)), done, sizes };
+        Code::SUCCESS
     }
 
     /// Tries the fast path of NCCL's `test`. Returns `None` if the slow path must answer. By then the
@@ -278,7 +276,7 @@ impl Asked {
     /// needs neither: this saves 6 instructions.
     ///
     /// # Safety
-    /// `done` has room for a flag, and `sizes` is null or has room for a size.
+    /// `done` is null or has room for a flag, and `sizes` is null or has room for a size.
     #[inline(always)]
     unsafe fn test_fast(
         &mut self,
@@ -287,6 +285,9 @@ impl Asked {
         done: *mut c_int,
         sizes: *mut c_int,
     ) -> Option<Code> {
+        if done.is_null() {
+            return Some(null("test: done").0);
+        }
         self.request = Request::from_raw(request::token(request));
         let mut tested = end.take_fast(&self.request);
         if let Fast::Done(size) = tested {

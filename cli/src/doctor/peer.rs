@@ -1,6 +1,6 @@
 //! Tries of the pairs of devices between this host and another.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -69,12 +69,16 @@ impl Progress {
 /// Orders pairs in rounds, so that each device is tried early. A round has one pair of each of this host's
 /// devices, and devices in turn begin with different ones of the peer.
 fn in_rounds<T>(pairs: Vec<T>, ours: impl Fn(&T) -> String) -> Vec<T> {
-    let mut of_device: BTreeMap<String, Vec<T>> = BTreeMap::new();
+    // The pairs of a device come one after another.
+    let mut of_device: Vec<Vec<T>> = Vec::new();
     for pair in pairs {
-        of_device.entry(ours(&pair)).or_default().push(pair);
+        match of_device.last_mut().filter(|pairs| ours(&pairs[0]) == ours(&pair)) {
+            Some(pairs) => pairs.push(pair),
+            None => of_device.push(vec![pair]),
+        }
     }
     let mut rounds = Vec::new();
-    for (number, mut pairs) in of_device.into_values().enumerate() {
+    for (number, mut pairs) in of_device.into_iter().enumerate() {
         let first = number % pairs.len();
         pairs.rotate_left(first);
         rounds.extend(pairs.into_iter().enumerate());

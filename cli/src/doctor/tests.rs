@@ -23,12 +23,12 @@ fn well_hosts_have_no_findings() {
 #[test]
 fn a_host_with_a_gpu_beside_its_card_is_well() {
     let host = StandIn::rdma();
-    host.gpu("pci0000:3a/0000:3a:00.0/0000:3d:00.0");
+    host.gpu("pci0000:3a/0000:3a:00.0/0000:3b:01.0/0000:3d:00.0");
     host.tree.file("sys/module/nvidia_peermem/version", "550.54.15");
     let report = host.examine();
     assert_eq!(report.short(), [""; 0]);
     let [_, unseen] = report.lines();
-    assert_eq!(unseen, ["whether PCIe bridges redirect transfers (ACS): only root sees that"]);
+    assert_eq!(unseen, ["whether PCIe switches redirect transfers (ACS): only root sees that"]);
 }
 
 #[test]

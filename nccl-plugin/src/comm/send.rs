@@ -84,8 +84,7 @@ impl<E: SendEnd> NetEnd for Biased<Sender<E>> {
         // SAFETY: NCCL makes one call on an end at a time.
         if let Some(mut entered) = unsafe { this.enter() } {
             let Sender { end, asked, .. } = &mut *entered;
-            // SAFETY: NCCL promises that `done` has room for the flag, and that `sizes` has room for the
-            // sizes or is null.
+            // SAFETY: NCCL promises that `done` and `sizes` have room for the answers, or are null.
             if let Some(code) = unsafe { asked.test_fast(&mut **end, request, done, sizes) } {
                 return code;
             }
@@ -211,9 +210,9 @@ impl<E: SendEnd> Sender<E> {
         sizes: *mut c_int,
         this: &Biased<Self>,
     ) -> Code {
-        // SAFETY: NCCL makes one call on an end at a time, and promises room for the flag.
-        unsafe { this.lock().asked.keep(request, done, sizes) };
-        Self::test_slow(this)
+        // SAFETY: NCCL makes one call on an end at a time.
+        let kept = unsafe { this.lock() }.asked.keep(request, done, sizes);
+        if kept == Code::SUCCESS { Self::test_slow(this) } else { kept }
     }
 
     /// The slow path of `test`: handles all cases for the request in `asked`.
