@@ -8,6 +8,7 @@
 use super::Request;
 use super::control::{Control, ControlReader, ControlWriter};
 use super::fast::Fast;
+use super::rails::Rails;
 use super::recovery::Recovery;
 use super::route::Route;
 use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs};
@@ -67,6 +68,7 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     /// The number of rows that have arrived, if the peer has closed and said so.
     pub(super) rows_done: Option<u64>,
     pub(super) recovery: Recovery,
+    pub(super) rails: Rails,
     pub(super) ends: Ends,
     pub(super) pending: Option<Exchange>,
 }
@@ -75,6 +77,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     pub(super) fn new(parts: Parts<N, S>, reqs: RequestRing<T, REQS>, route: R) -> Self {
         let Parts { verbs, stream, ends, pending, peer } = parts;
         let recovers = peer.is_some_and(|peer| peer.recovers);
+        let rails = Rails::new(verbs.rails.count, verbs.lead());
         Base {
             reqs,
             wcs: [Wc::default(); POLL_BATCH],
@@ -89,6 +92,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             control_out: ControlWriter::new(),
             rows_done: None,
             recovery: Recovery::new(recovers),
+            rails,
             ends,
             pending,
         }
@@ -288,6 +292,9 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         if self.recovery.is_under_way() {
             return self.recovery.flushed(wc);
         }
+        if self.has_rails() && self.is_of_probe(wc) {
+            return;
+        }
         let CommSettings { timeout, retry_cnt, .. } = self.verbs.settings;
         let port_trouble = self.verbs.port_trouble();
         let (status, qpn, vendor_err) = (wc.status, wc.qp_num, wc.vendor_err);
@@ -321,7 +328,11 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             Gate::Open | Gate::Group => {}
         }
         let checked = self.verbs.qps().try_for_each(|qp| self.verbs.nic.check(qp));
-        checked.map_err(|error| self.nic_failed(error))?;
+        match checked {
+            // Others are left.
+            Err(error) if self.has_rails() => self.rail_refused(error)?,
+            checked => checked.map_err(|error| self.nic_failed(error))?,
+        }
         // The program may never test the request whose queue pair has failed.
         while matches!(self.gate, Gate::Open | Gate::Group) && self.poll() {}
         match self.gate {
