@@ -22,7 +22,7 @@ use super::report::Report;
 /// A check.
 pub(crate) struct Check {
     pub(crate) name: &'static str,
-    /// What the check looks at.
+    /// The part of the host that the check looks at.
     pub(crate) about: &'static str,
     run: fn(&Host, &mut Report),
 }

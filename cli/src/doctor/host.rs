@@ -32,11 +32,14 @@ pub(crate) struct Host {
     pub(crate) sys: Folder,
     pub(crate) proc: Folder,
     pub(crate) dev: Folder,
+    /// The variables as NCCL's process has them.
     pub(crate) env: BTreeMap<String, String>,
+    /// NCCL's files of variables, and the variables that come from each.
+    pub(crate) nccl_files: Vec<(PathBuf, Vec<String>)>,
     pub(crate) system: Box<dyn System>,
 }
 
-/// What only system calls and libraries tell.
+/// Answers of system calls and libraries.
 pub(crate) trait System {
     fn interfaces(&self) -> io::Result<Vec<Interface>>;
     fn hostname(&self) -> String;
@@ -155,13 +158,15 @@ impl Host {
             (None, Some(sysfs)) => PathBuf::from(sysfs),
             (root, _) => root.unwrap_or(Path::new("/")).join("sys"),
         };
-        let root = root.unwrap_or(Path::new("/"));
+        let root = Folder(root.unwrap_or(Path::new("/")).to_owned());
+        let (env, nccl_files) = with_nccl_files(&root, env);
         Host {
             sys: Folder(sys),
-            proc: Folder(root.join("proc")),
-            dev: Folder(root.join("dev")),
-            root: Folder(root.to_owned()),
+            proc: Folder(root.path("proc")),
+            dev: Folder(root.path("dev")),
+            root,
             env,
+            nccl_files,
             system,
         }
     }
@@ -169,6 +174,15 @@ impl Host {
     /// A variable that is set and not empty.
     pub(crate) fn var(&self, name: &str) -> Option<&str> {
         self.env.get(name).map(String::as_str).filter(|value| !value.is_empty())
+    }
+
+    /// The command that removes a variable.
+    pub(crate) fn unset(&self, name: &str) -> String {
+        let has = |names: &[String]| names.iter().any(|of_file| of_file == name);
+        match self.nccl_files.iter().find(|(_, names)| has(names)) {
+            Some((file, _)) => format!("sed -i '/^{name}=/d' {}", file.display()),
+            None => format!("unset {name}"),
+        }
     }
 
     /// The settings; the defaults if one of them is refused, which the check `settings` reports.
@@ -193,6 +207,34 @@ impl Host {
     pub(crate) fn rdma_devices(&self) -> Vec<String> {
         self.sys.names("class/infiniband")
     }
+}
+
+/// Adds the variables of NCCL's files to an environment. NCCL reads first the file that `NCCL_CONF_FILE`
+/// names, or `.nccl.conf` in the user's home, and then `/etc/nccl.conf`. A variable keeps its first value
+/// (NCCL `param.cc initEnv`).
+fn with_nccl_files(
+    root: &Folder,
+    mut env: BTreeMap<String, String>,
+) -> (BTreeMap<String, String>, Vec<(PathBuf, Vec<String>)>) {
+    let var = |name: &str| env.get(name).filter(|value: &&String| !value.is_empty());
+    let named = var("NCCL_CONF_FILE").map(PathBuf::from);
+    let of_user = named.or_else(|| Some(Path::new(var("HOME")?).join(".nccl.conf")));
+    let files = of_user.into_iter().chain([PathBuf::from("/etc/nccl.conf")]);
+    let mut found = Vec::new();
+    for file in files {
+        let text = root.known(&file.to_string_lossy()).unwrap_or_default();
+        let mut names = Vec::new();
+        for (name, value) in text.lines().filter_map(|line| line.split_once('=')) {
+            if !name.starts_with('#') && !env.contains_key(name) {
+                env.insert(name.to_owned(), value.to_owned());
+                names.push(name.to_owned());
+            }
+        }
+        if !names.is_empty() {
+            found.push((file, names));
+        }
+    }
+    (env, found)
 }
 
 /// Opens a file to read it. A FIFO in the place of a file does not make this wait.

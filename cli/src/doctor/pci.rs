@@ -30,18 +30,22 @@ pub(crate) fn nvidia_gpus(host: &Host) -> Vec<String> {
     host.sys.names("bus/pci/devices").into_iter().filter(is_gpu).collect()
 }
 
-/// The folders of the bridges between a device and its root complex. `link` is a path below `/sys`.
-pub(crate) fn bridges(host: &Host, link: &str) -> Vec<PathBuf> {
+/// The folders of the ports of PCIe switches between a device and its root port. `link` is a path below
+/// `/sys`. Transfers between devices of one switch do not reach the root port, and others always do.
+pub(crate) fn switch_ports(host: &Host, link: &str) -> Vec<PathBuf> {
     let Ok(directory) = host.sys.path(link).canonicalize() else { return Vec::new() };
     let is_device = |path: &&Path| {
         // A PCI address, as 0000:3b:00.0. The root complex is pci0000:3a.
         let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
         name.matches(':').count() == 2 && name.contains('.')
     };
-    directory.ancestors().skip(1).take_while(is_device).map(Path::to_owned).collect()
+    let ports = directory.ancestors().skip(1).take_while(is_device).map(Path::to_owned);
+    let mut ports: Vec<PathBuf> = ports.collect();
+    ports.pop();
+    ports
 }
 
-/// Whether a bridge redirects transfers between the devices below it to the CPU. Returns `None` if this
+/// Whether a switch's port redirects transfers between the devices of the switch to the CPU. Returns `None` if this
 /// process may not see that.
 pub(crate) fn redirects(bridge: &Path) -> Option<bool> {
     let mut config = Vec::new();

@@ -1,7 +1,10 @@
 //! Tries of the pairs of devices between this host and another.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
 
+use indicatif::{ProgressBar, ProgressStyle};
 use invar::{Device, Settings};
 
 use super::host::Host;
@@ -12,8 +15,8 @@ use crate::perf::probe::{Peer, Tried};
 
 /// The name under which the findings stand.
 const NAME: &str = "peer";
-/// The most pairs that are tried. A pair that fails may take a minute.
-const PAIRS_MAX: usize = 64;
+/// The time after which no further pair is tried. A pair that fails may take a minute.
+const TRY_FOR: Duration = Duration::from_secs(15 * 60);
 
 /// Half a round trip of a short message takes less in any network of a cluster.
 const SLOW_US: f64 = 1000.0;
@@ -23,6 +26,61 @@ struct Pair {
     ours: String,
     theirs: String,
     outcome: Result<Tried, Failure>,
+}
+
+impl Pair {
+    /// Whether messages were sent, or should have been. A device may be of no use on the way to the peer,
+    /// as without an IPv4 address.
+    fn was_tried(&self) -> bool {
+        !matches!(&self.outcome, Err(failure) if failure.is_usage())
+    }
+}
+
+/// Shows which pair is tried: a bar on a terminal, and a line for each pair elsewhere. Both go to stderr.
+struct Progress {
+    bar: ProgressBar,
+    is_terminal: bool,
+}
+
+impl Progress {
+    fn new(pairs: usize) -> Self {
+        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
+        let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+        // The position is the number of the pair that is being tried.
+        let bar = ProgressBar::new(pairs as u64).with_style(style);
+        Progress { bar, is_terminal: io::stderr().is_terminal() }
+    }
+
+    fn begin(&self, pair: &str) {
+        self.bar.inc(1);
+        self.bar.set_message(pair.to_owned());
+        if !self.is_terminal {
+            let (at, of) = (self.bar.position(), self.bar.length().unwrap_or_default());
+            // The findings matter, even if nobody reads this.
+            let _ = writeln!(io::stderr(), "pair {at} of {of}: {pair}");
+        }
+    }
+
+    fn end(self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Orders pairs in rounds, so that each device is tried early. A round has one pair of each of this host's
+/// devices, and devices in turn begin with different ones of the peer.
+fn in_rounds<T>(pairs: Vec<T>, ours: impl Fn(&T) -> String) -> Vec<T> {
+    let mut of_device: BTreeMap<String, Vec<T>> = BTreeMap::new();
+    for pair in pairs {
+        of_device.entry(ours(&pair)).or_default().push(pair);
+    }
+    let mut rounds = Vec::new();
+    for (number, mut pairs) in of_device.into_values().enumerate() {
+        let first = number % pairs.len();
+        pairs.rotate_left(first);
+        rounds.extend(pairs.into_iter().enumerate());
+    }
+    rounds.sort_by_key(|(round, _)| *round);
+    rounds.into_iter().map(|(_, pair)| pair).collect()
 }
 
 /// Tries every pair of devices of one transport.
@@ -52,27 +110,46 @@ pub(super) fn check(
     };
     let mut devices = Device::survey(settings)?.devices;
     devices.retain(|info| settings.takes(info.kind));
-    let mut pairs = peer.pairs(&devices);
-    if pairs.is_empty() {
-        report.unseen(format!("{addr}: it has no device of a transport that this host has"));
-    }
-    if pairs.len() > PAIRS_MAX {
-        report.unseen(format!(
-            "{} of {} pairs are not tried",
-            pairs.len() - PAIRS_MAX,
-            pairs.len()
-        ));
-        pairs.truncate(PAIRS_MAX);
-    }
-    let tried = pairs.into_iter().map(|(ours, theirs)| Pair {
-        outcome: peer.try_pair(&ours.name, &theirs.name, settings),
-        ours: ours.name,
-        theirs: theirs.name,
-    });
+    let pairs = in_rounds(peer.pairs(&devices), |(ours, _)| ours.name.clone());
     let before = Losses::read(host);
-    let tried: Vec<Pair> = tried.collect();
+    let (mut tried, start) = (Vec::new(), Instant::now());
+    let progress = Progress::new(pairs.len());
+    for (ours, theirs) in &pairs {
+        if start.elapsed() > TRY_FOR {
+            break;
+        }
+        progress.begin(&format!("{} to {} of {addr}", ours.name, theirs.name));
+        tried.push(Pair {
+            outcome: peer.try_pair(&ours.name, &theirs.name, settings),
+            ours: ours.name.clone(),
+            theirs: theirs.name.clone(),
+        });
+    }
+    progress.end();
+    if tried.len() < pairs.len() {
+        let left = pairs.len() - tried.len();
+        report.unseen(format!(
+            "{left} of {} pairs are not tried: the others took {} minutes",
+            pairs.len(),
+            TRY_FOR.as_secs() / 60
+        ));
+    }
     let lost = Losses::read(host).since(&before);
     tell(addr, &tried, report);
+    if !tried.iter().any(Pair::was_tried) {
+        report.find(Finding {
+            severity: Severity::Bad,
+            id: "pair-none",
+            subject: addr.to_owned(),
+            what: match tried.is_empty() {
+                true => "it has no device of a transport that this host has",
+                false => "none of this host's devices can be used on the way to it",
+            }
+            .to_owned(),
+            costs: "Invar does not reach this peer".to_owned(),
+            mend: "invar devices   # on both hosts, then compare kinds and addresses".to_owned(),
+        });
+    }
     tell_losses(&lost, report);
     Ok(())
 }
@@ -105,7 +182,8 @@ fn tell_losses(lost: &[(String, u64)], report: &mut Report) {
 fn tell(addr: &str, pairs: &[Pair], report: &mut Report) {
     let reach = pairs.iter().filter(|pair| pair.outcome.is_ok());
     let reach: BTreeSet<&str> = reach.map(|pair| pair.ours.as_str()).collect();
-    for Pair { ours, theirs, outcome } in pairs {
+    for pair in pairs {
+        let Pair { ours, theirs, outcome } = pair;
         let subject = format!("{ours} to {theirs} of {addr}");
         let find = |severity, id, what: String, costs: &str, mend: String| Finding {
             severity,
@@ -116,8 +194,7 @@ fn tell(addr: &str, pairs: &[Pair], report: &mut Report) {
             mend,
         };
         match outcome {
-            // This device cannot be used on the way to the peer, as for want of an IPv4 address.
-            Err(failure) if failure.is_usage() => report.unseen(format!("{subject}: {failure}")),
+            Err(failure) if !pair.was_tried() => report.unseen(format!("{subject}: {failure}")),
             Err(failure) => {
                 let other = reach.contains(ours.as_str());
                 let severity = if other { Severity::Note } else { Severity::Bad };
@@ -169,6 +246,14 @@ mod tests {
         };
         let outcome = outcome.map(tried).map_err(Failure::new);
         Pair { ours: ours.to_owned(), theirs: theirs.to_owned(), outcome }
+    }
+
+    #[test]
+    fn each_device_is_tried_in_the_first_round() {
+        let pairs = ["a0", "a1", "a2", "b0", "b1", "b2", "c0", "c1", "c2"];
+        let ordered = in_rounds(pairs.to_vec(), |pair| pair[..1].to_owned());
+        assert_eq!(ordered, ["a0", "b1", "c2", "a1", "b2", "c0", "a2", "b0", "c1"]);
+        assert_eq!(in_rounds(vec!["a0", "b0"], |pair| pair[..1].to_owned()), ["a0", "b0"]);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::net::Ipv6Addr;
 
+use invar_core::device::NameFilter;
+
 use super::host::Host;
 
 /// A device of the kernel.
@@ -19,11 +21,21 @@ pub(crate) struct RdmaPort {
     pub(crate) state: String,
     /// `LinkUp`, `Disabled`, `Polling`; empty if it is unknown.
     pub(crate) phys_state: String,
-    pub(crate) is_infiniband: bool,
+    pub(crate) fabric: Fabric,
     /// `100 Gb/sec (4X EDR)`.
     pub(crate) rate: String,
     /// The entries of the GID table that are in use.
     pub(crate) gids: Vec<Gid>,
+}
+
+/// The network of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fabric {
+    InfiniBand,
+    Roce,
+    Iwarp,
+    /// A network of a vendor's own, such as Amazon's EFA.
+    Other,
 }
 
 /// An entry of a GID table.
@@ -41,6 +53,35 @@ impl RdmaDevice {
         host.rdma_devices().into_iter().map(|name| RdmaDevice::read(host, name)).collect()
     }
 
+    /// The devices that Invar and NCCL use, with the ports that they use: those of a network that both
+    /// know, if `NCCL_IB_HCA` takes them.
+    pub(crate) fn used(host: &Host) -> Vec<RdmaDevice> {
+        let mut devices = RdmaDevice::taken(host);
+        for device in &mut devices {
+            device.ports.retain(|port| port.is_infiniband() || port.is_roce());
+        }
+        devices.retain(|device| !device.ports.is_empty());
+        devices
+    }
+
+    /// The names of [`RdmaDevice::used`].
+    pub(crate) fn names_used(host: &Host) -> Vec<String> {
+        RdmaDevice::used(host).into_iter().map(|device| device.name).collect()
+    }
+
+    /// The devices and ports that `NCCL_IB_HCA` takes. It takes all if it has no meaning, which the check
+    /// `settings` reports.
+    pub(crate) fn taken(host: &Host) -> Vec<RdmaDevice> {
+        let filter = host.var("NCCL_IB_HCA").unwrap_or_default();
+        let filter = NameFilter::parse(filter).unwrap_or_default();
+        let mut devices = RdmaDevice::all(host);
+        for RdmaDevice { name, ports } in &mut devices {
+            ports.retain(|port| filter.matches(name, Some(port.number)));
+        }
+        devices.retain(|device| !device.ports.is_empty());
+        devices
+    }
+
     fn read(host: &Host, name: String) -> RdmaDevice {
         let numbers = host.sys.names(&format!("class/infiniband/{name}/ports"));
         let numbers = numbers.iter().filter_map(|number| number.parse().ok());
@@ -51,6 +92,20 @@ impl RdmaDevice {
     /// The path of a file of the device's PCI device, below `/sys`.
     pub(crate) fn pci_file(&self, file: &str) -> String {
         format!("class/infiniband/{}/device/{file}", self.name)
+    }
+}
+
+impl Fabric {
+    /// The kernel writes the type as `1: CA` for InfiniBand and RoCE, as `4: RNIC` for iWARP, and as
+    /// another number for vendors' own networks.
+    fn of(link_layer: &str, node_type: &str) -> Fabric {
+        let node_type = node_type.split_once(": ").map_or(node_type, |(_, name)| name);
+        match (node_type, link_layer) {
+            ("RNIC", _) => Fabric::Iwarp,
+            ("" | "CA", "InfiniBand") => Fabric::InfiniBand,
+            ("" | "CA", "" | "Ethernet") => Fabric::Roce,
+            _ => Fabric::Other,
+        }
     }
 }
 
@@ -74,15 +129,25 @@ impl RdmaPort {
                 netdev: text(&format!("gid_attrs/ndevs/{index}")),
             })
         };
+        let node_type = host.sys.known(&format!("class/infiniband/{device}/node_type"));
+        let node_type = node_type.unwrap_or_default();
         RdmaPort {
             number,
             title: format!("{device} port {number}"),
             state: word("state"),
             phys_state: word("phys_state"),
-            is_infiniband: text("link_layer") == "InfiniBand",
+            fabric: Fabric::of(&text("link_layer"), &node_type),
             rate: text("rate"),
             gids: host.sys.names(&format!("{path}/gids")).into_iter().filter_map(gid).collect(),
         }
+    }
+
+    pub(crate) fn is_infiniband(&self) -> bool {
+        self.fabric == Fabric::InfiniBand
+    }
+
+    pub(crate) fn is_roce(&self) -> bool {
+        self.fabric == Fabric::Roce
     }
 
     pub(crate) fn is_active(&self) -> bool {

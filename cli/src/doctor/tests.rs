@@ -134,3 +134,27 @@ fn settings_that_are_refused_or_unknown_are_found() {
     assert!(what.starts_with("set, and neither Invar nor NCCL reads a variable of that name"));
     assert!(what.ends_with("is NCCL_IB_TIMEOUT meant?"), "{what}");
 }
+
+#[test]
+fn variables_of_nccls_files_count_after_those_of_the_environment() {
+    let mut host = StandIn::plain();
+    host.set("HOME", "/home/me");
+    host.set("NCCL_IB_TIMEOUT", "20");
+    let user = "# mine\nNCCL_IB_TIMEOUT=999\nNCCL_IB_TIMOUT=22\n";
+    host.tree.file("home/me/.nccl.conf", user);
+    host.tree.file("etc/nccl.conf", "NCCL_IB_TIMOUT=23\nNCCL_SOCKET_INLINE=1\n#NCCL_X=1\n");
+    assert_eq!(
+        host.findings(),
+        ["warn setting-unknown NCCL_IB_TIMOUT", "note setting-nccl-only NCCL_SOCKET_INLINE"]
+    );
+    let report = host.examine();
+    let mend = &report.finding("setting-unknown").mend;
+    assert!(mend.starts_with("sed -i '/^NCCL_IB_TIMOUT=/d' /home/me/.nccl.conf "), "{mend}");
+    let mend = &report.finding("setting-nccl-only").mend;
+    assert_eq!(mend, "sed -i '/^NCCL_SOCKET_INLINE=/d' /etc/nccl.conf");
+    assert!(report.lines()[0][0].starts_with("/home/me/.nccl.conf sets NCCL_IB_TIMOUT, "));
+    // This file takes the place of the user's.
+    host.set("NCCL_CONF_FILE", "/opt/nccl.conf");
+    host.tree.file("opt/nccl.conf", "NCCL_IB_TIMEUOT=1\n");
+    assert_eq!(host.findings().len(), 3);
+}

@@ -4,6 +4,7 @@ use invar_core::param::TransportChoice;
 use invar_linux::udp;
 
 use crate::doctor::host::{Blind, Host};
+use crate::doctor::rdma::RdmaDevice;
 use crate::doctor::report::{Finding, Report, Severity};
 
 /// The largest buffer that TCP should be able to grow to: 10 Gb/s times 5 ms.
@@ -104,7 +105,7 @@ fn is_needed(host: &Host, file: &str) -> bool {
         TransportChoice::Socket => !is_udp,
         TransportChoice::Ib | TransportChoice::Custom => file.ends_with("somaxconn"),
         TransportChoice::Auto => {
-            !is_udp && (file.ends_with("somaxconn") || host.rdma_devices().is_empty())
+            !is_udp && (file.ends_with("somaxconn") || RdmaDevice::names_used(host).is_empty())
         }
     }
 }

@@ -1,16 +1,17 @@
-//! What slows the NICs' access to memory: strict ordering, IOMMU, and redirected transfers.
+//! Hindrances to the NICs' access to memory: strict ordering, IOMMU, and redirected transfers.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::doctor::host::Host;
 use crate::doctor::pci;
+use crate::doctor::rdma::RdmaDevice;
 use crate::doctor::report::{Finding, Report, Severity};
 
 pub(super) fn check(host: &Host, report: &mut Report) {
-    let devices = host.rdma_devices();
+    let devices = RdmaDevice::names_used(host);
     if devices.is_empty() {
-        return report.well("no RDMA device");
+        return report.well("no RDMA device to use");
     }
     relaxed_ordering(host, report);
     let gpus = pci::nvidia_gpus(host);
@@ -36,8 +37,7 @@ fn relaxed_ordering(host: &Host, report: &mut Report) {
     if host.params().ib_pci_relaxed_ordering == 0 {
         let (variable, what) =
             ("NCCL_IB_PCI_RELAXED_ORDERING", "0 asks for strict ordering on PCIe");
-        let mend = "unset NCCL_IB_PCI_RELAXED_ORDERING";
-        report.find(find("ordering-strict", variable, what, mend));
+        report.find(find("ordering-strict", variable, what, &host.unset(variable)));
     } else if !host.system.has_relaxed_ordering() {
         let what = "libibverbs is too old for relaxed ordering on PCIe (it lacks ibv_reg_mr_iova2)";
         let mend = "apt-get install libibverbs1   # rdma-core 28 or later";
@@ -70,12 +70,12 @@ fn iommu(host: &Host, device: &str, has_gpus: bool, report: &mut Report) {
     }
 }
 
-/// Finds bridges that send transfers between GPUs and RDMA devices by way of the CPU.
+/// Finds switch ports that send transfers between GPUs and RDMA devices by way of the CPU.
 fn redirections(host: &Host, devices: &[String], gpus: &[String], report: &mut Report) {
     let links = devices.iter().map(|device| format!("class/infiniband/{device}/device"));
     let links = links.chain(gpus.iter().map(|gpu| format!("bus/pci/devices/{gpu}")));
     let bridges: BTreeMap<PathBuf, Option<bool>> = links
-        .flat_map(|link| pci::bridges(host, &link))
+        .flat_map(|link| pci::switch_ports(host, &link))
         .map(|bridge| (bridge.clone(), pci::redirects(&bridge)))
         .collect();
     let address = |bridge: &PathBuf| {
@@ -87,20 +87,20 @@ fn redirections(host: &Host, devices: &[String], gpus: &[String], report: &mut R
         .map(|(bridge, _)| address(bridge))
         .collect();
     if bridges.values().any(Option::is_none) {
-        report.unseen("whether PCIe bridges redirect transfers (ACS): only root sees that");
+        report.unseen("whether PCIe switches redirect transfers (ACS): only root sees that");
     } else if redirecting.is_empty() {
-        report.well("no PCIe bridge above GPUs and RDMA devices redirects transfers (ACS)");
+        report.well("no PCIe switch above GPUs and RDMA devices redirects transfers (ACS)");
     }
     for bridge in redirecting {
         report.find(Finding {
             severity: Severity::Warn,
             id: "acs-redirects",
-            what: "this PCIe bridge redirects transfers between GPU and NIC to the CPU (ACS)"
+            what: "this port of a PCIe switch redirects transfers between GPU and NIC to the CPU (ACS)"
                 .to_owned(),
             costs: "GPUDirect runs at a part of its speed".to_owned(),
             mend: format!(
                 "setpci -s {bridge} ECAP_ACS+6.w=0000   # or switch ACS off in the BIOS; not if virtual \
-                 machines have devices below this bridge, since ACS isolates them"
+                 machines have devices below this port, since ACS isolates them"
             ),
             subject: bridge,
         });

@@ -9,8 +9,8 @@ use crate::doctor::rdma::{Gid, RdmaDevice, RdmaPort};
 use crate::doctor::report::{Finding, Report, Severity};
 
 pub(super) fn check(host: &Host, report: &mut Report) {
-    let devices = RdmaDevice::all(host);
-    let is_roce = |port: &&RdmaPort| !port.is_infiniband && port.is_active();
+    let devices = RdmaDevice::used(host);
+    let is_roce = |port: &&RdmaPort| port.is_roce() && port.is_active();
     let ports: Vec<&RdmaPort> =
         devices.iter().flat_map(|device| &device.ports).filter(is_roce).collect();
     if ports.is_empty() {
@@ -67,7 +67,7 @@ fn check_port(host: &Host, port: &RdmaPort, interfaces: &[Interface], report: &m
     let mut is_well = has_good && strays.is_empty();
     strays.into_iter().for_each(|finding| report.find(finding));
     if let Some(index) = host.params().ib_gid_index {
-        is_well &= chosen(port, index, interfaces, report);
+        is_well &= chosen(host, port, index, interfaces, report);
     }
     if is_well {
         report.well(format!("{}: RoCE v2 at {}", port.title, listed(&v2)));
@@ -124,7 +124,13 @@ fn listed(gids: &[&Gid]) -> String {
 }
 
 /// Checks the entry that `NCCL_IB_GID_INDEX` chooses, and returns whether it is a good one.
-fn chosen(port: &RdmaPort, index: u8, interfaces: &[Interface], report: &mut Report) -> bool {
+fn chosen(
+    host: &Host,
+    port: &RdmaPort,
+    index: u8,
+    interfaces: &[Interface],
+    report: &mut Report,
+) -> bool {
     let entry = port.gids.iter().find(|gid| gid.index == index);
     let (severity, id, what) = match entry {
         None => (Severity::Bad, "gid-index-empty", format!("{index} is an empty entry")),
@@ -146,7 +152,10 @@ fn chosen(port: &RdmaPort, index: u8, interfaces: &[Interface], report: &mut Rep
         subject: "NCCL_IB_GID_INDEX".to_owned(),
         what: format!("{what} of {}", port.title),
         costs: "the port is left out, or its connections end with error 12".to_owned(),
-        mend: "unset NCCL_IB_GID_INDEX   # Invar then chooses an entry of RoCE v2".to_owned(),
+        mend: format!(
+            "{}   # Invar then chooses an entry of RoCE v2",
+            host.unset("NCCL_IB_GID_INDEX")
+        ),
     });
     false
 }

@@ -5,6 +5,7 @@ use invar_cuda::Sysfs;
 
 use crate::doctor::host::Host;
 use crate::doctor::pci;
+use crate::doctor::rdma::RdmaDevice;
 use crate::doctor::report::{Finding, Report, Severity};
 
 const STAGED: &str = "messages of GPU memory pass through host memory, at a part of the speed";
@@ -51,9 +52,9 @@ pub(super) fn check(host: &Host, report: &mut Report) {
             mend,
         ));
     }
-    let devices = host.rdma_devices();
+    let devices = RdmaDevice::names_used(host);
     if devices.is_empty() {
-        return report.well("GPUs, and no RDMA device that could reach their memory");
+        return report.well("GPUs, and no RDMA device to use with them");
     }
     gpudirect(host, &version, report);
     distances(host, &gpus, &devices, report);
@@ -88,7 +89,9 @@ fn gpudirect(host: &Host, version: &str, report: &mut Report) {
         costs: STAGED.to_owned(),
         mend: match is_allowed {
             true => "modprobe nvidia-peermem".to_owned(),
-            false => "unset NCCL_DMABUF_ENABLE   # or modprobe nvidia-peermem".to_owned(),
+            false => {
+                format!("{}   # or modprobe nvidia-peermem", host.unset("NCCL_DMABUF_ENABLE"))
+            }
         },
     });
 }

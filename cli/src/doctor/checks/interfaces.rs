@@ -23,7 +23,7 @@ pub(super) fn check(host: &Host, report: &mut Report) {
     let (names, family) = (params.socket_ifname, params.socket_family);
     let found = match find(&interfaces, &Rules { names, family, comm_id: None }) {
         Ok(found) => found,
-        Err(error) => return report.find(none(set, &interfaces, &error.to_string())),
+        Err(error) => return report.find(none(host, set, &interfaces, &error.to_string())),
     };
     let mut is_well = true;
     let good: Vec<&str> =
@@ -44,7 +44,7 @@ pub(super) fn check(host: &Host, report: &mut Report) {
             let what = format!("Invar and NCCL choose loopback ({})", addr.ip());
             let costs = "no other host reaches this one";
             let mend = match set {
-                Some(_) => "unset NCCL_SOCKET_IFNAME".to_owned(),
+                Some(_) => host.unset("NCCL_SOCKET_IFNAME"),
                 None => "ip address add ADDRESS/LENGTH dev INTERFACE && ip link set INTERFACE up"
                     .to_owned(),
             };
@@ -102,7 +102,7 @@ fn is_of_docker(name: &str) -> bool {
     id.is_some_and(|id| id.len() == 12 && id.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-fn none(set: Option<&str>, interfaces: &[Interface], error: &str) -> Finding {
+fn none(host: &Host, set: Option<&str>, interfaces: &[Interface], error: &str) -> Finding {
     let named = |text: &str| {
         let filter = NameFilter::parse(text).unwrap_or_default();
         interfaces.iter().find(|interface| filter.matches(&interface.name, None))
@@ -112,7 +112,7 @@ fn none(set: Option<&str>, interfaces: &[Interface], error: &str) -> Finding {
             Some(interface) => {
                 format!("ip link set {} up   # and give it an address", interface.name)
             }
-            None => "unset NCCL_SOCKET_IFNAME".to_owned(),
+            None => host.unset("NCCL_SOCKET_IFNAME"),
         },
         None => {
             "ip link set INTERFACE up && ip address add ADDRESS/LENGTH dev INTERFACE".to_owned()

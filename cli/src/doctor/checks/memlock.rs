@@ -1,6 +1,7 @@
 //! The limit on locked memory, which NICs need for registered memory.
 
 use crate::doctor::host::Host;
+use crate::doctor::rdma::RdmaDevice;
 use crate::doctor::report::{Finding, Report, Severity};
 
 /// Below this, not even the queues and buffers of a few connections fit.
@@ -10,7 +11,7 @@ pub(super) fn check(host: &Host, report: &mut Report) {
     let Some(bytes) = host.system.memlock_limit_bytes() else {
         return report.well("this process may lock any amount of memory");
     };
-    if host.rdma_devices().is_empty() {
+    if RdmaDevice::names_used(host).is_empty() {
         return report.well("no RDMA device needs locked memory");
     }
     let size = match bytes {

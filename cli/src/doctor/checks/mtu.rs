@@ -8,13 +8,13 @@ use crate::doctor::report::{Finding, Report, Severity};
 const MOST: (u32, u32) = (4096, 4200);
 
 pub(super) fn check(host: &Host, report: &mut Report) {
-    let devices = RdmaDevice::all(host);
+    let devices = RdmaDevice::used(host);
     if devices.is_empty() {
-        return report.well("no RDMA device");
+        return report.well("no RDMA device to use");
     }
     let (interfaces, active) = (host.interfaces(), host.system.path_mtus());
     for device in &devices {
-        for port in device.ports.iter().filter(|port| port.is_active() && !port.is_infiniband) {
+        for port in device.ports.iter().filter(|port| port.is_active() && port.is_roce()) {
             let title = &port.title;
             let netdev = port.netdev().unwrap_or_default();
             let interface = interfaces.iter().find(|interface| interface.name == netdev);

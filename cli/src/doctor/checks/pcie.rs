@@ -23,7 +23,7 @@ impl PcieLink {
         (is_known(speed) && is_known(lanes)).then_some(PcieLink { speed, lanes })
     }
 
-    /// What both can do.
+    /// The fastest link that both ends can do.
     fn both(self, other: PcieLink) -> PcieLink {
         PcieLink { speed: self.speed.min(other.speed), lanes: self.lanes.min(other.lanes) }
     }
@@ -42,9 +42,9 @@ impl std::fmt::Display for PcieLink {
 }
 
 pub(super) fn check(host: &Host, report: &mut Report) {
-    let devices = RdmaDevice::all(host);
+    let devices = RdmaDevice::used(host);
     if devices.is_empty() {
-        return report.well("no RDMA device");
+        return report.well("no RDMA device to use");
     }
     for device in &devices {
         if host.sys.has(&format!("class/infiniband/{}/device", device.name)) {

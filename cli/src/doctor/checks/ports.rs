@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use invar_core::device::NameFilter;
 
 use crate::doctor::host::Host;
-use crate::doctor::rdma::{RdmaDevice, RdmaPort};
+use crate::doctor::rdma::{Fabric, RdmaDevice, RdmaPort};
 use crate::doctor::report::{Finding, Report, Severity};
 
 pub(super) fn check(host: &Host, report: &mut Report) {
@@ -14,6 +14,8 @@ pub(super) fn check(host: &Host, report: &mut Report) {
         return report.well("no RDMA device");
     }
     filter(host, &devices, report);
+    left_out(host, &devices, report);
+    let devices = RdmaDevice::used(host);
     let ports = || devices.iter().flat_map(|device| &device.ports);
     let has_active = ports().any(RdmaPort::is_active);
     for port in ports() {
@@ -26,6 +28,54 @@ pub(super) fn check(host: &Host, report: &mut Report) {
     compare(host, &devices, report);
 }
 
+/// Names the ports that Invar and NCCL do not use: those that `NCCL_IB_HCA` leaves out, and those of a
+/// network that is neither InfiniBand nor RoCE.
+fn left_out(host: &Host, devices: &[RdmaDevice], report: &mut Report) {
+    let taken = RdmaDevice::taken(host);
+    let is_taken = |port: &RdmaPort| {
+        taken.iter().flat_map(|device| &device.ports).any(|taken| taken.title == port.title)
+    };
+    for device in devices {
+        for port in device.ports.iter().filter(|port| !is_taken(port)) {
+            report.well(format!("{}: NCCL_IB_HCA leaves it out", port.title));
+        }
+    }
+    for device in &taken {
+        for port in device.ports.iter().filter(|port| !port.is_infiniband() && !port.is_roce()) {
+            report.find(foreign(host, device, port));
+        }
+    }
+}
+
+fn foreign(host: &Host, device: &RdmaDevice, port: &RdmaPort) -> Finding {
+    let driver = host.sys.link_name(&device.pci_file("driver"));
+    let without = format!("export NCCL_IB_HCA=^={}", device.name);
+    let (what, costs, mend) = match (port.fabric, driver.as_deref()) {
+        (Fabric::Iwarp, _) => (
+            "it speaks iWARP, neither InfiniBand nor RoCE",
+            "connections over it fail",
+            format!("{without}   # Invar and NCCL then use other devices, or TCP"),
+        ),
+        (_, Some("efa")) => (
+            "it speaks Amazon's EFA, neither InfiniBand nor RoCE",
+            "Invar, and NCCL without a plugin for EFA, do not use it",
+            "export NCCL_NET_PLUGIN=ofi   # aws-ofi-nccl, which uses it in Invar's place"
+                .to_owned(),
+        ),
+        _ => {
+            ("its network is neither InfiniBand nor RoCE", "Invar and NCCL do not use it", without)
+        }
+    };
+    Finding {
+        severity: Severity::Note,
+        id: "fabric-foreign",
+        subject: port.title.clone(),
+        what: what.to_owned(),
+        costs: costs.to_owned(),
+        mend,
+    }
+}
+
 /// A port that carries nothing. Cards often have a second port that nobody uses.
 fn down(port: &RdmaPort, has_active: bool) -> Finding {
     let RdmaPort { title, state, phys_state, .. } = port;
@@ -35,14 +85,14 @@ fn down(port: &RdmaPort, has_active: bool) -> Finding {
             "it has a link, and no subnet manager has configured it".to_owned(),
             "systemctl start opensm   # on one host of the network, or on a switch".to_owned(),
         ),
-        (_, "Disabled") if !port.is_infiniband => {
+        (_, "Disabled") if !port.is_infiniband() => {
             ("its interface is switched off".to_owned(), format!("ip link set {netdev} up"))
         }
         (_, "Disabled") => {
             ("it is switched off".to_owned(), format!("ibportstate -D 0 {} enable", port.number))
         }
         (_, "") => ("it has no link".to_owned(), format!("ethtool {netdev}")),
-        _ if port.is_infiniband => (
+        _ if port.is_infiniband() => (
             format!("it has no link ({phys_state}): look at cable and switch"),
             "iblinkinfo".to_owned(),
         ),
@@ -63,9 +113,9 @@ fn down(port: &RdmaPort, has_active: bool) -> Finding {
 
 /// The link of an active port.
 fn link(port: &RdmaPort, report: &mut Report) {
-    let layer = if port.is_infiniband { "InfiniBand" } else { "Ethernet" };
+    let layer = if port.is_infiniband() { "InfiniBand" } else { "Ethernet" };
     let RdmaPort { title, rate, .. } = port;
-    if port.is_infiniband && rate.contains("(1X ") {
+    if port.is_infiniband() && rate.contains("(1X ") {
         return report.find(Finding {
             severity: Severity::Warn,
             id: "link-narrow",
@@ -81,7 +131,7 @@ fn link(port: &RdmaPort, report: &mut Report) {
 
 /// Finds ports that are slower than others of the same model.
 fn compare(host: &Host, devices: &[RdmaDevice], report: &mut Report) {
-    let mut best: BTreeMap<(String, String, bool), (f64, String)> = BTreeMap::new();
+    let mut best: BTreeMap<(String, String, Fabric), (f64, String)> = BTreeMap::new();
     let model = |device: &RdmaDevice| {
         let text = |file| host.sys.known(&device.pci_file(file));
         Some((text("vendor")?, text("device")?))
@@ -91,7 +141,7 @@ fn compare(host: &Host, devices: &[RdmaDevice], report: &mut Report) {
             |((vendor, model), device)| {
                 let ports = device.ports.iter().filter(|port| port.is_active());
                 ports.filter_map(move |port| {
-                    let key = (vendor.clone(), model.clone(), port.is_infiniband);
+                    let key = (vendor.clone(), model.clone(), port.fabric);
                     Some((key, port, port.gbps()?))
                 })
             },

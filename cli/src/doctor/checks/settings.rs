@@ -7,6 +7,13 @@ use crate::doctor::host::Host;
 use crate::doctor::report::{Finding, Report, Severity};
 
 pub(super) fn check(host: &Host, report: &mut Report) {
+    for (file, names) in &host.nccl_files {
+        report.well(format!(
+            "{} sets {}, which NCCL and its plugins take; the command `invar` does not",
+            file.display(),
+            names.join(", ")
+        ));
+    }
     match Settings::from_vars(&host.env) {
         Err(error) => {
             let text = error.to_string();
@@ -17,7 +24,8 @@ pub(super) fn check(host: &Host, report: &mut Report) {
                 what: without(&name, &text),
                 costs: "Invar does not start".to_owned(),
                 mend: format!(
-                    "unset {name}   # `invar settings` shows the values that are allowed"
+                    "{}   # `invar settings` shows the values that are allowed",
+                    host.unset(&name)
                 ),
                 subject: name,
             });
@@ -27,7 +35,7 @@ pub(super) fn check(host: &Host, report: &mut Report) {
             if remarks.is_empty() {
                 report.well("no variable of Invar or of NCCL's networks is unknown or refused");
             }
-            remarks.into_iter().for_each(|remark| report.find(remarked(remark)));
+            remarks.into_iter().for_each(|remark| report.find(remarked(host, remark)));
         }
     }
     for name in NCCL_ONLY.iter().filter(|name| host.var(name).is_some()) {
@@ -37,13 +45,13 @@ pub(super) fn check(host: &Host, report: &mut Report) {
             subject: (*name).to_owned(),
             what: "NCCL's own networks read this variable, and Invar does not".to_owned(),
             costs: "the variable has no effect on Invar".to_owned(),
-            mend: format!("unset {name}"),
+            mend: host.unset(name),
         });
     }
 }
 
 /// A remark begins with the variable's name: `NAME is set, …`, or `NAME=VALUE: …`.
-fn remarked(remark: String) -> Finding {
+fn remarked(host: &Host, remark: String) -> Finding {
     let name: String = remark.chars().take_while(|c| !matches!(c, ' ' | '=')).collect();
     let is_wire = name == "INVAR_WIRE";
     let id = if is_wire { "wire-without-proof" } else { "setting-unknown" };
@@ -57,7 +65,7 @@ fn remarked(remark: String) -> Finding {
         id,
         what: without(&name, &remark),
         costs: costs.to_owned(),
-        mend: format!("unset {name}   # `invar settings` shows all variables"),
+        mend: format!("{}   # `invar settings` shows all variables", host.unset(&name)),
         subject: name,
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 
 use crate::doctor::host::{Host, Libibverbs};
+use crate::doctor::rdma::RdmaDevice;
 use crate::doctor::report::{Finding, Report, Severity};
 
 /// The PCI class of InfiniBand controllers.
@@ -19,9 +20,12 @@ const INSTALL: &str =
     "apt-get install libibverbs1 ibverbs-providers   # Fedora, RHEL: dnf install libibverbs";
 
 pub(super) fn check(host: &Host, report: &mut Report) {
-    let devices = host.rdma_devices();
-    if devices.is_empty() {
+    if host.rdma_devices().is_empty() {
         return without_devices(host, report);
+    }
+    let devices = RdmaDevice::names_used(host);
+    if devices.is_empty() {
+        return report.well("no RDMA device to use; the check `ports` says why");
     }
     let names = devices.join(", ");
     if host.params().ib_disable {
@@ -31,7 +35,7 @@ pub(super) fn check(host: &Host, report: &mut Report) {
             subject: "NCCL_IB_DISABLE".to_owned(),
             what: format!("1 hides {names}"),
             costs: UNUSED.to_owned(),
-            mend: "unset NCCL_IB_DISABLE".to_owned(),
+            mend: host.unset("NCCL_IB_DISABLE"),
         });
     }
     let closed = files(host, &devices, report);
@@ -83,8 +87,8 @@ fn files(host: &Host, devices: &[String], report: &mut Report) -> Vec<String> {
                      RDMA device plugin";
     let load = if host.is_container() { container } else { "modprobe ib_uverbs" };
     let class = host.sys.names("class/infiniband_verbs");
-    let uverbs: Vec<&String> = class.iter().filter(|name| name.starts_with("uverbs")).collect();
-    if uverbs.is_empty() {
+    let has_uverbs = class.iter().any(|name| name.starts_with("uverbs"));
+    if !has_uverbs {
         let what = format!("the kernel has {names}, but its module ib_uverbs is not loaded");
         find(Severity::Bad, "uverbs-missing", "", what, UNUSED, "modprobe ib_uverbs");
         return devices.to_vec();
@@ -94,17 +98,21 @@ fn files(host: &Host, devices: &[String], report: &mut Report) -> Vec<String> {
         find(Severity::Bad, "dev-infiniband-missing", "/dev/infiniband", what, UNUSED, load);
         return devices.to_vec();
     }
+    // A file of a device that is not used may be closed to us.
+    let device = |name: &String| {
+        let device = host.sys.known(&format!("class/infiniband_verbs/{name}/ibdev"))?;
+        devices.contains(&device).then(|| (name.clone(), device))
+    };
+    let uverbs: Vec<(String, String)> = class.iter().filter_map(device).collect();
     let opened: Vec<io::Result<()>> = uverbs
         .iter()
-        .map(|name| host.system.open(&host.dev.path(&format!("infiniband/{name}"))))
+        .map(|(name, _)| host.system.open(&host.dev.path(&format!("infiniband/{name}"))))
         .collect();
     // A container may have some devices of its host on purpose.
     let is_share = host.is_container() && opened.iter().any(Result::is_ok);
     let severity = if is_share { Severity::Note } else { Severity::Bad };
     let mut closed = Vec::new();
-    for (name, opened) in uverbs.into_iter().zip(opened) {
-        let device = host.sys.known(&format!("class/infiniband_verbs/{name}/ibdev"));
-        let device = device.unwrap_or_else(|| name.clone());
+    for ((name, device), opened) in uverbs.into_iter().zip(opened) {
         let file = format!("/dev/infiniband/{name}");
         match opened {
             Ok(()) => continue,
@@ -125,8 +133,9 @@ fn files(host: &Host, devices: &[String], report: &mut Report) -> Vec<String> {
         closed.push(device);
     }
     if closed.is_empty() {
-        report
-            .well("/dev/infiniband has a file for each RDMA device, and this process may open it");
+        report.well(
+            "/dev/infiniband has a file for each RDMA device to use, and this process may open it",
+        );
     }
     closed
 }

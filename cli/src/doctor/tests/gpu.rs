@@ -4,9 +4,11 @@ use std::fs;
 
 use crate::doctor::stand_in::StandIn;
 
-/// Below the bridge of the first RDMA device.
+/// Below the root port of the first RDMA device.
 const NEAR: &str = "pci0000:3a/0000:3a:00.0/0000:3d:00.0";
-const BRIDGE: &str = "sys/devices/pci0000:3a/0000:3a:00.0";
+const ROOT_PORT: &str = "sys/devices/pci0000:3a/0000:3a:00.0";
+/// A port of a switch below that root port.
+const SWITCH_PORT: &str = "pci0000:3a/0000:3a:00.0/0000:3b:01.0/0000:3c:01.0";
 
 #[test]
 fn a_kernel_that_lets_no_nic_reach_a_gpu() {
@@ -49,29 +51,29 @@ fn a_gpu_far_from_all_nics() {
 }
 
 #[test]
-fn a_bridge_that_redirects_transfers_to_the_cpu() {
+fn a_switch_that_redirects_transfers_to_the_cpu() {
     let host = StandIn::rdma();
-    host.gpu(NEAR);
+    host.gpu(&format!("{SWITCH_PORT}/0000:3d:00.0"));
     let config = |control: u8| {
         let mut bytes = vec![0; 4096];
         bytes[0x100..0x102].copy_from_slice(&[0x0d, 0]);
         bytes[0x106] = control;
         bytes
     };
-    for (bridge, control) in [("0000:3a:00.0", 0x1d), ("0000:3a:01.0", 0)] {
-        let path = host.tree.root().join(format!("sys/devices/pci0000:3a/{bridge}/config"));
-        fs::write(path, config(control)).unwrap();
-    }
+    let port = host.tree.root().join("sys/devices").join(SWITCH_PORT);
+    let write = |control| fs::write(port.join("config"), config(control)).unwrap();
+    fs::write(port.parent().unwrap().join("config"), config(0)).unwrap();
+    // Transfers within the switch do not reach the root port.
+    fs::write(host.tree.root().join(ROOT_PORT).join("config"), config(0x1d)).unwrap();
+    write(0);
+    assert_eq!(host.findings(), [""; 0]);
+    write(0x1d);
     let report = host.examine();
-    assert_eq!(report.short(), ["warn acs-redirects 0000:3a:00.0"]);
-    assert!(
-        report
-            .finding("acs-redirects")
-            .mend
-            .starts_with("setpci -s 0000:3a:00.0 ECAP_ACS+6.w=0000")
-    );
+    assert_eq!(report.short(), ["warn acs-redirects 0000:3c:01.0"]);
+    let mend = &report.finding("acs-redirects").mend;
+    assert!(mend.starts_with("setpci -s 0000:3c:01.0 ECAP_ACS+6.w=0000"), "{mend}");
     assert!(report.lines()[1].is_empty());
-    fs::write(host.tree.root().join(BRIDGE).join("config"), [0; 64]).unwrap();
+    fs::write(port.join("config"), [0; 64]).unwrap();
     assert_eq!(host.findings(), [""; 0]);
     assert_eq!(host.examine().lines()[1].len(), 1);
 }

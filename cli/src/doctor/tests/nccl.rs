@@ -79,7 +79,7 @@ fn a_plugin_of_others_that_is_loaded_in_its_place() {
     host.tree.file("etc/ld.so.conf.d/hpcx.conf", "/opt/hpcx");
     let other = path(&host, "opt/hpcx/libnccl-net.so");
     assert_eq!(host.findings(), [format!("warn plugin-other {other}")]);
-    // As RHEL has it.
+    // RHEL writes a relative path.
     host.tree.file("etc/ld.so.conf", "include ld.so.conf.d/*.conf");
     assert_eq!(host.findings(), [format!("warn plugin-other {other}")]);
     host.set("NCCL_NET_PLUGIN", "ofi");

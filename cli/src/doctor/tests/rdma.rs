@@ -313,3 +313,38 @@ fn rdma_devices_that_a_setting_hides() {
     host.set("NCCL_IB_DISABLE", "1");
     assert_eq!(host.findings(), ["note rdma-disabled NCCL_IB_DISABLE"]);
 }
+
+#[test]
+fn devices_that_a_list_leaves_out_are_not_judged() {
+    let mut host = StandIn::rdma();
+    host.port(1, "state", "1: DOWN");
+    host.tree.file("sys/class/infiniband/mlx5_1/device/iommu_group/type", "DMA");
+    host.facts.libibverbs = Libibverbs::Lists(vec!["mlx5_0".to_owned()]);
+    host.remove("dev/infiniband/uverbs1");
+    assert_eq!(host.findings().len(), 3);
+    host.set("NCCL_IB_HCA", "^=mlx5_1");
+    assert_eq!(host.findings(), [""; 0]);
+    let report = host.examine();
+    assert!(report.lines()[0].contains(&"mlx5_1 port 1: NCCL_IB_HCA leaves it out"));
+    host.set("NCCL_IB_HCA", "mlx5_1");
+    assert!(host.findings().contains(&"bad port-down mlx5_1 port 1".to_owned()));
+}
+
+#[test]
+fn networks_that_are_neither_infiniband_nor_roce() {
+    let host = StandIn::rdma();
+    host.tree.file("sys/class/infiniband/mlx5_0/node_type", "4: RNIC");
+    host.tree.file("sys/class/infiniband/mlx5_1/node_type", "7: <unknown>");
+    host.port(1, "link_layer", "Unknown");
+    // Neither is judged by the rules of RoCE.
+    for card in [0, 1] {
+        host.remove(&format!("sys/class/infiniband/mlx5_{card}/ports/1/gids"));
+        host.remove(&format!("dev/infiniband/uverbs{card}"));
+    }
+    let found = ["note fabric-foreign mlx5_0 port 1", "note fabric-foreign mlx5_1 port 1"];
+    assert_eq!(host.findings(), found);
+    let report = host.examine();
+    let finding = report.finding("fabric-foreign");
+    assert!(finding.what.starts_with("it speaks iWARP, "), "{}", finding.what);
+    assert!(finding.mend.starts_with("export NCCL_IB_HCA=^=mlx5_0 "), "{}", finding.mend);
+}
