@@ -42,12 +42,18 @@ pub(crate) fn run(target: &Path) -> Result<Binaries> {
         command.args(["--package", package]);
     }
     command.arg("--target-dir").arg(target);
+    // Cargo's settings may name another target, and the packages are for this host.
+    let host = host_target(&shell::read(shell::command("rustc", &["--version", "--verbose"])?)?)?;
+    if let Ok(wanted) = env::var("CARGO_BUILD_TARGET") {
+        ensure!(wanted == host, "CARGO_BUILD_TARGET={wanted}: packages are built for {host} only");
+    }
+    command.args(["--target", &host]);
     // The variable separates flags by this character. It replaces the user's own flags.
     command.env("CARGO_ENCODED_RUSTFLAGS", option("--remap-path-prefix=").join("\u{1f}"));
     command.env("CFLAGS", option("-ffile-prefix-map=").join(" "));
     shell::read(command)?;
     let read = |name: &str| {
-        let path = target.join(PROFILE).join(name);
+        let path = target.join(&host).join(PROFILE).join(name);
         fs::read(&path).with_context(|| path.display().to_string())
     };
     let binaries = Binaries { command: read("invar")?, plugin: read("libnccl_net_invar.so")? };
@@ -56,6 +62,12 @@ pub(crate) fn run(target: &Path) -> Result<Binaries> {
     let bytes = binaries.plugin.len();
     ensure!(bytes < PLUGIN_BYTES_MAX, "the plugin has {bytes} bytes, more than {PLUGIN_BYTES_MAX}");
     Ok(binaries)
+}
+
+/// The target of this host, from the answer of `rustc -vV`.
+fn host_target(answer: &str) -> Result<String> {
+    let host = answer.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("rustc does not name its host")?.to_owned())
 }
 
 /// The paths of this machine and their names in the binaries. Of several that fit, the last one holds.
@@ -92,6 +104,14 @@ fn check(what: &str, binary: &[u8], replaced: &[(String, String)]) -> Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rustc_names_its_host() {
+        let answer =
+            "rustc 1.90.0\nbinary: rustc\nhost: x86_64-unknown-linux-gnu\nrelease: 1.90.0\n";
+        assert_eq!(host_target(answer).unwrap(), "x86_64-unknown-linux-gnu");
+        assert!(host_target("rustc 1.90.0").is_err());
+    }
 
     #[test]
     fn a_binary_with_a_path_of_the_build_is_refused() {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::shell;
 use root::{Root, is_installed};
 
-/// What became of a check.
+/// The outcome of a check.
 enum Outcome {
     Passed(String),
     /// The check did not run. The text says why.

@@ -49,7 +49,7 @@ pub(crate) fn load() -> Result<Vec<Crate>> {
         .context("cargo metadata says something unexpected")
 }
 
-/// What `cargo tree` prints for the binaries. It knows which features are on.
+/// The crates that `cargo tree` prints for the binaries. Cargo knows which features are on.
 fn in_binaries() -> Result<BTreeSet<CrateId>> {
     let mut crates = BTreeSet::new();
     for binary in BINARIES {

@@ -1,4 +1,4 @@
-//! What every package contains, and where each kind of package puts it.
+//! The files of every package, and where each kind of package puts them.
 
 use anyhow::Result;
 use clap_complete::Shell;
@@ -28,7 +28,7 @@ pub(crate) struct Product {
     pub(crate) homepage: String,
     pub(crate) command: Vec<u8>,
     pub(crate) plugin: Vec<u8>,
-    /// What both binaries need.
+    /// The libraries that both binaries need.
     pub(crate) needs: Needs,
     /// Texts for people, by file name: licences, the licences of dependencies, and what changed.
     pub(crate) texts: Vec<(String, Vec<u8>)>,

@@ -15,7 +15,7 @@ const TIME: u64 = 1_700_000_000;
 const MANUALS: [&str; 6] =
     ["invar", "invar-coll", "invar-devices", "invar-env", "invar-perf", "invar-settings"];
 
-/// What an archive says of a file: mode, owner, time and content.
+/// A file in an archive: mode, owner, time and content.
 #[derive(Debug)]
 struct Entry {
     mode: u32,
