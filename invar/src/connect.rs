@@ -87,9 +87,13 @@ impl Listener {
     }
 
     fn no_peer(&self, within: Duration) -> Error {
+        Kind::NoPeer { within, turned_away: self.turned_away() }.into()
+    }
+
+    /// Returns `; ` and a text about the callers that were turned away, or nothing if there were none.
+    pub(crate) fn turned_away(&self) -> String {
         let turned_away = self.listen.turned_away();
-        let text = if turned_away.count > 0 { format!("; {turned_away}") } else { String::new() };
-        Kind::NoPeer { within, turned_away: text }.into()
+        if turned_away.count > 0 { format!("; {turned_away}") } else { String::new() }
     }
 }
 

@@ -154,7 +154,8 @@ impl Engine {
                 Idle::Again => {}
                 Idle::Look => grace.look_after(&self.bootstrap, peer)?,
                 Idle::TooLong(waited) => {
-                    let text = format!("it did not do its part within {waited:?}");
+                    let turned_away = self.links.turned_away(peer);
+                    let text = format!("it did not do its part within {waited:?}{turned_away}");
                     return Err(Kind::SilentRank { rank: peer, text }.into());
                 }
             }

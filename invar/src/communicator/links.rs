@@ -134,6 +134,12 @@ impl Links {
         Ok(waiting)
     }
 
+    /// Returns `; ` and a text about the callers that were turned away while a peer was expected, or nothing.
+    pub(super) fn turned_away(&self, peer: u32) -> String {
+        let pending = self.pending.iter().filter(|pending| pending.peer == peer);
+        pending.map(PendingLink::turned_away).collect()
+    }
+
     /// Drops all links at once. No link uses any memory afterwards.
     pub(super) fn cut(&mut self) {
         self.send.fill_with(|| None);

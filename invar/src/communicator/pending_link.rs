@@ -98,6 +98,11 @@ impl Connector {
 }
 
 impl PendingLink {
+    /// Returns `; ` and a text about the callers that this end has turned away, or nothing.
+    pub(super) fn turned_away(&self) -> String {
+        self.attempt.as_ref().map_or_else(String::new, LinkAttempt::turned_away)
+    }
+
     /// Returns the link, or both links of a shared connection, once they are made.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! Tests peers that are gone, strangers, and the end of a communicator.
 
+use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
 
@@ -137,6 +138,8 @@ fn who_knows_the_handle_and_not_the_key_is_no_sender() {
         let mut refused = stranger.connect(1, 0, 0, &handle).unwrap();
         let error = error_beside(&mut refused, &mut listening);
         assert!(error.contains("the listener hung up before it had proved"), "{error}");
+        let turned_away = listening.turned_away();
+        assert!(turned_away.contains("turned away"), "{device}: {turned_away}");
         // The rank for which the listener waits now connects.
         let attempts = vec![zero.connect(1, 0, 0, &handle).unwrap(), listening];
         let ends = wait_for_links(attempts, LIMIT).expect(device);
@@ -170,6 +173,18 @@ fn a_sender_that_never_comes_is_waited_for_as_long_as_is_said() {
     let (listening, _) = one.listen(0, 0, 0).unwrap();
     let error = wait_for_links(vec![listening], Duration::from_millis(50)).err().unwrap();
     assert_eq!(error.to_string(), "a link between ranks did not come about within 50 ms");
+}
+
+#[test]
+fn who_waits_in_vain_for_a_sender_is_told_of_other_callers() {
+    let one = Network::open(vec![open("soft IPv4")], &settings(), Abort::default()).unwrap();
+    let (listening, handle) = one.listen(0, 0, 0).unwrap();
+    let mut stranger = TcpStream::connect(handle.addr(Wire::Invar).unwrap()).unwrap();
+    stranger.write_all(&[b'/'; 256]).unwrap();
+    let error = wait_for_links(vec![listening], Duration::from_millis(500)).err().unwrap();
+    let text = error.to_string();
+    assert!(error.is_timeout(), "{text}");
+    assert!(text.contains(" within 500 ms; a caller from 127.0.0.1:"), "{text}");
 }
 
 #[test]

@@ -72,7 +72,7 @@ impl LinkAttempt {
     ) -> Result<(Self, Handle), Error> {
         let listener = Listener::bind(&parts.device, settings)?;
         let handle = listener.handle();
-        let stage = AttemptStage::Listening(Box::new(Incoming { listener, accepting: Vec::new() }));
+        let stage = AttemptStage::Listening(Box::new(Incoming::new(listener)));
         let keeper = Keeper::of_process()?;
         Ok((LinkAttempt { id, both_ways, stage, parts, keeper }, handle))
     }
@@ -94,6 +94,15 @@ impl LinkAttempt {
     /// Returns the rank at the other end.
     pub fn peer(&self) -> u32 {
         self.id.peer
+    }
+
+    /// Returns `; ` and a text about the callers that this end has turned away, or nothing if there were
+    /// none.
+    pub fn turned_away(&self) -> String {
+        match &self.stage {
+            AttemptStage::Listening(incoming) => incoming.turned_away(),
+            AttemptStage::Connecting(_) | AttemptStage::Over => String::new(),
+        }
     }
 
     /// Continues the attempt without waiting. Returns the ends once the link is made.
@@ -146,13 +155,22 @@ pub fn wait_for_links(
     within: Duration,
 ) -> Result<Vec<LinkEnds>, Error> {
     let mut ends: Vec<Option<LinkEnds>> = attempts.iter().map(|_| None).collect();
-    wait("a link between ranks", within, || {
+    let waited = wait("a link between ranks", within, || {
         for (attempt, ends) in attempts.iter_mut().zip(&mut ends) {
             if ends.is_none() {
                 *ends = attempt.poll()?;
             }
         }
         Ok(ends.iter().all(Option::is_some).then_some(()))
+    });
+    waited.map_err(|error| {
+        let texts = attempts.iter().map(LinkAttempt::turned_away);
+        match texts.reduce(|all, text| all + &text) {
+            Some(turned_away) if error.is_timeout() && !turned_away.is_empty() => {
+                Kind::NoPeer { within, turned_away }.into()
+            }
+            _ => error,
+        }
     })?;
     Ok(ends.into_iter().flatten().collect())
 }
@@ -161,9 +179,26 @@ pub fn wait_for_links(
 struct Incoming {
     listener: Listener,
     accepting: Vec<Accepting>,
+    /// The number of senders whose connection failed, and the last one's error.
+    failed: Option<(u32, String)>,
 }
 
 impl Incoming {
+    fn new(listener: Listener) -> Self {
+        Incoming { listener, accepting: Vec::new(), failed: None }
+    }
+
+    fn turned_away(&self) -> String {
+        let strangers = self.listener.turned_away();
+        match &self.failed {
+            None => strangers,
+            Some((1, error)) => format!("{strangers}; a sender failed: {error}"),
+            Some((count, error)) => {
+                format!("{strangers}; {count} senders failed, the last: {error}")
+            }
+        }
+    }
+
     /// Returns the end of the first connected sender. Rejects senders whose connection fails.
     fn poll(&mut self) -> Result<Option<AnyRecv>, Error> {
         while self.accepting.len() < ACCEPTING_MAX
@@ -180,6 +215,8 @@ impl Incoming {
             }
             Err(error) => {
                 log::warn!("a sender is sent away: {error}");
+                let count = self.failed.as_ref().map_or(0, |(count, _)| *count);
+                self.failed = Some((count + 1, error.to_string()));
                 false
             }
         });
