@@ -41,7 +41,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What the command found and advises.
+/// The findings of the command, and its advice.
 #[derive(Serialize)]
 struct Advice<'a> {
     plugin: &'a Plugin,

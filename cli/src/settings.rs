@@ -22,7 +22,7 @@ pub(crate) struct Args {
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 
-    /// As JSON: an array with an object for each variable
+    /// Print JSON: an array with an object for each variable
     #[arg(long)]
     json: bool,
 }

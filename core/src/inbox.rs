@@ -16,7 +16,7 @@ pub enum FrameError {
     Length(u32),
 }
 
-/// What stands before a body.
+/// The bytes before a body.
 pub(crate) trait Header: Copy {
     const BYTES: usize;
     /// From [`Header::BYTES`] bytes.

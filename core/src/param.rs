@@ -38,7 +38,7 @@ use value::Value;
 pub struct ParamInfo {
     /// The variable.
     pub name: &'static str,
-    /// What an unset variable stands for, as a user would write it.
+    /// The value of an unset variable, as a user would write it.
     pub default: &'static str,
     /// The values that the parser takes.
     pub allowed: Allowed,
@@ -86,9 +86,9 @@ impl fmt::Display for Readers {
 pub struct ParamError<'a> {
     /// The variable.
     pub name: &'static str,
-    /// What it was set to.
+    /// The value that it was set to.
     pub value: &'a str,
-    /// What it may be.
+    /// The values that it may have.
     pub allowed: Allowed,
 }
 

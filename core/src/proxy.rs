@@ -39,7 +39,7 @@ pub use pool::{
     Appended, LOCAL_RANKS_MAX, OPS_PER_RANK, OpPool, PostError, Poster, TakeError, Taken, Taker,
 };
 pub use request::{
-    BODY_BYTES_MAX, CallError, CallId, Calls, Connections, Expected, FrameError, Init, Kind,
-    Outcome, Pending, Place, REQUEST_BYTES, RESPONSE_BYTES, Reply, Session, SessionEvent, Setup,
-    State, VERSION,
+    BODY_BYTES_MAX, CallError, CallId, Calls, ConnectionEntry, Connections, Expected, FrameError,
+    Init, Kind, Outcome, Pending, REQUEST_BYTES, RESPONSE_BYTES, Reply, Session, SessionEvent,
+    Setup, State, VERSION,
 };

@@ -68,7 +68,7 @@ pub struct Chunk<'a, T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Started {
     /// The stage cannot start yet.
-    NotYet,
+    Pending,
     /// The stage has started.
     Whole,
     /// The stage has started with a message behind which the peer awaits another message of the
@@ -268,7 +268,7 @@ impl<T> Pipeline<T> {
             }
             while let Some(chunk) = self.next(stage) {
                 let started = port.start(stage, &chunk).map_err(Failure::Port)?;
-                if started == Started::NotYet {
+                if started == Started::Pending {
                     break;
                 }
                 self.start(stage, started);
@@ -291,7 +291,7 @@ impl<T> Pipeline<T> {
     pub fn start(&mut self, stage: ChunkStage, started: Started) {
         let Some(Chunk { is_last, .. }) = self.next(stage) else { return };
         match (stage, started) {
-            (_, Started::NotYet) => return,
+            (_, Started::Pending) => return,
             (ChunkStage::Drain, Started::AwaitsMore) if is_last => {
                 self.tail = Tail::UnderWay;
                 return;

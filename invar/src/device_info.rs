@@ -1,4 +1,4 @@
-//! What this host's devices are, whether they are open or not.
+//! Descriptions of this host's devices, whether they are open or not.
 
 use std::fmt;
 use std::net::IpAddr;

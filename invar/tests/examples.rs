@@ -27,7 +27,7 @@ fn example(name: &str, transport: &str) -> Command {
     command
 }
 
-/// What an example prints that ends well.
+/// Runs an example that must end well, and returns the text that it prints.
 fn output(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let stdout = String::from_utf8(output.stdout).expect("text");

@@ -11,9 +11,9 @@ use invar_core::coll::{DataType, RedOp};
 
 /// In the second cache, and in none.
 const SIZES: [usize; 2] = [128 << 10, 64 << 20];
-/// What one measurement stores.
+/// The bytes that one measurement stores.
 const RUN_BYTES: usize = 256 << 20;
-/// How often, of which the fastest counts.
+/// The number of measurements. The fastest one counts.
 const TIMES: usize = 5;
 
 fn main() {

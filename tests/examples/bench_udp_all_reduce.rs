@@ -19,7 +19,7 @@ use invar_linux::processors;
 use invar_linux::udp::{RxBatch, RxSocket, TxSocket};
 use rustix::thread::sched_setaffinity;
 
-/// As long as the packets between Invar's own peers over loopback: BTH, payload, ICRC.
+/// A packet has the parts and lengths of those between Invar's own peers over loopback.
 const BTH_BYTES: usize = 12;
 const PAYLOAD_BYTES: usize = 8128;
 const ICRC_BYTES: usize = 4;
@@ -90,7 +90,7 @@ struct Rank {
     packet: Box<[u8; BTH_BYTES + PAYLOAD_BYTES]>,
     input: Vec<u8>,
     output: Vec<u8>,
-    /// What the other has of the part that this rank sums up.
+    /// The other rank's input for the part that this rank sums up.
     slot: Vec<u8>,
     /// The part that this rank sums up, and the one that the other does.
     own: Range<usize>,
@@ -152,7 +152,7 @@ impl Rank {
         while sent < terms || summed < terms {
             sent += self.send(false, sent);
             self.receive(deadline);
-            // What has come is still in the nearest cache.
+            // The bytes that have come are still in the nearest cache.
             let come = self.received.min(terms);
             self.sum(summed..come);
             summed = come;

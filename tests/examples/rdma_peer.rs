@@ -16,7 +16,7 @@ const USAGE: &str = "usage: rdma_peer NIC listen|connect ADDR:PORT transfers|fau
 NIC is soft:ADDR, or inet:DEVICE or inet6:DEVICE, an RDMA device with an address of that family.
 With lossy, a software NIC loses, repeats, reorders and damages packets.";
 
-/// What befalls a lossy NIC's packets, each kind of it one in a hundred.
+/// The rate of each fault of a lossy NIC: one packet in a hundred.
 const LOSSY_PPM: u32 = 10_000;
 
 fn main() -> ExitCode {

@@ -111,7 +111,7 @@ fn client(nic: &str, peer: &str, cause: &str, undo: &str) -> Done<()> {
     Ok(())
 }
 
-/// What the kernel holds for this process: how many of each kind of RDMA resource, and files.
+/// Counts the objects that the kernel holds for this process: each kind of RDMA resource, and files.
 fn held() -> Done<[usize; 5]> {
     let files = fs::read_dir("/proc/self/fd")?.count();
     let pid = std::process::id().to_string();

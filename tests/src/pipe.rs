@@ -9,7 +9,7 @@ use invar_core::conn::{Stream, StreamError};
 /// One end of a pipe. Dropping it closes the pipe for the other end.
 #[derive(Debug)]
 pub struct Pipe {
-    shared: Arc<Mutex<[Way; 2]>>,
+    shared: Arc<Mutex<[Direction; 2]>>,
     end: usize,
     /// The most bytes that one call moves.
     pub chunk_bytes_max: usize,
@@ -17,7 +17,7 @@ pub struct Pipe {
 
 /// One direction of a pipe.
 #[derive(Debug, Default)]
-struct Way {
+struct Direction {
     bytes: VecDeque<u8>,
     closed: bool,
 }
@@ -25,7 +25,7 @@ struct Way {
 impl Pipe {
     /// The two ends of a new pipe.
     pub fn pair() -> (Pipe, Pipe) {
-        let shared = Arc::<Mutex<[Way; 2]>>::default();
+        let shared = Arc::<Mutex<[Direction; 2]>>::default();
         let end = |end| Pipe { shared: Arc::clone(&shared), end, chunk_bytes_max: usize::MAX };
         (end(0), end(1))
     }
@@ -35,7 +35,7 @@ impl Pipe {
         Arc::ptr_eq(&self.shared, &other.shared) && self.end != other.end
     }
 
-    fn ways(&self) -> MutexGuard<'_, [Way; 2]> {
+    fn directions(&self) -> MutexGuard<'_, [Direction; 2]> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -50,7 +50,7 @@ impl Stream for Pipe {
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
-        let mut ways = self.ways();
+        let mut ways = self.directions();
         if ways[1 - self.end].closed {
             return Err(StreamError::Os(32));
         }
@@ -60,7 +60,7 @@ impl Stream for Pipe {
     }
 
     fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError> {
-        let way = &mut self.ways()[1 - self.end];
+        let way = &mut self.directions()[1 - self.end];
         let n = buf.len().min(self.chunk_bytes_max).min(way.bytes.len());
         if n == 0 && way.closed && way.bytes.is_empty() {
             return Err(StreamError::Closed);
@@ -74,6 +74,6 @@ impl Stream for Pipe {
 
 impl Drop for Pipe {
     fn drop(&mut self) {
-        self.ways()[self.end].closed = true;
+        self.directions()[self.end].closed = true;
     }
 }

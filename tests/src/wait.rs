@@ -8,7 +8,7 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// The result of one poll.
 pub trait Answer {
-    /// What the poll brings in the end.
+    /// The value that the last poll brings.
     type Value;
 
     /// Returns `None` if the wait goes on.

@@ -20,7 +20,7 @@ const SLOT: usize = (CHUNK + TRAILER_BYTES).next_multiple_of(8);
 
 /// The start of a transfer in the memory of its end, and its tag.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct TransferMemory {
     start: usize,
     tag: u32,
 }
@@ -65,16 +65,20 @@ enum Broken {
     Misfit(u64, u32),
 }
 
-impl Port<Place> for End<invar_core::comm::SendComm<SimNic, Pipe>> {
+impl Port<TransferMemory> for End<invar_core::comm::SendComm<SimNic, Pipe>> {
     type Error = Broken;
 
-    fn start(&mut self, stage: ChunkStage, chunk: &Chunk<'_, Place>) -> Result<Started, Broken> {
+    fn start(
+        &mut self,
+        stage: ChunkStage,
+        chunk: &Chunk<'_, TransferMemory>,
+    ) -> Result<Started, Broken> {
         if stage == ChunkStage::Fill {
             return Ok(self.start_copy(chunk.slot));
         }
         let (start, tag) = (chunk.slot * SLOT, chunk.data.tag);
         let Some(room) = self.comm.room(tag).map_err(Broken::Wire)? else {
-            return Ok(Started::NotYet);
+            return Ok(Started::Pending);
         };
         let has_trailer = chunk.trailer_into(room).ok_or(Broken::Misfit(chunk.offset, room))?;
         let (addr, lkey, mut len) = (self.slots.addr(start), self.slots.lkey(), chunk.len);
@@ -86,7 +90,7 @@ impl Port<Place> for End<invar_core::comm::SendComm<SimNic, Pipe>> {
         let started = request.is_some();
         self.requests[chunk.slot] = request;
         Ok(match has_trailer {
-            _ if !started => Started::NotYet,
+            _ if !started => Started::Pending,
             true => Started::AwaitsMore,
             false => Started::Whole,
         })
@@ -95,7 +99,7 @@ impl Port<Place> for End<invar_core::comm::SendComm<SimNic, Pipe>> {
     fn finished(
         &mut self,
         stage: ChunkStage,
-        chunk: &Chunk<'_, Place>,
+        chunk: &Chunk<'_, TransferMemory>,
     ) -> Result<Option<Done>, Broken> {
         let Chunk { data, slot, offset, len, .. } = *chunk;
         if stage == ChunkStage::Drain {
@@ -111,10 +115,14 @@ impl Port<Place> for End<invar_core::comm::SendComm<SimNic, Pipe>> {
     }
 }
 
-impl Port<Place> for End<invar_core::comm::RecvComm<SimNic, Pipe>> {
+impl Port<TransferMemory> for End<invar_core::comm::RecvComm<SimNic, Pipe>> {
     type Error = Broken;
 
-    fn start(&mut self, stage: ChunkStage, chunk: &Chunk<'_, Place>) -> Result<Started, Broken> {
+    fn start(
+        &mut self,
+        stage: ChunkStage,
+        chunk: &Chunk<'_, TransferMemory>,
+    ) -> Result<Started, Broken> {
         if stage == ChunkStage::Drain {
             return Ok(self.start_copy(chunk.slot));
         }
@@ -123,13 +131,13 @@ impl Port<Place> for End<invar_core::comm::RecvComm<SimNic, Pipe>> {
         let request = self.comm.irecv(&[buf]).map_err(Broken::Wire)?;
         let started = request.is_some();
         self.requests[chunk.slot] = request;
-        Ok(if started { Started::Whole } else { Started::NotYet })
+        Ok(if started { Started::Whole } else { Started::Pending })
     }
 
     fn finished(
         &mut self,
         stage: ChunkStage,
-        chunk: &Chunk<'_, Place>,
+        chunk: &Chunk<'_, TransferMemory>,
     ) -> Result<Option<Done>, Broken> {
         let Chunk { data, slot, offset, len, .. } = *chunk;
         if stage == ChunkStage::Fill {
@@ -152,8 +160,8 @@ struct Rig {
     world: World,
     send: End<invar_core::comm::SendComm<SimNic, Pipe>>,
     recv: End<invar_core::comm::RecvComm<SimNic, Pipe>>,
-    outgoing: Pipeline<Place>,
-    incoming: Pipeline<Place>,
+    outgoing: Pipeline<TransferMemory>,
+    incoming: Pipeline<TransferMemory>,
 }
 
 impl Rig {
@@ -183,10 +191,10 @@ impl Rig {
     fn push(&mut self, random: &mut Random, sent: usize, room: usize, tag: u32) {
         let start = self.send.gpu.len();
         self.send.gpu.extend((0..sent).map(|_| random.next() as u8));
-        self.outgoing.push(Place { start, tag }, sent as u64).expect("room");
+        self.outgoing.push(TransferMemory { start, tag }, sent as u64).expect("room");
         let start = self.recv.gpu.len();
         self.recv.gpu.resize(start + room, 0);
-        self.incoming.push(Place { start, tag }, room as u64).expect("room");
+        self.incoming.push(TransferMemory { start, tag }, room as u64).expect("room");
     }
 
     fn step(&mut self) -> Result<(), Failure<Broken>> {

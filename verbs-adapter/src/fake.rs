@@ -21,7 +21,7 @@ pub(crate) struct Fake {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// What a test sets, and what it reads.
+/// The settings of a test, and the calls that the test reads.
 #[derive(Default)]
 struct State {
     /// The recorded calls, in order.

@@ -44,7 +44,7 @@ impl Loaded {
         Some(OsStr::from_bytes(name.to_bytes()).into())
     }
 
-    /// What `ncclGetVersion` says: 21403 for 2.14.3.
+    /// The answer of `ncclGetVersion`: 21403 for 2.14.3.
     pub(super) fn nccl_version(&self) -> Option<u32> {
         type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
         // SAFETY: nccl.h declares the function with this type.

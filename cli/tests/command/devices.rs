@@ -191,7 +191,7 @@ fn a_list_of_devices_that_are_not_there_is_refused_with_what_there_is() {
         assert_eq!(outcome.status, Some(2), "{args:?}: {}", outcome.stderr);
         assert_eq!(outcome.line(), format!("invar: {line}"), "{args:?}");
     }
-    // What is not to be used need not be there, nor does what is left out.
+    // A device of another transport need not exist, nor need devices that the list leaves out.
     let fake = FakeCuda::new().with_null_verbs().set("NULL_VERBS_DEVICES", "0");
     run_with(&fake.set("NCCL_IB_HCA", "mlx5_9").set("INVAR_TRANSPORT", "soft"), &perf).ok();
     let outcome = with_verbs(&["devices"], "2", &Tree::empty(), "^null");

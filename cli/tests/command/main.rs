@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use invar_testkit::shell;
 use invar_testkit::wait::watch;
 
-/// What a run came to.
+/// The outcome of a run.
 struct Outcome {
     status: Option<i32>,
     stdout: String,

@@ -1,4 +1,4 @@
-//! What cannot be is told in one line, with a status that says whose fault it is.
+//! Refusals take one line, and the exit status says whose fault they are.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};

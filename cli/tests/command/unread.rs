@@ -2,7 +2,7 @@
 
 use crate::*;
 
-/// As a shell shows a program that SIGPIPE has ended.
+/// The exit status that a shell shows for a program that SIGPIPE has ended.
 const UNREAD: Option<i32> = Some(141);
 const SMALL: [&str; 4] = ["-e", "8", "-n", "2"];
 

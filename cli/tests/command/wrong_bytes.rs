@@ -54,7 +54,7 @@ fn measure(
     outcome
 }
 
-/// Of the one row, the same in the JSON and in the table.
+/// The wrong bytes of the only row. The JSON and the table must agree.
 fn wrong(outcome: &Outcome) -> u64 {
     assert_eq!(outcome.status, Some(1), "{}", outcome.stderr);
     let wrong = json(&outcome.stdout)["rows"][0]["wrong"].as_u64().unwrap();

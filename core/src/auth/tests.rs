@@ -14,20 +14,20 @@ use super::*;
 use crate::conn::Stream;
 
 #[derive(Default)]
-struct Way {
+struct Direction {
     bytes: VecDeque<u8>,
     is_closed: bool,
 }
 
 /// One end of a stream that moves at most `chunk` bytes in each call.
 struct End {
-    out: Rc<RefCell<Way>>,
-    into: Rc<RefCell<Way>>,
+    out: Rc<RefCell<Direction>>,
+    into: Rc<RefCell<Direction>>,
     chunk: usize,
 }
 
 fn ends(chunk: usize) -> [End; 2] {
-    let (a, b) = (Rc::<RefCell<Way>>::default(), Rc::<RefCell<Way>>::default());
+    let (a, b) = (Rc::<RefCell<Direction>>::default(), Rc::<RefCell<Direction>>::default());
     [End { out: a.clone(), into: b.clone(), chunk }, End { out: b, into: a, chunk }]
 }
 

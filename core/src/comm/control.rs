@@ -73,7 +73,7 @@ pub(super) enum Control {
     Failed,
 }
 
-/// What an end says about its stopped queue pairs, and its new queue pairs.
+/// The report of an end about its stopped queue pairs, and its new queue pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Report {
     /// Number of the attempt. Both ends use the queue pairs of the same attempt.

@@ -20,7 +20,7 @@ const NO_REPORT: &str =
 /// The fault of queue pairs that fail again before they have carried anything.
 const NO_ANSWER: &str = "the peer's queue pair did not answer";
 
-/// What the comm must do next.
+/// The next step of the comm.
 pub(super) enum Recovering {
     /// Nothing: call again.
     Waiting,

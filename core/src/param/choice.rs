@@ -32,11 +32,11 @@ macro_rules! choice {
 }
 
 choice! {
-    /// What two ends speak.
+    /// The handshake of two ends.
     Wire {
-        /// With a preface that says versions, depths and features.
+        /// Begins with a preface that says versions, depths and features.
         Invar = "invar",
-        /// As NCCL 2.14.3's IB transport does.
+        /// The handshake of NCCL 2.14.3's IB transport.
         Nccl214 = "nccl-2.14",
     }
 }

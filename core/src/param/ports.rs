@@ -44,7 +44,7 @@ impl PortRange {
     }
 }
 
-/// As [`PortRange::parse`] reads it.
+/// The format is that of [`PortRange::parse`].
 impl fmt::Display for PortRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.first)?;

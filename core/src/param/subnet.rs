@@ -34,7 +34,7 @@ impl Subnet {
     }
 }
 
-/// As [`Subnet::parse`] reads it.
+/// The format is that of [`Subnet::parse`].
 impl fmt::Display for Subnet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.addr, self.prefix_len)

@@ -5,7 +5,7 @@ use core::fmt;
 use super::{PortRange, Subnet};
 use crate::device::NameFilter;
 
-/// What may be written; displays as the end of "must be …".
+/// The values that may be written. Displays as the end of "must be …".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "`min` and `max` are both allowed; `auto` is beside them")]
@@ -146,7 +146,7 @@ impl<'a> Value<'a> for &'a str {
     }
 }
 
-/// As `strtoll` with base 0 does, but that the whole text must be the number.
+/// Parses an integer by the rules of `strtoll` with base 0. The whole text must be the number.
 pub(super) fn parse_integer(text: &str) -> Option<i64> {
     let (negative, digits) = match text.as_bytes() {
         [b'-', ..] => (true, &text[1..]),

@@ -17,6 +17,6 @@ mod wire;
 
 pub use crate::inbox::{BODY_BYTES_MAX, FrameError};
 pub use call::{CallError, CallId, Calls, Expected, Outcome};
-pub use connection::{Connections, Place, Setup, State};
+pub use connection::{ConnectionEntry, Connections, Setup, State};
 pub use session::{Pending, Reply, Session, SessionEvent};
 pub use wire::{Init, Kind, REQUEST_BYTES, RESPONSE_BYTES, VERSION};

@@ -99,7 +99,7 @@ impl Model {
         let Some(number) = self.next(stage, slots) else { return };
         let is_last = self.is_last(number);
         self.chunks[number].state = match (stage, started) {
-            (_, Started::NotYet) => return,
+            (_, Started::Pending) => return,
             (ChunkStage::Fill, _) => State::Filling,
             (ChunkStage::Drain, Started::AwaitsMore) if is_last => State::DrainingOnce,
             (ChunkStage::Drain, _) => State::Draining,
@@ -191,7 +191,7 @@ enum Wrong {
 fn op() -> impl Strategy<Value = Op> {
     let stage = prop_oneof![Just(ChunkStage::Fill), Just(ChunkStage::Drain)];
     let started = prop_oneof![
-        1 => Just(Started::NotYet),
+        1 => Just(Started::Pending),
         4 => Just(Started::Whole),
         4 => Just(Started::AwaitsMore),
     ];
@@ -293,7 +293,7 @@ impl Port<()> for AtOnce {
     fn start(&mut self, stage: ChunkStage, chunk: &Chunk<'_, ()>) -> Result<Started, Self::Error> {
         if stage == ChunkStage::Drain && self.late > 0 {
             self.late -= 1;
-            return Ok(Started::NotYet);
+            return Ok(Started::Pending);
         }
         self.log.push((stage, chunk.slot, chunk.offset, chunk.len));
         let is_awaited = stage == ChunkStage::Drain && self.log.len() < self.awaited;

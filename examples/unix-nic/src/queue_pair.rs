@@ -37,7 +37,7 @@ pub struct QueuePair {
     held: Option<(usize, Vec<u8>)>,
 }
 
-/// What the engine needs of the NIC.
+/// The part of the NIC that the engine needs.
 struct Host {
     pd: Arc<Domain>,
     cq: CompletionQueue,

@@ -46,7 +46,7 @@ pub(crate) fn serve(settings: Settings, producer: &mut Command) -> Result<(), Bo
         }
     };
     let connections = progress.connections();
-    let host = Host { device, settings, connections, made, places: HashMap::new() };
+    let host = Host { device, settings, connections, made, setups: HashMap::new() };
     let service = Service::spawn(ServiceSettings { device: 0, cpus }, abort, host)?;
 
     let mut child = producer.env(SERVICE, service.address()).spawn()?;
@@ -92,11 +92,11 @@ struct Host {
     settings: Settings,
     connections: ProgressConnections,
     made: Sender<(ConnectionId, ProxyWire)>,
-    places: HashMap<ConnectionId, Place>,
+    setups: HashMap<ConnectionId, ConnectionSetup>,
 }
 
 /// How far a connection is.
-struct Place {
+struct ConnectionSetup {
     init: Init,
     stage: KernelStage,
     /// Its ring, for the rank.
@@ -111,8 +111,8 @@ enum KernelStage {
 }
 
 impl Host {
-    fn place(&mut self, id: ConnectionId) -> Result<&mut Place, io::Error> {
-        self.places
+    fn setup(&mut self, id: ConnectionId) -> Result<&mut ConnectionSetup, io::Error> {
+        self.setups
             .get_mut(&id)
             .ok_or_else(|| io::Error::other("a connection that was never opened"))
     }
@@ -124,7 +124,7 @@ impl Setup for Host {
 
     /// Gives the pool of operations to the rank.
     fn open(&mut self, id: ConnectionId, init: Init) -> Result<Option<OwnedFd>, Self::Error> {
-        self.places.insert(id, Place { init, stage: KernelStage::New, ring: None });
+        self.setups.insert(id, ConnectionSetup { init, stage: KernelStage::New, ring: None });
         Ok(Some(self.connections.to_fd()?))
     }
 
@@ -145,7 +145,7 @@ impl Setup for Host {
             let handle = listener.handle();
             let room: &mut [u8; invar::HANDLE_BYTES] = response.try_into()?;
             *room = *handle.as_bytes();
-            self.place(id)?.stage = KernelStage::Listening(Box::new(listener), None);
+            self.setup(id)?.stage = KernelStage::Listening(Box::new(listener), None);
         }
         Ok(true)
     }
@@ -158,13 +158,13 @@ impl Setup for Host {
         _: &mut [u8],
     ) -> Result<bool, Self::Error> {
         let (device, settings) = (self.device.clone(), self.settings.clone());
-        let place = self.place(id)?;
-        if matches!(place.stage, KernelStage::New) {
+        let setup = self.setup(id)?;
+        if matches!(setup.stage, KernelStage::New) {
             let handle = Handle::from_bytes(request.try_into()?)?;
-            place.stage = KernelStage::Connecting(SendComm::connect(&device, &handle, &settings)?);
+            setup.stage = KernelStage::Connecting(SendComm::connect(&device, &handle, &settings)?);
         }
         let keeper = Keeper::of_process()?;
-        let end = match &mut place.stage {
+        let end = match &mut setup.stage {
             KernelStage::Listening(listener, accepting) => {
                 if accepting.is_none() {
                     *accepting = listener.accept()?;
@@ -179,8 +179,8 @@ impl Setup for Host {
         };
         let Some(end) = end else { return Ok(false) };
         let ring = SharedRing::create()?;
-        (place.stage, place.ring) = (KernelStage::Connected, Some(ring.to_fd()?));
-        let Init { direction, local_rank, .. } = place.init;
+        (setup.stage, setup.ring) = (KernelStage::Connected, Some(ring.to_fd()?));
+        let Init { direction, local_rank, .. } = setup.init;
         self.made.send((id, ProxyWire::new(end, device, ring)?))?;
         let sharing = Sharing::Own;
         self.connections
@@ -190,11 +190,11 @@ impl Setup for Host {
 
     /// The connection's ring.
     fn convert_fd(&mut self, id: ConnectionId, _: u32) -> Result<OwnedFd, Self::Error> {
-        Ok(self.place(id)?.ring.take().ok_or("its ring was given, or it has none yet")?)
+        Ok(self.setup(id)?.ring.take().ok_or("its ring was given, or it has none yet")?)
     }
 
     fn close(&mut self, id: ConnectionId) {
-        self.places.remove(&id);
+        self.setups.remove(&id);
         self.connections.close(id);
     }
 

@@ -41,7 +41,7 @@ impl SharedRing {
         SharedMemory::create("invar-example", SLOTS_AT + SLOTS_BYTES).map(SharedRing)
     }
 
-    /// What another process has created.
+    /// Maps the memory that another process has created.
     pub(crate) fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         let memory = SharedMemory::from_fd(fd)?;
         match memory.len() == SLOTS_AT + SLOTS_BYTES {

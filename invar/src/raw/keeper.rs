@@ -43,7 +43,7 @@ pub trait Tend: Send {
     fn care(&self) -> Care;
 }
 
-/// What the keeper needs of an end that another thread uses.
+/// An end that another thread uses, as the keeper sees it.
 trait Visited: Send + Sync {
     /// Looks after the end. Returns whether the end needs the next look soon.
     fn look(&self) -> bool;

@@ -1,4 +1,4 @@
-//! What a NIC needs to be a device of this crate.
+//! The trait of NICs that can be devices of this crate.
 
 use std::os::fd::BorrowedFd;
 

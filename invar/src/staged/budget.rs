@@ -82,7 +82,7 @@ mod tests {
         let second = budget.take(100, 10, 7).unwrap();
         assert_eq!((first.slots(), second.slots()), (7, 3));
         assert_eq!(budget.take(100, 10, 1).err(), Some(100));
-        // Of an end with a higher limit, and of one with a lower one.
+        // One end has a higher limit, and another one a lower limit.
         assert_eq!(budget.take(119, 10, 7).map(|share| share.slots()).ok(), Some(1));
         assert_eq!(budget.take(50, 10, 7).err(), Some(100));
         drop(first);

@@ -54,9 +54,9 @@ impl Slots {
         self.buffer.gpu()
     }
 
-    fn place(&self, slot: usize) -> Place<'_> {
+    fn slot_memory(&self, slot: usize) -> SlotMemory<'_> {
         let start = slot * self.buffer.slot_bytes();
-        Place { memory: self.buffer.memory(), start, keys: self.keys }
+        SlotMemory { memory: self.buffer.memory(), start, keys: self.keys }
     }
 }
 
@@ -68,13 +68,13 @@ impl StagingSize {
 }
 
 /// The memory of a slot, and its keys.
-pub(crate) struct Place<'a> {
+pub(crate) struct SlotMemory<'a> {
     memory: &'a HostMemory,
     start: usize,
     keys: Keys,
 }
 
-impl Place<'_> {
+impl SlotMemory<'_> {
     fn addr(&self) -> u64 {
         self.memory.addr() + self.start as u64
     }
@@ -92,14 +92,14 @@ pub(crate) trait StagedWire: End {
     /// The caller keeps the promises of [`SendEnd::isend`] and [`RecvEnd::irecv`].
     unsafe fn start(
         &mut self,
-        place: &Place<'_>,
+        slot: &SlotMemory<'_>,
         chunk: &Chunk<'_, StagedMessage>,
     ) -> Result<(Option<comm::Request>, Started), Broken>;
 
     fn finished(
         &mut self,
         request: &comm::Request,
-        place: &Place<'_>,
+        slot: &SlotMemory<'_>,
         chunk: &Chunk<'_, StagedMessage>,
     ) -> Result<Option<Done>, Broken>;
 }
@@ -110,23 +110,23 @@ impl StagedWire for dyn SendEnd {
 
     unsafe fn start(
         &mut self,
-        place: &Place<'_>,
+        slot: &SlotMemory<'_>,
         chunk: &Chunk<'_, StagedMessage>,
     ) -> Result<(Option<comm::Request>, Started), Broken> {
         let Chunk { data: &StagedMessage { tag, .. }, mut len, of, chunk_bytes, .. } = *chunk;
         let Some(room) = self.room(tag).map_err(Broken::Wire)? else {
-            return Ok((None, Started::NotYet));
+            return Ok((None, Started::Pending));
         };
         let Some(has_trailer) = chunk.trailer_into(room) else {
             return Err(Broken::Uncut { of, chunk_bytes, room, tag });
         };
         if has_trailer {
-            let end = place.start + len as usize;
-            let written = place.memory.write_at(end, &Trailer { of }.to_bytes());
+            let end = slot.start + len as usize;
+            let written = slot.memory.write_at(end, &Trailer { of }.to_bytes());
             written.map_err(|error| Broken::Copy(error.into()))?;
             len += TRAILER_BYTES as u32;
         }
-        let buf = SendBuf { addr: place.addr(), len, lkey: place.keys.lkey };
+        let buf = SendBuf { addr: slot.addr(), len, lkey: slot.keys.lkey };
         // SAFETY: the caller's promise; the trailer is written by now.
         let request = unsafe { self.isend(&buf, tag) }.map_err(Broken::Wire)?;
         Ok((request, if has_trailer { Started::AwaitsMore } else { Started::Whole }))
@@ -135,7 +135,7 @@ impl StagedWire for dyn SendEnd {
     fn finished(
         &mut self,
         request: &comm::Request,
-        _: &Place<'_>,
+        _: &SlotMemory<'_>,
         chunk: &Chunk<'_, StagedMessage>,
     ) -> Result<Option<Done>, Broken> {
         let sent = self.test(request).map_err(Broken::Wire)?;
@@ -149,19 +149,19 @@ impl StagedWire for dyn RecvEnd {
 
     unsafe fn start(
         &mut self,
-        place: &Place<'_>,
+        slot: &SlotMemory<'_>,
         chunk: &Chunk<'_, StagedMessage>,
     ) -> Result<(Option<comm::Request>, Started), Broken> {
-        let (len, tag, rkey) = (chunk.room(), chunk.data.tag, place.keys.rkey);
+        let (len, tag, rkey) = (chunk.room(), chunk.data.tag, slot.keys.rkey);
         // SAFETY: the caller's promise.
-        let request = unsafe { self.irecv(&[RecvBuf { addr: place.addr(), len, tag, rkey }]) };
+        let request = unsafe { self.irecv(&[RecvBuf { addr: slot.addr(), len, tag, rkey }]) };
         Ok((request.map_err(Broken::Wire)?, Started::Whole))
     }
 
     fn finished(
         &mut self,
         request: &comm::Request,
-        place: &Place<'_>,
+        slot: &SlotMemory<'_>,
         chunk: &Chunk<'_, StagedMessage>,
     ) -> Result<Option<Done>, Broken> {
         let mut came = 0;
@@ -170,7 +170,7 @@ impl StagedWire for dyn RecvEnd {
         Ok(received.map(|_| {
             chunk.received(came, |at| {
                 let mut trailer = [0; TRAILER_BYTES];
-                place.memory.read_at(place.start + at, &mut trailer).ok()?;
+                slot.memory.read_at(slot.start + at, &mut trailer).ok()?;
                 Some(trailer)
             })
         }))
@@ -221,10 +221,10 @@ impl<W: StagedWire + ?Sized> Port<StagedMessage> for Through<'_, W> {
         // SAFETY: the slot is registered, and belongs to the pipeline until the message is done. Only
         // the GPU's copies touch its bytes, before or after the message. The end is dropped before the
         // slots.
-        let (request, started) = unsafe { self.end.start(&self.slots.place(slot), chunk) }?;
+        let (request, started) = unsafe { self.end.start(&self.slots.slot_memory(slot), chunk) }?;
         let is_started = request.is_some();
         self.slots.requests[slot] = request;
-        Ok(if is_started { started } else { Started::NotYet })
+        Ok(if is_started { started } else { Started::Pending })
     }
 
     fn finished(
@@ -238,7 +238,7 @@ impl<W: StagedWire + ?Sized> Port<StagedMessage> for Through<'_, W> {
             return Ok(is_done.then(|| chunk.own()));
         }
         match &self.slots.requests[chunk.slot] {
-            Some(request) => self.end.finished(request, &self.slots.place(chunk.slot), chunk),
+            Some(request) => self.end.finished(request, &self.slots.slot_memory(chunk.slot), chunk),
             None => Ok(None),
         }
     }

@@ -12,7 +12,7 @@ const WORD: usize = size_of::<AtomicU64>();
 /// How to access part of a word at either end of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Edges {
-    /// As part of the whole word, which belongs to the region entirely.
+    /// Together with the whole word, which belongs to the region entirely.
     Words,
     /// Byte by byte, because the rest of the word may belong to somebody else.
     Bytes,

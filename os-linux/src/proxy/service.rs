@@ -9,7 +9,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use invar_core::proxy::{
-    BankSlot, Connections, LOCAL_RANKS_MAX, Pending, Place, Reply, Session, SessionEvent, Setup,
+    BankSlot, ConnectionEntry, Connections, LOCAL_RANKS_MAX, Pending, Reply, Session, SessionEvent,
+    Setup,
 };
 use rustix::event::{PollFd, PollFlags};
 use rustix::thread::CpuSet;
@@ -102,7 +103,7 @@ struct Serving<S> {
     sessions: u32,
     /// Time at which the host last lacked the descriptors or memory to accept a rank.
     refused: Option<Instant>,
-    connections: Connections<HeapBanks<BankSlot<Place>>>,
+    connections: Connections<HeapBanks<BankSlot<ConnectionEntry>>>,
     setup: S,
     /// Whether a rank has asked for the end.
     stopping: bool,
@@ -127,7 +128,7 @@ impl Peer {
     /// gone, or it sent an invalid request.
     fn serve<S: Setup<Fd = OwnedFd>>(
         &mut self,
-        connections: &mut Connections<HeapBanks<BankSlot<Place>>>,
+        connections: &mut Connections<HeapBanks<BankSlot<ConnectionEntry>>>,
         setup: &mut S,
     ) -> io::Result<Option<SessionEvent<OwnedFd>>> {
         self.stream.flush()?;

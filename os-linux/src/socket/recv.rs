@@ -104,7 +104,7 @@ impl RecvComm {
     /// The connection has failed. Completed requests can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
         if let Some(error) = self.control.unreachable() {
-            // What has arrived counts, whatever happened to the peer afterwards.
+            // Messages that have arrived count, whatever happened to the peer afterwards.
             self.progress();
             self.receiver.fail(Error::PeerClosed(error));
             self.close_if_over();

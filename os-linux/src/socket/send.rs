@@ -116,7 +116,7 @@ impl SendComm {
     /// # Errors
     /// The connection has failed. Completed requests can still be tested.
     pub fn check_peer(&mut self) -> Result<(), Error> {
-        // What the sockets have taken counts, whatever the peer did afterwards.
+        // Messages that the sockets have taken count, whatever the peer did afterwards.
         let Self { lanes, sender, .. } = self;
         if let Err(error) = lanes.collect(|index| sender.chunk_done(index)) {
             self.broken(error);

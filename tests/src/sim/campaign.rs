@@ -55,7 +55,7 @@ pub struct Summary {
 pub struct Failure {
     /// The seed of the history.
     pub seed: u64,
-    /// What went wrong.
+    /// The text of the panic.
     pub text: String,
     /// The test in `tests/tests` that runs this history alone.
     pub test: &'static str,

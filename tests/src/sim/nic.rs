@@ -79,7 +79,7 @@ impl Drop for SimQp {
         let mut net = world.net();
         let now_ns = net.now_ns;
         net.hosts[*host].device.destroy_qp(now_ns, *number);
-        // As libibverbs does, for its providers of real NICs.
+        // The providers of libibverbs drop these completions too.
         let unseen = net.hosts[*host].unseen.values_mut();
         unseen.for_each(|unseen| unseen.retain(|(_, wc)| wc.qp_num != *number));
         net.transmit(*host);

@@ -78,7 +78,7 @@ pub(super) struct Wire {
     pub(super) faults: Vec<(Fault, Heading)>,
     hosts: HashMap<IpAddr, usize>,
     ports: Vec<Port>,
-    links: HashMap<(usize, usize), Way>,
+    links: HashMap<(usize, usize), WireLink>,
     /// The packets on their way, by time of arrival and then by order of sending.
     on_the_way: BTreeMap<(u64, u64), Arrival>,
     order: u64,
@@ -90,7 +90,7 @@ struct Port {
 }
 
 #[derive(Default)]
-struct Way {
+struct WireLink {
     link: Link,
     /// The time at which the last packet that was not held back arrives.
     last_ns: u64,
@@ -181,7 +181,7 @@ impl Wire {
             self.fault(now_ns, Fault::Cut, heading, bytes);
             return;
         }
-        let Way { link, last_ns } = *self.links.entry((from.0, to)).or_default();
+        let WireLink { link, last_ns } = *self.links.entry((from.0, to)).or_default();
         if self.random.chance(link.loss_ppm) {
             self.counters.lost += 1;
             self.fault(now_ns, Fault::Lost, heading, bytes);

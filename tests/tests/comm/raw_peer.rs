@@ -117,7 +117,7 @@ impl RawPeer {
         self.pipe.recv(&mut word) == Ok(4) && word == 1u32.to_ne_bytes()
     }
 
-    /// As a receiver: posts receives, and writes slots to row `row`.
+    /// Acts as a receiver: posts receives, and writes slots to row `row`.
     pub(crate) fn post_row(&self, row: usize, slots: &[RawSlot]) {
         for qp in &self.qps {
             let wr = RecvWr { wr_id: row as u64, ..RecvWr::default() };
@@ -141,7 +141,7 @@ impl RawPeer {
         self.nic.post_send(&self.qps[q], &[wr]).expect("post_send");
     }
 
-    /// As a sender: reads a slot of its FIFO.
+    /// Acts as a sender: reads a slot of its FIFO.
     pub(crate) fn slot(&self, row: usize, r: usize) -> RawSlot {
         let bytes = self.fifo.read(row * 256 + r * 32, 32);
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four"));
@@ -156,7 +156,7 @@ impl RawPeer {
         }
     }
 
-    /// As a sender: finishes a message, or a group, on one queue pair.
+    /// Acts as a sender: finishes a message, or a group, on one queue pair.
     pub(crate) fn write_with_imm(&self, q: usize, sge: Sge, to: (u64, u32), imm_data: u32) {
         let wr = SendWr {
             wr_id: 7,

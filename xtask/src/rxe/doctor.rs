@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::guest;
 use crate::shell::Shell;
 
-/// What breaks the guest, the checks to run, and the findings that are expected.
+/// Each row has a command that breaks the guest, the checks to run, and the findings that are expected.
 const FAULTS: [(&str, &str, &[&str]); 8] = [
     ("", "verbs memlock ports gids pcie dma", &[]),
     ("", "mtu", &["mtu-small", "mtu-small", "mtu-small"]),

@@ -68,7 +68,7 @@ pub enum State {
 
 /// The service's record of a connection, an element of the pool of connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct ConnectionEntry {
     pub(super) state: State,
     /// The session that owns the connection; `None` once the connection is closed.
     pub(super) session: Option<u32>,
@@ -84,10 +84,10 @@ pub struct Place {
 /// rank has posted may still name it.
 #[derive(Debug)]
 pub struct Connections<B> {
-    pool: Pool<Place, B>,
+    pool: Pool<ConnectionEntry, B>,
 }
 
-impl<B: Banks<BankSlot<Place>>> Connections<B> {
+impl<B: Banks<BankSlot<ConnectionEntry>>> Connections<B> {
     /// Creates an empty set of connections, in memory that holds default values.
     pub fn new(banks: B) -> Self {
         Connections { pool: Pool::new(banks) }
@@ -102,7 +102,8 @@ impl<B: Banks<BankSlot<Place>>> Connections<B> {
     /// connection.
     pub(super) fn open(&mut self, session: u32, local_rank: u32) -> Option<ConnectionId> {
         let (index, place) = self.pool.take()?;
-        *place = Place { session: Some(session), local_rank, ..Place::default() };
+        *place =
+            ConnectionEntry { session: Some(session), local_rank, ..ConnectionEntry::default() };
         Some(ConnectionId(index))
     }
 
@@ -112,7 +113,7 @@ impl<B: Banks<BankSlot<Place>>> Connections<B> {
     }
 
     /// Returns the connection if the session owns it.
-    pub(super) fn of(&mut self, session: u32, id: ConnectionId) -> Option<&mut Place> {
+    pub(super) fn of(&mut self, session: u32, id: ConnectionId) -> Option<&mut ConnectionEntry> {
         self.pool.get_mut(id.0).filter(|place| place.session == Some(session))
     }
 

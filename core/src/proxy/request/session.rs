@@ -4,7 +4,7 @@ use core::fmt::{self, Write};
 
 use heapless::Vec;
 
-use super::connection::{Connections, Place, Setup, State};
+use super::connection::{ConnectionEntry, Connections, Setup, State};
 use super::wire::{Init, Kind, RESPONSE_BYTES, Request, Response};
 use crate::inbox::{BODY_BYTES_MAX, FrameError, Inbox};
 use crate::proxy::banks::Row;
@@ -74,7 +74,7 @@ impl<B: Banks<Option<Pending>>> Session<B> {
     pub fn filled<S: Setup>(
         &mut self,
         n: usize,
-        connections: &mut Connections<impl Banks<BankSlot<Place>>>,
+        connections: &mut Connections<impl Banks<BankSlot<ConnectionEntry>>>,
         setup: &mut S,
     ) -> Result<Option<SessionEvent<S::Fd>>, FrameError> {
         let Some((header, body)) = self.inbox.filled(n)? else { return Ok(None) };
@@ -113,7 +113,7 @@ impl<B: Banks<Option<Pending>>> Session<B> {
     /// Asks the next pending request, in turn, and returns its response once it is done.
     pub fn progress<S: Setup>(
         &mut self,
-        connections: &mut Connections<impl Banks<BankSlot<Place>>>,
+        connections: &mut Connections<impl Banks<BankSlot<ConnectionEntry>>>,
         setup: &mut S,
     ) -> Option<Reply<S::Fd>> {
         self.turn = (self.turn + 1).checked_rem(self.pending.len())?;
@@ -142,7 +142,7 @@ impl<B: Banks<Option<Pending>>> Session<B> {
     /// Ends the session: it drops the pending requests and closes the connections of the session.
     pub fn end(
         self,
-        connections: &mut Connections<impl Banks<BankSlot<Place>>>,
+        connections: &mut Connections<impl Banks<BankSlot<ConnectionEntry>>>,
         setup: &mut impl Setup,
     ) {
         connections.close_all(self.number, setup);
@@ -185,7 +185,7 @@ fn open<S: Setup>(
     session: u32,
     header: &Request,
     body: &[u8],
-    connections: &mut Connections<impl Banks<BankSlot<Place>>>,
+    connections: &mut Connections<impl Banks<BankSlot<ConnectionEntry>>>,
     setup: &mut S,
 ) -> Result<Answer<S::Fd>, Refusal<S::Error>> {
     if header.response_len != 4 {
@@ -209,8 +209,8 @@ fn open<S: Setup>(
 fn ready<'a, E>(
     session: u32,
     header: &Request,
-    connections: &'a mut Connections<impl Banks<BankSlot<Place>>>,
-) -> Result<&'a mut Place, Refusal<E>> {
+    connections: &'a mut Connections<impl Banks<BankSlot<ConnectionEntry>>>,
+) -> Result<&'a mut ConnectionEntry, Refusal<E>> {
     let Request { kind, connection, response_len, .. } = *header;
     if matches!(kind, Kind::SharedInit | Kind::ConvertFd) && response_len != 0 {
         return Err(Refusal::Response(response_len));

@@ -104,7 +104,7 @@ impl Setup for Reversing {
 struct World {
     calls: SmallCalls,
     session: SmallSession,
-    connections: Connections<OneBank<BankSlot<Place>>>,
+    connections: Connections<OneBank<BankSlot<ConnectionEntry>>>,
     setup: Reversing,
     to_proxy: VecDeque<u8>,
     /// Bytes to the rank, and the file descriptor that comes with each byte.
