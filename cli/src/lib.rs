@@ -105,8 +105,10 @@ fn settings_for(is_child: bool) -> Result<Settings, Failure> {
     let mut settings = Settings::from_env()?;
     let remarks = settings.take_remarks();
     // The command reports its own failure. The log would repeat that, so there is a log only on request.
-    if env::var_os("INVAR_LOG").is_some() {
-        logger::init(settings.log_level());
+    // But while the command stands still, only the log can say why.
+    match env::var_os("INVAR_LOG") {
+        Some(_) => logger::init(settings.log_level()),
+        None => logger::init_stalls(),
     }
     if settings.log_level() >= LogLevel::Warn && !is_child {
         remarks.iter().for_each(|remark| tell(format_args!("warning: {remark}")));

@@ -52,4 +52,5 @@ pub mod roce;
 mod secret;
 pub mod socket;
 pub mod staging;
+pub mod stall;
 pub mod topology;

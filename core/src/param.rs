@@ -262,6 +262,9 @@ params! {
     /// connection, as it does if the peer has 0, or on NCCL 2.14's wire.
     INVAR_RECOVERY_TIMEOUT_MS => recovery_timeout_ms: u32 = "60000", int(0, 86_400_000),
         unit: "ms";
+    /// A connection or a collective that stands still for this time is reported, with its cause, and again
+    /// after twice the time. 0: never.
+    INVAR_STALL_MS => stall_ms: u32 = "10000", int(0, 86_400_000), unit: "ms";
     /// Each rank writes to this file what each message over the network waited for, as a trace for Chrome
     /// and Perfetto. `%r` stands for the rank, which otherwise follows the name. Links are slower with
     /// it, and messages in shared memory are not traced.

@@ -313,6 +313,12 @@ impl<T, const N: usize> RequestRing<T, N> {
         entries.map(|entry| (entry.key & NUMBER, &entry.value))
     }
 
+    /// The number of requests that are done and not tested. The count takes linear time.
+    pub(crate) fn done(&self) -> u32 {
+        let done = self.entries.iter().filter(|entry| entry.key & DONE != 0 && entry.key < BEYOND);
+        done.count() as u32
+    }
+
     /// The number of live requests. The count takes linear time, so use it for reports only.
     pub(crate) fn live(&self) -> usize {
         self.entries.iter().filter(|entry| entry.key < BEYOND).count()

@@ -18,6 +18,8 @@ use invar_core::conn;
 use invar_core::param::{
     AddressFamily, Allowed, LogLevel, ParamInfo, Params, PortRange, TABLE, TransportChoice, Wire,
 };
+use invar_core::stall::{Process, StallSettings};
+use invar_linux::env::hostname;
 use invar_verbs::GidRules;
 
 use crate::Error;
@@ -304,6 +306,11 @@ fn conn_settings(params: &Params<'_>, program: conn::CommSettings) -> conn::Comm
         },
         timeout_ns: u64::from(params.connect_timeout_ms) * 1_000_000,
         recovery_timeout_ns: u64::from(params.recovery_timeout_ms) * 1_000_000,
+        stall: StallSettings {
+            after_ns: u64::from(params.stall_ms) * 1_000_000,
+            process: Process::new(std::process::id(), &hostname()),
+            ..program.stall
+        },
         ..program
     }
 }

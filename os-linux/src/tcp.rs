@@ -235,6 +235,10 @@ impl Stream for OobStream {
             Err(error) => Err(os(error)),
         }
     }
+
+    fn host_answers(&self) -> Option<bool> {
+        reach::unacknowledged(self).map(|bytes| bytes == 0)
+    }
 }
 
 /// Makes a non-blocking socket that closes on exec.

@@ -22,5 +22,6 @@ pub mod strangers;
 pub mod sysfs;
 pub mod tcp_times;
 pub mod wait;
+pub mod warnings;
 
 pub use conformance::nic_conformance;

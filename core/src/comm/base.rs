@@ -14,6 +14,7 @@ use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs};
 use crate::error::{CompletionError, Ends, Error, Report};
 use crate::nic::{Nic, NicError, PollError, Refusal, Refused, Wc, WcStatus};
 use crate::request::{Progress, RequestRing};
+use crate::stall::{self, Counts, Role, Wait, Watch};
 
 /// The largest number of completions taken in one poll.
 const POLL_BATCH: usize = 32;
@@ -69,14 +70,22 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     /// The number of rows that have arrived, if the peer has closed and said so.
     pub(super) rows_done: Option<u64>,
     pub(super) recovery: Recovery,
+    pub(super) watch: Watch,
     pub(super) ends: Ends,
     pub(super) pending: Option<Exchange>,
 }
 
 impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R, T, REQS> {
-    pub(super) fn new(parts: Parts<N, S>, reqs: RequestRing<T, REQS>, route: R) -> Self {
+    pub(super) fn new(
+        parts: Parts<N, S>,
+        role: Role,
+        reqs: RequestRing<T, REQS>,
+        route: R,
+    ) -> Self {
         let Parts { verbs, stream, ends, pending, peer } = parts;
-        let recovers = peer.is_some_and(|peer| peer.recovers);
+        let recovers = peer.as_ref().is_some_and(|peer| peer.recovers);
+        let shares_views = peer.as_ref().is_some_and(|peer| peer.shares_views);
+        let watch = Watch::new(verbs.settings.stall, role, shares_views, false);
         Base {
             reqs,
             wcs: [Wc::default(); POLL_BATCH],
@@ -92,6 +101,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             control_out: ControlWriter::new(),
             rows_done: None,
             recovery: Recovery::new(recovers),
+            watch,
             ends,
             pending,
         }
@@ -123,6 +133,28 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         self.gate = gate;
         self.end = Some(error);
         self.ends.notices = self.verbs.nic.notices();
+        self.ends.stall = self.watch.verdict();
+    }
+
+    /// Notes a call of the program, which a host does now and then; see [`Watch::is_armed`].
+    pub(super) fn called(&mut self, wait: Wait, now_ns: u64) {
+        self.watch.called(wait, now_ns);
+    }
+
+    /// Looks whether the connection stands still. Asks the peer for its view, answers the peer, and warns.
+    pub(super) fn look_for_stall(&mut self, counts: Counts, now_ns: u64) {
+        let Self { watch, control_out, stream, ends, .. } = self;
+        watch.look(counts, now_ns);
+        // What was sent before now has had time to arrive.
+        if let Some(verdict) = watch.warning(now_ns, || stream.host_answers()) {
+            stall::tell(ends, &verdict);
+        }
+        // A peer that does not read must not keep more important messages from leaving.
+        if control_out.is_idle()
+            && let Some((view, asks)) = watch.to_send(now_ns)
+        {
+            control_out.send(stream, &Control::View { view, asks });
+        }
     }
 
     /// Fails a call because the NIC returned an error.

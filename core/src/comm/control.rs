@@ -5,6 +5,8 @@
 //!   still delivers the stream.
 //! - The two ends make new queue pairs after a failure; see [`super::recovery`].
 //! - An end whose comm has failed says so, because its peer may wait for new queue pairs.
+//! - An end that stands still asks the peer for its view, if both ends exchange views; see
+//!   [`stall`](crate::stall).
 
 use static_assertions::assert_eq_size;
 use zerocopy::byteorder::little_endian::U64;
@@ -15,6 +17,7 @@ use crate::conn::wire::{
 };
 use crate::conn::{Stream, StreamError};
 use crate::error::Error;
+use crate::stall::{EndView, VIEW_BYTES, ViewBytes};
 
 /// The head of each message, little-endian.
 ///
@@ -49,6 +52,8 @@ struct ReportBytes {
 
 const HEAD_BYTES: usize = size_of::<HeadBytes>();
 const REPORT_BYTES: usize = HEAD_BYTES + size_of::<ReportBytes>();
+/// Bytes of a [`Control::View`], whose body is a [`ViewBytes`].
+const VIEW_MESSAGE_BYTES: usize = HEAD_BYTES + VIEW_BYTES;
 
 assert_eq_size!(HeadBytes, [u8; 16]);
 assert_eq_size!(ReportBytes, [u8; 8 + PREFACE_BYTES + QP_INFO_BYTES]);
@@ -58,6 +63,9 @@ const CLOSE: [u8; 8] = *b"\x89CLOSE\r\n";
 const REPORT: [u8; 8] = *b"\x89AGAIN\r\n";
 const READY: [u8; 8] = *b"\x89READY\r\n";
 const FAILED: [u8; 8] = *b"\x89ENDED\r\n";
+const VIEW: [u8; 8] = *b"\x89STUCK\r\n";
+/// The value in the head of a view that asks for the peer's view.
+const ASKS: u64 = 1;
 
 /// A message of one end to the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +79,12 @@ pub(super) enum Control {
     Ready { attempt: u32 },
     /// This end's comm has failed.
     Failed,
+    /// This end's view.
+    View {
+        view: EndView,
+        /// Whether this end asks for the peer's view.
+        asks: bool,
+    },
 }
 
 /// The report of an end about its stopped queue pairs, and its new queue pairs.
@@ -109,17 +123,22 @@ impl ControlWriter {
             Control::Report(report) => (REPORT, report.attempt.into()),
             Control::Ready { attempt } => (READY, (*attempt).into()),
             Control::Failed => (FAILED, 0),
+            Control::View { asks, .. } => (VIEW, u64::from(*asks) * ASKS),
         };
         let head = HeadBytes { magic, value: value.into() };
+        let (report, view);
         let body = match message {
-            Control::Report(Report { rows, preface, info, .. }) => Some(ReportBytes {
-                rows: (*rows).into(),
-                preface: preface.to_bytes(),
-                info: info.to_bytes(),
-            }),
-            _ => None,
+            Control::Report(Report { rows, preface, info, .. }) => {
+                let (preface, info) = (preface.to_bytes(), info.to_bytes());
+                report = ReportBytes { rows: (*rows).into(), preface, info };
+                report.as_bytes()
+            }
+            Control::View { view: of, .. } => {
+                view = of.to_bytes();
+                view.as_bytes()
+            }
+            _ => &[],
         };
-        let body = body.as_ref().map_or(&[][..], IntoBytes::as_bytes);
         let has_room = self.out.len() + HEAD_BYTES + body.len() <= self.out.capacity();
         if has_room {
             let _ = self.out.extend_from_slice(head.as_bytes());
@@ -127,6 +146,11 @@ impl ControlWriter {
         }
         self.flush(stream);
         has_room
+    }
+
+    /// Whether the stream has taken all messages.
+    pub(super) fn is_idle(&self) -> bool {
+        self.out.is_empty()
     }
 
     /// Sends what the stream takes. If the stream has ended, the reader notices it.
@@ -160,6 +184,7 @@ impl ControlReader {
         loop {
             let want = match self.bytes.first_chunk() {
                 Some(&REPORT) if self.got >= HEAD_BYTES => REPORT_BYTES,
+                Some(&VIEW) if self.got >= HEAD_BYTES => VIEW_MESSAGE_BYTES,
                 _ => HEAD_BYTES,
             };
             if self.got >= want {
@@ -172,7 +197,7 @@ impl ControlReader {
                 Err(error) => return Err(Error::PeerClosed(error)),
             }
             let magic = &self.bytes[..self.got.min(CLOSE.len())];
-            if ![CLOSE, REPORT, READY, FAILED].iter().any(|known| known.starts_with(magic)) {
+            if ![CLOSE, REPORT, READY, FAILED, VIEW].iter().any(|known| known.starts_with(magic)) {
                 return Err(Error::Unexpected);
             }
         }
@@ -195,6 +220,10 @@ impl ControlReader {
                 Control::Report(Report { attempt: attempt()?, rows, preface, info })
             }
             FAILED => Control::Failed,
+            VIEW => {
+                let (view, _) = ViewBytes::ref_from_prefix(body).map_err(|_| Error::Unexpected)?;
+                Control::View { view: EndView::parse(view), asks: value & ASKS != 0 }
+            }
             _ => return Err(Error::Unexpected),
         })
     }
@@ -249,6 +278,7 @@ mod tests {
             sizes_rkey: 0,
             ece: None,
             recovers: true,
+            shares_views: true,
             long_mtu_bytes: 0,
             device: DeviceName::new(),
         };
@@ -270,6 +300,11 @@ mod tests {
             any::<u64>().prop_map(|rows_done| Control::Close { rows_done }),
             any::<u32>().prop_map(|attempt| Control::Ready { attempt }),
             Just(Control::Failed),
+            (any::<bool>(), any::<[[u8; 32]; 3]>()).prop_map(|(asks, bytes)| {
+                let bytes = bytes.concat();
+                let view = EndView::parse(ViewBytes::ref_from_bytes(&bytes).unwrap());
+                Control::View { view, asks }
+            }),
             (any::<u32>(), any::<u64>()).prop_map(|(attempt, rows)| report(attempt, rows, 3)),
         ]
     }
@@ -302,9 +337,9 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..2000), head in 0..5) {
+        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..2000), head in 0..6) {
             let mut stream = Slow { bytes: heapless::Deque::new(), credit: 700 };
-            let head = [&CLOSE[..], &REPORT, &READY, &FAILED, &[]][head as usize];
+            let head = [&CLOSE[..], &REPORT, &READY, &FAILED, &VIEW, &[]][head as usize];
             head.iter().chain(&bytes).for_each(|byte| stream.bytes.push_back(*byte).unwrap());
             let mut reader = ControlReader::new();
             while let Ok(Some(_)) = reader.recv(&mut stream, 128) {}

@@ -121,6 +121,11 @@ impl Group {
         self.waiting == END
     }
 
+    /// The number of messages that the group still lacks; 0 if no group is matched.
+    pub(super) fn lacking(&self) -> u32 {
+        END.saturating_sub(self.waiting) as u32
+    }
+
     /// Adds the message of the next buffer, with destination `room`, and returns its request.
     #[inline(always)]
     pub(super) fn add(&mut self, buf: &SendBuf, room: &Room) -> Request {

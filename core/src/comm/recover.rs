@@ -227,13 +227,14 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     /// [`Error::PeerClosed`] after a close notice or at the end of the stream, [`Error::PeerFailed`], or
     /// another error for any other bytes.
     pub(super) fn hear(&mut self) -> Result<(), Error> {
-        let Self { control_in, control_out, stream, recovery, verbs, rows_done, .. } = self;
+        let Self { control_in, control_out, stream, recovery, verbs, rows_done, watch, .. } = self;
         control_out.flush(stream);
         while let Some(message) = control_in.recv(stream, verbs.qp_count())? {
             match message {
                 Control::Report(report) => recovery.heard(report)?,
                 Control::Ready { attempt } => recovery.heard_ready(attempt)?,
                 Control::Failed => return Err(Error::PeerFailed),
+                Control::View { view, asks } => watch.heard(view, asks),
                 Control::Close { rows_done: rows } => {
                     *rows_done = Some(rows);
                     return Err(CLOSED);

@@ -22,6 +22,7 @@ use crate::error::{Ends, Error, Report};
 use crate::fifo::{LEN_MAX, RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES};
 use crate::nic::{Memory, Nic, NumSge, RecvWr, SendFlags, SendList, SendWr, Sge};
 use crate::request::{ROWS, RequestRing};
+use crate::stall::{Counts, Role, Verdict, Wait};
 
 pub use buf::RecvBuf;
 
@@ -85,7 +86,7 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let Receiving { slots, events, .. } = &mut rows.at(0).value;
         slots.set_flags(0, flags | SendFlags::SIGNALED);
         *events += 1;
-        let base = Base::new(parts, rows, Arrivals { flushes, turns_written: 0 });
+        let base = Base::new(parts, Role::Receiver, rows, Arrivals { flushes, turns_written: 0 });
         Ok(RecvComm {
             base,
             recv_wr: RecvWr::default(),
@@ -223,11 +224,30 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
     /// [`Error::PeerClosed`] if the peer has closed. Requests that are complete can still be tested.
     pub fn check_peer(&mut self, now_ns: u64) -> Result<(), Error> {
         let checked = self.base.check_peer().and_then(|()| self.recover(now_ns));
+        if checked.is_ok() {
+            self.look_for_stall(now_ns);
+        }
         checked.map_err(|failed| {
             // No peer is left that could send.
             self.base.reqs.cut_short();
             self.base.error(failed)
         })
+    }
+
+    /// Whether the host is to note the program's next call with [`RecvComm::called`].
+    #[inline(always)]
+    pub fn notes_call(&self) -> bool {
+        self.base.watch.is_armed()
+    }
+
+    /// Notes a call of the program, for [`stall`](crate::stall). `wait` is the call that could do nothing.
+    pub fn called(&mut self, wait: Wait, now_ns: u64) {
+        self.base.called(wait, now_ns);
+    }
+
+    /// Why the connection stands still, if it does and the user was told.
+    pub fn verdict(&self) -> Option<Verdict> {
+        self.base.watch.verdict()
     }
 
     /// The number of times that the queue pairs have been replaced.
@@ -269,6 +289,21 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let (posted, depth) = (self.rows_posted(), self.depth as u64);
         let Base { reqs, route, .. } = &mut self.base;
         route.rows_arrived(reqs, posted, depth)
+    }
+
+    /// Looks whether the connection stands still.
+    fn look_for_stall(&mut self, now_ns: u64) {
+        let begun = self.rows_posted();
+        let last = self.base.watch.counts();
+        // While receives are posted there is no stall, and counting costs time.
+        let (done, untested) = match last.begun == begun {
+            true if self.base.watch.is_idle() => (begun, 0),
+            true => (self.rows_arrived(), self.base.reqs.done()),
+            false => (last.done, last.untested),
+        };
+        let is_recovering = self.base.gate == Gate::Recovering;
+        let counts = Counts { begun, done, untested, is_recovering, ..Counts::default() };
+        self.base.look_for_stall(counts, now_ns);
     }
 
     /// The number of receives posted.

@@ -3,6 +3,7 @@
 mod closed;
 mod grouped;
 mod resend;
+mod stall;
 
 use grouped::GROUP_NREQS;
 
@@ -20,6 +21,7 @@ use crate::error::{Ends, Error, Report};
 use crate::fifo::{LEN_MAX, RECVS_MAX, Room, Row, SlotWords};
 use crate::nic::{Memory, Nic, NumSge, SendList, SendWr, Sge};
 use crate::request::{MESSAGES, RequestRing};
+use crate::stall::{Role, Verdict, Wait};
 
 /// The sending end of a connection.
 pub struct SendComm<N: Nic, S> {
@@ -47,7 +49,7 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
         let sizes = parts.peer.as_ref().and_then(|peer| peer.sizes);
         let target = Target::new(&parts.verbs, sizes);
         let reqs = RequestRing::new(depth * RECVS_MAX, |_| Sending::default());
-        let base = Base::new(parts, reqs, Sent { grouped: 0 });
+        let base = Base::new(parts, Role::Sender, reqs, Sent { grouped: 0 });
         SendComm {
             base,
             idx: 1,
@@ -140,10 +142,29 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// [`Error::PeerClosed`] if the peer has closed. Requests that are complete can still be tested.
     pub fn check_peer(&mut self, now_ns: u64) -> Result<(), Error> {
         let checked = self.base.check_peer().and_then(|()| self.recover(now_ns));
+        if checked.is_ok() {
+            self.look_for_stall(now_ns);
+        }
         checked.map_err(|failed| {
             self.heed_notice();
             self.base.error(failed)
         })
+    }
+
+    /// Whether the host is to note the program's next call with [`SendComm::called`].
+    #[inline(always)]
+    pub fn notes_call(&self) -> bool {
+        self.base.watch.is_armed()
+    }
+
+    /// Notes a call of the program, for [`stall`](crate::stall). `wait` is the call that could do nothing.
+    pub fn called(&mut self, wait: Wait, now_ns: u64) {
+        self.base.called(wait, now_ns);
+    }
+
+    /// Why the connection stands still, if it does and the user was told.
+    pub fn verdict(&self) -> Option<Verdict> {
+        self.base.watch.verdict()
     }
 
     /// The number of times that the queue pairs have been replaced.

@@ -291,6 +291,7 @@ impl<N: Nic> Verbs<N> {
             sizes_rkey: 0,
             ece: self.ece(),
             recovers: self.settings.recovers(),
+            shares_views: true,
             long_mtu_bytes: if self.settings.long_mtu { self.port.long_mtu_bytes } else { 0 },
             device: Ends::local(self.nic.name(), self.port.gid).device,
         }
@@ -374,6 +375,8 @@ pub(crate) struct Peer {
     pub(crate) ece: Option<Ece>,
     /// Whether both ends make new queue pairs when old ones fail.
     pub(crate) recovers: bool,
+    /// Whether both ends exchange views.
+    pub(crate) shares_views: bool,
     /// Payload bytes of a long packet; see [`RtrAttr::long_mtu_bytes`].
     pub(crate) long_mtu_bytes: u32,
     pub(crate) device: DeviceName,
@@ -397,6 +400,7 @@ impl Peer {
                 .ece
                 .filter(|theirs| ours.ece.is_some_and(|ours| ours.vendor_id == theirs.vendor_id)),
             recovers: ours.recovers && preface.recovers,
+            shares_views: ours.shares_views && preface.shares_views,
             long_mtu_bytes,
             device: preface.device,
         }
@@ -413,6 +417,7 @@ impl Peer {
             sizes: None,
             ece: None,
             recovers: false,
+            shares_views: false,
             long_mtu_bytes: 0,
             device: DeviceName::new(),
         }

@@ -3,6 +3,7 @@
 use crate::auth::Secret;
 use crate::fifo::{DEPTH_MAX, DEPTH_NCCL_2_14};
 use crate::nic::QpOptions;
+use crate::stall::StallSettings;
 
 /// The largest number of queue pairs of a connection (`NCCL_IB_MAX_QPS`).
 pub const QPS_MAX: usize = 128;
@@ -78,6 +79,8 @@ pub struct CommSettings {
     /// Nanoseconds for which a connection tries to make new queue pairs after a failure; 0 to fail at
     /// once. A connection recovers only if this is not 0 at both ends (not on NCCL 2.14's wire).
     pub recovery_timeout_ns: u64,
+    /// How the connection looks for stalls.
+    pub stall: StallSettings,
     /// A key that both ends share in addition to the handle. With such a key, others may read the
     /// handle.
     pub key: Option<Secret>,
@@ -104,6 +107,7 @@ impl Default for CommSettings {
             packet_auth: PacketAuth::default(),
             timeout_ns: 30_000_000_000,
             recovery_timeout_ns: 60_000_000_000,
+            stall: StallSettings::default(),
             key: None,
         }
     }

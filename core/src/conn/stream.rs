@@ -14,6 +14,11 @@ pub trait Stream {
     /// Receives the bytes that have arrived, and returns their number; 0 if none have. At the end of
     /// the stream, the error is [`StreamError::Closed`].
     fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError>;
+    /// Returns whether the peer's host has acknowledged all bytes that were sent, if that is known. The
+    /// host may do so although the peer's process reads nothing.
+    fn host_answers(&self) -> Option<bool> {
+        None
+    }
 }
 
 /// The reason why a stream is no longer usable.

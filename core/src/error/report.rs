@@ -7,6 +7,7 @@ use super::Error;
 use crate::conn::wire::{DeviceName, shorten};
 use crate::nic::{Gid, PortNotices, WcStatus};
 use crate::roce;
+use crate::stall::Verdict;
 
 /// Both ends of a connection, for messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,6 +32,8 @@ pub struct Ends {
     pub peer_udp_port: u16,
     /// Recent events of this end's port when the connection ended.
     pub notices: PortNotices,
+    /// Why the connection stood still when it ended, if it did for longer than the settings allow.
+    pub stall: Option<Verdict>,
 }
 
 impl Ends {
@@ -62,7 +65,7 @@ impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Report { error, ends } = self;
         write!(f, "{ends}: {error}")?;
-        let Ends { device, notices, udp_port, peer_udp_port, .. } = ends;
+        let Ends { device, notices, udp_port, peer_udp_port, stall, .. } = ends;
         let is_silence =
             matches!(error, Error::Completion(e) if e.status == WcStatus::RETRY_EXC_ERR);
         if is_silence && *peer_udp_port != 0 {
@@ -71,7 +74,10 @@ impl fmt::Display for Report<'_> {
                 f.write_str(" (INVAR_SOFT_PORT sets that of a software NIC)")?;
             }
         }
-        if notices.is_empty() { Ok(()) } else { write!(f, "; the port of {device} {notices}") }
+        if !notices.is_empty() {
+            write!(f, "; the port of {device} {notices}")?;
+        }
+        stall.map_or(Ok(()), |verdict| write!(f, "; before that: {verdict}"))
     }
 }
 

@@ -79,7 +79,7 @@ pub(super) fn engine(
             slot_bytes: tuning.slot_bytes,
             rank,
             device: place_on_host(&all, rank),
-            ..NetSettings::from(settings.clone().key(*bootstrap.key()))
+            ..NetSettings::from(settings.clone().key(*bootstrap.key()).judging_waits())
         };
         // The communicator dumps the links together with its other state.
         net.connections.links.dump_signal = None;

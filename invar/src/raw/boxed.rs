@@ -34,6 +34,10 @@ macro_rules! impl_end {
                 (**self).care()
             }
 
+            fn called(&mut self) {
+                (**self).called();
+            }
+
             #[inline(always)]
             fn take_fast(&mut self, request: &Request) -> Fast<u32> {
                 (**self).take_fast(request)

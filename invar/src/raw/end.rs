@@ -53,6 +53,9 @@ pub trait End: Send {
         Care::None
     }
 
+    /// Notes that the program has made a call, after [`Care::Note`].
+    fn called(&mut self) {}
+
     /// The first step of the fast path of a test, for a request of one size. If the request is done, takes
     /// its result, which is the bytes of that size. After [`Fast::Pending`] call [`End::poll_fast`].
     #[inline(always)]

@@ -2,6 +2,9 @@
 //!
 //! It checks whether each peer is still there, and it recovers connections. A program may wait for
 //! connection A while its peer waits for connection B. If B fails, only the keeper mends B.
+//!
+//! The keeper also looks whether an end stands still. To know what the program at such an end calls, it
+//! makes the end's next call take the mutex, and this call is noted. So a call that moves data pays nothing.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,6 +34,8 @@ pub enum Care {
     None,
     /// The end recovers, and needs looks often.
     Recovery,
+    /// The end's next call is to be noted, because nothing moves.
+    Note,
     /// The connection has ended, and every call must return its error.
     Closed,
 }
@@ -41,6 +46,8 @@ pub trait Tend: Send {
     fn look(&mut self) -> Care;
     /// Returns how much care the end needs; see [`End::care`](super::End::care).
     fn care(&self) -> Care;
+    /// Notes that the program has made a call; see [`End::called`](super::End::called).
+    fn called(&mut self) {}
 }
 
 /// An end that another thread uses, as the keeper sees it.
@@ -83,6 +90,9 @@ pub unsafe fn call<T: Tend, R>(end: &Biased<T>, call: impl FnOnce(&mut T) -> R) 
     // SAFETY: The caller makes the promises.
     let mut end = unsafe { end.lock() };
     let result = call(&mut end);
+    if end.care() == Care::Note {
+        end.called();
+    }
     let care = end.care();
     end.set_slow(care != Care::None);
     result

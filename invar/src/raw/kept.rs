@@ -27,6 +27,10 @@ impl<E: End> Tend for ManuallyDrop<E> {
     fn care(&self) -> Care {
         (**self).care()
     }
+
+    fn called(&mut self) {
+        (**self).called();
+    }
 }
 
 impl<E: End + 'static> Kept<E> {

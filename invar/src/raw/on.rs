@@ -3,6 +3,7 @@
 use invar_core::comm::{self, Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::conn::Stream;
 use invar_core::error::{Ends, Error as CoreError};
+use invar_core::stall::Wait;
 use invar_linux::clock;
 use invar_linux::tcp::OobStream;
 
@@ -50,6 +51,12 @@ pub(super) trait Tended {
     fn is_recovering(&self) -> bool {
         false
     }
+
+    /// Whether the program's next call is to be noted.
+    fn notes_call(&self) -> bool;
+
+    /// Notes a call of the program. `wait` is the call that could do nothing.
+    fn called(&mut self, wait: Wait, now_ns: u64);
 }
 
 impl<N: SharedNic, S: Stream> Tended for comm::SendComm<N, S> {
@@ -59,6 +66,14 @@ impl<N: SharedNic, S: Stream> Tended for comm::SendComm<N, S> {
 
     fn is_recovering(&self) -> bool {
         self.recovery_stage().is_some()
+    }
+
+    fn notes_call(&self) -> bool {
+        comm::SendComm::notes_call(self)
+    }
+
+    fn called(&mut self, wait: Wait, now_ns: u64) {
+        comm::SendComm::called(self, wait, now_ns);
     }
 }
 
@@ -70,15 +85,45 @@ impl<N: SharedNic, S: Stream> Tended for comm::RecvComm<N, S> {
     fn is_recovering(&self) -> bool {
         self.recovery_stage().is_some()
     }
+
+    fn notes_call(&self) -> bool {
+        comm::RecvComm::notes_call(self)
+    }
+
+    fn called(&mut self, wait: Wait, now_ns: u64) {
+        comm::RecvComm::called(self, wait, now_ns);
+    }
 }
 
 #[expect(private_bounds, reason = "these are the four kinds of comms")]
 impl<C: Tended, N> On<C, N> {
     /// Continues a recovery, or returns the error of an end whose peer has gone. Call this after a call
-    /// that found nothing to do.
+    /// that found nothing to do. `wait` is that call.
     #[inline(always)]
-    pub(super) fn idle(&mut self) -> Result<(), CoreError> {
-        if self.care() == Care::None { Ok(()) } else { self.check_peer() }
+    pub(super) fn idle(&mut self, wait: Wait) -> Result<(), CoreError> {
+        if self.care() == Care::None { Ok(()) } else { self.idle_with_care(wait) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn idle_with_care(&mut self, wait: Wait) -> Result<(), CoreError> {
+        match self.care() {
+            Care::Note => {
+                self.note(wait);
+                Ok(())
+            }
+            _ => self.check_peer(),
+        }
+    }
+
+    /// Notes a call of the program.
+    pub(super) fn note(&mut self, wait: Wait) {
+        let now_ns = self.now_ns();
+        self.comm.called(wait, now_ns);
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.clock.as_ref().map_or_else(clock::now_ns, |now_ns| now_ns())
     }
 
     #[inline(always)]
@@ -87,6 +132,8 @@ impl<C: Tended, N> On<C, N> {
             Care::Recovery
         } else if self.peer == PeerState::Closed {
             Care::Closed
+        } else if self.comm.notes_call() {
+            Care::Note
         } else {
             Care::None
         }
@@ -96,7 +143,7 @@ impl<C: Tended, N> On<C, N> {
     #[cold]
     #[inline(never)]
     pub(super) fn check_peer(&mut self) -> Result<(), CoreError> {
-        let now_ns = self.clock.as_ref().map_or_else(clock::now_ns, |now_ns| now_ns());
+        let now_ns = self.now_ns();
         let checked = self.comm.check_peer(now_ns);
         checked.or_else(|error| self.peer.failed(error, now_ns))
     }
@@ -122,6 +169,10 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
         On::care(self)
     }
 
+    fn called(&mut self) {
+        self.note(Wait::None);
+    }
+
     #[inline(always)]
     fn take_fast(&mut self, request: &Request) -> Fast<u32> {
         self.comm.take_fast(request)
@@ -139,7 +190,7 @@ impl<N: SharedNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
         if request.is_none() {
             // The peer's slot may still be in a socket's buffer.
             self.nic.progress();
-            self.idle()?;
+            self.idle(Wait::Send { tag, len: buf.len })?;
         }
         Ok(request)
     }
@@ -179,7 +230,7 @@ impl<N: SharedNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
         let room = self.comm.room(tag)?;
         if room.is_none() {
             self.nic.progress();
-            self.idle()?;
+            self.idle(Wait::Send { tag, len: 0 })?;
         }
         Ok(room)
     }
@@ -187,7 +238,7 @@ impl<N: SharedNic, S: Stream + Send> SendEnd for On<comm::SendComm<N, S>, N> {
     fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {
         let sent = self.comm.test(request)?;
         if sent.is_none() {
-            self.idle()?;
+            self.idle(Wait::Test)?;
         }
         Ok(sent)
     }
@@ -211,6 +262,10 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
     #[inline(always)]
     fn care(&self) -> Care {
         On::care(self)
+    }
+
+    fn called(&mut self) {
+        self.note(Wait::None);
     }
 
     #[inline(always)]
@@ -238,7 +293,7 @@ impl<N: SharedNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
     unsafe fn irecv(&mut self, bufs: &[RecvBuf]) -> Result<Option<Request>, CoreError> {
         let request = self.comm.irecv(bufs)?;
         if request.is_none() {
-            self.idle()?;
+            self.idle(Wait::Recv)?;
         }
         Ok(request)
     }
@@ -259,7 +314,7 @@ impl<N: SharedNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
     unsafe fn irecv_ahead(&mut self, buf: &RecvBuf) -> Result<Option<Request>, CoreError> {
         let request = self.comm.irecv_ahead(buf)?;
         if request.is_none() {
-            self.idle()?;
+            self.idle(Wait::Recv)?;
         }
         Ok(request)
     }
@@ -279,8 +334,10 @@ impl<N: SharedNic, S: Stream + Send> RecvEnd for On<comm::RecvComm<N, S>, N> {
             return Ok(Some(received.len()));
         }
         // A flush does not depend on the peer, but it may wait for a new queue pair.
-        if !request.is_flush() || self.comm.recovery_stage().is_some() {
-            self.idle()?;
+        if !request.is_flush() {
+            self.idle(Wait::Test)?;
+        } else if self.comm.recovery_stage().is_some() {
+            self.idle(Wait::None)?;
         }
         Ok(None)
     }

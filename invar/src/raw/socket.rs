@@ -4,6 +4,7 @@ use std::os::fd::AsRawFd;
 
 use invar_core::comm::{Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
+use invar_core::stall::Wait;
 use invar_linux::socket::{RecvComm, SendComm};
 
 use super::end::{Carrier, End, RecvEnd, SendEnd, copy_sizes};
@@ -20,12 +21,24 @@ impl Tended for SendComm {
     fn check_peer(&mut self, _: u64) -> Result<(), CoreError> {
         SendComm::check_peer(self)
     }
+
+    fn notes_call(&self) -> bool {
+        false
+    }
+
+    fn called(&mut self, _: Wait, _: u64) {}
 }
 
 impl Tended for RecvComm {
     fn check_peer(&mut self, _: u64) -> Result<(), CoreError> {
         RecvComm::check_peer(self)
     }
+
+    fn notes_call(&self) -> bool {
+        false
+    }
+
+    fn called(&mut self, _: Wait, _: u64) {}
 }
 
 impl End for SocketSend {
@@ -41,6 +54,10 @@ impl End for SocketSend {
 
     fn care(&self) -> Care {
         On::care(self)
+    }
+
+    fn called(&mut self) {
+        self.note(Wait::None);
     }
 
     fn carriers(&mut self, _: &Request) -> Option<Vec<Carrier>> {
@@ -61,7 +78,7 @@ impl SendEnd for SocketSend {
         // SAFETY: the caller has promised what `isend` demands.
         let request = unsafe { self.comm.isend(buf, tag) }?;
         if request.is_none() {
-            self.idle()?;
+            self.idle(Wait::Send { tag, len: buf.len })?;
         }
         Ok(request)
     }
@@ -69,7 +86,7 @@ impl SendEnd for SocketSend {
     fn test(&mut self, request: &Request) -> Result<Option<u32>, CoreError> {
         let sent = self.comm.test(request)?;
         if sent.is_none() {
-            self.idle()?;
+            self.idle(Wait::Test)?;
         }
         Ok(sent)
     }
@@ -95,6 +112,10 @@ impl End for SocketRecv {
 
     fn care(&self) -> Care {
         On::care(self)
+    }
+
+    fn called(&mut self) {
+        self.note(Wait::None);
     }
 
     fn carriers(&mut self, _: &Request) -> Option<Vec<Carrier>> {
@@ -126,7 +147,7 @@ impl RecvEnd for SocketRecv {
             unsafe { copy_sizes(received, sizes) };
             return Ok(Some(received.len()));
         }
-        self.idle()?;
+        self.idle(Wait::Test)?;
         Ok(None)
     }
 

@@ -327,10 +327,24 @@ impl Settings {
         self.with("INVAR_RECOVERY_TIMEOUT_MS", timeout.as_nanos().div_ceil(1_000_000))
     }
 
+    /// Sets after how long a connection or a collective that stands still is reported, in whole
+    /// milliseconds (`INVAR_STALL_MS`). With zero it is never reported.
+    #[must_use]
+    pub fn stall_after(self, time: Duration) -> Self {
+        self.with("INVAR_STALL_MS", time.as_nanos().div_ceil(1_000_000))
+    }
+
     /// Sets whether a send that is longer than its receive is truncated rather than refused.
     #[must_use]
     pub fn truncate(mut self, on: bool) -> Self {
         self.conn.truncate = on;
+        self
+    }
+
+    /// Says that the program judges its own waits, so that connections report only what the network and
+    /// the peer's process do not do.
+    pub(crate) fn judging_waits(mut self) -> Self {
+        self.conn.stall.is_judged_above = true;
         self
     }
 

@@ -59,6 +59,10 @@ impl<E: RecvEnd> Tend for Receiver<E> {
     fn care(&self) -> Care {
         self.end.care()
     }
+
+    fn called(&mut self) {
+        self.end.called();
+    }
 }
 
 impl<E: RecvEnd> NetEnd for Biased<Receiver<E>> {

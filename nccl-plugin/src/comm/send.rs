@@ -34,6 +34,10 @@ impl<E: SendEnd> Tend for Sender<E> {
     fn care(&self) -> Care {
         self.end.care()
     }
+
+    fn called(&mut self) {
+        self.end.called();
+    }
 }
 
 impl<E: SendEnd> NetEnd for Biased<Sender<E>> {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use invar_core::auth::{AuthError, Calling, Secret, Service, Session};
@@ -72,4 +73,13 @@ impl AuthListener {
     pub fn wait(&self, within: Duration) -> io::Result<()> {
         wait(&mut [PollFd::new(self, PollFlags::IN)], within)
     }
+}
+
+/// Returns the number of bytes that were sent and that the peer's host has not acknowledged, if the kernel
+/// knows (`SIOCOUTQ`, `tcp(7)`).
+pub(super) fn unacknowledged(stream: &OobStream) -> Option<u32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: The call writes one integer, for which there is room.
+    let result = unsafe { libc::ioctl(stream.stream.as_raw_fd(), libc::TIOCOUTQ as _, &mut bytes) };
+    (result == 0).then(|| u32::try_from(bytes).ok())?
 }

@@ -7,6 +7,7 @@ mod misuse;
 mod packet_auth;
 mod peer_gone;
 mod ports;
+mod stalls;
 mod transfer;
 
 use std::time::Duration;

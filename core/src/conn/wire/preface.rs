@@ -20,6 +20,8 @@ const GROUP_SIZES: u32 = 1;
 const ECE: u32 = 1 << 1;
 /// Feature: this end makes new queue pairs when old ones fail.
 const RECOVERY: u32 = 1 << 2;
+/// Feature: this end answers a peer that asks what it waits for.
+const VIEWS: u32 = 1 << 3;
 
 /// The preface on the wire, little-endian.
 ///
@@ -76,6 +78,8 @@ pub struct Preface {
     pub ece: Option<Ece>,
     /// Whether this end makes new queue pairs when old ones fail. Both ends must.
     pub recovers: bool,
+    /// Whether this end exchanges views; see [`stall`](crate::stall).
+    pub shares_views: bool,
     /// Payload bytes of packets longer than any path MTU of the verbs, if this end's NIC and settings
     /// allow them; 0 for none. The two ends agree on the smaller of their values.
     pub long_mtu_bytes: u32,
@@ -104,10 +108,11 @@ impl Preface {
         let Ece { vendor_id, options, comp_mask } = self.ece.unwrap_or_default();
         let ece = if self.ece.is_some() { ECE } else { 0 };
         let recovery = if self.recovers { RECOVERY } else { 0 };
+        let views = if self.shares_views { VIEWS } else { 0 };
         PrefaceBytes {
             fifo_depth: self.fifo_depth.into(),
             qp_count: self.qp_count.into(),
-            features: (GROUP_SIZES | ece | recovery).into(),
+            features: (GROUP_SIZES | ece | recovery | views).into(),
             options: self.options.bits().into(),
             udp_port: self.udp_port.into(),
             zero: [0; 6],
@@ -145,6 +150,7 @@ impl Preface {
             sizes_rkey: b.sizes_rkey.get(),
             ece: (b.features.get() & ECE != 0).then_some(ece),
             recovers: b.features.get() & RECOVERY != 0,
+            shares_views: b.features.get() & VIEWS != 0,
             long_mtu_bytes: b.long_mtu_bytes.get(),
             device: decode(&b.device),
         })
@@ -194,6 +200,7 @@ mod tests {
             sizes_rkey: 7,
             ece: (options & 1 != 0).then_some(Ece { vendor_id: 0x15b3, options, comp_mask: 0 }),
             recovers: options & 2 != 0,
+            shares_views: options & 4 != 0,
             long_mtu_bytes: options >> 4,
             device: heapless::String::try_from(device).unwrap(),
         }

@@ -1,0 +1,49 @@
+//! What a sender tells its watch; see [`stall`](crate::stall).
+
+use super::SendComm;
+use crate::comm::base::Gate;
+use crate::conn::Stream;
+use crate::fifo::RECVS_MAX;
+use crate::nic::Nic;
+use crate::stall::Counts;
+
+impl<N: Nic, S: Stream> SendComm<N, S> {
+    /// Looks whether the connection stands still.
+    pub(super) fn look_for_stall(&mut self, now_ns: u64) {
+        let counts = self.counts();
+        self.base.look_for_stall(counts, now_ns);
+    }
+
+    fn counts(&mut self) -> Counts {
+        let begun = self.rows_sent();
+        let lacking = self.group.lacking();
+        let (seen, seen_tag) = match (self.row(), self.slot()) {
+            (Some(row), Some(_)) if lacking > 0 => (begun + 1, row.seen(self.group.next()).tag()),
+            (_, Some(slot)) => (begun + 1, slot.tag()),
+            _ => (begun, 0),
+        };
+        let last = self.base.watch.counts();
+        // While rows are sent there is no stall, and counting costs time.
+        let (done, untested) = match last.begun == begun {
+            true if self.base.watch.is_idle() => (begun, 0),
+            true => (self.rows_acknowledged(), self.base.reqs.done()),
+            false => (last.done, last.untested),
+        };
+        let is_recovering = self.base.gate == Gate::Recovering;
+        Counts { begun, done, seen, seen_tag, lacking, untested, is_recovering }
+    }
+
+    /// The number of rows that the peer has acknowledged. Rows are acknowledged in order.
+    fn rows_acknowledged(&mut self) -> u64 {
+        let (depth, sent) = (self.row_mask as u64 + 1, self.rows_sent());
+        // A group that is not complete has taken the requests of the oldest row.
+        let depth_sent = if self.group.is_complete() { depth } else { depth - 1 };
+        let mut rows = sent.saturating_sub(depth_sent)..sent;
+        let reqs = &mut self.base.reqs;
+        let is_awaited = |row: &u64| {
+            let first = (row % depth) as usize * RECVS_MAX;
+            reqs.at(first as u32).is_awaiting()
+        };
+        rows.find(is_awaited).unwrap_or(sent)
+    }
+}

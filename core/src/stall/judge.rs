@@ -1,0 +1,161 @@
+//! The verdict, from both ends' views.
+
+use super::verdict::{Cause, Verdict};
+use super::view::{EndView, Process, Role, Wait};
+
+/// What an end knows about its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contact {
+    /// The peer exchanges no views: it is of an older version, or speaks NCCL's wire.
+    None,
+    /// The peer's latest view.
+    View(EndView),
+    /// The peer does not answer. The processes at the connection's ends are as last known.
+    Silent {
+        /// The peer's process, if it was ever named.
+        process: Process,
+        /// Whether the peer's host acknowledges what this end sends over TCP, if that is known.
+        host_answers: Option<bool>,
+    },
+}
+
+/// Returns why nothing moves on a connection. `own` is the view of the end with the role `role`. Returns
+/// `None` if no end waits for anything.
+pub fn judge(role: Role, own: &EndView, contact: &Contact) -> Option<Verdict> {
+    let peer = role.other();
+    match contact {
+        Contact::View(theirs) => {
+            let [sender, receiver] = in_order(role, own, theirs);
+            judge_both(sender, receiver)
+        }
+        Contact::Silent { process, host_answers } if own.is_waiting => {
+            let cause = match host_answers {
+                Some(true) => Cause::Stopped { end: peer },
+                Some(false) => Cause::HostGone { end: peer },
+                None => Cause::Silent { end: peer },
+            };
+            Some(verdict(cause, in_order(role, own.process, *process), own))
+        }
+        Contact::None if own.is_waiting => {
+            let cause = judge_one(role, own);
+            Some(verdict(cause, in_order(role, own.process, Process::default()), own))
+        }
+        _ => None,
+    }
+}
+
+fn in_order<T>(role: Role, own: T, theirs: T) -> [T; 2] {
+    match role {
+        Role::Sender => [own, theirs],
+        Role::Receiver => [theirs, own],
+    }
+}
+
+/// A verdict without a known last call of the program at fault.
+fn verdict(cause: Cause, processes: [Process; 2], waiting: &EndView) -> Verdict {
+    let EndView { still_ms, wait, .. } = *waiting;
+    Verdict { cause, processes, still_ms, call_ms: u32::MAX, wait }
+}
+
+fn judge_both(sender: &EndView, receiver: &EndView) -> Option<Verdict> {
+    if !sender.is_waiting && !receiver.is_waiting {
+        return None;
+    }
+    let cause = cause(sender, receiver);
+    let (call_ms, wait) = match cause.culprit() {
+        Some(Role::Sender) => (sender.call_ms, receiver.wait),
+        Some(Role::Receiver) => (receiver.call_ms, sender.wait),
+        None => (u32::MAX, sender.wait),
+    };
+    let still = |view: &EndView| if view.is_waiting { view.still_ms } else { 0 };
+    let still_ms = still(sender).max(still(receiver));
+    let processes = [sender.process, receiver.process];
+    Some(Verdict { cause, processes, still_ms, call_ms, wait })
+}
+
+/// Whether the program at an end has made no call for as long as the connection stands still.
+fn is_absent(view: &EndView, still_ms: u32) -> bool {
+    view.call_ms >= still_ms.saturating_sub(still_ms / 4)
+}
+
+fn cause(sender: &EndView, receiver: &EndView) -> Cause {
+    let still_ms = sender.still_ms.max(receiver.still_ms);
+    if sender.is_recovering || receiver.is_recovering {
+        return Cause::Recovery;
+    }
+    // The sender's first unfinished message.
+    if sender.begun > receiver.done {
+        // A message that is sent and has not arrived.
+        if sender.moves_in_calls && sender.done <= receiver.done && is_absent(sender, still_ms) {
+            return Cause::NoCalls { end: Role::Sender };
+        }
+        if receiver.begun <= receiver.done {
+            // Sent ahead of its receive.
+            return match receiver.untested {
+                0 => Cause::NoReceive,
+                requests => Cause::NotTested { end: Role::Receiver, requests },
+            };
+        }
+        if receiver.moves_in_calls && is_absent(receiver, still_ms) {
+            return Cause::NoCalls { end: Role::Receiver };
+        }
+        let count = sender.begun - receiver.done;
+        return Cause::Network { to: Role::Receiver, count };
+    }
+    if sender.begun > sender.done {
+        // Everything has arrived, and the sender does not know.
+        return Cause::Network { to: Role::Sender, count: sender.begun - sender.done };
+    }
+    if receiver.begun > sender.begun {
+        // A receive waits for its send.
+        if sender.seen <= sender.begun {
+            if sender.moves_in_calls && is_absent(sender, still_ms) {
+                return Cause::NotSent { tag: sender.seen_tag };
+            }
+            return Cause::Network { to: Role::Sender, count: receiver.begun - sender.begun };
+        }
+        return match sender.wait {
+            _ if sender.lacking > 0 => Cause::Group { lacking: sender.lacking },
+            Wait::Send { tag, .. } if tag != sender.seen_tag => {
+                Cause::OtherTag { sent: tag, posted: sender.seen_tag }
+            }
+            _ => Cause::NotSent { tag: sender.seen_tag },
+        };
+    }
+    // All receives are filled.
+    if let Wait::Send { .. } = sender.wait {
+        return match receiver.untested {
+            0 => Cause::NoReceive,
+            requests => Cause::NotTested { end: Role::Receiver, requests },
+        };
+    }
+    let end = if receiver.untested > 0 { Role::Receiver } else { Role::Sender };
+    let requests = if receiver.untested > 0 { receiver.untested } else { sender.untested };
+    match requests {
+        0 => Cause::NoReceive,
+        _ => Cause::NotTested { end, requests },
+    }
+}
+
+/// The cause as far as one end can see it.
+fn judge_one(role: Role, own: &EndView) -> Cause {
+    match role {
+        _ if own.is_recovering => Cause::Recovery,
+        Role::Sender if own.begun > own.done => {
+            Cause::NotAcknowledged { count: own.begun - own.done }
+        }
+        Role::Sender if own.lacking > 0 => Cause::Group { lacking: own.lacking },
+        Role::Sender => match own.wait {
+            Wait::Send { tag, .. } if own.seen > own.begun && tag != own.seen_tag => {
+                Cause::OtherTag { sent: tag, posted: own.seen_tag }
+            }
+            Wait::Send { .. } => Cause::NoReceiveSeen,
+            _ => Cause::NotTested { end: role, requests: own.untested },
+        },
+        Role::Receiver if own.begun > own.done => Cause::NothingArrives,
+        Role::Receiver => Cause::NotTested { end: role, requests: own.untested },
+    }
+}
+
+#[cfg(test)]
+mod tests;

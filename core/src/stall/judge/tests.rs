@@ -1,0 +1,187 @@
+extern crate std;
+
+use std::format;
+use std::string::{String, ToString};
+
+use super::*;
+
+/// A sender and a receiver that wait for nothing: four messages are through and tested.
+fn ends() -> [EndView; 2] {
+    let view = EndView {
+        process: Process::new(11, "a"),
+        is_waiting: false,
+        moves_in_calls: false,
+        is_recovering: false,
+        begun: 4,
+        done: 4,
+        seen: 4,
+        seen_tag: 7,
+        lacking: 0,
+        untested: 0,
+        still_ms: 0,
+        call_ms: 0,
+        wait: Wait::None,
+    };
+    [view, EndView { process: Process::new(22, "b"), ..view }]
+}
+
+fn waiting(view: EndView, wait: Wait) -> EndView {
+    EndView { is_waiting: true, still_ms: 12_345, wait, ..view }
+}
+
+const SEND: Wait = Wait::Send { tag: 7, len: 99 };
+
+/// The verdict, which must be the same at both ends.
+fn both(sender: EndView, receiver: EndView) -> Option<Verdict> {
+    let at_sender = judge(Role::Sender, &sender, &Contact::View(receiver));
+    let at_receiver = judge(Role::Receiver, &receiver, &Contact::View(sender));
+    assert_eq!(at_sender, at_receiver);
+    at_sender
+}
+
+fn cause_of(sender: EndView, receiver: EndView) -> Cause {
+    both(sender, receiver).unwrap().cause
+}
+
+#[test]
+fn ends_that_wait_for_nothing_are_not_stuck() {
+    let [sender, receiver] = ends();
+    assert_eq!(both(sender, receiver), None);
+}
+
+#[test]
+fn a_receiver_without_a_receive_is_named_with_its_process_and_its_last_call() {
+    let [sender, receiver] = ends();
+    let receiver = EndView { call_ms: 15_000, ..receiver };
+    let verdict = both(waiting(sender, SEND), receiver).unwrap();
+    assert_eq!(verdict.cause, Cause::NoReceive);
+    assert_eq!(verdict.cause.culprit(), Some(Role::Receiver));
+    assert_eq!(
+        verdict.to_string(),
+        "the receiver (pid 22 on b) has posted no receive for 12.3 s, and the sender (pid 11 on a) \
+         waits to send 99 bytes with tag 0x7; its program's last call was 15.0 s ago"
+    );
+}
+
+#[test]
+fn a_receiver_that_does_not_test_is_told_apart_from_one_that_posts_nothing() {
+    let [sender, receiver] = ends();
+    let receiver = EndView { untested: 2, ..receiver };
+    let end = Role::Receiver;
+    let cause = Cause::NotTested { end, requests: 2 };
+    assert_eq!(cause_of(waiting(sender, SEND), receiver), cause);
+    // A message that is sent ahead of its receive, over TCP.
+    let ahead = EndView { begun: 5, ..waiting(sender, Wait::Test) };
+    assert_eq!(cause_of(ahead, receiver), cause);
+    // Nobody waits, but requests are done.
+    assert_eq!(cause_of(sender, waiting(receiver, Wait::None)), cause);
+    let untested = EndView { untested: 1, ..waiting(sender, Wait::None) };
+    let cause = Cause::NotTested { end: Role::Sender, requests: 1 };
+    assert_eq!(cause_of(untested, ends()[1]), cause);
+}
+
+#[test]
+fn a_sender_that_does_not_send_is_at_fault_once_it_knows_of_the_receive() {
+    let [sender, receiver] = ends();
+    let receiver = EndView { begun: 5, ..waiting(receiver, Wait::Test) };
+    let knows = EndView { seen: 5, ..sender };
+    assert_eq!(cause_of(knows, receiver), Cause::NotSent { tag: 7 });
+    let cause = Cause::Network { to: Role::Sender, count: 1 };
+    assert_eq!(cause_of(sender, receiver), cause, "the announcement is lost");
+    let other = waiting(knows, Wait::Send { tag: 8, len: 1 });
+    assert_eq!(cause_of(other, receiver), Cause::OtherTag { sent: 8, posted: 7 });
+    let group = EndView { lacking: 2, ..waiting(knows, Wait::Test) };
+    assert_eq!(cause_of(group, receiver), Cause::Group { lacking: 2 });
+    // Over TCP the sender reads the announcement in a call, or when its keeper looks.
+    let absent = EndView { moves_in_calls: true, call_ms: 20_000, ..sender };
+    assert_eq!(cause_of(absent, receiver), Cause::NotSent { tag: 7 });
+}
+
+#[test]
+fn the_network_is_at_fault_if_both_ends_are_ready_and_nothing_arrives() {
+    let [sender, receiver] = ends();
+    let sender = EndView { begun: 6, seen: 6, ..waiting(sender, Wait::Test) };
+    let posted = EndView { begun: 6, ..waiting(receiver, Wait::Test) };
+    assert_eq!(cause_of(sender, posted), Cause::Network { to: Role::Receiver, count: 2 });
+    let arrived = EndView { done: 6, ..posted };
+    assert_eq!(cause_of(sender, arrived), Cause::Network { to: Role::Sender, count: 2 });
+    let recovers = EndView { is_recovering: true, ..posted };
+    assert_eq!(cause_of(sender, recovers), Cause::Recovery);
+}
+
+#[test]
+fn a_program_whose_data_moves_in_calls_is_at_fault_if_it_makes_none() {
+    let [sender, receiver] = ends().map(|view| EndView { moves_in_calls: true, ..view });
+    let sends = EndView { begun: 5, ..waiting(sender, Wait::Test) };
+    let posted = EndView { begun: 5, ..waiting(receiver, Wait::Test) };
+    let absent = |view| EndView { call_ms: 13_000, ..view };
+    assert_eq!(cause_of(sends, absent(posted)), Cause::NoCalls { end: Role::Receiver });
+    assert_eq!(cause_of(absent(sends), posted), Cause::NoCalls { end: Role::Sender });
+    assert_eq!(cause_of(sends, posted), Cause::Network { to: Role::Receiver, count: 1 });
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_stopped_or_its_host_is_gone() {
+    let [sender, receiver] = ends();
+    let (own, process) = (waiting(sender, SEND), receiver.process);
+    let cause = |host_answers| {
+        let contact = Contact::Silent { process, host_answers };
+        let verdict = judge(Role::Sender, &own, &contact).unwrap();
+        assert!(verdict.to_string().contains("the receiver (pid 22 on b)"), "{verdict}");
+        verdict.cause
+    };
+    let end = Role::Receiver;
+    assert_eq!(cause(Some(true)), Cause::Stopped { end });
+    assert_eq!(cause(Some(false)), Cause::HostGone { end });
+    assert_eq!(cause(None), Cause::Silent { end });
+    let contact = Contact::Silent { process, host_answers: None };
+    assert_eq!(judge(Role::Sender, &sender, &contact), None, "it waits for nothing");
+}
+
+#[test]
+fn one_end_alone_says_what_it_sees_and_that_it_sees_one_side() {
+    let [sender, receiver] = ends();
+    let one = |role, view: EndView| -> (Cause, String) {
+        let verdict = judge(role, &view, &Contact::None).unwrap();
+        (verdict.cause, verdict.to_string())
+    };
+    let (cause, text) = one(Role::Sender, waiting(sender, SEND));
+    assert_eq!(cause, Cause::NoReceiveSeen);
+    assert!(text.ends_with("older version or speaks NCCL's wire)"), "{text}");
+    let sent = EndView { begun: 6, ..waiting(sender, Wait::Test) };
+    assert_eq!(one(Role::Sender, sent).0, Cause::NotAcknowledged { count: 2 });
+    let other = EndView { seen: 5, ..waiting(sender, Wait::Send { tag: 8, len: 1 }) };
+    assert_eq!(one(Role::Sender, other).0, Cause::OtherTag { sent: 8, posted: 7 });
+    let posted = EndView { begun: 5, ..waiting(receiver, Wait::Test) };
+    assert_eq!(one(Role::Receiver, posted).0, Cause::NothingArrives);
+    assert_eq!(judge(Role::Receiver, &receiver, &Contact::None), None);
+}
+
+#[test]
+fn every_verdict_names_both_ends_and_the_time() {
+    let [sender, receiver] = ends();
+    let (end, to, count) = (Role::Receiver, Role::Receiver, 3);
+    let causes = [
+        Cause::NoReceive,
+        Cause::NotTested { end, requests: 1 },
+        Cause::NoCalls { end },
+        Cause::NotSent { tag: 7 },
+        Cause::OtherTag { sent: 8, posted: 7 },
+        Cause::Group { lacking: 2 },
+        Cause::Network { to, count },
+        Cause::Recovery,
+        Cause::Stopped { end },
+        Cause::HostGone { end },
+        Cause::Silent { end },
+        Cause::NoReceiveSeen,
+        Cause::NothingArrives,
+        Cause::NotAcknowledged { count },
+    ];
+    let processes = [sender.process, receiver.process];
+    for cause in causes {
+        let verdict = Verdict { cause, processes, still_ms: 12_345, call_ms: 1, wait: SEND };
+        let text = format!("{verdict}");
+        assert!(text.contains("12.3 s"), "{text}");
+        assert!(text.contains("pid 22 on b") || text.contains("pid 11 on a"), "{text}");
+    }
+}

@@ -1,0 +1,276 @@
+//! Watches one end: notices that it stands still, asks the peer, and warns.
+
+use super::judge::{Contact, judge};
+use super::verdict::Verdict;
+use super::view::{EndView, Process, Role, Wait};
+
+const MS: u64 = 1_000_000;
+/// A program that waits repeats its call at least this often.
+const WAITS_WITHIN_NS: u64 = 1000 * MS;
+
+/// How an end looks for stalls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StallSettings {
+    /// Nanoseconds after which a connection that stands still is reported; 0 for never.
+    pub after_ns: u64,
+    /// Whether the program at this end judges its own waits, as the ranks of a communicator do. The watch
+    /// then reports only what the connection itself does not do.
+    pub is_judged_above: bool,
+    /// The process of this end.
+    pub process: Process,
+}
+
+/// How far an end is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// As in [`EndView::begun`].
+    pub begun: u64,
+    /// As in [`EndView::done`].
+    pub done: u64,
+    /// As in [`EndView::seen`].
+    pub seen: u64,
+    /// As in [`EndView::seen_tag`].
+    pub seen_tag: u32,
+    /// As in [`EndView::lacking`].
+    pub lacking: u32,
+    /// As in [`EndView::untested`].
+    pub untested: u32,
+    /// As in [`EndView::is_recovering`].
+    pub is_recovering: bool,
+}
+
+/// Watches one end of a connection.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    settings: StallSettings,
+    role: Role,
+    moves_in_calls: bool,
+    /// Whether the peer exchanges views.
+    is_shared: bool,
+    counts: Counts,
+    looked_ns: u64,
+    /// When the end last made progress, or began to wait.
+    moved_ns: u64,
+    call_ns: Option<u64>,
+    wait: Wait,
+    wait_ns: u64,
+    /// Whether the next call of the program is to be noted.
+    is_armed: bool,
+    /// The first ask since the peer's last view, and the time of the next one.
+    asked_ns: Option<u64>,
+    next_ask_ns: u64,
+    owes_view: bool,
+    /// Whether the peer has had a view, so that it knows this end's process.
+    is_introduced: bool,
+    theirs: Option<(EndView, u64)>,
+    /// The duration at which to warn next.
+    warn_at_ns: u64,
+    verdict: Option<Verdict>,
+    stalls: u64,
+}
+
+impl Watch {
+    /// Watches an end. `is_shared` says whether the peer exchanges views. `moves_in_calls` says whether
+    /// data moves only during calls of the program.
+    pub fn new(settings: StallSettings, role: Role, is_shared: bool, moves_in_calls: bool) -> Self {
+        Watch {
+            settings,
+            role,
+            moves_in_calls,
+            is_shared,
+            counts: Counts::default(),
+            looked_ns: 0,
+            moved_ns: 0,
+            call_ns: None,
+            wait: Wait::None,
+            wait_ns: 0,
+            is_armed: false,
+            asked_ns: None,
+            next_ask_ns: 0,
+            owes_view: false,
+            is_introduced: settings.after_ns == 0,
+            theirs: None,
+            warn_at_ns: settings.after_ns,
+            verdict: None,
+            stalls: 0,
+        }
+    }
+
+    /// Whether the next call of the program is to be noted with [`Watch::called`].
+    #[inline(always)]
+    pub fn is_armed(&self) -> bool {
+        self.is_armed
+    }
+
+    /// Notes a call of the program. `wait` is the call that could do nothing, or [`Wait::None`].
+    #[cold]
+    pub fn called(&mut self, wait: Wait, now_ns: u64) {
+        self.is_armed = false;
+        self.call_ns = Some(now_ns);
+        if wait != Wait::None {
+            (self.wait, self.wait_ns) = (wait, now_ns);
+        }
+    }
+
+    /// Whether everything that had begun at the last look was done and tested. Then only something new can
+    /// change the counts.
+    pub fn is_idle(&self) -> bool {
+        let Counts { begun, done, untested, .. } = self.counts;
+        done == begun && untested == 0
+    }
+
+    /// The counts of the last look.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Takes the counts of a look.
+    pub fn look(&mut self, counts: Counts, now_ns: u64) {
+        let progress = |c: &Counts| (c.begun, c.done, c.seen, c.lacking, c.untested);
+        let has_moved = progress(&counts) != progress(&self.counts);
+        self.counts = counts;
+        if has_moved || !self.is_waiting_now(now_ns) {
+            self.moved_ns = now_ns;
+        }
+        // While the connection moves nobody needs to know what the program calls.
+        self.is_armed = !has_moved;
+        self.looked_ns = now_ns;
+    }
+
+    /// Whether the end waits: the network or the peer owes it something, or its program owes it a test.
+    fn is_waiting_now(&self, now_ns: u64) -> bool {
+        let Counts { begun, done, untested, is_recovering, .. } = self.counts;
+        let recent_ns = WAITS_WITHIN_NS.max(4 * now_ns.saturating_sub(self.looked_ns));
+        let calls = self.wait != Wait::None && now_ns.saturating_sub(self.wait_ns) <= recent_ns;
+        if is_recovering {
+            return true;
+        }
+        match (self.role, self.wait) {
+            (Role::Sender, _) if begun > done => true,
+            (Role::Sender, Wait::Send { .. }) if calls => !self.settings.is_judged_above,
+            (_, Wait::Test | Wait::Recv) if calls => true,
+            _ => untested > 0 && !self.settings.is_judged_above,
+        }
+    }
+
+    /// Takes the peer's view. `asks` says whether the peer wants this end's view.
+    pub fn heard(&mut self, view: EndView, asks: bool) {
+        self.theirs = Some((view, self.looked_ns));
+        self.asked_ns = None;
+        self.owes_view |= asks;
+    }
+
+    /// Returns the view to send now, if there is one, and whether it asks for the peer's view.
+    pub fn to_send(&mut self, now_ns: u64) -> Option<(EndView, bool)> {
+        if !self.is_shared {
+            return None;
+        }
+        let asks = self.settings.after_ns > 0
+            && self.still_ns(now_ns) >= self.settings.after_ns / 2
+            && now_ns >= self.next_ask_ns;
+        if asks {
+            self.next_ask_ns = now_ns + self.ask_every_ns();
+            self.asked_ns.get_or_insert(now_ns);
+        }
+        let owes = core::mem::take(&mut self.owes_view) || !self.is_introduced;
+        self.is_introduced = true;
+        (asks || owes).then(|| (self.view(now_ns), asks))
+    }
+
+    /// This end's view.
+    pub fn view(&self, now_ns: u64) -> EndView {
+        let Counts { begun, done, seen, seen_tag, lacking, untested, is_recovering } = self.counts;
+        let is_recent = now_ns.saturating_sub(self.wait_ns) <= WAITS_WITHIN_NS;
+        EndView {
+            process: self.settings.process,
+            is_waiting: self.is_waiting_now(now_ns),
+            moves_in_calls: self.moves_in_calls,
+            is_recovering,
+            begun,
+            done,
+            seen,
+            seen_tag,
+            lacking,
+            untested,
+            still_ms: to_ms(self.still_ns(now_ns)),
+            call_ms: self.call_ns.map_or(u32::MAX, |call_ns| to_ms(now_ns.saturating_sub(call_ns))),
+            wait: if is_recent { self.wait } else { Wait::None },
+        }
+    }
+
+    /// Returns a verdict to tell the user of, if it is time. `host_answers` returns whether the peer's host
+    /// acknowledges what this end has sent over TCP, if that is known.
+    pub fn warning(
+        &mut self,
+        now_ns: u64,
+        host_answers: impl FnOnce() -> Option<bool>,
+    ) -> Option<Verdict> {
+        if self.settings.after_ns == 0 {
+            return None;
+        }
+        let theirs = self.theirs.filter(|(_, heard_ns)| {
+            now_ns.saturating_sub(*heard_ns) <= 2 * self.ask_every_ns() + self.silent_after_ns()
+        });
+        let their_still_ns = match theirs {
+            Some((view, _)) if view.is_waiting => u64::from(view.still_ms) * MS,
+            _ => 0,
+        };
+        let still_ns = self.still_ns(now_ns).max(their_still_ns);
+        if still_ns < self.settings.after_ns {
+            (self.warn_at_ns, self.verdict) = (self.settings.after_ns, None);
+            return None;
+        }
+        if still_ns < self.warn_at_ns {
+            return None;
+        }
+        let is_silent = |asked_ns| now_ns.saturating_sub(asked_ns) >= self.silent_after_ns();
+        let contact = match (self.is_shared, theirs, self.asked_ns) {
+            (false, ..) => Contact::None,
+            (_, Some((view, _)), None) => Contact::View(view),
+            (_, _, Some(asked_ns)) if is_silent(asked_ns) => Contact::Silent {
+                process: self.theirs.map_or(Process::default(), |(view, _)| view.process),
+                host_answers: host_answers(),
+            },
+            (_, Some((view, _)), _) => Contact::View(view),
+            // The peer has not had time to answer.
+            _ => return None,
+        };
+        let verdict = judge(self.role, &self.view(now_ns), &contact)?;
+        if self.verdict.is_none() {
+            self.stalls += 1;
+        }
+        self.warn_at_ns = still_ns.saturating_mul(2);
+        self.verdict = Some(verdict);
+        Some(verdict)
+    }
+
+    /// The verdict on the stall that lasts now.
+    pub fn verdict(&self) -> Option<Verdict> {
+        self.verdict
+    }
+
+    /// Number of stalls that were reported.
+    pub fn stalls(&self) -> u64 {
+        self.stalls
+    }
+
+    fn still_ns(&self, now_ns: u64) -> u64 {
+        if self.is_waiting_now(now_ns) { now_ns.saturating_sub(self.moved_ns) } else { 0 }
+    }
+
+    fn ask_every_ns(&self) -> u64 {
+        (self.settings.after_ns / 8).clamp(50 * MS, 1000 * MS)
+    }
+
+    /// The peer's keeper looks every 50 ms, or less often if it has many ends.
+    fn silent_after_ns(&self) -> u64 {
+        (self.settings.after_ns / 4).clamp(400 * MS, 2000 * MS)
+    }
+}
+
+fn to_ms(ns: u64) -> u32 {
+    u32::try_from(ns / MS).unwrap_or(u32::MAX - 1)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,141 @@
+extern crate std;
+
+use super::*;
+use crate::stall::Cause;
+
+const LIMIT_NS: u64 = 10_000 * MS;
+const LOOK_NS: u64 = 50 * MS;
+
+fn settings(name: &str) -> StallSettings {
+    let process = Process::new(7, name);
+    StallSettings { after_ns: LIMIT_NS, is_judged_above: false, process }
+}
+
+/// Two ends of a connection, whose keepers look every 50 ms.
+struct Pair {
+    watches: [Watch; 2],
+    counts: [Counts; 2],
+    now_ns: u64,
+    /// Whether each end's keeper looks.
+    looks: [bool; 2],
+    warnings: std::vec::Vec<(u64, Role, Verdict)>,
+}
+
+impl Pair {
+    fn new(is_shared: bool) -> Self {
+        let watch = |role, name| Watch::new(settings(name), role, is_shared, false);
+        Pair {
+            watches: [watch(Role::Sender, "a"), watch(Role::Receiver, "b")],
+            counts: [Counts::default(); 2],
+            now_ns: 0,
+            looks: [true; 2],
+            warnings: std::vec::Vec::new(),
+        }
+    }
+
+    /// Looks at both ends until `until_ns`. The sender's program repeats a call.
+    fn run(&mut self, until_ns: u64, wait: Wait) {
+        while self.now_ns < until_ns {
+            self.now_ns += LOOK_NS;
+            for (at, role) in [Role::Sender, Role::Receiver].into_iter().enumerate() {
+                if !self.looks[at] {
+                    continue;
+                }
+                if role == Role::Sender && self.watches[at].is_armed() && wait != Wait::None {
+                    self.watches[at].called(wait, self.now_ns);
+                }
+                self.watches[at].look(self.counts[at], self.now_ns);
+                if let Some((view, asks)) = self.watches[at].to_send(self.now_ns) {
+                    self.watches[1 - at].heard(view, asks);
+                }
+                let warning = self.watches[at].warning(self.now_ns, || Some(true));
+                self.warnings.extend(warning.map(|verdict| (self.now_ns, role, verdict)));
+            }
+        }
+    }
+}
+
+const SEND: Wait = Wait::Send { tag: 1, len: 8 };
+
+#[test]
+fn both_ends_warn_alike_at_the_limit_and_then_at_doubling_intervals() {
+    let mut pair = Pair::new(true);
+    pair.run(100 * LIMIT_NS / 10, SEND);
+    for role in [Role::Sender, Role::Receiver] {
+        let own = pair.warnings.iter().filter(|(_, end, _)| *end == role);
+        let times: std::vec::Vec<u64> = own.clone().map(|(at_ns, ..)| at_ns / LIMIT_NS).collect();
+        assert_eq!(times, [1, 2, 4, 8], "{role:?}");
+        assert!(own.clone().all(|(_, _, verdict)| verdict.cause == Cause::NoReceive));
+        assert!(own.clone().all(|(_, _, verdict)| verdict.processes[1].host[0] == b'b'));
+    }
+    assert_eq!(pair.watches[0].stalls(), 1);
+    assert!(pair.watches[0].verdict().is_some());
+}
+
+#[test]
+fn progress_ends_a_stall_and_the_next_one_is_warned_of_anew() {
+    let mut pair = Pair::new(true);
+    pair.run(3 * LIMIT_NS, SEND);
+    pair.counts = [Counts { begun: 1, done: 1, seen: 1, ..Counts::default() }; 2];
+    let before = pair.warnings.len();
+    pair.run(pair.now_ns + LIMIT_NS / 2, SEND);
+    assert_eq!(pair.watches[0].verdict(), None);
+    assert_eq!(pair.warnings.len(), before);
+    pair.run(pair.now_ns + LIMIT_NS, SEND);
+    assert_eq!(pair.watches[0].stalls(), 2);
+}
+
+#[test]
+fn an_end_that_waits_for_nothing_asks_nothing_and_warns_of_nothing() {
+    let mut pair = Pair::new(true);
+    pair.run(5 * LIMIT_NS, Wait::None);
+    assert!(pair.warnings.is_empty());
+    // The receiver has posted receives ahead, and its program does not test them.
+    pair.counts[1].begun = 3;
+    pair.run(10 * LIMIT_NS, Wait::None);
+    assert!(pair.warnings.is_empty());
+    assert!(pair.watches.iter().all(|watch| watch.next_ask_ns == 0));
+}
+
+#[test]
+fn a_peer_whose_keeper_does_not_look_is_stopped() {
+    let mut pair = Pair::new(true);
+    pair.run(LIMIT_NS / 10, Wait::None);
+    pair.looks[1] = false;
+    pair.run(3 * LIMIT_NS, SEND);
+    let causes: std::vec::Vec<Cause> = pair.warnings.iter().map(|(.., v)| v.cause).collect();
+    assert_eq!(causes, [Cause::Stopped { end: Role::Receiver }; 2]);
+    assert!(pair.warnings[0].0 < LIMIT_NS + LIMIT_NS / 2);
+    assert_eq!(pair.warnings[0].2.processes[1], Process::new(7, "b"), "it has named itself before");
+}
+
+#[test]
+fn a_peer_of_an_older_version_is_judged_from_one_side() {
+    let mut pair = Pair::new(false);
+    pair.run(LIMIT_NS + LIMIT_NS / 2, SEND);
+    let [(_, Role::Sender, verdict)] = pair.warnings[..] else { panic!("{:?}", pair.warnings) };
+    assert_eq!(verdict.cause, Cause::NoReceiveSeen);
+}
+
+#[test]
+fn a_watch_that_is_off_says_nothing_and_still_answers() {
+    let mut pair = Pair::new(true);
+    let off = StallSettings { after_ns: 0, ..settings("b") };
+    pair.watches[1] = Watch::new(off, Role::Receiver, true, false);
+    pair.run(2 * LIMIT_NS, SEND);
+    assert!(pair.warnings.iter().all(|(_, role, _)| *role == Role::Sender));
+    assert_eq!(pair.warnings[0].2.cause, Cause::NoReceive);
+}
+
+#[test]
+fn a_rank_that_judges_itself_hears_only_what_the_network_does_not_do() {
+    let mut pair = Pair::new(true);
+    for watch in &mut pair.watches {
+        watch.settings.is_judged_above = true;
+    }
+    pair.run(2 * LIMIT_NS, SEND);
+    assert!(pair.warnings.is_empty());
+    pair.counts = [1, 1].map(|begun| Counts { begun, seen: 1, ..Counts::default() });
+    pair.run(4 * LIMIT_NS, SEND);
+    assert_eq!(pair.warnings[0].2.cause, Cause::Network { to: Role::Receiver, count: 1 });
+}

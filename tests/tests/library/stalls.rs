@@ -1,0 +1,78 @@
+//! A connection that stands still is reported at both ends, with the end at fault.
+
+use invar_testkit::warnings;
+
+use crate::*;
+
+/// Makes `call` until both ends of a connection have warned with a line that has all these parts.
+fn until_both_warn(parts: &[&str], mut call: impl FnMut()) {
+    until("a warning of both ends", || {
+        call();
+        warnings::with(parts).len() >= 2
+    });
+}
+
+fn pair() -> Pair {
+    warnings::keep();
+    Pair::new(&Settings::default().stall_after(Duration::from_millis(300)), 64)
+}
+
+#[test]
+fn a_receiver_that_posts_nothing_is_named_at_both_ends() {
+    let mut pair = pair();
+    let pid = format!("pid {}", std::process::id());
+    let parts = ["the receiver", &pid, "has posted no receive", "tag 0xa1"];
+    until_both_warn(&parts, || assert!(pair.send.isend(&pair.from, 0..8, 0xa1).unwrap().is_none()));
+}
+
+#[test]
+fn a_sender_that_does_not_send_is_named_at_both_ends() {
+    let mut pair = pair();
+    let receive = pair.recv.irecv(&[(&pair.to, 0..8, 0xa2)]).unwrap().unwrap();
+    let parts = ["the sender", "has sent nothing", "a receive with tag 0xa2"];
+    until_both_warn(&parts, || assert!(pair.recv.test(&receive).unwrap().is_none()));
+}
+
+#[test]
+fn a_sender_with_another_tag_is_named_with_both_tags() {
+    let mut pair = pair();
+    let receive = pair.recv.irecv(&[(&pair.to, 0..8, 0xa3)]).unwrap().unwrap();
+    let parts = ["sends with tag 0xa4", "has tag 0xa3", "disagree"];
+    until_both_warn(&parts, || {
+        assert!(pair.send.isend(&pair.from, 0..8, 0xa4).unwrap().is_none());
+        assert!(pair.recv.test(&receive).unwrap().is_none());
+    });
+}
+
+#[test]
+fn a_receiver_that_does_not_test_is_named_while_its_sender_waits() {
+    let mut pair = pair();
+    let _ = pair.recv.irecv(&[(&pair.to, 0..8, 0xa5)]).unwrap().unwrap();
+    let send = pair.isend(8, 0xa5);
+    pair.send.wait(&send, LIMIT).unwrap();
+    let parts = ["the receiver", "has not called test", "1 request is done and untested"];
+    until_both_warn(&parts, || assert!(pair.send.isend(&pair.from, 0..8, 0xa5).unwrap().is_none()));
+}
+
+#[test]
+fn a_group_that_lacks_a_send_is_named_with_the_number_of_missing_sends() {
+    let mut pair = pair();
+    let bufs = [(&pair.to, 0..8, 0xa6), (&pair.to, 8..16, 0xa7)];
+    let receive = pair.recv.irecv(&bufs).unwrap().unwrap();
+    let first = pair.isend(8, 0xa6);
+    until_both_warn(&["lacks 1 of the sends for a group"], || {
+        assert!(pair.send.test(&first).unwrap().is_none());
+        assert!(pair.recv.test(&receive).unwrap().is_none());
+    });
+}
+
+#[test]
+fn an_error_that_ends_a_stall_has_the_verdict_in_it() {
+    let Pair { mut send, recv, from, .. } = pair();
+    until_both_warn(&["has posted no receive", "tag 0xa8"], || {
+        assert!(send.isend(&from, 0..8, 0xa8).unwrap().is_none());
+    });
+    drop(recv);
+    let error = until("the end", || send.isend(&from, 0..8, 0xa8).err());
+    assert!(error.to_string().contains("before that: the receiver"), "{error}");
+}
