@@ -16,6 +16,7 @@ mod devices;
 mod doctor;
 mod exports;
 mod failure;
+mod inspect;
 mod logger;
 mod output;
 mod parent;
@@ -23,6 +24,7 @@ mod perf;
 mod ports;
 mod settings;
 mod size;
+mod trace;
 
 use std::env;
 use std::net::SocketAddr;
@@ -53,7 +55,9 @@ enum Command {
     Devices(devices::Args),
     Doctor(doctor::Args),
     Env(exports::Args),
+    Inspect(inspect::Args),
     Settings(settings::Args),
+    Trace(trace::Args),
 }
 
 impl Command {
@@ -62,9 +66,12 @@ impl Command {
         match self {
             Command::Perf(args) => args.is_child(),
             Command::Coll(args) => args.is_child(),
-            Command::Devices(_) | Command::Doctor(_) | Command::Env(_) | Command::Settings(_) => {
-                false
-            }
+            Command::Devices(_)
+            | Command::Doctor(_)
+            | Command::Env(_)
+            | Command::Inspect(_)
+            | Command::Settings(_)
+            | Command::Trace(_) => false,
         }
     }
 }
@@ -93,6 +100,8 @@ fn execute(command: Command) -> Result<ExitCode, Failure> {
         // To this command a refused variable is a finding.
         Command::Doctor(args) => doctor::run(&args),
         Command::Env(args) => exports::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Trace(args) => trace::run(&args),
         Command::Settings(args) => settings::run(&args, &settings_for(is_child)?),
         Command::Perf(args) => perf::run(&args, &settings_for(is_child)?),
         Command::Coll(args) => coll::run(&args, &settings_for(is_child)?),

@@ -46,6 +46,7 @@ mod mutant;
 pub mod nic;
 pub mod param;
 pub mod proxy;
+pub mod recorder;
 pub mod rendezvous;
 pub mod request;
 pub mod roce;

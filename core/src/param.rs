@@ -265,6 +265,8 @@ params! {
     /// A connection or a collective that stands still for this time is reported, with its cause, and again
     /// after twice the time. 0: never.
     INVAR_STALL_MS => stall_ms: u32 = "10000", int(0, 86_400_000), unit: "ms";
+    /// 0 keeps no flight recorder, which `invar inspect` and `invar trace` read.
+    INVAR_RECORDER => recorder: bool = "1", FLAG;
     /// Each rank writes to this file what each message over the network waited for, as a trace for Chrome
     /// and Perfetto. `%r` stands for the rank, which otherwise follows the name. Links are slower with
     /// it, and messages in shared memory are not traced.

@@ -17,6 +17,8 @@
 
 mod join;
 mod message;
+mod rank_verdict;
+mod rank_view;
 mod roster;
 mod seal;
 mod unique_id;
@@ -26,6 +28,8 @@ pub use join::{JoinError, Member, admit, join, joined};
 pub use message::{
     HEADER_BYTES, Header, Incoming, Kind, NOBODY, RendezvousMessage, SEALED_BYTES_MAX, TAG_BYTES,
 };
+pub use rank_verdict::{RankCause, RankState, RankVerdict, judge_ranks};
+pub use rank_view::{OPERATION_BYTES, OperationText, RANK_VIEW_BYTES, RankView};
 pub use roster::{RANKS_MAX, Refusal, Roster};
 pub use seal::{Seal, Speaker};
 pub use unique_id::{COMMUNICATOR_ID_BYTES, UNIQUE_ID_BYTES, UniqueId, UniqueIdError};

@@ -313,6 +313,11 @@ impl<T, const N: usize> RequestRing<T, N> {
         entries.map(|entry| (entry.key & NUMBER, &entry.value))
     }
 
+    /// The number of requests that await completions. The count takes linear time.
+    pub(crate) fn pending(&self) -> u32 {
+        self.entries.iter().filter(|entry| entry.is_awaiting()).count() as u32
+    }
+
     /// The number of requests that are done and not tested. The count takes linear time.
     pub(crate) fn done(&self) -> u32 {
         let done = self.entries.iter().filter(|entry| entry.key & DONE != 0 && entry.key < BEYOND);

@@ -13,15 +13,7 @@ mod verdict;
 mod view;
 mod watch;
 
-use core::fmt;
-
 pub use judge::{Contact, judge};
 pub use verdict::{Cause, Verdict};
 pub use view::{EndView, HOST_BYTES, Process, Role, VIEW_BYTES, ViewBytes, Wait};
 pub use watch::{Counts, StallSettings, Watch};
-
-/// Warns the user of a stall. `ends` names both ends, from this one. The messages of this module have a log
-/// target of their own, so that a host can show them alone.
-pub(crate) fn tell(ends: &impl fmt::Display, verdict: &Verdict) {
-    warn!("{ends}: {verdict}");
-}

@@ -61,6 +61,7 @@
 //! all ranks of a network that it simulates.
 
 mod backoff;
+mod board;
 mod call;
 mod choose;
 mod dump;
@@ -83,9 +84,11 @@ use std::time::Duration;
 
 use invar_core::coll::RedOp;
 use invar_core::rendezvous::UniqueId;
+use invar_core::stall::StallSettings;
 use invar_linux::proxy::DumpOnSignal;
 use invar_linux::rendezvous::Bootstrap;
 
+use self::board::Board;
 use self::call::{Call, in_place, typed};
 use self::dump::Dump;
 use self::engine::Engine;
@@ -144,7 +147,10 @@ impl Communicator {
         let on_signal = dump.on_signal(settings)?;
         let bootstrap = Bootstrap::join(id, (rank, nranks), settings.connect_within());
         let bootstrap = Arc::new(bootstrap.map_err(Error::bootstrap)?);
-        let engine = setup::engine(Arc::clone(&bootstrap), settings);
+        let StallSettings { after_ns, process, .. } = settings.stall();
+        let board = Arc::new(Board::new(rank, process, Duration::from_nanos(after_ns)));
+        bootstrap.attend(Arc::clone(&board) as _);
+        let engine = setup::engine(Arc::clone(&bootstrap), board, settings);
         let (engine, transport) = engine.map_err(|error| engine::failed(&bootstrap, error))?;
         dump.joined(engine.links.routes());
         let core = Core { bootstrap, engine: Mutex::new(engine), queue: Queue::default() };

@@ -197,6 +197,18 @@ impl Error {
         Error(Box::new(Inner { cause, about }))
     }
 
+    /// Adds what was known before the error of a wait.
+    #[cold]
+    pub(crate) fn after(mut self, verdict: &str) -> Self {
+        if let Kind::Connection { text, .. }
+        | Kind::Rank { text, .. }
+        | Kind::SilentRank { text, .. } = &mut self.0.cause
+        {
+            *text += &format!("; before that: {verdict}");
+        }
+        self
+    }
+
     /// Marks the error as one that ends its connection.
     #[cold]
     pub(crate) fn ending_connection(mut self) -> Self {

@@ -20,6 +20,7 @@ mod nic;
 mod on;
 mod over_tcp;
 mod peer;
+mod recorded;
 mod socket;
 
 pub use crate::device::{Keys, deregister, register, register_gpu};
@@ -32,6 +33,7 @@ pub use kind::{AnyRecv, AnySend};
 pub use nic::{GpuNic, GpuRange, SharedNic};
 pub use on::{On, RecvOn, SendOn};
 pub(crate) use over_tcp::OverTcp;
+pub use recorded::Snapshot;
 pub use socket::{SocketRecv, SocketSend};
 
 // Signatures of this crate mention these types.

@@ -202,6 +202,11 @@ impl Settings {
         std::mem::take(&mut self.remarks)
     }
 
+    /// Returns how connections and communicators look for stalls.
+    pub(crate) fn stall(&self) -> StallSettings {
+        self.conn.stall
+    }
+
     /// Returns an error if a value is out of range.
     pub(crate) fn usable(&self) -> Result<(), Error> {
         match &self.refused {
@@ -309,6 +314,7 @@ fn conn_settings(params: &Params<'_>, program: conn::CommSettings) -> conn::Comm
         stall: StallSettings {
             after_ns: u64::from(params.stall_ms) * 1_000_000,
             process: Process::new(std::process::id(), &hostname()),
+            is_recorded: params.recorder,
             ..program.stall
         },
         ..program

@@ -27,6 +27,7 @@ pub mod ports;
 pub mod processors;
 pub mod proxy;
 pub mod random;
+pub mod recorder;
 pub mod rendezvous;
 pub mod shm;
 pub mod socket;

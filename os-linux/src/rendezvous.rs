@@ -4,6 +4,7 @@
 //! communicator. A process that ends, for any reason, closes its connection, and the hub tells all
 //! others which rank that was.
 
+mod attend;
 mod bootstrap;
 mod connection;
 mod error;
@@ -16,6 +17,7 @@ use argon2::Argon2;
 use invar_core::auth::{SECRET_BYTES, Secret};
 use invar_core::rendezvous::Member;
 
+pub use attend::{Attendant, GroupVerdict};
 pub use bootstrap::Bootstrap;
 pub use error::{BootstrapError, Failure};
 pub use hub::Hub;

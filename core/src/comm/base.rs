@@ -14,7 +14,7 @@ use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs};
 use crate::error::{CompletionError, Ends, Error, Report};
 use crate::nic::{Nic, NicError, PollError, Refusal, Refused, Wc, WcStatus};
 use crate::request::{Progress, RequestRing};
-use crate::stall::{self, Counts, Role, Wait, Watch};
+use crate::stall::{Counts, Role, Wait, Watch};
 
 /// The largest number of completions taken in one poll.
 const POLL_BATCH: usize = 32;
@@ -147,7 +147,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         watch.look(counts, now_ns);
         // What was sent before now has had time to arrive.
         if let Some(verdict) = watch.warning(now_ns, || stream.host_answers()) {
-            stall::tell(ends, &verdict);
+            verdict.tell(ends);
         }
         // A peer that does not read must not keep more important messages from leaving.
         if control_out.is_idle()

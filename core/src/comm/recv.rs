@@ -3,6 +3,7 @@
 mod buf;
 mod repost;
 mod settle;
+mod stall;
 
 use core::hint::cold_path;
 
@@ -22,7 +23,7 @@ use crate::error::{Ends, Error, Report};
 use crate::fifo::{LEN_MAX, RECVS_MAX, ROW_BYTES, Row, SLOT_BYTES};
 use crate::nic::{Memory, Nic, NumSge, RecvWr, SendFlags, SendList, SendWr, Sge};
 use crate::request::{ROWS, RequestRing};
-use crate::stall::{Counts, Role, Verdict, Wait};
+use crate::stall::Role;
 
 pub use buf::RecvBuf;
 
@@ -234,22 +235,6 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         })
     }
 
-    /// Whether the host is to note the program's next call with [`RecvComm::called`].
-    #[inline(always)]
-    pub fn notes_call(&self) -> bool {
-        self.base.watch.is_armed()
-    }
-
-    /// Notes a call of the program, for [`stall`](crate::stall). `wait` is the call that could do nothing.
-    pub fn called(&mut self, wait: Wait, now_ns: u64) {
-        self.base.called(wait, now_ns);
-    }
-
-    /// Why the connection stands still, if it does and the user was told.
-    pub fn verdict(&self) -> Option<Verdict> {
-        self.base.watch.verdict()
-    }
-
     /// The number of times that the queue pairs have been replaced.
     pub fn attempts(&self) -> u32 {
         self.base.recovery.attempt()
@@ -289,21 +274,6 @@ impl<N: Nic, S: Stream> RecvComm<N, S> {
         let (posted, depth) = (self.rows_posted(), self.depth as u64);
         let Base { reqs, route, .. } = &mut self.base;
         route.rows_arrived(reqs, posted, depth)
-    }
-
-    /// Looks whether the connection stands still.
-    fn look_for_stall(&mut self, now_ns: u64) {
-        let begun = self.rows_posted();
-        let last = self.base.watch.counts();
-        // While receives are posted there is no stall, and counting costs time.
-        let (done, untested) = match last.begun == begun {
-            true if self.base.watch.is_idle() => (begun, 0),
-            true => (self.rows_arrived(), self.base.reqs.done()),
-            false => (last.done, last.untested),
-        };
-        let is_recovering = self.base.gate == Gate::Recovering;
-        let counts = Counts { begun, done, untested, is_recovering, ..Counts::default() };
-        self.base.look_for_stall(counts, now_ns);
     }
 
     /// The number of receives posted.

@@ -21,7 +21,7 @@ use crate::error::{Ends, Error, Report};
 use crate::fifo::{LEN_MAX, RECVS_MAX, Room, Row, SlotWords};
 use crate::nic::{Memory, Nic, NumSge, SendList, SendWr, Sge};
 use crate::request::{MESSAGES, RequestRing};
-use crate::stall::{Role, Verdict, Wait};
+use crate::stall::{EndView, Role, Verdict, Wait};
 
 /// The sending end of a connection.
 pub struct SendComm<N: Nic, S> {
@@ -160,6 +160,12 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
     /// Notes a call of the program, for [`stall`](crate::stall). `wait` is the call that could do nothing.
     pub fn called(&mut self, wait: Wait, now_ns: u64) {
         self.base.called(wait, now_ns);
+    }
+
+    /// The end's view, if the flight recorder keeps it.
+    pub fn recorded_view(&self, now_ns: u64) -> Option<EndView> {
+        let Base { watch, .. } = &self.base;
+        watch.is_recorded().then(|| watch.view(now_ns))
     }
 
     /// Why the connection stands still, if it does and the user was told.

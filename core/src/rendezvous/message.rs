@@ -33,10 +33,17 @@ pub enum Kind {
     Failed = 7,
     /// Rank `from` is done.
     Left = 8,
+    /// Rank to hub: what the rank does. The body is a [`RankView`](super::RankView).
+    View = 9,
+    /// Hub to rank: the rank is to send its view.
+    Ask = 10,
+    /// Hub to rank: why the ranks do not go on. The body is the milliseconds of the longest wait, the rank at
+    /// fault or [`NOBODY`], and a sentence.
+    Verdict = 11,
 }
 
 impl Kind {
-    const ALL: [Kind; 7] = [
+    const ALL: [Kind; 10] = [
         Kind::Join,
         Kind::Welcome,
         Kind::Refused,
@@ -44,6 +51,9 @@ impl Kind {
         Kind::Blob,
         Kind::Failed,
         Kind::Left,
+        Kind::View,
+        Kind::Ask,
+        Kind::Verdict,
     ];
 }
 

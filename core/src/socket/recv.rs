@@ -14,6 +14,7 @@ use crate::comm::Request;
 use crate::error::Error;
 use crate::fifo::{DEPTH_MAX, RECVS_MAX};
 use crate::request::RequestRing;
+use crate::stall::Counts;
 use parked::Parked;
 
 /// A quarter of the limits on what a sender may send ahead. When the unannounced buffers reach one of
@@ -364,6 +365,13 @@ impl Receiver {
             self.reqs.cut_short();
         }
         *self.end.get_or_insert(error)
+    }
+
+    /// How far the receives are, for [`stall`](crate::stall).
+    pub fn counts(&self) -> Counts {
+        let begun = u64::from(self.reqs.next().raw());
+        let done = begun.saturating_sub(self.reqs.pending().into());
+        Counts { begun, done, seen: begun, untested: self.reqs.done(), ..Counts::default() }
     }
 
     /// Error that ended the connection.

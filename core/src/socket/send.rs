@@ -10,6 +10,7 @@ use crate::comm::Request;
 use crate::error::Error;
 use crate::fifo::DEPTH_MAX;
 use crate::request::RequestRing;
+use crate::stall::Counts;
 
 /// State of a send that the request itself does not hold.
 #[derive(Clone, Copy, Debug, Default)]
@@ -273,6 +274,13 @@ impl Sender {
             self.end = Some(error);
             self.reqs.cut_short();
         }
+    }
+
+    /// How far the sends are, for [`stall`](crate::stall).
+    pub fn counts(&self) -> Counts {
+        let begun = u64::from(self.reqs.next().raw());
+        let done = begun.saturating_sub(self.reqs.pending().into());
+        Counts { begun, done, seen: begun, untested: self.reqs.done(), ..Counts::default() }
     }
 
     /// Error that ended the connection.

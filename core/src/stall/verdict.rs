@@ -126,6 +126,12 @@ impl Cause {
 }
 
 impl Verdict {
+    /// Warns the user. `ends` names both ends, from this one. The message has this module as its target, so
+    /// that a host can show such messages alone.
+    pub fn tell(&self, ends: &impl fmt::Display) {
+        warn!("{ends}: {self}");
+    }
+
     fn named(&self, end: Role) -> impl fmt::Display {
         let [sender, receiver] = self.processes;
         let process = if end == Role::Sender { sender } else { receiver };
@@ -230,7 +236,8 @@ impl fmt::Display for Verdict {
     }
 }
 
-const ONE_SIDED: &str = " (seen from one end: the peer is an older version or speaks NCCL's wire)";
+/// The peer is an older version, speaks NCCL's wire, or is at the other end of a TCP connection.
+const ONE_SIDED: &str = " (seen from one end, since the peer says nothing of itself)";
 
 impl Verdict {
     fn write_wait(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

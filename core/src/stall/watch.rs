@@ -16,6 +16,8 @@ pub struct StallSettings {
     /// Whether the program at this end judges its own waits, as the ranks of a communicator do. The watch
     /// then reports only what the connection itself does not do.
     pub is_judged_above: bool,
+    /// Whether the flight recorder keeps what the end does.
+    pub is_recorded: bool,
     /// The process of this end.
     pub process: Process,
 }
@@ -112,22 +114,20 @@ impl Watch {
         }
     }
 
-    /// Whether everything that had begun at the last look was done and tested. Then only something new can
-    /// change the counts.
-    pub fn is_idle(&self) -> bool {
+    /// Whether everything that had begun at the last look was done and tested, and nothing has begun since.
+    pub fn is_idle(&self, begun_now: u64) -> bool {
         let Counts { begun, done, untested, .. } = self.counts;
-        done == begun && untested == 0
-    }
-
-    /// The counts of the last look.
-    pub fn counts(&self) -> Counts {
-        self.counts
+        begun == begun_now && done == begun && untested == 0
     }
 
     /// Takes the counts of a look.
     pub fn look(&mut self, counts: Counts, now_ns: u64) {
         let progress = |c: &Counts| (c.begun, c.done, c.seen, c.lacking, c.untested);
         let has_moved = progress(&counts) != progress(&self.counts);
+        if counts.begun != self.counts.begun {
+            // Only a call of the program begins something.
+            self.call_ns = Some(now_ns);
+        }
         self.counts = counts;
         if has_moved || !self.is_waiting_now(now_ns) {
             self.moved_ns = now_ns;
@@ -142,6 +142,10 @@ impl Watch {
         let Counts { begun, done, untested, is_recovering, .. } = self.counts;
         let recent_ns = WAITS_WITHIN_NS.max(4 * now_ns.saturating_sub(self.looked_ns));
         let calls = self.wait != Wait::None && now_ns.saturating_sub(self.wait_ns) <= recent_ns;
+        if self.moves_in_calls && self.settings.is_judged_above {
+            // What the program does not do looks like a fault of the network.
+            return false;
+        }
         if is_recovering {
             return true;
         }
@@ -241,7 +245,14 @@ impl Watch {
         }
         self.warn_at_ns = still_ns.saturating_mul(2);
         self.verdict = Some(verdict);
-        Some(verdict)
+        // Who judges above knows of processes, and not of the network.
+        let is_for_user = !self.settings.is_judged_above || verdict.cause.culprit().is_none();
+        is_for_user.then_some(verdict)
+    }
+
+    /// Whether the flight recorder keeps what the end does.
+    pub fn is_recorded(&self) -> bool {
+        self.settings.is_recorded
     }
 
     /// The verdict on the stall that lasts now.

@@ -9,6 +9,7 @@ use invar_core::coll::{Operation, Order, Task};
 use invar_linux::rendezvous::Bootstrap;
 
 use super::backoff::{Backoff, Idle};
+use super::board::Board;
 use super::call::{Call, Work};
 use super::choose::Facts;
 use super::job::Progress;
@@ -29,6 +30,8 @@ pub(super) struct Engine {
     /// Whether this host has more ranks than processors.
     pub(super) crowded: bool,
     pub(super) timeout: Duration,
+    /// What this rank is at, for the other ranks.
+    pub(super) board: Arc<Board>,
 }
 
 /// If a rank sees a peer's connection end, it waits this long for the reason from the hub.
@@ -55,7 +58,14 @@ impl Engine {
         match done {
             Ok(()) => std::mem::forget(at_work),
             // The ranks must know the reason before they see links end.
-            Err(error) => return Err(failed(&at_work.0.bootstrap, error)),
+            Err(error) => {
+                let error = match at_work.0.board.told() {
+                    Some(verdict) => error.after(&verdict),
+                    None => error,
+                };
+                at_work.0.board.leave();
+                return Err(failed(&at_work.0.bootstrap, error));
+            }
         }
         Ok(())
     }
@@ -66,6 +76,8 @@ impl Engine {
     unsafe fn run_all(&mut self, calls: &[Call]) -> Result<(), Error> {
         let mut transfers = Plan::default();
         let mut own = Vec::new();
+        // The first transfer stands for all of a group.
+        let mut transfer = None;
         for call in calls {
             match call.work.operation {
                 Operation::Send { peer } | Operation::Recv { peer } if peer == self.rank() => {
@@ -74,18 +86,26 @@ impl Engine {
                 Operation::Send { .. } | Operation::Recv { .. } => {
                     // SAFETY: the caller has promised what `plan` demands.
                     unsafe { self.plan(call, &mut transfers) }?;
+                    transfer.get_or_insert(call.work);
                 }
                 _ => {
                     // SAFETY: the caller has promised what `collective` demands.
                     let mut plan = unsafe { self.collective(call) }?;
+                    self.board.enter(&call.work);
                     self.drive(&mut plan)?;
+                    self.board.leave();
                     self.last = Some((call.work, plan));
                 }
             }
         }
         // SAFETY: the caller has promised what `copy_own` demands.
         unsafe { copy_own(&own) }?;
-        if transfers.is_empty() { Ok(()) } else { self.drive(&mut transfers) }
+        if let Some(work) = transfer {
+            self.board.enter(&work);
+            self.drive(&mut transfers)?;
+            self.board.leave();
+        }
+        Ok(())
     }
 
     /// Returns a plan of one call. If the last call had the same work, this is the plan of that call,
@@ -139,12 +159,17 @@ impl Engine {
         plan.prepare(&mut self.links)?;
         let mut backoff = Backoff::new(self.crowded, self.timeout);
         let mut grace = Grace::None;
+        let mut has_waited = false;
         loop {
             let done = plan.advance(&mut self.links)?;
             let peer = match (done, self.links.progress()?) {
                 (Progress::Done, None) => return Ok(()),
                 (Progress::Moved, _) => {
                     backoff.renew();
+                    if has_waited {
+                        self.board.moved();
+                        has_waited = false;
+                    }
                     grace = Grace::None;
                     continue;
                 }
@@ -152,7 +177,11 @@ impl Engine {
             };
             match backoff.idle() {
                 Idle::Again => {}
-                Idle::Look => grace.look_after(&self.bootstrap, peer)?,
+                Idle::Look => {
+                    self.board.wait_for(peer);
+                    has_waited = true;
+                    grace.look_after(&self.bootstrap, peer)?;
+                }
                 Idle::TooLong(waited) => {
                     let turned_away = self.links.turned_away(peer);
                     let text = format!("it did not do its part within {waited:?}{turned_away}");

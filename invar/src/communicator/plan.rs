@@ -81,10 +81,6 @@ impl Plan {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Starts to make the links that the plan needs and that do not exist. [`Links::progress`]
     /// completes each link when the peer needs it too.
     ///

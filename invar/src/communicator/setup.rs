@@ -8,6 +8,7 @@ use invar_linux::interface::{Found, Interface};
 use invar_linux::processors::{self, BITS_BYTES};
 use invar_linux::rendezvous::{Bootstrap, this_member};
 
+use super::board::Board;
 use super::choose::{Facts, Tuning};
 use super::engine::Engine;
 use super::links::Links;
@@ -23,7 +24,7 @@ use crate::{Device, DeviceInfo, DeviceKind, Error, Settings, Survey};
 const CHUNK_ALIGN: usize = 64;
 
 /// Version of the collectives' protocol; all ranks of a communicator must have the same version.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 
 /// The facts that a rank tells the others about itself.
 ///
@@ -41,6 +42,7 @@ struct About {
 /// Creates a rank's engine, together with all other ranks. Also returns a description of the transport.
 pub(super) fn engine(
     bootstrap: Arc<Bootstrap>,
+    board: Arc<Board>,
     settings: &Settings,
 ) -> Result<(Engine, String), Error> {
     let within = settings.connect_within();
@@ -84,6 +86,7 @@ pub(super) fn engine(
         // The communicator dumps the links together with its other state.
         net.connections.links.dump_signal = None;
         let network = Network::open(devices, &net, bootstrap.abort())?;
+        board.joined(network.dumper());
         connector = Some(Connector { network, ndevices, bootstrap: Arc::clone(&bootstrap) });
     }
     let memory = match here.len() {
@@ -106,6 +109,7 @@ pub(super) fn engine(
         crowded: is_crowded(&all, &ours.host),
         timeout: settings.coll.timeout,
         bootstrap,
+        board,
     };
     let transport = match transports.is_empty() {
         true => "nothing: there is one rank".to_owned(),

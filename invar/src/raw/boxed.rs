@@ -4,7 +4,7 @@
 use invar_core::comm::{Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::error::{Ends, Error as CoreError};
 
-use super::{Care, Carrier, End, RecvEnd, SendEnd};
+use super::{Care, Carrier, End, RecvEnd, SendEnd, Snapshot};
 use crate::Error;
 
 macro_rules! impl_end {
@@ -36,6 +36,10 @@ macro_rules! impl_end {
 
             fn called(&mut self) {
                 (**self).called();
+            }
+
+            fn snapshot(&self) -> Option<Snapshot> {
+                (**self).snapshot()
             }
 
             #[inline(always)]

@@ -7,6 +7,7 @@ use invar_core::comm::{Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf, Work};
 use invar_core::error::{Ends, Error as CoreError};
 
 use super::keeper::Care;
+use super::recorded::Snapshot;
 use crate::Error;
 
 /// Most time that [`End::close`] may take.
@@ -55,6 +56,11 @@ pub trait End: Send {
 
     /// Notes that the program has made a call, after [`Care::Note`].
     fn called(&mut self) {}
+
+    /// Returns what the flight recorder keeps of the end, if it keeps any.
+    fn snapshot(&self) -> Option<Snapshot> {
+        None
+    }
 
     /// The first step of the fast path of a test, for a request of one size. If the request is done, takes
     /// its result, which is the bytes of that size. After [`Fast::Pending`] call [`End::poll_fast`].

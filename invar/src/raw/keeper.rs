@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use invar_linux::biased::Biased;
 
+use super::recorded::{Recording, Snapshot};
 use crate::Error;
 
 /// Time between two looks at an end.
@@ -48,28 +49,59 @@ pub trait Tend: Send {
     fn care(&self) -> Care;
     /// Notes that the program has made a call; see [`End::called`](super::End::called).
     fn called(&mut self) {}
+    /// Returns what the flight recorder keeps of the end; see [`End::snapshot`](super::End::snapshot).
+    fn snapshot(&self) -> Option<Snapshot> {
+        None
+    }
 }
 
 /// An end that another thread uses, as the keeper sees it.
 trait Visited: Send + Sync {
+    /// Looks after the end.
+    fn look(&self) -> Looked;
+}
+
+/// What a look at an end has found.
+#[derive(Default)]
+struct Looked {
+    /// Whether the end needs the next look soon.
+    is_urgent: bool,
+    /// What the flight recorder keeps.
+    snapshot: Option<Snapshot>,
+}
+
+/// An end that is looked after, and its record.
+struct Watched {
+    end: Arc<dyn Visited>,
+    recording: Recording,
+}
+
+impl Watched {
     /// Looks after the end. Returns whether the end needs the next look soon.
-    fn look(&self) -> bool;
+    fn look(&self) -> bool {
+        let Looked { is_urgent, snapshot } = self.end.look();
+        if let Some(snapshot) = snapshot {
+            self.recording.look(&snapshot);
+        }
+        is_urgent
+    }
 }
 
 impl<T: Tend> Visited for Biased<T> {
-    fn look(&self) -> bool {
-        let care = self.visit(|end| {
+    fn look(&self) -> Looked {
+        let looked = self.visit(|end| {
             let looked = catch_unwind(AssertUnwindSafe(|| Tend::look(&mut **end)));
             let Ok(care) = looked else {
                 // The other ends still need the thread.
                 log::error!("a defect: looking after a connection panicked, and is given up");
                 end.end_visits();
-                return Care::None;
+                return Looked::default();
             };
             end.set_slow(care != Care::None);
-            care
+            Looked { is_urgent: care == Care::Recovery, snapshot: end.snapshot() }
         });
-        care == Some(Care::Recovery)
+        // An end that has gone needs no look.
+        looked.unwrap_or_default()
     }
 }
 
@@ -110,7 +142,7 @@ pub struct Keeper {
 #[must_use = "the keeper forgets the end when this value is dropped"]
 pub struct Keeping {
     keeper: Keeper,
-    end: Arc<dyn Visited>,
+    end: Arc<Watched>,
 }
 
 #[derive(Default)]
@@ -122,7 +154,7 @@ struct Ends {
 
 #[derive(Default)]
 struct List {
-    ends: Vec<Arc<dyn Visited>>,
+    ends: Vec<Arc<Watched>>,
     is_over: bool,
 }
 
@@ -173,6 +205,7 @@ impl Keeper {
     }
 
     fn keep_visited(&self, end: Arc<dyn Visited>) -> Keeping {
+        let end = Arc::new(Watched { end, recording: Recording::default() });
         let mut list = self.ends.list();
         list.ends.push(Arc::clone(&end));
         self.ends.changed.notify_one();
@@ -193,7 +226,7 @@ impl Ends {
 
     /// The thread: looks after all ends at intervals, and after those that recover more often.
     fn run(&self) {
-        let mut urgent: Vec<Arc<dyn Visited>> = Vec::new();
+        let mut urgent: Vec<Arc<Watched>> = Vec::new();
         let mut next_full = Instant::now();
         loop {
             let left = next_full.saturating_duration_since(Instant::now());
@@ -212,7 +245,7 @@ impl Ends {
     }
 
     /// Sleeps for some time, and longer while there is no end. Returns `None` if the thread shall stop.
-    fn wait(&self, time: Duration) -> Option<Vec<Arc<dyn Visited>>> {
+    fn wait(&self, time: Duration) -> Option<Vec<Arc<Watched>>> {
         let list = self.list();
         let is_idle = |list: &mut List| !list.is_over;
         let waited = self.changed.wait_timeout_while(list, time, is_idle);
@@ -260,9 +293,9 @@ mod tests {
     }
 
     impl Visited for Counted {
-        fn look(&self) -> bool {
+        fn look(&self) -> Looked {
             self.looks.fetch_add(1, Ordering::Relaxed);
-            self.is_urgent
+            Looked { is_urgent: self.is_urgent, snapshot: None }
         }
     }
 

@@ -8,6 +8,7 @@ use invar_linux::biased::Owner;
 
 use super::end::{Carrier, End, RecvEnd, SendEnd};
 use super::keeper::{Care, Keeper, Keeping, Tend, call};
+use super::recorded::Snapshot;
 use crate::Error;
 
 /// An end that a [`Keeper`] looks after between calls.
@@ -30,6 +31,10 @@ impl<E: End> Tend for ManuallyDrop<E> {
 
     fn called(&mut self) {
         (**self).called();
+    }
+
+    fn snapshot(&self) -> Option<Snapshot> {
+        (**self).snapshot()
     }
 }
 

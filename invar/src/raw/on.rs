@@ -3,7 +3,7 @@
 use invar_core::comm::{self, Fast, Flush, FlushBuf, RecvBuf, Request, SendBuf};
 use invar_core::conn::Stream;
 use invar_core::error::{Ends, Error as CoreError};
-use invar_core::stall::Wait;
+use invar_core::stall::{Role, Wait};
 use invar_linux::clock;
 use invar_linux::tcp::OobStream;
 
@@ -11,6 +11,7 @@ use super::end::{CLOSE_MAX, Carrier, End, RecvEnd, SendEnd, copy_sizes};
 use super::keeper::Care;
 use super::nic::SharedNic;
 use super::peer::PeerState;
+use super::recorded::Snapshot;
 
 /// A comm on its NIC. The NIC outlives the comm.
 #[repr(C)]
@@ -57,6 +58,11 @@ pub(super) trait Tended {
 
     /// Notes a call of the program. `wait` is the call that could do nothing.
     fn called(&mut self, wait: Wait, now_ns: u64);
+
+    /// Returns what the flight recorder keeps of the comm, if it keeps any.
+    fn snapshot(&self, _now_ns: u64) -> Option<Snapshot> {
+        None
+    }
 }
 
 impl<N: SharedNic, S: Stream> Tended for comm::SendComm<N, S> {
@@ -75,6 +81,11 @@ impl<N: SharedNic, S: Stream> Tended for comm::SendComm<N, S> {
     fn called(&mut self, wait: Wait, now_ns: u64) {
         comm::SendComm::called(self, wait, now_ns);
     }
+
+    fn snapshot(&self, now_ns: u64) -> Option<Snapshot> {
+        let (role, view) = (Role::Sender, self.recorded_view(now_ns)?);
+        Some(Snapshot { role, ends: self.ends().clone(), view, verdict: self.verdict() })
+    }
 }
 
 impl<N: SharedNic, S: Stream> Tended for comm::RecvComm<N, S> {
@@ -92,6 +103,11 @@ impl<N: SharedNic, S: Stream> Tended for comm::RecvComm<N, S> {
 
     fn called(&mut self, wait: Wait, now_ns: u64) {
         comm::RecvComm::called(self, wait, now_ns);
+    }
+
+    fn snapshot(&self, now_ns: u64) -> Option<Snapshot> {
+        let (role, view) = (Role::Receiver, self.recorded_view(now_ns)?);
+        Some(Snapshot { role, ends: self.ends().clone(), view, verdict: self.verdict() })
     }
 }
 
@@ -171,6 +187,10 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::SendComm<N, S>, N> {
 
     fn called(&mut self) {
         self.note(Wait::None);
+    }
+
+    fn snapshot(&self) -> Option<Snapshot> {
+        self.comm.snapshot(self.now_ns())
     }
 
     #[inline(always)]
@@ -266,6 +286,10 @@ impl<N: SharedNic, S: Stream + Send> End for On<comm::RecvComm<N, S>, N> {
 
     fn called(&mut self) {
         self.note(Wait::None);
+    }
+
+    fn snapshot(&self) -> Option<Snapshot> {
+        self.comm.snapshot(self.now_ns())
     }
 
     #[inline(always)]

@@ -11,6 +11,7 @@ use invar_core::error::Error as CoreError;
 use invar_core::nic::{Access, NicError, Verb};
 use invar_core::param::PortRange;
 use invar_core::socket::Layout;
+use invar_core::stall::StallSettings;
 use invar_cuda::gdr::NicReach;
 use invar_linux::clock::now_ns;
 use invar_linux::memory::HostMemory;
@@ -76,7 +77,8 @@ impl Adapter for OverTcp {
         let failed = |error| Error::io(format_args!("listening at {ip}"), error);
         let listener = socket::Listener::bind(&self.device, ports, &self.settings(settings));
         let listener = listener.map_err(failed)?;
-        Ok(Box::new(Listening { handle: listener.handle(), listener: Mutex::new(listener) }))
+        let (handle, stall) = (listener.handle(), settings.stall);
+        Ok(Box::new(Listening { handle, listener: Mutex::new(listener), stall }))
     }
 
     fn connect(
@@ -85,7 +87,10 @@ impl Adapter for OverTcp {
         settings: conn::CommSettings,
     ) -> Result<Attempt<AnySend>, Error> {
         match Connecting::start(&self.device, handle, &self.settings(settings), now_ns()) {
-            Ok(connecting) => Ok(Box::new(connecting)),
+            Ok(connecting) => {
+                let stall = settings.stall;
+                Ok(Box::new(Connection { connecting, stall }))
+            }
             Err(ConnectError::Handle(error)) => Err(Kind::Handle(error).into()),
             Err(ConnectError::Unreached { addr, error }) => {
                 let error = CoreError::Stream { stage: Stage::Connect, error, got: 0, want: 0 };
@@ -98,6 +103,7 @@ impl Adapter for OverTcp {
 struct Listening {
     handle: Handle,
     listener: Mutex<socket::Listener>,
+    stall: StallSettings,
 }
 
 impl Listen for Listening {
@@ -108,7 +114,10 @@ impl Listen for Listening {
     fn accept(&self) -> Result<Option<Attempt<AnyRecv>>, Error> {
         let mut listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
         match listener.poll(now_ns()) {
-            Ok(comm) => Ok(comm.map(|comm| Box::new(Connected(Some(comm))) as Attempt<AnyRecv>)),
+            Ok(comm) => {
+                let connected = |comm: RecvComm| Connected(Some(comm.watching(self.stall)));
+                Ok(comm.map(|comm| Box::new(connected(comm)) as Attempt<AnyRecv>))
+            }
             // The core has already logged the caller.
             Err(AcceptError::Refused(_)) => Ok(None),
             Err(AcceptError::Host(error)) => Err(Error::io("accepting a connection", error)),
@@ -130,11 +139,20 @@ impl Poll<AnyRecv> for Connected {
     }
 }
 
-impl Poll<AnySend> for Connecting {
+/// A connection that is being made.
+struct Connection {
+    connecting: Connecting,
+    stall: StallSettings,
+}
+
+impl Poll<AnySend> for Connection {
     fn poll(&mut self, now_ns: u64) -> Result<Option<AnySend>, Error> {
-        match Connecting::poll(self, now_ns) {
-            Ok(comm) => Ok(comm.map(|comm| AnySend::Socket(Box::new(On::new(comm, &()))))),
-            Err(error) => Err(Error::reported(error, self.report(error))),
+        match self.connecting.poll(now_ns) {
+            Ok(comm) => {
+                Ok(comm
+                    .map(|comm| AnySend::Socket(Box::new(On::new(comm.watching(self.stall), &())))))
+            }
+            Err(error) => Err(Error::reported(error, self.connecting.report(error))),
         }
     }
 }

@@ -18,27 +18,33 @@ pub type SocketSend = On<SendComm, ()>;
 pub type SocketRecv = On<RecvComm, ()>;
 
 impl Tended for SendComm {
-    fn check_peer(&mut self, _: u64) -> Result<(), CoreError> {
+    fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
+        self.look_for_stall(now_ns);
         SendComm::check_peer(self)
     }
 
     fn notes_call(&self) -> bool {
-        false
+        SendComm::notes_call(self)
     }
 
-    fn called(&mut self, _: Wait, _: u64) {}
+    fn called(&mut self, wait: Wait, now_ns: u64) {
+        SendComm::called(self, wait, now_ns);
+    }
 }
 
 impl Tended for RecvComm {
-    fn check_peer(&mut self, _: u64) -> Result<(), CoreError> {
+    fn check_peer(&mut self, now_ns: u64) -> Result<(), CoreError> {
+        self.look_for_stall(now_ns);
         RecvComm::check_peer(self)
     }
 
     fn notes_call(&self) -> bool {
-        false
+        RecvComm::notes_call(self)
     }
 
-    fn called(&mut self, _: Wait, _: u64) {}
+    fn called(&mut self, wait: Wait, now_ns: u64) {
+        RecvComm::called(self, wait, now_ns);
+    }
 }
 
 impl End for SocketSend {

@@ -334,6 +334,12 @@ impl Settings {
         self.with("INVAR_STALL_MS", time.as_nanos().div_ceil(1_000_000))
     }
 
+    /// Sets whether connections keep a flight recorder (`INVAR_RECORDER`).
+    #[must_use]
+    pub fn recorder(self, on: bool) -> Self {
+        self.with("INVAR_RECORDER", u8::from(on))
+    }
+
     /// Sets whether a send that is longer than its receive is truncated rather than refused.
     #[must_use]
     pub fn truncate(mut self, on: bool) -> Self {

@@ -8,7 +8,7 @@ use std::slice;
 
 use invar::raw::{
     Biased, Care, Carrier, Entered, Fast, Flush, FlushBuf, RECVS_MAX, RecvBuf, RecvEnd, Request,
-    Tend,
+    Snapshot, Tend,
 };
 
 use super::{Asked, MESSAGE_BYTES_MAX, NetEnd, call, call_failed, give, too_long};
@@ -62,6 +62,10 @@ impl<E: RecvEnd> Tend for Receiver<E> {
 
     fn called(&mut self) {
         self.end.called();
+    }
+
+    fn snapshot(&self) -> Option<Snapshot> {
+        self.end.snapshot()
     }
 }
 

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-use invar::raw::{Biased, Care, Carrier, Entered, Fast, Request, SendBuf, SendEnd, Tend};
+use invar::raw::{Biased, Care, Carrier, Entered, Fast, Request, SendBuf, SendEnd, Snapshot, Tend};
 
 use super::{Asked, MESSAGE_BYTES_MAX, NetEnd, answer, call, call_failed, give, too_long};
 use crate::abi::Code;
@@ -37,6 +37,10 @@ impl<E: SendEnd> Tend for Sender<E> {
 
     fn called(&mut self) {
         self.end.called();
+    }
+
+    fn snapshot(&self) -> Option<Snapshot> {
+        self.end.snapshot()
     }
 }
 

@@ -14,6 +14,7 @@ use invar_core::rendezvous::{
 };
 use rustix::event::PollFd;
 
+use super::attend::{Attendant, Exchange};
 use super::connection::{Connection, Lost};
 use super::error::{BootstrapError, Failure};
 use super::reach::{Unreached, authenticate, connect};
@@ -40,7 +41,7 @@ pub struct Bootstrap {
     nranks: u32,
     local_ip: IpAddr,
     key: Secret,
-    sender: Mutex<Connection>,
+    sender: Arc<Mutex<Connection>>,
     /// Whether this rank has said that it is done.
     told: AtomicBool,
     shared: Arc<Shared>,
@@ -62,6 +63,7 @@ struct Shared {
     /// Whether the hub is gone without a failure, because the rank that runs it was done.
     alone: AtomicBool,
     closing: AtomicBool,
+    exchange: Mutex<Exchange>,
 }
 
 #[derive(Debug, Default)]
@@ -128,12 +130,14 @@ impl Bootstrap {
             left: (0..nranks).map(|_| AtomicBool::new(false)).collect(),
             alone: AtomicBool::new(false),
             closing: AtomicBool::new(false),
+            exchange: Mutex::default(),
         });
+        let receiver = connection.receiver()?;
+        let sender = Arc::new(Mutex::new(connection));
         let watch = thread::Builder::new().name(format!("invar-watch {rank}")).spawn({
-            let (shared, receiver) = (shared.clone(), connection.receiver()?);
-            move || shared.watch(receiver)
+            let (shared, sender) = (shared.clone(), sender.clone());
+            move || shared.watch(receiver, &sender)
         })?;
-        let sender = Mutex::new(connection);
         let (told, key) = (AtomicBool::new(false), id.key(&communicator));
         Ok(Bootstrap { rank, nranks, local_ip, key, sender, told, shared, watch: Some(watch) })
     }
@@ -258,6 +262,11 @@ impl Bootstrap {
         self.shared.failed.clone()
     }
 
+    /// Lets an attendant find out why ranks do not go on. The watching thread calls it.
+    pub fn attend(&self, attendant: Arc<dyn Attendant>) {
+        self.shared.exchange().attend(attendant);
+    }
+
     /// Tells the others that this rank is done.
     pub fn leave(&self) {
         if !self.told.swap(true, Ordering::AcqRel) {
@@ -308,7 +317,7 @@ impl Drop for Bootstrap {
     fn drop(&mut self) {
         self.leave();
         self.shared.closing.store(true, Ordering::Release);
-        self.sender.get_mut().unwrap_or_else(PoisonError::into_inner).shutdown();
+        self.sender().shutdown();
         if let Some(watch) = self.watch.take() {
             let _ = watch.join();
         }
@@ -328,13 +337,21 @@ impl Shared {
         first
     }
 
+    fn exchange(&self) -> MutexGuard<'_, Exchange> {
+        self.exchange.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Handles the hub's messages until the connection ends.
-    fn watch(&self, mut connection: Connection) {
+    fn watch(&self, mut connection: Connection, sender: &Mutex<Connection>) {
         let lost = loop {
             if self.closing.load(Ordering::Acquire) {
                 return;
             }
+            self.exchange().look(sender.try_lock().ok(), self.host);
             match connection.recv() {
+                Ok(Some((header, body))) if matches!(header.kind, Kind::Ask | Kind::Verdict) => {
+                    self.exchange().heard(header.kind, &body, sender.try_lock().ok());
+                }
                 Ok(Some((header, body))) => self.heard(header, &body),
                 Ok(None) => {
                     let slept =

@@ -69,6 +69,11 @@ impl Connection {
         })
     }
 
+    /// The stream, for what the kernel knows about it.
+    pub(super) fn stream(&self) -> &OobStream {
+        &self.stream
+    }
+
     /// Receives available bytes until a message is complete.
     pub(super) fn recv(&mut self) -> Result<Option<(Header, Vec<u8>)>, Lost> {
         loop {

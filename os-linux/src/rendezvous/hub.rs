@@ -1,6 +1,8 @@
 //! The hub at which ranks meet. It admits ranks, forwards their messages, and reports ranks that are
 //! gone.
 
+mod stuck;
+
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -23,6 +25,7 @@ use crate::clock::now_ns;
 use crate::random::random;
 use crate::tcp::{AuthListener, Proof, TurnedAway};
 use crate::unix::wait;
+use stuck::{LastView, Stuck};
 
 /// Maximum time between a rank's proof and its join message. A host may be very busy while its ranks
 /// start.
@@ -71,6 +74,7 @@ impl Hub {
             ranks: Vec::new(),
             refused: None,
             started: false,
+            stuck: Stuck::default(),
         };
         let thread = thread::Builder::new().name("invar-hub".to_owned()).spawn({
             let closing = closing.clone();
@@ -107,6 +111,7 @@ struct Meeting {
     /// The last error with which this host could not accept a caller.
     refused: Option<io::Error>,
     started: bool,
+    stuck: Stuck,
 }
 
 struct Newcomer {
@@ -121,6 +126,7 @@ struct Rank {
     connection: Connection,
     /// Whether the rank has said that it is done.
     left: bool,
+    view: LastView,
 }
 
 impl Meeting {
@@ -144,6 +150,7 @@ impl Meeting {
                 }
             }
             self.serve();
+            self.look_for_stuck();
             if self.started && self.ranks.is_empty() {
                 return;
             }
@@ -207,7 +214,8 @@ impl Meeting {
                             let welcome = RendezvousMessage::new(Kind::Welcome, &[]);
                             // If the rank is gone, receiving will show it.
                             let _ = connection.say(&welcome);
-                            self.ranks.push(Rank { rank, member, connection, left: false });
+                            let (left, view) = (false, None);
+                            self.ranks.push(Rank { rank, member, connection, left, view });
                         }
                         Err(refusal) => {
                             let text = refusal.to_string();
@@ -253,9 +261,11 @@ impl Meeting {
                     Ok(Some((header, body))) => {
                         rank.left |= header.kind == Kind::Left;
                         let header = Header { from: rank.rank, ..header };
-                        // A rank that has joined sends no other kinds.
-                        if let Kind::Blob | Kind::Failed | Kind::Left = header.kind {
-                            self.tell(header, &body);
+                        match header.kind {
+                            Kind::Blob | Kind::Failed | Kind::Left => self.tell(header, &body),
+                            Kind::View => self.heard_view(at, &body),
+                            // A rank that has joined sends no other kinds.
+                            _ => {}
                         }
                     }
                     Ok(None) => break,

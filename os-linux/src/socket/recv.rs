@@ -9,6 +9,7 @@ use invar_core::conn::{Stream, StreamError};
 use invar_core::error::{Ends, Error};
 use invar_core::fifo::RECVS_MAX;
 use invar_core::socket::{FRAME_BYTES, Links, Posted, Receiver, RecvStep, Target};
+use invar_core::stall::{Role, StallSettings, Wait, Watch};
 
 use super::lane::{LaneDirection, Lanes};
 use super::pointer::pointer;
@@ -27,6 +28,7 @@ pub struct RecvComm {
     news: [u8; 64 * FRAME_BYTES],
     news_unsent: std::ops::Range<usize>,
     pub(super) ends: Ends,
+    watch: Watch,
 }
 
 pub(super) struct Inbound {
@@ -49,6 +51,7 @@ impl RecvComm {
             news: [0; 64 * FRAME_BYTES],
             news_unsent: 0..0,
             ends,
+            watch: Watch::new(StallSettings::default(), Role::Receiver, false, true),
         }
     }
 
@@ -120,6 +123,37 @@ impl RecvComm {
     /// Returns the socket that announces every message; the control socket once main is closed.
     pub fn main_socket(&self) -> BorrowedFd<'_> {
         self.links.as_ref().map_or(self.control.as_fd(), |links| links.main.as_fd())
+    }
+
+    /// Sets how this end looks for stalls.
+    #[must_use]
+    pub fn watching(mut self, settings: StallSettings) -> Self {
+        self.watch = Watch::new(settings, Role::Receiver, false, true);
+        self
+    }
+
+    /// Looks whether the connection stands still, and warns. Each end sees only itself.
+    pub fn look_for_stall(&mut self, now_ns: u64) {
+        let counts = self.receiver.counts();
+        self.watch.look(counts, now_ns);
+        if let Some(verdict) = self.watch.warning(now_ns, || None) {
+            self.ends.stall = Some(verdict);
+            verdict.tell(&self.ends);
+        }
+        if self.watch.verdict().is_none() {
+            self.ends.stall = None;
+        }
+    }
+
+    /// Whether the host is to note the program's next call with [`RecvComm::called`].
+    #[inline(always)]
+    pub fn notes_call(&self) -> bool {
+        self.watch.is_armed()
+    }
+
+    /// Notes a call of the program. `wait` is the call that could do nothing.
+    pub fn called(&mut self, wait: Wait, now_ns: u64) {
+        self.watch.called(wait, now_ns);
     }
 
     /// Returns the names of both ends.

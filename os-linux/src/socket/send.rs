@@ -8,6 +8,7 @@ use invar_core::conn::StreamError;
 use invar_core::error::{Ends, Error};
 use invar_core::fifo::DEPTH_MAX;
 use invar_core::socket::{FRAME_BYTES, Links, Outgoing, Sender};
+use invar_core::stall::{Role, StallSettings, Wait, Watch};
 
 use super::lane::{LaneDirection, Lanes};
 use super::pointer::pointer;
@@ -34,6 +35,7 @@ pub struct SendComm {
     /// The buffer in which a short message is assembled.
     short: Box<[u8; COPIED_BYTES]>,
     pub(super) ends: Ends,
+    watch: Watch,
 }
 
 // SAFETY: The caller of `isend` promised the memory behind the pointers, whichever thread continues.
@@ -46,7 +48,9 @@ impl SendComm {
         let sender = Box::new(Sender::new(lanes.len() as u16).truncating(truncates));
         let lanes = Lanes::new(lanes, LaneDirection::Send, threads);
         let starts = Box::new([NonNull::dangling(); DEPTH_MAX]);
-        SendComm { lanes, sender, main, control, starts, short: Box::new([0; COPIED_BYTES]), ends }
+        let short = Box::new([0; COPIED_BYTES]);
+        let watch = Watch::new(StallSettings::default(), Role::Sender, false, true);
+        SendComm { lanes, sender, main, control, starts, short, ends, watch }
     }
 
     /// Starts to send a message, whether or not the peer has posted a buffer for it: up to 4 MiB in 256
@@ -132,6 +136,37 @@ impl SendComm {
     /// Returns the socket that announces every message.
     pub fn main_socket(&self) -> BorrowedFd<'_> {
         self.main.as_fd()
+    }
+
+    /// Sets how this end looks for stalls.
+    #[must_use]
+    pub fn watching(mut self, settings: StallSettings) -> Self {
+        self.watch = Watch::new(settings, Role::Sender, false, true);
+        self
+    }
+
+    /// Looks whether the connection stands still, and warns. Each end sees only itself.
+    pub fn look_for_stall(&mut self, now_ns: u64) {
+        let counts = self.sender.counts();
+        self.watch.look(counts, now_ns);
+        if let Some(verdict) = self.watch.warning(now_ns, || None) {
+            self.ends.stall = Some(verdict);
+            verdict.tell(&self.ends);
+        }
+        if self.watch.verdict().is_none() {
+            self.ends.stall = None;
+        }
+    }
+
+    /// Whether the host is to note the program's next call with [`SendComm::called`].
+    #[inline(always)]
+    pub fn notes_call(&self) -> bool {
+        self.watch.is_armed()
+    }
+
+    /// Notes a call of the program. `wait` is the call that could do nothing.
+    pub fn called(&mut self, wait: Wait, now_ns: u64) {
+        self.watch.called(wait, now_ns);
     }
 
     /// Returns the names of both ends.

@@ -11,4 +11,5 @@ mod operations;
 mod pending;
 mod rig;
 mod silence;
+mod stuck;
 mod transfers;

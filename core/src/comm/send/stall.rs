@@ -22,12 +22,10 @@ impl<N: Nic, S: Stream> SendComm<N, S> {
             (_, Some(slot)) => (begun + 1, slot.tag()),
             _ => (begun, 0),
         };
-        let last = self.base.watch.counts();
-        // While rows are sent there is no stall, and counting costs time.
-        let (done, untested) = match last.begun == begun {
-            true if self.base.watch.is_idle() => (begun, 0),
-            true => (self.rows_acknowledged(), self.base.reqs.done()),
-            false => (last.done, last.untested),
+        // An idle comm need not count.
+        let (done, untested) = match self.base.watch.is_idle(begun) {
+            true => (begun, 0),
+            false => (self.rows_acknowledged(), self.base.reqs.done()),
         };
         let is_recovering = self.base.gate == Gate::Recovering;
         Counts { begun, done, seen, seen_tag, lacking, untested, is_recovering }

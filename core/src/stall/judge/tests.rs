@@ -147,7 +147,7 @@ fn one_end_alone_says_what_it_sees_and_that_it_sees_one_side() {
     };
     let (cause, text) = one(Role::Sender, waiting(sender, SEND));
     assert_eq!(cause, Cause::NoReceiveSeen);
-    assert!(text.ends_with("older version or speaks NCCL's wire)"), "{text}");
+    assert!(text.ends_with("since the peer says nothing of itself)"), "{text}");
     let sent = EndView { begun: 6, ..waiting(sender, Wait::Test) };
     assert_eq!(one(Role::Sender, sent).0, Cause::NotAcknowledged { count: 2 });
     let other = EndView { seen: 5, ..waiting(sender, Wait::Send { tag: 8, len: 1 }) };

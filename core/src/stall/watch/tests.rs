@@ -8,7 +8,7 @@ const LOOK_NS: u64 = 50 * MS;
 
 fn settings(name: &str) -> StallSettings {
     let process = Process::new(7, name);
-    StallSettings { after_ns: LIMIT_NS, is_judged_above: false, process }
+    StallSettings { after_ns: LIMIT_NS, is_judged_above: false, is_recorded: false, process }
 }
 
 /// Two ends of a connection, whose keepers look every 50 ms.
@@ -135,7 +135,12 @@ fn a_rank_that_judges_itself_hears_only_what_the_network_does_not_do() {
     }
     pair.run(2 * LIMIT_NS, SEND);
     assert!(pair.warnings.is_empty());
-    pair.counts = [1, 1].map(|begun| Counts { begun, seen: 1, ..Counts::default() });
+    pair.looks[1] = false;
+    pair.counts[0] = Counts { begun: 1, seen: 1, ..Counts::default() };
     pair.run(4 * LIMIT_NS, SEND);
+    assert!(pair.warnings.is_empty(), "the ranks themselves name a rank that is stopped");
+    pair.looks[1] = true;
+    pair.counts = [1, 1].map(|begun| Counts { begun, seen: 1, ..Counts::default() });
+    pair.run(8 * LIMIT_NS, SEND);
     assert_eq!(pair.warnings[0].2.cause, Cause::Network { to: Role::Receiver, count: 1 });
 }

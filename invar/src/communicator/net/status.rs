@@ -63,6 +63,13 @@ impl LinkStatus {
         self.counts.each_ref().map(|n| n.load(Ordering::Relaxed))
     }
 
+    /// Returns the peer if data for it is on the way.
+    fn in_flight(&self) -> Option<u32> {
+        let [_, begun, through] = self.counts();
+        let is_sending = self.id.direction == Direction::Send && through < begun;
+        is_sending.then_some(self.id.link.peer)
+    }
+
     /// Returns the link's line of the dump if the link has a message in progress.
     fn line(&self) -> Option<String> {
         let [asked, begun, through] = self.counts();
@@ -135,6 +142,13 @@ impl LinkDump {
     /// Returns the dump, or an empty string once the rank is gone.
     pub(in crate::communicator) fn text(&self) -> String {
         self.0.upgrade().map_or_else(String::new, |ends| lock(&ends).dump())
+    }
+
+    /// Returns a peer for which data is on the way.
+    pub(in crate::communicator) fn in_flight(&self) -> Option<u32> {
+        let ends = self.0.upgrade()?;
+        let ends = lock(&ends);
+        ends.ends.iter().find_map(|end| end.upgrade()?.in_flight())
     }
 }
 

@@ -1,0 +1,226 @@
+//! `invar inspect`: shows what a process' connections did last, while it lives and after it has died.
+
+use std::fmt::Write;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use invar_core::recorder::{Event, Record};
+use invar_core::stall::{EndView, Role, Wait};
+use invar_linux::clock::now_ns;
+use invar_linux::recorder::{Recorded, directory, files, read};
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::output::print;
+
+/// Show what a process' connections wait for, and what they did last.
+///
+/// Each process with connections keeps a file in $XDG_RUNTIME_DIR/invar or /tmp/invar-UID. After a crash or a
+/// kill the file can still be read. Without an argument, the command lists these files.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Number of a process, or a file
+    #[arg(value_name = "PID|FILE")]
+    process: Option<String>,
+    /// Print JSON: an object with the process and an array of connections
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Shown {
+    pid: u32,
+    process: String,
+    file: PathBuf,
+    is_alive: bool,
+    damaged: usize,
+    connections: Vec<ShownRecord>,
+}
+
+#[derive(Serialize)]
+struct ShownRecord {
+    number: usize,
+    role: &'static str,
+    ends: String,
+    qpn: u32,
+    /// Milliseconds since the last look; of a dead process, before its last record.
+    looked_ms_ago: Option<u64>,
+    begun: u64,
+    done: u64,
+    untested: u32,
+    is_waiting: bool,
+    waits_for: String,
+    still_ms: u32,
+    verdict: String,
+    events: Vec<ShownEvent>,
+}
+
+#[derive(Serialize)]
+struct ShownEvent {
+    /// Nanoseconds since the Unix epoch.
+    unix_ns: i64,
+    what: &'static str,
+    begun: u64,
+    done: u64,
+    untested: u32,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let paths = match &args.process {
+        Some(process) => vec![find(process)?],
+        None => files(),
+    };
+    let mut all = Vec::new();
+    for path in paths {
+        match open(&path) {
+            Ok(recorded) => all.push(shown(&path, &recorded)),
+            Err(failure) if args.process.is_some() => return Err(failure),
+            // The process may have ended meanwhile.
+            Err(_) => {}
+        }
+    }
+    let text = match (&args.process, args.json) {
+        (Some(_), true) => json(&all.first())?,
+        (None, true) => json(&all)?,
+        (Some(_), false) => all.iter().map(details).collect(),
+        (None, false) => list(&all),
+    };
+    print(io::stdout(), "the recorders", text.trim_end())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the file that an argument names: a path, or the number of a process.
+pub(crate) fn find(process: &str) -> Result<PathBuf, Failure> {
+    let Ok(pid) = process.parse::<u32>() else { return Ok(PathBuf::from(process)) };
+    let is_of = |path: &PathBuf| {
+        let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+        stem.split('-').next() == Some(&pid.to_string())
+    };
+    files().into_iter().find(is_of).ok_or_else(|| {
+        let dir = directory();
+        Failure::new(format_args!(
+            "process {pid} has no flight recorder in {}: it has no connection over a NIC, belongs to \
+             another user, has INVAR_RECORDER=0, or has ended well",
+            dir.display()
+        ))
+    })
+}
+
+/// Reads a file.
+pub(crate) fn open(path: &Path) -> Result<Recorded, Failure> {
+    read(path).map_err(|error| Failure::io(format_args!("reading {}", path.display()), &error))
+}
+
+fn json(value: &impl Serialize) -> Result<String, Failure> {
+    let text = serde_json::to_string_pretty(value);
+    text.map(|text| text + "\n").map_err(|error| Failure::new(format_args!("JSON: {error}")))
+}
+
+fn shown(path: &Path, recorded: &Recorded) -> Shown {
+    let Recorded { header, is_alive, records, damaged } = recorded;
+    let connections = records.iter().map(|(number, record)| {
+        let Record { role, qpn, looked_ns, ends, view, verdict, events } = record;
+        let event = |event: &Event| ShownEvent {
+            unix_ns: header.unix_offset_ns.wrapping_add(event.at_ns as i64),
+            what: event.kind.name(),
+            begun: event.begun,
+            done: event.done,
+            untested: event.untested,
+        };
+        ShownRecord {
+            number: *number,
+            role: if *role == Role::Sender { "sender" } else { "receiver" },
+            ends: ends.as_str().to_owned(),
+            qpn: *qpn,
+            looked_ms_ago: is_alive.then(|| now_ns().saturating_sub(*looked_ns) / 1_000_000),
+            begun: view.begun,
+            done: view.done,
+            untested: view.untested,
+            is_waiting: view.is_waiting,
+            waits_for: waits_for(*role, view),
+            still_ms: view.still_ms,
+            verdict: verdict.as_str().to_owned(),
+            events: events.iter().map(event).collect(),
+        }
+    });
+    Shown {
+        pid: header.process.pid,
+        process: header.process.to_string(),
+        file: path.to_owned(),
+        is_alive: *is_alive,
+        damaged: *damaged,
+        connections: connections.collect(),
+    }
+}
+
+/// Says in words what an end waits for.
+fn waits_for(role: Role, view: &EndView) -> String {
+    let EndView { begun, done, untested, .. } = view;
+    match (role, view.wait) {
+        _ if view.is_recovering => "new queue pairs".to_owned(),
+        (Role::Sender, _) if begun > done => {
+            format!("the acknowledge of {} messages", begun - done)
+        }
+        (Role::Sender, Wait::Send { tag, len }) => {
+            format!("a receive for its send of {len} bytes with tag {tag:#x}")
+        }
+        (Role::Receiver, _) if begun > done => format!("{} posted messages", begun - done),
+        _ if *untested > 0 => format!("its program to test {untested} requests that are done"),
+        _ => "nothing".to_owned(),
+    }
+}
+
+fn list(all: &[Shown]) -> String {
+    if all.is_empty() {
+        return "no process has a flight recorder\n".to_owned();
+    }
+    let mut text = String::new();
+    for Shown { pid, is_alive, connections, file, .. } in all {
+        let state = if *is_alive { "lives" } else { "has died" };
+        let waiting = connections.iter().filter(|of| of.is_waiting).count();
+        let count = connections.len();
+        let file = file.display();
+        let _ = writeln!(text, "{pid} {state}: {count} connections, {waiting} wait; {file}");
+    }
+    text
+}
+
+fn details(shown: &Shown) -> String {
+    let Shown { process, is_alive, damaged, connections, .. } = shown;
+    let mut text = format!("{process} {}\n", if *is_alive { "lives" } else { "has died" });
+    if *damaged > 0 {
+        let _ = writeln!(text, "{damaged} records are damaged");
+    }
+    for connection in connections {
+        let ShownRecord { number, role, ends, looked_ms_ago, begun, done, untested, .. } =
+            connection;
+        let _ = writeln!(text, "\nconnection {number}, {role}: {ends}");
+        let (first, second) = match *role {
+            "sender" => ("sent", "acknowledged"),
+            _ => ("posted", "arrived"),
+        };
+        let _ = writeln!(text, "  {begun} {first}, {done} {second}, {untested} done and untested");
+        let _ = write!(text, "  waits for {}", connection.waits_for);
+        if connection.is_waiting {
+            let _ = write!(text, ", for {:.1} s", f64::from(connection.still_ms) / 1e3);
+        }
+        match looked_ms_ago {
+            Some(ms) => _ = writeln!(text, "; last look {:.1} s ago", *ms as f64 / 1e3),
+            None => text.push('\n'),
+        }
+        if !connection.verdict.is_empty() {
+            let _ = writeln!(text, "  last verdict: {}", connection.verdict);
+        }
+        let last = connection.events.last().map_or(0, |event| event.unix_ns);
+        for ShownEvent { unix_ns, what, begun, done, untested } in &connection.events {
+            let before = last.saturating_sub(*unix_ns) as f64 / 1e9;
+            let _ = writeln!(
+                text,
+                "  {:>10.3} s  {what:<16} {begun} {first}, {done} {second}, {untested} untested",
+                0.0 - before
+            );
+        }
+    }
+    text
+}

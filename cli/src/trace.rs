@@ -1,0 +1,159 @@
+//! `invar trace`: writes what connections did as a trace for Chrome and Perfetto.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use invar_core::recorder::{Event, EventKind, Record};
+use invar_core::stall::Role;
+use invar_linux::recorder::Recorded;
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::inspect::{find, open};
+
+/// Write what connections did as a trace for Chrome (chrome://tracing) and Perfetto (ui.perfetto.dev).
+///
+/// Give the files of both ends, and both stand on one time line. Their hosts' clocks must agree (NTP); the
+/// trace has a resolution of 50 ms.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Numbers of processes, or files
+    #[arg(value_name = "PID|FILE", required = true)]
+    processes: Vec<String>,
+    /// File to write
+    #[arg(short, long, default_value = "trace.json")]
+    output: PathBuf,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let read = |process: &String| open(&find(process)?);
+    let all = args.processes.iter().map(read).collect::<Result<Vec<Recorded>, Failure>>()?;
+    let text = trace(&all).to_string();
+    fs::write(&args.output, text)
+        .map_err(|error| Failure::unwritten(&args.output.display().to_string(), &error))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The trace of all processes. Times count from the first event, in microseconds.
+fn trace(all: &[Recorded]) -> Value {
+    let times = all.iter().flat_map(|of| {
+        let events = of.records.iter().flat_map(|(_, record)| &record.events);
+        events.map(|event| unix_ns(of, event))
+    });
+    let start_ns = times.min().unwrap_or(0);
+    let mut events = Vec::new();
+    // Processes of different hosts may have one number.
+    for (pid, recorded) in all.iter().enumerate() {
+        let name = recorded.header.process.to_string();
+        events.push(json!({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}));
+        for (tid, record) in &recorded.records {
+            let role = if record.role == Role::Sender { "sender" } else { "receiver" };
+            let name = format!("{role}: {}", record.ends);
+            let args = json!({"name": name});
+            events.push(
+                json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": args}),
+            );
+            let us = |event: &Event| (unix_ns(recorded, event).wrapping_sub(start_ns)) as f64 / 1e3;
+            of_record(record, &us, (pid, *tid), &mut events);
+        }
+    }
+    json!({"displayTimeUnit": "ms", "traceEvents": events})
+}
+
+fn unix_ns(recorded: &Recorded, event: &Event) -> i64 {
+    recorded.header.unix_offset_ns.wrapping_add(event.at_ns as i64)
+}
+
+/// Adds a record's events: spans for waits and recoveries, a counter for messages, and marks for the rest.
+fn of_record(
+    record: &Record,
+    us: &impl Fn(&Event) -> f64,
+    (pid, tid): (usize, usize),
+    events: &mut Vec<Value>,
+) {
+    let last = record.events.back().map_or(0.0, us);
+    let until = |from: usize, end: EventKind| {
+        record.events.iter().skip(from).find(|event| event.kind == end).map_or(last, us)
+    };
+    for (at, event) in record.events.iter().enumerate() {
+        let ts = us(event);
+        let span = match event.kind {
+            EventKind::Waits => Some(EventKind::WaitsNot),
+            EventKind::Recovery => Some(EventKind::Recovered),
+            _ => None,
+        };
+        let name = event.kind.name();
+        match (span, event.kind) {
+            (Some(end), _) => {
+                let dur = (until(at, end) - ts).max(0.0);
+                events.push(
+                    json!({"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur}),
+                );
+            }
+            (None, EventKind::WaitsNot | EventKind::Recovered | EventKind::Progress) => {}
+            (None, EventKind::Stall) => {
+                let args = json!({"verdict": record.verdict.as_str()});
+                events.push(json!({
+                    "ph": "i", "s": "t", "name": name, "pid": pid, "tid": tid, "ts": ts, "args": args,
+                }));
+            }
+            (None, _) => events
+                .push(json!({"ph": "i", "s": "t", "name": name, "pid": pid, "tid": tid, "ts": ts})),
+        }
+        let args = json!({"begun": event.begun, "done": event.done, "untested": event.untested});
+        events.push(json!({
+            "ph": "C", "name": format!("messages {tid}"), "pid": pid, "tid": tid, "ts": ts, "args": args,
+        }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use invar_core::recorder::Header;
+    use invar_core::stall::{EndView, Process, Wait};
+
+    use super::*;
+
+    fn view(is_waiting: bool, begun: u64) -> EndView {
+        EndView {
+            process: Process::new(7, "a"),
+            is_waiting,
+            moves_in_calls: false,
+            is_recovering: false,
+            begun,
+            done: 0,
+            seen: 0,
+            seen_tag: 0,
+            lacking: 0,
+            untested: 0,
+            still_ms: 0,
+            call_ms: 0,
+            wait: Wait::None,
+        }
+    }
+
+    /// A process whose clock began at `unix_offset_ns`.
+    fn recorded(role: Role, unix_offset_ns: i64) -> Recorded {
+        let mut record = Record::new(role, 1, "ends", view(false, 0), 1_000_000);
+        record.look(view(true, 1), 2_000_000);
+        record.stall("the verdict", 3_000_000);
+        record.look(view(false, 1), 4_000_000);
+        let header = Header { process: Process::new(7, "a"), unix_offset_ns };
+        Recorded { header, is_alive: false, records: vec![(0, record)], damaged: 0 }
+    }
+
+    #[test]
+    fn both_ends_are_on_one_time_line_and_waits_are_spans() {
+        let trace = trace(&[recorded(Role::Sender, 0), recorded(Role::Receiver, 500_000)]);
+        let events = trace["traceEvents"].as_array().unwrap();
+        let spans: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
+        let span = |at: usize| {
+            (spans[at]["pid"].as_u64(), spans[at]["ts"].as_f64(), spans[at]["dur"].as_f64())
+        };
+        assert_eq!(span(0), (Some(0), Some(1000.0), Some(2000.0)));
+        assert_eq!(span(1), (Some(1), Some(1500.0), Some(2000.0)));
+        let stall = events.iter().find(|event| event["name"] == "stall reported").unwrap();
+        assert_eq!(stall["args"]["verdict"], "the verdict");
+    }
+}

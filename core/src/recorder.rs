@@ -1,0 +1,313 @@
+//! The flight recorder: what an end did last, in a block of bytes that outlives its process.
+//!
+//! A [`Record`] is fed with the end's [`EndView`] now and then, and keeps the changes as [`Event`]s. A host
+//! writes the record to a file after each change; see [`Record::to_bytes`].
+
+mod event;
+
+use static_assertions::assert_eq_size;
+use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+use crate::stall::{EndView, Process, Role, VIEW_BYTES, ViewBytes};
+
+pub use event::{EVENT_BYTES, Event, EventKind};
+
+/// Bytes of a record.
+pub const RECORD_BYTES: usize = size_of::<RecordBytes>();
+/// Bytes of a file's header.
+pub const HEADER_BYTES: usize = size_of::<HeaderBytes>();
+/// Number of events that a record keeps.
+pub const EVENTS: usize = 64;
+/// Bytes of the description of both ends. A longer description is cut.
+pub const ENDS_BYTES: usize = 256;
+/// Bytes of the last verdict. A longer text is cut.
+pub const VERDICT_BYTES: usize = 704;
+/// Progress within this time is one event.
+const MERGE_NS: u64 = 1_000_000_000;
+
+const MAGIC: [u8; 8] = *b"INVARREC";
+const VERSION: u32 = 1;
+
+/// The header of a file of records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The process that wrote the file.
+    pub process: Process,
+    /// Nanoseconds of the clock of the events at the Unix epoch's zero; add them to an event's time.
+    pub unix_offset_ns: i64,
+}
+
+/// ```text
+/// byte 0       8         12    16            24     56
+///      +-------+---------+-----+-------------+------+------+
+///      | magic | version | pid | unix offset | host | zero |
+///      +-------+---------+-----+-------------+------+------+
+/// ```
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct HeaderBytes {
+    magic: [u8; 8],
+    version: U32,
+    pid: U32,
+    unix_offset_ns: I64,
+    host: [u8; 32],
+    zero: [u8; 8],
+}
+
+assert_eq_size!(HeaderBytes, [u8; 64]);
+
+/// The record of one end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Direction of the end.
+    pub role: Role,
+    /// Number of the end's first queue pair; 0 over TCP.
+    pub qpn: u32,
+    /// Time of the last look, as in [`Event::at_ns`].
+    pub looked_ns: u64,
+    /// Names of both ends.
+    pub ends: heapless::String<ENDS_BYTES>,
+    /// The view at the last look.
+    pub view: EndView,
+    /// The last verdict on a stall; empty if there was none.
+    pub verdict: heapless::String<VERDICT_BYTES>,
+    /// The last events, oldest first.
+    pub events: heapless::Deque<Event, EVENTS>,
+}
+
+/// ```text
+/// byte 0      8          12    14        16     24     280    376       1080     3128
+///      +------+----------+-----+---------+------+------+------+---------+--------+------+
+///      | turn | number   | role| number  | look | ends | view | verdict | events | turn |
+///      |      | of the QP|     | of      | ed   |      |      |         |        |      |
+///      |      |          |     | events  |      |      |      |         |        |      |
+///      +------+----------+-----+---------+------+------+------+---------+--------+------+
+/// ```
+///
+/// Both turns are equal unless the writer is at work.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RecordBytes {
+    turn: U64,
+    qpn: U32,
+    role: U16,
+    events_len: U16,
+    looked_ns: U64,
+    ends: [u8; ENDS_BYTES],
+    view: ViewBytes,
+    verdict: [u8; VERDICT_BYTES],
+    events: [[u8; EVENT_BYTES]; EVENTS],
+    turn_again: U64,
+}
+
+assert_eq_size!(RecordBytes, [u8; 3136]);
+assert_eq_size!(ViewBytes, [u8; VIEW_BYTES]);
+
+/// Why bytes are no record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// The bytes are no file of a flight recorder.
+    #[error("it is no file of Invar's flight recorder")]
+    Magic,
+    /// The file is of another version.
+    #[error(
+        "it is of version {0} of the recorder's file, and this program reads version {VERSION}"
+    )]
+    Version(u32),
+    /// The bytes end too early.
+    #[error("it ends in the middle: {0} bytes are there")]
+    Short(usize),
+    /// The writer was at work, or was killed meanwhile.
+    #[error("it was being written")]
+    Torn,
+    /// A field has an impossible value.
+    #[error("{what} is {value}, which cannot be")]
+    Field {
+        /// The field.
+        what: &'static str,
+        /// The value.
+        value: u64,
+    },
+}
+
+impl Header {
+    /// Converts the header to bytes.
+    pub fn to_bytes(&self) -> [u8; HEADER_BYTES] {
+        zerocopy::transmute!(HeaderBytes {
+            magic: MAGIC,
+            version: VERSION.into(),
+            pid: self.process.pid.into(),
+            unix_offset_ns: self.unix_offset_ns.into(),
+            host: self.process.host,
+            zero: [0; 8],
+        })
+    }
+
+    /// Reads the header at the start of a file.
+    ///
+    /// # Errors
+    /// The bytes are not of a file of this version.
+    pub fn parse(bytes: &[u8]) -> Result<Self, RecordError> {
+        if !bytes.starts_with(&MAGIC) {
+            return Err(RecordError::Magic);
+        }
+        let (b, _) =
+            HeaderBytes::read_from_prefix(bytes).map_err(|_| RecordError::Short(bytes.len()))?;
+        match b.version.get() {
+            VERSION => Ok(Header {
+                process: Process { pid: b.pid.get(), host: b.host },
+                unix_offset_ns: b.unix_offset_ns.get(),
+            }),
+            other => Err(RecordError::Version(other)),
+        }
+    }
+}
+
+impl Record {
+    /// Begins the record of an end that has just connected.
+    pub fn new(role: Role, qpn: u32, ends: &str, view: EndView, now_ns: u64) -> Self {
+        let mut record = Record {
+            role,
+            qpn,
+            looked_ns: now_ns,
+            ends: cut(ends),
+            view,
+            verdict: heapless::String::new(),
+            events: heapless::Deque::new(),
+        };
+        record.push(EventKind::Opened, now_ns);
+        record
+    }
+
+    /// Takes the view of a look, and notes what has changed. Returns whether anything has.
+    pub fn look(&mut self, view: EndView, now_ns: u64) -> bool {
+        let old = core::mem::replace(&mut self.view, view);
+        self.looked_ns = now_ns;
+        let numbers = |view: &EndView| (view.begun, view.done, view.untested);
+        let mut has_changed = false;
+        if numbers(&old) != numbers(&view) {
+            self.progress(now_ns);
+            has_changed = true;
+        }
+        let edges = [
+            (old.is_recovering, view.is_recovering, EventKind::Recovery, EventKind::Recovered),
+            (old.is_waiting, view.is_waiting, EventKind::Waits, EventKind::WaitsNot),
+        ];
+        for (old, new, begins, ends) in edges {
+            if old != new {
+                self.push(if new { begins } else { ends }, now_ns);
+                has_changed = true;
+            }
+        }
+        has_changed
+    }
+
+    /// Notes that the user was told of a stall.
+    pub fn stall(&mut self, verdict: &str, now_ns: u64) {
+        self.verdict = cut(verdict);
+        self.push(EventKind::Stall, now_ns);
+    }
+
+    /// Notes that the connection has ended.
+    pub fn closed(&mut self, now_ns: u64) {
+        self.push(EventKind::Closed, now_ns);
+    }
+
+    /// Notes progress, in the last event if that is one of progress and young.
+    fn progress(&mut self, now_ns: u64) {
+        let EndView { begun, done, untested, .. } = self.view;
+        match self.events.back_mut() {
+            Some(last)
+                if last.kind == EventKind::Progress
+                    && now_ns.saturating_sub(last.at_ns) < MERGE_NS =>
+            {
+                (last.begun, last.done, last.untested) = (begun, done, untested);
+            }
+            _ => self.push(EventKind::Progress, now_ns),
+        }
+    }
+
+    fn push(&mut self, kind: EventKind, at_ns: u64) {
+        let EndView { begun, done, untested, .. } = self.view;
+        if self.events.is_full() {
+            self.events.pop_front();
+        }
+        // There is room now.
+        let _ = self.events.push_back(Event { at_ns, kind, begun, done, untested });
+    }
+
+    /// Converts the record to bytes. `turn` is another number for each write.
+    pub fn to_bytes(&self, turn: u64) -> [u8; RECORD_BYTES] {
+        let mut b = RecordBytes::new_zeroed();
+        (b.turn, b.turn_again) = (turn.into(), turn.into());
+        b.qpn = self.qpn.into();
+        b.role = match self.role {
+            Role::Sender => 1,
+            Role::Receiver => 2,
+        }
+        .into();
+        b.events_len = (self.events.len() as u16).into();
+        b.looked_ns = self.looked_ns.into();
+        b.ends[..self.ends.len()].copy_from_slice(self.ends.as_bytes());
+        b.view = self.view.to_bytes();
+        b.verdict[..self.verdict.len()].copy_from_slice(self.verdict.as_bytes());
+        for (to, event) in b.events.iter_mut().zip(&self.events) {
+            *to = event.to_bytes();
+        }
+        zerocopy::transmute!(b)
+    }
+
+    /// Reads a record; `None` if nothing was ever written there. Text that cannot be printed becomes
+    /// question marks.
+    ///
+    /// # Errors
+    /// The bytes are no record.
+    pub fn parse(bytes: &[u8]) -> Result<Option<Self>, RecordError> {
+        let (b, _) =
+            RecordBytes::ref_from_prefix(bytes).map_err(|_| RecordError::Short(bytes.len()))?;
+        if b.turn.get() != b.turn_again.get() {
+            return Err(RecordError::Torn);
+        }
+        let role = match b.role.get() {
+            0 if b.turn.get() == 0 => return Ok(None),
+            1 => Role::Sender,
+            2 => Role::Receiver,
+            other => return Err(RecordError::Field { what: "the role", value: other.into() }),
+        };
+        let len = usize::from(b.events_len.get());
+        let Some(events) = b.events.get(..len) else {
+            let what = "the number of events";
+            return Err(RecordError::Field { what, value: len as u64 });
+        };
+        let mut record = Record {
+            role,
+            qpn: b.qpn.get(),
+            looked_ns: b.looked_ns.get(),
+            ends: text(&b.ends),
+            view: EndView::parse(&b.view),
+            verdict: text(&b.verdict),
+            events: heapless::Deque::new(),
+        };
+        for event in events {
+            // As many fit as a record has.
+            let _ = record.events.push_back(Event::parse(event)?);
+        }
+        Ok(Some(record))
+    }
+}
+
+/// Cuts a text to the characters that fit.
+fn cut<const N: usize>(text: &str) -> heapless::String<N> {
+    let end = text.floor_char_boundary(N);
+    heapless::String::try_from(&text[..end]).unwrap_or_default()
+}
+
+fn text<const N: usize>(bytes: &[u8; N]) -> heapless::String<N> {
+    let bytes = bytes.split(|&c| c == 0).next().unwrap_or_default();
+    let printable = |&c: &u8| if matches!(c, b' '..=b'~') { char::from(c) } else { '?' };
+    bytes.iter().map(printable).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,109 @@
+extern crate std;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::stall::Wait;
+
+fn view(begun: u64, done: u64) -> EndView {
+    EndView {
+        process: Process::new(7, "a"),
+        is_waiting: false,
+        moves_in_calls: false,
+        is_recovering: false,
+        begun,
+        done,
+        seen: 0,
+        seen_tag: 0,
+        lacking: 0,
+        untested: 0,
+        still_ms: 0,
+        call_ms: 0,
+        wait: Wait::None,
+    }
+}
+
+fn record() -> Record {
+    Record::new(Role::Sender, 0x11, "soft0 to peer 10.0.0.2:4000", view(0, 0), 5)
+}
+
+#[test]
+fn a_record_keeps_the_last_changes_in_order() {
+    let mut record = record();
+    assert!(!record.look(view(0, 0), 6));
+    for turn in 1..200 {
+        assert!(record.look(view(turn, turn - 1), turn * 2 * MERGE_NS));
+    }
+    assert_eq!(record.events.len(), EVENTS);
+    let begun: std::vec::Vec<u64> = record.events.iter().map(|event| event.begun).collect();
+    assert!(begun.iter().copied().eq(200 - EVENTS as u64..200), "{begun:?}");
+}
+
+#[test]
+fn progress_within_a_second_is_one_event_with_the_last_numbers() {
+    let mut record = record();
+    for turn in 1..=20 {
+        record.look(view(turn, turn), 5 + turn * MERGE_NS / 20);
+    }
+    let kinds: std::vec::Vec<_> =
+        record.events.iter().map(|event| (event.kind, event.done)).collect();
+    assert_eq!(kinds, [(EventKind::Opened, 0), (EventKind::Progress, 20)]);
+}
+
+#[test]
+fn waits_recoveries_and_verdicts_are_events() {
+    let mut record = record();
+    record.look(EndView { is_waiting: true, is_recovering: true, ..view(0, 0) }, 7);
+    record.stall("the receiver has posted no receive", 8);
+    record.look(view(0, 0), 9);
+    record.closed(10);
+    let kinds: std::vec::Vec<_> = record.events.iter().map(|event| event.kind).collect();
+    use EventKind as Kind;
+    let expected = [
+        Kind::Opened,
+        Kind::Recovery,
+        Kind::Waits,
+        Kind::Stall,
+        Kind::Recovered,
+        Kind::WaitsNot,
+        Kind::Closed,
+    ];
+    assert_eq!(kinds, expected);
+    assert_eq!(Record::parse(&record.to_bytes(3)), Ok(Some(record)));
+}
+
+#[test]
+fn what_is_no_record_is_refused_in_words() {
+    let record = record();
+    let bytes = record.to_bytes(3);
+    assert_eq!(Record::parse(&[0; RECORD_BYTES]), Ok(None));
+    assert_eq!(Record::parse(&bytes[1..]), Err(RecordError::Short(RECORD_BYTES - 1)));
+    let mut torn = bytes;
+    torn[0] += 1;
+    assert_eq!(Record::parse(&torn), Err(RecordError::Torn));
+    let header = Header { process: Process::new(7, "a"), unix_offset_ns: -5 };
+    let bytes = header.to_bytes();
+    assert_eq!(Header::parse(&bytes), Ok(header));
+    assert_eq!(Header::parse(b"#!/bin/sh"), Err(RecordError::Magic));
+    assert_eq!(Header::parse(&bytes[..40]), Err(RecordError::Short(40)));
+    let mut newer = bytes;
+    newer[8] = 9;
+    assert_eq!(Header::parse(&newer), Err(RecordError::Version(9)));
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_it_panic(
+        bytes in prop::collection::vec(any::<u8>(), 0..RECORD_BYTES + 8),
+        role in 0u8..4, len in 0u8..80,
+    ) {
+        let mut bytes = bytes;
+        bytes.resize(RECORD_BYTES, 0);
+        (bytes[12], bytes[13], bytes[14], bytes[15]) = (role, 0, len, 0);
+        let (turn, rest) = bytes.split_first_chunk_mut::<8>().unwrap();
+        let end = rest.len() - 8;
+        rest[end..].copy_from_slice(turn);
+        let _ = Record::parse(&bytes);
+        let _ = Header::parse(&bytes);
+    }
+}

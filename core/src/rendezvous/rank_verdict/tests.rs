@@ -1,0 +1,115 @@
+extern crate std;
+
+use std::string::ToString;
+use std::vec::Vec;
+
+use super::*;
+use crate::stall::Process;
+
+/// A rank inside collective 17, which waits for the rank before it.
+fn inside(rank: u32, nranks: u32) -> RankView {
+    RankView {
+        process: Process::new(4700 + rank, "node"),
+        entered: 17,
+        operation: "all_reduce of 1000 F32, Sum".try_into().unwrap(),
+        is_collective: true,
+        is_inside: true,
+        waits_for: Some((rank + nranks - 1) % nranks),
+        in_flight_to: None,
+        still_ms: 12_000 + rank,
+        is_stuck: true,
+    }
+}
+
+/// Four ranks in a ring that all wait.
+fn ring() -> Vec<RankState> {
+    (0..4).map(|rank| RankState::View(inside(rank, 4))).collect()
+}
+
+fn judged(states: &[RankState]) -> RankVerdict<'_> {
+    judge_ranks(states).unwrap()
+}
+
+fn outside(rank: u32) -> RankView {
+    let (entered, still_ms) = (16, 13_500);
+    RankView {
+        entered,
+        is_inside: false,
+        waits_for: None,
+        still_ms,
+        is_stuck: false,
+        ..inside(rank, 4)
+    }
+}
+
+#[test]
+fn the_rank_that_has_not_entered_is_named_though_nobody_waits_for_it_directly() {
+    let mut states = ring();
+    states[2] = RankState::View(outside(2));
+    let verdict = judged(&states);
+    assert_eq!((verdict.culprit, verdict.waiting.0), (Some(2), 3));
+    assert_eq!(
+        verdict.to_string(),
+        "rank 2 (pid 4702 on node) has not entered collective 17, all_reduce of 1000 F32, Sum; its \
+         last call, collective 16, all_reduce of 1000 F32, Sum, ended 13.5 s ago; rank 3 (pid 4703 \
+         on node) has waited for 12.0 s"
+    );
+    states[2] = RankState::View(RankView { operation: <_>::default(), ..outside(2) });
+    assert!(judged(&states).to_string().contains("it has made no call yet"));
+}
+
+#[test]
+fn a_rank_that_does_not_answer_is_named_once_it_had_time_to_answer() {
+    let mut states = ring();
+    states[1] = RankState::Unknown;
+    assert_eq!(judge_ranks(&states), None);
+    for host_answers in [None, Some(true), Some(false)] {
+        states[1] = RankState::Silent { last: Some(inside(1, 4)), host_answers };
+        assert_eq!(judged(&states).culprit, Some(1));
+    }
+    let text = judged(&states).to_string();
+    assert!(text.starts_with("rank 1 (pid 4701 on node) does not answer, nor does"), "{text}");
+    states[1] = RankState::Left;
+    assert_eq!(judged(&states).cause, RankCause::Left);
+}
+
+#[test]
+fn the_rank_with_another_operation_is_named_by_majority() {
+    let mut states = ring();
+    let operation = "broadcast of 1000 F32 from 0".try_into().unwrap();
+    states[3] = RankState::View(RankView { operation, ..inside(3, 4) });
+    let verdict = judged(&states);
+    assert_eq!(verdict.culprit, Some(3));
+    assert!(matches!(verdict.cause, RankCause::Mismatch { other: (0, _), .. }));
+    // Of two ranks neither is in the majority.
+    let two = [inside(0, 2), RankView { operation: "x".try_into().unwrap(), ..inside(1, 2) }];
+    let two = two.map(RankState::View);
+    assert_eq!(judged(&two).culprit, None);
+    assert!(matches!(judged(&two).cause, RankCause::Mismatch { .. }));
+}
+
+#[test]
+fn the_network_is_at_fault_if_a_rank_has_sent_what_another_waits_for() {
+    let mut states = ring();
+    let sends = RankView { in_flight_to: Some(2), ..inside(1, 4) };
+    states[1] = RankState::View(sends);
+    let verdict = judged(&states);
+    assert_eq!(verdict.culprit, None);
+    assert!(matches!(verdict.cause, RankCause::Network { from: (1, _), to: (2, _) }));
+    // The rank has finished the collective in which another still waits for its data.
+    states[1] = RankState::View(RankView { entered: 17, ..outside(1) });
+    assert!(matches!(judged(&states).cause, RankCause::Network { from: (1, _), to: (2, _) }));
+}
+
+#[test]
+fn ranks_that_all_wait_in_the_same_operation_are_a_circle_and_others_are_not_stuck() {
+    assert_eq!(judged(&ring()).cause, RankCause::Circle);
+    let mut states = ring();
+    states[0] = RankState::View(RankView { waits_for: None, ..inside(0, 4) });
+    assert!(matches!(judged(&states).cause, RankCause::Busy(_)));
+    assert_eq!(judge_ranks(&[RankState::View(outside(0)), RankState::Left]), None);
+    states[0] = RankState::View(RankView { is_stuck: false, ..inside(0, 4) });
+    assert_eq!(judge_ranks(&states), None, "a rank that has just moved");
+    let far = RankView { waits_for: Some(99), ..inside(0, 4) };
+    assert_eq!(judge_ranks(&[RankState::View(far)]), None, "a rank that does not exist");
+}

@@ -1,0 +1,24 @@
+//! What a peer, a rank or a file says about stalls: views of ends and ranks, and records. No bytes cause a panic,
+//! and what is understood survives the way back.
+
+#![no_main]
+
+use invar_core::recorder::{Header, RECORD_BYTES, Record};
+use invar_core::rendezvous::RankView;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let _ = Header::parse(bytes);
+    if let Some(view) = RankView::parse(bytes) {
+        assert_eq!(RankView::parse(&view.to_bytes()), Some(view));
+    }
+    let mut whole = bytes.to_vec();
+    whole.resize(RECORD_BYTES, 0);
+    // Equal turns, or all but a few inputs would be torn.
+    let (turn, rest) = whole.split_at_mut(8);
+    let end = rest.len() - 8;
+    rest[end..].copy_from_slice(turn);
+    if let Ok(Some(record)) = Record::parse(&whole) {
+        assert_eq!(Record::parse(&record.to_bytes(1)), Ok(Some(record)));
+    }
+});

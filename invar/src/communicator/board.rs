@@ -1,0 +1,289 @@
+//! What a rank is at, for whoever asks why ranks do not go on.
+//!
+//! The rank's thread notes operations and waits by plain stores. The thread that watches the rendezvous
+//! reads them about ten times a second, and measures how long they do not change.
+
+use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use invar_core::coll::{DataType, Operation, RedOp};
+use invar_core::rendezvous::{NOBODY, OperationText, RankView};
+use invar_core::stall::Process;
+use invar_linux::rendezvous::{Attendant, GroupVerdict};
+
+use super::call::Work;
+use super::net::LinkDump;
+
+/// A verdict is part of the error that follows it within this time.
+const VERDICT_LASTS: Duration = Duration::from_secs(5);
+
+pub(super) struct Board {
+    rank: u32,
+    process: Process,
+    /// Time after which a stall is reported; zero for never.
+    stuck_after: Duration,
+    /// Number of collectives entered.
+    entered: AtomicU64,
+    is_inside: AtomicBool,
+    /// The operation, as [`code`] packs it, and its count.
+    operation: [AtomicU64; 2],
+    waits_for: AtomicU32,
+    /// Number of waits that have ended.
+    waits: AtomicU64,
+    links: OnceLock<LinkDump>,
+    watched: Mutex<Watched>,
+}
+
+/// What the watching thread saw last.
+struct Watched {
+    state: (u64, bool, u32, u64),
+    since: Instant,
+    told: Option<(GroupVerdict, Instant)>,
+    warn_at: Duration,
+}
+
+impl Board {
+    pub(super) fn new(rank: u32, process: Process, stuck_after: Duration) -> Self {
+        let watched = Watched {
+            state: (0, false, NOBODY, 0),
+            since: Instant::now(),
+            told: None,
+            warn_at: stuck_after,
+        };
+        Board {
+            rank,
+            process,
+            stuck_after,
+            entered: AtomicU64::new(0),
+            is_inside: AtomicBool::new(false),
+            operation: Default::default(),
+            waits_for: AtomicU32::new(NOBODY),
+            waits: AtomicU64::new(0),
+            links: OnceLock::new(),
+            watched: Mutex::new(watched),
+        }
+    }
+
+    /// Notes the rank's links over the network.
+    pub(super) fn joined(&self, links: LinkDump) {
+        // A rank joins only once, so the value is not set yet.
+        let _ = self.links.set(links);
+    }
+
+    /// Notes that the rank enters an operation.
+    #[inline]
+    pub(super) fn enter(&self, work: &Work) {
+        self.operation[0].store(code(work), Ordering::Relaxed);
+        self.operation[1].store(work.count as u64, Ordering::Relaxed);
+        if !work.operation.is_transfer() {
+            // Only the rank's thread writes.
+            let entered = self.entered.load(Ordering::Relaxed);
+            self.entered.store(entered + 1, Ordering::Relaxed);
+        }
+        self.is_inside.store(true, Ordering::Release);
+    }
+
+    /// Notes that the operation is done.
+    #[inline]
+    pub(super) fn leave(&self) {
+        self.is_inside.store(false, Ordering::Release);
+    }
+
+    /// Notes that the rank waits for a peer.
+    pub(super) fn wait_for(&self, peer: u32) {
+        self.waits_for.store(peer, Ordering::Relaxed);
+    }
+
+    /// Notes that the wait is over.
+    #[cold]
+    pub(super) fn moved(&self) {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        self.waits_for.store(NOBODY, Ordering::Relaxed);
+    }
+
+    /// Returns why the ranks do not go on, if that was told just now.
+    pub(super) fn told(&self) -> Option<String> {
+        let watched = self.watched();
+        let (verdict, at) = watched.told.as_ref()?;
+        (at.elapsed() < VERDICT_LASTS).then(|| verdict.text.clone())
+    }
+
+    fn watched(&self) -> MutexGuard<'_, Watched> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the rank's state and for how long it has not changed.
+    fn look(&self) -> ((u64, bool, u32, u64), Duration) {
+        let is_inside = self.is_inside.load(Ordering::Acquire);
+        let state = (
+            self.entered.load(Ordering::Relaxed),
+            is_inside,
+            if is_inside { self.waits_for.load(Ordering::Relaxed) } else { NOBODY },
+            self.waits.load(Ordering::Relaxed),
+        );
+        let mut watched = self.watched();
+        if watched.state != state {
+            (watched.state, watched.since) = (state, Instant::now());
+        }
+        (state, watched.since.elapsed())
+    }
+
+    fn text(&self) -> OperationText {
+        let [code, count] = self.operation.each_ref().map(|word| word.load(Ordering::Relaxed));
+        describe(code, count)
+    }
+}
+
+impl Attendant for Board {
+    fn view(&self) -> RankView {
+        let ((entered, is_inside, waits_for, _), still) = self.look();
+        let waits_for = Some(waits_for).filter(|rank| *rank != NOBODY);
+        let is_stuck = is_inside
+            && waits_for.is_some()
+            && !self.stuck_after.is_zero()
+            && still >= self.stuck_after / 2;
+        // A rank outside of an operation does not look whether its last data was acknowledged.
+        let in_flight_to =
+            if is_stuck { self.links.get().and_then(LinkDump::in_flight) } else { None };
+        let operation = self.text();
+        RankView {
+            process: self.process,
+            entered,
+            is_collective: !operation.starts_with("send") && !operation.starts_with("recv"),
+            operation,
+            is_inside,
+            waits_for,
+            in_flight_to,
+            still_ms: u32::try_from(still.as_millis()).unwrap_or(u32::MAX),
+            is_stuck,
+        }
+    }
+
+    fn verdict(&self, verdict: GroupVerdict) {
+        if self.stuck_after.is_zero() {
+            return;
+        }
+        let mut watched = self.watched();
+        let is_new = watched.told.as_ref().is_none_or(|(last, _)| verdict.still < last.still);
+        if is_new {
+            watched.warn_at = self.stuck_after;
+        }
+        if verdict.still >= watched.warn_at {
+            watched.warn_at = 2 * verdict.still;
+            log::warn!("rank {}: {}", self.rank, verdict.text);
+        }
+        watched.told = Some((verdict, Instant::now()));
+    }
+
+    fn hub_is_silent(&self, host: Option<u32>, host_answers: Option<bool>) {
+        let RankView { waits_for, still_ms, operation, .. } = self.view();
+        let still = Duration::from_millis(still_ms.into());
+        let of = host.map_or_else(
+            || "the process that runs the rendezvous".to_owned(),
+            |rank| format!("rank {rank}, which runs the rendezvous,"),
+        );
+        let why = match host_answers {
+            Some(true) => "and its host does: its process is stopped (SIGSTOP, a debugger)",
+            Some(false) => "nor does its host: it is down, or the network to it is cut",
+            None => "its process is stopped, or its host is gone",
+        };
+        let waits_for = waits_for.map_or_else(String::new, |peer| format!(" for rank {peer}"));
+        let text = format!(
+            "{of} does not answer, {why}; rank {} ({}) has waited{waits_for} in {operation} for \
+             {:.1} s",
+            self.rank,
+            self.process,
+            still.as_secs_f64()
+        );
+        self.verdict(GroupVerdict { still, culprit: host, text });
+    }
+}
+
+/// Packs a work but its count: kind, type, reduction, and root or peer.
+fn code(work: &Work) -> u64 {
+    let (kind, rank) = match work.operation {
+        Operation::AllReduce => (1, 0),
+        Operation::AllGather => (2, 0),
+        Operation::ReduceScatter => (3, 0),
+        Operation::Broadcast { root } => (4, root),
+        Operation::Reduce { root } => (5, root),
+        Operation::AllToAll => (6, 0),
+        Operation::Send { peer } => (7, peer),
+        Operation::Recv { peer } => (8, peer),
+    };
+    let redop = work.redop.map_or(0, |op| op as u64 + 1);
+    kind | (work.data_type as u64) << 8 | redop << 16 | u64::from(rank) << 32
+}
+
+/// Describes a work for people; empty if there was none yet.
+fn describe(code: u64, count: u64) -> OperationText {
+    let (kind, data_type, redop, rank) =
+        (code & 255, code >> 8 & 255, code >> 16 & 255, code >> 32);
+    let name = match kind {
+        1 => "all_reduce",
+        2 => "all_gather",
+        3 => "reduce_scatter",
+        4 => "broadcast",
+        5 => "reduce",
+        6 => "all_to_all",
+        7 => "send",
+        8 => "recv",
+        _ => return OperationText::new(),
+    };
+    let mut text = OperationText::new();
+    // What does not fit is cut.
+    let _ = write!(text, "{name} of {count}");
+    if let Some(data_type) = DataType::ALL.get(data_type as usize) {
+        let _ = write!(text, " {data_type:?}");
+    }
+    let ops = [RedOp::Sum, RedOp::Prod, RedOp::Max, RedOp::Min, RedOp::Avg];
+    if let Some(op) = redop.checked_sub(1).and_then(|at| ops.get(at as usize)) {
+        let _ = write!(text, ", {op:?}");
+    }
+    let _ = match kind {
+        4 => write!(text, " from rank {rank}"),
+        5 | 7 => write!(text, " to rank {rank}"),
+        8 => write!(text, " from rank {rank}"),
+        _ => Ok(()),
+    };
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn work(operation: Operation, redop: Option<RedOp>) -> Work {
+        Work { operation, count: 1000, data_type: DataType::F32, redop }
+    }
+
+    #[test]
+    fn an_operation_is_described_with_all_that_ranks_must_agree_on() {
+        let text = |work: &Work| describe(code(work), work.count as u64).as_str().to_owned();
+        let all_reduce = work(Operation::AllReduce, Some(RedOp::Max));
+        assert_eq!(text(&all_reduce), "all_reduce of 1000 F32, Max");
+        assert_eq!(text(&work(Operation::Recv { peer: 3 }, None)), "recv of 1000 F32 from rank 3");
+        let reduce = work(Operation::Reduce { root: 2 }, Some(RedOp::Avg));
+        assert_eq!(text(&reduce), "reduce of 1000 F32, Avg to rank 2");
+        assert_eq!(describe(0, 0), "");
+    }
+
+    #[test]
+    fn a_rank_is_stuck_only_inside_an_operation_and_while_nothing_moves() {
+        let board = Board::new(1, Process::new(7, "a"), Duration::from_nanos(2));
+        assert!(!board.view().is_stuck);
+        board.enter(&work(Operation::AllReduce, Some(RedOp::Sum)));
+        assert!(!board.view().is_stuck, "it waits for nobody");
+        board.wait_for(2);
+        board.view();
+        let view = board.view();
+        assert!(view.is_stuck && view.is_collective);
+        assert_eq!((view.entered, view.waits_for), (1, Some(2)));
+        board.moved();
+        assert!(!board.view().is_stuck);
+        board.leave();
+        assert!(!board.view().is_inside);
+    }
+}

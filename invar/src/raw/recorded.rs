@@ -1,0 +1,126 @@
+//! The flight recorder's part of the keeper: writes what a look at an end has found.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use invar_core::error::Ends;
+use invar_core::recorder::Record;
+use invar_core::stall::{EndView, Role, Verdict};
+use invar_linux::clock::now_ns;
+use invar_linux::recorder::{RecorderFile, directory};
+
+/// What a look at an end finds, for the flight recorder.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Direction of the end.
+    pub role: Role,
+    /// Names of both ends.
+    pub ends: Ends,
+    /// The end's view.
+    pub view: EndView,
+    /// The verdict that the user was told, while the stall lasts.
+    pub verdict: Option<Verdict>,
+}
+
+/// The file of this process, while there are connections that are recorded.
+static OF_PROCESS: Mutex<Weak<Mutex<RecorderFile>>> = Mutex::new(Weak::new());
+/// Whether the file could not be made. Then nothing is recorded.
+static IS_BROKEN: OnceLock<()> = OnceLock::new();
+
+/// A record without changes is written this often, so that it shows when the end was looked at.
+const WRITE_EVERY_NS: u64 = 1_000_000_000;
+
+/// The record of one end.
+#[derive(Default)]
+pub(super) struct Recording(Mutex<Option<Open>>);
+
+struct Open {
+    record: Record,
+    verdict: Option<Verdict>,
+    written_ns: u64,
+    place: usize,
+    file: Arc<Mutex<RecorderFile>>,
+}
+
+impl Recording {
+    /// Takes what a look has found.
+    pub(super) fn look(&self, snapshot: &Snapshot) {
+        let Snapshot { role, ends, view, verdict } = snapshot;
+        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now_ns = now_ns();
+        let Some(Open { record, verdict: told, written_ns, place, file }) = &mut *open else {
+            *open = Open::new(snapshot, now_ns);
+            return;
+        };
+        (record.role, record.qpn) = (*role, ends.qpn);
+        let mut has_changed = record.look(*view, now_ns);
+        if let Some(verdict) = verdict
+            && told.as_ref() != Some(verdict)
+        {
+            record.stall(&verdict.to_string(), now_ns);
+            has_changed = true;
+        }
+        *told = *verdict;
+        if has_changed || now_ns.saturating_sub(*written_ns) >= WRITE_EVERY_NS {
+            *written_ns = now_ns;
+            write(file, *place, record);
+        }
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        let open = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Open { record, place, file, .. }) = open {
+            record.closed(now_ns());
+            write(file, *place, record);
+            lock(file).give_back(*place);
+        }
+    }
+}
+
+impl Open {
+    fn new(snapshot: &Snapshot, now_ns: u64) -> Option<Self> {
+        let Snapshot { role, ends, view, verdict } = snapshot;
+        let file = file_of_process(view)?;
+        let place = lock(&file).take_place()?;
+        let record = Record::new(*role, ends.qpn, &ends.to_string(), *view, now_ns);
+        write(&file, place, &record);
+        Some(Open { record, verdict: *verdict, written_ns: now_ns, place, file })
+    }
+}
+
+/// Returns the file of this process, and creates it if there is none.
+fn file_of_process(view: &EndView) -> Option<Arc<Mutex<RecorderFile>>> {
+    let mut of_process = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(file) = of_process.upgrade() {
+        return Some(file);
+    }
+    if IS_BROKEN.get().is_some() {
+        return None;
+    }
+    match RecorderFile::create(&directory(), view.process) {
+        Ok(file) => {
+            let file = Arc::new(Mutex::new(file));
+            *of_process = Arc::downgrade(&file);
+            Some(file)
+        }
+        Err(error) => {
+            let _ = IS_BROKEN.set(());
+            let dir = directory();
+            log::info!(
+                "no flight recorder, invar inspect will find nothing: {}: {error}",
+                dir.display()
+            );
+            None
+        }
+    }
+}
+
+fn write(file: &Mutex<RecorderFile>, place: usize, record: &Record) {
+    // Without room in the file system, the last record stays.
+    let _ = lock(file).write(place, record);
+}
+
+fn lock(file: &Mutex<RecorderFile>) -> MutexGuard<'_, RecorderFile> {
+    file.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,254 @@
+//! Files of the flight recorder: one for each process, in a directory of the user.
+//!
+//! A file is deleted when its process has closed its last connection. It stays if the process ends in any
+//! other way. The process holds a lock on its file, so that others know whether the process lives. Each new
+//! process deletes all but the youngest files of dead processes.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use invar_core::recorder::{HEADER_BYTES, Header, RECORD_BYTES, Record};
+use invar_core::stall::Process;
+
+use crate::clock::now_ns;
+
+/// Bytes of each record in a file, and of the header.
+const PLACE_BYTES: usize = 4096;
+/// The most connections of a process that are recorded.
+const PLACES: usize = 256;
+/// The files of dead processes that are kept.
+const DEAD_KEPT: usize = 16;
+/// The most files of one process number, which differ if containers share a directory.
+const SAME_PID_MAX: u32 = 16;
+
+const _: () = assert!(RECORD_BYTES <= PLACE_BYTES && HEADER_BYTES <= PLACE_BYTES);
+
+/// The file of this process.
+#[derive(Debug)]
+pub struct RecorderFile {
+    file: File,
+    path: PathBuf,
+    places: Vec<Place>,
+    turn: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Used,
+    /// The connection has ended; its record stays until the place is needed.
+    Ended,
+}
+
+/// A file of a recorder, as a reader finds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    /// The process.
+    pub header: Header,
+    /// Whether the process lives, or at least holds the file open.
+    pub is_alive: bool,
+    /// The records of its connections, with their numbers.
+    pub records: Vec<(usize, Record)>,
+    /// Number of records that could not be read, because they were being written or are damaged.
+    pub damaged: usize,
+}
+
+/// Returns the directory for files of this user: `$XDG_RUNTIME_DIR/invar`, or `/tmp/invar-UID`.
+pub fn directory() -> PathBuf {
+    let uid = rustix::process::geteuid().as_raw();
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let is_ours = |dir: &PathBuf| fs::metadata(dir).is_ok_and(|of| of.is_dir() && of.uid() == uid);
+    match runtime.filter(is_ours) {
+        Some(dir) => dir.join("invar"),
+        None => PathBuf::from(format!("/tmp/invar-{uid}")),
+    }
+}
+
+impl RecorderFile {
+    /// Creates the file of this process in `dir`, and the directory if need be.
+    ///
+    /// # Errors
+    /// The directory belongs to someone else or is open to others, or a system call fails.
+    pub fn create(dir: &Path, process: Process) -> io::Result<Self> {
+        match DirBuilder::new().mode(0o700).create(dir) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let of = fs::symlink_metadata(dir)?;
+        let uid = rustix::process::geteuid().as_raw();
+        if !of.is_dir() || of.uid() != uid || of.mode() & 0o077 != 0 {
+            let text = format!("{} is not a directory of this user alone", dir.display());
+            return Err(io::Error::new(ErrorKind::PermissionDenied, text));
+        }
+        remove_dead(dir);
+        let (file, path) = create_file(dir, process.pid)?;
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let unix_offset_ns = (unix.as_nanos() as i64).wrapping_sub(now_ns() as i64);
+        file.write_all_at(&Header { process, unix_offset_ns }.to_bytes(), 0)?;
+        Ok(RecorderFile { file, path, places: Vec::new(), turn: 0 })
+    }
+
+    /// Takes a place for a connection. Returns `None` if all are in use.
+    pub fn take_place(&mut self) -> Option<usize> {
+        if self.places.len() < PLACES {
+            self.places.push(Place::Used);
+            return Some(self.places.len() - 1);
+        }
+        let at = self.places.iter().position(|place| *place == Place::Ended)?;
+        self.places[at] = Place::Used;
+        Some(at)
+    }
+
+    /// Writes a connection's record.
+    ///
+    /// # Errors
+    /// A system call fails, as if the file system is full.
+    pub fn write(&mut self, place: usize, record: &Record) -> io::Result<()> {
+        self.turn += 1;
+        let at = PLACE_BYTES * (1 + place);
+        self.file.write_all_at(&record.to_bytes(self.turn), at as u64)
+    }
+
+    /// Gives a place back. The record stays until another connection takes the place.
+    pub fn give_back(&mut self, place: usize) {
+        if let Some(place) = self.places.get_mut(place) {
+            *place = Place::Ended;
+        }
+    }
+}
+
+impl Drop for RecorderFile {
+    fn drop(&mut self) {
+        // If somebody else has removed the file, nothing is left to do.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Creates a file that no living process has.
+fn create_file(dir: &Path, pid: u32) -> io::Result<(File, PathBuf)> {
+    for number in 0..SAME_PID_MAX {
+        let path = match number {
+            0 => dir.join(format!("{pid}.rec")),
+            _ => dir.join(format!("{pid}-{number}.rec")),
+        };
+        if is_dead(&path) {
+            let _ = fs::remove_file(&path);
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        match options.custom_flags(libc::O_NOFOLLOW).open(&path) {
+            Ok(file) => {
+                file.lock()?;
+                return Ok((file, path));
+            }
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::new(ErrorKind::AlreadyExists, "too many recorders of one process number"))
+}
+
+/// Whether a file's process has ended.
+fn is_dead(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| is_unlocked(&file))
+}
+
+fn is_unlocked(file: &File) -> bool {
+    // A shared lock, which is given back when the file is closed, so that two readers may look at once.
+    !matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))
+}
+
+/// Deletes the oldest files of dead processes.
+fn remove_dead(dir: &Path) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    let paths = entries.flatten().map(|entry| entry.path());
+    let mut dead: Vec<_> = paths
+        .filter(|path| path.extension().is_some_and(|of| of == "rec") && is_dead(path))
+        .map(|path| (fs::metadata(&path).and_then(|of| of.modified()).ok(), path))
+        .collect();
+    dead.sort();
+    let count = dead.len().saturating_sub(DEAD_KEPT);
+    dead.into_iter().take(count).for_each(|(_, path)| _ = fs::remove_file(path));
+}
+
+/// Reads a recorder's file.
+///
+/// # Errors
+/// The file cannot be read, or is no recorder's file. The error says which.
+pub fn read(path: &Path) -> io::Result<Recorded> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let of = file.metadata()?;
+    let invalid = |text: String| io::Error::new(ErrorKind::InvalidData, text);
+    if !of.is_file() {
+        return Err(invalid("it is no file".to_owned()));
+    }
+    let mut bytes = vec![0; PLACE_BYTES * (1 + PLACES)];
+    let len = read_up_to(&file, &mut bytes)?;
+    let bytes = &bytes[..len];
+    let header = Header::parse(bytes).map_err(|error| invalid(error.to_string()))?;
+    let (mut records, mut damaged) = (Vec::new(), 0);
+    for (number, place) in bytes.chunks(PLACE_BYTES).skip(1).enumerate() {
+        let mut parsed = Record::parse(place);
+        for _ in 0..3 {
+            if parsed.is_ok() {
+                break;
+            }
+            // The writer may have been at work.
+            let mut again = [0; RECORD_BYTES];
+            let at = PLACE_BYTES * (1 + number);
+            if file.read_exact_at(&mut again, at as u64).is_err() {
+                break;
+            }
+            parsed = Record::parse(&again);
+        }
+        match parsed {
+            Ok(Some(record)) => records.push((number, record)),
+            Ok(None) => {}
+            Err(_) => damaged += 1,
+        }
+    }
+    Ok(Recorded { header, is_alive: !is_unlocked(&file), records, damaged })
+}
+
+fn read_up_to(file: &File, bytes: &mut [u8]) -> io::Result<usize> {
+    let mut len = 0;
+    while len < bytes.len() {
+        match file.read_at(&mut bytes[len..], len as u64) {
+            Ok(0) => break,
+            Ok(n) => len += n,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(len)
+}
+
+/// Returns the files of recorders that this user may read: its own, and for root those of all users.
+pub fn files() -> Vec<PathBuf> {
+    let below = |dir: &str| {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    let mut dirs = vec![directory()];
+    dirs.extend(below("/run/user").into_iter().map(|dir| dir.join("invar")));
+    let is_ours = |dir: &PathBuf| {
+        dir.file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| name.starts_with("invar-"))
+    };
+    dirs.extend(below("/tmp").into_iter().filter(is_ours));
+    dirs.sort();
+    dirs.dedup();
+    let entries = dirs.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+    let mut files: Vec<_> = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|of| of == "rec"))
+        .collect();
+    files.sort();
+    files
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,124 @@
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use invar_core::stall::{EndView, Role, Wait};
+
+use super::*;
+
+/// A directory that goes with the test.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("recorder-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        DirBuilder::new().mode(0o700).create(&path).unwrap();
+        Dir(path)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn record(begun: u64) -> Record {
+    let view = EndView {
+        process: Process::new(7, "a"),
+        is_waiting: false,
+        moves_in_calls: false,
+        is_recovering: false,
+        begun,
+        done: 0,
+        seen: 0,
+        seen_tag: 0,
+        lacking: 0,
+        untested: 0,
+        still_ms: 0,
+        call_ms: 0,
+        wait: Wait::None,
+    };
+    Record::new(Role::Receiver, 3, "ends", view, begun)
+}
+
+#[test]
+fn a_reader_finds_the_last_records_and_whether_the_process_lives() {
+    let dir = Dir::new("reader");
+    let process = Process::new(4711, "node");
+    let mut file = RecorderFile::create(&dir.0, process).unwrap();
+    let [first, second] = [file.take_place().unwrap(), file.take_place().unwrap()];
+    file.write(first, &record(1)).unwrap();
+    file.write(second, &record(2)).unwrap();
+    file.write(first, &record(3)).unwrap();
+    let path = dir.0.join("4711.rec");
+    let recorded = read(&path).unwrap();
+    assert_eq!(recorded.header.process, process);
+    assert!(recorded.is_alive && recorded.damaged == 0);
+    assert_eq!(recorded.records, [(0, record(3)), (1, record(2))]);
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    // A process that is killed closes the file and does not remove it.
+    let copy = dir.0.join("copy.rec");
+    fs::copy(&path, &copy).unwrap();
+    assert!(!read(&copy).unwrap().is_alive);
+    drop(file);
+    assert!(!path.exists());
+}
+
+#[test]
+fn damage_is_counted_and_what_is_no_recorder_is_refused() {
+    let dir = Dir::new("damage");
+    let mut file = RecorderFile::create(&dir.0, Process::new(1, "a")).unwrap();
+    for begun in 0..2 {
+        let place = file.take_place().unwrap();
+        file.write(place, &record(begun)).unwrap();
+    }
+    let copy = dir.0.join("copy.rec");
+    let mut bytes = fs::read(dir.0.join("1.rec")).unwrap();
+    bytes.truncate(bytes.len() - 9);
+    fs::write(&copy, &bytes).unwrap();
+    let recorded = read(&copy).unwrap();
+    assert_eq!((recorded.records.len(), recorded.damaged), (1, 1));
+    fs::write(&copy, b"nothing").unwrap();
+    assert!(read(&copy).unwrap_err().to_string().contains("no file of Invar's flight recorder"));
+    assert!(read(&dir.0).is_err());
+}
+
+#[test]
+fn a_directory_that_others_can_use_is_refused() {
+    let dir = Dir::new("open");
+    let process = Process::new(1, "a");
+    fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(
+        RecorderFile::create(&dir.0, process).unwrap_err().kind(),
+        ErrorKind::PermissionDenied
+    );
+    fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o700)).unwrap();
+    let link = dir.0.join("link");
+    symlink(&dir.0, &link).unwrap();
+    assert!(RecorderFile::create(&link, process).is_err());
+}
+
+#[test]
+fn two_processes_of_one_number_have_files_of_their_own_and_old_dead_files_go() {
+    let dir = Dir::new("same");
+    for number in 0..DEAD_KEPT + 3 {
+        fs::write(dir.0.join(format!("dead{number}.rec")), b"").unwrap();
+    }
+    let process = Process::new(9, "a");
+    let first = RecorderFile::create(&dir.0, process).unwrap();
+    let second = RecorderFile::create(&dir.0, process).unwrap();
+    assert_eq!(second.path, dir.0.join("9-1.rec"));
+    assert_eq!(fs::read_dir(&dir.0).unwrap().count(), DEAD_KEPT + 2);
+    drop(first);
+    assert!(second.path.exists());
+}
+
+#[test]
+fn the_place_of_an_ended_connection_is_taken_once_all_are_in_use() {
+    let dir = Dir::new("places");
+    let mut file = RecorderFile::create(&dir.0, Process::new(1, "a")).unwrap();
+    assert!((0..PLACES).all(|place| file.take_place() == Some(place)));
+    assert_eq!(file.take_place(), None);
+    file.give_back(5);
+    assert_eq!((file.take_place(), file.take_place()), (Some(5), None));
+}

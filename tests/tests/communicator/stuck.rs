@@ -1,0 +1,94 @@
+//! When ranks wait for each other, all of them name the rank at fault.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use invar::{Communicator, RedOp, Settings};
+use invar_testkit::wait::LIMIT;
+use invar_testkit::warnings;
+
+use crate::rig::{over, ranks, settings};
+
+/// The time after which ranks report a stall.
+const STUCK_AFTER: Duration = Duration::from_millis(500);
+
+/// Sleeps until every one of `nranks` ranks has warned with a line that has all these parts.
+fn until_all_warn(nranks: u32, parts: &[&str]) {
+    let start = Instant::now();
+    let has_warned =
+        |rank| !warnings::with(&[parts, &[&format!("rank {rank}: ")]].concat()).is_empty();
+    while !(0..nranks).all(has_warned) {
+        assert!(start.elapsed() < LIMIT, "{parts:?}: {:?}", warnings::with(&["rank "]));
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Runs an all-reduce of `count` elements, which rank 2 enters once all ranks have named it.
+fn check_late(settings: &Settings, count: usize) {
+    warnings::keep();
+    ranks(3, &settings.clone().stall_after(STUCK_AFTER), |communicator| {
+        let mut data = vec![1.0_f32; count];
+        communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
+        if communicator.rank() == 2 {
+            let pid = format!("rank 2 (pid {}", std::process::id());
+            let operation = format!("has not entered collective 2, all_reduce of {count} F32, Sum");
+            until_all_warn(3, &[&pid, &operation, "its last call, collective 1"]);
+        }
+        communicator.all_reduce_in_place(&mut data, RedOp::Sum).unwrap();
+        assert!(data.iter().all(|sum| *sum == 9.0));
+    });
+}
+
+#[test]
+fn a_rank_that_has_not_entered_a_collective_is_named_at_all_ranks_over_shared_memory() {
+    check_late(&settings(), 1001);
+}
+
+#[test]
+fn a_rank_that_has_not_entered_a_collective_is_named_at_all_ranks_over_a_nic() {
+    check_late(&over("soft"), 100_002);
+}
+
+#[test]
+fn a_rank_that_has_not_entered_a_collective_is_named_at_all_ranks_over_tcp() {
+    check_late(&over("socket"), 100_003);
+}
+
+/// Runs two calls that do not go together, and returns each rank's error.
+fn check_error(parts: &[&str], call: impl Fn(&Communicator) -> Result<(), invar::Error> + Sync) {
+    warnings::keep();
+    let settings = settings().stall_after(STUCK_AFTER).collective_timeout(Duration::from_secs(4));
+    let errors = ranks(3, &settings, |communicator| call(&communicator).unwrap_err().to_string());
+    until_all_warn(3, parts);
+    // The rank that gave up first has the verdict in its error, and the others get this error.
+    assert!(errors.iter().all(|error| error.contains("before that: ")), "{errors:?}");
+}
+
+#[test]
+fn a_rank_that_runs_another_collective_is_named_with_both() {
+    let runs = |root| format!("runs collective 1, broadcast of 1000 F32 from rank {root}");
+    check_error(&["rank 1 (pid ", &runs(0), &runs(1)], |communicator| {
+        let root = u32::from(communicator.rank() != 1);
+        communicator.broadcast(&mut [1.0_f32; 1000], root)
+    });
+}
+
+#[test]
+fn a_rank_that_is_to_receive_and_does_not_is_named() {
+    let parts = ["rank 2 (pid ", "is in no call, while rank 0 runs send of 300000 F32 to rank 2"];
+    let is_over = std::sync::Barrier::new(3);
+    warnings::keep();
+    let settings = settings().stall_after(STUCK_AFTER);
+    ranks(3, &settings, |communicator| {
+        let mut data = vec![1.0_f32; 300_000];
+        match communicator.rank() {
+            0 => communicator.send(&data, 2).unwrap(),
+            1 => {}
+            _ => {
+                until_all_warn(3, &parts);
+                communicator.recv(&mut data, 0).unwrap();
+            }
+        }
+        is_over.wait();
+    });
+}
