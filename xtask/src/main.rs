@@ -18,6 +18,7 @@ mod rxe;
 mod sanitize;
 mod shell;
 mod source;
+mod stuck;
 mod tidy;
 mod tool;
 mod vm;
@@ -59,6 +60,8 @@ enum Command {
     Campaign(campaign::Args),
     /// Run tests under sanitizers, Miri and valgrind, if this machine has them.
     Sanitize(sanitize::Args),
+    /// Inject faults, and check that the right end, rank or network is blamed.
+    Stuck(stuck::Args),
     /// Build `libnccl-net-invar.so`, the plugin that NCCL loads.
     Plugin,
     /// Build the packages of Invar into target/dist: tarball, Debian package, RPM, wheel, bill of
@@ -82,6 +85,7 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::Fuzz(args) => fuzz::run(&shell, &args).map(drop),
         Command::Campaign(args) => campaign::run(&shell, &args),
         Command::Sanitize(args) => sanitize::run(&shell, &args),
+        Command::Stuck(args) => stuck::run(&shell, &args),
         Command::Plugin => plugin::run(&shell),
         Command::Dist(args) => dist::run(&shell, &args),
         Command::Gpu(args) => gpu::run(&shell, &args),

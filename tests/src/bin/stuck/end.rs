@@ -1,0 +1,106 @@
+//! An end of a connection, which works well until the fault begins.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use invar::{Device, Error, Handle, Listener, MemoryRegion, Request, SendComm, Settings};
+
+use crate::family::{ADDRESSES, begin, is_begun, park, read_when_there, write_whole};
+
+/// Long enough for several packets.
+const BYTES: usize = 256 << 10;
+const TAG: u32 = 0x51;
+/// Number of messages before the fault.
+const MESSAGES: usize = 50;
+
+pub(crate) fn run(dir: &Path, role: &str, fault: &str) -> ExitCode {
+    crate::family::log_to_stderr();
+    let settings = Settings::from_env().expect("valid settings");
+    let done = match role {
+        "send" => send(dir, fault, &settings),
+        _ => recv(dir, fault, &settings),
+    };
+    if let Err(error) = done {
+        eprintln!("error: {error}");
+    }
+    park()
+}
+
+fn device(host: usize) -> Result<Device, Error> {
+    Device::open_at(format!("{}:0", ADDRESSES[host]).parse().expect("an address"))
+}
+
+fn recv(dir: &Path, fault: &str, settings: &Settings) -> Result<(), Error> {
+    let device = device(1)?;
+    let listener = Listener::bind(&device, settings)?;
+    write_whole(&dir.join("handle"), listener.handle().as_bytes());
+    let mut recv = listener.accept_within(Duration::from_secs(20))?;
+    let to = MemoryRegion::new(&device, BYTES)?;
+    for message in 0.. {
+        if message == MESSAGES {
+            begin(dir, "recv");
+        }
+        let has_begun = is_begun(dir);
+        match fault {
+            "no receive" if has_begun => park(),
+            "endless loop" if has_begun => loop {
+                std::hint::spin_loop();
+            },
+            "no test" if has_begun => {
+                while recv.irecv(&[(&to, 0..BYTES, TAG)])?.is_some() {}
+                park();
+            }
+            _ => {}
+        }
+        let tag = if has_begun && fault == "other tag" { TAG + 1 } else { TAG };
+        let bufs = [(&to, 0..BYTES / 2, tag), (&to, BYTES / 2..BYTES, TAG + 2)];
+        let bufs = if has_begun && fault == "group" { &bufs[..] } else { &bufs[..1] };
+        let bufs: Vec<_> = match bufs {
+            [_] => vec![(&to, 0..BYTES, tag)],
+            group => group.to_vec(),
+        };
+        let receive = loop {
+            if let Some(receive) = recv.irecv(&bufs)? {
+                break receive;
+            }
+            thread::yield_now();
+        };
+        while recv.test(&receive)?.is_none() {
+            thread::yield_now();
+        }
+        if fault == "slow receiver" && has_begun {
+            thread::sleep(Duration::from_millis(500));
+        }
+    }
+    Ok(())
+}
+
+fn send(dir: &Path, fault: &str, settings: &Settings) -> Result<(), Error> {
+    let device = device(0)?;
+    let bytes = read_when_there(&dir.join("handle"));
+    let handle = Handle::from_bytes(bytes.as_slice().try_into().expect("a handle"))?;
+    let mut send = SendComm::connect(&device, &handle, settings)?.wait()?;
+    let from = MemoryRegion::new(&device, BYTES)?;
+    let mut message = 0;
+    loop {
+        if message == MESSAGES {
+            begin(dir, "send");
+        }
+        message += 1;
+        if fault == "no send" && is_begun(dir) {
+            park();
+        }
+        let len = if fault == "group" { BYTES / 2 } else { BYTES };
+        let request: Request = loop {
+            if let Some(request) = send.isend(&from, 0..len, TAG)? {
+                break request;
+            }
+            thread::yield_now();
+        };
+        while send.test(&request)?.is_none() {
+            thread::yield_now();
+        }
+    }
+}
