@@ -8,6 +8,7 @@
 use super::Request;
 use super::control::{Control, ControlReader, ControlWriter};
 use super::fast::Fast;
+use super::rails::Rails;
 use super::recovery::Recovery;
 use super::route::Route;
 use crate::conn::{CommSettings, Exchange, Parts, Stream, StreamError, Verbs};
@@ -71,6 +72,7 @@ pub(super) struct Base<N: Nic, S, R, T, const REQS: usize> {
     pub(super) rows_done: Option<u64>,
     pub(super) recovery: Recovery,
     pub(super) watch: Watch,
+    pub(super) rails: Rails,
     pub(super) ends: Ends,
     pub(super) pending: Option<Exchange>,
 }
@@ -86,6 +88,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let recovers = peer.as_ref().is_some_and(|peer| peer.recovers);
         let shares_views = peer.as_ref().is_some_and(|peer| peer.shares_views);
         let watch = Watch::new(verbs.settings.stall, role, shares_views, false);
+        let rails = Rails::new(verbs.rails.count, verbs.lead());
         Base {
             reqs,
             wcs: [Wc::default(); POLL_BATCH],
@@ -102,6 +105,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             rows_done: None,
             recovery: Recovery::new(recovers),
             watch,
+            rails,
             ends,
             pending,
         }
@@ -330,6 +334,9 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         if self.recovery.is_under_way() {
             return self.recovery.flushed(wc);
         }
+        if self.has_rails() && self.is_of_probe(wc) {
+            return;
+        }
         let CommSettings { timeout, retry_cnt, .. } = self.verbs.settings;
         let port_trouble = self.verbs.port_trouble();
         let (status, qpn, vendor_err) = (wc.status, wc.qp_num, wc.vendor_err);
@@ -363,7 +370,11 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             Gate::Open | Gate::Group => {}
         }
         let checked = self.verbs.qps().try_for_each(|qp| self.verbs.nic.check(qp));
-        checked.map_err(|error| self.nic_failed(error))?;
+        match checked {
+            // Others are left.
+            Err(error) if self.has_rails() => self.rail_refused(error)?,
+            checked => checked.map_err(|error| self.nic_failed(error))?,
+        }
         // The program may never test the request whose queue pair has failed.
         while matches!(self.gate, Gate::Open | Gate::Group) && self.poll() {}
         match self.gate {

@@ -8,16 +8,21 @@
 //! - An end that stands still asks the peer for its view, if both ends exchange views; see
 //!   [`stall`](crate::stall).
 
-use static_assertions::assert_eq_size;
+mod rails;
+
+use static_assertions::{assert_eq_size, const_assert};
 use zerocopy::byteorder::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::conn::wire::{
     MESSAGE_BYTES_MAX, PREFACE_BYTES, Preface, PrefaceBytes, QP_INFO_BYTES, QpInfo, QpInfoBytes,
 };
-use crate::conn::{Stream, StreamError};
+use crate::conn::{RailSet, Stream, StreamError};
 use crate::error::Error;
 use crate::stall::{EndView, VIEW_BYTES, ViewBytes};
+use rails::{RAILS_REPORT_BYTES, RailsReportBytes};
+
+pub(super) use rails::{RailEnd, RailsReport, RowSet};
 
 /// The head of each message, little-endian.
 ///
@@ -54,6 +59,11 @@ const HEAD_BYTES: usize = size_of::<HeadBytes>();
 const REPORT_BYTES: usize = HEAD_BYTES + size_of::<ReportBytes>();
 /// Bytes of a [`Control::View`], whose body is a [`ViewBytes`].
 const VIEW_MESSAGE_BYTES: usize = HEAD_BYTES + VIEW_BYTES;
+const RAILS_BYTES: usize = HEAD_BYTES + RAILS_REPORT_BYTES;
+/// Bytes of the longest message.
+const MESSAGE_MAX: usize = RAILS_BYTES;
+
+const_assert!(REPORT_BYTES <= MESSAGE_MAX);
 
 assert_eq_size!(HeadBytes, [u8; 16]);
 assert_eq_size!(ReportBytes, [u8; 8 + PREFACE_BYTES + QP_INFO_BYTES]);
@@ -61,11 +71,15 @@ assert_eq_size!([u8; size_of::<ReportBytes>()], [u8; 8 + MESSAGE_BYTES_MAX]);
 
 const CLOSE: [u8; 8] = *b"\x89CLOSE\r\n";
 const REPORT: [u8; 8] = *b"\x89AGAIN\r\n";
+const RAILS: [u8; 8] = *b"\x89RAILS\r\n";
+const RAILS_UP: [u8; 8] = *b"\x89PORTS\r\n";
 const READY: [u8; 8] = *b"\x89READY\r\n";
 const FAILED: [u8; 8] = *b"\x89ENDED\r\n";
 const VIEW: [u8; 8] = *b"\x89STUCK\r\n";
 /// The value in the head of a view that asks for the peer's view.
 const ASKS: u64 = 1;
+/// All messages.
+const KNOWN: [[u8; 8]; 7] = [CLOSE, REPORT, RAILS, RAILS_UP, READY, FAILED, VIEW];
 
 /// A message of one end to the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +89,10 @@ pub(super) enum Control {
     Close { rows_done: u64 },
     /// This end's old queue pairs have stopped, and these are its new ones.
     Report(Report),
+    /// The same report, of an end of a connection with several rails.
+    RailsReport(RailsReport),
+    /// The ports of these rails are up at this end.
+    RailsUp { rails: RailSet },
     /// This end's queue pairs of attempt `attempt` send and receive.
     Ready { attempt: u32 },
     /// This end's comm has failed.
@@ -101,12 +119,12 @@ pub(super) struct Report {
 
 /// Sends messages over the stream of a comm.
 pub(super) struct ControlWriter {
-    out: heapless::Vec<u8, { 2 * REPORT_BYTES }>,
+    out: heapless::Vec<u8, { 2 * MESSAGE_MAX }>,
 }
 
 /// Receives messages from the stream of a comm.
 pub(super) struct ControlReader {
-    bytes: [u8; REPORT_BYTES],
+    bytes: [u8; MESSAGE_MAX],
     got: usize,
 }
 
@@ -121,17 +139,23 @@ impl ControlWriter {
         let (magic, value) = match message {
             Control::Close { rows_done } => (CLOSE, *rows_done),
             Control::Report(report) => (REPORT, report.attempt.into()),
+            Control::RailsReport(report) => (RAILS, report.attempt.into()),
+            Control::RailsUp { rails } => (RAILS_UP, rails.0.into()),
             Control::Ready { attempt } => (READY, (*attempt).into()),
             Control::Failed => (FAILED, 0),
             Control::View { asks, .. } => (VIEW, u64::from(*asks) * ASKS),
         };
         let head = HeadBytes { magic, value: value.into() };
-        let (report, view);
+        let (report, rails, view);
         let body = match message {
             Control::Report(Report { rows, preface, info, .. }) => {
                 let (preface, info) = (preface.to_bytes(), info.to_bytes());
                 report = ReportBytes { rows: (*rows).into(), preface, info };
                 report.as_bytes()
+            }
+            Control::RailsReport(report) => {
+                rails = report.to_bytes();
+                rails.as_bytes()
             }
             Control::View { view: of, .. } => {
                 view = of.to_bytes();
@@ -167,7 +191,7 @@ impl ControlWriter {
 
 impl ControlReader {
     pub(super) const fn new() -> Self {
-        ControlReader { bytes: [0; REPORT_BYTES], got: 0 }
+        ControlReader { bytes: [0; MESSAGE_MAX], got: 0 }
     }
 
     /// Returns the next message that has arrived completely. `qps` is the number of the peer's queue
@@ -185,6 +209,7 @@ impl ControlReader {
             let want = match self.bytes.first_chunk() {
                 Some(&REPORT) if self.got >= HEAD_BYTES => REPORT_BYTES,
                 Some(&VIEW) if self.got >= HEAD_BYTES => VIEW_MESSAGE_BYTES,
+                Some(&RAILS) if self.got >= HEAD_BYTES => RAILS_BYTES,
                 _ => HEAD_BYTES,
             };
             if self.got >= want {
@@ -197,7 +222,7 @@ impl ControlReader {
                 Err(error) => return Err(Error::PeerClosed(error)),
             }
             let magic = &self.bytes[..self.got.min(CLOSE.len())];
-            if ![CLOSE, REPORT, READY, FAILED, VIEW].iter().any(|known| known.starts_with(magic)) {
+            if !KNOWN.iter().any(|known| known.starts_with(magic)) {
                 return Err(Error::Unexpected);
             }
         }
@@ -212,13 +237,21 @@ impl ControlReader {
             CLOSE => Control::Close { rows_done: value },
             READY => Control::Ready { attempt: attempt()? },
             REPORT => {
-                let body = ReportBytes::ref_from_bytes(body).map_err(|_| Error::Unexpected)?;
+                let (body, _) =
+                    ReportBytes::ref_from_prefix(body).map_err(|_| Error::Unexpected)?;
                 let preface = Preface::parse(&body.preface).map_err(Error::Preface)?;
                 let info = QpInfo::parse(&body.info, usize::from(qps), false);
                 let info = info.map_err(Error::QpInfo)?;
                 let rows = body.rows.get();
                 Control::Report(Report { attempt: attempt()?, rows, preface, info })
             }
+            RAILS => {
+                let body = body.get(..RAILS_REPORT_BYTES).ok_or(Error::Unexpected)?;
+                let body = RailsReportBytes::ref_from_bytes(body);
+                let body = body.map_err(|_| Error::Unexpected)?;
+                Control::RailsReport(RailsReport::parse(attempt()?, body)?)
+            }
+            RAILS_UP => Control::RailsUp { rails: RailSet(value as u8) },
             FAILED => Control::Failed,
             VIEW => {
                 let (view, _) = ViewBytes::ref_from_prefix(body).map_err(|_| Error::Unexpected)?;
@@ -280,6 +313,8 @@ mod tests {
             recovers: true,
             shares_views: true,
             long_mtu_bytes: 0,
+            rails: 1,
+            rail: 0,
             device: DeviceName::new(),
         };
         let info = QpInfo {

@@ -35,6 +35,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     /// Begins a recovery because of this end's error, or because the peer asks for it.
     #[cold]
     pub(super) fn suspect(&mut self, cause: Option<CompletionError>) {
+        self.rails.suspect(cause.as_ref());
         // While a network is down, attempt follows attempt. The log names fewer and fewer of them.
         let is_told = self.recovery.trouble.attempts.is_power_of_two();
         match cause {
@@ -44,7 +45,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             _ => info!("{}: the peer or a later error asks for new queue pairs", self.ends),
         }
         let Self { recovery, gate, resume, .. } = self;
-        (recovery.cause, recovery.stage) = (cause, RecoveryStage::Suspected);
+        (recovery.cause, recovery.stage, recovery.is_new) = (cause, RecoveryStage::Suspected, true);
         *resume = core::mem::replace(gate, Gate::Recovering);
     }
 
@@ -69,11 +70,9 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
             match self.recovery.stage {
                 RecoveryStage::Open => return Ok(Recovering::Waiting),
                 RecoveryStage::Suspected => {
-                    let CommSettings { timeout, retry_cnt, .. } = self.verbs.settings;
-                    // Some NICs take four times as long to give up a peer.
-                    let short_ns =
-                        4 * (1 + u64::from(retry_cnt)) * ack_timeout_ns(timeout).unwrap_or(0);
-                    self.recovery.trouble.begin(now_ns, short_ns + SECOND_NS);
+                    if core::mem::take(&mut self.recovery.is_new) {
+                        self.begin_trouble(now_ns);
+                    }
                     self.recovery.awaited = match is_planted(Mutant::NoFence) {
                         true => 0,
                         false => self.verbs.fence() + self.route.fence(&self.verbs.nic),
@@ -109,13 +108,15 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                     self.recovery.stage = RecoveryStage::Reported;
                 }
                 // The peer could not use this attempt and has begun another one.
-                _ if self.recovery.is_behind() => self.recovery.stage = RecoveryStage::Suspected,
+                _ if self.recovery.is_behind() => {
+                    self.recovery.is_planned = false;
+                    self.recovery.stage = RecoveryStage::Suspected;
+                }
                 RecoveryStage::Reported => {
-                    let Some(report) = self.recovery.report().cloned() else {
+                    let Some(rows) = self.recovery.peer_rows() else {
                         return self.wait_for_peer(now_ns);
                     };
-                    let rows = report.rows;
-                    match self.start_anew(report) {
+                    match self.start_anew(now_ns) {
                         Ok(()) => {}
                         Err(Error::Nic(error)) => {
                             self.postpone(now_ns, error)?;
@@ -133,13 +134,12 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
                     self.recovery.stage = RecoveryStage::Ready;
                 }
                 RecoveryStage::Ready => {
-                    let Some(Report { rows: theirs, .. }) = self.recovery.report() else {
+                    let Some(theirs) = self.recovery.peer_rows() else {
                         return self.wait_for_peer(now_ns);
                     };
                     if self.recovery.peer_ready != self.recovery.attempt {
                         return self.wait_for_peer(now_ns);
                     }
-                    let theirs = *theirs;
                     self.resume(now_ns, [rows, theirs]);
                     return Ok(Recovering::Resumed { rows: theirs });
                 }
@@ -147,8 +147,21 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         }
     }
 
+    /// Notes that the connection has stopped working.
+    fn begin_trouble(&mut self, now_ns: u64) {
+        self.recovery.is_planned = self.is_planned();
+        let CommSettings { timeout, retry_cnt, .. } = self.verbs.settings;
+        // Some NICs take four times as long to give up a peer.
+        let short_ns = 4 * (1 + u64::from(retry_cnt)) * ack_timeout_ns(timeout).unwrap_or(0);
+        let short_ns = if self.recovery.is_planned { 0 } else { short_ns + SECOND_NS };
+        self.recovery.trouble.begin(now_ns, short_ns);
+    }
+
     /// Creates new queue pairs and tells the peer of them.
     fn renew(&mut self, rows: u64, depth: u64) -> Result<(), NicError> {
+        if self.has_rails() {
+            return self.renew_rails(rows, depth);
+        }
         let Self { verbs, route, reqs, recovery, ends, .. } = self;
         let attempt = recovery.attempt;
         verbs.renew(attempt)?;
@@ -166,7 +179,11 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     }
 
     /// Starts the new queue pairs towards those of the peer.
-    fn start_anew(&mut self, report: Report) -> Result<(), Error> {
+    fn start_anew(&mut self, now_ns: u64) -> Result<(), Error> {
+        if self.has_rails() {
+            return self.start_rails_anew(now_ns);
+        }
+        let Some(report) = self.recovery.report().cloned() else { return Err(Error::Unexpected) };
         let Report { preface, mut info, .. } = report;
         if preface.qp_count != self.verbs.qp_count() {
             return Err(Error::Unexpected);
@@ -188,6 +205,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     fn postpone(&mut self, now_ns: u64, error: NicError) -> Result<(), Failed> {
         debug!("{}: no new queue pairs yet: {error}", self.ends);
         self.give_up_if_late(now_ns, error)?;
+        self.recovery.is_planned = false;
         self.recovery.pause(now_ns);
         Ok(())
     }
@@ -214,8 +232,9 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
         let Self { recovery, gate, resume, .. } = self;
         recovery.resume(now_ns, rows);
         let attempt = recovery.attempt;
+        let is_planned = core::mem::take(&mut recovery.is_planned);
         *gate = if is_planted(Mutant::ForgetGroup) { Gate::Open } else { *resume };
-        match self.recovery.trouble.attempts.is_power_of_two() {
+        match self.recovery.trouble.attempts.is_power_of_two() && !is_planned {
             true => warn!("{}: new queue pairs work (attempt {attempt})", self.ends),
             false => info!("{}: new queue pairs work (attempt {attempt})", self.ends),
         }
@@ -227,11 +246,18 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     /// [`Error::PeerClosed`] after a close notice or at the end of the stream, [`Error::PeerFailed`], or
     /// another error for any other bytes.
     pub(super) fn hear(&mut self) -> Result<(), Error> {
-        let Self { control_in, control_out, stream, recovery, verbs, rows_done, watch, .. } = self;
+        let Self {
+            control_in, control_out, stream, recovery, rails, verbs, rows_done, watch, ..
+        } = self;
         control_out.flush(stream);
         while let Some(message) = control_in.recv(stream, verbs.qp_count())? {
             match message {
                 Control::Report(report) => recovery.heard(report)?,
+                Control::RailsReport(report) if rails.has_several() => {
+                    recovery.heard_rails(report)?;
+                }
+                Control::RailsReport(_) => return Err(Error::Unexpected),
+                Control::RailsUp { rails: up } => rails.peer_up(up),
                 Control::Ready { attempt } => recovery.heard_ready(attempt)?,
                 Control::Failed => return Err(Error::PeerFailed),
                 Control::View { view, asks } => watch.heard(view, asks),

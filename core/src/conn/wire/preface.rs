@@ -8,6 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::device_name::{DEVICE_NAME_BYTES, DeviceName, decode, encode};
 use crate::conn::QPS_MAX;
+use crate::conn::rails::RAILS_MAX;
 use crate::conn::settings::is_depth;
 use crate::nic::{Ece, QpOptions, SourcePorts};
 
@@ -28,11 +29,14 @@ const VIEWS: u32 = 1 << 3;
 /// ```text
 /// byte 0            8            12           14         16         20        24         26
 ///      +------------+------------+------------+----------+----------+---------+----------+------+
-///      | sizes_addr | sizes_rkey | fifo_depth | qp_count | features | options | udp_port | zero |
+///      | sizes_addr | sizes_rkey | fifo_depth | qp_count | features | options | udp_port | rail |
 ///      +------------+------------+------------+----------+----------+---------+----------+------+
 ///      32    44         48             56            120
 ///      | ece | long mtu | source ports | device name |
 /// ```
+///
+/// `rail` has six bytes: the number of rails, the rail that the message describes, and four zeros. An end
+/// with one rail sends six zeros.
 ///
 /// `ece` has three words: vendor, options and mask. The long MTU is one word. The source ports are four
 /// UDP ports of two bytes; unused ports are zero.
@@ -46,7 +50,9 @@ pub struct PrefaceBytes {
     features: U32,
     options: U32,
     udp_port: U16,
-    zero: [u8; 6],
+    rails: u8,
+    rail: u8,
+    zero: [u8; 4],
     ece: [U32; 3],
     long_mtu_bytes: U32,
     udp_source_ports: [U16; SourcePorts::MAX],
@@ -83,6 +89,10 @@ pub struct Preface {
     /// Payload bytes of packets longer than any path MTU of the verbs, if this end's NIC and settings
     /// allow them; 0 for none. The two ends agree on the smaller of their values.
     pub long_mtu_bytes: u32,
+    /// Number of rails that this end offers or, from an acceptor, that the connection has.
+    pub rails: u8,
+    /// The rail that this message describes.
+    pub rail: u8,
     /// Name of this end's device.
     pub device: DeviceName,
 }
@@ -115,7 +125,9 @@ impl Preface {
             features: (GROUP_SIZES | ece | recovery | views).into(),
             options: self.options.bits().into(),
             udp_port: self.udp_port.into(),
-            zero: [0; 6],
+            rails: if self.rails == 1 { 0 } else { self.rails },
+            rail: self.rail,
+            zero: [0; 4],
             sizes_rkey: self.sizes_rkey.into(),
             sizes_addr: self.sizes_addr.into(),
             ece: [vendor_id, options, comp_mask].map(U32::new),
@@ -152,6 +164,8 @@ impl Preface {
             recovers: b.features.get() & RECOVERY != 0,
             shares_views: b.features.get() & VIEWS != 0,
             long_mtu_bytes: b.long_mtu_bytes.get(),
+            rails: b.rails.clamp(1, RAILS_MAX as u8),
+            rail: b.rail % RAILS_MAX as u8,
             device: decode(&b.device),
         })
     }
@@ -202,6 +216,8 @@ mod tests {
             recovers: options & 2 != 0,
             shares_views: options & 4 != 0,
             long_mtu_bytes: options >> 4,
+            rails: 1 + (options >> 8) as u8 % RAILS_MAX as u8,
+            rail: (options >> 16) as u8 % RAILS_MAX as u8,
             device: heapless::String::try_from(device).unwrap(),
         }
     }
