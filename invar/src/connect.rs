@@ -203,7 +203,7 @@ fn conn_settings(device: &Device, settings: &Settings) -> conn::CommSettings {
 }
 
 /// The address at which a listener of the device listens on TCP.
-fn oob_addr(device: &Device, settings: &Settings) -> Result<SocketAddr, Error> {
+pub(crate) fn oob_addr(device: &Device, settings: &Settings) -> Result<SocketAddr, Error> {
     if settings.socket_ifname.is_empty() {
         return device.socket_addr();
     }

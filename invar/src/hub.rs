@@ -9,8 +9,15 @@ use invar_core::param::PortRange;
 use invar_core::rendezvous::UniqueId;
 use invar_linux::rendezvous;
 
-use crate::Error;
+use crate::connect::oob_addr;
 use crate::error::Kind;
+use crate::{Device, Error, Settings};
+
+/// A place where ranks can meet, before their number is known. Ranks that join meanwhile wait.
+#[derive(Debug)]
+pub struct HubListener {
+    listener: rendezvous::HubListener,
+}
 
 /// The place where the ranks of one communicator meet. One process of the program has it.
 ///
@@ -19,6 +26,47 @@ use crate::error::Kind;
 #[derive(Debug)]
 pub struct Hub {
     hub: rendezvous::Hub,
+}
+
+impl HubListener {
+    /// Listens at the address at which a [`Listener`](crate::Listener) of the device listens, on a port
+    /// of [`Settings::listen_ports`], with a secret of its own.
+    ///
+    /// # Errors
+    /// The settings do not allow the device, no such interface exists, or no port is free.
+    pub fn bind(device: &Device, settings: &Settings) -> Result<Self, Error> {
+        settings.check(device.info())?;
+        let addr = oob_addr(device, settings)?;
+        match rendezvous::HubListener::bind(addr, settings.tcp_ports(), None) {
+            Ok(listener) => Ok(HubListener { listener }),
+            Err(error) => Err(Error::io(format_args!("listening for ranks at {addr}"), error)),
+        }
+    }
+
+    /// The id that every rank needs to join the communicator. The id contains the secret.
+    pub fn id(&self) -> UniqueId {
+        self.listener.id()
+    }
+
+    /// Starts to serve `nranks` ranks, which must all join `within` that time.
+    ///
+    /// # Errors
+    /// `nranks` is 0 or too large.
+    pub fn start(self, nranks: u32, within: Duration) -> Result<Hub, Error> {
+        let addr = self.id().addr();
+        started(self.listener.start(nranks, within), addr)
+    }
+}
+
+/// The hub that a rendezvous has started at `addr`, or the error in words.
+fn started(hub: io::Result<rendezvous::Hub>, addr: SocketAddr) -> Result<Hub, Error> {
+    match hub {
+        Ok(hub) => Ok(Hub { hub }),
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            Err(Kind::Usage(error.to_string()).into())
+        }
+        Err(error) => Err(Error::io(format_args!("listening for ranks at {addr}"), error)),
+    }
 }
 
 impl Hub {
@@ -36,13 +84,7 @@ impl Hub {
         secret: Option<Secret>,
         within: Duration,
     ) -> Result<Self, Error> {
-        match rendezvous::Hub::listen(addr, ports, nranks, secret, within) {
-            Ok(hub) => Ok(Hub { hub }),
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                Err(Kind::Usage(error.to_string()).into())
-            }
-            Err(error) => Err(Error::io(format_args!("listening for ranks at {addr}"), error)),
-        }
+        started(rendezvous::Hub::listen(addr, ports, nranks, secret, within), addr)
     }
 
     /// The id that every rank needs to join the communicator. The id contains the secret.

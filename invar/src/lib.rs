@@ -107,7 +107,7 @@ pub use device_info::{DeviceInfo, DeviceKind, ROCE_UDP_PORT, Survey};
 pub use error::Error;
 pub use gpu::{GpuPath, GpuSupport, gpus};
 pub use half::{bf16, f16};
-pub use hub::Hub;
+pub use hub::{Hub, HubListener};
 pub use invar_core::auth::{SECRET_BYTES, Secret};
 pub use invar_core::coll::{DataType, ParseError, RedOp};
 pub use invar_core::conn::wire::DeviceName;

@@ -18,7 +18,7 @@ use invar_core::rendezvous::Member;
 
 pub use bootstrap::Bootstrap;
 pub use error::{BootstrapError, Failure};
-pub use hub::Hub;
+pub use hub::{Hub, HubListener};
 
 /// The longest sleep of a thread before it checks whether it is to end.
 const TICK: Duration = Duration::from_millis(100);

@@ -34,6 +34,13 @@ const LINGER: Duration = Duration::from_secs(2);
 /// Interval between two checks whether the ranks have left.
 const NAP: Duration = Duration::from_millis(1);
 
+/// A hub that listens and does not serve yet. Ranks that call meanwhile wait in the kernel's queue.
+#[derive(Debug)]
+pub struct HubListener {
+    id: UniqueId,
+    listener: AuthListener,
+}
+
 /// The hub of one communicator, in its own thread, which ends with the last rank. Dropping it waits at
 /// most two seconds for that. If ranks are still there, the thread continues until the process ends.
 #[derive(Debug)]
@@ -43,24 +50,27 @@ pub struct Hub {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Hub {
-    /// Listens at `addr` for `nranks` ranks; if `addr` has port 0, on the first free port of `ports`.
-    /// The ranks must join within `within`, and must be able to reach the address. Without a `secret`
-    /// the hub makes one up.
-    pub fn listen(
-        addr: SocketAddr,
-        ports: PortRange,
-        nranks: u32,
-        secret: Option<Secret>,
-        within: Duration,
-    ) -> io::Result<Self> {
+impl HubListener {
+    /// Listens at `addr`; if `addr` has port 0, on the first free port of `ports`. The ranks must be able
+    /// to reach the address. Without a `secret` the hub makes one up.
+    pub fn bind(addr: SocketAddr, ports: PortRange, secret: Option<Secret>) -> io::Result<Self> {
+        let secret = secret.map_or_else(|| random().map(Secret::new), Ok)?;
+        let listener = AuthListener::bind(addr, ports, Proof::Secret(secret, Service::Rendezvous))?;
+        Ok(HubListener { id: UniqueId::new(listener.local_addr()?, &secret), listener })
+    }
+
+    /// Returns the id that every rank needs to join.
+    pub fn id(&self) -> UniqueId {
+        self.id
+    }
+
+    /// Starts to serve `nranks` ranks, which must join `within` that time.
+    pub fn start(self, nranks: u32, within: Duration) -> io::Result<Hub> {
+        let HubListener { id, listener } = self;
         let roster = Roster::new(nranks).ok_or_else(|| {
             let what = format!("a communicator of {nranks} ranks");
             io::Error::new(io::ErrorKind::InvalidInput, what)
         })?;
-        let secret = secret.map_or_else(|| random().map(Secret::new), Ok)?;
-        let listener = AuthListener::bind(addr, ports, Proof::Secret(secret, Service::Rendezvous))?;
-        let id = UniqueId::new(listener.local_addr()?, &secret);
         let closing = Arc::new(AtomicBool::new(false));
         let mut meeting = Meeting {
             communicator: random()?,
@@ -77,6 +87,19 @@ impl Hub {
             move || meeting.run(listener, &closing)
         })?;
         Ok(Hub { id, closing, thread: Some(thread) })
+    }
+}
+
+impl Hub {
+    /// Listens as [`HubListener::bind`] does, and serves `nranks` ranks at once.
+    pub fn listen(
+        addr: SocketAddr,
+        ports: PortRange,
+        nranks: u32,
+        secret: Option<Secret>,
+        within: Duration,
+    ) -> io::Result<Self> {
+        HubListener::bind(addr, ports, secret)?.start(nranks, within)
     }
 
     /// Returns the id that every rank needs to join.
