@@ -54,6 +54,11 @@
 //! make calls, or whole processes (`sched_setaffinity`, `taskset`, Open MPI's `--bind-to core`). `invar
 //! coll` does so.
 //!
+//! # Who moves an operation
+//!
+//! The thread of a blocking call moves it. A thread of the communicator moves the `start_*` operations.
+//! [`Communicator::post`] starts collectives on raw memory: they move when their caller tests them.
+//!
 //! # Without threads
 //!
 //! A communicator moves a [`Plan`] for each rank over [`Links`]. Plans and links know neither threads
@@ -75,6 +80,8 @@ pub mod net;
 mod pending;
 mod pending_link;
 mod plan;
+mod posted;
+mod queue;
 pub mod reduce;
 mod setup;
 
@@ -88,8 +95,7 @@ use invar_linux::rendezvous::Bootstrap;
 
 use self::call::{Call, in_place, typed};
 use self::dump::Dump;
-use self::engine::Engine;
-use self::pending::Queue;
+use self::queue::{Queue, Workplace};
 use crate::{Error, Settings};
 
 pub use element::Element;
@@ -100,6 +106,7 @@ pub use job::Progress;
 pub use links::Links;
 pub use pending::Pending;
 pub use plan::Plan;
+pub use posted::{Posted, RawCollective};
 
 /// Tags of the messages that ranks exchange through the rendezvous.
 mod tags {
@@ -118,7 +125,7 @@ mod tags {
 /// too (`ncclCommDestroy`).
 pub struct Communicator {
     core: Arc<Core>,
-    worker: Mutex<Option<pending::Worker>>,
+    worker: Mutex<Option<queue::Worker>>,
     dump: Arc<Dump>,
     transport: String,
     within: Duration,
@@ -127,7 +134,7 @@ pub struct Communicator {
 
 struct Core {
     bootstrap: Arc<Bootstrap>,
-    engine: Mutex<Engine>,
+    workplace: Mutex<Workplace>,
     queue: Queue,
 }
 
@@ -147,7 +154,8 @@ impl Communicator {
         let engine = setup::engine(Arc::clone(&bootstrap), settings);
         let (engine, transport) = engine.map_err(|error| engine::failed(&bootstrap, error))?;
         dump.joined(engine.links.routes());
-        let core = Core { bootstrap, engine: Mutex::new(engine), queue: Queue::default() };
+        let workplace = Mutex::new(Workplace::new(engine));
+        let core = Core { bootstrap, workplace, queue: Queue::default() };
         let (core, worker) = (Arc::new(core), Mutex::default());
         let within = settings.connect_within();
         Ok(Communicator { core, worker, dump, transport, within, _on_signal: on_signal })
@@ -352,13 +360,13 @@ impl Core {
     ///
     /// The caller makes the promises of [`Engine::run`].
     unsafe fn run(&self, calls: &[Call]) -> Result<(), Error> {
-        let mut engine = self.engine();
-        self.queue.drain(&mut engine);
+        let mut workplace = self.workplace();
+        self.queue.drain(&mut workplace);
         // SAFETY: the caller has promised what `Engine::run` demands.
-        unsafe { engine.run(calls) }
+        unsafe { workplace.engine.run(calls) }
     }
 
-    fn engine(&self) -> MutexGuard<'_, Engine> {
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    fn workplace(&self) -> MutexGuard<'_, Workplace> {
+        self.workplace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! How a rank waits for another rank: it spins, then yields, then sleeps.
+//! How a rank waits for another rank: it spins, then yields, then sleeps. Who only asks does not pause.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,6 +19,8 @@ pub(super) struct Backoff {
     spins: u32,
     idle: u32,
     since: Option<Instant>,
+    /// The time from `since` to the last call of [`Backoff::idle`].
+    waited: Duration,
     timeout: Duration,
 }
 
@@ -26,7 +28,7 @@ impl Backoff {
     /// Creates a backoff. `crowded` says that this host has more ranks than processors.
     pub(super) fn new(crowded: bool, timeout: Duration) -> Self {
         let spins = if crowded { SPINS_CROWDED } else { SPINS };
-        Backoff { spins, idle: 0, since: None, timeout }
+        Backoff { spins, idle: 0, since: None, waited: Duration::ZERO, timeout }
     }
 
     /// Ends the wait, because data has come.
@@ -35,30 +37,31 @@ impl Backoff {
         (self.idle, self.since) = (0, None);
     }
 
-    /// Spins, yields or sleeps, because no data has come. Returns what the caller must do next.
+    /// Notes that no data has come. Returns what the caller must do next.
     #[inline]
     pub(super) fn idle(&mut self) -> Idle {
         self.idle += 1;
-        if self.idle < self.spins {
-            std::hint::spin_loop();
-            return Idle::Again;
-        }
-        self.wait()
+        if self.idle < self.spins { Idle::Again } else { self.long() }
     }
 
     #[cold]
-    fn wait(&mut self) -> Idle {
+    fn long(&mut self) -> Idle {
         self.idle = self.spins;
         let waited = self.since.get_or_insert_with(Instant::now).elapsed();
-        if waited >= self.timeout {
-            return Idle::TooLong(waited);
-        }
-        if waited < SLEEP_AFTER {
+        self.waited = waited;
+        if waited >= self.timeout { Idle::TooLong(waited) } else { Idle::Look }
+    }
+
+    /// Spins, yields or sleeps, for a caller that has nothing else to do.
+    #[inline]
+    pub(super) fn pause(&self) {
+        if self.idle < self.spins {
+            std::hint::spin_loop();
+        } else if self.waited < SLEEP_AFTER {
             thread::yield_now();
         } else {
             thread::sleep(NAP);
         }
-        Idle::Look
     }
 }
 
@@ -82,7 +85,10 @@ mod tests {
         let mut backoff = Backoff::new(false, Duration::from_millis(20));
         let looks = (0..).map_while(|_| match backoff.idle() {
             Idle::TooLong(_) => None,
-            idle => Some(idle),
+            idle => {
+                backoff.pause();
+                Some(idle)
+            }
         });
         let looks: Vec<Idle> = looks.collect();
         let spins = looks.iter().take_while(|idle| **idle == Idle::Again).count();

@@ -40,7 +40,7 @@ pub(super) struct Shape {
 
 impl Shape {
     /// Returns the number of elements of the input and of the output.
-    fn counts(&self, count: usize) -> Result<(usize, usize), Error> {
+    pub(super) fn counts(&self, count: usize) -> Result<(usize, usize), Error> {
         let Shape { operation, rank, nranks, .. } = *self;
         operation
             .input_count(count, rank, nranks)

@@ -1,4 +1,4 @@
-//! The engine runs the operations of one rank.
+//! The engine runs the operations of one rank, round by round.
 
 use std::ptr;
 use std::sync::Arc;
@@ -43,49 +43,141 @@ impl Engine {
     ///
     /// # Safety
     ///
-    /// The input and output of each call have as many elements as [`Operation::input_count`] and
-    /// [`Operation::output_count`] say. During the call nobody else writes the input or accesses the
-    /// output. Input and output of a call are the same if NCCL has the call in place; otherwise they do
-    /// not overlap. Memory of different calls does not overlap if any of the calls writes it.
+    /// The caller makes the promises of [`advance`](Self::advance).
     pub(super) unsafe fn run(&mut self, calls: &[Call]) -> Result<(), Error> {
-        self.bootstrap.check().map_err(Error::failure)?;
-        let at_work = AtWork(self);
-        // SAFETY: the caller has promised what `run_all` demands.
-        let done = unsafe { at_work.0.run_all(calls) };
-        match done {
-            Ok(()) => std::mem::forget(at_work),
-            // The ranks must know the reason before they see links end.
-            Err(error) => return Err(failed(&at_work.0.bootstrap, error)),
+        let mut batch = self.batch(calls);
+        loop {
+            // SAFETY: the caller has promised what `advance` demands.
+            match unsafe { self.advance(&mut batch) }? {
+                Advance::Done => return Ok(()),
+                Advance::Moved => {}
+                Advance::Waiting => batch.pause(),
+            }
         }
-        Ok(())
+    }
+
+    /// Creates a batch of calls that have not begun.
+    pub(super) fn batch<C: AsRef<[Call]>>(&self, calls: C) -> Batch<C> {
+        let backoff = Backoff::new(self.crowded, self.timeout);
+        Batch {
+            calls,
+            begun: 0,
+            current: None,
+            transfers_begun: false,
+            backoff,
+            grace: Grace::None,
+        }
+    }
+
+    /// Moves the batch by one round, without waiting. After an error no link uses the memory of the calls.
+    ///
+    /// # Safety
+    ///
+    /// The following must hold until the batch is done or has failed. The input and output of each call
+    /// have as many elements as [`Operation::input_count`] and [`Operation::output_count`] say. Nobody
+    /// else writes the input or accesses the output. Input and output of a call are the same if NCCL has
+    /// the call in place; otherwise they do not overlap. Memory of different calls does not overlap if
+    /// any of the calls writes it.
+    pub(super) unsafe fn advance<C: AsRef<[Call]>>(
+        &mut self,
+        batch: &mut Batch<C>,
+    ) -> Result<Advance, Error> {
+        let at_work = AtWork(self);
+        // SAFETY: the caller has promised what `try_advance` demands.
+        let advanced = unsafe { at_work.0.try_advance(batch) };
+        match advanced {
+            Ok(advance) => {
+                std::mem::forget(at_work);
+                Ok(advance)
+            }
+            // The ranks must know the reason before they see links end.
+            Err(error) => Err(failed(&at_work.0.bootstrap, error)),
+        }
     }
 
     /// # Safety
     ///
-    /// The caller makes the promises of [`run`](Self::run).
-    unsafe fn run_all(&mut self, calls: &[Call]) -> Result<(), Error> {
-        let mut transfers = Plan::default();
-        let mut own = Vec::new();
-        for call in calls {
+    /// The caller makes the promises of [`advance`](Self::advance).
+    unsafe fn try_advance<C: AsRef<[Call]>>(
+        &mut self,
+        batch: &mut Batch<C>,
+    ) -> Result<Advance, Error> {
+        loop {
+            let Batch { current, backoff, grace, .. } = &mut *batch;
+            let Some((_, plan)) = current else {
+                // SAFETY: the caller has promised what `next_plan` demands.
+                let next = unsafe { self.next_plan(batch) }?;
+                let Some(next) = next else { return Ok(Advance::Done) };
+                next.1.prepare(&mut self.links)?;
+                batch.current = Some(next);
+                continue;
+            };
+            let done = plan.advance(&mut self.links)?;
+            let peer = match (done, self.links.progress()?) {
+                (Progress::Done, None) => {
+                    backoff.renew();
+                    *grace = Grace::None;
+                    if let Some((Some(work), plan)) = current.take() {
+                        self.last = Some((work, plan));
+                    }
+                    continue;
+                }
+                (Progress::Moved, _) => {
+                    backoff.renew();
+                    *grace = Grace::None;
+                    return Ok(Advance::Moved);
+                }
+                (Progress::Waiting(peer), _) | (Progress::Done, Some(peer)) => peer,
+            };
+            match backoff.idle() {
+                Idle::Again => {}
+                Idle::Look => grace.look_after(&self.bootstrap, peer)?,
+                Idle::TooLong(waited) => {
+                    let text = format!("it did not do its part within {waited:?}");
+                    return Err(Kind::SilentRank { rank: peer, text }.into());
+                }
+            }
+            return Ok(Advance::Waiting);
+        }
+    }
+
+    /// Returns the plan of the next collective of a batch, and its work. After the last collective,
+    /// returns the plan of all sends and receives.
+    ///
+    /// # Safety
+    ///
+    /// The caller makes the promises of [`advance`](Self::advance).
+    unsafe fn next_plan<C: AsRef<[Call]>>(
+        &mut self,
+        batch: &mut Batch<C>,
+    ) -> Result<Option<(Option<Work>, Plan)>, Error> {
+        if batch.begun == 0 {
+            self.bootstrap.check().map_err(Error::failure)?;
+        }
+        let calls = batch.calls.as_ref();
+        while let Some(call) = calls.get(batch.begun) {
+            batch.begun += 1;
+            if !call.work.operation.is_transfer() {
+                // SAFETY: the caller has promised what `collective` demands.
+                return Ok(Some((Some(call.work), unsafe { self.collective(call) }?)));
+            }
+        }
+        if std::mem::replace(&mut batch.transfers_begun, true) {
+            return Ok(None);
+        }
+        let (mut transfers, mut own) = (Plan::default(), Vec::new());
+        for call in calls.iter().filter(|call| call.work.operation.is_transfer()) {
             match call.work.operation {
                 Operation::Send { peer } | Operation::Recv { peer } if peer == self.rank() => {
                     own.push(call);
                 }
-                Operation::Send { .. } | Operation::Recv { .. } => {
-                    // SAFETY: the caller has promised what `plan` demands.
-                    unsafe { self.plan(call, &mut transfers) }?;
-                }
-                _ => {
-                    // SAFETY: the caller has promised what `collective` demands.
-                    let mut plan = unsafe { self.collective(call) }?;
-                    self.drive(&mut plan)?;
-                    self.last = Some((call.work, plan));
-                }
+                // SAFETY: the caller has promised what `plan` demands.
+                _ => unsafe { self.plan(call, &mut transfers) }?,
             }
         }
         // SAFETY: the caller has promised what `copy_own` demands.
         unsafe { copy_own(&own) }?;
-        if transfers.is_empty() { Ok(()) } else { self.drive(&mut transfers) }
+        Ok(if transfers.is_empty() { None } else { Some((None, transfers)) })
     }
 
     /// Returns a plan of one call. If the last call had the same work, this is the plan of that call,
@@ -112,7 +204,7 @@ impl Engine {
     ///
     /// # Safety
     ///
-    /// The caller makes the promises of [`run`](Self::run), until the plan is done or dropped.
+    /// The caller makes the promises of [`advance`](Self::advance), until the plan is done or dropped.
     unsafe fn plan(&self, call: &Call, plan: &mut Plan) -> Result<(), Error> {
         let Call { work: Work { operation, count, data_type, redop }, input, output } = *call;
         let choice = self.facts.choose(operation, count.saturating_mul(data_type.bytes()));
@@ -134,33 +226,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs all jobs of a plan.
-    fn drive(&mut self, plan: &mut Plan) -> Result<(), Error> {
-        plan.prepare(&mut self.links)?;
-        let mut backoff = Backoff::new(self.crowded, self.timeout);
-        let mut grace = Grace::None;
-        loop {
-            let done = plan.advance(&mut self.links)?;
-            let peer = match (done, self.links.progress()?) {
-                (Progress::Done, None) => return Ok(()),
-                (Progress::Moved, _) => {
-                    backoff.renew();
-                    grace = Grace::None;
-                    continue;
-                }
-                (Progress::Waiting(peer), _) | (Progress::Done, Some(peer)) => peer,
-            };
-            match backoff.idle() {
-                Idle::Again => {}
-                Idle::Look => grace.look_after(&self.bootstrap, peer)?,
-                Idle::TooLong(waited) => {
-                    let text = format!("it did not do its part within {waited:?}");
-                    return Err(Kind::SilentRank { rank: peer, text }.into());
-                }
-            }
-        }
-    }
-
     fn rank(&self) -> u32 {
         self.bootstrap.rank()
     }
@@ -172,6 +237,37 @@ impl Drop for Engine {
             self.links.end(LEAVE_WITHIN);
         }
     }
+}
+
+/// Calls that a rank runs together, and how far it is with them.
+pub(super) struct Batch<C> {
+    calls: C,
+    /// Number of calls, from the first, that have begun or are transfers.
+    begun: usize,
+    /// The plan in progress, and its work if the plan is of one collective.
+    current: Option<(Option<Work>, Plan)>,
+    transfers_begun: bool,
+    backoff: Backoff,
+    grace: Grace,
+}
+
+impl<C> Batch<C> {
+    /// Pauses the caller, because the batch waits for another rank.
+    #[inline]
+    pub(super) fn pause(&self) {
+        self.backoff.pause();
+    }
+}
+
+/// The result of one round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Advance {
+    /// All calls are done.
+    Done,
+    /// Data has moved.
+    Moved,
+    /// The batch waits for another rank.
+    Waiting,
 }
 
 /// Calls in progress, and links that work in their memory. If the calls end early, `drop` cuts the
@@ -233,7 +329,7 @@ pub(super) fn failed(bootstrap: &Bootstrap, error: Error) -> Error {
 ///
 /// # Safety
 ///
-/// The caller makes the promises of [`Engine::run`].
+/// The caller makes the promises of [`Engine::advance`].
 unsafe fn copy_own(calls: &[&Call]) -> Result<(), Error> {
     let is_send = |call: &&&Call| matches!(call.work.operation, Operation::Send { .. });
     let (sends, recvs): (Vec<&Call>, Vec<&Call>) = calls.iter().partition(is_send);

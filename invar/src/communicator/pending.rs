@@ -1,14 +1,11 @@
-//! Operations that proceed while their caller does something else.
+//! Operations that proceed while their caller does something else, with memory of their own.
 
-use std::any::Any;
-use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::Arc;
 
 use invar_core::coll::{Operation, RedOp};
 
-use super::call::{Call, in_place, typed};
-use super::engine::Engine;
+use super::call::{in_place, typed};
+use super::queue::{Done, Mover};
 use super::{Communicator, Core, Element};
 use crate::Error;
 use crate::error::Kind;
@@ -27,35 +24,6 @@ struct Buffers<T> {
     input: Vec<T>,
     output: Vec<T>,
 }
-
-/// The operations that are started and not done, in order.
-#[derive(Default)]
-pub(super) struct Queue {
-    state: Mutex<State>,
-    news: Condvar,
-}
-
-#[derive(Default)]
-struct State {
-    waiting: VecDeque<Started>,
-    closed: bool,
-}
-
-struct Started {
-    call: Call,
-    done: Arc<Done>,
-    /// The memory of the call, kept until the call is done.
-    buffers: Arc<dyn Any + Send + Sync>,
-}
-
-/// The result of an operation, once it is done.
-#[derive(Default)]
-struct Done {
-    result: Mutex<Option<Result<(), Error>>>,
-}
-
-/// The thread that runs the operations that nobody waits for.
-pub(super) struct Worker(Option<JoinHandle<()>>);
 
 impl Communicator {
     /// Starts [`all_reduce_in_place`](Self::all_reduce_in_place).
@@ -145,13 +113,11 @@ impl Communicator {
                 typed(shape, count, &input, &mut output)?
             }
         };
-        let (done, buffers) = (Arc::<Done>::default(), Arc::new(Buffers { input, output }));
-        let started = Started { call, done: Arc::clone(&done), buffers: Arc::clone(&buffers) as _ };
-        let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
-        if worker.is_none() {
-            *worker = Some(Worker::spawn(&self.core)?);
-        }
-        self.core.queue.push(started);
+        let buffers = Arc::new(Buffers { input, output });
+        let kept = Arc::clone(&buffers) as _;
+        // SAFETY: `typed` and `in_place` have checked the lengths. The queue keeps the memory, and nobody
+        // accesses it until the operation is done.
+        let done = unsafe { self.enqueue(vec![call], Some(kept), Mover::Worker) }?;
         Ok(Pending { core: Arc::clone(&self.core), done, buffers })
     }
 }
@@ -159,7 +125,7 @@ impl Communicator {
 impl<T: Element> Pending<T> {
     /// Returns whether the operation is done, successfully or not.
     pub fn is_done(&self) -> bool {
-        self.done.result().is_some()
+        self.done.is_set()
     }
 
     /// Waits for the operation and returns its output. If the operation is in place or a send, returns
@@ -167,74 +133,9 @@ impl<T: Element> Pending<T> {
     pub fn wait(self) -> Result<Vec<T>, Error> {
         let Pending { core, done, buffers } = self;
         // If another thread runs this operation, it is done when that thread unlocks the engine.
-        core.queue.drain(&mut core.engine());
-        done.result().take().expect("all that was started is done")?;
+        core.queue.drain(&mut core.workplace());
+        done.take().expect("all that was started is done")?;
         let buffers = Arc::into_inner(buffers).expect("who does it has let go of it");
         Ok(if buffers.output.is_empty() { buffers.input } else { buffers.output })
-    }
-}
-
-impl Queue {
-    fn push(&self, started: Started) {
-        self.state().waiting.push_back(started);
-        self.news.notify_one();
-    }
-
-    /// Runs all operations that are started.
-    pub(super) fn drain(&self, engine: &mut Engine) {
-        loop {
-            let Some(started) = self.state().waiting.pop_front() else { return };
-            let Started { call, done, buffers } = started;
-            // SAFETY: `start` has checked the lengths. `buffers` keeps the memory, and nobody accesses
-            // it until the operation is done.
-            let result = unsafe { engine.run(&[call]) };
-            drop(buffers);
-            *done.result() = Some(result);
-        }
-    }
-
-    /// Closes the queue: no more operations will be started.
-    pub(super) fn close(&self) {
-        self.state().closed = true;
-        self.news.notify_all();
-    }
-
-    /// Waits for an operation or for `close`. Returns whether there is an operation.
-    fn wait(&self) -> bool {
-        let idle = |state: &mut State| state.waiting.is_empty() && !state.closed;
-        let state = self.news.wait_while(self.state(), idle);
-        !state.unwrap_or_else(PoisonError::into_inner).waiting.is_empty()
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Done {
-    fn result(&self) -> MutexGuard<'_, Option<Result<(), Error>>> {
-        self.result.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Worker {
-    fn spawn(core: &Arc<Core>) -> Result<Self, Error> {
-        let core = Arc::clone(core);
-        let thread = thread::Builder::new().name("invar-coll".to_owned()).spawn(move || {
-            while core.queue.wait() {
-                core.queue.drain(&mut core.engine());
-            }
-        });
-        let thread = thread.map_err(|error| Error::io("starting a thread", error))?;
-        Ok(Worker(Some(thread)))
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        if let Some(thread) = self.0.take() {
-            // If the worker has panicked, its thread has already reported the panic.
-            let _ = thread.join();
-        }
     }
 }

@@ -9,6 +9,7 @@ mod killed;
 mod networks;
 mod operations;
 mod pending;
+mod posted;
 mod rig;
 mod silence;
 mod transfers;

@@ -1,0 +1,308 @@
+//! The operations that are started and not done, and the threads that move them.
+//!
+//! Operations run one after the other, in the order in which they were started. Whoever locks the engine
+//! moves the first operation that is not done:
+//!
+//! - A blocking call, and [`Pending::wait`](super::Pending::wait), first complete all operations before
+//!   their own.
+//! - [`Posted::test`](super::Posted::test) moves a few rounds and returns.
+//! - The worker thread moves what nobody else moves. It takes an operation of [`Mover::Worker`] at once.
+//!   It leaves operations of [`Mover::Caller`] alone as long as their callers test, because two threads
+//!   that poll cost more than one. It takes over after one or two milliseconds without a test.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::call::Call;
+use super::engine::{Advance, Batch, Engine};
+use super::{Communicator, Core};
+use crate::Error;
+use crate::error::Kind;
+
+/// The worker sleeps this long between two looks whether callers still test.
+const NAP: Duration = Duration::from_millis(1);
+/// Number of naps without an operation before the worker sleeps until it is woken. While it naps, a
+/// caller need not wake it.
+const NAPS: u32 = 100;
+
+/// The thread that an operation expects to be moved by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mover {
+    /// The worker thread.
+    Worker,
+    /// The caller, who tests the operation.
+    Caller,
+}
+
+/// The operations that are started and not done, in order.
+#[derive(Default)]
+pub(super) struct Queue {
+    state: Mutex<State>,
+    news: Condvar,
+    /// Whether a caller has tested an operation since the worker last looked.
+    tested: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    /// The operations that have not begun.
+    waiting: VecDeque<Started>,
+    /// Number of operations that are not done, by [`Mover`].
+    of_worker: usize,
+    of_callers: usize,
+    /// Whether the worker sleeps until it is woken.
+    asleep: bool,
+    closed: bool,
+}
+
+struct Started {
+    calls: Vec<Call>,
+    done: Arc<Done>,
+    mover: Mover,
+    /// The memory of the calls, if the queue keeps it until they are done.
+    memory: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// The engine, and the operation that has begun and is not done. Whoever locks it moves the operation.
+pub(super) struct Workplace {
+    pub(super) engine: Engine,
+    running: Option<Running>,
+}
+
+/// An operation that has begun and is not done.
+struct Running {
+    batch: Batch<Vec<Call>>,
+    done: Arc<Done>,
+    mover: Mover,
+    memory: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// The result of an operation, once it is done.
+#[derive(Default)]
+pub(super) struct Done {
+    is_set: AtomicBool,
+    result: Mutex<Option<Result<(), Error>>>,
+}
+
+impl Drop for Running {
+    /// Ends an operation whose thread panics, so that nobody waits for it for ever.
+    fn drop(&mut self) {
+        if !self.done.is_set() {
+            self.done.set(Err(Kind::Aborted.into()));
+        }
+    }
+}
+
+/// The thread that runs the operations that nobody else moves.
+pub(super) struct Worker(Option<JoinHandle<()>>);
+
+impl Communicator {
+    /// Appends an operation to the queue, and starts the worker with the first one.
+    ///
+    /// # Safety
+    ///
+    /// The caller makes the promises of [`Engine::advance`] until the operation is done. `memory` may be
+    /// what keeps them.
+    pub(super) unsafe fn enqueue(
+        &self,
+        calls: Vec<Call>,
+        memory: Option<Arc<dyn Any + Send + Sync>>,
+        mover: Mover,
+    ) -> Result<Arc<Done>, Error> {
+        let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
+        if worker.is_none() {
+            *worker = Some(Worker::spawn(&self.core)?);
+        }
+        let done = Arc::<Done>::default();
+        self.core.queue.push(Started { calls, done: Arc::clone(&done), mover, memory });
+        Ok(done)
+    }
+}
+
+impl Workplace {
+    pub(super) fn new(engine: Engine) -> Self {
+        Workplace { engine, running: None }
+    }
+}
+
+impl Queue {
+    fn push(&self, started: Started) {
+        let mut state = self.state();
+        *state.count(started.mover) += 1;
+        let wakes = state.asleep || started.mover == Mover::Worker;
+        state.waiting.push_back(started);
+        drop(state);
+        if wakes {
+            self.news.notify_one();
+        }
+    }
+
+    /// Completes all operations that are started.
+    pub(super) fn drain(&self, workplace: &mut Workplace) {
+        while let Some(round) = self.round(workplace) {
+            if round == Advance::Waiting
+                && let Some(running) = &workplace.running
+            {
+                running.batch.pause();
+            }
+        }
+    }
+
+    /// Moves the first operation that is not done by one round, without waiting. Returns `None` if all
+    /// operations are done.
+    pub(super) fn round(&self, workplace: &mut Workplace) -> Option<Advance> {
+        let Workplace { engine, running: begun } = workplace;
+        let mut running = match begun.take() {
+            Some(running) => running,
+            None => {
+                let Started { calls, done, mover, memory } = self.state().waiting.pop_front()?;
+                Running { batch: engine.batch(calls), done, mover, memory }
+            }
+        };
+        // SAFETY: the caller of `enqueue` has promised what `advance` demands.
+        let advanced = unsafe { engine.advance(&mut running.batch) };
+        match advanced {
+            Ok(Advance::Done) => self.finish(running, Ok(())),
+            Ok(round) => {
+                *begun = Some(running);
+                return Some(round);
+            }
+            Err(error) => self.finish(running, Err(error)),
+        }
+        Some(Advance::Done)
+    }
+
+    fn finish(&self, mut running: Running, result: Result<(), Error>) {
+        drop(running.memory.take());
+        *self.state().count(running.mover) -= 1;
+        running.done.set(result);
+    }
+
+    /// Notes that a caller tests an operation and so moves it.
+    #[inline]
+    pub(super) fn note_test(&self) {
+        // The worker clears the flag once in a nap, so the cache line mostly stays here.
+        if !self.tested.load(Ordering::Relaxed) {
+            self.tested.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Closes the queue: no more operations will be started.
+    pub(super) fn close(&self) {
+        self.state().closed = true;
+        self.news.notify_all();
+    }
+
+    /// Waits until the worker has something to do. Returns `None` after [`close`](Self::close), once all
+    /// operations are done. Otherwise returns whether to complete all operations at once.
+    fn wait(&self) -> Option<bool> {
+        let mut state = self.state();
+        // Number of naps without operations, and whether there were operations before the last nap.
+        let (mut naps, mut watched) = (0, false);
+        loop {
+            if state.of_worker > 0 || state.closed {
+                let left = state.of_worker + state.of_callers;
+                return (left > 0).then_some(true);
+            }
+            let tested = self.tested.swap(false, Ordering::Relaxed);
+            if state.of_callers == 0 {
+                naps += 1;
+            } else if watched && !tested {
+                return Some(false);
+            } else {
+                naps = 0;
+            }
+            watched = state.of_callers > 0;
+            if naps > NAPS {
+                state.asleep = true;
+                let idle = |state: &mut State| {
+                    state.of_worker == 0 && state.of_callers == 0 && !state.closed
+                };
+                let woken = self.news.wait_while(state, idle);
+                state = woken.unwrap_or_else(PoisonError::into_inner);
+                state.asleep = false;
+                naps = 0;
+            } else {
+                let waited = self.news.wait_timeout(state, NAP);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+    }
+
+    /// Moves the operations of callers until one of them tests again.
+    fn stand_in(&self, core: &Core) {
+        while !self.tested.load(Ordering::Relaxed) {
+            let state = self.state();
+            if state.of_callers == 0 || state.of_worker > 0 || state.closed {
+                return;
+            }
+            drop(state);
+            let round = self.round(&mut core.workplace());
+            match round {
+                Some(Advance::Moved | Advance::Done) => {}
+                Some(Advance::Waiting) => thread::sleep(NAP / 10),
+                None => return,
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn count(&mut self, mover: Mover) -> &mut usize {
+        match mover {
+            Mover::Worker => &mut self.of_worker,
+            Mover::Caller => &mut self.of_callers,
+        }
+    }
+}
+
+impl Done {
+    /// Whether the operation is done, successfully or not.
+    #[inline]
+    pub(super) fn is_set(&self) -> bool {
+        self.is_set.load(Ordering::Acquire)
+    }
+
+    /// Takes the result. Returns `None` if the operation is not done, or if the result is taken.
+    pub(super) fn take(&self) -> Option<Result<(), Error>> {
+        self.result.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn set(&self, result: Result<(), Error>) {
+        *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        self.is_set.store(true, Ordering::Release);
+    }
+}
+
+impl Worker {
+    fn spawn(core: &Arc<Core>) -> Result<Self, Error> {
+        let core = Arc::clone(core);
+        let thread = thread::Builder::new().name("invar-coll".to_owned()).spawn(move || {
+            while let Some(at_once) = core.queue.wait() {
+                match at_once {
+                    true => core.queue.drain(&mut core.workplace()),
+                    false => core.queue.stand_in(&core),
+                }
+            }
+        });
+        let thread = thread.map_err(|error| Error::io("starting a thread", error))?;
+        Ok(Worker(Some(thread)))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take() {
+            // If the worker has panicked, its thread has already reported the panic.
+            let _ = thread.join();
+        }
+    }
+}
