@@ -220,7 +220,7 @@ params! {
     INVAR_SOCKET_CONGESTION => socket_congestion: Option<&'a str> = "", Allowed::Name;
 
     /// 1 sends data between ranks of one host over the network, not through shared memory.
-    NCCL_SHM_DISABLE => shm_disable: bool = "0", FLAG, readers: Library;
+    NCCL_SHM_DISABLE => shm_disable: bool = "0", FLAG;
     /// Messages between two ranks go in chunks of this length, rounded up to 64 and at most a slot
     /// long. 0 takes the slot's length. All ranks need the same value.
     NCCL_CHUNK_SIZE => chunk_bytes: u32 = "0", int(0, 1 << 30), unit: "bytes", readers: Library;
@@ -233,7 +233,10 @@ params! {
     /// On this signal ranks and proxies print what is pending (10 is SIGUSR1, 12 is SIGUSR2); -1 is no
     /// signal.
     NCCL_PROXY_DUMP_SIGNAL => proxy_dump_signal: Option<u8> = "-1", auto_or_int(-1, 1, 64),
-        unit: "signal", readers: Library;
+        unit: "signal";
+
+    /// 1 lets the plugin offer NCCL's CollNet: the processors of the hosts reduce, not a switch.
+    NCCL_COLLNET_ENABLE => collnet_enable: bool = "0", FLAG;
 
     /// Protocol between NICs, the same at both ends: Invar's own, or that of NCCL 2.14, which has no
     /// authentication.
@@ -265,10 +268,10 @@ params! {
     /// Each rank writes to this file what each message over the network waited for, as a trace for Chrome
     /// and Perfetto. `%r` stands for the rank, which otherwise follows the name. Links are slower with
     /// it, and messages in shared memory are not traced.
-    INVAR_PROXY_TRACE => proxy_trace: Option<&'a str> = "", Allowed::Path, readers: Library;
+    INVAR_PROXY_TRACE => proxy_trace: Option<&'a str> = "", Allowed::Path;
     /// A collective fails if a rank does not do its part for this time.
     INVAR_COLL_TIMEOUT_MS => coll_timeout_ms: u32 = "600000", int(1, 86_400_000), unit: "ms",
-        readers: Library, differs: "Not in 2.14.3, which waits for ever.";
+        differs: "Not in 2.14.3, which waits for ever.";
     /// Secret word that lets ranks of `invar coll` on other hosts in; without it rank 0 makes one up
     /// and prints it.
     INVAR_COLL_SECRET => coll_secret: Option<&'a str> = "", Allowed::Secret, readers: Command;

@@ -55,6 +55,7 @@ pub struct Settings {
     pub(crate) gpu: GpuRules,
     pub(crate) links: LinkRules,
     pub(crate) coll: CollRules,
+    collnet: bool,
     /// The name of a communicator's device.
     pub(crate) coll_nic: Option<String>,
     pub(crate) socket_ifname: String,
@@ -265,6 +266,7 @@ impl Settings {
                 chunk_bytes: Some(params.chunk_bytes).filter(|bytes| *bytes > 0),
                 timeout: Duration::from_millis(params.coll_timeout_ms.into()),
             },
+            collnet: params.collnet_enable,
             coll_nic: None,
             socket_ifname,
             socket_family: params.socket_family,

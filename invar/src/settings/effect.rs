@@ -66,6 +66,11 @@ impl Settings {
         self.transport
     }
 
+    /// Whether the plugin offers NCCL's CollNet (`NCCL_COLLNET_ENABLE`).
+    pub fn offers_collnet(&self) -> bool {
+        self.collnet
+    }
+
     /// Returns the protocol between NICs (`INVAR_WIRE`).
     pub fn wire(&self) -> conn::Wire {
         self.conn.wire

@@ -358,6 +358,12 @@ impl Settings {
         self.flag("NCCL_SHM_DISABLE", !on)
     }
 
+    /// Sets whether the plugin offers NCCL's CollNet (`NCCL_COLLNET_ENABLE`).
+    #[must_use]
+    pub fn collnet(self, on: bool) -> Self {
+        self.flag("NCCL_COLLNET_ENABLE", on)
+    }
+
     /// Sets the device over which a communicator reaches ranks that share no memory with it. The name
     /// is the one in `invar devices`. By default a communicator uses every RDMA device with a link.
     /// Without RDMA devices it uses the software NIC, or TCP, on the interface towards the rendezvous.

@@ -103,6 +103,7 @@ fn each_method() -> Vec<(Settings, &'static str, &'static str)> {
         (new().proxy_batch(3), "NCCL_PROXY_APPEND_BATCH_SIZE", "3"),
         (new().proxy_rounds(5), "NCCL_PROGRESS_APPENDOP_FREQ", "5"),
         (new().dump_on_signal(10), "NCCL_PROXY_DUMP_SIGNAL", "10"),
+        (new().collnet(true), "NCCL_COLLNET_ENABLE", "1"),
         (new().use_wire(conn::Wire::Nccl214), "INVAR_WIRE", "nccl-2.14"),
         (new().fifo_depth(16), "INVAR_FIFO_DEPTH", "16"),
         (new().long_packets(false), "INVAR_LONG_MTU", "0"),
