@@ -3,10 +3,12 @@
 //!
 //! This module asserts the layouts; `tests/c_program/` compares them with a C compiler's.
 
+mod collnet;
 mod profiler;
 mod properties;
 mod table;
 
+pub use collnet::{Blocks, CollNet, CollNetVersion, FinalTail, Sge, SgeV8, SgeV9};
 pub use profiler::{Description, QpWork, SocketWork};
 pub use properties::{
     PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12,

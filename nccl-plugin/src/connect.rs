@@ -1,10 +1,9 @@
 //! Connection setup: from `listen`, `connect` and `accept` to comms.
 
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::hash::{BuildHasher, RandomState};
 use std::ptr;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use invar::{
     Accepting, Connecting, ConnectionError, Device, Error, ErrorKind, Handle, Listener, SendComm,
@@ -16,12 +15,13 @@ use crate::abi::{Code, CommConfig, HANDLE_BYTES};
 use crate::host::{self, Context};
 use crate::lifetime::{put_recv, put_send};
 use crate::outcome::{Failed, Outcome, call, code, failed, misused, null, refused};
+use crate::registry::{Number, Registry};
 
 /// Maximum number of peers that connect to one listening comm at a time; more peers wait in the kernel.
 const PENDING_MAX: usize = 256;
 
-static LISTENERS: Registry<Listening> = Registry::new();
-static ATTEMPTS: Registry<Mutex<Trying>> = Registry::new();
+static LISTENERS: Registry<Listening> = Registry::new(1);
+static ATTEMPTS: Registry<Mutex<Trying>> = Registry::new(2);
 
 /// A listening comm.
 struct Listening {
@@ -279,10 +279,9 @@ pub(crate) unsafe extern "C" fn close_listen(comm: *mut c_void) -> Code {
     })
 }
 
-/// `finalize`. The last one drops all connection attempts that nobody continues.
-pub(crate) unsafe extern "C" fn finalize(context: *mut c_void) -> Code {
-    let abandon = || drop(std::mem::take(&mut ATTEMPTS.lock().entries));
-    call(|| host::end_context(context, abandon))
+/// Drops all connection attempts that nobody continues.
+pub(crate) fn abandon() {
+    ATTEMPTS.clear();
 }
 
 /// Offset of the connection's state in a handle: NCCL passes the same bytes to each call of `connect`.
@@ -297,62 +296,11 @@ fn mark() -> [u8; 8] {
 fn stage(handle: &[u8; HANDLE_BYTES]) -> Option<Number> {
     let (marked, number) = handle[STAGE..].split_at(8);
     let number = u64::from_ne_bytes(number.try_into().ok()?);
-    (marked == mark()).then_some(Number(number))
+    (marked == mark()).then_some(Number::from_bits(number))
 }
 
 fn set_stage(handle: &mut [u8; HANDLE_BYTES], number: Option<Number>) {
     let (marked, to) = handle[STAGE..].split_at_mut(8);
     marked.copy_from_slice(&number.map_or([0; 8], |_| mark()));
-    to.copy_from_slice(&number.map_or(0, |number| number.0).to_ne_bytes());
-}
-
-/// NCCL's name of a listening comm or a connection attempt: a number that is never reused and never the
-/// handle of a [`Comm`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Number(u64);
-
-impl Number {
-    const FIRST: Number = Number(1 << 48);
-
-    fn from_ptr(number: *mut c_void) -> Self {
-        Number(number.addr() as u64)
-    }
-
-    fn to_ptr(self) -> *mut c_void {
-        ptr::without_provenance_mut(self.0 as usize)
-    }
-}
-
-/// A table of entries by number, behind a lock.
-struct Registry<T>(Mutex<Entries<T>>);
-
-struct Entries<T> {
-    entries: BTreeMap<Number, Arc<T>>,
-    next: Number,
-}
-
-impl<T> Registry<T> {
-    const fn new() -> Self {
-        Registry(Mutex::new(Entries { entries: BTreeMap::new(), next: Number::FIRST }))
-    }
-
-    fn put(&self, entry: Arc<T>) -> Number {
-        let mut entries = self.lock();
-        let number = entries.next;
-        entries.next.0 += 1;
-        entries.entries.insert(number, entry);
-        number
-    }
-
-    fn get(&self, number: Number) -> Option<Arc<T>> {
-        self.lock().entries.get(&number).cloned()
-    }
-
-    fn remove(&self, number: Number) -> Option<Arc<T>> {
-        self.lock().entries.remove(&number)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Entries<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    to.copy_from_slice(&number.map_or(0, Number::bits).to_ne_bytes());
 }

@@ -18,6 +18,8 @@ use crate::profiler;
 
 /// Offset that marks a context's value; the rest of the value is the communicator's traffic class.
 const CONTEXT: usize = 1 << 16;
+/// The context of collNet where it is off. NCCL does not finalize such a context.
+const OFF: usize = 1 << 17;
 
 static HOST: Mutex<State> = Mutex::new(State { host: None, contexts: 0 });
 
@@ -80,8 +82,41 @@ pub(crate) unsafe extern "C" fn init_v11(
     })
 }
 
+/// `init` of collNet before v11.
+pub(crate) unsafe extern "C" fn init_collnet(logger: Option<Logger>) -> Code {
+    call(|| start_collnet(logger).map(drop))
+}
+
+/// `init` of collNet since v11. It has no configuration.
+pub(crate) unsafe extern "C" fn init_collnet_v11(
+    context: *mut *mut c_void,
+    _communicator: u64,
+    logger: Option<Logger>,
+) -> Code {
+    call(|| {
+        if context.is_null() {
+            return Err(null("init: context"));
+        }
+        let mut state = start_collnet(logger)?;
+        let is_on = state.host.as_ref().is_some_and(|host| host.settings.offers_collnet());
+        let made = match is_on {
+            true => {
+                state.contexts += 1;
+                Context::new(None)?.to_ptr()
+            }
+            false => ptr::without_provenance_mut(OFF),
+        };
+        // SAFETY: NCCL promises that `context` has room for a context.
+        unsafe { context.write(made) };
+        Ok(())
+    })
+}
+
 /// Ends a context of NCCL. With the last one the host ends, and `abandon` ends what still connects.
 pub(crate) fn end_context(context: *mut c_void, abandon: impl FnOnce()) -> Outcome {
+    if context.addr() == OFF {
+        return Ok(());
+    }
     Context::from_ptr(context)?;
     let mut state = state();
     match state.contexts {
@@ -114,6 +149,30 @@ pub(crate) unsafe extern "C" fn devices(ndev: *mut c_int) -> Code {
     })
 }
 
+/// `devices` of collNet: those of the network, or none where collNet is off. Then NCCL makes no further
+/// call.
+pub(crate) unsafe extern "C" fn devices_of_collnet(ndev: *mut c_int) -> Code {
+    call(|| {
+        if ndev.is_null() {
+            return Err(null("devices: ndev"));
+        }
+        let host = get()?;
+        let count = if host.settings.offers_collnet() { host.devices.len() as c_int } else { 0 };
+        // SAFETY: NCCL promises that `ndev` has room for a number.
+        unsafe { ndev.write(count) };
+        Ok(())
+    })
+}
+
+/// Returns the host if it offers collNet.
+pub(crate) fn with_collnet() -> Result<Arc<Host>, Failed> {
+    let host = get()?;
+    match host.settings.offers_collnet() {
+        true => Ok(host),
+        false => Err(misused("collNet is off; NCCL_COLLNET_ENABLE=1 turns it on")),
+    }
+}
+
 /// Returns the host, between `init` and the last `finalize`.
 pub(crate) fn get() -> Result<Arc<Host>, Failed> {
     state().host.clone().ok_or_else(|| misused("a call before init, or after the last finalize"))
@@ -131,6 +190,24 @@ fn start(
         state.host = None;
         state.host = Some(Arc::new(Host::find()?));
     }
+    Ok(state)
+}
+
+/// Takes the settings and devices that the network's `init` has found, or finds them.
+fn start_collnet(logger: Option<Logger>) -> Result<MutexGuard<'static, State>, Failed> {
+    logger::install(logger);
+    let mut state = state();
+    let host = match &state.host {
+        Some(host) => Arc::clone(host),
+        None => Arc::new(Host::find()?),
+    };
+    if host.settings.offers_collnet() {
+        log::info!(
+            "collNet is on (NCCL_COLLNET_ENABLE=1): the processors of the hosts reduce, over the devices \
+             of this network; no switch does"
+        );
+    }
+    state.host = Some(host);
     Ok(state)
 }
 

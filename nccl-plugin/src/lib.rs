@@ -10,6 +10,9 @@
 //! - `register` registers memory.
 //! - `handles` maps the numbers that NCCL holds to comms. It checks each number, so a call on a closed
 //!   or unknown comm returns an error and does not crash.
+//! - `registry` numbers all other objects, which no fast path looks up.
+//! - `collnet` is the other half of the interface: collectives that hosts reduce.
+//! - `finalize` ends contexts of both halves.
 //! - `request` and `mhandle` lay out the numbers of requests and registrations.
 //!
 //! No panic unwinds into C. `outcome` turns a panic into `ncclInternalError` and a warning in NCCL's
@@ -17,9 +20,11 @@
 //! to standard error and ends the process.
 
 pub mod abi;
+mod collnet;
 mod comm;
 mod connect;
 mod entry;
+mod finalize;
 mod handles;
 mod host;
 mod lifetime;
@@ -29,5 +34,6 @@ mod outcome;
 mod profiler;
 mod properties;
 mod register;
+mod registry;
 mod request;
 pub mod tables;

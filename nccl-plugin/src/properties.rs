@@ -4,8 +4,8 @@ use std::ffi::c_int;
 use std::ptr;
 
 use crate::abi::{
-    Code, PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12,
-    VDeviceProps,
+    Code, PTR_HOST, PropertiesV6, PropertiesV7, PropertiesV8, PropertiesV9, PropertiesV11,
+    PropertiesV12, VDeviceProps,
 };
 use crate::handles::COMMS_MAX;
 use crate::host::{self, NetDevice};
@@ -29,16 +29,35 @@ pub(crate) unsafe extern "C" fn get_properties<P: Describe>(
         if properties.is_null() {
             return Err(null("getProperties: properties"));
         }
-        let described = P::describe(host::get()?.device(device)?);
+        let host = host::get()?;
+        let device = host.device(device)?;
+        // SAFETY: NCCL promises that `properties` has room for the properties.
+        unsafe { properties.write(P::describe(device, device.ptr_support)) };
+        Ok(())
+    })
+}
+
+/// `getProperties` of collNet. Processors reduce, so the memory must be the host's. NCCL then has its
+/// kernels write GPU memory to host memory and read it from there.
+pub(crate) unsafe extern "C" fn get_properties_of_collnet<P: Describe>(
+    device: c_int,
+    properties: *mut P,
+) -> Code {
+    call(|| {
+        if properties.is_null() {
+            return Err(null("getProperties: properties"));
+        }
+        let described = P::describe(host::with_collnet()?.device(device)?, PTR_HOST);
         // SAFETY: NCCL promises that `properties` has room for the properties.
         unsafe { properties.write(described) };
         Ok(())
     })
 }
 
-/// Describes a device in the layout of one version of the interface.
+/// Describes a device in the layout of one version of the interface. `ptr_support` has the kinds of
+/// memory that NCCL may register.
 pub(crate) trait Describe {
-    fn describe(device: &NetDevice) -> Self;
+    fn describe(device: &NetDevice, ptr_support: c_int) -> Self;
 }
 
 /// The value of a field that not all versions have.
@@ -79,14 +98,14 @@ macro_rules! value {
 macro_rules! describe {
     ($($name:ident { $($field:ident)* })+) => { $(
         impl Describe for $name {
-            fn describe(device: &NetDevice) -> Self {
+            fn describe(device: &NetDevice, ptr_support: c_int) -> Self {
                 let speed = device.info.speed_mbps.unwrap_or(SPEED_MBPS);
                 let qps_max = device.info.qps_max.map_or(usize::MAX, |qps| qps as usize);
                 $name {
                     name: device.name.as_ptr(),
                     pci_path: device.pci_path.map_or(ptr::null(), |path| path.as_ptr()),
                     guid: device.guid,
-                    ptr_support: device.ptr_support,
+                    ptr_support,
                     speed: c_int::try_from(speed).unwrap_or(c_int::MAX),
                     port: device.info.card_port as c_int,
                     latency: 0.0,

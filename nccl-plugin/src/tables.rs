@@ -2,15 +2,23 @@
 
 use std::ffi::c_char;
 
-use crate::abi::{Net, TailV11, V6, V7, V8, V9, V10, V11, V12, Version};
+use crate::abi::{
+    Blocks, CollNet, CollNetVersion, FinalTail, Net, SgeV8, SgeV9, TailV11, V6, V7, V8, V9, V10,
+    V11, V12, Version,
+};
+use crate::collnet;
 use crate::connect::{
-    accept, accept_v6, close_listen, connect, connect_v6, connect_v10, connect_v11, finalize,
-    listen, listen_v11,
+    accept, accept_v6, close_listen, connect, connect_v6, connect_v10, connect_v11, listen,
+    listen_v11,
 };
 use crate::entry::{iflush, irecv, irecv_int, irecv_v10, isend, isend_int, isend_v10, test};
-use crate::host::{devices, init, init_v10, init_v11, set_net_attr};
+use crate::finalize::finalize;
+use crate::host::{
+    devices, devices_of_collnet, init, init_collnet, init_collnet_v11, init_v10, init_v11,
+    set_net_attr,
+};
 use crate::lifetime::{close_recv, close_send};
-use crate::properties::get_properties;
+use crate::properties::{get_properties, get_properties_of_collnet};
 use crate::register::{dereg_mr, reg_mr, reg_mr_dma_buf, reg_mr_int};
 
 /// Name of the network, as `NCCL_NET` selects it.
@@ -62,3 +70,53 @@ table!(ncclNetPlugin_v11: V11,
     init_v11, listen_v11, connect_v11, accept, reg_mr, isend_v10, irecv_v10, TAIL_V11);
 table!(ncclNetPlugin_v12: V12,
     init_v11, listen_v11, connect_v11, accept, reg_mr, isend_v10, irecv_v10, TAIL_V11);
+
+macro_rules! collnet_table {
+    (
+        $symbol:ident: $version:ident, $init:ident, $listen:ident, $reg_mr:ident, $iallreduce:ident,
+        $blocks:expr, $tail:expr
+    ) => {
+        /// The functions of collNet for this version of the interface.
+        #[unsafe(no_mangle)]
+        pub static $symbol: CollNet<$version> = CollNet {
+            name: NAME,
+            init: $init,
+            devices: devices_of_collnet,
+            get_properties: get_properties_of_collnet::<<$version as CollNetVersion>::Properties>,
+            listen: collnet::$listen,
+            connect: collnet::connect,
+            reduce_support: collnet::reduce_support,
+            reg_mr: collnet::$reg_mr,
+            reg_mr_dma_buf: collnet::reg_mr_dma_buf,
+            dereg_mr: collnet::dereg_mr,
+            iallreduce: collnet::$iallreduce,
+            blocks: $blocks,
+            iflush: collnet::iflush,
+            test: collnet::test,
+            close_coll: collnet::close_coll,
+            close_listen: collnet::close_listen,
+            tail: $tail,
+        };
+    };
+}
+
+const BLOCKS_V8: Blocks<SgeV8> =
+    Blocks { iallgather: collnet::iallgather, ireducescatter: collnet::ireducescatter };
+const BLOCKS_V9: Blocks<SgeV9> =
+    Blocks { iallgather: collnet::iallgather, ireducescatter: collnet::ireducescatter };
+const FINAL_TAIL: FinalTail = FinalTail { absent: None, finalize };
+
+collnet_table!(ncclCollNetPlugin_v6: V6,
+    init_collnet, listen, reg_mr_int, iallreduce_int, (), ());
+collnet_table!(ncclCollNetPlugin_v7: V7,
+    init_collnet, listen, reg_mr_int, iallreduce_int, (), ());
+collnet_table!(ncclCollNetPlugin_v8: V8,
+    init_collnet, listen, reg_mr, iallreduce_int, BLOCKS_V8, ());
+collnet_table!(ncclCollNetPlugin_v9: V9,
+    init_collnet, listen, reg_mr, iallreduce, BLOCKS_V9, None);
+collnet_table!(ncclCollNetPlugin_v10: V10,
+    init_collnet, listen, reg_mr, iallreduce, BLOCKS_V9, None);
+collnet_table!(ncclCollNetPlugin_v11: V11,
+    init_collnet_v11, listen_v11, reg_mr, iallreduce, BLOCKS_V9, FINAL_TAIL);
+collnet_table!(ncclCollNetPlugin_v12: V12,
+    init_collnet_v11, listen_v11, reg_mr, iallreduce, BLOCKS_V9, FINAL_TAIL);

@@ -2,6 +2,7 @@
 //! the software NIC.
 
 mod plugin {
+    mod collnet_proxy;
     mod connecting;
     mod lengths;
     mod misuse;

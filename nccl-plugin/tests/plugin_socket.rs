@@ -2,6 +2,7 @@
 //! TCP.
 
 mod plugin {
+    mod collnet_proxy;
     mod connecting;
     mod eager;
     mod late;

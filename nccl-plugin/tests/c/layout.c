@@ -1,5 +1,6 @@
-// Prints the sizes and offsets that a C compiler gives the structures of src/abi.rs.
-#include "net.h"
+// Prints the sizes and offsets that a C compiler gives the structures of src/abi.rs, in the order of the
+// test that compares them.
+#include "collnet.h"
 #include <stdio.h>
 
 #define SIZE(type) printf(#type " %zu\n", sizeof(type))
@@ -80,6 +81,36 @@ int main(void) {
   AT(socket_description_t, sock.fd);
   AT(socket_description_t, sock.op);
   AT(socket_description_t, sock.length);
+#endif
+  SIZE(collnet_t);
+  AT(collnet_t, name);
+  AT(collnet_t, init);
+  AT(collnet_t, devices);
+  AT(collnet_t, getProperties);
+  AT(collnet_t, listen);
+  AT(collnet_t, connect);
+  AT(collnet_t, reduceSupport);
+  AT(collnet_t, regMr);
+  AT(collnet_t, regMrDmaBuf);
+  AT(collnet_t, deregMr);
+  AT(collnet_t, iallreduce);
+  AT(collnet_t, iflush);
+  AT(collnet_t, test);
+  AT(collnet_t, closeColl);
+  AT(collnet_t, closeListen);
+#if API >= 8
+  AT(collnet_t, iallgather);
+  AT(collnet_t, ireducescatter);
+  SIZE(sge_t);
+  AT(sge_t, mhandle);
+  AT(sge_t, address);
+  AT(sge_t, size);
+#endif
+#if API >= 9
+  AT(collnet_t, makeVDevice);
+#endif
+#if API >= 11
+  AT(collnet_t, finalize);
 #endif
   return 0;
 }

@@ -2,6 +2,7 @@
 //! shared library by its name, in two processes, and makes the calls of NCCL. The RDMA devices are those
 //! of the null libibverbs, `tests/null-verbs`, with both ends in one process.
 
+mod collnet;
 mod gpu_log;
 
 use std::env;
@@ -111,6 +112,7 @@ macro_rules! fields {
         $lines.push(format!("{}.{field} {}", $name, offset_of!($type, $field)));
     )* };
 }
+pub(crate) use fields;
 
 /// Lists our layout of a version, in the format of `layout.c`.
 macro_rules! layout {
@@ -187,6 +189,7 @@ fn layouts_are_those_of_a_c_compiler() {
         if version >= 10 {
             ours.extend(beside_the_table());
         }
+        ours.extend(collnet::layout(version));
         let output = Command::new(compile("layout", version)).output().unwrap();
         let theirs = String::from_utf8(output.stdout).unwrap();
         assert_eq!(theirs.lines().collect::<Vec<_>>(), ours, "version {version}");

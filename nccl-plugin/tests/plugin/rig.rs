@@ -34,8 +34,13 @@ pub(crate) fn init() -> *mut c_void {
             // meanwhile.
             unsafe { shell::forget_settings() };
         }
-        let rules =
-            [("INVAR_TRANSPORT", TRANSPORT), ("NCCL_SOCKET_IFNAME", "lo"), ("INVAR_SYSFS", &own)];
+        let rules = [
+            ("INVAR_TRANSPORT", TRANSPORT),
+            ("NCCL_SOCKET_IFNAME", "lo"),
+            ("NCCL_COLLNET_ENABLE", "1"),
+            ("NCCL_SHM_DISABLE", "1"),
+            ("INVAR_SYSFS", &own),
+        ];
         // A test with a process of its own may have its own settings.
         for (name, value) in rules.into_iter().filter(|(name, _)| std::env::var_os(name).is_none())
         {

@@ -61,7 +61,13 @@ const DOORS: [(&str, &[(&str, &str)]); 9] = [
     ),
     (
         "os-linux/src/rendezvous/hub.rs",
-        &[("tests/tests/strangers.rs", "a_rendezvous_keeps_strangers_off")],
+        &[
+            ("tests/tests/strangers.rs", "a_rendezvous_keeps_strangers_off"),
+            (
+                "nccl-plugin/tests/plugin/strangers.rs",
+                "a_listening_comm_of_collnet_keeps_strangers_off",
+            ),
+        ],
     ),
     (
         "cli/src/perf/server.rs",

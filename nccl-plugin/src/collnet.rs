@@ -1,0 +1,19 @@
+//! collNet: NCCL's CollNet algorithms over a network without a switch that reduces. The processors of the
+//! hosts reduce, by a [`Communicator`](invar::Communicator).
+//!
+//! - `setup` makes listening comms and collective comms. Each listening comm has the listener of a hub;
+//!   the hub of rank 0 is the one at which the ranks meet, so rank 0's handle is their unique id.
+//! - `comm` has the collective comms, their registrations and their requests.
+//! - `window` turns a window of blocks into collectives.
+//! - `entry` has the calls of the function table.
+
+mod comm;
+mod entry;
+mod setup;
+mod window;
+
+pub(crate) use entry::{
+    dereg_mr, iallgather, iallreduce, iallreduce_int, iflush, ireducescatter, reduce_support,
+    reg_mr, reg_mr_dma_buf, reg_mr_int, test,
+};
+pub(crate) use setup::{abandon, close_coll, close_listen, connect, listen, listen_v11};

@@ -1,0 +1,421 @@
+//! The calls of collNet's function table on a collective comm.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::slice;
+
+use invar::communicator::{Operation, RawCollective};
+use invar::{DataType, RedOp};
+
+use super::comm::{self, CollComm, check_registered};
+use super::window::{Bounce, Elements, Window};
+use crate::abi::{Code, PTR_HOST, Sge};
+use crate::outcome::{Failed, Outcome, call, misused, null};
+use crate::registry::Number;
+
+/// `reduceSupport`: whether processors reduce this type. NCCL does not use collNet for other types.
+pub(crate) unsafe extern "C" fn reduce_support(
+    data_type: c_int,
+    redop: c_int,
+    supported: *mut c_int,
+) -> Code {
+    call(|| {
+        if supported.is_null() {
+            return Err(null("reduceSupport: answer"));
+        }
+        let is_supported = data_type_of(data_type).is_some() && redop_of(redop).is_some();
+        // SAFETY: NCCL promises room for the answer.
+        unsafe { supported.write(c_int::from(is_supported)) };
+        Ok(())
+    })
+}
+
+/// Returns the type with NCCL's code.
+fn data_type_of(code: c_int) -> Option<DataType> {
+    usize::try_from(code).ok().and_then(|code| DataType::ALL.get(code).copied())
+}
+
+/// Returns the reduction with NCCL's code.
+fn redop_of(code: c_int) -> Option<RedOp> {
+    usize::try_from(code).ok().and_then(|code| RedOp::ALL.get(code).copied())
+}
+
+/// Returns type and reduction, or logs that `reduceSupport` says no.
+fn reduction(function: &str, data_type: c_int, redop: c_int) -> Result<(DataType, RedOp), Failed> {
+    data_type_of(data_type).zip(redop_of(redop)).ok_or_else(|| {
+        misused(format_args!(
+            "{function}: reduction {redop} of type {data_type}, which reduceSupport does not support"
+        ))
+    })
+}
+
+/// `regMr` before v8.
+pub(crate) unsafe extern "C" fn reg_mr_int(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: c_int,
+    kind: c_int,
+    mhandle: *mut *mut c_void,
+) -> Code {
+    call(|| {
+        let size =
+            usize::try_from(size).map_err(|_| misused(format_args!("regMr of {size} bytes")))?;
+        // SAFETY: The caller upholds this function's safety contract.
+        unsafe { register(comm, data, size, kind, mhandle) }
+    })
+}
+
+/// `regMr` since v8.
+pub(crate) unsafe extern "C" fn reg_mr(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
+    mhandle: *mut *mut c_void,
+) -> Code {
+    // SAFETY: The caller upholds this function's safety contract.
+    call(|| unsafe { register(comm, data, size, kind, mhandle) })
+}
+
+/// `regMrDmaBuf`. NCCL calls it for GPU memory alone, and `getProperties` offers none.
+pub(crate) unsafe extern "C" fn reg_mr_dma_buf(
+    comm: *mut c_void,
+    _data: *mut c_void,
+    _size: usize,
+    _kind: c_int,
+    _offset: u64,
+    _fd: c_int,
+    _mhandle: *mut *mut c_void,
+) -> Code {
+    call(|| {
+        CollComm::find("regMrDmaBuf", comm)?;
+        Err(misused("regMrDmaBuf: collNet takes host memory alone, since processors reduce"))
+    })
+}
+
+/// # Safety
+/// The caller upholds NCCL's contract of `regMr`.
+unsafe fn register(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
+    mhandle: *mut *mut c_void,
+) -> Outcome {
+    if mhandle.is_null() {
+        return Err(null("regMr: registration"));
+    }
+    if data.is_null() {
+        return Err(null("regMr: memory"));
+    }
+    if kind != PTR_HOST {
+        return Err(misused(format_args!(
+            "regMr of memory of type {kind}: collNet takes host memory ({PTR_HOST}) alone, since \
+             processors reduce"
+        )));
+    }
+    let registered = comm::register(comm, data.addr(), size)?;
+    // SAFETY: NCCL promises that `mhandle` has room for a registration.
+    unsafe { mhandle.write(registered.to_ptr()) };
+    Ok(())
+}
+
+/// `deregMr`. A null registration, which no `regMr` returns, succeeds as in NCCL.
+pub(crate) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void) -> Code {
+    call(|| match mhandle.is_null() {
+        true => CollComm::find("deregMr", comm).map(drop),
+        false => comm::deregister(comm, mhandle),
+    })
+}
+
+/// `iallreduce` before v9.
+pub(crate) unsafe extern "C" fn iallreduce_int(
+    comm: *mut c_void,
+    input: *mut c_void,
+    output: *mut c_void,
+    count: c_int,
+    data_type: c_int,
+    redop: c_int,
+    input_mr: *mut c_void,
+    output_mr: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    let Ok(count) = usize::try_from(count) else {
+        return call(|| Err(misused(format_args!("iallreduce of {count} elements"))));
+    };
+    // SAFETY: The caller upholds this function's safety contract.
+    unsafe {
+        iallreduce(comm, input, output, count, data_type, redop, input_mr, output_mr, request)
+    }
+}
+
+/// `iallreduce` since v9.
+pub(crate) unsafe extern "C" fn iallreduce(
+    comm: *mut c_void,
+    input: *mut c_void,
+    output: *mut c_void,
+    count: usize,
+    data_type: c_int,
+    redop: c_int,
+    input_mr: *mut c_void,
+    output_mr: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    call(|| {
+        // SAFETY: The caller upholds NCCL's contract of a collective.
+        let start = unsafe { Start::new("iallreduce", comm, request) }?;
+        let (data_type, redop) = reduction(start.function, data_type, redop)?;
+        let bytes = bytes_of(start.function, count, data_type)?;
+        start.check("the input", input_mr, input, bytes)?;
+        start.check("the output", output_mr, output, bytes)?;
+        if input != output {
+            start.check_apart((input, bytes), (output, bytes))?;
+        }
+        let all = RawCollective {
+            operation: Operation::AllReduce,
+            count,
+            data_type,
+            redop: Some(redop),
+            input: input.cast_const().cast(),
+            output: output.cast(),
+        };
+        // SAFETY: NCCL keeps the memory until the request is done, and this function has checked the
+        // rest.
+        unsafe { start.with(&[all], bytes, None) }
+    })
+}
+
+/// `iallgather`, since v8.
+pub(crate) unsafe extern "C" fn iallgather<S: Sge>(
+    comm: *mut c_void,
+    own: *mut c_void,
+    nparts: c_int,
+    parts: *mut S,
+    block: usize,
+    offset: usize,
+    len: usize,
+    own_mr: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    call(|| {
+        // SAFETY: The caller upholds NCCL's contract of a collective.
+        let start = unsafe { Start::new("iallgather", comm, request) }?;
+        let (rank, nranks) = start.comm.rank();
+        let window = Window { block, offset, len };
+        window.check(start.function, nranks, 1)?;
+        // SAFETY: NCCL promises the parts.
+        let parts = unsafe { start.parts(nparts, parts, len) }?;
+        let piece = window.piece(rank);
+        start.check("this rank's bytes", own_mr, own, piece.len())?;
+        let (mut bounce, all) = match parts[..] {
+            [] => (None, ptr::null_mut()),
+            [(one, _)] => (None, one.cast::<u8>()),
+            _ => {
+                let mut bounce = Bounce::scattering(&parts, len)?;
+                let all = bounce.start();
+                (Some(bounce), all)
+            }
+        };
+        if own.cast() != all.wrapping_add(piece.start) {
+            start.check_apart((own, piece.len()), (all.cast(), len))?;
+        }
+        let collectives = window.gather((rank, nranks), own.cast_const().cast(), all);
+        // SAFETY: NCCL keeps the memory until the request is done, and this function has checked the
+        // rest.
+        unsafe { start.with(&collectives, len, bounce.take()) }
+    })
+}
+
+/// `ireducescatter`, since v8.
+pub(crate) unsafe extern "C" fn ireducescatter<S: Sge>(
+    comm: *mut c_void,
+    nparts: c_int,
+    parts: *mut S,
+    own: *mut c_void,
+    block: usize,
+    offset: usize,
+    len: usize,
+    data_type: c_int,
+    redop: c_int,
+    own_mr: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    call(|| {
+        // SAFETY: The caller upholds NCCL's contract of a collective.
+        let start = unsafe { Start::new("ireducescatter", comm, request) }?;
+        let (rank, nranks) = start.comm.rank();
+        let (data_type, redop) = reduction(start.function, data_type, redop)?;
+        let window = Window { block, offset, len };
+        window.check(start.function, nranks, data_type.bytes())?;
+        // SAFETY: NCCL promises the parts.
+        let parts = unsafe { start.parts(nparts, parts, len) }?;
+        let piece = window.piece(rank);
+        start.check("this rank's bytes", own_mr, own, piece.len())?;
+        let (mut bounce, all) = match parts[..] {
+            [] => (None, ptr::null_mut()),
+            [(one, _)] => (None, one.cast::<u8>()),
+            _ => {
+                // SAFETY: `parts` has checked that the parts are registered.
+                let mut bounce = unsafe { Bounce::gathering(&parts, len) }?;
+                let all = bounce.start();
+                (Some(bounce), all)
+            }
+        };
+        if own.cast() != all.wrapping_add(piece.start) {
+            start.check_apart((own, piece.len()), (all.cast(), len))?;
+        }
+        let elements = Elements { data_type, redop: Some(redop) };
+        let collectives = window.scatter((rank, nranks), elements, all.cast_const(), own.cast());
+        // SAFETY: NCCL keeps the memory until the request is done, and this function has checked the
+        // rest.
+        unsafe { start.with(&collectives, piece.len(), bounce.take()) }
+    })
+}
+
+/// `iflush`. Host memory needs none, so the request is null.
+pub(crate) unsafe extern "C" fn iflush(
+    comm: *mut c_void,
+    _data: *mut c_void,
+    _size: c_int,
+    _mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> Code {
+    // SAFETY: The caller upholds NCCL's contract of `iflush`.
+    call(|| unsafe { Start::new("iflush", comm, request) }.map(drop))
+}
+
+/// `test`.
+pub(crate) unsafe extern "C" fn test(
+    request: *mut c_void,
+    done: *mut c_int,
+    size: *mut c_int,
+) -> Code {
+    call(|| {
+        if done.is_null() {
+            return Err(null("test: done"));
+        }
+        // SAFETY: NCCL promises room for the flag.
+        unsafe { done.write(0) };
+        let Some(bytes) = comm::test(request)? else { return Ok(()) };
+        // SAFETY: NCCL promises room for the flag, and for a size unless it is null.
+        unsafe {
+            done.write(1);
+            if !size.is_null() {
+                // The interface has no room for more, and NCCL only logs the size.
+                size.write(c_int::try_from(bytes).unwrap_or(c_int::MAX));
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A call that is to start a collective.
+struct Start {
+    function: &'static str,
+    number: Number,
+    comm: std::sync::Arc<CollComm>,
+    request: *mut *mut c_void,
+}
+
+impl Start {
+    /// Finds the comm, and writes a null request.
+    ///
+    /// # Safety
+    /// `request` is null or has room for a request.
+    unsafe fn new(
+        function: &'static str,
+        comm: *mut c_void,
+        request: *mut *mut c_void,
+    ) -> Result<Self, Failed> {
+        if request.is_null() {
+            return Err(null(&format!("{function}: request")));
+        }
+        // SAFETY: The caller promises room for a request.
+        unsafe { request.write(ptr::null_mut()) };
+        let (number, comm) = CollComm::find(function, comm)?;
+        Ok(Start { function, number, comm, request })
+    }
+
+    /// Checks that memory is registered.
+    fn check(&self, what: &str, mhandle: *mut c_void, at: *mut c_void, len: usize) -> Outcome {
+        let Start { function, number, .. } = self;
+        check_registered((function, what), *number, mhandle, at, len)
+    }
+
+    /// Checks that two ranges share no byte.
+    fn check_apart(&self, a: (*mut c_void, usize), b: (*mut c_void, usize)) -> Outcome {
+        let end = |(at, len): (*mut c_void, usize)| at.addr().saturating_add(len);
+        if a.1 == 0 || b.1 == 0 || end(a) <= b.0.addr() || end(b) <= a.0.addr() {
+            return Ok(());
+        }
+        Err(misused(format_args!(
+            "{}: {} bytes at {:p} and {} bytes at {:p} overlap, and it is not in place",
+            self.function, a.1, a.0, b.1, b.0
+        )))
+    }
+
+    /// Returns the parts of a window of `len` bytes that are not empty, and checks that they are
+    /// registered.
+    ///
+    /// # Safety
+    /// `parts` is null or has `nparts` entries.
+    unsafe fn parts<S: Sge>(
+        &self,
+        nparts: c_int,
+        parts: *mut S,
+        len: usize,
+    ) -> Result<Vec<(*mut c_void, usize)>, Failed> {
+        let function = self.function;
+        let count = usize::try_from(nparts)
+            .map_err(|_| misused(format_args!("{function}: {nparts} parts of a window")))?;
+        if parts.is_null() && count > 0 {
+            return Err(null(&format!("{function}: parts")));
+        }
+        // SAFETY: The caller promises the entries, and an empty slice needs none.
+        let parts = match count {
+            0 => &[],
+            _ => unsafe { slice::from_raw_parts(parts, count) },
+        };
+        let (mut all, mut found) = (0_usize, Vec::new());
+        for part in parts {
+            let (mhandle, at, size) = part.parts();
+            self.check("a part of the window", mhandle, at, size)?;
+            all = all.saturating_add(size);
+            if size > 0 {
+                found.push((at, size));
+            }
+        }
+        match all == len {
+            true => Ok(found),
+            false => Err(misused(format_args!(
+                "{function}: the parts of a window of {len} bytes have {all} bytes"
+            ))),
+        }
+    }
+
+    /// Starts the collectives and writes their request, or leaves it null if too many are in progress.
+    ///
+    /// # Safety
+    /// The caller makes the promises of [`CollComm::start`].
+    unsafe fn with(
+        self,
+        collectives: &[RawCollective],
+        bytes: usize,
+        bounce: Option<Bounce>,
+    ) -> Outcome {
+        let Start { number, comm, request, .. } = self;
+        // SAFETY: The caller has promised what `start` demands.
+        if let Some(started) = unsafe { comm.start(number, collectives, bytes, bounce) }? {
+            // SAFETY: `new` has written to the same place.
+            unsafe { request.write(started.to_ptr()) };
+        }
+        Ok(())
+    }
+}
+
+/// Returns the bytes of some elements.
+fn bytes_of(function: &str, count: usize, data_type: DataType) -> Result<usize, Failed> {
+    count.checked_mul(data_type.bytes()).filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(
+        || misused(format_args!("{function} of {count} elements of type {data_type}: too many")),
+    )
+}

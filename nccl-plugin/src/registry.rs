@@ -1,0 +1,94 @@
+//! Numbers by which NCCL holds objects that no fast path looks up.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Lowest bit of the kind of object in a number. The numbers below are handles of comms.
+const KIND_SHIFT: u32 = 48;
+
+/// NCCL's name of an object. A number is never reused, and it is never the handle of a comm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Number(u64);
+
+impl Number {
+    /// Makes the number that C holds as a pointer.
+    pub(crate) fn from_ptr(number: *mut c_void) -> Self {
+        Number(number.addr() as u64)
+    }
+
+    /// Makes the pointer as which C holds the number.
+    pub(crate) fn to_ptr(self) -> *mut c_void {
+        ptr::without_provenance_mut(self.0 as usize)
+    }
+
+    /// Makes the number that [`bits`](Self::bits) returned.
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        Number(bits)
+    }
+
+    /// Returns the number as an integer.
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+}
+
+/// A table of objects of one kind by number, behind a lock.
+pub(crate) struct Registry<T>(Mutex<Entries<T>>);
+
+struct Entries<T> {
+    entries: BTreeMap<Number, Arc<T>>,
+    next: Number,
+}
+
+impl<T> Registry<T> {
+    /// Creates an empty table. `kind` is at least 1; each kind of object has its own, so a number of
+    /// one kind names nothing of another.
+    pub(crate) const fn new(kind: u64) -> Self {
+        let next = Number(kind << KIND_SHIFT);
+        Registry(Mutex::new(Entries { entries: BTreeMap::new(), next }))
+    }
+
+    /// Adds an object and returns its number.
+    pub(crate) fn put(&self, entry: Arc<T>) -> Number {
+        let mut entries = self.lock();
+        let number = entries.next;
+        entries.next.0 += 1;
+        entries.entries.insert(number, entry);
+        number
+    }
+
+    /// Returns the object with a number.
+    pub(crate) fn get(&self, number: Number) -> Option<Arc<T>> {
+        self.lock().entries.get(&number).cloned()
+    }
+
+    /// Removes an object and returns it.
+    pub(crate) fn remove(&self, number: Number) -> Option<Arc<T>> {
+        self.lock().entries.remove(&number)
+    }
+
+    /// Removes all objects for which `is_out` holds.
+    pub(crate) fn remove_all(&self, is_out: impl Fn(&T) -> bool) {
+        let mut out = Vec::new();
+        self.lock().entries.retain(|_, entry| {
+            let stays = !is_out(entry);
+            if !stays {
+                out.push(Arc::clone(entry));
+            }
+            stays
+        });
+        // An object may take its time to end, so it ends without the lock.
+        drop(out);
+    }
+
+    /// Removes all objects.
+    pub(crate) fn clear(&self) {
+        self.remove_all(|_| true);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Entries<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
