@@ -2,6 +2,7 @@
 
 mod callgrind;
 mod coll;
+mod collnet;
 mod instructions;
 pub(crate) mod plot;
 mod plugin;
@@ -54,6 +55,8 @@ enum Group {
     Socket,
     /// All-reduce beside Open MPI's in the same minute. Open MPI must be installed.
     Coll,
+    /// The plugin's collNet beside `invar coll`, and beside messages through the plugin in a ring.
+    Collnet,
 }
 
 impl Args {
@@ -83,6 +86,7 @@ pub(crate) fn run(shell: &Shell, args: &Args) -> Result<()> {
                 Group::SoftNic => soft_nic::run(shell, args)?,
                 Group::Socket => socket::run(shell, args)?,
                 Group::Coll => coll::run(shell, args)?,
+                Group::Collnet => collnet::run(shell, args)?,
             });
         }
     }
@@ -101,6 +105,7 @@ impl Group {
             Group::SoftNic => soft_nic::cases(),
             Group::Socket => socket::LINKS.iter().map(|link| link.name).collect(),
             Group::Coll => coll::cases(),
+            Group::Collnet => collnet::cases(),
         }
     }
 }

@@ -19,7 +19,7 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
 /// An odd number, so that one run is the median.
-const RUNS: usize = 5;
+pub(super) const RUNS: usize = 5;
 
 /// Where Invar has to be faster, its time may be at most this share of Open MPI's time.
 const BETTER: f64 = 1.0 / 1.3;
@@ -27,7 +27,7 @@ const BETTER: f64 = 1.0 / 1.3;
 const SHORTEST_US: f64 = 2.0;
 
 /// The sizes that one start of the programs measures.
-struct Sizes {
+pub(super) struct Sizes {
     begin: u64,
     end: u64,
     factor: u64,
@@ -35,7 +35,7 @@ struct Sizes {
     iterations: u32,
 }
 
-const SIZES: [Sizes; 3] = [
+pub(super) const SIZES: [Sizes; 3] = [
     Sizes { begin: 8, end: 32 * KIB, factor: 8, warmup: 200, iterations: 2000 },
     Sizes { begin: 256 * KIB, end: MIB, factor: 4, warmup: 20, iterations: 100 },
     Sizes { begin: 4 * MIB, end: 64 * MIB, factor: 4, warmup: 2, iterations: 8 },
@@ -212,7 +212,7 @@ impl Case {
         let mut theirs = vec![Vec::new(); all.len()];
         let mut bare = vec![Vec::new(); all.len()];
         for _ in 0..RUNS {
-            let times = self.invar(shell, target_dir, sizes).context("invar coll all_reduce")?;
+            let times = invar(shell, target_dir, self.ranks, self.env, sizes)?;
             ours.iter_mut().zip(times).for_each(|(ours, time)| ours.push(time));
             let times = self.open_mpi(shell, &others.mpi, sizes).context("Open MPI")?;
             theirs.iter_mut().zip(times).for_each(|(theirs, time)| theirs.push(time));
@@ -257,34 +257,7 @@ impl Case {
 
     /// The bus bandwidth in GB/s, as nccl-tests counts it: at least so much goes over each rank's link.
     fn busbw(&self, bytes: u64, us: f64) -> f64 {
-        self.bus_bytes(bytes) / us / 1e3
-    }
-
-    fn bus_bytes(&self, bytes: u64) -> f64 {
-        let ranks = f64::from(self.ranks);
-        bytes as f64 * 2.0 * (ranks - 1.0) / ranks
-    }
-
-    /// Runs `invar coll`. Returns µs for each size.
-    fn invar(&self, shell: &Shell, target_dir: &Path, sizes: &Sizes) -> Result<Vec<f64>> {
-        let json = target_dir.join("coll.json");
-        let line = format!(
-            "coll all_reduce --ranks {} -b {} -e {} -f {} -w {} -n {} --json",
-            self.ranks, sizes.begin, sizes.end, sizes.factor, sizes.warmup, sizes.iterations
-        );
-        let mut coll = shell.program(&target_dir.join("release/invar"));
-        coll.args(line.split_whitespace()).arg(&json).envs(self.env.iter().copied());
-        shell.capture(coll)?;
-        let report: Value = serde_json::from_str(&fs::read_to_string(&json)?)?;
-        let rows = report["rows"].as_array().context("no rows")?;
-        ensure!(rows.len() == sizes.all().len(), "{} rows in the report", rows.len());
-        let times = rows.iter().zip(sizes.all()).map(|(row, bytes)| {
-            ensure!(row["wrong"] == 0, "wrong elements: {}", row["wrong"]);
-            ensure!(row["count"] == bytes / 4, "a row of {}, not of {bytes} bytes", row["count"]);
-            let busbw = row["busbw_gbytes_per_s"].as_f64().context("no busbw")?;
-            Ok(self.bus_bytes(bytes) / busbw / 1e3)
-        });
-        times.collect()
+        bus_bytes(self.ranks, bytes) / us / 1e3
     }
 
     /// Runs the Open MPI program. Returns µs for each size.
@@ -306,26 +279,66 @@ impl Case {
     }
 }
 
+/// Runs `invar coll all_reduce` with variables that choose the transport. Returns µs for each size.
+pub(super) fn invar(
+    shell: &Shell,
+    target_dir: &Path,
+    ranks: u32,
+    env: &[(&str, &str)],
+    sizes: &Sizes,
+) -> Result<Vec<f64>> {
+    let json = target_dir.join("coll.json");
+    let line = format!(
+        "coll all_reduce --ranks {ranks} -b {} -e {} -f {} -w {} -n {} --json",
+        sizes.begin, sizes.end, sizes.factor, sizes.warmup, sizes.iterations
+    );
+    let mut coll = shell.program(&target_dir.join("release/invar"));
+    coll.args(line.split_whitespace()).arg(&json).envs(env.iter().copied());
+    shell.capture(coll).context("invar coll all_reduce")?;
+    let report: Value = serde_json::from_str(&fs::read_to_string(&json)?)?;
+    let rows = report["rows"].as_array().context("no rows")?;
+    ensure!(rows.len() == sizes.all().len(), "{} rows in the report", rows.len());
+    let times = rows.iter().zip(sizes.all()).map(|(row, bytes)| {
+        ensure!(row["wrong"] == 0, "wrong elements: {}", row["wrong"]);
+        ensure!(row["count"] == bytes / 4, "a row of {}, not of {bytes} bytes", row["count"]);
+        let busbw = row["busbw_gbytes_per_s"].as_f64().context("no busbw")?;
+        Ok(bus_bytes(ranks, bytes) / busbw / 1e3)
+    });
+    times.collect()
+}
+
+/// The least number of bytes that go over each rank's link (nccl-tests, PERFORMANCE.md).
+fn bus_bytes(ranks: u32, bytes: u64) -> f64 {
+    let ranks = f64::from(ranks);
+    bytes as f64 * 2.0 * (ranks - 1.0) / ranks
+}
+
 impl Sizes {
     /// All sizes, in bytes.
-    fn all(&self) -> Vec<u64> {
+    pub(super) fn all(&self) -> Vec<u64> {
         let next = |bytes: &u64| Some(bytes * self.factor).filter(|bytes| *bytes <= self.end);
         std::iter::successors(Some(self.begin), next).collect()
     }
 
     /// The arguments by which the other programs learn the sizes.
-    fn args(&self) -> [String; 5] {
+    pub(super) fn args(&self) -> [String; 5] {
         let Sizes { begin, end, factor, warmup, iterations } = self;
         [*begin, *end, *factor, u64::from(*warmup), u64::from(*iterations)].map(|n| n.to_string())
     }
 
     /// Parses the lines "bytes µs" that the other programs print. Returns µs for each size.
     fn times(&self, output: &str) -> Result<Vec<f64>> {
+        Ok(self.columns::<1>(output)?.into_iter().map(|[time]| time).collect())
+    }
+
+    /// Parses lines of bytes and `N` times. Returns the times for each size.
+    pub(super) fn columns<const N: usize>(&self, output: &str) -> Result<Vec<[f64; N]>> {
         let times = self.all().into_iter().map(|bytes| {
             let prefix = format!("{bytes} ");
-            let time = output.lines().find_map(|line| line.strip_prefix(&prefix));
-            let time = time.with_context(|| format!("no line for {bytes} bytes in:\n{output}"))?;
-            Ok(time.trim().parse()?)
+            let line = output.lines().find_map(|line| line.strip_prefix(&prefix));
+            let line = line.with_context(|| format!("no line for {bytes} bytes in:\n{output}"))?;
+            let times = line.split_whitespace().map(str::parse).collect::<Result<Vec<f64>, _>>()?;
+            times.try_into().ok().with_context(|| format!("not {N} times for {bytes} bytes"))
         });
         times.collect()
     }

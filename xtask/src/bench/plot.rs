@@ -47,6 +47,12 @@ pub(super) const COLL: Figure = Figure {
     axis: "ratio (less is better)",
     style: Style::Lines,
 };
+pub(super) const COLLNET: Figure = Figure {
+    name: "collnet",
+    title: "All-reduce of collNet: its time divided by that of others",
+    axis: "ratio (less is better)",
+    style: Style::Lines,
+};
 pub(super) const PROTOCOL: Figure = Figure {
     name: "protocol",
     title: "Instructions of the protocol for an operation, both ends",
