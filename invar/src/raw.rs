@@ -23,6 +23,7 @@ mod peer;
 mod socket;
 
 pub use crate::device::{Keys, deregister, register, register_gpu};
+pub use crate::staged::host_copy::{HostCopy, gpu_of};
 pub(crate) use adapter::{Adapter, Attempt, Listen, Registration, adapt};
 pub use end::{CLOSE_MAX, Carrier, End, RecvEnd, SendEnd};
 pub use keeper::{Care, Keeper, Keeping, Tend, call};

@@ -5,6 +5,7 @@
 //! connection carry them. A comm has one [`Staged`], which takes no memory before the first such message.
 
 mod budget;
+pub(crate) mod host_copy;
 mod lookalike;
 mod wire;
 

@@ -4,6 +4,9 @@
 //! Each rank is a process. For each size a line has the bytes, and µs of an all-reduce by collNet and by
 //! the ring. `cargo xtask bench collnet` runs this program.
 
+#![allow(clippy::print_stdout, reason = "a command line tool")]
+
+use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::mem;
 use std::ptr;
@@ -34,10 +37,13 @@ static NET: &Net<V12> = &ncclNetPlugin_v12;
 struct Shared {
     arrived: AtomicI32,
     round: AtomicI32,
-    handles: [[u8; HANDLE_BYTES]; RANKS_MAX],
+    handles: [UnsafeCell<[u8; HANDLE_BYTES]>; RANKS_MAX],
     /// Each rank's time in nanoseconds.
     time_ns: [AtomicU64; RANKS_MAX],
 }
+
+// SAFETY: Each rank writes its own handle, between two barriers of all readers.
+unsafe impl Sync for Shared {}
 
 fn main() {
     let numbers = std::env::args().skip(1).map(|number| number.parse().expect("a number"));
@@ -116,11 +122,12 @@ impl Rank {
 
     /// Tells all ranks this rank's handle, and returns the handles of all.
     fn exchange(self, handle: &[u8; HANDLE_BYTES]) -> [[u8; HANDLE_BYTES]; RANKS_MAX] {
-        let place = self.shared.handles[self.rank].as_ptr().cast_mut();
+        let handles = &self.shared.handles;
         // SAFETY: Only this rank writes its handle, and no rank reads it before the barrier.
-        unsafe { ptr::copy_nonoverlapping(handle.as_ptr(), place, HANDLE_BYTES) };
+        unsafe { handles[self.rank].get().write(*handle) };
         self.barrier();
-        let all = self.shared.handles;
+        // SAFETY: All ranks have written their handles, and none does again before the barrier below.
+        let all = handles.each_ref().map(|handle| unsafe { *handle.get() });
         self.barrier();
         all
     }
@@ -315,7 +322,7 @@ impl Ring {
     fn slices(&self, count: usize, behind: usize) -> (Vec<Slice>, usize) {
         let (n, rank) = (self.rank.nranks, self.rank.rank);
         let chunk = count.div_ceil(n).min(CHUNK_BYTES / 4);
-        let slice = chunk.min(SLICE_BYTES / 4).max(1);
+        let slice = chunk.clamp(1, SLICE_BYTES / 4);
         let per_chunk = chunk.div_ceil(slice).max(1);
         let mut slices = Vec::new();
         for start in (0..count).step_by((n * chunk).max(1)) {

@@ -69,8 +69,9 @@ impl<T> Registry<T> {
         self.lock().entries.remove(&number)
     }
 
-    /// Removes all objects for which `is_out` holds.
-    pub(crate) fn remove_all(&self, is_out: impl Fn(&T) -> bool) {
+    /// Removes all objects for which `is_out` holds, and returns them. An object may take its time to end,
+    /// so it does without the lock.
+    pub(crate) fn take_all(&self, is_out: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let mut out = Vec::new();
         self.lock().entries.retain(|_, entry| {
             let stays = !is_out(entry);
@@ -79,13 +80,12 @@ impl<T> Registry<T> {
             }
             stays
         });
-        // An object may take its time to end, so it ends without the lock.
-        drop(out);
+        out
     }
 
     /// Removes all objects.
     pub(crate) fn clear(&self) {
-        self.remove_all(|_| true);
+        drop(self.take_all(|_| true));
     }
 
     fn lock(&self) -> MutexGuard<'_, Entries<T>> {

@@ -59,6 +59,13 @@ impl Budget {
     }
 }
 
+impl Share<'static> {
+    /// Takes `bytes` of the process' budget. Returns `None` if too few are left.
+    pub(super) fn of_process(bytes_max: u64, bytes: u64) -> Option<Self> {
+        PINNED.take(bytes_max, bytes, 1).ok()
+    }
+}
+
 impl Share<'_> {
     pub(super) fn slots(&self) -> usize {
         self.slots as usize

@@ -1,14 +1,17 @@
-//! Collective comms, their registrations, and their requests.
+//! Collective comms.
 
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use invar::communicator::{Posted, RawCollective};
-use invar::{Communicator, Hub};
+use invar::communicator::RawCollective;
+use invar::{Communicator, Hub, Settings};
 
+use super::memory::{self, MemoryRange};
+use super::request::CollRequest;
+use super::staging::{self, HostCopies};
 use super::window::Bounce;
-use crate::abi::Code;
 use crate::outcome::{Failed, Outcome, failed, misused};
 use crate::registry::{Number, Registry};
 
@@ -18,42 +21,26 @@ const REQUESTS_MAX: usize = 64;
 
 static COMMS: Registry<CollComm> = Registry::new(4);
 static REQUESTS: Registry<CollRequest> = Registry::new(5);
-static REGISTRATIONS: Registry<Registered> = Registry::new(6);
 
 /// A collective comm.
 pub(super) struct CollComm {
     communicator: Communicator,
     /// The hub, on rank 0. The ranks tell each other there that they are done, so it ends last.
     hub: Option<Hub>,
+    copies: HostCopies,
     /// Number of requests that are not done.
-    pending: Arc<AtomicUsize>,
-}
-
-/// Registered memory. Processors reduce, so a registration only says which memory is meant.
-struct Registered {
-    comm: Number,
-    first: usize,
-    len: usize,
-}
-
-/// A collective in progress.
-struct CollRequest {
-    comm: Number,
-    posted: Posted,
-    /// Length of the output in bytes.
-    bytes: usize,
-    /// Memory in the place of a window that consists of several parts.
-    bounce: Option<Bounce>,
-    /// The code of the collective, once it has failed.
-    failed: Mutex<Option<Code>>,
-    pending: Arc<AtomicUsize>,
+    pending: AtomicUsize,
+    /// Requests that have not started, because input of theirs or of an earlier one is still on its way
+    /// from a GPU. All ranks start their collectives in one order.
+    waiting: Mutex<VecDeque<Arc<CollRequest>>>,
 }
 
 impl CollComm {
     /// Stores a comm and returns its number.
-    pub(super) fn put(communicator: Communicator, hub: Option<Hub>) -> Number {
-        let pending = Arc::default();
-        COMMS.put(Arc::new(CollComm { communicator, hub, pending }))
+    pub(super) fn put(communicator: Communicator, hub: Option<Hub>, settings: Settings) -> Number {
+        let (copies, pending) = (HostCopies::new(settings), AtomicUsize::new(0));
+        let waiting = Mutex::default();
+        COMMS.put(Arc::new(CollComm { communicator, hub, copies, pending, waiting }))
     }
 
     /// Finds a comm by NCCL's pointer.
@@ -74,14 +61,17 @@ impl CollComm {
         if closed.pending.load(Ordering::Acquire) > 0 {
             closed.communicator.abort("collNet's comm is closed with collectives in progress");
         }
+        closed.waiting().clear();
+        let requests = REQUESTS.take_all(|request| request.comm == number);
         let closed = Arc::into_inner(closed)
             .ok_or_else(|| misused("closeColl during another call on the comm"))?;
         let CollComm { communicator, hub, .. } = closed;
+        // The communicator ends its collectives, so nobody uses their memory afterwards. The rank leaves
+        // with the last request.
         drop(communicator);
-        // The communicator has ended its collectives, so nobody uses their memory any more. The rank
-        // leaves with the last request.
-        REQUESTS.remove_all(|request| request.comm == number);
-        REGISTRATIONS.remove_all(|registered| registered.comm == number);
+        drop(requests);
+        memory::forget(number);
+        staging::release();
         drop(hub);
         Ok(())
     }
@@ -91,111 +81,69 @@ impl CollComm {
         (self.communicator.rank(), self.communicator.nranks())
     }
 
-    /// Starts collectives. Returns `None` if too many are in progress.
+    /// Starts collectives from `input` to `output`, of `bytes` bytes of output. `build` makes them from
+    /// the addresses of both. Returns `None` if too many are in progress, or too little memory is left
+    /// for copies of GPU memory.
     ///
     /// # Safety
-    /// The caller makes the promises of [`Communicator::post`]. `bounce` may own the memory.
+    /// The collectives are as [`Communicator::post`] demands. NCCL leaves their memory to them until the
+    /// request is done. `bounce` may own memory.
     pub(super) unsafe fn start(
         &self,
         number: Number,
-        collectives: &[RawCollective],
+        (input, output): (&MemoryRange, &MemoryRange),
         bytes: usize,
         bounce: Option<Bounce>,
+        build: impl FnOnce(*const u8, *mut u8) -> Vec<RawCollective>,
     ) -> Result<Option<Number>, Failed> {
-        if self.pending.load(Ordering::Acquire) >= REQUESTS_MAX {
-            self.communicator.check().map_err(|error| failed(&error))?;
+        self.communicator.check().map_err(|error| failed(&error))?;
+        let pending = self.pending.load(Ordering::Acquire);
+        if pending >= REQUESTS_MAX {
             return Ok(None);
         }
-        // SAFETY: The caller has promised what `post` demands.
-        let posted = unsafe { self.communicator.post(collectives) };
-        let posted = posted.map_err(|error| failed(&error))?;
-        let pending = Arc::clone(&self.pending);
-        pending.fetch_add(1, Ordering::AcqRel);
-        let failed = Mutex::default();
-        let request = CollRequest { comm: number, posted, bytes, bounce, failed, pending };
-        Ok(Some(REQUESTS.put(Arc::new(request))))
-    }
-}
-
-/// Registers memory with a comm. Returns the registration.
-pub(super) fn register(comm: *mut c_void, first: usize, len: usize) -> Result<Number, Failed> {
-    let (number, _) = CollComm::find("regMr", comm)?;
-    if first.checked_add(len).is_none() {
-        return Err(misused(format_args!("regMr of {len} bytes at {first:#x}")));
-    }
-    Ok(REGISTRATIONS.put(Arc::new(Registered { comm: number, first, len })))
-}
-
-/// Ends a registration with a comm.
-pub(super) fn deregister(comm: *mut c_void, mhandle: *mut c_void) -> Outcome {
-    let (comm, _) = CollComm::find("deregMr", comm)?;
-    let number = Number::from_ptr(mhandle);
-    if REGISTRATIONS.get(number).is_none_or(|registered| registered.comm != comm) {
-        return Err(misused(format_args!("deregMr: {mhandle:p} is no registration of this comm")));
-    }
-    REGISTRATIONS.remove(number);
-    Ok(())
-}
-
-/// Checks that memory lies within a registration with a comm. `function` and `what` name it for the log.
-pub(super) fn check_registered(
-    (function, what): (&str, &str),
-    comm: Number,
-    mhandle: *mut c_void,
-    first: *const c_void,
-    len: usize,
-) -> Outcome {
-    if len == 0 {
-        return Ok(());
-    }
-    let registered = REGISTRATIONS.get(Number::from_ptr(mhandle));
-    let registered = registered.filter(|registered| registered.comm == comm).ok_or_else(|| {
-        misused(format_args!("{function}: {what}: {mhandle:p} is no registration with this comm"))
-    })?;
-    let before = first.addr().checked_sub(registered.first);
-    let is_within =
-        before.and_then(|before| before.checked_add(len)).is_some_and(|end| end <= registered.len);
-    match is_within {
-        true => Ok(()),
-        false => Err(misused(format_args!(
-            "{function}: {what}: {len} bytes at {first:p} are not within the registered {} bytes at \
-             {:#x}",
-            registered.len, registered.first
-        ))),
-    }
-}
-
-/// Moves a request. Returns the length of its output if it is done.
-pub(super) fn test(request: *mut c_void) -> Result<Option<usize>, Failed> {
-    let number = Number::from_ptr(request);
-    let found = REQUESTS.get(number).ok_or_else(|| {
-        misused(format_args!("test: {request:p} is no request that is in progress"))
-    })?;
-    if let Some(code) = *found.failed() {
-        return Err(Failed(code));
-    }
-    match found.posted.test() {
-        None => Ok(None),
-        Some(Ok(())) => {
-            REQUESTS.remove(number);
-            found.pending.fetch_sub(1, Ordering::AcqRel);
-            if let Some(bounce) = &found.bounce {
-                // SAFETY: The collective is done, and NCCL leaves the memory alone until this test.
-                unsafe { bounce.scatter() };
+        // SAFETY: The caller has promised what `stage` demands.
+        let staged = unsafe { self.copies.stage(input, output, bounce, build) };
+        let Some(staging) = staged.map_err(|error| failed(&error))? else {
+            if pending > 0 {
+                return Ok(None);
             }
-            Ok(Some(found.bytes))
-        }
-        Some(Err(error)) => {
-            let failed = failed(&error);
-            found.pending.fetch_sub(1, Ordering::AcqRel);
-            *found.failed() = Some(failed.0);
-            Err(failed)
+            return Err(misused(
+                "no pinned host memory is left for copies of GPU memory: set INVAR_STAGING_BYTES \
+                 higher",
+            ));
+        };
+        self.pending.fetch_add(1, Ordering::AcqRel);
+        let request = Arc::new(CollRequest::new(number, bytes, staging));
+        let mut waiting = self.waiting();
+        waiting.push_back(Arc::clone(&request));
+        self.start_waiting(&mut waiting);
+        drop(waiting);
+        Ok(Some(REQUESTS.put(request)))
+    }
+
+    /// Moves a request. Returns the length of its output if it is done.
+    pub(super) fn test(request: *mut c_void) -> Result<Option<usize>, Failed> {
+        let number = Number::from_ptr(request);
+        let found = REQUESTS.get(number).and_then(|found| Some((COMMS.get(found.comm)?, found)));
+        let (comm, request) = found.ok_or_else(|| {
+            misused(format_args!("test: {request:p} is no request that is in progress"))
+        })?;
+        comm.start_waiting(&mut comm.waiting());
+        let Some(staging) = request.advance(&comm.communicator)? else { return Ok(None) };
+        REQUESTS.remove(number);
+        comm.pending.fetch_sub(1, Ordering::AcqRel);
+        staging::reuse(staging);
+        Ok(Some(request.bytes))
+    }
+
+    /// Starts the collectives whose input is there, in order.
+    fn start_waiting(&self, waiting: &mut VecDeque<Arc<CollRequest>>) {
+        while waiting.front().is_some_and(|first| first.start(&self.communicator)) {
+            waiting.pop_front();
         }
     }
-}
 
-impl CollRequest {
-    fn failed(&self) -> MutexGuard<'_, Option<Code>> {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<Arc<CollRequest>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -7,9 +7,10 @@ use std::slice;
 use invar::communicator::{Operation, RawCollective};
 use invar::{DataType, RedOp};
 
-use super::comm::{self, CollComm, check_registered};
+use super::comm::CollComm;
+use super::memory::{self, MemoryRange};
 use super::window::{Bounce, Elements, Window};
-use crate::abi::{Code, PTR_HOST, Sge};
+use crate::abi::{Code, Sge};
 use crate::outcome::{Failed, Outcome, call, misused, null};
 use crate::registry::Number;
 
@@ -77,20 +78,18 @@ pub(crate) unsafe extern "C" fn reg_mr(
     call(|| unsafe { register(comm, data, size, kind, mhandle) })
 }
 
-/// `regMrDmaBuf`. NCCL calls it for GPU memory alone, and `getProperties` offers none.
+/// `regMrDmaBuf`. The driver copies GPU memory by its address, so the DMA-BUF is not needed.
 pub(crate) unsafe extern "C" fn reg_mr_dma_buf(
     comm: *mut c_void,
-    _data: *mut c_void,
-    _size: usize,
-    _kind: c_int,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
     _offset: u64,
     _fd: c_int,
-    _mhandle: *mut *mut c_void,
+    mhandle: *mut *mut c_void,
 ) -> Code {
-    call(|| {
-        CollComm::find("regMrDmaBuf", comm)?;
-        Err(misused("regMrDmaBuf: collNet takes host memory alone, since processors reduce"))
-    })
+    // SAFETY: The caller upholds this function's safety contract.
+    call(|| unsafe { register(comm, data, size, kind, mhandle) })
 }
 
 /// # Safety
@@ -105,16 +104,11 @@ unsafe fn register(
     if mhandle.is_null() {
         return Err(null("regMr: registration"));
     }
+    let (comm, _) = CollComm::find("regMr", comm)?;
     if data.is_null() {
         return Err(null("regMr: memory"));
     }
-    if kind != PTR_HOST {
-        return Err(misused(format_args!(
-            "regMr of memory of type {kind}: collNet takes host memory ({PTR_HOST}) alone, since \
-             processors reduce"
-        )));
-    }
-    let registered = comm::register(comm, data.addr(), size)?;
+    let registered = memory::register(comm, data.addr(), size, kind)?;
     // SAFETY: NCCL promises that `mhandle` has room for a registration.
     unsafe { mhandle.write(registered.to_ptr()) };
     Ok(())
@@ -122,9 +116,9 @@ unsafe fn register(
 
 /// `deregMr`. A null registration, which no `regMr` returns, succeeds as in NCCL.
 pub(crate) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void) -> Code {
-    call(|| match mhandle.is_null() {
-        true => CollComm::find("deregMr", comm).map(drop),
-        false => comm::deregister(comm, mhandle),
+    call(|| {
+        let (comm, _) = CollComm::find("deregMr", comm)?;
+        if mhandle.is_null() { Ok(()) } else { memory::deregister(comm, mhandle) }
     })
 }
 
@@ -166,22 +160,19 @@ pub(crate) unsafe extern "C" fn iallreduce(
         let start = unsafe { Start::new("iallreduce", comm, request) }?;
         let (data_type, redop) = reduction(start.function, data_type, redop)?;
         let bytes = bytes_of(start.function, count, data_type)?;
-        start.check("the input", input_mr, input, bytes)?;
-        start.check("the output", output_mr, output, bytes)?;
-        if input != output {
-            start.check_apart((input, bytes), (output, bytes))?;
+        let input = start.locate("the input", input_mr, input, bytes)?;
+        let output = start.locate("the output", output_mr, output, bytes)?;
+        if input.at != output.at {
+            start.check_apart(&input, &output)?;
         }
-        let all = RawCollective {
-            operation: Operation::AllReduce,
-            count,
-            data_type,
-            redop: Some(redop),
-            input: input.cast_const().cast(),
-            output: output.cast(),
+        let operation = Operation::AllReduce;
+        let all = |input, output| {
+            let redop = Some(redop);
+            vec![RawCollective { operation, count, data_type, redop, input, output }]
         };
         // SAFETY: NCCL keeps the memory until the request is done, and this function has checked the
         // rest.
-        unsafe { start.with(&[all], bytes, None) }
+        unsafe { start.run((&input, &output), bytes, None, all) }
     })
 }
 
@@ -206,23 +197,22 @@ pub(crate) unsafe extern "C" fn iallgather<S: Sge>(
         // SAFETY: NCCL promises the parts.
         let parts = unsafe { start.parts(nparts, parts, len) }?;
         let piece = window.piece(rank);
-        start.check("this rank's bytes", own_mr, own, piece.len())?;
-        let (mut bounce, all) = match parts[..] {
-            [] => (None, ptr::null_mut()),
-            [(one, _)] => (None, one.cast::<u8>()),
+        let own = start.locate("this rank's bytes", own_mr, own, piece.len())?;
+        let (bounce, all) = match parts.len() {
+            0 | 1 => (None, parts.first().cloned().unwrap_or_else(MemoryRange::empty)),
             _ => {
-                let mut bounce = Bounce::scattering(&parts, len)?;
-                let all = bounce.start();
-                (Some(bounce), all)
+                let mut bounce = Bounce::scattering(parts, len)?;
+                let at = bounce.start();
+                (Some(bounce), MemoryRange { at, len, gpu: None })
             }
         };
-        if own.cast() != all.wrapping_add(piece.start) {
-            start.check_apart((own, piece.len()), (all.cast(), len))?;
+        if own.at != all.at.wrapping_add(piece.start) {
+            start.check_apart(&own, &all)?;
         }
-        let collectives = window.gather((rank, nranks), own.cast_const().cast(), all);
+        let pieces = |own, all| window.gather((rank, nranks), own, all);
         // SAFETY: NCCL keeps the memory until the request is done, and this function has checked the
         // rest.
-        unsafe { start.with(&collectives, len, bounce.take()) }
+        unsafe { start.run((&own, &all), len, bounce, pieces) }
     })
 }
 
@@ -250,29 +240,29 @@ pub(crate) unsafe extern "C" fn ireducescatter<S: Sge>(
         // SAFETY: NCCL promises the parts.
         let parts = unsafe { start.parts(nparts, parts, len) }?;
         let piece = window.piece(rank);
-        start.check("this rank's bytes", own_mr, own, piece.len())?;
-        let (mut bounce, all) = match parts[..] {
-            [] => (None, ptr::null_mut()),
-            [(one, _)] => (None, one.cast::<u8>()),
+        let own = start.locate("this rank's bytes", own_mr, own, piece.len())?;
+        let (bounce, all) = match parts.len() {
+            0 | 1 => (None, parts.first().cloned().unwrap_or_else(MemoryRange::empty)),
             _ => {
-                // SAFETY: `parts` has checked that the parts are registered.
+                // SAFETY: `parts` has checked that the parts are registered host memory.
                 let mut bounce = unsafe { Bounce::gathering(&parts, len) }?;
-                let all = bounce.start();
-                (Some(bounce), all)
+                let at = bounce.start();
+                (Some(bounce), MemoryRange { at, len, gpu: None })
             }
         };
-        if own.cast() != all.wrapping_add(piece.start) {
-            start.check_apart((own, piece.len()), (all.cast(), len))?;
+        if own.at != all.at.wrapping_add(piece.start) {
+            start.check_apart(&own, &all)?;
         }
         let elements = Elements { data_type, redop: Some(redop) };
-        let collectives = window.scatter((rank, nranks), elements, all.cast_const(), own.cast());
+        let pieces = |all, own| window.scatter((rank, nranks), elements, all, own);
         // SAFETY: NCCL keeps the memory until the request is done, and this function has checked the
         // rest.
-        unsafe { start.with(&collectives, piece.len(), bounce.take()) }
+        unsafe { start.run((&all, &own), piece.len(), bounce, pieces) }
     })
 }
 
-/// `iflush`. Host memory needs none, so the request is null.
+/// `iflush`. The request is null: what is done is where it belongs, in host memory by a processor, or in GPU
+/// memory by the driver.
 pub(crate) unsafe extern "C" fn iflush(
     comm: *mut c_void,
     _data: *mut c_void,
@@ -296,7 +286,7 @@ pub(crate) unsafe extern "C" fn test(
         }
         // SAFETY: NCCL promises room for the flag.
         unsafe { done.write(0) };
-        let Some(bytes) = comm::test(request)? else { return Ok(()) };
+        let Some(bytes) = CollComm::test(request)? else { return Ok(()) };
         // SAFETY: NCCL promises room for the flag, and for a size unless it is null.
         unsafe {
             done.write(1);
@@ -336,21 +326,25 @@ impl Start {
         Ok(Start { function, number, comm, request })
     }
 
-    /// Checks that memory is registered.
-    fn check(&self, what: &str, mhandle: *mut c_void, at: *mut c_void, len: usize) -> Outcome {
-        let Start { function, number, .. } = self;
-        check_registered((function, what), *number, mhandle, at, len)
+    /// Finds registered memory.
+    fn locate(
+        &self,
+        what: &str,
+        mhandle: *mut c_void,
+        at: *mut c_void,
+        len: usize,
+    ) -> Result<MemoryRange, Failed> {
+        memory::locate((self.function, what), self.number, mhandle, at, len)
     }
 
     /// Checks that two ranges share no byte.
-    fn check_apart(&self, a: (*mut c_void, usize), b: (*mut c_void, usize)) -> Outcome {
-        let end = |(at, len): (*mut c_void, usize)| at.addr().saturating_add(len);
-        if a.1 == 0 || b.1 == 0 || end(a) <= b.0.addr() || end(b) <= a.0.addr() {
+    fn check_apart(&self, a: &MemoryRange, b: &MemoryRange) -> Outcome {
+        if !a.overlaps(b) {
             return Ok(());
         }
         Err(misused(format_args!(
             "{}: {} bytes at {:p} and {} bytes at {:p} overlap, and it is not in place",
-            self.function, a.1, a.0, b.1, b.0
+            self.function, a.len, a.at, b.len, b.at
         )))
     }
 
@@ -364,26 +358,32 @@ impl Start {
         nparts: c_int,
         parts: *mut S,
         len: usize,
-    ) -> Result<Vec<(*mut c_void, usize)>, Failed> {
+    ) -> Result<Vec<MemoryRange>, Failed> {
         let function = self.function;
         let count = usize::try_from(nparts)
             .map_err(|_| misused(format_args!("{function}: {nparts} parts of a window")))?;
         if parts.is_null() && count > 0 {
             return Err(null(&format!("{function}: parts")));
         }
-        // SAFETY: The caller promises the entries, and an empty slice needs none.
         let parts = match count {
             0 => &[],
+            // SAFETY: The caller promises the entries.
             _ => unsafe { slice::from_raw_parts(parts, count) },
         };
         let (mut all, mut found) = (0_usize, Vec::new());
         for part in parts {
             let (mhandle, at, size) = part.parts();
-            self.check("a part of the window", mhandle, at, size)?;
+            let part = self.locate("a part of the window", mhandle, at, size)?;
             all = all.saturating_add(size);
             if size > 0 {
-                found.push((at, size));
+                found.push(part);
             }
+        }
+        if found.len() > 1 && found.iter().any(|part| part.gpu.is_some()) {
+            return Err(misused(format_args!(
+                "{function}: a window of GPU memory in {} parts; it must be one",
+                found.len()
+            )));
         }
         match all == len {
             true => Ok(found),
@@ -393,19 +393,21 @@ impl Start {
         }
     }
 
-    /// Starts the collectives and writes their request, or leaves it null if too many are in progress.
+    /// Starts collectives and writes their request, or leaves the request null if the comm cannot take
+    /// them now.
     ///
     /// # Safety
     /// The caller makes the promises of [`CollComm::start`].
-    unsafe fn with(
+    unsafe fn run(
         self,
-        collectives: &[RawCollective],
+        memory: (&MemoryRange, &MemoryRange),
         bytes: usize,
         bounce: Option<Bounce>,
+        build: impl FnOnce(*const u8, *mut u8) -> Vec<RawCollective>,
     ) -> Outcome {
         let Start { number, comm, request, .. } = self;
         // SAFETY: The caller has promised what `start` demands.
-        if let Some(started) = unsafe { comm.start(number, collectives, bytes, bounce) }? {
+        if let Some(started) = unsafe { comm.start(number, memory, bytes, bounce, build) }? {
             // SAFETY: `new` has written to the same place.
             unsafe { request.write(started.to_ptr()) };
         }

@@ -11,13 +11,13 @@
 //! If the window is all blocks, the call is one all-gather or reduce-scatter. Otherwise each piece is a
 //! broadcast from its rank, or a reduction to it. A window of a long collective mostly has one piece.
 
-use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr;
 
 use invar::communicator::{Operation, RawCollective};
 use invar::{DataType, RedOp};
 
+use super::memory::MemoryRange;
 use crate::outcome::{Failed, misused};
 
 /// A window of the blocks of all ranks, in bytes.
@@ -140,7 +140,7 @@ impl Window {
 pub(super) struct Bounce {
     memory: Vec<u8>,
     /// The parts that get the memory's bytes when the collective is done.
-    to: Vec<(*mut c_void, usize)>,
+    to: Vec<MemoryRange>,
 }
 
 // SAFETY: Only the call that completes the collective uses the parts, which NCCL leaves to the
@@ -151,26 +151,22 @@ unsafe impl Sync for Bounce {}
 
 impl Bounce {
     /// Allocates memory for parts of `len` bytes in all, which get its bytes in the end.
-    pub(super) fn scattering(parts: &[(*mut c_void, usize)], len: usize) -> Result<Self, Failed> {
-        Ok(Bounce { memory: zeroed(len)?, to: parts.to_vec() })
+    pub(super) fn scattering(parts: Vec<MemoryRange>, len: usize) -> Result<Self, Failed> {
+        Ok(Bounce { memory: zeroed(len)?, to: parts })
     }
 
     /// Allocates memory for parts of `len` bytes in all, and copies their bytes.
     ///
     /// # Safety
-    /// The parts are valid for reads.
-    pub(super) unsafe fn gathering(
-        parts: &[(*mut c_void, usize)],
-        len: usize,
-    ) -> Result<Self, Failed> {
+    /// The parts are host memory that is valid for reads.
+    pub(super) unsafe fn gathering(parts: &[MemoryRange], len: usize) -> Result<Self, Failed> {
         let mut memory = zeroed(len)?;
         let mut at = 0;
-        for (from, size) in parts {
+        for part in parts {
+            let to = memory[at..].as_mut_ptr();
             // SAFETY: The caller promises the part, and the parts have `len` bytes in all.
-            unsafe {
-                ptr::copy_nonoverlapping(from.cast::<u8>(), memory[at..].as_mut_ptr(), *size)
-            };
-            at += size;
+            unsafe { ptr::copy_nonoverlapping(part.at, to, part.len) };
+            at += part.len;
         }
         Ok(Bounce { memory, to: Vec::new() })
     }
@@ -183,13 +179,14 @@ impl Bounce {
     /// Copies the memory to the parts.
     ///
     /// # Safety
-    /// The parts are valid for writes, and nobody else uses them or the memory.
+    /// The parts are host memory that is valid for writes, and nobody else uses them or the memory.
     pub(super) unsafe fn scatter(&self) {
         let mut at = 0;
-        for (to, size) in &self.to {
+        for part in &self.to {
+            let from = self.memory[at..].as_ptr();
             // SAFETY: The caller promises the part, and the parts have as many bytes as the memory.
-            unsafe { ptr::copy_nonoverlapping(self.memory[at..].as_ptr(), to.cast::<u8>(), *size) };
-            at += size;
+            unsafe { ptr::copy_nonoverlapping(from, part.at, part.len) };
+            at += part.len;
         }
     }
 }
@@ -253,11 +250,12 @@ mod tests {
     #[test]
     fn the_parts_of_a_window_are_gathered_and_scattered_in_order() {
         let (mut a, mut b) = ([1_u8, 2], [3_u8]);
-        let parts = [(a.as_mut_ptr().cast(), 2), (b.as_mut_ptr().cast(), 1)];
+        let part = |at, len| MemoryRange { at, len, gpu: None };
+        let parts = vec![part(a.as_mut_ptr(), 2), part(b.as_mut_ptr(), 1)];
         // SAFETY: The parts are these arrays.
         let gathered = unsafe { Bounce::gathering(&parts, 3) }.ok().unwrap();
         assert_eq!(gathered.memory, [1, 2, 3]);
-        let mut bounce = Bounce::scattering(&parts, 3).ok().unwrap();
+        let mut bounce = Bounce::scattering(parts, 3).ok().unwrap();
         bounce.memory.copy_from_slice(&[7, 8, 9]);
         assert_eq!(bounce.start().cast_const(), bounce.memory.as_ptr());
         // SAFETY: The parts are these arrays.
