@@ -8,8 +8,10 @@ use super::{built, guest};
 use crate::shell::Shell;
 
 /// Gives up a silent peer after 4 s instead of half a minute. A killed peer's TCP connection closes
-/// within that time, though it has taken a second on a busy machine.
-const HASTY: &str = "INVAR_RECOVERY_TIMEOUT_MS=0 NCCL_IB_TIMEOUT=17 NCCL_IB_RETRY_CNT=6";
+/// within that time, though it has taken a second on a busy machine. Without warnings of a stall the error
+/// is an end's first line.
+const HASTY: &str = "INVAR_RECOVERY_TIMEOUT_MS=0 INVAR_STALL_MS=0 NCCL_IB_TIMEOUT=17 \
+                     NCCL_IB_RETRY_CNT=6";
 /// The time in ms within which an end with work in flight must report the fault. The guest is slow.
 const MS_MAX: u64 = 45_000;
 /// The time in ms within which an idle end must report the fault. It learns of its peer's death by TCP
