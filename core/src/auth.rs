@@ -91,7 +91,7 @@ impl Session {
         Some(self.0?.derive(label, context))
     }
 
-    /// What both ends need to make the connection anew; `None` if they share no secret.
+    /// The secret and session from which both ends make the connection anew; `None` if they share no secret.
     pub fn resume(&self) -> Option<Resume> {
         let id = SessionId(*self.key(b"resume id", b"")?.as_bytes());
         Some(Resume { id, secret: self.key(b"resume", b"")? })

@@ -41,7 +41,7 @@ const BRIEF_ITERS: u32 = 100;
 /// Time between two polls of connections that are not complete.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// What to show beside the table.
+/// The outputs to show beside the table.
 #[derive(Default)]
 pub(super) struct Extras {
     /// The file for a picture.
@@ -344,7 +344,7 @@ fn unexpected(control: &Control, reply: Reply) -> Failure {
 
 /// The results of a pass to the server.
 struct Streamed {
-    /// What the messages after the lead took.
+    /// The time and processor use of the messages after the lead.
     used: Used,
     wrong: u64,
     peer_cpu_percent: Option<f64>,

@@ -22,7 +22,7 @@ pub(super) struct Link {
     pub(super) seed: u64,
     /// Room for the requests of a pass, so that a timed pass allocates nothing.
     pub(super) requests: Vec<Option<Request>>,
-    /// The same for the receives of a pass that goes both ways.
+    /// Room for the requests of receives, in a pass that goes both ways.
     pub(super) receives: Vec<Option<Request>>,
     /// The empty message by which the server said that it has all messages of the last pass.
     pub(super) all_there: Option<Request>,

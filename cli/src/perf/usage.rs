@@ -10,7 +10,7 @@ pub(super) struct Stretch {
     processor: Duration,
 }
 
-/// What a stretch took.
+/// The time and processor use of a stretch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Used {
     pub(super) elapsed: Duration,

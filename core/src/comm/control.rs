@@ -430,7 +430,7 @@ mod tests {
         received
     }
 
-    /// What a peer must learn of messages: a report replaces those before it.
+    /// The messages of `sent` that a peer must still learn of. A report replaces those before it.
     fn needed(sent: &[Control]) -> &[Control] {
         let last = sent.iter().rposition(|message| matches!(message, Control::Report(_)));
         &sent[last.unwrap_or(0)..]

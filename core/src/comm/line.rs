@@ -32,7 +32,7 @@ pub(super) struct Line<S> {
     writer: ControlWriter,
 }
 
-/// What has changed about a line.
+/// A change of a line.
 pub(super) enum LineNews {
     None,
     /// The stream is lost.

@@ -49,7 +49,7 @@ pub(super) struct Watch {
     pub(super) question: Option<u64>,
 }
 
-/// What an end must do after a look.
+/// The action that an end must take after a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Fine,

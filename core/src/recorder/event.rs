@@ -9,7 +9,7 @@ use super::RecordError;
 /// Bytes of an event.
 pub const EVENT_BYTES: usize = size_of::<EventBytes>();
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventKind {
     /// The connection was made.
@@ -35,7 +35,7 @@ pub enum EventKind {
 pub struct Event {
     /// Time on the clock of the process, in nanoseconds; of progress the time of the first.
     pub at_ns: u64,
-    /// What happened.
+    /// The kind of the event.
     pub kind: EventKind,
     /// As in [`EndView::begun`](crate::stall::EndView::begun).
     pub begun: u64,

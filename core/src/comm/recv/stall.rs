@@ -1,4 +1,4 @@
-//! What a receiver tells its watch; see [`stall`](crate::stall).
+//! The counts that a receiver gives to its watch; see [`stall`](crate::stall).
 
 use super::RecvComm;
 use crate::comm::base::Gate;

@@ -1,4 +1,4 @@
-//! What a sender tells its watch; see [`stall`](crate::stall).
+//! The counts that a sender gives to its watch; see [`stall`](crate::stall).
 
 use super::SendComm;
 use crate::comm::base::Gate;
