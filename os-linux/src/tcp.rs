@@ -239,13 +239,20 @@ impl Stream for OobStream {
             Ok(sent) => Ok(sent),
             Err(error) if is_not_now(&error) => Ok(0),
             Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(StreamError::Closed),
-            Err(error) => Err(os(error)),
+            Err(error) => {
+                let error = os(error);
+                self.note(error);
+                Err(error)
+            }
         }
     }
 
     fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError> {
         match self.stream.read(buf) {
-            Ok(0) if !buf.is_empty() => Err(StreamError::Closed),
+            // After an error that a send returned, the kernel ends the stream as if the peer had closed it.
+            Ok(0) if !buf.is_empty() => {
+                Err(self.error.get().copied().unwrap_or(StreamError::Closed))
+            }
             Ok(received) => Ok(received),
             Err(error) if is_not_now(&error) => Ok(0),
             Err(error) => Err(os(error)),
@@ -267,6 +274,10 @@ impl Stream for OobStream {
         let OobStream { stream, peer, error, .. } = new;
         (self.stream, self.peer, self.error) = (stream, peer, error);
         Ok(true)
+    }
+
+    fn end_renewal(&mut self) {
+        self.renewal = None;
     }
 
     fn host_answers(&self) -> Option<bool> {

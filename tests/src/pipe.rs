@@ -38,6 +38,8 @@ struct Shared {
     lines: Vec<Line>,
     /// The ends that are dropped.
     closed: [bool; 2],
+    /// The ends that refuse the next call.
+    refusing: [bool; 2],
     is_out: bool,
     /// The most bytes that arrive between two looks of an end, if there is a limit.
     piece_bytes_max: Option<usize>,
@@ -144,7 +146,7 @@ impl Stream for Pipe {
 
     fn recv(&mut self, buf: &mut [u8]) -> Result<usize, StreamError> {
         let shared = &mut *self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        let Shared { lines, closed, is_out, piece_bytes_max } = shared;
+        let Shared { lines, closed, is_out, piece_bytes_max, .. } = shared;
         let Line { bytes, broken, left } = &mut lines[self.line];
         let other = 1 - self.end;
         if broken[self.end] {
@@ -185,7 +187,7 @@ impl Stream for Pipe {
             if latest == self.line || shared.lines[latest].broken[end] {
                 return Ok(false);
             }
-        } else if shared.closed[1 - end] {
+        } else if shared.closed[1 - end] || shared.refusing[1 - end] {
             return Err(StreamError::Closed);
         } else if self.called.is_none_or(|called| shared.lines[called].broken[end]) {
             shared.lines.push(Line::default());
@@ -196,6 +198,10 @@ impl Stream for Pipe {
         shared.lines[self.line].left[end] = true;
         self.line = new;
         Ok(true)
+    }
+
+    fn end_renewal(&mut self) {
+        self.shared().refusing[self.end] = true;
     }
 }
 

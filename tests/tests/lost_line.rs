@@ -10,6 +10,7 @@ use invar_testkit::library::{self, connect, content};
 use invar_testkit::namespaces::{Hosts, IPV4};
 use invar_testkit::pattern::pattern;
 use invar_testkit::wait::{LIMIT, until, watch};
+use invar_testkit::warnings;
 
 const BYTES: usize = 100_000;
 /// The time for which the network is out: longer than all retries of a queue pair.
@@ -54,6 +55,7 @@ impl Pair {
 #[test]
 fn a_connection_outlives_its_tcp_connection_and_still_learns_that_its_peer_is_gone() {
     let Some(hosts) = Hosts::or_skip(1500) else { return };
+    warnings::keep();
     hosts.call(0, || {
         let settings = library::settings(&[("INVAR_TRANSPORT", "soft"), ("NCCL_IB_TIMEOUT", "13")]);
         let device = Device::open_at_for(IPV4[0].parse::<IpAddr>().unwrap(), &settings).unwrap();
@@ -67,15 +69,14 @@ fn a_connection_outlives_its_tcp_connection_and_still_learns_that_its_peer_is_go
         for round in 1..4 {
             let before = abort_connections(&hosts);
             pair.pass_message(round);
-            watch("a new connection", || {
-                let now = connections(&hosts);
-                // The end that is called keeps its port.
-                now.len() == 2 && now != before
+            watch("both ends' use of a new connection", || {
+                warnings::with(&["the TCP connection was made anew"]).len() == 2 * round
             });
+            assert_ne!(connections(&hosts), before);
         }
-        // Both the queue pairs and the TCP connection are lost.
-        let before = abort_connections(&hosts);
+        // Both the queue pairs and the TCP connection are lost, and neither end hears of the other's loss.
         hosts.ip(0, "link set lo down").unwrap();
+        let before = abort_connections(&hosts);
         let memory = &pair.memory;
         let receive = pair.recv.irecv(&[(memory, BYTES..2 * BYTES, 7)]).unwrap().unwrap();
         thread::sleep(OUTAGE);

@@ -138,6 +138,7 @@ impl<N: Nic, S: Stream, R: Route<N, T, REQS>, T, const REQS: usize> Base<N, S, R
     pub(super) fn close(&mut self, gate: Gate, error: Error) {
         self.gate = gate;
         self.end = Some(error);
+        self.line.end();
         self.ends.notices = self.verbs.nic.notices();
         self.ends.stall = self.stalls.verdict();
     }

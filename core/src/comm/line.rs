@@ -92,6 +92,12 @@ impl<S: Stream> Line<S> {
         (since(self.heard.1), lost_ns.map(since))
     }
 
+    /// Makes the stream anew no more, and refuses the next call of the peer.
+    pub(super) fn end(&mut self) {
+        self.is_renewable = false;
+        self.stream.end_renewal();
+    }
+
     fn flush(&mut self) {
         if self.loss.is_none() {
             self.writer.flush(&mut self.stream);

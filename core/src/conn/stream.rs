@@ -39,6 +39,9 @@ pub trait Stream {
         Err(StreamError::Closed)
     }
 
+    /// Refuses the peer's next call, because this end works no more.
+    fn end_renewal(&mut self) {}
+
     /// Returns whether the peer's host has acknowledged all bytes that were sent, if that is known. The
     /// host may do so although the peer's process reads nothing.
     fn host_answers(&self) -> Option<bool> {

@@ -104,6 +104,19 @@ fn a_peer_that_closes_is_told_apart_from_one_that_breaks_off() {
 }
 
 #[test]
+fn a_reset_that_a_send_has_met_is_not_taken_for_a_close() {
+    let (mut caller, mut called) = pair("127.0.0.1");
+    assert_eq!(called.send(&[7]), Ok(1));
+    SockRef::from(&called.stream).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(called);
+    let reset = StreamError::Os(libc::ECONNRESET);
+    assert_eq!(until("the reset", || caller.send(&[9]).err()), reset);
+    // What was sent before may still come.
+    let error = until("the error", || caller.recv(&mut [0]).err());
+    assert_eq!(error, reset);
+}
+
+#[test]
 fn a_port_where_nobody_listens_refuses() {
     let gone = listener("127.0.0.1").local_addr().unwrap();
     let error = until("the refusal", || match OobStream::connect(gone) {

@@ -341,3 +341,15 @@ fn a_peer_that_is_gone_when_it_is_called_again_is_an_error_at_once() {
     let error = (1..5).find_map(|ms| send.check_peer(now_ns + ms * 1_000_000).err());
     assert!(matches!(error, Some(Error::PeerClosed(_))), "{error:?}");
 }
+
+#[test]
+fn an_end_that_has_failed_while_the_stream_was_lost_refuses_the_next_call() {
+    let mut line = Line::new([CommSettings::default(); 2]);
+    line.duo.cable.cut([true; 2]);
+    let received = line.irecv(0).expect("a request");
+    line.break_end(1, WcStatus::REM_ACCESS_ERR);
+    line.duo.recv.test(&received).expect_err("an access error");
+    let (now_ns, send) = (line.now_ns, &mut line.duo.send);
+    let error = (1..5).find_map(|ms| send.check_peer(now_ns + ms * 1_000_000).err());
+    assert!(matches!(error, Some(Error::PeerClosed(_))), "{error:?}");
+}
