@@ -57,7 +57,8 @@
 //! # Who moves an operation
 //!
 //! The thread of a blocking call moves it. A thread of the communicator moves the `start_*` operations.
-//! [`Communicator::post`] starts collectives on raw memory: they move when their caller tests them.
+//! [`Communicator::post`] starts operations on raw memory. Its caller names their [`Mover`]: the thread of
+//! the communicator, or the caller, who tests them or waits.
 //!
 //! # Without threads
 //!
@@ -96,7 +97,7 @@ use invar_linux::proxy::DumpOnSignal;
 use invar_linux::rendezvous::Bootstrap;
 
 use self::board::Board;
-use self::call::{Call, in_place, typed};
+use self::call::{Call, Span};
 use self::dump::Dump;
 use self::queue::{Queue, Workplace};
 use crate::error::Kind;
@@ -110,7 +111,8 @@ pub use job::Progress;
 pub use links::Links;
 pub use pending::Pending;
 pub use plan::Plan;
-pub use posted::{Posted, RawCollective};
+pub use posted::{Posted, RawOperation};
+pub use queue::Mover;
 
 /// Tags of the messages that ranks exchange through the rendezvous.
 mod tags {
@@ -254,24 +256,23 @@ impl Communicator {
         output: &mut [T],
         op: RedOp,
     ) -> Result<(), Error> {
-        self.call(typed(self.shape(Operation::AllReduce, Some(op)), output.len(), input, output)?)
+        self.call(self.shape(Operation::AllReduce, Some(op)).apart(input.into(), output.into())?)
     }
 
     /// Runs [`all_reduce`](Self::all_reduce) in place.
     pub fn all_reduce_in_place<T: Element>(&self, data: &mut [T], op: RedOp) -> Result<(), Error> {
-        self.call(in_place(self.shape(Operation::AllReduce, Some(op)), data.len(), data)?)
+        self.call(self.shape(Operation::AllReduce, Some(op)).in_place(data.into())?)
     }
 
     /// Gives the inputs of all ranks, one behind the other, to each rank.
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<(), Error> {
-        self.call(typed(self.shape(Operation::AllGather, None), input.len(), input, output)?)
+        self.call(self.shape(Operation::AllGather, None).apart(input.into(), output.into())?)
     }
 
     /// Runs [`all_gather`](Self::all_gather) in place: each rank's input is already at its place in
     /// `data`.
     pub fn all_gather_in_place<T: Element>(&self, data: &mut [T]) -> Result<(), Error> {
-        let count = data.len() / self.nranks() as usize;
-        self.call(in_place(self.shape(Operation::AllGather, None), count, data)?)
+        self.call(self.shape(Operation::AllGather, None).in_place(data.into())?)
     }
 
     /// Reduces the inputs of all ranks and gives each rank its block of the result.
@@ -282,7 +283,7 @@ impl Communicator {
         op: RedOp,
     ) -> Result<(), Error> {
         let shape = self.shape(Operation::ReduceScatter, Some(op));
-        self.call(typed(shape, output.len(), input, output)?)
+        self.call(shape.apart(input.into(), output.into())?)
     }
 
     /// Runs [`reduce_scatter`](Self::reduce_scatter) in place: each rank's block of the result replaces
@@ -292,13 +293,12 @@ impl Communicator {
         data: &mut [T],
         op: RedOp,
     ) -> Result<(), Error> {
-        let count = data.len() / self.nranks() as usize;
-        self.call(in_place(self.shape(Operation::ReduceScatter, Some(op)), count, data)?)
+        self.call(self.shape(Operation::ReduceScatter, Some(op)).in_place(data.into())?)
     }
 
     /// Gives the root's data to all ranks, in place.
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: u32) -> Result<(), Error> {
-        self.call(in_place(self.shape(Operation::Broadcast { root }, None), data.len(), data)?)
+        self.call(self.shape(Operation::Broadcast { root }, None).in_place(data.into())?)
     }
 
     /// Gives the root's input to all ranks; on the other ranks the input is empty.
@@ -309,7 +309,7 @@ impl Communicator {
         root: u32,
     ) -> Result<(), Error> {
         let shape = self.shape(Operation::Broadcast { root }, None);
-        self.call(typed(shape, output.len(), input, output)?)
+        self.call(shape.apart(input.into(), output.into())?)
     }
 
     /// Reduces the inputs of all ranks and gives the result to the root; on the other ranks the output
@@ -322,7 +322,7 @@ impl Communicator {
         root: u32,
     ) -> Result<(), Error> {
         let shape = self.shape(Operation::Reduce { root }, Some(op));
-        self.call(typed(shape, input.len(), input, output)?)
+        self.call(shape.apart(input.into(), output.into())?)
     }
 
     /// Runs [`reduce`](Self::reduce) in place at the root; on the other ranks the data does not change.
@@ -333,26 +333,29 @@ impl Communicator {
         root: u32,
     ) -> Result<(), Error> {
         let shape = self.shape(Operation::Reduce { root }, Some(op));
-        self.call(in_place(shape, data.len(), data)?)
+        self.call(shape.in_place(data.into())?)
     }
 
     /// Sends block *i* of the input to rank *i*. The block that rank *i* sends to this rank becomes
     /// block *i* of the output.
     pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<(), Error> {
-        let count = input.len() / self.nranks() as usize;
-        self.call(typed(self.shape(Operation::AllToAll, None), count, input, output)?)
+        self.call(self.shape(Operation::AllToAll, None).apart(input.into(), output.into())?)
     }
 
     /// Sends data to a rank. The peer must receive the same number of elements, or the call fails. The
     /// call may wait until the peer receives; use a [`group`](Self::group) for several transfers at
     /// once.
     pub fn send<T: Element>(&self, data: &[T], peer: u32) -> Result<(), Error> {
-        self.call(typed(self.shape(Operation::Send { peer }, None), data.len(), data, &mut [])?)
+        self.call(
+            self.shape(Operation::Send { peer }, None).apart(data.into(), Span::empty::<T>())?,
+        )
     }
 
     /// Receives data from a rank, which must send the same number of elements.
     pub fn recv<T: Element>(&self, data: &mut [T], peer: u32) -> Result<(), Error> {
-        self.call(typed(self.shape(Operation::Recv { peer }, None), data.len(), &[], data)?)
+        self.call(
+            self.shape(Operation::Recv { peer }, None).apart(Span::empty::<T>(), data.into())?,
+        )
     }
 
     /// Waits until all ranks have called this function.

@@ -50,44 +50,84 @@ impl Shape {
             })
     }
 
-    fn call<T: Element>(&self, count: usize, input: *const T, output: *mut T) -> Call {
+    /// Returns the number of elements as a task has it, for an operation with an input and an output.
+    fn count_apart(&self, input: usize, output: usize) -> usize {
+        match self.operation {
+            Operation::AllGather | Operation::Reduce { .. } | Operation::Send { .. } => input,
+            Operation::AllToAll => input / self.nranks as usize,
+            Operation::AllReduce
+            | Operation::ReduceScatter
+            | Operation::Broadcast { .. }
+            | Operation::Recv { .. } => output,
+        }
+    }
+
+    /// Returns the number of elements as a task has it, for an operation in place.
+    fn count_in_place(&self, len: usize) -> usize {
+        match self.operation {
+            Operation::AllGather | Operation::ReduceScatter => len / self.nranks as usize,
+            _ => len,
+        }
+    }
+
+    /// Creates a call with an input and an output.
+    pub(super) fn apart(&self, input: Span, output: Span) -> Result<Call, Error> {
+        let count = self.count_apart(input.len, output.len);
+        let (of_input, of_output) = self.counts(count)?;
+        expect(self, "input", input.len, of_input)?;
+        expect(self, "output", output.len, of_output)?;
+        Ok(self.call(count, output.data_type, input.start, output.start))
+    }
+
+    /// Creates a call in place. If the input or the output is one block and the other is all blocks, the
+    /// smaller one is this rank's block of `data`.
+    pub(super) fn in_place(&self, data: Span) -> Result<Call, Error> {
+        let count = self.count_in_place(data.len);
+        let (of_input, of_output) = self.counts(count)?;
+        expect(self, "data", data.len, of_input.max(of_output))?;
+        let block = |len: usize| match len < data.len && len == count {
+            true => self.rank as usize * count * data.data_type.bytes(),
+            false => 0,
+        };
+        // The offsets stay within the data.
+        let start = |len: usize| data.start.wrapping_add(block(len));
+        Ok(self.call(count, data.data_type, start(of_input), start(of_output)))
+    }
+
+    fn call(&self, count: usize, data_type: DataType, input: *mut u8, output: *mut u8) -> Call {
         let Shape { operation, redop, .. } = *self;
-        let work = Work { operation, count, data_type: T::DATA_TYPE, redop };
-        Call { work, input: input.cast(), output: output.cast() }
+        Call { work: Work { operation, count, data_type, redop }, input, output }
     }
 }
 
-/// Creates a call with an input and an output.
-pub(super) fn typed<T: Element>(
-    shape: Shape,
-    count: usize,
-    input: &[T],
-    output: &mut [T],
-) -> Result<Call, Error> {
-    let (of_input, of_output) = shape.counts(count)?;
-    expect(&shape, "input", input.len(), of_input)?;
-    expect(&shape, "output", output.len(), of_output)?;
-    Ok(shape.call(count, input.as_ptr(), output.as_mut_ptr()))
+/// The memory of elements. An operation only reads its input.
+#[derive(Clone, Copy)]
+pub(super) struct Span {
+    pub(super) start: *mut u8,
+    /// Number of elements.
+    pub(super) len: usize,
+    pub(super) data_type: DataType,
 }
 
-/// Creates a call in place. If the input or the output is one block and the other is all blocks, the
-/// smaller one is this rank's block of `data`.
-pub(super) fn in_place<T: Element>(
-    shape: Shape,
-    count: usize,
-    data: &mut [T],
-) -> Result<Call, Error> {
-    let (of_input, of_output) = shape.counts(count)?;
-    expect(&shape, "data", data.len(), of_input.max(of_output))?;
-    let block = |len: usize| match len < data.len() && len == count {
-        true => shape.rank as usize * count,
-        false => 0,
-    };
-    let (input_at, output_at) = (block(of_input), block(of_output));
-    let start = data.as_mut_ptr();
-    // SAFETY: each offset is a block of the data, or 0.
-    let (input, output) = unsafe { (start.add(input_at), start.add(output_at)) };
-    Ok(shape.call(count, input, output))
+impl Span {
+    /// Returns the memory of no elements.
+    pub(super) fn empty<T: Element>() -> Self {
+        Span::from(&[] as &[T])
+    }
+}
+
+impl<T: Element> From<&[T]> for Span {
+    fn from(elements: &[T]) -> Self {
+        let start = elements.as_ptr().cast::<u8>().cast_mut();
+        Span { start, len: elements.len(), data_type: T::DATA_TYPE }
+    }
+}
+
+impl<T: Element> From<&mut [T]> for Span {
+    fn from(elements: &mut [T]) -> Self {
+        let start = elements.as_mut_ptr().cast();
+        Span { start, len: elements.len(), data_type: T::DATA_TYPE }
+    }
 }
 
 fn expect(shape: &Shape, what: &str, len: usize, want: usize) -> Result<(), Error> {
@@ -111,28 +151,30 @@ mod tests {
     #[test]
     fn a_wrong_length_is_named_with_the_right_one() {
         let all_gather = shape(Operation::AllGather, None);
-        let error = typed(all_gather, 3, &[0_u8; 3], &mut [0; 11]).unwrap_err();
+        let apart = |mut output: Vec<u8>| {
+            all_gather.apart((&[0_u8; 3][..]).into(), (&mut output[..]).into())
+        };
+        let error = apart(vec![0; 11]).unwrap_err();
         let text = "AllGather: output of 11 elements where rank 2 of 4 has 12";
         assert_eq!(error.to_string(), text);
-        assert!(typed(all_gather, 3, &[0_u8; 3], &mut [0; 12]).is_ok());
-        assert!(in_place(all_gather, 2, &mut [0_u8; 9]).is_err());
-        let too_many = usize::MAX / 2;
-        assert!(typed(all_gather, too_many, &[0_u8; 3], &mut [0; 12]).is_err());
+        assert!(apart(vec![0; 12]).is_ok());
+        assert!(all_gather.in_place((&mut [0_u8; 9][..]).into()).is_err());
+        assert!(all_gather.counts(usize::MAX / 2).is_err());
     }
 
     #[test]
     fn in_place_a_rank_works_on_its_own_block() {
         let mut data = [0_u32; 12];
         let start = data.as_ptr().cast::<u8>();
-        let mut places = |operation, redop, count| {
-            let call = in_place(shape(operation, redop), count, &mut data).unwrap();
+        let mut places = |operation, redop| {
+            let call = shape(operation, redop).in_place((&mut data[..]).into()).unwrap();
             // SAFETY: both pointers are within the data.
             unsafe { (call.input.offset_from(start), call.output.cast_const().offset_from(start)) }
         };
-        assert_eq!(places(Operation::AllGather, None, 3), (24, 0));
-        assert_eq!(places(Operation::ReduceScatter, Some(RedOp::Sum), 3), (0, 24));
-        assert_eq!(places(Operation::AllReduce, Some(RedOp::Sum), 12), (0, 0));
-        assert_eq!(places(Operation::Broadcast { root: 1 }, None, 12), (0, 0));
-        assert_eq!(places(Operation::Reduce { root: 1 }, Some(RedOp::Sum), 12), (0, 0));
+        assert_eq!(places(Operation::AllGather, None), (24, 0));
+        assert_eq!(places(Operation::ReduceScatter, Some(RedOp::Sum)), (0, 24));
+        assert_eq!(places(Operation::AllReduce, Some(RedOp::Sum)), (0, 0));
+        assert_eq!(places(Operation::Broadcast { root: 1 }, None), (0, 0));
+        assert_eq!(places(Operation::Reduce { root: 1 }, Some(RedOp::Sum)), (0, 0));
     }
 }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use invar_core::coll::{Operation, RedOp};
 
-use super::call::{Call, in_place, typed};
+use super::call::Call;
 use super::{Core, Element};
 use crate::Error;
 
@@ -36,12 +36,12 @@ impl<'c, 'b> Group<'c, 'b> {
 
     /// Adds a [`send`](super::Communicator::send).
     pub fn send<T: Element>(&mut self, data: &'b [T], peer: u32) -> Result<&mut Self, Error> {
-        self.typed(Operation::Send { peer }, None, data.len(), (data, &mut []))
+        self.apart(Operation::Send { peer }, None, data, &mut [])
     }
 
     /// Adds a [`recv`](super::Communicator::recv).
     pub fn recv<T: Element>(&mut self, data: &'b mut [T], peer: u32) -> Result<&mut Self, Error> {
-        self.typed(Operation::Recv { peer }, None, data.len(), (&[], data))
+        self.apart(Operation::Recv { peer }, None, &[], data)
     }
 
     /// Adds an [`all_reduce`](super::Communicator::all_reduce).
@@ -51,7 +51,7 @@ impl<'c, 'b> Group<'c, 'b> {
         output: &'b mut [T],
         op: RedOp,
     ) -> Result<&mut Self, Error> {
-        self.typed(Operation::AllReduce, Some(op), output.len(), (input, output))
+        self.apart(Operation::AllReduce, Some(op), input, output)
     }
 
     /// Adds an [`all_reduce_in_place`](super::Communicator::all_reduce_in_place).
@@ -60,7 +60,7 @@ impl<'c, 'b> Group<'c, 'b> {
         data: &'b mut [T],
         op: RedOp,
     ) -> Result<&mut Self, Error> {
-        self.in_place(Operation::AllReduce, Some(op), data.len(), data)
+        self.in_place(Operation::AllReduce, Some(op), data)
     }
 
     /// Adds an [`all_gather`](super::Communicator::all_gather).
@@ -69,7 +69,7 @@ impl<'c, 'b> Group<'c, 'b> {
         input: &'b [T],
         output: &'b mut [T],
     ) -> Result<&mut Self, Error> {
-        self.typed(Operation::AllGather, None, input.len(), (input, output))
+        self.apart(Operation::AllGather, None, input, output)
     }
 
     /// Adds an [`all_gather_in_place`](super::Communicator::all_gather_in_place).
@@ -77,7 +77,7 @@ impl<'c, 'b> Group<'c, 'b> {
         &mut self,
         data: &'b mut [T],
     ) -> Result<&mut Self, Error> {
-        self.in_place(Operation::AllGather, None, data.len() / self.nranks(), data)
+        self.in_place(Operation::AllGather, None, data)
     }
 
     /// Adds a [`reduce_scatter`](super::Communicator::reduce_scatter).
@@ -87,7 +87,7 @@ impl<'c, 'b> Group<'c, 'b> {
         output: &'b mut [T],
         op: RedOp,
     ) -> Result<&mut Self, Error> {
-        self.typed(Operation::ReduceScatter, Some(op), output.len(), (input, output))
+        self.apart(Operation::ReduceScatter, Some(op), input, output)
     }
 
     /// Adds a [`reduce_scatter_in_place`](super::Communicator::reduce_scatter_in_place).
@@ -96,7 +96,7 @@ impl<'c, 'b> Group<'c, 'b> {
         data: &'b mut [T],
         op: RedOp,
     ) -> Result<&mut Self, Error> {
-        self.in_place(Operation::ReduceScatter, Some(op), data.len() / self.nranks(), data)
+        self.in_place(Operation::ReduceScatter, Some(op), data)
     }
 
     /// Adds a [`broadcast`](super::Communicator::broadcast).
@@ -105,7 +105,7 @@ impl<'c, 'b> Group<'c, 'b> {
         data: &'b mut [T],
         root: u32,
     ) -> Result<&mut Self, Error> {
-        self.in_place(Operation::Broadcast { root }, None, data.len(), data)
+        self.in_place(Operation::Broadcast { root }, None, data)
     }
 
     /// Adds a [`broadcast_from`](super::Communicator::broadcast_from).
@@ -115,7 +115,7 @@ impl<'c, 'b> Group<'c, 'b> {
         output: &'b mut [T],
         root: u32,
     ) -> Result<&mut Self, Error> {
-        self.typed(Operation::Broadcast { root }, None, output.len(), (input, output))
+        self.apart(Operation::Broadcast { root }, None, input, output)
     }
 
     /// Adds a [`reduce`](super::Communicator::reduce).
@@ -126,7 +126,7 @@ impl<'c, 'b> Group<'c, 'b> {
         op: RedOp,
         root: u32,
     ) -> Result<&mut Self, Error> {
-        self.typed(Operation::Reduce { root }, Some(op), input.len(), (input, output))
+        self.apart(Operation::Reduce { root }, Some(op), input, output)
     }
 
     /// Adds a [`reduce_in_place`](super::Communicator::reduce_in_place).
@@ -136,7 +136,7 @@ impl<'c, 'b> Group<'c, 'b> {
         op: RedOp,
         root: u32,
     ) -> Result<&mut Self, Error> {
-        self.in_place(Operation::Reduce { root }, Some(op), data.len(), data)
+        self.in_place(Operation::Reduce { root }, Some(op), data)
     }
 
     /// Adds an [`all_to_all`](super::Communicator::all_to_all).
@@ -145,8 +145,7 @@ impl<'c, 'b> Group<'c, 'b> {
         input: &'b [T],
         output: &'b mut [T],
     ) -> Result<&mut Self, Error> {
-        let count = input.len() / self.nranks();
-        self.typed(Operation::AllToAll, None, count, (input, output))
+        self.apart(Operation::AllToAll, None, input, output)
     }
 
     /// Adds a [`barrier`](super::Communicator::barrier). The group then ends only after all ranks have
@@ -154,7 +153,7 @@ impl<'c, 'b> Group<'c, 'b> {
     pub fn barrier(&mut self) -> Result<&mut Self, Error> {
         let shape = self.core.shape(Operation::AllReduce, Some(RedOp::Max));
         let mut byte = vec![0_u8];
-        self.calls.push(in_place(shape, 1, &mut byte)?);
+        self.calls.push(shape.in_place(byte.as_mut_slice().into())?);
         // The vector is on the heap, so the byte stays at its address until the group is dropped.
         self.barriers.push(byte);
         Ok(self)
@@ -167,14 +166,14 @@ impl<'c, 'b> Group<'c, 'b> {
         unsafe { self.core.run(&self.calls) }
     }
 
-    fn typed<T: Element>(
+    fn apart<T: Element>(
         &mut self,
         operation: Operation,
         op: Option<RedOp>,
-        count: usize,
-        (input, output): (&'b [T], &'b mut [T]),
+        input: &'b [T],
+        output: &'b mut [T],
     ) -> Result<&mut Self, Error> {
-        self.calls.push(typed(self.core.shape(operation, op), count, input, output)?);
+        self.calls.push(self.core.shape(operation, op).apart(input.into(), output.into())?);
         Ok(self)
     }
 
@@ -182,14 +181,9 @@ impl<'c, 'b> Group<'c, 'b> {
         &mut self,
         operation: Operation,
         op: Option<RedOp>,
-        count: usize,
         data: &'b mut [T],
     ) -> Result<&mut Self, Error> {
-        self.calls.push(in_place(self.core.shape(operation, op), count, data)?);
+        self.calls.push(self.core.shape(operation, op).in_place(data.into())?);
         Ok(self)
-    }
-
-    fn nranks(&self) -> usize {
-        self.core.bootstrap.nranks() as usize
     }
 }

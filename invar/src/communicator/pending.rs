@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use invar_core::coll::{Operation, RedOp};
 
-use super::call::{in_place, typed};
+use super::call::Span;
 use super::queue::{Done, Mover};
 use super::{Communicator, Core, Element};
 use crate::Error;
@@ -32,14 +32,13 @@ impl Communicator {
         data: Vec<T>,
         op: RedOp,
     ) -> Result<Pending<T>, Error> {
-        let count = data.len();
-        self.start(Operation::AllReduce, Some(op), count, data, None)
+        self.start(Operation::AllReduce, Some(op), data, None)
     }
 
     /// Starts [`all_gather`](Self::all_gather).
     pub fn start_all_gather<T: Element>(&self, input: Vec<T>) -> Result<Pending<T>, Error> {
         let (count, nranks) = (input.len(), self.nranks() as usize);
-        self.start(Operation::AllGather, None, count, input, count.checked_mul(nranks))
+        self.start(Operation::AllGather, None, input, count.checked_mul(nranks))
     }
 
     /// Starts [`reduce_scatter`](Self::reduce_scatter).
@@ -49,7 +48,7 @@ impl Communicator {
         op: RedOp,
     ) -> Result<Pending<T>, Error> {
         let count = input.len() / self.nranks() as usize;
-        self.start(Operation::ReduceScatter, Some(op), count, input, Some(count))
+        self.start(Operation::ReduceScatter, Some(op), input, Some(count))
     }
 
     /// Starts [`broadcast`](Self::broadcast).
@@ -58,8 +57,7 @@ impl Communicator {
         data: Vec<T>,
         root: u32,
     ) -> Result<Pending<T>, Error> {
-        let count = data.len();
-        self.start(Operation::Broadcast { root }, None, count, data, None)
+        self.start(Operation::Broadcast { root }, None, data, None)
     }
 
     /// Starts [`reduce_in_place`](Self::reduce_in_place).
@@ -69,26 +67,23 @@ impl Communicator {
         op: RedOp,
         root: u32,
     ) -> Result<Pending<T>, Error> {
-        let count = data.len();
-        self.start(Operation::Reduce { root }, Some(op), count, data, None)
+        self.start(Operation::Reduce { root }, Some(op), data, None)
     }
 
     /// Starts [`all_to_all`](Self::all_to_all).
     pub fn start_all_to_all<T: Element>(&self, input: Vec<T>) -> Result<Pending<T>, Error> {
-        let (count, len) = (input.len() / self.nranks() as usize, input.len());
-        self.start(Operation::AllToAll, None, count, input, Some(len))
+        let len = input.len();
+        self.start(Operation::AllToAll, None, input, Some(len))
     }
 
     /// Starts [`send`](Self::send).
     pub fn start_send<T: Element>(&self, data: Vec<T>, peer: u32) -> Result<Pending<T>, Error> {
-        let count = data.len();
-        self.start(Operation::Send { peer }, None, count, data, None)
+        self.start(Operation::Send { peer }, None, data, None)
     }
 
     /// Starts [`recv`](Self::recv), into `data`.
     pub fn start_recv<T: Element>(&self, data: Vec<T>, peer: u32) -> Result<Pending<T>, Error> {
-        let count = data.len();
-        self.start(Operation::Recv { peer }, None, count, data, None)
+        self.start(Operation::Recv { peer }, None, data, None)
     }
 
     /// Starts an operation. `output_len` is `None` if the operation is in place.
@@ -96,21 +91,22 @@ impl Communicator {
         &self,
         operation: Operation,
         redop: Option<RedOp>,
-        count: usize,
         mut input: Vec<T>,
         output_len: Option<usize>,
     ) -> Result<Pending<T>, Error> {
         let shape = self.shape(operation, redop);
         let mut output = Vec::new();
         let call = match (operation, output_len) {
-            (Operation::Send { .. }, _) => typed(shape, count, &input, &mut [])?,
-            (Operation::Recv { .. }, _) => typed(shape, count, &[], &mut input)?,
-            (_, None) => in_place(shape, count, &mut input)?,
+            (Operation::Send { .. }, _) => shape.apart((&input[..]).into(), Span::empty::<T>())?,
+            (Operation::Recv { .. }, _) => {
+                shape.apart(Span::empty::<T>(), (&mut input[..]).into())?
+            }
+            (_, None) => shape.in_place((&mut input[..]).into())?,
             (_, Some(len)) => {
                 let zero = || Kind::Usage(format!("{len} elements are too many"));
                 output.try_reserve_exact(len).map_err(|_| zero())?;
                 output.extend(std::iter::repeat_n(T::ZERO, len));
-                typed(shape, count, &input, &mut output)?
+                shape.apart((&input[..]).into(), (&mut output[..]).into())?
             }
         };
         let buffers = Arc::new(Buffers { input, output });

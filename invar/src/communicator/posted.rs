@@ -1,12 +1,13 @@
-//! Operations on memory that their caller keeps, and that move when the caller tests them.
+//! Operations on memory that their caller keeps.
 
-use std::sync::{Arc, TryLockError};
+use std::sync::{Arc, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
 
 use invar_core::coll::{DataType, Operation, RedOp};
 
-use super::call::{Call, Work};
+use super::call::{Call, Span, Work};
 use super::engine::Advance;
-use super::queue::{Done, Mover};
+use super::queue::{Done, Mover, Workplace};
 use super::{Communicator, Core};
 use crate::Error;
 use crate::error::Kind;
@@ -14,10 +15,13 @@ use crate::error::Kind;
 /// Number of rounds that one test moves at most, so that it returns soon.
 const ROUNDS: u32 = 16;
 
-/// A collective on raw memory.
+/// A waiting thread looks this often whether it may move its operation itself.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// An operation on raw memory.
 #[derive(Clone, Copy, Debug)]
-pub struct RawCollective {
-    /// The collective; no send or receive.
+pub struct RawOperation {
+    /// A collective, a send or a receive.
     pub operation: Operation,
     /// Number of elements, as in [`Task::count`](super::Task::count).
     pub count: usize,
@@ -31,21 +35,20 @@ pub struct RawCollective {
     pub output: *mut u8,
 }
 
-/// Collectives in progress, which [`Communicator::post`] has started.
-#[must_use = "the result comes out of `test`"]
+/// Operations in progress, which [`Communicator::post`] has started.
+#[must_use = "the result comes out of `test` or `wait_within`"]
 pub struct Posted {
     core: Arc<Core>,
     done: Arc<Done>,
 }
 
 impl Communicator {
-    /// Starts collectives, which run one after the other, behind all that was started before. They move
-    /// in calls of [`Posted::test`]. If these calls stay away for some milliseconds, a thread moves the
-    /// collectives.
+    /// Starts operations as a group, behind all that was started before. Its collectives run one after
+    /// the other; then its sends and receives run at once. `mover` says which thread moves them.
     ///
     /// # Errors
-    /// Fails if the communicator has ended, if an operation is a send or a receive, if a reduction is
-    /// missing, or if the elements of all ranks are too many.
+    /// Fails if the communicator has ended, if a reduction is missing or needless, or if the elements of
+    /// all ranks are too many.
     ///
     /// # Safety
     ///
@@ -53,25 +56,59 @@ impl Communicator {
     /// - Input and output have as many elements as [`Operation::input_count`] and
     ///   [`Operation::output_count`] say.
     /// - Nobody else writes an input or accesses an output. The memory of one collective may be that of
-    ///   an earlier one.
+    ///   an earlier one. The memory of a send or receive is that of no other operation of the group,
+    ///   unless both only read it.
     /// - Input and output of one collective are the same where NCCL has the collective in place.
     ///   Otherwise they do not overlap.
-    pub unsafe fn post(&self, collectives: &[RawCollective]) -> Result<Posted, Error> {
+    pub unsafe fn post(&self, operations: &[RawOperation], mover: Mover) -> Result<Posted, Error> {
         self.check()?;
-        let calls = collectives.iter().map(|collective| self.raw_call(collective));
+        let calls = operations.iter().map(|operation| self.raw_call(operation));
         let calls = calls.collect::<Result<Vec<Call>, Error>>()?;
         // SAFETY: the caller has promised what `enqueue` demands.
-        let done = unsafe { self.enqueue(calls, None, Mover::Caller) }?;
+        let done = unsafe { self.enqueue(calls, None, mover) }?;
         Ok(Posted { core: Arc::clone(&self.core), done })
     }
 
-    fn raw_call(&self, collective: &RawCollective) -> Result<Call, Error> {
-        let RawCollective { operation, count, data_type, redop, input, output } = *collective;
+    /// Describes an operation with an input and an output, for [`post`](Self::post).
+    ///
+    /// The lengths are in bytes. An operation has no input or no output where [`Operation::input_count`]
+    /// or [`Operation::output_count`] says so.
+    ///
+    /// # Errors
+    /// Fails if a length is not that of the operation.
+    pub fn raw(
+        &self,
+        operation: Operation,
+        redop: Option<RedOp>,
+        data_type: DataType,
+        input: *const [u8],
+        output: *mut [u8],
+    ) -> Result<RawOperation, Error> {
+        let input = span(input.cast_mut(), data_type)?;
+        Ok(self.shape(operation, redop).apart(input, span(output, data_type)?)?.into())
+    }
+
+    /// Describes an operation in place, for [`post`](Self::post). The length is in bytes.
+    ///
+    /// # Errors
+    /// Fails if the length is not that of the operation, or if the operation can't be in place.
+    pub fn raw_in_place(
+        &self,
+        operation: Operation,
+        redop: Option<RedOp>,
+        data_type: DataType,
+        data: *mut [u8],
+    ) -> Result<RawOperation, Error> {
+        Ok(self.shape(operation, redop).in_place(span(data, data_type)?)?.into())
+    }
+
+    fn raw_call(&self, raw: &RawOperation) -> Result<Call, Error> {
+        let RawOperation { operation, count, data_type, redop, input, output } = *raw;
         let reduces = matches!(
             operation,
             Operation::AllReduce | Operation::ReduceScatter | Operation::Reduce { .. }
         );
-        if operation.is_transfer() || reduces != redop.is_some() {
+        if reduces != redop.is_some() {
             let text = format!("{operation:?} with the reduction {redop:?} can't be posted");
             return Err(Kind::Usage(text).into());
         }
@@ -80,20 +117,33 @@ impl Communicator {
     }
 }
 
+/// Returns the elements of this memory.
+fn span(bytes: *mut [u8], data_type: DataType) -> Result<Span, Error> {
+    let (len, each) = (bytes.len(), data_type.bytes());
+    if !len.is_multiple_of(each) {
+        let text = format!("{len} bytes are no whole number of elements of {each} bytes");
+        return Err(Kind::Usage(text).into());
+    }
+    Ok(Span { start: bytes.cast(), len: len / each, data_type })
+}
+
+impl From<Call> for RawOperation {
+    fn from(call: Call) -> Self {
+        let Call { work: Work { operation, count, data_type, redop }, input, output } = call;
+        RawOperation { operation, count, data_type, redop, input, output }
+    }
+}
+
 impl Posted {
-    /// Moves the collectives without waiting. Returns their result, once: `None` before they are done,
+    /// Moves the operations without waiting. Returns their result, once: `None` before they are done,
     /// and after the result was returned.
     pub fn test(&self) -> Option<Result<(), Error>> {
         if self.done.is_set() {
             return self.done.take();
         }
         self.core.queue.note_test();
-        let mut workplace = match self.core.workplace.try_lock() {
-            Ok(workplace) => workplace,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Another thread moves them.
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        // Without the lock another thread moves them.
+        let mut workplace = self.try_workplace()?;
         for _ in 0..ROUNDS {
             match self.core.queue.round(&mut workplace) {
                 Some(Advance::Moved | Advance::Done) if !self.done.is_set() => {}
@@ -103,8 +153,48 @@ impl Posted {
         self.done.take()
     }
 
-    /// Returns whether the collectives are done, successfully or not. The call moves nothing.
+    /// Waits for the operations, at most this long. The calling thread moves them, unless another thread
+    /// does; then it sleeps. Returns their result as [`test`](Self::test) does.
+    pub fn wait_within(&self, time: Duration) -> Option<Result<(), Error>> {
+        let start = Instant::now();
+        while !self.done.is_set() {
+            match self.try_workplace() {
+                Some(mut workplace) => self.move_within(time, start, &mut workplace),
+                None => self.done.sleep(time.saturating_sub(start.elapsed()).min(LOOK_EVERY)),
+            }
+            if start.elapsed() >= time {
+                break;
+            }
+        }
+        self.done.take()
+    }
+
+    /// Moves the operations until they are done or the time is over.
+    fn move_within(&self, time: Duration, start: Instant, workplace: &mut Workplace) {
+        while !self.done.is_set() {
+            self.core.queue.note_test();
+            match self.core.queue.round(workplace) {
+                Some(Advance::Moved | Advance::Done) => {}
+                Some(Advance::Waiting) => workplace.pause(),
+                None => return,
+            }
+            if start.elapsed() >= time {
+                return;
+            }
+        }
+    }
+
+    /// Returns whether the operations are done, successfully or not. The call moves nothing.
     pub fn is_done(&self) -> bool {
         self.done.is_set()
+    }
+
+    /// Locks the engine, unless another thread has it.
+    fn try_workplace(&self) -> Option<MutexGuard<'_, Workplace>> {
+        match self.core.workplace.try_lock() {
+            Ok(workplace) => Some(workplace),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 }

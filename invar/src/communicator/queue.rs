@@ -5,7 +5,8 @@
 //!
 //! - A blocking call, and [`Pending::wait`](super::Pending::wait), first complete all operations before
 //!   their own.
-//! - [`Posted::test`](super::Posted::test) moves a few rounds and returns.
+//! - [`Posted::test`](super::Posted::test) moves a few rounds and returns. `Posted::wait_within` moves
+//!   rounds until its operation is done or the time is over.
 //! - The worker thread moves what nobody else moves. It takes an operation of [`Mover::Worker`] at once.
 //!   It leaves operations of [`Mover::Caller`] alone as long as their callers test, because two threads
 //!   that poll cost more than one. It takes over after one or two milliseconds without a test.
@@ -29,12 +30,13 @@ const NAP: Duration = Duration::from_millis(1);
 /// caller need not wake it.
 const NAPS: u32 = 100;
 
-/// The thread that an operation expects to be moved by.
+/// The thread that moves an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mover {
-    /// The worker thread.
+pub enum Mover {
+    /// The communicator's own thread, from the start on.
     Worker,
-    /// The caller, who tests the operation.
+    /// The caller, who tests the operation or waits for it. If the caller stays away for some
+    /// milliseconds, the communicator's own thread moves the operation.
     Caller,
 }
 
@@ -85,7 +87,15 @@ struct Running {
 #[derive(Default)]
 pub(super) struct Done {
     is_set: AtomicBool,
-    result: Mutex<Option<Result<(), Error>>>,
+    outcome: Mutex<Outcome>,
+    news: Condvar,
+}
+
+#[derive(Default)]
+struct Outcome {
+    result: Option<Result<(), Error>>,
+    /// Number of threads that sleep until the operation is done.
+    sleepers: usize,
 }
 
 impl Drop for Running {
@@ -127,6 +137,13 @@ impl Workplace {
     pub(super) fn new(engine: Engine) -> Self {
         Workplace { engine, running: None }
     }
+
+    /// Pauses the caller, because the operation that has begun waits for another rank.
+    pub(super) fn pause(&self) {
+        if let Some(running) = &self.running {
+            running.batch.pause();
+        }
+    }
 }
 
 impl Queue {
@@ -144,10 +161,8 @@ impl Queue {
     /// Completes all operations that are started.
     pub(super) fn drain(&self, workplace: &mut Workplace) {
         while let Some(round) = self.round(workplace) {
-            if round == Advance::Waiting
-                && let Some(running) = &workplace.running
-            {
-                running.batch.pause();
+            if round == Advance::Waiting {
+                workplace.pause();
             }
         }
     }
@@ -273,12 +288,28 @@ impl Done {
 
     /// Takes the result. Returns `None` if the operation is not done, or if the result is taken.
     pub(super) fn take(&self) -> Option<Result<(), Error>> {
-        self.result.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.outcome().result.take()
+    }
+
+    /// Sleeps until the operation is done, at most this long.
+    pub(super) fn sleep(&self, time: Duration) {
+        let mut outcome = self.outcome();
+        outcome.sleepers += 1;
+        let asleep = self.news.wait_timeout_while(outcome, time, |_| !self.is_set());
+        asleep.unwrap_or_else(PoisonError::into_inner).0.sleepers -= 1;
     }
 
     fn set(&self, result: Result<(), Error>) {
-        *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        let mut outcome = self.outcome();
+        outcome.result = Some(result);
         self.is_set.store(true, Ordering::Release);
+        if outcome.sleepers > 0 {
+            self.news.notify_all();
+        }
+    }
+
+    fn outcome(&self) -> MutexGuard<'_, Outcome> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use invar::communicator::{Posted, RawCollective};
+use invar::communicator::{Mover, Posted, RawOperation};
 use invar::{Communicator, Hub};
 
 use super::window::Bounce;
@@ -98,7 +98,7 @@ impl CollComm {
     pub(super) unsafe fn start(
         &self,
         number: Number,
-        collectives: &[RawCollective],
+        collectives: &[RawOperation],
         bytes: usize,
         bounce: Option<Bounce>,
     ) -> Result<Option<Number>, Failed> {
@@ -107,7 +107,7 @@ impl CollComm {
             return Ok(None);
         }
         // SAFETY: The caller has promised what `post` demands.
-        let posted = unsafe { self.communicator.post(collectives) };
+        let posted = unsafe { self.communicator.post(collectives, Mover::Caller) };
         let posted = posted.map_err(|error| failed(&error))?;
         let pending = Arc::clone(&self.pending);
         pending.fetch_add(1, Ordering::AcqRel);

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::slice;
 
-use invar::communicator::{Operation, RawCollective};
+use invar::communicator::{Operation, RawOperation};
 use invar::{DataType, RedOp};
 
 use super::comm::{self, CollComm, check_registered};
@@ -171,7 +171,7 @@ pub(crate) unsafe extern "C" fn iallreduce(
         if input != output {
             start.check_apart((input, bytes), (output, bytes))?;
         }
-        let all = RawCollective {
+        let all = RawOperation {
             operation: Operation::AllReduce,
             count,
             data_type,
@@ -399,7 +399,7 @@ impl Start {
     /// The caller makes the promises of [`CollComm::start`].
     unsafe fn with(
         self,
-        collectives: &[RawCollective],
+        collectives: &[RawOperation],
         bytes: usize,
         bounce: Option<Bounce>,
     ) -> Outcome {

@@ -15,7 +15,7 @@ use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr;
 
-use invar::communicator::{Operation, RawCollective};
+use invar::communicator::{Operation, RawOperation};
 use invar::{DataType, RedOp};
 
 use crate::outcome::{Failed, misused};
@@ -79,12 +79,12 @@ impl Window {
         (rank, nranks): (u32, u32),
         own: *const u8,
         window: *mut u8,
-    ) -> Vec<RawCollective> {
+    ) -> Vec<RawOperation> {
         let (data_type, redop) = (DataType::U8, None);
         if self.is_all(nranks) {
             let (operation, count) = (Operation::AllGather, self.block);
             let all =
-                RawCollective { operation, count, data_type, redop, input: own, output: window };
+                RawOperation { operation, count, data_type, redop, input: own, output: window };
             return vec![all];
         }
         let piece = |root: u32| {
@@ -92,7 +92,7 @@ impl Window {
             let output = window.wrapping_add(piece.start);
             let input = if root == rank { own } else { output };
             let (operation, count) = (Operation::Broadcast { root }, piece.len());
-            RawCollective { operation, count, data_type, redop, input, output }
+            RawOperation { operation, count, data_type, redop, input, output }
         };
         self.ranks().map(piece).collect()
     }
@@ -105,11 +105,11 @@ impl Window {
         Elements { data_type, redop }: Elements,
         window: *const u8,
         own: *mut u8,
-    ) -> Vec<RawCollective> {
+    ) -> Vec<RawOperation> {
         if self.is_all(nranks) {
             let (operation, count) = (Operation::ReduceScatter, self.block / data_type.bytes());
             let all =
-                RawCollective { operation, count, data_type, redop, input: window, output: own };
+                RawOperation { operation, count, data_type, redop, input: window, output: own };
             return vec![all];
         }
         let piece = |root: u32| {
@@ -117,7 +117,7 @@ impl Window {
             let input = window.wrapping_add(piece.start);
             let output = if root == rank { own } else { input.cast_mut() };
             let (operation, count) = (Operation::Reduce { root }, piece.len() / data_type.bytes());
-            RawCollective { operation, count, data_type, redop, input, output }
+            RawOperation { operation, count, data_type, redop, input, output }
         };
         self.ranks().map(piece).collect()
     }
@@ -207,7 +207,7 @@ fn zeroed(len: usize) -> Result<Vec<u8>, Failed> {
 mod tests {
     use super::*;
 
-    fn operations(collectives: &[RawCollective]) -> Vec<(Operation, usize)> {
+    fn operations(collectives: &[RawOperation]) -> Vec<(Operation, usize)> {
         collectives.iter().map(|one| (one.operation, one.count)).collect()
     }
 
