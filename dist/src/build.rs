@@ -19,6 +19,8 @@ const PLUGIN_BYTES_MAX: usize = 5_000_000;
 pub(crate) struct Binaries {
     pub(crate) command: Vec<u8>,
     pub(crate) plugin: Vec<u8>,
+    /// The native module of the Python package.
+    pub(crate) module: Vec<u8>,
 }
 
 /// The directory in which cargo builds.
@@ -30,7 +32,7 @@ pub(crate) fn target_directory() -> Result<PathBuf> {
     Ok(target.into())
 }
 
-/// Builds the command and the plugin, and checks them.
+/// Builds the binaries, and checks them.
 pub(crate) fn run(target: &Path) -> Result<Binaries> {
     let replaced = replaced_paths(target)?;
     let option = |prefix: &str| {
@@ -56,9 +58,14 @@ pub(crate) fn run(target: &Path) -> Result<Binaries> {
         let path = target.join(&host).join(PROFILE).join(name);
         fs::read(&path).with_context(|| path.display().to_string())
     };
-    let binaries = Binaries { command: read("invar")?, plugin: read("libnccl_net_invar.so")? };
+    let binaries = Binaries {
+        command: read("invar")?,
+        plugin: read("libnccl_net_invar.so")?,
+        module: read("libinvar_python.so")?,
+    };
     check("the command", &binaries.command, &replaced)?;
     check("the plugin", &binaries.plugin, &replaced)?;
+    check("the Python module", &binaries.module, &replaced)?;
     let bytes = binaries.plugin.len();
     ensure!(bytes < PLUGIN_BYTES_MAX, "the plugin has {bytes} bytes, more than {PLUGIN_BYTES_MAX}");
     Ok(binaries)

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::shell;
 
 /// The packages that become binaries.
-pub(crate) const BINARIES: [&str; 2] = ["invar-cli", "invar-nccl-plugin"];
+pub(crate) const BINARIES: [&str; 3] = ["invar-cli", "invar-nccl-plugin", "invar-python"];
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// A crate's name and version.

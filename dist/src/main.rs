@@ -53,7 +53,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<()> {
     let target = build::target_directory()?;
-    println!("building the command and the plugin");
+    println!("building the command, the plugin and the Python module");
     let binaries = build::run(&target)?;
     let mut needs = Needs::default();
     needs.add(&binaries.command).context("the command")?;
@@ -71,17 +71,21 @@ fn run(args: &Args) -> Result<()> {
         definition: invar_cli::definition(),
         command: binaries.command,
         plugin: binaries.plugin,
+        module: binaries.module,
         version,
     };
     println!("glibc {}.{} or later; {} crates", glibc.major, glibc.minor, crates.len());
     println!("{:>10} bytes  the command, stripped", product.command.len());
     println!("{:>10} bytes  the plugin, stripped", product.plugin.len());
+    println!("{:>10} bytes  the Python module, stripped", product.module.len());
     let work = target.join("dist-check");
     let mut files = packages(&product)?;
     files.extend(crates::build(&work).context("the crates")?);
     if args.check {
         let again = build::run(&work).context("a second build")?;
-        let is_same = again.command == product.command && again.plugin == product.plugin;
+        let is_same = again.command == product.command
+            && again.plugin == product.plugin
+            && again.module == product.module;
         ensure!(is_same, "two builds in two folders gave two results");
         println!("two builds in two folders gave the same bytes");
         let mut again = packages(&product)?;

@@ -28,7 +28,9 @@ pub(crate) struct Product {
     pub(crate) homepage: String,
     pub(crate) command: Vec<u8>,
     pub(crate) plugin: Vec<u8>,
-    /// The libraries that both binaries need.
+    /// The native module of the Python package.
+    pub(crate) module: Vec<u8>,
+    /// The libraries that command and plugin need.
     pub(crate) needs: Needs,
     /// Texts for people, by file name: licences, the licences of dependencies, and what changed.
     pub(crate) texts: Vec<(String, Vec<u8>)>,

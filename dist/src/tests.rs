@@ -43,7 +43,8 @@ fn product() -> Product {
         time: TIME,
         homepage: "https://invar.example".to_owned(),
         command: binary.clone(),
-        plugin: binary,
+        plugin: binary.clone(),
+        module: binary,
         needs,
         texts: ["LICENSE-MIT", "LICENSE-APACHE", "THIRD-PARTY-LICENSES.txt", "install.md"]
             .map(text)
@@ -207,11 +208,16 @@ fn the_wheel_says_which_glibc_it_needs_and_lists_its_files() {
     let product = product();
     let (name, bytes) = wheel::build(&product).unwrap();
     let glibc = product.needs.glibc().unwrap();
-    let tag = format!("py3-none-manylinux_{}_{}_x86_64", glibc.major, glibc.minor);
+    let tag = format!("cp39-abi3-manylinux_{}_{}_x86_64", glibc.major, glibc.minor);
     assert_eq!(name, format!("invar-1.2.3-{tag}.whl"));
     let entries = unzipped(&bytes);
     assert_runs(&entries, "invar-1.2.3.data/scripts/invar", &product);
     assert_eq!(entries[&format!("invar/{PLUGIN}")].content, product.plugin);
+    assert_eq!(entries["invar/_invar.abi3.so"].content, product.module);
+    for file in fs::read_dir("../python/invar").unwrap().map(|file| file.unwrap()) {
+        let name = file.file_name().into_string().unwrap();
+        assert!(entries.contains_key(&format!("invar/{name}")), "{name} is not in the wheel");
+    }
     let of = |name: &str| text(&entries[&format!("invar-1.2.3.dist-info/{name}")].content);
     assert!(of("WHEEL").contains(&format!("\nTag: {tag}\n")));
     assert!(of("METADATA").contains("\nRequires-Python: >=3.9\n"));

@@ -9,20 +9,35 @@ use hmac_sha256::Hash;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, DateTime, ZipWriter};
 
+use crate::elf::Needs;
 use crate::product::{DESCRIPTION, LICENCE, PLUGIN, Product, SUMMARY};
 use crate::tree::{File, Tree};
 
-const INIT: &str = include_str!("../python/invar/__init__.py");
-const MAIN: &str = include_str!("../python/invar/__main__.py");
+/// The package's files in Python.
+const FILES: [(&str, &str); 4] = [
+    ("__init__.py", include_str!("../../python/invar/__init__.py")),
+    ("__main__.py", include_str!("../../python/invar/__main__.py")),
+    ("_invar.pyi", include_str!("../../python/invar/_invar.pyi")),
+    ("py.typed", include_str!("../../python/invar/py.typed")),
+];
+/// The native module, under the name by which every CPython finds it.
+const MODULE: &str = "_invar.abi3.so";
 
 /// The wheel's file name and its content.
 pub(crate) fn build(product: &Product) -> Result<(String, Vec<u8>)> {
     let version = &product.version;
-    let glibc = product.needs.glibc()?;
-    let tag = format!("py3-none-manylinux_{}_{}_x86_64", glibc.major, glibc.minor);
+    let mut needs = Needs::default();
+    for binary in [&product.command, &product.plugin, &product.module] {
+        needs.add(binary)?;
+    }
+    needs.check_libraries()?;
+    let glibc = needs.glibc()?;
+    let tag = format!("cp39-abi3-manylinux_{}_{}_x86_64", glibc.major, glibc.minor);
     let mut tree = Tree::default();
-    tree.add_data("invar/__init__.py", INIT)?;
-    tree.add_data("invar/__main__.py", MAIN)?;
+    for (name, text) in FILES {
+        tree.add_data(format!("invar/{name}"), text)?;
+    }
+    tree.add_data(format!("invar/{MODULE}"), product.module.clone())?;
     tree.add_data(format!("invar/{PLUGIN}"), product.plugin.clone())?;
     let command = File { content: product.command.clone(), executable: true };
     tree.add(format!("invar-{version}.data/scripts/invar"), command)?;
@@ -54,6 +69,8 @@ fn metadata(product: &Product, licences: &[&str]) -> String {
          {files}\
          Project-URL: Homepage, {}\n\
          Classifier: Operating System :: POSIX :: Linux\n\
+         Classifier: Programming Language :: Python :: Implementation :: CPython\n\
+         Classifier: Typing :: Typed\n\
          Requires-Python: >=3.9\n\
          Description-Content-Type: text/plain\n\
          \n\

@@ -16,6 +16,7 @@ mod no_std;
 mod null_verbs;
 mod outcome;
 mod plugin;
+mod python;
 mod rxe;
 mod sanitize;
 mod shell;
@@ -67,6 +68,8 @@ enum Command {
     Stuck(stuck::Args),
     /// Build `libnccl-net-invar.so`, the plugin that NCCL loads.
     Plugin,
+    /// Build the Python package `invar`, and print how Python finds it.
+    Python,
     /// Start the command by the launchers of this machine: Open MPI, MPICH, torchrun, and a Slurm of two
     /// nodes in namespaces.
     Launchers,
@@ -96,6 +99,7 @@ fn run(args: Args) -> Result<ExitCode> {
         Command::Sanitize(args) => sanitize::run(&shell, &args),
         Command::Stuck(args) => stuck::run(&shell, &args),
         Command::Plugin => plugin::run(&shell),
+        Command::Python => python::run(&shell),
         Command::Launchers => launchers::run(&shell),
         Command::Nccl(args) => nccl::run(&shell, &args),
         Command::Dist(args) => dist::run(&shell, &args),

@@ -8,6 +8,22 @@ use super::Outcome;
 use super::root::{is_installed, paths, remove};
 use crate::shell;
 
+/// A program with two ranks, which needs no NumPy.
+const RANKS: &str = "
+import threading, invar
+def rank(number, hub_id, sums):
+    with invar.Communicator.join(hub_id, number, 2) as comm:
+        data = bytearray([1 + number] * 3)
+        comm.all_reduce(data)
+        sums[number] = bytes(data)
+sums = {}
+with invar.Hub(2) as hub:
+    ranks = [threading.Thread(target=rank, args=(n, hub.id, sums)) for n in range(2)]
+    [thread.start() for thread in ranks]
+    [thread.join() for thread in ranks]
+print(sums == {0: bytes([3] * 3), 1: bytes([3] * 3)})
+";
+
 /// The names of Python's releases that the wheel serves.
 const PYTHONS: [&str; 7] =
     ["python3", "python3.9", "python3.10", "python3.11", "python3.12", "python3.13", "python3.14"];
@@ -56,6 +72,8 @@ fn install(python: &str, wheel: &Path, environment: &Path) -> Result<()> {
     pip(&["check"])?;
     let sizes = ["--min-bytes", "8", "--max-bytes", "64K", "--factor", "64", "--iters", "50"];
     run("invar", &[&["perf"], &sizes[..]].concat())?;
+    let sums = run("python", &["-c", RANKS])?;
+    ensure!(sums.trim() == "True", "the sums of two ranks are right: {sums}");
     let plugin = run(
         "python",
         &["-c", "import ctypes, invar; p = invar.nccl_plugin_path(); ctypes.CDLL(p); print(p)"],

@@ -167,6 +167,7 @@ fn is_product(path: &Path) -> bool {
                     | "invar"
                     | "cli"
                     | "nccl-plugin"
+                    | "python"
             ),
             Some("src")
         )

@@ -1,0 +1,254 @@
+//! Operations in progress.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use invar::communicator::{Mover, Posted, RawOperation};
+use pyo3::exceptions::{PyTimeoutError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::error::raised;
+use crate::memory::Memory;
+use crate::prepared::{Prepared, check_group};
+use crate::waiting::SIGNALS_EVERY;
+
+/// After an abort, operations end at once. This is the bound of the wait for that.
+const ABORT_WITHIN: Duration = Duration::from_secs(5);
+
+/// A communicator that Python may close, and its operations in progress.
+pub(crate) struct Session {
+    communicator: Mutex<Option<Arc<invar::Communicator>>>,
+    started: Mutex<Vec<Arc<InProgress>>>,
+    pub(crate) rank: u32,
+    pub(crate) nranks: u32,
+}
+
+/// An operation that has started, and its memory.
+struct InProgress {
+    posted: Posted,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// The memory, until the operation is done.
+    memory: Vec<Memory>,
+    outcome: Option<Result<(), PyErr>>,
+    /// Whether a caller of Python has got the outcome.
+    is_seen: bool,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Session {
+    pub(crate) fn new(communicator: invar::Communicator) -> Self {
+        let (rank, nranks) = (communicator.rank(), communicator.nranks());
+        let communicator = Mutex::new(Some(Arc::new(communicator)));
+        Session { communicator, started: Mutex::default(), rank, nranks }
+    }
+
+    /// Returns the communicator, unless it is closed.
+    pub(crate) fn open(&self) -> PyResult<Arc<invar::Communicator>> {
+        let communicator = locked(&self.communicator).clone();
+        communicator.ok_or_else(|| PyValueError::new_err("the communicator is closed"))
+    }
+
+    /// Runs operations as a group, and returns once they are done. If a signal's handler raises an
+    /// exception meanwhile, the communicator is aborted: a rank can't take back what it has begun.
+    pub(crate) fn run(&self, py: Python<'_>, group: Vec<Prepared>) -> PyResult<()> {
+        let communicator = self.open()?;
+        let (posted, memory) = post(py, &communicator, group, Mover::Caller)?;
+        let interrupt = loop {
+            match py.detach(|| posted.wait_within(SIGNALS_EVERY)) {
+                Some(Ok(())) => return Ok(()),
+                Some(Err(error)) => return Err(raised(py, &error)),
+                None => {}
+            }
+            if let Err(interrupt) = py.check_signals() {
+                break interrupt;
+            }
+        };
+        let interrupted = InProgress::new(posted, memory);
+        py.detach(|| {
+            communicator.abort("a blocking call was interrupted");
+            if interrupted.posted.wait_within(ABORT_WITHIN).is_none() {
+                locked(&self.started).push(interrupted);
+            }
+        });
+        Err(interrupt)
+    }
+
+    /// Starts operations as a group.
+    pub(crate) fn start(&self, py: Python<'_>, group: Vec<Prepared>) -> PyResult<Work> {
+        let communicator = self.open()?;
+        let (posted, memory) = post(py, &communicator, group, Mover::Worker)?;
+        let started = InProgress::new(posted, memory);
+        let mut all = locked(&self.started);
+        all.retain(|earlier| !earlier.collect(py));
+        all.push(Arc::clone(&started));
+        Ok(Work { started })
+    }
+
+    /// Ends the communicator on all ranks.
+    pub(crate) fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let communicator = self.open()?;
+        py.detach(|| communicator.abort(reason));
+        Ok(())
+    }
+
+    /// Waits for the operations in progress, and leaves the communicator. Returns the error of an
+    /// operation for which nobody has waited.
+    pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let mut failed = Ok(());
+        // An operation stays in the list while a signal may interrupt the wait for it.
+        while let Some(started) = { locked(&self.started).first().cloned() } {
+            started.wait(py, None)?;
+            locked(&self.started).retain(|other| !Arc::ptr_eq(other, &started));
+            let state = locked(&started.state);
+            if let (Some(Err(error)), false, Ok(())) = (&state.outcome, state.is_seen, &failed) {
+                failed = Err(error.clone_ref(py));
+            }
+        }
+        self.leave(py);
+        failed
+    }
+
+    /// Leaves the communicator. Operations that are not done go on until its end.
+    fn leave(&self, py: Python<'_>) {
+        let communicator = locked(&self.communicator).take();
+        py.detach(|| drop(communicator));
+    }
+}
+
+impl Drop for Session {
+    /// Aborts a communicator that was not closed, if operations are in progress.
+    fn drop(&mut self) {
+        Python::try_attach(|py| {
+            if locked(&self.started).iter().any(|started| !started.collect(py)) {
+                // The communicator is open, since `close` waits for all operations.
+                let _ = self.abort(py, "the communicator was dropped with operations in progress");
+            }
+            self.leave(py);
+        });
+    }
+}
+
+/// Starts operations as a group, and returns their memory.
+fn post(
+    py: Python<'_>,
+    communicator: &invar::Communicator,
+    group: Vec<Prepared>,
+    mover: Mover,
+) -> PyResult<(Posted, Vec<Memory>)> {
+    check_group(communicator, &group)?;
+    let raw: Vec<RawOperation> = group.iter().map(|prepared| prepared.raw).collect();
+    // SAFETY: the library has checked the lengths. `check_group` and `prepared` have checked that memory
+    // which an operation writes is that of no other. The callers of `post` keep the memory until the
+    // operations are done. Python's programs must not use it meanwhile, as the documentation says.
+    let posted = unsafe { communicator.post(&raw, mover) }.map_err(|error| raised(py, &error))?;
+    Ok((posted, group.into_iter().flat_map(Prepared::into_memory).collect()))
+}
+
+impl InProgress {
+    fn new(posted: Posted, memory: Vec<Memory>) -> Arc<Self> {
+        let state = State { memory, outcome: None, is_seen: false };
+        Arc::new(InProgress { posted, state: Mutex::new(state) })
+    }
+
+    /// Waits at most this long. Returns whether the operation is done.
+    fn wait(&self, py: Python<'_>, time: Option<Duration>) -> PyResult<bool> {
+        let start = Instant::now();
+        loop {
+            let left = time.map_or(SIGNALS_EVERY, |time| time.saturating_sub(start.elapsed()));
+            let left = left.min(SIGNALS_EVERY);
+            let outcome = py.detach(|| self.posted.wait_within(left));
+            if self.keep(py, outcome) {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            if time.is_some_and(|time| start.elapsed() >= time) {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Fetches the outcome, if the operation is done. Returns whether it is.
+    fn collect(&self, py: Python<'_>) -> bool {
+        let outcome = if self.posted.is_done() { self.posted.test() } else { None };
+        self.keep(py, outcome)
+    }
+
+    /// Keeps the outcome, which the library gives once, and gives the memory back. Returns whether the
+    /// operation is done.
+    fn keep(&self, py: Python<'_>, outcome: Option<Result<(), invar::Error>>) -> bool {
+        let mut state = locked(&self.state);
+        let mut memory = Vec::new();
+        if let Some(outcome) = outcome {
+            state.outcome = Some(outcome.map_err(|error| raised(py, &error)));
+            memory = std::mem::take(&mut state.memory);
+        }
+        let is_done = state.outcome.is_some();
+        drop(state);
+        // A lender may run code of Python.
+        drop(memory);
+        is_done
+    }
+
+    /// Returns the outcome of an operation that is done.
+    fn outcome(&self, py: Python<'_>) -> PyResult<()> {
+        let mut state = locked(&self.state);
+        state.is_seen = true;
+        match &state.outcome {
+            Some(Err(error)) => Err(error.clone_ref(py)),
+            Some(Ok(())) | None => Ok(()),
+        }
+    }
+}
+
+/// An operation in progress, which a ``start_…`` method returned.
+///
+/// Do not change the memory of the operation before it is done, and do not read its output. A work
+/// can be awaited in a coroutine of asyncio.
+///
+/// >>> ones = np.ones(4, np.float32)
+/// >>> work = comm.start_all_reduce(ones)
+/// >>> work.wait()
+/// >>> work.done()
+/// True
+#[pyclass(module = "invar", frozen)]
+pub(crate) struct Work {
+    started: Arc<InProgress>,
+}
+
+#[pymethods]
+impl Work {
+    /// Wait until the operation is done.
+    ///
+    /// Without a timeout the communicator's own bounds hold. A wait that Ctrl-C or the timeout ends
+    /// leaves the operation in progress.
+    ///
+    /// Raises TimeoutError after `timeout` seconds, and Error if the operation fails.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let time = timeout.map(Duration::try_from_secs_f64).transpose();
+        let time = time.map_err(|error| PyValueError::new_err(format!("timeout: {error}")))?;
+        if self.started.wait(py, time)? {
+            return self.started.outcome(py);
+        }
+        let text = format!("the operation is not done after {} s", timeout.unwrap_or_default());
+        Err(PyTimeoutError::new_err(text))
+    }
+
+    /// Whether the operation is done, successfully or not.
+    fn done(&self, py: Python<'_>) -> bool {
+        self.started.collect(py)
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let running = py.import("asyncio")?.call_method0("get_running_loop")?;
+        let future = running.call_method1("run_in_executor", (py.None(), slf.getattr("wait")?))?;
+        future.call_method0("__await__")
+    }
+}

@@ -1,0 +1,96 @@
+"""The examples of docstrings and pages run, and the stubs have what the module has."""
+
+import ast
+import doctest
+import inspect
+import unittest
+from pathlib import Path
+
+import numpy as np
+
+import invar
+from invar import _invar
+
+PACKAGE = Path(invar.__file__).parent
+CLASSES = [invar.Communicator, invar.Error, invar.Group, invar.Hub, invar.Work]
+
+
+def documented():
+    """The names of everything public, and the objects."""
+    yield "invar", invar
+    for a_class in CLASSES:
+        yield a_class.__name__, a_class
+        for name, member in vars(a_class).items():
+            if not name.startswith("_"):
+                yield f"{a_class.__name__}.{name}", getattr(a_class, name, member)
+
+
+class Examples(unittest.TestCase):
+    def test_docstrings_run(self):
+        runner, count = doctest.DocTestRunner(verbose=False), 0
+        with invar.Hub(1) as hub, invar.Communicator.join(hub.id, 0, 1) as comm:
+            for name, thing in documented():
+                names = {"comm": comm, "invar": invar, "np": np}
+                text = inspect.getdoc(thing) or ""
+                test = doctest.DocTestParser().get_doctest(text, names, name, None, 0)
+                runner.run(test)
+                count += len(test.examples)
+        self.assertEqual(runner.summarize(verbose=False).failed, 0)
+        self.assertGreater(count, 30)
+
+    def test_everything_public_has_a_docstring(self):
+        for name, thing in documented():
+            self.assertTrue(inspect.getdoc(thing), name)
+
+
+class Stubs(unittest.TestCase):
+    """`_invar.pyi` is written by hand."""
+
+    def setUp(self):
+        self.stubs = ast.parse((PACKAGE / "_invar.pyi").read_text())
+        self.classes = {
+            node.name: node
+            for node in self.stubs.body
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        }
+
+    def test_each_class_and_member_is_there(self):
+        here = {name for name, thing in vars(_invar).items() if inspect.isclass(thing)}
+        self.assertEqual(set(self.classes), here)
+        special = {"__enter__", "__exit__", "__await__"}
+        for name, node in self.classes.items():
+            stubs = {member.name for member in node.body if isinstance(member, ast.FunctionDef)}
+            members = vars(getattr(_invar, name))
+            wanted = {member for member in members if not member.startswith("_")}
+            wanted |= {member for member in members if member in special}
+            # Every class has this one, also a class that only methods make.
+            self.assertEqual(stubs - {"__new__"}, wanted, name)
+
+    def test_each_signature_is_the_same(self):
+        checked = 0
+        for name, node in self.classes.items():
+            for member in node.body:
+                if not isinstance(member, ast.FunctionDef) or member.decorator_list[:1] and (
+                    getattr(member.decorator_list[0], "id", "") == "property"
+                ):
+                    continue
+                owner = getattr(_invar, name)
+                thing = owner if member.name == "__new__" else getattr(owner, member.name)
+                if not getattr(thing, "__text_signature__", None):
+                    continue
+                real = inspect.signature(thing)
+                names = [p for p in real.parameters if p not in ("self", "cls")]
+                arguments = member.args
+                stub = [a.arg for a in arguments.args if a.arg not in ("self", "cls")]
+                stub += [arguments.vararg.arg] if arguments.vararg else []
+                stub += [a.arg for a in arguments.kwonlyargs]
+                self.assertEqual(stub, names, f"{name}.{member.name}")
+                defaults = [p.default for p in real.parameters.values() if p.default is not p.empty]
+                given = [*arguments.defaults, *(d for d in arguments.kw_defaults if d)]
+                self.assertEqual([ast.literal_eval(d) for d in given], defaults, member.name)
+                checked += 1
+        self.assertGreater(checked, 40)
+
+
+if __name__ == "__main__":
+    unittest.main()
