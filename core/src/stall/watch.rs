@@ -3,6 +3,7 @@
 use super::judge::{Contact, judge};
 use super::verdict::Verdict;
 use super::view::{EndView, Process, Role, Wait};
+use crate::error::Ends;
 
 const MS: u64 = 1_000_000;
 /// A program that waits repeats its call at least this often.
@@ -248,6 +249,18 @@ impl Watch {
         // Who judges above knows of processes, and not of the network.
         let is_for_user = !self.settings.is_judged_above || verdict.cause.culprit().is_none();
         is_for_user.then_some(verdict)
+    }
+
+    /// Looks at an end that exchanges no views with its peer, warns, and keeps the verdict in `ends`.
+    pub fn look_alone(&mut self, counts: Counts, now_ns: u64, ends: &mut Ends) {
+        self.look(counts, now_ns);
+        if let Some(verdict) = self.warning(now_ns, || None) {
+            ends.stall = Some(verdict);
+            verdict.tell(ends);
+        }
+        if self.verdict.is_none() {
+            ends.stall = None;
+        }
     }
 
     /// Whether the flight recorder keeps what the end does.

@@ -134,15 +134,7 @@ impl RecvComm {
 
     /// Looks whether the connection stands still, and warns. Each end sees only itself.
     pub fn look_for_stall(&mut self, now_ns: u64) {
-        let counts = self.receiver.counts();
-        self.watch.look(counts, now_ns);
-        if let Some(verdict) = self.watch.warning(now_ns, || None) {
-            self.ends.stall = Some(verdict);
-            verdict.tell(&self.ends);
-        }
-        if self.watch.verdict().is_none() {
-            self.ends.stall = None;
-        }
+        self.watch.look_alone(self.receiver.counts(), now_ns, &mut self.ends);
     }
 
     /// Whether the host is to note the program's next call with [`RecvComm::called`].
